@@ -1,0 +1,221 @@
+//! The seam: what the host tells the engine and what the engine asks of the host.
+//!
+//! Always true: the host executes actions in the order given, starts an [`Action::Io`] without
+//! waiting for earlier ones, and answers each exactly once by [`Event::Done`]. Sectors are
+//! checked against the volume by the engine; lengths against the buffer by the host.
+
+use crate::memory::Slice;
+use crate::types::{BufferId, ConnectionId, DestageMode, IoId, Policy, RequestId, Uuid, VolumeId};
+use alloc::string::String;
+use alloc::vec::Vec;
+
+/// Something that happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    Read {
+        volume: VolumeId,
+        request: RequestId,
+        sector: u64,
+        sectors: u64,
+        buffer: BufferId,
+    },
+    Write {
+        volume: VolumeId,
+        request: RequestId,
+        sector: u64,
+        sectors: u64,
+        buffer: BufferId,
+        fua: bool,
+    },
+    Flush {
+        volume: VolumeId,
+        request: RequestId,
+    },
+    /// Afterwards the range reads as zeroes, stably.
+    Discard {
+        volume: VolumeId,
+        request: RequestId,
+        sector: u64,
+        sectors: u64,
+        fua: bool,
+    },
+    /// As `Discard`; `allocate` asks the origin to keep the space.
+    WriteZeroes {
+        volume: VolumeId,
+        request: RequestId,
+        sector: u64,
+        sectors: u64,
+        fua: bool,
+        allocate: bool,
+    },
+    /// The connection is gone: its waiting requests are dropped without a reply, those already
+    /// started run to their end and are still replied to.
+    Disconnect { connection: ConnectionId },
+    /// The end of an [`Action::Io`].
+    Done {
+        io: IoId,
+        result: Result<(), IoError>,
+        stat: Option<Stat>,
+    },
+    Admin {
+        request: RequestId,
+        command: Command,
+    },
+    /// A deadline has passed.
+    Tick,
+}
+
+/// An administrator's command. Each is answered by one [`Action::Reply`].
+#[derive(Clone, Debug)]
+pub enum Command {
+    /// Destages everything written so far; replied to when it is at the origin and synced.
+    Destage { volume: VolumeId },
+    /// Throws the overlay of an ephemeral volume away. Durable before the reply.
+    Reset { volume: VolumeId },
+    /// Changes tunables of a running volume.
+    Tune { volume: VolumeId, tuning: Tuning },
+    /// Forgets a volume. Refused while it is dirty unless `discard_dirty`; the reply comes when
+    /// nothing touches its origin any more and its ledger says so.
+    Detach {
+        volume: VolumeId,
+        discard_dirty: bool,
+    },
+    /// Writes everything acknowledged to the log and syncs it, for an orderly stop.
+    Park,
+}
+
+/// What can be changed while a volume runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    pub write_cache: bool,
+    /// Age limit of dirty data in milliseconds; `None` = never.
+    pub destage_after_ms: Option<u64>,
+    pub destage: DestageMode,
+    pub dirty_limit_bytes: u64,
+    /// Origin requests of the destager in flight.
+    pub origin_queue_depth: u32,
+    /// Ephemeral: how long a write waits for space before it fails with no space.
+    pub overlay_timeout_ms: u64,
+}
+
+/// A volume as it is attached.
+#[derive(Clone, Debug)]
+pub struct VolumeSpec {
+    pub name: String,
+    /// Path or URL of the origin, kept in the volume table so that an orphan can be destaged.
+    pub origin: String,
+    /// Used when the volume is new: neither the log nor a ledger knows it.
+    pub new_uuid: Uuid,
+    pub policy: Policy,
+    pub size_bytes: u64,
+    pub read_only: bool,
+    /// Volumes with one base layer share its clean blocks (ephemeral and read-only volumes on
+    /// the same image). `None` = the layer is the volume's own.
+    pub base_layer: Option<u64>,
+    /// False where nothing can lie beside the origin: destage is then in place.
+    pub journal_possible: bool,
+    pub tuning: Tuning,
+}
+
+/// What an [`Action::Io`] acts on. The host maps each to one open file description.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Device {
+    Cache,
+    Origin(VolumeId),
+    Journal(VolumeId),
+    Ledger(VolumeId),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    Read,
+    Write,
+    /// Makes the range read as zeroes; may release its space unless `allocate`. No slices.
+    Zero {
+        allocate: bool,
+    },
+    /// Everything whose `Done` came before this was issued is on stable media afterwards.
+    Sync,
+    /// Size and modification time, returned in [`Event::Done`].
+    Stat,
+    /// Cuts a journal to nothing, or removes a ledger and journal on detach.
+    Remove,
+}
+
+/// What `Stat` returns, on the clock of the origin's file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    pub size_bytes: u64,
+    pub mtime_ns: u64,
+    /// The host's wall clock at the time of the call.
+    pub now_ns: u64,
+}
+
+/// One request to a device. `bytes` is the sum of the slices, or the range of a `Zero`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Io {
+    pub id: IoId,
+    pub device: Device,
+    pub op: Op,
+    pub offset: u64,
+    pub bytes: u64,
+    pub slices: Vec<Slice>,
+    /// Why it is done; for tracing, counters and the kill drill, never for its execution.
+    pub purpose: Purpose,
+}
+
+/// What a request to a device is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Purpose {
+    GuestRead,
+    GuestWrite,
+    Log,
+    Footer,
+    Prepare,
+    Checkpoint,
+    Evacuate,
+    DestageRead,
+    JournalWrite,
+    JournalApply,
+    DestageWrite,
+    Ledger,
+}
+
+/// Something the host must do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    Io(Io),
+    /// Answers a request. For reads the buffer is filled when `result` is `Ok`.
+    Reply {
+        request: RequestId,
+        result: Result<(), Refusal>,
+    },
+}
+
+/// Why a device did not do what it was asked to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoError {
+    Failed,
+    NoSpace,
+}
+
+/// Why a request was not carried out; the frontend maps it to its protocol's error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("input/output error")]
+    Io,
+    #[error("no space left on the overlay")]
+    NoSpace,
+    #[error("request lies outside the volume")]
+    OutOfRange,
+    #[error("volume is read-only")]
+    ReadOnly,
+    #[error("volume is being removed")]
+    Gone,
+    #[error("dirty data is not at the origin yet")]
+    Dirty,
+    #[error("not possible with this policy")]
+    Policy,
+    #[error("volume is held: its dirty data is damaged or its ledger does not fit")]
+    Held,
+}

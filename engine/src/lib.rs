@@ -1,0 +1,17 @@
+//! The decisions of the cache: events in, actions out.
+//!
+//! Owns every choice about what is acknowledged, logged, destaged, evicted and recovered. Always
+//! true: no I/O, no clock, no randomness, no threads and no payload bytes live here, so the same
+//! object runs in the daemon and in the simulator. Deliberately absent: anything that knows what
+//! a socket, a file or a protocol is.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+pub mod engine;
+pub mod event;
+pub mod media;
+pub mod memory;
+pub mod snapshot;
+pub mod types;

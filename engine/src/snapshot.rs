@@ -1,0 +1,162 @@
+//! Plain data about the engine, for the admin interface, metrics and the simulator.
+//!
+//! Always true: a snapshot is a copy; reading one changes nothing.
+
+use crate::types::{DestageMode, Generation, Policy, Serial, Uuid, VolumeId};
+use alloc::string::String;
+use alloc::vec::Vec;
+
+/// One histogram of latencies: powers of two in microseconds, 0 to 2^31.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Histogram {
+    pub counts: [u64; 32],
+}
+
+impl Histogram {
+    pub fn add_ns(&mut self, nanos: u64) {
+        let micros = (nanos / 1000).max(1);
+        self.counts[(63 - micros.leading_zeros()).min(31) as usize] += 1;
+    }
+
+    /// Upper bound of the bucket that holds the given per-mille of all samples.
+    pub fn quantile_us(&self, per_mille: u64) -> Option<u64> {
+        let total: u64 = self.counts.iter().sum();
+        let mut left = (total * per_mille).div_ceil(1000);
+        if total == 0 {
+            return None;
+        }
+        for (power, &count) in self.counts.iter().enumerate() {
+            if left <= count {
+                return Some(2u64 << power);
+            }
+            left -= count;
+        }
+        None
+    }
+}
+
+/// State of a volume as the administrator sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum State {
+    #[default]
+    Clean,
+    Dirty,
+    /// Dirty data does not reach the origin: it answers with errors or not at all.
+    Stalled,
+    /// Stopped: going on would lose or invent data.
+    Held,
+    /// Some dirty blocks cannot be read any more.
+    Damaged,
+}
+
+impl State {
+    pub const fn name(self) -> &'static str {
+        match self {
+            State::Clean => "clean",
+            State::Dirty => "dirty",
+            State::Stalled => "stalled",
+            State::Held => "held",
+            State::Damaged => "damaged",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reads {
+    pub requests: u64,
+    pub bytes: u64,
+    pub ram_hits: u64,
+    pub ssd_hits: u64,
+    pub origin: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Writes {
+    pub requests: u64,
+    pub bytes: u64,
+    /// Bytes overwritten before they were destaged.
+    pub elided_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OriginCounters {
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub writes: u64,
+    pub write_bytes: u64,
+    pub journal_bytes: u64,
+    pub syncs: u64,
+    pub errors: u64,
+    pub latency: Histogram,
+}
+
+/// Everything counted for one volume since the daemon started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub reads: Reads,
+    pub writes: Writes,
+    pub discards: u64,
+    pub flushes: u64,
+    pub origin: OriginCounters,
+    pub ssd_read_bytes: u64,
+    pub ssd_write_bytes: u64,
+    pub read_latency: Histogram,
+    pub write_latency: Histogram,
+    pub flush_latency: Histogram,
+    pub checksum_errors: u64,
+}
+
+#[derive(Clone, Debug)]
+pub struct VolumeSnapshot {
+    pub id: VolumeId,
+    pub name: String,
+    pub uuid: Uuid,
+    pub origin: String,
+    pub policy: Policy,
+    pub write_cache: bool,
+    pub effective_destage: DestageMode,
+    pub state: State,
+    pub reason: Option<&'static str>,
+    /// Known from the log only: no configuration names it.
+    pub orphan: bool,
+    pub ready: bool,
+    pub size_bytes: u64,
+    pub dirty_bytes: u64,
+    pub dirty_writes: u64,
+    pub dirty_extents: u64,
+    pub oldest_dirty_ns: Option<u64>,
+    pub acked_serial: Serial,
+    pub durable_serial: Serial,
+    pub destaged_serial: Serial,
+    pub generation: Generation,
+    pub waiting_requests: u64,
+    pub destaging: bool,
+    pub counters: Counters,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SegmentCounts {
+    pub free: u32,
+    pub write: u32,
+    pub overlay: u32,
+    pub sealed: u32,
+}
+
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    pub volumes: Vec<VolumeSnapshot>,
+    pub log_bytes: u64,
+    pub live_bytes: u64,
+    pub index_bytes: u64,
+    pub segments: SegmentCounts,
+    pub ram_blocks: u64,
+    pub ram_blocks_used: u64,
+    pub stage_slots: u32,
+    pub stage_slots_busy: u32,
+    pub overlay_slots: u32,
+    pub overlay_slots_busy: u32,
+    pub evacuated_bytes: u64,
+    pub segments_reused: u64,
+    pub cache_errors: u64,
+    pub checkpoints: u64,
+}
