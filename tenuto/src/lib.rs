@@ -1,1 +1,10 @@
-
+pub mod buffer;
+pub mod cachedev;
+pub mod fault;
+pub mod files;
+pub mod lock;
+pub mod marks;
+pub mod origin;
+pub mod stage;
+pub mod sys;
+pub mod target;
