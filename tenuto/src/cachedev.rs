@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_new_cache_is_allocated_in_full_and_opened_by_one_only() {
-        let dir = tempfile::tempdir_in(".").expect("a directory on the disk");
+        let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("cache");
         let missing = open(&path, &mut no_wait()).expect_err("not there");
         assert_eq!(missing.kind, Kind::NotFound);
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn foreign_data_is_refused_unless_forced_and_stays_as_it_was() {
-        let dir = tempfile::tempdir_in(".").expect("a directory on the disk");
+        let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("disk");
         let mut disk = vec![3u8; 1 << 20];
         disk[1080..1082].copy_from_slice(b"\x53\xef");
@@ -281,5 +281,84 @@ mod tests {
         let fault = new.allocate(1 << 50).expect_err("too large");
         assert_eq!(fault.kind, Kind::NoSpace, "{fault}");
         assert!(!path.exists());
+    }
+
+    /// A loop device over a file; needs root and free loop devices.
+    struct Loop(String);
+
+    impl Loop {
+        fn over(path: &Path) -> Option<Loop> {
+            let command = std::process::Command::new("losetup")
+                .args(["--find", "--show"])
+                .arg(path)
+                .output();
+            match command {
+                Ok(output) if output.status.success() => {
+                    let device = String::from_utf8_lossy(&output.stdout).trim().to_string();
+                    Some(Loop(device))
+                }
+                _ => {
+                    eprintln!("skipped: no loop device can be made here");
+                    None
+                }
+            }
+        }
+    }
+
+    impl Drop for Loop {
+        fn drop(&mut self) {
+            run("losetup", &["--detach", &self.0]);
+        }
+    }
+
+    fn run(program: &str, arguments: &[&str]) -> bool {
+        let output = std::process::Command::new(program).args(arguments).output();
+        output.is_ok_and(|output| output.status.success())
+    }
+
+    #[test]
+    fn a_block_device_is_claimed_by_one_and_refused_while_mounted() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("disk");
+        fs::File::create(&path)
+            .and_then(|file| file.set_len(32 << 20))
+            .expect("made");
+        let Some(device) = Loop::over(&path) else {
+            return;
+        };
+        let node = Path::new(&device.0);
+        let first = open(node, &mut no_wait()).expect("free");
+        assert!(first.block_device && first.size_bytes == 32 << 20);
+        let second = open(node, &mut no_wait()).expect_err("claimed");
+        assert!(
+            second
+                .message
+                .contains(&format!("pid {}", std::process::id())),
+            "{second}"
+        );
+        first.zero(4096, 8192, false).expect("zeroed");
+        drop(first);
+        let new = claim(node, false, &mut no_wait()).expect("blank");
+        assert!(
+            new.allocate(64 << 20)
+                .is_err_and(|fault| fault.kind == Kind::Invalid)
+        );
+        if !run("mkfs.ext4", &["-q", &device.0]) {
+            eprintln!("skipped: mkfs.ext4 is not installed");
+            return;
+        }
+        let fault = claim(node, false, &mut no_wait()).expect_err("holds ext4");
+        assert!(fault.message.contains("ext4"), "{fault}");
+        let place = dir.path().join("mounted");
+        fs::create_dir(&place).expect("made");
+        let place = place.to_str().expect("text");
+        if !run("mount", &[&device.0, place]) {
+            eprintln!("skipped: nothing can be mounted here");
+            return;
+        }
+        let fault = claim(node, true, &mut no_wait());
+        assert!(run("umount", &[place]));
+        let fault = fault.expect_err("mounted, also when forced");
+        assert!(fault.message.contains("is mounted at"), "{fault}");
     }
 }

@@ -271,7 +271,9 @@ fn owner_by_lock_table(file: &File, culprit: Culprit) -> Option<u32> {
         .filter(|words| words.get(5).is_some_and(|word| *word == name) && culprit.is(words));
     holders
         .filter_map(|words| words.get(4)?.parse::<u32>().ok())
-        .find(|&pid| pid > 0 && pid != std::process::id() && alive(pid))
+        // A process whose descriptors we can read has none of this file, or the search before
+        // would have found it: its number has merely been reused.
+        .find(|&pid| pid > 0 && alive(pid) && fs::read_dir(format!("/proc/{pid}/fd")).is_err())
 }
 
 /// Without the arrow that marks a waiting request.
@@ -306,4 +308,95 @@ fn alive(pid: u32) -> bool {
             .is_some_and(|mask| mask & SIGKILL_BIT != 0)
     });
     !matches!(state, "Z" | "X") && flags & PF_EXITING == 0 && !killed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::Arena;
+
+    /// A lock that no process has a descriptor of, as after a kill with I/O under way: here a
+    /// mapping keeps the open file description alive, there the I/O does.
+    fn ownerless(path: &std::path::Path) -> Arena {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .open(path)
+            .expect("opened");
+        file.try_lock().expect("free");
+        Arena::shared(&file, 4096).expect("mapped")
+    }
+
+    fn file() -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().expect("made");
+        file.as_file().set_len(4096).expect("sized");
+        file
+    }
+
+    #[test]
+    fn the_late_io_of_a_dead_owner_is_waited_for() {
+        let named = file();
+        let mut late = Some(ownerless(named.path()));
+        let file = named.reopen().expect("opened");
+        let mut said = Vec::new();
+        let mut patience = Patience {
+            wait: Duration::from_secs(60),
+            progress: &mut |message| {
+                said.push(message.to_string());
+                late = None;
+            },
+        };
+        acquire(&file, "cache x", Mode::Exclusive, &mut patience).expect("free at last");
+        assert_eq!(said.len(), 1);
+        assert!(
+            said[0].starts_with("cache x: waiting for the late writes"),
+            "{said:?}"
+        );
+    }
+
+    #[test]
+    fn the_wait_for_late_io_has_an_end() {
+        let named = file();
+        let _late = ownerless(named.path());
+        let file = named.reopen().expect("opened");
+        let mut patience = Patience {
+            wait: Duration::from_millis(30),
+            progress: &mut |_| {},
+        };
+        let fault = acquire(&file, "cache x", Mode::Exclusive, &mut patience);
+        let fault = fault.expect_err("still locked");
+        assert_eq!(fault.kind, Kind::InUse);
+        assert!(fault.message.contains("late writes"), "{fault}");
+    }
+
+    #[test]
+    fn a_living_owner_is_refused_at_once_whatever_the_patience() {
+        let named = file();
+        let owner = named.reopen().expect("opened");
+        acquire(&owner, "cache x", Mode::Exclusive, &mut Patience::none()).expect("free");
+        let file = named.reopen().expect("opened");
+        let mut patience = Patience {
+            wait: Duration::from_secs(3600),
+            progress: &mut |message| panic!("no wait for the living: {message}"),
+        };
+        let fault = acquire(&file, "cache x", Mode::Shared, &mut patience).expect_err("locked");
+        let pid = format!("pid {}", std::process::id());
+        assert!(
+            fault.message.contains(&pid) && fault.message.contains(&host_name()),
+            "{fault}"
+        );
+    }
+
+    #[test]
+    fn processes_that_live_and_that_are_gone_are_told_apart() {
+        assert!(alive(std::process::id()));
+        let mut child = std::process::Command::new("true").spawn().expect("started");
+        let pid = child.id();
+        // A process that has ended and is not waited for yet is a zombie.
+        while alive(pid) {
+            std::thread::yield_now();
+        }
+        child.wait().expect("ended");
+        assert!(!alive(pid));
+    }
 }

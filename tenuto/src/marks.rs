@@ -90,11 +90,11 @@ pub fn start() -> io::Result<()> {
         .create(true)
         .truncate(false)
         .open(path)?;
-    file.set_len(MARKS_BYTES)?;
-    let page = PAGE.get_or_init(|| match Arena::shared(&file, MARKS_BYTES) {
-        Ok(page) => page,
-        Err(error) => panic!("cannot map the file named by TENUTO_MARKS: {error}"),
-    });
+    if file.metadata()?.len() < MARKS_BYTES {
+        file.set_len(MARKS_BYTES)?;
+    }
+    let mapped = Arena::shared(&file, MARKS_BYTES)?;
+    let page = PAGE.get_or_init(|| mapped);
     let words = page.words();
     for phase in Phase::ALL {
         words[phase.word()].store(0, Ordering::SeqCst);

@@ -15,6 +15,10 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a killed owner may take to end; no I/O of its can hold this lock.
+const EXIT_WAIT: Duration = Duration::from_secs(5);
 
 /// The stage file; keeps its lock while it lives.
 #[derive(Debug)]
@@ -32,7 +36,11 @@ impl Stage {
         let name = format!("stage {}", path.display());
         let found = fs::symlink_metadata(&path).is_ok();
         let file = open_file(&path, &name)?;
-        lock::acquire(&file, &name, Mode::Exclusive, &mut Patience::none())?;
+        let mut patience = Patience {
+            wait: EXIT_WAIT,
+            ..Patience::none()
+        };
+        lock::acquire(&file, &name, Mode::Exclusive, &mut patience)?;
         let meta = check(&file, &path, &name)?;
         let bytes = meta.len().max(wanted_bytes).next_multiple_of(4096);
         if let Err(error) = sys::fallocate(&file, 0, 0, bytes) {

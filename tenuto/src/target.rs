@@ -428,7 +428,7 @@ mod tests {
     };
 
     fn temporary(bytes: u64) -> (tempfile::TempDir, Target) {
-        let dir = tempfile::tempdir_in(".").expect("a directory on the disk");
+        let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("file");
         File::create(&path)
             .and_then(|file| file.set_len(bytes))

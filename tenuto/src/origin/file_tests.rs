@@ -27,38 +27,69 @@ fn try_open(path: &Path, access: Access) -> Result<OpenVolume, Fault> {
 }
 
 fn directory() -> tempfile::TempDir {
-    tempfile::tempdir_in(".").expect("a directory on the disk")
+    tempfile::tempdir().expect("a directory")
 }
 
-/// A `qemu-io` that keeps the image open until it is dropped.
+/// A QEMU that keeps the image open until it is dropped.
 struct Qemu {
     child: Child,
 }
 
 impl Qemu {
-    /// `None`, with a word about it, where QEMU is not installed.
-    fn open(path: &Path, writer: bool) -> Option<Qemu> {
+    /// A tool that writes: it uses the permission, and shares everything.
+    fn writing_tool(path: &Path) -> Option<Qemu> {
         let mut command = Command::new("qemu-io");
-        command.args(["-f", "raw"]);
-        if !writer {
-            command.arg("-r");
-        }
-        command
-            .arg(path)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
+        command.args(["-f", "raw"]).arg(path);
+        Qemu::start(command, "length\n", "MiB")
+    }
+
+    /// A machine with the image as a read-only disk: it does not share writing.
+    fn reading_machine(path: &Path) -> Option<Qemu> {
+        let drive = format!(
+            "if=none,id=d,format=raw,readonly=on,file={}",
+            path.display()
+        );
+        let mut command = Command::new("qemu-system-x86_64");
+        command.args([
+            "-accel",
+            "tcg",
+            "-m",
+            "32",
+            "-nodefaults",
+            "-display",
+            "none",
+            "-S",
+        ]);
+        command.args([
+            "-qmp",
+            "stdio",
+            "-device",
+            "virtio-blk-pci,drive=d",
+            "-drive",
+            &drive,
+        ]);
+        Qemu::start(
+            command,
+            "{\"execute\": \"qmp_capabilities\"}\n",
+            "\"return\"",
+        )
+    }
+
+    /// Its answer to a command says that the image is open and locked.
+    fn start(mut command: Command, ask: &str, answer: &str) -> Option<Qemu> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let Ok(mut child) = command.spawn() else {
-            eprintln!("skipped: qemu-io is not installed");
+            eprintln!("skipped: {:?} is not installed", command.get_program());
             return None;
         };
-        // Its answer to a command says that the image is open and locked.
         let input = child.stdin.as_mut().expect("piped");
-        input.write_all(b"length\n").expect("qemu-io listens");
+        input.write_all(ask.as_bytes()).expect("QEMU listens");
         let output = child.stdout.as_mut().expect("piped");
         let mut lines = BufReader::new(output).lines();
-        let answer = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("MiB")));
-        assert!(answer.is_some(), "qemu-io opened the image");
-        Some(Qemu { child })
+        let answered = lines.any(|line| line.is_ok_and(|line| line.contains(answer)));
+        let qemu = Qemu { child };
+        assert!(answered, "QEMU opened the image");
+        Some(qemu)
     }
 }
 
@@ -113,7 +144,7 @@ fn one_writer_or_many_readers_open_an_image() {
 fn a_qemu_writer_keeps_us_out_and_is_named() {
     let dir = directory();
     let path = image(&dir, 1 << 20);
-    let Some(qemu) = Qemu::open(&path, true) else {
+    let Some(qemu) = Qemu::writing_tool(&path) else {
         return;
     };
     for access in [Access::Write, Access::Read] {
@@ -127,33 +158,33 @@ fn a_qemu_writer_keeps_us_out_and_is_named() {
 }
 
 #[test]
-fn a_qemu_reader_shares_with_our_readers_only() {
+fn a_machine_that_reads_shares_with_our_readers_only() {
     let dir = directory();
     let path = image(&dir, 1 << 20);
-    let Some(_qemu) = Qemu::open(&path, false) else {
+    let Some(qemu) = Qemu::reading_machine(&path) else {
         return;
     };
     try_open(&path, Access::Read).expect("both read");
     let fault = try_open(&path, Access::Write).expect_err("QEMU shares no writing");
-    assert!(fault.message.contains("qemu-io"), "{fault}");
+    let pid = format!("(pid {})", qemu.child.id());
+    assert!(fault.message.contains(&pid), "{fault}");
+    assert!(fault.message.contains("does not share"), "{fault}");
 }
 
 #[test]
-fn our_writer_keeps_qemu_out_and_our_reader_lets_it_read() {
+fn our_writer_keeps_qemu_from_writing_and_so_does_our_reader() {
     let dir = directory();
     let path = image(&dir, 1 << 20);
-    let writer = try_open(&path, Access::Write).expect("free");
-    for qemu_writes in [true, false] {
-        let Some(result) = qemu_tries(&path, qemu_writes) else {
+    for access in [Access::Write, Access::Read] {
+        let _ours = try_open(&path, access).expect("free");
+        let Some(result) = qemu_tries(&path, true) else {
             return;
         };
         let error = result.expect_err("QEMU is refused");
         assert!(error.contains("lock"), "{error}");
+        // A tool that only looks asks for no permission that we keep to ourselves.
+        assert_eq!(qemu_tries(&path, false), Some(Ok(())));
     }
-    drop(writer);
-    let _reader = try_open(&path, Access::Read).expect("free");
-    assert_eq!(qemu_tries(&path, false), Some(Ok(())));
-    assert!(matches!(qemu_tries(&path, true), Some(Err(_))));
 }
 
 #[test]
@@ -233,7 +264,7 @@ fn ledger_and_journal_lie_beside_the_image_under_every_name_of_it() {
 #[test]
 fn a_place_for_journals_is_used_and_a_symlink_in_it_is_refused() {
     let dir = directory();
-    let place = tempfile::tempdir_in(".").expect("a directory on the disk");
+    let place = tempfile::tempdir().expect("a directory");
     let path = image(&dir, 1 << 20);
     let elsewhere = Request {
         journal_place: Some(place.path().to_path_buf()),
