@@ -65,10 +65,9 @@ impl Target {
             flags |= libc::O_NOFOLLOW;
         }
         let mut options = OpenOptions::new();
-        options
-            .read(true)
-            .write(how.write)
-            .create(how.create.is_some());
+        // With O_EXCL, which claims a device, O_CREAT would insist on making it.
+        let create = how.create.is_some() && !device;
+        options.read(true).write(how.write).create(create);
         options.mode(how.create.unwrap_or(0));
         let (file, direct) = match options.custom_flags(flags | libc::O_DIRECT).open(path) {
             Ok(file) => (file, true),
