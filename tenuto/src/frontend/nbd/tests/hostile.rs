@@ -50,6 +50,18 @@ fn a_valid_conversation_may_stop_at_any_byte() {
 }
 
 #[test]
+fn an_option_that_is_read_past_ends_at_its_last_byte_however_it_arrives() {
+    let mut bytes = client_flags(3);
+    bytes.extend(option(3, &[b'x'; 9001]));
+    bytes.extend(option(7, &info_body("disk", &[])));
+    for size in [1, 2, 7, 8999, 9000] {
+        let mut caller = Caller::new();
+        feed_in_pieces(&mut caller, &bytes, &[size]);
+        assert!(caller.attached.is_some(), "in pieces of {size}");
+    }
+}
+
+#[test]
 fn a_client_that_sends_a_header_and_stops_is_seen_to_owe_the_rest() {
     let mut caller = Caller::new();
     assert!(caller.session.mid_message(), "not even its flags have come");
@@ -83,9 +95,7 @@ fn a_wrong_magic_number_between_requests_closes() {
 }
 
 #[test]
-fn an_announced_length_allocates_nothing() {
-    let mut caller = Caller::new();
-    caller.feed(&client_flags(3));
+fn an_announced_length_is_waited_for_and_not_answered() {
     for length in [8192u32, 1 << 20] {
         let mut head = option(7, &[]);
         head[12..].copy_from_slice(&length.to_be_bytes());
