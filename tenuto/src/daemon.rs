@@ -6,7 +6,9 @@
 //! Deliberately absent: configuration files, defaults and the admin interface; the settings here
 //! are already checked.
 
-use engine::types::{DestageMode, Policy};
+use crate::shard::control::{CommandError, Handle};
+use engine::engine::Report;
+use engine::types::{DestageMode, Policy, VolumeId};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -77,4 +79,81 @@ pub enum StartError {
     Cache(String),
     #[error("{0}")]
     Io(String),
+}
+
+/// Why a volume was not added, changed or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    #[error("volume {0}: not known; see `tenuto volume ls`")]
+    Unknown(String),
+    #[error("volume {0}: exists already")]
+    Exists(String),
+    /// Clients are connected.
+    #[error("volume {name}: {clients} client(s) connected; disconnect them first")]
+    Busy { name: String, clients: u64 },
+    /// The origin or its ledger does not open; another writer has it, or it is not there.
+    #[error("{0}")]
+    Origin(String),
+    #[error("volume {name}: {error}")]
+    Command { name: String, error: CommandError },
+}
+
+/// A running daemon. Dropping it without `stop` leaves the process to the kernel, as a kill does.
+pub struct Daemon {
+    handle: Handle,
+    report: Report,
+    recovery: Duration,
+}
+
+impl Daemon {
+    /// Starts everything; ready to serve when this returns.
+    pub fn start(_settings: Settings) -> Result<Daemon, StartError> {
+        todo!()
+    }
+
+    /// The shard: snapshots, commands, listeners, exports.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// What recovery found at start.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// How long recovery took.
+    pub fn recovery_time(&self) -> Duration {
+        self.recovery
+    }
+
+    pub fn volume_id(&self, _name: &str) -> Option<VolumeId> {
+        todo!()
+    }
+
+    /// What a volume was added with, for `volume show`.
+    pub fn volume_settings(&self, _name: &str) -> Option<VolumeSettings> {
+        todo!()
+    }
+
+    /// Opens the origin, finishes a pending journal, joins the volume and its socket.
+    pub fn volume_add(&self, _settings: VolumeSettings) -> Result<(), VolumeError> {
+        todo!()
+    }
+
+    /// Changes what can be changed while a volume runs: `write_cache`, `destage`,
+    /// `destage_after`, `dirty_limit_bytes`, `origin_queue_depth`, `overlay_timeout`.
+    pub fn volume_tune(&self, _settings: VolumeSettings) -> Result<(), VolumeError> {
+        todo!()
+    }
+
+    /// Forgets a volume; refused while clients are connected, and while it is dirty unless
+    /// `discard_dirty`.
+    pub fn volume_remove(&self, _name: &str, _discard_dirty: bool) -> Result<(), VolumeError> {
+        todo!()
+    }
+
+    /// Orderly end: everything acknowledged is in the log, sockets are gone. Dirty data stays.
+    pub fn stop(&self) -> Result<(), StartError> {
+        todo!()
+    }
 }
