@@ -3,4 +3,4 @@
 //! Owns everything that does I/O or knows the time. Deliberately absent: decisions about data,
 //! which live in `engine`.
 
-pub mod daemon;
+pub mod ring;
