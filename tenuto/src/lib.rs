@@ -3,4 +3,3 @@
 //! Owns everything that does I/O or knows the time. Deliberately absent: decisions about data,
 //! which live in `engine`.
 
-pub mod ring;

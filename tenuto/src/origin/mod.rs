@@ -1,0 +1,2 @@
+pub mod file;
+pub mod san;
