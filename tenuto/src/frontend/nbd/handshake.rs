@@ -1,0 +1,4 @@
+//! Option haggling.
+#[derive(Debug)]
+pub struct Handshake;
+pub struct Outcome;
