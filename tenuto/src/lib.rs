@@ -3,3 +3,17 @@
 //! Owns everything that does I/O or knows the time. Deliberately absent: decisions about data,
 //! which live in `engine`.
 
+pub mod buffer;
+pub mod cachedev;
+pub mod daemon;
+pub mod fault;
+pub mod files;
+pub mod frontend;
+pub mod lock;
+pub mod marks;
+pub mod origin;
+pub mod ring;
+pub mod shard;
+pub mod stage;
+pub mod sys;
+pub mod target;

@@ -7,6 +7,8 @@
 //! backlog and are never lost. Deliberately absent: what an operation means, timers, and any
 //! thread of its own.
 
+use crate::buffer::{Arena, HostMemory};
+use engine::memory::Place;
 use io_uring::{IoUring, opcode, squeue, types};
 use std::collections::VecDeque;
 use std::io;
@@ -35,8 +37,46 @@ impl Span {
         Span { pointer, bytes }
     }
 
+    /// Memory that the engine named.
+    pub fn place(memory: &HostMemory, place: Place, bytes: u64) -> Span {
+        // SAFETY: `pointer` checks the range. Areas live until the shard ends, which waits for
+        // the ring; buffers are freed by the shard only after their last operation.
+        unsafe { Span::new(memory.pointer(place, bytes), bytes as usize) }
+    }
+
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    pub fn iovec(&self) -> libc::iovec {
+        iovec(self)
+    }
+}
+
+/// Zeroes to write from.
+#[derive(Debug)]
+pub struct Zeroes {
+    arena: Arena,
+}
+
+impl Zeroes {
+    const BYTES: u64 = 256 << 10;
+
+    pub fn new() -> io::Result<Zeroes> {
+        let arena = Arena::anonymous(Zeroes::BYTES)?;
+        Ok(Zeroes { arena })
+    }
+
+    /// A scatter list of this many zeroes, for writes only.
+    pub fn spans(&self, bytes: u64, into: &mut Vec<Span>) {
+        let mut left = bytes;
+        while left > 0 {
+            let piece = left.min(Zeroes::BYTES);
+            // SAFETY: the range lies inside the mapping, which lives as long as the shard; the
+            // operations it is used for only read it.
+            into.push(unsafe { Span::new(self.arena.base(), piece as usize) });
+            left -= piece;
+        }
     }
 }
 
@@ -66,6 +106,7 @@ enum Kind {
     Sync { data_only: bool },
     Allocate { mode: i32, bytes: u64 },
     Accept,
+    Hangup,
     Cancel { target: u64 },
 }
 
@@ -227,6 +268,12 @@ impl Ring {
         self.queue(slot);
     }
 
+    /// Waits until the other end of a socket has closed, whether or not anybody receives.
+    pub fn hangup(&mut self, tag: u64, fd: RawFd) {
+        let slot = self.slot(tag, Kind::Hangup, fd);
+        self.queue(slot);
+    }
+
     /// Asks for an early end of the accept or receive with this tag; it still completes.
     pub fn cancel(&mut self, tag: u64, target: u64) {
         let live = |op: &Op| op.tag == target && op.fd >= 0;
@@ -288,9 +335,8 @@ impl Ring {
 
     /// Hands everything over and sleeps until something completes or the time has passed.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        self.submit()?;
         if self.ready() || !self.backlog.is_empty() {
-            return Ok(());
+            return self.submit();
         }
         let result = match timeout {
             None => self.uring.submit_and_wait(1),
@@ -414,6 +460,7 @@ impl Op {
             Kind::Accept => opcode::Accept::new(fd, std::ptr::null_mut(), std::ptr::null_mut())
                 .flags(libc::SOCK_CLOEXEC)
                 .build(),
+            Kind::Hangup => opcode::PollAdd::new(fd, libc::POLLRDHUP as u32).build(),
             Kind::Cancel { target } => opcode::AsyncCancel::new(target).build(),
         }
     }
@@ -500,6 +547,17 @@ fn transient(error: &io::Error) -> bool {
 pub fn accepted(result: u64) -> OwnedFd {
     // SAFETY: the kernel has just made this descriptor for us, and an accept completes once.
     unsafe { OwnedFd::from_raw_fd(result as RawFd) }
+}
+
+/// Nanoseconds on the monotonic clock.
+pub fn monotonic_ns() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: fills a value that lives over the call; this clock always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// Ends both directions of a socket, so that operations waiting on it complete.
