@@ -14,6 +14,7 @@ pub mod marks;
 pub mod origin;
 pub mod ring;
 pub mod shard;
+pub mod signature;
 pub mod stage;
 pub mod sys;
 pub mod target;
