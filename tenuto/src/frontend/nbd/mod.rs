@@ -30,12 +30,17 @@
 
 mod handshake;
 mod proto;
+mod reply;
+mod rights;
+#[cfg(test)]
+mod tests;
 mod transmission;
 
 pub use proto::{BLOCK_PREFERRED_BYTES, GREETING, PAYLOAD_BYTES_MAX};
-pub use transmission::{Chunk, Error, Extent, ExtentState, Frame};
+pub use reply::{Chunk, Error, Extent, ExtentState, Frame};
 
-use handshake::{Handshake, Outcome};
+use handshake::Handshake;
+use proto::export_flag;
 use transmission::Transmission;
 
 /// What a session has to know about the socket it runs on.
@@ -97,6 +102,16 @@ pub enum Step {
         reason: Closing,
         farewell: Vec<u8>,
     },
+}
+
+impl Step {
+    /// A close without a word.
+    fn close(reason: Closing) -> Step {
+        Step::Close {
+            reason,
+            farewell: Vec::new(),
+        }
+    }
 }
 
 /// Something the client wants done. Offset and length lie inside the export.
@@ -180,83 +195,155 @@ impl Closing {
 pub struct Session {
     config: Config,
     phase: Phase,
+    /// The client gets no further; requests in flight may still be answered.
+    closed: bool,
 }
 
 #[derive(Debug)]
 enum Phase {
     Handshake(Handshake),
     Transmission(Transmission),
-    Closed,
 }
 
 impl Session {
     pub fn new(config: Config) -> Session {
-        todo!()
+        assert!(
+            config.requests_max > 0,
+            "a session that takes no request never ends"
+        );
+        Session {
+            config,
+            phase: Phase::Handshake(Handshake::new()),
+            closed: false,
+        }
     }
 
     /// Takes bytes from the connection. Returns how many were used and what to do; if not all
     /// were used, or there was a step, call again with the rest.
     ///
     /// `(0, None)` for an input that is not empty means that `requests_max` requests wait for
-    /// their replies: feed again after the next one.
+    /// their replies: feed again after the next one. What arrives after a close is dropped.
     pub fn receive(&mut self, exports: &dyn Exports, input: &[u8]) -> (usize, Option<Step>) {
-        todo!()
+        if self.closed {
+            return (input.len(), None);
+        }
+        let (used, step) = match &mut self.phase {
+            Phase::Transmission(transmission) => transmission.receive(input),
+            Phase::Handshake(handshake) => {
+                let (used, step) = handshake.receive(&self.config, exports, input);
+                if let Some(Step::Attach { export, .. }) = &step {
+                    let next = handshake.transmission(export, self.config.requests_max);
+                    self.phase = Phase::Transmission(next);
+                }
+                (used, step)
+            }
+        };
+        self.closed = matches!(step, Some(Step::Close { .. }));
+        (used, step)
     }
 
     /// Payload bytes of the present write that the caller has still to take.
     pub fn payload_left(&self) -> u32 {
-        todo!()
+        match &self.phase {
+            Phase::Handshake(_) => 0,
+            Phase::Transmission(transmission) => transmission.payload_left(),
+        }
     }
 
     pub fn payload_taken(&mut self, bytes: u32) {
-        todo!()
+        self.transmission().payload_taken(bytes);
     }
 
     /// Lets the session drop the rest of the payload by itself; the caller has no room for it.
     pub fn payload_skip(&mut self) {
-        todo!()
+        self.transmission().payload_skip();
     }
 
     /// A message has begun to arrive and is not complete: what a time limit should look at.
     pub fn mid_message(&self) -> bool {
-        todo!()
+        match &self.phase {
+            Phase::Handshake(handshake) => handshake.mid_message(),
+            Phase::Transmission(transmission) => transmission.mid_message(),
+        }
     }
 
     /// The export is gone: every further request is answered by [`Error::Shutdown`].
     pub fn revoke(&mut self) {
-        todo!()
+        if let Phase::Transmission(transmission) = &mut self.phase {
+            transmission.revoke();
+        }
     }
 
     /// Requests that wait for their replies.
     pub fn in_flight(&self) -> usize {
-        todo!()
+        match &self.phase {
+            Phase::Handshake(_) => 0,
+            Phase::Transmission(transmission) => transmission.in_flight(),
+        }
     }
 
     /// Answers a request that returns no data, or any request that failed, even after chunks of
     /// it were sent. The ticket is used up.
     pub fn reply(&mut self, ticket: Ticket, result: Result<(), Error>) -> Frame {
-        todo!()
+        self.transmission().reply(ticket, result)
     }
 
     /// What goes in front of the whole data of a read. The ticket is used up.
     pub fn read_reply(&mut self, ticket: Ticket) -> Frame {
-        todo!()
+        self.transmission().read_reply(ticket)
     }
 
     /// Whether this read may be answered by more than one [`Chunk`], or by a hole.
     pub fn takes_chunks(&self, ticket: Ticket) -> bool {
-        todo!()
+        match &self.phase {
+            Phase::Handshake(_) => false,
+            Phase::Transmission(transmission) => transmission.takes_chunks(ticket),
+        }
     }
 
     /// What goes in front of one part of a read, in order of offsets; data follows a
     /// [`Chunk::Data`]. The chunk that completes the range uses the ticket up.
     pub fn read_chunk(&mut self, ticket: Ticket, chunk: Chunk) -> Frame {
-        todo!()
+        self.transmission().read_chunk(ticket, chunk)
     }
 
     /// Answers a block status request by the extents from its offset on. Neighbours of one state
     /// are joined, what exceeds the request is cut off. The ticket is used up.
     pub fn status_reply(&mut self, ticket: Ticket, extents: &[Extent]) -> Vec<u8> {
-        todo!()
+        self.transmission().status_reply(ticket, extents)
+    }
+
+    fn transmission(&mut self) -> &mut Transmission {
+        match &mut self.phase {
+            Phase::Handshake(_) => panic!("there are no requests before an export is attached"),
+            Phase::Transmission(transmission) => transmission,
+        }
+    }
+}
+
+impl Export {
+    /// The transmission flags. Fast zeroing is always offered where zeroing is, since a refusal
+    /// is fast as well.
+    fn flags(&self, structured: bool) -> u16 {
+        let mut flags = export_flag::HAS_FLAGS
+            | export_flag::SEND_FLUSH
+            | export_flag::SEND_FUA
+            | export_flag::SEND_CACHE;
+        let mut set = |condition: bool, flag: u16| {
+            if condition {
+                flags |= flag;
+            }
+        };
+        let writable = !self.read_only;
+        set(self.read_only, export_flag::READ_ONLY);
+        set(writable && self.trim, export_flag::SEND_TRIM);
+        set(
+            writable && self.write_zeroes,
+            export_flag::SEND_WRITE_ZEROES,
+        );
+        set(writable && self.write_zeroes, export_flag::SEND_FAST_ZERO);
+        set(structured, export_flag::SEND_DF);
+        set(self.multi_conn, export_flag::CAN_MULTI_CONN);
+        flags
     }
 }
