@@ -6,6 +6,7 @@
 
 use super::control::{Answer, Attach, HostCounters, HostSnapshot, Request, VolumeClients};
 use super::{Alarm, Decide, Shard, Volume};
+use crate::buffer::POOL_BYTES_DEFAULT;
 use crate::origin::file::OpenVolume;
 use engine::engine::OpenError;
 use engine::event::{Command, Event, Refusal};
@@ -197,7 +198,7 @@ impl<E: Decide> Shard<E> {
                 connections: self.conns.len() as u64,
                 requests_in_flight: in_flight,
                 buffer_bytes_used: self.memory.buffers.used_bytes(),
-                buffer_bytes: self.memory.buffers.budget_bytes(),
+                buffer_bytes: POOL_BYTES_DEFAULT,
                 device_requests_in_flight: self.running.len() as u64,
                 ..self.counters
             },

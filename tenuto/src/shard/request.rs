@@ -138,7 +138,7 @@ impl<E: Decide> Shard<E> {
                 (task.cut.outer, !task.cut.is_aligned())
             }
             Command::Trim { .. } => (task.cut.inner, false),
-            _ => return self.run(conn, ticket),
+            _ => return self.start(conn, ticket),
         };
         if span.sectors == 0 {
             // A trim inside one sector: there is nothing to give back.
@@ -150,7 +150,7 @@ impl<E: Decide> Shard<E> {
         };
         task.queued = true;
         if volume.ranges.acquire((slot, ticket.0), span, alone) {
-            self.run(conn, ticket);
+            self.start(conn, ticket);
         }
     }
 
@@ -158,7 +158,7 @@ impl<E: Decide> Shard<E> {
     pub(super) fn unlock(&mut self, slot: u32, ticket: Ticket) {
         self.with_conn(slot, |shard, conn| {
             if conn.life != Life::Dead {
-                return shard.run(conn, ticket);
+                return shard.start(conn, ticket);
             }
             let task = shard.end_task(slot, conn, ticket);
             if let Some(buffer) = task.buffer {
@@ -167,7 +167,7 @@ impl<E: Decide> Shard<E> {
         });
     }
 
-    fn run(&mut self, conn: &mut Conn, ticket: Ticket) {
+    fn start(&mut self, conn: &mut Conn, ticket: Ticket) {
         let task = task(conn, ticket);
         let edges = task.edges;
         if edges.iter().all(Option::is_none) {
