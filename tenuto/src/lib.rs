@@ -1,18 +1,22 @@
 //! The host around the engine: files, memory, threads, sockets.
+//! The host side of the cache: devices, sockets, threads and commands around the engine.
 //!
-//! Owns everything the engine asks for and may not touch itself. Always true: no decision about
-//! what is acknowledged, logged or destaged is taken here.
+//! Owns everything that does I/O or knows the time. Deliberately absent: decisions about data,
+//! which live in `engine`.
 
 //! The daemon's parts, as a library, so that tests and tools use the same ones.
 
 pub mod buffer;
 pub mod cachedev;
+pub mod daemon;
 pub mod fault;
 pub mod files;
 pub mod frontend;
 pub mod lock;
 pub mod marks;
 pub mod origin;
+pub mod ring;
+pub mod shard;
 pub mod signature;
 pub mod stage;
 pub mod sys;
