@@ -11,6 +11,7 @@ extern crate alloc;
 
 pub mod engine;
 pub mod event;
+pub mod format;
 pub mod media;
 pub mod memory;
 pub mod snapshot;
