@@ -550,12 +550,13 @@ fn only(value: &Value, word: &str, what: &str) -> Set {
     Err(Wrong::later(what, format!("write \"{word}\"")))
 }
 
+/// As TOML writes it, so that what is shown can be copied into the file.
 fn quote(text: &str) -> String {
-    format!("{text:?}")
+    toml::Value::String(text.into()).to_string()
 }
 
 fn quote_path(path: &PathBuf) -> String {
-    format!("{:?}", path.display().to_string())
+    quote(&path.display().to_string())
 }
 
 /// Defaults that depend on nothing but the contract.

@@ -10,7 +10,11 @@ pub mod keys;
 pub mod parse;
 pub mod state;
 pub mod units;
+#[cfg(test)]
+mod tests;
 mod values;
+
+pub use values::Value;
 
 use crate::daemon::{Settings, VolumeSettings};
 use crate::error::{Error, Kind, Result, cause};
