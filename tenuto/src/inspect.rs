@@ -5,10 +5,13 @@
 //! Deliberately absent: what is dirty; only recovery knows that, and recovery is the engine's.
 
 use crate::error::{Error, Kind, Result, cause};
+use crate::target::Target;
 use engine::format::FormatError;
 use engine::format::journal::{self, Journal};
 use engine::format::ledger::{LEDGER_BYTES, LEDGER_SLOTS, Ledger, Progress};
 use engine::format::record::EntryKind;
+use engine::format::superblock::{SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
+use engine::snapshot::VolumeSnapshot;
 use engine::types::SECTOR_BYTES;
 use serde_json::{Value, json};
 use std::fs::File;
@@ -56,11 +59,14 @@ pub fn beside(image: &Path, place: Option<&Path>, ending: &str) -> PathBuf {
 
 /// Reads ledger and journal of an image.
 pub fn look_beside(image: &Path, place: Option<&Path>) -> Result<Beside> {
+    let real = image.canonicalize().map_err(|error| unreadable(image, &error))?;
+    // Beside the image they have its real name, elsewhere the name it was given by.
+    let named = if place.is_some() { image } else { &real };
     let mut found = Beside {
         image: image.to_path_buf(),
         image_bytes: size_of(image).map_err(|error| unreadable(image, &error))?,
-        ledger_path: beside(image, place, ".tenuto"),
-        journal_path: beside(image, place, ".tenuto-journal"),
+        ledger_path: beside(named, place, ".tenuto"),
+        journal_path: beside(named, place, ".tenuto-journal"),
         ledger: None,
         journal_bytes: None,
         journal: None,
@@ -233,5 +239,84 @@ fn ledger_json(ledger: &Ledger) -> Value {
         "progress_upto_serial": upto,
         "dirty": ledger.dirty,
         "origin_bytes": ledger.origin_bytes,
+    })
+}
+
+/// Why there is no cache.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct NoCache(FormatError);
+
+impl NoCache {
+    pub fn kind(&self) -> Kind {
+        match self.0 {
+            FormatError::Checksum | FormatError::Reserved | FormatError::Field(_) => Kind::Damaged,
+            _ => Kind::Usage,
+        }
+    }
+}
+
+type Found = std::result::Result<Superblock, NoCache>;
+
+/// The superblock of an open cache; either of the two copies will do.
+pub fn superblock(target: &Target) -> Result<Found> {
+    let mut head = vec![0; SUPERBLOCK_BYTES * SUPERBLOCK_AT.len()];
+    target
+        .read(0, &mut head)
+        .map_err(|_| Error::failed(format!("{}: cannot be read", target.name())))?;
+    Ok(parse_superblock(&head))
+}
+
+/// The superblock of a cache that somebody may use at the same time.
+pub fn superblock_at(path: &Path) -> Result<Found> {
+    let mut head = Vec::new();
+    let limit = (SUPERBLOCK_BYTES * SUPERBLOCK_AT.len()) as u64;
+    File::open(path)
+        .and_then(|file| file.take(limit).read_to_end(&mut head))
+        .map_err(|error| unreadable(path, &error))?;
+    head.resize(limit as usize, 0);
+    Ok(parse_superblock(&head))
+}
+
+fn parse_superblock(head: &[u8]) -> Found {
+    let mut copies = head.chunks(SUPERBLOCK_BYTES).map(Superblock::parse);
+    let first = copies.next().expect("there are two copies");
+    match (first, copies.next().expect("there are two copies")) {
+        (Ok(superblock), _) | (Err(_), Ok(superblock)) => Ok(superblock),
+        (Err(error), Err(_)) => Err(NoCache(error)),
+    }
+}
+
+pub fn superblock_json(path: &Path, superblock: &Superblock, in_use: Option<&str>) -> Value {
+    let geometry = superblock.geometry;
+    json!({
+        "path": path.display().to_string(),
+        "uuid": superblock.cache.to_string(),
+        "shard": superblock.shard,
+        "size_bytes": superblock.device_bytes(),
+        "log_bytes": geometry.log_bytes(),
+        "segments": geometry.segments,
+        "segment_bytes": geometry.segment_bytes(),
+        "volumes_max": superblock.volumes_max,
+        "in_use": in_use,
+        "recovery": null,
+        "volumes": null,
+    })
+}
+
+/// A volume as a cache knows it.
+pub fn volume_json(volume: &VolumeSnapshot) -> Value {
+    json!({
+        "name": volume.name,
+        "uuid": volume.uuid.to_string(),
+        "origin": volume.origin,
+        "policy": volume.policy.name(),
+        "size_bytes": volume.size_bytes,
+        "dirty_bytes": volume.dirty_bytes,
+        "dirty_writes": volume.dirty_writes,
+        "acked_serial": volume.acked_serial.0,
+        "durable_serial": volume.durable_serial.0,
+        "destaged_serial": volume.destaged_serial.0,
+        "generation": volume.generation.0,
     })
 }

@@ -4,8 +4,22 @@
 //! which live in `engine`.
 
 pub mod admin;
+pub mod buffer;
+pub mod cachedev;
 pub mod cli;
 pub mod config;
 pub mod daemon;
 pub mod error;
+pub mod fault;
+pub mod files;
+pub mod frontend;
 pub mod inspect;
+pub mod lock;
+pub mod marks;
+pub mod origin;
+pub mod ring;
+pub mod shard;
+pub mod signature;
+pub mod stage;
+pub mod sys;
+pub mod target;

@@ -4,7 +4,7 @@
 //! does not have is null, never a zero that looks measured. Made from plain data only.
 
 use super::promise::promise;
-use super::{Look, View};
+use super::View;
 use engine::snapshot::{Histogram, State, VolumeSnapshot};
 use serde_json::{Value, json};
 
@@ -13,8 +13,7 @@ pub fn status(view: &View) -> Value {
     let engine = &view.look.engine;
     let recovery = &view.look.recovery;
     let dirty: u64 = engine.volumes.iter().map(|volume| volume.dirty_bytes).sum();
-    let volumes: Vec<Value> =
-        engine.volumes.iter().map(|snapshot| volume(view, snapshot)).collect();
+    let volumes: Vec<Value> = view.shown().map(|snapshot| volume(view, snapshot)).collect();
     json!({
         "host": view.host_name,
         "cache": {
@@ -162,8 +161,8 @@ fn latency(histogram: &Histogram) -> Value {
 fn flags(view: &View, volume: &VolumeSnapshot) -> Vec<&'static str> {
     let known = view.configured(&volume.name);
     let pairs = [
-        ("orphan", volume.orphan),
-        ("opening", !volume.ready && !volume.orphan),
+        ("orphan", view.is_orphan(volume)),
+        ("opening", !volume.ready && !view.is_orphan(volume)),
         ("read-only", known.is_some_and(|known| known.read_only)),
         ("destaging", volume.destaging),
         ("in-place", known.is_some_and(|known| known.destage != volume.effective_destage)),
@@ -174,20 +173,21 @@ fn flags(view: &View, volume: &VolumeSnapshot) -> Vec<&'static str> {
 
 fn nbd_socket(view: &View, volume: &VolumeSnapshot) -> Option<String> {
     let path = view.run_dir.join(format!("{}.nbd.sock", volume.name));
-    (!volume.orphan).then(|| path.display().to_string())
+    (!view.is_orphan(volume)).then(|| path.display().to_string())
 }
 
 /// What `status -x` prints: one line for everything that is not as it should be.
-pub fn troubles(look: &Look) -> Vec<String> {
+pub fn troubles(view: &View) -> Vec<String> {
+    let look = &view.look;
     let mut lines: Vec<String> = look.recovery.damage.clone();
-    for volume in &look.engine.volumes {
+    for volume in view.shown() {
         let name = &volume.name;
         let reason = volume.reason.map_or(String::new(), |reason| format!(": {reason}"));
         match volume.state {
             State::Clean | State::Dirty => {}
             state => lines.push(format!("volume {name} is {}{reason}", state.name())),
         }
-        if volume.orphan {
+        if view.is_orphan(volume) {
             lines.push(format!("volume {name} is an orphan: no configuration names it"));
         }
         if volume.counters.checksum_errors > 0 {

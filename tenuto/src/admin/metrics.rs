@@ -56,8 +56,8 @@ const VOLUME_METRICS: &[Metric] = &[
         v.oldest_dirty_ns.unwrap_or(0) / 1_000_000_000
     }),
     ("waiting_requests", "gauge", "Requests that wait for space.", |v| v.waiting_requests),
-    ("healthy", "gauge", "1 unless stalled, held, damaged or an orphan.", |v| {
-        u64::from(matches!(v.state, State::Clean | State::Dirty) && !v.orphan)
+    ("healthy", "gauge", "1 unless stalled, held or damaged.", |v| {
+        u64::from(matches!(v.state, State::Clean | State::Dirty))
     }),
 ];
 
@@ -66,11 +66,10 @@ pub fn text(view: &View) -> String {
     host(&mut out, view);
     for (name, kind, help, value) in VOLUME_METRICS {
         head(&mut out, &format!("tenuto_volume_{name}"), kind, help);
-        for volume in &view.look.engine.volumes {
+        for volume in view.shown() {
             line(&mut out, &format!("tenuto_volume_{name}"), &volume.name, value(volume));
         }
     }
-    let volumes = &view.look.engine.volumes;
     type Latency = fn(&VolumeSnapshot) -> &Histogram;
     let latencies: [(&str, Latency); 4] = [
         ("read", |v| &v.counters.read_latency),
@@ -81,7 +80,7 @@ pub fn text(view: &View) -> String {
     for (what, histogram) in latencies {
         let name = format!("tenuto_volume_{what}_latency_seconds");
         head(&mut out, &name, "histogram", &format!("Latency of {what} requests."));
-        for volume in volumes {
+        for volume in view.shown() {
             buckets(&mut out, &name, &volume.name, histogram(volume));
         }
     }

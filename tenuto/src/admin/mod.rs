@@ -8,6 +8,7 @@
 
 pub mod client;
 pub mod json;
+pub mod live;
 pub mod metrics;
 pub mod promise;
 pub mod server;
@@ -73,11 +74,22 @@ pub struct View {
 
 impl View {
     pub fn volume(&self, name: &str) -> Option<&VolumeSnapshot> {
-        self.look.engine.volumes.iter().find(|volume| volume.name == name)
+        self.shown().find(|volume| volume.name == name)
     }
 
     pub fn configured(&self, name: &str) -> Option<&Volume> {
         self.volumes.iter().find(|volume| volume.name == name)
+    }
+
+    /// Volumes worth showing: those that are configured, and those that nobody names any more
+    /// but that still own data. The log may know others, which are history.
+    pub fn shown(&self) -> impl Iterator<Item = &VolumeSnapshot> {
+        let volumes = self.look.engine.volumes.iter();
+        volumes.filter(|volume| volume.dirty_bytes > 0 || self.configured(&volume.name).is_some())
+    }
+
+    pub fn is_orphan(&self, volume: &VolumeSnapshot) -> bool {
+        volume.orphan || self.configured(&volume.name).is_none()
     }
 
     pub fn clients(&self, volume: VolumeId) -> u64 {
@@ -263,11 +275,14 @@ impl Admin {
             match known.volumes.iter().find(|old| old.name == *name) {
                 Some(old) if old.settings() == volume.settings() => {}
                 Some(_) => notes.push(format!("volume {name}: its change needs a restart")),
-                None => {
-                    self.machine.add(volume.settings())?;
-                    known.volumes.push(volume.clone());
-                    notes.push(format!("volume {name}: attached"));
-                }
+                None => match self.machine.add(volume.settings()) {
+                    Ok(()) => {
+                        known.volumes.push(volume.clone());
+                        notes.push(format!("volume {name}: attached"));
+                    }
+                    // One image that does not open keeps no other volume away.
+                    Err(error) => notes.push(format!("not attached: {error}")),
+                },
             }
         }
         for old in &known.config.volumes {

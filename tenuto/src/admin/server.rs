@@ -68,6 +68,17 @@ impl Server {
     }
 }
 
+/// A socket that somebody answers is not ours to replace.
+pub fn refuse_live(path: &Path) -> Result<()> {
+    match std::os::unix::net::UnixStream::connect(path) {
+        Ok(_) => Err(Error::failed(format!(
+            "{}: another daemon answers here; stop it, or give this one another [host] run-dir",
+            path.display()
+        ))),
+        Err(_) => Ok(()),
+    }
+}
+
 fn bind(path: &Path, group: Option<&str>) -> Result<UnixListener> {
     let fail = |error: &std::io::Error| {
         Error::failed(format!(
@@ -76,10 +87,7 @@ fn bind(path: &Path, group: Option<&str>) -> Result<UnixListener> {
             cause(error)
         ))
     };
-    if std::os::unix::net::UnixStream::connect(path).is_ok() {
-        let message = format!("{}: another daemon answers here; stop it first", path.display());
-        return Err(Error::failed(message));
-    }
+    refuse_live(path)?;
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(fail(&error)),
         _ => {}
@@ -154,7 +162,7 @@ async fn show_status(State(admin): App) -> Response {
     run(move || {
         let view = admin.view()?;
         let mut document = json::status(&view);
-        document["troubles"] = object!(json::troubles(&view.look));
+        document["troubles"] = object!(json::troubles(&view));
         Ok(document)
     })
     .await
@@ -164,7 +172,7 @@ async fn list_volumes(State(admin): App) -> Response {
     run(move || {
         let view = admin.view()?;
         let volumes: Vec<Value> =
-            view.look.engine.volumes.iter().map(|volume| json::volume(&view, volume)).collect();
+            view.shown().map(|volume| json::volume(&view, volume)).collect();
         Ok(object!({ "volumes": volumes }))
     })
     .await

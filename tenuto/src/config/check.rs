@@ -6,6 +6,7 @@
 
 use super::{Config, ConfigError, Format, Source, Volume, Wrong};
 use crate::error::cause;
+use crate::signature;
 use std::fs::{File, Metadata};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -14,19 +15,6 @@ use std::path::{Path, PathBuf};
 /// Bytes a `sockaddr_un` takes, without its end.
 const SOCKET_PATH_MAX: usize = 107;
 const SECTOR_BYTES: u64 = 512;
-/// First bytes of formats that are not raw.
-const SIGNATURES: [(&[u8], &str); 9] = [
-    (b"QFI\xfb", "qcow2"),
-    (b"QED\0", "qed"),
-    (b"KDMV", "vmdk"),
-    (b"COWD", "vmdk"),
-    (b"vhdxfile", "vhdx"),
-    (b"conectix", "vpc"),
-    (b"<<< ", "vdi"),
-    (b"LUKS\xba\xbe", "luks"),
-    (b"WithoutFreeSpace", "parallels"),
-];
-
 /// What an origin turned out to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
@@ -190,16 +178,14 @@ fn identity(meta: &Metadata) -> (u64, u64) {
 
 /// Refuses to guess that a guest's disk is raw when it begins like something else.
 fn check_raw(path: &Path) -> Result<(), Wrong> {
-    let mut first = Vec::with_capacity(64);
-    let read = File::open(path).and_then(|file| file.take(64).read_to_end(&mut first));
+    let mut first = Vec::with_capacity(signature::HEAD_BYTES);
+    let limit = signature::HEAD_BYTES as u64;
+    let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut first));
     if let Err(error) = read {
         let what = format!("{}: {}", path.display(), cause(&error));
         return Err(Wrong::new(what, "name an image that can be read"));
     }
-    // A VDI file starts with free text; what it is stands behind it.
-    let is_vdi = first.get(0x40..0x44) == Some(&[0x7f, 0x10, 0xda, 0xbe]);
-    let found = SIGNATURES.iter().find(|(magic, _)| first.starts_with(magic));
-    match found.map(|(_, name)| *name).or(is_vdi.then_some("vdi")) {
+    match signature::image_format(&first) {
         None => Ok(()),
         Some("qcow2") => Err(Wrong::later(
             format!("{} looks like qcow2, which is", path.display()),

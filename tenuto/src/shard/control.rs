@@ -4,9 +4,8 @@
 //! A full channel makes the asker wait, never the shard. Deliberately absent: anything about
 //! HTTP or the command line; `admin` and `daemon` build on [`Handle`].
 
-use crate::files::OpenVolume;
-use crate::origin::san::SanParams;
-use crate::shard::ring::Waker;
+use crate::origin::file::OpenVolume;
+use crate::ring::Waker;
 use engine::engine::{OpenError, Settled};
 use engine::event::{Command, Refusal, VolumeSpec};
 use engine::snapshot::Snapshot;
@@ -64,7 +63,6 @@ pub struct Attach<S = Settled> {
     pub spec: VolumeSpec,
     pub files: OpenVolume,
     pub settled: S,
-    pub san: Option<SanParams>,
     pub exports: Vec<(String, Export)>,
 }
 
@@ -106,7 +104,7 @@ pub struct HostSnapshot {
     pub volumes: Vec<VolumeClients>,
 }
 
-type Answer<T> = oneshot::Sender<T>;
+pub(super) type Answer<T> = oneshot::Sender<T>;
 
 /// What can be asked of the shard.
 pub(super) enum Request<S> {
@@ -120,7 +118,7 @@ pub(super) enum Request<S> {
     ExportRemove(String, Answer<()>),
     Clients(VolumeId, Answer<u64>),
     Disconnect(VolumeId, Answer<()>),
-    Stop(Answer<()>),
+    Stop(Answer<Result<(), Refusal>>),
 }
 
 /// The shard as other threads see it. Cheap to clone.
@@ -141,8 +139,11 @@ impl<S> Clone for Handle<S> {
     }
 }
 
+/// The shard's end of the channel.
+pub(super) type Requests<S> = mpsc::Receiver<Request<S>>;
+
 /// The two ends of a control channel.
-pub(super) fn channel<S>(waker: Arc<Waker>) -> (Handle<S>, mpsc::Receiver<Request<S>>) {
+pub(super) fn channel<S>(waker: Arc<Waker>) -> (Handle<S>, Requests<S>) {
     let (sender, receiver) = mpsc::channel(REQUESTS_MAX);
     (Handle { sender, waker }, receiver)
 }
@@ -235,8 +236,8 @@ impl<S> Handle<S> {
     }
 
     /// Orderly end: no new clients, everything acknowledged into the log, then the thread ends.
-    /// Returns when the data is safe.
-    pub fn stop(&self) -> Result<(), Stopped> {
-        self.ask(Request::Stop)
+    /// Returns when the data is safe, or cannot be made so.
+    pub fn stop(&self) -> Result<(), CommandError> {
+        Ok(self.ask(Request::Stop)??)
     }
 }
