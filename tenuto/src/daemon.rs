@@ -6,12 +6,22 @@
 //! Deliberately absent: configuration files, defaults and the admin interface; the settings here
 //! are already checked.
 
-use crate::shard::control::{CommandError, Handle};
+mod host;
+mod open;
+mod sockets;
+mod volumes;
+
+use crate::shard::control::{CommandError, Handle, ListenerScope, Stopped};
+use crate::stage::Stage;
 use engine::engine::Report;
-use engine::types::{DestageMode, Policy, VolumeId};
+use engine::types::{DestageMode, Policy};
+use sockets::Sockets;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::Mutex;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use volumes::Table;
 
 /// Everything a daemon needs to start. Plain data, checked by whoever made it.
 #[derive(Clone, Debug)]
@@ -77,6 +87,9 @@ pub enum StartError {
     /// The cache is foreign, of another version or damaged.
     #[error("{0}")]
     Cache(String),
+    /// An origin or its ledger does not open, or does not fit the dirty data.
+    #[error("{0}")]
+    Origin(String),
     #[error("{0}")]
     Io(String),
 }
@@ -88,14 +101,24 @@ pub enum VolumeError {
     Unknown(String),
     #[error("volume {0}: exists already")]
     Exists(String),
+    #[error("volume {0}: is being changed; try again")]
+    Changing(String),
     /// Clients are connected.
     #[error("volume {name}: {clients} client(s) connected; disconnect them first")]
     Busy { name: String, clients: u64 },
-    /// The origin or its ledger does not open; another writer has it, or it is not there.
+    /// What was asked for cannot be; the message says what would be right.
+    #[error("{0}")]
+    Settings(String),
+    /// Another program or host has the origin.
+    #[error("{0}")]
+    InUse(String),
+    /// The origin or its ledger does not open, or does not fit the dirty data.
     #[error("{0}")]
     Origin(String),
     #[error("volume {name}: {error}")]
     Command { name: String, error: CommandError },
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
 }
 
 /// A running daemon. Dropping it without `stop` leaves the process to the kernel, as a kill does.
@@ -103,12 +126,70 @@ pub struct Daemon {
     handle: Handle,
     report: Report,
     recovery: Duration,
+    sockets: Sockets,
+    /// A lock, because changes come from several threads and wait for slow origins: it is held
+    /// for moments only, and a change in progress is noted in the table.
+    volumes: Mutex<Table>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// Keeps its lock.
+    _stage: Stage,
 }
 
 impl Daemon {
-    /// Starts everything; ready to serve when this returns.
-    pub fn start(_settings: Settings) -> Result<Daemon, StartError> {
-        todo!()
+    /// Starts everything; ready to serve when this returns. Blocks, and must not be called from
+    /// asynchronous code, like all methods that change something.
+    pub fn start(settings: Settings) -> Result<Daemon, StartError> {
+        host::allow_descriptors();
+        let sockets = Sockets::new(&settings)?;
+        let begun = Instant::now();
+        let opened = open::open(&settings)?;
+        let recovery = begun.elapsed();
+        let orphans = open::orphans(&opened.parts.engine, &settings);
+        let started = crate::shard::start(opened.parts);
+        let (handle, thread) =
+            started.map_err(|error| StartError::Io(format!("cannot start the ring: {error}")))?;
+        let daemon = Daemon {
+            handle,
+            report: opened.report,
+            recovery,
+            sockets,
+            volumes: Mutex::new(Table::default()),
+            thread: Mutex::new(Some(thread)),
+            _stage: opened.stage,
+        };
+        match daemon.open_to_clients(settings, orphans) {
+            Ok(()) => Ok(daemon),
+            Err(error) => {
+                // The first error is the one to tell; nothing was acknowledged yet.
+                let _ = daemon.stop();
+                Err(error)
+            }
+        }
+    }
+
+    fn open_to_clients(
+        &self,
+        settings: Settings,
+        orphans: Vec<VolumeSettings>,
+    ) -> Result<(), StartError> {
+        for volume in settings.volumes {
+            self.volume_add(volume)?;
+        }
+        for orphan in orphans {
+            self.adopt(orphan);
+        }
+        let gone = |_| StartError::Io("the shard has stopped".into());
+        let listener = self.sockets.all()?;
+        self.handle
+            .listen(listener, ListenerScope::All)
+            .map_err(gone)?;
+        if let Some(address) = settings.nbd_tcp {
+            let listener = sockets::tcp(address)?;
+            self.handle
+                .listen(listener, ListenerScope::All)
+                .map_err(gone)?;
+        }
+        Ok(())
     }
 
     /// The shard: snapshots, commands, listeners, exports.
@@ -121,39 +202,37 @@ impl Daemon {
         &self.report
     }
 
-    /// How long recovery took.
+    /// How long it took to open the cache, the wait for a dead owner's last writes included.
     pub fn recovery_time(&self) -> Duration {
         self.recovery
     }
 
-    pub fn volume_id(&self, _name: &str) -> Option<VolumeId> {
-        todo!()
-    }
-
-    /// What a volume was added with, for `volume show`.
-    pub fn volume_settings(&self, _name: &str) -> Option<VolumeSettings> {
-        todo!()
-    }
-
-    /// Opens the origin, finishes a pending journal, joins the volume and its socket.
-    pub fn volume_add(&self, _settings: VolumeSettings) -> Result<(), VolumeError> {
-        todo!()
-    }
-
-    /// Changes what can be changed while a volume runs: `write_cache`, `destage`,
-    /// `destage_after`, `dirty_limit_bytes`, `origin_queue_depth`, `overlay_timeout`.
-    pub fn volume_tune(&self, _settings: VolumeSettings) -> Result<(), VolumeError> {
-        todo!()
-    }
-
-    /// Forgets a volume; refused while clients are connected, and while it is dirty unless
-    /// `discard_dirty`.
-    pub fn volume_remove(&self, _name: &str, _discard_dirty: bool) -> Result<(), VolumeError> {
-        todo!()
-    }
-
     /// Orderly end: everything acknowledged is in the log, sockets are gone. Dirty data stays.
-    pub fn stop(&self) -> Result<(), StartError> {
-        todo!()
+    pub fn stop(&self) -> Result<(), CommandError> {
+        self.sockets.remove_all();
+        let parked = self.handle.stop();
+        let thread = self
+            .thread
+            .lock()
+            .expect("no holder of this lock panics")
+            .take();
+        if let Some(thread) = thread {
+            thread
+                .join()
+                .expect("a panic of the shard ends the process");
+        }
+        parked
+    }
+}
+
+impl From<VolumeError> for StartError {
+    fn from(error: VolumeError) -> StartError {
+        let message = error.to_string();
+        match error {
+            VolumeError::InUse(_) => StartError::InUse(message),
+            VolumeError::Settings(_) | VolumeError::Exists(_) => StartError::Settings(message),
+            VolumeError::Origin(_) => StartError::Origin(message),
+            _ => StartError::Io(message),
+        }
     }
 }

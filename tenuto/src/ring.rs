@@ -549,6 +549,24 @@ pub fn accepted(result: u64) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(result as RawFd) }
 }
 
+/// Lifts the soft limit of open descriptors to the hard one.
+pub fn lift_descriptor_limit() -> io::Result<()> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: both calls read or fill a value that lives over them.
+    let result = unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+        limit.rlim_cur = limit.rlim_max;
+        libc::setrlimit(libc::RLIMIT_NOFILE, &limit)
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Nanoseconds on the monotonic clock.
 pub fn monotonic_ns() -> u64 {
     let mut time = libc::timespec {
