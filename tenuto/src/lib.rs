@@ -6,12 +6,17 @@
 
 //! The daemon's parts, as a library, so that tests and tools use the same ones.
 
+pub mod admin;
 pub mod buffer;
 pub mod cachedev;
+pub mod cli;
+pub mod config;
 pub mod daemon;
+pub mod error;
 pub mod fault;
 pub mod files;
 pub mod frontend;
+pub mod inspect;
 pub mod lock;
 pub mod marks;
 pub mod origin;
