@@ -14,7 +14,7 @@
 
 use crate::devices::Blocking;
 use crate::disk::Power;
-use crate::world::{Broken, LATE_NS_MAX, Step, Trigger, World};
+use crate::world::{Broken, LATE_NS_MAX, Sabotage, Step, Trigger, World};
 use engine::engine::{Engine, OpenError, format_cache, settle};
 use engine::event::{Purpose, VolumeSpec};
 use engine::types::{Policy, Time, Uuid};
@@ -97,7 +97,7 @@ impl World {
         self.devices.places.clear();
         self.parked = false;
         self.struck = false;
-        let config = self.plan.config(self.machine, self.boot, self.rng.next());
+        let config = self.plan.config(self.machine, self.boot, self.rng.word());
         let fuse = self.fuse(calm);
         let mut rng = self.rng.fork();
         let errors = if calm {
@@ -128,8 +128,9 @@ impl World {
             order.swap(at, self.rng.below(at as u64 + 1) as usize);
         }
         for volume in order {
-            let absent = !calm && self.rng.chance(self.plan.rates.absent);
-            if !absent && self.attach(volume, fuse.map(|_| calm), errors)? == Start::Again {
+            // Somebody must go on with the run, so the first volume always comes back.
+            let absent = !calm && volume > 0 && self.rng.chance(self.plan.rates.absent);
+            if !absent && self.attach(volume, calm, errors)? == Start::Again {
                 return Ok(Start::Again);
             }
         }
@@ -162,12 +163,13 @@ impl World {
         Err(format!("recovery refuses: {error}"))
     }
 
-    fn attach(&mut self, volume: usize, fused: Option<bool>, errors: u64) -> Result<Start, Broken> {
+    fn attach(&mut self, volume: usize, calm: bool, errors: u64) -> Result<Start, Broken> {
         let plan = self.guests[volume].plan.clone();
         let engine = self.engine.as_mut().expect("the engine is open");
         let id = engine.place(&plan.name);
         self.devices.places.insert(id, plan.origin);
-        let fuse = (fused == Some(false) && self.rng.chance(200)).then(|| self.rng.below(20));
+        let unlucky = !calm && self.rng.chance(self.plan.rates.crash_in_recovery / 8);
+        let fuse = unlucky.then(|| self.rng.below(20));
         let mut rng = self.rng.fork();
         let mut now = self.now;
         let mut media = Blocking::new(&mut self.devices, &mut rng, &mut now);
@@ -331,7 +333,7 @@ impl World {
             late.swap(at, self.rng.below(at as u64 + 1) as usize);
         }
         for write in late {
-            if self.fence {
+            if self.sabotage != Some(Sabotage::NoFence) {
                 self.now += self.rng.below(LATE_NS_MAX / 100);
                 self.land(write.0, write.1);
             } else {

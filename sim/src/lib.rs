@@ -19,3 +19,4 @@ pub mod trace;
 pub mod world;
 
 pub use run::{Failure, Options, Outcome, run};
+pub use world::Sabotage;

@@ -21,7 +21,7 @@ impl Rng {
         Rng { state }
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn word(&mut self) -> u64 {
         let [a, b, c, d] = self.state;
         let result = b.wrapping_mul(5).rotate_left(7).wrapping_mul(9);
         let (c, d) = (c ^ a, d ^ b);
@@ -31,7 +31,7 @@ impl Rng {
 
     /// A number below `end`, which must not be 0. The bias of the remainder does not matter here.
     pub fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
+        self.word() % end
     }
 
     /// A number in `first..end`.
@@ -50,14 +50,14 @@ impl Rng {
 
     pub fn bytes16(&mut self) -> [u8; 16] {
         let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&self.next().to_le_bytes());
-        bytes[8..].copy_from_slice(&self.next().to_le_bytes());
+        bytes[..8].copy_from_slice(&self.word().to_le_bytes());
+        bytes[8..].copy_from_slice(&self.word().to_le_bytes());
         bytes
     }
 
     /// An independent generator, so that one part of a run can change without the others.
     pub fn fork(&mut self) -> Rng {
-        Rng::new(self.next())
+        Rng::new(self.word())
     }
 }
 
@@ -69,7 +69,7 @@ mod tests {
     fn the_same_seed_gives_the_same_numbers_and_another_seed_others() {
         let run = |seed| {
             let mut rng = Rng::new(seed);
-            (0..100).map(|_| rng.next()).collect::<Vec<_>>()
+            (0..100).map(|_| rng.word()).collect::<Vec<_>>()
         };
         assert_eq!(run(1), run(1));
         assert_ne!(run(1), run(2));

@@ -8,7 +8,7 @@ use crate::host::Ending;
 use crate::plan::Plan;
 use crate::rng::Rng;
 use crate::trace::Counters;
-use crate::world::{Broken, Step, World};
+use crate::world::{Broken, Sabotage, Step, World};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use workload::check::Crash;
@@ -21,8 +21,8 @@ pub struct Options {
     pub operations: u64,
     /// Crashes and stops, further ones during recovery not counted.
     pub restarts: u32,
-    /// Keep rule 5.2.1: a daemon starts only after the late writes of the one before it.
-    pub fence: bool,
+    /// A rule that the host is to break.
+    pub sabotage: Option<Sabotage>,
     /// Tell every event and action on standard error.
     pub verbose: bool,
     /// Instead of the plan of the seed.
@@ -38,7 +38,7 @@ impl Options {
             seed,
             operations: 1000,
             restarts: 1 + (seed % 4) as u32,
-            fence: true,
+            sabotage: None,
             verbose: false,
             plan: None,
             endings: Vec::new(),
@@ -83,7 +83,7 @@ pub fn run(options: &Options) -> Result<Outcome, Failure> {
         .plan
         .clone()
         .unwrap_or_else(|| Plan::from_seed(options.seed));
-    let mut world = World::new(plan, options.seed, options.fence, options.verbose);
+    let mut world = World::new(plan, options.seed, options.sabotage, options.verbose);
     world.trace.note(format_args!("{:#?}", world.plan));
     // An assert of the engine is a finding like any other; where panics abort there is no report.
     let driven = catch_unwind(AssertUnwindSafe(|| drive(&mut world, options)));

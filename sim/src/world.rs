@@ -52,6 +52,23 @@ struct Flight {
     early: Option<Vec<u8>>,
 }
 
+/// A rule that the host breaks on purpose, to see the oracle notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sabotage {
+    /// A daemon starts before the late writes of the one before have landed (rule 5.2.1).
+    NoFence,
+    /// Syncs of the cache device do nothing.
+    CacheSync,
+    /// Syncs of journals do nothing.
+    JournalSync,
+    /// Syncs of ledgers do nothing.
+    LedgerSync,
+    /// Syncs of origins do nothing.
+    OriginSync,
+    /// A write of the log that seems to have succeeded has not touched the disk.
+    LostLogWrite,
+}
+
 /// How an origin misbehaves at the moment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Trouble {
@@ -104,12 +121,11 @@ pub struct World {
     pub trigger: Option<Trigger>,
     pub struck: bool,
     pub parked: bool,
-    /// The fence of rule 5.2.1: a daemon starts only after the writes of the one before.
-    pub fence: bool,
+    pub sabotage: Option<Sabotage>,
 }
 
 impl World {
-    pub fn new(plan: Plan, seed: u64, fence: bool, verbose: bool) -> World {
+    pub fn new(plan: Plan, seed: u64, sabotage: Option<Sabotage>, verbose: bool) -> World {
         let mut rng = Rng::new(seed);
         let stage = Config::stage_bytes(
             plan.geometry.chunk_bytes(),
@@ -165,7 +181,7 @@ impl World {
             trigger: None,
             struck: false,
             parked: false,
-            fence,
+            sabotage,
         }
     }
 
@@ -420,9 +436,20 @@ impl World {
             if io.op == Op::Write {
                 disk.refresh(ticket, &memory.gather(&io.slices), &mut self.rng);
             }
-            disk.finish(ticket, result.is_err(), time, &mut self.rng);
+            let lost = self.sabotage == Some(Sabotage::LostLogWrite)
+                && io.purpose == Purpose::Log
+                && self.rng.chance(20);
+            disk.finish(ticket, result.is_err() || lost, time, &mut self.rng);
         }
+        let lies = matches!(
+            (self.sabotage, file),
+            (Some(Sabotage::CacheSync), File::Cache)
+                | (Some(Sabotage::JournalSync), File::Journal(_))
+                | (Some(Sabotage::LedgerSync), File::Ledger(_))
+                | (Some(Sabotage::OriginSync), File::Image(_))
+        );
         match (sync, result) {
+            (Some(_), Ok(())) if lies => {}
             (Some(point), Ok(())) => disk.sync_done(point),
             (Some(point), Err(_)) => disk.sync_failed(point, &mut self.rng),
             (None, _) => {}
