@@ -12,6 +12,7 @@ pub mod host;
 pub mod memory;
 pub mod oracle;
 pub mod plan;
+mod requests;
 pub mod rng;
 mod run;
 pub mod scenario;
