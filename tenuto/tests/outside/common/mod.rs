@@ -1,0 +1,496 @@
+//! What all outside tests share: a daemon of the real binary in directories of its own.
+//!
+//! Owns directories, configuration, start, kill and clean-up, and the calls of the command line.
+//! Always true: the daemon's processes are ended by their own id, and everything made here
+//! (stage files, sockets, mounts) is removed when the test ends, also when it fails. Nothing
+//! here knows the product's inside: sockets, files, exit codes and JSON are all it sees.
+
+pub mod disk;
+pub mod guest;
+pub mod load;
+pub mod nbd;
+pub mod random;
+
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Exit codes of the command line.
+pub const EXIT_DONE: i32 = 0;
+pub const EXIT_FAILED: i32 = 1;
+pub const EXIT_USAGE: i32 = 2;
+pub const EXIT_UNREACHABLE: i32 = 3;
+pub const EXIT_REFUSED: i32 = 4;
+pub const EXIT_DAMAGE: i32 = 5;
+
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
+/// An orderly stop writes what is acknowledged to the log; it does not destage.
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A line for the runner, which counts skips from this file and never calls them passed.
+pub fn skip(test: &str, why: &str) {
+    use std::io::Write as _;
+    eprintln!("skipped: {test}: {why}");
+    if let Some(path) = std::env::var_os("TENUTO_SKIPS") {
+        let mut file = std::fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(path)
+            .expect("open the file of skips");
+        writeln!(file, "{test}: {why}").expect("note the skip");
+    }
+}
+
+/// Whether these programs are here; notes a skip if not.
+pub fn have(test: &str, programs: &[&str]) -> bool {
+    for program in programs {
+        if !on_path(program) {
+            skip(test, &format!("{program} is not installed"));
+            return false;
+        }
+    }
+    true
+}
+
+fn on_path(program: &str) -> bool {
+    let path = std::env::var("PATH").unwrap_or_default();
+    format!("{path}:/usr/sbin:/sbin")
+        .split(':')
+        .any(|directory| Path::new(directory).join(program).is_file())
+}
+
+/// Whether this process may mount; notes a skip if not.
+pub fn may_mount(test: &str) -> bool {
+    // SAFETY: geteuid has no preconditions and cannot fail.
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root || !Path::new("/dev/fuse").exists() {
+        skip(test, "mounting needs root and /dev/fuse");
+        return false;
+    }
+    have(test, &["nbdfuse", "losetup", "mkfs.ext4", "mount", "umount"])
+}
+
+/// A number from the environment, so that long runs need no other code.
+pub fn count(variable: &str, default: u64) -> u64 {
+    std::env::var(variable)
+        .ok()
+        .map_or(default, |text| text.parse().expect("a count in the environment"))
+}
+
+/// The seed of a test: fixed, or the one given to replay a failure.
+pub fn seed(default: u64) -> u64 {
+    let seed = count("TENUTO_SEED", default);
+    eprintln!("seed {seed}: replay with TENUTO_SEED={seed}");
+    seed
+}
+
+/// Directories and configuration of one daemon.
+pub struct Rig {
+    pub dir: PathBuf,
+    stage: PathBuf,
+    host: String,
+    cache: String,
+    volumes: String,
+    environment: Vec<(String, String)>,
+    _dir: tempfile::TempDir,
+    _stage: Option<tempfile::TempDir>,
+}
+
+impl Rig {
+    /// A rig with a small cache file in its own directory and no volumes.
+    pub fn new() -> Rig {
+        let dir = tempfile::Builder::new()
+            .prefix("tenuto-t")
+            .tempdir()
+            .expect("make a directory");
+        // The stage must be shared memory where there is some: that is what outlives a kill.
+        let stage = tempfile::Builder::new()
+            .prefix("tenuto-t")
+            .tempdir_in("/dev/shm")
+            .ok();
+        let rig = Rig {
+            dir: dir.path().to_owned(),
+            stage: stage
+                .as_ref()
+                .map_or_else(|| dir.path().join("stage"), |stage| stage.path().to_owned()),
+            host: "name = \"host-a\"\n".to_owned(),
+            cache: String::new(),
+            volumes: String::new(),
+            environment: Vec::new(),
+            _dir: dir,
+            _stage: stage,
+        };
+        for part in ["run", "state", "stage"] {
+            std::fs::create_dir_all(rig.dir.join(part)).expect("make a directory");
+        }
+        rig
+    }
+
+    pub fn run_dir(&self) -> PathBuf {
+        self.dir.join("run")
+    }
+
+    pub fn cache_path(&self) -> PathBuf {
+        self.dir.join("cache")
+    }
+
+    pub fn config_path(&self) -> PathBuf {
+        self.dir.join("tenuto.toml")
+    }
+
+    /// The socket on which a volume is the default export.
+    pub fn socket(&self, volume: &str) -> PathBuf {
+        self.run_dir().join(format!("{volume}.nbd.sock"))
+    }
+
+    /// The socket of all exports.
+    pub fn all_exports(&self) -> PathBuf {
+        self.run_dir().join("nbd.sock")
+    }
+
+    /// What `qemu-img`, `qemu-io` and QEMU call a volume.
+    pub fn uri(&self, volume: &str) -> String {
+        format!("nbd+unix:///{volume}?socket={}", self.all_exports().display())
+    }
+
+    pub fn host_name(&mut self, name: &str) -> &mut Rig {
+        self.host = format!("name = \"{name}\"\n");
+        self
+    }
+
+    /// The `[cache]` section: place, size, and lines as in the file.
+    pub fn cache(&mut self, path: &Path, size: &str, lines: &str) -> &mut Rig {
+        self.cache = format!("path = \"{}\"\nsize = \"{size}\"\n{lines}\n", path.display());
+        self
+    }
+
+    /// One volume with its origin, policy and further lines as in the file.
+    pub fn volume(&mut self, name: &str, origin: &Path, policy: &str, lines: &str) -> &mut Rig {
+        write!(
+            self.volumes,
+            "[[volume]]\nname = \"{name}\"\norigin = \"{}\"\nformat = \"raw\"\n\
+             policy = \"{policy}\"\nexport = [\"nbd\"]\n{lines}\n",
+            origin.display()
+        )
+        .expect("a string takes everything");
+        self
+    }
+
+    pub fn forget_volumes(&mut self) -> &mut Rig {
+        self.volumes.clear();
+        self
+    }
+
+    /// A variable of the daemon's environment.
+    pub fn env(&mut self, key: &str, value: &str) -> &mut Rig {
+        self.environment.retain(|(known, _)| known != key);
+        self.environment.push((key.to_owned(), value.to_owned()));
+        self
+    }
+
+    pub fn env_remove(&mut self, key: &str) -> &mut Rig {
+        self.environment.retain(|(known, _)| known != key);
+        self
+    }
+
+    /// A raw image of that many bytes, all zero.
+    pub fn image(&self, name: &str, bytes: u64) -> PathBuf {
+        let path = self.dir.join(name);
+        let file = std::fs::File::create(&path).expect("create an image");
+        file.set_len(bytes).expect("size an image");
+        path
+    }
+
+    /// Writes the configuration file as it stands now.
+    pub fn write_config(&self) -> PathBuf {
+        let cache = if self.cache.is_empty() {
+            format!(
+                "path = \"{}\"\nsize = \"256MiB\"\nram = \"16MiB\"\nstage = \"16MiB\"\n\
+                 overlay-ram = \"16MiB\"\n",
+                self.cache_path().display()
+            )
+        } else {
+            self.cache.clone()
+        };
+        let text = format!(
+            "[host]\n{}run-dir = \"{}\"\nstage-dir = \"{}\"\nstate-dir = \"{}\"\n\n\
+             [cache]\n{cache}\n{}",
+            self.host,
+            self.run_dir().display(),
+            self.stage.display(),
+            self.dir.join("state").display(),
+            self.volumes
+        );
+        let path = self.config_path();
+        std::fs::write(&path, text).expect("write the configuration");
+        path
+    }
+
+    /// The stage of a host that lost power: gone.
+    pub fn lose_stage(&self) {
+        for entry in std::fs::read_dir(&self.stage).expect("list the stage directory") {
+            std::fs::remove_file(entry.expect("an entry").path()).expect("remove a stage file");
+        }
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tenuto"));
+        command
+            .env("TENUTO_CONFIG", self.config_path())
+            .env_remove("TENUTO_SOCKET")
+            .env("NO_COLOR", "1")
+            .envs(self.environment.iter().map(|(key, value)| (key, value)))
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs one command of the product to its end.
+    pub fn tenuto(&self, arguments: &[&str]) -> Output {
+        self.command().args(arguments).output().expect("run tenuto")
+    }
+
+    /// Runs a command that must succeed; its standard output.
+    pub fn done(&self, arguments: &[&str]) -> String {
+        let output = self.tenuto(arguments);
+        assert_eq!(
+            output.status.code(),
+            Some(EXIT_DONE),
+            "tenuto {arguments:?}: {}",
+            text_of(&output)
+        );
+        String::from_utf8(output.stdout).expect("output is UTF-8")
+    }
+
+    /// Runs a command that must succeed with `--json`; the one document it prints.
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let mut all = arguments.to_vec();
+        all.push("--json");
+        let text = self.done(&all);
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text:?}"))
+    }
+
+    /// `volume show NAME --json`.
+    pub fn show(&self, volume: &str) -> Value {
+        self.json(&["volume", "show", volume])
+    }
+
+    /// Runs a command that must fail with this code; its one line on standard error.
+    pub fn refused(&self, arguments: &[&str], code: i32) -> String {
+        let output = self.tenuto(arguments);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", text_of(&output));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    /// Starts the daemon and waits until it says `ready`.
+    pub fn serve(&self) -> Daemon {
+        match self.try_serve() {
+            Ok(daemon) => daemon,
+            Err((status, log)) => panic!("the daemon did not start, {status}:\n{log}"),
+        }
+    }
+
+    /// Starts the daemon; what it said when it ended before it was ready.
+    pub fn try_serve(&self) -> Result<Daemon, (ExitStatus, String)> {
+        self.write_config();
+        let mut child = self
+            .command()
+            .arg("serve")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("start the daemon");
+        let log = Arc::new(Mutex::new(String::new()));
+        let (ready, is_ready) = channel();
+        listen(child.stdout.take().expect("a pipe"), &log, ready.clone());
+        listen(child.stderr.take().expect("a pipe"), &log, ready);
+        let mut daemon = Daemon { child, log };
+        match wait_ready(&is_ready) {
+            Ready::Yes => Ok(daemon),
+            Ready::Ended => {
+                let status = daemon.child.wait().expect("the daemon's exit status");
+                Err((status, daemon.log()))
+            }
+            Ready::TooLate => panic!("not ready within {READY_TIMEOUT:?}:\n{}", daemon.log()),
+        }
+    }
+
+    /// Opens a volume with the small client.
+    pub fn connect(&self, volume: &str) -> nbd::Client {
+        nbd::Client::connect(&self.socket(volume), "")
+            .unwrap_or_else(|error| panic!("connect to {volume}: {error}"))
+    }
+}
+
+/// What a program said, for a failed assertion.
+pub fn text_of(output: &Output) -> String {
+    format!(
+        "{}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// Runs a foreign program that must succeed; its standard output.
+pub fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap_or_else(|error| panic!("{program}: {error}"));
+    assert!(output.status.success(), "{program} {arguments:?}: {}", text_of(&output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Waits for a condition that another process brings about. Polling is all there is from
+/// outside; the pause only spares the processor.
+pub fn wait_until(what: &str, timeout: Duration, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < timeout, "not within {timeout:?}: {what}");
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+}
+
+/// A foreign program in the background, ended by its own id when dropped.
+pub struct Background(Child);
+
+impl Background {
+    pub fn start(program: &str, arguments: &[&str]) -> Background {
+        let child = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{program}: {error}"));
+        Background(child)
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+enum Ready {
+    Yes,
+    Ended,
+    TooLate,
+}
+
+fn wait_ready(lines: &Receiver<()>) -> Ready {
+    match lines.recv_timeout(READY_TIMEOUT) {
+        Ok(()) => Ready::Yes,
+        Err(RecvTimeoutError::Disconnected) => Ready::Ended,
+        Err(RecvTimeoutError::Timeout) => Ready::TooLate,
+    }
+}
+
+fn listen(
+    pipe: impl Read + Send + 'static,
+    log: &Arc<Mutex<String>>,
+    ready: std::sync::mpsc::Sender<()>,
+) {
+    let log = Arc::clone(log);
+    std::thread::spawn(move || {
+        for line in BufReader::new(pipe).lines() {
+            let Ok(line) = line else { return };
+            let mut log = log.lock().unwrap();
+            log.push_str(&line);
+            log.push('\n');
+            drop(log);
+            if line.trim() == "ready" {
+                // Nobody listens any more after the first one.
+                let _ = ready.send(());
+            }
+        }
+    });
+}
+
+/// A running daemon. Killed when dropped.
+pub struct Daemon {
+    child: Child,
+    log: Arc<Mutex<String>>,
+}
+
+impl Daemon {
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    pub fn is_alive(&mut self) -> bool {
+        self.child.try_wait().expect("ask for the daemon").is_none()
+    }
+
+    /// `kill -9`, and the process is reaped. Its requests to devices may still be under way.
+    pub fn kill(mut self) -> String {
+        self.child.kill().expect("kill the daemon");
+        self.child.wait().expect("reap the daemon");
+        self.log()
+    }
+
+    pub fn signal(&self, signal: i32) {
+        let pid = self.child.id() as i32;
+        // SAFETY: plain call with a process id that is ours until it is waited for.
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0, "signal the daemon");
+    }
+
+    /// An orderly stop: SIGTERM, exit code 0.
+    pub fn stop(mut self) -> String {
+        self.signal(libc::SIGTERM);
+        let child = &mut self.child;
+        let mut status = None;
+        wait_until("the daemon stops in order", STOP_TIMEOUT, || {
+            status = child.try_wait().expect("ask for the daemon");
+            status.is_some()
+        });
+        let status = status.expect("it was waited for");
+        assert_eq!(status.code(), Some(0), "orderly stop:\n{}", self.log());
+        self.log()
+    }
+
+    /// How many descriptors are open.
+    pub fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
+            .expect("list descriptors")
+            .count()
+    }
+
+    /// How many threads there are.
+    pub fn threads(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/task", self.pid()))
+            .expect("list threads")
+            .count()
+    }
+
+    /// Resident memory of its own, without shared memory, in KiB.
+    pub fn private_kib(&self) -> u64 {
+        std::fs::read_to_string(format!("/proc/{}/status", self.pid()))
+            .expect("read the status")
+            .lines()
+            .find_map(|line| line.strip_prefix("RssAnon:"))
+            .and_then(|rest| rest.split_whitespace().next())
+            .and_then(|number| number.parse().ok())
+            .expect("a line RssAnon")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

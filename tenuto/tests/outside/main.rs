@@ -1,0 +1,6 @@
+//! Tests of the real binary from outside: sockets, files, exit codes, kills.
+//!
+//! One program instead of one per file, because linking the product is what takes time.
+
+mod common;
+mod machinery;
