@@ -7,8 +7,11 @@
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
+use workload::check::{Crash, Promise, Violation};
+
 use crate::common::disk::{Disk, FileSystem, Mounted};
 use crate::common::guest::Machine;
+use crate::common::load::{End, Load};
 use crate::common::nbd::Client;
 use crate::common::random::Random;
 use crate::common::{Background, Rig, have, may_mount, run, wait_until};
@@ -95,6 +98,38 @@ fn a_held_write_lands_late_and_only_then() {
     assert_eq!(disk.let_go(), 1);
     writer.join().unwrap();
     assert_eq!(disk.bytes()[8192], 9);
+}
+
+#[test]
+fn the_stamped_load_is_verified_and_a_lost_write_is_seen() {
+    let test = "the_stamped_load_is_verified_and_a_lost_write_is_seen";
+    if !have(test, &["qemu-nbd"]) {
+        return;
+    }
+    let rig = Rig::new();
+    let image = rig.image("disk.img", 16 << 20);
+    let (socket, at) = (rig.dir.join("nbd.sock"), image.to_string_lossy());
+    let place = socket.to_string_lossy();
+    let arguments = ["-f", "raw", "-t", "-e", "4", "-x", "disk", "-k", &place, &at];
+    let server = Background::start("qemu-nbd", &arguments);
+    wait_until("qemu-nbd listens", Duration::from_secs(10), || {
+        Client::connect(&socket, "disk").is_ok()
+    });
+    let mut load = Load::new(1, 16 << 20, Promise::Sectors, 3);
+    let client = Client::connect(&socket, "disk").unwrap();
+    let end = load.run(client, |counts| counts.answered < 2000).unwrap();
+    assert_eq!((end, load.counts.refused), (End::Enough, 0));
+    let before = std::fs::read(&image).unwrap();
+    let mut client = Client::connect(&socket, "disk").unwrap();
+    load.verify(Crash::Kill, &mut client).unwrap();
+    let client = Client::connect(&socket, "disk").unwrap();
+    load.run(client, |counts| counts.answered < 2200).unwrap();
+    // The server's image goes back to what it was: acknowledged writes are lost.
+    std::fs::write(&image, before).unwrap();
+    let mut client = Client::connect(&socket, "disk").unwrap();
+    let lost = load.verify(Crash::Kill, &mut client).unwrap_err();
+    assert!(matches!(lost, Violation::Stale { .. }), "{lost}");
+    drop(server);
 }
 
 #[test]

@@ -3,4 +3,9 @@
 //! One program instead of one per file, because linking the product is what takes time.
 
 mod common;
+mod guest;
+mod kill;
+mod late_write;
 mod machinery;
+mod power;
+mod refuse;

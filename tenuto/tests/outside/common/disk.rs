@@ -137,6 +137,11 @@ impl Disk {
         guard.parked.len() >= count
     }
 
+    /// Later writes pass again; the parked ones stay parked.
+    pub fn hold_no_more(&self) {
+        self.lock().hold_from = None;
+    }
+
     pub fn parked(&self) -> usize {
         self.lock().parked.len()
     }

@@ -8,6 +8,7 @@
 pub mod disk;
 pub mod guest;
 pub mod load;
+pub mod marks;
 pub mod nbd;
 pub mod random;
 
@@ -119,7 +120,7 @@ impl Rig {
             stage: stage
                 .as_ref()
                 .map_or_else(|| dir.path().join("stage"), |stage| stage.path().to_owned()),
-            host: "name = \"host-a\"\n".to_owned(),
+            host: host_section("host-a"),
             cache: String::new(),
             volumes: String::new(),
             environment: Vec::new(),
@@ -160,7 +161,7 @@ impl Rig {
     }
 
     pub fn host_name(&mut self, name: &str) -> &mut Rig {
-        self.host = format!("name = \"{name}\"\n");
+        self.host = host_section(name);
         self
     }
 
@@ -297,6 +298,11 @@ impl Rig {
 
     /// Starts the daemon; what it said when it ended before it was ready.
     pub fn try_serve(&self) -> Result<Daemon, (ExitStatus, String)> {
+        self.start().wait()
+    }
+
+    /// Starts the daemon and does not wait.
+    pub fn start(&self) -> Starting {
         self.write_config();
         let mut child = self
             .command()
@@ -309,15 +315,7 @@ impl Rig {
         let (ready, is_ready) = channel();
         listen(child.stdout.take().expect("a pipe"), &log, ready.clone());
         listen(child.stderr.take().expect("a pipe"), &log, ready);
-        let mut daemon = Daemon { child, log };
-        match wait_ready(&is_ready) {
-            Ready::Yes => Ok(daemon),
-            Ready::Ended => {
-                let status = daemon.child.wait().expect("the daemon's exit status");
-                Err((status, daemon.log()))
-            }
-            Ready::TooLate => panic!("not ready within {READY_TIMEOUT:?}:\n{}", daemon.log()),
-        }
+        Starting { daemon: Daemon { child, log }, is_ready }
     }
 
     /// Opens a volume with the small client.
@@ -325,6 +323,13 @@ impl Rig {
         nbd::Client::connect(&self.socket(volume), "")
             .unwrap_or_else(|error| panic!("connect to {volume}: {error}"))
     }
+}
+
+/// The group of the test itself: there may be no group `kvm` here.
+fn host_section(name: &str) -> String {
+    // SAFETY: getegid has no preconditions and cannot fail.
+    let group = unsafe { libc::getegid() };
+    format!("name = \"{name}\"\ngroup = \"{group}\"\n")
 }
 
 /// What a program said, for a failed assertion.
@@ -346,6 +351,24 @@ pub fn run(program: &str, arguments: &[&str]) -> String {
         .unwrap_or_else(|error| panic!("{program}: {error}"));
     assert!(output.status.success(), "{program} {arguments:?}: {}", text_of(&output));
     String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// An image with its ledger and journal, as somebody would find them on the shared storage:
+/// size and times stay, because a journal is replayed only onto the image it was written for.
+pub fn copy_with_neighbours(image: &Path, copy: &Path) {
+    for ending in ["", ".tenuto", ".tenuto-journal"] {
+        let from = format!("{}{ending}", image.display());
+        let to = format!("{}{ending}", copy.display());
+        // What an earlier round left must not be taken for this round's.
+        let _ = std::fs::remove_file(&to);
+        if !Path::new(&from).exists() {
+            continue;
+        }
+        let modified = std::fs::metadata(&from).and_then(|data| data.modified());
+        std::fs::copy(&from, &to).unwrap_or_else(|error| panic!("copy {from}: {error}"));
+        let file = std::fs::File::options().write(true).open(&to).expect("open the copy");
+        file.set_modified(modified.expect("the time of the original")).expect("set the time");
+    }
 }
 
 /// Waits for a condition that another process brings about. Polling is all there is from
@@ -381,17 +404,39 @@ impl Drop for Background {
     }
 }
 
-enum Ready {
-    Yes,
-    Ended,
-    TooLate,
+/// A daemon that may not be ready yet.
+pub struct Starting {
+    daemon: Daemon,
+    is_ready: Receiver<()>,
 }
 
-fn wait_ready(lines: &Receiver<()>) -> Ready {
-    match lines.recv_timeout(READY_TIMEOUT) {
-        Ok(()) => Ready::Yes,
-        Err(RecvTimeoutError::Disconnected) => Ready::Ended,
-        Err(RecvTimeoutError::Timeout) => Ready::TooLate,
+impl Starting {
+    pub fn log(&self) -> String {
+        self.daemon.log()
+    }
+
+    /// Waits for `ready`, or for the end of the process.
+    pub fn wait(mut self) -> Result<Daemon, (ExitStatus, String)> {
+        match self.is_ready.recv_timeout(READY_TIMEOUT) {
+            Ok(()) => Ok(self.daemon),
+            Err(RecvTimeoutError::Disconnected) => {
+                let status = self.daemon.child.wait().expect("the daemon's exit status");
+                Err((status, self.daemon.log()))
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                panic!("not ready within {READY_TIMEOUT:?}:\n{}", self.daemon.log())
+            }
+        }
+    }
+
+    /// Whether it said `ready` within this time.
+    pub fn is_ready_within(&self, time: Duration) -> bool {
+        self.is_ready.recv_timeout(time).is_ok()
+    }
+
+    /// The daemon, after [`Starting::is_ready_within`] said yes.
+    pub fn daemon(self) -> Daemon {
+        self.daemon
     }
 }
 

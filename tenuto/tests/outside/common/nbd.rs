@@ -141,6 +141,11 @@ impl Client {
         })
     }
 
+    /// The cookie that the next request will carry.
+    pub fn next_cookie(&self) -> u64 {
+        self.next_cookie
+    }
+
     /// Sends a request without waiting; the cookie names its answer.
     pub fn send(
         &mut self,
