@@ -5,10 +5,9 @@
 //! finds every checksum right; then the image is compared with the live export.
 
 use std::process::Command;
-use std::time::Duration;
 
 use crate::common::guest::Machine;
-use crate::common::{Rig, run, text_of, wait_until};
+use crate::common::{Rig, run, text_of};
 
 const IMAGE_BYTES: u64 = 64 << 20;
 /// Files that the guest's script leaves.
@@ -25,7 +24,10 @@ fn prepare(test: &str, policy: &str, lines: &str) -> Option<(Rig, Machine)> {
 }
 
 fn says(said: &[String], line: &str) {
-    assert!(said.iter().any(|it| it == line), "the guest did not say {line:?}: {said:?}");
+    assert!(
+        said.iter().any(|it| it == line),
+        "the guest did not say {line:?}: {said:?}"
+    );
 }
 
 /// The image and the live export hold the same bytes.
@@ -38,18 +40,27 @@ fn image_is_current(rig: &Rig) {
         .arg(rig.uri("root"))
         .output()
         .expect("run qemu-img");
-    assert!(output.status.success(), "qemu-img compare: {}", text_of(&output));
+    assert!(
+        output.status.success(),
+        "qemu-img compare: {}",
+        text_of(&output)
+    );
 }
 
 #[test]
 fn a_guest_boots_from_a_write_back_volume_and_finds_its_files_again() {
     let test = "a_guest_boots_from_a_write_back_volume_and_finds_its_files_again";
-    let Some((rig, machine)) = prepare(test, "write-back", "") else { return };
+    let Some((rig, machine)) = prepare(test, "write-back", "") else {
+        return;
+    };
     let daemon = rig.serve();
     let said = machine.run(&rig.uri("root"), "write");
     says(&said, "write-cache write back");
     says(&said, "written");
-    assert!(rig.show("root")["dirty_bytes"].as_u64() > Some(0), "nothing is at the origin yet");
+    assert!(
+        rig.show("root")["dirty_bytes"].as_u64() > Some(0),
+        "nothing is at the origin yet"
+    );
     // Half of the way with the daemon killed in between, as a guest may meet it.
     daemon.kill();
     let daemon = rig.serve();
@@ -68,7 +79,9 @@ fn a_guest_boots_from_a_write_back_volume_and_finds_its_files_again() {
 #[test]
 fn a_guest_boots_from_an_uncached_volume_and_finds_its_files_again() {
     let test = "a_guest_boots_from_an_uncached_volume_and_finds_its_files_again";
-    let Some((rig, machine)) = prepare(test, "uncached", "") else { return };
+    let Some((rig, machine)) = prepare(test, "uncached", "") else {
+        return;
+    };
     let daemon = rig.serve();
     says(&machine.run(&rig.uri("root"), "write"), "written");
     says(&machine.run(&rig.uri("root"), "check"), FILES);
@@ -80,7 +93,9 @@ fn a_guest_boots_from_an_uncached_volume_and_finds_its_files_again() {
 #[test]
 fn guests_on_ephemeral_volumes_of_one_image_do_not_see_each_other() {
     let test = "guests_on_ephemeral_volumes_of_one_image_do_not_see_each_other";
-    let Some((mut rig, machine)) = prepare(test, "ephemeral", "") else { return };
+    let Some((mut rig, machine)) = prepare(test, "ephemeral", "") else {
+        return;
+    };
     let image = rig.dir.join("root.img");
     rig.volume("other", &image, "ephemeral", "");
     let before = run("sha256sum", &[&image.to_string_lossy()]);
@@ -91,19 +106,23 @@ fn guests_on_ephemeral_volumes_of_one_image_do_not_see_each_other() {
     daemon.kill();
     let daemon = rig.serve();
     says(&machine.run(&rig.uri("root"), "check"), FILES);
-    wait_until("the guest's connection is gone", Duration::from_secs(10), || {
-        rig.show("root")["clients"] == 0
-    });
+    rig.gone_clients("root");
     rig.done(&["volume", "reset", "root"]);
     says(&machine.run(&rig.uri("root"), "clean"), "nothing-there");
     daemon.stop();
-    assert_eq!(run("sha256sum", &[&image.to_string_lossy()]), before, "the image is untouched");
+    assert_eq!(
+        run("sha256sum", &[&image.to_string_lossy()]),
+        before,
+        "the image is untouched"
+    );
 }
 
 #[test]
 fn a_guest_with_the_write_cache_off_sees_write_through() {
     let test = "a_guest_with_the_write_cache_off_sees_write_through";
-    let Some((rig, machine)) = prepare(test, "write-back", "write-cache = \"off\"") else { return };
+    let Some((rig, machine)) = prepare(test, "write-back", "write-cache = \"off\"") else {
+        return;
+    };
     let daemon = rig.serve();
     let said = machine.run(&rig.uri("root"), "write");
     says(&said, "written");

@@ -24,9 +24,24 @@ const ROUNDS_MAX: u64 = 120;
 const ROUND_TIME_MAX: Duration = Duration::from_secs(8);
 
 const VOLUMES: [(&str, &str, &str, Promise); 3] = [
-    ("atomic", "write-back", "destage = \"atomic\"\ndestage-after = \"1s\"", Promise::Prefix),
-    ("in-place", "write-back", "destage = \"in-place\"\ndestage-after = \"1s\"", Promise::Prefix),
-    ("overlay", "ephemeral", "overlay-ram = \"8MiB\"", Promise::Volatile),
+    (
+        "atomic",
+        "write-back",
+        "destage = \"atomic\"\ndestage-after = \"1s\"",
+        Promise::Prefix,
+    ),
+    (
+        "in-place",
+        "write-back",
+        "destage = \"in-place\"\ndestage-after = \"1s\"",
+        Promise::Prefix,
+    ),
+    (
+        "overlay",
+        "ephemeral",
+        "overlay-ram = \"8MiB\"",
+        Promise::Volatile,
+    ),
 ];
 
 struct Drill {
@@ -63,7 +78,10 @@ impl Drill {
             let mut load = Load::new(number as u64 + 1, VOLUME_BYTES, promise, seed);
             if promise == Promise::Volatile {
                 // Its data is never destaged, so that its volume bounds what it takes of the log.
-                load.mix = Mix { sectors_max: 128, ..Mix::default() };
+                load.mix = Mix {
+                    sectors_max: 128,
+                    ..Mix::default()
+                };
             }
             loads.push(load);
         }
@@ -86,7 +104,9 @@ impl Drill {
         if round % 4 == 3 {
             return None;
         }
-        let least = (0..PHASES.len()).min_by_key(|&at| self.kills[at]).expect("there are phases");
+        let least = (0..PHASES.len())
+            .min_by_key(|&at| self.kills[at])
+            .expect("there are phases");
         Some(PHASES[least].0)
     }
 
@@ -152,7 +172,11 @@ impl Drill {
             // Little to recover: the armed entry was not reached.
             Ok(daemon) => drop(daemon.kill()),
             Err((status, log)) => {
-                assert_eq!(status.code(), None, "ended by itself, not by the mark:\n{log}");
+                assert_eq!(
+                    status.code(),
+                    None,
+                    "ended by itself, not by the mark:\n{log}"
+                );
             }
         }
         self.marks.disarm();
@@ -165,9 +189,14 @@ impl Drill {
         let daemon = self.rig.serve();
         for (load, (name, ..)) in self.loads.iter_mut().zip(VOLUMES) {
             let mut client = self.rig.connect(name);
-            let found = load.verify(Crash::Kill, &mut client).unwrap_or_else(|violation| {
-                panic!("round {round}, volume {name}: {violation}\n{}", daemon.log())
-            });
+            let found = load
+                .verify(Crash::Kill, &mut client)
+                .unwrap_or_else(|violation| {
+                    panic!(
+                        "round {round}, volume {name}: {violation}\n{}",
+                        daemon.log()
+                    )
+                });
             assert!(found.cut >= found.floor);
             client.disconnect();
         }
@@ -191,7 +220,11 @@ impl Drill {
                 format!("{name} {kills} (of {} entries)", self.marks.entries(*phase))
             })
             .collect();
-        let bytes: u64 = self.loads.iter().map(|load| load.counts.written_bytes).sum();
+        let bytes: u64 = self
+            .loads
+            .iter()
+            .map(|load| load.counts.written_bytes)
+            .sum();
         format!(
             "{round} rounds, {} MiB written, {} segments reused of {}, kills inside: {}",
             bytes >> 20,
@@ -237,7 +270,10 @@ fn nothing_acknowledged_is_lost_when_the_daemon_is_killed() {
             return;
         }
     }
-    panic!("the drill did not hit everything: {}", drill.tell(ROUNDS_MAX));
+    panic!(
+        "the drill did not hit everything: {}",
+        drill.tell(ROUNDS_MAX)
+    );
 }
 
 /// The cut that destage leaves on the image: with `atomic` the image itself, after its journal
@@ -248,7 +284,12 @@ fn the_origin_of_an_atomic_volume_is_a_prefix_after_every_kill() {
     let mut rig = Rig::new();
     let bytes = 16 << 20;
     let image = rig.image("disk.img", bytes);
-    rig.volume("disk", &image, "write-back", "destage = \"atomic\"\ndestage-after = \"1s\"");
+    rig.volume(
+        "disk",
+        &image,
+        "write-back",
+        "destage = \"atomic\"\ndestage-after = \"1s\"",
+    );
     let mut random = Random::new(seed);
     let mut load = Load::new(1, bytes, Promise::Prefix, seed);
     let rounds = count("TENUTO_DRILL_ROUNDS", 10);

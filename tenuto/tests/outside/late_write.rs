@@ -38,7 +38,11 @@ fn succeed(
     assert!(late > 0, "no write is parked");
     disk.hold_no_more();
     daemon.kill();
-    assert_eq!(disk.parked(), late, "the kill must not take the writes back");
+    assert_eq!(
+        disk.parked(),
+        late,
+        "the kill must not take the writes back"
+    );
     let second = rig.start();
     if second.is_ready_within(WATCHED) {
         meanwhile(rig);
@@ -49,7 +53,9 @@ fn succeed(
         second.log().contains("waiting")
     });
     assert_eq!(disk.let_go(), late);
-    let daemon = second.wait().unwrap_or_else(|(status, log)| panic!("{status}\n{log}"));
+    let daemon = second
+        .wait()
+        .unwrap_or_else(|(status, log)| panic!("{status}\n{log}"));
     meanwhile(rig);
     (daemon, Second::Waited)
 }
@@ -60,31 +66,48 @@ fn late_log_write(lock: bool) -> Result<(), String> {
     let place = rig.dir.join("cache");
     let disk = Disk::new(128 << 20);
     let _cache = Mounted::new(&disk, &place);
-    rig.cache(&place, "128MiB", "ram = \"8MiB\"\nstage = \"8MiB\"\noverlay-ram = \"8MiB\"");
+    rig.cache(
+        &place,
+        "128MiB",
+        "ram = \"8MiB\"\nstage = \"8MiB\"\noverlay-ram = \"8MiB\"",
+    );
     let bytes = 32 << 20;
     let image = rig.image("disk.img", bytes);
-    rig.volume("disk", &image, "write-back", "destage = \"in-place\"\ndestage-after = \"1s\"");
+    rig.volume(
+        "disk",
+        &image,
+        "write-back",
+        "destage = \"in-place\"\ndestage-after = \"1s\"",
+    );
     rig.write_config();
     rig.done(&["cache", "create", &place.to_string_lossy()]);
     let daemon = rig.serve();
     let mut load = Load::new(1, bytes, Promise::Prefix, seed(7));
-    load.mix = Mix { sectors_max: 1024, ..Mix::default() };
+    load.mix = Mix {
+        sectors_max: 1024,
+        ..Mix::default()
+    };
     let mut client = rig.connect("disk");
     load.write_at(&mut client, 0, 64);
     load.flush(&mut client);
     disk.hold_writes(0, 128 << 20);
     load.write_at(&mut client, 1000, 512);
     client.send(CMD_FLUSH, 0, 0, 0, &[]).expect("send a flush");
-    assert!(disk.wait_parked(1, PARK_TIMEOUT), "the flush writes the log");
+    assert!(
+        disk.wait_parked(1, PARK_TIMEOUT),
+        "the flush writes the log"
+    );
     if !lock {
         rig.env(LOCK_OUT, "1");
     }
     let (daemon, second) = succeed(&rig, &disk, daemon, |rig| {
         let mut client = rig.connect("disk");
-        load.verify(Crash::Kill, &mut client).expect("a kill loses nothing");
+        load.verify(Crash::Kill, &mut client)
+            .expect("a kill loses nothing");
         // More than the log holds, so that every segment is written again.
         let until = load.counts.written_bytes + (320 << 20);
-        load.run(client, |counts| counts.written_bytes < until).expect("reads are right");
+        load.run(client, |counts| counts.written_bytes < until)
+            .expect("reads are right");
         let mut client = rig.connect("disk");
         load.flush(&mut client);
     });
@@ -92,9 +115,12 @@ fn late_log_write(lock: bool) -> Result<(), String> {
     // Only what is on the device counts now.
     daemon.kill();
     rig.lose_stage();
-    let daemon = rig.try_serve().map_err(|(status, log)| format!("{status}\n{log}"))?;
+    let daemon = rig
+        .try_serve()
+        .map_err(|(status, log)| format!("{status}\n{log}"))?;
     let mut client = rig.connect("disk");
-    load.verify(Crash::PowerLoss, &mut client).map_err(|violation| violation.to_string())?;
+    load.verify(Crash::PowerLoss, &mut client)
+        .map_err(|violation| violation.to_string())?;
     daemon.stop();
     Ok(())
 }
@@ -106,7 +132,12 @@ fn late_origin_write(policy: &str, lock: bool) -> Result<(), String> {
     let disk = Disk::new(bytes as usize);
     let image = rig.dir.join("disk.img");
     let _mounted = Mounted::new(&disk, &image);
-    rig.volume("disk", &image, policy, "destage = \"in-place\"\ndestage-after = \"10m\"");
+    rig.volume(
+        "disk",
+        &image,
+        policy,
+        "destage = \"in-place\"\ndestage-after = \"10m\"",
+    );
     let daemon = rig.serve();
     let mut load = Load::new(1, bytes, Promise::Sectors, seed(8));
     let mut client = rig.connect("disk");
@@ -124,7 +155,8 @@ fn late_origin_write(policy: &str, lock: bool) -> Result<(), String> {
     }
     let (daemon, second) = succeed(&rig, &disk, daemon, |rig| {
         let mut client = rig.connect("disk");
-        load.verify(Crash::Kill, &mut client).expect("a kill loses nothing");
+        load.verify(Crash::Kill, &mut client)
+            .expect("a kill loses nothing");
         load.write_at(&mut client, 2048, 64);
         load.flush(&mut client);
         if policy != "uncached" {
@@ -136,7 +168,8 @@ fn late_origin_write(policy: &str, lock: bool) -> Result<(), String> {
     // A fresh start: nothing in RAM hides what the origin holds.
     let daemon = rig.serve();
     let mut client = rig.connect("disk");
-    load.verify(Crash::Kill, &mut client).map_err(|violation| violation.to_string())?;
+    load.verify(Crash::Kill, &mut client)
+        .map_err(|violation| violation.to_string())?;
     daemon.stop();
     Ok(())
 }

@@ -43,7 +43,10 @@ fn a_power_cut_keeps_synced_bytes_and_loses_some_of_the_others() {
         let bytes = disk.bytes();
         assert!(bytes[..8192].iter().all(|&byte| byte == round));
         for sector in bytes[1 << 20..(1 << 20) + 65_536].chunks(512) {
-            assert!(sector.iter().all(|&byte| byte == sector[0]), "torn inside a sector");
+            assert!(
+                sector.iter().all(|&byte| byte == sector[0]),
+                "torn inside a sector"
+            );
             if sector[0] == 0 { lost += 1 } else { kept += 1 }
         }
     }
@@ -70,7 +73,10 @@ fn a_file_system_on_the_disk_survives_a_power_cut_with_what_was_synced() {
         file.write_all_at(&[round; 100_000], 0).unwrap();
         file.sync_all().unwrap();
         std::fs::rename(system.path().join("new"), system.path().join("synced")).unwrap();
-        std::fs::File::open(system.path()).unwrap().sync_all().unwrap();
+        std::fs::File::open(system.path())
+            .unwrap()
+            .sync_all()
+            .unwrap();
         std::fs::write(system.path().join(format!("loose-{round}")), [1; 50_000]).unwrap();
         disk.cut_power();
         drop((file, system));
@@ -110,7 +116,9 @@ fn the_stamped_load_is_verified_and_a_lost_write_is_seen() {
     let image = rig.image("disk.img", 16 << 20);
     let (socket, at) = (rig.dir.join("nbd.sock"), image.to_string_lossy());
     let place = socket.to_string_lossy();
-    let arguments = ["-f", "raw", "-t", "-e", "4", "-x", "disk", "-k", &place, &at];
+    let arguments = [
+        "-f", "raw", "-t", "-e", "4", "-x", "disk", "-k", &place, &at,
+    ];
     let server = Background::start("qemu-nbd", &arguments);
     wait_until("qemu-nbd listens", Duration::from_secs(10), || {
         Client::connect(&socket, "disk").is_ok()
@@ -136,7 +144,9 @@ fn the_stamped_load_is_verified_and_a_lost_write_is_seen() {
 fn a_guest_finds_its_files_again_and_notices_a_changed_byte() {
     let test = "a_guest_finds_its_files_again_and_notices_a_changed_byte";
     let rig = Rig::new();
-    let Some(machine) = Machine::new(test, &rig.dir) else { return };
+    let Some(machine) = Machine::new(test, &rig.dir) else {
+        return;
+    };
     if !have(test, &["qemu-nbd"]) {
         return;
     }
@@ -144,7 +154,17 @@ fn a_guest_finds_its_files_again_and_notices_a_changed_byte() {
     machine.root_image(&rig.dir, &image, 48 << 20);
     let socket = rig.dir.join("nbd.sock");
     let (at, disk) = (socket.to_string_lossy(), image.to_string_lossy());
-    let arguments = ["-f", "raw", "-t", "-x", "disk", "--discard=unmap", "-k", &at, &disk];
+    let arguments = [
+        "-f",
+        "raw",
+        "-t",
+        "-x",
+        "disk",
+        "--discard=unmap",
+        "-k",
+        &at,
+        &disk,
+    ];
     let server = Background::start("qemu-nbd", &arguments);
     wait_until("qemu-nbd listens", Duration::from_secs(10), || {
         Client::connect(&socket, "disk").is_ok()
@@ -152,7 +172,10 @@ fn a_guest_finds_its_files_again_and_notices_a_changed_byte() {
     let uri = format!("nbd+unix:///disk?socket={}", socket.display());
     let written = machine.run(&uri, "write");
     assert!(written.contains(&"written".to_owned()), "{written:?}");
-    assert!(written.contains(&"write-cache write back".to_owned()), "{written:?}");
+    assert!(
+        written.contains(&"write-cache write back".to_owned()),
+        "{written:?}"
+    );
     let same = machine.run(&uri, "check");
     assert!(same.contains(&"same 19".to_owned()), "{same:?}");
     drop(server);
@@ -164,10 +187,17 @@ fn a_guest_finds_its_files_again_and_notices_a_changed_byte() {
         .trim()
         .parse()
         .unwrap();
-    let file = std::fs::OpenOptions::new().read(true).write(true).open(&damaged).unwrap();
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&damaged)
+        .unwrap();
     let mut byte = [0];
     file.read_exact_at(&mut byte, block * 4096 + 7).unwrap();
     file.write_all_at(&[!byte[0]], block * 4096 + 7).unwrap();
     let found = machine.run(&place, "check");
-    assert!(!found.iter().any(|line| line.starts_with("same")), "{found:?}");
+    assert!(
+        !found.iter().any(|line| line.starts_with("same")),
+        "{found:?}"
+    );
 }

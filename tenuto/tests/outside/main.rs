@@ -2,8 +2,11 @@
 //!
 //! One program instead of one per file, because linking the product is what takes time.
 
+mod cli;
+mod clients;
 mod common;
 mod guest;
+mod hostile;
 mod kill;
 mod late_write;
 mod machinery;

@@ -23,8 +23,18 @@ const VOLUME_BYTES: u64 = 16 << 20;
 const ROUNDS_TO_SEE_IT: u64 = 40;
 
 const VOLUMES: [(&str, &str, &str, Promise); 3] = [
-    ("atomic", "write-back", "destage = \"atomic\"\ndestage-after = \"1s\"", Promise::Prefix),
-    ("in-place", "write-back", "destage = \"in-place\"\ndestage-after = \"1s\"", Promise::Prefix),
+    (
+        "atomic",
+        "write-back",
+        "destage = \"atomic\"\ndestage-after = \"1s\"",
+        Promise::Prefix,
+    ),
+    (
+        "in-place",
+        "write-back",
+        "destage = \"in-place\"\ndestage-after = \"1s\"",
+        Promise::Prefix,
+    ),
     ("uncached", "uncached", "", Promise::Sectors),
 ];
 
@@ -42,7 +52,11 @@ impl Drill {
         let mut rig = Rig::new();
         let (cache, origin) = (Disk::new(CACHE_BYTES), Disk::new(ORIGIN_BYTES));
         let place = rig.dir.join("cache");
-        rig.cache(&place, "128MiB", "ram = \"8MiB\"\nstage = \"8MiB\"\noverlay-ram = \"8MiB\"");
+        rig.cache(
+            &place,
+            "128MiB",
+            "ram = \"8MiB\"\nstage = \"8MiB\"\noverlay-ram = \"8MiB\"",
+        );
         let mut loads = Vec::new();
         FileSystem::make(&origin, &rig.dir.join("origin"));
         let images = FileSystem::mount(&origin, &rig.dir.join("origin"));
@@ -55,7 +69,11 @@ impl Drill {
                 .expect("write an image");
             rig.volume(name, &image, policy, lines);
             let mut load = Load::new(number as u64 + 1, VOLUME_BYTES, promise, seed);
-            load.mix = Mix { sectors_max: 256, flush_percent: 8, ..Mix::default() };
+            load.mix = Mix {
+                sectors_max: 256,
+                flush_percent: 8,
+                ..Mix::default()
+            };
             loads.push(load);
         }
         drop(images);
@@ -63,7 +81,14 @@ impl Drill {
         let mounted = Mounted::new(&cache, &place);
         rig.done(&["cache", "create", &place.to_string_lossy()]);
         drop(mounted);
-        Drill { rig, cache, origin, loads, random: Random::new(seed), lost_sectors: 0 }
+        Drill {
+            rig,
+            cache,
+            origin,
+            loads,
+            random: Random::new(seed),
+            lost_sectors: 0,
+        }
     }
 
     fn image(&self, images: &FileSystem, volume: &str) -> PathBuf {
@@ -90,7 +115,10 @@ impl Drill {
     }
 
     fn live_and_lose_power(&mut self) -> Result<(), String> {
-        let daemon = self.rig.try_serve().map_err(|(status, log)| format!("{status}\n{log}"))?;
+        let daemon = self
+            .rig
+            .try_serve()
+            .map_err(|(status, log)| format!("{status}\n{log}"))?;
         let patience = 50 + self.random.below(800);
         let over = AtomicBool::new(false);
         let (rig, cache, origin) = (&self.rig, &self.cache, &self.origin);
@@ -124,7 +152,10 @@ impl Drill {
                     })
                 })
                 .collect();
-            loads.into_iter().map(|load| load.join().expect("no panic under load")).collect()
+            loads
+                .into_iter()
+                .map(|load| load.join().expect("no panic under load"))
+                .collect()
         });
         daemon.kill();
         for end in ends {
@@ -137,9 +168,14 @@ impl Drill {
     fn examine_origin(&self, image: &Path) -> Result<(), String> {
         let copy = self.rig.dir.join("copy.img");
         copy_with_neighbours(image, &copy);
-        let output = self.rig.tenuto(&["origin", "replay", &copy.to_string_lossy()]);
+        let output = self
+            .rig
+            .tenuto(&["origin", "replay", &copy.to_string_lossy()]);
         if !output.status.success() {
-            return Err(format!("replay: {}", String::from_utf8_lossy(&output.stderr)));
+            return Err(format!(
+                "replay: {}",
+                String::from_utf8_lossy(&output.stderr)
+            ));
         }
         match self.loads[0].examine(&copy) {
             Ok(_) => Ok(()),
@@ -148,7 +184,10 @@ impl Drill {
     }
 
     fn verify(&mut self) -> Result<(), String> {
-        let daemon = self.rig.try_serve().map_err(|(status, log)| format!("{status}\n{log}"))?;
+        let daemon = self
+            .rig
+            .try_serve()
+            .map_err(|(status, log)| format!("{status}\n{log}"))?;
         for (load, (name, policy, ..)) in self.loads.iter_mut().zip(VOLUMES) {
             let mut client = self.rig.connect(name);
             load.verify(Crash::PowerLoss, &mut client)
@@ -172,10 +211,15 @@ fn everything_flushed_survives_a_power_loss_of_cache_and_origin() {
     let mut drill = Drill::new(seed(3));
     let rounds = count("TENUTO_DRILL_ROUNDS", 10);
     for round in 0..rounds {
-        drill.round().unwrap_or_else(|broken| panic!("round {round}: {broken}"));
+        drill
+            .round()
+            .unwrap_or_else(|broken| panic!("round {round}: {broken}"));
     }
     assert!(drill.lost_sectors > 0, "the disks never lost anything");
-    eprintln!("{rounds} rounds, {} unsynced sectors lost", drill.lost_sectors);
+    eprintln!(
+        "{rounds} rounds, {} unsynced sectors lost",
+        drill.lost_sectors
+    );
 }
 
 /// The rounds until the drill sees a daemon that leaves this sync out.
@@ -224,6 +268,7 @@ fn an_ephemeral_volume_is_clean_after_a_power_loss() {
     rig.lose_stage();
     let daemon = rig.serve();
     let mut client = rig.connect("clone");
-    load.verify(Crash::PowerLoss, &mut client).expect("a clean start");
+    load.verify(Crash::PowerLoss, &mut client)
+        .expect("a clean start");
     daemon.stop();
 }

@@ -21,7 +21,11 @@ const BYTES: u64 = 8 << 20;
 fn on_the_cache_of(other: &Rig) -> Rig {
     let mut rig = Rig::new();
     rig.host_name("host-b");
-    rig.cache(&other.cache_path(), "256MiB", "ram = \"16MiB\"\nstage = \"16MiB\"");
+    rig.cache(
+        &other.cache_path(),
+        "256MiB",
+        "ram = \"16MiB\"\nstage = \"16MiB\"",
+    );
     rig
 }
 
@@ -50,7 +54,13 @@ fn a_second_daemon_on_the_same_cache_is_refused_with_the_owners_name() {
     let mut daemon = rig.serve();
     let second = on_the_cache_of(&rig);
     let log = fails(&second, EXIT_REFUSED);
-    names(&log, &[&format!("pid {}", daemon.pid()), &rig.cache_path().to_string_lossy()]);
+    names(
+        &log,
+        &[
+            &format!("pid {}", daemon.pid()),
+            &rig.cache_path().to_string_lossy(),
+        ],
+    );
     assert!(daemon.is_alive());
     rig.connect("disk").flush();
     daemon.stop();
@@ -65,7 +75,10 @@ fn a_second_daemon_on_the_same_image_is_refused_with_the_owners_name() {
     let mut second = Rig::new();
     second.volume("disk", &image, "write-back", "");
     let log = fails(&second, EXIT_REFUSED);
-    names(&log, &[&format!("pid {}", daemon.pid()), &image.to_string_lossy()]);
+    names(
+        &log,
+        &[&format!("pid {}", daemon.pid()), &image.to_string_lossy()],
+    );
     assert!(daemon.is_alive());
     daemon.stop();
 }
@@ -74,7 +87,8 @@ fn a_second_daemon_on_the_same_image_is_refused_with_the_owners_name() {
 fn two_writers_on_one_image_in_one_configuration_are_refused() {
     let mut rig = Rig::new();
     let image = rig.image("disk.img", BYTES);
-    rig.volume("one", &image, "write-back", "").volume("two", &image, "uncached", "");
+    rig.volume("one", &image, "write-back", "")
+        .volume("two", &image, "uncached", "");
     let log = fails(&rig, EXIT_USAGE);
     names(&log, &["tenuto.toml:", "one"]);
     assert!(!rig.cache_path().exists(), "nothing was started");
@@ -82,7 +96,10 @@ fn two_writers_on_one_image_in_one_configuration_are_refused() {
 
 #[test]
 fn qemu_cannot_write_an_image_that_a_volume_uses() {
-    if !have("qemu_cannot_write_an_image_that_a_volume_uses", &["qemu-io"]) {
+    if !have(
+        "qemu_cannot_write_an_image_that_a_volume_uses",
+        &["qemu-io"],
+    ) {
         return;
     }
     let mut rig = Rig::new();
@@ -94,14 +111,21 @@ fn qemu_cannot_write_an_image_that_a_volume_uses() {
         .arg(&image)
         .output()
         .expect("run qemu-io");
-    assert!(!foreign.status.success(), "qemu-io wrote: {}", text_of(&foreign));
+    assert!(
+        !foreign.status.success(),
+        "qemu-io wrote: {}",
+        text_of(&foreign)
+    );
     names(&text_of(&foreign), &["lock"]);
     daemon.stop();
 }
 
 #[test]
 fn an_image_that_another_program_writes_is_refused() {
-    if !have("an_image_that_another_program_writes_is_refused", &["qemu-nbd"]) {
+    if !have(
+        "an_image_that_another_program_writes_is_refused",
+        &["qemu-nbd"],
+    ) {
         return;
     }
     let mut rig = Rig::new();
@@ -109,7 +133,11 @@ fn an_image_that_another_program_writes_is_refused() {
     let socket = rig.dir.join("other.sock");
     let (path, place) = (image.to_string_lossy(), socket.to_string_lossy());
     let owner = Background::start("qemu-nbd", &["-t", "-f", "raw", "-k", &place, &path]);
-    wait_until("qemu-nbd listens", std::time::Duration::from_secs(10), || socket.exists());
+    wait_until(
+        "qemu-nbd listens",
+        std::time::Duration::from_secs(10),
+        || socket.exists(),
+    );
     rig.volume("disk", &image, "write-back", "");
     let log = fails(&rig, EXIT_REFUSED);
     names(&log, &["qemu-nbd", &path]);
@@ -121,7 +149,8 @@ fn an_image_that_another_program_writes_is_refused() {
 fn several_ephemeral_volumes_share_an_image_and_a_writer_is_refused() {
     let mut rig = Rig::new();
     let image = rig.image("base.img", BYTES);
-    rig.volume("one", &image, "ephemeral", "").volume("two", &image, "ephemeral", "");
+    rig.volume("one", &image, "ephemeral", "")
+        .volume("two", &image, "ephemeral", "");
     let daemon = rig.serve();
     let origin = format!("origin={}", image.display());
     let refusal = rig.tenuto(&["volume", "add", "writer", &origin, "format=raw"]);
@@ -130,7 +159,14 @@ fn several_ephemeral_volumes_share_an_image_and_a_writer_is_refused() {
         "{}",
         text_of(&refusal)
     );
-    rig.done(&["volume", "add", "three", &origin, "format=raw", "policy=ephemeral"]);
+    rig.done(&[
+        "volume",
+        "add",
+        "three",
+        &origin,
+        "format=raw",
+        "policy=ephemeral",
+    ]);
     daemon.stop();
 }
 
@@ -143,7 +179,10 @@ fn a_foreign_file_is_not_taken_for_a_cache() {
     let path = rig.cache_path().to_string_lossy().into_owned();
     rig.refused(&["cache", "create", &path], EXIT_REFUSED);
     let kept = std::fs::read(rig.cache_path()).unwrap();
-    assert!(kept.iter().all(|&byte| byte == 0x5a), "the foreign file was changed");
+    assert!(
+        kept.iter().all(|&byte| byte == 0x5a),
+        "the foreign file was changed"
+    );
 }
 
 #[test]
@@ -154,11 +193,15 @@ fn a_cache_of_another_version_is_refused_and_not_changed() {
     let before = std::fs::read(rig.cache_path()).unwrap();
     let magic = before[..8].to_vec();
     assert_ne!(magic, [0; 8], "a superblock opens the cache");
-    let file = std::fs::File::options().write(true).open(rig.cache_path()).unwrap();
+    let file = std::fs::File::options()
+        .write(true)
+        .open(rig.cache_path())
+        .unwrap();
     let mut copies = 0;
     for at in (0..before.len()).step_by(4096).take(64) {
         if before[at..at + 8] == magic[..] {
-            file.write_all_at(&0xfffe_u16.to_le_bytes(), at as u64 + 8).unwrap();
+            file.write_all_at(&0xfffe_u16.to_le_bytes(), at as u64 + 8)
+                .unwrap();
             copies += 1;
         }
     }
@@ -166,7 +209,10 @@ fn a_cache_of_another_version_is_refused_and_not_changed() {
     let changed = std::fs::read(rig.cache_path()).unwrap();
     let log = fails(&rig, EXIT_REFUSED);
     names(&log, &["version"]);
-    assert!(std::fs::read(rig.cache_path()).unwrap() == changed, "the cache was changed");
+    assert!(
+        std::fs::read(rig.cache_path()).unwrap() == changed,
+        "the cache was changed"
+    );
 }
 
 /// A volume with flushed data that is not at the origin, and the daemon stopped.
@@ -174,7 +220,8 @@ fn dirty(rig: &mut Rig, image: &Path) -> Load {
     rig.volume("disk", image, "write-back", "destage-after = \"10m\"");
     let daemon = rig.serve();
     let mut load = Load::new(1, BYTES, Promise::Prefix, seed(9));
-    load.run(rig.connect("disk"), |counts| counts.answered < 300).expect("reads are right");
+    load.run(rig.connect("disk"), |counts| counts.answered < 300)
+        .expect("reads are right");
     let mut client = rig.connect("disk");
     load.flush(&mut client);
     client.disconnect();
@@ -223,7 +270,10 @@ fn a_dirty_volume_that_nobody_names_is_kept_shown_and_destaged() {
     let daemon = rig.serve();
     let listed = rig.json(&["volume", "ls"]);
     let volumes = listed["volumes"].as_array().expect("a list of volumes");
-    let orphan = volumes.iter().find(|volume| volume["name"] == "disk").expect("it is shown");
+    let orphan = volumes
+        .iter()
+        .find(|volume| volume["name"] == "disk")
+        .expect("it is shown");
     let flags = orphan["flags"].as_array().expect("flags");
     assert!(flags.iter().any(|flag| flag == "orphan"), "{orphan}");
     rig.done(&["volume", "destage", "disk", "--wait"]);
@@ -232,7 +282,8 @@ fn a_dirty_volume_that_nobody_names_is_kept_shown_and_destaged() {
     let mut plain = Rig::new();
     plain.volume("disk", &image, "uncached", "");
     let daemon = plain.serve();
-    load.verify(Crash::PowerLoss, &mut plain.connect("disk")).expect("everything is destaged");
+    load.verify(Crash::PowerLoss, &mut plain.connect("disk"))
+        .expect("everything is destaged");
     daemon.stop();
 }
 
@@ -245,10 +296,17 @@ fn recover_brings_the_data_of_a_dead_hosts_cache_to_its_origin() {
     let before = std::fs::read(&image).unwrap();
     let path = rig.cache_path().to_string_lossy().into_owned();
     rig.done(&["recover", "--cache", &path, "--dry-run"]);
-    assert!(std::fs::read(&image).unwrap() == before, "a dry run changes nothing");
+    assert!(
+        std::fs::read(&image).unwrap() == before,
+        "a dry run changes nothing"
+    );
     rig.done(&["recover", "--cache", &path]);
     let cut = load.examine(&image).expect("the image is a prefix");
-    assert_eq!(cut + 1, load.model.next_serial(), "everything flushed is at the origin");
+    assert_eq!(
+        cut + 1,
+        load.model.next_serial(),
+        "everything flushed is at the origin"
+    );
 }
 
 #[test]
@@ -264,7 +322,12 @@ fn a_flipped_bit_in_dirty_data_is_an_error_of_its_own_volume_only() {
     let flipped = flip_in_live_stamp(&rig, &cache, &load);
     let path = rig.cache_path().to_string_lossy().into_owned();
     let verdict = rig.tenuto(&["cache", "verify", &path]);
-    assert_eq!(verdict.status.code(), Some(EXIT_DAMAGE), "{}", text_of(&verdict));
+    assert_eq!(
+        verdict.status.code(),
+        Some(EXIT_DAMAGE),
+        "{}",
+        text_of(&verdict)
+    );
     let daemon = rig.serve();
     let mut client = rig.connect("disk");
     let mut sector = [0; 512];
@@ -284,7 +347,10 @@ fn a_flipped_bit_in_dirty_data_is_an_error_of_its_own_volume_only() {
 
 /// Flips one bit inside the newest stamp of some sector; which sector.
 fn flip_in_live_stamp(rig: &Rig, cache: &[u8], load: &Load) -> u64 {
-    let file = std::fs::File::options().write(true).open(rig.cache_path()).unwrap();
+    let file = std::fs::File::options()
+        .write(true)
+        .open(rig.cache_path())
+        .unwrap();
     let newest = load.model.next_serial() - 1;
     let mut best = None::<(u64, usize, u64)>;
     for (index, bytes) in cache.chunks_exact(512).enumerate() {
@@ -297,7 +363,8 @@ fn flip_in_live_stamp(rig: &Rig, cache: &[u8], load: &Load) -> u64 {
     }
     let (serial, at, sector) = best.expect("the log holds stamped data");
     assert!(serial <= newest);
-    file.write_all_at(&[cache[at + 300] ^ 1], at as u64 + 300).unwrap();
+    file.write_all_at(&[cache[at + 300] ^ 1], at as u64 + 300)
+        .unwrap();
     sector
 }
 
@@ -319,8 +386,12 @@ fn a_torn_tail_is_counted_and_not_an_error() {
     rig.lose_stage();
     let daemon = rig.serve();
     let status = rig.json(&["status"]);
-    assert!(status["recovery"]["tail_bytes_discarded"].is_u64(), "{status}");
-    load.verify(Crash::PowerLoss, &mut rig.connect("disk")).expect("everything flushed is there");
+    assert!(
+        status["recovery"]["tail_bytes_discarded"].is_u64(),
+        "{status}"
+    );
+    load.verify(Crash::PowerLoss, &mut rig.connect("disk"))
+        .expect("everything flushed is there");
     assert_eq!(rig.tenuto(&["status", "-x"]).status.code(), Some(EXIT_DONE));
     daemon.stop();
 }

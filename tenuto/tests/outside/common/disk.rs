@@ -15,8 +15,8 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::{Background, nbd};
 use super::random::Random;
+use super::{Background, nbd};
 
 const SECTOR: usize = 512;
 /// Connections of one mount; `nbdfuse` asks for four.
@@ -109,7 +109,11 @@ impl Disk {
             let kept = random.below(100) < keep_percent;
             for (index, sector) in payload.chunks(SECTOR).enumerate() {
                 loss.unsynced_sectors += 1;
-                let keep = if whole { kept } else { random.below(100) < keep_percent };
+                let keep = if whole {
+                    kept
+                } else {
+                    random.below(100) < keep_percent
+                };
                 if keep {
                     loss.kept_sectors += 1;
                     let at = offset + index * SECTOR;
@@ -236,12 +240,19 @@ impl Disk {
     ) -> io::Result<()> {
         let mut state = self.lock();
         let end = offset + payload.len() as u64;
-        let held = state.hold_from.is_some_and(|(from, to)| offset < to && from < end);
+        let held = state
+            .hold_from
+            .is_some_and(|(from, to)| offset < to && from < end);
         let error = if !state.powered || end > state.now.len() as u64 {
             nbd::EIO
         } else if held {
             let answer_to = stream.try_clone()?;
-            state.parked.push(Parked { offset, payload, cookie, answer_to });
+            state.parked.push(Parked {
+                offset,
+                payload,
+                cookie,
+                answer_to,
+            });
             self.state.1.notify_all();
             return Ok(());
         } else {
@@ -327,15 +338,26 @@ impl Mounted {
         let _ = std::fs::remove_file(&socket);
         std::fs::write(file, []).expect("create the file to mount over");
         disk.serve(&socket);
-        let arguments = [file.to_string_lossy(), "--unix".into(), socket.to_string_lossy()];
+        let arguments = [
+            file.to_string_lossy(),
+            "--unix".into(),
+            socket.to_string_lossy(),
+        ];
         let fuse = Background::start("nbdfuse", &arguments.each_ref().map(|text| &**text));
         let bytes = disk.lock().now.len() as u64;
         let start = Instant::now();
         while std::fs::metadata(file).map(|data| data.len()).unwrap_or(0) != bytes {
-            assert!(start.elapsed() < MOUNT_TIMEOUT, "nbdfuse did not mount in time");
+            assert!(
+                start.elapsed() < MOUNT_TIMEOUT,
+                "nbdfuse did not mount in time"
+            );
             std::thread::yield_now();
         }
-        Mounted { file: file.to_owned(), socket, _fuse: fuse }
+        Mounted {
+            file: file.to_owned(),
+            socket,
+            _fuse: fuse,
+        }
     }
 
     pub fn path(&self) -> &Path {
@@ -363,9 +385,15 @@ impl Loop {
             .arg(file)
             .output()
             .expect("run losetup");
-        assert!(output.status.success(), "losetup: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "losetup: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         let device = String::from_utf8(output.stdout).expect("a path from losetup");
-        Loop { device: PathBuf::from(device.trim()) }
+        Loop {
+            device: PathBuf::from(device.trim()),
+        }
     }
 
     pub fn path(&self) -> &Path {
@@ -391,7 +419,14 @@ impl FileSystem {
     pub fn make(disk: &Disk, base: &Path) {
         let below = Mounted::new(disk, base);
         let status = Command::new("mkfs.ext4")
-            .args(["-q", "-F", "-b", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0"])
+            .args([
+                "-q",
+                "-F",
+                "-b",
+                "4096",
+                "-E",
+                "lazy_itable_init=0,lazy_journal_init=0",
+            ])
             .arg(below.path())
             .status()
             .expect("run mkfs.ext4");
@@ -413,7 +448,11 @@ impl FileSystem {
             .status()
             .expect("run mount");
         assert!(status.success(), "the file system on the disk mounts");
-        FileSystem { directory, device: Some(device), below: Some(below) }
+        FileSystem {
+            directory,
+            device: Some(device),
+            below: Some(below),
+        }
     }
 
     pub fn path(&self) -> &Path {

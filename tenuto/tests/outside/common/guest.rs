@@ -97,8 +97,7 @@ fn kernel() -> Option<(PathBuf, PathBuf)> {
             )
         })
         .filter(|(kernel, modules)| {
-            std::fs::File::open(kernel).is_ok()
-                && modules.join("block/virtio_blk.ko").is_file()
+            std::fs::File::open(kernel).is_ok() && modules.join("block/virtio_blk.ko").is_file()
         })
         .collect();
     found.sort();
@@ -108,7 +107,16 @@ fn kernel() -> Option<(PathBuf, PathBuf)> {
 impl Machine {
     /// `None`, with the skip noted, where QEMU or a readable kernel is missing.
     pub fn new(test: &str, dir: &Path) -> Option<Machine> {
-        if !have(test, &["qemu-system-x86_64", "qemu-img", "cpio", "mkfs.ext4", "busybox"]) {
+        if !have(
+            test,
+            &[
+                "qemu-system-x86_64",
+                "qemu-img",
+                "cpio",
+                "mkfs.ext4",
+                "busybox",
+            ],
+        ) {
             return None;
         }
         let Some((kernel, modules)) = kernel() else {
@@ -123,11 +131,18 @@ impl Machine {
         let mut names = Vec::new();
         for module in MODULES {
             let from = modules.join(format!("{module}.ko"));
-            let name = from.file_stem().expect("a file name").to_string_lossy().into_owned();
+            let name = from
+                .file_stem()
+                .expect("a file name")
+                .to_string_lossy()
+                .into_owned();
             std::fs::copy(&from, root.join(format!("modules/{name}.ko"))).expect("copy a module");
             names.push(name);
         }
-        script(&root.join("init"), &INIT.replace("MODULES", &names.join(" ")));
+        script(
+            &root.join("init"),
+            &INIT.replace("MODULES", &names.join(" ")),
+        );
         let initramfs = dir.join("initramfs.cpio");
         let command = format!(
             "cd '{}' && find . | cpio -o -H newc --quiet > '{}'",
@@ -149,7 +164,15 @@ impl Machine {
             .expect("create the image");
         run(
             "mkfs.ext4",
-            &["-q", "-F", "-b", "4096", "-d", &root.to_string_lossy(), &image.to_string_lossy()],
+            &[
+                "-q",
+                "-F",
+                "-b",
+                "4096",
+                "-d",
+                &root.to_string_lossy(),
+                &image.to_string_lossy(),
+            ],
         );
     }
 
@@ -157,7 +180,15 @@ impl Machine {
     /// What the guest said, one line each.
     pub fn run(&self, drive: &str, step: &str) -> Vec<String> {
         let mut child = Command::new("qemu-system-x86_64")
-            .args(["-accel", "tcg", "-m", "256", "-nodefaults", "-display", "none"])
+            .args([
+                "-accel",
+                "tcg",
+                "-m",
+                "256",
+                "-nodefaults",
+                "-display",
+                "none",
+            ])
             .args(["-serial", "stdio", "-no-reboot"])
             .arg("-kernel")
             .arg(&self.kernel)
@@ -166,7 +197,9 @@ impl Machine {
             .arg("-append")
             .arg(format!("console=ttyS0 quiet panic=-1 tenuto.step={step}"))
             .arg("-drive")
-            .arg(format!("if=none,id=disk,format=raw,discard=unmap,file={drive}"))
+            .arg(format!(
+                "if=none,id=disk,format=raw,discard=unmap,file={drive}"
+            ))
             .args(["-device", "virtio-blk-pci,drive=disk"])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

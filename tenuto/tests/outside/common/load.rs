@@ -37,7 +37,13 @@ pub struct Mix {
 
 impl Default for Mix {
     fn default() -> Mix {
-        Mix { sectors_max: 512, read_percent: 15, flush_percent: 6, zero_percent: 5, fua_percent: 3 }
+        Mix {
+            sectors_max: 512,
+            read_percent: 15,
+            flush_percent: 6,
+            zero_percent: 5,
+            fua_percent: 3,
+        }
     }
 }
 
@@ -69,7 +75,11 @@ pub enum End {
 }
 
 enum Pending {
-    Write { serial: u64, sector: u64, sectors: u64 },
+    Write {
+        serial: u64,
+        sector: u64,
+        sectors: u64,
+    },
     Flush(FlushPoint),
     Read(ReadPoint),
 }
@@ -105,12 +115,20 @@ impl Load {
     ) -> Result<End, Violation> {
         let payloads = Payloads::default();
         let (sender, heard) = channel();
-        let stream = client.stream.try_clone().expect("a second handle of the socket");
+        let stream = client
+            .stream
+            .try_clone()
+            .expect("a second handle of the socket");
         let listener = {
             let payloads = Arc::clone(&payloads);
             std::thread::spawn(move || hear(stream, &payloads, &sender))
         };
-        let mut session = Session { client, payloads, heard, pending: HashMap::new() };
+        let mut session = Session {
+            client,
+            payloads,
+            heard,
+            pending: HashMap::new(),
+        };
         let mut going = true;
         let end = loop {
             while going && session.pending.len() < QUEUE_DEPTH {
@@ -159,7 +177,11 @@ impl Load {
         let flags = if fua { nbd::FLAG_FUA } else { 0 };
         let kind = if zero { Kind::Zero } else { Kind::Stamp };
         let serial = self.model.submit(kind, sector, sectors, fua);
-        let pending = Pending::Write { serial, sector, sectors };
+        let pending = Pending::Write {
+            serial,
+            sector,
+            sectors,
+        };
         let length = sectors as usize * stamp::SECTOR_BYTES;
         if zero {
             return session.send(nbd::CMD_WRITE_ZEROES, flags, sector, length, &[], pending);
@@ -176,7 +198,11 @@ impl Load {
         let all = self.model.sectors();
         for _ in 0..PLACES_TRIED {
             let mut sectors = 1 + self.random.below(self.mix.sectors_max);
-            let area = if self.random.below(3) == 0 { all / 16 } else { all };
+            let area = if self.random.below(3) == 0 {
+                all / 16
+            } else {
+                all
+            };
             let mut sector = self.random.below(area - self.mix.sectors_max - 8);
             if self.random.below(2) == 0 {
                 sector = sector.next_multiple_of(8);
@@ -286,15 +312,18 @@ impl Session {
         }
         // Noted before it is sent: a request cut short by a kill may have been complete.
         self.pending.insert(cookie, pending);
-        self.client.send(command, flags, offset, length as u32, bytes)?;
+        self.client
+            .send(command, flags, offset, length as u32, bytes)?;
         Ok(())
     }
 
     fn touches(&self, sector: u64, sectors: u64) -> bool {
         self.pending.values().any(|pending| match *pending {
-            Pending::Write { sector: other, sectors: length, .. } => {
-                other < sector + sectors && sector < other + length
-            }
+            Pending::Write {
+                sector: other,
+                sectors: length,
+                ..
+            } => other < sector + sectors && sector < other + length,
             _ => false,
         })
     }
@@ -321,13 +350,19 @@ impl Session {
 /// for each other.
 fn hear(mut stream: UnixStream, payloads: &Payloads, to: &Sender<Heard>) {
     // The other side's pause is bounded where answers are waited for.
-    stream.set_read_timeout(None).expect("no timeout on a socket");
+    stream
+        .set_read_timeout(None)
+        .expect("no timeout on a socket");
     loop {
         let mut head = [0; 16];
         if stream.read_exact(&mut head).is_err() {
             return;
         }
-        assert_eq!(head[..4], 0x6744_6698u32.to_be_bytes(), "magic of a simple reply");
+        assert_eq!(
+            head[..4],
+            0x6744_6698u32.to_be_bytes(),
+            "magic of a simple reply"
+        );
         let error = u32::from_be_bytes(head[4..8].try_into().unwrap());
         let cookie = u64::from_be_bytes(head[8..].try_into().unwrap());
         let length = payloads.lock().unwrap().remove(&cookie).unwrap_or(0);
@@ -335,7 +370,14 @@ fn hear(mut stream: UnixStream, payloads: &Payloads, to: &Sender<Heard>) {
         if stream.read_exact(&mut payload).is_err() {
             return;
         }
-        if to.send(Heard { cookie, error, payload }).is_err() {
+        if to
+            .send(Heard {
+                cookie,
+                error,
+                payload,
+            })
+            .is_err()
+        {
             return;
         }
     }

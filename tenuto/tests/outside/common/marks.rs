@@ -41,7 +41,10 @@ impl Marks {
             .open(path)
             .expect("create the file of marks");
         file.set_len(4096).expect("size the file of marks");
-        Marks { file, path: path.to_owned() }
+        Marks {
+            file,
+            path: path.to_owned(),
+        }
     }
 
     pub fn path(&self) -> &Path {
@@ -50,12 +53,16 @@ impl Marks {
 
     fn get(&self, word: u64) -> u64 {
         let mut bytes = [0; 8];
-        self.file.read_exact_at(&mut bytes, word * 8).expect("read a mark");
+        self.file
+            .read_exact_at(&mut bytes, word * 8)
+            .expect("read a mark");
         u64::from_ne_bytes(bytes)
     }
 
     fn set(&self, word: u64, value: u64) {
-        self.file.write_all_at(&value.to_ne_bytes(), word * 8).expect("write a mark");
+        self.file
+            .write_all_at(&value.to_ne_bytes(), word * 8)
+            .expect("write a mark");
     }
 
     /// The daemon dies in the middle of the `nth` entry of this phase from now on.

@@ -74,14 +74,17 @@ pub fn may_mount(test: &str) -> bool {
         skip(test, "mounting needs root and /dev/fuse");
         return false;
     }
-    have(test, &["nbdfuse", "losetup", "mkfs.ext4", "mount", "umount"])
+    have(
+        test,
+        &["nbdfuse", "losetup", "mkfs.ext4", "mount", "umount"],
+    )
 }
 
 /// A number from the environment, so that long runs need no other code.
 pub fn count(variable: &str, default: u64) -> u64 {
-    std::env::var(variable)
-        .ok()
-        .map_or(default, |text| text.parse().expect("a count in the environment"))
+    std::env::var(variable).ok().map_or(default, |text| {
+        text.parse().expect("a count in the environment")
+    })
 }
 
 /// The seed of a test: fixed, or the one given to replay a failure.
@@ -98,6 +101,7 @@ pub struct Rig {
     host: String,
     cache: String,
     volumes: String,
+    sections: String,
     environment: Vec<(String, String)>,
     _dir: tempfile::TempDir,
     _stage: Option<tempfile::TempDir>,
@@ -123,6 +127,7 @@ impl Rig {
             host: host_section("host-a"),
             cache: String::new(),
             volumes: String::new(),
+            sections: String::new(),
             environment: Vec::new(),
             _dir: dir,
             _stage: stage,
@@ -157,7 +162,10 @@ impl Rig {
 
     /// What `qemu-img`, `qemu-io` and QEMU call a volume.
     pub fn uri(&self, volume: &str) -> String {
-        format!("nbd+unix:///{volume}?socket={}", self.all_exports().display())
+        format!(
+            "nbd+unix:///{volume}?socket={}",
+            self.all_exports().display()
+        )
     }
 
     pub fn host_name(&mut self, name: &str) -> &mut Rig {
@@ -167,7 +175,10 @@ impl Rig {
 
     /// The `[cache]` section: place, size, and lines as in the file.
     pub fn cache(&mut self, path: &Path, size: &str, lines: &str) -> &mut Rig {
-        self.cache = format!("path = \"{}\"\nsize = \"{size}\"\n{lines}\n", path.display());
+        self.cache = format!(
+            "path = \"{}\"\nsize = \"{size}\"\n{lines}\n",
+            path.display()
+        );
         self
     }
 
@@ -180,6 +191,12 @@ impl Rig {
             origin.display()
         )
         .expect("a string takes everything");
+        self
+    }
+
+    /// A further section of the file.
+    pub fn section(&mut self, text: &str) -> &mut Rig {
+        self.sections.push_str(text);
         self
     }
 
@@ -221,11 +238,12 @@ impl Rig {
         };
         let text = format!(
             "[host]\n{}run-dir = \"{}\"\nstage-dir = \"{}\"\nstate-dir = \"{}\"\n\n\
-             [cache]\n{cache}\n{}",
+             [cache]\n{cache}\n{}{}",
             self.host,
             self.run_dir().display(),
             self.stage.display(),
             self.dir.join("state").display(),
+            self.sections,
             self.volumes
         );
         let path = self.config_path();
@@ -284,7 +302,12 @@ impl Rig {
     /// Runs a command that must fail with this code; its one line on standard error.
     pub fn refused(&self, arguments: &[&str], code: i32) -> String {
         let output = self.tenuto(arguments);
-        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", text_of(&output));
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "{arguments:?}: {}",
+            text_of(&output)
+        );
         String::from_utf8_lossy(&output.stderr).into_owned()
     }
 
@@ -315,7 +338,17 @@ impl Rig {
         let (ready, is_ready) = channel();
         listen(child.stdout.take().expect("a pipe"), &log, ready.clone());
         listen(child.stderr.take().expect("a pipe"), &log, ready);
-        Starting { daemon: Daemon { child, log }, is_ready }
+        Starting {
+            daemon: Daemon { child, log },
+            is_ready,
+        }
+    }
+
+    /// Waits until the daemon has noticed that all clients of a volume are gone.
+    pub fn gone_clients(&self, volume: &str) {
+        wait_until("the clients are gone", STOP_TIMEOUT, || {
+            self.show(volume)["clients"] == 0
+        });
     }
 
     /// Opens a volume with the small client.
@@ -349,7 +382,11 @@ pub fn run(program: &str, arguments: &[&str]) -> String {
         .stdin(Stdio::null())
         .output()
         .unwrap_or_else(|error| panic!("{program}: {error}"));
-    assert!(output.status.success(), "{program} {arguments:?}: {}", text_of(&output));
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {}",
+        text_of(&output)
+    );
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
@@ -366,8 +403,12 @@ pub fn copy_with_neighbours(image: &Path, copy: &Path) {
         }
         let modified = std::fs::metadata(&from).and_then(|data| data.modified());
         std::fs::copy(&from, &to).unwrap_or_else(|error| panic!("copy {from}: {error}"));
-        let file = std::fs::File::options().write(true).open(&to).expect("open the copy");
-        file.set_modified(modified.expect("the time of the original")).expect("set the time");
+        let file = std::fs::File::options()
+            .write(true)
+            .open(&to)
+            .expect("open the copy");
+        file.set_modified(modified.expect("the time of the original"))
+            .expect("set the time");
     }
 }
 

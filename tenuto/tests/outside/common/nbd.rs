@@ -185,7 +185,10 @@ impl Client {
             .send(command, flags, offset, length, payload)
             .expect("send a request");
         let answer = self.answer().expect("an answer");
-        assert_eq!(answer.cookie, cookie, "the only request in flight is answered");
+        assert_eq!(
+            answer.cookie, cookie,
+            "the only request in flight is answered"
+        );
         answer.error
     }
 
