@@ -8,3 +8,4 @@
 
 pub mod check;
 pub mod stamp;
+mod violation;
