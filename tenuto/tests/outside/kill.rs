@@ -13,7 +13,7 @@ use workload::check::{Crash, Promise};
 use crate::common::load::{End, Load, Mix};
 use crate::common::marks::{Marks, PHASES};
 use crate::common::random::Random;
-use crate::common::{Rig, copy_with_neighbours, count, seed};
+use crate::common::{Rig, SetWhenDropped, copy_with_neighbours, count, seed};
 
 const VOLUME_BYTES: u64 = 48 << 20;
 const KILLS_IN_EACH_PHASE: u64 = 3;
@@ -138,15 +138,14 @@ impl Drill {
                     let (daemon, round) = (&daemon, &round);
                     let before = load.counts.answered;
                     scope.spawn(move || {
-                        let end = load.run(client, |counts| {
+                        let _over = SetWhenDropped(&round.over);
+                        load.run(client, |counts| {
                             let enough = from_outside && counts.answered - before > patience;
                             if enough || start.elapsed() > ROUND_TIME_MAX {
                                 daemon.signal(libc::SIGKILL);
                             }
                             true
-                        });
-                        round.over.store(true, Ordering::SeqCst);
-                        end
+                        })
                     })
                 })
                 .collect();
@@ -305,13 +304,13 @@ fn the_origin_of_an_atomic_volume_is_a_prefix_after_every_kill() {
                     rig.tenuto(&["volume", "destage", "disk", "--wait"]);
                 }
             });
+            let _over = SetWhenDropped(&over);
             let end = load.run(client, |counts| {
                 if counts.answered > patience {
                     daemon.signal(libc::SIGKILL);
                 }
                 true
             });
-            over.store(true, Ordering::SeqCst);
             assert_eq!(end.expect("reads are right"), End::Broken);
         });
         daemon.kill();

@@ -9,6 +9,7 @@ mod guest;
 mod hostile;
 mod kill;
 mod late_write;
+mod limits;
 mod machinery;
 mod power;
 mod refuse;

@@ -14,7 +14,7 @@ use workload::check::{Crash, Promise};
 use crate::common::disk::{Disk, FileSystem, Mounted};
 use crate::common::load::{Load, Mix};
 use crate::common::random::Random;
-use crate::common::{Rig, copy_with_neighbours, count, may_mount, seed};
+use crate::common::{Rig, SetWhenDropped, copy_with_neighbours, count, may_mount, seed};
 
 const CACHE_BYTES: usize = 128 << 20;
 const ORIGIN_BYTES: usize = 160 << 20;
@@ -137,7 +137,8 @@ impl Drill {
                     let client = rig.connect(name);
                     let before = load.counts.answered;
                     scope.spawn(move || {
-                        let end = load.run(client, |counts| {
+                        let _over = SetWhenDropped(over);
+                        load.run(client, |counts| {
                             if counts.answered - before > patience {
                                 // The cache first: what it acknowledges after the cut of the
                                 // origin would be more than a real host could.
@@ -146,9 +147,7 @@ impl Drill {
                                 daemon.signal(libc::SIGKILL);
                             }
                             true
-                        });
-                        over.store(true, Ordering::SeqCst);
-                        end
+                        })
                     })
                 })
                 .collect();

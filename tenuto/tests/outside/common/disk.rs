@@ -41,10 +41,10 @@ struct State {
     /// Answered writes since the last flush, in order; replayed onto `synced` by the flush.
     unsynced: VecDeque<(usize, Vec<u8>)>,
     powered: bool,
+    /// Every request fails, nothing is lost: a path that is down.
+    unplugged: bool,
     hold_from: Option<(u64, u64)>,
     parked: Vec<Parked>,
-    writes: u64,
-    flushes: u64,
 }
 
 /// Bytes with a power switch. Cheap to clone; all clones are the same disk.
@@ -82,9 +82,9 @@ impl Disk {
         self.lock().now.clone()
     }
 
-    pub fn writes_and_flushes(&self) -> (u64, u64) {
-        let state = self.lock();
-        (state.writes, state.flushes)
+    /// While unplugged every request fails; what was written stays.
+    pub fn unplug(&self, unplugged: bool) {
+        self.lock().unplugged = unplugged;
     }
 
     /// From now on every request fails and nothing changes. Requests that wait stay unanswered
@@ -207,7 +207,7 @@ impl Disk {
                 nbd::CMD_READ => {
                     let state = self.lock();
                     let end = offset as usize + length as usize;
-                    if !state.powered || end > state.now.len() {
+                    if !state.answers() || end > state.now.len() {
                         stream.write_all(&reply(nbd::EIO, cookie))?;
                         continue;
                     }
@@ -218,8 +218,8 @@ impl Disk {
                 }
                 nbd::CMD_FLUSH => {
                     let mut state = self.lock();
-                    let error = if state.powered { 0 } else { nbd::EIO };
-                    if state.powered {
+                    let error = if state.answers() { 0 } else { nbd::EIO };
+                    if state.answers() {
                         state.flush();
                     }
                     drop(state);
@@ -243,7 +243,7 @@ impl Disk {
         let held = state
             .hold_from
             .is_some_and(|(from, to)| offset < to && from < end);
-        let error = if !state.powered || end > state.now.len() as u64 {
+        let error = if !state.answers() || end > state.now.len() as u64 {
             nbd::EIO
         } else if held {
             let answer_to = stream.try_clone()?;
@@ -268,14 +268,16 @@ impl Disk {
 }
 
 impl State {
+    fn answers(&self) -> bool {
+        self.powered && !self.unplugged
+    }
+
     fn write(&mut self, offset: usize, payload: Vec<u8>) {
-        self.writes += 1;
         self.now[offset..offset + payload.len()].copy_from_slice(&payload);
         self.unsynced.push_back((offset, payload));
     }
 
     fn flush(&mut self) {
-        self.flushes += 1;
         for (offset, payload) in self.unsynced.drain(..) {
             self.synced[offset..offset + payload.len()].copy_from_slice(&payload);
         }

@@ -16,6 +16,7 @@ use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -212,11 +213,6 @@ impl Rig {
         self
     }
 
-    pub fn env_remove(&mut self, key: &str) -> &mut Rig {
-        self.environment.retain(|(known, _)| known != key);
-        self
-    }
-
     /// A raw image of that many bytes, all zero.
     pub fn image(&self, name: &str, bytes: u64) -> PathBuf {
         let path = self.dir.join(name);
@@ -409,6 +405,15 @@ pub fn copy_with_neighbours(image: &Path, copy: &Path) {
             .expect("open the copy");
         file.set_modified(modified.expect("the time of the original"))
             .expect("set the time");
+    }
+}
+
+/// Ends the threads that look at a flag, also when the test fails.
+pub struct SetWhenDropped<'a>(pub &'a AtomicBool);
+
+impl Drop for SetWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 }
 

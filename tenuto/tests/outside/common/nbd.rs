@@ -17,16 +17,13 @@ pub const CMD_FLUSH: u16 = 3;
 pub const CMD_TRIM: u16 = 4;
 pub const CMD_CACHE: u16 = 5;
 pub const CMD_WRITE_ZEROES: u16 = 6;
-pub const CMD_BLOCK_STATUS: u16 = 7;
 
 pub const FLAG_FUA: u16 = 1;
-pub const FLAG_NO_HOLE: u16 = 2;
 
 pub const EPERM: u32 = 1;
 pub const EIO: u32 = 5;
 pub const EINVAL: u32 = 22;
 pub const ENOSPC: u32 = 28;
-pub const EOVERFLOW: u32 = 75;
 
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
 pub const OPTION_MAGIC: &[u8; 8] = b"IHAVEOPT";
