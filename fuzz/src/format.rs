@@ -123,6 +123,7 @@ fn built_checkpoint(source: &mut Source, cache: Uuid) -> Checkpoint {
         incarnation: source.number(),
         stream_seq_next: source.number(),
         segment_seq_next: source.number(),
+        generation_next: source.u32(),
         virgin_from: source.u32(),
         segments_total,
         volumes,
@@ -387,7 +388,11 @@ fn built_journal(source: &mut Source) -> Journal {
     let mut offset = journal::payload_at(count);
     let entries = (0..count)
         .map(|_| {
-            let (kind, span) = (entry_kind(source), span(source));
+            let (kind, mut span) = (entry_kind(source), span(source));
+            // A piece of payload is at most as long as the largest chunk, or refused.
+            if kind == EntryKind::Write && span.sectors > 1024 && source.byte() < 250 {
+                span.sectors %= 1024;
+            }
             let checksum = source.u32();
             let mut entry = JournalEntry {
                 span,
