@@ -87,6 +87,8 @@ struct Segment {
     /// Chunks that are open or not yet on the device.
     unwritten_chunks: u32,
     footer_in_flight: bool,
+    /// Its footer was made by recovery and alone says which of its records count.
+    settled: bool,
     /// A block in it cannot be read: evacuating it would lose it.
     stuck: bool,
     /// The newest record when it died; what replaced its content is durable with it.
@@ -240,6 +242,7 @@ impl Log {
             pins: 0,
             unwritten_chunks: 0,
             footer_in_flight: false,
+            settled: false,
             stuck: false,
             dead_after: StreamSeq(0),
             entries: Vec::new(),
