@@ -320,6 +320,10 @@ impl Log {
             item.kind == EntryKind::Write,
             "only writes carry bytes"
         );
+        // What evacuation has opened of the reserve is for evacuation alone.
+        if !evacuating && self.ready.len() < space::SEGMENTS_RESERVED {
+            return None;
+        }
         let blocks_wanted = if source.is_some() { 1 } else { 0 };
         self.open_record(cx, stream, blocks_wanted, evacuating)?;
         let open = self.streams[stream as usize]
