@@ -110,7 +110,18 @@ impl World {
         (media.fuse, media.errors) = (fuse, errors);
         let opened = Engine::open(config, &mut media, &mut self.memory);
         let (crashed, failed) = (media.crashed || self.memory.is_killed(), media.failed > 0);
+        let calls = media.calls;
         self.now = now;
+        if crashed {
+            let place = if self.memory.is_killed() {
+                "the stage"
+            } else {
+                "the devices"
+            };
+            self.trace.note(format_args!(
+                "crash in recovery, at {place} after {calls} calls"
+            ));
+        }
         let (engine, report) = match opened {
             _ if crashed => return self.die(true).map(|()| Start::Again),
             Ok(opened) => opened,
