@@ -11,9 +11,6 @@ use engine::types::{BufferId, DestageMode, Policy, VolumeId};
 use std::collections::BTreeMap;
 use workload::check::{Crash, FlushPoint, Initial, Kind, Model, Promise, ReadPoint};
 
-/// The largest write and read: 128 KiB.
-const REQUEST_SECTORS_MAX: u64 = 256;
-
 /// What a guest, or its administrator, wants.
 #[derive(Clone, Copy, Debug)]
 pub enum Request {
@@ -223,7 +220,7 @@ impl Guest {
         let fua = self.rng.chance(100);
         let request = match self.rng.below(1000) {
             0..500 => {
-                let (sector, sectors) = self.span(REQUEST_SECTORS_MAX);
+                let (sector, sectors) = self.span(self.plan.request_sectors_max);
                 Request::Write {
                     sector,
                     sectors,
@@ -231,7 +228,7 @@ impl Guest {
                 }
             }
             500..780 => {
-                let (sector, sectors) = self.span(REQUEST_SECTORS_MAX);
+                let (sector, sectors) = self.span(self.plan.request_sectors_max);
                 Request::Read { sector, sectors }
             }
             780..860 => Request::Flush,
