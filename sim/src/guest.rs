@@ -75,6 +75,32 @@ pub enum Pending {
 }
 
 impl Pending {
+    /// What it is, in a few words.
+    pub fn name(&self) -> String {
+        match self {
+            Pending::Read { .. } => "read".to_owned(),
+            Pending::Write {
+                serial,
+                buffer: Some(_),
+                sectors,
+                ..
+            } => {
+                format!("write #{serial} of {sectors} sectors")
+            }
+            Pending::Write {
+                serial, sectors, ..
+            } => {
+                format!("zeroes #{serial} of {sectors} sectors")
+            }
+            Pending::Flush { .. } => "flush".to_owned(),
+            Pending::Outside { .. } => "read beyond the end".to_owned(),
+            Pending::Destage { .. } => "destage".to_owned(),
+            Pending::Reset => "reset".to_owned(),
+            Pending::Tune(_) => "tune".to_owned(),
+            Pending::Part { sector, .. } => format!("check from sector {sector}"),
+        }
+    }
+
     pub fn buffer(&self) -> Option<BufferId> {
         match self {
             Pending::Read { buffer, .. }

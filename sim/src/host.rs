@@ -14,6 +14,7 @@
 
 use crate::devices::Blocking;
 use crate::disk::Power;
+use crate::oracle::ANSWER_NS_MAX;
 use crate::world::{Broken, LATE_NS_MAX, Sabotage, Step, Trigger, World};
 use engine::engine::{Engine, OpenError, format_cache, settle};
 use engine::event::{Event, Purpose, VolumeSpec};
@@ -229,7 +230,16 @@ impl World {
         let purpose = self.rng.pick(&PURPOSES);
         self.wake_guests();
         let mut armed = false;
+        let mut progress = (self.budget, self.now);
         while self.budget > 0 {
+            if self.budget != progress.0 {
+                progress = (self.budget, self.now);
+            } else if self.now > progress.1 + ANSWER_NS_MAX {
+                return Err(format!(
+                    "for a long time nobody has asked:{}",
+                    self.who_waits()
+                ));
+            }
             if !armed && self.budget <= arm_at && !matches!(ending, Ending::Orderly { .. }) {
                 armed = true;
                 self.trace
