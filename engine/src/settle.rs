@@ -51,7 +51,13 @@ pub fn settle(media: &mut dyn Media, volume: VolumeId) -> Result<Settled, OpenEr
     let journal = read_journal(media, volume, &ledger)?;
     check_payload(media, volume, &journal)?;
     // Applying changes the modification time, and may be cut short: the next one must know.
-    ledger.mtime_limit_ns = stat.now_ns.max(stat.mtime_ns) + APPLY_NS_MAX;
+    // The clock over there is read off the ledger, which is written for it.
+    ledger.mtime_limit_ns = ledger.mtime_limit_ns.max(stat.mtime_ns);
+    write_ledger(media, volume, &mut ledger)?;
+    let clock = media
+        .stat(Device::Ledger(volume))
+        .map_err(|_| OpenError::Io("the ledger"))?;
+    ledger.mtime_limit_ns = stat.mtime_ns.max(clock.mtime_ns).max(clock.now_ns) + APPLY_NS_MAX;
     write_ledger(media, volume, &mut ledger)?;
     apply(media, volume, &journal)?;
     media

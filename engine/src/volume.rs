@@ -81,6 +81,8 @@ pub struct Keeper {
     pub piece: Option<u32>,
     /// The last attempt failed: due again at housekeeping.
     pub failed: bool,
+    /// How far the clock of the origin's file system is ahead of ours.
+    pub clock_ahead_ns: u64,
 }
 
 pub struct Volume {

@@ -611,7 +611,13 @@ impl Core {
         destage.apply_until = now.plus_millis(APPLY_MS_MAX / 3);
         let (upto, journal_sequence, journal_bytes) =
             (destage.upto, destage.journal_sequence, destage.journal_at);
-        let ledger = self.ledger(id);
+        let keeper = self
+            .volume(id)
+            .keeper
+            .as_mut()
+            .expect("write-back volumes have a ledger");
+        let ahead = keeper.clock_ahead_ns;
+        let ledger = &mut keeper.ledger;
         ledger.progress = if atomic {
             Progress::Apply {
                 upto,
@@ -623,7 +629,7 @@ impl Core {
         };
         ledger.origin_bytes = stat.size_bytes;
         ledger.mtime_before_ns = stat.mtime_ns;
-        ledger.mtime_limit_ns = stat.now_ns.max(stat.mtime_ns) + APPLY_MS_MAX * 1_000_000;
+        ledger.mtime_limit_ns = (stat.now_ns + ahead).max(stat.mtime_ns) + APPLY_MS_MAX * 1_000_000;
         self.write_ledger(cx, id, LedgerStep::Begin);
     }
 

@@ -286,6 +286,7 @@ impl Core {
             Pending::DestageSync { volume } => self.destage_synced(cx, volume, ok),
             Pending::JournalTable { volume } => self.table_written(cx, volume, ok),
             Pending::Stat { volume } => self.stat_done(cx, volume, stat.filter(|_| ok)),
+            Pending::Clock { volume } => self.clock_read(cx, volume, stat.filter(|_| ok)),
             Pending::EvacuateFooter => self.evacuation_footer(cx, ok),
             Pending::Remove { volume } => self.removed(cx, volume, ok),
         }

@@ -84,7 +84,8 @@ pub fn body_blocks(geometry: Geometry) -> u32 {
 
 /// Entries that fit into a footer; the segment is sealed when it has so many.
 pub fn entries_max(geometry: Geometry) -> usize {
-    let room = geometry.chunk_bytes() as usize - HEADER_BYTES - body_blocks(geometry) as usize * 4;
+    let taken = HEADER_BYTES + body_blocks(geometry) as usize * 4;
+    let room = (geometry.chunk_bytes() as usize).saturating_sub(taken);
     room / ENTRY_BYTES
 }
 

@@ -441,6 +441,10 @@ impl Log {
                 self.close_chunk(stream);
             }
         }
+        if self.footer_is_full(stream) {
+            self.close_chunk(stream);
+            self.seal_segment(stream);
+        }
         if self.streams[stream as usize].open.is_none() {
             self.open_chunk(cx, stream, evacuating)?;
         }
@@ -465,6 +469,15 @@ impl Log {
         });
         open.next_block += 1;
         Some(())
+    }
+
+    /// The footer of the open segment has no room for the entries of one more record.
+    fn footer_is_full(&self, kind: StreamKind) -> bool {
+        let entries_max = footer::entries_max(self.geometry);
+        self.streams[kind as usize].segment.is_some_and(|segment| {
+            let entries = &self.segments[segment.0 as usize].entries;
+            entries.len() + record::ENTRIES_MAX > entries_max
+        })
     }
 
     fn next_identity(&mut self, kind: StreamKind) -> Identity {
@@ -494,13 +507,6 @@ impl Log {
     fn open_chunk(&mut self, cx: &mut Cx<'_>, kind: StreamKind, evacuating: bool) -> Option<()> {
         if !self.has_slot(kind) {
             return None;
-        }
-        let full = self.streams[kind as usize].segment.is_some_and(|segment| {
-            self.segments[segment.0 as usize].entries.len() + record::ENTRIES_MAX * 4
-                > footer::entries_max(self.geometry)
-        });
-        if full {
-            self.seal_segment(kind);
         }
         if self.streams[kind as usize].segment.is_none() {
             self.open_segment(kind, evacuating)?;
