@@ -3,12 +3,17 @@
 //! Owns everything that does I/O or knows the time. Deliberately absent: decisions about data,
 //! which live in `engine`.
 
+pub mod admin;
 pub mod buffer;
 pub mod cachedev;
+pub mod cli;
+pub mod config;
 pub mod daemon;
+pub mod error;
 pub mod fault;
 pub mod files;
 pub mod frontend;
+pub mod inspect;
 pub mod lock;
 pub mod marks;
 pub mod origin;
