@@ -8,6 +8,7 @@
 
 pub mod client;
 pub mod json;
+mod listener;
 pub mod live;
 pub mod metrics;
 pub mod promise;
@@ -109,11 +110,14 @@ pub struct Outcome {
 pub struct Admin {
     machine: Box<dyn Machine>,
     started: Instant,
-    /// A mutex, not a message: orders of administrators are rare, slow and strictly one after
-    /// the other, and the data path never takes it.
+    /// Changes happen strictly one after the other; each may take as long as an origin does.
+    order: Mutex<()>,
+    /// A mutex, not a message: held only to copy or to set plain data, never while the machine
+    /// works, so that looking never waits for a change. The data path never takes it.
     known: Mutex<Known>,
 }
 
+#[derive(Clone)]
 struct Known {
     config: Config,
     volumes: Vec<Volume>,
@@ -123,7 +127,16 @@ impl Admin {
     /// `volumes` are the ones the machine was started with.
     pub fn new(config: Config, volumes: Vec<Volume>, machine: Box<dyn Machine>) -> Admin {
         let known = Mutex::new(Known { config, volumes });
-        Admin { machine, started: Instant::now(), known }
+        Admin {
+            machine,
+            started: Instant::now(),
+            order: Mutex::new(()),
+            known,
+        }
+    }
+
+    fn order(&self) -> MutexGuard<'_, ()> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -149,7 +162,8 @@ impl Admin {
 
     /// Attaches a volume and keeps it for the next start.
     pub fn add(&self, name: &str, values: &[(String, config::Value)]) -> Result<Outcome> {
-        let mut known = self.known();
+        let _order = self.order();
+        let mut known = self.known().clone();
         let volume = parse::new_volume(&known.config.defaults, name, values)?;
         if known.volumes.iter().any(|other| other.name == name) {
             let message = format!("volume {name}: exists already; choose another name");
@@ -162,12 +176,14 @@ impl Admin {
             return Err(error);
         }
         known.volumes.push(volume);
+        *self.known() = known;
         Ok(Outcome::default())
     }
 
     /// Changes tunables of a running volume.
     pub fn set(&self, name: &str, values: &[(String, config::Value)]) -> Result<Outcome> {
-        let mut known = self.known();
+        let _order = self.order();
+        let mut known = self.known().clone();
         let Some(at) = known.volumes.iter().position(|volume| volume.name == name) else {
             return Err(Error::no_volume(name));
         };
@@ -183,13 +199,16 @@ impl Admin {
         }
         self.machine.tune(volume.settings())?;
         let outcome = match known.config.volumes.iter().find(|named| named.name == name) {
-            Some(named) => Outcome { notes: vec![stays_in_file(&known.config, named)] },
+            Some(named) => Outcome {
+                notes: vec![stays_in_file(&known.config, named)],
+            },
             None => {
                 state::save(&known.config, &volume)?;
                 Outcome::default()
             }
         };
         known.volumes[at] = volume;
+        *self.known() = known;
         Ok(outcome)
     }
 
@@ -201,9 +220,14 @@ impl Admin {
             );
             return Err(Error::usage(message).about(name));
         }
-        let mut known = self.known();
+        let _order = self.order();
+        let mut known = self.known().clone();
         let look = self.machine.look()?;
-        let snapshot = look.engine.volumes.iter().find(|volume| volume.name == name);
+        let snapshot = look
+            .engine
+            .volumes
+            .iter()
+            .find(|volume| volume.name == name);
         if snapshot.is_none() && known.volumes.iter().all(|volume| volume.name != name) {
             return Err(Error::no_volume(name));
         }
@@ -222,7 +246,9 @@ impl Admin {
         known.volumes.retain(|volume| volume.name != name);
         let named = known.config.volumes.iter().find(|named| named.name == name);
         let notes = named.map(|named| stays_in_file(&known.config, named));
-        Ok(Outcome { notes: notes.into_iter().collect() })
+        let notes = notes.into_iter().collect();
+        *self.known() = known;
+        Ok(Outcome { notes })
     }
 
     /// Brings everything written so far to the origin; returns when it is there.
@@ -268,7 +294,8 @@ impl Admin {
         let path = self.known().config.path.clone();
         let fresh = Config::load(&path)?;
         check::check(&fresh)?;
-        let mut known = self.known();
+        let _order = self.order();
+        let mut known = self.known().clone();
         let mut notes = Vec::new();
         for volume in &fresh.volumes {
             let name = &volume.name;
@@ -288,12 +315,15 @@ impl Admin {
         for old in &known.config.volumes {
             if fresh.volumes.iter().all(|volume| volume.name != old.name) {
                 let name = &old.name;
-                notes.push(format!("volume {name}: is gone from the file; needs a restart"));
+                notes.push(format!(
+                    "volume {name}: is gone from the file; needs a restart"
+                ));
             }
         }
         notes.extend(changed_sections(&known.config, &fresh));
         known.config.volumes = fresh.volumes;
         known.config.defaults = fresh.defaults;
+        *self.known() = known;
         Ok(Outcome { notes })
     }
 }
@@ -306,7 +336,9 @@ fn changed_sections(old: &Config, new: &Config) -> Vec<String> {
         ("[images]", old.images != new.images),
     ];
     let changed = changed.into_iter().filter(|(_, changed)| *changed);
-    changed.map(|(section, _)| format!("{section}: its change needs a restart")).collect()
+    changed
+        .map(|(section, _)| format!("{section}: its change needs a restart"))
+        .collect()
 }
 
 fn stays_in_file(config: &Config, volume: &Volume) -> String {
@@ -330,7 +362,11 @@ fn check_against(known: &Known, volume: &Volume) -> Result<()> {
 }
 
 fn find<'a>(look: &'a Look, name: &str) -> Result<&'a VolumeSnapshot> {
-    let found = look.engine.volumes.iter().find(|volume| volume.name == name);
+    let found = look
+        .engine
+        .volumes
+        .iter()
+        .find(|volume| volume.name == name);
     found.ok_or_else(|| Error::no_volume(name))
 }
 
@@ -340,7 +376,11 @@ fn refuse_connected(look: &Look, volume: &VolumeSnapshot, verb: &str) -> Result<
         0 => Ok(()),
         clients => {
             let name = &volume.name;
-            let noun = if clients == 1 { "client is" } else { "clients are" };
+            let noun = if clients == 1 {
+                "client is"
+            } else {
+                "clients are"
+            };
             Err(Error::refused(format!(
                 "volume {name}: {clients} {noun} connected; disconnect first, then {verb} it"
             ))
@@ -353,7 +393,10 @@ fn dirty_refusal(volume: &VolumeSnapshot) -> Error {
     let name = &volume.name;
     let bytes = volume.dirty_bytes;
     let age = match volume.oldest_dirty_ns {
-        Some(nanos) => format!(", up to {} old,", units::human_seconds(nanos / 1_000_000_000)),
+        Some(nanos) => format!(
+            ", up to {} old,",
+            units::human_seconds(nanos / 1_000_000_000)
+        ),
         None => String::new(),
     };
     Error::refused(format!(

@@ -17,6 +17,7 @@ use crate::target::Target;
 use clap::{Args, Subcommand};
 use engine::engine::{device_bytes, format_cache, geometry_for};
 use engine::format::superblock::Superblock;
+use engine::snapshot::VolumeSnapshot;
 use engine::types::Uuid;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -80,12 +81,21 @@ fn create(context: &Context, command: &Create) -> Result<()> {
     let path = &command.path;
     let asked = command.size.as_deref().map(parse_asked_size).transpose()?;
     let configured = configuration(context)?;
-    let size = asked.or_else(|| configured.as_ref().and_then(|config| size_for(config, path)));
+    let size = asked.or_else(|| {
+        configured
+            .as_ref()
+            .and_then(|config| size_for(config, path))
+    });
     let stage_dir = stage_dir(configured.as_ref());
-    let existing = std::fs::metadata(path).map(|meta| meta.len()).ok().filter(|bytes| *bytes > 0);
+    let existing = std::fs::metadata(path)
+        .map(|meta| meta.len())
+        .ok()
+        .filter(|bytes| *bytes > 0);
     let is_device = is_block_device(path);
     if size.is_none() && existing.is_none() && !is_device {
-        return Err(Error::usage("--size: is missing; write it as in --size 64GiB"));
+        return Err(Error::usage(
+            "--size: is missing; write it as in --size 64GiB",
+        ));
     }
     let created = make(path, size, command.force, &stage_dir)?;
     let name = path.display().to_string();
@@ -96,7 +106,11 @@ fn create(context: &Context, command: &Create) -> Result<()> {
         "log_bytes": created.log_bytes,
     });
     context.output().confirmation(&document, || {
-        format!("{name}: cache of {}, {}\n", human_bytes(created.log_bytes), created.uuid)
+        format!(
+            "{name}: cache of {}, {}\n",
+            human_bytes(created.log_bytes),
+            created.uuid
+        )
     })
 }
 
@@ -108,7 +122,9 @@ fn parse_asked_size(text: &str) -> Result<u64> {
     })?;
     if bytes < CACHE_BYTES_MIN {
         let least = show_size(CACHE_BYTES_MIN);
-        return Err(Error::usage(format!("--size: {text} is too small; write at least {least}")));
+        return Err(Error::usage(format!(
+            "--size: {text} is too small; write at least {least}"
+        )));
     }
     Ok(bytes)
 }
@@ -151,14 +167,25 @@ pub fn create_missing(config: &Config) -> Result<()> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Err(error) => return Err(inspect::unreadable(path, &error)),
     }
-    if let Some(parent) = path.parent().filter(|_| !config.cache.sources.contains_key("path")) {
+    if let Some(parent) = path
+        .parent()
+        .filter(|_| !config.cache.sources.contains_key("path"))
+    {
         std::fs::create_dir_all(parent).map_err(|error| {
-            Error::failed(format!("{}: {}; make it first", parent.display(), cause(&error)))
+            Error::failed(format!(
+                "{}: {}; make it first",
+                parent.display(),
+                cause(&error)
+            ))
         })?;
     }
     let size = config.cache.size_bytes;
     let created = make(path, Some(size), false, &config.host.stage_dir)?;
-    tracing::info!("cache {}: made, {}", path.display(), human_bytes(created.bytes));
+    tracing::info!(
+        "cache {}: made, {}",
+        path.display(),
+        human_bytes(created.bytes)
+    );
     Ok(())
 }
 
@@ -194,7 +221,11 @@ fn make(path: &Path, size: Option<u64>, force: bool, stage_dir: &Path) -> Result
             return Err(Error::usage(format!("cache {}: {why}", path.display())));
         }
     };
-    let bytes = if claimed.target.block_device { device_bytes(geometry) } else { wanted };
+    let bytes = if claimed.target.block_device {
+        device_bytes(geometry)
+    } else {
+        wanted
+    };
     let target = claimed.allocate(bytes).map_err(offline::from_fault)?;
     let uuid = Uuid(*uuid::Uuid::new_v4().as_bytes());
     let mut files = Files::new(target);
@@ -203,7 +234,11 @@ fn make(path: &Path, size: Option<u64>, force: bool, stage_dir: &Path) -> Result
         // It belongs to a cache that is gone; left behind it would only take memory.
         let _ = std::fs::remove_file(stage);
     }
-    Ok(Created { uuid, bytes, log_bytes: geometry.log_bytes() })
+    Ok(Created {
+        uuid,
+        bytes,
+        log_bytes: geometry.log_bytes(),
+    })
 }
 
 /// Refuses to overwrite what is not blank and not a clean cache. Returns the stage file of the
@@ -219,8 +254,10 @@ fn refuse_dirty(
     }
     let name = path.display();
     let refuse = |what: String| {
-        Err(Error::refused(format!("cache {name}: {what}, or force it with --force"))
-            .about(name.to_string()))
+        Err(
+            Error::refused(format!("cache {name}: {what}, or force it with --force"))
+                .about(name.to_string()),
+        )
     };
     let superblock = match inspect::superblock(&claimed.target)? {
         Ok(superblock) => superblock,
@@ -240,7 +277,9 @@ fn refuse_dirty(
     let found = match offline::peek(&files, &superblock, stage_dir) {
         Ok(found) => found,
         Err(error) => {
-            return refuse(format!("is a cache that does not open ({error}); see cache verify"));
+            return refuse(format!(
+                "is a cache that does not open ({error}); see cache verify"
+            ));
         }
     };
     match found.dirty_list() {
@@ -256,7 +295,10 @@ fn refuse_dirty(
 }
 
 fn oldest(found: &Found) -> String {
-    let oldest = found.dirty().filter_map(|volume| volume.oldest_dirty_ns).max();
+    let oldest = found
+        .dirty()
+        .filter_map(|volume| volume.oldest_dirty_ns)
+        .max();
     oldest.map_or(String::new(), |nanos| {
         let age = crate::config::units::human_seconds(nanos / 1_000_000_000);
         format!(", up to {age} old,")
@@ -269,7 +311,11 @@ fn reopened(target: &Target) -> Result<Target> {
         .file
         .try_clone()
         .map_err(|error| Error::failed(format!("{}: {}", target.name(), cause(&error))))?;
-    Ok(Target { file, path: target.path.clone(), ..*target })
+    Ok(Target {
+        file,
+        path: target.path.clone(),
+        ..*target
+    })
 }
 
 fn inspect_cache(context: &Context, path: &Path, verify: bool) -> Result<()> {
@@ -303,7 +349,9 @@ fn inspect_cache(context: &Context, path: &Path, verify: bool) -> Result<()> {
         )
         .about(name));
     }
-    context.output().document(&document, || found_text(path, &superblock, &found))
+    context
+        .output()
+        .document(&document, || found_text(path, &superblock, &found))
 }
 
 fn report_json(found: &Found) -> Value {
@@ -326,7 +374,11 @@ fn superblock_text(path: &Path, superblock: &Superblock) -> String {
         ("log", human_bytes(geometry.log_bytes())),
         (
             "segments",
-            format!("{} of {}", geometry.segments, human_bytes(geometry.segment_bytes())),
+            format!(
+                "{} of {}",
+                geometry.segments,
+                human_bytes(geometry.segment_bytes())
+            ),
         ),
     ])
 }
@@ -335,7 +387,13 @@ fn found_text(path: &Path, superblock: &Superblock, found: &Found) -> String {
     let report = &found.report;
     let mut text = superblock_text(path, superblock);
     text.push_str(&output::fields(&[
-        ("stage", found.stage.as_ref().map_or("none".into(), |path| path.display().to_string())),
+        (
+            "stage",
+            found
+                .stage
+                .as_ref()
+                .map_or("none".into(), |path| path.display().to_string()),
+        ),
         (
             "recovery",
             format!(
@@ -344,7 +402,15 @@ fn found_text(path: &Path, superblock: &Superblock, found: &Found) -> String {
                 human_bytes(report.tail_bytes_discarded)
             ),
         ),
-        ("damage", if report.damage.is_empty() { "none" } else { "see below" }.into()),
+        (
+            "damage",
+            if report.damage.is_empty() {
+                "none"
+            } else {
+                "see below"
+            }
+            .into(),
+        ),
     ]));
     text.extend(report.damage.iter().map(|line| format!("  {line}\n")));
     if !found.volumes.is_empty() {
@@ -369,4 +435,92 @@ fn found_text(path: &Path, superblock: &Superblock, found: &Found) -> String {
         ));
     }
     text
+}
+
+/// `tenuto recover`: a dead host's dirty data to its origins.
+pub fn recover(context: &Context, command: &Recover) -> Result<()> {
+    let path = &command.cache;
+    let name = path.display().to_string();
+    let superblock = inspect::superblock_at(path)?.map_err(|why| {
+        Error::new(
+            why.kind(),
+            format!("cache {name}: {why}; name the cache of the dead host"),
+        )
+        .about(name.clone())
+    })?;
+    let configured = configuration(context)?;
+    let stage_dir = stage_dir(configured.as_ref());
+    let found = {
+        let mut progress = offline::tell;
+        let target = cachedev::open(path, &mut offline::patience(&mut progress))
+            .map_err(offline::from_fault)?;
+        offline::peek(&Files::new(target), &superblock, &stage_dir)?
+    };
+    let asked = |volume: &&VolumeSnapshot| {
+        command
+            .volume
+            .as_ref()
+            .is_none_or(|asked| *asked == volume.name)
+    };
+    if let Some(asked) = &command.volume
+        && found.volumes.iter().all(|volume| volume.name != *asked)
+    {
+        let message = format!("volume {asked}: not in cache {name}; see `tenuto cache inspect`");
+        return Err(Error::new(Kind::NotFound, message).about(asked.clone()));
+    }
+    let volumes: Vec<&VolumeSnapshot> = found.dirty().filter(asked).collect();
+    if command.dry_run {
+        return tell_recovered(context, &name, &found, &volumes, &[]);
+    }
+    let failures = offline::destage_all(path, &stage_dir, &volumes)?;
+    tell_recovered(context, &name, &found, &volumes, &failures)?;
+    match failures.first() {
+        None if found.report.damage.is_empty() => Ok(()),
+        None => Err(Error::new(
+            Kind::Damaged,
+            format!(
+                "cache {name}: {}; everything else is recovered",
+                found.report.damage[0]
+            ),
+        )
+        .about(name)),
+        Some((_, error)) => Err(error.clone()),
+    }
+}
+
+fn tell_recovered(
+    context: &Context,
+    name: &str,
+    found: &Found,
+    volumes: &[&VolumeSnapshot],
+    failures: &[(String, Error)],
+) -> Result<()> {
+    // A failed command prints its error as the only document.
+    if context.common.json && (!failures.is_empty() || !found.report.damage.is_empty()) {
+        return Ok(());
+    }
+    let done = |volume: &VolumeSnapshot| failures.iter().all(|(name, _)| *name != volume.name);
+    let listed: Vec<Value> = volumes
+        .iter()
+        .map(|volume| {
+            let mut document = inspect::volume_json(volume);
+            document["recovered"] = json!(done(volume));
+            document
+        })
+        .collect();
+    let document = json!({ "cache": name, "volumes": listed, "recovery": report_json(found) });
+    context.output().document(&document, || {
+        if volumes.is_empty() {
+            return format!("cache {name}: no dirty data\n");
+        }
+        let line = |volume: &&VolumeSnapshot| {
+            let bytes = human_bytes(volume.dirty_bytes);
+            let (name, origin) = (&volume.name, &volume.origin);
+            match done(volume) {
+                true => format!("volume {name}: {bytes} for {origin}\n"),
+                false => format!("volume {name}: {bytes} for {origin}: still here\n"),
+            }
+        };
+        volumes.iter().map(line).collect()
+    })
 }

@@ -5,9 +5,9 @@
 //! SIGINT end in order and keep dirty data; SIGHUP applies the changed file.
 
 use super::{Context, cache};
+use crate::admin::Admin;
 use crate::admin::live::{Live, start_error};
 use crate::admin::server::{self, Server};
-use crate::admin::Admin;
 use crate::config::{Config, Volume, check, state};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result, cause};
@@ -46,7 +46,8 @@ pub fn run(context: &Context) -> Result<()> {
     let server = match Server::start(admin.clone(), &socket, group.as_deref(), metrics) {
         Ok(server) => server,
         Err(error) => {
-            daemon.stop().map_err(start_error)?;
+            // The first error is the one to tell; nothing was acknowledged yet.
+            let _ = daemon.stop();
             return Err(error);
         }
     };
@@ -55,7 +56,11 @@ pub fn run(context: &Context) -> Result<()> {
     notify("STOPPING=1");
     tracing::info!("stopping; dirty data stays in the cache");
     server.stop();
-    daemon.stop().map_err(start_error)?;
+    daemon.stop().map_err(|error| {
+        Error::failed(format!(
+            "stop: {error}; what is not in the cache is in the stage"
+        ))
+    })?;
     tracing::info!("stopped");
     Ok(())
 }
@@ -94,14 +99,20 @@ fn added_volumes(config: &Config) -> Result<Vec<Volume>> {
     }
     let named = known.len();
     for volume in state::load(config)? {
-        let others: Vec<(&Volume, check::Origin)> =
-            known.iter().map(|(volume, origin)| (volume, origin.clone())).collect();
+        let others: Vec<(&Volume, check::Origin)> = known
+            .iter()
+            .map(|(volume, origin)| (volume, origin.clone()))
+            .collect();
         match check::check_volume(config, &volume, &others) {
             Ok(origin) => known.push((volume, origin)),
             Err(error) => tracing::error!("volume {} is left out: {error}", volume.name),
         }
     }
-    Ok(known.split_off(named).into_iter().map(|(volume, _)| volume).collect())
+    Ok(known
+        .split_off(named)
+        .into_iter()
+        .map(|(volume, _)| volume)
+        .collect())
 }
 
 fn note_limits(volume: &Volume) {
