@@ -118,6 +118,8 @@ pub struct Volume {
     /// Requests to its origin in flight, and reads that are not answered.
     pub origin_in_flight: u32,
     pub reads_in_flight: u32,
+    /// Sectors of the first waiting write whose serial is given and which are not staged yet.
+    pub unfinished_sectors: u64,
     /// In the queue of volumes whose first waiting request wants another try.
     pub queued: bool,
     pub counters: Counters,
@@ -168,6 +170,7 @@ impl Volume {
             removing: false,
             origin_in_flight: 0,
             reads_in_flight: 0,
+            unfinished_sectors: 0,
             queued: false,
             counters: Counters::default(),
         }

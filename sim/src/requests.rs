@@ -354,7 +354,7 @@ impl World {
             (Pending::Outside { .. }, it) => it == Refusal::OutOfRange,
             (Pending::Write { .. }, Refusal::NoSpace) => policy == Policy::Ephemeral,
             (Pending::Write { .. }, Refusal::Io) => policy == Policy::Uncached && self.faulty(),
-            (Pending::Reset, _) => false,
+            (Pending::Reset, it) => it == Refusal::Gone,
             (_, Refusal::Io) => self.faulty(),
             _ => false,
         };

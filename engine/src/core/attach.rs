@@ -430,6 +430,8 @@ impl Core {
             return;
         }
         volume.detaching = Some((request, discard_dirty));
+        self.give_up_unfinished(id);
+        let volume = self.volume(id);
         let waiting = core::mem::take(&mut volume.waiting);
         let destage_waiters = core::mem::take(&mut volume.destage_waiters);
         for waiting in waiting {

@@ -112,6 +112,10 @@ impl Core {
         if volume.destage.is_some() || !volume.owes() || !volume.attached || !volume.ready {
             return;
         }
+        // A write is destaged whole: its epoch stays open until all of it is staged.
+        if volume.unfinished_sectors > 0 && volume.epochs.len() == 1 {
+            return;
+        }
         let oldest = volume.epochs.front().map_or(cx.now, |epoch| epoch.opened);
         let aged = volume
             .tuning

@@ -163,11 +163,7 @@ impl Core {
                 self.zero(cx, volume, request, (sector, sectors), fua, allocate);
             }
             Event::Disconnect { connection } => {
-                for volume in self.volumes.iter_mut().flatten() {
-                    volume
-                        .waiting
-                        .retain(|w| w.request.connection != connection);
-                }
+                self.drop_waiting(cx, connection);
             }
             Event::Done { io, result, stat } => self.done(cx, io, result, stat),
             Event::Admin { request, command } => self.command(cx, request, command),

@@ -639,6 +639,7 @@ fn add_to_footer(footer: &mut Footer, found: &Found, geometry: Geometry) {
             span: entry.span,
             kind: entry.kind,
             block,
+            more: entry.more,
         });
     }
 }
