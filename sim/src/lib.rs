@@ -1,1 +1,23 @@
+//! The adversary: virtual time, lying disks and careless guests around the product's own engine.
+//!
+//! Owns everything that a host, its storage and its guests are to the engine. Always true: the
+//! engine is the one that the daemon runs, unmodified; a run follows from its seed alone, so the
+//! same seed gives the same trace. Deliberately absent: threads, clocks, files, and any hash map.
+#![forbid(unsafe_code)]
 
+pub mod devices;
+pub mod disk;
+pub mod guest;
+pub mod host;
+pub mod memory;
+pub mod oracle;
+pub mod plan;
+mod requests;
+pub mod rng;
+mod run;
+pub mod scenario;
+pub mod trace;
+pub mod world;
+
+pub use run::{Failure, Options, Outcome, run};
+pub use world::Sabotage;

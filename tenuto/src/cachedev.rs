@@ -229,6 +229,16 @@ fn entries(dir: &Path) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::testing::freed;
+
+    /// The refusal that stays when no other test's fork holds the device any more.
+    fn settled(node: &Path, force: bool) -> Fault {
+        freed(|| match claim(node, force, &mut no_wait()) {
+            Err(fault) if fault.message.contains("(pid") => Err(fault),
+            Err(fault) => Ok(fault),
+            Ok(_) => panic!("{} was claimed", node.display()),
+        })
+    }
 
     fn no_wait() -> Patience<'static> {
         Patience::none()
@@ -254,7 +264,7 @@ mod tests {
             "{second}"
         );
         drop(target);
-        open(&path, &mut no_wait()).expect("free again");
+        freed(|| open(&path, &mut no_wait()));
     }
 
     #[test]
@@ -267,7 +277,7 @@ mod tests {
         let fault = claim(&path, false, &mut no_wait()).expect_err("refused");
         assert_eq!(fault.kind, Kind::WouldLoseData);
         assert!(fault.message.contains("ext4"), "{fault}");
-        let new = claim(&path, true, &mut no_wait()).expect("forced");
+        let new = freed(|| claim(&path, true, &mut no_wait()));
         assert!(!new.blank);
         new.abandon();
         assert_eq!(fs::read(&path).expect("there"), disk);
@@ -338,7 +348,7 @@ mod tests {
         );
         first.zero(4096, 8192, false).expect("zeroed");
         drop(first);
-        let new = claim(node, false, &mut no_wait()).expect("blank");
+        let new = freed(|| claim(node, false, &mut no_wait()));
         assert!(
             new.allocate(64 << 20)
                 .is_err_and(|fault| fault.kind == Kind::Invalid)
@@ -347,7 +357,7 @@ mod tests {
             eprintln!("skipped: mkfs.ext4 is not installed");
             return;
         }
-        let fault = claim(node, false, &mut no_wait()).expect_err("holds ext4");
+        let fault = settled(node, false);
         assert!(fault.message.contains("ext4"), "{fault}");
         let place = dir.path().join("mounted");
         fs::create_dir(&place).expect("made");
@@ -356,9 +366,8 @@ mod tests {
             eprintln!("skipped: nothing can be mounted here");
             return;
         }
-        let fault = claim(node, true, &mut no_wait());
+        let fault = settled(node, true);
         assert!(run("umount", &[place]));
-        let fault = fault.expect_err("mounted, also when forced");
         assert!(fault.message.contains("is mounted at"), "{fault}");
     }
 }

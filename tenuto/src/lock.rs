@@ -311,6 +311,26 @@ fn alive(pid: u32) -> bool {
 }
 
 #[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+
+    /// Opens what this process has just closed. Another test that starts a program has, until
+    /// the program runs, a copy of every descriptor, and with it of every lock.
+    pub fn freed<T>(mut open: impl FnMut() -> Result<T, Fault>) -> T {
+        let start = Instant::now();
+        loop {
+            match open() {
+                Ok(opened) => return opened,
+                Err(fault) if fault.kind == Kind::InUse && start.elapsed().as_secs() < 10 => {
+                    std::thread::yield_now();
+                }
+                Err(fault) => panic!("it should be free: {fault}"),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::buffer::Arena;
@@ -393,7 +413,9 @@ mod tests {
         let mut child = std::process::Command::new("true").spawn().expect("started");
         let pid = child.id();
         // A process that has ended and is not waited for yet is a zombie.
+        let start = Instant::now();
         while alive(pid) {
+            assert!(start.elapsed().as_secs() < 10, "the child has ended by now");
             std::thread::yield_now();
         }
         child.wait().expect("ended");

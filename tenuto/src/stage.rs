@@ -156,6 +156,7 @@ fn full(file: &File, name: &str, bytes: u64, error: io::Error) -> Fault {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::testing::freed;
     use std::os::unix::fs::symlink;
 
     const UUID: Uuid = Uuid([7; 16]);
@@ -174,7 +175,7 @@ mod tests {
         let mode = fs::metadata(stage.path()).expect("there").mode();
         assert_eq!(mode & 0o777, 0o600);
         drop((stage, arena));
-        let (stage, arena) = Stage::open(dir.path(), UUID, 4096).expect("opened");
+        let (stage, arena) = freed(|| Stage::open(dir.path(), UUID, 4096));
         assert!(stage.found());
         assert_eq!(arena.bytes(), 64 << 10);
         assert_eq!(
@@ -182,7 +183,7 @@ mod tests {
             42
         );
         drop((stage, arena));
-        let (stage, arena) = Stage::open(dir.path(), UUID, 128 << 10).expect("opened");
+        let (stage, arena) = freed(|| Stage::open(dir.path(), UUID, 128 << 10));
         assert_eq!(arena.bytes(), 128 << 10);
         let path = stage.path().to_path_buf();
         assert_eq!(

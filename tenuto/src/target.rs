@@ -65,10 +65,9 @@ impl Target {
             flags |= libc::O_NOFOLLOW;
         }
         let mut options = OpenOptions::new();
-        options
-            .read(true)
-            .write(how.write)
-            .create(how.create.is_some());
+        // With O_EXCL, which claims a device, O_CREAT would insist on making it.
+        let create = how.create.is_some() && !device;
+        options.read(true).write(how.write).create(create);
         options.mode(how.create.unwrap_or(0));
         let (file, direct) = match options.custom_flags(flags | libc::O_DIRECT).open(path) {
             Ok(file) => (file, true),
@@ -440,7 +439,8 @@ mod tests {
     #[test]
     fn any_alignment_reads_what_was_written_and_leaves_its_neighbours() {
         let (_dir, mut target) = temporary(8 << 20);
-        let mut shadow = vec![0u8; 8 << 20];
+        let mut shadow = vec![0xa5u8; 8 << 20];
+        target.write(0, &shadow).expect("written");
         for align in [target.dio_align, 4096] {
             // 4096 makes a read-modify-write of every odd sector, on any disk.
             target.dio_align = if target.direct { align } else { 1 };

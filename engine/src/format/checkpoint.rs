@@ -41,9 +41,11 @@ pub struct HeaderBytes {
     pub volumes: U32,
     pub segments: U32,
     pub tables_checksum: U32,
+    pub generation_next: U32,
+    pub reserved: U32,
 }
 
-const _: () = assert!(size_of::<HeaderBytes>() == PREFIX_BYTES + 80);
+const _: () = assert!(size_of::<HeaderBytes>() == PREFIX_BYTES + 88);
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -123,6 +125,8 @@ pub struct Checkpoint {
     /// be found.
     pub stream_seq_next: u64,
     pub segment_seq_next: u64,
+    /// No volume of this cache ever had this generation or a later one.
+    pub generation_next: u32,
     /// Segments from here on were never written.
     pub virgin_from: u32,
     pub segments_total: u32,
@@ -184,6 +188,8 @@ impl Checkpoint {
             volumes: U32::new(self.volumes.len() as u32),
             segments: U32::new(self.segments_total),
             tables_checksum: U32::new(super::checksum(&[&bytes[HEADER_BYTES..]])),
+            generation_next: U32::new(self.generation_next),
+            reserved: U32::new(0),
         };
         bytes[..size_of::<HeaderBytes>()].copy_from_slice(header.as_bytes());
         seal(&mut bytes[..HEADER_BYTES]);
@@ -245,6 +251,7 @@ impl Checkpoint {
             incarnation: header.incarnation.get(),
             stream_seq_next: header.stream_seq_next.get(),
             segment_seq_next: header.segment_seq_next.get(),
+            generation_next: header.generation_next.get(),
             virgin_from: header.virgin_from.get(),
             segments_total: header.segments.get(),
             volumes,
@@ -258,6 +265,7 @@ fn parse_header(bytes: &[u8]) -> Result<&HeaderBytes, FormatError> {
     check(block, Kind::Checkpoint)?;
     let (header, rest) = HeaderBytes::ref_from_prefix(block).map_err(|_| FormatError::Short)?;
     zeroes(rest)?;
+    zeroes(header.reserved.as_bytes())?;
     if header.volumes.get() > 1 << 16 || header.segments.get() > 1 << 20 {
         return Err(FormatError::Field("table sizes"));
     }

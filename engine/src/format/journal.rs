@@ -16,6 +16,9 @@ const ENTRY_BYTES: usize = 32;
 /// Bound of one journal's table; a destage larger than this is cut by serial.
 pub const ENTRIES_MAX: usize = 1 << 24;
 
+/// Sectors of one piece of payload: the largest chunk.
+const PIECE_SECTORS_MAX: u64 = super::record::SUMS_MAX as u64 * crate::types::BLOCK_SECTORS;
+
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct HeaderBytes {
@@ -162,7 +165,8 @@ fn parse_entry(bytes: &[u8], payload_at: u64, total: u64) -> Result<JournalEntry
     let fits = match kind {
         EntryKind::Zero { .. } => offset == 0,
         EntryKind::Write => {
-            offset >= payload_at
+            span.sectors <= PIECE_SECTORS_MAX
+                && offset >= payload_at
                 && offset % BLOCK_BYTES == 0
                 && total >= offset
                 && total - offset >= span.sectors * crate::types::SECTOR_BYTES

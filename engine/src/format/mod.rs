@@ -71,7 +71,7 @@ pub struct Prefix {
 }
 
 pub const PREFIX_BYTES: usize = 16;
-const CHECKSUM_AT: usize = 12;
+pub(crate) const CHECKSUM_AT: usize = 12;
 const _: () = assert!(size_of::<Prefix>() == PREFIX_BYTES);
 
 impl Prefix {

@@ -47,6 +47,8 @@ pub struct HeadBytes {
 
 const IDENTITY_FROM: usize = PREFIX_BYTES + 4;
 const IDENTITY_TO: usize = 72;
+/// Where the counts of entries and payload blocks lie, stored when the record is sealed.
+pub const COUNTS_AT: usize = IDENTITY_TO;
 const _: () = assert!(size_of::<HeadBytes>() <= ENTRIES_AT);
 const _: () = assert!(core::mem::offset_of!(HeadBytes, entries) == IDENTITY_TO);
 

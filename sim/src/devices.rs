@@ -1,0 +1,284 @@
+//! All devices of the simulated host and its storage, and blocking access to them.
+//!
+//! Owns the cache disk and, for each origin, image, journal and ledger. Always true: the same
+//! disks serve the running engine and its recovery, so that what one leaves the other finds.
+//! Deliberately absent: who may open what when; the world knows.
+
+use crate::disk::{Change, Disk};
+use crate::rng::Rng;
+use engine::event::{Device, IoError, Op, Stat};
+use engine::media::Media;
+use engine::types::VolumeId;
+use std::collections::BTreeMap;
+
+/// The wall clock at the begin of the run; any time that is not 0 will do.
+const EPOCH_NS: u64 = 1_700_000_000_000_000_000;
+/// File systems stamp changes with the time of the last tick.
+const MTIME_TICK_NS: u64 = 4_000_000;
+
+/// An origin with what lies beside it.
+#[derive(Clone, Debug, Default)]
+pub struct Origin {
+    pub image: Disk,
+    pub journal: Disk,
+    pub ledger: Disk,
+    /// How far the clock of its file server is ahead of the host's.
+    pub skew_ns: u64,
+}
+
+/// One of the disks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum File {
+    Cache,
+    Image(usize),
+    Journal(usize),
+    Ledger(usize),
+}
+
+impl File {
+    /// The origin it belongs to.
+    pub fn origin(self) -> Option<usize> {
+        match self {
+            File::Cache => None,
+            File::Image(at) | File::Journal(at) | File::Ledger(at) => Some(at),
+        }
+    }
+}
+
+/// Everything that can hold bytes without power.
+#[derive(Clone, Debug, Default)]
+pub struct Devices {
+    pub cache: Disk,
+    pub origins: Vec<Origin>,
+    /// The origin of each volume that the engine has placed.
+    pub places: BTreeMap<VolumeId, usize>,
+}
+
+impl Devices {
+    /// The disk behind a device of the engine.
+    pub fn file(&self, device: Device) -> File {
+        let place = |id| {
+            *self
+                .places
+                .get(&id)
+                .unwrap_or_else(|| panic!("{id:?} was never placed"))
+        };
+        match device {
+            Device::Cache => File::Cache,
+            Device::Origin(id) => File::Image(place(id)),
+            Device::Journal(id) => File::Journal(place(id)),
+            Device::Ledger(id) => File::Ledger(place(id)),
+        }
+    }
+
+    pub fn disk(&mut self, file: File) -> &mut Disk {
+        match file {
+            File::Cache => &mut self.cache,
+            File::Image(at) => &mut self.origins[at].image,
+            File::Journal(at) => &mut self.origins[at].journal,
+            File::Ledger(at) => &mut self.origins[at].ledger,
+        }
+    }
+
+    pub fn files(&self) -> Vec<File> {
+        let beside = |at| [File::Image(at), File::Journal(at), File::Ledger(at)];
+        let origins = (0..self.origins.len()).flat_map(beside);
+        std::iter::once(File::Cache).chain(origins).collect()
+    }
+
+    /// The time a device stamps on a change made at `now`.
+    pub fn stamp(&self, file: File, now: u64) -> u64 {
+        let skew = file.origin().map_or(0, |at| self.origins[at].skew_ns);
+        (EPOCH_NS + now + skew) / MTIME_TICK_NS * MTIME_TICK_NS
+    }
+
+    pub fn stat(&mut self, file: File, now: u64) -> Stat {
+        let disk = self.disk(file);
+        Stat {
+            size_bytes: disk.size(),
+            mtime_ns: disk.mtime(),
+            now_ns: EPOCH_NS + now,
+        }
+    }
+}
+
+/// The change that an operation makes, if it is one that changes bytes.
+pub fn change(
+    op: Op,
+    offset: u64,
+    bytes: u64,
+    content: impl FnOnce() -> Vec<u8>,
+) -> Option<Change> {
+    match op {
+        Op::Write => Some(Change::Bytes {
+            offset,
+            bytes: content(),
+        }),
+        Op::Zero { .. } => Some(Change::Zero { offset, bytes }),
+        Op::Remove => Some(Change::Cut),
+        Op::Read | Op::Sync | Op::Stat => None,
+    }
+}
+
+/// How often a blocking call takes how long: a few hundred microseconds.
+const CALL_NS: u64 = 200_000;
+
+/// Blocking access, as recovery has it, with a crash between or within any two calls.
+pub struct Blocking<'a> {
+    pub devices: &'a mut Devices,
+    pub rng: &'a mut Rng,
+    pub now: &'a mut u64,
+    /// Calls until the crash.
+    pub fuse: Option<u64>,
+    /// The crash has come: nothing that was returned since counts.
+    pub crashed: bool,
+    /// Calls in a thousand that fail without a crash.
+    pub errors: u64,
+    pub failed: u64,
+    pub calls: u64,
+}
+
+impl<'a> Blocking<'a> {
+    /// Access without any fault.
+    pub fn new(devices: &'a mut Devices, rng: &'a mut Rng, now: &'a mut u64) -> Blocking<'a> {
+        Blocking {
+            devices,
+            rng,
+            now,
+            fuse: None,
+            crashed: false,
+            errors: 0,
+            failed: 0,
+            calls: 0,
+        }
+    }
+
+    /// Counts a call; `Err` when it fails.
+    fn enter(&mut self) -> Result<(), IoError> {
+        *self.now += 1 + self.rng.below(CALL_NS);
+        self.calls += 1;
+        if self.crashed {
+            return Err(IoError::Failed);
+        }
+        match &mut self.fuse {
+            Some(0) => {
+                self.crashed = true;
+                return Err(IoError::Failed);
+            }
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        if self.rng.chance(self.errors) {
+            self.failed += 1;
+            return Err(IoError::Failed);
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, device: Device, change: Change) -> Result<(), IoError> {
+        let before = self.crashed;
+        let entered = self.enter();
+        if before {
+            return entered;
+        }
+        let file = self.devices.file(device);
+        let time = self.devices.stamp(file, *self.now);
+        let disk = self.devices.disk(file);
+        let ticket = disk.start(change);
+        // A crash leaves the change in flight; whether it lands is decided with the others.
+        if !self.crashed {
+            disk.finish(ticket, entered.is_err(), time, self.rng);
+        }
+        entered
+    }
+}
+
+impl Media for Blocking<'_> {
+    fn read(&mut self, device: Device, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        self.enter()?;
+        let file = self.devices.file(device);
+        self.devices.disk(file).read(offset, bytes, self.rng);
+        Ok(())
+    }
+
+    fn write(&mut self, device: Device, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
+        self.change(
+            device,
+            Change::Bytes {
+                offset,
+                bytes: bytes.to_vec(),
+            },
+        )
+    }
+
+    fn zero(&mut self, device: Device, offset: u64, bytes: u64) -> Result<(), IoError> {
+        self.change(device, Change::Zero { offset, bytes })
+    }
+
+    fn sync(&mut self, device: Device) -> Result<(), IoError> {
+        let before = self.crashed;
+        let entered = self.enter();
+        let file = self.devices.file(device);
+        let disk = self.devices.disk(file);
+        let point = disk.sync_point();
+        match entered {
+            Ok(()) => disk.sync_done(point),
+            Err(_) if !before && !self.crashed => disk.sync_failed(point, self.rng),
+            Err(_) => {}
+        }
+        entered
+    }
+
+    fn stat(&mut self, device: Device) -> Result<Stat, IoError> {
+        self.enter()?;
+        let file = self.devices.file(device);
+        Ok(self.devices.stat(file, *self.now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_reaches_a_device_after_the_crash() {
+        let mut devices = Devices::default();
+        let mut rng = Rng::new(1);
+        let mut now = 0;
+        let mut media = Blocking::new(&mut devices, &mut rng, &mut now);
+        media.fuse = Some(2);
+        assert!(media.write(Device::Cache, 0, &[1; 512]).is_ok());
+        assert!(media.sync(Device::Cache).is_ok());
+        assert!(media.write(Device::Cache, 512, &[2; 512]).is_err());
+        assert!(media.crashed);
+        assert!(media.write(Device::Cache, 1024, &[3; 512]).is_err());
+        assert!(media.read(Device::Cache, 0, &mut [0; 512]).is_err());
+        assert_eq!(devices.cache.flying().len(), 1);
+        assert_eq!(devices.cache.size(), 512);
+    }
+
+    #[test]
+    fn files_that_do_not_exist_read_as_empty() {
+        let mut devices = Devices {
+            origins: vec![Origin::default()],
+            ..Devices::default()
+        };
+        devices.places.insert(VolumeId(3), 0);
+        let mut rng = Rng::new(1);
+        let mut now = 0;
+        let mut media = Blocking::new(&mut devices, &mut rng, &mut now);
+        let mut bytes = [9; 8];
+        assert!(
+            media
+                .read(Device::Ledger(VolumeId(3)), 0, &mut bytes)
+                .is_ok()
+        );
+        assert_eq!(bytes, [0; 8]);
+        assert_eq!(
+            media
+                .stat(Device::Ledger(VolumeId(3)))
+                .map(|it| it.size_bytes),
+            Ok(0)
+        );
+    }
+}

@@ -1,0 +1,443 @@
+//! One device or file that loses, tears and reorders what was not synced.
+//!
+//! Owns two images, what a read sees and what surely survives, and the changes between them.
+//! Always true: a sector is old or new, never a mixture; a successful sync makes durable what had
+//! completed before it was issued, and nothing resurrects an older value of a durable sector.
+//! Deliberately absent: time and the choice of faults; the world decides both.
+//!
+//! ```text
+//! start -> flying --finish--> completed --sync--> durable
+//!             \                  \--failed sync--> durable | completed | doomed | dropped
+//!              \--power loss: each sector lands or not, as do completed ones
+//! ```
+
+use crate::rng::Rng;
+use std::collections::BTreeMap;
+
+pub const SECTOR_BYTES: u64 = 512;
+
+/// What a request does to the bytes.
+#[derive(Clone, Debug)]
+pub enum Change {
+    Bytes {
+        offset: u64,
+        bytes: Vec<u8>,
+    },
+    Zero {
+        offset: u64,
+        bytes: u64,
+    },
+    /// Cuts the file to nothing.
+    Cut,
+}
+
+impl Change {
+    fn range(&self) -> (u64, u64) {
+        match self {
+            Change::Bytes { offset, bytes } => (*offset, offset + bytes.len() as u64),
+            Change::Zero { offset, bytes } => (*offset, offset + bytes),
+            Change::Cut => (0, u64::MAX),
+        }
+    }
+
+    fn sectors(&self) -> usize {
+        let (first, end) = self.range();
+        if end == u64::MAX {
+            1
+        } else {
+            (end - first).div_ceil(SECTOR_BYTES) as usize
+        }
+    }
+
+    /// Applies the parts that `live` names; an empty list names all of them.
+    fn apply(&self, image: &mut Image, live: &[bool]) {
+        let (first, end) = self.range();
+        if let Change::Cut = self {
+            if live.first().copied().unwrap_or(true) {
+                image.bytes.clear();
+            }
+            return;
+        }
+        if live.is_empty() || live.iter().any(|&live| live) {
+            let size = image.bytes.len().max(end as usize);
+            image.bytes.resize(size, 0);
+        }
+        for part in 0..self.sectors() {
+            if !live.get(part).copied().unwrap_or(true) {
+                continue;
+            }
+            let from = first + part as u64 * SECTOR_BYTES;
+            let to = &mut image.bytes[from as usize..end.min(from + SECTOR_BYTES) as usize];
+            match self {
+                Change::Bytes { bytes, .. } => {
+                    to.copy_from_slice(&bytes[(from - first) as usize..][..to.len()]);
+                }
+                _ => to.fill(0),
+            }
+        }
+    }
+}
+
+/// Contents and attributes; everything beyond the end reads as zeroes.
+#[derive(Clone, Debug, Default)]
+struct Image {
+    bytes: Vec<u8>,
+    mtime: u64,
+}
+
+impl Image {
+    fn read(&self, offset: u64, to: &mut [u8]) {
+        let first = (offset as usize).min(self.bytes.len());
+        let have = &self.bytes[first..(first + to.len()).min(self.bytes.len())];
+        to[..have.len()].copy_from_slice(have);
+        to[have.len()..].fill(0);
+    }
+}
+
+/// A change that is not durable.
+#[derive(Clone, Debug)]
+struct Open {
+    change: Change,
+    /// Position in the order of completion; 0 while in flight.
+    order: u64,
+    /// Which sectors it carries; empty = all.
+    live: Vec<bool>,
+    /// A failed sync has taken its chance: no later sync makes it durable.
+    doomed: bool,
+    time: u64,
+}
+
+impl Open {
+    fn lives(&self) -> bool {
+        self.live.is_empty() || self.live.iter().any(|&live| live)
+    }
+
+    /// Something newer is durable in this range: the change may not come back there.
+    fn overtaken(&mut self, (first, end): (u64, u64)) {
+        let (mine, my_end) = self.change.range();
+        if end <= mine || my_end <= first || matches!(self.change, Change::Cut) && end != u64::MAX {
+            return;
+        }
+        self.live.resize(self.change.sectors(), true);
+        for (part, live) in self.live.iter_mut().enumerate() {
+            let sector = mine + part as u64 * SECTOR_BYTES;
+            *live &= sector + SECTOR_BYTES <= first || end <= sector;
+        }
+    }
+}
+
+/// How a power loss treats what is not durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Power {
+    /// The device loses power as well.
+    Lost,
+    /// Only the host does: what completed stays, what was in flight lands or not.
+    Kept,
+}
+
+/// The state of completed changes at the moment a sync was issued.
+#[derive(Clone, Copy, Debug)]
+pub struct SyncPoint(u64);
+
+/// A device or file.
+#[derive(Clone, Debug, Default)]
+pub struct Disk {
+    seen: Image,
+    safe: Image,
+    completed: Vec<Open>,
+    flying: BTreeMap<u64, Open>,
+    completions: u64,
+    tickets: u64,
+}
+
+impl Disk {
+    /// A disk with these bytes on it, all durable.
+    pub fn new(bytes: Vec<u8>) -> Disk {
+        let image = Image { bytes, mtime: 0 };
+        Disk {
+            seen: image.clone(),
+            safe: image,
+            ..Disk::default()
+        }
+    }
+
+    pub fn size(&self) -> u64 {
+        self.seen.bytes.len() as u64
+    }
+
+    pub fn mtime(&self) -> u64 {
+        self.seen.mtime
+    }
+
+    /// Reads what is visible now; of changes in flight each sector shows the old or the new.
+    pub fn read(&self, offset: u64, to: &mut [u8], rng: &mut Rng) {
+        self.seen.read(offset, to);
+        let end = offset + to.len() as u64;
+        for open in self.flying.values() {
+            let (first, last) = open.change.range();
+            let mut at = offset.max(first);
+            while at < end.min(last) {
+                let next = (at / SECTOR_BYTES + 1) * SECTOR_BYTES;
+                let next = next.min(end).min(last);
+                if rng.chance(500) {
+                    let to = &mut to[(at - offset) as usize..(next - offset) as usize];
+                    match &open.change {
+                        Change::Bytes { bytes, .. } => {
+                            to.copy_from_slice(&bytes[(at - first) as usize..][..to.len()]);
+                        }
+                        Change::Zero { .. } | Change::Cut => to.fill(0),
+                    }
+                }
+                at = next;
+            }
+        }
+    }
+
+    /// Takes a change under way. The ticket names it until it ends.
+    pub fn start(&mut self, change: Change) -> u64 {
+        self.tickets += 1;
+        let open = Open {
+            change,
+            order: 0,
+            live: Vec::new(),
+            doomed: false,
+            time: 0,
+        };
+        self.flying.insert(self.tickets, open);
+        self.tickets
+    }
+
+    /// The memory of a change in flight is not what it was at the start: the device has read each
+    /// sector at a time of its own.
+    pub fn refresh(&mut self, ticket: u64, now: &[u8], rng: &mut Rng) {
+        let open = self
+            .flying
+            .get_mut(&ticket)
+            .expect("the change is in flight");
+        if let Change::Bytes { bytes, .. } = &mut open.change {
+            let parts = bytes.chunks_mut(SECTOR_BYTES as usize);
+            for (old, new) in parts.zip(now.chunks(SECTOR_BYTES as usize)) {
+                if rng.chance(500) {
+                    old.copy_from_slice(new);
+                }
+            }
+        }
+    }
+
+    /// The change has completed at `time`. With `failed` it has for some sectors only.
+    pub fn finish(&mut self, ticket: u64, failed: bool, time: u64, rng: &mut Rng) {
+        let mut open = self.flying.remove(&ticket).expect("a change ends once");
+        self.completions += 1;
+        open.order = self.completions;
+        open.time = time;
+        if failed {
+            open.live = (0..open.change.sectors())
+                .map(|_| rng.chance(500))
+                .collect();
+        }
+        open.change.apply(&mut self.seen, &open.live);
+        self.seen.mtime = self.seen.mtime.max(time);
+        self.completed.push(open);
+    }
+
+    /// Changes in flight, oldest first.
+    pub fn flying(&self) -> Vec<u64> {
+        self.flying.keys().copied().collect()
+    }
+
+    pub fn sync_point(&self) -> SyncPoint {
+        SyncPoint(self.completions)
+    }
+
+    pub fn sync_done(&mut self, point: SyncPoint) {
+        self.harden_where(|open| open.order <= point.0 && !open.doomed);
+    }
+
+    /// The sync failed: each change it was to cover is durable, as before, beyond the reach of
+    /// later syncs, or gone.
+    pub fn sync_failed(&mut self, point: SyncPoint, rng: &mut Rng) {
+        self.harden_where(|open| open.order <= point.0 && !open.doomed && rng.chance(250));
+        self.completed.retain_mut(|open| {
+            if open.order <= point.0 {
+                open.doomed |= rng.chance(330);
+                return !rng.chance(330);
+            }
+            true
+        });
+        let mtime = self.seen.mtime;
+        self.seen = self.safe.clone();
+        for open in &self.completed {
+            open.change.apply(&mut self.seen, &open.live);
+        }
+        self.seen.mtime = mtime;
+    }
+
+    /// Makes changes durable, in order of completion. What stays behind may not undo them.
+    fn harden_where(&mut self, mut durable: impl FnMut(&Open) -> bool) {
+        let mut behind: Vec<Open> = Vec::new();
+        for open in std::mem::take(&mut self.completed) {
+            if !durable(&open) {
+                behind.push(open);
+                continue;
+            }
+            open.change.apply(&mut self.safe, &open.live);
+            self.safe.mtime = self.safe.mtime.max(open.time);
+            for earlier in &mut behind {
+                earlier.overtaken(open.change.range());
+            }
+        }
+        behind.retain(Open::lives);
+        self.completed = behind;
+    }
+
+    /// Decides what is left after the host, and perhaps the device, has lost power.
+    pub fn power_loss(&mut self, power: Power, rng: &mut Rng) {
+        let luck = rng.pick(&[0, 100, 500, 900, 1000]);
+        let mut flying: Vec<Open> = std::mem::take(&mut self.flying).into_values().collect();
+        for at in (1..flying.len()).rev() {
+            flying.swap(at, rng.below(at as u64 + 1) as usize);
+        }
+        let completed = std::mem::take(&mut self.completed);
+        if power == Power::Kept {
+            for open in &completed {
+                open.change.apply(&mut self.safe, &open.live);
+            }
+            self.safe.mtime = self.seen.mtime;
+        }
+        let lost = completed.into_iter().filter(|_| power == Power::Lost);
+        for mut open in lost.chain(flying) {
+            let torn = rng.chance(300);
+            open.live.resize(open.change.sectors(), true);
+            let whole = rng.chance(luck);
+            for live in &mut open.live {
+                *live &= if torn { rng.chance(500) } else { whole };
+            }
+            open.change.apply(&mut self.safe, &open.live);
+        }
+        // The time of change is written when the file system likes, not with the bytes.
+        if rng.chance(500) {
+            self.safe.mtime = self.seen.mtime;
+        }
+        self.seen = self.safe.clone();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(disk: &mut Disk, offset: u64, value: u8, rng: &mut Rng) {
+        let ticket = disk.start(Change::Bytes {
+            offset,
+            bytes: vec![value; 1024],
+        });
+        disk.finish(ticket, false, 1, rng);
+    }
+
+    fn bytes(disk: &Disk) -> Vec<u8> {
+        let mut bytes = vec![0; 4096];
+        disk.read(0, &mut bytes, &mut Rng::new(0));
+        bytes
+    }
+
+    #[test]
+    fn synced_bytes_survive_and_others_survive_vanish_or_tear_by_sector() {
+        let mut outcomes = std::collections::BTreeSet::new();
+        for seed in 0..200 {
+            let mut rng = Rng::new(seed);
+            let mut disk = Disk::new(vec![0; 4096]);
+            write(&mut disk, 0, 1, &mut rng);
+            let point = disk.sync_point();
+            write(&mut disk, 2048, 2, &mut rng);
+            disk.sync_done(point);
+            disk.power_loss(Power::Lost, &mut rng);
+            let found = bytes(&disk);
+            assert_eq!(found[..1024], [1; 1024]);
+            assert!(found[2048..2560].iter().all(|&byte| byte == found[2048]));
+            assert!(found[2560..3072].iter().all(|&byte| byte == found[2560]));
+            outcomes.insert((found[2048], found[2560]));
+        }
+        assert_eq!(outcomes.len(), 4, "{outcomes:?}");
+    }
+
+    #[test]
+    fn a_later_sync_does_not_repair_a_failed_one() {
+        let lost = (0..200).filter(|&seed| {
+            let mut rng = Rng::new(seed);
+            let mut disk = Disk::new(vec![0; 4096]);
+            write(&mut disk, 0, 1, &mut rng);
+            disk.sync_failed(disk.sync_point(), &mut rng);
+            disk.sync_done(disk.sync_point());
+            disk.power_loss(Power::Lost, &mut rng);
+            bytes(&disk)[0] == 0
+        });
+        assert!(lost.count() > 20);
+    }
+
+    #[test]
+    fn writing_again_and_syncing_repairs_it_for_good() {
+        for seed in 0..500 {
+            let mut rng = Rng::new(seed);
+            let mut disk = Disk::new(vec![0; 4096]);
+            write(&mut disk, 0, 1, &mut rng);
+            write(&mut disk, 512, 2, &mut rng);
+            disk.sync_failed(disk.sync_point(), &mut rng);
+            write(&mut disk, 0, 3, &mut rng);
+            write(&mut disk, 1024, 4, &mut rng);
+            disk.sync_done(disk.sync_point());
+            disk.power_loss(Power::Lost, &mut rng);
+            let found = bytes(&disk);
+            assert_eq!(
+                (found[0], found[512], found[1024], found[1536]),
+                (3, 3, 4, 4)
+            );
+        }
+    }
+
+    #[test]
+    fn a_device_that_keeps_its_power_loses_only_what_was_in_flight() {
+        for seed in 0..100 {
+            let mut rng = Rng::new(seed);
+            let mut disk = Disk::new(vec![0; 4096]);
+            write(&mut disk, 0, 1, &mut rng);
+            disk.start(Change::Zero {
+                offset: 0,
+                bytes: 512,
+            });
+            disk.power_loss(Power::Kept, &mut rng);
+            assert!(bytes(&disk)[0] <= 1);
+            assert_eq!(bytes(&disk)[512], 1);
+        }
+    }
+
+    #[test]
+    fn a_read_sees_completed_changes_and_of_flying_ones_old_or_new() {
+        let mut rng = Rng::new(5);
+        let mut disk = Disk::new(vec![0; 4096]);
+        write(&mut disk, 0, 1, &mut rng);
+        disk.start(Change::Bytes {
+            offset: 512,
+            bytes: vec![2; 512],
+        });
+        let mut seen = std::collections::BTreeSet::new();
+        for _ in 0..50 {
+            let mut bytes = vec![9; 1536];
+            disk.read(0, &mut bytes, &mut rng);
+            assert_eq!((bytes[0], bytes[1024]), (1, 0));
+            seen.insert(bytes[512]);
+        }
+        assert_eq!(seen.into_iter().collect::<Vec<_>>(), [1, 2]);
+    }
+
+    #[test]
+    fn a_file_grows_by_writes_and_is_cut_to_nothing() {
+        let mut rng = Rng::new(6);
+        let mut disk = Disk::default();
+        write(&mut disk, 100, 1, &mut rng);
+        assert_eq!(disk.size(), 1124);
+        let ticket = disk.start(Change::Cut);
+        disk.finish(ticket, false, 2, &mut rng);
+        assert_eq!((disk.size(), disk.mtime()), (0, 2));
+        assert_eq!(bytes(&disk), vec![0; 4096]);
+    }
+}

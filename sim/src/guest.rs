@@ -1,0 +1,362 @@
+//! One guest: what it asks of its disk, and what it knows about the answers.
+//!
+//! Owns the choice of requests, the model of the volume and, where the volume is destaged, the
+//! model of its origin: the same writes, judged by what a finished destage promised. Always true:
+//! both models number the writes alike. Deliberately absent: how requests reach the engine.
+
+use crate::plan::{OriginPlan, VolumePlan};
+use crate::rng::Rng;
+use engine::event::Tuning;
+use engine::types::{BufferId, DestageMode, Policy, VolumeId};
+use std::collections::BTreeMap;
+use workload::check::{Crash, FlushPoint, Initial, Kind, Model, Promise, ReadPoint};
+
+/// The largest write and read: 128 KiB.
+const REQUEST_SECTORS_MAX: u64 = 256;
+
+/// What a guest, or its administrator, wants.
+#[derive(Clone, Copy, Debug)]
+pub enum Request {
+    Read {
+        sector: u64,
+        sectors: u64,
+    },
+    Write {
+        sector: u64,
+        sectors: u64,
+        fua: bool,
+    },
+    Flush,
+    Discard {
+        sector: u64,
+        sectors: u64,
+        fua: bool,
+    },
+    WriteZeroes {
+        sector: u64,
+        sectors: u64,
+        fua: bool,
+        allocate: bool,
+    },
+    /// A request that no volume can carry out.
+    Outside,
+    Disconnect,
+    Destage,
+    Reset,
+    Tune(Tuning),
+}
+
+/// A request that waits for its answer.
+#[derive(Clone, Debug)]
+pub enum Pending {
+    Read {
+        point: ReadPoint,
+        buffer: BufferId,
+    },
+    Write {
+        serial: u64,
+        sector: u64,
+        sectors: u64,
+        buffer: Option<BufferId>,
+    },
+    Flush {
+        point: FlushPoint,
+    },
+    Outside {
+        buffer: BufferId,
+    },
+    Destage {
+        point: FlushPoint,
+    },
+    Reset,
+    Tune(Tuning),
+    /// A part of the check that reads the whole volume.
+    Part {
+        sector: u64,
+        buffer: BufferId,
+    },
+}
+
+impl Pending {
+    pub fn buffer(&self) -> Option<BufferId> {
+        match self {
+            Pending::Read { buffer, .. }
+            | Pending::Outside { buffer }
+            | Pending::Part { buffer, .. } => Some(*buffer),
+            Pending::Write { buffer, .. } => *buffer,
+            _ => None,
+        }
+    }
+}
+
+/// A volume that is being read from end to end.
+#[derive(Clone, Debug)]
+pub struct Whole {
+    pub image: Vec<u8>,
+    /// First sectors of the parts that are still to be asked for.
+    pub todo: Vec<u64>,
+    pub tries: u32,
+}
+
+pub struct Guest {
+    pub plan: VolumePlan,
+    pub tag: u64,
+    /// What the volume must hold.
+    pub model: Model,
+    /// What its origin must hold.
+    pub origin: Option<Model>,
+    pub id: Option<VolumeId>,
+    pub connection: u32,
+    pub pending: BTreeMap<u32, Pending>,
+    /// Requests of connections that are gone.
+    pub gone: BTreeMap<u32, Pending>,
+    pub whole: Option<Whole>,
+    /// The worst that happened since the volume was last judged.
+    pub crash: Option<Crash>,
+    pub tuning: Tuning,
+    /// Every acknowledgment is durable: the write cache is off, and has been for this write.
+    strict: bool,
+    numbers: u32,
+    depth: usize,
+    hot: u64,
+    next: u64,
+    resetting: bool,
+    rng: Rng,
+}
+
+impl Guest {
+    pub fn new(plan: VolumePlan, origin: &OriginPlan, tag: u64, mut rng: Rng) -> Guest {
+        let promise = match plan.policy {
+            Policy::Uncached => Promise::Sectors,
+            Policy::WriteBack => Promise::Prefix,
+            Policy::Ephemeral => Promise::Volatile,
+        };
+        let initial = origin.tag.map_or(Initial::Zero, Initial::Stamped);
+        let model = Model::new(tag, origin.sectors, promise, initial);
+        Guest {
+            tag,
+            origin: (plan.policy == Policy::WriteBack).then(|| model.clone()),
+            id: None,
+            connection: 0,
+            pending: BTreeMap::new(),
+            gone: BTreeMap::new(),
+            whole: None,
+            crash: None,
+            tuning: plan.tuning,
+            strict: !plan.tuning.write_cache,
+            numbers: 0,
+            depth: plan.depth,
+            hot: rng.below(origin.sectors),
+            next: 0,
+            resetting: false,
+            model,
+            plan,
+            rng,
+        }
+    }
+
+    /// What the origin promises at any moment.
+    pub fn origin_promise(&self) -> Promise {
+        let atomic = self.plan.tuning.destage == DestageMode::Atomic && self.plan.journal_possible;
+        if atomic {
+            Promise::Prefix
+        } else {
+            Promise::Sectors
+        }
+    }
+
+    pub fn number(&mut self) -> u32 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    /// How long the guest thinks before its next request.
+    pub fn pause_ns(&mut self) -> u64 {
+        match self.rng.below(1000) {
+            0..3 => self.rng.below(5_000_000_000),
+            3..20 => self.rng.below(50_000_000),
+            20..500 => self.rng.below(500_000),
+            _ => 1,
+        }
+    }
+
+    /// The next request, or none while the guest waits for answers.
+    pub fn next(&mut self, disconnect: u64) -> Option<Request> {
+        if self.pending.len() >= self.depth {
+            return None;
+        }
+        if self.rng.chance(10) {
+            self.depth = self.rng.range(1, self.plan.depth as u64 + 1) as usize;
+            self.hot = self.rng.below(self.model.sectors());
+        }
+        if self.resetting {
+            if !self.pending.is_empty() {
+                return None;
+            }
+            self.resetting = false;
+            // What a lost connection has started may still be under way.
+            let quiet = self.gone.is_empty();
+            return Some(if quiet {
+                Request::Reset
+            } else {
+                Request::Flush
+            });
+        }
+        if self.rng.chance(disconnect) && self.plan.policy != Policy::Uncached {
+            return Some(Request::Disconnect);
+        }
+        self.choose()
+    }
+
+    fn choose(&mut self) -> Option<Request> {
+        let fua = self.rng.chance(100);
+        let request = match self.rng.below(1000) {
+            0..500 => {
+                let (sector, sectors) = self.span(REQUEST_SECTORS_MAX);
+                Request::Write {
+                    sector,
+                    sectors,
+                    fua,
+                }
+            }
+            500..780 => {
+                let (sector, sectors) = self.span(REQUEST_SECTORS_MAX);
+                Request::Read { sector, sectors }
+            }
+            780..860 => Request::Flush,
+            860..910 => {
+                let (sector, sectors) = self.span(4096);
+                Request::Discard {
+                    sector,
+                    sectors,
+                    fua,
+                }
+            }
+            910..950 => {
+                let (sector, sectors) = self.span(1024);
+                Request::WriteZeroes {
+                    sector,
+                    sectors,
+                    fua,
+                    allocate: self.rng.chance(500),
+                }
+            }
+            950..955 => Request::Outside,
+            955..965 => self.retuned(),
+            965..985 if self.plan.policy == Policy::WriteBack => Request::Destage,
+            965..975 if self.plan.policy == Policy::Ephemeral => {
+                self.resetting = true;
+                return None;
+            }
+            _ => Request::Flush,
+        };
+        let ordered = self.plan.policy != Policy::Uncached || !self.overlaps(&request);
+        Some(if ordered { request } else { Request::Flush })
+    }
+
+    fn retuned(&mut self) -> Request {
+        let ages = [Some(20), Some(200), Some(2000), None];
+        let mut tuning = Tuning {
+            destage_after_ms: self.rng.pick(&ages),
+            ..self.tuning
+        };
+        tuning.write_cache = self.rng.chance(800);
+        Request::Tune(tuning)
+    }
+
+    /// Whether a write would fly together with one of the same sectors. Without a cache nothing
+    /// orders the two.
+    fn overlaps(&self, request: &Request) -> bool {
+        let (Request::Write {
+            sector, sectors, ..
+        }
+        | Request::Discard {
+            sector, sectors, ..
+        }
+        | Request::WriteZeroes {
+            sector, sectors, ..
+        }) = *request
+        else {
+            return false;
+        };
+        self.pending.values().any(|pending| match pending {
+            Pending::Write {
+                sector: other,
+                sectors: length,
+                ..
+            } => sector < other + length && *other < sector + sectors,
+            _ => false,
+        })
+    }
+
+    fn span(&mut self, sectors_max: u64) -> (u64, u64) {
+        let total = self.model.sectors();
+        let sectors = match self.rng.below(10) {
+            0..2 => 1,
+            2..5 => self.rng.range(1, 17),
+            5..8 => self.rng.range(1, 9) * 8,
+            _ => self.rng.range(1, sectors_max + 1),
+        };
+        let near = |rng: &mut Rng, hot| hot + rng.below(total / 16);
+        let mut sector = match self.rng.below(10) {
+            0..6 => near(&mut self.rng, self.hot) % total,
+            6..8 => self.next % total,
+            _ => self.rng.below(total),
+        };
+        if self.rng.chance(600) {
+            sector -= sector % 8;
+        }
+        let sectors = sectors.min(total - sector);
+        self.next = sector + sectors;
+        (sector, sectors)
+    }
+
+    /// Numbers a write in both models.
+    pub fn submit(&mut self, kind: Kind, sector: u64, sectors: u64, fua: bool) -> u64 {
+        let serial = self.model.submit(kind, sector, sectors, fua || self.strict);
+        if let Some(origin) = &mut self.origin {
+            let same = origin.submit(kind, sector, sectors, false);
+            assert_eq!(serial, same, "both models number alike");
+        }
+        serial
+    }
+
+    pub fn acknowledge(&mut self, serial: u64) {
+        self.model.acknowledge(serial);
+        if let Some(origin) = &mut self.origin {
+            origin.acknowledge(serial);
+        }
+    }
+
+    /// A command that changes tunables is on its way: from now on the weaker promise holds.
+    pub fn tune_begin(&mut self, tuning: &Tuning) {
+        self.strict &= !tuning.write_cache;
+    }
+
+    pub fn tune_done(&mut self, tuning: Tuning) {
+        self.strict = !tuning.write_cache;
+        self.tuning = tuning;
+    }
+
+    /// The connection, or the whole daemon, is gone.
+    pub fn disconnected(&mut self) {
+        self.connection += 1;
+        let tuned = |pending: &Pending| matches!(pending, Pending::Tune(_));
+        // A command whose answer never came leaves either setting; the weaker promise is claimed.
+        if self.pending.values().any(tuned) {
+            self.strict = false;
+        }
+        self.gone.append(&mut self.pending);
+    }
+
+    /// The daemon is gone with everything that was under way.
+    pub fn crashed(&mut self, crash: Crash) {
+        self.disconnected();
+        self.strict = !self.tuning.write_cache;
+        self.gone.clear();
+        self.whole = None;
+        self.id = None;
+        self.resetting = false;
+        self.crash = self.crash.max(Some(crash));
+    }
+}

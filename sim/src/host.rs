@@ -1,0 +1,370 @@
+//! The lives of the daemon: how it starts, and how each life ends.
+//!
+//! Always true: a volume is judged by the worst that happened since it was judged last; a daemon
+//! starts only when the late writes of the one before have landed, unless the run was asked to
+//! leave that fence out. Deliberately absent: what happens within a life
+//! ([`world`](crate::world)).
+//!
+//! ```text
+//! start: open -> for each volume: place, settle, attach -> read everything, judge
+//!    ^     \__________________ another crash ______________/          |
+//!    |                                                                v
+//!    +------- kill | kill in a memory operation | power loss | orderly stop
+//! ```
+
+use crate::devices::Blocking;
+use crate::disk::Power;
+use crate::world::{Broken, LATE_NS_MAX, Sabotage, Step, Trigger, World};
+use engine::engine::{Engine, OpenError, format_cache, settle};
+use engine::event::{Purpose, VolumeSpec};
+use engine::types::{Policy, Time, Uuid};
+use workload::check::Crash;
+
+/// Starts that may be hit by another crash; later ones are left alone, so that the run goes on.
+const CRASHES_MAX: u32 = 4;
+/// Starts at most.
+const STARTS_MAX: u32 = 40;
+
+const PURPOSES: [Purpose; 12] = [
+    Purpose::GuestRead,
+    Purpose::GuestWrite,
+    Purpose::Log,
+    Purpose::Footer,
+    Purpose::Prepare,
+    Purpose::Checkpoint,
+    Purpose::Evacuate,
+    Purpose::DestageRead,
+    Purpose::JournalWrite,
+    Purpose::JournalApply,
+    Purpose::DestageWrite,
+    Purpose::Ledger,
+];
+
+/// How a life of the daemon ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    Kill,
+    /// In the middle of an operation on the stage.
+    KillInMemory,
+    PowerLoss,
+    /// Everything is parked; then the host goes down as well, or not.
+    Orderly {
+        power_off: bool,
+    },
+}
+
+/// What came of an attempt to start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Start {
+    Up,
+    Again,
+}
+
+impl World {
+    /// Writes the empty cache, before the first start.
+    pub fn format(&mut self) -> Result<(), Broken> {
+        let uuid = Uuid(self.rng.bytes16());
+        let mut media = Blocking::new(&mut self.devices, &mut self.rng, &mut self.now);
+        format_cache(&mut media, uuid, self.plan.geometry)
+            .map_err(|error| format!("the cache cannot be formatted: {error}"))
+    }
+
+    /// Starts the daemon, through further crashes, until all volumes are judged.
+    pub fn start(&mut self) -> Result<(), Broken> {
+        for attempt in 0..STARTS_MAX {
+            let calm = attempt >= CRASHES_MAX;
+            if self.try_start(calm)? == Start::Again {
+                continue;
+            }
+            let unlucky = !calm && self.rng.chance(self.plan.rates.crash_in_recovery / 2);
+            if unlucky {
+                let purpose = self.rng.pick(&PURPOSES);
+                self.arm(purpose);
+            }
+            let verified = self.verify()?;
+            self.disarm();
+            if verified == Step::Ran {
+                return Ok(());
+            }
+            self.die(true)?;
+        }
+        Err(format!(
+            "the daemon does not come up in {STARTS_MAX} starts"
+        ))
+    }
+
+    fn try_start(&mut self, calm: bool) -> Result<Start, Broken> {
+        self.devices.places.clear();
+        self.parked = false;
+        self.struck = false;
+        let config = self.plan.config(self.machine, self.boot, self.rng.word());
+        let fuse = self.fuse(calm);
+        let mut rng = self.rng.fork();
+        let errors = if calm {
+            0
+        } else {
+            self.plan.rates.recovery_error
+        };
+        let mut now = self.now;
+        let mut media = Blocking::new(&mut self.devices, &mut rng, &mut now);
+        (media.fuse, media.errors) = (fuse, errors);
+        let opened = Engine::open(config, &mut media, &mut self.memory);
+        let (crashed, failed) = (media.crashed || self.memory.is_killed(), media.failed > 0);
+        self.now = now;
+        let (engine, report) = match opened {
+            _ if crashed => return self.die(true).map(|()| Start::Again),
+            Ok(opened) => opened,
+            Err(error) => return self.not_open(error, failed),
+        };
+        self.trace.note(format_args!("open: {report:?}"));
+        self.trace
+            .add(&[report.records_replayed, report.entries_replayed]);
+        if !report.damage.is_empty() {
+            return Err(format!("recovery claims damage: {:?}", report.damage));
+        }
+        self.engine = Some(engine);
+        let mut order: Vec<usize> = (0..self.guests.len()).collect();
+        for at in (1..order.len()).rev() {
+            order.swap(at, self.rng.below(at as u64 + 1) as usize);
+        }
+        for volume in order {
+            // Somebody must go on with the run, so the first volume always comes back.
+            let absent = !calm && volume > 0 && self.rng.chance(self.plan.rates.absent);
+            if !absent && self.attach(volume, calm, errors)? == Start::Again {
+                return Ok(Start::Again);
+            }
+        }
+        self.memory.disarm();
+        Ok(Start::Up)
+    }
+
+    /// When the recovery is to be hit by another crash: by calls to devices, and for the stage
+    /// by operations on it.
+    fn fuse(&mut self, calm: bool) -> Option<u64> {
+        if calm || !self.rng.chance(self.plan.rates.crash_in_recovery) {
+            return None;
+        }
+        let far = self.rng.pick(&[10, 60, 300]);
+        if self.rng.chance(300) {
+            self.memory.arm(self.rng.below(far));
+            return None;
+        }
+        Some(self.rng.below(far))
+    }
+
+    fn not_open(&mut self, error: OpenError, failed: bool) -> Result<Start, Broken> {
+        if failed && matches!(error, OpenError::Io(_)) {
+            self.trace.counters.recovery_errors += 1;
+            self.trace.note(format_args!("the start fails: {error}"));
+            self.memory.disarm();
+            self.end(Ending::Kill)?;
+            return Ok(Start::Again);
+        }
+        Err(format!("recovery refuses: {error}"))
+    }
+
+    fn attach(&mut self, volume: usize, calm: bool, errors: u64) -> Result<Start, Broken> {
+        let plan = self.guests[volume].plan.clone();
+        let engine = self.engine.as_mut().expect("the engine is open");
+        let id = engine.place(&plan.name);
+        self.devices.places.insert(id, plan.origin);
+        let unlucky = !calm && self.rng.chance(self.plan.rates.crash_in_recovery / 8);
+        let fuse = unlucky.then(|| self.rng.below(20));
+        let mut rng = self.rng.fork();
+        let mut now = self.now;
+        let mut media = Blocking::new(&mut self.devices, &mut rng, &mut now);
+        (media.fuse, media.errors) = (fuse, errors);
+        let settled = settle(&mut media, id);
+        let (crashed, failed) = (media.crashed, media.failed > 0);
+        self.now = now;
+        let settled = match settled {
+            _ if crashed => return self.die(true).map(|()| Start::Again),
+            Ok(settled) => settled,
+            Err(error) => return self.not_open(error, failed),
+        };
+        let spec = self.spec(volume);
+        let engine = self.engine.as_mut().expect("the engine is open");
+        engine
+            .attach(Time(self.now), id, spec, settled)
+            .map_err(|error| format!("{} cannot be attached: {error}", plan.name))?;
+        self.guests[volume].id = Some(id);
+        self.drain()?;
+        if self.struck {
+            return self.die(true).map(|()| Start::Again);
+        }
+        Ok(Start::Up)
+    }
+
+    fn spec(&mut self, volume: usize) -> VolumeSpec {
+        let guest = &self.guests[volume];
+        let ephemeral = guest.plan.policy == Policy::Ephemeral;
+        VolumeSpec {
+            name: guest.plan.name.clone(),
+            origin: format!("/images/{}.raw", guest.plan.origin),
+            new_uuid: Uuid(self.rng.bytes16()),
+            policy: guest.plan.policy,
+            size_bytes: guest.model.sectors() * engine::types::SECTOR_BYTES,
+            read_only: false,
+            base_layer: ephemeral.then_some(guest.plan.origin as u64 + 1),
+            journal_possible: guest.plan.journal_possible,
+            tuning: guest.tuning,
+        }
+    }
+
+    /// Lets the guests work until the life is to end, and ends it.
+    pub fn live(&mut self, budget: u64, ending: Ending) -> Result<(), Broken> {
+        self.budget = budget;
+        let arm_at = self.rng.below(budget / 2 + 1);
+        let purpose = self.rng.pick(&PURPOSES);
+        self.wake_guests();
+        let mut armed = false;
+        while self.budget > 0 {
+            if !armed && self.budget <= arm_at && !matches!(ending, Ending::Orderly { .. }) {
+                armed = true;
+                self.trace
+                    .note(format_args!("armed: {ending:?} {purpose:?}"));
+                match ending {
+                    Ending::KillInMemory => {
+                        let far = self.rng.below(300);
+                        self.memory.arm(far);
+                    }
+                    _ => self.arm(purpose),
+                }
+            }
+            match self.step()? {
+                Step::Struck => break,
+                Step::Idle => return Err("guests wait, but nothing is left to do".to_owned()),
+                Step::Ran => {}
+            }
+        }
+        self.disarm();
+        self.trace.note(format_args!("ending: {ending:?}"));
+        if let Ending::Orderly { .. } = ending {
+            self.quiet()?;
+            self.park()?;
+            self.run_while(|world| !world.parked, "park")?;
+        }
+        self.check_origins(false)?;
+        self.end(ending)
+    }
+
+    /// Waits until all guests have their answers.
+    pub fn quiet(&mut self) -> Result<(), Broken> {
+        self.budget = 0;
+        self.heal(true);
+        let busy = |world: &World| world.guests.iter().any(|guest| !guest.pending.is_empty());
+        self.run_while(busy, "guests without faults").map(|_| ())
+    }
+
+    fn arm(&mut self, purpose: Purpose) {
+        let left = self.rng.below(4);
+        self.trigger = Some(Trigger {
+            purpose,
+            left,
+            at_end: self.rng.chance(500),
+        });
+    }
+
+    fn disarm(&mut self) {
+        self.trigger = None;
+        self.memory.disarm();
+    }
+
+    /// Another crash before the last one was dealt with.
+    fn die(&mut self, in_recovery: bool) -> Result<(), Broken> {
+        self.disarm();
+        let power = self.rng.chance(400);
+        let ending = if power {
+            Ending::PowerLoss
+        } else {
+            Ending::Kill
+        };
+        let counters = &mut self.trace.counters;
+        if in_recovery && power {
+            counters.power_losses_in_recovery += 1;
+        } else if in_recovery {
+            counters.kills_in_recovery += 1;
+        }
+        self.trace.note(format_args!("another crash: {ending:?}"));
+        self.end(ending)
+    }
+
+    /// Ends the life of the daemon, and of its host if that is how it ends.
+    pub fn end(&mut self, ending: Ending) -> Result<(), Broken> {
+        self.count();
+        self.engine = None;
+        let late = self.orphaned();
+        let power = matches!(
+            ending,
+            Ending::PowerLoss | Ending::Orderly { power_off: true }
+        );
+        if power {
+            self.power_loss();
+        } else {
+            self.fence(late);
+            self.memory.restart();
+        }
+        for guest in &mut self.guests {
+            // Parking has put everything acknowledged into the log.
+            let safe = self.parked && guest.plan.policy == Policy::WriteBack;
+            guest.crashed(if power && !safe {
+                Crash::PowerLoss
+            } else {
+                Crash::Kill
+            });
+        }
+        self.parked = false;
+        self.struck = false;
+        self.check_origins(true)
+    }
+
+    pub fn ended(&mut self, ending: Ending) {
+        let counters = &mut self.trace.counters;
+        match ending {
+            Ending::Kill => counters.kills += 1,
+            Ending::KillInMemory => counters.kills_in_memory += 1,
+            Ending::PowerLoss => counters.power_losses += 1,
+            Ending::Orderly { .. } => counters.orderly_stops += 1,
+        }
+    }
+
+    fn fence(&mut self, mut late: Vec<(crate::devices::File, u64)>) {
+        for at in (1..late.len()).rev() {
+            late.swap(at, self.rng.below(at as u64 + 1) as usize);
+        }
+        for write in late {
+            if self.sabotage != Some(Sabotage::NoFence) {
+                self.now += self.rng.below(LATE_NS_MAX / 100);
+                self.land(write.0, write.1);
+            } else {
+                self.land_later(write);
+            }
+        }
+    }
+
+    fn power_loss(&mut self) {
+        let origins = self.rng.pick(&[Power::Kept, Power::Lost]);
+        for file in self.devices.files() {
+            let power = if file.origin().is_some() {
+                origins
+            } else {
+                Power::Lost
+            };
+            let mut rng = self.rng.fork();
+            self.devices.disk(file).power_loss(power, &mut rng);
+        }
+        self.memory.power_loss(self.rng.chance(200));
+        self.boot = Uuid(self.rng.bytes16());
+    }
+
+    /// Keeps the counts of a daemon beyond its life.
+    fn count(&mut self) {
+        if let Some(engine) = &self.engine {
+            let snapshot = engine.snapshot();
+            let counters = &mut self.trace.counters;
+            counters.segments_reused += snapshot.segments_reused;
+            counters.checkpoints += snapshot.checkpoints;
+            counters.evacuated_bytes += snapshot.evacuated_bytes;
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! What is right: volumes read from end to end, origins judged as if power failed now.
+//!
+//! Always true: judging changes neither disks nor engine; an origin is judged on a copy. The
+//! promises themselves live in [`workload::check`]. Deliberately absent: any knowledge of how the
+//! engine keeps them, but for one call of its own `settle`, which finishes a pending journal.
+
+use crate::devices::{Blocking, Devices, Origin};
+use crate::disk::Power;
+use crate::guest::Whole;
+use crate::world::{Broken, Step, World};
+use engine::engine::settle;
+use engine::event::{Device, Refusal};
+use engine::media::Media;
+use engine::types::VolumeId;
+use workload::check::{Model, Promise};
+use workload::stamp::SECTOR_BYTES;
+
+/// Sectors of one read of the check.
+const PART_SECTORS: u64 = 256;
+/// Reads of the check in flight.
+const PARTS_FLYING: usize = 8;
+/// Failed reads of the check before it gives up.
+const TRIES_MAX: u32 = 100;
+/// Virtual time after which a request without an answer counts as lost.
+const ANSWER_NS_MAX: u64 = 600_000_000_000;
+
+impl World {
+    /// Reads each volume that has crashed through the engine, and judges it.
+    pub fn verify(&mut self) -> Result<Step, Broken> {
+        self.heal(true);
+        let crashed =
+            |at: &usize| self.guests[*at].crash.is_some() && self.guests[*at].id.is_some();
+        let volumes: Vec<usize> = (0..self.guests.len()).filter(crashed).collect();
+        for &volume in &volumes {
+            let guest = &mut self.guests[volume];
+            let sectors = guest.model.sectors();
+            let parts = (0..sectors.div_ceil(PART_SECTORS)).map(|part| part * PART_SECTORS);
+            let todo = parts.rev().collect();
+            let image = vec![0xEE; sectors as usize * SECTOR_BYTES];
+            guest.whole = Some(Whole {
+                image,
+                todo,
+                tries: 0,
+            });
+        }
+        self.wake_guests();
+        let busy = |world: &World| world.guests.iter().any(|guest| !guest.whole_done());
+        if self.run_while(busy, "the check of the volumes")? == Step::Struck {
+            return Ok(Step::Struck);
+        }
+        for volume in volumes {
+            self.judge(volume)?;
+        }
+        self.heal(false);
+        Ok(Step::Ran)
+    }
+
+    /// Runs until `busy` is false.
+    pub fn run_while(&mut self, busy: impl Fn(&World) -> bool, what: &str) -> Result<Step, Broken> {
+        let end = self.now + ANSWER_NS_MAX;
+        while busy(self) {
+            match self.step()? {
+                Step::Struck => return Ok(Step::Struck),
+                Step::Idle => return Err(format!("{what}: nothing is left to do, but it waits")),
+                Step::Ran if self.now > end => {
+                    return Err(format!("{what}: still waiting after {ANSWER_NS_MAX} ns"));
+                }
+                Step::Ran => {}
+            }
+        }
+        Ok(Step::Ran)
+    }
+
+    /// Asks for the next parts of a volume that is being read.
+    pub fn read_on(&mut self, volume: usize) -> Result<(), Broken> {
+        loop {
+            let guest = &mut self.guests[volume];
+            let room = guest.pending.len() < PARTS_FLYING;
+            let Some(whole) = &mut guest.whole else {
+                return Ok(());
+            };
+            let Some(sector) = whole.todo.pop_if(|_| room) else {
+                return Ok(());
+            };
+            let sectors = PART_SECTORS.min(guest.model.sectors() - sector);
+            self.read_part(volume, sector, sectors)?;
+            if self.struck {
+                return Ok(());
+            }
+        }
+    }
+
+    pub fn part_read(
+        &mut self,
+        volume: usize,
+        sector: u64,
+        result: Result<(), Refusal>,
+        bytes: &[u8],
+    ) -> Result<(), Broken> {
+        let Some(whole) = &mut self.guests[volume].whole else {
+            return Ok(());
+        };
+        if let Err(refusal) = result {
+            whole.tries += 1;
+            whole.todo.push(sector);
+            if whole.tries > TRIES_MAX {
+                return Err(format!("cannot be read after a restart: {refusal}"));
+            }
+            return Ok(());
+        }
+        whole.image[sector as usize * SECTOR_BYTES..][..bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn judge(&mut self, volume: usize) -> Result<(), Broken> {
+        let guest = &mut self.guests[volume];
+        let crash = guest.crash.take().expect("only such volumes are judged");
+        let whole = guest.whole.take().expect("the volume was read");
+        let found = guest.model.verify(crash, |sectors, bytes| {
+            bytes.copy_from_slice(
+                &whole.image[sectors.start as usize * SECTOR_BYTES..][..bytes.len()],
+            );
+            Ok(())
+        });
+        let name = guest.plan.policy.name();
+        let found = found.map_err(|it| format!("v{volume} ({name}) after {crash:?}: {it}"))?;
+        if let Some(origin) = &mut guest.origin {
+            origin.void_after(found.cut);
+        }
+        self.trace.counters.volumes_verified += 1;
+        self.trace.add(&[volume as u64, found.cut, found.floor]);
+        self.trace
+            .note(format_args!("v{volume} after {crash:?}: {found:?}"));
+        Ok(())
+    }
+
+    /// Judges all origins as a power loss at this moment would leave them; with `kept` only the
+    /// host loses power, so that everything that completed is there.
+    pub fn check_origins(&mut self, kept: bool) -> Result<(), Broken> {
+        for volume in 0..self.guests.len() {
+            if self.guests[volume].origin.is_none() {
+                continue;
+            }
+            let mut origin = self.devices.origins[self.guests[volume].plan.origin].clone();
+            let mut rng = self.rng.fork();
+            let power = if kept || rng.chance(300) {
+                Power::Kept
+            } else {
+                Power::Lost
+            };
+            for disk in [&mut origin.image, &mut origin.journal, &mut origin.ledger] {
+                disk.power_loss(power, &mut rng);
+            }
+            self.check_origin(volume, origin)?;
+        }
+        Ok(())
+    }
+
+    fn check_origin(&mut self, volume: usize, origin: Origin) -> Result<(), Broken> {
+        let guest = &self.guests[volume];
+        let model = guest.origin.as_ref().expect("only such volumes have one");
+        let found = judge_origin(origin, model, guest.origin_promise(), self.rng.fork())
+            .map_err(|broken| format!("origin of v{volume} with its journal: {broken}"))?;
+        self.trace.counters.origins_verified += 1;
+        self.trace.add(&[volume as u64, found]);
+        Ok(())
+    }
+}
+
+impl crate::guest::Guest {
+    fn whole_done(&self) -> bool {
+        let asked = self
+            .pending
+            .values()
+            .any(|it| matches!(it, crate::guest::Pending::Part { .. }));
+        self.whole
+            .as_ref()
+            .is_none_or(|whole| whole.todo.is_empty() && !asked)
+    }
+}
+
+/// Finishes the pending journal of an origin and judges what it holds then. Returns the cut.
+pub fn judge_origin(
+    origin: Origin,
+    model: &Model,
+    promise: Promise,
+    mut rng: crate::rng::Rng,
+) -> Result<u64, Broken> {
+    let id = VolumeId(0);
+    let mut devices = Devices {
+        origins: vec![origin],
+        ..Devices::default()
+    };
+    devices.places.insert(id, 0);
+    let mut now = 0;
+    let mut media = Blocking::new(&mut devices, &mut rng, &mut now);
+    settle(&mut media, id).map_err(|it| format!("cannot be settled: {it}"))?;
+    let found = model.examine(promise, |sectors, bytes| {
+        let offset = sectors.start * SECTOR_BYTES as u64;
+        media
+            .read(Device::Origin(id), offset, bytes)
+            .map_err(|_| "unreadable".to_owned())
+    });
+    found
+        .map(|found| found.cut)
+        .map_err(|violation| violation.to_string())
+}

@@ -1,0 +1,152 @@
+//! What a seed decides before the run begins: the shape of the host and the rates of its faults.
+//!
+//! Always true: a plan follows from its seed, so a scenario can take one and change a line of it.
+//! The sizes are small on purpose, so that a short run wraps the log many times and meets every
+//! limit. Deliberately absent: anything that happens.
+
+use crate::rng::Rng;
+use engine::engine::Config;
+use engine::event::Tuning;
+use engine::types::{DestageMode, Geometry, Policy, Uuid};
+
+/// Rates are in a thousand.
+#[derive(Clone, Debug)]
+pub struct Rates {
+    pub cache_write_error: u64,
+    pub cache_sync_error: u64,
+    /// Per guest request: an origin starts to fail, or to hang.
+    pub origin_trouble: u64,
+    /// Per restart: the recovery is hit by another crash.
+    pub crash_in_recovery: u64,
+    pub recovery_error: u64,
+    pub disconnect: u64,
+    /// Per guest request: the origins are judged as if power failed now.
+    pub origin_check: u64,
+    /// Per life: a volume is left out by the configuration.
+    pub absent: u64,
+}
+
+#[derive(Clone, Debug)]
+pub struct VolumePlan {
+    pub name: String,
+    pub policy: Policy,
+    /// Index of its origin; only volumes that never write share one.
+    pub origin: usize,
+    pub journal_possible: bool,
+    pub tuning: Tuning,
+    /// Requests in flight at most.
+    pub depth: usize,
+}
+
+#[derive(Clone, Debug)]
+pub struct OriginPlan {
+    pub sectors: u64,
+    /// Stamped with this tag before the run; `None` = zeroes.
+    pub tag: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub geometry: Geometry,
+    pub stage_slots: u32,
+    pub overlay_slots: u32,
+    pub ram_blocks: u32,
+    pub dirty_extents_max: u64,
+    pub origins: Vec<OriginPlan>,
+    pub volumes: Vec<VolumePlan>,
+    pub rates: Rates,
+}
+
+impl Plan {
+    pub fn from_seed(seed: u64) -> Plan {
+        let mut rng = Rng::new(seed ^ 0x91A7);
+        let geometry = Geometry {
+            chunk_blocks: rng.pick(&[8, 8, 12, 16]),
+            segment_chunks: rng.range(4, 9) as u32,
+            segments: rng.range(12, 41) as u32,
+        };
+        let mut plan = Plan {
+            geometry,
+            stage_slots: rng.range(6, 25) as u32,
+            overlay_slots: rng.range(4, 17) as u32,
+            ram_blocks: rng.pick(&[16, 64, 256]),
+            dirty_extents_max: rng.pick(&[300, 1000, 100_000]),
+            origins: Vec::new(),
+            volumes: Vec::new(),
+            rates: rates(&mut rng),
+        };
+        plan.add(&mut rng, Policy::WriteBack, DestageMode::Atomic);
+        for (policy, mode) in [
+            (Policy::WriteBack, DestageMode::InPlace),
+            (Policy::Uncached, DestageMode::Atomic),
+            (Policy::WriteBack, DestageMode::Atomic),
+        ] {
+            if rng.chance(450) {
+                plan.add(&mut rng, policy, mode);
+            }
+        }
+        if rng.chance(600) {
+            plan.add(&mut rng, Policy::Ephemeral, DestageMode::Atomic);
+            if rng.chance(600) {
+                let mut clone = plan.volumes[plan.volumes.len() - 1].clone();
+                clone.name = format!("v{}", plan.volumes.len());
+                plan.volumes.push(clone);
+            }
+        }
+        plan
+    }
+
+    fn add(&mut self, rng: &mut Rng, policy: Policy, destage: DestageMode) {
+        let name = format!("v{}", self.volumes.len());
+        let odd = if rng.chance(300) { rng.below(8) } else { 0 };
+        let sectors = rng.range(1, 5) * 2048 + odd;
+        let tag = rng.chance(700).then_some(1000 + self.origins.len() as u64);
+        self.origins.push(OriginPlan { sectors, tag });
+        let log_bytes = self.geometry.log_bytes();
+        let tuning = Tuning {
+            write_cache: rng.chance(850),
+            destage_after_ms: rng.pick(&[Some(20), Some(200), Some(2000), Some(600_000), None]),
+            destage,
+            dirty_limit_bytes: rng.pick(&[log_bytes / 8, log_bytes / 4, log_bytes]),
+            origin_queue_depth: rng.pick(&[1, 4, 32]),
+            overlay_timeout_ms: rng.pick(&[1, 100, 5000]),
+        };
+        self.volumes.push(VolumePlan {
+            name,
+            policy,
+            origin: self.origins.len() - 1,
+            journal_possible: destage == DestageMode::Atomic || rng.chance(500),
+            tuning,
+            depth: rng.pick(&[1, 2, 4, 8, 16]),
+        });
+    }
+
+    /// The configuration of a daemon that starts on this host.
+    pub fn config(&self, machine: Uuid, boot: Uuid, hash_seed: u64) -> Config {
+        Config {
+            machine,
+            boot,
+            host_name: "host-a".to_owned(),
+            stage_slots: self.stage_slots,
+            overlay_slots: self.overlay_slots,
+            ram_blocks: self.ram_blocks,
+            scratch_bytes: Config::SCRATCH_BYTES_MIN,
+            dirty_extents_max: self.dirty_extents_max,
+            hash_seed,
+        }
+    }
+}
+
+fn rates(rng: &mut Rng) -> Rates {
+    let errors = rng.pick(&[0, 0, 2, 10]);
+    Rates {
+        cache_write_error: errors,
+        cache_sync_error: rng.pick(&[0, 0, 10, 50]),
+        origin_trouble: rng.pick(&[0, 2, 6]),
+        crash_in_recovery: 350,
+        recovery_error: if errors > 0 { 2 } else { 0 },
+        disconnect: 2,
+        origin_check: 10,
+        absent: 60,
+    }
+}

@@ -1,0 +1,372 @@
+//! Between guests and engine: requests become events, replies become knowledge.
+//!
+//! Always true: each request is answered at most once, its buffer lives until then, and the
+//! models hear of it before the engine does. Deliberately absent: which requests there are
+//! ([`guest`](crate::guest)) and when they arrive ([`world`](crate::world)).
+
+use crate::guest::{Pending, Request};
+use crate::world::{Broken, Wake, World};
+use engine::event::{Command, Event, Refusal};
+use engine::types::{BufferId, ConnectionId, Policy, RequestId, VolumeId};
+use workload::check::Kind;
+use workload::stamp;
+
+/// Connections number as volume + this x (2 x count + whether it is the administrator's).
+const CONNECTIONS: u32 = 1000;
+/// The connection of commands to the whole host.
+const HOST: u32 = CONNECTIONS - 1;
+
+impl World {
+    pub fn wake_guests(&mut self) {
+        for volume in 0..self.guests.len() {
+            self.later(1, Wake::Guest(volume));
+        }
+    }
+
+    pub(crate) fn wake_guest(&mut self, volume: usize) -> Result<(), Broken> {
+        if self.guests[volume].id.is_none() {
+            return Ok(());
+        }
+        self.read_on(volume)?;
+        while self.budget > 0 && self.guests[volume].whole.is_none() {
+            let disconnect = self.plan.rates.disconnect;
+            let Some(request) = self.guests[volume].next(disconnect) else {
+                break;
+            };
+            self.budget -= 1;
+            self.trace.counters.operations += 1;
+            self.make_trouble();
+            self.submit(volume, request)?;
+            if self.struck {
+                return Ok(());
+            }
+            if self.rng.chance(self.plan.rates.origin_check) {
+                self.check_origins(false)?;
+            }
+            let pause = self.guests[volume].pause_ns();
+            if pause > 1 {
+                self.later(pause, Wake::Guest(volume));
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn request_id(&mut self, volume: usize, admin: bool) -> RequestId {
+        let guest = &mut self.guests[volume];
+        let connection = volume as u32 + CONNECTIONS * (2 * guest.connection + u32::from(admin));
+        RequestId {
+            connection: ConnectionId(connection),
+            number: guest.number(),
+        }
+    }
+
+    /// Parks the cache for an orderly stop.
+    pub fn park(&mut self) -> Result<(), Broken> {
+        let request = RequestId {
+            connection: ConnectionId(HOST),
+            number: 0,
+        };
+        self.apply(Event::Admin {
+            request,
+            command: Command::Park,
+        })
+    }
+
+    pub fn submit(&mut self, volume: usize, request: Request) -> Result<(), Broken> {
+        let id = self.guests[volume].id.expect("the volume is attached");
+        match request {
+            Request::Read { sector, sectors } => {
+                let point = self.guests[volume].model.read_begin(sector, sectors);
+                let buffer = self.buffer(sectors, 0xEE);
+                self.trace.counters.reads += 1;
+                self.read(volume, sector, sectors, Pending::Read { point, buffer })
+            }
+            Request::Write { .. } | Request::Discard { .. } | Request::WriteZeroes { .. } => {
+                self.change(volume, id, request)
+            }
+            Request::Outside => {
+                let sector = self.guests[volume].model.sectors() - 1;
+                let buffer = self.buffer(2, 0xEE);
+                self.read(volume, sector, 2, Pending::Outside { buffer })
+            }
+            Request::Flush => {
+                let point = self.guests[volume].model.flush_begin();
+                let request = self.request_id(volume, false);
+                self.guests[volume]
+                    .pending
+                    .insert(request.number, Pending::Flush { point });
+                self.trace.counters.flushes += 1;
+                self.apply(Event::Flush {
+                    volume: id,
+                    request,
+                })
+            }
+            Request::Disconnect => {
+                let connection = self.request_id(volume, false).connection;
+                self.guests[volume].disconnected();
+                self.trace.counters.disconnects += 1;
+                self.apply(Event::Disconnect { connection })
+            }
+            Request::Destage | Request::Reset | Request::Tune(_) => {
+                self.command(volume, id, request)
+            }
+        }
+    }
+
+    fn buffer(&mut self, sectors: u64, filler: u8) -> BufferId {
+        self.memory
+            .buffer_add(vec![filler; sectors as usize * stamp::SECTOR_BYTES])
+    }
+
+    pub fn read(
+        &mut self,
+        volume: usize,
+        sector: u64,
+        sectors: u64,
+        pending: Pending,
+    ) -> Result<(), Broken> {
+        let request = self.request_id(volume, false);
+        let buffer = pending.buffer().expect("a read has a buffer");
+        self.guests[volume].pending.insert(request.number, pending);
+        let id = self.guests[volume].id.expect("the volume is attached");
+        self.apply(Event::Read {
+            volume: id,
+            request,
+            sector,
+            sectors,
+            buffer,
+        })
+    }
+
+    pub fn read_part(&mut self, volume: usize, sector: u64, sectors: u64) -> Result<(), Broken> {
+        let buffer = self.buffer(sectors, 0xEE);
+        self.read(volume, sector, sectors, Pending::Part { sector, buffer })
+    }
+
+    fn change(&mut self, at: usize, volume: VolumeId, request: Request) -> Result<(), Broken> {
+        let id = self.request_id(at, false);
+        let tag = self.guests[at].tag;
+        let guest = &mut self.guests[at];
+        let (event, pending) = match request {
+            Request::Write {
+                sector,
+                sectors,
+                fua,
+            } => {
+                let serial = guest.submit(Kind::Stamp, sector, sectors, fua);
+                let mut bytes = vec![0; sectors as usize * stamp::SECTOR_BYTES];
+                stamp::fill(&mut bytes, tag, sector, serial);
+                let buffer = self.memory.buffer_add(bytes);
+                let pending = Pending::Write {
+                    serial,
+                    sector,
+                    sectors,
+                    buffer: Some(buffer),
+                };
+                (
+                    Event::Write {
+                        volume,
+                        request: id,
+                        sector,
+                        sectors,
+                        buffer,
+                        fua,
+                    },
+                    pending,
+                )
+            }
+            Request::Discard {
+                sector,
+                sectors,
+                fua,
+            } => {
+                let serial = guest.submit(Kind::Zero, sector, sectors, fua);
+                let pending = Pending::Write {
+                    serial,
+                    sector,
+                    sectors,
+                    buffer: None,
+                };
+                (
+                    Event::Discard {
+                        volume,
+                        request: id,
+                        sector,
+                        sectors,
+                        fua,
+                    },
+                    pending,
+                )
+            }
+            Request::WriteZeroes {
+                sector,
+                sectors,
+                fua,
+                allocate,
+            } => {
+                let serial = guest.submit(Kind::Zero, sector, sectors, fua);
+                let pending = Pending::Write {
+                    serial,
+                    sector,
+                    sectors,
+                    buffer: None,
+                };
+                let event = Event::WriteZeroes {
+                    volume,
+                    request: id,
+                    sector,
+                    sectors,
+                    fua,
+                    allocate,
+                };
+                (event, pending)
+            }
+            other => unreachable!("{other:?} changes nothing"),
+        };
+        match &pending {
+            Pending::Write {
+                serial,
+                buffer: Some(_),
+                ..
+            } => {
+                self.trace.counters.writes += 1;
+                self.trace.note(format_args!("v{at}: write #{serial}"));
+            }
+            Pending::Write { serial, .. } => {
+                self.trace.counters.zeroes += 1;
+                self.trace.note(format_args!("v{at}: zeroes #{serial}"));
+            }
+            _ => {}
+        }
+        self.guests[at].pending.insert(id.number, pending);
+        self.apply(event)
+    }
+
+    fn command(&mut self, at: usize, volume: VolumeId, request: Request) -> Result<(), Broken> {
+        let id = self.request_id(at, true);
+        let guest = &mut self.guests[at];
+        let (command, pending) = match request {
+            Request::Destage => {
+                let origin = guest
+                    .origin
+                    .as_mut()
+                    .expect("only such volumes are destaged");
+                let point = origin.flush_begin();
+                self.trace.counters.destages += 1;
+                (Command::Destage { volume }, Pending::Destage { point })
+            }
+            Request::Reset => {
+                guest.model.reset_begin();
+                self.trace.counters.resets += 1;
+                (Command::Reset { volume }, Pending::Reset)
+            }
+            Request::Tune(tuning) => {
+                guest.tune_begin(&tuning);
+                (Command::Tune { volume, tuning }, Pending::Tune(tuning))
+            }
+            other => unreachable!("{other:?} is no command"),
+        };
+        guest.pending.insert(id.number, pending);
+        self.apply(Event::Admin {
+            request: id,
+            command,
+        })
+    }
+
+    /// Hands an answer to the guest that waits for it.
+    pub(crate) fn reply(
+        &mut self,
+        id: RequestId,
+        result: Result<(), Refusal>,
+    ) -> Result<(), Broken> {
+        let volume = (id.connection.0 % CONNECTIONS) as usize;
+        if volume == HOST as usize {
+            self.parked = result.is_ok();
+            return result.map_err(|refusal| format!("park was refused: {refusal}"));
+        }
+        let guest = &mut self.guests[volume];
+        let known = guest
+            .pending
+            .remove(&id.number)
+            .or_else(|| guest.gone.remove(&id.number));
+        let pending = known.ok_or_else(|| format!("{id:?} was answered, but nobody asked"))?;
+        let bytes = pending
+            .buffer()
+            .map(|buffer| self.memory.buffer_remove(buffer));
+        if let Err(refusal) = result {
+            self.check_refusal(volume, &pending, refusal)?;
+        }
+        self.answer(volume, pending, result, bytes.unwrap_or_default())
+            .map_err(|broken| format!("v{volume}: {broken}"))?;
+        let pause = self.guests[volume].pause_ns();
+        self.later(pause, Wake::Guest(volume));
+        Ok(())
+    }
+
+    fn answer(
+        &mut self,
+        volume: usize,
+        pending: Pending,
+        result: Result<(), Refusal>,
+        bytes: Vec<u8>,
+    ) -> Result<(), Broken> {
+        let guest = &mut self.guests[volume];
+        match pending {
+            Pending::Read { point, .. } if result.is_ok() => {
+                guest
+                    .model
+                    .read_done(&point, &bytes)
+                    .map_err(|it| it.to_string())?;
+            }
+            Pending::Write { serial, .. } if result.is_ok() => guest.acknowledge(serial),
+            Pending::Flush { point } if result.is_ok() => guest.model.flush_done(point),
+            Pending::Destage { point } if result.is_ok() => {
+                let origin = guest
+                    .origin
+                    .as_mut()
+                    .expect("only such volumes are destaged");
+                origin.flush_done(point);
+                self.check_origins(true)?;
+            }
+            Pending::Reset => guest.model.reset_done(result.is_ok()),
+            Pending::Tune(tuning) => {
+                guest.tune_done(if result.is_ok() { tuning } else { guest.tuning });
+            }
+            Pending::Part { sector, .. } => self.part_read(volume, sector, result, &bytes)?,
+            Pending::Outside { .. } if result.is_ok() => {
+                return Err("a read beyond the end was answered".to_owned());
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Whether the engine may refuse this.
+    fn check_refusal(
+        &mut self,
+        volume: usize,
+        pending: &Pending,
+        refusal: Refusal,
+    ) -> Result<(), Broken> {
+        let policy = self.guests[volume].plan.policy;
+        let allowed = match (pending, refusal) {
+            (Pending::Outside { .. }, it) => it == Refusal::OutOfRange,
+            (Pending::Write { .. }, Refusal::NoSpace) => policy == Policy::Ephemeral,
+            (Pending::Write { .. }, Refusal::Io) => policy == Policy::Uncached && self.faulty(),
+            (Pending::Reset, _) => false,
+            (_, Refusal::Io) => self.faulty(),
+            _ => false,
+        };
+        if !matches!(pending, Pending::Outside { .. }) {
+            self.trace.counters.refused += 1;
+        }
+        let why = || {
+            format!(
+                "v{volume} ({}): {pending:?} refused: {refusal}",
+                policy.name()
+            )
+        };
+        if allowed { Ok(()) } else { Err(why()) }
+    }
+}

@@ -1,0 +1,248 @@
+//! What happened, as one number, and in words on request.
+//!
+//! Owns the running hash over all events and actions and the counters of a run. Always true: two
+//! runs with one hash did the same. Deliberately absent: the contents of requests; the oracle
+//! judges those.
+
+use engine::event::{Action, Event, IoError, Op, Refusal};
+use std::fmt;
+
+/// Counts of one run or of many. Delays are no faults.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub operations: u64,
+    pub reads: u64,
+    pub writes: u64,
+    pub flushes: u64,
+    pub zeroes: u64,
+    pub destages: u64,
+    pub resets: u64,
+    pub disconnects: u64,
+    pub refused: u64,
+    pub kills: u64,
+    pub kills_in_memory: u64,
+    pub kills_in_recovery: u64,
+    pub power_losses: u64,
+    pub power_losses_in_recovery: u64,
+    pub orderly_stops: u64,
+    pub late_writes: u64,
+    pub cache_write_errors: u64,
+    pub cache_sync_errors: u64,
+    pub origin_errors: u64,
+    pub origin_full: u64,
+    pub recovery_errors: u64,
+    pub volumes_verified: u64,
+    pub origins_verified: u64,
+    pub segments_reused: u64,
+    pub checkpoints: u64,
+    pub evacuated_bytes: u64,
+    pub steps: u64,
+}
+
+impl Counters {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 27] {
+        [
+            ("operations", &mut self.operations),
+            ("reads", &mut self.reads),
+            ("writes", &mut self.writes),
+            ("flushes", &mut self.flushes),
+            ("zeroes", &mut self.zeroes),
+            ("destages", &mut self.destages),
+            ("resets", &mut self.resets),
+            ("disconnects", &mut self.disconnects),
+            ("refused", &mut self.refused),
+            ("kills", &mut self.kills),
+            ("kills in memory", &mut self.kills_in_memory),
+            ("kills in recovery", &mut self.kills_in_recovery),
+            ("power losses", &mut self.power_losses),
+            (
+                "power losses in recovery",
+                &mut self.power_losses_in_recovery,
+            ),
+            ("orderly stops", &mut self.orderly_stops),
+            ("late writes", &mut self.late_writes),
+            ("cache write errors", &mut self.cache_write_errors),
+            ("cache sync errors", &mut self.cache_sync_errors),
+            ("origin errors", &mut self.origin_errors),
+            ("origin full", &mut self.origin_full),
+            ("recovery errors", &mut self.recovery_errors),
+            ("volumes verified", &mut self.volumes_verified),
+            ("origins verified", &mut self.origins_verified),
+            ("segments reused", &mut self.segments_reused),
+            ("checkpoints", &mut self.checkpoints),
+            ("evacuated bytes", &mut self.evacuated_bytes),
+            ("steps", &mut self.steps),
+        ]
+    }
+
+    /// Adds the counts of another run.
+    pub fn add(&mut self, other: &Counters) {
+        let mut other = other.clone();
+        for ((_, mine), (_, theirs)) in self.fields().into_iter().zip(other.fields()) {
+            *mine += *theirs;
+        }
+    }
+
+    /// Faults of all kinds together.
+    pub fn faults(&self) -> u64 {
+        self.kills
+            + self.kills_in_memory
+            + self.kills_in_recovery
+            + self.power_losses
+            + self.power_losses_in_recovery
+            + self.cache_write_errors
+            + self.cache_sync_errors
+            + self.origin_errors
+            + self.origin_full
+            + self.recovery_errors
+    }
+
+    /// Names and values, for tables.
+    pub fn list(&self) -> Vec<(&'static str, u64)> {
+        self.clone()
+            .fields()
+            .into_iter()
+            .map(|(name, value)| (name, *value))
+            .collect()
+    }
+}
+
+/// The record of a run.
+#[derive(Debug)]
+pub struct Trace {
+    hash: u64,
+    verbose: bool,
+    now: u64,
+    pub counters: Counters,
+}
+
+impl Trace {
+    pub fn new(verbose: bool) -> Trace {
+        Trace {
+            hash: 0xCBF2_9CE4_8422_2325,
+            verbose,
+            now: 0,
+            counters: Counters::default(),
+        }
+    }
+
+    pub fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    pub fn time(&mut self, now: u64) {
+        self.now = now;
+        self.add(&[now]);
+    }
+
+    /// Something the world did, in words that only a reader needs.
+    pub fn note(&self, words: fmt::Arguments<'_>) {
+        if self.verbose {
+            eprintln!(
+                "{:>14.6} {:>7} {words}",
+                self.now as f64 / 1e6,
+                self.counters.steps
+            );
+        }
+    }
+
+    pub fn add(&mut self, numbers: &[u64]) {
+        for &number in numbers {
+            let mixed = (self.hash ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            self.hash = mixed ^ (mixed >> 32);
+        }
+    }
+
+    pub fn event(&mut self, event: &Event) {
+        self.note(format_args!("-> {event:?}"));
+        match *event {
+            Event::Read {
+                volume,
+                request,
+                sector,
+                sectors,
+                buffer,
+            } => {
+                let from = [1, u64::from(volume.0), u64::from(request.number)];
+                self.add(&from);
+                self.add(&[sector, sectors, u64::from(buffer.0)]);
+            }
+            Event::Write {
+                volume,
+                request,
+                sector,
+                sectors,
+                buffer,
+                fua,
+            } => {
+                let from = [2, u64::from(volume.0), u64::from(request.number)];
+                self.add(&from);
+                self.add(&[sector, sectors, u64::from(buffer.0), u64::from(fua)]);
+            }
+            Event::Flush { volume, request } => {
+                self.add(&[3, u64::from(volume.0), u64::from(request.number)]);
+            }
+            Event::Discard {
+                volume,
+                request,
+                sector,
+                sectors,
+                fua,
+            } => {
+                self.add(&[4, u64::from(volume.0), u64::from(request.number)]);
+                self.add(&[sector, sectors, u64::from(fua)]);
+            }
+            Event::WriteZeroes {
+                volume,
+                request,
+                sector,
+                sectors,
+                fua,
+                allocate,
+            } => {
+                self.add(&[5, u64::from(volume.0), u64::from(request.number)]);
+                self.add(&[sector, sectors, u64::from(fua), u64::from(allocate)]);
+            }
+            Event::Disconnect { connection } => self.add(&[6, u64::from(connection.0)]),
+            Event::Done { io, result, .. } => {
+                let result = result.map_or_else(|it| 1 + u64::from(it == IoError::NoSpace), |()| 0);
+                self.add(&[7, io.0, result]);
+            }
+            Event::Admin { request, .. } => self.add(&[8, u64::from(request.number)]),
+            Event::Tick => self.add(&[9]),
+        }
+    }
+
+    pub fn action(&mut self, action: &Action) {
+        self.note(format_args!("<- {action:?}"));
+        match action {
+            Action::Io(io) => {
+                let op = match io.op {
+                    Op::Read => 0,
+                    Op::Write => 1,
+                    Op::Zero { .. } => 2,
+                    Op::Sync => 3,
+                    Op::Stat => 4,
+                    Op::Remove => 5,
+                };
+                self.add(&[20, io.id.0, op, io.purpose as u64, io.offset, io.bytes]);
+                for slice in &io.slices {
+                    self.add(&[slice.place.offset, slice.bytes]);
+                }
+            }
+            Action::Reply { request, result } => {
+                let result = result.map_or_else(code, |()| 0);
+                self.add(&[
+                    21,
+                    u64::from(request.connection.0),
+                    u64::from(request.number),
+                    result,
+                ]);
+            }
+        }
+    }
+}
+
+fn code(refusal: Refusal) -> u64 {
+    1 + refusal as u64
+}

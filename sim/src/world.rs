@@ -1,0 +1,541 @@
+//! Virtual time: events into the engine, its actions onto disks and back to guests.
+//!
+//! Owns the queue of what will happen, the requests to devices in flight and the faults of the
+//! moment. Always true: nothing depends on anything but the seed; ties in time are broken by the
+//! order in which they were made. Deliberately absent: lives and deaths of the daemon
+//! ([`host`](crate::host)) and what is right ([`oracle`](crate::oracle)).
+
+use crate::devices::{self, Devices, File};
+use crate::disk::{Disk, SyncPoint};
+use crate::guest::Guest;
+use crate::memory::SimMemory;
+use crate::plan::Plan;
+use crate::rng::Rng;
+use crate::trace::Trace;
+use engine::engine::{Config, Engine, device_bytes};
+use engine::event::{Action, Device, Event, Io, IoError, Op, Purpose};
+use engine::types::{IoId, Policy, Time, Uuid};
+use std::collections::BTreeMap;
+use workload::stamp;
+
+/// A run that takes more steps than this does not end by itself.
+const STEPS_MAX: u64 = 4_000_000;
+/// Ticks in a row at one instant; more of them move nothing.
+const TICKS_MAX: u32 = 10_000;
+/// How late a write of a killed daemon may land; on a slow loop device it was seconds.
+pub const LATE_NS_MAX: u64 = 5_000_000_000;
+/// Why a run ended early: a broken promise, in words.
+pub type Broken = String;
+
+/// Something in the future.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wake {
+    Done(IoId),
+    Guest(usize),
+    /// A write of a killed daemon lands.
+    Late(File, u64),
+}
+
+/// A request to a device under way.
+struct Flight {
+    io: Io,
+    ticket: Option<u64>,
+    result: Result<(), IoError>,
+    sync: Option<SyncPoint>,
+    /// What a read found when it was issued, if it looked then.
+    early: Option<Vec<u8>>,
+}
+
+/// A rule that the host breaks on purpose, to see the oracle notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sabotage {
+    /// A daemon starts before the late writes of the one before have landed (rule 5.2.1).
+    NoFence,
+    /// Syncs of the cache device do nothing.
+    CacheSync,
+    /// Syncs of journals do nothing.
+    JournalSync,
+    /// Syncs of ledgers do nothing.
+    LedgerSync,
+    /// Syncs of origins do nothing.
+    OriginSync,
+    /// A write of the log that seems to have succeeded has not touched the disk.
+    LostLogWrite,
+}
+
+/// How an origin misbehaves at the moment.
+#[derive(Clone, Copy, Debug, Default)]
+struct Trouble {
+    hangs_until: u64,
+    fails_until: u64,
+    full_until: u64,
+}
+
+/// The moment at which a life of the daemon is to end.
+#[derive(Clone, Copy, Debug)]
+pub struct Trigger {
+    pub purpose: Purpose,
+    /// Requests with this purpose that still pass.
+    pub left: u64,
+    /// Strike when it ends rather than when it is asked for.
+    pub at_end: bool,
+}
+
+/// What came of one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    Ran,
+    /// Nothing will ever happen again.
+    Idle,
+    /// The daemon is to die here.
+    Struck,
+}
+
+pub struct World {
+    pub plan: Plan,
+    pub rng: Rng,
+    pub trace: Trace,
+    pub now: u64,
+    queue: BTreeMap<(u64, u64), Wake>,
+    sequence: u64,
+    ticks: u32,
+    pub devices: Devices,
+    pub memory: SimMemory,
+    pub engine: Option<Engine>,
+    pub machine: Uuid,
+    pub boot: Uuid,
+    flights: BTreeMap<IoId, Flight>,
+    pub guests: Vec<Guest>,
+    troubles: Vec<Trouble>,
+    /// Time of the last fault that a guest may be told of.
+    fault_at: u64,
+    pub healthy: bool,
+    /// Guest requests that may still be made in this phase.
+    pub budget: u64,
+    pub trigger: Option<Trigger>,
+    pub struck: bool,
+    pub parked: bool,
+    pub sabotage: Option<Sabotage>,
+}
+
+impl World {
+    pub fn new(plan: Plan, seed: u64, sabotage: Option<Sabotage>, verbose: bool) -> World {
+        let mut rng = Rng::new(seed);
+        let stage = Config::stage_bytes(
+            plan.geometry.chunk_bytes(),
+            plan.stage_slots + plan.overlay_slots,
+        );
+        let ram = u64::from(plan.ram_blocks) * engine::types::BLOCK_BYTES;
+        let memory = SimMemory::new(stage, ram, Config::SCRATCH_BYTES_MIN, rng.fork());
+        let mut devices = Devices {
+            cache: Disk::new(vec![0; device_bytes(plan.geometry) as usize]),
+            ..Devices::default()
+        };
+        for origin in &plan.origins {
+            let mut image = vec![0; origin.sectors as usize * stamp::SECTOR_BYTES];
+            if let Some(tag) = origin.tag {
+                stamp::fill(&mut image, tag, 0, 0);
+            }
+            let skew_ns = rng.pick(&[0, 3_600_000_000_000]);
+            let image = Disk::new(image);
+            devices.origins.push(devices::Origin {
+                image,
+                skew_ns,
+                ..Default::default()
+            });
+        }
+        let numbered = plan.volumes.iter().enumerate();
+        let guests = numbered.map(|(at, volume)| {
+            Guest::new(
+                volume.clone(),
+                &plan.origins[volume.origin],
+                1 + at as u64,
+                rng.fork(),
+            )
+        });
+        World {
+            guests: guests.collect(),
+            troubles: vec![Trouble::default(); plan.origins.len()],
+            machine: Uuid(rng.bytes16()),
+            boot: Uuid(rng.bytes16()),
+            plan,
+            rng,
+            trace: Trace::new(verbose),
+            now: 1,
+            queue: BTreeMap::new(),
+            sequence: 0,
+            ticks: 0,
+            devices,
+            memory,
+            engine: None,
+            flights: BTreeMap::new(),
+            fault_at: 0,
+            healthy: false,
+            budget: 0,
+            trigger: None,
+            struck: false,
+            parked: false,
+            sabotage,
+        }
+    }
+
+    pub(crate) fn later(&mut self, after: u64, wake: Wake) {
+        self.sequence += 1;
+        self.queue.insert((self.now + after, self.sequence), wake);
+    }
+
+    /// Lets the next thing happen.
+    pub fn step(&mut self) -> Result<Step, Broken> {
+        self.trace.counters.steps += 1;
+        if self.trace.counters.steps > STEPS_MAX {
+            return Err(format!("the run does not end within {STEPS_MAX} steps"));
+        }
+        let due = self
+            .engine
+            .as_ref()
+            .and_then(Engine::next_deadline)
+            .map(|time| time.0);
+        let first = self.queue.keys().next().copied();
+        match (due, first) {
+            (None, None) => return Ok(Step::Idle),
+            (Some(due), first) if first.is_none_or(|(time, _)| due <= time) => {
+                self.tick(due)?;
+            }
+            (_, first) => {
+                let key = first.expect("the other cases have none");
+                let wake = self.queue.remove(&key).expect("the key was just seen");
+                self.advance(key.0);
+                self.ticks = 0;
+                self.wake(wake)?;
+            }
+        }
+        Ok(if self.struck { Step::Struck } else { Step::Ran })
+    }
+
+    fn advance(&mut self, time: u64) {
+        self.now = self.now.max(time);
+        self.trace.time(self.now);
+    }
+
+    fn tick(&mut self, due: u64) -> Result<(), Broken> {
+        self.ticks = if due > self.now { 0 } else { self.ticks + 1 };
+        if self.ticks > TICKS_MAX {
+            return Err(format!(
+                "{TICKS_MAX} ticks at one instant did not move the deadline"
+            ));
+        }
+        self.advance(due);
+        self.apply(Event::Tick)
+    }
+
+    fn wake(&mut self, wake: Wake) -> Result<(), Broken> {
+        match wake {
+            Wake::Done(id) => self.complete(id),
+            Wake::Guest(volume) => self.wake_guest(volume),
+            Wake::Late(file, ticket) => {
+                self.land(file, ticket);
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives the engine an event and carries out what it asks for.
+    pub fn apply(&mut self, event: Event) -> Result<(), Broken> {
+        self.trace.event(&event);
+        let Some(engine) = &mut self.engine else {
+            return Ok(());
+        };
+        engine.apply(Time(self.now), event, &mut self.memory);
+        self.drain()
+    }
+
+    pub fn drain(&mut self) -> Result<(), Broken> {
+        // The kill struck within the step: what it decided never left the process.
+        if self.memory.is_killed() {
+            self.struck = true;
+            return Ok(());
+        }
+        while let Some(action) = self.engine.as_mut().and_then(Engine::poll_action) {
+            self.trace.action(&action);
+            match action {
+                Action::Io(io) => self.start_io(io)?,
+                Action::Reply { request, result } => self.reply(request, result)?,
+            }
+            if self.struck {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Strikes when the trigger says so.
+    fn passes(&mut self, purpose: Purpose, at_end: bool) {
+        if let Some(trigger) = &mut self.trigger
+            && trigger.purpose == purpose
+            && trigger.at_end == at_end
+        {
+            if trigger.left == 0 {
+                self.trace.note(format_args!("trigger: {purpose:?}"));
+                self.struck = true;
+            }
+            trigger.left = trigger.left.saturating_sub(1);
+        }
+    }
+
+    fn start_io(&mut self, io: Io) -> Result<(), Broken> {
+        self.check_io(&io)?;
+        let result = self.fate(&io);
+        let mut flight = Flight {
+            ticket: None,
+            result,
+            sync: None,
+            early: None,
+            io,
+        };
+        let io = &flight.io;
+        let memory = &self.memory;
+        let file = self.devices.file(io.device);
+        let disk = self.devices.disk(file);
+        if let Some(change) =
+            devices::change(io.op, io.offset, io.bytes, || memory.gather(&io.slices))
+        {
+            flight.ticket = Some(disk.start(change));
+        }
+        if io.op == Op::Sync {
+            flight.sync = Some(disk.sync_point());
+        }
+        if io.op == Op::Read && self.rng.chance(500) {
+            let mut bytes = vec![0; io.bytes as usize];
+            disk.read(io.offset, &mut bytes, &mut self.rng);
+            flight.early = Some(bytes);
+        }
+        let latency = self.latency(io);
+        let (id, purpose) = (io.id, io.purpose);
+        if self.flights.insert(id, flight).is_some() {
+            return Err(format!("two requests to devices are called {id}"));
+        }
+        self.later(latency, Wake::Done(id));
+        self.passes(purpose, false);
+        Ok(())
+    }
+
+    /// What the engine may ask of a device at all.
+    fn check_io(&mut self, io: &Io) -> Result<(), Broken> {
+        let bytes: u64 = io.slices.iter().map(|slice| slice.bytes).sum();
+        if matches!(io.op, Op::Read | Op::Write) && bytes != io.bytes {
+            return Err(format!("the slices do not add up: {io:?}"));
+        }
+        let changes = matches!(io.op, Op::Write | Op::Zero { .. } | Op::Remove);
+        let end = io.offset + io.bytes;
+        if io.device == Device::Cache {
+            let aligned = io.offset.is_multiple_of(4096) && io.bytes.is_multiple_of(4096);
+            if !aligned || end > self.devices.cache.size() {
+                return Err(format!("not in whole blocks of the cache device: {io:?}"));
+            }
+            return Ok(());
+        }
+        let origin = self
+            .devices
+            .file(io.device)
+            .origin()
+            .expect("not the cache device");
+        let owned = |guest: &&Guest| guest.plan.origin == origin;
+        let guest = self
+            .guests
+            .iter()
+            .find(owned)
+            .expect("each origin has a volume");
+        if changes && guest.plan.policy == Policy::Ephemeral {
+            return Err(format!(
+                "the base of an ephemeral volume is written: {io:?}"
+            ));
+        }
+        let inside = !changes || end <= guest.model.sectors() * stamp::SECTOR_BYTES as u64;
+        if matches!(io.device, Device::Origin(_))
+            && !(inside && io.offset.is_multiple_of(512) && io.bytes.is_multiple_of(512))
+        {
+            return Err(format!("not in whole sectors of the origin: {io:?}"));
+        }
+        Ok(())
+    }
+
+    /// Whether a request will fail.
+    fn fate(&mut self, io: &Io) -> Result<(), IoError> {
+        if self.healthy {
+            return Ok(());
+        }
+        let rates = &self.plan.rates;
+        let counters = &mut self.trace.counters;
+        let Some(origin) = self.devices.file(io.device).origin() else {
+            let (rate, counter) = match io.op {
+                Op::Write | Op::Zero { .. } => {
+                    (rates.cache_write_error, &mut counters.cache_write_errors)
+                }
+                Op::Sync => (rates.cache_sync_error, &mut counters.cache_sync_errors),
+                Op::Read | Op::Stat | Op::Remove => return Ok(()),
+            };
+            if self.rng.chance(rate) {
+                *counter += 1;
+                self.fault_at = self.now;
+                return Err(IoError::Failed);
+            }
+            return Ok(());
+        };
+        let trouble = self.troubles[origin];
+        if self.now < trouble.fails_until && self.rng.chance(700) {
+            counters.origin_errors += 1;
+            self.fault_at = self.now;
+            return Err(IoError::Failed);
+        }
+        let journal = matches!(io.device, Device::Journal(_)) && io.op == Op::Write;
+        if journal && self.now < trouble.full_until {
+            counters.origin_full += 1;
+            self.fault_at = self.now;
+            return Err(IoError::NoSpace);
+        }
+        Ok(())
+    }
+
+    fn latency(&mut self, io: &Io) -> u64 {
+        let rng = &mut self.rng;
+        let slow = rng.chance(20);
+        match self.devices.file(io.device).origin() {
+            None if slow => rng.range(200_000, 20_000_000),
+            None => rng.range(20_000, 200_000),
+            Some(origin) => {
+                let time = match slow {
+                    true => rng.range(5_000_000, 300_000_000),
+                    false => rng.range(300_000, 5_000_000),
+                };
+                self.troubles[origin].hangs_until.saturating_sub(self.now) + time
+            }
+        }
+    }
+
+    /// A request to a device ends.
+    fn complete(&mut self, id: IoId) -> Result<(), Broken> {
+        let flight = self.flights.remove(&id).expect("a request ends once");
+        let Flight {
+            io,
+            ticket,
+            result,
+            sync,
+            early,
+        } = flight;
+        let file = self.devices.file(io.device);
+        let time = self.devices.stamp(file, self.now);
+        let memory = &mut self.memory;
+        let disk = self.devices.disk(file);
+        if let Some(ticket) = ticket {
+            if io.op == Op::Write {
+                disk.refresh(ticket, &memory.gather(&io.slices), &mut self.rng);
+            }
+            let lost = self.sabotage == Some(Sabotage::LostLogWrite)
+                && io.purpose == Purpose::Log
+                && self.rng.chance(20);
+            disk.finish(ticket, result.is_err() || lost, time, &mut self.rng);
+        }
+        let lies = matches!(
+            (self.sabotage, file),
+            (Some(Sabotage::CacheSync), File::Cache)
+                | (Some(Sabotage::JournalSync), File::Journal(_))
+                | (Some(Sabotage::LedgerSync), File::Ledger(_))
+                | (Some(Sabotage::OriginSync), File::Image(_))
+        );
+        match (sync, result) {
+            (Some(_), Ok(())) if lies => {}
+            (Some(point), Ok(())) => disk.sync_done(point),
+            (Some(point), Err(_)) => disk.sync_failed(point, &mut self.rng),
+            (None, _) => {}
+        }
+        if io.op == Op::Read {
+            let bytes = early.unwrap_or_else(|| {
+                let mut bytes = vec![0; io.bytes as usize];
+                disk.read(io.offset, &mut bytes, &mut self.rng);
+                bytes
+            });
+            // A read that fails leaves the memory half changed.
+            let upto = if result.is_ok() {
+                bytes.len()
+            } else {
+                bytes.len() / 2
+            };
+            memory.scatter(&io.slices, &bytes[..upto]);
+        }
+        let statted = io.op == Op::Stat && result.is_ok();
+        let stat = statted.then(|| self.devices.stat(file, self.now));
+        self.passes(io.purpose, true);
+        if self.struck {
+            return Ok(());
+        }
+        self.apply(Event::Done {
+            io: id,
+            result,
+            stat,
+        })
+    }
+
+    /// Forgets what was under way; returns the writes that may still land.
+    pub fn orphaned(&mut self) -> Vec<(File, u64)> {
+        self.flights.clear();
+        self.queue.retain(|_, wake| matches!(wake, Wake::Late(..)));
+        // Those of an earlier life, when nothing fences them, are on their way already.
+        let on_its_way = |&(file, ticket): &(File, u64)| {
+            let same =
+                |wake: &Wake| matches!(wake, Wake::Late(at, it) if (*at, *it) == (file, ticket));
+            self.queue.values().any(same)
+        };
+        let mut late = Vec::new();
+        for file in self.devices.files() {
+            let flying = self.devices.disk(file).flying();
+            late.extend(flying.into_iter().map(|ticket| (file, ticket)));
+        }
+        late.retain(|it| !on_its_way(it));
+        late
+    }
+
+    /// Schedules a late write.
+    pub fn land_later(&mut self, (file, ticket): (File, u64)) {
+        let after = self.rng.below(LATE_NS_MAX);
+        self.later(after, Wake::Late(file, ticket));
+    }
+
+    /// A write of a killed daemon lands now, unless a power loss has taken it.
+    pub fn land(&mut self, file: File, ticket: u64) {
+        let time = self.devices.stamp(file, self.now);
+        let disk = self.devices.disk(file);
+        if disk.flying().contains(&ticket) {
+            disk.finish(ticket, false, time, &mut self.rng);
+            self.trace.counters.late_writes += 1;
+            self.trace.note(format_args!("late write lands: {file:?}"));
+        }
+    }
+
+    /// Ends all faults of devices, for good or until the guests go on.
+    pub fn heal(&mut self, healthy: bool) {
+        self.healthy = healthy;
+        self.troubles.fill(Trouble::default());
+    }
+
+    /// Perhaps an origin begins to hang, to fail or to be full.
+    pub fn make_trouble(&mut self) {
+        if self.healthy || !self.rng.chance(self.plan.rates.origin_trouble) {
+            return;
+        }
+        let origin = self.rng.below(self.troubles.len() as u64) as usize;
+        let trouble = &mut self.troubles[origin];
+        let until = self.now + self.rng.below(5_000_000_000);
+        match self.rng.below(3) {
+            0 => trouble.hangs_until = until + self.rng.below(10_000_000_000),
+            1 => trouble.fails_until = until,
+            _ => trouble.full_until = until,
+        }
+        self.trace
+            .note(format_args!("origin {origin}: {trouble:?}"));
+    }
+
+    /// Whether a device has failed since the run began, so that a guest may be told of it.
+    pub fn faulty(&self) -> bool {
+        self.fault_at > 0
+    }
+}

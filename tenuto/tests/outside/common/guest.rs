@@ -1,0 +1,252 @@
+//! A real Linux guest under QEMU, without acceleration, with its root on a given disk.
+//!
+//! Owns the making of the initramfs and of the root file system, and the run of one guest to its
+//! power-off. Always true: what the guest does is a script on its own root file system, chosen by
+//! the kernel's command line, and it says on the serial console what it found; a guest that says
+//! nothing, or does not power off, is a failure with its console attached.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{have, run, skip};
+
+/// 6 to 8 seconds alone; two emulated guests and a build may share two cores.
+const RUN_TIMEOUT: Duration = Duration::from_secs(180);
+/// In this order: each needs the ones before it.
+const MODULES: [&str; 6] = [
+    "virtio/virtio_ring",
+    "virtio/virtio",
+    "virtio/virtio_pci_legacy_dev",
+    "virtio/virtio_pci_modern_dev",
+    "virtio/virtio_pci",
+    "block/virtio_blk",
+];
+
+const INIT: &str = "#!/bin/busybox sh
+/bin/busybox mkdir -p /proc /sys /dev /root
+/bin/busybox mount -t proc proc /proc
+/bin/busybox mount -t sysfs sys /sys
+/bin/busybox mount -t devtmpfs dev /dev
+for module in MODULES; do /bin/busybox insmod /modules/$module.ko; done
+/bin/busybox mount -t ext4 /dev/vda /root || /bin/busybox poweroff -f
+exec /bin/busybox switch_root /root /work
+";
+
+/// What the guest does, by `tenuto.step=`. `check` reads through the block device with caches
+/// dropped, so that the bytes come from the disk.
+const WORK: &str = "#!/bin/busybox sh
+export PATH=/bin
+busybox mkdir -p /proc /sys /dev
+busybox mount -t proc proc /proc
+busybox mount -t sysfs sys /sys
+busybox mount -t devtmpfs dev /dev
+for word in $(busybox cat /proc/cmdline); do
+    case $word in tenuto.step=*) step=${word#tenuto.step=} ;; esac
+done
+say() { echo \"guest: $*\"; }
+say \"write-cache $(busybox cat /sys/block/vda/queue/write_cache)\"
+fill() {
+    for number in $(busybox seq 1 $1); do
+        busybox dd if=/dev/urandom of=/data/$2-$number bs=61000 count=$number conv=fsync 2>/dev/null
+    done
+}
+sums() { (cd /data && busybox find . -type f ! -name sums | busybox sort \\
+    | busybox xargs busybox sha256sum); }
+case $step in
+write)
+    busybox mkdir -p /data
+    fill 16 first
+    sums > /data/sums
+    busybox rm -f /data/first-3 /data/first-7
+    busybox sync
+    busybox fstrim / 2>/dev/null && say trimmed
+    fill 5 second
+    sums > /data/sums && busybox sync && say written
+    ;;
+check)
+    busybox mount -o remount,ro /
+    echo 3 > /proc/sys/vm/drop_caches
+    (cd /data && busybox sha256sum -c sums >/dev/null 2>&1) && say \"same $(busybox wc -l < /data/sums)\"
+    ;;
+clean)
+    busybox test -e /data || say nothing-there
+    ;;
+esac
+busybox mount -o remount,ro / && say unmounted
+busybox poweroff -f
+";
+
+/// Kernel and initramfs for guests, made once per test.
+pub struct Machine {
+    kernel: PathBuf,
+    initramfs: PathBuf,
+}
+
+/// The newest kernel of the cloud flavour that is here, with its modules.
+fn kernel() -> Option<(PathBuf, PathBuf)> {
+    let mut found: Vec<_> = std::fs::read_dir("/boot")
+        .ok()?
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter_map(|name| name.strip_prefix("vmlinuz-").map(str::to_owned))
+        .map(|version| {
+            (
+                PathBuf::from(format!("/boot/vmlinuz-{version}")),
+                PathBuf::from(format!("/lib/modules/{version}/kernel/drivers")),
+            )
+        })
+        .filter(|(kernel, modules)| {
+            std::fs::File::open(kernel).is_ok() && modules.join("block/virtio_blk.ko").is_file()
+        })
+        .collect();
+    found.sort();
+    found.pop()
+}
+
+impl Machine {
+    /// `None`, with the skip noted, where QEMU or a readable kernel is missing.
+    pub fn new(test: &str, dir: &Path) -> Option<Machine> {
+        if !have(
+            test,
+            &[
+                "qemu-system-x86_64",
+                "qemu-img",
+                "cpio",
+                "mkfs.ext4",
+                "busybox",
+            ],
+        ) {
+            return None;
+        }
+        let Some((kernel, modules)) = kernel() else {
+            skip(test, "no readable kernel with virtio modules in /boot");
+            return None;
+        };
+        let root = dir.join("initramfs");
+        for part in ["bin", "modules"] {
+            std::fs::create_dir_all(root.join(part)).expect("make a directory");
+        }
+        copy_busybox(&root);
+        let mut names = Vec::new();
+        for module in MODULES {
+            let from = modules.join(format!("{module}.ko"));
+            let name = from
+                .file_stem()
+                .expect("a file name")
+                .to_string_lossy()
+                .into_owned();
+            std::fs::copy(&from, root.join(format!("modules/{name}.ko"))).expect("copy a module");
+            names.push(name);
+        }
+        script(
+            &root.join("init"),
+            &INIT.replace("MODULES", &names.join(" ")),
+        );
+        let initramfs = dir.join("initramfs.cpio");
+        let command = format!(
+            "cd '{}' && find . | cpio -o -H newc --quiet > '{}'",
+            root.display(),
+            initramfs.display()
+        );
+        run("sh", &["-c", &command]);
+        Some(Machine { kernel, initramfs })
+    }
+
+    /// Makes the raw image of a root file system on which guests of this kind start.
+    pub fn root_image(&self, dir: &Path, image: &Path, bytes: u64) {
+        let root = dir.join("root");
+        std::fs::create_dir_all(root.join("bin")).expect("make a directory");
+        copy_busybox(&root);
+        script(&root.join("work"), WORK);
+        std::fs::File::create(image)
+            .and_then(|file| file.set_len(bytes))
+            .expect("create the image");
+        run(
+            "mkfs.ext4",
+            &[
+                "-q",
+                "-F",
+                "-b",
+                "4096",
+                "-d",
+                &root.to_string_lossy(),
+                &image.to_string_lossy(),
+            ],
+        );
+    }
+
+    /// Boots from `drive` (a QEMU URI of a raw disk), does one step, and waits for the power-off.
+    /// What the guest said, one line each.
+    pub fn run(&self, drive: &str, step: &str) -> Vec<String> {
+        let mut child = Command::new("qemu-system-x86_64")
+            .args([
+                "-accel",
+                "tcg",
+                "-m",
+                "256",
+                "-nodefaults",
+                "-display",
+                "none",
+            ])
+            .args(["-serial", "stdio", "-no-reboot"])
+            .arg("-kernel")
+            .arg(&self.kernel)
+            .arg("-initrd")
+            .arg(&self.initramfs)
+            .arg("-append")
+            .arg(format!("console=ttyS0 quiet panic=-1 tenuto.step={step}"))
+            .arg("-drive")
+            .arg(format!(
+                "if=none,id=disk,format=raw,discard=unmap,file={drive}"
+            ))
+            .args(["-device", "virtio-blk-pci,drive=disk"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .expect("start QEMU");
+        let mut pipe = child.stdout.take().expect("a pipe");
+        let console = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            // What was said before an error is still worth showing.
+            let _ = pipe.read_to_end(&mut bytes);
+            String::from_utf8_lossy(&bytes).into_owned()
+        });
+        let start = Instant::now();
+        let mut in_time = true;
+        while child.try_wait().expect("ask for QEMU").is_none() {
+            if start.elapsed() > RUN_TIMEOUT {
+                in_time = false;
+                child.kill().expect("kill QEMU");
+            }
+            std::thread::park_timeout(Duration::from_millis(20));
+        }
+        let console = console.join().expect("the console's thread does not panic");
+        assert!(in_time, "the guest did not power off:\n{console}");
+        let said: Vec<String> = console
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("guest: ").map(str::to_owned))
+            .collect();
+        assert!(
+            said.iter().any(|line| line == "unmounted"),
+            "the guest did not come to its end:\n{console}"
+        );
+        said
+    }
+}
+
+fn copy_busybox(root: &Path) {
+    let place = ["/bin/busybox", "/usr/bin/busybox"]
+        .into_iter()
+        .find(|path| Path::new(path).is_file())
+        .expect("its presence was checked");
+    std::fs::copy(place, root.join("bin/busybox")).expect("copy busybox");
+}
+
+fn script(path: &Path, text: &str) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::write(path, text).expect("write a script");
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
+        .expect("make a script executable");
+}

@@ -1,0 +1,587 @@
+//! What all outside tests share: a daemon of the real binary in directories of its own.
+//!
+//! Owns directories, configuration, start, kill and clean-up, and the calls of the command line.
+//! Always true: the daemon's processes are ended by their own id, and everything made here
+//! (stage files, sockets, mounts) is removed when the test ends, also when it fails. Nothing
+//! here knows the product's inside: sockets, files, exit codes and JSON are all it sees.
+
+pub mod disk;
+pub mod guest;
+pub mod load;
+pub mod marks;
+pub mod nbd;
+pub mod random;
+
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Exit codes of the command line.
+pub const EXIT_DONE: i32 = 0;
+pub const EXIT_FAILED: i32 = 1;
+pub const EXIT_USAGE: i32 = 2;
+pub const EXIT_UNREACHABLE: i32 = 3;
+pub const EXIT_REFUSED: i32 = 4;
+pub const EXIT_DAMAGE: i32 = 5;
+
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
+/// An orderly stop writes what is acknowledged to the log; it does not destage.
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A line for the runner, which counts skips from this file and never calls them passed.
+pub fn skip(test: &str, why: &str) {
+    use std::io::Write as _;
+    eprintln!("skipped: {test}: {why}");
+    if let Some(path) = std::env::var_os("TENUTO_SKIPS") {
+        let mut file = std::fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(path)
+            .expect("open the file of skips");
+        writeln!(file, "{test}: {why}").expect("note the skip");
+    }
+}
+
+/// Whether these programs are here; notes a skip if not.
+pub fn have(test: &str, programs: &[&str]) -> bool {
+    for program in programs {
+        if !on_path(program) {
+            skip(test, &format!("{program} is not installed"));
+            return false;
+        }
+    }
+    true
+}
+
+fn on_path(program: &str) -> bool {
+    let path = std::env::var("PATH").unwrap_or_default();
+    format!("{path}:/usr/sbin:/sbin")
+        .split(':')
+        .any(|directory| Path::new(directory).join(program).is_file())
+}
+
+/// Whether this process may mount; notes a skip if not.
+pub fn may_mount(test: &str) -> bool {
+    // SAFETY: geteuid has no preconditions and cannot fail.
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root || !Path::new("/dev/fuse").exists() {
+        skip(test, "mounting needs root and /dev/fuse");
+        return false;
+    }
+    have(
+        test,
+        &["nbdfuse", "losetup", "mkfs.ext4", "mount", "umount"],
+    )
+}
+
+/// A number from the environment, so that long runs need no other code.
+pub fn count(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).ok().map_or(default, |text| {
+        text.parse().expect("a count in the environment")
+    })
+}
+
+/// The seed of a test: fixed, or the one given to replay a failure.
+pub fn seed(default: u64) -> u64 {
+    let seed = count("TENUTO_SEED", default);
+    eprintln!("seed {seed}: replay with TENUTO_SEED={seed}");
+    seed
+}
+
+/// Directories and configuration of one daemon.
+pub struct Rig {
+    pub dir: PathBuf,
+    stage: PathBuf,
+    host: String,
+    cache: String,
+    volumes: String,
+    sections: String,
+    environment: Vec<(String, String)>,
+    _dir: tempfile::TempDir,
+    _stage: Option<tempfile::TempDir>,
+}
+
+impl Rig {
+    /// A rig with a small cache file in its own directory and no volumes.
+    pub fn new() -> Rig {
+        let dir = tempfile::Builder::new()
+            .prefix("tenuto-t")
+            .tempdir()
+            .expect("make a directory");
+        // The stage must be shared memory where there is some: that is what outlives a kill.
+        let stage = tempfile::Builder::new()
+            .prefix("tenuto-t")
+            .tempdir_in("/dev/shm")
+            .ok();
+        let rig = Rig {
+            dir: dir.path().to_owned(),
+            stage: stage
+                .as_ref()
+                .map_or_else(|| dir.path().join("stage"), |stage| stage.path().to_owned()),
+            host: host_section("host-a"),
+            cache: String::new(),
+            volumes: String::new(),
+            sections: String::new(),
+            environment: Vec::new(),
+            _dir: dir,
+            _stage: stage,
+        };
+        for part in ["run", "state", "stage"] {
+            std::fs::create_dir_all(rig.dir.join(part)).expect("make a directory");
+        }
+        rig
+    }
+
+    pub fn run_dir(&self) -> PathBuf {
+        self.dir.join("run")
+    }
+
+    pub fn cache_path(&self) -> PathBuf {
+        self.dir.join("cache")
+    }
+
+    pub fn config_path(&self) -> PathBuf {
+        self.dir.join("tenuto.toml")
+    }
+
+    /// The socket on which a volume is the default export.
+    pub fn socket(&self, volume: &str) -> PathBuf {
+        self.run_dir().join(format!("{volume}.nbd.sock"))
+    }
+
+    /// The socket of all exports.
+    pub fn all_exports(&self) -> PathBuf {
+        self.run_dir().join("nbd.sock")
+    }
+
+    /// What `qemu-img`, `qemu-io` and QEMU call a volume.
+    pub fn uri(&self, volume: &str) -> String {
+        format!(
+            "nbd+unix:///{volume}?socket={}",
+            self.all_exports().display()
+        )
+    }
+
+    pub fn host_name(&mut self, name: &str) -> &mut Rig {
+        self.host = host_section(name);
+        self
+    }
+
+    /// The `[cache]` section: place, size, and lines as in the file.
+    pub fn cache(&mut self, path: &Path, size: &str, lines: &str) -> &mut Rig {
+        self.cache = format!(
+            "path = \"{}\"\nsize = \"{size}\"\n{lines}\n",
+            path.display()
+        );
+        self
+    }
+
+    /// One volume with its origin, policy and further lines as in the file.
+    pub fn volume(&mut self, name: &str, origin: &Path, policy: &str, lines: &str) -> &mut Rig {
+        write!(
+            self.volumes,
+            "[[volume]]\nname = \"{name}\"\norigin = \"{}\"\nformat = \"raw\"\n\
+             policy = \"{policy}\"\nexport = [\"nbd\"]\n{lines}\n",
+            origin.display()
+        )
+        .expect("a string takes everything");
+        self
+    }
+
+    /// A further section of the file.
+    pub fn section(&mut self, text: &str) -> &mut Rig {
+        self.sections.push_str(text);
+        self
+    }
+
+    pub fn forget_volumes(&mut self) -> &mut Rig {
+        self.volumes.clear();
+        self
+    }
+
+    /// A variable of the daemon's environment.
+    pub fn env(&mut self, key: &str, value: &str) -> &mut Rig {
+        self.environment.retain(|(known, _)| known != key);
+        self.environment.push((key.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// A raw image of that many bytes, all zero.
+    pub fn image(&self, name: &str, bytes: u64) -> PathBuf {
+        let path = self.dir.join(name);
+        let file = std::fs::File::create(&path).expect("create an image");
+        file.set_len(bytes).expect("size an image");
+        path
+    }
+
+    /// Writes the configuration file as it stands now.
+    pub fn write_config(&self) -> PathBuf {
+        let cache = if self.cache.is_empty() {
+            format!(
+                "path = \"{}\"\nsize = \"256MiB\"\nram = \"16MiB\"\nstage = \"16MiB\"\n\
+                 overlay-ram = \"16MiB\"\n",
+                self.cache_path().display()
+            )
+        } else {
+            self.cache.clone()
+        };
+        let text = format!(
+            "[host]\n{}run-dir = \"{}\"\nstage-dir = \"{}\"\nstate-dir = \"{}\"\n\n\
+             [cache]\n{cache}\n{}{}",
+            self.host,
+            self.run_dir().display(),
+            self.stage.display(),
+            self.dir.join("state").display(),
+            self.sections,
+            self.volumes
+        );
+        let path = self.config_path();
+        std::fs::write(&path, text).expect("write the configuration");
+        path
+    }
+
+    /// The stage of a host that lost power: gone.
+    pub fn lose_stage(&self) {
+        for entry in std::fs::read_dir(&self.stage).expect("list the stage directory") {
+            std::fs::remove_file(entry.expect("an entry").path()).expect("remove a stage file");
+        }
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tenuto"));
+        command
+            .env("TENUTO_CONFIG", self.config_path())
+            .env_remove("TENUTO_SOCKET")
+            .env("NO_COLOR", "1")
+            .envs(self.environment.iter().map(|(key, value)| (key, value)))
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs one command of the product to its end.
+    pub fn tenuto(&self, arguments: &[&str]) -> Output {
+        self.command().args(arguments).output().expect("run tenuto")
+    }
+
+    /// Runs a command that must succeed; its standard output.
+    pub fn done(&self, arguments: &[&str]) -> String {
+        let output = self.tenuto(arguments);
+        assert_eq!(
+            output.status.code(),
+            Some(EXIT_DONE),
+            "tenuto {arguments:?}: {}",
+            text_of(&output)
+        );
+        String::from_utf8(output.stdout).expect("output is UTF-8")
+    }
+
+    /// Runs a command that must succeed with `--json`; the one document it prints.
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let mut all = arguments.to_vec();
+        all.push("--json");
+        let text = self.done(&all);
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text:?}"))
+    }
+
+    /// `volume show NAME --json`.
+    pub fn show(&self, volume: &str) -> Value {
+        self.json(&["volume", "show", volume])
+    }
+
+    /// Runs a command that must fail with this code; its one line on standard error.
+    pub fn refused(&self, arguments: &[&str], code: i32) -> String {
+        let output = self.tenuto(arguments);
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "{arguments:?}: {}",
+            text_of(&output)
+        );
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    /// Starts the daemon and waits until it says `ready`.
+    pub fn serve(&self) -> Daemon {
+        match self.try_serve() {
+            Ok(daemon) => daemon,
+            Err((status, log)) => panic!("the daemon did not start, {status}:\n{log}"),
+        }
+    }
+
+    /// Starts the daemon; what it said when it ended before it was ready.
+    pub fn try_serve(&self) -> Result<Daemon, (ExitStatus, String)> {
+        self.start().wait()
+    }
+
+    /// Starts the daemon and does not wait.
+    pub fn start(&self) -> Starting {
+        self.write_config();
+        let mut child = self
+            .command()
+            .arg("serve")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("start the daemon");
+        let log = Arc::new(Mutex::new(String::new()));
+        let (ready, is_ready) = channel();
+        listen(child.stdout.take().expect("a pipe"), &log, ready.clone());
+        listen(child.stderr.take().expect("a pipe"), &log, ready);
+        Starting {
+            daemon: Daemon { child, log },
+            is_ready,
+        }
+    }
+
+    /// Waits until the daemon has noticed that all clients of a volume are gone.
+    pub fn gone_clients(&self, volume: &str) {
+        wait_until("the clients are gone", STOP_TIMEOUT, || {
+            self.show(volume)["clients"] == 0
+        });
+    }
+
+    /// Opens a volume with the small client.
+    pub fn connect(&self, volume: &str) -> nbd::Client {
+        nbd::Client::connect(&self.socket(volume), "")
+            .unwrap_or_else(|error| panic!("connect to {volume}: {error}"))
+    }
+}
+
+/// The group of the test itself: there may be no group `kvm` here.
+fn host_section(name: &str) -> String {
+    // SAFETY: getegid has no preconditions and cannot fail.
+    let group = unsafe { libc::getegid() };
+    format!("name = \"{name}\"\ngroup = \"{group}\"\n")
+}
+
+/// What a program said, for a failed assertion.
+pub fn text_of(output: &Output) -> String {
+    format!(
+        "{}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// Runs a foreign program that must succeed; its standard output.
+pub fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap_or_else(|error| panic!("{program}: {error}"));
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {}",
+        text_of(&output)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// An image with its ledger and journal, as somebody would find them on the shared storage:
+/// size and times stay, because a journal is replayed only onto the image it was written for.
+pub fn copy_with_neighbours(image: &Path, copy: &Path) {
+    for ending in ["", ".tenuto", ".tenuto-journal"] {
+        let from = format!("{}{ending}", image.display());
+        let to = format!("{}{ending}", copy.display());
+        // What an earlier round left must not be taken for this round's.
+        let _ = std::fs::remove_file(&to);
+        if !Path::new(&from).exists() {
+            continue;
+        }
+        let modified = std::fs::metadata(&from).and_then(|data| data.modified());
+        std::fs::copy(&from, &to).unwrap_or_else(|error| panic!("copy {from}: {error}"));
+        let file = std::fs::File::options()
+            .write(true)
+            .open(&to)
+            .expect("open the copy");
+        file.set_modified(modified.expect("the time of the original"))
+            .expect("set the time");
+    }
+}
+
+/// Ends the threads that look at a flag, also when the test fails.
+pub struct SetWhenDropped<'a>(pub &'a AtomicBool);
+
+impl Drop for SetWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Waits for a condition that another process brings about. Polling is all there is from
+/// outside; the pause only spares the processor.
+pub fn wait_until(what: &str, timeout: Duration, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < timeout, "not within {timeout:?}: {what}");
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+}
+
+/// A foreign program in the background, ended by its own id when dropped.
+pub struct Background(Child);
+
+impl Background {
+    pub fn start(program: &str, arguments: &[&str]) -> Background {
+        let child = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{program}: {error}"));
+        Background(child)
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A daemon that may not be ready yet.
+pub struct Starting {
+    daemon: Daemon,
+    is_ready: Receiver<()>,
+}
+
+impl Starting {
+    pub fn log(&self) -> String {
+        self.daemon.log()
+    }
+
+    /// Waits for `ready`, or for the end of the process.
+    pub fn wait(mut self) -> Result<Daemon, (ExitStatus, String)> {
+        match self.is_ready.recv_timeout(READY_TIMEOUT) {
+            Ok(()) => Ok(self.daemon),
+            Err(RecvTimeoutError::Disconnected) => {
+                let status = self.daemon.child.wait().expect("the daemon's exit status");
+                Err((status, self.daemon.log()))
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                panic!("not ready within {READY_TIMEOUT:?}:\n{}", self.daemon.log())
+            }
+        }
+    }
+
+    /// Whether it said `ready` within this time.
+    pub fn is_ready_within(&self, time: Duration) -> bool {
+        self.is_ready.recv_timeout(time).is_ok()
+    }
+
+    /// The daemon, after [`Starting::is_ready_within`] said yes.
+    pub fn daemon(self) -> Daemon {
+        self.daemon
+    }
+}
+
+fn listen(
+    pipe: impl Read + Send + 'static,
+    log: &Arc<Mutex<String>>,
+    ready: std::sync::mpsc::Sender<()>,
+) {
+    let log = Arc::clone(log);
+    std::thread::spawn(move || {
+        for line in BufReader::new(pipe).lines() {
+            let Ok(line) = line else { return };
+            let mut log = log.lock().unwrap();
+            log.push_str(&line);
+            log.push('\n');
+            drop(log);
+            if line.trim() == "ready" {
+                // Nobody listens any more after the first one.
+                let _ = ready.send(());
+            }
+        }
+    });
+}
+
+/// A running daemon. Killed when dropped.
+pub struct Daemon {
+    child: Child,
+    log: Arc<Mutex<String>>,
+}
+
+impl Daemon {
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    pub fn is_alive(&mut self) -> bool {
+        self.child.try_wait().expect("ask for the daemon").is_none()
+    }
+
+    /// `kill -9`, and the process is reaped. Its requests to devices may still be under way.
+    pub fn kill(mut self) -> String {
+        self.child.kill().expect("kill the daemon");
+        self.child.wait().expect("reap the daemon");
+        self.log()
+    }
+
+    pub fn signal(&self, signal: i32) {
+        let pid = self.child.id() as i32;
+        // SAFETY: plain call with a process id that is ours until it is waited for.
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0, "signal the daemon");
+    }
+
+    /// An orderly stop: SIGTERM, exit code 0.
+    pub fn stop(mut self) -> String {
+        self.signal(libc::SIGTERM);
+        let child = &mut self.child;
+        let mut status = None;
+        wait_until("the daemon stops in order", STOP_TIMEOUT, || {
+            status = child.try_wait().expect("ask for the daemon");
+            status.is_some()
+        });
+        let status = status.expect("it was waited for");
+        assert_eq!(status.code(), Some(0), "orderly stop:\n{}", self.log());
+        self.log()
+    }
+
+    /// How many descriptors are open.
+    pub fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
+            .expect("list descriptors")
+            .count()
+    }
+
+    /// How many threads there are.
+    pub fn threads(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/task", self.pid()))
+            .expect("list threads")
+            .count()
+    }
+
+    /// Resident memory of its own, without shared memory, in KiB.
+    pub fn private_kib(&self) -> u64 {
+        std::fs::read_to_string(format!("/proc/{}/status", self.pid()))
+            .expect("read the status")
+            .lines()
+            .find_map(|line| line.strip_prefix("RssAnon:"))
+            .and_then(|rest| rest.split_whitespace().next())
+            .and_then(|number| number.parse().ok())
+            .expect("a line RssAnon")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,324 @@
+//! Full, gone, broken: what a volume does at its limits and when a device fails.
+//!
+//! Full is not broken, a failing origin is waited for, and a failing cache device never lets a
+//! volume go on as if nothing were owed.
+
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use workload::check::{Crash, Promise};
+
+use crate::common::disk::{Disk, Mounted};
+use crate::common::load::{End, Load, Mix};
+use crate::common::nbd;
+use crate::common::{Rig, SetWhenDropped, may_mount, seed, wait_until};
+
+const MIB: u64 = 1 << 20;
+/// How long a request is watched that should be held or fail.
+const WATCHED: Duration = Duration::from_secs(3);
+const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
+
+fn small_cache(rig: &mut Rig) {
+    let cache = rig.cache_path();
+    rig.cache(
+        &cache,
+        "128MiB",
+        "ram = \"8MiB\"\nstage = \"8MiB\"\noverlay-ram = \"8MiB\"",
+    );
+}
+
+/// A load that writes this much and never gets an error.
+fn write_through_the_limit(load: &mut Load, rig: &Rig, bytes: u64) {
+    load.mix = Mix {
+        sectors_max: 1024,
+        read_percent: 5,
+        ..Mix::default()
+    };
+    let until = load.counts.written_bytes + bytes;
+    let end = load
+        .run(rig.connect("disk"), |counts| counts.written_bytes < until)
+        .expect("reads are right");
+    assert_eq!(
+        (end, load.counts.refused),
+        (End::Enough, 0),
+        "full is not broken"
+    );
+}
+
+#[test]
+fn at_the_dirty_limit_writes_wait_for_destage_and_none_fails() {
+    let mut rig = Rig::new();
+    small_cache(&mut rig);
+    let image = rig.image("disk.img", 64 * MIB);
+    rig.volume(
+        "disk",
+        &image,
+        "write-back",
+        "dirty-limit = \"8MiB\"\ndestage-after = \"10m\"",
+    );
+    let daemon = rig.serve();
+    let mut load = Load::new(1, 64 * MIB, Promise::Prefix, seed(20));
+    let (most, over) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let _over = SetWhenDropped(&over);
+        let (over, rig, most) = (&over, &rig, &most);
+        scope.spawn(move || {
+            while !over.load(Ordering::SeqCst) {
+                let dirty = rig.show("disk")["dirty_bytes"].as_u64().expect("a count");
+                most.fetch_max(dirty, Ordering::SeqCst);
+            }
+        });
+        write_through_the_limit(&mut load, rig, 96 * MIB);
+    });
+    let most = most.into_inner();
+    // What is already accepted when the limit is met may go a little beyond it.
+    assert!(
+        most > 2 * MIB && most < 24 * MIB,
+        "{most} dirty bytes at most"
+    );
+    load.verify(Crash::Kill, &mut rig.connect("disk"))
+        .expect("nothing is lost");
+    daemon.stop();
+}
+
+#[test]
+fn a_log_smaller_than_the_data_written_is_no_error() {
+    let mut rig = Rig::new();
+    small_cache(&mut rig);
+    let image = rig.image("disk.img", 192 * MIB);
+    rig.volume("disk", &image, "write-back", "destage-after = \"10m\"");
+    let daemon = rig.serve();
+    let mut load = Load::new(1, 192 * MIB, Promise::Prefix, seed(21));
+    write_through_the_limit(&mut load, &rig, 400 * MIB);
+    load.verify(Crash::Kill, &mut rig.connect("disk"))
+        .expect("nothing is lost");
+    daemon.stop();
+}
+
+#[test]
+fn an_ephemeral_volume_at_its_last_limit_answers_no_space_and_reads_go_on() {
+    let mut rig = Rig::new();
+    small_cache(&mut rig);
+    let image = rig.image("base.img", 512 * MIB);
+    let other = rig.image("other.img", 8 * MIB);
+    rig.volume("clone", &image, "ephemeral", "overlay-timeout = \"1s\"");
+    rig.volume("other", &other, "write-back", "");
+    let daemon = rig.serve();
+    let before = daemon.private_kib();
+    let mut client = rig.connect("clone");
+    let chunk = vec![7; MIB as usize];
+    let full = (0..512).find(|number| match client.try_write(number * MIB, &chunk, 0) {
+        0 => false,
+        nbd::ENOSPC => true,
+        error => panic!("write of chunk {number}: NBD error {error}"),
+    });
+    let full = full.expect("a cache of 128 MiB does not hold 512 MiB");
+    assert!(full > 16, "only {full} MiB fit into RAM and spill");
+    for number in 0..full {
+        assert_eq!(
+            client.read(number * MIB, 4096),
+            vec![7; 4096],
+            "chunk {number}"
+        );
+    }
+    assert_eq!(client.read(500 * MIB, 4096), vec![0; 4096]);
+    // The other volume has its reserve.
+    let mut innocent = rig.connect("other");
+    innocent.write(0, &[1; 65_536]);
+    innocent.flush();
+    let after = daemon.private_kib();
+    assert!(
+        after < before + (64 << 10),
+        "grew from {before} to {after} KiB"
+    );
+    client.disconnect();
+    rig.gone_clients("clone");
+    rig.done(&["volume", "reset", "clone"]);
+    let mut client = rig.connect("clone");
+    assert_eq!(
+        client.try_write(0, &chunk, 0),
+        0,
+        "room again after a reset"
+    );
+    daemon.stop();
+}
+
+#[test]
+fn while_the_origin_fails_writes_go_on_and_destage_resumes_by_itself() {
+    if !may_mount("while_the_origin_fails_writes_go_on_and_destage_resumes_by_itself") {
+        return;
+    }
+    let mut rig = Rig::new();
+    let bytes = 16 * MIB;
+    let disk = Disk::new(bytes as usize);
+    let image = rig.dir.join("disk.img");
+    let _mounted = Mounted::new(&disk, &image);
+    rig.volume("disk", &image, "write-back", "destage-after = \"1s\"");
+    let daemon = rig.serve();
+    let mut client = rig.connect("disk");
+    client.write(0, &[1; 65_536]);
+    rig.done(&["volume", "destage", "disk", "--wait"]);
+    disk.unplug(true);
+    for number in 0..64u64 {
+        client.write(number * 8192, &[2; 8192]);
+    }
+    client.flush();
+    assert_eq!(client.read(0, 8192), vec![2; 8192]);
+    wait_until(
+        "the state says that destage does not get on",
+        RESUME_TIMEOUT,
+        || rig.show("disk")["state"] == "stalled",
+    );
+    assert_eq!(rig.tenuto(&["status", "-x"]).status.code(), Some(1));
+    client.write(65_536 * 8, &[3; 4096]);
+    client.flush();
+    disk.unplug(false);
+    wait_until("destage resumes by itself", RESUME_TIMEOUT, || {
+        rig.show("disk")["state"] == "clean"
+    });
+    assert_eq!(disk.bytes()[..8192], [2; 8192]);
+    daemon.stop();
+}
+
+#[test]
+fn a_read_that_misses_is_held_while_the_origin_fails() {
+    if !may_mount("a_read_that_misses_is_held_while_the_origin_fails") {
+        return;
+    }
+    let mut rig = Rig::new();
+    let disk = Disk::new(16 << 20);
+    let image = rig.dir.join("disk.img");
+    let _mounted = Mounted::new(&disk, &image);
+    rig.volume("disk", &image, "write-back", "");
+    let daemon = rig.serve();
+    let mut client = rig.connect("disk");
+    disk.unplug(true);
+    client
+        .send(nbd::CMD_READ, 0, 8 * MIB, 4096, &[])
+        .expect("send a read");
+    client
+        .stream
+        .set_read_timeout(Some(WATCHED))
+        .expect("set a timeout");
+    let mut first = [0; 1];
+    assert!(
+        client.stream.read(&mut first).is_err(),
+        "a miss was answered without an origin"
+    );
+    disk.unplug(false);
+    client
+        .stream
+        .set_read_timeout(Some(RESUME_TIMEOUT))
+        .expect("set a timeout");
+    assert_eq!(client.answer().expect("an answer").error, 0);
+    daemon.stop();
+}
+
+#[test]
+fn a_failing_cache_device_acknowledges_no_flush_and_serves_no_stale_byte() {
+    if !may_mount("a_failing_cache_device_acknowledges_no_flush_and_serves_no_stale_byte") {
+        return;
+    }
+    let mut rig = Rig::new();
+    let place = rig.dir.join("cache");
+    let disk = Disk::new(128 << 20);
+    let _cache = Mounted::new(&disk, &place);
+    rig.cache(
+        &place,
+        "128MiB",
+        "ram = \"8MiB\"\nstage = \"8MiB\"\noverlay-ram = \"8MiB\"",
+    );
+    let image = rig.image("disk.img", 16 * MIB);
+    rig.volume("disk", &image, "write-back", "destage-after = \"10m\"");
+    rig.write_config();
+    rig.done(&["cache", "create", &place.to_string_lossy()]);
+    let daemon = rig.serve();
+    let mut client = rig.connect("disk");
+    client.write(0, &[1; 65_536]);
+    client.flush();
+    disk.unplug(true);
+    client
+        .stream
+        .set_read_timeout(Some(WATCHED))
+        .expect("set a timeout");
+    let bytes = [2; 65_536];
+    client
+        .send(nbd::CMD_WRITE, nbd::FLAG_FUA, 0, 65_536, &bytes)
+        .expect("send a write");
+    // Held or refused, both are honest; done would be a lie.
+    if let Ok(answer) = client.answer() {
+        assert_ne!(answer.error, 0, "a durable write without a device");
+    }
+    let mut other = rig.connect("disk");
+    other
+        .stream
+        .set_read_timeout(Some(WATCHED))
+        .expect("set a timeout");
+    let read = nbd::request_header(nbd::CMD_READ, 0, 1, 0, 4096);
+    other.stream.write_all(&read).expect("send a read");
+    if let Ok(answer) = other.answer()
+        && answer.error == 0
+    {
+        let mut found = [0; 4096];
+        other.payload(&mut found).expect("a payload");
+        assert!(
+            found == [1; 4096] || found == [2; 4096],
+            "stale bytes from the origin"
+        );
+    }
+    drop((client, other));
+    drop(daemon.kill());
+    disk.unplug(false);
+    let daemon = rig.serve();
+    let found = rig.connect("disk").read(0, 4096);
+    assert!(
+        found == [1; 4096] || found == [2; 4096],
+        "what was flushed is lost"
+    );
+    daemon.stop();
+}
+
+#[test]
+fn with_the_write_cache_off_an_acknowledged_write_is_durable() {
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", 8 * MIB);
+    rig.volume("disk", &image, "write-back", "write-cache = \"off\"");
+    let daemon = rig.serve();
+    let mut client = rig.connect("disk");
+    client.write(4096, &[8; 12_288]);
+    daemon.kill();
+    rig.lose_stage();
+    let daemon = rig.serve();
+    assert_eq!(rig.connect("disk").read(4096, 12_288), vec![8; 12_288]);
+    daemon.stop();
+}
+
+#[test]
+fn a_write_with_fua_is_durable_when_it_is_acknowledged() {
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", 8 * MIB);
+    rig.volume("disk", &image, "write-back", "");
+    let daemon = rig.serve();
+    let mut client = rig.connect("disk");
+    assert_eq!(client.try_write(512, &[8; 1024], nbd::FLAG_FUA), 0);
+    daemon.kill();
+    rig.lose_stage();
+    let daemon = rig.serve();
+    assert_eq!(rig.connect("disk").read(512, 1024), vec![8; 1024]);
+    daemon.stop();
+}
+
+#[test]
+fn a_read_only_volume_refuses_writes_and_says_so() {
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", 8 * MIB);
+    rig.volume("disk", &image, "write-back", "read-only = true");
+    let daemon = rig.serve();
+    let mut client = rig.connect("disk");
+    assert_eq!(client.flags & 2, 2, "the read-only flag");
+    assert_eq!(client.size, 8 * MIB);
+    assert_eq!(client.try_write(0, &[1; 4096], 0), nbd::EPERM);
+    assert_eq!(client.read(0, 4096), vec![0; 4096]);
+    daemon.stop();
+}

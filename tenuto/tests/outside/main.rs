@@ -1,0 +1,15 @@
+//! Tests of the real binary from outside: sockets, files, exit codes, kills.
+//!
+//! One program instead of one per file, because linking the product is what takes time.
+
+mod cli;
+mod clients;
+mod common;
+mod guest;
+mod hostile;
+mod kill;
+mod late_write;
+mod limits;
+mod machinery;
+mod power;
+mod refuse;

@@ -1,0 +1,397 @@
+//! What the product refuses, with the owner's name and the right exit code.
+//!
+//! Two daemons on one cache, two writers on one image, caches that are not what they should be:
+//! each ends in one line and no change.
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+
+use workload::check::{Crash, Promise};
+
+use crate::common::load::Load;
+use crate::common::{
+    Background, EXIT_DAMAGE, EXIT_DONE, EXIT_REFUSED, EXIT_USAGE, Rig, have, seed, text_of,
+    wait_until,
+};
+
+const BYTES: u64 = 8 << 20;
+
+/// A rig whose daemon would use the cache of another.
+fn on_the_cache_of(other: &Rig) -> Rig {
+    let mut rig = Rig::new();
+    rig.host_name("host-b");
+    rig.cache(
+        &other.cache_path(),
+        "256MiB",
+        "ram = \"16MiB\"\nstage = \"16MiB\"",
+    );
+    rig
+}
+
+/// The start fails with this code; the log.
+fn fails(rig: &Rig, code: i32) -> String {
+    match rig.try_serve() {
+        Ok(_) => panic!("the daemon started"),
+        Err((status, log)) => {
+            assert_eq!(status.code(), Some(code), "{log}");
+            log
+        }
+    }
+}
+
+fn names(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is missing in: {text}");
+    }
+}
+
+#[test]
+fn a_second_daemon_on_the_same_cache_is_refused_with_the_owners_name() {
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", BYTES);
+    rig.volume("disk", &image, "write-back", "");
+    let mut daemon = rig.serve();
+    let second = on_the_cache_of(&rig);
+    let log = fails(&second, EXIT_REFUSED);
+    names(
+        &log,
+        &[
+            &format!("pid {}", daemon.pid()),
+            &rig.cache_path().to_string_lossy(),
+        ],
+    );
+    assert!(daemon.is_alive());
+    rig.connect("disk").flush();
+    daemon.stop();
+}
+
+#[test]
+fn a_second_daemon_on_the_same_image_is_refused_with_the_owners_name() {
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", BYTES);
+    rig.volume("disk", &image, "write-back", "");
+    let mut daemon = rig.serve();
+    let mut second = Rig::new();
+    second.volume("disk", &image, "write-back", "");
+    let log = fails(&second, EXIT_REFUSED);
+    names(
+        &log,
+        &[&format!("pid {}", daemon.pid()), &image.to_string_lossy()],
+    );
+    assert!(daemon.is_alive());
+    daemon.stop();
+}
+
+#[test]
+fn two_writers_on_one_image_in_one_configuration_are_refused() {
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", BYTES);
+    rig.volume("one", &image, "write-back", "")
+        .volume("two", &image, "uncached", "");
+    let log = fails(&rig, EXIT_USAGE);
+    names(&log, &["tenuto.toml:", "one"]);
+    assert!(!rig.cache_path().exists(), "nothing was started");
+}
+
+#[test]
+fn qemu_cannot_write_an_image_that_a_volume_uses() {
+    if !have(
+        "qemu_cannot_write_an_image_that_a_volume_uses",
+        &["qemu-io"],
+    ) {
+        return;
+    }
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", BYTES);
+    rig.volume("disk", &image, "write-back", "");
+    let daemon = rig.serve();
+    let foreign = Command::new("qemu-io")
+        .args(["-f", "raw", "-c", "write 0 4k"])
+        .arg(&image)
+        .output()
+        .expect("run qemu-io");
+    assert!(
+        !foreign.status.success(),
+        "qemu-io wrote: {}",
+        text_of(&foreign)
+    );
+    names(&text_of(&foreign), &["lock"]);
+    daemon.stop();
+}
+
+#[test]
+fn an_image_that_another_program_writes_is_refused() {
+    if !have(
+        "an_image_that_another_program_writes_is_refused",
+        &["qemu-nbd"],
+    ) {
+        return;
+    }
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", BYTES);
+    let socket = rig.dir.join("other.sock");
+    let (path, place) = (image.to_string_lossy(), socket.to_string_lossy());
+    let owner = Background::start("qemu-nbd", &["-t", "-f", "raw", "-k", &place, &path]);
+    wait_until(
+        "qemu-nbd listens",
+        std::time::Duration::from_secs(10),
+        || socket.exists(),
+    );
+    rig.volume("disk", &image, "write-back", "");
+    let log = fails(&rig, EXIT_REFUSED);
+    names(&log, &["qemu-nbd", &path]);
+    drop(owner);
+    rig.serve().stop();
+}
+
+#[test]
+fn several_ephemeral_volumes_share_an_image_and_a_writer_is_refused() {
+    let mut rig = Rig::new();
+    let image = rig.image("base.img", BYTES);
+    rig.volume("one", &image, "ephemeral", "")
+        .volume("two", &image, "ephemeral", "");
+    let daemon = rig.serve();
+    let origin = format!("origin={}", image.display());
+    let refusal = rig.tenuto(&["volume", "add", "writer", &origin, "format=raw"]);
+    assert!(
+        [Some(EXIT_REFUSED), Some(EXIT_USAGE)].contains(&refusal.status.code()),
+        "{}",
+        text_of(&refusal)
+    );
+    rig.done(&[
+        "volume",
+        "add",
+        "three",
+        &origin,
+        "format=raw",
+        "policy=ephemeral",
+    ]);
+    daemon.stop();
+}
+
+#[test]
+fn a_foreign_file_is_not_taken_for_a_cache() {
+    let rig = Rig::new();
+    std::fs::write(rig.cache_path(), vec![0x5a; 256 << 20]).unwrap();
+    let log = fails(&rig, EXIT_REFUSED);
+    names(&log, &[&rig.cache_path().to_string_lossy()]);
+    let path = rig.cache_path().to_string_lossy().into_owned();
+    rig.refused(&["cache", "create", &path], EXIT_REFUSED);
+    let kept = std::fs::read(rig.cache_path()).unwrap();
+    assert!(
+        kept.iter().all(|&byte| byte == 0x5a),
+        "the foreign file was changed"
+    );
+}
+
+#[test]
+fn a_cache_of_another_version_is_refused_and_not_changed() {
+    let rig = Rig::new();
+    rig.serve().stop();
+    // The version stands behind the magic in every copy of the superblock.
+    let before = std::fs::read(rig.cache_path()).unwrap();
+    let magic = before[..8].to_vec();
+    assert_ne!(magic, [0; 8], "a superblock opens the cache");
+    let file = std::fs::File::options()
+        .write(true)
+        .open(rig.cache_path())
+        .unwrap();
+    let mut copies = 0;
+    for at in (0..before.len()).step_by(4096).take(64) {
+        if before[at..at + 8] == magic[..] {
+            file.write_all_at(&0xfffe_u16.to_le_bytes(), at as u64 + 8)
+                .unwrap();
+            copies += 1;
+        }
+    }
+    assert!(copies > 0);
+    let changed = std::fs::read(rig.cache_path()).unwrap();
+    let log = fails(&rig, EXIT_REFUSED);
+    names(&log, &["version"]);
+    assert!(
+        std::fs::read(rig.cache_path()).unwrap() == changed,
+        "the cache was changed"
+    );
+}
+
+/// A volume with flushed data that is not at the origin, and the daemon stopped.
+fn dirty(rig: &mut Rig, image: &Path) -> Load {
+    rig.volume("disk", image, "write-back", "destage-after = \"10m\"");
+    let daemon = rig.serve();
+    let mut load = Load::new(1, BYTES, Promise::Prefix, seed(9));
+    load.run(rig.connect("disk"), |counts| counts.answered < 300)
+        .expect("reads are right");
+    let mut client = rig.connect("disk");
+    load.flush(&mut client);
+    client.disconnect();
+    daemon.stop();
+    load
+}
+
+#[test]
+fn a_dirty_cache_is_not_formatted_and_its_loss_is_named() {
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", BYTES);
+    dirty(&mut rig, &image);
+    let path = rig.cache_path().to_string_lossy().into_owned();
+    let line = rig.refused(&["cache", "create", &path], EXIT_REFUSED);
+    names(&line, &["disk", "bytes"]);
+}
+
+#[test]
+fn a_dirty_volume_whose_cache_is_gone_is_held_and_never_serves_the_stale_image() {
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", BYTES);
+    dirty(&mut rig, &image);
+    std::fs::remove_file(rig.cache_path()).unwrap();
+    rig.lose_stage();
+    match rig.try_serve() {
+        Err((status, log)) => {
+            assert_eq!(status.code(), Some(EXIT_REFUSED), "{log}");
+            names(&log, &["disk"]);
+        }
+        Ok(daemon) => {
+            assert_eq!(rig.show("disk")["state"], "held");
+            let status = rig.tenuto(&["status", "-x"]);
+            assert_eq!(status.status.code(), Some(1), "{}", text_of(&status));
+            names(&String::from_utf8_lossy(&status.stdout), &["disk"]);
+            daemon.stop();
+        }
+    }
+}
+
+#[test]
+fn a_dirty_volume_that_nobody_names_is_kept_shown_and_destaged() {
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", BYTES);
+    let mut load = dirty(&mut rig, &image);
+    rig.forget_volumes();
+    let daemon = rig.serve();
+    let listed = rig.json(&["volume", "ls"]);
+    let volumes = listed["volumes"].as_array().expect("a list of volumes");
+    let orphan = volumes
+        .iter()
+        .find(|volume| volume["name"] == "disk")
+        .expect("it is shown");
+    let flags = orphan["flags"].as_array().expect("flags");
+    assert!(flags.iter().any(|flag| flag == "orphan"), "{orphan}");
+    rig.done(&["volume", "destage", "disk", "--wait"]);
+    daemon.stop();
+    // By itself, without the cache: the image holds everything.
+    let mut plain = Rig::new();
+    plain.volume("disk", &image, "uncached", "");
+    let daemon = plain.serve();
+    load.verify(Crash::PowerLoss, &mut plain.connect("disk"))
+        .expect("everything is destaged");
+    daemon.stop();
+}
+
+#[test]
+fn recover_brings_the_data_of_a_dead_hosts_cache_to_its_origin() {
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", BYTES);
+    let load = dirty(&mut rig, &image);
+    rig.lose_stage();
+    let before = std::fs::read(&image).unwrap();
+    let path = rig.cache_path().to_string_lossy().into_owned();
+    rig.done(&["recover", "--cache", &path, "--dry-run"]);
+    assert!(
+        std::fs::read(&image).unwrap() == before,
+        "a dry run changes nothing"
+    );
+    rig.done(&["recover", "--cache", &path]);
+    let cut = load.examine(&image).expect("the image is a prefix");
+    assert_eq!(
+        cut + 1,
+        load.model.next_serial(),
+        "everything flushed is at the origin"
+    );
+}
+
+#[test]
+fn a_flipped_bit_in_dirty_data_is_an_error_of_its_own_volume_only() {
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", BYTES);
+    let other = rig.image("other.img", BYTES);
+    rig.volume("other", &other, "write-back", "");
+    let mut load = dirty(&mut rig, &image);
+    rig.lose_stage();
+    // A stamped sector in the log that the model still wants: the newest of its place.
+    let cache = std::fs::read(rig.cache_path()).unwrap();
+    let flipped = flip_in_live_stamp(&rig, &cache, &load);
+    let path = rig.cache_path().to_string_lossy().into_owned();
+    let verdict = rig.tenuto(&["cache", "verify", &path]);
+    assert_eq!(
+        verdict.status.code(),
+        Some(EXIT_DAMAGE),
+        "{}",
+        text_of(&verdict)
+    );
+    let daemon = rig.serve();
+    let mut client = rig.connect("disk");
+    let mut sector = [0; 512];
+    let read = client.try_read(flipped * 512, &mut sector);
+    assert_eq!(read, Err(crate::common::nbd::EIO), "never wrong bytes");
+    assert_eq!(rig.show("disk")["state"], "damaged");
+    let mut client = rig.connect("other");
+    client.write(0, &[1; 4096]);
+    client.flush();
+    assert_eq!(client.read(0, 4096), [1; 4096]);
+    // Overwritten as a whole block it is well again.
+    let mut client = rig.connect("disk");
+    load.write_at(&mut client, flipped / 8 * 8, 8);
+    assert!(client.try_read(flipped * 512, &mut sector).is_ok());
+    daemon.stop();
+}
+
+/// Flips one bit inside the newest stamp of some sector; which sector.
+fn flip_in_live_stamp(rig: &Rig, cache: &[u8], load: &Load) -> u64 {
+    let file = std::fs::File::options()
+        .write(true)
+        .open(rig.cache_path())
+        .unwrap();
+    let newest = load.model.next_serial() - 1;
+    let mut best = None::<(u64, usize, u64)>;
+    for (index, bytes) in cache.chunks_exact(512).enumerate() {
+        if let workload::stamp::Reading::Stamped { sector, serial, .. } =
+            workload::stamp::read(bytes)
+            && best.is_none_or(|(found, ..)| serial > found)
+        {
+            best = Some((serial, index * 512, sector));
+        }
+    }
+    let (serial, at, sector) = best.expect("the log holds stamped data");
+    assert!(serial <= newest);
+    file.write_all_at(&[cache[at + 300] ^ 1], at as u64 + 300)
+        .unwrap();
+    sector
+}
+
+#[test]
+fn a_torn_tail_is_counted_and_not_an_error() {
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", BYTES);
+    rig.volume("disk", &image, "write-back", "destage-after = \"10m\"");
+    let daemon = rig.serve();
+    let mut load = Load::new(1, BYTES, Promise::Prefix, seed(10));
+    let end = load.run(rig.connect("disk"), |counts| {
+        if counts.answered > 400 {
+            daemon.signal(libc::SIGKILL);
+        }
+        true
+    });
+    end.expect("reads are right");
+    daemon.kill();
+    rig.lose_stage();
+    let daemon = rig.serve();
+    let status = rig.json(&["status"]);
+    assert!(
+        status["recovery"]["tail_bytes_discarded"].is_u64(),
+        "{status}"
+    );
+    load.verify(Crash::PowerLoss, &mut rig.connect("disk"))
+        .expect("everything flushed is there");
+    assert_eq!(rig.tenuto(&["status", "-x"]).status.code(), Some(EXIT_DONE));
+    daemon.stop();
+}

@@ -1,0 +1,664 @@
+//! The style as a test: who names whom, heads, lengths, bans, and documents that keep up.
+//!
+//! Owns the rules of STYLE.md and ARCHITECTURE.md that a machine can check. Always true: a rule
+//! has no silent exception; what breaks one stands in [`OFFENDERS`] with its exact count, which
+//! may only shrink. Deliberately works on text, not on syntax trees: the rules are simple enough,
+//! and a formatter runs before.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const LINE_CHARS_MAX: usize = 100;
+const FUNCTION_LINES_MAX: usize = 70;
+const FILE_LINES_MAX: usize = 1000;
+
+/// File, rule, how often it is broken. Lower or remove an entry when the code gets better; a new
+/// one needs a reason beside it.
+const OFFENDERS: &[(&str, &str, usize)] = &[];
+
+/// Crates and what they may name. `std` is a name like any other.
+const CRATES: &[(&str, &[&str])] = &[
+    (
+        "engine",
+        &["core", "alloc", "hashbrown", "thiserror", "zerocopy", "crc"],
+    ),
+    ("workload", &["core", "std"]),
+    ("sim", &["core", "std", "engine", "workload"]),
+];
+
+/// Modules of `tenuto` and the modules they must not name.
+const STRANGERS: &[(&str, &[&str])] = &[
+    (
+        "frontend",
+        &["origin", "admin", "cli", "config", "demo", "bench"],
+    ),
+    (
+        "origin",
+        &[
+            "frontend", "admin", "cli", "config", "demo", "bench", "shard",
+        ],
+    ),
+    (
+        "ring",
+        &["frontend", "origin", "admin", "cli", "config", "shard"],
+    ),
+    (
+        "buffer",
+        &["frontend", "origin", "admin", "cli", "config", "shard"],
+    ),
+    ("shard", &["admin", "cli", "config", "demo", "bench"]),
+    ("daemon", &["admin", "cli", "demo", "bench"]),
+    ("admin", &["cli", "shard", "frontend", "demo", "bench"]),
+    (
+        "config",
+        &["cli", "admin", "shard", "frontend", "demo", "bench"],
+    ),
+    ("demo", &["cli"]),
+    ("bench", &["cli"]),
+];
+
+/// Where clocks and threads may be: the loop that hands time to everybody else, start and stop,
+/// and what is off the data path. A late write is waited for by the clock, before serving.
+const CLOCKS_AND_THREADS: &[&str] = &[
+    "tenuto/src/shard",
+    "tenuto/src/daemon",
+    "tenuto/src/admin",
+    "tenuto/src/cli",
+    "tenuto/src/demo",
+    "tenuto/src/bench",
+    "tenuto/src/lock.rs",
+    "tenuto/src/main.rs",
+];
+
+/// Where `unsafe` may be: the kernel's interfaces and the memory it shares with us.
+const UNSAFE: &[&str] = &[
+    "tenuto/src/ring",
+    "tenuto/src/buffer",
+    "tenuto/src/stage",
+    "tenuto/src/sys.rs",
+    "tenuto/tests/outside/common",
+];
+
+/// A file of the repository, with its path from the root.
+struct Source {
+    path: String,
+    text: String,
+}
+
+impl Source {
+    /// The lines that are not tests: a test file has none, others end at their test module.
+    fn product(&self) -> &str {
+        if self.is_test() {
+            return "";
+        }
+        let cut = ["\n#[cfg(test)]\nmod tests {", "\n#[cfg(all(test"]
+            .iter()
+            .filter_map(|mark| self.text.find(mark))
+            .min();
+        &self.text[..cut.unwrap_or(self.text.len())]
+    }
+
+    fn is_test(&self) -> bool {
+        let stem = self.path.strip_suffix(".rs").unwrap_or(&self.path);
+        self.path
+            .split('/')
+            .any(|part| part == "tests" || part == "benches")
+            || stem.ends_with("tests")
+            || stem.ends_with("/bench")
+    }
+
+    /// Lines of the product without comments, with their number.
+    fn code(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.product()
+            .lines()
+            .enumerate()
+            .filter(|(_, line)| !line.trim_start().starts_with("//"))
+            .map(|(at, line)| (at + 1, line))
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("the workspace")
+        .to_owned()
+}
+
+/// All files with one of these endings, without what is built or found.
+fn files(endings: &[&str]) -> Vec<Source> {
+    let root = root();
+    let mut found = Vec::new();
+    let mut left = vec![root.clone()];
+    while let Some(directory) = left.pop() {
+        for entry in std::fs::read_dir(&directory).expect("list a directory") {
+            let path = entry.expect("an entry").path();
+            let name = path
+                .file_name()
+                .expect("a name")
+                .to_string_lossy()
+                .into_owned();
+            if path.is_dir() {
+                let foreign = ["target", ".git", "corpus", "artifacts"].contains(&name.as_str());
+                if !foreign {
+                    left.push(path);
+                }
+            } else if endings.iter().any(|ending| name.ends_with(ending)) {
+                let text = std::fs::read_to_string(&path).expect("a text file");
+                let path = path.strip_prefix(&root).expect("below the root");
+                found.push(Source {
+                    path: path.to_string_lossy().into_owned(),
+                    text,
+                });
+            }
+        }
+    }
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    assert!(!found.is_empty());
+    found
+}
+
+fn rust() -> Vec<Source> {
+    files(&[".rs"])
+}
+
+/// Holds what was found against the visible list, in both directions.
+fn judge(rule: &str, found: Vec<(String, String)>) {
+    let mut counts: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (path, what) in &found {
+        counts.entry(path).or_default().push(what);
+    }
+    let mut wrong = Vec::new();
+    for (path, whats) in &counts {
+        let known = OFFENDERS
+            .iter()
+            .find(|(known, of, _)| known == path && *of == rule);
+        if whats.len() > known.map_or(0, |(.., count)| *count) {
+            wrong.extend(whats.iter().map(|what| format!("{path}: {what}")));
+        }
+    }
+    for (path, of, count) in OFFENDERS.iter().filter(|(_, of, _)| *of == rule) {
+        let now = counts.get(path).map_or(0, Vec::len);
+        if now < *count {
+            wrong.push(format!(
+                "{path}: {of}: {now} now, so lower the {count} in OFFENDERS"
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{rule}:\n{}", wrong.join("\n"));
+}
+
+/// Whether `word` stands in `line` as a word of its own.
+fn has_word(line: &str, word: &str) -> bool {
+    let is_part = |letter: char| letter.is_alphanumeric() || letter == '_';
+    line.match_indices(word).any(|(at, _)| {
+        let before = line[..at].chars().next_back();
+        let after = line[at + word.len()..].chars().next();
+        !before.is_some_and(is_part) && !after.is_some_and(is_part)
+    })
+}
+
+/// Whether `line` names something inside `module` of its own crate.
+fn names_module(line: &str, module: &str) -> bool {
+    let direct = [format!("crate::{module}"), format!("tenuto::{module}")];
+    if direct.iter().any(|path| has_word(line, path)) {
+        return true;
+    }
+    // `use crate::{admin, cli::Context};`, as far as it stands on one line.
+    line.split_once("crate::{")
+        .is_some_and(|(_, rest)| has_word(rest, module))
+}
+
+#[test]
+fn every_file_opens_with_what_it_owns() {
+    let bare = |source: &Source| !source.text.starts_with("//!");
+    let found = rust().into_iter().filter(bare);
+    judge(
+        "file head",
+        found
+            .map(|source| (source.path, "has no //! head".into()))
+            .collect(),
+    );
+}
+
+#[test]
+fn lines_functions_and_files_are_short() {
+    let mut found = Vec::new();
+    for source in rust() {
+        for (at, line) in source.text.lines().enumerate() {
+            let chars = line.chars().count();
+            if chars > LINE_CHARS_MAX && !line.contains("http") {
+                found.push((
+                    source.path.clone(),
+                    format!("{}: {chars} characters", at + 1),
+                ));
+            }
+        }
+        for (name, at, lines) in functions(source.product()) {
+            if lines > FUNCTION_LINES_MAX {
+                found.push((
+                    source.path.clone(),
+                    format!("{at}: fn {name} has {lines} lines"),
+                ));
+            }
+        }
+        let lines = source.product().lines().count();
+        if lines > FILE_LINES_MAX {
+            found.push((source.path, format!("has {lines} lines without tests")));
+        }
+    }
+    judge("length", found);
+}
+
+/// Name, first line and length of each function, by the indentation that the formatter gives.
+fn functions(text: &str) -> Vec<(String, usize, usize)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        let words: Vec<&str> = line.trim_start().split(' ').collect();
+        let Some(place) = words.iter().position(|word| *word == "fn") else {
+            continue;
+        };
+        let qualifiers = [
+            "pub",
+            "pub(crate)",
+            "pub(super)",
+            "const",
+            "async",
+            "unsafe",
+            "extern",
+        ];
+        let only = words[..place].iter();
+        if !only
+            .clone()
+            .all(|word| qualifiers.contains(word) || word.starts_with('"'))
+        {
+            continue;
+        }
+        let name = words
+            .get(place + 1)
+            .unwrap_or(&"")
+            .split(['(', '<'])
+            .next()
+            .unwrap_or("");
+        let indent = line.len() - line.trim_start().len();
+        let end = format!("{}}}", " ".repeat(indent));
+        let body = lines[at..].iter().position(|other| **other == end);
+        let next = lines[at..]
+            .iter()
+            .position(|other| other.trim_end().ends_with(';'));
+        match (body, next) {
+            // A declaration without a body ends before any closing brace of its depth.
+            (Some(body), Some(next)) if !lines[at..=at + next].join("").contains('{') => {
+                let _ = body;
+            }
+            (Some(body), _) => found.push((name.to_owned(), at + 1, body + 1)),
+            (None, _) => {}
+        }
+    }
+    found
+}
+
+#[test]
+fn crates_name_only_what_they_may() {
+    let all = [
+        "std",
+        "core",
+        "alloc",
+        "engine",
+        "workload",
+        "sim",
+        "tenuto",
+        "libc",
+        "io_uring",
+        "tokio",
+        "axum",
+        "clap",
+        "serde",
+        "serde_json",
+        "hashbrown",
+        "thiserror",
+        "zerocopy",
+        "crc",
+        "crc_fast",
+        "hyper",
+        "toml",
+        "tracing",
+        "uuid",
+        "plotters",
+        "indicatif",
+    ];
+    let mut found = Vec::new();
+    for source in rust() {
+        for (name, may) in CRATES {
+            if !source.path.starts_with(&format!("{name}/src/")) {
+                continue;
+            }
+            for (at, line) in source.code() {
+                for other in all
+                    .iter()
+                    .filter(|other| *other != name && !may.contains(other))
+                {
+                    if line.contains(&format!("{other}::")) && has_word(line, other) {
+                        let own = line.contains(&format!("crate::{other}"))
+                            || line.contains(&format!("super::{other}"))
+                            || line.contains(&format!("self::{other}"));
+                        if !own {
+                            found.push((source.path.clone(), format!("{at}: names {other}")));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    judge("crate", found);
+}
+
+#[test]
+fn the_engine_has_no_std_and_no_unsafe_code() {
+    let text = std::fs::read_to_string(root().join("engine/src/lib.rs")).expect("the engine");
+    assert!(text.contains("#![no_std]") && text.contains("#![forbid(unsafe_code)]"));
+}
+
+#[test]
+fn modules_do_not_name_strangers() {
+    let mut found = Vec::new();
+    for source in rust() {
+        let Some(inside) = source.path.strip_prefix("tenuto/src/") else {
+            continue;
+        };
+        let module = inside
+            .split('/')
+            .next()
+            .unwrap_or("")
+            .trim_end_matches(".rs");
+        let mut strangers = vec!["main"];
+        if !["cli", "main", "lib"].contains(&module) {
+            strangers.push("cli");
+        }
+        for (name, list) in STRANGERS {
+            if *name == module {
+                strangers.extend_from_slice(list);
+            }
+        }
+        for (at, line) in source.code() {
+            for stranger in strangers
+                .iter()
+                .filter(|stranger| names_module(line, stranger))
+            {
+                found.push((source.path.clone(), format!("{at}: names {stranger}")));
+            }
+            if module != "cli" && has_word(line, "sim") && line.contains("sim::") {
+                found.push((source.path.clone(), format!("{at}: names the simulator")));
+            }
+            if module == "frontend" && has_word(line, "Policy") {
+                found.push((source.path.clone(), format!("{at}: names a policy")));
+            }
+        }
+    }
+    judge("strangers", found);
+}
+
+#[test]
+fn the_data_path_has_no_clock_and_no_thread() {
+    let mut found = Vec::new();
+    for source in rust() {
+        let product = ["engine/src/", "workload/src/", "sim/src/", "tenuto/src/"];
+        let allowed = CLOCKS_AND_THREADS
+            .iter()
+            .any(|place| source.path.starts_with(place));
+        if allowed || !product.iter().any(|place| source.path.starts_with(place)) {
+            continue;
+        }
+        for (at, line) in source.code() {
+            for word in ["Instant::now", "SystemTime::now", "thread::"] {
+                if line.contains(word) {
+                    found.push((source.path.clone(), format!("{at}: {word}")));
+                }
+            }
+        }
+    }
+    judge("clock or thread", found);
+}
+
+#[test]
+fn nothing_banned_is_in_the_product() {
+    // Put together here, or this file would break its own rule.
+    let bans = [
+        (
+            format!(".unwrap{}", "()"),
+            "say with `expect` why it cannot happen",
+        ),
+        (format!("todo{}", "!("), "no stubs"),
+        (format!("unimplemented{}", "!("), "no stubs"),
+        (format!("dbg{}", "!("), "no debugging prints"),
+    ];
+    let mut found = Vec::new();
+    for source in rust() {
+        for (at, line) in source.code() {
+            for (ban, why) in &bans {
+                if line.contains(ban.as_str()) {
+                    found.push((source.path.clone(), format!("{at}: {ban}: {why}")));
+                }
+            }
+        }
+        if !source.path.starts_with("tenuto/tests/tidy") {
+            let marks = [
+                format!("TO{}", "DO"),
+                format!("FIX{}", "ME"),
+                format!("XX{}", "X"),
+            ];
+            for (at, line) in source.text.lines().enumerate() {
+                if marks.iter().any(|mark| has_word(line, mark)) {
+                    found.push((source.path.clone(), format!("{}: unfinished", at + 1)));
+                }
+            }
+        }
+    }
+    judge("ban", found);
+}
+
+#[test]
+fn unsafe_code_is_where_the_kernel_is() {
+    let mut found = Vec::new();
+    for source in rust() {
+        if UNSAFE.iter().any(|place| source.path.starts_with(place)) {
+            continue;
+        }
+        for (at, line) in source.text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or("");
+            let opens = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"];
+            if opens.iter().any(|open| code.contains(open)) && !code.contains('"') {
+                found.push((source.path.clone(), format!("{}: unsafe", at + 1)));
+            }
+        }
+    }
+    judge("unsafe", found);
+}
+
+#[test]
+fn nothing_names_the_place_where_it_was_written() {
+    let workplace = root();
+    let mut found = Vec::new();
+    for source in files(&[".rs", ".toml", ".md", ".lock", "justfile", "test", "run"]) {
+        for (at, line) in source.text.lines().enumerate() {
+            let homes = ["/home/", "/root/", "/Users/"];
+            let inside = homes.iter().any(|home| line.contains(home));
+            let checkout = line.contains(&*workplace.to_string_lossy());
+            if (inside || checkout) && source.path != "tenuto/tests/tidy.rs" {
+                found.push((
+                    source.path.clone(),
+                    format!("{}: a path of a workplace", at + 1),
+                ));
+            }
+            let known = "registry+https://github.com/rust-lang/crates.io-index";
+            let registry = ["registry+", "sparse+", "registry ="].iter();
+            let names_one = registry.clone().any(|word| line.contains(word));
+            let lock = source.path.ends_with(".lock");
+            if (lock || source.path.ends_with(".toml")) && names_one && !line.contains(known) {
+                found.push((source.path.clone(), format!("{}: a registry", at + 1)));
+            }
+        }
+    }
+    judge("workplace", found);
+}
+
+/// Names of all tests in the sources, and of scenarios of the simulator.
+fn tests() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for source in rust() {
+        let lines: Vec<&str> = source.text.lines().collect();
+        for (at, line) in lines.iter().enumerate() {
+            if line.trim() != "#[test]" {
+                continue;
+            }
+            let name = lines[at + 1..]
+                .iter()
+                .map(|line| line.trim())
+                .find_map(|line| line.strip_prefix("fn "))
+                .and_then(|rest| rest.split('(').next());
+            names.extend(name.map(str::to_owned));
+        }
+    }
+    names
+}
+
+/// Words in backticks.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+#[test]
+fn documents_name_only_tests_that_exist() {
+    let tests = tests();
+    let mut missing = Vec::new();
+    let mut named = 0;
+    for source in files(&[".md"]) {
+        for word in quoted(&source.text) {
+            let letters = |it: char| it.is_ascii_lowercase() || it.is_ascii_digit() || it == '_';
+            // A test is a sentence: four words or more.
+            if word.matches('_').count() >= 3 && word.chars().all(letters) {
+                named += 1;
+                if !tests.contains(word) {
+                    missing.push(format!("{}: {word}", source.path));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "no such test:\n{}", missing.join("\n"));
+    assert!(named >= 10, "the documents name {named} tests only");
+}
+
+#[test]
+fn every_promise_names_its_test() {
+    let text = std::fs::read_to_string(root().join("docs/guarantees.md")).expect("guarantees");
+    let tests = tests();
+    let mut bare = Vec::new();
+    let mut rows = 0;
+    let is_row = |line: &&str| line.starts_with("| ") && !line.starts_with("| ---");
+    let promises = text
+        .lines()
+        .skip_while(|line| !line.starts_with("## The promises"));
+    for row in promises
+        .filter(is_row)
+        .filter(|row| !row.starts_with("| promise"))
+    {
+        rows += 1;
+        if !quoted(row).any(|word| tests.contains(word)) {
+            bare.push(row);
+        }
+    }
+    assert!(
+        bare.is_empty(),
+        "promises without a test:\n{}",
+        bare.join("\n")
+    );
+    assert!(rows >= 10, "{rows} promises only");
+}
+
+/// Lines in the fenced blocks of the documents that a reader would type.
+fn typed_lines() -> Vec<(String, String)> {
+    let mut typed = Vec::new();
+    for source in files(&[".md"]) {
+        let mut fenced = false;
+        for line in source.text.lines() {
+            if line.starts_with("```") {
+                fenced = !fenced;
+            } else if fenced {
+                let line = line.split(" #").next().unwrap_or("").trim();
+                let line = line.strip_prefix("$ ").unwrap_or(line);
+                typed.push((source.path.clone(), line.to_owned()));
+            }
+        }
+    }
+    typed
+}
+
+#[test]
+fn commands_in_the_documents_exist() {
+    let mut wrong = Vec::new();
+    let mut seen = BTreeSet::new();
+    for (path, line) in typed_lines() {
+        let line = line.replace("cargo run --release -- ", "tenuto ");
+        if let Some(rest) = line.strip_prefix("tenuto ") {
+            let verb = |word: &&str| word.chars().all(|it| it.is_ascii_lowercase() || it == '-');
+            let verbs: Vec<&str> = rest
+                .split_whitespace()
+                .take_while(|word| !word.starts_with('-') && verb(word))
+                .take(2)
+                .collect();
+            let flags: Vec<&str> = rest
+                .split_whitespace()
+                .filter(|word| word.starts_with("--") && word.len() > 2)
+                .map(|word| word.split('=').next().unwrap_or(word))
+                .collect();
+            if seen.insert((verbs.join(" "), flags.join(" "))) {
+                wrong.extend(try_help(&verbs, &flags).map(|why| format!("{path}: {line}: {why}")));
+            }
+        } else if line.starts_with("./") {
+            let program = line.split_whitespace().next().unwrap_or("");
+            if !root().join(program).is_file() {
+                wrong.push(format!("{path}: {line}: no such program"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(!seen.is_empty(), "no command is documented");
+}
+
+/// Why these verbs with these flags are not what the binary knows.
+fn try_help(verbs: &[&str], flags: &[&str]) -> Option<String> {
+    // The second word may be an argument, as in `volume show root`.
+    for count in (1..=verbs.len()).rev() {
+        let output = Command::new(env!("CARGO_BIN_EXE_tenuto"))
+            .args(&verbs[..count])
+            .arg("--help")
+            .output()
+            .expect("run tenuto");
+        if output.status.success() {
+            let help = String::from_utf8_lossy(&output.stdout).into_owned();
+            return flags
+                .iter()
+                .find(|flag| !has_word(&help.replace('-', "_"), &flag.replace('-', "_")))
+                .map(|flag| format!("{flag} is unknown"));
+        }
+    }
+    Some("no such command".into())
+}
+
+#[test]
+fn files_named_in_the_documents_exist() {
+    let mut missing = Vec::new();
+    let kinds = [".rs", ".md", ".toml"];
+    for source in files(&[".md"]) {
+        for word in quoted(&source.text) {
+            let path = word.trim_end_matches('/');
+            let is_path = path.contains('/') && !path.starts_with(['/', '<', '$', '~']);
+            let kind = kinds.iter().any(|kind| path.ends_with(kind));
+            if is_path && kind && !path.contains(['*', '{', ' ']) && !root().join(path).exists() {
+                missing.push(format!("{}: {path}", source.path));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "no such file:\n{}", missing.join("\n"));
+}

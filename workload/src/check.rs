@@ -1,0 +1,886 @@
+//! The model of one volume: what was asked of it, what it may hold after a crash.
+//!
+//! Owns the history of writes since the contents were last known, in the order in which they
+//! were submitted; the n-th gets the serial n and is stamped with it. Always true: the judgment
+//! depends on what was submitted, acknowledged and flushed before the crash, and on nothing else.
+//! Deliberately absent: how a volume keeps its promises.
+//!
+//! The caller must submit in the order in which the volume sees the requests. Overlapping writes
+//! may be in flight together, except for [`Promise::Sectors`], which gives them no order.
+
+use crate::stamp::{self, Reading, SECTOR_BYTES};
+pub use crate::violation::{Difference, Violation};
+use core::ops::Range;
+
+/// Sectors read at once when a volume is examined: 1 MiB.
+const EXAMINE_SECTORS: u64 = 2048;
+/// Differing sectors that a violation shows.
+const DIFFERENCES_SHOWN: usize = 6;
+/// Content of a sector without a stamp.
+const ZERO: u64 = u64::MAX;
+
+/// What is promised about the order of writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promise {
+    /// A prefix of the acknowledged writes, with everything flushed in it (`write-back`).
+    Prefix,
+    /// Each sector its last flushed value or a later one (`uncached`, in-place origins).
+    Sectors,
+    /// As `Prefix` while the host lives; clean after a power loss (`ephemeral`).
+    Volatile,
+}
+
+/// What happened to the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Crash {
+    /// The daemon is gone, its host is not: everything acknowledged must be there.
+    Kill,
+    /// Everything flushed must be there.
+    PowerLoss,
+}
+
+/// What a volume holds before the first write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Initial {
+    Zero,
+    /// Each sector carries a stamp with this tag and the serial 0.
+    Stamped(u64),
+}
+
+/// What a write leaves behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Stamp,
+    /// A discard or a write of zeroes.
+    Zero,
+}
+
+/// A volume after a crash, when it kept its promises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// K: every sector equals the state after writes `1..=cut`, later ones left no trace.
+    pub cut: u64,
+    /// What `cut` had to reach.
+    pub floor: u64,
+    /// The last serial that was submitted.
+    pub newest: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Write {
+    sector: u64,
+    sectors: u64,
+    kind: Kind,
+    /// Reading of the model's clock at the acknowledgment.
+    acknowledged: Option<u64>,
+    /// Its acknowledgment says that it is durable.
+    durable: bool,
+    /// Lost in a crash that allowed it: may never appear again.
+    void: bool,
+}
+
+impl Write {
+    fn covers(&self, sector: u64) -> bool {
+        (self.sector..self.sector + self.sectors).contains(&sector)
+    }
+}
+
+/// The moment at which a flush was submitted.
+#[derive(Clone, Copy, Debug)]
+pub struct FlushPoint(u64);
+
+/// What was true when a read was submitted.
+#[derive(Clone, Debug)]
+pub struct ReadPoint {
+    sector: u64,
+    /// Newest acknowledged serial of each sector; 0 = what was there before.
+    newest: Vec<u64>,
+    /// Zeroing writes that were not acknowledged then.
+    zeroing: Vec<u64>,
+    next: u64,
+}
+
+/// The model of one volume.
+#[derive(Clone, Debug)]
+pub struct Model {
+    tag: u64,
+    promise: Promise,
+    initial: Initial,
+    /// Content of each sector before the writes in `writes`.
+    base: Vec<u64>,
+    /// Newest acknowledged serial of each sector since then; 0 = none.
+    newest: Vec<u64>,
+    writes: Vec<Write>,
+    /// Serial of `writes[0]`.
+    first: u64,
+    /// Zeroing writes without an acknowledgment: a read may see them, and they carry no serial.
+    zeroing: Vec<u64>,
+    /// Counts submissions and acknowledgments, so that both have an order.
+    clock: u64,
+    /// Everything acknowledged up to this reading is flushed.
+    flushed: u64,
+    resetting: bool,
+}
+
+impl Model {
+    pub fn new(tag: u64, sectors: u64, promise: Promise, initial: Initial) -> Model {
+        let mut model = Model {
+            tag,
+            promise,
+            initial,
+            base: vec![ZERO; usize::try_from(sectors).expect("the model fits in memory")],
+            newest: vec![0; usize::try_from(sectors).expect("the model fits in memory")],
+            writes: Vec::new(),
+            first: 1,
+            zeroing: Vec::new(),
+            clock: 0,
+            flushed: 0,
+            resetting: false,
+        };
+        model.base = model.clean();
+        model
+    }
+
+    pub fn sectors(&self) -> u64 {
+        self.base.len() as u64
+    }
+
+    /// The serial that the next write will get.
+    pub fn next_serial(&self) -> u64 {
+        self.first + self.writes.len() as u64
+    }
+
+    /// Records a write as it is submitted and returns the serial to stamp it with. `durable`:
+    /// its acknowledgment covers itself as a flush would (FUA, or the write cache is off).
+    pub fn submit(&mut self, kind: Kind, sector: u64, sectors: u64, durable: bool) -> u64 {
+        assert!(
+            sectors > 0 && sector + sectors <= self.sectors(),
+            "write inside the volume"
+        );
+        let serial = self.next_serial();
+        self.clock += 1;
+        self.writes.push(Write {
+            sector,
+            sectors,
+            kind,
+            acknowledged: None,
+            durable,
+            void: false,
+        });
+        if kind == Kind::Zero {
+            self.zeroing.push(serial);
+        }
+        serial
+    }
+
+    /// Records a successful reply. A write whose reply is an error, or never comes, may appear
+    /// or not.
+    pub fn acknowledge(&mut self, serial: u64) {
+        self.clock += 1;
+        let write = &mut self.writes[(serial - self.first) as usize];
+        assert!(write.acknowledged.is_none(), "a write is acknowledged once");
+        write.acknowledged = Some(self.clock);
+        for newest in &mut self.newest[write.sector as usize..][..write.sectors as usize] {
+            *newest = serial.max(*newest);
+        }
+        self.zeroing.retain(|&open| open != serial);
+    }
+
+    /// To be called when a flush is submitted.
+    pub fn flush_begin(&mut self) -> FlushPoint {
+        self.clock += 1;
+        FlushPoint(self.clock)
+    }
+
+    /// To be called when that flush succeeded.
+    pub fn flush_done(&mut self, point: FlushPoint) {
+        self.flushed = self.flushed.max(point.0);
+    }
+
+    /// To be called when a read is submitted.
+    pub fn read_begin(&self, sector: u64, sectors: u64) -> ReadPoint {
+        ReadPoint {
+            sector,
+            newest: self.newest[sector as usize..][..sectors as usize].to_vec(),
+            zeroing: self.zeroing.clone(),
+            next: self.next_serial(),
+        }
+    }
+
+    /// Checks what a read returned: for each sector the newest write that was acknowledged when
+    /// the read was submitted, or a later one.
+    pub fn read_done(&self, point: &ReadPoint, bytes: &[u8]) -> Result<(), Violation> {
+        assert_eq!(
+            bytes.len(),
+            point.newest.len() * SECTOR_BYTES,
+            "bytes of the whole read"
+        );
+        let sectors = point.newest.iter().zip(bytes.chunks_exact(SECTOR_BYTES));
+        for (sector, (&newest, bytes)) in (point.sector..).zip(sectors) {
+            let found = self.decode(sector, bytes)?;
+            if !self.may_be_read(point, sector, newest, found) {
+                let expected = self.content_after(sector, newest);
+                return Err(Violation::StaleRead(difference(sector, found, expected)));
+            }
+        }
+        Ok(())
+    }
+
+    fn may_be_read(&self, point: &ReadPoint, sector: u64, newest: u64, found: u64) -> bool {
+        if found == self.content_after(sector, newest) {
+            return true;
+        }
+        let may_be = |serial: u64, kind: Kind| {
+            let write = &self.writes[(serial - self.first) as usize];
+            serial > newest && write.kind == kind && write.covers(sector) && !write.void
+        };
+        if found == ZERO {
+            let later = point.next.max(self.first)..self.next_serial();
+            return point
+                .zeroing
+                .iter()
+                .copied()
+                .chain(later)
+                .any(|it| may_be(it, Kind::Zero));
+        }
+        found >= self.first && may_be(found, Kind::Stamp)
+    }
+
+    /// To be called when a reset is submitted. No write may be in flight.
+    pub fn reset_begin(&mut self) {
+        self.resetting = true;
+    }
+
+    /// To be called when the reset succeeded (`true`) or was refused.
+    pub fn reset_done(&mut self, done: bool) {
+        self.resetting = false;
+        if done {
+            self.rebase(self.clean());
+        }
+    }
+
+    /// Judges the volume after a crash and, if it kept its promises, goes on from what it holds:
+    /// what was once read after recovery stays.
+    pub fn verify<R>(&mut self, crash: Crash, read: R) -> Result<Found, Violation>
+    where
+        R: FnMut(Range<u64>, &mut [u8]) -> Result<(), String>,
+    {
+        let contents = self.contents(read)?;
+        let found = self
+            .judge(self.promise, crash, &contents)
+            .or_else(|violation| {
+                // A reset whose reply never came has happened or has not.
+                let reset = self.resetting && contents == self.clean();
+                if reset {
+                    Ok(self.found(self.newest_serial(), 0))
+                } else {
+                    Err(violation)
+                }
+            })?;
+        self.rebase(contents);
+        self.resetting = false;
+        Ok(found)
+    }
+
+    /// Judges by another promise and changes nothing; for images that follow the volume, whose
+    /// "flush" is a finished destage.
+    pub fn examine<R>(&self, promise: Promise, read: R) -> Result<Found, Violation>
+    where
+        R: FnMut(Range<u64>, &mut [u8]) -> Result<(), String>,
+    {
+        self.judge(promise, Crash::PowerLoss, &self.contents(read)?)
+    }
+
+    /// Declares the writes after `cut` lost: from now on they may not appear.
+    pub fn void_after(&mut self, cut: u64) {
+        let lost = (cut + 1).saturating_sub(self.first) as usize;
+        for write in self.writes.iter_mut().skip(lost) {
+            write.void = true;
+        }
+    }
+
+    fn newest_serial(&self) -> u64 {
+        self.next_serial() - 1
+    }
+
+    fn found(&self, cut: u64, floor: u64) -> Found {
+        Found {
+            cut,
+            floor,
+            newest: self.newest_serial(),
+        }
+    }
+
+    fn clean(&self) -> Vec<u64> {
+        vec![
+            if self.initial == Initial::Zero {
+                ZERO
+            } else {
+                0
+            };
+            self.base.len()
+        ]
+    }
+
+    fn rebase(&mut self, contents: Vec<u64>) {
+        assert_eq!(
+            contents.len(),
+            self.base.len(),
+            "a volume does not change its size"
+        );
+        self.first = self.next_serial();
+        self.base = contents;
+        self.newest.fill(0);
+        self.writes.clear();
+        self.zeroing.clear();
+    }
+
+    fn content_of(&self, serial: u64) -> u64 {
+        match self.writes[(serial - self.first) as usize].kind {
+            Kind::Stamp => serial,
+            Kind::Zero => ZERO,
+        }
+    }
+
+    fn content_after(&self, sector: u64, serial: u64) -> u64 {
+        if serial == 0 {
+            self.base[sector as usize]
+        } else {
+            self.content_of(serial)
+        }
+    }
+
+    /// Reads the whole volume and names the content of each sector.
+    fn contents<R>(&self, mut read: R) -> Result<Vec<u64>, Violation>
+    where
+        R: FnMut(Range<u64>, &mut [u8]) -> Result<(), String>,
+    {
+        let mut contents = Vec::with_capacity(self.base.len());
+        let mut buffer = vec![0; EXAMINE_SECTORS as usize * SECTOR_BYTES];
+        let mut at = 0;
+        while at < self.sectors() {
+            let end = self.sectors().min(at + EXAMINE_SECTORS);
+            let bytes = &mut buffer[..(end - at) as usize * SECTOR_BYTES];
+            read(at..end, bytes).map_err(Violation::Unreadable)?;
+            for (sector, bytes) in (at..end).zip(bytes.chunks_exact(SECTOR_BYTES)) {
+                contents.push(self.decode(sector, bytes)?);
+            }
+            at = end;
+        }
+        Ok(contents)
+    }
+
+    fn decode(&self, sector: u64, bytes: &[u8]) -> Result<u64, Violation> {
+        match stamp::read(bytes) {
+            Reading::Zero => Ok(ZERO),
+            Reading::Torn => Err(Violation::Torn { sector }),
+            found @ Reading::Stamped {
+                tag,
+                sector: stamped,
+                serial,
+            } => {
+                let ours = tag == self.tag && serial > 0 && serial < self.next_serial();
+                let first = serial == 0 && self.initial == Initial::Stamped(tag);
+                if stamped == sector && (ours || first) {
+                    Ok(serial)
+                } else {
+                    Err(Violation::Misplaced { sector, found })
+                }
+            }
+        }
+    }
+
+    fn promised(&self, crash: Crash, write: &Write) -> bool {
+        let flushed = |at: u64| write.durable || crash == Crash::Kill || at < self.flushed;
+        !write.void && write.acknowledged.is_some_and(flushed)
+    }
+
+    fn judge(&self, promise: Promise, crash: Crash, contents: &[u64]) -> Result<Found, Violation> {
+        match promise {
+            Promise::Volatile if crash == Crash::PowerLoss => self.judge_clean(contents),
+            Promise::Prefix | Promise::Volatile => self.judge_prefix(crash, contents),
+            Promise::Sectors => self.judge_sectors(crash, contents),
+        }
+    }
+
+    fn judge_clean(&self, contents: &[u64]) -> Result<Found, Violation> {
+        let clean = self.clean();
+        if contents == clean {
+            return Ok(self.found(0, 0));
+        }
+        let (differing, first) = differences(contents, &clean);
+        Err(Violation::NotClean { differing, first })
+    }
+
+    /// Walks through the possible cuts, keeping for each sector whether it agrees.
+    fn judge_prefix(&self, crash: Crash, contents: &[u64]) -> Result<Found, Violation> {
+        let promised = |(_, write): &(u64, &Write)| self.promised(crash, write);
+        let floor = self
+            .numbered()
+            .filter(promised)
+            .map(|(serial, _)| serial)
+            .last();
+        let floor = floor.unwrap_or(self.first - 1);
+        let decides = |write: &Write| write.acknowledged.is_some();
+        let mut valid = None;
+        let mut nearest = (u64::MAX, 0);
+        self.walk(contents, decides, |cut, differing| {
+            if differing == 0 {
+                valid = Some(cut);
+            }
+            if cut >= floor && differing < nearest.0 {
+                nearest = (differing, cut);
+            }
+        });
+        match valid {
+            Some(cut) if cut >= floor => Ok(self.found(cut, floor)),
+            Some(cut) => Err(Violation::Lost {
+                cut,
+                floor,
+                newest: self.newest_serial(),
+            }),
+            None => {
+                let (differing, cut) = nearest;
+                let first = self.explain(contents, cut, decides);
+                let newest = self.newest_serial();
+                Err(Violation::NoPrefix {
+                    cut,
+                    floor,
+                    newest,
+                    differing,
+                    first,
+                })
+            }
+        }
+    }
+
+    fn judge_sectors(&self, crash: Crash, contents: &[u64]) -> Result<Found, Violation> {
+        let decides = |write: &Write| self.promised(crash, write);
+        let mut left = 0;
+        self.walk(contents, decides, |_, differing| left = differing);
+        let newest = self.newest_serial();
+        if left == 0 {
+            return Ok(self.found(newest, self.first - 1));
+        }
+        let first = self.explain(contents, newest, decides);
+        Err(Violation::Stale {
+            differing: left,
+            first,
+        })
+    }
+
+    fn numbered(&self) -> impl Iterator<Item = (u64, &Write)> {
+        (self.first..).zip(&self.writes)
+    }
+
+    /// Goes through the cuts in order and tells how many sectors disagree with each. A write that
+    /// `decides` ends what was allowed before it; any other adds what it carries.
+    fn walk(
+        &self,
+        contents: &[u64],
+        decides: impl Fn(&Write) -> bool,
+        mut visit: impl FnMut(u64, u64),
+    ) {
+        let agrees = |(found, base): (&u64, &u64)| found == base;
+        let mut agreeing: Vec<bool> = contents.iter().zip(&self.base).map(agrees).collect();
+        let mut differing = agreeing.iter().filter(|&&it| !it).count() as u64;
+        visit(self.first - 1, differing);
+        for (serial, write) in self.numbered().filter(|(_, write)| !write.void) {
+            let content = self.content_of(serial);
+            let decides = decides(write);
+            let range = write.sector as usize..(write.sector + write.sectors) as usize;
+            for (agrees, &found) in agreeing[range.clone()].iter_mut().zip(&contents[range]) {
+                let now = found == content || (*agrees && !decides);
+                differing = differing + u64::from(*agrees) - u64::from(now);
+                *agrees = now;
+            }
+            visit(serial, differing);
+        }
+    }
+
+    /// The first sectors that disagree with the state after `cut`.
+    fn explain(
+        &self,
+        contents: &[u64],
+        cut: u64,
+        decides: impl Fn(&Write) -> bool,
+    ) -> Vec<Difference> {
+        let mut expected = self.base.clone();
+        let mut allowed: Vec<bool> = contents
+            .iter()
+            .zip(&expected)
+            .map(|(a, b)| a == b)
+            .collect();
+        let upto = |(serial, write): &(u64, &Write)| *serial <= cut && !write.void;
+        for (serial, write) in self.numbered().filter(upto) {
+            let content = self.content_of(serial);
+            for at in write.sector as usize..(write.sector + write.sectors) as usize {
+                allowed[at] = contents[at] == content || (allowed[at] && !decides(write));
+                expected[at] = if decides(write) {
+                    content
+                } else {
+                    expected[at]
+                };
+            }
+        }
+        let wrong = (0..contents.len())
+            .filter(|&at| !allowed[at])
+            .take(DIFFERENCES_SHOWN);
+        wrong
+            .map(|at| difference(at as u64, contents[at], expected[at]))
+            .collect()
+    }
+}
+
+fn difference(sector: u64, found: u64, expected: u64) -> Difference {
+    let name = |content: u64| (content != ZERO).then_some(content);
+    Difference {
+        sector,
+        found: name(found),
+        expected: name(expected),
+    }
+}
+
+fn differences(found: &[u64], expected: &[u64]) -> (u64, Vec<Difference>) {
+    let wrong = || (0..found.len()).filter(|&at| found[at] != expected[at]);
+    let first = wrong().take(DIFFERENCES_SHOWN);
+    let first = first
+        .map(|at| difference(at as u64, found[at], expected[at]))
+        .collect();
+    (wrong().count() as u64, first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TAG: u64 = 77;
+
+    /// A volume kept as plain bytes, with writes that can be left out.
+    struct Image(Vec<u8>);
+
+    impl Image {
+        fn new(sectors: u64) -> Image {
+            Image(vec![0; sectors as usize * SECTOR_BYTES])
+        }
+
+        fn write(&mut self, sector: u64, sectors: u64, serial: u64) {
+            stamp::fill(self.range(sector, sectors), TAG, sector, serial);
+        }
+
+        fn zero(&mut self, sector: u64, sectors: u64) {
+            self.range(sector, sectors).fill(0);
+        }
+
+        fn range(&mut self, sector: u64, sectors: u64) -> &mut [u8] {
+            &mut self.0[sector as usize * SECTOR_BYTES..][..sectors as usize * SECTOR_BYTES]
+        }
+
+        fn reader(&self) -> impl FnMut(Range<u64>, &mut [u8]) -> Result<(), String> {
+            |range, bytes| {
+                let first = range.start as usize * SECTOR_BYTES;
+                bytes.copy_from_slice(&self.0[first..first + bytes.len()]);
+                Ok(())
+            }
+        }
+    }
+
+    fn model(promise: Promise) -> Model {
+        Model::new(TAG, 64, promise, Initial::Zero)
+    }
+
+    fn acknowledged(model: &mut Model, sector: u64, sectors: u64) -> u64 {
+        let serial = model.submit(Kind::Stamp, sector, sectors, false);
+        model.acknowledge(serial);
+        serial
+    }
+
+    #[test]
+    fn a_kill_may_not_lose_an_acknowledged_write() {
+        let mut model = model(Promise::Prefix);
+        let mut image = Image::new(64);
+        let first = acknowledged(&mut model, 0, 4);
+        acknowledged(&mut model, 8, 4);
+        image.write(0, 4, first);
+        let lost = model.clone().verify(Crash::Kill, image.reader());
+        assert_eq!(
+            lost,
+            Err(Violation::Lost {
+                cut: 1,
+                floor: 2,
+                newest: 2
+            })
+        );
+        let found = model
+            .verify(Crash::PowerLoss, image.reader())
+            .expect("nothing was flushed");
+        assert_eq!(
+            found,
+            Found {
+                cut: 1,
+                floor: 0,
+                newest: 2
+            }
+        );
+    }
+
+    #[test]
+    fn a_power_loss_may_not_lose_a_flushed_write() {
+        let mut model = model(Promise::Prefix);
+        acknowledged(&mut model, 0, 4);
+        let point = model.flush_begin();
+        model.flush_done(point);
+        let lost = model.verify(Crash::PowerLoss, Image::new(64).reader());
+        assert_eq!(
+            lost,
+            Err(Violation::Lost {
+                cut: 0,
+                floor: 1,
+                newest: 1
+            })
+        );
+    }
+
+    #[test]
+    fn a_flush_covers_only_what_was_acknowledged_before_it() {
+        let mut model = model(Promise::Prefix);
+        let serial = model.submit(Kind::Stamp, 0, 4, false);
+        let point = model.flush_begin();
+        model.acknowledge(serial);
+        model.flush_done(point);
+        assert!(
+            model
+                .verify(Crash::PowerLoss, Image::new(64).reader())
+                .is_ok()
+        );
+    }
+
+    #[test]
+    fn a_durable_write_covers_itself() {
+        let mut model = model(Promise::Prefix);
+        let serial = model.submit(Kind::Stamp, 0, 4, true);
+        model.acknowledge(serial);
+        assert!(
+            model
+                .verify(Crash::PowerLoss, Image::new(64).reader())
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn reordered_writes_are_no_prefix() {
+        let mut model = model(Promise::Prefix);
+        let mut image = Image::new(64);
+        acknowledged(&mut model, 0, 4);
+        let second = acknowledged(&mut model, 8, 4);
+        image.write(8, 4, second);
+        let violation = model.verify(Crash::PowerLoss, image.reader());
+        assert!(
+            matches!(violation, Err(Violation::NoPrefix { .. })),
+            "{violation:?}"
+        );
+    }
+
+    #[test]
+    fn an_unacknowledged_write_appears_sector_by_sector_but_not_before_the_acknowledged() {
+        let mut model = model(Promise::Prefix);
+        let mut image = Image::new(64);
+        let first = acknowledged(&mut model, 0, 4);
+        let second = model.submit(Kind::Stamp, 2, 8, false);
+        image.write(5, 1, second);
+        assert!(
+            model
+                .clone()
+                .verify(Crash::PowerLoss, image.reader())
+                .is_err()
+        );
+        image.write(0, 4, first);
+        image.write(3, 1, second);
+        assert!(model.verify(Crash::Kill, image.reader()).is_ok());
+    }
+
+    #[test]
+    fn an_acknowledged_write_appears_whole_or_not_at_all() {
+        let mut model = model(Promise::Prefix);
+        let mut image = Image::new(64);
+        let serial = acknowledged(&mut model, 0, 8);
+        image.write(0, 3, serial);
+        assert!(model.verify(Crash::PowerLoss, image.reader()).is_err());
+    }
+
+    #[test]
+    fn torn_and_misplaced_sectors_are_named() {
+        let mut model = model(Promise::Prefix);
+        let mut image = Image::new(64);
+        let old = acknowledged(&mut model, 0, 4);
+        let new = acknowledged(&mut model, 0, 4);
+        image.write(0, 4, new);
+        let mut other = Image::new(64);
+        other.write(0, 4, old);
+        image.range(2, 1)[300..].copy_from_slice(&other.range(2, 1)[300..]);
+        let torn = model.clone().verify(Crash::Kill, image.reader());
+        assert_eq!(torn, Err(Violation::Torn { sector: 2 }));
+        image.write(2, 1, new);
+        let moved = image.range(1, 1).to_vec();
+        image.range(2, 1).copy_from_slice(&moved);
+        let misplaced = model.verify(Crash::Kill, image.reader());
+        assert!(matches!(
+            misplaced,
+            Err(Violation::Misplaced { sector: 2, .. })
+        ));
+    }
+
+    #[test]
+    fn a_discard_is_a_write_like_any_other() {
+        let mut model = model(Promise::Prefix);
+        let mut image = Image::new(64);
+        let first = acknowledged(&mut model, 0, 8);
+        image.write(0, 8, first);
+        let discard = model.submit(Kind::Zero, 2, 2, false);
+        model.acknowledge(discard);
+        assert!(model.clone().verify(Crash::Kill, image.reader()).is_err());
+        assert!(
+            model
+                .clone()
+                .verify(Crash::PowerLoss, image.reader())
+                .is_ok()
+        );
+        image.zero(2, 2);
+        assert!(model.verify(Crash::Kill, image.reader()).is_ok());
+    }
+
+    #[test]
+    fn what_was_read_once_stays() {
+        let mut model = model(Promise::Prefix);
+        let mut image = Image::new(64);
+        let serial = acknowledged(&mut model, 0, 4);
+        image.write(0, 4, serial);
+        assert!(model.verify(Crash::PowerLoss, image.reader()).is_ok());
+        let gone = model
+            .clone()
+            .verify(Crash::PowerLoss, Image::new(64).reader());
+        assert!(matches!(gone, Err(Violation::NoPrefix { .. })), "{gone:?}");
+        assert!(model.verify(Crash::PowerLoss, image.reader()).is_ok());
+    }
+
+    #[test]
+    fn uncached_sectors_hold_their_flushed_value_or_a_later_one_in_any_order() {
+        let mut model = model(Promise::Sectors);
+        let mut image = Image::new(64);
+        let first = acknowledged(&mut model, 0, 8);
+        let point = model.flush_begin();
+        model.flush_done(point);
+        let second = acknowledged(&mut model, 0, 2);
+        let third = acknowledged(&mut model, 4, 2);
+        image.write(0, 8, first);
+        image.write(4, 2, third);
+        assert!(
+            model
+                .clone()
+                .verify(Crash::PowerLoss, image.reader())
+                .is_ok()
+        );
+        assert!(model.clone().verify(Crash::Kill, image.reader()).is_err());
+        image.write(0, 2, second);
+        assert!(model.clone().verify(Crash::Kill, image.reader()).is_ok());
+        image.zero(7, 1);
+        let stale = model.verify(Crash::PowerLoss, image.reader());
+        assert!(
+            matches!(stale, Err(Violation::Stale { differing: 1, .. })),
+            "{stale:?}"
+        );
+    }
+
+    #[test]
+    fn an_ephemeral_volume_is_kept_by_a_kill_and_clean_after_a_power_loss() {
+        let mut model = Model::new(TAG, 64, Promise::Volatile, Initial::Stamped(5));
+        let mut image = Image::new(64);
+        stamp::fill(&mut image.0, 5, 0, 0);
+        let clean = Image(image.0.clone());
+        let serial = acknowledged(&mut model, 0, 4);
+        assert!(model.clone().verify(Crash::Kill, image.reader()).is_err());
+        image.write(0, 4, serial);
+        assert!(model.clone().verify(Crash::Kill, image.reader()).is_ok());
+        let kept = model.clone().verify(Crash::PowerLoss, image.reader());
+        assert!(
+            matches!(kept, Err(Violation::NotClean { differing: 4, .. })),
+            "{kept:?}"
+        );
+        assert!(
+            model
+                .clone()
+                .verify(Crash::PowerLoss, clean.reader())
+                .is_ok()
+        );
+        model.reset_begin();
+        assert!(model.clone().verify(Crash::Kill, clean.reader()).is_ok());
+        assert!(model.clone().verify(Crash::Kill, image.reader()).is_ok());
+        model.reset_done(true);
+        assert!(model.clone().verify(Crash::Kill, image.reader()).is_err());
+        assert!(model.verify(Crash::Kill, clean.reader()).is_ok());
+    }
+
+    #[test]
+    fn a_read_sees_what_was_acknowledged_before_it_or_something_later() {
+        let mut model = model(Promise::Prefix);
+        let mut image = Image::new(64);
+        let old = acknowledged(&mut model, 0, 4);
+        let new = acknowledged(&mut model, 0, 4);
+        let flying = model.submit(Kind::Stamp, 1, 1, false);
+        let point = model.read_begin(0, 4);
+        image.write(0, 4, new);
+        assert!(model.read_done(&point, &image.0[..2048]).is_ok());
+        image.write(1, 1, flying);
+        assert!(model.read_done(&point, &image.0[..2048]).is_ok());
+        let later = model.submit(Kind::Zero, 2, 1, false);
+        image.zero(2, 1);
+        assert!(model.read_done(&point, &image.0[..2048]).is_ok());
+        image.zero(3, 1);
+        assert!(model.read_done(&point, &image.0[..2048]).is_err());
+        image.write(3, 1, old);
+        let stale = model.read_done(&point, &image.0[..2048]);
+        let expected = Difference {
+            sector: 3,
+            found: Some(old),
+            expected: Some(new),
+        };
+        assert_eq!(stale, Err(Violation::StaleRead(expected)));
+        model.acknowledge(later);
+        let point = model.read_begin(2, 1);
+        image.write(2, 1, new);
+        assert!(model.read_done(&point, &image.0[1024..1536]).is_err());
+    }
+
+    #[test]
+    fn voided_writes_may_not_appear_and_a_destage_sets_the_floor() {
+        let mut model = model(Promise::Prefix);
+        let mut image = Image::new(64);
+        let first = acknowledged(&mut model, 0, 4);
+        let point = model.flush_begin();
+        model.flush_done(point);
+        let second = acknowledged(&mut model, 8, 4);
+        assert!(model.examine(Promise::Prefix, image.reader()).is_err());
+        image.write(0, 4, first);
+        assert!(model.examine(Promise::Prefix, image.reader()).is_ok());
+        model.void_after(first);
+        image.write(8, 4, second);
+        assert!(model.examine(Promise::Prefix, image.reader()).is_err());
+    }
+
+    #[test]
+    fn a_gibibyte_with_a_million_writes_is_judged_quickly() {
+        let sectors = 2 << 20;
+        let mut model = Model::new(TAG, sectors, Promise::Prefix, Initial::Zero);
+        for number in 0..1_000_000u64 {
+            let sector = number.wrapping_mul(0x9E37_79B9) % (sectors - 8);
+            acknowledged(&mut model, sector, 8);
+        }
+        let contents: Vec<u64> = (0..sectors as usize)
+            .map(|at| model.content_after(at as u64, model.newest[at]))
+            .collect();
+        let found = model
+            .judge(Promise::Prefix, Crash::Kill, &contents)
+            .expect("all there");
+        assert_eq!(found.cut, 1_000_000);
+    }
+}
