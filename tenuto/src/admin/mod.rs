@@ -343,7 +343,7 @@ fn changed_sections(old: &Config, new: &Config) -> Vec<String> {
 
 fn stays_in_file(config: &Config, volume: &Volume) -> String {
     format!(
-        "volume {}: {}:{} still says otherwise and wins at the next start",
+        "volume {}: {}:{} names it, and wins at the next start",
         volume.name,
         config.path.display(),
         volume.line.unwrap_or(0)
