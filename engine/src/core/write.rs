@@ -14,8 +14,8 @@ use crate::memory::{Area, Place, Slice};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
 use crate::types::{
-    BLOCK_BYTES, BufferId, Generation, Policy, RequestId, SECTOR_BYTES, Serial, Span, StreamSeq,
-    Time, VolumeId,
+    BLOCK_BYTES, BLOCK_SECTORS, BufferId, ConnectionId, Generation, Policy, RequestId,
+    SECTOR_BYTES, Serial, Span, StreamSeq, Time, VolumeId,
 };
 use crate::volume::{WaitKind, Waiting};
 
@@ -255,9 +255,7 @@ impl Core {
                 let mut seq = StreamSeq(0);
                 while span.sectors > 0 {
                     let source = Place::new(Area::Buffer(*buffer), *offset);
-                    let Some((taken, at)) =
-                        self.stage(cx, id, *span, EntryKind::Write, Some(source))
-                    else {
+                    let Some((taken, at)) = self.stage_write(cx, id, *span, source) else {
                         return false;
                     };
                     *span = Span::new(span.sector + taken, span.sectors - taken);
@@ -278,9 +276,13 @@ impl Core {
                     let kind = EntryKind::Zero {
                         allocate: *allocate,
                     };
-                    let Some((taken, at)) = self.stage(cx, id, part, kind, None) else {
+                    if matches!(self.gate(id, part, kind), Gate::Shut) {
+                        return false;
+                    }
+                    let Some((taken, at)) = self.stage(cx, id, part, kind, None, false) else {
                         return false;
                     };
+                    self.finish_serial(id);
                     *span = Span::new(span.sector + taken, span.sectors - taken);
                     seq = at;
                 }
@@ -290,8 +292,60 @@ impl Core {
         }
     }
 
-    /// Stages the start of a range: bytes, entry, serial and map in one step. `None` when the
-    /// volume or the log has no room; nothing has happened then.
+    /// Stages the start of a write. All its pieces have one serial, which counts after a crash
+    /// only if the last piece is there; so a write is admitted as a whole, and the volume's epoch
+    /// stays open until it is staged as a whole. Only a write larger than the volume's share of
+    /// the log is taken in parts of that size.
+    fn stage_write(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        span: Span,
+        source: Place,
+    ) -> Option<(u64, StreamSeq)> {
+        let share_sectors = (self.share().max(2) - 1) * BLOCK_SECTORS;
+        let begun = self.volume(id).unfinished_sectors;
+        let whole = if begun > 0 {
+            begun
+        } else {
+            span.sectors.min(share_sectors)
+        };
+        let part = Span::new(span.sector, whole);
+        if begun == 0 && matches!(self.gate(id, part, EntryKind::Write), Gate::Shut) {
+            return None;
+        }
+        let staged = self.stage(cx, id, part, EntryKind::Write, Some(source), begun > 0)?;
+        let left = whole - staged.0;
+        self.volume(id).unfinished_sectors = left;
+        match (begun > 0, left > 0) {
+            (false, true) => self.log.unfinished += 1,
+            (true, false) => self.log.unfinished -= 1,
+            _ => {}
+        }
+        if left == 0 {
+            self.finish_serial(id);
+        }
+        Some(staged)
+    }
+
+    /// All entries of the next serial are staged.
+    fn finish_serial(&mut self, id: VolumeId) {
+        let volume = self.volume(id);
+        volume.serial_next = Serial(volume.serial_next.0 + 1);
+    }
+
+    /// The first waiting write will never be staged to its end. What is staged of it stays: it
+    /// was never acknowledged, and its serial is not given again.
+    pub(super) fn give_up_unfinished(&mut self, id: VolumeId) {
+        if self.volume(id).unfinished_sectors > 0 {
+            self.volume(id).unfinished_sectors = 0;
+            self.log.unfinished -= 1;
+            self.finish_serial(id);
+        }
+    }
+
+    /// Stages the start of a range: bytes, entry and map in one step. `None` when there is no
+    /// room; nothing has happened then.
     fn stage(
         &mut self,
         cx: &mut Cx<'_>,
@@ -299,38 +353,36 @@ impl Core {
         span: Span,
         kind: EntryKind,
         source: Option<Place>,
+        begun: bool,
     ) -> Option<(u64, StreamSeq)> {
-        if matches!(self.gate(id, span, kind), Gate::Shut) {
-            return None;
-        }
         let volume = self.volumes[id.0 as usize]
             .as_mut()
             .expect("checked by the caller");
-        let serial = volume.serial_next;
+        let (generation, serial) = (volume.generation, volume.serial_next);
         let item = Item {
             volume: id,
-            generation: volume.generation,
+            generation,
             serial,
             span,
             kind,
+            more: false,
         };
         let stream = match volume.policy {
             Policy::Ephemeral => StreamKind::Overlay,
             _ => StreamKind::Writes,
         };
         let appended = self.log.append(cx, stream, item, source, false)?;
-        volume.serial_next = Serial(serial.0 + 1);
         let full = volume
             .epochs
             .back()
             .is_some_and(|epoch| epoch.map.sectors() * SECTOR_BYTES >= EPOCH_BYTES_MAX);
-        if full && volume.policy == Policy::WriteBack {
+        if full && !begun && volume.policy == Policy::WriteBack {
             volume.epochs.back_mut().expect("just seen").sealed = true;
         }
         let epoch = volume.open_epoch(cx.now);
         epoch.last_serial = serial;
         epoch.last_seq = appended.seq;
-        epoch.writes += 1;
+        epoch.writes += u64::from(!begun);
         let (before, extents) = (epoch.map.sectors(), epoch.map.len());
         let piece = Piece {
             span: appended.span,
@@ -349,20 +401,34 @@ impl Core {
         Some((appended.span.sectors, appended.seq))
     }
 
+    /// Answers what of a connection that is gone owns nothing yet.
+    pub(super) fn drop_waiting(&mut self, cx: &mut Cx<'_>, connection: ConnectionId) {
+        for volume in self.volumes.iter_mut().flatten() {
+            let kept = usize::from(volume.unfinished_sectors > 0).min(volume.waiting.len());
+            let rest = volume.waiting.split_off(kept);
+            for waiting in rest {
+                if waiting.request.connection == connection {
+                    cx.out.reply(waiting.request, Err(Refusal::Gone));
+                } else {
+                    volume.waiting.push_back(waiting);
+                }
+            }
+        }
+    }
+
     /// Whether a volume may take this much more of the log. Each volume that writes has a share
     /// that nobody can take from it; the other half goes to who comes first. So a volume that
     /// cannot destage stops itself and nobody else.
     fn gate(&mut self, id: VolumeId, span: Span, kind: EntryKind) -> Gate {
         let need = match kind {
-            EntryKind::Write => span.blocks().min(u64::from(self.log.geometry.chunk_blocks)),
+            EntryKind::Write => span.blocks(),
             EntryKind::Zero { .. } => 1,
         };
         if self.dirty_extents + 2 > self.config.dirty_extents_max {
             return Gate::Shut;
         }
         let gauge = self.log.gauge();
-        let writers = self.writers.max(1);
-        let share = gauge.capacity / 2 / writers;
+        let share = self.share();
         let volume = self.volume(id);
         let charge = volume.charge();
         let limited = volume.policy == Policy::WriteBack
@@ -378,6 +444,11 @@ impl Core {
             return Gate::Open;
         }
         Gate::Shut
+    }
+
+    /// Blocks of the log that each volume that writes can count on.
+    fn share(&self) -> u64 {
+        self.log.gauge().capacity / 2 / self.writers.max(1)
     }
 
     /// Blocks that other volumes have not taken of their shares yet.
@@ -461,6 +532,7 @@ impl Core {
             if cx.now < waiting.since.plus_millis(limit) {
                 return;
             }
+            self.give_up_unfinished(id);
             self.volume(id).waiting.pop_front();
             let refusal = Err(Refusal::NoSpace);
             self.reply_written(cx, id, waiting.request, false, waiting.since, refusal);

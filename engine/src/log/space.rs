@@ -115,7 +115,7 @@ impl Log {
             self.prepare(cx, scratch);
         }
         let mut at = 0;
-        while at < self.maybe_dead.len() {
+        while at < self.maybe_dead.len() && self.unfinished == 0 {
             let index = self.maybe_dead[at];
             let newest = self.newest();
             let segment = &mut self.segments[index.0 as usize];

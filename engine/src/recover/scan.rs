@@ -7,7 +7,7 @@
 //! before it was.
 
 use super::{CACHE, note};
-use crate::engine::{OpenError, Report};
+use crate::engine::{Config, OpenError, Report};
 use crate::event::Device;
 use crate::format::checkpoint::{Checkpoint, SegmentRecord};
 use crate::format::footer::{self, Footer, FooterEntry};
@@ -62,6 +62,12 @@ impl<'a> Stage<'a> {
                 && header.boot == boot
                 && header.chunk_blocks == geometry.chunk_blocks
         });
+        let fits = |header: &StageHeader| {
+            let slots = u64::from(header.slots);
+            Config::stage_bytes(geometry.chunk_bytes(), header.slots) <= memory.stage_bytes()
+                && slots <= u64::from(geometry.chunks())
+        };
+        let header = header.filter(fits);
         let Some(header) = header else {
             return Stage::none();
         };
@@ -72,7 +78,7 @@ impl<'a> Stage<'a> {
             // on the device.
             overlay_valid: checkpoint.boot == boot
                 && (header.incarnation == checkpoint.incarnation
-                    || header.incarnation + 1 == checkpoint.incarnation),
+                    || header.incarnation.checked_add(1) == Some(checkpoint.incarnation)),
             slots: BTreeMap::new(),
             chunk_bytes: geometry.chunk_bytes(),
         };
@@ -574,7 +580,10 @@ impl Scan<'_> {
         footer
             .entries
             .sort_unstable_by_key(|e| (e.volume, e.span.sector, e.serial));
-        footer.entries.truncate(footer::entries_max(geometry));
+        assert!(
+            footer.entries.len() <= footer::entries_max(geometry),
+            "records of one segment fit its footer"
+        );
         self.save_staged(index, seq, &records);
         self.accepted.segments.push(Segment {
             index,
@@ -639,6 +648,7 @@ fn add_to_footer(footer: &mut Footer, found: &Found, geometry: Geometry) {
             span: entry.span,
             kind: entry.kind,
             block,
+            more: entry.more,
         });
     }
 }
