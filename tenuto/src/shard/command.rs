@@ -140,7 +140,8 @@ impl<E: Decide> Shard<E> {
             self.exports.set(&name, export, volume.policy);
         }
         self.volumes.insert(id, volume);
-        self.drain_actions();
+        // Sets going what the volume claims before it answers anybody.
+        self.feed(Event::Tick);
         Ok(())
     }
 
