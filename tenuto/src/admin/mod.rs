@@ -9,7 +9,6 @@
 pub mod client;
 pub mod json;
 mod listener;
-pub mod live;
 pub mod metrics;
 pub mod promise;
 pub mod server;

@@ -6,7 +6,7 @@
 //! cache device is locked meanwhile, so no daemon changes it under the reader.
 
 use super::Context;
-use crate::admin::live::{command_error, start_error, volume_error};
+use super::live::{command_error, start_error, volume_error};
 use crate::buffer::{Arena, BUFFER_BYTES_MAX, BufferPool, HostMemory};
 use crate::daemon::{Daemon, Settings, VolumeSettings};
 use crate::error::{Error, Kind, Result, cause};

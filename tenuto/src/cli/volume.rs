@@ -415,7 +415,11 @@ fn qemu_arguments(volume: &Value) -> String {
     };
     let node = node_name(&name);
     // A guest that sees a write-through disk sends no flushes it does not need.
-    let write_cache = if volume["write_cache"] == false { "off" } else { "on" };
+    let write_cache = if volume["write_cache"] == false {
+        "off"
+    } else {
+        "on"
+    };
     format!(
         "-blockdev driver=nbd,node-name={node},server.type=unix,server.path={socket},\
          export={name},reconnect-delay=30,cache.direct=on,discard=unmap{read_only} \
