@@ -37,6 +37,7 @@ pub struct Adopted {
     pub first_stream_seq: StreamSeq,
     pub last_stream_seq: StreamSeq,
     pub sums: Vec<u32>,
+    pub settled: bool,
 }
 
 impl Log {
@@ -76,6 +77,7 @@ impl Log {
         segment.last_stream_seq = StreamSeq(0);
         segment.unwritten_chunks = 0;
         segment.stuck = false;
+        segment.settled = false;
         segment.entries.clear();
         segment.sums.clear();
         self.streams[kind as usize].segment = Some(index);
@@ -284,6 +286,7 @@ impl Log {
         segment.first_stream_seq = adopted.first_stream_seq;
         segment.last_stream_seq = adopted.last_stream_seq;
         segment.sums = adopted.sums;
+        segment.settled = adopted.settled;
         self.maybe_dead.push(adopted.index);
     }
 
@@ -335,6 +338,7 @@ impl Log {
                         _ => segment.last_stream_seq.0,
                     },
                     stream: segment.stream.code(),
+                    settled: segment.settled,
                 }),
             }
         }
