@@ -247,6 +247,12 @@ impl<E: Decide> Shard<E> {
         self.stopping.is_some()
     }
 
+    pub(super) fn is_parked(&self) -> bool {
+        self.stopping
+            .as_ref()
+            .is_some_and(|stopping| stopping.parked)
+    }
+
     /// Parked, and nothing in flight that uses memory of ours; or it takes too long.
     pub(super) fn is_finished(&self) -> bool {
         let Some(stopping) = &self.stopping else {
