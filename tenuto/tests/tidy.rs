@@ -495,7 +495,8 @@ fn nothing_names_the_place_where_it_was_written() {
             let registry = ["registry+", "sparse+", "registry ="].iter();
             let names_one = registry.clone().any(|word| line.contains(word));
             let lock = source.path.ends_with(".lock");
-            if (lock || source.path.ends_with(".toml")) && names_one && !line.contains(known) {
+            let config = source.path.contains(".cargo/");
+            if (lock || config) && names_one && !line.contains(known) {
                 found.push((source.path.clone(), format!("{}: a registry", at + 1)));
             }
         }
