@@ -1,11 +1,26 @@
-//! The engine: joins stage, log, maps, destage and recovery behind `apply`.
+//! The engine as the host sees it: open, attach, apply, poll.
+//!
+//! Always true: `open` returns only when what it accepted is durable; everything after it happens
+//! in `apply`. Deliberately absent: every decision; they are in `core` and `recover`.
 
+use crate::core::Core;
 use crate::event::{Action, Event, VolumeSpec};
+use crate::format::ledger::Ledger;
+use crate::format::superblock::{SUPERBLOCK_AT, Superblock};
 use crate::media::Media;
 use crate::memory::Memory;
-use crate::snapshot::Snapshot;
-use crate::types::{Time, Uuid, VolumeId};
+use crate::outbox::{Cx, Outbox};
+use crate::snapshot::{Snapshot, VolumeSnapshot};
+use crate::types::{BLOCK_BYTES, Geometry, Time, Uuid, VolumeId};
+use alloc::format;
 use alloc::string::String;
+use alloc::vec::Vec;
+
+pub use crate::recover::{CacheInfo, VerifyReport, inspect, verify};
+pub use crate::settle::{OriginInfo, Settled, inspect_origin, settle};
+
+/// Volumes that one cache can hold.
+pub const VOLUMES_MAX: u32 = 4096;
 
 /// What the host tells the engine at start.
 #[derive(Clone, Debug)]
@@ -31,8 +46,8 @@ impl Config {
 
     /// Size of `Area::Stage` for the slots asked for: header page, slot table, slots.
     pub fn stage_bytes(chunk_bytes: u64, slots: u32) -> u64 {
-        crate::types::BLOCK_BYTES
-            + (u64::from(slots) * 64).next_multiple_of(crate::types::BLOCK_BYTES)
+        BLOCK_BYTES
+            + (u64::from(slots) * 64).next_multiple_of(BLOCK_BYTES)
             + u64::from(slots) * chunk_bytes
     }
 }
@@ -45,16 +60,18 @@ pub struct Report {
     pub records_replayed: u64,
     pub entries_replayed: u64,
     pub tail_bytes_discarded: u64,
-    pub damage: alloc::vec::Vec<String>,
+    pub damage: Vec<String>,
 }
 
 /// Why a cache cannot be opened or a volume not attached. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
+    /// Not a cache, or one of another version.
     #[error("{0}")]
     Foreign(String),
     #[error("{0}")]
     Damaged(String),
+    /// Going on would lose data, or take it from its owner.
     #[error("{0}")]
     Refused(String),
     #[error("input/output error on {0}")]
@@ -63,90 +80,153 @@ pub enum OpenError {
 
 /// One shard: one cache device and all volumes placed on it, owned by one thread.
 pub struct Engine {
-    _todo: (),
-}
-
-/// A ledger that was read and whose pending journal was finished.
-#[derive(Clone, Debug)]
-pub struct Settled {
-    _todo: (),
-}
-
-/// Reads the ledger beside the origin of `volume` and finishes a pending journal, on any thread
-/// that holds the origin's lock, before `attach`. Also what `origin replay` does.
-pub fn settle(_media: &mut dyn Media, _volume: VolumeId) -> Result<Settled, OpenError> {
-    todo!()
+    core: Core,
+    out: Outbox,
 }
 
 impl Engine {
     /// Reads superblock, log and stage, decides what is true, makes it durable.
     pub fn open(
-        _config: Config,
-        _media: &mut dyn Media,
-        _memory: &mut dyn Memory,
+        config: Config,
+        media: &mut dyn Media,
+        memory: &mut dyn Memory,
     ) -> Result<(Engine, Report), OpenError> {
-        todo!()
+        let (core, report) = crate::recover::recover(config, media, memory)?;
+        Ok((
+            Engine {
+                core,
+                out: Outbox::default(),
+            },
+            report,
+        ))
     }
 
     /// The id under which the host registers the files of this volume: the one the volume had,
     /// if the log knows its name, else a fresh one.
-    pub fn place(&mut self, _name: &str) -> VolumeId {
-        todo!()
+    pub fn place(&mut self, name: &str) -> VolumeId {
+        self.core.place(name)
     }
 
-    /// Names, origins and dirty state of volumes the log knows; some may not be attached.
-    pub fn known(&self) -> alloc::vec::Vec<crate::snapshot::VolumeSnapshot> {
-        todo!()
+    /// Volumes the log knows, attached or not.
+    pub fn known(&self) -> Vec<VolumeSnapshot> {
+        self.core.snapshot(Time(0)).volumes
     }
 
     /// Joins a volume to its recovered data. Requests are accepted at once and wait until the
-    /// claim is durable.
+    /// claim is durable; the host calls `apply` with a `Tick` to set that going.
     pub fn attach(
         &mut self,
         _now: Time,
-        _id: VolumeId,
-        _spec: VolumeSpec,
-        _ledger: Settled,
+        id: VolumeId,
+        spec: VolumeSpec,
+        ledger: Settled,
     ) -> Result<(), OpenError> {
-        todo!()
+        self.core.attach(id, spec, ledger)
     }
 
     /// Takes one event. Never blocks, never fails.
-    pub fn apply(&mut self, _now: Time, _event: Event, _memory: &mut dyn Memory) {
-        todo!()
+    pub fn apply(&mut self, now: Time, event: Event, memory: &mut dyn Memory) {
+        let mut cx = Cx {
+            now,
+            memory,
+            out: &mut self.out,
+        };
+        self.core.apply(&mut cx, event);
     }
 
     /// The next thing the host must do; drained after each `apply`.
     pub fn poll_action(&mut self) -> Option<Action> {
-        todo!()
+        self.out.poll()
     }
 
     /// When `Tick` is due if nothing else happens before.
     pub fn next_deadline(&self) -> Option<Time> {
-        todo!()
+        self.out.next_deadline()
+    }
+
+    /// Requests to devices whose `Done` has not come.
+    pub fn in_flight(&self) -> usize {
+        self.out.in_flight()
     }
 
     pub fn snapshot(&self) -> Snapshot {
-        todo!()
+        self.core.snapshot(Time(0))
+    }
+
+    /// As `snapshot`, with ages as of `now`.
+    pub fn snapshot_at(&self, now: Time) -> Snapshot {
+        self.core.snapshot(now)
     }
 }
 
-/// Writes an empty cache of this shape: superblock and checkpoint, synced. `bytes` is the size of
-/// the device; see [`geometry_for`].
+/// Writes an empty cache of this shape: checkpoint first, then the superblocks, synced.
 pub fn format_cache(
-    _media: &mut dyn Media,
-    _uuid: Uuid,
-    _geometry: crate::types::Geometry,
+    media: &mut dyn Media,
+    uuid: Uuid,
+    geometry: Geometry,
 ) -> Result<(), OpenError> {
-    todo!()
+    crate::recover::format(
+        media,
+        Superblock::new(uuid, geometry, volumes_max(geometry)),
+    )
+}
+
+/// Small caches, as the simulator uses them, have small volume tables.
+fn volumes_max(geometry: Geometry) -> u32 {
+    if geometry.segment_bytes() < 1 << 20 {
+        64
+    } else {
+        VOLUMES_MAX
+    }
 }
 
 /// The shape of a cache on a device of this many bytes, or why there is none.
-pub fn geometry_for(_bytes: u64) -> Result<crate::types::Geometry, String> {
-    todo!()
+pub fn geometry_for(bytes: u64) -> Result<Geometry, String> {
+    let mut geometry = Geometry {
+        chunk_blocks: Geometry::CHUNK_BLOCKS,
+        segment_chunks: Geometry::SEGMENT_CHUNKS,
+        segments: SEGMENTS_MIN,
+    };
+    let smallest = device_bytes(geometry);
+    if bytes < smallest {
+        return Err(format!(
+            "{bytes} bytes are too small for a cache; at least {} MiB",
+            smallest.div_ceil(1 << 20)
+        ));
+    }
+    let guess = (bytes / geometry.segment_bytes()).min(1 << 20) as u32;
+    geometry.segments = guess;
+    while device_bytes(geometry) > bytes {
+        geometry.segments -= 1;
+    }
+    Ok(geometry)
 }
 
+/// Fewer segments leave no room for reserve, evacuation and two streams.
+const SEGMENTS_MIN: u32 = 12;
+
 /// The bytes a cache of this shape needs on its device.
-pub fn device_bytes(_geometry: crate::types::Geometry) -> u64 {
-    todo!()
+pub fn device_bytes(geometry: Geometry) -> u64 {
+    Superblock::new(Uuid::NIL, geometry, volumes_max(geometry)).device_bytes()
 }
+
+/// Reads the superblock: the first good copy of the two.
+pub fn read_superblock(media: &mut dyn Media) -> Result<Superblock, OpenError> {
+    let mut first = None;
+    for at in SUPERBLOCK_AT {
+        let mut bytes = alloc::vec![0; crate::format::superblock::SUPERBLOCK_BYTES];
+        let read = media.read(crate::event::Device::Cache, at, &mut bytes);
+        read.map_err(|_| OpenError::Io("the cache device"))?;
+        match Superblock::parse(&bytes) {
+            Ok(superblock) => return Ok(superblock),
+            Err(error) => first = first.or(Some(error)),
+        }
+    }
+    let error = first.expect("two copies were read");
+    Err(OpenError::Foreign(format!(
+        "superblock is {error}; `tenuto cache create` makes a cache"
+    )))
+}
+
+/// A ledger as it lies beside an origin, for hosts that show it.
+pub type LedgerInfo = Ledger;

@@ -9,9 +9,21 @@
 
 extern crate alloc;
 
+pub(crate) mod core;
 pub mod engine;
 pub mod event;
+pub(crate) mod fetch;
+pub mod format;
+pub(crate) mod log;
+pub mod map;
 pub mod media;
 pub mod memory;
+pub(crate) mod outbox;
+pub(crate) mod ram;
+pub(crate) mod recover;
+pub(crate) mod scratch;
+pub(crate) mod settle;
+pub(crate) mod slab;
 pub mod snapshot;
 pub mod types;
+pub(crate) mod volume;

@@ -1,1 +1,28 @@
+//! The host around the engine: files, memory, threads, sockets.
+//! The host side of the cache: devices, sockets, threads and commands around the engine.
+//!
+//! Owns everything that does I/O or knows the time. Deliberately absent: decisions about data,
+//! which live in `engine`.
 
+//! The daemon's parts, as a library, so that tests and tools use the same ones.
+
+pub mod admin;
+pub mod buffer;
+pub mod cachedev;
+pub mod cli;
+pub mod config;
+pub mod daemon;
+pub mod error;
+pub mod fault;
+pub mod files;
+pub mod frontend;
+pub mod inspect;
+pub mod lock;
+pub mod marks;
+pub mod origin;
+pub mod ring;
+pub mod shard;
+pub mod signature;
+pub mod stage;
+pub mod sys;
+pub mod target;

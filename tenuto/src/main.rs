@@ -1,1 +1,5 @@
-fn main() {}
+//! The binary. Everything it does is in the library.
+
+fn main() -> std::process::ExitCode {
+    tenuto::cli::main()
+}

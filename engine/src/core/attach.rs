@@ -1,0 +1,523 @@
+//! Coming and going of volumes: attach, claim, release, detach.
+//!
+//! ```text
+//! attach ─▶ checkpoint names it ─▶ ledger claimed (write-back) ─▶ ready
+//! detach ─▶ idle ─▶ ledger and journal removed ─▶ checkpoint without it ─▶ reply
+//! ```
+//!
+//! Always true: a ledger is claimed only after the log knows the volume, so a ledger that says
+//! "dirty on this cache" finds its volume there; a volume whose ledger does not fit is refused
+//! and nothing of it is touched. Writing the ledger of a volume is done here as well, one write
+//! and one sync at a time.
+
+use super::Core;
+use super::checkpoint::Waiter;
+use crate::engine::{OpenError, Settled};
+use crate::event::{Device, Op, Purpose, Refusal, VolumeSpec};
+use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
+use crate::format::ledger::{LEDGER_BYTES, Ledger, OWNER_BYTES_MAX, Progress};
+use crate::memory::Slice;
+use crate::outbox::{Cx, Pending};
+use crate::ram::Layer;
+use crate::types::{Generation, Policy, RequestId, Serial, Uuid, VolumeId};
+use crate::volume::{Keeper, LedgerStep, Volume};
+use alloc::format;
+use alloc::string::String;
+
+/// Shared base layers are numbered above all layers of single volumes.
+const BASE_LAYERS_FROM: u64 = 1 << 32;
+
+impl Core {
+    /// The id a volume of this name has, or will have.
+    pub fn place(&mut self, name: &str) -> VolumeId {
+        let known = self
+            .volumes
+            .iter()
+            .flatten()
+            .find(|volume| volume.name == name);
+        if let Some(volume) = known {
+            return volume.id;
+        }
+        let free = self.volumes.iter().position(|volume| volume.is_none());
+        VolumeId(free.unwrap_or(self.volumes.len()) as u32)
+    }
+
+    /// Joins a volume to what the log knows of it.
+    pub fn attach(
+        &mut self,
+        id: VolumeId,
+        spec: VolumeSpec,
+        settled: Settled,
+    ) -> Result<(), OpenError> {
+        self.check_spec(id, &spec)?;
+        let ledger = settled.ledger;
+        let mut volume = match self.volumes.get_mut(id.0 as usize).and_then(Option::take) {
+            Some(known) => match self.join_known(known, &spec, ledger.as_ref()) {
+                Ok(volume) => volume,
+                Err((known, error)) => {
+                    self.volumes[id.0 as usize] = Some(*known);
+                    return Err(error);
+                }
+            },
+            None => self.join_fresh(id, &spec, ledger.as_ref())?,
+        };
+        volume.name = spec.name;
+        volume.origin = spec.origin;
+        volume.policy = spec.policy;
+        volume.size_bytes = spec.size_bytes;
+        volume.read_only = spec.read_only;
+        volume.journal_possible = spec.journal_possible;
+        volume.tuning = spec.tuning;
+        volume.layer = match spec.base_layer {
+            Some(base) => Layer(BASE_LAYERS_FROM + base),
+            None => Layer(u64::from(id.0)),
+        };
+        volume.attached = true;
+        // What a settled journal brought to the origin is clean.
+        while volume
+            .epochs
+            .front()
+            .is_some_and(|epoch| epoch.last_serial <= volume.destaged)
+        {
+            let epoch = volume.epochs.pop_front().expect("just seen");
+            self.bury(epoch.map);
+        }
+        let owned = volume.policy == Policy::WriteBack && !volume.read_only;
+        volume.keeper = owned.then(|| Keeper {
+            ledger: self.claim_of(&volume, ledger),
+            step: None,
+            piece: None,
+            failed: false,
+        });
+        while self.volumes.len() <= id.0 as usize {
+            self.volumes.push(None);
+        }
+        self.generation_next = Generation(self.generation_next.0.max(volume.generation.0 + 1));
+        self.volumes[id.0 as usize] = Some(volume);
+        self.count_writers();
+        self.checkpoint.wait(Waiter::Attach(id));
+        Ok(())
+    }
+
+    fn check_spec(&self, id: VolumeId, spec: &VolumeSpec) -> Result<(), OpenError> {
+        let name = &spec.name;
+        if spec.name.len() > NAME_BYTES_MAX || spec.origin.len() > ORIGIN_BYTES_MAX {
+            return Err(OpenError::Refused(format!(
+                "volume {name}: name or place of the origin is too long; at most {NAME_BYTES_MAX} and {ORIGIN_BYTES_MAX} bytes"
+            )));
+        }
+        if spec.size_bytes == 0 || spec.size_bytes % 512 != 0 {
+            return Err(OpenError::Refused(format!(
+                "volume {name}: size {} is not a multiple of 512 bytes",
+                spec.size_bytes
+            )));
+        }
+        if id.0 >= self.superblock.volumes_max {
+            return Err(OpenError::Refused(format!(
+                "volume {name}: the cache holds at most {} volumes",
+                self.superblock.volumes_max
+            )));
+        }
+        let attached = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
+        if attached.is_some_and(|volume| volume.attached) {
+            return Err(OpenError::Refused(format!(
+                "volume {name} is already attached"
+            )));
+        }
+        Ok(())
+    }
+
+    /// A volume the log knows: its dirty data must fit the ledger.
+    fn join_known(
+        &self,
+        mut volume: Volume,
+        spec: &VolumeSpec,
+        ledger: Option<&Ledger>,
+    ) -> Result<Volume, (alloc::boxed::Box<Volume>, OpenError)> {
+        let name = volume.name.clone();
+        let dirty = volume.is_dirty();
+        let bytes = volume.dirty_bytes();
+        let refuse = |volume: Volume, why: String| {
+            Err((
+                alloc::boxed::Box::new(volume),
+                OpenError::Refused(format!("volume {name}: {why}")),
+            ))
+        };
+        if dirty && volume.policy != spec.policy {
+            let old = volume.policy.name();
+            return refuse(
+                volume,
+                format!(
+                    "has {bytes} dirty bytes as {old}; destage or reset it before its policy changes to {}",
+                    spec.policy.name()
+                ),
+            );
+        }
+        if dirty && spec.read_only {
+            return refuse(
+                volume,
+                format!("has {bytes} dirty bytes; it cannot be read-only yet"),
+            );
+        }
+        if dirty && volume.policy == Policy::WriteBack && spec.size_bytes < volume.size_bytes {
+            return refuse(
+                volume,
+                format!(
+                    "has {bytes} dirty bytes and its origin has shrunk; restore the size first"
+                ),
+            );
+        }
+        if dirty && spec.policy == Policy::WriteBack {
+            match ledger {
+                None => {
+                    return refuse(
+                        volume,
+                        format!(
+                            "has {bytes} dirty bytes in the log but its origin has no ledger; was the image replaced?"
+                        ),
+                    );
+                }
+                Some(ledger) if ledger.volume != volume.uuid => {
+                    return refuse(
+                        volume,
+                        format!(
+                            "has {bytes} dirty bytes in the log but the ledger beside its origin belongs to volume {}",
+                            ledger.volume
+                        ),
+                    );
+                }
+                Some(ledger) if ledger.generation >= volume.generation => {
+                    return refuse(
+                        volume,
+                        format!(
+                            "has {bytes} dirty bytes of an older generation; {} owns it since",
+                            ledger.owner
+                        ),
+                    );
+                }
+                Some(_) => {}
+            }
+        }
+        if let Err(error) = check_owner(self.cache, &name, ledger) {
+            return Err((alloc::boxed::Box::new(volume), error));
+        }
+        if let Some(ledger) = ledger {
+            if ledger.volume != volume.uuid {
+                // Another image under an old name: nothing that the log has of it counts.
+                volume.uuid = ledger.volume;
+                volume.generation = Generation(self.generation_next.0.max(ledger.generation.0 + 1));
+                volume.base_generation = volume.generation;
+                volume.destaged = Serial(0);
+            }
+            if ledger.generation >= volume.generation {
+                volume.generation = Generation(ledger.generation.0 + 1);
+            }
+            if spec.policy == Policy::WriteBack {
+                volume.destaged = volume.destaged.max(ledger.destaged);
+                volume.serial_next = Serial(volume.serial_next.0.max(ledger.destaged.0 + 1));
+            }
+        }
+        Ok(volume)
+    }
+
+    fn join_fresh(
+        &self,
+        id: VolumeId,
+        spec: &VolumeSpec,
+        ledger: Option<&Ledger>,
+    ) -> Result<Volume, OpenError> {
+        check_owner(self.cache, &spec.name, ledger)?;
+        let mut volume = Volume::fresh(id, spec);
+        volume.generation = self.generation_next;
+        if let Some(ledger) = ledger {
+            if ledger.dirty && spec.policy != Policy::Ephemeral && !spec.read_only {
+                return Err(OpenError::Refused(format!(
+                    "volume {}: the ledger says that this cache may hold dirty data of it, but the log does not know it; its cache was made anew",
+                    spec.name
+                )));
+            }
+            volume.uuid = ledger.volume;
+            volume.generation = Generation(self.generation_next.0.max(ledger.generation.0 + 1));
+            volume.destaged = ledger.destaged;
+            volume.serial_next = Serial(ledger.destaged.0 + 1);
+            volume.first_serial = volume.serial_next;
+        }
+        // Ids are used again; whatever the log still has under this one is of another volume.
+        volume.base_generation = volume.generation;
+        Ok(volume)
+    }
+
+    fn claim_of(&self, volume: &Volume, old: Option<Ledger>) -> Ledger {
+        let mut owner = self.config.host_name.clone();
+        while owner.len() > OWNER_BYTES_MAX {
+            owner.pop();
+        }
+        Ledger {
+            sequence: old.as_ref().map_or(0, |ledger| ledger.sequence),
+            volume: volume.uuid,
+            cache: self.cache,
+            machine: self.config.machine,
+            boot: self.config.boot,
+            owner,
+            generation: volume.generation,
+            destaged: volume.destaged,
+            // A cut that was begun is reached by the recovered log, which covers it.
+            progress: old
+                .as_ref()
+                .map_or(Progress::Idle, |ledger| ledger.progress),
+            dirty: true,
+            origin_bytes: volume.size_bytes,
+            mtime_before_ns: old.as_ref().map_or(0, |ledger| ledger.mtime_before_ns),
+            mtime_limit_ns: old.as_ref().map_or(0, |ledger| ledger.mtime_limit_ns),
+            compatible: old.map_or(0, |ledger| ledger.compatible),
+        }
+    }
+
+    /// The checkpoint names the volume.
+    pub(super) fn claim(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let Some(volume) = self.find(id) else { return };
+        if volume.keeper.is_some() {
+            self.write_ledger(cx, id, LedgerStep::Claim);
+        } else {
+            self.open_for_requests(cx, id);
+        }
+    }
+
+    pub(super) fn open_for_requests(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let Some(volume) = self.find(id) else { return };
+        volume.ready = true;
+        let waiting = !volume.waiting.is_empty();
+        if waiting {
+            self.enqueue(id);
+        }
+        self.start_destage_if_due(cx, id);
+        self.detach_progress(cx, id);
+    }
+
+    /// Writes the ledger as it stands in the keeper, then syncs it, then takes the step.
+    pub(super) fn write_ledger(&mut self, cx: &mut Cx<'_>, id: VolumeId, step: LedgerStep) {
+        let keeper = self
+            .volume(id)
+            .keeper
+            .as_mut()
+            .expect("only claimed volumes get here");
+        assert_eq!(keeper.step, None, "one step of the ledger at a time");
+        keeper.step = Some(step);
+        keeper.ledger.sequence += 1;
+        self.put_ledger(cx, id);
+    }
+
+    fn put_ledger(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let Some(piece) = self.scratch.take_piece() else {
+            self.volume(id)
+                .keeper
+                .as_mut()
+                .expect("checked by the caller")
+                .failed = true;
+            return;
+        };
+        let place = self.scratch.piece(piece);
+        let keeper = self
+            .volume(id)
+            .keeper
+            .as_mut()
+            .expect("checked by the caller");
+        keeper.failed = false;
+        keeper.piece = Some(piece);
+        cx.memory.store(place, &keeper.ledger.encode());
+        let at = Ledger::slot_at(keeper.ledger.sequence);
+        let slices = alloc::vec![Slice {
+            place,
+            bytes: LEDGER_BYTES as u64
+        }];
+        let pending = Pending::Ledger { volume: id };
+        cx.transfer(
+            pending,
+            Purpose::Ledger,
+            Device::Ledger(id),
+            Op::Write,
+            at,
+            slices,
+        );
+    }
+
+    pub(super) fn ledger_written(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
+        let keeper = self
+            .volume(id)
+            .keeper
+            .as_mut()
+            .expect("a ledger was written");
+        let piece = keeper.piece.take().expect("a ledger write holds a piece");
+        keeper.failed = !ok;
+        self.scratch.free_piece(piece);
+        if ok {
+            let pending = Pending::LedgerSync { volume: id };
+            cx.order(pending, Purpose::Ledger, Device::Ledger(id), Op::Sync, 0, 0);
+        } else {
+            self.volume(id).counters.origin.errors += 1;
+            self.arm_housekeeping(cx);
+        }
+    }
+
+    pub(super) fn ledger_synced(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
+        let volume = self.volume(id);
+        let keeper = volume.keeper.as_mut().expect("a ledger was synced");
+        if !ok {
+            keeper.failed = true;
+            volume.counters.origin.errors += 1;
+            self.arm_housekeeping(cx);
+            return;
+        }
+        match keeper.step.take().expect("a step was under way") {
+            LedgerStep::Claim => self.open_for_requests(cx, id),
+            LedgerStep::Begin => self.destage_begun(cx, id),
+            LedgerStep::Finish => self.destage_finished(cx, id),
+            LedgerStep::Release => self.detach_progress(cx, id),
+        }
+    }
+
+    /// A ledger that could not be written is due again.
+    pub(super) fn retry_ledger(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let failed = self
+            .volume(id)
+            .keeper
+            .as_ref()
+            .is_some_and(|keeper| keeper.failed);
+        if failed {
+            self.put_ledger(cx, id);
+        }
+    }
+
+    fn arm_housekeeping(&mut self, cx: &mut Cx<'_>) {
+        if !self.housekeeping_armed {
+            self.housekeeping_armed = true;
+            cx.out
+                .timer(cx.now.plus_millis(500), crate::outbox::Timer::Housekeeping);
+        }
+    }
+
+    /// At an orderly stop the ledger of a clean volume says that nobody holds anything of it.
+    pub(super) fn release_if_clean(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let Some(volume) = self.find(id) else { return };
+        let clean = volume.ready && !volume.is_dirty() && volume.waiting.is_empty();
+        let Some(keeper) = volume.keeper.as_mut() else {
+            return;
+        };
+        if clean && keeper.step.is_none() && keeper.ledger.dirty {
+            keeper.ledger.dirty = false;
+            volume.ready = false;
+            self.write_ledger(cx, id, LedgerStep::Release);
+        }
+    }
+
+    pub(super) fn detach(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        discard_dirty: bool,
+    ) {
+        let volume = self.volume(id);
+        let refusal = if volume.detaching.is_some() {
+            Some(Refusal::Gone)
+        } else if volume.owes() && !discard_dirty {
+            Some(Refusal::Dirty)
+        } else {
+            None
+        };
+        if let Some(refusal) = refusal {
+            cx.out.reply(request, Err(refusal));
+            return;
+        }
+        volume.detaching = Some((request, discard_dirty));
+        let waiting = core::mem::take(&mut volume.waiting);
+        let destage_waiters = core::mem::take(&mut volume.destage_waiters);
+        for waiting in waiting {
+            cx.out.reply(waiting.request, Err(Refusal::Gone));
+        }
+        for (request, _) in destage_waiters {
+            cx.out.reply(request, Err(Refusal::Gone));
+        }
+        self.detach_progress(cx, id);
+    }
+
+    /// Goes on with a detach when nothing of the volume is in flight any more.
+    pub(super) fn detach_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let Some(volume) = self.find(id) else { return };
+        let Some((request, _)) = volume.detaching else {
+            return;
+        };
+        Core::abandon_destage(volume);
+        let keeper_busy = volume
+            .keeper
+            .as_ref()
+            .is_some_and(|keeper| keeper.step.is_some());
+        let busy = volume.destage.is_some()
+            || volume.origin_in_flight > 0
+            || volume.reads_in_flight > 0
+            || keeper_busy;
+        if busy || volume.removing {
+            return;
+        }
+        if volume.keeper.is_some() {
+            volume.removing = true;
+            let pending = Pending::Remove { volume: id };
+            cx.order(
+                pending,
+                Purpose::Ledger,
+                Device::Ledger(id),
+                Op::Remove,
+                0,
+                0,
+            );
+            return;
+        }
+        self.forget(request, id);
+    }
+
+    /// Ledger and journal are gone, or could not be removed; the data is at the origin anyway.
+    pub(super) fn removed(&mut self, _cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
+        let volume = self.volume(id);
+        if !ok {
+            volume.counters.origin.errors += 1;
+        }
+        let (request, _) = volume.detaching.expect("only detached volumes are removed");
+        self.forget(request, id);
+    }
+
+    fn forget(&mut self, request: RequestId, id: VolumeId) {
+        let volume = self.volumes[id.0 as usize]
+            .take()
+            .expect("checked by the caller");
+        for epoch in volume.epochs {
+            self.bury(epoch.map);
+        }
+        self.count_writers();
+        self.checkpoint.wait(Waiter::Detach(request));
+    }
+
+    pub(super) fn count_writers(&mut self) {
+        self.writers = self
+            .volumes
+            .iter()
+            .flatten()
+            .filter(|v| v.takes_log())
+            .count() as u64;
+    }
+}
+
+/// Dirty data of another cache or machine must not be passed over.
+fn check_owner(cache_here: Uuid, name: &str, ledger: Option<&Ledger>) -> Result<(), OpenError> {
+    let Some(ledger) = ledger.filter(|ledger| ledger.dirty) else {
+        return Ok(());
+    };
+    if ledger.cache == cache_here {
+        return Ok(());
+    }
+    let owner = &ledger.owner;
+    let cache = ledger.cache;
+    Err(OpenError::Refused(format!(
+        "volume {name}: {owner} may hold dirty data of it in cache {cache} (after serial {}); start tenuto there, or run `tenuto recover` on that cache",
+        ledger.destaged
+    )))
+}

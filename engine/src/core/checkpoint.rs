@@ -1,0 +1,193 @@
+//! Checkpoints: the volume table and the segment table, made durable.
+//!
+//! Always true: one is written at a time, to the slot that does not hold the newest one; who
+//! waits is told only after the sync; the segments that it lists as free are used again only
+//! after it. A failed one is written again as a whole.
+
+use super::Core;
+use crate::event::{Device, Op, Purpose, Refusal};
+use crate::format::checkpoint::Checkpoint;
+use crate::format::superblock::CHECKPOINT_AT;
+use crate::memory::Slice;
+use crate::outbox::{Cx, Pending, Timer};
+use crate::types::{RequestId, SegmentIndex, Time, VolumeId};
+use alloc::vec::Vec;
+
+const RETRY_MS: u64 = 100;
+
+/// Who waits for the next checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiter {
+    /// The table names the volume; it may be claimed.
+    Attach(VolumeId),
+    Reset {
+        volume: VolumeId,
+        request: RequestId,
+    },
+    Detach(RequestId),
+}
+
+#[derive(Default)]
+pub struct Keeper {
+    /// One should be written, though nobody waits.
+    pub wanted: bool,
+    /// Sequence of the newest durable one.
+    pub sequence: u64,
+    pub written: u64,
+    waiters: Vec<Waiter>,
+    running: Option<Running>,
+    retry_at: Time,
+}
+
+struct Running {
+    waiters: Vec<Waiter>,
+    freed: Vec<SegmentIndex>,
+    bytes: Vec<u8>,
+    at: usize,
+    piece: u32,
+    failed: bool,
+}
+
+impl Keeper {
+    /// As it stands when a checkpoint with this sequence is the newest.
+    pub fn after(sequence: u64) -> Keeper {
+        Keeper {
+            sequence,
+            ..Keeper::default()
+        }
+    }
+
+    pub fn wait(&mut self, waiter: Waiter) {
+        self.waiters.push(waiter);
+    }
+}
+
+impl Core {
+    pub(super) fn pump_checkpoint(&mut self, cx: &mut Cx<'_>) {
+        let low = self.log.is_low() && self.log.freeable() > 0;
+        let keeper = &self.checkpoint;
+        let due = keeper.wanted || !keeper.waiters.is_empty() || low;
+        if keeper.running.is_some() || !due || cx.now < keeper.retry_at {
+            return;
+        }
+        let Some(piece) = self.scratch.take_piece() else {
+            return;
+        };
+        let (bytes, freed) = self.encode_checkpoint(self.checkpoint.sequence + 1);
+        let keeper = &mut self.checkpoint;
+        keeper.wanted = false;
+        let waiters = core::mem::take(&mut keeper.waiters);
+        keeper.running = Some(Running {
+            waiters,
+            freed,
+            bytes,
+            at: 0,
+            piece,
+            failed: false,
+        });
+        self.write_checkpoint_part(cx);
+    }
+
+    fn encode_checkpoint(&self, sequence: u64) -> (Vec<u8>, Vec<SegmentIndex>) {
+        let (segments, freed) = self.log.table();
+        let checkpoint = Checkpoint {
+            cache: self.cache,
+            boot: self.config.boot,
+            sequence,
+            incarnation: self.log.incarnation,
+            stream_seq_next: self.log.durable.0 + 1,
+            segment_seq_next: self.log.segment_seq_next().0,
+            generation_next: self.generation_next.0,
+            virgin_from: self.log.virgin_from(),
+            segments_total: self.log.geometry.segments,
+            volumes: self
+                .volumes
+                .iter()
+                .flatten()
+                .map(|volume| volume.record())
+                .collect(),
+            segments,
+        };
+        (checkpoint.encode(), freed)
+    }
+
+    fn write_checkpoint_part(&mut self, cx: &mut Cx<'_>) {
+        let sequence = self.checkpoint.sequence + 1;
+        let slot = CHECKPOINT_AT + sequence % 2 * self.superblock.checkpoint_slot_bytes;
+        let running = self
+            .checkpoint
+            .running
+            .as_mut()
+            .expect("one is being written");
+        let bytes = (running.bytes.len() - running.at).min(self.scratch.piece_bytes() as usize);
+        let place = self.scratch.piece(running.piece);
+        cx.memory
+            .store(place, &running.bytes[running.at..running.at + bytes]);
+        let at = slot + running.at as u64;
+        running.at += bytes;
+        let slices = alloc::vec![Slice {
+            place,
+            bytes: bytes as u64
+        }];
+        let pending = Pending::Checkpoint;
+        cx.transfer(
+            pending,
+            Purpose::Checkpoint,
+            Device::Cache,
+            Op::Write,
+            at,
+            slices,
+        );
+    }
+
+    pub(super) fn checkpoint_written(&mut self, cx: &mut Cx<'_>, ok: bool) {
+        let running = self
+            .checkpoint
+            .running
+            .as_mut()
+            .expect("one is being written");
+        running.failed |= !ok;
+        if running.failed {
+            self.checkpoint_failed(cx);
+        } else if running.at < running.bytes.len() {
+            self.write_checkpoint_part(cx);
+        } else {
+            let pending = Pending::CheckpointSync;
+            cx.order(pending, Purpose::Checkpoint, Device::Cache, Op::Sync, 0, 0);
+        }
+    }
+
+    fn checkpoint_failed(&mut self, cx: &mut Cx<'_>) {
+        let keeper = &mut self.checkpoint;
+        let running = keeper.running.take().expect("one was being written");
+        keeper.waiters.extend(running.waiters);
+        keeper.wanted = true;
+        keeper.retry_at = cx.now.plus_millis(RETRY_MS);
+        cx.out.timer(keeper.retry_at, Timer::Housekeeping);
+        self.log.counters.cache_errors += 1;
+        self.scratch.free_piece(running.piece);
+    }
+
+    pub(super) fn checkpoint_synced(&mut self, cx: &mut Cx<'_>, ok: bool) {
+        if !ok {
+            self.checkpoint_failed(cx);
+            return;
+        }
+        let keeper = &mut self.checkpoint;
+        let running = keeper.running.take().expect("one was being written");
+        keeper.sequence += 1;
+        keeper.written += 1;
+        self.scratch.free_piece(running.piece);
+        self.log.free(&running.freed);
+        for waiter in running.waiters {
+            match waiter {
+                Waiter::Attach(volume) => self.claim(cx, volume),
+                Waiter::Reset { volume, request } => {
+                    cx.out.reply(request, Ok::<(), Refusal>(()));
+                    self.open_for_requests(cx, volume);
+                }
+                Waiter::Detach(request) => cx.out.reply(request, Ok(())),
+            }
+        }
+    }
+}

@@ -1,0 +1,734 @@
+//! Destage: the oldest epoch goes to the origin, sorted, in the order of rule 5.2.4.
+//!
+//! ```text
+//! atomic:   WaitLog ─▶ Journal ─▶ Table ─▶ JournalSync ─▶ Stat ─▶ Begin ─▶ Apply ─▶ ApplySync ─▶ Finish
+//! in place: WaitLog ───────────────────────────────────▶ Stat ─▶ Begin ─▶ Apply ─▶ ApplySync ─▶ Finish
+//! ```
+//!
+//! Always true: the ledger says *apply* only while a whole, synced journal lies beside it, and
+//! *idle* only when the origin is synced; a phase that fails starts again from its own beginning,
+//! never from an earlier one, so a journal is never overwritten while the ledger points to it.
+//! The epoch stays readable until the ledger says it is destaged. Deliberately absent: when the
+//! segments are used again; the checkpoint decides that.
+
+use super::Core;
+use crate::event::{Device, Op, Purpose, Stat};
+use crate::fetch::{Owner, Want};
+use crate::format::journal::{self, Journal, JournalEntry};
+use crate::format::ledger::{Ledger, Progress};
+use crate::format::record::EntryKind;
+use crate::log::Waiter;
+use crate::map::{Content, ExtentMap};
+use crate::memory::Slice;
+use crate::outbox::{Cx, Pending};
+use crate::ram::CleanCache;
+use crate::slab::Slab;
+use crate::snapshot::State;
+use crate::types::{
+    BLOCK_BYTES, BLOCK_SECTORS, DestageMode, LogAddr, Policy, RequestId, SECTOR_BYTES, Serial,
+    Span, Time, VolumeId,
+};
+use crate::volume::{LedgerStep, Volume};
+use alloc::vec::Vec;
+
+/// Pause before a phase that failed starts again; longer when the cache device is at fault.
+const RETRY_MS: u64 = 500;
+const RETRY_DAMAGED_MS: u64 = 5_000;
+/// Applying may change the origin's modification time up to so long after the ledger was written.
+const APPLY_MS_MAX: u64 = 120_000;
+/// Sectors that one request zeroes at the origin.
+const ZERO_SECTORS_MAX: u64 = 1 << 21;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    WaitLog { asked: bool },
+    Journal,
+    Table,
+    JournalSync,
+    Stat,
+    Begin,
+    Apply,
+    ApplySync,
+    Finish,
+}
+
+/// One range on its way from the log to the journal or the origin.
+struct Job {
+    span: Span,
+    piece: Option<u32>,
+    offset: u64,
+}
+
+/// A destage under way.
+pub struct Destage {
+    phase: Phase,
+    upto: Serial,
+    cursor: u64,
+    jobs: Slab<Job>,
+    failed: bool,
+    damaged: bool,
+    retry_at: Time,
+    entries: Vec<JournalEntry>,
+    journal_at: u64,
+    journal_sequence: u64,
+    table: Vec<u8>,
+    table_at: usize,
+    table_piece: Option<u32>,
+    /// A request without a job is in flight: a sync or a stat.
+    waiting: bool,
+    apply_until: Time,
+}
+
+/// Neighbouring extents that make one request.
+struct Run {
+    span: Span,
+    kind: EntryKind,
+    parts: Vec<(LogAddr, u64)>,
+}
+
+impl Core {
+    pub(super) fn destage_command(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
+        let volume = self.volume(id);
+        let upto = volume.acked();
+        if volume.policy == Policy::Ephemeral {
+            cx.out.reply(request, Err(crate::event::Refusal::Policy));
+            return;
+        }
+        if !volume.owes() || volume.destaged >= upto {
+            cx.out.reply(request, Ok(()));
+            return;
+        }
+        volume.destage_upto = volume.destage_upto.max(upto);
+        volume.destage_waiters.push((request, upto));
+        self.start_destage_if_due(cx, id);
+    }
+
+    pub(super) fn start_destage_if_due(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let gauge = self.log.gauge();
+        let full = gauge.live * 10 >= gauge.capacity * 6;
+        let low = self.log.is_low();
+        let dirty_extents_full = self.dirty_extents * 4 >= self.config.dirty_extents_max * 3;
+        let volume = self.volume(id);
+        if volume.destage.is_some() || !volume.owes() || !volume.attached || !volume.ready {
+            return;
+        }
+        let oldest = volume.epochs.front().map_or(cx.now, |epoch| epoch.opened);
+        let aged = volume
+            .tuning
+            .destage_after_ms
+            .is_some_and(|after| cx.now >= oldest.plus_millis(after));
+        let many = volume.dirty_bytes() >= volume.tuning.dirty_limit_bytes / 4 * 3;
+        let commanded = volume.destage_upto > volume.destaged;
+        let pressed = !volume.waiting.is_empty() || full || low || dirty_extents_full;
+        if !(aged || many || commanded || pressed) {
+            return;
+        }
+        let sequence = volume
+            .keeper
+            .as_ref()
+            .map_or(0, |keeper| keeper.ledger.sequence);
+        let epoch = volume.epochs.front_mut().expect("the volume is dirty");
+        epoch.sealed = true;
+        let room = journal::payload_at(journal_entries_max(&epoch.map));
+        volume.destage = Some(Destage {
+            phase: Phase::WaitLog { asked: false },
+            upto: epoch.last_serial,
+            cursor: 0,
+            jobs: Slab::default(),
+            failed: false,
+            damaged: false,
+            retry_at: Time(0),
+            entries: Vec::new(),
+            journal_at: room,
+            journal_sequence: sequence + 1,
+            table: Vec::new(),
+            table_at: 0,
+            table_piece: None,
+            waiting: false,
+            apply_until: Time(0),
+        });
+        self.pump_destage(cx, id);
+    }
+
+    /// Drives the destage of a volume as far as it goes without waiting.
+    pub(super) fn pump_destage(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        loop {
+            let Some(volume) = self.find(id) else { return };
+            let Some(destage) = volume.destage.as_mut() else {
+                return;
+            };
+            if cx.now < destage.retry_at || destage.waiting {
+                return;
+            }
+            let goes_on = match destage.phase {
+                Phase::WaitLog { asked } => self.wait_for_log(cx, id, asked),
+                Phase::Journal | Phase::Apply => self.pump_jobs(cx, id),
+                Phase::Table => self.write_table(cx, id),
+                Phase::JournalSync => self.order_sync(cx, id, Device::Journal(id)),
+                Phase::ApplySync => self.order_sync(cx, id, Device::Origin(id)),
+                Phase::Stat => {
+                    destage.waiting = true;
+                    let pending = Pending::Stat { volume: id };
+                    cx.order(pending, Purpose::Ledger, Device::Origin(id), Op::Stat, 0, 0);
+                    false
+                }
+                Phase::Begin | Phase::Finish => false,
+            };
+            if !goes_on {
+                return;
+            }
+        }
+    }
+
+    fn phase(&mut self, id: VolumeId) -> &mut Destage {
+        self.volume(id)
+            .destage
+            .as_mut()
+            .expect("a destage is under way")
+    }
+
+    fn wait_for_log(&mut self, cx: &mut Cx<'_>, id: VolumeId, asked: bool) -> bool {
+        let volume = self.volume(id);
+        let seq = volume
+            .epochs
+            .front()
+            .expect("an epoch is being destaged")
+            .last_seq;
+        let mode = volume.effective_destage();
+        if self.log.durable < seq {
+            if !asked {
+                self.phase(id).phase = Phase::WaitLog { asked: true };
+                self.log.wait_durable(cx, seq, Waiter::Destage(id));
+            }
+            return false;
+        }
+        self.phase(id).phase = match mode {
+            DestageMode::Atomic => Phase::Journal,
+            DestageMode::InPlace => Phase::Stat,
+        };
+        true
+    }
+
+    /// Starts jobs up to the queue depth; at the end of the epoch goes to the next phase.
+    fn pump_jobs(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+        let piece_bytes = self.scratch.piece_bytes();
+        loop {
+            let depth = self.volume(id).tuning.origin_queue_depth.max(1) as usize;
+            let destage = self.phase(id);
+            if destage.jobs.len() >= depth || destage.failed {
+                break;
+            }
+            let applying = destage.phase == Phase::Apply;
+            if applying && cx.now >= destage.apply_until {
+                // The ledger's word on the modification time runs out: write it again first.
+                if destage.jobs.len() == 0 {
+                    destage.phase = Phase::Stat;
+                    return true;
+                }
+                return false;
+            }
+            let cursor = destage.cursor;
+            let map = &self
+                .volume(id)
+                .epochs
+                .front()
+                .expect("an epoch is being destaged")
+                .map;
+            let Some(run) = next_run(map, cursor, piece_bytes) else {
+                break;
+            };
+            if !self.start_job(cx, id, run, applying) {
+                break;
+            }
+        }
+        let map_end = {
+            let cursor = self.phase(id).cursor;
+            let epoch = self
+                .volume(id)
+                .epochs
+                .front()
+                .expect("an epoch is being destaged");
+            epoch.map.at_or_after(cursor).is_none()
+        };
+        let now = cx.now;
+        let destage = self.phase(id);
+        if destage.jobs.len() > 0 {
+            return false;
+        }
+        if destage.failed {
+            self.begin_phase_again(now, id);
+            self.detach_progress(cx, id);
+            return false;
+        }
+        if !map_end {
+            return false;
+        }
+        destage.cursor = 0;
+        destage.phase = match destage.phase {
+            Phase::Journal => Phase::Table,
+            _ => Phase::ApplySync,
+        };
+        true
+    }
+
+    fn begin_phase_again(&mut self, now: Time, id: VolumeId) {
+        let volume = self.volume(id);
+        let epoch = volume.epochs.front().expect("an epoch is being destaged");
+        let room = journal::payload_at(journal_entries_max(&epoch.map));
+        let destage = volume.destage.as_mut().expect("a destage is under way");
+        let pause = if destage.damaged {
+            RETRY_DAMAGED_MS
+        } else {
+            RETRY_MS
+        };
+        let damaged = destage.damaged;
+        destage.retry_at = now.plus_millis(pause);
+        destage.failed = false;
+        destage.damaged = false;
+        destage.cursor = 0;
+        match destage.phase {
+            Phase::Journal | Phase::Table | Phase::JournalSync => {
+                destage.phase = Phase::Journal;
+                destage.entries.clear();
+                destage.journal_at = room;
+                destage.table_at = 0;
+            }
+            Phase::Apply | Phase::ApplySync => destage.phase = Phase::Apply,
+            Phase::WaitLog { .. } | Phase::Stat | Phase::Begin | Phase::Finish => {}
+        }
+        if !damaged && volume.state != State::Damaged {
+            volume.state = State::Stalled;
+            volume.reason = Some("the origin answers with errors; destage is tried again");
+        }
+    }
+
+    /// Takes a run on its way. False when there is no memory for it now.
+    fn start_job(&mut self, cx: &mut Cx<'_>, id: VolumeId, run: Run, applying: bool) -> bool {
+        if let EntryKind::Zero { allocate } = run.kind {
+            self.phase(id).cursor = run.span.end();
+            if !applying {
+                let entry = JournalEntry {
+                    span: run.span,
+                    kind: run.kind,
+                    offset: 0,
+                    checksum: 0,
+                };
+                self.phase(id).entries.push(entry);
+                return true;
+            }
+            let job = self.phase(id).jobs.insert(Job {
+                span: run.span,
+                piece: None,
+                offset: 0,
+            });
+            let volume = self.volume(id);
+            volume.origin_in_flight += 1;
+            volume.counters.origin.writes += 1;
+            let pending = Pending::Destage { volume: id, job };
+            let (at, bytes) = (
+                run.span.sector * SECTOR_BYTES,
+                run.span.sectors * SECTOR_BYTES,
+            );
+            let purpose = self.apply_purpose(id);
+            cx.order(
+                pending,
+                purpose,
+                Device::Origin(id),
+                Op::Zero { allocate },
+                at,
+                bytes,
+            );
+            return true;
+        }
+        let Some(piece) = self.scratch.take_destage_piece() else {
+            return false;
+        };
+        let place = self.scratch.piece(piece);
+        let destage = self.phase(id);
+        destage.cursor = run.span.end();
+        let offset = destage.journal_at;
+        if !applying {
+            let bytes = run.span.sectors * SECTOR_BYTES;
+            destage.journal_at += bytes.next_multiple_of(BLOCK_BYTES);
+        }
+        let job = destage.jobs.insert(Job {
+            span: run.span,
+            piece: Some(piece),
+            offset,
+        });
+        let mut wants = Vec::with_capacity(run.parts.len());
+        let mut to = place;
+        for (addr, sectors) in run.parts {
+            wants.push(Want { addr, sectors, to });
+            to = to.plus(sectors * SECTOR_BYTES);
+        }
+        let owner = Owner::Destage { volume: id, job };
+        let parts = (&mut self.log, &mut self.scratch);
+        if !self
+            .fetches
+            .start(cx, parts, owner, Purpose::DestageRead, &wants)
+        {
+            self.job_fetched(cx, id, job, false);
+        }
+        true
+    }
+
+    fn apply_purpose(&mut self, id: VolumeId) -> Purpose {
+        match self.volume(id).effective_destage() {
+            DestageMode::Atomic => Purpose::JournalApply,
+            DestageMode::InPlace => Purpose::DestageWrite,
+        }
+    }
+
+    /// The bytes of a job are there: on to the journal, or to the origin.
+    pub(super) fn job_fetched(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32, damaged: bool) {
+        if damaged {
+            self.mark_damaged(id);
+            let destage = self.phase(id);
+            destage.failed = true;
+            destage.damaged = true;
+            self.end_job(cx, id, job);
+            return;
+        }
+        let purpose = self.apply_purpose(id);
+        let destage = self.phase(id);
+        let applying = destage.phase == Phase::Apply;
+        let Job {
+            span,
+            piece,
+            offset,
+        } = *destage.jobs.get(job);
+        let place = self.scratch.piece(piece.expect("data jobs have memory"));
+        let bytes = span.sectors * SECTOR_BYTES;
+        let pending = Pending::Destage { volume: id, job };
+        if applying {
+            let volume = self.volume(id);
+            volume.origin_in_flight += 1;
+            volume.counters.origin.writes += 1;
+            volume.counters.origin.write_bytes += bytes;
+            let slices = alloc::vec![Slice { place, bytes }];
+            let at = span.sector * SECTOR_BYTES;
+            cx.transfer(pending, purpose, Device::Origin(id), Op::Write, at, slices);
+            return;
+        }
+        let checksum = cx.memory.checksum(place, bytes);
+        let entry = JournalEntry {
+            span,
+            kind: EntryKind::Write,
+            offset,
+            checksum,
+        };
+        self.phase(id).entries.push(entry);
+        let padded = bytes.next_multiple_of(BLOCK_BYTES);
+        if padded > bytes {
+            cx.memory.zero(place.plus(bytes), padded - bytes);
+        }
+        self.volume(id).counters.origin.journal_bytes += padded;
+        let slices = alloc::vec![Slice {
+            place,
+            bytes: padded
+        }];
+        let device = Device::Journal(id);
+        cx.transfer(
+            pending,
+            Purpose::JournalWrite,
+            device,
+            Op::Write,
+            offset,
+            slices,
+        );
+    }
+
+    pub(super) fn job_done(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        job: u32,
+        ok: bool,
+        started: Time,
+    ) {
+        let volume = self.volume(id);
+        let applying = volume
+            .destage
+            .as_ref()
+            .is_some_and(|d| d.phase == Phase::Apply);
+        if applying {
+            volume.origin_in_flight -= 1;
+            volume.counters.origin.latency.add_ns(cx.now.since(started));
+        }
+        if !ok {
+            volume.counters.origin.errors += 1;
+            self.phase(id).failed = true;
+        }
+        self.end_job(cx, id, job);
+    }
+
+    fn end_job(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32) {
+        let job = self.phase(id).jobs.take(job);
+        if let Some(piece) = job.piece {
+            self.scratch.free_destage_piece(piece);
+        }
+        self.pump_destage(cx, id);
+    }
+
+    /// Writes header and table of the journal, a piece at a time.
+    fn write_table(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+        let volume = self.volume(id);
+        let (uuid, generation) = (volume.uuid, volume.generation);
+        let destage = volume.destage.as_mut().expect("a destage is under way");
+        if destage.table_at == 0 {
+            destage
+                .entries
+                .sort_unstable_by_key(|entry| entry.span.sector);
+            destage.table = Journal {
+                volume: uuid,
+                generation,
+                sequence: destage.journal_sequence,
+                upto: destage.upto,
+                total_bytes: destage.journal_at,
+                entries: core::mem::take(&mut destage.entries),
+            }
+            .encode();
+        }
+        let at = destage.table_at;
+        let left = destage.table.len() - at;
+        let Some(piece) = self.scratch.take_destage_piece() else {
+            return false;
+        };
+        let bytes = left.min(self.scratch.piece_bytes() as usize);
+        let place = self.scratch.piece(piece);
+        let destage = self.phase(id);
+        destage.table_piece = Some(piece);
+        destage.waiting = true;
+        cx.memory.store(place, &destage.table[at..at + bytes]);
+        destage.table_at += bytes;
+        self.volume(id).counters.origin.journal_bytes += bytes as u64;
+        let slices = alloc::vec![Slice {
+            place,
+            bytes: bytes as u64
+        }];
+        let pending = Pending::JournalTable { volume: id };
+        let device = Device::Journal(id);
+        cx.transfer(
+            pending,
+            Purpose::JournalWrite,
+            device,
+            Op::Write,
+            at as u64,
+            slices,
+        );
+        false
+    }
+
+    pub(super) fn table_written(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
+        let now = cx.now;
+        let destage = self.phase(id);
+        destage.waiting = false;
+        let piece = destage
+            .table_piece
+            .take()
+            .expect("a table write holds a piece");
+        if !ok {
+            self.begin_phase_again(now, id);
+        } else if destage.table_at == destage.table.len() {
+            destage.table = Vec::new();
+            destage.phase = Phase::JournalSync;
+        }
+        self.scratch.free_destage_piece(piece);
+        self.pump_destage(cx, id);
+    }
+
+    fn order_sync(&mut self, cx: &mut Cx<'_>, id: VolumeId, device: Device) -> bool {
+        self.phase(id).waiting = true;
+        let (volume, purpose) = (
+            self.volume(id),
+            match device {
+                Device::Journal(_) => Purpose::JournalWrite,
+                _ => Purpose::DestageWrite,
+            },
+        );
+        volume.counters.origin.syncs += 1;
+        cx.order(
+            Pending::DestageSync { volume: id },
+            purpose,
+            device,
+            Op::Sync,
+            0,
+            0,
+        );
+        false
+    }
+
+    pub(super) fn destage_synced(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
+        let now = cx.now;
+        let destage = self.phase(id);
+        destage.waiting = false;
+        if !ok {
+            // What a failed sync covered may be gone: it is written again, not synced again.
+            self.volume(id).counters.origin.errors += 1;
+            self.begin_phase_again(now, id);
+            self.pump_destage(cx, id);
+            return;
+        }
+        match destage.phase {
+            Phase::JournalSync => {
+                destage.phase = Phase::Stat;
+                self.pump_destage(cx, id);
+            }
+            Phase::ApplySync => {
+                destage.phase = Phase::Finish;
+                let upto = destage.upto;
+                let ledger = self.ledger(id);
+                ledger.progress = Progress::Idle;
+                ledger.destaged = upto;
+                self.write_ledger(cx, id, LedgerStep::Finish);
+            }
+            phase => unreachable!("no sync is ordered in {phase:?}"),
+        }
+    }
+
+    fn ledger(&mut self, id: VolumeId) -> &mut Ledger {
+        &mut self
+            .volume(id)
+            .keeper
+            .as_mut()
+            .expect("write-back volumes have a ledger")
+            .ledger
+    }
+
+    pub(super) fn stat_done(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
+        let now = cx.now;
+        let atomic = self.volume(id).effective_destage() == DestageMode::Atomic;
+        let destage = self.phase(id);
+        destage.waiting = false;
+        let Some(stat) = stat else {
+            self.begin_phase_again(now, id);
+            return;
+        };
+        destage.phase = Phase::Begin;
+        destage.apply_until = now.plus_millis(APPLY_MS_MAX / 2);
+        let (upto, journal_sequence, journal_bytes) =
+            (destage.upto, destage.journal_sequence, destage.journal_at);
+        let ledger = self.ledger(id);
+        ledger.progress = if atomic {
+            Progress::Apply {
+                upto,
+                journal_sequence,
+                journal_bytes,
+            }
+        } else {
+            Progress::Cut(upto)
+        };
+        ledger.origin_bytes = stat.size_bytes;
+        ledger.mtime_before_ns = stat.mtime_ns;
+        ledger.mtime_limit_ns = stat.now_ns.max(stat.mtime_ns) + APPLY_MS_MAX * 1_000_000;
+        self.write_ledger(cx, id, LedgerStep::Begin);
+    }
+
+    /// The ledger says that the origin may be written now.
+    pub(super) fn destage_begun(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        self.phase(id).phase = Phase::Apply;
+        self.pump_destage(cx, id);
+    }
+
+    /// The ledger says the epoch is at the origin: its data is clean now.
+    pub(super) fn destage_finished(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let volume = self.volume(id);
+        let destage = volume.destage.take().expect("a destage is under way");
+        let epoch = volume.epochs.pop_front().expect("an epoch was destaged");
+        assert_eq!(
+            epoch.last_serial, destage.upto,
+            "the epoch that was begun is the one that ends"
+        );
+        assert!(destage.upto > volume.destaged || epoch.map.is_empty());
+        volume.destaged = volume.destaged.max(destage.upto);
+        if volume.state == State::Stalled || volume.epochs.is_empty() {
+            volume.state = State::Clean;
+            volume.reason = None;
+        }
+        let layer = volume.layer;
+        let destaged = volume.destaged;
+        let (ready, waiting): (Vec<_>, Vec<_>) = volume
+            .destage_waiters
+            .drain(..)
+            .partition(|(_, upto)| *upto <= destaged);
+        volume.destage_waiters = waiting;
+        ready
+            .into_iter()
+            .for_each(|(request, _)| cx.out.reply(request, Ok(())));
+        let mut at = 0;
+        while let Some(piece) = epoch.map.at_or_after(at) {
+            let first = piece.span.sector / BLOCK_SECTORS;
+            self.ram.invalidate(layer, first, piece.span.blocks());
+            at = piece.span.end();
+        }
+        self.bury(epoch.map);
+        if !self.volume(id).waiting.is_empty() {
+            self.enqueue(id);
+        }
+        self.start_destage_if_due(cx, id);
+        if self.parking {
+            self.release_if_clean(cx, id);
+        }
+        self.detach_progress(cx, id);
+    }
+
+    /// A volume that is going away gives up a destage that has not touched the origin.
+    pub(super) fn abandon_destage(volume: &mut Volume) {
+        let Some(destage) = &volume.destage else {
+            return;
+        };
+        let early = matches!(
+            destage.phase,
+            Phase::WaitLog { .. } | Phase::Journal | Phase::Table | Phase::Stat
+        );
+        if early && destage.jobs.len() == 0 && !destage.waiting {
+            volume.destage = None;
+        }
+    }
+}
+
+/// Upper bound of the entries of one journal: long zero extents are cut.
+fn journal_entries_max(map: &ExtentMap) -> usize {
+    (map.len() + map.sectors() / ZERO_SECTORS_MAX + 1) as usize
+}
+
+/// The next request from `cursor` on: neighbouring data up to `bytes_max`, or one zero range.
+fn next_run(map: &ExtentMap, cursor: u64, bytes_max: u64) -> Option<Run> {
+    let first = map.at_or_after(cursor)?;
+    let skipped = cursor.saturating_sub(first.span.sector);
+    let sector = first.span.sector + skipped;
+    let sectors = first.span.sectors - skipped;
+    let Content::Data(addr) = first.content.advance(skipped) else {
+        let Content::Zero { allocate, .. } = first.content else {
+            unreachable!()
+        };
+        let span = Span::new(sector, sectors.min(ZERO_SECTORS_MAX));
+        return Some(Run {
+            span,
+            kind: EntryKind::Zero { allocate },
+            parts: Vec::new(),
+        });
+    };
+    let mut run = Run {
+        span: Span::new(sector, sectors),
+        kind: EntryKind::Write,
+        parts: alloc::vec![(addr, sectors)],
+    };
+    assert!(
+        sectors * SECTOR_BYTES <= bytes_max,
+        "an extent fits a piece"
+    );
+    while let Some(next) = map.at_or_after(run.span.end()) {
+        let Content::Data(addr) = next.content else {
+            break;
+        };
+        let grown = (run.span.sectors + next.span.sectors) * SECTOR_BYTES;
+        if next.span.sector != run.span.end() || grown > bytes_max {
+            break;
+        }
+        run.parts.push((addr, next.span.sectors));
+        run.span.sectors += next.span.sectors;
+    }
+    Some(run)
+}

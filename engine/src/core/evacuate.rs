@@ -1,0 +1,331 @@
+//! Evacuation: what still lives in a segment is appended again, so that the segment can die.
+//!
+//! ```text
+//! ReadFooter ─▶ Gather ─▶ Fetch ─▶ Append ─▶ Gather … ─▶ (end of footer)
+//! ```
+//!
+//! Always true: a copy carries the serial and the generation of its original; the map is pointed
+//! to the copy only where it still points to the original; the original stays until the copy is
+//! durable, because a segment dies with the newest record of that moment. One at a time.
+
+use super::Core;
+use crate::event::{Device, Op, Purpose};
+use crate::fetch::{Owner, Want};
+use crate::format::footer::{Footer, FooterEntry};
+use crate::format::record::EntryKind;
+use crate::log::{Item, StreamKind};
+use crate::map::{Content, Piece};
+use crate::memory::{Place, Slice};
+use crate::outbox::{Cx, Pending};
+use crate::types::{
+    BLOCK_BYTES, BLOCK_SECTORS, Policy, SECTOR_BYTES, SegmentIndex, Span, VolumeId,
+};
+use crate::volume::Volume;
+use alloc::vec::Vec;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    ReadFooter,
+    Gather,
+    Fetch,
+    Append,
+}
+
+/// A live part of an entry, with where its bytes were brought.
+struct Live {
+    entry: FooterEntry,
+    span: Span,
+    content: Content,
+    place: Option<Place>,
+}
+
+pub struct Evacuation {
+    segment: SegmentIndex,
+    state: State,
+    piece: u32,
+    entries: Vec<FooterEntry>,
+    next: usize,
+    batch: Vec<Live>,
+    appended: usize,
+    damaged: bool,
+}
+
+impl Core {
+    pub(super) fn pump_evacuation(&mut self, cx: &mut Cx<'_>) {
+        if self.evacuation.is_none() {
+            // Dead segments come back cheaper than live ones: first let the checkpoint free them.
+            if !self.log.is_low() || self.log.freeable() > 1 {
+                return;
+            }
+            self.start_evacuation(cx);
+        }
+        loop {
+            let Some(evacuation) = &self.evacuation else {
+                return;
+            };
+            let goes_on = match evacuation.state {
+                State::ReadFooter | State::Fetch => false,
+                State::Gather => self.gather(cx),
+                State::Append => self.append_batch(cx),
+            };
+            if !goes_on {
+                return;
+            }
+        }
+    }
+
+    fn start_evacuation(&mut self, cx: &mut Cx<'_>) {
+        let Some(segment) = self.log.victim() else {
+            return;
+        };
+        let Some(piece) = self.scratch.take_piece() else {
+            return;
+        };
+        let place = self.scratch.piece(piece);
+        let addr = self.log.footer_at(segment);
+        self.log.pin(addr);
+        self.evacuation = Some(Evacuation {
+            segment,
+            state: State::ReadFooter,
+            piece,
+            entries: Vec::new(),
+            next: 0,
+            batch: Vec::new(),
+            appended: 0,
+            damaged: false,
+        });
+        let slices = alloc::vec![Slice {
+            place,
+            bytes: self.scratch.piece_bytes()
+        }];
+        let at = self.log.device_at(addr);
+        let pending = Pending::EvacuateFooter;
+        cx.transfer(
+            pending,
+            Purpose::Evacuate,
+            Device::Cache,
+            Op::Read,
+            at,
+            slices,
+        );
+    }
+
+    pub(super) fn evacuation_footer(&mut self, cx: &mut Cx<'_>, ok: bool) {
+        let evacuation = self.evacuation.as_mut().expect("a footer was asked for");
+        let place = self.scratch.piece(evacuation.piece);
+        let mut bytes = alloc::vec![0; self.scratch.piece_bytes() as usize];
+        cx.memory.load(place, &mut bytes);
+        match Footer::parse(&bytes, self.log.geometry, self.cache) {
+            Ok(footer) if ok => {
+                evacuation.entries = footer.entries;
+                evacuation.state = State::Gather;
+            }
+            _ => {
+                // Without its footer nobody can say which serials lie here; it stays as it is.
+                evacuation.damaged = true;
+                self.end_evacuation();
+            }
+        }
+    }
+
+    /// Collects live parts until the piece is full, and asks for their bytes.
+    fn gather(&mut self, cx: &mut Cx<'_>) -> bool {
+        let evacuation = self.evacuation.as_mut().expect("checked by the caller");
+        let (segment, piece) = (evacuation.segment, evacuation.piece);
+        let place = self.scratch.piece(piece);
+        let blocks_max = self.scratch.piece_bytes() / BLOCK_BYTES;
+        let mut blocks = 0;
+        while let Some(entry) = evacuation.entries.get(evacuation.next).copied() {
+            if blocks + entry.span.blocks().min(blocks_max) > blocks_max && blocks > 0 {
+                break;
+            }
+            evacuation.next += 1;
+            let whole = self.log.content_of(segment, &entry);
+            let Some(volume) = self
+                .volumes
+                .get(entry.volume.0 as usize)
+                .and_then(Option::as_ref)
+            else {
+                continue;
+            };
+            // The parts keep the layout of their entry, so they never need more than it has.
+            let aligned = entry.span.sector - entry.span.sector % BLOCK_SECTORS;
+            let base = place.plus(blocks * BLOCK_BYTES);
+            let mut bytes_live = false;
+            for (span, content) in live_parts(volume, entry.span, whole) {
+                let place = matches!(content, Content::Data(_))
+                    .then(|| base.plus((span.sector - aligned) * SECTOR_BYTES));
+                bytes_live |= place.is_some();
+                evacuation.batch.push(Live {
+                    entry,
+                    span,
+                    content,
+                    place,
+                });
+            }
+            if bytes_live {
+                blocks += entry.span.blocks();
+            }
+        }
+        if evacuation.batch.is_empty() {
+            self.end_evacuation();
+            return false;
+        }
+        assert!(blocks <= blocks_max, "a batch fits its piece");
+        let wants: Vec<Want> = evacuation
+            .batch
+            .iter()
+            .filter_map(|live| match (live.content, live.place) {
+                (Content::Data(addr), Some(to)) => Some(Want {
+                    addr,
+                    sectors: live.span.sectors,
+                    to,
+                }),
+                _ => None,
+            })
+            .collect();
+        evacuation.state = State::Fetch;
+        let parts = (&mut self.log, &mut self.scratch);
+        if self
+            .fetches
+            .start(cx, parts, Owner::Evacuate, Purpose::Evacuate, &wants)
+        {
+            return false;
+        }
+        self.evacuation.as_mut().expect("still there").state = State::Append;
+        true
+    }
+
+    pub(super) fn evacuation_fetched(&mut self, _cx: &mut Cx<'_>, damaged: bool) {
+        let evacuation = self.evacuation.as_mut().expect("bytes were asked for");
+        if !damaged {
+            evacuation.state = State::Append;
+            return;
+        }
+        // Which part is bad shows when it is read by its owner; here the segment just stays.
+        evacuation.damaged = true;
+        self.end_evacuation();
+    }
+
+    /// Appends the batch as far as there is room. True when the batch is done.
+    fn append_batch(&mut self, cx: &mut Cx<'_>) -> bool {
+        loop {
+            let evacuation = self.evacuation.as_mut().expect("checked by the caller");
+            let Some(live) = evacuation.batch.get(evacuation.appended) else {
+                evacuation.batch.clear();
+                evacuation.appended = 0;
+                evacuation.state = State::Gather;
+                return true;
+            };
+            let (entry, span, content, place) = (live.entry, live.span, live.content, live.place);
+            if !self.append_live(cx, entry, span, content, place) {
+                return false;
+            }
+            self.evacuation.as_mut().expect("still there").appended += 1;
+        }
+    }
+
+    /// Appends what of a part is still alive. False when there is no room; trying again later
+    /// finds the parts that were already moved no longer alive.
+    fn append_live(
+        &mut self,
+        cx: &mut Cx<'_>,
+        entry: FooterEntry,
+        span: Span,
+        content: Content,
+        place: Option<Place>,
+    ) -> bool {
+        loop {
+            let Some(volume) = self
+                .volumes
+                .get(entry.volume.0 as usize)
+                .and_then(Option::as_ref)
+            else {
+                return true;
+            };
+            let stream = match volume.policy {
+                Policy::Ephemeral => StreamKind::Overlay,
+                _ => StreamKind::Writes,
+            };
+            let Some((part, _)) = live_parts(volume, span, content).into_iter().next() else {
+                return true;
+            };
+            let kind = match content {
+                Content::Data(_) => EntryKind::Write,
+                Content::Zero { allocate, .. } => EntryKind::Zero { allocate },
+            };
+            let item = Item {
+                volume: entry.volume,
+                generation: entry.generation,
+                serial: entry.serial,
+                span: part,
+                kind,
+            };
+            let source = place.map(|at| at.plus((part.sector - span.sector) * SECTOR_BYTES));
+            let Some(appended) = self.log.append(cx, stream, item, source, true) else {
+                self.log.want_sync();
+                return false;
+            };
+            self.log.counters.evacuated_bytes += appended.span.sectors * SECTOR_BYTES;
+            let old = content.advance(appended.span.sector - span.sector);
+            self.repoint(entry.volume, appended.span, old, appended.content);
+        }
+    }
+
+    /// Points every epoch that has `old` at `span` to the copy.
+    fn repoint(&mut self, id: VolumeId, span: Span, old: Content, new: Content) {
+        let volume = self.volumes[id.0 as usize]
+            .as_mut()
+            .expect("checked by the caller");
+        for epoch in &mut volume.epochs {
+            let mut same = Vec::new();
+            epoch.map.get(span, |part, content| {
+                if content == Some(old.advance(part.sector - span.sector)) {
+                    same.push(part);
+                }
+            });
+            for part in same {
+                let content = new.advance(part.sector - span.sector);
+                let (log, mut charge) = (&mut self.log, 0);
+                let extents = epoch.map.len() as i64;
+                epoch.map.insert(
+                    Piece {
+                        span: part,
+                        content,
+                    },
+                    &mut |c| charge += log.account(c),
+                );
+                epoch.charge = epoch.charge.strict_add_signed(charge);
+                let grown = epoch.map.len() as i64 - extents;
+                self.dirty_extents = self.dirty_extents.strict_add_signed(grown);
+            }
+        }
+    }
+
+    fn end_evacuation(&mut self) {
+        let Some(evacuation) = self.evacuation.take() else {
+            return;
+        };
+        self.scratch.free_piece(evacuation.piece);
+        self.log.unpin(evacuation.segment);
+        // What could not be moved would be chosen again at once.
+        let left = self.log.live_of(evacuation.segment) > 0 && self.graveyard.is_empty();
+        if evacuation.damaged || left {
+            self.log.mark_stuck(evacuation.segment);
+        }
+    }
+}
+
+/// The parts of `span` that some epoch still holds as exactly this content.
+fn live_parts(volume: &Volume, span: Span, whole: Content) -> Vec<(Span, Content)> {
+    let mut parts = Vec::new();
+    for epoch in &volume.epochs {
+        epoch.map.get(span, |part, content| {
+            let expected = whole.advance(part.sector - span.sector);
+            if content == Some(expected) {
+                parts.push((part, expected));
+            }
+        });
+    }
+    parts
+}

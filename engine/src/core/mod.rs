@@ -1,0 +1,418 @@
+//! The shard behind the seam: dispatches events and runs the fixed list of maintenance steps.
+//!
+//! Each verb has a file: `read`, `write`, `destage`, `evacuate`, `checkpoint`, `attach`. Always
+//! true after an `apply`: whatever could be decided has been decided; what is left waits for a
+//! device, for room, or for a time that is in the timers.
+
+mod attach;
+mod checkpoint;
+mod destage;
+mod evacuate;
+mod read;
+mod show;
+mod write;
+
+pub use destage::Destage;
+
+/// The keeper of checkpoints after one with this sequence was written.
+pub fn checkpoint_keeper(sequence: u64) -> checkpoint::Keeper {
+    checkpoint::Keeper::after(sequence)
+}
+
+use crate::engine::Config;
+use crate::event::{Command, Event, IoError, Refusal, Stat};
+use crate::fetch::{Fetched, Fetches, Owner};
+use crate::log::{Log, Waiter};
+use crate::map::ExtentMap;
+use crate::outbox::{Cx, Pending, Timer};
+use crate::ram::RamTier;
+use crate::scratch::Scratch;
+use crate::slab::Slab;
+use crate::types::{Generation, RequestId, Uuid, VolumeId};
+use crate::volume::Volume;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+/// How often ages, limits and failures are looked at while there is something to look at.
+const HOUSEKEEPING_MS: u64 = 100;
+/// Extents of dropped maps that one step takes out of the accounts.
+const SWEEP_EXTENTS: usize = 4096;
+
+pub struct Core {
+    pub config: Config,
+    pub cache: Uuid,
+    pub superblock: crate::format::superblock::Superblock,
+    pub log: Log,
+    pub volumes: Vec<Option<Volume>>,
+    pub ram: RamTier,
+    pub scratch: Scratch,
+    fetches: Fetches,
+    reads: Slab<read::ReadOp>,
+    fills: Slab<read::Fill>,
+    /// Fills whose origin did not answer; due again at housekeeping.
+    held_fills: Vec<u32>,
+    calls: Slab<write::Call>,
+    /// Volumes whose first waiting request wants another try, in turn.
+    queue: VecDeque<VolumeId>,
+    pub checkpoint: checkpoint::Keeper,
+    evacuation: Option<evacuate::Evacuation>,
+    graveyard: Vec<ExtentMap>,
+    housekeeping_armed: bool,
+    pub dirty_extents: u64,
+    /// The next generation for any volume: old entries under a reused id stay void.
+    pub generation_next: Generation,
+    /// Volumes that may hold dirty data; each has a share of the log.
+    writers: u64,
+    parking: bool,
+}
+
+impl Core {
+    pub fn new(
+        config: Config,
+        superblock: crate::format::superblock::Superblock,
+        log: Log,
+        volumes: Vec<Option<Volume>>,
+        checkpoint: checkpoint::Keeper,
+    ) -> Core {
+        let ram = RamTier::new(config.ram_blocks, config.hash_seed);
+        let scratch = Scratch::new(superblock.geometry, config.scratch_bytes);
+        Core {
+            cache: superblock.cache,
+            superblock,
+            log,
+            volumes,
+            ram,
+            scratch,
+            fetches: Fetches::default(),
+            reads: Slab::default(),
+            fills: Slab::default(),
+            held_fills: Vec::new(),
+            calls: Slab::default(),
+            queue: VecDeque::new(),
+            checkpoint,
+            evacuation: None,
+            graveyard: Vec::new(),
+            housekeeping_armed: false,
+            dirty_extents: 0,
+            generation_next: Generation(1),
+            writers: 0,
+            parking: false,
+            config,
+        }
+    }
+
+    /// Counts what recovery found. Flushed data that is missing stops every volume it may be of.
+    pub fn take_over(&mut self, report: &crate::engine::Report) {
+        for volume in self.volumes.iter_mut().flatten() {
+            for epoch in &mut volume.epochs {
+                let mut at = 0;
+                while let Some(piece) = epoch.map.at_or_after(at) {
+                    let charge = self.log.account(crate::map::Change::Added(piece));
+                    epoch.charge = epoch.charge.strict_add_signed(charge);
+                    at = piece.span.end();
+                }
+                self.dirty_extents += epoch.map.len();
+            }
+            if !report.damage.is_empty() && volume.policy == crate::types::Policy::WriteBack {
+                volume.state = crate::snapshot::State::Held;
+                volume.reason = Some("flushed records of the log are missing");
+            }
+        }
+        self.count_writers();
+    }
+
+    pub fn apply(&mut self, cx: &mut Cx<'_>, event: Event) {
+        match event {
+            Event::Read {
+                volume,
+                request,
+                sector,
+                sectors,
+                buffer,
+            } => {
+                self.read(cx, volume, request, (sector, sectors), buffer);
+            }
+            Event::Write {
+                volume,
+                request,
+                sector,
+                sectors,
+                buffer,
+                fua,
+            } => {
+                self.write(cx, volume, request, (sector, sectors), buffer, fua);
+            }
+            Event::Flush { volume, request } => self.flush(cx, volume, request),
+            Event::Discard {
+                volume,
+                request,
+                sector,
+                sectors,
+                fua,
+            } => {
+                self.zero(cx, volume, request, (sector, sectors), fua, false);
+            }
+            Event::WriteZeroes {
+                volume,
+                request,
+                sector,
+                sectors,
+                fua,
+                allocate,
+            } => {
+                self.zero(cx, volume, request, (sector, sectors), fua, allocate);
+            }
+            Event::Disconnect { connection } => {
+                for volume in self.volumes.iter_mut().flatten() {
+                    volume
+                        .waiting
+                        .retain(|w| w.request.connection != connection);
+                }
+            }
+            Event::Done { io, result, stat } => self.done(cx, io, result, stat),
+            Event::Admin { request, command } => self.command(cx, request, command),
+            Event::Tick => self.tick(cx),
+        }
+        self.maintain(cx);
+    }
+
+    /// Runs after each event. Each step is cheap when it has nothing to do.
+    fn maintain(&mut self, cx: &mut Cx<'_>) {
+        self.retry_waiting(cx);
+        self.log.pump_writes(cx);
+        self.log.pump_space(cx, &mut self.scratch);
+        self.fetches.pump(cx, &self.log, &mut self.scratch);
+        self.pump_evacuation(cx);
+        self.pump_checkpoint(cx);
+        self.sweep();
+        if !self.housekeeping_armed && self.has_chores() {
+            self.housekeeping_armed = true;
+            cx.out
+                .timer(cx.now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);
+        }
+    }
+
+    /// Whether time alone may bring something to do.
+    fn has_chores(&self) -> bool {
+        self.dirty_extents > 0
+            || !self.held_fills.is_empty()
+            || !self.graveyard.is_empty()
+            || !self.queue.is_empty()
+            || self.evacuation.is_some()
+            || self.log.is_low()
+    }
+
+    fn tick(&mut self, cx: &mut Cx<'_>) {
+        while let Some(timer) = cx.out.due(cx.now) {
+            match timer {
+                Timer::Linger => self.log.linger_over(),
+                Timer::Announce => self.log.announce(cx),
+                Timer::Housekeeping => self.keep_house(cx),
+            }
+        }
+    }
+
+    fn keep_house(&mut self, cx: &mut Cx<'_>) {
+        self.housekeeping_armed = false;
+        self.log.retry_footers();
+        for fill in core::mem::take(&mut self.held_fills) {
+            self.issue_fill(cx, fill);
+        }
+        if self.log.is_low() && self.log.has_dead() {
+            self.log.want_sync();
+            self.checkpoint.wanted |= self.log.freeable() > 0;
+        }
+        for at in 0..self.volumes.len() {
+            let id = VolumeId(at as u32);
+            if self.volumes[at].is_none() {
+                continue;
+            }
+            self.retry_ledger(cx, id);
+            self.time_out_waiting(cx, id);
+            self.start_destage_if_due(cx, id);
+            self.pump_destage(cx, id);
+            let volume = self.volume(id);
+            if !volume.waiting.is_empty() && !volume.queued {
+                volume.queued = true;
+                self.queue.push_back(id);
+            }
+        }
+    }
+
+    fn done(
+        &mut self,
+        cx: &mut Cx<'_>,
+        io: crate::types::IoId,
+        result: Result<(), IoError>,
+        stat: Option<Stat>,
+    ) {
+        let (pending, started) = cx.out.take(io);
+        let ok = result.is_ok();
+        match pending {
+            Pending::Log {
+                slot,
+                stream,
+                segment,
+                attempt,
+                from,
+                upto,
+            } => {
+                let place = (slot, stream, segment);
+                self.log.write_done(cx, place, (attempt, from, upto), ok);
+            }
+            Pending::CacheSync { attempt } => {
+                for waiter in self.log.sync_done(cx, attempt, ok) {
+                    self.durable(cx, waiter);
+                }
+            }
+            Pending::Footer { segment, piece } => {
+                self.log.footer_done(&mut self.scratch, segment, piece, ok);
+            }
+            Pending::Prepare { segment, piece } => {
+                self.log.prepare_done(&mut self.scratch, segment, piece, ok);
+            }
+            Pending::Checkpoint => self.checkpoint_written(cx, ok),
+            Pending::CheckpointSync => self.checkpoint_synced(cx, ok),
+            Pending::Fetch { fetch, part } => {
+                let parts = (&mut self.log, &mut self.scratch);
+                if let Some(fetched) = self.fetches.part_done(cx, parts, (fetch, part), ok) {
+                    self.fetched(cx, fetched);
+                }
+            }
+            Pending::Fill { fill } => self.filled(cx, fill, ok, started),
+            Pending::OriginRead { read, volume } => {
+                self.origin_read_done(cx, read, volume, ok, started);
+            }
+            Pending::Uncached { call } => self.call_done(cx, call, result, started),
+            Pending::Ledger { volume } => self.ledger_written(cx, volume, ok),
+            Pending::LedgerSync { volume } => self.ledger_synced(cx, volume, ok),
+            Pending::Destage { volume, job } => self.job_done(cx, volume, job, ok, started),
+            Pending::DestageSync { volume } => self.destage_synced(cx, volume, ok),
+            Pending::JournalTable { volume } => self.table_written(cx, volume, ok),
+            Pending::Stat { volume } => self.stat_done(cx, volume, stat.filter(|_| ok)),
+            Pending::EvacuateFooter => self.evacuation_footer(cx, ok),
+            Pending::Remove { volume } => self.removed(cx, volume, ok),
+        }
+    }
+
+    /// A record that somebody waited for is on stable media.
+    fn durable(&mut self, cx: &mut Cx<'_>, waiter: Waiter) {
+        match waiter {
+            Waiter::Guest {
+                volume,
+                request,
+                flush,
+                started,
+            } => {
+                self.reply_written(cx, volume, request, flush, started, Ok(()));
+            }
+            Waiter::Destage(volume) => self.pump_destage(cx, volume),
+            Waiter::Park(request) => cx.out.reply(request, Ok(())),
+        }
+    }
+
+    fn fetched(&mut self, cx: &mut Cx<'_>, fetched: Fetched) {
+        match fetched.owner {
+            Owner::Read(read) => {
+                let op = self.reads.get(read);
+                let volume = op.volume;
+                if fetched.damaged {
+                    op.result = Err(Refusal::Io);
+                    self.mark_damaged(volume);
+                }
+                self.volume(volume).counters.ssd_read_bytes += fetched.ssd_bytes;
+                self.read_progress(cx, read);
+            }
+            Owner::Destage { volume, job } => self.job_fetched(cx, volume, job, fetched.damaged),
+            Owner::Evacuate => self.evacuation_fetched(cx, fetched.damaged),
+        }
+    }
+
+    fn command(&mut self, cx: &mut Cx<'_>, request: RequestId, command: Command) {
+        match command {
+            Command::Park => self.park(cx, request),
+            Command::Destage { volume }
+            | Command::Reset { volume }
+            | Command::Tune { volume, .. }
+            | Command::Detach { volume, .. }
+                if self.find(volume).is_none() =>
+            {
+                cx.out.reply(request, Err(Refusal::Gone));
+            }
+            Command::Destage { volume } => self.destage_command(cx, volume, request),
+            Command::Reset { volume } => self.reset(cx, volume, request),
+            Command::Tune { volume, tuning } => {
+                self.volume(volume).tuning = tuning;
+                cx.out.reply(request, Ok(()));
+            }
+            Command::Detach {
+                volume,
+                discard_dirty,
+            } => {
+                self.detach(cx, volume, request, discard_dirty);
+            }
+        }
+    }
+
+    /// Everything acknowledged goes to the log; the ledgers of clean volumes say so.
+    fn park(&mut self, cx: &mut Cx<'_>, request: RequestId) {
+        self.parking = true;
+        for at in 0..self.volumes.len() {
+            self.release_if_clean(cx, VolumeId(at as u32));
+        }
+        let newest = self.log.newest();
+        if self.log.wait_durable(cx, newest, Waiter::Park(request)) {
+            cx.out.reply(request, Ok(()));
+        }
+    }
+
+    /// Takes the extents of dropped maps out of the accounts, in small steps.
+    fn sweep(&mut self) {
+        let mut left = SWEEP_EXTENTS;
+        while left > 0 {
+            let Some(map) = self.graveyard.last_mut() else {
+                return;
+            };
+            let Some(piece) = map.pop() else {
+                self.graveyard.pop();
+                continue;
+            };
+            self.log.account(crate::map::Change::Removed(piece));
+            self.dirty_extents -= 1;
+            left -= 1;
+        }
+    }
+
+    /// Drops a map: its extents keep nothing alive any more.
+    fn bury(&mut self, map: ExtentMap) {
+        if !map.is_empty() {
+            self.graveyard.push(map);
+        }
+    }
+
+    pub fn find(&mut self, id: VolumeId) -> Option<&mut Volume> {
+        self.volumes.get_mut(id.0 as usize)?.as_mut()
+    }
+
+    /// A volume that is known to be there, because something of it was in flight.
+    fn volume(&mut self, id: VolumeId) -> &mut Volume {
+        self.volumes[id.0 as usize]
+            .as_mut()
+            .expect("a volume stays while work of it is in flight")
+    }
+
+    fn mark_damaged(&mut self, id: VolumeId) {
+        let volume = self.volume(id);
+        volume.state = crate::snapshot::State::Damaged;
+        volume.reason = Some("dirty data cannot be read from the cache device any more");
+        volume.counters.checksum_errors += 1;
+    }
+
+    fn enqueue(&mut self, id: VolumeId) {
+        let volume = self.volume(id);
+        if !volume.queued {
+            volume.queued = true;
+            self.queue.push_back(id);
+        }
+    }
+}

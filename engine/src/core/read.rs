@@ -1,0 +1,364 @@
+//! The way of a read: epochs, then the read tier, then the origin.
+//!
+//! Always true: a part covered by an epoch comes from the log, whatever the tiers hold; a block
+//! that is missing is read from its origin once, however many ask for it; while an origin of a
+//! cached volume does not answer its reads are held and tried again. Uncached volumes read past
+//! the tier, so that a switch never finds blocks of another time.
+
+use super::Core;
+use crate::event::{Device, Op, Purpose, Refusal};
+use crate::fetch::{Owner, Want};
+use crate::map::Content;
+use crate::memory::{Area, Place, Slice};
+use crate::outbox::{Cx, Pending};
+use crate::ram::{CleanCache, Key, Lookup, RamTier};
+use crate::snapshot::State;
+use crate::types::{
+    BLOCK_BYTES, BLOCK_SECTORS, BufferId, Policy, RequestId, SECTOR_BYTES, Span, Time, VolumeId,
+};
+use crate::volume::{WaitKind, Waiting};
+use alloc::vec::Vec;
+
+/// Blocks of one origin read into the tier.
+const FILL_BLOCKS_MAX: u64 = 64;
+
+/// A read under way.
+pub struct ReadOp {
+    pub volume: VolumeId,
+    pub result: Result<(), Refusal>,
+    request: RequestId,
+    span: Span,
+    buffer: BufferId,
+    started: Time,
+    /// Fetches, fills and origin reads it waits for, and one while it is being taken apart.
+    waits: u32,
+}
+
+/// Blocks on their way from an origin into the tier.
+pub struct Fill {
+    volume: VolumeId,
+    first_block: u64,
+    slots: Vec<u32>,
+    /// Reads that want a part of it.
+    waiters: Vec<(u32, Span)>,
+}
+
+impl Core {
+    pub(super) fn read(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        (sector, sectors): (u64, u64),
+        buffer: BufferId,
+    ) {
+        let Some(volume) = self.find(id) else {
+            cx.out.reply(request, Err(Refusal::Gone));
+            return;
+        };
+        volume.counters.reads.requests += 1;
+        volume.counters.reads.bytes += sectors * SECTOR_BYTES;
+        if sectors == 0 || sector >= volume.sectors() || sectors > volume.sectors() - sector {
+            cx.out.reply(request, Err(Refusal::OutOfRange));
+            return;
+        }
+        if volume.state == State::Held {
+            cx.out.reply(request, Err(Refusal::Held));
+            return;
+        }
+        let span = Span::new(sector, sectors);
+        if !volume.ready {
+            let kind = WaitKind::Read { span, buffer };
+            self.wait(
+                cx,
+                id,
+                Waiting {
+                    request,
+                    kind,
+                    since: cx.now,
+                },
+            );
+            return;
+        }
+        self.start_read(cx, id, request, span, buffer, cx.now);
+    }
+
+    pub(super) fn start_read(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        span: Span,
+        buffer: BufferId,
+        started: Time,
+    ) {
+        let volume = self.volume(id);
+        let uncached = volume.policy == Policy::Uncached;
+        volume.reads_in_flight += 1;
+        let parts = volume.resolve(span);
+        let op = ReadOp {
+            volume: id,
+            result: Ok(()),
+            request,
+            span,
+            buffer,
+            started,
+            waits: 1,
+        };
+        let read = self.reads.insert(op);
+        let mut wants = Vec::new();
+        for (part, content) in parts {
+            let to = target(buffer, span, part.sector);
+            match content {
+                Some(Content::Data(addr)) => {
+                    wants.push(Want {
+                        addr,
+                        sectors: part.sectors,
+                        to,
+                    });
+                }
+                Some(Content::Zero { .. }) => cx.memory.zero(to, part.sectors * SECTOR_BYTES),
+                None if uncached => self.read_origin(cx, read, part),
+                None => self.read_clean(cx, read, part),
+            }
+        }
+        if !wants.is_empty() {
+            let counters = &mut self.volume(id).counters;
+            counters.reads.ssd_hits += 1;
+            let parts = (&mut self.log, &mut self.scratch);
+            let owner = Owner::Read(read);
+            if self
+                .fetches
+                .start(cx, parts, owner, Purpose::GuestRead, &wants)
+            {
+                self.reads.get(read).waits += 1;
+            } else {
+                let reads = &mut self.volume(id).counters.reads;
+                reads.ssd_hits -= 1;
+                reads.ram_hits += 1;
+            }
+        }
+        self.read_progress(cx, read);
+    }
+
+    /// One of the things a read waits for has ended.
+    pub(super) fn read_progress(&mut self, cx: &mut Cx<'_>, read: u32) {
+        let op = self.reads.get(read);
+        op.waits -= 1;
+        if op.waits > 0 {
+            return;
+        }
+        let op = self.reads.take(read);
+        let nanos = cx.now.since(op.started);
+        let volume = self.volume(op.volume);
+        volume.reads_in_flight -= 1;
+        volume.counters.read_latency.add_ns(nanos);
+        cx.out.reply(op.request, op.result);
+        self.detach_progress(cx, op.volume);
+    }
+
+    /// A part that no epoch covers: from the tier, joined to a fill, or by a new fill.
+    fn read_clean(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
+        let id = self.reads.get(read).volume;
+        let layer = self.volume(id).layer;
+        let first = part.sector / BLOCK_SECTORS;
+        let last = (part.end() - 1) / BLOCK_SECTORS;
+        let mut block = first;
+        let mut hit = false;
+        while block <= last {
+            match self.ram.lookup(Key { layer, block }) {
+                Lookup::Hit(slot) => {
+                    hit = true;
+                    self.deliver(cx, read, slot, block, part);
+                    block += 1;
+                }
+                Lookup::Filling(fill) => {
+                    let end = (self.fills.get(fill).first_block
+                        + self.fills.get(fill).slots.len() as u64)
+                        .min(last + 1);
+                    // Parts of a fill that were invalidated meanwhile are asked for anew.
+                    let mut upto = block + 1;
+                    while upto < end
+                        && self.ram.lookup(Key { layer, block: upto }) == Lookup::Filling(fill)
+                    {
+                        upto += 1;
+                    }
+                    let span = clip(part, block, upto);
+                    self.fills.get(fill).waiters.push((read, span));
+                    self.reads.get(read).waits += 1;
+                    block = upto;
+                }
+                Lookup::Miss => {
+                    let mut upto = block + 1;
+                    while upto <= last
+                        && upto - block < FILL_BLOCKS_MAX
+                        && self.ram.lookup(Key { layer, block: upto }) == Lookup::Miss
+                    {
+                        upto += 1;
+                    }
+                    self.start_fill(cx, read, clip(part, block, upto), block, upto);
+                    block = upto;
+                }
+            }
+        }
+        if hit {
+            self.volume(id).counters.reads.ram_hits += 1;
+        }
+    }
+
+    fn start_fill(&mut self, cx: &mut Cx<'_>, read: u32, part: Span, first: u64, end: u64) {
+        let id = self.reads.get(read).volume;
+        let layer = self.volume(id).layer;
+        let fill = self.fills.insert(Fill {
+            volume: id,
+            first_block: first,
+            slots: Vec::with_capacity((end - first) as usize),
+            waiters: alloc::vec![(read, part)],
+        });
+        for block in first..end {
+            match self.ram.reserve(Key { layer, block }, fill) {
+                Some(slot) => self.fills.get(fill).slots.push(slot),
+                None => {
+                    // The tier is full of blocks on their way: read past it.
+                    let fill = self.fills.take(fill);
+                    fill.slots.iter().for_each(|slot| self.ram.abandon(*slot));
+                    self.read_origin(cx, read, part);
+                    return;
+                }
+            }
+        }
+        self.reads.get(read).waits += 1;
+        self.issue_fill(cx, fill);
+    }
+
+    pub(super) fn issue_fill(&mut self, cx: &mut Cx<'_>, id: u32) {
+        let fill = self.fills.get(id);
+        let volume = fill.volume;
+        let at = fill.first_block * BLOCK_BYTES;
+        let slots = fill.slots.clone();
+        let size = self.volume(volume).size_bytes;
+        let slices: Vec<Slice> = slots
+            .iter()
+            .enumerate()
+            .map(|(n, &slot)| {
+                let from = at + n as u64 * BLOCK_BYTES;
+                Slice {
+                    place: RamTier::place(slot),
+                    bytes: BLOCK_BYTES.min(size - from),
+                }
+            })
+            .collect();
+        let bytes: u64 = slices.iter().map(|slice| slice.bytes).sum();
+        let volume = self.volume(volume);
+        volume.origin_in_flight += 1;
+        volume.counters.origin.reads += 1;
+        volume.counters.origin.read_bytes += bytes;
+        let device = Device::Origin(volume.id);
+        let pending = Pending::Fill { fill: id };
+        cx.transfer(pending, Purpose::GuestRead, device, Op::Read, at, slices);
+    }
+
+    pub(super) fn filled(&mut self, cx: &mut Cx<'_>, id: u32, ok: bool, started: Time) {
+        let source = self.fills.get(id).volume;
+        let volume = self.volume(source);
+        volume.origin_in_flight -= 1;
+        volume.counters.origin.latency.add_ns(cx.now.since(started));
+        if !ok {
+            volume.counters.origin.errors += 1;
+            if volume.detaching.is_none() {
+                self.held_fills.push(id);
+                return;
+            }
+        }
+        let fill = self.fills.take(id);
+        for (read, part) in &fill.waiters {
+            let first = part.sector / BLOCK_SECTORS;
+            let last = (part.end() - 1) / BLOCK_SECTORS;
+            for block in first..=last {
+                let slot = fill.slots[(block - fill.first_block) as usize];
+                self.deliver(cx, *read, slot, block, *part);
+            }
+            let op = self.reads.get(*read);
+            let asker = op.volume;
+            if !ok {
+                op.result = Err(Refusal::Io);
+            }
+            self.volume(asker).counters.reads.origin += 1;
+        }
+        for slot in fill.slots {
+            if ok {
+                self.ram.publish(slot);
+            } else {
+                self.ram.abandon(slot);
+            }
+        }
+        for (read, _) in fill.waiters {
+            self.read_progress(cx, read);
+        }
+        self.detach_progress(cx, source);
+    }
+
+    /// Copies what `part` wants of a block to the buffer of a read.
+    fn deliver(&mut self, cx: &mut Cx<'_>, read: u32, slot: u32, block: u64, part: Span) {
+        let wanted = clip(part, block, block + 1);
+        let op = self.reads.get(read);
+        let offset = (wanted.sector - block * BLOCK_SECTORS) * SECTOR_BYTES;
+        let from = RamTier::place(slot).plus(offset);
+        let to = target(op.buffer, op.span, wanted.sector);
+        cx.memory.copy(from, to, wanted.sectors * SECTOR_BYTES);
+    }
+
+    /// Reads exactly these sectors from the origin into the buffer, past the tier.
+    fn read_origin(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
+        let op = self.reads.get(read);
+        op.waits += 1;
+        let (id, place) = (op.volume, target(op.buffer, op.span, part.sector));
+        let bytes = part.sectors * SECTOR_BYTES;
+        let volume = self.volume(id);
+        volume.origin_in_flight += 1;
+        volume.counters.reads.origin += 1;
+        volume.counters.origin.reads += 1;
+        volume.counters.origin.read_bytes += bytes;
+        let at = part.sector * SECTOR_BYTES;
+        let slices = alloc::vec![Slice { place, bytes }];
+        let pending = Pending::OriginRead { read, volume: id };
+        cx.transfer(
+            pending,
+            Purpose::GuestRead,
+            Device::Origin(id),
+            Op::Read,
+            at,
+            slices,
+        );
+    }
+
+    pub(super) fn origin_read_done(
+        &mut self,
+        cx: &mut Cx<'_>,
+        read: u32,
+        id: VolumeId,
+        ok: bool,
+        started: Time,
+    ) {
+        let volume = self.volume(id);
+        volume.origin_in_flight -= 1;
+        volume.counters.origin.latency.add_ns(cx.now.since(started));
+        if !ok {
+            volume.counters.origin.errors += 1;
+            self.reads.get(read).result = Err(Refusal::Io);
+        }
+        self.read_progress(cx, read);
+    }
+}
+
+/// The part of a range that lies in blocks `first..end`.
+fn clip(part: Span, first: u64, end: u64) -> Span {
+    let from = part.sector.max(first * BLOCK_SECTORS);
+    let upto = part.end().min(end * BLOCK_SECTORS);
+    Span::new(from, upto - from)
+}
+
+/// Where a sector of a request lies in its buffer.
+fn target(buffer: BufferId, span: Span, sector: u64) -> Place {
+    Place::new(Area::Buffer(buffer), (sector - span.sector) * SECTOR_BYTES)
+}

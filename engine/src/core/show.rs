@@ -1,0 +1,93 @@
+//! The engine as plain data.
+//!
+//! Always true: a snapshot changes nothing and holds nothing of the engine.
+
+use super::Core;
+use crate::log::StreamKind;
+use crate::snapshot::{Snapshot, VolumeSnapshot};
+use crate::types::{BLOCK_BYTES, Policy, Serial, Time};
+use crate::volume::Volume;
+
+impl Core {
+    pub fn snapshot(&self, now: Time) -> Snapshot {
+        let gauge = self.log.gauge();
+        let (stage_slots, stage_slots_busy) = self.log.slots_of(StreamKind::Writes);
+        let (overlay_slots, overlay_slots_busy) = self.log.slots_of(StreamKind::Overlay);
+        let maps: u64 = self
+            .volumes
+            .iter()
+            .flatten()
+            .flat_map(|volume| &volume.epochs)
+            .map(|epoch| epoch.map.bytes())
+            .sum();
+        Snapshot {
+            volumes: self
+                .volumes
+                .iter()
+                .flatten()
+                .map(|v| self.show(v, now))
+                .collect(),
+            log_bytes: self.log.geometry.log_bytes(),
+            live_bytes: gauge.live * BLOCK_BYTES,
+            index_bytes: self.log.index_bytes() + self.ram.index_bytes() + maps,
+            segments: self.log.counts(),
+            ram_blocks: self.ram.blocks(),
+            ram_blocks_used: self.ram.used(),
+            stage_slots,
+            stage_slots_busy,
+            overlay_slots,
+            overlay_slots_busy,
+            evacuated_bytes: self.log.counters.evacuated_bytes,
+            segments_reused: self.log.counters.segments_reused,
+            cache_errors: self.log.counters.cache_errors,
+            checkpoints: self.checkpoint.written,
+        }
+    }
+
+    fn show(&self, volume: &Volume, now: Time) -> VolumeSnapshot {
+        let flushed = match volume.epochs.back() {
+            Some(epoch) if volume.policy == Policy::WriteBack => {
+                let durable = |e: &&crate::volume::Epoch| e.last_seq <= self.log.durable;
+                if epoch.last_seq <= self.log.durable {
+                    volume.acked()
+                } else {
+                    let epochs = volume.epochs.iter().rev();
+                    epochs
+                        .into_iter()
+                        .find(durable)
+                        .map_or(volume.destaged, |e| e.last_serial)
+                }
+            }
+            _ => volume.acked(),
+        };
+        VolumeSnapshot {
+            id: volume.id,
+            name: volume.name.clone(),
+            uuid: volume.uuid,
+            origin: volume.origin.clone(),
+            policy: volume.policy,
+            write_cache: volume.tuning.write_cache,
+            effective_destage: volume.effective_destage(),
+            state: volume.shown_state(),
+            reason: volume.reason,
+            orphan: !volume.attached,
+            ready: volume.ready,
+            size_bytes: volume.size_bytes,
+            dirty_bytes: volume.dirty_bytes(),
+            dirty_writes: volume.epochs.iter().map(|epoch| epoch.writes).sum(),
+            dirty_extents: volume.dirty_extents(),
+            oldest_dirty_ns: volume.epochs.front().map(|epoch| now.since(epoch.opened)),
+            acked_serial: volume.acked(),
+            durable_serial: flushed,
+            destaged_serial: if volume.policy == Policy::WriteBack {
+                volume.destaged
+            } else {
+                Serial(0)
+            },
+            generation: volume.generation,
+            waiting_requests: volume.waiting.len() as u64,
+            destaging: volume.destage.is_some(),
+            counters: volume.counters,
+        }
+    }
+}

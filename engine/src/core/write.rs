@@ -1,0 +1,607 @@
+//! The way of a write: admission, stage, serial, epoch, acknowledgment.
+//!
+//! Always true: a serial is given only when the bytes are staged, and whoever has one waits for
+//! nobody; requests that are not admitted queue per volume, in order, and own nothing. When a
+//! request is acknowledged is decided in [`Core::acknowledge`] and nowhere else. Uncached writes
+//! go to the origin as they are.
+
+use super::Core;
+use crate::event::{Device, IoError, Op, Purpose, Refusal};
+use crate::format::record::EntryKind;
+use crate::log::{Item, StreamKind, Waiter};
+use crate::map::Piece;
+use crate::memory::{Area, Place, Slice};
+use crate::outbox::{Cx, Pending};
+use crate::snapshot::State;
+use crate::types::{
+    BLOCK_BYTES, BufferId, Generation, Policy, RequestId, SECTOR_BYTES, Serial, Span, StreamSeq,
+    Time, VolumeId,
+};
+use crate::volume::{WaitKind, Waiting};
+
+/// Sectors of one zero entry; a longer discard is several.
+const ZERO_SECTORS_MAX: u64 = crate::map::EXTENT_SECTORS_MAX - 7;
+/// An epoch is sealed when it has so many bytes: what one journal has to hold.
+const EPOCH_BYTES_MAX: u64 = 1 << 30;
+
+/// A write, discard or flush of an uncached volume under way.
+pub struct Call {
+    volume: VolumeId,
+    request: RequestId,
+    started: Time,
+    flush: bool,
+    /// A sync follows before it is acknowledged.
+    sync_after: bool,
+}
+
+/// What the next piece of a waiting request would need.
+enum Gate {
+    Open,
+    /// Wait: for destage, evacuation, a sync, a slot.
+    Shut,
+}
+
+impl Core {
+    pub(super) fn write(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        (sector, sectors): (u64, u64),
+        buffer: BufferId,
+        fua: bool,
+    ) {
+        let span = Span::new(sector, sectors);
+        if !self.check_write(cx, id, request, span) {
+            return;
+        }
+        let volume = self.volume(id);
+        volume.counters.writes.requests += 1;
+        volume.counters.writes.bytes += sectors * SECTOR_BYTES;
+        let kind = WaitKind::Write {
+            span,
+            buffer,
+            offset: 0,
+            fua,
+        };
+        self.take_or_wait(
+            cx,
+            id,
+            Waiting {
+                request,
+                kind,
+                since: cx.now,
+            },
+        );
+    }
+
+    pub(super) fn zero(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        (sector, sectors): (u64, u64),
+        fua: bool,
+        allocate: bool,
+    ) {
+        let span = Span::new(sector, sectors);
+        if !self.check_write(cx, id, request, span) {
+            return;
+        }
+        self.volume(id).counters.discards += 1;
+        let kind = WaitKind::Zero {
+            span,
+            fua,
+            allocate,
+        };
+        self.take_or_wait(
+            cx,
+            id,
+            Waiting {
+                request,
+                kind,
+                since: cx.now,
+            },
+        );
+    }
+
+    pub(super) fn flush(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
+        let Some(volume) = self.find(id) else {
+            cx.out.reply(request, Err(Refusal::Gone));
+            return;
+        };
+        volume.counters.flushes += 1;
+        if volume.state == State::Held {
+            cx.out.reply(request, Err(Refusal::Held));
+            return;
+        }
+        if !volume.ready {
+            self.wait(
+                cx,
+                id,
+                Waiting {
+                    request,
+                    kind: WaitKind::Flush,
+                    since: cx.now,
+                },
+            );
+            return;
+        }
+        self.start_flush(cx, id, request, cx.now);
+    }
+
+    fn start_flush(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId, started: Time) {
+        let volume = self.volume(id);
+        if volume.read_only {
+            cx.out.reply(request, Ok(()));
+            return;
+        }
+        match volume.policy {
+            Policy::Uncached => self.sync_origin(cx, id, request, true, started),
+            Policy::Ephemeral => self.reply_written(cx, id, request, true, started, Ok(())),
+            Policy::WriteBack => {
+                let newest = volume
+                    .epochs
+                    .back()
+                    .map_or(StreamSeq(0), |epoch| epoch.last_seq);
+                self.acknowledge(cx, id, request, newest, true, started);
+            }
+        }
+    }
+
+    fn check_write(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        span: Span,
+    ) -> bool {
+        let refusal = match self.find(id) {
+            None => Some(Refusal::Gone),
+            Some(volume) if volume.detaching.is_some() => Some(Refusal::Gone),
+            Some(volume) if volume.state == State::Held => Some(Refusal::Held),
+            Some(volume) if volume.read_only => Some(Refusal::ReadOnly),
+            Some(volume) => {
+                let outside = span.sectors == 0
+                    || span.sector >= volume.sectors()
+                    || span.sectors > volume.sectors() - span.sector;
+                outside.then_some(Refusal::OutOfRange)
+            }
+        };
+        if let Some(refusal) = refusal {
+            cx.out.reply(request, Err(refusal));
+        }
+        refusal.is_none()
+    }
+
+    fn take_or_wait(&mut self, cx: &mut Cx<'_>, id: VolumeId, mut waiting: Waiting) {
+        let volume = self.volume(id);
+        let first = volume.waiting.is_empty() && volume.ready;
+        if !first || !self.advance(cx, id, &mut waiting) {
+            self.wait(cx, id, waiting);
+        }
+    }
+
+    /// Queues a request of a volume. Its owner may go; then it is forgotten.
+    pub(super) fn wait(&mut self, cx: &mut Cx<'_>, id: VolumeId, waiting: Waiting) {
+        let volume = self.volume(id);
+        let starts = volume.waiting.is_empty() && volume.ready;
+        volume.waiting.push_back(waiting);
+        if starts {
+            self.log.want_sync();
+            self.start_destage_if_due(cx, id);
+        }
+        self.enqueue(id);
+    }
+
+    /// Gives each volume with waiting requests a turn, as long as one of them gets on.
+    pub(super) fn retry_waiting(&mut self, cx: &mut Cx<'_>) {
+        for _ in 0..self.queue.len() {
+            let Some(id) = self.queue.pop_front() else {
+                return;
+            };
+            let Some(volume) = self.find(id) else {
+                continue;
+            };
+            volume.queued = false;
+            while let Some(mut waiting) = self.volume(id).waiting.pop_front() {
+                if !self.volume(id).ready || !self.advance(cx, id, &mut waiting) {
+                    self.volume(id).waiting.push_front(waiting);
+                    self.enqueue(id);
+                    break;
+                }
+            }
+            self.detach_progress(cx, id);
+        }
+    }
+
+    /// Takes a request as far as it is admitted. True when nothing of it waits any more.
+    fn advance(&mut self, cx: &mut Cx<'_>, id: VolumeId, waiting: &mut Waiting) -> bool {
+        let (request, since) = (waiting.request, waiting.since);
+        let uncached = self.volume(id).policy == Policy::Uncached;
+        match &mut waiting.kind {
+            WaitKind::Read { span, buffer } => {
+                self.start_read(cx, id, request, *span, *buffer, since);
+                true
+            }
+            WaitKind::Flush => {
+                self.start_flush(cx, id, request, since);
+                true
+            }
+            WaitKind::Write {
+                span, buffer, fua, ..
+            } if uncached => {
+                let slice = Slice {
+                    place: Place::new(Area::Buffer(*buffer), 0),
+                    bytes: span.sectors * SECTOR_BYTES,
+                };
+                self.call(cx, (id, request, since), *span, Some(slice), *fua, false);
+                true
+            }
+            WaitKind::Zero {
+                span,
+                fua,
+                allocate,
+            } if uncached => {
+                self.call(cx, (id, request, since), *span, None, *fua, *allocate);
+                true
+            }
+            WaitKind::Write {
+                span,
+                buffer,
+                offset,
+                fua,
+            } => {
+                let mut seq = StreamSeq(0);
+                while span.sectors > 0 {
+                    let source = Place::new(Area::Buffer(*buffer), *offset);
+                    let Some((taken, at)) =
+                        self.stage(cx, id, *span, EntryKind::Write, Some(source))
+                    else {
+                        return false;
+                    };
+                    *span = Span::new(span.sector + taken, span.sectors - taken);
+                    *offset += taken * SECTOR_BYTES;
+                    seq = at;
+                }
+                self.acknowledge_write(cx, id, request, seq, *fua, since);
+                true
+            }
+            WaitKind::Zero {
+                span,
+                fua,
+                allocate,
+            } => {
+                let mut seq = StreamSeq(0);
+                while span.sectors > 0 {
+                    let part = Span::new(span.sector, span.sectors.min(ZERO_SECTORS_MAX));
+                    let kind = EntryKind::Zero {
+                        allocate: *allocate,
+                    };
+                    let Some((taken, at)) = self.stage(cx, id, part, kind, None) else {
+                        return false;
+                    };
+                    *span = Span::new(span.sector + taken, span.sectors - taken);
+                    seq = at;
+                }
+                self.acknowledge_write(cx, id, request, seq, *fua, since);
+                true
+            }
+        }
+    }
+
+    /// Stages the start of a range: bytes, entry, serial and map in one step. `None` when the
+    /// volume or the log has no room; nothing has happened then.
+    fn stage(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        span: Span,
+        kind: EntryKind,
+        source: Option<Place>,
+    ) -> Option<(u64, StreamSeq)> {
+        if matches!(self.gate(id, span, kind), Gate::Shut) {
+            return None;
+        }
+        let volume = self.volumes[id.0 as usize]
+            .as_mut()
+            .expect("checked by the caller");
+        let serial = volume.serial_next;
+        let item = Item {
+            volume: id,
+            generation: volume.generation,
+            serial,
+            span,
+            kind,
+        };
+        let stream = match volume.policy {
+            Policy::Ephemeral => StreamKind::Overlay,
+            _ => StreamKind::Writes,
+        };
+        let appended = self.log.append(cx, stream, item, source, false)?;
+        volume.serial_next = Serial(serial.0 + 1);
+        let full = volume
+            .epochs
+            .back()
+            .is_some_and(|epoch| epoch.map.sectors() * SECTOR_BYTES >= EPOCH_BYTES_MAX);
+        if full && volume.policy == Policy::WriteBack {
+            volume.epochs.back_mut().expect("just seen").sealed = true;
+        }
+        let epoch = volume.open_epoch(cx.now);
+        epoch.last_serial = serial;
+        epoch.last_seq = appended.seq;
+        epoch.writes += 1;
+        let (before, extents) = (epoch.map.sectors(), epoch.map.len());
+        let piece = Piece {
+            span: appended.span,
+            content: appended.content,
+        };
+        let (log, mut charge) = (&mut self.log, 0);
+        epoch
+            .map
+            .insert(piece, &mut |change| charge += log.account(change));
+        let overwritten = before + appended.span.sectors - epoch.map.sectors();
+        let grown = epoch.map.len() as i64 - extents as i64;
+        epoch.charge = epoch.charge.strict_add_signed(charge);
+        volume.counters.writes.elided_bytes += overwritten * SECTOR_BYTES;
+        volume.counters.ssd_write_bytes += appended.span.blocks() * BLOCK_BYTES;
+        self.dirty_extents = self.dirty_extents.strict_add_signed(grown);
+        Some((appended.span.sectors, appended.seq))
+    }
+
+    /// Whether a volume may take this much more of the log. Each volume that writes has a share
+    /// that nobody can take from it; the other half goes to who comes first. So a volume that
+    /// cannot destage stops itself and nobody else.
+    fn gate(&mut self, id: VolumeId, span: Span, kind: EntryKind) -> Gate {
+        let need = match kind {
+            EntryKind::Write => span.blocks().min(u64::from(self.log.geometry.chunk_blocks)),
+            EntryKind::Zero { .. } => 1,
+        };
+        if self.dirty_extents + 2 > self.config.dirty_extents_max {
+            return Gate::Shut;
+        }
+        let gauge = self.log.gauge();
+        let writers = self.writers.max(1);
+        let share = gauge.capacity / 2 / writers;
+        let volume = self.volume(id);
+        let charge = volume.charge();
+        let limited = volume.policy == Policy::WriteBack
+            && charge + need > (volume.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1);
+        if limited && charge > 0 {
+            return Gate::Shut;
+        }
+        // All shares together are half of the capacity, so below it none is in danger.
+        if charge + need <= share || gauge.live + need <= gauge.capacity / 2 {
+            return Gate::Open;
+        }
+        if gauge.live + need <= gauge.capacity - self.unused_shares(share) {
+            return Gate::Open;
+        }
+        Gate::Shut
+    }
+
+    /// Blocks that other volumes have not taken of their shares yet.
+    fn unused_shares(&self, share: u64) -> u64 {
+        let writers = self.volumes.iter().flatten().filter(|v| v.takes_log());
+        writers
+            .map(|volume| share.saturating_sub(volume.charge()))
+            .sum()
+    }
+
+    fn acknowledge_write(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        seq: StreamSeq,
+        fua: bool,
+        started: Time,
+    ) {
+        let volume = self.volume(id);
+        let must_be_durable = fua || !volume.tuning.write_cache;
+        if must_be_durable && volume.policy == Policy::WriteBack {
+            self.acknowledge(cx, id, request, seq, false, started);
+        } else {
+            self.reply_written(cx, id, request, false, started, Ok(()));
+        }
+    }
+
+    /// Answers when the log is durable up to `seq`.
+    fn acknowledge(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        seq: StreamSeq,
+        flush: bool,
+        started: Time,
+    ) {
+        let waiter = Waiter::Guest {
+            volume: id,
+            request,
+            flush,
+            started,
+        };
+        if self.log.wait_durable(cx, seq, waiter) {
+            self.reply_written(cx, id, request, flush, started, Ok(()));
+        }
+    }
+
+    pub(super) fn reply_written(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        flush: bool,
+        started: Time,
+        result: Result<(), Refusal>,
+    ) {
+        let nanos = cx.now.since(started);
+        if let Some(volume) = self.find(id) {
+            let counters = &mut volume.counters;
+            let histogram = if flush {
+                &mut counters.flush_latency
+            } else {
+                &mut counters.write_latency
+            };
+            histogram.add_ns(nanos);
+        }
+        cx.out.reply(request, result);
+    }
+
+    /// Ephemeral writes that found no space for too long fail; the rest of the queue goes on
+    /// waiting for its own time.
+    pub(super) fn time_out_waiting(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let volume = self.volume(id);
+        if volume.policy != Policy::Ephemeral || !volume.ready {
+            return;
+        }
+        let limit = volume.tuning.overlay_timeout_ms;
+        while let Some(waiting) = self.volume(id).waiting.front().copied() {
+            if cx.now < waiting.since.plus_millis(limit) {
+                return;
+            }
+            self.volume(id).waiting.pop_front();
+            let refusal = Err(Refusal::NoSpace);
+            self.reply_written(cx, id, waiting.request, false, waiting.since, refusal);
+        }
+    }
+
+    /// An uncached write, discard or write of zeroes.
+    fn call(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (id, request, started): (VolumeId, RequestId, Time),
+        span: Span,
+        slice: Option<Slice>,
+        fua: bool,
+        allocate: bool,
+    ) {
+        let volume = self.volume(id);
+        let sync_after = fua || !volume.tuning.write_cache;
+        volume.origin_in_flight += 1;
+        volume.counters.origin.writes += 1;
+        volume.counters.origin.write_bytes += slice.map_or(0, |slice| slice.bytes);
+        let call = Call {
+            volume: id,
+            request,
+            started,
+            flush: false,
+            sync_after,
+        };
+        let pending = Pending::Uncached {
+            call: self.calls.insert(call),
+        };
+        let (device, at) = (Device::Origin(id), span.sector * SECTOR_BYTES);
+        match slice {
+            Some(slice) => {
+                let slices = alloc::vec![slice];
+                cx.transfer(pending, Purpose::GuestWrite, device, Op::Write, at, slices);
+            }
+            None => {
+                let bytes = span.sectors * SECTOR_BYTES;
+                cx.order(
+                    pending,
+                    Purpose::GuestWrite,
+                    device,
+                    Op::Zero { allocate },
+                    at,
+                    bytes,
+                );
+            }
+        }
+    }
+
+    fn sync_origin(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        flush: bool,
+        started: Time,
+    ) {
+        let volume = self.volume(id);
+        volume.origin_in_flight += 1;
+        volume.counters.origin.syncs += 1;
+        let call = Call {
+            volume: id,
+            request,
+            started,
+            flush,
+            sync_after: false,
+        };
+        let pending = Pending::Uncached {
+            call: self.calls.insert(call),
+        };
+        cx.order(
+            pending,
+            Purpose::GuestWrite,
+            Device::Origin(id),
+            Op::Sync,
+            0,
+            0,
+        );
+    }
+
+    pub(super) fn call_done(
+        &mut self,
+        cx: &mut Cx<'_>,
+        call: u32,
+        result: Result<(), IoError>,
+        started: Time,
+    ) {
+        let call = self.calls.take(call);
+        let volume = self.volume(call.volume);
+        volume.origin_in_flight -= 1;
+        volume.counters.origin.latency.add_ns(cx.now.since(started));
+        let result = result.map_err(|error| match error {
+            IoError::Failed => Refusal::Io,
+            IoError::NoSpace => Refusal::NoSpace,
+        });
+        if result.is_err() {
+            volume.counters.origin.errors += 1;
+        }
+        if call.sync_after && result.is_ok() {
+            self.sync_origin(cx, call.volume, call.request, call.flush, call.started);
+            return;
+        }
+        self.reply_written(
+            cx,
+            call.volume,
+            call.request,
+            call.flush,
+            call.started,
+            result,
+        );
+        self.detach_progress(cx, call.volume);
+    }
+
+    /// Throws an overlay away: a new generation, durable before the reply.
+    pub(super) fn reset(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
+        let generation = self.generation_next;
+        let volume = self.volume(id);
+        if volume.policy != Policy::Ephemeral {
+            cx.out.reply(request, Err(Refusal::Policy));
+            return;
+        }
+        if !volume.ready || volume.detaching.is_some() {
+            cx.out.reply(request, Err(Refusal::Gone));
+            return;
+        }
+        volume.ready = false;
+        volume.generation = generation;
+        volume.base_generation = generation;
+        volume.first_serial = volume.serial_next;
+        volume.state = State::Clean;
+        volume.reason = None;
+        let epochs = core::mem::take(&mut volume.epochs);
+        self.generation_next = Generation(generation.0 + 1);
+        for epoch in epochs {
+            self.bury(epoch.map);
+        }
+        self.checkpoint.wait(super::checkpoint::Waiter::Reset {
+            volume: id,
+            request,
+        });
+    }
+}

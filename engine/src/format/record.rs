@@ -1,0 +1,338 @@
+//! A record of the log: one header block, then its payload blocks.
+//!
+//! The header is built in the stage while the record is open. `identity` makes the head valid
+//! from the first store on, each entry carries a checksum of its own that also covers the sums
+//! of its payload, and `prefix.checksum` seals the whole block when the record is closed. So
+//! after a kill the stage is read entry by entry, and after a power loss the log is read record
+//! by record, from the same bytes.
+
+use super::{FormatError, Kind, PREFIX_BYTES, Prefix, check, check_prefix, checksum, seal, zeroes};
+use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, Generation, Serial, Span, Uuid, VolumeId};
+use alloc::vec::Vec;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+pub const HEADER_BYTES: usize = BLOCK_BYTES as usize;
+/// Entries of one record.
+pub const ENTRIES_MAX: usize = 64;
+/// Payload blocks of one record; the largest chunk has 128 blocks.
+pub const SUMS_MAX: usize = 128;
+pub const ENTRIES_AT: usize = 128;
+pub const ENTRY_BYTES: usize = 48;
+pub const SUMS_AT: usize = ENTRIES_AT + ENTRIES_MAX * ENTRY_BYTES;
+const END: usize = SUMS_AT + SUMS_MAX * 4;
+const _: () = assert!(END <= HEADER_BYTES);
+
+/// The stream of logged writes, and the one of ephemeral overlays.
+pub const STREAM_WRITES: u16 = 1;
+pub const STREAM_OVERLAY: u16 = 2;
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct HeadBytes {
+    pub prefix: Prefix,
+    /// Checksum of the fields below up to `durable_upto`, stored when the record is opened.
+    pub identity: U32,
+    pub shard: U16,
+    pub stream: U16,
+    pub cache: [u8; 16],
+    pub incarnation: U64,
+    pub segment_seq: U64,
+    pub stream_seq: U64,
+    pub durable_upto: U64,
+    pub entries: U16,
+    pub payload_blocks: U16,
+    pub reserved: [u8; 44],
+}
+
+const IDENTITY_FROM: usize = PREFIX_BYTES + 4;
+const IDENTITY_TO: usize = 72;
+/// Where the counts of entries and payload blocks lie, stored when the record is sealed.
+pub const COUNTS_AT: usize = IDENTITY_TO;
+const _: () = assert!(size_of::<HeadBytes>() <= ENTRIES_AT);
+const _: () = assert!(core::mem::offset_of!(HeadBytes, entries) == IDENTITY_TO);
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct EntryBytes {
+    pub checksum: U32,
+    pub kind: u8,
+    pub flags: u8,
+    /// First payload block of the entry within the record.
+    pub first_block: U16,
+    pub volume: U32,
+    pub generation: U32,
+    pub serial: U64,
+    pub sector: U64,
+    pub sectors: U32,
+    pub reserved: [u8; 12],
+}
+
+const _: () = assert!(size_of::<EntryBytes>() == ENTRY_BYTES);
+
+const KIND_WRITE: u8 = 1;
+const KIND_ZERO: u8 = 2;
+const FLAG_ALLOCATE: u8 = 1;
+
+/// What an entry does to its sectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryKind {
+    Write,
+    /// Reads as zeroes; `allocate` asks the origin to keep the space.
+    Zero {
+        allocate: bool,
+    },
+}
+
+impl EntryKind {
+    fn code(self) -> (u8, u8) {
+        match self {
+            EntryKind::Write => (KIND_WRITE, 0),
+            EntryKind::Zero { allocate: false } => (KIND_ZERO, 0),
+            EntryKind::Zero { allocate: true } => (KIND_ZERO, FLAG_ALLOCATE),
+        }
+    }
+
+    pub(crate) fn of(kind: u8, flags: u8) -> Result<EntryKind, FormatError> {
+        match (kind, flags) {
+            (KIND_WRITE, 0) => Ok(EntryKind::Write),
+            (KIND_ZERO, 0) => Ok(EntryKind::Zero { allocate: false }),
+            (KIND_ZERO, FLAG_ALLOCATE) => Ok(EntryKind::Zero { allocate: true }),
+            _ => Err(FormatError::Field("entry kind")),
+        }
+    }
+
+    pub(crate) fn codes(self) -> (u8, u8) {
+        self.code()
+    }
+}
+
+/// One write, discard or write of zeroes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub kind: EntryKind,
+    pub volume: VolumeId,
+    pub generation: Generation,
+    pub serial: Serial,
+    pub span: Span,
+    /// First payload block within the record; of a zero entry, 0.
+    pub first_block: u16,
+}
+
+impl Entry {
+    /// Payload blocks the entry occupies.
+    pub fn blocks(&self) -> u64 {
+        match self.kind {
+            EntryKind::Write => self.span.blocks(),
+            EntryKind::Zero { .. } => 0,
+        }
+    }
+}
+
+/// Who a record is: known before its first entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub cache: Uuid,
+    pub stream: u16,
+    pub incarnation: u64,
+    pub segment_seq: u64,
+    pub stream_seq: u64,
+    /// Records up to this one were on stable media when the record was opened.
+    pub durable_upto: u64,
+}
+
+/// A record as it was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    pub identity: Identity,
+    pub entries: Vec<Entry>,
+    /// One checksum per payload block.
+    pub sums: Vec<u32>,
+}
+
+/// The head as it is stored when the record is opened. The rest of the block must be zero.
+pub fn encode_open(identity: &Identity) -> [u8; ENTRIES_AT] {
+    let mut head = HeadBytes {
+        prefix: Prefix::new(Kind::Record),
+        identity: U32::new(0),
+        shard: U16::new(0),
+        stream: U16::new(identity.stream),
+        cache: identity.cache.0,
+        incarnation: U64::new(identity.incarnation),
+        segment_seq: U64::new(identity.segment_seq),
+        stream_seq: U64::new(identity.stream_seq),
+        durable_upto: U64::new(identity.durable_upto),
+        entries: U16::new(0),
+        payload_blocks: U16::new(0),
+        reserved: [0; 44],
+    };
+    let sum = checksum(&[&head.as_bytes()[IDENTITY_FROM..IDENTITY_TO]]);
+    head.identity = U32::new(sum);
+    let mut bytes = [0; ENTRIES_AT];
+    bytes[..size_of::<HeadBytes>()].copy_from_slice(head.as_bytes());
+    bytes
+}
+
+/// An entry, bound to its record and to the sums of its payload.
+pub fn encode_entry(identity: &Identity, entry: &Entry, sums: &[u32]) -> [u8; ENTRY_BYTES] {
+    let (kind, flags) = entry.kind.code();
+    let mut bytes = EntryBytes {
+        checksum: U32::new(0),
+        kind,
+        flags,
+        first_block: U16::new(entry.first_block),
+        volume: U32::new(entry.volume.0),
+        generation: U32::new(entry.generation.0),
+        serial: U64::new(entry.serial.0),
+        sector: U64::new(entry.span.sector),
+        sectors: U32::new(entry.span.sectors as u32),
+        reserved: [0; 12],
+    };
+    bytes.checksum = U32::new(entry_sum(identity, bytes.as_bytes(), sums));
+    let mut out = [0; ENTRY_BYTES];
+    out.copy_from_slice(bytes.as_bytes());
+    out
+}
+
+fn entry_sum(identity: &Identity, entry: &[u8], sums: &[u32]) -> u32 {
+    let mut digest = super::CASTAGNOLI.digest();
+    digest.update(&identity.incarnation.to_le_bytes());
+    digest.update(&identity.stream_seq.to_le_bytes());
+    digest.update(&entry[4..]);
+    for sum in sums {
+        digest.update(&sum.to_le_bytes());
+    }
+    digest.finalize()
+}
+
+/// Closes a record: counts and the checksum over the block, in place.
+pub fn seal_record(block: &mut [u8], entries: u16, payload_blocks: u16) {
+    let (head, _) = HeadBytes::mut_from_prefix(block).expect("a header block has 4 KiB");
+    head.entries = U16::new(entries);
+    head.payload_blocks = U16::new(payload_blocks);
+    seal(&mut block[..HEADER_BYTES]);
+}
+
+/// Reads a closed record: from the log, or sealed in the stage.
+pub fn parse_sealed(block: &[u8]) -> Result<Record, FormatError> {
+    let block = block.get(..HEADER_BYTES).ok_or(FormatError::Short)?;
+    check(block, Kind::Record)?;
+    let (identity, head) = parse_head(block)?;
+    let (count, blocks) = (
+        head.entries.get() as usize,
+        head.payload_blocks.get() as usize,
+    );
+    if count > ENTRIES_MAX || blocks > SUMS_MAX {
+        return Err(FormatError::Field("record counts"));
+    }
+    zeroes(&block[END..])?;
+    let sums: Vec<u32> = (0..blocks).map(|at| sum_at(block, at)).collect();
+    let mut entries = Vec::with_capacity(count);
+    let mut next_block = 0;
+    for at in 0..count {
+        let entry = parse_entry(block, at, &identity, next_block)?;
+        next_block += entry.blocks();
+        entries.push(entry);
+    }
+    if next_block != blocks as u64 {
+        return Err(FormatError::Field("payload blocks"));
+    }
+    Ok(Record {
+        identity,
+        entries,
+        sums,
+    })
+}
+
+/// Reads a record that may be open: the head and as many entries as are valid.
+pub fn parse_open(block: &[u8]) -> Result<Record, FormatError> {
+    let block = block.get(..HEADER_BYTES).ok_or(FormatError::Short)?;
+    check_prefix(block, Kind::Record)?;
+    let (identity, _) = parse_head(block)?;
+    let mut entries = Vec::new();
+    let mut next_block = 0;
+    for at in 0..ENTRIES_MAX {
+        match parse_entry(block, at, &identity, next_block) {
+            Ok(entry) => {
+                next_block += entry.blocks();
+                entries.push(entry);
+            }
+            Err(_) => break,
+        }
+    }
+    let sums = (0..next_block as usize)
+        .map(|at| sum_at(block, at))
+        .collect();
+    Ok(Record {
+        identity,
+        entries,
+        sums,
+    })
+}
+
+fn sum_at(block: &[u8], at: usize) -> u32 {
+    let at = SUMS_AT + at * 4;
+    u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
+}
+
+fn parse_head(block: &[u8]) -> Result<(Identity, HeadBytes), FormatError> {
+    let (head, _) = HeadBytes::ref_from_prefix(block).map_err(|_| FormatError::Short)?;
+    if checksum(&[&block[IDENTITY_FROM..IDENTITY_TO]]) != head.identity.get() {
+        return Err(FormatError::Checksum);
+    }
+    zeroes(&head.reserved)?;
+    if head.shard.get() != 0 {
+        return Err(FormatError::Field("shard"));
+    }
+    if !matches!(head.stream.get(), STREAM_WRITES | STREAM_OVERLAY) {
+        return Err(FormatError::Field("stream"));
+    }
+    let identity = Identity {
+        cache: Uuid(head.cache),
+        stream: head.stream.get(),
+        incarnation: head.incarnation.get(),
+        segment_seq: head.segment_seq.get(),
+        stream_seq: head.stream_seq.get(),
+        durable_upto: head.durable_upto.get(),
+    };
+    Ok((identity, *head))
+}
+
+/// Entries lie one after the other, so the first block of each is known beforehand.
+fn parse_entry(
+    block: &[u8],
+    at: usize,
+    identity: &Identity,
+    first_block: u64,
+) -> Result<Entry, FormatError> {
+    let at = ENTRIES_AT + at * ENTRY_BYTES;
+    let bytes =
+        EntryBytes::ref_from_bytes(&block[at..at + ENTRY_BYTES]).map_err(|_| FormatError::Short)?;
+    zeroes(&bytes.reserved)?;
+    let kind = EntryKind::of(bytes.kind, bytes.flags)?;
+    let span = Span::new(bytes.sector.get(), u64::from(bytes.sectors.get()));
+    if span.sectors == 0 || span.sector > MAX_SECTOR || span.sectors > MAX_SECTOR - span.sector {
+        return Err(FormatError::Field("entry range"));
+    }
+    let entry = Entry {
+        kind,
+        volume: VolumeId(bytes.volume.get()),
+        generation: Generation(bytes.generation.get()),
+        serial: Serial(bytes.serial.get()),
+        span,
+        first_block: bytes.first_block.get(),
+    };
+    let expected = if entry.blocks() == 0 { 0 } else { first_block };
+    if u64::from(entry.first_block) != expected || first_block + entry.blocks() > SUMS_MAX as u64 {
+        return Err(FormatError::Field("entry payload"));
+    }
+    let mut sums = Vec::with_capacity(entry.blocks() as usize);
+    sums.extend((0..entry.blocks()).map(|n| sum_at(block, (first_block + n) as usize)));
+    if entry_sum(identity, bytes.as_bytes(), &sums) != bytes.checksum.get() {
+        return Err(FormatError::Checksum);
+    }
+    Ok(entry)
+}
+
+/// Largest guest sector: 2 PiB volumes, as the extent map packs 44 bits.
+pub const MAX_SECTOR: u64 = (2 << 50) / (BLOCK_BYTES / BLOCK_SECTORS);

@@ -1,0 +1,722 @@
+//! The log: segments of chunks on the cache device, mirrored at their tail by slots of the stage.
+//!
+//! Owns where every block of the log is, what it still keeps alive, and its checksum. One chunk
+//! of an open segment is open per stream; a slot holds exactly the bytes that the chunk will have
+//! on the device, so writing is one copy and reading back is one table look-up.
+//!
+//! Invariant: a serial is given only inside [`Log::append`], after its bytes and its entry are in
+//! the stage. Invariant: a slot is used again only when its chunk is on the device (of the write
+//! stream: covered by a sync). Invariant: a segment is used again only when nothing in it lives,
+//! what replaced it is durable, no request to it is in flight, and a durable checkpoint lists it
+//! as free.
+//!
+//! ```text
+//! segment:  Virgin ─prepare─▶ Ready ─open─▶ Open ─full─▶ Sealed ─footer─▶ Footered
+//!                               ▲                                            │ nothing lives
+//!                               └────────── checkpoint ── Dead ◀─────────────┘
+//! ```
+
+mod space;
+mod write;
+
+pub use space::Adopted;
+pub use write::Waiter;
+
+use crate::format::footer::{self, FooterEntry};
+use crate::format::record::{self, Entry, EntryKind, Identity};
+use crate::format::stage::{self, StageSlot};
+use crate::map::{Change, Content};
+use crate::memory::{Area, Place};
+use crate::outbox::Cx;
+use crate::types::{
+    BLOCK_BYTES, BLOCK_SECTORS, ChunkIndex, Generation, Geometry, LogAddr, SECTOR_BYTES,
+    SegmentIndex, SegmentSeq, Serial, SlotIndex, Span, StreamSeq, Time, Uuid, VolumeId,
+};
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+/// The two appenders of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamKind {
+    /// Logged writes: written soon, made durable by flushes.
+    Writes,
+    /// Ephemeral overlays: written only when their slots run out.
+    Overlay,
+}
+
+impl StreamKind {
+    pub const BOTH: [StreamKind; 2] = [StreamKind::Writes, StreamKind::Overlay];
+
+    pub fn code(self) -> u16 {
+        match self {
+            StreamKind::Writes => record::STREAM_WRITES,
+            StreamKind::Overlay => record::STREAM_OVERLAY,
+        }
+    }
+
+    pub fn of_code(code: u16) -> Option<StreamKind> {
+        StreamKind::BOTH
+            .into_iter()
+            .find(|kind| kind.code() == code)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SegmentState {
+    /// Never written: it is zeroed before its first use, because a sync into merely allocated
+    /// blocks costs twice.
+    Virgin,
+    Preparing,
+    Ready,
+    Open,
+    Sealed,
+    Footered,
+    Dead,
+}
+
+struct Segment {
+    state: SegmentState,
+    stream: StreamKind,
+    seq: SegmentSeq,
+    first_stream_seq: StreamSeq,
+    last_stream_seq: StreamSeq,
+    /// Blocks that extents keep alive, at most.
+    live: u32,
+    /// Requests to the device in flight, and fetches that still need the bytes.
+    pins: u32,
+    /// Chunks that are open or not yet on the device.
+    unwritten_chunks: u32,
+    footer_in_flight: bool,
+    /// A block in it cannot be read: evacuating it would lose it.
+    stuck: bool,
+    /// The newest record when it died; what replaced its content is durable with it.
+    dead_after: StreamSeq,
+    /// Entries, until the footer is written.
+    entries: Vec<FooterEntry>,
+    sums: Vec<u32>,
+}
+
+struct Slot {
+    stream: StreamKind,
+    chunk: Option<ChunkIndex>,
+    /// No more records will be added.
+    closed: bool,
+    /// Blocks at its start that belong to sealed records.
+    sealed: u32,
+    issued: u32,
+    written: u32,
+    synced: u32,
+    in_flight: u32,
+    /// Its segment no longer waits for this chunk.
+    counted: bool,
+    /// It stands in the queue of slots that may be used again.
+    reusable: bool,
+}
+
+struct OpenRecord {
+    identity: Identity,
+    header_block: u32,
+    entries: u16,
+    payload_blocks: u16,
+    opened: Time,
+}
+
+struct OpenChunk {
+    slot: SlotIndex,
+    chunk: ChunkIndex,
+    next_block: u32,
+    record: Option<OpenRecord>,
+}
+
+struct Stream {
+    segment: Option<SegmentIndex>,
+    open: Option<OpenChunk>,
+    next_seq: StreamSeq,
+    free_slots: Vec<SlotIndex>,
+    /// Slots whose chunk is safe on the device, oldest first: a read cache until they are needed.
+    reusable: VecDeque<SlotIndex>,
+    /// Overlay: closed slots that are not on the device, oldest first.
+    unspilled: VecDeque<SlotIndex>,
+    /// With fewer slots at hand than this the stream makes some.
+    slots_low: usize,
+}
+
+/// A sealed record of the write stream that is not durable yet.
+struct Tail {
+    seq: StreamSeq,
+    slot: SlotIndex,
+    end_block: u32,
+    written: bool,
+}
+
+/// What an append put where.
+#[derive(Clone, Copy, Debug)]
+pub struct Appended {
+    pub span: Span,
+    pub content: Content,
+    pub seq: StreamSeq,
+}
+
+/// What is appended, besides its bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Item {
+    pub volume: VolumeId,
+    pub generation: Generation,
+    pub serial: Serial,
+    pub span: Span,
+    pub kind: EntryKind,
+}
+
+pub struct Log {
+    pub geometry: Geometry,
+    cache: Uuid,
+    log_at: u64,
+    pub incarnation: u64,
+    stage_slots_total: u32,
+    segments: Vec<Segment>,
+    /// Slot + 1 that mirrors a chunk, or 0.
+    chunk_slot: Vec<u32>,
+    chunk_live: Vec<u32>,
+    slots: Vec<Slot>,
+    streams: [Stream; 2],
+    ready: VecDeque<SegmentIndex>,
+    preparing: bool,
+    footers_due: Vec<SegmentIndex>,
+    footers_failed: Vec<SegmentIndex>,
+    /// Segments whose last live block went; looked at once per step.
+    maybe_dead: Vec<SegmentIndex>,
+    segment_seq_next: SegmentSeq,
+    tail: VecDeque<Tail>,
+    pub durable: StreamSeq,
+    announced: StreamSeq,
+    write: write::WriteState,
+    live_total: u64,
+    pub counters: Counters,
+}
+
+/// Counted since the engine started.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counters {
+    pub cache_errors: u64,
+    pub segments_reused: u64,
+    pub evacuated_bytes: u64,
+    pub write_bytes: u64,
+}
+
+/// What recovery knows when the log goes into service.
+pub struct Start {
+    pub cache: Uuid,
+    pub geometry: Geometry,
+    pub log_at: u64,
+    pub incarnation: u64,
+    pub stream_seq_next: u64,
+    pub segment_seq_next: u64,
+    pub virgin_from: u32,
+    pub stage_slots: u32,
+    pub overlay_slots: u32,
+}
+
+impl Log {
+    /// A log without data: recovery adds the segments it found by [`Log::adopt`].
+    pub fn new(start: Start) -> Log {
+        let geometry = start.geometry;
+        let slots_total = start.stage_slots + start.overlay_slots;
+        let segment = |index: u32| Segment {
+            state: if index < start.virgin_from {
+                SegmentState::Ready
+            } else {
+                SegmentState::Virgin
+            },
+            stream: StreamKind::Writes,
+            seq: SegmentSeq(0),
+            first_stream_seq: StreamSeq(0),
+            last_stream_seq: StreamSeq(0),
+            live: 0,
+            pins: 0,
+            unwritten_chunks: 0,
+            footer_in_flight: false,
+            stuck: false,
+            dead_after: StreamSeq(0),
+            entries: Vec::new(),
+            sums: Vec::new(),
+        };
+        let slot = |index: u32| Slot {
+            stream: if index < start.stage_slots {
+                StreamKind::Writes
+            } else {
+                StreamKind::Overlay
+            },
+            chunk: None,
+            closed: false,
+            sealed: 0,
+            issued: 0,
+            written: 0,
+            synced: 0,
+            in_flight: 0,
+            counted: false,
+            reusable: false,
+        };
+        let stream = |slots: core::ops::Range<u32>| Stream {
+            segment: None,
+            open: None,
+            next_seq: StreamSeq(start.stream_seq_next),
+            slots_low: (slots.len() / 4).clamp(2, 16),
+            free_slots: slots.rev().map(SlotIndex).collect(),
+            reusable: VecDeque::new(),
+            unspilled: VecDeque::new(),
+        };
+        Log {
+            geometry,
+            cache: start.cache,
+            log_at: start.log_at,
+            incarnation: start.incarnation,
+            stage_slots_total: slots_total,
+            segments: (0..geometry.segments).map(segment).collect(),
+            chunk_slot: alloc::vec![0; geometry.chunks() as usize],
+            chunk_live: alloc::vec![0; geometry.chunks() as usize],
+            slots: (0..slots_total).map(slot).collect(),
+            streams: [
+                stream(0..start.stage_slots),
+                stream(start.stage_slots..slots_total),
+            ],
+            ready: VecDeque::new(),
+            preparing: false,
+            footers_due: Vec::new(),
+            footers_failed: Vec::new(),
+            maybe_dead: Vec::new(),
+            segment_seq_next: SegmentSeq(start.segment_seq_next),
+            tail: VecDeque::new(),
+            durable: StreamSeq(start.stream_seq_next - 1),
+            announced: StreamSeq(start.stream_seq_next - 1),
+            write: write::WriteState::default(),
+            live_total: 0,
+            counters: Counters::default(),
+        }
+    }
+
+    /// Appends one item, or as much of it from its start as fits into the open record. `source`
+    /// is where its first sector lies; zero items have none. Returns `None` when there is no
+    /// room; `evacuating` may use the segments reserved for making room.
+    pub fn append(
+        &mut self,
+        cx: &mut Cx<'_>,
+        stream: StreamKind,
+        item: Item,
+        source: Option<Place>,
+        evacuating: bool,
+    ) -> Option<Appended> {
+        assert!(item.span.sectors > 0, "an item covers something");
+        assert_eq!(
+            source.is_some(),
+            item.kind == EntryKind::Write,
+            "only writes carry bytes"
+        );
+        let blocks_wanted = if source.is_some() { 1 } else { 0 };
+        self.open_record(cx, stream, blocks_wanted, evacuating)?;
+        let open = self.streams[stream as usize]
+            .open
+            .as_mut()
+            .expect("a record was opened");
+        let record = open.record.as_mut().expect("a record was opened");
+        let slot_at = stage::slot_at(
+            open.slot.0,
+            self.stage_slots_total,
+            self.geometry.chunk_blocks,
+        );
+        let slot_place = Place::new(Area::Stage, slot_at);
+        let header_place = slot_place.plus(u64::from(record.header_block) * BLOCK_BYTES);
+        let chunk_addr = self.geometry.chunk_addr(open.chunk);
+
+        let mut span = item.span;
+        let mut sums = [0; record::SUMS_MAX];
+        let mut blocks = 0;
+        if let Some(source) = source {
+            let room = u64::from(self.geometry.chunk_blocks - open.next_block)
+                .min(record::SUMS_MAX as u64 - u64::from(record.payload_blocks));
+            let phase = span.sector % BLOCK_SECTORS;
+            span.sectors = span.sectors.min(room * BLOCK_SECTORS - phase);
+            blocks = span.blocks();
+            let at = slot_place.plus(u64::from(open.next_block) * BLOCK_BYTES);
+            copy_in(cx, source, at, span);
+            for n in 0..blocks {
+                sums[n as usize] = cx.memory.checksum(at.plus(n * BLOCK_BYTES), BLOCK_BYTES);
+            }
+            let sums_at = record::SUMS_AT as u64 + u64::from(record.payload_blocks) * 4;
+            let mut bytes = [0; record::SUMS_MAX * 4];
+            for (n, sum) in sums[..blocks as usize].iter().enumerate() {
+                bytes[n * 4..n * 4 + 4].copy_from_slice(&sum.to_le_bytes());
+            }
+            cx.memory
+                .store(header_place.plus(sums_at), &bytes[..blocks as usize * 4]);
+        }
+        let entry = Entry {
+            kind: item.kind,
+            volume: item.volume,
+            generation: item.generation,
+            serial: item.serial,
+            span,
+            first_block: if blocks > 0 { record.payload_blocks } else { 0 },
+        };
+        let bytes = record::encode_entry(&record.identity, &entry, &sums[..blocks as usize]);
+        let entry_at = record::ENTRIES_AT + usize::from(record.entries) * record::ENTRY_BYTES;
+        cx.memory.store(header_place.plus(entry_at as u64), &bytes);
+
+        let first_block = open.next_block;
+        let header_block = record.header_block;
+        let seq = StreamSeq(record.identity.stream_seq);
+        record.entries += 1;
+        record.payload_blocks += blocks as u16;
+        open.next_block += blocks as u32;
+        let content = match item.kind {
+            EntryKind::Write => Content::Data(
+                chunk_addr
+                    .plus(u64::from(first_block) * BLOCK_SECTORS + span.sector % BLOCK_SECTORS),
+            ),
+            EntryKind::Zero { allocate } => Content::Zero {
+                header: chunk_addr.plus(u64::from(header_block) * BLOCK_SECTORS),
+                allocate,
+            },
+        };
+        let chunk = open.chunk;
+        let block = if blocks > 0 {
+            first_block
+        } else {
+            header_block
+        };
+        self.note_entry(chunk, block, item, span, &sums[..blocks as usize]);
+        Some(Appended { span, content, seq })
+    }
+
+    /// Remembers an entry for the footer, and the sums of its blocks for every read.
+    fn note_entry(&mut self, chunk: ChunkIndex, block: u32, item: Item, span: Span, sums: &[u32]) {
+        let segment = SegmentIndex(chunk.0 / self.geometry.segment_chunks);
+        let in_segment =
+            (chunk.0 % self.geometry.segment_chunks) * self.geometry.chunk_blocks + block;
+        let segment = &mut self.segments[segment.0 as usize];
+        for (n, sum) in sums.iter().enumerate() {
+            segment.sums[in_segment as usize + n] = *sum;
+        }
+        segment.entries.push(FooterEntry {
+            volume: item.volume,
+            generation: item.generation,
+            serial: item.serial,
+            span,
+            kind: item.kind,
+            block: in_segment,
+        });
+    }
+
+    /// Makes sure a record with room for an entry and `blocks` of payload is open.
+    fn open_record(
+        &mut self,
+        cx: &mut Cx<'_>,
+        stream: StreamKind,
+        blocks: u32,
+        evacuating: bool,
+    ) -> Option<()> {
+        if let Some(open) = &self.streams[stream as usize].open {
+            if let Some(record) = &open.record {
+                let full = usize::from(record.entries) == record::ENTRIES_MAX
+                    || u32::from(record.payload_blocks) + blocks > record::SUMS_MAX as u32
+                    || open.next_block + blocks > self.geometry.chunk_blocks;
+                if !full {
+                    return Some(());
+                }
+                self.seal_open_record(cx, stream);
+            }
+            let open = self.streams[stream as usize]
+                .open
+                .as_ref()
+                .expect("still open");
+            // A header block alone is not worth it: two blocks are the least of a record.
+            if open.next_block + 2 > self.geometry.chunk_blocks {
+                self.close_chunk(stream);
+            }
+        }
+        if self.streams[stream as usize].open.is_none() {
+            self.open_chunk(cx, stream, evacuating)?;
+        }
+        let geometry = self.geometry;
+        let identity = self.next_identity(stream);
+        let slots_total = self.stage_slots_total;
+        let open = self.streams[stream as usize]
+            .open
+            .as_mut()
+            .expect("a chunk was opened");
+        let slot_at = stage::slot_at(open.slot.0, slots_total, geometry.chunk_blocks);
+        let header =
+            Place::new(Area::Stage, slot_at).plus(u64::from(open.next_block) * BLOCK_BYTES);
+        cx.memory.zero(header, BLOCK_BYTES);
+        cx.memory.store(header, &record::encode_open(&identity));
+        open.record = Some(OpenRecord {
+            identity,
+            header_block: open.next_block,
+            entries: 0,
+            payload_blocks: 0,
+            opened: cx.now,
+        });
+        open.next_block += 1;
+        Some(())
+    }
+
+    fn next_identity(&mut self, kind: StreamKind) -> Identity {
+        let durable_upto = self.durable.0;
+        let stream = &mut self.streams[kind as usize];
+        let seq = stream.next_seq;
+        stream.next_seq = StreamSeq(seq.0 + 1);
+        let segment = stream
+            .segment
+            .expect("an open chunk lies in an open segment");
+        let segment = &mut self.segments[segment.0 as usize];
+        if segment.first_stream_seq.0 == 0 {
+            segment.first_stream_seq = seq;
+        }
+        segment.last_stream_seq = seq;
+        Identity {
+            cache: self.cache,
+            stream: kind.code(),
+            incarnation: self.incarnation,
+            segment_seq: segment.seq.0,
+            stream_seq: seq.0,
+            durable_upto,
+        }
+    }
+
+    /// Opens the next chunk of the stream's segment in a slot of its own.
+    fn open_chunk(&mut self, cx: &mut Cx<'_>, kind: StreamKind, evacuating: bool) -> Option<()> {
+        if !self.has_slot(kind) {
+            return None;
+        }
+        let full = self.streams[kind as usize].segment.is_some_and(|segment| {
+            self.segments[segment.0 as usize].entries.len() + record::ENTRIES_MAX * 4
+                > footer::entries_max(self.geometry)
+        });
+        if full {
+            self.seal_segment(kind);
+        }
+        if self.streams[kind as usize].segment.is_none() {
+            self.open_segment(kind, evacuating)?;
+        }
+        let segment_at = self.streams[kind as usize]
+            .segment
+            .expect("a segment was opened");
+        let slot_at = self.take_slot(kind).expect("checked above");
+        let segment = &mut self.segments[segment_at.0 as usize];
+        let position = segment.sums.len() as u32 / self.geometry.chunk_blocks;
+        let chunk = ChunkIndex(self.geometry.first_chunk(segment_at).0 + position);
+        segment
+            .sums
+            .resize(((position + 1) * self.geometry.chunk_blocks) as usize, 0);
+        segment.unwritten_chunks += 1;
+        let slot = &mut self.slots[slot_at.0 as usize];
+        *slot = Slot {
+            stream: kind,
+            chunk: Some(chunk),
+            closed: false,
+            sealed: 0,
+            issued: 0,
+            written: 0,
+            synced: 0,
+            in_flight: 0,
+            counted: false,
+            reusable: false,
+        };
+        assert_eq!(self.chunk_slot[chunk.0 as usize], 0, "a chunk has one slot");
+        self.chunk_slot[chunk.0 as usize] = slot_at.0 + 1;
+        let entry = StageSlot {
+            incarnation: self.incarnation,
+            segment_seq: segment.seq.0,
+            chunk,
+            stream: kind.code(),
+        };
+        let entry_at = stage::TABLE_AT + u64::from(slot_at.0) * stage::SLOT_BYTES as u64;
+        // The first header is blanked before the slot is named: what the slot held before
+        // belongs to another chunk.
+        let first = stage::slot_at(
+            slot_at.0,
+            self.stage_slots_total,
+            self.geometry.chunk_blocks,
+        );
+        cx.memory.zero(Place::new(Area::Stage, first), BLOCK_BYTES);
+        cx.memory
+            .store(Place::new(Area::Stage, entry_at), &entry.encode());
+        let stream = &mut self.streams[kind as usize];
+        stream.open = Some(OpenChunk {
+            slot: slot_at,
+            chunk,
+            next_block: 0,
+            record: None,
+        });
+        Some(())
+    }
+
+    fn has_slot(&self, kind: StreamKind) -> bool {
+        let stream = &self.streams[kind as usize];
+        !stream.free_slots.is_empty() || !stream.reusable.is_empty()
+    }
+
+    fn take_slot(&mut self, kind: StreamKind) -> Option<SlotIndex> {
+        let stream = &mut self.streams[kind as usize];
+        if let Some(slot) = stream.free_slots.pop() {
+            return Some(slot);
+        }
+        let slot_at = stream.reusable.pop_front()?;
+        let slot = &self.slots[slot_at.0 as usize];
+        assert!(
+            slot.closed && slot.in_flight == 0,
+            "only safe slots are used again"
+        );
+        let chunk = slot.chunk.expect("a reusable slot mirrors a chunk");
+        self.chunk_slot[chunk.0 as usize] = 0;
+        Some(slot_at)
+    }
+
+    /// Seals the open record: counts and checksum go into its header.
+    fn seal_open_record(&mut self, cx: &mut Cx<'_>, kind: StreamKind) {
+        let Some(open) = self.streams[kind as usize].open.as_mut() else {
+            return;
+        };
+        let Some(record) = open.record.take() else {
+            return;
+        };
+        let slot_at = stage::slot_at(
+            open.slot.0,
+            self.stage_slots_total,
+            self.geometry.chunk_blocks,
+        );
+        let place =
+            Place::new(Area::Stage, slot_at).plus(u64::from(record.header_block) * BLOCK_BYTES);
+        let mut counts = [0; 4];
+        counts[..2].copy_from_slice(&record.entries.to_le_bytes());
+        counts[2..].copy_from_slice(&record.payload_blocks.to_le_bytes());
+        cx.memory
+            .store(place.plus(record::COUNTS_AT as u64), &counts);
+        let sum = cx.memory.checksum(place, BLOCK_BYTES);
+        cx.memory.store(
+            place.plus(crate::format::CHECKSUM_AT as u64),
+            &sum.to_le_bytes(),
+        );
+        let end_block = record.header_block + 1 + u32::from(record.payload_blocks);
+        assert_eq!(
+            end_block, open.next_block,
+            "a record ends where the next one starts"
+        );
+        let slot = open.slot;
+        self.slots[slot.0 as usize].sealed = end_block;
+        if kind == StreamKind::Writes {
+            let seq = StreamSeq(record.identity.stream_seq);
+            self.tail.push_back(Tail {
+                seq,
+                slot,
+                end_block,
+                written: false,
+            });
+            self.queue_slot(slot);
+        }
+    }
+
+    /// Closes the open chunk; the last one before the footer seals the segment.
+    fn close_chunk(&mut self, kind: StreamKind) {
+        let Some(open) = self.streams[kind as usize].open.take() else {
+            return;
+        };
+        assert!(
+            open.record.is_none(),
+            "records are sealed before their chunk is closed"
+        );
+        self.slots[open.slot.0 as usize].closed = true;
+        if kind == StreamKind::Overlay {
+            self.streams[kind as usize].unspilled.push_back(open.slot);
+        }
+        let last = open.chunk.0 % self.geometry.segment_chunks + 2 == self.geometry.segment_chunks;
+        if last {
+            self.seal_segment(kind);
+        }
+        self.slot_progress(open.slot);
+    }
+
+    /// Where the bytes at `addr` lie in the stage, while a slot mirrors them.
+    pub fn staged(&self, addr: LogAddr) -> Option<Place> {
+        let chunk = self.geometry.chunk_of(addr);
+        let slot = self.chunk_slot[chunk.0 as usize].checked_sub(1)?;
+        let at = stage::slot_at(slot, self.stage_slots_total, self.geometry.chunk_blocks);
+        let offset = addr.0 - self.geometry.chunk_addr(chunk).0;
+        Some(Place::new(Area::Stage, at + offset * SECTOR_BYTES))
+    }
+
+    /// Checksum that the block of the log at `addr` must have.
+    pub fn sum(&self, addr: LogAddr) -> u32 {
+        let segment = self.geometry.segment_of(addr);
+        let block = addr.block() % self.geometry.segment_blocks();
+        self.segments[segment.0 as usize].sums[block as usize]
+    }
+
+    /// Byte position of `addr` on the cache device.
+    pub fn device_at(&self, addr: LogAddr) -> u64 {
+        self.log_at + addr.0 * SECTOR_BYTES
+    }
+
+    /// Keeps a segment from being used again while a request to it is in flight.
+    pub fn pin(&mut self, addr: LogAddr) -> SegmentIndex {
+        let segment = self.geometry.segment_of(addr);
+        self.segments[segment.0 as usize].pins += 1;
+        segment
+    }
+
+    pub fn unpin(&mut self, segment: SegmentIndex) {
+        let segment = &mut self.segments[segment.0 as usize];
+        assert!(segment.pins > 0, "a pin is given back once");
+        segment.pins -= 1;
+    }
+
+    /// Follows a change of an extent map: what it keeps alive, where. Returns the change of the
+    /// charge in blocks.
+    pub fn account(&mut self, change: Change) -> i64 {
+        let (piece, sign) = match change {
+            Change::Added(piece) => (piece, 1),
+            Change::Removed(piece) => (piece, -1),
+        };
+        let charge = piece.content.charge(piece.span);
+        let chunk = self.geometry.chunk_of(piece.content.addr());
+        let segment = &mut self.segments[(chunk.0 / self.geometry.segment_chunks) as usize];
+        let chunk_live = &mut self.chunk_live[chunk.0 as usize];
+        if sign > 0 {
+            segment.live += charge;
+            *chunk_live += charge;
+            self.live_total += u64::from(charge);
+        } else {
+            assert!(
+                segment.live >= charge,
+                "only what was counted is taken back"
+            );
+            segment.live -= charge;
+            *chunk_live -= charge;
+            self.live_total -= u64::from(charge);
+            if segment.live == 0 {
+                self.maybe_dead
+                    .push(SegmentIndex(chunk.0 / self.geometry.segment_chunks));
+            }
+        }
+        sign * i64::from(charge)
+    }
+
+    /// The newest record of the write stream: durable means everything staged so far is.
+    pub fn newest(&self) -> StreamSeq {
+        StreamSeq(self.streams[StreamKind::Writes as usize].next_seq.0 - 1)
+    }
+}
+
+/// Copies the bytes of `span` to their phase in whole blocks; the rest of the blocks is zero.
+fn copy_in(cx: &mut Cx<'_>, source: Place, to: Place, span: Span) {
+    let phase = (span.sector % BLOCK_SECTORS) * SECTOR_BYTES;
+    let bytes = span.sectors * SECTOR_BYTES;
+    let whole = span.blocks() * BLOCK_BYTES;
+    if phase > 0 {
+        cx.memory.zero(to, phase);
+    }
+    cx.memory.copy(source, to.plus(phase), bytes);
+    if whole > phase + bytes {
+        cx.memory
+            .zero(to.plus(phase + bytes), whole - phase - bytes);
+    }
+}

@@ -1,0 +1,454 @@
+//! Segments: opening, preparing, footers, death, and their return to use.
+//!
+//! Always true: of the ready segments the last [`SEGMENTS_RESERVED`] are opened for evacuation
+//! only, so that making room never waits for room. What may be dirty altogether is bounded below
+//! what evacuation can compact into the rest.
+
+use super::{Log, SegmentState, StreamKind};
+use crate::event::{Device, Op, Purpose};
+use crate::format::checkpoint::SegmentRecord;
+use crate::format::footer::{Footer, FooterEntry};
+use crate::map::Content;
+use crate::memory::Slice;
+use crate::outbox::{Cx, Pending};
+use crate::scratch::Scratch;
+use crate::snapshot::SegmentCounts;
+use crate::types::{BLOCK_SECTORS, ChunkIndex, LogAddr, SegmentIndex, SegmentSeq, StreamSeq};
+use alloc::vec::Vec;
+
+/// Segments that only evacuation may open.
+pub const SEGMENTS_RESERVED: usize = 2;
+/// Segments prepared ahead of use.
+const READY_WANTED: usize = 4;
+
+/// How full the log is, in blocks that extents keep alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gauge {
+    pub live: u64,
+    /// What all volumes together may keep alive.
+    pub capacity: u64,
+}
+
+/// A segment as recovery found it, complete on the device.
+pub struct Adopted {
+    pub index: SegmentIndex,
+    pub stream: StreamKind,
+    pub seq: SegmentSeq,
+    pub first_stream_seq: StreamSeq,
+    pub last_stream_seq: StreamSeq,
+    pub sums: Vec<u32>,
+}
+
+impl Log {
+    pub fn gauge(&self) -> Gauge {
+        let g = self.geometry;
+        let usable = u64::from(g.segments) - SEGMENTS_RESERVED as u64 - 2;
+        let per_segment = u64::from(g.segment_chunks - 1) * u64::from(g.chunk_blocks - 2);
+        // Three quarters: evacuation then always finds a segment that is a quarter dead.
+        Gauge {
+            live: self.live_total,
+            capacity: usable * per_segment * 3 / 4,
+        }
+    }
+
+    pub(super) fn open_segment(&mut self, kind: StreamKind, evacuating: bool) -> Option<()> {
+        let reserve = if evacuating { 0 } else { SEGMENTS_RESERVED };
+        if self.ready.len() <= reserve {
+            return None;
+        }
+        let index = self.ready.pop_front()?;
+        let seq = self.segment_seq_next;
+        self.segment_seq_next = SegmentSeq(seq.0 + 1);
+        let segment = &mut self.segments[index.0 as usize];
+        assert_eq!(
+            segment.state,
+            SegmentState::Ready,
+            "only ready segments are opened"
+        );
+        assert!(
+            segment.live == 0 && segment.pins == 0,
+            "nothing is left of its former life"
+        );
+        segment.state = SegmentState::Open;
+        segment.stream = kind;
+        segment.seq = seq;
+        segment.first_stream_seq = StreamSeq(0);
+        segment.last_stream_seq = StreamSeq(0);
+        segment.unwritten_chunks = 0;
+        segment.stuck = false;
+        segment.entries.clear();
+        segment.sums.clear();
+        self.streams[kind as usize].segment = Some(index);
+        Some(())
+    }
+
+    pub(super) fn seal_segment(&mut self, kind: StreamKind) {
+        let stream = &mut self.streams[kind as usize];
+        assert!(stream.open.is_none(), "its last chunk is closed first");
+        let Some(index) = stream.segment.take() else {
+            return;
+        };
+        self.segments[index.0 as usize].state = SegmentState::Sealed;
+        self.footer_if_due(index);
+    }
+
+    pub(super) fn footer_if_due(&mut self, index: SegmentIndex) {
+        let segment = &self.segments[index.0 as usize];
+        if segment.state == SegmentState::Sealed && segment.unwritten_chunks == 0 {
+            self.footers_due.push(index);
+        }
+    }
+
+    /// Writes footers that are due, prepares segments, finds dead ones.
+    pub fn pump_space(&mut self, cx: &mut Cx<'_>, scratch: &mut Scratch) {
+        while let Some(index) = self.footers_due.last().copied() {
+            if self.segments[index.0 as usize].footer_in_flight {
+                self.footers_due.pop();
+                continue;
+            }
+            if !self.write_footer(cx, scratch, index) {
+                break;
+            }
+            self.footers_due.pop();
+        }
+        if self.ready.len() < READY_WANTED && !self.preparing {
+            self.prepare(cx, scratch);
+        }
+        let mut at = 0;
+        while at < self.maybe_dead.len() {
+            let index = self.maybe_dead[at];
+            let newest = self.newest();
+            let segment = &mut self.segments[index.0 as usize];
+            let emptied = segment.state == SegmentState::Footered && segment.live == 0;
+            if emptied && segment.pins == 0 {
+                segment.state = SegmentState::Dead;
+                segment.dead_after = newest;
+            } else if emptied {
+                at += 1;
+                continue;
+            }
+            self.maybe_dead.swap_remove(at);
+        }
+    }
+
+    fn write_footer(
+        &mut self,
+        cx: &mut Cx<'_>,
+        scratch: &mut Scratch,
+        index: SegmentIndex,
+    ) -> bool {
+        let Some(piece) = scratch.take_piece() else {
+            return false;
+        };
+        let bytes = self.footer_of(index).encode();
+        let place = scratch.piece(piece);
+        cx.memory.store(place, &bytes);
+        let segment = &mut self.segments[index.0 as usize];
+        segment.footer_in_flight = true;
+        segment.pins += 1;
+        let at = self.device_at(self.footer_at(index));
+        let slices = alloc::vec![Slice {
+            place,
+            bytes: bytes.len() as u64
+        }];
+        let pending = Pending::Footer {
+            segment: index,
+            piece,
+        };
+        self.counters.write_bytes += bytes.len() as u64;
+        cx.transfer(
+            pending,
+            Purpose::Footer,
+            Device::Cache,
+            Op::Write,
+            at,
+            slices,
+        );
+        true
+    }
+
+    /// Where the footer of a segment lies.
+    pub fn footer_at(&self, index: SegmentIndex) -> LogAddr {
+        let chunk = self.geometry.first_chunk(index).0 + self.geometry.segment_chunks - 1;
+        self.geometry.chunk_addr(ChunkIndex(chunk))
+    }
+
+    fn footer_of(&mut self, index: SegmentIndex) -> Footer {
+        let body = crate::format::footer::body_blocks(self.geometry) as usize;
+        let durable_upto = self.durable.0;
+        let (cache, incarnation) = (self.cache, self.incarnation);
+        let segment = &mut self.segments[index.0 as usize];
+        segment.sums.resize(body, 0);
+        segment
+            .entries
+            .sort_unstable_by_key(|e| (e.volume, e.span.sector, e.serial));
+        Footer {
+            cache,
+            stream: segment.stream.code(),
+            incarnation,
+            segment_seq: segment.seq.0,
+            first_stream_seq: segment.first_stream_seq.0,
+            last_stream_seq: segment.last_stream_seq.0,
+            durable_upto,
+            entries: segment.entries.clone(),
+            sums: segment.sums.clone(),
+        }
+    }
+
+    pub fn footer_done(
+        &mut self,
+        scratch: &mut Scratch,
+        index: SegmentIndex,
+        piece: u32,
+        ok: bool,
+    ) {
+        scratch.free_piece(piece);
+        self.unpin(index);
+        let segment = &mut self.segments[index.0 as usize];
+        segment.footer_in_flight = false;
+        if !ok {
+            self.counters.cache_errors += 1;
+            self.footers_failed.push(index);
+            return;
+        }
+        segment.state = SegmentState::Footered;
+        segment.entries = Vec::new();
+        if segment.live == 0 {
+            self.maybe_dead.push(index);
+        }
+    }
+
+    /// Footers that could not be written are due again.
+    pub fn retry_footers(&mut self) {
+        self.footers_due.append(&mut self.footers_failed);
+    }
+
+    fn prepare(&mut self, cx: &mut Cx<'_>, scratch: &mut Scratch) {
+        let virgin = self
+            .segments
+            .iter()
+            .position(|s| s.state == SegmentState::Virgin);
+        let Some(index) = virgin else { return };
+        let Some(piece) = scratch.take_piece() else {
+            return;
+        };
+        let index = SegmentIndex(index as u32);
+        let place = scratch.piece(piece);
+        let bytes = self.geometry.chunk_bytes();
+        cx.memory.zero(place, bytes);
+        self.segments[index.0 as usize].state = SegmentState::Preparing;
+        self.preparing = true;
+        let at = self.device_at(LogAddr(
+            u64::from(index.0) * self.geometry.segment_sectors(),
+        ));
+        let slices = alloc::vec![Slice { place, bytes }; self.geometry.segment_chunks as usize];
+        let pending = Pending::Prepare {
+            segment: index,
+            piece,
+        };
+        cx.transfer(
+            pending,
+            Purpose::Prepare,
+            Device::Cache,
+            Op::Write,
+            at,
+            slices,
+        );
+    }
+
+    pub fn prepare_done(
+        &mut self,
+        scratch: &mut Scratch,
+        index: SegmentIndex,
+        piece: u32,
+        ok: bool,
+    ) {
+        scratch.free_piece(piece);
+        self.preparing = false;
+        let segment = &mut self.segments[index.0 as usize];
+        if ok {
+            segment.state = SegmentState::Ready;
+            self.ready.push_back(index);
+        } else {
+            segment.state = SegmentState::Virgin;
+            self.counters.cache_errors += 1;
+        }
+    }
+
+    /// Takes over a segment that recovery found; extents are accounted afterwards.
+    pub fn adopt(&mut self, adopted: Adopted) {
+        let segment = &mut self.segments[adopted.index.0 as usize];
+        segment.state = SegmentState::Footered;
+        segment.stream = adopted.stream;
+        segment.seq = adopted.seq;
+        segment.first_stream_seq = adopted.first_stream_seq;
+        segment.last_stream_seq = adopted.last_stream_seq;
+        segment.sums = adopted.sums;
+        self.maybe_dead.push(adopted.index);
+    }
+
+    /// After recovery: all segments that were written once and hold nothing are ready.
+    pub fn collect_ready(&mut self) {
+        for (index, segment) in self.segments.iter().enumerate() {
+            if segment.state == SegmentState::Ready {
+                self.ready.push_back(SegmentIndex(index as u32));
+            }
+        }
+    }
+
+    /// Segments that a checkpoint written now would free.
+    pub fn freeable(&self) -> usize {
+        let dead =
+            |s: &&super::Segment| s.state == SegmentState::Dead && s.dead_after <= self.durable;
+        self.segments.iter().filter(dead).count()
+    }
+
+    /// Room is short: fewer ready segments than evacuation and the streams should have.
+    pub fn is_low(&self) -> bool {
+        let low = (self.segments.len() / 16).clamp(SEGMENTS_RESERVED + 2, 64);
+        let virgin = self
+            .segments
+            .last()
+            .is_some_and(|s| s.state == SegmentState::Virgin);
+        self.ready.len() < low && !virgin
+    }
+
+    pub fn has_dead(&self) -> bool {
+        self.segments.iter().any(|s| s.state == SegmentState::Dead)
+    }
+
+    /// The segment table of a checkpoint, and the segments it lists as free.
+    pub fn table(&self) -> (Vec<SegmentRecord>, Vec<SegmentIndex>) {
+        let (mut live, mut freed) = (Vec::new(), Vec::new());
+        for (index, segment) in self.segments.iter().enumerate() {
+            match segment.state {
+                SegmentState::Virgin | SegmentState::Preparing | SegmentState::Ready => {}
+                SegmentState::Dead if segment.dead_after <= self.durable => {
+                    freed.push(SegmentIndex(index as u32));
+                }
+                state => live.push(SegmentRecord {
+                    index: index as u32,
+                    seq: segment.seq.0,
+                    first_stream_seq: segment.first_stream_seq.0,
+                    last_stream_seq: match state {
+                        SegmentState::Open => u64::MAX,
+                        _ => segment.last_stream_seq.0,
+                    },
+                    stream: segment.stream.code(),
+                }),
+            }
+        }
+        (live, freed)
+    }
+
+    pub fn virgin_from(&self) -> u32 {
+        let virgin =
+            |s: &super::Segment| matches!(s.state, SegmentState::Virgin | SegmentState::Preparing);
+        let used = self.segments.iter().rposition(|s| !virgin(s));
+        used.map_or(0, |at| at as u32 + 1)
+    }
+
+    pub fn segment_seq_next(&self) -> SegmentSeq {
+        self.segment_seq_next
+    }
+
+    /// A durable checkpoint lists these segments as free.
+    pub fn free(&mut self, freed: &[SegmentIndex]) {
+        for &index in freed {
+            let segment = &mut self.segments[index.0 as usize];
+            assert_eq!(
+                segment.state,
+                SegmentState::Dead,
+                "only dead segments are freed"
+            );
+            assert!(segment.live == 0 && segment.pins == 0);
+            segment.state = SegmentState::Ready;
+            segment.sums = Vec::new();
+            self.ready.push_back(index);
+            self.counters.segments_reused += 1;
+            // A slot may still mirror a chunk of the former life.
+            let first = self.geometry.first_chunk(index).0;
+            for chunk in first..first + self.geometry.segment_chunks {
+                self.forget_mirror(ChunkIndex(chunk));
+            }
+        }
+    }
+
+    fn forget_mirror(&mut self, chunk: ChunkIndex) {
+        let Some(slot_at) = self.chunk_slot[chunk.0 as usize].checked_sub(1) else {
+            return;
+        };
+        self.chunk_slot[chunk.0 as usize] = 0;
+        let slot = &mut self.slots[slot_at as usize];
+        assert!(
+            slot.reusable && slot.in_flight == 0,
+            "a freed segment is on the device"
+        );
+        let stream = &mut self.streams[slot.stream as usize];
+        stream.reusable.retain(|slot| slot.0 != slot_at);
+        stream.free_slots.push(crate::types::SlotIndex(slot_at));
+    }
+
+    /// The segment that is cheapest to empty: the fewest live blocks, none that is stuck.
+    pub fn victim(&self) -> Option<SegmentIndex> {
+        let body = crate::format::footer::body_blocks(self.geometry);
+        let candidates = self.segments.iter().enumerate().filter(|(_, s)| {
+            s.state == SegmentState::Footered && !s.stuck && s.live > 0 && s.live < body * 9 / 10
+        });
+        let (index, _) = candidates.min_by_key(|(_, s)| s.live)?;
+        Some(SegmentIndex(index as u32))
+    }
+
+    pub fn live_of(&self, index: SegmentIndex) -> u32 {
+        self.segments[index.0 as usize].live
+    }
+
+    pub fn mark_stuck(&mut self, index: SegmentIndex) {
+        self.segments[index.0 as usize].stuck = true;
+    }
+
+    /// Where the content of a footer's entry lies.
+    pub fn content_of(&self, segment: SegmentIndex, entry: &FooterEntry) -> Content {
+        let first = u64::from(segment.0) * self.geometry.segment_sectors();
+        let block = LogAddr(first + u64::from(entry.block) * BLOCK_SECTORS);
+        match entry.kind {
+            crate::format::record::EntryKind::Write => {
+                Content::Data(block.plus(entry.span.sector % BLOCK_SECTORS))
+            }
+            crate::format::record::EntryKind::Zero { allocate } => Content::Zero {
+                header: block,
+                allocate,
+            },
+        }
+    }
+
+    pub fn counts(&self) -> SegmentCounts {
+        let mut counts = SegmentCounts::default();
+        for segment in &self.segments {
+            match (segment.state, segment.stream) {
+                (SegmentState::Virgin | SegmentState::Preparing | SegmentState::Ready, _) => {
+                    counts.free += 1;
+                }
+                (SegmentState::Open, StreamKind::Writes) => counts.write += 1,
+                (_, StreamKind::Overlay) => counts.overlay += 1,
+                _ => counts.sealed += 1,
+            }
+        }
+        counts
+    }
+
+    /// Slots in all and slots that mirror a chunk which is not safe on the device.
+    pub fn slots_of(&self, kind: StreamKind) -> (u32, u32) {
+        let mine = self.slots.iter().filter(|slot| slot.stream == kind).count();
+        let stream = &self.streams[kind as usize];
+        let idle = stream.free_slots.len() + stream.reusable.len();
+        (mine as u32, (mine - idle) as u32)
+    }
+
+    /// Memory of the tables: checksums, chunk index, segments.
+    pub fn index_bytes(&self) -> u64 {
+        let sums: usize = self.segments.iter().map(|s| s.sums.capacity() * 4).sum();
+        (sums + self.chunk_slot.len() * 8 + self.segments.len() * size_of::<super::Segment>())
+            as u64
+    }
+}

@@ -1,0 +1,389 @@
+//! The way from the stage to the device: log writes, syncs, and who waits for them.
+//!
+//! Always true: `durable` names a record only if every record up to it was on the device before a
+//! sync that succeeded was issued. After a failed write or sync everything since the last good
+//! sync is written again; syncing again alone would prove nothing. Deliberately absent: when a
+//! guest is answered; a waiter comes back and its owner decides.
+
+use super::{Log, StreamKind};
+use crate::event::{Device, Op, Purpose};
+use crate::format::stage;
+use crate::memory::{Area, Place, Slice};
+use crate::outbox::{Cx, Pending, Timer};
+use crate::types::{
+    BLOCK_BYTES, BLOCK_SECTORS, RequestId, SegmentIndex, SlotIndex, StreamSeq, Time, VolumeId,
+};
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+/// Log writes in flight at once; more would only wait inside the device.
+const WRITES_IN_FLIGHT_MAX: u32 = 16;
+/// How long an open record may wait for more entries while nobody flushes.
+const LINGER_MS: u64 = 5;
+/// For so long after a flush each write starts its log write at once, so that the next flush
+/// finds it under way.
+const EAGER_MS: u64 = 50;
+/// Idle time after which a record announces the last sync.
+const ANNOUNCE_MS: u64 = 200;
+/// Pause before a failed write or sync of the cache device is tried again.
+const RETRY_MS: u64 = 100;
+
+/// Who waits for a record to be durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiter {
+    /// A guest's flush, or its write that must be durable.
+    Guest {
+        volume: VolumeId,
+        request: RequestId,
+        flush: bool,
+        started: Time,
+    },
+    /// The destager of a volume.
+    Destage(VolumeId),
+    /// An orderly stop.
+    Park(RequestId),
+}
+
+#[derive(Default)]
+pub struct WriteState {
+    /// Counts failures: what was issued before the last one proves nothing any more.
+    attempt: u32,
+    in_flight: u32,
+    /// Leading records of the tail that are on the device.
+    written: usize,
+    /// What the sync in flight covers.
+    sync: Option<StreamSeq>,
+    wanted: StreamSeq,
+    waiters: VecDeque<(StreamSeq, Waiter)>,
+    to_issue: VecDeque<SlotIndex>,
+    eager_until: Time,
+    linger_armed: bool,
+    retry_at: Option<Time>,
+    spills_in_flight: u32,
+}
+
+impl Log {
+    /// Registers a waiter for everything staged so far. True if it need not wait.
+    pub fn wait_durable(&mut self, cx: &Cx<'_>, seq: StreamSeq, waiter: Waiter) -> bool {
+        if self.durable >= seq {
+            return true;
+        }
+        if matches!(waiter, Waiter::Guest { .. }) {
+            self.write.eager_until = cx.now.plus_millis(EAGER_MS);
+        }
+        let last = self
+            .write
+            .waiters
+            .back()
+            .map_or(StreamSeq(0), |(seq, _)| *seq);
+        // The queue stays sorted: who asks for less waits a little longer.
+        self.write.waiters.push_back((seq.max(last), waiter));
+        self.write.wanted = self.write.wanted.max(seq.max(last));
+        false
+    }
+
+    /// Makes everything staged so far durable soon, for nobody in particular.
+    pub fn want_sync(&mut self) {
+        self.write.wanted = self.write.wanted.max(self.newest());
+    }
+
+    /// Seals, issues and syncs whatever is due. Cheap when nothing is.
+    pub fn pump_writes(&mut self, cx: &mut Cx<'_>) {
+        self.seal_if_due(cx);
+        if self.write.retry_at.is_some_and(|at| cx.now < at) {
+            return;
+        }
+        self.write.retry_at = None;
+        while self.write.in_flight < WRITES_IN_FLIGHT_MAX {
+            let Some(slot) = self.write.to_issue.pop_front() else {
+                break;
+            };
+            self.issue_slot(cx, slot, StreamKind::Writes);
+        }
+        self.spill(cx);
+        self.sync_if_due(cx);
+    }
+
+    fn seal_if_due(&mut self, cx: &mut Cx<'_>) {
+        let Some(open) = &self.streams[StreamKind::Writes as usize].open else {
+            return;
+        };
+        let Some(record) = &open.record else { return };
+        let due_at = record.opened.plus_millis(LINGER_MS);
+        let wanted = self.write.wanted.0 >= record.identity.stream_seq;
+        let eager = self.write.in_flight == 0 && cx.now < self.write.eager_until;
+        if wanted || eager || cx.now >= due_at {
+            self.seal_writes(cx);
+        } else if !self.write.linger_armed {
+            self.write.linger_armed = true;
+            cx.out.timer(due_at, Timer::Linger);
+        }
+    }
+
+    pub fn linger_over(&mut self) {
+        self.write.linger_armed = false;
+    }
+
+    fn seal_writes(&mut self, cx: &mut Cx<'_>) {
+        self.seal_open_record(cx, StreamKind::Writes);
+        let open = self.streams[StreamKind::Writes as usize].open.as_ref();
+        if open.is_some_and(|open| open.next_block + 2 > self.geometry.chunk_blocks) {
+            self.close_chunk(StreamKind::Writes);
+        }
+    }
+
+    /// A slot has sealed blocks that are not on their way yet.
+    pub(super) fn queue_slot(&mut self, slot: SlotIndex) {
+        if self.write.to_issue.back() != Some(&slot) {
+            self.write.to_issue.push_back(slot);
+        }
+    }
+
+    fn issue_slot(&mut self, cx: &mut Cx<'_>, slot_at: SlotIndex, stream: StreamKind) {
+        let slot = &mut self.slots[slot_at.0 as usize];
+        if slot.sealed == slot.issued {
+            return;
+        }
+        let chunk = slot.chunk.expect("a slot with records mirrors a chunk");
+        let (from, upto) = (slot.issued, slot.sealed);
+        slot.issued = upto;
+        slot.in_flight += 1;
+        let base = stage::slot_at(
+            slot_at.0,
+            self.stage_slots_total,
+            self.geometry.chunk_blocks,
+        );
+        let place = Place::new(Area::Stage, base).plus(u64::from(from) * BLOCK_BYTES);
+        let bytes = u64::from(upto - from) * BLOCK_BYTES;
+        let addr = self
+            .geometry
+            .chunk_addr(chunk)
+            .plus(u64::from(from) * BLOCK_SECTORS);
+        let segment = self.pin(addr);
+        match stream {
+            StreamKind::Writes => self.write.in_flight += 1,
+            StreamKind::Overlay => self.write.spills_in_flight += 1,
+        }
+        self.counters.write_bytes += bytes;
+        let attempt = self.write.attempt;
+        let pending = Pending::Log {
+            slot: slot_at,
+            stream,
+            segment,
+            attempt,
+            from,
+            upto,
+        };
+        let at = self.device_at(addr);
+        cx.transfer(
+            pending,
+            Purpose::Log,
+            Device::Cache,
+            Op::Write,
+            at,
+            alloc::vec![Slice { place, bytes }],
+        );
+    }
+
+    /// The end of a log write.
+    pub fn write_done(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (slot_at, stream, segment): (SlotIndex, StreamKind, SegmentIndex),
+        (attempt, from, upto): (u32, u32, u32),
+        ok: bool,
+    ) {
+        self.unpin(segment);
+        match stream {
+            StreamKind::Writes => self.write.in_flight -= 1,
+            StreamKind::Overlay => self.write.spills_in_flight -= 1,
+        }
+        let slot = &mut self.slots[slot_at.0 as usize];
+        slot.in_flight -= 1;
+        match (stream, ok) {
+            (StreamKind::Writes, true) if attempt == self.write.attempt => {
+                slot.written += upto - from;
+                self.mark_written(slot_at, from, upto);
+            }
+            (StreamKind::Writes, false) if attempt == self.write.attempt => self.write_again(cx),
+            (StreamKind::Writes, _) => {}
+            (StreamKind::Overlay, true) => slot.written = upto,
+            (StreamKind::Overlay, false) => {
+                slot.issued = 0;
+                self.counters.cache_errors += 1;
+                self.streams[stream as usize].unspilled.push_front(slot_at);
+                self.back_off(cx);
+            }
+        }
+        self.slot_progress(slot_at);
+    }
+
+    /// Marks the records of a slot between two blocks. The tail is in order of sequence, so those
+    /// of one write lie side by side.
+    fn mark_written(&mut self, slot: SlotIndex, from: u32, upto: u32) {
+        let inside = |tail: &super::Tail| {
+            tail.slot == slot && tail.end_block > from && tail.end_block <= upto
+        };
+        let start = self.write.written;
+        let mut seen = false;
+        for tail in self.tail.range_mut(start..) {
+            if inside(tail) {
+                tail.written = true;
+                seen = true;
+            } else if seen {
+                break;
+            }
+        }
+        while self
+            .tail
+            .get(self.write.written)
+            .is_some_and(|tail| tail.written)
+        {
+            self.write.written += 1;
+        }
+    }
+
+    /// The last record of the leading ones that are on the device.
+    fn written_upto(&self) -> StreamSeq {
+        match self.write.written.checked_sub(1) {
+            Some(last) => self.tail[last].seq,
+            None => self.durable,
+        }
+    }
+
+    fn sync_if_due(&mut self, cx: &mut Cx<'_>) {
+        let upto = self.written_upto();
+        if self.write.sync.is_some() || upto <= self.durable {
+            return;
+        }
+        let first = self.write.waiters.front().map(|(seq, _)| *seq);
+        let wanted = self.write.wanted > self.durable && self.write.wanted <= upto;
+        let stage = &self.streams[StreamKind::Writes as usize];
+        let pressed = stage.free_slots.len() + stage.reusable.len() <= stage.slots_low;
+        if wanted || pressed || first.is_some_and(|seq| seq <= upto) {
+            self.write.sync = Some(upto);
+            let pending = Pending::CacheSync {
+                attempt: self.write.attempt,
+            };
+            cx.order(pending, Purpose::Log, Device::Cache, Op::Sync, 0, 0);
+        }
+    }
+
+    /// The end of a device sync. Returns who no longer waits.
+    pub fn sync_done(&mut self, cx: &mut Cx<'_>, attempt: u32, ok: bool) -> Vec<Waiter> {
+        let covers = self
+            .write
+            .sync
+            .take()
+            .expect("one sync is in flight at a time");
+        if !ok || attempt != self.write.attempt {
+            if !ok {
+                self.write_again(cx);
+            }
+            return Vec::new();
+        }
+        assert!(covers >= self.durable, "durable only grows");
+        self.durable = covers;
+        while self.tail.front().is_some_and(|tail| tail.seq <= covers) {
+            let tail = self.tail.pop_front().expect("just seen");
+            self.write.written -= 1;
+            self.slots[tail.slot.0 as usize].synced = tail.end_block;
+            self.slot_progress(tail.slot);
+        }
+        cx.out
+            .timer(cx.now.plus_millis(ANNOUNCE_MS), Timer::Announce);
+        let mut done = Vec::new();
+        while self
+            .write
+            .waiters
+            .front()
+            .is_some_and(|(seq, _)| *seq <= covers)
+        {
+            done.extend(self.write.waiters.pop_front().map(|(_, waiter)| waiter));
+        }
+        done
+    }
+
+    /// Everything that no good sync covers goes to the device once more.
+    fn write_again(&mut self, cx: &mut Cx<'_>) {
+        self.counters.cache_errors += 1;
+        self.write.attempt += 1;
+        self.write.written = 0;
+        self.write.to_issue.clear();
+        for at in 0..self.tail.len() {
+            self.tail[at].written = false;
+            let slot_at = self.tail[at].slot;
+            let slot = &mut self.slots[slot_at.0 as usize];
+            slot.issued = slot.synced;
+            slot.written = slot.synced;
+            self.queue_slot(slot_at);
+        }
+        self.back_off(cx);
+    }
+
+    fn back_off(&mut self, cx: &mut Cx<'_>) {
+        let at = cx.now.plus_millis(RETRY_MS);
+        self.write.retry_at = Some(at);
+        cx.out.timer(at, Timer::Housekeeping);
+    }
+
+    /// A slot may have become safe, its chunk complete, its segment ready for a footer.
+    pub(super) fn slot_progress(&mut self, slot_at: SlotIndex) {
+        let slot = &mut self.slots[slot_at.0 as usize];
+        let Some(chunk) = slot.chunk else { return };
+        if slot.closed && slot.written == slot.sealed && !slot.counted {
+            slot.counted = true;
+            let segment = SegmentIndex(chunk.0 / self.geometry.segment_chunks);
+            self.segments[segment.0 as usize].unwritten_chunks -= 1;
+            self.footer_if_due(segment);
+        }
+        let slot = &mut self.slots[slot_at.0 as usize];
+        let safe = match slot.stream {
+            StreamKind::Writes => slot.synced == slot.sealed,
+            StreamKind::Overlay => true,
+        };
+        let idle = slot.closed && slot.written == slot.sealed && slot.in_flight == 0;
+        if idle && safe && !slot.reusable {
+            slot.reusable = true;
+            self.streams[slot.stream as usize]
+                .reusable
+                .push_back(slot_at);
+        }
+    }
+
+    /// Writes the oldest overlay chunks out when their slots run short. Chunks in which nothing
+    /// lives any more are just let go.
+    fn spill(&mut self, cx: &mut Cx<'_>) {
+        let low = self.streams[StreamKind::Overlay as usize].slots_low;
+        loop {
+            let stream = &mut self.streams[StreamKind::Overlay as usize];
+            let coming = self.write.spills_in_flight as usize;
+            if stream.free_slots.len() + stream.reusable.len() + coming >= low {
+                return;
+            }
+            let Some(slot_at) = stream.unspilled.pop_front() else {
+                return;
+            };
+            let slot = &mut self.slots[slot_at.0 as usize];
+            let chunk = slot.chunk.expect("an unspilled slot mirrors a chunk");
+            if self.chunk_live[chunk.0 as usize] == 0 {
+                (slot.issued, slot.written) = (slot.sealed, slot.sealed);
+                self.slot_progress(slot_at);
+            } else {
+                self.issue_slot(cx, slot_at, StreamKind::Overlay);
+            }
+        }
+    }
+
+    /// An empty record says after an idle flush what is durable, so that recovery can tell a
+    /// damaged last record from one that never was.
+    pub fn announce(&mut self, cx: &mut Cx<'_>) {
+        if self.announced == self.durable || self.newest() != self.durable {
+            return;
+        }
+        if self.open_record(cx, StreamKind::Writes, 0, false).is_some() {
+            self.announced = self.durable;
+            self.seal_writes(cx);
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! What leaves the engine: actions in order, and what to do when each of them has ended.
+//!
+//! Always true: an [`Io`] that was pushed has exactly one [`Pending`], taken out once. Timers are
+//! kept here too, because they are the other way by which the engine hears from the host again.
+
+use crate::event::{Action, Device, Io, Op, Purpose, Refusal};
+use crate::log::StreamKind;
+use crate::memory::{Memory, Slice};
+use crate::types::{IoId, RequestId, SegmentIndex, SlotIndex, Time, VolumeId};
+use alloc::collections::{BinaryHeap, VecDeque};
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+
+/// What the end of a request to a device means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pending {
+    /// Blocks of a slot went to the log.
+    Log {
+        slot: SlotIndex,
+        stream: StreamKind,
+        segment: SegmentIndex,
+        attempt: u32,
+        from: u32,
+        upto: u32,
+    },
+    CacheSync {
+        attempt: u32,
+    },
+    Footer {
+        segment: SegmentIndex,
+        piece: u32,
+    },
+    Prepare {
+        segment: SegmentIndex,
+        piece: u32,
+    },
+    Checkpoint,
+    CheckpointSync,
+    /// One part of a fetch from the log.
+    Fetch {
+        fetch: u32,
+        part: u32,
+    },
+    /// Blocks from the origin into the read tier.
+    Fill {
+        fill: u32,
+    },
+    /// Sectors from the origin straight into a guest's buffer.
+    OriginRead {
+        read: u32,
+        volume: VolumeId,
+    },
+    /// An uncached write, discard or write of zeroes.
+    Uncached {
+        call: u32,
+    },
+    Ledger {
+        volume: VolumeId,
+    },
+    LedgerSync {
+        volume: VolumeId,
+    },
+    Destage {
+        volume: VolumeId,
+        job: u32,
+    },
+    DestageSync {
+        volume: VolumeId,
+    },
+    JournalTable {
+        volume: VolumeId,
+    },
+    Stat {
+        volume: VolumeId,
+    },
+    EvacuateFooter,
+    Remove {
+        volume: VolumeId,
+    },
+}
+
+/// Why the engine wants to be called again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Timer {
+    /// The open record has lingered long enough.
+    Linger,
+    /// The log has been idle since a flush: announce what is durable.
+    Announce,
+    /// Ages, low space, limits, and whatever failed and is due again.
+    Housekeeping,
+}
+
+#[derive(Default)]
+pub struct Outbox {
+    actions: VecDeque<Action>,
+    pending: Vec<Option<(Pending, Time)>>,
+    free: Vec<u32>,
+    in_flight: usize,
+    timers: BinaryHeap<Reverse<(Time, Timer)>>,
+}
+
+impl Outbox {
+    pub fn poll(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    pub fn reply(&mut self, request: RequestId, result: Result<(), Refusal>) {
+        self.actions.push_back(Action::Reply { request, result });
+    }
+
+    /// Requests to devices that have not ended.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    pub fn take(&mut self, io: IoId) -> (Pending, Time) {
+        let slot = self.pending.get_mut(io.0 as usize).and_then(Option::take);
+        let taken = slot.expect("the host answers each request to a device once");
+        self.free.push(io.0 as u32);
+        self.in_flight -= 1;
+        taken
+    }
+
+    fn issue(&mut self, now: Time, pending: Pending, mut io: Io) {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => {
+                self.pending.push(None);
+                self.pending.len() as u32 - 1
+            }
+        };
+        self.pending[index as usize] = Some((pending, now));
+        self.in_flight += 1;
+        io.id = IoId(u64::from(index));
+        self.actions.push_back(Action::Io(io));
+    }
+
+    pub fn timer(&mut self, at: Time, timer: Timer) {
+        self.timers.push(Reverse((at, timer)));
+    }
+
+    pub fn next_deadline(&self) -> Option<Time> {
+        self.timers.peek().map(|Reverse((at, _))| *at)
+    }
+
+    /// The next timer that is due.
+    pub fn due(&mut self, now: Time) -> Option<Timer> {
+        let Reverse((at, _)) = self.timers.peek()?;
+        if *at > now {
+            return None;
+        }
+        self.timers.pop().map(|Reverse((_, timer))| timer)
+    }
+}
+
+/// What one `apply` works with.
+pub struct Cx<'a> {
+    pub now: Time,
+    pub memory: &'a mut dyn Memory,
+    pub out: &'a mut Outbox,
+}
+
+impl Cx<'_> {
+    /// Asks for a transfer between a device and the slices.
+    pub fn transfer(
+        &mut self,
+        pending: Pending,
+        purpose: Purpose,
+        device: Device,
+        op: Op,
+        offset: u64,
+        slices: Vec<Slice>,
+    ) {
+        let bytes = slices.iter().map(|slice| slice.bytes).sum();
+        assert!(
+            bytes > 0 && offset % 512 == 0,
+            "transfers are whole sectors"
+        );
+        let io = Io {
+            id: IoId(0),
+            device,
+            op,
+            offset,
+            bytes,
+            slices,
+            purpose,
+        };
+        self.out.issue(self.now, pending, io);
+    }
+
+    /// Asks for an operation without payload.
+    pub fn order(
+        &mut self,
+        pending: Pending,
+        purpose: Purpose,
+        device: Device,
+        op: Op,
+        offset: u64,
+        bytes: u64,
+    ) {
+        let io = Io {
+            id: IoId(0),
+            device,
+            op,
+            offset,
+            bytes,
+            slices: Vec::new(),
+            purpose,
+        };
+        self.out.issue(self.now, pending, io);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timers_come_out_in_order_and_only_when_due() {
+        let mut out = Outbox::default();
+        out.timer(Time(20), Timer::Housekeeping);
+        out.timer(Time(10), Timer::Linger);
+        assert_eq!(out.next_deadline(), Some(Time(10)));
+        assert_eq!(out.due(Time(9)), None);
+        assert_eq!(out.due(Time(15)), Some(Timer::Linger));
+        assert_eq!(out.due(Time(15)), None);
+        assert_eq!(out.due(Time(20)), Some(Timer::Housekeeping));
+    }
+}

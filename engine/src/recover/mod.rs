@@ -1,0 +1,381 @@
+//! Recovery: from superblock, checkpoint, footers, log tail and stage to an engine in service.
+//!
+//! The order of what follows is the order of trust. The newest checkpoint says which segments
+//! live; a footer is believed when a sync is known to have covered its segment; everything later
+//! is read record by record. Of the write stream the longest chain without a gap is accepted.
+//! Where the chain ends above the last known sync, the tail was torn; where it ends below, flushed
+//! data is missing, and that is damage.
+//!
+//! Always true: what was accepted is on the device, synced, and named by a new checkpoint with a
+//! new incarnation and new generations before [`recover`] returns; nothing is ever appended to a
+//! segment of an earlier incarnation; what was not accepted is never looked at again.
+
+mod replay;
+mod scan;
+
+use crate::core::Core;
+use crate::engine::{Config, OpenError, Report, read_superblock};
+use crate::event::Device;
+use crate::format::checkpoint::{Checkpoint, VolumeRecord};
+use crate::format::footer::Footer;
+use crate::format::stage::{self, StageHeader};
+use crate::format::superblock::{CHECKPOINT_AT, SUPERBLOCK_AT, Superblock};
+use crate::log::{Adopted, Log, Start, StreamKind};
+use crate::media::Media;
+use crate::memory::{Area, Memory, Place};
+use crate::types::{BLOCK_BYTES, Generation, SegmentIndex, SegmentSeq, StreamSeq};
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use scan::Accepted;
+
+pub use scan::Stage;
+
+/// A cache as the offline tools show it.
+#[derive(Clone, Debug)]
+pub struct CacheInfo {
+    pub superblock: Superblock,
+    pub checkpoint_sequence: u64,
+    pub incarnation: u64,
+    /// Volumes with the bytes and extents the log holds of each.
+    pub volumes: Vec<(VolumeRecord, u64, u64)>,
+    pub segments_live: u64,
+    pub tail_bytes_discarded: u64,
+    pub damage: Vec<String>,
+}
+
+/// What `cache verify` found.
+#[derive(Clone, Debug, Default)]
+pub struct VerifyReport {
+    pub segments: u64,
+    pub blocks: u64,
+    pub bad_blocks: u64,
+    /// What is wrong, one line each; bounded.
+    pub damage: Vec<String>,
+}
+
+/// Lines of damage that one report holds.
+const DAMAGE_LINES_MAX: usize = 100;
+
+const CACHE: OpenError = OpenError::Io("the cache device");
+
+/// Writes an empty cache.
+pub fn format(media: &mut dyn Media, superblock: Superblock) -> Result<(), OpenError> {
+    let checkpoint = Checkpoint {
+        cache: superblock.cache,
+        boot: crate::types::Uuid::NIL,
+        sequence: 1,
+        incarnation: 1,
+        stream_seq_next: 1,
+        segment_seq_next: 1,
+        generation_next: 1,
+        virgin_from: 0,
+        segments_total: superblock.geometry.segments,
+        volumes: Vec::new(),
+        segments: Vec::new(),
+    };
+    let zeroes = alloc::vec![0; BLOCK_BYTES as usize];
+    // The other slot must not hold a checkpoint of a former cache.
+    media
+        .write(Device::Cache, checkpoint_at(&superblock, 0), &zeroes)
+        .map_err(|_| CACHE)?;
+    write_checkpoint(media, &superblock, &checkpoint)?;
+    for at in SUPERBLOCK_AT {
+        media
+            .write(Device::Cache, at, &superblock.encode())
+            .map_err(|_| CACHE)?;
+    }
+    media.sync(Device::Cache).map_err(|_| CACHE)
+}
+
+fn checkpoint_at(superblock: &Superblock, sequence: u64) -> u64 {
+    CHECKPOINT_AT + sequence % 2 * superblock.checkpoint_slot_bytes
+}
+
+fn write_checkpoint(
+    media: &mut dyn Media,
+    superblock: &Superblock,
+    checkpoint: &Checkpoint,
+) -> Result<(), OpenError> {
+    let at = checkpoint_at(superblock, checkpoint.sequence);
+    media
+        .write(Device::Cache, at, &checkpoint.encode())
+        .map_err(|_| CACHE)?;
+    media.sync(Device::Cache).map_err(|_| CACHE)
+}
+
+/// The newest whole checkpoint.
+fn read_checkpoint(
+    media: &mut dyn Media,
+    superblock: &Superblock,
+) -> Result<Checkpoint, OpenError> {
+    let mut newest: Option<Checkpoint> = None;
+    let mut why = None;
+    for slot in 0..2 {
+        let at = checkpoint_at(superblock, slot);
+        let mut bytes = alloc::vec![0; BLOCK_BYTES as usize];
+        media
+            .read(Device::Cache, at, &mut bytes)
+            .map_err(|_| CACHE)?;
+        let parsed = match Checkpoint::parse_length(&bytes, superblock.checkpoint_slot_bytes) {
+            Ok(length) => {
+                bytes.resize(length as usize, 0);
+                media
+                    .read(Device::Cache, at, &mut bytes)
+                    .map_err(|_| CACHE)?;
+                Checkpoint::parse(&bytes, superblock.cache)
+            }
+            Err(error) => Err(error),
+        };
+        match parsed {
+            Ok(checkpoint)
+                if newest
+                    .as_ref()
+                    .is_none_or(|n| n.sequence < checkpoint.sequence) =>
+            {
+                newest = Some(checkpoint);
+            }
+            Ok(_) => {}
+            Err(error) => why = Some(error),
+        }
+    }
+    let newest = newest.filter(|c| c.segments_total == superblock.geometry.segments);
+    newest.ok_or_else(|| {
+        let why = why.map_or(String::new(), |error| format!(": {error}"));
+        OpenError::Damaged(format!("neither checkpoint of the cache is whole{why}"))
+    })
+}
+
+/// Opens a cache and puts what it holds into service.
+pub fn recover(
+    config: Config,
+    media: &mut dyn Media,
+    memory: &mut dyn Memory,
+) -> Result<(Core, Report), OpenError> {
+    let superblock = read_superblock(media)?;
+    let checkpoint = read_checkpoint(media, &superblock)?;
+    let stage = Stage::load(&*memory, &superblock, &checkpoint, config.boot);
+    let mut accepted = scan::scan(media, &superblock, &checkpoint, &stage, config.boot)?;
+    let stage_found = stage.found;
+    make_durable(media, &superblock, &mut accepted)?;
+
+    let replayed = replay::replay(&checkpoint, &accepted, superblock.geometry);
+    let volumes = replayed.volumes;
+    let next = Checkpoint {
+        cache: superblock.cache,
+        boot: config.boot,
+        sequence: checkpoint.sequence + 1,
+        incarnation: checkpoint.incarnation + 1,
+        stream_seq_next: accepted.stream_seq_next,
+        segment_seq_next: accepted.segment_seq_next,
+        generation_next: replayed.generation_next.0,
+        virgin_from: accepted.virgin_from,
+        segments_total: superblock.geometry.segments,
+        volumes: volumes
+            .iter()
+            .flatten()
+            .map(|volume| volume.record())
+            .collect(),
+        segments: accepted
+            .segments
+            .iter()
+            .map(|segment| segment.record())
+            .collect(),
+    };
+    write_checkpoint(media, &superblock, &next)?;
+
+    reset_stage(memory, &config, &superblock, next.incarnation);
+    let mut log = Log::new(Start {
+        cache: superblock.cache,
+        geometry: superblock.geometry,
+        log_at: superblock.log_at,
+        incarnation: next.incarnation,
+        stream_seq_next: next.stream_seq_next,
+        segment_seq_next: next.segment_seq_next,
+        virgin_from: next.virgin_from,
+        stage_slots: config.stage_slots,
+        overlay_slots: config.overlay_slots,
+    });
+    let mut report = accepted.report;
+    report.stage_found = stage_found;
+    report.segments_scanned = u64::from(superblock.geometry.segments);
+    report.entries_replayed = replayed.entries;
+    for segment in accepted.segments {
+        log.adopt(Adopted {
+            index: SegmentIndex(segment.index),
+            stream: segment.stream,
+            seq: SegmentSeq(segment.seq),
+            first_stream_seq: StreamSeq(segment.first_stream_seq),
+            last_stream_seq: StreamSeq(segment.last_stream_seq),
+            sums: segment.footer.sums,
+        });
+    }
+    log.collect_ready();
+    let keeper = crate::core::checkpoint_keeper(next.sequence);
+    let mut core = Core::new(config, superblock, log, volumes, keeper);
+    core.generation_next = Generation(next.generation_next);
+    core.take_over(&report);
+    Ok((core, report))
+}
+
+/// Writes staged records and missing footers to the device and syncs once.
+fn make_durable(
+    media: &mut dyn Media,
+    superblock: &Superblock,
+    accepted: &mut Accepted,
+) -> Result<(), OpenError> {
+    let geometry = superblock.geometry;
+    for (chunk, bytes) in accepted.staged_chunks.drain(..) {
+        let at = superblock.log_at + u64::from(chunk.0) * geometry.chunk_bytes();
+        media.write(Device::Cache, at, &bytes).map_err(|_| CACHE)?;
+    }
+    // Records first, then the footers that speak of them.
+    media.sync(Device::Cache).map_err(|_| CACHE)?;
+    for segment in accepted
+        .segments
+        .iter_mut()
+        .filter(|segment| !segment.footered)
+    {
+        let chunk = geometry.first_chunk(SegmentIndex(segment.index)).0 + geometry.segment_chunks;
+        let at = superblock.log_at + u64::from(chunk - 1) * geometry.chunk_bytes();
+        media
+            .write(Device::Cache, at, &segment.footer.encode())
+            .map_err(|_| CACHE)?;
+    }
+    media.sync(Device::Cache).map_err(|_| CACHE)
+}
+
+/// The stage of this run: a new header, and slots that mirror nothing.
+fn reset_stage(
+    memory: &mut dyn Memory,
+    config: &Config,
+    superblock: &Superblock,
+    incarnation: u64,
+) {
+    let slots = config.stage_slots + config.overlay_slots;
+    let header = StageHeader {
+        cache: superblock.cache,
+        boot: config.boot,
+        incarnation,
+        slots,
+        chunk_blocks: superblock.geometry.chunk_blocks,
+    };
+    // Without a header the table below means nothing, also when a kill strikes in between.
+    memory.zero(Place::new(Area::Stage, 0), BLOCK_BYTES);
+    let table = (u64::from(slots) * stage::SLOT_BYTES as u64).next_multiple_of(BLOCK_BYTES);
+    memory.zero(Place::new(Area::Stage, stage::TABLE_AT), table);
+    memory.store(Place::new(Area::Stage, 0), &header.encode());
+}
+
+/// What a cache holds, without changing it. The stage is not looked at.
+pub fn inspect(media: &mut dyn Media) -> Result<CacheInfo, OpenError> {
+    let superblock = read_superblock(media)?;
+    let checkpoint = read_checkpoint(media, &superblock)?;
+    let stage = Stage::none();
+    let accepted = scan::scan(media, &superblock, &checkpoint, &stage, checkpoint.boot)?;
+    let replayed = replay::replay(&checkpoint, &accepted, superblock.geometry);
+    let volumes = checkpoint
+        .volumes
+        .iter()
+        .map(|record| {
+            let volume = replayed
+                .volumes
+                .get(record.id.0 as usize)
+                .and_then(Option::as_ref);
+            let bytes = volume.map_or(0, |volume| volume.dirty_bytes());
+            let extents = volume.map_or(0, |volume| volume.dirty_extents());
+            (record.clone(), bytes, extents)
+        })
+        .collect();
+    Ok(CacheInfo {
+        superblock,
+        checkpoint_sequence: checkpoint.sequence,
+        incarnation: checkpoint.incarnation,
+        volumes,
+        segments_live: accepted.segments.len() as u64,
+        tail_bytes_discarded: accepted.report.tail_bytes_discarded,
+        damage: accepted.report.damage,
+    })
+}
+
+/// Reads every block that an entry of a live segment covers and checks it.
+pub fn verify(
+    media: &mut dyn Media,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<VerifyReport, OpenError> {
+    let superblock = read_superblock(media)?;
+    let checkpoint = read_checkpoint(media, &superblock)?;
+    let stage = Stage::none();
+    let accepted = scan::scan(media, &superblock, &checkpoint, &stage, checkpoint.boot)?;
+    let mut report = VerifyReport {
+        damage: accepted.report.damage,
+        ..VerifyReport::default()
+    };
+    let geometry = superblock.geometry;
+    let total = accepted.segments.len() as u64;
+    let mut bytes = alloc::vec![0; geometry.segment_bytes() as usize];
+    for segment in &accepted.segments {
+        progress(report.segments, total);
+        report.segments += 1;
+        let at = superblock.log_at + u64::from(segment.index) * geometry.segment_bytes();
+        if media.read(Device::Cache, at, &mut bytes).is_err() {
+            note(
+                &mut report.damage,
+                format!("segment {} cannot be read", segment.index),
+            );
+            continue;
+        }
+        verify_segment(&segment.footer, segment.index, &bytes, &mut report);
+    }
+    progress(total, total);
+    Ok(report)
+}
+
+fn verify_segment(footer: &Footer, index: u32, bytes: &[u8], report: &mut VerifyReport) {
+    let writes = footer
+        .entries
+        .iter()
+        .filter(|e| e.kind == crate::format::record::EntryKind::Write);
+    for entry in writes {
+        for n in 0..entry.span.blocks() {
+            let block = entry.block as usize + n as usize;
+            let at = block * BLOCK_BYTES as usize;
+            let found = crate::format::checksum(&[&bytes[at..at + BLOCK_BYTES as usize]]);
+            report.blocks += 1;
+            if footer.sums.get(block) != Some(&found) {
+                report.bad_blocks += 1;
+                note(
+                    &mut report.damage,
+                    format!(
+                        "segment {index} block {block}: checksum does not match (volume {}, sector {})",
+                        entry.volume, entry.span.sector
+                    ),
+                );
+            }
+        }
+    }
+}
+
+fn note(damage: &mut Vec<String>, line: String) {
+    if damage.len() < DAMAGE_LINES_MAX {
+        damage.push(line);
+    }
+}
+
+impl scan::Segment {
+    fn record(&self) -> crate::format::checkpoint::SegmentRecord {
+        crate::format::checkpoint::SegmentRecord {
+            index: self.index,
+            seq: self.seq,
+            first_stream_seq: self.first_stream_seq,
+            last_stream_seq: self.last_stream_seq,
+            stream: self.stream.code(),
+        }
+    }
+}
+
+impl StreamKind {
+    fn is_chained(self) -> bool {
+        self == StreamKind::Writes
+    }
+}

@@ -1,0 +1,150 @@
+//! Replay: accepted entries become volumes with epochs again.
+//!
+//! Always true: entries are taken in order of serial, whatever their place in the log; those that
+//! a reset voided or the ledger of the last checkpoint covers are not taken; every volume starts
+//! a new generation above all serials that were ever seen.
+
+use super::scan::Accepted;
+use crate::format::checkpoint::Checkpoint;
+use crate::format::footer::FooterEntry;
+use crate::format::record::EntryKind;
+use crate::map::{Content, ExtentMap, Piece};
+use crate::types::{
+    BLOCK_SECTORS, Generation, Geometry, LogAddr, Policy, SECTOR_BYTES, Serial, StreamSeq, Time,
+};
+use crate::volume::{Epoch, Volume};
+use alloc::vec::Vec;
+
+/// Recovered dirty data is cut into epochs of this size.
+const EPOCH_BYTES_MAX: u64 = 1 << 30;
+
+pub struct Replayed {
+    pub volumes: Vec<Option<Volume>>,
+    pub generation_next: Generation,
+    pub entries: u64,
+}
+
+struct Found {
+    volume: u32,
+    serial: Serial,
+    piece: Piece,
+}
+
+pub fn replay(checkpoint: &Checkpoint, accepted: &Accepted, geometry: Geometry) -> Replayed {
+    let slots = checkpoint
+        .volumes
+        .iter()
+        .map(|record| record.id.0 as usize + 1)
+        .max();
+    let mut volumes: Vec<Option<Volume>> = Vec::new();
+    volumes.resize_with(slots.unwrap_or(0), || None);
+    let mut generation_next = Generation(checkpoint.generation_next.max(1));
+    for record in &checkpoint.volumes {
+        generation_next = Generation(generation_next.0.max(record.generation.0 + 1));
+        volumes[record.id.0 as usize] = Some(Volume::known(record.clone()));
+    }
+    let mut found = Vec::new();
+    for segment in &accepted.segments {
+        let first = LogAddr(u64::from(segment.index) * geometry.segment_sectors());
+        for entry in &segment.footer.entries {
+            let volume = volumes
+                .get(entry.volume.0 as usize)
+                .and_then(Option::as_ref);
+            if volume.is_some_and(|volume| counts(volume, entry, accepted.overlay_valid)) {
+                let content = content_of(first, entry);
+                let piece = Piece {
+                    span: entry.span,
+                    content,
+                };
+                found.push(Found {
+                    volume: entry.volume.0,
+                    serial: entry.serial,
+                    piece,
+                });
+            }
+        }
+    }
+    found.sort_by_key(|found| (found.volume, found.serial));
+    let entries = found.len() as u64;
+    for found in found {
+        let volume = volumes[found.volume as usize]
+            .as_mut()
+            .expect("checked above");
+        take(volume, found.serial, found.piece);
+    }
+    for volume in volumes.iter_mut().flatten() {
+        let seen = accepted
+            .serials_seen
+            .get(&volume.id.0)
+            .copied()
+            .unwrap_or(0);
+        let next = volume
+            .serial_next
+            .0
+            .max(seen + 1)
+            .max(volume.destaged.0 + 1);
+        volume.serial_next = Serial(next);
+        volume.first_serial = volume.serial_next;
+        volume.generation = generation_next;
+        if volume.policy == Policy::Ephemeral && !accepted.overlay_valid {
+            volume.base_generation = generation_next;
+        }
+    }
+    if volumes.iter().flatten().next().is_some() {
+        generation_next = Generation(generation_next.0 + 1);
+    }
+    Replayed {
+        volumes,
+        generation_next,
+        entries,
+    }
+}
+
+/// Whether an entry still speaks for its volume.
+fn counts(volume: &Volume, entry: &FooterEntry, overlay_valid: bool) -> bool {
+    if entry.generation < volume.base_generation || entry.span.end() > volume.sectors() {
+        return false;
+    }
+    match volume.policy {
+        Policy::WriteBack => entry.serial > volume.destaged,
+        Policy::Ephemeral => overlay_valid,
+        Policy::Uncached => false,
+    }
+}
+
+fn content_of(first: LogAddr, entry: &FooterEntry) -> Content {
+    let block = first.plus(u64::from(entry.block) * BLOCK_SECTORS);
+    match entry.kind {
+        EntryKind::Write => Content::Data(block.plus(entry.span.sector % BLOCK_SECTORS)),
+        EntryKind::Zero { allocate } => Content::Zero {
+            header: block,
+            allocate,
+        },
+    }
+}
+
+fn take(volume: &mut Volume, serial: Serial, piece: Piece) {
+    let full = volume.epochs.back().is_some_and(|epoch| {
+        epoch.map.sectors() * SECTOR_BYTES >= EPOCH_BYTES_MAX && epoch.last_serial != serial
+    });
+    if volume.epochs.is_empty() || full {
+        if let Some(epoch) = volume.epochs.back_mut() {
+            epoch.sealed = true;
+        }
+        volume.epochs.push_back(Epoch {
+            map: ExtentMap::new(),
+            last_serial: serial,
+            // Recovery has synced it.
+            last_seq: StreamSeq(0),
+            writes: 0,
+            // Its age is not known, so it counts as old.
+            opened: Time(0),
+            sealed: false,
+            charge: 0,
+        });
+    }
+    let epoch = volume.epochs.back_mut().expect("one was just pushed");
+    epoch.map.insert(piece, &mut |_| {});
+    epoch.last_serial = serial;
+    epoch.writes += 1;
+}

@@ -1,0 +1,644 @@
+//! The scan: which segments live, and which records of them are accepted.
+//!
+//! Three sources speak of a segment: its first record and its footer on the device, and slots of
+//! the stage that mirror its chunks. Its life is the youngest that any of them names. Lives that
+//! the checkpoint knew and does not list were freed. Always true: a record that no sync is known
+//! to have covered is accepted only with all its payload, and only if every record of the stream
+//! before it was.
+
+use super::{CACHE, note};
+use crate::engine::{OpenError, Report};
+use crate::event::Device;
+use crate::format::checkpoint::{Checkpoint, SegmentRecord};
+use crate::format::footer::{self, Footer, FooterEntry};
+use crate::format::record::{self, Record};
+use crate::format::stage::{self, StageHeader, StageSlot};
+use crate::format::superblock::Superblock;
+use crate::log::StreamKind;
+use crate::media::Media;
+use crate::memory::{Area, Memory, Place};
+use crate::types::{BLOCK_BYTES, ChunkIndex, Geometry, SegmentIndex, Uuid};
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::vec::Vec;
+
+const BLOCK: usize = BLOCK_BYTES as usize;
+/// Headers read by one call of the media.
+const READS_AT_ONCE: usize = 1024;
+
+/// The stage as a former run left it.
+pub struct Stage<'a> {
+    memory: Option<&'a dyn Memory>,
+    /// It belongs to this cache and this boot, and to the run that the checkpoint names.
+    pub found: bool,
+    /// What overlays hold can be trusted, in the stage or on the device.
+    pub overlay_valid: bool,
+    slots: BTreeMap<ChunkIndex, (StageSlot, Place)>,
+    chunk_bytes: u64,
+}
+
+impl<'a> Stage<'a> {
+    pub fn none() -> Stage<'a> {
+        Stage {
+            memory: None,
+            found: false,
+            overlay_valid: false,
+            slots: BTreeMap::new(),
+            chunk_bytes: 0,
+        }
+    }
+
+    pub fn load(
+        memory: &'a dyn Memory,
+        superblock: &Superblock,
+        checkpoint: &Checkpoint,
+        boot: Uuid,
+    ) -> Stage<'a> {
+        let mut bytes = alloc::vec![0; stage::HEADER_BYTES];
+        memory.load(Place::new(Area::Stage, 0), &mut bytes);
+        let geometry = superblock.geometry;
+        let header = StageHeader::parse(&bytes).ok().filter(|header| {
+            header.cache == superblock.cache
+                && header.boot == boot
+                && header.chunk_blocks == geometry.chunk_blocks
+        });
+        let Some(header) = header else {
+            return Stage::none();
+        };
+        let mut stage = Stage {
+            memory: Some(memory),
+            found: header.incarnation == checkpoint.incarnation,
+            // A run that recovered and was killed before it renewed the stage left the overlays
+            // on the device.
+            overlay_valid: checkpoint.boot == boot
+                && (header.incarnation == checkpoint.incarnation
+                    || header.incarnation + 1 == checkpoint.incarnation),
+            slots: BTreeMap::new(),
+            chunk_bytes: geometry.chunk_bytes(),
+        };
+        if !stage.found {
+            return stage;
+        }
+        for index in 0..header.slots {
+            let at = stage::TABLE_AT + u64::from(index) * stage::SLOT_BYTES as u64;
+            let mut bytes = [0; stage::SLOT_BYTES];
+            memory.load(Place::new(Area::Stage, at), &mut bytes);
+            let Ok(slot) = StageSlot::parse(&bytes) else {
+                continue;
+            };
+            if slot.incarnation != header.incarnation || slot.chunk.0 >= geometry.chunks() {
+                continue;
+            }
+            let at = stage::slot_at(index, header.slots, geometry.chunk_blocks);
+            let place = Place::new(Area::Stage, at);
+            let newer = stage
+                .slots
+                .get(&slot.chunk)
+                .is_none_or(|(old, _)| old.segment_seq < slot.segment_seq);
+            if newer {
+                stage.slots.insert(slot.chunk, (slot, place));
+            }
+        }
+        stage
+    }
+
+    /// The bytes of a chunk, if a slot mirrors it in this life of its segment.
+    fn chunk(&self, chunk: ChunkIndex, seq: u64) -> Option<Vec<u8>> {
+        let (slot, place) = self.slots.get(&chunk)?;
+        if slot.segment_seq != seq {
+            return None;
+        }
+        let mut bytes = alloc::vec![0; self.chunk_bytes as usize];
+        self.memory?.load(*place, &mut bytes);
+        Some(bytes)
+    }
+
+    /// The youngest life of a segment that a slot names.
+    fn life(&self, geometry: Geometry, segment: u32) -> Option<(u64, u16)> {
+        let first = geometry.first_chunk(SegmentIndex(segment));
+        let end = ChunkIndex(first.0 + geometry.segment_chunks);
+        let slots = self.slots.range(first..end);
+        slots
+            .map(|(_, (slot, _))| (slot.segment_seq, slot.stream))
+            .max()
+    }
+}
+
+/// A segment with what of it was accepted.
+pub struct Segment {
+    pub index: u32,
+    pub seq: u64,
+    pub stream: StreamKind,
+    pub first_stream_seq: u64,
+    pub last_stream_seq: u64,
+    /// Its entries and sums; read from the device, or made from accepted records.
+    pub footer: Footer,
+    /// The footer is on the device already.
+    pub footered: bool,
+}
+
+#[derive(Default)]
+pub struct Accepted {
+    pub segments: Vec<Segment>,
+    /// Chunks that only the stage has whole: the bytes to write.
+    pub staged_chunks: Vec<(ChunkIndex, Vec<u8>)>,
+    pub stream_seq_next: u64,
+    pub segment_seq_next: u64,
+    pub virgin_from: u32,
+    pub overlay_valid: bool,
+    /// Highest serial of each volume that was seen anywhere, accepted or not.
+    pub serials_seen: BTreeMap<u32, u64>,
+    pub report: Report,
+}
+
+/// A segment in some life, before it is decided what counts.
+struct Candidate {
+    index: u32,
+    seq: u64,
+    stream: StreamKind,
+    listed: Option<SegmentRecord>,
+    footer: Option<Footer>,
+    records: Vec<Found>,
+}
+
+struct Found {
+    record: Record,
+    chunk: u32,
+    block: u32,
+    staged: bool,
+    payload_good: bool,
+    accepted: bool,
+}
+
+impl Found {
+    fn seq(&self) -> u64 {
+        self.record.identity.stream_seq
+    }
+
+    fn end_block(&self) -> u32 {
+        self.block + 1 + self.record.sums.len() as u32
+    }
+}
+
+struct Scan<'a> {
+    superblock: &'a Superblock,
+    checkpoint: &'a Checkpoint,
+    stage: &'a Stage<'a>,
+    durable: u64,
+    accepted: Accepted,
+}
+
+pub fn scan(
+    media: &mut dyn Media,
+    superblock: &Superblock,
+    checkpoint: &Checkpoint,
+    stage: &Stage<'_>,
+    boot: Uuid,
+) -> Result<Accepted, OpenError> {
+    let mut scan = Scan {
+        superblock,
+        checkpoint,
+        stage,
+        durable: checkpoint.stream_seq_next - 1,
+        accepted: Accepted {
+            stream_seq_next: checkpoint.stream_seq_next,
+            segment_seq_next: checkpoint.segment_seq_next,
+            virgin_from: checkpoint.virgin_from,
+            overlay_valid: stage.overlay_valid && checkpoint.boot == boot,
+            ..Accepted::default()
+        },
+    };
+    let mut candidates = scan.find_candidates(media)?;
+    for candidate in &mut candidates {
+        scan.read_footer(media, candidate)?;
+        if candidate.footer.is_none() {
+            scan.read_records(media, candidate)?;
+        }
+    }
+    // A record read late may have named a later sync: only now it is known which footers count.
+    for candidate in &mut candidates {
+        let late = candidate.footer.as_ref().is_some_and(|footer| {
+            candidate.stream.is_chained() && footer.last_stream_seq > scan.durable
+        });
+        if late {
+            candidate.footer = None;
+            scan.read_records(media, candidate)?;
+        }
+    }
+    scan.accept(&mut candidates);
+    for candidate in candidates {
+        scan.finish(candidate);
+    }
+    Ok(scan.accepted)
+}
+
+impl Scan<'_> {
+    fn damage(&mut self, line: alloc::string::String) {
+        note(&mut self.accepted.report.damage, line);
+    }
+
+    fn segment_at(&self, index: u32) -> u64 {
+        self.superblock.log_at + u64::from(index) * self.superblock.geometry.segment_bytes()
+    }
+
+    fn footer_at(&self, index: u32) -> u64 {
+        let geometry = self.superblock.geometry;
+        self.segment_at(index) + geometry.segment_bytes() - geometry.chunk_bytes()
+    }
+
+    /// Reads first records and footers of all segments and finds the life of each.
+    fn find_candidates(&mut self, media: &mut dyn Media) -> Result<Vec<Candidate>, OpenError> {
+        let segments = self.superblock.geometry.segments;
+        let mut bytes = alloc::vec![0; 2 * segments as usize * BLOCK];
+        let mut reads: Vec<(u64, &mut [u8])> = Vec::new();
+        for (n, block) in bytes.chunks_exact_mut(BLOCK).enumerate() {
+            let index = n as u32 / 2;
+            let at = if n % 2 == 0 {
+                self.segment_at(index)
+            } else {
+                self.footer_at(index)
+            };
+            reads.push((at, block));
+        }
+        for batch in reads.chunks_mut(READS_AT_ONCE) {
+            media.read_many(Device::Cache, batch).map_err(|_| CACHE)?;
+        }
+        drop(reads);
+        let mut candidates = Vec::new();
+        for index in 0..segments {
+            let at = index as usize * 2 * BLOCK;
+            let (head, foot) = (&bytes[at..at + BLOCK], &bytes[at + BLOCK..at + 2 * BLOCK]);
+            candidates.extend(self.candidate(index, head, foot));
+        }
+        Ok(candidates)
+    }
+
+    fn candidate(&mut self, index: u32, head: &[u8], foot: &[u8]) -> Option<Candidate> {
+        let geometry = self.superblock.geometry;
+        let mut lives = Vec::new();
+        if let Ok(record) = record::parse_sealed(head)
+            && record.identity.cache == self.superblock.cache
+        {
+            self.durable = self.durable.max(record.identity.durable_upto);
+            self.saw(&record);
+            lives.push((record.identity.segment_seq, record.identity.stream));
+        }
+        let footer = Footer::parse_header(foot, geometry, self.superblock.cache).ok();
+        if let Some((footer, _)) = &footer {
+            self.durable = self.durable.max(footer.durable_upto);
+            let next = self
+                .accepted
+                .stream_seq_next
+                .max(footer.last_stream_seq + 1);
+            self.accepted.stream_seq_next = next;
+            lives.push((footer.segment_seq, footer.stream));
+        }
+        lives.extend(self.stage.life(geometry, index));
+        let listed = self
+            .checkpoint
+            .segments
+            .iter()
+            .find(|record| record.index == index)
+            .copied();
+        let life = lives.into_iter().max();
+        if let Some(listed) = listed
+            && life.is_none_or(|(seq, _)| seq < listed.seq)
+        {
+            // An overlay that was never spilled leaves nothing on the device, nor does a segment
+            // that was just opened.
+            let synced = (1..self.checkpoint.stream_seq_next).contains(&listed.first_stream_seq);
+            if synced && StreamKind::of_code(listed.stream).is_some_and(StreamKind::is_chained) {
+                self.damage(format!(
+                    "segment {index} (life {}) cannot be found",
+                    listed.seq
+                ));
+            }
+            return None;
+        }
+        let (seq, stream) = life?;
+        self.accepted.segment_seq_next = self.accepted.segment_seq_next.max(seq + 1);
+        self.accepted.virgin_from = self.accepted.virgin_from.max(index + 1);
+        let stream = StreamKind::of_code(stream)?;
+        let freed = listed.is_none() && seq < self.checkpoint.segment_seq_next;
+        let void = !stream.is_chained() && !self.accepted.overlay_valid;
+        if freed || void {
+            return None;
+        }
+        let footer = footer
+            .map(|(footer, _)| footer)
+            .filter(|footer| footer.segment_seq == seq);
+        Some(Candidate {
+            index,
+            seq,
+            stream,
+            listed,
+            footer,
+            records: Vec::new(),
+        })
+    }
+
+    /// Notes numbers that must not be given again.
+    fn saw(&mut self, record: &Record) {
+        let next = self
+            .accepted
+            .stream_seq_next
+            .max(record.identity.stream_seq + 1);
+        self.accepted.stream_seq_next = next;
+        for entry in &record.entries {
+            self.saw_serial(entry.volume.0, entry.serial.0);
+        }
+    }
+
+    fn saw_serial(&mut self, volume: u32, serial: u64) {
+        let seen = self.accepted.serials_seen.entry(volume).or_default();
+        *seen = (*seen).max(serial);
+    }
+
+    /// Reads the whole footer, where its header says that it is one of this life.
+    fn read_footer(
+        &mut self,
+        media: &mut dyn Media,
+        candidate: &mut Candidate,
+    ) -> Result<(), OpenError> {
+        if candidate.footer.take().is_none() {
+            return Ok(());
+        }
+        let geometry = self.superblock.geometry;
+        let mut bytes = alloc::vec![0; geometry.chunk_bytes() as usize];
+        let at = self.footer_at(candidate.index);
+        media
+            .read(Device::Cache, at, &mut bytes)
+            .map_err(|_| CACHE)?;
+        let Ok(footer) = Footer::parse(&bytes, geometry, self.superblock.cache) else {
+            return Ok(());
+        };
+        for entry in &footer.entries {
+            self.saw_serial(entry.volume.0, entry.serial.0);
+        }
+        candidate.footer = Some(footer);
+        Ok(())
+    }
+
+    /// Reads a segment record by record, from the stage where a slot mirrors a chunk.
+    fn read_records(
+        &mut self,
+        media: &mut dyn Media,
+        candidate: &mut Candidate,
+    ) -> Result<(), OpenError> {
+        let geometry = self.superblock.geometry;
+        let first = geometry.first_chunk(SegmentIndex(candidate.index));
+        let mut device = alloc::vec![0; geometry.chunk_bytes() as usize];
+        for position in 0..geometry.segment_chunks - 1 {
+            let chunk = ChunkIndex(first.0 + position);
+            match self.stage.chunk(chunk, candidate.seq) {
+                Some(bytes) => self.walk(candidate, position, &bytes, true),
+                None => {
+                    let at = self.segment_at(candidate.index)
+                        + u64::from(position) * geometry.chunk_bytes();
+                    media
+                        .read(Device::Cache, at, &mut device)
+                        .map_err(|_| CACHE)?;
+                    self.walk(candidate, position, &device, false);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the records of a chunk. Behind a block that is none the search goes on block by
+    /// block: what is found there tells how far a sync had come.
+    fn walk(&mut self, candidate: &mut Candidate, chunk: u32, bytes: &[u8], staged: bool) {
+        let blocks = self.superblock.geometry.chunk_blocks;
+        let mut block = 0;
+        while block < blocks {
+            let at = block as usize * BLOCK;
+            let header = &bytes[at..at + BLOCK];
+            let mut parsed = record::parse_sealed(header);
+            if parsed.is_err() && staged {
+                parsed = record::parse_open(header);
+            }
+            let mine = parsed.ok().filter(|record| {
+                record.identity.cache == self.superblock.cache
+                    && record.identity.segment_seq == candidate.seq
+                    && record.identity.stream == candidate.stream.code()
+                    && block as usize + 1 + record.sums.len() <= blocks as usize
+            });
+            let Some(record) = mine else {
+                block += 1;
+                continue;
+            };
+            self.durable = self.durable.max(record.identity.durable_upto);
+            self.saw(&record);
+            let payload_good = staged || payload_is_good(&record, &bytes[at + BLOCK..]);
+            let found = Found {
+                record,
+                chunk,
+                block,
+                staged,
+                payload_good,
+                accepted: false,
+            };
+            block = found.end_block();
+            candidate.records.push(found);
+        }
+    }
+
+    /// Decides which records count.
+    fn accept(&mut self, candidates: &mut [Candidate]) {
+        let from = self.checkpoint.stream_seq_next;
+        // (first, last, candidate, record): in order of the stream.
+        let mut chain = Vec::new();
+        for (at, candidate) in candidates.iter_mut().enumerate() {
+            if !candidate.stream.is_chained() {
+                candidate
+                    .records
+                    .iter_mut()
+                    .for_each(|found| found.accepted = true);
+                continue;
+            }
+            if let Some(footer) = &candidate.footer {
+                chain.push((footer.first_stream_seq, footer.last_stream_seq, at, None));
+            }
+            for (n, found) in candidate.records.iter().enumerate() {
+                chain.push((found.seq(), found.seq(), at, Some(n)));
+            }
+            self.check_listed(candidate);
+        }
+        chain.sort_unstable();
+        let mut expected = from;
+        let mut torn = false;
+        for (first, last, at, record) in chain {
+            if last >= from && first > expected && !torn {
+                if expected <= self.durable {
+                    let upto = self.durable.min(first - 1);
+                    self.damage(format!(
+                        "records {expected} to {upto} of the log were synced and cannot be found"
+                    ));
+                    expected = upto + 1;
+                }
+                torn = first > expected;
+            }
+            let Some(n) = record else {
+                expected = expected.max(last + 1);
+                continue;
+            };
+            let found = &mut candidates[at].records[n];
+            // Below the last sync a bad payload is damage of its blocks only, found by readers.
+            torn |= last > self.durable && !found.payload_good;
+            if torn && last > self.durable {
+                let bytes = (1 + found.record.sums.len() as u64) * BLOCK_BYTES;
+                self.accepted.report.tail_bytes_discarded += bytes;
+                continue;
+            }
+            found.accepted = true;
+            expected = expected.max(last + 1);
+            self.accepted.report.records_replayed += 1;
+        }
+        if expected <= self.durable && !torn {
+            let durable = self.durable;
+            self.damage(format!(
+                "records {expected} to {durable} of the log were synced and cannot be found"
+            ));
+        }
+    }
+
+    /// All records that were durable when the checkpoint listed a segment must be there.
+    fn check_listed(&mut self, candidate: &Candidate) {
+        let Some(listed) = candidate
+            .listed
+            .filter(|listed| listed.seq == candidate.seq)
+        else {
+            return;
+        };
+        if candidate.footer.is_some() || listed.first_stream_seq == 0 {
+            return;
+        }
+        let last = listed
+            .last_stream_seq
+            .min(self.checkpoint.stream_seq_next - 1);
+        let mut expected = listed.first_stream_seq;
+        for found in &candidate.records {
+            if found.seq() == expected {
+                expected += 1;
+            }
+        }
+        if expected <= last {
+            self.damage(format!(
+                "segment {}: records {expected} to {last} cannot be read",
+                candidate.index
+            ));
+        }
+    }
+
+    /// Turns a candidate into a segment with a footer, or into nothing.
+    fn finish(&mut self, candidate: Candidate) {
+        let geometry = self.superblock.geometry;
+        let Candidate {
+            index,
+            seq,
+            stream,
+            footer,
+            records,
+            ..
+        } = candidate;
+        if let Some(footer) = footer {
+            self.accepted.segments.push(Segment {
+                index,
+                seq,
+                stream,
+                first_stream_seq: footer.first_stream_seq,
+                last_stream_seq: footer.last_stream_seq,
+                footer,
+                footered: true,
+            });
+            return;
+        }
+        let records: Vec<Found> = records.into_iter().filter(|found| found.accepted).collect();
+        let (Some(first), Some(last)) = (records.first(), records.last()) else {
+            return;
+        };
+        let mut footer = Footer {
+            cache: self.superblock.cache,
+            stream: stream.code(),
+            incarnation: first.record.identity.incarnation,
+            segment_seq: seq,
+            first_stream_seq: first.seq(),
+            last_stream_seq: last.seq(),
+            durable_upto: self.durable,
+            entries: Vec::new(),
+            sums: alloc::vec![0; footer::body_blocks(geometry) as usize],
+        };
+        for found in &records {
+            add_to_footer(&mut footer, found, geometry);
+        }
+        footer
+            .entries
+            .sort_unstable_by_key(|e| (e.volume, e.span.sector, e.serial));
+        footer.entries.truncate(footer::entries_max(geometry));
+        self.save_staged(index, seq, &records);
+        self.accepted.segments.push(Segment {
+            index,
+            seq,
+            stream,
+            first_stream_seq: footer.first_stream_seq,
+            last_stream_seq: footer.last_stream_seq,
+            footer,
+            footered: false,
+        });
+    }
+
+    /// Chunks with records that came from the stage are written to their place in the log, the
+    /// open record sealed with what it had.
+    fn save_staged(&mut self, index: u32, seq: u64, records: &[Found]) {
+        let first = self.superblock.geometry.first_chunk(SegmentIndex(index));
+        for of_chunk in records.chunk_by(|a, b| a.chunk == b.chunk) {
+            if !of_chunk[0].staged {
+                continue;
+            }
+            let chunk = ChunkIndex(first.0 + of_chunk[0].chunk);
+            let mut bytes = self
+                .stage
+                .chunk(chunk, seq)
+                .expect("its records came from it");
+            let end = of_chunk.iter().map(Found::end_block).max().unwrap_or(0);
+            bytes.truncate(end as usize * BLOCK);
+            for found in of_chunk {
+                let at = found.block as usize * BLOCK;
+                let header = &mut bytes[at..at + BLOCK];
+                let (entries, blocks) = (found.record.entries.len(), found.record.sums.len());
+                record::seal_record(header, entries as u16, blocks as u16);
+            }
+            self.accepted.staged_chunks.push((chunk, bytes));
+        }
+    }
+}
+
+fn payload_is_good(record: &Record, payload: &[u8]) -> bool {
+    let blocks = payload.chunks_exact(BLOCK);
+    record
+        .sums
+        .iter()
+        .zip(blocks)
+        .all(|(sum, block)| crate::format::checksum(&[block]) == *sum)
+}
+
+fn add_to_footer(footer: &mut Footer, found: &Found, geometry: Geometry) {
+    let header = found.chunk * geometry.chunk_blocks + found.block;
+    for (n, sum) in found.record.sums.iter().enumerate() {
+        footer.sums[header as usize + 1 + n] = *sum;
+    }
+    for entry in &found.record.entries {
+        let block = match entry.kind {
+            record::EntryKind::Write => header + 1 + u32::from(entry.first_block),
+            record::EntryKind::Zero { .. } => header,
+        };
+        footer.entries.push(FooterEntry {
+            volume: entry.volume,
+            generation: entry.generation,
+            serial: entry.serial,
+            span: entry.span,
+            kind: entry.kind,
+            block,
+        });
+    }
+}

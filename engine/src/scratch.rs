@@ -1,0 +1,87 @@
+//! Working memory: pieces as large as a chunk, and single blocks.
+//!
+//! Owns which part of [`Area::Scratch`] is in use. Always true: what is taken is given back once.
+//! Destage may take at most half of the pieces, so that footers, ledgers, checkpoints and
+//! evacuation, which make room, never wait for it.
+
+use crate::memory::{Area, Place};
+use crate::types::{BLOCK_BYTES, Geometry};
+use alloc::vec::Vec;
+
+/// Blocks of bounce memory; a guest read of scattered sectors takes one per partial block.
+const BLOCKS: u32 = 256;
+
+pub struct Scratch {
+    piece_bytes: u64,
+    pieces_free: Vec<u32>,
+    pieces: usize,
+    destage_pieces: usize,
+    blocks_free: Vec<u32>,
+}
+
+impl Scratch {
+    pub fn new(geometry: Geometry, bytes: u64) -> Scratch {
+        let blocks_bytes = u64::from(BLOCKS) * BLOCK_BYTES;
+        assert!(bytes > blocks_bytes, "the host gives at least the minimum");
+        let pieces = ((bytes - blocks_bytes) / geometry.chunk_bytes()) as u32;
+        assert!(pieces >= 8, "scratch memory holds at least eight pieces");
+        Scratch {
+            piece_bytes: geometry.chunk_bytes(),
+            pieces_free: (0..pieces).rev().collect(),
+            pieces: pieces as usize,
+            destage_pieces: 0,
+            blocks_free: (0..BLOCKS).rev().collect(),
+        }
+    }
+
+    pub fn piece_bytes(&self) -> u64 {
+        self.piece_bytes
+    }
+
+    pub fn take_piece(&mut self) -> Option<u32> {
+        self.pieces_free.pop()
+    }
+
+    /// As `take_piece`, within the share of the destager.
+    pub fn take_destage_piece(&mut self) -> Option<u32> {
+        if self.destage_pieces >= self.pieces / 2 || self.pieces_free.len() <= 4 {
+            return None;
+        }
+        self.destage_pieces += 1;
+        self.pieces_free.pop()
+    }
+
+    pub fn free_piece(&mut self, piece: u32) {
+        assert!(
+            !self.pieces_free.contains(&piece),
+            "a piece is given back once"
+        );
+        self.pieces_free.push(piece);
+    }
+
+    pub fn free_destage_piece(&mut self, piece: u32) {
+        self.destage_pieces -= 1;
+        self.free_piece(piece);
+    }
+
+    pub fn piece(&self, piece: u32) -> Place {
+        let offset = u64::from(BLOCKS) * BLOCK_BYTES + u64::from(piece) * self.piece_bytes;
+        Place::new(Area::Scratch, offset)
+    }
+
+    pub fn take_block(&mut self) -> Option<u32> {
+        self.blocks_free.pop()
+    }
+
+    pub fn free_block(&mut self, block: u32) {
+        self.blocks_free.push(block);
+        assert!(
+            self.blocks_free.len() <= BLOCKS as usize,
+            "a block is given back once"
+        );
+    }
+
+    pub fn block(&self, block: u32) -> Place {
+        Place::new(Area::Scratch, u64::from(block) * BLOCK_BYTES)
+    }
+}

@@ -1,0 +1,306 @@
+//! A volume: its identity, its epochs of dirty data, and who waits for it.
+//!
+//! Always true: serials are given in order and never twice; `epochs` are in order of serial, all
+//! but the last sealed; a waiting request owns nothing and has no serial. Deliberately absent:
+//! bytes and devices; see `engine::write` for the way of a write.
+
+use crate::core::Destage;
+use crate::event::{Tuning, VolumeSpec};
+use crate::format::checkpoint::VolumeRecord;
+use crate::format::ledger::Ledger;
+use crate::map::{Content, ExtentMap};
+use crate::ram::Layer;
+use crate::snapshot::{Counters, State};
+use crate::types::{
+    BufferId, DestageMode, Generation, Policy, RequestId, SECTOR_BYTES, Serial, Span, StreamSeq,
+    Time, Uuid, VolumeId,
+};
+use alloc::collections::VecDeque;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+/// Dirty data between two serials.
+pub struct Epoch {
+    pub map: ExtentMap,
+    pub last_serial: Serial,
+    /// The newest record that holds a write of it.
+    pub last_seq: StreamSeq,
+    pub writes: u64,
+    pub opened: Time,
+    pub sealed: bool,
+    /// Blocks of the log that its extents keep alive.
+    pub charge: u64,
+}
+
+/// A request that cannot be taken yet.
+#[derive(Clone, Copy, Debug)]
+pub struct Waiting {
+    pub request: RequestId,
+    pub kind: WaitKind,
+    pub since: Time,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum WaitKind {
+    Read {
+        span: Span,
+        buffer: BufferId,
+    },
+    /// `offset` is how far into the buffer the remaining span starts.
+    Write {
+        span: Span,
+        buffer: BufferId,
+        offset: u64,
+        fua: bool,
+    },
+    Zero {
+        span: Span,
+        fua: bool,
+        allocate: bool,
+    },
+    Flush,
+}
+
+/// What is written to the ledger, and what follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LedgerStep {
+    /// The volume is claimed; then it needs a checkpoint to be ready.
+    Claim,
+    /// A destage may start to write the origin.
+    Begin,
+    /// A destage has ended.
+    Finish,
+    /// Nothing is dirty any more and the owner goes away.
+    Release,
+}
+
+/// The ledger of a volume as it is, or is being written.
+pub struct Keeper {
+    pub ledger: Ledger,
+    pub step: Option<LedgerStep>,
+    pub piece: Option<u32>,
+    /// The last attempt failed: due again at housekeeping.
+    pub failed: bool,
+}
+
+pub struct Volume {
+    pub id: VolumeId,
+    pub name: String,
+    pub origin: String,
+    pub uuid: Uuid,
+    pub policy: Policy,
+    pub size_bytes: u64,
+    pub read_only: bool,
+    pub layer: Layer,
+    pub journal_possible: bool,
+    pub tuning: Tuning,
+    pub generation: Generation,
+    pub base_generation: Generation,
+    pub first_serial: Serial,
+    pub serial_next: Serial,
+    pub destaged: Serial,
+    pub epochs: VecDeque<Epoch>,
+    pub waiting: VecDeque<Waiting>,
+    pub state: State,
+    pub reason: Option<&'static str>,
+    /// Requests are taken; before, they wait.
+    pub ready: bool,
+    /// A host has opened its origin; else only the log knows it.
+    pub attached: bool,
+    pub keeper: Option<Keeper>,
+    pub destage: Option<Destage>,
+    /// Destage at least to here, whatever the triggers say.
+    pub destage_upto: Serial,
+    pub destage_waiters: Vec<(RequestId, Serial)>,
+    pub detaching: Option<(RequestId, bool)>,
+    /// Its ledger is being removed.
+    pub removing: bool,
+    /// Requests to its origin in flight, and reads that are not answered.
+    pub origin_in_flight: u32,
+    pub reads_in_flight: u32,
+    /// In the queue of volumes whose first waiting request wants another try.
+    pub queued: bool,
+    pub counters: Counters,
+}
+
+impl Volume {
+    /// A volume as the log knows it, not attached yet.
+    pub fn known(record: VolumeRecord) -> Volume {
+        let destage = if record.destage_in_place {
+            DestageMode::InPlace
+        } else {
+            DestageMode::Atomic
+        };
+        Volume {
+            id: record.id,
+            name: record.name,
+            origin: record.origin,
+            uuid: record.uuid,
+            policy: record.policy,
+            size_bytes: record.size_bytes,
+            read_only: false,
+            layer: Layer(u64::from(record.id.0)),
+            journal_possible: record.journal_possible,
+            tuning: Tuning {
+                write_cache: true,
+                destage_after_ms: Some(600_000),
+                destage,
+                dirty_limit_bytes: 4 << 30,
+                origin_queue_depth: 32,
+                overlay_timeout_ms: 30_000,
+            },
+            generation: record.generation,
+            base_generation: record.base_generation,
+            first_serial: record.first_serial,
+            serial_next: record.serial_next,
+            destaged: record.destaged,
+            epochs: VecDeque::new(),
+            waiting: VecDeque::new(),
+            state: State::Clean,
+            reason: None,
+            ready: false,
+            attached: false,
+            keeper: None,
+            destage: None,
+            destage_upto: Serial(0),
+            destage_waiters: Vec::new(),
+            detaching: None,
+            removing: false,
+            origin_in_flight: 0,
+            reads_in_flight: 0,
+            queued: false,
+            counters: Counters::default(),
+        }
+    }
+
+    /// A volume that neither log nor ledger knew.
+    pub fn fresh(id: VolumeId, spec: &VolumeSpec) -> Volume {
+        Volume::known(VolumeRecord {
+            id,
+            uuid: spec.new_uuid,
+            generation: Generation(1),
+            base_generation: Generation(1),
+            policy: spec.policy,
+            destage_in_place: spec.tuning.destage == DestageMode::InPlace,
+            journal_possible: spec.journal_possible,
+            first_serial: Serial(1),
+            serial_next: Serial(1),
+            destaged: Serial(0),
+            size_bytes: spec.size_bytes,
+            name: spec.name.clone(),
+            origin: spec.origin.clone(),
+        })
+    }
+
+    pub fn record(&self) -> VolumeRecord {
+        VolumeRecord {
+            id: self.id,
+            uuid: self.uuid,
+            generation: self.generation,
+            base_generation: self.base_generation,
+            policy: self.policy,
+            destage_in_place: self.tuning.destage == DestageMode::InPlace,
+            journal_possible: self.journal_possible,
+            first_serial: self.first_serial,
+            serial_next: self.serial_next,
+            destaged: self.destaged,
+            size_bytes: self.size_bytes,
+            name: self.name.clone(),
+            origin: self.origin.clone(),
+        }
+    }
+
+    pub fn effective_destage(&self) -> DestageMode {
+        if self.journal_possible {
+            self.tuning.destage
+        } else {
+            DestageMode::InPlace
+        }
+    }
+
+    pub fn sectors(&self) -> u64 {
+        self.size_bytes / SECTOR_BYTES
+    }
+
+    pub fn acked(&self) -> Serial {
+        Serial(self.serial_next.0 - 1)
+    }
+
+    pub fn is_dirty(&self) -> bool {
+        !self.epochs.is_empty()
+    }
+
+    /// The volume may hold dirty data in the log.
+    pub fn takes_log(&self) -> bool {
+        self.is_dirty() || (self.attached && !self.read_only && self.policy != Policy::Uncached)
+    }
+
+    /// Dirty data that must reach the origin some day.
+    pub fn owes(&self) -> bool {
+        self.policy == Policy::WriteBack && self.is_dirty()
+    }
+
+    /// Blocks of the log that its extents keep alive.
+    pub fn charge(&self) -> u64 {
+        self.epochs.iter().map(|epoch| epoch.charge).sum()
+    }
+
+    pub fn dirty_bytes(&self) -> u64 {
+        self.epochs
+            .iter()
+            .map(|epoch| epoch.map.sectors() * SECTOR_BYTES)
+            .sum()
+    }
+
+    pub fn dirty_extents(&self) -> u64 {
+        self.epochs.iter().map(|epoch| epoch.map.len()).sum()
+    }
+
+    /// The epoch that takes the next write.
+    pub fn open_epoch(&mut self, now: Time) -> &mut Epoch {
+        if self.epochs.back().is_none_or(|epoch| epoch.sealed) {
+            self.epochs.push_back(Epoch {
+                map: ExtentMap::new(),
+                last_serial: self.acked(),
+                last_seq: StreamSeq(0),
+                writes: 0,
+                opened: now,
+                sealed: false,
+                charge: 0,
+            });
+        }
+        self.epochs.back_mut().expect("one was just pushed")
+    }
+
+    /// Splits a range into parts in order: dirty parts with the newest content, gaps with none.
+    pub fn resolve(&self, span: Span) -> Vec<(Span, Option<Content>)> {
+        let mut parts = Vec::new();
+        resolve_from(&self.epochs, self.epochs.len(), span, &mut parts);
+        parts
+    }
+
+    /// The state that an administrator sees.
+    pub fn shown_state(&self) -> State {
+        match self.state {
+            State::Held | State::Damaged | State::Stalled => self.state,
+            _ if self.owes() => State::Dirty,
+            _ => State::Clean,
+        }
+    }
+}
+
+fn resolve_from(
+    epochs: &VecDeque<Epoch>,
+    below: usize,
+    span: Span,
+    parts: &mut Vec<(Span, Option<Content>)>,
+) {
+    let Some(at) = below.checked_sub(1) else {
+        parts.push((span, None));
+        return;
+    };
+    epochs[at].map.get(span, |part, content| match content {
+        Some(content) => parts.push((part, Some(content))),
+        None => resolve_from(epochs, at, part, parts),
+    });
+}

@@ -1,0 +1,120 @@
+//! The other end of the admin socket: what every command that speaks to a daemon uses.
+//!
+//! Always true: a daemon that cannot be reached is told apart from one that refuses. Connecting
+//! takes no time on a UNIX socket; a reply may take as long as the order does, so there is a
+//! limit for orders that look only, and a far longer one for those that wait.
+
+use crate::error::{Error, Kind, Result, cause};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::{Method, Request};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::net::UnixStream;
+
+const REPLY_BYTES_MAX: usize = 64 << 20;
+/// For orders that answer at once.
+pub const PROMPT: Duration = Duration::from_secs(60);
+/// For orders that wait for an origin: a day at a slow origin still ends by itself.
+pub const PATIENT: Duration = Duration::from_secs(24 * 3600);
+
+/// Speaks to one daemon.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    pub fn new(socket: &Path) -> Client {
+        Client { socket: socket.to_path_buf() }
+    }
+
+    pub fn get(&self, path: &str) -> Result<Value> {
+        self.send(Method::GET, path, None, PROMPT)
+    }
+
+    pub fn post(&self, path: &str, body: Option<&Value>, patience: Duration) -> Result<Value> {
+        self.send(Method::POST, path, body, patience)
+    }
+
+    pub fn patch(&self, path: &str, body: &Value) -> Result<Value> {
+        self.send(Method::PATCH, path, Some(body), PROMPT)
+    }
+
+    pub fn delete(&self, path: &str) -> Result<Value> {
+        self.send(Method::DELETE, path, None, PATIENT)
+    }
+
+    fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        patience: Duration,
+    ) -> Result<Value> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| Error::failed(format!("runtime: {}", cause(&error))))?;
+        let exchange = self.exchange(method, path, body);
+        let (status, text) = runtime.block_on(async {
+            tokio::time::timeout(patience, exchange)
+                .await
+                .map_err(|_| self.unreachable("no reply in time"))?
+        })?;
+        let document: Value = serde_json::from_slice(&text)
+            .map_err(|_| self.unreachable("the reply is not from a tenuto daemon"))?;
+        match Error::from_json(&document) {
+            Some(error) => Err(error),
+            None if status.is_success() => Ok(document),
+            None => Err(self.unreachable(&format!("unexpected reply {status}"))),
+        }
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<(hyper::StatusCode, Bytes)> {
+        let stream = UnixStream::connect(&self.socket)
+            .await
+            .map_err(|error| self.unreachable(&cause(&error)))?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream))
+                .await
+                .map_err(|error| self.unreachable(&error.to_string()))?;
+        // Ends with the runtime, that is with the command.
+        tokio::spawn(connection);
+        let body = body.map_or(String::new(), Value::to_string);
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(hyper::header::HOST, "tenuto")
+            .header(hyper::header::CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(body)))
+            .map_err(|error| Error::usage(format!("{path}: {error}")))?;
+        let response = sender
+            .send_request(request)
+            .await
+            .map_err(|error| self.unreachable(&error.to_string()))?;
+        let status = response.status();
+        let bytes = Limited::new(response.into_body(), REPLY_BYTES_MAX)
+            .collect()
+            .await
+            .map_err(|error| self.unreachable(&error.to_string()))?
+            .to_bytes();
+        Ok((status, bytes))
+    }
+
+    fn unreachable(&self, why: &str) -> Error {
+        let socket = self.socket.display().to_string();
+        Error::new(
+            Kind::Unreachable,
+            format!("{socket}: {why}; start the daemon with `tenuto serve`, or name its --socket"),
+        )
+        .about(socket)
+    }
+}

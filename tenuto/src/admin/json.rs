@@ -1,0 +1,202 @@
+//! The documents of `status --json` and `volume show --json`.
+//!
+//! Always true: all keys of the public interface are present in every state; what this version
+//! does not have is null, never a zero that looks measured. Made from plain data only.
+
+use super::promise::promise;
+use super::View;
+use engine::snapshot::{Histogram, State, VolumeSnapshot};
+use serde_json::{Value, json};
+
+/// The document of `tenuto status --json`.
+pub fn status(view: &View) -> Value {
+    let engine = &view.look.engine;
+    let recovery = &view.look.recovery;
+    let dirty: u64 = engine.volumes.iter().map(|volume| volume.dirty_bytes).sum();
+    let volumes: Vec<Value> = view.shown().map(|snapshot| volume(view, snapshot)).collect();
+    json!({
+        "host": view.host_name,
+        "cache": {
+            "path": view.cache_path.display().to_string(),
+            "size_bytes": engine.log_bytes,
+            "used_bytes": engine.live_bytes,
+            "dirty_bytes": dirty,
+            "index_bytes": engine.index_bytes,
+            "segments": {
+                "free": engine.segments.free,
+                "write": engine.segments.write,
+                "overlay": engine.segments.overlay,
+                "sealed": engine.segments.sealed,
+                "replica": null,
+                "fill": null,
+                "control": null,
+            },
+            "segments_reused": engine.segments_reused,
+            "evacuated_bytes": engine.evacuated_bytes,
+            "checkpoints": engine.checkpoints,
+            "errors": engine.cache_errors,
+        },
+        "ram": ram(view),
+        "volumes": volumes,
+        "peers": [],
+        "uptime_seconds": view.uptime.as_secs(),
+        "version": env!("CARGO_PKG_VERSION"),
+        "recovery": {
+            "ms": recovery.ms,
+            "tail_bytes_discarded": recovery.tail_bytes_discarded,
+            "records_replayed": recovery.records_replayed,
+            "damage": recovery.damage,
+        },
+        "connections": view.look.clients.iter().map(|(_, clients)| clients).sum::<u64>(),
+    })
+}
+
+fn ram(view: &View) -> Value {
+    let engine = &view.look.engine;
+    json!({
+        "size_bytes": engine.ram_blocks * engine::types::BLOCK_BYTES,
+        "used_bytes": engine.ram_blocks_used * engine::types::BLOCK_BYTES,
+        "stage_bytes": view.stage_bytes,
+        "stage_slots": engine.stage_slots,
+        "stage_slots_busy": engine.stage_slots_busy,
+        "overlay_bytes": view.overlay_ram_bytes,
+        "overlay_slots": engine.overlay_slots,
+        "overlay_slots_busy": engine.overlay_slots_busy,
+    })
+}
+
+/// The document of `tenuto volume show NAME --json`.
+pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
+    let mut document = json!({
+        "name": volume.name,
+        "uuid": volume.uuid.to_string(),
+        "policy": volume.policy.name(),
+        "effective_policy": volume.policy.name(),
+        "effective_reason": volume.reason,
+        "write_cache": volume.write_cache,
+        "destage": view.configured(&volume.name).map(|known| known.destage.name()),
+        "effective_destage": volume.effective_destage.name(),
+        "replicas": 0,
+        "state": volume.state.name(),
+        "flags": flags(view, volume),
+        "promise": promise(volume),
+        "size_bytes": volume.size_bytes,
+        "dirty_bytes": volume.dirty_bytes,
+        "dirty_writes": volume.dirty_writes,
+        "dirty_extents": volume.dirty_extents,
+        "oldest_dirty_seconds": volume.oldest_dirty_ns.map(|nanos| nanos / 1_000_000_000),
+        "acked_serial": volume.acked_serial.0,
+        "durable_serial": volume.durable_serial.0,
+        "destaged_serial": volume.destaged_serial.0,
+        "generation": volume.generation.0,
+        "clients": view.clients(volume.id),
+        "nbd_socket": nbd_socket(view, volume),
+    });
+    let counters = counters(view, volume);
+    if let (Value::Object(document), Value::Object(counters)) = (&mut document, counters) {
+        document.extend(counters);
+    }
+    document
+}
+
+fn counters(view: &View, volume: &VolumeSnapshot) -> Value {
+    let counters = &volume.counters;
+    let origin = &counters.origin;
+    let waiting = volume.waiting_requests > 0;
+    json!({
+        "reads": {
+            "requests": counters.reads.requests,
+            "bytes": counters.reads.bytes,
+            "ram_hits": counters.reads.ram_hits,
+            "ssd_hits": counters.reads.ssd_hits,
+            "origin": counters.reads.origin,
+        },
+        "writes": {
+            "requests": counters.writes.requests,
+            "bytes": counters.writes.bytes,
+            "elided_bytes": counters.writes.elided_bytes,
+        },
+        "discards": counters.discards,
+        "flushes": counters.flushes,
+        "origin": {
+            "path": volume.origin,
+            "reads": origin.reads,
+            "read_bytes": origin.read_bytes,
+            "writes": origin.writes,
+            "write_bytes": origin.write_bytes,
+            "journal_bytes": origin.journal_bytes,
+            "syncs": origin.syncs,
+            "errors": origin.errors,
+            "latency_us": { "p50": origin.latency.quantile_us(500),
+                            "p99": origin.latency.quantile_us(990) },
+        },
+        "ssd": {
+            "read_bytes": counters.ssd_read_bytes,
+            "write_bytes": counters.ssd_write_bytes,
+        },
+        "checksum_errors": counters.checksum_errors,
+        "waiting_requests": volume.waiting_requests,
+        "flow_control": {
+            "active": waiting,
+            "delay_us": null,
+            "reason": waiting.then_some("requests wait for space"),
+        },
+        "latency_us": {
+            "read": latency(&counters.read_latency),
+            "write": latency(&counters.write_latency),
+            "flush": latency(&counters.flush_latency),
+        },
+        "latency_window_seconds": view.uptime.as_secs(),
+    })
+}
+
+fn latency(histogram: &Histogram) -> Value {
+    json!({
+        "p50": histogram.quantile_us(500),
+        "p99": histogram.quantile_us(990),
+        "p999": histogram.quantile_us(999),
+    })
+}
+
+fn flags(view: &View, volume: &VolumeSnapshot) -> Vec<&'static str> {
+    let known = view.configured(&volume.name);
+    let pairs = [
+        ("orphan", view.is_orphan(volume)),
+        ("opening", !volume.ready && !view.is_orphan(volume)),
+        ("read-only", known.is_some_and(|known| known.read_only)),
+        ("destaging", volume.destaging),
+        ("in-place", known.is_some_and(|known| known.destage != volume.effective_destage)),
+        ("checksum-errors", volume.counters.checksum_errors > 0),
+    ];
+    pairs.into_iter().filter(|(_, set)| *set).map(|(flag, _)| flag).collect()
+}
+
+fn nbd_socket(view: &View, volume: &VolumeSnapshot) -> Option<String> {
+    let path = view.run_dir.join(format!("{}.nbd.sock", volume.name));
+    (!view.is_orphan(volume)).then(|| path.display().to_string())
+}
+
+/// What `status -x` prints: one line for everything that is not as it should be.
+pub fn troubles(view: &View) -> Vec<String> {
+    let look = &view.look;
+    let mut lines: Vec<String> = look.recovery.damage.clone();
+    for volume in view.shown() {
+        let name = &volume.name;
+        let reason = volume.reason.map_or(String::new(), |reason| format!(": {reason}"));
+        match volume.state {
+            State::Clean | State::Dirty => {}
+            state => lines.push(format!("volume {name} is {}{reason}", state.name())),
+        }
+        if view.is_orphan(volume) {
+            lines.push(format!("volume {name} is an orphan: no configuration names it"));
+        }
+        if volume.counters.checksum_errors > 0 {
+            let errors = volume.counters.checksum_errors;
+            lines.push(format!("volume {name} has met {errors} checksum errors"));
+        }
+    }
+    if look.engine.cache_errors > 0 {
+        lines.push(format!("the cache device has failed {} requests", look.engine.cache_errors));
+    }
+    lines
+}

@@ -1,0 +1,365 @@
+//! The administrator's side of a running daemon.
+//!
+//! Owns the set of configured volumes while the daemon runs, and the rules of changing it: what
+//! is refused because it would lose data or disturb a guest, and what is kept over a restart.
+//! Always true: a change is on stable media before it is reported; an order that is refused has
+//! changed nothing. Reads the engine only as plain data. Deliberately absent: HTTP, which is
+//! [`server`]; the shard, which is behind [`Machine`].
+
+pub mod client;
+pub mod json;
+pub mod live;
+pub mod metrics;
+pub mod promise;
+pub mod server;
+#[cfg(test)]
+mod tests;
+mod values;
+
+use crate::config::{self, Config, Volume, check, keys, parse, state, units};
+use crate::daemon::VolumeSettings;
+use crate::error::{Error, Result};
+use engine::snapshot::{Snapshot, VolumeSnapshot};
+use engine::types::{Policy, VolumeId};
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+pub use values::values_from_json;
+
+/// What the shard can be asked for. All calls block.
+pub trait Machine: Send + Sync + 'static {
+    fn look(&self) -> Result<Look>;
+    fn add(&self, settings: VolumeSettings) -> Result<()>;
+    fn tune(&self, settings: VolumeSettings) -> Result<()>;
+    fn remove(&self, name: &str, discard_dirty: bool) -> Result<()>;
+    /// Returns when everything written before the call is at the origin.
+    fn destage(&self, volume: VolumeId) -> Result<()>;
+    fn reset(&self, volume: VolumeId) -> Result<()>;
+}
+
+/// The daemon at one instant.
+#[derive(Clone, Debug)]
+pub struct Look {
+    pub engine: Snapshot,
+    /// Connections by volume; a volume that is not in it has none.
+    pub clients: Vec<(VolumeId, u64)>,
+    pub recovery: Recovery,
+    /// Counters of the host side: name, meaning, value.
+    pub counters: Vec<(&'static str, &'static str, u64)>,
+}
+
+/// What happened before the daemon was ready.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovery {
+    pub ms: u64,
+    pub tail_bytes_discarded: u64,
+    pub records_replayed: u64,
+    pub damage: Vec<String>,
+}
+
+/// Everything that is shown about a daemon: the engine's side and the configuration's.
+#[derive(Clone, Debug)]
+pub struct View {
+    pub look: Look,
+    pub host_name: String,
+    pub run_dir: PathBuf,
+    pub cache_path: PathBuf,
+    pub ram_bytes: u64,
+    pub stage_bytes: u64,
+    pub overlay_ram_bytes: u64,
+    pub uptime: Duration,
+    /// Volumes as configured; those of the engine that are not here are orphans.
+    pub volumes: Vec<Volume>,
+}
+
+impl View {
+    pub fn volume(&self, name: &str) -> Option<&VolumeSnapshot> {
+        self.shown().find(|volume| volume.name == name)
+    }
+
+    pub fn configured(&self, name: &str) -> Option<&Volume> {
+        self.volumes.iter().find(|volume| volume.name == name)
+    }
+
+    /// Volumes worth showing: those that are configured, and those that nobody names any more
+    /// but that still own data. The log may know others, which are history.
+    pub fn shown(&self) -> impl Iterator<Item = &VolumeSnapshot> {
+        let volumes = self.look.engine.volumes.iter();
+        volumes.filter(|volume| volume.dirty_bytes > 0 || self.configured(&volume.name).is_some())
+    }
+
+    pub fn is_orphan(&self, volume: &VolumeSnapshot) -> bool {
+        volume.orphan || self.configured(&volume.name).is_none()
+    }
+
+    pub fn clients(&self, volume: VolumeId) -> u64 {
+        let of = self.look.clients.iter().find(|(id, _)| *id == volume);
+        of.map_or(0, |(_, clients)| *clients)
+    }
+}
+
+/// What a change says beside "done".
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Things the administrator would want to know, one line each.
+    pub notes: Vec<String>,
+}
+
+/// The administrator's side of one daemon.
+pub struct Admin {
+    machine: Box<dyn Machine>,
+    started: Instant,
+    /// A mutex, not a message: orders of administrators are rare, slow and strictly one after
+    /// the other, and the data path never takes it.
+    known: Mutex<Known>,
+}
+
+struct Known {
+    config: Config,
+    volumes: Vec<Volume>,
+}
+
+impl Admin {
+    /// `volumes` are the ones the machine was started with.
+    pub fn new(config: Config, volumes: Vec<Volume>, machine: Box<dyn Machine>) -> Admin {
+        let known = Mutex::new(Known { config, volumes });
+        Admin { machine, started: Instant::now(), known }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        // A panic ends the process; a poisoned lock is met by tests only.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn view(&self) -> Result<View> {
+        let look = self.machine.look()?;
+        let known = self.known();
+        Ok(View {
+            look,
+            host_name: known.config.host.name.clone(),
+            run_dir: known.config.host.run_dir.clone(),
+            cache_path: known.config.cache.path.clone(),
+            ram_bytes: known.config.cache.ram_bytes,
+            stage_bytes: known.config.cache.stage_bytes,
+            overlay_ram_bytes: known.config.cache.overlay_ram_bytes,
+            uptime: self.started.elapsed(),
+            volumes: known.volumes.clone(),
+        })
+    }
+
+    /// Attaches a volume and keeps it for the next start.
+    pub fn add(&self, name: &str, values: &[(String, config::Value)]) -> Result<Outcome> {
+        let mut known = self.known();
+        let volume = parse::new_volume(&known.config.defaults, name, values)?;
+        if known.volumes.iter().any(|other| other.name == name) {
+            let message = format!("volume {name}: exists already; choose another name");
+            return Err(Error::usage(message).about(name));
+        }
+        check_against(&known, &volume)?;
+        state::save(&known.config, &volume)?;
+        if let Err(error) = self.machine.add(volume.settings()) {
+            state::remove(&known.config, name)?;
+            return Err(error);
+        }
+        known.volumes.push(volume);
+        Ok(Outcome::default())
+    }
+
+    /// Changes tunables of a running volume.
+    pub fn set(&self, name: &str, values: &[(String, config::Value)]) -> Result<Outcome> {
+        let mut known = self.known();
+        let Some(at) = known.volumes.iter().position(|volume| volume.name == name) else {
+            return Err(Error::no_volume(name));
+        };
+        let mut volume = known.volumes[at].clone();
+        parse::apply(&mut volume, values)?;
+        for (key, _) in values {
+            if !keys::TUNABLES.contains(&key.as_str()) {
+                return Err(Error::later(format!(
+                    "{key}: changing it while the volume is attached is"
+                ))
+                .about(name));
+            }
+        }
+        self.machine.tune(volume.settings())?;
+        let outcome = match known.config.volumes.iter().find(|named| named.name == name) {
+            Some(named) => Outcome { notes: vec![stays_in_file(&known.config, named)] },
+            None => {
+                state::save(&known.config, &volume)?;
+                Outcome::default()
+            }
+        };
+        known.volumes[at] = volume;
+        Ok(outcome)
+    }
+
+    /// Detaches and forgets a volume. Its origin's data is never touched.
+    pub fn remove(&self, name: &str, discard: Option<&str>) -> Result<Outcome> {
+        if let Some(other) = discard.filter(|other| *other != name) {
+            let message = format!(
+                "volume {name}: --discard-dirty names {other}; write --discard-dirty={name}"
+            );
+            return Err(Error::usage(message).about(name));
+        }
+        let mut known = self.known();
+        let look = self.machine.look()?;
+        let snapshot = look.engine.volumes.iter().find(|volume| volume.name == name);
+        if snapshot.is_none() && known.volumes.iter().all(|volume| volume.name != name) {
+            return Err(Error::no_volume(name));
+        }
+        let mut discard_dirty = discard.is_some();
+        if let Some(snapshot) = snapshot {
+            refuse_connected(&look, snapshot, "remove")?;
+            if snapshot.policy == Policy::Ephemeral {
+                // Nothing is owed for an overlay: to throw it away is what it is for.
+                discard_dirty = true;
+            } else if snapshot.dirty_bytes > 0 && !discard_dirty {
+                return Err(dirty_refusal(snapshot));
+            }
+        }
+        self.machine.remove(name, discard_dirty)?;
+        state::remove(&known.config, name)?;
+        known.volumes.retain(|volume| volume.name != name);
+        let named = known.config.volumes.iter().find(|named| named.name == name);
+        let notes = named.map(|named| stays_in_file(&known.config, named));
+        Ok(Outcome { notes: notes.into_iter().collect() })
+    }
+
+    /// Brings everything written so far to the origin; returns when it is there.
+    pub fn destage(&self, name: &str) -> Result<Outcome> {
+        let volume = self.check_destage(name)?;
+        self.machine.destage(volume)?;
+        Ok(Outcome::default())
+    }
+
+    /// Whether a destage makes sense, without starting one.
+    pub fn check_destage(&self, name: &str) -> Result<VolumeId> {
+        let look = self.machine.look()?;
+        let snapshot = find(&look, name)?;
+        if snapshot.policy == Policy::Ephemeral {
+            return Err(Error::refused(format!(
+                "volume {name}: an ephemeral volume never writes its origin; \
+                 commit is not in this version"
+            ))
+            .about(name));
+        }
+        Ok(snapshot.id)
+    }
+
+    /// Throws the overlay of an ephemeral volume away.
+    pub fn reset(&self, name: &str) -> Result<Outcome> {
+        let look = self.machine.look()?;
+        let snapshot = find(&look, name)?;
+        if snapshot.policy != Policy::Ephemeral {
+            return Err(Error::refused(format!(
+                "volume {name}: reset would discard the data of a {} volume; \
+                 only ephemeral volumes are reset",
+                snapshot.policy.name()
+            ))
+            .about(name));
+        }
+        refuse_connected(&look, snapshot, "reset")?;
+        self.machine.reset(snapshot.id)?;
+        Ok(Outcome::default())
+    }
+
+    /// Reads the file again: attaches what is new in it, says what needs a restart.
+    pub fn reload(&self) -> Result<Outcome> {
+        let path = self.known().config.path.clone();
+        let fresh = Config::load(&path)?;
+        check::check(&fresh)?;
+        let mut known = self.known();
+        let mut notes = Vec::new();
+        for volume in &fresh.volumes {
+            let name = &volume.name;
+            match known.volumes.iter().find(|old| old.name == *name) {
+                Some(old) if old.settings() == volume.settings() => {}
+                Some(_) => notes.push(format!("volume {name}: its change needs a restart")),
+                None => match self.machine.add(volume.settings()) {
+                    Ok(()) => {
+                        known.volumes.push(volume.clone());
+                        notes.push(format!("volume {name}: attached"));
+                    }
+                    // One image that does not open keeps no other volume away.
+                    Err(error) => notes.push(format!("not attached: {error}")),
+                },
+            }
+        }
+        for old in &known.config.volumes {
+            if fresh.volumes.iter().all(|volume| volume.name != old.name) {
+                let name = &old.name;
+                notes.push(format!("volume {name}: is gone from the file; needs a restart"));
+            }
+        }
+        notes.extend(changed_sections(&known.config, &fresh));
+        known.config.volumes = fresh.volumes;
+        known.config.defaults = fresh.defaults;
+        Ok(Outcome { notes })
+    }
+}
+
+fn changed_sections(old: &Config, new: &Config) -> Vec<String> {
+    let changed = [
+        ("[host]", old.host != new.host),
+        ("[cache]", old.cache != new.cache),
+        ("[listen]", old.listen != new.listen),
+        ("[images]", old.images != new.images),
+    ];
+    let changed = changed.into_iter().filter(|(_, changed)| *changed);
+    changed.map(|(section, _)| format!("{section}: its change needs a restart")).collect()
+}
+
+fn stays_in_file(config: &Config, volume: &Volume) -> String {
+    format!(
+        "volume {}: {}:{} still says otherwise and wins at the next start",
+        volume.name,
+        config.path.display(),
+        volume.line.unwrap_or(0)
+    )
+}
+
+/// Looks at the image of a new volume, and at those it might collide with.
+fn check_against(known: &Known, volume: &Volume) -> Result<()> {
+    let others: Vec<(&Volume, check::Origin)> = known
+        .volumes
+        .iter()
+        .filter_map(|other| Some((other, check::look(&other.origin).ok()?)))
+        .collect();
+    check::check_volume(&known.config, volume, &others)?;
+    Ok(())
+}
+
+fn find<'a>(look: &'a Look, name: &str) -> Result<&'a VolumeSnapshot> {
+    let found = look.engine.volumes.iter().find(|volume| volume.name == name);
+    found.ok_or_else(|| Error::no_volume(name))
+}
+
+fn refuse_connected(look: &Look, volume: &VolumeSnapshot, verb: &str) -> Result<()> {
+    let clients = look.clients.iter().find(|(id, _)| *id == volume.id);
+    match clients.map_or(0, |(_, clients)| *clients) {
+        0 => Ok(()),
+        clients => {
+            let name = &volume.name;
+            let noun = if clients == 1 { "client is" } else { "clients are" };
+            Err(Error::refused(format!(
+                "volume {name}: {clients} {noun} connected; disconnect first, then {verb} it"
+            ))
+            .about(name.clone()))
+        }
+    }
+}
+
+fn dirty_refusal(volume: &VolumeSnapshot) -> Error {
+    let name = &volume.name;
+    let bytes = volume.dirty_bytes;
+    let age = match volume.oldest_dirty_ns {
+        Some(nanos) => format!(", up to {} old,", units::human_seconds(nanos / 1_000_000_000)),
+        None => String::new(),
+    };
+    Error::refused(format!(
+        "volume {name}: {bytes} bytes ({}){age} are not at the origin and would be lost; \
+         run `tenuto volume destage {name} --wait` first, or force it with --discard-dirty={name}",
+        units::human_bytes(bytes)
+    ))
+    .about(name.clone())
+}

@@ -1,0 +1,372 @@
+//! `tenuto cache create|inspect|verify` and `tenuto recover`.
+//!
+//! Always true: nothing that somebody may still want is overwritten without a word that says
+//! so, and the word is checked before the first byte changes.
+
+use super::later::{Rest, not_yet};
+use super::offline::{self, Found};
+use super::{Context, output};
+use crate::cachedev::{self, NewCache};
+use crate::config::keys::CACHE_BYTES_MIN;
+use crate::config::units::{human_bytes, parse_size, show_size};
+use crate::config::{Config, DEFAULT_PATH, locate};
+use crate::error::{Error, Kind, Result, cause};
+use crate::files::Files;
+use crate::inspect;
+use crate::target::Target;
+use clap::{Args, Subcommand};
+use engine::engine::{device_bytes, format_cache, geometry_for};
+use engine::format::superblock::Superblock;
+use engine::types::Uuid;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make an empty cache in a file or on a block device
+    Create(Create),
+    /// Show what a cache is and which volumes have dirty data in it
+    Inspect(Look),
+    /// Check what a start would find; ends with code 5 on damage
+    Verify(Look),
+    /// Check all checksums in the background (not in this version)
+    #[command(display_order = 200)]
+    Scrub(Rest),
+    /// Change the size (not in this version)
+    #[command(display_order = 200)]
+    Resize(Rest),
+}
+
+#[derive(Debug, Args)]
+pub struct Create {
+    path: PathBuf,
+    /// Size of a cache file; of a block device, the part to use
+    #[arg(long, value_name = "SIZE")]
+    size: Option<String>,
+    /// Lose what lies there, dirty data of volumes included
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Look {
+    path: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Recover {
+    /// The cache device or file of the dead host
+    #[arg(long, value_name = "PATH")]
+    pub cache: PathBuf,
+    /// Only this volume
+    #[arg(long, value_name = "NAME")]
+    pub volume: Option<String>,
+    /// Say what would be done
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+pub fn run(context: &Context, command: Command) -> Result<()> {
+    match command {
+        Command::Create(command) => create(context, &command),
+        Command::Inspect(command) => inspect_cache(context, &command.path, false),
+        Command::Verify(command) => inspect_cache(context, &command.path, true),
+        Command::Scrub(_) => Err(not_yet("cache scrub")),
+        Command::Resize(_) => Err(not_yet("cache resize")),
+    }
+}
+
+fn create(context: &Context, command: &Create) -> Result<()> {
+    let path = &command.path;
+    let asked = command.size.as_deref().map(parse_asked_size).transpose()?;
+    let configured = configuration(context)?;
+    let size = asked.or_else(|| configured.as_ref().and_then(|config| size_for(config, path)));
+    let stage_dir = stage_dir(configured.as_ref());
+    let existing = std::fs::metadata(path).map(|meta| meta.len()).ok().filter(|bytes| *bytes > 0);
+    let is_device = is_block_device(path);
+    if size.is_none() && existing.is_none() && !is_device {
+        return Err(Error::usage("--size: is missing; write it as in --size 64GiB"));
+    }
+    let created = make(path, size, command.force, &stage_dir)?;
+    let name = path.display().to_string();
+    let document = json!({
+        "path": name,
+        "uuid": created.uuid.to_string(),
+        "size_bytes": created.bytes,
+        "log_bytes": created.log_bytes,
+    });
+    context.output().confirmation(&document, || {
+        format!("{name}: cache of {}, {}\n", human_bytes(created.log_bytes), created.uuid)
+    })
+}
+
+fn parse_asked_size(text: &str) -> Result<u64> {
+    let bytes = parse_size(text).ok_or_else(|| {
+        Error::usage(format!(
+            "--size: {text:?} is not a size; write bytes or KiB, MiB, GiB, TiB, as in 64GiB"
+        ))
+    })?;
+    if bytes < CACHE_BYTES_MIN {
+        let least = show_size(CACHE_BYTES_MIN);
+        return Err(Error::usage(format!("--size: {text} is too small; write at least {least}")));
+    }
+    Ok(bytes)
+}
+
+/// The configuration, where there is one; a wrong one is an error all the same.
+fn configuration(context: &Context) -> Result<Option<Config>> {
+    let path = locate(context.common.config.as_deref());
+    if path == Path::new(DEFAULT_PATH) && !path.exists() {
+        return Ok(None);
+    }
+    Config::load(&path).map(Some)
+}
+
+/// The configured size, if it was written down and for this path.
+fn size_for(config: &Config, path: &Path) -> Option<u64> {
+    let same = config.cache.path == std::path::absolute(path).ok()?;
+    (same && config.cache.sources.contains_key("size")).then_some(config.cache.size_bytes)
+}
+
+fn stage_dir(config: Option<&Config>) -> PathBuf {
+    config.map_or("/dev/shm".into(), |config| config.host.stage_dir.clone())
+}
+
+fn is_block_device(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device())
+}
+
+struct Created {
+    uuid: Uuid,
+    bytes: u64,
+    log_bytes: u64,
+}
+
+/// Makes the cache that a configuration names and that is not there yet.
+pub fn create_missing(config: &Config) -> Result<()> {
+    let path = &config.cache.path;
+    match std::fs::metadata(path) {
+        Ok(_) => return refuse_foreign(path),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(inspect::unreadable(path, &error)),
+    }
+    if let Some(parent) = path.parent().filter(|_| !config.cache.sources.contains_key("path")) {
+        std::fs::create_dir_all(parent).map_err(|error| {
+            Error::failed(format!("{}: {}; make it first", parent.display(), cause(&error)))
+        })?;
+    }
+    let size = config.cache.size_bytes;
+    let created = make(path, Some(size), false, &config.host.stage_dir)?;
+    tracing::info!("cache {}: made, {}", path.display(), human_bytes(created.bytes));
+    Ok(())
+}
+
+/// A daemon is not started on something that is no cache.
+fn refuse_foreign(path: &Path) -> Result<()> {
+    let superblock = inspect::superblock_at(path)?;
+    superblock.map(|_| ()).map_err(|why| {
+        let name = path.display();
+        Error::new(
+            Kind::Config,
+            format!("cache {name}: {why}; make one with `tenuto cache create {name}`"),
+        )
+        .about(name.to_string())
+    })
+}
+
+fn make(path: &Path, size: Option<u64>, force: bool, stage_dir: &Path) -> Result<Created> {
+    let mut progress = offline::tell;
+    let claimed = cachedev::claim(path, force, &mut offline::patience(&mut progress))
+        .map_err(offline::from_fault)?;
+    let stale_stage = match refuse_dirty(path, &claimed, force, stage_dir) {
+        Ok(stage) => stage,
+        Err(error) => {
+            claimed.abandon();
+            return Err(error);
+        }
+    };
+    let wanted = size.unwrap_or(claimed.target.size_bytes);
+    let geometry = match geometry_for(wanted) {
+        Ok(geometry) => geometry,
+        Err(why) => {
+            claimed.abandon();
+            return Err(Error::usage(format!("cache {}: {why}", path.display())));
+        }
+    };
+    let bytes = if claimed.target.block_device { device_bytes(geometry) } else { wanted };
+    let target = claimed.allocate(bytes).map_err(offline::from_fault)?;
+    let uuid = Uuid(*uuid::Uuid::new_v4().as_bytes());
+    let mut files = Files::new(target);
+    format_cache(&mut files, uuid, geometry).map_err(offline::open_error)?;
+    if let Some(stage) = stale_stage {
+        // It belongs to a cache that is gone; left behind it would only take memory.
+        let _ = std::fs::remove_file(stage);
+    }
+    Ok(Created { uuid, bytes, log_bytes: geometry.log_bytes() })
+}
+
+/// Refuses to overwrite what is not blank and not a clean cache. Returns the stage file of the
+/// cache that is overwritten.
+fn refuse_dirty(
+    path: &Path,
+    claimed: &NewCache,
+    force: bool,
+    stage_dir: &Path,
+) -> Result<Option<PathBuf>> {
+    if claimed.blank {
+        return Ok(None);
+    }
+    let name = path.display();
+    let refuse = |what: String| {
+        Err(Error::refused(format!("cache {name}: {what}, or force it with --force"))
+            .about(name.to_string()))
+    };
+    let superblock = match inspect::superblock(&claimed.target)? {
+        Ok(superblock) => superblock,
+        Err(_) if force => return Ok(None),
+        Err(why) => {
+            let bytes = human_bytes(claimed.target.size_bytes);
+            return refuse(format!(
+                "holds {bytes} of data that would be lost ({why}); name another place"
+            ));
+        }
+    };
+    let stage = stage_dir.join(format!("tenuto-{}", superblock.cache));
+    if force {
+        return Ok(Some(stage));
+    }
+    let files = Files::new(reopened(&claimed.target)?);
+    let found = match offline::peek(&files, &superblock, stage_dir) {
+        Ok(found) => found,
+        Err(error) => {
+            return refuse(format!("is a cache that does not open ({error}); see cache verify"));
+        }
+    };
+    match found.dirty_list() {
+        dirty if dirty.is_empty() => Ok(Some(stage)),
+        dirty => {
+            let age = oldest(&found);
+            refuse(format!(
+                "dirty data of {dirty}{age} would be lost; bring it home with `tenuto recover \
+                 --cache {name}`"
+            ))
+        }
+    }
+}
+
+fn oldest(found: &Found) -> String {
+    let oldest = found.dirty().filter_map(|volume| volume.oldest_dirty_ns).max();
+    oldest.map_or(String::new(), |nanos| {
+        let age = crate::config::units::human_seconds(nanos / 1_000_000_000);
+        format!(", up to {age} old,")
+    })
+}
+
+/// The same open file under a second handle: the lock stays one.
+fn reopened(target: &Target) -> Result<Target> {
+    let file = target
+        .file
+        .try_clone()
+        .map_err(|error| Error::failed(format!("{}: {}", target.name(), cause(&error))))?;
+    Ok(Target { file, path: target.path.clone(), ..*target })
+}
+
+fn inspect_cache(context: &Context, path: &Path, verify: bool) -> Result<()> {
+    let name = path.display().to_string();
+    let superblock = inspect::superblock_at(path)?.map_err(|why| {
+        let right = format!("name a cache, or make one with `tenuto cache create {name}`");
+        Error::new(why.kind(), format!("cache {name}: {why}; {right}")).about(name.clone())
+    })?;
+    let configured = configuration(context)?;
+    let mut progress = offline::tell;
+    let target = match cachedev::open(path, &mut offline::patience(&mut progress)) {
+        Ok(target) => target,
+        Err(fault) if fault.kind == crate::fault::Kind::InUse && !verify => {
+            let document = inspect::superblock_json(path, &superblock, Some(&fault.message));
+            return context.output().document(&document, || {
+                superblock_text(path, &superblock) + &format!("in use     {}\n", fault.message)
+            });
+        }
+        Err(fault) => return Err(offline::from_fault(fault)),
+    };
+    let files = Files::new(target);
+    let found = offline::peek(&files, &superblock, &stage_dir(configured.as_ref()))?;
+    let mut document = inspect::superblock_json(path, &superblock, None);
+    document["recovery"] = report_json(&found);
+    document["volumes"] = Value::Array(found.volumes.iter().map(inspect::volume_json).collect());
+    if let Some(damage) = found.report.damage.first().filter(|_| verify) {
+        let count = found.report.damage.len();
+        return Err(Error::new(
+            Kind::Damaged,
+            format!("cache {name}: {damage} ({count} in all); see `tenuto cache inspect {name}`"),
+        )
+        .about(name));
+    }
+    context.output().document(&document, || found_text(path, &superblock, &found))
+}
+
+fn report_json(found: &Found) -> Value {
+    let report = &found.report;
+    json!({
+        "stage_found": report.stage_found,
+        "segments_scanned": report.segments_scanned,
+        "records_replayed": report.records_replayed,
+        "entries_replayed": report.entries_replayed,
+        "tail_bytes_discarded": report.tail_bytes_discarded,
+        "damage": report.damage,
+    })
+}
+
+fn superblock_text(path: &Path, superblock: &Superblock) -> String {
+    let geometry = superblock.geometry;
+    output::fields(&[
+        ("cache", path.display().to_string()),
+        ("uuid", superblock.cache.to_string()),
+        ("log", human_bytes(geometry.log_bytes())),
+        (
+            "segments",
+            format!("{} of {}", geometry.segments, human_bytes(geometry.segment_bytes())),
+        ),
+    ])
+}
+
+fn found_text(path: &Path, superblock: &Superblock, found: &Found) -> String {
+    let report = &found.report;
+    let mut text = superblock_text(path, superblock);
+    text.push_str(&output::fields(&[
+        ("stage", found.stage.as_ref().map_or("none".into(), |path| path.display().to_string())),
+        (
+            "recovery",
+            format!(
+                "{} records replayed, {} of torn tail discarded",
+                report.records_replayed,
+                human_bytes(report.tail_bytes_discarded)
+            ),
+        ),
+        ("damage", if report.damage.is_empty() { "none" } else { "see below" }.into()),
+    ]));
+    text.extend(report.damage.iter().map(|line| format!("  {line}\n")));
+    if !found.volumes.is_empty() {
+        let rows: Vec<Vec<String>> = found
+            .volumes
+            .iter()
+            .map(|volume| {
+                vec![
+                    volume.name.clone(),
+                    volume.policy.name().into(),
+                    human_bytes(volume.size_bytes),
+                    human_bytes(volume.dirty_bytes),
+                    volume.origin.clone(),
+                ]
+            })
+            .collect();
+        text.push('\n');
+        text.push_str(&output::table(
+            &["VOLUME", "POLICY", "SIZE", "DIRTY", "ORIGIN"],
+            &rows,
+            &[2, 3],
+        ));
+    }
+    text
+}

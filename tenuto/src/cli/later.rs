@@ -1,0 +1,50 @@
+//! Verbs of the public interface that a later version fills.
+//!
+//! Always true: each is in the help, ends with code 2, and its message says "not in this
+//! version". Scripts written against the interface then fail for the right reason.
+
+use crate::error::Error;
+use clap::{Args, Subcommand};
+
+/// Whatever stands behind such a verb.
+#[derive(Debug, Args)]
+pub struct Rest {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    rest: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Live view (not in this version)
+    #[command(display_order = 200)]
+    Top(Rest),
+    /// Stream of events (not in this version)
+    #[command(display_order = 200)]
+    Events(Rest),
+    /// Empty this host for maintenance (not in this version)
+    #[command(display_order = 200)]
+    Drain(Rest),
+    /// Other hosts (not in this version)
+    #[command(display_order = 200)]
+    Peer(Rest),
+    /// Block traces (not in this version)
+    #[command(display_order = 200)]
+    Trace(Rest),
+}
+
+impl Command {
+    pub fn refuse(&self) -> Error {
+        let verb = match self {
+            Command::Top(_) => "top",
+            Command::Events(_) => "events",
+            Command::Drain(_) => "drain",
+            Command::Peer(_) => "peer",
+            Command::Trace(_) => "trace",
+        };
+        not_yet(verb)
+    }
+}
+
+pub fn not_yet(verb: &str) -> Error {
+    Error::later(format!("`tenuto {verb}` is"))
+}

@@ -1,0 +1,206 @@
+//! The command line: arguments first, effects later.
+//!
+//! Owns the form of every command and what all of them share: exit codes, the one line of an
+//! error, `--json`. Always true: standard output carries the result and nothing else; a failed
+//! command prints one line on standard error, and with `--json` one document on standard output.
+//! Deliberately absent: what commands do, which is in one file for each family.
+
+mod cache;
+mod config;
+mod later;
+mod origin;
+pub mod output;
+mod reload;
+mod serve;
+mod status;
+pub mod tools;
+mod usage;
+mod volume;
+
+use crate::admin::client::Client;
+use crate::config::{self as configuration, Config};
+use crate::error::{Error, Result};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use output::Output;
+use serde_json::json;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// A write-back cache between the disks of virtual machines and slow shared storage.
+#[derive(Debug, Parser)]
+#[command(name = "tenuto", disable_version_flag = false, version, arg_required_else_help = true)]
+#[command(infer_subcommands = false, propagate_version = false)]
+pub struct Cli {
+    #[command(flatten)]
+    pub common: Common,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What every command takes.
+#[derive(Clone, Debug, Args)]
+pub struct Common {
+    /// Configuration file; default: $TENUTO_CONFIG, else /etc/tenuto/tenuto.toml
+    #[arg(short, long, global = true, value_name = "FILE", display_order = 100)]
+    pub config: Option<PathBuf>,
+    /// Admin socket of the daemon; default: from the configuration
+    #[arg(long, global = true, value_name = "PATH", env = "TENUTO_SOCKET", display_order = 101)]
+    pub socket: Option<PathBuf>,
+    /// One JSON document on standard output
+    #[arg(long, global = true, display_order = 102)]
+    pub json: bool,
+    /// Say less
+    #[arg(short, long, global = true, action = clap::ArgAction::Count, display_order = 103)]
+    pub quiet: u8,
+    /// Say more; twice for even more
+    #[arg(short, long, global = true, action = clap::ArgAction::Count, display_order = 104)]
+    pub verbose: u8,
+    /// When to use colours
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", display_order = 105)]
+    pub color: Color,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Color {
+    Auto,
+    Always,
+    Never,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the daemon in the foreground
+    Serve,
+    /// List, show, add, change and remove volumes
+    #[command(subcommand)]
+    Volume(volume::Command),
+    /// Show the state of the daemon, its cache and its volumes
+    Status(status::Status),
+    /// Check or explain the configuration
+    Config(config::Check),
+    /// Create, inspect and verify cache devices
+    #[command(subcommand)]
+    Cache(cache::Command),
+    /// Bring the dirty data of a dead host's SSD to its origins, offline
+    Recover(cache::Recover),
+    /// Inspect the ledger and journal beside an image, finish a pending journal
+    #[command(subcommand)]
+    Origin(origin::Command),
+    /// Apply a changed configuration file
+    Reload,
+    /// Show version and build
+    Version,
+    /// Print a completion script for a shell
+    Completions {
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+    #[command(flatten)]
+    Later(later::Command),
+}
+
+/// Parses the arguments, does what they say, prints what there is to print.
+pub fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    // An error in the arguments must know about --json before the arguments are understood.
+    let json = arguments.iter().any(|argument| argument == "--json");
+    let parsed = Cli::try_parse_from(&arguments);
+    let result = match parsed {
+        Ok(cli) => run(cli),
+        Err(error) => match usage::explain(error) {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(error) => Err(error),
+        },
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            report(&error, json);
+            ExitCode::from(error.kind.exit_code())
+        }
+    }
+}
+
+/// Prints a failure. A reader that has gone away is no second failure.
+pub fn report(error: &Error, json: bool) {
+    use std::io::Write;
+    if json {
+        let _ = writeln!(std::io::stdout(), "{}", error.to_json());
+    }
+    if !error.message.is_empty() {
+        let _ = writeln!(std::io::stderr(), "tenuto: {}", error.message);
+    }
+}
+
+fn run(cli: Cli) -> Result<()> {
+    let context = Context { common: cli.common };
+    match cli.command {
+        Command::Serve => serve::run(&context),
+        Command::Volume(command) => volume::run(&context, command),
+        Command::Status(command) => status::run(&context, &command),
+        Command::Config(command) => config::run(&context, &command),
+        Command::Cache(command) => cache::run(&context, command),
+        Command::Recover(command) => cache::recover(&context, &command),
+        Command::Origin(command) => origin::run(&context, command),
+        Command::Reload => reload::run(&context),
+        Command::Version => version(&context),
+        Command::Completions { shell } => completions(shell),
+        Command::Later(command) => Err(command.refuse()),
+    }
+}
+
+/// What commands know about how they were called.
+pub struct Context {
+    pub common: Common,
+}
+
+impl Context {
+    pub fn output(&self) -> Output {
+        let common = &self.common;
+        let color = match common.color {
+            Color::Always => true,
+            Color::Never => false,
+            Color::Auto => {
+                std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
+            }
+        };
+        Output { json: common.json, quiet: common.quiet > 0, color }
+    }
+
+    /// The configuration, which must exist.
+    pub fn load(&self) -> Result<Config> {
+        Config::load(&configuration::locate(self.common.config.as_deref()))
+    }
+
+    /// The daemon's socket: as asked, else from the configuration, else the default place.
+    pub fn client(&self) -> Result<Client> {
+        if let Some(socket) = &self.common.socket {
+            return Ok(Client::new(socket));
+        }
+        let path = configuration::locate(self.common.config.as_deref());
+        let named = self.common.config.is_some() || std::env::var_os("TENUTO_CONFIG").is_some();
+        if !named && !path.exists() {
+            return Ok(Client::new(&configuration::default_run_dir().join("tenuto.sock")));
+        }
+        Ok(Client::new(&Config::load(&path)?.admin_socket()))
+    }
+}
+
+fn version(context: &Context) -> Result<()> {
+    let version = env!("CARGO_PKG_VERSION");
+    let document = json!({
+        "name": "tenuto",
+        "version": version,
+        "arch": std::env::consts::ARCH,
+        "os": std::env::consts::OS,
+    });
+    context.output().document(&document, || format!("tenuto {version}\n"))
+}
+
+fn completions(shell: clap_complete::Shell) -> Result<()> {
+    use clap::CommandFactory;
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "tenuto", &mut script);
+    output::write(&String::from_utf8_lossy(&script))
+}

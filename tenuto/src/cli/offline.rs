@@ -1,0 +1,277 @@
+//! What is done to a cache or an image while no daemon runs on it.
+//!
+//! Owns the dry recovery: the product's own recovery over the real devices, with everything it
+//! writes kept in memory and thrown away. So `cache inspect`, `cache create` and
+//! `recover --dry-run` say what a start would find, without changing a byte. Always true: the
+//! cache device is locked meanwhile, so no daemon changes it under the reader.
+
+use super::Context;
+use crate::buffer::{Arena, BufferPool, HostMemory};
+use crate::config::units::human_bytes;
+use crate::error::{Error, Kind, Result, cause};
+use crate::fault::{self, Fault};
+use crate::files::Files;
+use crate::inspect;
+use crate::lock::Patience;
+use crate::origin::file::{self, Access};
+use engine::engine::{Config, Engine, OpenError, Report, settle};
+use engine::event::{Device, IoError, Stat};
+use engine::format::stage::{HEADER_BYTES, StageHeader};
+use engine::format::superblock::Superblock;
+use engine::media::Media;
+use engine::snapshot::VolumeSnapshot;
+use engine::types::{BLOCK_BYTES, Policy, Uuid, VolumeId};
+use serde_json::json;
+use std::collections::HashMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long the late writes of a killed daemon may take to land.
+const LATE_WRITES_WAIT: Duration = Duration::from_secs(120);
+/// Blocks that a dry recovery may keep: more than a stage of the largest sensible size.
+const WRITTEN_BLOCKS_MAX: usize = 1 << 20;
+const SCRATCH_BYTES: u64 = 64 << 20;
+const DIRTY_EXTENTS_MAX: u64 = 8 << 20;
+/// Slots of a stage that is not there: recovery has to append a little.
+const SLOTS_WITHOUT_STAGE: u32 = 16;
+
+/// What a start of a daemon would find on a cache.
+pub struct Found {
+    pub report: Report,
+    pub volumes: Vec<VolumeSnapshot>,
+    /// The stage file of this boot, where it is.
+    pub stage: Option<PathBuf>,
+}
+
+impl Found {
+    /// Volumes whose data is nowhere but here.
+    pub fn dirty(&self) -> impl Iterator<Item = &VolumeSnapshot> {
+        let owes = |volume: &&VolumeSnapshot| volume.policy != Policy::Ephemeral;
+        self.volumes.iter().filter(owes).filter(|volume| volume.dirty_bytes > 0)
+    }
+
+    /// `a (3 MiB), b (1 MiB)`
+    pub fn dirty_list(&self) -> String {
+        let dirty = self.dirty().map(|volume| {
+            format!("{} ({})", volume.name, human_bytes(volume.dirty_bytes))
+        });
+        dirty.collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Waits for the late writes of a dead owner and says so.
+pub fn patience(progress: &mut dyn FnMut(&str)) -> Patience<'_> {
+    Patience { wait: LATE_WRITES_WAIT, progress }
+}
+
+/// Tells on standard error what is waited for.
+pub fn tell(line: &str) {
+    eprintln!("tenuto: {line}");
+}
+
+/// One kind for each kind of a device's fault.
+pub fn from_fault(fault: Fault) -> Error {
+    let kind = match fault.kind {
+        fault::Kind::NotFound => Kind::NotFound,
+        fault::Kind::WouldLoseData => Kind::Refused,
+        fault::Kind::Foreign | fault::Kind::Invalid => Kind::Usage,
+        fault::Kind::InUse | fault::Kind::NoSpace | fault::Kind::Io => Kind::Failed,
+    };
+    Error::new(kind, fault.message)
+}
+
+/// Recovers in memory. `files` holds the locked cache.
+pub fn peek(files: &Files, superblock: &Superblock, stage_dir: &Path) -> Result<Found> {
+    let stage_path = stage_dir.join(format!("tenuto-{}", superblock.cache));
+    let stage = read_stage(&stage_path)?;
+    let header = stage.as_deref().and_then(|bytes| {
+        StageHeader::parse(bytes.get(..HEADER_BYTES)?).ok()
+    });
+    let slots = header.map_or(SLOTS_WITHOUT_STAGE, |header| header.slots);
+    let config = Config {
+        machine: Uuid::NIL,
+        boot: boot(),
+        host_name: String::new(),
+        stage_slots: slots.saturating_sub(1).max(1),
+        overlay_slots: 1,
+        ram_blocks: 1,
+        scratch_bytes: SCRATCH_BYTES,
+        dirty_extents_max: DIRTY_EXTENTS_MAX,
+        hash_seed: 1,
+    };
+    let chunk_bytes = superblock.geometry.chunk_bytes();
+    let wanted = Config::stage_bytes(chunk_bytes, config.stage_slots + config.overlay_slots);
+    let mut memory = memory(stage.as_deref(), wanted)
+        .map_err(|error| Error::failed(format!("cannot set memory aside: {}", cause(&error))))?;
+    let mut media = Dry { files, written: HashMap::new() };
+    let (engine, report) = Engine::open(config, &mut media, &mut memory).map_err(open_error)?;
+    Ok(Found { report, volumes: engine.known(), stage: stage.map(|_| stage_path) })
+}
+
+pub fn open_error(error: OpenError) -> Error {
+    let kind = match error {
+        OpenError::Foreign(_) => Kind::Usage,
+        OpenError::Damaged(_) => Kind::Damaged,
+        OpenError::Refused(_) => Kind::Refused,
+        OpenError::Io(_) => Kind::Failed,
+    };
+    Error::new(kind, error.to_string())
+}
+
+fn read_stage(path: &Path) -> Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    match std::fs::File::open(path).and_then(|mut file| file.read_to_end(&mut bytes)) {
+        Ok(_) => Ok(Some(bytes)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(inspect::unreadable(path, &error)),
+    }
+}
+
+/// A private copy of the stage and small areas for the rest.
+fn memory(stage: Option<&[u8]>, wanted: u64) -> std::io::Result<HostMemory> {
+    use engine::memory::{Area, Memory, Place};
+    let stage = stage.unwrap_or_default();
+    let arena = Arena::anonymous(wanted.max(stage.len() as u64).next_multiple_of(BLOCK_BYTES))?;
+    let ram = Arena::anonymous(BLOCK_BYTES)?;
+    let scratch = Arena::anonymous(SCRATCH_BYTES)?;
+    let buffers = BufferPool::new(1 << 20)?;
+    let mut memory = HostMemory::new(arena, ram, scratch, buffers);
+    memory.store(Place::new(Area::Stage, 0), stage);
+    Ok(memory)
+}
+
+/// The present boot; without a name for it, one that no stage carries.
+fn boot() -> Uuid {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    match uuid::Uuid::parse_str(text.trim()) {
+        Ok(found) => Uuid(*found.as_bytes()),
+        Err(_) => Uuid(*uuid::Uuid::new_v4().as_bytes()),
+    }
+}
+
+/// The real devices, with all writes in memory.
+struct Dry<'a> {
+    files: &'a Files,
+    written: HashMap<(Device, u64), Box<[u8]>>,
+}
+
+impl Dry<'_> {
+    fn read_block(&self, device: Device, block: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        match (self.written.get(&(device, block)), self.files.target(device)) {
+            (Some(written), _) => bytes.copy_from_slice(written),
+            (None, Some(target)) => target.read(block * BLOCK_BYTES, bytes)?,
+            (None, None) => bytes.fill(0),
+        }
+        Ok(())
+    }
+
+    /// Calls `each` with the number, the start within it and the part of every block touched.
+    fn pieces(offset: u64, bytes: u64, mut each: impl FnMut(u64, usize, usize) -> IoResult)
+    -> IoResult {
+        let mut at = offset;
+        while at < offset + bytes {
+            let start = (at % BLOCK_BYTES) as usize;
+            let part = (BLOCK_BYTES as usize - start).min((offset + bytes - at) as usize);
+            each(at / BLOCK_BYTES, start, part)?;
+            at += part as u64;
+        }
+        Ok(())
+    }
+
+    fn change(
+        &mut self,
+        device: Device,
+        block: u64,
+        change: impl FnOnce(&mut [u8]),
+    ) -> IoResult {
+        let mut bytes = vec![0; BLOCK_BYTES as usize].into_boxed_slice();
+        self.read_block(device, block, &mut bytes)?;
+        change(&mut bytes);
+        self.written.insert((device, block), bytes);
+        match self.written.len() <= WRITTEN_BLOCKS_MAX {
+            true => Ok(()),
+            false => Err(IoError::NoSpace),
+        }
+    }
+}
+
+type IoResult = std::result::Result<(), IoError>;
+
+impl Media for Dry<'_> {
+    fn read(&mut self, device: Device, offset: u64, bytes: &mut [u8]) -> IoResult {
+        let whole = bytes.len() as u64;
+        let first = offset / BLOCK_BYTES;
+        let last = (offset + whole).div_ceil(BLOCK_BYTES);
+        if !(first..last).any(|block| self.written.contains_key(&(device, block))) {
+            match self.files.target(device) {
+                Some(target) => return target.read(offset, bytes),
+                None => bytes.fill(0),
+            }
+            return Ok(());
+        }
+        let mut done = 0;
+        let mut block_bytes = vec![0; BLOCK_BYTES as usize];
+        Dry::pieces(offset, whole, |block, start, part| {
+            self.read_block(device, block, &mut block_bytes)?;
+            bytes[done..done + part].copy_from_slice(&block_bytes[start..start + part]);
+            done += part;
+            Ok(())
+        })
+    }
+
+    fn write(&mut self, device: Device, offset: u64, bytes: &[u8]) -> IoResult {
+        let mut done = 0;
+        Dry::pieces(offset, bytes.len() as u64, |block, start, part| {
+            let from = &bytes[done..done + part];
+            done += part;
+            self.change(device, block, |to| to[start..start + part].copy_from_slice(from))
+        })
+    }
+
+    fn zero(&mut self, device: Device, offset: u64, bytes: u64) -> IoResult {
+        Dry::pieces(offset, bytes, |block, start, part| {
+            self.change(device, block, |to| to[start..start + part].fill(0))
+        })
+    }
+
+    fn sync(&mut self, _device: Device) -> IoResult {
+        Ok(())
+    }
+
+    fn stat(&mut self, device: Device) -> std::result::Result<Stat, IoError> {
+        self.files.target(device).ok_or(IoError::Failed)?.stat()
+    }
+}
+
+/// `origin replay IMAGE`.
+pub fn replay(context: &Context, image: &Path, journal: Option<&Path>) -> Result<()> {
+    let before = inspect::look_beside(image, journal)?;
+    let request = file::Request {
+        path: image.to_path_buf(),
+        access: Access::Write,
+        format_raw: true,
+        journal_place: journal.map(Path::to_path_buf),
+        create: false,
+    };
+    let mut progress = tell;
+    let opened = file::open(&request, &mut patience(&mut progress)).map_err(from_fault)?;
+    let volume = VolumeId(0);
+    let mut files = Files::without_cache();
+    files.insert_volume(volume, opened);
+    settle(&mut files, volume).map_err(open_error)?;
+    let after = inspect::look_beside(image, journal)?;
+    let replayed = before.pending() && !after.pending();
+    let document = json!({
+        "image": image.display().to_string(),
+        "replayed": replayed,
+        "state": inspect::beside_json(&after),
+    });
+    context.output().confirmation(&document, || {
+        let image = image.display();
+        match replayed {
+            true => format!("{image}: the journal is finished, the image is consistent\n"),
+            false => format!("{image}: no journal was pending\n"),
+        }
+    })
+}

@@ -1,0 +1,198 @@
+//! `tenuto serve`: one daemon in the foreground.
+//!
+//! Always true: everything that can be found wrong without touching anything is found before
+//! anything is started; "ready" is said when guests and administrators can connect. SIGTERM and
+//! SIGINT end in order and keep dirty data; SIGHUP applies the changed file.
+
+use super::{Context, cache};
+use crate::admin::live::{Live, start_error};
+use crate::admin::server::{self, Server};
+use crate::admin::Admin;
+use crate::config::{Config, Volume, check, state};
+use crate::daemon::Daemon;
+use crate::error::{Error, Result, cause};
+use std::io::{IsTerminal, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::Arc;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+pub fn run(context: &Context) -> Result<()> {
+    let config = context.load()?;
+    check::check(&config)?;
+    start_log(context);
+    let mut volumes = config.volumes.clone();
+    volumes.extend(added_volumes(&config)?);
+    for volume in &volumes {
+        note_limits(volume);
+    }
+    make_directory(&config.host.run_dir)?;
+    let socket = config.admin_socket();
+    // Before the daemon replaces sockets that only look stale.
+    server::refuse_live(&socket)?;
+    cache::create_missing(&config)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Error::failed(format!("runtime: {}", cause(&error))))?;
+    // From here on a signal waits for its turn instead of ending the process half started.
+    let mut signals = runtime.block_on(async { Signals::new() })?;
+    let daemon = Arc::new(Daemon::start(config.settings(&volumes)).map_err(start_error)?);
+    let group = config.socket_group();
+    let metrics = config.listen.metrics;
+    let live = Box::new(Live(daemon.clone()));
+    let admin = Arc::new(Admin::new(config, volumes, live));
+    let server = match Server::start(admin.clone(), &socket, group.as_deref(), metrics) {
+        Ok(server) => server,
+        Err(error) => {
+            daemon.stop().map_err(start_error)?;
+            return Err(error);
+        }
+    };
+    say_ready();
+    runtime.block_on(signals.until_the_end(&admin));
+    notify("STOPPING=1");
+    tracing::info!("stopping; dirty data stays in the cache");
+    server.stop();
+    daemon.stop().map_err(start_error)?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+fn start_log(context: &Context) {
+    let common = &context.common;
+    let level = match (common.quiet, common.verbose) {
+        (0, 0) => "info",
+        (0, 1) => "debug",
+        (0, _) => "trace",
+        (1, _) => "warn",
+        (_, _) => "error",
+    };
+    let filter = EnvFilter::try_from_env("TENUTO_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    let colors = match common.color {
+        super::Color::Auto => std::io::stderr().is_terminal(),
+        super::Color::Always => true,
+        super::Color::Never => false,
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(colors)
+        .with_target(false)
+        .init();
+}
+
+/// Volumes that were added at run time. One whose image is gone must not keep the others down:
+/// its dirty data stays in the cache, and `volume ls` shows it as an orphan.
+fn added_volumes(config: &Config) -> Result<Vec<Volume>> {
+    let mut known: Vec<(Volume, check::Origin)> = Vec::new();
+    for volume in &config.volumes {
+        if let Ok(origin) = check::look(&volume.origin) {
+            known.push((volume.clone(), origin));
+        }
+    }
+    let named = known.len();
+    for volume in state::load(config)? {
+        let others: Vec<(&Volume, check::Origin)> =
+            known.iter().map(|(volume, origin)| (volume, origin.clone())).collect();
+        match check::check_volume(config, &volume, &others) {
+            Ok(origin) => known.push((volume, origin)),
+            Err(error) => tracing::error!("volume {} is left out: {error}", volume.name),
+        }
+    }
+    Ok(known.split_off(named).into_iter().map(|(volume, _)| volume).collect())
+}
+
+fn note_limits(volume: &Volume) {
+    if volume.sources.contains_key("overlay-ram") {
+        tracing::warn!(
+            "volume {}: overlay-ram of one volume has no effect in this version; [cache] \
+             overlay-ram bounds all of them together",
+            volume.name
+        );
+    }
+}
+
+fn make_directory(path: &std::path::Path) -> Result<()> {
+    std::fs::create_dir_all(path).map_err(|error| {
+        Error::failed(format!(
+            "{}: {}; [host] run-dir must be a directory this daemon may make",
+            path.display(),
+            cause(&error)
+        ))
+    })
+}
+
+fn say_ready() {
+    notify("READY=1");
+    eprintln!("ready");
+    // Whoever does not read the line has other ways to know.
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "ready").and_then(|()| out.flush());
+}
+
+/// Tells systemd, where it asked to be told (sd_notify(3)).
+fn notify(state: &str) {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
+        return;
+    };
+    let send = || -> std::io::Result<()> {
+        use std::os::unix::ffi::OsStrExt;
+        let address = match path.as_bytes().strip_prefix(b"@") {
+            Some(name) => SocketAddr::from_abstract_name(name)?,
+            None => SocketAddr::from_pathname(&path)?,
+        };
+        UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address)?;
+        Ok(())
+    };
+    if let Err(error) = send() {
+        tracing::warn!("{}: {}", path.display(), cause(&error));
+    }
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    reload: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Signals> {
+        let listen = |kind| {
+            signal(kind).map_err(|error| Error::failed(format!("signals: {}", cause(&error))))
+        };
+        Ok(Signals {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            reload: listen(SignalKind::hangup())?,
+        })
+    }
+
+    /// Serves SIGHUP until one of the others comes.
+    async fn until_the_end(&mut self, admin: &Arc<Admin>) {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return,
+                _ = self.interrupt.recv() => return,
+                _ = self.reload.recv() => {
+                    let admin = admin.clone();
+                    // Attaching volumes blocks; signals that come meanwhile wait.
+                    let _ = tokio::task::spawn_blocking(move || reload(&admin)).await;
+                }
+            }
+        }
+    }
+}
+
+fn reload(admin: &Admin) {
+    match admin.reload() {
+        Ok(outcome) if outcome.notes.is_empty() => tracing::info!("reload: nothing has changed"),
+        Ok(outcome) => {
+            for note in outcome.notes {
+                tracing::info!("reload: {note}");
+            }
+        }
+        Err(error) => tracing::error!("reload: {error}; nothing is changed"),
+    }
+}

@@ -1,0 +1,87 @@
+//! `tenuto status`.
+
+use super::{Context, output, volume};
+use crate::config::units::{human_bytes, human_seconds};
+use crate::error::{Error, Kind, Result};
+use clap::Args;
+use serde_json::{Value, json};
+
+#[derive(Debug, Args)]
+pub struct Status {
+    /// Print only what is wrong; ends with code 1 if anything is
+    #[arg(short = 'x')]
+    only_wrong: bool,
+}
+
+pub fn run(context: &Context, command: &Status) -> Result<()> {
+    let status = context.client()?.get("/v1/status")?;
+    if command.only_wrong {
+        return wrong_only(context, &status);
+    }
+    context.output().document(&status, || text(context, &status))
+}
+
+fn wrong_only(context: &Context, status: &Value) -> Result<()> {
+    let troubles: Vec<&str> = status["troubles"]
+        .as_array()
+        .map(|lines| lines.iter().filter_map(Value::as_str).collect())
+        .unwrap_or_default();
+    let document = json!({ "ok": troubles.is_empty(), "troubles": troubles });
+    context.output().document(&document, || {
+        troubles.iter().map(|line| format!("{line}\n")).collect()
+    })?;
+    match troubles.is_empty() {
+        true => Ok(()),
+        // The lines above say it all; a second line on standard error would be noise.
+        false => Err(Error { kind: Kind::Failed, message: String::new(), object: None }),
+    }
+}
+
+fn text(context: &Context, status: &Value) -> String {
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let cache = &status["cache"];
+    let ram = &status["ram"];
+    let recovery = &status["recovery"];
+    let word = |value: &Value| value.as_str().unwrap_or("-").to_string();
+    let mut text = output::fields(&[
+        ("host", word(&status["host"])),
+        ("version", word(&status["version"])),
+        ("up", human_seconds(number(&status["uptime_seconds"]))),
+        (
+            "cache",
+            format!(
+                "{}: {} of {} in use, {} dirty, {} index",
+                word(&cache["path"]),
+                human_bytes(number(&cache["used_bytes"])),
+                human_bytes(number(&cache["size_bytes"])),
+                human_bytes(number(&cache["dirty_bytes"])),
+                human_bytes(number(&cache["index_bytes"])),
+            ),
+        ),
+        (
+            "ram",
+            format!(
+                "{} of {} in use, stage {} of {} slots busy",
+                human_bytes(number(&ram["used_bytes"])),
+                human_bytes(number(&ram["size_bytes"])),
+                number(&ram["stage_slots_busy"]),
+                number(&ram["stage_slots"]),
+            ),
+        ),
+        (
+            "recovery",
+            format!(
+                "{} ms, {} records replayed, {} of torn tail discarded",
+                number(&recovery["ms"]),
+                number(&recovery["records_replayed"]),
+                human_bytes(number(&recovery["tail_bytes_discarded"])),
+            ),
+        ),
+    ]);
+    let volumes = status["volumes"].as_array().map_or(&[][..], Vec::as_slice);
+    if !volumes.is_empty() {
+        text.push('\n');
+        text.push_str(&volume::list_text(&context.output(), volumes));
+    }
+    text
+}

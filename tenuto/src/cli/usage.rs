@@ -1,0 +1,67 @@
+//! Errors in the arguments, in the one-line form of all other errors.
+
+use crate::error::{Error, Result};
+use clap::error::ErrorKind;
+
+/// Prints help and version where they were asked for; everything else is an error.
+pub fn explain(error: clap::Error) -> Result<()> {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            super::output::write(&error.render().to_string())
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let help = error.render().to_string();
+            let usage = help.lines().find_map(|line| line.strip_prefix("Usage: "));
+            let usage = usage.unwrap_or("tenuto <COMMAND>");
+            Err(Error::usage(format!("a command is missing; usage: {usage}; see --help")))
+        }
+        _ => Err(Error::usage(one_line(&error.render().to_string()))),
+    }
+}
+
+/// clap's first paragraph, its tips and its usage, without their line breaks.
+fn one_line(text: &str) -> String {
+    let mut paragraphs = text.split("\n\n").map(|paragraph| {
+        paragraph.split_whitespace().collect::<Vec<_>>().join(" ")
+    });
+    let first = paragraphs.next().unwrap_or_default();
+    let first = first.strip_prefix("error: ").unwrap_or(&first).trim_end_matches('.').to_string();
+    let hint = paragraphs.find_map(|paragraph| {
+        let tip = paragraph.strip_prefix("tip: ").map(str::to_string);
+        tip.or_else(|| paragraph.strip_prefix("Usage: ").map(|usage| format!("usage: {usage}")))
+    });
+    match hint {
+        Some(hint) => format!("{first}; {hint}"),
+        None => format!("{first}; see --help"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Cli;
+    use clap::Parser;
+
+    fn message(arguments: &[&str]) -> String {
+        let all = ["tenuto"].iter().chain(arguments);
+        explain(Cli::try_parse_from(all).expect_err("must not parse")).expect_err("error").message
+    }
+
+    #[test]
+    fn argument_errors_are_one_lower_case_line_with_what_would_be_right() {
+        for arguments in [
+            &["volume", "show"][..],
+            &["volume", "shwo", "a"],
+            &["stauts"],
+            &["status", "--frob"],
+            &["completions", "tcsh"],
+            &["volume"],
+            &[],
+        ] {
+            let message = message(arguments);
+            assert!(!message.contains('\n'), "{message}");
+            assert!(message.starts_with(|c: char| c.is_lowercase()), "{message}");
+            assert!(message.contains("; "), "{message}");
+        }
+    }
+}

@@ -1,0 +1,432 @@
+//! `tenuto volume …`: everything that is said to a running daemon about its volumes.
+
+use super::later::{Rest, not_yet};
+use super::output::{self, Output};
+use super::Context;
+use crate::admin::client::{Client, PATIENT, PROMPT};
+use crate::config::keys::check_name;
+use crate::config::parse::split_argument;
+use crate::config::units::{human_bytes, human_seconds};
+use crate::error::{Error, Result};
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value, json};
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// List all volumes
+    Ls,
+    /// Show one volume
+    Show(Show),
+    /// Attach a volume and keep it for the next start
+    Add(Keys),
+    /// Change tunables of a volume
+    Set(Set),
+    /// Detach and forget a volume; its origin's data is never touched
+    Rm(Remove),
+    /// Bring dirty data to the origin
+    #[command(visible_alias = "flush")]
+    Destage(Destage),
+    /// Throw the overlay of an ephemeral volume away
+    Reset { name: String },
+    /// Write an overlay to its origin (not in this version)
+    #[command(display_order = 200)]
+    Commit(Rest),
+    /// Take a snapshot (not in this version)
+    #[command(display_order = 200)]
+    Snapshot(Rest),
+    /// Merge a layer (not in this version)
+    #[command(display_order = 200)]
+    Merge(Rest),
+    /// Change the base of a layer (not in this version)
+    #[command(display_order = 200)]
+    Rebase(Rest),
+    /// Change the size (not in this version)
+    #[command(display_order = 200)]
+    Resize(Rest),
+    /// Open a backup window (not in this version)
+    #[command(display_order = 200)]
+    Quiesce(Rest),
+    /// Close a backup window (not in this version)
+    #[command(display_order = 200)]
+    Resume(Rest),
+    /// Show what lies where (not in this version)
+    #[command(display_order = 200)]
+    Map(Rest),
+    /// Go on from the last checkpoint (not in this version)
+    #[command(display_order = 200)]
+    AcceptLoss(Rest),
+    /// Take a volume over from another host (not in this version)
+    #[command(display_order = 200)]
+    Takeover(Rest),
+}
+
+#[derive(Debug, Args)]
+pub struct Show {
+    name: String,
+    /// Print the arguments that give this disk to QEMU
+    #[arg(long, conflicts_with = "libvirt")]
+    qemu: bool,
+    /// Print the <disk> element that gives this disk to libvirt
+    #[arg(long)]
+    libvirt: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Keys {
+    name: String,
+    /// Any key of [[volume]], as in origin=/srv/a.img policy=write-back
+    #[arg(value_name = "KEY=VALUE", required = true)]
+    keys: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct Set {
+    #[command(flatten)]
+    keys: Keys,
+    /// Return when the change is in effect; tunables are in effect at once
+    #[arg(long)]
+    wait: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Remove {
+    name: String,
+    /// Lose what is not at the origin; names the volume again
+    #[arg(long, value_name = "NAME", require_equals = true)]
+    discard_dirty: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("which").required(true).args(["name", "all"])))]
+pub struct Destage {
+    name: Option<String>,
+    /// Every volume that has dirty data
+    #[arg(long)]
+    all: bool,
+    /// Return when everything written before is at the origin
+    #[arg(long)]
+    wait: bool,
+}
+
+pub fn run(context: &Context, command: Command) -> Result<()> {
+    match command {
+        Command::Ls => list(context),
+        Command::Show(command) => show(context, &command),
+        Command::Add(command) => add(context, &command),
+        Command::Set(command) => set(context, &command.keys),
+        Command::Rm(command) => remove(context, &command),
+        Command::Destage(command) => destage(context, &command),
+        Command::Reset { name } => reset(context, &name),
+        Command::Commit(_) => Err(not_yet("volume commit")),
+        Command::Snapshot(_) => Err(not_yet("volume snapshot")),
+        Command::Merge(_) => Err(not_yet("volume merge")),
+        Command::Rebase(_) => Err(not_yet("volume rebase")),
+        Command::Resize(_) => Err(not_yet("volume resize")),
+        Command::Quiesce(_) => Err(not_yet("volume quiesce")),
+        Command::Resume(_) => Err(not_yet("volume resume")),
+        Command::Map(_) => Err(not_yet("volume map")),
+        Command::AcceptLoss(_) => Err(not_yet("volume accept-loss")),
+        Command::Takeover(_) => Err(not_yet("volume takeover")),
+    }
+}
+
+/// The URL of a volume. A name that is not one never gets into a URL.
+fn url(name: &str, rest: &str) -> Result<String> {
+    check_name(name).map_err(|_| Error::no_volume(name))?;
+    Ok(format!("/v1/volumes/{name}{rest}"))
+}
+
+fn list(context: &Context) -> Result<()> {
+    let document = context.client()?.get("/v1/volumes")?;
+    let output = context.output();
+    let volumes = document["volumes"].as_array().map_or(&[][..], Vec::as_slice);
+    output.document(&document, || list_text(&output, volumes))
+}
+
+/// The table of `volume ls` and `status`.
+pub fn list_text(output: &Output, volumes: &[Value]) -> String {
+    let rows: Vec<Vec<String>> = volumes
+        .iter()
+        .map(|volume| {
+            vec![
+                text(&volume["name"]),
+                text(&volume["policy"]),
+                output.state(&text(&volume["state"])),
+                human_bytes(number(&volume["size_bytes"])),
+                human_bytes(number(&volume["dirty_bytes"])),
+                age(&volume["oldest_dirty_seconds"]),
+                number(&volume["clients"]).to_string(),
+                flags(volume),
+                text(&volume["origin"]["path"]),
+            ]
+        })
+        .collect();
+    let head =
+        ["NAME", "POLICY", "STATE", "SIZE", "DIRTY", "AGE", "CLIENTS", "FLAGS", "ORIGIN"];
+    output::table(&head, &rows, &[3, 4, 5, 6])
+}
+
+fn show(context: &Context, command: &Show) -> Result<()> {
+    let volume = context.client()?.get(&url(&command.name, "")?)?;
+    if command.qemu {
+        let line = qemu_arguments(&volume);
+        let document = json!({ "qemu": line });
+        return context.output().document(&document, || format!("{line}\n"));
+    }
+    if command.libvirt {
+        let xml = libvirt_disk(&volume);
+        return context.output().document(&json!({ "libvirt": xml }), || xml.clone());
+    }
+    let output = context.output();
+    output.document(&volume, || show_text(&output, &volume))
+}
+
+fn show_text(output: &Output, volume: &Value) -> String {
+    let latency = |what: &str| {
+        let values = &volume["latency_us"][what];
+        let part = |key: &str| match values[key].as_u64() {
+            Some(micros) => format!("{micros} us"),
+            None => "-".into(),
+        };
+        format!("p50 {}, p99 {}, p999 {}", part("p50"), part("p99"), part("p999"))
+    };
+    let reads = &volume["reads"];
+    let writes = &volume["writes"];
+    let origin = &volume["origin"];
+    let bytes = |value: &Value| human_bytes(number(value));
+    output::fields(&[
+        ("name", text(&volume["name"])),
+        ("origin", text(&origin["path"])),
+        ("policy", text(&volume["effective_policy"])),
+        ("write cache", if volume["write_cache"] == true { "on" } else { "off" }.into()),
+        ("destage", text(&volume["effective_destage"])),
+        ("state", output.state(&text(&volume["state"])) + &reason(volume)),
+        ("flags", flags(volume)),
+        ("promise", text(&volume["promise"])),
+        ("size", bytes(&volume["size_bytes"])),
+        (
+            "dirty",
+            format!(
+                "{} in {} writes, oldest {}",
+                bytes(&volume["dirty_bytes"]),
+                number(&volume["dirty_writes"]),
+                age(&volume["oldest_dirty_seconds"])
+            ),
+        ),
+        (
+            "serials",
+            format!(
+                "acknowledged {}, durable {}, destaged {}, generation {}",
+                volume["acked_serial"],
+                volume["durable_serial"],
+                volume["destaged_serial"],
+                volume["generation"]
+            ),
+        ),
+        ("clients", number(&volume["clients"]).to_string()),
+        ("nbd socket", text(&volume["nbd_socket"])),
+        (
+            "reads",
+            format!(
+                "{} ({}): {} from RAM, {} from SSD, {} from the origin",
+                reads["requests"],
+                bytes(&reads["bytes"]),
+                reads["ram_hits"],
+                reads["ssd_hits"],
+                reads["origin"]
+            ),
+        ),
+        (
+            "writes",
+            format!(
+                "{} ({}), {} overwritten before destage, {} flushes",
+                writes["requests"],
+                bytes(&writes["bytes"]),
+                bytes(&writes["elided_bytes"]),
+                volume["flushes"]
+            ),
+        ),
+        (
+            "at the origin",
+            format!(
+                "{} reads ({}), {} writes ({}), {} of journal, {} syncs, {} errors",
+                origin["reads"],
+                bytes(&origin["read_bytes"]),
+                origin["writes"],
+                bytes(&origin["write_bytes"]),
+                bytes(&origin["journal_bytes"]),
+                origin["syncs"],
+                origin["errors"]
+            ),
+        ),
+        ("read latency", latency("read")),
+        ("write latency", latency("write")),
+        ("flush latency", latency("flush")),
+    ])
+}
+
+fn add(context: &Context, command: &Keys) -> Result<()> {
+    let name = &command.name;
+    check_name(name)
+        .map_err(|wrong| Error::usage(format!("name: {}; {}", wrong.what, wrong.right)))?;
+    let mut body = body(&command.keys)?;
+    body.insert("name".into(), json!(name));
+    let reply = context.client()?.post("/v1/volumes", Some(&Value::Object(body)), PATIENT)?;
+    done(context, &reply, &format!("volume {name}: attached"))
+}
+
+fn set(context: &Context, command: &Keys) -> Result<()> {
+    let name = &command.name;
+    let body = Value::Object(body(&command.keys)?);
+    let reply = context.client()?.patch(&url(name, "")?, &body)?;
+    done(context, &reply, &format!("volume {name}: changed"))
+}
+
+/// `KEY=VALUE`s as the JSON object of a request. Paths are made absolute on this side: the
+/// daemon has another working directory.
+fn body(keys: &[String]) -> Result<Map<String, Value>> {
+    let mut body = Map::new();
+    for argument in keys {
+        let (key, mut value) = split_argument(argument)?;
+        let is_path = matches!(key.as_str(), "origin" | "journal") && !value.contains(':');
+        if is_path && let Ok(path) = std::path::absolute(&value) {
+            value = path.display().to_string();
+        }
+        if body.insert(key.replace('-', "_"), json!(value)).is_some() {
+            return Err(Error::usage(format!("{key}: is given twice; give it once")));
+        }
+    }
+    Ok(body)
+}
+
+fn remove(context: &Context, command: &Remove) -> Result<()> {
+    let name = &command.name;
+    let query = match &command.discard_dirty {
+        Some(discard) => {
+            check_name(discard).map_err(|_| Error::no_volume(discard))?;
+            format!("?discard_dirty={discard}")
+        }
+        None => String::new(),
+    };
+    let reply = context.client()?.delete(&url(name, &query)?)?;
+    done(context, &reply, &format!("volume {name}: removed"))
+}
+
+fn destage(context: &Context, command: &Destage) -> Result<()> {
+    let client = context.client()?;
+    let names = match &command.name {
+        Some(name) => vec![name.clone()],
+        None => dirty_volumes(&client)?,
+    };
+    // All start before the first is waited for.
+    let mut replies = Vec::new();
+    if !command.wait || names.len() > 1 {
+        for name in &names {
+            replies.push(client.post(&url(name, "/destage")?, None, PROMPT)?);
+        }
+    }
+    if command.wait {
+        replies.clear();
+        for name in &names {
+            replies.push(client.post(&url(name, "/destage?wait=true")?, None, PATIENT)?);
+        }
+    }
+    let document = match (&command.name, replies.as_slice()) {
+        (Some(_), [reply]) => reply.clone(),
+        _ => json!({ "volumes": replies }),
+    };
+    let what = if command.wait { "is at the origin" } else { "destage started" };
+    context.output().confirmation(&document, || {
+        names.iter().map(|name| format!("volume {name}: {what}\n")).collect()
+    })
+}
+
+/// Volumes that have something to destage.
+fn dirty_volumes(client: &Client) -> Result<Vec<String>> {
+    let document = client.get("/v1/volumes")?;
+    let volumes = document["volumes"].as_array().map_or(&[][..], Vec::as_slice);
+    let owes = |volume: &&Value| volume["policy"] != "ephemeral";
+    Ok(volumes.iter().filter(owes).map(|volume| text(&volume["name"])).collect())
+}
+
+fn reset(context: &Context, name: &str) -> Result<()> {
+    let reply = context.client()?.post(&url(name, "/reset")?, None, PATIENT)?;
+    done(context, &reply, &format!("volume {name}: reset"))
+}
+
+fn done(context: &Context, reply: &Value, line: &str) -> Result<()> {
+    context.output().confirmation(reply, || {
+        let notes = reply["notes"].as_array().map_or(&[][..], Vec::as_slice);
+        let notes = notes.iter().filter_map(Value::as_str).map(|note| format!("note: {note}\n"));
+        std::iter::once(format!("{line}\n")).chain(notes).collect()
+    })
+}
+
+/// What gives the disk to QEMU: a block device over the volume's own NBD socket.
+fn qemu_arguments(volume: &Value) -> String {
+    let name = text(&volume["name"]);
+    // In QEMU's option syntax a comma inside a value is doubled.
+    let socket = text(&volume["nbd_socket"]).replace(',', ",,");
+    let read_only = if has_flag(volume, "read-only") { ",read-only=on" } else { "" };
+    let node = node_name(&name);
+    format!(
+        "-blockdev driver=nbd,node-name={node},server.type=unix,server.path={socket},\
+         export={name},reconnect-delay=30,cache.direct=on,discard=unmap{read_only} \
+         -device virtio-blk-pci,drive={node},serial={serial},write-cache=on,\
+         physical_block_size=4096,logical_block_size=512",
+        serial = &name[..name.len().min(20)],
+    )
+}
+
+/// QEMU's node names start with a letter and have at most 31 bytes.
+fn node_name(name: &str) -> String {
+    let short = &name[..name.len().min(24)];
+    format!("tenuto-{short}")
+}
+
+fn libvirt_disk(volume: &Value) -> String {
+    let name = text(&volume["name"]);
+    let socket = text(&volume["nbd_socket"]);
+    let socket = socket.replace('&', "&amp;").replace('\'', "&apos;").replace('<', "&lt;");
+    let read_only = if has_flag(volume, "read-only") { "  <readonly/>\n" } else { "" };
+    format!(
+        "<disk type='network' device='disk'>\n\
+        \x20 <driver name='qemu' type='raw' cache='none' discard='unmap'/>\n\
+        \x20 <source protocol='nbd' name='{name}'>\n\
+        \x20   <host transport='unix' socket='{socket}'/>\n\
+        \x20   <reconnect delay='30'/>\n\
+        \x20 </source>\n\
+        \x20 <blockio logical_block_size='512' physical_block_size='4096'/>\n\
+        \x20 <target dev='vda' bus='virtio'/>\n\
+        {read_only}\
+        \x20 <serial>{serial}</serial>\n\
+        </disk>\n",
+        serial = &name[..name.len().min(20)],
+    )
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or("-").into()
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or(0)
+}
+
+fn age(value: &Value) -> String {
+    value.as_u64().map_or("-".into(), human_seconds)
+}
+
+fn reason(volume: &Value) -> String {
+    volume["effective_reason"].as_str().map_or(String::new(), |reason| format!(" ({reason})"))
+}
+
+fn has_flag(volume: &Value, flag: &str) -> bool {
+    volume["flags"].as_array().is_some_and(|flags| flags.iter().any(|known| known == flag))
+}
+
+fn flags(volume: &Value) -> String {
+    let flags = volume["flags"].as_array().map_or(&[][..], Vec::as_slice);
+    let flags: Vec<&str> = flags.iter().filter_map(Value::as_str).collect();
+    if flags.is_empty() { "-".into() } else { flags.join(",") }
+}

@@ -1,0 +1,213 @@
+//! What can only be known by looking: the images and directories that a configuration names.
+//!
+//! Always true: looking changes nothing, and an error names the line that asked for the file.
+//! A check is a courtesy, not a lock: who writes an image is decided by the locks that the
+//! daemon takes, this page only says it earlier and with a line number.
+
+use super::{Config, ConfigError, Format, Source, Volume, Wrong};
+use crate::error::cause;
+use crate::signature;
+use std::fs::{File, Metadata};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Bytes a `sockaddr_un` takes, without its end.
+const SOCKET_PATH_MAX: usize = 107;
+const SECTOR_BYTES: u64 = 512;
+/// What an origin turned out to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    pub canonical: PathBuf,
+    /// Device and inode of a file, device number of a block device: two names, one image.
+    pub identity: (u64, u64),
+    pub size_bytes: u64,
+    pub is_block_device: bool,
+}
+
+/// Checks all volumes of a file, and the host.
+pub fn check(config: &Config) -> Result<(), ConfigError> {
+    let mut known: Vec<(&Volume, Origin)> = Vec::new();
+    for volume in &config.volumes {
+        let origin = check_volume(config, volume, &known)?;
+        known.push((volume, origin));
+    }
+    check_host(config)
+}
+
+/// Checks one volume against the disk and against those already there.
+pub fn check_volume(
+    config: &Config,
+    volume: &Volume,
+    known: &[(&Volume, Origin)],
+) -> Result<Origin, ConfigError> {
+    let fail = |key, wrong| volume_error(config, volume, key, wrong);
+    let socket = config.host.run_dir.join(format!("{}.vhost.sock", volume.name));
+    if socket.as_os_str().len() > SOCKET_PATH_MAX {
+        let wrong = Wrong::new(
+            format!("the path of its socket has more than {SOCKET_PATH_MAX} bytes"),
+            "choose a shorter name or run-dir",
+        );
+        return Err(fail("name", wrong));
+    }
+    let origin = look(&volume.origin).map_err(|wrong| fail("origin", wrong))?;
+    if volume.format == Format::Auto {
+        check_raw(&volume.origin).map_err(|wrong| fail("format", wrong))?;
+    }
+    if let Some(journal) = &volume.journal {
+        check_directory(journal).map_err(|wrong| fail("journal", wrong))?;
+    }
+    for (other, image) in known {
+        if image.identity == origin.identity && (volume.writes_origin() || other.writes_origin()) {
+            return Err(fail("origin", second_writer(volume, other)));
+        }
+    }
+    Ok(origin)
+}
+
+fn second_writer(volume: &Volume, other: &Volume) -> Wrong {
+    let writer = if volume.writes_origin() { volume } else { other };
+    let line = other.line.map_or(String::new(), |line| format!(" of line {line}"));
+    Wrong::new(
+        format!(
+            "volumes {} and {}{line} have the same image and {} writes it",
+            volume.name, other.name, writer.name
+        ),
+        "give each its own image, or make all of them ephemeral or read-only",
+    )
+}
+
+fn volume_error(config: &Config, volume: &Volume, key: &str, wrong: Wrong) -> ConfigError {
+    // A key that was not written is blamed on the image that does not suit its default.
+    let key = if volume.sources.contains_key(key) { key } else { "origin" };
+    let line = volume.sources.get(key).and_then(Source::line);
+    let file = line.is_some().then(|| config.path.clone());
+    ConfigError { file, line, key: key.into(), wrong }
+}
+
+fn check_host(config: &Config) -> Result<(), ConfigError> {
+    let fail = |sources: &super::Sources, key: &str, wrong| ConfigError {
+        file: Some(config.path.clone()),
+        line: sources.get(key).and_then(Source::line),
+        key: key.into(),
+        wrong,
+    };
+    let host = &config.host;
+    if host.sources.contains_key("group") && group_id(&host.group).is_none() {
+        let wrong = Wrong::new(
+            format!("there is no group {:?} on this host", host.group),
+            "name a group that exists, or leave it out",
+        );
+        return Err(fail(&host.sources, "group", wrong));
+    }
+    check_directory(&host.stage_dir).map_err(|wrong| fail(&host.sources, "stage-dir", wrong))?;
+    // The default directory is made by `serve`; one that was asked for is not invented.
+    let asked = config.cache.sources.contains_key("path");
+    if let Err(error) = std::fs::metadata(&config.cache.path)
+        && asked
+    {
+        let parent = config.cache.path.parent().unwrap_or(Path::new("/"));
+        if error.kind() != std::io::ErrorKind::NotFound || !parent.is_dir() {
+            let wrong = Wrong::new(
+                format!("{}: {}", config.cache.path.display(), cause(&error)),
+                "name a block device, or a file in a directory that exists",
+            );
+            return Err(fail(&config.cache.sources, "path", wrong));
+        }
+    }
+    Ok(())
+}
+
+fn check_directory(path: &Path) -> Result<(), Wrong> {
+    let right = "name a directory that exists";
+    match std::fs::metadata(path) {
+        Ok(meta) if meta.is_dir() => Ok(()),
+        Ok(_) => Err(Wrong::new(format!("{} is not a directory", path.display()), right)),
+        Err(error) => Err(Wrong::new(format!("{}: {}", path.display(), cause(&error)), right)),
+    }
+}
+
+/// Looks at an image without opening it for more than reading.
+pub fn look(path: &Path) -> Result<Origin, Wrong> {
+    let right = "name a raw image or block device that exists and can be read";
+    let wrong = |error: &std::io::Error| {
+        Wrong::new(format!("{}: {}", path.display(), cause(error)), right)
+    };
+    let canonical = path.canonicalize().map_err(|error| wrong(&error))?;
+    let meta = canonical.metadata().map_err(|error| wrong(&error))?;
+    let kind = meta.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        let what = format!("{} is neither a file nor a block device", path.display());
+        return Err(Wrong::new(what, right));
+    }
+    let size_bytes = size_of(&canonical, &meta).map_err(|error| wrong(&error))?;
+    if size_bytes == 0 {
+        let what = format!("{} is empty", path.display());
+        return Err(Wrong::new(what, "give it its size first, as in truncate -s 10G"));
+    }
+    if !size_bytes.is_multiple_of(SECTOR_BYTES) {
+        let what = format!(
+            "{} has {size_bytes} bytes, which is no multiple of {SECTOR_BYTES}",
+            path.display()
+        );
+        return Err(Wrong::new(what, "extend it to whole sectors, as in truncate -s %512"));
+    }
+    Ok(Origin {
+        canonical,
+        identity: identity(&meta),
+        size_bytes,
+        is_block_device: kind.is_block_device(),
+    })
+}
+
+fn size_of(path: &Path, meta: &Metadata) -> std::io::Result<u64> {
+    if meta.is_file() {
+        // Opened all the same: an image that cannot be read is found now, not by a guest.
+        File::open(path)?;
+        return Ok(meta.len());
+    }
+    File::open(path)?.seek(SeekFrom::End(0))
+}
+
+fn identity(meta: &Metadata) -> (u64, u64) {
+    match meta.file_type().is_block_device() {
+        true => (u64::MAX, meta.rdev()),
+        false => (meta.dev(), meta.ino()),
+    }
+}
+
+/// Refuses to guess that a guest's disk is raw when it begins like something else.
+fn check_raw(path: &Path) -> Result<(), Wrong> {
+    let mut first = Vec::with_capacity(signature::HEAD_BYTES);
+    let limit = signature::HEAD_BYTES as u64;
+    let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut first));
+    if let Err(error) = read {
+        let what = format!("{}: {}", path.display(), cause(&error));
+        return Err(Wrong::new(what, "name an image that can be read"));
+    }
+    match signature::image_format(&first) {
+        None => Ok(()),
+        Some("qcow2") => Err(Wrong::later(
+            format!("{} looks like qcow2, which is", path.display()),
+            "convert it to raw, or write format = \"raw\" if it is a guest's own data",
+        )),
+        Some(name) => Err(Wrong::new(
+            format!("{} looks like {name}", path.display()),
+            "convert it to raw, or write format = \"raw\" if it is a guest's own data",
+        )),
+    }
+}
+
+/// The number of a group by its name or number, from `/etc/group`.
+///
+/// Groups that only a directory service knows can be given by number.
+pub fn group_id(name: &str) -> Option<u32> {
+    if let Ok(number) = name.parse() {
+        return Some(number);
+    }
+    let groups = std::fs::read_to_string("/etc/group").ok()?;
+    groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok())?
+    })
+}

@@ -1,0 +1,608 @@
+//! Every key of the configuration: its name, its default, what it means, how it is read.
+//!
+//! Always true: the defaults pass through the same functions as everything else, so a default
+//! that could not be written does not exist; all keys of the public interface are here, also
+//! those of which this version takes the default only and says so. Deliberately absent: where a
+//! value came from, which is [`super::parse`].
+
+use super::values::{Value, one_of};
+use super::{Cache, Format, Host, Images, Listen, Volume, Wrong};
+use crate::config::units;
+use engine::types::{DestageMode, Policy};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// One key of a section whose typed form is `T`.
+pub struct Key<T: 'static> {
+    pub name: &'static str,
+    /// As it would be written; empty where there is none.
+    pub default: &'static str,
+    pub meaning: &'static str,
+    pub set: fn(&mut T, &Value) -> Result<(), Wrong>,
+    /// The value in effect, as it would be written.
+    pub show: fn(&T) -> String,
+}
+
+type Set = Result<(), Wrong>;
+
+/// Longest volume name: with its ending it must fit into a socket's path and a table of the log.
+pub const NAME_BYTES_MAX: usize = 63;
+const GIB: u64 = 1 << 30;
+const MIB: u64 = 1 << 20;
+/// Below this the log has no room for reserves and evacuation.
+pub const CACHE_BYTES_MIN: u64 = 128 * MIB;
+/// A stage of fewer slots cannot fill one while another is written.
+const STAGE_BYTES_MIN: u64 = 4 * MIB;
+const QUEUE_DEPTH_MAX: u64 = 1024;
+
+pub const HOST: &[Key<Host>] = &[
+    Key {
+        name: "name",
+        default: "the host name",
+        meaning: "how this host calls itself in ledgers and status",
+        set: |host, value| {
+            let text = value.text("write a host name")?;
+            if text.is_empty() || text.len() > 64 || text.contains(char::is_control) {
+                return Err(Wrong::new(
+                    format!("{} is not a host name", value.show()),
+                    "write 1 to 64 printable bytes",
+                ));
+            }
+            host.name = text.into();
+            Ok(())
+        },
+        show: |host| quote(&host.name),
+    },
+    Key {
+        name: "group",
+        default: "kvm",
+        meaning: "group that may use the sockets",
+        set: |host, value| {
+            let text = value.text("write a group")?;
+            if text.is_empty() {
+                return Err(Wrong::new("\"\" is not a group", "write a group's name or number"));
+            }
+            host.group = text.into();
+            Ok(())
+        },
+        show: |host| quote(&host.group),
+    },
+    Key {
+        name: "run-dir",
+        default: "/run/tenuto",
+        meaning: "directory of the sockets",
+        set: |host, value| path(&mut host.run_dir, value),
+        show: |host| quote_path(&host.run_dir),
+    },
+    Key {
+        name: "stage-dir",
+        default: "/dev/shm",
+        meaning: "where the RAM stage lies; must outlive the daemon",
+        set: |host, value| path(&mut host.stage_dir, value),
+        show: |host| quote_path(&host.stage_dir),
+    },
+    Key {
+        name: "state-dir",
+        default: "/var/lib/tenuto",
+        meaning: "where volumes added at run time are kept",
+        set: |host, value| path(&mut host.state_dir, value),
+        show: |host| quote_path(&host.state_dir),
+    },
+];
+
+pub const CACHE: &[Key<Cache>] = &[
+    Key {
+        name: "path",
+        default: "/var/lib/tenuto/cache",
+        meaning: "file or block device that holds the log",
+        set: |cache, value| path(&mut cache.path, value),
+        show: |cache| quote_path(&cache.path),
+    },
+    Key {
+        name: "size",
+        default: "64GiB",
+        meaning: "size of the cache file if `serve` creates it",
+        set: |cache, value| size(&mut cache.size_bytes, value, "64GiB", CACHE_BYTES_MIN),
+        show: |cache| quote(&units::show_size(cache.size_bytes)),
+    },
+    Key {
+        name: "ram",
+        default: "1GiB",
+        meaning: "RAM that keeps blocks read from origins",
+        set: |cache, value| size(&mut cache.ram_bytes, value, "1GiB", 0),
+        show: |cache| quote(&units::show_size(cache.ram_bytes)),
+    },
+    Key {
+        name: "stage",
+        default: "256MiB",
+        meaning: "RAM that takes writes on their way to the log",
+        set: |cache, value| size(&mut cache.stage_bytes, value, "256MiB", STAGE_BYTES_MIN),
+        show: |cache| quote(&units::show_size(cache.stage_bytes)),
+    },
+    Key {
+        name: "overlay-ram",
+        default: "4GiB",
+        meaning: "RAM of all ephemeral volumes together; beyond it they spill to the log",
+        set: |cache, value| size(&mut cache.overlay_ram_bytes, value, "4GiB", 0),
+        show: |cache| quote(&units::show_size(cache.overlay_ram_bytes)),
+    },
+    Key {
+        name: "index-ram",
+        default: "auto",
+        meaning: "limit of the RAM for maps",
+        set: |_, value| only(value, "auto", "a limit of its own is"),
+        show: |_| quote("auto"),
+    },
+];
+
+pub const LISTEN: &[Key<Listen>] = &[
+    Key {
+        name: "nbd",
+        default: "",
+        meaning: "TCP address of the NBD server; none = UNIX sockets only",
+        set: |listen, value| address(&mut listen.nbd, value, "127.0.0.1:10809"),
+        show: |listen| show_address(listen.nbd),
+    },
+    Key {
+        name: "metrics",
+        default: "",
+        meaning: "TCP address of /metrics; none = admin socket only",
+        set: |listen, value| address(&mut listen.metrics, value, "127.0.0.1:9469"),
+        show: |listen| show_address(listen.metrics),
+    },
+    Key {
+        name: "tls",
+        default: "",
+        meaning: "certificates for NBD over TCP",
+        set: |_, _| Err(Wrong::later("TLS is", "leave it out; bind to a loopback address")),
+        show: |_| String::new(),
+    },
+];
+
+pub const IMAGES: &[Key<Images>] = &[Key {
+    name: "allow",
+    default: "",
+    meaning: "where backing files may lie; raw images have none",
+    set: |images, value| {
+        let list = value.words("write a list of directories")?;
+        images.allow = list.into_iter().map(PathBuf::from).collect();
+        Ok(())
+    },
+    show: |images| format!("{:?}", images.allow),
+}];
+
+pub const VOLUME: &[Key<Volume>] = &[
+    Key {
+        name: "name",
+        default: "",
+        meaning: "name of the volume, of its NBD export and of its sockets",
+        set: |volume, value| {
+            let text = value.text("write a name")?;
+            check_name(text)?;
+            volume.name = text.into();
+            Ok(())
+        },
+        show: |volume| quote(&volume.name),
+    },
+    Key {
+        name: "origin",
+        default: "",
+        meaning: "the image on shared storage",
+        set: set_origin,
+        show: |volume| quote_path(&volume.origin),
+    },
+    Key {
+        name: "format",
+        default: "auto",
+        meaning: "what the image is; auto = by its first bytes",
+        set: |volume, value| {
+            volume.format = match value.word(&["raw", "auto", "qcow2"])? {
+                "raw" => Format::Raw,
+                "auto" => Format::Auto,
+                _ => return Err(Wrong::later("qcow2 is", "convert the image to raw")),
+            };
+            Ok(())
+        },
+        show: |volume| {
+            quote(match volume.format {
+                Format::Auto => "auto",
+                Format::Raw => "raw",
+            })
+        },
+    },
+    Key {
+        name: "policy",
+        default: "write-back",
+        meaning: "what an acknowledgment stands for",
+        set: set_policy,
+        show: |volume| quote(volume.policy.name()),
+    },
+    Key {
+        name: "write-cache",
+        default: "on",
+        meaning: "off = every write is durable before it is acknowledged",
+        set: |volume, value| {
+            volume.write_cache = value.word(&["on", "off"])? == "on";
+            Ok(())
+        },
+        show: |volume| quote(if volume.write_cache { "on" } else { "off" }),
+    },
+    Key {
+        name: "replicas",
+        default: "0",
+        meaning: "copies of dirty data on other hosts",
+        set: |_, value| match value.number(0, 8)? {
+            0 => Ok(()),
+            _ => Err(Wrong::later("replicas are", "write 0")),
+        },
+        show: |_| "0".into(),
+    },
+    Key {
+        name: "on-degraded",
+        default: "continue",
+        meaning: "what happens while a replica is missing",
+        set: |_, value| match value.word(&["continue", "write-through"])? {
+            "continue" => Ok(()),
+            _ => Err(Wrong::later("write-through is", "write \"continue\"")),
+        },
+        show: |_| quote("continue"),
+    },
+    Key {
+        name: "destage-after",
+        default: "10m",
+        meaning: "dirty data older than this goes to the origin",
+        set: |volume, value| {
+            if *value == Value::Text("never".into()) {
+                return Err(Wrong::later("\"never\" is", "write a time, as in \"10m\""));
+            }
+            volume.destage_after_ms = value.millis("10m")?;
+            Ok(())
+        },
+        show: |volume| quote(&units::show_millis(volume.destage_after_ms)),
+    },
+    Key {
+        name: "destage",
+        default: "atomic",
+        meaning: "atomic = through a journal, the origin is consistent at every instant",
+        set: |volume, value| {
+            volume.destage = match value.word(&["atomic", "in-place"])? {
+                "atomic" => DestageMode::Atomic,
+                _ => DestageMode::InPlace,
+            };
+            Ok(())
+        },
+        show: |volume| quote(volume.destage.name()),
+    },
+    Key {
+        name: "journal",
+        default: "",
+        meaning: "directory of ledger and journal where they cannot lie beside the origin",
+        set: |volume, value| {
+            let mut directory = PathBuf::new();
+            path(&mut directory, value)?;
+            volume.journal = Some(directory);
+            Ok(())
+        },
+        show: |volume| volume.journal.as_ref().map_or(String::new(), quote_path),
+    },
+    Key {
+        name: "origin-queue-depth",
+        default: "32",
+        meaning: "requests of the destager in flight at the origin",
+        set: |volume, value| {
+            volume.origin_queue_depth = value.number(1, QUEUE_DEPTH_MAX)? as u32;
+            Ok(())
+        },
+        show: |volume| volume.origin_queue_depth.to_string(),
+    },
+    Key {
+        name: "dirty-limit",
+        default: "4GiB",
+        meaning: "dirty bytes at which writes wait for destage",
+        set: |volume, value| size(&mut volume.dirty_limit_bytes, value, "4GiB", MIB),
+        show: |volume| quote(&units::show_size(volume.dirty_limit_bytes)),
+    },
+    Key {
+        name: "flow",
+        default: "{ dirty-writes = \"auto\", dirty-bytes = \"75%\", destage-time = \"5m\" }",
+        meaning: "gauges that start to slow writes down",
+        set: set_flow,
+        show: |_| {
+            "{ dirty-writes = \"auto\", dirty-bytes = \"75%\", destage-time = \"5m\" }".into()
+        },
+    },
+    Key {
+        name: "admission",
+        default: "reuse",
+        meaning: "which clean blocks go to SSD",
+        set: |_, value| match value.word(&["reuse", "all"])? {
+            "reuse" => Ok(()),
+            _ => Err(Wrong::later("\"all\" is", "write \"reuse\"")),
+        },
+        show: |_| quote("reuse"),
+    },
+    Key {
+        name: "overlay-ram",
+        default: "256MiB",
+        meaning: "ephemeral: RAM of this overlay (this version: [cache] overlay-ram bounds all)",
+        set: |volume, value| size(&mut volume.overlay_ram_bytes, value, "256MiB", 0),
+        show: |volume| quote(&units::show_size(volume.overlay_ram_bytes)),
+    },
+    Key {
+        name: "overlay-timeout",
+        default: "30s",
+        meaning: "ephemeral: how long a write waits for space before it fails",
+        set: |volume, value| {
+            volume.overlay_timeout_ms = value.millis("30s")?;
+            Ok(())
+        },
+        show: |volume| quote(&units::show_millis(volume.overlay_timeout_ms)),
+    },
+    Key {
+        name: "reset-on",
+        default: "command",
+        meaning: "ephemeral: what throws the overlay away",
+        set: |_, value| match value.word(&["command", "disconnect", "guest-reset"])? {
+            "command" => Ok(()),
+            other => Err(Wrong::later(
+                format!("{} is", quote(other)),
+                "write \"command\" and use `tenuto volume reset`",
+            )),
+        },
+        show: |_| quote("command"),
+    },
+    Key {
+        name: "group",
+        default: "",
+        meaning: "disks of one VM that must stand at one point in time",
+        set: |_, value| match value.text("write \"\"")? {
+            "" => Ok(()),
+            _ => Err(Wrong::later("groups of volumes are", "write \"\" or leave it out")),
+        },
+        show: |_| quote(""),
+    },
+    Key {
+        name: "share",
+        default: "{ min = \"0\", weight = 100 }",
+        meaning: "share of the cache",
+        set: set_share,
+        show: |_| "{ min = \"0\", weight = 100 }".into(),
+    },
+    Key {
+        name: "read-only",
+        default: "false",
+        meaning: "guests may not write",
+        set: |volume, value| {
+            volume.read_only = value.flag()?;
+            Ok(())
+        },
+        show: |volume| volume.read_only.to_string(),
+    },
+    Key {
+        name: "export",
+        default: "[\"nbd\"]",
+        meaning: "how guests reach the volume; vhost-user comes in a later version",
+        set: set_export,
+        show: |_| "[\"nbd\"]".into(),
+    },
+    Key {
+        name: "origin-timeout",
+        default: "hold",
+        meaning: "how long reads wait for an origin that does not answer",
+        set: |_, value| {
+            if *value == Value::Text("hold".into()) {
+                return Ok(());
+            }
+            value.millis("hold")?;
+            Err(Wrong::later("a time limit is", "write \"hold\""))
+        },
+        show: |_| quote("hold"),
+    },
+];
+
+/// Keys of a volume that `volume set` can change while it runs.
+pub const TUNABLES: &[&str] = &[
+    "write-cache",
+    "destage-after",
+    "destage",
+    "dirty-limit",
+    "origin-queue-depth",
+    "overlay-timeout",
+];
+
+/// A name that can be part of a file name, of a socket's path and of an URL as it stands.
+pub fn check_name(name: &str) -> Set {
+    let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let starts_well = name.starts_with(|c: char| c.is_ascii_alphanumeric());
+    if starts_well && name.len() <= NAME_BYTES_MAX && name.chars().all(safe) {
+        return Ok(());
+    }
+    Err(Wrong::new(
+        format!("{name:?} is not a volume name"),
+        format!(
+            "write 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.', a letter or digit first"
+        ),
+    ))
+}
+
+fn set_origin(volume: &mut Volume, value: &Value) -> Set {
+    let right = "write the path of a raw image or block device";
+    let text = value.text(right)?;
+    const SCHEMES: [&str; 9] = [
+        "nbd:", "nbds:", "nbd+unix:", "nbds+unix:", "rbd:", "s3:", "nfs:", "iscsi:", "ssh:",
+    ];
+    if let Some(scheme) = SCHEMES.iter().find(|scheme| text.starts_with(**scheme)) {
+        let name = scheme.trim_end_matches(':');
+        return Err(Wrong::later(format!("{name} origins are"), right));
+    }
+    if text.is_empty() || text.contains("://") {
+        return Err(Wrong::new(format!("{} is not an origin", value.show()), right));
+    }
+    path(&mut volume.origin, value)
+}
+
+fn set_policy(volume: &mut Volume, value: &Value) -> Set {
+    let words = ["uncached", "write-through", "write-back", "ephemeral"];
+    volume.policy = match value.word(&words)? {
+        "uncached" => Policy::Uncached,
+        "write-back" => Policy::WriteBack,
+        "ephemeral" => Policy::Ephemeral,
+        _ => {
+            let right = format!("write {}", one_of(&["uncached", "write-back", "ephemeral"]));
+            return Err(Wrong::later("write-through is", right));
+        }
+    };
+    Ok(())
+}
+
+fn set_export(_: &mut Volume, value: &Value) -> Set {
+    let words = value.words("write [\"nbd\"]")?;
+    for word in &words {
+        match word.as_str() {
+            "nbd" => {}
+            "vhost-user" => return Err(Wrong::later("vhost-user is", "write [\"nbd\"]")),
+            other => {
+                return Err(Wrong::new(format!("{other:?} is no export"), "write [\"nbd\"]"));
+            }
+        }
+    }
+    if words.is_empty() {
+        return Err(Wrong::new("a volume without export has no use", "write [\"nbd\"]"));
+    }
+    Ok(())
+}
+
+fn set_flow(_: &mut Volume, value: &Value) -> Set {
+    let right = "write { dirty-writes = \"auto\", dirty-bytes = \"75%\", destage-time = \"5m\" }";
+    let expected = [("dirty-writes", "auto"), ("dirty-bytes", "75%"), ("destage-time", "5m")];
+    for (name, value) in members(value, right)? {
+        let Some((_, default)) = expected.iter().find(|(key, _)| key == name) else {
+            return Err(Wrong::new(format!("{name} is no key of flow"), right));
+        };
+        if *value != Value::Text((*default).into()) {
+            return Err(Wrong::later(format!("{name} other than \"{default}\" is"), right));
+        }
+    }
+    Ok(())
+}
+
+fn set_share(_: &mut Volume, value: &Value) -> Set {
+    let right = "write { min = \"0\", weight = 100 }";
+    for (name, value) in members(value, right)? {
+        let is_default = match name.as_str() {
+            "min" => value.size("0")? == 0,
+            "weight" => value.number(1, 10_000)? == 100,
+            _ => return Err(Wrong::new(format!("{name} is no key of share"), right)),
+        };
+        if !is_default {
+            return Err(Wrong::later(format!("a {name} of its own is"), right));
+        }
+    }
+    Ok(())
+}
+
+fn members<'a>(value: &'a Value, right: &str) -> Result<&'a [(String, Value)], Wrong> {
+    match value {
+        Value::Table(members) => Ok(members),
+        other => Err(Wrong::new(format!("{} is not a table", other.show()), right)),
+    }
+}
+
+fn path(to: &mut PathBuf, value: &Value) -> Set {
+    *to = value.path()?;
+    Ok(())
+}
+
+fn size(to: &mut u64, value: &Value, example: &str, min: u64) -> Set {
+    let bytes = value.size(example)?;
+    // Above this, offsets in sectors no longer fit the formats.
+    let max = 1 << 60;
+    if bytes < min || bytes > max {
+        let limit = if bytes < min { "at least" } else { "at most" };
+        let bound = units::show_size(if bytes < min { min } else { max });
+        return Err(Wrong::new(
+            format!("{} is out of range", value.show()),
+            format!("write {limit} \"{bound}\""),
+        ));
+    }
+    *to = bytes;
+    Ok(())
+}
+
+fn address(to: &mut Option<SocketAddr>, value: &Value, example: &str) -> Set {
+    let right = format!("write an address and a port, as in \"{example}\"");
+    let text = value.text(&right)?;
+    let address =
+        text.parse().map_err(|_| Wrong::new(format!("{text:?} is not an address"), right))?;
+    *to = Some(address);
+    Ok(())
+}
+
+fn show_address(address: Option<SocketAddr>) -> String {
+    address.map_or(String::new(), |address| quote(&address.to_string()))
+}
+
+fn only(value: &Value, word: &str, what: &str) -> Set {
+    if *value == Value::Text(word.into()) {
+        return Ok(());
+    }
+    value.size(word)?;
+    Err(Wrong::later(what, format!("write \"{word}\"")))
+}
+
+/// As TOML writes it, so that what is shown can be copied into the file.
+fn quote(text: &str) -> String {
+    toml::Value::String(text.into()).to_string()
+}
+
+fn quote_path(path: &PathBuf) -> String {
+    quote(&path.display().to_string())
+}
+
+/// Defaults that depend on nothing but the contract.
+pub fn default_volume() -> Volume {
+    Volume {
+        name: String::new(),
+        origin: PathBuf::new(),
+        format: Format::Auto,
+        policy: Policy::WriteBack,
+        write_cache: true,
+        destage_after_ms: 600_000,
+        destage: DestageMode::Atomic,
+        journal: None,
+        origin_queue_depth: 32,
+        dirty_limit_bytes: 4 * GIB,
+        overlay_ram_bytes: 256 * MIB,
+        overlay_timeout_ms: 30_000,
+        read_only: false,
+        line: None,
+        sources: Default::default(),
+    }
+}
+
+pub fn default_cache() -> Cache {
+    Cache {
+        path: "/var/lib/tenuto/cache".into(),
+        size_bytes: 64 * GIB,
+        ram_bytes: GIB,
+        stage_bytes: 256 * MIB,
+        overlay_ram_bytes: 4 * GIB,
+        sources: Default::default(),
+    }
+}
+
+pub fn default_host() -> Host {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = match name.trim() {
+        "" => "localhost",
+        name => name,
+    };
+    Host {
+        name: name.into(),
+        group: "kvm".into(),
+        run_dir: super::default_run_dir(),
+        stage_dir: "/dev/shm".into(),
+        state_dir: "/var/lib/tenuto".into(),
+        sources: Default::default(),
+    }
+}

@@ -1,0 +1,292 @@
+//! The configuration: what a host is told to be.
+//!
+//! Owns the typed form of `tenuto.toml` and where it is looked for. Always true: a [`Config`]
+//! that exists was checked key by key, and everything it holds is something this version does.
+//! Deliberately absent: looking at the disk, which is [`check`]; the text, which is [`parse`].
+
+pub mod check;
+pub mod explain;
+pub mod keys;
+pub mod parse;
+pub mod state;
+pub mod units;
+#[cfg(test)]
+mod tests;
+mod values;
+
+pub use values::Value;
+
+use crate::daemon::{Settings, VolumeSettings};
+use crate::error::{Error, Kind, Result, cause};
+use engine::types::{DestageMode, Policy};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Where the configuration lies if neither `-c` nor `$TENUTO_CONFIG` says so.
+pub const DEFAULT_PATH: &str = "/etc/tenuto/tenuto.toml";
+/// A configuration longer than this is not one.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
+/// Where a value was written.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// Nowhere: it is the default.
+    #[default]
+    Default,
+    /// A line of the file.
+    Line(usize),
+    /// A line of the `[defaults]` of the file.
+    Defaults(usize),
+    /// Given on a command line or through the admin socket.
+    Command,
+}
+
+impl Source {
+    /// The line to blame, if there is one.
+    pub fn line(&self) -> Option<usize> {
+        match self {
+            Source::Line(line) | Source::Defaults(line) => Some(*line),
+            Source::Default | Source::Command => None,
+        }
+    }
+}
+
+/// What was written where; keys that are not in it have their defaults.
+pub type Sources = BTreeMap<&'static str, Source>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// By the first bytes of the image.
+    Auto,
+    Raw,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Host {
+    pub name: String,
+    /// Asked for by name, the group must exist; the default is used where it does.
+    pub group: String,
+    pub run_dir: PathBuf,
+    pub stage_dir: PathBuf,
+    pub state_dir: PathBuf,
+    pub sources: Sources,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cache {
+    pub path: PathBuf,
+    /// Used when `serve` creates the cache file.
+    pub size_bytes: u64,
+    pub ram_bytes: u64,
+    pub stage_bytes: u64,
+    pub overlay_ram_bytes: u64,
+    pub sources: Sources,
+}
+
+/// TCP listeners; none unless asked for.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Listen {
+    pub nbd: Option<SocketAddr>,
+    pub metrics: Option<SocketAddr>,
+    pub sources: Sources,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Images {
+    pub allow: Vec<PathBuf>,
+    pub sources: Sources,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Volume {
+    pub name: String,
+    pub origin: PathBuf,
+    pub format: Format,
+    pub policy: Policy,
+    pub write_cache: bool,
+    pub destage_after_ms: u64,
+    pub destage: DestageMode,
+    pub journal: Option<PathBuf>,
+    pub origin_queue_depth: u32,
+    pub dirty_limit_bytes: u64,
+    pub overlay_ram_bytes: u64,
+    pub overlay_timeout_ms: u64,
+    pub read_only: bool,
+    /// Line of its `[[volume]]`, or `None` if it was added at run time.
+    pub line: Option<usize>,
+    pub sources: Sources,
+}
+
+impl Volume {
+    /// Whether this volume ever writes its origin.
+    pub fn writes_origin(&self) -> bool {
+        !self.read_only && self.policy != Policy::Ephemeral
+    }
+
+    pub fn settings(&self) -> VolumeSettings {
+        VolumeSettings {
+            name: self.name.clone(),
+            origin: self.origin.clone(),
+            policy: self.policy,
+            read_only: self.read_only,
+            write_cache: self.write_cache,
+            destage: self.destage,
+            destage_after: Some(Duration::from_millis(self.destage_after_ms)),
+            journal_dir: self.journal.clone(),
+            dirty_limit_bytes: self.dirty_limit_bytes,
+            origin_queue_depth: self.origin_queue_depth,
+            overlay_timeout: Duration::from_millis(self.overlay_timeout_ms),
+            export_nbd: true,
+            san: None,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The file as the user named it; errors repeat it.
+    pub path: PathBuf,
+    pub host: Host,
+    pub cache: Cache,
+    pub listen: Listen,
+    pub images: Images,
+    /// A volume with only the `[defaults]` in it; its name and origin are empty.
+    pub defaults: Volume,
+    pub volumes: Vec<Volume>,
+}
+
+impl Config {
+    /// Reads and checks the file, without looking at what it names.
+    pub fn load(path: &Path) -> Result<Config> {
+        let unreadable = |why: String| {
+            Error::new(
+                Kind::Config,
+                format!(
+                    "{}: cannot be read: {why}; name a configuration with -c FILE or \
+                     $TENUTO_CONFIG",
+                    path.display()
+                ),
+            )
+            .about(path.display().to_string())
+        };
+        let meta = std::fs::metadata(path).map_err(|error| unreadable(cause(&error)))?;
+        if meta.len() > FILE_BYTES_MAX {
+            return Err(unreadable("it is larger than 16 MiB".into()));
+        }
+        let text = std::fs::read_to_string(path).map_err(|error| unreadable(cause(&error)))?;
+        parse::parse(path, &text).map_err(Error::from)
+    }
+
+    pub fn admin_socket(&self) -> PathBuf {
+        self.host.run_dir.join("tenuto.sock")
+    }
+
+    /// What the daemon is started with. Volumes of the state directory come on top.
+    pub fn settings(&self, volumes: &[Volume]) -> Settings {
+        Settings {
+            run_dir: self.host.run_dir.clone(),
+            stage_dir: self.host.stage_dir.clone(),
+            cache_path: self.cache.path.clone(),
+            ram_bytes: self.cache.ram_bytes,
+            stage_bytes: self.cache.stage_bytes,
+            overlay_ram_bytes: self.cache.overlay_ram_bytes,
+            host_name: self.host.name.clone(),
+            group: self.socket_group(),
+            nbd_tcp: self.listen.nbd,
+            volumes: volumes.iter().map(Volume::settings).collect(),
+        }
+    }
+
+    /// The group of the sockets: the one asked for, or the default one where it exists.
+    pub fn socket_group(&self) -> Option<String> {
+        let asked = self.host.sources.contains_key("group");
+        (asked || check::group_id(&self.host.group).is_some()).then(|| self.host.group.clone())
+    }
+}
+
+/// The file to read: `-c`, else `$TENUTO_CONFIG`, else the default place.
+pub fn locate(asked: Option<&Path>) -> PathBuf {
+    let from_environment = || std::env::var_os("TENUTO_CONFIG").filter(|path| !path.is_empty());
+    match asked {
+        Some(path) => path.to_path_buf(),
+        None => from_environment().map_or_else(|| DEFAULT_PATH.into(), PathBuf::from),
+    }
+}
+
+/// Directory of the sockets if nobody names one.
+pub fn default_run_dir() -> PathBuf {
+    if user_id() == 0 {
+        return "/run/tenuto".into();
+    }
+    match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
+        Some(dir) => Path::new(&dir).join("tenuto"),
+        None => format!("/run/user/{}/tenuto", user_id()).into(),
+    }
+}
+
+/// The user this process runs as: the owner of its own entry in `/proc`.
+fn user_id() -> u32 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata("/proc/self").map_or(0, |meta| meta.uid())
+}
+
+/// One error in a configuration: `FILE:LINE: KEY: what is wrong; what would be right`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// `None` for values given on a command line.
+    pub file: Option<PathBuf>,
+    pub line: Option<usize>,
+    pub key: String,
+    pub wrong: Wrong,
+}
+
+/// What is wrong with a value, and what would be right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wrong {
+    pub what: String,
+    pub right: String,
+    /// The value is right, but for a later version.
+    pub later: bool,
+}
+
+impl Wrong {
+    pub fn new(what: impl Into<String>, right: impl Into<String>) -> Wrong {
+        Wrong { what: what.into(), right: right.into(), later: false }
+    }
+
+    /// `what` with its verb, as in "replicas are".
+    pub fn later(what: impl fmt::Display, right: impl Into<String>) -> Wrong {
+        Wrong {
+            what: format!("{what} not in this version"),
+            right: right.into(),
+            later: true,
+        }
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(file) = &self.file {
+            write!(f, "{}:", file.display())?;
+            if let Some(line) = self.line {
+                write!(f, "{line}:")?;
+            }
+            f.write_str(" ")?;
+        }
+        write!(f, "{}: {}; {}", self.key, self.wrong.what, self.wrong.right)
+    }
+}
+
+impl From<ConfigError> for Error {
+    fn from(error: ConfigError) -> Error {
+        let kind = match (error.wrong.later, &error.file) {
+            (true, _) => Kind::NotInThisVersion,
+            (false, Some(_)) => Kind::Config,
+            (false, None) => Kind::Usage,
+        };
+        Error::new(kind, error.to_string()).about(error.key.clone())
+    }
+}

@@ -1,0 +1,174 @@
+//! Values of keys, wherever they come from, and what each kind of key makes of them.
+//!
+//! Always true: a file and a `KEY=VALUE` go through the same functions, so that they cannot
+//! disagree. A `KEY=VALUE` is always text; therefore every kind reads text as well.
+
+use super::{Wrong, units};
+use crate::error::cause;
+use std::path::PathBuf;
+use toml::de::DeValue;
+
+/// A value without its place.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    Text(String),
+    Integer(i64),
+    Flag(bool),
+    List(Vec<Value>),
+    Table(Vec<(String, Value)>),
+    /// A type that no key takes, by its name.
+    Other(&'static str),
+}
+
+impl Value {
+    pub fn from_toml(value: &DeValue<'_>) -> Value {
+        match value {
+            DeValue::String(text) => Value::Text(text.to_string()),
+            DeValue::Boolean(flag) => Value::Flag(*flag),
+            DeValue::Integer(number) => {
+                match i64::from_str_radix(number.as_str(), number.radix()) {
+                    Ok(number) => Value::Integer(number),
+                    Err(_) => Value::Other("a number out of range"),
+                }
+            }
+            DeValue::Array(list) => {
+                Value::List(list.iter().map(|item| Value::from_toml(item.get_ref())).collect())
+            }
+            DeValue::Table(table) => Value::Table(
+                table
+                    .iter()
+                    .map(|(key, item)| {
+                        (key.get_ref().to_string(), Value::from_toml(item.get_ref()))
+                    })
+                    .collect(),
+            ),
+            DeValue::Float(_) => Value::Other("a fraction"),
+            DeValue::Datetime(_) => Value::Other("a date"),
+        }
+    }
+
+    /// A `KEY=VALUE`: lists and tables as TOML writes them, everything else as it stands.
+    pub fn from_argument(text: &str) -> Value {
+        if text.starts_with(['[', '{'])
+            && let Ok(value) = DeValue::parse(text)
+        {
+            return Value::from_toml(value.get_ref());
+        }
+        Value::Text(text.to_string())
+    }
+
+    /// The value as an error message repeats it.
+    pub fn show(&self) -> String {
+        match self {
+            Value::Text(text) => format!("{text:?}"),
+            Value::Integer(number) => number.to_string(),
+            Value::Flag(flag) => flag.to_string(),
+            Value::List(_) => "a list".into(),
+            Value::Table(_) => "a table".into(),
+            Value::Other(name) => (*name).into(),
+        }
+    }
+
+    pub fn text(&self, right: &str) -> Result<&str, Wrong> {
+        match self {
+            Value::Text(text) => Ok(text),
+            other => Err(Wrong::new(format!("{} is not a text", other.show()), right)),
+        }
+    }
+
+    pub fn size(&self, example: &str) -> Result<u64, Wrong> {
+        let bytes = match self {
+            Value::Text(text) => units::parse_size(text),
+            Value::Integer(number) => u64::try_from(*number).ok(),
+            _ => None,
+        };
+        bytes.ok_or_else(|| {
+            Wrong::new(
+                format!("{} is not a size", self.show()),
+                format!("write bytes or KiB, MiB, GiB, TiB, as in \"{example}\""),
+            )
+        })
+    }
+
+    pub fn millis(&self, example: &str) -> Result<u64, Wrong> {
+        let millis = match self {
+            Value::Text(text) => units::parse_millis(text),
+            _ => None,
+        };
+        millis.ok_or_else(|| {
+            Wrong::new(
+                format!("{} is not a time", self.show()),
+                format!("write ms, s, m or h, as in \"{example}\""),
+            )
+        })
+    }
+
+    pub fn number(&self, min: u64, max: u64) -> Result<u64, Wrong> {
+        let number = match self {
+            Value::Text(text) => text.parse().ok(),
+            Value::Integer(number) => u64::try_from(*number).ok(),
+            _ => None,
+        };
+        number.filter(|number| (min..=max).contains(number)).ok_or_else(|| {
+            Wrong::new(
+                format!("{} is not a number from {min} to {max}", self.show()),
+                format!("write a whole number from {min} to {max}"),
+            )
+        })
+    }
+
+    pub fn flag(&self) -> Result<bool, Wrong> {
+        match self {
+            Value::Flag(flag) => Ok(*flag),
+            Value::Text(text) if text == "true" => Ok(true),
+            Value::Text(text) if text == "false" => Ok(false),
+            other => Err(Wrong::new(
+                format!("{} is neither true nor false", other.show()),
+                "write true or false",
+            )),
+        }
+    }
+
+    /// One of these words.
+    pub fn word(&self, words: &[&'static str]) -> Result<&'static str, Wrong> {
+        let found = match self {
+            Value::Text(text) => words.iter().find(|word| *word == text),
+            _ => None,
+        };
+        found.copied().ok_or_else(|| {
+            Wrong::new(
+                format!("{} is not one of its values", self.show()),
+                format!("write {}", one_of(words)),
+            )
+        })
+    }
+
+    /// A path, made absolute: the daemon's working directory is nobody's business later.
+    pub fn path(&self) -> Result<PathBuf, Wrong> {
+        let right = "write a path, as in \"/srv/images/a.img\"";
+        let text = self.text(right)?;
+        std::path::absolute(text)
+            .map_err(|error| Wrong::new(format!("{text:?}: {}", cause(&error)), right))
+    }
+
+    /// A list of words; as an argument, separated by commas.
+    pub fn words(&self, right: &str) -> Result<Vec<String>, Wrong> {
+        match self {
+            Value::Text(text) => Ok(text.split(',').map(|word| word.trim().into()).collect()),
+            Value::List(items) => {
+                items.iter().map(|item| item.text(right).map(String::from)).collect()
+            }
+            other => Err(Wrong::new(format!("{} is not a list", other.show()), right)),
+        }
+    }
+}
+
+/// `"a"`, `"b" or "c"`, quoted as the file has them.
+pub fn one_of(words: &[&str]) -> String {
+    let quoted: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
+    match quoted.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, rest)) => format!("{} or {last}", rest.join(", ")),
+        None => String::new(),
+    }
+}

@@ -1,0 +1,238 @@
+//! One daemon on one host: what `serve` starts and `stop` ends.
+//!
+//! Owns the order of a start: lock the cache device, map the stage, recover, run the shard
+//! thread, join the volumes, open the sockets. Always true: nothing is served before recovery
+//! has ended, and nothing of an earlier daemon is touched before its locks are free.
+//! Deliberately absent: configuration files, defaults and the admin interface; the settings here
+//! are already checked.
+
+mod host;
+mod open;
+mod sockets;
+mod volumes;
+
+use crate::shard::control::{CommandError, Handle, ListenerScope, Stopped};
+use crate::stage::Stage;
+use engine::engine::Report;
+use engine::types::{DestageMode, Policy};
+use sockets::Sockets;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use volumes::Table;
+
+/// Everything a daemon needs to start. Plain data, checked by whoever made it.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Directory of the sockets; created if it is missing.
+    pub run_dir: PathBuf,
+    /// Directory of the stage, which must outlive the process.
+    pub stage_dir: PathBuf,
+    /// File or block device that `cache create` has formatted.
+    pub cache_path: PathBuf,
+    pub ram_bytes: u64,
+    pub stage_bytes: u64,
+    pub overlay_ram_bytes: u64,
+    pub host_name: String,
+    /// Group of the sockets; `None` leaves the group of the process.
+    pub group: Option<String>,
+    pub nbd_tcp: Option<SocketAddr>,
+    pub volumes: Vec<VolumeSettings>,
+}
+
+/// One volume, as the configuration or `volume add` describes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VolumeSettings {
+    pub name: String,
+    /// Path of a raw image or block device.
+    pub origin: PathBuf,
+    pub policy: Policy,
+    pub read_only: bool,
+    pub write_cache: bool,
+    pub destage: DestageMode,
+    /// `None` = never.
+    pub destage_after: Option<Duration>,
+    /// Directory of ledger and journal where they cannot lie beside the origin.
+    pub journal_dir: Option<PathBuf>,
+    pub dirty_limit_bytes: u64,
+    pub origin_queue_depth: u32,
+    pub overlay_timeout: Duration,
+    /// False keeps the volume off the NBD sockets.
+    pub export_nbd: bool,
+    /// Delays origin requests like a storage network; used by `demo` and `bench`.
+    pub san: Option<SanSettings>,
+}
+
+/// A storage network that is not there: what its arrays and wires would allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SanSettings {
+    pub latency: Duration,
+    /// Requests per second; `None` = no limit.
+    pub iops: Option<u32>,
+    /// Bytes per second; `None` = no limit.
+    pub bandwidth_bytes: Option<u64>,
+}
+
+/// Why a daemon did not start. Nothing is served and no lock is held.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The settings or what they name: exit code 2.
+    #[error("{0}")]
+    Settings(String),
+    /// Another daemon holds the cache, the origin or the socket.
+    #[error("{0}")]
+    InUse(String),
+    /// The cache is foreign, of another version or damaged.
+    #[error("{0}")]
+    Cache(String),
+    /// An origin or its ledger does not open, or does not fit the dirty data.
+    #[error("{0}")]
+    Origin(String),
+    #[error("{0}")]
+    Io(String),
+}
+
+/// Why a volume was not added, changed or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    #[error("volume {0}: not known; see `tenuto volume ls`")]
+    Unknown(String),
+    #[error("volume {0}: exists already")]
+    Exists(String),
+    #[error("volume {0}: is being changed; try again")]
+    Changing(String),
+    /// Clients are connected.
+    #[error("volume {name}: {clients} client(s) connected; disconnect them first")]
+    Busy { name: String, clients: u64 },
+    /// What was asked for cannot be; the message says what would be right.
+    #[error("{0}")]
+    Settings(String),
+    /// Another program or host has the origin.
+    #[error("{0}")]
+    InUse(String),
+    /// The origin or its ledger does not open, or does not fit the dirty data.
+    #[error("{0}")]
+    Origin(String),
+    #[error("volume {name}: {error}")]
+    Command { name: String, error: CommandError },
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+}
+
+/// A running daemon. Dropping it without `stop` leaves the process to the kernel, as a kill does.
+pub struct Daemon {
+    handle: Handle,
+    report: Report,
+    recovery: Duration,
+    sockets: Sockets,
+    /// A lock, because changes come from several threads and wait for slow origins: it is held
+    /// for moments only, and a change in progress is noted in the table.
+    volumes: Mutex<Table>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// Keeps its lock.
+    _stage: Stage,
+}
+
+impl Daemon {
+    /// Starts everything; ready to serve when this returns. Blocks, and must not be called from
+    /// asynchronous code, like all methods that change something.
+    pub fn start(settings: Settings) -> Result<Daemon, StartError> {
+        host::allow_descriptors();
+        let sockets = Sockets::new(&settings)?;
+        let begun = Instant::now();
+        let opened = open::open(&settings)?;
+        let recovery = begun.elapsed();
+        let orphans = open::orphans(&opened.parts.engine, &settings);
+        let started = crate::shard::start(opened.parts);
+        let (handle, thread) =
+            started.map_err(|error| StartError::Io(format!("cannot start the ring: {error}")))?;
+        let daemon = Daemon {
+            handle,
+            report: opened.report,
+            recovery,
+            sockets,
+            volumes: Mutex::new(Table::default()),
+            thread: Mutex::new(Some(thread)),
+            _stage: opened.stage,
+        };
+        match daemon.open_to_clients(settings, orphans) {
+            Ok(()) => Ok(daemon),
+            Err(error) => {
+                // The first error is the one to tell; nothing was acknowledged yet.
+                let _ = daemon.stop();
+                Err(error)
+            }
+        }
+    }
+
+    fn open_to_clients(
+        &self,
+        settings: Settings,
+        orphans: Vec<VolumeSettings>,
+    ) -> Result<(), StartError> {
+        for volume in settings.volumes {
+            self.volume_add(volume)?;
+        }
+        for orphan in orphans {
+            self.adopt(orphan);
+        }
+        let gone = |_| StartError::Io("the shard has stopped".into());
+        let listener = self.sockets.all()?;
+        self.handle
+            .listen(listener, ListenerScope::All)
+            .map_err(gone)?;
+        if let Some(address) = settings.nbd_tcp {
+            let listener = sockets::tcp(address)?;
+            self.handle
+                .listen(listener, ListenerScope::All)
+                .map_err(gone)?;
+        }
+        Ok(())
+    }
+
+    /// The shard: snapshots, commands, listeners, exports.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// What recovery found at start.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// How long it took to open the cache, the wait for a dead owner's last writes included.
+    pub fn recovery_time(&self) -> Duration {
+        self.recovery
+    }
+
+    /// Orderly end: everything acknowledged is in the log, sockets are gone. Dirty data stays.
+    pub fn stop(&self) -> Result<(), CommandError> {
+        self.sockets.remove_all();
+        let parked = self.handle.stop();
+        let thread = self
+            .thread
+            .lock()
+            .expect("no holder of this lock panics")
+            .take();
+        if let Some(thread) = thread {
+            thread
+                .join()
+                .expect("a panic of the shard ends the process");
+        }
+        parked
+    }
+}
+
+impl From<VolumeError> for StartError {
+    fn from(error: VolumeError) -> StartError {
+        let message = error.to_string();
+        match error {
+            VolumeError::InUse(_) => StartError::InUse(message),
+            VolumeError::Settings(_) | VolumeError::Exists(_) => StartError::Settings(message),
+            VolumeError::Origin(_) => StartError::Origin(message),
+            _ => StartError::Io(message),
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! What this machine is: its identity, its boot, its limits.
+
+use engine::types::Uuid;
+use std::fs;
+
+/// Identity of the machine. Without one of systemd's or D-Bus's the host name has to do.
+pub(super) fn machine(host_name: &str) -> Uuid {
+    let places = ["/etc/machine-id", "/var/lib/dbus/machine-id"];
+    let found = places
+        .iter()
+        .find_map(|path| parse(&fs::read_to_string(path).ok()?));
+    found.unwrap_or_else(|| {
+        let mut bytes = [0u8; 16];
+        for (at, byte) in host_name.bytes().enumerate() {
+            bytes[at % 16] = bytes[at % 16].wrapping_mul(31) ^ byte;
+        }
+        Uuid(bytes)
+    })
+}
+
+/// Identity of the present boot. Where the kernel does not tell, one that no stage carries, so that
+/// none is taken for one of this boot.
+pub(super) fn boot() -> Uuid {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    parse(&text).unwrap_or_else(fresh)
+}
+
+pub(super) fn fresh() -> Uuid {
+    Uuid(*uuid::Uuid::new_v4().as_bytes())
+}
+
+fn parse(text: &str) -> Option<Uuid> {
+    let parsed = uuid::Uuid::parse_str(text.trim()).ok()?;
+    Some(Uuid(*parsed.as_bytes()))
+}
+
+/// Lifts the soft limit of descriptors to the hard one: each connection needs one.
+pub(super) fn allow_descriptors() {
+    if let Err(error) = crate::ring::lift_descriptor_limit() {
+        tracing::warn!("cannot raise the limit of open files: {error}");
+    }
+}
+
+/// The id of a group, by name or number.
+pub(super) fn group_id(name: &str) -> Option<u32> {
+    if let Ok(id) = name.parse() {
+        return Some(id);
+    }
+    let groups = fs::read_to_string("/etc/group").ok()?;
+    groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let found = fields.next()? == name;
+        let id = fields.nth(1)?.parse().ok()?;
+        found.then_some(id)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_has_one_identity_and_one_boot() {
+        assert_eq!(machine("a"), machine("a"));
+        assert_eq!(boot(), boot());
+        assert_ne!(boot(), Uuid::NIL);
+        assert_ne!(fresh(), fresh());
+    }
+
+    #[test]
+    fn a_group_is_found_by_name_and_by_number() {
+        assert_eq!(group_id("root"), Some(0));
+        assert_eq!(group_id("1234"), Some(1234));
+        assert_eq!(group_id("no such group"), None);
+    }
+}

@@ -1,0 +1,157 @@
+//! From a path to a recovered engine.
+//!
+//! Owns the order: lock the cache device, read its superblock, map the stage, set memory aside,
+//! recover. Always true: nothing of the cache is read before its lock is held, because writes of
+//! a killed daemon may land until then (rule 5.2.1).
+
+use super::{Settings, StartError, VolumeSettings, host};
+use crate::buffer::{Arena, BufferPool, HostMemory, POOL_BYTES_DEFAULT};
+use crate::cachedev;
+use crate::fault::{Fault, Kind};
+use crate::files::Files;
+use crate::lock::Patience;
+use crate::marks;
+use crate::shard::Parts;
+use crate::stage::Stage;
+use crate::target::Target;
+use engine::engine::{Config, Engine, OpenError, Report};
+use engine::format::FormatError;
+use engine::format::superblock::{SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
+use engine::types::{BLOCK_BYTES, DestageMode, Policy};
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How long the last writes of a dead owner may take to land.
+pub(super) const LATE_WRITES_WAIT: Duration = Duration::from_secs(120);
+/// Working memory of destage, evacuation and recovery.
+const SCRATCH_BYTES: u64 = 64 << 20;
+/// Dirty extents of all volumes; at 24 bytes each this is 192 MiB.
+const DIRTY_EXTENTS_MAX: u64 = 8 << 20;
+/// Fewer slots than this leave no room for a log write beside the chunk being filled.
+const SLOTS_MIN: u64 = 8;
+
+pub(super) struct Opened {
+    pub parts: Parts<Engine>,
+    pub stage: Stage,
+    pub report: Report,
+}
+
+pub(super) fn open(settings: &Settings) -> Result<Opened, StartError> {
+    marks::start().map_err(|error| StartError::Io(format!("cannot map TENUTO_MARKS: {error}")))?;
+    let mut progress = |waiting: &str| tracing::info!("{waiting}");
+    let mut patience = Patience {
+        wait: LATE_WRITES_WAIT,
+        progress: &mut progress,
+    };
+    let cache = cachedev::open(&settings.cache_path, &mut patience)?;
+    let superblock = superblock(&cache)?;
+    let chunk_bytes = superblock.geometry.chunk_bytes();
+    let slots = |bytes: u64| (bytes / chunk_bytes).max(SLOTS_MIN) as u32;
+    let config = Config {
+        machine: host::machine(&settings.host_name),
+        boot: host::boot(),
+        host_name: settings.host_name.clone(),
+        stage_slots: slots(settings.stage_bytes),
+        overlay_slots: slots(settings.overlay_ram_bytes),
+        ram_blocks: (settings.ram_bytes / BLOCK_BYTES) as u32,
+        scratch_bytes: SCRATCH_BYTES,
+        dirty_extents_max: DIRTY_EXTENTS_MAX,
+        hash_seed: u64::from_le_bytes(host::fresh().0[..8].try_into().expect("eight bytes")),
+    };
+    let wanted = Config::stage_bytes(chunk_bytes, config.stage_slots + config.overlay_slots);
+    let (stage, arena) = Stage::open(&settings.stage_dir, superblock.cache, wanted)?;
+    let mut memory = memory(&config, arena).map_err(|error| {
+        StartError::Io(format!("cannot set memory aside: {error}; lower cache.ram"))
+    })?;
+    let mut files = Files::new(cache);
+    let (engine, report) = Engine::open(config, &mut files, &mut memory)
+        .map_err(|error| refused(&settings.cache_path, error))?;
+    Ok(Opened {
+        parts: Parts {
+            engine,
+            memory,
+            files,
+        },
+        stage,
+        report,
+    })
+}
+
+fn memory(config: &Config, stage: Arena) -> io::Result<HostMemory> {
+    let ram = u64::from(config.ram_blocks).max(1) * BLOCK_BYTES;
+    let ram = Arena::anonymous(ram)?;
+    let scratch = Arena::anonymous(config.scratch_bytes)?;
+    let buffers = BufferPool::new(POOL_BYTES_DEFAULT)?;
+    Ok(HostMemory::new(stage, ram, scratch, buffers))
+}
+
+/// Either of the two copies will do.
+fn superblock(cache: &Target) -> Result<Superblock, StartError> {
+    let mut first = None;
+    for at in SUPERBLOCK_AT {
+        let mut bytes = [0; SUPERBLOCK_BYTES];
+        let read = cache.read(at, &mut bytes);
+        read.map_err(|_| StartError::Io(format!("cache {}: cannot be read", cache.name())))?;
+        match Superblock::parse(&bytes) {
+            Ok(superblock) => return Ok(superblock),
+            Err(error) => first = first.or(Some(error)),
+        }
+    }
+    let error = first.expect("there are two copies");
+    let right = match error {
+        FormatError::Magic => "; make one with `tenuto cache create`",
+        FormatError::Version(_) | FormatError::Incompatible(_) => "; use the program that made it",
+        _ => "; both copies of the superblock are damaged",
+    };
+    let name = cache.name();
+    Err(StartError::Cache(format!("cache {name}: {error}{right}")))
+}
+
+fn refused(path: &std::path::Path, error: OpenError) -> StartError {
+    let message = format!("cache {}: {error}", path.display());
+    match error {
+        OpenError::Io(_) => StartError::Io(message),
+        _ => StartError::Cache(message),
+    }
+}
+
+impl From<Fault> for StartError {
+    fn from(fault: Fault) -> StartError {
+        let message = fault.to_string();
+        match fault.kind {
+            Kind::InUse => StartError::InUse(message),
+            Kind::NotFound | Kind::Invalid => StartError::Settings(message),
+            Kind::Foreign | Kind::WouldLoseData => StartError::Cache(message),
+            Kind::NoSpace | Kind::Io => StartError::Io(message),
+        }
+    }
+}
+
+/// Volumes with dirty data that nobody names any more: they are destaged, and shown to nobody.
+pub(super) fn orphans(engine: &Engine, settings: &Settings) -> Vec<VolumeSettings> {
+    let known = engine.known().into_iter();
+    let left = known.filter(|volume| {
+        let named = settings
+            .volumes
+            .iter()
+            .any(|other| other.name == volume.name);
+        !named && volume.policy == Policy::WriteBack && volume.dirty_bytes > 0
+    });
+    let orphan = left.map(|volume| VolumeSettings {
+        name: volume.name,
+        origin: PathBuf::from(volume.origin),
+        policy: volume.policy,
+        read_only: false,
+        write_cache: true,
+        destage: DestageMode::Atomic,
+        destage_after: Some(Duration::ZERO),
+        journal_dir: None,
+        dirty_limit_bytes: volume.dirty_bytes,
+        origin_queue_depth: 32,
+        overlay_timeout: Duration::ZERO,
+        export_nbd: false,
+        san: None,
+    });
+    orphan.collect()
+}

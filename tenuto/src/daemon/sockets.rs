@@ -1,0 +1,201 @@
+//! The sockets that clients connect to.
+//!
+//! Always true: a socket appears under its name with its final group and mode, in one step, in
+//! place of a stale one; a name on which another program answers is left alone. Deliberately
+//! absent: accepting, which the shard does.
+
+use super::{Settings, StartError, host};
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// Longest path of a UNIX socket that every kernel takes, its ending zero not counted.
+const PATH_BYTES_MAX: usize = 107;
+const MODE: u32 = 0o660;
+
+/// Where this daemon's sockets lie and to whom they belong.
+pub(super) struct Sockets {
+    run_dir: PathBuf,
+    group: Option<u32>,
+    /// Names that this daemon made; a lock because volumes come and go on several threads.
+    made: std::sync::Mutex<Vec<PathBuf>>,
+}
+
+impl Sockets {
+    /// Looks at the directory and refuses one where another daemon answers.
+    pub fn new(settings: &Settings) -> Result<Sockets, StartError> {
+        let group = match &settings.group {
+            None => None,
+            Some(name) => Some(host::group_id(name).ok_or_else(|| {
+                StartError::Settings(format!(
+                    "group {name}: not known on this host; name one that exists"
+                ))
+            })?),
+        };
+        let run_dir = settings.run_dir.clone();
+        let made = DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(&run_dir);
+        made.map_err(|error| failed("make the directory", &run_dir, error))?;
+        let sockets = Sockets {
+            run_dir,
+            group,
+            made: Default::default(),
+        };
+        sockets.refuse_live(&sockets.path("nbd.sock"))?;
+        Ok(sockets)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.run_dir.join(name)
+    }
+
+    /// The socket of all exports.
+    pub fn all(&self) -> Result<OwnedFd, StartError> {
+        self.bind("nbd.sock")
+    }
+
+    /// The socket of one volume.
+    pub fn volume(&self, name: &str) -> Result<OwnedFd, StartError> {
+        self.bind(&volume_socket(name))
+    }
+
+    fn bind(&self, name: &str) -> Result<OwnedFd, StartError> {
+        let path = self.path(name);
+        self.refuse_live(&path)?;
+        let listener = self
+            .bind_at(&path)
+            .map_err(|error| failed("listen on", &path, error))?;
+        self.made
+            .lock()
+            .expect("no holder of this lock panics")
+            .push(path);
+        Ok(listener)
+    }
+
+    /// Makes the socket in a directory that nobody else can enter, and moves it into its place
+    /// when it is finished: no moment in which the wrong people could connect.
+    fn bind_at(&self, path: &Path) -> io::Result<OwnedFd> {
+        let private = self.run_dir.join(format!(".{}", std::process::id()));
+        // Left over where an earlier process of this number was killed.
+        let _ = fs::remove_dir_all(&private);
+        DirBuilder::new().mode(0o700).create(&private)?;
+        let fresh = private.join("s");
+        let bound = UnixListener::bind(&fresh).and_then(|listener| {
+            fs::set_permissions(&fresh, Permissions::from_mode(MODE))?;
+            if self.group.is_some() {
+                chown(&fresh, None, self.group)?;
+            }
+            fs::rename(&fresh, path)?;
+            Ok(listener)
+        });
+        let _ = fs::remove_dir_all(&private);
+        Ok(bound?.into())
+    }
+
+    fn refuse_live(&self, path: &Path) -> Result<(), StartError> {
+        let shown = path.display();
+        if path.as_os_str().len() > PATH_BYTES_MAX {
+            return Err(StartError::Settings(format!(
+                "socket {shown}: path has more than {PATH_BYTES_MAX} bytes; use a shorter name or \
+                 run-dir"
+            )));
+        }
+        match UnixStream::connect(path) {
+            Ok(_) => Err(StartError::InUse(format!(
+                "socket {shown}: another program answers on it; stop it or use another run-dir"
+            ))),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Takes the socket of a volume away.
+    pub fn remove_volume(&self, name: &str) {
+        let path = self.path(&volume_socket(name));
+        let mut made = self.made.lock().expect("no holder of this lock panics");
+        if let Some(at) = made.iter().position(|other| *other == path) {
+            made.swap_remove(at);
+            remove(&path);
+        }
+    }
+
+    pub fn remove_all(&self) {
+        let mut made = self.made.lock().expect("no holder of this lock panics");
+        made.drain(..).for_each(|path| remove(&path));
+    }
+}
+
+fn volume_socket(name: &str) -> String {
+    format!("{name}.nbd.sock")
+}
+
+fn remove(path: &Path) {
+    if let Err(error) = fs::remove_file(path) {
+        tracing::warn!("cannot remove socket {}: {error}", path.display());
+    }
+}
+
+pub(super) fn tcp(address: SocketAddr) -> Result<OwnedFd, StartError> {
+    match TcpListener::bind(address) {
+        Ok(listener) => Ok(listener.into()),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(StartError::InUse(format!(
+            "address {address}: another program listens on it; use another port"
+        ))),
+        Err(error) => Err(StartError::Io(format!(
+            "cannot listen on {address}: {error}"
+        ))),
+    }
+}
+
+fn failed(doing: &str, path: &Path, error: io::Error) -> StartError {
+    StartError::Io(format!("cannot {doing} {}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    fn sockets(run_dir: &Path) -> Result<Sockets, StartError> {
+        Sockets::new(&Settings {
+            run_dir: run_dir.to_owned(),
+            stage_dir: PathBuf::new(),
+            cache_path: PathBuf::new(),
+            ram_bytes: 0,
+            stage_bytes: 0,
+            overlay_ram_bytes: 0,
+            host_name: String::new(),
+            group: None,
+            nbd_tcp: None,
+            volumes: Vec::new(),
+        })
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_a_live_one_refused() {
+        let dir = tempfile::tempdir().expect("directory");
+        let first = sockets(dir.path()).expect("free");
+        drop(first.all().expect("listens"));
+        let second = sockets(dir.path()).expect("the first is gone");
+        let _live = second.all().expect("replaces the stale one");
+        let meta = fs::metadata(dir.path().join("nbd.sock")).expect("there");
+        assert_eq!(meta.mode() & 0o777, MODE);
+        UnixStream::connect(dir.path().join("nbd.sock")).expect("answers");
+        assert!(matches!(sockets(dir.path()), Err(StartError::InUse(_))));
+        second.remove_all();
+        assert_eq!(fs::read_dir(dir.path()).expect("lists").count(), 0);
+    }
+
+    #[test]
+    fn a_path_too_long_for_a_socket_is_refused_in_words() {
+        let dir = tempfile::tempdir().expect("directory");
+        let sockets = sockets(dir.path()).expect("free");
+        let refused = sockets.volume(&"x".repeat(200)).expect_err("too long");
+        assert!(refused.to_string().contains("107 bytes"), "{refused}");
+    }
+}

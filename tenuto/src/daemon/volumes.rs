@@ -1,0 +1,367 @@
+//! Volumes that come and go.
+//!
+//! Owns the way of a volume from its settings to the shard: lock the origin, finish its journal,
+//! join, export. Always true: an origin is written by nobody before its lock is held and its
+//! ledger has been read; a volume that did not join leaves nothing behind.
+
+use super::{Daemon, StartError, VolumeError, VolumeSettings, host, open};
+use crate::fault::{Fault, Kind};
+use crate::files::Files;
+use crate::lock::Patience;
+use crate::origin::file::{self, Access, OpenVolume};
+use crate::origin::san::{Params, San};
+use crate::shard::control::{Attach, AttachError, CommandError, Export, ListenerScope};
+use engine::engine::{OpenError, Settled, settle};
+use engine::event::{Command, Device, Tuning, VolumeSpec};
+use engine::types::{Policy, SECTOR_BYTES, VolumeId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::MetadataExt;
+use std::sync::MutexGuard;
+
+/// What is attached, by name, and which names are being changed.
+#[derive(Default)]
+pub(super) struct Table {
+    entries: BTreeMap<String, Entry>,
+    changing: BTreeSet<String>,
+}
+
+/// The right to change one name, until it is dropped.
+struct Claim<'a> {
+    daemon: &'a Daemon,
+    name: String,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.daemon.table().changing.remove(&self.name);
+    }
+}
+
+#[derive(Clone)]
+struct Entry {
+    id: VolumeId,
+    settings: VolumeSettings,
+    size_bytes: u64,
+    /// Attached only so that its dirty data reaches its origin.
+    orphan: bool,
+}
+
+impl Daemon {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.volumes.lock().expect("no holder of this lock panics")
+    }
+
+    fn claim(&self, name: &str) -> Result<Claim<'_>, VolumeError> {
+        match self.table().changing.insert(name.to_owned()) {
+            false => Err(VolumeError::Changing(name.to_owned())),
+            true => Ok(Claim {
+                daemon: self,
+                name: name.to_owned(),
+            }),
+        }
+    }
+
+    fn entry(&self, name: &str) -> Option<Entry> {
+        self.table().entries.get(name).cloned()
+    }
+
+    pub fn volume_id(&self, name: &str) -> Option<VolumeId> {
+        self.table().entries.get(name).map(|entry| entry.id)
+    }
+
+    /// What a volume was added with, for `volume show`.
+    pub fn volume_settings(&self, name: &str) -> Option<VolumeSettings> {
+        self.entry(name).map(|entry| entry.settings)
+    }
+
+    /// True for a volume that nobody names, kept until its dirty data is at its origin.
+    pub fn is_orphan(&self, name: &str) -> bool {
+        self.entry(name).is_some_and(|entry| entry.orphan)
+    }
+
+    /// Opens the origin, finishes a pending journal, joins the volume and its socket. Waits for
+    /// the last writes of a dead owner, and for as long as the origin takes.
+    pub fn volume_add(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
+        let claim = self.claim(&settings.name)?;
+        match self.entry(&settings.name) {
+            Some(entry) if entry.orphan => self.drop_orphan(&entry)?,
+            Some(_) => return Err(VolumeError::Exists(settings.name)),
+            None => {}
+        }
+        let entry = self.join(settings, false)?;
+        if entry.settings.export_nbd
+            && let Err(error) = self.listen(&claim.name)
+        {
+            self.leave(&entry)?;
+            return Err(error);
+        }
+        self.table().entries.insert(claim.name.clone(), entry);
+        Ok(())
+    }
+
+    /// Joins a volume that only has to be destaged. One that cannot be opened stays in the log.
+    pub(super) fn adopt(&self, settings: VolumeSettings) {
+        let name = settings.name.clone();
+        match self.join(settings, true) {
+            Ok(entry) => {
+                tracing::warn!("volume {name}: named by nobody, has dirty data; destaging it");
+                self.table().entries.insert(name, entry);
+            }
+            Err(error) => tracing::warn!("volume {name}: named by nobody, has dirty data: {error}"),
+        }
+    }
+
+    /// Makes room for a volume that takes the name of one nobody named.
+    fn drop_orphan(&self, entry: &Entry) -> Result<(), VolumeError> {
+        let (name, volume) = (&entry.settings.name, entry.id);
+        self.command(name, Command::Destage { volume })?;
+        self.leave(entry)?;
+        self.table().entries.remove(name);
+        Ok(())
+    }
+
+    fn join(&self, settings: VolumeSettings, orphan: bool) -> Result<Entry, VolumeError> {
+        let name = settings.name.clone();
+        let id = self.handle.place(&name)?;
+        let (files, settled) = open_origin(&settings, id)?;
+        let size_bytes = files.origin.size_bytes.next_multiple_of(SECTOR_BYTES);
+        let export = Export {
+            volume: id,
+            size_bytes,
+            read_only: settings.read_only,
+            description: format!("{} volume", settings.policy.name()),
+        };
+        let shown = settings.export_nbd && !orphan;
+        let attach = Attach {
+            id,
+            spec: spec(&settings, &files, size_bytes),
+            files,
+            settled,
+            exports: shown.then(|| (name.clone(), export)).into_iter().collect(),
+        };
+        match self.handle.attach(attach) {
+            Ok(()) => Ok(Entry {
+                id,
+                settings,
+                size_bytes,
+                orphan,
+            }),
+            Err(AttachError::Open(error)) => Err(refused(&name, error)),
+            Err(AttachError::Stopped(stopped)) => Err(stopped.into()),
+        }
+    }
+
+    fn leave(&self, entry: &Entry) -> Result<(), VolumeError> {
+        let volume = entry.id;
+        let discard_dirty = false;
+        let command = Command::Detach {
+            volume,
+            discard_dirty,
+        };
+        self.command(&entry.settings.name, command)
+    }
+
+    fn listen(&self, name: &str) -> Result<(), VolumeError> {
+        let listener = self.sockets.volume(name).map_err(|error| match error {
+            StartError::InUse(message) => VolumeError::InUse(message),
+            other => VolumeError::Settings(other.to_string()),
+        })?;
+        self.handle
+            .listen(listener, ListenerScope::Volume(name.to_owned()))?;
+        Ok(())
+    }
+
+    fn command(&self, name: &str, command: Command) -> Result<(), VolumeError> {
+        self.handle.command(command).map_err(|error| match error {
+            CommandError::Stopped(stopped) => VolumeError::Stopped(stopped),
+            error => VolumeError::Command {
+                name: name.to_owned(),
+                error,
+            },
+        })
+    }
+
+    /// Changes what can be changed while a volume runs: `write_cache`, `destage`,
+    /// `destage_after`, `dirty_limit_bytes`, `origin_queue_depth`, `overlay_timeout`, and
+    /// whether it is exported.
+    pub fn volume_tune(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
+        let claim = self.claim(&settings.name)?;
+        let name = &claim.name;
+        let Some(mut entry) = self.entry(name) else {
+            return Err(VolumeError::Unknown(name.clone()));
+        };
+        if let Some(what) = needs_restart(&entry.settings, &settings) {
+            return Err(VolumeError::Settings(format!(
+                "volume {name}: {what} cannot change while it runs; remove the volume and add it"
+            )));
+        }
+        let tuning = tuning(&settings);
+        let volume = entry.id;
+        self.command(name, Command::Tune { volume, tuning })?;
+        if settings.export_nbd != entry.settings.export_nbd {
+            self.show(&entry, name, settings.export_nbd)?;
+        }
+        entry.settings = settings;
+        self.table().entries.insert(name.clone(), entry);
+        Ok(())
+    }
+
+    fn show(&self, entry: &Entry, name: &str, shown: bool) -> Result<(), VolumeError> {
+        if !shown {
+            self.handle.export_remove(name)?;
+            return self.hide(name);
+        }
+        let export = Export {
+            volume: entry.id,
+            size_bytes: entry.size_bytes,
+            read_only: entry.settings.read_only,
+            description: format!("{} volume", entry.settings.policy.name()),
+        };
+        self.listen(name)?;
+        Ok(self.handle.export_set(name, export)?)
+    }
+
+    fn hide(&self, name: &str) -> Result<(), VolumeError> {
+        self.sockets.remove_volume(name);
+        Ok(self
+            .handle
+            .unlisten(ListenerScope::Volume(name.to_owned()))?)
+    }
+
+    /// Forgets a volume; refused while clients are connected, and while it is dirty unless
+    /// `discard_dirty`.
+    pub fn volume_remove(&self, name: &str, discard_dirty: bool) -> Result<(), VolumeError> {
+        let _claim = self.claim(name)?;
+        let Some(entry) = self.entry(name) else {
+            return Err(VolumeError::Unknown(name.to_owned()));
+        };
+        let volume = entry.id;
+        let clients = self.handle.clients(volume)?;
+        if clients > 0 {
+            let name = name.to_owned();
+            return Err(VolumeError::Busy { name, clients });
+        }
+        let command = Command::Detach {
+            volume,
+            discard_dirty,
+        };
+        self.command(name, command)?;
+        self.hide(name)?;
+        self.table().entries.remove(name);
+        Ok(())
+    }
+}
+
+/// Locks the files of a volume and finishes what its journal says.
+fn open_origin(
+    settings: &VolumeSettings,
+    id: VolumeId,
+) -> Result<(OpenVolume, Settled), VolumeError> {
+    let reader = settings.read_only || settings.policy == Policy::Ephemeral;
+    let request = file::Request {
+        path: settings.origin.clone(),
+        access: if reader { Access::Read } else { Access::Write },
+        // Whoever made the settings has looked at the first bytes.
+        format_raw: true,
+        journal_place: settings.journal_dir.clone(),
+        create: false,
+    };
+    let mut progress = |waiting: &str| tracing::info!("{waiting}");
+    let mut patience = Patience {
+        wait: open::LATE_WRITES_WAIT,
+        progress: &mut progress,
+    };
+    let opened = file::open(&request, &mut patience)?;
+    let beside = opened.ledger_path.is_some();
+    let mut files = Files::without_cache();
+    files.insert_volume(id, opened);
+    let settled = settle(&mut files, id).map_err(|error| refused(&settings.name, error))?;
+    if settings.policy == Policy::WriteBack && !reader && beside {
+        for device in [Device::Ledger(id), Device::Journal(id)] {
+            files.ensure(device).map_err(|_| {
+                let (name, origin) = (&settings.name, settings.origin.display());
+                VolumeError::Origin(format!(
+                    "volume {name}: cannot make a ledger and a journal beside {origin}; name a \
+                     place with `journal`"
+                ))
+            })?;
+        }
+    }
+    let mut opened = files.remove_volume(id).expect("was just inserted");
+    opened.san = settings.san.map(|san| {
+        San::new(Params {
+            latency_ns: san.latency.as_nanos() as u64,
+            iops: u64::from(san.iops.unwrap_or(0)),
+            bytes_per_second: san.bandwidth_bytes.unwrap_or(0),
+            ..Params::default()
+        })
+    });
+    Ok((opened, settled))
+}
+
+fn spec(settings: &VolumeSettings, files: &OpenVolume, size_bytes: u64) -> VolumeSpec {
+    VolumeSpec {
+        name: settings.name.clone(),
+        origin: files.origin.path.display().to_string(),
+        new_uuid: host::fresh(),
+        policy: settings.policy,
+        size_bytes,
+        read_only: settings.read_only,
+        base_layer: files.origin.read_only.then(|| identity(files)).flatten(),
+        journal_possible: files.journal.is_some(),
+        tuning: tuning(settings),
+    }
+}
+
+/// Equal for volumes that stand on the same unchanged image.
+fn identity(files: &OpenVolume) -> Option<u64> {
+    let meta = files.origin.file.metadata().ok()?;
+    let mut hasher = DefaultHasher::new();
+    let times = (
+        meta.mtime(),
+        meta.mtime_nsec(),
+        meta.ctime(),
+        meta.ctime_nsec(),
+    );
+    (meta.dev(), meta.ino(), meta.size(), times).hash(&mut hasher);
+    Some(hasher.finish())
+}
+
+fn tuning(settings: &VolumeSettings) -> Tuning {
+    Tuning {
+        write_cache: settings.write_cache,
+        destage_after_ms: settings.destage_after.map(|age| age.as_millis() as u64),
+        destage: settings.destage,
+        dirty_limit_bytes: settings.dirty_limit_bytes,
+        origin_queue_depth: settings.origin_queue_depth,
+        overlay_timeout_ms: settings.overlay_timeout.as_millis() as u64,
+    }
+}
+
+/// The first thing that differs and cannot change in place.
+fn needs_restart(old: &VolumeSettings, new: &VolumeSettings) -> Option<&'static str> {
+    let differing = [
+        ("origin", old.origin != new.origin),
+        ("policy", old.policy != new.policy),
+        ("read-only", old.read_only != new.read_only),
+        ("journal", old.journal_dir != new.journal_dir),
+    ];
+    let first = differing.into_iter().find(|(_, differs)| *differs);
+    first.map(|(what, _)| what)
+}
+
+fn refused(name: &str, error: OpenError) -> VolumeError {
+    VolumeError::Origin(format!("volume {name}: {error}"))
+}
+
+impl From<Fault> for VolumeError {
+    fn from(fault: Fault) -> VolumeError {
+        let message = fault.to_string();
+        match fault.kind {
+            Kind::InUse => VolumeError::InUse(message),
+            Kind::NotFound | Kind::Invalid => VolumeError::Settings(message),
+            _ => VolumeError::Origin(message),
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Why a device, an image or the stage could not be opened or made.
+//!
+//! Always true: the message is one line, lower-case, names the object, the cause and what would
+//! be right; nothing was changed where one is returned, unless the message says so.
+
+use std::io;
+
+/// Few kinds, for exit codes and for the admin interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    NotFound,
+    /// Another living process or host holds it.
+    InUse,
+    /// Going on would lose data that is not ours to lose.
+    WouldLoseData,
+    /// It is something else than what was expected.
+    Foreign,
+    /// The request makes no sense for this object.
+    Invalid,
+    NoSpace,
+    Io,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct Fault {
+    pub kind: Kind,
+    pub message: String,
+    #[source]
+    pub source: Option<io::Error>,
+}
+
+impl Fault {
+    pub fn new(kind: Kind, message: impl Into<String>) -> Fault {
+        Fault {
+            kind,
+            message: message.into(),
+            source: None,
+        }
+    }
+
+    /// A failed system call on `object`.
+    pub fn io(object: &str, doing: &str, source: io::Error) -> Fault {
+        let kind = match source.kind() {
+            io::ErrorKind::NotFound => Kind::NotFound,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Kind::NoSpace,
+            _ => Kind::Io,
+        };
+        Fault {
+            kind,
+            message: format!("{object}: cannot {doing}: {source}"),
+            source: Some(source),
+        }
+    }
+}

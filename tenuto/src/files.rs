@@ -1,0 +1,343 @@
+//! All open files of a shard, by the engine's names for them.
+//!
+//! Owns the descriptions and with them the locks. Always true: one description per device, the
+//! same for blocking and for asynchronous requests. The blocking half (`Media`) serves recovery
+//! and the offline tools; a read of many headers runs on a few short-lived threads, because
+//! those thousands of independent reads are all that recovery waits for.
+
+use crate::lock::Patience;
+use crate::marks::{self, Phase};
+use crate::origin::file::OpenVolume;
+use crate::origin::san::San;
+use crate::target::io_error;
+pub use crate::target::{Target, misaligned};
+use crate::{cachedev, fault::Kind};
+use engine::event::{Device, IoError, Stat};
+use engine::media::Media;
+use engine::types::{BLOCK_BYTES, VolumeId};
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Threads of one `read_many`: what an SSD needs to be busy, and little enough to start at once.
+const READ_THREADS: usize = 32;
+/// Fewer reads than this are not worth a thread.
+const READS_PER_THREAD_MIN: usize = 4;
+
+/// Every open file of a shard.
+#[derive(Debug, Default)]
+pub struct Files {
+    cache: Option<Arc<Target>>,
+    volumes: BTreeMap<VolumeId, OpenVolume>,
+}
+
+impl Files {
+    pub fn new(cache: Target) -> Files {
+        Files {
+            cache: Some(Arc::new(cache)),
+            volumes: BTreeMap::new(),
+        }
+    }
+
+    /// For tools that work on an origin without a cache.
+    pub fn without_cache() -> Files {
+        Files::default()
+    }
+
+    /// `None`: no such volume, or its ledger or journal does not exist (see `ensure`).
+    pub fn target(&self, device: Device) -> Option<&Target> {
+        self.slot(device).map(Arc::as_ref)
+    }
+
+    /// The same for a worker thread.
+    pub fn share(&self, device: Device) -> Option<Arc<Target>> {
+        self.slot(device).cloned()
+    }
+
+    fn slot(&self, device: Device) -> Option<&Arc<Target>> {
+        match device {
+            Device::Cache => self.cache.as_ref(),
+            Device::Origin(volume) => self.volumes.get(&volume).map(|open| &open.origin),
+            Device::Ledger(volume) => self.volumes.get(&volume)?.ledger.as_ref(),
+            Device::Journal(volume) => self.volumes.get(&volume)?.journal.as_ref(),
+        }
+    }
+
+    /// Creates a missing ledger or journal (durably) and returns it.
+    pub fn ensure(&mut self, device: Device) -> Result<&Target, IoError> {
+        if self.slot(device).is_none() {
+            self.create(device)?;
+        }
+        self.target(device).ok_or(IoError::Failed)
+    }
+
+    fn create(&mut self, device: Device) -> Result<(), IoError> {
+        let (volume, ledger) = match device {
+            Device::Ledger(volume) => (volume, true),
+            Device::Journal(volume) => (volume, false),
+            Device::Cache | Device::Origin(_) => return Err(IoError::Failed),
+        };
+        let open = self.volumes.get_mut(&volume).ok_or(IoError::Failed)?;
+        if open.origin.read_only {
+            tracing::warn!(
+                "{}: is open for reading, so no ledger is made",
+                open.origin.name()
+            );
+            return Err(IoError::Failed);
+        }
+        let path = if ledger {
+            &open.ledger_path
+        } else {
+            &open.journal_path
+        };
+        match open.side(path.as_deref(), true, &mut Patience::none()) {
+            Ok(made) if ledger => open.ledger = made,
+            Ok(made) => open.journal = made,
+            Err(fault) => {
+                tracing::warn!("{fault}");
+                return Err(match fault.kind {
+                    Kind::NoSpace => IoError::NoSpace,
+                    _ => IoError::Failed,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// `Op::Remove`: cuts the journal to nothing; on the ledger removes both files.
+    pub fn remove(&mut self, device: Device) -> Result<(), IoError> {
+        let removed = match device {
+            Device::Journal(volume) => self.cut_journal(volume),
+            Device::Ledger(volume) => self.remove_sides(volume),
+            Device::Cache | Device::Origin(_) => panic!("{device:?} is never removed"),
+        };
+        removed.map_err(|error| {
+            tracing::warn!("cannot remove {device:?}: {error}");
+            io_error(&error)
+        })
+    }
+
+    fn cut_journal(&mut self, volume: VolumeId) -> io::Result<()> {
+        match self.slot(Device::Journal(volume)) {
+            Some(journal) => journal.file.set_len(0),
+            None => Ok(()),
+        }
+    }
+
+    /// The journal goes first: a journal without its ledger could belong to anybody.
+    fn remove_sides(&mut self, volume: VolumeId) -> io::Result<()> {
+        let Some(open) = self.volumes.get_mut(&volume) else {
+            return Ok(());
+        };
+        let journal = (open.journal.take(), open.journal_path.clone());
+        let ledger = (open.ledger.take(), open.ledger_path.clone());
+        for (target, path) in [journal, ledger] {
+            // Still locked while it is unlinked, so that nobody else has just taken it over.
+            if let (Some(_locked), Some(path)) = (target, path) {
+                unlink(path)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn insert_volume(&mut self, volume: VolumeId, open: OpenVolume) {
+        let before = self.volumes.insert(volume, open);
+        assert!(before.is_none(), "volume {volume} has its files already");
+    }
+
+    pub fn remove_volume(&mut self, volume: VolumeId) -> Option<OpenVolume> {
+        self.volumes.remove(&volume)
+    }
+
+    pub fn san(&mut self, volume: VolumeId) -> Option<&mut San> {
+        self.volumes.get_mut(&volume)?.san.as_mut()
+    }
+}
+
+fn unlink(path: PathBuf) -> io::Result<()> {
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => cachedev::sync_directory(&path),
+    }
+}
+
+/// What a side file that does not exist reads as; an error for a device that must exist.
+fn missing(device: Device) -> Result<(), IoError> {
+    match device {
+        Device::Ledger(_) | Device::Journal(_) => Ok(()),
+        Device::Cache | Device::Origin(_) => Err(IoError::Failed),
+    }
+}
+
+impl Media for Files {
+    fn read(&mut self, device: Device, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        marks::enter(Phase::Recovery);
+        marks::middle(Phase::Recovery);
+        let result = match self.target(device) {
+            Some(target) => target.read(offset, bytes),
+            None => {
+                bytes.fill(0);
+                missing(device)
+            }
+        };
+        marks::leave(Phase::Recovery);
+        result
+    }
+
+    fn read_many(&mut self, device: Device, reads: &mut [(u64, &mut [u8])]) -> Result<(), IoError> {
+        let per_thread = reads.len().div_ceil(READ_THREADS).max(READS_PER_THREAD_MIN);
+        let Some(target) = self.target(device) else {
+            reads.iter_mut().for_each(|(_, bytes)| bytes.fill(0));
+            return missing(device);
+        };
+        let one_after_the_other = |part: &mut [(u64, &mut [u8])]| {
+            part.iter_mut()
+                .try_for_each(|(offset, bytes)| target.read(*offset, bytes))
+        };
+        marks::enter(Phase::Recovery);
+        if reads.len() <= per_thread {
+            marks::middle(Phase::Recovery);
+            let result = one_after_the_other(reads);
+            marks::leave(Phase::Recovery);
+            return result;
+        }
+        let result = std::thread::scope(|scope| {
+            let parts = reads.chunks_mut(per_thread);
+            let workers: Vec<_> = parts
+                .map(|part| scope.spawn(move || one_after_the_other(part)))
+                .collect();
+            marks::middle(Phase::Recovery);
+            workers.into_iter().try_for_each(|worker| {
+                worker
+                    .join()
+                    .expect("a panic ends the process, it is not caught")
+            })
+        });
+        marks::leave(Phase::Recovery);
+        result
+    }
+
+    fn write(&mut self, device: Device, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
+        let target = self.ensure(device)?;
+        marks::enter(Phase::Recovery);
+        // A driver may kill us in the middle: then a part of the blocks is written.
+        let half = match marks::on() {
+            true => bytes.len() / 2 / BLOCK_BYTES as usize * BLOCK_BYTES as usize,
+            false => 0,
+        };
+        let result = target.write(offset, &bytes[..half]).and_then(|()| {
+            marks::middle(Phase::Recovery);
+            target.write(offset + half as u64, &bytes[half..])
+        });
+        marks::leave(Phase::Recovery);
+        result
+    }
+
+    fn zero(&mut self, device: Device, offset: u64, bytes: u64) -> Result<(), IoError> {
+        self.ensure(device)?.zero(offset, bytes, true)
+    }
+
+    fn sync(&mut self, device: Device) -> Result<(), IoError> {
+        marks::enter(Phase::Recovery);
+        marks::middle(Phase::Recovery);
+        let result = match self.target(device) {
+            Some(target) => target.sync(),
+            None => missing(device),
+        };
+        marks::leave(Phase::Recovery);
+        result
+    }
+
+    fn stat(&mut self, device: Device) -> Result<Stat, IoError> {
+        match self.target(device) {
+            Some(target) => target.stat(),
+            None => missing(device).map(|()| Stat {
+                size_bytes: 0,
+                mtime_ns: 0,
+                now_ns: crate::target::wall_clock_ns(),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::origin::file::{Access, Request, open};
+
+    const VOLUME: VolumeId = VolumeId(3);
+
+    fn volume(dir: &tempfile::TempDir, create: bool) -> Files {
+        let path = dir.path().join("disk.img");
+        if !path.exists() {
+            let file = std::fs::File::create(&path).expect("made");
+            file.set_len(32 << 20).expect("sized");
+        }
+        let request = Request {
+            path,
+            access: Access::Write,
+            format_raw: false,
+            journal_place: None,
+            create,
+        };
+        let mut files = Files::without_cache();
+        let open = open(&request, &mut Patience::none()).expect("opened");
+        files.insert_volume(VOLUME, open);
+        files
+    }
+
+    #[test]
+    fn a_missing_ledger_reads_as_empty_and_is_made_by_the_first_write() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut files = volume(&dir, false);
+        let ledger = Device::Ledger(VOLUME);
+        let mut bytes = [1u8; 600];
+        files.read(ledger, 0, &mut bytes).expect("empty");
+        assert_eq!(bytes, [0; 600]);
+        assert_eq!(files.stat(ledger).expect("empty").size_bytes, 0);
+        assert!(!dir.path().join("disk.img.tenuto").exists());
+        files.write(ledger, 0, &[5; 600]).expect("made");
+        files.read(ledger, 0, &mut bytes).expect("read");
+        assert_eq!(bytes, [5; 600]);
+        files
+            .write(Device::Journal(VOLUME), 4096, &[6; 4096])
+            .expect("made");
+        files.remove(Device::Journal(VOLUME)).expect("cut");
+        assert_eq!(
+            files
+                .stat(Device::Journal(VOLUME))
+                .expect("there")
+                .size_bytes,
+            0
+        );
+        files.remove(ledger).expect("removed");
+        let left: Vec<_> = std::fs::read_dir(dir.path()).expect("there").collect();
+        assert_eq!(left.len(), 1, "only the image is left");
+        assert!(files.target(ledger).is_none());
+        assert_eq!(
+            files.read(Device::Cache, 0, &mut bytes),
+            Err(IoError::Failed)
+        );
+    }
+
+    #[test]
+    fn many_reads_find_their_own_bytes() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut files = volume(&dir, false);
+        let origin = Device::Origin(VOLUME);
+        let pattern: Vec<u8> = (0..32u32 << 20).map(|at| (at >> 12) as u8).collect();
+        files.write(origin, 0, &pattern).expect("written");
+        for count in [1usize, 3, 4096] {
+            let mut memory = vec![vec![0u8; 512]; count];
+            let offsets = (0..count as u64).map(|n| n * 2731 % 8192 * 4096);
+            let mut reads: Vec<(u64, &mut [u8])> = offsets
+                .zip(memory.iter_mut().map(Vec::as_mut_slice))
+                .collect();
+            files.read_many(origin, &mut reads).expect("read");
+            for (offset, bytes) in &reads {
+                assert!(bytes.iter().all(|&byte| byte == (offset >> 12) as u8));
+            }
+        }
+    }
+}

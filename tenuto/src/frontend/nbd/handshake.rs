@@ -1,0 +1,413 @@
+//! Option haggling: from the client's first flags to the export it attaches to.
+//!
+//! Owns what has been agreed so far. Always true: an option is answered only when it is complete,
+//! at most `OPTION_BYTES_MAX` of it are kept, and an option that is unknown, malformed or too
+//! long gets an error reply and the negotiation goes on, unless the protocol leaves no way to
+//! say so. Deliberately absent: TLS, and time limits.
+
+use super::proto::{self, Reader, answer, info, option};
+use super::rights::Rights;
+use super::transmission::Transmission;
+use super::{Closing, Config, Export, Exports, Step};
+
+#[derive(Debug)]
+pub struct Handshake {
+    awaited: Awaited,
+    /// The part of the awaited message that has arrived.
+    held: Vec<u8>,
+    no_zeroes: bool,
+    structured: bool,
+    /// Name of the export for which the client has selected `base:allocation`.
+    allocation_of: Option<String>,
+    options_seen: u32,
+}
+
+/// What the next bytes are.
+#[derive(Clone, Copy, Debug)]
+enum Awaited {
+    ClientFlags,
+    OptionHead,
+    OptionBody {
+        option: u32,
+        length: usize,
+    },
+    /// The rest of an option that is too long to be looked into.
+    Skipped {
+        option: u32,
+        left: usize,
+    },
+}
+
+/// The exports as this socket shows them.
+struct View<'a> {
+    exports: &'a dyn Exports,
+    only: Option<&'a str>,
+}
+
+/// Why an option was refused: the answer and the text that goes with it.
+type Refused = (u32, &'static str);
+
+const MALFORMED: Refused = (
+    answer::ERR_INVALID,
+    "the option's lengths do not fit together",
+);
+const NAME_TOO_LONG: Refused = (answer::ERR_TOO_BIG, "an export name has at most 4096 bytes");
+const NAME_NOT_TEXT: Refused = (answer::ERR_INVALID, "an export name is UTF-8 text");
+const UNKNOWN_EXPORT: Refused = (answer::ERR_UNKNOWN, "there is no export of this name here");
+const NEEDS_STRUCTURED: Refused = (
+    answer::ERR_INVALID,
+    "metadata contexts need structured replies to be agreed on first",
+);
+
+impl Handshake {
+    pub fn new() -> Handshake {
+        Handshake {
+            awaited: Awaited::ClientFlags,
+            held: Vec::new(),
+            no_zeroes: false,
+            structured: false,
+            allocation_of: None,
+            options_seen: 0,
+        }
+    }
+
+    /// Takes input up to the end of the first message that has consequences.
+    pub fn receive(
+        &mut self,
+        config: &Config,
+        exports: &dyn Exports,
+        input: &[u8],
+    ) -> (usize, Option<Step>) {
+        let view = View {
+            exports,
+            only: config.only.as_deref(),
+        };
+        let mut used = 0;
+        while used < input.len() {
+            let (taken, message) = self.gather(&input[used..]);
+            used += taken;
+            let Some(message) = message else { continue };
+            if let Some(step) = self.advance(&view, &message) {
+                return (used, Some(step));
+            }
+        }
+        (used, None)
+    }
+
+    pub fn mid_message(&self) -> bool {
+        !self.held.is_empty() || !matches!(self.awaited, Awaited::OptionHead)
+    }
+
+    /// What follows once `export` is attached.
+    pub fn transmission(&self, export: &Export, requests_max: u16) -> Transmission {
+        let allocation = self.allocation_of.as_deref() == Some(export.name.as_str());
+        Transmission::new(
+            Rights::new(export, self.structured, allocation),
+            requests_max,
+        )
+    }
+
+    /// Collects the awaited message, or swallows the bytes of one that is skipped.
+    fn gather(&mut self, input: &[u8]) -> (usize, Option<Vec<u8>>) {
+        let needed = match &mut self.awaited {
+            Awaited::ClientFlags => 4,
+            Awaited::OptionHead => proto::OPTION_HEAD_BYTES,
+            Awaited::OptionBody { length, .. } => *length,
+            Awaited::Skipped { left, .. } => {
+                let taken = input.len().min(*left);
+                *left -= taken;
+                return (taken, (*left == 0).then(Vec::new));
+            }
+        };
+        let taken = input.len().min(needed - self.held.len());
+        self.held.extend_from_slice(&input[..taken]);
+        let complete = self.held.len() == needed;
+        (taken, complete.then(|| std::mem::take(&mut self.held)))
+    }
+
+    /// Acts on a complete message.
+    fn advance(&mut self, view: &View, message: &[u8]) -> Option<Step> {
+        match std::mem::replace(&mut self.awaited, Awaited::OptionHead) {
+            Awaited::ClientFlags => self.client_flags(message),
+            Awaited::OptionHead => self.option_head(view, message),
+            Awaited::OptionBody { option, .. } => Some(self.option(view, option, message)),
+            Awaited::Skipped { option, .. } => Some(skipped(option)),
+        }
+    }
+
+    fn client_flags(&mut self, message: &[u8]) -> Option<Step> {
+        let flags = Reader::new(message).u32().expect("gathered in full");
+        if flags & !(proto::CLIENT_FIXED_NEWSTYLE | proto::CLIENT_NO_ZEROES) != 0 {
+            return Some(Step::close(Closing::ClientFlags));
+        }
+        // A client that does not claim the fixed newstyle may use it all the same: the protocol
+        // lets a server honour that.
+        self.no_zeroes = flags & proto::CLIENT_NO_ZEROES != 0;
+        None
+    }
+
+    fn option_head(&mut self, view: &View, message: &[u8]) -> Option<Step> {
+        let mut reader = Reader::new(message);
+        let magic = reader.u64().expect("gathered in full");
+        let option = reader.u32().expect("gathered in full");
+        let length = reader.u32().expect("gathered in full");
+        if magic != proto::OPTION_MAGIC {
+            return Some(Step::close(Closing::Magic));
+        }
+        self.options_seen += 1;
+        if self.options_seen > proto::OPTIONS_MAX {
+            return Some(Step::close(Closing::OptionCount));
+        }
+        if length > proto::OPTION_BYTES_MAX {
+            return self.too_long(option, length);
+        }
+        if length == 0 {
+            return Some(self.option(view, option, &[]));
+        }
+        self.awaited = Awaited::OptionBody {
+            option,
+            length: length as usize,
+        };
+        None
+    }
+
+    fn too_long(&mut self, option: u32, length: u32) -> Option<Step> {
+        // The old way to attach has no error reply, and nobody has megabytes of options.
+        if option == option::EXPORT_NAME {
+            return Some(Step::close(Closing::TooBig));
+        }
+        if length > proto::OPTION_SKIP_BYTES_MAX {
+            let farewell = proto::option_reply(option, answer::ERR_TOO_BIG, OPTION_TOO_LONG);
+            return Some(Step::Close {
+                reason: Closing::TooBig,
+                farewell,
+            });
+        }
+        self.awaited = Awaited::Skipped {
+            option,
+            left: length as usize,
+        };
+        None
+    }
+
+    /// Answers a complete option.
+    fn option(&mut self, view: &View, option: u32, body: &[u8]) -> Step {
+        let result = match option {
+            option::EXPORT_NAME => return self.export_name(view, body),
+            option::ABORT => return abort(),
+            option::LIST => list(view, body),
+            option::STARTTLS => starttls(body),
+            option::INFO => self.info(view, option, body).map(|(_, reply)| reply),
+            option::GO => match self.info(view, option, body) {
+                Ok((export, reply)) => return Step::Attach { export, reply },
+                Err(refused) => Err(refused),
+            },
+            option::STRUCTURED_REPLY => self.structured_reply(body),
+            option::LIST_META_CONTEXT => self.list_contexts(view, body),
+            option::SET_META_CONTEXT => self.set_contexts(view, body),
+            _ => Err((answer::ERR_UNSUP, "this option is not known here")),
+        };
+        let reply =
+            result.unwrap_or_else(|(answer, text)| proto::option_reply(option, answer, text));
+        Step::Send(reply)
+    }
+
+    /// The old way to attach: no errors, the connection is all there is to say no with.
+    fn export_name(&mut self, view: &View, body: &[u8]) -> Step {
+        let Ok(export) = view.find(body) else {
+            return Step::close(Closing::UnknownExport);
+        };
+        let mut reply = Vec::with_capacity(10 + proto::EXPORT_NAME_PADDING_BYTES);
+        reply.extend_from_slice(&export.size_bytes.to_be_bytes());
+        reply.extend_from_slice(&export.flags(self.structured).to_be_bytes());
+        if !self.no_zeroes {
+            reply.extend_from_slice(&[0; proto::EXPORT_NAME_PADDING_BYTES]);
+        }
+        Step::Attach { export, reply }
+    }
+
+    /// The answer to `INFO` and `GO`, which differ only in what comes afterwards.
+    fn info(&self, view: &View, option: u32, body: &[u8]) -> Result<(Export, Vec<u8>), Refused> {
+        let (name, wanted) = parse_info(body).ok_or(MALFORMED)?;
+        let export = view.find(name)?;
+        let mut out = Vec::new();
+        let mut put = |item: u16, parts: [&[u8]; 3]| {
+            let kind = item.to_be_bytes();
+            let parts = [&kind[..], parts[0], parts[1], parts[2]];
+            proto::put_option_reply(&mut out, option, answer::INFO, &parts);
+        };
+        let flags = export.flags(self.structured).to_be_bytes();
+        put(
+            info::EXPORT,
+            [&export.size_bytes.to_be_bytes(), &flags, &[]],
+        );
+        if wanted.contains(&info::NAME) {
+            put(info::NAME, [export.name.as_bytes(), &[], &[]]);
+        }
+        if wanted.contains(&info::DESCRIPTION) {
+            put(
+                info::DESCRIPTION,
+                [proto::clipped(&export.description).as_bytes(), &[], &[]],
+            );
+        }
+        if wanted.contains(&info::BLOCK_SIZE) {
+            let minimum = proto::BLOCK_MINIMUM_BYTES.to_be_bytes();
+            let preferred = proto::BLOCK_PREFERRED_BYTES.to_be_bytes();
+            put(
+                info::BLOCK_SIZE,
+                [
+                    &minimum,
+                    &preferred,
+                    &proto::PAYLOAD_BYTES_MAX.to_be_bytes(),
+                ],
+            );
+        }
+        proto::put_option_reply(&mut out, option, answer::ACK, &[]);
+        Ok((export, out))
+    }
+
+    fn structured_reply(&mut self, body: &[u8]) -> Result<Vec<u8>, Refused> {
+        no_data(body)?;
+        self.structured = true;
+        Ok(proto::option_reply(
+            option::STRUCTURED_REPLY,
+            answer::ACK,
+            "",
+        ))
+    }
+
+    fn list_contexts(&self, view: &View, body: &[u8]) -> Result<Vec<u8>, Refused> {
+        if !self.structured {
+            return Err(NEEDS_STRUCTURED);
+        }
+        let (name, queries) = parse_queries(body).ok_or(MALFORMED)?;
+        view.find(name)?;
+        // Without a query everything is listed; the bare namespace is a wildcard here.
+        let listed = queries.is_empty()
+            || queries.iter().any(|query| {
+                *query == proto::ALLOCATION_CONTEXT.as_bytes()
+                    || *query == proto::BASE_NAMESPACE.as_bytes()
+            });
+        Ok(contexts(option::LIST_META_CONTEXT, listed.then_some(0)))
+    }
+
+    fn set_contexts(&mut self, view: &View, body: &[u8]) -> Result<Vec<u8>, Refused> {
+        // What was selected before is void even if this selection fails.
+        self.allocation_of = None;
+        if !self.structured {
+            return Err(NEEDS_STRUCTURED);
+        }
+        let (name, queries) = parse_queries(body).ok_or(MALFORMED)?;
+        let export = view.find(name)?;
+        // The bare namespace selects nothing here, and nor do contexts nobody knows.
+        let selected = queries.contains(&proto::ALLOCATION_CONTEXT.as_bytes());
+        self.allocation_of = selected.then_some(export.name);
+        let id = selected.then_some(proto::ALLOCATION_CONTEXT_ID);
+        Ok(contexts(option::SET_META_CONTEXT, id))
+    }
+}
+
+const OPTION_TOO_LONG: &str = "the option is longer than a name and 4096 bytes";
+
+impl View<'_> {
+    fn find(&self, name: &[u8]) -> Result<Export, Refused> {
+        if name.len() > proto::STRING_BYTES_MAX {
+            return Err(NAME_TOO_LONG);
+        }
+        let name = std::str::from_utf8(name).map_err(|_| NAME_NOT_TEXT)?;
+        let found = match self.only {
+            Some(only) if name.is_empty() || name == only => self.exports.find(only),
+            None if !name.is_empty() => self.exports.find(name),
+            _ => None,
+        };
+        found.ok_or(UNKNOWN_EXPORT)
+    }
+
+    fn list(&self) -> Vec<Export> {
+        match self.only {
+            Some(only) => self.exports.find(only).into_iter().collect(),
+            None => self.exports.list(),
+        }
+    }
+}
+
+fn abort() -> Step {
+    let farewell = proto::option_reply(option::ABORT, answer::ACK, "");
+    Step::Close {
+        reason: Closing::Abort,
+        farewell,
+    }
+}
+
+/// What an option is answered whose body was read past.
+fn skipped(option: u32) -> Step {
+    let answer = match option {
+        option::ABORT => return abort(),
+        option::LIST..=option::SET_META_CONTEXT => answer::ERR_TOO_BIG,
+        _ => answer::ERR_UNSUP,
+    };
+    Step::Send(proto::option_reply(option, answer, OPTION_TOO_LONG))
+}
+
+fn no_data(body: &[u8]) -> Result<(), Refused> {
+    if body.is_empty() {
+        return Ok(());
+    }
+    Err((answer::ERR_INVALID, "this option takes no data"))
+}
+
+fn starttls(body: &[u8]) -> Result<Vec<u8>, Refused> {
+    no_data(body)?;
+    Err((answer::ERR_POLICY, "TLS is not configured on this server"))
+}
+
+fn list(view: &View, body: &[u8]) -> Result<Vec<u8>, Refused> {
+    no_data(body)?;
+    let mut out = Vec::new();
+    for export in view.list().iter().take(proto::EXPORTS_LISTED_MAX) {
+        let length = u32::try_from(export.name.len()).expect("a name in memory of this length");
+        let parts = [
+            &length.to_be_bytes()[..],
+            export.name.as_bytes(),
+            proto::clipped(&export.description).as_bytes(),
+        ];
+        proto::put_option_reply(&mut out, option::LIST, answer::SERVER, &parts);
+    }
+    proto::put_option_reply(&mut out, option::LIST, answer::ACK, &[]);
+    Ok(out)
+}
+
+/// The contexts found: there is only one, given by its id.
+fn contexts(option: u32, id: Option<u32>) -> Vec<u8> {
+    let mut out = Vec::new();
+    if let Some(id) = id {
+        let parts = [&id.to_be_bytes()[..], proto::ALLOCATION_CONTEXT.as_bytes()];
+        proto::put_option_reply(&mut out, option, answer::META_CONTEXT, &parts);
+    }
+    proto::put_option_reply(&mut out, option, answer::ACK, &[]);
+    out
+}
+
+/// Name and information requests of `INFO` and `GO`; the lengths must fit exactly.
+fn parse_info(body: &[u8]) -> Option<(&[u8], Vec<u16>)> {
+    let mut reader = Reader::new(body);
+    let name = reader.counted()?;
+    let count = reader.u16()?;
+    let wanted = (0..count)
+        .map(|_| reader.u16())
+        .collect::<Option<Vec<u16>>>()?;
+    reader.is_empty().then_some((name, wanted))
+}
+
+/// Name and queries of the metadata context options; the lengths must fit exactly.
+fn parse_queries(body: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
+    let mut reader = Reader::new(body);
+    let name = reader.counted()?;
+    // The count is not believed: each query takes its four bytes of a bounded body, or it ends.
+    let count = reader.u32()?;
+    let mut queries = Vec::new();
+    for _ in 0..count {
+        queries.push(reader.counted()?);
+    }
+    reader.is_empty().then_some((name, queries))
+}

@@ -1,0 +1,278 @@
+//! A raw image, in a file or on a block device, with its ledger and journal.
+//!
+//! Always true: every description that is written here carries an exclusive `flock`, so late
+//! writes of a killed daemon have landed before anything is read (rule 5.2.1); while it is open
+//! the image carries QEMU's image locks, so that no QEMU writes to it, and reads only where it
+//! was told to share (rule 9). Deliberately absent: what ledger and journal mean.
+
+use crate::cachedev::{refuse_used_device, sync_directory};
+use crate::fault::{Fault, Kind};
+use crate::lock::{self, Mode, Patience};
+use crate::origin::san::San;
+use crate::signature;
+use crate::sys;
+use crate::target::{How, Target};
+use engine::types::SECTOR_BYTES;
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// How often a file that is replaced while we lock it is opened again.
+const REPLACED_TRIES_MAX: u32 = 3;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// The only writer.
+    Write,
+    /// One of several readers.
+    Read,
+}
+
+/// How to open a raw image.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub path: PathBuf,
+    pub access: Access,
+    /// The user said `format = "raw"`: do not look at the first bytes.
+    pub format_raw: bool,
+    /// Where ledger and journal lie if not beside the image; the name in there is that of the
+    /// image as `path` gives it.
+    pub journal_place: Option<PathBuf>,
+    /// Create ledger and journal (with `Access::Write` only).
+    pub create: bool,
+}
+
+/// The files of one volume.
+#[derive(Debug)]
+pub struct OpenVolume {
+    pub origin: Arc<Target>,
+    pub ledger: Option<Arc<Target>>,
+    pub journal: Option<Arc<Target>>,
+    /// Where they are or would be; `None` beside a block device without a place.
+    pub ledger_path: Option<PathBuf>,
+    pub journal_path: Option<PathBuf>,
+    /// Delays the completions of origin requests when present.
+    pub san: Option<San>,
+}
+
+pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fault> {
+    assert!(
+        !request.create || request.access == Access::Write,
+        "a reader creates nothing"
+    );
+    let name = format!("origin {}", request.path.display());
+    // Two names of one image must find one ledger.
+    let path = fs::canonicalize(&request.path);
+    let path = path.map_err(|error| Fault::io(&name, "open it", error))?;
+    let origin = open_image(&path, &name, request, patience)?;
+    let (ledger_path, journal_path) = match side_paths(request, &path, origin.block_device) {
+        Some((ledger, journal)) => (Some(ledger), Some(journal)),
+        None => (None, None),
+    };
+    let mut volume = OpenVolume {
+        origin: Arc::new(origin),
+        ledger: None,
+        journal: None,
+        ledger_path,
+        journal_path,
+        san: None,
+    };
+    volume.ledger = volume.side(volume.ledger_path.as_deref(), request.create, patience)?;
+    volume.journal = volume.side(volume.journal_path.as_deref(), request.create, patience)?;
+    Ok(volume)
+}
+
+impl OpenVolume {
+    /// Opens and locks a ledger or journal; `None` where it is missing and not to be made.
+    pub fn side(
+        &self,
+        path: Option<&Path>,
+        create: bool,
+        patience: &mut Patience,
+    ) -> Result<Option<Arc<Target>>, Fault> {
+        let Some(path) = path else {
+            return Ok(None);
+        };
+        let meta = self.origin.file.metadata();
+        let meta = meta.map_err(|error| Fault::io(&self.origin.name(), "stat it", error))?;
+        // Whoever may read the image may read its ledger: the next host may be another user.
+        let mode = match self.origin.block_device {
+            true => 0o600,
+            false => meta.mode() & 0o666 | 0o600,
+        };
+        let opened = open_side(
+            path,
+            !self.origin.read_only,
+            create.then_some(mode),
+            patience,
+        )?;
+        let Some((target, created)) = opened else {
+            return Ok(None);
+        };
+        if created && !self.origin.block_device {
+            // Best effort: without the right to give files away it stays ours.
+            let _ = std::os::unix::fs::fchown(&target.file, Some(meta.uid()), Some(meta.gid()));
+        }
+        Ok(Some(Arc::new(target)))
+    }
+}
+
+fn open_image(
+    path: &Path,
+    name: &str,
+    request: &Request,
+    patience: &mut Patience,
+) -> Result<Target, Fault> {
+    let write = request.access == Access::Write;
+    let mode = if write { Mode::Exclusive } else { Mode::Shared };
+    if write {
+        refuse_used_device(path, name)?;
+    }
+    let how = How {
+        write,
+        ..How::default()
+    };
+    let mut target = Target::open(path, how).map_err(|e| Fault::io(name, "open it", e))?;
+    // On NFS a shared flock is a lock on all bytes, which would keep every other reader from
+    // looking whether someone writes. There a reader's image locks alone keep writers away.
+    if write || !sys::is_nfs(&target.file) {
+        lock::acquire(&target.file, name, mode, patience)?;
+    }
+    lock::acquire_image(&target.file, name, mode, patience)?;
+    if !still_named(&target, path) {
+        let message = format!("{name}: was replaced while it was opened; try again");
+        return Err(Fault::new(Kind::InUse, message));
+    }
+    if !request.format_raw {
+        refuse_other_formats(&target, name)?;
+    }
+    // Only now: a writer that was killed in the middle of a resize has ended.
+    if !target.block_device {
+        let meta = target
+            .file
+            .metadata()
+            .map_err(|e| Fault::io(name, "stat it", e))?;
+        target.size_bytes = meta.len();
+    }
+    if target.size_bytes == 0 || !target.size_bytes.is_multiple_of(SECTOR_BYTES) {
+        return Err(Fault::new(
+            Kind::Invalid,
+            format!(
+                "{name}: has {} bytes; a raw image has one or more whole sectors of 512 bytes",
+                target.size_bytes
+            ),
+        ));
+    }
+    // The last sectors of such a file cannot be written directly without making it longer.
+    if !target
+        .size_bytes
+        .is_multiple_of(u64::from(target.dio_align))
+    {
+        let gone = target.go_buffered();
+        gone.map_err(|error| Fault::io(name, "turn direct I/O off", error))?;
+    }
+    Ok(target)
+}
+
+/// A guest can write any header into a raw disk; probing it at the next start would hand the
+/// guest whatever files that header names.
+fn refuse_other_formats(target: &Target, name: &str) -> Result<(), Fault> {
+    let mut head = [0u8; signature::HEAD_BYTES];
+    let read = target.read(0, &mut head);
+    read.map_err(|_| Fault::new(Kind::Io, format!("{name}: its first bytes cannot be read")))?;
+    let Some(format) = signature::image_format(&head) else {
+        return Ok(());
+    };
+    Err(Fault::new(
+        Kind::Foreign,
+        format!(
+            "{name}: its first bytes look like {format}, which is not in this version; \
+             if it is a raw image all the same, say format = \"raw\""
+        ),
+    ))
+}
+
+/// Ledger and journal: `IMAGE.tenuto` and `IMAGE.tenuto-journal`, beside it or in the place given.
+fn side_paths(request: &Request, path: &Path, device: bool) -> Option<(PathBuf, PathBuf)> {
+    let base = match &request.journal_place {
+        // A device has its stable name in the configuration, not in what that resolves to.
+        Some(place) => place.join(request.path.file_name()?),
+        None if device => return None,
+        None => path.to_path_buf(),
+    };
+    let with = |suffix: &str| {
+        let mut name = OsString::from(&base);
+        name.push(suffix);
+        PathBuf::from(name)
+    };
+    Some((with(".tenuto"), with(".tenuto-journal")))
+}
+
+fn open_side(
+    path: &Path,
+    write: bool,
+    create: Option<u32>,
+    patience: &mut Patience,
+) -> Result<Option<(Target, bool)>, Fault> {
+    let name = path.display().to_string();
+    let how = How {
+        write,
+        create,
+        claim_device: false,
+        refuse_symlink: true,
+    };
+    for _ in 0..REPLACED_TRIES_MAX {
+        match fs::symlink_metadata(path) {
+            Ok(meta) if !meta.is_file() => {
+                let message = format!("{name}: is not a regular file; remove it");
+                return Err(Fault::new(Kind::Foreign, message));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound && create.is_none() => {
+                return Ok(None);
+            }
+            _ => {}
+        }
+        let target = Target::open(path, how).map_err(|error| cannot_open(&name, create, error))?;
+        let mode = if write { Mode::Exclusive } else { Mode::Shared };
+        if write || !sys::is_nfs(&target.file) {
+            lock::acquire(&target.file, &name, mode, patience)?;
+        }
+        if !still_named(&target, path) {
+            continue;
+        }
+        let created = target.size_bytes == 0 && create.is_some();
+        if created {
+            // Also where another has just made it: his name may not be durable yet.
+            sync_directory(path).map_err(|e| Fault::io(&name, "sync its directory", e))?;
+        }
+        return Ok(Some((target, created)));
+    }
+    let message = format!("{name}: is replaced again and again; stop who does that");
+    Err(Fault::new(Kind::InUse, message))
+}
+
+fn cannot_open(name: &str, create: Option<u32>, error: io::Error) -> Fault {
+    let mut fault = Fault::io(name, "open it", error);
+    if create.is_some() {
+        fault.message += "; it must be writable, or name another place by `journal`";
+    }
+    fault
+}
+
+/// Whoever had the lock before us may have removed the file under this name.
+fn still_named(target: &Target, path: &Path) -> bool {
+    let (Ok(ours), Ok(named)) = (target.file.metadata(), fs::metadata(path)) else {
+        return false;
+    };
+    if ours.file_type().is_block_device() {
+        return ours.rdev() == named.rdev();
+    }
+    ours.ino() == named.ino() && ours.dev() == named.dev()
+}
+
+#[cfg(test)]
+#[path = "file_tests.rs"]
+mod tests;

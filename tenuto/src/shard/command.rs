@@ -1,0 +1,262 @@
+//! Requests of other threads, carried out on the shard.
+//!
+//! Owns commands that wait for the engine's reply, and the steps of an orderly stop: no new
+//! requests, park, cut the clients off, wait for devices. Always true: a volume's files are let
+//! go only after the engine has said that nothing touches them any more.
+
+use super::control::{Answer, Attach, HostCounters, HostSnapshot, Request, VolumeClients};
+use super::{Alarm, Decide, Shard, Volume};
+use crate::buffer::POOL_BYTES_DEFAULT;
+use crate::origin::file::OpenVolume;
+use engine::engine::OpenError;
+use engine::event::{Command, Event, Refusal};
+use engine::types::{ConnectionId, RequestId, VolumeId};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Requests of other threads that one round takes, so that clients are not kept waiting.
+const REQUESTS_PER_ROUND: usize = 32;
+/// How long a stop waits for devices once the data is safe.
+const STOP_MILLIS_MAX: u64 = 5_000;
+/// No client has this id: their lower halves are below the bound of connections.
+const CONTROL: ConnectionId = ConnectionId(u32::MAX);
+
+/// Who waits for the reply to a command.
+enum Waiter {
+    Handle(Command, Answer<Result<(), Refusal>>),
+    Stop,
+}
+
+/// Commands that the engine has not replied to.
+#[derive(Default)]
+pub(super) struct Commands {
+    waiters: BTreeMap<u32, Waiter>,
+    next: u32,
+}
+
+impl Commands {
+    pub fn owns(request: RequestId) -> bool {
+        request.connection == CONTROL
+    }
+
+    fn enter(&mut self, waiter: Waiter) -> RequestId {
+        while self.waiters.contains_key(&self.next) {
+            self.next = self.next.wrapping_add(1);
+        }
+        let number = self.next;
+        self.next = self.next.wrapping_add(1);
+        self.waiters.insert(number, waiter);
+        RequestId {
+            connection: CONTROL,
+            number,
+        }
+    }
+}
+
+/// An orderly stop on its way.
+pub(super) struct Stopping {
+    answer: Option<Answer<Result<(), Refusal>>>,
+    parked: bool,
+    overdue: bool,
+}
+
+impl<E: Decide> Shard<E> {
+    /// Looks into the control channel.
+    pub(super) fn take_requests(&mut self) {
+        for _ in 0..REQUESTS_PER_ROUND {
+            match self.control.try_recv() {
+                Ok(request) => self.carry_out(request),
+                Err(_) => return,
+            }
+        }
+        self.waker.wake();
+    }
+
+    /// An asker who does not wait for the answer any more loses nothing by it.
+    fn carry_out(&mut self, request: Request<E::Settled>) {
+        match request {
+            Request::Place(name, answer) => {
+                let _ = answer.send(self.engine.place(&name));
+            }
+            Request::Attach(attach, answer) => {
+                let _ = answer.send(self.attach(*attach));
+            }
+            Request::Command(command, answer) => {
+                let waiter = Waiter::Handle(command.clone(), answer);
+                let request = self.commands.enter(waiter);
+                self.feed(Event::Admin { request, command });
+            }
+            Request::Snapshot(answer) => {
+                let _ = answer.send(self.snapshot());
+            }
+            Request::Listen(listener, scope, answer) => {
+                self.listen(listener, scope);
+                let _ = answer.send(());
+            }
+            Request::Unlisten(scope, answer) => {
+                self.unlisten(|other| *other == scope);
+                let _ = answer.send(());
+            }
+            Request::ExportSet(name, export, answer) => {
+                if let Some(volume) = self.volumes.get(&export.volume) {
+                    self.exports.set(&name, export, volume.policy);
+                }
+                let _ = answer.send(());
+            }
+            Request::ExportRemove(name, answer) => {
+                self.exports.remove(&name);
+                let _ = answer.send(());
+            }
+            Request::Clients(volume, answer) => {
+                let _ = answer.send(self.clients(volume));
+            }
+            Request::Disconnect(volume, answer) => {
+                self.disconnect(volume);
+                let _ = answer.send(());
+            }
+            Request::Stop(answer) => self.stop(answer),
+        }
+    }
+
+    fn attach(&mut self, attach: Attach<E::Settled>) -> Result<(), OpenError> {
+        let Attach {
+            id,
+            spec,
+            files,
+            settled,
+            exports,
+        } = attach;
+        let volume = Volume {
+            ranges: Default::default(),
+            policy: spec.policy,
+            beside: beside(&files),
+        };
+        self.files.insert_volume(id, files);
+        if let Err(error) = self.engine.attach(self.now, id, spec, settled) {
+            self.files.remove_volume(id);
+            return Err(error);
+        }
+        for (name, export) in exports {
+            self.exports.set(&name, export, volume.policy);
+        }
+        self.volumes.insert(id, volume);
+        self.drain_actions();
+        Ok(())
+    }
+
+    /// Lets a volume go after the engine has.
+    fn forget(&mut self, volume: VolumeId) {
+        self.exports.remove_volume(volume);
+        self.disconnect(volume);
+        self.drop_worker(volume);
+        self.files.remove_volume(volume);
+        self.volumes.remove(&volume);
+    }
+
+    pub(super) fn finish_command(&mut self, request: RequestId, result: Result<(), Refusal>) {
+        let waiter = self.commands.waiters.remove(&request.number);
+        match waiter.expect("a command is replied to once") {
+            Waiter::Handle(command, answer) => {
+                if let (Command::Detach { volume, .. }, Ok(())) = (command, result) {
+                    self.forget(volume);
+                }
+                let _ = answer.send(result);
+            }
+            Waiter::Stop => self.parked(result),
+        }
+    }
+
+    fn clients(&self, volume: VolumeId) -> u64 {
+        let all = self.conns.iter();
+        let open = all.filter(|(_, conn)| conn.serves(volume));
+        open.count() as u64
+    }
+
+    fn disconnect(&mut self, volume: VolumeId) {
+        let all = self.conns.iter();
+        let found = all.filter(|(_, conn)| conn.serves(volume));
+        let found: Vec<u32> = found.map(|(slot, _)| slot).collect();
+        for slot in found {
+            self.with_conn(slot, |shard, conn| shard.kill(slot, conn));
+        }
+    }
+
+    fn snapshot(&self) -> HostSnapshot {
+        let in_flight = self
+            .conns
+            .iter()
+            .map(|(_, conn)| conn.tasks_live as u64)
+            .sum();
+        let volumes = self.volumes.keys().map(|&volume| VolumeClients {
+            volume,
+            clients: self.clients(volume),
+            exports: self.exports.names(volume),
+        });
+        HostSnapshot {
+            engine: self.engine.snapshot(),
+            host: HostCounters {
+                connections: self.conns.len() as u64,
+                requests_in_flight: in_flight,
+                buffer_bytes_used: self.memory.buffers.used_bytes(),
+                buffer_bytes: POOL_BYTES_DEFAULT,
+                device_requests_in_flight: self.running.len() as u64,
+                ..self.counters
+            },
+            volumes: volumes.collect(),
+        }
+    }
+
+    fn stop(&mut self, answer: Answer<Result<(), Refusal>>) {
+        if self.stopping.is_some() {
+            // The first asker is answered when it is done; a second one has nothing to add.
+            let _ = answer.send(Ok(()));
+            return;
+        }
+        self.stopping = Some(Stopping {
+            answer: Some(answer),
+            parked: false,
+            overdue: false,
+        });
+        self.unlisten(|_| true);
+        let request = self.commands.enter(Waiter::Stop);
+        let command = Command::Park;
+        self.feed(Event::Admin { request, command });
+    }
+
+    fn parked(&mut self, result: Result<(), Refusal>) {
+        let all: Vec<u32> = self.conns.iter().map(|(slot, _)| slot).collect();
+        for slot in all {
+            self.with_conn(slot, |shard, conn| shard.kill(slot, conn));
+        }
+        let stopping = self.stopping.as_mut().expect("only a stop parks");
+        stopping.parked = true;
+        if let Some(answer) = stopping.answer.take() {
+            let _ = answer.send(result);
+        }
+        self.timers
+            .set(self.now.plus_millis(STOP_MILLIS_MAX), Alarm::StopAnyway);
+    }
+
+    pub(super) fn stop_anyway(&mut self) {
+        let stopping = self.stopping.as_mut().expect("only a stop has this alarm");
+        stopping.overdue = true;
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.is_some()
+    }
+
+    /// Parked, and nothing in flight that uses memory of ours; or it takes too long.
+    pub(super) fn is_finished(&self) -> bool {
+        let Some(stopping) = &self.stopping else {
+            return false;
+        };
+        let quiet = self.running.len() == 0 && self.conns.len() == 0;
+        stopping.parked && (stopping.overdue || (quiet && self.listeners.len() == 0))
+    }
+}
+
+fn beside(files: &OpenVolume) -> Vec<PathBuf> {
+    let paths = [&files.journal_path, &files.ledger_path];
+    paths.into_iter().flatten().cloned().collect()
+}

@@ -1,0 +1,523 @@
+//! One NBD connection: its socket, its session, and what it may occupy.
+//!
+//! Owns the bytes between the socket and the session. Always true: a client occupies a bounded
+//! number of requests, payload bytes and reply bytes, and is simply not read from while it is at
+//! a bound; a connection's number is given again only when neither the kernel nor the engine
+//! knows it any more. Deliberately absent: what a request means (`request`), and the protocol
+//! (`frontend::nbd`).
+//!
+//! ```text
+//!  Open --DISC--> Draining --all answered, or too long--> Dead --nothing in flight--> gone
+//!    |---bad protocol--> Farewell --last bytes sent-------->|
+//!    |---socket closed, time limit------------------------->|
+//! ```
+
+use super::request::Task;
+use super::{Alarm, Decide, Shard, tag, timer};
+use crate::frontend::nbd::{self, Request, Session, Step};
+use crate::ring::{self, Completed, Part, Span};
+use engine::event::Event;
+use engine::memory::{Area, Place};
+use engine::types::{BufferId, ConnectionId, Time, VolumeId};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// Requests of one connection that are not answered, and answers that are not sent.
+pub(super) const REQUESTS_MAX: u16 = 256;
+/// Payload bytes of one connection, unless a single request needs more.
+const PAYLOAD_BYTES_MAX: u64 = 64 << 20;
+/// Bytes of replies without payload that wait to be sent; error texts come here.
+const REPLY_BYTES_MAX: usize = 256 << 10;
+/// A receive buffer at first, and once a client fills it.
+const INPUT_BYTES_MIN: usize = 4 << 10;
+const INPUT_BYTES_MAX: usize = 32 << 10;
+/// A client must have chosen its export by then.
+const HANDSHAKE_MILLIS_MAX: u64 = 30_000;
+/// How long requests of a client that said goodbye may take.
+const DRAIN_MILLIS_MAX: u64 = 30_000;
+/// A client that holds buffers without moving for so long makes room when others need it.
+pub(super) const STUCK_MILLIS_MAX: u64 = 30_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    Open,
+    /// The client is done; its requests are still answered.
+    Draining,
+    /// Nothing more is answered; what is queued is still sent.
+    Farewell,
+    /// The socket is shut down; operations in flight end.
+    Dead,
+}
+
+/// A write whose payload is arriving.
+struct Taking {
+    ticket: nbd::Ticket,
+    buffer: BufferId,
+    /// Where in the buffer the next byte goes.
+    at: u64,
+}
+
+/// Replies in order, not handed to the socket yet.
+#[derive(Default)]
+struct Outbox {
+    owned: Vec<u8>,
+    parts: Vec<Part>,
+    buffers: Vec<BufferId>,
+    replies: usize,
+}
+
+impl Outbox {
+    fn bytes(&mut self, bytes: &[u8]) {
+        let start = self.owned.len();
+        self.owned.extend_from_slice(bytes);
+        let end = self.owned.len();
+        match self.parts.last_mut() {
+            Some(Part::Owned(last)) if last.end == start => last.end = end,
+            _ => self.parts.push(Part::Owned(start..end)),
+        }
+    }
+}
+
+pub(super) struct Conn {
+    socket: OwnedFd,
+    pub id: ConnectionId,
+    pub session: Session,
+    pub volume: Option<VolumeId>,
+    pub life: Life,
+    /// Given away while a receive is in flight.
+    input: Vec<u8>,
+    start: usize,
+    end: usize,
+    receiving: bool,
+    sending: bool,
+    watching: bool,
+    hung_up: bool,
+    taking: Option<Taking>,
+    /// A request that waits for buffers.
+    held_back: Option<Request>,
+    pub tasks: Vec<Option<Task>>,
+    pub tasks_live: usize,
+    out: Outbox,
+    sent_buffers: Vec<BufferId>,
+    sent_replies: usize,
+    /// Of requests that ended with the connection; the kernel may still write to them.
+    leftovers: Vec<BufferId>,
+    pub payload_bytes: u64,
+    pub drive_queued: bool,
+    send_queued: bool,
+    /// When bytes last moved.
+    progress: Time,
+    /// Of the handshake, or of the requests left after a goodbye.
+    deadline: Option<timer::Key>,
+}
+
+impl Conn {
+    /// Neither the kernel nor the engine will speak of it again.
+    fn is_over(&self) -> bool {
+        let busy = self.receiving || self.sending || self.watching || self.tasks_live > 0;
+        self.life == Life::Dead && !busy
+    }
+
+    /// A client of this volume that is not gone.
+    pub fn serves(&self, volume: VolumeId) -> bool {
+        self.volume == Some(volume) && self.life != Life::Dead
+    }
+
+    fn is_full(&self) -> bool {
+        self.out.replies + self.sent_replies >= usize::from(REQUESTS_MAX)
+            || self.payload_bytes >= PAYLOAD_BYTES_MAX
+            || self.out.owned.len() >= REPLY_BYTES_MAX
+    }
+
+    /// Holds buffers and has not moved since `then`.
+    pub fn is_stuck(&self, then: Time) -> bool {
+        let moving = self.taking.is_some() || self.sending;
+        self.life != Life::Dead && self.payload_bytes > 0 && moving && self.progress <= then
+    }
+}
+
+impl<E: Decide> Shard<E> {
+    /// Takes a new client in, or turns it away when there are too many.
+    pub(super) fn welcome(&mut self, socket: OwnedFd, only: Option<String>) {
+        self.counters.connections_accepted += 1;
+        if self.conns.len() >= super::CONNECTIONS_MAX || self.is_stopping() {
+            self.counters.connections_refused += 1;
+            return;
+        }
+        ring::set_nodelay(&socket);
+        let slot = self.conns.next();
+        // The upper half only makes numbers of different clients look different in a trace.
+        let life = self.counters.connections_accepted as u32;
+        let id = ConnectionId(life << 16 | slot);
+        let config = nbd::Config {
+            only,
+            requests_max: REQUESTS_MAX,
+        };
+        let deadline = self.now.plus_millis(HANDSHAKE_MILLIS_MAX);
+        let mut conn = Box::new(Conn {
+            socket,
+            id,
+            session: Session::new(config),
+            volume: None,
+            life: Life::Open,
+            input: vec![0; INPUT_BYTES_MIN],
+            start: 0,
+            end: 0,
+            receiving: false,
+            sending: false,
+            watching: true,
+            hung_up: false,
+            taking: None,
+            held_back: None,
+            tasks: Vec::new(),
+            tasks_live: 0,
+            out: Outbox::default(),
+            sent_buffers: Vec::new(),
+            sent_replies: 0,
+            leftovers: Vec::new(),
+            payload_bytes: 0,
+            drive_queued: false,
+            send_queued: false,
+            progress: self.now,
+            deadline: Some(self.timers.set(deadline, Alarm::Handshake(slot))),
+        });
+        self.ring.hangup(tag::watch(slot), conn.socket.as_raw_fd());
+        conn.out.bytes(&nbd::GREETING);
+        self.queue_send(slot, &mut conn);
+        conn.drive_queued = true;
+        self.to_drive.push_back(slot);
+        assert_eq!(self.conns.insert(conn), slot, "the number was announced");
+    }
+
+    /// Runs `step` on a connection, and lets it go when it is over.
+    pub(super) fn with_conn(&mut self, slot: u32, step: impl FnOnce(&mut Self, &mut Conn)) {
+        let Some(mut conn) = self.conns.lend(slot) else {
+            return;
+        };
+        step(self, &mut conn);
+        let silent = conn.out.parts.is_empty() && !conn.sending;
+        match conn.life {
+            Life::Draining if silent && conn.tasks_live == 0 => self.kill(slot, &mut conn),
+            Life::Farewell if silent => self.kill(slot, &mut conn),
+            _ => {}
+        }
+        let over = conn.is_over();
+        if over {
+            self.free_all(&mut conn);
+        }
+        self.conns.restore(slot, conn);
+        if over {
+            self.conns.remove(slot);
+        }
+    }
+
+    /// Moves a connection on as far as its input and its bounds allow.
+    pub(super) fn drive(&mut self, slot: u32, conn: &mut Conn) {
+        conn.drive_queued = false;
+        while conn.life == Life::Open && !conn.receiving && !self.is_stopping() {
+            if let Some(request) = conn.held_back.take() {
+                self.begin(slot, conn, request);
+                if conn.held_back.is_some() {
+                    break;
+                }
+            } else if conn.taking.is_some() {
+                if !self.take_payload(slot, conn) {
+                    return self.receive(slot, conn);
+                }
+            } else if conn.is_full() {
+                break;
+            } else if conn.start == conn.end {
+                return self.receive(slot, conn);
+            } else if !self.parse(slot, conn) {
+                break;
+            }
+        }
+        // At a bound nobody receives, so nobody else would notice that the client has gone.
+        if conn.life == Life::Open && conn.hung_up && !conn.receiving {
+            self.kill(slot, conn);
+        }
+    }
+
+    /// Feeds the session once. False if it takes no more requests for now.
+    fn parse(&mut self, slot: u32, conn: &mut Conn) -> bool {
+        let input = &conn.input[conn.start..conn.end];
+        let (used, step) = conn.session.receive(&self.exports, input);
+        conn.start += used;
+        match step {
+            None => return used > 0,
+            Some(Step::Send(bytes)) => {
+                conn.out.bytes(&bytes);
+                self.queue_send(slot, conn);
+            }
+            Some(Step::Attach { export, reply }) => {
+                conn.volume = self.exports.volume(&export.name);
+                if let Some(key) = conn.deadline.take() {
+                    self.timers.cancel(key);
+                }
+                conn.out.bytes(&reply);
+                self.queue_send(slot, conn);
+            }
+            Some(Step::Request(request)) => self.begin(slot, conn, request),
+            Some(Step::Close { reason, farewell }) => {
+                if !reason.is_orderly() {
+                    self.counters.protocol_errors += 1;
+                    tracing::debug!("connection closed: {reason}");
+                }
+                if !farewell.is_empty() {
+                    conn.out.bytes(&farewell);
+                    self.queue_send(slot, conn);
+                }
+                conn.life = match reason {
+                    nbd::Closing::Disconnect => Life::Draining,
+                    _ => Life::Farewell,
+                };
+                let deadline = self.now.plus_millis(DRAIN_MILLIS_MAX);
+                let old = conn.deadline.take();
+                old.into_iter().for_each(|key| self.timers.cancel(key));
+                conn.deadline = Some(self.timers.set(deadline, Alarm::Drain(slot)));
+            }
+        }
+        true
+    }
+
+    /// Lets the payload of a write follow into its buffer.
+    pub(super) fn expect_payload(&mut self, conn: &mut Conn, ticket: nbd::Ticket, at: u64) {
+        let task = conn.tasks[usize::from(ticket.0)].as_ref();
+        let buffer = task
+            .and_then(|task| task.buffer)
+            .expect("a write has a buffer");
+        conn.taking = Some(Taking { ticket, buffer, at });
+    }
+
+    /// Moves payload that came with other input. True when the payload is complete.
+    fn take_payload(&mut self, slot: u32, conn: &mut Conn) -> bool {
+        let taking = conn.taking.as_mut().expect("a payload is being taken");
+        let left = conn.session.payload_left() as usize;
+        let count = left.min(conn.end - conn.start);
+        let payload = &conn.input[conn.start..conn.start + count];
+        let at = taking.at as usize;
+        self.memory.buffers.bytes(taking.buffer)[at..at + count].copy_from_slice(payload);
+        taking.at += count as u64;
+        conn.start += count;
+        conn.session.payload_taken(count as u32);
+        if count < left {
+            return false;
+        }
+        let ticket = taking.ticket;
+        conn.taking = None;
+        self.ready(slot, conn, ticket);
+        true
+    }
+
+    fn receive(&mut self, slot: u32, conn: &mut Conn) {
+        assert_eq!(
+            conn.start, conn.end,
+            "input is used up before more is received"
+        );
+        if conn.end == conn.input.len() && conn.end < INPUT_BYTES_MAX {
+            conn.input = vec![0; INPUT_BYTES_MAX];
+        }
+        (conn.start, conn.end) = (0, 0);
+        let memory = &self.memory;
+        let payload = conn.taking.as_ref().map(|taking| {
+            let left = u64::from(conn.session.payload_left());
+            Span::place(
+                memory,
+                Place::new(Area::Buffer(taking.buffer), taking.at),
+                left,
+            )
+        });
+        conn.receiving = true;
+        let (fd, input) = (conn.socket.as_raw_fd(), std::mem::take(&mut conn.input));
+        self.ring.receive(tag::receive(slot), fd, payload, input, 0);
+    }
+
+    pub(super) fn finish_receive(&mut self, slot: u32, completed: Completed) {
+        self.with_conn(slot, |shard, conn| {
+            conn.receiving = false;
+            conn.input = completed.owned;
+            if conn.life == Life::Dead {
+                return;
+            }
+            let Ok(count @ 1..) = completed.result else {
+                return shard.kill(slot, conn);
+            };
+            conn.progress = shard.now;
+            let mut rest = count as usize;
+            if let Some(taking) = &mut conn.taking {
+                let taken = rest.min(conn.session.payload_left() as usize);
+                conn.session.payload_taken(taken as u32);
+                taking.at += taken as u64;
+                rest -= taken;
+            }
+            conn.end = rest;
+            shard.drive(slot, conn);
+        });
+    }
+
+    pub(super) fn finish_watch(&mut self, slot: u32) {
+        self.with_conn(slot, |shard, conn| {
+            conn.watching = false;
+            conn.hung_up = true;
+            if conn.life == Life::Open && !conn.receiving {
+                shard.kill(slot, conn);
+            }
+        });
+    }
+
+    /// Puts a reply without payload, or the head of one with payload, behind the others.
+    pub(super) fn answer(&mut self, slot: u32, conn: &mut Conn, head: &[u8]) {
+        conn.out.bytes(head);
+        conn.out.replies += 1;
+        self.queue_send(slot, conn);
+    }
+
+    /// Adds payload to the last answer; the buffer is freed when it was sent.
+    pub(super) fn answer_payload(&self, conn: &mut Conn, span: Span, buffer: BufferId) {
+        conn.out.parts.push(Part::Span(span));
+        conn.out.buffers.push(buffer);
+    }
+
+    fn queue_send(&mut self, slot: u32, conn: &mut Conn) {
+        if !conn.send_queued {
+            conn.send_queued = true;
+            self.to_send.push(slot);
+        }
+    }
+
+    /// Sends everything that was queued in this round, one operation per connection.
+    pub(super) fn flush_sends(&mut self) {
+        let mut slots = std::mem::take(&mut self.to_send);
+        for slot in slots.drain(..) {
+            self.with_conn(slot, |shard, conn| {
+                conn.send_queued = false;
+                shard.send(slot, conn);
+            });
+        }
+        slots.append(&mut self.to_send);
+        self.to_send = slots;
+    }
+
+    fn send(&mut self, slot: u32, conn: &mut Conn) {
+        if conn.sending || conn.life == Life::Dead || conn.out.parts.is_empty() {
+            return;
+        }
+        let owned = std::mem::take(&mut conn.out.owned);
+        let fd = conn.socket.as_raw_fd();
+        self.ring.send(tag::send(slot), fd, owned, &conn.out.parts);
+        conn.out.parts.clear();
+        conn.sending = true;
+        conn.sent_replies = std::mem::take(&mut conn.out.replies);
+        std::mem::swap(&mut conn.sent_buffers, &mut conn.out.buffers);
+    }
+
+    pub(super) fn finish_send(&mut self, slot: u32, completed: Completed) {
+        self.with_conn(slot, |shard, conn| {
+            conn.sending = false;
+            conn.sent_replies = 0;
+            let mut sent = std::mem::take(&mut conn.sent_buffers);
+            sent.drain(..).for_each(|buffer| shard.free(conn, buffer));
+            conn.sent_buffers = sent;
+            if conn.out.owned.is_empty() {
+                conn.out.owned = completed.owned;
+                conn.out.owned.clear();
+            }
+            if completed.result.is_err() {
+                return shard.kill(slot, conn);
+            }
+            conn.progress = shard.now;
+            if !conn.out.parts.is_empty() {
+                shard.queue_send(slot, conn);
+            }
+            if conn.life == Life::Open {
+                shard.drive(slot, conn);
+            }
+        });
+    }
+
+    /// Buffers for a request, or `None` and the connection is driven again when there are some.
+    pub(super) fn allocate(
+        &mut self,
+        slot: u32,
+        conn: &mut Conn,
+        sizes: &[u64],
+    ) -> Option<Vec<BufferId>> {
+        let bytes: u64 = sizes.iter().sum();
+        if conn.payload_bytes > 0 && conn.payload_bytes + bytes > PAYLOAD_BYTES_MAX {
+            return None;
+        }
+        // In turn, so that a large request is not starved by small ones.
+        let first = self.starving.front() == Some(&slot);
+        let mut got = Vec::with_capacity(sizes.len());
+        if first || self.starving.is_empty() {
+            let pool = &mut self.memory.buffers;
+            got.extend(sizes.iter().map_while(|&bytes| pool.allocate(bytes)));
+        }
+        if got.len() == sizes.len() {
+            conn.payload_bytes += bytes;
+            if first {
+                self.starving.pop_front();
+                self.freed = true;
+            }
+            return Some(got);
+        }
+        got.into_iter()
+            .for_each(|buffer| self.memory.buffers.free(buffer));
+        if self.starving.is_empty() {
+            self.timers.set(self.now.plus_millis(1000), Alarm::Starving);
+        }
+        if !self.starving.contains(&slot) {
+            self.starving.push_back(slot);
+        }
+        None
+    }
+
+    pub(super) fn hold_back(&mut self, conn: &mut Conn, request: Request) {
+        conn.held_back = Some(request);
+    }
+
+    pub(super) fn free(&mut self, conn: &mut Conn, buffer: BufferId) {
+        conn.payload_bytes -= self.memory.buffers.length(buffer);
+        self.memory.buffers.free(buffer);
+        self.freed = true;
+    }
+
+    /// Keeps a buffer until the connection is over.
+    pub(super) fn leave_over(&mut self, conn: &mut Conn, buffer: BufferId) {
+        conn.leftovers.push(buffer);
+    }
+
+    fn free_all(&mut self, conn: &mut Conn) {
+        let mut buffers = std::mem::take(&mut conn.sent_buffers);
+        buffers.append(&mut conn.out.buffers);
+        buffers.append(&mut conn.leftovers);
+        buffers
+            .into_iter()
+            .for_each(|buffer| self.free(conn, buffer));
+        assert_eq!(
+            conn.payload_bytes, 0,
+            "a connection leaves no buffer behind"
+        );
+    }
+
+    /// Cuts a connection off. What the engine has begun for it runs to its end.
+    pub(super) fn kill(&mut self, slot: u32, conn: &mut Conn) {
+        if conn.life == Life::Dead {
+            return;
+        }
+        conn.life = Life::Dead;
+        ring::shutdown(&conn.socket);
+        if let Some(key) = conn.deadline.take() {
+            self.timers.cancel(key);
+        }
+        conn.held_back = None;
+        if self.starving.contains(&slot) {
+            self.starving.retain(|&other| other != slot);
+            self.freed = true;
+        }
+        self.withdraw_all(slot, conn);
+        if conn.volume.is_some() {
+            let connection = conn.id;
+            self.feed(Event::Disconnect { connection });
+        }
+    }
+}

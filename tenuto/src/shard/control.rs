@@ -1,0 +1,243 @@
+//! How other threads speak to the shard: a bounded channel and an eventfd that wakes it.
+//!
+//! Always true: every request is answered once, or its sender learns that the shard has stopped.
+//! A full channel makes the asker wait, never the shard. Deliberately absent: anything about
+//! HTTP or the command line; `admin` and `daemon` build on [`Handle`].
+
+use crate::origin::file::OpenVolume;
+use crate::ring::Waker;
+use engine::engine::{OpenError, Settled};
+use engine::event::{Command, Refusal, VolumeSpec};
+use engine::snapshot::Snapshot;
+use engine::types::VolumeId;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
+
+/// Requests that may wait in the channel.
+const REQUESTS_MAX: usize = 256;
+
+/// The shard thread has ended; nothing will answer any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the daemon is stopping")]
+pub struct Stopped;
+
+/// Why a command had no effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CommandError {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+}
+
+/// Why a volume did not join.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AttachError {
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+}
+
+/// Which exports the clients of a listener see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListenerScope {
+    All,
+    /// One export by name; it is the default export as well.
+    Volume(String),
+}
+
+/// A volume under the name that clients ask for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Export {
+    pub volume: VolumeId,
+    pub size_bytes: u64,
+    pub read_only: bool,
+    pub description: String,
+}
+
+/// A volume that joins: its files, its ledger and how it is shown.
+pub struct Attach<S = Settled> {
+    pub id: VolumeId,
+    pub spec: VolumeSpec,
+    pub files: OpenVolume,
+    pub settled: S,
+    pub exports: Vec<(String, Export)>,
+}
+
+/// What the host counted beside the engine. Counters run since start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostCounters {
+    pub connections: u64,
+    pub connections_accepted: u64,
+    /// Closed at once because the bound of connections was reached.
+    pub connections_refused: u64,
+    /// Closed because the handshake took too long.
+    pub handshakes_timed_out: u64,
+    pub protocol_errors: u64,
+    pub requests_in_flight: u64,
+    pub buffer_bytes_used: u64,
+    pub buffer_bytes: u64,
+    pub device_requests_in_flight: u64,
+    /// Device requests that needed a copy because direct I/O does not take their alignment.
+    pub bounced: u64,
+    /// Guest requests that were not whole sectors.
+    pub unaligned: u64,
+    /// Times the thread went to sleep in the kernel.
+    pub sleeps: u64,
+}
+
+/// The connections of one volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeClients {
+    pub volume: VolumeId,
+    pub clients: u64,
+    pub exports: Vec<String>,
+}
+
+/// Everything the shard can tell about itself.
+#[derive(Clone, Debug)]
+pub struct HostSnapshot {
+    pub engine: Snapshot,
+    pub host: HostCounters,
+    pub volumes: Vec<VolumeClients>,
+}
+
+pub(super) type Answer<T> = oneshot::Sender<T>;
+
+/// What can be asked of the shard.
+pub(super) enum Request<S> {
+    Place(String, Answer<VolumeId>),
+    Attach(Box<Attach<S>>, Answer<Result<(), OpenError>>),
+    Command(Command, Answer<Result<(), Refusal>>),
+    Snapshot(Answer<HostSnapshot>),
+    Listen(OwnedFd, ListenerScope, Answer<()>),
+    Unlisten(ListenerScope, Answer<()>),
+    ExportSet(String, Export, Answer<()>),
+    ExportRemove(String, Answer<()>),
+    Clients(VolumeId, Answer<u64>),
+    Disconnect(VolumeId, Answer<()>),
+    Stop(Answer<Result<(), Refusal>>),
+}
+
+/// The shard as other threads see it. Cheap to clone.
+///
+/// The plain methods block and must not be called from asynchronous code; each has a twin that
+/// ends in `_async`.
+pub struct Handle<S = Settled> {
+    sender: mpsc::Sender<Request<S>>,
+    waker: Arc<Waker>,
+}
+
+impl<S> Clone for Handle<S> {
+    fn clone(&self) -> Self {
+        Handle {
+            sender: self.sender.clone(),
+            waker: self.waker.clone(),
+        }
+    }
+}
+
+/// The shard's end of the channel.
+pub(super) type Requests<S> = mpsc::Receiver<Request<S>>;
+
+/// The two ends of a control channel.
+pub(super) fn channel<S>(waker: Arc<Waker>) -> (Handle<S>, Requests<S>) {
+    let (sender, receiver) = mpsc::channel(REQUESTS_MAX);
+    (Handle { sender, waker }, receiver)
+}
+
+impl<S> Handle<S> {
+    fn ask<T>(&self, request: impl FnOnce(Answer<T>) -> Request<S>) -> Result<T, Stopped> {
+        let (answer, reply) = oneshot::channel();
+        self.sender
+            .blocking_send(request(answer))
+            .map_err(|_| Stopped)?;
+        self.waker.wake();
+        reply.blocking_recv().map_err(|_| Stopped)
+    }
+
+    async fn ask_async<T>(
+        &self,
+        request: impl FnOnce(Answer<T>) -> Request<S>,
+    ) -> Result<T, Stopped> {
+        let (answer, reply) = oneshot::channel();
+        self.sender
+            .send(request(answer))
+            .await
+            .map_err(|_| Stopped)?;
+        self.waker.wake();
+        reply.await.map_err(|_| Stopped)
+    }
+
+    /// The id under which a volume of this name joins.
+    pub fn place(&self, name: &str) -> Result<VolumeId, Stopped> {
+        self.ask(|answer| Request::Place(name.to_owned(), answer))
+    }
+
+    /// Joins a volume. Its exports appear when this returns.
+    pub fn attach(&self, attach: Attach<S>) -> Result<(), AttachError> {
+        Ok(self.ask(|answer| Request::Attach(Box::new(attach), answer))??)
+    }
+
+    /// Runs a command and waits for its reply, which for `Destage` can take as long as the
+    /// origin does.
+    pub fn command(&self, command: Command) -> Result<(), CommandError> {
+        Ok(self.ask(|answer| Request::Command(command, answer))??)
+    }
+
+    pub async fn command_async(&self, command: Command) -> Result<(), CommandError> {
+        Ok(self
+            .ask_async(|answer| Request::Command(command, answer))
+            .await??)
+    }
+
+    pub fn snapshot(&self) -> Result<HostSnapshot, Stopped> {
+        self.ask(Request::Snapshot)
+    }
+
+    pub async fn snapshot_async(&self) -> Result<HostSnapshot, Stopped> {
+        self.ask_async(Request::Snapshot).await
+    }
+
+    /// Accepts clients on a listening socket until `unlisten` or the end of the shard.
+    pub fn listen(&self, listener: OwnedFd, scope: ListenerScope) -> Result<(), Stopped> {
+        self.ask(|answer| Request::Listen(listener, scope, answer))
+    }
+
+    /// Closes the listeners of this scope; their clients stay.
+    pub fn unlisten(&self, scope: ListenerScope) -> Result<(), Stopped> {
+        self.ask(|answer| Request::Unlisten(scope, answer))
+    }
+
+    /// Shows a volume to clients under this name, or changes how it is shown to new ones.
+    pub fn export_set(&self, name: &str, export: Export) -> Result<(), Stopped> {
+        self.ask(|answer| Request::ExportSet(name.to_owned(), export, answer))
+    }
+
+    pub fn export_remove(&self, name: &str) -> Result<(), Stopped> {
+        self.ask(|answer| Request::ExportRemove(name.to_owned(), answer))
+    }
+
+    /// Connections that have opened an export of this volume.
+    pub fn clients(&self, volume: VolumeId) -> Result<u64, Stopped> {
+        self.ask(|answer| Request::Clients(volume, answer))
+    }
+
+    pub async fn clients_async(&self, volume: VolumeId) -> Result<u64, Stopped> {
+        self.ask_async(|answer| Request::Clients(volume, answer))
+            .await
+    }
+
+    /// Closes every connection of this volume.
+    pub fn disconnect(&self, volume: VolumeId) -> Result<(), Stopped> {
+        self.ask(|answer| Request::Disconnect(volume, answer))
+    }
+
+    /// Orderly end: no new clients, everything acknowledged into the log, then the thread ends.
+    /// Returns when the data is safe, or cannot be made so.
+    pub fn stop(&self) -> Result<(), CommandError> {
+        Ok(self.ask(Request::Stop)??)
+    }
+}

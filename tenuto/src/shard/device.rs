@@ -1,0 +1,316 @@
+//! Requests of the engine to its devices.
+//!
+//! Owns each [`Io`] from the action to its `Done`. Always true: every action is answered once;
+//! the file stays open until the last completion, whatever happens to its volume; direct I/O
+//! that does not fit its device goes by a worker, never through the page cache. Deliberately
+//! absent: what a request is for, beyond the marks of the kill drill.
+
+use super::worker::{Job, Outcome, Work, Worker};
+use super::{Alarm, Decide, Shard, tag};
+use crate::marks::{self, Phase};
+use crate::ring::{Completed, Span};
+use crate::target::{Target, misaligned};
+use engine::event::{Device, Event, Io, IoError, Op, Stat};
+use engine::types::{SECTOR_BYTES, Time, VolumeId};
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// A request that has not been answered.
+pub(super) struct Running {
+    io: Io,
+    target: Arc<Target>,
+    /// When the simulated storage network would answer.
+    not_before: Option<Time>,
+    locked: bool,
+}
+
+/// The worker of one volume, and jobs that its queue did not take.
+pub(super) struct Bench {
+    worker: Worker,
+    waiting: VecDeque<Job>,
+}
+
+/// The end of a request as the engine hears it.
+pub(super) type Ending = (Result<(), IoError>, Option<Stat>);
+
+/// The volume a device belongs to; the cache belongs to none.
+fn owner(device: Device) -> Option<VolumeId> {
+    match device {
+        Device::Cache => None,
+        Device::Origin(id) | Device::Journal(id) | Device::Ledger(id) => Some(id),
+    }
+}
+
+fn io_error(errno: i32) -> IoError {
+    match errno {
+        libc::ENOSPC | libc::EDQUOT => IoError::NoSpace,
+        _ => IoError::Failed,
+    }
+}
+
+/// The device blocks that a request touches, in sectors.
+fn blocks(target: &Target, io: &Io) -> engine::types::Span {
+    let align = u64::from(target.dio_align).max(SECTOR_BYTES);
+    let start = io.offset / align * align;
+    let end = (io.offset + io.bytes).next_multiple_of(align);
+    engine::types::Span::new(start / SECTOR_BYTES, (end - start) / SECTOR_BYTES)
+}
+
+impl<E: Decide> Shard<E> {
+    /// Starts what the engine asked for.
+    pub(super) fn start_io(&mut self, io: Io) {
+        let Some(target) = self.files.share(io.device) else {
+            // A ledger or journal that cannot be created, or a volume without files: an error
+            // of the device, which the engine knows how to live with.
+            self.done.push_back((io.id, (Err(IoError::Failed), None)));
+            return;
+        };
+        if marks::on()
+            && let Some(phase) = Phase::of(io.purpose)
+        {
+            marks::enter(phase);
+            self.submitted.push(phase);
+        }
+        let not_before = self.network_delay(&io);
+        // Only where device blocks are larger than sectors can two writes meet in one block.
+        let shares = target.dio_align as u64 > SECTOR_BYTES
+            && matches!(io.device, Device::Origin(_))
+            && matches!(io.op, Op::Write | Op::Zero { .. });
+        let (span, device) = (blocks(&target, &io), io.device);
+        let alone = misaligned(&target, io.offset, io.bytes);
+        let slot = self.running.insert(Running {
+            io,
+            target,
+            not_before,
+            locked: shares,
+        });
+        if shares {
+            let lock = self.blocks.entry(device).or_default();
+            if !lock.acquire(slot, span, alone) {
+                return;
+            }
+        }
+        self.issue(slot);
+    }
+
+    fn network_delay(&mut self, io: &Io) -> Option<Time> {
+        let Device::Origin(volume) = io.device else {
+            return None;
+        };
+        let san = self.files.san(volume)?;
+        Some(Time(san.admit(self.now.0, io.bytes)))
+    }
+
+    /// Hands a request to the ring or to a worker.
+    fn issue(&mut self, slot: u32) {
+        let running = self.running.get(slot).expect("a request is issued once");
+        let (io, target) = (&running.io, &running.target);
+        let (fd, tag) = (target.fd(), tag::device(slot));
+        self.spans.clear();
+        match io.op {
+            Op::Read | Op::Write => {
+                let memory = &self.memory;
+                let span =
+                    |slice: &engine::memory::Slice| Span::place(memory, slice.place, slice.bytes);
+                self.spans.extend(io.slices.iter().map(span));
+                let bytes: u64 = self.spans.iter().map(|span| span.bytes() as u64).sum();
+                assert_eq!(bytes, io.bytes, "slices add up to the request");
+                self.iovecs.clear();
+                self.iovecs.extend(self.spans.iter().map(Span::iovec));
+                if !target.takes(io.offset, &self.iovecs) {
+                    return self.bounce(slot);
+                }
+                match io.op {
+                    Op::Read => self.ring.read(tag, fd, io.offset, &self.spans),
+                    _ => self.ring.write(tag, fd, io.offset, &self.spans),
+                }
+            }
+            Op::Zero { .. } if target.zero_by_writing => {
+                self.zeroes.spans(io.bytes, &mut self.spans);
+                self.ring.write(tag, fd, io.offset, &self.spans);
+            }
+            Op::Zero { .. } if target.block_device || misaligned(target, io.offset, io.bytes) => {
+                self.bounce(slot);
+            }
+            Op::Zero { allocate } => {
+                let mode = match allocate {
+                    true => libc::FALLOC_FL_ZERO_RANGE,
+                    false => libc::FALLOC_FL_PUNCH_HOLE,
+                };
+                let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
+                self.ring.allocate(tag, fd, mode, io.offset, io.bytes);
+            }
+            Op::Sync => self.ring.sync(tag, fd, target.datasync()),
+            Op::Stat | Op::Remove => self.bounce(slot),
+        }
+    }
+
+    /// Gives a request to the worker of its volume.
+    fn bounce(&mut self, slot: u32) {
+        let running = self.running.get(slot).expect("a request is issued once");
+        let io = &running.io;
+        let work = match io.op {
+            Op::Read => Work::Read {
+                offset: io.offset,
+                bytes: io.bytes,
+            },
+            Op::Write => Work::Write {
+                offset: io.offset,
+                data: self.gather(io),
+            },
+            Op::Zero { allocate } => Work::Zero {
+                offset: io.offset,
+                bytes: io.bytes,
+                allocate,
+            },
+            Op::Stat => Work::Stat,
+            Op::Remove => match io.device {
+                Device::Ledger(volume) => Work::Unlink(self.beside(volume)),
+                Device::Journal(_) => Work::Truncate,
+                Device::Cache | Device::Origin(_) => panic!("only what lies beside is removed"),
+            },
+            Op::Sync => panic!("a sync fits every device"),
+        };
+        if matches!(io.op, Op::Read | Op::Write) {
+            self.counters.bounced += 1;
+        }
+        let target = running.target.clone();
+        let owner = owner(io.device);
+        let job = Job { slot, target, work };
+        if let Err(job) = self.give(owner, job) {
+            tracing::error!("cannot start a worker thread");
+            self.end_io(job.slot, (Err(IoError::Failed), None));
+        }
+    }
+
+    /// Files that an orderly removal of the volume takes away.
+    fn beside(&self, volume: VolumeId) -> Vec<PathBuf> {
+        let found = self.volumes.get(&volume);
+        found
+            .map(|volume| volume.beside.clone())
+            .unwrap_or_default()
+    }
+
+    fn gather(&self, io: &Io) -> Vec<u8> {
+        let mut data = vec![0; io.bytes as usize];
+        let mut at = 0;
+        for slice in &io.slices {
+            let end = at + slice.bytes as usize;
+            engine::memory::Memory::load(&self.memory, slice.place, &mut data[at..end]);
+            at = end;
+        }
+        data
+    }
+
+    fn give(&mut self, owner: Option<VolumeId>, job: Job) -> Result<(), Job> {
+        if !self.benches.contains_key(&owner) {
+            match Worker::start(self.outcomes_sender.clone(), self.waker.clone()) {
+                Ok(worker) => self.benches.insert(
+                    owner,
+                    Bench {
+                        worker,
+                        waiting: VecDeque::new(),
+                    },
+                ),
+                Err(_) => return Err(job),
+            };
+        }
+        let bench = self.benches.get_mut(&owner).expect("was just inserted");
+        if !bench.waiting.is_empty() {
+            bench.waiting.push_back(job);
+        } else if let Err(job) = bench.worker.give(job) {
+            bench.waiting.push_back(job);
+        }
+        Ok(())
+    }
+
+    /// Ends the worker of a volume that is gone.
+    pub(super) fn drop_worker(&mut self, volume: VolumeId) {
+        self.benches.remove(&Some(volume));
+        self.blocks
+            .retain(|device, lock| owner(*device) != Some(volume) || !lock.is_idle());
+    }
+
+    /// Takes what the workers have finished.
+    pub(super) fn collect_outcomes(&mut self) {
+        while let Ok(outcome) = self.outcomes.try_recv() {
+            self.finish_job(outcome);
+        }
+        for bench in self.benches.values_mut() {
+            while let Some(job) = bench.waiting.pop_front() {
+                if let Err(job) = bench.worker.give(job) {
+                    bench.waiting.push_front(job);
+                    break;
+                }
+            }
+        }
+    }
+
+    fn finish_job(&mut self, outcome: Outcome) {
+        let running = self.running.get(outcome.slot).expect("a job ends once");
+        if running.io.op == Op::Read && outcome.result.is_ok() {
+            let mut at = 0;
+            for slice in &running.io.slices {
+                let end = at + slice.bytes as usize;
+                let data = &outcome.data[at..end];
+                engine::memory::Memory::store(&mut self.memory, slice.place, data);
+                at = end;
+            }
+        }
+        self.end_io(outcome.slot, (outcome.result, outcome.stat));
+    }
+
+    /// A completion of the ring.
+    pub(super) fn finish_io(&mut self, slot: u32, completed: Completed) {
+        let running = self.running.get(slot).expect("a request completes once");
+        let io = &running.io;
+        match completed.result {
+            Ok(_) => self.end_io(slot, (Ok(()), None)),
+            Err(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)
+                if matches!(io.op, Op::Zero { .. }) && !running.target.zero_by_writing =>
+            {
+                self.bounce(slot);
+            }
+            Err(errno) => {
+                let path = running.target.path.display();
+                let error = std::io::Error::from_raw_os_error(errno);
+                let (op, offset, bytes) = (io.op, io.offset, io.bytes);
+                tracing::warn!("{path}: {op:?} of {bytes} bytes at {offset}: {error}");
+                self.end_io(slot, (Err(io_error(errno)), None));
+            }
+        }
+    }
+
+    fn end_io(&mut self, slot: u32, ending: Ending) {
+        let running = self.running.get(slot).expect("a request ends once");
+        match running.not_before {
+            Some(at) if at > self.now => {
+                self.timers.set(at, Alarm::Delayed(slot, ending));
+            }
+            _ => self.report_io(slot, ending),
+        }
+    }
+
+    /// Tells the engine, and lets those go who waited for the same device blocks.
+    pub(super) fn report_io(&mut self, slot: u32, ending: Ending) {
+        let running = self.running.remove(slot);
+        if marks::on()
+            && let Some(phase) = Phase::of(running.io.purpose)
+        {
+            marks::leave(phase);
+        }
+        if running.locked {
+            let mut granted = Vec::new();
+            let lock = self.blocks.get_mut(&running.io.device);
+            lock.expect("it was locked").release(slot, &mut granted);
+            granted.into_iter().for_each(|slot| self.issue(slot));
+        }
+        self.done.push_back((running.io.id, ending));
+    }
+
+    pub(super) fn done_event(&mut self) -> Option<Event> {
+        let (io, (result, stat)) = self.done.pop_front()?;
+        Some(Event::Done { io, result, stat })
+    }
+}

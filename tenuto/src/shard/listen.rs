@@ -1,0 +1,140 @@
+//! Listening sockets and the exports that clients find behind them.
+//!
+//! Always true: a listener has at most one accept in flight, and is closed only after it has
+//! ended. Want of descriptors or memory makes it pause, never spin. Deliberately absent: where
+//! sockets lie and who may open them (`daemon`).
+
+use super::control::{Export, ListenerScope};
+use super::{Alarm, Decide, Shard, tag};
+use crate::frontend::nbd;
+use crate::ring;
+use engine::types::{Policy, VolumeId};
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// Pause after an accept that failed for want of something.
+const RETRY_MILLIS: u64 = 100;
+
+pub(super) struct Listener {
+    socket: OwnedFd,
+    scope: ListenerScope,
+    closing: bool,
+}
+
+/// The exports by name.
+#[derive(Default)]
+pub(super) struct ExportTable {
+    exports: BTreeMap<String, (Export, nbd::Export)>,
+}
+
+impl ExportTable {
+    pub fn set(&mut self, name: &str, export: Export, policy: Policy) {
+        let shown = nbd::Export {
+            name: name.to_owned(),
+            description: export.description.clone(),
+            size_bytes: export.size_bytes,
+            read_only: export.read_only,
+            multi_conn: true,
+            trim: !export.read_only,
+            write_zeroes: !export.read_only,
+            // In the log zeroes are an entry without payload; at the origin they may be bytes.
+            fast_zero: !export.read_only && policy != Policy::Uncached,
+        };
+        self.exports.insert(name.to_owned(), (export, shown));
+    }
+
+    pub fn remove(&mut self, name: &str) {
+        self.exports.remove(name);
+    }
+
+    pub fn remove_volume(&mut self, volume: VolumeId) {
+        self.exports
+            .retain(|_, (export, _)| export.volume != volume);
+    }
+
+    pub fn volume(&self, name: &str) -> Option<VolumeId> {
+        self.exports.get(name).map(|(export, _)| export.volume)
+    }
+
+    pub fn names(&self, volume: VolumeId) -> Vec<String> {
+        let all = self.exports.iter();
+        let of_volume = all.filter(|(_, (export, _))| export.volume == volume);
+        of_volume.map(|(name, _)| name.clone()).collect()
+    }
+}
+
+impl nbd::Exports for ExportTable {
+    fn find(&self, name: &str) -> Option<nbd::Export> {
+        self.exports.get(name).map(|(_, shown)| shown.clone())
+    }
+
+    fn list(&self) -> Vec<nbd::Export> {
+        self.exports
+            .values()
+            .map(|(_, shown)| shown.clone())
+            .collect()
+    }
+}
+
+impl<E: Decide> Shard<E> {
+    pub(super) fn listen(&mut self, socket: OwnedFd, scope: ListenerScope) {
+        let slot = self.listeners.insert(Listener {
+            socket,
+            scope,
+            closing: false,
+        });
+        self.accept(slot);
+    }
+
+    pub(super) fn unlisten(&mut self, wanted: impl Fn(&ListenerScope) -> bool) {
+        let all = self.listeners.iter();
+        let found = all.filter(|(_, listener)| wanted(&listener.scope));
+        let found: Vec<u32> = found.map(|(slot, _)| slot).collect();
+        for slot in found {
+            let listener = self.listeners.get_mut(slot).expect("was just found");
+            listener.closing = true;
+            self.ring.cancel(tag::NOTHING, tag::accept(slot));
+        }
+    }
+
+    /// Waits for the next client.
+    pub(super) fn accept(&mut self, slot: u32) {
+        let listener = self
+            .listeners
+            .get(slot)
+            .expect("a listener outlives its accepts");
+        if listener.closing {
+            self.listeners.remove(slot);
+            return;
+        }
+        let fd = listener.socket.as_raw_fd();
+        self.ring.accept(tag::accept(slot), fd);
+    }
+
+    pub(super) fn finish_accept(&mut self, slot: u32, result: Result<u64, i32>) {
+        let listener = self
+            .listeners
+            .get(slot)
+            .expect("a listener outlives its accepts");
+        let closing = listener.closing;
+        match result {
+            Ok(socket) => {
+                let only = match &listener.scope {
+                    ListenerScope::All => None,
+                    ListenerScope::Volume(name) => Some(name.clone()),
+                };
+                self.welcome(ring::accepted(socket), only);
+            }
+            Err(libc::ECONNABORTED | libc::EINTR | libc::EPROTO) => {}
+            Err(_) if closing => {}
+            Err(errno) => {
+                let error = std::io::Error::from_raw_os_error(errno);
+                tracing::warn!("cannot accept a client: {error}");
+                let later = self.now.plus_millis(RETRY_MILLIS);
+                self.timers.set(later, Alarm::Accept(slot));
+                return;
+            }
+        }
+        self.accept(slot);
+    }
+}

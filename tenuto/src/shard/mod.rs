@@ -1,0 +1,445 @@
+//! The thread that runs the engine.
+//!
+//! Owns the loop: completions of one io_uring become events, the engine's actions become
+//! operations, replies leave in one send per connection and round. Always true: everything that
+//! touches the engine, its memory or its files happens on this thread; nothing in the loop waits
+//! for anything but the ring, and an idle shard sleeps until its next deadline. Deliberately
+//! absent: decisions about data (`engine`), the protocol (`frontend`), how files are opened
+//! (`origin`, `cachedev`).
+
+pub mod align;
+mod command;
+mod conn;
+pub mod control;
+mod device;
+mod listen;
+mod request;
+mod slots;
+mod timer;
+mod worker;
+
+use crate::buffer::HostMemory;
+use crate::files::Files;
+use crate::marks::{self, Phase};
+use crate::ring::{self, Completed, Ring, Span, Waker, Zeroes};
+use align::RangeLock;
+use command::{Commands, Stopping};
+use conn::Conn;
+use control::{Handle, HostCounters, Requests};
+use device::{Bench, Ending, Running};
+use engine::engine::{Engine, OpenError, Settled};
+use engine::event::{Action, Device, Event, Refusal, VolumeSpec};
+use engine::memory::Memory;
+use engine::snapshot::Snapshot;
+use engine::types::{IoId, Policy, RequestId, Time, VolumeId};
+use listen::{ExportTable, Listener};
+use slots::Slots;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use timer::{Spin, Timers};
+use worker::Outcome;
+
+/// Connections at a time; what comes beyond is accepted and closed. Fits the lower half of a
+/// connection's id.
+const CONNECTIONS_MAX: usize = 4096;
+/// Submission entries; more operations wait in the ring's backlog.
+const RING_ENTRIES: u32 = 1024;
+
+/// What the shard needs of an engine. There is one product that has it; tests bring their own.
+pub trait Decide: Send + 'static {
+    type Settled: Send + 'static;
+
+    fn place(&mut self, name: &str) -> VolumeId;
+    fn attach(
+        &mut self,
+        now: Time,
+        id: VolumeId,
+        spec: VolumeSpec,
+        settled: Self::Settled,
+    ) -> Result<(), OpenError>;
+    fn apply(&mut self, now: Time, event: Event, memory: &mut dyn Memory);
+    fn poll_action(&mut self) -> Option<Action>;
+    fn next_deadline(&self) -> Option<Time>;
+    fn snapshot(&self) -> Snapshot;
+}
+
+impl Decide for Engine {
+    type Settled = Settled;
+
+    fn place(&mut self, name: &str) -> VolumeId {
+        Engine::place(self, name)
+    }
+
+    fn attach(
+        &mut self,
+        now: Time,
+        id: VolumeId,
+        spec: VolumeSpec,
+        settled: Settled,
+    ) -> Result<(), OpenError> {
+        Engine::attach(self, now, id, spec, settled)
+    }
+
+    fn apply(&mut self, now: Time, event: Event, memory: &mut dyn Memory) {
+        Engine::apply(self, now, event, memory);
+    }
+
+    fn poll_action(&mut self) -> Option<Action> {
+        Engine::poll_action(self)
+    }
+
+    fn next_deadline(&self) -> Option<Time> {
+        Engine::next_deadline(self)
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        Engine::snapshot(self)
+    }
+}
+
+/// What tags of the ring mean: a kind and the number of a thing.
+mod tag {
+    pub const CONTROL: u64 = 1 << 32;
+    pub const NOTHING: u64 = 2 << 32;
+    pub const ACCEPT: u64 = 3 << 32;
+    pub const RECEIVE: u64 = 4 << 32;
+    pub const SEND: u64 = 5 << 32;
+    pub const WATCH: u64 = 6 << 32;
+    pub const DEVICE: u64 = 7 << 32;
+    pub const KIND: u64 = 0xff << 32;
+
+    pub fn accept(slot: u32) -> u64 {
+        ACCEPT | u64::from(slot)
+    }
+
+    pub fn receive(slot: u32) -> u64 {
+        RECEIVE | u64::from(slot)
+    }
+
+    pub fn send(slot: u32) -> u64 {
+        SEND | u64::from(slot)
+    }
+
+    pub fn watch(slot: u32) -> u64 {
+        WATCH | u64::from(slot)
+    }
+
+    pub fn device(slot: u32) -> u64 {
+        DEVICE | u64::from(slot)
+    }
+}
+
+/// What is due at some time.
+enum Alarm {
+    /// A client has not chosen its export.
+    Handshake(u32),
+    /// Requests of a client that said goodbye are not answered.
+    Drain(u32),
+    /// The simulated storage network answers.
+    Delayed(u32, Ending),
+    /// Accepting failed for want of descriptors or memory; try again.
+    Accept(u32),
+    /// Clients wait for buffers: look for others that sit on them.
+    Starving,
+    /// An orderly stop takes no longer.
+    StopAnyway,
+}
+
+/// The host's side of a volume.
+struct Volume {
+    /// Byte ranges being written, by connection and ticket.
+    ranges: RangeLock<(u32, u16)>,
+    policy: Policy,
+    /// Ledger and journal.
+    beside: Vec<PathBuf>,
+}
+
+/// Everything a shard starts from.
+pub struct Parts<E> {
+    pub engine: E,
+    pub memory: HostMemory,
+    pub files: Files,
+}
+
+/// The loop and all it owns. Fields that the kernel may still use come last to be dropped.
+struct Shard<E: Decide> {
+    engine: E,
+    now: Time,
+    timers: Timers<Alarm>,
+    spin: Spin,
+    counters: HostCounters,
+    control: Requests<E::Settled>,
+    commands: Commands,
+    stopping: Option<Stopping>,
+    waker: Arc<Waker>,
+    exports: ExportTable,
+    listeners: Slots<Listener>,
+    volumes: BTreeMap<VolumeId, Volume>,
+    /// Device blocks being written, where they are larger than sectors.
+    blocks: HashMap<Device, RangeLock<u32>>,
+    running: Slots<Running>,
+    benches: HashMap<Option<VolumeId>, Bench>,
+    outcomes: mpsc::Receiver<Outcome>,
+    outcomes_sender: mpsc::Sender<Outcome>,
+    /// Work of this round, in the order in which it is looked at.
+    done: VecDeque<(IoId, Ending)>,
+    replies: VecDeque<(RequestId, Result<(), Refusal>)>,
+    unlocked: Vec<(u32, u16)>,
+    to_drive: VecDeque<u32>,
+    to_send: Vec<u32>,
+    submitted: Vec<Phase>,
+    /// Connections that wait for buffers, in turn; and whether some came back.
+    starving: VecDeque<u32>,
+    freed: bool,
+    /// Scratch lists, kept for their memory.
+    spans: Vec<Span>,
+    iovecs: Vec<libc::iovec>,
+    completed: Vec<Completed>,
+    ring: Ring,
+    conns: Slots<Box<Conn>>,
+    files: Files,
+    zeroes: Zeroes,
+    memory: HostMemory,
+}
+
+/// Starts the thread. It ends after `Handle::stop`.
+pub fn start<E: Decide>(parts: Parts<E>) -> io::Result<(Handle<E::Settled>, JoinHandle<()>)> {
+    let waker = Arc::new(Waker::new()?);
+    let (handle, control) = control::channel(waker.clone());
+    let (sender, started) = mpsc::sync_channel(1);
+    let thread = thread::Builder::new()
+        .name("tenuto-shard".into())
+        .spawn(move || {
+            // The ring belongs to the thread that makes it.
+            match Shard::new(parts, control, waker) {
+                Ok(shard) => {
+                    let told = sender.send(Ok(()));
+                    told.expect("the starter waits for this");
+                    shard.run();
+                }
+                Err(error) => {
+                    let told = sender.send(Err(error));
+                    told.expect("the starter waits for this");
+                }
+            }
+        })?;
+    started.recv().map_err(io::Error::other)??;
+    Ok((handle, thread))
+}
+
+impl<E: Decide> Shard<E> {
+    fn new(
+        parts: Parts<E>,
+        control: Requests<E::Settled>,
+        waker: Arc<Waker>,
+    ) -> io::Result<Shard<E>> {
+        let (outcomes_sender, outcomes) = mpsc::channel();
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let mut shard = Shard {
+            engine: parts.engine,
+            now: Time(ring::monotonic_ns()),
+            timers: Timers::default(),
+            spin: Spin::new(processors),
+            counters: HostCounters::default(),
+            control,
+            commands: Commands::default(),
+            stopping: None,
+            waker,
+            exports: ExportTable::default(),
+            listeners: Slots::default(),
+            volumes: BTreeMap::new(),
+            blocks: HashMap::new(),
+            running: Slots::default(),
+            benches: HashMap::new(),
+            outcomes,
+            outcomes_sender,
+            done: VecDeque::new(),
+            replies: VecDeque::new(),
+            unlocked: Vec::new(),
+            to_drive: VecDeque::new(),
+            to_send: Vec::new(),
+            submitted: Vec::new(),
+            starving: VecDeque::new(),
+            freed: false,
+            spans: Vec::new(),
+            iovecs: Vec::new(),
+            completed: Vec::new(),
+            ring: Ring::new(RING_ENTRIES)?,
+            conns: Slots::default(),
+            files: parts.files,
+            zeroes: Zeroes::new()?,
+            memory: parts.memory,
+        };
+        shard.ring.read_counter(tag::CONTROL, &shard.waker);
+        shard.drain_actions();
+        Ok(shard)
+    }
+
+    fn run(mut self) {
+        while !self.is_finished() {
+            self.pause();
+            self.round();
+        }
+        if self.running.len() > 0 || self.conns.len() > 0 {
+            // A device did not answer in time. The kernel may still use this memory.
+            tracing::warn!("stopping with requests to devices in flight");
+            std::mem::forget(self);
+        }
+    }
+
+    /// Everything that happened since the last round.
+    fn round(&mut self) {
+        let mut completed = std::mem::take(&mut self.completed);
+        self.ring.reap(&mut completed);
+        for completed in completed.drain(..) {
+            self.dispatch(completed);
+        }
+        self.completed = completed;
+        while let Some(alarm) = self.timers.ring(self.now) {
+            self.sound(alarm);
+        }
+        if self.engine.next_deadline().is_some_and(|at| at <= self.now) {
+            self.feed(Event::Tick);
+        }
+        self.settle();
+        self.flush_sends();
+    }
+
+    fn dispatch(&mut self, completed: Completed) {
+        let slot = completed.tag as u32;
+        match completed.tag & tag::KIND {
+            tag::CONTROL => {
+                self.ring.read_counter(tag::CONTROL, &self.waker);
+                self.collect_outcomes();
+                self.take_requests();
+            }
+            tag::ACCEPT => self.finish_accept(slot, completed.result),
+            tag::RECEIVE => self.finish_receive(slot, completed),
+            tag::SEND => self.finish_send(slot, completed),
+            tag::WATCH => self.finish_watch(slot),
+            tag::DEVICE => self.finish_io(slot, completed),
+            tag::NOTHING => {}
+            other => panic!("no operation has a tag of kind {other:#x}"),
+        }
+    }
+
+    fn sound(&mut self, alarm: Alarm) {
+        match alarm {
+            Alarm::Handshake(slot) => {
+                self.counters.handshakes_timed_out += 1;
+                self.with_conn(slot, |shard, conn| shard.kill(slot, conn));
+            }
+            Alarm::Drain(slot) => self.with_conn(slot, |shard, conn| shard.kill(slot, conn)),
+            Alarm::Delayed(slot, ending) => self.report_io(slot, ending),
+            Alarm::Accept(slot) => self.accept(slot),
+            Alarm::Starving => self.relieve(),
+            Alarm::StopAnyway => self.stop_anyway(),
+        }
+    }
+
+    /// Cuts off clients that sit on buffers without moving, as long as others wait for some.
+    fn relieve(&mut self) {
+        if self.starving.is_empty() {
+            return;
+        }
+        let then = Time(
+            self.now
+                .0
+                .saturating_sub(conn::STUCK_MILLIS_MAX * 1_000_000),
+        );
+        let stuck = self.conns.iter().filter(|(_, conn)| conn.is_stuck(then));
+        let stuck: Vec<u32> = stuck.map(|(slot, _)| slot).collect();
+        for slot in stuck {
+            tracing::warn!("closing a client that holds buffers and does not move");
+            self.with_conn(slot, |shard, conn| shard.kill(slot, conn));
+        }
+        self.timers.set(self.now.plus_millis(1000), Alarm::Starving);
+    }
+
+    /// Tells the engine what happened and starts what it wants.
+    fn feed(&mut self, event: Event) {
+        self.engine.apply(self.now, event, &mut self.memory);
+        self.drain_actions();
+    }
+
+    fn drain_actions(&mut self) {
+        while let Some(action) = self.engine.poll_action() {
+            match action {
+                Action::Io(io) => self.start_io(io),
+                Action::Reply { request, result } => self.replies.push_back((request, result)),
+            }
+        }
+    }
+
+    /// Follows the consequences of this round to their end. They are finite: each step uses up
+    /// input that has been received, or an operation that has completed.
+    fn settle(&mut self) {
+        loop {
+            if let Some(event) = self.done_event() {
+                self.feed(event);
+            } else if let Some((request, result)) = self.replies.pop_front() {
+                match Commands::owns(request) {
+                    true => self.finish_command(request, result),
+                    false => self.take_reply(request, result),
+                }
+            } else if let Some((slot, ticket)) = self.unlocked.pop() {
+                self.unlock(slot, crate::frontend::nbd::Ticket(ticket));
+            } else if let Some(slot) = self.to_drive.pop_front() {
+                self.with_conn(slot, |shard, conn| shard.drive(slot, conn));
+            } else if self.freed {
+                self.freed = false;
+                self.to_drive.extend(self.starving.front());
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// Hands operations to the kernel and waits for something to do: first by spinning, where
+    /// that has paid off lately, then asleep.
+    fn pause(&mut self) {
+        if !self.submitted.is_empty() {
+            self.submit();
+            self.submitted.drain(..).for_each(marks::middle);
+        }
+        let idle_since = Time(ring::monotonic_ns());
+        let deadline = [self.timers.next(), self.engine.next_deadline()];
+        let deadline = deadline.into_iter().flatten().min();
+        let left = deadline.map(|at| at.since(idle_since));
+        if left != Some(0) && !self.spin_for(left) {
+            self.counters.sleeps += 1;
+            let waited = self.ring.wait(left.map(Duration::from_nanos));
+            waited.expect("a ring that was set up can be waited for");
+        } else {
+            self.submit();
+        }
+        self.now = Time(ring::monotonic_ns());
+        self.spin.waited(self.now.since(idle_since));
+    }
+
+    fn submit(&mut self) {
+        let submitted = self.ring.submit();
+        submitted.expect("a ring that was set up takes operations");
+    }
+
+    /// True if something came while spinning.
+    fn spin_for(&mut self, left: Option<u64>) -> bool {
+        let nanos = self.spin.nanos().min(left.unwrap_or(u64::MAX));
+        if nanos == 0 {
+            return false;
+        }
+        self.submit();
+        let start = Instant::now();
+        while !self.ring.ready() {
+            if start.elapsed().as_nanos() as u64 >= nanos {
+                return false;
+            }
+            std::hint::spin_loop();
+        }
+        true
+    }
+}

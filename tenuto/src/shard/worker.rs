@@ -1,0 +1,143 @@
+//! Blocking work on one volume's files, beside the shard thread.
+//!
+//! Owns what io_uring does not do for us: requests that direct I/O does not take as they are,
+//! removal of ledgers and journals, times. Always true: jobs of one volume run one after another
+//! in the order given, so that two read-modify-writes of one device block never meet; a volume
+//! whose storage hangs holds up nobody else. Deliberately absent: pointers into host memory; a
+//! job carries its own copy of the bytes.
+
+use crate::ring::Waker;
+use crate::target::Target;
+use engine::event::{IoError, Stat};
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+/// Jobs of one volume that may wait; the shard keeps the others back.
+const JOBS_MAX: usize = 64;
+
+/// What is done to which file.
+#[derive(Debug)]
+pub(super) enum Work {
+    Read {
+        offset: u64,
+        bytes: u64,
+    },
+    Write {
+        offset: u64,
+        data: Vec<u8>,
+    },
+    Zero {
+        offset: u64,
+        bytes: u64,
+        allocate: bool,
+    },
+    Stat,
+    /// Cuts a journal to nothing.
+    Truncate,
+    /// Removes these files and makes that durable.
+    Unlink(Vec<PathBuf>),
+}
+
+#[derive(Debug)]
+pub(super) struct Job {
+    /// Number of the request in the shard.
+    pub slot: u32,
+    pub target: Arc<Target>,
+    pub work: Work,
+}
+
+/// The end of a job.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub slot: u32,
+    pub result: Result<(), IoError>,
+    pub stat: Option<Stat>,
+    /// What was read.
+    pub data: Vec<u8>,
+}
+
+/// One thread that ends when this is dropped and its jobs are done.
+#[derive(Debug)]
+pub(super) struct Worker {
+    jobs: mpsc::SyncSender<Job>,
+}
+
+impl Worker {
+    pub fn start(outcomes: mpsc::Sender<Outcome>, waker: Arc<Waker>) -> std::io::Result<Worker> {
+        let (jobs, queue) = mpsc::sync_channel::<Job>(JOBS_MAX);
+        thread::Builder::new()
+            .name("tenuto-worker".into())
+            .spawn(move || {
+                for job in queue {
+                    let outcome = job.run();
+                    // The shard has ended: nobody waits for outcomes any more.
+                    if outcomes.send(outcome).is_err() {
+                        return;
+                    }
+                    waker.wake();
+                }
+            })?;
+        Ok(Worker { jobs })
+    }
+
+    /// Gives the job back if too many wait.
+    pub fn give(&self, job: Job) -> Result<(), Job> {
+        self.jobs.try_send(job).map_err(|error| match error {
+            mpsc::TrySendError::Full(job) | mpsc::TrySendError::Disconnected(job) => job,
+        })
+    }
+}
+
+impl Job {
+    fn run(self) -> Outcome {
+        let mut data = Vec::new();
+        let mut stat = None;
+        let target = &self.target;
+        let result = match self.work {
+            Work::Read { offset, bytes } => {
+                data.resize(bytes as usize, 0);
+                target.read(offset, &mut data)
+            }
+            Work::Write { offset, data } => target.write(offset, &data),
+            Work::Zero {
+                offset,
+                bytes,
+                allocate,
+            } => target.zero(offset, bytes, allocate),
+            Work::Stat => target.stat().map(|found| stat = Some(found)),
+            Work::Truncate => truncate(target),
+            Work::Unlink(paths) => unlink(&paths),
+        };
+        Outcome {
+            slot: self.slot,
+            result,
+            stat,
+            data,
+        }
+    }
+}
+
+fn truncate(target: &Target) -> Result<(), IoError> {
+    let cut = target.file.set_len(0).and_then(|()| target.file.sync_all());
+    cut.map_err(|error| {
+        tracing::warn!("{}: cannot cut the journal: {error}", target.path.display());
+        IoError::Failed
+    })
+}
+
+fn unlink(paths: &[PathBuf]) -> Result<(), IoError> {
+    for path in paths {
+        let removed = match std::fs::remove_file(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        };
+        let directory = path.parent().unwrap_or(path);
+        let synced = removed.and_then(|()| std::fs::File::open(directory)?.sync_all());
+        synced.map_err(|error| {
+            tracing::warn!("{}: cannot remove: {error}", path.display());
+            IoError::Failed
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,167 @@
+//! The few system calls that std does not offer, as safe functions.
+//!
+//! Owns the `unsafe` of calls that take no memory of ours beyond one local struct. Always true: a
+//! function here makes one call and turns its errno into `io::Error`. Deliberately absent: any
+//! decision, and mappings (those are in `buffer`).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// `_IO(0x12, 127)`, `_IOR(0x12, 114, size_t)` and `_IO(0x12, 104)` of linux/fs.h.
+const BLKZEROOUT: libc::Ioctl = 0x127f;
+const BLKGETSIZE64: libc::Ioctl = 0x8008_1272;
+const BLKSSZGET: libc::Ioctl = 0x1268;
+/// linux/stat.h; since Linux 6.1.
+const STATX_DIOALIGN: u32 = 0x2000;
+/// linux/magic.h.
+const NFS_MAGIC: i64 = 0x6969;
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// A byte-range lock that another open file description holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RangeLock {
+    pub start: i64,
+    pub bytes: i64,
+    pub exclusive: bool,
+}
+
+fn range(kind: libc::c_int, byte: i64, bytes: i64) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: byte,
+        l_len: bytes,
+        // Open file description locks want 0 here.
+        l_pid: 0,
+    }
+}
+
+/// Takes a shared lock on one byte, owned by the open file description.
+pub fn lock_byte_shared(file: &File, byte: i64) -> io::Result<()> {
+    let lock = range(libc::F_RDLCK, byte, 1);
+    // SAFETY: the descriptor is open while `file` is borrowed; `lock` outlives the call.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) })
+}
+
+/// Gives the lock on one byte back.
+pub fn unlock_byte(file: &File, byte: i64) -> io::Result<()> {
+    let lock = range(libc::F_UNLCK, byte, 1);
+    // SAFETY: as in `lock_byte_shared`.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) })
+}
+
+/// The lock of somebody else that an exclusive lock on this byte would meet.
+pub fn byte_conflict(file: &File, byte: i64) -> io::Result<Option<RangeLock>> {
+    let mut lock = range(libc::F_WRLCK, byte, 1);
+    // SAFETY: the descriptor is open; the kernel writes into `lock`, which outlives the call.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) })?;
+    if libc::c_int::from(lock.l_type) == libc::F_UNLCK {
+        return Ok(None);
+    }
+    Ok(Some(RangeLock {
+        start: lock.l_start,
+        bytes: lock.l_len,
+        exclusive: libc::c_int::from(lock.l_type) == libc::F_WRLCK,
+    }))
+}
+
+/// `fallocate(2)`; `mode` 0 allocates and grows.
+pub fn fallocate(file: &File, mode: libc::c_int, offset: u64, bytes: u64) -> io::Result<()> {
+    let offset = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let bytes = i64::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: plain values and an open descriptor.
+    check(unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, bytes) })
+}
+
+/// Size of a block device in bytes.
+pub fn device_bytes(file: &File) -> io::Result<u64> {
+    let mut bytes: u64 = 0;
+    // SAFETY: BLKGETSIZE64 writes one u64 to the pointer, which outlives the call.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), BLKGETSIZE64, &mut bytes) })?;
+    Ok(bytes)
+}
+
+/// Logical sector size of a block device.
+pub fn device_sector_bytes(file: &File) -> io::Result<u32> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: BLKSSZGET writes one int to the pointer, which outlives the call.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), BLKSSZGET, &mut bytes) })?;
+    u32::try_from(bytes).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// Makes a range of a block device read as zeroes, in the device or by writes of the kernel.
+pub fn device_zero(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
+    let range = [offset, bytes];
+    // SAFETY: BLKZEROOUT reads two u64 from the pointer, which outlives the call.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), BLKZEROOUT, range.as_ptr()) })
+}
+
+/// What direct I/O asks of memory and of offsets; `None` when the kernel cannot say, zeroes when
+/// this file takes no direct I/O.
+pub fn direct_alignment(file: &File) -> Option<(u32, u32)> {
+    // SAFETY: statx is plain data, for which all zeroes are valid.
+    let mut found: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: the path is a terminated empty string, the descriptor is open and `found` outlives
+    // the call.
+    let result = unsafe {
+        libc::statx(
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            STATX_DIOALIGN,
+            &mut found,
+        )
+    };
+    if result < 0 || found.stx_mask & STATX_DIOALIGN == 0 {
+        return None;
+    }
+    Some((found.stx_dio_mem_align, found.stx_dio_offset_align))
+}
+
+/// Takes O_DIRECT off an open file description.
+pub fn clear_direct(file: &File) -> io::Result<()> {
+    // SAFETY: an open descriptor and no memory.
+    let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+    check(flags)?;
+    // SAFETY: as above.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags & !libc::O_DIRECT) })
+}
+
+/// Bytes that are free on the file system of `file`.
+pub fn free_bytes(file: &File) -> io::Result<u64> {
+    // SAFETY: statvfs is plain data, for which all zeroes are valid.
+    let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: an open descriptor; `found` outlives the call.
+    check(unsafe { libc::fstatvfs(file.as_raw_fd(), &mut found) })?;
+    Ok(found.f_bavail.saturating_mul(found.f_frsize))
+}
+
+/// On NFS an `flock` is a byte-range lock over the whole file on the server.
+pub fn is_nfs(file: &File) -> bool {
+    // SAFETY: statfs is plain data, for which all zeroes are valid.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: an open descriptor; `found` outlives the call.
+    let result = unsafe { libc::fstatfs(file.as_raw_fd(), &mut found) };
+    result == 0 && found.f_type == NFS_MAGIC
+}
+
+/// The user this process acts as.
+pub fn effective_uid() -> u32 {
+    // SAFETY: takes nothing and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Ends this process the way a crash does: no handler, no destructor.
+pub fn kill_self() -> ! {
+    // SAFETY: plain values; SIGKILL to oneself is always permitted.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    // The signal is delivered before `kill` returns to user space; this is for the compiler.
+    std::process::abort()
+}
