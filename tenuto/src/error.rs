@@ -105,7 +105,11 @@ impl Error {
         } else {
             message
         };
-        Error { kind, message, object: None }
+        Error {
+            kind,
+            message,
+            object: None,
+        }
     }
 
     pub fn about(mut self, object: impl Into<String>) -> Error {
@@ -127,7 +131,10 @@ impl Error {
 
     /// `what` is a noun phrase with its verb: "snapshots are", "`volume map` is".
     pub fn later(what: impl fmt::Display) -> Error {
-        Error::new(Kind::NotInThisVersion, format!("{what} not in this version"))
+        Error::new(
+            Kind::NotInThisVersion,
+            format!("{what} not in this version"),
+        )
     }
 
     pub fn no_volume(name: &str) -> Error {

@@ -59,7 +59,9 @@ pub fn beside(image: &Path, place: Option<&Path>, ending: &str) -> PathBuf {
 
 /// Reads ledger and journal of an image.
 pub fn look_beside(image: &Path, place: Option<&Path>) -> Result<Beside> {
-    let real = image.canonicalize().map_err(|error| unreadable(image, &error))?;
+    let real = image
+        .canonicalize()
+        .map_err(|error| unreadable(image, &error))?;
     // Beside the image they have its real name, elsewhere the name it was given by.
     let named = if place.is_some() { image } else { &real };
     let mut found = Beside {
@@ -91,14 +93,19 @@ pub fn look_beside(image: &Path, place: Option<&Path>) -> Result<Beside> {
     }
     if found.pending() && found.journal.is_none() && found.damage.is_empty() {
         let path = found.journal_path.display();
-        found.damage.push(format!("{path}: the journal that the ledger asks for is not here"));
+        found.damage.push(format!(
+            "{path}: the journal that the ledger asks for is not here"
+        ));
     }
     Ok(found)
 }
 
 fn look_at_journal(found: &mut Beside, file: &File) -> Result<()> {
     let path = found.journal_path.clone();
-    let bytes = file.metadata().map_err(|error| unreadable(&path, &error))?.len();
+    let bytes = file
+        .metadata()
+        .map_err(|error| unreadable(&path, &error))?
+        .len();
     found.journal_bytes = Some(bytes);
     if bytes == 0 {
         return Ok(());
@@ -116,7 +123,9 @@ fn look_at_journal(found: &mut Beside, file: &File) -> Result<()> {
             found.journal = Some(journal);
         }
         Err(error) if found.pending() => {
-            found.damage.push(format!("{}: journal {error}", path.display()));
+            found
+                .damage
+                .push(format!("{}: journal {error}", path.display()));
         }
         Err(_) => {}
     }
@@ -194,7 +203,10 @@ pub fn unreadable(path: &Path, error: &std::io::Error) -> Error {
         _ => Kind::Failed,
     };
     let path = path.display().to_string();
-    let message = format!("{path}: {}; name a file that exists and can be read", cause(error));
+    let message = format!(
+        "{path}: {}; name a file that exists and can be read",
+        cause(error)
+    );
     Error::new(kind, message).about(path)
 }
 

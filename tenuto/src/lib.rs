@@ -1,10 +1,7 @@
-//! The host around the engine: files, memory, threads, sockets.
 //! The host side of the cache: devices, sockets, threads and commands around the engine.
 //!
 //! Owns everything that does I/O or knows the time. Deliberately absent: decisions about data,
 //! which live in `engine`.
-
-//! The daemon's parts, as a library, so that tests and tools use the same ones.
 
 pub mod admin;
 pub mod buffer;

@@ -28,7 +28,9 @@ pub struct Client {
 
 impl Client {
     pub fn new(socket: &Path) -> Client {
-        Client { socket: socket.to_path_buf() }
+        Client {
+            socket: socket.to_path_buf(),
+        }
     }
 
     pub fn get(&self, path: &str) -> Result<Value> {
@@ -82,10 +84,9 @@ impl Client {
         let stream = UnixStream::connect(&self.socket)
             .await
             .map_err(|error| self.unreachable(&cause(&error)))?;
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream))
-                .await
-                .map_err(|error| self.unreachable(&error.to_string()))?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| self.unreachable(&error.to_string()))?;
         // Ends with the runtime, that is with the command.
         tokio::spawn(connection);
         let body = body.map_or(String::new(), Value::to_string);

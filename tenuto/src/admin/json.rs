@@ -3,8 +3,8 @@
 //! Always true: all keys of the public interface are present in every state; what this version
 //! does not have is null, never a zero that looks measured. Made from plain data only.
 
-use super::promise::promise;
 use super::View;
+use super::promise::promise;
 use engine::snapshot::{Histogram, State, VolumeSnapshot};
 use serde_json::{Value, json};
 
@@ -13,7 +13,10 @@ pub fn status(view: &View) -> Value {
     let engine = &view.look.engine;
     let recovery = &view.look.recovery;
     let dirty: u64 = engine.volumes.iter().map(|volume| volume.dirty_bytes).sum();
-    let volumes: Vec<Value> = view.shown().map(|snapshot| volume(view, snapshot)).collect();
+    let volumes: Vec<Value> = view
+        .shown()
+        .map(|snapshot| volume(view, snapshot))
+        .collect();
     json!({
         "host": view.host_name,
         "cache": {
@@ -165,10 +168,17 @@ fn flags(view: &View, volume: &VolumeSnapshot) -> Vec<&'static str> {
         ("opening", !volume.ready && !view.is_orphan(volume)),
         ("read-only", known.is_some_and(|known| known.read_only)),
         ("destaging", volume.destaging),
-        ("in-place", known.is_some_and(|known| known.destage != volume.effective_destage)),
+        (
+            "in-place",
+            known.is_some_and(|known| known.destage != volume.effective_destage),
+        ),
         ("checksum-errors", volume.counters.checksum_errors > 0),
     ];
-    pairs.into_iter().filter(|(_, set)| *set).map(|(flag, _)| flag).collect()
+    pairs
+        .into_iter()
+        .filter(|(_, set)| *set)
+        .map(|(flag, _)| flag)
+        .collect()
 }
 
 fn nbd_socket(view: &View, volume: &VolumeSnapshot) -> Option<String> {
@@ -182,13 +192,17 @@ pub fn troubles(view: &View) -> Vec<String> {
     let mut lines: Vec<String> = look.recovery.damage.clone();
     for volume in view.shown() {
         let name = &volume.name;
-        let reason = volume.reason.map_or(String::new(), |reason| format!(": {reason}"));
+        let reason = volume
+            .reason
+            .map_or(String::new(), |reason| format!(": {reason}"));
         match volume.state {
             State::Clean | State::Dirty => {}
             state => lines.push(format!("volume {name} is {}{reason}", state.name())),
         }
         if view.is_orphan(volume) {
-            lines.push(format!("volume {name} is an orphan: no configuration names it"));
+            lines.push(format!(
+                "volume {name} is an orphan: no configuration names it"
+            ));
         }
         if volume.counters.checksum_errors > 0 {
             let errors = volume.counters.checksum_errors;
@@ -196,7 +210,10 @@ pub fn troubles(view: &View) -> Vec<String> {
         }
     }
     if look.engine.cache_errors > 0 {
-        lines.push(format!("the cache device has failed {} requests", look.engine.cache_errors));
+        lines.push(format!(
+            "the cache device has failed {} requests",
+            look.engine.cache_errors
+        ));
     }
     lines
 }

@@ -15,9 +15,16 @@ pub struct Live(pub Arc<Daemon>);
 
 impl Machine for Live {
     fn look(&self) -> Result<Look> {
-        let snapshot = self.0.handle().snapshot().map_err(|stopped| stopping(&stopped))?;
+        let snapshot = self
+            .0
+            .handle()
+            .snapshot()
+            .map_err(|stopped| stopping(&stopped))?;
         let report = self.0.report();
-        let clients = snapshot.volumes.iter().map(|volume| (volume.volume, volume.clients));
+        let clients = snapshot
+            .volumes
+            .iter()
+            .map(|volume| (volume.volume, volume.clients));
         Ok(Look {
             clients: clients.collect(),
             engine: snapshot.engine,
@@ -33,16 +40,22 @@ impl Machine for Live {
 
     fn add(&self, settings: VolumeSettings) -> Result<()> {
         let name = settings.name.clone();
-        self.0.volume_add(settings).map_err(|error| volume_error(&name, error))
+        self.0
+            .volume_add(settings)
+            .map_err(|error| volume_error(&name, error))
     }
 
     fn tune(&self, settings: VolumeSettings) -> Result<()> {
         let name = settings.name.clone();
-        self.0.volume_tune(settings).map_err(|error| volume_error(&name, error))
+        self.0
+            .volume_tune(settings)
+            .map_err(|error| volume_error(&name, error))
     }
 
     fn remove(&self, name: &str, discard_dirty: bool) -> Result<()> {
-        self.0.volume_remove(name, discard_dirty).map_err(|error| volume_error(name, error))
+        self.0
+            .volume_remove(name, discard_dirty)
+            .map_err(|error| volume_error(name, error))
     }
 
     fn destage(&self, volume: VolumeId) -> Result<()> {
@@ -60,7 +73,9 @@ impl Live {
         result.map_err(|error| {
             let known = self.0.handle().snapshot().ok();
             let volumes = known.iter().flat_map(|known| &known.engine.volumes);
-            let name = volumes.filter(|known| known.id == volume).map(|known| known.name.clone());
+            let name = volumes
+                .filter(|known| known.id == volume)
+                .map(|known| known.name.clone());
             let name = name.last().unwrap_or_else(|| format!("{volume}"));
             command_error(&name, error)
         })
@@ -68,7 +83,10 @@ impl Live {
 }
 
 fn stopping(why: &dyn std::fmt::Display) -> Error {
-    Error::new(Kind::Unreachable, format!("{why}; start it again with `tenuto serve`"))
+    Error::new(
+        Kind::Unreachable,
+        format!("{why}; start it again with `tenuto serve`"),
+    )
 }
 
 fn volume_error(name: &str, error: VolumeError) -> Error {
@@ -93,7 +111,10 @@ fn command_error(name: &str, error: CommandError) -> Error {
         Refusal::Held => (Kind::Refused, "see `tenuto status -x`"),
         Refusal::Policy => (Kind::Refused, "see `tenuto volume show`"),
         Refusal::Gone => (Kind::NotFound, "see `tenuto volume ls`"),
-        Refusal::Io => (Kind::Failed, "look at the log of the daemon and at the origin"),
+        Refusal::Io => (
+            Kind::Failed,
+            "look at the log of the daemon and at the origin",
+        ),
         Refusal::NoSpace => (Kind::Failed, "give the cache or the overlay more room"),
         Refusal::OutOfRange | Refusal::ReadOnly => (Kind::Failed, "see `tenuto volume show`"),
     };
@@ -112,16 +133,56 @@ pub fn start_error(error: StartError) -> Error {
 fn counters(host: &HostCounters) -> Vec<(&'static str, &'static str, u64)> {
     vec![
         ("connections", "Open connections.", host.connections),
-        ("connections_accepted_total", "Connections accepted.", host.connections_accepted),
-        ("connections_refused_total", "Connections beyond the bound.", host.connections_refused),
-        ("handshakes_timed_out_total", "Handshakes that took too long.", host.handshakes_timed_out),
-        ("protocol_errors_total", "Malformed requests.", host.protocol_errors),
-        ("requests_in_flight", "Guest requests under way.", host.requests_in_flight),
-        ("buffer_bytes_used", "Payload buffers in use.", host.buffer_bytes_used),
+        (
+            "connections_accepted_total",
+            "Connections accepted.",
+            host.connections_accepted,
+        ),
+        (
+            "connections_refused_total",
+            "Connections beyond the bound.",
+            host.connections_refused,
+        ),
+        (
+            "handshakes_timed_out_total",
+            "Handshakes that took too long.",
+            host.handshakes_timed_out,
+        ),
+        (
+            "protocol_errors_total",
+            "Malformed requests.",
+            host.protocol_errors,
+        ),
+        (
+            "requests_in_flight",
+            "Guest requests under way.",
+            host.requests_in_flight,
+        ),
+        (
+            "buffer_bytes_used",
+            "Payload buffers in use.",
+            host.buffer_bytes_used,
+        ),
         ("buffer_bytes", "Payload buffers in all.", host.buffer_bytes),
-        ("device_requests_in_flight", "Device requests.", host.device_requests_in_flight),
-        ("bounced_total", "Device requests that needed a copy.", host.bounced),
-        ("unaligned_total", "Guest requests that were not whole sectors.", host.unaligned),
-        ("sleeps_total", "Times the shard went to sleep.", host.sleeps),
+        (
+            "device_requests_in_flight",
+            "Device requests.",
+            host.device_requests_in_flight,
+        ),
+        (
+            "bounced_total",
+            "Device requests that needed a copy.",
+            host.bounced,
+        ),
+        (
+            "unaligned_total",
+            "Guest requests that were not whole sectors.",
+            host.unaligned,
+        ),
+        (
+            "sleeps_total",
+            "Times the shard went to sleep.",
+            host.sleeps,
+        ),
     ]
 }

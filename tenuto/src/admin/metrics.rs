@@ -8,57 +8,155 @@ use super::View;
 use engine::snapshot::{Histogram, State, VolumeSnapshot};
 use std::fmt::Write;
 
-type Metric = (&'static str, &'static str, &'static str, fn(&VolumeSnapshot) -> u64);
+type Metric = (
+    &'static str,
+    &'static str,
+    &'static str,
+    fn(&VolumeSnapshot) -> u64,
+);
 
 const VOLUME_METRICS: &[Metric] = &[
-    ("reads_total", "counter", "Read requests.", |v| v.counters.reads.requests),
-    ("read_bytes_total", "counter", "Bytes read by guests.", |v| v.counters.reads.bytes),
-    ("read_ram_hits_total", "counter", "Reads served from RAM.", |v| v.counters.reads.ram_hits),
-    ("read_ssd_hits_total", "counter", "Reads served from SSD.", |v| v.counters.reads.ssd_hits),
-    ("read_origin_total", "counter", "Reads that went to the origin.", |v| {
-        v.counters.reads.origin
+    ("reads_total", "counter", "Read requests.", |v| {
+        v.counters.reads.requests
     }),
-    ("writes_total", "counter", "Write requests.", |v| v.counters.writes.requests),
-    ("write_bytes_total", "counter", "Bytes written by guests.", |v| v.counters.writes.bytes),
-    ("elided_bytes_total", "counter", "Bytes overwritten before destage.", |v| {
-        v.counters.writes.elided_bytes
+    (
+        "read_bytes_total",
+        "counter",
+        "Bytes read by guests.",
+        |v| v.counters.reads.bytes,
+    ),
+    (
+        "read_ram_hits_total",
+        "counter",
+        "Reads served from RAM.",
+        |v| v.counters.reads.ram_hits,
+    ),
+    (
+        "read_ssd_hits_total",
+        "counter",
+        "Reads served from SSD.",
+        |v| v.counters.reads.ssd_hits,
+    ),
+    (
+        "read_origin_total",
+        "counter",
+        "Reads that went to the origin.",
+        |v| v.counters.reads.origin,
+    ),
+    ("writes_total", "counter", "Write requests.", |v| {
+        v.counters.writes.requests
     }),
-    ("flushes_total", "counter", "Flush requests.", |v| v.counters.flushes),
-    ("discards_total", "counter", "Discard requests.", |v| v.counters.discards),
-    ("origin_reads_total", "counter", "Reads at the origin.", |v| v.counters.origin.reads),
-    ("origin_read_bytes_total", "counter", "Bytes read at the origin.", |v| {
-        v.counters.origin.read_bytes
+    (
+        "write_bytes_total",
+        "counter",
+        "Bytes written by guests.",
+        |v| v.counters.writes.bytes,
+    ),
+    (
+        "elided_bytes_total",
+        "counter",
+        "Bytes overwritten before destage.",
+        |v| v.counters.writes.elided_bytes,
+    ),
+    ("flushes_total", "counter", "Flush requests.", |v| {
+        v.counters.flushes
     }),
-    ("origin_writes_total", "counter", "Writes at the origin.", |v| v.counters.origin.writes),
-    ("origin_write_bytes_total", "counter", "Bytes written at the origin.", |v| {
-        v.counters.origin.write_bytes
+    ("discards_total", "counter", "Discard requests.", |v| {
+        v.counters.discards
     }),
-    ("origin_journal_bytes_total", "counter", "Bytes written to the journal.", |v| {
-        v.counters.origin.journal_bytes
+    (
+        "origin_reads_total",
+        "counter",
+        "Reads at the origin.",
+        |v| v.counters.origin.reads,
+    ),
+    (
+        "origin_read_bytes_total",
+        "counter",
+        "Bytes read at the origin.",
+        |v| v.counters.origin.read_bytes,
+    ),
+    (
+        "origin_writes_total",
+        "counter",
+        "Writes at the origin.",
+        |v| v.counters.origin.writes,
+    ),
+    (
+        "origin_write_bytes_total",
+        "counter",
+        "Bytes written at the origin.",
+        |v| v.counters.origin.write_bytes,
+    ),
+    (
+        "origin_journal_bytes_total",
+        "counter",
+        "Bytes written to the journal.",
+        |v| v.counters.origin.journal_bytes,
+    ),
+    (
+        "origin_syncs_total",
+        "counter",
+        "Syncs of the origin.",
+        |v| v.counters.origin.syncs,
+    ),
+    (
+        "origin_errors_total",
+        "counter",
+        "Failed requests at the origin.",
+        |v| v.counters.origin.errors,
+    ),
+    (
+        "ssd_read_bytes_total",
+        "counter",
+        "Bytes read from the cache device.",
+        |v| v.counters.ssd_read_bytes,
+    ),
+    (
+        "ssd_write_bytes_total",
+        "counter",
+        "Bytes written to the cache device.",
+        |v| v.counters.ssd_write_bytes,
+    ),
+    (
+        "checksum_errors_total",
+        "counter",
+        "Blocks with a wrong checksum.",
+        |v| v.counters.checksum_errors,
+    ),
+    ("size_bytes", "gauge", "Size of the volume.", |v| {
+        v.size_bytes
     }),
-    ("origin_syncs_total", "counter", "Syncs of the origin.", |v| v.counters.origin.syncs),
-    ("origin_errors_total", "counter", "Failed requests at the origin.", |v| {
-        v.counters.origin.errors
-    }),
-    ("ssd_read_bytes_total", "counter", "Bytes read from the cache device.", |v| {
-        v.counters.ssd_read_bytes
-    }),
-    ("ssd_write_bytes_total", "counter", "Bytes written to the cache device.", |v| {
-        v.counters.ssd_write_bytes
-    }),
-    ("checksum_errors_total", "counter", "Blocks with a wrong checksum.", |v| {
-        v.counters.checksum_errors
-    }),
-    ("size_bytes", "gauge", "Size of the volume.", |v| v.size_bytes),
-    ("dirty_bytes", "gauge", "Bytes that are not at the origin yet.", |v| v.dirty_bytes),
-    ("dirty_writes", "gauge", "Writes that are not at the origin yet.", |v| v.dirty_writes),
-    ("oldest_dirty_seconds", "gauge", "Age of the oldest dirty write.", |v| {
-        v.oldest_dirty_ns.unwrap_or(0) / 1_000_000_000
-    }),
-    ("waiting_requests", "gauge", "Requests that wait for space.", |v| v.waiting_requests),
-    ("healthy", "gauge", "1 unless stalled, held or damaged.", |v| {
-        u64::from(matches!(v.state, State::Clean | State::Dirty))
-    }),
+    (
+        "dirty_bytes",
+        "gauge",
+        "Bytes that are not at the origin yet.",
+        |v| v.dirty_bytes,
+    ),
+    (
+        "dirty_writes",
+        "gauge",
+        "Writes that are not at the origin yet.",
+        |v| v.dirty_writes,
+    ),
+    (
+        "oldest_dirty_seconds",
+        "gauge",
+        "Age of the oldest dirty write.",
+        |v| v.oldest_dirty_ns.unwrap_or(0) / 1_000_000_000,
+    ),
+    (
+        "waiting_requests",
+        "gauge",
+        "Requests that wait for space.",
+        |v| v.waiting_requests,
+    ),
+    (
+        "healthy",
+        "gauge",
+        "1 unless stalled, held or damaged.",
+        |v| u64::from(matches!(v.state, State::Clean | State::Dirty)),
+    ),
 ];
 
 pub fn text(view: &View) -> String {
@@ -67,7 +165,12 @@ pub fn text(view: &View) -> String {
     for (name, kind, help, value) in VOLUME_METRICS {
         head(&mut out, &format!("tenuto_volume_{name}"), kind, help);
         for volume in view.shown() {
-            line(&mut out, &format!("tenuto_volume_{name}"), &volume.name, value(volume));
+            line(
+                &mut out,
+                &format!("tenuto_volume_{name}"),
+                &volume.name,
+                value(volume),
+            );
         }
     }
     type Latency = fn(&VolumeSnapshot) -> &Histogram;
@@ -79,7 +182,12 @@ pub fn text(view: &View) -> String {
     ];
     for (what, histogram) in latencies {
         let name = format!("tenuto_volume_{what}_latency_seconds");
-        head(&mut out, &name, "histogram", &format!("Latency of {what} requests."));
+        head(
+            &mut out,
+            &name,
+            "histogram",
+            &format!("Latency of {what} requests."),
+        );
         for volume in view.shown() {
             buckets(&mut out, &name, &volume.name, histogram(volume));
         }
@@ -90,16 +198,48 @@ pub fn text(view: &View) -> String {
 fn host(out: &mut String, view: &View) {
     let engine = &view.look.engine;
     let gauges: [(&str, &str, u64); 11] = [
-        ("uptime_seconds", "Seconds since start.", view.uptime.as_secs()),
+        (
+            "uptime_seconds",
+            "Seconds since start.",
+            view.uptime.as_secs(),
+        ),
         ("cache_size_bytes", "Size of the log.", engine.log_bytes),
-        ("cache_live_bytes", "Live bytes in the log.", engine.live_bytes),
+        (
+            "cache_live_bytes",
+            "Live bytes in the log.",
+            engine.live_bytes,
+        ),
         ("index_bytes", "RAM of the maps.", engine.index_bytes),
-        ("segments_free", "Free segments.", u64::from(engine.segments.free)),
-        ("segments_sealed", "Sealed segments.", u64::from(engine.segments.sealed)),
-        ("ram_blocks_used", "Blocks in the read tier.", engine.ram_blocks_used),
-        ("stage_slots_busy", "Stage slots in use.", u64::from(engine.stage_slots_busy)),
-        ("overlay_slots_busy", "Overlay slots in use.", u64::from(engine.overlay_slots_busy)),
-        ("recovery_milliseconds", "Time of recovery at start.", view.look.recovery.ms),
+        (
+            "segments_free",
+            "Free segments.",
+            u64::from(engine.segments.free),
+        ),
+        (
+            "segments_sealed",
+            "Sealed segments.",
+            u64::from(engine.segments.sealed),
+        ),
+        (
+            "ram_blocks_used",
+            "Blocks in the read tier.",
+            engine.ram_blocks_used,
+        ),
+        (
+            "stage_slots_busy",
+            "Stage slots in use.",
+            u64::from(engine.stage_slots_busy),
+        ),
+        (
+            "overlay_slots_busy",
+            "Overlay slots in use.",
+            u64::from(engine.overlay_slots_busy),
+        ),
+        (
+            "recovery_milliseconds",
+            "Time of recovery at start.",
+            view.look.recovery.ms,
+        ),
         (
             "recovery_tail_bytes_discarded",
             "Bytes of torn tail that recovery discarded.",
@@ -107,13 +247,26 @@ fn host(out: &mut String, view: &View) {
         ),
     ];
     let counters: [(&str, &str, u64); 3] = [
-        ("cache_errors_total", "Failed requests at the cache device.", engine.cache_errors),
-        ("evacuated_bytes_total", "Live bytes moved to free segments.", engine.evacuated_bytes),
-        ("segments_reused_total", "Segments written again.", engine.segments_reused),
+        (
+            "cache_errors_total",
+            "Failed requests at the cache device.",
+            engine.cache_errors,
+        ),
+        (
+            "evacuated_bytes_total",
+            "Live bytes moved to free segments.",
+            engine.evacuated_bytes,
+        ),
+        (
+            "segments_reused_total",
+            "Segments written again.",
+            engine.segments_reused,
+        ),
     ];
-    let shown = gauges.iter().map(|row| ("gauge", row)).chain(counters.iter().map(|row| {
-        ("counter", row)
-    }));
+    let shown = gauges
+        .iter()
+        .map(|row| ("gauge", row))
+        .chain(counters.iter().map(|row| ("counter", row)));
     for (kind, (name, help, value)) in shown {
         head(out, &format!("tenuto_{name}"), kind, help);
         let _ = writeln!(out, "tenuto_{name} {value}");
@@ -143,6 +296,9 @@ fn buckets(out: &mut String, name: &str, volume: &str, histogram: &Histogram) {
         let label = format!("volume=\"{volume}\",le=\"{seconds}\"");
         let _ = writeln!(out, "{name}_bucket{{{label}}} {below}");
     }
-    let _ = writeln!(out, "{name}_bucket{{volume=\"{volume}\",le=\"+Inf\"}} {below}");
+    let _ = writeln!(
+        out,
+        "{name}_bucket{{volume=\"{volume}\",le=\"+Inf\"}} {below}"
+    );
     let _ = writeln!(out, "{name}_count{{volume=\"{volume}\"}} {below}");
 }

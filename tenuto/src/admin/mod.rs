@@ -123,7 +123,11 @@ impl Admin {
     /// `volumes` are the ones the machine was started with.
     pub fn new(config: Config, volumes: Vec<Volume>, machine: Box<dyn Machine>) -> Admin {
         let known = Mutex::new(Known { config, volumes });
-        Admin { machine, started: Instant::now(), known }
+        Admin {
+            machine,
+            started: Instant::now(),
+            known,
+        }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -183,7 +187,9 @@ impl Admin {
         }
         self.machine.tune(volume.settings())?;
         let outcome = match known.config.volumes.iter().find(|named| named.name == name) {
-            Some(named) => Outcome { notes: vec![stays_in_file(&known.config, named)] },
+            Some(named) => Outcome {
+                notes: vec![stays_in_file(&known.config, named)],
+            },
             None => {
                 state::save(&known.config, &volume)?;
                 Outcome::default()
@@ -203,7 +209,11 @@ impl Admin {
         }
         let mut known = self.known();
         let look = self.machine.look()?;
-        let snapshot = look.engine.volumes.iter().find(|volume| volume.name == name);
+        let snapshot = look
+            .engine
+            .volumes
+            .iter()
+            .find(|volume| volume.name == name);
         if snapshot.is_none() && known.volumes.iter().all(|volume| volume.name != name) {
             return Err(Error::no_volume(name));
         }
@@ -222,7 +232,9 @@ impl Admin {
         known.volumes.retain(|volume| volume.name != name);
         let named = known.config.volumes.iter().find(|named| named.name == name);
         let notes = named.map(|named| stays_in_file(&known.config, named));
-        Ok(Outcome { notes: notes.into_iter().collect() })
+        Ok(Outcome {
+            notes: notes.into_iter().collect(),
+        })
     }
 
     /// Brings everything written so far to the origin; returns when it is there.
@@ -288,7 +300,9 @@ impl Admin {
         for old in &known.config.volumes {
             if fresh.volumes.iter().all(|volume| volume.name != old.name) {
                 let name = &old.name;
-                notes.push(format!("volume {name}: is gone from the file; needs a restart"));
+                notes.push(format!(
+                    "volume {name}: is gone from the file; needs a restart"
+                ));
             }
         }
         notes.extend(changed_sections(&known.config, &fresh));
@@ -306,7 +320,9 @@ fn changed_sections(old: &Config, new: &Config) -> Vec<String> {
         ("[images]", old.images != new.images),
     ];
     let changed = changed.into_iter().filter(|(_, changed)| *changed);
-    changed.map(|(section, _)| format!("{section}: its change needs a restart")).collect()
+    changed
+        .map(|(section, _)| format!("{section}: its change needs a restart"))
+        .collect()
 }
 
 fn stays_in_file(config: &Config, volume: &Volume) -> String {
@@ -330,7 +346,11 @@ fn check_against(known: &Known, volume: &Volume) -> Result<()> {
 }
 
 fn find<'a>(look: &'a Look, name: &str) -> Result<&'a VolumeSnapshot> {
-    let found = look.engine.volumes.iter().find(|volume| volume.name == name);
+    let found = look
+        .engine
+        .volumes
+        .iter()
+        .find(|volume| volume.name == name);
     found.ok_or_else(|| Error::no_volume(name))
 }
 
@@ -340,7 +360,11 @@ fn refuse_connected(look: &Look, volume: &VolumeSnapshot, verb: &str) -> Result<
         0 => Ok(()),
         clients => {
             let name = &volume.name;
-            let noun = if clients == 1 { "client is" } else { "clients are" };
+            let noun = if clients == 1 {
+                "client is"
+            } else {
+                "clients are"
+            };
             Err(Error::refused(format!(
                 "volume {name}: {clients} {noun} connected; disconnect first, then {verb} it"
             ))
@@ -353,7 +377,10 @@ fn dirty_refusal(volume: &VolumeSnapshot) -> Error {
     let name = &volume.name;
     let bytes = volume.dirty_bytes;
     let age = match volume.oldest_dirty_ns {
-        Some(nanos) => format!(", up to {} old,", units::human_seconds(nanos / 1_000_000_000)),
+        Some(nanos) => format!(
+            ", up to {} old,",
+            units::human_seconds(nanos / 1_000_000_000)
+        ),
         None => String::new(),
     };
     Error::refused(format!(

@@ -59,7 +59,10 @@ fn write_back(volume: &VolumeSnapshot) -> String {
         State::Stalled => " (the origin does not take it at present)",
         _ => "",
     };
-    format!("{back}; if its SSD is gone too, {} are lost{stalled} {image}", dirty(volume))
+    format!(
+        "{back}; if its SSD is gone too, {} are lost{stalled} {image}",
+        dirty(volume)
+    )
 }
 
 fn held(volume: &VolumeSnapshot) -> String {

@@ -55,7 +55,11 @@ impl Server {
             .name("admin".into())
             .spawn(move || runtime.block_on(serve(admin, listener, tcp, stopped)))
             .map_err(|error| Error::failed(format!("admin thread: {}", cause(&error))))?;
-        Ok(Server { path: path.to_path_buf(), stop, thread })
+        Ok(Server {
+            path: path.to_path_buf(),
+            stop,
+            thread,
+        })
     }
 
     /// Ends the thread and removes the socket. Orders under way are not waited for: their
@@ -122,8 +126,9 @@ async fn serve(
     tcp: Option<TcpListener>,
     stopped: oneshot::Receiver<()>,
 ) {
-    let only_metrics =
-        Router::new().route("/metrics", get(show_metrics)).with_state(admin.clone());
+    let only_metrics = Router::new()
+        .route("/metrics", get(show_metrics))
+        .with_state(admin.clone());
     let all = router(admin);
     let unix = async { axum::serve(listener, all).await };
     let tcp = async {
@@ -144,7 +149,10 @@ fn router(admin: Arc<Admin>) -> Router {
         .route("/v1/status", get(show_status))
         .route("/v1/reload", post(reload))
         .route("/v1/volumes", get(list_volumes).post(add_volume))
-        .route("/v1/volumes/{name}", get(show_volume).patch(set_volume).delete(remove_volume))
+        .route(
+            "/v1/volumes/{name}",
+            get(show_volume).patch(set_volume).delete(remove_volume),
+        )
         .route("/v1/volumes/{name}/{verb}", post(volume_verb))
         .route("/metrics", get(show_metrics))
         .fallback(|| async { no_such_path() })
@@ -155,7 +163,10 @@ fn router(admin: Arc<Admin>) -> Router {
 type App = State<Arc<Admin>>;
 
 fn no_such_path() -> Response {
-    reply(Err::<Value, _>(Error::new(Kind::NotFound, "no such path or method; see /v1/status")))
+    reply(Err::<Value, _>(Error::new(
+        Kind::NotFound,
+        "no such path or method; see /v1/status",
+    )))
 }
 
 async fn show_status(State(admin): App) -> Response {
@@ -171,8 +182,10 @@ async fn show_status(State(admin): App) -> Response {
 async fn list_volumes(State(admin): App) -> Response {
     run(move || {
         let view = admin.view()?;
-        let volumes: Vec<Value> =
-            view.shown().map(|volume| json::volume(&view, volume)).collect();
+        let volumes: Vec<Value> = view
+            .shown()
+            .map(|volume| json::volume(&view, volume))
+            .collect();
         Ok(object!({ "volumes": volumes }))
     })
     .await
@@ -196,20 +209,17 @@ fn shown(admin: &Admin, name: &str, outcome: Outcome) -> Result<Value> {
 async fn add_volume(State(admin): App, body: String) -> Response {
     run(move || {
         let document = parse_body(&body)?;
-        let name = document.get("name").and_then(Value::as_str).ok_or_else(|| {
-            Error::usage("name: is missing; write {\"name\": …, \"origin\": …}")
-        })?;
+        let name = document
+            .get("name")
+            .and_then(Value::as_str)
+            .ok_or_else(|| Error::usage("name: is missing; write {\"name\": …, \"origin\": …}"))?;
         let outcome = admin.add(name, &values_from_json(&document, &["name"])?)?;
         shown(&admin, name, outcome)
     })
     .await
 }
 
-async fn set_volume(
-    State(admin): App,
-    UrlPath(name): UrlPath<String>,
-    body: String,
-) -> Response {
+async fn set_volume(State(admin): App, UrlPath(name): UrlPath<String>, body: String) -> Response {
     run(move || {
         let outcome = admin.set(&name, &values_from_json(&parse_body(&body)?, &[])?)?;
         shown(&admin, &name, outcome)
@@ -271,9 +281,9 @@ async fn volume_verb(
             .await
         }
         "commit" | "snapshot" | "merge" | "rebase" | "resize" | "quiesce" | "resume" | "map"
-        | "accept-loss" | "takeover" => {
-            reply(Err::<Value, _>(Error::later(format!("volume {verb} is")).about(name)))
-        }
+        | "accept-loss" | "takeover" => reply(Err::<Value, _>(
+            Error::later(format!("volume {verb} is")).about(name),
+        )),
         _ => no_such_path(),
     }
 }

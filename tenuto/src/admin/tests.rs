@@ -50,7 +50,12 @@ impl Machine for Fake {
                 log_bytes: 1 << 30,
                 live_bytes: 4096,
                 index_bytes: 100,
-                segments: SegmentCounts { free: 7, write: 1, overlay: 0, sealed: 0 },
+                segments: SegmentCounts {
+                    free: 7,
+                    write: 1,
+                    overlay: 0,
+                    sealed: 0,
+                },
                 ram_blocks: 10,
                 ram_blocks_used: 5,
                 stage_slots: 4,
@@ -63,7 +68,11 @@ impl Machine for Fake {
                 checkpoints: 1,
             },
             clients: state.clients.clone(),
-            recovery: Recovery { ms: 3, tail_bytes_discarded: 0, ..Recovery::default() },
+            recovery: Recovery {
+                ms: 3,
+                tail_bytes_discarded: 0,
+                ..Recovery::default()
+            },
             counters: vec![("connections", "Open connections.", 0)],
         })
     }
@@ -78,7 +87,9 @@ impl Machine for Fake {
 
     fn tune(&self, settings: VolumeSettings) -> Result<()> {
         let limit = settings.dirty_limit_bytes;
-        self.state().orders.push(format!("tune {} {limit}", settings.name));
+        self.state()
+            .orders
+            .push(format!("tune {} {limit}", settings.name));
         Ok(())
     }
 
@@ -147,7 +158,11 @@ impl House {
         let config = Config::load(&path).expect("right");
         let fake = Fake::default();
         let admin = Arc::new(Admin::new(config, Vec::new(), Box::new(fake.clone())));
-        House { directory, fake, admin }
+        House {
+            directory,
+            fake,
+            admin,
+        }
     }
 
     fn image(&self, name: &str) -> String {
@@ -159,7 +174,10 @@ impl House {
     fn add(&self, name: &str, keys: &[(&str, &str)]) -> Result<Outcome> {
         let image = self.image(name);
         let mut values = vec![("origin".to_string(), Value::Text(image))];
-        values.extend(keys.iter().map(|(k, v)| (k.to_string(), Value::Text(v.to_string()))));
+        values.extend(
+            keys.iter()
+                .map(|(k, v)| (k.to_string(), Value::Text(v.to_string()))),
+        );
         self.admin.add(name, &values)
     }
 }
@@ -180,7 +198,10 @@ fn removing_a_dirty_volume_is_refused_with_bytes_age_and_the_flag_that_forces_it
         "volume a: 3145728 bytes (3 MiB), up to 1 min 15 s old, are not at the origin and would \
          be lost; run `tenuto volume destage a --wait` first, or force it with --discard-dirty=a"
     );
-    let error = house.admin.remove("a", Some("b")).expect_err("another name");
+    let error = house
+        .admin
+        .remove("a", Some("b"))
+        .expect_err("another name");
     assert_eq!(error.kind, Kind::Usage);
     house.admin.remove("a", Some("a")).expect("forced");
     assert_eq!(house.fake.orders(), ["add a", "remove a true"]);
@@ -191,9 +212,10 @@ fn a_connected_volume_is_neither_removed_nor_reset() {
     let house = House::new();
     house.add("a", &[("policy", "ephemeral")]).expect("added");
     house.fake.state().clients = vec![(VolumeId(0), 1)];
-    for (verb, result) in
-        [("remove", house.admin.remove("a", Some("a"))), ("reset", house.admin.reset("a"))]
-    {
+    for (verb, result) in [
+        ("remove", house.admin.remove("a", Some("a"))),
+        ("reset", house.admin.reset("a")),
+    ] {
         let error = result.expect_err("connected");
         assert_eq!(error.kind, Kind::Refused);
         assert_eq!(
@@ -211,9 +233,18 @@ fn only_ephemeral_volumes_are_reset_and_only_others_destaged() {
     let house = House::new();
     house.add("a", &[]).expect("added");
     house.add("b", &[("policy", "ephemeral")]).expect("added");
-    assert_eq!(house.admin.reset("a").expect_err("write-back").kind, Kind::Refused);
-    assert_eq!(house.admin.destage("b").expect_err("ephemeral").kind, Kind::Refused);
-    assert_eq!(house.admin.reset("c").expect_err("unknown").kind, Kind::NotFound);
+    assert_eq!(
+        house.admin.reset("a").expect_err("write-back").kind,
+        Kind::Refused
+    );
+    assert_eq!(
+        house.admin.destage("b").expect_err("ephemeral").kind,
+        Kind::Refused
+    );
+    assert_eq!(
+        house.admin.reset("c").expect_err("unknown").kind,
+        Kind::NotFound
+    );
     house.admin.destage("a").expect("done");
     assert_eq!(house.fake.orders(), ["add a", "add b", "destage 0"]);
 }
@@ -225,10 +256,17 @@ fn a_second_writer_is_refused_at_run_time_as_in_the_file() {
     let values = [("origin".to_string(), Value::Text(house.image("a")))];
     let error = house.admin.add("b", &values).expect_err("a second writer");
     assert_eq!(error.kind, Kind::Usage);
-    assert!(error.message.starts_with("origin: volumes b and a have the same image"));
+    assert!(
+        error
+            .message
+            .starts_with("origin: volumes b and a have the same image")
+    );
     assert_eq!(house.fake.orders(), ["add a"]);
     let error = house.add("a", &[]).expect_err("a second time");
-    assert_eq!(error.message, "volume a: exists already; choose another name");
+    assert_eq!(
+        error.message,
+        "volume a: exists already; choose another name"
+    );
 }
 
 #[test]
@@ -236,13 +274,22 @@ fn added_volumes_are_kept_until_they_are_removed() {
     let house = House::new();
     house.add("a", &[("dirty-limit", "2MiB")]).expect("added");
     let config = Config::load(&house.directory.path().join("t.toml")).expect("right");
-    assert_eq!(state::load(&config).expect("loaded")[0].dirty_limit_bytes, 2 << 20);
+    assert_eq!(
+        state::load(&config).expect("loaded")[0].dirty_limit_bytes,
+        2 << 20
+    );
     let values = [("dirty-limit".to_string(), Value::Text("4MiB".into()))];
     house.admin.set("a", &values).expect("changed");
-    assert_eq!(state::load(&config).expect("loaded")[0].dirty_limit_bytes, 4 << 20);
+    assert_eq!(
+        state::load(&config).expect("loaded")[0].dirty_limit_bytes,
+        4 << 20
+    );
     house.admin.remove("a", None).expect("removed");
     assert_eq!(state::load(&config).expect("loaded"), []);
-    assert_eq!(house.fake.orders(), ["add a", "tune a 4194304", "remove a false"]);
+    assert_eq!(
+        house.fake.orders(),
+        ["add a", "tune a 4194304", "remove a false"]
+    );
 }
 
 #[test]
@@ -281,7 +328,10 @@ fn reload_attaches_new_volumes_and_names_what_needs_a_restart() {
     let text = format!("{before}ram = \"2GiB\"\n[[volume]]\nname = \"a\"\norigin = \"{image}\"\n");
     std::fs::write(&path, text).expect("written");
     let outcome = house.admin.reload().expect("right");
-    assert_eq!(outcome.notes, ["volume a: attached", "[cache]: its change needs a restart"]);
+    assert_eq!(
+        outcome.notes,
+        ["volume a: attached", "[cache]: its change needs a restart"]
+    );
     let outcome = house.admin.remove("a", None).expect("removed");
     assert_eq!(
         outcome.notes,
@@ -319,7 +369,13 @@ fn assert_keys(document: &Json, keys: &str) {
 fn the_documents_have_every_key_of_the_public_interface_in_every_state() {
     let house = House::new();
     house.add("a", &[]).expect("added");
-    let states = [State::Clean, State::Dirty, State::Stalled, State::Held, State::Damaged];
+    let states = [
+        State::Clean,
+        State::Dirty,
+        State::Stalled,
+        State::Held,
+        State::Damaged,
+    ];
     for policy in [Policy::Uncached, Policy::WriteBack, Policy::Ephemeral] {
         for state in states {
             house.fake.change("a", |volume| {
@@ -335,7 +391,10 @@ fn the_documents_have_every_key_of_the_public_interface_in_every_state() {
     }
     let view = house.admin.view().expect("a view");
     assert_keys(&json::status(&view), STATUS_KEYS);
-    assert_eq!(json::status(&view)["cache"]["segments"]["replica"], Json::Null);
+    assert_eq!(
+        json::status(&view)["cache"]["segments"]["replica"],
+        Json::Null
+    );
 }
 
 #[test]
@@ -376,32 +435,58 @@ fn orders_and_refusals_go_over_the_socket_unchanged() {
     let house = House::new();
     let (server, client) = served(&house);
     let socket = house.directory.path().join("tenuto.sock");
-    let mode = std::fs::metadata(&socket).expect("there").permissions().mode();
+    let mode = std::fs::metadata(&socket)
+        .expect("there")
+        .permissions()
+        .mode();
     assert_eq!(mode & 0o777, 0o660);
     let image = house.image("a");
     let body = json!({ "name": "a", "origin": image, "dirty_limit": "2MiB", "read_only": false });
-    let shown = client.post("/v1/volumes", Some(&body), PROMPT).expect("added");
+    let shown = client
+        .post("/v1/volumes", Some(&body), PROMPT)
+        .expect("added");
     assert_keys(&shown, SHOW_KEYS);
-    client.patch("/v1/volumes/a", &json!({ "dirty_limit": 4194304 })).expect("changed");
-    client.post("/v1/volumes/a/destage?wait=true", None, PATIENT).expect("destaged");
+    client
+        .patch("/v1/volumes/a", &json!({ "dirty_limit": 4194304 }))
+        .expect("changed");
+    client
+        .post("/v1/volumes/a/destage?wait=true", None, PATIENT)
+        .expect("destaged");
     assert_keys(&client.get("/v1/status").expect("status"), STATUS_KEYS);
     let error = client.get("/v1/volumes/b").expect_err("unknown");
-    assert_eq!((error.kind, error.object.as_deref()), (Kind::NotFound, Some("b")));
-    let error = client.post("/v1/volumes/a/snapshot", None, PROMPT).expect_err("later");
+    assert_eq!(
+        (error.kind, error.object.as_deref()),
+        (Kind::NotFound, Some("b"))
+    );
+    let error = client
+        .post("/v1/volumes/a/snapshot", None, PROMPT)
+        .expect_err("later");
     assert_eq!(error.kind, Kind::NotInThisVersion);
-    let error = client.post("/v1/volumes/a/reset", None, PROMPT).expect_err("write-back");
+    let error = client
+        .post("/v1/volumes/a/reset", None, PROMPT)
+        .expect_err("write-back");
     assert_eq!(error.kind, Kind::Refused);
     let error = client.get("/nonsense").expect_err("no such path");
     assert_eq!(error.kind, Kind::NotFound);
     let body = json!({ "name": "b", "origin": image, "polcy": 1 });
-    let error = client.post("/v1/volumes", Some(&body), PROMPT).expect_err("wrong key");
-    assert_eq!(error.message, "polcy: unknown key; did you mean \"policy\"?");
+    let error = client
+        .post("/v1/volumes", Some(&body), PROMPT)
+        .expect_err("wrong key");
+    assert_eq!(
+        error.message,
+        "polcy: unknown key; did you mean \"policy\"?"
+    );
     client.delete("/v1/volumes/a").expect("removed");
     server.stop();
     assert!(!socket.exists());
     let error = client.get("/v1/status").expect_err("gone");
     assert_eq!(error.kind, Kind::Unreachable);
-    assert!(error.message.starts_with(&format!("{}: ", socket.display())), "{error}");
+    assert!(
+        error
+            .message
+            .starts_with(&format!("{}: ", socket.display())),
+        "{error}"
+    );
 }
 
 #[test]
@@ -410,10 +495,15 @@ fn a_stale_socket_is_replaced_and_a_live_one_left_alone() {
     let socket = house.directory.path().join("tenuto.sock");
     drop(std::os::unix::net::UnixListener::bind(&socket).expect("bound"));
     let (server, client) = served(&house);
-    client.get("/v1/status").expect("the stale socket is replaced");
+    client
+        .get("/v1/status")
+        .expect("the stale socket is replaced");
     let second = Server::start(house.admin.clone(), &socket, None, None);
     let error = second.err().expect("the first is alive");
-    assert!(error.message.contains("another daemon answers here"), "{error}");
+    assert!(
+        error.message.contains("another daemon answers here"),
+        "{error}"
+    );
     client.get("/v1/status").expect("undisturbed");
     server.stop();
 }
@@ -434,7 +524,10 @@ fn metrics_are_prometheus_text_with_one_head_for_each_name() {
             let (left, value) = line.rsplit_once(' ').expect("a value");
             value.parse::<f64>().expect("a number");
             let name = left.split('{').next().expect("a name");
-            assert!(names.iter().any(|known| name.starts_with(known)), "{name} has no type");
+            assert!(
+                names.iter().any(|known| name.starts_with(known)),
+                "{name} has no type"
+            );
         }
     }
     assert!(text.contains("tenuto_volume_writes_total{volume=\"b\"} 0\n"));

@@ -11,8 +11,12 @@ pub fn values_from_json(
     document: &Map<String, Json>,
     except: &[&str],
 ) -> Result<Vec<(String, Value)>> {
-    let members = document.iter().filter(|(key, _)| !except.contains(&key.as_str()));
-    members.map(|(key, value)| Ok((key.replace('_', "-"), value_from_json(key, value)?))).collect()
+    let members = document
+        .iter()
+        .filter(|(key, _)| !except.contains(&key.as_str()));
+    members
+        .map(|(key, value)| Ok((key.replace('_', "-"), value_from_json(key, value)?)))
+        .collect()
 }
 
 fn value_from_json(key: &str, value: &Json) -> Result<Value> {
@@ -24,10 +28,15 @@ fn value_from_json(key: &str, value: &Json) -> Result<Value> {
             None => Value::Other("a number that is not whole"),
         }),
         Json::Array(items) => {
-            let items: Result<_> = items.iter().map(|item| value_from_json(key, item)).collect();
+            let items: Result<_> = items
+                .iter()
+                .map(|item| value_from_json(key, item))
+                .collect();
             Ok(Value::List(items?))
         }
         Json::Object(members) => Ok(Value::Table(values_from_json(members, &[])?)),
-        Json::Null => Err(Error::usage(format!("{key}: null is no value; leave the key out"))),
+        Json::Null => Err(Error::usage(format!(
+            "{key}: null is no value; leave the key out"
+        ))),
     }
 }

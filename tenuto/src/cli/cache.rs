@@ -80,12 +80,21 @@ fn create(context: &Context, command: &Create) -> Result<()> {
     let path = &command.path;
     let asked = command.size.as_deref().map(parse_asked_size).transpose()?;
     let configured = configuration(context)?;
-    let size = asked.or_else(|| configured.as_ref().and_then(|config| size_for(config, path)));
+    let size = asked.or_else(|| {
+        configured
+            .as_ref()
+            .and_then(|config| size_for(config, path))
+    });
     let stage_dir = stage_dir(configured.as_ref());
-    let existing = std::fs::metadata(path).map(|meta| meta.len()).ok().filter(|bytes| *bytes > 0);
+    let existing = std::fs::metadata(path)
+        .map(|meta| meta.len())
+        .ok()
+        .filter(|bytes| *bytes > 0);
     let is_device = is_block_device(path);
     if size.is_none() && existing.is_none() && !is_device {
-        return Err(Error::usage("--size: is missing; write it as in --size 64GiB"));
+        return Err(Error::usage(
+            "--size: is missing; write it as in --size 64GiB",
+        ));
     }
     let created = make(path, size, command.force, &stage_dir)?;
     let name = path.display().to_string();
@@ -96,7 +105,11 @@ fn create(context: &Context, command: &Create) -> Result<()> {
         "log_bytes": created.log_bytes,
     });
     context.output().confirmation(&document, || {
-        format!("{name}: cache of {}, {}\n", human_bytes(created.log_bytes), created.uuid)
+        format!(
+            "{name}: cache of {}, {}\n",
+            human_bytes(created.log_bytes),
+            created.uuid
+        )
     })
 }
 
@@ -108,7 +121,9 @@ fn parse_asked_size(text: &str) -> Result<u64> {
     })?;
     if bytes < CACHE_BYTES_MIN {
         let least = show_size(CACHE_BYTES_MIN);
-        return Err(Error::usage(format!("--size: {text} is too small; write at least {least}")));
+        return Err(Error::usage(format!(
+            "--size: {text} is too small; write at least {least}"
+        )));
     }
     Ok(bytes)
 }
@@ -151,14 +166,25 @@ pub fn create_missing(config: &Config) -> Result<()> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Err(error) => return Err(inspect::unreadable(path, &error)),
     }
-    if let Some(parent) = path.parent().filter(|_| !config.cache.sources.contains_key("path")) {
+    if let Some(parent) = path
+        .parent()
+        .filter(|_| !config.cache.sources.contains_key("path"))
+    {
         std::fs::create_dir_all(parent).map_err(|error| {
-            Error::failed(format!("{}: {}; make it first", parent.display(), cause(&error)))
+            Error::failed(format!(
+                "{}: {}; make it first",
+                parent.display(),
+                cause(&error)
+            ))
         })?;
     }
     let size = config.cache.size_bytes;
     let created = make(path, Some(size), false, &config.host.stage_dir)?;
-    tracing::info!("cache {}: made, {}", path.display(), human_bytes(created.bytes));
+    tracing::info!(
+        "cache {}: made, {}",
+        path.display(),
+        human_bytes(created.bytes)
+    );
     Ok(())
 }
 
@@ -194,7 +220,11 @@ fn make(path: &Path, size: Option<u64>, force: bool, stage_dir: &Path) -> Result
             return Err(Error::usage(format!("cache {}: {why}", path.display())));
         }
     };
-    let bytes = if claimed.target.block_device { device_bytes(geometry) } else { wanted };
+    let bytes = if claimed.target.block_device {
+        device_bytes(geometry)
+    } else {
+        wanted
+    };
     let target = claimed.allocate(bytes).map_err(offline::from_fault)?;
     let uuid = Uuid(*uuid::Uuid::new_v4().as_bytes());
     let mut files = Files::new(target);
@@ -203,7 +233,11 @@ fn make(path: &Path, size: Option<u64>, force: bool, stage_dir: &Path) -> Result
         // It belongs to a cache that is gone; left behind it would only take memory.
         let _ = std::fs::remove_file(stage);
     }
-    Ok(Created { uuid, bytes, log_bytes: geometry.log_bytes() })
+    Ok(Created {
+        uuid,
+        bytes,
+        log_bytes: geometry.log_bytes(),
+    })
 }
 
 /// Refuses to overwrite what is not blank and not a clean cache. Returns the stage file of the
@@ -219,8 +253,10 @@ fn refuse_dirty(
     }
     let name = path.display();
     let refuse = |what: String| {
-        Err(Error::refused(format!("cache {name}: {what}, or force it with --force"))
-            .about(name.to_string()))
+        Err(
+            Error::refused(format!("cache {name}: {what}, or force it with --force"))
+                .about(name.to_string()),
+        )
     };
     let superblock = match inspect::superblock(&claimed.target)? {
         Ok(superblock) => superblock,
@@ -240,7 +276,9 @@ fn refuse_dirty(
     let found = match offline::peek(&files, &superblock, stage_dir) {
         Ok(found) => found,
         Err(error) => {
-            return refuse(format!("is a cache that does not open ({error}); see cache verify"));
+            return refuse(format!(
+                "is a cache that does not open ({error}); see cache verify"
+            ));
         }
     };
     match found.dirty_list() {
@@ -256,7 +294,10 @@ fn refuse_dirty(
 }
 
 fn oldest(found: &Found) -> String {
-    let oldest = found.dirty().filter_map(|volume| volume.oldest_dirty_ns).max();
+    let oldest = found
+        .dirty()
+        .filter_map(|volume| volume.oldest_dirty_ns)
+        .max();
     oldest.map_or(String::new(), |nanos| {
         let age = crate::config::units::human_seconds(nanos / 1_000_000_000);
         format!(", up to {age} old,")
@@ -269,7 +310,11 @@ fn reopened(target: &Target) -> Result<Target> {
         .file
         .try_clone()
         .map_err(|error| Error::failed(format!("{}: {}", target.name(), cause(&error))))?;
-    Ok(Target { file, path: target.path.clone(), ..*target })
+    Ok(Target {
+        file,
+        path: target.path.clone(),
+        ..*target
+    })
 }
 
 fn inspect_cache(context: &Context, path: &Path, verify: bool) -> Result<()> {
@@ -303,7 +348,9 @@ fn inspect_cache(context: &Context, path: &Path, verify: bool) -> Result<()> {
         )
         .about(name));
     }
-    context.output().document(&document, || found_text(path, &superblock, &found))
+    context
+        .output()
+        .document(&document, || found_text(path, &superblock, &found))
 }
 
 fn report_json(found: &Found) -> Value {
@@ -326,7 +373,11 @@ fn superblock_text(path: &Path, superblock: &Superblock) -> String {
         ("log", human_bytes(geometry.log_bytes())),
         (
             "segments",
-            format!("{} of {}", geometry.segments, human_bytes(geometry.segment_bytes())),
+            format!(
+                "{} of {}",
+                geometry.segments,
+                human_bytes(geometry.segment_bytes())
+            ),
         ),
     ])
 }
@@ -335,7 +386,13 @@ fn found_text(path: &Path, superblock: &Superblock, found: &Found) -> String {
     let report = &found.report;
     let mut text = superblock_text(path, superblock);
     text.push_str(&output::fields(&[
-        ("stage", found.stage.as_ref().map_or("none".into(), |path| path.display().to_string())),
+        (
+            "stage",
+            found
+                .stage
+                .as_ref()
+                .map_or("none".into(), |path| path.display().to_string()),
+        ),
         (
             "recovery",
             format!(
@@ -344,7 +401,15 @@ fn found_text(path: &Path, superblock: &Superblock, found: &Found) -> String {
                 human_bytes(report.tail_bytes_discarded)
             ),
         ),
-        ("damage", if report.damage.is_empty() { "none" } else { "see below" }.into()),
+        (
+            "damage",
+            if report.damage.is_empty() {
+                "none"
+            } else {
+                "see below"
+            }
+            .into(),
+        ),
     ]));
     text.extend(report.damage.iter().map(|line| format!("  {line}\n")));
     if !found.volumes.is_empty() {

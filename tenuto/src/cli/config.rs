@@ -61,7 +61,11 @@ fn explain_all(context: &Context, config: &Config) -> Result<()> {
             let cells: Vec<Vec<String>> = section
                 .iter()
                 .map(|row| {
-                    let value = if row.value.is_empty() { "-" } else { &row.value };
+                    let value = if row.value.is_empty() {
+                        "-"
+                    } else {
+                        &row.value
+                    };
                     let cells = [row.key, "=", value, "#", &row.from, "|", row.meaning];
                     cells.map(String::from).to_vec()
                 })

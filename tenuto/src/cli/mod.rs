@@ -29,7 +29,12 @@ use std::process::ExitCode;
 
 /// A write-back cache between the disks of virtual machines and slow shared storage.
 #[derive(Debug, Parser)]
-#[command(name = "tenuto", disable_version_flag = false, version, arg_required_else_help = true)]
+#[command(
+    name = "tenuto",
+    disable_version_flag = false,
+    version,
+    arg_required_else_help = true
+)]
 #[command(infer_subcommands = false, propagate_version = false)]
 pub struct Cli {
     #[command(flatten)]
@@ -45,7 +50,13 @@ pub struct Common {
     #[arg(short, long, global = true, value_name = "FILE", display_order = 100)]
     pub config: Option<PathBuf>,
     /// Admin socket of the daemon; default: from the configuration
-    #[arg(long, global = true, value_name = "PATH", env = "TENUTO_SOCKET", display_order = 101)]
+    #[arg(
+        long,
+        global = true,
+        value_name = "PATH",
+        env = "TENUTO_SOCKET",
+        display_order = 101
+    )]
     pub socket: Option<PathBuf>,
     /// One JSON document on standard output
     #[arg(long, global = true, display_order = 102)]
@@ -57,7 +68,13 @@ pub struct Common {
     #[arg(short, long, global = true, action = clap::ArgAction::Count, display_order = 104)]
     pub verbose: u8,
     /// When to use colours
-    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", display_order = 105)]
+    #[arg(
+        long,
+        global = true,
+        value_name = "WHEN",
+        default_value = "auto",
+        display_order = 105
+    )]
     pub color: Color,
 }
 
@@ -165,7 +182,11 @@ impl Context {
                 std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
             }
         };
-        Output { json: common.json, quiet: common.quiet > 0, color }
+        Output {
+            json: common.json,
+            quiet: common.quiet > 0,
+            color,
+        }
     }
 
     /// The configuration, which must exist.
@@ -181,7 +202,9 @@ impl Context {
         let path = configuration::locate(self.common.config.as_deref());
         let named = self.common.config.is_some() || std::env::var_os("TENUTO_CONFIG").is_some();
         if !named && !path.exists() {
-            return Ok(Client::new(&configuration::default_run_dir().join("tenuto.sock")));
+            return Ok(Client::new(
+                &configuration::default_run_dir().join("tenuto.sock"),
+            ));
         }
         Ok(Client::new(&Config::load(&path)?.admin_socket()))
     }
@@ -195,7 +218,9 @@ fn version(context: &Context) -> Result<()> {
         "arch": std::env::consts::ARCH,
         "os": std::env::consts::OS,
     });
-    context.output().document(&document, || format!("tenuto {version}\n"))
+    context
+        .output()
+        .document(&document, || format!("tenuto {version}\n"))
 }
 
 fn completions(shell: clap_complete::Shell) -> Result<()> {

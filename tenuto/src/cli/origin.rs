@@ -26,7 +26,9 @@ pub struct Image {
 pub fn run(context: &Context, command: Command) -> Result<()> {
     match command {
         Command::Inspect(image) => inspect(context, &image),
-        Command::Replay(image) => super::offline::replay(context, &image.image, image.journal.as_deref()),
+        Command::Replay(image) => {
+            super::offline::replay(context, &image.image, image.journal.as_deref())
+        }
     }
 }
 
@@ -35,7 +37,11 @@ fn inspect(context: &Context, image: &Image) -> Result<()> {
     let document = inspect::beside_json(&found);
     if let Some(damage) = found.damage.first() {
         let more = found.damage.len() - 1;
-        let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
+        let more = if more > 0 {
+            format!(" (and {more} more)")
+        } else {
+            String::new()
+        };
         let message = format!("{damage}{more}; do not use the image without its owner's cache");
         return Err(Error::new(Kind::Damaged, message).about(image.image.display().to_string()));
     }
@@ -51,7 +57,10 @@ fn text(found: &Beside) -> String {
         None => rows.push(("ledger", "none".into())),
         Some(ledger) => {
             rows.push(("ledger", found.ledger_path.display().to_string()));
-            rows.push(("owner", format!("{} (machine {})", ledger.owner, ledger.machine)));
+            rows.push((
+                "owner",
+                format!("{} (machine {})", ledger.owner, ledger.machine),
+            ));
             rows.push(("volume", ledger.volume.to_string()));
             rows.push(("generation", ledger.generation.to_string()));
             rows.push(("destaged", format!("up to serial {}", ledger.destaged)));

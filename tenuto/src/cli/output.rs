@@ -86,7 +86,9 @@ pub fn table(head: &[&str], rows: &[Vec<String>], right: &[usize]) -> String {
 /// Names and values below each other.
 pub fn fields(rows: &[(&str, String)]) -> String {
     let widest = rows.iter().map(|(name, _)| width(name)).max().unwrap_or(0);
-    rows.iter().map(|(name, value)| format!("{name:widest$}  {value}\n")).collect()
+    rows.iter()
+        .map(|(name, value)| format!("{name:widest$}  {value}\n"))
+        .collect()
 }
 
 /// Letters on screen: colour codes take no room.
@@ -110,7 +112,11 @@ mod tests {
 
     #[test]
     fn columns_are_aligned_also_when_some_cells_are_coloured() {
-        let output = Output { json: false, quiet: false, color: true };
+        let output = Output {
+            json: false,
+            quiet: false,
+            color: true,
+        };
         let rows = [
             vec!["a".into(), output.state("clean"), "1".into()],
             vec!["desk-001".into(), output.state("dirty"), "4096".into()],

@@ -5,9 +5,9 @@
 //! SIGINT end in order and keep dirty data; SIGHUP applies the changed file.
 
 use super::{Context, cache};
+use crate::admin::Admin;
 use crate::admin::live::{Live, start_error};
 use crate::admin::server::{self, Server};
-use crate::admin::Admin;
 use crate::config::{Config, Volume, check, state};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result, cause};
@@ -94,14 +94,20 @@ fn added_volumes(config: &Config) -> Result<Vec<Volume>> {
     }
     let named = known.len();
     for volume in state::load(config)? {
-        let others: Vec<(&Volume, check::Origin)> =
-            known.iter().map(|(volume, origin)| (volume, origin.clone())).collect();
+        let others: Vec<(&Volume, check::Origin)> = known
+            .iter()
+            .map(|(volume, origin)| (volume, origin.clone()))
+            .collect();
         match check::check_volume(config, &volume, &others) {
             Ok(origin) => known.push((volume, origin)),
             Err(error) => tracing::error!("volume {} is left out: {error}", volume.name),
         }
     }
-    Ok(known.split_off(named).into_iter().map(|(volume, _)| volume).collect())
+    Ok(known
+        .split_off(named)
+        .into_iter()
+        .map(|(volume, _)| volume)
+        .collect())
 }
 
 fn note_limits(volume: &Volume) {

@@ -18,7 +18,9 @@ pub fn run(context: &Context, command: &Status) -> Result<()> {
     if command.only_wrong {
         return wrong_only(context, &status);
     }
-    context.output().document(&status, || text(context, &status))
+    context
+        .output()
+        .document(&status, || text(context, &status))
 }
 
 fn wrong_only(context: &Context, status: &Value) -> Result<()> {
@@ -33,7 +35,11 @@ fn wrong_only(context: &Context, status: &Value) -> Result<()> {
     match troubles.is_empty() {
         true => Ok(()),
         // The lines above say it all; a second line on standard error would be noise.
-        false => Err(Error { kind: Kind::Failed, message: String::new(), object: None }),
+        false => Err(Error {
+            kind: Kind::Failed,
+            message: String::new(),
+            object: None,
+        }),
     }
 }
 

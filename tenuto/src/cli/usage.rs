@@ -13,7 +13,9 @@ pub fn explain(error: clap::Error) -> Result<()> {
             let help = error.render().to_string();
             let usage = help.lines().find_map(|line| line.strip_prefix("Usage: "));
             let usage = usage.unwrap_or("tenuto <COMMAND>");
-            Err(Error::usage(format!("a command is missing; usage: {usage}; see --help")))
+            Err(Error::usage(format!(
+                "a command is missing; usage: {usage}; see --help"
+            )))
         }
         _ => Err(Error::usage(one_line(&error.render().to_string()))),
     }
@@ -21,14 +23,22 @@ pub fn explain(error: clap::Error) -> Result<()> {
 
 /// clap's first paragraph, its tips and its usage, without their line breaks.
 fn one_line(text: &str) -> String {
-    let mut paragraphs = text.split("\n\n").map(|paragraph| {
-        paragraph.split_whitespace().collect::<Vec<_>>().join(" ")
-    });
+    let mut paragraphs = text
+        .split("\n\n")
+        .map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "));
     let first = paragraphs.next().unwrap_or_default();
-    let first = first.strip_prefix("error: ").unwrap_or(&first).trim_end_matches('.').to_string();
+    let first = first
+        .strip_prefix("error: ")
+        .unwrap_or(&first)
+        .trim_end_matches('.')
+        .to_string();
     let hint = paragraphs.find_map(|paragraph| {
         let tip = paragraph.strip_prefix("tip: ").map(str::to_string);
-        tip.or_else(|| paragraph.strip_prefix("Usage: ").map(|usage| format!("usage: {usage}")))
+        tip.or_else(|| {
+            paragraph
+                .strip_prefix("Usage: ")
+                .map(|usage| format!("usage: {usage}"))
+        })
     });
     match hint {
         Some(hint) => format!("{first}; {hint}"),
@@ -44,7 +54,9 @@ mod tests {
 
     fn message(arguments: &[&str]) -> String {
         let all = ["tenuto"].iter().chain(arguments);
-        explain(Cli::try_parse_from(all).expect_err("must not parse")).expect_err("error").message
+        explain(Cli::try_parse_from(all).expect_err("must not parse"))
+            .expect_err("error")
+            .message
     }
 
     #[test]

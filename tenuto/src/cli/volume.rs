@@ -1,8 +1,8 @@
 //! `tenuto volume …`: everything that is said to a running daemon about its volumes.
 
+use super::Context;
 use super::later::{Rest, not_yet};
 use super::output::{self, Output};
-use super::Context;
 use crate::admin::client::{Client, PATIENT, PROMPT};
 use crate::config::keys::check_name;
 use crate::config::parse::split_argument;
@@ -139,7 +139,9 @@ fn url(name: &str, rest: &str) -> Result<String> {
 fn list(context: &Context) -> Result<()> {
     let document = context.client()?.get("/v1/volumes")?;
     let output = context.output();
-    let volumes = document["volumes"].as_array().map_or(&[][..], Vec::as_slice);
+    let volumes = document["volumes"]
+        .as_array()
+        .map_or(&[][..], Vec::as_slice);
     output.document(&document, || list_text(&output, volumes))
 }
 
@@ -161,8 +163,9 @@ pub fn list_text(output: &Output, volumes: &[Value]) -> String {
             ]
         })
         .collect();
-    let head =
-        ["NAME", "POLICY", "STATE", "SIZE", "DIRTY", "AGE", "CLIENTS", "FLAGS", "ORIGIN"];
+    let head = [
+        "NAME", "POLICY", "STATE", "SIZE", "DIRTY", "AGE", "CLIENTS", "FLAGS", "ORIGIN",
+    ];
     output::table(&head, &rows, &[3, 4, 5, 6])
 }
 
@@ -175,7 +178,9 @@ fn show(context: &Context, command: &Show) -> Result<()> {
     }
     if command.libvirt {
         let xml = libvirt_disk(&volume);
-        return context.output().document(&json!({ "libvirt": xml }), || xml.clone());
+        return context
+            .output()
+            .document(&json!({ "libvirt": xml }), || xml.clone());
     }
     let output = context.output();
     output.document(&volume, || show_text(&output, &volume))
@@ -188,7 +193,12 @@ fn show_text(output: &Output, volume: &Value) -> String {
             Some(micros) => format!("{micros} us"),
             None => "-".into(),
         };
-        format!("p50 {}, p99 {}, p999 {}", part("p50"), part("p99"), part("p999"))
+        format!(
+            "p50 {}, p99 {}, p999 {}",
+            part("p50"),
+            part("p99"),
+            part("p999")
+        )
     };
     let reads = &volume["reads"];
     let writes = &volume["writes"];
@@ -198,9 +208,20 @@ fn show_text(output: &Output, volume: &Value) -> String {
         ("name", text(&volume["name"])),
         ("origin", text(&origin["path"])),
         ("policy", text(&volume["effective_policy"])),
-        ("write cache", if volume["write_cache"] == true { "on" } else { "off" }.into()),
+        (
+            "write cache",
+            if volume["write_cache"] == true {
+                "on"
+            } else {
+                "off"
+            }
+            .into(),
+        ),
         ("destage", text(&volume["effective_destage"])),
-        ("state", output.state(&text(&volume["state"])) + &reason(volume)),
+        (
+            "state",
+            output.state(&text(&volume["state"])) + &reason(volume),
+        ),
         ("flags", flags(volume)),
         ("promise", text(&volume["promise"])),
         ("size", bytes(&volume["size_bytes"])),
@@ -271,7 +292,9 @@ fn add(context: &Context, command: &Keys) -> Result<()> {
         .map_err(|wrong| Error::usage(format!("name: {}; {}", wrong.what, wrong.right)))?;
     let mut body = body(&command.keys)?;
     body.insert("name".into(), json!(name));
-    let reply = context.client()?.post("/v1/volumes", Some(&Value::Object(body)), PATIENT)?;
+    let reply = context
+        .client()?
+        .post("/v1/volumes", Some(&Value::Object(body)), PATIENT)?;
     done(context, &reply, &format!("volume {name}: attached"))
 }
 
@@ -335,29 +358,47 @@ fn destage(context: &Context, command: &Destage) -> Result<()> {
         (Some(_), [reply]) => reply.clone(),
         _ => json!({ "volumes": replies }),
     };
-    let what = if command.wait { "is at the origin" } else { "destage started" };
+    let what = if command.wait {
+        "is at the origin"
+    } else {
+        "destage started"
+    };
     context.output().confirmation(&document, || {
-        names.iter().map(|name| format!("volume {name}: {what}\n")).collect()
+        names
+            .iter()
+            .map(|name| format!("volume {name}: {what}\n"))
+            .collect()
     })
 }
 
 /// Volumes that have something to destage.
 fn dirty_volumes(client: &Client) -> Result<Vec<String>> {
     let document = client.get("/v1/volumes")?;
-    let volumes = document["volumes"].as_array().map_or(&[][..], Vec::as_slice);
+    let volumes = document["volumes"]
+        .as_array()
+        .map_or(&[][..], Vec::as_slice);
     let owes = |volume: &&Value| volume["policy"] != "ephemeral";
-    Ok(volumes.iter().filter(owes).map(|volume| text(&volume["name"])).collect())
+    Ok(volumes
+        .iter()
+        .filter(owes)
+        .map(|volume| text(&volume["name"]))
+        .collect())
 }
 
 fn reset(context: &Context, name: &str) -> Result<()> {
-    let reply = context.client()?.post(&url(name, "/reset")?, None, PATIENT)?;
+    let reply = context
+        .client()?
+        .post(&url(name, "/reset")?, None, PATIENT)?;
     done(context, &reply, &format!("volume {name}: reset"))
 }
 
 fn done(context: &Context, reply: &Value, line: &str) -> Result<()> {
     context.output().confirmation(reply, || {
         let notes = reply["notes"].as_array().map_or(&[][..], Vec::as_slice);
-        let notes = notes.iter().filter_map(Value::as_str).map(|note| format!("note: {note}\n"));
+        let notes = notes
+            .iter()
+            .filter_map(Value::as_str)
+            .map(|note| format!("note: {note}\n"));
         std::iter::once(format!("{line}\n")).chain(notes).collect()
     })
 }
@@ -367,7 +408,11 @@ fn qemu_arguments(volume: &Value) -> String {
     let name = text(&volume["name"]);
     // In QEMU's option syntax a comma inside a value is doubled.
     let socket = text(&volume["nbd_socket"]).replace(',', ",,");
-    let read_only = if has_flag(volume, "read-only") { ",read-only=on" } else { "" };
+    let read_only = if has_flag(volume, "read-only") {
+        ",read-only=on"
+    } else {
+        ""
+    };
     let node = node_name(&name);
     format!(
         "-blockdev driver=nbd,node-name={node},server.type=unix,server.path={socket},\
@@ -387,8 +432,15 @@ fn node_name(name: &str) -> String {
 fn libvirt_disk(volume: &Value) -> String {
     let name = text(&volume["name"]);
     let socket = text(&volume["nbd_socket"]);
-    let socket = socket.replace('&', "&amp;").replace('\'', "&apos;").replace('<', "&lt;");
-    let read_only = if has_flag(volume, "read-only") { "  <readonly/>\n" } else { "" };
+    let socket = socket
+        .replace('&', "&amp;")
+        .replace('\'', "&apos;")
+        .replace('<', "&lt;");
+    let read_only = if has_flag(volume, "read-only") {
+        "  <readonly/>\n"
+    } else {
+        ""
+    };
     format!(
         "<disk type='network' device='disk'>\n\
         \x20 <driver name='qemu' type='raw' cache='none' discard='unmap'/>\n\
@@ -418,15 +470,23 @@ fn age(value: &Value) -> String {
 }
 
 fn reason(volume: &Value) -> String {
-    volume["effective_reason"].as_str().map_or(String::new(), |reason| format!(" ({reason})"))
+    volume["effective_reason"]
+        .as_str()
+        .map_or(String::new(), |reason| format!(" ({reason})"))
 }
 
 fn has_flag(volume: &Value, flag: &str) -> bool {
-    volume["flags"].as_array().is_some_and(|flags| flags.iter().any(|known| known == flag))
+    volume["flags"]
+        .as_array()
+        .is_some_and(|flags| flags.iter().any(|known| known == flag))
 }
 
 fn flags(volume: &Value) -> String {
     let flags = volume["flags"].as_array().map_or(&[][..], Vec::as_slice);
     let flags: Vec<&str> = flags.iter().filter_map(Value::as_str).collect();
-    if flags.is_empty() { "-".into() } else { flags.join(",") }
+    if flags.is_empty() {
+        "-".into()
+    } else {
+        flags.join(",")
+    }
 }

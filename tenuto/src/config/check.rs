@@ -42,7 +42,10 @@ pub fn check_volume(
     known: &[(&Volume, Origin)],
 ) -> Result<Origin, ConfigError> {
     let fail = |key, wrong| volume_error(config, volume, key, wrong);
-    let socket = config.host.run_dir.join(format!("{}.vhost.sock", volume.name));
+    let socket = config
+        .host
+        .run_dir
+        .join(format!("{}.vhost.sock", volume.name));
     if socket.as_os_str().len() > SOCKET_PATH_MAX {
         let wrong = Wrong::new(
             format!("the path of its socket has more than {SOCKET_PATH_MAX} bytes"),
@@ -66,8 +69,14 @@ pub fn check_volume(
 }
 
 fn second_writer(volume: &Volume, other: &Volume) -> Wrong {
-    let writer = if volume.writes_origin() { volume } else { other };
-    let line = other.line.map_or(String::new(), |line| format!(" of line {line}"));
+    let writer = if volume.writes_origin() {
+        volume
+    } else {
+        other
+    };
+    let line = other
+        .line
+        .map_or(String::new(), |line| format!(" of line {line}"));
     Wrong::new(
         format!(
             "volumes {} and {}{line} have the same image and {} writes it",
@@ -79,10 +88,19 @@ fn second_writer(volume: &Volume, other: &Volume) -> Wrong {
 
 fn volume_error(config: &Config, volume: &Volume, key: &str, wrong: Wrong) -> ConfigError {
     // A key that was not written is blamed on the image that does not suit its default.
-    let key = if volume.sources.contains_key(key) { key } else { "origin" };
+    let key = if volume.sources.contains_key(key) {
+        key
+    } else {
+        "origin"
+    };
     let line = volume.sources.get(key).and_then(Source::line);
     let file = line.is_some().then(|| config.path.clone());
-    ConfigError { file, line, key: key.into(), wrong }
+    ConfigError {
+        file,
+        line,
+        key: key.into(),
+        wrong,
+    }
 }
 
 fn check_host(config: &Config) -> Result<(), ConfigError> {
@@ -122,17 +140,22 @@ fn check_directory(path: &Path) -> Result<(), Wrong> {
     let right = "name a directory that exists";
     match std::fs::metadata(path) {
         Ok(meta) if meta.is_dir() => Ok(()),
-        Ok(_) => Err(Wrong::new(format!("{} is not a directory", path.display()), right)),
-        Err(error) => Err(Wrong::new(format!("{}: {}", path.display(), cause(&error)), right)),
+        Ok(_) => Err(Wrong::new(
+            format!("{} is not a directory", path.display()),
+            right,
+        )),
+        Err(error) => Err(Wrong::new(
+            format!("{}: {}", path.display(), cause(&error)),
+            right,
+        )),
     }
 }
 
 /// Looks at an image without opening it for more than reading.
 pub fn look(path: &Path) -> Result<Origin, Wrong> {
     let right = "name a raw image or block device that exists and can be read";
-    let wrong = |error: &std::io::Error| {
-        Wrong::new(format!("{}: {}", path.display(), cause(error)), right)
-    };
+    let wrong =
+        |error: &std::io::Error| Wrong::new(format!("{}: {}", path.display(), cause(error)), right);
     let canonical = path.canonicalize().map_err(|error| wrong(&error))?;
     let meta = canonical.metadata().map_err(|error| wrong(&error))?;
     let kind = meta.file_type();
@@ -143,14 +166,20 @@ pub fn look(path: &Path) -> Result<Origin, Wrong> {
     let size_bytes = size_of(&canonical, &meta).map_err(|error| wrong(&error))?;
     if size_bytes == 0 {
         let what = format!("{} is empty", path.display());
-        return Err(Wrong::new(what, "give it its size first, as in truncate -s 10G"));
+        return Err(Wrong::new(
+            what,
+            "give it its size first, as in truncate -s 10G",
+        ));
     }
     if !size_bytes.is_multiple_of(SECTOR_BYTES) {
         let what = format!(
             "{} has {size_bytes} bytes, which is no multiple of {SECTOR_BYTES}",
             path.display()
         );
-        return Err(Wrong::new(what, "extend it to whole sectors, as in truncate -s %512"));
+        return Err(Wrong::new(
+            what,
+            "extend it to whole sectors, as in truncate -s %512",
+        ));
     }
     Ok(Origin {
         canonical,

@@ -20,11 +20,41 @@ pub struct Row {
 /// All rows, in the order of the configuration's description.
 pub fn explain(config: &Config) -> Vec<Row> {
     let mut rows = Vec::new();
-    section(&mut rows, "[host]", keys::HOST, &config.host, &config.host.sources);
-    section(&mut rows, "[cache]", keys::CACHE, &config.cache, &config.cache.sources);
-    section(&mut rows, "[listen]", keys::LISTEN, &config.listen, &config.listen.sources);
-    section(&mut rows, "[images]", keys::IMAGES, &config.images, &config.images.sources);
-    section(&mut rows, "[defaults]", keys::VOLUME, &config.defaults, &config.defaults.sources);
+    section(
+        &mut rows,
+        "[host]",
+        keys::HOST,
+        &config.host,
+        &config.host.sources,
+    );
+    section(
+        &mut rows,
+        "[cache]",
+        keys::CACHE,
+        &config.cache,
+        &config.cache.sources,
+    );
+    section(
+        &mut rows,
+        "[listen]",
+        keys::LISTEN,
+        &config.listen,
+        &config.listen.sources,
+    );
+    section(
+        &mut rows,
+        "[images]",
+        keys::IMAGES,
+        &config.images,
+        &config.images.sources,
+    );
+    section(
+        &mut rows,
+        "[defaults]",
+        keys::VOLUME,
+        &config.defaults,
+        &config.defaults.sources,
+    );
     rows.retain(|row| row.section != "[defaults]" || !matches!(row.key, "name" | "origin"));
     for volume in &config.volumes {
         let name = format!("[[volume]] {}", volume.name);

@@ -60,7 +60,10 @@ pub const HOST: &[Key<Host>] = &[
         set: |host, value| {
             let text = value.text("write a group")?;
             if text.is_empty() {
-                return Err(Wrong::new("\"\" is not a group", "write a group's name or number"));
+                return Err(Wrong::new(
+                    "\"\" is not a group",
+                    "write a group's name or number",
+                ));
             }
             host.group = text.into();
             Ok(())
@@ -154,7 +157,12 @@ pub const LISTEN: &[Key<Listen>] = &[
         name: "tls",
         default: "",
         meaning: "certificates for NBD over TCP",
-        set: |_, _| Err(Wrong::later("TLS is", "leave it out; bind to a loopback address")),
+        set: |_, _| {
+            Err(Wrong::later(
+                "TLS is",
+                "leave it out; bind to a loopback address",
+            ))
+        },
         show: |_| String::new(),
     },
 ];
@@ -357,7 +365,10 @@ pub const VOLUME: &[Key<Volume>] = &[
         meaning: "disks of one VM that must stand at one point in time",
         set: |_, value| match value.text("write \"\"")? {
             "" => Ok(()),
-            _ => Err(Wrong::later("groups of volumes are", "write \"\" or leave it out")),
+            _ => Err(Wrong::later(
+                "groups of volumes are",
+                "write \"\" or leave it out",
+            )),
         },
         show: |_| quote(""),
     },
@@ -429,14 +440,25 @@ fn set_origin(volume: &mut Volume, value: &Value) -> Set {
     let right = "write the path of a raw image or block device";
     let text = value.text(right)?;
     const SCHEMES: [&str; 9] = [
-        "nbd:", "nbds:", "nbd+unix:", "nbds+unix:", "rbd:", "s3:", "nfs:", "iscsi:", "ssh:",
+        "nbd:",
+        "nbds:",
+        "nbd+unix:",
+        "nbds+unix:",
+        "rbd:",
+        "s3:",
+        "nfs:",
+        "iscsi:",
+        "ssh:",
     ];
     if let Some(scheme) = SCHEMES.iter().find(|scheme| text.starts_with(**scheme)) {
         let name = scheme.trim_end_matches(':');
         return Err(Wrong::later(format!("{name} origins are"), right));
     }
     if text.is_empty() || text.contains("://") {
-        return Err(Wrong::new(format!("{} is not an origin", value.show()), right));
+        return Err(Wrong::new(
+            format!("{} is not an origin", value.show()),
+            right,
+        ));
     }
     path(&mut volume.origin, value)
 }
@@ -462,25 +484,38 @@ fn set_export(_: &mut Volume, value: &Value) -> Set {
             "nbd" => {}
             "vhost-user" => return Err(Wrong::later("vhost-user is", "write [\"nbd\"]")),
             other => {
-                return Err(Wrong::new(format!("{other:?} is no export"), "write [\"nbd\"]"));
+                return Err(Wrong::new(
+                    format!("{other:?} is no export"),
+                    "write [\"nbd\"]",
+                ));
             }
         }
     }
     if words.is_empty() {
-        return Err(Wrong::new("a volume without export has no use", "write [\"nbd\"]"));
+        return Err(Wrong::new(
+            "a volume without export has no use",
+            "write [\"nbd\"]",
+        ));
     }
     Ok(())
 }
 
 fn set_flow(_: &mut Volume, value: &Value) -> Set {
     let right = "write { dirty-writes = \"auto\", dirty-bytes = \"75%\", destage-time = \"5m\" }";
-    let expected = [("dirty-writes", "auto"), ("dirty-bytes", "75%"), ("destage-time", "5m")];
+    let expected = [
+        ("dirty-writes", "auto"),
+        ("dirty-bytes", "75%"),
+        ("destage-time", "5m"),
+    ];
     for (name, value) in members(value, right)? {
         let Some((_, default)) = expected.iter().find(|(key, _)| key == name) else {
             return Err(Wrong::new(format!("{name} is no key of flow"), right));
         };
         if *value != Value::Text((*default).into()) {
-            return Err(Wrong::later(format!("{name} other than \"{default}\" is"), right));
+            return Err(Wrong::later(
+                format!("{name} other than \"{default}\" is"),
+                right,
+            ));
         }
     }
     Ok(())
@@ -504,7 +539,10 @@ fn set_share(_: &mut Volume, value: &Value) -> Set {
 fn members<'a>(value: &'a Value, right: &str) -> Result<&'a [(String, Value)], Wrong> {
     match value {
         Value::Table(members) => Ok(members),
-        other => Err(Wrong::new(format!("{} is not a table", other.show()), right)),
+        other => Err(Wrong::new(
+            format!("{} is not a table", other.show()),
+            right,
+        )),
     }
 }
 
@@ -532,8 +570,9 @@ fn size(to: &mut u64, value: &Value, example: &str, min: u64) -> Set {
 fn address(to: &mut Option<SocketAddr>, value: &Value, example: &str) -> Set {
     let right = format!("write an address and a port, as in \"{example}\"");
     let text = value.text(&right)?;
-    let address =
-        text.parse().map_err(|_| Wrong::new(format!("{text:?} is not an address"), right))?;
+    let address = text
+        .parse()
+        .map_err(|_| Wrong::new(format!("{text:?} is not an address"), right))?;
     *to = Some(address);
     Ok(())
 }

@@ -9,9 +9,9 @@ pub mod explain;
 pub mod keys;
 pub mod parse;
 pub mod state;
-pub mod units;
 #[cfg(test)]
 mod tests;
+pub mod units;
 mod values;
 
 pub use values::Value;
@@ -254,7 +254,11 @@ pub struct Wrong {
 
 impl Wrong {
     pub fn new(what: impl Into<String>, right: impl Into<String>) -> Wrong {
-        Wrong { what: what.into(), right: right.into(), later: false }
+        Wrong {
+            what: what.into(),
+            right: right.into(),
+            later: false,
+        }
     }
 
     /// `what` with its verb, as in "replicas are".

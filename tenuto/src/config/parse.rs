@@ -14,12 +14,17 @@ use toml::de::{DeTable, DeValue};
 /// More volumes than this on one host are a mistake of a script.
 pub const VOLUMES_MAX: usize = 4096;
 
-const SECTIONS: [&str; 7] =
-    ["host", "cache", "defaults", "volume", "images", "listen", "cluster"];
+const SECTIONS: [&str; 7] = [
+    "host", "cache", "defaults", "volume", "images", "listen", "cluster",
+];
 
 /// Reads the text of `file`.
 pub fn parse(file: &Path, text: &str) -> Result<Config, ConfigError> {
-    let mut parser = Parser { file, text, errors: Vec::new() };
+    let mut parser = Parser {
+        file,
+        text,
+        errors: Vec::new(),
+    };
     let document = match DeTable::parse(text) {
         Ok(document) => document.into_inner(),
         Err(error) => return Err(parser.syntax_error(&error)),
@@ -38,7 +43,11 @@ pub fn parse_volumes(
     defaults: &Volume,
 ) -> Result<Vec<Volume>, ConfigError> {
     let mut config = parse(file, text)?;
-    let mut parser = Parser { file, text, errors: Vec::new() };
+    let mut parser = Parser {
+        file,
+        text,
+        errors: Vec::new(),
+    };
     // Read once more on top of the real defaults; the first reading has found all errors.
     config.defaults = defaults.clone();
     config.volumes.clear();
@@ -55,7 +64,11 @@ pub fn new_volume(
     name: &str,
     values: &[(String, Value)],
 ) -> Result<Volume, ConfigError> {
-    let mut volume = Volume { name: name.into(), line: None, ..defaults.clone() };
+    let mut volume = Volume {
+        name: name.into(),
+        line: None,
+        ..defaults.clone()
+    };
     keys::check_name(name).map_err(|wrong| argument_error("name", wrong))?;
     apply(&mut volume, values)?;
     volume.sources.insert("name", Source::Command);
@@ -85,7 +98,12 @@ pub fn apply(volume: &mut Volume, values: &[(String, Value)]) -> Result<(), Conf
 }
 
 fn argument_error(key: &str, wrong: Wrong) -> ConfigError {
-    ConfigError { file: None, line: None, key: key.into(), wrong }
+    ConfigError {
+        file: None,
+        line: None,
+        key: key.into(),
+        wrong,
+    }
 }
 
 /// Splits `KEY=VALUE`.
@@ -119,19 +137,43 @@ impl Parser<'_> {
         // A map of places beside each typed section; the section itself is borrowed meanwhile.
         let mut sources = Sources::new();
         if let Some(table) = self.table(document, "host") {
-            self.section(table, keys::HOST, &mut config.host, &mut sources, &Source::Line);
+            self.section(
+                table,
+                keys::HOST,
+                &mut config.host,
+                &mut sources,
+                &Source::Line,
+            );
             config.host.sources = std::mem::take(&mut sources);
         }
         if let Some(table) = self.table(document, "cache") {
-            self.section(table, keys::CACHE, &mut config.cache, &mut sources, &Source::Line);
+            self.section(
+                table,
+                keys::CACHE,
+                &mut config.cache,
+                &mut sources,
+                &Source::Line,
+            );
             config.cache.sources = std::mem::take(&mut sources);
         }
         if let Some(table) = self.table(document, "listen") {
-            self.section(table, keys::LISTEN, &mut config.listen, &mut sources, &Source::Line);
+            self.section(
+                table,
+                keys::LISTEN,
+                &mut config.listen,
+                &mut sources,
+                &Source::Line,
+            );
             config.listen.sources = std::mem::take(&mut sources);
         }
         if let Some(table) = self.table(document, "images") {
-            self.section(table, keys::IMAGES, &mut config.images, &mut sources, &Source::Line);
+            self.section(
+                table,
+                keys::IMAGES,
+                &mut config.images,
+                &mut sources,
+                &Source::Line,
+            );
             config.images.sources = std::mem::take(&mut sources);
         }
         if let Some(table) = self.table(document, "defaults") {
@@ -180,7 +222,10 @@ impl Parser<'_> {
         };
         let DeValue::Array(list) = value.get_ref() else {
             let line = self.line(key.span().start);
-            let wrong = Wrong::new("is not a list of volumes", "write [[volume]], in two brackets");
+            let wrong = Wrong::new(
+                "is not a list of volumes",
+                "write [[volume]], in two brackets",
+            );
             return self.error(Some(line), "volume", wrong);
         };
         if list.len() > VOLUMES_MAX {
@@ -197,11 +242,20 @@ impl Parser<'_> {
 
     fn volume(&mut self, item: &Spanned<DeValue<'_>>, defaults: &Volume) -> Volume {
         let line = self.line(item.span().start);
-        let mut volume = Volume { line: Some(line), ..defaults.clone() };
+        let mut volume = Volume {
+            line: Some(line),
+            ..defaults.clone()
+        };
         let mut sources = std::mem::take(&mut volume.sources);
         match item.get_ref().as_table() {
             Some(table) => {
-                self.section(table, keys::VOLUME, &mut volume, &mut sources, &Source::Line);
+                self.section(
+                    table,
+                    keys::VOLUME,
+                    &mut volume,
+                    &mut sources,
+                    &Source::Line,
+                );
             }
             None => self.error(
                 Some(line),
@@ -230,15 +284,15 @@ impl Parser<'_> {
                 ),
                 "give each volume a name of its own",
             );
-            self.error(volume.sources.get("name").and_then(Source::line), "name", wrong);
+            self.error(
+                volume.sources.get("name").and_then(Source::line),
+                "name",
+                wrong,
+            );
         }
     }
 
-    fn table<'d, 't>(
-        &mut self,
-        document: &'d DeTable<'t>,
-        name: &str,
-    ) -> Option<&'d DeTable<'t>> {
+    fn table<'d, 't>(&mut self, document: &'d DeTable<'t>, name: &str) -> Option<&'d DeTable<'t>> {
         let (key, value) = document.get_key_value(name)?;
         let table = value.get_ref().as_table();
         if table.is_none() {
@@ -275,18 +329,30 @@ impl Parser<'_> {
 
     fn error(&mut self, line: Option<usize>, key: &str, wrong: Wrong) {
         let file = Some(self.file.to_path_buf());
-        self.errors.push(ConfigError { file, line, key: key.into(), wrong });
+        self.errors.push(ConfigError {
+            file,
+            line,
+            key: key.into(),
+            wrong,
+        });
     }
 
     fn line(&self, offset: usize) -> usize {
         let end = offset.min(self.text.len());
-        1 + self.text.as_bytes()[..end].iter().filter(|&&byte| byte == b'\n').count()
+        1 + self.text.as_bytes()[..end]
+            .iter()
+            .filter(|&&byte| byte == b'\n')
+            .count()
     }
 
     fn syntax_error(&self, error: &toml::de::Error) -> ConfigError {
         let span = error.span().unwrap_or(0..0);
         let start = span.start.min(self.text.len());
-        let message = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
+        let message = error
+            .message()
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ");
         let line_start = self.text[..start].rfind('\n').map_or(0, |at| at + 1);
         let key = self.text[line_start..].lines().next().unwrap_or("");
         let key = key.split('=').next().unwrap_or("").trim();

@@ -95,7 +95,8 @@ pub fn remove(config: &Config, name: &str) -> Result<()> {
 }
 
 fn text_of(volume: &Volume) -> String {
-    let mut text = String::from("# Added at run time; `tenuto volume rm` removes it.\n[[volume]]\n");
+    let mut text =
+        String::from("# Added at run time; `tenuto volume rm` removes it.\n[[volume]]\n");
     for key in keys::VOLUME {
         let asked = volume.sources.get(key.name) == Some(&Source::Command);
         if asked || key.name == "name" {

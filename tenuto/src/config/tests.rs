@@ -20,8 +20,14 @@ fn volume(line: &str) -> String {
 #[test]
 fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_would_be_right() {
     let table = [
-        ("polcy = \"x\"", "polcy: unknown key; did you mean \"policy\"?"),
-        ("write_cache = \"on\"", "write_cache: unknown key; did you mean \"write-cache\"?"),
+        (
+            "polcy = \"x\"",
+            "polcy: unknown key; did you mean \"policy\"?",
+        ),
+        (
+            "write_cache = \"on\"",
+            "write_cache: unknown key; did you mean \"write-cache\"?",
+        ),
         (
             "policy = \"writeback\"",
             "policy: \"writeback\" is not one of its values; write \"uncached\", \
@@ -32,7 +38,10 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
             "policy: write-through is not in this version; write \"uncached\", \"write-back\" or \
              \"ephemeral\"",
         ),
-        ("replicas = 1", "replicas: replicas are not in this version; write 0"),
+        (
+            "replicas = 1",
+            "replicas: replicas are not in this version; write 0",
+        ),
         (
             "replicas = -1",
             "replicas: -1 is not a number from 0 to 8; write a whole number from 0 to 8",
@@ -92,7 +101,10 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
             "on-degraded = \"write-through\"",
             "on-degraded: write-through is not in this version; write \"continue\"",
         ),
-        ("admission = \"all\"", "admission: \"all\" is not in this version; write \"reuse\""),
+        (
+            "admission = \"all\"",
+            "admission: \"all\" is not in this version; write \"reuse\"",
+        ),
         (
             "origin-timeout = \"30s\"",
             "origin-timeout: a time limit is not in this version; write \"hold\"",
@@ -101,8 +113,14 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
             "export = [\"vhost-user\", \"nbd\"]",
             "export: vhost-user is not in this version; write [\"nbd\"]",
         ),
-        ("export = [\"iscsi\"]", "export: \"iscsi\" is no export; write [\"nbd\"]"),
-        ("export = []", "export: a volume without export has no use; write [\"nbd\"]"),
+        (
+            "export = [\"iscsi\"]",
+            "export: \"iscsi\" is no export; write [\"nbd\"]",
+        ),
+        (
+            "export = []",
+            "export: a volume without export has no use; write [\"nbd\"]",
+        ),
         (
             "flow = { dirty-bytes = \"50%\" }",
             "flow: dirty-bytes other than \"75%\" is not in this version; write { dirty-writes = \
@@ -119,7 +137,11 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
         ),
     ];
     for (line, expected) in table {
-        assert_eq!(error_of(&volume(line)), format!("t.toml:4: {expected}"), "{line}");
+        assert_eq!(
+            error_of(&volume(line)),
+            format!("t.toml:4: {expected}"),
+            "{line}"
+        );
     }
 }
 
@@ -158,7 +180,9 @@ fn wrong_origins_and_names_are_answered_at_their_own_lines() {
         "t.toml:2: origin: is missing; write origin = \"…\" below"
     );
     assert_eq!(
-        error_of("[[volume]]\nname = \"a\"\norigin = \"/x\"\n[[volume]]\nname = \"a\"\norigin = \"/y\"\n"),
+        error_of(
+            "[[volume]]\nname = \"a\"\norigin = \"/x\"\n[[volume]]\nname = \"a\"\norigin = \"/y\"\n"
+        ),
         "t.toml:5: name: \"a\" is already the name of the volume of line 1; give each volume a \
          name of its own"
     );
@@ -167,7 +191,10 @@ fn wrong_origins_and_names_are_answered_at_their_own_lines() {
 #[test]
 fn wrong_sections_are_answered_at_their_own_lines() {
     let table = [
-        ("[hots]\n", "t.toml:1: hots: unknown section; did you mean \"host\"?"),
+        (
+            "[hots]\n",
+            "t.toml:1: hots: unknown section; did you mean \"host\"?",
+        ),
         (
             "\n[cluster]\npeers = []\n",
             "t.toml:2: cluster: clusters are not in this version; leave the section out",
@@ -280,20 +307,34 @@ fn volumes_that_never_write_may_share_an_image() {
 fn an_image_that_looks_like_another_format_must_be_named_raw() {
     let directory = tempfile::tempdir().expect("a directory");
     for (name, magic, what) in [
-        ("q", &b"QFI\xfb"[..], "looks like qcow2, which is not in this version"),
+        (
+            "q",
+            &b"QFI\xfb"[..],
+            "looks like qcow2, which is not in this version",
+        ),
         ("v", b"KDMV", "looks like vmdk"),
         ("x", b"vhdxfile", "looks like vhdx"),
         ("l", b"LUKS\xba\xbe", "looks like luks"),
     ] {
         let path = image(directory.path(), name, magic);
         let text = format!("[[volume]]\nname = \"a\"\norigin = \"{path}\"\n");
-        let error = check_text(&text, directory.path()).expect_err(name).to_string();
-        assert!(error.starts_with(&format!("t.toml:3: origin: {path} {what}; ")), "{error}");
+        let error = check_text(&text, directory.path())
+            .expect_err(name)
+            .to_string();
+        assert!(
+            error.starts_with(&format!("t.toml:3: origin: {path} {what}; ")),
+            "{error}"
+        );
         let raw = format!("{text}format = \"raw\"\n");
         check_text(&raw, directory.path()).expect("named raw");
         let auto = format!("{text}format = \"auto\"\n");
-        let error = check_text(&auto, directory.path()).expect_err(name).to_string();
-        assert!(error.starts_with(&format!("t.toml:4: format: {path} {what}; ")), "{error}");
+        let error = check_text(&auto, directory.path())
+            .expect_err(name)
+            .to_string();
+        assert!(
+            error.starts_with(&format!("t.toml:4: format: {path} {what}; ")),
+            "{error}"
+        );
     }
 }
 
@@ -303,10 +344,15 @@ fn images_of_odd_size_and_things_that_are_no_images_are_refused() {
     let path = directory.path().join("odd");
     std::fs::write(&path, [0; 1000]).expect("written");
     let text = |path: &Path| {
-        format!("[[volume]]\nname = \"a\"\norigin = \"{}\"\n", path.display())
+        format!(
+            "[[volume]]\nname = \"a\"\norigin = \"{}\"\n",
+            path.display()
+        )
     };
     let error = |path: &Path| {
-        check_text(&text(path), directory.path()).expect_err("refused").to_string()
+        check_text(&text(path), directory.path())
+            .expect_err("refused")
+            .to_string()
     };
     assert!(error(&path).contains("has 1000 bytes, which is no multiple of 512; extend it"));
     std::fs::write(&path, []).expect("written");
@@ -324,7 +370,10 @@ fn defaults_count_for_every_volume_wherever_they_stand() {
     assert_eq!(config.volumes[0].dirty_limit_bytes, 2 << 20);
     assert_eq!(config.volumes[1].dirty_limit_bytes, 8 << 20);
     assert_eq!(config.volumes[1].policy, engine::types::Policy::Uncached);
-    assert_eq!(config.volumes[0].sources["dirty-limit"], Source::Defaults(9));
+    assert_eq!(
+        config.volumes[0].sources["dirty-limit"],
+        Source::Defaults(9)
+    );
     assert_eq!(config.volumes[1].sources["dirty-limit"], Source::Line(7));
 }
 
@@ -337,11 +386,17 @@ fn the_defaults_shown_are_the_defaults_in_effect() {
         }
         let mut other = volume.clone();
         let value = toml::de::DeValue::parse(key.default)
-            .map_or(Value::Text(key.default.into()), |value| Value::from_toml(value.get_ref()));
+            .map_or(Value::Text(key.default.into()), |value| {
+                Value::from_toml(value.get_ref())
+            });
         (key.set)(&mut other, &value).unwrap_or_else(|wrong| panic!("{}: {wrong:?}", key.name));
         assert_eq!(volume, other, "{}", key.name);
         let shown = (key.show)(&volume);
-        assert!(shown == key.default || shown == format!("\"{}\"", key.default), "{}", key.name);
+        assert!(
+            shown == key.default || shown == format!("\"{}\"", key.default),
+            "{}",
+            key.name
+        );
     }
     let cache = keys::default_cache();
     for key in keys::CACHE {
@@ -364,7 +419,9 @@ fn what_explain_shows_can_be_written_into_a_file_and_means_the_same() {
         .collect();
     let again = parse::parse(Path::new("t.toml"), &format!("[[volume]]\n{lines}")).expect("right");
     assert_eq!(config.volumes[0].settings(), again.volumes[0].settings());
-    let policy = rows.iter().find(|row| row.key == "policy" && row.section.contains(" a"));
+    let policy = rows
+        .iter()
+        .find(|row| row.key == "policy" && row.section.contains(" a"));
     assert_eq!(policy.expect("listed").from, "line 4");
 }
 
@@ -419,14 +476,20 @@ metrics = "127.0.0.1:9469"
     let config = parse::parse(Path::new("t.toml"), text).expect("all keys are known");
     assert_eq!(config.host.name, "host-a");
     assert_eq!(config.volumes[0].journal, Some("/mnt/nfs/journals".into()));
-    assert_eq!(config.listen.nbd, Some("127.0.0.1:10809".parse().expect("an address")));
+    assert_eq!(
+        config.listen.nbd,
+        Some("127.0.0.1:10809".parse().expect("an address"))
+    );
 }
 
 #[test]
 fn volumes_kept_at_run_time_come_back_and_the_file_wins() {
     let directory = tempfile::tempdir().expect("a directory");
     let text = |volumes: &str| {
-        format!("[host]\nstate-dir = \"{}\"\n{volumes}", directory.path().display())
+        format!(
+            "[host]\nstate-dir = \"{}\"\n{volumes}",
+            directory.path().display()
+        )
     };
     let config = parse::parse(Path::new("t.toml"), &text("")).expect("right");
     let values = [
@@ -439,7 +502,10 @@ fn volumes_kept_at_run_time_come_back_and_the_file_wins() {
     // Defaults can change under a volume that did not ask for anything else.
     let changed = text("[defaults]\ndirty-limit = \"2MiB\"\n");
     let changed = parse::parse(Path::new("t.toml"), &changed).expect("right");
-    assert_eq!(state::load(&changed).expect("loaded")[0].dirty_limit_bytes, 2 << 20);
+    assert_eq!(
+        state::load(&changed).expect("loaded")[0].dirty_limit_bytes,
+        2 << 20
+    );
     let named = text("[[volume]]\nname = \"a\"\norigin = \"/w\"\n");
     let named = parse::parse(Path::new("t.toml"), &named).expect("right");
     assert_eq!(state::load(&named).expect("loaded"), []);
@@ -452,14 +518,30 @@ fn volumes_kept_at_run_time_come_back_and_the_file_wins() {
 fn arguments_and_file_agree() {
     let defaults = keys::default_volume();
     let error = |key: &str, value: &str| {
-        let values =
-            [("origin".into(), Value::Text("/x".into())), (key.into(), Value::from_argument(value))];
-        parse::new_volume(&defaults, "a", &values).expect_err("wrong").to_string()
+        let values = [
+            ("origin".into(), Value::Text("/x".into())),
+            (key.into(), Value::from_argument(value)),
+        ];
+        parse::new_volume(&defaults, "a", &values)
+            .expect_err("wrong")
+            .to_string()
     };
-    assert_eq!(error("replicas", "1"), "replicas: replicas are not in this version; write 0");
-    assert_eq!(error("polcy", "x"), "polcy: unknown key; did you mean \"policy\"?");
-    assert_eq!(error("origin", "/y"), "origin: is given twice; give it once");
-    assert_eq!(error("name", "b"), "name: a volume keeps its name; give the name before the keys");
+    assert_eq!(
+        error("replicas", "1"),
+        "replicas: replicas are not in this version; write 0"
+    );
+    assert_eq!(
+        error("polcy", "x"),
+        "polcy: unknown key; did you mean \"policy\"?"
+    );
+    assert_eq!(
+        error("origin", "/y"),
+        "origin: is given twice; give it once"
+    );
+    assert_eq!(
+        error("name", "b"),
+        "name: a volume keeps its name; give the name before the keys"
+    );
     let values = [
         ("origin".into(), Value::Text("/x".into())),
         ("export".into(), Value::from_argument("nbd")),

@@ -10,12 +10,7 @@ const SIZE_UNITS: [(&str, u64); 4] = [
     ("GiB", 1 << 30),
     ("TiB", 1 << 40),
 ];
-const TIME_UNITS: [(&str, u64); 4] = [
-    ("ms", 1),
-    ("s", 1_000),
-    ("m", 60_000),
-    ("h", 3_600_000),
-];
+const TIME_UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)];
 
 /// Bytes of "64GiB" or of a plain number.
 pub fn parse_size(text: &str) -> Option<u64> {
@@ -33,12 +28,17 @@ pub fn parse_millis(text: &str) -> Option<u64> {
 }
 
 fn split(text: &str) -> Option<(u64, &str)> {
-    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let end = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
     Some((text[..end].parse().ok()?, &text[end..]))
 }
 
 fn factor(unit: &str, units: &[(&str, u64)]) -> Option<u64> {
-    units.iter().find(|(name, _)| *name == unit).map(|&(_, factor)| factor)
+    units
+        .iter()
+        .find(|(name, _)| *name == unit)
+        .map(|&(_, factor)| factor)
 }
 
 /// The size in its largest whole unit, as the configuration takes it.
@@ -61,7 +61,11 @@ fn show_whole(value: u64, units: &[(&str, u64)], bare: &str) -> String {
 
 /// A size for people: at most four digits, rounded. Not for reading back.
 pub fn human_bytes(bytes: u64) -> String {
-    match SIZE_UNITS.iter().rev().find(|&&(_, factor)| bytes >= factor) {
+    match SIZE_UNITS
+        .iter()
+        .rev()
+        .find(|&&(_, factor)| bytes >= factor)
+    {
         Some(&(unit, factor)) => {
             let tenths = (u128::from(bytes) * 10 + u128::from(factor) / 2) / u128::from(factor);
             match (tenths / 10, tenths % 10) {
@@ -93,7 +97,16 @@ mod tests {
         assert_eq!(parse_size("64GiB"), Some(64 << 30));
         assert_eq!(parse_size("4096"), Some(4096));
         assert_eq!(parse_size("0"), Some(0));
-        for wrong in ["", "GiB", "64GB", "64 GiB", "1.5GiB", "-1", "64gib", "99999999TiB"] {
+        for wrong in [
+            "",
+            "GiB",
+            "64GB",
+            "64 GiB",
+            "1.5GiB",
+            "-1",
+            "64gib",
+            "99999999TiB",
+        ] {
             assert_eq!(parse_size(wrong), None, "{wrong}");
         }
     }
@@ -110,7 +123,18 @@ mod tests {
 
     #[test]
     fn what_is_shown_reads_back_to_the_same_number() {
-        for value in [0, 1, 1023, 1024, 1536, 1 << 20, 3 << 30, 5 << 40, 600_000, 61_000] {
+        for value in [
+            0,
+            1,
+            1023,
+            1024,
+            1536,
+            1 << 20,
+            3 << 30,
+            5 << 40,
+            600_000,
+            61_000,
+        ] {
             assert_eq!(parse_size(&show_size(value)), Some(value));
             assert_eq!(parse_millis(&show_millis(value)), Some(value));
         }

@@ -31,9 +31,11 @@ impl Value {
                     Err(_) => Value::Other("a number out of range"),
                 }
             }
-            DeValue::Array(list) => {
-                Value::List(list.iter().map(|item| Value::from_toml(item.get_ref())).collect())
-            }
+            DeValue::Array(list) => Value::List(
+                list.iter()
+                    .map(|item| Value::from_toml(item.get_ref()))
+                    .collect(),
+            ),
             DeValue::Table(table) => Value::Table(
                 table
                     .iter()
@@ -109,12 +111,14 @@ impl Value {
             Value::Integer(number) => u64::try_from(*number).ok(),
             _ => None,
         };
-        number.filter(|number| (min..=max).contains(number)).ok_or_else(|| {
-            Wrong::new(
-                format!("{} is not a number from {min} to {max}", self.show()),
-                format!("write a whole number from {min} to {max}"),
-            )
-        })
+        number
+            .filter(|number| (min..=max).contains(number))
+            .ok_or_else(|| {
+                Wrong::new(
+                    format!("{} is not a number from {min} to {max}", self.show()),
+                    format!("write a whole number from {min} to {max}"),
+                )
+            })
     }
 
     pub fn flag(&self) -> Result<bool, Wrong> {
@@ -155,9 +159,10 @@ impl Value {
     pub fn words(&self, right: &str) -> Result<Vec<String>, Wrong> {
         match self {
             Value::Text(text) => Ok(text.split(',').map(|word| word.trim().into()).collect()),
-            Value::List(items) => {
-                items.iter().map(|item| item.text(right).map(String::from)).collect()
-            }
+            Value::List(items) => items
+                .iter()
+                .map(|item| item.text(right).map(String::from))
+                .collect(),
             other => Err(Wrong::new(format!("{} is not a list", other.show()), right)),
         }
     }
