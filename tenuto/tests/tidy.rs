@@ -24,7 +24,7 @@ const CRATES: &[(&str, &[&str])] = &[
         &["core", "alloc", "hashbrown", "thiserror", "zerocopy", "crc"],
     ),
     ("workload", &["core", "std"]),
-    ("sim", &["core", "std", "engine", "workload"]),
+    ("sim", &["core", "std", "engine", "workload", "crc_fast"]),
 ];
 
 /// Modules of `tenuto` and the modules they must not name.

@@ -11,11 +11,15 @@ use workload::check::{Crash, Promise};
 
 use crate::common::load::Load;
 use crate::common::{
-    Background, EXIT_DAMAGE, EXIT_DONE, EXIT_REFUSED, EXIT_USAGE, Rig, have, seed, text_of,
-    wait_until,
+    Background, EXIT_DAMAGE, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, Rig, have, seed,
+    text_of, wait_until,
 };
 
 const BYTES: u64 = 8 << 20;
+/// Somebody else has it: nothing would be lost and no flag forces it, so it is a plain failure.
+const EXIT_IN_USE: i32 = EXIT_FAILED;
+/// What `serve` was told to use is not a cache of this version: a mistake of the configuration.
+const EXIT_NOT_OURS: i32 = EXIT_USAGE;
 
 /// A rig whose daemon would use the cache of another.
 fn on_the_cache_of(other: &Rig) -> Rig {
@@ -53,7 +57,7 @@ fn a_second_daemon_on_the_same_cache_is_refused_with_the_owners_name() {
     rig.volume("disk", &image, "write-back", "");
     let mut daemon = rig.serve();
     let second = on_the_cache_of(&rig);
-    let log = fails(&second, EXIT_REFUSED);
+    let log = fails(&second, EXIT_IN_USE);
     names(
         &log,
         &[
@@ -74,7 +78,7 @@ fn a_second_daemon_on_the_same_image_is_refused_with_the_owners_name() {
     let mut daemon = rig.serve();
     let mut second = Rig::new();
     second.volume("disk", &image, "write-back", "");
-    let log = fails(&second, EXIT_REFUSED);
+    let log = fails(&second, EXIT_IN_USE);
     names(
         &log,
         &[&format!("pid {}", daemon.pid()), &image.to_string_lossy()],
@@ -139,7 +143,7 @@ fn an_image_that_another_program_writes_is_refused() {
         || socket.exists(),
     );
     rig.volume("disk", &image, "write-back", "");
-    let log = fails(&rig, EXIT_REFUSED);
+    let log = fails(&rig, EXIT_IN_USE);
     names(&log, &["qemu-nbd", &path]);
     drop(owner);
     rig.serve().stop();
@@ -174,7 +178,7 @@ fn several_ephemeral_volumes_share_an_image_and_a_writer_is_refused() {
 fn a_foreign_file_is_not_taken_for_a_cache() {
     let rig = Rig::new();
     std::fs::write(rig.cache_path(), vec![0x5a; 256 << 20]).unwrap();
-    let log = fails(&rig, EXIT_REFUSED);
+    let log = fails(&rig, EXIT_NOT_OURS);
     names(&log, &[&rig.cache_path().to_string_lossy()]);
     let path = rig.cache_path().to_string_lossy().into_owned();
     rig.refused(&["cache", "create", &path], EXIT_REFUSED);
@@ -207,7 +211,7 @@ fn a_cache_of_another_version_is_refused_and_not_changed() {
     }
     assert!(copies > 0);
     let changed = std::fs::read(rig.cache_path()).unwrap();
-    let log = fails(&rig, EXIT_REFUSED);
+    let log = fails(&rig, EXIT_NOT_OURS);
     names(&log, &["version"]);
     assert!(
         std::fs::read(rig.cache_path()).unwrap() == changed,
