@@ -17,6 +17,7 @@ use crate::target::Target;
 use clap::{Args, Subcommand};
 use engine::engine::{device_bytes, format_cache, geometry_for};
 use engine::format::superblock::Superblock;
+use engine::snapshot::VolumeSnapshot;
 use engine::types::Uuid;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -434,4 +435,92 @@ fn found_text(path: &Path, superblock: &Superblock, found: &Found) -> String {
         ));
     }
     text
+}
+
+/// `tenuto recover`: a dead host's dirty data to its origins.
+pub fn recover(context: &Context, command: &Recover) -> Result<()> {
+    let path = &command.cache;
+    let name = path.display().to_string();
+    let superblock = inspect::superblock_at(path)?.map_err(|why| {
+        Error::new(
+            why.kind(),
+            format!("cache {name}: {why}; name the cache of the dead host"),
+        )
+        .about(name.clone())
+    })?;
+    let configured = configuration(context)?;
+    let stage_dir = stage_dir(configured.as_ref());
+    let found = {
+        let mut progress = offline::tell;
+        let target = cachedev::open(path, &mut offline::patience(&mut progress))
+            .map_err(offline::from_fault)?;
+        offline::peek(&Files::new(target), &superblock, &stage_dir)?
+    };
+    let asked = |volume: &&VolumeSnapshot| {
+        command
+            .volume
+            .as_ref()
+            .is_none_or(|asked| *asked == volume.name)
+    };
+    if let Some(asked) = &command.volume
+        && found.volumes.iter().all(|volume| volume.name != *asked)
+    {
+        let message = format!("volume {asked}: not in cache {name}; see `tenuto cache inspect`");
+        return Err(Error::new(Kind::NotFound, message).about(asked.clone()));
+    }
+    let volumes: Vec<&VolumeSnapshot> = found.dirty().filter(asked).collect();
+    if command.dry_run {
+        return tell_recovered(context, &name, &found, &volumes, &[]);
+    }
+    let failures = offline::destage_all(path, &stage_dir, &volumes)?;
+    tell_recovered(context, &name, &found, &volumes, &failures)?;
+    match failures.first() {
+        None if found.report.damage.is_empty() => Ok(()),
+        None => Err(Error::new(
+            Kind::Damaged,
+            format!(
+                "cache {name}: {}; everything else is recovered",
+                found.report.damage[0]
+            ),
+        )
+        .about(name)),
+        Some((_, error)) => Err(error.clone()),
+    }
+}
+
+fn tell_recovered(
+    context: &Context,
+    name: &str,
+    found: &Found,
+    volumes: &[&VolumeSnapshot],
+    failures: &[(String, Error)],
+) -> Result<()> {
+    // A failed command prints its error as the only document.
+    if context.common.json && (!failures.is_empty() || !found.report.damage.is_empty()) {
+        return Ok(());
+    }
+    let done = |volume: &VolumeSnapshot| failures.iter().all(|(name, _)| *name != volume.name);
+    let listed: Vec<Value> = volumes
+        .iter()
+        .map(|volume| {
+            let mut document = inspect::volume_json(volume);
+            document["recovered"] = json!(done(volume));
+            document
+        })
+        .collect();
+    let document = json!({ "cache": name, "volumes": listed, "recovery": report_json(found) });
+    context.output().document(&document, || {
+        if volumes.is_empty() {
+            return format!("cache {name}: no dirty data\n");
+        }
+        let line = |volume: &&VolumeSnapshot| {
+            let bytes = human_bytes(volume.dirty_bytes);
+            let (name, origin) = (&volume.name, &volume.origin);
+            match done(volume) {
+                true => format!("volume {name}: {bytes} for {origin}\n"),
+                false => format!("volume {name}: {bytes} for {origin}: still here\n"),
+            }
+        };
+        volumes.iter().map(line).collect()
+    })
 }

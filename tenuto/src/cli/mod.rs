@@ -8,6 +8,7 @@
 mod cache;
 mod config;
 mod later;
+mod offline;
 mod origin;
 pub mod output;
 mod reload;

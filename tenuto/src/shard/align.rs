@@ -266,7 +266,7 @@ mod tests {
         assert!(lock.acquire(1, Span::new(0, 4), false));
         assert!(!lock.acquire(2, Span::new(2, 4), true));
         assert!(!lock.acquire(3, Span::new(5, 2), false));
-        assert!(lock.acquire(4, Span::new(6, 2), false));
+        assert!(lock.acquire(4, Span::new(7, 2), false));
         let mut granted = Vec::new();
         lock.release(1, &mut granted);
         assert_eq!(granted, [2]);

@@ -443,3 +443,6 @@ impl<E: Decide> Shard<E> {
         true
     }
 }
+
+#[cfg(test)]
+mod tests;
