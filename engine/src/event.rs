@@ -48,8 +48,8 @@ pub enum Event {
         fua: bool,
         allocate: bool,
     },
-    /// The connection is gone: its waiting requests are dropped without a reply, those already
-    /// started run to their end and are still replied to.
+    /// The connection is gone: requests of it that own nothing yet are answered with
+    /// [`Refusal::Gone`], the others run to their end and are answered as ever.
     Disconnect { connection: ConnectionId },
     /// The end of an [`Action::Io`].
     Done {

@@ -64,6 +64,8 @@ pub trait Memory {
     fn store(&mut self, to: Place, bytes: &[u8]);
     /// Loads control bytes.
     fn load(&self, from: Place, bytes: &mut [u8]);
+    /// Bytes of [`Area::Stage`], where a former run may have left more than is asked for now.
+    fn stage_bytes(&self) -> u64;
     /// CRC-32C (Castagnoli, as in iSCSI) of the bytes.
     fn checksum(&self, from: Place, bytes: u64) -> u32;
 }

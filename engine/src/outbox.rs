@@ -73,6 +73,10 @@ pub enum Pending {
     Stat {
         volume: VolumeId,
     },
+    /// The time that the origin's file system put on a ledger just written.
+    Clock {
+        volume: VolumeId,
+    },
     EvacuateFooter,
     Remove {
         volume: VolumeId,

@@ -6,7 +6,7 @@
 //! else touches the origin, on any thread, and is what `origin replay` does.
 
 use crate::engine::OpenError;
-use crate::event::Device;
+use crate::event::{Device, Stat};
 use crate::format::journal::{self, Journal, payload_at};
 use crate::format::ledger::{LEDGER_BYTES, LEDGER_SLOTS, Ledger, Progress};
 use crate::format::record::EntryKind;
@@ -14,6 +14,9 @@ use crate::media::Media;
 use crate::types::{SECTOR_BYTES, VolumeId};
 use alloc::format;
 use alloc::vec::Vec;
+
+/// Applying a journal may change the image's modification time for so long.
+const APPLY_NS_MAX: u64 = 3_600_000_000_000;
 
 /// A ledger that was read and whose pending journal was finished.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,26 +47,44 @@ pub fn settle(media: &mut dyn Media, volume: VolumeId) -> Result<Settled, OpenEr
             journal_entries_applied: 0,
         });
     };
-    check_image(media, volume, &ledger)?;
+    let stat = check_image(media, volume, &ledger)?;
     let journal = read_journal(media, volume, &ledger)?;
     check_payload(media, volume, &journal)?;
+    // Applying changes the modification time, and may be cut short: the next one must know.
+    // The clock over there is read off the ledger, which is written for it.
+    ledger.mtime_limit_ns = ledger.mtime_limit_ns.max(stat.mtime_ns);
+    write_ledger(media, volume, &mut ledger)?;
+    let clock = media
+        .stat(Device::Ledger(volume))
+        .map_err(|_| OpenError::Io("the ledger"))?;
+    ledger.mtime_limit_ns = stat.mtime_ns.max(clock.mtime_ns).max(clock.now_ns) + APPLY_NS_MAX;
+    write_ledger(media, volume, &mut ledger)?;
     apply(media, volume, &journal)?;
     media
         .sync(Device::Origin(volume))
         .map_err(|_| OpenError::Io("the origin"))?;
     ledger.progress = Progress::Idle;
     ledger.destaged = upto;
-    ledger.sequence += 1;
-    let at = Ledger::slot_at(ledger.sequence);
-    media
-        .write(Device::Ledger(volume), at, &ledger.encode())
-        .and_then(|()| media.sync(Device::Ledger(volume)))
-        .map_err(|_| OpenError::Io("the ledger"))?;
+    write_ledger(media, volume, &mut ledger)?;
     let journal_entries_applied = journal.entries.len() as u64;
     Ok(Settled {
         ledger: Some(ledger),
         journal_entries_applied,
     })
+}
+
+/// Writes the next version of a ledger and syncs it.
+fn write_ledger(
+    media: &mut dyn Media,
+    volume: VolumeId,
+    ledger: &mut Ledger,
+) -> Result<(), OpenError> {
+    ledger.sequence += 1;
+    let at = Ledger::slot_at(ledger.sequence);
+    media
+        .write(Device::Ledger(volume), at, &ledger.encode())
+        .and_then(|()| media.sync(Device::Ledger(volume)))
+        .map_err(|_| OpenError::Io("the ledger"))
 }
 
 /// Looks at ledger and journal without changing anything.
@@ -92,7 +113,11 @@ fn read_ledger(media: &mut dyn Media, volume: VolumeId) -> Result<Option<Ledger>
 }
 
 /// The image must be the one the journal was made for.
-fn check_image(media: &mut dyn Media, volume: VolumeId, ledger: &Ledger) -> Result<(), OpenError> {
+fn check_image(
+    media: &mut dyn Media,
+    volume: VolumeId,
+    ledger: &Ledger,
+) -> Result<Stat, OpenError> {
     let stat = media
         .stat(Device::Origin(volume))
         .map_err(|_| OpenError::Io("the origin"))?;
@@ -107,7 +132,7 @@ fn check_image(media: &mut dyn Media, volume: VolumeId, ledger: &Ledger) -> Resu
             "a journal is pending, but another program wrote the image since; restore the image the journal belongs to, or remove ledger and journal to keep it as it is".into(),
         ));
     }
-    Ok(())
+    Ok(stat)
 }
 
 fn read_journal(

@@ -81,6 +81,8 @@ pub struct Keeper {
     pub piece: Option<u32>,
     /// The last attempt failed: due again at housekeeping.
     pub failed: bool,
+    /// How far the clock of the origin's file system is ahead of ours.
+    pub clock_ahead_ns: u64,
 }
 
 pub struct Volume {
@@ -118,6 +120,8 @@ pub struct Volume {
     /// Requests to its origin in flight, and reads that are not answered.
     pub origin_in_flight: u32,
     pub reads_in_flight: u32,
+    /// Sectors of the first waiting write whose serial is given and which are not staged yet.
+    pub unfinished_sectors: u64,
     /// In the queue of volumes whose first waiting request wants another try.
     pub queued: bool,
     pub counters: Counters,
@@ -168,6 +172,7 @@ impl Volume {
             removing: false,
             origin_in_flight: 0,
             reads_in_flight: 0,
+            unfinished_sectors: 0,
             queued: false,
             counters: Counters::default(),
         }

@@ -4,7 +4,7 @@
 //! disks serve the running engine and its recovery, so that what one leaves the other finds.
 //! Deliberately absent: who may open what when; the world knows.
 
-use crate::disk::{Change, Disk};
+use crate::disk::{Change, Damage, Disk};
 use crate::rng::Rng;
 use engine::event::{Device, IoError, Op, Stat};
 use engine::media::Media;
@@ -223,7 +223,7 @@ impl Media for Blocking<'_> {
         let point = disk.sync_point();
         match entered {
             Ok(()) => disk.sync_done(point),
-            Err(_) if !before && !self.crashed => disk.sync_failed(point, self.rng),
+            Err(_) if !before && !self.crashed => disk.sync_failed(point, Damage::Doomed, self.rng),
             Err(_) => {}
         }
         entered

@@ -112,16 +112,19 @@ impl Open {
         self.live.is_empty() || self.live.iter().any(|&live| live)
     }
 
-    /// Something newer is durable in this range: the change may not come back there.
-    fn overtaken(&mut self, (first, end): (u64, u64)) {
-        let (mine, my_end) = self.change.range();
-        if end <= mine || my_end <= first || matches!(self.change, Change::Cut) && end != u64::MAX {
+    /// Something newer is durable: where it is, the change may not come back.
+    fn overtaken(&mut self, by: &Open) {
+        let ((mine, my_end), (first, end)) = (self.change.range(), by.change.range());
+        let cut = matches!(self.change, Change::Cut) && end != u64::MAX;
+        if end <= mine || my_end <= first || cut {
             return;
         }
         self.live.resize(self.change.sectors(), true);
         for (part, live) in self.live.iter_mut().enumerate() {
             let sector = mine + part as u64 * SECTOR_BYTES;
-            *live &= sector + SECTOR_BYTES <= first || end <= sector;
+            let apart = sector + SECTOR_BYTES <= first || end <= sector;
+            let theirs = (sector.max(first) - first) / SECTOR_BYTES;
+            *live &= apart || !by.live.get(theirs as usize).copied().unwrap_or(true);
         }
     }
 }
@@ -133,6 +136,17 @@ pub enum Power {
     Lost,
     /// Only the host does: what completed stays, what was in flight lands or not.
     Kept,
+}
+
+/// What a failed sync may do to the changes it was to cover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Damage {
+    /// Some are durable, the others are as before.
+    None,
+    /// Some are beyond the reach of later syncs, though reads still see them.
+    Doomed,
+    /// Some are gone.
+    Dropped,
 }
 
 /// The state of completed changes at the moment a sync was issued.
@@ -255,12 +269,12 @@ impl Disk {
 
     /// The sync failed: each change it was to cover is durable, as before, beyond the reach of
     /// later syncs, or gone.
-    pub fn sync_failed(&mut self, point: SyncPoint, rng: &mut Rng) {
+    pub fn sync_failed(&mut self, point: SyncPoint, worst: Damage, rng: &mut Rng) {
         self.harden_where(|open| open.order <= point.0 && !open.doomed && rng.chance(250));
         self.completed.retain_mut(|open| {
             if open.order <= point.0 {
-                open.doomed |= rng.chance(330);
-                return !rng.chance(330);
+                open.doomed |= worst != Damage::None && rng.chance(330);
+                return worst != Damage::Dropped || !rng.chance(330);
             }
             true
         });
@@ -283,7 +297,7 @@ impl Disk {
             open.change.apply(&mut self.safe, &open.live);
             self.safe.mtime = self.safe.mtime.max(open.time);
             for earlier in &mut behind {
-                earlier.overtaken(open.change.range());
+                earlier.overtaken(&open);
             }
         }
         behind.retain(Open::lives);
@@ -366,7 +380,7 @@ mod tests {
             let mut rng = Rng::new(seed);
             let mut disk = Disk::new(vec![0; 4096]);
             write(&mut disk, 0, 1, &mut rng);
-            disk.sync_failed(disk.sync_point(), &mut rng);
+            disk.sync_failed(disk.sync_point(), Damage::Dropped, &mut rng);
             disk.sync_done(disk.sync_point());
             disk.power_loss(Power::Lost, &mut rng);
             bytes(&disk)[0] == 0
@@ -381,7 +395,7 @@ mod tests {
             let mut disk = Disk::new(vec![0; 4096]);
             write(&mut disk, 0, 1, &mut rng);
             write(&mut disk, 512, 2, &mut rng);
-            disk.sync_failed(disk.sync_point(), &mut rng);
+            disk.sync_failed(disk.sync_point(), Damage::Dropped, &mut rng);
             write(&mut disk, 0, 3, &mut rng);
             write(&mut disk, 1024, 4, &mut rng);
             disk.sync_done(disk.sync_point());
@@ -391,6 +405,23 @@ mod tests {
                 (found[0], found[512], found[1024], found[1536]),
                 (3, 3, 4, 4)
             );
+        }
+    }
+
+    #[test]
+    fn a_change_that_failed_in_part_overtakes_in_part() {
+        for seed in 0..200 {
+            let mut rng = Rng::new(seed);
+            let mut disk = Disk::new(vec![0; 4096]);
+            write(&mut disk, 0, 1, &mut rng);
+            let ticket = disk.start(Change::Bytes {
+                offset: 0,
+                bytes: vec![2; 1024],
+            });
+            disk.finish(ticket, true, 1, &mut rng);
+            let before = bytes(&disk);
+            disk.sync_failed(disk.sync_point(), Damage::None, &mut rng);
+            assert_eq!(bytes(&disk), before);
         }
     }
 

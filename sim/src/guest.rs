@@ -165,6 +165,12 @@ impl Guest {
         }
     }
 
+    /// Both models allow the last write to be there in part.
+    pub fn allow_tearing(&mut self) {
+        self.model.allow_tearing();
+        self.origin.iter_mut().for_each(Model::allow_tearing);
+    }
+
     pub fn number(&mut self) -> u32 {
         self.numbers += 1;
         self.numbers
@@ -182,7 +188,12 @@ impl Guest {
 
     /// The next request, or none while the guest waits for answers.
     pub fn next(&mut self, disconnect: u64) -> Option<Request> {
-        if self.pending.len() >= self.depth {
+        // A reset wants a quiet volume from before its request until its answer.
+        let reset = self
+            .pending
+            .values()
+            .any(|pending| matches!(pending, Pending::Reset));
+        if reset || self.pending.len() >= self.depth {
             return None;
         }
         if self.rng.chance(10) {

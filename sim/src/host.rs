@@ -16,7 +16,7 @@ use crate::devices::Blocking;
 use crate::disk::Power;
 use crate::world::{Broken, LATE_NS_MAX, Sabotage, Step, Trigger, World};
 use engine::engine::{Engine, OpenError, format_cache, settle};
-use engine::event::{Purpose, VolumeSpec};
+use engine::event::{Event, Purpose, VolumeSpec};
 use engine::types::{Policy, Time, Uuid};
 use workload::check::Crash;
 
@@ -188,7 +188,7 @@ impl World {
             .attach(Time(self.now), id, spec, settled)
             .map_err(|error| format!("{} cannot be attached: {error}", plan.name))?;
         self.guests[volume].id = Some(id);
-        self.drain()?;
+        self.apply(Event::Tick)?;
         if self.struck {
             return self.die(true).map(|()| Start::Again);
         }

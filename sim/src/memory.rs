@@ -187,6 +187,10 @@ impl SimMemory {
 }
 
 impl Memory for SimMemory {
+    fn stage_bytes(&self) -> u64 {
+        self.stage.len() as u64
+    }
+
     fn copy(&mut self, from: Place, to: Place, bytes: u64) {
         let apart = from.area != to.area
             || from.offset + bytes <= to.offset

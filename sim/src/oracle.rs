@@ -125,7 +125,7 @@ impl World {
         let name = guest.plan.policy.name();
         let found = found.map_err(|it| format!("v{volume} ({name}) after {crash:?}: {it}"))?;
         if let Some(origin) = &mut guest.origin {
-            origin.void_after(found.cut);
+            origin.void_after(&found);
         }
         self.trace.counters.volumes_verified += 1;
         self.trace.add(&[volume as u64, found.cut, found.floor]);

@@ -286,6 +286,7 @@ impl World {
             return result.map_err(|refusal| format!("park was refused: {refusal}"));
         }
         let guest = &mut self.guests[volume];
+        let gone = guest.gone.contains_key(&id.number);
         let known = guest
             .pending
             .remove(&id.number)
@@ -295,7 +296,10 @@ impl World {
             .buffer()
             .map(|buffer| self.memory.buffer_remove(buffer));
         if let Err(refusal) = result {
-            self.check_refusal(volume, &pending, refusal)?;
+            // What owns nothing yet is given up with its connection.
+            if !(gone && refusal == Refusal::Gone) {
+                self.check_refusal(volume, &pending, refusal)?;
+            }
         }
         self.answer(volume, pending, result, bytes.unwrap_or_default())
             .map_err(|broken| format!("v{volume}: {broken}"))?;
@@ -354,7 +358,7 @@ impl World {
             (Pending::Outside { .. }, it) => it == Refusal::OutOfRange,
             (Pending::Write { .. }, Refusal::NoSpace) => policy == Policy::Ephemeral,
             (Pending::Write { .. }, Refusal::Io) => policy == Policy::Uncached && self.faulty(),
-            (Pending::Reset, _) => false,
+            (Pending::Reset, it) => it == Refusal::Gone,
             (_, Refusal::Io) => self.faulty(),
             _ => false,
         };

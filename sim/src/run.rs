@@ -3,7 +3,7 @@
 //! Always true: the same options give the same trace hash. Deliberately absent: everything that
 //! happens in between.
 
-use crate::guest::Request;
+use crate::guest::{Guest, Request};
 use crate::host::Ending;
 use crate::plan::Plan;
 use crate::rng::Rng;
@@ -23,6 +23,8 @@ pub struct Options {
     pub restarts: u32,
     /// A rule that the host is to break.
     pub sabotage: Option<Sabotage>,
+    /// Let a power loss keep the last acknowledged write in part.
+    pub tearing: bool,
     /// Tell every event and action on standard error.
     pub verbose: bool,
     /// Instead of the plan of the seed.
@@ -39,6 +41,7 @@ impl Options {
             operations: 1000,
             restarts: 1 + (seed % 4) as u32,
             sabotage: None,
+            tearing: false,
             verbose: false,
             plan: None,
             endings: Vec::new(),
@@ -85,6 +88,9 @@ pub fn run(options: &Options) -> Result<Outcome, Failure> {
         .unwrap_or_else(|| Plan::from_seed(options.seed));
     let mut world = World::new(plan, options.seed, options.sabotage, options.verbose);
     world.trace.note(format_args!("{:#?}", world.plan));
+    if options.tearing {
+        world.guests.iter_mut().for_each(Guest::allow_tearing);
+    }
     // An assert of the engine is a finding like any other; where panics abort there is no report.
     let driven = catch_unwind(AssertUnwindSafe(|| drive(&mut world, options)));
     let driven = driven.unwrap_or_else(|panic| {

@@ -6,7 +6,7 @@
 //! ([`host`](crate::host)) and what is right ([`oracle`](crate::oracle)).
 
 use crate::devices::{self, Devices, File};
-use crate::disk::{Disk, SyncPoint};
+use crate::disk::{Damage, Disk, SyncPoint};
 use crate::guest::Guest;
 use crate::memory::SimMemory;
 use crate::plan::Plan;
@@ -424,6 +424,7 @@ impl World {
         } = flight;
         let file = self.devices.file(io.device);
         let time = self.devices.stamp(file, self.now);
+        let worst = self.damage(file);
         let memory = &mut self.memory;
         let disk = self.devices.disk(file);
         if let Some(ticket) = ticket {
@@ -445,7 +446,7 @@ impl World {
         match (sync, result) {
             (Some(_), Ok(())) if lies => {}
             (Some(point), Ok(())) => disk.sync_done(point),
-            (Some(point), Err(_)) => disk.sync_failed(point, &mut self.rng),
+            (Some(point), Err(_)) => disk.sync_failed(point, worst, &mut self.rng),
             (None, _) => {}
         }
         if io.op == Op::Read {
@@ -473,6 +474,23 @@ impl World {
             result,
             stat,
         })
+    }
+
+    /// What a failed sync may do. Without a cache nobody but the guest could write again; and
+    /// spilled overlays are never synced, so a device that drops them has lost them.
+    fn damage(&self, file: File) -> Damage {
+        let policy = |policy| {
+            let mine = |origin| file.origin().is_none_or(|at| at == origin);
+            let plans = self.guests.iter().map(|guest| &guest.plan);
+            plans
+                .into_iter()
+                .any(|plan| plan.policy == policy && mine(plan.origin))
+        };
+        match file {
+            File::Cache if policy(Policy::Ephemeral) => Damage::Doomed,
+            File::Image(_) if policy(Policy::Uncached) => Damage::None,
+            _ => Damage::Dropped,
+        }
     }
 
     /// Forgets what was under way; returns the writes that may still land.

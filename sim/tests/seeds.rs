@@ -25,6 +25,7 @@ fn options(seed: u64) -> Options {
     if let Some(operations) = number("TENUTO_SIM_OPERATIONS") {
         options.operations = operations;
     }
+    options.tearing = number("TENUTO_SIM_TEARING").is_some();
     options
 }
 

@@ -340,6 +340,10 @@ impl HostMemory {
 }
 
 impl Memory for HostMemory {
+    fn stage_bytes(&self) -> u64 {
+        self.stage.bytes()
+    }
+
     fn copy(&mut self, from: Place, to: Place, bytes: u64) {
         let source = self.pointer(from, bytes);
         let target = self.pointer(to, bytes);

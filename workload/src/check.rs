@@ -64,6 +64,8 @@ pub struct Found {
     pub floor: u64,
     /// The last serial that was submitted.
     pub newest: u64,
+    /// The acknowledged write after `cut` is there in part; only if the model allows it.
+    pub torn: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -120,6 +122,7 @@ pub struct Model {
     /// Everything acknowledged up to this reading is flushed.
     flushed: u64,
     resetting: bool,
+    tearing: bool,
 }
 
 impl Model {
@@ -136,9 +139,16 @@ impl Model {
             clock: 0,
             flushed: 0,
             resetting: false,
+            tearing: false,
         };
         model.base = model.clean();
         model
+    }
+
+    /// Allows the last write that a power loss kept to be there in part, sector by sector, though
+    /// it was acknowledged: disks promise no more, the design does.
+    pub fn allow_tearing(&mut self) {
+        self.tearing = true;
     }
 
     pub fn sectors(&self) -> u64 {
@@ -291,11 +301,15 @@ impl Model {
         self.judge(promise, Crash::PowerLoss, &self.contents(read)?)
     }
 
-    /// Declares the writes after `cut` lost: from now on they may not appear.
-    pub fn void_after(&mut self, cut: u64) {
-        let lost = (cut + 1).saturating_sub(self.first) as usize;
-        for write in self.writes.iter_mut().skip(lost) {
-            write.void = true;
+    /// Declares the writes after the cut lost: from now on they may not appear.
+    pub fn void_after(&mut self, found: &Found) {
+        let kept = (found.cut + 1).saturating_sub(self.first) as usize;
+        for (at, write) in self.writes.iter_mut().skip(kept).enumerate() {
+            if at == 0 && found.torn {
+                write.acknowledged = None;
+            } else {
+                write.void = true;
+            }
         }
     }
 
@@ -308,6 +322,7 @@ impl Model {
             cut,
             floor,
             newest: self.newest_serial(),
+            torn: false,
         }
     }
 
@@ -423,17 +438,27 @@ impl Model {
         let floor = floor.unwrap_or(self.first - 1);
         let decides = |write: &Write| write.acknowledged.is_some();
         let mut valid = None;
+        let mut torn = None;
         let mut nearest = (u64::MAX, 0);
-        self.walk(contents, decides, |cut, differing| {
+        self.walk(contents, decides, |cut, differing, in_part| {
             if differing == 0 {
                 valid = Some(cut);
+            }
+            if in_part == 0 && self.tearing {
+                torn = Some(cut - 1);
             }
             if cut >= floor && differing < nearest.0 {
                 nearest = (differing, cut);
             }
         });
-        match valid {
-            Some(cut) if cut >= floor => Ok(self.found(cut, floor)),
+        match valid.max(torn) {
+            Some(cut) if cut >= floor => {
+                let torn = valid < torn;
+                Ok(Found {
+                    torn,
+                    ..self.found(cut, floor)
+                })
+            }
             Some(cut) => Err(Violation::Lost {
                 cut,
                 floor,
@@ -457,7 +482,7 @@ impl Model {
     fn judge_sectors(&self, crash: Crash, contents: &[u64]) -> Result<Found, Violation> {
         let decides = |write: &Write| self.promised(crash, write);
         let mut left = 0;
-        self.walk(contents, decides, |_, differing| left = differing);
+        self.walk(contents, decides, |_, differing, _| left = differing);
         let newest = self.newest_serial();
         if left == 0 {
             return Ok(self.found(newest, self.first - 1));
@@ -473,28 +498,31 @@ impl Model {
         (self.first..).zip(&self.writes)
     }
 
-    /// Goes through the cuts in order and tells how many sectors disagree with each. A write that
-    /// `decides` ends what was allowed before it; any other adds what it carries.
+    /// Goes through the cuts in order and tells how many sectors disagree with each, and how many
+    /// would if the last write of the cut was there in part. A write that `decides` ends what was
+    /// allowed before it; any other adds what it carries.
     fn walk(
         &self,
         contents: &[u64],
         decides: impl Fn(&Write) -> bool,
-        mut visit: impl FnMut(u64, u64),
+        mut visit: impl FnMut(u64, u64, u64),
     ) {
         let agrees = |(found, base): (&u64, &u64)| found == base;
         let mut agreeing: Vec<bool> = contents.iter().zip(&self.base).map(agrees).collect();
         let mut differing = agreeing.iter().filter(|&&it| !it).count() as u64;
-        visit(self.first - 1, differing);
+        visit(self.first - 1, differing, u64::MAX);
         for (serial, write) in self.numbered().filter(|(_, write)| !write.void) {
             let content = self.content_of(serial);
             let decides = decides(write);
+            let mut in_part = differing;
             let range = write.sector as usize..(write.sector + write.sectors) as usize;
             for (agrees, &found) in agreeing[range.clone()].iter_mut().zip(&contents[range]) {
+                in_part -= u64::from(found == content && !*agrees);
                 let now = found == content || (*agrees && !decides);
                 differing = differing + u64::from(*agrees) - u64::from(now);
                 *agrees = now;
             }
-            visit(serial, differing);
+            visit(serial, differing, in_part);
         }
     }
 
@@ -619,7 +647,8 @@ mod tests {
             Found {
                 cut: 1,
                 floor: 0,
-                newest: 2
+                newest: 2,
+                torn: false
             }
         );
     }
@@ -705,6 +734,36 @@ mod tests {
         let mut image = Image::new(64);
         let serial = acknowledged(&mut model, 0, 8);
         image.write(0, 3, serial);
+        assert!(model.verify(Crash::PowerLoss, image.reader()).is_err());
+    }
+
+    #[test]
+    fn a_model_that_allows_tearing_does_so_for_the_last_write_only() {
+        let mut model = model(Promise::Prefix);
+        let mut image = Image::new(64);
+        let first = acknowledged(&mut model, 0, 8);
+        let second = acknowledged(&mut model, 16, 8);
+        image.write(0, 8, first);
+        image.write(16, 3, second);
+        assert!(
+            model
+                .clone()
+                .verify(Crash::PowerLoss, image.reader())
+                .is_err()
+        );
+        model.allow_tearing();
+        let found = model.clone().verify(Crash::PowerLoss, image.reader());
+        assert_eq!(
+            found,
+            Ok(Found {
+                cut: 1,
+                floor: 0,
+                newest: 2,
+                torn: true
+            })
+        );
+        assert!(model.clone().verify(Crash::Kill, image.reader()).is_err());
+        image.zero(0, 1);
         assert!(model.verify(Crash::PowerLoss, image.reader()).is_err());
     }
 
@@ -862,7 +921,13 @@ mod tests {
         assert!(model.examine(Promise::Prefix, image.reader()).is_err());
         image.write(0, 4, first);
         assert!(model.examine(Promise::Prefix, image.reader()).is_ok());
-        model.void_after(first);
+        let cut = Found {
+            cut: first,
+            floor: first,
+            newest: second,
+            torn: false,
+        };
+        model.void_after(&cut);
         image.write(8, 4, second);
         assert!(model.examine(Promise::Prefix, image.reader()).is_err());
     }

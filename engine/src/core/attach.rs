@@ -13,7 +13,7 @@
 use super::Core;
 use super::checkpoint::Waiter;
 use crate::engine::{OpenError, Settled};
-use crate::event::{Device, Op, Purpose, Refusal, VolumeSpec};
+use crate::event::{Device, Op, Purpose, Refusal, Stat, VolumeSpec};
 use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
 use crate::format::ledger::{LEDGER_BYTES, Ledger, OWNER_BYTES_MAX, Progress};
 use crate::memory::Slice;
@@ -88,6 +88,7 @@ impl Core {
             step: None,
             piece: None,
             failed: false,
+            clock_ahead_ns: 0,
         });
         while self.volumes.len() <= id.0 as usize {
             self.volumes.push(None);
@@ -369,11 +370,29 @@ impl Core {
             return;
         }
         match keeper.step.take().expect("a step was under way") {
-            LedgerStep::Claim => self.open_for_requests(cx, id),
+            LedgerStep::Claim => {
+                volume.origin_in_flight += 1;
+                let pending = Pending::Clock { volume: id };
+                cx.order(pending, Purpose::Ledger, Device::Ledger(id), Op::Stat, 0, 0);
+            }
             LedgerStep::Begin => self.destage_begun(cx, id),
             LedgerStep::Finish => self.destage_finished(cx, id),
             LedgerStep::Release => self.detach_progress(cx, id),
         }
+    }
+
+    /// The ledger was written a moment ago, so its time is the present one over there.
+    pub(super) fn clock_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
+        self.volume(id).origin_in_flight -= 1;
+        if let Some(stat) = stat {
+            let keeper = self
+                .volume(id)
+                .keeper
+                .as_mut()
+                .expect("a ledger was written");
+            keeper.clock_ahead_ns = stat.mtime_ns.saturating_sub(stat.now_ns);
+        }
+        self.open_for_requests(cx, id);
     }
 
     /// A ledger that could not be written is due again.
@@ -430,6 +449,8 @@ impl Core {
             return;
         }
         volume.detaching = Some((request, discard_dirty));
+        self.give_up_unfinished(id);
+        let volume = self.volume(id);
         let waiting = core::mem::take(&mut volume.waiting);
         let destage_waiters = core::mem::take(&mut volume.destage_waiters);
         for waiting in waiting {

@@ -34,8 +34,9 @@ use alloc::vec::Vec;
 /// Pause before a phase that failed starts again; longer when the cache device is at fault.
 const RETRY_MS: u64 = 500;
 const RETRY_DAMAGED_MS: u64 = 5_000;
-/// Applying may change the origin's modification time up to so long after the ledger was written.
-const APPLY_MS_MAX: u64 = 120_000;
+/// Applying may change the origin's modification time up to so long after the ledger was written;
+/// after a third of it the ledger is written again. A request may hang for the rest.
+const APPLY_MS_MAX: u64 = 15 * 60_000;
 /// Sectors that one request zeroes at the origin.
 const ZERO_SECTORS_MAX: u64 = 1 << 21;
 
@@ -76,6 +77,8 @@ pub struct Destage {
     table_piece: Option<u32>,
     /// A request without a job is in flight: a sync or a stat.
     waiting: bool,
+    /// Jobs write the origin, also while the ledger is written again in between.
+    applying: bool,
     apply_until: Time,
 }
 
@@ -112,6 +115,10 @@ impl Core {
         if volume.destage.is_some() || !volume.owes() || !volume.attached || !volume.ready {
             return;
         }
+        // A write is destaged whole: its epoch stays open until all of it is staged.
+        if volume.unfinished_sectors > 0 && volume.epochs.len() == 1 {
+            return;
+        }
         let oldest = volume.epochs.front().map_or(cx.now, |epoch| epoch.opened);
         let aged = volume
             .tuning
@@ -145,6 +152,7 @@ impl Core {
             table_at: 0,
             table_piece: None,
             waiting: false,
+            applying: false,
             apply_until: Time(0),
         });
         self.pump_destage(cx, id);
@@ -218,14 +226,11 @@ impl Core {
             if destage.jobs.len() >= depth || destage.failed {
                 break;
             }
-            let applying = destage.phase == Phase::Apply;
+            let applying = destage.applying;
             if applying && cx.now >= destage.apply_until {
-                // The ledger's word on the modification time runs out: write it again first.
-                if destage.jobs.len() == 0 {
-                    destage.phase = Phase::Stat;
-                    return true;
-                }
-                return false;
+                // The ledger's word on the modification time runs out: write it again.
+                destage.phase = Phase::Stat;
+                return true;
             }
             let cursor = destage.cursor;
             let map = &self
@@ -392,7 +397,7 @@ impl Core {
         }
         let purpose = self.apply_purpose(id);
         let destage = self.phase(id);
-        let applying = destage.phase == Phase::Apply;
+        let applying = destage.applying;
         let Job {
             span,
             piece,
@@ -448,10 +453,7 @@ impl Core {
         started: Time,
     ) {
         let volume = self.volume(id);
-        let applying = volume
-            .destage
-            .as_ref()
-            .is_some_and(|d| d.phase == Phase::Apply);
+        let applying = volume.destage.as_ref().is_some_and(|d| d.applying);
         if applying {
             volume.origin_in_flight -= 1;
             volume.counters.origin.latency.add_ns(cx.now.since(started));
@@ -606,10 +608,16 @@ impl Core {
             return;
         };
         destage.phase = Phase::Begin;
-        destage.apply_until = now.plus_millis(APPLY_MS_MAX / 2);
+        destage.apply_until = now.plus_millis(APPLY_MS_MAX / 3);
         let (upto, journal_sequence, journal_bytes) =
             (destage.upto, destage.journal_sequence, destage.journal_at);
-        let ledger = self.ledger(id);
+        let keeper = self
+            .volume(id)
+            .keeper
+            .as_mut()
+            .expect("write-back volumes have a ledger");
+        let ahead = keeper.clock_ahead_ns;
+        let ledger = &mut keeper.ledger;
         ledger.progress = if atomic {
             Progress::Apply {
                 upto,
@@ -621,13 +629,15 @@ impl Core {
         };
         ledger.origin_bytes = stat.size_bytes;
         ledger.mtime_before_ns = stat.mtime_ns;
-        ledger.mtime_limit_ns = stat.now_ns.max(stat.mtime_ns) + APPLY_MS_MAX * 1_000_000;
+        ledger.mtime_limit_ns = (stat.now_ns + ahead).max(stat.mtime_ns) + APPLY_MS_MAX * 1_000_000;
         self.write_ledger(cx, id, LedgerStep::Begin);
     }
 
     /// The ledger says that the origin may be written now.
     pub(super) fn destage_begun(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        self.phase(id).phase = Phase::Apply;
+        let destage = self.phase(id);
+        destage.phase = Phase::Apply;
+        destage.applying = true;
         self.pump_destage(cx, id);
     }
 

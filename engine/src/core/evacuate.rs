@@ -260,6 +260,7 @@ impl Core {
                 serial: entry.serial,
                 span: part,
                 kind,
+                more: entry.more,
             };
             let source = place.map(|at| at.plus((part.sector - span.sector) * SECTOR_BYTES));
             let Some(appended) = self.log.append(cx, stream, item, source, true) else {

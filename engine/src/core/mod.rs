@@ -163,11 +163,7 @@ impl Core {
                 self.zero(cx, volume, request, (sector, sectors), fua, allocate);
             }
             Event::Disconnect { connection } => {
-                for volume in self.volumes.iter_mut().flatten() {
-                    volume
-                        .waiting
-                        .retain(|w| w.request.connection != connection);
-                }
+                self.drop_waiting(cx, connection);
             }
             Event::Done { io, result, stat } => self.done(cx, io, result, stat),
             Event::Admin { request, command } => self.command(cx, request, command),
@@ -290,6 +286,7 @@ impl Core {
             Pending::DestageSync { volume } => self.destage_synced(cx, volume, ok),
             Pending::JournalTable { volume } => self.table_written(cx, volume, ok),
             Pending::Stat { volume } => self.stat_done(cx, volume, stat.filter(|_| ok)),
+            Pending::Clock { volume } => self.clock_read(cx, volume, stat.filter(|_| ok)),
             Pending::EvacuateFooter => self.evacuation_footer(cx, ok),
             Pending::Remove { volume } => self.removed(cx, volume, ok),
         }

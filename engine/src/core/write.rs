@@ -14,10 +14,10 @@ use crate::memory::{Area, Place, Slice};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
 use crate::types::{
-    BLOCK_BYTES, BufferId, Generation, Policy, RequestId, SECTOR_BYTES, Serial, Span, StreamSeq,
-    Time, VolumeId,
+    BLOCK_BYTES, BLOCK_SECTORS, BufferId, ConnectionId, Generation, Policy, RequestId,
+    SECTOR_BYTES, Serial, Span, StreamSeq, Time, VolumeId,
 };
-use crate::volume::{WaitKind, Waiting};
+use crate::volume::{Volume, WaitKind, Waiting};
 
 /// Sectors of one zero entry; a longer discard is several.
 const ZERO_SECTORS_MAX: u64 = crate::map::EXTENT_SECTORS_MAX - 7;
@@ -32,6 +32,13 @@ pub struct Call {
     flush: bool,
     /// A sync follows before it is acknowledged.
     sync_after: bool,
+}
+
+/// Something that all volumes take from.
+#[derive(Clone, Copy)]
+struct Budget {
+    capacity: u64,
+    used: u64,
 }
 
 /// What the next piece of a waiting request would need.
@@ -255,9 +262,7 @@ impl Core {
                 let mut seq = StreamSeq(0);
                 while span.sectors > 0 {
                     let source = Place::new(Area::Buffer(*buffer), *offset);
-                    let Some((taken, at)) =
-                        self.stage(cx, id, *span, EntryKind::Write, Some(source))
-                    else {
+                    let Some((taken, at)) = self.stage_write(cx, id, *span, source) else {
                         return false;
                     };
                     *span = Span::new(span.sector + taken, span.sectors - taken);
@@ -278,9 +283,13 @@ impl Core {
                     let kind = EntryKind::Zero {
                         allocate: *allocate,
                     };
-                    let Some((taken, at)) = self.stage(cx, id, part, kind, None) else {
+                    if matches!(self.gate(id, part, kind), Gate::Shut) {
+                        return false;
+                    }
+                    let Some((taken, at)) = self.stage(cx, id, part, kind, None, false) else {
                         return false;
                     };
+                    self.finish_serial(id);
                     *span = Span::new(span.sector + taken, span.sectors - taken);
                     seq = at;
                 }
@@ -290,8 +299,65 @@ impl Core {
         }
     }
 
-    /// Stages the start of a range: bytes, entry, serial and map in one step. `None` when the
-    /// volume or the log has no room; nothing has happened then.
+    /// Stages the start of a write. All its pieces have one serial, which counts after a crash
+    /// only if the last piece is there; so a write is admitted as a whole, and the volume's epoch
+    /// stays open until it is staged as a whole. Only a write that is larger than the volume's
+    /// share of the log, and for which there is no room beyond it, is taken in parts.
+    fn stage_write(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        span: Span,
+        source: Place,
+    ) -> Option<(u64, StreamSeq)> {
+        let begun = self.volume(id).unfinished_sectors;
+        let mut whole = if begun > 0 { begun } else { span.sectors };
+        let mut open = begun > 0 || self.opens(id, span);
+        let share_sectors = (self.share().max(2) - 1) * BLOCK_SECTORS;
+        if !open && whole > share_sectors {
+            whole = share_sectors;
+            open = self.opens(id, Span::new(span.sector, whole));
+        }
+        if !open {
+            return None;
+        }
+        let part = Span::new(span.sector, whole);
+        let staged = self.stage(cx, id, part, EntryKind::Write, Some(source), begun > 0)?;
+        let left = whole - staged.0;
+        self.volume(id).unfinished_sectors = left;
+        match (begun > 0, left > 0) {
+            (false, true) => self.log.unfinished += 1,
+            (true, false) => self.log.unfinished -= 1,
+            _ => {}
+        }
+        if left == 0 {
+            self.finish_serial(id);
+        }
+        Some(staged)
+    }
+
+    fn opens(&mut self, id: VolumeId, span: Span) -> bool {
+        matches!(self.gate(id, span, EntryKind::Write), Gate::Open)
+    }
+
+    /// All entries of the next serial are staged.
+    fn finish_serial(&mut self, id: VolumeId) {
+        let volume = self.volume(id);
+        volume.serial_next = Serial(volume.serial_next.0 + 1);
+    }
+
+    /// The first waiting write will never be staged to its end. What is staged of it stays: it
+    /// was never acknowledged, and its serial is not given again.
+    pub(super) fn give_up_unfinished(&mut self, id: VolumeId) {
+        if self.volume(id).unfinished_sectors > 0 {
+            self.volume(id).unfinished_sectors = 0;
+            self.log.unfinished -= 1;
+            self.finish_serial(id);
+        }
+    }
+
+    /// Stages the start of a range: bytes, entry and map in one step. `None` when there is no
+    /// room; nothing has happened then.
     fn stage(
         &mut self,
         cx: &mut Cx<'_>,
@@ -299,38 +365,36 @@ impl Core {
         span: Span,
         kind: EntryKind,
         source: Option<Place>,
+        begun: bool,
     ) -> Option<(u64, StreamSeq)> {
-        if matches!(self.gate(id, span, kind), Gate::Shut) {
-            return None;
-        }
         let volume = self.volumes[id.0 as usize]
             .as_mut()
             .expect("checked by the caller");
-        let serial = volume.serial_next;
+        let (generation, serial) = (volume.generation, volume.serial_next);
         let item = Item {
             volume: id,
-            generation: volume.generation,
+            generation,
             serial,
             span,
             kind,
+            more: false,
         };
         let stream = match volume.policy {
             Policy::Ephemeral => StreamKind::Overlay,
             _ => StreamKind::Writes,
         };
         let appended = self.log.append(cx, stream, item, source, false)?;
-        volume.serial_next = Serial(serial.0 + 1);
         let full = volume
             .epochs
             .back()
             .is_some_and(|epoch| epoch.map.sectors() * SECTOR_BYTES >= EPOCH_BYTES_MAX);
-        if full && volume.policy == Policy::WriteBack {
+        if full && !begun && volume.policy == Policy::WriteBack {
             volume.epochs.back_mut().expect("just seen").sealed = true;
         }
         let epoch = volume.open_epoch(cx.now);
         epoch.last_serial = serial;
         epoch.last_seq = appended.seq;
-        epoch.writes += 1;
+        epoch.writes += u64::from(!begun);
         let (before, extents) = (epoch.map.sectors(), epoch.map.len());
         let piece = Piece {
             span: appended.span,
@@ -349,43 +413,70 @@ impl Core {
         Some((appended.span.sectors, appended.seq))
     }
 
-    /// Whether a volume may take this much more of the log. Each volume that writes has a share
-    /// that nobody can take from it; the other half goes to who comes first. So a volume that
-    /// cannot destage stops itself and nobody else.
+    /// Answers what of a connection that is gone owns nothing yet.
+    pub(super) fn drop_waiting(&mut self, cx: &mut Cx<'_>, connection: ConnectionId) {
+        for volume in self.volumes.iter_mut().flatten() {
+            let kept = usize::from(volume.unfinished_sectors > 0).min(volume.waiting.len());
+            let rest = volume.waiting.split_off(kept);
+            for waiting in rest {
+                if waiting.request.connection == connection {
+                    cx.out.reply(waiting.request, Err(Refusal::Gone));
+                } else {
+                    volume.waiting.push_back(waiting);
+                }
+            }
+        }
+    }
+
+    /// Whether a volume may take this much more of the log and of the map. Each volume that
+    /// writes has a share of both that nobody can take from it; the other half goes to who comes
+    /// first. So a volume that cannot destage stops itself and nobody else.
     fn gate(&mut self, id: VolumeId, span: Span, kind: EntryKind) -> Gate {
-        let need = match kind {
-            EntryKind::Write => span.blocks().min(u64::from(self.log.geometry.chunk_blocks)),
+        let chunk_blocks = u64::from(self.log.geometry.chunk_blocks);
+        let blocks = match kind {
+            EntryKind::Write => span.blocks(),
             EntryKind::Zero { .. } => 1,
         };
-        if self.dirty_extents + 2 > self.config.dirty_extents_max {
-            return Gate::Shut;
-        }
-        let gauge = self.log.gauge();
-        let writers = self.writers.max(1);
-        let share = gauge.capacity / 2 / writers;
         let volume = self.volume(id);
-        let charge = volume.charge();
-        let limited = volume.policy == Policy::WriteBack
-            && charge + need > (volume.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1);
+        let (charge, extents) = (volume.charge(), volume.dirty_extents());
+        let limit = (volume.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1);
+        let limited = volume.policy == Policy::WriteBack && charge + blocks > limit;
         if limited && charge > 0 {
             return Gate::Shut;
         }
-        // All shares together are half of the capacity, so below it none is in danger.
-        if charge + need <= share || gauge.live + need <= gauge.capacity / 2 {
-            return Gate::Open;
-        }
-        if gauge.live + need <= gauge.capacity - self.unused_shares(share) {
-            return Gate::Open;
-        }
-        Gate::Shut
+        let gauge = self.log.gauge();
+        let log = Budget {
+            capacity: gauge.capacity,
+            used: gauge.live,
+        };
+        let map = Budget {
+            capacity: self.config.dirty_extents_max,
+            used: self.dirty_extents,
+        };
+        // A write adds an extent for each chunk it begins, and one where it cuts an old one.
+        let pieces = blocks / (chunk_blocks - 1) + 3;
+        let open = self.has_room(log, charge, blocks, Volume::charge)
+            && self.has_room(map, extents, pieces, Volume::dirty_extents);
+        if open { Gate::Open } else { Gate::Shut }
     }
 
-    /// Blocks that other volumes have not taken of their shares yet.
-    fn unused_shares(&self, share: u64) -> u64 {
+    /// Whether a volume that has `mine` of a budget may take `need` more.
+    fn has_room(&self, budget: Budget, mine: u64, need: u64, of: fn(&Volume) -> u64) -> bool {
+        let share = budget.capacity / 2 / self.writers.max(1);
+        // All shares together are half of the budget, so below it none is in danger.
+        if mine + need <= share || budget.used + need <= budget.capacity / 2 {
+            return true;
+        }
         let writers = self.volumes.iter().flatten().filter(|v| v.takes_log());
-        writers
-            .map(|volume| share.saturating_sub(volume.charge()))
-            .sum()
+        let unused: u64 = writers.map(|volume| share.saturating_sub(of(volume))).sum();
+        // Its own unused share is not in its way.
+        let own = share.saturating_sub(mine);
+        budget.used + need + unused <= budget.capacity + own
+    }
+
+    /// Blocks of the log that each volume that writes can count on.
+    fn share(&self) -> u64 {
+        self.log.gauge().capacity / 2 / self.writers.max(1)
     }
 
     fn acknowledge_write(
@@ -461,6 +552,7 @@ impl Core {
             if cx.now < waiting.since.plus_millis(limit) {
                 return;
             }
+            self.give_up_unfinished(id);
             self.volume(id).waiting.pop_front();
             let refusal = Err(Refusal::NoSpace);
             self.reply_written(cx, id, waiting.request, false, waiting.since, refusal);

@@ -4,7 +4,7 @@
 //! been. It makes recovery and evacuation read one place instead of every record. Nothing
 //! depends on it: without a footer the records are read one by one.
 
-use super::record::{EntryKind, MAX_SECTOR};
+use super::record::{EntryKind, FLAG_MORE, MAX_SECTOR};
 use super::{FormatError, Kind, PREFIX_BYTES, Prefix, block, check, seal, zeroes};
 use crate::types::{BLOCK_BYTES, Generation, Geometry, Serial, Span, Uuid, VolumeId};
 use alloc::vec::Vec;
@@ -59,6 +59,8 @@ pub struct FooterEntry {
     pub kind: EntryKind,
     /// Block within the segment: first payload block, or the record's header of a zero entry.
     pub block: u32,
+    /// The write goes on in a further entry of the same serial.
+    pub more: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,7 +84,8 @@ pub fn body_blocks(geometry: Geometry) -> u32 {
 
 /// Entries that fit into a footer; the segment is sealed when it has so many.
 pub fn entries_max(geometry: Geometry) -> usize {
-    let room = geometry.chunk_bytes() as usize - HEADER_BYTES - body_blocks(geometry) as usize * 4;
+    let taken = HEADER_BYTES + body_blocks(geometry) as usize * 4;
+    let room = (geometry.chunk_bytes() as usize).saturating_sub(taken);
     room / ENTRY_BYTES
 }
 
@@ -93,7 +96,10 @@ impl Footer {
         let mut bytes = block(HEADER_BYTES + body.next_multiple_of(BLOCK_BYTES as usize));
         let mut at = HEADER_BYTES;
         for entry in &self.entries {
-            let (kind, flags) = entry.kind.codes();
+            let (kind, mut flags) = entry.kind.codes();
+            if entry.more {
+                flags |= FLAG_MORE;
+            }
             let record = EntryBytes {
                 volume: U32::new(entry.volume.0),
                 generation: U32::new(entry.generation.0),
@@ -191,7 +197,7 @@ impl Footer {
 fn parse_entry(bytes: &[u8], geometry: Geometry) -> Result<FooterEntry, FormatError> {
     let record = EntryBytes::ref_from_bytes(bytes).map_err(|_| FormatError::Short)?;
     zeroes(&record.reserved)?;
-    let kind = EntryKind::of(record.kind, record.flags)?;
+    let kind = EntryKind::of(record.kind, record.flags & !FLAG_MORE)?;
     let span = Span::new(record.sector.get(), u64::from(record.sectors.get()));
     if span.sectors == 0 || span.sector > MAX_SECTOR || span.sectors > MAX_SECTOR - span.sector {
         return Err(FormatError::Field("entry range"));
@@ -211,5 +217,6 @@ fn parse_entry(bytes: &[u8], geometry: Geometry) -> Result<FooterEntry, FormatEr
         span,
         kind,
         block: record.block.get(),
+        more: record.flags & FLAG_MORE != 0,
     })
 }

@@ -73,6 +73,8 @@ const _: () = assert!(size_of::<EntryBytes>() == ENTRY_BYTES);
 const KIND_WRITE: u8 = 1;
 const KIND_ZERO: u8 = 2;
 const FLAG_ALLOCATE: u8 = 1;
+/// More entries of the same serial follow: the write counts only when its last one is there.
+pub(crate) const FLAG_MORE: u8 = 2;
 
 /// What an entry does to its sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +119,8 @@ pub struct Entry {
     pub span: Span,
     /// First payload block within the record; of a zero entry, 0.
     pub first_block: u16,
+    /// The write goes on in a further entry of the same serial.
+    pub more: bool,
 }
 
 impl Entry {
@@ -175,7 +179,10 @@ pub fn encode_open(identity: &Identity) -> [u8; ENTRIES_AT] {
 
 /// An entry, bound to its record and to the sums of its payload.
 pub fn encode_entry(identity: &Identity, entry: &Entry, sums: &[u32]) -> [u8; ENTRY_BYTES] {
-    let (kind, flags) = entry.kind.code();
+    let (kind, mut flags) = entry.kind.code();
+    if entry.more {
+        flags |= FLAG_MORE;
+    }
     let mut bytes = EntryBytes {
         checksum: U32::new(0),
         kind,
@@ -309,7 +316,7 @@ fn parse_entry(
     let bytes =
         EntryBytes::ref_from_bytes(&block[at..at + ENTRY_BYTES]).map_err(|_| FormatError::Short)?;
     zeroes(&bytes.reserved)?;
-    let kind = EntryKind::of(bytes.kind, bytes.flags)?;
+    let kind = EntryKind::of(bytes.kind, bytes.flags & !FLAG_MORE)?;
     let span = Span::new(bytes.sector.get(), u64::from(bytes.sectors.get()));
     if span.sectors == 0 || span.sector > MAX_SECTOR || span.sectors > MAX_SECTOR - span.sector {
         return Err(FormatError::Field("entry range"));
@@ -321,6 +328,7 @@ fn parse_entry(
         serial: Serial(bytes.serial.get()),
         span,
         first_block: bytes.first_block.get(),
+        more: bytes.flags & FLAG_MORE != 0,
     };
     let expected = if entry.blocks() == 0 { 0 } else { first_block };
     if u64::from(entry.first_block) != expected || first_block + entry.blocks() > SUMS_MAX as u64 {

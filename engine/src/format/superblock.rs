@@ -111,6 +111,10 @@ impl Superblock {
         if !(2..=1024).contains(&geometry.segment_chunks) {
             return Err(FormatError::Field("segment chunks"));
         }
+        // A segment holds several records at least.
+        if super::footer::entries_max(geometry) < 4 * super::record::ENTRIES_MAX {
+            return Err(FormatError::Field("footer room"));
+        }
         if !(8..=1 << 20).contains(&geometry.segments) {
             return Err(FormatError::Field("segments"));
         }

@@ -87,6 +87,8 @@ struct Segment {
     /// Chunks that are open or not yet on the device.
     unwritten_chunks: u32,
     footer_in_flight: bool,
+    /// Its footer was made by recovery and alone says which of its records count.
+    settled: bool,
     /// A block in it cannot be read: evacuating it would lose it.
     stuck: bool,
     /// The newest record when it died; what replaced its content is durable with it.
@@ -165,6 +167,8 @@ pub struct Item {
     pub serial: Serial,
     pub span: Span,
     pub kind: EntryKind,
+    /// The write goes on in a further item of the same serial.
+    pub more: bool,
 }
 
 pub struct Log {
@@ -191,6 +195,9 @@ pub struct Log {
     announced: StreamSeq,
     write: write::WriteState,
     live_total: u64,
+    /// Writes of which some entries are staged and some are not. While there is one, nothing
+    /// dies: what the whole write would replace is still needed if the rest never comes.
+    pub unfinished: u32,
     pub counters: Counters,
 }
 
@@ -235,6 +242,7 @@ impl Log {
             pins: 0,
             unwritten_chunks: 0,
             footer_in_flight: false,
+            settled: false,
             stuck: false,
             dead_after: StreamSeq(0),
             entries: Vec::new(),
@@ -290,6 +298,7 @@ impl Log {
             announced: StreamSeq(start.stream_seq_next - 1),
             write: write::WriteState::default(),
             live_total: 0,
+            unfinished: 0,
             counters: Counters::default(),
         }
     }
@@ -356,6 +365,7 @@ impl Log {
             serial: item.serial,
             span,
             first_block: if blocks > 0 { record.payload_blocks } else { 0 },
+            more: item.more || span.sectors < item.span.sectors,
         };
         let bytes = record::encode_entry(&record.identity, &entry, &sums[..blocks as usize]);
         let entry_at = record::ENTRIES_AT + usize::from(record.entries) * record::ENTRY_BYTES;
@@ -403,6 +413,7 @@ impl Log {
             span,
             kind: item.kind,
             block: in_segment,
+            more: item.more || span.sectors < item.span.sectors,
         });
     }
 
@@ -433,6 +444,10 @@ impl Log {
                 self.close_chunk(stream);
             }
         }
+        if self.footer_is_full(stream) {
+            self.close_chunk(stream);
+            self.seal_segment(stream);
+        }
         if self.streams[stream as usize].open.is_none() {
             self.open_chunk(cx, stream, evacuating)?;
         }
@@ -457,6 +472,15 @@ impl Log {
         });
         open.next_block += 1;
         Some(())
+    }
+
+    /// The footer of the open segment has no room for the entries of one more record.
+    fn footer_is_full(&self, kind: StreamKind) -> bool {
+        let entries_max = footer::entries_max(self.geometry);
+        self.streams[kind as usize].segment.is_some_and(|segment| {
+            let entries = &self.segments[segment.0 as usize].entries;
+            entries.len() + record::ENTRIES_MAX > entries_max
+        })
     }
 
     fn next_identity(&mut self, kind: StreamKind) -> Identity {
@@ -486,13 +510,6 @@ impl Log {
     fn open_chunk(&mut self, cx: &mut Cx<'_>, kind: StreamKind, evacuating: bool) -> Option<()> {
         if !self.has_slot(kind) {
             return None;
-        }
-        let full = self.streams[kind as usize].segment.is_some_and(|segment| {
-            self.segments[segment.0 as usize].entries.len() + record::ENTRIES_MAX * 4
-                > footer::entries_max(self.geometry)
-        });
-        if full {
-            self.seal_segment(kind);
         }
         if self.streams[kind as usize].segment.is_none() {
             self.open_segment(kind, evacuating)?;

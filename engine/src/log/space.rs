@@ -37,6 +37,7 @@ pub struct Adopted {
     pub first_stream_seq: StreamSeq,
     pub last_stream_seq: StreamSeq,
     pub sums: Vec<u32>,
+    pub settled: bool,
 }
 
 impl Log {
@@ -76,6 +77,7 @@ impl Log {
         segment.last_stream_seq = StreamSeq(0);
         segment.unwritten_chunks = 0;
         segment.stuck = false;
+        segment.settled = false;
         segment.entries.clear();
         segment.sums.clear();
         self.streams[kind as usize].segment = Some(index);
@@ -115,7 +117,7 @@ impl Log {
             self.prepare(cx, scratch);
         }
         let mut at = 0;
-        while at < self.maybe_dead.len() {
+        while at < self.maybe_dead.len() && self.unfinished == 0 {
             let index = self.maybe_dead[at];
             let newest = self.newest();
             let segment = &mut self.segments[index.0 as usize];
@@ -284,6 +286,7 @@ impl Log {
         segment.first_stream_seq = adopted.first_stream_seq;
         segment.last_stream_seq = adopted.last_stream_seq;
         segment.sums = adopted.sums;
+        segment.settled = adopted.settled;
         self.maybe_dead.push(adopted.index);
     }
 
@@ -335,6 +338,7 @@ impl Log {
                         _ => segment.last_stream_seq.0,
                     },
                     stream: segment.stream.code(),
+                    settled: segment.settled,
                 }),
             }
         }

@@ -208,6 +208,7 @@ pub fn recover(
             first_stream_seq: StreamSeq(segment.first_stream_seq),
             last_stream_seq: StreamSeq(segment.last_stream_seq),
             sums: segment.footer.sums,
+            settled: segment.settled,
         });
     }
     log.collect_ready();
@@ -370,6 +371,7 @@ impl scan::Segment {
             first_stream_seq: self.first_stream_seq,
             last_stream_seq: self.last_stream_seq,
             stream: self.stream.code(),
+            settled: self.settled,
         }
     }
 }

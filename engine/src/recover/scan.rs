@@ -7,7 +7,7 @@
 //! before it was.
 
 use super::{CACHE, note};
-use crate::engine::{OpenError, Report};
+use crate::engine::{Config, OpenError, Report};
 use crate::event::Device;
 use crate::format::checkpoint::{Checkpoint, SegmentRecord};
 use crate::format::footer::{self, Footer, FooterEntry};
@@ -62,6 +62,12 @@ impl<'a> Stage<'a> {
                 && header.boot == boot
                 && header.chunk_blocks == geometry.chunk_blocks
         });
+        let fits = |header: &StageHeader| {
+            let slots = u64::from(header.slots);
+            Config::stage_bytes(geometry.chunk_bytes(), header.slots) <= memory.stage_bytes()
+                && slots <= u64::from(geometry.chunks())
+        };
+        let header = header.filter(fits);
         let Some(header) = header else {
             return Stage::none();
         };
@@ -72,7 +78,7 @@ impl<'a> Stage<'a> {
             // on the device.
             overlay_valid: checkpoint.boot == boot
                 && (header.incarnation == checkpoint.incarnation
-                    || header.incarnation + 1 == checkpoint.incarnation),
+                    || header.incarnation.checked_add(1) == Some(checkpoint.incarnation)),
             slots: BTreeMap::new(),
             chunk_bytes: geometry.chunk_bytes(),
         };
@@ -135,6 +141,8 @@ pub struct Segment {
     pub footer: Footer,
     /// The footer is on the device already.
     pub footered: bool,
+    /// The footer alone says which records count.
+    pub settled: bool,
 }
 
 #[derive(Default)]
@@ -229,6 +237,7 @@ pub fn scan(
     for candidate in candidates {
         scan.finish(candidate);
     }
+    scan.drop_unfinished();
     Ok(scan.accepted)
 }
 
@@ -537,10 +546,17 @@ impl Scan<'_> {
             index,
             seq,
             stream,
+            listed,
             footer,
             records,
-            ..
         } = candidate;
+        let listed = listed.filter(|listed| listed.seq == seq);
+        if footer.is_none() && listed.is_some_and(|listed| listed.settled) {
+            self.damage(format!(
+                "segment {index}: its footer cannot be read, and only that says what counts"
+            ));
+            return;
+        }
         if let Some(footer) = footer {
             self.accepted.segments.push(Segment {
                 index,
@@ -550,6 +566,7 @@ impl Scan<'_> {
                 last_stream_seq: footer.last_stream_seq,
                 footer,
                 footered: true,
+                settled: listed.is_some_and(|listed| listed.settled),
             });
             return;
         }
@@ -574,7 +591,10 @@ impl Scan<'_> {
         footer
             .entries
             .sort_unstable_by_key(|e| (e.volume, e.span.sector, e.serial));
-        footer.entries.truncate(footer::entries_max(geometry));
+        assert!(
+            footer.entries.len() <= footer::entries_max(geometry),
+            "records of one segment fit its footer"
+        );
         self.save_staged(index, seq, &records);
         self.accepted.segments.push(Segment {
             index,
@@ -584,7 +604,39 @@ impl Scan<'_> {
             last_stream_seq: footer.last_stream_seq,
             footer,
             footered: false,
+            settled: true,
         });
+    }
+
+    /// The last write of a volume counts only as a whole; an earlier one is whole, because
+    /// serials are given one after the other. What is not whole is taken out of the footers, so
+    /// that nobody finds it later, when it is not the last write any more.
+    fn drop_unfinished(&mut self) {
+        let mut last: BTreeMap<u32, (u64, bool)> = BTreeMap::new();
+        let volumes = &self.checkpoint.volumes;
+        let segments = &mut self.accepted.segments;
+        for entry in segments.iter().flat_map(|segment| &segment.footer.entries) {
+            let volume = volumes.iter().find(|volume| volume.id == entry.volume);
+            if volume.is_none_or(|volume| entry.generation < volume.base_generation) {
+                continue;
+            }
+            let (serial, whole) = last.entry(entry.volume.0).or_default();
+            if entry.serial.0 > *serial {
+                (*serial, *whole) = (entry.serial.0, false);
+            }
+            *whole |= entry.serial.0 == *serial && !entry.more;
+        }
+        let unfinished = |entry: &FooterEntry| {
+            last.get(&entry.volume.0)
+                .is_some_and(|last| *last == (entry.serial.0, false))
+        };
+        for segment in segments {
+            if segment.footer.entries.iter().any(unfinished) {
+                segment.footer.entries.retain(|entry| !unfinished(entry));
+                segment.footered = false;
+                segment.settled = true;
+            }
+        }
     }
 
     /// Chunks with records that came from the stage are written to their place in the log, the
@@ -639,6 +691,7 @@ fn add_to_footer(footer: &mut Footer, found: &Found, geometry: Geometry) {
             span: entry.span,
             kind: entry.kind,
             block,
+            more: entry.more,
         });
     }
 }

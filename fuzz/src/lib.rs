@@ -1,0 +1,28 @@
+//! Hostile bytes for everything that reads foreign bytes: the body of each fuzz target.
+//!
+//! Always true: a target is a plain function of its input, so libFuzzer, the test below and a
+//! debugger run the very same code. A target panics where the product would panic, and where an
+//! invariant it states does not hold. Deliberately absent: any knowledge of how inputs are made.
+
+#![forbid(unsafe_code)]
+
+pub mod format;
+pub mod nbd;
+pub mod repair;
+pub mod source;
+
+/// The body of a target. Says whether the input got behind all checks: a target whose inputs
+/// never do tests nothing, and the test on stable notices.
+pub type Target = fn(&[u8]) -> bool;
+
+/// Every target under the name of its binary and its corpus.
+pub const TARGETS: [(&str, Target); 8] = [
+    ("nbd_session", nbd::session),
+    ("superblock", format::superblock),
+    ("checkpoint", format::checkpoint),
+    ("record", format::record),
+    ("footer", format::footer),
+    ("ledger", format::ledger),
+    ("journal", format::journal),
+    ("stage", format::stage),
+];

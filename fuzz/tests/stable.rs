@@ -1,0 +1,157 @@
+//! Every target on stable, without libFuzzer: its corpus, then pseudo-random inputs.
+//!
+//! `TENUTO_FUZZ_INPUTS` sets how many inputs each target gets, `TENUTO_FUZZ_SEED` where their
+//! sequence begins. A failure prints both and keeps the input in `artifacts/`, where the next run
+//! finds it first.
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use tenuto_fuzz::{TARGETS, Target};
+
+const INPUTS: u64 = 20_000;
+const SEED: u64 = 0x7465_6e75_746f;
+const INPUT_BYTES_MAX: u64 = 2048;
+/// One input in so many must get behind all checks.
+const ACCEPTED_SHARE: u64 = 50;
+
+/// SplitMix64: small, and good enough to choose inputs with.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    /// Noise of one of three textures, or a known input with a few bytes changed.
+    fn input(&mut self, corpus: &[Vec<u8>]) -> Vec<u8> {
+        if !corpus.is_empty() && self.below(2) == 0 {
+            let mut input = corpus[self.below(corpus.len() as u64) as usize].clone();
+            for _ in 0..self.below(8) {
+                let at = self.below(input.len().max(1) as u64) as usize;
+                let value = self.next() as u8;
+                match self.below(3) {
+                    0 => input.insert(at, value),
+                    1 if at < input.len() => input[at] = value,
+                    2 if at < input.len() => drop(input.remove(at)),
+                    _ => {}
+                }
+            }
+            return input;
+        }
+        let length_max = 1 + self.below(INPUT_BYTES_MAX);
+        let length = self.below(length_max);
+        let texture = self.below(3);
+        (0..length)
+            .map(|_| match texture {
+                0 => self.next() as u8,
+                1 => self.next() as u8 & self.next() as u8 & self.next() as u8,
+                _ => self.below(4) as u8,
+            })
+            .collect()
+    }
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    match std::env::var(variable) {
+        Ok(text) => text
+            .parse()
+            .unwrap_or_else(|_| panic!("{variable} is a decimal number")),
+        Err(_) => default,
+    }
+}
+
+fn here() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn files(folder: PathBuf) -> Vec<Vec<u8>> {
+    let Ok(entries) = fs::read_dir(&folder) else {
+        return Vec::new();
+    };
+    let mut paths: Vec<_> = entries
+        .map(|entry| entry.expect("readable").path())
+        .collect();
+    paths.sort();
+    paths
+        .iter()
+        .map(|path| fs::read(path).expect("a corpus holds files"))
+        .collect()
+}
+
+fn run(name: &str, target: Target) {
+    let seed = number("TENUTO_FUZZ_SEED", SEED);
+    let inputs = number("TENUTO_FUZZ_INPUTS", INPUTS);
+    let mut random = Random(seed);
+    let mut known = files(here().join("corpus").join(name));
+    let corpus = known.clone();
+    known.extend(files(here().join("artifacts").join(name)));
+    let made = (0..inputs).map(|_| random.input(&corpus));
+    let mut accepted = 0;
+    for (number, input) in known.iter().cloned().chain(made).enumerate() {
+        let Ok(behind_checks) = catch_unwind(AssertUnwindSafe(|| target(&input))) else {
+            let path = keep(name, &format!("stable-{seed:x}-{number}"), &input);
+            panic!(
+                "target {name} failed on input {number} of TENUTO_FUZZ_SEED={seed}; kept as {}",
+                path.display()
+            );
+        };
+        accepted += u64::from(behind_checks);
+    }
+    println!("{name}: {accepted} of {inputs} inputs got behind all checks");
+    assert!(
+        accepted * ACCEPTED_SHARE >= inputs,
+        "{name}: {accepted} of {inputs} are too few"
+    );
+}
+
+fn keep(name: &str, file: &str, input: &[u8]) -> PathBuf {
+    let folder = here().join("artifacts").join(name);
+    let path = folder.join(file);
+    fs::create_dir_all(&folder).expect("artifacts can be kept");
+    fs::write(&path, input).expect("artifacts can be kept");
+    path
+}
+
+fn run_named(name: &str) {
+    let found = TARGETS.iter().find(|(target, _)| *target == name);
+    let (name, target) = found.expect("a test for each target, a target for each test");
+    run(name, *target);
+}
+
+macro_rules! targets {
+    ($($test:ident: $name:literal),* $(,)?) => {
+        $(#[test]
+        fn $test() {
+            run_named($name);
+        })*
+
+        #[test]
+        fn every_target_has_a_test_and_a_binary() {
+            let tested = [$($name),*];
+            assert_eq!(tested, TARGETS.map(|(name, _)| name));
+            for name in tested {
+                assert!(here().join(format!("fuzz_targets/{name}.rs")).exists());
+            }
+        }
+    };
+}
+
+targets! {
+    nbd_sessions_survive_any_client: "nbd_session",
+    superblocks_survive_any_bytes: "superblock",
+    checkpoints_survive_any_bytes: "checkpoint",
+    records_survive_any_bytes: "record",
+    footers_survive_any_bytes: "footer",
+    ledgers_survive_any_bytes: "ledger",
+    journals_survive_any_bytes: "journal",
+    stages_survive_any_bytes: "stage",
+}
