@@ -185,6 +185,8 @@ pub struct Log {
     streams: [Stream; 2],
     ready: VecDeque<SegmentIndex>,
     preparing: bool,
+    /// Ready segments that a waiting write needs.
+    ready_wanted: usize,
     footers_due: Vec<SegmentIndex>,
     footers_failed: Vec<SegmentIndex>,
     /// Segments whose last live block went; looked at once per step.
@@ -289,6 +291,7 @@ impl Log {
             ],
             ready: VecDeque::new(),
             preparing: false,
+            ready_wanted: 0,
             footers_due: Vec::new(),
             footers_failed: Vec::new(),
             maybe_dead: Vec::new(),
@@ -320,6 +323,10 @@ impl Log {
             item.kind == EntryKind::Write,
             "only writes carry bytes"
         );
+        // What evacuation has opened of the reserve is for evacuation alone.
+        if !evacuating && self.ready.len() < space::SEGMENTS_RESERVED {
+            return None;
+        }
         let blocks_wanted = if source.is_some() { 1 } else { 0 };
         self.open_record(cx, stream, blocks_wanted, evacuating)?;
         let open = self.streams[stream as usize]

@@ -9,7 +9,6 @@
 pub mod client;
 pub mod json;
 mod listener;
-pub mod live;
 pub mod metrics;
 pub mod promise;
 pub mod server;
@@ -343,7 +342,7 @@ fn changed_sections(old: &Config, new: &Config) -> Vec<String> {
 
 fn stays_in_file(config: &Config, volume: &Volume) -> String {
     format!(
-        "volume {}: {}:{} still says otherwise and wins at the next start",
+        "volume {}: {}:{} names it, and wins at the next start",
         volume.name,
         config.path.display(),
         volume.line.unwrap_or(0)

@@ -8,7 +8,7 @@ use super::offline::{self, Found};
 use super::{Context, output};
 use crate::cachedev::{self, NewCache};
 use crate::config::keys::CACHE_BYTES_MIN;
-use crate::config::units::{human_bytes, parse_size, show_size};
+use crate::config::units::{human_bytes, human_seconds, parse_size, show_size};
 use crate::config::{Config, DEFAULT_PATH, locate};
 use crate::error::{Error, Kind, Result, cause};
 use crate::files::Files;
@@ -282,27 +282,30 @@ fn refuse_dirty(
             ));
         }
     };
-    match found.dirty_list() {
-        dirty if dirty.is_empty() => Ok(Some(stage)),
-        dirty => {
-            let age = oldest(&found);
-            refuse(format!(
-                "dirty data of {dirty}{age} would be lost; bring it home with `tenuto recover \
-                 --cache {name}`"
-            ))
-        }
+    let dirty: Vec<String> = found
+        .dirty()
+        .iter()
+        .map(|volume| format!("{} ({})", volume.name, human_bytes(volume.dirty_bytes)))
+        .collect();
+    if dirty.is_empty() {
+        return Ok(Some(stage));
     }
+    refuse(format!(
+        "dirty data of {}{} would be lost; bring it home with `tenuto recover --cache {name}`",
+        dirty.join(", "),
+        last_written(&claimed.target)
+    ))
 }
 
-fn oldest(found: &Found) -> String {
-    let oldest = found
-        .dirty()
-        .filter_map(|volume| volume.oldest_dirty_ns)
-        .max();
-    oldest.map_or(String::new(), |nanos| {
-        let age = crate::config::units::human_seconds(nanos / 1_000_000_000);
-        format!(", up to {age} old,")
-    })
+/// How old the data is: nothing was written since then. A device keeps no such time.
+fn last_written(target: &Target) -> String {
+    let written = target.file.metadata().and_then(|meta| meta.modified());
+    match written.map(|written| written.elapsed().unwrap_or_default()) {
+        Ok(age) if !target.block_device => {
+            format!(", last written {} ago,", human_seconds(age.as_secs()))
+        }
+        _ => String::new(),
+    }
 }
 
 /// The same open file under a second handle: the lock stays one.
@@ -468,12 +471,12 @@ pub fn recover(context: &Context, command: &Recover) -> Result<()> {
         let message = format!("volume {asked}: not in cache {name}; see `tenuto cache inspect`");
         return Err(Error::new(Kind::NotFound, message).about(asked.clone()));
     }
-    let volumes: Vec<&VolumeSnapshot> = found.dirty().filter(asked).collect();
+    let volumes: Vec<&VolumeSnapshot> = found.dirty().into_iter().filter(asked).collect();
     if command.dry_run {
-        return tell_recovered(context, &name, &found, &volumes, &[]);
+        return tell_recovered(context, &name, &found, &volumes, None);
     }
     let failures = offline::destage_all(path, &stage_dir, &volumes)?;
-    tell_recovered(context, &name, &found, &volumes, &failures)?;
+    tell_recovered(context, &name, &found, &volumes, Some(&failures))?;
     match failures.first() {
         None if found.report.damage.is_empty() => Ok(()),
         None => Err(Error::new(
@@ -488,23 +491,27 @@ pub fn recover(context: &Context, command: &Recover) -> Result<()> {
     }
 }
 
+/// `failures` is `None` where nothing was tried.
 fn tell_recovered(
     context: &Context,
     name: &str,
     found: &Found,
     volumes: &[&VolumeSnapshot],
-    failures: &[(String, Error)],
+    failures: Option<&[(String, Error)]>,
 ) -> Result<()> {
+    let failed = |volume: &VolumeSnapshot| {
+        failures.is_some_and(|failures| failures.iter().any(|(name, _)| *name == volume.name))
+    };
+    let any_failed = failures.is_some_and(|failures| !failures.is_empty());
     // A failed command prints its error as the only document.
-    if context.common.json && (!failures.is_empty() || !found.report.damage.is_empty()) {
+    if context.common.json && (any_failed || !found.report.damage.is_empty()) {
         return Ok(());
     }
-    let done = |volume: &VolumeSnapshot| failures.iter().all(|(name, _)| *name != volume.name);
     let listed: Vec<Value> = volumes
         .iter()
         .map(|volume| {
             let mut document = inspect::volume_json(volume);
-            document["recovered"] = json!(done(volume));
+            document["recovered"] = json!(failures.is_some() && !failed(volume));
             document
         })
         .collect();
@@ -514,12 +521,13 @@ fn tell_recovered(
             return format!("cache {name}: no dirty data\n");
         }
         let line = |volume: &&VolumeSnapshot| {
+            let what = match (failures, failed(volume)) {
+                (None, _) => "would go to",
+                (Some(_), false) => "are now in",
+                (Some(_), true) => "could not be brought to",
+            };
             let bytes = human_bytes(volume.dirty_bytes);
-            let (name, origin) = (&volume.name, &volume.origin);
-            match done(volume) {
-                true => format!("volume {name}: {bytes} for {origin}\n"),
-                false => format!("volume {name}: {bytes} for {origin}: still here\n"),
-            }
+            format!("volume {}: {bytes} {what} {}\n", volume.name, volume.origin)
         };
         volumes.iter().map(line).collect()
     })

@@ -8,6 +8,7 @@
 mod cache;
 mod config;
 mod later;
+mod live;
 mod offline;
 mod origin;
 pub mod output;

@@ -6,9 +6,8 @@
 //! cache device is locked meanwhile, so no daemon changes it under the reader.
 
 use super::Context;
-use crate::admin::live::{command_error, start_error, volume_error};
-use crate::buffer::{Arena, BufferPool, HostMemory};
-use crate::config::units::human_bytes;
+use super::live::{command_error, start_error, volume_error};
+use crate::buffer::{Arena, BUFFER_BYTES_MAX, BufferPool, HostMemory};
 use crate::daemon::{Daemon, Settings, VolumeSettings};
 use crate::error::{Error, Kind, Result, cause};
 use crate::fault::{self, Fault};
@@ -49,22 +48,23 @@ pub struct Found {
 }
 
 impl Found {
-    /// Volumes whose data is nowhere but here.
-    pub fn dirty(&self) -> impl Iterator<Item = &VolumeSnapshot> {
-        let owes = |volume: &&VolumeSnapshot| volume.policy != Policy::Ephemeral;
-        self.volumes
-            .iter()
-            .filter(owes)
-            .filter(|volume| volume.dirty_bytes > 0)
+    /// Volumes whose data is nowhere but here. The log is told late that a destage has ended,
+    /// so the ledgers beside the origins are asked as well; one that cannot be read says nothing.
+    pub fn dirty(&self) -> Vec<&VolumeSnapshot> {
+        let owes = |volume: &&VolumeSnapshot| {
+            let dirty = volume.policy != Policy::Ephemeral && volume.dirty_bytes > 0;
+            dirty && !is_at_origin(volume)
+        };
+        self.volumes.iter().filter(owes).collect()
     }
+}
 
-    /// `a (3 MiB), b (1 MiB)`
-    pub fn dirty_list(&self) -> String {
-        let dirty = self
-            .dirty()
-            .map(|volume| format!("{} ({})", volume.name, human_bytes(volume.dirty_bytes)));
-        dirty.collect::<Vec<_>>().join(", ")
-    }
+fn is_at_origin(volume: &VolumeSnapshot) -> bool {
+    let beside = inspect::look_beside(Path::new(&volume.origin), None);
+    let ledger = beside.ok().and_then(|beside| beside.ledger);
+    ledger.is_some_and(|ledger| {
+        ledger.volume == volume.uuid && ledger.destaged >= volume.acked_serial
+    })
 }
 
 /// Waits for the late writes of a dead owner and says so.
@@ -152,7 +152,7 @@ fn memory(stage: Option<&[u8]>, wanted: u64) -> std::io::Result<HostMemory> {
     let arena = Arena::anonymous(wanted.max(stage.len() as u64).next_multiple_of(BLOCK_BYTES))?;
     let ram = Arena::anonymous(BLOCK_BYTES)?;
     let scratch = Arena::anonymous(SCRATCH_BYTES)?;
-    let buffers = BufferPool::new(1 << 20)?;
+    let buffers = BufferPool::new(BUFFER_BYTES_MAX)?;
     let mut memory = HostMemory::new(arena, ram, scratch, buffers);
     memory.store(Place::new(Area::Stage, 0), stage);
     Ok(memory)
@@ -337,15 +337,26 @@ fn remove_directory(path: &Path) {
     let _ = std::fs::remove_dir_all(path);
 }
 
+/// Brings a volume home and lets go of it: its ledger then says that nobody owes anything.
 fn destage_one(daemon: &Daemon, volume: &VolumeSnapshot) -> Result<()> {
     let name = &volume.name;
-    if let Some(id) = daemon.volume_id(name) {
-        // Volumes that nobody names are adopted at the start, if their origins open.
-        let result = daemon.handle().command(Command::Destage { volume: id });
-        return result.map_err(|error| command_error(name, error));
+    // Volumes that nobody names are adopted at the start, if their origins open.
+    if daemon.volume_id(name).is_none() {
+        let added = daemon.volume_add(settings_of(volume));
+        added.map_err(|error| volume_error(name, error))?;
     }
-    let settings = VolumeSettings {
-        name: name.clone(),
+    let id = daemon
+        .volume_id(name)
+        .ok_or_else(|| Error::no_volume(name))?;
+    let destaged = daemon.handle().command(Command::Destage { volume: id });
+    destaged.map_err(|error| command_error(name, error))?;
+    let removed = daemon.volume_remove(name, false);
+    removed.map_err(|error| volume_error(name, error))
+}
+
+fn settings_of(volume: &VolumeSnapshot) -> VolumeSettings {
+    VolumeSettings {
+        name: volume.name.clone(),
         origin: PathBuf::from(&volume.origin),
         policy: volume.policy,
         read_only: false,
@@ -358,13 +369,5 @@ fn destage_one(daemon: &Daemon, volume: &VolumeSnapshot) -> Result<()> {
         overlay_timeout: Duration::ZERO,
         export_nbd: false,
         san: None,
-    };
-    daemon
-        .volume_add(settings)
-        .map_err(|error| volume_error(name, error))?;
-    let id = daemon
-        .volume_id(name)
-        .ok_or_else(|| Error::no_volume(name))?;
-    let result = daemon.handle().command(Command::Destage { volume: id });
-    result.map_err(|error| command_error(name, error))
+    }
 }

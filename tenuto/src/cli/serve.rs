@@ -4,9 +4,9 @@
 //! anything is started; "ready" is said when guests and administrators can connect. SIGTERM and
 //! SIGINT end in order and keep dirty data; SIGHUP applies the changed file.
 
+use super::live::{Live, start_error};
 use super::{Context, cache};
 use crate::admin::Admin;
-use crate::admin::live::{Live, start_error};
 use crate::admin::server::{self, Server};
 use crate::config::{Config, Volume, check, state};
 use crate::daemon::Daemon;

@@ -124,8 +124,9 @@ impl<K: Copy + Eq + Hash> RangeLock<K> {
     }
 
     fn is_free(&self, span: Span, exclusive: bool) -> bool {
-        !self.exclusive.iter().any(|(_, held)| held.overlaps(span))
-            && !(exclusive && self.shared.values().any(|held| held.overlaps(span)))
+        let behind_one = self.exclusive.iter().any(|(_, held)| held.overlaps(span));
+        let beside_many = || self.shared.values().any(|held| held.overlaps(span));
+        !(behind_one || (exclusive && beside_many()))
     }
 
     fn hold(&mut self, key: K, span: Span, exclusive: bool) {

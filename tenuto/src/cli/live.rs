@@ -2,7 +2,7 @@
 //!
 //! Owns nothing but the translation of errors and of plain data.
 
-use super::{Look, Machine, Recovery};
+use crate::admin::{Look, Machine, Recovery};
 use crate::daemon::{Daemon, StartError, VolumeError, VolumeSettings};
 use crate::error::{Error, Kind, Result};
 use crate::shard::control::{CommandError, HostCounters};
