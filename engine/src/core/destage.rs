@@ -677,7 +677,7 @@ impl Core {
             self.enqueue(id);
         }
         self.start_destage_if_due(cx, id);
-        if self.parking {
+        if self.parking.is_some() {
             self.release_if_clean(cx, id);
         }
         self.detach_progress(cx, id);

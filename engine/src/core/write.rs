@@ -18,6 +18,7 @@ use crate::types::{
     SECTOR_BYTES, Serial, Span, StreamSeq, Time, VolumeId,
 };
 use crate::volume::{Volume, WaitKind, Waiting};
+use alloc::collections::VecDeque;
 
 /// Sectors of one zero entry; a longer discard is several.
 const ZERO_SECTORS_MAX: u64 = crate::map::EXTENT_SECTORS_MAX - 7;
@@ -219,6 +220,20 @@ impl Core {
                 }
             }
             self.detach_progress(cx, id);
+        }
+    }
+
+    /// Reads and flushes that waited for the volume do not wait for the writes between them: those
+    /// are not acknowledged yet.
+    pub(super) fn start_readers(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let waiting = core::mem::take(&mut self.volume(id).waiting);
+        let changes = |waiting: &Waiting| {
+            matches!(waiting.kind, WaitKind::Write { .. } | WaitKind::Zero { .. })
+        };
+        let (writers, readers): (VecDeque<_>, VecDeque<_>) = waiting.into_iter().partition(changes);
+        self.volume(id).waiting = writers;
+        for mut reader in readers {
+            self.advance(cx, id, &mut reader);
         }
     }
 

@@ -43,7 +43,7 @@ pub enum Waiter {
     /// The destager of a volume.
     Destage(VolumeId),
     /// An orderly stop.
-    Park(RequestId),
+    Park,
 }
 
 #[derive(Default)]
