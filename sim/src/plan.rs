@@ -105,7 +105,8 @@ impl Plan {
         plan
     }
 
-    fn limit_requests(&mut self) {
+    /// Fits the writes of the guests to the log; to be called after the plan was changed.
+    pub fn limit_requests(&mut self) {
         let writers = self
             .volumes
             .iter()
