@@ -16,13 +16,14 @@ use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
 /// The smallest buffer, and the alignment of every buffer.
 pub const BUFFER_BYTES_MIN: u64 = 4 << 10;
-/// The largest buffer: NBD's largest request.
-pub const BUFFER_BYTES_MAX: u64 = 32 << 20;
+/// The largest buffer: NBD's largest request of 32 MiB, where it does not start on a sector, has
+/// one sector more, and buffers come in powers of two.
+pub const BUFFER_BYTES_MAX: u64 = 64 << 20;
 pub const POOL_BYTES_DEFAULT: u64 = 256 << 20;
 /// Freed buffers that keep their pages, so that a busy queue does not fault all the time.
 const IDLE_BYTES_MAX: u64 = 32 << 20;
-/// 4 KiB, 8 KiB, .. 32 MiB.
-const CLASSES: usize = 14;
+/// 4 KiB, 8 KiB, .. 64 MiB.
+const CLASSES: usize = 15;
 /// Bits of a `BufferId` that hold the slot; the class lies above.
 const SLOT_BITS: u32 = 28;
 /// Larger than any request: the slot is free.
@@ -418,7 +419,7 @@ mod tests {
         pool.free(first);
         assert_eq!(pool.used_bytes(), 0);
         assert!(pool.idle_bytes <= IDLE_BYTES_MAX);
-        assert_eq!(pool.allocate(32 * MIB + 1), None);
+        assert_eq!(pool.allocate(64 * MIB + 1), None);
     }
 
     #[test]

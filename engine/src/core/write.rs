@@ -17,7 +17,7 @@ use crate::types::{
     BLOCK_BYTES, BLOCK_SECTORS, BufferId, ConnectionId, Generation, Policy, RequestId,
     SECTOR_BYTES, Serial, Span, StreamSeq, Time, VolumeId,
 };
-use crate::volume::{WaitKind, Waiting};
+use crate::volume::{Volume, WaitKind, Waiting};
 
 /// Sectors of one zero entry; a longer discard is several.
 const ZERO_SECTORS_MAX: u64 = crate::map::EXTENT_SECTORS_MAX - 7;
@@ -32,6 +32,13 @@ pub struct Call {
     flush: bool,
     /// A sync follows before it is acknowledged.
     sync_after: bool,
+}
+
+/// Something that all volumes take from.
+#[derive(Clone, Copy)]
+struct Budget {
+    capacity: u64,
+    used: u64,
 }
 
 /// What the next piece of a waiting request would need.
@@ -294,8 +301,8 @@ impl Core {
 
     /// Stages the start of a write. All its pieces have one serial, which counts after a crash
     /// only if the last piece is there; so a write is admitted as a whole, and the volume's epoch
-    /// stays open until it is staged as a whole. Only a write larger than the volume's share of
-    /// the log is taken in parts of that size.
+    /// stays open until it is staged as a whole. Only a write that is larger than the volume's
+    /// share of the log, and for which there is no room beyond it, is taken in parts.
     fn stage_write(
         &mut self,
         cx: &mut Cx<'_>,
@@ -303,17 +310,19 @@ impl Core {
         span: Span,
         source: Place,
     ) -> Option<(u64, StreamSeq)> {
-        let share_sectors = (self.share().max(2) - 1) * BLOCK_SECTORS;
         let begun = self.volume(id).unfinished_sectors;
-        let whole = if begun > 0 {
-            begun
-        } else {
-            span.sectors.min(share_sectors)
-        };
-        let part = Span::new(span.sector, whole);
-        if begun == 0 && matches!(self.gate(id, part, EntryKind::Write), Gate::Shut) {
+        let mut whole = if begun > 0 { begun } else { span.sectors };
+        let mut open = begun > 0 || self.opens(id, span);
+        let part_blocks = self.share().min(self.log.gauge().capacity / 8);
+        let share_sectors = (part_blocks.max(2) - 1) * BLOCK_SECTORS;
+        if !open && whole > share_sectors {
+            whole = share_sectors;
+            open = self.opens(id, Span::new(span.sector, whole));
+        }
+        if !open {
             return None;
         }
+        let part = Span::new(span.sector, whole);
         let staged = self.stage(cx, id, part, EntryKind::Write, Some(source), begun > 0)?;
         let left = whole - staged.0;
         self.volume(id).unfinished_sectors = left;
@@ -326,6 +335,19 @@ impl Core {
             self.finish_serial(id);
         }
         Some(staged)
+    }
+
+    /// Whether a write may begin: it is admitted, and the log has room for all of it, so that
+    /// once begun it waits for the stage only, which empties by itself.
+    fn opens(&mut self, id: VolumeId, span: Span) -> bool {
+        let stream = match self.volume(id).policy {
+            Policy::Ephemeral => StreamKind::Overlay,
+            _ => StreamKind::Writes,
+        };
+        let quarter = self.log.gauge().capacity / 4;
+        span.blocks() <= quarter
+            && matches!(self.gate(id, span, EntryKind::Write), Gate::Open)
+            && self.log.has_room(stream, span.blocks())
     }
 
     /// All entries of the next serial are staged.
@@ -416,47 +438,59 @@ impl Core {
         }
     }
 
-    /// Whether a volume may take this much more of the log. Each volume that writes has a share
-    /// that nobody can take from it; the other half goes to who comes first. So a volume that
-    /// cannot destage stops itself and nobody else.
+    /// Whether a volume may take this much more of the log and of the map. Each volume that
+    /// writes has a share of both that nobody can take from it; the other half goes to who comes
+    /// first. So a volume that cannot destage stops itself and nobody else.
     fn gate(&mut self, id: VolumeId, span: Span, kind: EntryKind) -> Gate {
-        let need = match kind {
+        let chunk_blocks = u64::from(self.log.geometry.chunk_blocks);
+        let blocks = match kind {
             EntryKind::Write => span.blocks(),
             EntryKind::Zero { .. } => 1,
         };
-        if self.dirty_extents + 2 > self.config.dirty_extents_max {
+        // A write that has begun is finished first: nothing takes the room that it counts on.
+        if self.log.unfinished > 0 {
             return Gate::Shut;
         }
-        let gauge = self.log.gauge();
-        let share = self.share();
         let volume = self.volume(id);
-        let charge = volume.charge();
-        let limited = volume.policy == Policy::WriteBack
-            && charge + need > (volume.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1);
+        let (charge, extents) = (volume.charge(), volume.dirty_extents());
+        let limit = (volume.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1);
+        let limited = volume.policy == Policy::WriteBack && charge + blocks > limit;
         if limited && charge > 0 {
             return Gate::Shut;
         }
-        // All shares together are half of the capacity, so below it none is in danger.
-        if charge + need <= share || gauge.live + need <= gauge.capacity / 2 {
-            return Gate::Open;
+        let gauge = self.log.gauge();
+        let log = Budget {
+            capacity: gauge.capacity,
+            used: gauge.live,
+        };
+        let map = Budget {
+            capacity: self.config.dirty_extents_max,
+            used: self.dirty_extents,
+        };
+        // A write adds an extent for each chunk it begins, and one where it cuts an old one.
+        let pieces = blocks / (chunk_blocks - 1) + 3;
+        let open = self.has_room(log, charge, blocks, Volume::charge)
+            && self.has_room(map, extents, pieces, Volume::dirty_extents);
+        if open { Gate::Open } else { Gate::Shut }
+    }
+
+    /// Whether a volume that has `mine` of a budget may take `need` more.
+    fn has_room(&self, budget: Budget, mine: u64, need: u64, of: fn(&Volume) -> u64) -> bool {
+        let share = budget.capacity / 2 / self.writers.max(1);
+        // All shares together are half of the budget, so below it none is in danger.
+        if mine + need <= share || budget.used + need <= budget.capacity / 2 {
+            return true;
         }
-        if gauge.live + need <= gauge.capacity - self.unused_shares(share) {
-            return Gate::Open;
-        }
-        Gate::Shut
+        let writers = self.volumes.iter().flatten().filter(|v| v.takes_log());
+        let unused: u64 = writers.map(|volume| share.saturating_sub(of(volume))).sum();
+        // Its own unused share is not in its way.
+        let own = share.saturating_sub(mine);
+        budget.used + need + unused <= budget.capacity + own
     }
 
     /// Blocks of the log that each volume that writes can count on.
     fn share(&self) -> u64 {
         self.log.gauge().capacity / 2 / self.writers.max(1)
-    }
-
-    /// Blocks that other volumes have not taken of their shares yet.
-    fn unused_shares(&self, share: u64) -> u64 {
-        let writers = self.volumes.iter().flatten().filter(|v| v.takes_log());
-        writers
-            .map(|volume| share.saturating_sub(volume.charge()))
-            .sum()
     }
 
     fn acknowledge_write(

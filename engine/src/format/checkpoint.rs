@@ -112,6 +112,8 @@ pub struct SegmentRecord {
     /// `u64::MAX` while the segment was open.
     pub last_stream_seq: u64,
     pub stream: u16,
+    /// Its footer was made by recovery and alone says which of its records count.
+    pub settled: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,6 +136,8 @@ pub struct Checkpoint {
     pub segments: Vec<SegmentRecord>,
 }
 
+const STATE_LIVE: u16 = 1;
+const STATE_SETTLED: u16 = 2;
 const FLAG_IN_PLACE: u16 = 1;
 const FLAG_JOURNAL_POSSIBLE: u16 = 2;
 
@@ -169,7 +173,11 @@ impl Checkpoint {
                 seq: U64::new(segment.seq),
                 first_stream_seq: U64::new(segment.first_stream_seq),
                 last_stream_seq: U64::new(segment.last_stream_seq),
-                state: U16::new(1),
+                state: U16::new(if segment.settled {
+                    STATE_SETTLED
+                } else {
+                    STATE_LIVE
+                }),
                 stream: U16::new(segment.stream),
                 reserved: U32::new(0),
             };
@@ -234,12 +242,13 @@ impl Checkpoint {
             zeroes(record.reserved.as_bytes())?;
             match record.state.get() {
                 0 => zeroes(record.as_bytes())?,
-                1 => live.push(SegmentRecord {
+                state @ (STATE_LIVE | STATE_SETTLED) => live.push(SegmentRecord {
                     index,
                     seq: record.seq.get(),
                     first_stream_seq: record.first_stream_seq.get(),
                     last_stream_seq: record.last_stream_seq.get(),
                     stream: record.stream.get(),
+                    settled: state == STATE_SETTLED,
                 }),
                 _ => return Err(FormatError::Field("segment state")),
             }

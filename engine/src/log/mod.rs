@@ -87,6 +87,8 @@ struct Segment {
     /// Chunks that are open or not yet on the device.
     unwritten_chunks: u32,
     footer_in_flight: bool,
+    /// Its footer was made by recovery and alone says which of its records count.
+    settled: bool,
     /// A block in it cannot be read: evacuating it would lose it.
     stuck: bool,
     /// The newest record when it died; what replaced its content is durable with it.
@@ -183,6 +185,8 @@ pub struct Log {
     streams: [Stream; 2],
     ready: VecDeque<SegmentIndex>,
     preparing: bool,
+    /// Ready segments that a waiting write needs.
+    ready_wanted: usize,
     footers_due: Vec<SegmentIndex>,
     footers_failed: Vec<SegmentIndex>,
     /// Segments whose last live block went; looked at once per step.
@@ -240,6 +244,7 @@ impl Log {
             pins: 0,
             unwritten_chunks: 0,
             footer_in_flight: false,
+            settled: false,
             stuck: false,
             dead_after: StreamSeq(0),
             entries: Vec::new(),
@@ -286,6 +291,7 @@ impl Log {
             ],
             ready: VecDeque::new(),
             preparing: false,
+            ready_wanted: 0,
             footers_due: Vec::new(),
             footers_failed: Vec::new(),
             maybe_dead: Vec::new(),
@@ -317,6 +323,10 @@ impl Log {
             item.kind == EntryKind::Write,
             "only writes carry bytes"
         );
+        // What evacuation has opened of the reserve is for evacuation alone.
+        if !evacuating && self.ready.len() < space::SEGMENTS_RESERVED {
+            return None;
+        }
         let blocks_wanted = if source.is_some() { 1 } else { 0 };
         self.open_record(cx, stream, blocks_wanted, evacuating)?;
         let open = self.streams[stream as usize]

@@ -18,6 +18,8 @@ use alloc::vec::Vec;
 
 /// Log writes in flight at once; more would only wait inside the device.
 const WRITES_IN_FLIGHT_MAX: u32 = 16;
+/// Overlay chunks written at once because the log, not the stage, is short of room.
+const SPILLS_IN_FLIGHT_LOW: usize = 2;
 /// How long an open record may wait for more entries while nobody flushes.
 const LINGER_MS: u64 = 5;
 /// For so long after a flush each write starts its log write at once, so that the next flush
@@ -351,14 +353,17 @@ impl Log {
         }
     }
 
-    /// Writes the oldest overlay chunks out when their slots run short. Chunks in which nothing
+    /// Writes the oldest overlay chunks out when their slots run short, or when the log does: a
+    /// segment can be emptied only when all its chunks are on the device. Chunks in which nothing
     /// lives any more are just let go.
     fn spill(&mut self, cx: &mut Cx<'_>) {
-        let low = self.streams[StreamKind::Overlay as usize].slots_low;
+        let low = self.is_low();
         loop {
             let stream = &mut self.streams[StreamKind::Overlay as usize];
             let coming = self.write.spills_in_flight as usize;
-            if stream.free_slots.len() + stream.reusable.len() + coming >= low {
+            let at_hand = stream.free_slots.len() + stream.reusable.len() + coming;
+            let wanted = at_hand < stream.slots_low || (low && coming < SPILLS_IN_FLIGHT_LOW);
+            if !wanted {
                 return;
             }
             let Some(slot_at) = stream.unspilled.pop_front() else {
@@ -366,7 +371,9 @@ impl Log {
             };
             let slot = &mut self.slots[slot_at.0 as usize];
             let chunk = slot.chunk.expect("an unspilled slot mirrors a chunk");
-            if self.chunk_live[chunk.0 as usize] == 0 {
+            // The first chunk is written in any case: its first record names the segment's life.
+            let first = chunk.0.is_multiple_of(self.geometry.segment_chunks);
+            if self.chunk_live[chunk.0 as usize] == 0 && !first {
                 (slot.issued, slot.written) = (slot.sealed, slot.sealed);
                 self.slot_progress(slot_at);
             } else {

@@ -28,7 +28,6 @@ struct Found {
     volume: u32,
     serial: Serial,
     piece: Piece,
-    more: bool,
 }
 
 pub fn replay(checkpoint: &Checkpoint, accepted: &Accepted, geometry: Geometry) -> Replayed {
@@ -61,13 +60,11 @@ pub fn replay(checkpoint: &Checkpoint, accepted: &Accepted, geometry: Geometry) 
                     volume: entry.volume.0,
                     serial: entry.serial,
                     piece,
-                    more: entry.more,
                 });
             }
         }
     }
     found.sort_by_key(|found| (found.volume, found.serial));
-    drop_unfinished(&mut found);
     let entries = found.len() as u64;
     for found in found {
         let volume = volumes[found.volume as usize]
@@ -101,23 +98,6 @@ pub fn replay(checkpoint: &Checkpoint, accepted: &Accepted, geometry: Geometry) 
         generation_next,
         entries,
     }
-}
-
-/// The last write of a volume counts only as a whole; an earlier one is whole, because serials
-/// are given one after the other.
-fn drop_unfinished(found: &mut Vec<Found>) {
-    let mut unfinished = Vec::new();
-    for of_volume in found.chunk_by(|a, b| a.volume == b.volume) {
-        let last = of_volume.last().expect("chunks are not empty");
-        let mut of_serial = of_volume
-            .iter()
-            .rev()
-            .take_while(|f| f.serial == last.serial);
-        if of_serial.all(|found| found.more) {
-            unfinished.push((last.volume, last.serial));
-        }
-    }
-    found.retain(|found| !unfinished.contains(&(found.volume, found.serial)));
 }
 
 /// Whether an entry still speaks for its volume.

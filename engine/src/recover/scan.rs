@@ -54,14 +54,19 @@ impl<'a> Stage<'a> {
         checkpoint: &Checkpoint,
         boot: Uuid,
     ) -> Stage<'a> {
-        let mut bytes = alloc::vec![0; stage::HEADER_BYTES];
-        memory.load(Place::new(Area::Stage, 0), &mut bytes);
         let geometry = superblock.geometry;
-        let header = StageHeader::parse(&bytes).ok().filter(|header| {
-            header.cache == superblock.cache
-                && header.boot == boot
-                && header.chunk_blocks == geometry.chunk_blocks
+        let copies = stage::HEADER_AT.into_iter().filter_map(|at| {
+            let mut bytes = alloc::vec![0; stage::HEADER_BYTES];
+            memory.load(Place::new(Area::Stage, at), &mut bytes);
+            StageHeader::parse(&bytes).ok()
         });
+        let header = copies
+            .filter(|header| {
+                header.cache == superblock.cache
+                    && header.boot == boot
+                    && header.chunk_blocks == geometry.chunk_blocks
+            })
+            .max_by_key(|header| header.incarnation);
         let fits = |header: &StageHeader| {
             let slots = u64::from(header.slots);
             Config::stage_bytes(geometry.chunk_bytes(), header.slots) <= memory.stage_bytes()
@@ -141,6 +146,8 @@ pub struct Segment {
     pub footer: Footer,
     /// The footer is on the device already.
     pub footered: bool,
+    /// The footer alone says which records count.
+    pub settled: bool,
 }
 
 #[derive(Default)]
@@ -235,6 +242,7 @@ pub fn scan(
     for candidate in candidates {
         scan.finish(candidate);
     }
+    scan.drop_unfinished();
     Ok(scan.accepted)
 }
 
@@ -543,10 +551,17 @@ impl Scan<'_> {
             index,
             seq,
             stream,
+            listed,
             footer,
             records,
-            ..
         } = candidate;
+        let listed = listed.filter(|listed| listed.seq == seq);
+        if footer.is_none() && listed.is_some_and(|listed| listed.settled) {
+            self.damage(format!(
+                "segment {index}: its footer cannot be read, and only that says what counts"
+            ));
+            return;
+        }
         if let Some(footer) = footer {
             self.accepted.segments.push(Segment {
                 index,
@@ -556,6 +571,7 @@ impl Scan<'_> {
                 last_stream_seq: footer.last_stream_seq,
                 footer,
                 footered: true,
+                settled: listed.is_some_and(|listed| listed.settled),
             });
             return;
         }
@@ -593,7 +609,39 @@ impl Scan<'_> {
             last_stream_seq: footer.last_stream_seq,
             footer,
             footered: false,
+            settled: true,
         });
+    }
+
+    /// The last write of a volume counts only as a whole; an earlier one is whole, because
+    /// serials are given one after the other. What is not whole is taken out of the footers, so
+    /// that nobody finds it later, when it is not the last write any more.
+    fn drop_unfinished(&mut self) {
+        let mut last: BTreeMap<u32, (u64, bool)> = BTreeMap::new();
+        let volumes = &self.checkpoint.volumes;
+        let segments = &mut self.accepted.segments;
+        for entry in segments.iter().flat_map(|segment| &segment.footer.entries) {
+            let volume = volumes.iter().find(|volume| volume.id == entry.volume);
+            if volume.is_none_or(|volume| entry.generation < volume.base_generation) {
+                continue;
+            }
+            let (serial, whole) = last.entry(entry.volume.0).or_default();
+            if entry.serial.0 > *serial {
+                (*serial, *whole) = (entry.serial.0, false);
+            }
+            *whole |= entry.serial.0 == *serial && !entry.more;
+        }
+        let unfinished = |entry: &FooterEntry| {
+            last.get(&entry.volume.0)
+                .is_some_and(|last| *last == (entry.serial.0, false))
+        };
+        for segment in segments {
+            if segment.footer.entries.iter().any(unfinished) {
+                segment.footer.entries.retain(|entry| !unfinished(entry));
+                segment.footered = false;
+                segment.settled = true;
+            }
+        }
     }
 
     /// Chunks with records that came from the stage are written to their place in the log, the

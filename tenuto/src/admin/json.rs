@@ -6,6 +6,7 @@
 use super::View;
 use super::promise::promise;
 use engine::snapshot::{Histogram, State, VolumeSnapshot};
+use engine::types::Policy;
 use serde_json::{Value, json};
 
 /// The document of `tenuto status --json`.
@@ -170,7 +171,8 @@ fn flags(view: &View, volume: &VolumeSnapshot) -> Vec<&'static str> {
         ("destaging", volume.destaging),
         (
             "in-place",
-            known.is_some_and(|known| known.destage != volume.effective_destage),
+            volume.policy == Policy::WriteBack
+                && known.is_some_and(|known| known.destage != volume.effective_destage),
         ),
         ("checksum-errors", volume.counters.checksum_errors > 0),
     ];

@@ -8,7 +8,7 @@
 
 pub mod client;
 pub mod json;
-pub mod live;
+mod listener;
 pub mod metrics;
 pub mod promise;
 pub mod server;
@@ -109,11 +109,14 @@ pub struct Outcome {
 pub struct Admin {
     machine: Box<dyn Machine>,
     started: Instant,
-    /// A mutex, not a message: orders of administrators are rare, slow and strictly one after
-    /// the other, and the data path never takes it.
+    /// Changes happen strictly one after the other; each may take as long as an origin does.
+    order: Mutex<()>,
+    /// A mutex, not a message: held only to copy or to set plain data, never while the machine
+    /// works, so that looking never waits for a change. The data path never takes it.
     known: Mutex<Known>,
 }
 
+#[derive(Clone)]
 struct Known {
     config: Config,
     volumes: Vec<Volume>,
@@ -126,8 +129,13 @@ impl Admin {
         Admin {
             machine,
             started: Instant::now(),
+            order: Mutex::new(()),
             known,
         }
+    }
+
+    fn order(&self) -> MutexGuard<'_, ()> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -153,7 +161,8 @@ impl Admin {
 
     /// Attaches a volume and keeps it for the next start.
     pub fn add(&self, name: &str, values: &[(String, config::Value)]) -> Result<Outcome> {
-        let mut known = self.known();
+        let _order = self.order();
+        let mut known = self.known().clone();
         let volume = parse::new_volume(&known.config.defaults, name, values)?;
         if known.volumes.iter().any(|other| other.name == name) {
             let message = format!("volume {name}: exists already; choose another name");
@@ -166,12 +175,14 @@ impl Admin {
             return Err(error);
         }
         known.volumes.push(volume);
+        *self.known() = known;
         Ok(Outcome::default())
     }
 
     /// Changes tunables of a running volume.
     pub fn set(&self, name: &str, values: &[(String, config::Value)]) -> Result<Outcome> {
-        let mut known = self.known();
+        let _order = self.order();
+        let mut known = self.known().clone();
         let Some(at) = known.volumes.iter().position(|volume| volume.name == name) else {
             return Err(Error::no_volume(name));
         };
@@ -196,6 +207,7 @@ impl Admin {
             }
         };
         known.volumes[at] = volume;
+        *self.known() = known;
         Ok(outcome)
     }
 
@@ -207,7 +219,8 @@ impl Admin {
             );
             return Err(Error::usage(message).about(name));
         }
-        let mut known = self.known();
+        let _order = self.order();
+        let mut known = self.known().clone();
         let look = self.machine.look()?;
         let snapshot = look
             .engine
@@ -232,9 +245,9 @@ impl Admin {
         known.volumes.retain(|volume| volume.name != name);
         let named = known.config.volumes.iter().find(|named| named.name == name);
         let notes = named.map(|named| stays_in_file(&known.config, named));
-        Ok(Outcome {
-            notes: notes.into_iter().collect(),
-        })
+        let notes = notes.into_iter().collect();
+        *self.known() = known;
+        Ok(Outcome { notes })
     }
 
     /// Brings everything written so far to the origin; returns when it is there.
@@ -280,7 +293,8 @@ impl Admin {
         let path = self.known().config.path.clone();
         let fresh = Config::load(&path)?;
         check::check(&fresh)?;
-        let mut known = self.known();
+        let _order = self.order();
+        let mut known = self.known().clone();
         let mut notes = Vec::new();
         for volume in &fresh.volumes {
             let name = &volume.name;
@@ -308,6 +322,7 @@ impl Admin {
         notes.extend(changed_sections(&known.config, &fresh));
         known.config.volumes = fresh.volumes;
         known.config.defaults = fresh.defaults;
+        *self.known() = known;
         Ok(Outcome { notes })
     }
 }
@@ -327,7 +342,7 @@ fn changed_sections(old: &Config, new: &Config) -> Vec<String> {
 
 fn stays_in_file(config: &Config, volume: &Volume) -> String {
     format!(
-        "volume {}: {}:{} still says otherwise and wins at the next start",
+        "volume {}: {}:{} names it, and wins at the next start",
         volume.name,
         config.path.display(),
         volume.line.unwrap_or(0)

@@ -5,6 +5,7 @@
 //! it, and goes away in an orderly stop. A stale one is replaced, a live one is left alone.
 //! Deliberately absent: decisions, which are [`Admin`]'s.
 
+use super::listener::Bounded;
 use super::{Admin, Outcome, json, metrics, values_from_json};
 use crate::config::check::group_id;
 use crate::error::{Error, Kind, Result, cause};
@@ -130,10 +131,10 @@ async fn serve(
         .route("/metrics", get(show_metrics))
         .with_state(admin.clone());
     let all = router(admin);
-    let unix = async { axum::serve(listener, all).await };
+    let unix = async { axum::serve(Bounded::new(listener), all).await };
     let tcp = async {
         match tcp {
-            Some(listener) => axum::serve(listener, only_metrics).await,
+            Some(listener) => axum::serve(Bounded::new(listener), only_metrics).await,
             None => std::future::pending().await,
         }
     };

@@ -336,7 +336,7 @@ fn reload_attaches_new_volumes_and_names_what_needs_a_restart() {
     assert_eq!(
         outcome.notes,
         [format!(
-            "volume a: {}:7 still says otherwise and wins at the next start",
+            "volume a: {}:7 names it, and wins at the next start",
             path.display()
         )]
     );

@@ -8,7 +8,7 @@ use super::offline::{self, Found};
 use super::{Context, output};
 use crate::cachedev::{self, NewCache};
 use crate::config::keys::CACHE_BYTES_MIN;
-use crate::config::units::{human_bytes, parse_size, show_size};
+use crate::config::units::{human_bytes, human_seconds, parse_size, show_size};
 use crate::config::{Config, DEFAULT_PATH, locate};
 use crate::error::{Error, Kind, Result, cause};
 use crate::files::Files;
@@ -17,6 +17,7 @@ use crate::target::Target;
 use clap::{Args, Subcommand};
 use engine::engine::{device_bytes, format_cache, geometry_for};
 use engine::format::superblock::Superblock;
+use engine::snapshot::VolumeSnapshot;
 use engine::types::Uuid;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -281,27 +282,30 @@ fn refuse_dirty(
             ));
         }
     };
-    match found.dirty_list() {
-        dirty if dirty.is_empty() => Ok(Some(stage)),
-        dirty => {
-            let age = oldest(&found);
-            refuse(format!(
-                "dirty data of {dirty}{age} would be lost; bring it home with `tenuto recover \
-                 --cache {name}`"
-            ))
-        }
+    let dirty: Vec<String> = found
+        .dirty()
+        .iter()
+        .map(|volume| format!("{} ({})", volume.name, human_bytes(volume.dirty_bytes)))
+        .collect();
+    if dirty.is_empty() {
+        return Ok(Some(stage));
     }
+    refuse(format!(
+        "dirty data of {}{} would be lost; bring it home with `tenuto recover --cache {name}`",
+        dirty.join(", "),
+        last_written(&claimed.target)
+    ))
 }
 
-fn oldest(found: &Found) -> String {
-    let oldest = found
-        .dirty()
-        .filter_map(|volume| volume.oldest_dirty_ns)
-        .max();
-    oldest.map_or(String::new(), |nanos| {
-        let age = crate::config::units::human_seconds(nanos / 1_000_000_000);
-        format!(", up to {age} old,")
-    })
+/// How old the data is: nothing was written since then. A device keeps no such time.
+fn last_written(target: &Target) -> String {
+    let written = target.file.metadata().and_then(|meta| meta.modified());
+    match written.map(|written| written.elapsed().unwrap_or_default()) {
+        Ok(age) if !target.block_device => {
+            format!(", last written {} ago,", human_seconds(age.as_secs()))
+        }
+        _ => String::new(),
+    }
 }
 
 /// The same open file under a second handle: the lock stays one.
@@ -434,4 +438,97 @@ fn found_text(path: &Path, superblock: &Superblock, found: &Found) -> String {
         ));
     }
     text
+}
+
+/// `tenuto recover`: a dead host's dirty data to its origins.
+pub fn recover(context: &Context, command: &Recover) -> Result<()> {
+    let path = &command.cache;
+    let name = path.display().to_string();
+    let superblock = inspect::superblock_at(path)?.map_err(|why| {
+        Error::new(
+            why.kind(),
+            format!("cache {name}: {why}; name the cache of the dead host"),
+        )
+        .about(name.clone())
+    })?;
+    let configured = configuration(context)?;
+    let stage_dir = stage_dir(configured.as_ref());
+    let found = {
+        let mut progress = offline::tell;
+        let target = cachedev::open(path, &mut offline::patience(&mut progress))
+            .map_err(offline::from_fault)?;
+        offline::peek(&Files::new(target), &superblock, &stage_dir)?
+    };
+    let asked = |volume: &&VolumeSnapshot| {
+        command
+            .volume
+            .as_ref()
+            .is_none_or(|asked| *asked == volume.name)
+    };
+    if let Some(asked) = &command.volume
+        && found.volumes.iter().all(|volume| volume.name != *asked)
+    {
+        let message = format!("volume {asked}: not in cache {name}; see `tenuto cache inspect`");
+        return Err(Error::new(Kind::NotFound, message).about(asked.clone()));
+    }
+    let volumes: Vec<&VolumeSnapshot> = found.dirty().into_iter().filter(asked).collect();
+    if command.dry_run {
+        return tell_recovered(context, &name, &found, &volumes, None);
+    }
+    let failures = offline::destage_all(path, &stage_dir, &volumes)?;
+    tell_recovered(context, &name, &found, &volumes, Some(&failures))?;
+    match failures.first() {
+        None if found.report.damage.is_empty() => Ok(()),
+        None => Err(Error::new(
+            Kind::Damaged,
+            format!(
+                "cache {name}: {}; everything else is recovered",
+                found.report.damage[0]
+            ),
+        )
+        .about(name)),
+        Some((_, error)) => Err(error.clone()),
+    }
+}
+
+/// `failures` is `None` where nothing was tried.
+fn tell_recovered(
+    context: &Context,
+    name: &str,
+    found: &Found,
+    volumes: &[&VolumeSnapshot],
+    failures: Option<&[(String, Error)]>,
+) -> Result<()> {
+    let failed = |volume: &VolumeSnapshot| {
+        failures.is_some_and(|failures| failures.iter().any(|(name, _)| *name == volume.name))
+    };
+    let any_failed = failures.is_some_and(|failures| !failures.is_empty());
+    // A failed command prints its error as the only document.
+    if context.common.json && (any_failed || !found.report.damage.is_empty()) {
+        return Ok(());
+    }
+    let listed: Vec<Value> = volumes
+        .iter()
+        .map(|volume| {
+            let mut document = inspect::volume_json(volume);
+            document["recovered"] = json!(failures.is_some() && !failed(volume));
+            document
+        })
+        .collect();
+    let document = json!({ "cache": name, "volumes": listed, "recovery": report_json(found) });
+    context.output().document(&document, || {
+        if volumes.is_empty() {
+            return format!("cache {name}: no dirty data\n");
+        }
+        let line = |volume: &&VolumeSnapshot| {
+            let what = match (failures, failed(volume)) {
+                (None, _) => "would go to",
+                (Some(_), false) => "are now in",
+                (Some(_), true) => "could not be brought to",
+            };
+            let bytes = human_bytes(volume.dirty_bytes);
+            format!("volume {}: {bytes} {what} {}\n", volume.name, volume.origin)
+        };
+        volumes.iter().map(line).collect()
+    })
 }

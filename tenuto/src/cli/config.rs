@@ -66,12 +66,15 @@ fn explain_all(context: &Context, config: &Config) -> Result<()> {
                     } else {
                         &row.value
                     };
-                    let cells = [row.key, "=", value, "#", &row.from, "|", row.meaning];
-                    cells.map(String::from).to_vec()
+                    vec![
+                        format!("{} = {value}", row.key),
+                        row.from.clone(),
+                        row.meaning.into(),
+                    ]
                 })
                 .collect();
             text.push_str(&format!("{}\n", first.section));
-            let table = output::table(&[""; 7], &cells, &[]);
+            let table = output::table(&[""; 3], &cells, &[]);
             text.extend(table.lines().skip(1).map(|line| format!("  {line}\n")));
             rest = tail;
         }

@@ -8,6 +8,8 @@
 mod cache;
 mod config;
 mod later;
+mod live;
+mod offline;
 mod origin;
 pub mod output;
 mod reload;

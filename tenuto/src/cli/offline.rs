@@ -6,8 +6,9 @@
 //! cache device is locked meanwhile, so no daemon changes it under the reader.
 
 use super::Context;
-use crate::buffer::{Arena, BufferPool, HostMemory};
-use crate::config::units::human_bytes;
+use super::live::{command_error, start_error, volume_error};
+use crate::buffer::{Arena, BUFFER_BYTES_MAX, BufferPool, HostMemory};
+use crate::daemon::{Daemon, Settings, VolumeSettings};
 use crate::error::{Error, Kind, Result, cause};
 use crate::fault::{self, Fault};
 use crate::files::Files;
@@ -15,7 +16,7 @@ use crate::inspect;
 use crate::lock::Patience;
 use crate::origin::file::{self, Access};
 use engine::engine::{Config, Engine, OpenError, Report, settle};
-use engine::event::{Device, IoError, Stat};
+use engine::event::{Command, Device, IoError, Stat};
 use engine::format::stage::{HEADER_BYTES, StageHeader};
 use engine::format::superblock::Superblock;
 use engine::media::Media;
@@ -31,6 +32,8 @@ use std::time::Duration;
 const LATE_WRITES_WAIT: Duration = Duration::from_secs(120);
 /// Blocks that a dry recovery may keep: more than a stage of the largest sensible size.
 const WRITTEN_BLOCKS_MAX: usize = 1 << 20;
+/// Memory of a daemon that only destages.
+const RECOVER_RAM_BYTES: u64 = 64 << 20;
 const SCRATCH_BYTES: u64 = 64 << 20;
 const DIRTY_EXTENTS_MAX: u64 = 8 << 20;
 /// Slots of a stage that is not there: recovery has to append a little.
@@ -45,24 +48,31 @@ pub struct Found {
 }
 
 impl Found {
-    /// Volumes whose data is nowhere but here.
-    pub fn dirty(&self) -> impl Iterator<Item = &VolumeSnapshot> {
-        let owes = |volume: &&VolumeSnapshot| volume.policy != Policy::Ephemeral;
-        self.volumes.iter().filter(owes).filter(|volume| volume.dirty_bytes > 0)
+    /// Volumes whose data is nowhere but here. The log is told late that a destage has ended,
+    /// so the ledgers beside the origins are asked as well; one that cannot be read says nothing.
+    pub fn dirty(&self) -> Vec<&VolumeSnapshot> {
+        let owes = |volume: &&VolumeSnapshot| {
+            let dirty = volume.policy != Policy::Ephemeral && volume.dirty_bytes > 0;
+            dirty && !is_at_origin(volume)
+        };
+        self.volumes.iter().filter(owes).collect()
     }
+}
 
-    /// `a (3 MiB), b (1 MiB)`
-    pub fn dirty_list(&self) -> String {
-        let dirty = self.dirty().map(|volume| {
-            format!("{} ({})", volume.name, human_bytes(volume.dirty_bytes))
-        });
-        dirty.collect::<Vec<_>>().join(", ")
-    }
+fn is_at_origin(volume: &VolumeSnapshot) -> bool {
+    let beside = inspect::look_beside(Path::new(&volume.origin), None);
+    let ledger = beside.ok().and_then(|beside| beside.ledger);
+    ledger.is_some_and(|ledger| {
+        ledger.volume == volume.uuid && ledger.destaged >= volume.acked_serial
+    })
 }
 
 /// Waits for the late writes of a dead owner and says so.
 pub fn patience(progress: &mut dyn FnMut(&str)) -> Patience<'_> {
-    Patience { wait: LATE_WRITES_WAIT, progress }
+    Patience {
+        wait: LATE_WRITES_WAIT,
+        progress,
+    }
 }
 
 /// Tells on standard error what is waited for.
@@ -85,9 +95,9 @@ pub fn from_fault(fault: Fault) -> Error {
 pub fn peek(files: &Files, superblock: &Superblock, stage_dir: &Path) -> Result<Found> {
     let stage_path = stage_dir.join(format!("tenuto-{}", superblock.cache));
     let stage = read_stage(&stage_path)?;
-    let header = stage.as_deref().and_then(|bytes| {
-        StageHeader::parse(bytes.get(..HEADER_BYTES)?).ok()
-    });
+    let header = stage
+        .as_deref()
+        .and_then(|bytes| StageHeader::parse(bytes.get(..HEADER_BYTES)?).ok());
     let slots = header.map_or(SLOTS_WITHOUT_STAGE, |header| header.slots);
     let config = Config {
         machine: Uuid::NIL,
@@ -104,9 +114,16 @@ pub fn peek(files: &Files, superblock: &Superblock, stage_dir: &Path) -> Result<
     let wanted = Config::stage_bytes(chunk_bytes, config.stage_slots + config.overlay_slots);
     let mut memory = memory(stage.as_deref(), wanted)
         .map_err(|error| Error::failed(format!("cannot set memory aside: {}", cause(&error))))?;
-    let mut media = Dry { files, written: HashMap::new() };
+    let mut media = Dry {
+        files,
+        written: HashMap::new(),
+    };
     let (engine, report) = Engine::open(config, &mut media, &mut memory).map_err(open_error)?;
-    Ok(Found { report, volumes: engine.known(), stage: stage.map(|_| stage_path) })
+    Ok(Found {
+        report,
+        volumes: engine.known(),
+        stage: stage.map(|_| stage_path),
+    })
 }
 
 pub fn open_error(error: OpenError) -> Error {
@@ -135,7 +152,7 @@ fn memory(stage: Option<&[u8]>, wanted: u64) -> std::io::Result<HostMemory> {
     let arena = Arena::anonymous(wanted.max(stage.len() as u64).next_multiple_of(BLOCK_BYTES))?;
     let ram = Arena::anonymous(BLOCK_BYTES)?;
     let scratch = Arena::anonymous(SCRATCH_BYTES)?;
-    let buffers = BufferPool::new(1 << 20)?;
+    let buffers = BufferPool::new(BUFFER_BYTES_MAX)?;
     let mut memory = HostMemory::new(arena, ram, scratch, buffers);
     memory.store(Place::new(Area::Stage, 0), stage);
     Ok(memory)
@@ -157,8 +174,11 @@ struct Dry<'a> {
 }
 
 impl Dry<'_> {
-    fn read_block(&self, device: Device, block: u64, bytes: &mut [u8]) -> Result<(), IoError> {
-        match (self.written.get(&(device, block)), self.files.target(device)) {
+    fn read_block(&self, device: Device, block: u64, bytes: &mut [u8]) -> IoResult {
+        match (
+            self.written.get(&(device, block)),
+            self.files.target(device),
+        ) {
             (Some(written), _) => bytes.copy_from_slice(written),
             (None, Some(target)) => target.read(block * BLOCK_BYTES, bytes)?,
             (None, None) => bytes.fill(0),
@@ -167,8 +187,11 @@ impl Dry<'_> {
     }
 
     /// Calls `each` with the number, the start within it and the part of every block touched.
-    fn pieces(offset: u64, bytes: u64, mut each: impl FnMut(u64, usize, usize) -> IoResult)
-    -> IoResult {
+    fn pieces(
+        offset: u64,
+        bytes: u64,
+        mut each: impl FnMut(u64, usize, usize) -> IoResult,
+    ) -> IoResult {
         let mut at = offset;
         while at < offset + bytes {
             let start = (at % BLOCK_BYTES) as usize;
@@ -179,12 +202,7 @@ impl Dry<'_> {
         Ok(())
     }
 
-    fn change(
-        &mut self,
-        device: Device,
-        block: u64,
-        change: impl FnOnce(&mut [u8]),
-    ) -> IoResult {
+    fn change(&mut self, device: Device, block: u64, change: impl FnOnce(&mut [u8])) -> IoResult {
         let mut bytes = vec![0; BLOCK_BYTES as usize].into_boxed_slice();
         self.read_block(device, block, &mut bytes)?;
         change(&mut bytes);
@@ -225,7 +243,9 @@ impl Media for Dry<'_> {
         Dry::pieces(offset, bytes.len() as u64, |block, start, part| {
             let from = &bytes[done..done + part];
             done += part;
-            self.change(device, block, |to| to[start..start + part].copy_from_slice(from))
+            self.change(device, block, |to| {
+                to[start..start + part].copy_from_slice(from)
+            })
         })
     }
 
@@ -274,4 +294,80 @@ pub fn replay(context: &Context, image: &Path, journal: Option<&Path>) -> Result
             false => format!("{image}: no journal was pending\n"),
         }
     })
+}
+
+/// Destages these volumes of a cache to their origins, by the daemon's own way, with sockets
+/// that nobody sees. Returns what did not work, by volume.
+pub fn destage_all(
+    cache: &Path,
+    stage_dir: &Path,
+    volumes: &[&VolumeSnapshot],
+) -> Result<Vec<(String, Error)>> {
+    let run_dir = std::env::temp_dir().join(format!("tenuto-recover-{}", std::process::id()));
+    let settings = Settings {
+        run_dir: run_dir.clone(),
+        stage_dir: stage_dir.to_path_buf(),
+        cache_path: cache.to_path_buf(),
+        ram_bytes: RECOVER_RAM_BYTES,
+        stage_bytes: RECOVER_RAM_BYTES,
+        overlay_ram_bytes: 0,
+        host_name: crate::lock::host_name(),
+        group: None,
+        nbd_tcp: None,
+        volumes: Vec::new(),
+    };
+    let daemon = Daemon::start(settings).map_err(start_error);
+    let daemon = daemon.inspect_err(|_| remove_directory(&run_dir))?;
+    let mut failures = Vec::new();
+    for volume in volumes {
+        if let Err(error) = destage_one(&daemon, volume) {
+            failures.push((volume.name.clone(), error));
+        }
+    }
+    let stopped = daemon.stop();
+    remove_directory(&run_dir);
+    match stopped {
+        Ok(()) => Ok(failures),
+        Err(error) => Err(Error::failed(format!("cache {}: {error}", cache.display()))),
+    }
+}
+
+fn remove_directory(path: &Path) {
+    // Only sockets were in it; what is left of them is no harm.
+    let _ = std::fs::remove_dir_all(path);
+}
+
+/// Brings a volume home and lets go of it: its ledger then says that nobody owes anything.
+fn destage_one(daemon: &Daemon, volume: &VolumeSnapshot) -> Result<()> {
+    let name = &volume.name;
+    // Volumes that nobody names are adopted at the start, if their origins open.
+    if daemon.volume_id(name).is_none() {
+        let added = daemon.volume_add(settings_of(volume));
+        added.map_err(|error| volume_error(name, error))?;
+    }
+    let id = daemon
+        .volume_id(name)
+        .ok_or_else(|| Error::no_volume(name))?;
+    let destaged = daemon.handle().command(Command::Destage { volume: id });
+    destaged.map_err(|error| command_error(name, error))?;
+    let removed = daemon.volume_remove(name, false);
+    removed.map_err(|error| volume_error(name, error))
+}
+
+fn settings_of(volume: &VolumeSnapshot) -> VolumeSettings {
+    VolumeSettings {
+        name: volume.name.clone(),
+        origin: PathBuf::from(&volume.origin),
+        policy: volume.policy,
+        read_only: false,
+        write_cache: true,
+        destage: volume.effective_destage,
+        destage_after: None,
+        journal_dir: None,
+        dirty_limit_bytes: volume.dirty_bytes.max(1 << 20),
+        origin_queue_depth: 32,
+        overlay_timeout: Duration::ZERO,
+        export_nbd: false,
+        san: None,
+    }
 }

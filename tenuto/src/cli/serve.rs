@@ -4,9 +4,9 @@
 //! anything is started; "ready" is said when guests and administrators can connect. SIGTERM and
 //! SIGINT end in order and keep dirty data; SIGHUP applies the changed file.
 
+use super::live::{Live, start_error};
 use super::{Context, cache};
 use crate::admin::Admin;
-use crate::admin::live::{Live, start_error};
 use crate::admin::server::{self, Server};
 use crate::config::{Config, Volume, check, state};
 use crate::daemon::Daemon;
@@ -46,7 +46,8 @@ pub fn run(context: &Context) -> Result<()> {
     let server = match Server::start(admin.clone(), &socket, group.as_deref(), metrics) {
         Ok(server) => server,
         Err(error) => {
-            daemon.stop().map_err(start_error)?;
+            // The first error is the one to tell; nothing was acknowledged yet.
+            let _ = daemon.stop();
             return Err(error);
         }
     };
@@ -55,7 +56,11 @@ pub fn run(context: &Context) -> Result<()> {
     notify("STOPPING=1");
     tracing::info!("stopping; dirty data stays in the cache");
     server.stop();
-    daemon.stop().map_err(start_error)?;
+    daemon.stop().map_err(|error| {
+        Error::failed(format!(
+            "stop: {error}; what is not in the cache is in the stage"
+        ))
+    })?;
     tracing::info!("stopped");
     Ok(())
 }

@@ -414,10 +414,16 @@ fn qemu_arguments(volume: &Value) -> String {
         ""
     };
     let node = node_name(&name);
+    // A guest that sees a write-through disk sends no flushes it does not need.
+    let write_cache = if volume["write_cache"] == false {
+        "off"
+    } else {
+        "on"
+    };
     format!(
         "-blockdev driver=nbd,node-name={node},server.type=unix,server.path={socket},\
          export={name},reconnect-delay=30,cache.direct=on,discard=unmap{read_only} \
-         -device virtio-blk-pci,drive={node},serial={serial},write-cache=on,\
+         -device virtio-blk-pci,drive={node},serial={serial},write-cache={write_cache},\
          physical_block_size=4096,logical_block_size=512",
         serial = &name[..name.len().min(20)],
     )

@@ -10,7 +10,7 @@ use super::{Cache, Format, Host, Images, Listen, Volume, Wrong};
 use crate::config::units;
 use engine::types::{DestageMode, Policy};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// One key of a section whose typed form is `T`.
 pub struct Key<T: 'static> {
@@ -291,7 +291,12 @@ pub const VOLUME: &[Key<Volume>] = &[
             volume.journal = Some(directory);
             Ok(())
         },
-        show: |volume| volume.journal.as_ref().map_or(String::new(), quote_path),
+        show: |volume| {
+            volume
+                .journal
+                .as_ref()
+                .map_or(String::new(), |path| quote_path(path))
+        },
     },
     Key {
         name: "origin-queue-depth",
@@ -594,7 +599,7 @@ fn quote(text: &str) -> String {
     toml::Value::String(text.into()).to_string()
 }
 
-fn quote_path(path: &PathBuf) -> String {
+fn quote_path(path: &Path) -> String {
     quote(&path.display().to_string())
 }
 

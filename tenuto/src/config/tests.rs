@@ -498,7 +498,10 @@ fn volumes_kept_at_run_time_come_back_and_the_file_wins() {
     ];
     let volume = parse::new_volume(&config.defaults, "a", &values).expect("right");
     state::save(&config, &volume).expect("kept");
-    assert_eq!(state::load(&config).expect("loaded"), [volume.clone()]);
+    assert_eq!(
+        state::load(&config).expect("loaded"),
+        std::slice::from_ref(&volume)
+    );
     // Defaults can change under a volume that did not ask for anything else.
     let changed = text("[defaults]\ndirty-limit = \"2MiB\"\n");
     let changed = parse::parse(Path::new("t.toml"), &changed).expect("right");

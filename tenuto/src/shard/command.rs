@@ -140,7 +140,8 @@ impl<E: Decide> Shard<E> {
             self.exports.set(&name, export, volume.policy);
         }
         self.volumes.insert(id, volume);
-        self.drain_actions();
+        // Sets going what the volume claims before it answers anybody.
+        self.feed(Event::Tick);
         Ok(())
     }
 
@@ -244,6 +245,12 @@ impl<E: Decide> Shard<E> {
 
     pub(super) fn is_stopping(&self) -> bool {
         self.stopping.is_some()
+    }
+
+    pub(super) fn is_parked(&self) -> bool {
+        self.stopping
+            .as_ref()
+            .is_some_and(|stopping| stopping.parked)
     }
 
     /// Parked, and nothing in flight that uses memory of ours; or it takes too long.

@@ -61,8 +61,8 @@ impl<E: Decide> Shard<E> {
     /// Starts what the engine asked for.
     pub(super) fn start_io(&mut self, io: Io) {
         let Some(target) = self.files.share(io.device) else {
-            // A ledger or journal that cannot be created, or a volume without files: an error
-            // of the device, which the engine knows how to live with.
+            // No such volume, or nothing can lie beside its origin: an error of the device,
+            // which the engine knows how to live with.
             self.done.push_back((io.id, (Err(IoError::Failed), None)));
             return;
         };

@@ -369,6 +369,8 @@ impl<E: Decide> Shard<E> {
     fn drain_actions(&mut self) {
         while let Some(action) = self.engine.poll_action() {
             match action {
+                // Parked: what the engine would still do is done after the next start.
+                Action::Io(_) if self.is_parked() => {}
                 Action::Io(io) => self.start_io(io),
                 Action::Reply { request, result } => self.replies.push_back((request, result)),
             }
@@ -443,3 +445,6 @@ impl<E: Decide> Shard<E> {
         true
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@
 //!
 //! Owns nothing but the translation of errors and of plain data.
 
-use super::{Look, Machine, Recovery};
+use crate::admin::{Look, Machine, Recovery};
 use crate::daemon::{Daemon, StartError, VolumeError, VolumeSettings};
 use crate::error::{Error, Kind, Result};
 use crate::shard::control::{CommandError, HostCounters};
@@ -72,11 +72,9 @@ impl Live {
         let result = self.0.handle().command(command);
         result.map_err(|error| {
             let known = self.0.handle().snapshot().ok();
-            let volumes = known.iter().flat_map(|known| &known.engine.volumes);
-            let name = volumes
-                .filter(|known| known.id == volume)
-                .map(|known| known.name.clone());
-            let name = name.last().unwrap_or_else(|| format!("{volume}"));
+            let mut volumes = known.iter().flat_map(|known| &known.engine.volumes);
+            let name = volumes.find(|known| known.id == volume);
+            let name = name.map_or_else(|| volume.to_string(), |known| known.name.clone());
             command_error(&name, error)
         })
     }
@@ -89,19 +87,21 @@ fn stopping(why: &dyn std::fmt::Display) -> Error {
     )
 }
 
-fn volume_error(name: &str, error: VolumeError) -> Error {
+pub fn volume_error(name: &str, error: VolumeError) -> Error {
     let kind = match &error {
         VolumeError::Unknown(_) => Kind::NotFound,
         VolumeError::Exists(_) => Kind::Usage,
         VolumeError::Busy { .. } => Kind::Refused,
-        VolumeError::Origin(_) => Kind::Failed,
+        VolumeError::Settings(_) => Kind::Usage,
+        VolumeError::Origin(_) | VolumeError::InUse(_) | VolumeError::Changing(_) => Kind::Failed,
+        VolumeError::Stopped(stopped) => return stopping(stopped),
         VolumeError::Command { error, .. } => return command_error(name, *error),
     };
     Error::new(kind, error.to_string()).about(name)
 }
 
 /// One kind for every refusal of the engine.
-fn command_error(name: &str, error: CommandError) -> Error {
+pub fn command_error(name: &str, error: CommandError) -> Error {
     let refusal = match error {
         CommandError::Refused(refusal) => refusal,
         CommandError::Stopped(stopped) => return stopping(&stopped),
@@ -125,7 +125,7 @@ fn command_error(name: &str, error: CommandError) -> Error {
 pub fn start_error(error: StartError) -> Error {
     let kind = match &error {
         StartError::Settings(_) | StartError::Cache(_) => Kind::Config,
-        StartError::InUse(_) | StartError::Io(_) => Kind::Failed,
+        StartError::InUse(_) | StartError::Origin(_) | StartError::Io(_) => Kind::Failed,
     };
     Error::new(kind, error.to_string())
 }

@@ -1,0 +1,280 @@
+//! The binary as scripts see it: exit codes, one-line errors, documents. No daemon runs here.
+
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+
+struct Run {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+fn run(directory: &Path, arguments: &[&str]) -> Run {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = Command::new(env!("CARGO_BIN_EXE_tenuto"))
+        .args(arguments)
+        .current_dir(directory)
+        .env_remove("TENUTO_SOCKET")
+        .env_remove("TENUTO_CONFIG")
+        .env("XDG_RUNTIME_DIR", directory)
+        .output()
+        .expect("the binary runs");
+    Run {
+        code: status.code().expect("it ends by itself"),
+        out: String::from_utf8(stdout).expect("text"),
+        err: String::from_utf8(stderr).expect("text"),
+    }
+}
+
+/// A directory with an image and a configuration that is right.
+fn house() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().expect("a directory");
+    let place = directory.path().display();
+    std::fs::write(directory.path().join("a.img"), vec![0; 1 << 20]).expect("written");
+    let text = format!(
+        "[host]\nrun-dir = \"{place}/run\"\nstate-dir = \"{place}\"\nstage-dir = \"{place}\"\n\
+         [cache]\npath = \"{place}/cache\"\nsize = \"256MiB\"\n\
+         [[volume]]\nname = \"a\"\norigin = \"{place}/a.img\"\n"
+    );
+    std::fs::write(directory.path().join("t.toml"), text).expect("written");
+    directory
+}
+
+fn assert_one_line_error(run: &Run) {
+    assert_eq!(run.err.lines().count(), 1, "{}", run.err);
+    let message = run.err.strip_prefix("tenuto: ").expect("the prefix");
+    assert!(!message.starts_with(char::is_uppercase), "{message}");
+}
+
+#[test]
+fn a_right_configuration_is_checked_and_explained_and_nothing_is_started() {
+    let house = house();
+    let done = run(house.path(), &["config", "--check", "t.toml"]);
+    assert_eq!((done.code, done.err.as_str()), (0, ""));
+    assert_eq!(
+        done.out,
+        "t.toml: ok, 1 volumes, 0 more added at run time\n"
+    );
+    let done = run(
+        house.path(),
+        &["-c", "t.toml", "config", "--explain", "--json"],
+    );
+    assert_eq!(done.code, 0);
+    let document: Value = serde_json::from_str(&done.out).expect("one document");
+    let keys = document["keys"].as_array().expect("a list");
+    assert!(
+        keys.iter()
+            .any(|row| row["key"] == "size" && row["from"] == "line 7")
+    );
+    assert!(!house.path().join("run").exists() && !house.path().join("cache").exists());
+}
+
+#[test]
+fn a_wrong_configuration_ends_every_command_that_needs_it_with_code_2_and_its_line() {
+    let house = house();
+    std::fs::write(house.path().join("w.toml"), "[cache]\nsize = \"64GB\"\n").expect("written");
+    for arguments in [
+        &["config", "--check", "w.toml"][..],
+        &["-c", "w.toml", "serve"],
+        &["-c", "w.toml", "status"],
+        &["volume", "ls", "--config", "w.toml"],
+    ] {
+        let done = run(house.path(), arguments);
+        assert_eq!(done.code, 2, "{arguments:?}");
+        assert_one_line_error(&done);
+        assert!(
+            done.err
+                .starts_with("tenuto: w.toml:2: size: \"64GB\" is not a size; ")
+        );
+        assert_eq!(done.out, "");
+    }
+    let done = run(house.path(), &["config", "--check", "gone.toml"]);
+    assert_eq!(done.code, 2);
+    assert!(
+        done.err
+            .starts_with("tenuto: gone.toml: cannot be read: no such file")
+    );
+}
+
+#[test]
+fn without_a_daemon_commands_end_with_code_3_and_the_name_of_the_socket() {
+    let house = house();
+    let socket = house.path().join("run/tenuto.sock");
+    for arguments in [
+        &["status"][..],
+        &["status", "-x"],
+        &["volume", "ls"],
+        &["volume", "show", "a"],
+        &["volume", "add", "b", "origin=b.img"],
+        &["volume", "set", "a", "dirty-limit=2MiB"],
+        &["volume", "rm", "a"],
+        &["volume", "destage", "--all", "--wait"],
+        &["volume", "flush", "a"],
+        &["volume", "reset", "a"],
+        &["reload"],
+    ] {
+        let all: Vec<&str> = ["-c", "t.toml"].iter().chain(arguments).copied().collect();
+        let done = run(house.path(), &all);
+        assert_eq!(done.code, 3, "{arguments:?}: {}", done.err);
+        assert_one_line_error(&done);
+        assert!(
+            done.err.contains(&socket.display().to_string()),
+            "{}",
+            done.err
+        );
+    }
+    let done = run(
+        house.path(),
+        &["status", "--socket", "other.sock", "--json"],
+    );
+    assert_eq!(done.code, 3);
+    let document: Value = serde_json::from_str(&done.out).expect("one document");
+    assert_eq!(document["error"]["kind"], "unreachable");
+    assert_eq!(document["error"]["object"], "other.sock");
+    assert!(done.err.starts_with("tenuto: other.sock: "));
+}
+
+#[test]
+fn wrong_arguments_end_with_code_2_and_a_document_where_one_was_asked_for() {
+    let house = house();
+    for arguments in [
+        &["volume", "show"][..],
+        &["volume", "set", "a"],
+        &["volume", "set", "a", "dirty-limit"],
+        &["frobnicate"],
+        &["status", "--frob"],
+        &["config"],
+        &["volume", "destage"],
+        &["cache", "create", "c", "--size", "64GB"],
+        &["cache", "create", "c"],
+        &["volume", "add", "a/b", "origin=/x"],
+    ] {
+        let done = run(house.path(), arguments);
+        assert_eq!(done.code, 2, "{arguments:?}: {}", done.err);
+        assert_one_line_error(&done);
+        let all: Vec<&str> = arguments.iter().chain(&["--json"]).copied().collect();
+        let done = run(house.path(), &all);
+        let document: Value = serde_json::from_str(&done.out).expect("one document");
+        assert_eq!(document["error"]["kind"], "usage", "{arguments:?}");
+        assert!(document["error"].get("object").is_some());
+    }
+}
+
+#[test]
+fn verbs_of_later_versions_say_so_and_end_with_code_2() {
+    let house = house();
+    for arguments in [
+        "top",
+        "events --follow",
+        "drain",
+        "peer ls",
+        "trace info x",
+        "volume commit a",
+        "volume snapshot a s1",
+        "volume merge a",
+        "volume rebase a --onto b",
+        "volume resize a 20GiB",
+        "volume quiesce a",
+        "volume resume a",
+        "volume map a --json",
+        "volume accept-loss a",
+        "volume takeover a",
+        "cache scrub p",
+        "cache resize p 1GiB",
+    ] {
+        let words: Vec<&str> = arguments.split(' ').collect();
+        let done = run(house.path(), &words);
+        assert_eq!(done.code, 2, "{arguments}: {}", done.err);
+        assert_one_line_error(&done);
+        assert!(
+            done.err.ends_with(" is not in this version\n"),
+            "{}",
+            done.err
+        );
+    }
+}
+
+#[test]
+fn help_version_and_completions_go_to_standard_output() {
+    let house = house();
+    for arguments in [
+        &["--help"][..],
+        &["--version"],
+        &["version"],
+        &["version", "--json"],
+        &["volume", "--help"],
+        &["help", "cache"],
+        &["completions", "bash"],
+        &["completions", "zsh"],
+        &["completions", "fish"],
+    ] {
+        let done = run(house.path(), arguments);
+        assert_eq!((done.code, done.err.as_str()), (0, ""), "{arguments:?}");
+        assert!(done.out.contains("tenuto"), "{arguments:?}");
+    }
+    let help = run(house.path(), &["--help"]).out;
+    for verb in [
+        "serve", "volume", "status", "config", "cache", "recover", "origin", "top",
+    ] {
+        assert!(
+            help.contains(&format!("\n  {verb} ")),
+            "{verb} is not in the help"
+        );
+    }
+}
+
+#[test]
+fn an_image_without_ledger_is_inspected_and_a_damaged_ledger_ends_with_code_5() {
+    let house = house();
+    let done = run(house.path(), &["origin", "inspect", "a.img", "--json"]);
+    assert_eq!(done.code, 0, "{}", done.err);
+    let document: Value = serde_json::from_str(&done.out).expect("one document");
+    assert_eq!(document["ledger"], Value::Null);
+    assert_eq!(document["journal_pending"], false);
+    std::fs::write(house.path().join("a.img.tenuto"), vec![7; 8192]).expect("written");
+    let done = run(house.path(), &["origin", "inspect", "a.img"]);
+    assert_eq!(done.code, 5, "{}", done.err);
+    assert_one_line_error(&done);
+    let done = run(house.path(), &["origin", "inspect", "gone.img"]);
+    assert_eq!(done.code, 1);
+}
+
+#[test]
+fn a_cache_is_never_made_over_data_that_somebody_may_want() {
+    let house = house();
+    std::fs::write(house.path().join("data"), vec![7; 1 << 20]).expect("written");
+    let before = std::fs::read(house.path().join("data")).expect("read");
+    let done = run(
+        house.path(),
+        &["cache", "create", "data", "--size", "256MiB"],
+    );
+    assert_eq!(done.code, 4, "{}", done.err);
+    assert_one_line_error(&done);
+    assert!(done.err.contains("--force"), "{}", done.err);
+    assert_eq!(
+        std::fs::read(house.path().join("data")).expect("read"),
+        before
+    );
+    let done = run(house.path(), &["cache", "inspect", "data"]);
+    assert_eq!(done.code, 2, "{}", done.err);
+    assert!(
+        done.err.contains("`tenuto cache create data`"),
+        "{}",
+        done.err
+    );
+    let text = std::fs::read_to_string(house.path().join("t.toml")).expect("read");
+    let text = text.replace("/cache\"", "/data\"");
+    std::fs::write(house.path().join("t.toml"), text).expect("written");
+    let done = run(house.path(), &["-c", "t.toml", "serve"]);
+    assert_eq!(done.code, 2, "{}", done.err);
+    assert_one_line_error(&done);
+    assert!(
+        done.err.contains("make one with `tenuto cache create "),
+        "{}",
+        done.err
+    );
+}
