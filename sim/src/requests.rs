@@ -162,6 +162,7 @@ impl World {
                     serial,
                     sector,
                     sectors,
+                    fua,
                     buffer: Some(buffer),
                 };
                 (
@@ -186,6 +187,7 @@ impl World {
                     serial,
                     sector,
                     sectors,
+                    fua,
                     buffer: None,
                 };
                 (
@@ -210,6 +212,7 @@ impl World {
                     serial,
                     sector,
                     sectors,
+                    fua,
                     buffer: None,
                 };
                 let event = Event::WriteZeroes {
