@@ -168,8 +168,26 @@ impl Core {
         self.scratch.free_piece(running.piece);
     }
 
+    /// A sync of the device failed: what was written of a checkpoint may be gone.
+    pub(super) fn doubt_checkpoint(&mut self) {
+        if let Some(running) = &mut self.checkpoint.running {
+            running.failed = true;
+        }
+    }
+
     pub(super) fn checkpoint_synced(&mut self, cx: &mut Cx<'_>, ok: bool) {
         if !ok {
+            // The device reports the loss once, to us: the log must not take its next sync for
+            // good.
+            self.log.write_again(cx);
+        }
+        if !ok
+            || self
+                .checkpoint
+                .running
+                .as_ref()
+                .is_some_and(|running| running.failed)
+        {
             self.checkpoint_failed(cx);
             return;
         }

@@ -257,6 +257,9 @@ impl Core {
                 self.log.write_done(cx, place, (attempt, from, upto), ok);
             }
             Pending::CacheSync { attempt } => {
+                if !ok {
+                    self.doubt_checkpoint();
+                }
                 for waiter in self.log.sync_done(cx, attempt, ok) {
                     self.durable(cx, waiter);
                 }

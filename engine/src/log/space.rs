@@ -214,9 +214,26 @@ impl Log {
             return;
         }
         segment.state = SegmentState::Footered;
-        segment.entries = Vec::new();
         if segment.live == 0 {
             self.maybe_dead.push(index);
+        }
+        self.footer_written(index);
+    }
+
+    /// A sync covers the footer: nobody needs its entries in memory any more.
+    pub(super) fn footer_synced(&mut self, index: SegmentIndex) {
+        let segment = &mut self.segments[index.0 as usize];
+        if segment.state == SegmentState::Footered || segment.state == SegmentState::Dead {
+            segment.entries = Vec::new();
+        }
+    }
+
+    /// A failed sync may have taken the footer along: it is written again.
+    pub(super) fn footer_again(&mut self, index: SegmentIndex) {
+        let segment = &mut self.segments[index.0 as usize];
+        if segment.state == SegmentState::Footered && !segment.entries.is_empty() {
+            segment.state = SegmentState::Sealed;
+            self.footers_due.push(index);
         }
     }
 

@@ -62,6 +62,17 @@ pub struct WriteState {
     linger_armed: bool,
     retry_at: Option<Time>,
     spills_in_flight: u32,
+    /// Overlay chunks and footers that are on the device and wait for a sync to cover them, and
+    /// those that the sync in flight covers.
+    loose: Loose,
+    covered: Loose,
+}
+
+/// What a failed sync would take along, besides the records in the tail.
+#[derive(Default)]
+struct Loose {
+    slots: Vec<SlotIndex>,
+    footers: Vec<SegmentIndex>,
 }
 
 impl Log {
@@ -209,8 +220,11 @@ impl Log {
             }
             (StreamKind::Writes, false) if attempt == self.write.attempt => self.write_again(cx),
             (StreamKind::Writes, _) => {}
-            (StreamKind::Overlay, true) => slot.written = upto,
-            (StreamKind::Overlay, false) => {
+            (StreamKind::Overlay, true) if attempt == self.write.attempt => {
+                slot.written = upto;
+                self.write.loose.slots.push(slot_at);
+            }
+            (StreamKind::Overlay, _) => {
                 slot.issued = 0;
                 self.counters.cache_errors += 1;
                 self.streams[stream as usize].unspilled.push_front(slot_at);
@@ -255,15 +269,20 @@ impl Log {
 
     fn sync_if_due(&mut self, cx: &mut Cx<'_>) {
         let upto = self.written_upto();
-        if self.write.sync.is_some() || upto <= self.durable {
+        let overlay = &self.streams[StreamKind::Overlay as usize];
+        let overlay_at_hand = overlay.free_slots.len() + overlay.reusable.len();
+        let spilled = !self.write.loose.slots.is_empty()
+            && (overlay_at_hand <= overlay.slots_low || self.is_low());
+        if self.write.sync.is_some() || (upto <= self.durable && !spilled) {
             return;
         }
         let first = self.write.waiters.front().map(|(seq, _)| *seq);
         let wanted = self.write.wanted > self.durable && self.write.wanted <= upto;
         let stage = &self.streams[StreamKind::Writes as usize];
         let pressed = stage.free_slots.len() + stage.reusable.len() <= stage.slots_low;
-        if wanted || pressed || first.is_some_and(|seq| seq <= upto) {
+        if wanted || pressed || spilled || first.is_some_and(|seq| seq <= upto) {
             self.write.sync = Some(upto);
+            self.write.covered = core::mem::take(&mut self.write.loose);
             let pending = Pending::CacheSync {
                 attempt: self.write.attempt,
             };
@@ -286,6 +305,15 @@ impl Log {
         }
         assert!(covers >= self.durable, "durable only grows");
         self.durable = covers;
+        let covered = core::mem::take(&mut self.write.covered);
+        for slot_at in covered.slots {
+            let slot = &mut self.slots[slot_at.0 as usize];
+            slot.synced = slot.sealed;
+            self.slot_progress(slot_at);
+        }
+        for segment in covered.footers {
+            self.footer_synced(segment);
+        }
         while self.tail.front().is_some_and(|tail| tail.seq <= covers) {
             let tail = self.tail.pop_front().expect("just seen");
             self.write.written -= 1;
@@ -306,8 +334,13 @@ impl Log {
         done
     }
 
+    /// A footer is on the device.
+    pub(super) fn footer_written(&mut self, segment: SegmentIndex) {
+        self.write.loose.footers.push(segment);
+    }
+
     /// Everything that no good sync covers goes to the device once more.
-    fn write_again(&mut self, cx: &mut Cx<'_>) {
+    pub fn write_again(&mut self, cx: &mut Cx<'_>) {
         self.counters.cache_errors += 1;
         self.write.attempt += 1;
         self.write.written = 0;
@@ -319,6 +352,21 @@ impl Log {
             slot.issued = slot.synced;
             slot.written = slot.synced;
             self.queue_slot(slot_at);
+        }
+        for loose in [
+            core::mem::take(&mut self.write.covered),
+            core::mem::take(&mut self.write.loose),
+        ] {
+            for slot_at in loose.slots {
+                let slot = &mut self.slots[slot_at.0 as usize];
+                (slot.issued, slot.written) = (0, 0);
+                self.streams[StreamKind::Overlay as usize]
+                    .unspilled
+                    .push_front(slot_at);
+            }
+            for segment in loose.footers {
+                self.footer_again(segment);
+            }
         }
         self.back_off(cx);
     }
@@ -333,17 +381,20 @@ impl Log {
     pub(super) fn slot_progress(&mut self, slot_at: SlotIndex) {
         let slot = &mut self.slots[slot_at.0 as usize];
         let Some(chunk) = slot.chunk else { return };
-        if slot.closed && slot.written == slot.sealed && !slot.counted {
+        // A footer says that its segment is complete: of overlays nothing else will, so it waits
+        // for the sync; records of the write stream are believed by what syncs say of them.
+        let complete = match slot.stream {
+            StreamKind::Writes => slot.written == slot.sealed,
+            StreamKind::Overlay => slot.written == slot.sealed && slot.synced == slot.sealed,
+        };
+        if slot.closed && complete && !slot.counted {
             slot.counted = true;
             let segment = SegmentIndex(chunk.0 / self.geometry.segment_chunks);
             self.segments[segment.0 as usize].unwritten_chunks -= 1;
             self.footer_if_due(segment);
         }
         let slot = &mut self.slots[slot_at.0 as usize];
-        let safe = match slot.stream {
-            StreamKind::Writes => slot.synced == slot.sealed,
-            StreamKind::Overlay => true,
-        };
+        let safe = slot.synced == slot.sealed;
         let idle = slot.closed && slot.written == slot.sealed && slot.in_flight == 0;
         if idle && safe && !slot.reusable {
             slot.reusable = true;
@@ -360,7 +411,9 @@ impl Log {
         let low = self.is_low();
         loop {
             let stream = &mut self.streams[StreamKind::Overlay as usize];
-            let coming = self.write.spills_in_flight as usize;
+            let coming = self.write.spills_in_flight as usize
+                + self.write.loose.slots.len()
+                + self.write.covered.slots.len();
             let at_hand = stream.free_slots.len() + stream.reusable.len() + coming;
             let wanted = at_hand < stream.slots_low || (low && coming < SPILLS_IN_FLIGHT_LOW);
             if !wanted {
@@ -375,6 +428,7 @@ impl Log {
             let first = chunk.0.is_multiple_of(self.geometry.segment_chunks);
             if self.chunk_live[chunk.0 as usize] == 0 && !first {
                 (slot.issued, slot.written) = (slot.sealed, slot.sealed);
+                slot.synced = slot.sealed;
                 self.slot_progress(slot_at);
             } else {
                 self.issue_slot(cx, slot_at, StreamKind::Overlay);
