@@ -120,6 +120,11 @@ impl Drill {
     fn live_and_die(&mut self, target: Option<u64>) {
         let daemon = self.rig.serve();
         let patience = 1 + self.random.below(400);
+        // Before anything is armed: it may die at once.
+        let clients: Vec<_> = VOLUMES
+            .iter()
+            .map(|(name, ..)| self.rig.connect(name))
+            .collect();
         match target {
             // Recovery happens before anybody can load the daemon: it dies at the next start.
             Some(7) | None => {}
@@ -132,9 +137,8 @@ impl Drill {
             let loads: Vec<_> = self
                 .loads
                 .iter_mut()
-                .zip(VOLUMES)
-                .map(|(load, (name, ..))| {
-                    let client = self.rig.connect(name);
+                .zip(clients)
+                .map(|(load, client)| {
                     let (daemon, round) = (&daemon, &round);
                     let before = load.counts.answered;
                     scope.spawn(move || {
