@@ -379,7 +379,11 @@ fn verify(context: &Context, path: &Path) -> Result<()> {
     });
     context.output().confirmation(&document, || {
         let (segments, blocks) = (report.segments, report.blocks);
-        format!("cache {name}: no damage in {blocks} blocks of {segments} segments\n")
+        let tail = match found.report.tail_bytes_discarded {
+            0 => String::new(),
+            bytes => format!(", {} of torn tail that no flush covers", human_bytes(bytes)),
+        };
+        format!("cache {name}: no damage in {blocks} blocks of {segments} segments{tail}\n")
     })
 }
 
