@@ -11,9 +11,6 @@ use engine::types::{BufferId, DestageMode, Policy, VolumeId};
 use std::collections::BTreeMap;
 use workload::check::{Crash, FlushPoint, Initial, Kind, Model, Promise, ReadPoint};
 
-/// The largest write and read: 128 KiB.
-const REQUEST_SECTORS_MAX: u64 = 256;
-
 /// What a guest, or its administrator, wants.
 #[derive(Clone, Copy, Debug)]
 pub enum Request {
@@ -78,6 +75,32 @@ pub enum Pending {
 }
 
 impl Pending {
+    /// What it is, in a few words.
+    pub fn name(&self) -> String {
+        match self {
+            Pending::Read { .. } => "read".to_owned(),
+            Pending::Write {
+                serial,
+                buffer: Some(_),
+                sectors,
+                ..
+            } => {
+                format!("write #{serial} of {sectors} sectors")
+            }
+            Pending::Write {
+                serial, sectors, ..
+            } => {
+                format!("zeroes #{serial} of {sectors} sectors")
+            }
+            Pending::Flush { .. } => "flush".to_owned(),
+            Pending::Outside { .. } => "read beyond the end".to_owned(),
+            Pending::Destage { .. } => "destage".to_owned(),
+            Pending::Reset => "reset".to_owned(),
+            Pending::Tune(_) => "tune".to_owned(),
+            Pending::Part { sector, .. } => format!("check from sector {sector}"),
+        }
+    }
+
     pub fn buffer(&self) -> Option<BufferId> {
         match self {
             Pending::Read { buffer, .. }
@@ -223,7 +246,7 @@ impl Guest {
         let fua = self.rng.chance(100);
         let request = match self.rng.below(1000) {
             0..500 => {
-                let (sector, sectors) = self.span(REQUEST_SECTORS_MAX);
+                let (sector, sectors) = self.span(self.plan.request_sectors_max);
                 Request::Write {
                     sector,
                     sectors,
@@ -231,7 +254,7 @@ impl Guest {
                 }
             }
             500..780 => {
-                let (sector, sectors) = self.span(REQUEST_SECTORS_MAX);
+                let (sector, sectors) = self.span(self.plan.request_sectors_max);
                 Request::Read { sector, sectors }
             }
             780..860 => Request::Flush,

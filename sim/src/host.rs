@@ -14,6 +14,7 @@
 
 use crate::devices::Blocking;
 use crate::disk::Power;
+use crate::oracle::ANSWER_NS_MAX;
 use crate::world::{Broken, LATE_NS_MAX, Sabotage, Step, Trigger, World};
 use engine::engine::{Engine, OpenError, format_cache, settle};
 use engine::event::{Event, Purpose, VolumeSpec};
@@ -110,7 +111,18 @@ impl World {
         (media.fuse, media.errors) = (fuse, errors);
         let opened = Engine::open(config, &mut media, &mut self.memory);
         let (crashed, failed) = (media.crashed || self.memory.is_killed(), media.failed > 0);
+        let calls = media.calls;
         self.now = now;
+        if crashed {
+            let place = if self.memory.is_killed() {
+                "the stage"
+            } else {
+                "the devices"
+            };
+            self.trace.note(format_args!(
+                "crash in recovery, at {place} after {calls} calls"
+            ));
+        }
         let (engine, report) = match opened {
             _ if crashed => return self.die(true).map(|()| Start::Again),
             Ok(opened) => opened,
@@ -218,7 +230,16 @@ impl World {
         let purpose = self.rng.pick(&PURPOSES);
         self.wake_guests();
         let mut armed = false;
+        let mut progress = (self.budget, self.now);
         while self.budget > 0 {
+            if self.budget != progress.0 {
+                progress = (self.budget, self.now);
+            } else if self.now > progress.1 + ANSWER_NS_MAX {
+                return Err(format!(
+                    "for a long time nobody has asked:{}",
+                    self.who_waits()
+                ));
+            }
             if !armed && self.budget <= arm_at && !matches!(ending, Ending::Orderly { .. }) {
                 armed = true;
                 self.trace

@@ -22,7 +22,7 @@ const PARTS_FLYING: usize = 8;
 /// Failed reads of the check before it gives up.
 const TRIES_MAX: u32 = 100;
 /// Virtual time after which a request without an answer counts as lost.
-const ANSWER_NS_MAX: u64 = 600_000_000_000;
+pub const ANSWER_NS_MAX: u64 = 600_000_000_000;
 
 impl World {
     /// Reads each volume that has crashed through the engine, and judges it.
@@ -61,14 +61,29 @@ impl World {
         while busy(self) {
             match self.step()? {
                 Step::Struck => return Ok(Step::Struck),
-                Step::Idle => return Err(format!("{what}: nothing is left to do, but it waits")),
+                Step::Idle => {
+                    let who = self.who_waits();
+                    return Err(format!("{what}: nothing is left to do, but{who} waits"));
+                }
                 Step::Ran if self.now > end => {
-                    return Err(format!("{what}: still waiting after {ANSWER_NS_MAX} ns"));
+                    let (seconds, who) = (ANSWER_NS_MAX / 1_000_000_000, self.who_waits());
+                    return Err(format!("{what}: after {seconds} s there still waits{who}"));
                 }
                 Step::Ran => {}
             }
         }
         Ok(Step::Ran)
+    }
+
+    pub fn who_waits(&self) -> String {
+        let mut who = String::new();
+        for (volume, guest) in self.guests.iter().enumerate() {
+            let name = guest.plan.policy.name();
+            for pending in guest.pending.values() {
+                who += &format!(" [v{volume} ({name}): {}]", pending.name());
+            }
+        }
+        who
     }
 
     /// Asks for the next parts of a volume that is being read.

@@ -9,6 +9,11 @@ use engine::engine::Config;
 use engine::event::Tuning;
 use engine::types::{DestageMode, Geometry, Policy, Uuid};
 
+/// The largest write and read: 128 KiB.
+const REQUEST_SECTORS_MAX: u64 = 256;
+/// Segments that hold no data of guests: reserve, open ones, slack.
+const SEGMENTS_RESERVED: u32 = 8;
+
 /// Rates are in a thousand.
 #[derive(Clone, Debug)]
 pub struct Rates {
@@ -36,6 +41,9 @@ pub struct VolumePlan {
     pub tuning: Tuning,
     /// Requests in flight at most.
     pub depth: usize,
+    /// The largest write. One that is larger than the volume's share of the log may be taken in
+    /// parts, each of which counts as a write.
+    pub request_sectors_max: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -93,7 +101,25 @@ impl Plan {
                 plan.volumes.push(clone);
             }
         }
+        plan.limit_requests();
         plan
+    }
+
+    fn limit_requests(&mut self) {
+        let writers = self
+            .volumes
+            .iter()
+            .filter(|volume| volume.policy != Policy::Uncached);
+        let geometry = self.geometry;
+        let usable = u64::from(geometry.segments - SEGMENTS_RESERVED);
+        let chunks = usable * u64::from(geometry.segment_chunks - 1);
+        let capacity = chunks * u64::from(geometry.chunk_blocks - 2) * 3 / 4;
+        let share = capacity / 2 / writers.count() as u64;
+        // Unaligned, a write touches one block more than it has.
+        let sectors = (share.max(4) - 2) * engine::types::BLOCK_SECTORS;
+        for volume in &mut self.volumes {
+            volume.request_sectors_max = sectors.min(REQUEST_SECTORS_MAX);
+        }
     }
 
     fn add(&mut self, rng: &mut Rng, policy: Policy, destage: DestageMode) {
@@ -118,6 +144,7 @@ impl Plan {
             journal_possible: destage == DestageMode::Atomic || rng.chance(500),
             tuning,
             depth: rng.pick(&[1, 2, 4, 8, 16]),
+            request_sectors_max: REQUEST_SECTORS_MAX,
         });
     }
 

@@ -270,7 +270,7 @@ impl Model {
     }
 
     /// Judges the volume after a crash and, if it kept its promises, goes on from what it holds:
-    /// what was once read after recovery stays.
+    /// what was once read after recovery stays (without a cache: what was read after a power loss).
     pub fn verify<R>(&mut self, crash: Crash, read: R) -> Result<Found, Violation>
     where
         R: FnMut(Range<u64>, &mut [u8]) -> Result<(), String>,
@@ -287,7 +287,10 @@ impl Model {
                     Err(violation)
                 }
             })?;
-        self.rebase(contents);
+        // What an origin has not synced may still go, though it was read after a kill.
+        if self.promise != Promise::Sectors || crash == Crash::PowerLoss {
+            self.rebase(contents);
+        }
         self.resetting = false;
         Ok(found)
     }
@@ -847,6 +850,28 @@ mod tests {
         assert!(
             matches!(stale, Err(Violation::Stale { differing: 1, .. })),
             "{stale:?}"
+        );
+    }
+
+    #[test]
+    fn what_an_uncached_volume_showed_after_a_kill_may_go_with_the_power() {
+        let mut model = model(Promise::Sectors);
+        let mut image = Image::new(64);
+        let serial = acknowledged(&mut model, 0, 8);
+        image.write(0, 8, serial);
+        assert!(model.verify(Crash::Kill, image.reader()).is_ok());
+        assert!(
+            model
+                .clone()
+                .verify(Crash::PowerLoss, Image::new(64).reader())
+                .is_ok()
+        );
+        let point = model.flush_begin();
+        model.flush_done(point);
+        assert!(
+            model
+                .verify(Crash::PowerLoss, Image::new(64).reader())
+                .is_err()
         );
     }
 

@@ -59,6 +59,10 @@ impl Core {
             }
             self.start_evacuation(cx);
         }
+        // The room it would take is promised to a write that has begun.
+        if self.log.unfinished > 0 {
+            return;
+        }
         loop {
             let Some(evacuation) = &self.evacuation else {
                 return;

@@ -313,7 +313,8 @@ impl Core {
         let begun = self.volume(id).unfinished_sectors;
         let mut whole = if begun > 0 { begun } else { span.sectors };
         let mut open = begun > 0 || self.opens(id, span);
-        let share_sectors = (self.share().max(2) - 1) * BLOCK_SECTORS;
+        let part_blocks = self.share().min(self.log.gauge().capacity / 8);
+        let share_sectors = (part_blocks.max(2) - 1) * BLOCK_SECTORS;
         if !open && whole > share_sectors {
             whole = share_sectors;
             open = self.opens(id, Span::new(span.sector, whole));
@@ -336,8 +337,17 @@ impl Core {
         Some(staged)
     }
 
+    /// Whether a write may begin: it is admitted, and the log has room for all of it, so that
+    /// once begun it waits for the stage only, which empties by itself.
     fn opens(&mut self, id: VolumeId, span: Span) -> bool {
-        matches!(self.gate(id, span, EntryKind::Write), Gate::Open)
+        let stream = match self.volume(id).policy {
+            Policy::Ephemeral => StreamKind::Overlay,
+            _ => StreamKind::Writes,
+        };
+        let quarter = self.log.gauge().capacity / 4;
+        span.blocks() <= quarter
+            && matches!(self.gate(id, span, EntryKind::Write), Gate::Open)
+            && self.log.has_room(stream, span.blocks())
     }
 
     /// All entries of the next serial are staged.
@@ -437,6 +447,10 @@ impl Core {
             EntryKind::Write => span.blocks(),
             EntryKind::Zero { .. } => 1,
         };
+        // A write that has begun is finished first: nothing takes the room that it counts on.
+        if self.log.unfinished > 0 {
+            return Gate::Shut;
+        }
         let volume = self.volume(id);
         let (charge, extents) = (volume.charge(), volume.dirty_extents());
         let limit = (volume.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1);

@@ -11,7 +11,10 @@ use alloc::vec::Vec;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-pub const HEADER_BYTES: usize = BLOCK_BYTES as usize;
+/// One of the two copies of the header in the first page. A kill may strike in the middle of
+/// either store; the other copy is whole then.
+pub const HEADER_BYTES: usize = BLOCK_BYTES as usize / 2;
+pub const HEADER_AT: [u64; 2] = [0, HEADER_BYTES as u64];
 pub const SLOT_BYTES: usize = 64;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -61,7 +64,7 @@ pub struct StageSlot {
 }
 
 /// Where the table starts, and where slot `index` of a stage with `slots` slots starts.
-pub const TABLE_AT: u64 = HEADER_BYTES as u64;
+pub const TABLE_AT: u64 = BLOCK_BYTES;
 
 pub fn slot_at(index: u32, slots: u32, chunk_blocks: u32) -> u64 {
     TABLE_AT

@@ -185,6 +185,8 @@ pub struct Log {
     streams: [Stream; 2],
     ready: VecDeque<SegmentIndex>,
     preparing: bool,
+    /// Ready segments that a waiting write needs.
+    ready_wanted: usize,
     footers_due: Vec<SegmentIndex>,
     footers_failed: Vec<SegmentIndex>,
     /// Segments whose last live block went; looked at once per step.
@@ -289,6 +291,7 @@ impl Log {
             ],
             ready: VecDeque::new(),
             preparing: false,
+            ready_wanted: 0,
             footers_due: Vec::new(),
             footers_failed: Vec::new(),
             maybe_dead: Vec::new(),

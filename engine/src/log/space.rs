@@ -113,7 +113,7 @@ impl Log {
             }
             self.footers_due.pop();
         }
-        if self.ready.len() < READY_WANTED && !self.preparing {
+        if self.ready.len() < READY_WANTED.max(self.ready_wanted) && !self.preparing {
             self.prepare(cx, scratch);
         }
         let mut at = 0;
@@ -306,9 +306,46 @@ impl Log {
         self.segments.iter().filter(dead).count()
     }
 
+    /// Whether a write of so many blocks can be staged to its end, whatever else happens. What
+    /// it needs is remembered, so that room is made for it.
+    pub fn has_room(&mut self, kind: StreamKind, blocks: u64) -> bool {
+        let geometry = self.geometry;
+        let stream = &self.streams[kind as usize];
+        let in_chunk = stream.open.as_ref().map_or(0, |open| {
+            u64::from(geometry.chunk_blocks - open.next_block).saturating_sub(2)
+        });
+        if blocks <= in_chunk {
+            return true;
+        }
+        // A header in each chunk, and perhaps a block cut in two by its end.
+        let wanted = blocks.div_ceil(u64::from(geometry.chunk_blocks) - 2) + 1;
+        let per_segment = u64::from(geometry.segment_chunks - 1);
+        let opened = stream.segment.map_or(per_segment, |segment| {
+            let sums = self.segments[segment.0 as usize].sums.len() as u64;
+            sums / u64::from(geometry.chunk_blocks)
+        });
+        let ready = self.ready.len().saturating_sub(SEGMENTS_RESERVED) as u64;
+        // The last chunks of the open segment are not counted on where its footer may fill up.
+        let crowded = stream.segment.is_some_and(|segment| {
+            self.segments[segment.0 as usize].entries.len() * 2
+                > crate::format::footer::entries_max(geometry)
+        });
+        let left = if crowded { 0 } else { per_segment - opened };
+        let enough = left + ready * per_segment >= wanted;
+        let segments = wanted.div_ceil(per_segment) as usize;
+        self.ready_wanted = if enough {
+            0
+        } else {
+            segments + SEGMENTS_RESERVED + 1
+        };
+        enough
+    }
+
     /// Room is short: fewer ready segments than evacuation and the streams should have.
     pub fn is_low(&self) -> bool {
-        let low = (self.segments.len() / 16).clamp(SEGMENTS_RESERVED + 2, 64);
+        let low = (self.segments.len() / 16)
+            .clamp(SEGMENTS_RESERVED + 2, 64)
+            .max(self.ready_wanted);
         let virgin = self
             .segments
             .last()

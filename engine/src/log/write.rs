@@ -371,7 +371,9 @@ impl Log {
             };
             let slot = &mut self.slots[slot_at.0 as usize];
             let chunk = slot.chunk.expect("an unspilled slot mirrors a chunk");
-            if self.chunk_live[chunk.0 as usize] == 0 {
+            // The first chunk is written in any case: its first record names the segment's life.
+            let first = chunk.0.is_multiple_of(self.geometry.segment_chunks);
+            if self.chunk_live[chunk.0 as usize] == 0 && !first {
                 (slot.issued, slot.written) = (slot.sealed, slot.sealed);
                 self.slot_progress(slot_at);
             } else {

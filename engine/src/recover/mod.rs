@@ -261,11 +261,13 @@ fn reset_stage(
         slots,
         chunk_blocks: superblock.geometry.chunk_blocks,
     };
-    // Without a header the table below means nothing, also when a kill strikes in between.
-    memory.zero(Place::new(Area::Stage, 0), BLOCK_BYTES);
+    // The old header names a run that the new checkpoint has left behind: its slots count no
+    // more, while it still vouches for the overlays. So one copy stays until the other is whole.
     let table = (u64::from(slots) * stage::SLOT_BYTES as u64).next_multiple_of(BLOCK_BYTES);
     memory.zero(Place::new(Area::Stage, stage::TABLE_AT), table);
-    memory.store(Place::new(Area::Stage, 0), &header.encode());
+    for at in stage::HEADER_AT {
+        memory.store(Place::new(Area::Stage, at), &header.encode());
+    }
 }
 
 /// What a cache holds, without changing it. The stage is not looked at.

@@ -54,14 +54,19 @@ impl<'a> Stage<'a> {
         checkpoint: &Checkpoint,
         boot: Uuid,
     ) -> Stage<'a> {
-        let mut bytes = alloc::vec![0; stage::HEADER_BYTES];
-        memory.load(Place::new(Area::Stage, 0), &mut bytes);
         let geometry = superblock.geometry;
-        let header = StageHeader::parse(&bytes).ok().filter(|header| {
-            header.cache == superblock.cache
-                && header.boot == boot
-                && header.chunk_blocks == geometry.chunk_blocks
+        let copies = stage::HEADER_AT.into_iter().filter_map(|at| {
+            let mut bytes = alloc::vec![0; stage::HEADER_BYTES];
+            memory.load(Place::new(Area::Stage, at), &mut bytes);
+            StageHeader::parse(&bytes).ok()
         });
+        let header = copies
+            .filter(|header| {
+                header.cache == superblock.cache
+                    && header.boot == boot
+                    && header.chunk_blocks == geometry.chunk_blocks
+            })
+            .max_by_key(|header| header.incarnation);
         let fits = |header: &StageHeader| {
             let slots = u64::from(header.slots);
             Config::stage_bytes(geometry.chunk_bytes(), header.slots) <= memory.stage_bytes()

@@ -12,10 +12,14 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Longest path of a UNIX socket that every kernel takes, its ending zero not counted.
 const PATH_BYTES_MAX: usize = 107;
 const MODE: u32 = 0o660;
+/// How long a socket that answers may be a dead daemon's.
+const STALE_WAIT: Duration = Duration::from_secs(5);
+const STALE_POLL: Duration = Duration::from_millis(20);
 
 /// Where this daemon's sockets lie and to whom they belong.
 pub(super) struct Sockets {
@@ -106,12 +110,18 @@ impl Sockets {
                  run-dir"
             )));
         }
-        match UnixStream::connect(path) {
-            Ok(_) => Err(StartError::InUse(format!(
-                "socket {shown}: another program answers on it; stop it or use another run-dir"
-            ))),
-            Err(_) => Ok(()),
+        // A killed daemon's socket answers until the kernel has taken its ring apart, which is a
+        // moment after the process is gone.
+        let start = Instant::now();
+        while UnixStream::connect(path).is_ok() {
+            if start.elapsed() > STALE_WAIT {
+                return Err(StartError::InUse(format!(
+                    "socket {shown}: another program answers on it; stop it or use another run-dir"
+                )));
+            }
+            std::thread::sleep(STALE_POLL);
         }
+        Ok(())
     }
 
     /// Takes the socket of a volume away.

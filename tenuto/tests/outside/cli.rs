@@ -262,14 +262,15 @@ fn volumes_are_added_changed_and_removed_and_come_back_after_a_restart() {
     let line = rig.refused(&["volume", "rm", "disk"], EXIT_REFUSED);
     is_one_line(&line);
     client.disconnect();
-    daemon.stop();
-    let daemon = rig.serve();
-    assert_eq!(rig.connect("disk").read(0, 4096), vec![7; 4096]);
     rig.gone_clients("disk");
     let line = rig.refused(&["volume", "rm", "disk"], EXIT_REFUSED);
     for part in ["4096 bytes", "--discard-dirty=disk"] {
         assert!(line.contains(part), "{part} in {line}");
     }
+    daemon.stop();
+    let daemon = rig.serve();
+    assert_eq!(rig.connect("disk").read(0, 4096), vec![7; 4096]);
+    rig.gone_clients("disk");
     rig.done(&["volume", "destage", "disk", "--wait"]);
     rig.done(&["volume", "rm", "disk"]);
     rig.refused(&["volume", "show", "disk"], EXIT_FAILED);

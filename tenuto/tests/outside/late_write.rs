@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use workload::check::{Crash, Promise};
 
-use crate::common::disk::{Disk, Mounted};
+use crate::common::disk::{Device, Disk};
 use crate::common::load::{Load, Mix};
 use crate::common::nbd::CMD_FLUSH;
 use crate::common::{Rig, may_mount, seed, wait_until};
@@ -63,9 +63,9 @@ fn succeed(
 /// The cache: a log write of the old daemon lands in a segment that the new one has reused.
 fn late_log_write(lock: bool) -> Result<(), String> {
     let mut rig = Rig::new();
-    let place = rig.dir.join("cache");
     let disk = Disk::new(128 << 20);
-    let _cache = Mounted::new(&disk, &place);
+    let device = Device::new(&disk, &rig.dir.join("cache"));
+    let place = device.path().to_owned();
     rig.cache(
         &place,
         "128MiB",
@@ -130,14 +130,13 @@ fn late_origin_write(policy: &str, lock: bool) -> Result<(), String> {
     let mut rig = Rig::new();
     let bytes = 8 << 20;
     let disk = Disk::new(bytes as usize);
-    let image = rig.dir.join("disk.img");
-    let _mounted = Mounted::new(&disk, &image);
-    rig.volume(
-        "disk",
-        &image,
-        policy,
-        "destage = \"in-place\"\ndestage-after = \"10m\"",
+    let device = Device::new(&disk, &rig.dir.join("disk"));
+    // Nothing can lie beside a device.
+    let lines = format!(
+        "destage = \"in-place\"\ndestage-after = \"10m\"\njournal = \"{}\"",
+        rig.dir.display()
     );
+    rig.volume("disk", device.path(), policy, &lines);
     let daemon = rig.serve();
     let mut load = Load::new(1, bytes, Promise::Sectors, seed(8));
     let mut client = rig.connect("disk");

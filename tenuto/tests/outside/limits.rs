@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use workload::check::{Crash, Promise};
 
-use crate::common::disk::{Disk, Mounted};
+use crate::common::disk::{Device, Disk, Mounted};
 use crate::common::load::{End, Load, Mix};
 use crate::common::nbd;
 use crate::common::{Rig, SetWhenDropped, may_mount, seed, wait_until};
@@ -221,9 +221,9 @@ fn a_failing_cache_device_acknowledges_no_flush_and_serves_no_stale_byte() {
         return;
     }
     let mut rig = Rig::new();
-    let place = rig.dir.join("cache");
     let disk = Disk::new(128 << 20);
-    let _cache = Mounted::new(&disk, &place);
+    let device = Device::new(&disk, &rig.dir.join("cache"));
+    let place = device.path().to_owned();
     rig.cache(
         &place,
         "128MiB",

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use workload::check::{Crash, Promise};
 
-use crate::common::disk::{Disk, FileSystem, Mounted};
+use crate::common::disk::{Device, Disk, FileSystem};
 use crate::common::load::{Load, Mix};
 use crate::common::random::Random;
 use crate::common::{Rig, SetWhenDropped, copy_with_neighbours, count, may_mount, seed};
@@ -47,16 +47,19 @@ struct Drill {
     lost_sectors: u64,
 }
 
+/// The cache as a block device, which may have another number each time.
+fn on_device(rig: &mut Rig, cache: &Disk) -> Device {
+    let device = Device::new(cache, &rig.dir.join("cache"));
+    let sizes = "ram = \"8MiB\"\nstage = \"8MiB\"\noverlay-ram = \"8MiB\"";
+    rig.cache(device.path(), "128MiB", sizes);
+    device
+}
+
 impl Drill {
     fn new(seed: u64) -> Drill {
         let mut rig = Rig::new();
         let (cache, origin) = (Disk::new(CACHE_BYTES), Disk::new(ORIGIN_BYTES));
-        let place = rig.dir.join("cache");
-        rig.cache(
-            &place,
-            "128MiB",
-            "ram = \"8MiB\"\nstage = \"8MiB\"\noverlay-ram = \"8MiB\"",
-        );
+        let device = on_device(&mut rig, &cache);
         let mut loads = Vec::new();
         FileSystem::make(&origin, &rig.dir.join("origin"));
         let images = FileSystem::mount(&origin, &rig.dir.join("origin"));
@@ -78,9 +81,9 @@ impl Drill {
         }
         drop(images);
         rig.write_config();
-        let mounted = Mounted::new(&cache, &place);
-        rig.done(&["cache", "create", &place.to_string_lossy()]);
-        drop(mounted);
+        let place = device.path().to_string_lossy().into_owned();
+        rig.done(&["cache", "create", &place]);
+        drop(device);
         Drill {
             rig,
             cache,
@@ -98,7 +101,7 @@ impl Drill {
     /// One life under load, a power cut, and the judgment. The error says what was broken.
     fn round(&mut self) -> Result<(), String> {
         {
-            let _cache = Mounted::new(&self.cache, &self.rig.dir.join("cache"));
+            let _cache = on_device(&mut self.rig, &self.cache);
             let _images = FileSystem::mount(&self.origin, &self.rig.dir.join("origin"));
             self.live_and_lose_power()?;
         }
@@ -108,7 +111,7 @@ impl Drill {
             self.lost_sectors += loss.unsynced_sectors - loss.kept_sectors;
         }
         self.rig.lose_stage();
-        let _cache = Mounted::new(&self.cache, &self.rig.dir.join("cache"));
+        let _cache = on_device(&mut self.rig, &self.cache);
         let images = FileSystem::mount(&self.origin, &self.rig.dir.join("origin"));
         self.examine_origin(&self.image(&images, "atomic"))?;
         self.verify()

@@ -8,14 +8,21 @@ use std::path::Path;
 use std::process::Command;
 
 use workload::check::{Crash, Promise};
+use workload::stamp::{self, Reading};
 
 use crate::common::load::Load;
+use crate::common::nbd::Client;
 use crate::common::{
-    Background, EXIT_DAMAGE, EXIT_DONE, EXIT_REFUSED, EXIT_USAGE, Rig, have, seed, text_of,
-    wait_until,
+    Background, EXIT_DAMAGE, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, Rig, have, seed,
+    text_of, wait_until,
 };
 
 const BYTES: u64 = 8 << 20;
+/// Somebody else has it: nothing would be lost and no flag forces it, so it is a plain failure.
+const EXIT_IN_USE: i32 = EXIT_FAILED;
+/// What `serve` was told to use is not a cache of this version: a mistake of the configuration.
+const EXIT_NOT_OURS: i32 = EXIT_USAGE;
+const DESTAGE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// A rig whose daemon would use the cache of another.
 fn on_the_cache_of(other: &Rig) -> Rig {
@@ -53,7 +60,7 @@ fn a_second_daemon_on_the_same_cache_is_refused_with_the_owners_name() {
     rig.volume("disk", &image, "write-back", "");
     let mut daemon = rig.serve();
     let second = on_the_cache_of(&rig);
-    let log = fails(&second, EXIT_REFUSED);
+    let log = fails(&second, EXIT_IN_USE);
     names(
         &log,
         &[
@@ -74,7 +81,7 @@ fn a_second_daemon_on_the_same_image_is_refused_with_the_owners_name() {
     let mut daemon = rig.serve();
     let mut second = Rig::new();
     second.volume("disk", &image, "write-back", "");
-    let log = fails(&second, EXIT_REFUSED);
+    let log = fails(&second, EXIT_IN_USE);
     names(
         &log,
         &[&format!("pid {}", daemon.pid()), &image.to_string_lossy()],
@@ -139,7 +146,7 @@ fn an_image_that_another_program_writes_is_refused() {
         || socket.exists(),
     );
     rig.volume("disk", &image, "write-back", "");
-    let log = fails(&rig, EXIT_REFUSED);
+    let log = fails(&rig, EXIT_IN_USE);
     names(&log, &["qemu-nbd", &path]);
     drop(owner);
     rig.serve().stop();
@@ -174,7 +181,7 @@ fn several_ephemeral_volumes_share_an_image_and_a_writer_is_refused() {
 fn a_foreign_file_is_not_taken_for_a_cache() {
     let rig = Rig::new();
     std::fs::write(rig.cache_path(), vec![0x5a; 256 << 20]).unwrap();
-    let log = fails(&rig, EXIT_REFUSED);
+    let log = fails(&rig, EXIT_NOT_OURS);
     names(&log, &[&rig.cache_path().to_string_lossy()]);
     let path = rig.cache_path().to_string_lossy().into_owned();
     rig.refused(&["cache", "create", &path], EXIT_REFUSED);
@@ -207,7 +214,7 @@ fn a_cache_of_another_version_is_refused_and_not_changed() {
     }
     assert!(copies > 0);
     let changed = std::fs::read(rig.cache_path()).unwrap();
-    let log = fails(&rig, EXIT_REFUSED);
+    let log = fails(&rig, EXIT_NOT_OURS);
     names(&log, &["version"]);
     assert!(
         std::fs::read(rig.cache_path()).unwrap() == changed,
@@ -217,6 +224,11 @@ fn a_cache_of_another_version_is_refused_and_not_changed() {
 
 /// A volume with flushed data that is not at the origin, and the daemon stopped.
 fn dirty(rig: &mut Rig, image: &Path) -> Load {
+    dirty_with(rig, image, |_, _| {})
+}
+
+/// The same; `look` may read from the volume before the stop.
+fn dirty_with(rig: &mut Rig, image: &Path, look: impl FnOnce(&Load, &mut Client)) -> Load {
     rig.volume("disk", image, "write-back", "destage-after = \"10m\"");
     let daemon = rig.serve();
     let mut load = Load::new(1, BYTES, Promise::Prefix, seed(9));
@@ -224,6 +236,7 @@ fn dirty(rig: &mut Rig, image: &Path) -> Load {
         .expect("reads are right");
     let mut client = rig.connect("disk");
     load.flush(&mut client);
+    look(&load, &mut client);
     client.disconnect();
     daemon.stop();
     load
@@ -236,7 +249,7 @@ fn a_dirty_cache_is_not_formatted_and_its_loss_is_named() {
     dirty(&mut rig, &image);
     let path = rig.cache_path().to_string_lossy().into_owned();
     let line = rig.refused(&["cache", "create", &path], EXIT_REFUSED);
-    names(&line, &["disk", "bytes"]);
+    names(&line, &["disk", "MiB", "--"]);
 }
 
 #[test]
@@ -268,15 +281,18 @@ fn a_dirty_volume_that_nobody_names_is_kept_shown_and_destaged() {
     let mut load = dirty(&mut rig, &image);
     rig.forget_volumes();
     let daemon = rig.serve();
-    let listed = rig.json(&["volume", "ls"]);
-    let volumes = listed["volumes"].as_array().expect("a list of volumes");
-    let orphan = volumes
-        .iter()
-        .find(|volume| volume["name"] == "disk")
-        .expect("it is shown");
-    let flags = orphan["flags"].as_array().expect("flags");
-    assert!(flags.iter().any(|flag| flag == "orphan"), "{orphan}");
-    rig.done(&["volume", "destage", "disk", "--wait"]);
+    // It is destaged without being asked, and forgotten when nothing is owed any more.
+    let mut flags = Vec::new();
+    wait_until("the orphan is destaged", DESTAGE_TIMEOUT, || {
+        let listed = rig.json(&["volume", "ls"]);
+        let volumes = listed["volumes"].as_array().expect("a list of volumes");
+        let orphan = volumes.iter().find(|volume| volume["name"] == "disk");
+        flags.extend(orphan.map(|volume| volume["flags"].clone()));
+        orphan.is_none_or(|volume| volume["dirty_bytes"] == 0)
+    });
+    let orphan = |flags: &serde_json::Value| flags.as_array().unwrap().contains(&"orphan".into());
+    assert!(flags.iter().all(orphan), "shown as an orphan: {flags:?}");
+    assert!(daemon.log().contains("disk"), "the log names it");
     daemon.stop();
     // By itself, without the cache: the image holds everything.
     let mut plain = Rig::new();
@@ -315,11 +331,19 @@ fn a_flipped_bit_in_dirty_data_is_an_error_of_its_own_volume_only() {
     let image = rig.image("disk.img", BYTES);
     let other = rig.image("other.img", BYTES);
     rig.volume("other", &other, "write-back", "");
-    let mut load = dirty(&mut rig, &image);
+    // The oldest write that still shows on the volume: the end of the log, where damage could
+    // be taken for a torn tail, is far from it.
+    let mut oldest = (u64::MAX, 0);
+    let mut load = dirty_with(&mut rig, &image, |_, client| {
+        let bytes = client.read(0, BYTES as usize);
+        for sector in bytes.chunks_exact(512) {
+            if let Reading::Stamped { sector, serial, .. } = stamp::read(sector) {
+                oldest = oldest.min((serial, sector));
+            }
+        }
+    });
     rig.lose_stage();
-    // A stamped sector in the log that the model still wants: the newest of its place.
-    let cache = std::fs::read(rig.cache_path()).unwrap();
-    let flipped = flip_in_live_stamp(&rig, &cache, &load);
+    let flipped = flip(&rig, oldest);
     let path = rig.cache_path().to_string_lossy().into_owned();
     let verdict = rig.tenuto(&["cache", "verify", &path]);
     assert_eq!(
@@ -345,24 +369,22 @@ fn a_flipped_bit_in_dirty_data_is_an_error_of_its_own_volume_only() {
     daemon.stop();
 }
 
-/// Flips one bit inside the newest stamp of some sector; which sector.
-fn flip_in_live_stamp(rig: &Rig, cache: &[u8], load: &Load) -> u64 {
+/// Flips one bit of this sector of this write in the log; which sector.
+fn flip(rig: &Rig, (serial, sector): (u64, u64)) -> u64 {
+    let cache = std::fs::read(rig.cache_path()).unwrap();
+    let is_it = |bytes: &[u8]| {
+        matches!(stamp::read(bytes), Reading::Stamped { sector: at, serial: of, .. }
+            if (of, at) == (serial, sector))
+    };
+    let at = cache
+        .chunks_exact(512)
+        .position(is_it)
+        .expect("the log holds it")
+        * 512;
     let file = std::fs::File::options()
         .write(true)
         .open(rig.cache_path())
         .unwrap();
-    let newest = load.model.next_serial() - 1;
-    let mut best = None::<(u64, usize, u64)>;
-    for (index, bytes) in cache.chunks_exact(512).enumerate() {
-        if let workload::stamp::Reading::Stamped { sector, serial, .. } =
-            workload::stamp::read(bytes)
-            && best.is_none_or(|(found, ..)| serial > found)
-        {
-            best = Some((serial, index * 512, sector));
-        }
-    }
-    let (serial, at, sector) = best.expect("the log holds stamped data");
-    assert!(serial <= newest);
     file.write_all_at(&[cache[at + 300] ^ 1], at as u64 + 300)
         .unwrap();
     sector

@@ -409,6 +409,37 @@ impl Drop for Loop {
     }
 }
 
+/// The disk as a block device: a loop device on its mount. Direct input and output passes through
+/// both, so that a request of a killed process stays under way without the process.
+pub struct Device {
+    device: Option<Loop>,
+    _below: Mounted,
+}
+
+impl Device {
+    pub fn new(disk: &Disk, base: &Path) -> Device {
+        let below = Mounted::new(disk, base);
+        Device {
+            device: Some(Loop::new(below.path())),
+            _below: below,
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.device
+            .as_ref()
+            .expect("taken only when dropped")
+            .path()
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // Before the file under it goes.
+        self.device.take();
+    }
+}
+
 /// A file system on a disk: mount, loop device and ext4, in this order, taken down in reverse.
 pub struct FileSystem {
     directory: PathBuf,

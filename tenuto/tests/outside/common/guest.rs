@@ -68,7 +68,8 @@ write)
 check)
     busybox mount -o remount,ro /
     echo 3 > /proc/sys/vm/drop_caches
-    (cd /data && busybox sha256sum -c sums >/dev/null 2>&1) && say \"same $(busybox wc -l < /data/sums)\"
+    (cd /data && busybox sha256sum -c sums >/dev/null 2>&1) \\
+        && say \"same $(busybox wc -l < /data/sums)\"
     ;;
 clean)
     busybox test -e /data || say nothing-there

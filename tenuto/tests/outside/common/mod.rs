@@ -581,6 +581,9 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the daemon said:\n{}", self.log());
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
