@@ -284,7 +284,7 @@ fn words_of(line: &str) -> Vec<&str> {
 }
 
 /// False for a process that is gone, a zombie, or one that has been killed and is on its way out.
-fn alive(pid: u32) -> bool {
+pub(crate) fn alive(pid: u32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
         return false;
     };
