@@ -662,10 +662,11 @@ impl Core {
         }
         let layer = volume.layer;
         let destaged = volume.destaged;
+        let clean = volume.epochs.is_empty();
         let (ready, waiting): (Vec<_>, Vec<_>) = volume
             .destage_waiters
             .drain(..)
-            .partition(|(_, upto)| *upto <= destaged);
+            .partition(|(_, upto)| *upto <= destaged || clean);
         volume.destage_waiters = waiting;
         ready
             .into_iter()
