@@ -91,7 +91,7 @@ pub fn volume_error(name: &str, error: VolumeError) -> Error {
     let kind = match &error {
         VolumeError::Unknown(_) => Kind::NotFound,
         VolumeError::Exists(_) => Kind::Usage,
-        VolumeError::Busy { .. } => Kind::Refused,
+        VolumeError::Busy { .. } | VolumeError::Refused(_) => Kind::Refused,
         VolumeError::Settings(_) => Kind::Usage,
         VolumeError::Origin(_) | VolumeError::InUse(_) | VolumeError::Changing(_) => Kind::Failed,
         VolumeError::Stopped(stopped) => return stopping(stopped),
@@ -125,6 +125,7 @@ pub fn command_error(name: &str, error: CommandError) -> Error {
 pub fn start_error(error: StartError) -> Error {
     let kind = match &error {
         StartError::Settings(_) | StartError::Cache(_) => Kind::Config,
+        StartError::Refused(_) => Kind::Refused,
         StartError::InUse(_) | StartError::Origin(_) | StartError::Io(_) => Kind::Failed,
     };
     Error::new(kind, error.to_string())
