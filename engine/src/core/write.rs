@@ -573,7 +573,10 @@ impl Core {
     /// waiting for its own time.
     pub(super) fn time_out_waiting(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
-        if volume.policy != Policy::Ephemeral || !volume.ready {
+        // A write that has begun has its room, and ends by itself; given up in the middle it would
+        // hide what lies under it until a crash, and lose it then.
+        let begun = volume.unfinished_sectors > 0;
+        if volume.policy != Policy::Ephemeral || !volume.ready || begun {
             return;
         }
         let limit = volume.tuning.overlay_timeout_ms;
@@ -581,7 +584,6 @@ impl Core {
             if cx.now < waiting.since.plus_millis(limit) {
                 return;
             }
-            self.give_up_unfinished(id);
             self.volume(id).waiting.pop_front();
             let refusal = Err(Refusal::NoSpace);
             self.reply_written(cx, id, waiting.request, false, waiting.since, refusal);
