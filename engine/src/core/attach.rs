@@ -516,7 +516,7 @@ impl Core {
             .take()
             .expect("checked by the caller");
         for epoch in volume.epochs {
-            self.bury(epoch.map);
+            self.checkpoint.doom(epoch.map);
         }
         self.count_writers();
         self.checkpoint.wait(Waiter::Detach(request));

@@ -720,7 +720,7 @@ impl Core {
         let epochs = core::mem::take(&mut volume.epochs);
         self.generation_next = Generation(generation.0 + 1);
         for epoch in epochs {
-            self.bury(epoch.map);
+            self.checkpoint.doom(epoch.map);
         }
         self.checkpoint.wait(super::checkpoint::Waiter::Reset {
             volume: id,
