@@ -33,8 +33,6 @@ fn path(name: &str) -> PathBuf {
 
 /// The bytes of a fixture, after these were compared with it.
 fn golden(name: &str, encoded: &[u8]) -> Vec<u8> {
-        std::fs::write(path(name), encoded).unwrap();
-    }
     let bytes = std::fs::read(path(name)).expect("a fixture");
     let differs = bytes.iter().zip(encoded).position(|(old, new)| old != new);
     assert_eq!(differs, None, "{name}: the first byte that differs");
