@@ -9,7 +9,6 @@ pub mod cachedev;
 pub mod cli;
 pub mod config;
 pub mod daemon;
-pub mod drill;
 pub mod error;
 pub mod fault;
 pub mod files;

@@ -141,10 +141,7 @@ impl<E: Decide> Shard<E> {
                 let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
                 self.ring.allocate(tag, fd, mode, io.offset, io.bytes);
             }
-            Op::Sync => {
-                let fd = crate::drill::synced(io.device, fd);
-                self.ring.sync(tag, fd, target.datasync());
-            }
+            Op::Sync => self.ring.sync(tag, fd, target.datasync()),
             Op::Stat | Op::Remove => self.bounce(slot),
         }
     }
