@@ -176,7 +176,7 @@ impl Fetches {
 }
 
 fn is_whole(want: &Want) -> bool {
-    want.addr.0 % BLOCK_SECTORS == 0 && want.sectors % BLOCK_SECTORS == 0
+    want.addr.0.is_multiple_of(BLOCK_SECTORS) && want.sectors.is_multiple_of(BLOCK_SECTORS)
 }
 
 /// Cuts a want into its partial first block, its whole blocks and its partial last block.

@@ -177,7 +177,7 @@ impl Cx<'_> {
     ) {
         let bytes = slices.iter().map(|slice| slice.bytes).sum();
         assert!(
-            bytes > 0 && offset % 512 == 0,
+            bytes > 0 && offset.is_multiple_of(512),
             "transfers are whole sectors"
         );
         let io = Io {

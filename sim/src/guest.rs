@@ -54,6 +54,7 @@ pub enum Pending {
         serial: u64,
         sector: u64,
         sectors: u64,
+        fua: bool,
         buffer: Option<BufferId>,
     },
     Flush {
@@ -224,22 +225,26 @@ impl Guest {
             self.hot = self.rng.below(self.model.sectors());
         }
         if self.resetting {
-            if !self.pending.is_empty() {
-                return None;
-            }
-            self.resetting = false;
-            // What a lost connection has started may still be under way.
-            let quiet = self.gone.is_empty();
-            return Some(if quiet {
-                Request::Reset
-            } else {
-                Request::Flush
-            });
+            return self.reset_when_quiet();
         }
         if self.rng.chance(disconnect) && self.plan.policy != Policy::Uncached {
             return Some(Request::Disconnect);
         }
         self.choose()
+    }
+
+    fn reset_when_quiet(&mut self) -> Option<Request> {
+        if !self.pending.is_empty() {
+            return None;
+        }
+        self.resetting = false;
+        // What a lost connection has started may still be under way.
+        let quiet = self.gone.is_empty();
+        Some(if quiet {
+            Request::Reset
+        } else {
+            Request::Flush
+        })
     }
 
     fn choose(&mut self) -> Option<Request> {
@@ -280,7 +285,7 @@ impl Guest {
             965..985 if self.plan.policy == Policy::WriteBack => Request::Destage,
             965..975 if self.plan.policy == Policy::Ephemeral => {
                 self.resetting = true;
-                return None;
+                return self.reset_when_quiet();
             }
             _ => Request::Flush,
         };
@@ -364,7 +369,18 @@ impl Guest {
 
     /// A command that changes tunables is on its way: from now on the weaker promise holds.
     pub fn tune_begin(&mut self, tuning: &Tuning) {
-        self.strict &= !tuning.write_cache;
+        if !tuning.write_cache {
+            return;
+        }
+        self.strict = false;
+        for pending in self.pending.values().chain(self.gone.values()) {
+            if let Pending::Write {
+                serial, fua: false, ..
+            } = pending
+            {
+                self.model.weaken(*serial);
+            }
+        }
     }
 
     pub fn tune_done(&mut self, tuning: Tuning) {

@@ -254,7 +254,12 @@ impl World {
             }
             match self.step()? {
                 Step::Struck => break,
-                Step::Idle => return Err("guests wait, but nothing is left to do".to_owned()),
+                Step::Idle => {
+                    return Err(format!(
+                        "nothing is left to do, but{} waits",
+                        self.who_waits()
+                    ));
+                }
                 Step::Ran => {}
             }
         }

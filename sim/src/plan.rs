@@ -12,7 +12,7 @@ use engine::types::{DestageMode, Geometry, Policy, Uuid};
 /// The largest write and read: 128 KiB.
 const REQUEST_SECTORS_MAX: u64 = 256;
 /// Segments that hold no data of guests: reserve, open ones, slack.
-const SEGMENTS_RESERVED: u32 = 8;
+const SEGMENTS_RESERVED: u32 = 4;
 
 /// Rates are in a thousand.
 #[derive(Clone, Debug)]
@@ -105,7 +105,8 @@ impl Plan {
         plan
     }
 
-    fn limit_requests(&mut self) {
+    /// Fits the writes of the guests to the log; to be called after the plan was changed.
+    pub fn limit_requests(&mut self) {
         let writers = self
             .volumes
             .iter()
@@ -114,7 +115,7 @@ impl Plan {
         let usable = u64::from(geometry.segments - SEGMENTS_RESERVED);
         let chunks = usable * u64::from(geometry.segment_chunks - 1);
         let capacity = chunks * u64::from(geometry.chunk_blocks - 2) * 3 / 4;
-        let share = capacity / 2 / writers.count() as u64;
+        let share = (capacity / 2 / writers.count() as u64).min(capacity / 8);
         // Unaligned, a write touches one block more than it has.
         let sectors = (share.max(4) - 2) * engine::types::BLOCK_SECTORS;
         for volume in &mut self.volumes {

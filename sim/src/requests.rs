@@ -162,6 +162,7 @@ impl World {
                     serial,
                     sector,
                     sectors,
+                    fua,
                     buffer: Some(buffer),
                 };
                 (
@@ -186,6 +187,7 @@ impl World {
                     serial,
                     sector,
                     sectors,
+                    fua,
                     buffer: None,
                 };
                 (
@@ -210,6 +212,7 @@ impl World {
                     serial,
                     sector,
                     sectors,
+                    fua,
                     buffer: None,
                 };
                 let event = Event::WriteZeroes {
@@ -367,8 +370,9 @@ impl World {
         }
         let why = || {
             format!(
-                "v{volume} ({}): {pending:?} refused: {refusal}",
-                policy.name()
+                "v{volume} ({}): {} refused: {refusal}",
+                policy.name(),
+                pending.name()
             )
         };
         if allowed { Ok(()) } else { Err(why()) }

@@ -7,6 +7,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 
 /// `_IO(0x12, 127)`, `_IOR(0x12, 114, size_t)` and `_IO(0x12, 104)` of linux/fs.h.
 const BLKZEROOUT: libc::Ioctl = 0x127f;
@@ -150,6 +151,27 @@ pub fn is_nfs(file: &File) -> bool {
     // SAFETY: an open descriptor; `found` outlives the call.
     let result = unsafe { libc::fstatfs(file.as_raw_fd(), &mut found) };
     result == 0 && found.f_type == NFS_MAGIC
+}
+
+/// The process that listens at the other end of a socket; 0 where it is in another namespace.
+pub fn peer_pid(socket: &UnixStream) -> io::Result<u32> {
+    let mut found = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: an open descriptor; `found` and `bytes` outlive the call and fit each other.
+    check(unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut found).cast(),
+            &mut bytes,
+        )
+    })?;
+    Ok(found.pid as u32)
 }
 
 /// The user this process acts as.

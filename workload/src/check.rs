@@ -196,6 +196,12 @@ impl Model {
         self.zeroing.retain(|&open| open != serial);
     }
 
+    /// A write that is under way no longer promises to be durable when it is acknowledged: the
+    /// write cache was turned on in between.
+    pub fn weaken(&mut self, serial: u64) {
+        self.writes[(serial - self.first) as usize].durable = false;
+    }
+
     /// To be called when a flush is submitted.
     pub fn flush_begin(&mut self) -> FlushPoint {
         self.clock += 1;

@@ -107,7 +107,7 @@ impl Core {
                 "volume {name}: name or place of the origin is too long; at most {NAME_BYTES_MAX} and {ORIGIN_BYTES_MAX} bytes"
             )));
         }
-        if spec.size_bytes == 0 || spec.size_bytes % 512 != 0 {
+        if spec.size_bytes == 0 || !spec.size_bytes.is_multiple_of(512) {
             return Err(OpenError::Refused(format!(
                 "volume {name}: size {} is not a multiple of 512 bytes",
                 spec.size_bytes
@@ -287,7 +287,12 @@ impl Core {
     pub(super) fn open_for_requests(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
         volume.ready = true;
-        let waiting = !volume.waiting.is_empty();
+        // Waiting for room starts now.
+        for waiting in &mut volume.waiting {
+            waiting.since = cx.now;
+        }
+        self.start_readers(cx, id);
+        let waiting = !self.volume(id).waiting.is_empty();
         if waiting {
             self.enqueue(id);
         }

@@ -25,6 +25,7 @@ pub enum Waiter {
         request: RequestId,
     },
     Detach(RequestId),
+    Park(RequestId),
 }
 
 #[derive(Default)]
@@ -204,7 +205,9 @@ impl Core {
                     cx.out.reply(request, Ok::<(), Refusal>(()));
                     self.open_for_requests(cx, volume);
                 }
-                Waiter::Detach(request) => cx.out.reply(request, Ok(())),
+                Waiter::Detach(request) | Waiter::Park(request) => {
+                    cx.out.reply(request, Ok(()));
+                }
             }
         }
     }

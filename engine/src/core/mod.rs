@@ -28,7 +28,7 @@ use crate::outbox::{Cx, Pending, Timer};
 use crate::ram::RamTier;
 use crate::scratch::Scratch;
 use crate::slab::Slab;
-use crate::types::{Generation, RequestId, Uuid, VolumeId};
+use crate::types::{Generation, RequestId, StreamSeq, Time, Uuid, VolumeId};
 use crate::volume::Volume;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -37,6 +37,17 @@ use alloc::vec::Vec;
 const HOUSEKEEPING_MS: u64 = 100;
 /// Extents of dropped maps that one step takes out of the accounts.
 const SWEEP_EXTENTS: usize = 4096;
+
+/// How long an orderly stop waits for ledgers.
+const PARK_MS_MAX: u64 = 5_000;
+
+/// An orderly stop under way.
+struct Parking {
+    request: RequestId,
+    until: Time,
+    /// The newest record at that time.
+    upto: StreamSeq,
+}
 
 pub struct Core {
     pub config: Config,
@@ -63,7 +74,7 @@ pub struct Core {
     pub generation_next: Generation,
     /// Volumes that may hold dirty data; each has a share of the log.
     writers: u64,
-    parking: bool,
+    parking: Option<Parking>,
 }
 
 impl Core {
@@ -96,7 +107,7 @@ impl Core {
             dirty_extents: 0,
             generation_next: Generation(1),
             writers: 0,
-            parking: false,
+            parking: None,
             config,
         }
     }
@@ -181,6 +192,7 @@ impl Core {
         self.pump_evacuation(cx);
         self.pump_checkpoint(cx);
         self.sweep();
+        self.pump_park(cx);
         if !self.housekeeping_armed && self.has_chores() {
             self.housekeeping_armed = true;
             cx.out
@@ -307,7 +319,7 @@ impl Core {
                 self.reply_written(cx, volume, request, flush, started, Ok(()));
             }
             Waiter::Destage(volume) => self.pump_destage(cx, volume),
-            Waiter::Park(request) => cx.out.reply(request, Ok(())),
+            Waiter::Park => self.pump_park(cx),
         }
     }
 
@@ -354,16 +366,41 @@ impl Core {
         }
     }
 
-    /// Everything acknowledged goes to the log; the ledgers of clean volumes say so.
+    /// Everything acknowledged goes to the log, the ledgers of clean volumes say so, and a last
+    /// checkpoint tells what is durable.
     fn park(&mut self, cx: &mut Cx<'_>, request: RequestId) {
-        self.parking = true;
         for at in 0..self.volumes.len() {
             self.release_if_clean(cx, VolumeId(at as u32));
         }
-        let newest = self.log.newest();
-        if self.log.wait_durable(cx, newest, Waiter::Park(request)) {
-            cx.out.reply(request, Ok(()));
+        let until = cx.now.plus_millis(PARK_MS_MAX);
+        cx.out.timer(until, Timer::Housekeeping);
+        let upto = self.log.newest();
+        self.parking = Some(Parking {
+            request,
+            until,
+            upto,
+        });
+        self.log.wait_durable(cx, upto, Waiter::Park);
+    }
+
+    /// Ledgers of origins that do not answer are not waited for longer than a while.
+    fn pump_park(&mut self, cx: &mut Cx<'_>) {
+        let Some(parking) = &self.parking else {
+            return;
+        };
+        let waits = |v: &Volume| {
+            v.keeper
+                .as_ref()
+                .is_some_and(|keeper| keeper.step.is_some())
+        };
+        let busy = self.volumes.iter().flatten().any(waits) && cx.now < parking.until;
+        if busy || self.log.durable < parking.upto {
+            return;
         }
+        let request = parking.request;
+        self.parking = None;
+        self.checkpoint.wait(checkpoint::Waiter::Park(request));
+        self.pump_checkpoint(cx);
     }
 
     /// Takes the extents of dropped maps out of the accounts, in small steps.

@@ -18,6 +18,7 @@ use crate::types::{
     SECTOR_BYTES, Serial, Span, StreamSeq, Time, VolumeId,
 };
 use crate::volume::{Volume, WaitKind, Waiting};
+use alloc::collections::VecDeque;
 
 /// Sectors of one zero entry; a longer discard is several.
 const ZERO_SECTORS_MAX: u64 = crate::map::EXTENT_SECTORS_MAX - 7;
@@ -219,6 +220,20 @@ impl Core {
                 }
             }
             self.detach_progress(cx, id);
+        }
+    }
+
+    /// Reads and flushes that waited for the volume do not wait for the writes between them: those
+    /// are not acknowledged yet.
+    pub(super) fn start_readers(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let waiting = core::mem::take(&mut self.volume(id).waiting);
+        let changes = |waiting: &Waiting| {
+            matches!(waiting.kind, WaitKind::Write { .. } | WaitKind::Zero { .. })
+        };
+        let (writers, readers): (VecDeque<_>, VecDeque<_>) = waiting.into_iter().partition(changes);
+        self.volume(id).waiting = writers;
+        for mut reader in readers {
+            self.advance(cx, id, &mut reader);
         }
     }
 
@@ -558,7 +573,10 @@ impl Core {
     /// waiting for its own time.
     pub(super) fn time_out_waiting(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
-        if volume.policy != Policy::Ephemeral || !volume.ready {
+        // A write that has begun has its room, and ends by itself; given up in the middle it would
+        // hide what lies under it until a crash, and lose it then.
+        let begun = volume.unfinished_sectors > 0;
+        if volume.policy != Policy::Ephemeral || !volume.ready || begun {
             return;
         }
         let limit = volume.tuning.overlay_timeout_ms;
@@ -566,7 +584,6 @@ impl Core {
             if cx.now < waiting.since.plus_millis(limit) {
                 return;
             }
-            self.give_up_unfinished(id);
             self.volume(id).waiting.pop_front();
             let refusal = Err(Refusal::NoSpace);
             self.reply_written(cx, id, waiting.request, false, waiting.since, refusal);

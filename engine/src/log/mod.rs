@@ -554,8 +554,10 @@ impl Log {
             stream: kind.code(),
         };
         let entry_at = stage::TABLE_AT + u64::from(slot_at.0) * stage::SLOT_BYTES as u64;
-        // The first header is blanked before the slot is named: what the slot held before
-        // belongs to another chunk.
+        // The slot names nobody while its first header is blanked: what it mirrored before is
+        // safe on the device, and would be looked for here in vain.
+        let nobody = [0; stage::SLOT_BYTES];
+        cx.memory.store(Place::new(Area::Stage, entry_at), &nobody);
         let first = stage::slot_at(
             slot_at.0,
             self.stage_slots_total,

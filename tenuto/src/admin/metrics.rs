@@ -195,81 +195,69 @@ pub fn text(view: &View) -> String {
     out
 }
 
+type HostMetric = (&'static str, &'static str, &'static str, fn(&View) -> u64);
+
+const HOST_METRICS: &[HostMetric] = &[
+    ("uptime_seconds", "gauge", "Seconds since start.", |v| {
+        v.uptime.as_secs()
+    }),
+    ("cache_size_bytes", "gauge", "Size of the log.", |v| {
+        v.look.engine.log_bytes
+    }),
+    ("cache_live_bytes", "gauge", "Live bytes in the log.", |v| {
+        v.look.engine.live_bytes
+    }),
+    ("index_bytes", "gauge", "RAM of the maps.", |v| {
+        v.look.engine.index_bytes
+    }),
+    ("segments_free", "gauge", "Free segments.", |v| {
+        u64::from(v.look.engine.segments.free)
+    }),
+    ("segments_sealed", "gauge", "Sealed segments.", |v| {
+        u64::from(v.look.engine.segments.sealed)
+    }),
+    (
+        "ram_blocks_used",
+        "gauge",
+        "Blocks in the read tier.",
+        |v| v.look.engine.ram_blocks_used,
+    ),
+    ("stage_slots_busy", "gauge", "Stage slots in use.", |v| {
+        u64::from(v.look.engine.stage_slots_busy)
+    }),
+    (
+        "overlay_slots_busy",
+        "gauge",
+        "Overlay slots in use.",
+        |v| u64::from(v.look.engine.overlay_slots_busy),
+    ),
+    ("recovery_milliseconds", "gauge", "Time of recovery.", |v| {
+        v.look.recovery.ms
+    }),
+    (
+        "recovery_tail_bytes_discarded",
+        "gauge",
+        "Torn tail.",
+        |v| v.look.recovery.tail_bytes_discarded,
+    ),
+    ("cache_errors_total", "counter", "Failed requests.", |v| {
+        v.look.engine.cache_errors
+    }),
+    ("evacuated_bytes_total", "counter", "Bytes moved.", |v| {
+        v.look.engine.evacuated_bytes
+    }),
+    (
+        "segments_reused_total",
+        "counter",
+        "Segments reused.",
+        |v| v.look.engine.segments_reused,
+    ),
+];
+
 fn host(out: &mut String, view: &View) {
-    let engine = &view.look.engine;
-    let gauges: [(&str, &str, u64); 11] = [
-        (
-            "uptime_seconds",
-            "Seconds since start.",
-            view.uptime.as_secs(),
-        ),
-        ("cache_size_bytes", "Size of the log.", engine.log_bytes),
-        (
-            "cache_live_bytes",
-            "Live bytes in the log.",
-            engine.live_bytes,
-        ),
-        ("index_bytes", "RAM of the maps.", engine.index_bytes),
-        (
-            "segments_free",
-            "Free segments.",
-            u64::from(engine.segments.free),
-        ),
-        (
-            "segments_sealed",
-            "Sealed segments.",
-            u64::from(engine.segments.sealed),
-        ),
-        (
-            "ram_blocks_used",
-            "Blocks in the read tier.",
-            engine.ram_blocks_used,
-        ),
-        (
-            "stage_slots_busy",
-            "Stage slots in use.",
-            u64::from(engine.stage_slots_busy),
-        ),
-        (
-            "overlay_slots_busy",
-            "Overlay slots in use.",
-            u64::from(engine.overlay_slots_busy),
-        ),
-        (
-            "recovery_milliseconds",
-            "Time of recovery at start.",
-            view.look.recovery.ms,
-        ),
-        (
-            "recovery_tail_bytes_discarded",
-            "Bytes of torn tail that recovery discarded.",
-            view.look.recovery.tail_bytes_discarded,
-        ),
-    ];
-    let counters: [(&str, &str, u64); 3] = [
-        (
-            "cache_errors_total",
-            "Failed requests at the cache device.",
-            engine.cache_errors,
-        ),
-        (
-            "evacuated_bytes_total",
-            "Live bytes moved to free segments.",
-            engine.evacuated_bytes,
-        ),
-        (
-            "segments_reused_total",
-            "Segments written again.",
-            engine.segments_reused,
-        ),
-    ];
-    let shown = gauges
-        .iter()
-        .map(|row| ("gauge", row))
-        .chain(counters.iter().map(|row| ("counter", row)));
-    for (kind, (name, help, value)) in shown {
+    for (name, kind, help, value) in HOST_METRICS {
         head(out, &format!("tenuto_{name}"), kind, help);
-        let _ = writeln!(out, "tenuto_{name} {value}");
+        let _ = writeln!(out, "tenuto_{name} {}", value(view));
     }
     for (name, help, value) in &view.look.counters {
         head(out, &format!("tenuto_{name}"), "untyped", help);

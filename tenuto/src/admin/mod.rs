@@ -81,11 +81,14 @@ impl View {
         self.volumes.iter().find(|volume| volume.name == name)
     }
 
-    /// Volumes worth showing: those that are configured, and those that nobody names any more
-    /// but that still own data. The log may know others, which are history.
+    /// Volumes worth showing: those that are attached, those that are configured, and those that
+    /// nobody names any more but that still own data. The log may know others: history.
     pub fn shown(&self) -> impl Iterator<Item = &VolumeSnapshot> {
         let volumes = self.look.engine.volumes.iter();
-        volumes.filter(|volume| volume.dirty_bytes > 0 || self.configured(&volume.name).is_some())
+        volumes.filter(|volume| {
+            let named = self.configured(&volume.name).is_some();
+            named || !volume.orphan || volume.dirty_bytes > 0
+        })
     }
 
     pub fn is_orphan(&self, volume: &VolumeSnapshot) -> bool {

@@ -1,4 +1,4 @@
-//! `tenuto cache create|inspect|verify` and `tenuto recover`.
+//! `tenuto cache create|inspect|verify`.
 //!
 //! Always true: nothing that somebody may still want is overwritten without a word that says
 //! so, and the word is checked before the first byte changes.
@@ -54,24 +54,11 @@ pub struct Look {
     path: PathBuf,
 }
 
-#[derive(Debug, Args)]
-pub struct Recover {
-    /// The cache device or file of the dead host
-    #[arg(long, value_name = "PATH")]
-    pub cache: PathBuf,
-    /// Only this volume
-    #[arg(long, value_name = "NAME")]
-    pub volume: Option<String>,
-    /// Say what would be done
-    #[arg(long)]
-    pub dry_run: bool,
-}
-
 pub fn run(context: &Context, command: Command) -> Result<()> {
     match command {
         Command::Create(command) => create(context, &command),
-        Command::Inspect(command) => inspect_cache(context, &command.path, false),
-        Command::Verify(command) => inspect_cache(context, &command.path, true),
+        Command::Inspect(command) => inspect_cache(context, &command.path),
+        Command::Verify(command) => verify(context, &command.path),
         Command::Scrub(_) => Err(not_yet("cache scrub")),
         Command::Resize(_) => Err(not_yet("cache resize")),
     }
@@ -130,7 +117,7 @@ fn parse_asked_size(text: &str) -> Result<u64> {
 }
 
 /// The configuration, where there is one; a wrong one is an error all the same.
-fn configuration(context: &Context) -> Result<Option<Config>> {
+pub fn configuration(context: &Context) -> Result<Option<Config>> {
     let path = locate(context.common.config.as_deref());
     if path == Path::new(DEFAULT_PATH) && !path.exists() {
         return Ok(None);
@@ -144,7 +131,7 @@ fn size_for(config: &Config, path: &Path) -> Option<u64> {
     (same && config.cache.sources.contains_key("size")).then_some(config.cache.size_bytes)
 }
 
-fn stage_dir(config: Option<&Config>) -> PathBuf {
+pub fn stage_dir(config: Option<&Config>) -> PathBuf {
     config.map_or("/dev/shm".into(), |config| config.host.stage_dir.clone())
 }
 
@@ -282,11 +269,7 @@ fn refuse_dirty(
             ));
         }
     };
-    let dirty: Vec<String> = found
-        .dirty()
-        .iter()
-        .map(|volume| format!("{} ({})", volume.name, human_bytes(volume.dirty_bytes)))
-        .collect();
+    let dirty: Vec<String> = found.dirty().into_iter().map(named_bytes).collect();
     if dirty.is_empty() {
         return Ok(Some(stage));
     }
@@ -295,6 +278,11 @@ fn refuse_dirty(
         dirty.join(", "),
         last_written(&claimed.target)
     ))
+}
+
+fn named_bytes(volume: &VolumeSnapshot) -> String {
+    let (name, bytes) = (&volume.name, volume.dirty_bytes);
+    format!("{name} ({bytes} bytes, {})", human_bytes(bytes))
 }
 
 /// How old the data is: nothing was written since then. A device keeps no such time.
@@ -321,17 +309,23 @@ fn reopened(target: &Target) -> Result<Target> {
     })
 }
 
-fn inspect_cache(context: &Context, path: &Path, verify: bool) -> Result<()> {
-    let name = path.display().to_string();
-    let superblock = inspect::superblock_at(path)?.map_err(|why| {
+/// The superblock of a cache that somebody may use, or the word of what would be right.
+pub fn superblock_of(path: &Path) -> Result<Superblock> {
+    let name = path.display();
+    inspect::superblock_at(path)?.map_err(|why| {
         let right = format!("name a cache, or make one with `tenuto cache create {name}`");
-        Error::new(why.kind(), format!("cache {name}: {why}; {right}")).about(name.clone())
-    })?;
+        let message = format!("cache {name}: {why}; {right}");
+        Error::new(why.kind(), message).about(name.to_string())
+    })
+}
+
+fn inspect_cache(context: &Context, path: &Path) -> Result<()> {
+    let superblock = superblock_of(path)?;
     let configured = configuration(context)?;
     let mut progress = offline::tell;
     let target = match cachedev::open(path, &mut offline::patience(&mut progress)) {
         Ok(target) => target,
-        Err(fault) if fault.kind == crate::fault::Kind::InUse && !verify => {
+        Err(fault) if fault.kind == crate::fault::Kind::InUse => {
             let document = inspect::superblock_json(path, &superblock, Some(&fault.message));
             return context.output().document(&document, || {
                 superblock_text(path, &superblock) + &format!("in use     {}\n", fault.message)
@@ -344,20 +338,56 @@ fn inspect_cache(context: &Context, path: &Path, verify: bool) -> Result<()> {
     let mut document = inspect::superblock_json(path, &superblock, None);
     document["recovery"] = report_json(&found);
     document["volumes"] = Value::Array(found.volumes.iter().map(inspect::volume_json).collect());
-    if let Some(damage) = found.report.damage.first().filter(|_| verify) {
-        let count = found.report.damage.len();
-        return Err(Error::new(
-            Kind::Damaged,
-            format!("cache {name}: {damage} ({count} in all); see `tenuto cache inspect {name}`"),
-        )
-        .about(name));
-    }
     context
         .output()
         .document(&document, || found_text(path, &superblock, &found))
 }
 
-fn report_json(found: &Found) -> Value {
+/// Checks what a start would find, and every block of the log that something refers to.
+fn verify(context: &Context, path: &Path) -> Result<()> {
+    let name = path.display().to_string();
+    let superblock = superblock_of(path)?;
+    let configured = configuration(context)?;
+    let mut progress = offline::tell;
+    let target = cachedev::open(path, &mut offline::patience(&mut progress));
+    let mut files = Files::new(target.map_err(offline::from_fault)?);
+    let report = engine::engine::verify(&mut files, &mut |_, _| {}).map_err(offline::open_error)?;
+    let found = offline::peek(&files, &superblock, &stage_dir(configured.as_ref()))?;
+    let mut damage = found.report.damage.clone();
+    damage.extend(
+        report
+            .damage
+            .iter()
+            .filter(|line| !found.report.damage.contains(line))
+            .cloned(),
+    );
+    if let Some(first) = damage.first() {
+        let count = damage.len();
+        let message = format!(
+            "cache {name}: {first} ({count} in all); serve goes on without these blocks, \
+             `tenuto status -x` names the volumes"
+        );
+        return Err(Error::new(Kind::Damaged, message).about(name));
+    }
+    let document = json!({
+        "path": name,
+        "ok": true,
+        "segments": report.segments,
+        "blocks": report.blocks,
+        "bad_blocks": report.bad_blocks,
+        "recovery": report_json(&found),
+    });
+    context.output().confirmation(&document, || {
+        let (segments, blocks) = (report.segments, report.blocks);
+        let tail = match found.report.tail_bytes_discarded {
+            0 => String::new(),
+            bytes => format!(", {} of torn tail that no flush covers", human_bytes(bytes)),
+        };
+        format!("cache {name}: no damage in {blocks} blocks of {segments} segments{tail}\n")
+    })
+}
+
+pub fn report_json(found: &Found) -> Value {
     let report = &found.report;
     json!({
         "stage_found": report.stage_found,
@@ -438,97 +468,4 @@ fn found_text(path: &Path, superblock: &Superblock, found: &Found) -> String {
         ));
     }
     text
-}
-
-/// `tenuto recover`: a dead host's dirty data to its origins.
-pub fn recover(context: &Context, command: &Recover) -> Result<()> {
-    let path = &command.cache;
-    let name = path.display().to_string();
-    let superblock = inspect::superblock_at(path)?.map_err(|why| {
-        Error::new(
-            why.kind(),
-            format!("cache {name}: {why}; name the cache of the dead host"),
-        )
-        .about(name.clone())
-    })?;
-    let configured = configuration(context)?;
-    let stage_dir = stage_dir(configured.as_ref());
-    let found = {
-        let mut progress = offline::tell;
-        let target = cachedev::open(path, &mut offline::patience(&mut progress))
-            .map_err(offline::from_fault)?;
-        offline::peek(&Files::new(target), &superblock, &stage_dir)?
-    };
-    let asked = |volume: &&VolumeSnapshot| {
-        command
-            .volume
-            .as_ref()
-            .is_none_or(|asked| *asked == volume.name)
-    };
-    if let Some(asked) = &command.volume
-        && found.volumes.iter().all(|volume| volume.name != *asked)
-    {
-        let message = format!("volume {asked}: not in cache {name}; see `tenuto cache inspect`");
-        return Err(Error::new(Kind::NotFound, message).about(asked.clone()));
-    }
-    let volumes: Vec<&VolumeSnapshot> = found.dirty().into_iter().filter(asked).collect();
-    if command.dry_run {
-        return tell_recovered(context, &name, &found, &volumes, None);
-    }
-    let failures = offline::destage_all(path, &stage_dir, &volumes)?;
-    tell_recovered(context, &name, &found, &volumes, Some(&failures))?;
-    match failures.first() {
-        None if found.report.damage.is_empty() => Ok(()),
-        None => Err(Error::new(
-            Kind::Damaged,
-            format!(
-                "cache {name}: {}; everything else is recovered",
-                found.report.damage[0]
-            ),
-        )
-        .about(name)),
-        Some((_, error)) => Err(error.clone()),
-    }
-}
-
-/// `failures` is `None` where nothing was tried.
-fn tell_recovered(
-    context: &Context,
-    name: &str,
-    found: &Found,
-    volumes: &[&VolumeSnapshot],
-    failures: Option<&[(String, Error)]>,
-) -> Result<()> {
-    let failed = |volume: &VolumeSnapshot| {
-        failures.is_some_and(|failures| failures.iter().any(|(name, _)| *name == volume.name))
-    };
-    let any_failed = failures.is_some_and(|failures| !failures.is_empty());
-    // A failed command prints its error as the only document.
-    if context.common.json && (any_failed || !found.report.damage.is_empty()) {
-        return Ok(());
-    }
-    let listed: Vec<Value> = volumes
-        .iter()
-        .map(|volume| {
-            let mut document = inspect::volume_json(volume);
-            document["recovered"] = json!(failures.is_some() && !failed(volume));
-            document
-        })
-        .collect();
-    let document = json!({ "cache": name, "volumes": listed, "recovery": report_json(found) });
-    context.output().document(&document, || {
-        if volumes.is_empty() {
-            return format!("cache {name}: no dirty data\n");
-        }
-        let line = |volume: &&VolumeSnapshot| {
-            let what = match (failures, failed(volume)) {
-                (None, _) => "would go to",
-                (Some(_), false) => "are now in",
-                (Some(_), true) => "could not be brought to",
-            };
-            let bytes = human_bytes(volume.dirty_bytes);
-            format!("volume {}: {bytes} {what} {}\n", volume.name, volume.origin)
-        };
-        volumes.iter().map(line).collect()
-    })
 }

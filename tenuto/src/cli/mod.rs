@@ -12,6 +12,7 @@ mod live;
 mod offline;
 mod origin;
 pub mod output;
+mod recover;
 mod reload;
 mod serve;
 mod status;
@@ -102,7 +103,7 @@ pub enum Command {
     #[command(subcommand)]
     Cache(cache::Command),
     /// Bring the dirty data of a dead host's SSD to its origins, offline
-    Recover(cache::Recover),
+    Recover(recover::Recover),
     /// Inspect the ledger and journal beside an image, finish a pending journal
     #[command(subcommand)]
     Origin(origin::Command),
@@ -160,7 +161,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Status(command) => status::run(&context, &command),
         Command::Config(command) => config::run(&context, &command),
         Command::Cache(command) => cache::run(&context, command),
-        Command::Recover(command) => cache::recover(&context, &command),
+        Command::Recover(command) => recover::run(&context, &command),
         Command::Origin(command) => origin::run(&context, command),
         Command::Reload => reload::run(&context),
         Command::Version => version(&context),

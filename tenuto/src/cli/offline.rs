@@ -84,9 +84,9 @@ pub fn tell(line: &str) {
 pub fn from_fault(fault: Fault) -> Error {
     let kind = match fault.kind {
         fault::Kind::NotFound => Kind::NotFound,
-        fault::Kind::WouldLoseData => Kind::Refused,
+        fault::Kind::WouldLoseData | fault::Kind::InUse => Kind::Refused,
         fault::Kind::Foreign | fault::Kind::Invalid => Kind::Usage,
-        fault::Kind::InUse | fault::Kind::NoSpace | fault::Kind::Io => Kind::Failed,
+        fault::Kind::NoSpace | fault::Kind::Io => Kind::Failed,
     };
     Error::new(kind, fault.message)
 }

@@ -187,36 +187,11 @@ fn show(context: &Context, command: &Show) -> Result<()> {
 }
 
 fn show_text(output: &Output, volume: &Value) -> String {
-    let latency = |what: &str| {
-        let values = &volume["latency_us"][what];
-        let part = |key: &str| match values[key].as_u64() {
-            Some(micros) => format!("{micros} us"),
-            None => "-".into(),
-        };
-        format!(
-            "p50 {}, p99 {}, p999 {}",
-            part("p50"),
-            part("p99"),
-            part("p999")
-        )
-    };
-    let reads = &volume["reads"];
-    let writes = &volume["writes"];
-    let origin = &volume["origin"];
-    let bytes = |value: &Value| human_bytes(number(value));
-    output::fields(&[
+    let mut rows = vec![
         ("name", text(&volume["name"])),
-        ("origin", text(&origin["path"])),
+        ("origin", text(&volume["origin"]["path"])),
         ("policy", text(&volume["effective_policy"])),
-        (
-            "write cache",
-            if volume["write_cache"] == true {
-                "on"
-            } else {
-                "off"
-            }
-            .into(),
-        ),
+        ("write cache", on_off(&volume["write_cache"])),
         ("destage", text(&volume["effective_destage"])),
         (
             "state",
@@ -225,65 +200,90 @@ fn show_text(output: &Output, volume: &Value) -> String {
         ("flags", flags(volume)),
         ("promise", text(&volume["promise"])),
         ("size", bytes(&volume["size_bytes"])),
-        (
-            "dirty",
-            format!(
-                "{} in {} writes, oldest {}",
-                bytes(&volume["dirty_bytes"]),
-                number(&volume["dirty_writes"]),
-                age(&volume["oldest_dirty_seconds"])
-            ),
-        ),
-        (
-            "serials",
-            format!(
-                "acknowledged {}, durable {}, destaged {}, generation {}",
-                volume["acked_serial"],
-                volume["durable_serial"],
-                volume["destaged_serial"],
-                volume["generation"]
-            ),
-        ),
+        ("dirty", dirty_text(volume)),
+        ("serials", serials_text(volume)),
         ("clients", number(&volume["clients"]).to_string()),
         ("nbd socket", text(&volume["nbd_socket"])),
+    ];
+    rows.extend(traffic(volume));
+    output::fields(&rows)
+}
+
+fn on_off(value: &Value) -> String {
+    if *value == true { "on" } else { "off" }.into()
+}
+
+fn bytes(value: &Value) -> String {
+    human_bytes(number(value))
+}
+
+fn dirty_text(volume: &Value) -> String {
+    let (dirty, writes) = (bytes(&volume["dirty_bytes"]), &volume["dirty_writes"]);
+    let oldest = age(&volume["oldest_dirty_seconds"]);
+    format!("{dirty} in {writes} writes, oldest {oldest}")
+}
+
+fn serials_text(volume: &Value) -> String {
+    format!(
+        "acknowledged {}, durable {}, destaged {}, generation {}",
+        volume["acked_serial"],
+        volume["durable_serial"],
+        volume["destaged_serial"],
+        volume["generation"]
+    )
+}
+
+/// What has gone where since the daemon started.
+fn traffic(volume: &Value) -> Vec<(&'static str, String)> {
+    let (reads, writes) = (&volume["reads"], &volume["writes"]);
+    let origin = &volume["origin"];
+    let read = format!(
+        "{} ({}): {} from RAM, {} from SSD, {} from the origin",
+        reads["requests"],
+        bytes(&reads["bytes"]),
+        reads["ram_hits"],
+        reads["ssd_hits"],
+        reads["origin"]
+    );
+    let written = format!(
+        "{} ({}), {} overwritten before destage, {} flushes",
+        writes["requests"],
+        bytes(&writes["bytes"]),
+        bytes(&writes["elided_bytes"]),
+        volume["flushes"]
+    );
+    let at_origin = format!(
+        "{} reads ({}), {} writes ({}), {} of journal, {} syncs, {} errors",
+        origin["reads"],
+        bytes(&origin["read_bytes"]),
+        origin["writes"],
+        bytes(&origin["write_bytes"]),
+        bytes(&origin["journal_bytes"]),
+        origin["syncs"],
+        origin["errors"]
+    );
+    vec![
+        ("reads", read),
+        ("writes", written),
+        ("at the origin", at_origin),
+        ("read latency", latency_text(&volume["latency_us"]["read"])),
         (
-            "reads",
-            format!(
-                "{} ({}): {} from RAM, {} from SSD, {} from the origin",
-                reads["requests"],
-                bytes(&reads["bytes"]),
-                reads["ram_hits"],
-                reads["ssd_hits"],
-                reads["origin"]
-            ),
+            "write latency",
+            latency_text(&volume["latency_us"]["write"]),
         ),
         (
-            "writes",
-            format!(
-                "{} ({}), {} overwritten before destage, {} flushes",
-                writes["requests"],
-                bytes(&writes["bytes"]),
-                bytes(&writes["elided_bytes"]),
-                volume["flushes"]
-            ),
+            "flush latency",
+            latency_text(&volume["latency_us"]["flush"]),
         ),
-        (
-            "at the origin",
-            format!(
-                "{} reads ({}), {} writes ({}), {} of journal, {} syncs, {} errors",
-                origin["reads"],
-                bytes(&origin["read_bytes"]),
-                origin["writes"],
-                bytes(&origin["write_bytes"]),
-                bytes(&origin["journal_bytes"]),
-                origin["syncs"],
-                origin["errors"]
-            ),
-        ),
-        ("read latency", latency("read")),
-        ("write latency", latency("write")),
-        ("flush latency", latency("flush")),
-    ])
+    ]
+}
+
+fn latency_text(values: &Value) -> String {
+    let part = |key: &str| match values[key].as_u64() {
+        Some(micros) => format!("{key} {micros} us"),
+        None => format!("{key} -"),
+    };
+    [part("p50"), part("p99"), part("p999")].join(", ")
 }
 
 fn add(context: &Context, command: &Keys) -> Result<()> {

@@ -5,6 +5,7 @@
 //! absent: accepting, which the shard does.
 
 use super::{Settings, StartError, host};
+use crate::{lock, sys};
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 /// Longest path of a UNIX socket that every kernel takes, its ending zero not counted.
 const PATH_BYTES_MAX: usize = 107;
 const MODE: u32 = 0o660;
-/// How long a socket that answers may be a dead daemon's.
+/// How long a dead daemon, whose writes have all landed, may still hold its TCP port.
 const STALE_WAIT: Duration = Duration::from_secs(5);
 const STALE_POLL: Duration = Duration::from_millis(20);
 
@@ -110,18 +111,18 @@ impl Sockets {
                  run-dir"
             )));
         }
-        // A killed daemon's socket answers until the kernel has taken its ring apart, which is a
-        // moment after the process is gone.
-        let start = Instant::now();
-        while UnixStream::connect(path).is_ok() {
-            if start.elapsed() > STALE_WAIT {
-                return Err(StartError::InUse(format!(
-                    "socket {shown}: another program answers on it; stop it or use another run-dir"
-                )));
-            }
-            std::thread::sleep(STALE_POLL);
+        // The ring of a killed daemon holds its sockets until its last write has landed, which
+        // may take long: such a socket answers, but there is nobody behind it.
+        let live = UnixStream::connect(path).is_ok_and(|socket| match sys::peer_pid(&socket) {
+            Ok(pid @ 1..) => lock::alive(pid),
+            Ok(0) | Err(_) => true,
+        });
+        match live {
+            false => Ok(()),
+            true => Err(StartError::InUse(format!(
+                "socket {shown}: another program answers on it; stop it or use another run-dir"
+            ))),
         }
-        Ok(())
     }
 
     /// Takes the socket of a volume away.
@@ -151,14 +152,22 @@ fn remove(path: &Path) {
 }
 
 pub(super) fn tcp(address: SocketAddr) -> Result<OwnedFd, StartError> {
-    match TcpListener::bind(address) {
-        Ok(listener) => Ok(listener.into()),
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(StartError::InUse(format!(
-            "address {address}: another program listens on it; use another port"
-        ))),
-        Err(error) => Err(StartError::Io(format!(
-            "cannot listen on {address}: {error}"
-        ))),
+    let start = Instant::now();
+    loop {
+        match TcpListener::bind(address) {
+            Ok(listener) => return Ok(listener.into()),
+            Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
+                return Err(StartError::Io(format!(
+                    "cannot listen on {address}: {error}"
+                )));
+            }
+            Err(_) if start.elapsed() > STALE_WAIT => {
+                return Err(StartError::InUse(format!(
+                    "address {address}: another program listens on it; use another port"
+                )));
+            }
+            Err(_) => std::thread::sleep(STALE_POLL),
+        }
     }
 }
 
