@@ -370,8 +370,9 @@ impl World {
         }
         let why = || {
             format!(
-                "v{volume} ({}): {pending:?} refused: {refusal}",
-                policy.name()
+                "v{volume} ({}): {} refused: {refusal}",
+                policy.name(),
+                pending.name()
             )
         };
         if allowed { Ok(()) } else { Err(why()) }

@@ -87,7 +87,10 @@ pub enum StartError {
     /// The cache is foreign, of another version or damaged.
     #[error("{0}")]
     Cache(String),
-    /// An origin or its ledger does not open, or does not fit the dirty data.
+    /// Going on would lose dirty data, here or on another host.
+    #[error("{0}")]
+    Refused(String),
+    /// An origin or its ledger does not open.
     #[error("{0}")]
     Origin(String),
     #[error("{0}")]
@@ -112,7 +115,10 @@ pub enum VolumeError {
     /// Another program or host has the origin.
     #[error("{0}")]
     InUse(String),
-    /// The origin or its ledger does not open, or does not fit the dirty data.
+    /// Going on would lose dirty data, here or on another host.
+    #[error("{0}")]
+    Refused(String),
+    /// The origin or its ledger does not open.
     #[error("{0}")]
     Origin(String),
     #[error("volume {name}: {error}")]
@@ -231,6 +237,7 @@ impl From<VolumeError> for StartError {
         match error {
             VolumeError::InUse(_) => StartError::InUse(message),
             VolumeError::Settings(_) | VolumeError::Exists(_) => StartError::Settings(message),
+            VolumeError::Refused(_) => StartError::Refused(message),
             VolumeError::Origin(_) => StartError::Origin(message),
             _ => StartError::Io(message),
         }

@@ -61,6 +61,9 @@ pub fn acquire(
     mode: Mode,
     patience: &mut Patience,
 ) -> Result<(), Fault> {
+    if crate::drill::leaves_out_locks() {
+        return Ok(());
+    }
     retry(file, object, patience, || {
         let tried = match mode {
             Mode::Exclusive => file.try_lock(),

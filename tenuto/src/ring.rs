@@ -103,11 +103,20 @@ enum Kind {
     Write,
     Receive,
     Send,
-    Sync { data_only: bool },
-    Allocate { mode: i32, bytes: u64 },
+    Sync {
+        data_only: bool,
+    },
+    Allocate {
+        mode: i32,
+        bytes: u64,
+    },
     Accept,
+    /// Completes at once.
+    Nothing,
     Hangup,
-    Cancel { target: u64 },
+    Cancel {
+        target: u64,
+    },
 }
 
 struct Op {
@@ -252,6 +261,12 @@ impl Ring {
     /// Makes completed writes durable; `data_only` leaves out times, never the file size.
     pub fn sync(&mut self, tag: u64, fd: RawFd, data_only: bool) {
         let slot = self.slot(tag, Kind::Sync { data_only }, fd);
+        self.queue(slot);
+    }
+
+    /// Completes without doing anything, in place of a sync that a drill leaves out.
+    pub fn nothing(&mut self, tag: u64) {
+        let slot = self.slot(tag, Kind::Nothing, -1);
         self.queue(slot);
     }
 
@@ -460,6 +475,7 @@ impl Op {
             Kind::Accept => opcode::Accept::new(fd, std::ptr::null_mut(), std::ptr::null_mut())
                 .flags(libc::SOCK_CLOEXEC)
                 .build(),
+            Kind::Nothing => opcode::Nop::new().build(),
             Kind::Hangup => opcode::PollAdd::new(fd, libc::POLLRDHUP as u32).build(),
             Kind::Cancel { target } => opcode::AsyncCancel::new(target).build(),
         }

@@ -287,6 +287,10 @@ impl Core {
     pub(super) fn open_for_requests(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
         volume.ready = true;
+        // Waiting for room starts now.
+        for waiting in &mut volume.waiting {
+            waiting.since = cx.now;
+        }
         self.start_readers(cx, id);
         let waiting = !self.volume(id).waiting.is_empty();
         if waiting {

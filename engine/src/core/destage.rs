@@ -92,7 +92,11 @@ struct Run {
 impl Core {
     pub(super) fn destage_command(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
         let volume = self.volume(id);
-        let upto = volume.acked();
+        // The last write that is dirty: serials above it carry nothing.
+        let upto = volume
+            .epochs
+            .back()
+            .map_or(volume.destaged, |epoch| epoch.last_serial);
         if volume.policy == Policy::Ephemeral {
             cx.out.reply(request, Err(crate::event::Refusal::Policy));
             return;
@@ -658,10 +662,11 @@ impl Core {
         }
         let layer = volume.layer;
         let destaged = volume.destaged;
+        let clean = volume.epochs.is_empty();
         let (ready, waiting): (Vec<_>, Vec<_>) = volume
             .destage_waiters
             .drain(..)
-            .partition(|(_, upto)| *upto <= destaged);
+            .partition(|(_, upto)| *upto <= destaged || clean);
         volume.destage_waiters = waiting;
         ready
             .into_iter()

@@ -425,8 +425,9 @@ impl Log {
             let slot = &mut self.slots[slot_at.0 as usize];
             let chunk = slot.chunk.expect("an unspilled slot mirrors a chunk");
             // The first chunk is written in any case: its first record names the segment's life.
+            // So is one that died of a write which is not whole yet, and may never be.
             let first = chunk.0.is_multiple_of(self.geometry.segment_chunks);
-            if self.chunk_live[chunk.0 as usize] == 0 && !first {
+            if self.chunk_live[chunk.0 as usize] == 0 && !first && self.unfinished == 0 {
                 (slot.issued, slot.written) = (slot.sealed, slot.sealed);
                 slot.synced = slot.sealed;
                 self.slot_progress(slot_at);

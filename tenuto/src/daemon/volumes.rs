@@ -351,8 +351,18 @@ fn needs_restart(old: &VolumeSettings, new: &VolumeSettings) -> Option<&'static 
     first.map(|(what, _)| what)
 }
 
+/// The engine names the volume itself where it knows the name.
 fn refused(name: &str, error: OpenError) -> VolumeError {
-    VolumeError::Origin(format!("volume {name}: {error}"))
+    let text = error.to_string();
+    let prefix = format!("volume {name}");
+    let message = match text.starts_with(&prefix) {
+        true => text,
+        false => format!("{prefix}: {text}"),
+    };
+    match error {
+        OpenError::Refused(_) => VolumeError::Refused(message),
+        _ => VolumeError::Origin(message),
+    }
 }
 
 impl From<Fault> for VolumeError {

@@ -7,6 +7,7 @@
 
 use super::worker::{Job, Outcome, Work, Worker};
 use super::{Alarm, Decide, Shard, tag};
+use crate::drill;
 use crate::marks::{self, Phase};
 use crate::ring::{Completed, Span};
 use crate::target::{Target, misaligned};
@@ -141,6 +142,7 @@ impl<E: Decide> Shard<E> {
                 let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
                 self.ring.allocate(tag, fd, mode, io.offset, io.bytes);
             }
+            Op::Sync if drill::leaves_out_sync(io.device) => self.ring.nothing(tag),
             Op::Sync => self.ring.sync(tag, fd, target.datasync()),
             Op::Stat | Op::Remove => self.bounce(slot),
         }

@@ -98,7 +98,9 @@ fn late_log_write(lock: bool) -> Result<(), String> {
         "the flush writes the log"
     );
     if !lock {
+        let marks = rig.dir.join("marks");
         rig.env(LOCK_OUT, "1");
+        rig.env("TENUTO_MARKS", marks.to_str().expect("a plain path"));
     }
     let (daemon, second) = succeed(&rig, &disk, daemon, |rig| {
         let mut client = rig.connect("disk");
@@ -150,7 +152,9 @@ fn late_origin_write(policy: &str, lock: bool) -> Result<(), String> {
     }
     assert!(disk.wait_parked(1, PARK_TIMEOUT), "the origin is written");
     if !lock {
+        let marks = rig.dir.join("marks");
         rig.env(LOCK_OUT, "1");
+        rig.env("TENUTO_MARKS", marks.to_str().expect("a plain path"));
     }
     let (daemon, second) = succeed(&rig, &disk, daemon, |rig| {
         let mut client = rig.connect("disk");

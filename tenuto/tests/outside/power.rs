@@ -227,7 +227,11 @@ fn everything_flushed_survives_a_power_loss_of_cache_and_origin() {
 /// The rounds until the drill sees a daemon that leaves this sync out.
 fn is_seen_without(sync: &str, seed: u64) {
     let mut drill = Drill::new(seed);
+    let marks = drill.rig.dir.join("marks");
     drill.rig.env("TENUTO_DRILL_SKIP_SYNC", sync);
+    drill
+        .rig
+        .env("TENUTO_MARKS", marks.to_str().expect("a plain path"));
     for round in 0..ROUNDS_TO_SEE_IT {
         if let Err(broken) = drill.round() {
             eprintln!("seen in round {round}: {broken}");
