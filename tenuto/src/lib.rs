@@ -4,6 +4,7 @@
 //! which live in `engine`.
 
 pub mod admin;
+pub mod bench;
 pub mod buffer;
 pub mod cachedev;
 pub mod cli;

@@ -5,6 +5,7 @@
 //! command prints one line on standard error, and with `--json` one document on standard output.
 //! Deliberately absent: what commands do, which is in one file for each family.
 
+mod bench;
 mod cache;
 mod config;
 mod later;
@@ -15,6 +16,7 @@ pub mod output;
 mod recover;
 mod reload;
 mod serve;
+mod sim;
 mod status;
 pub mod tools;
 mod usage;
@@ -116,6 +118,11 @@ pub enum Command {
         #[arg(value_enum)]
         shell: clap_complete::Shell,
     },
+    /// Run the engine against a simulated host that is killed and loses power
+    Sim(tools::Sim),
+    /// Measure the running product or its engine
+    #[command(subcommand)]
+    Bench(tools::Bench),
     #[command(flatten)]
     Later(later::Command),
 }
@@ -166,6 +173,8 @@ fn run(cli: Cli) -> Result<()> {
         Command::Reload => reload::run(&context),
         Command::Version => version(&context),
         Command::Completions { shell } => completions(shell),
+        Command::Sim(command) => sim::run(&context, &command),
+        Command::Bench(command) => bench::run(&context, &command),
         Command::Later(command) => Err(command.refuse()),
     }
 }

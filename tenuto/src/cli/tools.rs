@@ -23,8 +23,8 @@ pub struct Sim {
     /// Seed of the run; without it, one is chosen and printed
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Stop after this time
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    /// Stop after this time; a seed that was asked for runs to its end
+    #[arg(long, value_name = "N", default_value_t = 30)]
     pub seconds: u64,
     /// Stop after this many seeds
     #[arg(long, value_name = "N")]
@@ -56,7 +56,7 @@ pub struct BenchEngine {
     /// Extents in the map before measuring
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     pub extents: u64,
-    /// Sectors of the volume over which they are scattered
+    /// Size of the volume over which they are scattered
     #[arg(long, value_name = "SIZE", default_value = "1TiB")]
     pub span: String,
     /// Write hits that are measured

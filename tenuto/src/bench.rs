@@ -1,0 +1,5 @@
+//! Measurements of the product by itself.
+//!
+//! Always true: a figure comes with what it was measured on, and nothing is printed here.
+
+pub mod engine;

@@ -1,0 +1,108 @@
+//! `tenuto bench`: figures of this machine.
+//!
+//! Always true: the text says what was left out of a figure.
+
+use super::later::not_yet;
+use super::tools::{Bench, BenchEngine};
+use super::{Context, output};
+use crate::bench::engine::{BenchError, Figures, Options, run as measure};
+use crate::config::units::{human_bytes, parse_size};
+use crate::error::{Error, Result};
+use serde_json::{Value, json};
+
+/// What the design asks of the engine.
+const WANTED_PER_SECOND: f64 = 1e6;
+
+pub fn run(context: &Context, command: &Bench) -> Result<()> {
+    match command {
+        Bench::Engine(command) => engine(context, command),
+        Bench::Micro(_) => Err(not_yet("bench micro")),
+        Bench::Burst(_) => Err(not_yet("bench burst")),
+        Bench::Desktops(_) => Err(not_yet("bench desktops")),
+        Bench::Storm(_) => Err(not_yet("bench storm")),
+        Bench::Destage(_) => Err(not_yet("bench destage")),
+    }
+}
+
+fn engine(context: &Context, command: &BenchEngine) -> Result<()> {
+    let span_bytes = parse_size(&command.span).ok_or_else(|| {
+        Error::usage(format!(
+            "--span {}: not a size; use bytes or a number with KiB, MiB, GiB or TiB",
+            command.span
+        ))
+    })?;
+    let options = Options {
+        extents: command.extents,
+        span_bytes,
+        operations: command.operations,
+        seed: command.seed,
+    };
+    let engine = measure(options, false).map_err(refused)?;
+    let whole = measure(options, true).map_err(refused)?;
+    let document = json!({
+        "benchmark": "engine",
+        "cores": 1,
+        "extents": engine.extents,
+        "span_bytes": span_bytes,
+        "operations": command.operations,
+        "seed": command.seed,
+        "wanted_per_second": WANTED_PER_SECOND,
+        "engine": figures(&engine),
+        "with_copies_and_crc32c": figures(&whole),
+    });
+    context
+        .output()
+        .document(&document, || text(options, &engine, &whole))
+}
+
+fn figures(figures: &Figures) -> Value {
+    json!({
+        "overwrite_ns": figures.overwrite_ns,
+        "overwrites_per_second": figures.per_second(),
+        "overwrite_cpu_ns": figures.overwrite_cpu_ns,
+        "insert_ns": figures.fill_ns,
+        "bytes_per_extent": figures.bytes_per_extent,
+        "log_writes": figures.log_writes,
+    })
+}
+
+fn text(options: Options, engine: &Figures, whole: &Figures) -> String {
+    let row = |name: &str, figures: &Figures| {
+        vec![
+            name.to_owned(),
+            format!("{:.0}", figures.overwrite_ns),
+            figures
+                .overwrite_cpu_ns
+                .map_or("-".into(), |ns| format!("{ns:.0}")),
+            format!("{:.0}", figures.per_second()),
+            format!("{:.0}", figures.fill_ns),
+            format!("{:.1}", figures.bytes_per_extent),
+        ]
+    };
+    let head = [
+        "4 KIB WRITE HITS",
+        "NS EACH",
+        "NS ON CPU",
+        "PER CORE-SECOND",
+        "NS FIRST WRITE",
+        "BYTES PER EXTENT",
+    ];
+    let rows = [
+        row("engine, payload neither copied nor summed", engine),
+        row("engine with copies and CRC-32C", whole),
+    ];
+    format!(
+        "one core, {} dirty extents scattered over {}, {} overwrites, no devices, no sockets\n\n{}",
+        engine.extents,
+        human_bytes(options.span_bytes),
+        options.operations,
+        output::table(&head, &rows, &[1, 2, 3, 4, 5]),
+    )
+}
+
+fn refused(error: BenchError) -> Error {
+    match error {
+        BenchError::Options(why) => Error::usage(why),
+        error => Error::failed(error.to_string()),
+    }
+}
