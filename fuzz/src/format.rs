@@ -138,6 +138,7 @@ fn segment(source: &mut Source, index: u32) -> SegmentRecord {
         first_stream_seq: source.number(),
         last_stream_seq: source.number(),
         stream: source.u16(),
+        settled: source.flag(),
     }
 }
 
@@ -200,6 +201,7 @@ fn built_record(source: &mut Source) -> Record {
             serial: Serial(source.number()),
             span: span(source),
             first_block: 0,
+            more: source.flag(),
         };
         if entry.blocks() + blocks > record::SUMS_MAX as u64 {
             break;
@@ -291,6 +293,7 @@ fn built_footer(source: &mut Source, geometry: Geometry, cache: Uuid) -> Footer 
             span: span(source),
             kind: entry_kind(source),
             block: source.u32() % (footer::body_blocks(geometry) + 8),
+            more: source.flag(),
         })
         .collect();
     Footer {
