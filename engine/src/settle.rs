@@ -123,13 +123,17 @@ fn check_image(
         .map_err(|_| OpenError::Io("the origin"))?;
     if stat.size_bytes != ledger.origin_bytes {
         return Err(OpenError::Refused(format!(
-            "a journal is pending for an image of {} bytes, but it has {}; restore the image the journal belongs to",
+            "a journal is pending for an image of {} bytes, but it has {}; \
+             restore the image the journal belongs to",
             ledger.origin_bytes, stat.size_bytes
         )));
     }
     if stat.mtime_ns > ledger.mtime_limit_ns {
         return Err(OpenError::Refused(
-            "a journal is pending, but another program wrote the image since; restore the image the journal belongs to, or remove ledger and journal to keep it as it is".into(),
+            "a journal is pending, but another program wrote the image since; \
+             restore the image the journal belongs to, \
+             or remove ledger and journal to keep it as it is"
+                .into(),
         ));
     }
     Ok(stat)

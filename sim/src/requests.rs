@@ -148,100 +148,54 @@ impl World {
         let id = self.request_id(at, false);
         let tag = self.guests[at].tag;
         let guest = &mut self.guests[at];
-        let (event, pending) = match request {
-            Request::Write {
-                sector,
-                sectors,
-                fua,
-            } => {
-                let serial = guest.submit(Kind::Stamp, sector, sectors, fua);
-                let mut bytes = vec![0; sectors as usize * stamp::SECTOR_BYTES];
-                stamp::fill(&mut bytes, tag, sector, serial);
-                let buffer = self.memory.buffer_add(bytes);
-                let pending = Pending::Write {
-                    serial,
-                    sector,
-                    sectors,
-                    fua,
-                    buffer: Some(buffer),
-                };
-                (
-                    Event::Write {
-                        volume,
-                        request: id,
-                        sector,
-                        sectors,
-                        buffer,
-                        fua,
-                    },
-                    pending,
-                )
-            }
-            Request::Discard {
-                sector,
-                sectors,
-                fua,
-            } => {
-                let serial = guest.submit(Kind::Zero, sector, sectors, fua);
-                let pending = Pending::Write {
-                    serial,
-                    sector,
-                    sectors,
-                    fua,
-                    buffer: None,
-                };
-                (
-                    Event::Discard {
-                        volume,
-                        request: id,
-                        sector,
-                        sectors,
-                        fua,
-                    },
-                    pending,
-                )
-            }
-            Request::WriteZeroes {
+        let (sector, sectors, fua) = range(request);
+        let is_write = matches!(request, Request::Write { .. });
+        let kind = if is_write { Kind::Stamp } else { Kind::Zero };
+        let serial = guest.submit(kind, sector, sectors, fua);
+        let buffer = is_write.then(|| {
+            let mut bytes = vec![0; sectors as usize * stamp::SECTOR_BYTES];
+            stamp::fill(&mut bytes, tag, sector, serial);
+            self.memory.buffer_add(bytes)
+        });
+        let event = match (request, buffer) {
+            (Request::WriteZeroes { allocate, .. }, _) => Event::WriteZeroes {
+                volume,
+                request: id,
                 sector,
                 sectors,
                 fua,
                 allocate,
-            } => {
-                let serial = guest.submit(Kind::Zero, sector, sectors, fua);
-                let pending = Pending::Write {
-                    serial,
-                    sector,
-                    sectors,
-                    fua,
-                    buffer: None,
-                };
-                let event = Event::WriteZeroes {
-                    volume,
-                    request: id,
-                    sector,
-                    sectors,
-                    fua,
-                    allocate,
-                };
-                (event, pending)
-            }
-            other => unreachable!("{other:?} changes nothing"),
+            },
+            (_, Some(buffer)) => Event::Write {
+                volume,
+                request: id,
+                sector,
+                sectors,
+                buffer,
+                fua,
+            },
+            (_, None) => Event::Discard {
+                volume,
+                request: id,
+                sector,
+                sectors,
+                fua,
+            },
         };
-        match &pending {
-            Pending::Write {
-                serial,
-                buffer: Some(_),
-                ..
-            } => {
-                self.trace.counters.writes += 1;
-                self.trace.note(format_args!("v{at}: write #{serial}"));
-            }
-            Pending::Write { serial, .. } => {
-                self.trace.counters.zeroes += 1;
-                self.trace.note(format_args!("v{at}: zeroes #{serial}"));
-            }
-            _ => {}
+        if is_write {
+            self.trace.counters.writes += 1;
+            self.trace.note(format_args!("v{at}: write #{serial}"));
+        } else {
+            self.trace.counters.zeroes += 1;
+            self.trace.note(format_args!("v{at}: zeroes #{serial}"));
         }
+        let pending = Pending::Write {
+            serial,
+            sector,
+            sectors,
+            fua,
+            buffer,
+        };
         self.guests[at].pending.insert(id.number, pending);
         self.apply(event)
     }
@@ -376,5 +330,28 @@ impl World {
             )
         };
         if allowed { Ok(()) } else { Err(why()) }
+    }
+}
+
+/// Sectors and FUA of a request that changes something.
+fn range(request: Request) -> (u64, u64, bool) {
+    match request {
+        Request::Write {
+            sector,
+            sectors,
+            fua,
+        }
+        | Request::Discard {
+            sector,
+            sectors,
+            fua,
+        }
+        | Request::WriteZeroes {
+            sector,
+            sectors,
+            fua,
+            ..
+        } => (sector, sectors, fua),
+        other => unreachable!("{other:?} changes nothing"),
     }
 }

@@ -61,9 +61,6 @@ pub fn acquire(
     mode: Mode,
     patience: &mut Patience,
 ) -> Result<(), Fault> {
-    if crate::drill::leaves_out_locks() {
-        return Ok(());
-    }
     retry(file, object, patience, || {
         let tried = match mode {
             Mode::Exclusive => file.try_lock(),
@@ -166,6 +163,9 @@ fn retry(
     patience: &mut Patience,
     mut attempt: impl FnMut() -> Result<Attempt, Fault>,
 ) -> Result<(), Fault> {
+    if crate::drill::leaves_out_locks() {
+        return Ok(());
+    }
     let start = Instant::now();
     let mut reported = None::<Instant>;
     loop {

@@ -58,7 +58,7 @@ impl Target {
             Err(_) => false,
         };
         let mut flags = libc::O_CLOEXEC;
-        if how.claim_device && device {
+        if how.claim_device && device && !crate::drill::leaves_out_locks() {
             flags |= libc::O_EXCL;
         }
         if how.refuse_symlink {

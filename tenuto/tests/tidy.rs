@@ -15,7 +15,16 @@ const FILE_LINES_MAX: usize = 1000;
 
 /// File, rule, how often it is broken. Lower or remove an entry when the code gets better; a new
 /// one needs a reason beside it.
-const OFFENDERS: &[(&str, &str, usize)] = &[];
+const OFFENDERS: &[(&str, &str, usize)] = &[
+    // `append` is one step on purpose, bytes, sums, entry and map, and has too many lines for it.
+    ("engine/src/log/mod.rs", "length", 1),
+    // The many independent reads of recovery, before anything is served.
+    ("tenuto/src/files.rs", "clock or thread", 1),
+    // What `stat` returns besides the origin's time.
+    ("tenuto/src/target.rs", "clock or thread", 1),
+    // A kind of refusal that has the word in its name; no policy of a volume.
+    ("tenuto/src/frontend/nbd/reply.rs", "strangers", 1),
+];
 
 /// Crates and what they may name. `std` is a name like any other.
 const CRATES: &[(&str, &[&str])] = &[

@@ -104,7 +104,8 @@ impl Core {
         let name = &spec.name;
         if spec.name.len() > NAME_BYTES_MAX || spec.origin.len() > ORIGIN_BYTES_MAX {
             return Err(OpenError::Refused(format!(
-                "volume {name}: name or place of the origin is too long; at most {NAME_BYTES_MAX} and {ORIGIN_BYTES_MAX} bytes"
+                "volume {name}: name or place of the origin is too long; \
+                 at most {NAME_BYTES_MAX} and {ORIGIN_BYTES_MAX} bytes"
             )));
         }
         if spec.size_bytes == 0 || !spec.size_bytes.is_multiple_of(512) {
@@ -135,71 +136,10 @@ impl Core {
         spec: &VolumeSpec,
         ledger: Option<&Ledger>,
     ) -> Result<Volume, (alloc::boxed::Box<Volume>, OpenError)> {
-        let name = volume.name.clone();
-        let dirty = volume.is_dirty();
-        let bytes = volume.dirty_bytes();
-        let refuse = |volume: Volume, why: String| {
-            Err((
-                alloc::boxed::Box::new(volume),
-                OpenError::Refused(format!("volume {name}: {why}")),
-            ))
-        };
-        if dirty && volume.policy != spec.policy {
-            let old = volume.policy.name();
-            return refuse(
-                volume,
-                format!(
-                    "has {bytes} dirty bytes as {old}; destage or reset it before its policy changes to {}",
-                    spec.policy.name()
-                ),
-            );
-        }
-        if dirty && spec.read_only {
-            return refuse(
-                volume,
-                format!("has {bytes} dirty bytes; it cannot be read-only yet"),
-            );
-        }
-        if dirty && volume.policy == Policy::WriteBack && spec.size_bytes < volume.size_bytes {
-            return refuse(
-                volume,
-                format!(
-                    "has {bytes} dirty bytes and its origin has shrunk; restore the size first"
-                ),
-            );
-        }
-        if dirty && spec.policy == Policy::WriteBack {
-            match ledger {
-                None => {
-                    return refuse(
-                        volume,
-                        format!(
-                            "has {bytes} dirty bytes in the log but its origin has no ledger; was the image replaced?"
-                        ),
-                    );
-                }
-                Some(ledger) if ledger.volume != volume.uuid => {
-                    return refuse(
-                        volume,
-                        format!(
-                            "has {bytes} dirty bytes in the log but the ledger beside its origin belongs to volume {}",
-                            ledger.volume
-                        ),
-                    );
-                }
-                Some(ledger) if ledger.generation >= volume.generation => {
-                    return refuse(
-                        volume,
-                        format!(
-                            "has {bytes} dirty bytes of an older generation; {} owns it since",
-                            ledger.owner
-                        ),
-                    );
-                }
-                Some(_) => {}
-            }
-        }
-        if let Err(error) = check_owner(self.cache, &name, ledger) {
+        let fits = check_dirty(&volume, spec, ledger)
+            .map_err(|why| OpenError::Refused(format!("volume {}: {why}", volume.name)))
+            .and_then(|()| check_owner(self.cache, &volume.name, ledger));
+        if let Err(error) = fits {
             return Err((alloc::boxed::Box::new(volume), error));
         }
         if let Some(ledger) = ledger {
@@ -233,7 +173,8 @@ impl Core {
         if let Some(ledger) = ledger {
             if ledger.dirty && spec.policy != Policy::Ephemeral && !spec.read_only {
                 return Err(OpenError::Refused(format!(
-                    "volume {}: the ledger says that this cache may hold dirty data of it, but the log does not know it; its cache was made anew",
+                    "volume {}: the ledger says that this cache may hold dirty data of it, \
+                     but the log does not know it; its cache was made anew",
                     spec.name
                 )));
             }
@@ -516,7 +457,7 @@ impl Core {
             .take()
             .expect("checked by the caller");
         for epoch in volume.epochs {
-            self.bury(epoch.map);
+            self.checkpoint.doom(epoch.map);
         }
         self.count_writers();
         self.checkpoint.wait(Waiter::Detach(request));
@@ -532,6 +473,50 @@ impl Core {
     }
 }
 
+/// Why the dirty data of a volume that the log knows must not be served like this.
+fn check_dirty(volume: &Volume, spec: &VolumeSpec, ledger: Option<&Ledger>) -> Result<(), String> {
+    if !volume.is_dirty() {
+        return Ok(());
+    }
+    let bytes = volume.dirty_bytes();
+    if volume.policy != spec.policy {
+        return Err(format!(
+            "has {bytes} dirty bytes as {}; destage or reset it before its policy changes to {}",
+            volume.policy.name(),
+            spec.policy.name()
+        ));
+    }
+    if spec.read_only {
+        return Err(format!(
+            "has {bytes} dirty bytes; it cannot be read-only yet"
+        ));
+    }
+    if spec.policy != Policy::WriteBack {
+        return Ok(());
+    }
+    if spec.size_bytes < volume.size_bytes {
+        return Err(format!(
+            "has {bytes} dirty bytes and its origin has shrunk; restore the size first"
+        ));
+    }
+    match ledger {
+        None => Err(format!(
+            "has {bytes} dirty bytes in the log but its origin has no ledger; \
+             was the image replaced?"
+        )),
+        Some(ledger) if ledger.volume != volume.uuid => Err(format!(
+            "has {bytes} dirty bytes in the log but the ledger beside its origin belongs to \
+             volume {}",
+            ledger.volume
+        )),
+        Some(ledger) if ledger.generation >= volume.generation => Err(format!(
+            "has {bytes} dirty bytes of an older generation; {} owns it since",
+            ledger.owner
+        )),
+        Some(_) => Ok(()),
+    }
+}
+
 /// Dirty data of another cache or machine must not be passed over.
 fn check_owner(cache_here: Uuid, name: &str, ledger: Option<&Ledger>) -> Result<(), OpenError> {
     let Some(ledger) = ledger.filter(|ledger| ledger.dirty) else {
@@ -543,7 +528,8 @@ fn check_owner(cache_here: Uuid, name: &str, ledger: Option<&Ledger>) -> Result<
     let owner = &ledger.owner;
     let cache = ledger.cache;
     Err(OpenError::Refused(format!(
-        "volume {name}: {owner} may hold dirty data of it in cache {cache} (after serial {}); start tenuto there, or run `tenuto recover` on that cache",
+        "volume {name}: {owner} may hold dirty data of it in cache {cache} (after serial {}); \
+         start tenuto there, or run `tenuto recover` on that cache",
         ledger.destaged
     )))
 }

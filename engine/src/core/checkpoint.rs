@@ -8,6 +8,7 @@ use super::Core;
 use crate::event::{Device, Op, Purpose, Refusal};
 use crate::format::checkpoint::Checkpoint;
 use crate::format::superblock::CHECKPOINT_AT;
+use crate::map::ExtentMap;
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending, Timer};
 use crate::types::{RequestId, SegmentIndex, Time, VolumeId};
@@ -36,12 +37,16 @@ pub struct Keeper {
     pub sequence: u64,
     pub written: u64,
     waiters: Vec<Waiter>,
+    /// Maps that nobody reads any more once the next one is durable. Until then a crash brings
+    /// them back, so what they keep alive must stay.
+    doomed: Vec<ExtentMap>,
     running: Option<Running>,
     retry_at: Time,
 }
 
 struct Running {
     waiters: Vec<Waiter>,
+    doomed: Vec<ExtentMap>,
     freed: Vec<SegmentIndex>,
     bytes: Vec<u8>,
     at: usize,
@@ -61,6 +66,11 @@ impl Keeper {
     pub fn wait(&mut self, waiter: Waiter) {
         self.waiters.push(waiter);
     }
+
+    /// Drops a map with the next checkpoint.
+    pub fn doom(&mut self, map: ExtentMap) {
+        self.doomed.push(map);
+    }
 }
 
 impl Core {
@@ -78,8 +88,10 @@ impl Core {
         let keeper = &mut self.checkpoint;
         keeper.wanted = false;
         let waiters = core::mem::take(&mut keeper.waiters);
+        let doomed = core::mem::take(&mut keeper.doomed);
         keeper.running = Some(Running {
             waiters,
+            doomed,
             freed,
             bytes,
             at: 0,
@@ -162,6 +174,7 @@ impl Core {
         let keeper = &mut self.checkpoint;
         let running = keeper.running.take().expect("one was being written");
         keeper.waiters.extend(running.waiters);
+        keeper.doomed.extend(running.doomed);
         keeper.wanted = true;
         keeper.retry_at = cx.now.plus_millis(RETRY_MS);
         cx.out.timer(keeper.retry_at, Timer::Housekeeping);
@@ -198,6 +211,7 @@ impl Core {
         keeper.written += 1;
         self.scratch.free_piece(running.piece);
         self.log.free(&running.freed);
+        running.doomed.into_iter().for_each(|map| self.bury(map));
         for waiter in running.waiters {
             match waiter {
                 Waiter::Attach(volume) => self.claim(cx, volume),

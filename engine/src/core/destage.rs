@@ -1,8 +1,9 @@
 //! Destage: the oldest epoch goes to the origin, sorted, in the order of rule 5.2.4.
 //!
 //! ```text
-//! atomic:   WaitLog ─▶ Journal ─▶ Table ─▶ JournalSync ─▶ Stat ─▶ Begin ─▶ Apply ─▶ ApplySync ─▶ Finish
-//! in place: WaitLog ───────────────────────────────────▶ Stat ─▶ Begin ─▶ Apply ─▶ ApplySync ─▶ Finish
+//! atomic:   WaitLog ─▶ Journal ─▶ Table ─▶ JournalSync ─▶ Stat
+//! in place: WaitLog ───────────────────────────────────▶ Stat
+//! both:     Stat ─▶ Begin ─▶ Apply ─▶ ApplySync ─▶ Finish
 //! ```
 //!
 //! Always true: the ledger says *apply* only while a whole, synced journal lies beside it, and

@@ -292,22 +292,12 @@ impl Core {
                 fua,
                 allocate,
             } => {
-                let mut seq = StreamSeq(0);
-                while span.sectors > 0 {
-                    let part = Span::new(span.sector, span.sectors.min(ZERO_SECTORS_MAX));
-                    let kind = EntryKind::Zero {
-                        allocate: *allocate,
-                    };
-                    if matches!(self.gate(id, part, kind), Gate::Shut) {
-                        return false;
-                    }
-                    let Some((taken, at)) = self.stage(cx, id, part, kind, None, false) else {
-                        return false;
-                    };
-                    self.finish_serial(id);
-                    *span = Span::new(span.sector + taken, span.sectors - taken);
-                    seq = at;
-                }
+                let kind = EntryKind::Zero {
+                    allocate: *allocate,
+                };
+                let Some(seq) = self.stage_zeroes(cx, id, span, kind) else {
+                    return false;
+                };
                 self.acknowledge_write(cx, id, request, seq, *fua, since);
                 true
             }
@@ -350,6 +340,29 @@ impl Core {
             self.finish_serial(id);
         }
         Some(staged)
+    }
+
+    /// Stages as much of a zero range as is admitted, and takes it off `span`. The record of its
+    /// last part when all of it is staged.
+    fn stage_zeroes(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        span: &mut Span,
+        kind: EntryKind,
+    ) -> Option<StreamSeq> {
+        let mut seq = StreamSeq(0);
+        while span.sectors > 0 {
+            let part = Span::new(span.sector, span.sectors.min(ZERO_SECTORS_MAX));
+            if matches!(self.gate(id, part, kind), Gate::Shut) {
+                return None;
+            }
+            let (taken, at) = self.stage(cx, id, part, kind, None, false)?;
+            self.finish_serial(id);
+            *span = Span::new(span.sector + taken, span.sectors - taken);
+            seq = at;
+        }
+        Some(seq)
     }
 
     /// Whether a write may begin: it is admitted, and the log has room for all of it, so that
@@ -573,7 +586,10 @@ impl Core {
     /// waiting for its own time.
     pub(super) fn time_out_waiting(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
-        if volume.policy != Policy::Ephemeral || !volume.ready {
+        // A write that has begun has its room, and ends by itself; given up in the middle it would
+        // hide what lies under it until a crash, and lose it then.
+        let begun = volume.unfinished_sectors > 0;
+        if volume.policy != Policy::Ephemeral || !volume.ready || begun {
             return;
         }
         let limit = volume.tuning.overlay_timeout_ms;
@@ -581,7 +597,6 @@ impl Core {
             if cx.now < waiting.since.plus_millis(limit) {
                 return;
             }
-            self.give_up_unfinished(id);
             self.volume(id).waiting.pop_front();
             let refusal = Err(Refusal::NoSpace);
             self.reply_written(cx, id, waiting.request, false, waiting.since, refusal);
@@ -718,7 +733,7 @@ impl Core {
         let epochs = core::mem::take(&mut volume.epochs);
         self.generation_next = Generation(generation.0 + 1);
         for epoch in epochs {
-            self.bury(epoch.map);
+            self.checkpoint.doom(epoch.map);
         }
         self.checkpoint.wait(super::checkpoint::Waiter::Reset {
             volume: id,

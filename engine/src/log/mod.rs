@@ -225,17 +225,11 @@ pub struct Start {
     pub overlay_slots: u32,
 }
 
-impl Log {
-    /// A log without data: recovery adds the segments it found by [`Log::adopt`].
-    pub fn new(start: Start) -> Log {
-        let geometry = start.geometry;
-        let slots_total = start.stage_slots + start.overlay_slots;
-        let segment = |index: u32| Segment {
-            state: if index < start.virgin_from {
-                SegmentState::Ready
-            } else {
-                SegmentState::Virgin
-            },
+impl Segment {
+    /// A segment without data.
+    fn empty(state: SegmentState) -> Segment {
+        Segment {
+            state,
             stream: StreamKind::Writes,
             seq: SegmentSeq(0),
             first_stream_seq: StreamSeq(0),
@@ -249,13 +243,15 @@ impl Log {
             dead_after: StreamSeq(0),
             entries: Vec::new(),
             sums: Vec::new(),
-        };
-        let slot = |index: u32| Slot {
-            stream: if index < start.stage_slots {
-                StreamKind::Writes
-            } else {
-                StreamKind::Overlay
-            },
+        }
+    }
+}
+
+impl Slot {
+    /// A slot that mirrors nothing.
+    fn empty(stream: StreamKind) -> Slot {
+        Slot {
+            stream,
             chunk: None,
             closed: false,
             sealed: 0,
@@ -265,6 +261,28 @@ impl Log {
             in_flight: 0,
             counted: false,
             reusable: false,
+        }
+    }
+}
+
+impl Log {
+    /// A log without data: recovery adds the segments it found by [`Log::adopt`].
+    pub fn new(start: Start) -> Log {
+        let geometry = start.geometry;
+        let slots_total = start.stage_slots + start.overlay_slots;
+        let segment = |index: u32| {
+            Segment::empty(if index < start.virgin_from {
+                SegmentState::Ready
+            } else {
+                SegmentState::Virgin
+            })
+        };
+        let slot = |index: u32| {
+            Slot::empty(if index < start.stage_slots {
+                StreamKind::Writes
+            } else {
+                StreamKind::Overlay
+            })
         };
         let stream = |slots: core::ops::Range<u32>| Stream {
             segment: None,

@@ -23,10 +23,11 @@ use crate::format::superblock::{CHECKPOINT_AT, SUPERBLOCK_AT, Superblock};
 use crate::log::{Adopted, Log, Start, StreamKind};
 use crate::media::Media;
 use crate::memory::{Area, Memory, Place};
-use crate::types::{BLOCK_BYTES, Generation, SegmentIndex, SegmentSeq, StreamSeq};
+use crate::types::{BLOCK_BYTES, Generation, SegmentIndex, SegmentSeq, StreamSeq, Uuid};
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
+use replay::Replayed;
 use scan::Accepted;
 
 pub use scan::Stage;
@@ -160,28 +161,7 @@ pub fn recover(
     make_durable(media, &superblock, &mut accepted)?;
 
     let replayed = replay::replay(&checkpoint, &accepted, superblock.geometry);
-    let volumes = replayed.volumes;
-    let next = Checkpoint {
-        cache: superblock.cache,
-        boot: config.boot,
-        sequence: checkpoint.sequence + 1,
-        incarnation: checkpoint.incarnation + 1,
-        stream_seq_next: accepted.stream_seq_next,
-        segment_seq_next: accepted.segment_seq_next,
-        generation_next: replayed.generation_next.0,
-        virgin_from: accepted.virgin_from,
-        segments_total: superblock.geometry.segments,
-        volumes: volumes
-            .iter()
-            .flatten()
-            .map(|volume| volume.record())
-            .collect(),
-        segments: accepted
-            .segments
-            .iter()
-            .map(|segment| segment.record())
-            .collect(),
-    };
+    let next = next_checkpoint(&checkpoint, config.boot, &accepted, &replayed);
     write_checkpoint(media, &superblock, &next)?;
 
     reset_stage(memory, &config, &superblock, next.incarnation);
@@ -213,10 +193,41 @@ pub fn recover(
     }
     log.collect_ready();
     let keeper = crate::core::checkpoint_keeper(next.sequence);
-    let mut core = Core::new(config, superblock, log, volumes, keeper);
+    let mut core = Core::new(config, superblock, log, replayed.volumes, keeper);
     core.generation_next = Generation(next.generation_next);
     core.take_over(&report);
     Ok((core, report))
+}
+
+/// The checkpoint that names what was accepted, and starts a new incarnation.
+fn next_checkpoint(
+    last: &Checkpoint,
+    boot: Uuid,
+    accepted: &Accepted,
+    replayed: &Replayed,
+) -> Checkpoint {
+    Checkpoint {
+        cache: last.cache,
+        boot,
+        sequence: last.sequence + 1,
+        incarnation: last.incarnation + 1,
+        stream_seq_next: accepted.stream_seq_next,
+        segment_seq_next: accepted.segment_seq_next,
+        generation_next: replayed.generation_next.0,
+        virgin_from: accepted.virgin_from,
+        segments_total: last.segments_total,
+        volumes: replayed
+            .volumes
+            .iter()
+            .flatten()
+            .map(|volume| volume.record())
+            .collect(),
+        segments: accepted
+            .segments
+            .iter()
+            .map(|segment| segment.record())
+            .collect(),
+    }
 }
 
 /// Writes staged records and missing footers to the device and syncs once.
@@ -350,7 +361,8 @@ fn verify_segment(footer: &Footer, index: u32, bytes: &[u8], report: &mut Verify
                 note(
                     &mut report.damage,
                     format!(
-                        "segment {index} block {block}: checksum does not match (volume {}, sector {})",
+                        "segment {index} block {block}: checksum does not match \
+                         (volume {}, sector {})",
                         entry.volume, entry.span.sector
                     ),
                 );

@@ -275,6 +275,8 @@ fn fio_verifies_what_it_wrote() {
                 "--io_size=48m",
                 "--fsync=64",
                 "--verify=crc32c",
+                // Else it leaves a file where the tests run.
+                "--verify_state_save=0",
                 "--verify_fatal=1",
                 "--verify_backlog=256",
                 "--minimal",

@@ -63,7 +63,7 @@ impl Arena {
     }
 
     /// The other client works on, nothing is left of the hostile ones.
-    fn is_unharmed(mut self) {
+    fn assert_unharmed(mut self) {
         assert!(
             self.daemon.is_alive(),
             "the daemon died:\n{}",
@@ -169,7 +169,7 @@ fn requests_outside_the_volume_and_unknown_commands_get_an_error_and_the_session
         "write across the end: {behind}"
     );
     client.disconnect();
-    arena.is_unharmed();
+    arena.assert_unharmed();
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn a_write_of_a_giant_length_ends_its_own_session_only() {
         let _ = client.stream.shutdown(Shutdown::Write);
         is_closed(&client.stream);
     }
-    arena.is_unharmed();
+    arena.assert_unharmed();
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn a_request_cut_at_every_byte_leaves_nothing_behind() {
         "a cut write left no trace"
     );
     client.disconnect();
-    arena.is_unharmed();
+    arena.assert_unharmed();
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn a_handshake_cut_at_every_byte_leaves_nothing_behind() {
             .write_all(&words[..cut])
             .expect("send a part of the handshake");
     }
-    arena.is_unharmed();
+    arena.assert_unharmed();
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn wrong_magics_options_and_names_are_refused_or_closed() {
     let _ = stream.write_all(&[0; 65_536]);
     let _ = stream.shutdown(Shutdown::Write);
     is_closed(&stream);
-    arena.is_unharmed();
+    arena.assert_unharmed();
 }
 
 #[test]
@@ -287,7 +287,7 @@ fn overlapping_requests_in_flight_keep_the_order_of_one_writer() {
     let bytes = client.read(PLACE + u64::from(last) * 512, 8192);
     assert!(bytes.iter().all(|&byte| byte == COUNT - 1));
     client.disconnect();
-    arena.is_unharmed();
+    arena.assert_unharmed();
 }
 
 #[test]
@@ -319,7 +319,7 @@ fn a_client_that_sends_a_header_and_stops_disturbs_nobody() {
     }
     arena.innocent.write(0, &[0x11; 65_536]);
     drop(stuck);
-    arena.is_unharmed();
+    arena.assert_unharmed();
 }
 
 #[test]
@@ -346,7 +346,7 @@ fn a_client_that_never_takes_its_answers_does_not_grow_the_daemon() {
     arena.innocent.write(0, &[0x11; 65_536]);
     arena.innocent.flush();
     drop(client);
-    arena.is_unharmed();
+    arena.assert_unharmed();
 }
 
 #[test]
@@ -377,7 +377,7 @@ fn ten_thousand_connections_opened_and_dropped_leave_nothing_behind() {
         after < before + LEFT_BEHIND_KIB_MAX,
         "grew from {before} to {after} KiB"
     );
-    arena.is_unharmed();
+    arena.assert_unharmed();
 }
 
 #[test]
@@ -405,5 +405,5 @@ fn random_bytes_never_end_the_daemon() {
         };
         let _ = (&stream).write_all(&bytes);
     }
-    arena.is_unharmed();
+    arena.assert_unharmed();
 }

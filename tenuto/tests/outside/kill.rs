@@ -203,7 +203,7 @@ impl Drill {
             assert!(found.cut >= found.floor);
             client.disconnect();
         }
-        if round % 2 == 0 {
+        if round.is_multiple_of(2) {
             daemon.stop();
         } else {
             daemon.kill();

@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -329,10 +329,7 @@ impl Session {
     }
 
     fn arrived(&self) -> Option<Heard> {
-        match self.heard.try_recv() {
-            Ok(heard) => Some(heard),
-            Err(TryRecvError::Empty | TryRecvError::Disconnected) => None,
-        }
+        self.heard.try_recv().ok()
     }
 
     /// The next answer; `None` when the connection is broken and all answers were taken.

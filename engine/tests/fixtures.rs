@@ -1,0 +1,294 @@
+//! The structures of version 1 as bytes in files: written again they must be the same, and read
+//! they must say what they said.
+//!
+//! Always true: a file in `fixtures` is never changed. Other bytes are another version, with
+//! files of its own; a program that no longer reads these no longer reads its users' data.
+
+use engine::format::checkpoint::{Checkpoint, SegmentRecord, VolumeRecord};
+use engine::format::footer::{Footer, FooterEntry, body_blocks};
+use engine::format::journal::{Journal, JournalEntry, payload_at};
+use engine::format::ledger::{Ledger, Progress};
+use engine::format::record::{self, Entry, EntryKind, Identity, Record};
+use engine::format::stage::{StageHeader, StageSlot};
+use engine::format::superblock::Superblock;
+use engine::types::{ChunkIndex, Generation, Geometry, Policy, Serial, Span, Uuid, VolumeId};
+use std::path::{Path, PathBuf};
+
+const CACHE: Uuid = Uuid(*b"the cache itself");
+const VOLUME: Uuid = Uuid(*b"one of a volume.");
+const BOOT: Uuid = Uuid(*b"boot of the host");
+const MACHINE: Uuid = Uuid(*b"the host machine");
+
+const GEOMETRY: Geometry = Geometry {
+    chunk_blocks: 8,
+    segment_chunks: 4,
+    segments: 8,
+};
+
+fn path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(format!("v1-{name}"))
+}
+
+/// The bytes of a fixture, after these were compared with it.
+fn golden(name: &str, encoded: &[u8]) -> Vec<u8> {
+    let bytes = std::fs::read(path(name)).expect("a fixture");
+    let differs = bytes.iter().zip(encoded).position(|(old, new)| old != new);
+    assert_eq!(differs, None, "{name}: the first byte that differs");
+    assert_eq!(bytes.len(), encoded.len(), "{name}: its length");
+    bytes
+}
+
+#[test]
+fn a_superblock_of_version_1_is_written_and_read_the_same() {
+    let superblock = Superblock::new(CACHE, GEOMETRY, 16);
+    let bytes = golden("superblock", &superblock.encode());
+    assert_eq!(Superblock::parse(&bytes), Ok(superblock));
+}
+
+fn volume(id: u32, policy: Policy) -> VolumeRecord {
+    VolumeRecord {
+        id: VolumeId(id),
+        uuid: VOLUME,
+        generation: Generation(7),
+        base_generation: Generation(5),
+        policy,
+        destage_in_place: id == 1,
+        journal_possible: id == 0,
+        first_serial: Serial(1_000),
+        serial_next: Serial(1_234_567_890_123),
+        destaged: Serial(999),
+        size_bytes: 64 << 30,
+        name: format!("desk-00{id}"),
+        origin: "/mnt/nfs/vms/schöner-desk.img".into(),
+    }
+}
+
+#[test]
+fn a_checkpoint_of_version_1_is_written_and_read_the_same() {
+    let checkpoint = Checkpoint {
+        cache: CACHE,
+        boot: BOOT,
+        sequence: 42,
+        incarnation: 9,
+        stream_seq_next: 100,
+        segment_seq_next: 55,
+        generation_next: 8,
+        virgin_from: 6,
+        segments_total: GEOMETRY.segments,
+        volumes: vec![
+            volume(0, Policy::WriteBack),
+            volume(1, Policy::Uncached),
+            volume(2, Policy::Ephemeral),
+        ],
+        segments: vec![
+            SegmentRecord {
+                index: 1,
+                seq: 50,
+                first_stream_seq: 80,
+                last_stream_seq: 90,
+                stream: record::STREAM_WRITES,
+                settled: true,
+            },
+            SegmentRecord {
+                index: 3,
+                seq: 54,
+                first_stream_seq: 91,
+                last_stream_seq: u64::MAX,
+                stream: record::STREAM_OVERLAY,
+                settled: false,
+            },
+        ],
+    };
+    let bytes = golden("checkpoint", &checkpoint.encode());
+    assert_eq!(Checkpoint::parse(&bytes, CACHE), Ok(checkpoint));
+}
+
+fn identity() -> Identity {
+    Identity {
+        cache: CACHE,
+        stream: record::STREAM_WRITES,
+        incarnation: 9,
+        segment_seq: 54,
+        stream_seq: 91,
+        durable_upto: 89,
+    }
+}
+
+fn entry(serial: u64, kind: EntryKind, span: Span, first_block: u16, more: bool) -> Entry {
+    Entry {
+        kind,
+        volume: VolumeId(2),
+        generation: Generation(7),
+        serial: Serial(serial),
+        span,
+        first_block,
+        more,
+    }
+}
+
+/// One of each: a piece of a write, its last piece, a discard, a write of zeroes.
+fn a_record() -> Record {
+    let zero = |allocate| EntryKind::Zero { allocate };
+    Record {
+        identity: identity(),
+        entries: vec![
+            entry(1_000, EntryKind::Write, Span::new(13, 11), 0, true),
+            entry(1_000, EntryKind::Write, Span::new(24, 8), 2, false),
+            entry(1_001, zero(false), Span::new(1 << 33, 4096), 0, false),
+            entry(1_002, zero(true), Span::new(0, 1), 0, false),
+        ],
+        sums: vec![0x1111_1111, 0x2222_2222, 0x3333_3333],
+    }
+}
+
+/// A record as it lies in the stage while it is open.
+fn open_record() -> Vec<u8> {
+    let record = a_record();
+    let mut block = vec![0; record::HEADER_BYTES];
+    block[..record::ENTRIES_AT].copy_from_slice(&record::encode_open(&record.identity));
+    for (n, sum) in record.sums.iter().enumerate() {
+        let at = record::SUMS_AT + n * 4;
+        block[at..at + 4].copy_from_slice(&sum.to_le_bytes());
+    }
+    for (n, entry) in record.entries.iter().enumerate() {
+        let first = usize::from(entry.first_block);
+        let sums = &record.sums[first..first + entry.blocks() as usize];
+        let at = record::ENTRIES_AT + n * record::ENTRY_BYTES;
+        let bytes = record::encode_entry(&record.identity, entry, sums);
+        block[at..at + record::ENTRY_BYTES].copy_from_slice(&bytes);
+    }
+    block
+}
+
+#[test]
+fn an_open_record_of_version_1_is_written_and_read_the_same() {
+    let bytes = golden("record-open", &open_record());
+    assert_eq!(record::parse_open(&bytes), Ok(a_record()));
+    assert!(record::parse_sealed(&bytes).is_err());
+}
+
+#[test]
+fn a_sealed_record_of_version_1_is_written_and_read_the_same() {
+    let mut block = open_record();
+    record::seal_record(&mut block, 4, 3);
+    let bytes = golden("record", &block);
+    assert_eq!(record::parse_sealed(&bytes), Ok(a_record()));
+}
+
+#[test]
+fn a_footer_of_version_1_is_written_and_read_the_same() {
+    let mut sums = vec![0; body_blocks(GEOMETRY) as usize];
+    sums[1..4].copy_from_slice(&[0x1111_1111, 0x2222_2222, 0x3333_3333]);
+    let in_footer = |entry: &Entry, block| FooterEntry {
+        volume: entry.volume,
+        generation: entry.generation,
+        serial: entry.serial,
+        span: entry.span,
+        kind: entry.kind,
+        block,
+        more: entry.more,
+    };
+    let entries = a_record().entries;
+    let footer = Footer {
+        cache: CACHE,
+        stream: record::STREAM_WRITES,
+        incarnation: 9,
+        segment_seq: 54,
+        first_stream_seq: 91,
+        last_stream_seq: 91,
+        durable_upto: 89,
+        entries: vec![
+            in_footer(&entries[3], 0),
+            in_footer(&entries[0], 1),
+            in_footer(&entries[1], 3),
+            in_footer(&entries[2], 0),
+        ],
+        sums,
+    };
+    let bytes = golden("footer", &footer.encode());
+    assert_eq!(Footer::parse(&bytes, GEOMETRY, CACHE), Ok(footer));
+}
+
+#[test]
+fn a_ledger_of_version_1_is_written_and_read_the_same() {
+    let ledger = Ledger {
+        sequence: 12,
+        volume: VOLUME,
+        cache: CACHE,
+        machine: MACHINE,
+        boot: BOOT,
+        owner: "host-a".into(),
+        generation: Generation(7),
+        destaged: Serial(999),
+        progress: Progress::Idle,
+        dirty: true,
+        origin_bytes: 64 << 30,
+        mtime_before_ns: 1_700_000_000_000_000_000,
+        mtime_limit_ns: 1_700_000_000_000_000_001,
+        compatible: 1 << 40,
+    };
+    let applying = Ledger {
+        sequence: 13,
+        progress: Progress::Apply {
+            upto: Serial(1_002),
+            journal_sequence: 3,
+            journal_bytes: 12_288,
+        },
+        ..ledger.clone()
+    };
+    // The slots of a file: the even sequence lies first.
+    let file = [ledger.encode(), applying.encode()].concat();
+    let bytes = golden("ledger", &file);
+    assert_eq!(Ledger::parse(&bytes[..4096]), Ok(ledger));
+    assert_eq!(Ledger::parse_file(&bytes), Ok(Some(applying)));
+}
+
+#[test]
+fn a_journal_of_version_1_is_written_and_read_the_same() {
+    let journal = Journal {
+        volume: VOLUME,
+        generation: Generation(7),
+        sequence: 3,
+        upto: Serial(1_002),
+        total_bytes: payload_at(2) + 4096,
+        entries: vec![
+            JournalEntry {
+                span: Span::new(13, 8),
+                kind: EntryKind::Write,
+                offset: payload_at(2),
+                checksum: 0x4444_4444,
+            },
+            JournalEntry {
+                span: Span::new(1 << 33, 4096),
+                kind: EntryKind::Zero { allocate: true },
+                offset: 0,
+                checksum: 0,
+            },
+        ],
+    };
+    let bytes = golden("journal", &journal.encode());
+    assert_eq!(Journal::parse(&bytes), Ok(journal));
+}
+
+#[test]
+fn a_stage_of_version_1_is_written_and_read_the_same() {
+    let header = StageHeader {
+        cache: CACHE,
+        boot: BOOT,
+        incarnation: 9,
+        slots: 4,
+        chunk_blocks: GEOMETRY.chunk_blocks,
+    };
+    let bytes = golden("stage-header", &header.encode());
+    assert_eq!(StageHeader::parse(&bytes), Ok(header));
+    let slot = StageSlot {
+        incarnation: 9,
+        segment_seq: 54,
+        chunk: ChunkIndex(14),
+        stream: record::STREAM_OVERLAY,
+    };
+    let bytes = golden("stage-slot", &slot.encode());
+    assert_eq!(StageSlot::parse(&bytes), Ok(slot));
+}
