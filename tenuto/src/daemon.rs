@@ -61,7 +61,8 @@ pub struct VolumeSettings {
     pub overlay_timeout: Duration,
     /// False keeps the volume off the NBD sockets.
     pub export_nbd: bool,
-    /// Delays origin requests like a storage network; used by `demo` and `bench`.
+    /// Delays requests to the origin and to what lies beside it like a storage network, which
+    /// all volumes with equal settings share; used by `demo` and `bench`.
     pub san: Option<SanSettings>,
 }
 

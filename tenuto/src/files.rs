@@ -30,6 +30,8 @@ const READS_PER_THREAD_MIN: usize = 4;
 pub struct Files {
     cache: Option<Arc<Target>>,
     volumes: BTreeMap<VolumeId, OpenVolume>,
+    /// One for each set of parameters that a volume came with.
+    sans: Vec<San>,
 }
 
 impl Files {
@@ -37,6 +39,7 @@ impl Files {
         Files {
             cache: Some(Arc::new(cache)),
             volumes: BTreeMap::new(),
+            sans: Vec::new(),
         }
     }
 
@@ -150,8 +153,15 @@ impl Files {
         self.volumes.remove(&volume)
     }
 
+    /// The storage network of a volume, shared with all volumes of equal parameters.
     pub fn san(&mut self, volume: VolumeId) -> Option<&mut San> {
-        self.volumes.get_mut(&volume)?.san.as_mut()
+        let params = self.volumes.get(&volume)?.san?;
+        let known = self.sans.iter().position(|san| san.params() == params);
+        let at = known.unwrap_or_else(|| {
+            self.sans.push(San::new(params));
+            self.sans.len() - 1
+        });
+        Some(&mut self.sans[at])
     }
 }
 

@@ -10,6 +10,7 @@ pub mod cachedev;
 pub mod cli;
 pub mod config;
 pub mod daemon;
+pub mod demo;
 pub mod drill;
 pub mod error;
 pub mod fault;

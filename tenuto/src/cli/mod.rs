@@ -8,6 +8,7 @@
 mod bench;
 mod cache;
 mod config;
+mod demo;
 mod later;
 mod live;
 mod offline;
@@ -118,6 +119,8 @@ pub enum Command {
         #[arg(value_enum)]
         shell: clap_complete::Shell,
     },
+    /// A gold image on a simulated SAN, clones and a write-back volume, with and without the cache
+    Demo(tools::Demo),
     /// Run the engine against a simulated host that is killed and loses power
     Sim(tools::Sim),
     /// Measure the running product or its engine
@@ -173,6 +176,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Reload => reload::run(&context),
         Command::Version => version(&context),
         Command::Completions { shell } => completions(shell),
+        Command::Demo(command) => demo::run(&context, &command),
         Command::Sim(command) => sim::run(&context, &command),
         Command::Bench(command) => bench::run(&context, &command),
         Command::Later(command) => Err(command.refuse()),

@@ -9,7 +9,7 @@ use crate::fault::{Fault, Kind};
 use crate::files::Files;
 use crate::lock::Patience;
 use crate::origin::file::{self, Access, OpenVolume};
-use crate::origin::san::{Params, San};
+use crate::origin::san::Params;
 use crate::shard::control::{Attach, AttachError, CommandError, Export, ListenerScope};
 use engine::engine::{OpenError, Settled, settle};
 use engine::event::{Command, Device, Tuning, VolumeSpec};
@@ -289,13 +289,11 @@ fn open_origin(
         }
     }
     let mut opened = files.remove_volume(id).expect("was just inserted");
-    opened.san = settings.san.map(|san| {
-        San::new(Params {
-            latency_ns: san.latency.as_nanos() as u64,
-            iops: u64::from(san.iops.unwrap_or(0)),
-            bytes_per_second: san.bandwidth_bytes.unwrap_or(0),
-            ..Params::default()
-        })
+    opened.san = settings.san.map(|san| Params {
+        latency_ns: san.latency.as_nanos() as u64,
+        iops: u64::from(san.iops.unwrap_or(0)),
+        bytes_per_second: san.bandwidth_bytes.unwrap_or(0),
+        ..Params::default()
     });
     Ok((opened, settled))
 }

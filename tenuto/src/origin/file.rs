@@ -8,7 +8,7 @@
 use crate::cachedev::{refuse_used_device, sync_directory};
 use crate::fault::{Fault, Kind};
 use crate::lock::{self, Mode, Patience};
-use crate::origin::san::San;
+use crate::origin::san::Params;
 use crate::signature;
 use crate::sys;
 use crate::target::{How, Target};
@@ -54,8 +54,8 @@ pub struct OpenVolume {
     /// Where they are or would be; `None` beside a block device without a place.
     pub ledger_path: Option<PathBuf>,
     pub journal_path: Option<PathBuf>,
-    /// Delays the completions of origin requests when present.
-    pub san: Option<San>,
+    /// The simulated storage network it lies on. Volumes with equal parameters share one.
+    pub san: Option<Params>,
 }
 
 pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fault> {

@@ -40,6 +40,10 @@ impl San {
         }
     }
 
+    pub fn params(&self) -> Params {
+        self.params
+    }
+
     /// When a request that arrives now is done. Arrivals come in the order of time.
     pub fn admit(&mut self, now_ns: u64, bytes: u64) -> u64 {
         let mut start = now_ns.max(self.next_start_ns);

@@ -96,9 +96,8 @@ impl<E: Decide> Shard<E> {
     }
 
     fn network_delay(&mut self, io: &Io) -> Option<Time> {
-        let Device::Origin(volume) = io.device else {
-            return None;
-        };
+        // Ledger and journal lie beside the image, on the same storage.
+        let volume = owner(io.device)?;
         let san = self.files.san(volume)?;
         Some(Time(san.admit(self.now.0, io.bytes)))
     }

@@ -6,7 +6,7 @@ use crate::buffer::{Arena, BufferPool, HostMemory, POOL_BYTES_DEFAULT};
 use crate::files::Files;
 use crate::lock::Patience;
 use crate::origin::file::{self, Access};
-use crate::origin::san::{Params, San};
+use crate::origin::san::Params;
 use engine::engine::OpenError;
 use engine::event::{Action, Command, Device, Event, Io, Op, Purpose, Refusal, Tuning, VolumeSpec};
 use engine::memory::{Area, Memory, Place, Slice};
@@ -186,7 +186,7 @@ struct House {
     _dir: tempfile::TempDir,
 }
 
-fn house(name: &str, san: Option<San>) -> House {
+fn house(name: &str, san: Option<Params>) -> House {
     let dir = tempfile::tempdir().expect("directory");
     let image = dir.path().join("image");
     std::fs::File::create(&image)
@@ -419,10 +419,10 @@ fn requests_of_any_bytes_leave_what_a_plain_array_would_hold() {
 #[test]
 fn parts_of_one_sector_written_by_many_clients_at_once_are_all_kept() {
     // Slow enough that reads of edges and writes of others really overlap.
-    let san = San::new(Params {
+    let san = Params {
         latency_ns: 200_000,
         ..Params::default()
-    });
+    };
     let house = house("disk", Some(san));
     let (clients, rounds) = (8u64, 60);
     std::thread::scope(|scope| {
@@ -534,10 +534,10 @@ fn waiting_writes_of_a_client_that_dies_are_dropped_and_its_number_comes_back() 
 
 #[test]
 fn a_goodbye_lets_requests_end_first() {
-    let san = San::new(Params {
+    let san = Params {
         latency_ns: 20_000_000,
         ..Params::default()
-    });
+    };
     let house = house("disk", Some(san));
     let mut client = Client::connect(&house, "disk");
     let cookie = client.send(WRITE, 0, 512, &[3; 512]);

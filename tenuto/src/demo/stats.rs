@@ -1,0 +1,116 @@
+//! From single measurements to figures.
+//!
+//! Always true: a quantile is a latency that was measured, and of few samples none is invented.
+
+use std::time::Duration;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Read,
+    Write,
+    Flush,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 3] = [Kind::Read, Kind::Write, Kind::Flush];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Read => "read",
+            Kind::Write => "write",
+            Kind::Flush => "flush",
+        }
+    }
+}
+
+/// One request of a guest.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    /// When it was answered, from the start of the run.
+    pub at: Duration,
+    pub kind: Kind,
+    pub latency: Duration,
+    pub bytes: u64,
+}
+
+/// The latency that so many of a hundred samples do not exceed (nearest rank).
+pub fn quantile(latencies: &mut [Duration], percent: usize) -> Option<Duration> {
+    latencies.sort_unstable();
+    let rank = (latencies.len() * percent).div_ceil(100).max(1);
+    latencies.get(rank - 1).copied()
+}
+
+pub fn quantile_of(samples: &[Sample], kind: Kind, percent: usize) -> Option<Duration> {
+    let of_kind = samples.iter().filter(|sample| sample.kind == kind);
+    let mut latencies: Vec<Duration> = of_kind.map(|sample| sample.latency).collect();
+    quantile(&mut latencies, percent)
+}
+
+/// Quantile of all requests answered in each interval: (middle of it in seconds, milliseconds).
+pub fn over_time(samples: &[Sample], interval: Duration, percent: usize) -> Vec<(f64, f64)> {
+    let bin = |sample: &Sample| (sample.at.as_nanos() / interval.as_nanos()) as usize;
+    let bins = samples.iter().map(bin).max().map_or(0, |last| last + 1);
+    let mut latencies = vec![Vec::new(); bins];
+    for sample in samples {
+        latencies[bin(sample)].push(sample.latency);
+    }
+    let middle = |at: usize| (at as f64 + 0.5) * interval.as_secs_f64();
+    let points = latencies.iter_mut().enumerate();
+    points
+        .filter_map(|(at, bin)| Some((middle(at), millis(quantile(bin, percent)?))))
+        .collect()
+}
+
+/// Differences of a counter that was read now and then: (middle in seconds, per second).
+pub fn rate(counts: &[(Duration, u64)]) -> Vec<(f64, f64)> {
+    counts
+        .windows(2)
+        .filter(|pair| pair[1].0 > pair[0].0)
+        .map(|pair| {
+            let (from, to) = (pair[0].0.as_secs_f64(), pair[1].0.as_secs_f64());
+            let count = pair[1].1.saturating_sub(pair[0].1);
+            ((from + to) / 2.0, count as f64 / (to - from))
+        })
+        .collect()
+}
+
+pub fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn a_quantile_is_one_of_the_samples() {
+        let mut hundred: Vec<Duration> = (1..=100).rev().map(ms).collect();
+        assert_eq!(quantile(&mut hundred, 50), Some(ms(50)));
+        assert_eq!(quantile(&mut hundred, 99), Some(ms(99)));
+        assert_eq!(quantile(&mut [ms(7)], 1), Some(ms(7)));
+        assert_eq!(quantile(&mut [], 50), None);
+    }
+
+    #[test]
+    fn intervals_without_requests_have_no_point() {
+        let sample = |at, latency| Sample {
+            at: ms(at),
+            kind: Kind::Read,
+            latency: ms(latency),
+            bytes: 0,
+        };
+        let samples = [sample(100, 5), sample(2_100, 9)];
+        let points = over_time(&samples, ms(500), 99);
+        assert_eq!(points, [(0.25, 5.0), (2.25, 9.0)]);
+    }
+
+    #[test]
+    fn a_rate_is_the_difference_over_the_time_between() {
+        let counts = [(ms(0), 10), (ms(500), 20), (ms(1_500), 20)];
+        assert_eq!(rate(&counts), [(0.25, 20.0), (1.0, 0.0)]);
+    }
+}
