@@ -94,7 +94,7 @@ pub fn volume_error(name: &str, error: VolumeError) -> Error {
         // A second writer loses data, and so does a volume that goes on without its dirty data.
         VolumeError::Busy { .. } | VolumeError::Refused(_) | VolumeError::InUse(_) => Kind::Refused,
         VolumeError::Settings(_) => Kind::Usage,
-        VolumeError::Origin(_) | VolumeError::Changing(_) => Kind::Failed,
+        VolumeError::Origin(_) | VolumeError::InUse(_) | VolumeError::Changing(_) => Kind::Failed,
         VolumeError::Stopped(stopped) => return stopping(stopped),
         VolumeError::Command { error, .. } => return command_error(name, *error),
     };
@@ -126,8 +126,8 @@ pub fn command_error(name: &str, error: CommandError) -> Error {
 pub fn start_error(error: StartError) -> Error {
     let kind = match &error {
         StartError::Settings(_) | StartError::Cache(_) => Kind::Config,
-        StartError::Refused(_) | StartError::InUse(_) => Kind::Refused,
-        StartError::Origin(_) | StartError::Io(_) => Kind::Failed,
+        StartError::Refused(_) => Kind::Refused,
+        StartError::InUse(_) | StartError::Origin(_) | StartError::Io(_) => Kind::Failed,
     };
     Error::new(kind, error.to_string())
 }
