@@ -91,7 +91,6 @@ pub fn volume_error(name: &str, error: VolumeError) -> Error {
     let kind = match &error {
         VolumeError::Unknown(_) => Kind::NotFound,
         VolumeError::Exists(_) => Kind::Usage,
-        // A second writer loses data, and so does a volume that goes on without its dirty data.
         VolumeError::Busy { .. } | VolumeError::Refused(_) => Kind::Refused,
         VolumeError::Settings(_) => Kind::Usage,
         VolumeError::Origin(_) | VolumeError::InUse(_) | VolumeError::Changing(_) => Kind::Failed,
