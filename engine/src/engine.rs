@@ -38,6 +38,9 @@ pub struct Config {
     pub scratch_bytes: u64,
     /// Limit of dirty extents over all volumes.
     pub dirty_extents_max: u64,
+    /// Limit of the memory that finds clean blocks on the cache device; none are kept there if
+    /// it is too small for a segment.
+    pub index_bytes_max: u64,
     pub hash_seed: u64,
 }
 

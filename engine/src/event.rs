@@ -109,9 +109,11 @@ pub struct VolumeSpec {
     pub policy: Policy,
     pub size_bytes: u64,
     pub read_only: bool,
-    /// Volumes with one base layer share its clean blocks (ephemeral and read-only volumes on
-    /// the same image). `None` = the layer is the volume's own.
-    pub base_layer: Option<u64>,
+    /// Volumes with one base layer share its clean blocks, in RAM and on the cache device, also
+    /// over a restart: ephemeral and read-only volumes on the same image. It names an image at
+    /// one moment of its life, so an image that was changed has another. `None` = the layer is
+    /// the volume's own.
+    pub base_layer: Option<Uuid>,
     /// False where nothing can lie beside the origin: destage is then in place.
     pub journal_possible: bool,
     pub tuning: Tuning,
@@ -171,6 +173,10 @@ pub enum Purpose {
     GuestWrite,
     Log,
     Footer,
+    /// Clean blocks and their footers on their way to the cache device.
+    Fill,
+    /// Clean blocks read back from the cache device.
+    LineRead,
     Prepare,
     Checkpoint,
     Evacuate,

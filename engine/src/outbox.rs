@@ -45,6 +45,18 @@ pub enum Pending {
     Fill {
         fill: u32,
     },
+    /// Blocks from the cache device into the read tier.
+    LineRead {
+        fill: u32,
+    },
+    /// A record of clean blocks.
+    FillBatch {
+        batch: u32,
+    },
+    FillFooter {
+        segment: SegmentIndex,
+        piece: u32,
+    },
     /// Sectors from the origin straight into a guest's buffer.
     OriginRead {
         read: u32,

@@ -2,9 +2,9 @@
 //!
 //! Owns which block of which layer lies in which block of [`Area::Ram`](crate::memory::Area).
 //! Always true: a block is found only after its bytes are complete, and never after the layer
-//! under it was written since its read was issued; a slot is free, in the queues of eviction, or
-//! being filled. Deliberately absent: who leaves when it is full, see `evict`; and flash, whose
-//! lines come behind the same interface.
+//! under it was written since its read was issued; a slot is free, in the queues of eviction,
+//! being filled, or pinned while it is written to flash. Deliberately absent: who leaves when it
+//! is full, see `evict`; and flash, see `lines`.
 
 use crate::evict::S3Fifo;
 use crate::memory::{Area, Place};
@@ -49,9 +49,11 @@ pub trait CleanCache {
 enum SlotState {
     Free,
     Filling(u32),
-    /// Was invalidated while its bytes were on their way.
+    /// Was invalidated while its bytes were on their way, or while it was pinned.
     Stale,
     Valid,
+    /// Valid, and being written to the cache device: it can be read and does not leave.
+    Pinned,
 }
 
 #[derive(Clone, Copy)]
@@ -144,6 +146,28 @@ impl RamTier {
         Some(slot)
     }
 
+    /// Keeps a block where it is until `unpin`. False if it is gone already.
+    pub fn pin(&mut self, slot: u32) -> bool {
+        let valid = self.slots[slot as usize].state == SlotState::Valid;
+        if valid {
+            self.queues.remove(slot);
+            self.slots[slot as usize].state = SlotState::Pinned;
+        }
+        valid
+    }
+
+    pub fn unpin(&mut self, slot: u32) {
+        match self.slots[slot as usize].state {
+            SlotState::Pinned => {
+                self.slots[slot as usize].state = SlotState::Valid;
+                let hash = hash(self.seed, self.slots[slot as usize].key);
+                self.queues.insert(slot, hash);
+            }
+            SlotState::Stale => self.release(slot),
+            _ => unreachable!("only pinned blocks are unpinned"),
+        }
+    }
+
     fn drop_block(&mut self, slot: u32) {
         match self.slots[slot as usize].state {
             SlotState::Valid => {
@@ -151,7 +175,7 @@ impl RamTier {
                 self.queues.remove(slot);
                 self.release(slot);
             }
-            SlotState::Filling(_) => {
+            SlotState::Filling(_) | SlotState::Pinned => {
                 self.unindex(slot);
                 self.slots[slot as usize].state = SlotState::Stale;
             }
@@ -200,7 +224,7 @@ impl CleanCache for RamTier {
                 self.release(slot);
                 false
             }
-            SlotState::Free | SlotState::Valid => unreachable!("only fills are published"),
+            _ => unreachable!("only fills are published"),
         }
     }
 
@@ -265,6 +289,24 @@ mod tests {
         }
         assert!(matches!(tier.lookup(key(2)), Lookup::Hit(_)));
         assert_eq!(tier.lookup(key(0)), Lookup::Miss);
+    }
+
+    #[test]
+    fn a_pinned_block_is_found_and_stays_until_it_is_given_back() {
+        let mut tier = RamTier::new(2, 9);
+        let slot = tier.reserve(key(7), 0).expect("room");
+        assert!(tier.publish(slot) && tier.pin(slot));
+        assert!(!tier.pin(slot));
+        for block in 10..13 {
+            let other = tier.reserve(key(block), 0).expect("room");
+            assert!(other != slot && tier.publish(other));
+        }
+        assert_eq!(tier.lookup(key(7)), Lookup::Hit(slot));
+        tier.invalidate(Layer(1), 7, 1);
+        assert_eq!(tier.lookup(key(7)), Lookup::Miss);
+        assert!(!tier.slots.is_empty() && tier.free.is_empty());
+        tier.unpin(slot);
+        assert_eq!(tier.free, [slot]);
     }
 
     #[test]

@@ -140,6 +140,25 @@ pub struct SegmentCounts {
     pub write: u32,
     pub overlay: u32,
     pub sealed: u32,
+    /// Clean blocks of base layers; the first to be given back.
+    pub fill: u32,
+}
+
+/// Clean blocks on the cache device, counted since the engine started but for `blocks`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lines {
+    /// Blocks that can be found now.
+    pub blocks: u64,
+    pub read_bytes: u64,
+    pub write_bytes: u64,
+    /// Blocks dropped because they were not, twice, what had been written.
+    pub bad_blocks: u64,
+    /// Reads and writes of clean blocks that the device failed.
+    pub errors: u64,
+    /// Segments given back.
+    pub segments_retired: u64,
+    /// Blocks that were worth being written again when their segment was given back.
+    pub reappended_blocks: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -159,4 +178,5 @@ pub struct Snapshot {
     pub segments_reused: u64,
     pub cache_errors: u64,
     pub checkpoints: u64,
+    pub lines: Lines,
 }

@@ -24,6 +24,8 @@ pub struct Origin {
     pub ledger: Disk,
     /// How far the clock of its file server is ahead of the host's.
     pub skew_ns: u64,
+    /// Which image it is, of those that lay there one after the other.
+    pub version: u64,
 }
 
 /// One of the disks.
@@ -117,6 +119,32 @@ pub fn change(
         Op::Zero { .. } => Some(Change::Zero { offset, bytes }),
         Op::Remove => Some(Change::Cut),
         Op::Read | Op::Sync | Op::Stat => None,
+    }
+}
+
+/// What a device does to a range by itself: a flipped bit, a block that never arrived and shows
+/// what was there, here zeroes, or two blocks in each other's place.
+pub fn rot(disk: &mut Disk, offset: u64, bytes: u64, time: u64, rng: &mut Rng) {
+    const BLOCK: u64 = 4096;
+    let place = |rng: &mut Rng| offset + rng.below(bytes / BLOCK) * BLOCK;
+    let read = |disk: &Disk, at: u64, rng: &mut Rng| {
+        let mut block = vec![0; BLOCK as usize];
+        disk.read(at, &mut block, rng);
+        block
+    };
+    let (one, other) = (place(rng), place(rng));
+    let (mut here, there) = (read(disk, one, rng), read(disk, other, rng));
+    let changes = match rng.below(3) {
+        0 => {
+            here[rng.below(BLOCK) as usize] ^= 1 << rng.below(8);
+            vec![(one, here)]
+        }
+        1 => vec![(one, vec![0; BLOCK as usize])],
+        _ => vec![(one, there), (other, here)],
+    };
+    for (offset, bytes) in changes {
+        let ticket = disk.start(Change::Bytes { offset, bytes });
+        disk.finish(ticket, false, time, rng);
     }
 }
 

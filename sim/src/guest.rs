@@ -189,6 +189,14 @@ impl Guest {
         }
     }
 
+    /// The image under an overlay that nobody has any more is another one now.
+    pub fn renew(&mut self, tag: u64, image: u64) {
+        self.tag = tag;
+        let (sectors, promise) = (self.model.sectors(), Promise::Volatile);
+        self.model = Model::new(tag, sectors, promise, Initial::Stamped(image));
+        self.crash = Some(Crash::PowerLoss);
+    }
+
     /// Both models allow the last write to be there in part.
     pub fn allow_tearing(&mut self) {
         self.model.allow_tearing();
@@ -249,6 +257,10 @@ impl Guest {
 
     fn choose(&mut self) -> Option<Request> {
         let fua = self.rng.chance(100);
+        if self.plan.reader && self.rng.chance(850) {
+            let (sector, sectors) = self.span(self.plan.request_sectors_max);
+            return Some(Request::Read { sector, sectors });
+        }
         let request = match self.rng.below(1000) {
             0..500 => {
                 let (sector, sectors) = self.span(self.plan.request_sectors_max);

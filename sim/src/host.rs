@@ -13,24 +13,28 @@
 //! ```
 
 use crate::devices::Blocking;
-use crate::disk::Power;
+use crate::disk::{Disk, Power};
+use crate::guest::Guest;
 use crate::oracle::ANSWER_NS_MAX;
 use crate::world::{Broken, LATE_NS_MAX, Sabotage, Step, Trigger, World};
 use engine::engine::{Engine, OpenError, format_cache, settle};
 use engine::event::{Event, Purpose, VolumeSpec};
 use engine::types::{Policy, Time, Uuid};
 use workload::check::Crash;
+use workload::stamp;
 
 /// Starts that may be hit by another crash; later ones are left alone, so that the run goes on.
 const CRASHES_MAX: u32 = 4;
 /// Starts at most.
 const STARTS_MAX: u32 = 40;
 
-const PURPOSES: [Purpose; 12] = [
+const PURPOSES: [Purpose; 14] = [
     Purpose::GuestRead,
     Purpose::GuestWrite,
     Purpose::Log,
     Purpose::Footer,
+    Purpose::Fill,
+    Purpose::LineRead,
     Purpose::Prepare,
     Purpose::Checkpoint,
     Purpose::Evacuate,
@@ -210,6 +214,12 @@ impl World {
     fn spec(&mut self, volume: usize) -> VolumeSpec {
         let guest = &self.guests[volume];
         let ephemeral = guest.plan.policy == Policy::Ephemeral;
+        let mut identity = [0; 16];
+        identity[0] = guest.plan.origin as u8;
+        if self.sabotage != Some(Sabotage::SameIdentity) {
+            let version = self.devices.origins[guest.plan.origin].version;
+            identity[8..].copy_from_slice(&version.to_le_bytes());
+        }
         VolumeSpec {
             name: guest.plan.name.clone(),
             origin: format!("/images/{}.raw", guest.plan.origin),
@@ -217,7 +227,7 @@ impl World {
             policy: guest.plan.policy,
             size_bytes: guest.model.sectors() * engine::types::SECTOR_BYTES,
             read_only: false,
-            base_layer: ephemeral.then_some(guest.plan.origin as u64 + 1),
+            base_layer: ephemeral.then_some(Uuid(identity)),
             journal_possible: guest.plan.journal_possible,
             tuning: guest.tuning,
         }
@@ -341,7 +351,32 @@ impl World {
         }
         self.parked = false;
         self.struck = false;
+        if power {
+            self.renew_images();
+        }
         self.check_origins(true)
+    }
+
+    /// While the host was down somebody has put other images in the place of bases.
+    fn renew_images(&mut self) {
+        for at in 0..self.plan.origins.len() {
+            let mine = |guest: &&mut Guest| guest.plan.origin == at;
+            let mut guests: Vec<&mut Guest> = self.guests.iter_mut().filter(mine).collect();
+            let base = |guest: &&mut Guest| guest.plan.policy == Policy::Ephemeral;
+            if !guests.iter().all(base) || !self.rng.chance(self.plan.rates.new_image) {
+                continue;
+            }
+            let origin = &mut self.devices.origins[at];
+            origin.version += 1;
+            let tag = (at as u64 + 1) * 1_000_000 + origin.version;
+            let mut image = vec![0; origin.image.size() as usize];
+            stamp::fill(&mut image, tag, 0, 0);
+            origin.image = Disk::new(image);
+            for (n, guest) in guests.iter_mut().enumerate() {
+                guest.renew(tag + 1000 * (n as u64 + 1), tag);
+            }
+            self.trace.counters.images_renewed += 1;
+        }
     }
 
     pub fn ended(&mut self, ending: Ending) {
@@ -391,6 +426,11 @@ impl World {
             counters.segments_reused += snapshot.segments_reused;
             counters.checkpoints += snapshot.checkpoints;
             counters.evacuated_bytes += snapshot.evacuated_bytes;
+            counters.lines_written += snapshot.lines.write_bytes;
+            counters.lines_read += snapshot.lines.read_bytes;
+            counters.lines_bad += snapshot.lines.bad_blocks;
+            counters.lines_retired += snapshot.lines.segments_retired;
+            counters.lines_reappended += snapshot.lines.reappended_blocks;
         }
     }
 }

@@ -29,6 +29,11 @@ pub struct Rates {
     pub origin_check: u64,
     /// Per life: a volume is left out by the configuration.
     pub absent: u64,
+    /// Per write or read of clean blocks: the cache device loses it, flips a bit of it, puts it
+    /// elsewhere, or fails.
+    pub rot: u64,
+    /// Per power loss: a base image is another one afterwards.
+    pub new_image: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -44,6 +49,8 @@ pub struct VolumePlan {
     /// The largest write. One that is larger than the volume's share of the log may be taken in
     /// parts, each of which counts as a write.
     pub request_sectors_max: u64,
+    /// Mostly reads.
+    pub reader: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -60,6 +67,7 @@ pub struct Plan {
     pub overlay_slots: u32,
     pub ram_blocks: u32,
     pub dirty_extents_max: u64,
+    pub index_bytes_max: u64,
     pub origins: Vec<OriginPlan>,
     pub volumes: Vec<VolumePlan>,
     pub rates: Rates,
@@ -79,6 +87,7 @@ impl Plan {
             overlay_slots: rng.range(4, 17) as u32,
             ram_blocks: rng.pick(&[16, 64, 256]),
             dirty_extents_max: rng.pick(&[300, 1000, 100_000]),
+            index_bytes_max: rng.pick(&[0, 3_000, 20_000, 1 << 20]),
             origins: Vec::new(),
             volumes: Vec::new(),
             rates: rates(&mut rng),
@@ -146,6 +155,7 @@ impl Plan {
             tuning,
             depth: rng.pick(&[1, 2, 4, 8, 16]),
             request_sectors_max: REQUEST_SECTORS_MAX,
+            reader: false,
         });
     }
 
@@ -160,6 +170,7 @@ impl Plan {
             ram_blocks: self.ram_blocks,
             scratch_bytes: Config::SCRATCH_BYTES_MIN,
             dirty_extents_max: self.dirty_extents_max,
+            index_bytes_max: self.index_bytes_max,
             hash_seed,
         }
     }
@@ -176,5 +187,7 @@ fn rates(rng: &mut Rng) -> Rates {
         disconnect: 2,
         origin_check: 10,
         absent: 60,
+        rot: rng.pick(&[0, 20, 100]),
+        new_image: 300,
     }
 }

@@ -70,6 +70,36 @@ fn only(plan: &mut Plan, policy: Policy, copies: usize) {
     }
 }
 
+/// Readers of one base and a writer who needs all the room: clean segments wrap many times, on a
+/// device that rots.
+pub fn clean_blocks(seed: u64) -> Options {
+    let mut options = Options::from_seed(seed);
+    let mut plan = Plan::from_seed(seed);
+    only(&mut plan, Policy::WriteBack, 1);
+    let mut base = plan.origins[0].clone();
+    base.tag = Some(1001);
+    plan.origins.push(base);
+    for reader in 0..2 {
+        let mut volume = plan.volumes[0].clone();
+        volume.name = format!("v{}", 1 + reader);
+        volume.policy = Policy::Ephemeral;
+        volume.origin = 1;
+        volume.reader = true;
+        volume.depth = 8;
+        plan.volumes.push(volume);
+    }
+    plan.geometry.chunk_blocks = 8;
+    plan.geometry.segments = 14 + (seed % 20) as u32;
+    plan.ram_blocks = [16, 64, 128][(seed % 3) as usize];
+    plan.index_bytes_max = [20_000, 1 << 20][(seed / 3 % 2) as usize];
+    plan.rates.rot = [0, 20, 100][(seed / 6 % 3) as usize];
+    plan.rates.absent = 0;
+    plan.limit_requests();
+    options.plan = Some(plan);
+    options.operations = 3000;
+    options
+}
+
 /// All of them, oldest first.
 pub const ALL: &[Scenario] = &[
     Scenario {

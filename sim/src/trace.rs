@@ -36,11 +36,18 @@ pub struct Counters {
     pub segments_reused: u64,
     pub checkpoints: u64,
     pub evacuated_bytes: u64,
+    pub lines_rotten: u64,
+    pub lines_written: u64,
+    pub lines_read: u64,
+    pub lines_bad: u64,
+    pub lines_retired: u64,
+    pub lines_reappended: u64,
+    pub images_renewed: u64,
     pub steps: u64,
 }
 
 impl Counters {
-    fn fields(&mut self) -> [(&'static str, &mut u64); 27] {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 34] {
         [
             ("operations", &mut self.operations),
             ("reads", &mut self.reads),
@@ -71,6 +78,13 @@ impl Counters {
             ("segments reused", &mut self.segments_reused),
             ("checkpoints", &mut self.checkpoints),
             ("evacuated bytes", &mut self.evacuated_bytes),
+            ("lines rotten", &mut self.lines_rotten),
+            ("line bytes written", &mut self.lines_written),
+            ("line bytes read", &mut self.lines_read),
+            ("line blocks bad", &mut self.lines_bad),
+            ("line segments retired", &mut self.lines_retired),
+            ("line blocks reappended", &mut self.lines_reappended),
+            ("images renewed", &mut self.images_renewed),
             ("steps", &mut self.steps),
         ]
     }

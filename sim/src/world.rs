@@ -61,6 +61,10 @@ pub enum Sabotage {
     OriginSync,
     /// A write of the log that seems to have succeeded has not touched the disk.
     LostLogWrite,
+    /// The checksum of clean blocks is always right.
+    NoLineSums,
+    /// A base image that was changed is taken for the one it was.
+    SameIdentity,
 }
 
 /// How an origin misbehaves at the moment.
@@ -126,7 +130,8 @@ impl World {
             plan.stage_slots + plan.overlay_slots,
         );
         let ram = u64::from(plan.ram_blocks) * engine::types::BLOCK_BYTES;
-        let memory = SimMemory::new(stage, ram, Config::SCRATCH_BYTES_MIN, rng.fork());
+        let mut memory = SimMemory::new(stage, ram, Config::SCRATCH_BYTES_MIN, rng.fork());
+        memory.no_ram_sums = sabotage == Some(Sabotage::NoLineSums);
         let mut devices = Devices {
             cache: Disk::new(vec![0; device_bytes(plan.geometry) as usize]),
             ..Devices::default()
@@ -361,6 +366,11 @@ impl World {
 
     /// Whether a request will fail.
     fn fate(&mut self, io: &Io) -> Result<(), IoError> {
+        // No guest may ever be told of these.
+        if io.purpose == Purpose::LineRead && self.rng.chance(self.plan.rates.rot / 4) {
+            self.trace.counters.lines_rotten += 1;
+            return Err(IoError::Failed);
+        }
         if self.healthy {
             return Ok(());
         }
@@ -436,6 +446,10 @@ impl World {
                 && self.rng.chance(20);
             disk.finish(ticket, result.is_err() || lost, time, &mut self.rng);
         }
+        if io.purpose == Purpose::Fill && self.rng.chance(self.plan.rates.rot) {
+            self.trace.counters.lines_rotten += 1;
+            devices::rot(disk, io.offset, io.bytes, time, &mut self.rng);
+        }
         let lies = matches!(
             (self.sabotage, file),
             (Some(Sabotage::CacheSync), File::Cache)
@@ -450,11 +464,17 @@ impl World {
             (None, _) => {}
         }
         if io.op == Op::Read {
-            let bytes = early.unwrap_or_else(|| {
+            let mut bytes = early.unwrap_or_else(|| {
                 let mut bytes = vec![0; io.bytes as usize];
                 disk.read(io.offset, &mut bytes, &mut self.rng);
                 bytes
             });
+            if io.purpose == Purpose::LineRead && self.rng.chance(self.plan.rates.rot) {
+                // On the way, so that a second read is good.
+                let at = self.rng.below(io.bytes) as usize;
+                bytes[at] ^= 1 << self.rng.below(8);
+                self.trace.counters.lines_rotten += 1;
+            }
             // A read that fails leaves the memory half changed.
             let upto = if result.is_ok() {
                 bytes.len()

@@ -7,6 +7,7 @@
 //! are already checked.
 
 mod host;
+mod identity;
 mod open;
 mod sockets;
 mod volumes;
@@ -35,6 +36,8 @@ pub struct Settings {
     pub ram_bytes: u64,
     pub stage_bytes: u64,
     pub overlay_ram_bytes: u64,
+    /// Limit of the index of clean blocks; `None` = by the size of the cache.
+    pub index_ram_bytes: Option<u64>,
     pub host_name: String,
     /// Group of the sockets; `None` leaves the group of the process.
     pub group: Option<String>,

@@ -67,7 +67,11 @@ impl Phase {
             Purpose::JournalWrite => Some(Phase::JournalWrite),
             Purpose::JournalApply => Some(Phase::JournalApply),
             Purpose::Checkpoint => Some(Phase::Checkpoint),
-            Purpose::GuestRead | Purpose::GuestWrite | Purpose::Prepare => None,
+            Purpose::GuestRead
+            | Purpose::GuestWrite
+            | Purpose::Prepare
+            | Purpose::Fill
+            | Purpose::LineRead => None,
         }
     }
 

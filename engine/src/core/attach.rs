@@ -24,9 +24,6 @@ use crate::volume::{Keeper, LedgerStep, Volume};
 use alloc::format;
 use alloc::string::String;
 
-/// Shared base layers are numbered above all layers of single volumes.
-const BASE_LAYERS_FROM: u64 = 1 << 32;
-
 impl Core {
     /// The id a volume of this name has, or will have.
     pub fn place(&mut self, name: &str) -> VolumeId {
@@ -69,7 +66,7 @@ impl Core {
         volume.journal_possible = spec.journal_possible;
         volume.tuning = spec.tuning;
         volume.layer = match spec.base_layer {
-            Some(base) => Layer(BASE_LAYERS_FROM + base),
+            Some(identity) => self.lines.layer(identity),
             None => Layer(u64::from(id.0)),
         };
         volume.attached = true;

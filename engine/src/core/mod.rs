@@ -1,6 +1,6 @@
 //! The shard behind the seam: dispatches events and runs the fixed list of maintenance steps.
 //!
-//! Each verb has a file: `read`, `write`, `destage`, `evacuate`, `checkpoint`, `attach`. Always
+//! Each verb has a file: `read`, `lines`, `write`, `destage`, `evacuate`, `checkpoint`, `attach`. Always
 //! true after an `apply`: whatever could be decided has been decided; what is left waits for a
 //! device, for room, or for a time that is in the timers.
 
@@ -8,11 +8,13 @@ mod attach;
 mod checkpoint;
 mod destage;
 mod evacuate;
+mod lines;
 mod read;
 mod show;
 mod write;
 
 pub use destage::Destage;
+pub use lines::{FoundFill, segments_max};
 
 /// The keeper of checkpoints after one with this sequence was written.
 pub fn checkpoint_keeper(sequence: u64) -> checkpoint::Keeper {
@@ -56,6 +58,7 @@ pub struct Core {
     pub log: Log,
     pub volumes: Vec<Option<Volume>>,
     pub ram: RamTier,
+    lines: lines::Lines,
     pub scratch: Scratch,
     fetches: Fetches,
     reads: Slab<read::ReadOp>,
@@ -86,6 +89,7 @@ impl Core {
         checkpoint: checkpoint::Keeper,
     ) -> Core {
         let ram = RamTier::new(config.ram_blocks, config.hash_seed);
+        let lines = lines::Lines::new(&config, superblock.geometry);
         let scratch = Scratch::new(superblock.geometry, config.scratch_bytes);
         Core {
             cache: superblock.cache,
@@ -93,6 +97,7 @@ impl Core {
             log,
             volumes,
             ram,
+            lines,
             scratch,
             fetches: Fetches::default(),
             reads: Slab::default(),
@@ -190,6 +195,7 @@ impl Core {
         self.log.pump_space(cx, &mut self.scratch);
         self.fetches.pump(cx, &self.log, &mut self.scratch);
         self.pump_evacuation(cx);
+        self.pump_lines(cx);
         self.pump_checkpoint(cx);
         self.sweep();
         self.pump_park(cx);
@@ -208,6 +214,7 @@ impl Core {
             || !self.queue.is_empty()
             || self.evacuation.is_some()
             || self.log.is_low()
+            || self.lines.has_chores()
     }
 
     fn tick(&mut self, cx: &mut Cx<'_>) {
@@ -291,6 +298,9 @@ impl Core {
                 }
             }
             Pending::Fill { fill } => self.filled(cx, fill, ok, started),
+            Pending::LineRead { fill } => self.line_read(cx, fill, ok),
+            Pending::FillBatch { batch } => self.batch_done(cx, batch, ok),
+            Pending::FillFooter { segment, piece } => self.fill_footer_done(segment, piece, ok),
             Pending::OriginRead { read, volume } => {
                 self.origin_read_done(cx, read, volume, ok, started);
             }
@@ -393,7 +403,8 @@ impl Core {
                 .as_ref()
                 .is_some_and(|keeper| keeper.step.is_some())
         };
-        let busy = self.volumes.iter().flatten().any(waits) && cx.now < parking.until;
+        let busy = self.volumes.iter().flatten().any(waits) || self.lines.is_busy(cx.now);
+        let busy = busy && cx.now < parking.until;
         if busy || self.log.durable < parking.upto {
             return;
         }

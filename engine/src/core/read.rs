@@ -1,4 +1,5 @@
-//! The way of a read: epochs, then the read tier, then the origin.
+//! The way of a read: epochs, then the read tier, then the clean blocks on the cache device, then
+//! the origin.
 //!
 //! Always true: a part covered by an epoch comes from the log, whatever the tiers hold; a block
 //! that is missing is read from its origin once, however many ask for it; while an origin of a
@@ -8,16 +9,19 @@
 use super::Core;
 use crate::event::{Device, Op, Purpose, Refusal};
 use crate::fetch::{Owner, Want};
+use crate::log::Log;
 use crate::map::Content;
 use crate::memory::{Area, Place, Slice};
 use crate::outbox::{Cx, Pending};
-use crate::ram::{CleanCache, Key, Lookup, RamTier};
+use crate::ram::{CleanCache, Key, Layer, Lookup, RamTier};
 use crate::snapshot::State;
 use crate::types::{
-    BLOCK_BYTES, BLOCK_SECTORS, BufferId, Policy, RequestId, SECTOR_BYTES, Span, Time, VolumeId,
+    BLOCK_BYTES, BLOCK_SECTORS, BufferId, Policy, RequestId, SECTOR_BYTES, SegmentIndex, Span,
+    Time, VolumeId,
 };
 use crate::volume::{WaitKind, Waiting};
 use alloc::vec::Vec;
+use core::ops::Range;
 
 /// Blocks of one origin read into the tier.
 const FILL_BLOCKS_MAX: u64 = 64;
@@ -34,9 +38,24 @@ pub struct ReadOp {
     waits: u32,
 }
 
-/// Blocks on their way from an origin into the tier.
+/// Where blocks of a fill come from.
+#[derive(Clone, Copy)]
+enum Source {
+    Origin(VolumeId),
+    /// Blocks of the log in a row. Their segment is pinned.
+    Device {
+        base: u32,
+        segment: SegmentIndex,
+        tried: bool,
+        /// They are to be written again.
+        again: bool,
+    },
+}
+
+/// Blocks on their way into the tier.
 pub struct Fill {
-    volume: VolumeId,
+    source: Source,
+    layer: Layer,
     first_block: u64,
     slots: Vec<u32>,
     /// Reads that want a part of it.
@@ -196,7 +215,7 @@ impl Core {
                     {
                         upto += 1;
                     }
-                    self.start_fill(cx, read, clip(part, block, upto), block, upto);
+                    self.start_fills(cx, read, part, block..upto);
                     block = upto;
                 }
             }
@@ -206,48 +225,194 @@ impl Core {
         }
     }
 
-    fn start_fill(&mut self, cx: &mut Cx<'_>, read: u32, part: Span, first: u64, end: u64) {
+    /// Cuts blocks that the tier does not have into those in a row on the device and those that
+    /// only the origin has.
+    fn start_fills(&mut self, cx: &mut Cx<'_>, read: u32, part: Span, blocks: Range<u64>) {
         let id = self.reads.get(read).volume;
         let layer = self.volume(id).layer;
+        let mut block = blocks.start;
+        while block < blocks.end {
+            let place = |block| self.lines.find(cx.now, Key { layer, block });
+            let base = place(block);
+            let mut upto = block + 1;
+            // Between the blocks of two segments lies a footer: a row never goes over it.
+            while upto < blocks.end && place(upto) == base.map(|base| base + (upto - block) as u32)
+            {
+                upto += 1;
+            }
+            let source = match base {
+                Some(base) => self.device_source(base, false),
+                None => Source::Origin(id),
+            };
+            let wanted = clip(part, block, upto);
+            if let Some(fill) = self.reserve_fill(source, layer, block..upto) {
+                self.fills.get(fill).waiters.push((read, wanted));
+                self.reads.get(read).waits += 1;
+                self.issue(cx, fill);
+            } else {
+                // The tier is full of blocks on their way: read past it.
+                self.read_origin(cx, read, wanted);
+            }
+            block = upto;
+        }
+    }
+
+    /// Brings blocks of a segment that is given back into the tier, to be written again.
+    pub(super) fn read_again(
+        &mut self,
+        cx: &mut Cx<'_>,
+        layer: Layer,
+        blocks: Range<u64>,
+        base: u32,
+    ) {
+        let source = self.device_source(base, true);
+        if let Some(fill) = self.reserve_fill(source, layer, blocks) {
+            self.issue(cx, fill);
+        }
+    }
+
+    fn device_source(&mut self, base: u32, again: bool) -> Source {
+        Source::Device {
+            base,
+            segment: self.log.pin(Log::block_addr(base)),
+            tried: false,
+            again,
+        }
+    }
+
+    /// A fill with places in the tier; `None` if there are not enough.
+    fn reserve_fill(&mut self, source: Source, layer: Layer, blocks: Range<u64>) -> Option<u32> {
         let fill = self.fills.insert(Fill {
-            volume: id,
-            first_block: first,
-            slots: Vec::with_capacity((end - first) as usize),
-            waiters: alloc::vec![(read, part)],
+            source,
+            layer,
+            first_block: blocks.start,
+            slots: Vec::with_capacity((blocks.end - blocks.start) as usize),
+            waiters: Vec::new(),
         });
-        for block in first..end {
+        for block in blocks {
             match self.ram.reserve(Key { layer, block }, fill) {
                 Some(slot) => self.fills.get(fill).slots.push(slot),
                 None => {
-                    // The tier is full of blocks on their way: read past it.
                     let fill = self.fills.take(fill);
-                    fill.slots.iter().for_each(|slot| self.ram.abandon(*slot));
-                    self.read_origin(cx, read, part);
-                    return;
+                    self.abandon(fill);
+                    return None;
                 }
             }
         }
-        self.reads.get(read).waits += 1;
-        self.issue_fill(cx, fill);
+        Some(fill)
+    }
+
+    fn abandon(&mut self, fill: Fill) {
+        fill.slots.iter().for_each(|slot| self.ram.abandon(*slot));
+        if let Source::Device { segment, .. } = fill.source {
+            self.log.unpin(segment);
+        }
+    }
+
+    fn issue(&mut self, cx: &mut Cx<'_>, id: u32) {
+        match self.fills.get(id).source {
+            Source::Origin(_) => self.issue_fill(cx, id),
+            Source::Device { base, .. } => self.issue_line_read(cx, id, base),
+        }
+    }
+
+    fn issue_line_read(&mut self, cx: &mut Cx<'_>, id: u32, base: u32) {
+        let fill = self.fills.get(id);
+        let slice = |&slot: &u32| Slice {
+            place: RamTier::place(slot),
+            bytes: BLOCK_BYTES,
+        };
+        let slices: Vec<Slice> = fill.slots.iter().map(slice).collect();
+        let asker = fill.waiters.first().map(|(read, _)| *read);
+        let bytes = slices.len() as u64 * BLOCK_BYTES;
+        if let Some(read) = asker {
+            let volume = self.reads.get(read).volume;
+            self.volume(volume).counters.ssd_read_bytes += bytes;
+        }
+        self.lines.count_read(bytes);
+        let at = self.log.device_at(Log::block_addr(base));
+        let pending = Pending::LineRead { fill: id };
+        let (purpose, device) = (Purpose::LineRead, Device::Cache);
+        cx.transfer(pending, purpose, device, Op::Read, at, slices);
+    }
+
+    /// Blocks came from the device. What is wrong twice is forgotten and asked of the origin.
+    pub(super) fn line_read(&mut self, cx: &mut Cx<'_>, id: u32, ok: bool) {
+        let fill = self.fills.get(id);
+        let (layer, first) = (fill.layer, fill.first_block);
+        let Source::Device {
+            base,
+            segment,
+            tried,
+            again,
+        } = fill.source
+        else {
+            unreachable!("only such fills read the device");
+        };
+        let is_good = |at: usize, slot: u32| {
+            let sum = cx.memory.checksum(RamTier::place(slot), BLOCK_BYTES);
+            ok && sum == self.log.sum(Log::block_addr(base + at as u32))
+        };
+        let slots = fill.slots.iter().enumerate();
+        let bad: Vec<u64> = slots
+            .filter(|(at, slot)| !is_good(*at, **slot))
+            .map(|(at, _)| first + at as u64)
+            .collect();
+        if !bad.is_empty() && !tried {
+            self.fills.get(id).source = Source::Device {
+                base,
+                segment,
+                tried: true,
+                again,
+            };
+            self.issue_line_read(cx, id, base);
+            return;
+        }
+        if bad.is_empty() {
+            self.log.unpin(segment);
+            let fill = self.fills.take(id);
+            if !fill.waiters.is_empty() {
+                let blocks = first..first + fill.slots.len() as u64;
+                blocks.for_each(|block| self.lines.hit(Key { layer, block }));
+            }
+            self.hand_out(cx, fill, true);
+            return;
+        }
+        if !ok {
+            self.lines.device_failed(cx.now);
+        }
+        for block in bad {
+            self.lines.drop_bad(Key { layer, block }, !ok);
+        }
+        let Some((read, _)) = self.fills.get(id).waiters.first().copied() else {
+            let fill = self.fills.take(id);
+            self.abandon(fill);
+            return;
+        };
+        self.log.unpin(segment);
+        let volume = self.reads.get(read).volume;
+        self.fills.get(id).source = Source::Origin(volume);
+        self.issue_fill(cx, id);
     }
 
     pub(super) fn issue_fill(&mut self, cx: &mut Cx<'_>, id: u32) {
         let fill = self.fills.get(id);
-        let volume = fill.volume;
+        let Source::Origin(volume) = fill.source else {
+            unreachable!("only such fills read the origin");
+        };
         let at = fill.first_block * BLOCK_BYTES;
         let slots = fill.slots.clone();
         let size = self.volume(volume).size_bytes;
-        let slices: Vec<Slice> = slots
-            .iter()
-            .enumerate()
-            .map(|(n, &slot)| {
-                let from = at + n as u64 * BLOCK_BYTES;
-                Slice {
-                    place: RamTier::place(slot),
-                    bytes: BLOCK_BYTES.min(size - from),
-                }
-            })
-            .collect();
+        let mut slices = Vec::with_capacity(slots.len());
+        for (n, &slot) in slots.iter().enumerate() {
+            let bytes = BLOCK_BYTES.min(size - at - n as u64 * BLOCK_BYTES);
+            let place = RamTier::place(slot);
+            if bytes < BLOCK_BYTES {
+                // Behind the end lies nothing of whoever had the place before.
+                cx.memory.zero(place.plus(bytes), BLOCK_BYTES - bytes);
+            }
+            slices.push(Slice { place, bytes });
+        }
         let bytes: u64 = slices.iter().map(|slice| slice.bytes).sum();
         let volume = self.volume(volume);
         volume.origin_in_flight += 1;
@@ -259,7 +424,9 @@ impl Core {
     }
 
     pub(super) fn filled(&mut self, cx: &mut Cx<'_>, id: u32, ok: bool, started: Time) {
-        let source = self.fills.get(id).volume;
+        let Source::Origin(source) = self.fills.get(id).source else {
+            unreachable!("only such fills read the origin");
+        };
         let volume = self.volume(source);
         volume.origin_in_flight -= 1;
         volume.counters.origin.latency.add_ns(cx.now.since(started));
@@ -271,6 +438,13 @@ impl Core {
             }
         }
         let fill = self.fills.take(id);
+        self.hand_out(cx, fill, ok);
+        self.detach_progress(cx, source);
+    }
+
+    /// The end of a fill: its blocks go to whoever waits, stay in the tier, and go on to the
+    /// device.
+    fn hand_out(&mut self, cx: &mut Cx<'_>, fill: Fill, ok: bool) {
         for (read, part) in &fill.waiters {
             let first = part.sector / BLOCK_SECTORS;
             let last = (part.end() - 1) / BLOCK_SECTORS;
@@ -283,19 +457,30 @@ impl Core {
             if !ok {
                 op.result = Err(Refusal::Io);
             }
-            self.volume(asker).counters.reads.origin += 1;
+            let reads = &mut self.volume(asker).counters.reads;
+            match fill.source {
+                Source::Origin(_) => reads.origin += 1,
+                Source::Device { .. } => reads.ssd_hits += 1,
+            }
         }
-        for slot in fill.slots {
-            if ok {
-                self.ram.publish(slot);
-            } else {
+        let onward = match fill.source {
+            Source::Origin(volume) => Some(Some(volume)),
+            Source::Device { again, .. } => again.then_some(None),
+        };
+        let blocks = fill.first_block..;
+        for (slot, block) in fill.slots.into_iter().zip(blocks) {
+            if !ok {
                 self.ram.abandon(slot);
+            } else if self.ram.publish(slot)
+                && let Some(volume) = onward
+            {
+                let layer = fill.layer;
+                self.admit(cx.now, Key { layer, block }, slot, volume);
             }
         }
         for (read, _) in fill.waiters {
             self.read_progress(cx, read);
         }
-        self.detach_progress(cx, source);
     }
 
     /// Copies what `part` wants of a block to the buffer of a read.

@@ -29,7 +29,10 @@ impl Core {
                 .collect(),
             log_bytes: self.log.geometry.log_bytes(),
             live_bytes: gauge.live * BLOCK_BYTES,
-            index_bytes: self.log.index_bytes() + self.ram.index_bytes() + maps,
+            index_bytes: self.log.index_bytes()
+                + self.ram.index_bytes()
+                + self.lines.index_bytes()
+                + maps,
             segments: self.log.counts(),
             ram_blocks: self.ram.blocks(),
             ram_blocks_used: self.ram.used(),
@@ -41,6 +44,7 @@ impl Core {
             segments_reused: self.log.counters.segments_reused,
             cache_errors: self.log.counters.cache_errors,
             checkpoints: self.checkpoint.written,
+            lines: self.lines.snapshot(),
         }
     }
 

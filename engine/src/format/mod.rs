@@ -7,6 +7,7 @@
 //! absent: where a structure lies and when it is written; that is the log's and the ledger's.
 
 pub mod checkpoint;
+pub mod fill;
 pub mod footer;
 pub mod journal;
 pub mod ledger;
@@ -35,6 +36,8 @@ pub enum Kind {
     Ledger = 5,
     Journal = 6,
     Stage = 7,
+    FillRecord = 8,
+    FillFooter = 9,
 }
 
 /// Why bytes are not what they should be.

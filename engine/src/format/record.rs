@@ -26,6 +26,8 @@ const _: () = assert!(END <= HEADER_BYTES);
 /// The stream of logged writes, and the one of ephemeral overlays.
 pub const STREAM_WRITES: u16 = 1;
 pub const STREAM_OVERLAY: u16 = 2;
+/// Not a stream of records: clean blocks, see `fill`.
+pub const STREAM_FILL: u16 = 3;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]

@@ -15,7 +15,10 @@
 //!                               ▲                                            │ nothing lives
 //!                               └────────── checkpoint ── Dead ◀─────────────┘
 //! ```
+//!
+//! Segments of clean blocks go another way, see `clean`.
 
+mod clean;
 mod space;
 mod write;
 
@@ -71,6 +74,12 @@ enum SegmentState {
     Open,
     Sealed,
     Footered,
+    /// Takes clean blocks.
+    Filling,
+    /// Full of clean blocks, which can be read until it is needed otherwise.
+    Clean,
+    /// No line points to it any more; reads of it may still be under way.
+    Retired,
     Dead,
 }
 
@@ -91,6 +100,8 @@ struct Segment {
     settled: bool,
     /// A block in it cannot be read: evacuating it would lose it.
     stuck: bool,
+    /// It died holding clean blocks.
+    was_clean: bool,
     /// The newest record when it died; what replaced its content is durable with it.
     dead_after: StreamSeq,
     /// Entries, until the footer is written.
@@ -197,6 +208,7 @@ pub struct Log {
     announced: StreamSeq,
     write: write::WriteState,
     live_total: u64,
+    clean: clean::Clean,
     /// Writes of which some entries are staged and some are not. While there is one, nothing
     /// dies: what the whole write would replace is still needed if the rest never comes.
     pub unfinished: u32,
@@ -240,6 +252,7 @@ impl Segment {
             footer_in_flight: false,
             settled: false,
             stuck: false,
+            was_clean: false,
             dead_after: StreamSeq(0),
             entries: Vec::new(),
             sums: Vec::new(),
@@ -319,6 +332,7 @@ impl Log {
             announced: StreamSeq(start.stream_seq_next - 1),
             write: write::WriteState::default(),
             live_total: 0,
+            clean: clean::Clean::default(),
             unfinished: 0,
             counters: Counters::default(),
         }

@@ -8,6 +8,7 @@ use super::{Log, SegmentState, StreamKind};
 use crate::event::{Device, Op, Purpose};
 use crate::format::checkpoint::SegmentRecord;
 use crate::format::footer::{Footer, FooterEntry};
+use crate::format::record::STREAM_FILL;
 use crate::map::Content;
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
@@ -19,7 +20,7 @@ use alloc::vec::Vec;
 /// Segments that only evacuation may open.
 pub const SEGMENTS_RESERVED: usize = 2;
 /// Segments prepared ahead of use.
-const READY_WANTED: usize = 4;
+pub(super) const READY_WANTED: usize = 4;
 
 /// How full the log is, in blocks that extents keep alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +114,8 @@ impl Log {
             }
             self.footers_due.pop();
         }
-        if self.ready.len() < READY_WANTED.max(self.ready_wanted) && !self.preparing {
+        // One more than writes should find is for clean blocks.
+        if self.ready.len() <= READY_WANTED.max(self.ready_wanted) && !self.preparing {
             self.prepare(cx, scratch);
         }
         let mut at = 0;
@@ -360,14 +362,13 @@ impl Log {
 
     /// Room is short: fewer ready segments than evacuation and the streams should have.
     pub fn is_low(&self) -> bool {
-        let low = (self.segments.len() / 16)
-            .clamp(SEGMENTS_RESERVED + 2, 64)
-            .max(self.ready_wanted);
-        let virgin = self
-            .segments
-            .last()
-            .is_some_and(|s| s.state == SegmentState::Virgin);
-        self.ready.len() < low && !virgin
+        // What clean data holds is room: it is given back first.
+        self.ready.len() + self.clean_held() < self.low_water() && !self.has_virgin()
+    }
+
+    pub(super) fn has_virgin(&self) -> bool {
+        let last = self.segments.last();
+        last.is_some_and(|s| s.state == SegmentState::Virgin)
     }
 
     pub fn has_dead(&self) -> bool {
@@ -391,7 +392,12 @@ impl Log {
                         SegmentState::Open => u64::MAX,
                         _ => segment.last_stream_seq.0,
                     },
-                    stream: segment.stream.code(),
+                    stream: match state {
+                        SegmentState::Filling | SegmentState::Clean | SegmentState::Retired => {
+                            STREAM_FILL
+                        }
+                        _ => segment.stream.code(),
+                    },
                     settled: segment.settled,
                 }),
             }
@@ -422,6 +428,9 @@ impl Log {
             assert!(segment.live == 0 && segment.pins == 0);
             segment.state = SegmentState::Ready;
             segment.sums = Vec::new();
+            if core::mem::take(&mut segment.was_clean) {
+                self.clean_freed();
+            }
             self.ready.push_back(index);
             self.counters.segments_reused += 1;
             // A slot may still mirror a chunk of the former life.
@@ -488,6 +497,9 @@ impl Log {
                     counts.free += 1;
                 }
                 (SegmentState::Open, StreamKind::Writes) => counts.write += 1,
+                (SegmentState::Filling | SegmentState::Clean | SegmentState::Retired, _) => {
+                    counts.fill += 1;
+                }
                 (_, StreamKind::Overlay) => counts.overlay += 1,
                 _ => counts.sealed += 1,
             }

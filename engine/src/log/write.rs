@@ -95,6 +95,11 @@ impl Log {
         false
     }
 
+    /// A guest waits for the device, or for a sync of it.
+    pub fn guests_wait(&self) -> bool {
+        self.write.sync.is_some() || !self.write.waiters.is_empty()
+    }
+
     /// Makes everything staged so far durable soon, for nobody in particular.
     pub fn want_sync(&mut self) {
         self.write.wanted = self.write.wanted.max(self.newest());

@@ -10,10 +10,11 @@
 //! new incarnation and new generations before [`recover`] returns; nothing is ever appended to a
 //! segment of an earlier incarnation; what was not accepted is never looked at again.
 
+mod fills;
 mod replay;
 mod scan;
 
-use crate::core::Core;
+use crate::core::{Core, FoundFill};
 use crate::engine::{Config, OpenError, Report, read_superblock};
 use crate::event::Device;
 use crate::format::checkpoint::{Checkpoint, VolumeRecord};
@@ -41,6 +42,9 @@ pub struct CacheInfo {
     /// Volumes with the bytes and extents the log holds of each.
     pub volumes: Vec<(VolumeRecord, u64, u64)>,
     pub segments_live: u64,
+    /// Segments with clean blocks of base images, and these blocks.
+    pub segments_fill: u64,
+    pub blocks_fill: u64,
     pub tail_bytes_discarded: u64,
     pub damage: Vec<String>,
 }
@@ -51,6 +55,10 @@ pub struct VerifyReport {
     pub segments: u64,
     pub blocks: u64,
     pub bad_blocks: u64,
+    /// Clean blocks. Those that are bad are read from the origin again and are no damage; a power
+    /// loss may leave some.
+    pub clean_blocks: u64,
+    pub bad_clean_blocks: u64,
     /// What is wrong, one line each; bounded.
     pub damage: Vec<String>,
 }
@@ -161,7 +169,10 @@ pub fn recover(
     make_durable(media, &superblock, &mut accepted)?;
 
     let replayed = replay::replay(&checkpoint, &accepted, superblock.geometry);
-    let next = next_checkpoint(&checkpoint, config.boot, &accepted, &replayed);
+    let segments_max = crate::core::segments_max(superblock.geometry, config.index_bytes_max);
+    let lives = core::mem::take(&mut accepted.fills);
+    let fills = fills::load(media, &superblock, lives, segments_max);
+    let next = next_checkpoint(&checkpoint, config.boot, (&accepted, &fills), &replayed);
     write_checkpoint(media, &superblock, &next)?;
 
     reset_stage(memory, &config, &superblock, next.incarnation);
@@ -191,9 +202,10 @@ pub fn recover(
             settled: segment.settled,
         });
     }
-    log.collect_ready();
     let keeper = crate::core::checkpoint_keeper(next.sequence);
     let mut core = Core::new(config, superblock, log, replayed.volumes, keeper);
+    core.adopt_fills(fills);
+    core.log.collect_ready();
     core.generation_next = Generation(next.generation_next);
     core.take_over(&report);
     Ok((core, report))
@@ -203,7 +215,7 @@ pub fn recover(
 fn next_checkpoint(
     last: &Checkpoint,
     boot: Uuid,
-    accepted: &Accepted,
+    (accepted, fills): (&Accepted, &[FoundFill]),
     replayed: &Replayed,
 ) -> Checkpoint {
     Checkpoint {
@@ -226,6 +238,7 @@ fn next_checkpoint(
             .segments
             .iter()
             .map(|segment| segment.record())
+            .chain(fills.iter().map(FoundFill::record))
             .collect(),
     }
 }
@@ -286,7 +299,11 @@ pub fn inspect(media: &mut dyn Media) -> Result<CacheInfo, OpenError> {
     let superblock = read_superblock(media)?;
     let checkpoint = read_checkpoint(media, &superblock)?;
     let stage = Stage::none();
-    let accepted = scan::scan(media, &superblock, &checkpoint, &stage, checkpoint.boot)?;
+    let mut accepted = scan::scan(media, &superblock, &checkpoint, &stage, checkpoint.boot)?;
+    let lives = core::mem::take(&mut accepted.fills);
+    let fills = fills::load(media, &superblock, lives, usize::MAX);
+    let runs = fills.iter().flat_map(|fill| &fill.runs);
+    let blocks_fill = runs.map(|run| u64::from(run.blocks())).sum();
     let replayed = replay::replay(&checkpoint, &accepted, superblock.geometry);
     let volumes = checkpoint
         .volumes
@@ -307,6 +324,8 @@ pub fn inspect(media: &mut dyn Media) -> Result<CacheInfo, OpenError> {
         incarnation: checkpoint.incarnation,
         volumes,
         segments_live: accepted.segments.len() as u64,
+        segments_fill: fills.len() as u64,
+        blocks_fill,
         tail_bytes_discarded: accepted.report.tail_bytes_discarded,
         damage: accepted.report.damage,
     })
@@ -320,13 +339,15 @@ pub fn verify(
     let superblock = read_superblock(media)?;
     let checkpoint = read_checkpoint(media, &superblock)?;
     let stage = Stage::none();
-    let accepted = scan::scan(media, &superblock, &checkpoint, &stage, checkpoint.boot)?;
+    let mut accepted = scan::scan(media, &superblock, &checkpoint, &stage, checkpoint.boot)?;
+    let lives = core::mem::take(&mut accepted.fills);
+    let fills = fills::load(media, &superblock, lives, usize::MAX);
     let mut report = VerifyReport {
         damage: accepted.report.damage,
         ..VerifyReport::default()
     };
     let geometry = superblock.geometry;
-    let total = accepted.segments.len() as u64;
+    let total = (accepted.segments.len() + fills.len()) as u64;
     let mut bytes = alloc::vec![0; geometry.segment_bytes() as usize];
     for segment in &accepted.segments {
         progress(report.segments, total);
@@ -340,6 +361,23 @@ pub fn verify(
             continue;
         }
         verify_segment(&segment.footer, segment.index, &bytes, &mut report);
+    }
+    for fill in &fills {
+        progress(report.segments, total);
+        report.segments += 1;
+        let at = superblock.log_at + u64::from(fill.index) * geometry.segment_bytes();
+        let read = media.read(Device::Cache, at, &mut bytes).is_ok();
+        for block in fill
+            .runs
+            .iter()
+            .flat_map(|run| run.slot..run.slot + run.blocks())
+        {
+            let at = block as usize * BLOCK_BYTES as usize;
+            let found = crate::format::checksum(&[&bytes[at..at + BLOCK_BYTES as usize]]);
+            report.clean_blocks += 1;
+            let good = read && fill.sums.get(block as usize) == Some(&found);
+            report.bad_clean_blocks += u64::from(!good);
+        }
     }
     progress(total, total);
     Ok(report)
@@ -386,6 +424,19 @@ impl scan::Segment {
             last_stream_seq: self.last_stream_seq,
             stream: self.stream.code(),
             settled: self.settled,
+        }
+    }
+}
+
+impl FoundFill {
+    fn record(&self) -> crate::format::checkpoint::SegmentRecord {
+        crate::format::checkpoint::SegmentRecord {
+            index: self.index,
+            seq: self.seq,
+            first_stream_seq: 0,
+            last_stream_seq: 0,
+            stream: crate::format::record::STREAM_FILL,
+            settled: false,
         }
     }
 }

@@ -10,8 +10,9 @@ use super::{CACHE, note};
 use crate::engine::{Config, OpenError, Report};
 use crate::event::Device;
 use crate::format::checkpoint::{Checkpoint, SegmentRecord};
+use crate::format::fill::{FillFooter, FillRecord, Life};
 use crate::format::footer::{self, Footer, FooterEntry};
-use crate::format::record::{self, Record};
+use crate::format::record::{self, Record, STREAM_FILL};
 use crate::format::stage::{self, StageHeader, StageSlot};
 use crate::format::superblock::Superblock;
 use crate::log::StreamKind;
@@ -153,6 +154,8 @@ pub struct Segment {
 #[derive(Default)]
 pub struct Accepted {
     pub segments: Vec<Segment>,
+    /// Segments of clean blocks whose lines count: index and life.
+    pub fills: Vec<(u32, u64)>,
     /// Chunks that only the stage has whole: the bytes to write.
     pub staged_chunks: Vec<(ChunkIndex, Vec<u8>)>,
     pub stream_seq_next: u64,
@@ -308,6 +311,8 @@ impl Scan<'_> {
             lives.push((footer.segment_seq, footer.stream));
         }
         lives.extend(self.stage.life(geometry, index));
+        let fill = self.fill_life(head, foot);
+        lives.extend(fill.map(|life| (life.segment_seq, STREAM_FILL)));
         let listed = self
             .checkpoint
             .segments
@@ -330,6 +335,10 @@ impl Scan<'_> {
             return None;
         }
         let (seq, stream) = life?;
+        if stream == STREAM_FILL {
+            let fill = fill.expect("only its own structures name this life");
+            self.take_fill(index, fill, listed);
+        }
         self.accepted.segment_seq_next = self.accepted.segment_seq_next.max(seq + 1);
         self.accepted.virgin_from = self.accepted.virgin_from.max(index + 1);
         let stream = StreamKind::of_code(stream)?;
@@ -349,6 +358,34 @@ impl Scan<'_> {
             footer,
             records: Vec::new(),
         })
+    }
+
+    /// The youngest life as clean blocks that the ends of a segment name.
+    fn fill_life(&self, head: &[u8], foot: &[u8]) -> Option<Life> {
+        let (geometry, cache) = (self.superblock.geometry, self.superblock.cache);
+        let record = FillRecord::parse(head, geometry, cache).ok();
+        let first = record.filter(|record| record.block == 0);
+        let footer = FillFooter::parse_header(foot, geometry, cache).ok();
+        let lives = [first.map(|it| it.life), footer.map(|(life, _)| life)];
+        lives
+            .into_iter()
+            .flatten()
+            .max_by_key(|life| life.segment_seq)
+    }
+
+    /// Clean blocks count while the newest checkpoint lists their segment, or if the run that
+    /// wrote this checkpoint opened it later: in both cases nothing newer was written there.
+    fn take_fill(&mut self, index: u32, life: Life, listed: Option<SegmentRecord>) {
+        let counts = match listed {
+            Some(listed) => listed.seq == life.segment_seq && listed.stream == STREAM_FILL,
+            None => {
+                life.segment_seq >= self.checkpoint.segment_seq_next
+                    && life.incarnation == self.checkpoint.incarnation
+            }
+        };
+        if counts {
+            self.accepted.fills.push((index, life.segment_seq));
+        }
     }
 
     /// Notes numbers that must not be given again.

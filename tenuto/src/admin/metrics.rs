@@ -217,6 +217,42 @@ const HOST_METRICS: &[HostMetric] = &[
         u64::from(v.look.engine.segments.sealed)
     }),
     (
+        "segments_fill",
+        "gauge",
+        "Segments with clean blocks of base images.",
+        |v| u64::from(v.look.engine.segments.fill),
+    ),
+    (
+        "clean_bytes",
+        "gauge",
+        "Clean bytes on the cache device.",
+        |v| v.look.engine.lines.blocks * engine::types::BLOCK_BYTES,
+    ),
+    (
+        "clean_read_bytes_total",
+        "counter",
+        "Clean bytes read from the cache device.",
+        |v| v.look.engine.lines.read_bytes,
+    ),
+    (
+        "clean_write_bytes_total",
+        "counter",
+        "Clean bytes written to the cache device.",
+        |v| v.look.engine.lines.write_bytes,
+    ),
+    (
+        "clean_bad_blocks_total",
+        "counter",
+        "Clean blocks that were dropped because their checksum did not match.",
+        |v| v.look.engine.lines.bad_blocks,
+    ),
+    (
+        "clean_errors_total",
+        "counter",
+        "Failed requests for clean blocks.",
+        |v| v.look.engine.lines.errors,
+    ),
+    (
         "ram_blocks_used",
         "gauge",
         "Blocks in the read tier.",

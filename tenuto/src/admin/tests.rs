@@ -55,6 +55,7 @@ impl Machine for Fake {
                     write: 1,
                     overlay: 0,
                     sealed: 0,
+                    fill: 2,
                 },
                 ram_blocks: 10,
                 ram_blocks_used: 5,
@@ -66,6 +67,7 @@ impl Machine for Fake {
                 segments_reused: 0,
                 cache_errors: 0,
                 checkpoints: 1,
+                lines: engine::snapshot::Lines::default(),
             },
             clients: state.clients.clone(),
             recovery: Recovery {

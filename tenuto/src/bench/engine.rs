@@ -156,6 +156,7 @@ impl Host {
             ram_blocks: 1024,
             scratch_bytes: SCRATCH_BYTES,
             dirty_extents_max: options.extents * 4,
+            index_bytes_max: 0,
             hash_seed: options.seed,
         };
         let stage = Config::stage_bytes(geometry.chunk_bytes(), 2 * slots);

@@ -333,14 +333,17 @@ fn inspect_cache(context: &Context, path: &Path) -> Result<()> {
         }
         Err(fault) => return Err(offline::from_fault(fault)),
     };
-    let files = Files::new(target);
+    let mut files = Files::new(target);
+    let clean = engine::engine::inspect(&mut files).map_err(offline::open_error)?;
     let found = offline::peek(&files, &superblock, &stage_dir(configured.as_ref()))?;
+    let clean_bytes = clean.blocks_fill * engine::types::BLOCK_BYTES;
     let mut document = inspect::superblock_json(path, &superblock, None);
     document["recovery"] = report_json(&found);
+    document["clean"] = json!({ "segments": clean.segments_fill, "bytes": clean_bytes });
     document["volumes"] = Value::Array(found.volumes.iter().map(inspect::volume_json).collect());
-    context
-        .output()
-        .document(&document, || found_text(path, &superblock, &found))
+    context.output().document(&document, || {
+        found_text(path, &superblock, &found, clean_bytes)
+    })
 }
 
 /// Checks what a start would find, and every block of the log that something refers to.
@@ -375,6 +378,8 @@ fn verify(context: &Context, path: &Path) -> Result<()> {
         "segments": report.segments,
         "blocks": report.blocks,
         "bad_blocks": report.bad_blocks,
+        "clean_blocks": report.clean_blocks,
+        "bad_clean_blocks": report.bad_clean_blocks,
         "recovery": report_json(&found),
     });
     context.output().confirmation(&document, || {
@@ -383,7 +388,12 @@ fn verify(context: &Context, path: &Path) -> Result<()> {
             0 => String::new(),
             bytes => format!(", {} of torn tail that no flush covers", human_bytes(bytes)),
         };
-        format!("cache {name}: no damage in {blocks} blocks of {segments} segments{tail}\n")
+        let clean = match (report.clean_blocks, report.bad_clean_blocks) {
+            (0, _) => String::new(),
+            (all, 0) => format!(", {all} clean ones good"),
+            (all, bad) => format!(", {bad} of {all} clean ones to be read from origins again"),
+        };
+        format!("cache {name}: no damage in {blocks} blocks of {segments} segments{clean}{tail}\n")
     })
 }
 
@@ -416,7 +426,7 @@ fn superblock_text(path: &Path, superblock: &Superblock) -> String {
     ])
 }
 
-fn found_text(path: &Path, superblock: &Superblock, found: &Found) -> String {
+fn found_text(path: &Path, superblock: &Superblock, found: &Found, clean_bytes: u64) -> String {
     let report = &found.report;
     let mut text = superblock_text(path, superblock);
     text.push_str(&output::fields(&[
@@ -434,6 +444,10 @@ fn found_text(path: &Path, superblock: &Superblock, found: &Found) -> String {
                 report.records_replayed,
                 human_bytes(report.tail_bytes_discarded)
             ),
+        ),
+        (
+            "clean",
+            format!("{} of base images", human_bytes(clean_bytes)),
         ),
         (
             "damage",

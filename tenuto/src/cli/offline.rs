@@ -108,6 +108,7 @@ pub fn peek(files: &Files, superblock: &Superblock, stage_dir: &Path) -> Result<
         ram_blocks: 1,
         scratch_bytes: SCRATCH_BYTES,
         dirty_extents_max: DIRTY_EXTENTS_MAX,
+        index_bytes_max: 0,
         hash_seed: 1,
     };
     let chunk_bytes = superblock.geometry.chunk_bytes();
@@ -311,6 +312,7 @@ pub fn destage_all(
         ram_bytes: RECOVER_RAM_BYTES,
         stage_bytes: RECOVER_RAM_BYTES,
         overlay_ram_bytes: 0,
+        index_ram_bytes: None,
         host_name: crate::lock::host_name(),
         group: None,
         nbd_tcp: None,

@@ -132,9 +132,12 @@ pub const CACHE: &[Key<Cache>] = &[
     Key {
         name: "index-ram",
         default: "auto",
-        meaning: "limit of the RAM for maps",
-        set: |_, value| only(value, "auto", "a limit of its own is"),
-        show: |_| quote("auto"),
+        meaning: "limit of the RAM that finds clean blocks on the SSD; auto = 0.2 % of the cache",
+        set: |cache, value| index_ram(&mut cache.index_ram_bytes, value),
+        show: |cache| match cache.index_ram_bytes {
+            Some(bytes) => quote(&units::show_size(bytes)),
+            None => quote("auto"),
+        },
     },
 ];
 
@@ -572,6 +575,17 @@ fn size(to: &mut u64, value: &Value, example: &str, min: u64) -> Set {
     Ok(())
 }
 
+fn index_ram(to: &mut Option<u64>, value: &Value) -> Set {
+    if *value == Value::Text("auto".into()) {
+        *to = None;
+        return Ok(());
+    }
+    let mut bytes = 0;
+    size(&mut bytes, value, "256MiB", 0)?;
+    *to = Some(bytes);
+    Ok(())
+}
+
 fn address(to: &mut Option<SocketAddr>, value: &Value, example: &str) -> Set {
     let right = format!("write an address and a port, as in \"{example}\"");
     let text = value.text(&right)?;
@@ -584,14 +598,6 @@ fn address(to: &mut Option<SocketAddr>, value: &Value, example: &str) -> Set {
 
 fn show_address(address: Option<SocketAddr>) -> String {
     address.map_or(String::new(), |address| quote(&address.to_string()))
-}
-
-fn only(value: &Value, word: &str, what: &str) -> Set {
-    if *value == Value::Text(word.into()) {
-        return Ok(());
-    }
-    value.size(word)?;
-    Err(Wrong::later(what, format!("write \"{word}\"")))
 }
 
 /// As TOML writes it, so that what is shown can be copied into the file.
@@ -631,6 +637,7 @@ pub fn default_cache() -> Cache {
         ram_bytes: GIB,
         stage_bytes: 256 * MIB,
         overlay_ram_bytes: 4 * GIB,
+        index_ram_bytes: None,
         sources: Default::default(),
     }
 }

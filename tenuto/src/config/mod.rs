@@ -83,6 +83,8 @@ pub struct Cache {
     pub ram_bytes: u64,
     pub stage_bytes: u64,
     pub overlay_ram_bytes: u64,
+    /// `None` = by the size of the cache.
+    pub index_ram_bytes: Option<u64>,
     pub sources: Sources,
 }
 
@@ -193,6 +195,7 @@ impl Config {
             ram_bytes: self.cache.ram_bytes,
             stage_bytes: self.cache.stage_bytes,
             overlay_ram_bytes: self.cache.overlay_ram_bytes,
+            index_ram_bytes: self.cache.index_ram_bytes,
             host_name: self.host.name.clone(),
             group: self.socket_group(),
             nbd_tcp: self.listen.nbd,

@@ -205,8 +205,9 @@ fn wrong_sections_are_answered_at_their_own_lines() {
              \"64GiB\"",
         ),
         (
-            "[cache]\nindex-ram = \"1GiB\"\n",
-            "t.toml:2: index-ram: a limit of its own is not in this version; write \"auto\"",
+            "[cache]\nindex-ram = \"all\"\n",
+            "t.toml:2: index-ram: \"all\" is not a size; write bytes or KiB, MiB, GiB, TiB, as in \
+             \"256MiB\"",
         ),
         (
             "[listen]\ntls = {}\n",

@@ -28,6 +28,9 @@ pub(super) const LATE_WRITES_WAIT: Duration = Duration::from_secs(120);
 const SCRATCH_BYTES: u64 = 64 << 20;
 /// Dirty extents of all volumes; at 24 bytes each this is 192 MiB.
 const DIRTY_EXTENTS_MAX: u64 = 8 << 20;
+/// The index of clean blocks takes at most one part of so many of the cache: 0.2 %. Checksums alone
+/// are half of that.
+const INDEX_PART: u64 = 500;
 /// Fewer slots than this leave no room for a log write beside the chunk being filled.
 const SLOTS_MIN: u64 = 8;
 
@@ -57,6 +60,9 @@ pub(super) fn open(settings: &Settings) -> Result<Opened, StartError> {
         ram_blocks: (settings.ram_bytes / BLOCK_BYTES) as u32,
         scratch_bytes: SCRATCH_BYTES,
         dirty_extents_max: DIRTY_EXTENTS_MAX,
+        index_bytes_max: settings
+            .index_ram_bytes
+            .unwrap_or(superblock.geometry.log_bytes() / INDEX_PART),
         hash_seed: u64::from_le_bytes(host::fresh().0[..8].try_into().expect("eight bytes")),
     };
     let wanted = Config::stage_bytes(chunk_bytes, config.stage_slots + config.overlay_slots);

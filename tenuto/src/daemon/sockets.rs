@@ -188,6 +188,7 @@ mod tests {
             ram_bytes: 0,
             stage_bytes: 0,
             overlay_ram_bytes: 0,
+            index_ram_bytes: None,
             host_name: String::new(),
             group: None,
             nbd_tcp: None,

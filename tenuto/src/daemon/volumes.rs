@@ -4,7 +4,7 @@
 //! join, export. Always true: an origin is written by nobody before its lock is held and its
 //! ledger has been read; a volume that did not join leaves nothing behind.
 
-use super::{Daemon, StartError, VolumeError, VolumeSettings, host, open};
+use super::{Daemon, StartError, VolumeError, VolumeSettings, host, identity, open};
 use crate::fault::{Fault, Kind};
 use crate::files::Files;
 use crate::lock::Patience;
@@ -15,8 +15,6 @@ use engine::engine::{OpenError, Settled, settle};
 use engine::event::{Command, Device, Tuning, VolumeSpec};
 use engine::types::{Policy, SECTOR_BYTES, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::os::unix::fs::MetadataExt;
 use std::sync::MutexGuard;
 
 /// What is attached, by name, and which names are being changed.
@@ -306,24 +304,14 @@ fn spec(settings: &VolumeSettings, files: &OpenVolume, size_bytes: u64) -> Volum
         policy: settings.policy,
         size_bytes,
         read_only: settings.read_only,
-        base_layer: files.origin.read_only.then(|| identity(files)).flatten(),
+        base_layer: files
+            .origin
+            .read_only
+            .then(|| identity::of(files))
+            .flatten(),
         journal_possible: files.journal.is_some(),
         tuning: tuning(settings),
     }
-}
-
-/// Equal for volumes that stand on the same unchanged image.
-fn identity(files: &OpenVolume) -> Option<u64> {
-    let meta = files.origin.file.metadata().ok()?;
-    let mut hasher = DefaultHasher::new();
-    let times = (
-        meta.mtime(),
-        meta.mtime_nsec(),
-        meta.ctime(),
-        meta.ctime_nsec(),
-    );
-    (meta.dev(), meta.ino(), meta.size(), times).hash(&mut hasher);
-    Some(hasher.finish())
 }
 
 fn tuning(settings: &VolumeSettings) -> Tuning {

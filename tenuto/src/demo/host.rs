@@ -137,6 +137,7 @@ pub fn run(place: &Place, seed: u64, cached: bool, bar: &ProgressBar) -> Result<
         ram_bytes: RAM_BYTES,
         stage_bytes: STAGE_BYTES,
         overlay_ram_bytes: STAGE_BYTES,
+        index_ram_bytes: None,
         host_name: "demo".into(),
         group: None,
         nbd_tcp: None,

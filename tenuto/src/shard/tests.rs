@@ -173,6 +173,7 @@ impl Decide for PassThrough {
             segments_reused: 0,
             cache_errors: 0,
             checkpoints: 0,
+            lines: engine::snapshot::Lines::default(),
         }
     }
 }

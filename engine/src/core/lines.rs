@@ -1,0 +1,457 @@
+//! Clean blocks of base layers on the cache device: written from the read tier after a first
+//! miss, found again after that tier has let them go, also by a later daemon.
+//!
+//! ```text
+//! origin ─▶ tier ─admit─▶ queue ─record─▶ segment ─oldest─▶ given back
+//!             ▲   (pinned until written)     │  ▲                │
+//!             └────────── checked ───────────┘  └── hot blocks ──┘
+//! ```
+//!
+//! Always true: nobody waits for any of this; a block that was read back is delivered only with
+//! the checksum it was written with, and what fails that twice is forgotten and comes from the
+//! origin; the lines of a segment are dropped in the step that retires it. A device that fails is
+//! left alone for a while. Deliberately absent: blocks of layers that somebody writes.
+
+use super::Core;
+use crate::event::{Device, Op, Purpose};
+use crate::format::fill::{FillRecord, LINE_BLOCKS, RECORD_BLOCKS_MAX, Run};
+use crate::format::footer::body_blocks;
+use crate::lines::{LineIndex, LineRun};
+use crate::log::Log;
+use crate::memory::Slice;
+use crate::outbox::{Cx, Pending};
+use crate::ram::{CleanCache, Key, Layer, Lookup, RamTier};
+use crate::slab::Slab;
+use crate::types::{BLOCK_BYTES, Geometry, SegmentIndex, SegmentSeq, Time, Uuid, VolumeId};
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+
+/// Shared base layers are numbered above all layers of single volumes.
+const BASE_LAYERS_FROM: u64 = 1 << 32;
+/// Records on their way at once.
+const BATCHES_MAX: u32 = 2;
+/// How long a block waits for others to make a larger write.
+const LINGER_MS: u64 = 200;
+/// While guests wait for the device, one record in so long: 80 MiB/s at most.
+const POLITE_MS: u64 = 5;
+/// How long a device that failed is left alone.
+const FAILED_MS: u64 = 1_000;
+/// Blocks that found no room for so long are let go.
+const STUCK_MS: u64 = 10_000;
+/// Pinned blocks: 64 MiB, and never more than a quarter of the tier.
+const QUEUE_MAX: u32 = 16_384;
+/// Segments given back in one step.
+const RETIRE_STEP: usize = 4;
+/// Of a segment that is given back, one part of so many may be written again.
+const REAPPEND_PART: u32 = 4;
+
+/// A block of the tier that is to be written.
+#[derive(Clone, Copy)]
+struct Item {
+    slot: u32,
+    number: u16,
+    block: u64,
+    /// Whose miss brought it.
+    volume: Option<VolumeId>,
+}
+
+struct Batch {
+    items: Vec<Item>,
+    runs: Vec<LineRun>,
+    segment: SegmentIndex,
+    header: u32,
+}
+
+/// A segment of clean blocks as recovery found it.
+pub struct FoundFill {
+    pub index: u32,
+    pub seq: u64,
+    pub runs: Vec<Run>,
+    pub sums: Vec<u32>,
+}
+
+pub struct Lines {
+    index: LineIndex,
+    /// Identities by number; a number is never used for another within one life.
+    layers: Vec<Uuid>,
+    numbers: BTreeMap<Uuid, u64>,
+    queue: VecDeque<Item>,
+    queue_max: usize,
+    oldest: Time,
+    batches: Slab<Batch>,
+    in_flight: u32,
+    segments_max: usize,
+    polite_at: Time,
+    failed_until: Time,
+    /// No room for the queue when it was last tried.
+    stuck: bool,
+    index_full: bool,
+    counters: crate::snapshot::Lines,
+}
+
+/// The number of a shared layer, if it is small enough for the index.
+fn number(layer: Layer) -> Option<u16> {
+    u16::try_from(layer.0.checked_sub(BASE_LAYERS_FROM)?).ok()
+}
+
+/// How many segments clean data may hold so that its checksums stay within a budget. The rest of
+/// it is for the index of lines.
+pub fn segments_max(geometry: Geometry, bytes: u64) -> usize {
+    ((bytes - index_part(bytes)) / (u64::from(body_blocks(geometry)) * 4)) as usize
+}
+
+fn index_part(bytes: u64) -> u64 {
+    bytes / 20 * 9
+}
+
+impl Lines {
+    pub fn new(config: &crate::engine::Config, geometry: Geometry) -> Lines {
+        let bytes = config.index_bytes_max;
+        Lines {
+            index: LineIndex::new(index_part(bytes), geometry, config.hash_seed),
+            layers: Vec::new(),
+            numbers: BTreeMap::new(),
+            queue: VecDeque::new(),
+            queue_max: (config.ram_blocks / 4).min(QUEUE_MAX) as usize,
+            oldest: Time(0),
+            batches: Slab::default(),
+            in_flight: 0,
+            segments_max: segments_max(geometry, bytes),
+            polite_at: Time(0),
+            failed_until: Time(0),
+            stuck: false,
+            index_full: false,
+            counters: crate::snapshot::Lines::default(),
+        }
+    }
+
+    /// The layer of a base image.
+    pub fn layer(&mut self, identity: Uuid) -> Layer {
+        let next = self.layers.len() as u64;
+        let number = *self.numbers.entry(identity).or_insert(next);
+        if number == next {
+            self.layers.push(identity);
+        }
+        Layer(BASE_LAYERS_FROM + number)
+    }
+
+    pub fn snapshot(&self) -> crate::snapshot::Lines {
+        crate::snapshot::Lines {
+            blocks: self.index.blocks(),
+            ..self.counters
+        }
+    }
+
+    pub fn index_bytes(&self) -> u64 {
+        self.index.bytes()
+    }
+
+    /// Where the device holds this block, if it may be asked now.
+    pub fn find(&self, now: Time, key: Key) -> Option<u32> {
+        if now < self.failed_until {
+            return None;
+        }
+        self.index.get(number(key.layer)?, key.block)
+    }
+
+    pub fn hit(&mut self, key: Key) {
+        if let Some(number) = number(key.layer) {
+            self.index.hit(number, key.block);
+        }
+    }
+
+    pub fn count_read(&mut self, bytes: u64) {
+        self.counters.read_bytes += bytes;
+    }
+
+    /// A block was not, twice, what had been written, or the device did not give it.
+    pub fn drop_bad(&mut self, key: Key, failed: bool) {
+        if let Some(number) = number(key.layer) {
+            self.index.drop_block(number, key.block);
+            self.counters.bad_blocks += u64::from(!failed);
+        }
+    }
+
+    pub fn device_failed(&mut self, now: Time) {
+        self.counters.errors += 1;
+        self.failed_until = now.plus_millis(FAILED_MS);
+    }
+
+    /// Something waits to be written.
+    pub fn has_chores(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// An orderly stop waits for this, for a while.
+    pub fn is_busy(&self, now: Time) -> bool {
+        let writable = !self.queue.is_empty() && !self.stuck && now >= self.failed_until;
+        self.in_flight > 0 || writable
+    }
+
+    fn is_due(&self, now: Time, parking: bool, guests_wait: bool) -> bool {
+        if self.queue.is_empty() || self.in_flight >= BATCHES_MAX || now < self.failed_until {
+            return false;
+        }
+        let enough = self.queue.len() >= RECORD_BLOCKS_MAX
+            || now >= self.oldest.plus_millis(LINGER_MS)
+            || self.queue.len() >= self.queue_max;
+        let polite = !guests_wait || now >= self.polite_at;
+        parking || (enough && polite)
+    }
+
+    /// The oldest blocks, as many as the record takes, so that lines stay in one piece.
+    fn take_items(&mut self, room: usize) -> Vec<Item> {
+        let window = self.queue.len().min(4 * RECORD_BLOCKS_MAX);
+        let items = &mut self.queue.make_contiguous()[..window];
+        items.sort_unstable_by_key(|item| (item.number, item.block));
+        let line = |item: &Item| (item.number, item.block / LINE_BLOCKS);
+        let most = room.min(window);
+        let mut count = most;
+        while count < window && count > 0 && line(&items[count]) == line(&items[count - 1]) {
+            count -= 1;
+        }
+        let count = if count == 0 { most } else { count };
+        self.queue.drain(..count).collect()
+    }
+}
+
+impl Core {
+    /// Puts what recovery found into the index; oldest segments first.
+    pub fn adopt_fills(&mut self, found: Vec<FoundFill>) {
+        for fill in found {
+            let index = SegmentIndex(fill.index);
+            let first = fill.index * self.log.geometry.segment_blocks() as u32;
+            self.log.adopt_fill(index, SegmentSeq(fill.seq), fill.sums);
+            for run in fill.runs {
+                let number = number(self.lines.layer(run.layer));
+                let (Some(layer), Ok(line)) = (number, u32::try_from(run.line)) else {
+                    continue;
+                };
+                let base = first + run.slot;
+                let run = LineRun {
+                    layer,
+                    line,
+                    bitmap: run.bitmap,
+                    base,
+                };
+                self.lines.index_full |= !self.lines.index.insert(run);
+            }
+        }
+    }
+
+    /// Writes what waits, gives back what is needed otherwise. Cheap when there is nothing.
+    pub(super) fn pump_lines(&mut self, cx: &mut Cx<'_>) {
+        let excess = self.log.clean_excess();
+        let full = core::mem::take(&mut self.lines.index_full);
+        for _ in 0..excess.max(usize::from(full)).min(RETIRE_STEP) {
+            self.retire_segment(cx);
+        }
+        if self.log.bury_retired() {
+            self.checkpoint.wanted = true;
+        }
+        if self.lines.in_flight == 0 && self.log.fill_footer_due() {
+            self.write_fill_footer(cx);
+        }
+        let parking = self.parking.is_some();
+        while self.lines.is_due(cx.now, parking, self.log.guests_wait()) {
+            self.lines.stuck = !self.write_batch(cx);
+            if self.lines.stuck {
+                let late = self.lines.oldest.plus_millis(STUCK_MS);
+                if cx.now >= late {
+                    self.release_queue();
+                }
+                return;
+            }
+        }
+    }
+
+    /// A block came from its origin: it goes to the device as well, if it is of a base layer.
+    pub(super) fn admit(&mut self, now: Time, key: Key, slot: u32, volume: Option<VolumeId>) {
+        let lines = &mut self.lines;
+        let Some(number) = number(key.layer) else {
+            return;
+        };
+        let off = lines.segments_max == 0 || lines.index.is_off() || now < lines.failed_until;
+        let beyond = key.block / LINE_BLOCKS > u64::from(u32::MAX);
+        if off || beyond || lines.queue.len() >= lines.queue_max {
+            return;
+        }
+        if lines.index.get(number, key.block).is_some() || !self.ram.pin(slot) {
+            return;
+        }
+        if lines.queue.is_empty() {
+            lines.oldest = now;
+        }
+        lines.queue.push_back(Item {
+            slot,
+            number,
+            block: key.block,
+            volume,
+        });
+    }
+
+    fn release_queue(&mut self) {
+        for item in self.lines.queue.drain(..) {
+            self.ram.unpin(item.slot);
+        }
+    }
+
+    /// Writes one record. False if there is no room for it.
+    fn write_batch(&mut self, cx: &mut Cx<'_>) -> bool {
+        let Some(room) = self.log.fill_room(self.lines.segments_max) else {
+            return false;
+        };
+        let Some(header) = self.scratch.take_block() else {
+            return false;
+        };
+        let items = self.lines.take_items(room);
+        let mut runs: Vec<Run> = Vec::new();
+        let mut sums = Vec::with_capacity(items.len());
+        let place = self.scratch.block(header);
+        let mut slices = alloc::vec![Slice {
+            place,
+            bytes: BLOCK_BYTES
+        }];
+        for (at, item) in items.iter().enumerate() {
+            let place = RamTier::place(item.slot);
+            sums.push(cx.memory.checksum(place, BLOCK_BYTES));
+            slices.push(Slice {
+                place,
+                bytes: BLOCK_BYTES,
+            });
+            let layer = self.lines.layers[usize::from(item.number)];
+            let line = item.block / LINE_BLOCKS;
+            let bit = 1 << (item.block % LINE_BLOCKS);
+            match runs.last_mut() {
+                Some(run) if (run.layer, run.line) == (layer, line) => run.bitmap |= bit,
+                _ => runs.push(Run {
+                    layer,
+                    line,
+                    slot: at as u32,
+                    bitmap: bit,
+                }),
+            }
+        }
+        let at = self.log.place_fill(&mut runs, &sums);
+        let first = at.segment.0 * self.log.geometry.segment_blocks() as u32;
+        let record = FillRecord {
+            life: at.life,
+            block: at.block,
+            runs,
+            sums,
+        };
+        cx.memory.store(place, &record.encode());
+        let number = |run: &Run| self.lines.numbers[&run.layer] as u16;
+        let of_run = |run: &Run| LineRun {
+            layer: number(run),
+            line: run.line as u32,
+            bitmap: run.bitmap,
+            base: first + run.slot,
+        };
+        let runs = record.runs.iter().map(of_run).collect();
+        self.lines.counters.write_bytes += (1 + items.len() as u64) * BLOCK_BYTES;
+        let batch = self.lines.batches.insert(Batch {
+            items,
+            runs,
+            segment: at.segment,
+            header,
+        });
+        self.lines.in_flight += 1;
+        self.lines.polite_at = cx.now.plus_millis(POLITE_MS);
+        self.lines.oldest = cx.now;
+        let offset = self.log.device_at(Log::block_addr(first + at.block));
+        let pending = Pending::FillBatch { batch };
+        let (purpose, device) = (Purpose::Fill, Device::Cache);
+        cx.transfer(pending, purpose, device, Op::Write, offset, slices);
+        true
+    }
+
+    pub(super) fn batch_done(&mut self, cx: &mut Cx<'_>, batch: u32, ok: bool) {
+        let batch = self.lines.batches.take(batch);
+        self.lines.in_flight -= 1;
+        self.scratch.free_block(batch.header);
+        self.log.unpin(batch.segment);
+        for item in batch.items {
+            self.ram.unpin(item.slot);
+            if let Some(volume) = item.volume.and_then(|id| self.find(id)) {
+                volume.counters.ssd_write_bytes += BLOCK_BYTES;
+            }
+        }
+        if !ok {
+            self.lines.device_failed(cx.now);
+            // Behind a header that is not there recovery finds nothing: the footer must tell.
+            self.log.seal_fill();
+            self.release_queue();
+        } else if self.log.is_clean(batch.segment) {
+            for run in batch.runs {
+                self.lines.index_full |= !self.lines.index.insert(run);
+            }
+        }
+    }
+
+    fn write_fill_footer(&mut self, cx: &mut Cx<'_>) {
+        let Some(piece) = self.scratch.take_piece() else {
+            return;
+        };
+        let Some((segment, bytes)) = self.log.take_fill_footer() else {
+            self.scratch.free_piece(piece);
+            return;
+        };
+        let place = self.scratch.piece(piece);
+        cx.memory.store(place, &bytes);
+        let bytes = bytes.len() as u64;
+        self.lines.counters.write_bytes += bytes;
+        let at = self.log.device_at(self.log.footer_at(segment));
+        let pending = Pending::FillFooter { segment, piece };
+        let slices = alloc::vec![Slice { place, bytes }];
+        let (purpose, device) = (Purpose::Fill, Device::Cache);
+        cx.transfer(pending, purpose, device, Op::Write, at, slices);
+    }
+
+    /// A footer that could not be written is not missed: the records say the same.
+    pub(super) fn fill_footer_done(&mut self, segment: SegmentIndex, piece: u32, ok: bool) {
+        self.scratch.free_piece(piece);
+        self.log.unpin(segment);
+        self.lines.counters.errors += u64::from(!ok);
+    }
+
+    /// Gives the oldest clean segment back. Unless writes wait for it, what was asked for since it
+    /// was written is written again.
+    fn retire_segment(&mut self, cx: &mut Cx<'_>) {
+        let pressed = self.log.is_pressed();
+        let Some(segment) = self.log.retire_oldest() else {
+            return;
+        };
+        self.lines.counters.segments_retired += 1;
+        let runs = self.lines.index.retire(segment);
+        let mut left = body_blocks(self.log.geometry) / REAPPEND_PART;
+        if pressed || cx.now < self.lines.failed_until {
+            return;
+        }
+        for (run, _) in runs.into_iter().filter(|(_, hits)| *hits > 0) {
+            let room = self.lines.queue_max - self.lines.queue.len();
+            if run.bitmap.count_ones() > left || room < LINE_BLOCKS as usize {
+                return;
+            }
+            left -= run.bitmap.count_ones();
+            self.reappend(cx, run);
+        }
+    }
+
+    fn reappend(&mut self, cx: &mut Cx<'_>, run: LineRun) {
+        let layer = Layer(BASE_LAYERS_FROM + u64::from(run.layer));
+        self.lines.counters.reappended_blocks += u64::from(run.bitmap.count_ones());
+        let mut missing: Vec<(u64, u32)> = Vec::new();
+        for (block, slot) in run.blocks() {
+            match self.ram.lookup(Key { layer, block }) {
+                Lookup::Hit(ram) => self.admit(cx.now, Key { layer, block }, ram, None),
+                Lookup::Filling(_) => {}
+                Lookup::Miss => missing.push((block, slot)),
+            }
+        }
+        for part in missing.chunk_by(|a, b| a.0 + 1 == b.0) {
+            let (block, base) = part[0];
+            self.read_again(cx, layer, block..block + part.len() as u64, base);
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! The index of clean blocks on the cache device: which block of which layer lies where.
+//!
+//! An entry is a run: blocks of one 64 KiB line that lie one behind the other, as a bitmap and
+//! the place of the first. A line that was written in parts has several. Checksums are not here
+//! but with the segments, one array each, so that they cost exactly four bytes a block. Always
+//! true: all entries of a segment hang on its chain and leave together, before the segment may be
+//! written again; memory is bounded from the start. An entry whose blocks were all dropped stays
+//! on its chain, empty and found by nobody. The first sketch kept checksums in the entry: with
+//! room for 16 of them a half-filled line cost twice as much.
+
+use crate::format::fill::LINE_BLOCKS;
+use crate::types::{Geometry, SegmentIndex};
+use alloc::vec::Vec;
+use hashbrown::HashTable;
+
+const NONE: u32 = (1 << CHAIN_BITS) - 1;
+const CHAIN_BITS: u32 = 30;
+/// Counters have two bits.
+const HITS_MAX: u32 = 3;
+/// Bytes of a bucket of the table, and how full it may be.
+const BUCKET_BYTES: u64 = 5;
+
+/// Blocks of one line in a row on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LineRun {
+    pub layer: u16,
+    pub line: u32,
+    pub bitmap: u16,
+    /// Block of the log at which the lowest bit of the bitmap lies.
+    pub base: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    line: u32,
+    layer: u16,
+    bitmap: u16,
+    base: u32,
+    /// The next entry of the same segment, and two bits of hits above it.
+    chain: u32,
+}
+
+const _: () = assert!(size_of::<Entry>() == 16);
+
+pub struct LineIndex {
+    entries: Vec<Entry>,
+    entries_max: usize,
+    free: u32,
+    table: HashTable<u32>,
+    /// First entry of each segment's chain.
+    chains: Vec<u32>,
+    segment_blocks: u32,
+    blocks: u64,
+    seed: u64,
+}
+
+fn hash(seed: u64, layer: u16, line: u32) -> u64 {
+    let key = u64::from(layer) << 32 | u64::from(line);
+    let product = u128::from(seed ^ key) * 0x9e37_79b9_7f4a_7c15;
+    ((product >> 64) as u64 ^ product as u64).wrapping_mul(0xd6e8_feb8_6659_fd93)
+}
+
+impl Entry {
+    fn next(&self) -> u32 {
+        self.chain & NONE
+    }
+
+    fn hits(&self) -> u32 {
+        self.chain >> CHAIN_BITS
+    }
+
+    fn run(&self) -> LineRun {
+        LineRun {
+            layer: self.layer,
+            line: self.line,
+            bitmap: self.bitmap,
+            base: self.base,
+        }
+    }
+
+    fn is_of(&self, layer: u16, line: u32) -> bool {
+        self.layer == layer && self.line == line
+    }
+}
+
+impl LineRun {
+    /// Where the block with this number in the line lies.
+    fn slot(&self, bit: u32) -> u32 {
+        self.base + (self.bitmap & ((1 << bit) - 1)).count_ones()
+    }
+
+    /// The blocks of the run, ascending: number in the layer, block of the log.
+    pub fn blocks(self) -> impl Iterator<Item = (u64, u32)> {
+        let first = u64::from(self.line) * LINE_BLOCKS;
+        (0..LINE_BLOCKS as u32)
+            .filter(move |bit| self.bitmap >> bit & 1 == 1)
+            .map(move |bit| (first + u64::from(bit), self.slot(bit)))
+    }
+}
+
+/// The line of a block and its bit there; `None` beyond what an entry can name.
+fn place(block: u64) -> Option<(u32, u32)> {
+    let line = u32::try_from(block / LINE_BLOCKS).ok()?;
+    Some((line, (block % LINE_BLOCKS) as u32))
+}
+
+impl LineIndex {
+    /// As many entries as fit into `bytes`; none where the log is too long for their numbers.
+    pub fn new(bytes: u64, geometry: Geometry, seed: u64) -> LineIndex {
+        let mut buckets = 0u64;
+        for power in 4..CHAIN_BITS {
+            let needs = BUCKET_BYTES << power;
+            if needs + (7 << power) / 8 * size_of::<Entry>() as u64 <= bytes {
+                buckets = 1 << power;
+            }
+        }
+        let blocks = geometry.segment_blocks() * u64::from(geometry.segments);
+        if blocks > u64::from(u32::MAX) {
+            buckets = 0;
+        }
+        let entries_max = (buckets * 7 / 8) as usize;
+        LineIndex {
+            entries: Vec::new(),
+            entries_max,
+            free: NONE,
+            table: HashTable::with_capacity(entries_max),
+            chains: alloc::vec![NONE; geometry.segments as usize],
+            segment_blocks: geometry.segment_blocks() as u32,
+            blocks: 0,
+            seed,
+        }
+    }
+
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    pub fn is_off(&self) -> bool {
+        self.entries_max == 0
+    }
+
+    pub fn bytes(&self) -> u64 {
+        let entries = self.entries.capacity() * size_of::<Entry>();
+        (entries + self.table.allocation_size() + self.chains.len() * 4) as u64
+    }
+
+    fn find(&self, layer: u16, line: u32, bit: u32) -> Option<u32> {
+        let entries = &self.entries;
+        let found = self.table.find(hash(self.seed, layer, line), |&at| {
+            let entry = &entries[at as usize];
+            entry.is_of(layer, line) && entry.bitmap >> bit & 1 == 1
+        });
+        found.copied()
+    }
+
+    /// The block of the log that holds this block of a layer.
+    pub fn get(&self, layer: u16, block: u64) -> Option<u32> {
+        let (line, bit) = place(block)?;
+        let at = self.find(layer, line, bit)?;
+        Some(self.entries[at as usize].run().slot(bit))
+    }
+
+    /// Somebody asked for the block and it was good.
+    pub fn hit(&mut self, layer: u16, block: u64) {
+        let found = place(block).and_then(|(line, bit)| self.find(layer, line, bit));
+        if let Some(at) = found {
+            let entry = &mut self.entries[at as usize];
+            let hits = (entry.hits() + 1).min(HITS_MAX);
+            entry.chain = entry.next() | hits << CHAIN_BITS;
+        }
+    }
+
+    /// False when there is no room. The same block may be there twice: both are what the layer
+    /// has.
+    pub fn insert(&mut self, run: LineRun) -> bool {
+        assert!(run.bitmap != 0, "a run has blocks");
+        let segment = (run.base / self.segment_blocks) as usize;
+        assert!(
+            (run.base % self.segment_blocks) + run.bitmap.count_ones() <= self.segment_blocks,
+            "a run lies in one segment"
+        );
+        let Some(at) = self.take_entry() else {
+            return false;
+        };
+        self.entries[at as usize] = Entry {
+            line: run.line,
+            layer: run.layer,
+            bitmap: run.bitmap,
+            base: run.base,
+            chain: self.chains[segment],
+        };
+        self.chains[segment] = at;
+        self.blocks += u64::from(run.bitmap.count_ones());
+        let (entries, seed) = (&self.entries, self.seed);
+        self.table
+            .insert_unique(hash(seed, run.layer, run.line), at, |&at| {
+                let entry = &entries[at as usize];
+                hash(seed, entry.layer, entry.line)
+            });
+        true
+    }
+
+    fn take_entry(&mut self) -> Option<u32> {
+        if self.free != NONE {
+            let at = self.free;
+            self.free = self.entries[at as usize].next();
+            return Some(at);
+        }
+        if self.entries.len() == self.entries_max {
+            return None;
+        }
+        if self.entries.len() == self.entries.capacity() {
+            // An eighth more: doubling could take twice what the budget allows.
+            let more = (self.entries.len() / 8).max(1024);
+            let more = more.min(self.entries_max - self.entries.len());
+            self.entries.reserve_exact(more);
+        }
+        self.entries.push(Entry {
+            line: 0,
+            layer: 0,
+            bitmap: 0,
+            base: 0,
+            chain: NONE,
+        });
+        Some(self.entries.len() as u32 - 1)
+    }
+
+    /// Takes an entry out of the table; it stays on its chain.
+    fn unlink(&mut self, at: u32) {
+        let Entry { layer, line, .. } = self.entries[at as usize];
+        let hash = hash(self.seed, layer, line);
+        let Ok(entry) = self.table.find_entry(hash, |&other| other == at) else {
+            unreachable!("an entry with blocks is in the table");
+        };
+        entry.remove();
+    }
+
+    /// The block cannot be read any more: nobody finds it again.
+    pub fn drop_block(&mut self, layer: u16, block: u64) {
+        let Some((line, bit)) = place(block) else {
+            return;
+        };
+        while let Some(at) = self.find(layer, line, bit) {
+            let run = self.entries[at as usize].run();
+            let below = run.bitmap & ((1 << bit) - 1);
+            let above = run.bitmap & !below & !(1 << bit);
+            let behind = run.slot(bit) + 1;
+            self.blocks -= 1;
+            let entry = &mut self.entries[at as usize];
+            if below != 0 {
+                entry.bitmap = below;
+            } else {
+                (entry.bitmap, entry.base) = (above, behind);
+            }
+            if entry.bitmap == 0 {
+                self.unlink(at);
+            } else if below != 0 && above != 0 {
+                self.blocks -= u64::from(above.count_ones());
+                // Without room for another run these are forgotten as well.
+                self.insert(LineRun {
+                    bitmap: above,
+                    base: behind,
+                    ..run
+                });
+            }
+        }
+    }
+
+    /// Takes out all that lies in a segment; returns the runs, each with its hits.
+    pub fn retire(&mut self, segment: SegmentIndex) -> Vec<(LineRun, u32)> {
+        let mut at = core::mem::replace(&mut self.chains[segment.0 as usize], NONE);
+        let mut runs = Vec::new();
+        while at != NONE {
+            let entry = self.entries[at as usize];
+            if entry.bitmap != 0 {
+                self.unlink(at);
+                self.blocks -= u64::from(entry.bitmap.count_ones());
+                runs.push((entry.run(), entry.hits()));
+            }
+            self.entries[at as usize].chain = self.free;
+            self.free = at;
+            at = entry.next();
+        }
+        runs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use crate::types::BLOCK_BYTES;
+    use std::collections::BTreeMap;
+
+    fn geometry(segments: u32) -> Geometry {
+        Geometry {
+            chunk_blocks: Geometry::CHUNK_BLOCKS,
+            segment_chunks: Geometry::SEGMENT_CHUNKS,
+            segments,
+        }
+    }
+
+    fn run(layer: u16, line: u32, bitmap: u16, base: u32) -> LineRun {
+        LineRun {
+            layer,
+            line,
+            bitmap,
+            base,
+        }
+    }
+
+    #[test]
+    fn a_dropped_block_leaves_its_neighbours_where_they_lie() {
+        let mut index = LineIndex::new(1 << 20, geometry(12), 3);
+        assert!(index.insert(run(1, 7, 0b1011_0110, 100)));
+        assert_eq!(index.get(1, 7 * 16 + 4), Some(102));
+        index.drop_block(1, 7 * 16 + 4);
+        assert_eq!(index.get(1, 7 * 16 + 4), None);
+        for (bit, slot) in [(1, 100), (2, 101), (5, 103), (7, 104)] {
+            assert_eq!(index.get(1, 7 * 16 + bit), Some(slot));
+        }
+        index.drop_block(1, 7 * 16 + 1);
+        assert_eq!(index.get(1, 7 * 16 + 2), Some(101));
+        assert_eq!(index.blocks(), 3);
+        assert_eq!(index.retire(SegmentIndex(0)).len(), 2);
+        assert_eq!((index.blocks(), index.get(1, 7 * 16 + 2)), (0, None));
+    }
+
+    /// Against a plain map, with everything that the index can do.
+    #[test]
+    fn the_index_says_what_a_plain_map_says() {
+        let blocks = 64 * 32;
+        let mut index = LineIndex::new(40_000, geometry(12), 3);
+        let mut model: BTreeMap<(u16, u64), u32> = BTreeMap::new();
+        let mut state = 12345u64;
+        let mut random = move |below: u64| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
+            (state >> 33) % below
+        };
+        let mut next = [0u32; 12];
+        for _ in 0..20_000 {
+            let segment = random(12) as u32;
+            match random(10) {
+                0..6 => {
+                    let bitmap = random(1 << 16) as u16;
+                    let one = run(random(2) as u16, random(40) as u32, bitmap, 0);
+                    let known = one
+                        .blocks()
+                        .any(|(block, _)| model.contains_key(&(one.layer, block)));
+                    let base = next[segment as usize];
+                    if bitmap == 0 || known || base + bitmap.count_ones() > blocks {
+                        continue;
+                    }
+                    let one = LineRun {
+                        base: segment * blocks + base,
+                        ..one
+                    };
+                    if index.insert(one) {
+                        next[segment as usize] += bitmap.count_ones();
+                        model.extend(one.blocks().map(|(block, at)| ((one.layer, block), at)));
+                    }
+                }
+                6..9 => {
+                    let key = (random(2) as u16, random(640));
+                    index.drop_block(key.0, key.1);
+                    model.remove(&key);
+                }
+                _ => {
+                    for (one, _) in index.retire(SegmentIndex(segment)) {
+                        for (block, at) in one.blocks() {
+                            assert_eq!(model.remove(&(one.layer, block)), Some(at));
+                        }
+                    }
+                    let inside = |at: &u32| at / blocks == segment;
+                    assert!(!model.values().any(|at| inside(at)));
+                    next[segment as usize] = 0;
+                }
+            }
+            let key = (random(2) as u16, random(640));
+            assert_eq!(index.get(key.0, key.1), model.get(&key).copied());
+            assert_eq!(index.blocks(), model.len() as u64);
+        }
+    }
+
+    /// The share of RAM that the index takes of what it makes findable, checksums included, when
+    /// lines are filled to 85 %.
+    #[test]
+    fn the_index_takes_at_most_fourteen_hundredths_of_a_percent() {
+        let segments = 512;
+        let geometry = geometry(segments);
+        let body = crate::format::footer::body_blocks(geometry);
+        let mut index = LineIndex::new(1_300_000, geometry, 3);
+        let (mut line, mut sums) = (0, 0u64);
+        'full: for segment in 0..segments {
+            sums += u64::from(body) * 4;
+            let mut at = 0;
+            while at < body {
+                // 14, 14, 14, 13, 13 of 16 blocks: 85 %. A record of eight lines has a header.
+                at += u32::from(line % 8 == 0);
+                let blocks = if line % 5 < 3 { 14 } else { 13 };
+                let blocks = blocks.min(body - at);
+                let base = segment * geometry.segment_blocks() as u32 + at;
+                let bitmap = (0xffffu32 >> (16 - blocks)) as u16;
+                if blocks > 0 && !index.insert(run(0, line, bitmap, base)) {
+                    break 'full;
+                }
+                at += blocks;
+                line += 1;
+            }
+        }
+        let bytes = index.bytes() + sums;
+        let cached = index.blocks() * BLOCK_BYTES;
+        let share = bytes as f64 / cached as f64 * 100.0;
+        std::println!("index: {bytes} bytes for {cached} bytes in {line} lines: {share:.4} %");
+        assert!(share <= 0.14, "{share:.4} %");
+    }
+}

@@ -1,0 +1,64 @@
+//! Which image a base is: what volumes with one identity share, also with a daemon to come.
+//!
+//! Always true: an image that was changed while nobody held its lock has another identity; the
+//! number is the same in every version of the program on every machine. What cannot be told to be
+//! unchanged (a block device, whose times say nothing, or a file changed so lately that a further
+//! change may leave its times as they are) has an identity of this life of the daemon only.
+
+use super::host;
+use crate::origin::file::OpenVolume;
+use engine::types::{BLOCK_BYTES, Uuid};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::sync::LazyLock;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Changes that lie closer together may have one time: FAT counts in steps of two seconds.
+const TIME_STEP: Duration = Duration::from_secs(2);
+
+static LIFE: LazyLock<Uuid> = LazyLock::new(host::fresh);
+
+/// FNV-1a of 128 bits, <http://www.isthe.com/chongo/tech/comp/fnv/>: the standard library's
+/// hashers may change from version to version.
+struct Fnv(u128);
+
+impl Fnv {
+    fn add(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u128::from(byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013B);
+        }
+    }
+}
+
+/// Place, size, times and first block of an image whose lock is held.
+pub(super) fn of(files: &OpenVolume) -> Option<Uuid> {
+    let origin = &files.origin;
+    let meta = origin.file.metadata().ok()?;
+    let mut hash = Fnv(0x6C62_272E_07BB_0142_62B8_2175_6295_C58D);
+    let path = origin.path.as_os_str().as_bytes();
+    hash.add(&(path.len() as u64).to_le_bytes());
+    hash.add(path);
+    for number in [meta.ino(), meta.size(), meta.rdev()] {
+        hash.add(&number.to_le_bytes());
+    }
+    let times = [
+        meta.mtime(),
+        meta.mtime_nsec(),
+        meta.ctime(),
+        meta.ctime_nsec(),
+    ];
+    times.iter().for_each(|time| hash.add(&time.to_le_bytes()));
+    let mut header = vec![0; BLOCK_BYTES.min(origin.size_bytes) as usize];
+    origin.read(0, &mut header).ok()?;
+    hash.add(&header);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    let settled = |seconds: i64| {
+        let changed = Duration::from_secs(seconds.max(0).unsigned_abs());
+        // A second more, because the nanoseconds are left out.
+        changed + TIME_STEP + Duration::from_secs(1) < now
+    };
+    if origin.block_device || !settled(meta.mtime()) || !settled(meta.ctime()) {
+        hash.add(&LIFE.0);
+    }
+    Some(Uuid(hash.0.to_le_bytes()))
+}
