@@ -5,6 +5,7 @@
 //! files of its own; a program that no longer reads these no longer reads its users' data.
 
 use engine::format::checkpoint::{Checkpoint, SegmentRecord, VolumeRecord};
+use engine::format::fill::{FillFooter, FillRecord, Life, Run};
 use engine::format::footer::{Footer, FooterEntry, body_blocks};
 use engine::format::journal::{Journal, JournalEntry, payload_at};
 use engine::format::ledger::{Ledger, Progress};
@@ -209,6 +210,45 @@ fn a_footer_of_version_1_is_written_and_read_the_same() {
     };
     let bytes = golden("footer", &footer.encode());
     assert_eq!(Footer::parse(&bytes, GEOMETRY, CACHE), Ok(footer));
+}
+
+fn fill_record() -> FillRecord {
+    let run = |line, slot, bitmap| Run {
+        layer: Uuid(*b"image at one day"),
+        line,
+        slot,
+        bitmap,
+    };
+    FillRecord {
+        life: Life {
+            cache: CACHE,
+            incarnation: 9,
+            segment_seq: 55,
+        },
+        block: 4,
+        runs: vec![run(3, 5, 0b1000_0000_0000_0001), run(1 << 30, 7, 0b10)],
+        sums: vec![0x5555_5555, 0x6666_6666, 0x7777_7777],
+    }
+}
+
+#[test]
+fn a_fill_record_of_version_1_is_written_and_read_the_same() {
+    let bytes = golden("fill-record", &fill_record().encode());
+    let parsed = FillRecord::parse(&bytes, GEOMETRY, CACHE);
+    assert_eq!(parsed, Ok(fill_record()));
+}
+
+#[test]
+fn a_fill_footer_of_version_1_is_written_and_read_the_same() {
+    let mut sums = vec![0; body_blocks(GEOMETRY) as usize];
+    sums[5..8].copy_from_slice(&fill_record().sums);
+    let footer = FillFooter {
+        life: fill_record().life,
+        runs: fill_record().runs,
+        sums,
+    };
+    let bytes = golden("fill-footer", &footer.encode());
+    assert_eq!(FillFooter::parse(&bytes, GEOMETRY, CACHE), Ok(footer));
 }
 
 #[test]

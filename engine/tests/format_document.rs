@@ -4,8 +4,8 @@
 //! Deliberately not checked: what the words of the document mean.
 
 use engine::format::{
-    Kind, MAGIC, PREFIX_BYTES, Prefix, VERSION, checkpoint, footer, journal, ledger, record, stage,
-    superblock,
+    Kind, MAGIC, PREFIX_BYTES, Prefix, VERSION, checkpoint, fill, footer, journal, ledger, record,
+    stage, superblock,
 };
 use std::mem::{offset_of, size_of};
 
@@ -84,6 +84,15 @@ fn on_the_cache_device() -> Vec<Layout> {
             "Footer entry", footer::EntryBytes,
             volume, generation, serial, sector, sectors, block, kind, flags, reserved
         ),
+        layout!(
+            "Fill record", fill::RecordBytes,
+            prefix, cache, incarnation, segment_seq, block, runs, sums, reserved
+        ),
+        layout!(
+            "Fill footer header", fill::FooterBytes,
+            prefix, cache, incarnation, segment_seq, body_checksum, runs, sums, reserved
+        ),
+        layout!("Fill run", fill::RunBytes, layer, line, slot, bitmap, reserved),
     ]
 }
 
@@ -206,6 +215,8 @@ fn kinds_and_what_their_checksums_cover_are_as_documented() {
         (Kind::Journal, "journal header", journal::HEADER_BYTES),
         (Kind::Stage, "stage header copy", stage::HEADER_BYTES),
         (Kind::Stage, "stage slot entry", stage::SLOT_BYTES),
+        (Kind::FillRecord, "fill record", fill::HEADER_BYTES),
+        (Kind::FillFooter, "fill footer header", fill::HEADER_BYTES),
     ];
     let rows = rows(section(&document(), "Kinds"));
     let found: Vec<[String; 3]> = rows
@@ -245,6 +256,10 @@ fn places_and_bounds_are_as_documented() {
     says(&format!("From byte {} on, {sums} places", record::SUMS_AT));
     says(&format!("entries, at most {entries} |"));
     says(&format!("behind the header, at most {sums} |"));
+    let blocks = fill::RECORD_BLOCKS_MAX;
+    says(&format!("blocks behind the header, 1 to {blocks} |"));
+    assert_eq!(fill::LINE_BLOCKS, 16);
+    says("an aligned 64 KiB of a layer, 16 blocks");
     assert_eq!(record::MAX_SECTOR, 1 << 42);
     says("ends at or below sector 2^42");
     assert_eq!((stage::HEADER_AT, stage::TABLE_AT), ([0, 2048], 4096));

@@ -21,7 +21,7 @@ use engine::types::{
 
 /// A structure made of the input: built well and then damaged, or raw bytes with a right start.
 /// Returns whether its checksums shall be repaired.
-fn make(
+pub(crate) fn make(
     source: &mut Source,
     kind: Kind,
     length: usize,

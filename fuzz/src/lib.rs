@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod fill;
 pub mod format;
 pub mod nbd;
 pub mod repair;
@@ -16,12 +17,14 @@ pub mod source;
 pub type Target = fn(&[u8]) -> bool;
 
 /// Every target under the name of its binary and its corpus.
-pub const TARGETS: [(&str, Target); 8] = [
+pub const TARGETS: [(&str, Target); 10] = [
     ("nbd_session", nbd::session),
     ("superblock", format::superblock),
     ("checkpoint", format::checkpoint),
     ("record", format::record),
     ("footer", format::footer),
+    ("fill_record", fill::record),
+    ("fill_footer", fill::footer),
     ("ledger", format::ledger),
     ("journal", format::journal),
     ("stage", format::stage),

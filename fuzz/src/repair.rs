@@ -3,7 +3,7 @@
 //! Always true: only checksum fields are changed. Deliberately absent: any judgement; a repaired
 //! structure may still be nonsense, and that is the point.
 
-use engine::format::{self, MAGIC, VERSION, checkpoint, footer, journal, record};
+use engine::format::{self, MAGIC, VERSION, checkpoint, fill, footer, journal, record};
 use engine::types::{Geometry, Span, Uuid};
 use std::mem::offset_of;
 
@@ -53,6 +53,13 @@ pub fn footer(bytes: &mut [u8], geometry: Geometry, cache: Uuid) {
     seal(bytes, 4096);
     if let Ok((_, end)) = footer::Footer::parse_header(bytes, geometry, cache) {
         sum_body(bytes, offset_of!(footer::HeaderBytes, body_checksum), end);
+    }
+}
+
+pub fn fill_footer(bytes: &mut [u8], geometry: Geometry, cache: Uuid) {
+    seal(bytes, 4096);
+    if let Ok((_, end)) = fill::FillFooter::parse_header(bytes, geometry, cache) {
+        sum_body(bytes, offset_of!(fill::FooterBytes, body_checksum), end);
     }
 }
 

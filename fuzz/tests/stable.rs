@@ -151,6 +151,8 @@ targets! {
     checkpoints_survive_any_bytes: "checkpoint",
     records_survive_any_bytes: "record",
     footers_survive_any_bytes: "footer",
+    fill_records_survive_any_bytes: "fill_record",
+    fill_footers_survive_any_bytes: "fill_footer",
     ledgers_survive_any_bytes: "ledger",
     journals_survive_any_bytes: "journal",
     stages_survive_any_bytes: "stage",

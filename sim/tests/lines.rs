@@ -1,6 +1,7 @@
 //! Clean blocks on a cache device that rots, wraps and loses power are never wrong, and the oracle
 //! notices when a rule that keeps them right is broken.
 
+use sim::host::Ending;
 use sim::scenario::clean_blocks;
 use sim::trace::Counters;
 use sim::{Options, Sabotage, run};
@@ -39,6 +40,31 @@ fn clean_blocks_of_a_rotten_device_are_never_wrong() {
         "{counters:?}"
     );
     assert!(counters.images_renewed > 0, "{counters:?}");
+}
+
+/// While nothing but the daemon dies, blocks need no checksum to be right: segments come back to
+/// use in an order that never leaves a line over newer bytes.
+#[test]
+fn the_order_of_segments_alone_keeps_clean_blocks_right_over_kills() {
+    let mut counters = Counters::default();
+    for seed in 0..seeds() {
+        let mut options = clean_blocks(seed);
+        options.sabotage = Some(Sabotage::NoLineSums);
+        let orderly = Ending::Orderly { power_off: false };
+        options.endings = vec![Ending::Kill, Ending::KillInMemory, orderly, Ending::Kill];
+        options.restarts = 4;
+        let rates = &mut options.plan.as_mut().expect("it has one").rates;
+        (rates.rot, rates.cache_write_error, rates.cache_sync_error) = (0, 0, 0);
+        (rates.crash_in_recovery, rates.recovery_error) = (0, 0);
+        match run(&options) {
+            Ok(outcome) => counters.add(&outcome.counters),
+            Err(failure) => panic!("clean blocks without sums: {failure}"),
+        }
+    }
+    assert!(
+        counters.lines_read > 0 && counters.lines_retired > 0,
+        "{counters:?}"
+    );
 }
 
 fn is_noticed(sabotage: Sabotage) {

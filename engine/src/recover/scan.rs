@@ -311,14 +311,15 @@ impl Scan<'_> {
             lives.push((footer.segment_seq, footer.stream));
         }
         lives.extend(self.stage.life(geometry, index));
-        let fill = self.fill_life(head, foot);
-        lives.extend(fill.map(|life| (life.segment_seq, STREAM_FILL)));
         let listed = self
             .checkpoint
             .segments
             .iter()
             .find(|record| record.index == index)
             .copied();
+        let fill = self.fill_life(index, head, foot);
+        let fill = fill.filter(|life| self.fill_counts(life, listed));
+        lives.extend(fill.map(|life| (life.segment_seq, STREAM_FILL)));
         let life = lives.into_iter().max();
         if let Some(listed) = listed
             && life.is_none_or(|(seq, _)| seq < listed.seq)
@@ -336,8 +337,7 @@ impl Scan<'_> {
         }
         let (seq, stream) = life?;
         if stream == STREAM_FILL {
-            let fill = fill.expect("only its own structures name this life");
-            self.take_fill(index, fill, listed);
+            self.accepted.fills.push((index, seq));
         }
         self.accepted.segment_seq_next = self.accepted.segment_seq_next.max(seq + 1);
         self.accepted.virgin_from = self.accepted.virgin_from.max(index + 1);
@@ -361,30 +361,32 @@ impl Scan<'_> {
     }
 
     /// The youngest life as clean blocks that the ends of a segment name.
-    fn fill_life(&self, head: &[u8], foot: &[u8]) -> Option<Life> {
+    fn fill_life(&mut self, index: u32, head: &[u8], foot: &[u8]) -> Option<Life> {
         let (geometry, cache) = (self.superblock.geometry, self.superblock.cache);
         let record = FillRecord::parse(head, geometry, cache).ok();
         let first = record.filter(|record| record.block == 0);
         let footer = FillFooter::parse_header(foot, geometry, cache).ok();
         let lives = [first.map(|it| it.life), footer.map(|(life, _)| life)];
-        lives
+        let life = lives
             .into_iter()
             .flatten()
-            .max_by_key(|life| life.segment_seq)
+            .max_by_key(|life| life.segment_seq)?;
+        let accepted = &mut self.accepted;
+        let next = life.segment_seq.saturating_add(1);
+        accepted.segment_seq_next = accepted.segment_seq_next.max(next);
+        accepted.virgin_from = accepted.virgin_from.max(index + 1);
+        Some(life)
     }
 
     /// Clean blocks count while the newest checkpoint lists their segment, or if the run that
     /// wrote this checkpoint opened it later: in both cases nothing newer was written there.
-    fn take_fill(&mut self, index: u32, life: Life, listed: Option<SegmentRecord>) {
-        let counts = match listed {
+    fn fill_counts(&self, life: &Life, listed: Option<SegmentRecord>) -> bool {
+        match listed {
             Some(listed) => listed.seq == life.segment_seq && listed.stream == STREAM_FILL,
             None => {
                 life.segment_seq >= self.checkpoint.segment_seq_next
                     && life.incarnation == self.checkpoint.incarnation
             }
-        };
-        if counts {
-            self.accepted.fills.push((index, life.segment_seq));
         }
     }
 

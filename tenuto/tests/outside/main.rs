@@ -13,6 +13,7 @@ mod hostile;
 mod kill;
 mod late_write;
 mod limits;
+mod lines;
 mod machinery;
 mod power;
 mod refuse;

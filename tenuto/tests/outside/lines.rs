@@ -1,0 +1,169 @@
+//! Clean blocks of base images on the SSD: shared, found after a restart, never those of another
+//! image.
+
+use crate::common::random::Random;
+use crate::common::{Rig, wait_until};
+use serde_json::Value;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+const MIB: u64 = 1 << 20;
+/// Four times the read tier of these rigs, so that most of it cannot stay there.
+const IMAGE_BYTES: u64 = 64 * MIB;
+const PART: u64 = 256 << 10;
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn fill(path: &Path, seed: u64) -> Vec<u8> {
+    let mut bytes = vec![0; IMAGE_BYTES as usize];
+    Random::new(seed).fill(&mut bytes);
+    std::fs::write(path, &bytes).expect("write the image");
+    bytes
+}
+
+/// An image whose times are old enough to tell it from a later one.
+fn settled(path: &Path) {
+    let changed = std::fs::metadata(path).expect("the image is there").ctime();
+    let old = || {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        now.expect("after 1970").as_secs() as i64 > changed + 4
+    };
+    wait_until("the image is older than the step of times", PATIENCE, old);
+}
+
+fn two_clones(rig: &mut Rig) -> (PathBuf, Vec<u8>) {
+    let image = rig.image("gold.img", IMAGE_BYTES);
+    let bytes = fill(&image, 1);
+    settled(&image);
+    rig.volume("one", &image, "ephemeral", "")
+        .volume("two", &image, "ephemeral", "");
+    (image, bytes)
+}
+
+fn read_all(rig: &Rig, volume: &str, expected: &[u8]) {
+    let mut client = rig.connect(volume);
+    for at in (0..IMAGE_BYTES).step_by(PART as usize) {
+        let found = client.read(at, PART as usize);
+        let expected = &expected[at as usize..(at + PART) as usize];
+        assert!(found == expected, "{volume} at {at} is wrong");
+    }
+    client.disconnect();
+}
+
+fn number(value: &Value) -> u64 {
+    value
+        .as_u64()
+        .unwrap_or_else(|| panic!("a number: {value}"))
+}
+
+fn clean(rig: &Rig, what: &str) -> u64 {
+    number(&rig.json(&["status", "--json"])["cache"]["clean"][what])
+}
+
+fn wait_written(rig: &Rig) {
+    let all = || clean(rig, "bytes") >= IMAGE_BYTES;
+    wait_until("the whole image is on the SSD", PATIENCE, all);
+}
+
+/// Reads all through the second clone, which must not need the origin.
+fn reads_without_the_origin(rig: &Rig, bytes: &[u8]) {
+    read_all(rig, "two", bytes);
+    let show = rig.show("two");
+    assert_eq!(number(&show["origin"]["reads"]), 0, "{show}");
+    assert!(number(&show["reads"]["ssd_hits"]) > 0, "{show}");
+    assert_eq!(number(&show["ssd"]["read_bytes"]), IMAGE_BYTES, "{show}");
+}
+
+#[test]
+fn what_one_clone_read_another_finds_on_the_ssd_after_a_stop_and_a_kill() {
+    let mut rig = Rig::new();
+    let (_, bytes) = two_clones(&mut rig);
+    let daemon = rig.serve();
+    read_all(&rig, "one", &bytes);
+    wait_written(&rig);
+    let status = rig.json(&["status", "--json"]);
+    assert!(number(&status["cache"]["segments"]["fill"]) > 0, "{status}");
+    daemon.stop();
+    let daemon = rig.serve();
+    reads_without_the_origin(&rig, &bytes);
+    daemon.kill();
+    let daemon = rig.serve();
+    reads_without_the_origin(&rig, &bytes);
+    daemon.stop();
+    let inspected = rig.json(&[
+        "cache",
+        "inspect",
+        &rig.cache_path().to_string_lossy(),
+        "--json",
+    ]);
+    assert_eq!(
+        number(&inspected["clean"]["bytes"]),
+        IMAGE_BYTES,
+        "{inspected}"
+    );
+    let verified = rig.json(&[
+        "cache",
+        "verify",
+        &rig.cache_path().to_string_lossy(),
+        "--json",
+    ]);
+    assert_eq!(
+        number(&verified["clean_blocks"]),
+        IMAGE_BYTES / 4096,
+        "{verified}"
+    );
+    assert_eq!(number(&verified["bad_clean_blocks"]), 0, "{verified}");
+}
+
+#[test]
+fn nothing_of_an_image_is_served_once_it_was_changed() {
+    let mut rig = Rig::new();
+    let (image, bytes) = two_clones(&mut rig);
+    let daemon = rig.serve();
+    read_all(&rig, "one", &bytes);
+    wait_written(&rig);
+    daemon.stop();
+    let bytes = fill(&image, 2);
+    settled(&image);
+    let daemon = rig.serve();
+    read_all(&rig, "two", &bytes);
+    let show = rig.show("two");
+    assert_eq!(number(&show["reads"]["ssd_hits"]), 0, "{show}");
+    assert_eq!(number(&show["origin"]["read_bytes"]), IMAGE_BYTES, "{show}");
+    daemon.stop();
+}
+
+#[test]
+fn a_rotten_clean_block_is_read_from_the_origin_again() {
+    let mut rig = Rig::new();
+    let (_, bytes) = two_clones(&mut rig);
+    let daemon = rig.serve();
+    read_all(&rig, "one", &bytes);
+    wait_written(&rig);
+    daemon.stop();
+    let cache = rig.cache_path();
+    let mut device = std::fs::read(&cache).expect("read the cache");
+    let mut rotten = 0;
+    for part in [5, 700, 9_000] {
+        let block = &bytes[part * 4096..(part + 1) * 4096];
+        let places = device.chunks_exact(4096).enumerate();
+        let found: Vec<usize> = places
+            .filter(|(_, it)| *it == block)
+            .map(|(at, _)| at)
+            .collect();
+        for at in found {
+            device[at * 4096 + 99] ^= 1;
+            rotten += 1;
+            let file = std::fs::File::options().write(true).open(&cache);
+            let file = file.expect("open the cache");
+            let changed = &device[at * 4096..(at + 1) * 4096];
+            file.write_all_at(changed, at as u64 * 4096)
+                .expect("change a byte");
+        }
+    }
+    assert_eq!(rotten, 3, "each block is there once");
+    let daemon = rig.serve();
+    read_all(&rig, "two", &bytes);
+    assert_eq!(clean(&rig, "bad_blocks"), 3);
+    daemon.stop();
+}
