@@ -14,6 +14,7 @@ pub mod engine;
 pub mod event;
 pub(crate) mod fetch;
 pub mod format;
+pub mod layout;
 pub(crate) mod log;
 pub mod map;
 pub mod media;

@@ -307,6 +307,14 @@ impl Session {
         self.transmission().read_chunk(ticket, chunk)
     }
 
+    /// How many extents the answer to a block status request may have.
+    pub fn extents_max(&self, ticket: Ticket) -> usize {
+        match &self.phase {
+            Phase::Handshake(_) => 0,
+            Phase::Transmission(transmission) => transmission.extents_max(ticket),
+        }
+    }
+
     /// Answers a block status request by the extents from its offset on. Neighbours of one state
     /// are joined, what exceeds the request is cut off. The ticket is used up.
     pub fn status_reply(&mut self, ticket: Ticket, extents: &[Extent]) -> Vec<u8> {
