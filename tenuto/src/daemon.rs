@@ -40,6 +40,8 @@ pub struct Settings {
     pub group: Option<String>,
     pub nbd_tcp: Option<SocketAddr>,
     pub volumes: Vec<VolumeSettings>,
+    /// Destage dirty data of volumes that nobody names.
+    pub adopt_orphans: bool,
 }
 
 /// One volume, as the configuration or `volume add` describes it.
@@ -85,9 +87,12 @@ pub enum StartError {
     /// Another daemon holds the cache, the origin or the socket.
     #[error("{0}")]
     InUse(String),
-    /// The cache is foreign, of another version or damaged.
+    /// The cache is foreign or of another version.
     #[error("{0}")]
     Cache(String),
+    /// The cache is ours, and what it must hold is not there or is wrong.
+    #[error("{0}")]
+    Damaged(String),
     /// Going on would lose dirty data, here or on another host.
     #[error("{0}")]
     Refused(String),

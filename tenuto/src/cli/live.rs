@@ -126,6 +126,7 @@ pub fn start_error(error: StartError) -> Error {
     let kind = match &error {
         StartError::Settings(_) | StartError::Cache(_) => Kind::Config,
         StartError::Refused(_) => Kind::Refused,
+        StartError::Damaged(_) => Kind::Damaged,
         StartError::InUse(_) | StartError::Origin(_) | StartError::Io(_) => Kind::Failed,
     };
     Error::new(kind, error.to_string())

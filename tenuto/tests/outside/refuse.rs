@@ -326,6 +326,35 @@ fn recover_brings_the_data_of_a_dead_hosts_cache_to_its_origin() {
 }
 
 #[test]
+fn recover_brings_home_only_the_volume_it_is_asked_for() {
+    let mut rig = Rig::new();
+    let (image, other) = (rig.image("disk.img", BYTES), rig.image("other.img", BYTES));
+    rig.volume("other", &other, "write-back", "destage-after = \"10m\"");
+    dirty_with(&mut rig, &image, |_, _| {
+        let mut client = rig_client(&image);
+        client.write(0, &[5; 8192]);
+        client.flush();
+    });
+    rig.lose_stage();
+    let before = std::fs::read(&image).unwrap();
+    let path = rig.cache_path().to_string_lossy().into_owned();
+    rig.done(&["recover", "--cache", &path, "--volume", "other"]);
+    assert_eq!(std::fs::read(&other).unwrap()[..8192], [5; 8192]);
+    assert!(
+        std::fs::read(&image).unwrap() == before,
+        "the other one is left alone"
+    );
+    rig.done(&["recover", "--cache", &path]);
+    assert!(std::fs::read(&image).unwrap() != before);
+}
+
+/// A client of the volume "other" of the rig that this image belongs to.
+fn rig_client(image: &Path) -> Client {
+    let dir = image.parent().expect("images lie in the rig");
+    Client::connect(&dir.join("run/nbd.sock"), "other").expect("connect")
+}
+
+#[test]
 fn a_flipped_bit_in_dirty_data_is_an_error_of_its_own_volume_only() {
     let mut rig = Rig::new();
     let image = rig.image("disk.img", BYTES);
