@@ -6,6 +6,7 @@
 //! Deliberately absent: configuration files, defaults and the admin interface; the settings here
 //! are already checked.
 
+mod held;
 mod host;
 mod open;
 mod sockets;
@@ -15,6 +16,7 @@ use crate::shard::control::{CommandError, Handle, ListenerScope, Stopped};
 use crate::stage::Stage;
 use engine::engine::Report;
 use engine::types::{DestageMode, Policy};
+pub use held::{Held, Hold};
 use sockets::Sockets;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -121,9 +123,9 @@ pub enum VolumeError {
     /// Another program or host has the origin.
     #[error("{0}")]
     InUse(String),
-    /// Going on would lose dirty data, here or on another host.
+    /// Going on would lose dirty data, here or on another host, or invent some.
     #[error("{0}")]
-    Refused(String),
+    Held(Box<Hold>),
     /// The origin or its ledger does not open.
     #[error("{0}")]
     Origin(String),
@@ -185,7 +187,11 @@ impl Daemon {
         orphans: Vec<VolumeSettings>,
     ) -> Result<(), StartError> {
         for volume in settings.volumes {
-            self.volume_add(volume)?;
+            match self.volume_add(volume.clone()) {
+                // One that cannot go on does not stop the others.
+                Err(VolumeError::Held(hold)) => self.hold(volume, *hold)?,
+                added => added?,
+            }
         }
         for orphan in orphans {
             self.adopt(orphan);
@@ -243,7 +249,7 @@ impl From<VolumeError> for StartError {
         match error {
             VolumeError::InUse(_) => StartError::InUse(message),
             VolumeError::Settings(_) | VolumeError::Exists(_) => StartError::Settings(message),
-            VolumeError::Refused(_) => StartError::Refused(message),
+            VolumeError::Held(_) => StartError::Refused(message),
             VolumeError::Origin(_) => StartError::Origin(message),
             _ => StartError::Io(message),
         }

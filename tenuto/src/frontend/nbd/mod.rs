@@ -74,6 +74,10 @@ pub trait Exports {
     fn find(&self, name: &str) -> Option<Export>;
     /// All of them, in the order in which a client lists them.
     fn list(&self) -> Vec<Export>;
+    /// Whether there would be an export of this name if its volume were not held.
+    fn is_held(&self, _name: &str) -> bool {
+        false
+    }
 }
 
 /// A fixed list; enough where volumes do not change, and for tests.
