@@ -346,7 +346,7 @@ fn change(client: &mut Client, random: &mut Random, model: &mut [u8]) {
                 CMD_TRIM,
                 0,
                 at / 512 * 512,
-                (length + 511) / 512 * 512,
+                length.next_multiple_of(512),
             ),
             _ => {}
         }
