@@ -1,10 +1,10 @@
 //! Blocking work on one volume's files, beside the shard thread.
 //!
 //! Owns what io_uring does not do for us: requests that direct I/O does not take as they are,
-//! removal of ledgers and journals, times, holes. Always true: jobs of one volume run one after another
-//! in the order given, so that two read-modify-writes of one device block never meet; a volume
-//! whose storage hangs holds up nobody else. Deliberately absent: pointers into host memory; a
-//! job carries its own copy of the bytes.
+//! removal of ledgers and journals, times, holes. Always true: jobs of one volume run one after
+//! another in the order given, so that two read-modify-writes of one device block never meet; a
+//! volume whose storage hangs holds up nobody else. Deliberately absent: pointers into host
+//! memory; a job carries its own copy of the bytes.
 
 use super::allocation::Asked;
 use crate::frontend::nbd::Extent;
