@@ -372,7 +372,7 @@ mod tests {
                         }
                     }
                     let inside = |at: &u32| at / blocks == segment;
-                    assert!(!model.values().any(|at| inside(at)));
+                    assert!(!model.values().any(inside));
                     next[segment as usize] = 0;
                 }
             }

@@ -122,6 +122,12 @@ pub fn change(
     }
 }
 
+/// A bit that changes on the way: a second read is good.
+pub fn flip(bytes: &mut [u8], rng: &mut Rng) {
+    let at = rng.below(bytes.len() as u64) as usize;
+    bytes[at] ^= 1 << rng.below(8);
+}
+
 /// What a device does to a range by itself: a flipped bit, a block that never arrived and shows
 /// what was there, here zeroes, or two blocks in each other's place.
 pub fn rot(disk: &mut Disk, offset: u64, bytes: u64, time: u64, rng: &mut Rng) {

@@ -470,9 +470,7 @@ impl World {
                 bytes
             });
             if io.purpose == Purpose::LineRead && self.rng.chance(self.plan.rates.rot) {
-                // On the way, so that a second read is good.
-                let at = self.rng.below(io.bytes) as usize;
-                bytes[at] ^= 1 << self.rng.below(8);
+                devices::flip(&mut bytes, &mut self.rng);
                 self.trace.counters.lines_rotten += 1;
             }
             // A read that fails leaves the memory half changed.

@@ -1,8 +1,8 @@
 //! The shard behind the seam: dispatches events and runs the fixed list of maintenance steps.
 //!
-//! Each verb has a file: `read`, `lines`, `write`, `destage`, `evacuate`, `checkpoint`, `attach`. Always
-//! true after an `apply`: whatever could be decided has been decided; what is left waits for a
-//! device, for room, or for a time that is in the timers.
+//! Each verb has a file: `read`, `lines`, `write`, `destage`, `evacuate`, `checkpoint`, `attach`.
+//! Always true after an `apply`: whatever could be decided has been decided; what is left waits
+//! for a device, for room, or for a time that is in the timers.
 
 mod attach;
 mod checkpoint;

@@ -1,7 +1,7 @@
 //! Segments of clean blocks: filled one after the other, given back oldest first.
 //!
 //! ```text
-//! Ready ─open─▶ Filling ─full─▶ Clean ─retire─▶ Retired ─nobody reads it─▶ Dead ─checkpoint─▶ Ready
+//! Ready ─open─▶ Filling ─full─▶ Clean ─retire─▶ Retired ─unread─▶ Dead ─checkpoint─▶ Ready
 //! ```
 //!
 //! Always true: a clean segment is opened only from what is left above the pool that writes may

@@ -57,11 +57,15 @@ fn number(value: &Value) -> u64 {
 }
 
 fn clean(rig: &Rig, what: &str) -> u64 {
-    number(&rig.json(&["status", "--json"])["cache"]["clean"][what])
+    number(&rig.json(&["status"])["cache"]["clean"][what])
 }
 
-fn wait_written(rig: &Rig) {
-    let all = || clean(rig, "bytes") >= IMAGE_BYTES;
+/// Reads all until it is on the SSD: what comes faster than that is written is left out.
+fn read_until_written(rig: &Rig, bytes: &[u8]) {
+    let all = || {
+        read_all(rig, "one", bytes);
+        clean(rig, "bytes") >= IMAGE_BYTES
+    };
     wait_until("the whole image is on the SSD", PATIENCE, all);
 }
 
@@ -79,9 +83,8 @@ fn what_one_clone_read_another_finds_on_the_ssd_after_a_stop_and_a_kill() {
     let mut rig = Rig::new();
     let (_, bytes) = two_clones(&mut rig);
     let daemon = rig.serve();
-    read_all(&rig, "one", &bytes);
-    wait_written(&rig);
-    let status = rig.json(&["status", "--json"]);
+    read_until_written(&rig, &bytes);
+    let status = rig.json(&["status"]);
     assert!(number(&status["cache"]["segments"]["fill"]) > 0, "{status}");
     daemon.stop();
     let daemon = rig.serve();
@@ -90,23 +93,13 @@ fn what_one_clone_read_another_finds_on_the_ssd_after_a_stop_and_a_kill() {
     let daemon = rig.serve();
     reads_without_the_origin(&rig, &bytes);
     daemon.stop();
-    let inspected = rig.json(&[
-        "cache",
-        "inspect",
-        &rig.cache_path().to_string_lossy(),
-        "--json",
-    ]);
+    let inspected = rig.json(&["cache", "inspect", &rig.cache_path().to_string_lossy()]);
     assert_eq!(
         number(&inspected["clean"]["bytes"]),
         IMAGE_BYTES,
         "{inspected}"
     );
-    let verified = rig.json(&[
-        "cache",
-        "verify",
-        &rig.cache_path().to_string_lossy(),
-        "--json",
-    ]);
+    let verified = rig.json(&["cache", "verify", &rig.cache_path().to_string_lossy()]);
     assert_eq!(
         number(&verified["clean_blocks"]),
         IMAGE_BYTES / 4096,
@@ -120,8 +113,7 @@ fn nothing_of_an_image_is_served_once_it_was_changed() {
     let mut rig = Rig::new();
     let (image, bytes) = two_clones(&mut rig);
     let daemon = rig.serve();
-    read_all(&rig, "one", &bytes);
-    wait_written(&rig);
+    read_until_written(&rig, &bytes);
     daemon.stop();
     let bytes = fill(&image, 2);
     settled(&image);
@@ -138,8 +130,7 @@ fn a_rotten_clean_block_is_read_from_the_origin_again() {
     let mut rig = Rig::new();
     let (_, bytes) = two_clones(&mut rig);
     let daemon = rig.serve();
-    read_all(&rig, "one", &bytes);
-    wait_written(&rig);
+    read_until_written(&rig, &bytes);
     daemon.stop();
     let cache = rig.cache_path();
     let mut device = std::fs::read(&cache).expect("read the cache");
