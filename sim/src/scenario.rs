@@ -194,4 +194,16 @@ pub const ALL: &[Scenario] = &[
             options.operations = 2000;
         },
     },
+    Scenario {
+        name: "a-stage-with-more-slots-than-the-log-has-chunks",
+        broke: "2: the stage of a small cache beside much overlay RAM was taken for a foreign one, \
+                and a kill lost what was acknowledged",
+        bend: |options, plan| {
+            only(plan, Policy::WriteBack, 1);
+            plan.geometry.segments = 12;
+            plan.overlay_slots = 200;
+            options.endings = vec![Ending::Kill; 3];
+            options.restarts = 3;
+        },
+    },
 ];
