@@ -75,10 +75,7 @@ pub fn may_mount(test: &str) -> bool {
         skip(test, "mounting needs root and /dev/fuse");
         return false;
     }
-    have(
-        test,
-        &["nbdfuse", "losetup", "mkfs.ext4", "mount", "umount"],
-    )
+    have(test, &["losetup", "mkfs.ext4", "mount", "umount"])
 }
 
 /// A number from the environment, so that long runs need no other code.
