@@ -206,4 +206,21 @@ pub const ALL: &[Scenario] = &[
             options.restarts = 3;
         },
     },
+    Scenario {
+        name: "a-kill-before-a-start-as-write-back",
+        broke: "2: writes that had gone past the log were not synced when a killed volume came \
+                back as write-back; a flush then covered the log alone",
+        bend: |options, plan| {
+            only(plan, Policy::WriteThrough, 1);
+            plan.volumes[0].switches = true;
+            options.endings = vec![
+                Ending::Kill,
+                Ending::PowerLoss,
+                Ending::Kill,
+                Ending::PowerLoss,
+            ];
+            options.restarts = 4;
+            options.operations = 2000;
+        },
+    },
 ];

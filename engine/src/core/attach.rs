@@ -87,9 +87,14 @@ impl Core {
         // is write-back until it is at the origin.
         let owes = volume.owes() || ledger.as_ref().is_some_and(|ledger| ledger.dirty);
         let unfinished = owes && spec.policy.is_direct() && !spec.read_only;
+        // What went past the log is not synced yet, and a flush has to cover it.
+        let unsynced = volume.policy.is_direct() && spec.policy == Policy::WriteBack;
         volume.policy = if unfinished {
             volume.switch = Some(Switch::towards(spec.policy));
             Policy::WriteBack
+        } else if unsynced && !owes && !spec.read_only {
+            volume.switch = Some(Switch::towards(spec.policy));
+            volume.policy
         } else {
             spec.policy
         };

@@ -2,22 +2,23 @@
 //!
 //! ```text
 //! away from write-back:    Start ─▶ Drain ─▶ Last ─▶ Release ─▶ Table ─▶ (new policy)
-//! to write-back:           Start ─▶ Name ─▶ Claim ─▶ Quiet ─▶ Sync ─▶ (write-back)
-//!                                                              └─ fails ─▶ Release ─▶ Table ─▶ (as before)
+//! to write-back:           Start ─▶ Quiet ─▶ Sync ─▶ Name ─▶ Claim ─▶ (write-back)
+//!                                              └─ fails ─▶ (as before)
 //! uncached, write-through: Start ─▶ (new policy)
 //! ```
 //!
 //! *Drain* destages while the guest goes on; each round may leave at most half as much dirty data
-//! as it began with, so it ends however fast the guest writes. From *Last* to *Table*, and from
-//! *Quiet* to *Sync*, new writes wait; reads and flushes never do. *Release* and *Claim* write the
-//! ledger, *Table* and *Name* a checkpoint, *Sync* the origin.
+//! as it began with, so it ends however fast the guest writes. From *Last* and *Quiet* on new
+//! writes wait; reads and flushes never do. *Release* and *Claim* write the ledger, *Table* and
+//! *Name* a checkpoint; *Sync* syncs the origin.
 //!
 //! Always true: the policy in effect changes at the end, in one step, and is what every
 //! acknowledgment follows until then. The origin is written past the log only after the ledger
-//! says that all of the log is there and a checkpoint no longer needs it; the log takes a write
-//! only when a checkpoint and the ledger say so, and when all that went past it is synced, so
-//! that no flush is left without its data. Killed at any time, a recovery finds a volume that
-//! either has dirty data, and is write-back until that is destaged, or has none. A switch to
+//! says that all of the log is there and a checkpoint no longer needs it; a checkpoint names a
+//! volume write-back only when all that went past the log is synced, so that no flush, before or
+//! after a kill, is left without its data; the log takes a write only when checkpoint and ledger
+//! say so. Killed at any time, a recovery finds a volume that either has dirty data, and is
+//! write-back until that is destaged, or one that goes on by the way it had last. A switch to
 //! uncached gives the layer a new identity. Deliberately absent: ephemeral volumes, which owe
 //! their origin nothing and never change.
 
@@ -46,10 +47,10 @@ enum Step {
     Last,
     Release,
     Table,
-    Name,
-    Claim,
     Quiet,
     Sync,
+    Name,
+    Claim,
 }
 
 /// A change of policy under way.
@@ -57,8 +58,6 @@ pub struct Switch {
     pub wanted: Policy,
     pub waiters: Vec<RequestId>,
     step: Step,
-    /// The sync of the origin failed: everything stays as it was.
-    failed: bool,
 }
 
 impl Switch {
@@ -67,7 +66,6 @@ impl Switch {
             wanted,
             waiters: Vec::new(),
             step: Step::Start,
-            failed: false,
         }
     }
 }
@@ -75,12 +73,7 @@ impl Switch {
 impl Volume {
     /// New writes wait for the end of a switch; one that has begun is finished.
     pub fn holds_writes(&self) -> bool {
-        let held = |switch: &Switch| {
-            !matches!(
-                switch.step,
-                Step::Start | Step::Drain { .. } | Step::Name | Step::Claim
-            )
-        };
+        let held = |switch: &Switch| !matches!(switch.step, Step::Start | Step::Drain { .. });
         self.unfinished_sectors == 0 && self.switch.as_ref().is_some_and(held)
     }
 
@@ -197,10 +190,7 @@ impl Core {
         } else if owned {
             self.next_round(cx, id);
         } else if wanted == Policy::WriteBack && !volume.read_only {
-            volume.logged_policy = Policy::WriteBack;
-            self.set_step(id, Step::Name);
-            self.checkpoint.wait(Waiter::Switch(id));
-            return false;
+            self.set_step(id, Step::Quiet);
         } else {
             self.end_switch(cx, id, wanted);
         }
@@ -258,9 +248,7 @@ impl Core {
             return;
         }
         switch.step = Step::Table;
-        volume.logged_policy = if volume.policy.is_direct() {
-            volume.policy
-        } else if switch.wanted.is_direct() {
+        volume.logged_policy = if switch.wanted.is_direct() {
             switch.wanted
         } else {
             // Another order came in between; it begins from here.
@@ -298,7 +286,7 @@ impl Core {
         if switch.is_none_or(|switch| switch.step != Step::Claim) {
             return false;
         }
-        self.set_step(id, Step::Quiet);
+        self.end_switch(cx, id, Policy::WriteBack);
         self.pump_switch(cx, id);
         true
     }
@@ -313,12 +301,17 @@ impl Core {
             volume.sync_failed = true;
             self.renew_layer(id);
         }
-        if let Some(switch) = self.volume(id).switch.as_mut() {
-            if ok {
-                self.end_switch(cx, id, Policy::WriteBack);
-            } else {
-                switch.failed = true;
-                self.release_ledger(cx, id);
+        let volume = self.volume(id);
+        if volume.switch.is_some() && ok {
+            volume.logged_policy = Policy::WriteBack;
+            self.set_step(id, Step::Name);
+            self.checkpoint.wait(Waiter::Switch(id));
+        } else if let Some(switch) = volume.switch.take() {
+            for request in switch.waiters {
+                cx.out.reply(request, Err(Refusal::Io));
+            }
+            if !self.volume(id).waiting.is_empty() {
+                self.enqueue(id);
             }
         }
         self.pump_switch(cx, id);
@@ -333,11 +326,7 @@ impl Core {
         volume.policy = policy;
         volume.logged_policy = policy;
         let mut switch = volume.switch.take().expect("a switch is under way");
-        if switch.failed {
-            for request in switch.waiters.drain(..) {
-                cx.out.reply(request, Err(Refusal::Io));
-            }
-        } else if switch.wanted == policy {
+        if switch.wanted == policy {
             for request in switch.waiters.drain(..) {
                 cx.out.reply(request, Ok(()));
             }

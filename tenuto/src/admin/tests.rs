@@ -310,7 +310,8 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
     let house = House::new();
     house.add("a", &[]).expect("added");
     let values = [("origin".to_string(), Value::Text("/x".into()))];
-    let error = house.admin.set("a", &values).expect_err("not a tunable");
+    let error = house.admin.set("a", &values).map(|_| ());
+    let error = error.expect_err("not a tunable");
     assert_eq!(error.kind, Kind::NotInThisVersion);
     assert_eq!(error.kind.exit_code(), 2);
     // Tunables of the configuration and of the engine are the same set.
@@ -465,7 +466,7 @@ fn orders_and_refusals_go_over_the_socket_unchanged() {
         .expect("added");
     assert_keys(&shown, SHOW_KEYS);
     client
-        .patch("/v1/volumes/a", &json!({ "dirty_limit": 4194304 }))
+        .patch("/v1/volumes/a", &json!({ "dirty_limit": 4194304 }), PROMPT)
         .expect("changed");
     client
         .post("/v1/volumes/a/destage?wait=true", None, PATIENT)
