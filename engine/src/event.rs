@@ -74,6 +74,14 @@ pub enum Command {
     Reset { volume: VolumeId },
     /// Changes tunables of a running volume.
     Tune { volume: VolumeId, tuning: Tuning },
+    /// Changes the policy of a volume while its guest goes on; replied to when the new one is in
+    /// effect. Refused to and from ephemeral. `journal_possible` as in [`VolumeSpec`], for a
+    /// volume that becomes write-back; its ledger is there by then.
+    Switch {
+        volume: VolumeId,
+        policy: Policy,
+        journal_possible: bool,
+    },
     /// Forgets a volume. Refused while it is dirty unless `discard_dirty`; the reply comes when
     /// nothing touches its origin any more and its ledger says so.
     Detach {

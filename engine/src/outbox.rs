@@ -50,9 +50,13 @@ pub enum Pending {
         read: u32,
         volume: VolumeId,
     },
-    /// An uncached write, discard or write of zeroes.
-    Uncached {
+    /// A write, discard, write of zeroes or flush that goes to the origin past the log.
+    Direct {
         call: u32,
+    },
+    /// The sync of an origin before its volume becomes write-back.
+    SwitchSync {
+        volume: VolumeId,
     },
     Ledger {
         volume: VolumeId,

@@ -112,9 +112,15 @@ pub struct VolumeSnapshot {
     pub name: String,
     pub uuid: Uuid,
     pub origin: String,
+    /// The policy in effect, and the one that it is changing to.
     pub policy: Policy,
+    pub switching_to: Option<Policy>,
     pub write_cache: bool,
     pub effective_destage: DestageMode,
+    /// False where nothing can lie beside the origin.
+    pub journal_possible: bool,
+    /// Its age alone brings no dirty data to the origin.
+    pub never_aged: bool,
     pub state: State,
     pub reason: Option<&'static str>,
     /// Known from the log only: no configuration names it.

@@ -208,13 +208,14 @@ impl World {
     }
 
     fn spec(&mut self, volume: usize) -> VolumeSpec {
+        let policy = self.guests[volume].settle_policy();
         let guest = &self.guests[volume];
         let ephemeral = guest.plan.policy == Policy::Ephemeral;
         VolumeSpec {
             name: guest.plan.name.clone(),
             origin: format!("/images/{}.raw", guest.plan.origin),
             new_uuid: Uuid(self.rng.bytes16()),
-            policy: guest.plan.policy,
+            policy,
             size_bytes: guest.model.sectors() * engine::types::SECTOR_BYTES,
             read_only: false,
             base_layer: ephemeral.then_some(guest.plan.origin as u64 + 1),
@@ -332,7 +333,8 @@ impl World {
         }
         for guest in &mut self.guests {
             // Parking has put everything acknowledged into the log.
-            let safe = self.parked && guest.plan.policy == Policy::WriteBack;
+            let logged = guest.plan.policy == Policy::WriteBack && !guest.plan.switches;
+            let safe = self.parked && logged;
             guest.crashed(if power && !safe {
                 Crash::PowerLoss
             } else {

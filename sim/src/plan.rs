@@ -35,6 +35,8 @@ pub struct Rates {
 pub struct VolumePlan {
     pub name: String,
     pub policy: Policy,
+    /// Its administrator changes the policy again and again, but for ephemeral.
+    pub switches: bool,
     /// Index of its origin; only volumes that never write share one.
     pub origin: usize,
     pub journal_possible: bool,
@@ -63,6 +65,13 @@ pub struct Plan {
     pub origins: Vec<OriginPlan>,
     pub volumes: Vec<VolumePlan>,
     pub rates: Rates,
+}
+
+impl VolumePlan {
+    /// Some of its writes go to the origin past the log.
+    pub fn goes_direct(&self) -> bool {
+        self.switches || self.policy.is_direct()
+    }
 }
 
 impl Plan {
@@ -101,6 +110,15 @@ impl Plan {
                 plan.volumes.push(clone);
             }
         }
+        if rng.chance(450) {
+            plan.add(&mut rng, Policy::WriteThrough, DestageMode::Atomic);
+        }
+        if rng.chance(600) {
+            let first = rng.pick(&[Policy::WriteBack, Policy::WriteThrough, Policy::Uncached]);
+            let mode = rng.pick(&[DestageMode::Atomic, DestageMode::InPlace]);
+            plan.add(&mut rng, first, mode);
+            plan.volumes.last_mut().expect("just added").switches = true;
+        }
         plan.limit_requests();
         plan
     }
@@ -110,12 +128,12 @@ impl Plan {
         let writers = self
             .volumes
             .iter()
-            .filter(|volume| volume.policy != Policy::Uncached);
+            .filter(|volume| volume.switches || !volume.policy.is_direct());
         let geometry = self.geometry;
         let usable = u64::from(geometry.segments - SEGMENTS_RESERVED);
         let chunks = usable * u64::from(geometry.segment_chunks - 1);
         let capacity = chunks * u64::from(geometry.chunk_blocks - 2) * 3 / 4;
-        let share = (capacity / 2 / writers.count() as u64).min(capacity / 8);
+        let share = (capacity / 2 / writers.count().max(1) as u64).min(capacity / 8);
         // Unaligned, a write touches one block more than it has.
         let sectors = (share.max(4) - 2) * engine::types::BLOCK_SECTORS;
         for volume in &mut self.volumes {
@@ -141,6 +159,7 @@ impl Plan {
         self.volumes.push(VolumePlan {
             name,
             policy,
+            switches: false,
             origin: self.origins.len() - 1,
             journal_possible: destage == DestageMode::Atomic || rng.chance(500),
             tuning,

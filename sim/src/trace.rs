@@ -17,6 +17,7 @@ pub struct Counters {
     pub zeroes: u64,
     pub destages: u64,
     pub resets: u64,
+    pub switches: u64,
     pub disconnects: u64,
     pub refused: u64,
     pub kills: u64,
@@ -40,7 +41,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    fn fields(&mut self) -> [(&'static str, &mut u64); 27] {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 28] {
         [
             ("operations", &mut self.operations),
             ("reads", &mut self.reads),
@@ -49,6 +50,7 @@ impl Counters {
             ("zeroes", &mut self.zeroes),
             ("destages", &mut self.destages),
             ("resets", &mut self.resets),
+            ("switches", &mut self.switches),
             ("disconnects", &mut self.disconnects),
             ("refused", &mut self.refused),
             ("kills", &mut self.kills),

@@ -149,6 +149,19 @@ impl Files {
         assert!(before.is_none(), "volume {volume} has its files already");
     }
 
+    /// The files of a volume, shared.
+    pub fn volume(&self, volume: VolumeId) -> Option<&OpenVolume> {
+        self.volumes.get(&volume)
+    }
+
+    /// Takes ledger and journal that were made for a volume meanwhile.
+    pub fn take_sides(&mut self, volume: VolumeId, made: OpenVolume) {
+        if let Some(open) = self.volumes.get_mut(&volume) {
+            open.ledger = made.ledger;
+            open.journal = made.journal;
+        }
+    }
+
     pub fn remove_volume(&mut self, volume: VolumeId) -> Option<OpenVolume> {
         self.volumes.remove(&volume)
     }

@@ -102,6 +102,11 @@ impl Core {
             cx.out.reply(request, Err(crate::event::Refusal::Policy));
             return;
         }
+        if volume.policy.is_direct() && volume.ready && !volume.read_only {
+            // All of it is there; on stable media it is after a sync.
+            self.sync_origin(cx, id, request, true, cx.now);
+            return;
+        }
         if !volume.owes() || volume.destaged >= upto {
             cx.out.reply(request, Ok(()));
             return;
@@ -116,6 +121,7 @@ impl Core {
         let full = gauge.live * 10 >= gauge.capacity * 6;
         let low = self.log.is_low();
         let dirty_extents_full = self.dirty_extents * 4 >= self.config.dirty_extents_max * 3;
+        let share = self.share();
         let volume = self.volume(id);
         if volume.destage.is_some() || !volume.owes() || !volume.attached || !volume.ready {
             return;
@@ -131,7 +137,11 @@ impl Core {
             .is_some_and(|after| cx.now >= oldest.plus_millis(after));
         let many = volume.dirty_bytes() >= volume.tuning.dirty_limit_bytes / 4 * 3;
         let commanded = volume.destage_upto > volume.destaged;
-        let pressed = !volume.waiting.is_empty() || full || low || dirty_extents_full;
+        // A volume that is never destaged for its age stays in the log as long as there is room:
+        // it gives way within its own limit, and where it has more than its share.
+        let stays = volume.tuning.destage_after_ms.is_none() && volume.charge() <= share;
+        let scarce = low || ((full || dirty_extents_full) && !stays);
+        let pressed = !volume.waiting.is_empty() || scarce;
         // What a held volume has is not a prefix of its writes: it goes to the origin by order
         // only, never by itself.
         let by_itself = volume.state != State::Held && (aged || many || pressed);
@@ -685,6 +695,7 @@ impl Core {
         if !self.volume(id).waiting.is_empty() {
             self.enqueue(id);
         }
+        self.pump_switch(cx, id);
         self.start_destage_if_due(cx, id);
         if self.parking.is_some() {
             self.release_if_clean(cx, id);

@@ -1,18 +1,21 @@
 //! The shard behind the seam: dispatches events and runs the fixed list of maintenance steps.
 //!
-//! Each verb has a file: `read`, `write`, `destage`, `evacuate`, `checkpoint`, `attach`. Always
-//! true after an `apply`: whatever could be decided has been decided; what is left waits for a
+//! Each verb has a file: `read`, `write`, `direct`, `destage`, `switch`, `evacuate`,
+//! `checkpoint`, `attach`. Always true after an `apply`: whatever could be decided has been decided; what is left waits for a
 //! device, for room, or for a time that is in the timers.
 
 mod attach;
 mod checkpoint;
 mod destage;
+mod direct;
 mod evacuate;
 mod read;
 mod show;
+mod switch;
 mod write;
 
 pub use destage::Destage;
+pub use switch::Switch;
 
 /// The keeper of checkpoints after one with this sequence was written.
 pub fn checkpoint_keeper(sequence: u64) -> checkpoint::Keeper {
@@ -25,7 +28,7 @@ use crate::fetch::{Fetched, Fetches, Owner};
 use crate::log::{Log, Waiter};
 use crate::map::ExtentMap;
 use crate::outbox::{Cx, Pending, Timer};
-use crate::ram::RamTier;
+use crate::ram::{Layer, RamTier};
 use crate::scratch::Scratch;
 use crate::slab::Slab;
 use crate::types::{Generation, RequestId, StreamSeq, Time, Uuid, VolumeId};
@@ -62,7 +65,7 @@ pub struct Core {
     fills: Slab<read::Fill>,
     /// Fills whose origin did not answer; due again at housekeeping.
     held_fills: Vec<u32>,
-    calls: Slab<write::Call>,
+    calls: Slab<direct::Call>,
     /// Volumes whose first waiting request wants another try, in turn.
     queue: VecDeque<VolumeId>,
     pub checkpoint: checkpoint::Keeper,
@@ -75,6 +78,8 @@ pub struct Core {
     /// Volumes that may hold dirty data; each has a share of the log.
     writers: u64,
     parking: Option<Parking>,
+    /// Layers of single volumes that were given out; each is used once.
+    layers: u64,
 }
 
 impl Core {
@@ -108,6 +113,7 @@ impl Core {
             generation_next: Generation(1),
             writers: 0,
             parking: None,
+            layers: 0,
             config,
         }
     }
@@ -207,6 +213,7 @@ impl Core {
             || !self.graveyard.is_empty()
             || !self.queue.is_empty()
             || self.evacuation.is_some()
+            || self.volumes.iter().flatten().any(|v| v.switch.is_some())
             || self.log.is_low()
     }
 
@@ -239,6 +246,7 @@ impl Core {
             self.time_out_waiting(cx, id);
             self.start_destage_if_due(cx, id);
             self.pump_destage(cx, id);
+            self.pump_switch(cx, id);
             let volume = self.volume(id);
             if !volume.waiting.is_empty() && !volume.queued {
                 volume.queued = true;
@@ -294,7 +302,8 @@ impl Core {
             Pending::OriginRead { read, volume } => {
                 self.origin_read_done(cx, read, volume, ok, started);
             }
-            Pending::Uncached { call } => self.call_done(cx, call, result, started),
+            Pending::Direct { call } => self.call_done(cx, call, result, started),
+            Pending::SwitchSync { volume } => self.switch_synced(cx, volume, ok),
             Pending::Ledger { volume } => self.ledger_written(cx, volume, ok),
             Pending::LedgerSync { volume } => self.ledger_synced(cx, volume, ok),
             Pending::Destage { volume, job } => self.job_done(cx, volume, job, ok, started),
@@ -346,6 +355,7 @@ impl Core {
             Command::Destage { volume }
             | Command::Reset { volume }
             | Command::Tune { volume, .. }
+            | Command::Switch { volume, .. }
             | Command::Detach { volume, .. }
                 if self.find(volume).is_none() =>
             {
@@ -357,6 +367,11 @@ impl Core {
                 self.volume(volume).tuning = tuning;
                 cx.out.reply(request, Ok(()));
             }
+            Command::Switch {
+                volume,
+                policy,
+                journal_possible,
+            } => self.switch(cx, volume, request, policy, journal_possible),
             Command::Detach {
                 volume,
                 discard_dirty,
@@ -443,6 +458,17 @@ impl Core {
         volume.state = crate::snapshot::State::Damaged;
         volume.reason = Some("dirty data cannot be read from the cache device any more");
         volume.counters.checksum_errors += 1;
+    }
+
+    /// Nothing that the tier holds of this volume counts any more. A base layer, which nobody
+    /// writes, stays.
+    fn renew_layer(&mut self, id: VolumeId) {
+        self.layers += 1;
+        let layer = Layer(self.layers);
+        let volume = self.volume(id);
+        if !volume.read_only {
+            volume.layer = layer;
+        }
     }
 
     fn enqueue(&mut self, id: VolumeId) {

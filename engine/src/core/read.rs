@@ -3,7 +3,8 @@
 //! Always true: a part covered by an epoch comes from the log, whatever the tiers hold; a block
 //! that is missing is read from its origin once, however many ask for it; while an origin of a
 //! cached volume does not answer its reads are held and tried again. Uncached volumes read past
-//! the tier, so that a switch never finds blocks of another time.
+//! the tier, so that a switch never finds blocks of another time, and so does everybody where a
+//! write is on its way to the origin past the log: a fill would bring half of it.
 
 use super::Core;
 use crate::event::{Device, Op, Purpose, Refusal};
@@ -118,7 +119,9 @@ impl Core {
                     });
                 }
                 Some(Content::Zero { .. }) => cx.memory.zero(to, part.sectors * SECTOR_BYTES),
-                None if uncached => self.read_origin(cx, read, part),
+                None if uncached || self.is_being_written(id, part) => {
+                    self.read_origin(cx, read, part);
+                }
                 None => self.read_clean(cx, read, part),
             }
         }

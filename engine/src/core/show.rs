@@ -83,8 +83,15 @@ impl Core {
             uuid: volume.uuid,
             origin: volume.origin.clone(),
             policy: volume.policy,
+            switching_to: volume
+                .switch
+                .as_ref()
+                .map(|switch| switch.wanted)
+                .filter(|wanted| *wanted != volume.policy),
             write_cache: volume.tuning.write_cache,
             effective_destage: volume.effective_destage(),
+            journal_possible: volume.journal_possible,
+            never_aged: volume.tuning.destage_after_ms.is_none(),
             state: volume.shown_state(),
             reason: volume.reason,
             orphan: !volume.attached,

@@ -106,6 +106,16 @@ impl Machine for Fake {
         Ok(())
     }
 
+    fn switch(&self, name: &str, policy: Policy) -> Result<Started> {
+        let mut state = self.state();
+        state
+            .orders
+            .push(format!("switch {name} {}", policy.name()));
+        let found = state.volumes.iter_mut().find(|volume| volume.name == name);
+        found.expect("a known volume").switching_to = Some(policy);
+        Ok(Box::new(|| Ok(())))
+    }
+
     fn destage(&self, volume: VolumeId) -> Result<()> {
         self.state().orders.push(format!("destage {volume}"));
         Ok(())
@@ -124,8 +134,11 @@ fn snapshot(id: VolumeId, settings: &VolumeSettings) -> VolumeSnapshot {
         uuid: Uuid([7; 16]),
         origin: settings.origin.display().to_string(),
         policy: settings.policy,
+        switching_to: None,
         write_cache: settings.write_cache,
         effective_destage: settings.destage,
+        journal_possible: true,
+        never_aged: settings.destage_after.is_none(),
         state: State::Clean,
         reason: None,
         orphan: false,
@@ -302,8 +315,9 @@ fn added_volumes_are_kept_until_they_are_removed() {
 fn only_tunables_can_be_changed_while_a_volume_runs() {
     let house = House::new();
     house.add("a", &[]).expect("added");
-    let values = [("policy".to_string(), Value::Text("uncached".into()))];
-    let error = house.admin.set("a", &values).expect_err("not a tunable");
+    let values = [("origin".to_string(), Value::Text("/x".into()))];
+    let error = house.admin.set("a", &values).map(|_| ());
+    let error = error.expect_err("not a tunable");
     assert_eq!(error.kind, Kind::NotInThisVersion);
     assert_eq!(error.kind.exit_code(), 2);
     // Tunables of the configuration and of the engine are the same set.
@@ -382,7 +396,12 @@ fn the_documents_have_every_key_of_the_public_interface_in_every_state() {
         State::Held,
         State::Damaged,
     ];
-    for policy in [Policy::Uncached, Policy::WriteBack, Policy::Ephemeral] {
+    for policy in [
+        Policy::Uncached,
+        Policy::WriteThrough,
+        Policy::WriteBack,
+        Policy::Ephemeral,
+    ] {
         for state in states {
             house.fake.change("a", |volume| {
                 (volume.policy, volume.state) = (policy, state);
@@ -453,7 +472,7 @@ fn orders_and_refusals_go_over_the_socket_unchanged() {
         .expect("added");
     assert_keys(&shown, SHOW_KEYS);
     client
-        .patch("/v1/volumes/a", &json!({ "dirty_limit": 4194304 }))
+        .patch("/v1/volumes/a", &json!({ "dirty_limit": 4194304 }), PROMPT)
         .expect("changed");
     client
         .post("/v1/volumes/a/destage?wait=true", None, PATIENT)

@@ -5,7 +5,7 @@
 //! those of which this version takes the default only and says so. Deliberately absent: where a
 //! value came from, which is [`super::parse`].
 
-use super::values::{Value, one_of};
+use super::values::Value;
 use super::{Cache, Format, Host, Images, Listen, Volume, Wrong};
 use crate::config::units;
 use engine::types::{DestageMode, Policy};
@@ -258,15 +258,19 @@ pub const VOLUME: &[Key<Volume>] = &[
     Key {
         name: "destage-after",
         default: "10m",
-        meaning: "dirty data older than this goes to the origin",
+        meaning: "dirty data older than this goes to the origin; never = for want of space only",
         set: |volume, value| {
-            if *value == Value::Text("never".into()) {
-                return Err(Wrong::later("\"never\" is", "write a time, as in \"10m\""));
-            }
-            volume.destage_after_ms = value.millis("10m")?;
+            let never = *value == Value::Text("never".into());
+            volume.destage_after_ms = match never {
+                true => None,
+                false => Some(value.millis("10m")?),
+            };
             Ok(())
         },
-        show: |volume| quote(&units::show_millis(volume.destage_after_ms)),
+        show: |volume| {
+            let age = volume.destage_after_ms.map(units::show_millis);
+            quote(age.as_deref().unwrap_or("never"))
+        },
     },
     Key {
         name: "destage",
@@ -416,7 +420,8 @@ pub const VOLUME: &[Key<Volume>] = &[
     },
 ];
 
-/// Keys of a volume that `volume set` can change while it runs.
+/// Keys of a volume that `volume set` can change while it runs, beside `policy`, which takes a
+/// while.
 pub const TUNABLES: &[&str] = &[
     "write-cache",
     "destage-after",
@@ -472,12 +477,9 @@ fn set_policy(volume: &mut Volume, value: &Value) -> Set {
     let words = ["uncached", "write-through", "write-back", "ephemeral"];
     volume.policy = match value.word(&words)? {
         "uncached" => Policy::Uncached,
+        "write-through" => Policy::WriteThrough,
         "write-back" => Policy::WriteBack,
-        "ephemeral" => Policy::Ephemeral,
-        _ => {
-            let right = format!("write {}", one_of(&["uncached", "write-back", "ephemeral"]));
-            return Err(Wrong::later("write-through is", right));
-        }
+        _ => Policy::Ephemeral,
     };
     Ok(())
 }
@@ -611,7 +613,7 @@ pub fn default_volume() -> Volume {
         format: Format::Auto,
         policy: Policy::WriteBack,
         write_cache: true,
-        destage_after_ms: 600_000,
+        destage_after_ms: Some(600_000),
         destage: DestageMode::Atomic,
         journal: None,
         origin_queue_depth: 32,

@@ -107,7 +107,8 @@ pub struct Volume {
     pub format: Format,
     pub policy: Policy,
     pub write_cache: bool,
-    pub destage_after_ms: u64,
+    /// `None` = never.
+    pub destage_after_ms: Option<u64>,
     pub destage: DestageMode,
     pub journal: Option<PathBuf>,
     pub origin_queue_depth: u32,
@@ -134,7 +135,7 @@ impl Volume {
             read_only: self.read_only,
             write_cache: self.write_cache,
             destage: self.destage,
-            destage_after: Some(Duration::from_millis(self.destage_after_ms)),
+            destage_after: self.destage_after_ms.map(Duration::from_millis),
             journal_dir: self.journal.clone(),
             dirty_limit_bytes: self.dirty_limit_bytes,
             origin_queue_depth: self.origin_queue_depth,

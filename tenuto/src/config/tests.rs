@@ -34,11 +34,6 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
              \"write-through\", \"write-back\" or \"ephemeral\"",
         ),
         (
-            "policy = \"write-through\"",
-            "policy: write-through is not in this version; write \"uncached\", \"write-back\" or \
-             \"ephemeral\"",
-        ),
-        (
             "replicas = 1",
             "replicas: replicas are not in this version; write 0",
         ),
@@ -57,10 +52,6 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
         (
             "write-cache = true",
             "write-cache: true is not one of its values; write \"on\" or \"off\"",
-        ),
-        (
-            "destage-after = \"never\"",
-            "destage-after: \"never\" is not in this version; write a time, as in \"10m\"",
         ),
         (
             "destage-after = 600",

@@ -11,7 +11,9 @@ use crate::files::Files;
 use crate::lock::Patience;
 use crate::origin::file::{self, Access, OpenVolume};
 use crate::origin::san::Params;
-use crate::shard::control::{Attach, AttachError, CommandError, Export, ListenerScope};
+use crate::shard::control::{
+    Attach, AttachError, CommandError, CommandReply, Export, ListenerScope,
+};
 use engine::engine::{Settled, settle};
 use engine::event::{Command, Device, Tuning, VolumeSpec};
 use engine::types::{Policy, SECTOR_BYTES, VolumeId};
@@ -228,9 +230,59 @@ impl Daemon {
         if settings.export_nbd != entry.settings.export_nbd {
             self.show(&entry, name, settings.export_nbd)?;
         }
-        entry.settings = settings;
+        // The policy takes a while; `volume_switch` changes it.
+        let policy = entry.settings.policy;
+        entry.settings = VolumeSettings { policy, ..settings };
         self.table().entries.insert(name.clone(), entry);
         Ok(())
+    }
+
+    /// Orders another policy for a running volume; it is in effect when the reply has come. What
+    /// write-back keeps beside the origin is made first.
+    pub fn volume_switch(&self, name: &str, policy: Policy) -> Result<CommandReply, VolumeError> {
+        let claim = self.claim(name)?;
+        let Some(mut entry) = self.entry(name) else {
+            return Err(VolumeError::Unknown(name.to_owned()));
+        };
+        let old = entry.settings.policy;
+        if policy != old && (policy == Policy::Ephemeral || old == Policy::Ephemeral) {
+            let (old, new) = (old.name(), policy.name());
+            return Err(VolumeError::Settings(format!(
+                "volume {name}: cannot change from {old} to {new} while it runs; remove the \
+                 volume and add it"
+            )));
+        }
+        let volume = entry.id;
+        let mut journal_possible = false;
+        if policy == Policy::WriteBack && !entry.settings.read_only {
+            journal_possible = self.make_sides(&claim.name, volume)?;
+        }
+        let command = Command::Switch {
+            volume,
+            policy,
+            journal_possible,
+        };
+        let reply = self.handle.command_begin(command)?;
+        entry.settings.policy = policy;
+        self.table().entries.insert(claim.name.clone(), entry);
+        Ok(reply)
+    }
+
+    /// Makes ledger and journal on this thread: the shard does not wait for an origin.
+    fn make_sides(&self, name: &str, volume: VolumeId) -> Result<bool, VolumeError> {
+        let files = self.handle.files(volume)?;
+        let mut files = files.ok_or_else(|| VolumeError::Unknown(name.to_owned()))?;
+        let made = files.make_sides(&mut Patience::none())?;
+        if made.is_none() {
+            let origin = files.origin.path.display();
+            return Err(VolumeError::Settings(format!(
+                "volume {name}: nothing can lie beside {origin}, where write-back keeps its \
+                 ledger; remove the volume and add it with `journal`"
+            )));
+        }
+        let journal_possible = files.journal.is_some();
+        self.handle.sides(volume, files)?;
+        Ok(journal_possible)
     }
 
     fn show(&self, entry: &Entry, name: &str, shown: bool) -> Result<(), VolumeError> {
@@ -371,7 +423,6 @@ fn tuning(settings: &VolumeSettings) -> Tuning {
 fn needs_restart(old: &VolumeSettings, new: &VolumeSettings) -> Option<&'static str> {
     let differing = [
         ("origin", old.origin != new.origin),
-        ("policy", old.policy != new.policy),
         ("read-only", old.read_only != new.read_only),
         ("journal", old.journal_dir != new.journal_dir),
     ];

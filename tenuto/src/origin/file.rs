@@ -46,7 +46,7 @@ pub struct Request {
 }
 
 /// The files of one volume.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct OpenVolume {
     pub origin: Arc<Target>,
     pub ledger: Option<Arc<Target>>,
@@ -86,6 +86,17 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fa
 }
 
 impl OpenVolume {
+    /// Makes what is missing of ledger and journal. `None` where nothing can lie beside it.
+    pub fn make_sides(&mut self, patience: &mut Patience) -> Result<Option<()>, Fault> {
+        if self.ledger.is_none() {
+            self.ledger = self.side(self.ledger_path.as_deref(), true, patience)?;
+        }
+        if self.journal.is_none() {
+            self.journal = self.side(self.journal_path.as_deref(), true, patience)?;
+        }
+        Ok(self.ledger.as_ref().map(|_| ()))
+    }
+
     /// Opens and locks a ledger or journal; `None` where it is missing and not to be made.
     pub fn side(
         &self,

@@ -86,6 +86,13 @@ impl<E: Decide> Shard<E> {
                 let request = self.commands.enter(waiter);
                 self.feed(Event::Admin { request, command });
             }
+            Request::Files(volume, answer) => {
+                let _ = answer.send(self.files.volume(volume).cloned());
+            }
+            Request::Sides(volume, made, answer) => {
+                self.files.take_sides(volume, *made);
+                let _ = answer.send(());
+            }
             Request::Snapshot(answer) => {
                 let _ = answer.send(self.snapshot());
             }
@@ -162,8 +169,15 @@ impl<E: Decide> Shard<E> {
         let waiter = self.commands.waiters.remove(&request.number);
         match waiter.expect("a command is replied to once") {
             Waiter::Handle(command, answer) => {
-                if let (Command::Detach { volume, .. }, Ok(())) = (command, result) {
-                    self.forget(volume);
+                match (command, result) {
+                    (Command::Detach { volume, .. }, Ok(())) => self.forget(volume),
+                    (Command::Switch { volume, policy, .. }, Ok(())) => {
+                        if let Some(known) = self.volumes.get_mut(&volume) {
+                            known.policy = policy;
+                            self.exports.renew(volume, policy);
+                        }
+                    }
+                    _ => {}
                 }
                 let _ = answer.send(result);
             }
