@@ -6,6 +6,7 @@
 
 use crate::core::Destage;
 use crate::event::{Tuning, VolumeSpec};
+use crate::flow::{Flow, FlowLimits};
 use crate::format::checkpoint::VolumeRecord;
 use crate::format::ledger::Ledger;
 use crate::map::{Content, ExtentMap};
@@ -38,6 +39,8 @@ pub struct Waiting {
     pub request: RequestId,
     pub kind: WaitKind,
     pub since: Time,
+    /// Flow control holds it until then.
+    pub due: Time,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -122,6 +125,9 @@ pub struct Volume {
     pub reads_in_flight: u32,
     /// Sectors of the first waiting write whose serial is given and which are not staged yet.
     pub unfinished_sectors: u64,
+    pub flow: Flow,
+    /// When the last read of a guest went to the origin.
+    pub guest_read_at: Option<Time>,
     /// In the queue of volumes whose first waiting request wants another try.
     pub queued: bool,
     pub counters: Counters,
@@ -150,6 +156,7 @@ impl Volume {
                 destage_after_ms: Some(600_000),
                 destage,
                 dirty_limit_bytes: 4 << 30,
+                flow: FlowLimits::default(),
                 origin_queue_depth: 32,
                 overlay_timeout_ms: 30_000,
             },
@@ -173,6 +180,8 @@ impl Volume {
             origin_in_flight: 0,
             reads_in_flight: 0,
             unfinished_sectors: 0,
+            flow: Flow::default(),
+            guest_read_at: None,
             queued: false,
             counters: Counters::default(),
         }
