@@ -4,6 +4,7 @@
 //! waiting for earlier ones, and answers each exactly once by [`Event::Done`]. Sectors are
 //! checked against the volume by the engine; lengths against the buffer by the host.
 
+use crate::flow::FlowLimits;
 use crate::memory::Slice;
 use crate::types::{BufferId, ConnectionId, DestageMode, IoId, Policy, RequestId, Uuid, VolumeId};
 use alloc::string::String;
@@ -100,6 +101,8 @@ pub struct Tuning {
     pub destage_after_ms: Option<u64>,
     pub destage: DestageMode,
     pub dirty_limit_bytes: u64,
+    /// When guests are slowed before the dirty limit is reached.
+    pub flow: FlowLimits,
     /// Origin requests of the destager in flight.
     pub origin_queue_depth: u32,
     /// Ephemeral: how long a write waits for space before it fails with no space.

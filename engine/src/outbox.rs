@@ -96,6 +96,8 @@ pub enum Timer {
     Announce,
     /// Ages, low space, limits, and whatever failed and is due again.
     Housekeeping,
+    /// The first held write of a volume is due.
+    Flow(VolumeId),
 }
 
 #[derive(Default)]
@@ -119,6 +121,12 @@ impl Outbox {
     /// Requests to devices that have not ended.
     pub fn in_flight(&self) -> usize {
         self.in_flight
+    }
+
+    /// Those requests, with the time when they were issued.
+    pub fn outstanding(&self) -> impl Iterator<Item = (&Pending, Time)> {
+        let pending = self.pending.iter().flatten();
+        pending.map(|(pending, started)| (pending, *started))
     }
 
     pub fn take(&mut self, io: IoId) -> (Pending, Time) {

@@ -106,6 +106,19 @@ pub struct Counters {
     pub checksum_errors: u64,
 }
 
+/// Flow control of one volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowSnapshot {
+    pub active: bool,
+    /// How long a write is held before it is admitted.
+    pub delay_ns: u64,
+    pub reason: Option<&'static str>,
+    /// Moving average of the origin's latency.
+    pub latency_ns: u64,
+    /// Writes that were held since start.
+    pub held_writes: u64,
+}
+
 #[derive(Clone, Debug)]
 pub struct VolumeSnapshot {
     pub id: VolumeId,
@@ -136,6 +149,7 @@ pub struct VolumeSnapshot {
     pub destaged_serial: Serial,
     pub generation: Generation,
     pub waiting_requests: u64,
+    pub flow: FlowSnapshot,
     pub destaging: bool,
     pub counters: Counters,
 }
@@ -163,6 +177,9 @@ pub struct Snapshot {
     pub overlay_slots_busy: u32,
     pub evacuated_bytes: u64,
     pub segments_reused: u64,
+    /// Writes to the log, and how long they took together.
+    pub log_writes: u64,
+    pub log_write_ns: u64,
     pub cache_errors: u64,
     pub checkpoints: u64,
 }

@@ -6,6 +6,7 @@
 
 use crate::core::{Destage, Switch};
 use crate::event::{Tuning, VolumeSpec};
+use crate::flow::{Flow, FlowLimits};
 use crate::format::checkpoint::VolumeRecord;
 use crate::format::ledger::Ledger;
 use crate::map::{Content, ExtentMap};
@@ -38,6 +39,8 @@ pub struct Waiting {
     pub request: RequestId,
     pub kind: WaitKind,
     pub since: Time,
+    /// Flow control holds it until then.
+    pub due: Time,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -131,6 +134,9 @@ pub struct Volume {
     pub direct: Vec<(u32, Span)>,
     /// A sync of the origin that no guest asked for has failed: the next flush says so.
     pub sync_failed: bool,
+    pub flow: Flow,
+    /// When the last read of a guest went to the origin.
+    pub guest_read_at: Option<Time>,
     /// In the queue of volumes whose first waiting request wants another try.
     pub queued: bool,
     pub counters: Counters,
@@ -161,6 +167,7 @@ impl Volume {
                 destage_after_ms: Some(600_000),
                 destage,
                 dirty_limit_bytes: 4 << 30,
+                flow: FlowLimits::default(),
                 origin_queue_depth: 32,
                 overlay_timeout_ms: 30_000,
             },
@@ -186,6 +193,8 @@ impl Volume {
             unfinished_sectors: 0,
             direct: Vec::new(),
             sync_failed: false,
+            flow: Flow::default(),
+            guest_read_at: None,
             queued: false,
             counters: Counters::default(),
         }

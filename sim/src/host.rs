@@ -393,6 +393,8 @@ impl World {
             counters.segments_reused += snapshot.segments_reused;
             counters.checkpoints += snapshot.checkpoints;
             counters.evacuated_bytes += snapshot.evacuated_bytes;
+            let held = snapshot.volumes.iter().map(|it| it.flow.held_writes);
+            counters.held_writes += held.sum::<u64>();
         }
     }
 }

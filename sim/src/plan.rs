@@ -7,6 +7,7 @@
 use crate::rng::Rng;
 use engine::engine::Config;
 use engine::event::Tuning;
+use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Geometry, Policy, Uuid};
 
 /// The largest write and read: 128 KiB.
@@ -152,6 +153,7 @@ impl Plan {
             write_cache: rng.chance(850),
             destage_after_ms: rng.pick(&[Some(20), Some(200), Some(2000), Some(600_000), None]),
             destage,
+            flow: flow(rng),
             dirty_limit_bytes: rng.pick(&[log_bytes / 8, log_bytes / 4, log_bytes]),
             origin_queue_depth: rng.pick(&[1, 4, 32]),
             overlay_timeout_ms: rng.pick(&[1, 100, 5000]),
@@ -181,6 +183,15 @@ impl Plan {
             dirty_extents_max: self.dirty_extents_max,
             hash_seed,
         }
+    }
+}
+
+/// Low enough that guests are slowed often.
+fn flow(rng: &mut Rng) -> FlowLimits {
+    FlowLimits {
+        dirty_writes: rng.pick(&[None, None, Some(20), Some(200)]),
+        dirty_bytes_percent: rng.pick(&[10, 50, 75, 100]),
+        destage_time_ms: rng.pick(&[50, 1_000, 300_000]),
     }
 }
 

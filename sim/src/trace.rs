@@ -37,11 +37,12 @@ pub struct Counters {
     pub segments_reused: u64,
     pub checkpoints: u64,
     pub evacuated_bytes: u64,
+    pub held_writes: u64,
     pub steps: u64,
 }
 
 impl Counters {
-    fn fields(&mut self) -> [(&'static str, &mut u64); 28] {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 29] {
         [
             ("operations", &mut self.operations),
             ("reads", &mut self.reads),
@@ -73,6 +74,7 @@ impl Counters {
             ("segments reused", &mut self.segments_reused),
             ("checkpoints", &mut self.checkpoints),
             ("evacuated bytes", &mut self.evacuated_bytes),
+            ("held writes", &mut self.held_writes),
             ("steps", &mut self.steps),
         ]
     }

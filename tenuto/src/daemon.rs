@@ -15,6 +15,7 @@ mod volumes;
 use crate::shard::control::{CommandError, Handle, ListenerScope, Stopped};
 use crate::stage::Stage;
 use engine::engine::Report;
+use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 pub use held::{Held, Hold};
 use sockets::Sockets;
@@ -61,6 +62,8 @@ pub struct VolumeSettings {
     /// Directory of ledger and journal where they cannot lie beside the origin.
     pub journal_dir: Option<PathBuf>,
     pub dirty_limit_bytes: u64,
+    /// When guests are slowed before that.
+    pub flow: FlowLimits,
     pub origin_queue_depth: u32,
     pub overlay_timeout: Duration,
     /// False keeps the volume off the NBD sockets.

@@ -9,6 +9,7 @@ mod checkpoint;
 mod destage;
 mod direct;
 mod evacuate;
+mod pace;
 mod read;
 mod show;
 mod switch;
@@ -68,6 +69,8 @@ pub struct Core {
     calls: Slab<direct::Call>,
     /// Volumes whose first waiting request wants another try, in turn.
     queue: VecDeque<VolumeId>,
+    /// Volumes whose destage waits for memory, in turn.
+    destage_turns: VecDeque<VolumeId>,
     pub checkpoint: checkpoint::Keeper,
     evacuation: Option<evacuate::Evacuation>,
     graveyard: Vec<ExtentMap>,
@@ -105,6 +108,7 @@ impl Core {
             held_fills: Vec::new(),
             calls: Slab::default(),
             queue: VecDeque::new(),
+            destage_turns: VecDeque::new(),
             checkpoint,
             evacuation: None,
             graveyard: Vec::new(),
@@ -223,6 +227,7 @@ impl Core {
                 Timer::Linger => self.log.linger_over(),
                 Timer::Announce => self.log.announce(cx),
                 Timer::Housekeeping => self.keep_house(cx),
+                Timer::Flow(volume) => self.flow_due(cx, volume),
             }
         }
     }
@@ -237,12 +242,15 @@ impl Core {
             self.log.want_sync();
             self.checkpoint.wanted |= self.log.freeable() > 0;
         }
+        self.look_at_origins(cx);
+        self.give_destage_turns(cx);
         for at in 0..self.volumes.len() {
             let id = VolumeId(at as u32);
             if self.volumes[at].is_none() {
                 continue;
             }
             self.retry_ledger(cx, id);
+            self.look_at_flow(cx, id, 0);
             self.time_out_waiting(cx, id);
             self.start_destage_if_due(cx, id);
             self.pump_destage(cx, id);
@@ -264,6 +272,7 @@ impl Core {
     ) {
         let (pending, started) = cx.out.take(io);
         let ok = result.is_ok();
+        self.time_origin(cx.now, &pending, started, ok);
         match pending {
             Pending::Log {
                 slot,
@@ -274,6 +283,8 @@ impl Core {
                 upto,
             } => {
                 let place = (slot, stream, segment);
+                self.log.counters.writes += 1;
+                self.log.counters.write_ns += cx.now.since(started);
                 self.log.write_done(cx, place, (attempt, from, upto), ok);
             }
             Pending::CacheSync { attempt } => {

@@ -37,7 +37,7 @@ pub struct ReadOp {
 
 /// Blocks on their way from an origin into the tier.
 pub struct Fill {
-    volume: VolumeId,
+    pub(super) volume: VolumeId,
     first_block: u64,
     slots: Vec<u32>,
     /// Reads that want a part of it.
@@ -77,6 +77,7 @@ impl Core {
                     request,
                     kind,
                     since: cx.now,
+                    due: Time(0),
                 },
             );
             return;
@@ -255,6 +256,7 @@ impl Core {
         let volume = self.volume(volume);
         volume.origin_in_flight += 1;
         volume.counters.origin.reads += 1;
+        volume.guest_read_at = Some(cx.now);
         volume.counters.origin.read_bytes += bytes;
         let device = Device::Origin(volume.id);
         let pending = Pending::Fill { fill: id };
@@ -321,6 +323,7 @@ impl Core {
         volume.origin_in_flight += 1;
         volume.counters.reads.origin += 1;
         volume.counters.origin.reads += 1;
+        volume.guest_read_at = Some(cx.now);
         volume.counters.origin.read_bytes += bytes;
         let at = part.sector * SECTOR_BYTES;
         let slices = alloc::vec![Slice { place, bytes }];

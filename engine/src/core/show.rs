@@ -4,9 +4,10 @@
 
 use super::Core;
 use crate::event::Refusal;
+use crate::flow::Reason;
 use crate::layout::{self, Part};
 use crate::log::StreamKind;
-use crate::snapshot::{Snapshot, State, VolumeSnapshot};
+use crate::snapshot::{FlowSnapshot, Snapshot, State, VolumeSnapshot};
 use crate::types::{BLOCK_BYTES, Policy, Serial, Span, Time, VolumeId};
 use crate::volume::Volume;
 use alloc::vec::Vec;
@@ -56,6 +57,8 @@ impl Core {
             overlay_slots_busy,
             evacuated_bytes: self.log.counters.evacuated_bytes,
             segments_reused: self.log.counters.segments_reused,
+            log_writes: self.log.counters.writes,
+            log_write_ns: self.log.counters.write_ns,
             cache_errors: self.log.counters.cache_errors,
             checkpoints: self.checkpoint.written,
         }
@@ -110,6 +113,13 @@ impl Core {
             },
             generation: volume.generation,
             waiting_requests: volume.waiting.len() as u64,
+            flow: FlowSnapshot {
+                active: volume.flow.is_active(),
+                delay_ns: volume.flow.delay_ns(),
+                reason: volume.flow.reason().map(Reason::name),
+                latency_ns: volume.flow.latency_ns(),
+                held_writes: volume.flow.held_writes,
+            },
             destaging: volume.destage.is_some(),
             counters: volume.counters,
         }

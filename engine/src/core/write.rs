@@ -69,6 +69,7 @@ impl Core {
                 request,
                 kind,
                 since: cx.now,
+                due: Time(0),
             },
         );
     }
@@ -99,6 +100,7 @@ impl Core {
                 request,
                 kind,
                 since: cx.now,
+                due: Time(0),
             },
         );
     }
@@ -121,6 +123,7 @@ impl Core {
                     request,
                     kind: WaitKind::Flush,
                     since: cx.now,
+                    due: Time(0),
                 },
             );
             return;
@@ -179,9 +182,13 @@ impl Core {
     }
 
     fn take_or_wait(&mut self, cx: &mut Cx<'_>, id: VolumeId, mut waiting: Waiting) {
+        let blocks = waiting.blocks();
+        waiting.due = self.pace(cx, id, blocks);
         let volume = self.volume(id);
-        let first = volume.waiting.is_empty() && volume.ready;
-        if !first || !self.advance(cx, id, &mut waiting) {
+        let first = volume.waiting.is_empty() && volume.ready && waiting.due <= cx.now;
+        if first && self.advance(cx, id, &mut waiting) {
+            self.volume(id).flow.admitted(cx.now, blocks);
+        } else {
             self.wait(cx, id, waiting);
         }
     }
@@ -189,7 +196,10 @@ impl Core {
     /// Queues a request of a volume. Its owner may go; then it is forgotten.
     pub(super) fn wait(&mut self, cx: &mut Cx<'_>, id: VolumeId, waiting: Waiting) {
         let volume = self.volume(id);
-        let starts = volume.waiting.is_empty() && volume.ready && !volume.policy.is_direct();
+        let starts = volume.waiting.is_empty()
+            && volume.ready
+            && !volume.policy.is_direct()
+            && waiting.due <= cx.now;
         volume.waiting.push_back(waiting);
         if starts {
             self.log.want_sync();
@@ -208,12 +218,21 @@ impl Core {
                 continue;
             };
             volume.queued = false;
-            while let Some(mut waiting) = self.volume(id).waiting.pop_front() {
+            loop {
+                if let Some(at) = self.held_until(cx.now, id) {
+                    self.wake_at(cx, id, at);
+                    break;
+                }
+                let Some(mut waiting) = self.volume(id).waiting.pop_front() else {
+                    break;
+                };
+                let blocks = waiting.blocks();
                 if !self.volume(id).ready || !self.advance(cx, id, &mut waiting) {
                     self.volume(id).waiting.push_front(waiting);
                     self.enqueue(id);
                     break;
                 }
+                self.volume(id).flow.admitted(cx.now, blocks);
             }
             self.detach_progress(cx, id);
         }
@@ -419,10 +438,10 @@ impl Core {
             _ => StreamKind::Writes,
         };
         let appended = self.log.append(cx, stream, item, source, false)?;
-        let full = volume
-            .epochs
-            .back()
-            .is_some_and(|epoch| epoch.map.sectors() * SECTOR_BYTES >= EPOCH_BYTES_MAX);
+        let full = volume.epochs.back().is_some_and(|epoch| {
+            epoch.map.sectors() * SECTOR_BYTES >= EPOCH_BYTES_MAX
+                || epoch.charge >= volume.flow.epoch_blocks()
+        });
         if full && !begun && volume.policy == Policy::WriteBack {
             volume.epochs.back_mut().expect("just seen").sealed = true;
         }
@@ -484,6 +503,7 @@ impl Core {
         let limit = (volume.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1);
         let limited = volume.policy == Policy::WriteBack && charge + blocks > limit;
         if limited && charge > 0 {
+            volume.flow.wall();
             return Gate::Shut;
         }
         let gauge = self.log.gauge();
@@ -499,7 +519,11 @@ impl Core {
         let pieces = blocks / (chunk_blocks - 1) + 3;
         let open = self.has_room(log, charge, blocks, Volume::charge)
             && self.has_room(map, extents, pieces, Volume::dirty_extents);
-        if open { Gate::Open } else { Gate::Shut }
+        if open {
+            return Gate::Open;
+        }
+        self.volume(id).flow.wall();
+        Gate::Shut
     }
 
     /// Whether a volume that has `mine` of a budget may take `need` more.

@@ -9,7 +9,7 @@ use crate::config::Volume;
 use crate::config::units::{human_bytes, human_seconds};
 use crate::error::{Error, Result};
 use engine::engine::LedgerInfo;
-use engine::snapshot::{Counters, State, VolumeSnapshot};
+use engine::snapshot::{Counters, FlowSnapshot, State, VolumeSnapshot};
 use engine::types::{DestageMode, Generation, Policy, Serial, Uuid, VolumeId};
 use serde_json::{Value, json};
 
@@ -80,6 +80,7 @@ impl Held {
             destaged_serial: destaged,
             generation: ledger.map_or(Generation(0), |ledger| ledger.generation),
             waiting_requests: 0,
+            flow: FlowSnapshot::default(),
             destaging: false,
             counters: Counters::default(),
         }

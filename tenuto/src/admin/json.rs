@@ -151,7 +151,7 @@ fn effective_reason(view: &View, volume: &VolumeSnapshot) -> Option<String> {
 fn counters(view: &View, volume: &VolumeSnapshot) -> Value {
     let counters = &volume.counters;
     let origin = &counters.origin;
-    let waiting = volume.waiting_requests > 0;
+    let flow = &volume.flow;
     json!({
         "reads": {
             "requests": counters.reads.requests,
@@ -186,9 +186,11 @@ fn counters(view: &View, volume: &VolumeSnapshot) -> Value {
         "checksum_errors": counters.checksum_errors,
         "waiting_requests": volume.waiting_requests,
         "flow_control": {
-            "active": waiting,
-            "delay_us": null,
-            "reason": waiting.then_some("requests wait for space"),
+            "active": flow.active,
+            "delay_us": flow.delay_ns / 1000,
+            "reason": flow.reason,
+            "held_writes": flow.held_writes,
+            "origin_latency_us": (flow.latency_ns > 0).then_some(flow.latency_ns / 1000),
         },
         "latency_us": {
             "read": latency(&counters.read_latency),
@@ -214,6 +216,7 @@ fn flags(view: &View, volume: &VolumeSnapshot) -> Vec<&'static str> {
         ("opening", !volume.ready && !view.is_orphan(volume)),
         ("read-only", known.is_some_and(|known| known.read_only)),
         ("destaging", volume.destaging),
+        ("slowed", volume.flow.active),
         (
             "in-place",
             volume.policy == Policy::WriteBack

@@ -64,6 +64,8 @@ impl Machine for Fake {
                 overlay_slots_busy: 0,
                 evacuated_bytes: 0,
                 segments_reused: 0,
+                log_writes: 0,
+                log_write_ns: 0,
                 cache_errors: 0,
                 checkpoints: 1,
             },
@@ -153,6 +155,7 @@ fn snapshot(id: VolumeId, settings: &VolumeSettings) -> VolumeSnapshot {
         destaged_serial: Serial(5),
         generation: Generation(1),
         waiting_requests: 0,
+        flow: Default::default(),
         destaging: false,
         counters: Counters::default(),
     }
@@ -326,6 +329,7 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         destage_after_ms: _,
         destage: _,
         dirty_limit_bytes: _,
+        flow: _,
         origin_queue_depth: _,
         overlay_timeout_ms: _,
     } = Tuning {
@@ -333,10 +337,11 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         destage_after_ms: None,
         destage: DestageMode::Atomic,
         dirty_limit_bytes: 0,
+        flow: engine::flow::FlowLimits::default(),
         origin_queue_depth: 0,
         overlay_timeout_ms: 0,
     };
-    assert_eq!(keys::TUNABLES.len(), 6);
+    assert_eq!(keys::TUNABLES.len(), 7);
 }
 
 #[test]

@@ -17,6 +17,7 @@ use crate::lock::Patience;
 use crate::origin::file::{self, Access};
 use engine::engine::{Config, Engine, OpenError, Report, settle};
 use engine::event::{Command, Device, IoError, Stat};
+use engine::flow::FlowLimits;
 use engine::format::stage::{HEADER_BYTES, StageHeader};
 use engine::format::superblock::Superblock;
 use engine::media::Media;
@@ -364,6 +365,7 @@ fn settings_of(volume: &VolumeSnapshot) -> VolumeSettings {
         destage_after: None,
         journal_dir: None,
         dirty_limit_bytes: volume.dirty_bytes.max(1 << 20),
+        flow: FlowLimits::default(),
         origin_queue_depth: 32,
         overlay_timeout: Duration::ZERO,
         export_nbd: false,

@@ -202,6 +202,7 @@ fn show_text(output: &Output, volume: &Value) -> String {
         ("promise", text(&volume["promise"])),
         ("size", bytes(&volume["size_bytes"])),
         ("dirty", dirty_text(volume)),
+        ("flow control", flow_text(volume)),
         ("serials", serials_text(volume)),
         ("clients", number(&volume["clients"]).to_string()),
         ("nbd socket", text(&volume["nbd_socket"])),
@@ -235,6 +236,16 @@ fn dirty_text(volume: &Value) -> String {
     let (dirty, writes) = (bytes(&volume["dirty_bytes"]), &volume["dirty_writes"]);
     let oldest = age(&volume["oldest_dirty_seconds"]);
     format!("{dirty} in {writes} writes, oldest {oldest}")
+}
+
+fn flow_text(volume: &Value) -> String {
+    let flow = &volume["flow_control"];
+    if flow["active"] != true {
+        return "not active".into();
+    }
+    let (reason, micros) = (text(&flow["reason"]), number(&flow["delay_us"]));
+    let millis = micros as f64 / 1000.0;
+    format!("active because of {reason}; writes are held for {millis:.1} ms")
 }
 
 fn serials_text(volume: &Value) -> String {

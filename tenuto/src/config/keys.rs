@@ -8,6 +8,7 @@
 use super::values::Value;
 use super::{Cache, Format, Host, Images, Listen, Volume, Wrong};
 use crate::config::units;
+use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -324,9 +325,7 @@ pub const VOLUME: &[Key<Volume>] = &[
         default: "{ dirty-writes = \"auto\", dirty-bytes = \"75%\", destage-time = \"5m\" }",
         meaning: "gauges that start to slow writes down",
         set: set_flow,
-        show: |_| {
-            "{ dirty-writes = \"auto\", dirty-bytes = \"75%\", destage-time = \"5m\" }".into()
-        },
+        show: |volume| show_flow(&volume.flow),
     },
     Key {
         name: "admission",
@@ -427,6 +426,7 @@ pub const TUNABLES: &[&str] = &[
     "destage-after",
     "destage",
     "dirty-limit",
+    "flow",
     "origin-queue-depth",
     "overlay-timeout",
 ];
@@ -507,25 +507,65 @@ fn set_export(_: &mut Volume, value: &Value) -> Set {
     Ok(())
 }
 
-fn set_flow(_: &mut Volume, value: &Value) -> Set {
+/// What is not named stays as it is.
+fn set_flow(volume: &mut Volume, value: &Value) -> Set {
     let right = "write { dirty-writes = \"auto\", dirty-bytes = \"75%\", destage-time = \"5m\" }";
-    let expected = [
-        ("dirty-writes", "auto"),
-        ("dirty-bytes", "75%"),
-        ("destage-time", "5m"),
-    ];
+    let mut flow = volume.flow;
     for (name, value) in members(value, right)? {
-        let Some((_, default)) = expected.iter().find(|(key, _)| key == name) else {
-            return Err(Wrong::new(format!("{name} is no key of flow"), right));
-        };
-        if *value != Value::Text((*default).into()) {
-            return Err(Wrong::later(
-                format!("{name} other than \"{default}\" is"),
-                right,
-            ));
+        let wrong = |wrong: Wrong| Wrong::new(format!("{name}: {}", wrong.what), wrong.right);
+        match name.as_str() {
+            "dirty-writes" => flow.dirty_writes = dirty_writes(value).map_err(wrong)?,
+            "dirty-bytes" => flow.dirty_bytes_percent = percent(value).map_err(wrong)?,
+            "destage-time" => {
+                flow.destage_time_ms = value.millis("5m").and_then(some_time).map_err(wrong)?;
+            }
+            _ => return Err(Wrong::new(format!("{name} is no key of flow"), right)),
         }
     }
+    volume.flow = flow;
     Ok(())
+}
+
+fn dirty_writes(value: &Value) -> Result<Option<u64>, Wrong> {
+    if *value == Value::Text("auto".into()) {
+        return Ok(None);
+    }
+    value
+        .number(1, u64::from(u32::MAX))
+        .map(Some)
+        .map_err(|wrong| Wrong::new(wrong.what, format!("{}, or \"auto\"", wrong.right)))
+}
+
+fn percent(value: &Value) -> Result<u64, Wrong> {
+    let number = match value {
+        Value::Text(text) => text.strip_suffix('%').and_then(|text| text.parse().ok()),
+        _ => None,
+    };
+    number
+        .filter(|number| (1..=100).contains(number))
+        .ok_or_else(|| {
+            Wrong::new(
+                format!("{} is not a share from 1% to 100%", value.show()),
+                "write a whole number and %, as in \"75%\"",
+            )
+        })
+}
+
+fn some_time(millis: u64) -> Result<u64, Wrong> {
+    match millis {
+        0 => Err(Wrong::new("no time is no limit", "write at least \"1ms\"")),
+        millis => Ok(millis),
+    }
+}
+
+fn show_flow(flow: &FlowLimits) -> String {
+    let writes = flow.dirty_writes;
+    format!(
+        "{{ dirty-writes = {}, dirty-bytes = {}, destage-time = {} }}",
+        writes.map_or(quote("auto"), |writes| writes.to_string()),
+        quote(&format!("{}%", flow.dirty_bytes_percent)),
+        quote(&units::show_millis(flow.destage_time_ms)),
+    )
 }
 
 fn set_share(_: &mut Volume, value: &Value) -> Set {
@@ -618,6 +658,7 @@ pub fn default_volume() -> Volume {
         journal: None,
         origin_queue_depth: 32,
         dirty_limit_bytes: 4 * GIB,
+        flow: FlowLimits::default(),
         overlay_ram_bytes: 256 * MIB,
         overlay_timeout_ms: 30_000,
         read_only: false,

@@ -18,6 +18,7 @@ pub use values::Value;
 
 use crate::daemon::{Settings, VolumeSettings};
 use crate::error::{Error, Kind, Result, cause};
+use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -113,6 +114,7 @@ pub struct Volume {
     pub journal: Option<PathBuf>,
     pub origin_queue_depth: u32,
     pub dirty_limit_bytes: u64,
+    pub flow: FlowLimits,
     pub overlay_ram_bytes: u64,
     pub overlay_timeout_ms: u64,
     pub read_only: bool,
@@ -138,6 +140,7 @@ impl Volume {
             destage_after: self.destage_after_ms.map(Duration::from_millis),
             journal_dir: self.journal.clone(),
             dirty_limit_bytes: self.dirty_limit_bytes,
+            flow: self.flow,
             origin_queue_depth: self.origin_queue_depth,
             overlay_timeout: Duration::from_millis(self.overlay_timeout_ms),
             export_nbd: true,

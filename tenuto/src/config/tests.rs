@@ -113,9 +113,32 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
             "export: a volume without export has no use; write [\"nbd\"]",
         ),
         (
-            "flow = { dirty-bytes = \"50%\" }",
-            "flow: dirty-bytes other than \"75%\" is not in this version; write { dirty-writes = \
-             \"auto\", dirty-bytes = \"75%\", destage-time = \"5m\" }",
+            "flow = { dirty-bytes = \"0%\" }",
+            "flow: dirty-bytes: \"0%\" is not a share from 1% to 100%; write a whole number and %, \
+             as in \"75%\"",
+        ),
+        (
+            "flow = { dirty-bytes = 50 }",
+            "flow: dirty-bytes: 50 is not a share from 1% to 100%; write a whole number and %, as \
+             in \"75%\"",
+        ),
+        (
+            "flow = { dirty-writes = 0 }",
+            "flow: dirty-writes: 0 is not a number from 1 to 4294967295; write a whole number \
+             from 1 to 4294967295, or \"auto\"",
+        ),
+        (
+            "flow = { destage-time = 5 }",
+            "flow: destage-time: 5 is not a time; write ms, s, m or h, as in \"5m\"",
+        ),
+        (
+            "flow = { destage-time = \"0s\" }",
+            "flow: destage-time: no time is no limit; write at least \"1ms\"",
+        ),
+        (
+            "flow = { dirty-time = \"5m\" }",
+            "flow: dirty-time is no key of flow; write { dirty-writes = \"auto\", dirty-bytes = \
+             \"75%\", destage-time = \"5m\" }",
         ),
         (
             "share = { weight = 200 }",
@@ -546,4 +569,24 @@ fn arguments_and_file_agree() {
     let volume = parse::new_volume(&defaults, "a", &values).expect("right");
     assert!(volume.read_only);
     assert_eq!(volume.origin_queue_depth, 8);
+}
+
+#[test]
+fn a_table_of_flow_control_changes_what_it_names_and_is_shown_as_it_is_written() {
+    let defaults = keys::default_volume();
+    let values = |flow: &str| {
+        let origin = ("origin".into(), Value::Text("/x".into()));
+        [origin, ("flow".into(), Value::from_argument(flow))]
+    };
+    let shown = |volume: &Volume| {
+        let key = keys::VOLUME.iter().find(|key| key.name == "flow");
+        (key.expect("a key of volumes").show)(volume)
+    };
+    let volume = parse::new_volume(&defaults, "a", &values("{ dirty-writes = 500 }"));
+    let volume = volume.expect("right");
+    let text = "{ dirty-writes = 500, dirty-bytes = \"75%\", destage-time = \"5m\" }";
+    assert_eq!(shown(&volume), text);
+    let text = "{ dirty-writes = \"auto\", dirty-bytes = \"50%\", destage-time = \"90s\" }";
+    let other = parse::new_volume(&volume, "b", &values(text)).expect("right");
+    assert_eq!(shown(&other), text);
 }

@@ -211,7 +211,7 @@ impl Daemon {
     }
 
     /// Changes what can be changed while a volume runs: `write_cache`, `destage`,
-    /// `destage_after`, `dirty_limit_bytes`, `origin_queue_depth`, `overlay_timeout`, and
+    /// `destage_after`, `dirty_limit_bytes`, `flow`, `origin_queue_depth`, `overlay_timeout`, and
     /// whether it is exported.
     pub fn volume_tune(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
         let claim = self.claim(&settings.name)?;
@@ -414,6 +414,7 @@ fn tuning(settings: &VolumeSettings) -> Tuning {
         destage_after_ms: settings.destage_after.map(|age| age.as_millis() as u64),
         destage: settings.destage,
         dirty_limit_bytes: settings.dirty_limit_bytes,
+        flow: settings.flow,
         origin_queue_depth: settings.origin_queue_depth,
         overlay_timeout_ms: settings.overlay_timeout.as_millis() as u64,
     }

@@ -177,6 +177,8 @@ impl Decide for PassThrough {
             overlay_slots_busy: 0,
             evacuated_bytes: 0,
             segments_reused: 0,
+            log_writes: 0,
+            log_write_ns: 0,
             cache_errors: 0,
             checkpoints: 0,
         }
@@ -259,6 +261,7 @@ fn spec(name: &str) -> VolumeSpec {
             destage_after_ms: None,
             destage: DestageMode::InPlace,
             dirty_limit_bytes: 0,
+            flow: engine::flow::FlowLimits::default(),
             origin_queue_depth: 1,
             overlay_timeout_ms: 0,
         },

@@ -8,6 +8,7 @@
 mod cli;
 mod clients;
 mod common;
+mod flow;
 mod guest;
 mod hostile;
 mod kill;
