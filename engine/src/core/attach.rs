@@ -83,8 +83,7 @@ impl Core {
             let epoch = volume.epochs.pop_front().expect("just seen");
             self.bury(epoch.map);
         }
-        // A switch that was cut short, or ordered while nobody ran: what is dirty, or claimed,
-        // is write-back until it is at the origin.
+        // A switch cut short: what is dirty or claimed is write-back until it is at the origin.
         let owes = volume.owes() || ledger.as_ref().is_some_and(|ledger| ledger.dirty);
         let unfinished = owes && spec.policy.is_direct() && !spec.read_only;
         // What went past the log is not synced yet, and a flush has to cover it.
@@ -100,10 +99,10 @@ impl Core {
         };
         volume.logged_policy = volume.policy;
         volume.keeper = None;
-        if !volume.read_only && volume.policy != Policy::Ephemeral {
-            let owned = volume.policy == Policy::WriteBack;
-            let kept = owned || ledger.is_some();
-            volume.keeper = kept.then(|| self.keeper_of(&volume, ledger, owned));
+        let owned = volume.policy == Policy::WriteBack;
+        let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
+        if writes && (owned || ledger.is_some()) {
+            volume.keeper = Some(self.keeper_of(&volume, ledger, owned));
         }
         while self.volumes.len() <= id.0 as usize {
             self.volumes.push(None);

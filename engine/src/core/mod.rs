@@ -1,8 +1,8 @@
 //! The shard behind the seam: dispatches events and runs the fixed list of maintenance steps.
 //!
 //! Each verb has a file: `read`, `write`, `direct`, `destage`, `switch`, `evacuate`,
-//! `checkpoint`, `attach`. Always true after an `apply`: whatever could be decided has been decided; what is left waits for a
-//! device, for room, or for a time that is in the timers.
+//! `checkpoint`, `attach`. Always true after an `apply`: whatever could be decided has been
+//! decided; what is left waits for a device, for room, or for a time that is in the timers.
 
 mod attach;
 mod checkpoint;
