@@ -152,6 +152,7 @@ impl Volume {
                 dirty_limit_bytes: 4 << 30,
                 origin_queue_depth: 32,
                 overlay_timeout_ms: 30_000,
+                origin_timeout_ms: None,
             },
             generation: record.generation,
             base_generation: record.base_generation,

@@ -76,7 +76,7 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
         "uuid": volume.uuid.to_string(),
         "policy": volume.policy.name(),
         "effective_policy": volume.policy.name(),
-        "effective_reason": volume.reason,
+        "effective_reason": volume.reason.or(in_place(view, volume)),
         "write_cache": volume.write_cache,
         "destage": view.configured(&volume.name).map(|known| known.destage.name()),
         "effective_destage": volume.effective_destage.name(),
@@ -169,11 +169,7 @@ fn flags(view: &View, volume: &VolumeSnapshot) -> Vec<&'static str> {
         ("opening", !volume.ready && !view.is_orphan(volume)),
         ("read-only", known.is_some_and(|known| known.read_only)),
         ("destaging", volume.destaging),
-        (
-            "in-place",
-            volume.policy == Policy::WriteBack
-                && known.is_some_and(|known| known.destage != volume.effective_destage),
-        ),
+        ("in-place", in_place(view, volume).is_some()),
         ("checksum-errors", volume.counters.checksum_errors > 0),
     ];
     pairs
@@ -181,6 +177,15 @@ fn flags(view: &View, volume: &VolumeSnapshot) -> Vec<&'static str> {
         .filter(|(_, set)| *set)
         .map(|(flag, _)| flag)
         .collect()
+}
+
+/// Why a volume is destaged in another way than it was asked for.
+fn in_place(view: &View, volume: &VolumeSnapshot) -> Option<&'static str> {
+    let known = view.configured(&volume.name)?;
+    let differs = known.destage != volume.effective_destage;
+    (volume.policy == Policy::WriteBack && differs).then_some(
+        "destaged in place: no journal can lie beside this origin; name a place with `journal`",
+    )
 }
 
 fn nbd_socket(view: &View, volume: &VolumeSnapshot) -> Option<String> {

@@ -308,6 +308,7 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         dirty_limit_bytes: _,
         origin_queue_depth: _,
         overlay_timeout_ms: _,
+        origin_timeout_ms: _,
     } = Tuning {
         write_cache: true,
         destage_after_ms: None,
@@ -315,8 +316,9 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         dirty_limit_bytes: 0,
         origin_queue_depth: 0,
         overlay_timeout_ms: 0,
+        origin_timeout_ms: None,
     };
-    assert_eq!(keys::TUNABLES.len(), 6);
+    assert_eq!(keys::TUNABLES.len(), 7);
 }
 
 #[test]

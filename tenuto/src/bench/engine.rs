@@ -261,6 +261,7 @@ fn spec(options: Options) -> VolumeSpec {
             dirty_limit_bytes: u64::MAX / 4,
             origin_queue_depth: 1,
             overlay_timeout_ms: 1000,
+            origin_timeout_ms: None,
         },
     }
 }

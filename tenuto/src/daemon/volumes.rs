@@ -8,15 +8,17 @@ use super::{Daemon, StartError, VolumeError, VolumeSettings, host, open};
 use crate::fault::{Fault, Kind};
 use crate::files::Files;
 use crate::lock::Patience;
+use crate::origin::Place;
 use crate::origin::file::{self, Access, OpenVolume};
 use crate::origin::san::Params;
 use crate::shard::control::{Attach, AttachError, CommandError, Export, ListenerScope};
-use engine::engine::{OpenError, Settled, settle};
+use engine::engine::{OpenError, Settled};
 use engine::event::{Command, Device, Tuning, VolumeSpec};
 use engine::types::{Policy, SECTOR_BYTES, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::Path;
 use std::sync::MutexGuard;
 
 /// What is attached, by name, and which names are being changed.
@@ -124,8 +126,8 @@ impl Daemon {
     fn join(&self, settings: VolumeSettings, orphan: bool) -> Result<Entry, VolumeError> {
         let name = settings.name.clone();
         let id = self.handle.place(&name)?;
-        let (files, settled) = open_origin(&settings, id)?;
-        let size_bytes = files.origin.size_bytes.next_multiple_of(SECTOR_BYTES);
+        let (files, settled) = open_origin(&settings, id, &self.state_dir)?;
+        let size_bytes = files.origin.size_bytes().next_multiple_of(SECTOR_BYTES);
         let export = Export {
             volume: id,
             size_bytes,
@@ -183,8 +185,8 @@ impl Daemon {
     }
 
     /// Changes what can be changed while a volume runs: `write_cache`, `destage`,
-    /// `destage_after`, `dirty_limit_bytes`, `origin_queue_depth`, `overlay_timeout`, and
-    /// whether it is exported.
+    /// `destage_after`, `dirty_limit_bytes`, `origin_queue_depth`, `overlay_timeout`,
+    /// `origin_timeout`, and whether it is exported.
     pub fn volume_tune(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
         let claim = self.claim(&settings.name)?;
         let name = &claim.name;
@@ -253,18 +255,35 @@ impl Daemon {
     }
 }
 
+/// The directory of ledgers that lie beside no origin.
+fn make_ledgers(path: &Path) -> std::io::Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(path)?;
+    crate::cachedev::sync_directory(path)
+}
+
 /// Locks the files of a volume and finishes what its journal says.
 fn open_origin(
     settings: &VolumeSettings,
     id: VolumeId,
+    state_dir: &Path,
 ) -> Result<(OpenVolume, Settled), VolumeError> {
     let reader = settings.read_only || settings.policy == Policy::Ephemeral;
+    let export = matches!(Place::parse(&settings.origin), Ok(Place::Nbd(_)));
+    let ledgers = state_dir.join("ledgers");
+    if !reader && settings.journal_dir.is_none() {
+        make_ledgers(&ledgers).map_err(|error| {
+            let (name, path) = (&settings.name, ledgers.display());
+            VolumeError::Origin(format!("volume {name}: cannot make {path}: {error}"))
+        })?;
+    }
     let request = file::Request {
         path: settings.origin.clone(),
         access: if reader { Access::Read } else { Access::Write },
-        // Whoever made the settings has looked at the first bytes.
-        format_raw: true,
+        format_raw: settings.format_raw || !export,
         journal_place: settings.journal_dir.clone(),
+        ledger_place: Some(ledgers),
+        quiet: settings.origin_quiet,
         create: false,
     };
     let mut progress = |waiting: &str| tracing::info!("{waiting}");
@@ -273,12 +292,13 @@ fn open_origin(
         progress: &mut progress,
     };
     let opened = file::open(&request, &mut patience)?;
-    let beside = opened.ledger_path.is_some();
+    let journal = opened.journal_path.is_some();
     let mut files = Files::without_cache();
     files.insert_volume(id, opened);
-    let settled = settle(&mut files, id).map_err(|error| refused(&settings.name, error))?;
-    if settings.policy == Policy::WriteBack && !reader && beside {
-        for device in [Device::Ledger(id), Device::Journal(id)] {
+    let settled = files.settle(id, &mut patience).map_err(|error| refused(&settings.name, error))?;
+    if settings.policy == Policy::WriteBack && !reader {
+        let wanted = [(Device::Ledger(id), true), (Device::Journal(id), journal)];
+        for (device, _) in wanted.into_iter().filter(|(_, wanted)| *wanted) {
             files.ensure(device).map_err(|_| {
                 let (name, origin) = (&settings.name, settings.origin.display());
                 VolumeError::Origin(format!(
@@ -301,12 +321,12 @@ fn open_origin(
 fn spec(settings: &VolumeSettings, files: &OpenVolume, size_bytes: u64) -> VolumeSpec {
     VolumeSpec {
         name: settings.name.clone(),
-        origin: files.origin.path.display().to_string(),
+        origin: files.origin.name(),
         new_uuid: host::fresh(),
         policy: settings.policy,
         size_bytes,
         read_only: settings.read_only,
-        base_layer: files.origin.read_only.then(|| identity(files)).flatten(),
+        base_layer: files.origin.read_only().then(|| identity(files)).flatten(),
         journal_possible: files.journal.is_some(),
         tuning: tuning(settings),
     }
@@ -314,7 +334,7 @@ fn spec(settings: &VolumeSettings, files: &OpenVolume, size_bytes: u64) -> Volum
 
 /// Equal for volumes that stand on the same unchanged image.
 fn identity(files: &OpenVolume) -> Option<u64> {
-    let meta = files.origin.file.metadata().ok()?;
+    let meta = files.origin.file()?.file.metadata().ok()?;
     let mut hasher = DefaultHasher::new();
     let times = (
         meta.mtime(),
@@ -333,6 +353,9 @@ fn tuning(settings: &VolumeSettings) -> Tuning {
         destage: settings.destage,
         dirty_limit_bytes: settings.dirty_limit_bytes,
         origin_queue_depth: settings.origin_queue_depth,
+        origin_timeout_ms: settings
+            .origin_timeout
+            .map(|limit| limit.as_millis() as u64),
         overlay_timeout_ms: settings.overlay_timeout.as_millis() as u64,
     }
 }
@@ -344,6 +367,7 @@ fn needs_restart(old: &VolumeSettings, new: &VolumeSettings) -> Option<&'static 
         ("policy", old.policy != new.policy),
         ("read-only", old.read_only != new.read_only),
         ("journal", old.journal_dir != new.journal_dir),
+        ("origin-quiet", old.origin_quiet != new.origin_quiet),
     ];
     let first = differing.into_iter().find(|(_, differs)| *differs);
     first.map(|(what, _)| what)

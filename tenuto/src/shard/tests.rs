@@ -206,6 +206,8 @@ fn house(name: &str, san: Option<Params>) -> House {
         access: Access::Write,
         format_raw: true,
         journal_place: None,
+        ledger_place: None,
+        quiet: std::time::Duration::ZERO,
         create: false,
     };
     let mut files = file::open(&request, &mut Patience::none()).expect("opens");
@@ -255,6 +257,7 @@ fn spec(name: &str) -> VolumeSpec {
             dirty_limit_bytes: 0,
             origin_queue_depth: 1,
             overlay_timeout_ms: 0,
+            origin_timeout_ms: None,
         },
     }
 }

@@ -14,5 +14,6 @@ mod kill;
 mod late_write;
 mod limits;
 mod machinery;
+mod nbd_origin;
 mod power;
 mod refuse;

@@ -45,6 +45,7 @@ struct State {
     unplugged: bool,
     hold_from: Option<(u64, u64)>,
     parked: Vec<Parked>,
+    connections: Vec<UnixStream>,
 }
 
 /// Bytes with a power switch. Cheap to clone; all clones are the same disk.
@@ -165,8 +166,16 @@ impl Disk {
         count
     }
 
+    /// Ends every connection. What is parked stays parked, as in a server that goes on working.
+    pub fn hang_up(&self) {
+        for stream in std::mem::take(&mut self.lock().connections) {
+            // One that has ended already is as it should be.
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
     /// Serves the disk on a socket until the process ends or the socket's file is gone.
-    fn serve(&self, socket: &Path) {
+    pub fn serve(&self, socket: &Path) {
         let listener = UnixListener::bind(socket).expect("bind the disk's socket");
         let disk = self.clone();
         std::thread::spawn(move || {
@@ -182,6 +191,8 @@ impl Disk {
     }
 
     fn talk(&self, mut stream: UnixStream) -> io::Result<()> {
+        let handle = stream.try_clone()?;
+        self.lock().connections.push(handle);
         handshake(&mut stream, self.lock().now.len() as u64)?;
         loop {
             let mut head = [0; 28];
