@@ -354,8 +354,8 @@ mod tests {
             access: Access::Write,
             format_raw: false,
             journal_place: None,
-        ledger_place: None,
-        quiet: std::time::Duration::ZERO,
+            ledger_place: None,
+            quiet: std::time::Duration::ZERO,
             create,
         };
         let mut files = Files::without_cache();

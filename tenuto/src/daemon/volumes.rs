@@ -295,7 +295,9 @@ fn open_origin(
     let journal = opened.journal_path.is_some();
     let mut files = Files::without_cache();
     files.insert_volume(id, opened);
-    let settled = files.settle(id, &mut patience).map_err(|error| refused(&settings.name, error))?;
+    let settled = files
+        .settle(id, &mut patience)
+        .map_err(|error| refused(&settings.name, error))?;
     if settings.policy == Policy::WriteBack && !reader {
         let wanted = [(Device::Ledger(id), true), (Device::Journal(id), journal)];
         for (device, _) in wanted.into_iter().filter(|(_, wanted)| *wanted) {

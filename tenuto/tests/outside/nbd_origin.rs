@@ -12,9 +12,9 @@ use workload::check::{Crash, Promise};
 
 use crate::common::disk::Disk;
 use crate::common::load::{End, Load, Mix};
-use crate::common::nbd::CMD_FLUSH;
+use crate::common::nbd::{CMD_FLUSH, EIO};
 use crate::common::random::Random;
-use crate::common::{Rig, run, seed, wait_until};
+use crate::common::{EXIT_FAILED, EXIT_USAGE, Rig, run, seed, wait_until};
 
 const BYTES: u64 = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -64,24 +64,33 @@ impl Server {
     }
 
     fn start(&mut self) {
-        // A killed server leaves its socket behind.
-        let _ = std::fs::remove_file(&self.socket);
-        let child = Command::new(self.program)
+        self.start_in(0);
+        wait_until("the server listens", PATIENCE, || self.listens());
+    }
+
+    /// Comes back by itself after so many seconds, while the test is held up by what it waits for.
+    fn start_in(&mut self, seconds: u32) {
+        let child = Command::new("sh")
+            .args(["-c", &format!("sleep {seconds}; exec \"$0\" \"$@\"")])
+            .arg(self.program)
             .args(&self.arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()
             .unwrap_or_else(|error| panic!("{}: {error}", self.program));
         self.child = Some(child);
-        wait_until("the server listens", PATIENCE, || {
-            std::os::unix::net::UnixStream::connect(&self.socket).is_ok()
-        });
+    }
+
+    fn listens(&self) -> bool {
+        std::os::unix::net::UnixStream::connect(&self.socket).is_ok()
     }
 
     fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().expect("kill the server");
             child.wait().expect("reap the server");
+            // A killed server leaves its socket behind.
+            let _ = std::fs::remove_file(&self.socket);
         }
     }
 
@@ -110,7 +119,18 @@ fn place(rig: &Rig) -> String {
 fn compare(rig: &Rig, image: &Path) {
     rig.done(&["volume", "destage", "disk", "--wait"]);
     let image = image.display().to_string();
-    run("qemu-img", &["compare", "-f", "raw", "-F", "raw", &rig.uri("disk"), &image]);
+    run(
+        "qemu-img",
+        &[
+            "compare",
+            "-f",
+            "raw",
+            "-F",
+            "raw",
+            &rig.uri("disk"),
+            &image,
+        ],
+    );
 }
 
 /// Load over the death of the server, then over that of the daemon.
@@ -136,38 +156,20 @@ fn server_and_daemon_die(policy: &str, lines: &str, promise: Promise, qemu: bool
     let client = rig.connect("disk");
     let (mut killed, mut back) = (false, false);
     let start = Instant::now();
-    let mut helper = None;
     let end = load.run(client, |counts| {
         if !killed && counts.answered > 300 {
             killed = true;
             server.kill();
-            // A load that waits for the server does not come back here: another hand helps.
-            let mut again = Server {
-                program: server.program,
-                arguments: server.arguments.clone(),
-                socket: server.socket.clone(),
-                child: None,
-            };
-            let asked = Command::new(env!("CARGO_BIN_EXE_tenuto"))
-                .env("TENUTO_CONFIG", rig.config_path())
-                .args(["volume", "show", "disk", "--json"])
-                .output();
-            drop(asked);
-            helper = Some(std::thread::spawn(move || {
-                std::thread::park_timeout(Duration::from_secs(2));
-                again.start();
-                again
-            }));
+            wait_until("the volume says so", PATIENCE, || {
+                rig.show("disk")["state"] == "stalled"
+            });
+            server.start_in(2);
         }
-        if killed && !back && helper.as_ref().is_some_and(|helper| helper.is_finished()) {
-            back = true;
-        }
-        let enough = back && counts.answered > 900 || start.elapsed() > PATIENCE;
-        !enough
+        back = back || killed && server.listens();
+        !(back && counts.answered > 900 || start.elapsed() > PATIENCE)
     });
     assert_eq!(end.expect("reads are right"), End::Enough);
     assert!(killed && back, "the server died and came back");
-    let mut server = helper.expect("it was started").join().expect("it starts");
     if policy == "write-back" {
         assert_eq!(load.counts.refused, 0, "no request fails");
         compare(&rig, &image);
@@ -185,7 +187,8 @@ fn server_and_daemon_die(policy: &str, lines: &str, promise: Promise, qemu: bool
     daemon.kill();
     let daemon = rig.serve();
     let mut client = rig.connect("disk");
-    load.verify(Crash::Kill, &mut client).expect("nothing acknowledged is lost");
+    load.verify(Crash::Kill, &mut client)
+        .expect("nothing acknowledged is lost");
     load.write_at(&mut client, 64, 64);
     load.flush(&mut client);
     compare(&rig, &image);
@@ -288,7 +291,9 @@ fn late_write(policy: &str, cut: Cut, quiet: &str) -> Result<(), String> {
     let mut client = rig.connect("disk");
     let judged = load.verify(Crash::Kill, &mut client);
     daemon.stop();
-    judged.map(|_| ()).map_err(|violation| violation.to_string())
+    judged
+        .map(|_| ())
+        .map_err(|violation| violation.to_string())
 }
 
 #[test]
@@ -317,7 +322,12 @@ fn a_flush_after_a_broken_connection_does_not_vouch_for_writes_before_it() {
     let disk = Disk::new(BYTES as usize);
     let socket = rig.dir.join("origin.sock");
     disk.serve(&socket);
-    rig.volume("disk", &uri_of(&socket), "uncached", "origin-quiet = \"0s\"");
+    rig.volume(
+        "disk",
+        &uri_of(&socket),
+        "uncached",
+        "origin-quiet = \"0s\"",
+    );
     let daemon = rig.serve();
     let mut load = Load::new(1, BYTES, Promise::Sectors, seed(23));
     let mut client = rig.connect("disk");
@@ -330,7 +340,8 @@ fn a_flush_after_a_broken_connection_does_not_vouch_for_writes_before_it() {
     client.send(CMD_FLUSH, 0, 0, 0, &[]).expect("send a flush");
     let answer = client.answer().expect("an answer");
     assert_ne!(answer.error, 0, "the writes may be gone");
-    load.verify(Crash::PowerLoss, &mut client).expect("what was flushed is there");
+    load.verify(Crash::PowerLoss, &mut client)
+        .expect("what was flushed is there");
     load.flush(&mut client);
     drop(client);
     daemon.stop();
@@ -366,15 +377,151 @@ fn a_volume_with_its_journal_in_a_place_survives_kills_of_daemon_and_server() {
     }
     let daemon = rig.serve();
     let mut client = rig.connect("disk");
-    load.verify(Crash::Kill, &mut client).expect("nothing acknowledged is lost");
+    load.verify(Crash::Kill, &mut client)
+        .expect("nothing acknowledged is lost");
     drop(client);
     compare(&rig, &image);
     daemon.stop();
     let left = |ending: &str| {
         let files = std::fs::read_dir(rig.dir.join("place")).expect("list the place");
         let names = files.map(|file| file.expect("a file").file_name());
-        names.filter(|name| name.to_string_lossy().ends_with(ending)).count()
+        names
+            .filter(|name| name.to_string_lossy().ends_with(ending))
+            .count()
     };
     assert_eq!((left(".tenuto"), left(".tenuto-journal")), (1, 1));
-    assert_eq!(left(".tenuto-writer"), 0, "an end in order leaves no writer file");
+    assert_eq!(
+        left(".tenuto-writer"),
+        0,
+        "an end in order leaves no writer file"
+    );
+}
+
+#[test]
+fn two_writers_on_one_export_are_refused_in_one_configuration_and_between_two_daemons() {
+    let mut rig = Rig::new();
+    let image = rig.image("origin.img", BYTES);
+    let server = Server::nbdkit(&rig, &image, &[]);
+    let lines = place(&rig);
+    rig.volume("one", &server.uri(), "write-back", &lines);
+    let socket = server.socket.display();
+    let other = PathBuf::from(format!("nbd+unix:///?socket=/{socket}"));
+    let mut both = Rig::new();
+    both.volume("one", &server.uri(), "uncached", "")
+        .volume("two", &other, "uncached", "");
+    let (status, log) = both.try_serve().err().expect("two writers");
+    assert_eq!(status.code(), Some(EXIT_USAGE), "{log}");
+    assert!(
+        log.contains("tenuto.toml:") && log.contains("same image"),
+        "{log}"
+    );
+    let daemon = rig.serve();
+    let mut second = Rig::new();
+    second.volume("one", &server.uri(), "uncached", &lines);
+    let (status, log) = second.try_serve().err().expect("it is locked");
+    assert_eq!(status.code(), Some(EXIT_FAILED), "{log}");
+    assert!(log.contains(&format!("pid {}", daemon.pid())), "{log}");
+    daemon.stop();
+}
+
+#[test]
+fn an_export_for_reading_only_is_refused_to_writers_and_served_to_readers() {
+    let mut rig = Rig::new();
+    let image = rig.image("origin.img", BYTES);
+    let server = Server::nbdkit(&rig, &image, &["--readonly"]);
+    rig.volume("disk", &server.uri(), "write-back", "");
+    let (status, log) = rig.try_serve().err().expect("it cannot be written");
+    assert!(
+        !status.success() && log.contains("for reading only"),
+        "{log}"
+    );
+    rig.forget_volumes();
+    rig.volume("disk", &server.uri(), "ephemeral", "");
+    let daemon = rig.serve();
+    let mut client = rig.connect("disk");
+    client.write(0, &[7; 4096]);
+    assert_eq!(client.read(0, 8192)[4096..], [0; 4096]);
+    drop(client);
+    daemon.stop();
+}
+
+#[test]
+fn a_read_that_misses_waits_for_its_origin_timeout_and_no_longer() {
+    let mut rig = Rig::new();
+    let image = rig.image("origin.img", BYTES);
+    let mut server = Server::nbdkit(&rig, &image, &[]);
+    rig.volume(
+        "disk",
+        &server.uri(),
+        "write-back",
+        "origin-timeout = \"1s\"",
+    );
+    let daemon = rig.serve();
+    let mut client = rig.connect("disk");
+    client.write(0, &[7; 4096]);
+    server.kill();
+    let start = Instant::now();
+    assert_eq!(client.try_read(1 << 20, &mut [0; 4096]), Err(EIO));
+    assert!(start.elapsed() >= Duration::from_secs(1));
+    // What is in the cache is given, and what is written is taken.
+    assert_eq!(client.read(0, 4096), [7; 4096]);
+    client.write(4096, &[8; 4096]);
+    client.flush();
+    rig.done(&["volume", "set", "disk", "origin-timeout=hold"]);
+    server.start_in(2);
+    assert_eq!(client.read(1 << 20, 4096), [0; 4096]);
+    assert!(start.elapsed() >= Duration::from_secs(2));
+    drop(client);
+    daemon.stop();
+}
+
+#[test]
+fn an_export_that_changes_its_size_is_held_until_it_is_as_before() {
+    let mut rig = Rig::new();
+    let image = rig.image("origin.img", BYTES);
+    let mut server = Server::nbdkit(&rig, &image, &[]);
+    rig.volume("disk", &server.uri(), "uncached", "");
+    let daemon = rig.serve();
+    let mut client = rig.connect("disk");
+    client.write(0, &[7; 4096]);
+    client.flush();
+    server.kill();
+    rig.image("origin.img", BYTES / 2);
+    server.start();
+    wait_until("the volume is held", PATIENCE, || {
+        rig.show("disk")["state"] == "held"
+    });
+    server.kill();
+    rig.image("origin.img", BYTES);
+    server.start();
+    assert_eq!(client.read(4096, 4096), [0; 4096]);
+    assert_eq!(rig.show("disk")["state"], "clean");
+    drop(client);
+    daemon.stop();
+}
+
+#[test]
+fn an_export_of_large_blocks_is_written_by_any_sector() {
+    let mut rig = Rig::new();
+    let image = rig.image("origin.img", BYTES);
+    let filters = [
+        "--filter=blocksize-policy",
+        "blocksize-minimum=4096",
+        "blocksize-preferred=4096",
+        "blocksize-maximum=65536",
+        "blocksize-error-policy=error",
+    ];
+    let server = Server::nbdkit(&rig, &image, &filters);
+    rig.volume("disk", &server.uri(), "uncached", "");
+    let daemon = rig.serve();
+    let mut load = Load::new(1, BYTES, Promise::Sectors, seed(25));
+    let end = load.run(rig.connect("disk"), |counts| counts.answered < 600);
+    assert_eq!(end.expect("reads are right"), End::Enough);
+    assert_eq!(load.counts.refused, 0);
+    let mut client = rig.connect("disk");
+    load.flush(&mut client);
+    load.verify(Crash::Kill, &mut client)
+        .expect("nothing is lost");
+    drop(client);
+    daemon.stop();
 }

@@ -78,7 +78,9 @@ impl Handshake {
             return Ok(Step::More);
         };
         if magic != nbd::OPTION_REPLY_MAGIC || option != self.expected() {
-            return Err(Broken::new("the server's reply is to nothing that was asked"));
+            return Err(Broken::new(
+                "the server's reply is to nothing that was asked",
+            ));
         }
         if length > REPLY_BYTES_MAX {
             return Err(Broken::new(format!(
@@ -110,7 +112,9 @@ impl Handshake {
         let (magics, flags) = nbd::GREETING.split_at(16);
         let said = input.get(..16.min(input.len())).unwrap_or_default();
         if !magics.starts_with(said) {
-            return Err(Broken::new("the other side is no NBD server of the new style"));
+            return Err(Broken::new(
+                "the other side is no NBD server of the new style",
+            ));
         }
         let mut reader = Reader::new(input.get(16..).unwrap_or_default());
         let Some(offered) = reader.u16() else {

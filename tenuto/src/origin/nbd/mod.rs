@@ -13,6 +13,8 @@ pub mod handshake;
 pub mod open;
 pub mod session;
 pub mod split;
+#[cfg(test)]
+mod tests;
 pub mod uri;
 
 use crate::nbd::{PAYLOAD_BYTES_MAX, export_flag};

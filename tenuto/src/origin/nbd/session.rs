@@ -18,10 +18,20 @@ const PIECES_MAX: usize = 1024;
 /// What a server can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
-    Read { offset: u64, bytes: u32 },
+    Read {
+        offset: u64,
+        bytes: u32,
+    },
     /// The payload follows the head.
-    Write { offset: u64, bytes: u32 },
-    Zero { offset: u64, bytes: u32, keep: bool },
+    Write {
+        offset: u64,
+        bytes: u32,
+    },
+    Zero {
+        offset: u64,
+        bytes: u32,
+        keep: bool,
+    },
     Flush,
 }
 

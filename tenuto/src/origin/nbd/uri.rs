@@ -111,7 +111,9 @@ fn parse_unix(rest: &str) -> Result<Uri, String> {
     let path_and_query = rest
         .strip_prefix('/')
         .ok_or("a URL over a UNIX socket has no host")?;
-    let (export, query) = path_and_query.split_once('?').unwrap_or((path_and_query, ""));
+    let (export, query) = path_and_query
+        .split_once('?')
+        .unwrap_or((path_and_query, ""));
     let socket = query
         .strip_prefix("socket=")
         .filter(|path| !path.contains(['&', '#']))

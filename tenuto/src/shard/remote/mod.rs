@@ -22,12 +22,12 @@ use crate::buffer::HostMemory;
 use crate::files::stat_of_export;
 use crate::marks::{self, Phase};
 use crate::origin::file::OpenVolume;
+use crate::origin::nbd::Export;
 use crate::origin::nbd::client::io_error;
 use crate::origin::nbd::open::Leavings;
 use crate::origin::nbd::session::{Ask, Errno};
 use crate::origin::nbd::split::{self, split};
 use crate::origin::nbd::uri::Uri;
-use crate::origin::nbd::Export;
 use crate::ring::{Part, Span};
 use crate::shard::slots::Slots;
 use danger::Danger;
@@ -125,7 +125,10 @@ impl Piece {
     }
 
     fn range(&self, export: &Export) -> Range<u64> {
-        let (start, end) = (self.part.offset, self.part.offset + u64::from(self.part.bytes));
+        let (start, end) = (
+            self.part.offset,
+            self.part.offset + u64::from(self.part.bytes),
+        );
         if !self.part.edge {
             return start..end;
         }
@@ -180,9 +183,10 @@ impl Remotes {
     pub fn mark(&self, snapshot: &mut Snapshot, now: Time) {
         for volume in &mut snapshot.volumes {
             let trouble = self.all.get(&volume.id).and_then(|remote| {
-                let silent = self.wires.oldest(volume.id).is_some_and(|sent| {
-                    now.since(sent) > SILENT_NS_MAX
-                });
+                let silent = self
+                    .wires
+                    .oldest(volume.id)
+                    .is_some_and(|sent| now.since(sent) > SILENT_NS_MAX);
                 remote.trouble(silent)
             });
             let ours = matches!(volume.state, State::Clean | State::Dirty | State::Stalled);
@@ -266,7 +270,11 @@ impl<E: Decide> Shard<E> {
             marks::enter(phase);
             self.submitted.push(phase);
         }
-        let remote = self.remotes.all.get_mut(&id).expect("looked up by the caller");
+        let remote = self
+            .remotes
+            .all
+            .get_mut(&id)
+            .expect("looked up by the caller");
         let export = remote.export;
         if io.op == Op::Stat {
             marks_leave(&io);
@@ -403,7 +411,11 @@ impl<E: Decide> Shard<E> {
                     .spans(u64::from(piece.part.bytes), &mut self.spans),
                 _ => {}
             }
-            bytes += self.spans.iter().map(|span| span.bytes() as u64).sum::<u64>();
+            bytes += self
+                .spans
+                .iter()
+                .map(|span| span.bytes() as u64)
+                .sum::<u64>();
             parts.extend(self.spans.iter().copied().map(Part::Span));
             wire.sent(cookie, piece);
         }
@@ -440,7 +452,12 @@ impl<E: Decide> Shard<E> {
         };
         let asked = remote.requests.get(piece.request);
         let io = &asked.expect("a piece has its request").io;
-        store(&mut self.memory, io, piece.part.offset + u64::from(at), bytes);
+        store(
+            &mut self.memory,
+            io,
+            piece.part.offset + u64::from(at),
+            bytes,
+        );
     }
 
     /// The server has answered a piece.
@@ -483,7 +500,10 @@ impl<E: Decide> Shard<E> {
     /// A piece is over; with the last one the request is.
     fn end_piece(&mut self, id: VolumeId, request: u32, result: Result<(), IoError>) {
         let remote = self.remotes.all.get_mut(&id).expect("its piece was here");
-        let asked = remote.requests.get_mut(request).expect("it has pieces left");
+        let asked = remote
+            .requests
+            .get_mut(request)
+            .expect("it has pieces left");
         asked.left -= 1;
         asked.result = asked.result.and(result);
         if asked.left > 0 {
@@ -495,7 +515,9 @@ impl<E: Decide> Shard<E> {
             let mut granted = Vec::new();
             let lock = self.blocks.get_mut(&asked.io.device);
             lock.expect("it was locked").release(request, &mut granted);
-            granted.into_iter().for_each(|slot| self.cut_remote(id, slot));
+            granted
+                .into_iter()
+                .for_each(|slot| self.cut_remote(id, slot));
         }
         self.done.push_back((asked.io.id, (asked.result, None)));
     }
