@@ -299,8 +299,8 @@ fn open_origin(
         .settle(id, &mut patience)
         .map_err(|error| refused(&settings.name, error))?;
     if settings.policy == Policy::WriteBack && !reader {
-        let wanted = [(Device::Ledger(id), true), (Device::Journal(id), journal)];
-        for (device, _) in wanted.into_iter().filter(|(_, wanted)| *wanted) {
+        let beside = [Device::Ledger(id), Device::Journal(id)];
+        for device in beside.into_iter().take(if journal { 2 } else { 1 }) {
             files.ensure(device).map_err(|_| {
                 let (name, origin) = (&settings.name, settings.origin.display());
                 VolumeError::Origin(format!(
