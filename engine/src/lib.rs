@@ -12,6 +12,7 @@ extern crate alloc;
 pub(crate) mod core;
 pub mod engine;
 pub mod event;
+pub(crate) mod evict;
 pub(crate) mod fetch;
 pub mod format;
 pub(crate) mod log;

@@ -2,14 +2,15 @@
 //!
 //! Owns which block of which layer lies in which block of [`Area::Ram`](crate::memory::Area).
 //! Always true: a block is found only after its bytes are complete, and never after the layer
-//! under it was written since its read was issued. Eviction is a clock with two-bit counters.
-//! Deliberately absent: flash; the lines on SSD come behind the same interface.
+//! under it was written since its read was issued; a slot is free, in the queues of eviction, or
+//! being filled. Deliberately absent: who leaves when it is full, see `evict`; and flash, whose
+//! lines come behind the same interface.
 
+use crate::evict::S3Fifo;
 use crate::memory::{Area, Place};
 use crate::types::BLOCK_BYTES;
 use alloc::vec::Vec;
-use core::hash::{BuildHasher, Hasher};
-use hashbrown::HashMap;
+use hashbrown::HashTable;
 
 /// Which image a clean block belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -57,67 +58,45 @@ enum SlotState {
 struct Slot {
     key: Key,
     state: SlotState,
-    hits: u8,
-}
-
-/// Multiply-and-fold hashing with a seed that the host passes in.
-#[derive(Clone)]
-struct Seeded(u64);
-
-struct SeededHasher(u64);
-
-impl BuildHasher for Seeded {
-    type Hasher = SeededHasher;
-
-    fn build_hasher(&self) -> SeededHasher {
-        SeededHasher(self.0)
-    }
-}
-
-impl Hasher for SeededHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        let product = u128::from(self.0 ^ value) * 0x9e37_79b9_7f4a_7c15;
-        self.0 = (product >> 64) as u64 ^ product as u64;
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
 }
 
 /// Blocks of origins in RAM.
 pub struct RamTier {
     slots: Vec<Slot>,
-    index: HashMap<Key, u32, Seeded>,
-    hand: usize,
-    used: u64,
+    /// Slots by the hash of their keys.
+    index: HashTable<u32>,
+    free: Vec<u32>,
+    queues: S3Fifo,
+    seed: u64,
 }
 
 const NO_KEY: Key = Key {
     layer: Layer(0),
     block: 0,
 };
-/// Counters have two bits.
-const HITS_MAX: u8 = 3;
+
+/// Multiply-and-fold hashing with a seed that the host passes in.
+fn hash(seed: u64, key: Key) -> u64 {
+    [key.layer.0, key.block]
+        .into_iter()
+        .fold(seed, |hash, value| {
+            let product = u128::from(hash ^ value) * 0x9e37_79b9_7f4a_7c15;
+            (product >> 64) as u64 ^ product as u64
+        })
+}
 
 impl RamTier {
     pub fn new(blocks: u32, seed: u64) -> RamTier {
         let empty = Slot {
             key: NO_KEY,
             state: SlotState::Free,
-            hits: 0,
         };
         RamTier {
             slots: alloc::vec![empty; blocks as usize],
-            index: HashMap::with_hasher(Seeded(seed)),
-            hand: 0,
-            used: 0,
+            index: HashTable::with_capacity(blocks as usize),
+            free: (0..blocks).rev().collect(),
+            queues: S3Fifo::new(blocks as usize),
+            seed,
         }
     }
 
@@ -126,7 +105,7 @@ impl RamTier {
     }
 
     pub fn used(&self) -> u64 {
-        self.used
+        (self.slots.len() - self.free.len()) as u64
     }
 
     pub fn blocks(&self) -> u64 {
@@ -134,119 +113,117 @@ impl RamTier {
     }
 
     pub fn index_bytes(&self) -> u64 {
-        (self.slots.len() * size_of::<Slot>() + self.index.capacity() * size_of::<(Key, u32)>())
-            as u64
+        let slots = self.slots.len() * (size_of::<Slot>() + size_of::<u32>());
+        (slots + self.index.allocation_size() + self.queues.bytes()) as u64
     }
 
-    /// Turns the hand until a slot is free. Two rounds of a full tier always end it, because
-    /// each pass takes hits away; slots being filled are passed over.
+    fn find(&self, key: Key) -> Option<u32> {
+        let same = |slot: &u32| self.slots[*slot as usize].key == key;
+        self.index.find(hash(self.seed, key), same).copied()
+    }
+
+    fn unindex(&mut self, slot: u32) {
+        let hash = hash(self.seed, self.slots[slot as usize].key);
+        let Ok(entry) = self.index.find_entry(hash, |&other| other == slot) else {
+            unreachable!("a block with content is in the index");
+        };
+        entry.remove();
+    }
+
+    fn release(&mut self, slot: u32) {
+        self.slots[slot as usize].state = SlotState::Free;
+        self.free.push(slot);
+    }
+
     fn evict(&mut self) -> Option<u32> {
-        let rounds = self.slots.len() * (usize::from(HITS_MAX) + 1);
-        for _ in 0..rounds {
-            let at = self.hand;
-            self.hand = (self.hand + 1) % self.slots.len();
-            let slot = &mut self.slots[at];
-            match slot.state {
-                SlotState::Free => return Some(at as u32),
-                SlotState::Valid if slot.hits == 0 => {
-                    let removed = self.index.remove(&slot.key);
-                    assert_eq!(removed, Some(at as u32), "a valid block is in the index");
-                    slot.state = SlotState::Free;
-                    self.used -= 1;
-                    return Some(at as u32);
-                }
-                SlotState::Valid => slot.hits -= 1,
-                SlotState::Filling(_) | SlotState::Stale => {}
-            }
-        }
-        None
+        let (slots, seed) = (&self.slots, self.seed);
+        let slot = self
+            .queues
+            .evict(|slot| hash(seed, slots[slot as usize].key))?;
+        self.unindex(slot);
+        Some(slot)
     }
 
-    fn drop_block(&mut self, slot_at: u32) {
-        let slot = &mut self.slots[slot_at as usize];
-        match slot.state {
+    fn drop_block(&mut self, slot: u32) {
+        match self.slots[slot as usize].state {
             SlotState::Valid => {
-                slot.state = SlotState::Free;
-                self.used -= 1;
+                self.unindex(slot);
+                self.queues.remove(slot);
+                self.release(slot);
             }
-            SlotState::Filling(_) => slot.state = SlotState::Stale,
-            SlotState::Free | SlotState::Stale => return,
+            SlotState::Filling(_) => {
+                self.unindex(slot);
+                self.slots[slot as usize].state = SlotState::Stale;
+            }
+            SlotState::Free | SlotState::Stale => {}
         }
-        self.index.remove(&slot.key);
     }
 }
 
 impl CleanCache for RamTier {
     fn lookup(&mut self, key: Key) -> Lookup {
-        let Some(&at) = self.index.get(&key) else {
+        let Some(slot) = self.find(key) else {
             return Lookup::Miss;
         };
-        let slot = &mut self.slots[at as usize];
-        match slot.state {
+        match self.slots[slot as usize].state {
             SlotState::Filling(fill) => Lookup::Filling(fill),
             _ => {
-                slot.hits = (slot.hits + 1).min(HITS_MAX);
-                Lookup::Hit(at)
+                self.queues.hit(slot);
+                Lookup::Hit(slot)
             }
         }
     }
 
     fn reserve(&mut self, key: Key, fill: u32) -> Option<u32> {
-        if self.slots.is_empty() {
-            return None;
-        }
-        let at = self.evict()?;
-        assert!(
-            !self.index.contains_key(&key),
-            "a block is filled once at a time"
-        );
-        self.slots[at as usize] = Slot {
+        assert!(self.find(key).is_none(), "a block is filled once at a time");
+        let slot = self.free.pop().or_else(|| self.evict())?;
+        self.slots[slot as usize] = Slot {
             key,
             state: SlotState::Filling(fill),
-            hits: 0,
         };
-        self.index.insert(key, at);
-        self.used += 1;
-        Some(at)
+        let (slots, seed) = (&self.slots, self.seed);
+        self.index.insert_unique(hash(seed, key), slot, |&slot| {
+            hash(seed, slots[slot as usize].key)
+        });
+        Some(slot)
     }
 
-    fn publish(&mut self, slot_at: u32) -> bool {
-        let slot = &mut self.slots[slot_at as usize];
-        match slot.state {
+    fn publish(&mut self, slot: u32) -> bool {
+        match self.slots[slot as usize].state {
             SlotState::Filling(_) => {
-                slot.state = SlotState::Valid;
+                self.slots[slot as usize].state = SlotState::Valid;
+                let hash = hash(self.seed, self.slots[slot as usize].key);
+                self.queues.insert(slot, hash);
                 true
             }
             SlotState::Stale => {
-                slot.state = SlotState::Free;
-                self.used -= 1;
+                self.release(slot);
                 false
             }
             SlotState::Free | SlotState::Valid => unreachable!("only fills are published"),
         }
     }
 
-    fn abandon(&mut self, slot_at: u32) {
-        if self.publish(slot_at) {
-            self.drop_block(slot_at);
-        }
+    fn abandon(&mut self, slot: u32) {
+        self.drop_block(slot);
+        self.release(slot);
     }
 
     fn invalidate(&mut self, layer: Layer, first_block: u64, blocks: u64) {
         if blocks <= self.slots.len() as u64 {
             for block in first_block..first_block + blocks {
-                if let Some(&slot) = self.index.get(&Key { layer, block }) {
+                if let Some(slot) = self.find(Key { layer, block }) {
                     self.drop_block(slot);
                 }
             }
             return;
         }
         // A range larger than the tier is cheaper the other way round.
-        for at in 0..self.slots.len() {
-            let key = self.slots[at].key;
+        for slot in 0..self.slots.len() {
+            let key = self.slots[slot].key;
             let inside = key.block >= first_block && key.block < first_block + blocks;
             if key.layer == layer && inside {
-                self.drop_block(at as u32);
+                self.drop_block(slot as u32);
             }
         }
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use workload::check::{Crash, Promise};
 
-use crate::common::disk::Disk;
+use crate::common::export::Export;
 use crate::common::load::{End, Load, Mix};
 use crate::common::nbd::{CMD_FLUSH, EIO};
 use crate::common::random::Random;
@@ -224,7 +224,7 @@ enum Cut {
 /// A write lands after its connection has ended, while the volume goes on.
 fn late_write(policy: &str, cut: Cut, quiet: &str) -> Result<(), String> {
     let mut rig = Rig::new();
-    let disk = Disk::new(BYTES as usize);
+    let disk = Export::new(BYTES as usize);
     let socket = rig.dir.join("origin.sock");
     disk.serve(&socket);
     let lines = format!("destage-after = \"10m\"\norigin-quiet = \"{quiet}\"");
@@ -319,7 +319,7 @@ fn a_write_that_lands_after_its_connection_does_damage_without_origin_quiet() {
 #[test]
 fn a_flush_after_a_broken_connection_does_not_vouch_for_writes_before_it() {
     let mut rig = Rig::new();
-    let disk = Disk::new(BYTES as usize);
+    let disk = Export::new(BYTES as usize);
     let socket = rig.dir.join("origin.sock");
     disk.serve(&socket);
     rig.volume(
@@ -334,9 +334,7 @@ fn a_flush_after_a_broken_connection_does_not_vouch_for_writes_before_it() {
     load.write_at(&mut client, 0, 64);
     load.flush(&mut client);
     load.write_at(&mut client, 64, 64);
-    disk.cut_power();
-    disk.hang_up();
-    disk.restore_power(&mut Random::new(1));
+    disk.lose_power();
     client.send(CMD_FLUSH, 0, 0, 0, &[]).expect("send a flush");
     let answer = client.answer().expect("an answer");
     assert_ne!(answer.error, 0, "the writes may be gone");

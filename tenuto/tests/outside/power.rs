@@ -1,12 +1,13 @@
 //! The power-loss drill: the real binary over disks that forget what was not synced.
 //!
-//! The cache lies on one such disk, the images with their ledgers and journals in a file system
-//! on another. In each round both lose power under load at once, the daemon dies, the stage is
-//! gone; then the disks come back with what was synced and some of the rest, torn, and everything
-//! flushed must be there, as a prefix. Two more tests take a sync out of the daemon and must see
-//! the drill fail: that is what shows that it can.
+//! The cache lies on one such disk, the images with their ledgers in a file system on another, a
+//! journal on a third. In each round all lose power under load at once, the daemon dies, the stage
+//! is gone; then the disks come back with what was synced and some of the rest, torn, and
+//! everything flushed must be there, as a prefix. Two more tests take a sync out of the daemon and
+//! must see the drill fail: that is what shows that it can.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use workload::check::{Crash, Promise};
@@ -18,6 +19,7 @@ use crate::common::{Rig, SetWhenDropped, copy_with_neighbours, count, may_mount,
 
 const CACHE_BYTES: usize = 128 << 20;
 const ORIGIN_BYTES: usize = 160 << 20;
+const JOURNAL_BYTES: usize = 64 << 20;
 const VOLUME_BYTES: u64 = 16 << 20;
 /// Rounds in which a daemon without a sync must have lost something.
 const ROUNDS_TO_SEE_IT: u64 = 40;
@@ -42,6 +44,7 @@ struct Drill {
     rig: Rig,
     cache: Disk,
     origin: Disk,
+    journal: Disk,
     loads: Vec<Load>,
     random: Random,
     lost_sectors: u64,
@@ -55,13 +58,57 @@ fn on_device(rig: &mut Rig, cache: &Disk) -> Device {
     device
 }
 
+/// The images and, on a disk of its own, the journal of one of them. On one disk the sync of a
+/// ledger would cover a journal that nobody synced; on an NFS server it does not.
+struct Origins {
+    images: FileSystem,
+    bound: PathBuf,
+    _journal: FileSystem,
+}
+
+impl Origins {
+    fn mount(rig: &Rig, images: &Disk, journal: &Disk) -> Origins {
+        let images = FileSystem::mount(images, &rig.dir.join("origin"));
+        let journal = FileSystem::mount(journal, &rig.dir.join("journal"));
+        let bound = images.path().join("atomic.img.tenuto-journal");
+        let file = journal.path().join("journal");
+        for place in [&bound, &file] {
+            std::fs::File::options()
+                .create(true)
+                .append(true)
+                .open(place)
+                .and_then(|file| file.sync_all())
+                .expect("a journal to mount over");
+        }
+        let status = Command::new("mount")
+            .arg("--bind")
+            .args([&file, &bound])
+            .status();
+        assert!(status.is_ok_and(|status| status.success()), "mount --bind");
+        Origins {
+            images,
+            bound,
+            _journal: journal,
+        }
+    }
+}
+
+impl Drop for Origins {
+    fn drop(&mut self) {
+        // Before the file systems on both sides of it.
+        let _ = Command::new("umount").arg(&self.bound).status();
+    }
+}
+
 impl Drill {
     fn new(seed: u64) -> Drill {
         let mut rig = Rig::new();
         let (cache, origin) = (Disk::new(CACHE_BYTES), Disk::new(ORIGIN_BYTES));
+        let journal = Disk::new(JOURNAL_BYTES);
         let device = on_device(&mut rig, &cache);
         let mut loads = Vec::new();
         FileSystem::make(&origin, &rig.dir.join("origin"));
+        FileSystem::make(&journal, &rig.dir.join("journal"));
         let images = FileSystem::mount(&origin, &rig.dir.join("origin"));
         for (number, (name, policy, lines, promise)) in VOLUMES.into_iter().enumerate() {
             let image = images.path().join(format!("{name}.img"));
@@ -88,32 +135,34 @@ impl Drill {
             rig,
             cache,
             origin,
+            journal,
             loads,
             random: Random::new(seed),
             lost_sectors: 0,
         }
     }
 
-    fn image(&self, images: &FileSystem, volume: &str) -> PathBuf {
-        images.path().join(format!("{volume}.img"))
+    fn origins(&self) -> Origins {
+        Origins::mount(&self.rig, &self.origin, &self.journal)
     }
 
     /// One life under load, a power cut, and the judgment. The error says what was broken.
     fn round(&mut self) -> Result<(), String> {
         {
             let _cache = on_device(&mut self.rig, &self.cache);
-            let _images = FileSystem::mount(&self.origin, &self.rig.dir.join("origin"));
+            let _origins = self.origins();
             self.live_and_lose_power()?;
         }
         let cache = self.cache.restore_power(&mut self.random);
         let origin = self.origin.restore_power(&mut self.random);
-        for loss in [cache, origin] {
+        let journal = self.journal.restore_power(&mut self.random);
+        for loss in [cache, origin, journal] {
             self.lost_sectors += loss.unsynced_sectors - loss.kept_sectors;
         }
         self.rig.lose_stage();
         let _cache = on_device(&mut self.rig, &self.cache);
-        let images = FileSystem::mount(&self.origin, &self.rig.dir.join("origin"));
-        self.examine_origin(&self.image(&images, "atomic"))?;
+        let origins = self.origins();
+        self.examine_origin(&origins.images.path().join("atomic.img"))?;
         self.verify()
     }
 
@@ -124,7 +173,8 @@ impl Drill {
             .map_err(|(status, log)| format!("{status}\n{log}"))?;
         let patience = 50 + self.random.below(800);
         let over = AtomicBool::new(false);
-        let (rig, cache, origin) = (&self.rig, &self.cache, &self.origin);
+        let (rig, cache) = (&self.rig, &self.cache);
+        let (origin, journal) = (&self.origin, &self.journal);
         let ends: Vec<_> = std::thread::scope(|scope| {
             let (daemon, over) = (&daemon, &over);
             scope.spawn(move || {
@@ -147,6 +197,7 @@ impl Drill {
                                 // origin would be more than a real host could.
                                 cache.cut_power();
                                 origin.cut_power();
+                                journal.cut_power();
                                 daemon.signal(libc::SIGKILL);
                             }
                             true

@@ -1,35 +1,55 @@
 //! A disk that loses power, and a disk that is slow with single writes.
 //!
-//! Owns the bytes of one disk behind an NBD socket in this process, and a mount of it as a plain
-//! file by `nbdfuse`, on which a loop device can sit. Always true: a flush covers exactly the
-//! writes that were answered before it arrived; after [`Disk::cut_power`] nothing changes any
-//! more, and [`Disk::restore_power`] continues from the synced bytes plus a seeded subset of the
-//! unsynced sectors, torn at 512 bytes. Writes that match a hold are parked without an answer
-//! until they are let go, as a path to a far array does it.
+//! Owns the bytes of one disk in this process, and a mount of it as a plain file by FUSE, on which
+//! a loop device can sit. Always true: a flush covers exactly the writes that were answered before
+//! it arrived; after [`Disk::cut_power`] nothing changes any more, and [`Disk::restore_power`]
+//! continues from the synced bytes plus a seeded subset of the unsynced sectors, torn at 512
+//! bytes. Writes that match a hold are parked without an answer until they are let go, as a path
+//! to a far array does it; no other request waits for them.
 
 use std::collections::VecDeque;
-use std::io::{self, Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
+
+use fuser::{
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
+    INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty,
+    ReplyOpen, ReplyWrite, Request, WriteFlags,
+};
 
 use super::random::Random;
-use super::{Background, nbd};
 
 const SECTOR: usize = 512;
-/// Connections of one mount; `nbdfuse` asks for four.
-const CONNECTIONS_MAX: usize = 16;
-/// Longest request that is taken, as the protocol recommends.
-const REQUEST_BYTES_MAX: u32 = 32 << 20;
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Requests without an answer that the kernel has at a time, parked ones among them.
+const IN_FLIGHT_MAX: u16 = 256;
+/// How long the kernel may believe attributes; the size never changes.
+const ATTRIBUTES_FOR: Duration = Duration::from_secs(3600);
 
+/// A write without an answer.
 struct Parked {
     offset: u64,
     payload: Vec<u8>,
-    cookie: u64,
-    answer_to: UnixStream,
+    answer: Answer,
+}
+
+/// Where the answer to a change goes.
+enum Answer {
+    Write(ReplyWrite, u32),
+    Zero(ReplyEmpty),
+}
+
+impl Answer {
+    fn give(self, result: Result<(), Errno>) {
+        match (self, result) {
+            (Answer::Write(reply, bytes), Ok(())) => reply.written(bytes),
+            (Answer::Write(reply, _), Err(error)) => reply.error(error),
+            (Answer::Zero(reply), Ok(())) => reply.ok(),
+            (Answer::Zero(reply), Err(error)) => reply.error(error),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -45,7 +65,6 @@ struct State {
     unplugged: bool,
     hold_from: Option<(u64, u64)>,
     parked: Vec<Parked>,
-    connections: Vec<UnixStream>,
 }
 
 /// Bytes with a power switch. Cheap to clone; all clones are the same disk.
@@ -159,122 +178,148 @@ impl Disk {
         let count = parked.len();
         for write in parked {
             state.write(write.offset as usize, write.payload);
-            let mut stream = write.answer_to;
             // Whoever asked may be gone; the bytes have landed all the same.
-            let _ = stream.write_all(&reply(0, write.cookie));
+            write.answer.give(Ok(()));
         }
         count
     }
 
-    /// Ends every connection. What is parked stays parked, as in a server that goes on working.
-    pub fn hang_up(&self) {
-        for stream in std::mem::take(&mut self.lock().connections) {
-            // One that has ended already is as it should be.
-            let _ = stream.shutdown(std::net::Shutdown::Both);
-        }
-    }
-
-    /// Serves the disk on a socket until the process ends or the socket's file is gone.
-    pub fn serve(&self, socket: &Path) {
-        let listener = UnixListener::bind(socket).expect("bind the disk's socket");
-        let disk = self.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming().take(CONNECTIONS_MAX) {
-                let Ok(stream) = stream else { return };
-                let disk = disk.clone();
-                std::thread::spawn(move || {
-                    // The end of a connection is an error of reading, and nothing else is due.
-                    let _ = disk.talk(stream);
-                });
-            }
-        });
-    }
-
-    fn talk(&self, mut stream: UnixStream) -> io::Result<()> {
-        let handle = stream.try_clone()?;
-        self.lock().connections.push(handle);
-        handshake(&mut stream, self.lock().now.len() as u64)?;
-        loop {
-            let mut head = [0; 28];
-            stream.read_exact(&mut head)?;
-            assert_eq!(head[..4], nbd::REQUEST_MAGIC.to_be_bytes());
-            let command = u16::from_be_bytes(head[6..8].try_into().unwrap());
-            let fua = u16::from_be_bytes(head[4..6].try_into().unwrap()) & nbd::FLAG_FUA != 0;
-            let cookie = u64::from_be_bytes(head[8..16].try_into().unwrap());
-            let offset = u64::from_be_bytes(head[16..24].try_into().unwrap());
-            let length = u32::from_be_bytes(head[24..28].try_into().unwrap());
-            assert!(length <= REQUEST_BYTES_MAX || command != nbd::CMD_WRITE);
-            match command {
-                nbd::CMD_DISC => return Ok(()),
-                nbd::CMD_WRITE => {
-                    let mut payload = vec![0; length as usize];
-                    stream.read_exact(&mut payload)?;
-                    self.take_write(&mut stream, cookie, offset, payload, fua)?;
-                }
-                nbd::CMD_WRITE_ZEROES => {
-                    let payload = vec![0; length as usize];
-                    self.take_write(&mut stream, cookie, offset, payload, fua)?;
-                }
-                nbd::CMD_READ => {
-                    let state = self.lock();
-                    let end = offset as usize + length as usize;
-                    if !state.answers() || end > state.now.len() {
-                        stream.write_all(&reply(nbd::EIO, cookie))?;
-                        continue;
-                    }
-                    let mut bytes = reply(0, cookie).to_vec();
-                    bytes.extend_from_slice(&state.now[offset as usize..end]);
-                    drop(state);
-                    stream.write_all(&bytes)?;
-                }
-                nbd::CMD_FLUSH => {
-                    let mut state = self.lock();
-                    let error = if state.answers() { 0 } else { nbd::EIO };
-                    if state.answers() {
-                        state.flush();
-                    }
-                    drop(state);
-                    stream.write_all(&reply(error, cookie))?;
-                }
-                _ => stream.write_all(&reply(nbd::EINVAL, cookie))?,
-            }
-        }
-    }
-
-    fn take_write(
-        &self,
-        stream: &mut UnixStream,
-        cookie: u64,
-        offset: u64,
-        payload: Vec<u8>,
-        fua: bool,
-    ) -> io::Result<()> {
+    fn take_write(&self, offset: u64, payload: Vec<u8>, answer: Answer) {
         let mut state = self.lock();
         let end = offset + payload.len() as u64;
         let held = state
             .hold_from
             .is_some_and(|(from, to)| offset < to && from < end);
-        let error = if !state.answers() || end > state.now.len() as u64 {
-            nbd::EIO
+        if !state.answers() || end > state.now.len() as u64 {
+            drop(state);
+            answer.give(Err(Errno::EIO));
         } else if held {
-            let answer_to = stream.try_clone()?;
             state.parked.push(Parked {
                 offset,
                 payload,
-                cookie,
-                answer_to,
+                answer,
             });
             self.state.1.notify_all();
-            return Ok(());
         } else {
             state.write(offset as usize, payload);
-            if fua {
-                state.flush();
-            }
-            0
-        };
+            drop(state);
+            answer.give(Ok(()));
+        }
+    }
+
+    fn attributes(&self) -> FileAttr {
+        let size = self.lock().now.len() as u64;
+        let time = SystemTime::UNIX_EPOCH;
+        FileAttr {
+            ino: INodeNo::ROOT,
+            size,
+            blocks: size / SECTOR as u64,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            crtime: time,
+            kind: FileType::RegularFile,
+            perm: 0o600,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        }
+    }
+}
+
+/// The disk as the only file of a file system. The calls answer at once or park.
+impl Filesystem for Disk {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        // Else a loop device waits for one request before it sends the next.
+        config
+            .add_capabilities(InitFlags::FUSE_ASYNC_DIO)
+            .expect("the kernel has asynchronous direct input and output");
+        let _ = config.set_max_background(IN_FLIGHT_MAX);
+        Ok(())
+    }
+
+    fn getattr(&self, _: &Request, _: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        reply.attr(&ATTRIBUTES_FOR, &self.attributes());
+    }
+
+    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        reply.opened(
+            FileHandle(0),
+            FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
+        );
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let state = self.lock();
+        let from = (offset as usize).min(state.now.len());
+        let to = (from + size as usize).min(state.now.len());
+        if state.answers() {
+            reply.data(&state.now[from..to]);
+        } else {
+            reply.error(Errno::EIO);
+        }
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let answer = Answer::Write(reply, data.len() as u32);
+        self.take_write(offset, data.to_vec(), answer);
+    }
+
+    fn fallocate(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        if mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) == 0 {
+            reply.error(Errno::EOPNOTSUPP);
+            return;
+        }
+        self.take_write(offset, vec![0; length as usize], Answer::Zero(reply));
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        let mut state = self.lock();
+        if !state.answers() {
+            reply.error(Errno::EIO);
+            return;
+        }
+        state.flush();
         drop(state);
-        stream.write_all(&reply(error, cookie))
+        reply.ok();
+    }
+
+    /// The end of a descriptor; nothing is kept back until then.
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        reply.ok();
     }
 }
 
@@ -295,81 +340,27 @@ impl State {
     }
 }
 
-fn reply(error: u32, cookie: u64) -> [u8; 16] {
-    let mut bytes = [0; 16];
-    bytes[..4].copy_from_slice(&0x6744_6698u32.to_be_bytes());
-    bytes[4..8].copy_from_slice(&error.to_be_bytes());
-    bytes[8..].copy_from_slice(&cookie.to_be_bytes());
-    bytes
-}
-
-/// The server's side of fixed newstyle, as far as `libnbd` needs it: `GO`, and no to the rest.
-fn handshake(stream: &mut UnixStream, size: u64) -> io::Result<()> {
-    // Has flags, flush, FUA, write zeroes, multi-conn.
-    let flags: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 8;
-    stream.write_all(b"NBDMAGICIHAVEOPT\x00\x03")?;
-    let mut client_flags = [0; 4];
-    stream.read_exact(&mut client_flags)?;
-    loop {
-        let mut head = [0; 16];
-        stream.read_exact(&mut head)?;
-        let kind = u32::from_be_bytes(head[8..12].try_into().unwrap());
-        let length = u32::from_be_bytes(head[12..16].try_into().unwrap());
-        let mut payload = vec![0; length as usize];
-        stream.read_exact(&mut payload)?;
-        let answer = |code: u32, body: &[u8]| {
-            let mut bytes = 0x0003_e889_0455_65a9u64.to_be_bytes().to_vec();
-            bytes.extend_from_slice(&kind.to_be_bytes());
-            bytes.extend_from_slice(&code.to_be_bytes());
-            bytes.extend_from_slice(&(body.len() as u32).to_be_bytes());
-            bytes.extend_from_slice(body);
-            bytes
-        };
-        if kind == 7 {
-            let mut body = vec![0, 0];
-            body.extend_from_slice(&size.to_be_bytes());
-            body.extend_from_slice(&flags.to_be_bytes());
-            stream.write_all(&answer(3, &body))?;
-            stream.write_all(&answer(1, &[]))?;
-            return Ok(());
-        }
-        stream.write_all(&answer(0x8000_0001, &[]))?;
-    }
-}
-
 /// The disk as a plain file, by FUSE. Unmounted when dropped.
 pub struct Mounted {
     file: PathBuf,
-    socket: PathBuf,
-    _fuse: Background,
+    _session: BackgroundSession,
 }
 
 impl Mounted {
     /// Mounts `disk` over `file`, which is created.
     pub fn new(disk: &Disk, file: &Path) -> Mounted {
-        let socket = file.with_extension("sock");
-        let _ = std::fs::remove_file(&socket);
         std::fs::write(file, []).expect("create the file to mount over");
-        disk.serve(&socket);
-        let arguments = [
-            file.to_string_lossy(),
-            "--unix".into(),
-            socket.to_string_lossy(),
-        ];
-        let fuse = Background::start("nbdfuse", &arguments.each_ref().map(|text| &**text));
+        let session = fuser::spawn_mount(disk.clone(), file, &Config::default())
+            .expect("mount a disk by FUSE");
         let bytes = disk.lock().now.len() as u64;
         let start = Instant::now();
         while std::fs::metadata(file).map(|data| data.len()).unwrap_or(0) != bytes {
-            assert!(
-                start.elapsed() < MOUNT_TIMEOUT,
-                "nbdfuse did not mount in time"
-            );
+            assert!(start.elapsed() < MOUNT_TIMEOUT, "not mounted in time");
             std::thread::yield_now();
         }
         Mounted {
             file: file.to_owned(),
-            socket,
-            _fuse: fuse,
+            _session: session,
         }
     }
 
@@ -382,7 +373,6 @@ impl Drop for Mounted {
     fn drop(&mut self) {
         // Lazily, because a killed daemon's request may still hold the file.
         let _ = Command::new("umount").arg("-l").arg(&self.file).status();
-        let _ = std::fs::remove_file(&self.socket);
     }
 }
 

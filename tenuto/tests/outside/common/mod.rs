@@ -6,6 +6,7 @@
 //! here knows the product's inside: sockets, files, exit codes and JSON are all it sees.
 
 pub mod disk;
+pub mod export;
 pub mod guest;
 pub mod load;
 pub mod marks;
@@ -75,10 +76,7 @@ pub fn may_mount(test: &str) -> bool {
         skip(test, "mounting needs root and /dev/fuse");
         return false;
     }
-    have(
-        test,
-        &["nbdfuse", "losetup", "mkfs.ext4", "mount", "umount"],
-    )
+    have(test, &["losetup", "mkfs.ext4", "mount", "umount"])
 }
 
 /// A number from the environment, so that long runs need no other code.

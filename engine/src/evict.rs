@@ -1,0 +1,313 @@
+//! Who leaves a full cache: S3-FIFO over numbered slots.
+//!
+//! ```text
+//! new ──▶ small ──hit again──▶ main ⟲ a lap for each hit
+//!           │                    │
+//!           ▼                    ▼
+//!         ghost ──asked again──▶ main        gone
+//! ```
+//!
+//! A new slot enters a small queue. What was hit there moves on to the main queue, the rest leaves
+//! for the ghost: a memory of fingerprints that sends what is asked for again straight to the main
+//! queue. One pass over a large image so costs the main queue nothing. Always true: a slot is in
+//! one queue or in none, and only slots in a queue can be evicted; each step of an eviction takes
+//! a hit away or a slot out of the small queue, so it ends. Deliberately absent: keys and bytes.
+
+use alloc::vec::Vec;
+
+/// Counters have two bits.
+const HITS_MAX: u8 = 3;
+/// The small queue has one part of so many.
+const SMALL_PART: usize = 10;
+/// Fingerprints that share a bucket of the ghost; the oldest of a bucket is forgotten.
+const GHOST_WAYS: usize = 8;
+const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Queue {
+    None,
+    Small,
+    Main,
+}
+
+#[derive(Clone, Copy)]
+struct Link {
+    newer: u32,
+    older: u32,
+    queue: Queue,
+    hits: u8,
+}
+
+/// A doubly linked list of slots, so that one can leave from the middle.
+struct Fifo {
+    newest: u32,
+    oldest: u32,
+    len: usize,
+}
+
+/// Fingerprints of what left unasked for.
+struct Ghost {
+    buckets: Vec<[u32; GHOST_WAYS]>,
+}
+
+pub struct S3Fifo {
+    links: Vec<Link>,
+    small: Fifo,
+    main: Fifo,
+    ghost: Ghost,
+}
+
+impl Fifo {
+    const EMPTY: Fifo = Fifo {
+        newest: NONE,
+        oldest: NONE,
+        len: 0,
+    };
+
+    fn push(&mut self, links: &mut [Link], slot: u32) {
+        let link = &mut links[slot as usize];
+        link.newer = NONE;
+        link.older = self.newest;
+        match self.newest {
+            NONE => self.oldest = slot,
+            newest => links[newest as usize].newer = slot,
+        }
+        self.newest = slot;
+        self.len += 1;
+    }
+
+    fn remove(&mut self, links: &mut [Link], slot: u32) {
+        let Link { newer, older, .. } = links[slot as usize];
+        match newer {
+            NONE => self.newest = older,
+            newer => links[newer as usize].older = older,
+        }
+        match older {
+            NONE => self.oldest = newer,
+            older => links[older as usize].newer = newer,
+        }
+        self.len -= 1;
+    }
+}
+
+impl Ghost {
+    fn new(entries: usize) -> Ghost {
+        let buckets = entries.div_ceil(GHOST_WAYS).max(1);
+        Ghost {
+            buckets: alloc::vec![[0; GHOST_WAYS]; buckets],
+        }
+    }
+
+    /// The halves of a hash choose the bucket and what is kept in it; zero is an empty way.
+    fn find(&mut self, hash: u64) -> (&mut [u32; GHOST_WAYS], u32) {
+        let bucket = ((hash >> 32) * self.buckets.len() as u64) >> 32;
+        (&mut self.buckets[bucket as usize], (hash as u32).max(1))
+    }
+
+    fn remember(&mut self, hash: u64) {
+        let (bucket, print) = self.find(hash);
+        bucket.rotate_right(1);
+        bucket[0] = print;
+    }
+
+    /// True, once, if it was remembered.
+    fn recall(&mut self, hash: u64) -> bool {
+        let (bucket, print) = self.find(hash);
+        let Some(at) = bucket.iter().position(|&way| way == print) else {
+            return false;
+        };
+        bucket[at..].rotate_left(1);
+        bucket[GHOST_WAYS - 1] = 0;
+        true
+    }
+}
+
+impl S3Fifo {
+    pub fn new(slots: usize) -> S3Fifo {
+        let free = Link {
+            newer: NONE,
+            older: NONE,
+            queue: Queue::None,
+            hits: 0,
+        };
+        S3Fifo {
+            links: alloc::vec![free; slots],
+            small: Fifo::EMPTY,
+            main: Fifo::EMPTY,
+            ghost: Ghost::new(slots),
+        }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.links.len() * size_of::<Link>()
+            + self.ghost.buckets.len() * size_of::<[u32; GHOST_WAYS]>()
+    }
+
+    /// A slot has content now, whose key has this hash.
+    pub fn insert(&mut self, slot: u32, hash: u64) {
+        let queue = match self.ghost.recall(hash) {
+            true => Queue::Main,
+            false => Queue::Small,
+        };
+        self.links[slot as usize].hits = 0;
+        self.enter(slot, queue);
+    }
+
+    pub fn hit(&mut self, slot: u32) {
+        let link = &mut self.links[slot as usize];
+        link.hits = (link.hits + 1).min(HITS_MAX);
+    }
+
+    /// A slot has no content any more; nothing is remembered of it.
+    pub fn remove(&mut self, slot: u32) {
+        match self.links[slot as usize].queue {
+            Queue::Small => self.small.remove(&mut self.links, slot),
+            Queue::Main => self.main.remove(&mut self.links, slot),
+            Queue::None => return,
+        }
+        self.links[slot as usize].queue = Queue::None;
+    }
+
+    /// Takes out the slot that is worth least. `hash` tells the hash of a slot's key.
+    pub fn evict(&mut self, hash: impl Fn(u32) -> u64) -> Option<u32> {
+        loop {
+            let small_max = self.links.len() / SMALL_PART;
+            let from_small = self.small.len > small_max || self.main.len == 0;
+            let slot = match from_small {
+                true => self.small.oldest,
+                false => self.main.oldest,
+            };
+            if slot == NONE {
+                return None;
+            }
+            self.remove(slot);
+            let link = &mut self.links[slot as usize];
+            let hits = link.hits;
+            match (from_small, hits) {
+                (true, 0) => {
+                    self.ghost.remember(hash(slot));
+                    return Some(slot);
+                }
+                (true, _) => link.hits = 0,
+                (false, 0) => return Some(slot),
+                (false, _) => link.hits = hits - 1,
+            }
+            self.enter(slot, Queue::Main);
+        }
+    }
+
+    fn enter(&mut self, slot: u32, queue: Queue) {
+        assert!(
+            self.links[slot as usize].queue == Queue::None,
+            "a slot is in one queue at most"
+        );
+        match queue {
+            Queue::Small => self.small.push(&mut self.links, slot),
+            Queue::Main => self.main.push(&mut self.links, slot),
+            Queue::None => unreachable!("a slot enters a queue"),
+        }
+        self.links[slot as usize].queue = queue;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A cache of keys that are their own hashes, spread.
+    struct Keys {
+        queues: S3Fifo,
+        keys: Vec<Option<u64>>,
+    }
+
+    fn spread(key: u64) -> u64 {
+        key.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+
+    impl Keys {
+        fn new(slots: usize) -> Keys {
+            Keys {
+                queues: S3Fifo::new(slots),
+                keys: alloc::vec![None; slots],
+            }
+        }
+
+        /// True if it was there.
+        fn ask(&mut self, key: u64) -> bool {
+            if let Some(slot) = self.keys.iter().position(|&held| held == Some(key)) {
+                self.queues.hit(slot as u32);
+                return true;
+            }
+            let free = self.keys.iter().position(Option::is_none);
+            let keys = &self.keys;
+            let slot = free.map(|slot| slot as u32).or_else(|| {
+                self.queues
+                    .evict(|slot| spread(keys[slot as usize].expect("a key")))
+            });
+            let slot = slot.expect("a slot");
+            self.keys[slot as usize] = Some(key);
+            self.queues.insert(slot, spread(key));
+            false
+        }
+    }
+
+    #[test]
+    fn one_pass_over_much_does_not_push_out_what_is_used() {
+        let mut cache = Keys::new(100);
+        for _ in 0..3 {
+            (0..50).for_each(|key| {
+                cache.ask(key);
+            });
+        }
+        (1000..3000).for_each(|key| {
+            cache.ask(key);
+        });
+        let kept = (0..50).filter(|&key| cache.ask(key)).count();
+        assert!(kept >= 45, "{kept} of 50 are left");
+    }
+
+    #[test]
+    fn what_is_asked_for_again_after_it_left_comes_to_stay() {
+        let mut cache = Keys::new(100);
+        (0..200).for_each(|key| {
+            cache.ask(key);
+        });
+        // It left a moment ago unasked for; now it goes to the main queue.
+        assert!(!cache.ask(95));
+        (1000..1100).for_each(|key| {
+            cache.ask(key);
+        });
+        assert!(cache.ask(95));
+    }
+
+    #[test]
+    fn queues_hold_exactly_what_was_inserted_and_neither_removed_nor_evicted() {
+        let mut queues = S3Fifo::new(32);
+        let mut held = alloc::vec![false; 32];
+        let mut state = 1u64;
+        for _ in 0..100_000 {
+            state = spread(state ^ (state >> 29)).wrapping_add(1);
+            let slot = (state >> 40) as u32 % 32;
+            match (state >> 33) % 4 {
+                0 if !held[slot as usize] => {
+                    queues.insert(slot, spread(u64::from(slot)));
+                    held[slot as usize] = true;
+                }
+                1 => queues.hit(slot),
+                2 => {
+                    queues.remove(slot);
+                    held[slot as usize] = false;
+                }
+                3 => match queues.evict(|slot| spread(u64::from(slot))) {
+                    Some(slot) => {
+                        assert!(core::mem::take(&mut held[slot as usize]));
+                    }
+                    None => assert!(held.iter().all(|held| !held)),
+                },
+                _ => {}
+            }
+            let inside = held.iter().filter(|held| **held).count();
+            assert_eq!(queues.small.len + queues.main.len, inside);
+        }
+    }
+}
