@@ -85,7 +85,7 @@ fn a_server_is_believed_after_a_whole_negotiation_in_pieces_of_any_size() {
 fn what_a_server_must_not_say_ends_the_negotiation() {
     let start = [nbd::GREETING.to_vec(), yes()].concat();
     let with = |words: &[Vec<u8>]| {
-        let all = [&[start.clone()], words].concat();
+        let all = [std::slice::from_ref(&start), words].concat();
         negotiate(&all, 4096).expect_err("refused").0
     };
     let long = [
