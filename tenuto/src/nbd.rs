@@ -1,8 +1,8 @@
 //! The words of the NBD protocol: magic numbers, options, commands, flags, limits, reply heads.
 //!
 //! Always true: this is the only place that spells a number of the protocol, and all numbers on
-//! the wire are big-endian. Server (`frontend::nbd`) and client (`origin::nbd`) share it. Deliberately
-//! absent: what the words mean for a session.
+//! the wire are big-endian. Server (`frontend::nbd`) and client (`origin::nbd`) share it.
+//! Deliberately absent: what the words mean for a session.
 
 /// The server's first words: fixed newstyle, and no padding after the old way to attach.
 pub const GREETING: [u8; 18] = *b"NBDMAGICIHAVEOPT\x00\x03";

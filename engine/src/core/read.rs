@@ -2,8 +2,8 @@
 //!
 //! Always true: a part covered by an epoch comes from the log, whatever the tiers hold; a block
 //! that is missing is read from its origin once, however many ask for it; while an origin does not
-//! answer reads of it are held and tried again, until the volume's `origin-timeout`. Uncached volumes read past
-//! the tier, so that a switch never finds blocks of another time.
+//! answer reads of it are held and tried again, until the volume's `origin-timeout`. Uncached
+//! volumes read past the tier, so that a switch never finds blocks of another time.
 
 use super::Core;
 use crate::event::{Device, IoError, Op, Purpose, Refusal};

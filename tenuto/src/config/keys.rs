@@ -302,7 +302,7 @@ pub const VOLUME: &[Key<Volume>] = &[
     Key {
         name: "origin-quiet",
         default: "30s",
-        meaning: "NBD origin: how long writes may land after a connection broke; none overtakes them",
+        meaning: "NBD origin: how long writes may still land after a connection broke",
         set: |volume, value| {
             volume.origin_quiet_ms = value.millis("30s")?;
             Ok(())

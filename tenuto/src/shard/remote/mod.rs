@@ -198,7 +198,33 @@ impl Remotes {
     }
 }
 
+/// What becomes of a piece whose turn it is.
+enum Turn {
+    Go(Piece),
+    /// Not before this time.
+    Rest(Piece, Time),
+    /// A sync that cannot vouch for the writes before it, by its request.
+    Refuse(u32),
+}
+
 impl Remote {
+    fn turn(&mut self, mut piece: Piece, now: Time) -> Turn {
+        let range = piece.range(&self.export);
+        if piece.changes()
+            && let Err(until) = self.danger.judge(now, &range)
+        {
+            return Turn::Rest(piece, until);
+        }
+        if let What::Flush { covers } = &mut piece.what {
+            if std::mem::take(&mut self.doubt) {
+                self.synced = self.answered;
+                return Turn::Refuse(piece.request);
+            }
+            *covers = self.answered;
+        }
+        Turn::Go(piece)
+    }
+
     fn trouble(&self, silent: bool) -> Option<(State, &'static str)> {
         if self.link.is_strange() {
             let reason = "the export is not as it was when the volume was attached; restore its \
@@ -372,27 +398,23 @@ impl<E: Decide> Shard<E> {
         let (mut head, mut parts, mut bytes) = (Vec::new(), Vec::new(), 0);
         let (mut kept, mut refused) = (VecDeque::new(), Vec::new());
         let mut later: Option<Time> = None;
-        while let Some(mut piece) = remote.queue.pop_front() {
+        while let Some(piece) = remote.queue.pop_front() {
             if wire.unanswered() >= IN_FLIGHT_MAX || bytes >= BATCH_BYTES_MAX {
                 kept.push_back(piece);
                 break;
             }
-            let range = piece.range(&remote.export);
-            if piece.changes()
-                && let Err(until) = remote.danger.judge(self.now, &range)
-            {
-                later = Some(later.map_or(until, |later| later.min(until)));
-                kept.push_back(piece);
-                continue;
-            }
-            if let What::Flush { covers } = &mut piece.what {
-                if std::mem::take(&mut remote.doubt) {
-                    remote.synced = remote.answered;
-                    refused.push(piece.request);
+            let mut piece = match remote.turn(piece, self.now) {
+                Turn::Go(piece) => piece,
+                Turn::Rest(piece, until) => {
+                    later = Some(later.map_or(until, |later| later.min(until)));
+                    kept.push_back(piece);
                     continue;
                 }
-                *covers = remote.answered;
-            }
+                Turn::Refuse(request) => {
+                    refused.push(request);
+                    continue;
+                }
+            };
             piece.sent = self.now;
             let asked = remote.requests.get(piece.request);
             let io = &asked.expect("a piece has its request").io;
