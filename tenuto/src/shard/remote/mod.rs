@@ -453,6 +453,10 @@ impl<E: Decide> Shard<E> {
         if let Some(at) = alarm {
             self.timers.set(at, Alarm::Remote(id));
         }
+        self.refuse_syncs(id, refused);
+    }
+
+    fn refuse_syncs(&mut self, id: VolumeId, refused: Vec<u32>) {
         for request in refused {
             tracing::warn!(
                 "volume {id}: writes to the origin were answered but not synced when its \
