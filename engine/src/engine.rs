@@ -4,14 +4,15 @@
 //! in `apply`. Deliberately absent: every decision; they are in `core` and `recover`.
 
 use crate::core::Core;
-use crate::event::{Action, Event, VolumeSpec};
+use crate::event::{Action, Event, Refusal, VolumeSpec};
 use crate::format::ledger::Ledger;
 use crate::format::superblock::{SUPERBLOCK_AT, Superblock};
+use crate::layout::Part;
 use crate::media::Media;
 use crate::memory::Memory;
 use crate::outbox::{Cx, Outbox};
 use crate::snapshot::{Snapshot, VolumeSnapshot};
-use crate::types::{BLOCK_BYTES, Geometry, Time, Uuid, VolumeId};
+use crate::types::{BLOCK_BYTES, Geometry, Span, Time, Uuid, VolumeId};
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -147,6 +148,17 @@ impl Engine {
     /// Requests to devices whose `Done` has not come.
     pub fn in_flight(&self) -> usize {
         self.out.in_flight()
+    }
+
+    /// What a range of a volume holds at this moment, as far as the log decides it: up to
+    /// `parts_max` parts from its start on, without a gap. Changes nothing, in bounded time.
+    pub fn layout(
+        &self,
+        volume: VolumeId,
+        span: Span,
+        parts_max: usize,
+    ) -> Result<Vec<Part>, Refusal> {
+        self.core.layout(volume, span, parts_max)
     }
 
     pub fn snapshot(&self) -> Snapshot {

@@ -15,6 +15,7 @@ pub mod event;
 pub(crate) mod evict;
 pub(crate) mod fetch;
 pub mod format;
+pub mod layout;
 pub(crate) mod log;
 pub mod map;
 pub mod media;

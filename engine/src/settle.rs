@@ -27,6 +27,23 @@ pub struct Settled {
     pub journal_entries_applied: u64,
 }
 
+impl Settled {
+    /// The administrator goes on without what the ledger says is dirty: from the state that was
+    /// destaged last. A cut that an in-place destage had begun counts as reached, so that none of
+    /// its serials is given again. The claim that follows `attach` starts a new generation, for
+    /// which whatever a lost cache still has is void.
+    pub fn accept_loss(&mut self) {
+        let Some(ledger) = &mut self.ledger else {
+            return;
+        };
+        ledger.dirty = false;
+        if let Progress::Cut(upto) = ledger.progress {
+            ledger.destaged = ledger.destaged.max(upto);
+            ledger.progress = Progress::Idle;
+        }
+    }
+}
+
 /// What lies beside an origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OriginInfo {

@@ -6,6 +6,7 @@
 //! Deliberately absent: configuration files, defaults and the admin interface; the settings here
 //! are already checked.
 
+mod held;
 mod host;
 mod open;
 mod sockets;
@@ -15,6 +16,7 @@ use crate::shard::control::{CommandError, Handle, ListenerScope, Stopped};
 use crate::stage::Stage;
 use engine::engine::Report;
 use engine::types::{DestageMode, Policy};
+pub use held::{Held, Hold};
 use sockets::Sockets;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -42,6 +44,8 @@ pub struct Settings {
     pub group: Option<String>,
     pub nbd_tcp: Option<SocketAddr>,
     pub volumes: Vec<VolumeSettings>,
+    /// Destage dirty data of volumes that nobody names.
+    pub adopt_orphans: bool,
 }
 
 /// One volume, as the configuration or `volume add` describes it.
@@ -97,9 +101,12 @@ pub enum StartError {
     /// Another daemon holds the cache, the origin or the socket.
     #[error("{0}")]
     InUse(String),
-    /// The cache is foreign, of another version or damaged.
+    /// The cache is foreign or of another version.
     #[error("{0}")]
     Cache(String),
+    /// The cache is ours, and what it must hold is not there or is wrong.
+    #[error("{0}")]
+    Damaged(String),
     /// Going on would lose dirty data, here or on another host.
     #[error("{0}")]
     Refused(String),
@@ -128,9 +135,9 @@ pub enum VolumeError {
     /// Another program or host has the origin.
     #[error("{0}")]
     InUse(String),
-    /// Going on would lose dirty data, here or on another host.
+    /// Going on would lose dirty data, here or on another host, or invent some.
     #[error("{0}")]
-    Refused(String),
+    Held(Box<Hold>),
     /// The origin or its ledger does not open.
     #[error("{0}")]
     Origin(String),
@@ -194,7 +201,11 @@ impl Daemon {
         orphans: Vec<VolumeSettings>,
     ) -> Result<(), StartError> {
         for volume in settings.volumes {
-            self.volume_add(volume)?;
+            match self.volume_add(volume.clone()) {
+                // One that cannot go on does not stop the others.
+                Err(VolumeError::Held(hold)) => self.hold(volume, *hold)?,
+                added => added?,
+            }
         }
         for orphan in orphans {
             self.adopt(orphan);
@@ -252,7 +263,7 @@ impl From<VolumeError> for StartError {
         match error {
             VolumeError::InUse(_) => StartError::InUse(message),
             VolumeError::Settings(_) | VolumeError::Exists(_) => StartError::Settings(message),
-            VolumeError::Refused(_) => StartError::Refused(message),
+            VolumeError::Held(_) => StartError::Refused(message),
             VolumeError::Origin(_) => StartError::Origin(message),
             _ => StartError::Io(message),
         }

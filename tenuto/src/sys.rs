@@ -171,6 +171,27 @@ pub fn free_bytes(file: &File) -> io::Result<u64> {
     Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
+/// The first byte from `offset` on that is not in a hole; `None` where there is none.
+pub fn seek_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
+    match seek(file, offset, libc::SEEK_DATA) {
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+        found => found.map(Some),
+    }
+}
+
+/// The first byte from `offset` on that is in a hole; the end of the file counts as one.
+pub fn seek_hole(file: &File, offset: u64) -> io::Result<u64> {
+    seek(file, offset, libc::SEEK_HOLE)
+}
+
+/// Moves the position of the description, which nothing else here uses.
+fn seek(file: &File, offset: u64, whence: libc::c_int) -> io::Result<u64> {
+    let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
+    // SAFETY: an open descriptor and no memory.
+    let found = unsafe { libc::lseek(file.as_raw_fd(), offset, whence) };
+    u64::try_from(found).map_err(|_| io::Error::last_os_error())
+}
+
 /// On NFS an `flock` is a byte-range lock over the whole file on the server.
 pub fn is_nfs(file: &File) -> bool {
     // SAFETY: statfs is plain data, for which all zeroes are valid.

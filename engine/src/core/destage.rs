@@ -132,7 +132,10 @@ impl Core {
         let many = volume.dirty_bytes() >= volume.tuning.dirty_limit_bytes / 4 * 3;
         let commanded = volume.destage_upto > volume.destaged;
         let pressed = !volume.waiting.is_empty() || full || low || dirty_extents_full;
-        if !(aged || many || commanded || pressed) {
+        // What a held volume has is not a prefix of its writes: it goes to the origin by order
+        // only, never by itself.
+        let by_itself = volume.state != State::Held && (aged || many || pressed);
+        if !(commanded || by_itself) {
             return;
         }
         let sequence = volume

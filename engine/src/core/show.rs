@@ -3,12 +3,29 @@
 //! Always true: a snapshot changes nothing and holds nothing of the engine.
 
 use super::Core;
+use crate::event::Refusal;
+use crate::layout::{self, Part};
 use crate::log::StreamKind;
-use crate::snapshot::{Snapshot, VolumeSnapshot};
-use crate::types::{BLOCK_BYTES, Policy, Serial, Time};
+use crate::snapshot::{Snapshot, State, VolumeSnapshot};
+use crate::types::{BLOCK_BYTES, Policy, Serial, Span, Time, VolumeId};
 use crate::volume::Volume;
+use alloc::vec::Vec;
 
 impl Core {
+    /// The parts of a range from its start on; see [`crate::layout`].
+    pub fn layout(&self, id: VolumeId, span: Span, parts_max: usize) -> Result<Vec<Part>, Refusal> {
+        let found = self.volumes.get(id.0 as usize);
+        let volume = found.and_then(Option::as_ref).ok_or(Refusal::Gone)?;
+        if volume.state == State::Held {
+            return Err(Refusal::Held);
+        }
+        if span.end() > volume.sectors() {
+            return Err(Refusal::OutOfRange);
+        }
+        let maps = volume.epochs.iter().rev().map(|epoch| &epoch.map);
+        Ok(layout::layout(maps, span, parts_max))
+    }
+
     pub fn snapshot(&self, now: Time) -> Snapshot {
         let gauge = self.log.gauge();
         let (stage_slots, stage_slots_busy) = self.log.slots_of(StreamKind::Writes);

@@ -150,6 +150,9 @@ impl Footer {
         if header.cache != cache.0 {
             return Err(FormatError::Foreign);
         }
+        if header.shard.get() != 0 {
+            return Err(FormatError::Field("shard"));
+        }
         let entries = header.entries.get() as usize;
         if entries > entries_max(geometry) || header.sums.get() != body_blocks(geometry) {
             return Err(FormatError::Field("footer counts"));
@@ -219,4 +222,38 @@ fn parse_entry(bytes: &[u8], geometry: Geometry) -> Result<FooterEntry, FormatEr
         block: record.block.get(),
         more: record.flags & FLAG_MORE != 0,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_footer_of_another_shard_is_refused() {
+        let geometry = Geometry {
+            chunk_blocks: 64,
+            segment_chunks: 4,
+            segments: 12,
+        };
+        let footer = Footer {
+            cache: Uuid([3; 16]),
+            stream: 1,
+            incarnation: 1,
+            segment_seq: 5,
+            first_stream_seq: 1,
+            last_stream_seq: 2,
+            durable_upto: 1,
+            entries: Vec::new(),
+            sums: (0..body_blocks(geometry)).collect(),
+        };
+        let mut bytes = footer.encode();
+        assert_eq!(
+            Footer::parse(&bytes, geometry, footer.cache),
+            Ok(footer.clone())
+        );
+        bytes[PREFIX_BYTES + 16] = 1;
+        seal(&mut bytes[..HEADER_BYTES]);
+        let parsed = Footer::parse(&bytes, geometry, footer.cache);
+        assert_eq!(parsed, Err(FormatError::Field("shard")));
+    }
 }

@@ -96,6 +96,13 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
         "clients": view.clients(volume.id),
         "nbd_socket": nbd_socket(view, volume),
     });
+    let held = view.look.held(&volume.name);
+    document["held"] = held.map_or(Value::Null, |held| held.document(volume));
+    if let Some(held) = held {
+        document["effective_reason"] = json!(held.reason);
+        document["dirty_bytes"] = json!(super::held::known_bytes(volume));
+        document["promise"] = json!("stopped, so that nothing more is lost; see `held`");
+    }
     let counters = counters(view, volume);
     if let (Value::Object(document), Value::Object(counters)) = (&mut document, counters) {
         document.extend(counters);
@@ -199,6 +206,11 @@ pub fn troubles(view: &View) -> Vec<String> {
     let mut lines: Vec<String> = look.recovery.damage.clone();
     for volume in view.shown() {
         let name = &volume.name;
+        if let Some(held) = view.look.held(name) {
+            let (why, way_out) = (held.why(), held.way_out());
+            lines.push(format!("volume {name} is held: {why}; {way_out}"));
+            continue;
+        }
         let reason = volume
             .reason
             .map_or(String::new(), |reason| format!(": {reason}"));

@@ -7,6 +7,7 @@
 //! [`server`]; the shard, which is behind [`Machine`].
 
 pub mod client;
+mod held;
 pub mod json;
 mod listener;
 pub mod metrics;
@@ -21,6 +22,7 @@ use crate::daemon::VolumeSettings;
 use crate::error::{Error, Result};
 use engine::snapshot::{Snapshot, VolumeSnapshot};
 use engine::types::{Policy, VolumeId};
+pub use held::Held;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -35,6 +37,8 @@ pub trait Machine: Send + Sync + 'static {
     /// Returns when everything written before the call is at the origin.
     fn destage(&self, volume: VolumeId) -> Result<()>;
     fn reset(&self, volume: VolumeId) -> Result<()>;
+    /// Goes on without what a held volume has lost.
+    fn accept_loss(&self, name: &str) -> Result<()>;
 }
 
 /// The daemon at one instant.
@@ -43,6 +47,7 @@ pub struct Look {
     pub engine: Snapshot,
     /// Connections by volume; a volume that is not in it has none.
     pub clients: Vec<(VolumeId, u64)>,
+    pub held: Vec<Held>,
     pub recovery: Recovery,
     /// Counters of the host side: name, meaning, value.
     pub counters: Vec<(&'static str, &'static str, u64)>,
@@ -146,8 +151,15 @@ impl Admin {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The daemon with its held volumes among the others.
+    fn look(&self) -> Result<Look> {
+        let mut look = self.machine.look()?;
+        held::show(&mut look);
+        Ok(look)
+    }
+
     pub fn view(&self) -> Result<View> {
-        let look = self.machine.look()?;
+        let look = self.look()?;
         let known = self.known();
         Ok(View {
             look,
@@ -189,6 +201,7 @@ impl Admin {
         let Some(at) = known.volumes.iter().position(|volume| volume.name == name) else {
             return Err(Error::no_volume(name));
         };
+        refuse_held(&self.look()?, name)?;
         let mut volume = known.volumes[at].clone();
         parse::apply(&mut volume, values)?;
         for (key, _) in values {
@@ -216,15 +229,10 @@ impl Admin {
 
     /// Detaches and forgets a volume. Its origin's data is never touched.
     pub fn remove(&self, name: &str, discard: Option<&str>) -> Result<Outcome> {
-        if let Some(other) = discard.filter(|other| *other != name) {
-            let message = format!(
-                "volume {name}: --discard-dirty names {other}; write --discard-dirty={name}"
-            );
-            return Err(Error::usage(message).about(name));
-        }
+        check_named_again(name, discard)?;
         let _order = self.order();
         let mut known = self.known().clone();
-        let look = self.machine.look()?;
+        let look = self.look()?;
         let snapshot = look
             .engine
             .volumes
@@ -262,8 +270,9 @@ impl Admin {
 
     /// Whether a destage makes sense, without starting one.
     pub fn check_destage(&self, name: &str) -> Result<VolumeId> {
-        let look = self.machine.look()?;
+        let look = self.look()?;
         let snapshot = find(&look, name)?;
+        refuse_held(&look, name)?;
         if snapshot.policy == Policy::Ephemeral {
             return Err(Error::refused(format!(
                 "volume {name}: an ephemeral volume never writes its origin; \
@@ -276,8 +285,9 @@ impl Admin {
 
     /// Throws the overlay of an ephemeral volume away.
     pub fn reset(&self, name: &str) -> Result<Outcome> {
-        let look = self.machine.look()?;
+        let look = self.look()?;
         let snapshot = find(&look, name)?;
+        refuse_held(&look, name)?;
         if snapshot.policy != Policy::Ephemeral {
             return Err(Error::refused(format!(
                 "volume {name}: reset would discard the data of a {} volume; \
@@ -299,9 +309,11 @@ impl Admin {
         let _order = self.order();
         let mut known = self.known().clone();
         let mut notes = Vec::new();
+        let look = self.look()?;
         for volume in &fresh.volumes {
             let name = &volume.name;
             match known.volumes.iter().find(|old| old.name == *name) {
+                Some(_) if look.held(name).is_some() => notes.push(self.retry(volume)),
                 Some(old) if old.settings() == volume.settings() => {}
                 Some(_) => notes.push(format!("volume {name}: its change needs a restart")),
                 None => match self.machine.add(volume.settings()) {
@@ -352,6 +364,17 @@ fn stays_in_file(config: &Config, volume: &Volume) -> String {
     )
 }
 
+/// What is thrown away is named twice.
+fn check_named_again(name: &str, discard: Option<&str>) -> Result<()> {
+    match discard.filter(|other| *other != name) {
+        None => Ok(()),
+        Some(other) => Err(Error::usage(format!(
+            "volume {name}: --discard-dirty names {other}; write --discard-dirty={name}"
+        ))
+        .about(name)),
+    }
+}
+
 /// Looks at the image of a new volume, and at those it might collide with.
 fn check_against(known: &Known, volume: &Volume) -> Result<()> {
     let others: Vec<(&Volume, check::Origin)> = known
@@ -370,6 +393,15 @@ fn find<'a>(look: &'a Look, name: &str) -> Result<&'a VolumeSnapshot> {
         .iter()
         .find(|volume| volume.name == name);
     found.ok_or_else(|| Error::no_volume(name))
+}
+
+fn refuse_held(look: &Look, name: &str) -> Result<()> {
+    match look.held(name) {
+        None => Ok(()),
+        Some(held) => {
+            Err(Error::refused(format!("{}; {}", held.reason, held.way_out())).about(name))
+        }
+    }
 }
 
 fn refuse_connected(look: &Look, volume: &VolumeSnapshot, verb: &str) -> Result<()> {

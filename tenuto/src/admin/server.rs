@@ -258,6 +258,7 @@ async fn reload(State(admin): App) -> Response {
 struct Waiting {
     #[serde(default)]
     wait: bool,
+    discard_dirty: Option<String>,
 }
 
 async fn volume_verb(
@@ -281,8 +282,15 @@ async fn volume_verb(
             })
             .await
         }
+        "accept-loss" => {
+            run(move || {
+                let outcome = admin.accept_loss(&name, waiting.discard_dirty.as_deref())?;
+                shown(&admin, &name, outcome)
+            })
+            .await
+        }
         "commit" | "snapshot" | "merge" | "rebase" | "resize" | "quiesce" | "resume" | "map"
-        | "accept-loss" | "takeover" => reply(Err::<Value, _>(
+        | "takeover" => reply(Err::<Value, _>(
             Error::later(format!("volume {verb} is")).about(name),
         )),
         _ => no_such_path(),

@@ -68,6 +68,7 @@ impl Machine for Fake {
                 checkpoints: 1,
             },
             clients: state.clients.clone(),
+            held: Vec::new(),
             recovery: Recovery {
                 ms: 3,
                 tail_bytes_discarded: 0,
@@ -97,6 +98,11 @@ impl Machine for Fake {
         let mut state = self.state();
         state.orders.push(format!("remove {name} {discard_dirty}"));
         state.volumes.retain(|volume| volume.name != name);
+        Ok(())
+    }
+
+    fn accept_loss(&self, name: &str) -> Result<()> {
+        self.state().orders.push(format!("accept-loss {name}"));
         Ok(())
     }
 

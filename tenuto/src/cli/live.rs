@@ -2,13 +2,14 @@
 //!
 //! Owns nothing but the translation of errors and of plain data.
 
-use crate::admin::{Look, Machine, Recovery};
-use crate::daemon::{Daemon, StartError, VolumeError, VolumeSettings};
+use crate::admin::{Held, Look, Machine, Recovery};
+use crate::daemon::{self, Daemon, StartError, VolumeError, VolumeSettings};
 use crate::error::{Error, Kind, Result};
 use crate::shard::control::{CommandError, HostCounters};
 use engine::event::{Command, Refusal};
 use engine::types::VolumeId;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A daemon as [`Machine`].
 pub struct Live(pub Arc<Daemon>);
@@ -28,6 +29,7 @@ impl Machine for Live {
         Ok(Look {
             clients: clients.collect(),
             engine: snapshot.engine,
+            held: self.0.held().into_iter().map(held).collect(),
             recovery: Recovery {
                 ms: self.0.recovery_time().as_millis() as u64,
                 tail_bytes_discarded: report.tail_bytes_discarded,
@@ -55,6 +57,12 @@ impl Machine for Live {
     fn remove(&self, name: &str, discard_dirty: bool) -> Result<()> {
         self.0
             .volume_remove(name, discard_dirty)
+            .map_err(|error| volume_error(name, error))
+    }
+
+    fn accept_loss(&self, name: &str) -> Result<()> {
+        self.0
+            .accept_loss(name)
             .map_err(|error| volume_error(name, error))
     }
 
@@ -91,7 +99,8 @@ pub fn volume_error(name: &str, error: VolumeError) -> Error {
     let kind = match &error {
         VolumeError::Unknown(_) => Kind::NotFound,
         VolumeError::Exists(_) => Kind::Usage,
-        VolumeError::Busy { .. } | VolumeError::Refused(_) => Kind::Refused,
+        VolumeError::Held(hold) if hold.damaged => Kind::Damaged,
+        VolumeError::Busy { .. } | VolumeError::Held(_) => Kind::Refused,
         VolumeError::Settings(_) => Kind::Usage,
         VolumeError::Origin(_) | VolumeError::InUse(_) | VolumeError::Changing(_) => Kind::Failed,
         VolumeError::Stopped(stopped) => return stopping(stopped),
@@ -126,9 +135,28 @@ pub fn start_error(error: StartError) -> Error {
     let kind = match &error {
         StartError::Settings(_) | StartError::Cache(_) => Kind::Config,
         StartError::Refused(_) => Kind::Refused,
+        StartError::Damaged(_) => Kind::Damaged,
         StartError::InUse(_) | StartError::Origin(_) | StartError::Io(_) => Kind::Failed,
     };
     Error::new(kind, error.to_string())
+}
+
+fn held(held: daemon::Held) -> Held {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.map_or(0, |now| now.as_nanos() as u64);
+    let daemon::Held { settings, hold } = held;
+    let age = |mtime: u64| now.saturating_sub(mtime) / 1_000_000_000;
+    Held {
+        name: settings.name,
+        origin: settings.origin.display().to_string(),
+        policy: settings.policy,
+        write_cache: settings.write_cache,
+        destage: settings.destage,
+        reason: hold.reason,
+        damaged: hold.damaged,
+        ledger: hold.ledger,
+        ledger_age_seconds: hold.ledger_mtime_ns.map(age),
+    }
 }
 
 fn counters(host: &HostCounters) -> Vec<(&'static str, &'static str, u64)> {

@@ -94,7 +94,7 @@ pub enum Color {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the daemon in the foreground
-    Serve,
+    Serve(serve::Serve),
     /// List, show, add, change and remove volumes
     #[command(subcommand)]
     Volume(volume::Command),
@@ -166,7 +166,7 @@ pub fn report(error: &Error, json: bool) {
 fn run(cli: Cli) -> Result<()> {
     let context = Context { common: cli.common };
     match cli.command {
-        Command::Serve => serve::run(&context),
+        Command::Serve(command) => serve::run(&context, &command),
         Command::Volume(command) => volume::run(&context, command),
         Command::Status(command) => status::run(&context, &command),
         Command::Config(command) => config::run(&context, &command),

@@ -330,6 +330,8 @@ pub fn destage_all(
         host_name: crate::lock::host_name(),
         group: None,
         nbd_tcp: None,
+        // Each volume that was asked for is added by name, and no other.
+        adopt_orphans: false,
         volumes: Vec::new(),
     };
     let daemon = Daemon::start(settings).map_err(start_error);
@@ -356,11 +358,8 @@ fn remove_directory(path: &Path) {
 /// Brings a volume home and lets go of it: its ledger then says that nobody owes anything.
 fn destage_one(daemon: &Daemon, volume: &VolumeSnapshot, places: &Places) -> Result<()> {
     let name = &volume.name;
-    // Volumes that nobody names are adopted at the start, if their origins open.
-    if daemon.volume_id(name).is_none() {
-        let added = daemon.volume_add(settings_of(volume, places));
-        added.map_err(|error| volume_error(name, error))?;
-    }
+    let added = daemon.volume_add(settings_of(volume, places));
+    added.map_err(|error| volume_error(name, error))?;
     let id = daemon
         .volume_id(name)
         .ok_or_else(|| Error::no_volume(name))?;

@@ -11,6 +11,7 @@ use crate::admin::server::{self, Server};
 use crate::config::{Config, Volume, check, state};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result, cause};
+use clap::Args;
 use std::io::{IsTerminal, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -18,7 +19,14 @@ use std::sync::Arc;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-pub fn run(context: &Context) -> Result<()> {
+#[derive(Debug, Args)]
+pub struct Serve {
+    /// Do not start, with code 4, if any volume is held
+    #[arg(long)]
+    strict: bool,
+}
+
+pub fn run(context: &Context, command: &Serve) -> Result<()> {
     let config = context.load()?;
     check::check(&config)?;
     start_log(context);
@@ -39,6 +47,13 @@ pub fn run(context: &Context) -> Result<()> {
     // From here on a signal waits for its turn instead of ending the process half started.
     let mut signals = runtime.block_on(async { Signals::new() })?;
     let daemon = Arc::new(Daemon::start(config.settings(&volumes)).map_err(start_error)?);
+    if command.strict
+        && let Some(held) = daemon.held().first()
+    {
+        let error = Error::refused(held.hold.reason.clone()).about(held.settings.name.clone());
+        let _ = daemon.stop();
+        return Err(error);
+    }
     let group = config.socket_group();
     let metrics = config.listen.metrics;
     let live = Box::new(Live(daemon.clone()));

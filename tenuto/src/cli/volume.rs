@@ -52,9 +52,8 @@ pub enum Command {
     /// Show what lies where (not in this version)
     #[command(display_order = 200)]
     Map(Rest),
-    /// Go on from the last checkpoint (not in this version)
-    #[command(display_order = 200)]
-    AcceptLoss(Rest),
+    /// Go on with a held volume from its last destaged state
+    AcceptLoss(Remove),
     /// Take a volume over from another host (not in this version)
     #[command(display_order = 200)]
     Takeover(Rest),
@@ -125,7 +124,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Quiesce(_) => Err(not_yet("volume quiesce")),
         Command::Resume(_) => Err(not_yet("volume resume")),
         Command::Map(_) => Err(not_yet("volume map")),
-        Command::AcceptLoss(_) => Err(not_yet("volume accept-loss")),
+        Command::AcceptLoss(command) => accept_loss(context, &command),
         Command::Takeover(_) => Err(not_yet("volume takeover")),
     }
 }
@@ -155,7 +154,7 @@ pub fn list_text(output: &Output, volumes: &[Value]) -> String {
                 text(&volume["policy"]),
                 output.state(&text(&volume["state"])),
                 human_bytes(number(&volume["size_bytes"])),
-                human_bytes(number(&volume["dirty_bytes"])),
+                bytes(&volume["dirty_bytes"]),
                 age(&volume["oldest_dirty_seconds"]),
                 number(&volume["clients"]).to_string(),
                 flags(volume),
@@ -197,6 +196,8 @@ fn show_text(output: &Output, volume: &Value) -> String {
             "state",
             output.state(&text(&volume["state"])) + &reason(volume),
         ),
+        ("lost", text(&volume["held"]["lost"])),
+        ("to go on", text(&volume["held"]["go_on"])),
         ("flags", flags(volume)),
         ("promise", text(&volume["promise"])),
         ("size", bytes(&volume["size_bytes"])),
@@ -205,6 +206,9 @@ fn show_text(output: &Output, volume: &Value) -> String {
         ("clients", number(&volume["clients"]).to_string()),
         ("nbd socket", text(&volume["nbd_socket"])),
     ];
+    if volume["held"].is_null() {
+        rows.retain(|(name, _)| !matches!(*name, "lost" | "to go on"));
+    }
     rows.extend(traffic(volume));
     output::fields(&rows)
 }
@@ -213,8 +217,9 @@ fn on_off(value: &Value) -> String {
     if *value == true { "on" } else { "off" }.into()
 }
 
+/// What is not known is not zero.
 fn bytes(value: &Value) -> String {
-    human_bytes(number(value))
+    value.as_u64().map_or("?".into(), human_bytes)
 }
 
 fn dirty_text(volume: &Value) -> String {
@@ -324,15 +329,31 @@ fn body(keys: &[String]) -> Result<Map<String, Value>> {
 
 fn remove(context: &Context, command: &Remove) -> Result<()> {
     let name = &command.name;
-    let query = match &command.discard_dirty {
+    let query = discarded(command)?;
+    let reply = context.client()?.delete(&url(name, &query)?)?;
+    done(context, &reply, &format!("volume {name}: removed"))
+}
+
+/// The volume that `--discard-dirty` names, as a query.
+fn discarded(command: &Remove) -> Result<String> {
+    Ok(match &command.discard_dirty {
         Some(discard) => {
             check_name(discard).map_err(|_| Error::no_volume(discard))?;
             format!("?discard_dirty={discard}")
         }
         None => String::new(),
-    };
-    let reply = context.client()?.delete(&url(name, &query)?)?;
-    done(context, &reply, &format!("volume {name}: removed"))
+    })
+}
+
+fn accept_loss(context: &Context, command: &Remove) -> Result<()> {
+    let name = &command.name;
+    let path = url(name, &format!("/accept-loss{}", discarded(command)?))?;
+    let reply = context.client()?.post(&path, None, PATIENT)?;
+    done(
+        context,
+        &reply,
+        &format!("volume {name}: goes on from its last destaged state"),
+    )
 }
 
 fn destage(context: &Context, command: &Destage) -> Result<()> {

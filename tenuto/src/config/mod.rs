@@ -203,6 +203,7 @@ impl Config {
             host_name: self.host.name.clone(),
             group: self.socket_group(),
             nbd_tcp: self.listen.nbd,
+            adopt_orphans: true,
             volumes: volumes.iter().map(Volume::settings).collect(),
         }
     }

@@ -105,13 +105,20 @@ fn superblock(cache: &Target) -> Result<Superblock, StartError> {
         _ => "; both copies of the superblock are damaged",
     };
     let name = cache.name();
-    Err(StartError::Cache(format!("cache {name}: {error}{right}")))
+    let message = format!("cache {name}: {error}{right}");
+    Err(match error {
+        FormatError::Magic | FormatError::Version(_) | FormatError::Incompatible(_) => {
+            StartError::Cache(message)
+        }
+        _ => StartError::Damaged(message),
+    })
 }
 
 fn refused(path: &std::path::Path, error: OpenError) -> StartError {
     let message = format!("cache {}: {error}", path.display());
     match error {
         OpenError::Io(_) => StartError::Io(message),
+        OpenError::Damaged(_) => StartError::Damaged(message),
         _ => StartError::Cache(message),
     }
 }
@@ -130,6 +137,9 @@ impl From<Fault> for StartError {
 
 /// Volumes with dirty data that nobody names any more: they are destaged, and shown to nobody.
 pub(super) fn orphans(engine: &Engine, settings: &Settings) -> Vec<VolumeSettings> {
+    if !settings.adopt_orphans {
+        return Vec::new();
+    }
     let known = engine.known().into_iter();
     let left = known.filter(|volume| {
         let named = settings

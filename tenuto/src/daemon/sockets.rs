@@ -192,6 +192,7 @@ mod tests {
             host_name: String::new(),
             group: None,
             nbd_tcp: None,
+            adopt_orphans: false,
             volumes: Vec::new(),
         })
     }

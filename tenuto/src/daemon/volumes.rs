@@ -4,6 +4,7 @@
 //! join, export. Always true: an origin is written by nobody before its lock is held and its
 //! ledger has been read; a volume that did not join leaves nothing behind.
 
+use super::held::{Held, refused};
 use super::{Daemon, StartError, VolumeError, VolumeSettings, host, open};
 use crate::fault::{Fault, Kind};
 use crate::files::Files;
@@ -12,7 +13,7 @@ use crate::origin::Place;
 use crate::origin::file::{self, Access, OpenVolume};
 use crate::origin::san::Params;
 use crate::shard::control::{Attach, AttachError, CommandError, Export, ListenerScope};
-use engine::engine::{OpenError, Settled};
+use engine::engine::Settled;
 use engine::event::{Command, Device, Tuning, VolumeSpec};
 use engine::types::{Policy, SECTOR_BYTES, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,14 +25,15 @@ use std::sync::MutexGuard;
 /// What is attached, by name, and which names are being changed.
 #[derive(Default)]
 pub(super) struct Table {
-    entries: BTreeMap<String, Entry>,
+    pub(super) entries: BTreeMap<String, Entry>,
+    pub(super) held: BTreeMap<String, Held>,
     changing: BTreeSet<String>,
 }
 
 /// The right to change one name, until it is dropped.
-struct Claim<'a> {
+pub(super) struct Claim<'a> {
     daemon: &'a Daemon,
-    name: String,
+    pub(super) name: String,
 }
 
 impl Drop for Claim<'_> {
@@ -41,20 +43,20 @@ impl Drop for Claim<'_> {
 }
 
 #[derive(Clone)]
-struct Entry {
-    id: VolumeId,
-    settings: VolumeSettings,
+pub(super) struct Entry {
+    pub(super) id: VolumeId,
+    pub(super) settings: VolumeSettings,
     size_bytes: u64,
     /// Attached only so that its dirty data reaches its origin.
     orphan: bool,
 }
 
 impl Daemon {
-    fn table(&self) -> MutexGuard<'_, Table> {
+    pub(super) fn table(&self) -> MutexGuard<'_, Table> {
         self.volumes.lock().expect("no holder of this lock panics")
     }
 
-    fn claim(&self, name: &str) -> Result<Claim<'_>, VolumeError> {
+    pub(super) fn claim(&self, name: &str) -> Result<Claim<'_>, VolumeError> {
         match self.table().changing.insert(name.to_owned()) {
             false => Err(VolumeError::Changing(name.to_owned())),
             true => Ok(Claim {
@@ -64,7 +66,7 @@ impl Daemon {
         }
     }
 
-    fn entry(&self, name: &str) -> Option<Entry> {
+    pub(super) fn entry(&self, name: &str) -> Option<Entry> {
         self.table().entries.get(name).cloned()
     }
 
@@ -91,26 +93,32 @@ impl Daemon {
             Some(_) => return Err(VolumeError::Exists(settings.name)),
             None => {}
         }
-        let entry = self.join(settings, false)?;
+        // A held one has its socket already, and is tried again.
+        let held = self.table().held.contains_key(&claim.name);
+        let entry = self.join(settings, false, false)?;
         if entry.settings.export_nbd
+            && !held
             && let Err(error) = self.listen(&claim.name)
         {
             self.leave(&entry)?;
             return Err(error);
         }
-        self.table().entries.insert(claim.name.clone(), entry);
+        let mut table = self.table();
+        table.held.remove(&claim.name);
+        table.entries.insert(claim.name.clone(), entry);
+        drop(table);
         Ok(())
     }
 
     /// Joins a volume that only has to be destaged. One that cannot be opened stays in the log.
     pub(super) fn adopt(&self, settings: VolumeSettings) {
         let name = settings.name.clone();
-        match self.join(settings, true) {
+        match self.join(settings, true, false) {
             Ok(entry) => {
                 tracing::warn!("volume {name}: named by nobody, has dirty data; destaging it");
                 self.table().entries.insert(name, entry);
             }
-            Err(error) => tracing::warn!("volume {name}: named by nobody, has dirty data: {error}"),
+            Err(error) => tracing::warn!("{error}; nobody names {name}, and it has dirty data"),
         }
     }
 
@@ -123,10 +131,21 @@ impl Daemon {
         Ok(())
     }
 
-    fn join(&self, settings: VolumeSettings, orphan: bool) -> Result<Entry, VolumeError> {
+    /// With `accept_loss` what the ledger says is dirty elsewhere is given up.
+    pub(super) fn join(
+        &self,
+        settings: VolumeSettings,
+        orphan: bool,
+        accept_loss: bool,
+    ) -> Result<Entry, VolumeError> {
         let name = settings.name.clone();
         let id = self.handle.place(&name)?;
-        let (files, settled) = open_origin(&settings, id, &self.state_dir)?;
+        let (files, mut settled) = open_origin(&settings, id, &self.state_dir)?;
+        let ledger = settled.ledger.clone();
+        let stat = files.ledger.as_ref().and_then(|ledger| ledger.stat().ok());
+        if accept_loss {
+            settled.accept_loss();
+        }
         let size_bytes = files.origin.size_bytes().next_multiple_of(SECTOR_BYTES);
         let export = Export {
             volume: id,
@@ -149,7 +168,14 @@ impl Daemon {
                 size_bytes,
                 orphan,
             }),
-            Err(AttachError::Open(error)) => Err(refused(&name, error)),
+            Err(AttachError::Open(error)) => match refused(&name, error, false) {
+                VolumeError::Held(mut hold) => {
+                    hold.ledger = ledger;
+                    hold.ledger_mtime_ns = stat.map(|stat| stat.mtime_ns);
+                    Err(VolumeError::Held(hold))
+                }
+                error => Err(error),
+            },
             Err(AttachError::Stopped(stopped)) => Err(stopped.into()),
         }
     }
@@ -164,7 +190,7 @@ impl Daemon {
         self.command(&entry.settings.name, command)
     }
 
-    fn listen(&self, name: &str) -> Result<(), VolumeError> {
+    pub(super) fn listen(&self, name: &str) -> Result<(), VolumeError> {
         let listener = self.sockets.volume(name).map_err(|error| match error {
             StartError::InUse(message) => VolumeError::InUse(message),
             other => VolumeError::Settings(other.to_string()),
@@ -174,7 +200,7 @@ impl Daemon {
         Ok(())
     }
 
-    fn command(&self, name: &str, command: Command) -> Result<(), VolumeError> {
+    pub(super) fn command(&self, name: &str, command: Command) -> Result<(), VolumeError> {
         self.handle.command(command).map_err(|error| match error {
             CommandError::Stopped(stopped) => VolumeError::Stopped(stopped),
             error => VolumeError::Command {
@@ -224,7 +250,7 @@ impl Daemon {
         Ok(self.handle.export_set(name, export)?)
     }
 
-    fn hide(&self, name: &str) -> Result<(), VolumeError> {
+    pub(super) fn hide(&self, name: &str) -> Result<(), VolumeError> {
         self.sockets.remove_volume(name);
         Ok(self
             .handle
@@ -235,6 +261,10 @@ impl Daemon {
     /// `discard_dirty`.
     pub fn volume_remove(&self, name: &str, discard_dirty: bool) -> Result<(), VolumeError> {
         let _claim = self.claim(name)?;
+        let held = self.table().held.get(name).cloned();
+        if let Some(held) = held {
+            return self.release(&held, discard_dirty);
+        }
         let Some(entry) = self.entry(name) else {
             return Err(VolumeError::Unknown(name.to_owned()));
         };
@@ -297,7 +327,7 @@ fn open_origin(
     files.insert_volume(id, opened);
     let settled = files
         .settle(id, &mut patience)
-        .map_err(|error| refused(&settings.name, error))?;
+        .map_err(|error| refused(&settings.name, error, true))?;
     if settings.policy == Policy::WriteBack && !reader {
         let beside = [Device::Ledger(id), Device::Journal(id)];
         for device in beside.into_iter().take(if journal { 2 } else { 1 }) {
@@ -373,20 +403,6 @@ fn needs_restart(old: &VolumeSettings, new: &VolumeSettings) -> Option<&'static 
     ];
     let first = differing.into_iter().find(|(_, differs)| *differs);
     first.map(|(what, _)| what)
-}
-
-/// The engine names the volume itself where it knows the name.
-fn refused(name: &str, error: OpenError) -> VolumeError {
-    let text = error.to_string();
-    let prefix = format!("volume {name}");
-    let message = match text.starts_with(&prefix) {
-        true => text,
-        false => format!("{prefix}: {text}"),
-    };
-    match error {
-        OpenError::Refused(_) => VolumeError::Refused(message),
-        _ => VolumeError::Origin(message),
-    }
 }
 
 impl From<Fault> for VolumeError {

@@ -141,6 +141,7 @@ pub fn run(place: &Place, seed: u64, cached: bool, bar: &ProgressBar) -> Result<
         host_name: "demo".into(),
         group: None,
         nbd_tcp: None,
+        adopt_orphans: true,
         volumes: volumes.clone(),
     });
     let daemon = daemon.map_err(|error| Error::failed(error.to_string()))?;

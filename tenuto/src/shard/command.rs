@@ -108,6 +108,10 @@ impl<E: Decide> Shard<E> {
                 }
                 let _ = answer.send(());
             }
+            Request::ExportHold(name, answer) => {
+                self.exports.hold(&name);
+                let _ = answer.send(());
+            }
             Request::ExportRemove(name, answer) => {
                 self.exports.remove(&name);
                 let _ = answer.send(());

@@ -115,6 +115,7 @@ pub(super) enum Request<S> {
     Listen(OwnedFd, ListenerScope, Answer<()>),
     Unlisten(ListenerScope, Answer<()>),
     ExportSet(String, Export, Answer<()>),
+    ExportHold(String, Answer<()>),
     ExportRemove(String, Answer<()>),
     Clients(VolumeId, Answer<u64>),
     Disconnect(VolumeId, Answer<()>),
@@ -214,6 +215,11 @@ impl<S> Handle<S> {
     /// Shows a volume to clients under this name, or changes how it is shown to new ones.
     pub fn export_set(&self, name: &str, export: Export) -> Result<(), Stopped> {
         self.ask(|answer| Request::ExportSet(name.to_owned(), export, answer))
+    }
+
+    /// Refuses clients that ask for this name, until it is set or removed.
+    pub fn export_hold(&self, name: &str) -> Result<(), Stopped> {
+        self.ask(|answer| Request::ExportHold(name.to_owned(), answer))
     }
 
     pub fn export_remove(&self, name: &str) -> Result<(), Stopped> {

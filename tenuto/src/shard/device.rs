@@ -5,7 +5,7 @@
 //! that does not fit its device goes by a worker, never through the page cache. Deliberately
 //! absent: what a request is for, beyond the marks of the kill drill.
 
-use super::worker::{Job, Outcome, Work, Worker};
+use super::worker::{Job, Outcome, Owner, Work, Worker};
 use super::{Alarm, Decide, Shard, tag};
 use crate::drill;
 use crate::marks::{self, Phase};
@@ -181,10 +181,14 @@ impl<E: Decide> Shard<E> {
         }
         let target = running.target.clone();
         let owner = owner(io.device);
-        let job = Job { slot, target, work };
-        if let Err(job) = self.give(owner, job) {
+        let job = Job {
+            owner: Owner::Engine(slot),
+            target,
+            work,
+        };
+        if self.give(owner, job).is_err() {
             tracing::error!("cannot start a worker thread");
-            self.end_io(job.slot, (Err(IoError::Failed), None));
+            self.end_io(slot, (Err(IoError::Failed), None));
         }
     }
 
@@ -207,7 +211,8 @@ impl<E: Decide> Shard<E> {
         data
     }
 
-    fn give(&mut self, owner: Option<VolumeId>, job: Job) -> Result<(), Job> {
+    /// Hands a job to the worker of a volume, or back if there is none and none can be had.
+    pub(super) fn give(&mut self, owner: Option<VolumeId>, job: Job) -> Result<(), Job> {
         if !self.benches.contains_key(&owner) {
             match Worker::start(self.outcomes_sender.clone(), self.waker.clone()) {
                 Ok(worker) => self.benches.insert(
@@ -239,7 +244,10 @@ impl<E: Decide> Shard<E> {
     /// Takes what the workers have finished.
     pub(super) fn collect_outcomes(&mut self) {
         while let Ok(outcome) = self.outcomes.try_recv() {
-            self.finish_job(outcome);
+            match outcome.owner {
+                Owner::Engine(slot) => self.finish_job(slot, outcome),
+                Owner::Client(request) => self.take_extents(request, outcome.extents),
+            }
         }
         for bench in self.benches.values_mut() {
             while let Some(job) = bench.waiting.pop_front() {
@@ -251,8 +259,8 @@ impl<E: Decide> Shard<E> {
         }
     }
 
-    fn finish_job(&mut self, outcome: Outcome) {
-        let running = self.running.get(outcome.slot).expect("a job ends once");
+    fn finish_job(&mut self, slot: u32, outcome: Outcome) {
+        let running = self.running.get(slot).expect("a job ends once");
         if running.io.op == Op::Read && outcome.result.is_ok() {
             let mut at = 0;
             for slice in &running.io.slices {
@@ -262,7 +270,7 @@ impl<E: Decide> Shard<E> {
                 at = end;
             }
         }
-        self.end_io(outcome.slot, (outcome.result, outcome.stat));
+        self.end_io(slot, (outcome.result, outcome.stat));
     }
 
     /// A completion of the ring.

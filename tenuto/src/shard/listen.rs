@@ -9,7 +9,7 @@ use super::{Alarm, Decide, Shard, tag};
 use crate::frontend::nbd;
 use crate::ring;
 use engine::types::{Policy, VolumeId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Pause after an accept that failed for want of something.
@@ -25,6 +25,8 @@ pub(super) struct Listener {
 #[derive(Default)]
 pub(super) struct ExportTable {
     exports: BTreeMap<String, (Export, nbd::Export)>,
+    /// Names whose volumes are held.
+    held: BTreeSet<String>,
 }
 
 impl ExportTable {
@@ -41,10 +43,16 @@ impl ExportTable {
             fast_zero: !export.read_only && policy != Policy::Uncached,
         };
         self.exports.insert(name.to_owned(), (export, shown));
+        self.held.remove(name);
+    }
+
+    pub fn hold(&mut self, name: &str) {
+        self.held.insert(name.to_owned());
     }
 
     pub fn remove(&mut self, name: &str) {
         self.exports.remove(name);
+        self.held.remove(name);
     }
 
     pub fn remove_volume(&mut self, volume: VolumeId) {
@@ -64,6 +72,10 @@ impl ExportTable {
 }
 
 impl nbd::Exports for ExportTable {
+    fn is_held(&self, name: &str) -> bool {
+        self.held.contains(name)
+    }
+
     fn find(&self, name: &str) -> Option<nbd::Export> {
         self.exports.get(name).map(|(_, shown)| shown.clone())
     }

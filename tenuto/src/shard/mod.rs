@@ -8,6 +8,7 @@
 //! (`origin`, `cachedev`).
 
 pub mod align;
+mod allocation;
 mod command;
 mod conn;
 pub mod control;
@@ -30,9 +31,10 @@ use control::{Handle, HostCounters, Requests};
 use device::{Bench, Ending, Running};
 use engine::engine::{Engine, OpenError, Settled};
 use engine::event::{Action, Device, Event, Refusal, VolumeSpec};
+use engine::layout::Part;
 use engine::memory::Memory;
 use engine::snapshot::Snapshot;
-use engine::types::{IoId, Policy, RequestId, Time, VolumeId};
+use engine::types::{IoId, Policy, RequestId, Span as Sectors, Time, VolumeId};
 use listen::{ExportTable, Listener};
 use remote::Remotes;
 use slots::Slots;
@@ -66,6 +68,12 @@ pub trait Decide: Send + 'static {
     fn apply(&mut self, now: Time, event: Event, memory: &mut dyn Memory);
     fn poll_action(&mut self) -> Option<Action>;
     fn next_deadline(&self) -> Option<Time>;
+    fn layout(
+        &self,
+        volume: VolumeId,
+        span: Sectors,
+        parts_max: usize,
+    ) -> Result<Vec<Part>, Refusal>;
     fn snapshot(&self) -> Snapshot;
 }
 
@@ -96,6 +104,15 @@ impl Decide for Engine {
 
     fn next_deadline(&self) -> Option<Time> {
         Engine::next_deadline(self)
+    }
+
+    fn layout(
+        &self,
+        volume: VolumeId,
+        span: Sectors,
+        parts_max: usize,
+    ) -> Result<Vec<Part>, Refusal> {
+        Engine::layout(self, volume, span, parts_max)
     }
 
     fn snapshot(&self) -> Snapshot {

@@ -11,7 +11,7 @@
 use super::align::Cut;
 use super::conn::{Conn, Life};
 use super::{Decide, Shard};
-use crate::frontend::nbd::{Command, Error, Extent, ExtentState, Request, Ticket};
+use crate::frontend::nbd::{Command, Error, Extent, Request, Ticket};
 use crate::ring::Span;
 use engine::event::{Event, Refusal};
 use engine::memory::{Area, Memory, Place};
@@ -46,6 +46,8 @@ pub(super) struct Task {
     queued: bool,
     /// Next sector that a CACHE command reads.
     next: u64,
+    /// The answer to a block status request.
+    extents: Vec<Extent>,
 }
 
 fn range(command: &Command) -> (u64, u64) {
@@ -70,6 +72,13 @@ fn id(conn: &Conn, ticket: Ticket, part: u32) -> RequestId {
 fn task(conn: &mut Conn, ticket: Ticket) -> &mut Task {
     let task = conn.tasks[usize::from(ticket.0)].as_mut();
     task.expect("a ticket in use has a task")
+}
+
+impl Conn {
+    /// What is answered to a block status request.
+    pub(super) fn set_extents(&mut self, ticket: Ticket, extents: Vec<Extent>) {
+        task(self, ticket).extents = extents;
+    }
 }
 
 impl<E: Decide> Shard<E> {
@@ -121,6 +130,7 @@ impl<E: Decide> Shard<E> {
             error: None,
             queued: false,
             next,
+            extents: Vec::new(),
         });
         assert!(before.is_none(), "a ticket is in use once");
         conn.tasks_live += 1;
@@ -230,11 +240,11 @@ impl<E: Decide> Shard<E> {
                 sectors: (outer.end() - task.next).min(CACHE_BYTES / SECTOR_BYTES),
                 buffer: buffer(),
             },
-            Command::BlockStatus { .. } => {
-                // Answered by the reply itself; nothing the engine has to look at.
-                self.replies.push_back((request, Ok(())));
+            Command::BlockStatus { offset, length } => {
                 task.pending = 1;
-                return;
+                let extents_max = conn.session.extents_max(ticket);
+                let asked = (volume, outer, offset, u64::from(length), extents_max);
+                return self.ask_allocation(conn, ticket, request, asked);
             }
         };
         task.pending = 1;
@@ -352,6 +362,7 @@ impl<E: Decide> Shard<E> {
             command,
             buffer,
             error,
+            extents,
             ..
         } = task;
         if conn.life == Life::Dead || conn.life == Life::Farewell {
@@ -368,8 +379,7 @@ impl<E: Decide> Shard<E> {
                 let span = Span::place(&self.memory, place, u64::from(length));
                 self.answer_payload(conn, span, buffer);
             }
-            (Command::BlockStatus { offset, length }, None, _) => {
-                let extents = self.allocation(task.volume, offset, length);
+            (Command::BlockStatus { .. }, None, _) => {
                 let reply = conn.session.status_reply(ticket, &extents);
                 self.answer(slot, conn, &reply);
             }
@@ -401,15 +411,6 @@ impl<E: Decide> Shard<E> {
             self.free(conn, edge);
         }
         task
-    }
-
-    /// What is known about a range. Everything counts as data: a hole of the origin may be
-    /// covered by the log, and only the engine could tell.
-    fn allocation(&self, _volume: VolumeId, _offset: u64, length: u32) -> [Extent; 1] {
-        [Extent {
-            length: u64::from(length),
-            state: ExtentState::Data,
-        }]
     }
 
     /// Drops the requests of a dead connection that the engine does not know.

@@ -9,9 +9,10 @@ use crate::origin::file::{self, Access};
 use crate::origin::san::Params;
 use engine::engine::OpenError;
 use engine::event::{Action, Command, Device, Event, Io, Op, Purpose, Refusal, Tuning, VolumeSpec};
+use engine::layout::{Holds, Part};
 use engine::memory::{Area, Memory, Place, Slice};
 use engine::snapshot::Snapshot;
-use engine::types::{DestageMode, IoId, Policy, RequestId, Time, Uuid, VolumeId};
+use engine::types::{DestageMode, IoId, Policy, RequestId, Span, Time, Uuid, VolumeId};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -154,6 +155,11 @@ impl Decide for PassThrough {
 
     fn next_deadline(&self) -> Option<Time> {
         None
+    }
+
+    fn layout(&self, _: VolumeId, span: Span, _: usize) -> Result<Vec<Part>, Refusal> {
+        let holds = Holds::Origin;
+        Ok(vec![Part { span, holds }])
     }
 
     fn snapshot(&self) -> Snapshot {

@@ -1,14 +1,17 @@
 //! Blocking work on one volume's files, beside the shard thread.
 //!
 //! Owns what io_uring does not do for us: requests that direct I/O does not take as they are,
-//! removal of ledgers and journals, times. Always true: jobs of one volume run one after another
-//! in the order given, so that two read-modify-writes of one device block never meet; a volume
-//! whose storage hangs holds up nobody else. Deliberately absent: pointers into host memory; a
-//! job carries its own copy of the bytes.
+//! removal of ledgers and journals, times, holes. Always true: jobs of one volume run one after
+//! another in the order given, so that two read-modify-writes of one device block never meet; a
+//! volume whose storage hangs holds up nobody else. Deliberately absent: pointers into host
+//! memory; a job carries its own copy of the bytes.
 
+use super::allocation::Asked;
+use crate::frontend::nbd::Extent;
 use crate::ring::Waker;
 use crate::target::Target;
 use engine::event::{IoError, Stat};
+use engine::types::RequestId;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -37,12 +40,22 @@ pub(super) enum Work {
     Truncate,
     /// Removes these files and makes that durable.
     Unlink(Vec<PathBuf>),
+    /// Finds out where the file has holes.
+    Allocation(Asked),
+}
+
+/// Who waits for a job.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Owner {
+    /// A request of the engine, by its number in the shard.
+    Engine(u32),
+    /// A client, who asked about the file itself.
+    Client(RequestId),
 }
 
 #[derive(Debug)]
 pub(super) struct Job {
-    /// Number of the request in the shard.
-    pub slot: u32,
+    pub owner: Owner,
     pub target: Arc<Target>,
     pub work: Work,
 }
@@ -50,11 +63,13 @@ pub(super) struct Job {
 /// The end of a job.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    pub slot: u32,
+    pub owner: Owner,
     pub result: Result<(), IoError>,
     pub stat: Option<Stat>,
     /// What was read.
     pub data: Vec<u8>,
+    /// What was found out for a client.
+    pub extents: Vec<Extent>,
 }
 
 /// One thread that ends when this is dropped and its jobs are done.
@@ -93,6 +108,7 @@ impl Job {
     fn run(self) -> Outcome {
         let mut data = Vec::new();
         let mut stat = None;
+        let mut extents = Vec::new();
         let target = &self.target;
         let result = match self.work {
             Work::Read { offset, bytes } => {
@@ -108,12 +124,17 @@ impl Job {
             Work::Stat => target.stat().map(|found| stat = Some(found)),
             Work::Truncate => truncate(target),
             Work::Unlink(paths) => unlink(&paths),
+            Work::Allocation(asked) => {
+                extents = asked.of_file(&target.file);
+                Ok(())
+            }
         };
         Outcome {
-            slot: self.slot,
+            owner: self.owner,
             result,
             stat,
             data,
+            extents,
         }
     }
 }

@@ -3,8 +3,14 @@
 //! Each brings its own idea of the protocol: libnbd, QEMU, fio. What they write is compared with
 //! what they read, with a raw file, or with the image after a destage.
 
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::common::nbd::{
+    Allocation, CMD_TRIM, CMD_WRITE_ZEROES, Client, FLAG_NO_HOLE, Mapper, STATE_ZERO,
+};
 use crate::common::random::Random;
 use crate::common::{Rig, have, run, seed};
 
@@ -288,30 +294,196 @@ fn fio_verifies_what_it_wrote() {
 
 #[test]
 fn block_status_shows_what_is_allocated() {
-    if !have("block_status_shows_what_is_allocated", &["nbdinfo"]) {
+    if !have(
+        "block_status_shows_what_is_allocated",
+        &["nbdinfo", "qemu-img"],
+    ) {
         return;
     }
-    let rig = with_volume("write-back");
-    let daemon = rig.serve();
-    let mut client = rig.connect("disk");
-    client.write(1 << 20, &[5; 1 << 20]);
-    client.disconnect();
-    let map = run("nbdinfo", &["--map", "--json", &uri(&rig)]);
-    let map: serde_json::Value = serde_json::from_str(&map).expect("nbdinfo prints JSON");
-    let parts = map.as_array().expect("a list of extents");
-    let end = parts
-        .iter()
-        .map(|part| part["length"].as_u64().unwrap())
-        .sum::<u64>();
-    assert_eq!(end, BYTES, "the map covers the volume");
-    let holds_data = |at: u64| {
-        parts.iter().any(|part| {
-            let from = part["offset"].as_u64().unwrap();
-            let to = from + part["length"].as_u64().unwrap();
-            (from..to).contains(&at) && part["type"].as_u64().unwrap() & 1 == 0
-        })
+    for policy in ["uncached", "write-back", "ephemeral"] {
+        let rig = with_volume(policy);
+        let image = rig.dir.join("disk.img");
+        let file = std::fs::File::options().write(true).open(&image).unwrap();
+        file.write_all_at(&[3; 1 << 20], 8 << 20).unwrap();
+        file.sync_all().unwrap();
+        let mut model = std::fs::read(&image).unwrap();
+        let mut daemon = rig.serve();
+        let mut random = Random::new(seed(14));
+        for round in 0..4 {
+            change(&mut rig.connect("disk"), &mut random, &mut model);
+            check_maps(&rig, policy, &model);
+            match round {
+                0 if policy == "write-back" => {
+                    rig.done(&["volume", "destage", "disk", "--wait"]);
+                }
+                1 => {
+                    daemon.kill();
+                    daemon = rig.serve();
+                }
+                _ => {}
+            }
+            check_maps(&rig, policy, &model);
+        }
+        daemon.stop();
+    }
+}
+
+/// Writes, zeroes and discards in the first half of the volume, a discard of what the image had,
+/// and one large write.
+fn change(client: &mut Client, random: &mut Random, model: &mut [u8]) {
+    let mut zero = |client: &mut Client, command, flags, at: u64, length: u64| {
+        assert_eq!(client.command(command, flags, at, length as u32), 0);
+        model[at as usize..(at + length) as usize].fill(0);
     };
-    assert!(holds_data(1 << 20) && holds_data((2 << 20) - 512), "{map}");
+    for _ in 0..40 {
+        let at = random.below(16 << 20);
+        let length = 1 + random.below(100_000);
+        match random.below(4) {
+            0 => zero(client, CMD_WRITE_ZEROES, FLAG_NO_HOLE, at, length),
+            1 => zero(client, CMD_WRITE_ZEROES, 0, at, length),
+            2 => zero(
+                client,
+                CMD_TRIM,
+                0,
+                at / 512 * 512,
+                length.next_multiple_of(512),
+            ),
+            _ => {}
+        }
+    }
+    zero(client, CMD_TRIM, 0, HOLE.start, HOLE.end - HOLE.start);
+    for _ in 0..40 {
+        let at = random.below(16 << 20);
+        let bytes = vec![1 + random.below(254) as u8; 1 + random.below(100_000) as usize];
+        client.write(at, &bytes);
+        model[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
+    }
+    client.write(DATA.start, &[9; 1 << 20]);
+    model[DATA.start as usize..DATA.end as usize].fill(9);
+}
+
+/// Discarded in every round, written in every round, and never touched.
+const HOLE: Range<u64> = 18 << 20..19 << 20;
+const DATA: Range<u64> = 20 << 20..21 << 20;
+const UNTOUCHED: Range<u64> = 24 << 20..32 << 20;
+
+/// What each client is told of the volume, against its bytes.
+fn check_maps(rig: &Rig, policy: &str, model: &[u8]) {
+    let ours = Mapper::connect(&rig.all_exports(), "disk").map(BYTES);
+    let text = run("nbdinfo", &["--map", "--json", &uri(rig)]);
+    let map: serde_json::Value = serde_json::from_str(&text).expect("nbdinfo prints JSON");
+    let parts = map.as_array().expect("a list of extents").iter();
+    let number = |part: &serde_json::Value, key: &str| part[key].as_u64().unwrap();
+    let libnbd = parts.map(|part| (number(part, "length"), number(part, "type") as u32));
+    let text = run(
+        "qemu-img",
+        &["map", "--output=json", "-f", "raw", &rig.uri("disk")],
+    );
+    let map: serde_json::Value = serde_json::from_str(&text).expect("qemu-img prints JSON");
+    let parts = map.as_array().expect("a list of extents").iter();
+    let qemu = parts.map(|part| {
+        let zero = if part["zero"] == true { STATE_ZERO } else { 0 };
+        (number(part, "length"), zero)
+    });
+    for (who, map) in [
+        ("we", ours),
+        ("nbdinfo", libnbd.collect()),
+        ("qemu-img", qemu.collect()),
+    ] {
+        check_map(&format!("{policy}: {who}"), &map, model);
+    }
+}
+
+fn check_map(who: &str, map: &Allocation, model: &[u8]) {
+    let mut at = 0;
+    for &(length, flags) in map {
+        let upto = at + length;
+        let bytes = &model[at as usize..upto as usize];
+        let zero = flags & STATE_ZERO != 0;
+        assert!(
+            !zero || bytes.iter().all(|&byte| byte == 0),
+            "{who}: data at {at}..{upto} is called zero"
+        );
+        for known in [HOLE, UNTOUCHED] {
+            let meets = at.max(known.start) < upto.min(known.end);
+            assert!(zero || !meets, "{who}: {at}..{upto} should be zero");
+        }
+        at = upto;
+    }
+    assert_eq!(at, BYTES, "{who}: the map covers the volume");
+}
+
+#[test]
+fn a_sparse_volume_is_copied_to_a_sparse_file() {
+    let test = "a_sparse_volume_is_copied_to_a_sparse_file";
+    if !have(test, &["qemu-img"]) {
+        return;
+    }
+    for policy in ["uncached", "write-back", "ephemeral"] {
+        let rig = with_volume(policy);
+        let daemon = rig.serve();
+        let mut client = rig.connect("disk");
+        client.write(4 << 20, &[7; 1 << 20]);
+        client.write(12 << 20, &[7; 1 << 20]);
+        // Written and taken back: gone from the copy as well.
+        assert_eq!(client.command(CMD_TRIM, 0, 12 << 20, 1 << 20), 0);
+        client.disconnect();
+        let copy = rig.dir.join("copy.img");
+        let (volume, place) = (rig.uri("disk"), copy.to_string_lossy().into_owned());
+        run(
+            "qemu-img",
+            &["convert", "-f", "raw", "-O", "raw", &volume, &place],
+        );
+        // The tool finds zeroes by itself as well, but only in what it has read.
+        let read = rig.show("disk")["reads"]["bytes"].as_u64().unwrap();
+        assert!(read < 4 << 20, "{policy}: {read} bytes were read");
+        same_as_export(&rig, &copy);
+        let used = std::fs::metadata(&copy).unwrap().blocks() * 512;
+        assert!(
+            (1 << 20..2 << 20).contains(&used),
+            "{policy}: the copy has {used} bytes"
+        );
+        daemon.stop();
+    }
+}
+
+#[test]
+fn data_is_never_called_zero_while_it_is_destaged() {
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", BYTES);
+    rig.volume("disk", &image, "write-back", "destage-after = \"1ms\"");
+    let daemon = rig.serve();
+    // Up to here the volume holds data, without a hole, in an image that had none.
+    let filled = AtomicU64::new(0);
+    let asked = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let mut mapper = Mapper::connect(&rig.all_exports(), "disk");
+            let mut asked = 0;
+            while filled.load(Ordering::Acquire) < BYTES {
+                let upto = filled.load(Ordering::Acquire);
+                if upto == 0 {
+                    continue;
+                }
+                let extents = mapper.ask(0, upto as u32);
+                let data = |(_, flags): &(u64, u32)| flags & STATE_ZERO == 0;
+                assert!(extents.iter().all(data), "of {upto}: {extents:?}");
+                asked += 1;
+            }
+            asked
+        });
+        let mut client = rig.connect("disk");
+        while filled.load(Ordering::Acquire) < BYTES && !asking.is_finished() {
+            let at = filled.load(Ordering::Acquire);
+            client.write(at, &[1; 64 << 10]);
+            filled.store(at + (64 << 10), Ordering::Release);
+            client.flush();
+        }
+        asking.join().expect("no data is called zero")
+    });
+    assert!(asked > 50, "{asked} questions are few");
+    let shown = rig.show("disk");
+    let destages = shown["origin"]["syncs"].as_u64().unwrap();
+    assert!(destages > 20, "{destages} syncs of the origin are few");
     daemon.stop();
 }
 

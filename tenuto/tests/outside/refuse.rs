@@ -274,6 +274,110 @@ fn a_dirty_volume_whose_cache_is_gone_is_held_and_never_serves_the_stale_image()
     }
 }
 
+/// A dirty volume whose cache is gone, beside one that is well.
+fn without_its_cache() -> (Rig, std::path::PathBuf, Load) {
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", BYTES);
+    let load = dirty(&mut rig, &image);
+    let other = rig.image("other.img", BYTES);
+    rig.volume("other", &other, "write-back", "");
+    std::fs::remove_file(rig.cache_path()).unwrap();
+    rig.lose_stage();
+    (rig, image, load)
+}
+
+#[test]
+fn a_held_volume_stops_no_other_and_says_what_is_lost() {
+    let (rig, image, _) = without_its_cache();
+    let before = std::fs::read(&image).unwrap();
+    let daemon = rig.serve();
+    let mut client = rig.connect("other");
+    client.write(0, &[1; 4096]);
+    client.flush();
+    client.disconnect();
+    let shown = rig.show("disk");
+    assert_eq!(shown["state"], "held");
+    assert_eq!(shown["dirty_bytes"], serde_json::Value::Null, "not known");
+    let reason = shown["effective_reason"].as_str().expect("a reason");
+    names(reason, &["disk", "dirty"]);
+    assert_eq!(reason.matches("volume disk").count(), 1, "{reason}");
+    names(
+        shown["held"]["go_on"].as_str().unwrap(),
+        &["accept-loss disk"],
+    );
+    assert!(shown["held"]["ledger_age_seconds"].is_u64(), "{shown}");
+    let listed = rig.json(&["volume", "ls"]);
+    let states: Vec<_> = listed["volumes"].as_array().unwrap().iter().collect();
+    assert!(
+        states
+            .iter()
+            .any(|it| it["name"] == "disk" && it["state"] == "held")
+    );
+    let wrong = rig.tenuto(&["status", "-x"]);
+    assert_eq!(wrong.status.code(), Some(1));
+    names(&text_of(&wrong), &["volume disk is held", "accept-loss"]);
+    // Its clients are told so, on both sockets; nothing of the stale image is served.
+    for socket in [rig.all_exports(), rig.socket("disk")] {
+        let refused = Client::connect(&socket, "disk").err().expect("no export");
+        names(&refused.to_string(), &["held", "tenuto status"]);
+    }
+    rig.refused(&["volume", "destage", "disk", "--wait"], EXIT_REFUSED);
+    daemon.stop();
+    assert!(std::fs::read(&image).unwrap() == before);
+}
+
+#[test]
+fn a_loss_is_accepted_by_name_and_the_volume_goes_on() {
+    let (rig, image, _) = without_its_cache();
+    let daemon = rig.serve();
+    let before = std::fs::read(&image).unwrap();
+    let generation = |rig: &Rig| rig.show("disk")["generation"].as_u64().unwrap();
+    let old = generation(&rig);
+    let line = rig.refused(&["volume", "accept-loss", "disk"], EXIT_REFUSED);
+    names(&line, &["bytes", "age", "--discard-dirty=disk"]);
+    rig.refused(
+        &["volume", "accept-loss", "disk", "--discard-dirty=other"],
+        EXIT_USAGE,
+    );
+    rig.refused(&["volume", "accept-loss", "other"], EXIT_USAGE);
+    assert_eq!(rig.show("disk")["state"], "held");
+    rig.done(&["volume", "accept-loss", "disk", "--discard-dirty=disk"]);
+    let mut client = rig.connect("disk");
+    assert!(
+        client.read(0, BYTES as usize) == before,
+        "the last destaged state"
+    );
+    assert!(generation(&rig) > old, "a new generation");
+    // In the ledger before the first reply: a start after a kill finds it, and new data with it.
+    client.write(4096, &[7; 4096]);
+    client.flush();
+    daemon.kill();
+    let daemon = rig.serve();
+    assert_eq!(rig.tenuto(&["status", "-x"]).status.code(), Some(EXIT_DONE));
+    assert_eq!(rig.connect("disk").read(4096, 4096), vec![7; 4096]);
+    daemon.stop();
+}
+
+#[test]
+fn a_held_volume_is_tried_again_by_reload() {
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", BYTES);
+    let mut load = dirty(&mut rig, &image);
+    let kept = rig.dir.join("cache.kept");
+    std::fs::rename(rig.cache_path(), &kept).unwrap();
+    rig.lose_stage();
+    let daemon = rig.serve();
+    assert_eq!(rig.show("disk")["state"], "held");
+    // Its cache turns up: the data comes home beside the running daemon, which holds no lock.
+    let path = kept.to_string_lossy().into_owned();
+    rig.done(&["recover", "--cache", &path]);
+    let said = rig.done(&["reload"]);
+    names(&said, &["disk", "not held"]);
+    load.verify(Crash::PowerLoss, &mut rig.connect("disk"))
+        .expect("everything flushed is there");
+    daemon.stop();
+}
+
 #[test]
 fn a_dirty_volume_that_nobody_names_is_kept_shown_and_destaged() {
     let mut rig = Rig::new();
@@ -326,6 +430,35 @@ fn recover_brings_the_data_of_a_dead_hosts_cache_to_its_origin() {
 }
 
 #[test]
+fn recover_brings_home_only_the_volume_it_is_asked_for() {
+    let mut rig = Rig::new();
+    let (image, other) = (rig.image("disk.img", BYTES), rig.image("other.img", BYTES));
+    rig.volume("other", &other, "write-back", "destage-after = \"10m\"");
+    dirty_with(&mut rig, &image, |_, _| {
+        let mut client = rig_client(&image);
+        client.write(0, &[5; 8192]);
+        client.flush();
+    });
+    rig.lose_stage();
+    let before = std::fs::read(&image).unwrap();
+    let path = rig.cache_path().to_string_lossy().into_owned();
+    rig.done(&["recover", "--cache", &path, "--volume", "other"]);
+    assert_eq!(std::fs::read(&other).unwrap()[..8192], [5; 8192]);
+    assert!(
+        std::fs::read(&image).unwrap() == before,
+        "the other one is left alone"
+    );
+    rig.done(&["recover", "--cache", &path]);
+    assert!(std::fs::read(&image).unwrap() != before);
+}
+
+/// A client of the volume "other" of the rig that this image belongs to.
+fn rig_client(image: &Path) -> Client {
+    let dir = image.parent().expect("images lie in the rig");
+    Client::connect(&dir.join("run/nbd.sock"), "other").expect("connect")
+}
+
+#[test]
 fn a_flipped_bit_in_dirty_data_is_an_error_of_its_own_volume_only() {
     let mut rig = Rig::new();
     let image = rig.image("disk.img", BYTES);
@@ -369,24 +502,27 @@ fn a_flipped_bit_in_dirty_data_is_an_error_of_its_own_volume_only() {
     daemon.stop();
 }
 
-/// Flips one bit of this sector of this write in the log; which sector.
+/// Flips one bit of this sector of this write in the log; which sector. What was moved in the log
+/// lies there more than once, and only one place counts: all are hit.
 fn flip(rig: &Rig, (serial, sector): (u64, u64)) -> u64 {
     let cache = std::fs::read(rig.cache_path()).unwrap();
     let is_it = |bytes: &[u8]| {
         matches!(stamp::read(bytes), Reading::Stamped { sector: at, serial: of, .. }
             if (of, at) == (serial, sector))
     };
-    let at = cache
-        .chunks_exact(512)
-        .position(is_it)
-        .expect("the log holds it")
-        * 512;
     let file = std::fs::File::options()
         .write(true)
         .open(rig.cache_path())
         .unwrap();
-    file.write_all_at(&[cache[at + 300] ^ 1], at as u64 + 300)
-        .unwrap();
+    let mut found = 0;
+    for (index, bytes) in cache.chunks_exact(512).enumerate() {
+        if is_it(bytes) {
+            file.write_all_at(&[bytes[300] ^ 1], index as u64 * 512 + 300)
+                .unwrap();
+            found += 1;
+        }
+    }
+    assert!(found > 0, "the log holds it");
     sector
 }
 

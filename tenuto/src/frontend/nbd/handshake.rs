@@ -54,6 +54,10 @@ const MALFORMED: Refused = (
 const NAME_TOO_LONG: Refused = (answer::ERR_TOO_BIG, "an export name has at most 4096 bytes");
 const NAME_NOT_TEXT: Refused = (answer::ERR_INVALID, "an export name is UTF-8 text");
 const UNKNOWN_EXPORT: Refused = (answer::ERR_UNKNOWN, "there is no export of this name here");
+const HELD_EXPORT: Refused = (
+    answer::ERR_POLICY,
+    "this volume is held; `tenuto status -x` on its host says why and how to go on",
+);
 const NEEDS_STRUCTURED: Refused = (
     answer::ERR_INVALID,
     "metadata contexts need structured replies to be agreed on first",
@@ -315,12 +319,16 @@ impl View<'_> {
             return Err(NAME_TOO_LONG);
         }
         let name = std::str::from_utf8(name).map_err(|_| NAME_NOT_TEXT)?;
-        let found = match self.only {
-            Some(only) if name.is_empty() || name == only => self.exports.find(only),
-            None if !name.is_empty() => self.exports.find(name),
-            _ => None,
+        let name = match self.only {
+            Some(only) if name.is_empty() || name == only => only,
+            None if !name.is_empty() => name,
+            _ => return Err(UNKNOWN_EXPORT),
         };
-        found.ok_or(UNKNOWN_EXPORT)
+        let found = self.exports.find(name);
+        found.ok_or_else(|| match self.exports.is_held(name) {
+            true => HELD_EXPORT,
+            false => UNKNOWN_EXPORT,
+        })
     }
 
     fn list(&self) -> Vec<Export> {

@@ -74,6 +74,10 @@ pub trait Exports {
     fn find(&self, name: &str) -> Option<Export>;
     /// All of them, in the order in which a client lists them.
     fn list(&self) -> Vec<Export>;
+    /// Whether there would be an export of this name if its volume were not held.
+    fn is_held(&self, _name: &str) -> bool {
+        false
+    }
 }
 
 /// A fixed list; enough where volumes do not change, and for tests.
@@ -305,6 +309,14 @@ impl Session {
     /// [`Chunk::Data`]. The chunk that completes the range uses the ticket up.
     pub fn read_chunk(&mut self, ticket: Ticket, chunk: Chunk) -> Frame {
         self.transmission().read_chunk(ticket, chunk)
+    }
+
+    /// How many extents the answer to a block status request may have.
+    pub fn extents_max(&self, ticket: Ticket) -> usize {
+        match &self.phase {
+            Phase::Handshake(_) => 0,
+            Phase::Transmission(transmission) => transmission.extents_max(ticket),
+        }
     }
 
     /// Answers a block status request by the extents from its offset on. Neighbours of one state

@@ -317,12 +317,16 @@ impl Transmission {
         }
     }
 
-    pub fn status_reply(&mut self, ticket: Ticket, extents: &[Extent]) -> Vec<u8> {
-        let waiting = self.finish(ticket);
-        let Kind::Status { one } = waiting.kind else {
+    pub fn extents_max(&self, ticket: Ticket) -> usize {
+        let Kind::Status { one } = self.waiting(ticket).kind else {
             panic!("only block status requests are answered by extents");
         };
-        let extents_max = if one { 1 } else { proto::EXTENTS_MAX };
+        if one { 1 } else { proto::EXTENTS_MAX }
+    }
+
+    pub fn status_reply(&mut self, ticket: Ticket, extents: &[Extent]) -> Vec<u8> {
+        let extents_max = self.extents_max(ticket);
+        let waiting = self.finish(ticket);
         let joined = join(extents, waiting.length, extents_max);
         assert!(!joined.is_empty(), "a block status reply makes progress");
         let length = 4 + 8 * joined.len() as u32;

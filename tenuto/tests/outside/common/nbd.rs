@@ -19,6 +19,7 @@ pub const CMD_CACHE: u16 = 5;
 pub const CMD_WRITE_ZEROES: u16 = 6;
 
 pub const FLAG_FUA: u16 = 1;
+pub const FLAG_NO_HOLE: u16 = 2;
 
 pub const EPERM: u32 = 1;
 pub const EIO: u32 = 5;
@@ -30,6 +31,11 @@ pub const OPTION_MAGIC: &[u8; 8] = b"IHAVEOPT";
 const REPLY_MAGIC: u32 = 0x6744_6698;
 const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const OPT_GO: u32 = 7;
+const OPT_STRUCTURED_REPLY: u32 = 8;
+const OPT_SET_META_CONTEXT: u32 = 10;
+const CMD_BLOCK_STATUS: u16 = 7;
+const STRUCTURED_MAGIC: u32 = 0x668e_33ef;
+const CHUNK_BLOCK_STATUS: u16 = 5;
 const REP_ACK: u32 = 1;
 const REP_INFO: u32 = 3;
 const INFO_EXPORT: u16 = 0;
@@ -227,5 +233,78 @@ impl Client {
     /// Ends the session in order.
     pub fn disconnect(mut self) {
         let _ = self.send(CMD_DISC, 0, 0, 0, &[]);
+    }
+}
+
+/// A connection that asks for nothing but `base:allocation`.
+pub struct Mapper {
+    stream: UnixStream,
+    cookie: u64,
+}
+
+/// Bytes and flags of one extent; flag 1 is a hole, flag 2 reads as zeroes.
+pub type Allocation = Vec<(u64, u32)>;
+
+pub const STATE_ZERO: u32 = 2;
+
+impl Mapper {
+    pub fn connect(socket: &Path, export: &str) -> Mapper {
+        let mut stream = greet(socket).expect("connect");
+        let name = [&(export.len() as u32).to_be_bytes(), export.as_bytes()].concat();
+        let context = b"base:allocation";
+        let length = (context.len() as u32).to_be_bytes();
+        let query = [&name[..], &1u32.to_be_bytes(), &length, context].concat();
+        let options = [
+            option(OPT_STRUCTURED_REPLY, &[]),
+            option(OPT_SET_META_CONTEXT, &query),
+            option(OPT_GO, &go_payload(export)),
+        ];
+        for option in options {
+            stream.write_all(&option).expect("send an option");
+            loop {
+                let head: [u8; 20] = take(&mut stream).expect("an option reply");
+                let kind = u32::from_be_bytes(head[12..16].try_into().unwrap());
+                let length = u32::from_be_bytes(head[16..20].try_into().unwrap());
+                assert!(kind < 1 << 31, "option error {kind:#x}");
+                let mut payload = vec![0; length as usize];
+                stream.read_exact(&mut payload).expect("an option reply");
+                if kind == REP_ACK {
+                    break;
+                }
+            }
+        }
+        Mapper { stream, cookie: 0 }
+    }
+
+    /// One question and its answer, which may cover less than was asked for.
+    pub fn ask(&mut self, offset: u64, length: u32) -> Allocation {
+        self.cookie += 1;
+        let request = request_header(CMD_BLOCK_STATUS, 0, self.cookie, offset, length);
+        self.stream.write_all(&request).expect("send a request");
+        let head: [u8; 20] = take(&mut self.stream).expect("a reply");
+        let word = |at: usize| u32::from_be_bytes(head[at..at + 4].try_into().unwrap());
+        assert_eq!(word(0), STRUCTURED_MAGIC);
+        let kind = u16::from_be_bytes([head[6], head[7]]);
+        assert_eq!(kind, CHUNK_BLOCK_STATUS, "an answer with extents");
+        let mut payload = vec![0; word(16) as usize];
+        self.stream.read_exact(&mut payload).expect("extents");
+        let extents = payload[4..].chunks_exact(8).map(|extent| {
+            let word = |at: usize| u32::from_be_bytes(extent[at..at + 4].try_into().unwrap());
+            (u64::from(word(0)), word(4))
+        });
+        extents.collect()
+    }
+
+    /// The whole of a range, by as many questions as it takes.
+    pub fn map(&mut self, length: u64) -> Allocation {
+        let (mut map, mut at) = (Allocation::new(), 0);
+        while at < length {
+            let part = self.ask(at, (length - at).min(1 << 30) as u32);
+            let got: u64 = part.iter().map(|(bytes, _)| bytes).sum();
+            assert!(got > 0 && at + got <= length, "a map makes progress");
+            map.extend(part);
+            at += got;
+        }
+        map
     }
 }

@@ -1,0 +1,148 @@
+//! Volumes that are named but not served, because going on would lose or invent data.
+//!
+//! Owns why each is held, what the ledger beside its origin says, and the way out of it. Always
+//! true: a held volume has no file open and no lock taken, so that whoever has its data can bring
+//! it home; its export refuses with words; it joins only by another try that succeeds, or after
+//! the administrator has given its lost writes up by name. A host of many volumes is not stopped
+//! by one. Deliberately absent: asking for the confirmation, which `admin` does.
+
+use super::{Daemon, VolumeError, VolumeSettings};
+use engine::engine::{LedgerInfo, OpenError};
+use engine::event::Command;
+use engine::snapshot::State;
+use std::fmt;
+
+/// Why a volume must not be served.
+#[derive(Clone, Debug)]
+pub struct Hold {
+    /// One line that names the volume.
+    pub reason: String,
+    /// Its ledger or journal is damaged, or belongs to another image: there is no state to go on
+    /// from.
+    pub damaged: bool,
+    pub ledger: Option<LedgerInfo>,
+    /// When the ledger was last written, by the clock of the origin.
+    pub ledger_mtime_ns: Option<u64>,
+}
+
+impl fmt::Display for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+/// A volume that is held.
+#[derive(Clone, Debug)]
+pub struct Held {
+    pub settings: VolumeSettings,
+    pub hold: Hold,
+}
+
+/// The engine names the volume itself where it knows the name.
+pub(super) fn refused(name: &str, error: OpenError, damaged: bool) -> VolumeError {
+    let text = error.to_string();
+    let prefix = format!("volume {name}");
+    let reason = match text.starts_with(&prefix) {
+        true => text,
+        false => format!("{prefix}: {text}"),
+    };
+    match error {
+        OpenError::Io(_) => VolumeError::Origin(reason),
+        _ => VolumeError::Held(Box::new(Hold {
+            reason,
+            damaged,
+            ledger: None,
+            ledger_mtime_ns: None,
+        })),
+    }
+}
+
+impl Daemon {
+    /// The volumes that are held, in the order of their names.
+    pub fn held(&self) -> Vec<Held> {
+        self.table().held.values().cloned().collect()
+    }
+
+    /// Keeps a volume that must not join, and answers its clients with words.
+    pub(super) fn hold(&self, settings: VolumeSettings, hold: Hold) -> Result<(), VolumeError> {
+        tracing::error!("{hold}; it is held, the others are not");
+        let name = settings.name.clone();
+        self.handle.export_hold(&name)?;
+        if settings.export_nbd {
+            self.listen(&name)?;
+        }
+        self.table().held.insert(name, Held { settings, hold });
+        Ok(())
+    }
+
+    /// Forgets a held volume. What lies beside its origin stays; dirty data that the log has of
+    /// it is dropped only where `discard_dirty` says so.
+    pub(super) fn release(&self, held: &Held, discard_dirty: bool) -> Result<(), VolumeError> {
+        let name = &held.settings.name;
+        if discard_dirty {
+            self.drop_logged(name)?;
+        }
+        self.handle.export_remove(name)?;
+        self.hide(name)?;
+        self.table().held.remove(name);
+        Ok(())
+    }
+
+    /// Drops what the log has of a volume that is not attached.
+    fn drop_logged(&self, name: &str) -> Result<(), VolumeError> {
+        let known = self.handle.snapshot()?.engine.volumes;
+        let known = known.iter().find(|volume| volume.name == *name);
+        let Some(volume) = known.filter(|volume| volume.orphan).map(|known| known.id) else {
+            return Ok(());
+        };
+        let discard_dirty = true;
+        let command = Command::Detach {
+            volume,
+            discard_dirty,
+        };
+        self.command(name, command)
+    }
+
+    /// Goes on from the last destaged state, without what was dirty: as a new generation, which
+    /// is in the ledger before the first request is answered.
+    pub fn accept_loss(&self, name: &str) -> Result<(), VolumeError> {
+        let claim = self.claim(name)?;
+        let held = self.table().held.get(name).cloned();
+        let settings = match held {
+            Some(held) if held.hold.damaged => {
+                let hold = Box::new(held.hold);
+                return Err(VolumeError::Held(hold));
+            }
+            Some(held) => {
+                self.drop_logged(name)?;
+                held.settings
+            }
+            None => self.let_go_of_stopped(name)?,
+        };
+        let entry = self.join(settings, false, true)?;
+        self.table().held.remove(&claim.name);
+        self.table().entries.insert(claim.name.clone(), entry);
+        tracing::warn!("volume {name}: goes on from its last destaged state");
+        Ok(())
+    }
+
+    /// Detaches a volume whose flushed records were missing from the log at the start.
+    fn let_go_of_stopped(&self, name: &str) -> Result<VolumeSettings, VolumeError> {
+        let entry = self.entry(name);
+        let entry = entry.ok_or_else(|| VolumeError::Unknown(name.to_owned()))?;
+        let volumes = self.handle.snapshot()?.engine.volumes;
+        let stopped = |volume: &&engine::snapshot::VolumeSnapshot| volume.state == State::Held;
+        let volume = volumes.iter().find(|volume| volume.id == entry.id);
+        if volume.filter(stopped).is_none() {
+            let message = format!("volume {name}: is not held; there is no loss to accept");
+            return Err(VolumeError::Settings(message));
+        }
+        let command = Command::Detach {
+            volume: entry.id,
+            discard_dirty: true,
+        };
+        self.command(name, command)?;
+        self.table().entries.remove(name);
+        Ok(entry.settings)
+    }
+}
