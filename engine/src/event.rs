@@ -107,6 +107,8 @@ pub struct Tuning {
     pub origin_queue_depth: u32,
     /// Ephemeral: how long a write waits for space before it fails with no space.
     pub overlay_timeout_ms: u64,
+    /// How long a read waits for an origin that does not give it; `None` = until it does.
+    pub origin_timeout_ms: Option<u64>,
 }
 
 /// A volume as it is attached.
@@ -208,6 +210,8 @@ pub enum Action {
 pub enum IoError {
     Failed,
     NoSpace,
+    /// It cannot be asked at present; nothing was done.
+    Away,
 }
 
 /// Why a request was not carried out; the frontend maps it to its protocol's error.

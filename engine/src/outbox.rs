@@ -6,7 +6,7 @@
 use crate::event::{Action, Device, Io, Op, Purpose, Refusal};
 use crate::log::StreamKind;
 use crate::memory::{Memory, Slice};
-use crate::types::{IoId, RequestId, SegmentIndex, SlotIndex, Time, VolumeId};
+use crate::types::{IoId, RequestId, SegmentIndex, SlotIndex, Span, Time, VolumeId};
 use alloc::collections::{BinaryHeap, VecDeque};
 use alloc::vec::Vec;
 use core::cmp::Reverse;
@@ -48,7 +48,7 @@ pub enum Pending {
     /// Sectors from the origin straight into a guest's buffer.
     OriginRead {
         read: u32,
-        volume: VolumeId,
+        part: Span,
     },
     /// A write, discard, write of zeroes or flush that goes to the origin past the log.
     Direct {

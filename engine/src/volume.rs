@@ -170,6 +170,7 @@ impl Volume {
                 flow: FlowLimits::default(),
                 origin_queue_depth: 32,
                 overlay_timeout_ms: 30_000,
+                origin_timeout_ms: None,
             },
             generation: record.generation,
             base_generation: record.base_generation,

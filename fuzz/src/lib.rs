@@ -8,6 +8,7 @@
 
 pub mod format;
 pub mod nbd;
+pub mod nbd_client;
 pub mod repair;
 pub mod source;
 
@@ -16,8 +17,9 @@ pub mod source;
 pub type Target = fn(&[u8]) -> bool;
 
 /// Every target under the name of its binary and its corpus.
-pub const TARGETS: [(&str, Target); 8] = [
+pub const TARGETS: [(&str, Target); 9] = [
     ("nbd_session", nbd::session),
+    ("nbd_client", nbd_client::session),
     ("superblock", format::superblock),
     ("checkpoint", format::checkpoint),
     ("record", format::record),

@@ -157,6 +157,7 @@ impl Plan {
             dirty_limit_bytes: rng.pick(&[log_bytes / 8, log_bytes / 4, log_bytes]),
             origin_queue_depth: rng.pick(&[1, 4, 32]),
             overlay_timeout_ms: rng.pick(&[1, 100, 5000]),
+            origin_timeout_ms: None,
         };
         self.volumes.push(VolumePlan {
             name,

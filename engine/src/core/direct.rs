@@ -176,7 +176,7 @@ impl Core {
         volume.direct.retain(|(other, _)| *other != at);
         volume.counters.origin.latency.add_ns(cx.now.since(started));
         let result = result.map_err(|error| match error {
-            IoError::Failed => Refusal::Io,
+            IoError::Failed | IoError::Away => Refusal::Io,
             IoError::NoSpace => Refusal::NoSpace,
         });
         if result.is_err() {

@@ -66,6 +66,8 @@ pub struct Core {
     fills: Slab<read::Fill>,
     /// Fills whose origin did not answer; due again at housekeeping.
     held_fills: Vec<u32>,
+    /// The same for reads past the tier, with the part that is missing.
+    held_reads: Vec<(u32, crate::types::Span)>,
     calls: Slab<direct::Call>,
     /// Volumes whose first waiting request wants another try, in turn.
     queue: VecDeque<VolumeId>,
@@ -106,6 +108,7 @@ impl Core {
             reads: Slab::default(),
             fills: Slab::default(),
             held_fills: Vec::new(),
+            held_reads: Vec::new(),
             calls: Slab::default(),
             queue: VecDeque::new(),
             destage_turns: VecDeque::new(),
@@ -214,6 +217,7 @@ impl Core {
     fn has_chores(&self) -> bool {
         self.dirty_extents > 0
             || !self.held_fills.is_empty()
+            || !self.held_reads.is_empty()
             || !self.graveyard.is_empty()
             || !self.queue.is_empty()
             || self.evacuation.is_some()
@@ -237,6 +241,9 @@ impl Core {
         self.log.retry_footers();
         for fill in core::mem::take(&mut self.held_fills) {
             self.issue_fill(cx, fill);
+        }
+        for (read, part) in core::mem::take(&mut self.held_reads) {
+            self.issue_origin_read(cx, read, part);
         }
         if self.log.is_low() && self.log.has_dead() {
             self.log.want_sync();
@@ -310,8 +317,8 @@ impl Core {
                 }
             }
             Pending::Fill { fill } => self.filled(cx, fill, ok, started),
-            Pending::OriginRead { read, volume } => {
-                self.origin_read_done(cx, read, volume, ok, started);
+            Pending::OriginRead { read, part } => {
+                self.origin_read_done(cx, read, part, result, started);
             }
             Pending::Direct { call } => self.call_done(cx, call, result, started),
             Pending::SwitchSync { volume } => self.switch_synced(cx, volume, ok),

@@ -142,7 +142,7 @@ impl Core {
         match *pending {
             // Guests read about as much at once as they write.
             Pending::Fill { fill } => Some((self.fills.get(fill).volume, 1)),
-            Pending::OriginRead { volume, .. } => Some((volume, 1)),
+            Pending::OriginRead { read, .. } => Some((self.reads.get(read).volume, 1)),
             Pending::Destage { volume, job } => Some((volume, self.job_blocks(volume, job))),
             Pending::Ledger { volume }
             | Pending::LedgerSync { volume }

@@ -1,13 +1,13 @@
 //! The way of a read: epochs, then the read tier, then the origin.
 //!
 //! Always true: a part covered by an epoch comes from the log, whatever the tiers hold; a block
-//! that is missing is read from its origin once, however many ask for it; while an origin of a
-//! cached volume does not answer its reads are held and tried again. Uncached volumes read past
-//! the tier, so that a switch never finds blocks of another time, and so does everybody where a
-//! write is on its way to the origin past the log: a fill would bring half of it.
+//! that is missing is read from its origin once, however many ask for it; while an origin does not
+//! answer reads of it are held and tried again, until the volume's `origin-timeout`. Uncached
+//! volumes read past the tier, so that a switch never finds blocks of another time, and so does
+//! everybody where a write is on its way to the origin past the log: a fill would bring half of it.
 
 use super::Core;
-use crate::event::{Device, Op, Purpose, Refusal};
+use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::fetch::{Owner, Want};
 use crate::map::Content;
 use crate::memory::{Area, Place, Slice};
@@ -42,6 +42,7 @@ pub struct Fill {
     slots: Vec<u32>,
     /// Reads that want a part of it.
     waiters: Vec<(u32, Span)>,
+    begun: Time,
 }
 
 impl Core {
@@ -218,6 +219,7 @@ impl Core {
             first_block: first,
             slots: Vec::with_capacity((end - first) as usize),
             waiters: alloc::vec![(read, part)],
+            begun: cx.now,
         });
         for block in first..end {
             match self.ram.reserve(Key { layer, block }, fill) {
@@ -270,7 +272,8 @@ impl Core {
         volume.counters.origin.latency.add_ns(cx.now.since(started));
         if !ok {
             volume.counters.origin.errors += 1;
-            if volume.detaching.is_none() {
+            let begun = self.fills.get(id).begun;
+            if self.may_hold(source, begun, cx.now) {
                 self.held_fills.push(id);
                 return;
             }
@@ -317,17 +320,23 @@ impl Core {
     fn read_origin(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
         let op = self.reads.get(read);
         op.waits += 1;
+        let id = op.volume;
+        self.volume(id).counters.reads.origin += 1;
+        self.issue_origin_read(cx, read, part);
+    }
+
+    pub(super) fn issue_origin_read(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
+        let op = self.reads.get(read);
         let (id, place) = (op.volume, target(op.buffer, op.span, part.sector));
         let bytes = part.sectors * SECTOR_BYTES;
         let volume = self.volume(id);
         volume.origin_in_flight += 1;
-        volume.counters.reads.origin += 1;
         volume.counters.origin.reads += 1;
         volume.guest_read_at = Some(cx.now);
         volume.counters.origin.read_bytes += bytes;
         let at = part.sector * SECTOR_BYTES;
         let slices = alloc::vec![Slice { place, bytes }];
-        let pending = Pending::OriginRead { read, volume: id };
+        let pending = Pending::OriginRead { read, part };
         cx.transfer(
             pending,
             Purpose::GuestRead,
@@ -342,18 +351,33 @@ impl Core {
         &mut self,
         cx: &mut Cx<'_>,
         read: u32,
-        id: VolumeId,
-        ok: bool,
+        part: Span,
+        result: Result<(), IoError>,
         started: Time,
     ) {
+        let op = self.reads.get(read);
+        let (id, begun) = (op.volume, op.started);
         let volume = self.volume(id);
         volume.origin_in_flight -= 1;
         volume.counters.origin.latency.add_ns(cx.now.since(started));
-        if !ok {
+        if let Err(error) = result {
             volume.counters.origin.errors += 1;
+            // An uncached volume passes on what its origin says, but not that it says nothing.
+            let holds = volume.policy != Policy::Uncached || error == IoError::Away;
+            if holds && self.may_hold(id, begun, cx.now) {
+                self.held_reads.push((read, part));
+                return;
+            }
             self.reads.get(read).result = Err(Refusal::Io);
         }
         self.read_progress(cx, read);
+    }
+
+    /// Whether a read that its origin did not give waits for another try.
+    fn may_hold(&mut self, id: VolumeId, begun: Time, now: Time) -> bool {
+        let volume = self.volume(id);
+        let limit = volume.tuning.origin_timeout_ms;
+        volume.detaching.is_none() && limit.is_none_or(|limit| now < begun.plus_millis(limit))
     }
 }
 

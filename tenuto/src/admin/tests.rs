@@ -332,6 +332,7 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         flow: _,
         origin_queue_depth: _,
         overlay_timeout_ms: _,
+        origin_timeout_ms: _,
     } = Tuning {
         write_cache: true,
         destage_after_ms: None,
@@ -340,6 +341,7 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         flow: engine::flow::FlowLimits::default(),
         origin_queue_depth: 0,
         overlay_timeout_ms: 0,
+        origin_timeout_ms: None,
     };
     assert_eq!(keys::TUNABLES.len(), 7);
 }

@@ -263,6 +263,7 @@ fn spec(options: Options) -> VolumeSpec {
             flow: FlowLimits::default(),
             origin_queue_depth: 1,
             overlay_timeout_ms: 1000,
+            origin_timeout_ms: None,
         },
     }
 }

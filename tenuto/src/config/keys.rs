@@ -8,6 +8,7 @@
 use super::values::Value;
 use super::{Cache, Format, Host, Images, Listen, Volume, Wrong};
 use crate::config::units;
+use crate::origin::nbd::uri::{self, Uri};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 use std::net::SocketAddr;
@@ -196,7 +197,7 @@ pub const VOLUME: &[Key<Volume>] = &[
     Key {
         name: "origin",
         default: "",
-        meaning: "the image on shared storage",
+        meaning: "the image on shared storage: a path, nbd://… or nbd+unix://…",
         set: set_origin,
         show: |volume| quote_path(&volume.origin),
     },
@@ -304,6 +305,16 @@ pub const VOLUME: &[Key<Volume>] = &[
         },
     },
     Key {
+        name: "origin-quiet",
+        default: "30s",
+        meaning: "NBD origin: how long writes may still land after a connection broke",
+        set: |volume, value| {
+            volume.origin_quiet_ms = value.millis("30s")?;
+            Ok(())
+        },
+        show: |volume| quote(&units::show_millis(volume.origin_quiet_ms)),
+    },
+    Key {
         name: "origin-queue-depth",
         default: "32",
         meaning: "requests of the destager in flight at the origin",
@@ -408,14 +419,19 @@ pub const VOLUME: &[Key<Volume>] = &[
         name: "origin-timeout",
         default: "hold",
         meaning: "how long reads wait for an origin that does not answer",
-        set: |_, value| {
-            if *value == Value::Text("hold".into()) {
-                return Ok(());
-            }
-            value.millis("hold")?;
-            Err(Wrong::later("a time limit is", "write \"hold\""))
+        set: |volume, value| {
+            volume.origin_timeout_ms = match value {
+                Value::Text(word) if word == "hold" => None,
+                other => Some(other.millis("30s").map_err(|wrong| {
+                    Wrong::new(wrong.what, "write \"hold\" or a time, as in \"30s\"")
+                })?),
+            };
+            Ok(())
         },
-        show: |_| quote("hold"),
+        show: |volume| match volume.origin_timeout_ms {
+            None => quote("hold"),
+            Some(millis) => quote(&units::show_millis(millis)),
+        },
     },
 ];
 
@@ -429,6 +445,7 @@ pub const TUNABLES: &[&str] = &[
     "flow",
     "origin-queue-depth",
     "overlay-timeout",
+    "origin-timeout",
 ];
 
 /// A name that can be part of a file name, of a socket's path and of an URL as it stands.
@@ -447,12 +464,15 @@ pub fn check_name(name: &str) -> Set {
 }
 
 fn set_origin(volume: &mut Volume, value: &Value) -> Set {
-    let right = "write the path of a raw image or block device";
+    let right = "write the path of a raw image or block device, nbd://… or nbd+unix://…";
     let text = value.text(right)?;
-    const SCHEMES: [&str; 9] = [
-        "nbd:",
+    if Uri::claims(text) {
+        Uri::parse(text).map_err(|why| Wrong::new(why, uri::RIGHT))?;
+        volume.origin = PathBuf::from(text);
+        return Ok(());
+    }
+    const SCHEMES: [&str; 7] = [
         "nbds:",
-        "nbd+unix:",
         "nbds+unix:",
         "rbd:",
         "s3:",
@@ -656,6 +676,8 @@ pub fn default_volume() -> Volume {
         destage_after_ms: Some(600_000),
         destage: DestageMode::Atomic,
         journal: None,
+        origin_quiet_ms: 30_000,
+        origin_timeout_ms: None,
         origin_queue_depth: 32,
         dirty_limit_bytes: 4 * GIB,
         flow: FlowLimits::default(),

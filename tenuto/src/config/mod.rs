@@ -112,6 +112,9 @@ pub struct Volume {
     pub destage_after_ms: Option<u64>,
     pub destage: DestageMode,
     pub journal: Option<PathBuf>,
+    pub origin_quiet_ms: u64,
+    /// `None` = hold for ever.
+    pub origin_timeout_ms: Option<u64>,
     pub origin_queue_depth: u32,
     pub dirty_limit_bytes: u64,
     pub flow: FlowLimits,
@@ -139,6 +142,9 @@ impl Volume {
             destage: self.destage,
             destage_after: self.destage_after_ms.map(Duration::from_millis),
             journal_dir: self.journal.clone(),
+            origin_quiet: Duration::from_millis(self.origin_quiet_ms),
+            origin_timeout: self.origin_timeout_ms.map(Duration::from_millis),
+            format_raw: self.format == Format::Raw,
             dirty_limit_bytes: self.dirty_limit_bytes,
             flow: self.flow,
             origin_queue_depth: self.origin_queue_depth,
@@ -193,6 +199,7 @@ impl Config {
         Settings {
             run_dir: self.host.run_dir.clone(),
             stage_dir: self.host.stage_dir.clone(),
+            state_dir: self.host.state_dir.clone(),
             cache_path: self.cache.path.clone(),
             ram_bytes: self.cache.ram_bytes,
             stage_bytes: self.cache.stage_bytes,

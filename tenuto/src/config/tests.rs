@@ -97,8 +97,8 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
             "admission: \"all\" is not in this version; write \"reuse\"",
         ),
         (
-            "origin-timeout = \"30s\"",
-            "origin-timeout: a time limit is not in this version; write \"hold\"",
+            "origin-timeout = \"30\"",
+            "origin-timeout: \"30\" is not a time; write \"hold\" or a time, as in \"30s\"",
         ),
         (
             "export = [\"vhost-user\", \"nbd\"]",
@@ -162,14 +162,15 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
 #[test]
 fn wrong_origins_and_names_are_answered_at_their_own_lines() {
     let origin = |value: &str| error_of(&format!("[[volume]]\nname = \"a\"\norigin = {value}\n"));
-    let right = "write the path of a raw image or block device";
+    let right = "write the path of a raw image or block device, nbd://… or nbd+unix://…";
+    let export = "write nbd://HOST:PORT/EXPORT or nbd+unix:///EXPORT?socket=/PATH";
     assert_eq!(
-        origin("\"nbd://host:10809/a\""),
-        format!("t.toml:3: origin: nbd origins are not in this version; {right}")
+        origin("\"nbd://host:port/a\""),
+        format!("t.toml:3: origin: \"port\" is not a port; {export}")
     );
     assert_eq!(
-        origin("\"nbd+unix:///a?socket=/s\""),
-        format!("t.toml:3: origin: nbd+unix origins are not in this version; {right}")
+        origin("\"nbds://host/a\""),
+        format!("t.toml:3: origin: nbds origins are not in this version; {right}")
     );
     assert_eq!(
         origin("\"rbd:pool/image\""),
@@ -481,6 +482,7 @@ share = { min = "0", weight = 100 }
 read-only = false
 export = ["nbd"]
 origin-timeout = "hold"
+origin-quiet = "30s"
 [images]
 allow = ["/mnt/nfs"]
 [listen]

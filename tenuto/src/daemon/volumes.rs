@@ -9,17 +9,19 @@ use super::{Daemon, StartError, VolumeError, VolumeSettings, host, open};
 use crate::fault::{Fault, Kind};
 use crate::files::Files;
 use crate::lock::Patience;
+use crate::origin::Place;
 use crate::origin::file::{self, Access, OpenVolume};
 use crate::origin::san::Params;
 use crate::shard::control::{
     Attach, AttachError, CommandError, CommandReply, Export, ListenerScope,
 };
-use engine::engine::{Settled, settle};
+use engine::engine::Settled;
 use engine::event::{Command, Device, Tuning, VolumeSpec};
 use engine::types::{Policy, SECTOR_BYTES, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::Path;
 use std::sync::MutexGuard;
 
 /// What is attached, by name, and which names are being changed.
@@ -140,13 +142,13 @@ impl Daemon {
     ) -> Result<Entry, VolumeError> {
         let name = settings.name.clone();
         let id = self.handle.place(&name)?;
-        let (files, mut settled) = open_origin(&settings, id)?;
+        let (files, mut settled) = open_origin(&settings, id, &self.state_dir)?;
         let ledger = settled.ledger.clone();
         let stat = files.ledger.as_ref().and_then(|ledger| ledger.stat().ok());
         if accept_loss {
             settled.accept_loss();
         }
-        let size_bytes = files.origin.size_bytes.next_multiple_of(SECTOR_BYTES);
+        let size_bytes = files.origin.size_bytes().next_multiple_of(SECTOR_BYTES);
         let export = Export {
             volume: id,
             size_bytes,
@@ -211,8 +213,8 @@ impl Daemon {
     }
 
     /// Changes what can be changed while a volume runs: `write_cache`, `destage`,
-    /// `destage_after`, `dirty_limit_bytes`, `flow`, `origin_queue_depth`, `overlay_timeout`, and
-    /// whether it is exported.
+    /// `destage_after`, `dirty_limit_bytes`, `flow`, `origin_queue_depth`, `overlay_timeout`,
+    /// `origin_timeout`, and whether it is exported.
     pub fn volume_tune(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
         let claim = self.claim(&settings.name)?;
         let name = &claim.name;
@@ -270,18 +272,17 @@ impl Daemon {
 
     /// Makes ledger and journal on this thread: the shard does not wait for an origin.
     fn make_sides(&self, name: &str, volume: VolumeId) -> Result<bool, VolumeError> {
-        let files = self.handle.files(volume)?;
-        let mut files = files.ok_or_else(|| VolumeError::Unknown(name.to_owned()))?;
-        let made = files.make_sides(&mut Patience::none())?;
-        if made.is_none() {
-            let origin = files.origin.path.display();
+        let sides = self.handle.sides(volume)?;
+        let mut sides = sides.ok_or_else(|| VolumeError::Unknown(name.to_owned()))?;
+        if !sides.make(&mut Patience::none())? {
+            let origin = &sides.origin;
             return Err(VolumeError::Settings(format!(
                 "volume {name}: nothing can lie beside {origin}, where write-back keeps its \
                  ledger; remove the volume and add it with `journal`"
             )));
         }
-        let journal_possible = files.journal.is_some();
-        self.handle.sides(volume, files)?;
+        let journal_possible = sides.journal.is_some();
+        self.handle.take_sides(volume, sides)?;
         Ok(journal_possible)
     }
 
@@ -335,18 +336,35 @@ impl Daemon {
     }
 }
 
+/// The directory of ledgers that lie beside no origin.
+fn make_ledgers(path: &Path) -> std::io::Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(path)?;
+    crate::cachedev::sync_directory(path)
+}
+
 /// Locks the files of a volume and finishes what its journal says.
 fn open_origin(
     settings: &VolumeSettings,
     id: VolumeId,
+    state_dir: &Path,
 ) -> Result<(OpenVolume, Settled), VolumeError> {
     let reader = settings.read_only || settings.policy == Policy::Ephemeral;
+    let export = matches!(Place::parse(&settings.origin), Ok(Place::Nbd(_)));
+    let ledgers = state_dir.join("ledgers");
+    if !reader && settings.journal_dir.is_none() {
+        make_ledgers(&ledgers).map_err(|error| {
+            let (name, path) = (&settings.name, ledgers.display());
+            VolumeError::Origin(format!("volume {name}: cannot make {path}: {error}"))
+        })?;
+    }
     let request = file::Request {
         path: settings.origin.clone(),
         access: if reader { Access::Read } else { Access::Write },
-        // Whoever made the settings has looked at the first bytes.
-        format_raw: true,
+        format_raw: settings.format_raw || !export,
         journal_place: settings.journal_dir.clone(),
+        ledger_place: Some(ledgers),
+        quiet: settings.origin_quiet,
         create: false,
     };
     let mut progress = |waiting: &str| tracing::info!("{waiting}");
@@ -355,12 +373,15 @@ fn open_origin(
         progress: &mut progress,
     };
     let opened = file::open(&request, &mut patience)?;
-    let beside = opened.ledger_path.is_some();
+    let journal = opened.journal_path.is_some();
     let mut files = Files::without_cache();
     files.insert_volume(id, opened);
-    let settled = settle(&mut files, id).map_err(|error| refused(&settings.name, error, true))?;
-    if settings.policy == Policy::WriteBack && !reader && beside {
-        for device in [Device::Ledger(id), Device::Journal(id)] {
+    let settled = files
+        .settle(id, &mut patience)
+        .map_err(|error| refused(&settings.name, error, true))?;
+    if settings.policy == Policy::WriteBack && !reader {
+        let beside = [Device::Ledger(id), Device::Journal(id)];
+        for device in beside.into_iter().take(if journal { 2 } else { 1 }) {
             files.ensure(device).map_err(|_| {
                 let (name, origin) = (&settings.name, settings.origin.display());
                 VolumeError::Origin(format!(
@@ -383,12 +404,12 @@ fn open_origin(
 fn spec(settings: &VolumeSettings, files: &OpenVolume, size_bytes: u64) -> VolumeSpec {
     VolumeSpec {
         name: settings.name.clone(),
-        origin: files.origin.path.display().to_string(),
+        origin: files.origin.name(),
         new_uuid: host::fresh(),
         policy: settings.policy,
         size_bytes,
         read_only: settings.read_only,
-        base_layer: files.origin.read_only.then(|| identity(files)).flatten(),
+        base_layer: files.origin.read_only().then(|| identity(files)).flatten(),
         journal_possible: files.journal.is_some(),
         tuning: tuning(settings),
     }
@@ -396,7 +417,7 @@ fn spec(settings: &VolumeSettings, files: &OpenVolume, size_bytes: u64) -> Volum
 
 /// Equal for volumes that stand on the same unchanged image.
 fn identity(files: &OpenVolume) -> Option<u64> {
-    let meta = files.origin.file.metadata().ok()?;
+    let meta = files.origin.file()?.file.metadata().ok()?;
     let mut hasher = DefaultHasher::new();
     let times = (
         meta.mtime(),
@@ -416,6 +437,9 @@ fn tuning(settings: &VolumeSettings) -> Tuning {
         dirty_limit_bytes: settings.dirty_limit_bytes,
         flow: settings.flow,
         origin_queue_depth: settings.origin_queue_depth,
+        origin_timeout_ms: settings
+            .origin_timeout
+            .map(|limit| limit.as_millis() as u64),
         overlay_timeout_ms: settings.overlay_timeout.as_millis() as u64,
     }
 }
@@ -426,6 +450,7 @@ fn needs_restart(old: &VolumeSettings, new: &VolumeSettings) -> Option<&'static 
         ("origin", old.origin != new.origin),
         ("read-only", old.read_only != new.read_only),
         ("journal", old.journal_dir != new.journal_dir),
+        ("origin-quiet", old.origin_quiet != new.origin_quiet),
     ];
     let first = differing.into_iter().find(|(_, differs)| *differs);
     first.map(|(what, _)| what)

@@ -139,6 +139,7 @@ pub fn run(place: &Place, seed: u64, cached: bool, bar: &ProgressBar) -> Result<
     let daemon = Daemon::start(Settings {
         run_dir: run_dir.clone(),
         stage_dir: place.stage_dir().to_owned(),
+        state_dir: place.stage_dir().to_owned(),
         cache_path: cache_path.clone(),
         ram_bytes: RAM_BYTES,
         stage_bytes: STAGE_BYTES,
@@ -213,6 +214,9 @@ fn volume(name: String, origin: PathBuf, policy: Policy) -> VolumeSettings {
         destage: DestageMode::Atomic,
         destage_after: Some(Duration::from_secs(5)),
         journal_dir: None,
+        origin_quiet: Duration::ZERO,
+        origin_timeout: None,
+        format_raw: true,
         dirty_limit_bytes: CACHE_BYTES / 4,
         flow: FlowLimits::default(),
         origin_queue_depth: 32,

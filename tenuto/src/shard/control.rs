@@ -4,7 +4,7 @@
 //! A full channel makes the asker wait, never the shard. Deliberately absent: anything about
 //! HTTP or the command line; `admin` and `daemon` build on [`Handle`].
 
-use crate::origin::file::OpenVolume;
+use crate::origin::file::{OpenVolume, Sides};
 use crate::ring::Waker;
 use engine::engine::{OpenError, Settled};
 use engine::event::{Command, Refusal, VolumeSpec};
@@ -121,8 +121,8 @@ pub(super) enum Request<S> {
     Place(String, Answer<VolumeId>),
     Attach(Box<Attach<S>>, Answer<Result<(), OpenError>>),
     Command(Command, Answer<Result<(), Refusal>>),
-    Files(VolumeId, Answer<Option<OpenVolume>>),
-    Sides(VolumeId, Box<OpenVolume>, Answer<()>),
+    FindSides(VolumeId, Answer<Option<Sides>>),
+    TakeSides(VolumeId, Box<Sides>, Answer<()>),
     Snapshot(Answer<HostSnapshot>),
     Listen(OwnedFd, ListenerScope, Answer<()>),
     Unlisten(ListenerScope, Answer<()>),
@@ -211,13 +211,13 @@ impl<S> Handle<S> {
     }
 
     /// The open files of a volume, shared with the shard.
-    pub fn files(&self, volume: VolumeId) -> Result<Option<OpenVolume>, Stopped> {
-        self.ask(|answer| Request::Files(volume, answer))
+    pub fn sides(&self, volume: VolumeId) -> Result<Option<Sides>, Stopped> {
+        self.ask(|answer| Request::FindSides(volume, answer))
     }
 
     /// Gives a volume the ledger and the journal that were made for it.
-    pub fn sides(&self, volume: VolumeId, made: OpenVolume) -> Result<(), Stopped> {
-        self.ask(|answer| Request::Sides(volume, Box::new(made), answer))
+    pub fn take_sides(&self, volume: VolumeId, made: Sides) -> Result<(), Stopped> {
+        self.ask(|answer| Request::TakeSides(volume, Box::new(made), answer))
     }
 
     pub async fn command_async(&self, command: Command) -> Result<(), CommandError> {

@@ -214,6 +214,8 @@ fn house(name: &str, san: Option<Params>) -> House {
         access: Access::Write,
         format_raw: true,
         journal_place: None,
+        ledger_place: None,
+        quiet: std::time::Duration::ZERO,
         create: false,
     };
     let mut files = file::open(&request, &mut Patience::none()).expect("opens");
@@ -264,6 +266,7 @@ fn spec(name: &str) -> VolumeSpec {
             flow: engine::flow::FlowLimits::default(),
             origin_queue_depth: 1,
             overlay_timeout_ms: 0,
+            origin_timeout_ms: None,
         },
     }
 }

@@ -15,6 +15,7 @@ mod kill;
 mod late_write;
 mod limits;
 mod machinery;
+mod nbd_origin;
 mod policies;
 mod power;
 mod refuse;

@@ -119,6 +119,7 @@ pub fn run(place: &Place, options: &Options, case: Case) -> Result<Run> {
         group: None,
         nbd_tcp: None,
         adopt_orphans: true,
+        state_dir: place.stage_dir().to_owned(),
         volumes: vec![volume(image.clone(), case.policy, options.destage, limit)],
     });
     let daemon = daemon.map_err(|error| Error::failed(error.to_string()))?;
@@ -159,6 +160,9 @@ fn volume(origin: PathBuf, policy: Policy, destage: DestageMode, limit: u64) -> 
         destage,
         destage_after: Some(Duration::from_secs(600)),
         journal_dir: None,
+        origin_quiet: Duration::ZERO,
+        origin_timeout: None,
+        format_raw: true,
         dirty_limit_bytes: limit,
         flow: FlowLimits::default(),
         origin_queue_depth: 32,
