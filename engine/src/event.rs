@@ -4,6 +4,7 @@
 //! waiting for earlier ones, and answers each exactly once by [`Event::Done`]. Sectors are
 //! checked against the volume by the engine; lengths against the buffer by the host.
 
+use crate::flow::FlowLimits;
 use crate::memory::Slice;
 use crate::types::{BufferId, ConnectionId, DestageMode, IoId, Policy, RequestId, Uuid, VolumeId};
 use alloc::string::String;
@@ -74,6 +75,14 @@ pub enum Command {
     Reset { volume: VolumeId },
     /// Changes tunables of a running volume.
     Tune { volume: VolumeId, tuning: Tuning },
+    /// Changes the policy of a volume while its guest goes on; replied to when the new one is in
+    /// effect. Refused to and from ephemeral. `journal_possible` as in [`VolumeSpec`], for a
+    /// volume that becomes write-back; its ledger is there by then.
+    Switch {
+        volume: VolumeId,
+        policy: Policy,
+        journal_possible: bool,
+    },
     /// Forgets a volume. Refused while it is dirty unless `discard_dirty`; the reply comes when
     /// nothing touches its origin any more and its ledger says so.
     Detach {
@@ -92,10 +101,14 @@ pub struct Tuning {
     pub destage_after_ms: Option<u64>,
     pub destage: DestageMode,
     pub dirty_limit_bytes: u64,
+    /// When guests are slowed before the dirty limit is reached.
+    pub flow: FlowLimits,
     /// Origin requests of the destager in flight.
     pub origin_queue_depth: u32,
     /// Ephemeral: how long a write waits for space before it fails with no space.
     pub overlay_timeout_ms: u64,
+    /// How long a read waits for an origin that does not give it; `None` = until it does.
+    pub origin_timeout_ms: Option<u64>,
 }
 
 /// A volume as it is attached.
@@ -203,6 +216,8 @@ pub enum Action {
 pub enum IoError {
     Failed,
     NoSpace,
+    /// It cannot be asked at present; nothing was done.
+    Away,
 }
 
 /// Why a request was not carried out; the frontend maps it to its protocol's error.

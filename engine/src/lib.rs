@@ -14,6 +14,7 @@ pub mod engine;
 pub mod event;
 pub(crate) mod evict;
 pub(crate) mod fetch;
+pub mod flow;
 pub mod format;
 pub mod layout;
 pub(crate) mod lines;

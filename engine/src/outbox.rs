@@ -6,7 +6,7 @@
 use crate::event::{Action, Device, Io, Op, Purpose, Refusal};
 use crate::log::StreamKind;
 use crate::memory::{Memory, Slice};
-use crate::types::{IoId, RequestId, SegmentIndex, SlotIndex, Time, VolumeId};
+use crate::types::{IoId, RequestId, SegmentIndex, SlotIndex, Span, Time, VolumeId};
 use alloc::collections::{BinaryHeap, VecDeque};
 use alloc::vec::Vec;
 use core::cmp::Reverse;
@@ -60,11 +60,15 @@ pub enum Pending {
     /// Sectors from the origin straight into a guest's buffer.
     OriginRead {
         read: u32,
-        volume: VolumeId,
+        part: Span,
     },
-    /// An uncached write, discard or write of zeroes.
-    Uncached {
+    /// A write, discard, write of zeroes or flush that goes to the origin past the log.
+    Direct {
         call: u32,
+    },
+    /// The sync of an origin before its volume becomes write-back.
+    SwitchSync {
+        volume: VolumeId,
     },
     Ledger {
         volume: VolumeId,
@@ -104,6 +108,8 @@ pub enum Timer {
     Announce,
     /// Ages, low space, limits, and whatever failed and is due again.
     Housekeeping,
+    /// The first held write of a volume is due.
+    Flow(VolumeId),
 }
 
 #[derive(Default)]
@@ -127,6 +133,12 @@ impl Outbox {
     /// Requests to devices that have not ended.
     pub fn in_flight(&self) -> usize {
         self.in_flight
+    }
+
+    /// Those requests, with the time when they were issued.
+    pub fn outstanding(&self) -> impl Iterator<Item = (&Pending, Time)> {
+        let pending = self.pending.iter().flatten();
+        pending.map(|(pending, started)| (pending, *started))
     }
 
     pub fn take(&mut self, io: IoId) -> (Pending, Time) {

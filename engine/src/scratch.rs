@@ -42,13 +42,21 @@ impl Scratch {
         self.pieces_free.pop()
     }
 
-    /// As `take_piece`, within the share of the destager.
-    pub fn take_destage_piece(&mut self) -> Option<u32> {
-        if self.destage_pieces >= self.pieces / 2 || self.pieces_free.len() <= 4 {
+    /// As `take_piece`, within the share of the destager. A volume that has `held` of it already
+    /// gets no more than what is left for the others, so that one whose origin is dead, and never
+    /// gives a piece back, leaves enough for the rest.
+    pub fn take_destage_piece(&mut self, held: usize) -> Option<u32> {
+        let left = (self.pieces / 2).saturating_sub(self.destage_pieces);
+        if left == 0 || held >= left || self.pieces_free.len() <= 4 {
             return None;
         }
         self.destage_pieces += 1;
         self.pieces_free.pop()
+    }
+
+    /// Pieces that destage has.
+    pub fn destage_pieces(&self) -> usize {
+        self.destage_pieces
     }
 
     pub fn free_piece(&mut self, piece: u32) {
@@ -83,5 +91,28 @@ impl Scratch {
 
     pub fn block(&self, block: u32) -> Place {
         Place::new(Area::Scratch, u64::from(block) * BLOCK_BYTES)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volumes_that_give_nothing_back_leave_pieces_for_others() {
+        let geometry = Geometry {
+            chunk_blocks: 8,
+            segment_chunks: 4,
+            segments: 12,
+        };
+        let mut scratch = Scratch::new(geometry, 4 << 20);
+        for dead in 0..4 {
+            let mut held = 0;
+            while scratch.take_destage_piece(held).is_some() {
+                held += 1;
+            }
+            assert!(held > 0, "after {dead} dead volumes nothing is left");
+        }
+        assert!(scratch.take_destage_piece(0).is_some());
     }
 }

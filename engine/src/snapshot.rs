@@ -106,15 +106,34 @@ pub struct Counters {
     pub checksum_errors: u64,
 }
 
+/// Flow control of one volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowSnapshot {
+    pub active: bool,
+    /// How long a write is held before it is admitted.
+    pub delay_ns: u64,
+    pub reason: Option<&'static str>,
+    /// Moving average of the origin's latency.
+    pub latency_ns: u64,
+    /// Writes that were held since start.
+    pub held_writes: u64,
+}
+
 #[derive(Clone, Debug)]
 pub struct VolumeSnapshot {
     pub id: VolumeId,
     pub name: String,
     pub uuid: Uuid,
     pub origin: String,
+    /// The policy in effect, and the one that it is changing to.
     pub policy: Policy,
+    pub switching_to: Option<Policy>,
     pub write_cache: bool,
     pub effective_destage: DestageMode,
+    /// False where nothing can lie beside the origin.
+    pub journal_possible: bool,
+    /// Its age alone brings no dirty data to the origin.
+    pub never_aged: bool,
     pub state: State,
     pub reason: Option<&'static str>,
     /// Known from the log only: no configuration names it.
@@ -130,6 +149,7 @@ pub struct VolumeSnapshot {
     pub destaged_serial: Serial,
     pub generation: Generation,
     pub waiting_requests: u64,
+    pub flow: FlowSnapshot,
     pub destaging: bool,
     pub counters: Counters,
 }
@@ -176,6 +196,9 @@ pub struct Snapshot {
     pub overlay_slots_busy: u32,
     pub evacuated_bytes: u64,
     pub segments_reused: u64,
+    /// Writes to the log, and how long they took together.
+    pub log_writes: u64,
+    pub log_write_ns: u64,
     pub cache_errors: u64,
     pub checkpoints: u64,
     pub lines: Lines,

@@ -172,6 +172,8 @@ impl fmt::Debug for Uuid {
 pub enum Policy {
     /// Every write goes to the origin before it is acknowledged.
     Uncached,
+    /// The same, and reads are served from the cache.
+    WriteThrough,
     /// Writes are acknowledged from the stage, flushes from the log.
     WriteBack,
     /// Writes live in RAM and its spill until `reset`; the origin is never written.
@@ -182,9 +184,15 @@ impl Policy {
     pub const fn name(self) -> &'static str {
         match self {
             Policy::Uncached => "uncached",
+            Policy::WriteThrough => "write-through",
             Policy::WriteBack => "write-back",
             Policy::Ephemeral => "ephemeral",
         }
+    }
+
+    /// Writes go straight to the origin; nothing of them is in the log.
+    pub const fn is_direct(self) -> bool {
+        matches!(self, Policy::Uncached | Policy::WriteThrough)
     }
 }
 

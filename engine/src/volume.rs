@@ -4,8 +4,9 @@
 //! but the last sealed; a waiting request owns nothing and has no serial. Deliberately absent:
 //! bytes and devices; see `engine::write` for the way of a write.
 
-use crate::core::Destage;
+use crate::core::{Destage, Switch};
 use crate::event::{Tuning, VolumeSpec};
+use crate::flow::{Flow, FlowLimits};
 use crate::format::checkpoint::VolumeRecord;
 use crate::format::ledger::Ledger;
 use crate::map::{Content, ExtentMap};
@@ -38,6 +39,8 @@ pub struct Waiting {
     pub request: RequestId,
     pub kind: WaitKind,
     pub since: Time,
+    /// Flow control holds it until then.
+    pub due: Time,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -90,7 +93,12 @@ pub struct Volume {
     pub name: String,
     pub origin: String,
     pub uuid: Uuid,
+    /// The policy in effect.
     pub policy: Policy,
+    /// The policy that checkpoints name. It differs only while a switch is under way, and says
+    /// which of the log's entries a recovery believes.
+    pub logged_policy: Policy,
+    pub switch: Option<Switch>,
     pub size_bytes: u64,
     pub read_only: bool,
     pub layer: Layer,
@@ -122,6 +130,13 @@ pub struct Volume {
     pub reads_in_flight: u32,
     /// Sectors of the first waiting write whose serial is given and which are not staged yet.
     pub unfinished_sectors: u64,
+    /// Writes on their way to the origin past the log, by their call.
+    pub direct: Vec<(u32, Span)>,
+    /// A sync of the origin that no guest asked for has failed: the next flush says so.
+    pub sync_failed: bool,
+    pub flow: Flow,
+    /// When the last read of a guest went to the origin.
+    pub guest_read_at: Option<Time>,
     /// In the queue of volumes whose first waiting request wants another try.
     pub queued: bool,
     pub counters: Counters,
@@ -141,17 +156,21 @@ impl Volume {
             origin: record.origin,
             uuid: record.uuid,
             policy: record.policy,
+            logged_policy: record.policy,
+            switch: None,
             size_bytes: record.size_bytes,
             read_only: false,
-            layer: Layer(u64::from(record.id.0)),
+            layer: Layer(0),
             journal_possible: record.journal_possible,
             tuning: Tuning {
                 write_cache: true,
                 destage_after_ms: Some(600_000),
                 destage,
                 dirty_limit_bytes: 4 << 30,
+                flow: FlowLimits::default(),
                 origin_queue_depth: 32,
                 overlay_timeout_ms: 30_000,
+                origin_timeout_ms: None,
             },
             generation: record.generation,
             base_generation: record.base_generation,
@@ -173,6 +192,10 @@ impl Volume {
             origin_in_flight: 0,
             reads_in_flight: 0,
             unfinished_sectors: 0,
+            direct: Vec::new(),
+            sync_failed: false,
+            flow: Flow::default(),
+            guest_read_at: None,
             queued: false,
             counters: Counters::default(),
         }
@@ -203,7 +226,7 @@ impl Volume {
             uuid: self.uuid,
             generation: self.generation,
             base_generation: self.base_generation,
-            policy: self.policy,
+            policy: self.logged_policy,
             destage_in_place: self.tuning.destage == DestageMode::InPlace,
             journal_possible: self.journal_possible,
             first_serial: self.first_serial,
@@ -237,7 +260,7 @@ impl Volume {
 
     /// The volume may hold dirty data in the log.
     pub fn takes_log(&self) -> bool {
-        self.is_dirty() || (self.attached && !self.read_only && self.policy != Policy::Uncached)
+        self.is_dirty() || (self.attached && !self.read_only && !self.policy.is_direct())
     }
 
     /// Dirty data that must reach the origin some day.

@@ -148,7 +148,12 @@ fn volume(source: &mut Source) -> VolumeRecord {
         uuid: Uuid(source.bytes16()),
         generation: Generation(source.u32()),
         base_generation: Generation(source.u32()),
-        policy: source.pick(&[Policy::Uncached, Policy::WriteBack, Policy::Ephemeral]),
+        policy: source.pick(&[
+            Policy::Uncached,
+            Policy::WriteThrough,
+            Policy::WriteBack,
+            Policy::Ephemeral,
+        ]),
         destage_in_place: source.flag(),
         journal_possible: source.flag(),
         first_serial: Serial(source.number()),

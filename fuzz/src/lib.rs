@@ -9,6 +9,7 @@
 pub mod fill;
 pub mod format;
 pub mod nbd;
+pub mod nbd_client;
 pub mod repair;
 pub mod source;
 
@@ -17,8 +18,9 @@ pub mod source;
 pub type Target = fn(&[u8]) -> bool;
 
 /// Every target under the name of its binary and its corpus.
-pub const TARGETS: [(&str, Target); 10] = [
+pub const TARGETS: [(&str, Target); 11] = [
     ("nbd_session", nbd::session),
+    ("nbd_client", nbd_client::session),
     ("superblock", format::superblock),
     ("checkpoint", format::checkpoint),
     ("record", format::record),

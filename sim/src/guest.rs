@@ -41,6 +41,7 @@ pub enum Request {
     Destage,
     Reset,
     Tune(Tuning),
+    Switch(Policy),
 }
 
 /// A request that waits for its answer.
@@ -68,6 +69,7 @@ pub enum Pending {
     },
     Reset,
     Tune(Tuning),
+    Switch(Policy),
     /// A part of the check that reads the whole volume.
     Part {
         sector: u64,
@@ -98,6 +100,7 @@ impl Pending {
             Pending::Destage { .. } => "destage".to_owned(),
             Pending::Reset => "reset".to_owned(),
             Pending::Tune(_) => "tune".to_owned(),
+            Pending::Switch(policy) => format!("switch to {}", policy.name()),
             Pending::Part { sector, .. } => format!("check from sector {sector}"),
         }
     }
@@ -138,6 +141,8 @@ pub struct Guest {
     /// The worst that happened since the volume was last judged.
     pub crash: Option<Crash>,
     pub tuning: Tuning,
+    /// As its administrator has ordered it, and had it before that.
+    pub policies: [Policy; 2],
     /// Every acknowledgment is durable: the write cache is off, and has been for this write.
     strict: bool,
     numbers: u32,
@@ -151,7 +156,8 @@ pub struct Guest {
 impl Guest {
     pub fn new(plan: VolumePlan, origin: &OriginPlan, tag: u64, mut rng: Rng) -> Guest {
         let promise = match plan.policy {
-            Policy::Uncached => Promise::Sectors,
+            _ if plan.goes_direct() => Promise::Sectors,
+            Policy::Uncached | Policy::WriteThrough => Promise::Sectors,
             Policy::WriteBack => Promise::Prefix,
             Policy::Ephemeral => Promise::Volatile,
         };
@@ -159,7 +165,7 @@ impl Guest {
         let model = Model::new(tag, origin.sectors, promise, initial);
         Guest {
             tag,
-            origin: (plan.policy == Policy::WriteBack).then(|| model.clone()),
+            origin: (plan.switches || plan.policy == Policy::WriteBack).then(|| model.clone()),
             id: None,
             connection: 0,
             pending: BTreeMap::new(),
@@ -167,6 +173,7 @@ impl Guest {
             whole: None,
             crash: None,
             tuning: plan.tuning,
+            policies: [plan.policy; 2],
             strict: !plan.tuning.write_cache,
             numbers: 0,
             depth: plan.depth,
@@ -182,7 +189,7 @@ impl Guest {
     /// What the origin promises at any moment.
     pub fn origin_promise(&self) -> Promise {
         let atomic = self.plan.tuning.destage == DestageMode::Atomic && self.plan.journal_possible;
-        if atomic {
+        if atomic && !self.plan.switches {
             Promise::Prefix
         } else {
             Promise::Sectors
@@ -235,7 +242,9 @@ impl Guest {
         if self.resetting {
             return self.reset_when_quiet();
         }
-        if self.rng.chance(disconnect) && self.plan.policy != Policy::Uncached {
+        // What a lost connection has sent may overlap with what comes after it.
+        let ordered = self.plan.policy != Policy::Uncached && !self.plan.switches;
+        if self.rng.chance(disconnect) && ordered {
             return Some(Request::Disconnect);
         }
         self.choose()
@@ -294,6 +303,11 @@ impl Guest {
             }
             950..955 => Request::Outside,
             955..965 => self.retuned(),
+            965..985 if self.plan.switches => {
+                let all = [Policy::WriteBack, Policy::WriteThrough, Policy::Uncached];
+                Request::Switch(self.rng.pick(&all))
+            }
+            985..990 if self.plan.switches => Request::Destage,
             965..985 if self.plan.policy == Policy::WriteBack => Request::Destage,
             965..975 if self.plan.policy == Policy::Ephemeral => {
                 self.resetting = true;
@@ -301,7 +315,8 @@ impl Guest {
             }
             _ => Request::Flush,
         };
-        let ordered = self.plan.policy != Policy::Uncached || !self.overlaps(&request);
+        let ordered = self.plan.policy != Policy::Uncached && !self.plan.switches;
+        let ordered = ordered || !self.overlaps(&request);
         Some(if ordered { request } else { Request::Flush })
     }
 
@@ -398,6 +413,19 @@ impl Guest {
     pub fn tune_done(&mut self, tuning: Tuning) {
         self.strict = !tuning.write_cache;
         self.tuning = tuning;
+    }
+
+    /// An order to change the policy has its answer.
+    pub fn switch_done(&mut self, done: bool) {
+        let [new, old] = self.policies;
+        self.policies = if done { [new; 2] } else { [old; 2] };
+    }
+
+    /// The policy of the next start: an order without an answer may have been kept, or not.
+    pub fn settle_policy(&mut self) -> Policy {
+        let policy = self.rng.pick(&self.policies);
+        self.policies = [policy; 2];
+        policy
     }
 
     /// The connection, or the whole daemon, is gone.

@@ -212,6 +212,7 @@ impl World {
     }
 
     fn spec(&mut self, volume: usize) -> VolumeSpec {
+        let policy = self.guests[volume].settle_policy();
         let guest = &self.guests[volume];
         let ephemeral = guest.plan.policy == Policy::Ephemeral;
         let mut identity = [0; 16];
@@ -224,7 +225,7 @@ impl World {
             name: guest.plan.name.clone(),
             origin: format!("/images/{}.raw", guest.plan.origin),
             new_uuid: Uuid(self.rng.bytes16()),
-            policy: guest.plan.policy,
+            policy,
             size_bytes: guest.model.sectors() * engine::types::SECTOR_BYTES,
             read_only: false,
             base_layer: ephemeral.then_some(Uuid(identity)),
@@ -342,7 +343,8 @@ impl World {
         }
         for guest in &mut self.guests {
             // Parking has put everything acknowledged into the log.
-            let safe = self.parked && guest.plan.policy == Policy::WriteBack;
+            let logged = guest.plan.policy == Policy::WriteBack && !guest.plan.switches;
+            let safe = self.parked && logged;
             guest.crashed(if power && !safe {
                 Crash::PowerLoss
             } else {
@@ -431,6 +433,8 @@ impl World {
             counters.lines_bad += snapshot.lines.bad_blocks;
             counters.lines_retired += snapshot.lines.segments_retired;
             counters.lines_reappended += snapshot.lines.reappended_blocks;
+            let held = snapshot.volumes.iter().map(|it| it.flow.held_writes);
+            counters.held_writes += held.sum::<u64>();
         }
     }
 }

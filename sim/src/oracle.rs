@@ -12,7 +12,7 @@ use engine::engine::settle;
 use engine::event::{Device, Refusal};
 use engine::media::Media;
 use engine::types::VolumeId;
-use workload::check::{Model, Promise};
+use workload::check::{Crash, Model, Promise};
 use workload::stamp::SECTOR_BYTES;
 
 /// Sectors of one read of the check.
@@ -140,7 +140,11 @@ impl World {
         let name = guest.plan.policy.name();
         let found = found.map_err(|it| format!("v{volume} ({name}) after {crash:?}: {it}"))?;
         if let Some(origin) = &mut guest.origin {
-            origin.void_after(&found);
+            if guest.plan.switches && crash == Crash::PowerLoss {
+                origin.doubt();
+            } else {
+                origin.void_after(&found);
+            }
         }
         self.trace.counters.volumes_verified += 1;
         self.trace.add(&[volume as u64, found.cut, found.floor]);

@@ -7,6 +7,7 @@
 use crate::rng::Rng;
 use engine::engine::Config;
 use engine::event::Tuning;
+use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Geometry, Policy, Uuid};
 
 /// The largest write and read: 128 KiB.
@@ -40,6 +41,8 @@ pub struct Rates {
 pub struct VolumePlan {
     pub name: String,
     pub policy: Policy,
+    /// Its administrator changes the policy again and again, but for ephemeral.
+    pub switches: bool,
     /// Index of its origin; only volumes that never write share one.
     pub origin: usize,
     pub journal_possible: bool,
@@ -71,6 +74,13 @@ pub struct Plan {
     pub origins: Vec<OriginPlan>,
     pub volumes: Vec<VolumePlan>,
     pub rates: Rates,
+}
+
+impl VolumePlan {
+    /// Some of its writes go to the origin past the log.
+    pub fn goes_direct(&self) -> bool {
+        self.switches || self.policy.is_direct()
+    }
 }
 
 impl Plan {
@@ -110,6 +120,15 @@ impl Plan {
                 plan.volumes.push(clone);
             }
         }
+        if rng.chance(450) {
+            plan.add(&mut rng, Policy::WriteThrough, DestageMode::Atomic);
+        }
+        if rng.chance(600) {
+            let first = rng.pick(&[Policy::WriteBack, Policy::WriteThrough, Policy::Uncached]);
+            let mode = rng.pick(&[DestageMode::Atomic, DestageMode::InPlace]);
+            plan.add(&mut rng, first, mode);
+            plan.volumes.last_mut().expect("just added").switches = true;
+        }
         plan.limit_requests();
         plan
     }
@@ -119,12 +138,12 @@ impl Plan {
         let writers = self
             .volumes
             .iter()
-            .filter(|volume| volume.policy != Policy::Uncached);
+            .filter(|volume| volume.switches || !volume.policy.is_direct());
         let geometry = self.geometry;
         let usable = u64::from(geometry.segments - SEGMENTS_RESERVED);
         let chunks = usable * u64::from(geometry.segment_chunks - 1);
         let capacity = chunks * u64::from(geometry.chunk_blocks - 2) * 3 / 4;
-        let share = (capacity / 2 / writers.count() as u64).min(capacity / 8);
+        let share = (capacity / 2 / writers.count().max(1) as u64).min(capacity / 8);
         // Unaligned, a write touches one block more than it has.
         let sectors = (share.max(4) - 2) * engine::types::BLOCK_SECTORS;
         for volume in &mut self.volumes {
@@ -143,13 +162,16 @@ impl Plan {
             write_cache: rng.chance(850),
             destage_after_ms: rng.pick(&[Some(20), Some(200), Some(2000), Some(600_000), None]),
             destage,
+            flow: flow(rng),
             dirty_limit_bytes: rng.pick(&[log_bytes / 8, log_bytes / 4, log_bytes]),
             origin_queue_depth: rng.pick(&[1, 4, 32]),
             overlay_timeout_ms: rng.pick(&[1, 100, 5000]),
+            origin_timeout_ms: None,
         };
         self.volumes.push(VolumePlan {
             name,
             policy,
+            switches: false,
             origin: self.origins.len() - 1,
             journal_possible: destage == DestageMode::Atomic || rng.chance(500),
             tuning,
@@ -173,6 +195,15 @@ impl Plan {
             index_bytes_max: self.index_bytes_max,
             hash_seed,
         }
+    }
+}
+
+/// Low enough that guests are slowed often.
+fn flow(rng: &mut Rng) -> FlowLimits {
+    FlowLimits {
+        dirty_writes: rng.pick(&[None, None, Some(20), Some(200)]),
+        dirty_bytes_percent: rng.pick(&[10, 50, 75, 100]),
+        destage_time_ms: rng.pick(&[50, 1_000, 300_000]),
     }
 }
 

@@ -108,7 +108,7 @@ impl World {
                 self.trace.counters.disconnects += 1;
                 self.apply(Event::Disconnect { connection })
             }
-            Request::Destage | Request::Reset | Request::Tune(_) => {
+            Request::Destage | Request::Reset | Request::Tune(_) | Request::Switch(_) => {
                 self.command(volume, id, request)
             }
         }
@@ -222,6 +222,17 @@ impl World {
                 guest.tune_begin(&tuning);
                 (Command::Tune { volume, tuning }, Pending::Tune(tuning))
             }
+            Request::Switch(policy) => {
+                guest.policies[0] = policy;
+                self.trace.counters.switches += 1;
+                let journal_possible = guest.plan.journal_possible;
+                let command = Command::Switch {
+                    volume,
+                    policy,
+                    journal_possible,
+                };
+                (command, Pending::Switch(policy))
+            }
             other => unreachable!("{other:?} is no command"),
         };
         guest.pending.insert(id.number, pending);
@@ -294,6 +305,7 @@ impl World {
             Pending::Tune(tuning) => {
                 guest.tune_done(if result.is_ok() { tuning } else { guest.tuning });
             }
+            Pending::Switch(_) => guest.switch_done(result.is_ok()),
             Pending::Part { sector, .. } => self.part_read(volume, sector, result, &bytes)?,
             Pending::Outside { .. } if result.is_ok() => {
                 return Err("a read beyond the end was answered".to_owned());
@@ -310,11 +322,12 @@ impl World {
         pending: &Pending,
         refusal: Refusal,
     ) -> Result<(), Broken> {
-        let policy = self.guests[volume].plan.policy;
+        let plan = &self.guests[volume].plan;
+        let (policy, direct) = (plan.policy, plan.goes_direct());
         let allowed = match (pending, refusal) {
             (Pending::Outside { .. }, it) => it == Refusal::OutOfRange,
             (Pending::Write { .. }, Refusal::NoSpace) => policy == Policy::Ephemeral,
-            (Pending::Write { .. }, Refusal::Io) => policy == Policy::Uncached && self.faulty(),
+            (Pending::Write { .. }, Refusal::Io) => direct && self.faulty(),
             (Pending::Reset, it) => it == Refusal::Gone,
             (_, Refusal::Io) => self.faulty(),
             _ => false,

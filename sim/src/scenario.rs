@@ -224,4 +224,33 @@ pub const ALL: &[Scenario] = &[
             options.operations = 2000;
         },
     },
+    Scenario {
+        name: "a-stage-with-more-slots-than-the-log-has-chunks",
+        broke: "2: the stage of a small cache beside much overlay RAM was taken for a foreign one, \
+                and a kill lost what was acknowledged",
+        bend: |options, plan| {
+            only(plan, Policy::WriteBack, 1);
+            plan.geometry.segments = 12;
+            plan.overlay_slots = 200;
+            options.endings = vec![Ending::Kill; 3];
+            options.restarts = 3;
+        },
+    },
+    Scenario {
+        name: "a-kill-before-a-start-as-write-back",
+        broke: "2: writes that had gone past the log were not synced when a killed volume came \
+                back as write-back; a flush then covered the log alone",
+        bend: |options, plan| {
+            only(plan, Policy::WriteThrough, 1);
+            plan.volumes[0].switches = true;
+            options.endings = vec![
+                Ending::Kill,
+                Ending::PowerLoss,
+                Ending::Kill,
+                Ending::PowerLoss,
+            ];
+            options.restarts = 4;
+            options.operations = 2000;
+        },
+    },
 ];

@@ -17,6 +17,7 @@ pub struct Counters {
     pub zeroes: u64,
     pub destages: u64,
     pub resets: u64,
+    pub switches: u64,
     pub disconnects: u64,
     pub refused: u64,
     pub kills: u64,
@@ -43,11 +44,12 @@ pub struct Counters {
     pub lines_retired: u64,
     pub lines_reappended: u64,
     pub images_renewed: u64,
+    pub held_writes: u64,
     pub steps: u64,
 }
 
 impl Counters {
-    fn fields(&mut self) -> [(&'static str, &mut u64); 34] {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 36] {
         [
             ("operations", &mut self.operations),
             ("reads", &mut self.reads),
@@ -56,6 +58,7 @@ impl Counters {
             ("zeroes", &mut self.zeroes),
             ("destages", &mut self.destages),
             ("resets", &mut self.resets),
+            ("switches", &mut self.switches),
             ("disconnects", &mut self.disconnects),
             ("refused", &mut self.refused),
             ("kills", &mut self.kills),
@@ -85,6 +88,7 @@ impl Counters {
             ("line segments retired", &mut self.lines_retired),
             ("line blocks reappended", &mut self.lines_reappended),
             ("images renewed", &mut self.images_renewed),
+            ("held writes", &mut self.held_writes),
             ("steps", &mut self.steps),
         ]
     }

@@ -9,7 +9,7 @@ use crate::devices::{self, Devices, File};
 use crate::disk::{Damage, Disk, SyncPoint};
 use crate::guest::Guest;
 use crate::memory::SimMemory;
-use crate::plan::Plan;
+use crate::plan::{Plan, VolumePlan};
 use crate::rng::Rng;
 use crate::trace::Trace;
 use engine::engine::{Config, Engine, device_bytes};
@@ -497,16 +497,16 @@ impl World {
     /// What a failed sync may do. Without a cache nobody but the guest could write again; and
     /// spilled overlays are never synced, so a device that drops them has lost them.
     fn damage(&self, file: File) -> Damage {
-        let policy = |policy| {
+        let any = |kind: fn(&VolumePlan) -> bool| {
             let mine = |origin| file.origin().is_none_or(|at| at == origin);
             let plans = self.guests.iter().map(|guest| &guest.plan);
             plans
                 .into_iter()
-                .any(|plan| plan.policy == policy && mine(plan.origin))
+                .any(|plan| kind(plan) && mine(plan.origin))
         };
         match file {
-            File::Cache if policy(Policy::Ephemeral) => Damage::Doomed,
-            File::Image(_) if policy(Policy::Uncached) => Damage::None,
+            File::Cache if any(|plan| plan.policy == Policy::Ephemeral) => Damage::Doomed,
+            File::Image(_) if any(VolumePlan::goes_direct) => Damage::None,
             _ => Damage::Dropped,
         }
     }

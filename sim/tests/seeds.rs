@@ -71,6 +71,8 @@ fn every_seed_keeps_every_promise() {
     for (name, value) in counters.list() {
         println!("{value:>12} {name}");
     }
+    // Runs that never slow a guest would say nothing of those that do.
+    assert!(count < 50 || counters.held_writes > 10 * count);
     let seeds: Vec<u64> = failures.iter().map(|failure| failure.seed).collect();
     assert!(failures.is_empty(), "{} seeds fail: {seeds:?}", seeds.len());
 }

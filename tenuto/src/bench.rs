@@ -2,4 +2,5 @@
 //!
 //! Always true: a figure comes with what it was measured on, and nothing is printed here.
 
+pub mod burst;
 pub mod engine;

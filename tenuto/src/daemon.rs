@@ -16,6 +16,7 @@ mod volumes;
 use crate::shard::control::{CommandError, Handle, ListenerScope, Stopped};
 use crate::stage::Stage;
 use engine::engine::Report;
+use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 pub use held::{Held, Hold};
 use sockets::Sockets;
@@ -33,6 +34,8 @@ pub struct Settings {
     pub run_dir: PathBuf,
     /// Directory of the stage, which must outlive the process.
     pub stage_dir: PathBuf,
+    /// Directory of what this host keeps for itself: ledgers of origins beside which nothing lies.
+    pub state_dir: PathBuf,
     /// File or block device that `cache create` has formatted.
     pub cache_path: PathBuf,
     pub ram_bytes: u64,
@@ -53,7 +56,7 @@ pub struct Settings {
 #[derive(Clone, Debug, PartialEq)]
 pub struct VolumeSettings {
     pub name: String,
-    /// Path of a raw image or block device.
+    /// Path of a raw image or block device, or URL of an NBD export.
     pub origin: PathBuf,
     pub policy: Policy,
     pub read_only: bool,
@@ -63,7 +66,16 @@ pub struct VolumeSettings {
     pub destage_after: Option<Duration>,
     /// Directory of ledger and journal where they cannot lie beside the origin.
     pub journal_dir: Option<PathBuf>,
+    /// How long writes may take to land after the connection to an NBD origin has ended
+    /// uncleanly; what they touch is not written again before.
+    pub origin_quiet: Duration,
+    /// How long reads wait for an origin that does not answer; `None` = for ever.
+    pub origin_timeout: Option<Duration>,
+    /// False looks at the first bytes of an NBD origin; those of files were looked at before.
+    pub format_raw: bool,
     pub dirty_limit_bytes: u64,
+    /// When guests are slowed before that.
+    pub flow: FlowLimits,
     pub origin_queue_depth: u32,
     pub overlay_timeout: Duration,
     /// False keeps the volume off the NBD sockets.
@@ -82,6 +94,9 @@ pub struct SanSettings {
     /// Bytes per second; `None` = no limit.
     pub bandwidth_bytes: Option<u64>,
 }
+
+/// What is not known otherwise about how long late writes to an NBD origin take.
+pub const DEFAULT_QUIET: Duration = Duration::from_secs(30);
 
 /// Why a daemon did not start. Nothing is served and no lock is held.
 #[derive(Debug, thiserror::Error)]
@@ -147,6 +162,7 @@ pub struct Daemon {
     /// A lock, because changes come from several threads and wait for slow origins: it is held
     /// for moments only, and a change in progress is noted in the table.
     volumes: Mutex<Table>,
+    state_dir: PathBuf,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Keeps its lock.
     _stage: Stage,
@@ -171,6 +187,7 @@ impl Daemon {
             recovery,
             sockets,
             volumes: Mutex::new(Table::default()),
+            state_dir: settings.state_dir.clone(),
             thread: Mutex::new(Some(thread)),
             _stage: opened.stage,
         };

@@ -5,12 +5,12 @@
 //! with the same limits. Deliberately absent: real guests, which a later version boots where
 //! QEMU and a kernel are; here the built-in client drives the disks.
 
-mod client;
+pub(crate) mod client;
 mod content;
-mod host;
+pub(crate) mod host;
 mod load;
-mod page;
-mod stats;
+pub(crate) mod page;
+pub(crate) mod stats;
 
 use crate::error::{Error, Result, cause};
 use host::{CLONES, Place, Run, SAN};

@@ -7,11 +7,13 @@
 
 use crate::lock::Patience;
 use crate::marks::{self, Phase};
-use crate::origin::file::OpenVolume;
+use crate::origin::file::{OpenVolume, Sides};
+use crate::origin::nbd::client::Client;
 use crate::origin::san::San;
 use crate::target::io_error;
 pub use crate::target::{Target, misaligned};
 use crate::{cachedev, fault::Kind};
+use engine::engine::{OpenError, Settled, inspect_origin};
 use engine::event::{Device, IoError, Stat};
 use engine::media::Media;
 use engine::types::{BLOCK_BYTES, VolumeId};
@@ -61,7 +63,7 @@ impl Files {
     fn slot(&self, device: Device) -> Option<&Arc<Target>> {
         match device {
             Device::Cache => self.cache.as_ref(),
-            Device::Origin(volume) => self.volumes.get(&volume).map(|open| &open.origin),
+            Device::Origin(volume) => self.volumes.get(&volume)?.origin.file(),
             Device::Ledger(volume) => self.volumes.get(&volume)?.ledger.as_ref(),
             Device::Journal(volume) => self.volumes.get(&volume)?.journal.as_ref(),
         }
@@ -82,7 +84,7 @@ impl Files {
             Device::Cache | Device::Origin(_) => return Err(IoError::Failed),
         };
         let open = self.volumes.get_mut(&volume).ok_or(IoError::Failed)?;
-        if open.origin.read_only {
+        if open.origin.read_only() {
             tracing::warn!(
                 "{}: is open for reading, so no ledger is made",
                 open.origin.name()
@@ -149,8 +151,52 @@ impl Files {
         assert!(before.is_none(), "volume {volume} has its files already");
     }
 
+    /// The files of a volume, shared.
+    pub fn volume(&self, volume: VolumeId) -> Option<&OpenVolume> {
+        self.volumes.get(&volume)
+    }
+
+    /// Takes ledger and journal that were made for a volume meanwhile.
+    pub fn take_sides(&mut self, volume: VolumeId, made: Sides) {
+        if let Some(open) = self.volumes.get_mut(&volume) {
+            open.ledger = made.ledger;
+            open.journal = made.journal;
+        }
+    }
+
     pub fn remove_volume(&mut self, volume: VolumeId) -> Option<OpenVolume> {
         self.volumes.remove(&volume)
+    }
+
+    /// The connection of an origin that is no file, until the shard has taken it.
+    fn client(&mut self, device: Device) -> Option<&mut Client> {
+        let Device::Origin(volume) = device else {
+            return None;
+        };
+        let origin = self.volumes.get_mut(&volume)?.origin.nbd_mut()?;
+        origin.client.as_mut()
+    }
+
+    /// Settles the ledger of a volume. A pending journal of an origin without a fence is finished
+    /// only when no earlier write can land any more.
+    pub fn settle(
+        &mut self,
+        volume: VolumeId,
+        patience: &mut Patience,
+    ) -> Result<Settled, OpenError> {
+        let open = self.volumes.get(&volume);
+        let unclean = open
+            .and_then(|open| open.origin.nbd())
+            .filter(|o| o.unclean)
+            .map(|origin| (origin.quiet, origin.name()));
+        if let Some((quiet, name)) = unclean
+            && inspect_origin(self, volume)?.is_some_and(|info| info.journal.is_some())
+        {
+            crate::lock::stay_quiet(&name, quiet, patience);
+            let open = self.volumes.get_mut(&volume).expect("was just there");
+            open.origin.nbd_mut().expect("was just there").unclean = false;
+        }
+        engine::engine::settle(self, volume)
     }
 
     /// The storage network of a volume, shared with all volumes of equal parameters.
@@ -172,6 +218,15 @@ fn unlink(path: PathBuf) -> io::Result<()> {
     }
 }
 
+/// A server tells no times: they are always zero, as those of a device.
+pub fn stat_of_export(size_bytes: u64) -> Stat {
+    Stat {
+        size_bytes,
+        mtime_ns: 0,
+        now_ns: crate::target::wall_clock_ns(),
+    }
+}
+
 /// What a side file that does not exist reads as; an error for a device that must exist.
 fn missing(device: Device) -> Result<(), IoError> {
     match device {
@@ -184,6 +239,11 @@ impl Media for Files {
     fn read(&mut self, device: Device, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         marks::enter(Phase::Recovery);
         marks::middle(Phase::Recovery);
+        if let Some(client) = self.client(device) {
+            let result = client.read(offset, bytes);
+            marks::leave(Phase::Recovery);
+            return result;
+        }
         let result = match self.target(device) {
             Some(target) => target.read(offset, bytes),
             None => {
@@ -229,8 +289,14 @@ impl Media for Files {
     }
 
     fn write(&mut self, device: Device, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
-        let target = self.ensure(device)?;
         marks::enter(Phase::Recovery);
+        if let Some(client) = self.client(device) {
+            marks::middle(Phase::Recovery);
+            let result = client.write(offset, bytes);
+            marks::leave(Phase::Recovery);
+            return result;
+        }
+        let target = self.ensure(device)?;
         // A driver may kill us in the middle: then a part of the blocks is written.
         let half = match marks::on() {
             true => bytes.len() / 2 / BLOCK_BYTES as usize * BLOCK_BYTES as usize,
@@ -245,12 +311,20 @@ impl Media for Files {
     }
 
     fn zero(&mut self, device: Device, offset: u64, bytes: u64) -> Result<(), IoError> {
-        self.ensure(device)?.zero(offset, bytes, true)
+        match self.client(device) {
+            Some(client) => client.zero(offset, bytes, true),
+            None => self.ensure(device)?.zero(offset, bytes, true),
+        }
     }
 
     fn sync(&mut self, device: Device) -> Result<(), IoError> {
         marks::enter(Phase::Recovery);
         marks::middle(Phase::Recovery);
+        if let Some(client) = self.client(device) {
+            let result = client.sync();
+            marks::leave(Phase::Recovery);
+            return result;
+        }
         let result = match self.target(device) {
             Some(_) if crate::drill::leaves_out_sync(device) => Ok(()),
             Some(target) => target.sync(),
@@ -261,6 +335,9 @@ impl Media for Files {
     }
 
     fn stat(&mut self, device: Device) -> Result<Stat, IoError> {
+        if let Some(client) = self.client(device) {
+            return Ok(stat_of_export(client.export().size_bytes));
+        }
         match self.target(device) {
             Some(target) => target.stat(),
             None => missing(device).map(|()| Stat {
@@ -290,6 +367,8 @@ mod tests {
             access: Access::Write,
             format_raw: false,
             journal_place: None,
+            ledger_place: None,
+            quiet: std::time::Duration::ZERO,
             create,
         };
         let mut files = Files::without_cache();

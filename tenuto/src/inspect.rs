@@ -5,6 +5,9 @@
 //! Deliberately absent: what is dirty; only recovery knows that, and recovery is the engine's.
 
 use crate::error::{Error, Kind, Result, cause};
+use crate::origin::nbd::client::Client;
+use crate::origin::nbd::uri;
+use crate::origin::{Place, beside};
 use crate::target::Target;
 use engine::format::FormatError;
 use engine::format::journal::{self, Journal};
@@ -47,28 +50,14 @@ impl Beside {
     }
 }
 
-/// The name of the file with this ending beside an image, or in a place of its own.
-pub fn beside(image: &Path, place: Option<&Path>, ending: &str) -> PathBuf {
-    let mut name = image.file_name().unwrap_or_default().to_os_string();
-    name.push(ending);
-    match place {
-        Some(place) => place.join(name),
-        None => image.with_file_name(name),
-    }
-}
-
 /// Reads ledger and journal of an image.
 pub fn look_beside(image: &Path, place: Option<&Path>) -> Result<Beside> {
-    let real = image
-        .canonicalize()
-        .map_err(|error| unreadable(image, &error))?;
-    // Beside the image they have its real name, elsewhere the name it was given by.
-    let named = if place.is_some() { image } else { &real };
+    let (image_bytes, ledger_path, journal_path) = locate(image, place)?;
     let mut found = Beside {
         image: image.to_path_buf(),
-        image_bytes: size_of(image).map_err(|error| unreadable(image, &error))?,
-        ledger_path: beside(named, place, ".tenuto"),
-        journal_path: beside(named, place, ".tenuto-journal"),
+        image_bytes,
+        ledger_path,
+        journal_path,
         ledger: None,
         journal_bytes: None,
         journal: None,
@@ -98,6 +87,47 @@ pub fn look_beside(image: &Path, place: Option<&Path>) -> Result<Beside> {
         ));
     }
     Ok(found)
+}
+
+/// Size of an origin, and where its ledger and journal are or would be.
+fn locate(image: &Path, place: Option<&Path>) -> Result<(u64, PathBuf, PathBuf)> {
+    let uri = match Place::parse(image) {
+        Ok(Place::File(_)) => None,
+        Ok(Place::Nbd(uri)) => Some(uri),
+        Err(why) => return Err(Error::usage(format!("origin {why}; {}", uri::RIGHT))),
+    };
+    let in_place = |place: &Path, identity: &Path| -> Result<(PathBuf, PathBuf)> {
+        let path = |ending| {
+            let path = beside::in_place(place, identity, ending);
+            path.map_err(|fault| Error::usage(fault.message))
+        };
+        Ok((path(beside::LEDGER)?, path(beside::JOURNAL)?))
+    };
+    if let Some(uri) = uri {
+        let place = place.ok_or_else(|| {
+            let message = format!("origin {uri}: nothing lies beside it; say where by --journal");
+            Error::usage(message)
+        })?;
+        let client = Client::connect(&uri);
+        let client = client.map_err(|why| Error::failed(format!("origin {uri}: {why}")))?;
+        let bytes = client.export().size_bytes;
+        client.goodbye();
+        let (ledger, journal) = in_place(place, Path::new(&uri.identity()))?;
+        return Ok((bytes, ledger, journal));
+    }
+    let real = image
+        .canonicalize()
+        .map_err(|error| unreadable(image, &error))?;
+    let bytes = size_of(image).map_err(|error| unreadable(image, &error))?;
+    let device = real.metadata().is_ok_and(|meta| !meta.is_file());
+    let (ledger, journal) = match place {
+        Some(place) => in_place(place, if device { image } else { &real })?,
+        None => (
+            beside::beside(&real, beside::LEDGER),
+            beside::beside(&real, beside::JOURNAL),
+        ),
+    };
+    Ok((bytes, ledger, journal))
 }
 
 fn look_at_journal(found: &mut Beside, file: &File) -> Result<()> {

@@ -19,6 +19,7 @@ pub mod frontend;
 pub mod inspect;
 pub mod lock;
 pub mod marks;
+pub mod nbd;
 pub mod origin;
 pub mod ring;
 pub mod shard;

@@ -54,6 +54,18 @@ impl Patience<'_> {
     }
 }
 
+/// Waits until late writes to an origin without a fence have landed.
+pub fn stay_quiet(object: &str, quiet: Duration, patience: &mut Patience) {
+    let until = Instant::now() + quiet;
+    (patience.progress)(&format!(
+        "origin {object}: waiting {} s for writes of an unclean end to land (origin-quiet)",
+        quiet.as_secs()
+    ));
+    while let Some(left) = until.checked_duration_since(Instant::now()) {
+        std::thread::sleep(left);
+    }
+}
+
 /// Takes an `flock` on this open file description. `object` names it in messages.
 pub fn acquire(
     file: &File,

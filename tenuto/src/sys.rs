@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io;
+use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
@@ -42,6 +43,32 @@ fn range(kind: libc::c_int, byte: i64, bytes: i64) -> libc::flock {
         // Open file description locks want 0 here.
         l_pid: 0,
     }
+}
+
+/// Lets the kernel notice within half a minute that the other side of a connection is gone.
+pub fn notice_dead_peers(stream: &TcpStream) -> io::Result<()> {
+    let options = [
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 10),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 5),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 4),
+        (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 30_000),
+    ];
+    for (level, option, value) in options {
+        let value: libc::c_int = value;
+        let size = size_of::<libc::c_int>() as libc::socklen_t;
+        // SAFETY: the socket is open while `stream` is borrowed; the value outlives the call.
+        check(unsafe {
+            libc::setsockopt(
+                stream.as_raw_fd(),
+                level,
+                option,
+                (&raw const value).cast(),
+                size,
+            )
+        })?;
+    }
+    Ok(())
 }
 
 /// Takes a shared lock on one byte, owned by the open file description.

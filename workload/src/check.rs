@@ -24,7 +24,8 @@ const ZERO: u64 = u64::MAX;
 pub enum Promise {
     /// A prefix of the acknowledged writes, with everything flushed in it (`write-back`).
     Prefix,
-    /// Each sector its last flushed value or a later one (`uncached`, in-place origins).
+    /// Each sector its last flushed value or a later one (`uncached`, `write-through`, in-place
+    /// origins, volumes that change their policy).
     Sectors,
     /// As `Prefix` while the host lives; clean after a power loss (`ephemeral`).
     Volatile,
@@ -319,6 +320,15 @@ impl Model {
             } else {
                 write.void = true;
             }
+        }
+    }
+
+    /// After a power loss of an image that takes no order: which of the writes are there is not
+    /// known, so none is promised any more; each may still be there.
+    pub fn doubt(&mut self) {
+        self.newest.fill(0);
+        for write in &mut self.writes {
+            write.acknowledged = None;
         }
     }
 

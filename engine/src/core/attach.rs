@@ -10,8 +10,8 @@
 //! and nothing of it is touched. Writing the ledger of a volume is done here as well, one write
 //! and one sync at a time.
 
-use super::Core;
 use super::checkpoint::Waiter;
+use super::{Core, Switch};
 use crate::engine::{OpenError, Settled};
 use crate::event::{Device, Op, Purpose, Refusal, Stat, VolumeSpec};
 use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
@@ -60,14 +60,15 @@ impl Core {
         };
         volume.name = spec.name;
         volume.origin = spec.origin;
-        volume.policy = spec.policy;
         volume.size_bytes = spec.size_bytes;
         volume.read_only = spec.read_only;
         volume.journal_possible = spec.journal_possible;
         volume.tuning = spec.tuning;
+        // What the tier has of an earlier volume under this id is of another image.
+        self.layers += 1;
         volume.layer = match spec.base_layer {
             Some(identity) => self.lines.layer(identity),
-            None => Layer(u64::from(id.0)),
+            None => Layer(self.layers),
         };
         volume.attached = true;
         // What a settled journal brought to the origin is clean.
@@ -79,14 +80,27 @@ impl Core {
             let epoch = volume.epochs.pop_front().expect("just seen");
             self.bury(epoch.map);
         }
-        let owned = volume.policy == Policy::WriteBack && !volume.read_only;
-        volume.keeper = owned.then(|| Keeper {
-            ledger: self.claim_of(&volume, ledger),
-            step: None,
-            piece: None,
-            failed: false,
-            clock_ahead_ns: 0,
-        });
+        // A switch cut short: what is dirty or claimed is write-back until it is at the origin.
+        let owes = volume.owes() || ledger.as_ref().is_some_and(|ledger| ledger.dirty);
+        let unfinished = owes && spec.policy.is_direct() && !spec.read_only;
+        // What went past the log is not synced yet, and a flush has to cover it.
+        let unsynced = volume.policy.is_direct() && spec.policy == Policy::WriteBack;
+        volume.policy = if unfinished {
+            volume.switch = Some(Switch::towards(spec.policy));
+            Policy::WriteBack
+        } else if unsynced && !owes && !spec.read_only {
+            volume.switch = Some(Switch::towards(spec.policy));
+            volume.policy
+        } else {
+            spec.policy
+        };
+        volume.logged_policy = volume.policy;
+        volume.keeper = None;
+        let owned = volume.policy == Policy::WriteBack;
+        let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
+        if writes && (owned || ledger.is_some()) {
+            volume.keeper = Some(self.keeper_of(&volume, ledger, owned));
+        }
         while self.volumes.len() <= id.0 as usize {
             self.volumes.push(None);
         }
@@ -150,7 +164,7 @@ impl Core {
             if ledger.generation >= volume.generation {
                 volume.generation = Generation(ledger.generation.0 + 1);
             }
-            if spec.policy == Policy::WriteBack {
+            if spec.policy != Policy::Ephemeral {
                 volume.destaged = volume.destaged.max(ledger.destaged);
                 volume.serial_next = Serial(volume.serial_next.0.max(ledger.destaged.0 + 1));
             }
@@ -186,6 +200,19 @@ impl Core {
         Ok(volume)
     }
 
+    /// The ledger of a volume as it is to be written next; `dirty` claims it.
+    pub(super) fn keeper_of(&self, volume: &Volume, old: Option<Ledger>, dirty: bool) -> Keeper {
+        let mut ledger = self.claim_of(volume, old);
+        ledger.dirty = dirty;
+        Keeper {
+            ledger,
+            step: None,
+            piece: None,
+            failed: false,
+            clock_ahead_ns: 0,
+        }
+    }
+
     fn claim_of(&self, volume: &Volume, old: Option<Ledger>) -> Ledger {
         let mut owner = self.config.host_name.clone();
         while owner.len() > OWNER_BYTES_MAX {
@@ -215,7 +242,7 @@ impl Core {
     /// The checkpoint names the volume.
     pub(super) fn claim(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
-        if volume.keeper.is_some() {
+        if volume.policy == Policy::WriteBack && volume.keeper.is_some() {
             self.write_ledger(cx, id, LedgerStep::Claim);
         } else {
             self.open_for_requests(cx, id);
@@ -235,6 +262,7 @@ impl Core {
             self.enqueue(id);
         }
         self.start_destage_if_due(cx, id);
+        self.pump_switch(cx, id);
         self.detach_progress(cx, id);
     }
 
@@ -320,7 +348,10 @@ impl Core {
             }
             LedgerStep::Begin => self.destage_begun(cx, id),
             LedgerStep::Finish => self.destage_finished(cx, id),
-            LedgerStep::Release => self.detach_progress(cx, id),
+            LedgerStep::Release => {
+                self.switch_released(id);
+                self.detach_progress(cx, id);
+            }
         }
     }
 
@@ -335,7 +366,9 @@ impl Core {
                 .expect("a ledger was written");
             keeper.clock_ahead_ns = stat.mtime_ns.saturating_sub(stat.now_ns);
         }
-        self.open_for_requests(cx, id);
+        if !self.switch_claimed(cx, id) {
+            self.open_for_requests(cx, id);
+        }
     }
 
     /// A ledger that could not be written is due again.
@@ -396,6 +429,10 @@ impl Core {
         let volume = self.volume(id);
         let waiting = core::mem::take(&mut volume.waiting);
         let destage_waiters = core::mem::take(&mut volume.destage_waiters);
+        let switch = volume.switch.take();
+        for request in switch.into_iter().flat_map(|switch| switch.waiters) {
+            cx.out.reply(request, Err(Refusal::Gone));
+        }
         for waiting in waiting {
             cx.out.reply(waiting.request, Err(Refusal::Gone));
         }
@@ -476,7 +513,9 @@ fn check_dirty(volume: &Volume, spec: &VolumeSpec, ledger: Option<&Ledger>) -> R
         return Ok(());
     }
     let bytes = volume.dirty_bytes();
-    if volume.policy != spec.policy {
+    // From write-back to the origin's own policies the volume finds its way by itself.
+    let switches = volume.policy == Policy::WriteBack && spec.policy.is_direct();
+    if volume.policy != spec.policy && !switches {
         return Err(format!(
             "has {bytes} dirty bytes as {}; destage or reset it before its policy changes to {}",
             volume.policy.name(),
@@ -488,7 +527,7 @@ fn check_dirty(volume: &Volume, spec: &VolumeSpec, ledger: Option<&Ledger>) -> R
             "has {bytes} dirty bytes; it cannot be read-only yet"
         ));
     }
-    if spec.policy != Policy::WriteBack {
+    if spec.policy == Policy::Ephemeral {
         return Ok(());
     }
     if spec.size_bytes < volume.size_bytes {

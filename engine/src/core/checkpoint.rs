@@ -27,6 +27,8 @@ pub enum Waiter {
     },
     Detach(RequestId),
     Park(RequestId),
+    /// The table names the volume by the policy that it is changing to.
+    Switch(VolumeId),
 }
 
 #[derive(Default)]
@@ -219,6 +221,7 @@ impl Core {
                     cx.out.reply(request, Ok::<(), Refusal>(()));
                     self.open_for_requests(cx, volume);
                 }
+                Waiter::Switch(volume) => self.switch_named(cx, volume),
                 Waiter::Detach(request) | Waiter::Park(request) => {
                     cx.out.reply(request, Ok(()));
                 }

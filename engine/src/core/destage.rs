@@ -81,6 +81,14 @@ pub struct Destage {
     /// Jobs write the origin, also while the ledger is written again in between.
     applying: bool,
     apply_until: Time,
+    /// Of the epoch, as [`Flow::moved`](crate::flow::Flow::moved) counts.
+    moved_halves: u64,
+}
+
+impl Destage {
+    pub fn moved_halves(&self) -> u64 {
+        self.moved_halves
+    }
 }
 
 /// Neighbouring extents that make one request.
@@ -102,6 +110,11 @@ impl Core {
             cx.out.reply(request, Err(crate::event::Refusal::Policy));
             return;
         }
+        if volume.policy.is_direct() && volume.ready && !volume.read_only {
+            // All of it is there; on stable media it is after a sync.
+            self.sync_origin(cx, id, request, true, cx.now);
+            return;
+        }
         if !volume.owes() || volume.destaged >= upto {
             cx.out.reply(request, Ok(()));
             return;
@@ -116,6 +129,7 @@ impl Core {
         let full = gauge.live * 10 >= gauge.capacity * 6;
         let low = self.log.is_low();
         let dirty_extents_full = self.dirty_extents * 4 >= self.config.dirty_extents_max * 3;
+        let share = self.share();
         let volume = self.volume(id);
         if volume.destage.is_some() || !volume.owes() || !volume.attached || !volume.ready {
             return;
@@ -129,9 +143,13 @@ impl Core {
             .tuning
             .destage_after_ms
             .is_some_and(|after| cx.now >= oldest.plus_millis(after));
-        let many = volume.dirty_bytes() >= volume.tuning.dirty_limit_bytes / 4 * 3;
+        let many = volume.flow.is_pressing();
         let commanded = volume.destage_upto > volume.destaged;
-        let pressed = !volume.waiting.is_empty() || full || low || dirty_extents_full;
+        // A volume that is never destaged for its age stays in the log as long as there is room:
+        // it gives way within its own limit, and where it has more than its share.
+        let stays = volume.tuning.destage_after_ms.is_none() && volume.charge() <= share;
+        let scarce = low || ((full || dirty_extents_full) && !stays);
+        let pressed = !volume.waiting.is_empty() || scarce;
         // What a held volume has is not a prefix of its writes: it goes to the origin by order
         // only, never by itself.
         let by_itself = volume.state != State::Held && (aged || many || pressed);
@@ -162,6 +180,7 @@ impl Core {
             waiting: false,
             applying: false,
             apply_until: Time(0),
+            moved_halves: 0,
         });
         self.pump_destage(cx, id);
     }
@@ -229,7 +248,7 @@ impl Core {
     fn pump_jobs(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         let piece_bytes = self.scratch.piece_bytes();
         loop {
-            let depth = self.volume(id).tuning.origin_queue_depth.max(1) as usize;
+            let depth = self.destage_depth(cx.now, id);
             let destage = self.phase(id);
             if destage.jobs.len() >= depth || destage.failed {
                 break;
@@ -305,8 +324,12 @@ impl Core {
                 destage.entries.clear();
                 destage.journal_at = room;
                 destage.table_at = 0;
+                destage.moved_halves = 0;
             }
-            Phase::Apply | Phase::ApplySync => destage.phase = Phase::Apply,
+            Phase::Apply | Phase::ApplySync => {
+                destage.phase = Phase::Apply;
+                destage.moved_halves = 0;
+            }
             Phase::WaitLog { .. } | Phase::Stat | Phase::Begin | Phase::Finish => {}
         }
         if !damaged && volume.state != State::Damaged {
@@ -353,7 +376,7 @@ impl Core {
             );
             return true;
         }
-        let Some(piece) = self.scratch.take_destage_piece() else {
+        let Some(piece) = self.take_destage_piece(id) else {
             return false;
         };
         let place = self.scratch.piece(piece);
@@ -469,16 +492,68 @@ impl Core {
         if !ok {
             volume.counters.origin.errors += 1;
             self.phase(id).failed = true;
+        } else {
+            self.count_moved(id, job);
         }
         self.end_job(cx, id, job);
+    }
+
+    /// Blocks that a job carries; a range of zeroes counts as one.
+    pub(super) fn job_blocks(&mut self, id: VolumeId, job: u32) -> u64 {
+        let job = self.phase(id).jobs.get(job);
+        match job.piece {
+            Some(_) => job.span.blocks(),
+            None => 1,
+        }
+    }
+
+    /// A job has reached the journal or the origin.
+    fn count_moved(&mut self, id: VolumeId, job: u32) {
+        let atomic = self.volume(id).effective_destage() == DestageMode::Atomic;
+        let destage = self.phase(id);
+        let job = destage.jobs.get(job);
+        let halves = match (atomic, job.piece) {
+            (true, Some(_)) => job.span.blocks(),
+            (false, Some(_)) => 2 * job.span.blocks(),
+            // A range of zeroes is no job of the journal.
+            (_, None) => 2,
+        };
+        destage.moved_halves += halves;
+        self.volume(id).flow.moved(halves);
     }
 
     fn end_job(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32) {
         let job = self.phase(id).jobs.take(job);
         if let Some(piece) = job.piece {
             self.scratch.free_destage_piece(piece);
+            self.give_destage_turns(cx);
         }
         self.pump_destage(cx, id);
+    }
+
+    /// Memory for one request, or a place in the line of those that wait for it.
+    fn take_destage_piece(&mut self, id: VolumeId) -> Option<u32> {
+        let destage = self.phase(id);
+        let held = destage.jobs.len() + usize::from(destage.table_piece.is_some());
+        let piece = self.scratch.take_destage_piece(held);
+        if piece.is_none() && !self.destage_turns.contains(&id) {
+            self.destage_turns.push_back(id);
+        }
+        piece
+    }
+
+    /// Memory was given back: the volumes that wait for it try in turn, until one has got some.
+    pub(super) fn give_destage_turns(&mut self, cx: &mut Cx<'_>) {
+        for _ in 0..self.destage_turns.len() {
+            let Some(id) = self.destage_turns.pop_front() else {
+                return;
+            };
+            let taken = self.scratch.destage_pieces();
+            self.pump_destage(cx, id);
+            if self.scratch.destage_pieces() > taken {
+                return;
+            }
+        }
     }
 
     /// Writes header and table of the journal, a piece at a time.
@@ -502,7 +577,7 @@ impl Core {
         }
         let at = destage.table_at;
         let left = destage.table.len() - at;
-        let Some(piece) = self.scratch.take_destage_piece() else {
+        let Some(piece) = self.take_destage_piece(id) else {
             return false;
         };
         let bytes = left.min(self.scratch.piece_bytes() as usize);
@@ -545,6 +620,7 @@ impl Core {
             destage.phase = Phase::JournalSync;
         }
         self.scratch.free_destage_piece(piece);
+        self.give_destage_turns(cx);
         self.pump_destage(cx, id);
     }
 
@@ -685,6 +761,7 @@ impl Core {
         if !self.volume(id).waiting.is_empty() {
             self.enqueue(id);
         }
+        self.pump_switch(cx, id);
         self.start_destage_if_due(cx, id);
         if self.parking.is_some() {
             self.release_if_clean(cx, id);

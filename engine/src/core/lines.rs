@@ -89,6 +89,11 @@ pub struct Lines {
     counters: crate::snapshot::Lines,
 }
 
+/// Whether this is the layer of a base image, which nobody writes.
+pub fn is_base(layer: Layer) -> bool {
+    layer.0 >= BASE_LAYERS_FROM
+}
+
 /// The number of a shared layer, if it is small enough for the index.
 fn number(layer: Layer) -> Option<u16> {
     u16::try_from(layer.0.checked_sub(BASE_LAYERS_FROM)?).ok()

@@ -1,20 +1,24 @@
 //! The shard behind the seam: dispatches events and runs the fixed list of maintenance steps.
 //!
-//! Each verb has a file: `read`, `lines`, `write`, `destage`, `evacuate`, `checkpoint`, `attach`.
-//! Always true after an `apply`: whatever could be decided has been decided; what is left waits
-//! for a device, for room, or for a time that is in the timers.
+//! Each verb has a file: `read`, `lines`, `write`, `direct`, `destage`, `switch`, `evacuate`,
+//! `checkpoint`, `attach`. Always true after an `apply`: whatever could be decided has been
+//! decided; what is left waits for a device, for room, or for a time that is in the timers.
 
 mod attach;
 mod checkpoint;
 mod destage;
+mod direct;
 mod evacuate;
 mod lines;
+mod pace;
 mod read;
 mod show;
+mod switch;
 mod write;
 
 pub use destage::Destage;
 pub use lines::{FoundFill, segments_max};
+pub use switch::Switch;
 
 /// The keeper of checkpoints after one with this sequence was written.
 pub fn checkpoint_keeper(sequence: u64) -> checkpoint::Keeper {
@@ -27,7 +31,7 @@ use crate::fetch::{Fetched, Fetches, Owner};
 use crate::log::{Log, Waiter};
 use crate::map::ExtentMap;
 use crate::outbox::{Cx, Pending, Timer};
-use crate::ram::RamTier;
+use crate::ram::{Layer, RamTier};
 use crate::scratch::Scratch;
 use crate::slab::Slab;
 use crate::types::{Generation, RequestId, StreamSeq, Time, Uuid, VolumeId};
@@ -65,9 +69,13 @@ pub struct Core {
     fills: Slab<read::Fill>,
     /// Fills whose origin did not answer; due again at housekeeping.
     held_fills: Vec<u32>,
-    calls: Slab<write::Call>,
+    /// The same for reads past the tier, with the part that is missing.
+    held_reads: Vec<(u32, crate::types::Span)>,
+    calls: Slab<direct::Call>,
     /// Volumes whose first waiting request wants another try, in turn.
     queue: VecDeque<VolumeId>,
+    /// Volumes whose destage waits for memory, in turn.
+    destage_turns: VecDeque<VolumeId>,
     pub checkpoint: checkpoint::Keeper,
     evacuation: Option<evacuate::Evacuation>,
     graveyard: Vec<ExtentMap>,
@@ -78,6 +86,8 @@ pub struct Core {
     /// Volumes that may hold dirty data; each has a share of the log.
     writers: u64,
     parking: Option<Parking>,
+    /// Layers of single volumes that were given out; each is used once.
+    layers: u64,
 }
 
 impl Core {
@@ -103,8 +113,10 @@ impl Core {
             reads: Slab::default(),
             fills: Slab::default(),
             held_fills: Vec::new(),
+            held_reads: Vec::new(),
             calls: Slab::default(),
             queue: VecDeque::new(),
+            destage_turns: VecDeque::new(),
             checkpoint,
             evacuation: None,
             graveyard: Vec::new(),
@@ -113,6 +125,7 @@ impl Core {
             generation_next: Generation(1),
             writers: 0,
             parking: None,
+            layers: 0,
             config,
         }
     }
@@ -210,9 +223,11 @@ impl Core {
     fn has_chores(&self) -> bool {
         self.dirty_extents > 0
             || !self.held_fills.is_empty()
+            || !self.held_reads.is_empty()
             || !self.graveyard.is_empty()
             || !self.queue.is_empty()
             || self.evacuation.is_some()
+            || self.volumes.iter().flatten().any(|v| v.switch.is_some())
             || self.log.is_low()
             || self.lines.has_chores()
     }
@@ -223,6 +238,7 @@ impl Core {
                 Timer::Linger => self.log.linger_over(),
                 Timer::Announce => self.log.announce(cx),
                 Timer::Housekeeping => self.keep_house(cx),
+                Timer::Flow(volume) => self.flow_due(cx, volume),
             }
         }
     }
@@ -233,19 +249,26 @@ impl Core {
         for fill in core::mem::take(&mut self.held_fills) {
             self.issue_fill(cx, fill);
         }
+        for (read, part) in core::mem::take(&mut self.held_reads) {
+            self.issue_origin_read(cx, read, part);
+        }
         if self.log.is_low() && self.log.has_dead() {
             self.log.want_sync();
             self.checkpoint.wanted |= self.log.freeable() > 0;
         }
+        self.look_at_origins(cx);
+        self.give_destage_turns(cx);
         for at in 0..self.volumes.len() {
             let id = VolumeId(at as u32);
             if self.volumes[at].is_none() {
                 continue;
             }
             self.retry_ledger(cx, id);
+            self.look_at_flow(cx, id, 0);
             self.time_out_waiting(cx, id);
             self.start_destage_if_due(cx, id);
             self.pump_destage(cx, id);
+            self.pump_switch(cx, id);
             let volume = self.volume(id);
             if !volume.waiting.is_empty() && !volume.queued {
                 volume.queued = true;
@@ -263,6 +286,7 @@ impl Core {
     ) {
         let (pending, started) = cx.out.take(io);
         let ok = result.is_ok();
+        self.time_origin(cx.now, &pending, started, ok);
         match pending {
             Pending::Log {
                 slot,
@@ -273,6 +297,8 @@ impl Core {
                 upto,
             } => {
                 let place = (slot, stream, segment);
+                self.log.counters.writes += 1;
+                self.log.counters.write_ns += cx.now.since(started);
                 self.log.write_done(cx, place, (attempt, from, upto), ok);
             }
             Pending::CacheSync { attempt } => {
@@ -301,10 +327,11 @@ impl Core {
             Pending::LineRead { fill } => self.line_read(cx, fill, ok),
             Pending::FillBatch { batch } => self.batch_done(cx, batch, ok),
             Pending::FillFooter { segment, piece } => self.fill_footer_done(segment, piece, ok),
-            Pending::OriginRead { read, volume } => {
-                self.origin_read_done(cx, read, volume, ok, started);
+            Pending::OriginRead { read, part } => {
+                self.origin_read_done(cx, read, part, result, started);
             }
-            Pending::Uncached { call } => self.call_done(cx, call, result, started),
+            Pending::Direct { call } => self.call_done(cx, call, result, started),
+            Pending::SwitchSync { volume } => self.switch_synced(cx, volume, ok),
             Pending::Ledger { volume } => self.ledger_written(cx, volume, ok),
             Pending::LedgerSync { volume } => self.ledger_synced(cx, volume, ok),
             Pending::Destage { volume, job } => self.job_done(cx, volume, job, ok, started),
@@ -356,6 +383,7 @@ impl Core {
             Command::Destage { volume }
             | Command::Reset { volume }
             | Command::Tune { volume, .. }
+            | Command::Switch { volume, .. }
             | Command::Detach { volume, .. }
                 if self.find(volume).is_none() =>
             {
@@ -367,6 +395,11 @@ impl Core {
                 self.volume(volume).tuning = tuning;
                 cx.out.reply(request, Ok(()));
             }
+            Command::Switch {
+                volume,
+                policy,
+                journal_possible,
+            } => self.switch(cx, volume, request, policy, journal_possible),
             Command::Detach {
                 volume,
                 discard_dirty,
@@ -454,6 +487,17 @@ impl Core {
         volume.state = crate::snapshot::State::Damaged;
         volume.reason = Some("dirty data cannot be read from the cache device any more");
         volume.counters.checksum_errors += 1;
+    }
+
+    /// Nothing that the tier holds of this volume counts any more. A base layer, which nobody
+    /// writes, stays.
+    fn renew_layer(&mut self, id: VolumeId) {
+        self.layers += 1;
+        let layer = Layer(self.layers);
+        let volume = self.volume(id);
+        if !lines::is_base(volume.layer) {
+            volume.layer = layer;
+        }
     }
 
     fn enqueue(&mut self, id: VolumeId) {

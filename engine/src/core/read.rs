@@ -2,12 +2,13 @@
 //! the origin.
 //!
 //! Always true: a part covered by an epoch comes from the log, whatever the tiers hold; a block
-//! that is missing is read from its origin once, however many ask for it; while an origin of a
-//! cached volume does not answer its reads are held and tried again. Uncached volumes read past
-//! the tier, so that a switch never finds blocks of another time.
+//! that is missing is read from its origin once, however many ask for it; while an origin does not
+//! answer reads of it are held and tried again, until the volume's `origin-timeout`. Uncached
+//! volumes read past the tier, so that a switch never finds blocks of another time, and so does
+//! everybody where a write is on its way to the origin past the log: a fill would bring half of it.
 
 use super::Core;
-use crate::event::{Device, Op, Purpose, Refusal};
+use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::fetch::{Owner, Want};
 use crate::log::Log;
 use crate::map::Content;
@@ -60,6 +61,17 @@ pub struct Fill {
     slots: Vec<u32>,
     /// Reads that want a part of it.
     waiters: Vec<(u32, Span)>,
+    begun: Time,
+}
+
+impl Fill {
+    /// The volume whose origin is read.
+    pub(super) fn origin(&self) -> Option<VolumeId> {
+        match self.source {
+            Source::Origin(volume) => Some(volume),
+            Source::Device { .. } => None,
+        }
+    }
 }
 
 impl Core {
@@ -95,6 +107,7 @@ impl Core {
                     request,
                     kind,
                     since: cx.now,
+                    due: Time(0),
                 },
             );
             return;
@@ -137,7 +150,9 @@ impl Core {
                     });
                 }
                 Some(Content::Zero { .. }) => cx.memory.zero(to, part.sectors * SECTOR_BYTES),
-                None if uncached => self.read_origin(cx, read, part),
+                None if uncached || self.is_being_written(id, part) => {
+                    self.read_origin(cx, read, part);
+                }
                 None => self.read_clean(cx, read, part),
             }
         }
@@ -245,7 +260,7 @@ impl Core {
                 None => Source::Origin(id),
             };
             let wanted = clip(part, block, upto);
-            if let Some(fill) = self.reserve_fill(source, layer, block..upto) {
+            if let Some(fill) = self.reserve_fill(cx.now, source, layer, block..upto) {
                 self.fills.get(fill).waiters.push((read, wanted));
                 self.reads.get(read).waits += 1;
                 self.issue(cx, fill);
@@ -266,7 +281,7 @@ impl Core {
         base: u32,
     ) {
         let source = self.device_source(base, true);
-        if let Some(fill) = self.reserve_fill(source, layer, blocks) {
+        if let Some(fill) = self.reserve_fill(cx.now, source, layer, blocks) {
             self.issue(cx, fill);
         }
     }
@@ -281,13 +296,20 @@ impl Core {
     }
 
     /// A fill with places in the tier; `None` if there are not enough.
-    fn reserve_fill(&mut self, source: Source, layer: Layer, blocks: Range<u64>) -> Option<u32> {
+    fn reserve_fill(
+        &mut self,
+        begun: Time,
+        source: Source,
+        layer: Layer,
+        blocks: Range<u64>,
+    ) -> Option<u32> {
         let fill = self.fills.insert(Fill {
             source,
             layer,
             first_block: blocks.start,
             slots: Vec::with_capacity((blocks.end - blocks.start) as usize),
             waiters: Vec::new(),
+            begun,
         });
         for block in blocks {
             match self.ram.reserve(Key { layer, block }, fill) {
@@ -417,6 +439,7 @@ impl Core {
         let volume = self.volume(volume);
         volume.origin_in_flight += 1;
         volume.counters.origin.reads += 1;
+        volume.guest_read_at = Some(cx.now);
         volume.counters.origin.read_bytes += bytes;
         let device = Device::Origin(volume.id);
         let pending = Pending::Fill { fill: id };
@@ -432,7 +455,8 @@ impl Core {
         volume.counters.origin.latency.add_ns(cx.now.since(started));
         if !ok {
             volume.counters.origin.errors += 1;
-            if volume.detaching.is_none() {
+            let begun = self.fills.get(id).begun;
+            if self.may_hold(source, begun, cx.now) {
                 self.held_fills.push(id);
                 return;
             }
@@ -497,16 +521,23 @@ impl Core {
     fn read_origin(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
         let op = self.reads.get(read);
         op.waits += 1;
+        let id = op.volume;
+        self.volume(id).counters.reads.origin += 1;
+        self.issue_origin_read(cx, read, part);
+    }
+
+    pub(super) fn issue_origin_read(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
+        let op = self.reads.get(read);
         let (id, place) = (op.volume, target(op.buffer, op.span, part.sector));
         let bytes = part.sectors * SECTOR_BYTES;
         let volume = self.volume(id);
         volume.origin_in_flight += 1;
-        volume.counters.reads.origin += 1;
         volume.counters.origin.reads += 1;
+        volume.guest_read_at = Some(cx.now);
         volume.counters.origin.read_bytes += bytes;
         let at = part.sector * SECTOR_BYTES;
         let slices = alloc::vec![Slice { place, bytes }];
-        let pending = Pending::OriginRead { read, volume: id };
+        let pending = Pending::OriginRead { read, part };
         cx.transfer(
             pending,
             Purpose::GuestRead,
@@ -521,18 +552,33 @@ impl Core {
         &mut self,
         cx: &mut Cx<'_>,
         read: u32,
-        id: VolumeId,
-        ok: bool,
+        part: Span,
+        result: Result<(), IoError>,
         started: Time,
     ) {
+        let op = self.reads.get(read);
+        let (id, begun) = (op.volume, op.started);
         let volume = self.volume(id);
         volume.origin_in_flight -= 1;
         volume.counters.origin.latency.add_ns(cx.now.since(started));
-        if !ok {
+        if let Err(error) = result {
             volume.counters.origin.errors += 1;
+            // An uncached volume passes on what its origin says, but not that it says nothing.
+            let holds = volume.policy != Policy::Uncached || error == IoError::Away;
+            if holds && self.may_hold(id, begun, cx.now) {
+                self.held_reads.push((read, part));
+                return;
+            }
             self.reads.get(read).result = Err(Refusal::Io);
         }
         self.read_progress(cx, read);
+    }
+
+    /// Whether a read that its origin did not give waits for another try.
+    fn may_hold(&mut self, id: VolumeId, begun: Time, now: Time) -> bool {
+        let volume = self.volume(id);
+        let limit = volume.tuning.origin_timeout_ms;
+        volume.detaching.is_none() && limit.is_none_or(|limit| now < begun.plus_millis(limit))
     }
 }
 

@@ -4,9 +4,10 @@
 
 use super::Core;
 use crate::event::Refusal;
+use crate::flow::Reason;
 use crate::layout::{self, Part};
 use crate::log::StreamKind;
-use crate::snapshot::{Snapshot, State, VolumeSnapshot};
+use crate::snapshot::{FlowSnapshot, Snapshot, State, VolumeSnapshot};
 use crate::types::{BLOCK_BYTES, Policy, Serial, Span, Time, VolumeId};
 use crate::volume::Volume;
 use alloc::vec::Vec;
@@ -59,6 +60,8 @@ impl Core {
             overlay_slots_busy,
             evacuated_bytes: self.log.counters.evacuated_bytes,
             segments_reused: self.log.counters.segments_reused,
+            log_writes: self.log.counters.writes,
+            log_write_ns: self.log.counters.write_ns,
             cache_errors: self.log.counters.cache_errors,
             checkpoints: self.checkpoint.written,
             lines: self.lines.snapshot(),
@@ -87,8 +90,15 @@ impl Core {
             uuid: volume.uuid,
             origin: volume.origin.clone(),
             policy: volume.policy,
+            switching_to: volume
+                .switch
+                .as_ref()
+                .map(|switch| switch.wanted)
+                .filter(|wanted| *wanted != volume.policy),
             write_cache: volume.tuning.write_cache,
             effective_destage: volume.effective_destage(),
+            journal_possible: volume.journal_possible,
+            never_aged: volume.tuning.destage_after_ms.is_none(),
             state: volume.shown_state(),
             reason: volume.reason,
             orphan: !volume.attached,
@@ -107,6 +117,13 @@ impl Core {
             },
             generation: volume.generation,
             waiting_requests: volume.waiting.len() as u64,
+            flow: FlowSnapshot {
+                active: volume.flow.is_active(),
+                delay_ns: volume.flow.delay_ns(),
+                reason: volume.flow.reason().map(Reason::name),
+                latency_ns: volume.flow.latency_ns(),
+                held_writes: volume.flow.held_writes,
+            },
             destaging: volume.destage.is_some(),
             counters: volume.counters,
         }

@@ -2,16 +2,16 @@
 //!
 //! Always true: a serial is given only when the bytes are staged, and whoever has one waits for
 //! nobody; requests that are not admitted queue per volume, in order, and own nothing. When a
-//! request is acknowledged is decided in [`Core::acknowledge`] and nowhere else. Uncached writes
-//! go to the origin as they are.
+//! request is acknowledged is decided in [`Core::acknowledge`] and nowhere else. Writes of
+//! uncached and write-through volumes leave this way at [`direct`](super::direct).
 
 use super::Core;
-use crate::event::{Device, IoError, Op, Purpose, Refusal};
+use crate::event::Refusal;
 use crate::format::record::EntryKind;
 use crate::log::{Item, StreamKind, Waiter};
 use crate::map::Piece;
-use crate::memory::{Area, Place, Slice};
-use crate::outbox::{Cx, Pending};
+use crate::memory::{Area, Place};
+use crate::outbox::Cx;
 use crate::snapshot::State;
 use crate::types::{
     BLOCK_BYTES, BLOCK_SECTORS, BufferId, ConnectionId, Generation, Policy, RequestId,
@@ -24,16 +24,6 @@ use alloc::collections::VecDeque;
 const ZERO_SECTORS_MAX: u64 = crate::map::EXTENT_SECTORS_MAX - 7;
 /// An epoch is sealed when it has so many bytes: what one journal has to hold.
 const EPOCH_BYTES_MAX: u64 = 1 << 30;
-
-/// A write, discard or flush of an uncached volume under way.
-pub struct Call {
-    volume: VolumeId,
-    request: RequestId,
-    started: Time,
-    flush: bool,
-    /// A sync follows before it is acknowledged.
-    sync_after: bool,
-}
 
 /// Something that all volumes take from.
 #[derive(Clone, Copy)]
@@ -79,6 +69,7 @@ impl Core {
                 request,
                 kind,
                 since: cx.now,
+                due: Time(0),
             },
         );
     }
@@ -109,6 +100,7 @@ impl Core {
                 request,
                 kind,
                 since: cx.now,
+                due: Time(0),
             },
         );
     }
@@ -131,6 +123,7 @@ impl Core {
                     request,
                     kind: WaitKind::Flush,
                     since: cx.now,
+                    due: Time(0),
                 },
             );
             return;
@@ -144,8 +137,14 @@ impl Core {
             cx.out.reply(request, Ok(()));
             return;
         }
+        if core::mem::take(&mut volume.sync_failed) {
+            self.reply_written(cx, id, request, true, started, Err(Refusal::Io));
+            return;
+        }
         match volume.policy {
-            Policy::Uncached => self.sync_origin(cx, id, request, true, started),
+            Policy::Uncached | Policy::WriteThrough => {
+                self.sync_origin(cx, id, request, true, started);
+            }
             Policy::Ephemeral => self.reply_written(cx, id, request, true, started, Ok(())),
             Policy::WriteBack => {
                 let newest = volume
@@ -183,9 +182,13 @@ impl Core {
     }
 
     fn take_or_wait(&mut self, cx: &mut Cx<'_>, id: VolumeId, mut waiting: Waiting) {
+        let blocks = waiting.blocks();
+        waiting.due = self.pace(cx, id, blocks);
         let volume = self.volume(id);
-        let first = volume.waiting.is_empty() && volume.ready;
-        if !first || !self.advance(cx, id, &mut waiting) {
+        let first = volume.waiting.is_empty() && volume.ready && waiting.due <= cx.now;
+        if first && self.advance(cx, id, &mut waiting) {
+            self.volume(id).flow.admitted(cx.now, blocks);
+        } else {
             self.wait(cx, id, waiting);
         }
     }
@@ -193,7 +196,10 @@ impl Core {
     /// Queues a request of a volume. Its owner may go; then it is forgotten.
     pub(super) fn wait(&mut self, cx: &mut Cx<'_>, id: VolumeId, waiting: Waiting) {
         let volume = self.volume(id);
-        let starts = volume.waiting.is_empty() && volume.ready;
+        let starts = volume.waiting.is_empty()
+            && volume.ready
+            && !volume.policy.is_direct()
+            && waiting.due <= cx.now;
         volume.waiting.push_back(waiting);
         if starts {
             self.log.want_sync();
@@ -212,12 +218,21 @@ impl Core {
                 continue;
             };
             volume.queued = false;
-            while let Some(mut waiting) = self.volume(id).waiting.pop_front() {
+            loop {
+                if let Some(at) = self.held_until(cx.now, id) {
+                    self.wake_at(cx, id, at);
+                    break;
+                }
+                let Some(mut waiting) = self.volume(id).waiting.pop_front() else {
+                    break;
+                };
+                let blocks = waiting.blocks();
                 if !self.volume(id).ready || !self.advance(cx, id, &mut waiting) {
                     self.volume(id).waiting.push_front(waiting);
                     self.enqueue(id);
                     break;
                 }
+                self.volume(id).flow.admitted(cx.now, blocks);
             }
             self.detach_progress(cx, id);
         }
@@ -240,7 +255,12 @@ impl Core {
     /// Takes a request as far as it is admitted. True when nothing of it waits any more.
     fn advance(&mut self, cx: &mut Cx<'_>, id: VolumeId, waiting: &mut Waiting) -> bool {
         let (request, since) = (waiting.request, waiting.since);
-        let uncached = self.volume(id).policy == Policy::Uncached;
+        let volume = self.volume(id);
+        let direct = volume.policy.is_direct();
+        let changes = matches!(waiting.kind, WaitKind::Write { .. } | WaitKind::Zero { .. });
+        if changes && volume.holds_writes() {
+            return false;
+        }
         match &mut waiting.kind {
             WaitKind::Read { span, buffer } => {
                 self.start_read(cx, id, request, *span, *buffer, since);
@@ -251,23 +271,19 @@ impl Core {
                 true
             }
             WaitKind::Write {
-                span, buffer, fua, ..
-            } if uncached => {
-                let slice = Slice {
-                    place: Place::new(Area::Buffer(*buffer), 0),
-                    bytes: span.sectors * SECTOR_BYTES,
-                };
-                self.call(cx, (id, request, since), *span, Some(slice), *fua, false);
-                true
+                span,
+                buffer,
+                offset,
+                fua,
+            } if direct => {
+                let source = Place::new(Area::Buffer(*buffer), *offset);
+                self.write_direct(cx, (id, request, since), *span, source, *fua)
             }
             WaitKind::Zero {
                 span,
                 fua,
                 allocate,
-            } if uncached => {
-                self.call(cx, (id, request, since), *span, None, *fua, *allocate);
-                true
-            }
+            } if direct => self.zero_direct(cx, (id, request, since), *span, *fua, *allocate),
             WaitKind::Write {
                 span,
                 buffer,
@@ -422,10 +438,10 @@ impl Core {
             _ => StreamKind::Writes,
         };
         let appended = self.log.append(cx, stream, item, source, false)?;
-        let full = volume
-            .epochs
-            .back()
-            .is_some_and(|epoch| epoch.map.sectors() * SECTOR_BYTES >= EPOCH_BYTES_MAX);
+        let full = volume.epochs.back().is_some_and(|epoch| {
+            epoch.map.sectors() * SECTOR_BYTES >= EPOCH_BYTES_MAX
+                || epoch.charge >= volume.flow.epoch_blocks()
+        });
         if full && !begun && volume.policy == Policy::WriteBack {
             volume.epochs.back_mut().expect("just seen").sealed = true;
         }
@@ -480,10 +496,14 @@ impl Core {
             return Gate::Shut;
         }
         let volume = self.volume(id);
+        if !volume.has_switch_room(blocks) {
+            return Gate::Shut;
+        }
         let (charge, extents) = (volume.charge(), volume.dirty_extents());
         let limit = (volume.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1);
         let limited = volume.policy == Policy::WriteBack && charge + blocks > limit;
         if limited && charge > 0 {
+            volume.flow.wall();
             return Gate::Shut;
         }
         let gauge = self.log.gauge();
@@ -499,7 +519,11 @@ impl Core {
         let pieces = blocks / (chunk_blocks - 1) + 3;
         let open = self.has_room(log, charge, blocks, Volume::charge)
             && self.has_room(map, extents, pieces, Volume::dirty_extents);
-        if open { Gate::Open } else { Gate::Shut }
+        if open {
+            return Gate::Open;
+        }
+        self.volume(id).flow.wall();
+        Gate::Shut
     }
 
     /// Whether a volume that has `mine` of a budget may take `need` more.
@@ -517,7 +541,7 @@ impl Core {
     }
 
     /// Blocks of the log that each volume that writes can count on.
-    fn share(&self) -> u64 {
+    pub(super) fn share(&self) -> u64 {
         self.log.gauge().capacity / 2 / self.writers.max(1)
     }
 
@@ -601,115 +625,6 @@ impl Core {
             let refusal = Err(Refusal::NoSpace);
             self.reply_written(cx, id, waiting.request, false, waiting.since, refusal);
         }
-    }
-
-    /// An uncached write, discard or write of zeroes.
-    fn call(
-        &mut self,
-        cx: &mut Cx<'_>,
-        (id, request, started): (VolumeId, RequestId, Time),
-        span: Span,
-        slice: Option<Slice>,
-        fua: bool,
-        allocate: bool,
-    ) {
-        let volume = self.volume(id);
-        let sync_after = fua || !volume.tuning.write_cache;
-        volume.origin_in_flight += 1;
-        volume.counters.origin.writes += 1;
-        volume.counters.origin.write_bytes += slice.map_or(0, |slice| slice.bytes);
-        let call = Call {
-            volume: id,
-            request,
-            started,
-            flush: false,
-            sync_after,
-        };
-        let pending = Pending::Uncached {
-            call: self.calls.insert(call),
-        };
-        let (device, at) = (Device::Origin(id), span.sector * SECTOR_BYTES);
-        match slice {
-            Some(slice) => {
-                let slices = alloc::vec![slice];
-                cx.transfer(pending, Purpose::GuestWrite, device, Op::Write, at, slices);
-            }
-            None => {
-                let bytes = span.sectors * SECTOR_BYTES;
-                cx.order(
-                    pending,
-                    Purpose::GuestWrite,
-                    device,
-                    Op::Zero { allocate },
-                    at,
-                    bytes,
-                );
-            }
-        }
-    }
-
-    fn sync_origin(
-        &mut self,
-        cx: &mut Cx<'_>,
-        id: VolumeId,
-        request: RequestId,
-        flush: bool,
-        started: Time,
-    ) {
-        let volume = self.volume(id);
-        volume.origin_in_flight += 1;
-        volume.counters.origin.syncs += 1;
-        let call = Call {
-            volume: id,
-            request,
-            started,
-            flush,
-            sync_after: false,
-        };
-        let pending = Pending::Uncached {
-            call: self.calls.insert(call),
-        };
-        cx.order(
-            pending,
-            Purpose::GuestWrite,
-            Device::Origin(id),
-            Op::Sync,
-            0,
-            0,
-        );
-    }
-
-    pub(super) fn call_done(
-        &mut self,
-        cx: &mut Cx<'_>,
-        call: u32,
-        result: Result<(), IoError>,
-        started: Time,
-    ) {
-        let call = self.calls.take(call);
-        let volume = self.volume(call.volume);
-        volume.origin_in_flight -= 1;
-        volume.counters.origin.latency.add_ns(cx.now.since(started));
-        let result = result.map_err(|error| match error {
-            IoError::Failed => Refusal::Io,
-            IoError::NoSpace => Refusal::NoSpace,
-        });
-        if result.is_err() {
-            volume.counters.origin.errors += 1;
-        }
-        if call.sync_after && result.is_ok() {
-            self.sync_origin(cx, call.volume, call.request, call.flush, call.started);
-            return;
-        }
-        self.reply_written(
-            cx,
-            call.volume,
-            call.request,
-            call.flush,
-            call.started,
-            result,
-        );
-        self.detach_progress(cx, call.volume);
     }
 
     /// Throws an overlay away: a new generation, durable before the reply.

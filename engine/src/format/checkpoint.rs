@@ -146,6 +146,7 @@ fn policy_code(policy: Policy) -> u16 {
         Policy::Uncached => 1,
         Policy::WriteBack => 2,
         Policy::Ephemeral => 3,
+        Policy::WriteThrough => 4,
     }
 }
 
@@ -154,6 +155,7 @@ fn policy_of(code: u16) -> Result<Policy, FormatError> {
         1 => Ok(Policy::Uncached),
         2 => Ok(Policy::WriteBack),
         3 => Ok(Policy::Ephemeral),
+        4 => Ok(Policy::WriteThrough),
         _ => Err(FormatError::Field("policy")),
     }
 }

@@ -222,6 +222,8 @@ pub struct Counters {
     pub segments_reused: u64,
     pub evacuated_bytes: u64,
     pub write_bytes: u64,
+    pub writes: u64,
+    pub write_ns: u64,
 }
 
 /// What recovery knows when the log goes into service.

@@ -108,7 +108,7 @@ fn counts(volume: &Volume, entry: &FooterEntry, overlay_valid: bool) -> bool {
     match volume.policy {
         Policy::WriteBack => entry.serial > volume.destaged,
         Policy::Ephemeral => overlay_valid,
-        Policy::Uncached => false,
+        Policy::Uncached | Policy::WriteThrough => false,
     }
 }
 

@@ -68,10 +68,10 @@ impl<'a> Stage<'a> {
                     && header.chunk_blocks == geometry.chunk_blocks
             })
             .max_by_key(|header| header.incarnation);
+        // There may be more slots than the log has chunks: the stage has the size that was asked
+        // for, however small the cache is.
         let fits = |header: &StageHeader| {
-            let slots = u64::from(header.slots);
             Config::stage_bytes(geometry.chunk_bytes(), header.slots) <= memory.stage_bytes()
-                && slots <= u64::from(geometry.chunks())
         };
         let header = header.filter(fits);
         let Some(header) = header else {

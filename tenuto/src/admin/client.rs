@@ -41,8 +41,8 @@ impl Client {
         self.send(Method::POST, path, body, patience)
     }
 
-    pub fn patch(&self, path: &str, body: &Value) -> Result<Value> {
-        self.send(Method::PATCH, path, Some(body), PROMPT)
+    pub fn patch(&self, path: &str, body: &Value, patience: Duration) -> Result<Value> {
+        self.send(Method::PATCH, path, Some(body), patience)
     }
 
     pub fn delete(&self, path: &str) -> Result<Value> {

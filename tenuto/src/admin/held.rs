@@ -9,7 +9,7 @@ use crate::config::Volume;
 use crate::config::units::{human_bytes, human_seconds};
 use crate::error::{Error, Result};
 use engine::engine::LedgerInfo;
-use engine::snapshot::{Counters, State, VolumeSnapshot};
+use engine::snapshot::{Counters, FlowSnapshot, State, VolumeSnapshot};
 use engine::types::{DestageMode, Generation, Policy, Serial, Uuid, VolumeId};
 use serde_json::{Value, json};
 
@@ -61,8 +61,11 @@ impl Held {
             uuid: ledger.map_or(Uuid::NIL, |ledger| ledger.volume),
             origin: self.origin.clone(),
             policy: self.policy,
+            switching_to: None,
             write_cache: self.write_cache,
             effective_destage: self.destage,
+            journal_possible: true,
+            never_aged: false,
             state: State::Held,
             reason: None,
             orphan: false,
@@ -77,6 +80,7 @@ impl Held {
             destaged_serial: destaged,
             generation: ledger.map_or(Generation(0), |ledger| ledger.generation),
             waiting_requests: 0,
+            flow: FlowSnapshot::default(),
             destaging: false,
             counters: Counters::default(),
         }

@@ -5,8 +5,9 @@
 
 use super::View;
 use super::promise::promise;
+use crate::config::units::human_bytes;
 use engine::snapshot::{Histogram, State, VolumeSnapshot};
-use engine::types::Policy;
+use engine::types::{DestageMode, Policy};
 use serde_json::{Value, json};
 
 /// The document of `tenuto status --json`.
@@ -83,9 +84,9 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
     let mut document = json!({
         "name": volume.name,
         "uuid": volume.uuid.to_string(),
-        "policy": volume.policy.name(),
+        "policy": wanted_policy(view, volume).name(),
         "effective_policy": volume.policy.name(),
-        "effective_reason": volume.reason,
+        "effective_reason": effective_reason(view, volume),
         "write_cache": volume.write_cache,
         "destage": view.configured(&volume.name).map(|known| known.destage.name()),
         "effective_destage": volume.effective_destage.name(),
@@ -119,10 +120,47 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
     document
 }
 
+/// The policy that was ordered last; the one in effect may be another.
+fn wanted_policy(view: &View, volume: &VolumeSnapshot) -> Policy {
+    let known = view.configured(&volume.name).map(|known| known.policy);
+    known.unwrap_or(volume.switching_to.unwrap_or(volume.policy))
+}
+
+/// Why the volume is not as it was asked to be.
+fn effective_reason(view: &View, volume: &VolumeSnapshot) -> Option<String> {
+    if let Some(reason) = volume.reason {
+        return Some(reason.into());
+    }
+    let wanted = wanted_policy(view, volume);
+    if let Some(next) = volume.switching_to {
+        let next = next.name();
+        let dirty = human_bytes(volume.dirty_bytes);
+        return Some(match volume.dirty_bytes {
+            0 => format!("is changing to {next}"),
+            _ => format!("is changing to {next}; {dirty} are not at the origin yet"),
+        });
+    }
+    if wanted != volume.policy && volume.ready {
+        let wanted = wanted.name();
+        return Some(format!(
+            "the change to {wanted} did not succeed; order it again"
+        ));
+    }
+    let asked = view.configured(&volume.name).map(|known| known.destage);
+    let in_place = volume.policy == Policy::WriteBack
+        && asked == Some(DestageMode::Atomic)
+        && !volume.journal_possible;
+    in_place.then(|| {
+        "is destaged in place, because no journal can lie beside its origin; name a place with \
+         `journal`"
+            .into()
+    })
+}
+
 fn counters(view: &View, volume: &VolumeSnapshot) -> Value {
     let counters = &volume.counters;
     let origin = &counters.origin;
-    let waiting = volume.waiting_requests > 0;
+    let flow = &volume.flow;
     json!({
         "reads": {
             "requests": counters.reads.requests,
@@ -157,9 +195,11 @@ fn counters(view: &View, volume: &VolumeSnapshot) -> Value {
         "checksum_errors": counters.checksum_errors,
         "waiting_requests": volume.waiting_requests,
         "flow_control": {
-            "active": waiting,
-            "delay_us": null,
-            "reason": waiting.then_some("requests wait for space"),
+            "active": flow.active,
+            "delay_us": flow.delay_ns / 1000,
+            "reason": flow.reason,
+            "held_writes": flow.held_writes,
+            "origin_latency_us": (flow.latency_ns > 0).then_some(flow.latency_ns / 1000),
         },
         "latency_us": {
             "read": latency(&counters.read_latency),
@@ -185,6 +225,7 @@ fn flags(view: &View, volume: &VolumeSnapshot) -> Vec<&'static str> {
         ("opening", !volume.ready && !view.is_orphan(volume)),
         ("read-only", known.is_some_and(|known| known.read_only)),
         ("destaging", volume.destaging),
+        ("slowed", volume.flow.active),
         (
             "in-place",
             volume.policy == Policy::WriteBack

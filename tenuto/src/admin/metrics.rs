@@ -148,8 +148,26 @@ const VOLUME_METRICS: &[Metric] = &[
     (
         "waiting_requests",
         "gauge",
-        "Requests that wait for space.",
+        "Requests that wait: held by flow control, or for space.",
         |v| v.waiting_requests,
+    ),
+    (
+        "flow_control_active",
+        "gauge",
+        "1 while flow control slows writes.",
+        |v| u64::from(v.flow.active),
+    ),
+    (
+        "flow_control_delay_microseconds",
+        "gauge",
+        "How long a write is held before it is admitted.",
+        |v| v.flow.delay_ns / 1000,
+    ),
+    (
+        "flow_control_held_writes_total",
+        "counter",
+        "Writes that flow control has held.",
+        |v| v.flow.held_writes,
     ),
     (
         "healthy",

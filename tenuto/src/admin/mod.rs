@@ -20,7 +20,7 @@ mod values;
 use crate::config::{self, Config, Volume, check, keys, parse, state, units};
 use crate::daemon::VolumeSettings;
 use crate::error::{Error, Result};
-use engine::snapshot::{Snapshot, VolumeSnapshot};
+use engine::snapshot::{Snapshot, State, VolumeSnapshot};
 use engine::types::{Policy, VolumeId};
 pub use held::Held;
 use std::path::PathBuf;
@@ -28,12 +28,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 pub use values::values_from_json;
 
+/// An order that was taken: waits until it is carried out.
+pub type Started = Box<dyn FnOnce() -> Result<()> + Send>;
+
 /// What the shard can be asked for. All calls block.
 pub trait Machine: Send + Sync + 'static {
     fn look(&self) -> Result<Look>;
     fn add(&self, settings: VolumeSettings) -> Result<()>;
     fn tune(&self, settings: VolumeSettings) -> Result<()>;
     fn remove(&self, name: &str, discard_dirty: bool) -> Result<()>;
+    /// Orders another policy; returns when the order is taken, what it returns when it is done.
+    fn switch(&self, name: &str, policy: Policy) -> Result<Started>;
     /// Returns when everything written before the call is at the origin.
     fn destage(&self, volume: VolumeId) -> Result<()>;
     fn reset(&self, volume: VolumeId) -> Result<()>;
@@ -194,8 +199,13 @@ impl Admin {
         Ok(Outcome::default())
     }
 
-    /// Changes tunables of a running volume.
-    pub fn set(&self, name: &str, values: &[(String, config::Value)]) -> Result<Outcome> {
+    /// Changes tunables of a running volume, and its policy. What it returns beside waits until
+    /// the policy is in effect; the tunables are at once.
+    pub fn set(
+        &self,
+        name: &str,
+        values: &[(String, config::Value)],
+    ) -> Result<(Outcome, Option<Started>)> {
         let _order = self.order();
         let mut known = self.known().clone();
         let Some(at) = known.volumes.iter().position(|volume| volume.name == name) else {
@@ -205,14 +215,24 @@ impl Admin {
         let mut volume = known.volumes[at].clone();
         parse::apply(&mut volume, values)?;
         for (key, _) in values {
-            if !keys::TUNABLES.contains(&key.as_str()) {
+            if key != "policy" && !keys::TUNABLES.contains(&key.as_str()) {
                 return Err(Error::later(format!(
                     "{key}: changing it while the volume is attached is"
                 ))
                 .about(name));
             }
         }
+        let ordered = values.iter().any(|(key, _)| key == "policy");
+        let (old, new) = (known.volumes[at].policy, volume.policy);
+        let crosses = old != new && (old == Policy::Ephemeral || new == Policy::Ephemeral);
+        if crosses {
+            return Err(no_way(name, old, new));
+        }
         self.machine.tune(volume.settings())?;
+        let started = match ordered {
+            true => Some(self.machine.switch(name, new)?),
+            false => None,
+        };
         let outcome = match known.config.volumes.iter().find(|named| named.name == name) {
             Some(named) => Outcome {
                 notes: vec![stays_in_file(&known.config, named)],
@@ -224,7 +244,7 @@ impl Admin {
         };
         known.volumes[at] = volume;
         *self.known() = known;
-        Ok(outcome)
+        Ok((outcome, started))
     }
 
     /// Detaches and forgets a volume. Its origin's data is never touched.
@@ -395,13 +415,24 @@ fn find<'a>(look: &'a Look, name: &str) -> Result<&'a VolumeSnapshot> {
     found.ok_or_else(|| Error::no_volume(name))
 }
 
+fn no_way(name: &str, old: Policy, new: Policy) -> Error {
+    let (old, new) = (old.name(), new.name());
+    Error::refused(format!(
+        "volume {name}: cannot change from {old} to {new} while it runs; what an ephemeral volume \
+         holds is not owed to its origin: remove the volume and add it"
+    ))
+    .about(name)
+}
+
 fn refuse_held(look: &Look, name: &str) -> Result<()> {
-    match look.held(name) {
-        None => Ok(()),
-        Some(held) => {
-            Err(Error::refused(format!("{}; {}", held.reason, held.way_out())).about(name))
+    let message = match look.held(name) {
+        Some(held) => format!("{}; {}", held.reason, held.way_out()),
+        None if find(look, name)?.state == State::Held => {
+            format!("volume {name}: is held; see `tenuto status -x`")
         }
-    }
+        None => return Ok(()),
+    };
+    Err(Error::refused(message).about(name))
 }
 
 fn refuse_connected(look: &Look, volume: &VolumeSnapshot, verb: &str) -> Result<()> {

@@ -13,12 +13,12 @@ pub fn promise(volume: &VolumeSnapshot) -> String {
         Policy::Ephemeral => "if this host dies now, everything written since the last reset is \
                               lost, by intent; the origin is untouched"
             .into(),
-        Policy::Uncached => uncached(volume),
+        Policy::Uncached | Policy::WriteThrough => at_the_origin(volume),
         Policy::WriteBack => write_back(volume),
     }
 }
 
-fn uncached(volume: &VolumeSnapshot) -> String {
+fn at_the_origin(volume: &VolumeSnapshot) -> String {
     if volume.state == State::Held {
         return held(volume);
     }
@@ -59,8 +59,12 @@ fn write_back(volume: &VolumeSnapshot) -> String {
         State::Stalled => " (the origin does not take it at present)",
         _ => "",
     };
+    let lost = match volume.never_aged {
+        true => "discarded",
+        false => "lost",
+    };
     format!(
-        "{back}; if its SSD is gone too, {} are lost{stalled} {image}",
+        "{back}; if its SSD is gone too, {} are {lost}{stalled} {image}",
         dirty(volume)
     )
 }

@@ -6,7 +6,7 @@
 //! Deliberately absent: decisions, which are [`Admin`]'s.
 
 use super::listener::Bounded;
-use super::{Admin, Outcome, json, metrics, values_from_json};
+use super::{Admin, Outcome, Started, json, metrics, values_from_json};
 use crate::config::check::group_id;
 use crate::error::{Error, Kind, Result, cause};
 use axum::Router;
@@ -220,12 +220,31 @@ async fn add_volume(State(admin): App, body: String) -> Response {
     .await
 }
 
-async fn set_volume(State(admin): App, UrlPath(name): UrlPath<String>, body: String) -> Response {
+async fn set_volume(
+    State(admin): App,
+    UrlPath(name): UrlPath<String>,
+    Query(waiting): Query<Waiting>,
+    body: String,
+) -> Response {
     run(move || {
-        let outcome = admin.set(&name, &values_from_json(&parse_body(&body)?, &[])?)?;
+        let (outcome, started) = admin.set(&name, &values_from_json(&parse_body(&body)?, &[])?)?;
+        match started {
+            Some(started) if waiting.wait => started()?,
+            Some(started) => go_on(started),
+            None => {}
+        }
         shown(&admin, &name, outcome)
     })
     .await
+}
+
+/// Sees an order to its end that nobody waits for; that it fails is then seen in the volume.
+fn go_on(started: Started) {
+    tokio::task::spawn_blocking(move || {
+        if let Err(error) = started() {
+            tracing::warn!("{error}");
+        }
+    });
 }
 
 fn parse_body(body: &str) -> Result<Map<String, Value>> {

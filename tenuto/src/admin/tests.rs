@@ -65,6 +65,8 @@ impl Machine for Fake {
                 overlay_slots_busy: 0,
                 evacuated_bytes: 0,
                 segments_reused: 0,
+                log_writes: 0,
+                log_write_ns: 0,
                 cache_errors: 0,
                 checkpoints: 1,
                 lines: engine::snapshot::Lines::default(),
@@ -108,6 +110,16 @@ impl Machine for Fake {
         Ok(())
     }
 
+    fn switch(&self, name: &str, policy: Policy) -> Result<Started> {
+        let mut state = self.state();
+        state
+            .orders
+            .push(format!("switch {name} {}", policy.name()));
+        let found = state.volumes.iter_mut().find(|volume| volume.name == name);
+        found.expect("a known volume").switching_to = Some(policy);
+        Ok(Box::new(|| Ok(())))
+    }
+
     fn destage(&self, volume: VolumeId) -> Result<()> {
         self.state().orders.push(format!("destage {volume}"));
         Ok(())
@@ -126,8 +138,11 @@ fn snapshot(id: VolumeId, settings: &VolumeSettings) -> VolumeSnapshot {
         uuid: Uuid([7; 16]),
         origin: settings.origin.display().to_string(),
         policy: settings.policy,
+        switching_to: None,
         write_cache: settings.write_cache,
         effective_destage: settings.destage,
+        journal_possible: true,
+        never_aged: settings.destage_after.is_none(),
         state: State::Clean,
         reason: None,
         orphan: false,
@@ -142,6 +157,7 @@ fn snapshot(id: VolumeId, settings: &VolumeSettings) -> VolumeSnapshot {
         destaged_serial: Serial(5),
         generation: Generation(1),
         waiting_requests: 0,
+        flow: Default::default(),
         destaging: false,
         counters: Counters::default(),
     }
@@ -304,8 +320,9 @@ fn added_volumes_are_kept_until_they_are_removed() {
 fn only_tunables_can_be_changed_while_a_volume_runs() {
     let house = House::new();
     house.add("a", &[]).expect("added");
-    let values = [("policy".to_string(), Value::Text("uncached".into()))];
-    let error = house.admin.set("a", &values).expect_err("not a tunable");
+    let values = [("origin".to_string(), Value::Text("/x".into()))];
+    let error = house.admin.set("a", &values).map(|_| ());
+    let error = error.expect_err("not a tunable");
     assert_eq!(error.kind, Kind::NotInThisVersion);
     assert_eq!(error.kind.exit_code(), 2);
     // Tunables of the configuration and of the engine are the same set.
@@ -314,17 +331,21 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         destage_after_ms: _,
         destage: _,
         dirty_limit_bytes: _,
+        flow: _,
         origin_queue_depth: _,
         overlay_timeout_ms: _,
+        origin_timeout_ms: _,
     } = Tuning {
         write_cache: true,
         destage_after_ms: None,
         destage: DestageMode::Atomic,
         dirty_limit_bytes: 0,
+        flow: engine::flow::FlowLimits::default(),
         origin_queue_depth: 0,
         overlay_timeout_ms: 0,
+        origin_timeout_ms: None,
     };
-    assert_eq!(keys::TUNABLES.len(), 6);
+    assert_eq!(keys::TUNABLES.len(), 7);
 }
 
 #[test]
@@ -384,7 +405,12 @@ fn the_documents_have_every_key_of_the_public_interface_in_every_state() {
         State::Held,
         State::Damaged,
     ];
-    for policy in [Policy::Uncached, Policy::WriteBack, Policy::Ephemeral] {
+    for policy in [
+        Policy::Uncached,
+        Policy::WriteThrough,
+        Policy::WriteBack,
+        Policy::Ephemeral,
+    ] {
         for state in states {
             house.fake.change("a", |volume| {
                 (volume.policy, volume.state) = (policy, state);
@@ -455,7 +481,7 @@ fn orders_and_refusals_go_over_the_socket_unchanged() {
         .expect("added");
     assert_keys(&shown, SHOW_KEYS);
     client
-        .patch("/v1/volumes/a", &json!({ "dirty_limit": 4194304 }))
+        .patch("/v1/volumes/a", &json!({ "dirty_limit": 4194304 }), PROMPT)
         .expect("changed");
     client
         .post("/v1/volumes/a/destage?wait=true", None, PATIENT)

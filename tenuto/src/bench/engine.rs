@@ -9,6 +9,7 @@
 use crate::buffer::{Arena, BufferPool, HostMemory};
 use engine::engine::{Config, Engine, Settled, format_cache, geometry_for, settle};
 use engine::event::{Action, Device, Event, Io, IoError, Op, Stat, Tuning, VolumeSpec};
+use engine::flow::FlowLimits;
 use engine::media::Media;
 use engine::memory::{Area, Memory, Place};
 use engine::types::{
@@ -260,8 +261,10 @@ fn spec(options: Options) -> VolumeSpec {
             destage_after_ms: None,
             destage: DestageMode::Atomic,
             dirty_limit_bytes: u64::MAX / 4,
+            flow: FlowLimits::default(),
             origin_queue_depth: 1,
             overlay_timeout_ms: 1000,
+            origin_timeout_ms: None,
         },
     }
 }

@@ -3,11 +3,13 @@
 //! Always true: the text says what was left out of a figure.
 
 use super::later::not_yet;
-use super::tools::{Bench, BenchEngine};
+use super::tools::{Bench, BenchBurst, BenchEngine};
 use super::{Context, output};
+use crate::bench::burst;
 use crate::bench::engine::{BenchError, Figures, Options, run as measure};
 use crate::config::units::{human_bytes, parse_size};
 use crate::error::{Error, Result};
+use engine::types::DestageMode;
 use serde_json::{Value, json};
 
 /// What the design asks of the engine.
@@ -17,7 +19,7 @@ pub fn run(context: &Context, command: &Bench) -> Result<()> {
     match command {
         Bench::Engine(command) => engine(context, command),
         Bench::Micro(_) => Err(not_yet("bench micro")),
-        Bench::Burst(_) => Err(not_yet("bench burst")),
+        Bench::Burst(command) => burst(context, command),
         Bench::Desktops(_) => Err(not_yet("bench desktops")),
         Bench::Storm(_) => Err(not_yet("bench storm")),
         Bench::Destage(_) => Err(not_yet("bench destage")),
@@ -53,6 +55,33 @@ fn engine(context: &Context, command: &BenchEngine) -> Result<()> {
     context
         .output()
         .document(&document, || text(options, &engine, &whole))
+}
+
+fn burst(context: &Context, command: &BenchBurst) -> Result<()> {
+    let options = burst::Options {
+        scale: command.scale,
+        destage: match command.destage.as_str() {
+            "atomic" => DestageMode::Atomic,
+            _ => DestageMode::InPlace,
+        },
+        report: command.report.clone(),
+        seed: command.seed,
+    };
+    let report = burst::run(&options)?;
+    context.output().document(&report.document(), || {
+        let head = [
+            "",
+            "WRITES/S",
+            "P50 MS",
+            "P99 MS",
+            "DESTAGED/S",
+            "SLOWED S",
+            "DELAY MS",
+        ];
+        let table = output::table(&head, &report.rows(), &[1, 2, 3, 4, 5, 6]);
+        let path = options.report.display();
+        format!("{}\n\n{table}\nplots: {path}\n", report.headline())
+    })
 }
 
 fn figures(figures: &Figures) -> Value {

@@ -2,12 +2,12 @@
 //!
 //! Owns nothing but the translation of errors and of plain data.
 
-use crate::admin::{Held, Look, Machine, Recovery};
+use crate::admin::{Held, Look, Machine, Recovery, Started};
 use crate::daemon::{self, Daemon, StartError, VolumeError, VolumeSettings};
 use crate::error::{Error, Kind, Result};
 use crate::shard::control::{CommandError, HostCounters};
 use engine::event::{Command, Refusal};
-use engine::types::VolumeId;
+use engine::types::{Policy, VolumeId};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -64,6 +64,15 @@ impl Machine for Live {
         self.0
             .accept_loss(name)
             .map_err(|error| volume_error(name, error))
+    }
+
+    fn switch(&self, name: &str, policy: Policy) -> Result<Started> {
+        let reply = self.0.volume_switch(name, policy);
+        let reply = reply.map_err(|error| volume_error(name, error))?;
+        let name = name.to_owned();
+        Ok(Box::new(move || {
+            reply.wait().map_err(|error| command_error(&name, error))
+        }))
     }
 
     fn destage(&self, volume: VolumeId) -> Result<()> {

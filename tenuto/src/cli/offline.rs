@@ -8,15 +8,16 @@
 use super::Context;
 use super::live::{command_error, start_error, volume_error};
 use crate::buffer::{Arena, BUFFER_BYTES_MAX, BufferPool, HostMemory};
-use crate::daemon::{Daemon, Settings, VolumeSettings};
+use crate::daemon::{DEFAULT_QUIET, Daemon, Settings, VolumeSettings};
 use crate::error::{Error, Kind, Result, cause};
 use crate::fault::{self, Fault};
 use crate::files::Files;
 use crate::inspect;
 use crate::lock::Patience;
 use crate::origin::file::{self, Access};
-use engine::engine::{Config, Engine, OpenError, Report, settle};
+use engine::engine::{Config, Engine, OpenError, Report};
 use engine::event::{Command, Device, IoError, Stat};
+use engine::flow::FlowLimits;
 use engine::format::stage::{HEADER_BYTES, StageHeader};
 use engine::format::superblock::Superblock;
 use engine::media::Media;
@@ -273,6 +274,8 @@ pub fn replay(context: &Context, image: &Path, journal: Option<&Path>) -> Result
         access: Access::Write,
         format_raw: true,
         journal_place: journal.map(Path::to_path_buf),
+        ledger_place: None,
+        quiet: DEFAULT_QUIET,
         create: false,
     };
     let mut progress = tell;
@@ -280,7 +283,12 @@ pub fn replay(context: &Context, image: &Path, journal: Option<&Path>) -> Result
     let volume = VolumeId(0);
     let mut files = Files::without_cache();
     files.insert_volume(volume, opened);
-    settle(&mut files, volume).map_err(open_error)?;
+    files
+        .settle(volume, &mut patience(&mut progress))
+        .map_err(open_error)?;
+    if let Some(opened) = files.remove_volume(volume) {
+        opened.close();
+    }
     let after = inspect::look_beside(image, journal)?;
     let replayed = before.pending() && !after.pending();
     let document = json!({
@@ -297,17 +305,26 @@ pub fn replay(context: &Context, image: &Path, journal: Option<&Path>) -> Result
     })
 }
 
+/// Where a dead host's cache finds what belongs to it.
+pub struct Places {
+    pub stage_dir: PathBuf,
+    pub state_dir: PathBuf,
+    /// Of ledgers and journals that do not lie beside their origins.
+    pub journal: Option<PathBuf>,
+}
+
 /// Destages these volumes of a cache to their origins, by the daemon's own way, with sockets
 /// that nobody sees. Returns what did not work, by volume.
 pub fn destage_all(
     cache: &Path,
-    stage_dir: &Path,
+    places: &Places,
     volumes: &[&VolumeSnapshot],
 ) -> Result<Vec<(String, Error)>> {
     let run_dir = std::env::temp_dir().join(format!("tenuto-recover-{}", std::process::id()));
     let settings = Settings {
         run_dir: run_dir.clone(),
-        stage_dir: stage_dir.to_path_buf(),
+        stage_dir: places.stage_dir.clone(),
+        state_dir: places.state_dir.clone(),
         cache_path: cache.to_path_buf(),
         ram_bytes: RECOVER_RAM_BYTES,
         stage_bytes: RECOVER_RAM_BYTES,
@@ -324,7 +341,7 @@ pub fn destage_all(
     let daemon = daemon.inspect_err(|_| remove_directory(&run_dir))?;
     let mut failures = Vec::new();
     for volume in volumes {
-        if let Err(error) = destage_one(&daemon, volume) {
+        if let Err(error) = destage_one(&daemon, volume, places) {
             failures.push((volume.name.clone(), error));
         }
     }
@@ -342,9 +359,9 @@ fn remove_directory(path: &Path) {
 }
 
 /// Brings a volume home and lets go of it: its ledger then says that nobody owes anything.
-fn destage_one(daemon: &Daemon, volume: &VolumeSnapshot) -> Result<()> {
+fn destage_one(daemon: &Daemon, volume: &VolumeSnapshot, places: &Places) -> Result<()> {
     let name = &volume.name;
-    let added = daemon.volume_add(settings_of(volume));
+    let added = daemon.volume_add(settings_of(volume, places));
     added.map_err(|error| volume_error(name, error))?;
     let id = daemon
         .volume_id(name)
@@ -355,7 +372,7 @@ fn destage_one(daemon: &Daemon, volume: &VolumeSnapshot) -> Result<()> {
     removed.map_err(|error| volume_error(name, error))
 }
 
-fn settings_of(volume: &VolumeSnapshot) -> VolumeSettings {
+fn settings_of(volume: &VolumeSnapshot, places: &Places) -> VolumeSettings {
     VolumeSettings {
         name: volume.name.clone(),
         origin: PathBuf::from(&volume.origin),
@@ -364,8 +381,12 @@ fn settings_of(volume: &VolumeSnapshot) -> VolumeSettings {
         write_cache: true,
         destage: volume.effective_destage,
         destage_after: None,
-        journal_dir: None,
+        journal_dir: places.journal.clone(),
+        origin_quiet: DEFAULT_QUIET,
+        origin_timeout: None,
+        format_raw: true,
         dirty_limit_bytes: volume.dirty_bytes.max(1 << 20),
+        flow: FlowLimits::default(),
         origin_queue_depth: 32,
         overlay_timeout: Duration::ZERO,
         export_nbd: false,

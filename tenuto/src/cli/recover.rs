@@ -6,8 +6,9 @@
 
 use super::Context;
 use super::cache::{configuration, report_json, stage_dir, superblock_of};
-use super::offline::{self, Found};
+use super::offline::{self, Found, Places};
 use crate::cachedev;
+use crate::config::keys::default_host;
 use crate::config::units::human_bytes;
 use crate::error::{Error, Kind, Result};
 use crate::files::Files;
@@ -25,6 +26,9 @@ pub struct Recover {
     /// Only this volume
     #[arg(long, value_name = "NAME")]
     pub volume: Option<String>,
+    /// Where ledgers and journals lie if not beside the origins
+    #[arg(long, value_name = "DIR")]
+    pub journal: Option<PathBuf>,
     /// Say what would be done
     #[arg(long)]
     pub dry_run: bool,
@@ -59,7 +63,16 @@ pub fn run(context: &Context, command: &Recover) -> Result<()> {
     if command.dry_run {
         return tell_recovered(context, &name, &found, &volumes, None);
     }
-    let failures = offline::destage_all(path, &stage_dir, &volumes)?;
+    let state_dir = match &configured {
+        Some(config) => config.host.state_dir.clone(),
+        None => default_host().state_dir,
+    };
+    let places = Places {
+        stage_dir,
+        state_dir,
+        journal: command.journal.clone(),
+    };
+    let failures = offline::destage_all(path, &places, &volumes)?;
     tell_recovered(context, &name, &found, &volumes, Some(&failures))?;
     match failures.first() {
         None if found.report.damage.is_empty() => Ok(()),

@@ -41,14 +41,30 @@ pub enum Bench {
     Engine(BenchEngine),
     /// Requests against other servers (not in this version)
     Micro(super::later::Rest),
-    /// Bursts of a database (not in this version)
-    Burst(super::later::Rest),
+    /// Bursts of a database over a simulated SAN, short and sustained
+    Burst(BenchBurst),
     /// Virtual desktops over a simulated SAN (not in this version)
     Desktops(super::later::Rest),
     /// Many hosts boot one image (not in this version)
     Storm(super::later::Rest),
     /// Guest speed during a destage (not in this version)
     Destage(super::later::Rest),
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchBurst {
+    /// All times and limits are divided by this; 1 takes 36 minutes
+    #[arg(long, value_name = "N", default_value_t = 20.0)]
+    pub scale: f64,
+    /// Destage through a journal (atomic) or directly (in-place)
+    #[arg(long, value_name = "MODE", default_value = "in-place")]
+    #[arg(value_parser = ["in-place", "atomic"])]
+    pub destage: String,
+    /// Where the plots go
+    #[arg(long, value_name = "FILE", default_value = "tenuto-burst.html")]
+    pub report: PathBuf,
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
 }
 
 #[derive(Clone, Debug, Args)]

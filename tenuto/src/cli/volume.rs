@@ -82,7 +82,7 @@ pub struct Keys {
 pub struct Set {
     #[command(flatten)]
     keys: Keys,
-    /// Return when the change is in effect; tunables are in effect at once
+    /// Return when the change is in effect: a policy takes a while, all else is at once
     #[arg(long)]
     wait: bool,
 }
@@ -112,7 +112,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Ls => list(context),
         Command::Show(command) => show(context, &command),
         Command::Add(command) => add(context, &command),
-        Command::Set(command) => set(context, &command.keys),
+        Command::Set(command) => set(context, &command),
         Command::Rm(command) => remove(context, &command),
         Command::Destage(command) => destage(context, &command),
         Command::Reset { name } => reset(context, &name),
@@ -189,7 +189,7 @@ fn show_text(output: &Output, volume: &Value) -> String {
     let mut rows = vec![
         ("name", text(&volume["name"])),
         ("origin", text(&volume["origin"]["path"])),
-        ("policy", text(&volume["effective_policy"])),
+        ("policy", policy_text(volume)),
         ("write cache", on_off(&volume["write_cache"])),
         ("destage", text(&volume["effective_destage"])),
         (
@@ -202,6 +202,7 @@ fn show_text(output: &Output, volume: &Value) -> String {
         ("promise", text(&volume["promise"])),
         ("size", bytes(&volume["size_bytes"])),
         ("dirty", dirty_text(volume)),
+        ("flow control", flow_text(volume)),
         ("serials", serials_text(volume)),
         ("clients", number(&volume["clients"]).to_string()),
         ("nbd socket", text(&volume["nbd_socket"])),
@@ -211,6 +212,15 @@ fn show_text(output: &Output, volume: &Value) -> String {
     }
     rows.extend(traffic(volume));
     output::fields(&rows)
+}
+
+/// The policy in effect, and the one that was ordered where it is another.
+fn policy_text(volume: &Value) -> String {
+    let (effective, wanted) = (&volume["effective_policy"], &volume["policy"]);
+    match effective == wanted {
+        true => text(effective),
+        false => format!("{} ({} is ordered)", text(effective), text(wanted)),
+    }
 }
 
 fn on_off(value: &Value) -> String {
@@ -226,6 +236,16 @@ fn dirty_text(volume: &Value) -> String {
     let (dirty, writes) = (bytes(&volume["dirty_bytes"]), &volume["dirty_writes"]);
     let oldest = age(&volume["oldest_dirty_seconds"]);
     format!("{dirty} in {writes} writes, oldest {oldest}")
+}
+
+fn flow_text(volume: &Value) -> String {
+    let flow = &volume["flow_control"];
+    if flow["active"] != true {
+        return "not active".into();
+    }
+    let (reason, micros) = (text(&flow["reason"]), number(&flow["delay_us"]));
+    let millis = micros as f64 / 1000.0;
+    format!("active because of {reason}; writes are held for {millis:.1} ms")
 }
 
 fn serials_text(volume: &Value) -> String {
@@ -303,11 +323,23 @@ fn add(context: &Context, command: &Keys) -> Result<()> {
     done(context, &reply, &format!("volume {name}: attached"))
 }
 
-fn set(context: &Context, command: &Keys) -> Result<()> {
-    let name = &command.name;
-    let body = Value::Object(body(&command.keys)?);
-    let reply = context.client()?.patch(&url(name, "")?, &body)?;
-    done(context, &reply, &format!("volume {name}: changed"))
+fn set(context: &Context, command: &Set) -> Result<()> {
+    let name = &command.keys.name;
+    let body = Value::Object(body(&command.keys.keys)?);
+    let query = if command.wait { "?wait=true" } else { "" };
+    let reply = context
+        .client()?
+        .patch(&url(name, query)?, &body, PATIENT)?;
+    let (wanted, effective) = (&reply["policy"], &reply["effective_policy"]);
+    let line = match body.get("policy").is_some() && wanted != effective {
+        true => format!(
+            "volume {name}: changes from {} to {}",
+            text(effective),
+            text(wanted)
+        ),
+        false => format!("volume {name}: changed"),
+    };
+    done(context, &reply, &line)
 }
 
 /// `KEY=VALUE`s as the JSON object of a request. Paths are made absolute on this side: the
@@ -435,11 +467,10 @@ fn qemu_arguments(volume: &Value) -> String {
         ""
     };
     let node = node_name(&name);
-    // A guest that sees a write-through disk sends no flushes it does not need.
-    let write_cache = if volume["write_cache"] == false {
-        "off"
-    } else {
+    let write_cache = if shows_write_cache(volume) {
         "on"
+    } else {
+        "off"
     };
     format!(
         "-blockdev driver=nbd,node-name={node},server.type=unix,server.path={socket},\
@@ -450,6 +481,12 @@ fn qemu_arguments(volume: &Value) -> String {
     )
 }
 
+/// Whether the guest is to see a volatile write cache. Where it sees none, QEMU sends each of its
+/// writes with FUA, so that what is acknowledged is durable.
+fn shows_write_cache(volume: &Value) -> bool {
+    volume["write_cache"] != false && volume["policy"] != "write-through"
+}
+
 /// QEMU's node names start with a letter and have at most 31 bytes.
 fn node_name(name: &str) -> String {
     let short = &name[..name.len().min(24)];
@@ -457,6 +494,12 @@ fn node_name(name: &str) -> String {
 }
 
 fn libvirt_disk(volume: &Value) -> String {
+    // `none` and `directsync` differ in the write cache that the guest sees.
+    let cache = if shows_write_cache(volume) {
+        "none"
+    } else {
+        "directsync"
+    };
     let name = text(&volume["name"]);
     let socket = text(&volume["nbd_socket"]);
     let socket = socket
@@ -470,7 +513,7 @@ fn libvirt_disk(volume: &Value) -> String {
     };
     format!(
         "<disk type='network' device='disk'>\n\
-        \x20 <driver name='qemu' type='raw' cache='none' discard='unmap'/>\n\
+        \x20 <driver name='qemu' type='raw' cache='{cache}' discard='unmap'/>\n\
         \x20 <source protocol='nbd' name='{name}'>\n\
         \x20   <host transport='unix' socket='{socket}'/>\n\
         \x20   <reconnect delay='30'/>\n\

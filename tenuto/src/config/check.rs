@@ -6,6 +6,8 @@
 
 use super::{Config, ConfigError, Format, Source, Volume, Wrong};
 use crate::error::cause;
+use crate::origin::Place;
+use crate::origin::nbd::uri;
 use crate::signature;
 use std::fs::{File, Metadata};
 use std::io::{Read, Seek, SeekFrom};
@@ -15,13 +17,24 @@ use std::path::{Path, PathBuf};
 /// Bytes a `sockaddr_un` takes, without its end.
 const SOCKET_PATH_MAX: usize = 107;
 const SECTOR_BYTES: u64 = 512;
+/// What makes two origins the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Identity {
+    /// Device and inode of a file.
+    File(u64, u64),
+    Device(u64),
+    /// The plain spelling of an export's URL.
+    Export(String),
+}
+
 /// What an origin turned out to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     pub canonical: PathBuf,
-    /// Device and inode of a file, device number of a block device: two names, one image.
-    pub identity: (u64, u64),
-    pub size_bytes: u64,
+    /// Equal for two names of one image.
+    pub identity: Identity,
+    /// `None` for an export, which only its server knows.
+    pub size_bytes: Option<u64>,
     pub is_block_device: bool,
 }
 
@@ -54,7 +67,9 @@ pub fn check_volume(
         return Err(fail("name", wrong));
     }
     let origin = look(&volume.origin).map_err(|wrong| fail("origin", wrong))?;
-    if volume.format == Format::Auto {
+    // The first bytes of an export are looked at when it is opened.
+    let export = matches!(origin.identity, Identity::Export(_));
+    if volume.format == Format::Auto && !export {
         check_raw(&volume.origin).map_err(|wrong| fail("format", wrong))?;
     }
     if let Some(journal) = &volume.journal {
@@ -153,6 +168,14 @@ fn check_directory(path: &Path) -> Result<(), Wrong> {
 
 /// Looks at an image without opening it for more than reading.
 pub fn look(path: &Path) -> Result<Origin, Wrong> {
+    if let Place::Nbd(uri) = Place::parse(path).map_err(|why| Wrong::new(why, uri::RIGHT))? {
+        return Ok(Origin {
+            canonical: path.to_path_buf(),
+            identity: Identity::Export(uri.identity()),
+            size_bytes: None,
+            is_block_device: false,
+        });
+    }
     let right = "name a raw image or block device that exists and can be read";
     let wrong =
         |error: &std::io::Error| Wrong::new(format!("{}: {}", path.display(), cause(error)), right);
@@ -184,7 +207,7 @@ pub fn look(path: &Path) -> Result<Origin, Wrong> {
     Ok(Origin {
         canonical,
         identity: identity(&meta),
-        size_bytes,
+        size_bytes: Some(size_bytes),
         is_block_device: kind.is_block_device(),
     })
 }
@@ -198,10 +221,10 @@ fn size_of(path: &Path, meta: &Metadata) -> std::io::Result<u64> {
     File::open(path)?.seek(SeekFrom::End(0))
 }
 
-fn identity(meta: &Metadata) -> (u64, u64) {
+fn identity(meta: &Metadata) -> Identity {
     match meta.file_type().is_block_device() {
-        true => (u64::MAX, meta.rdev()),
-        false => (meta.dev(), meta.ino()),
+        true => Identity::Device(meta.rdev()),
+        false => Identity::File(meta.dev(), meta.ino()),
     }
 }
 

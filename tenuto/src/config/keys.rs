@@ -5,9 +5,11 @@
 //! those of which this version takes the default only and says so. Deliberately absent: where a
 //! value came from, which is [`super::parse`].
 
-use super::values::{Value, one_of};
+use super::values::Value;
 use super::{Cache, Format, Host, Images, Listen, Volume, Wrong};
 use crate::config::units;
+use crate::origin::nbd::uri::{self, Uri};
+use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -198,7 +200,7 @@ pub const VOLUME: &[Key<Volume>] = &[
     Key {
         name: "origin",
         default: "",
-        meaning: "the image on shared storage",
+        meaning: "the image on shared storage: a path, nbd://… or nbd+unix://…",
         set: set_origin,
         show: |volume| quote_path(&volume.origin),
     },
@@ -261,15 +263,19 @@ pub const VOLUME: &[Key<Volume>] = &[
     Key {
         name: "destage-after",
         default: "10m",
-        meaning: "dirty data older than this goes to the origin",
+        meaning: "dirty data older than this goes to the origin; never = for want of space only",
         set: |volume, value| {
-            if *value == Value::Text("never".into()) {
-                return Err(Wrong::later("\"never\" is", "write a time, as in \"10m\""));
-            }
-            volume.destage_after_ms = value.millis("10m")?;
+            let never = *value == Value::Text("never".into());
+            volume.destage_after_ms = match never {
+                true => None,
+                false => Some(value.millis("10m")?),
+            };
             Ok(())
         },
-        show: |volume| quote(&units::show_millis(volume.destage_after_ms)),
+        show: |volume| {
+            let age = volume.destage_after_ms.map(units::show_millis);
+            quote(age.as_deref().unwrap_or("never"))
+        },
     },
     Key {
         name: "destage",
@@ -302,6 +308,16 @@ pub const VOLUME: &[Key<Volume>] = &[
         },
     },
     Key {
+        name: "origin-quiet",
+        default: "30s",
+        meaning: "NBD origin: how long writes may still land after a connection broke",
+        set: |volume, value| {
+            volume.origin_quiet_ms = value.millis("30s")?;
+            Ok(())
+        },
+        show: |volume| quote(&units::show_millis(volume.origin_quiet_ms)),
+    },
+    Key {
         name: "origin-queue-depth",
         default: "32",
         meaning: "requests of the destager in flight at the origin",
@@ -323,9 +339,7 @@ pub const VOLUME: &[Key<Volume>] = &[
         default: "{ dirty-writes = \"auto\", dirty-bytes = \"75%\", destage-time = \"5m\" }",
         meaning: "gauges that start to slow writes down",
         set: set_flow,
-        show: |_| {
-            "{ dirty-writes = \"auto\", dirty-bytes = \"75%\", destage-time = \"5m\" }".into()
-        },
+        show: |volume| show_flow(&volume.flow),
     },
     Key {
         name: "admission",
@@ -408,25 +422,33 @@ pub const VOLUME: &[Key<Volume>] = &[
         name: "origin-timeout",
         default: "hold",
         meaning: "how long reads wait for an origin that does not answer",
-        set: |_, value| {
-            if *value == Value::Text("hold".into()) {
-                return Ok(());
-            }
-            value.millis("hold")?;
-            Err(Wrong::later("a time limit is", "write \"hold\""))
+        set: |volume, value| {
+            volume.origin_timeout_ms = match value {
+                Value::Text(word) if word == "hold" => None,
+                other => Some(other.millis("30s").map_err(|wrong| {
+                    Wrong::new(wrong.what, "write \"hold\" or a time, as in \"30s\"")
+                })?),
+            };
+            Ok(())
         },
-        show: |_| quote("hold"),
+        show: |volume| match volume.origin_timeout_ms {
+            None => quote("hold"),
+            Some(millis) => quote(&units::show_millis(millis)),
+        },
     },
 ];
 
-/// Keys of a volume that `volume set` can change while it runs.
+/// Keys of a volume that `volume set` can change while it runs, beside `policy`, which takes a
+/// while.
 pub const TUNABLES: &[&str] = &[
     "write-cache",
     "destage-after",
     "destage",
     "dirty-limit",
+    "flow",
     "origin-queue-depth",
     "overlay-timeout",
+    "origin-timeout",
 ];
 
 /// A name that can be part of a file name, of a socket's path and of an URL as it stands.
@@ -445,12 +467,15 @@ pub fn check_name(name: &str) -> Set {
 }
 
 fn set_origin(volume: &mut Volume, value: &Value) -> Set {
-    let right = "write the path of a raw image or block device";
+    let right = "write the path of a raw image or block device, nbd://… or nbd+unix://…";
     let text = value.text(right)?;
-    const SCHEMES: [&str; 9] = [
-        "nbd:",
+    if Uri::claims(text) {
+        Uri::parse(text).map_err(|why| Wrong::new(why, uri::RIGHT))?;
+        volume.origin = PathBuf::from(text);
+        return Ok(());
+    }
+    const SCHEMES: [&str; 7] = [
         "nbds:",
-        "nbd+unix:",
         "nbds+unix:",
         "rbd:",
         "s3:",
@@ -475,12 +500,9 @@ fn set_policy(volume: &mut Volume, value: &Value) -> Set {
     let words = ["uncached", "write-through", "write-back", "ephemeral"];
     volume.policy = match value.word(&words)? {
         "uncached" => Policy::Uncached,
+        "write-through" => Policy::WriteThrough,
         "write-back" => Policy::WriteBack,
-        "ephemeral" => Policy::Ephemeral,
-        _ => {
-            let right = format!("write {}", one_of(&["uncached", "write-back", "ephemeral"]));
-            return Err(Wrong::later("write-through is", right));
-        }
+        _ => Policy::Ephemeral,
     };
     Ok(())
 }
@@ -508,25 +530,65 @@ fn set_export(_: &mut Volume, value: &Value) -> Set {
     Ok(())
 }
 
-fn set_flow(_: &mut Volume, value: &Value) -> Set {
+/// What is not named stays as it is.
+fn set_flow(volume: &mut Volume, value: &Value) -> Set {
     let right = "write { dirty-writes = \"auto\", dirty-bytes = \"75%\", destage-time = \"5m\" }";
-    let expected = [
-        ("dirty-writes", "auto"),
-        ("dirty-bytes", "75%"),
-        ("destage-time", "5m"),
-    ];
+    let mut flow = volume.flow;
     for (name, value) in members(value, right)? {
-        let Some((_, default)) = expected.iter().find(|(key, _)| key == name) else {
-            return Err(Wrong::new(format!("{name} is no key of flow"), right));
-        };
-        if *value != Value::Text((*default).into()) {
-            return Err(Wrong::later(
-                format!("{name} other than \"{default}\" is"),
-                right,
-            ));
+        let wrong = |wrong: Wrong| Wrong::new(format!("{name}: {}", wrong.what), wrong.right);
+        match name.as_str() {
+            "dirty-writes" => flow.dirty_writes = dirty_writes(value).map_err(wrong)?,
+            "dirty-bytes" => flow.dirty_bytes_percent = percent(value).map_err(wrong)?,
+            "destage-time" => {
+                flow.destage_time_ms = value.millis("5m").and_then(some_time).map_err(wrong)?;
+            }
+            _ => return Err(Wrong::new(format!("{name} is no key of flow"), right)),
         }
     }
+    volume.flow = flow;
     Ok(())
+}
+
+fn dirty_writes(value: &Value) -> Result<Option<u64>, Wrong> {
+    if *value == Value::Text("auto".into()) {
+        return Ok(None);
+    }
+    value
+        .number(1, u64::from(u32::MAX))
+        .map(Some)
+        .map_err(|wrong| Wrong::new(wrong.what, format!("{}, or \"auto\"", wrong.right)))
+}
+
+fn percent(value: &Value) -> Result<u64, Wrong> {
+    let number = match value {
+        Value::Text(text) => text.strip_suffix('%').and_then(|text| text.parse().ok()),
+        _ => None,
+    };
+    number
+        .filter(|number| (1..=100).contains(number))
+        .ok_or_else(|| {
+            Wrong::new(
+                format!("{} is not a share from 1% to 100%", value.show()),
+                "write a whole number and %, as in \"75%\"",
+            )
+        })
+}
+
+fn some_time(millis: u64) -> Result<u64, Wrong> {
+    match millis {
+        0 => Err(Wrong::new("no time is no limit", "write at least \"1ms\"")),
+        millis => Ok(millis),
+    }
+}
+
+fn show_flow(flow: &FlowLimits) -> String {
+    let writes = flow.dirty_writes;
+    format!(
+        "{{ dirty-writes = {}, dirty-bytes = {}, destage-time = {} }}",
+        writes.map_or(quote("auto"), |writes| writes.to_string()),
+        quote(&format!("{}%", flow.dirty_bytes_percent)),
+        quote(&units::show_millis(flow.destage_time_ms)),
+    )
 }
 
 fn set_share(_: &mut Volume, value: &Value) -> Set {
@@ -617,11 +679,14 @@ pub fn default_volume() -> Volume {
         format: Format::Auto,
         policy: Policy::WriteBack,
         write_cache: true,
-        destage_after_ms: 600_000,
+        destage_after_ms: Some(600_000),
         destage: DestageMode::Atomic,
         journal: None,
+        origin_quiet_ms: 30_000,
+        origin_timeout_ms: None,
         origin_queue_depth: 32,
         dirty_limit_bytes: 4 * GIB,
+        flow: FlowLimits::default(),
         overlay_ram_bytes: 256 * MIB,
         overlay_timeout_ms: 30_000,
         read_only: false,

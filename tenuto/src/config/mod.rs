@@ -18,6 +18,7 @@ pub use values::Value;
 
 use crate::daemon::{Settings, VolumeSettings};
 use crate::error::{Error, Kind, Result, cause};
+use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -109,11 +110,16 @@ pub struct Volume {
     pub format: Format,
     pub policy: Policy,
     pub write_cache: bool,
-    pub destage_after_ms: u64,
+    /// `None` = never.
+    pub destage_after_ms: Option<u64>,
     pub destage: DestageMode,
     pub journal: Option<PathBuf>,
+    pub origin_quiet_ms: u64,
+    /// `None` = hold for ever.
+    pub origin_timeout_ms: Option<u64>,
     pub origin_queue_depth: u32,
     pub dirty_limit_bytes: u64,
+    pub flow: FlowLimits,
     pub overlay_ram_bytes: u64,
     pub overlay_timeout_ms: u64,
     pub read_only: bool,
@@ -136,9 +142,13 @@ impl Volume {
             read_only: self.read_only,
             write_cache: self.write_cache,
             destage: self.destage,
-            destage_after: Some(Duration::from_millis(self.destage_after_ms)),
+            destage_after: self.destage_after_ms.map(Duration::from_millis),
             journal_dir: self.journal.clone(),
+            origin_quiet: Duration::from_millis(self.origin_quiet_ms),
+            origin_timeout: self.origin_timeout_ms.map(Duration::from_millis),
+            format_raw: self.format == Format::Raw,
             dirty_limit_bytes: self.dirty_limit_bytes,
+            flow: self.flow,
             origin_queue_depth: self.origin_queue_depth,
             overlay_timeout: Duration::from_millis(self.overlay_timeout_ms),
             export_nbd: true,
@@ -191,6 +201,7 @@ impl Config {
         Settings {
             run_dir: self.host.run_dir.clone(),
             stage_dir: self.host.stage_dir.clone(),
+            state_dir: self.host.state_dir.clone(),
             cache_path: self.cache.path.clone(),
             ram_bytes: self.cache.ram_bytes,
             stage_bytes: self.cache.stage_bytes,

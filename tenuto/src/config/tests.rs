@@ -34,11 +34,6 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
              \"write-through\", \"write-back\" or \"ephemeral\"",
         ),
         (
-            "policy = \"write-through\"",
-            "policy: write-through is not in this version; write \"uncached\", \"write-back\" or \
-             \"ephemeral\"",
-        ),
-        (
             "replicas = 1",
             "replicas: replicas are not in this version; write 0",
         ),
@@ -57,10 +52,6 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
         (
             "write-cache = true",
             "write-cache: true is not one of its values; write \"on\" or \"off\"",
-        ),
-        (
-            "destage-after = \"never\"",
-            "destage-after: \"never\" is not in this version; write a time, as in \"10m\"",
         ),
         (
             "destage-after = 600",
@@ -106,8 +97,8 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
             "admission: \"all\" is not in this version; write \"reuse\"",
         ),
         (
-            "origin-timeout = \"30s\"",
-            "origin-timeout: a time limit is not in this version; write \"hold\"",
+            "origin-timeout = \"30\"",
+            "origin-timeout: \"30\" is not a time; write \"hold\" or a time, as in \"30s\"",
         ),
         (
             "export = [\"vhost-user\", \"nbd\"]",
@@ -122,9 +113,32 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
             "export: a volume without export has no use; write [\"nbd\"]",
         ),
         (
-            "flow = { dirty-bytes = \"50%\" }",
-            "flow: dirty-bytes other than \"75%\" is not in this version; write { dirty-writes = \
-             \"auto\", dirty-bytes = \"75%\", destage-time = \"5m\" }",
+            "flow = { dirty-bytes = \"0%\" }",
+            "flow: dirty-bytes: \"0%\" is not a share from 1% to 100%; write a whole number and %, \
+             as in \"75%\"",
+        ),
+        (
+            "flow = { dirty-bytes = 50 }",
+            "flow: dirty-bytes: 50 is not a share from 1% to 100%; write a whole number and %, as \
+             in \"75%\"",
+        ),
+        (
+            "flow = { dirty-writes = 0 }",
+            "flow: dirty-writes: 0 is not a number from 1 to 4294967295; write a whole number \
+             from 1 to 4294967295, or \"auto\"",
+        ),
+        (
+            "flow = { destage-time = 5 }",
+            "flow: destage-time: 5 is not a time; write ms, s, m or h, as in \"5m\"",
+        ),
+        (
+            "flow = { destage-time = \"0s\" }",
+            "flow: destage-time: no time is no limit; write at least \"1ms\"",
+        ),
+        (
+            "flow = { dirty-time = \"5m\" }",
+            "flow: dirty-time is no key of flow; write { dirty-writes = \"auto\", dirty-bytes = \
+             \"75%\", destage-time = \"5m\" }",
         ),
         (
             "share = { weight = 200 }",
@@ -148,14 +162,15 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
 #[test]
 fn wrong_origins_and_names_are_answered_at_their_own_lines() {
     let origin = |value: &str| error_of(&format!("[[volume]]\nname = \"a\"\norigin = {value}\n"));
-    let right = "write the path of a raw image or block device";
+    let right = "write the path of a raw image or block device, nbd://… or nbd+unix://…";
+    let export = "write nbd://HOST:PORT/EXPORT or nbd+unix:///EXPORT?socket=/PATH";
     assert_eq!(
-        origin("\"nbd://host:10809/a\""),
-        format!("t.toml:3: origin: nbd origins are not in this version; {right}")
+        origin("\"nbd://host:port/a\""),
+        format!("t.toml:3: origin: \"port\" is not a port; {export}")
     );
     assert_eq!(
-        origin("\"nbd+unix:///a?socket=/s\""),
-        format!("t.toml:3: origin: nbd+unix origins are not in this version; {right}")
+        origin("\"nbds://host/a\""),
+        format!("t.toml:3: origin: nbds origins are not in this version; {right}")
     );
     assert_eq!(
         origin("\"rbd:pool/image\""),
@@ -468,6 +483,7 @@ share = { min = "0", weight = 100 }
 read-only = false
 export = ["nbd"]
 origin-timeout = "hold"
+origin-quiet = "30s"
 [images]
 allow = ["/mnt/nfs"]
 [listen]
@@ -556,4 +572,24 @@ fn arguments_and_file_agree() {
     let volume = parse::new_volume(&defaults, "a", &values).expect("right");
     assert!(volume.read_only);
     assert_eq!(volume.origin_queue_depth, 8);
+}
+
+#[test]
+fn a_table_of_flow_control_changes_what_it_names_and_is_shown_as_it_is_written() {
+    let defaults = keys::default_volume();
+    let values = |flow: &str| {
+        let origin = ("origin".into(), Value::Text("/x".into()));
+        [origin, ("flow".into(), Value::from_argument(flow))]
+    };
+    let shown = |volume: &Volume| {
+        let key = keys::VOLUME.iter().find(|key| key.name == "flow");
+        (key.expect("a key of volumes").show)(volume)
+    };
+    let volume = parse::new_volume(&defaults, "a", &values("{ dirty-writes = 500 }"));
+    let volume = volume.expect("right");
+    let text = "{ dirty-writes = 500, dirty-bytes = \"75%\", destage-time = \"5m\" }";
+    assert_eq!(shown(&volume), text);
+    let text = "{ dirty-writes = \"auto\", dirty-bytes = \"50%\", destage-time = \"90s\" }";
+    let other = parse::new_volume(&volume, "b", &values(text)).expect("right");
+    assert_eq!(shown(&other), text);
 }

@@ -3,7 +3,9 @@
 //! Always true: an image that was changed while nobody held its lock has another identity; the
 //! number is the same in every version of the program on every machine. What cannot be told to be
 //! unchanged (a block device, whose times say nothing, or a file changed so lately that a further
-//! change may leave its times as they are) has an identity of this life of the daemon only.
+//! change may leave its times as they are) has an identity of this life of the daemon only. An
+//! export of a server, whose image may be another one after we have left, has an identity for as
+//! long as the volume is attached, and shares nothing.
 
 use super::host;
 use crate::origin::file::OpenVolume;
@@ -32,7 +34,9 @@ impl Fnv {
 
 /// Place, size, times and first block of an image whose lock is held.
 pub(super) fn of(files: &OpenVolume) -> Option<Uuid> {
-    let origin = &files.origin;
+    let Some(origin) = files.origin.file() else {
+        return Some(host::fresh());
+    };
     let meta = origin.file.metadata().ok()?;
     let mut hash = Fnv(0x6C62_272E_07BB_0142_62B8_2175_6295_C58D);
     let path = origin.path.as_os_str().as_bytes();

@@ -4,7 +4,7 @@
 //! recover. Always true: nothing of the cache is read before its lock is held, because writes of
 //! a killed daemon may land until then (rule 5.2.1).
 
-use super::{Settings, StartError, VolumeSettings, host};
+use super::{DEFAULT_QUIET, Settings, StartError, VolumeSettings, host};
 use crate::buffer::{Arena, BufferPool, HostMemory, POOL_BYTES_DEFAULT};
 use crate::cachedev;
 use crate::fault::{Fault, Kind};
@@ -15,6 +15,7 @@ use crate::shard::Parts;
 use crate::stage::Stage;
 use crate::target::Target;
 use engine::engine::{Config, Engine, OpenError, Report};
+use engine::flow::FlowLimits;
 use engine::format::FormatError;
 use engine::format::superblock::{SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
 use engine::types::{BLOCK_BYTES, DestageMode, Policy};
@@ -163,7 +164,11 @@ pub(super) fn orphans(engine: &Engine, settings: &Settings) -> Vec<VolumeSetting
         destage: DestageMode::Atomic,
         destage_after: Some(Duration::ZERO),
         journal_dir: None,
+        origin_quiet: DEFAULT_QUIET,
+        origin_timeout: None,
+        format_raw: true,
         dirty_limit_bytes: volume.dirty_bytes,
+        flow: FlowLimits::default(),
         origin_queue_depth: 32,
         overlay_timeout: Duration::ZERO,
         export_nbd: false,

@@ -183,6 +183,7 @@ mod tests {
     fn sockets(run_dir: &Path) -> Result<Sockets, StartError> {
         Sockets::new(&Settings {
             run_dir: run_dir.to_owned(),
+            state_dir: PathBuf::new(),
             stage_dir: PathBuf::new(),
             cache_path: PathBuf::new(),
             ram_bytes: 0,

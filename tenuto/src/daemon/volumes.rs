@@ -9,13 +9,18 @@ use super::{Daemon, StartError, VolumeError, VolumeSettings, host, identity, ope
 use crate::fault::{Fault, Kind};
 use crate::files::Files;
 use crate::lock::Patience;
+use crate::origin::Place;
 use crate::origin::file::{self, Access, OpenVolume};
 use crate::origin::san::Params;
-use crate::shard::control::{Attach, AttachError, CommandError, Export, ListenerScope};
-use engine::engine::{Settled, settle};
+use crate::shard::control::{
+    Attach, AttachError, CommandError, CommandReply, Export, ListenerScope,
+};
+use engine::engine::Settled;
 use engine::event::{Command, Device, Tuning, VolumeSpec};
 use engine::types::{Policy, SECTOR_BYTES, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
 use std::sync::MutexGuard;
 
 /// What is attached, by name, and which names are being changed.
@@ -136,13 +141,13 @@ impl Daemon {
     ) -> Result<Entry, VolumeError> {
         let name = settings.name.clone();
         let id = self.handle.place(&name)?;
-        let (files, mut settled) = open_origin(&settings, id)?;
+        let (files, mut settled) = open_origin(&settings, id, &self.state_dir)?;
         let ledger = settled.ledger.clone();
         let stat = files.ledger.as_ref().and_then(|ledger| ledger.stat().ok());
         if accept_loss {
             settled.accept_loss();
         }
-        let size_bytes = files.origin.size_bytes.next_multiple_of(SECTOR_BYTES);
+        let size_bytes = files.origin.size_bytes().next_multiple_of(SECTOR_BYTES);
         let export = Export {
             volume: id,
             size_bytes,
@@ -207,8 +212,8 @@ impl Daemon {
     }
 
     /// Changes what can be changed while a volume runs: `write_cache`, `destage`,
-    /// `destage_after`, `dirty_limit_bytes`, `origin_queue_depth`, `overlay_timeout`, and
-    /// whether it is exported.
+    /// `destage_after`, `dirty_limit_bytes`, `flow`, `origin_queue_depth`, `overlay_timeout`,
+    /// `origin_timeout`, and whether it is exported.
     pub fn volume_tune(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
         let claim = self.claim(&settings.name)?;
         let name = &claim.name;
@@ -226,9 +231,58 @@ impl Daemon {
         if settings.export_nbd != entry.settings.export_nbd {
             self.show(&entry, name, settings.export_nbd)?;
         }
-        entry.settings = settings;
+        // The policy takes a while; `volume_switch` changes it.
+        let policy = entry.settings.policy;
+        entry.settings = VolumeSettings { policy, ..settings };
         self.table().entries.insert(name.clone(), entry);
         Ok(())
+    }
+
+    /// Orders another policy for a running volume; it is in effect when the reply has come. What
+    /// write-back keeps beside the origin is made first.
+    pub fn volume_switch(&self, name: &str, policy: Policy) -> Result<CommandReply, VolumeError> {
+        let claim = self.claim(name)?;
+        let Some(mut entry) = self.entry(name) else {
+            return Err(VolumeError::Unknown(name.to_owned()));
+        };
+        let old = entry.settings.policy;
+        if policy != old && (policy == Policy::Ephemeral || old == Policy::Ephemeral) {
+            let (old, new) = (old.name(), policy.name());
+            return Err(VolumeError::Settings(format!(
+                "volume {name}: cannot change from {old} to {new} while it runs; remove the \
+                 volume and add it"
+            )));
+        }
+        let volume = entry.id;
+        let mut journal_possible = false;
+        if policy == Policy::WriteBack && !entry.settings.read_only {
+            journal_possible = self.make_sides(&claim.name, volume)?;
+        }
+        let command = Command::Switch {
+            volume,
+            policy,
+            journal_possible,
+        };
+        let reply = self.handle.command_begin(command)?;
+        entry.settings.policy = policy;
+        self.table().entries.insert(claim.name.clone(), entry);
+        Ok(reply)
+    }
+
+    /// Makes ledger and journal on this thread: the shard does not wait for an origin.
+    fn make_sides(&self, name: &str, volume: VolumeId) -> Result<bool, VolumeError> {
+        let sides = self.handle.sides(volume)?;
+        let mut sides = sides.ok_or_else(|| VolumeError::Unknown(name.to_owned()))?;
+        if !sides.make(&mut Patience::none())? {
+            let origin = &sides.origin;
+            return Err(VolumeError::Settings(format!(
+                "volume {name}: nothing can lie beside {origin}, where write-back keeps its \
+                 ledger; remove the volume and add it with `journal`"
+            )));
+        }
+        let journal_possible = sides.journal.is_some();
+        self.handle.take_sides(volume, sides)?;
+        Ok(journal_possible)
     }
 
     fn show(&self, entry: &Entry, name: &str, shown: bool) -> Result<(), VolumeError> {
@@ -281,18 +335,35 @@ impl Daemon {
     }
 }
 
+/// The directory of ledgers that lie beside no origin.
+fn make_ledgers(path: &Path) -> std::io::Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(path)?;
+    crate::cachedev::sync_directory(path)
+}
+
 /// Locks the files of a volume and finishes what its journal says.
 fn open_origin(
     settings: &VolumeSettings,
     id: VolumeId,
+    state_dir: &Path,
 ) -> Result<(OpenVolume, Settled), VolumeError> {
     let reader = settings.read_only || settings.policy == Policy::Ephemeral;
+    let export = matches!(Place::parse(&settings.origin), Ok(Place::Nbd(_)));
+    let ledgers = state_dir.join("ledgers");
+    if !reader && settings.journal_dir.is_none() {
+        make_ledgers(&ledgers).map_err(|error| {
+            let (name, path) = (&settings.name, ledgers.display());
+            VolumeError::Origin(format!("volume {name}: cannot make {path}: {error}"))
+        })?;
+    }
     let request = file::Request {
         path: settings.origin.clone(),
         access: if reader { Access::Read } else { Access::Write },
-        // Whoever made the settings has looked at the first bytes.
-        format_raw: true,
+        format_raw: settings.format_raw || !export,
         journal_place: settings.journal_dir.clone(),
+        ledger_place: Some(ledgers),
+        quiet: settings.origin_quiet,
         create: false,
     };
     let mut progress = |waiting: &str| tracing::info!("{waiting}");
@@ -301,12 +372,15 @@ fn open_origin(
         progress: &mut progress,
     };
     let opened = file::open(&request, &mut patience)?;
-    let beside = opened.ledger_path.is_some();
+    let journal = opened.journal_path.is_some();
     let mut files = Files::without_cache();
     files.insert_volume(id, opened);
-    let settled = settle(&mut files, id).map_err(|error| refused(&settings.name, error, true))?;
-    if settings.policy == Policy::WriteBack && !reader && beside {
-        for device in [Device::Ledger(id), Device::Journal(id)] {
+    let settled = files
+        .settle(id, &mut patience)
+        .map_err(|error| refused(&settings.name, error, true))?;
+    if settings.policy == Policy::WriteBack && !reader {
+        let beside = [Device::Ledger(id), Device::Journal(id)];
+        for device in beside.into_iter().take(if journal { 2 } else { 1 }) {
             files.ensure(device).map_err(|_| {
                 let (name, origin) = (&settings.name, settings.origin.display());
                 VolumeError::Origin(format!(
@@ -329,14 +403,14 @@ fn open_origin(
 fn spec(settings: &VolumeSettings, files: &OpenVolume, size_bytes: u64) -> VolumeSpec {
     VolumeSpec {
         name: settings.name.clone(),
-        origin: files.origin.path.display().to_string(),
+        origin: files.origin.name(),
         new_uuid: host::fresh(),
         policy: settings.policy,
         size_bytes,
         read_only: settings.read_only,
         base_layer: files
             .origin
-            .read_only
+            .read_only()
             .then(|| identity::of(files))
             .flatten(),
         journal_possible: files.journal.is_some(),
@@ -350,7 +424,11 @@ fn tuning(settings: &VolumeSettings) -> Tuning {
         destage_after_ms: settings.destage_after.map(|age| age.as_millis() as u64),
         destage: settings.destage,
         dirty_limit_bytes: settings.dirty_limit_bytes,
+        flow: settings.flow,
         origin_queue_depth: settings.origin_queue_depth,
+        origin_timeout_ms: settings
+            .origin_timeout
+            .map(|limit| limit.as_millis() as u64),
         overlay_timeout_ms: settings.overlay_timeout.as_millis() as u64,
     }
 }
@@ -359,9 +437,9 @@ fn tuning(settings: &VolumeSettings) -> Tuning {
 fn needs_restart(old: &VolumeSettings, new: &VolumeSettings) -> Option<&'static str> {
     let differing = [
         ("origin", old.origin != new.origin),
-        ("policy", old.policy != new.policy),
         ("read-only", old.read_only != new.read_only),
         ("journal", old.journal_dir != new.journal_dir),
+        ("origin-quiet", old.origin_quiet != new.origin_quiet),
     ];
     let first = differing.into_iter().find(|(_, differs)| *differs);
     first.map(|(what, _)| what)

@@ -14,6 +14,7 @@ use crate::lock::{self, Patience};
 use crate::sys;
 use engine::engine::{format_cache, geometry_for};
 use engine::event::Command;
+use engine::flow::FlowLimits;
 use engine::snapshot::OriginCounters;
 use engine::types::{DestageMode, Policy, Uuid};
 use indicatif::ProgressBar;
@@ -111,9 +112,14 @@ impl Place {
         })
     }
 
-    fn stage_dir(&self) -> &Path {
+    pub fn stage_dir(&self) -> &Path {
         let memory = self.memory.as_ref();
         memory.map_or(self.disk.0.as_path(), |memory| memory.0.as_path())
+    }
+
+    /// A path for a file of a run; it goes away with the place.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.disk.0.join(name)
     }
 
     fn image(&self, name: &str) -> PathBuf {
@@ -128,11 +134,12 @@ pub fn run(place: &Place, seed: u64, cached: bool, bar: &ProgressBar) -> Result<
     let volumes = make_volumes(place, seed, cached)?;
     let names: Vec<String> = volumes.iter().map(|volume| volume.name.clone()).collect();
     let cache_path = place.disk.0.join("cache");
-    make_cache(&cache_path)?;
+    make_cache(&cache_path, CACHE_BYTES)?;
     let run_dir = place.disk.0.join("run");
     let daemon = Daemon::start(Settings {
         run_dir: run_dir.clone(),
         stage_dir: place.stage_dir().to_owned(),
+        state_dir: place.stage_dir().to_owned(),
         cache_path: cache_path.clone(),
         ram_bytes: RAM_BYTES,
         stage_bytes: STAGE_BYTES,
@@ -208,7 +215,11 @@ fn volume(name: String, origin: PathBuf, policy: Policy) -> VolumeSettings {
         destage: DestageMode::Atomic,
         destage_after: Some(Duration::from_secs(5)),
         journal_dir: None,
+        origin_quiet: Duration::ZERO,
+        origin_timeout: None,
+        format_raw: true,
         dirty_limit_bytes: CACHE_BYTES / 4,
+        flow: FlowLimits::default(),
         origin_queue_depth: 32,
         overlay_timeout: Duration::from_secs(30),
         export_nbd: true,
@@ -216,11 +227,12 @@ fn volume(name: String, origin: PathBuf, policy: Policy) -> VolumeSettings {
     }
 }
 
-fn make_cache(path: &Path) -> Result<()> {
+/// An empty cache of this size.
+pub fn make_cache(path: &Path, bytes: u64) -> Result<()> {
     let failed = |why: String| Error::failed(format!("cache {}: {why}", path.display()));
-    let geometry = geometry_for(CACHE_BYTES).map_err(failed)?;
+    let geometry = geometry_for(bytes).map_err(failed)?;
     let claimed = cachedev::claim(path, false, &mut Patience::none());
-    let target = claimed.and_then(|claimed| claimed.allocate(CACHE_BYTES));
+    let target = claimed.and_then(|claimed| claimed.allocate(bytes));
     let target = target.map_err(|fault| failed(fault.to_string()))?;
     let uuid = Uuid(*uuid::Uuid::new_v4().as_bytes());
     let formatted = format_cache(&mut Files::new(target), uuid, geometry);

@@ -19,7 +19,7 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// About so many ticks on an axis.
 const TICKS: f64 = 8.0;
 
-const STYLE: &str = "\
+pub const STYLE: &str = "\
 :root{color-scheme:light dark;--ink:#1c1e21;--paper:#fff;--faint:#d9dce1;--soft:#5c636e;\
 --uncached:#c2410c;--cached:#1d6fb8}\
 @media(prefers-color-scheme:dark){:root{--ink:#e8eaed;--paper:#16181c;--faint:#343941;\
@@ -35,16 +35,16 @@ svg{width:100%;height:auto}svg text{fill:var(--soft);font:12px system-ui,sans-se
 .line{fill:none;stroke-width:2}.dashed{stroke-dasharray:5 4}\
 .uncached{stroke:var(--uncached)}.cached{stroke:var(--cached)}";
 
-struct Line {
+pub struct Line {
     /// Class of the style sheet: `uncached` or `cached`.
-    class: &'static str,
-    dashed: bool,
-    name: &'static str,
-    points: Vec<(f64, f64)>,
+    pub class: &'static str,
+    pub dashed: bool,
+    pub name: &'static str,
+    pub points: Vec<(f64, f64)>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Scale {
+pub enum Scale {
     Linear,
     Logarithmic,
 }
@@ -118,7 +118,7 @@ fn request_lines(report: &Report) -> Vec<Line> {
 }
 
 /// One plot over the seconds of a run.
-fn plot(name: &str, scale: Scale, lines: &[Line]) -> String {
+pub fn plot(name: &str, scale: Scale, lines: &[Line]) -> String {
     let points = || lines.iter().flat_map(|line| line.points.iter());
     let x_max = points().map(|point| point.0).fold(1.0, f64::max);
     let y_max = points().map(|point| point.1).fold(1.0, f64::max);
@@ -227,7 +227,7 @@ fn ticks(max: f64) -> Vec<f64> {
         .collect()
 }
 
-fn escape(text: &str) -> String {
+pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")

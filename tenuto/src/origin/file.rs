@@ -8,17 +8,20 @@
 use crate::cachedev::{refuse_used_device, sync_directory};
 use crate::fault::{Fault, Kind};
 use crate::lock::{self, Mode, Patience};
+use crate::origin::beside::{self, in_place};
+use crate::origin::nbd::open::{Leavings, NbdOrigin};
 use crate::origin::san::Params;
+use crate::origin::{Place, nbd};
 use crate::signature;
 use crate::sys;
 use crate::target::{How, Target};
 use engine::types::SECTOR_BYTES;
-use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How often a file that is replaced while we lock it is opened again.
 const REPLACED_TRIES_MAX: u32 = 3;
@@ -38,20 +41,76 @@ pub struct Request {
     pub access: Access,
     /// The user said `format = "raw"`: do not look at the first bytes.
     pub format_raw: bool,
-    /// Where ledger and journal lie if not beside the image; the name in there is that of the
-    /// image as `path` gives it.
+    /// Where ledger and journal lie if not beside the image; see [`beside::in_place`].
     pub journal_place: Option<PathBuf>,
+    /// Where the ledger alone lies if nothing can lie beside the origin and no place is named:
+    /// a directory of this host.
+    pub ledger_place: Option<PathBuf>,
+    /// How long late writes to an origin without a fence may take to land.
+    pub quiet: Duration,
     /// Create ledger and journal (with `Access::Write` only).
     pub create: bool,
+}
+
+/// What carries the bytes of a volume.
+#[derive(Debug)]
+pub enum Origin {
+    File(Arc<Target>),
+    Nbd(Box<NbdOrigin>),
+}
+
+impl Origin {
+    pub fn file(&self) -> Option<&Arc<Target>> {
+        match self {
+            Origin::File(target) => Some(target),
+            Origin::Nbd(_) => None,
+        }
+    }
+
+    pub fn nbd(&self) -> Option<&NbdOrigin> {
+        match self {
+            Origin::Nbd(origin) => Some(origin),
+            Origin::File(_) => None,
+        }
+    }
+
+    pub fn nbd_mut(&mut self) -> Option<&mut NbdOrigin> {
+        match self {
+            Origin::Nbd(origin) => Some(origin),
+            Origin::File(_) => None,
+        }
+    }
+
+    pub fn size_bytes(&self) -> u64 {
+        match self {
+            Origin::File(target) => target.size_bytes,
+            Origin::Nbd(origin) => origin.export.size_bytes,
+        }
+    }
+
+    pub fn read_only(&self) -> bool {
+        match self {
+            Origin::File(target) => target.read_only,
+            Origin::Nbd(origin) => origin.read_only,
+        }
+    }
+
+    /// The path, or the URL in its plain spelling.
+    pub fn name(&self) -> String {
+        match self {
+            Origin::File(target) => target.name(),
+            Origin::Nbd(origin) => origin.name(),
+        }
+    }
 }
 
 /// The files of one volume.
 #[derive(Debug)]
 pub struct OpenVolume {
-    pub origin: Arc<Target>,
+    pub origin: Origin,
     pub ledger: Option<Arc<Target>>,
     pub journal: Option<Arc<Target>>,
-    /// Where they are or would be; `None` beside a block device without a place.
+    /// Where they are or would be; `None` where there is no place for them.
     pub ledger_path: Option<PathBuf>,
     pub journal_path: Option<PathBuf>,
     /// The simulated storage network it lies on. Volumes with equal parameters share one.
@@ -63,17 +122,19 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fa
         !request.create || request.access == Access::Write,
         "a reader creates nothing"
     );
+    match Place::parse(&request.path) {
+        Ok(Place::File(_)) => {}
+        Ok(Place::Nbd(uri)) => return nbd::open::open(&uri, request, patience),
+        Err(why) => return Err(Fault::new(Kind::Invalid, format!("origin {why}"))),
+    }
     let name = format!("origin {}", request.path.display());
     // Two names of one image must find one ledger.
     let path = fs::canonicalize(&request.path);
     let path = path.map_err(|error| Fault::io(&name, "open it", error))?;
     let origin = open_image(&path, &name, request, patience)?;
-    let (ledger_path, journal_path) = match side_paths(request, &path, origin.block_device) {
-        Some((ledger, journal)) => (Some(ledger), Some(journal)),
-        None => (None, None),
-    };
+    let (ledger_path, journal_path) = side_paths(request, &path, origin.block_device)?;
     let mut volume = OpenVolume {
-        origin: Arc::new(origin),
+        origin: Origin::File(Arc::new(origin)),
         ledger: None,
         journal: None,
         ledger_path,
@@ -86,8 +147,61 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fa
 }
 
 impl OpenVolume {
+    /// What lies beside the origin, to be made or opened apart from it.
+    pub fn sides(&self) -> Sides {
+        Sides {
+            origin: self.origin.name(),
+            image: self.origin.file().cloned(),
+            read_only: self.origin.read_only(),
+            ledger: self.ledger.clone(),
+            journal: self.journal.clone(),
+            ledger_path: self.ledger_path.clone(),
+            journal_path: self.journal_path.clone(),
+        }
+    }
+
     /// Opens and locks a ledger or journal; `None` where it is missing and not to be made.
     pub fn side(
+        &self,
+        path: Option<&Path>,
+        create: bool,
+        patience: &mut Patience,
+    ) -> Result<Option<Arc<Target>>, Fault> {
+        self.sides().open(path, create, patience)
+    }
+
+    /// Lets go of files that nobody else uses. Blocks.
+    pub fn close(self) {
+        Leavings::of(self).remove();
+    }
+}
+
+/// The ledger and the journal of a volume, without its origin: a thread that may wait makes them.
+#[derive(Clone, Debug)]
+pub struct Sides {
+    /// The name of the origin.
+    pub origin: String,
+    image: Option<Arc<Target>>,
+    read_only: bool,
+    pub ledger: Option<Arc<Target>>,
+    pub journal: Option<Arc<Target>>,
+    ledger_path: Option<PathBuf>,
+    journal_path: Option<PathBuf>,
+}
+
+impl Sides {
+    /// Makes what is missing. False where nothing can lie beside the origin.
+    pub fn make(&mut self, patience: &mut Patience) -> Result<bool, Fault> {
+        if self.ledger.is_none() {
+            self.ledger = self.open(self.ledger_path.as_deref(), true, patience)?;
+        }
+        if self.journal.is_none() {
+            self.journal = self.open(self.journal_path.as_deref(), true, patience)?;
+        }
+        Ok(self.ledger.is_some())
+    }
+
+    fn open(
         &self,
         path: Option<&Path>,
         create: bool,
@@ -96,27 +210,30 @@ impl OpenVolume {
         let Some(path) = path else {
             return Ok(None);
         };
-        let meta = self.origin.file.metadata();
-        let meta = meta.map_err(|error| Fault::io(&self.origin.name(), "stat it", error))?;
-        // Whoever may read the image may read its ledger: the next host may be another user.
-        let mode = match self.origin.block_device {
-            true => 0o600,
-            false => meta.mode() & 0o666 | 0o600,
-        };
-        let opened = open_side(
-            path,
-            !self.origin.read_only,
-            create.then_some(mode),
-            patience,
-        )?;
+        let (mode, owner) = self.rights()?;
+        let create = create.then_some(mode);
+        let opened = open_side(path, !self.read_only, create, patience)?;
         let Some((target, created)) = opened else {
             return Ok(None);
         };
-        if created && !self.origin.block_device {
+        if created && let Some((user, group)) = owner {
             // Best effort: without the right to give files away it stays ours.
-            let _ = std::os::unix::fs::fchown(&target.file, Some(meta.uid()), Some(meta.gid()));
+            let _ = std::os::unix::fs::fchown(&target.file, Some(user), Some(group));
         }
         Ok(Some(Arc::new(target)))
+    }
+
+    /// Permission bits of a ledger or journal, and whose it is, if not ours. Whoever may read an
+    /// image may read its ledger: the next host may be another user.
+    fn rights(&self) -> Result<(u32, Option<(u32, u32)>), Fault> {
+        let image = self.image.as_ref().filter(|target| !target.block_device);
+        let Some(image) = image else {
+            return Ok((0o600, None));
+        };
+        let meta = image.file.metadata();
+        let meta = meta.map_err(|error| Fault::io(&image.name(), "stat it", error))?;
+        let mode = meta.mode() & 0o666 | 0o600;
+        Ok((mode, Some((meta.uid(), meta.gid()))))
     }
 }
 
@@ -195,20 +312,27 @@ fn refuse_other_formats(target: &Target, name: &str) -> Result<(), Fault> {
     ))
 }
 
-/// Ledger and journal: `IMAGE.tenuto` and `IMAGE.tenuto-journal`, beside it or in the place given.
-fn side_paths(request: &Request, path: &Path, device: bool) -> Option<(PathBuf, PathBuf)> {
-    let base = match &request.journal_place {
-        // A device has its stable name in the configuration, not in what that resolves to.
-        Some(place) => place.join(request.path.file_name()?),
-        None if device => return None,
-        None => path.to_path_buf(),
-    };
-    let with = |suffix: &str| {
-        let mut name = OsString::from(&base);
-        name.push(suffix);
-        PathBuf::from(name)
-    };
-    Some((with(".tenuto"), with(".tenuto-journal")))
+/// Paths of a ledger and a journal.
+type SidePaths = (Option<PathBuf>, Option<PathBuf>);
+
+/// Ledger and journal: `IMAGE.tenuto` and `IMAGE.tenuto-journal` beside it, or in the place given.
+/// Beside a device nothing can lie: without a place it has a ledger of this host's own only.
+fn side_paths(request: &Request, path: &Path, device: bool) -> Result<SidePaths, Fault> {
+    // A device has its stable name in the configuration, not in what that resolves to.
+    let identity = if device { request.path.as_path() } else { path };
+    let places = (&request.journal_place, &request.ledger_place);
+    Ok(match places {
+        (Some(place), _) => (
+            Some(in_place(place, identity, beside::LEDGER)?),
+            Some(in_place(place, identity, beside::JOURNAL)?),
+        ),
+        (None, Some(place)) if device => (Some(in_place(place, identity, beside::LEDGER)?), None),
+        (None, None) if device => (None, None),
+        (None, _) => (
+            Some(beside::beside(path, beside::LEDGER)),
+            Some(beside::beside(path, beside::JOURNAL)),
+        ),
+    })
 }
 
 fn open_side(

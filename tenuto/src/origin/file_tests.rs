@@ -19,6 +19,8 @@ fn request(path: &Path, access: Access) -> Request {
         access,
         format_raw: false,
         journal_place: None,
+        ledger_place: None,
+        quiet: std::time::Duration::ZERO,
         create: false,
     }
 }
@@ -239,7 +241,8 @@ fn an_odd_number_of_sectors_never_makes_the_image_longer() {
     let dir = directory();
     let path = image(&dir, 4096 * 3 + 512);
     let volume = freed(|| try_open(&path, Access::Write));
-    volume.origin.write(4096 * 3, &[8; 512]).expect("written");
+    let origin = volume.origin.file().expect("a file");
+    origin.write(4096 * 3, &[8; 512]).expect("written");
     assert_eq!(fs::metadata(&path).expect("there").len(), 4096 * 3 + 512);
 }
 
@@ -276,7 +279,8 @@ fn a_place_for_journals_is_used_and_a_symlink_in_it_is_refused() {
         ..request(&path, Access::Write)
     };
     drop(open(&elsewhere, &mut Patience::none()).expect("opened"));
-    let ledger = place.path().join("disk.img.tenuto");
+    let image = fs::canonicalize(&path).expect("there");
+    let ledger = in_place(place.path(), &image, beside::LEDGER).expect("short");
     assert!(ledger.exists());
     fs::remove_file(&ledger).expect("removed");
     std::os::unix::fs::symlink(dir.path().join("victim"), &ledger).expect("linked");

@@ -1,6 +1,31 @@
 //! Where the truth of a volume lies: its origin and what is kept beside it.
 //!
-//! Deliberately absent: frontends, policies, and any cache.
+//! Owns how an origin is named: a path, or the URL of an NBD export. Deliberately absent:
+//! frontends, policies, and any cache.
 
+pub mod beside;
 pub mod file;
+pub mod nbd;
 pub mod san;
+
+use nbd::uri::Uri;
+use std::path::{Path, PathBuf};
+
+/// An origin as the configuration names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A raw image or block device.
+    File(PathBuf),
+    /// A raw image behind an NBD server.
+    Nbd(Uri),
+}
+
+impl Place {
+    /// What a name means; an error says what is wrong with an NBD URL.
+    pub fn parse(name: &Path) -> Result<Place, String> {
+        match name.to_str().filter(|text| Uri::claims(text)) {
+            Some(text) => Ok(Place::Nbd(Uri::parse(text)?)),
+            None => Ok(Place::File(name.to_path_buf())),
+        }
+    }
+}

@@ -8,11 +8,13 @@ use super::control::{Answer, Attach, HostCounters, HostSnapshot, Request, Volume
 use super::{Alarm, Decide, Shard, Volume};
 use crate::buffer::POOL_BYTES_DEFAULT;
 use crate::origin::file::OpenVolume;
+use crate::origin::nbd::open::Leavings;
 use engine::engine::OpenError;
 use engine::event::{Command, Event, Refusal};
 use engine::types::{ConnectionId, RequestId, VolumeId};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::thread;
 
 /// Requests of other threads that one round takes, so that clients are not kept waiting.
 const REQUESTS_PER_ROUND: usize = 32;
@@ -82,9 +84,19 @@ impl<E: Decide> Shard<E> {
                 let _ = answer.send(self.attach(*attach));
             }
             Request::Command(command, answer) => {
+                if let Command::Detach { volume, .. } = command {
+                    self.give_up_remote(volume, true);
+                }
                 let waiter = Waiter::Handle(command.clone(), answer);
                 let request = self.commands.enter(waiter);
                 self.feed(Event::Admin { request, command });
+            }
+            Request::FindSides(volume, answer) => {
+                let _ = answer.send(self.files.volume(volume).map(OpenVolume::sides));
+            }
+            Request::TakeSides(volume, made, answer) => {
+                self.files.take_sides(volume, *made);
+                let _ = answer.send(());
             }
             Request::Snapshot(answer) => {
                 let _ = answer.send(self.snapshot());
@@ -126,7 +138,7 @@ impl<E: Decide> Shard<E> {
         let Attach {
             id,
             spec,
-            files,
+            mut files,
             settled,
             exports,
         } = attach;
@@ -135,9 +147,10 @@ impl<E: Decide> Shard<E> {
             policy: spec.policy,
             beside: beside(&files),
         };
+        self.add_remote(id, &mut files);
         self.files.insert_volume(id, files);
         if let Err(error) = self.engine.attach(self.now, id, spec, settled) {
-            self.files.remove_volume(id);
+            self.let_files_go(id);
             return Err(error);
         }
         for (name, export) in exports {
@@ -150,20 +163,40 @@ impl<E: Decide> Shard<E> {
     }
 
     /// Lets a volume go after the engine has.
-    fn forget(&mut self, volume: VolumeId) {
+    fn forget(&mut self, volume: VolumeId) -> Leavings {
         self.exports.remove_volume(volume);
         self.disconnect(volume);
         self.drop_worker(volume);
-        self.files.remove_volume(volume);
         self.volumes.remove(&volume);
+        self.let_files_go(volume)
+    }
+
+    /// Closes the files of a volume. What is left to be done there may block.
+    fn let_files_go(&mut self, volume: VolumeId) -> Leavings {
+        match self.files.remove_volume(volume) {
+            Some(files) => self.drop_remote(volume, files),
+            None => Leavings::default(),
+        }
     }
 
     pub(super) fn finish_command(&mut self, request: RequestId, result: Result<(), Refusal>) {
         let waiter = self.commands.waiters.remove(&request.number);
         match waiter.expect("a command is replied to once") {
             Waiter::Handle(command, answer) => {
-                if let (Command::Detach { volume, .. }, Ok(())) = (command, result) {
-                    self.forget(volume);
+                match (command, result) {
+                    (Command::Detach { volume, .. }, Ok(())) => {
+                        return answer_after(self.forget(volume), answer);
+                    }
+                    (Command::Detach { volume, .. }, Err(_)) => {
+                        self.give_up_remote(volume, false);
+                    }
+                    (Command::Switch { volume, policy, .. }, Ok(())) => {
+                        if let Some(known) = self.volumes.get_mut(&volume) {
+                            known.policy = policy;
+                            self.exports.renew(volume, policy);
+                        }
+                    }
+                    _ => {}
                 }
                 let _ = answer.send(result);
             }
@@ -197,14 +230,16 @@ impl<E: Decide> Shard<E> {
             clients: self.clients(volume),
             exports: self.exports.names(volume),
         });
+        let mut engine = self.engine.snapshot();
+        self.remotes.mark(&mut engine, self.now);
         HostSnapshot {
-            engine: self.engine.snapshot(),
+            engine,
             host: HostCounters {
                 connections: self.conns.len() as u64,
                 requests_in_flight: in_flight,
                 buffer_bytes_used: self.memory.buffers.used_bytes(),
                 buffer_bytes: POOL_BYTES_DEFAULT,
-                device_requests_in_flight: self.running.len() as u64,
+                device_requests_in_flight: (self.running.len() + self.remotes.requests()) as u64,
                 ..self.counters
             },
             volumes: volumes.collect(),
@@ -238,6 +273,7 @@ impl<E: Decide> Shard<E> {
         if let Some(answer) = stopping.answer.take() {
             let _ = answer.send(result);
         }
+        self.park_remotes();
         self.timers
             .set(self.now.plus_millis(STOP_MILLIS_MAX), Alarm::StopAnyway);
     }
@@ -262,8 +298,26 @@ impl<E: Decide> Shard<E> {
         let Some(stopping) = &self.stopping else {
             return false;
         };
-        let quiet = self.running.len() == 0 && self.conns.len() == 0;
+        let devices = self.running.len() == 0 && self.remotes.is_idle();
+        let quiet = devices && self.conns.len() == 0;
         stopping.parked && (stopping.overdue || (quiet && self.listeners.len() == 0))
+    }
+}
+
+/// Removing files may block, so that a thread does it; whoever asked hears of it afterwards.
+fn answer_after(leavings: Leavings, answer: Answer<Result<(), Refusal>>) {
+    if leavings.files.is_none() {
+        let _ = answer.send(Ok(()));
+        return;
+    }
+    let thread = thread::Builder::new().name("tenuto-release".into());
+    let started = thread.spawn(move || {
+        leavings.remove();
+        let _ = answer.send(Ok(()));
+    });
+    if let Err(error) = started {
+        // Its asker hears that the shard has stopped, and the next start waits once more.
+        tracing::warn!("cannot start a thread: {error}");
     }
 }
 

@@ -4,7 +4,7 @@
 //! A full channel makes the asker wait, never the shard. Deliberately absent: anything about
 //! HTTP or the command line; `admin` and `daemon` build on [`Handle`].
 
-use crate::origin::file::OpenVolume;
+use crate::origin::file::{OpenVolume, Sides};
 use crate::ring::Waker;
 use engine::engine::{OpenError, Settled};
 use engine::event::{Command, Refusal, VolumeSpec};
@@ -96,6 +96,16 @@ pub struct VolumeClients {
     pub exports: Vec<String>,
 }
 
+/// A command on its way.
+pub struct CommandReply(oneshot::Receiver<Result<(), Refusal>>);
+
+impl CommandReply {
+    /// Blocks until the engine has replied.
+    pub fn wait(self) -> Result<(), CommandError> {
+        Ok(self.0.blocking_recv().map_err(|_| Stopped)??)
+    }
+}
+
 /// Everything the shard can tell about itself.
 #[derive(Clone, Debug)]
 pub struct HostSnapshot {
@@ -111,6 +121,8 @@ pub(super) enum Request<S> {
     Place(String, Answer<VolumeId>),
     Attach(Box<Attach<S>>, Answer<Result<(), OpenError>>),
     Command(Command, Answer<Result<(), Refusal>>),
+    FindSides(VolumeId, Answer<Option<Sides>>),
+    TakeSides(VolumeId, Box<Sides>, Answer<()>),
     Snapshot(Answer<HostSnapshot>),
     Listen(OwnedFd, ListenerScope, Answer<()>),
     Unlisten(ListenerScope, Answer<()>),
@@ -186,6 +198,26 @@ impl<S> Handle<S> {
     /// origin does.
     pub fn command(&self, command: Command) -> Result<(), CommandError> {
         Ok(self.ask(|answer| Request::Command(command, answer))??)
+    }
+
+    /// Starts a command; its reply comes by what this returns.
+    pub fn command_begin(&self, command: Command) -> Result<CommandReply, Stopped> {
+        let (answer, reply) = oneshot::channel();
+        self.sender
+            .blocking_send(Request::Command(command, answer))
+            .map_err(|_| Stopped)?;
+        self.waker.wake();
+        Ok(CommandReply(reply))
+    }
+
+    /// The open files of a volume, shared with the shard.
+    pub fn sides(&self, volume: VolumeId) -> Result<Option<Sides>, Stopped> {
+        self.ask(|answer| Request::FindSides(volume, answer))
+    }
+
+    /// Gives a volume the ledger and the journal that were made for it.
+    pub fn take_sides(&self, volume: VolumeId, made: Sides) -> Result<(), Stopped> {
+        self.ask(|answer| Request::TakeSides(volume, Box::new(made), answer))
     }
 
     pub async fn command_async(&self, command: Command) -> Result<(), CommandError> {

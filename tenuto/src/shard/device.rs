@@ -61,6 +61,9 @@ fn blocks(target: &Target, io: &Io) -> engine::types::Span {
 impl<E: Decide> Shard<E> {
     /// Starts what the engine asked for.
     pub(super) fn start_io(&mut self, io: Io) {
+        if self.has_remote(io.device) {
+            return self.start_remote(io);
+        }
         let Some(target) = self.files.share(io.device) else {
             // No such volume, or nothing can lie beside its origin: an error of the device,
             // which the engine knows how to live with.

@@ -40,7 +40,7 @@ impl ExportTable {
             trim: !export.read_only,
             write_zeroes: !export.read_only,
             // In the log zeroes are an entry without payload; at the origin they may be bytes.
-            fast_zero: !export.read_only && policy != Policy::Uncached,
+            fast_zero: !export.read_only && !policy.is_direct(),
         };
         self.exports.insert(name.to_owned(), (export, shown));
         self.held.remove(name);
@@ -53,6 +53,23 @@ impl ExportTable {
     pub fn remove(&mut self, name: &str) {
         self.exports.remove(name);
         self.held.remove(name);
+    }
+
+    /// Shows the exports of a volume as its new policy has them, to clients that come from now on.
+    pub fn renew(&mut self, volume: VolumeId, policy: Policy) {
+        let all = self.exports.iter();
+        let of_volume = all.filter(|(_, (export, _))| export.volume == volume);
+        let of_volume: Vec<_> = of_volume
+            .map(|(name, (export, _))| (name.clone(), export.clone()))
+            .collect();
+        for (name, export) in of_volume {
+            let description = format!("{} volume", policy.name());
+            let export = Export {
+                description,
+                ..export
+            };
+            self.set(&name, export, policy);
+        }
     }
 
     pub fn remove_volume(&mut self, volume: VolumeId) {

@@ -14,6 +14,7 @@ mod conn;
 pub mod control;
 mod device;
 mod listen;
+mod remote;
 mod request;
 mod slots;
 mod timer;
@@ -35,6 +36,7 @@ use engine::memory::Memory;
 use engine::snapshot::Snapshot;
 use engine::types::{IoId, Policy, RequestId, Span as Sectors, Time, VolumeId};
 use listen::{ExportTable, Listener};
+use remote::Remotes;
 use slots::Slots;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -127,6 +129,8 @@ mod tag {
     pub const SEND: u64 = 5 << 32;
     pub const WATCH: u64 = 6 << 32;
     pub const DEVICE: u64 = 7 << 32;
+    pub const REMOTE_RECEIVE: u64 = 8 << 32;
+    pub const REMOTE_SEND: u64 = 9 << 32;
     pub const KIND: u64 = 0xff << 32;
 
     pub fn accept(slot: u32) -> u64 {
@@ -145,6 +149,14 @@ mod tag {
         WATCH | u64::from(slot)
     }
 
+    pub fn remote_receive(slot: u32) -> u64 {
+        REMOTE_RECEIVE | u64::from(slot)
+    }
+
+    pub fn remote_send(slot: u32) -> u64 {
+        REMOTE_SEND | u64::from(slot)
+    }
+
     pub fn device(slot: u32) -> u64 {
         DEVICE | u64::from(slot)
     }
@@ -158,6 +170,10 @@ enum Alarm {
     Drain(u32),
     /// The simulated storage network answers.
     Delayed(u32, Ending),
+    /// An origin without a connection is tried again.
+    Connect(VolumeId),
+    /// Writes that waited for `origin-quiet` may go.
+    Remote(VolumeId),
     /// Accepting failed for want of descriptors or memory; try again.
     Accept(u32),
     /// Clients wait for buffers: look for others that sit on them.
@@ -200,6 +216,7 @@ struct Shard<E: Decide> {
     blocks: HashMap<Device, RangeLock<u32>>,
     running: Slots<Running>,
     benches: HashMap<Option<VolumeId>, Bench>,
+    remotes: Remotes,
     outcomes: mpsc::Receiver<Outcome>,
     outcomes_sender: mpsc::Sender<Outcome>,
     /// Work of this round, in the order in which it is looked at.
@@ -272,6 +289,7 @@ impl<E: Decide> Shard<E> {
             blocks: HashMap::new(),
             running: Slots::default(),
             benches: HashMap::new(),
+            remotes: Remotes::default(),
             outcomes,
             outcomes_sender,
             done: VecDeque::new(),
@@ -301,7 +319,9 @@ impl<E: Decide> Shard<E> {
             self.pause();
             self.round();
         }
-        if self.running.len() > 0 || self.conns.len() > 0 {
+        let in_use = self.running.len() > 0 || self.conns.len() > 0 || !self.remotes.is_idle();
+        self.close_remotes();
+        if in_use {
             // A device did not answer in time. The kernel may still use this memory.
             tracing::warn!("stopping with requests to devices in flight");
             std::mem::forget(self);
@@ -332,6 +352,7 @@ impl<E: Decide> Shard<E> {
             tag::CONTROL => {
                 self.ring.read_counter(tag::CONTROL, &self.waker);
                 self.collect_outcomes();
+                self.collect_links();
                 self.take_requests();
             }
             tag::ACCEPT => self.finish_accept(slot, completed.result),
@@ -339,6 +360,8 @@ impl<E: Decide> Shard<E> {
             tag::SEND => self.finish_send(slot, completed),
             tag::WATCH => self.finish_watch(slot),
             tag::DEVICE => self.finish_io(slot, completed),
+            tag::REMOTE_RECEIVE => self.finish_remote_receive(slot, completed),
+            tag::REMOTE_SEND => self.finish_remote_send(slot, completed),
             tag::NOTHING => {}
             other => panic!("no operation has a tag of kind {other:#x}"),
         }
@@ -352,6 +375,8 @@ impl<E: Decide> Shard<E> {
             }
             Alarm::Drain(slot) => self.with_conn(slot, |shard, conn| shard.kill(slot, conn)),
             Alarm::Delayed(slot, ending) => self.report_io(slot, ending),
+            Alarm::Connect(volume) => self.connect(volume),
+            Alarm::Remote(volume) => self.pump_remote(volume),
             Alarm::Accept(slot) => self.accept(slot),
             Alarm::Starving => self.relieve(),
             Alarm::StopAnyway => self.stop_anyway(),

@@ -177,6 +177,8 @@ impl Decide for PassThrough {
             overlay_slots_busy: 0,
             evacuated_bytes: 0,
             segments_reused: 0,
+            log_writes: 0,
+            log_write_ns: 0,
             cache_errors: 0,
             checkpoints: 0,
             lines: engine::snapshot::Lines::default(),
@@ -213,6 +215,8 @@ fn house(name: &str, san: Option<Params>) -> House {
         access: Access::Write,
         format_raw: true,
         journal_place: None,
+        ledger_place: None,
+        quiet: std::time::Duration::ZERO,
         create: false,
     };
     let mut files = file::open(&request, &mut Patience::none()).expect("opens");
@@ -260,8 +264,10 @@ fn spec(name: &str) -> VolumeSpec {
             destage_after_ms: None,
             destage: DestageMode::InPlace,
             dirty_limit_bytes: 0,
+            flow: engine::flow::FlowLimits::default(),
             origin_queue_depth: 1,
             overlay_timeout_ms: 0,
+            origin_timeout_ms: None,
         },
     }
 }

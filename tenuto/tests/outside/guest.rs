@@ -91,6 +91,37 @@ fn a_guest_boots_from_an_uncached_volume_and_finds_its_files_again() {
 }
 
 #[test]
+fn a_guest_on_a_write_through_volume_sees_write_through_and_finds_its_files_again() {
+    let test = "a_guest_on_a_write_through_volume_sees_write_through_and_finds_its_files_again";
+    let Some((rig, machine)) = prepare(test, "write-through", "") else {
+        return;
+    };
+    let daemon = rig.serve();
+    // The disk as the product itself gives it to QEMU.
+    let arguments = rig.done(&["volume", "show", "root", "--qemu"]);
+    let disk: Vec<&str> = arguments.split_whitespace().collect();
+    let said = machine.run_with(&disk, "write");
+    says(&said, "write-cache write through");
+    says(&said, "written");
+    let shown = rig.show("root");
+    assert_eq!(shown["effective_policy"], "write-through");
+    assert_eq!(shown["dirty_bytes"], 0, "the log holds nothing of it");
+    image_is_current(&rig);
+    daemon.kill();
+    let daemon = rig.serve();
+    let said = machine.run_with(&disk, "check");
+    says(&said, FILES);
+    let reads = &rig.show("root")["reads"];
+    assert!(
+        reads["ram_hits"].as_u64() > Some(0),
+        "reads come from the read tier: {reads}"
+    );
+    daemon.stop();
+    let image = rig.dir.join("root.img");
+    says(&machine.run(&image.to_string_lossy(), "check"), FILES);
+}
+
+#[test]
 fn guests_on_ephemeral_volumes_of_one_image_do_not_see_each_other() {
     let test = "guests_on_ephemeral_volumes_of_one_image_do_not_see_each_other";
     let Some((mut rig, machine)) = prepare(test, "ephemeral", "") else {

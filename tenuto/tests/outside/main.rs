@@ -8,6 +8,7 @@
 mod cli;
 mod clients;
 mod common;
+mod flow;
 mod guest;
 mod hostile;
 mod kill;
@@ -15,5 +16,7 @@ mod late_write;
 mod limits;
 mod lines;
 mod machinery;
+mod nbd_origin;
+mod policies;
 mod power;
 mod refuse;

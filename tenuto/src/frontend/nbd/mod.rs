@@ -29,7 +29,6 @@
 //! newstyle, structured replies, `base:allocation`.
 
 mod handshake;
-mod proto;
 mod reply;
 mod rights;
 #[cfg(test)]
@@ -39,6 +38,7 @@ mod transmission;
 pub use proto::{BLOCK_PREFERRED_BYTES, GREETING, PAYLOAD_BYTES_MAX};
 pub use reply::{Chunk, Error, Extent, ExtentState, Frame};
 
+use crate::nbd as proto;
 use handshake::Handshake;
 use proto::export_flag;
 use transmission::Transmission;

@@ -180,6 +180,13 @@ impl Machine {
     /// Boots from `drive` (a QEMU URI of a raw disk), does one step, and waits for the power-off.
     /// What the guest said, one line each.
     pub fn run(&self, drive: &str, step: &str) -> Vec<String> {
+        let drive = format!("if=none,id=disk,format=raw,discard=unmap,file={drive}");
+        let disk = ["-drive", &drive, "-device", "virtio-blk-pci,drive=disk"];
+        self.run_with(&disk, step)
+    }
+
+    /// The same with the arguments that give the disk to QEMU.
+    pub fn run_with(&self, disk: &[&str], step: &str) -> Vec<String> {
         let mut child = Command::new("qemu-system-x86_64")
             .args([
                 "-accel",
@@ -197,11 +204,7 @@ impl Machine {
             .arg(&self.initramfs)
             .arg("-append")
             .arg(format!("console=ttyS0 quiet panic=-1 tenuto.step={step}"))
-            .arg("-drive")
-            .arg(format!(
-                "if=none,id=disk,format=raw,discard=unmap,file={drive}"
-            ))
-            .args(["-device", "virtio-blk-pci,drive=disk"])
+            .args(disk)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())

@@ -6,6 +6,7 @@
 //! here knows the product's inside: sockets, files, exit codes and JSON are all it sees.
 
 pub mod disk;
+pub mod export;
 pub mod guest;
 pub mod load;
 pub mod marks;

@@ -1,7 +1,8 @@
 //! The words of the NBD protocol: magic numbers, options, commands, flags, limits, reply heads.
 //!
 //! Always true: this is the only place that spells a number of the protocol, and all numbers on
-//! the wire are big-endian. Deliberately absent: what the words mean for a session.
+//! the wire are big-endian. Server (`frontend::nbd`) and client (`origin::nbd`) share it.
+//! Deliberately absent: what the words mean for a session.
 
 /// The server's first words: fixed newstyle, and no padding after the old way to attach.
 pub const GREETING: [u8; 18] = *b"NBDMAGICIHAVEOPT\x00\x03";
@@ -31,10 +32,15 @@ pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 
 pub const OPTION_HEAD_BYTES: usize = 16;
+pub const OPTION_REPLY_HEAD_BYTES: usize = 20;
+pub const SIMPLE_REPLY_BYTES: usize = 16;
+pub const CHUNK_HEAD_BYTES: usize = 20;
 pub const REQUEST_BYTES: usize = 28;
 /// Zeroes after the answer to the old way to attach, unless the client asked to be spared.
 pub const EXPORT_NAME_PADDING_BYTES: usize = 124;
 
+pub const SERVER_FIXED_NEWSTYLE: u16 = 1 << 0;
+pub const SERVER_NO_ZEROES: u16 = 1 << 1;
 pub const CLIENT_FIXED_NEWSTYLE: u32 = 1 << 0;
 pub const CLIENT_NO_ZEROES: u32 = 1 << 1;
 
@@ -61,6 +67,10 @@ pub mod answer {
     pub const ERR_INVALID: u32 = ERROR + 3;
     pub const ERR_UNKNOWN: u32 = ERROR + 6;
     pub const ERR_TOO_BIG: u32 = ERROR + 9;
+
+    pub const fn is_error(answer: u32) -> bool {
+        answer & ERROR != 0
+    }
 }
 
 pub mod info {
@@ -105,10 +115,14 @@ pub mod command_flag {
 
 pub mod chunk {
     pub const DONE: u16 = 1 << 0;
+    pub const NONE: u16 = 0;
     pub const OFFSET_DATA: u16 = 1;
     pub const OFFSET_HOLE: u16 = 2;
     pub const BLOCK_STATUS: u16 = 5;
     pub const ERROR: u16 = (1 << 15) + 1;
+
+    /// Kinds from here on say that the request failed.
+    pub const ERRORS_FROM: u16 = 1 << 15;
 }
 
 pub const STATE_HOLE: u32 = 1 << 0;
@@ -130,6 +144,17 @@ pub fn put_option_reply(out: &mut Vec<u8>, option: u32, answer: u32, parts: &[&[
     for part in parts {
         out.extend_from_slice(part);
     }
+}
+
+/// An option as a client sends it.
+pub fn option_request(option: u32, body: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(body.len()).expect("names are bounded");
+    let mut out = Vec::with_capacity(OPTION_HEAD_BYTES + body.len());
+    out.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
+    out.extend_from_slice(&option.to_be_bytes());
+    out.extend_from_slice(&length.to_be_bytes());
+    out.extend_from_slice(body);
+    out
 }
 
 /// One reply to an option, in a vector of its own.
@@ -171,6 +196,17 @@ pub struct RequestHead {
 }
 
 impl RequestHead {
+    pub fn encode(&self) -> [u8; REQUEST_BYTES] {
+        let mut head = [0; REQUEST_BYTES];
+        head[0..4].copy_from_slice(&self.magic.to_be_bytes());
+        head[4..6].copy_from_slice(&self.flags.to_be_bytes());
+        head[6..8].copy_from_slice(&self.command.to_be_bytes());
+        head[8..16].copy_from_slice(&self.cookie.to_be_bytes());
+        head[16..24].copy_from_slice(&self.offset.to_be_bytes());
+        head[24..28].copy_from_slice(&self.length.to_be_bytes());
+        head
+    }
+
     pub fn parse(bytes: &[u8; REQUEST_BYTES]) -> RequestHead {
         let mut reader = Reader::new(bytes);
         let mut next = || {
@@ -229,6 +265,10 @@ impl<'a> Reader<'a> {
 
     pub fn u64(&mut self) -> Option<u64> {
         self.array().map(u64::from_be_bytes)
+    }
+
+    pub fn rest(&self) -> &'a [u8] {
+        self.rest
     }
 
     fn array<const N: usize>(&mut self) -> Option<[u8; N]> {

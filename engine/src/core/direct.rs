@@ -1,0 +1,244 @@
+//! Writes that go straight to the origin: the way of uncached and write-through volumes.
+//!
+//! A write is acknowledged when the origin has it, a flush when the origin is synced. There is no
+//! copy in the log: once the origin has a write nobody would ever read that copy, neither a reader,
+//! who finds the block in the read tier or at the origin, nor a recovery, for which the origin is
+//! the truth; it would cost the SSD every write and give nothing. Small write-through writes go to
+//! the read tier instead. (When clean blocks live on SSD that is where they go as well.)
+//!
+//! Always true of write-through: writes that overlap reach the origin one after the other, in the
+//! order they came; from the issue of a write to its end its blocks are not in the tier and nobody
+//! fills them, so neither a fill it has overtaken nor half of it is ever served from there; what
+//! the tier holds of it afterwards are the bytes that the origin has acknowledged. A failed sync
+//! leaves open what the origin holds, so the tier forgets the volume. Uncached writes take no
+//! order, as on a plain disk.
+
+use super::Core;
+use crate::event::{Device, IoError, Op, Purpose, Refusal};
+use crate::memory::{Place, Slice};
+use crate::outbox::{Cx, Pending};
+use crate::ram::{CleanCache, Key, Layer, Lookup, RamTier};
+use crate::types::{
+    BLOCK_BYTES, BLOCK_SECTORS, Policy, RequestId, SECTOR_BYTES, Span, Time, VolumeId,
+};
+
+/// Blocks of the largest write that goes to the tier; larger ones are streams, which nobody reads
+/// back soon.
+const KEPT_BLOCKS_MAX: u64 = 64;
+/// A block that is complete at once belongs to no fill.
+const NO_FILL: u32 = u32::MAX;
+
+/// A write, discard or flush on its way to the origin.
+pub struct Call {
+    volume: VolumeId,
+    request: RequestId,
+    started: Time,
+    kind: Kind,
+    /// A sync follows before it is acknowledged.
+    sync_after: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Write {
+        span: Span,
+        source: Place,
+        /// The layer that may hold it when the origin has it; none if it began without order.
+        layer: Option<Layer>,
+    },
+    Zero,
+    /// `flush`: the guest asked for it, else it follows a write.
+    Sync {
+        flush: bool,
+    },
+}
+
+impl Core {
+    /// Sends a write to the origin. False if it has to wait for one that it overlaps.
+    pub(super) fn write_direct(
+        &mut self,
+        cx: &mut Cx<'_>,
+        who: (VolumeId, RequestId, Time),
+        span: Span,
+        source: Place,
+        fua: bool,
+    ) -> bool {
+        let bytes = span.sectors * SECTOR_BYTES;
+        let volume = self.volume(who.0);
+        let cached = volume.policy == Policy::WriteThrough;
+        let layer = cached.then_some(volume.layer);
+        let kind = Kind::Write {
+            span,
+            source,
+            layer,
+        };
+        let Some(pending) = self.begin_direct(who, span, kind, fua) else {
+            return false;
+        };
+        self.volume(who.0).counters.origin.write_bytes += bytes;
+        let slices = alloc::vec![Slice {
+            place: source,
+            bytes
+        }];
+        let (device, at) = (Device::Origin(who.0), span.sector * SECTOR_BYTES);
+        cx.transfer(pending, Purpose::GuestWrite, device, Op::Write, at, slices);
+        true
+    }
+
+    /// The same for a discard or a write of zeroes.
+    pub(super) fn zero_direct(
+        &mut self,
+        cx: &mut Cx<'_>,
+        who: (VolumeId, RequestId, Time),
+        span: Span,
+        fua: bool,
+        allocate: bool,
+    ) -> bool {
+        let Some(pending) = self.begin_direct(who, span, Kind::Zero, fua) else {
+            return false;
+        };
+        let (device, at) = (Device::Origin(who.0), span.sector * SECTOR_BYTES);
+        let op = Op::Zero { allocate };
+        let bytes = span.sectors * SECTOR_BYTES;
+        cx.order(pending, Purpose::GuestWrite, device, op, at, bytes);
+        true
+    }
+
+    /// Enters a write among those in flight, and takes its blocks out of the tier.
+    fn begin_direct(
+        &mut self,
+        (id, request, started): (VolumeId, RequestId, Time),
+        span: Span,
+        kind: Kind,
+        fua: bool,
+    ) -> Option<Pending> {
+        let volume = self.volume(id);
+        assert!(
+            volume.policy.is_direct() && !volume.is_dirty(),
+            "the origin is written past the log only while the log holds nothing newer"
+        );
+        let cached = volume.policy == Policy::WriteThrough;
+        if cached && volume.direct.iter().any(|(_, other)| other.overlaps(span)) {
+            return None;
+        }
+        let layer = volume.layer;
+        volume.origin_in_flight += 1;
+        volume.counters.origin.writes += 1;
+        let call = Call {
+            volume: id,
+            request,
+            started,
+            kind,
+            sync_after: fua || !volume.tuning.write_cache,
+        };
+        let call = self.calls.insert(call);
+        self.volume(id).direct.push((call, span));
+        if cached {
+            let (first, end) = blocks_of(span);
+            self.ram.invalidate(layer, first, end - first);
+        }
+        Some(Pending::Direct { call })
+    }
+
+    pub(super) fn sync_origin(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        flush: bool,
+        started: Time,
+    ) {
+        let volume = self.volume(id);
+        volume.origin_in_flight += 1;
+        volume.counters.origin.syncs += 1;
+        let call = self.calls.insert(Call {
+            volume: id,
+            request,
+            started,
+            kind: Kind::Sync { flush },
+            sync_after: false,
+        });
+        let (pending, device) = (Pending::Direct { call }, Device::Origin(id));
+        cx.order(pending, Purpose::GuestWrite, device, Op::Sync, 0, 0);
+    }
+
+    pub(super) fn call_done(
+        &mut self,
+        cx: &mut Cx<'_>,
+        at: u32,
+        result: Result<(), IoError>,
+        started: Time,
+    ) {
+        let call = self.calls.take(at);
+        let id = call.volume;
+        let volume = self.volume(id);
+        volume.origin_in_flight -= 1;
+        volume.direct.retain(|(other, _)| *other != at);
+        volume.counters.origin.latency.add_ns(cx.now.since(started));
+        let result = result.map_err(|error| match error {
+            IoError::Failed | IoError::Away => Refusal::Io,
+            IoError::NoSpace => Refusal::NoSpace,
+        });
+        if result.is_err() {
+            volume.counters.origin.errors += 1;
+        }
+        match (call.kind, result) {
+            (
+                Kind::Write {
+                    span,
+                    source,
+                    layer: Some(layer),
+                },
+                Ok(()),
+            ) if layer == volume.layer => self.keep_written(cx, layer, span, source),
+            (Kind::Sync { .. }, Err(_)) => self.renew_layer(id),
+            _ => {}
+        }
+        if !self.volume(id).waiting.is_empty() {
+            self.enqueue(id);
+        }
+        if call.sync_after && result.is_ok() {
+            self.sync_origin(cx, id, call.request, false, call.started);
+        } else {
+            let flush = matches!(call.kind, Kind::Sync { flush: true });
+            self.reply_written(cx, id, call.request, flush, call.started, result);
+        }
+        self.pump_switch(cx, id);
+        self.detach_progress(cx, id);
+    }
+
+    /// The origin has these bytes: whole blocks of them go to the tier. No other write touches
+    /// such a block, and nobody fills it, because both would overlap this one.
+    fn keep_written(&mut self, cx: &mut Cx<'_>, layer: Layer, span: Span, source: Place) {
+        let first = span.sector.div_ceil(BLOCK_SECTORS);
+        let end = span.end() / BLOCK_SECTORS;
+        if end.saturating_sub(first) > KEPT_BLOCKS_MAX {
+            return;
+        }
+        for block in first..end {
+            let key = Key { layer, block };
+            let found = self.ram.lookup(key);
+            assert_eq!(found, Lookup::Miss, "nobody fills what is being written");
+            let Some(slot) = self.ram.reserve(key, NO_FILL) else {
+                return;
+            };
+            let from = source.plus((block * BLOCK_SECTORS - span.sector) * SECTOR_BYTES);
+            cx.memory.copy(from, RamTier::place(slot), BLOCK_BYTES);
+            self.ram.publish(slot);
+        }
+    }
+
+    /// Whether the blocks of a range are being written past the log: then nobody may fill them.
+    pub(super) fn is_being_written(&mut self, id: VolumeId, span: Span) -> bool {
+        let (first, end) = blocks_of(span);
+        let whole = Span::new(first * BLOCK_SECTORS, (end - first) * BLOCK_SECTORS);
+        let direct = &self.volume(id).direct;
+        direct.iter().any(|(_, other)| other.overlaps(whole))
+    }
+}
+
+/// The blocks that a range touches: the first, and the one behind the last.
+fn blocks_of(span: Span) -> (u64, u64) {
+    let end = span.end().div_ceil(BLOCK_SECTORS);
+    (span.sector / BLOCK_SECTORS, end)
+}

@@ -1,0 +1,193 @@
+//! Flow control as the core drives it: gauges in, held writes out.
+//!
+//! Owns what the controller of a volume is told and when the first waiting write of a volume has
+//! its turn. Always true: a held write owns nothing and a timer is set for it; a write whose
+//! serial is given is never held. Deliberately absent: how long a delay is
+//! ([`Flow`](crate::flow::Flow)).
+
+use super::{Core, Timer};
+use crate::flow::Gauges;
+use crate::outbox::{Cx, Pending};
+use crate::types::{BLOCK_BYTES, Policy, Time, VolumeId};
+use crate::volume::{Volume, WaitKind, Waiting};
+use alloc::vec::Vec;
+
+/// Guest reads at the origin go before the destager for so long after the last of them was asked.
+const READS_LINGER_NS: u64 = 50_000_000;
+
+impl Waiting {
+    /// Blocks of the log that it will take; nothing for what is no write.
+    pub(super) fn blocks(&self) -> u64 {
+        match self.kind {
+            WaitKind::Write { span, .. } => span.blocks(),
+            WaitKind::Zero { .. } => 1,
+            WaitKind::Read { .. } | WaitKind::Flush => 0,
+        }
+    }
+}
+
+impl Core {
+    /// Counts a write that arrives at a ready volume, and says when it may be admitted.
+    pub(super) fn pace(&mut self, cx: &mut Cx<'_>, id: VolumeId, blocks: u64) -> Time {
+        let volume = self.volume(id);
+        if volume.policy != Policy::WriteBack || !volume.ready {
+            return Time(0);
+        }
+        if volume.flow.arrives(cx.now, blocks) {
+            self.look_at_flow(cx, id, blocks);
+        }
+        let flow = &mut self.volume(id).flow;
+        flow.due(cx.now, blocks).max(flow.not_before())
+    }
+
+    /// Shows the controller of a volume its gauges, and calls the destager if it wants it.
+    pub(super) fn look_at_flow(&mut self, cx: &mut Cx<'_>, id: VolumeId, arriving: u64) {
+        if self.volume(id).policy != Policy::WriteBack {
+            self.volume(id).flow.reset();
+            return;
+        }
+        let gauges = self.gauges(id, arriving);
+        let volume = self.volume(id);
+        volume.flow.look(cx.now, &volume.tuning.flow, &gauges);
+        if volume.flow.is_pressing() && volume.destage.is_none() {
+            self.start_destage_if_due(cx, id);
+        }
+    }
+
+    fn gauges(&self, id: VolumeId, arriving: u64) -> Gauges {
+        let volume = self.volumes[id.0 as usize]
+            .as_ref()
+            .expect("checked by the caller");
+        let (charge, extents) = (volume.charge(), volume.dirty_extents());
+        let log = self.log.gauge();
+        let room = self.room(id, log.capacity, log.live, charge, Volume::charge);
+        let map = self.config.dirty_extents_max;
+        let extents_room = self.room(id, map, self.dirty_extents, extents, Volume::dirty_extents);
+        let limit = (volume.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1);
+        let held: u64 = volume.waiting.iter().map(Waiting::blocks).sum();
+        let batch = volume.epochs.front().map_or(0, |epoch| epoch.charge);
+        let moved = volume
+            .destage
+            .as_ref()
+            .map_or(0, |it| it.moved_halves() / 2);
+        Gauges {
+            dirty_blocks: charge,
+            room_blocks: room.min(limit),
+            dirty_writes: volume.epochs.iter().map(|epoch| epoch.writes).sum(),
+            dirty_extents: extents,
+            extents_room,
+            batch_left_blocks: batch.saturating_sub(moved),
+            held_blocks: held + arriving,
+            queue_depth: u64::from(volume.tuning.origin_queue_depth),
+        }
+    }
+
+    /// What a volume that has `mine` of a budget may have of it in all: its share, and what is
+    /// left when the others have their shares (see `Core::gate`).
+    fn room(
+        &self,
+        id: VolumeId,
+        capacity: u64,
+        used: u64,
+        mine: u64,
+        of: fn(&Volume) -> u64,
+    ) -> u64 {
+        let share = capacity / 2 / self.writers.max(1);
+        let others = self.volumes.iter().flatten();
+        let others = others.filter(|other| other.id != id && other.takes_log());
+        let kept: u64 = others.map(|other| share.saturating_sub(of(other))).sum();
+        share.max((mine + capacity).saturating_sub(used + kept))
+    }
+
+    /// When the first waiting request of a volume has its turn, if that is not now.
+    pub(super) fn held_until(&mut self, now: Time, id: VolumeId) -> Option<Time> {
+        let volume = self.volume(id);
+        let first = volume.waiting.front()?;
+        // A write that has begun is finished: all others wait for it.
+        if volume.unfinished_sectors > 0 {
+            return None;
+        }
+        let at = match first.blocks() {
+            0 => first.due,
+            _ => first.due.max(volume.flow.not_before()),
+        };
+        (at > now).then_some(at)
+    }
+
+    /// Sets the timer for the first held write of a volume.
+    pub(super) fn wake_at(&mut self, cx: &mut Cx<'_>, id: VolumeId, at: Time) {
+        let flow = &mut self.volume(id).flow;
+        if flow.timer.is_none_or(|set| set > at) {
+            flow.timer = Some(at);
+            cx.out.timer(at, Timer::Flow(id));
+        }
+    }
+
+    /// The timer of a volume's first held write. One that was set for a later write before an
+    /// earlier one came rings in vain.
+    pub(super) fn flow_due(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let Some(volume) = self.find(id) else { return };
+        if volume.flow.timer.is_none_or(|set| set > cx.now) {
+            return;
+        }
+        volume.flow.timer = None;
+        if !volume.waiting.is_empty() {
+            self.look_at_flow(cx, id, 0);
+            self.enqueue(id);
+        }
+    }
+
+    /// The volume to whose origin a request went, and its blocks if its time tells the latency.
+    fn origin_of(&mut self, pending: &Pending) -> Option<(VolumeId, u64)> {
+        match *pending {
+            // Guests read about as much at once as they write.
+            Pending::Fill { fill } => self.fills.get(fill).origin().map(|id| (id, 1)),
+            Pending::OriginRead { read, .. } => Some((self.reads.get(read).volume, 1)),
+            Pending::Destage { volume, job } => Some((volume, self.job_blocks(volume, job))),
+            Pending::Ledger { volume }
+            | Pending::LedgerSync { volume }
+            | Pending::DestageSync { volume }
+            | Pending::JournalTable { volume }
+            | Pending::Stat { volume } => Some((volume, 0)),
+            _ => None,
+        }
+    }
+
+    /// A request has ended; if it went to an origin, its controller hears of it.
+    pub(super) fn time_origin(&mut self, now: Time, pending: &Pending, started: Time, ok: bool) {
+        if let Some((id, blocks)) = self.origin_of(pending) {
+            let blocks = if ok { blocks } else { 0 };
+            self.volume(id).flow.origin_done(started, now, blocks);
+        }
+    }
+
+    /// Finds the oldest request of each origin that has not ended.
+    pub(super) fn look_at_origins(&mut self, cx: &Cx<'_>) {
+        let mut oldest: Vec<Option<Time>> = alloc::vec![None; self.volumes.len()];
+        for (pending, started) in cx.out.outstanding() {
+            if let Some((id, _)) = self.origin_of(pending) {
+                let seen = &mut oldest[id.0 as usize];
+                *seen = Some(seen.map_or(started, |before| before.min(started)));
+            }
+        }
+        for volume in self.volumes.iter_mut().flatten() {
+            volume.flow.outstanding(oldest[volume.id.0 as usize]);
+        }
+    }
+
+    /// Requests that the destager of a volume may have at the origin. Reads of guests go first:
+    /// while there are some it keeps a quarter, and more the fuller the volume is.
+    pub(super) fn destage_depth(&mut self, now: Time, id: VolumeId) -> usize {
+        let volume = self.volume(id);
+        let depth = volume.tuning.origin_queue_depth.max(1) as usize;
+        if volume
+            .guest_read_at
+            .is_none_or(|at| now.since(at) > READS_LINGER_NS)
+        {
+            return depth;
+        }
+        let limit = (volume.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1);
+        let fill = (volume.charge().min(limit) * 1000 / limit) as usize;
+        (depth * (250 + fill * 3 / 4) / 1000).max(1)
+    }
+}

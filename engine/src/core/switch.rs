@@ -1,0 +1,346 @@
+//! Changing the policy of a volume while its guest goes on.
+//!
+//! ```text
+//! away from write-back:    Start ─▶ Drain ─▶ Last ─▶ Release ─▶ Table ─▶ (new policy)
+//! to write-back:           Start ─▶ Quiet ─▶ Sync ─▶ Name ─▶ Claim ─▶ (write-back)
+//!                                              └─ fails ─▶ (as before)
+//! uncached, write-through: Start ─▶ (new policy)
+//! ```
+//!
+//! *Drain* destages while the guest goes on; each round may leave at most half as much dirty data
+//! as it began with, so it ends however fast the guest writes. From *Last* and *Quiet* on new
+//! writes wait; reads and flushes never do. *Release* and *Claim* write the ledger, *Table* and
+//! *Name* a checkpoint; *Sync* syncs the origin.
+//!
+//! Always true: the policy in effect changes at the end, in one step, and is what every
+//! acknowledgment follows until then. The origin is written past the log only after the ledger
+//! says that all of the log is there and a checkpoint no longer needs it; a checkpoint names a
+//! volume write-back only when all that went past the log is synced, so that no flush, before or
+//! after a kill, is left without its data; the log takes a write only when checkpoint and ledger
+//! say so. Killed at any time, a recovery finds a volume that either has dirty data, and is
+//! write-back until that is destaged, or one that goes on by the way it had last. A switch to
+//! uncached gives the layer a new identity. Deliberately absent: ephemeral volumes, which owe
+//! their origin nothing and never change.
+
+use super::Core;
+use super::checkpoint::Waiter;
+use crate::event::{Device, Op, Purpose, Refusal};
+use crate::outbox::{Cx, Pending};
+use crate::snapshot::State;
+use crate::types::{Policy, RequestId, Serial, VolumeId};
+use crate::volume::{LedgerStep, Volume};
+use alloc::vec::Vec;
+
+/// Blocks (1 MiB) that are few enough to hold writes for while they are destaged; of a small log
+/// a small part.
+const LAST_BLOCKS_MAX: u64 = 256;
+const LAST_SHARE_OF_LOG: u64 = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Start,
+    /// What is dirty up to here is being destaged; behind it so many blocks may become dirty.
+    Drain {
+        upto: Serial,
+        room: u64,
+    },
+    Last,
+    Release,
+    Table,
+    Quiet,
+    Sync,
+    Name,
+    Claim,
+}
+
+/// A change of policy under way.
+pub struct Switch {
+    pub wanted: Policy,
+    pub waiters: Vec<RequestId>,
+    step: Step,
+}
+
+impl Switch {
+    pub fn towards(wanted: Policy) -> Switch {
+        Switch {
+            wanted,
+            waiters: Vec::new(),
+            step: Step::Start,
+        }
+    }
+}
+
+impl Volume {
+    /// New writes wait for the end of a switch; one that has begun is finished.
+    pub fn holds_writes(&self) -> bool {
+        let held = |switch: &Switch| !matches!(switch.step, Step::Start | Step::Drain { .. });
+        self.unfinished_sectors == 0 && self.switch.as_ref().is_some_and(held)
+    }
+
+    /// Whether a switch leaves room for so many more dirty blocks. While the origin does not take
+    /// them there is no end to wait for, and the volume's own limit counts alone.
+    pub fn has_switch_room(&self, blocks: u64) -> bool {
+        let Some(Step::Drain { upto, room }) = self.switch.as_ref().map(|switch| switch.step)
+        else {
+            return true;
+        };
+        let fresh = self.epochs.iter().filter(|epoch| epoch.last_serial > upto);
+        let fresh: u64 = fresh.map(|epoch| epoch.charge).sum();
+        let stuck = matches!(self.state, State::Stalled | State::Damaged);
+        stuck || fresh == 0 || fresh + blocks <= room
+    }
+}
+
+impl Core {
+    /// An administrator's order.
+    pub(super) fn switch(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        wanted: Policy,
+        journal_possible: bool,
+    ) {
+        let volume = self.volume(id);
+        let ephemeral = wanted == Policy::Ephemeral || volume.policy == Policy::Ephemeral;
+        let refusal = match volume.state {
+            _ if volume.detaching.is_some() || !volume.attached => Some(Refusal::Gone),
+            _ if ephemeral && wanted != volume.policy => Some(Refusal::Policy),
+            State::Held => Some(Refusal::Held),
+            _ => None,
+        };
+        if let Some(refusal) = refusal {
+            cx.out.reply(request, Err(refusal));
+            return;
+        }
+        if wanted == Policy::WriteBack && volume.policy.is_direct() {
+            volume.journal_possible = journal_possible;
+        }
+        let switch = volume.switch.get_or_insert_with(|| Switch::towards(wanted));
+        switch.wanted = wanted;
+        switch.waiters.push(request);
+        let early = matches!(switch.step, Step::Drain { .. } | Step::Last);
+        if early && wanted == Policy::WriteBack {
+            // Nothing has been given up yet.
+            switch.step = Step::Start;
+        }
+        self.pump_switch(cx, id);
+    }
+
+    /// Takes a switch as far as it goes without waiting.
+    pub(super) fn pump_switch(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        while self.switch_step(cx, id) {}
+    }
+
+    /// One step; false if there is none, or it waits.
+    fn switch_step(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+        let Some(volume) = self.find(id) else {
+            return false;
+        };
+        let Some(switch) = volume.switch.as_ref().filter(|_| volume.ready) else {
+            return false;
+        };
+        match switch.step {
+            Step::Start => self.start_switch(cx, id),
+            Step::Drain { upto, .. } => {
+                let done = volume.epochs.front().is_none_or(|e| e.last_serial > upto);
+                if done {
+                    self.next_round(cx, id);
+                } else {
+                    self.start_destage_if_due(cx, id);
+                }
+                done
+            }
+            Step::Last if volume.is_dirty() => {
+                let epoch = volume.epochs.back().expect("the volume is dirty");
+                volume.destage_upto = volume.destage_upto.max(epoch.last_serial);
+                self.start_destage_if_due(cx, id);
+                false
+            }
+            Step::Last => {
+                let busy = volume.destage.is_some() || volume.unfinished_sectors > 0;
+                !busy && self.release_ledger(cx, id)
+            }
+            Step::Quiet if volume.direct.is_empty() => {
+                self.set_step(id, Step::Sync);
+                let volume = self.volume(id);
+                volume.origin_in_flight += 1;
+                volume.counters.origin.syncs += 1;
+                let (pending, device) = (Pending::SwitchSync { volume: id }, Device::Origin(id));
+                cx.order(pending, Purpose::GuestWrite, device, Op::Sync, 0, 0);
+                false
+            }
+            Step::Release | Step::Table | Step::Name | Step::Claim | Step::Quiet | Step::Sync => {
+                false
+            }
+        }
+    }
+
+    fn set_step(&mut self, id: VolumeId, step: Step) {
+        let switch = self.volume(id).switch.as_mut();
+        switch.expect("a switch is under way").step = step;
+    }
+
+    fn start_switch(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+        let volume = self.volume(id);
+        let wanted = volume.switch.as_ref().expect("it starts").wanted;
+        let owned = volume.policy == Policy::WriteBack && !volume.read_only;
+        if wanted == volume.policy {
+            self.end_switch(cx, id, wanted);
+        } else if owned {
+            self.next_round(cx, id);
+        } else if wanted == Policy::WriteBack && !volume.read_only {
+            self.set_step(id, Step::Quiet);
+        } else {
+            self.end_switch(cx, id, wanted);
+        }
+        true
+    }
+
+    /// Begins to destage what is dirty now, or goes on to the end when that is little.
+    fn next_round(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let few = LAST_BLOCKS_MAX.min(self.log.gauge().capacity / LAST_SHARE_OF_LOG);
+        let volume = self.volume(id);
+        let charge = volume.charge();
+        let Some(epoch) = volume.epochs.back_mut().filter(|_| charge > few) else {
+            self.set_step(id, Step::Last);
+            return;
+        };
+        // A write that has begun belongs to the epoch it began in.
+        epoch.sealed |= volume.unfinished_sectors == 0;
+        let upto = epoch.last_serial;
+        volume.destage_upto = volume.destage_upto.max(upto);
+        let room = (charge / 2).max(few);
+        self.set_step(id, Step::Drain { upto, room });
+        if !self.volume(id).waiting.is_empty() {
+            self.enqueue(id);
+        }
+        self.start_destage_if_due(cx, id);
+    }
+
+    /// Everything is at the origin and synced: the ledger says so. False while it is busy.
+    fn release_ledger(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+        let volume = self.volume(id);
+        assert!(
+            !volume.is_dirty(),
+            "the log holds nothing that the origin has not"
+        );
+        let keeper = volume
+            .keeper
+            .as_mut()
+            .expect("claimed volumes have a ledger");
+        if keeper.step.is_some() {
+            return false;
+        }
+        keeper.ledger.dirty = false;
+        self.set_step(id, Step::Release);
+        self.write_ledger(cx, id, LedgerStep::Release);
+        false
+    }
+
+    /// The ledger says that nobody holds anything: now the checkpoint.
+    pub(super) fn switch_released(&mut self, id: VolumeId) {
+        let volume = self.volume(id);
+        let Some(switch) = volume.switch.as_mut() else {
+            return;
+        };
+        if switch.step != Step::Release {
+            return;
+        }
+        switch.step = Step::Table;
+        volume.logged_policy = if switch.wanted.is_direct() {
+            switch.wanted
+        } else {
+            // Another order came in between; it begins from here.
+            Policy::WriteThrough
+        };
+        self.checkpoint.wait(Waiter::Switch(id));
+    }
+
+    /// A checkpoint names the new policy.
+    pub(super) fn switch_named(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let Some(volume) = self.find(id) else { return };
+        let step = volume.switch.as_ref().map(|switch| switch.step);
+        match step {
+            Some(Step::Table) => {
+                let policy = volume.logged_policy;
+                self.end_switch(cx, id, policy);
+            }
+            Some(Step::Name) => {
+                let volume = self.volumes[id.0 as usize].as_ref().expect("just seen");
+                let old = volume.keeper.as_ref().map(|keeper| keeper.ledger.clone());
+                let keeper = self.keeper_of(volume, old, true);
+                self.volume(id).keeper = Some(keeper);
+                self.set_step(id, Step::Claim);
+                self.write_ledger(cx, id, LedgerStep::Claim);
+            }
+            _ => {}
+        }
+        self.pump_switch(cx, id);
+    }
+
+    /// The ledger says that the log may hold newer data than the origin. False if it was not a
+    /// switch that wanted to know.
+    pub(super) fn switch_claimed(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+        let switch = self.volume(id).switch.as_ref();
+        if switch.is_none_or(|switch| switch.step != Step::Claim) {
+            return false;
+        }
+        self.end_switch(cx, id, Policy::WriteBack);
+        self.pump_switch(cx, id);
+        true
+    }
+
+    /// What went past the log is on stable media, or may be gone.
+    pub(super) fn switch_synced(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
+        let volume = self.volume(id);
+        volume.origin_in_flight -= 1;
+        if !ok {
+            // The guest has to hear of it, and to write again what it had not flushed.
+            volume.counters.origin.errors += 1;
+            volume.sync_failed = true;
+            self.renew_layer(id);
+        }
+        let volume = self.volume(id);
+        if volume.switch.is_some() && ok {
+            volume.logged_policy = Policy::WriteBack;
+            self.set_step(id, Step::Name);
+            self.checkpoint.wait(Waiter::Switch(id));
+        } else if let Some(switch) = volume.switch.take() {
+            for request in switch.waiters {
+                cx.out.reply(request, Err(Refusal::Io));
+            }
+            if !self.volume(id).waiting.is_empty() {
+                self.enqueue(id);
+            }
+        }
+        self.pump_switch(cx, id);
+        self.detach_progress(cx, id);
+    }
+
+    /// From the next request on the volume has this policy.
+    fn end_switch(&mut self, cx: &mut Cx<'_>, id: VolumeId, policy: Policy) {
+        let volume = self.volume(id);
+        let before = volume.policy;
+        assert!(!policy.is_direct() || !volume.is_dirty() || before == policy);
+        volume.policy = policy;
+        volume.logged_policy = policy;
+        let mut switch = volume.switch.take().expect("a switch is under way");
+        if switch.wanted == policy {
+            for request in switch.waiters.drain(..) {
+                cx.out.reply(request, Ok(()));
+            }
+        } else {
+            switch.step = Step::Start;
+            volume.switch = Some(switch);
+        }
+        if !volume.waiting.is_empty() {
+            self.enqueue(id);
+        }
+        if policy == Policy::Uncached && before != policy {
+            self.renew_layer(id);
+        }
+        self.checkpoint.wanted |= before != policy;
+        self.count_writers();
+    }
+}

@@ -1,0 +1,84 @@
+//! Policies that change under load, and write-through, with every volume of a host at it.
+//!
+//! `TENUTO_SIM_SEEDS` says how many seeds (100), `TENUTO_SIM_FIRST` from which (0).
+
+use engine::types::Policy;
+use sim::plan::Plan;
+use sim::trace::Counters;
+use sim::{Options, run};
+
+const SEEDS: u64 = 100;
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name)
+        .ok()
+        .map(|text| text.parse().expect("a number"))
+}
+
+/// The options of a seed with its first volumes changed.
+fn bent(seed: u64, bend: fn(&mut Plan)) -> Options {
+    let mut plan = Plan::from_seed(seed);
+    bend(&mut plan);
+    plan.limit_requests();
+    Options {
+        operations: 1500,
+        plan: Some(plan),
+        ..Options::from_seed(seed)
+    }
+}
+
+fn every_seed(bend: fn(&mut Plan)) -> Counters {
+    let first = number("TENUTO_SIM_FIRST").unwrap_or(0);
+    let count = number("TENUTO_SIM_SEEDS").unwrap_or(SEEDS);
+    let mut counters = Counters::default();
+    let mut failed = 0;
+    for seed in first..first + count {
+        match run(&bent(seed, bend)) {
+            Ok(outcome) => counters.add(&outcome.counters),
+            Err(failure) => {
+                println!("{failure} (bent)");
+                failed += 1;
+            }
+        }
+    }
+    assert_eq!(failed, 0, "seeds fail");
+    counters
+}
+
+/// One volume whose policy changes all the time, and one beside it.
+fn switching(plan: &mut Plan) {
+    plan.volumes.truncate(1);
+    plan.origins.truncate(1);
+    let mut other = plan.volumes[0].clone();
+    other.name = "v1".to_owned();
+    other.origin = 1;
+    plan.volumes.push(other);
+    plan.origins.push(plan.origins[0].clone());
+    for volume in &mut plan.volumes {
+        volume.switches = true;
+    }
+    plan.volumes[1].policy = Policy::WriteThrough;
+}
+
+/// Write-through alone, with writes that overlap, many reads of few blocks, and a small tier.
+fn write_through(plan: &mut Plan) {
+    plan.volumes.truncate(1);
+    plan.origins.truncate(1);
+    plan.volumes[0].policy = Policy::WriteThrough;
+    plan.volumes[0].depth = 16;
+    plan.origins[0].sectors = 512;
+    plan.ram_blocks = 256;
+}
+
+#[test]
+fn policies_change_under_load_and_no_promise_is_broken() {
+    let counters = every_seed(switching);
+    println!("{} switches", counters.switches);
+    assert!(counters.switches > 0, "nothing was switched");
+}
+
+#[test]
+fn write_through_volumes_keep_every_promise() {
+    let counters = every_seed(write_through);
+    assert!(counters.writes > 0 && counters.reads > 0, "there is a load");
+}
