@@ -271,6 +271,14 @@ impl Guest {
             return Some(Request::Read { sector, sectors });
         }
         let request = match self.rng.below(1000) {
+            0..400 if self.plan.zeroes => {
+                let (sector, sectors) = self.span(4096);
+                Request::Discard {
+                    sector,
+                    sectors,
+                    fua,
+                }
+            }
             0..500 => {
                 let (sector, sectors) = self.span(self.plan.request_sectors_max);
                 Request::Write {

@@ -54,6 +54,8 @@ pub struct VolumePlan {
     pub request_sectors_max: u64,
     /// Mostly reads.
     pub reader: bool,
+    /// Mostly discards.
+    pub zeroes: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -178,6 +180,7 @@ impl Plan {
             depth: rng.pick(&[1, 2, 4, 8, 16]),
             request_sectors_max: REQUEST_SECTORS_MAX,
             reader: false,
+            zeroes: false,
         });
     }
 
