@@ -259,6 +259,14 @@ impl Guest {
     fn choose(&mut self) -> Option<Request> {
         let fua = self.rng.chance(100);
         let request = match self.rng.below(1000) {
+            0..400 if self.plan.zeroes => {
+                let (sector, sectors) = self.span(4096);
+                Request::Discard {
+                    sector,
+                    sectors,
+                    fua,
+                }
+            }
             0..500 => {
                 let (sector, sectors) = self.span(self.plan.request_sectors_max);
                 Request::Write {

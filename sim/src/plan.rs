@@ -47,6 +47,8 @@ pub struct VolumePlan {
     /// The largest write. One that is larger than the volume's share of the log may be taken in
     /// parts, each of which counts as a write.
     pub request_sectors_max: u64,
+    /// Mostly discards.
+    pub zeroes: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -168,6 +170,7 @@ impl Plan {
             tuning,
             depth: rng.pick(&[1, 2, 4, 8, 16]),
             request_sectors_max: REQUEST_SECTORS_MAX,
+            zeroes: false,
         });
     }
 

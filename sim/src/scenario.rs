@@ -70,6 +70,32 @@ fn only(plan: &mut Plan, policy: Policy, copies: usize) {
     }
 }
 
+/// A volume that mostly discards, beside one that fills the log, so that zeroes are evacuated.
+fn zeroes_beside_writes(options: &mut Options, plan: &mut Plan) {
+    only(plan, Policy::WriteBack, 2);
+    plan.origins.push(plan.origins[0].clone());
+    plan.geometry.segments = 14;
+    plan.geometry.chunk_blocks = 8;
+    plan.rates.origin_trouble = 0;
+    plan.rates.absent = 0;
+    for volume in &mut plan.volumes {
+        volume.tuning.flow.dirty_writes = None;
+        volume.tuning.flow.dirty_bytes_percent = 100;
+    }
+    plan.volumes[0].tuning.destage_after_ms = None;
+    plan.volumes[0].tuning.dirty_limit_bytes = 1 << 30;
+    plan.volumes[1].origin = 1;
+    plan.volumes[1].zeroes = true;
+    options.endings = vec![
+        Ending::Kill,
+        Ending::KillInMemory,
+        Ending::Kill,
+        Ending::Kill,
+    ];
+    options.restarts = 4;
+    options.operations = 3000;
+}
+
 /// All of them, oldest first.
 pub const ALL: &[Scenario] = &[
     Scenario {
@@ -221,6 +247,28 @@ pub const ALL: &[Scenario] = &[
             ];
             options.restarts = 4;
             options.operations = 2000;
+        },
+    },
+    Scenario {
+        name: "zeroes-of-one-record-before-and-after-a-reset",
+        broke: "2: evacuation took the zeroes after a reset for those before it, in the same \
+                record, and copied them with a serial that the reset had voided",
+        bend: |options, plan| {
+            zeroes_beside_writes(options, plan);
+            plan.volumes[1].policy = Policy::Ephemeral;
+            plan.volumes[1].tuning.overlay_timeout_ms = 1;
+            plan.volumes[0].depth = 16;
+            plan.volumes[1].depth = 2;
+        },
+    },
+    Scenario {
+        name: "zeroes-of-one-record-and-a-write-between",
+        broke: "5.2.6: evacuation copied zeroes with the serial of older ones of the same record; \
+                after a kill a write between the two was the newest",
+        bend: |options, plan| {
+            zeroes_beside_writes(options, plan);
+            plan.geometry.segment_chunks = 4;
+            plan.volumes[1].tuning.destage_after_ms = Some(20);
         },
     },
 ];

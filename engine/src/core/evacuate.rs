@@ -6,7 +6,8 @@
 //!
 //! Always true: a copy carries the serial and the generation of its original; the map is pointed
 //! to the copy only where it still points to the original; the original stays until the copy is
-//! durable, because a segment dies with the newest record of that moment. One at a time.
+//! durable, because a segment dies with the newest record of that moment; zeroes are copied newest
+//! first, because those of one record cannot be told apart by content. One at a time.
 
 use super::Core;
 use crate::event::{Device, Op, Purpose};
@@ -22,6 +23,7 @@ use crate::types::{
 };
 use crate::volume::Volume;
 use alloc::vec::Vec;
+use core::cmp::Reverse;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -122,6 +124,7 @@ impl Core {
         match Footer::parse(&bytes, self.log.geometry, self.cache) {
             Ok(footer) if ok => {
                 evacuation.entries = footer.entries;
+                newest_zeroes_first(&mut evacuation.entries);
                 evacuation.state = State::Gather;
             }
             _ => {
@@ -319,6 +322,17 @@ impl Core {
             self.log.mark_stuck(evacuation.segment);
         }
     }
+}
+
+/// All zeroes of one record have the same content, its header, so content alone does not say
+/// whose a part is. It is the newest one's: an older one was replaced there, or voided by a reset,
+/// and a copy with its serial would be as well. So the newest takes its parts first, and the older
+/// ones find them moved.
+fn newest_zeroes_first(entries: &mut [FooterEntry]) {
+    entries.sort_by_key(|entry| match entry.kind {
+        EntryKind::Write => Reverse(0),
+        EntryKind::Zero { .. } => Reverse(entry.serial.0),
+    });
 }
 
 /// The parts of `span` that some epoch still holds as exactly this content.
