@@ -345,7 +345,7 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         overlay_timeout_ms: 0,
         origin_timeout_ms: None,
     };
-    assert_eq!(keys::TUNABLES.len(), 7);
+    assert_eq!(keys::TUNABLES.len(), 8);
 }
 
 #[test]

@@ -156,7 +156,9 @@ impl Host {
             overlay_slots: slots,
             ram_blocks: 1024,
             scratch_bytes: SCRATCH_BYTES,
-            dirty_extents_max: options.extents * 4,
+            // So many that nothing presses for a destage: sealed epochs keep what newer ones
+            // overwrite.
+            dirty_extents_max: (options.extents + options.operations) * 4,
             index_bytes_max: 0,
             hash_seed: options.seed,
         };

@@ -39,14 +39,21 @@ fn engine(context: &Context, command: &BenchEngine) -> Result<()> {
         operations: command.operations,
         seed: command.seed,
     };
-    let engine = measure(options, false).map_err(refused)?;
-    let whole = measure(options, true).map_err(refused)?;
+    if command.rounds == 0 {
+        return Err(Error::usage("--rounds 0: give at least one"));
+    }
+    let (mut engine, mut whole) = (Rounds::default(), Rounds::default());
+    for _ in 0..command.rounds {
+        engine.0.push(measure(options, false).map_err(refused)?);
+        whole.0.push(measure(options, true).map_err(refused)?);
+    }
     let document = json!({
         "benchmark": "engine",
         "cores": 1,
-        "extents": engine.extents,
+        "extents": engine.median().extents,
         "span_bytes": span_bytes,
         "operations": command.operations,
+        "rounds": command.rounds,
         "seed": command.seed,
         "wanted_per_second": WANTED_PER_SECOND,
         "engine": figures(&engine),
@@ -54,7 +61,7 @@ fn engine(context: &Context, command: &BenchEngine) -> Result<()> {
     });
     context
         .output()
-        .document(&document, || text(options, &engine, &whole))
+        .document(&document, || text(command, options, &engine, &whole))
 }
 
 fn burst(context: &Context, command: &BenchBurst) -> Result<()> {
@@ -84,10 +91,37 @@ fn burst(context: &Context, command: &BenchBurst) -> Result<()> {
     })
 }
 
-fn figures(figures: &Figures) -> Value {
+/// The rounds of one measurement.
+#[derive(Default)]
+struct Rounds(Vec<Figures>);
+
+impl Rounds {
+    fn sorted(&self) -> Vec<Figures> {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(|a, b| a.per_second().total_cmp(&b.per_second()));
+        sorted
+    }
+
+    /// The round in the middle by its speed.
+    fn median(&self) -> Figures {
+        self.sorted()[self.0.len() / 2]
+    }
+
+    fn slowest_and_fastest(&self) -> (f64, f64) {
+        let sorted = self.sorted();
+        let of = |figures: Option<&Figures>| figures.map_or(0.0, Figures::per_second);
+        (of(sorted.first()), of(sorted.last()))
+    }
+}
+
+fn figures(rounds: &Rounds) -> Value {
+    let figures = rounds.median();
+    let (slowest, fastest) = rounds.slowest_and_fastest();
     json!({
         "overwrite_ns": figures.overwrite_ns,
         "overwrites_per_second": figures.per_second(),
+        "overwrites_per_second_slowest": slowest,
+        "overwrites_per_second_fastest": fastest,
         "overwrite_cpu_ns": figures.overwrite_cpu_ns,
         "insert_ns": figures.fill_ns,
         "bytes_per_extent": figures.bytes_per_extent,
@@ -95,8 +129,10 @@ fn figures(figures: &Figures) -> Value {
     })
 }
 
-fn text(options: Options, engine: &Figures, whole: &Figures) -> String {
-    let row = |name: &str, figures: &Figures| {
+fn text(command: &BenchEngine, options: Options, engine: &Rounds, whole: &Rounds) -> String {
+    let row = |name: &str, rounds: &Rounds| {
+        let figures = rounds.median();
+        let (slowest, fastest) = rounds.slowest_and_fastest();
         vec![
             name.to_owned(),
             format!("{:.0}", figures.overwrite_ns),
@@ -104,6 +140,7 @@ fn text(options: Options, engine: &Figures, whole: &Figures) -> String {
                 .overwrite_cpu_ns
                 .map_or("-".into(), |ns| format!("{ns:.0}")),
             format!("{:.0}", figures.per_second()),
+            format!("{slowest:.0}-{fastest:.0}"),
             format!("{:.0}", figures.fill_ns),
             format!("{:.1}", figures.bytes_per_extent),
         ]
@@ -113,6 +150,7 @@ fn text(options: Options, engine: &Figures, whole: &Figures) -> String {
         "NS EACH",
         "NS ON CPU",
         "PER CORE-SECOND",
+        "ALL ROUNDS",
         "NS FIRST WRITE",
         "BYTES PER EXTENT",
     ];
@@ -121,11 +159,13 @@ fn text(options: Options, engine: &Figures, whole: &Figures) -> String {
         row("engine with copies and CRC-32C", whole),
     ];
     format!(
-        "one core, {} dirty extents scattered over {}, {} overwrites, no devices, no sockets\n\n{}",
-        engine.extents,
+        "one core, {} dirty extents scattered over {}, {} overwrites in each of {} rounds, no \
+         devices, no sockets\n\n{}",
+        engine.median().extents,
         human_bytes(options.span_bytes),
         options.operations,
-        output::table(&head, &rows, &[1, 2, 3, 4, 5]),
+        command.rounds,
+        output::table(&head, &rows, &[1, 2, 3, 4, 5, 6]),
     )
 }
 

@@ -75,9 +75,12 @@ pub struct BenchEngine {
     /// Size of the volume over which they are scattered
     #[arg(long, value_name = "SIZE", default_value = "1TiB")]
     pub span: String,
-    /// Write hits that are measured
-    #[arg(long, value_name = "N", default_value_t = 5_000_000)]
+    /// Write hits that are measured in each round
+    #[arg(long, value_name = "N", default_value_t = 2_000_000)]
     pub operations: u64,
+    /// Rounds of each measurement, in turn; the median counts
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub rounds: u32,
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }

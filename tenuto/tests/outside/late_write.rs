@@ -18,6 +18,8 @@ const PARK_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a daemon that waits is watched. It does not shorten a wait that is right.
 const WATCHED: Duration = Duration::from_secs(2);
 const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// Late writes to the log without the rule, of which one must do damage.
+const TRIES_TO_SEE_IT: u64 = 30;
 const LOCK_OUT: &str = "TENUTO_DRILL_NO_LOCK";
 
 /// What the second daemon did while a write of the first one was still under way.
@@ -64,7 +66,7 @@ fn succeed(
 }
 
 /// The cache: a log write of the old daemon lands in a segment that the new one has reused.
-fn late_log_write(lock: bool) -> Result<(), String> {
+fn late_log_write(lock: bool, seed: u64) -> Result<(), String> {
     let mut rig = Rig::new();
     let disk = Disk::new(128 << 20);
     let device = Device::new(&disk, &rig.dir.join("cache"));
@@ -85,7 +87,7 @@ fn late_log_write(lock: bool) -> Result<(), String> {
     rig.write_config();
     rig.done(&["cache", "create", &place.to_string_lossy()]);
     let daemon = rig.serve();
-    let mut load = Load::new(1, bytes, Promise::Prefix, seed(7));
+    let mut load = Load::new(1, bytes, Promise::Prefix, seed);
     load.mix = Mix {
         sectors_max: 1024,
         ..Mix::default()
@@ -183,15 +185,20 @@ fn late_origin_write(policy: &str, lock: bool) -> Result<(), String> {
 #[test]
 fn a_late_write_to_the_cache_changes_nothing() {
     if may_mount("a_late_write_to_the_cache_changes_nothing") {
-        late_log_write(true).expect("nothing is lost or changed");
+        late_log_write(true, seed(7)).expect("nothing is lost or changed");
     }
 }
 
 #[test]
 fn a_late_write_to_the_cache_does_damage_without_the_lock() {
     if may_mount("a_late_write_to_the_cache_does_damage_without_the_lock") {
-        let damage = late_log_write(false).expect_err("the late write must be seen");
-        eprintln!("seen: {damage}");
+        // Where it lands what was written meanwhile may be overwritten already.
+        let first = seed(7);
+        let seen = (first..first + TRIES_TO_SEE_IT).find_map(|seed| {
+            let damage = late_log_write(false, seed).err()?;
+            Some(format!("seed {seed}: {damage}"))
+        });
+        eprintln!("seen: {}", seen.expect("the late write must be seen"));
     }
 }
 
