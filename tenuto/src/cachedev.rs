@@ -83,7 +83,11 @@ impl NewCache {
                 false => target.file.set_len(target.size_bytes),
             };
             let doing = format!("allocate {bytes} bytes ({free} are free)");
-            return Err(Fault::io(&name, &doing, error));
+            let mut fault = Fault::io(&name, &doing, error);
+            if matches!(fault.kind, Kind::NoSpace) {
+                fault.message += "; make room there, or the cache smaller";
+            }
+            return Err(fault);
         }
         target.size_bytes = bytes;
         sync_directory(&target.path).map_err(|e| Fault::io(&name, "sync its directory", e))?;
