@@ -3,6 +3,7 @@
 //! Always true: `open` returns only when what it accepted is durable; everything after it happens
 //! in `apply`. Deliberately absent: every decision; they are in `core` and `recover`.
 
+use crate::chart::{Cursor, Page};
 use crate::core::Core;
 use crate::event::{Action, Event, Refusal, VolumeSpec};
 use crate::format::ledger::Ledger;
@@ -162,6 +163,11 @@ impl Engine {
         parts_max: usize,
     ) -> Result<Vec<Part>, Refusal> {
         self.core.layout(volume, span, parts_max)
+    }
+
+    /// One page of what of a volume lies where on this host; see [`crate::chart`].
+    pub fn chart(&self, volume: VolumeId, from: Cursor) -> Result<Page, Refusal> {
+        self.core.chart(volume, from)
     }
 
     pub fn snapshot(&self) -> Snapshot {

@@ -73,6 +73,11 @@ pub enum Command {
     Destage { volume: VolumeId },
     /// Throws the overlay of an ephemeral volume away. Durable before the reply.
     Reset { volume: VolumeId },
+    /// The guest of an ephemeral volume has ended, in a way that its volume may be reset for: the
+    /// next guest that arrives finds it clean. Durable before the reply.
+    Leave { volume: VolumeId, why: ResetOn },
+    /// A guest arrives where none was. The reply lets it in; a reset that is due comes first.
+    Arrive { volume: VolumeId },
     /// Changes tunables of a running volume.
     Tune { volume: VolumeId, tuning: Tuning },
     /// Changes the policy of a volume while its guest goes on; replied to when the new one is in
@@ -93,6 +98,17 @@ pub enum Command {
     Park,
 }
 
+/// What throws the overlay of an ephemeral volume away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResetOn {
+    /// An administrator's command only.
+    Command,
+    /// The last connection has ended in order, and a guest comes anew.
+    Disconnect,
+    /// The guest starts again.
+    GuestReset,
+}
+
 /// What can be changed while a volume runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
@@ -107,6 +123,9 @@ pub struct Tuning {
     pub origin_queue_depth: u32,
     /// Ephemeral: how long a write waits for space before it fails with no space.
     pub overlay_timeout_ms: u64,
+    /// Ephemeral: RAM that the overlay may fill before its writes are spilled to the log.
+    pub overlay_ram_bytes: u64,
+    pub reset_on: ResetOn,
     /// How long a read waits for an origin that does not give it; `None` = until it does.
     pub origin_timeout_ms: Option<u64>,
 }

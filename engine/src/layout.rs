@@ -63,7 +63,7 @@ pub fn layout<'a>(
 }
 
 /// The newest content at `from`, and up to where nothing newer begins.
-fn next<'a>(
+pub(crate) fn next<'a>(
     maps: impl Iterator<Item = &'a ExtentMap>,
     from: u64,
     end: u64,

@@ -200,6 +200,16 @@ impl LineIndex {
         true
     }
 
+    /// Blocks of a layer among so many entries from `from` on, and whether there are more entries.
+    pub fn blocks_of(&self, layer: u16, from: u32, entries: u32) -> (Vec<u64>, bool) {
+        let part = self.entries.iter().skip(from as usize);
+        let part = part.take(entries as usize);
+        let of_layer = part.filter(|entry| entry.layer == layer && entry.bitmap != 0);
+        let blocks = of_layer.flat_map(|entry| entry.run().blocks().map(|(block, _)| block));
+        let more = u64::from(from) + u64::from(entries) < self.entries.len() as u64;
+        (blocks.collect(), more)
+    }
+
     fn take_entry(&mut self) -> Option<u32> {
         if self.free != NONE {
             let at = self.free;
@@ -277,6 +287,7 @@ impl LineIndex {
                 self.blocks -= u64::from(entry.bitmap.count_ones());
                 runs.push((entry.run(), entry.hits()));
             }
+            self.entries[at as usize].bitmap = 0;
             self.entries[at as usize].chain = self.free;
             self.free = at;
             at = entry.next();

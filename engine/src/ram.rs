@@ -114,6 +114,21 @@ impl RamTier {
         self.slots.len() as u64
     }
 
+    /// Blocks of a layer that can be read, among so many places from `from` on.
+    pub fn blocks_of(
+        &self,
+        layer: Layer,
+        from: u32,
+        places: u32,
+    ) -> impl Iterator<Item = u64> + '_ {
+        let there = |slot: &&Slot| matches!(slot.state, SlotState::Valid | SlotState::Pinned);
+        let slots = self.slots.iter().skip(from as usize).take(places as usize);
+        slots
+            .filter(there)
+            .filter(move |slot| slot.key.layer == layer)
+            .map(|slot| slot.key.block)
+    }
+
     pub fn index_bytes(&self) -> u64 {
         let slots = self.slots.len() * (size_of::<Slot>() + size_of::<u32>());
         (slots + self.index.allocation_size() + self.queues.bytes()) as u64

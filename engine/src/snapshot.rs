@@ -104,6 +104,8 @@ pub struct Counters {
     pub write_latency: Histogram,
     pub flush_latency: Histogram,
     pub checksum_errors: u64,
+    /// Reads that found something in the overlay.
+    pub overlay_hits: u64,
 }
 
 /// Flow control of one volume.
@@ -117,6 +119,19 @@ pub struct FlowSnapshot {
     pub latency_ns: u64,
     /// Writes that were held since start.
     pub held_writes: u64,
+}
+
+/// The overlay of an ephemeral volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OverlaySnapshot {
+    pub ram_blocks: u64,
+    /// Spilled to the log, or on their way there.
+    pub ssd_blocks: u64,
+    pub ram_limit_bytes: u64,
+    /// Since its first write; `None` while it is empty, and of one that a recovery found.
+    pub age_ns: Option<u64>,
+    /// Its guest has ended, and the next one finds it reset.
+    pub ended: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -152,6 +167,8 @@ pub struct VolumeSnapshot {
     pub flow: FlowSnapshot,
     pub destaging: bool,
     pub counters: Counters,
+    /// Of ephemeral volumes.
+    pub overlay: Option<OverlaySnapshot>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,10 +5,11 @@
 //! bytes and devices; see `engine::write` for the way of a write.
 
 use crate::core::{Destage, Switch};
-use crate::event::{Tuning, VolumeSpec};
+use crate::event::{ResetOn, Tuning, VolumeSpec};
 use crate::flow::{Flow, FlowLimits};
 use crate::format::checkpoint::VolumeRecord;
 use crate::format::ledger::Ledger;
+use crate::log::Tenant;
 use crate::map::{Content, ExtentMap};
 use crate::ram::Layer;
 use crate::snapshot::{Counters, State};
@@ -140,6 +141,16 @@ pub struct Volume {
     /// In the queue of volumes whose first waiting request wants another try.
     pub queued: bool,
     pub counters: Counters,
+    /// The last guest has ended, so that the next one finds a clean disk.
+    pub ended: bool,
+    /// Guests that wait to be let in.
+    pub arrivals: Vec<RequestId>,
+    /// For whom the log counts what an overlay holds.
+    pub tenant: Tenant,
+    /// The write that is being staged goes beyond the overlay's share of RAM.
+    pub spills: bool,
+    /// When the overlay took its first write; not known of one that a recovery found.
+    pub overlay_since: Option<Time>,
 }
 
 impl Volume {
@@ -170,6 +181,8 @@ impl Volume {
                 flow: FlowLimits::default(),
                 origin_queue_depth: 32,
                 overlay_timeout_ms: 30_000,
+                overlay_ram_bytes: 256 << 20,
+                reset_on: ResetOn::Command,
                 origin_timeout_ms: None,
             },
             generation: record.generation,
@@ -198,6 +211,11 @@ impl Volume {
             guest_read_at: None,
             queued: false,
             counters: Counters::default(),
+            ended: record.ended,
+            arrivals: Vec::new(),
+            tenant: Tenant::NOBODY,
+            spills: false,
+            overlay_since: None,
         }
     }
 
@@ -211,6 +229,7 @@ impl Volume {
             policy: spec.policy,
             destage_in_place: spec.tuning.destage == DestageMode::InPlace,
             journal_possible: spec.journal_possible,
+            ended: false,
             first_serial: Serial(1),
             serial_next: Serial(1),
             destaged: Serial(0),
@@ -229,6 +248,7 @@ impl Volume {
             policy: self.logged_policy,
             destage_in_place: self.tuning.destage == DestageMode::InPlace,
             journal_possible: self.journal_possible,
+            ended: self.ended,
             first_serial: self.first_serial,
             serial_next: self.serial_next,
             destaged: self.destaged,

@@ -57,6 +57,7 @@ fn volume(id: u32, policy: Policy) -> VolumeRecord {
         policy,
         destage_in_place: id == 1,
         journal_possible: id == 0,
+        ended: false,
         first_serial: Serial(1_000),
         serial_next: Serial(1_234_567_890_123),
         destaged: Serial(999),

@@ -68,6 +68,8 @@ pub enum Pending {
         point: FlushPoint,
     },
     Reset,
+    /// The first half of a reset by going and coming back.
+    Leave,
     Tune(Tuning),
     Switch(Policy),
     /// A part of the check that reads the whole volume.
@@ -99,6 +101,7 @@ impl Pending {
             Pending::Outside { .. } => "read beyond the end".to_owned(),
             Pending::Destage { .. } => "destage".to_owned(),
             Pending::Reset => "reset".to_owned(),
+            Pending::Leave => "leave".to_owned(),
             Pending::Tune(_) => "tune".to_owned(),
             Pending::Switch(policy) => format!("switch to {}", policy.name()),
             Pending::Part { sector, .. } => format!("check from sector {sector}"),

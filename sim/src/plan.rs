@@ -6,7 +6,7 @@
 
 use crate::rng::Rng;
 use engine::engine::Config;
-use engine::event::Tuning;
+use engine::event::{ResetOn, Tuning};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Geometry, Policy, Uuid};
 
@@ -168,6 +168,11 @@ impl Plan {
             dirty_limit_bytes: rng.pick(&[log_bytes / 8, log_bytes / 4, log_bytes]),
             origin_queue_depth: rng.pick(&[1, 4, 32]),
             overlay_timeout_ms: rng.pick(&[1, 100, 5000]),
+            overlay_ram_bytes: overlay_ram(self.overlay_slots, self.volumes.len()),
+            reset_on: match self.overlay_slots % 2 {
+                0 => ResetOn::Command,
+                _ => ResetOn::Disconnect,
+            },
             origin_timeout_ms: None,
         };
         self.volumes.push(VolumePlan {
@@ -224,4 +229,10 @@ fn rates(rng: &mut Rng) -> Rates {
         rot: rng.pick(&[0, 20, 100]),
         new_image: 300,
     }
+}
+
+/// RAM of one overlay: all there is, a part of it, or none, so that it spills from its first write.
+/// Not drawn, so that the seeds of scenarios stay what they were.
+fn overlay_ram(slots: u32, volume: usize) -> u64 {
+    [256 << 20, 64 << 10, 0][(slots as usize + volume) % 3]
 }

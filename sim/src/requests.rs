@@ -6,7 +6,7 @@
 
 use crate::guest::{Pending, Request};
 use crate::world::{Broken, Wake, World};
-use engine::event::{Command, Event, Refusal};
+use engine::event::{Command, Event, Refusal, ResetOn};
 use engine::types::{BufferId, ConnectionId, Policy, RequestId, VolumeId};
 use workload::check::Kind;
 use workload::stamp;
@@ -216,7 +216,13 @@ impl World {
             Request::Reset => {
                 guest.model.reset_begin();
                 self.trace.counters.resets += 1;
-                (Command::Reset { volume }, Pending::Reset)
+                match guest.tuning.reset_on {
+                    ResetOn::Command => (Command::Reset { volume }, Pending::Reset),
+                    why => {
+                        self.leave(at, volume, why)?;
+                        (Command::Arrive { volume }, Pending::Reset)
+                    }
+                }
             }
             Request::Tune(tuning) => {
                 guest.tune_begin(&tuning);
@@ -235,11 +241,20 @@ impl World {
             }
             other => unreachable!("{other:?} is no command"),
         };
-        guest.pending.insert(id.number, pending);
+        self.guests[at].pending.insert(id.number, pending);
         self.apply(Event::Admin {
             request: id,
             command,
         })
+    }
+
+    /// The guest ends in order. It comes back at once, before or after that is durable.
+    fn leave(&mut self, at: usize, volume: VolumeId, why: ResetOn) -> Result<(), Broken> {
+        let request = self.request_id(at, true);
+        let guest = &mut self.guests[at];
+        guest.pending.insert(request.number, Pending::Leave);
+        let command = Command::Leave { volume, why };
+        self.apply(Event::Admin { request, command })
     }
 
     /// Hands an answer to the guest that waits for it.

@@ -16,6 +16,7 @@ mod volumes;
 use crate::shard::control::{CommandError, Handle, ListenerScope, Stopped};
 use crate::stage::Stage;
 use engine::engine::Report;
+use engine::event::ResetOn;
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 pub use held::{Held, Hold};
@@ -78,6 +79,9 @@ pub struct VolumeSettings {
     pub flow: FlowLimits,
     pub origin_queue_depth: u32,
     pub overlay_timeout: Duration,
+    /// RAM of the overlay; beyond it writes go to the log.
+    pub overlay_ram_bytes: u64,
+    pub reset_on: ResetOn,
     /// False keeps the volume off the NBD sockets.
     pub export_nbd: bool,
     /// Delays requests to the origin and to what lies beside it like a storage network, which

@@ -180,7 +180,6 @@ fn verbs_of_later_versions_say_so_and_end_with_code_2() {
         "volume resize a 20GiB",
         "volume quiesce a",
         "volume resume a",
-        "volume map a --json",
         "volume takeover a",
         "cache scrub p",
         "cache resize p 1GiB",

@@ -16,6 +16,7 @@ use crate::engine::{OpenError, Settled};
 use crate::event::{Device, Op, Purpose, Refusal, Stat, VolumeSpec};
 use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
 use crate::format::ledger::{LEDGER_BYTES, Ledger, OWNER_BYTES_MAX, Progress};
+use crate::log::Tenant;
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
 use crate::ram::Layer;
@@ -95,6 +96,9 @@ impl Core {
             spec.policy
         };
         volume.logged_policy = volume.policy;
+        if volume.policy == Policy::Ephemeral && volume.tenant == Tenant::NOBODY {
+            volume.tenant = self.log.move_in();
+        }
         volume.keeper = None;
         let owned = volume.policy == Policy::WriteBack;
         let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
@@ -261,6 +265,7 @@ impl Core {
         if waiting {
             self.enqueue(id);
         }
+        self.let_in(cx, id);
         self.start_destage_if_due(cx, id);
         self.pump_switch(cx, id);
         self.detach_progress(cx, id);
@@ -436,7 +441,9 @@ impl Core {
         for waiting in waiting {
             cx.out.reply(waiting.request, Err(Refusal::Gone));
         }
-        for (request, _) in destage_waiters {
+        let arrivals = core::mem::take(&mut self.volume(id).arrivals);
+        let orders = destage_waiters.into_iter().map(|(request, _)| request);
+        for request in orders.chain(arrivals) {
             cx.out.reply(request, Err(Refusal::Gone));
         }
         self.detach_progress(cx, id);
@@ -490,6 +497,7 @@ impl Core {
         let volume = self.volumes[id.0 as usize]
             .take()
             .expect("checked by the caller");
+        self.log.move_out(volume.tenant);
         for epoch in volume.epochs {
             self.checkpoint.doom(epoch.map);
         }

@@ -25,6 +25,9 @@ pub enum Waiter {
         volume: VolumeId,
         request: RequestId,
     },
+    /// The same for guests that wait to be let in.
+    Renew(VolumeId),
+    Leave(RequestId),
     Detach(RequestId),
     Park(RequestId),
     /// The table names the volume by the policy that it is changing to.
@@ -222,7 +225,8 @@ impl Core {
                     self.open_for_requests(cx, volume);
                 }
                 Waiter::Switch(volume) => self.switch_named(cx, volume),
-                Waiter::Detach(request) | Waiter::Park(request) => {
+                Waiter::Renew(volume) => self.open_for_requests(cx, volume),
+                Waiter::Leave(request) | Waiter::Detach(request) | Waiter::Park(request) => {
                     cx.out.reply(request, Ok(()));
                 }
             }

@@ -14,13 +14,11 @@ use crate::event::{Device, Op, Purpose};
 use crate::fetch::{Owner, Want};
 use crate::format::footer::{Footer, FooterEntry};
 use crate::format::record::EntryKind;
-use crate::log::{Item, StreamKind};
+use crate::log::Item;
 use crate::map::{Content, Piece};
 use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending};
-use crate::types::{
-    BLOCK_BYTES, BLOCK_SECTORS, Policy, SECTOR_BYTES, SegmentIndex, Span, VolumeId,
-};
+use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES, SegmentIndex, Span, VolumeId};
 use crate::volume::Volume;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
@@ -250,10 +248,7 @@ impl Core {
             else {
                 return true;
             };
-            let stream = match volume.policy {
-                Policy::Ephemeral => StreamKind::Overlay,
-                _ => StreamKind::Writes,
-            };
+            let stream = self.stream_of(volume, span.blocks());
             let Some((part, _)) = live_parts(volume, span, content).into_iter().next() else {
                 return true;
             };
@@ -285,6 +280,7 @@ impl Core {
         let volume = self.volumes[id.0 as usize]
             .as_mut()
             .expect("checked by the caller");
+        let tenant = volume.tenant;
         for epoch in &mut volume.epochs {
             let mut same = Vec::new();
             epoch.map.get(span, |part, content| {
@@ -301,7 +297,7 @@ impl Core {
                         span: part,
                         content,
                     },
-                    &mut |c| charge += log.account(c),
+                    &mut |c| charge += log.account(tenant, c),
                 );
                 epoch.charge = epoch.charge.strict_add_signed(charge);
                 let grown = epoch.map.len() as i64 - extents;

@@ -244,6 +244,15 @@ impl Core {
         }
     }
 
+    /// Blocks of a layer on the device, among so many entries of the index from `from` on, and
+    /// whether there are more entries.
+    pub fn clean_runs(&self, layer: Layer, from: u32, entries: u32) -> (Vec<u64>, bool) {
+        match number(layer) {
+            Some(number) => self.lines.index.blocks_of(number, from, entries),
+            None => (Vec::new(), false),
+        }
+    }
+
     /// Writes what waits, gives back what is needed otherwise. Cheap when there is nothing.
     pub(super) fn pump_lines(&mut self, cx: &mut Cx<'_>) {
         let excess = self.log.clean_excess();

@@ -10,6 +10,7 @@ mod destage;
 mod direct;
 mod evacuate;
 mod lines;
+mod overlay;
 mod pace;
 mod read;
 mod show;
@@ -133,10 +134,14 @@ impl Core {
     /// Counts what recovery found. Flushed data that is missing stops every volume it may be of.
     pub fn take_over(&mut self, report: &crate::engine::Report) {
         for volume in self.volumes.iter_mut().flatten() {
+            if volume.policy == crate::types::Policy::Ephemeral {
+                volume.tenant = self.log.move_in();
+            }
             for epoch in &mut volume.epochs {
                 let mut at = 0;
                 while let Some(piece) = epoch.map.at_or_after(at) {
-                    let charge = self.log.account(crate::map::Change::Added(piece));
+                    let change = crate::map::Change::Added(piece);
+                    let charge = self.log.account(volume.tenant, change);
                     epoch.charge = epoch.charge.strict_add_signed(charge);
                     at = piece.span.end();
                 }
@@ -382,6 +387,8 @@ impl Core {
             Command::Park => self.park(cx, request),
             Command::Destage { volume }
             | Command::Reset { volume }
+            | Command::Leave { volume, .. }
+            | Command::Arrive { volume }
             | Command::Tune { volume, .. }
             | Command::Switch { volume, .. }
             | Command::Detach { volume, .. }
@@ -391,6 +398,8 @@ impl Core {
             }
             Command::Destage { volume } => self.destage_command(cx, volume, request),
             Command::Reset { volume } => self.reset(cx, volume, request),
+            Command::Leave { volume, why } => self.leave(cx, volume, request, why),
+            Command::Arrive { volume } => self.arrive(cx, volume, request),
             Command::Tune { volume, tuning } => {
                 self.volume(volume).tuning = tuning;
                 cx.out.reply(request, Ok(()));
@@ -458,7 +467,8 @@ impl Core {
                 self.graveyard.pop();
                 continue;
             };
-            self.log.account(crate::map::Change::Removed(piece));
+            let change = crate::map::Change::Removed(piece);
+            self.log.account(crate::log::Tenant::NOBODY, change);
             self.dirty_extents -= 1;
             left -= 1;
         }

@@ -128,6 +128,9 @@ impl Core {
         let uncached = volume.policy == Policy::Uncached;
         volume.reads_in_flight += 1;
         let parts = volume.resolve(span);
+        if volume.policy == Policy::Ephemeral && parts.iter().any(|(_, part)| part.is_some()) {
+            volume.counters.overlay_hits += 1;
+        }
         let op = ReadOp {
             volume: id,
             result: Ok(()),

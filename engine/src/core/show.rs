@@ -7,7 +7,7 @@ use crate::event::Refusal;
 use crate::flow::Reason;
 use crate::layout::{self, Part};
 use crate::log::StreamKind;
-use crate::snapshot::{FlowSnapshot, Snapshot, State, VolumeSnapshot};
+use crate::snapshot::{FlowSnapshot, OverlaySnapshot, Snapshot, State, VolumeSnapshot};
 use crate::types::{BLOCK_BYTES, Policy, Serial, Span, Time, VolumeId};
 use crate::volume::Volume;
 use alloc::vec::Vec;
@@ -126,6 +126,16 @@ impl Core {
             },
             destaging: volume.destage.is_some(),
             counters: volume.counters,
+            overlay: (volume.policy == Policy::Ephemeral).then(|| {
+                let holding = self.log.holding(volume.tenant);
+                OverlaySnapshot {
+                    ram_blocks: holding.ram,
+                    ssd_blocks: holding.ssd,
+                    ram_limit_bytes: volume.tuning.overlay_ram_bytes,
+                    age_ns: volume.overlay_since.map(|since| now.since(since)),
+                    ended: volume.ended,
+                }
+            }),
         }
     }
 }

@@ -14,8 +14,8 @@ use crate::memory::{Area, Place};
 use crate::outbox::Cx;
 use crate::snapshot::State;
 use crate::types::{
-    BLOCK_BYTES, BLOCK_SECTORS, BufferId, ConnectionId, Generation, Policy, RequestId,
-    SECTOR_BYTES, Serial, Span, StreamSeq, Time, VolumeId,
+    BLOCK_BYTES, BLOCK_SECTORS, BufferId, ConnectionId, Policy, RequestId, SECTOR_BYTES, Serial,
+    Span, StreamSeq, Time, VolumeId,
 };
 use crate::volume::{Volume, WaitKind, Waiting};
 use alloc::collections::VecDeque;
@@ -373,6 +373,7 @@ impl Core {
             if matches!(self.gate(id, part, kind), Gate::Shut) {
                 return None;
             }
+            self.choose_stream(id, 1);
             let (taken, at) = self.stage(cx, id, part, kind, None, false)?;
             self.finish_serial(id);
             *span = Span::new(span.sector + taken, span.sectors - taken);
@@ -384,14 +385,34 @@ impl Core {
     /// Whether a write may begin: it is admitted, and the log has room for all of it, so that
     /// once begun it waits for the stage only, which empties by itself.
     fn opens(&mut self, id: VolumeId, span: Span) -> bool {
-        let stream = match self.volume(id).policy {
-            Policy::Ephemeral => StreamKind::Overlay,
-            _ => StreamKind::Writes,
-        };
+        let stream = self.choose_stream(id, span.blocks());
         let quarter = self.log.gauge().capacity / 4;
         span.blocks() <= quarter
             && matches!(self.gate(id, span, EntryKind::Write), Gate::Open)
             && self.log.has_room(stream, span.blocks())
+    }
+
+    /// Where so many blocks of a volume go next: an overlay that fills its share of RAM writes to
+    /// the device, so that what others have in RAM stays there.
+    pub(super) fn stream_of(&self, volume: &Volume, blocks: u64) -> StreamKind {
+        let limit = volume.tuning.overlay_ram_bytes / BLOCK_BYTES;
+        match volume.policy {
+            Policy::Ephemeral if self.log.holding(volume.tenant).ram + blocks > limit => {
+                StreamKind::Spill
+            }
+            Policy::Ephemeral => StreamKind::Overlay,
+            _ => StreamKind::Writes,
+        }
+    }
+
+    /// Decides that for a whole write: its pieces have room where it was looked for.
+    fn choose_stream(&mut self, id: VolumeId, blocks: u64) -> StreamKind {
+        let volume = self.volumes[id.0 as usize]
+            .as_ref()
+            .expect("checked by the caller");
+        let stream = self.stream_of(volume, blocks);
+        self.volume(id).spills = stream == StreamKind::Spill;
+        stream
     }
 
     /// All entries of the next serial are staged.
@@ -434,6 +455,7 @@ impl Core {
             more: false,
         };
         let stream = match volume.policy {
+            Policy::Ephemeral if volume.spills => StreamKind::Spill,
             Policy::Ephemeral => StreamKind::Overlay,
             _ => StreamKind::Writes,
         };
@@ -445,6 +467,10 @@ impl Core {
         if full && !begun && volume.policy == Policy::WriteBack {
             volume.epochs.back_mut().expect("just seen").sealed = true;
         }
+        if volume.epochs.is_empty() {
+            volume.overlay_since = Some(cx.now);
+        }
+        let tenant = volume.tenant;
         let epoch = volume.open_epoch(cx.now);
         epoch.last_serial = serial;
         epoch.last_seq = appended.seq;
@@ -457,7 +483,7 @@ impl Core {
         let (log, mut charge) = (&mut self.log, 0);
         epoch
             .map
-            .insert(piece, &mut |change| charge += log.account(change));
+            .insert(piece, &mut |change| charge += log.account(tenant, change));
         let overwritten = before + appended.span.sectors - epoch.map.sectors();
         let grown = epoch.map.len() as i64 - extents as i64;
         epoch.charge = epoch.charge.strict_add_signed(charge);
@@ -625,34 +651,5 @@ impl Core {
             let refusal = Err(Refusal::NoSpace);
             self.reply_written(cx, id, waiting.request, false, waiting.since, refusal);
         }
-    }
-
-    /// Throws an overlay away: a new generation, durable before the reply.
-    pub(super) fn reset(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
-        let generation = self.generation_next;
-        let volume = self.volume(id);
-        if volume.policy != Policy::Ephemeral {
-            cx.out.reply(request, Err(Refusal::Policy));
-            return;
-        }
-        if !volume.ready || volume.detaching.is_some() {
-            cx.out.reply(request, Err(Refusal::Gone));
-            return;
-        }
-        volume.ready = false;
-        volume.generation = generation;
-        volume.base_generation = generation;
-        volume.first_serial = volume.serial_next;
-        volume.state = State::Clean;
-        volume.reason = None;
-        let epochs = core::mem::take(&mut volume.epochs);
-        self.generation_next = Generation(generation.0 + 1);
-        for epoch in epochs {
-            self.checkpoint.doom(epoch.map);
-        }
-        self.checkpoint.wait(super::checkpoint::Waiter::Reset {
-            volume: id,
-            request,
-        });
     }
 }

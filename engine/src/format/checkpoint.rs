@@ -93,6 +93,8 @@ pub struct VolumeRecord {
     pub policy: Policy,
     pub destage_in_place: bool,
     pub journal_possible: bool,
+    /// The guest of an ephemeral volume has ended in order.
+    pub ended: bool,
     /// First serial of `generation`: the fork point.
     pub first_serial: Serial,
     /// No serial at or above this one had been given when the checkpoint was written.
@@ -140,6 +142,7 @@ const STATE_LIVE: u16 = 1;
 const STATE_SETTLED: u16 = 2;
 const FLAG_IN_PLACE: u16 = 1;
 const FLAG_JOURNAL_POSSIBLE: u16 = 2;
+const FLAG_ENDED: u16 = 4;
 
 fn policy_code(policy: Policy) -> u16 {
     match policy {
@@ -295,6 +298,9 @@ fn encode_volume(volume: &VolumeRecord) -> VolumeBytes {
     if volume.journal_possible {
         flags |= FLAG_JOURNAL_POSSIBLE;
     }
+    if volume.ended {
+        flags |= FLAG_ENDED;
+    }
     VolumeBytes {
         uuid: volume.uuid.0,
         id: U32::new(volume.id.0),
@@ -318,7 +324,7 @@ fn parse_volume(bytes: &[u8]) -> Result<VolumeRecord, FormatError> {
     let record = VolumeBytes::ref_from_bytes(bytes).map_err(|_| FormatError::Short)?;
     zeroes(&record.reserved)?;
     let flags = record.flags.get();
-    if flags & !(FLAG_IN_PLACE | FLAG_JOURNAL_POSSIBLE) != 0 {
+    if flags & !(FLAG_IN_PLACE | FLAG_JOURNAL_POSSIBLE | FLAG_ENDED) != 0 {
         return Err(FormatError::Field("volume flags"));
     }
     if record.id.get() >= 1 << 16 {
@@ -332,6 +338,7 @@ fn parse_volume(bytes: &[u8]) -> Result<VolumeRecord, FormatError> {
         policy: policy_of(record.policy.get())?,
         destage_in_place: flags & FLAG_IN_PLACE != 0,
         journal_possible: flags & FLAG_JOURNAL_POSSIBLE != 0,
+        ended: flags & FLAG_ENDED != 0,
         first_serial: Serial(record.first_serial.get()),
         serial_next: Serial(record.serial_next.get()),
         destaged: Serial(record.destaged.get()),

@@ -19,9 +19,11 @@
 //! Segments of clean blocks go another way, see `clean`.
 
 mod clean;
+mod holding;
 mod space;
 mod write;
 
+pub use holding::{Holding, Tenant};
 pub use space::Adopted;
 pub use write::Waiter;
 
@@ -35,32 +37,44 @@ use crate::types::{
     BLOCK_BYTES, BLOCK_SECTORS, ChunkIndex, Generation, Geometry, LogAddr, SECTOR_BYTES,
     SegmentIndex, SegmentSeq, Serial, SlotIndex, Span, StreamSeq, Time, Uuid, VolumeId,
 };
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
-/// The two appenders of a shard.
+/// The appenders of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamKind {
     /// Logged writes: written soon, made durable by flushes.
     Writes,
     /// Ephemeral overlays: written only when their slots run out.
     Overlay,
+    /// Overlays beyond their own share of RAM: written as soon as a chunk is full. To everybody
+    /// who reads the log it is the same stream.
+    Spill,
 }
 
 impl StreamKind {
-    pub const BOTH: [StreamKind; 2] = [StreamKind::Writes, StreamKind::Overlay];
+    /// Those that own slots, and that the log tells apart.
+    pub const STORED: [StreamKind; 2] = [StreamKind::Writes, StreamKind::Overlay];
 
     pub fn code(self) -> u16 {
         match self {
             StreamKind::Writes => record::STREAM_WRITES,
-            StreamKind::Overlay => record::STREAM_OVERLAY,
+            StreamKind::Overlay | StreamKind::Spill => record::STREAM_OVERLAY,
         }
     }
 
     pub fn of_code(code: u16) -> Option<StreamKind> {
-        StreamKind::BOTH
+        StreamKind::STORED
             .into_iter()
             .find(|kind| kind.code() == code)
+    }
+
+    /// Whose slots it takes.
+    fn stored(self) -> StreamKind {
+        match self {
+            StreamKind::Writes => StreamKind::Writes,
+            StreamKind::Overlay | StreamKind::Spill => StreamKind::Overlay,
+        }
     }
 }
 
@@ -124,6 +138,10 @@ struct Slot {
     counted: bool,
     /// It stands in the queue of slots that may be used again.
     reusable: bool,
+    /// It goes to the device as soon as it is closed.
+    spilling: bool,
+    /// Live blocks of overlays in it, until it is safe on the device.
+    tenants: Vec<(Tenant, u64)>,
 }
 
 struct OpenRecord {
@@ -193,7 +211,9 @@ pub struct Log {
     chunk_slot: Vec<u32>,
     chunk_live: Vec<u32>,
     slots: Vec<Slot>,
-    streams: [Stream; 2],
+    streams: [Stream; 3],
+    holdings: BTreeMap<Tenant, Holding>,
+    tenants: u32,
     ready: VecDeque<SegmentIndex>,
     preparing: bool,
     /// Ready segments that a waiting write needs.
@@ -276,6 +296,8 @@ impl Slot {
             in_flight: 0,
             counted: false,
             reusable: false,
+            spilling: false,
+            tenants: Vec::new(),
         }
     }
 }
@@ -321,7 +343,10 @@ impl Log {
             streams: [
                 stream(0..start.stage_slots),
                 stream(start.stage_slots..slots_total),
+                stream(0..0),
             ],
+            holdings: BTreeMap::new(),
+            tenants: 0,
             ready: VecDeque::new(),
             preparing: false,
             ready_wanted: 0,
@@ -568,16 +593,9 @@ impl Log {
         segment.unwritten_chunks += 1;
         let slot = &mut self.slots[slot_at.0 as usize];
         *slot = Slot {
-            stream: kind,
             chunk: Some(chunk),
-            closed: false,
-            sealed: 0,
-            issued: 0,
-            written: 0,
-            synced: 0,
-            in_flight: 0,
-            counted: false,
-            reusable: false,
+            spilling: kind == StreamKind::Spill,
+            ..Slot::empty(kind.stored())
         };
         assert_eq!(self.chunk_slot[chunk.0 as usize], 0, "a chunk has one slot");
         self.chunk_slot[chunk.0 as usize] = slot_at.0 + 1;
@@ -611,12 +629,12 @@ impl Log {
     }
 
     fn has_slot(&self, kind: StreamKind) -> bool {
-        let stream = &self.streams[kind as usize];
+        let stream = &self.streams[kind.stored() as usize];
         !stream.free_slots.is_empty() || !stream.reusable.is_empty()
     }
 
     fn take_slot(&mut self, kind: StreamKind) -> Option<SlotIndex> {
-        let stream = &mut self.streams[kind as usize];
+        let stream = &mut self.streams[kind.stored() as usize];
         if let Some(slot) = stream.free_slots.pop() {
             return Some(slot);
         }
@@ -685,7 +703,7 @@ impl Log {
             "records are sealed before their chunk is closed"
         );
         self.slots[open.slot.0 as usize].closed = true;
-        if kind == StreamKind::Overlay {
+        if kind != StreamKind::Writes {
             self.streams[kind as usize].unspilled.push_back(open.slot);
         }
         let last = open.chunk.0 % self.geometry.segment_chunks + 2 == self.geometry.segment_chunks;
@@ -702,6 +720,16 @@ impl Log {
         let at = stage::slot_at(slot, self.stage_slots_total, self.geometry.chunk_blocks);
         let offset = addr.0 - self.geometry.chunk_addr(chunk).0;
         Some(Place::new(Area::Stage, at + offset * SECTOR_BYTES))
+    }
+
+    /// Whether what lies at `addr` is in RAM only: no sync has covered it on the device.
+    pub fn is_staged_only(&self, addr: LogAddr) -> bool {
+        let chunk = self.geometry.chunk_of(addr);
+        let Some(slot) = self.chunk_slot[chunk.0 as usize].checked_sub(1) else {
+            return false;
+        };
+        let block = (addr.0 - self.geometry.chunk_addr(chunk).0) / BLOCK_SECTORS;
+        block >= u64::from(self.slots[slot as usize].synced)
     }
 
     /// Checksum that the block of the log at `addr` must have.
@@ -729,15 +757,16 @@ impl Log {
         segment.pins -= 1;
     }
 
-    /// Follows a change of an extent map: what it keeps alive, where. Returns the change of the
-    /// charge in blocks.
-    pub fn account(&mut self, change: Change) -> i64 {
+    /// Follows a change of an extent map: what it keeps alive, where, and for which overlay.
+    /// Returns the change of the charge in blocks.
+    pub fn account(&mut self, tenant: Tenant, change: Change) -> i64 {
         let (piece, sign) = match change {
             Change::Added(piece) => (piece, 1),
             Change::Removed(piece) => (piece, -1),
         };
         let charge = piece.content.charge(piece.span);
         let chunk = self.geometry.chunk_of(piece.content.addr());
+        self.hold(tenant, chunk, charge, sign > 0);
         let segment = &mut self.segments[(chunk.0 / self.geometry.segment_chunks) as usize];
         let chunk_live = &mut self.chunk_live[chunk.0 as usize];
         if sign > 0 {

@@ -72,7 +72,7 @@ impl Log {
             "nothing is left of its former life"
         );
         segment.state = SegmentState::Open;
-        segment.stream = kind;
+        segment.stream = kind.stored();
         segment.seq = seq;
         segment.first_stream_seq = StreamSeq(0);
         segment.last_stream_seq = StreamSeq(0);

@@ -180,7 +180,7 @@ impl Log {
         let segment = self.pin(addr);
         match stream {
             StreamKind::Writes => self.write.in_flight += 1,
-            StreamKind::Overlay => self.write.spills_in_flight += 1,
+            StreamKind::Overlay | StreamKind::Spill => self.write.spills_in_flight += 1,
         }
         self.counters.write_bytes += bytes;
         let attempt = self.write.attempt;
@@ -214,7 +214,7 @@ impl Log {
         self.unpin(segment);
         match stream {
             StreamKind::Writes => self.write.in_flight -= 1,
-            StreamKind::Overlay => self.write.spills_in_flight -= 1,
+            StreamKind::Overlay | StreamKind::Spill => self.write.spills_in_flight -= 1,
         }
         let slot = &mut self.slots[slot_at.0 as usize];
         slot.in_flight -= 1;
@@ -225,14 +225,14 @@ impl Log {
             }
             (StreamKind::Writes, false) if attempt == self.write.attempt => self.write_again(cx),
             (StreamKind::Writes, _) => {}
-            (StreamKind::Overlay, true) if attempt == self.write.attempt => {
+            (_, true) if attempt == self.write.attempt => {
                 slot.written = upto;
                 self.write.loose.slots.push(slot_at);
             }
-            (StreamKind::Overlay, _) => {
+            (_, _) => {
                 slot.issued = 0;
                 self.counters.cache_errors += 1;
-                self.streams[stream as usize].unspilled.push_front(slot_at);
+                self.spill_again(slot_at);
                 self.back_off(cx);
             }
         }
@@ -365,9 +365,7 @@ impl Log {
             for slot_at in loose.slots {
                 let slot = &mut self.slots[slot_at.0 as usize];
                 (slot.issued, slot.written) = (0, 0);
-                self.streams[StreamKind::Overlay as usize]
-                    .unspilled
-                    .push_front(slot_at);
+                self.spill_again(slot_at);
             }
             for segment in loose.footers {
                 self.footer_again(segment);
@@ -390,7 +388,7 @@ impl Log {
         // for the sync; records of the write stream are believed by what syncs say of them.
         let complete = match slot.stream {
             StreamKind::Writes => slot.written == slot.sealed,
-            StreamKind::Overlay => slot.written == slot.sealed && slot.synced == slot.sealed,
+            _ => slot.written == slot.sealed && slot.synced == slot.sealed,
         };
         if slot.closed && complete && !slot.counted {
             slot.counted = true;
@@ -406,19 +404,36 @@ impl Log {
             self.streams[slot.stream as usize]
                 .reusable
                 .push_back(slot_at);
+            self.spilled(slot_at);
         }
     }
 
-    /// Writes the oldest overlay chunks out when their slots run short, or when the log does: a
-    /// segment can be emptied only when all its chunks are on the device. Chunks in which nothing
-    /// lives any more are just let go.
+    /// The device did not take a chunk of an overlay, or may have lost it.
+    fn spill_again(&mut self, slot_at: SlotIndex) {
+        let kind = match self.slots[slot_at.0 as usize].spilling {
+            true => StreamKind::Spill,
+            false => StreamKind::Overlay,
+        };
+        self.streams[kind as usize].unspilled.push_front(slot_at);
+    }
+
+    /// Writes chunks of overlays out: those beyond their volume's RAM at once, the oldest of the
+    /// others when slots run short, or when the log does: a segment can be emptied only when all
+    /// its chunks are on the device. Chunks in which nothing lives any more are just let go.
     fn spill(&mut self, cx: &mut Cx<'_>) {
         let low = self.is_low();
         loop {
-            let stream = &mut self.streams[StreamKind::Overlay as usize];
             let coming = self.write.spills_in_flight as usize
                 + self.write.loose.slots.len()
                 + self.write.covered.slots.len();
+            let beyond = &mut self.streams[StreamKind::Spill as usize].unspilled;
+            if self.write.spills_in_flight < WRITES_IN_FLIGHT_MAX
+                && let Some(slot_at) = beyond.pop_front()
+            {
+                self.spill_slot(cx, slot_at);
+                continue;
+            }
+            let stream = &mut self.streams[StreamKind::Overlay as usize];
             let at_hand = stream.free_slots.len() + stream.reusable.len() + coming;
             let wanted = at_hand < stream.slots_low || (low && coming < SPILLS_IN_FLIGHT_LOW);
             if !wanted {
@@ -427,18 +442,22 @@ impl Log {
             let Some(slot_at) = stream.unspilled.pop_front() else {
                 return;
             };
-            let slot = &mut self.slots[slot_at.0 as usize];
-            let chunk = slot.chunk.expect("an unspilled slot mirrors a chunk");
-            // The first chunk is written in any case: its first record names the segment's life.
-            // So is one that died of a write which is not whole yet, and may never be.
-            let first = chunk.0.is_multiple_of(self.geometry.segment_chunks);
-            if self.chunk_live[chunk.0 as usize] == 0 && !first && self.unfinished == 0 {
-                (slot.issued, slot.written) = (slot.sealed, slot.sealed);
-                slot.synced = slot.sealed;
-                self.slot_progress(slot_at);
-            } else {
-                self.issue_slot(cx, slot_at, StreamKind::Overlay);
-            }
+            self.spill_slot(cx, slot_at);
+        }
+    }
+
+    fn spill_slot(&mut self, cx: &mut Cx<'_>, slot_at: SlotIndex) {
+        let slot = &mut self.slots[slot_at.0 as usize];
+        let chunk = slot.chunk.expect("an unspilled slot mirrors a chunk");
+        // The first chunk is written in any case: its first record names the segment's life.
+        // So is one that died of a write which is not whole yet, and may never be.
+        let first = chunk.0.is_multiple_of(self.geometry.segment_chunks);
+        if self.chunk_live[chunk.0 as usize] == 0 && !first && self.unfinished == 0 {
+            (slot.issued, slot.written) = (slot.sealed, slot.sealed);
+            slot.synced = slot.sealed;
+            self.slot_progress(slot_at);
+        } else {
+            self.issue_slot(cx, slot_at, StreamKind::Overlay);
         }
     }
 

@@ -83,6 +83,7 @@ impl Held {
             flow: FlowSnapshot::default(),
             destaging: false,
             counters: Counters::default(),
+            overlay: None,
         }
     }
 

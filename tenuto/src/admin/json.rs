@@ -7,7 +7,7 @@ use super::View;
 use super::promise::promise;
 use crate::config::units::human_bytes;
 use engine::snapshot::{Histogram, State, VolumeSnapshot};
-use engine::types::{DestageMode, Policy};
+use engine::types::{BLOCK_BYTES, DestageMode, Policy};
 use serde_json::{Value, json};
 
 /// The document of `tenuto status --json`.
@@ -41,13 +41,13 @@ pub fn status(view: &View) -> Value {
             "checkpoints": engine.checkpoints,
             "errors": engine.cache_errors,
             "clean": {
-                "bytes": engine.lines.blocks * engine::types::BLOCK_BYTES,
+                "bytes": engine.lines.blocks * BLOCK_BYTES,
                 "read_bytes": engine.lines.read_bytes,
                 "write_bytes": engine.lines.write_bytes,
                 "bad_blocks": engine.lines.bad_blocks,
                 "errors": engine.lines.errors,
                 "segments_retired": engine.lines.segments_retired,
-                "reappended_bytes": engine.lines.reappended_blocks * engine::types::BLOCK_BYTES,
+                "reappended_bytes": engine.lines.reappended_blocks * BLOCK_BYTES,
             },
         },
         "ram": ram(view),
@@ -68,8 +68,8 @@ pub fn status(view: &View) -> Value {
 fn ram(view: &View) -> Value {
     let engine = &view.look.engine;
     json!({
-        "size_bytes": engine.ram_blocks * engine::types::BLOCK_BYTES,
-        "used_bytes": engine.ram_blocks_used * engine::types::BLOCK_BYTES,
+        "size_bytes": engine.ram_blocks * BLOCK_BYTES,
+        "used_bytes": engine.ram_blocks_used * BLOCK_BYTES,
         "stage_bytes": view.stage_bytes,
         "stage_slots": engine.stage_slots,
         "stage_slots_busy": engine.stage_slots_busy,
@@ -103,6 +103,7 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
         "durable_serial": volume.durable_serial.0,
         "destaged_serial": volume.destaged_serial.0,
         "generation": volume.generation.0,
+        "overlay": overlay(volume),
         "clients": view.clients(volume.id),
         "nbd_socket": nbd_socket(view, volume),
     });
@@ -118,6 +119,23 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
         document.extend(counters);
     }
     document
+}
+
+/// What an ephemeral volume holds of its own; null for all others.
+fn overlay(volume: &VolumeSnapshot) -> Value {
+    let Some(overlay) = &volume.overlay else {
+        return Value::Null;
+    };
+    json!({
+        "ram_bytes": overlay.ram_blocks * BLOCK_BYTES,
+        "ram_blocks": overlay.ram_blocks,
+        "ram_limit_bytes": overlay.ram_limit_bytes,
+        "ssd_bytes": overlay.ssd_blocks * BLOCK_BYTES,
+        "ssd_blocks": overlay.ssd_blocks,
+        "hits": volume.counters.overlay_hits,
+        "age_seconds": overlay.age_ns.map(|nanos| nanos / 1_000_000_000),
+        "ended": overlay.ended,
+    })
 }
 
 /// The policy that was ordered last; the one in effect may be another.

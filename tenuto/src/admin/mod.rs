@@ -10,6 +10,7 @@ pub mod client;
 mod held;
 pub mod json;
 mod listener;
+mod map;
 pub mod metrics;
 pub mod promise;
 pub mod server;
@@ -20,6 +21,7 @@ mod values;
 use crate::config::{self, Config, Volume, check, keys, parse, state, units};
 use crate::daemon::VolumeSettings;
 use crate::error::{Error, Result};
+use engine::chart::Spot;
 use engine::snapshot::{Snapshot, State, VolumeSnapshot};
 use engine::types::{Policy, VolumeId};
 pub use held::Held;
@@ -42,6 +44,8 @@ pub trait Machine: Send + Sync + 'static {
     /// Returns when everything written before the call is at the origin.
     fn destage(&self, volume: VolumeId) -> Result<()>;
     fn reset(&self, volume: VolumeId) -> Result<()>;
+    /// What of a volume lies where on this host.
+    fn chart(&self, volume: VolumeId) -> Result<Vec<Spot>>;
     /// Goes on without what a held volume has lost.
     fn accept_loss(&self, name: &str) -> Result<()>;
 }

@@ -154,6 +154,7 @@ fn router(admin: Arc<Admin>) -> Router {
             "/v1/volumes/{name}",
             get(show_volume).patch(set_volume).delete(remove_volume),
         )
+        .route("/v1/volumes/{name}/map", get(volume_map).post(volume_map))
         .route("/v1/volumes/{name}/{verb}", post(volume_verb))
         .route("/metrics", get(show_metrics))
         .fallback(|| async { no_such_path() })
@@ -308,12 +309,16 @@ async fn volume_verb(
             })
             .await
         }
-        "commit" | "snapshot" | "merge" | "rebase" | "resize" | "quiesce" | "resume" | "map"
+        "commit" | "snapshot" | "merge" | "rebase" | "resize" | "quiesce" | "resume"
         | "takeover" => reply(Err::<Value, _>(
             Error::later(format!("volume {verb} is")).about(name),
         )),
         _ => no_such_path(),
     }
+}
+
+async fn volume_map(State(admin): App, UrlPath(name): UrlPath<String>) -> Response {
+    run(move || admin.map(&name)).await
 }
 
 /// Starts a destage and does not wait for it; that it fails is then seen in the volume's state.

@@ -129,6 +129,10 @@ impl Machine for Fake {
         self.state().orders.push(format!("reset {volume}"));
         Ok(())
     }
+
+    fn chart(&self, _: VolumeId) -> Result<Vec<Spot>> {
+        Ok(Vec::new())
+    }
 }
 
 fn snapshot(id: VolumeId, settings: &VolumeSettings) -> VolumeSnapshot {
@@ -160,6 +164,7 @@ fn snapshot(id: VolumeId, settings: &VolumeSettings) -> VolumeSnapshot {
         flow: Default::default(),
         destaging: false,
         counters: Counters::default(),
+        overlay: None,
     }
 }
 
@@ -334,6 +339,8 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         flow: _,
         origin_queue_depth: _,
         overlay_timeout_ms: _,
+        overlay_ram_bytes: _,
+        reset_on: _,
         origin_timeout_ms: _,
     } = Tuning {
         write_cache: true,
@@ -343,9 +350,11 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         flow: engine::flow::FlowLimits::default(),
         origin_queue_depth: 0,
         overlay_timeout_ms: 0,
+        overlay_ram_bytes: 0,
+        reset_on: engine::event::ResetOn::Command,
         origin_timeout_ms: None,
     };
-    assert_eq!(keys::TUNABLES.len(), 8);
+    assert_eq!(keys::TUNABLES.len(), 10);
 }
 
 #[test]
@@ -381,7 +390,7 @@ const SHOW_KEYS: &str = "name policy effective_policy effective_reason replicas 
     flow_control.active flow_control.delay_us flow_control.reason latency_us.read.p50 \
     latency_us.read.p99 latency_us.read.p999 latency_us.write.p50 latency_us.write.p99 \
     latency_us.write.p999 latency_us.flush.p50 latency_us.flush.p99 latency_us.flush.p999 \
-    latency_window_seconds";
+    latency_window_seconds overlay";
 const STATUS_KEYS: &str = "host cache.size_bytes cache.used_bytes cache.dirty_bytes \
     cache.index_bytes cache.segments.free cache.segments.write cache.segments.replica \
     cache.segments.fill cache.segments.control ram volumes peers uptime_seconds version \

@@ -266,6 +266,8 @@ fn spec(options: Options) -> VolumeSpec {
             flow: FlowLimits::default(),
             origin_queue_depth: 1,
             overlay_timeout_ms: 1000,
+            overlay_ram_bytes: 256 << 20,
+            reset_on: engine::event::ResetOn::Command,
             origin_timeout_ms: None,
         },
     }

@@ -6,6 +6,7 @@ use crate::admin::{Held, Look, Machine, Recovery, Started};
 use crate::daemon::{self, Daemon, StartError, VolumeError, VolumeSettings};
 use crate::error::{Error, Kind, Result};
 use crate::shard::control::{CommandError, HostCounters};
+use engine::chart::{Cursor, Spot};
 use engine::event::{Command, Refusal};
 use engine::types::{Policy, VolumeId};
 use std::sync::Arc;
@@ -82,18 +83,32 @@ impl Machine for Live {
     fn reset(&self, volume: VolumeId) -> Result<()> {
         self.command(volume, Command::Reset { volume })
     }
+
+    fn chart(&self, volume: VolumeId) -> Result<Vec<Spot>> {
+        let mut spots = Vec::new();
+        let mut next = Some(Cursor::START);
+        while let Some(from) = next {
+            let page = self.0.handle().chart(volume, from);
+            let page = page.map_err(|error| self.named(volume, error))?;
+            spots.extend(page.spots);
+            next = page.next;
+        }
+        Ok(spots)
+    }
 }
 
 impl Live {
     fn command(&self, volume: VolumeId, command: Command) -> Result<()> {
         let result = self.0.handle().command(command);
-        result.map_err(|error| {
-            let known = self.0.handle().snapshot().ok();
-            let mut volumes = known.iter().flat_map(|known| &known.engine.volumes);
-            let name = volumes.find(|known| known.id == volume);
-            let name = name.map_or_else(|| volume.to_string(), |known| known.name.clone());
-            command_error(&name, error)
-        })
+        result.map_err(|error| self.named(volume, error))
+    }
+
+    fn named(&self, volume: VolumeId, error: CommandError) -> Error {
+        let known = self.0.handle().snapshot().ok();
+        let mut volumes = known.iter().flat_map(|known| &known.engine.volumes);
+        let name = volumes.find(|known| known.id == volume);
+        let name = name.map_or_else(|| volume.to_string(), |known| known.name.clone());
+        command_error(&name, error)
     }
 }
 

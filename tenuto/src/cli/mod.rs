@@ -11,6 +11,7 @@ mod config;
 mod demo;
 mod later;
 mod live;
+mod map;
 mod offline;
 mod origin;
 pub mod output;

@@ -389,6 +389,8 @@ fn settings_of(volume: &VolumeSnapshot, places: &Places) -> VolumeSettings {
         flow: FlowLimits::default(),
         origin_queue_depth: 32,
         overlay_timeout: Duration::ZERO,
+        overlay_ram_bytes: 0,
+        reset_on: engine::event::ResetOn::Command,
         export_nbd: false,
         san: None,
     }

@@ -49,9 +49,8 @@ pub enum Command {
     /// Close a backup window (not in this version)
     #[command(display_order = 200)]
     Resume(Rest),
-    /// Show what lies where (not in this version)
-    #[command(display_order = 200)]
-    Map(Rest),
+    /// Show what lies where: RAM, SSD or origin
+    Map(super::map::Map),
     /// Go on with a held volume from its last destaged state
     AcceptLoss(Remove),
     /// Take a volume over from another host (not in this version)
@@ -123,14 +122,14 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Resize(_) => Err(not_yet("volume resize")),
         Command::Quiesce(_) => Err(not_yet("volume quiesce")),
         Command::Resume(_) => Err(not_yet("volume resume")),
-        Command::Map(_) => Err(not_yet("volume map")),
+        Command::Map(command) => super::map::run(context, &command),
         Command::AcceptLoss(command) => accept_loss(context, &command),
         Command::Takeover(_) => Err(not_yet("volume takeover")),
     }
 }
 
 /// The URL of a volume. A name that is not one never gets into a URL.
-fn url(name: &str, rest: &str) -> Result<String> {
+pub(super) fn url(name: &str, rest: &str) -> Result<String> {
     check_name(name).map_err(|_| Error::no_volume(name))?;
     Ok(format!("/v1/volumes/{name}{rest}"))
 }
@@ -202,6 +201,7 @@ fn show_text(output: &Output, volume: &Value) -> String {
         ("promise", text(&volume["promise"])),
         ("size", bytes(&volume["size_bytes"])),
         ("dirty", dirty_text(volume)),
+        ("overlay", overlay_text(&volume["overlay"])),
         ("flow control", flow_text(volume)),
         ("serials", serials_text(volume)),
         ("clients", number(&volume["clients"]).to_string()),
@@ -209,6 +209,9 @@ fn show_text(output: &Output, volume: &Value) -> String {
     ];
     if volume["held"].is_null() {
         rows.retain(|(name, _)| !matches!(*name, "lost" | "to go on"));
+    }
+    if volume["overlay"].is_null() {
+        rows.retain(|(name, _)| *name != "overlay");
     }
     rows.extend(traffic(volume));
     output::fields(&rows)
@@ -236,6 +239,17 @@ fn dirty_text(volume: &Value) -> String {
     let (dirty, writes) = (bytes(&volume["dirty_bytes"]), &volume["dirty_writes"]);
     let oldest = age(&volume["oldest_dirty_seconds"]);
     format!("{dirty} in {writes} writes, oldest {oldest}")
+}
+
+fn overlay_text(overlay: &Value) -> String {
+    format!(
+        "{} in RAM (of {}), {} on the SSD, {} reads served, age {}",
+        bytes(&overlay["ram_bytes"]),
+        bytes(&overlay["ram_limit_bytes"]),
+        bytes(&overlay["ssd_bytes"]),
+        overlay["hits"],
+        age(&overlay["age_seconds"])
+    )
 }
 
 fn flow_text(volume: &Value) -> String {
@@ -527,11 +541,11 @@ fn libvirt_disk(volume: &Value) -> String {
     )
 }
 
-fn text(value: &Value) -> String {
+pub(super) fn text(value: &Value) -> String {
     value.as_str().unwrap_or("-").into()
 }
 
-fn number(value: &Value) -> u64 {
+pub(super) fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or(0)
 }
 

@@ -9,6 +9,7 @@ use super::values::Value;
 use super::{Cache, Format, Host, Images, Listen, Volume, Wrong};
 use crate::config::units;
 use crate::origin::nbd::uri::{self, Uri};
+use engine::event::ResetOn;
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 use std::net::SocketAddr;
@@ -354,7 +355,7 @@ pub const VOLUME: &[Key<Volume>] = &[
     Key {
         name: "overlay-ram",
         default: "256MiB",
-        meaning: "ephemeral: RAM of this overlay (this version: [cache] overlay-ram bounds all)",
+        meaning: "ephemeral: RAM of this overlay; beyond it writes go to the log",
         set: |volume, value| size(&mut volume.overlay_ram_bytes, value, "256MiB", 0),
         show: |volume| quote(&units::show_size(volume.overlay_ram_bytes)),
     },
@@ -372,14 +373,26 @@ pub const VOLUME: &[Key<Volume>] = &[
         name: "reset-on",
         default: "command",
         meaning: "ephemeral: what throws the overlay away",
-        set: |_, value| match value.word(&["command", "disconnect", "guest-reset"])? {
-            "command" => Ok(()),
-            other => Err(Wrong::later(
-                format!("{} is", quote(other)),
-                "write \"command\" and use `tenuto volume reset`",
-            )),
+        set: |volume, value| {
+            volume.reset_on = match value.word(&["command", "disconnect", "guest-reset"])? {
+                "command" => ResetOn::Command,
+                "disconnect" => ResetOn::Disconnect,
+                other => {
+                    return Err(Wrong::later(
+                        format!("{} is", quote(other)),
+                        "write \"command\" and use `tenuto volume reset`, or \"disconnect\"",
+                    ));
+                }
+            };
+            Ok(())
         },
-        show: |_| quote("command"),
+        show: |volume| {
+            quote(match volume.reset_on {
+                ResetOn::Command => "command",
+                ResetOn::Disconnect => "disconnect",
+                ResetOn::GuestReset => "guest-reset",
+            })
+        },
     },
     Key {
         name: "group",
@@ -447,7 +460,9 @@ pub const TUNABLES: &[&str] = &[
     "dirty-limit",
     "flow",
     "origin-queue-depth",
+    "overlay-ram",
     "overlay-timeout",
+    "reset-on",
     "origin-timeout",
 ];
 
@@ -689,6 +704,7 @@ pub fn default_volume() -> Volume {
         flow: FlowLimits::default(),
         overlay_ram_bytes: 256 * MIB,
         overlay_timeout_ms: 30_000,
+        reset_on: ResetOn::Command,
         read_only: false,
         line: None,
         sources: Default::default(),

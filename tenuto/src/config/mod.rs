@@ -18,6 +18,7 @@ pub use values::Value;
 
 use crate::daemon::{Settings, VolumeSettings};
 use crate::error::{Error, Kind, Result, cause};
+use engine::event::ResetOn;
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 use std::collections::BTreeMap;
@@ -122,6 +123,7 @@ pub struct Volume {
     pub flow: FlowLimits,
     pub overlay_ram_bytes: u64,
     pub overlay_timeout_ms: u64,
+    pub reset_on: ResetOn,
     pub read_only: bool,
     /// Line of its `[[volume]]`, or `None` if it was added at run time.
     pub line: Option<usize>,
@@ -151,6 +153,8 @@ impl Volume {
             flow: self.flow,
             origin_queue_depth: self.origin_queue_depth,
             overlay_timeout: Duration::from_millis(self.overlay_timeout_ms),
+            overlay_ram_bytes: self.overlay_ram_bytes,
+            reset_on: self.reset_on,
             export_nbd: true,
             san: None,
         }

@@ -80,9 +80,9 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
              to 1024",
         ),
         (
-            "reset-on = \"disconnect\"",
-            "reset-on: \"disconnect\" is not in this version; write \"command\" and use \
-             `tenuto volume reset`",
+            "reset-on = \"reboot\"",
+            "reset-on: \"reboot\" is not one of its values; write \"command\", \"disconnect\" or \
+             \"guest-reset\"",
         ),
         (
             "group = \"vm-1\"",

@@ -171,6 +171,8 @@ pub(super) fn orphans(engine: &Engine, settings: &Settings) -> Vec<VolumeSetting
         flow: FlowLimits::default(),
         origin_queue_depth: 32,
         overlay_timeout: Duration::ZERO,
+        overlay_ram_bytes: 0,
+        reset_on: engine::event::ResetOn::Command,
         export_nbd: false,
         san: None,
     });

@@ -213,7 +213,7 @@ impl Daemon {
 
     /// Changes what can be changed while a volume runs: `write_cache`, `destage`,
     /// `destage_after`, `dirty_limit_bytes`, `flow`, `origin_queue_depth`, `overlay_timeout`,
-    /// `origin_timeout`, and whether it is exported.
+    /// `overlay_ram_bytes`, `origin_timeout`, and whether it is exported.
     pub fn volume_tune(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
         let claim = self.claim(&settings.name)?;
         let name = &claim.name;
@@ -430,6 +430,8 @@ fn tuning(settings: &VolumeSettings) -> Tuning {
             .origin_timeout
             .map(|limit| limit.as_millis() as u64),
         overlay_timeout_ms: settings.overlay_timeout.as_millis() as u64,
+        overlay_ram_bytes: settings.overlay_ram_bytes,
+        reset_on: settings.reset_on,
     }
 }
 

@@ -24,8 +24,11 @@ const STOP_MILLIS_MAX: u64 = 5_000;
 const CONTROL: ConnectionId = ConnectionId(u32::MAX);
 
 /// Who waits for the reply to a command.
-enum Waiter {
+pub(super) enum Waiter {
     Handle(Command, Answer<Result<(), Refusal>>),
+    /// Clients of a volume that is made ready for them.
+    Arrival(VolumeId),
+    Nobody,
     Stop,
 }
 
@@ -41,7 +44,7 @@ impl Commands {
         request.connection == CONTROL
     }
 
-    fn enter(&mut self, waiter: Waiter) -> RequestId {
+    pub(super) fn enter(&mut self, waiter: Waiter) -> RequestId {
         while self.waiters.contains_key(&self.next) {
             self.next = self.next.wrapping_add(1);
         }
@@ -101,6 +104,9 @@ impl<E: Decide> Shard<E> {
             Request::Snapshot(answer) => {
                 let _ = answer.send(self.snapshot());
             }
+            Request::Chart(volume, from, answer) => {
+                let _ = answer.send(self.engine.chart(volume, from));
+            }
             Request::Listen(listener, scope, answer) => {
                 self.listen(listener, scope);
                 let _ = answer.send(());
@@ -145,6 +151,7 @@ impl<E: Decide> Shard<E> {
         let volume = Volume {
             ranges: Default::default(),
             policy: spec.policy,
+            arriving: Vec::new(),
             beside: beside(&files),
         };
         self.add_remote(id, &mut files);
@@ -200,11 +207,13 @@ impl<E: Decide> Shard<E> {
                 }
                 let _ = answer.send(result);
             }
+            Waiter::Arrival(volume) => self.arrived(volume, result.is_ok()),
+            Waiter::Nobody => {}
             Waiter::Stop => self.parked(result),
         }
     }
 
-    fn clients(&self, volume: VolumeId) -> u64 {
+    pub(super) fn clients(&self, volume: VolumeId) -> u64 {
         let all = self.conns.iter();
         let open = all.filter(|(_, conn)| conn.serves(volume));
         open.count() as u64
@@ -230,7 +239,7 @@ impl<E: Decide> Shard<E> {
             clients: self.clients(volume),
             exports: self.exports.names(volume),
         });
-        let mut engine = self.engine.snapshot();
+        let mut engine = self.engine.snapshot(self.now);
         self.remotes.mark(&mut engine, self.now);
         HostSnapshot {
             engine,

@@ -92,6 +92,8 @@ pub(super) struct Conn {
     watching: bool,
     hung_up: bool,
     taking: Option<Taking>,
+    /// What it will hear when it is let in; nothing of it is read until then.
+    pub arriving: Option<Vec<u8>>,
     /// A request that waits for buffers.
     held_back: Option<Request>,
     pub tasks: Vec<Option<Task>>,
@@ -167,6 +169,7 @@ impl<E: Decide> Shard<E> {
             watching: true,
             hung_up: false,
             taking: None,
+            arriving: None,
             held_back: None,
             tasks: Vec::new(),
             tasks_live: 0,
@@ -214,6 +217,9 @@ impl<E: Decide> Shard<E> {
     pub(super) fn drive(&mut self, slot: u32, conn: &mut Conn) {
         conn.drive_queued = false;
         while conn.life == Life::Open && !conn.receiving && !self.is_stopping() {
+            if conn.arriving.is_some() {
+                break;
+            }
             if let Some(request) = conn.held_back.take() {
                 self.begin(slot, conn, request);
                 if conn.held_back.is_some() {
@@ -253,8 +259,7 @@ impl<E: Decide> Shard<E> {
                 if let Some(key) = conn.deadline.take() {
                     self.timers.cancel(key);
                 }
-                conn.out.bytes(&reply);
-                self.queue_send(slot, conn);
+                self.come_in(slot, conn, reply);
             }
             Some(Step::Request(request)) => self.begin(slot, conn, request),
             Some(Step::Close { reason, farewell }) => {
@@ -375,6 +380,12 @@ impl<E: Decide> Shard<E> {
     pub(super) fn answer_payload(&self, conn: &mut Conn, span: Span, buffer: BufferId) {
         conn.out.parts.push(Part::Span(span));
         conn.out.buffers.push(buffer);
+    }
+
+    /// Tells a client that it has its export.
+    pub(super) fn answer_attach(&mut self, slot: u32, conn: &mut Conn, reply: &[u8]) {
+        conn.out.bytes(reply);
+        self.queue_send(slot, conn);
     }
 
     fn queue_send(&mut self, slot: u32, conn: &mut Conn) {
@@ -504,6 +515,7 @@ impl<E: Decide> Shard<E> {
         if conn.life == Life::Dead {
             return;
         }
+        let ended = conn.life == Life::Draining;
         conn.life = Life::Dead;
         ring::shutdown(&conn.socket);
         if let Some(key) = conn.deadline.take() {
@@ -515,9 +527,12 @@ impl<E: Decide> Shard<E> {
             self.freed = true;
         }
         self.withdraw_all(slot, conn);
-        if conn.volume.is_some() {
+        if let Some(volume) = conn.volume {
             let connection = conn.id;
             self.feed(Event::Disconnect { connection });
+            if ended {
+                self.went_out(volume);
+            }
         }
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::origin::file::{OpenVolume, Sides};
 use crate::ring::Waker;
+use engine::chart::{Cursor, Page};
 use engine::engine::{OpenError, Settled};
 use engine::event::{Command, Refusal, VolumeSpec};
 use engine::snapshot::Snapshot;
@@ -124,6 +125,7 @@ pub(super) enum Request<S> {
     FindSides(VolumeId, Answer<Option<Sides>>),
     TakeSides(VolumeId, Box<Sides>, Answer<()>),
     Snapshot(Answer<HostSnapshot>),
+    Chart(VolumeId, Cursor, Answer<Result<Page, Refusal>>),
     Listen(OwnedFd, ListenerScope, Answer<()>),
     Unlisten(ListenerScope, Answer<()>),
     ExportSet(String, Export, Answer<()>),
@@ -232,6 +234,11 @@ impl<S> Handle<S> {
 
     pub async fn snapshot_async(&self) -> Result<HostSnapshot, Stopped> {
         self.ask_async(Request::Snapshot).await
+    }
+
+    /// One page of what of a volume lies where.
+    pub fn chart(&self, volume: VolumeId, from: Cursor) -> Result<Page, CommandError> {
+        Ok(self.ask(|answer| Request::Chart(volume, from, answer))??)
     }
 
     /// Accepts clients on a listening socket until `unlisten` or the end of the shard.

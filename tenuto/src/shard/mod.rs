@@ -9,6 +9,7 @@
 
 pub mod align;
 mod allocation;
+mod arrival;
 mod command;
 mod conn;
 pub mod control;
@@ -29,12 +30,13 @@ use command::{Commands, Stopping};
 use conn::Conn;
 use control::{Handle, HostCounters, Requests};
 use device::{Bench, Ending, Running};
+use engine::chart::{Cursor, Page};
 use engine::engine::{Engine, OpenError, Settled};
 use engine::event::{Action, Device, Event, Refusal, VolumeSpec};
 use engine::layout::Part;
 use engine::memory::Memory;
 use engine::snapshot::Snapshot;
-use engine::types::{IoId, Policy, RequestId, Span as Sectors, Time, VolumeId};
+use engine::types::{ConnectionId, IoId, Policy, RequestId, Span as Sectors, Time, VolumeId};
 use listen::{ExportTable, Listener};
 use remote::Remotes;
 use slots::Slots;
@@ -74,7 +76,8 @@ pub trait Decide: Send + 'static {
         span: Sectors,
         parts_max: usize,
     ) -> Result<Vec<Part>, Refusal>;
-    fn snapshot(&self) -> Snapshot;
+    fn chart(&self, volume: VolumeId, from: Cursor) -> Result<Page, Refusal>;
+    fn snapshot(&self, now: Time) -> Snapshot;
 }
 
 impl Decide for Engine {
@@ -115,8 +118,12 @@ impl Decide for Engine {
         Engine::layout(self, volume, span, parts_max)
     }
 
-    fn snapshot(&self) -> Snapshot {
-        Engine::snapshot(self)
+    fn chart(&self, volume: VolumeId, from: Cursor) -> Result<Page, Refusal> {
+        Engine::chart(self, volume, from)
+    }
+
+    fn snapshot(&self, now: Time) -> Snapshot {
+        Engine::snapshot_at(self, now)
     }
 }
 
@@ -187,6 +194,8 @@ struct Volume {
     /// Byte ranges being written, by connection and ticket.
     ranges: RangeLock<(u32, u16)>,
     policy: Policy,
+    /// Connections that wait to be let in.
+    arriving: Vec<(u32, ConnectionId)>,
     /// Ledger and journal.
     beside: Vec<PathBuf>,
 }

@@ -7,6 +7,7 @@ use crate::files::Files;
 use crate::lock::Patience;
 use crate::origin::file::{self, Access};
 use crate::origin::san::Params;
+use engine::chart::{Cursor, Page};
 use engine::engine::OpenError;
 use engine::event::{Action, Command, Device, Event, Io, Op, Purpose, Refusal, Tuning, VolumeSpec};
 use engine::layout::{Holds, Part};
@@ -162,7 +163,11 @@ impl Decide for PassThrough {
         Ok(vec![Part { span, holds }])
     }
 
-    fn snapshot(&self) -> Snapshot {
+    fn chart(&self, _: VolumeId, _: Cursor) -> Result<Page, Refusal> {
+        Ok(Page::default())
+    }
+
+    fn snapshot(&self, _: Time) -> Snapshot {
         Snapshot {
             volumes: Vec::new(),
             log_bytes: 0,
@@ -267,6 +272,8 @@ fn spec(name: &str) -> VolumeSpec {
             flow: engine::flow::FlowLimits::default(),
             origin_queue_depth: 1,
             overlay_timeout_ms: 0,
+            overlay_ram_bytes: 0,
+            reset_on: engine::event::ResetOn::Command,
             origin_timeout_ms: None,
         },
     }

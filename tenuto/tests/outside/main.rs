@@ -17,6 +17,7 @@ mod limits;
 mod lines;
 mod machinery;
 mod nbd_origin;
+mod overlay;
 mod policies;
 mod power;
 mod refuse;

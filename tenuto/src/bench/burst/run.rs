@@ -168,6 +168,8 @@ fn volume(origin: PathBuf, policy: Policy, destage: DestageMode, limit: u64) -> 
         flow: FlowLimits::default(),
         origin_queue_depth: 32,
         overlay_timeout: Duration::from_secs(30),
+        overlay_ram_bytes: 256 << 20,
+        reset_on: engine::event::ResetOn::Command,
         export_nbd: true,
         san: Some(SAN),
     }

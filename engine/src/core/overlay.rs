@@ -1,0 +1,115 @@
+//! The end of an overlay: a reset by command, or at the arrival of the next guest.
+//!
+//! ```text
+//! guest ends in order ─▶ ended (in the next checkpoint) ─▶ next guest arrives ─▶ reset ─▶ let in
+//! ```
+//!
+//! Always true: a reset is a new generation, durable before anybody hears of it, and costs the
+//! same however much the overlay holds. That a guest has ended is kept in the checkpoint, and
+//! goes with the reset that follows it in one step, so a restart in between neither forgets it
+//! nor resets twice. Whether a guest has ended the host knows: it sees connections. Deliberately
+//! absent: what an end is; see the host's connections and its watch over guests.
+
+use super::Core;
+use super::checkpoint::Waiter;
+use crate::event::{Refusal, ResetOn};
+use crate::outbox::Cx;
+use crate::snapshot::State;
+use crate::types::{Generation, Policy, RequestId, VolumeId};
+
+impl Core {
+    /// Throws an overlay away by command: durable before the reply.
+    pub(super) fn reset(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
+        let volume = self.volume(id);
+        if volume.policy != Policy::Ephemeral {
+            cx.out.reply(request, Err(Refusal::Policy));
+            return;
+        }
+        if !volume.ready || volume.detaching.is_some() {
+            cx.out.reply(request, Err(Refusal::Gone));
+            return;
+        }
+        self.begin_reset(cx, id);
+        let volume = id;
+        self.checkpoint.wait(Waiter::Reset { volume, request });
+    }
+
+    /// The guest of a volume has ended in order, for the reason given.
+    pub(super) fn leave(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        why: ResetOn,
+    ) {
+        let volume = self.volume(id);
+        let counts = volume.policy == Policy::Ephemeral && volume.tuning.reset_on == why;
+        if !counts || !volume.is_dirty() {
+            cx.out.reply(request, Ok(()));
+            return;
+        }
+        volume.ended = true;
+        self.checkpoint.wait(Waiter::Leave(request));
+    }
+
+    /// A guest arrives where none was. The reply lets it in.
+    pub(super) fn arrive(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
+        let volume = self.volume(id);
+        if volume.detaching.is_some() {
+            cx.out.reply(request, Err(Refusal::Gone));
+            return;
+        }
+        volume.arrivals.push(request);
+        if volume.ready {
+            self.let_in(cx, id);
+        }
+    }
+
+    /// Guests that have arrived find the disk as it has to be, or it is made so first.
+    pub(super) fn let_in(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let volume = self.volume(id);
+        if volume.arrivals.is_empty() {
+            return;
+        }
+        // The order to reset may have been taken back meanwhile.
+        if volume.ended && volume.tuning.reset_on != ResetOn::Command {
+            self.begin_reset(cx, id);
+            self.checkpoint.wait(Waiter::Renew(id));
+            return;
+        }
+        volume.ended = false;
+        for request in core::mem::take(&mut volume.arrivals) {
+            cx.out.reply(request, Ok(()));
+        }
+    }
+
+    /// Everything the overlay holds is void with the next checkpoint; until it is durable
+    /// requests wait.
+    fn begin_reset(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let generation = self.generation_next;
+        self.generation_next = Generation(generation.0 + 1);
+        // A write of which a part lies in what goes cannot be completed.
+        if self.volume(id).unfinished_sectors > 0 {
+            self.give_up_unfinished(id);
+            let half = self.volume(id).waiting.pop_front();
+            let half = half.expect("a write that has begun waits first");
+            cx.out.reply(half.request, Err(Refusal::Io));
+        }
+        let tenant = self.log.move_in();
+        let volume = self.volume(id);
+        volume.ready = false;
+        volume.ended = false;
+        volume.generation = generation;
+        volume.base_generation = generation;
+        volume.first_serial = volume.serial_next;
+        volume.state = State::Clean;
+        volume.reason = None;
+        volume.overlay_since = None;
+        let old = core::mem::replace(&mut volume.tenant, tenant);
+        let epochs = core::mem::take(&mut volume.epochs);
+        self.log.move_out(old);
+        for epoch in epochs {
+            self.checkpoint.doom(epoch.map);
+        }
+    }
+}

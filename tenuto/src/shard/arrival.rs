@@ -1,0 +1,73 @@
+//! The first client of an ephemeral volume, and the end of its last.
+//!
+//! *Ended* means: the last connection said goodbye in the protocol (NBD_CMD_DISC), and no other
+//! is there. A connection that breaks is no end, nor is one that we cut off, also at a stop.
+//! Always true: a client that comes where none is hears nothing of its export before the engine
+//! lets it in, so a reset that is due is durable before its first answer; others that come
+//! meanwhile wait with it. Deliberately absent: whether there is anything to reset; the engine
+//! knows.
+
+use super::command::Waiter;
+use super::conn::{Conn, Life};
+use super::{Decide, Shard};
+use engine::event::{Command, Event, ResetOn};
+use engine::types::{Policy, VolumeId};
+
+impl<E: Decide> Shard<E> {
+    /// A client has chosen an export; `reply` tells it so.
+    pub(super) fn come_in(&mut self, slot: u32, conn: &mut Conn, reply: Vec<u8>) {
+        let Some(id) = conn.volume else {
+            return self.answer_attach(slot, conn, &reply);
+        };
+        // The connection itself is lent out, and not among them.
+        let alone = self.clients(id) == 0;
+        let Some(volume) = self.volumes.get_mut(&id) else {
+            return self.answer_attach(slot, conn, &reply);
+        };
+        let waits = !volume.arriving.is_empty();
+        if volume.policy != Policy::Ephemeral || !(alone || waits) {
+            return self.answer_attach(slot, conn, &reply);
+        }
+        conn.arriving = Some(reply);
+        volume.arriving.push((slot, conn.id));
+        if !waits {
+            let request = self.commands.enter(Waiter::Arrival(id));
+            let command = Command::Arrive { volume: id };
+            self.feed(Event::Admin { request, command });
+        }
+    }
+
+    /// The engine lets the clients of a volume in, or the volume goes away.
+    pub(super) fn arrived(&mut self, volume: VolumeId, welcome: bool) {
+        let known = self.volumes.get_mut(&volume);
+        let waiting = known.map(|volume| std::mem::take(&mut volume.arriving));
+        for (slot, id) in waiting.into_iter().flatten() {
+            self.with_conn(slot, |shard, conn| {
+                let reply = conn.arriving.take().filter(|_| conn.id == id);
+                let Some(reply) = reply.filter(|_| conn.life == Life::Open) else {
+                    return;
+                };
+                if !welcome {
+                    return shard.kill(slot, conn);
+                }
+                shard.answer_attach(slot, conn, &reply);
+                shard.drive(slot, conn);
+            });
+        }
+    }
+
+    /// A connection that said goodbye is over.
+    pub(super) fn went_out(&mut self, id: VolumeId) {
+        let Some(volume) = self.volumes.get(&id) else {
+            return;
+        };
+        let last = volume.policy == Policy::Ephemeral && self.clients(id) == 0;
+        if !last || self.is_stopping() {
+            return;
+        }
+        let request = self.commands.enter(Waiter::Nobody);
+        let why = ResetOn::Disconnect;
+        let command = Command::Leave { volume: id, why };
+        self.feed(Event::Admin { request, command });
+    }
+}
