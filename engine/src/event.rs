@@ -78,6 +78,12 @@ pub enum Command {
     Leave { volume: VolumeId, why: ResetOn },
     /// A guest arrives where none was. The reply lets it in; a reset that is due comes first.
     Arrive { volume: VolumeId },
+    /// Makes the overlay of a volume that was attached to be committed the content of its image;
+    /// replied to when the image has it, synced, and the overlay is reset.
+    Commit { volume: VolumeId },
+    /// Lets go of the files of an ephemeral volume without clients, and keeps what the log has of
+    /// it: it can be attached again. Replied to when nothing touches its origin any more.
+    Suspend { volume: VolumeId },
     /// Changes tunables of a running volume.
     Tune { volume: VolumeId, tuning: Tuning },
     /// Changes the policy of a volume while its guest goes on; replied to when the new one is in
@@ -148,6 +154,8 @@ pub struct VolumeSpec {
     pub base_layer: Option<Uuid>,
     /// False where nothing can lie beside the origin: destage is then in place.
     pub journal_possible: bool,
+    /// Ephemeral: its origin is open for writing and held alone, to be committed.
+    pub commit: bool,
     pub tuning: Tuning,
 }
 

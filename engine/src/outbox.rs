@@ -97,6 +97,9 @@ pub enum Pending {
     Remove {
         volume: VolumeId,
     },
+    CutJournal {
+        volume: VolumeId,
+    },
 }
 
 /// Why the engine wants to be called again.

@@ -143,6 +143,10 @@ pub struct Volume {
     pub counters: Counters,
     /// The last guest has ended, so that the next one finds a clean disk.
     pub ended: bool,
+    /// Its overlay is becoming the content of its image.
+    pub committing: Option<RequestId>,
+    /// Its files are to be let go.
+    pub suspending: Option<RequestId>,
     /// Guests that wait to be let in.
     pub arrivals: Vec<RequestId>,
     /// For whom the log counts what an overlay holds.
@@ -212,6 +216,8 @@ impl Volume {
             queued: false,
             counters: Counters::default(),
             ended: record.ended,
+            committing: None,
+            suspending: None,
             arrivals: Vec::new(),
             tenant: Tenant::NOBODY,
             spills: false,

@@ -10,6 +10,7 @@ pub mod fill;
 pub mod format;
 pub mod nbd;
 pub mod nbd_client;
+pub mod qmp;
 pub mod repair;
 pub mod source;
 
@@ -18,9 +19,10 @@ pub mod source;
 pub type Target = fn(&[u8]) -> bool;
 
 /// Every target under the name of its binary and its corpus.
-pub const TARGETS: [(&str, Target); 11] = [
+pub const TARGETS: [(&str, Target); 12] = [
     ("nbd_session", nbd::session),
     ("nbd_client", nbd_client::session),
+    ("qmp", qmp::lines),
     ("superblock", format::superblock),
     ("checkpoint", format::checkpoint),
     ("record", format::record),

@@ -6,12 +6,14 @@
 //! Deliberately absent: configuration files, defaults and the admin interface; the settings here
 //! are already checked.
 
+mod commit;
 mod held;
 mod host;
 mod identity;
 mod open;
 mod sockets;
 mod volumes;
+mod watch;
 
 use crate::shard::control::{CommandError, Handle, ListenerScope, Stopped};
 use crate::stage::Stage;
@@ -27,6 +29,8 @@ use std::sync::Mutex;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use volumes::Table;
+pub use watch::Watched;
+use watch::Watches;
 
 /// Everything a daemon needs to start. Plain data, checked by whoever made it.
 #[derive(Clone, Debug)]
@@ -82,6 +86,8 @@ pub struct VolumeSettings {
     /// RAM of the overlay; beyond it writes go to the log.
     pub overlay_ram_bytes: u64,
     pub reset_on: ResetOn,
+    /// Monitor of the guest, where it is watched.
+    pub qmp: Option<PathBuf>,
     /// False keeps the volume off the NBD sockets.
     pub export_nbd: bool,
     /// Delays requests to the origin and to what lies beside it like a storage network, which
@@ -142,6 +148,12 @@ pub enum VolumeError {
     /// What was asked for cannot be; the message says what would be right.
     #[error("{0}")]
     Settings(String),
+    /// What was asked for would lose or change data of others.
+    #[error("{0}")]
+    Refused(String),
+    /// A journal beside the origin has to be finished first.
+    #[error("{0}")]
+    Unfinished(String),
     /// Another program or host has the origin.
     #[error("{0}")]
     InUse(String),
@@ -167,6 +179,7 @@ pub struct Daemon {
     /// for moments only, and a change in progress is noted in the table.
     volumes: Mutex<Table>,
     state_dir: PathBuf,
+    watches: Watches,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Keeps its lock.
     _stage: Stage,
@@ -192,6 +205,7 @@ impl Daemon {
             sockets,
             volumes: Mutex::new(Table::default()),
             state_dir: settings.state_dir.clone(),
+            watches: Watches::default(),
             thread: Mutex::new(Some(thread)),
             _stage: opened.stage,
         };
@@ -237,6 +251,11 @@ impl Daemon {
     /// The shard: snapshots, commands, listeners, exports.
     pub fn handle(&self) -> &Handle {
         &self.handle
+    }
+
+    /// The guests that are watched, by volume.
+    pub fn watched(&self) -> std::collections::BTreeMap<String, Watched> {
+        self.watches.shown()
     }
 
     /// What recovery found at start.

@@ -21,6 +21,7 @@ pub mod lock;
 pub mod marks;
 pub mod nbd;
 pub mod origin;
+pub mod qmp;
 pub mod ring;
 pub mod shard;
 pub mod signature;

@@ -132,6 +132,16 @@ fn try_image(file: &File, used: &[i64]) -> std::io::Result<Option<i64>> {
     Ok(Some(conflict))
 }
 
+/// Somebody who has QEMU's image locks on this file by another description, whatever for.
+pub fn sharer(file: &File) -> Option<String> {
+    let bases = [PERM_BASE, UNSHARED_BASE].into_iter();
+    let perms = [PERM_CONSISTENT_READ, PERM_WRITE, PERM_RESIZE];
+    let mut bytes = bases.flat_map(|base| perms.map(|perm| base + perm));
+    let held = bytes.find(|byte| matches!(sys::byte_conflict(file, *byte), Ok(Some(_))))?;
+    let unseen = || "a program that cannot be seen from here".to_owned();
+    Some(owner(file, Culprit::Byte(held)).unwrap_or_else(unseen))
+}
+
 /// The lock of somebody else that was met.
 #[derive(Clone, Copy, Debug)]
 enum Culprit {

@@ -173,7 +173,6 @@ fn verbs_of_later_versions_say_so_and_end_with_code_2() {
         "drain",
         "peer ls",
         "trace info x",
-        "volume commit a",
         "volume snapshot a s1",
         "volume merge a",
         "volume rebase a --onto b",

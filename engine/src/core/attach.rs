@@ -49,6 +49,7 @@ impl Core {
     ) -> Result<(), OpenError> {
         self.check_spec(id, &spec)?;
         let ledger = settled.ledger;
+        check_commit(&spec, ledger.as_ref())?;
         let mut volume = match self.volumes.get_mut(id.0 as usize).and_then(Option::take) {
             Some(known) => match self.join_known(known, &spec, ledger.as_ref()) {
                 Ok(volume) => volume,
@@ -104,6 +105,8 @@ impl Core {
         let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
         if writes && (owned || ledger.is_some()) {
             volume.keeper = Some(self.keeper_of(&volume, ledger, owned));
+        } else if spec.commit {
+            volume.keeper = Some(self.keeper_of(&volume, ledger, false));
         }
         while self.volumes.len() <= id.0 as usize {
             self.volumes.push(None);
@@ -168,10 +171,9 @@ impl Core {
             if ledger.generation >= volume.generation {
                 volume.generation = Generation(ledger.generation.0 + 1);
             }
-            if spec.policy != Policy::Ephemeral {
-                volume.destaged = volume.destaged.max(ledger.destaged);
-                volume.serial_next = Serial(volume.serial_next.0.max(ledger.destaged.0 + 1));
-            }
+            // Of an overlay as well: a commit that a kill cut short of its reset has brought it.
+            volume.destaged = volume.destaged.max(ledger.destaged);
+            volume.serial_next = Serial(volume.serial_next.0.max(ledger.destaged.0 + 1));
         }
         Ok(volume)
     }
@@ -266,6 +268,8 @@ impl Core {
             self.enqueue(id);
         }
         self.let_in(cx, id);
+        self.begin_commit(cx, id);
+        self.suspend_progress(cx, id);
         self.start_destage_if_due(cx, id);
         self.pump_switch(cx, id);
         self.detach_progress(cx, id);
@@ -371,7 +375,7 @@ impl Core {
                 .expect("a ledger was written");
             keeper.clock_ahead_ns = stat.mtime_ns.saturating_sub(stat.now_ns);
         }
-        if !self.switch_claimed(cx, id) {
+        if !self.switch_claimed(cx, id) && !self.commit_claimed(cx, id) {
             self.open_for_requests(cx, id);
         }
     }
@@ -451,6 +455,7 @@ impl Core {
 
     /// Goes on with a detach when nothing of the volume is in flight any more.
     pub(super) fn detach_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        self.suspend_progress(cx, id);
         let Some(volume) = self.find(id) else { return };
         let Some((request, _)) = volume.detaching else {
             return;
@@ -575,5 +580,16 @@ fn check_owner(cache_here: Uuid, name: &str, ledger: Option<&Ledger>) -> Result<
         "volume {name}: {owner} may hold dirty data of it in cache {cache} (after serial {}); \
          start tenuto there, or run `tenuto recover` on that cache",
         ledger.destaged
+    )))
+}
+
+/// An image that another volume owes data is not to be written.
+fn check_commit(spec: &VolumeSpec, ledger: Option<&Ledger>) -> Result<(), OpenError> {
+    let Some(ledger) = ledger.filter(|ledger| spec.commit && ledger.dirty) else {
+        return Ok(());
+    };
+    Err(OpenError::Refused(format!(
+        "volume {}: {} may hold dirty data of its image, of volume {}; bring that home first",
+        spec.name, ledger.owner, ledger.volume
     )))
 }

@@ -28,6 +28,7 @@ pub enum Waiter {
     /// The same for guests that wait to be let in.
     Renew(VolumeId),
     Leave(RequestId),
+    Commit(VolumeId),
     Detach(RequestId),
     Park(RequestId),
     /// The table names the volume by the policy that it is changing to.
@@ -225,6 +226,7 @@ impl Core {
                     self.open_for_requests(cx, volume);
                 }
                 Waiter::Switch(volume) => self.switch_named(cx, volume),
+                Waiter::Commit(volume) => self.commit_reset(cx, volume),
                 Waiter::Renew(volume) => self.open_for_requests(cx, volume),
                 Waiter::Leave(request) | Waiter::Detach(request) | Waiter::Park(request) => {
                     cx.out.reply(request, Ok(()));

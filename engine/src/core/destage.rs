@@ -156,6 +156,17 @@ impl Core {
         if !(commanded || by_itself) {
             return;
         }
+        self.begin_destage(cx, id, Phase::WaitLog { asked: false });
+    }
+
+    /// An overlay goes to its image as a whole. Its journal alone makes it safe, so nobody waits
+    /// for the log.
+    pub(super) fn destage_overlay(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        self.begin_destage(cx, id, Phase::Journal);
+    }
+
+    fn begin_destage(&mut self, cx: &mut Cx<'_>, id: VolumeId, phase: Phase) {
+        let volume = self.volume(id);
         let sequence = volume
             .keeper
             .as_ref()
@@ -164,7 +175,7 @@ impl Core {
         epoch.sealed = true;
         let room = journal::payload_at(journal_entries_max(&epoch.map));
         volume.destage = Some(Destage {
-            phase: Phase::WaitLog { asked: false },
+            phase,
             upto: epoch.last_serial,
             cursor: 0,
             jobs: Slab::default(),
@@ -192,6 +203,10 @@ impl Core {
             let Some(destage) = volume.destage.as_mut() else {
                 return;
             };
+            // A phase that starts again before the ledger points to the journal has failed.
+            if volume.committing.is_some() && destage.retry_at > Time(0) && !destage.applying {
+                return self.give_up_commit(cx, id);
+            }
             if cx.now < destage.retry_at || destage.waiting {
                 return;
             }
@@ -761,6 +776,7 @@ impl Core {
         if !self.volume(id).waiting.is_empty() {
             self.enqueue(id);
         }
+        self.commit_destaged(cx, id);
         self.pump_switch(cx, id);
         self.start_destage_if_due(cx, id);
         if self.parking.is_some() {

@@ -6,6 +6,7 @@
 
 mod attach;
 mod checkpoint;
+mod commit;
 mod destage;
 mod direct;
 mod evacuate;
@@ -345,6 +346,7 @@ impl Core {
             Pending::Stat { volume } => self.stat_done(cx, volume, stat.filter(|_| ok)),
             Pending::Clock { volume } => self.clock_read(cx, volume, stat.filter(|_| ok)),
             Pending::EvacuateFooter => self.evacuation_footer(cx, ok),
+            Pending::CutJournal { volume } => self.journal_cut(cx, volume, ok),
             Pending::Remove { volume } => self.removed(cx, volume, ok),
         }
     }
@@ -389,6 +391,8 @@ impl Core {
             | Command::Reset { volume }
             | Command::Leave { volume, .. }
             | Command::Arrive { volume }
+            | Command::Commit { volume }
+            | Command::Suspend { volume }
             | Command::Tune { volume, .. }
             | Command::Switch { volume, .. }
             | Command::Detach { volume, .. }
@@ -400,6 +404,8 @@ impl Core {
             Command::Reset { volume } => self.reset(cx, volume, request),
             Command::Leave { volume, why } => self.leave(cx, volume, request, why),
             Command::Arrive { volume } => self.arrive(cx, volume, request),
+            Command::Commit { volume } => self.commit(cx, volume, request),
+            Command::Suspend { volume } => self.suspend(cx, volume, request),
             Command::Tune { volume, tuning } => {
                 self.volume(volume).tuning = tuning;
                 cx.out.reply(request, Ok(()));

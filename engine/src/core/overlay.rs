@@ -85,7 +85,7 @@ impl Core {
 
     /// Everything the overlay holds is void with the next checkpoint; until it is durable
     /// requests wait.
-    fn begin_reset(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    pub(super) fn begin_reset(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let generation = self.generation_next;
         self.generation_next = Generation(generation.0 + 1);
         // A write of which a part lies in what goes cannot be completed.

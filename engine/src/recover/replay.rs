@@ -124,8 +124,10 @@ fn content_of(first: LogAddr, entry: &FooterEntry) -> Content {
 }
 
 fn take(volume: &mut Volume, serial: Serial, piece: Piece) {
+    // An overlay is one epoch, because it is committed as one.
+    let owes = volume.policy != Policy::Ephemeral;
     let full = volume.epochs.back().is_some_and(|epoch| {
-        epoch.map.sectors() * SECTOR_BYTES >= EPOCH_BYTES_MAX && epoch.last_serial != serial
+        owes && epoch.map.sectors() * SECTOR_BYTES >= EPOCH_BYTES_MAX && epoch.last_serial != serial
     });
     if volume.epochs.is_empty() || full {
         if let Some(epoch) = volume.epochs.back_mut() {

@@ -103,7 +103,7 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
         "durable_serial": volume.durable_serial.0,
         "destaged_serial": volume.destaged_serial.0,
         "generation": volume.generation.0,
-        "overlay": overlay(volume),
+        "overlay": overlay(view, volume),
         "clients": view.clients(volume.id),
         "nbd_socket": nbd_socket(view, volume),
     });
@@ -122,7 +122,7 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
 }
 
 /// What an ephemeral volume holds of its own; null for all others.
-fn overlay(volume: &VolumeSnapshot) -> Value {
+fn overlay(view: &View, volume: &VolumeSnapshot) -> Value {
     let Some(overlay) = &volume.overlay else {
         return Value::Null;
     };
@@ -135,6 +135,11 @@ fn overlay(volume: &VolumeSnapshot) -> Value {
         "hits": volume.counters.overlay_hits,
         "age_seconds": overlay.age_ns.map(|nanos| nanos / 1_000_000_000),
         "ended": overlay.ended,
+        "qmp": view.look.watched.get(&volume.name).map(|watched| json!({
+            "path": watched.path.display().to_string(),
+            "connected": watched.connected,
+            "resets": watched.resets,
+        })),
     })
 }
 

@@ -19,12 +19,13 @@ mod tests;
 mod values;
 
 use crate::config::{self, Config, Volume, check, keys, parse, state, units};
-use crate::daemon::VolumeSettings;
+use crate::daemon::{VolumeSettings, Watched};
 use crate::error::{Error, Result};
 use engine::chart::Spot;
 use engine::snapshot::{Snapshot, State, VolumeSnapshot};
 use engine::types::{Policy, VolumeId};
 pub use held::Held;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -44,6 +45,8 @@ pub trait Machine: Send + Sync + 'static {
     /// Returns when everything written before the call is at the origin.
     fn destage(&self, volume: VolumeId) -> Result<()>;
     fn reset(&self, volume: VolumeId) -> Result<()>;
+    /// Makes an overlay the content of its image; returns when it is.
+    fn commit(&self, name: &str) -> Result<()>;
     /// What of a volume lies where on this host.
     fn chart(&self, volume: VolumeId) -> Result<Vec<Spot>>;
     /// Goes on without what a held volume has lost.
@@ -57,6 +60,8 @@ pub struct Look {
     /// Connections by volume; a volume that is not in it has none.
     pub clients: Vec<(VolumeId, u64)>,
     pub held: Vec<Held>,
+    /// Guests that are watched, by volume.
+    pub watched: BTreeMap<String, Watched>,
     pub recovery: Recovery,
     /// Counters of the host side: name, meaning, value.
     pub counters: Vec<(&'static str, &'static str, u64)>,
@@ -218,6 +223,9 @@ impl Admin {
         refuse_held(&self.look()?, name)?;
         let mut volume = known.volumes[at].clone();
         parse::apply(&mut volume, values)?;
+        check::check_reset(&volume).map_err(|wrong| {
+            Error::usage(format!("reset-on: {}; {}", wrong.what, wrong.right)).about(name)
+        })?;
         for (key, _) in values {
             if key != "policy" && !keys::TUNABLES.contains(&key.as_str()) {
                 return Err(Error::later(format!(
@@ -299,8 +307,8 @@ impl Admin {
         refuse_held(&look, name)?;
         if snapshot.policy == Policy::Ephemeral {
             return Err(Error::refused(format!(
-                "volume {name}: an ephemeral volume never writes its origin; \
-                 commit is not in this version"
+                "volume {name}: an ephemeral volume never writes its origin; to make its overlay \
+                 the content of the image use `tenuto volume commit {name}`"
             ))
             .about(name));
         }
@@ -322,6 +330,17 @@ impl Admin {
         }
         refuse_connected(&look, snapshot, "reset")?;
         self.machine.reset(snapshot.id)?;
+        Ok(Outcome::default())
+    }
+
+    /// Makes the overlay of an ephemeral volume the content of its image.
+    pub fn commit(&self, name: &str) -> Result<Outcome> {
+        let _order = self.order();
+        let look = self.look()?;
+        let snapshot = find(&look, name)?;
+        refuse_held(&look, name)?;
+        refuse_connected(&look, snapshot, "commit")?;
+        self.machine.commit(name)?;
         Ok(Outcome::default())
     }
 

@@ -309,10 +309,16 @@ async fn volume_verb(
             })
             .await
         }
-        "commit" | "snapshot" | "merge" | "rebase" | "resize" | "quiesce" | "resume"
-        | "takeover" => reply(Err::<Value, _>(
-            Error::later(format!("volume {verb} is")).about(name),
-        )),
+        "commit" => {
+            run(move || {
+                let outcome = admin.commit(&name)?;
+                shown(&admin, &name, outcome)
+            })
+            .await
+        }
+        "snapshot" | "merge" | "rebase" | "resize" | "quiesce" | "resume" | "takeover" => reply(
+            Err::<Value, _>(Error::later(format!("volume {verb} is")).about(name)),
+        ),
         _ => no_such_path(),
     }
 }

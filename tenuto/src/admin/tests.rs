@@ -73,6 +73,7 @@ impl Machine for Fake {
             },
             clients: state.clients.clone(),
             held: Vec::new(),
+            watched: BTreeMap::new(),
             recovery: Recovery {
                 ms: 3,
                 tail_bytes_discarded: 0,
@@ -127,6 +128,11 @@ impl Machine for Fake {
 
     fn reset(&self, volume: VolumeId) -> Result<()> {
         self.state().orders.push(format!("reset {volume}"));
+        Ok(())
+    }
+
+    fn commit(&self, name: &str) -> Result<()> {
+        self.state().orders.push(format!("commit {name}"));
         Ok(())
     }
 

@@ -258,6 +258,7 @@ fn spec(options: Options) -> VolumeSpec {
         read_only: false,
         base_layer: None,
         journal_possible: true,
+        commit: false,
         tuning: Tuning {
             write_cache: true,
             destage_after_ms: None,

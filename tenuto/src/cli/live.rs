@@ -30,6 +30,7 @@ impl Machine for Live {
         Ok(Look {
             clients: clients.collect(),
             engine: snapshot.engine,
+            watched: self.0.watched(),
             held: self.0.held().into_iter().map(held).collect(),
             recovery: Recovery {
                 ms: self.0.recovery_time().as_millis() as u64,
@@ -84,6 +85,12 @@ impl Machine for Live {
         self.command(volume, Command::Reset { volume })
     }
 
+    fn commit(&self, name: &str) -> Result<()> {
+        self.0
+            .volume_commit(name)
+            .map_err(|error| volume_error(name, error))
+    }
+
     fn chart(&self, volume: VolumeId) -> Result<Vec<Spot>> {
         let mut spots = Vec::new();
         let mut next = Some(Cursor::START);
@@ -124,9 +131,12 @@ pub fn volume_error(name: &str, error: VolumeError) -> Error {
         VolumeError::Unknown(_) => Kind::NotFound,
         VolumeError::Exists(_) => Kind::Usage,
         VolumeError::Held(hold) if hold.damaged => Kind::Damaged,
-        VolumeError::Busy { .. } | VolumeError::Held(_) => Kind::Refused,
+        VolumeError::Busy { .. } | VolumeError::Held(_) | VolumeError::Refused(_) => Kind::Refused,
         VolumeError::Settings(_) => Kind::Usage,
-        VolumeError::Origin(_) | VolumeError::InUse(_) | VolumeError::Changing(_) => Kind::Failed,
+        VolumeError::Origin(_)
+        | VolumeError::InUse(_)
+        | VolumeError::Changing(_)
+        | VolumeError::Unfinished(_) => Kind::Failed,
         VolumeError::Stopped(stopped) => return stopping(stopped),
         VolumeError::Command { error, .. } => return command_error(name, *error),
     };

@@ -391,6 +391,7 @@ fn settings_of(volume: &VolumeSnapshot, places: &Places) -> VolumeSettings {
         overlay_timeout: Duration::ZERO,
         overlay_ram_bytes: 0,
         reset_on: engine::event::ResetOn::Command,
+        qmp: None,
         export_nbd: false,
         san: None,
     }

@@ -28,9 +28,8 @@ pub enum Command {
     Destage(Destage),
     /// Throw the overlay of an ephemeral volume away
     Reset { name: String },
-    /// Write an overlay to its origin (not in this version)
-    #[command(display_order = 200)]
-    Commit(Rest),
+    /// Make the overlay of an ephemeral volume the content of its image
+    Commit { name: String },
     /// Take a snapshot (not in this version)
     #[command(display_order = 200)]
     Snapshot(Rest),
@@ -115,7 +114,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Rm(command) => remove(context, &command),
         Command::Destage(command) => destage(context, &command),
         Command::Reset { name } => reset(context, &name),
-        Command::Commit(_) => Err(not_yet("volume commit")),
+        Command::Commit { name } => commit(context, &name),
         Command::Snapshot(_) => Err(not_yet("volume snapshot")),
         Command::Merge(_) => Err(not_yet("volume merge")),
         Command::Rebase(_) => Err(not_yet("volume rebase")),
@@ -457,6 +456,13 @@ fn reset(context: &Context, name: &str) -> Result<()> {
         .client()?
         .post(&url(name, "/reset")?, None, PATIENT)?;
     done(context, &reply, &format!("volume {name}: reset"))
+}
+
+fn commit(context: &Context, name: &str) -> Result<()> {
+    let reply = context
+        .client()?
+        .post(&url(name, "/commit")?, None, PATIENT)?;
+    done(context, &reply, &format!("volume {name}: committed"))
 }
 
 fn done(context: &Context, reply: &Value, line: &str) -> Result<()> {

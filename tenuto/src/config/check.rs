@@ -9,13 +9,14 @@ use crate::error::cause;
 use crate::origin::Place;
 use crate::origin::nbd::uri;
 use crate::signature;
+use engine::event::ResetOn;
 use std::fs::{File, Metadata};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Bytes a `sockaddr_un` takes, without its end.
-const SOCKET_PATH_MAX: usize = 107;
+pub const SOCKET_PATH_MAX: usize = 107;
 const SECTOR_BYTES: u64 = 512;
 /// What makes two origins the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +67,7 @@ pub fn check_volume(
         );
         return Err(fail("name", wrong));
     }
+    check_reset(volume).map_err(|wrong| fail("reset-on", wrong))?;
     let origin = look(&volume.origin).map_err(|wrong| fail("origin", wrong))?;
     // The first bytes of an export are looked at when it is opened.
     let export = matches!(origin.identity, Identity::Export(_));
@@ -81,6 +83,18 @@ pub fn check_volume(
         }
     }
     Ok(origin)
+}
+
+/// A guest that is not watched is never seen to start again.
+pub fn check_reset(volume: &Volume) -> Result<(), Wrong> {
+    if volume.reset_on != ResetOn::GuestReset || volume.qmp.is_some() {
+        return Ok(());
+    }
+    Err(Wrong::new(
+        "\"guest-reset\" needs a QMP monitor of the guest's QEMU, and there is no key qmp",
+        "write qmp = \"/run/…/qmp.sock\", and start QEMU with -qmp unix:/run/…/qmp.sock,server=on,\
+         wait=off",
+    ))
 }
 
 fn second_writer(volume: &Volume, other: &Volume) -> Wrong {

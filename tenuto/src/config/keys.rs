@@ -5,6 +5,7 @@
 //! those of which this version takes the default only and says so. Deliberately absent: where a
 //! value came from, which is [`super::parse`].
 
+use super::check::SOCKET_PATH_MAX;
 use super::values::Value;
 use super::{Cache, Format, Host, Images, Listen, Volume, Wrong};
 use crate::config::units;
@@ -377,12 +378,7 @@ pub const VOLUME: &[Key<Volume>] = &[
             volume.reset_on = match value.word(&["command", "disconnect", "guest-reset"])? {
                 "command" => ResetOn::Command,
                 "disconnect" => ResetOn::Disconnect,
-                other => {
-                    return Err(Wrong::later(
-                        format!("{} is", quote(other)),
-                        "write \"command\" and use `tenuto volume reset`, or \"disconnect\"",
-                    ));
-                }
+                _ => ResetOn::GuestReset,
             };
             Ok(())
         },
@@ -392,6 +388,27 @@ pub const VOLUME: &[Key<Volume>] = &[
                 ResetOn::Disconnect => "disconnect",
                 ResetOn::GuestReset => "guest-reset",
             })
+        },
+    },
+    Key {
+        name: "qmp",
+        default: "",
+        meaning: "reset-on = \"guest-reset\": UNIX socket of a QMP monitor of the guest's QEMU",
+        set: |volume, value| {
+            let mut socket = PathBuf::new();
+            path(&mut socket, value)?;
+            if socket.as_os_str().len() > SOCKET_PATH_MAX {
+                return Err(Wrong::new(
+                    format!("the path has more than {SOCKET_PATH_MAX} bytes"),
+                    "choose a shorter one",
+                ));
+            }
+            volume.qmp = Some(socket);
+            Ok(())
+        },
+        show: |volume| {
+            let socket = volume.qmp.as_ref();
+            socket.map_or(String::new(), |path| quote_path(path))
         },
     },
     Key {
@@ -705,6 +722,7 @@ pub fn default_volume() -> Volume {
         overlay_ram_bytes: 256 * MIB,
         overlay_timeout_ms: 30_000,
         reset_on: ResetOn::Command,
+        qmp: None,
         read_only: false,
         line: None,
         sources: Default::default(),

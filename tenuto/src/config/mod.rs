@@ -124,6 +124,7 @@ pub struct Volume {
     pub overlay_ram_bytes: u64,
     pub overlay_timeout_ms: u64,
     pub reset_on: ResetOn,
+    pub qmp: Option<PathBuf>,
     pub read_only: bool,
     /// Line of its `[[volume]]`, or `None` if it was added at run time.
     pub line: Option<usize>,
@@ -155,6 +156,7 @@ impl Volume {
             overlay_timeout: Duration::from_millis(self.overlay_timeout_ms),
             overlay_ram_bytes: self.overlay_ram_bytes,
             reset_on: self.reset_on,
+            qmp: self.qmp.clone(),
             export_nbd: true,
             san: None,
         }

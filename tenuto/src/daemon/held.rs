@@ -6,6 +6,7 @@
 //! the administrator has given its lost writes up by name. A host of many volumes is not stopped
 //! by one. Deliberately absent: asking for the confirmation, which `admin` does.
 
+use super::volumes::Joining;
 use super::{Daemon, VolumeError, VolumeSettings};
 use engine::engine::{LedgerInfo, OpenError};
 use engine::event::Command;
@@ -75,6 +76,13 @@ impl Daemon {
         Ok(())
     }
 
+    /// The same for one whose socket is there and whose export refuses already.
+    pub(super) fn hold_silently(&self, settings: VolumeSettings, hold: Hold) {
+        tracing::error!("{hold}; it is held, the others are not");
+        let name = settings.name.clone();
+        self.table().held.insert(name, Held { settings, hold });
+    }
+
     /// Forgets a held volume. What lies beside its origin stays; dirty data that the log has of
     /// it is dropped only where `discard_dirty` says so.
     pub(super) fn release(&self, held: &Held, discard_dirty: bool) -> Result<(), VolumeError> {
@@ -119,7 +127,11 @@ impl Daemon {
             }
             None => self.let_go_of_stopped(name)?,
         };
-        let entry = self.join(settings, false, true)?;
+        let joining = Joining {
+            accept_loss: true,
+            ..Joining::default()
+        };
+        let entry = self.join(settings, joining)?;
         self.table().held.remove(&claim.name);
         self.table().entries.insert(claim.name.clone(), entry);
         tracing::warn!("volume {name}: goes on from its last destaged state");

@@ -173,6 +173,7 @@ pub(super) fn orphans(engine: &Engine, settings: &Settings) -> Vec<VolumeSetting
         overlay_timeout: Duration::ZERO,
         overlay_ram_bytes: 0,
         reset_on: engine::event::ResetOn::Command,
+        qmp: None,
         export_nbd: false,
         san: None,
     });

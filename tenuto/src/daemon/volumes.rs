@@ -15,9 +15,9 @@ use crate::origin::san::Params;
 use crate::shard::control::{
     Attach, AttachError, CommandError, CommandReply, Export, ListenerScope,
 };
-use engine::engine::Settled;
+use engine::engine::{Settled, inspect_origin};
 use engine::event::{Command, Device, Tuning, VolumeSpec};
-use engine::types::{Policy, SECTOR_BYTES, VolumeId};
+use engine::types::{DestageMode, Policy, SECTOR_BYTES, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
@@ -29,6 +29,19 @@ pub(super) struct Table {
     pub(super) entries: BTreeMap<String, Entry>,
     pub(super) held: BTreeMap<String, Held>,
     changing: BTreeSet<String>,
+}
+
+/// Why a volume joins, where that is not to serve guests as its settings say.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Joining {
+    /// Only to be destaged; nobody is shown it.
+    pub(super) orphan: bool,
+    /// What the ledger says is dirty elsewhere is given up.
+    pub(super) accept_loss: bool,
+    /// Only to be committed: alone, and with its image open for writing.
+    pub(super) commit: bool,
+    /// Its image was changed by us just now.
+    pub(super) renewed: bool,
 }
 
 /// The right to change one name, until it is dropped.
@@ -50,6 +63,17 @@ pub(super) struct Entry {
     size_bytes: u64,
     /// Attached only so that its dirty data reaches its origin.
     orphan: bool,
+}
+
+impl Entry {
+    pub(super) fn export(&self) -> Export {
+        Export {
+            volume: self.id,
+            size_bytes: self.size_bytes,
+            read_only: self.settings.read_only,
+            description: format!("{} volume", self.settings.policy.name()),
+        }
+    }
 }
 
 impl Daemon {
@@ -96,7 +120,7 @@ impl Daemon {
         }
         // A held one has its socket already, and is tried again.
         let held = self.table().held.contains_key(&claim.name);
-        let entry = self.join(settings, false, false)?;
+        let entry = self.join(settings, Joining::default())?;
         if entry.settings.export_nbd
             && !held
             && let Err(error) = self.listen(&claim.name)
@@ -104,17 +128,34 @@ impl Daemon {
             self.leave(&entry)?;
             return Err(error);
         }
+        let watched = self.watch(&entry);
         let mut table = self.table();
         table.held.remove(&claim.name);
         table.entries.insert(claim.name.clone(), entry);
         drop(table);
-        Ok(())
+        watched
+    }
+
+    /// Watches the guest of a volume, or does not, as its settings say.
+    fn watch(&self, entry: &Entry) -> Result<(), VolumeError> {
+        let settings = &entry.settings;
+        let begun = self
+            .watches
+            .set(entry.id, settings, &self.handle, &self.state_dir);
+        begun.map_err(|error| {
+            let name = &settings.name;
+            VolumeError::Settings(format!("volume {name}: cannot watch its guest: {error}"))
+        })
     }
 
     /// Joins a volume that only has to be destaged. One that cannot be opened stays in the log.
     pub(super) fn adopt(&self, settings: VolumeSettings) {
         let name = settings.name.clone();
-        match self.join(settings, true, false) {
+        let joining = Joining {
+            orphan: true,
+            ..Joining::default()
+        };
+        match self.join(settings, joining) {
             Ok(entry) => {
                 tracing::warn!("volume {name}: named by nobody, has dirty data; destaging it");
                 self.table().entries.insert(name, entry);
@@ -132,19 +173,17 @@ impl Daemon {
         Ok(())
     }
 
-    /// With `accept_loss` what the ledger says is dirty elsewhere is given up.
     pub(super) fn join(
         &self,
         settings: VolumeSettings,
-        orphan: bool,
-        accept_loss: bool,
+        joining: Joining,
     ) -> Result<Entry, VolumeError> {
         let name = settings.name.clone();
         let id = self.handle.place(&name)?;
-        let (files, mut settled) = open_origin(&settings, id, &self.state_dir)?;
+        let (files, mut settled) = open_settled(&settings, id, &self.state_dir, joining.commit)?;
         let ledger = settled.ledger.clone();
         let stat = files.ledger.as_ref().and_then(|ledger| ledger.stat().ok());
-        if accept_loss {
+        if joining.accept_loss {
             settled.accept_loss();
         }
         let size_bytes = files.origin.size_bytes().next_multiple_of(SECTOR_BYTES);
@@ -154,10 +193,10 @@ impl Daemon {
             read_only: settings.read_only,
             description: format!("{} volume", settings.policy.name()),
         };
-        let shown = settings.export_nbd && !orphan;
+        let shown = settings.export_nbd && !joining.orphan && !joining.commit;
         let attach = Attach {
             id,
-            spec: spec(&settings, &files, size_bytes),
+            spec: spec(&settings, &files, size_bytes, joining),
             files,
             settled,
             exports: shown.then(|| (name.clone(), export)).into_iter().collect(),
@@ -167,7 +206,7 @@ impl Daemon {
                 id,
                 settings,
                 size_bytes,
-                orphan,
+                orphan: joining.orphan,
             }),
             Err(AttachError::Open(error)) => match refused(&name, error, false) {
                 VolumeError::Held(mut hold) => {
@@ -213,7 +252,7 @@ impl Daemon {
 
     /// Changes what can be changed while a volume runs: `write_cache`, `destage`,
     /// `destage_after`, `dirty_limit_bytes`, `flow`, `origin_queue_depth`, `overlay_timeout`,
-    /// `overlay_ram_bytes`, `origin_timeout`, and whether it is exported.
+    /// `overlay_ram_bytes`, `reset_on`, `origin_timeout`, and whether it is exported.
     pub fn volume_tune(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
         let claim = self.claim(&settings.name)?;
         let name = &claim.name;
@@ -234,6 +273,7 @@ impl Daemon {
         // The policy takes a while; `volume_switch` changes it.
         let policy = entry.settings.policy;
         entry.settings = VolumeSettings { policy, ..settings };
+        self.watch(&entry)?;
         self.table().entries.insert(name.clone(), entry);
         Ok(())
     }
@@ -290,14 +330,8 @@ impl Daemon {
             self.handle.export_remove(name)?;
             return self.hide(name);
         }
-        let export = Export {
-            volume: entry.id,
-            size_bytes: entry.size_bytes,
-            read_only: entry.settings.read_only,
-            description: format!("{} volume", entry.settings.policy.name()),
-        };
         self.listen(name)?;
-        Ok(self.handle.export_set(name, export)?)
+        Ok(self.handle.export_set(name, entry.export())?)
     }
 
     pub(super) fn hide(&self, name: &str) -> Result<(), VolumeError> {
@@ -329,6 +363,7 @@ impl Daemon {
             discard_dirty,
         };
         self.command(name, command)?;
+        self.watches.end(name, &self.handle, &self.state_dir);
         self.hide(name)?;
         self.table().entries.remove(name);
         Ok(())
@@ -342,13 +377,36 @@ fn make_ledgers(path: &Path) -> std::io::Result<()> {
     crate::cachedev::sync_directory(path)
 }
 
-/// Locks the files of a volume and finishes what its journal says.
+/// Locks the files of a volume and finishes what its journal says; a reader of the image does
+/// that as its writer first.
+fn open_settled(
+    settings: &VolumeSettings,
+    id: VolumeId,
+    state_dir: &Path,
+    commit: bool,
+) -> Result<(OpenVolume, Settled), VolumeError> {
+    let reader = settings.read_only || settings.policy == Policy::Ephemeral;
+    if !reader || commit {
+        return open_origin(settings, id, state_dir, Access::Write);
+    }
+    match open_origin(settings, id, state_dir, Access::Read) {
+        Err(VolumeError::Unfinished(why)) => {
+            tracing::info!("{why}; finishing it");
+            let (files, _) = open_origin(settings, id, state_dir, Access::Write)?;
+            files.close();
+            open_origin(settings, id, state_dir, Access::Read)
+        }
+        opened => opened,
+    }
+}
+
 fn open_origin(
     settings: &VolumeSettings,
     id: VolumeId,
     state_dir: &Path,
+    access: Access,
 ) -> Result<(OpenVolume, Settled), VolumeError> {
-    let reader = settings.read_only || settings.policy == Policy::Ephemeral;
+    let reader = access == Access::Read;
     let export = matches!(Place::parse(&settings.origin), Ok(Place::Nbd(_)));
     let ledgers = state_dir.join("ledgers");
     if !reader && settings.journal_dir.is_none() {
@@ -359,7 +417,7 @@ fn open_origin(
     }
     let request = file::Request {
         path: settings.origin.clone(),
-        access: if reader { Access::Read } else { Access::Write },
+        access,
         format_raw: settings.format_raw || !export,
         journal_place: settings.journal_dir.clone(),
         ledger_place: Some(ledgers),
@@ -375,10 +433,14 @@ fn open_origin(
     let journal = opened.journal_path.is_some();
     let mut files = Files::without_cache();
     files.insert_volume(id, opened);
+    if reader {
+        refuse_unfinished(&mut files, id, &settings.name)?;
+    }
     let settled = files
         .settle(id, &mut patience)
         .map_err(|error| refused(&settings.name, error, true))?;
-    if settings.policy == Policy::WriteBack && !reader {
+    let owned = matches!(settings.policy, Policy::WriteBack | Policy::Ephemeral);
+    if owned && !reader && (journal || settings.policy == Policy::WriteBack) {
         let beside = [Device::Ledger(id), Device::Journal(id)];
         for device in beside.into_iter().take(if journal { 2 } else { 1 }) {
             files.ensure(device).map_err(|_| {
@@ -400,7 +462,28 @@ fn open_origin(
     Ok((opened, settled))
 }
 
-fn spec(settings: &VolumeSettings, files: &OpenVolume, size_bytes: u64) -> VolumeSpec {
+/// A journal that was left in the middle is no reader's to finish.
+fn refuse_unfinished(files: &mut Files, id: VolumeId, name: &str) -> Result<(), VolumeError> {
+    let info = inspect_origin(files, id).map_err(|error| refused(name, error, true))?;
+    match info.is_some_and(|info| matches!(info.journal, Some(Ok(_)))) {
+        false => Ok(()),
+        true => Err(VolumeError::Unfinished(format!(
+            "volume {name}: the journal of its image is not finished"
+        ))),
+    }
+}
+
+fn spec(
+    settings: &VolumeSettings,
+    files: &OpenVolume,
+    size_bytes: u64,
+    joining: Joining,
+) -> VolumeSpec {
+    // The times of an image that was written a moment ago may say nothing.
+    let identity = || match joining.renewed {
+        true => Some(host::fresh()),
+        false => identity::of(files),
+    };
     VolumeSpec {
         name: settings.name.clone(),
         origin: files.origin.name(),
@@ -408,13 +491,17 @@ fn spec(settings: &VolumeSettings, files: &OpenVolume, size_bytes: u64) -> Volum
         policy: settings.policy,
         size_bytes,
         read_only: settings.read_only,
-        base_layer: files
-            .origin
-            .read_only()
-            .then(|| identity::of(files))
-            .flatten(),
+        base_layer: files.origin.read_only().then(identity).flatten(),
         journal_possible: files.journal.is_some(),
-        tuning: tuning(settings),
+        commit: joining.commit,
+        tuning: Tuning {
+            // A commit is whole or not at all, however the volume would be destaged.
+            destage: match joining.commit {
+                true => DestageMode::Atomic,
+                false => settings.destage,
+            },
+            ..tuning(settings)
+        },
     }
 }
 
@@ -442,6 +529,7 @@ fn needs_restart(old: &VolumeSettings, new: &VolumeSettings) -> Option<&'static 
         ("read-only", old.read_only != new.read_only),
         ("journal", old.journal_dir != new.journal_dir),
         ("origin-quiet", old.origin_quiet != new.origin_quiet),
+        ("qmp", old.qmp != new.qmp),
     ];
     let first = differing.into_iter().find(|(_, differs)| *differs);
     first.map(|(what, _)| what)

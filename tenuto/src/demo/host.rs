@@ -224,6 +224,7 @@ fn volume(name: String, origin: PathBuf, policy: Policy) -> VolumeSettings {
         overlay_timeout: Duration::from_secs(30),
         overlay_ram_bytes: 256 << 20,
         reset_on: engine::event::ResetOn::Command,
+        qmp: None,
         export_nbd: true,
         san: Some(SAN),
     }

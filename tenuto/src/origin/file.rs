@@ -190,6 +190,16 @@ pub struct Sides {
 }
 
 impl Sides {
+    /// The image, if it is a file or a device.
+    pub fn image_file(&self) -> Option<&fs::File> {
+        self.image.as_ref().map(|image| &image.file)
+    }
+
+    /// Whether a journal can lie beside it, or in a place that was named.
+    pub fn has_journal_place(&self) -> bool {
+        self.journal_path.is_some()
+    }
+
     /// Makes what is missing. False where nothing can lie beside the origin.
     pub fn make(&mut self, patience: &mut Patience) -> Result<bool, Fault> {
         if self.ledger.is_none() {

@@ -191,7 +191,7 @@ impl<E: Decide> Shard<E> {
         match waiter.expect("a command is replied to once") {
             Waiter::Handle(command, answer) => {
                 match (command, result) {
-                    (Command::Detach { volume, .. }, Ok(())) => {
+                    (Command::Detach { volume, .. } | Command::Suspend { volume }, Ok(())) => {
                         return answer_after(self.forget(volume), answer);
                     }
                     (Command::Detach { volume, .. }, Err(_)) => {

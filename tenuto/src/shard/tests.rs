@@ -264,6 +264,7 @@ fn spec(name: &str) -> VolumeSpec {
         read_only: false,
         base_layer: None,
         journal_possible: false,
+        commit: false,
         tuning: Tuning {
             write_cache: true,
             destage_after_ms: None,

@@ -5,11 +5,13 @@
 //! finds every checksum right; then the image is compared with the live export.
 
 use std::process::Command;
+use std::time::Duration;
 
 use crate::common::guest::Machine;
-use crate::common::{Rig, run, text_of};
+use crate::common::{Rig, run, text_of, wait_until};
 
 const IMAGE_BYTES: u64 = 64 << 20;
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Files that the guest's script leaves.
 const FILES: &str = "same 19";
 
@@ -160,5 +162,46 @@ fn a_guest_with_the_write_cache_off_sees_write_through() {
     let shown = rig.show("root");
     // Without a flush of its own: every acknowledged write is in the log.
     assert_eq!(shown["acked_serial"], shown["durable_serial"]);
+    daemon.stop();
+}
+
+#[test]
+fn a_guest_that_reboots_finds_a_clean_disk() {
+    let test = "a_guest_that_reboots_finds_a_clean_disk";
+    let lines = |rig: &Rig| {
+        let socket = rig.dir.join("qmp.sock");
+        format!("reset-on = \"guest-reset\"\nqmp = \"{}\"", socket.display())
+    };
+    let mut rig = Rig::new();
+    let Some(machine) = Machine::new(test, &rig.dir) else {
+        return;
+    };
+    let image = rig.dir.join("root.img");
+    machine.root_image(&rig.dir, &image, IMAGE_BYTES);
+    let lines = lines(&rig);
+    rig.volume("root", &image, "ephemeral", &lines);
+    let memo = rig.image("memo.img", 1 << 20);
+    let daemon = rig.serve();
+    let monitor = format!(
+        "unix:{},server=on,wait=off",
+        rig.dir.join("qmp.sock").display()
+    );
+    let root = format!("if=none,id=disk,format=raw,file={}", rig.uri("root"));
+    let memo = format!("if=none,id=memo,format=raw,file={}", memo.display());
+    let disks = ["-drive", &root, "-device", "virtio-blk-pci,drive=disk"];
+    let disks = [&disks[..], &["-drive", &memo]].concat();
+    let disks = [&disks[..], &["-device", "virtio-blk-pci,drive=memo"]].concat();
+    let said = machine.run_machine(&["-qmp", &monitor], &disks, "again");
+    says(&said, "written");
+    says(&said, "nothing-there");
+    let overlay = &rig.show("root")["overlay"];
+    assert_eq!(overlay["qmp"]["resets"], 1, "{overlay}");
+    // Switched off by itself, it has ended: the next one starts from a clean disk as well.
+    let said = machine.run_machine(&["-qmp", &monitor, "-no-reboot"], &disks[..4], "write");
+    says(&said, "written");
+    wait_until("its end was seen", PATIENCE, || {
+        rig.show("root")["overlay"]["ended"] == true
+    });
+    says(&machine.run(&rig.uri("root"), "clean"), "nothing-there");
     daemon.stop();
 }

@@ -7,6 +7,7 @@
 
 mod cli;
 mod clients;
+mod commit;
 mod common;
 mod flow;
 mod guest;
@@ -21,3 +22,4 @@ mod overlay;
 mod policies;
 mod power;
 mod refuse;
+mod watch;

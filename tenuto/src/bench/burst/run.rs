@@ -170,6 +170,7 @@ fn volume(origin: PathBuf, policy: Policy, destage: DestageMode, limit: u64) -> 
         overlay_timeout: Duration::from_secs(30),
         overlay_ram_bytes: 256 << 20,
         reset_on: engine::event::ResetOn::Command,
+        qmp: None,
         export_nbd: true,
         san: Some(SAN),
     }

@@ -74,6 +74,18 @@ check)
 clean)
     busybox test -e /data || say nothing-there
     ;;
+again)
+    # The second disk remembers over the reboot that there was one.
+    if busybox head -c 8 /dev/vdb | busybox grep -q rebooted; then
+        busybox test -e /data && say still-there || say nothing-there
+    else
+        busybox mkdir -p /data
+        fill 4 first
+        busybox sync && say written
+        echo rebooted | busybox dd of=/dev/vdb conv=fsync,notrunc 2>/dev/null
+        busybox reboot -f
+    fi
+    ;;
 esac
 busybox mount -o remount,ro / && say unmounted
 busybox poweroff -f
@@ -187,6 +199,11 @@ impl Machine {
 
     /// The same with the arguments that give the disk to QEMU.
     pub fn run_with(&self, disk: &[&str], step: &str) -> Vec<String> {
+        self.run_machine(&["-no-reboot"], disk, step)
+    }
+
+    /// The same with other arguments of the machine; without `-no-reboot` it may start again.
+    pub fn run_machine(&self, machine: &[&str], disk: &[&str], step: &str) -> Vec<String> {
         let mut child = Command::new("qemu-system-x86_64")
             .args([
                 "-accel",
@@ -197,7 +214,8 @@ impl Machine {
                 "-display",
                 "none",
             ])
-            .args(["-serial", "stdio", "-no-reboot"])
+            .args(["-serial", "stdio"])
+            .args(machine)
             .arg("-kernel")
             .arg(&self.kernel)
             .arg("-initrd")

@@ -1,0 +1,171 @@
+//! Commit: an overlay becomes the content of its image.
+//!
+//! ```text
+//! Claim ─▶ Journal ─▶ (ledger says apply: decided) ─▶ Apply ─▶ Finish ─▶ reset ─▶ cut journal
+//!             └─ fails ─▶ (as before)
+//! ```
+//!
+//! The whole overlay goes through one redo journal beside the image, by the machine of a destage.
+//! So the word of the ledger is the one moment that decides: before it the image is untouched and
+//! the overlay has its usual fate; after it whoever opens the image next finishes the journal,
+//! this daemon or another, with or without this cache. The first design made the volume
+//! write-back for a while; then the overlay had to be written to the log once more before
+//! anything of it was safe, and a power loss in between left a volume that its file calls
+//! ephemeral and that owes its image.
+//!
+//! Always true: nobody is served meanwhile; the host holds the image alone, opened for writing,
+//! and gives it back when the reply has come. The reset that follows voids the overlay durably
+//! before the reply; one that a kill prevents is made up for when the volume is attached again,
+//! because the ledger tells which serials the image has. Deliberately absent: in-place commits,
+//! which a crash would leave in the middle.
+
+use super::Core;
+use super::checkpoint::Waiter;
+use crate::event::{Device, Op, Purpose, Refusal};
+use crate::outbox::{Cx, Pending};
+use crate::snapshot::State;
+use crate::types::{DestageMode, Policy, RequestId, VolumeId};
+use crate::volume::LedgerStep;
+
+impl Core {
+    /// An administrator's order, for a volume that was attached to be committed.
+    pub(super) fn commit(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
+        let volume = self.volume(id);
+        let able = volume.policy == Policy::Ephemeral
+            && volume.keeper.is_some()
+            && volume.effective_destage() == DestageMode::Atomic;
+        let refusal = match volume.state {
+            _ if !able => Some(Refusal::Policy),
+            _ if volume.detaching.is_some() || volume.committing.is_some() => Some(Refusal::Gone),
+            State::Held => Some(Refusal::Held),
+            _ => None,
+        };
+        if let Some(refusal) = refusal {
+            cx.out.reply(request, Err(refusal));
+            return;
+        }
+        volume.committing = Some(request);
+        if volume.ready {
+            self.begin_commit(cx, id);
+        }
+    }
+
+    /// The volume is there for nobody but the commit.
+    pub(super) fn begin_commit(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let volume = self.volume(id);
+        if volume.committing.is_none() {
+            return;
+        }
+        assert!(volume.epochs.len() <= 1, "an overlay is one epoch");
+        assert!(
+            volume.reads_in_flight == 0 && volume.waiting.is_empty(),
+            "nobody is served by a volume that is committed"
+        );
+        if !volume.is_dirty() {
+            return self.end_commit(cx, id, Ok(()));
+        }
+        volume.ready = false;
+        // The clock over there is read off the ledger.
+        self.write_ledger(cx, id, LedgerStep::Claim);
+    }
+
+    /// The ledger is there. False if it was not a commit that wanted to know.
+    pub(super) fn commit_claimed(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+        let volume = self.volume(id);
+        if volume.committing.is_none() {
+            return false;
+        }
+        self.destage_overlay(cx, id);
+        true
+    }
+
+    /// A commit that fails before it is decided is given up: there may be no room for its journal.
+    pub(super) fn give_up_commit(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let volume = self.volume(id);
+        assert!(volume.committing.is_some(), "checked by the caller");
+        volume.destage = None;
+        let epoch = volume.epochs.front_mut().expect("it was being destaged");
+        epoch.sealed = false;
+        if volume.state == State::Stalled {
+            volume.state = State::Clean;
+            volume.reason = None;
+        }
+        self.end_commit(cx, id, Err(Refusal::Io));
+    }
+
+    /// The ledger says that the image has it all: now the overlay goes.
+    pub(super) fn commit_destaged(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let volume = self.volume(id);
+        if volume.committing.is_none() {
+            return;
+        }
+        assert!(!volume.is_dirty(), "all of it was destaged");
+        self.begin_reset(cx, id);
+        self.checkpoint.wait(Waiter::Commit(id));
+    }
+
+    /// The reset is durable; the journal has had its day.
+    pub(super) fn commit_reset(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let pending = Pending::CutJournal { volume: id };
+        let device = Device::Journal(id);
+        cx.order(pending, Purpose::Ledger, device, Op::Remove, 0, 0);
+    }
+
+    /// A journal that could not be cut only takes room.
+    pub(super) fn journal_cut(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
+        if !ok {
+            self.volume(id).counters.origin.errors += 1;
+        }
+        self.end_commit(cx, id, Ok(()));
+    }
+
+    fn end_commit(&mut self, cx: &mut Cx<'_>, id: VolumeId, result: Result<(), Refusal>) {
+        let request = self.volume(id).committing.take();
+        let request = request.expect("a commit is under way");
+        cx.out.reply(request, result);
+        self.open_for_requests(cx, id);
+    }
+
+    /// Lets go of a volume's files and keeps what the log has of it.
+    pub(super) fn suspend(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
+        let volume = self.volume(id);
+        let free = volume.policy == Policy::Ephemeral
+            && volume.attached
+            && volume.detaching.is_none()
+            && volume.committing.is_none()
+            && volume.suspending.is_none();
+        if !free {
+            cx.out.reply(request, Err(Refusal::Gone));
+            return;
+        }
+        volume.suspending = Some(request);
+        self.suspend_progress(cx, id);
+    }
+
+    /// Goes on with that when nothing of the volume is in flight any more.
+    pub(super) fn suspend_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let Some(volume) = self.find(id) else { return };
+        let step = volume.keeper.as_ref().and_then(|keeper| keeper.step);
+        let busy = volume.origin_in_flight > 0
+            || volume.reads_in_flight > 0
+            || volume.destage.is_some()
+            || step.is_some();
+        if volume.suspending.is_none() || !volume.ready || busy {
+            return;
+        }
+        self.give_up_unfinished(id);
+        let volume = self.volume(id);
+        volume.ready = false;
+        volume.attached = false;
+        volume.keeper = None;
+        let left = core::mem::take(&mut volume.waiting).into_iter();
+        let left = left.map(|waiting| waiting.request);
+        let arrivals = core::mem::take(&mut volume.arrivals);
+        let request = volume.suspending.take().expect("just seen");
+        for request in left.chain(arrivals) {
+            cx.out.reply(request, Err(Refusal::Gone));
+        }
+        cx.out.reply(request, Ok(()));
+        self.count_writers();
+    }
+}

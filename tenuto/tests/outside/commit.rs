@@ -1,0 +1,230 @@
+//! Committing an overlay to its image, from outside: who may, what the image holds afterwards, and
+//! what a kill in the middle leaves.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use crate::common::marks::Marks;
+use crate::common::random::Random;
+use crate::common::{EXIT_REFUSED, Rig, nbd, seed, text_of};
+
+const BYTES: usize = 16 << 20;
+/// Marks of the kill drill: destage and ledger, journal write, journal apply, checkpoint.
+const PHASES: [u64; 4] = [3, 4, 5, 6];
+
+/// An image that holds something everywhere.
+fn image(rig: &Rig, name: &str) -> Vec<u8> {
+    let bytes: Vec<u8> = (0..BYTES).map(|at| 1 + (at / 4096 % 250) as u8).collect();
+    let path = rig.image(name, BYTES as u64);
+    std::fs::write(path, &bytes).expect("fill the image");
+    bytes
+}
+
+/// What a guest does to its disk, and to `disk` in the same way.
+fn scribble(client: &mut nbd::Client, disk: &mut [u8], random: &mut Random) {
+    for _ in 0..150 {
+        let length = 512 * (1 + random.below(16)) as usize;
+        let at = 512 * random.below((BYTES - length) as u64 / 512) as usize;
+        let bytes = vec![random.below(256) as u8; length];
+        client.write(at as u64, &bytes);
+        disk[at..at + length].copy_from_slice(&bytes);
+    }
+    let (at, length) = (5 << 20, 1 << 20);
+    client.write(at as u64, &vec![0xAB; length]);
+    disk[at..at + length].fill(0xAB);
+    let (at, length) = (9 << 20, 256 << 10);
+    assert_eq!(
+        client.command(nbd::CMD_TRIM, 0, at as u64, length as u32),
+        0
+    );
+    disk[at..at + length].fill(0);
+}
+
+fn export(rig: &Rig) -> Vec<u8> {
+    let mut client = rig.connect("clone");
+    let parts = (0..BYTES).step_by(1 << 20);
+    let bytes = parts
+        .flat_map(|at| client.read(at as u64, 1 << 20))
+        .collect();
+    client.disconnect();
+    rig.gone_clients("clone");
+    bytes
+}
+
+/// Too long to print.
+fn same(one: &[u8], other: &[u8], what: &str) {
+    let differs = one.iter().zip(other).position(|(a, b)| a != b);
+    assert_eq!(differs, None, "{what}: the first byte that differs");
+}
+
+/// The image and the live export hold the same bytes, by another program's word.
+fn compare(rig: &Rig, image: &Path) {
+    let output = Command::new("qemu-img")
+        .args(["compare", "-U", "-f", "raw", "-F", "raw"])
+        .arg(image)
+        .arg(rig.uri("clone"))
+        .output();
+    // Where it is not installed our own comparison has to do.
+    if let Ok(output) = output {
+        assert!(output.status.success(), "{}", text_of(&output));
+    }
+}
+
+#[test]
+fn a_committed_overlay_is_the_content_of_its_image() {
+    let mut rig = Rig::new();
+    let mut disk = image(&rig, "base.img");
+    let path = rig.dir.join("base.img");
+    rig.volume("clone", &path, "ephemeral", "reset-on = \"disconnect\"");
+    let daemon = rig.serve();
+    let mut client = rig.connect("clone");
+    // Into the caches of the image as it was.
+    assert_eq!(client.read(5 << 20, 65_536), disk[5 << 20..][..65_536]);
+    scribble(&mut client, &mut disk, &mut Random::new(seed(1)));
+    client.disconnect();
+    rig.gone_clients("clone");
+    let before = rig.show("clone")["generation"].as_u64();
+    let shown = rig.json(&["volume", "commit", "clone"]);
+    assert_eq!(shown["overlay"]["ram_blocks"], 0, "{shown}");
+    assert_eq!(shown["overlay"]["ssd_blocks"], 0);
+    assert_eq!(shown["overlay"]["ended"], false);
+    assert_eq!(shown["effective_policy"], "ephemeral");
+    assert!(shown["generation"].as_u64() > before);
+    same(&std::fs::read(&path).unwrap(), &disk, "the image");
+    same(&export(&rig), &disk, "the export");
+    compare(&rig, &path);
+    let map = rig.json(&["volume", "map", "clone"]);
+    assert_eq!(map["totals"]["log_bytes"], 0, "{map}");
+    let journal = rig.dir.join("base.img.tenuto-journal");
+    assert_eq!(journal.metadata().expect("a journal").len(), 0, "cut");
+    // The image stays untouched by what comes next, and another commit goes on from here.
+    let mut client = rig.connect("clone");
+    client.write(0, &[0xEE; 4096]);
+    same(&std::fs::read(&path).unwrap(), &disk, "the image");
+    drop(client);
+    rig.gone_clients("clone");
+    rig.done(&["volume", "commit", "clone"]);
+    disk[..4096].fill(0xEE);
+    same(&std::fs::read(&path).unwrap(), &disk, "the image");
+    // With nothing in the overlay there is nothing to do.
+    rig.done(&["volume", "commit", "clone"]);
+    daemon.stop();
+    let daemon = rig.serve();
+    same(&export(&rig), &disk, "the export of another daemon");
+    daemon.stop();
+}
+
+#[test]
+fn a_commit_is_refused_where_others_would_see_it() {
+    let mut rig = Rig::new();
+    let disk = image(&rig, "base.img");
+    image(&rig, "other.img");
+    let path = rig.dir.join("base.img");
+    rig.volume("clone", &path, "ephemeral", "");
+    rig.volume("disk", &rig.dir.join("other.img"), "write-back", "");
+    let daemon = rig.serve();
+    let refused = |why: &str| {
+        let said = rig.refused(&["volume", "commit", "clone"], EXIT_REFUSED);
+        assert!(said.contains(why) && said.lines().count() == 1, "{said}");
+    };
+    let mut client = rig.connect("clone");
+    client.write(0, &[7; 4096]);
+    refused("connected");
+    // Another volume on the image, by another name of it.
+    let link = rig.dir.join("link.img");
+    std::os::unix::fs::symlink(&path, &link).expect("link");
+    let origin = format!("origin={}", link.display());
+    rig.done(&[
+        "volume",
+        "add",
+        "second",
+        &origin,
+        "format=raw",
+        "policy=ephemeral",
+    ]);
+    client.disconnect();
+    rig.gone_clients("clone");
+    refused("second");
+    rig.done(&["volume", "rm", "second"]);
+    // Another program.
+    let mut foreign = Rig::new();
+    foreign.volume("reader", &path, "ephemeral", "");
+    let reader = foreign.serve();
+    refused("in use by");
+    reader.stop();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o444)).expect("protect");
+    refused("read-only");
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).expect("free");
+    let said = rig.refused(&["volume", "commit", "disk"], EXIT_REFUSED);
+    assert!(said.contains("write-back"), "{said}");
+    // Nothing of all that has changed anything.
+    same(&std::fs::read(&path).unwrap(), &disk, "the image");
+    assert_eq!(rig.connect("clone").read(0, 4096), [7; 4096]);
+    daemon.stop();
+}
+
+/// One commit that is killed in the middle of the nth piece of work of a kind. Returns whether the
+/// image was changed.
+fn killed_in(phase: u64, nth: u64, random: &mut Random) -> bool {
+    let mut rig = Rig::new();
+    let before = image(&rig, "base.img");
+    let mut after = before.clone();
+    let path = rig.dir.join("base.img");
+    rig.volume("clone", &path, "ephemeral", "");
+    let marks = Marks::new(&rig.dir.join("marks"));
+    rig.env("TENUTO_MARKS", &marks.path().to_string_lossy());
+    let daemon = rig.serve();
+    let mut client = rig.connect("clone");
+    scribble(&mut client, &mut after, random);
+    client.disconnect();
+    rig.gone_clients("clone");
+    marks.arm(phase, nth);
+    let output = rig.tenuto(&["volume", "commit", "clone"]);
+    let done = output.status.success();
+    drop(daemon.kill());
+    marks.disarm();
+    // The overlay has outlived the daemon, or is in the image: the guest cannot tell.
+    let daemon = rig.serve();
+    same(&export(&rig), &after, "the export after a kill");
+    let bytes = std::fs::read(&path).unwrap();
+    let committed = bytes == after;
+    assert!(committed || bytes == before, "the image is in between");
+    assert!(committed || !done, "it was said to be done");
+    daemon.kill();
+    // Without its RAM the host forgets an overlay, but no commit.
+    rig.lose_stage();
+    let daemon = rig.serve();
+    let expected = if committed { &after } else { &before };
+    same(
+        &export(&rig),
+        expected,
+        "the export after the host was down",
+    );
+    compare(&rig, &path);
+    // It can be written and committed as ever.
+    let mut client = rig.connect("clone");
+    client.write(4096, &[0xCD; 512]);
+    client.disconnect();
+    rig.gone_clients("clone");
+    rig.done(&["volume", "commit", "clone"]);
+    let bytes = std::fs::read(&path).unwrap();
+    assert_eq!(bytes[4096..4608], [0xCD; 512]);
+    same(&bytes[4608..], &expected[4608..], "the image at last");
+    daemon.stop();
+    committed
+}
+
+#[test]
+fn a_commit_that_is_killed_is_whole_or_not_at_all() {
+    let mut random = Random::new(seed(2));
+    let mut outcomes = [0, 0];
+    for phase in PHASES {
+        for nth in [1, 2, 3, 4, 6] {
+            let committed = killed_in(phase, nth, &mut random);
+            eprintln!("killed in {phase}, {nth}: committed {committed}");
+            outcomes[usize::from(committed)] += 1;
+        }
+    }
+    assert!(outcomes[0] > 0 && outcomes[1] > 0, "{outcomes:?}");
+}
