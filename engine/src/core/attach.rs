@@ -100,14 +100,7 @@ impl Core {
         if volume.policy == Policy::Ephemeral && volume.tenant == Tenant::NOBODY {
             volume.tenant = self.log.move_in();
         }
-        volume.keeper = None;
-        let owned = volume.policy == Policy::WriteBack;
-        let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
-        if writes && (owned || ledger.is_some()) {
-            volume.keeper = Some(self.keeper_of(&volume, ledger, owned));
-        } else if spec.commit {
-            volume.keeper = Some(self.keeper_of(&volume, ledger, false));
-        }
+        volume.keeper = self.keeper_at_attach(&volume, ledger, spec.commit);
         while self.volumes.len() <= id.0 as usize {
             self.volumes.push(None);
         }
@@ -116,6 +109,19 @@ impl Core {
         self.count_writers();
         self.checkpoint.wait(Waiter::Attach(id));
         Ok(())
+    }
+
+    /// The ledger of a volume that may write its origin, while it is attached like this.
+    fn keeper_at_attach(
+        &self,
+        volume: &Volume,
+        ledger: Option<Ledger>,
+        commit: bool,
+    ) -> Option<Keeper> {
+        let owned = volume.policy == Policy::WriteBack;
+        let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
+        let keeps = writes && (owned || ledger.is_some());
+        (keeps || commit).then(|| self.keeper_of(volume, ledger, owned))
     }
 
     fn check_spec(&self, id: VolumeId, spec: &VolumeSpec) -> Result<(), OpenError> {

@@ -34,7 +34,10 @@ impl Daemon {
             let name = name.clone();
             return Err(VolumeError::Busy { name, clients });
         }
-        self.suspend(&entry)?;
+        if let Err(error) = self.suspend(&entry) {
+            self.show_again(&entry)?;
+            return Err(error);
+        }
         let committed = self.commit_alone(&entry);
         self.serve_again(&entry, committed.is_ok())?;
         committed
@@ -72,7 +75,8 @@ impl Daemon {
         let sides = sides.ok_or_else(|| VolumeError::Unknown(name.clone()))?;
         if let Some(other) = sides.image_file().and_then(lock::sharer) {
             return refuse(format!(
-                "its image is in use by {other}, under which a commit would change it; stop it first"
+                "its image is in use by {other}, under which a commit would change it; stop it \
+                 first"
             ));
         }
         if !sides.has_journal_place() {
