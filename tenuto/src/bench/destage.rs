@@ -126,8 +126,8 @@ impl Report {
         let options = &self.options;
         format!(
             "4 KiB requests, {} in flight, {} % of them writes, {} of a thousand reads that only \
-             the origin has, all others reads from RAM; simulated SAN: {} ms, \
-             {} requests/s, {}; destage {}, default pacing; {} of {} rounds of 3 x {} s with proof that the destage ran",
+             the origin has, all others reads from RAM; simulated SAN: {} ms, {} requests/s, {}; \
+             destage {}, default pacing; {} of {} rounds of 3 x {} s with proof that it ran",
             options.depth,
             options.writes_percent,
             options.misses_per_mille,
