@@ -53,8 +53,6 @@ pub enum Bench {
     Neighbour(BenchNeighbour),
 }
 
-/// Rows: ram-read (read hits in RAM), staged-write (writes below the dirty limit), ssd-read (read
-/// hits on the cache device), write-flush (a write and the flush behind it)
 #[derive(Clone, Debug, Args)]
 pub struct BenchMicro {
     /// A file on the device to be measured; files of the run lie beside it and go away with it,
@@ -66,7 +64,8 @@ pub struct BenchMicro {
     #[arg(long, value_name = "PEER", default_value = "auto")]
     #[arg(value_parser = ["auto", "raw", "nbdkit", "qemu-nbd", "qsd"])]
     pub against: String,
-    /// Which rows, with commas between; default: all
+    /// Which rows, with commas between; default: all. Hits in RAM, writes below the dirty limit,
+    /// hits on the cache device, a write and the flush behind it
     #[arg(long, value_name = "ROWS", value_delimiter = ',')]
     #[arg(value_parser = ["ram-read", "staged-write", "ssd-read", "write-flush"])]
     pub rows: Vec<String>,
