@@ -120,6 +120,9 @@ pub fn volume(name: &str, origin: PathBuf, policy: Policy) -> VolumeSettings {
         flow: FlowLimits::default(),
         origin_queue_depth: 32,
         overlay_timeout: Duration::from_secs(30),
+        overlay_ram_bytes: 256 << 20,
+        reset_on: engine::event::ResetOn::Command,
+        qmp: None,
         export_nbd: true,
         san: None,
     }
