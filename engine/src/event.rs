@@ -93,6 +93,17 @@ pub enum Command {
     Park,
 }
 
+/// Which blocks of an image that a volume writes are kept clean on the cache device. Blocks of
+/// base images always are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Admission {
+    /// Those that somebody has asked for twice.
+    #[default]
+    Reuse,
+    /// All that came from the origin.
+    All,
+}
+
 /// What can be changed while a volume runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
@@ -105,6 +116,7 @@ pub struct Tuning {
     pub flow: FlowLimits,
     /// Origin requests of the destager in flight.
     pub origin_queue_depth: u32,
+    pub admission: Admission,
     /// Ephemeral: how long a write waits for space before it fails with no space.
     pub overlay_timeout_ms: u64,
     /// How long a read waits for an origin that does not give it; `None` = until it does.

@@ -5,7 +5,7 @@
 //! bytes and devices; see `engine::write` for the way of a write.
 
 use crate::core::{Destage, Switch};
-use crate::event::{Tuning, VolumeSpec};
+use crate::event::{Admission, Tuning, VolumeSpec};
 use crate::flow::{Flow, FlowLimits};
 use crate::format::checkpoint::VolumeRecord;
 use crate::format::ledger::Ledger;
@@ -169,6 +169,7 @@ impl Volume {
                 dirty_limit_bytes: 4 << 30,
                 flow: FlowLimits::default(),
                 origin_queue_depth: 32,
+                admission: Admission::Reuse,
                 overlay_timeout_ms: 30_000,
                 origin_timeout_ms: None,
             },

@@ -16,6 +16,7 @@ mod volumes;
 use crate::shard::control::{CommandError, Handle, ListenerScope, Stopped};
 use crate::stage::Stage;
 use engine::engine::Report;
+use engine::event::Admission;
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 pub use held::{Held, Hold};
@@ -77,6 +78,7 @@ pub struct VolumeSettings {
     /// When guests are slowed before that.
     pub flow: FlowLimits,
     pub origin_queue_depth: u32,
+    pub admission: Admission,
     pub overlay_timeout: Duration,
     /// False keeps the volume off the NBD sockets.
     pub export_nbd: bool,

@@ -67,7 +67,7 @@ impl Core {
         // What the tier has of an earlier volume under this id is of another image.
         self.layers += 1;
         volume.layer = match spec.base_layer {
-            Some(identity) => self.lines.layer(identity),
+            Some(identity) => self.lines.layers.base(identity),
             None => Layer(self.layers),
         };
         volume.attached = true;
@@ -490,6 +490,7 @@ impl Core {
         let volume = self.volumes[id.0 as usize]
             .take()
             .expect("checked by the caller");
+        self.forget_layer(volume.layer);
         for epoch in volume.epochs {
             self.checkpoint.doom(epoch.map);
         }

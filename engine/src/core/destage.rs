@@ -22,7 +22,6 @@ use crate::log::Waiter;
 use crate::map::{Content, ExtentMap};
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
-use crate::ram::CleanCache;
 use crate::slab::Slab;
 use crate::snapshot::State;
 use crate::types::{
@@ -754,7 +753,7 @@ impl Core {
         let mut at = 0;
         while let Some(piece) = epoch.map.at_or_after(at) {
             let first = piece.span.sector / BLOCK_SECTORS;
-            self.ram.invalidate(layer, first, piece.span.blocks());
+            self.forget_blocks(layer, first, piece.span.blocks());
             at = piece.span.end();
         }
         self.bury(epoch.map);

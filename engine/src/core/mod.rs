@@ -1,7 +1,7 @@
 //! The shard behind the seam: dispatches events and runs the fixed list of maintenance steps.
 //!
-//! Each verb has a file: `read`, `lines`, `write`, `direct`, `destage`, `switch`, `evacuate`,
-//! `checkpoint`, `attach`. Always true after an `apply`: whatever could be decided has been
+//! Each verb has a file: `read`, `lines`, `layers`, `write`, `direct`, `destage`, `switch`,
+//! `evacuate`, `checkpoint`, `attach`. Always true after an `apply`: whatever could be decided has been
 //! decided; what is left waits for a device, for room, or for a time that is in the timers.
 
 mod attach;
@@ -9,6 +9,7 @@ mod checkpoint;
 mod destage;
 mod direct;
 mod evacuate;
+mod layers;
 mod lines;
 mod pace;
 mod read;
@@ -489,14 +490,15 @@ impl Core {
         volume.counters.checksum_errors += 1;
     }
 
-    /// Nothing that the tier holds of this volume counts any more. A base layer, which nobody
+    /// Nothing that is kept clean of this volume counts any more. A base layer, which nobody
     /// writes, stays.
     fn renew_layer(&mut self, id: VolumeId) {
         self.layers += 1;
         let layer = Layer(self.layers);
         let volume = self.volume(id);
-        if !lines::is_base(volume.layer) {
-            volume.layer = layer;
+        if !layers::is_base(volume.layer) {
+            let old = core::mem::replace(&mut volume.layer, layer);
+            self.forget_layer(old);
         }
     }
 

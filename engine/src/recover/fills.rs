@@ -1,8 +1,9 @@
 //! Clean segments: footers and records read back into what the index is made of.
 //!
 //! Always true: a structure is used only if it names the cache, the life of its segment and its
-//! own place; a record is looked for only where the one before it ends. What cannot be read is
-//! left out and was only a copy. Deliberately absent: the blocks themselves; each is checked when
+//! own place; a record is looked for only where the one before it ends; runs of layers that a
+//! volume writes are of the life that wrote them, and left out. What cannot be read is left out
+//! and was only a copy. Deliberately absent: the blocks themselves; each is checked when
 //! somebody asks for it.
 
 use crate::core::FoundFill;
@@ -32,7 +33,14 @@ pub fn load(
             by_footer(media, superblock, index, seq)
                 .or_else(|| by_records(media, superblock, index, seq))
         })
+        .filter_map(shared)
         .collect()
+}
+
+/// What of a segment a later life may believe.
+fn shared(mut found: FoundFill) -> Option<FoundFill> {
+    found.runs.retain(|run| !run.own);
+    (!found.runs.is_empty()).then_some(found)
 }
 
 fn segment_at(superblock: &Superblock, index: u32) -> u64 {
@@ -97,5 +105,5 @@ fn by_records(
         found.sums[first..block as usize].copy_from_slice(&record.sums);
         found.runs.extend(record.runs);
     }
-    Some(found).filter(|found| !found.runs.is_empty())
+    Some(found)
 }

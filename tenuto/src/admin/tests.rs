@@ -333,6 +333,7 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         dirty_limit_bytes: _,
         flow: _,
         origin_queue_depth: _,
+        admission: _,
         overlay_timeout_ms: _,
         origin_timeout_ms: _,
     } = Tuning {
@@ -342,10 +343,11 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         dirty_limit_bytes: 0,
         flow: engine::flow::FlowLimits::default(),
         origin_queue_depth: 0,
+        admission: engine::event::Admission::Reuse,
         overlay_timeout_ms: 0,
         origin_timeout_ms: None,
     };
-    assert_eq!(keys::TUNABLES.len(), 8);
+    assert_eq!(keys::TUNABLES.len(), 9);
 }
 
 #[test]

@@ -8,7 +8,7 @@
 
 use crate::buffer::{Arena, BufferPool, HostMemory};
 use engine::engine::{Config, Engine, Settled, format_cache, geometry_for, settle};
-use engine::event::{Action, Device, Event, Io, IoError, Op, Stat, Tuning, VolumeSpec};
+use engine::event::{Action, Admission, Device, Event, Io, IoError, Op, Stat, Tuning, VolumeSpec};
 use engine::flow::FlowLimits;
 use engine::media::Media;
 use engine::memory::{Area, Memory, Place};
@@ -265,6 +265,7 @@ fn spec(options: Options) -> VolumeSpec {
             dirty_limit_bytes: u64::MAX / 4,
             flow: FlowLimits::default(),
             origin_queue_depth: 1,
+            admission: Admission::Reuse,
             overlay_timeout_ms: 1000,
             origin_timeout_ms: None,
         },
