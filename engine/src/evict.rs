@@ -166,6 +166,11 @@ impl S3Fifo {
         first
     }
 
+    /// A key that is not here is worth a place in the main queue, should somebody ask for it.
+    pub fn expect(&mut self, hash: u64) {
+        self.ghost.remember(hash);
+    }
+
     /// A slot is out of the queues; nothing is remembered of it.
     pub fn remove(&mut self, slot: u32) {
         match self.links[slot as usize].queue {

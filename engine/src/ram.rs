@@ -187,6 +187,11 @@ impl RamTier {
         self.queues.hit(slot)
     }
 
+    /// The block was written a moment ago: should it be read it counts as asked for again.
+    pub fn expect(&mut self, key: Key) {
+        self.queues.expect(hash(self.seed, key));
+    }
+
     fn drop_block(&mut self, slot: u32) {
         match self.slots[slot as usize].state {
             SlotState::Valid => {
