@@ -176,6 +176,9 @@ pub struct Stat {
     pub mtime_ns: u64,
     /// The host's wall clock at the time of the call.
     pub now_ns: u64,
+    /// Whatever else is another number for a file that was changed or replaced. `None` where a
+    /// change may leave no trace.
+    pub print: Option<u64>,
 }
 
 /// One request to a device. `bytes` is the sum of the slices, or the range of a `Zero`.

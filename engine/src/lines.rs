@@ -140,6 +140,15 @@ impl LineIndex {
         self.blocks
     }
 
+    /// Of one layer.
+    pub fn blocks_of(&self, layer: u16) -> u64 {
+        self.held
+            .get(usize::from(layer))
+            .copied()
+            .unwrap_or(0)
+            .into()
+    }
+
     pub fn is_off(&self) -> bool {
         self.entries_max == 0
     }
@@ -319,6 +328,20 @@ impl LineIndex {
             }
         }
         (end < self.entries.len()).then_some(end)
+    }
+
+    /// The runs that a segment holds, in no order.
+    pub fn runs_of(&self, segment: SegmentIndex) -> Vec<LineRun> {
+        let mut at = self.chains[segment.0 as usize];
+        let mut runs = Vec::new();
+        while at != NONE {
+            let entry = self.entries[at as usize];
+            if entry.bitmap != 0 {
+                runs.push(entry.run());
+            }
+            at = entry.next();
+        }
+        runs
     }
 
     /// Takes out all that lies in a segment; returns the runs, each with its hits.

@@ -118,6 +118,8 @@ pub struct Volume {
     /// A host has opened its origin; else only the log knows it.
     pub attached: bool,
     pub keeper: Option<Keeper>,
+    /// Of the ledger as it is on its medium; 0 while there is none.
+    pub ledger_generation: Generation,
     pub destage: Option<Destage>,
     /// Destage at least to here, whatever the triggers say.
     pub destage_upto: Serial,
@@ -185,6 +187,7 @@ impl Volume {
             ready: false,
             attached: false,
             keeper: None,
+            ledger_generation: Generation(0),
             destage: None,
             destage_upto: Serial(0),
             destage_waiters: Vec::new(),

@@ -134,6 +134,17 @@ pub fn own_blocks(seed: u64) -> Options {
     plan.limit_requests();
     options.plan = Some(plan);
     options.operations = 3000;
+    if !seed.is_multiple_of(3) {
+        // What an orderly stop has kept is read, written, and must not be found after a kill.
+        let (stop, off) = (
+            Ending::Orderly { power_off: false },
+            Ending::Orderly { power_off: true },
+        );
+        let (kill, loss) = (Ending::Kill, Ending::PowerLoss);
+        options.endings = vec![stop, kill, off, loss, stop, stop, Ending::KillInMemory, off];
+        options.restarts = options.endings.len() as u32;
+        options.operations = 5000;
+    }
     options
 }
 

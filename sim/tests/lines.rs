@@ -63,6 +63,7 @@ fn own_clean_blocks_of_volumes_that_are_written_are_never_stale() {
         "{counters:?}"
     );
     assert!(counters.switches > 0 && counters.resets > 0, "{counters:?}");
+    assert!(counters.lines_kept > 0, "{counters:?}");
 }
 
 /// While nothing but the daemon dies, blocks need no checksum to be right: segments come back to

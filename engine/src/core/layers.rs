@@ -35,6 +35,10 @@ pub struct Layers {
     numbers: BTreeMap<Layer, u16>,
     /// Base images by identity; those beyond the last number are kept in RAM only.
     bases: BTreeMap<Uuid, Layer>,
+    /// Own layers of the run before, whose volumes have not come yet.
+    found: BTreeMap<Uuid, Layer>,
+    /// Names that own layers have for the run to come.
+    names: BTreeMap<u16, Uuid>,
     free: Vec<u16>,
     /// Forgotten since the sweep under way began.
     dying: Vec<u16>,
@@ -95,6 +99,32 @@ impl Layers {
         }
     }
 
+    /// Takes over an own layer that the run before has named; `fresh` if it is new.
+    pub fn found(&mut self, name: Uuid, fresh: Layer) -> Layer {
+        *self.found.entry(name).or_insert(fresh)
+    }
+
+    /// The own layer of this name, for the volume that it belongs to.
+    pub fn claim(&mut self, name: Uuid) -> Option<Layer> {
+        self.found.remove(&name)
+    }
+
+    /// What the next run may call a volume's own layer.
+    pub fn name(&mut self, layer: Layer, name: Uuid) {
+        if let Some(number) = self.number(layer) {
+            self.names.insert(number, name);
+        }
+    }
+
+    /// How the next run finds a layer, and whether somebody writes it. `None` if it does not.
+    pub fn named(&self, number: u16) -> Option<(Uuid, bool)> {
+        match self.holders[usize::from(number)] {
+            Holder::Nobody => None,
+            Holder::Base(_, identity) => Some((identity, false)),
+            Holder::Own(_) => self.names.get(&number).map(|name| (*name, true)),
+        }
+    }
+
     /// The identity of a base image; `None` for a layer that somebody writes.
     pub fn identity(&self, number: u16) -> Option<Uuid> {
         match self.holders[usize::from(number)] {
@@ -108,6 +138,7 @@ impl Layers {
         assert!(!is_base(layer), "nobody writes a base");
         let number = self.numbers.remove(&layer)?;
         self.holders[usize::from(number)] = Holder::Nobody;
+        self.names.remove(&number);
         self.dying.push(number);
         Some(number)
     }

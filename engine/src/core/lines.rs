@@ -148,6 +148,19 @@ impl Lines {
         }
     }
 
+    /// The runs that a segment holds, in no order.
+    pub fn runs_of(&self, segment: SegmentIndex) -> Vec<LineRun> {
+        self.index.runs_of(segment)
+    }
+
+    /// The own layer that the run before has given this name.
+    pub fn claim(&mut self, name: Uuid) -> Option<Layer> {
+        let layer = self.layers.claim(name)?;
+        let number = self.layers.number(layer)?;
+        self.counters.kept_blocks += self.index.blocks_of(number);
+        Some(layer)
+    }
+
     pub fn count_read(&mut self, bytes: u64) {
         self.counters.read_bytes += bytes;
     }
@@ -228,7 +241,7 @@ impl Lines {
 
     /// The runs of blocks that are to lie behind each other, slots counted from the first, and
     /// the numbers of their layers. A layer that somebody writes is named to nobody.
-    fn runs_of(&self, items: &[Item]) -> (Vec<u16>, Vec<Run>) {
+    fn runs_for(&self, items: &[Item]) -> (Vec<u16>, Vec<Run>) {
         let (mut numbers, mut runs): (Vec<u16>, Vec<Run>) = (Vec::new(), Vec::new());
         for (at, item) in items.iter().enumerate() {
             let line = item.block / LINE_BLOCKS;
@@ -262,8 +275,15 @@ impl Core {
             let first = fill.index * self.log.geometry.segment_blocks() as u32;
             self.log.adopt_fill(index, SegmentSeq(fill.seq), fill.sums);
             for run in fill.runs {
-                let layer = self.lines.layers.base(run.layer);
-                let number = self.lines.layers.number(layer);
+                let layers = &mut self.lines.layers;
+                let layer = match run.own {
+                    true => {
+                        self.layers += 1;
+                        layers.found(run.layer, Layer(self.layers))
+                    }
+                    false => layers.base(run.layer),
+                };
+                let number = layers.number_or_new(layer);
                 let (Some(layer), Ok(line)) = (number, u32::try_from(run.line)) else {
                     continue;
                 };
@@ -380,7 +400,7 @@ impl Core {
         let sums: Vec<u32> = blocks
             .map(|slice| cx.memory.checksum(slice.place, BLOCK_BYTES))
             .collect();
-        let (numbers, mut runs) = self.lines.runs_of(&items);
+        let (numbers, mut runs) = self.lines.runs_for(&items);
         let at = self.log.place_fill(&mut runs, &sums);
         let first = at.segment.0 * self.log.geometry.segment_blocks() as u32;
         let record = FillRecord {
@@ -471,9 +491,20 @@ impl Core {
             self.scratch.free_piece(piece);
             return;
         };
+        self.put_fill_footer(cx, segment, piece, &bytes);
+    }
+
+    pub(super) fn put_fill_footer(
+        &mut self,
+        cx: &mut Cx<'_>,
+        segment: SegmentIndex,
+        piece: u32,
+        bytes: &[u8],
+    ) {
         let place = self.scratch.piece(piece);
-        cx.memory.store(place, &bytes);
+        cx.memory.store(place, bytes);
         let bytes = bytes.len() as u64;
+        self.footers += 1;
         self.lines.counters.write_bytes += bytes;
         let at = self.log.device_at(self.log.footer_at(segment));
         let pending = Pending::FillFooter { segment, piece };
@@ -484,6 +515,7 @@ impl Core {
 
     /// A footer that could not be written is not missed: the records say the same.
     pub(super) fn fill_footer_done(&mut self, segment: SegmentIndex, piece: u32, ok: bool) {
+        self.footers -= 1;
         self.scratch.free_piece(piece);
         self.log.unpin(segment);
         self.lines.counters.errors += u64::from(!ok);

@@ -1,14 +1,15 @@
 //! The shard behind the seam: dispatches events and runs the fixed list of maintenance steps.
 //!
-//! Each verb has a file: `read`, `lines`, `layers`, `write`, `direct`, `destage`, `switch`,
-//! `evacuate`, `checkpoint`, `attach`. Always true after an `apply`: whatever could be decided has been
-//! decided; what is left waits for a device, for room, or for a time that is in the timers.
+//! Each verb has a file: `read`, `lines`, `layers`, `keep`, `write`, `direct`, `destage`, `switch`,
+//! `evacuate`, `checkpoint`, `attach`. Always true after an `apply`: whatever could be decided has
+//! been decided; what is left waits for a device, for room, or for a time that is in the timers.
 
 mod attach;
 mod checkpoint;
 mod destage;
 mod direct;
 mod evacuate;
+mod keep;
 mod layers;
 mod lines;
 mod pace;
@@ -54,6 +55,7 @@ struct Parking {
     until: Time,
     /// The newest record at that time.
     upto: StreamSeq,
+    keep: keep::Keep,
 }
 
 pub struct Core {
@@ -64,6 +66,8 @@ pub struct Core {
     pub volumes: Vec<Option<Volume>>,
     pub ram: RamTier,
     lines: lines::Lines,
+    /// Footers of clean segments on their way.
+    footers: u32,
     pub scratch: Scratch,
     fetches: Fetches,
     reads: Slab<read::ReadOp>,
@@ -109,6 +113,7 @@ impl Core {
             volumes,
             ram,
             lines,
+            footers: 0,
             scratch,
             fetches: Fetches::default(),
             reads: Slab::default(),
@@ -332,6 +337,7 @@ impl Core {
                 self.origin_read_done(cx, read, part, result, started);
             }
             Pending::Direct { call } => self.call_done(cx, call, result, started),
+            Pending::Look { volume, op } => self.looked(cx, volume, op, ok, stat),
             Pending::SwitchSync { volume } => self.switch_synced(cx, volume, ok),
             Pending::Ledger { volume } => self.ledger_written(cx, volume, ok),
             Pending::LedgerSync { volume } => self.ledger_synced(cx, volume, ok),
@@ -414,15 +420,21 @@ impl Core {
     /// checkpoint tells what is durable.
     fn park(&mut self, cx: &mut Cx<'_>, request: RequestId) {
         for at in 0..self.volumes.len() {
-            self.release_if_clean(cx, VolumeId(at as u32));
+            let id = VolumeId(at as u32);
+            if self.find(id).is_some_and(|volume| volume.ready) {
+                self.release_if_clean(cx, id);
+            }
         }
         let until = cx.now.plus_millis(PARK_MS_MAX);
         cx.out.timer(until, Timer::Housekeeping);
+        let looks_until = cx.now.plus_millis(PARK_MS_MAX - keep::SPARE_MS);
+        cx.out.timer(looks_until, Timer::Housekeeping);
         let upto = self.log.newest();
         self.parking = Some(Parking {
             request,
             until,
             upto,
+            keep: keep::Keep::Start,
         });
         self.log.wait_durable(cx, upto, Waiter::Park);
     }
@@ -442,7 +454,10 @@ impl Core {
         if busy || self.log.durable < parking.upto {
             return;
         }
-        let request = parking.request;
+        let (request, late) = (parking.request, cx.now >= parking.until);
+        if !late && !self.pump_keep(cx) {
+            return;
+        }
         self.parking = None;
         self.checkpoint.wait(checkpoint::Waiter::Park(request));
         self.pump_checkpoint(cx);

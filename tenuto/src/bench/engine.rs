@@ -246,6 +246,7 @@ const STAT: Stat = Stat {
     size_bytes: 0,
     mtime_ns: 1,
     now_ns: 2,
+    print: None,
 };
 
 fn spec(options: Options) -> VolumeSpec {

@@ -167,13 +167,13 @@ fn a_rotten_clean_block_is_read_from_the_origin_again() {
 }
 
 /// A write-back volume whose clean blocks go to the SSD when they are read for the first time.
-fn own_volume(rig: &mut Rig, admission: &str) -> Vec<u8> {
+fn own_volume(rig: &mut Rig, admission: &str) -> (PathBuf, Vec<u8>) {
     let image = rig.image("own.img", IMAGE_BYTES);
     let bytes = fill(&image, 3);
     settled(&image);
     let keys = format!("destage-after = \"never\"\nadmission = \"{admission}\"\n");
     rig.volume("own", &image, "write-back", &keys);
-    bytes
+    (image, bytes)
 }
 
 fn origin_reads(rig: &Rig) -> u64 {
@@ -186,7 +186,7 @@ fn read_until_clean(rig: &Rig, bytes: &[u8]) {
         let before = origin_reads(rig);
         // What is admitted for being asked for again is asked for twice.
         read_parts(rig, "own", bytes, 2);
-        origin_reads(rig) == before
+        origin_reads(rig) == before && clean(rig, "bytes") >= IMAGE_BYTES
     };
     wait_until("a pass without the origin", PATIENCE, all);
     let show = rig.show("own");
@@ -213,7 +213,7 @@ fn overwrite(rig: &Rig, bytes: &mut [u8], seed: u64) {
 fn a_volume_larger_than_the_ram_tier_is_read_again_from_the_ssd_and_never_stale() {
     for admission in ["all", "reuse"] {
         let mut rig = Rig::new();
-        let mut bytes = own_volume(&mut rig, admission);
+        let (_, mut bytes) = own_volume(&mut rig, admission);
         let daemon = rig.serve();
         read_until_clean(&rig, &bytes);
         for seed in 0..2 {
@@ -242,7 +242,7 @@ fn a_volume_larger_than_the_ram_tier_is_read_again_from_the_ssd_and_never_stale(
 #[test]
 fn admission_is_changed_while_a_volume_runs() {
     let mut rig = Rig::new();
-    let bytes = own_volume(&mut rig, "reuse");
+    let (_, bytes) = own_volume(&mut rig, "reuse");
     let daemon = rig.serve();
     read_all(&rig, "own", &bytes);
     assert_eq!(clean(&rig, "bytes"), 0, "one pass asks for nothing twice");
@@ -252,5 +252,46 @@ fn admission_is_changed_while_a_volume_runs() {
         clean(&rig, "bytes") > IMAGE_BYTES / 2
     };
     wait_until("most of the image is on the SSD", PATIENCE, all);
+    daemon.stop();
+}
+
+#[test]
+fn clean_blocks_of_a_written_image_outlive_an_orderly_stop_and_no_change_of_the_image() {
+    let mut rig = Rig::new();
+    let (image, mut bytes) = own_volume(&mut rig, "all");
+    let daemon = rig.serve();
+    overwrite(&rig, &mut bytes, 1);
+    rig.done(&["volume", "destage", "own", "--wait"]);
+    read_until_clean(&rig, &bytes);
+    // Some of it is dirty when the daemon stops.
+    overwrite(&rig, &mut bytes, 2);
+    settled(&image);
+    daemon.stop();
+    let daemon = rig.serve();
+    read_all(&rig, "own", &bytes);
+    let show = rig.show("own");
+    assert_eq!(number(&show["origin"]["reads"]), 0, "{show}");
+    assert!(number(&show["reads"]["ssd_hits"]) > 0, "{show}");
+    overwrite(&rig, &mut bytes, 3);
+    rig.done(&["volume", "destage", "own", "--wait"]);
+    read_all(&rig, "own", &bytes);
+    daemon.kill();
+    let daemon = rig.serve();
+    assert_eq!(clean(&rig, "bytes"), 0, "a kill keeps nothing");
+    read_until_clean(&rig, &bytes);
+    settled(&image);
+    daemon.stop();
+    // Another program changes the image while nobody holds it.
+    let file = std::fs::File::options().write(true).open(&image);
+    let file = file.expect("open the image");
+    for at in [0, IMAGE_BYTES / 2, IMAGE_BYTES - 4096] {
+        bytes[at as usize..at as usize + 4096].fill(0x5A);
+        file.write_all_at(&[0x5A; 4096], at)
+            .expect("change the image");
+    }
+    drop(file);
+    settled(&image);
+    let daemon = rig.serve();
+    read_all(&rig, "own", &bytes);
     daemon.stop();
 }
