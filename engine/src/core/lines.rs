@@ -188,7 +188,8 @@ impl Lines {
         let Some(number) = self.layers.number(layer) else {
             return;
         };
-        if blocks <= RANGE_BLOCKS_MAX {
+        // A base has no other layer to go on with.
+        if blocks <= RANGE_BLOCKS_MAX || is_base(layer) {
             self.index
                 .drop_range(number, first_block..first_block + blocks);
         } else {
