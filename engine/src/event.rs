@@ -115,6 +115,17 @@ pub enum ResetOn {
     GuestReset,
 }
 
+/// Which blocks of an image that a volume writes are kept clean on the cache device. Blocks of
+/// base images always are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Admission {
+    /// Those that somebody has asked for twice.
+    #[default]
+    Reuse,
+    /// All that came from the origin.
+    All,
+}
+
 /// What can be changed while a volume runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
@@ -127,6 +138,7 @@ pub struct Tuning {
     pub flow: FlowLimits,
     /// Origin requests of the destager in flight.
     pub origin_queue_depth: u32,
+    pub admission: Admission,
     /// Ephemeral: how long a write waits for space before it fails with no space.
     pub overlay_timeout_ms: u64,
     /// Ephemeral: RAM that the overlay may fill before its writes are spilled to the log.
@@ -191,6 +203,9 @@ pub struct Stat {
     pub mtime_ns: u64,
     /// The host's wall clock at the time of the call.
     pub now_ns: u64,
+    /// Whatever else is another number for a file that was changed or replaced. `None` where a
+    /// change may leave no trace.
+    pub print: Option<u64>,
 }
 
 /// One request to a device. `bytes` is the sum of the slices, or the range of a `Zero`.

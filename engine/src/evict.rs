@@ -143,22 +143,35 @@ impl S3Fifo {
             + self.ghost.buckets.len() * size_of::<[u32; GHOST_WAYS]>()
     }
 
-    /// A slot has content now, whose key has this hash.
-    pub fn insert(&mut self, slot: u32, hash: u64) {
-        let queue = match self.ghost.recall(hash) {
-            true => Queue::Main,
-            false => Queue::Small,
-        };
+    /// A slot has content now, whose key has this hash. True if it had left not long ago.
+    pub fn insert(&mut self, slot: u32, hash: u64) -> bool {
+        let again = self.ghost.recall(hash);
         self.links[slot as usize].hits = 0;
-        self.enter(slot, queue);
+        self.enter(slot, if again { Queue::Main } else { Queue::Small });
+        again
     }
 
-    pub fn hit(&mut self, slot: u32) {
+    /// A slot that was taken out with its content comes back; what was asked for meanwhile, or
+    /// before, has earned its place.
+    pub fn put_back(&mut self, slot: u32) {
+        let hit = core::mem::take(&mut self.links[slot as usize].hits) > 0;
+        self.enter(slot, if hit { Queue::Main } else { Queue::Small });
+    }
+
+    /// True if it is the first hit since the slot entered its queue.
+    pub fn hit(&mut self, slot: u32) -> bool {
         let link = &mut self.links[slot as usize];
+        let first = link.hits == 0;
         link.hits = (link.hits + 1).min(HITS_MAX);
+        first
     }
 
-    /// A slot has no content any more; nothing is remembered of it.
+    /// A key that is not here is worth a place in the main queue, should somebody ask for it.
+    pub fn expect(&mut self, hash: u64) {
+        self.ghost.remember(hash);
+    }
+
+    /// A slot is out of the queues; nothing is remembered of it.
     pub fn remove(&mut self, slot: u32) {
         match self.links[slot as usize].queue {
             Queue::Small => self.small.remove(&mut self.links, slot),
@@ -293,7 +306,13 @@ mod tests {
                     queues.insert(slot, spread(u64::from(slot)));
                     held[slot as usize] = true;
                 }
-                1 => queues.hit(slot),
+                1 => {
+                    queues.hit(slot);
+                }
+                2 if held[slot as usize] && state >> 63 == 1 => {
+                    queues.remove(slot);
+                    queues.put_back(slot);
+                }
                 2 => {
                     queues.remove(slot);
                     held[slot as usize] = false;

@@ -5,12 +5,14 @@
 //! but with the segments, one array each, so that they cost exactly four bytes a block. Always
 //! true: all entries of a segment hang on its chain and leave together, before the segment may be
 //! written again; memory is bounded from the start. An entry whose blocks were all dropped stays
-//! on its chain, empty and found by nobody. The first sketch kept checksums in the entry: with
-//! room for 16 of them a half-filled line cost twice as much.
+//! on its chain, empty and found by nobody. Blocks of a layer that is written are dropped by
+//! range, all of a layer that is gone by a sweep in steps. The first sketch kept checksums in the
+//! entry: with room for 16 of them a half-filled line cost twice as much.
 
 use crate::format::fill::LINE_BLOCKS;
 use crate::types::{Geometry, SegmentIndex};
 use alloc::vec::Vec;
+use core::ops::Range;
 use hashbrown::HashTable;
 
 const NONE: u32 = (1 << CHAIN_BITS) - 1;
@@ -51,6 +53,8 @@ pub struct LineIndex {
     chains: Vec<u32>,
     segment_blocks: u32,
     blocks: u64,
+    /// Of these, by layer: most ranges that are dropped are of layers that have none.
+    held: Vec<u32>,
     seed: u64,
 }
 
@@ -127,6 +131,7 @@ impl LineIndex {
             chains: alloc::vec![NONE; geometry.segments as usize],
             segment_blocks: geometry.segment_blocks() as u32,
             blocks: 0,
+            held: Vec::new(),
             seed,
         }
     }
@@ -135,22 +140,51 @@ impl LineIndex {
         self.blocks
     }
 
+    /// Of one layer.
+    pub fn blocks_of(&self, layer: u16) -> u64 {
+        self.held
+            .get(usize::from(layer))
+            .copied()
+            .unwrap_or(0)
+            .into()
+    }
+
     pub fn is_off(&self) -> bool {
         self.entries_max == 0
     }
 
     pub fn bytes(&self) -> u64 {
         let entries = self.entries.capacity() * size_of::<Entry>();
-        (entries + self.table.allocation_size() + self.chains.len() * 4) as u64
+        let tables = self.table.allocation_size() + self.chains.len() * 4;
+        (entries + tables + self.held.capacity() * 4) as u64
     }
 
     fn find(&self, layer: u16, line: u32, bit: u32) -> Option<u32> {
+        self.find_any(layer, line, 1 << bit)
+    }
+
+    /// An entry of a line that has one of these bits.
+    fn find_any(&self, layer: u16, line: u32, bits: u16) -> Option<u32> {
         let entries = &self.entries;
         let found = self.table.find(hash(self.seed, layer, line), |&at| {
             let entry = &entries[at as usize];
-            entry.is_of(layer, line) && entry.bitmap >> bit & 1 == 1
+            entry.is_of(layer, line) && entry.bitmap & bits != 0
         });
         found.copied()
+    }
+
+    fn count(&mut self, layer: u16, added: u32) {
+        let layer = usize::from(layer);
+        if self.held.len() <= layer {
+            self.held.resize(layer + 1, 0);
+        }
+        self.held[layer] += added;
+        self.blocks += u64::from(added);
+    }
+
+    fn discount(&mut self, layer: u16, dropped: u32) {
+        self.held[usize::from(layer)] -= dropped;
+        self.blocks -= u64::from(dropped);
     }
 
     /// The block of the log that holds this block of a layer.
@@ -190,7 +224,7 @@ impl LineIndex {
             chain: self.chains[segment],
         };
         self.chains[segment] = at;
-        self.blocks += u64::from(run.bitmap.count_ones());
+        self.count(run.layer, run.bitmap.count_ones());
         let (entries, seed) = (&self.entries, self.seed);
         self.table
             .insert_unique(hash(seed, run.layer, run.line), at, |&at| {
@@ -201,7 +235,7 @@ impl LineIndex {
     }
 
     /// Blocks of a layer among so many entries from `from` on, and whether there are more entries.
-    pub fn blocks_of(&self, layer: u16, from: u32, entries: u32) -> (Vec<u64>, bool) {
+    pub fn listed(&self, layer: u16, from: u32, entries: u32) -> (Vec<u64>, bool) {
         let part = self.entries.iter().skip(from as usize);
         let part = part.take(entries as usize);
         let of_layer = part.filter(|entry| entry.layer == layer && entry.bitmap != 0);
@@ -247,25 +281,40 @@ impl LineIndex {
 
     /// The block cannot be read any more: nobody finds it again.
     pub fn drop_block(&mut self, layer: u16, block: u64) {
-        let Some((line, bit)) = place(block) else {
-            return;
-        };
-        while let Some(at) = self.find(layer, line, bit) {
+        self.drop_range(layer, block..block + 1);
+    }
+
+    /// These blocks are not what their layer holds any more: nobody finds them again.
+    pub fn drop_range(&mut self, layer: u16, blocks: Range<u64>) {
+        let mut at = blocks.start;
+        while at < blocks.end && self.held.get(usize::from(layer)).is_some_and(|it| *it > 0) {
+            let Some((line, from)) = place(at) else {
+                return;
+            };
+            let next = (u64::from(line) + 1) * LINE_BLOCKS;
+            let upto = LINE_BLOCKS - next.saturating_sub(blocks.end);
+            self.drop_bits(layer, line, from..upto as u32);
+            at = next;
+        }
+    }
+
+    fn drop_bits(&mut self, layer: u16, line: u32, bits: Range<u32>) {
+        let low = ((1u32 << bits.start) - 1) as u16;
+        let upto = ((1u32 << bits.end) - 1) as u16;
+        while let Some(at) = self.find_any(layer, line, upto & !low) {
             let run = self.entries[at as usize].run();
-            let below = run.bitmap & ((1 << bit) - 1);
-            let above = run.bitmap & !below & !(1 << bit);
-            let behind = run.slot(bit) + 1;
-            self.blocks -= 1;
+            let (below, above) = (run.bitmap & low, run.bitmap & !upto);
+            let behind = run.base + (run.bitmap & upto).count_ones();
+            let kept = if below != 0 { below } else { above };
+            self.discount(layer, (run.bitmap & !kept).count_ones());
             let entry = &mut self.entries[at as usize];
-            if below != 0 {
-                entry.bitmap = below;
-            } else {
-                (entry.bitmap, entry.base) = (above, behind);
+            entry.bitmap = kept;
+            if below == 0 {
+                entry.base = behind;
             }
-            if entry.bitmap == 0 {
+            if kept == 0 {
                 self.unlink(at);
             } else if below != 0 && above != 0 {
-                self.blocks -= u64::from(above.count_ones());
                 // Without room for another run these are forgotten as well.
                 self.insert(LineRun {
                     bitmap: above,
@@ -276,6 +325,35 @@ impl LineIndex {
         }
     }
 
+    /// Drops what some of the entries, from `from` on, have of these layers. Where to go on;
+    /// `None` after the last one.
+    pub fn sweep(&mut self, from: usize, entries: usize, layers: &[u16]) -> Option<usize> {
+        let end = (from + entries).min(self.entries.len());
+        for at in from..end {
+            let entry = self.entries[at];
+            if entry.bitmap != 0 && layers.contains(&entry.layer) {
+                self.discount(entry.layer, entry.bitmap.count_ones());
+                self.entries[at].bitmap = 0;
+                self.unlink(at as u32);
+            }
+        }
+        (end < self.entries.len()).then_some(end)
+    }
+
+    /// The runs that a segment holds, in no order.
+    pub fn runs_of(&self, segment: SegmentIndex) -> Vec<LineRun> {
+        let mut at = self.chains[segment.0 as usize];
+        let mut runs = Vec::new();
+        while at != NONE {
+            let entry = self.entries[at as usize];
+            if entry.bitmap != 0 {
+                runs.push(entry.run());
+            }
+            at = entry.next();
+        }
+        runs
+    }
+
     /// Takes out all that lies in a segment; returns the runs, each with its hits.
     pub fn retire(&mut self, segment: SegmentIndex) -> Vec<(LineRun, u32)> {
         let mut at = core::mem::replace(&mut self.chains[segment.0 as usize], NONE);
@@ -284,7 +362,7 @@ impl LineIndex {
             let entry = self.entries[at as usize];
             if entry.bitmap != 0 {
                 self.unlink(at);
-                self.blocks -= u64::from(entry.bitmap.count_ones());
+                self.discount(entry.layer, entry.bitmap.count_ones());
                 runs.push((entry.run(), entry.hits()));
             }
             self.entries[at as usize].bitmap = 0;
@@ -371,10 +449,24 @@ mod tests {
                         model.extend(one.blocks().map(|(block, at)| ((one.layer, block), at)));
                     }
                 }
-                6..9 => {
+                6..8 => {
                     let key = (random(2) as u16, random(640));
                     index.drop_block(key.0, key.1);
                     model.remove(&key);
+                }
+                8 if random(20) == 0 => {
+                    let layer = random(2) as u16;
+                    let mut at = Some(0);
+                    while let Some(from) = at {
+                        at = index.sweep(from, 7, &[layer, 9]);
+                    }
+                    model.retain(|key, _| key.0 != layer);
+                }
+                8 => {
+                    let (layer, first) = (random(2) as u16, random(640));
+                    let blocks = first..first + random(40);
+                    index.drop_range(layer, blocks.clone());
+                    model.retain(|key, _| key.0 != layer || !blocks.contains(&key.1));
                 }
                 _ => {
                     for (one, _) in index.retire(SegmentIndex(segment)) {

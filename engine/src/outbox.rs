@@ -89,6 +89,11 @@ pub enum Pending {
     Stat {
         volume: VolumeId,
     },
+    /// A look at an image that nobody writes any more, or the sync before it.
+    Look {
+        volume: VolumeId,
+        op: Op,
+    },
     /// The time that the origin's file system put on a ledger just written.
     Clock {
         volume: VolumeId,

@@ -32,13 +32,23 @@ pub enum Lookup {
     Miss,
 }
 
+/// What became of a block whose bytes are complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Published {
+    /// It was invalidated meanwhile.
+    Overtaken,
+    New,
+    /// It had left not long ago, or was expected.
+    Again,
+}
+
 /// What stands between epochs and origin. The read tier is its first form.
 pub trait CleanCache {
     fn lookup(&mut self, key: Key) -> Lookup;
     /// Takes a place for a block that the fill will bring; `None` when all are busy.
     fn reserve(&mut self, key: Key, fill: u32) -> Option<u32>;
-    /// The bytes are complete. False if the block was invalidated meanwhile.
-    fn publish(&mut self, slot: u32) -> bool;
+    /// The bytes are complete.
+    fn publish(&mut self, slot: u32) -> Published;
     /// The bytes will not come.
     fn abandon(&mut self, slot: u32);
     /// The layer was written: these blocks are stale, those on their way as well.
@@ -171,16 +181,30 @@ impl RamTier {
         valid
     }
 
+    /// Whether a pinned block is still what its layer holds.
+    pub fn is_good(&self, slot: u32) -> bool {
+        self.slots[slot as usize].state == SlotState::Pinned
+    }
+
     pub fn unpin(&mut self, slot: u32) {
         match self.slots[slot as usize].state {
             SlotState::Pinned => {
                 self.slots[slot as usize].state = SlotState::Valid;
-                let hash = hash(self.seed, self.slots[slot as usize].key);
-                self.queues.insert(slot, hash);
+                self.queues.put_back(slot);
             }
             SlotState::Stale => self.release(slot),
             _ => unreachable!("only pinned blocks are unpinned"),
         }
+    }
+
+    /// Somebody has asked for a block. True if it is the first time for a while.
+    pub fn hit(&mut self, slot: u32) -> bool {
+        self.queues.hit(slot)
+    }
+
+    /// The block was written a moment ago: should it be read it counts as asked for again.
+    pub fn expect(&mut self, key: Key) {
+        self.queues.expect(hash(self.seed, key));
     }
 
     fn drop_block(&mut self, slot: u32) {
@@ -206,10 +230,7 @@ impl CleanCache for RamTier {
         };
         match self.slots[slot as usize].state {
             SlotState::Filling(fill) => Lookup::Filling(fill),
-            _ => {
-                self.queues.hit(slot);
-                Lookup::Hit(slot)
-            }
+            _ => Lookup::Hit(slot),
         }
     }
 
@@ -227,17 +248,19 @@ impl CleanCache for RamTier {
         Some(slot)
     }
 
-    fn publish(&mut self, slot: u32) -> bool {
+    fn publish(&mut self, slot: u32) -> Published {
         match self.slots[slot as usize].state {
             SlotState::Filling(_) => {
                 self.slots[slot as usize].state = SlotState::Valid;
                 let hash = hash(self.seed, self.slots[slot as usize].key);
-                self.queues.insert(slot, hash);
-                true
+                match self.queues.insert(slot, hash) {
+                    true => Published::Again,
+                    false => Published::New,
+                }
             }
             SlotState::Stale => {
                 self.release(slot);
-                false
+                Published::Overtaken
             }
             _ => unreachable!("only fills are published"),
         }
@@ -285,7 +308,7 @@ mod tests {
         let slot = tier.reserve(key(7), 0).expect("room");
         tier.invalidate(Layer(1), 7, 1);
         assert_eq!(tier.lookup(key(7)), Lookup::Miss);
-        assert!(!tier.publish(slot));
+        assert_eq!(tier.publish(slot), Published::Overtaken);
         assert_eq!(tier.lookup(key(7)), Lookup::Miss);
         assert_eq!(tier.used(), 0);
     }
@@ -295,12 +318,15 @@ mod tests {
         let mut tier = RamTier::new(4, 9);
         for block in 0..4 {
             let slot = tier.reserve(key(block), 0).expect("room");
-            assert!(tier.publish(slot));
+            assert_eq!(tier.publish(slot), Published::New);
         }
-        assert!(matches!(tier.lookup(key(2)), Lookup::Hit(_)));
+        let Lookup::Hit(slot) = tier.lookup(key(2)) else {
+            panic!("it was just published");
+        };
+        assert!(tier.hit(slot) && !tier.hit(slot));
         for block in 10..13 {
             let slot = tier.reserve(key(block), 0).expect("room");
-            assert!(tier.publish(slot));
+            assert_eq!(tier.publish(slot), Published::New);
         }
         assert!(matches!(tier.lookup(key(2)), Lookup::Hit(_)));
         assert_eq!(tier.lookup(key(0)), Lookup::Miss);
@@ -310,14 +336,16 @@ mod tests {
     fn a_pinned_block_is_found_and_stays_until_it_is_given_back() {
         let mut tier = RamTier::new(2, 9);
         let slot = tier.reserve(key(7), 0).expect("room");
-        assert!(tier.publish(slot) && tier.pin(slot));
+        assert!(tier.publish(slot) == Published::New && tier.pin(slot));
         assert!(!tier.pin(slot));
         for block in 10..13 {
             let other = tier.reserve(key(block), 0).expect("room");
-            assert!(other != slot && tier.publish(other));
+            assert!(other != slot && tier.publish(other) == Published::New);
         }
         assert_eq!(tier.lookup(key(7)), Lookup::Hit(slot));
+        assert!(tier.is_good(slot));
         tier.invalidate(Layer(1), 7, 1);
+        assert!(!tier.is_good(slot));
         assert_eq!(tier.lookup(key(7)), Lookup::Miss);
         assert!(!tier.slots.is_empty() && tier.free.is_empty());
         tier.unpin(slot);

@@ -25,6 +25,8 @@ pub struct Settled {
     pub ledger: Option<Ledger>,
     /// Entries of a journal that were applied by this call.
     pub journal_entries_applied: u64,
+    /// The image as it is now, if it can be told.
+    pub origin: Option<Stat>,
 }
 
 impl Settled {
@@ -56,12 +58,16 @@ pub struct OriginInfo {
 /// that holds the origin's lock, before `attach`.
 pub fn settle(media: &mut dyn Media, volume: VolumeId) -> Result<Settled, OpenError> {
     let Some(mut ledger) = read_ledger(media, volume)? else {
-        return Ok(Settled::default());
+        return Ok(Settled {
+            origin: media.stat(Device::Origin(volume)).ok(),
+            ..Settled::default()
+        });
     };
     let Progress::Apply { upto, .. } = ledger.progress else {
         return Ok(Settled {
             ledger: Some(ledger),
             journal_entries_applied: 0,
+            origin: media.stat(Device::Origin(volume)).ok(),
         });
     };
     let stat = check_image(media, volume, &ledger)?;
@@ -87,6 +93,8 @@ pub fn settle(media: &mut dyn Media, volume: VolumeId) -> Result<Settled, OpenEr
     Ok(Settled {
         ledger: Some(ledger),
         journal_entries_applied,
+        // Just written: nothing that was kept of it counts.
+        origin: None,
     })
 }
 

@@ -47,6 +47,10 @@ impl<T> Slab<T> {
         item
     }
 
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.items.iter_mut().flatten()
+    }
+
     pub fn len(&self) -> usize {
         self.items.len() - self.free.len()
     }

@@ -177,7 +177,7 @@ pub struct SegmentCounts {
     pub write: u32,
     pub overlay: u32,
     pub sealed: u32,
-    /// Clean blocks of base layers; the first to be given back.
+    /// Clean blocks; the first to be given back.
     pub fill: u32,
 }
 
@@ -194,6 +194,8 @@ pub struct Lines {
     pub errors: u64,
     /// Segments given back.
     pub segments_retired: u64,
+    /// Blocks of images that volumes write which were still good after an orderly stop.
+    pub kept_blocks: u64,
     /// Blocks that were worth being written again when their segment was given back.
     pub reappended_blocks: u64,
 }

@@ -5,7 +5,7 @@
 //! bytes and devices; see `engine::write` for the way of a write.
 
 use crate::core::{Destage, Switch};
-use crate::event::{ResetOn, Tuning, VolumeSpec};
+use crate::event::{Admission, ResetOn, Tuning, VolumeSpec};
 use crate::flow::{Flow, FlowLimits};
 use crate::format::checkpoint::VolumeRecord;
 use crate::format::ledger::Ledger;
@@ -119,6 +119,8 @@ pub struct Volume {
     /// A host has opened its origin; else only the log knows it.
     pub attached: bool,
     pub keeper: Option<Keeper>,
+    /// Of the ledger as it is on its medium; 0 while there is none.
+    pub ledger_generation: Generation,
     pub destage: Option<Destage>,
     /// Destage at least to here, whatever the triggers say.
     pub destage_upto: Serial,
@@ -184,6 +186,7 @@ impl Volume {
                 dirty_limit_bytes: 4 << 30,
                 flow: FlowLimits::default(),
                 origin_queue_depth: 32,
+                admission: Admission::Reuse,
                 overlay_timeout_ms: 30_000,
                 overlay_ram_bytes: 256 << 20,
                 reset_on: ResetOn::Command,
@@ -201,6 +204,7 @@ impl Volume {
             ready: false,
             attached: false,
             keeper: None,
+            ledger_generation: Generation(0),
             destage: None,
             destage_upto: Serial(0),
             destage_waiters: Vec::new(),

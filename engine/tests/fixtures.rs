@@ -4,6 +4,7 @@
 //! Always true: a file in `fixtures` is never changed. Other bytes are another version, with
 //! files of its own; a program that no longer reads these no longer reads its users' data.
 
+use engine::format::FormatError;
 use engine::format::checkpoint::{Checkpoint, SegmentRecord, VolumeRecord};
 use engine::format::fill::{FillFooter, FillRecord, Life, Run};
 use engine::format::footer::{Footer, FooterEntry, body_blocks};
@@ -216,6 +217,7 @@ fn a_footer_of_version_1_is_written_and_read_the_same() {
 fn fill_record() -> FillRecord {
     let run = |line, slot, bitmap| Run {
         layer: Uuid(*b"image at one day"),
+        own: false,
         line,
         slot,
         bitmap,
@@ -250,6 +252,24 @@ fn a_fill_footer_of_version_1_is_written_and_read_the_same() {
     };
     let bytes = golden("fill-footer", &footer.encode());
     assert_eq!(FillFooter::parse(&bytes, GEOMETRY, CACHE), Ok(footer));
+}
+
+/// The flag for layers that a volume writes came later: what does not know it refuses the run.
+#[test]
+fn a_fill_record_with_runs_of_an_own_layer_is_written_and_read_the_same() {
+    let mut record = fill_record();
+    record.runs[1].own = true;
+    record.runs[1].layer = Uuid::NIL;
+    let bytes = golden("fill-record-own", &record.encode());
+    assert_eq!(
+        FillRecord::parse(&bytes, GEOMETRY, CACHE),
+        Ok(record.clone())
+    );
+    let mut unknown = record.encode();
+    unknown[64 + 32 + 30] |= 2;
+    engine::format::seal(&mut unknown);
+    let refused = FillRecord::parse(&unknown, GEOMETRY, CACHE);
+    assert_eq!(refused, Err(FormatError::Incompatible(2)));
 }
 
 #[test]

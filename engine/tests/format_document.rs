@@ -92,7 +92,7 @@ fn on_the_cache_device() -> Vec<Layout> {
             "Fill footer header", fill::FooterBytes,
             prefix, cache, incarnation, segment_seq, body_checksum, runs, sums, reserved
         ),
-        layout!("Fill run", fill::RunBytes, layer, line, slot, bitmap, reserved),
+        layout!("Fill run", fill::RunBytes, layer, line, slot, bitmap, flags),
     ]
 }
 

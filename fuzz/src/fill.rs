@@ -31,6 +31,7 @@ fn life(source: &mut Source, cache: Uuid) -> Life {
 fn run(source: &mut Source, slot: u32) -> Run {
     Run {
         layer: Uuid(source.bytes16()),
+        own: source.byte() % 2 == 1,
         line: source.number() >> (source.byte() % 64),
         slot,
         bitmap: source.u16(),

@@ -100,6 +100,7 @@ impl Devices {
             size_bytes: disk.size(),
             mtime_ns: disk.mtime(),
             now_ns: EPOCH_NS + now,
+            print: Some(0),
         }
     }
 }

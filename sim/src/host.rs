@@ -431,6 +431,7 @@ impl World {
             counters.evacuated_bytes += snapshot.evacuated_bytes;
             counters.lines_written += snapshot.lines.write_bytes;
             counters.lines_read += snapshot.lines.read_bytes;
+            counters.lines_kept += snapshot.lines.kept_blocks;
             counters.lines_bad += snapshot.lines.bad_blocks;
             counters.lines_retired += snapshot.lines.segments_retired;
             counters.lines_reappended += snapshot.lines.reappended_blocks;

@@ -6,7 +6,7 @@
 
 use crate::rng::Rng;
 use engine::engine::Config;
-use engine::event::{ResetOn, Tuning};
+use engine::event::{Admission, ResetOn, Tuning};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Geometry, Policy, Uuid};
 
@@ -167,6 +167,7 @@ impl Plan {
             flow: flow(rng),
             dirty_limit_bytes: rng.pick(&[log_bytes / 8, log_bytes / 4, log_bytes]),
             origin_queue_depth: rng.pick(&[1, 4, 32]),
+            admission: rng.pick(&[Admission::Reuse, Admission::All]),
             overlay_timeout_ms: rng.pick(&[1, 100, 5000]),
             overlay_ram_bytes: overlay_ram(self.overlay_slots, self.volumes.len()),
             reset_on: match self.overlay_slots % 2 {

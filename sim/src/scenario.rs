@@ -9,6 +9,7 @@ use crate::host::Ending;
 use crate::plan::Plan;
 use crate::run::{Failure, Options, run};
 use crate::trace::Counters;
+use engine::event::Admission;
 use engine::types::{DestageMode, Policy};
 
 /// Seeds of each scenario.
@@ -97,6 +98,53 @@ pub fn clean_blocks(seed: u64) -> Options {
     plan.limit_requests();
     options.plan = Some(plan);
     options.operations = 3000;
+    options
+}
+
+/// Volumes that are written and read through clean blocks of their own on the device: write-back,
+/// write-through and one whose policy changes, beside an ephemeral one that is reset, with a read
+/// tier that keeps next to nothing.
+pub fn own_blocks(seed: u64) -> Options {
+    let mut options = Options::from_seed(seed);
+    let mut plan = Plan::from_seed(seed);
+    let policies = match seed % 4 {
+        0 => vec![Policy::WriteBack],
+        1 => vec![Policy::WriteThrough, Policy::WriteBack],
+        _ => vec![Policy::WriteBack, Policy::Ephemeral, Policy::WriteThrough],
+    };
+    only(&mut plan, Policy::WriteBack, policies.len());
+    plan.origins[0].tag = Some(1001);
+    plan.origins[0].sectors = plan.origins[0].sectors.min(4096);
+    plan.origins = vec![plan.origins[0].clone(); policies.len()];
+    for (at, policy) in policies.into_iter().enumerate() {
+        let volume = &mut plan.volumes[at];
+        volume.origin = at;
+        volume.policy = policy;
+        volume.switches = seed % 4 == 3 && policy != Policy::Ephemeral;
+        volume.depth = 8;
+        volume.tuning.destage_after_ms = [Some(20), Some(200)][(seed / 4 % 2) as usize];
+        volume.tuning.admission = [Admission::All, Admission::Reuse][(seed / 8 % 2) as usize];
+    }
+    plan.geometry.chunk_blocks = 8;
+    plan.geometry.segments = 16 + (seed % 20) as u32;
+    plan.ram_blocks = [16, 64][(seed / 2 % 2) as usize];
+    plan.index_bytes_max = [20_000, 1 << 20][(seed / 3 % 2) as usize];
+    plan.rates.rot = [0, 0, 20, 100][(seed / 5 % 4) as usize];
+    plan.rates.absent = 0;
+    plan.limit_requests();
+    options.plan = Some(plan);
+    options.operations = 3000;
+    if !seed.is_multiple_of(3) {
+        // What an orderly stop has kept is read, written, and must not be found after a kill.
+        let (stop, off) = (
+            Ending::Orderly { power_off: false },
+            Ending::Orderly { power_off: true },
+        );
+        let (kill, loss) = (Ending::Kill, Ending::PowerLoss);
+        options.endings = vec![stop, kill, off, loss, stop, stop, Ending::KillInMemory, off];
+        options.restarts = options.endings.len() as u32;
+        options.operations = 5000;
+    }
     options
 }
 

@@ -40,6 +40,7 @@ pub struct Counters {
     pub lines_rotten: u64,
     pub lines_written: u64,
     pub lines_read: u64,
+    pub lines_kept: u64,
     pub lines_bad: u64,
     pub lines_retired: u64,
     pub lines_reappended: u64,
@@ -49,7 +50,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    fn fields(&mut self) -> [(&'static str, &mut u64); 36] {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 37] {
         [
             ("operations", &mut self.operations),
             ("reads", &mut self.reads),
@@ -84,6 +85,7 @@ impl Counters {
             ("lines rotten", &mut self.lines_rotten),
             ("line bytes written", &mut self.lines_written),
             ("line bytes read", &mut self.lines_read),
+            ("line blocks kept", &mut self.lines_kept),
             ("line blocks bad", &mut self.lines_bad),
             ("line segments retired", &mut self.lines_retired),
             ("line blocks reappended", &mut self.lines_reappended),

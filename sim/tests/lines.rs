@@ -2,7 +2,7 @@
 //! notices when a rule that keeps them right is broken.
 
 use sim::host::Ending;
-use sim::scenario::clean_blocks;
+use sim::scenario::{clean_blocks, own_blocks};
 use sim::trace::Counters;
 use sim::{Options, Sabotage, run};
 
@@ -40,6 +40,30 @@ fn clean_blocks_of_a_rotten_device_are_never_wrong() {
         "{counters:?}"
     );
     assert!(counters.images_renewed > 0, "{counters:?}");
+}
+
+#[test]
+fn own_clean_blocks_of_volumes_that_are_written_are_never_stale() {
+    let mut counters = Counters::default();
+    for seed in 0..seeds() {
+        match run(&own_blocks(seed)) {
+            Ok(outcome) => counters.add(&outcome.counters),
+            Err(failure) => panic!("own clean blocks: {failure}"),
+        }
+    }
+    for (name, value) in counters.list() {
+        println!("{value:>12} {name}");
+    }
+    assert!(
+        counters.lines_written > 0 && counters.lines_read > 0,
+        "{counters:?}"
+    );
+    assert!(
+        counters.lines_retired > 0 && counters.lines_bad > 0,
+        "{counters:?}"
+    );
+    assert!(counters.switches > 0 && counters.resets > 0, "{counters:?}");
+    assert!(counters.lines_kept > 0, "{counters:?}");
 }
 
 /// While nothing but the daemon dies, blocks need no checksum to be right: segments come back to

@@ -18,7 +18,7 @@ mod watch;
 use crate::shard::control::{CommandError, Handle, ListenerScope, Stopped};
 use crate::stage::Stage;
 use engine::engine::Report;
-use engine::event::ResetOn;
+use engine::event::{Admission, ResetOn};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 pub use held::{Held, Hold};
@@ -82,6 +82,7 @@ pub struct VolumeSettings {
     /// When guests are slowed before that.
     pub flow: FlowLimits,
     pub origin_queue_depth: u32,
+    pub admission: Admission,
     pub overlay_timeout: Duration,
     /// RAM of the overlay; beyond it writes go to the log.
     pub overlay_ram_bytes: u64,

@@ -224,6 +224,7 @@ pub fn stat_of_export(size_bytes: u64) -> Stat {
         size_bytes,
         mtime_ns: 0,
         now_ns: crate::target::wall_clock_ns(),
+        print: None,
     }
 }
 
@@ -344,6 +345,7 @@ impl Media for Files {
                 size_bytes: 0,
                 mtime_ns: 0,
                 now_ns: crate::target::wall_clock_ns(),
+                print: None,
             }),
         }
     }

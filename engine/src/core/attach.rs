@@ -11,6 +11,7 @@
 //! and one sync at a time.
 
 use super::checkpoint::Waiter;
+use super::keep::name_of;
 use super::{Core, Switch};
 use crate::engine::{OpenError, Settled};
 use crate::event::{Device, Op, Purpose, Refusal, Stat, VolumeSpec};
@@ -66,14 +67,11 @@ impl Core {
         volume.read_only = spec.read_only;
         volume.journal_possible = spec.journal_possible;
         volume.tuning = spec.tuning;
-        // What the tier has of an earlier volume under this id is of another image.
-        self.layers += 1;
-        volume.layer = match spec.base_layer {
-            Some(identity) => self.lines.layer(identity),
-            None => Layer(self.layers),
-        };
         volume.attached = true;
-        // What a settled journal brought to the origin is clean.
+        let read = ledger.as_ref().map(|ledger| ledger.generation);
+        volume.ledger_generation = read.unwrap_or(Generation(0));
+        let mut unchanged = settled.origin;
+        // What is at the origin by now is clean.
         while volume
             .epochs
             .front()
@@ -81,6 +79,7 @@ impl Core {
         {
             let epoch = volume.epochs.pop_front().expect("just seen");
             self.bury(epoch.map);
+            unchanged = None;
         }
         // A switch cut short: what is dirty or claimed is write-back until it is at the origin.
         let owes = volume.owes() || ledger.as_ref().is_some_and(|ledger| ledger.dirty);
@@ -97,6 +96,7 @@ impl Core {
             spec.policy
         };
         volume.logged_policy = volume.policy;
+        volume.layer = self.layer_of(&volume, spec.base_layer, unchanged);
         if volume.policy == Policy::Ephemeral && volume.tenant == Tenant::NOBODY {
             volume.tenant = self.log.move_in();
         }
@@ -122,6 +122,21 @@ impl Core {
         let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
         let keeps = writes && (owned || ledger.is_some());
         (keeps || commit).then(|| self.keeper_of(volume, ledger, owned))
+    }
+
+    /// The layer of a volume that comes: shared, or its own, with what the run before has kept of
+    /// it if its image is still the same. What the tier has of an earlier volume under this id is
+    /// of another image.
+    fn layer_of(&mut self, volume: &Volume, base: Option<Uuid>, origin: Option<Stat>) -> Layer {
+        if let Some(identity) = base {
+            return self.lines.layers.base(identity);
+        }
+        let cached = matches!(volume.policy, Policy::WriteBack | Policy::WriteThrough);
+        let seen = origin.filter(|_| cached && !volume.read_only);
+        let name = seen.and_then(|it| name_of(volume.uuid, volume.ledger_generation, it));
+        let kept = name.and_then(|name| self.lines.claim(name));
+        self.layers += 1;
+        kept.unwrap_or(Layer(self.layers))
     }
 
     fn check_spec(&self, id: VolumeId, spec: &VolumeSpec) -> Result<(), OpenError> {
@@ -355,6 +370,7 @@ impl Core {
             self.arm_housekeeping(cx);
             return;
         }
+        volume.ledger_generation = keeper.ledger.generation;
         match keeper.step.take().expect("a step was under way") {
             LedgerStep::Claim => {
                 volume.origin_in_flight += 1;
@@ -406,10 +422,11 @@ impl Core {
         }
     }
 
-    /// At an orderly stop the ledger of a clean volume says that nobody holds anything of it.
+    /// At an orderly stop the ledger of a clean volume that was in use says that nobody holds
+    /// anything of it.
     pub(super) fn release_if_clean(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
-        let clean = volume.ready && !volume.is_dirty() && volume.waiting.is_empty();
+        let clean = !volume.is_dirty() && volume.waiting.is_empty();
         let Some(keeper) = volume.keeper.as_mut() else {
             return;
         };
@@ -509,6 +526,7 @@ impl Core {
             .take()
             .expect("checked by the caller");
         self.log.move_out(volume.tenant);
+        self.forget_layer(volume.layer);
         for epoch in volume.epochs {
             self.checkpoint.doom(epoch.map);
         }

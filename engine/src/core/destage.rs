@@ -22,7 +22,7 @@ use crate::log::Waiter;
 use crate::map::{Content, ExtentMap};
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
-use crate::ram::CleanCache;
+use crate::ram::{Key, Layer};
 use crate::slab::Slab;
 use crate::snapshot::State;
 use crate::types::{
@@ -38,6 +38,8 @@ const RETRY_DAMAGED_MS: u64 = 5_000;
 /// Applying may change the origin's modification time up to so long after the ledger was written;
 /// after a third of it the ledger is written again. A request may hang for the rest.
 const APPLY_MS_MAX: u64 = 15 * 60_000;
+/// Of what the read tier remembers, one part of so many may come from one epoch.
+const EXPECTED_PART: u64 = 4;
 /// Sectors that one request zeroes at the origin.
 const ZERO_SECTORS_MAX: u64 = 1 << 21;
 
@@ -766,12 +768,7 @@ impl Core {
         ready
             .into_iter()
             .for_each(|(request, _)| cx.out.reply(request, Ok(())));
-        let mut at = 0;
-        while let Some(piece) = epoch.map.at_or_after(at) {
-            let first = piece.span.sector / BLOCK_SECTORS;
-            self.ram.invalidate(layer, first, piece.span.blocks());
-            at = piece.span.end();
-        }
+        self.forget_destaged(layer, &epoch.map);
         self.bury(epoch.map);
         if !self.volume(id).waiting.is_empty() {
             self.enqueue(id);
@@ -783,6 +780,28 @@ impl Core {
             self.release_if_clean(cx, id);
         }
         self.detach_progress(cx, id);
+    }
+
+    /// The origin has an epoch: what is kept clean of its blocks is stale. Whole blocks of data are
+    /// worth a place on the device as soon as they are read.
+    fn forget_destaged(&mut self, layer: Layer, map: &ExtentMap) {
+        let mut expected = self.ram.blocks() / EXPECTED_PART;
+        let mut at = 0;
+        while let Some(piece) = map.at_or_after(at) {
+            let first = piece.span.sector / BLOCK_SECTORS;
+            self.forget_blocks(layer, first, piece.span.blocks());
+            at = piece.span.end();
+            if !matches!(piece.content, Content::Data(_)) {
+                continue;
+            }
+            for block in piece.span.sector.div_ceil(BLOCK_SECTORS)..at / BLOCK_SECTORS {
+                if expected == 0 {
+                    break;
+                }
+                expected -= 1;
+                self.ram.expect(Key { layer, block });
+            }
+        }
     }
 
     /// A volume that is going away gives up a destage that has not touched the origin.

@@ -4,7 +4,7 @@
 //! copy in the log: once the origin has a write nobody would ever read that copy, neither a reader,
 //! who finds the block in the read tier or at the origin, nor a recovery, for which the origin is
 //! the truth; it would cost the SSD every write and give nothing. Small write-through writes go to
-//! the read tier instead. (When clean blocks live on SSD that is where they go as well.)
+//! the read tier instead, and from there, once they are asked for, to the clean blocks on the SSD.
 //!
 //! Always true of write-through: writes that overlap reach the origin one after the other, in the
 //! order they came; from the issue of a write to its end its blocks are not in the tier and nobody
@@ -135,7 +135,7 @@ impl Core {
         self.volume(id).direct.push((call, span));
         if cached {
             let (first, end) = blocks_of(span);
-            self.ram.invalidate(layer, first, end - first);
+            self.forget_blocks(layer, first, end - first);
         }
         Some(Pending::Direct { call })
     }

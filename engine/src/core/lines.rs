@@ -1,5 +1,6 @@
-//! Clean blocks of base layers on the cache device: written from the read tier after a first
-//! miss, found again after that tier has let them go, also by a later daemon.
+//! Clean blocks on the cache device: written from the read tier, found again after that tier has
+//! let them go. Blocks of base images after a first miss, and also by a later daemon; blocks of
+//! layers that a volume writes when they were asked for again.
 //!
 //! ```text
 //! origin ─▶ tier ─admit─▶ queue ─record─▶ segment ─oldest─▶ given back
@@ -9,10 +10,13 @@
 //!
 //! Always true: nobody waits for any of this; a block that was read back is delivered only with
 //! the checksum it was written with, and what fails that twice is forgotten and comes from the
-//! origin; the lines of a segment are dropped in the step that retires it. A device that fails is
-//! left alone for a while. Deliberately absent: blocks of layers that somebody writes.
+//! origin; the lines of a segment are dropped in the step that retires it. What a block in the tier
+//! loses its place for it loses its line for, in the same step ([`Core::forget_blocks`]), and a
+//! block that lost its place on its way to the device never becomes a line. A device that fails is
+//! left alone for a while.
 
 use super::Core;
+use super::layers::{Layers, is_base};
 use crate::event::{Device, Op, Purpose};
 use crate::format::fill::{FillRecord, LINE_BLOCKS, RECORD_BLOCKS_MAX, Run};
 use crate::format::footer::body_blocks;
@@ -23,11 +27,9 @@ use crate::outbox::{Cx, Pending};
 use crate::ram::{CleanCache, Key, Layer, Lookup, RamTier};
 use crate::slab::Slab;
 use crate::types::{BLOCK_BYTES, Geometry, SegmentIndex, SegmentSeq, Time, Uuid, VolumeId};
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// Shared base layers are numbered above all layers of single volumes.
-const BASE_LAYERS_FROM: u64 = 1 << 32;
 /// Records on their way at once.
 const BATCHES_MAX: u32 = 2;
 /// How long a block waits for others to make a larger write.
@@ -44,6 +46,8 @@ const QUEUE_MAX: u32 = 16_384;
 const RETIRE_STEP: usize = 4;
 /// Of a segment that is given back, one part of so many may be written again.
 const REAPPEND_PART: u32 = 4;
+/// Blocks (4 GiB) that are looked up one line at a time; a larger range takes all of its layer.
+const RANGE_BLOCKS_MAX: u64 = 1 << 20;
 
 /// A block of the tier that is to be written.
 #[derive(Clone, Copy)]
@@ -51,6 +55,8 @@ struct Item {
     slot: u32,
     number: u16,
     block: u64,
+    /// Its layer was forgotten meanwhile.
+    orphan: bool,
     /// Whose miss brought it.
     volume: Option<VolumeId>,
 }
@@ -72,9 +78,7 @@ pub struct FoundFill {
 
 pub struct Lines {
     index: LineIndex,
-    /// Identities by number; a number is never used for another within one life.
-    layers: Vec<Uuid>,
-    numbers: BTreeMap<Uuid, u64>,
+    pub(super) layers: Layers,
     queue: VecDeque<Item>,
     queue_max: usize,
     oldest: Time,
@@ -87,16 +91,6 @@ pub struct Lines {
     stuck: bool,
     index_full: bool,
     counters: crate::snapshot::Lines,
-}
-
-/// Whether this is the layer of a base image, which nobody writes.
-pub fn is_base(layer: Layer) -> bool {
-    layer.0 >= BASE_LAYERS_FROM
-}
-
-/// The number of a shared layer, if it is small enough for the index.
-fn number(layer: Layer) -> Option<u16> {
-    u16::try_from(layer.0.checked_sub(BASE_LAYERS_FROM)?).ok()
 }
 
 /// How many segments clean data may hold so that its checksums stay within a budget. The rest of
@@ -114,8 +108,7 @@ impl Lines {
         let bytes = config.index_bytes_max;
         Lines {
             index: LineIndex::new(index_part(bytes), geometry, config.hash_seed),
-            layers: Vec::new(),
-            numbers: BTreeMap::new(),
+            layers: Layers::default(),
             queue: VecDeque::new(),
             queue_max: (config.ram_blocks / 4).min(QUEUE_MAX) as usize,
             oldest: Time(0),
@@ -130,16 +123,6 @@ impl Lines {
         }
     }
 
-    /// The layer of a base image.
-    pub fn layer(&mut self, identity: Uuid) -> Layer {
-        let next = self.layers.len() as u64;
-        let number = *self.numbers.entry(identity).or_insert(next);
-        if number == next {
-            self.layers.push(identity);
-        }
-        Layer(BASE_LAYERS_FROM + number)
-    }
-
     pub fn snapshot(&self) -> crate::snapshot::Lines {
         crate::snapshot::Lines {
             blocks: self.index.blocks(),
@@ -148,7 +131,7 @@ impl Lines {
     }
 
     pub fn index_bytes(&self) -> u64 {
-        self.index.bytes()
+        self.index.bytes() + self.layers.bytes()
     }
 
     /// Where the device holds this block, if it may be asked now.
@@ -156,13 +139,26 @@ impl Lines {
         if now < self.failed_until {
             return None;
         }
-        self.index.get(number(key.layer)?, key.block)
+        self.index.get(self.layers.number(key.layer)?, key.block)
     }
 
     pub fn hit(&mut self, key: Key) {
-        if let Some(number) = number(key.layer) {
+        if let Some(number) = self.layers.number(key.layer) {
             self.index.hit(number, key.block);
         }
+    }
+
+    /// The runs that a segment holds, in no order.
+    pub fn runs_of(&self, segment: SegmentIndex) -> Vec<LineRun> {
+        self.index.runs_of(segment)
+    }
+
+    /// The own layer that the run before has given this name.
+    pub fn claim(&mut self, name: Uuid) -> Option<Layer> {
+        let layer = self.layers.claim(name)?;
+        let number = self.layers.number(layer)?;
+        self.counters.kept_blocks += self.index.blocks_of(number);
+        Some(layer)
     }
 
     pub fn count_read(&mut self, bytes: u64) {
@@ -171,7 +167,7 @@ impl Lines {
 
     /// A block was not, twice, what had been written, or the device did not give it.
     pub fn drop_bad(&mut self, key: Key, failed: bool) {
-        if let Some(number) = number(key.layer) {
+        if let Some(number) = self.layers.number(key.layer) {
             self.index.drop_block(number, key.block);
             self.counters.bad_blocks += u64::from(!failed);
         }
@@ -182,9 +178,34 @@ impl Lines {
         self.failed_until = now.plus_millis(FAILED_MS);
     }
 
-    /// Something waits to be written.
+    /// Something waits to be written, or to be swept out.
     pub fn has_chores(&self) -> bool {
-        !self.queue.is_empty()
+        !self.queue.is_empty() || self.layers.is_sweeping()
+    }
+
+    /// These blocks of a layer are not what it holds any more.
+    fn invalidate(&mut self, layer: Layer, first_block: u64, blocks: u64) {
+        let Some(number) = self.layers.number(layer) else {
+            return;
+        };
+        // A base has no other layer to go on with.
+        if blocks <= RANGE_BLOCKS_MAX || is_base(layer) {
+            self.index
+                .drop_range(number, first_block..first_block + blocks);
+        } else {
+            self.forget(layer);
+        }
+    }
+
+    /// Nothing of a layer counts any more, on the device or on its way there.
+    fn forget(&mut self, layer: Layer) {
+        let Some(number) = self.layers.forget(layer) else {
+            return;
+        };
+        let batches = self.batches.iter_mut().flat_map(|batch| &mut batch.items);
+        for item in self.queue.iter_mut().chain(batches) {
+            item.orphan |= item.number == number;
+        }
     }
 
     /// An orderly stop waits for this, for a while.
@@ -218,6 +239,33 @@ impl Lines {
         let count = if count == 0 { most } else { count };
         self.queue.drain(..count).collect()
     }
+
+    /// The runs of blocks that are to lie behind each other, slots counted from the first, and
+    /// the numbers of their layers. A layer that somebody writes is named to nobody.
+    fn runs_for(&self, items: &[Item]) -> (Vec<u16>, Vec<Run>) {
+        let (mut numbers, mut runs): (Vec<u16>, Vec<Run>) = (Vec::new(), Vec::new());
+        for (at, item) in items.iter().enumerate() {
+            let line = item.block / LINE_BLOCKS;
+            let bitmap = 1 << (item.block % LINE_BLOCKS);
+            match (numbers.last(), runs.last_mut()) {
+                (Some(last), Some(run)) if (*last, run.line) == (item.number, line) => {
+                    run.bitmap |= bitmap;
+                    continue;
+                }
+                _ => {}
+            }
+            let identity = self.layers.identity(item.number);
+            numbers.push(item.number);
+            runs.push(Run {
+                layer: identity.unwrap_or(Uuid::NIL),
+                own: identity.is_none(),
+                line,
+                slot: at as u32,
+                bitmap,
+            });
+        }
+        (numbers, runs)
+    }
 }
 
 impl Core {
@@ -228,7 +276,15 @@ impl Core {
             let first = fill.index * self.log.geometry.segment_blocks() as u32;
             self.log.adopt_fill(index, SegmentSeq(fill.seq), fill.sums);
             for run in fill.runs {
-                let number = number(self.lines.layer(run.layer));
+                let layers = &mut self.lines.layers;
+                let layer = match run.own {
+                    true => {
+                        self.layers += 1;
+                        layers.found(run.layer, Layer(self.layers))
+                    }
+                    false => layers.base(run.layer),
+                };
+                let number = layers.number_or_new(layer);
                 let (Some(layer), Ok(line)) = (number, u32::try_from(run.line)) else {
                     continue;
                 };
@@ -247,14 +303,16 @@ impl Core {
     /// Blocks of a layer on the device, among so many entries of the index from `from` on, and
     /// whether there are more entries.
     pub fn clean_runs(&self, layer: Layer, from: u32, entries: u32) -> (Vec<u64>, bool) {
-        match number(layer) {
-            Some(number) => self.lines.index.blocks_of(number, from, entries),
+        match self.lines.layers.number(layer) {
+            Some(number) => self.lines.index.listed(number, from, entries),
             None => (Vec::new(), false),
         }
     }
 
     /// Writes what waits, gives back what is needed otherwise. Cheap when there is nothing.
     pub(super) fn pump_lines(&mut self, cx: &mut Cx<'_>) {
+        let lines = &mut self.lines;
+        lines.layers.sweep(&mut lines.index);
         let excess = self.log.clean_excess();
         let full = core::mem::take(&mut self.lines.index_full);
         for _ in 0..excess.max(usize::from(full)).min(RETIRE_STEP) {
@@ -279,17 +337,31 @@ impl Core {
         }
     }
 
-    /// A block came from its origin: it goes to the device as well, if it is of a base layer.
+    /// A layer was written: what the tier, the device and anybody on the way between them have of
+    /// these blocks is stale.
+    pub(super) fn forget_blocks(&mut self, layer: Layer, first_block: u64, blocks: u64) {
+        self.ram.invalidate(layer, first_block, blocks);
+        self.lines.invalidate(layer, first_block, blocks);
+    }
+
+    /// The same for all of a volume's own layer, which nobody asks for by this name any more.
+    pub(super) fn forget_layer(&mut self, layer: Layer) {
+        if !is_base(layer) {
+            self.lines.forget(layer);
+        }
+    }
+
+    /// A block of the tier is worth a place on the device.
     pub(super) fn admit(&mut self, now: Time, key: Key, slot: u32, volume: Option<VolumeId>) {
         let lines = &mut self.lines;
-        let Some(number) = number(key.layer) else {
-            return;
-        };
         let off = lines.segments_max == 0 || lines.index.is_off() || now < lines.failed_until;
         let beyond = key.block / LINE_BLOCKS > u64::from(u32::MAX);
         if off || beyond || lines.queue.len() >= lines.queue_max {
             return;
         }
+        let Some(number) = lines.layers.number_or_new(key.layer) else {
+            return;
+        };
         if lines.index.get(number, key.block).is_some() || !self.ram.pin(slot) {
             return;
         }
@@ -300,6 +372,7 @@ impl Core {
             slot,
             number,
             block: key.block,
+            orphan: false,
             volume,
         });
     }
@@ -318,34 +391,26 @@ impl Core {
         let Some(header) = self.scratch.take_block() else {
             return false;
         };
-        let items = self.lines.take_items(room);
-        let mut runs: Vec<Run> = Vec::new();
-        let mut sums = Vec::with_capacity(items.len());
+        let items = self.take_good_items(room);
+        if items.is_empty() {
+            self.scratch.free_block(header);
+            return true;
+        }
         let place = self.scratch.block(header);
         let mut slices = alloc::vec![Slice {
             place,
             bytes: BLOCK_BYTES
         }];
-        for (at, item) in items.iter().enumerate() {
-            let place = RamTier::place(item.slot);
-            sums.push(cx.memory.checksum(place, BLOCK_BYTES));
-            slices.push(Slice {
-                place,
-                bytes: BLOCK_BYTES,
-            });
-            let layer = self.lines.layers[usize::from(item.number)];
-            let line = item.block / LINE_BLOCKS;
-            let bit = 1 << (item.block % LINE_BLOCKS);
-            match runs.last_mut() {
-                Some(run) if (run.layer, run.line) == (layer, line) => run.bitmap |= bit,
-                _ => runs.push(Run {
-                    layer,
-                    line,
-                    slot: at as u32,
-                    bitmap: bit,
-                }),
-            }
-        }
+        let tier = items.iter().map(|item| RamTier::place(item.slot));
+        slices.extend(tier.map(|place| Slice {
+            place,
+            bytes: BLOCK_BYTES,
+        }));
+        let blocks = slices[1..].iter();
+        let sums: Vec<u32> = blocks
+            .map(|slice| cx.memory.checksum(slice.place, BLOCK_BYTES))
+            .collect();
+        let (numbers, mut runs) = self.lines.runs_for(&items);
         let at = self.log.place_fill(&mut runs, &sums);
         let first = at.segment.0 * self.log.geometry.segment_blocks() as u32;
         let record = FillRecord {
@@ -355,14 +420,13 @@ impl Core {
             sums,
         };
         cx.memory.store(place, &record.encode());
-        let number = |run: &Run| self.lines.numbers[&run.layer] as u16;
-        let of_run = |run: &Run| LineRun {
-            layer: number(run),
+        let of_run = |(run, layer): (&Run, u16)| LineRun {
+            layer,
             line: run.line as u32,
             bitmap: run.bitmap,
             base: first + run.slot,
         };
-        let runs = record.runs.iter().map(of_run).collect();
+        let runs = record.runs.iter().zip(numbers).map(of_run).collect();
         self.lines.counters.write_bytes += (1 + items.len() as u64) * BLOCK_BYTES;
         let batch = self.lines.batches.insert(Batch {
             items,
@@ -380,12 +444,32 @@ impl Core {
         true
     }
 
+    /// The oldest blocks of the queue that are still worth writing.
+    fn take_good_items(&mut self, room: usize) -> Vec<Item> {
+        let mut items = self.lines.take_items(room);
+        items.retain(|item| {
+            let good = !item.orphan && self.ram.is_good(item.slot);
+            if !good {
+                self.ram.unpin(item.slot);
+            }
+            good
+        });
+        items
+    }
+
     pub(super) fn batch_done(&mut self, cx: &mut Cx<'_>, batch: u32, ok: bool) {
         let batch = self.lines.batches.take(batch);
         self.lines.in_flight -= 1;
         self.scratch.free_block(batch.header);
         self.log.unpin(batch.segment);
+        let mut stale: Vec<(u16, u64)> = Vec::new();
+        let mut orphans: Vec<u16> = Vec::new();
         for item in batch.items {
+            if item.orphan {
+                orphans.push(item.number);
+            } else if !self.ram.is_good(item.slot) {
+                stale.push((item.number, item.block));
+            }
             self.ram.unpin(item.slot);
             if let Some(volume) = item.volume.and_then(|id| self.find(id)) {
                 volume.counters.ssd_write_bytes += BLOCK_BYTES;
@@ -398,7 +482,13 @@ impl Core {
             self.release_queue();
         } else if self.log.is_clean(batch.segment) {
             for run in batch.runs {
-                self.lines.index_full |= !self.lines.index.insert(run);
+                if !orphans.contains(&run.layer) {
+                    self.lines.index_full |= !self.lines.index.insert(run);
+                }
+            }
+            // Written, discarded or destaged meanwhile: nobody may find these.
+            for (number, block) in stale {
+                self.lines.index.drop_block(number, block);
             }
         }
     }
@@ -411,9 +501,20 @@ impl Core {
             self.scratch.free_piece(piece);
             return;
         };
+        self.put_fill_footer(cx, segment, piece, &bytes);
+    }
+
+    pub(super) fn put_fill_footer(
+        &mut self,
+        cx: &mut Cx<'_>,
+        segment: SegmentIndex,
+        piece: u32,
+        bytes: &[u8],
+    ) {
         let place = self.scratch.piece(piece);
-        cx.memory.store(place, &bytes);
+        cx.memory.store(place, bytes);
         let bytes = bytes.len() as u64;
+        self.footers += 1;
         self.lines.counters.write_bytes += bytes;
         let at = self.log.device_at(self.log.footer_at(segment));
         let pending = Pending::FillFooter { segment, piece };
@@ -424,6 +525,7 @@ impl Core {
 
     /// A footer that could not be written is not missed: the records say the same.
     pub(super) fn fill_footer_done(&mut self, segment: SegmentIndex, piece: u32, ok: bool) {
+        self.footers -= 1;
         self.scratch.free_piece(piece);
         self.log.unpin(segment);
         self.lines.counters.errors += u64::from(!ok);
@@ -453,7 +555,9 @@ impl Core {
     }
 
     fn reappend(&mut self, cx: &mut Cx<'_>, run: LineRun) {
-        let layer = Layer(BASE_LAYERS_FROM + u64::from(run.layer));
+        let Some(layer) = self.lines.layers.layer(run.layer) else {
+            return;
+        };
         self.lines.counters.reappended_blocks += u64::from(run.bitmap.count_ones());
         let mut missing: Vec<(u64, u32)> = Vec::new();
         for (block, slot) in run.blocks() {

@@ -1,8 +1,8 @@
 //! The shard behind the seam: dispatches events and runs the fixed list of maintenance steps.
 //!
-//! Each verb has a file: `read`, `lines`, `write`, `direct`, `destage`, `switch`, `evacuate`,
-//! `checkpoint`, `attach`. Always true after an `apply`: whatever could be decided has been
-//! decided; what is left waits for a device, for room, or for a time that is in the timers.
+//! Each verb has a file: `read`, `lines`, `layers`, `keep`, `write`, `direct`, `destage`, `switch`,
+//! `evacuate`, `checkpoint`, `attach`. Always true after an `apply`: whatever could be decided has
+//! been decided; what is left waits for a device, for room, or for a time that is in the timers.
 
 mod attach;
 mod checkpoint;
@@ -10,6 +10,8 @@ mod commit;
 mod destage;
 mod direct;
 mod evacuate;
+mod keep;
+mod layers;
 mod lines;
 mod overlay;
 mod pace;
@@ -55,6 +57,7 @@ struct Parking {
     until: Time,
     /// The newest record at that time.
     upto: StreamSeq,
+    keep: keep::Keep,
 }
 
 pub struct Core {
@@ -65,6 +68,8 @@ pub struct Core {
     pub volumes: Vec<Option<Volume>>,
     pub ram: RamTier,
     lines: lines::Lines,
+    /// Footers of clean segments on their way.
+    footers: u32,
     pub scratch: Scratch,
     fetches: Fetches,
     reads: Slab<read::ReadOp>,
@@ -110,6 +115,7 @@ impl Core {
             volumes,
             ram,
             lines,
+            footers: 0,
             scratch,
             fetches: Fetches::default(),
             reads: Slab::default(),
@@ -337,6 +343,7 @@ impl Core {
                 self.origin_read_done(cx, read, part, result, started);
             }
             Pending::Direct { call } => self.call_done(cx, call, result, started),
+            Pending::Look { volume, op } => self.looked(cx, volume, op, ok, stat),
             Pending::SwitchSync { volume } => self.switch_synced(cx, volume, ok),
             Pending::Ledger { volume } => self.ledger_written(cx, volume, ok),
             Pending::LedgerSync { volume } => self.ledger_synced(cx, volume, ok),
@@ -428,15 +435,21 @@ impl Core {
     /// checkpoint tells what is durable.
     fn park(&mut self, cx: &mut Cx<'_>, request: RequestId) {
         for at in 0..self.volumes.len() {
-            self.release_if_clean(cx, VolumeId(at as u32));
+            let id = VolumeId(at as u32);
+            if self.find(id).is_some_and(|volume| volume.ready) {
+                self.release_if_clean(cx, id);
+            }
         }
         let until = cx.now.plus_millis(PARK_MS_MAX);
         cx.out.timer(until, Timer::Housekeeping);
+        let looks_until = cx.now.plus_millis(PARK_MS_MAX - keep::SPARE_MS);
+        cx.out.timer(looks_until, Timer::Housekeeping);
         let upto = self.log.newest();
         self.parking = Some(Parking {
             request,
             until,
             upto,
+            keep: keep::Keep::Start,
         });
         self.log.wait_durable(cx, upto, Waiter::Park);
     }
@@ -456,7 +469,10 @@ impl Core {
         if busy || self.log.durable < parking.upto {
             return;
         }
-        let request = parking.request;
+        let (request, late) = (parking.request, cx.now >= parking.until);
+        if !late && !self.pump_keep(cx) {
+            return;
+        }
         self.parking = None;
         self.checkpoint.wait(checkpoint::Waiter::Park(request));
         self.pump_checkpoint(cx);
@@ -505,14 +521,15 @@ impl Core {
         volume.counters.checksum_errors += 1;
     }
 
-    /// Nothing that the tier holds of this volume counts any more. A base layer, which nobody
+    /// Nothing that is kept clean of this volume counts any more. A base layer, which nobody
     /// writes, stays.
     fn renew_layer(&mut self, id: VolumeId) {
         self.layers += 1;
         let layer = Layer(self.layers);
         let volume = self.volume(id);
-        if !lines::is_base(volume.layer) {
-            volume.layer = layer;
+        if !layers::is_base(volume.layer) {
+            let old = core::mem::replace(&mut volume.layer, layer);
+            self.forget_layer(old);
         }
     }
 

@@ -148,7 +148,8 @@ impl Core {
             | Pending::LedgerSync { volume }
             | Pending::DestageSync { volume }
             | Pending::JournalTable { volume }
-            | Pending::Stat { volume } => Some((volume, 0)),
+            | Pending::Stat { volume }
+            | Pending::Look { volume, .. } => Some((volume, 0)),
             _ => None,
         }
     }

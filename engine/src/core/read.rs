@@ -8,13 +8,14 @@
 //! everybody where a write is on its way to the origin past the log: a fill would bring half of it.
 
 use super::Core;
-use crate::event::{Device, IoError, Op, Purpose, Refusal};
+use super::layers::is_base;
+use crate::event::{Admission, Device, IoError, Op, Purpose, Refusal};
 use crate::fetch::{Owner, Want};
 use crate::log::Log;
 use crate::map::Content;
 use crate::memory::{Area, Place, Slice};
 use crate::outbox::{Cx, Pending};
-use crate::ram::{CleanCache, Key, Layer, Lookup, RamTier};
+use crate::ram::{CleanCache, Key, Layer, Lookup, Published, RamTier};
 use crate::snapshot::State;
 use crate::types::{
     BLOCK_BYTES, BLOCK_SECTORS, BufferId, Policy, RequestId, SECTOR_BYTES, SegmentIndex, Span,
@@ -207,6 +208,9 @@ impl Core {
                 Lookup::Hit(slot) => {
                     hit = true;
                     self.deliver(cx, read, slot, block, part);
+                    if self.ram.hit(slot) && !is_base(layer) {
+                        self.admit(cx.now, Key { layer, block }, slot, Some(id));
+                    }
                     block += 1;
                 }
                 Lookup::Filling(fill) => {
@@ -494,13 +498,24 @@ impl Core {
             Source::Origin(volume) => Some(Some(volume)),
             Source::Device { again, .. } => again.then_some(None),
         };
+        let first_time = match fill.source {
+            Source::Origin(volume) if !is_base(fill.layer) => {
+                self.volume(volume).tuning.admission == Admission::All
+            }
+            Source::Origin(_) | Source::Device { .. } => true,
+        };
         let blocks = fill.first_block..;
         for (slot, block) in fill.slots.into_iter().zip(blocks) {
             if !ok {
                 self.ram.abandon(slot);
-            } else if self.ram.publish(slot)
-                && let Some(volume) = onward
-            {
+                continue;
+            }
+            let worth = match self.ram.publish(slot) {
+                Published::Overtaken => false,
+                Published::New => first_time,
+                Published::Again => true,
+            };
+            if let Some(volume) = onward.filter(|_| worth) {
                 let layer = fill.layer;
                 self.admit(cx.now, Key { layer, block }, slot, volume);
             }

@@ -1,4 +1,4 @@
-//! Fill records and fill footers: clean blocks of base layers in segments of their own.
+//! Fill records and fill footers: clean blocks of layers in segments of their own.
 //!
 //! A *line* is an aligned 64 KiB of a layer; a *run* names blocks of one line that lie one behind
 //! the other in a segment. A record is one header block with runs and sums, then its blocks; it
@@ -59,10 +59,13 @@ pub struct RunBytes {
     pub line: U64,
     pub slot: U32,
     pub bitmap: U16,
-    pub reserved: U16,
+    pub flags: U16,
 }
 
 const _: () = assert!(size_of::<RunBytes>() == RUN_BYTES);
+
+/// The layer is one that a volume writes. A program that does not know the bit refuses the run.
+const FLAG_OWN: u16 = 1;
 
 /// Blocks of a line that lie in a row: the lowest bit of the bitmap at `slot`, the next one
 /// behind it, and so on.
@@ -70,6 +73,8 @@ const _: () = assert!(size_of::<RunBytes>() == RUN_BYTES);
 pub struct Run {
     /// Identity of the layer: of an image at one moment of its life.
     pub layer: Uuid,
+    /// A volume writes the layer.
+    pub own: bool,
     pub line: u64,
     /// Block within the segment.
     pub slot: u32,
@@ -119,15 +124,19 @@ impl Run {
             line: U64::new(self.line),
             slot: U32::new(self.slot),
             bitmap: U16::new(self.bitmap),
-            reserved: U16::new(0),
+            flags: U16::new(if self.own { FLAG_OWN } else { 0 }),
         }
     }
 
     fn parse(bytes: &[u8], geometry: Geometry) -> Result<Run, FormatError> {
         let record = RunBytes::ref_from_bytes(bytes).map_err(|_| FormatError::Short)?;
-        zeroes(record.reserved.as_bytes())?;
+        let flags = record.flags.get();
+        if flags & !FLAG_OWN != 0 {
+            return Err(FormatError::Incompatible(u64::from(flags & !FLAG_OWN)));
+        }
         let run = Run {
             layer: uuid(record.layer),
+            own: flags & FLAG_OWN != 0,
             line: record.line.get(),
             slot: record.slot.get(),
             bitmap: record.bitmap.get(),
@@ -328,6 +337,7 @@ mod tests {
     fn record() -> FillRecord {
         let run = |line, slot, bitmap| Run {
             layer: Uuid([9; 16]),
+            own: line == 2,
             line,
             slot,
             bitmap,

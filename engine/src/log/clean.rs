@@ -160,18 +160,28 @@ impl Log {
     /// was retired meanwhile.
     pub fn take_fill_footer(&mut self) -> Option<(SegmentIndex, Vec<u8>)> {
         let (index, runs) = self.clean.sealed.take()?;
-        let life = Life {
-            cache: self.cache,
-            incarnation: self.incarnation,
-            segment_seq: self.segments[index.0 as usize].seq.0,
-        };
+        Some((index, self.fill_footer_of(index, runs)?))
+    }
+
+    /// Full segments, whose footers can be written anew.
+    pub fn clean_segments(&self) -> Vec<SegmentIndex> {
+        self.clean.fifo.iter().copied().collect()
+    }
+
+    /// A footer with these runs for a full segment, which is pinned. `None` if it was retired.
+    pub fn fill_footer_of(&mut self, index: SegmentIndex, runs: Vec<Run>) -> Option<Vec<u8>> {
         let segment = &mut self.segments[index.0 as usize];
         if segment.state != SegmentState::Clean {
             return None;
         }
         segment.pins += 1;
+        let life = Life {
+            cache: self.cache,
+            incarnation: self.incarnation,
+            segment_seq: segment.seq.0,
+        };
         let sums = segment.sums.clone();
-        Some((index, FillFooter { life, runs, sums }.encode()))
+        Some(FillFooter { life, runs, sums }.encode())
     }
 
     /// Whether lines may point into the segment.

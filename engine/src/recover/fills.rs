@@ -1,17 +1,18 @@
 //! Clean segments: footers and records read back into what the index is made of.
 //!
 //! Always true: a structure is used only if it names the cache, the life of its segment and its
-//! own place; a record is looked for only where the one before it ends. What cannot be read is
-//! left out and was only a copy. Deliberately absent: the blocks themselves; each is checked when
-//! somebody asks for it.
+//! own place; a record is looked for only where the one before it ends; runs of layers that a
+//! volume writes count in a footer that the run before this one wrote, and only with a name. What
+//! cannot be read is left out and was only a copy. Deliberately absent: the blocks themselves;
+//! each is checked when somebody asks for it.
 
 use crate::core::FoundFill;
 use crate::event::Device;
-use crate::format::fill::{FillFooter, FillRecord};
+use crate::format::fill::{FillFooter, FillRecord, Life, Run};
 use crate::format::footer::body_blocks;
 use crate::format::superblock::Superblock;
 use crate::media::Media;
-use crate::types::BLOCK_BYTES;
+use crate::types::{BLOCK_BYTES, Uuid};
 use alloc::vec::Vec;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -20,7 +21,7 @@ const BLOCK: usize = BLOCK_BYTES as usize;
 /// order of their lives.
 pub fn load(
     media: &mut dyn Media,
-    superblock: &Superblock,
+    (superblock, incarnation): (&Superblock, u64),
     mut lives: Vec<(u32, u64)>,
     segments_max: usize,
 ) -> Vec<FoundFill> {
@@ -30,9 +31,18 @@ pub fn load(
     newest
         .filter_map(|(index, seq)| {
             by_footer(media, superblock, index, seq)
+                .map(|(found, life)| believed(found, life.incarnation == incarnation))
                 .or_else(|| by_records(media, superblock, index, seq))
         })
+        .filter(|found| !found.runs.is_empty())
         .collect()
+}
+
+/// Leaves out own layers, but for those that the run before this one has named when it stopped.
+fn believed(mut found: FoundFill, just_named: bool) -> FoundFill {
+    let counts = |run: &Run| !run.own || (just_named && run.layer != Uuid::NIL);
+    found.runs.retain(counts);
+    found
 }
 
 fn segment_at(superblock: &Superblock, index: u32) -> u64 {
@@ -44,7 +54,7 @@ fn by_footer(
     superblock: &Superblock,
     index: u32,
     seq: u64,
-) -> Option<FoundFill> {
+) -> Option<(FoundFill, Life)> {
     let (geometry, cache) = (superblock.geometry, superblock.cache);
     let end = segment_at(superblock, index) + geometry.segment_bytes();
     let at = end - geometry.chunk_bytes();
@@ -57,12 +67,13 @@ fn by_footer(
     bytes.resize(length as usize, 0);
     media.read(Device::Cache, at, &mut bytes).ok()?;
     let footer = FillFooter::parse(&bytes, geometry, cache).ok()?;
-    (footer.life == life).then_some(FoundFill {
+    let found = FoundFill {
         index,
         seq,
         runs: footer.runs,
         sums: footer.sums,
-    })
+    };
+    (footer.life == life).then_some((found, life))
 }
 
 /// Without a footer: record by record, up to the torn end.
@@ -97,5 +108,5 @@ fn by_records(
         found.sums[first..block as usize].copy_from_slice(&record.sums);
         found.runs.extend(record.runs);
     }
-    Some(found).filter(|found| !found.runs.is_empty())
+    Some(believed(found, false))
 }

@@ -42,7 +42,7 @@ pub struct CacheInfo {
     /// Volumes with the bytes and extents the log holds of each.
     pub volumes: Vec<(VolumeRecord, u64, u64)>,
     pub segments_live: u64,
-    /// Segments with clean blocks of base images, and these blocks.
+    /// Segments with clean blocks that the next run may find, and these blocks.
     pub segments_fill: u64,
     pub blocks_fill: u64,
     pub tail_bytes_discarded: u64,
@@ -171,7 +171,12 @@ pub fn recover(
     let replayed = replay::replay(&checkpoint, &accepted, superblock.geometry);
     let segments_max = crate::core::segments_max(superblock.geometry, config.index_bytes_max);
     let lives = core::mem::take(&mut accepted.fills);
-    let fills = fills::load(media, &superblock, lives, segments_max);
+    let fills = fills::load(
+        media,
+        (&superblock, checkpoint.incarnation),
+        lives,
+        segments_max,
+    );
     let next = next_checkpoint(&checkpoint, config.boot, (&accepted, &fills), &replayed);
     write_checkpoint(media, &superblock, &next)?;
 
@@ -301,7 +306,12 @@ pub fn inspect(media: &mut dyn Media) -> Result<CacheInfo, OpenError> {
     let stage = Stage::none();
     let mut accepted = scan::scan(media, &superblock, &checkpoint, &stage, checkpoint.boot)?;
     let lives = core::mem::take(&mut accepted.fills);
-    let fills = fills::load(media, &superblock, lives, usize::MAX);
+    let fills = fills::load(
+        media,
+        (&superblock, checkpoint.incarnation),
+        lives,
+        usize::MAX,
+    );
     let runs = fills.iter().flat_map(|fill| &fill.runs);
     let blocks_fill = runs.map(|run| u64::from(run.blocks())).sum();
     let replayed = replay::replay(&checkpoint, &accepted, superblock.geometry);
@@ -341,7 +351,12 @@ pub fn verify(
     let stage = Stage::none();
     let mut accepted = scan::scan(media, &superblock, &checkpoint, &stage, checkpoint.boot)?;
     let lives = core::mem::take(&mut accepted.fills);
-    let fills = fills::load(media, &superblock, lives, usize::MAX);
+    let fills = fills::load(
+        media,
+        (&superblock, checkpoint.incarnation),
+        lives,
+        usize::MAX,
+    );
     let mut report = VerifyReport {
         damage: accepted.report.damage,
         ..VerifyReport::default()

@@ -344,6 +344,7 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         dirty_limit_bytes: _,
         flow: _,
         origin_queue_depth: _,
+        admission: _,
         overlay_timeout_ms: _,
         overlay_ram_bytes: _,
         reset_on: _,
@@ -355,12 +356,13 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         dirty_limit_bytes: 0,
         flow: engine::flow::FlowLimits::default(),
         origin_queue_depth: 0,
+        admission: engine::event::Admission::Reuse,
         overlay_timeout_ms: 0,
         overlay_ram_bytes: 0,
         reset_on: engine::event::ResetOn::Command,
         origin_timeout_ms: None,
     };
-    assert_eq!(keys::TUNABLES.len(), 10);
+    assert_eq!(keys::TUNABLES.len(), 11);
 }
 
 #[test]

@@ -8,7 +8,7 @@
 
 use crate::buffer::{Arena, BufferPool, HostMemory};
 use engine::engine::{Config, Engine, Settled, format_cache, geometry_for, settle};
-use engine::event::{Action, Device, Event, Io, IoError, Op, Stat, Tuning, VolumeSpec};
+use engine::event::{Action, Admission, Device, Event, Io, IoError, Op, Stat, Tuning, VolumeSpec};
 use engine::flow::FlowLimits;
 use engine::media::Media;
 use engine::memory::{Area, Memory, Place};
@@ -246,6 +246,7 @@ const STAT: Stat = Stat {
     size_bytes: 0,
     mtime_ns: 1,
     now_ns: 2,
+    print: None,
 };
 
 fn spec(options: Options) -> VolumeSpec {
@@ -266,6 +267,7 @@ fn spec(options: Options) -> VolumeSpec {
             dirty_limit_bytes: u64::MAX / 4,
             flow: FlowLimits::default(),
             origin_queue_depth: 1,
+            admission: Admission::Reuse,
             overlay_timeout_ms: 1000,
             overlay_ram_bytes: 256 << 20,
             reset_on: engine::event::ResetOn::Command,

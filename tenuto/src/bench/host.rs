@@ -119,6 +119,7 @@ pub fn volume(name: &str, origin: PathBuf, policy: Policy) -> VolumeSettings {
         dirty_limit_bytes: 4 << 30,
         flow: FlowLimits::default(),
         origin_queue_depth: 32,
+        admission: engine::event::Admission::Reuse,
         overlay_timeout: Duration::from_secs(30),
         overlay_ram_bytes: 256 << 20,
         reset_on: engine::event::ResetOn::Command,

@@ -16,7 +16,7 @@ use crate::inspect;
 use crate::lock::Patience;
 use crate::origin::file::{self, Access};
 use engine::engine::{Config, Engine, OpenError, Report};
-use engine::event::{Command, Device, IoError, Stat};
+use engine::event::{Admission, Command, Device, IoError, Stat};
 use engine::flow::FlowLimits;
 use engine::format::stage::{HEADER_BYTES, StageHeader};
 use engine::format::superblock::Superblock;
@@ -388,6 +388,7 @@ fn settings_of(volume: &VolumeSnapshot, places: &Places) -> VolumeSettings {
         dirty_limit_bytes: volume.dirty_bytes.max(1 << 20),
         flow: FlowLimits::default(),
         origin_queue_depth: 32,
+        admission: Admission::Reuse,
         overlay_timeout: Duration::ZERO,
         overlay_ram_bytes: 0,
         reset_on: engine::event::ResetOn::Command,

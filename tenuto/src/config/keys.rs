@@ -10,7 +10,7 @@ use super::values::Value;
 use super::{Cache, Format, Host, Images, Listen, Volume, Wrong};
 use crate::config::units;
 use crate::origin::nbd::uri::{self, Uri};
-use engine::event::ResetOn;
+use engine::event::{Admission, ResetOn};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 use std::net::SocketAddr;
@@ -346,12 +346,20 @@ pub const VOLUME: &[Key<Volume>] = &[
     Key {
         name: "admission",
         default: "reuse",
-        meaning: "which clean blocks go to SSD",
-        set: |_, value| match value.word(&["reuse", "all"])? {
-            "reuse" => Ok(()),
-            _ => Err(Wrong::later("\"all\" is", "write \"reuse\"")),
+        meaning: "clean blocks of an image it writes that go to SSD: read again, or all read",
+        set: |volume, value| {
+            volume.admission = match value.word(&["reuse", "all"])? {
+                "all" => Admission::All,
+                _ => Admission::Reuse,
+            };
+            Ok(())
         },
-        show: |_| quote("reuse"),
+        show: |volume| {
+            quote(match volume.admission {
+                Admission::Reuse => "reuse",
+                Admission::All => "all",
+            })
+        },
     },
     Key {
         name: "overlay-ram",
@@ -478,6 +486,7 @@ pub const TUNABLES: &[&str] = &[
     "flow",
     "origin-queue-depth",
     "overlay-ram",
+    "admission",
     "overlay-timeout",
     "reset-on",
     "origin-timeout",
@@ -717,6 +726,7 @@ pub fn default_volume() -> Volume {
         origin_quiet_ms: 30_000,
         origin_timeout_ms: None,
         origin_queue_depth: 32,
+        admission: Admission::Reuse,
         dirty_limit_bytes: 4 * GIB,
         flow: FlowLimits::default(),
         overlay_ram_bytes: 256 * MIB,

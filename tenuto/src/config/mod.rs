@@ -18,7 +18,7 @@ pub use values::Value;
 
 use crate::daemon::{Settings, VolumeSettings};
 use crate::error::{Error, Kind, Result, cause};
-use engine::event::ResetOn;
+use engine::event::{Admission, ResetOn};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 use std::collections::BTreeMap;
@@ -119,6 +119,7 @@ pub struct Volume {
     /// `None` = hold for ever.
     pub origin_timeout_ms: Option<u64>,
     pub origin_queue_depth: u32,
+    pub admission: Admission,
     pub dirty_limit_bytes: u64,
     pub flow: FlowLimits,
     pub overlay_ram_bytes: u64,
@@ -153,6 +154,7 @@ impl Volume {
             dirty_limit_bytes: self.dirty_limit_bytes,
             flow: self.flow,
             origin_queue_depth: self.origin_queue_depth,
+            admission: self.admission,
             overlay_timeout: Duration::from_millis(self.overlay_timeout_ms),
             overlay_ram_bytes: self.overlay_ram_bytes,
             reset_on: self.reset_on,

@@ -93,8 +93,8 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
             "on-degraded: write-through is not in this version; write \"continue\"",
         ),
         (
-            "admission = \"all\"",
-            "admission: \"all\" is not in this version; write \"reuse\"",
+            "admission = \"some\"",
+            "admission: \"some\" is not one of its values; write \"reuse\" or \"all\"",
         ),
         (
             "origin-timeout = \"30\"",

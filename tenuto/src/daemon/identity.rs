@@ -9,14 +9,11 @@
 
 use super::host;
 use crate::origin::file::OpenVolume;
+use crate::target::is_settled;
 use engine::types::{BLOCK_BYTES, Uuid};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::sync::LazyLock;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-/// Changes that lie closer together may have one time: FAT counts in steps of two seconds.
-const TIME_STEP: Duration = Duration::from_secs(2);
 
 static LIFE: LazyLock<Uuid> = LazyLock::new(host::fresh);
 
@@ -55,13 +52,7 @@ pub(super) fn of(files: &OpenVolume) -> Option<Uuid> {
     let mut header = vec![0; BLOCK_BYTES.min(origin.size_bytes) as usize];
     origin.read(0, &mut header).ok()?;
     hash.add(&header);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
-    let settled = |seconds: i64| {
-        let changed = Duration::from_secs(seconds.max(0).unsigned_abs());
-        // A second more, because the nanoseconds are left out.
-        changed + TIME_STEP + Duration::from_secs(1) < now
-    };
-    if origin.block_device || !settled(meta.mtime()) || !settled(meta.ctime()) {
+    if origin.block_device || !is_settled(&meta) {
         hash.add(&LIFE.0);
     }
     Some(Uuid(hash.0.to_le_bytes()))

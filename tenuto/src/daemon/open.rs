@@ -15,6 +15,7 @@ use crate::shard::Parts;
 use crate::stage::Stage;
 use crate::target::Target;
 use engine::engine::{Config, Engine, OpenError, Report};
+use engine::event::Admission;
 use engine::flow::FlowLimits;
 use engine::format::FormatError;
 use engine::format::superblock::{SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
@@ -170,6 +171,7 @@ pub(super) fn orphans(engine: &Engine, settings: &Settings) -> Vec<VolumeSetting
         dirty_limit_bytes: volume.dirty_bytes,
         flow: FlowLimits::default(),
         origin_queue_depth: 32,
+        admission: Admission::Reuse,
         overlay_timeout: Duration::ZERO,
         overlay_ram_bytes: 0,
         reset_on: engine::event::ResetOn::Command,

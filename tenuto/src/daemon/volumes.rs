@@ -251,8 +251,9 @@ impl Daemon {
     }
 
     /// Changes what can be changed while a volume runs: `write_cache`, `destage`,
-    /// `destage_after`, `dirty_limit_bytes`, `flow`, `origin_queue_depth`, `overlay_timeout`,
-    /// `overlay_ram_bytes`, `reset_on`, `origin_timeout`, and whether it is exported.
+    /// `destage_after`, `dirty_limit_bytes`, `flow`, `origin_queue_depth`, `admission`,
+    /// `overlay_timeout`, `overlay_ram_bytes`, `reset_on`, `origin_timeout`, and whether it is
+    /// exported.
     pub fn volume_tune(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
         let claim = self.claim(&settings.name)?;
         let name = &claim.name;
@@ -513,6 +514,7 @@ fn tuning(settings: &VolumeSettings) -> Tuning {
         dirty_limit_bytes: settings.dirty_limit_bytes,
         flow: settings.flow,
         origin_queue_depth: settings.origin_queue_depth,
+        admission: settings.admission,
         origin_timeout_ms: settings
             .origin_timeout
             .map(|limit| limit.as_millis() as u64),

@@ -13,7 +13,7 @@ use crate::files::Files;
 use crate::lock::{self, Patience};
 use crate::sys;
 use engine::engine::{format_cache, geometry_for};
-use engine::event::Command;
+use engine::event::{Admission, Command};
 use engine::flow::FlowLimits;
 use engine::snapshot::OriginCounters;
 use engine::types::{DestageMode, Policy, Uuid};
@@ -231,6 +231,7 @@ fn volume(name: String, origin: PathBuf, policy: Policy) -> VolumeSettings {
         dirty_limit_bytes: CACHE_BYTES / 4,
         flow: FlowLimits::default(),
         origin_queue_depth: 32,
+        admission: Admission::Reuse,
         overlay_timeout: Duration::from_secs(30),
         overlay_ram_bytes: 256 << 20,
         reset_on: engine::event::ResetOn::Command,

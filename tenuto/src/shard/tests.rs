@@ -9,7 +9,9 @@ use crate::origin::file::{self, Access};
 use crate::origin::san::Params;
 use engine::chart::{Cursor, Page};
 use engine::engine::OpenError;
-use engine::event::{Action, Command, Device, Event, Io, Op, Purpose, Refusal, Tuning, VolumeSpec};
+use engine::event::{
+    Action, Admission, Command, Device, Event, Io, Op, Purpose, Refusal, Tuning, VolumeSpec,
+};
 use engine::layout::{Holds, Part};
 use engine::memory::{Area, Memory, Place, Slice};
 use engine::snapshot::Snapshot;
@@ -272,6 +274,7 @@ fn spec(name: &str) -> VolumeSpec {
             dirty_limit_bytes: 0,
             flow: engine::flow::FlowLimits::default(),
             origin_queue_depth: 1,
+            admission: Admission::Reuse,
             overlay_timeout_ms: 0,
             overlay_ram_bytes: 0,
             reset_on: engine::event::ResetOn::Command,

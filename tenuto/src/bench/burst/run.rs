@@ -7,7 +7,7 @@ use super::{Options, guest};
 use crate::daemon::{Daemon, SanSettings, Settings, VolumeSettings};
 use crate::demo::host::{Place, make_cache};
 use crate::error::{Error, Result};
-use engine::event::Command;
+use engine::event::{Admission, Command};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 use std::fs::{self, File};
@@ -170,6 +170,7 @@ fn volume(origin: PathBuf, policy: Policy, destage: DestageMode, limit: u64) -> 
         dirty_limit_bytes: limit,
         flow: FlowLimits::default(),
         origin_queue_depth: 32,
+        admission: Admission::Reuse,
         overlay_timeout: Duration::from_secs(30),
         overlay_ram_bytes: 256 << 20,
         reset_on: engine::event::ResetOn::Command,

@@ -1,0 +1,226 @@
+//! Own layers over an orderly stop: what the next daemon may believe of the clean blocks of images
+//! that volumes write.
+//!
+//! ```text
+//! parked ─▶ closed ─▶ idle ─(past the log: sync)─▶ stat ─▶ footers name the layers ─▶ checkpoint
+//! ```
+//!
+//! Always true: a layer gets a name only when all of its image is synced and nothing of ours
+//! writes it any more; the name is made of what was seen of image and ledger then, so whoever
+//! writes the image later gives it another; a footer that says it counts for the run of the
+//! engine that follows and for no later one. So a layer that a killed daemon has written is never
+//! found, whatever the times of its image say after a power loss. Deliberately absent: kills.
+
+use super::Core;
+use crate::event::{Device, Op, Purpose, Stat};
+use crate::format::fill::{Run, runs_max};
+use crate::outbox::{Cx, Pending};
+use crate::snapshot::State;
+use crate::types::{Generation, Policy, SegmentIndex, Uuid, VolumeId};
+use alloc::vec::Vec;
+
+/// Footers on their way at once.
+const FOOTERS_MAX: u32 = 4;
+/// How long before the end of an orderly stop images are not waited for any more.
+pub const SPARE_MS: u64 = 2_000;
+
+/// How far it is.
+pub enum Keep {
+    Start,
+    /// Volumes whose image is still being written, and how many images are being looked at.
+    Looking(Vec<VolumeId>, u32),
+    /// Segments whose footers are still to be written.
+    Naming(Vec<SegmentIndex>),
+}
+
+/// What a layer is called that nobody writes at the moment: FNV-1a of 128 bits over the volume,
+/// the generation in its ledger, and what the file system tells. `None` where it tells nothing.
+pub fn name_of(volume: Uuid, ledger: Generation, stat: Stat) -> Option<Uuid> {
+    let numbers = [stat.size_bytes, stat.mtime_ns, stat.print?];
+    let numbers = numbers.into_iter().flat_map(u64::to_le_bytes);
+    let bytes = volume.0.into_iter().chain(ledger.0.to_le_bytes());
+    let hash = bytes.chain(numbers).fold(
+        0x6C62_272E_07BB_0142_62B8_2175_6295_C58D_u128,
+        |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013B),
+    );
+    Some(Uuid(hash.to_le_bytes()))
+}
+
+impl Core {
+    /// Goes on with the names of own layers; true when there is no more to do.
+    pub(super) fn pump_keep(&mut self, cx: &mut Cx<'_>) -> bool {
+        let Some(parking) = &mut self.parking else {
+            return true;
+        };
+        let late = cx.now.plus_millis(SPARE_MS) >= parking.until;
+        match &mut parking.keep {
+            Keep::Start => {
+                self.log.seal_fill();
+                let volumes = self.close_volumes();
+                let looks = self.look_at_idle(cx, volumes, 0);
+                self.set_keep(looks);
+                false
+            }
+            Keep::Looking(volumes, asked) => {
+                let done = volumes.is_empty() && *asked == 0;
+                if (done || late) && !self.log.fill_footer_due() && self.footers == 0 {
+                    let segments = self.log.clean_segments();
+                    self.set_keep(Keep::Naming(segments));
+                    return self.write_names(cx);
+                }
+                let (volumes, asked) = (core::mem::take(volumes), *asked);
+                let looks = self.look_at_idle(cx, volumes, asked);
+                self.set_keep(looks);
+                false
+            }
+            Keep::Naming(_) => self.write_names(cx),
+        }
+    }
+
+    fn set_keep(&mut self, keep: Keep) {
+        if let Some(parking) = &mut self.parking {
+            parking.keep = keep;
+        }
+    }
+
+    /// Takes no more requests of the volumes whose clean blocks are to be kept; what they have
+    /// begun at their images ends.
+    fn close_volumes(&mut self) -> Vec<VolumeId> {
+        let lines = &self.lines;
+        let mut closed = Vec::new();
+        for volume in self.volumes.iter_mut().flatten() {
+            let owner = matches!(volume.policy, Policy::WriteBack | Policy::WriteThrough);
+            // An orderly stop has closed it already, because it is clean.
+            let released = volume.keeper.as_ref().is_some_and(|it| !it.ledger.dirty);
+            let sound = volume.attached
+                && (volume.ready || released)
+                && !volume.read_only
+                && volume.state != State::Held
+                && volume.switch.is_none()
+                && volume.detaching.is_none();
+            if owner && sound && lines.layers.number(volume.layer).is_some() {
+                volume.ready = false;
+                closed.push(volume.id);
+            }
+        }
+        closed
+    }
+
+    /// Looks at the images of those volumes that have nothing on its way there any more.
+    fn look_at_idle(&mut self, cx: &mut Cx<'_>, volumes: Vec<VolumeId>, mut asked: u32) -> Keep {
+        let mut busy = Vec::new();
+        for id in volumes {
+            let Some(volume) = self.find(id).filter(|it| it.detaching.is_none()) else {
+                continue;
+            };
+            let writes = volume.destage.is_some() || !volume.direct.is_empty();
+            if writes || volume.origin_in_flight > 0 {
+                busy.push(id);
+                continue;
+            }
+            volume.origin_in_flight += 1;
+            asked += 1;
+            let op = match volume.policy.is_direct() {
+                true => Op::Sync,
+                false => Op::Stat,
+            };
+            order_look(cx, id, op);
+        }
+        Keep::Looking(busy, asked)
+    }
+
+    /// An image was synced, or looked at.
+    pub(super) fn looked(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        op: Op,
+        ok: bool,
+        stat: Option<Stat>,
+    ) {
+        let parking = self.parking.is_some();
+        let volume = self.volume(id);
+        if parking && ok && op == Op::Sync {
+            order_look(cx, id, Op::Stat);
+            return;
+        }
+        volume.origin_in_flight -= 1;
+        let (layer, uuid, ledger) = (volume.layer, volume.uuid, volume.ledger_generation);
+        let name = stat.filter(|_| ok).and_then(|it| name_of(uuid, ledger, it));
+        if let Some(name) = name {
+            self.lines.layers.name(layer, name);
+        }
+        if let Some(parking) = &mut self.parking
+            && let Keep::Looking(_, asked) = &mut parking.keep
+        {
+            *asked -= 1;
+        }
+        self.detach_progress(cx, id);
+    }
+
+    /// Writes the footers anew of segments with blocks of named layers. True when all are there.
+    fn write_names(&mut self, cx: &mut Cx<'_>) -> bool {
+        while self.footers < FOOTERS_MAX {
+            let Some(parking) = &mut self.parking else {
+                return true;
+            };
+            let Keep::Naming(segments) = &mut parking.keep else {
+                unreachable!("only called in this step");
+            };
+            let Some(segment) = segments.pop() else {
+                return self.footers == 0;
+            };
+            let runs = self.named_runs(segment);
+            if !runs.iter().any(|run| run.own) {
+                continue;
+            }
+            let Some(piece) = self.scratch.take_piece() else {
+                self.put_off(segment);
+                return false;
+            };
+            match self.log.fill_footer_of(segment, runs) {
+                Some(bytes) => self.put_fill_footer(cx, segment, piece, &bytes),
+                None => self.scratch.free_piece(piece),
+            }
+        }
+        false
+    }
+
+    fn put_off(&mut self, segment: SegmentIndex) {
+        if let Some(parking) = &mut self.parking
+            && let Keep::Naming(segments) = &mut parking.keep
+        {
+            segments.push(segment);
+        }
+    }
+
+    /// What of a segment the next daemon can use, as its footer says it.
+    fn named_runs(&self, segment: SegmentIndex) -> Vec<Run> {
+        let first = segment.0 * self.log.geometry.segment_blocks() as u32;
+        let runs = self.lines.runs_of(segment).into_iter().filter_map(|run| {
+            let (layer, own) = self.lines.layers.named(run.layer)?;
+            Some(Run {
+                layer,
+                own,
+                line: u64::from(run.line),
+                slot: run.base - first,
+                bitmap: run.bitmap,
+            })
+        });
+        let mut runs: Vec<Run> = runs.collect();
+        // Runs that lost a block in the middle are two.
+        runs.sort_unstable_by_key(|run| (run.own, run.slot));
+        runs.truncate(runs_max(self.log.geometry));
+        runs.sort_unstable_by_key(|run| run.slot);
+        runs
+    }
+}
+
+fn order_look(cx: &mut Cx<'_>, id: VolumeId, op: Op) {
+    let purpose = match op {
+        Op::Sync => Purpose::GuestWrite,
+        _ => Purpose::Ledger,
+    };
+    let pending = Pending::Look { volume: id, op };
+    cx.order(pending, purpose, Device::Origin(id), op, 0, 0);
+}
