@@ -109,6 +109,8 @@ pub struct Tuning {
     pub overlay_timeout_ms: u64,
     /// How long a read waits for an origin that does not give it; `None` = until it does.
     pub origin_timeout_ms: Option<u64>,
+    /// What it gets of a storage that several volumes destage to, by comparison.
+    pub weight: u32,
 }
 
 /// A volume as it is attached.
@@ -129,6 +131,8 @@ pub struct VolumeSpec {
     pub base_layer: Option<Uuid>,
     /// False where nothing can lie beside the origin: destage is then in place.
     pub journal_possible: bool,
+    /// Equal for volumes whose origins are on one storage: they share what it takes.
+    pub storage: u64,
     pub tuning: Tuning,
 }
 

@@ -12,6 +12,7 @@ use crate::format::ledger::Ledger;
 use crate::map::{Content, ExtentMap};
 use crate::ram::Layer;
 use crate::snapshot::{Counters, State};
+use crate::turns::WEIGHT_DEFAULT;
 use crate::types::{
     BufferId, DestageMode, Generation, Policy, RequestId, SECTOR_BYTES, Serial, Span, StreamSeq,
     Time, Uuid, VolumeId,
@@ -103,6 +104,8 @@ pub struct Volume {
     pub read_only: bool,
     pub layer: Layer,
     pub journal_possible: bool,
+    /// Volumes with one number here take turns at destage: their origins are one storage.
+    pub storage: u64,
     pub tuning: Tuning,
     pub generation: Generation,
     pub base_generation: Generation,
@@ -162,6 +165,7 @@ impl Volume {
             read_only: false,
             layer: Layer(0),
             journal_possible: record.journal_possible,
+            storage: 0,
             tuning: Tuning {
                 write_cache: true,
                 destage_after_ms: Some(600_000),
@@ -171,6 +175,7 @@ impl Volume {
                 origin_queue_depth: 32,
                 overlay_timeout_ms: 30_000,
                 origin_timeout_ms: None,
+                weight: WEIGHT_DEFAULT,
             },
             generation: record.generation,
             base_generation: record.base_generation,

@@ -230,6 +230,7 @@ impl World {
             read_only: false,
             base_layer: ephemeral.then_some(Uuid(identity)),
             journal_possible: guest.plan.journal_possible,
+            storage: guest.plan.origin as u64 % 2,
             tuning: guest.tuning,
         }
     }

@@ -169,6 +169,7 @@ impl Plan {
             origin_queue_depth: rng.pick(&[1, 4, 32]),
             overlay_timeout_ms: rng.pick(&[1, 100, 5000]),
             origin_timeout_ms: None,
+            weight: rng.pick(&[1, 100, 100, 300, 10_000]),
         };
         self.volumes.push(VolumePlan {
             name,

@@ -63,6 +63,7 @@ impl Core {
         volume.size_bytes = spec.size_bytes;
         volume.read_only = spec.read_only;
         volume.journal_possible = spec.journal_possible;
+        volume.storage = spec.storage;
         volume.tuning = spec.tuning;
         // What the tier has of an earlier volume under this id is of another image.
         self.layers += 1;
@@ -449,6 +450,10 @@ impl Core {
             return;
         };
         Core::abandon_destage(volume);
+        if volume.destage.is_none() {
+            self.turns.rest(id);
+        }
+        let volume = self.volume(id);
         let keeper_busy = volume
             .keeper
             .as_ref()
@@ -490,6 +495,7 @@ impl Core {
         let volume = self.volumes[id.0 as usize]
             .take()
             .expect("checked by the caller");
+        self.turns.forget(id);
         for epoch in volume.epochs {
             self.checkpoint.doom(epoch.map);
         }

@@ -269,6 +269,9 @@ impl Core {
             let Some(run) = next_run(map, cursor, piece_bytes) else {
                 break;
             };
+            if !self.has_turn(cx.now, id) {
+                break;
+            }
             if !self.start_job(cx, id, run, applying) {
                 break;
             }
@@ -336,6 +339,8 @@ impl Core {
             volume.state = State::Stalled;
             volume.reason = Some("the origin answers with errors; destage is tried again");
         }
+        // Nobody waits for it meanwhile.
+        self.turns.rest(id);
     }
 
     /// Takes a run on its way. False when there is no memory for it now.
@@ -357,6 +362,7 @@ impl Core {
                 piece: None,
                 offset: 0,
             });
+            self.turns.spend(cx.now, id, BLOCK_BYTES);
             let volume = self.volume(id);
             volume.origin_in_flight += 1;
             volume.counters.origin.writes += 1;
@@ -379,12 +385,13 @@ impl Core {
         let Some(piece) = self.take_destage_piece(id) else {
             return false;
         };
+        let bytes = run.span.sectors * SECTOR_BYTES;
+        self.turns.spend(cx.now, id, bytes);
         let place = self.scratch.piece(piece);
         let destage = self.phase(id);
         destage.cursor = run.span.end();
         let offset = destage.journal_at;
         if !applying {
-            let bytes = run.span.sectors * SECTOR_BYTES;
             destage.journal_at += bytes.next_multiple_of(BLOCK_BYTES);
         }
         let job = destage.jobs.insert(Job {
@@ -493,6 +500,7 @@ impl Core {
             volume.counters.origin.errors += 1;
             self.phase(id).failed = true;
         } else {
+            self.turns.moved(cx.now, id);
             self.count_moved(id, job);
         }
         self.end_job(cx, id, job);
@@ -526,7 +534,7 @@ impl Core {
         let job = self.phase(id).jobs.take(job);
         if let Some(piece) = job.piece {
             self.scratch.free_destage_piece(piece);
-            self.give_destage_turns(cx);
+            self.give_destage_memory(cx);
         }
         self.pump_destage(cx, id);
     }
@@ -536,22 +544,42 @@ impl Core {
         let destage = self.phase(id);
         let held = destage.jobs.len() + usize::from(destage.table_piece.is_some());
         let piece = self.scratch.take_destage_piece(held);
-        if piece.is_none() && !self.destage_turns.contains(&id) {
-            self.destage_turns.push_back(id);
+        if piece.is_none() {
+            self.turns.stand_in_line(id);
         }
         piece
     }
 
-    /// Memory was given back: the volumes that wait for it try in turn, until one has got some.
-    pub(super) fn give_destage_turns(&mut self, cx: &mut Cx<'_>) {
-        for _ in 0..self.destage_turns.len() {
-            let Some(id) = self.destage_turns.pop_front() else {
+    /// Whether a volume may send its next request to its origin; if not, it stands in line.
+    fn has_turn(&mut self, now: Time, id: VolumeId) -> bool {
+        let volume = self.volume(id);
+        let (storage, weight) = (volume.storage, volume.tuning.weight);
+        self.turns.join(now, id, storage, weight);
+        self.turns.may(now, id)
+    }
+
+    /// Memory was given back: the volumes in line try in turn, until one has got some.
+    fn give_destage_memory(&mut self, cx: &mut Cx<'_>) {
+        for _ in 0..self.turns.line_len() {
+            let Some(id) = self.turns.next_in_line() else {
                 return;
             };
             let taken = self.scratch.destage_pieces();
             self.pump_destage(cx, id);
             if self.scratch.destage_pieces() > taken {
                 return;
+            }
+        }
+    }
+
+    /// A round of turns has begun, or somebody has left it: all in line try.
+    pub(super) fn give_destage_turns(&mut self, cx: &mut Cx<'_>) {
+        while self.turns.take_opened() {
+            for _ in 0..self.turns.line_len() {
+                let Some(id) = self.turns.next_in_line() else {
+                    break;
+                };
+                self.pump_destage(cx, id);
             }
         }
     }
@@ -577,10 +605,14 @@ impl Core {
         }
         let at = destage.table_at;
         let left = destage.table.len() - at;
+        if !self.has_turn(cx.now, id) {
+            return false;
+        }
         let Some(piece) = self.take_destage_piece(id) else {
             return false;
         };
         let bytes = left.min(self.scratch.piece_bytes() as usize);
+        self.turns.spend(cx.now, id, bytes as u64);
         let place = self.scratch.piece(piece);
         let destage = self.phase(id);
         destage.table_piece = Some(piece);
@@ -647,6 +679,7 @@ impl Core {
 
     pub(super) fn destage_synced(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
         let now = cx.now;
+        self.turns.moved(now, id);
         let destage = self.phase(id);
         destage.waiting = false;
         if !ok {
@@ -763,6 +796,9 @@ impl Core {
         }
         self.pump_switch(cx, id);
         self.start_destage_if_due(cx, id);
+        if self.volume(id).destage.is_none() {
+            self.turns.rest(id);
+        }
         if self.parking.is_some() {
             self.release_if_clean(cx, id);
         }

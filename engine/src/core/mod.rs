@@ -34,6 +34,7 @@ use crate::outbox::{Cx, Pending, Timer};
 use crate::ram::{Layer, RamTier};
 use crate::scratch::Scratch;
 use crate::slab::Slab;
+use crate::turns::Turns;
 use crate::types::{Generation, RequestId, StreamSeq, Time, Uuid, VolumeId};
 use crate::volume::Volume;
 use alloc::collections::VecDeque;
@@ -74,8 +75,8 @@ pub struct Core {
     calls: Slab<direct::Call>,
     /// Volumes whose first waiting request wants another try, in turn.
     queue: VecDeque<VolumeId>,
-    /// Volumes whose destage waits for memory, in turn.
-    destage_turns: VecDeque<VolumeId>,
+    /// Whose destage may write its origin, and who waits for that or for memory.
+    turns: Turns,
     pub checkpoint: checkpoint::Keeper,
     evacuation: Option<evacuate::Evacuation>,
     graveyard: Vec<ExtentMap>,
@@ -116,7 +117,7 @@ impl Core {
             held_reads: Vec::new(),
             calls: Slab::default(),
             queue: VecDeque::new(),
-            destage_turns: VecDeque::new(),
+            turns: Turns::default(),
             checkpoint,
             evacuation: None,
             graveyard: Vec::new(),
@@ -204,6 +205,7 @@ impl Core {
     /// Runs after each event. Each step is cheap when it has nothing to do.
     fn maintain(&mut self, cx: &mut Cx<'_>) {
         self.retry_waiting(cx);
+        self.give_destage_turns(cx);
         self.log.pump_writes(cx);
         self.log.pump_space(cx, &mut self.scratch);
         self.fetches.pump(cx, &self.log, &mut self.scratch);
@@ -257,7 +259,6 @@ impl Core {
             self.checkpoint.wanted |= self.log.freeable() > 0;
         }
         self.look_at_origins(cx);
-        self.give_destage_turns(cx);
         for at in 0..self.volumes.len() {
             let id = VolumeId(at as u32);
             if self.volumes[at].is_none() {

@@ -335,6 +335,7 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         origin_queue_depth: _,
         overlay_timeout_ms: _,
         origin_timeout_ms: _,
+        weight: _,
     } = Tuning {
         write_cache: true,
         destage_after_ms: None,
@@ -344,6 +345,7 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         origin_queue_depth: 0,
         overlay_timeout_ms: 0,
         origin_timeout_ms: None,
+        weight: 100,
     };
     assert_eq!(keys::TUNABLES.len(), 8);
 }

@@ -258,6 +258,7 @@ fn spec(options: Options) -> VolumeSpec {
         read_only: false,
         base_layer: None,
         journal_possible: true,
+        storage: 0,
         tuning: Tuning {
             write_cache: true,
             destage_after_ms: None,
@@ -267,6 +268,7 @@ fn spec(options: Options) -> VolumeSpec {
             origin_queue_depth: 1,
             overlay_timeout_ms: 1000,
             origin_timeout_ms: None,
+            weight: 100,
         },
     }
 }

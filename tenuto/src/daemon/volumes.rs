@@ -17,6 +17,7 @@ use crate::shard::control::{
 };
 use engine::engine::Settled;
 use engine::event::{Command, Device, Tuning, VolumeSpec};
+use engine::turns::WEIGHT_DEFAULT;
 use engine::types::{Policy, SECTOR_BYTES, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::DirBuilderExt;
@@ -414,6 +415,7 @@ fn spec(settings: &VolumeSettings, files: &OpenVolume, size_bytes: u64) -> Volum
             .then(|| identity::of(files))
             .flatten(),
         journal_possible: files.journal.is_some(),
+        storage: identity::storage(&settings.origin, files),
         tuning: tuning(settings),
     }
 }
@@ -430,6 +432,7 @@ fn tuning(settings: &VolumeSettings) -> Tuning {
             .origin_timeout
             .map(|limit| limit.as_millis() as u64),
         overlay_timeout_ms: settings.overlay_timeout.as_millis() as u64,
+        weight: WEIGHT_DEFAULT,
     }
 }
 

@@ -259,6 +259,7 @@ fn spec(name: &str) -> VolumeSpec {
         read_only: false,
         base_layer: None,
         journal_possible: false,
+        storage: 0,
         tuning: Tuning {
             write_cache: true,
             destage_after_ms: None,
@@ -268,6 +269,7 @@ fn spec(name: &str) -> VolumeSpec {
             origin_queue_depth: 1,
             overlay_timeout_ms: 0,
             origin_timeout_ms: None,
+            weight: 100,
         },
     }
 }
