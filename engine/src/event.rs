@@ -6,6 +6,7 @@
 
 use crate::flow::FlowLimits;
 use crate::memory::Slice;
+use crate::turns::WEIGHT_DEFAULT;
 use crate::types::{BufferId, ConnectionId, DestageMode, IoId, Policy, RequestId, Uuid, VolumeId};
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -109,8 +110,25 @@ pub struct Tuning {
     pub overlay_timeout_ms: u64,
     /// How long a read waits for an origin that does not give it; `None` = until it does.
     pub origin_timeout_ms: Option<u64>,
-    /// What it gets of a storage that several volumes destage to, by comparison.
+    pub share: Share,
+}
+
+/// What a volume has of what all volumes share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Room in the log that nobody else can take while the volume writes to it.
+    pub min_bytes: u64,
+    /// What it gets of the rest, and of a storage that several volumes destage to, by comparison.
     pub weight: u32,
+}
+
+impl Default for Share {
+    fn default() -> Share {
+        Share {
+            min_bytes: 0,
+            weight: WEIGHT_DEFAULT,
+        }
+    }
 }
 
 /// A volume as it is attached.

@@ -2,11 +2,11 @@
 //!
 //! Members that have work on one *lane* (one storage behind several volumes) spend credit for it.
 //! When all have spent theirs a round begins: each gets a quantum by its weight, the heaviest
-//! [`QUANTUM_BYTES`]. A request may be larger than what is left; the debt is paid in later rounds.
+//! a fixed one. A request may be larger than what is left; the debt is paid in later rounds.
 //!
 //! Always true: over any time in which two members both have work, what they spent differs from
 //! their weights by a quantum and a request each; who is idle keeps a debt but no credit; a round
-//! ends when all have spent or have not moved for [`PATIENCE_NS`], so one that hangs holds the
+//! ends when all have spent or have not moved for a while, so one that hangs holds the
 //! others up once, and then no more until it moves. Deliberately absent: what the bytes are, and
 //! who carries them.
 //!
@@ -17,9 +17,9 @@ use crate::types::{Time, VolumeId};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// Credit of the heaviest member for a round: about one batch through a journal.
+/// Destage: about one batch through a journal.
 pub const QUANTUM_BYTES: u64 = 8 << 20;
-/// A member that has not moved for so long is not waited for.
+/// Destage: longer than the syncs of a slow storage.
 pub const PATIENCE_NS: u64 = 2_000_000_000;
 /// Weights go from 1 to this.
 pub const WEIGHT_MAX: u32 = 10_000;
@@ -36,15 +36,10 @@ struct Member {
     moved: Time,
 }
 
-impl Member {
-    fn is_waited_for(&self, now: Time) -> bool {
-        self.busy && now.since(self.moved) < PATIENCE_NS
-    }
-}
-
 /// Members are volumes, by their index: there are never more than a cache has.
-#[derive(Default)]
 pub struct Turns {
+    quantum_bytes: u64,
+    patience_ns: u64,
     members: Vec<Option<Member>>,
     /// Who wants to be asked again, in turn.
     line: VecDeque<VolumeId>,
@@ -53,6 +48,18 @@ pub struct Turns {
 }
 
 impl Turns {
+    /// The heaviest member gets `quantum_bytes` in a round; one that has not moved for
+    /// `patience_ns` is not waited for.
+    pub fn new(quantum_bytes: u64, patience_ns: u64) -> Turns {
+        Turns {
+            quantum_bytes,
+            patience_ns,
+            members: Vec::new(),
+            line: VecDeque::new(),
+            opened: false,
+        }
+    }
+
     /// A member has work from now on; it may have had some before.
     pub fn join(&mut self, now: Time, id: VolumeId, lane: u64, weight: u32) {
         assert!((1..=WEIGHT_MAX).contains(&weight), "weights are checked");
@@ -92,21 +99,16 @@ impl Turns {
         }
     }
 
-    /// Whether a member may do its next piece of work now. One that may not stands in line.
+    /// Whether a member may do its next piece of work now.
     pub fn may(&mut self, now: Time, id: VolumeId) -> bool {
-        let lane = self.member(id).lane;
-        if self.member(id).credit <= 0 && !self.is_spent(now, lane) {
-            self.stand_in_line(id);
-            return false;
+        if self.member(id).credit > 0 {
+            return true;
         }
-        if self.member(id).credit <= 0 {
+        let lane = self.member(id).lane;
+        if self.is_spent(now, lane) {
             self.begin_round(now, id);
         }
-        if self.member(id).credit <= 0 {
-            self.stand_in_line(id);
-            return false;
-        }
-        true
+        self.member(id).credit > 0
     }
 
     /// A member does so much of its work.
@@ -151,11 +153,27 @@ impl Turns {
         self.find(id).expect("only members are asked about")
     }
 
+    fn is_waited_for(&self, member: &Member, now: Time) -> bool {
+        member.busy && now.since(member.moved) < self.patience_ns
+    }
+
+    /// Whether a member has work and is at it.
+    pub fn is_at_work(&self, now: Time, id: VolumeId) -> bool {
+        let member = self.members.get(id.0 as usize).copied().flatten();
+        member.is_some_and(|member| self.is_waited_for(&member, now))
+    }
+
+    /// Whether anybody has work on some lane.
+    pub fn is_contended(&self, now: Time) -> bool {
+        let mut members = self.members.iter().flatten();
+        members.any(|member| self.is_waited_for(member, now))
+    }
+
     /// Nobody on a lane has credit that it will still spend.
     fn is_spent(&self, now: Time, lane: u64) -> bool {
         let members = self.members.iter().flatten();
         let mut lane = members.filter(|member| member.lane == lane);
-        !lane.any(|member| member.credit > 0 && member.is_waited_for(now))
+        !lane.any(|member| member.credit > 0 && self.is_waited_for(member, now))
     }
 
     /// Gives quanta until somebody on the lane of `id` may go on: after a large request a light
@@ -166,11 +184,15 @@ impl Turns {
         let lane = self.member(id).lane;
         let of_lane = |member: &&Member| member.lane == lane && member.busy;
         let busy = || self.members.iter().flatten().filter(of_lane);
-        let heaviest = busy().map(|member| member.weight).max().unwrap_or(1);
+        // One that rests for a moment counts, so that a light one alone takes no large quantum.
+        let lately = |it: &&Member| it.lane == lane && now.since(it.moved) < self.patience_ns;
+        let heaviest = self.members.iter().flatten().filter(lately);
+        let heaviest = heaviest.map(|member| member.weight).max().unwrap_or(1);
+        let quantum_bytes = self.quantum_bytes;
         let quantum = |member: &Member| {
-            (QUANTUM_BYTES * u64::from(member.weight) / u64::from(heaviest)).max(1) as i64
+            (quantum_bytes * u64::from(member.weight) / u64::from(heaviest)).max(1) as i64
         };
-        let wanted = busy().filter(|member| member.is_waited_for(now));
+        let wanted = busy().filter(|member| self.is_waited_for(member, now));
         let rounds = wanted
             .map(|member| (quantum(member) - member.credit) / quantum(member))
             .min()

@@ -5,14 +5,13 @@
 //! bytes and devices; see `engine::write` for the way of a write.
 
 use crate::core::{Destage, Switch};
-use crate::event::{Tuning, VolumeSpec};
+use crate::event::{Share, Tuning, VolumeSpec};
 use crate::flow::{Flow, FlowLimits};
 use crate::format::checkpoint::VolumeRecord;
 use crate::format::ledger::Ledger;
 use crate::map::{Content, ExtentMap};
 use crate::ram::Layer;
 use crate::snapshot::{Counters, State};
-use crate::turns::WEIGHT_DEFAULT;
 use crate::types::{
     BufferId, DestageMode, Generation, Policy, RequestId, SECTOR_BYTES, Serial, Span, StreamSeq,
     Time, Uuid, VolumeId,
@@ -175,7 +174,7 @@ impl Volume {
                 origin_queue_depth: 32,
                 overlay_timeout_ms: 30_000,
                 origin_timeout_ms: None,
-                weight: WEIGHT_DEFAULT,
+                share: Share::default(),
             },
             generation: record.generation,
             base_generation: record.base_generation,

@@ -60,7 +60,7 @@ struct Model {
 impl Model {
     fn new(bytes_per_second: u64, members: Vec<Member>) -> Model {
         Model {
-            turns: Turns::default(),
+            turns: Turns::new(QUANTUM_BYTES, PATIENCE_NS),
             now: SECOND,
             members,
             bytes_per_second,
@@ -197,7 +197,7 @@ fn who_was_idle_has_saved_up_nothing() {
 
 #[test]
 fn who_leaves_with_a_debt_comes_back_with_it() {
-    let mut turns = Turns::default();
+    let mut turns = Turns::new(QUANTUM_BYTES, PATIENCE_NS);
     let (a, b) = (VolumeId(0), VolumeId(1));
     turns.join(Time(0), a, 0, 100);
     assert!(turns.may(Time(0), a));
@@ -217,7 +217,7 @@ fn one_that_hangs_holds_the_others_up_once() {
     let mut model = Model::new(20 << 20, vec![member(100, 64 << 10), member(100, 64 << 10)]);
     model.members[0].hangs = true;
     model.run(60);
-    let alone = (60 - PATIENCE_NS / SECOND - 1) * (20 << 20);
+    let alone = 57 * (20 << 20);
     assert!(model.members[1].done >= alone, "{}", model.members[1].done);
     model.members[0].hangs = false;
     model.run(5);

@@ -16,6 +16,7 @@ mod volumes;
 use crate::shard::control::{CommandError, Handle, ListenerScope, Stopped};
 use crate::stage::Stage;
 use engine::engine::Report;
+use engine::event::Share;
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 pub use held::{Held, Hold};
@@ -76,6 +77,8 @@ pub struct VolumeSettings {
     pub dirty_limit_bytes: u64,
     /// When guests are slowed before that.
     pub flow: FlowLimits,
+    /// What it has of the log, and of a storage that other volumes destage to.
+    pub share: Share,
     pub origin_queue_depth: u32,
     pub overlay_timeout: Duration,
     /// False keeps the volume off the NBD sockets.

@@ -72,15 +72,7 @@ impl Core {
             None => Layer(self.layers),
         };
         volume.attached = true;
-        // What a settled journal brought to the origin is clean.
-        while volume
-            .epochs
-            .front()
-            .is_some_and(|epoch| epoch.last_serial <= volume.destaged)
-        {
-            let epoch = volume.epochs.pop_front().expect("just seen");
-            self.bury(epoch.map);
-        }
+        self.drop_destaged(&mut volume);
         // A switch cut short: what is dirty or claimed is write-back until it is at the origin.
         let owes = volume.owes() || ledger.as_ref().is_some_and(|ledger| ledger.dirty);
         let unfinished = owes && spec.policy.is_direct() && !spec.read_only;
@@ -110,6 +102,18 @@ impl Core {
         self.count_writers();
         self.checkpoint.wait(Waiter::Attach(id));
         Ok(())
+    }
+
+    /// What a settled journal brought to the origin is clean.
+    fn drop_destaged(&mut self, volume: &mut Volume) {
+        while volume
+            .epochs
+            .front()
+            .is_some_and(|epoch| epoch.last_serial <= volume.destaged)
+        {
+            let epoch = volume.epochs.pop_front().expect("just seen");
+            self.bury(epoch.map);
+        }
     }
 
     fn check_spec(&self, id: VolumeId, spec: &VolumeSpec) -> Result<(), OpenError> {
@@ -496,20 +500,12 @@ impl Core {
             .take()
             .expect("checked by the caller");
         self.turns.forget(id);
+        self.admission.forget(id);
         for epoch in volume.epochs {
             self.checkpoint.doom(epoch.map);
         }
         self.count_writers();
         self.checkpoint.wait(Waiter::Detach(request));
-    }
-
-    pub(super) fn count_writers(&mut self) {
-        self.writers = self
-            .volumes
-            .iter()
-            .flatten()
-            .filter(|v| v.takes_log())
-            .count() as u64;
     }
 }
 

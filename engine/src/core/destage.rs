@@ -129,7 +129,7 @@ impl Core {
         let full = gauge.live * 10 >= gauge.capacity * 6;
         let low = self.log.is_low();
         let dirty_extents_full = self.dirty_extents * 4 >= self.config.dirty_extents_max * 3;
-        let share = self.share();
+        let share = self.share(id);
         let volume = self.volume(id);
         if volume.destage.is_some() || !volume.owes() || !volume.attached || !volume.ready {
             return;
@@ -346,40 +346,7 @@ impl Core {
     /// Takes a run on its way. False when there is no memory for it now.
     fn start_job(&mut self, cx: &mut Cx<'_>, id: VolumeId, run: Run, applying: bool) -> bool {
         if let EntryKind::Zero { allocate } = run.kind {
-            self.phase(id).cursor = run.span.end();
-            if !applying {
-                let entry = JournalEntry {
-                    span: run.span,
-                    kind: run.kind,
-                    offset: 0,
-                    checksum: 0,
-                };
-                self.phase(id).entries.push(entry);
-                return true;
-            }
-            let job = self.phase(id).jobs.insert(Job {
-                span: run.span,
-                piece: None,
-                offset: 0,
-            });
-            self.turns.spend(cx.now, id, BLOCK_BYTES);
-            let volume = self.volume(id);
-            volume.origin_in_flight += 1;
-            volume.counters.origin.writes += 1;
-            let pending = Pending::Destage { volume: id, job };
-            let (at, bytes) = (
-                run.span.sector * SECTOR_BYTES,
-                run.span.sectors * SECTOR_BYTES,
-            );
-            let purpose = self.apply_purpose(id);
-            cx.order(
-                pending,
-                purpose,
-                Device::Origin(id),
-                Op::Zero { allocate },
-                at,
-                bytes,
-            );
+            self.start_zero(cx, id, &run, allocate, applying);
             return true;
         }
         let Some(piece) = self.take_destage_piece(id) else {
@@ -414,6 +381,44 @@ impl Core {
             self.job_fetched(cx, id, job, false);
         }
         true
+    }
+
+    /// A range of zeroes is an entry of the journal, and one request to the origin.
+    fn start_zero(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        run: &Run,
+        allocate: bool,
+        applying: bool,
+    ) {
+        self.phase(id).cursor = run.span.end();
+        if !applying {
+            let entry = JournalEntry {
+                span: run.span,
+                kind: run.kind,
+                offset: 0,
+                checksum: 0,
+            };
+            self.phase(id).entries.push(entry);
+            return;
+        }
+        let job = self.phase(id).jobs.insert(Job {
+            span: run.span,
+            piece: None,
+            offset: 0,
+        });
+        self.turns.spend(cx.now, id, BLOCK_BYTES);
+        let volume = self.volume(id);
+        volume.origin_in_flight += 1;
+        volume.counters.origin.writes += 1;
+        let pending = Pending::Destage { volume: id, job };
+        let (at, bytes) = (
+            run.span.sector * SECTOR_BYTES,
+            run.span.sectors * SECTOR_BYTES,
+        );
+        let (purpose, op) = (self.apply_purpose(id), Op::Zero { allocate });
+        cx.order(pending, purpose, Device::Origin(id), op, at, bytes);
     }
 
     fn apply_purpose(&mut self, id: VolumeId) -> Purpose {
@@ -553,9 +558,13 @@ impl Core {
     /// Whether a volume may send its next request to its origin; if not, it stands in line.
     fn has_turn(&mut self, now: Time, id: VolumeId) -> bool {
         let volume = self.volume(id);
-        let (storage, weight) = (volume.storage, volume.tuning.weight);
+        let (storage, weight) = (volume.storage, volume.tuning.share.weight);
         self.turns.join(now, id, storage, weight);
-        self.turns.may(now, id)
+        let may = self.turns.may(now, id);
+        if !may {
+            self.turns.stand_in_line(id);
+        }
+        may
     }
 
     /// Memory was given back: the volumes in line try in turn, until one has got some.

@@ -12,6 +12,7 @@ mod evacuate;
 mod lines;
 mod pace;
 mod read;
+mod share;
 mod show;
 mod switch;
 mod write;
@@ -34,7 +35,7 @@ use crate::outbox::{Cx, Pending, Timer};
 use crate::ram::{Layer, RamTier};
 use crate::scratch::Scratch;
 use crate::slab::Slab;
-use crate::turns::Turns;
+use crate::turns::{PATIENCE_NS, QUANTUM_BYTES, Turns};
 use crate::types::{Generation, RequestId, StreamSeq, Time, Uuid, VolumeId};
 use crate::volume::Volume;
 use alloc::collections::VecDeque;
@@ -84,8 +85,10 @@ pub struct Core {
     pub dirty_extents: u64,
     /// The next generation for any volume: old entries under a reused id stay void.
     pub generation_next: Generation,
-    /// Volumes that may hold dirty data; each has a share of the log.
-    writers: u64,
+    /// What the volumes that may hold dirty data have reserved.
+    reserved: share::Reserved,
+    /// Whose waiting writes may take room that is nobody's own.
+    admission: Turns,
     parking: Option<Parking>,
     /// Layers of single volumes that were given out; each is used once.
     layers: u64,
@@ -117,14 +120,15 @@ impl Core {
             held_reads: Vec::new(),
             calls: Slab::default(),
             queue: VecDeque::new(),
-            turns: Turns::default(),
+            turns: Turns::new(QUANTUM_BYTES, PATIENCE_NS),
             checkpoint,
             evacuation: None,
             graveyard: Vec::new(),
             housekeeping_armed: false,
             dirty_extents: 0,
             generation_next: Generation(1),
-            writers: 0,
+            reserved: share::Reserved::default(),
+            admission: Turns::new(share::QUANTUM_BYTES, share::PATIENCE_NS),
             parking: None,
             layers: 0,
             config,
@@ -394,6 +398,7 @@ impl Core {
             Command::Reset { volume } => self.reset(cx, volume, request),
             Command::Tune { volume, tuning } => {
                 self.volume(volume).tuning = tuning;
+                self.count_writers();
                 cx.out.reply(request, Ok(()));
             }
             Command::Switch {

@@ -65,6 +65,7 @@ impl Held {
             write_cache: self.write_cache,
             effective_destage: self.destage,
             journal_possible: true,
+            share: Default::default(),
             never_aged: false,
             state: State::Held,
             reason: None,

@@ -91,6 +91,10 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
         "destage": view.configured(&volume.name).map(|known| known.destage.name()),
         "effective_destage": volume.effective_destage.name(),
         "replicas": 0,
+        "share": {
+            "min_bytes": volume.share.min_bytes,
+            "weight": volume.share.weight,
+        },
         "state": volume.state.name(),
         "flags": flags(view, volume),
         "promise": promise(volume),

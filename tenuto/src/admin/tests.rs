@@ -48,6 +48,7 @@ impl Machine for Fake {
             engine: Snapshot {
                 volumes: state.volumes.clone(),
                 log_bytes: 1 << 30,
+                dirty_bytes_max: 1 << 29,
                 live_bytes: 4096,
                 index_bytes: 100,
                 segments: SegmentCounts {
@@ -143,6 +144,7 @@ fn snapshot(id: VolumeId, settings: &VolumeSettings) -> VolumeSnapshot {
         effective_destage: settings.destage,
         journal_possible: true,
         never_aged: settings.destage_after.is_none(),
+        share: settings.share,
         state: State::Clean,
         reason: None,
         orphan: false,
@@ -335,7 +337,7 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         origin_queue_depth: _,
         overlay_timeout_ms: _,
         origin_timeout_ms: _,
-        weight: _,
+        share: _,
     } = Tuning {
         write_cache: true,
         destage_after_ms: None,
@@ -345,9 +347,9 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         origin_queue_depth: 0,
         overlay_timeout_ms: 0,
         origin_timeout_ms: None,
-        weight: 100,
+        share: Default::default(),
     };
-    assert_eq!(keys::TUNABLES.len(), 8);
+    assert_eq!(keys::TUNABLES.len(), 9);
 }
 
 #[test]

@@ -268,7 +268,7 @@ fn spec(options: Options) -> VolumeSpec {
             origin_queue_depth: 1,
             overlay_timeout_ms: 1000,
             origin_timeout_ms: None,
-            weight: 100,
+            share: Default::default(),
         },
     }
 }

@@ -387,6 +387,7 @@ fn settings_of(volume: &VolumeSnapshot, places: &Places) -> VolumeSettings {
         format_raw: true,
         dirty_limit_bytes: volume.dirty_bytes.max(1 << 20),
         flow: FlowLimits::default(),
+        share: Default::default(),
         origin_queue_depth: 32,
         overlay_timeout: Duration::ZERO,
         export_nbd: false,

@@ -4,7 +4,7 @@
 //! A check is a courtesy, not a lock: who writes an image is decided by the locks that the
 //! daemon takes, this page only says it earlier and with a line number.
 
-use super::{Config, ConfigError, Format, Source, Volume, Wrong};
+use super::{Config, ConfigError, Format, Source, Volume, Wrong, share};
 use crate::error::cause;
 use crate::origin::Place;
 use crate::origin::nbd::uri;
@@ -45,6 +45,8 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
         let origin = check_volume(config, volume, &known)?;
         known.push((volume, origin));
     }
+    share::check(&config.cache, &config.volumes)
+        .map_err(|(volume, wrong)| volume_error(config, volume, "share", wrong))?;
     check_host(config)
 }
 

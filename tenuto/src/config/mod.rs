@@ -8,6 +8,7 @@ pub mod check;
 pub mod explain;
 pub mod keys;
 pub mod parse;
+pub mod share;
 pub mod state;
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,7 @@ pub use values::Value;
 
 use crate::daemon::{Settings, VolumeSettings};
 use crate::error::{Error, Kind, Result, cause};
+use engine::event::Share;
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 use std::collections::BTreeMap;
@@ -120,6 +122,7 @@ pub struct Volume {
     pub origin_queue_depth: u32,
     pub dirty_limit_bytes: u64,
     pub flow: FlowLimits,
+    pub share: Share,
     pub overlay_ram_bytes: u64,
     pub overlay_timeout_ms: u64,
     pub read_only: bool,
@@ -149,6 +152,7 @@ impl Volume {
             format_raw: self.format == Format::Raw,
             dirty_limit_bytes: self.dirty_limit_bytes,
             flow: self.flow,
+            share: self.share,
             origin_queue_depth: self.origin_queue_depth,
             overlay_timeout: Duration::from_millis(self.overlay_timeout_ms),
             export_nbd: true,

@@ -169,6 +169,7 @@ pub(super) fn orphans(engine: &Engine, settings: &Settings) -> Vec<VolumeSetting
         format_raw: true,
         dirty_limit_bytes: volume.dirty_bytes,
         flow: FlowLimits::default(),
+        share: Default::default(),
         origin_queue_depth: 32,
         overlay_timeout: Duration::ZERO,
         export_nbd: false,

@@ -6,6 +6,7 @@
 
 use super::held::{Held, refused};
 use super::{Daemon, StartError, VolumeError, VolumeSettings, host, identity, open};
+use crate::config::share;
 use crate::fault::{Fault, Kind};
 use crate::files::Files;
 use crate::lock::Patience;
@@ -17,7 +18,6 @@ use crate::shard::control::{
 };
 use engine::engine::Settled;
 use engine::event::{Command, Device, Tuning, VolumeSpec};
-use engine::turns::WEIGHT_DEFAULT;
 use engine::types::{Policy, SECTOR_BYTES, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::DirBuilderExt;
@@ -95,6 +95,7 @@ impl Daemon {
             Some(_) => return Err(VolumeError::Exists(settings.name)),
             None => {}
         }
+        self.check_share(&settings)?;
         // A held one has its socket already, and is tried again.
         let held = self.table().held.contains_key(&claim.name);
         let entry = self.join(settings, false, false)?;
@@ -122,6 +123,24 @@ impl Daemon {
             }
             Err(error) => tracing::warn!("{error}; nobody names {name}, and it has dirty data"),
         }
+    }
+
+    /// What volumes reserve of the log is at most half of it (rule 5.2.8).
+    fn check_share(&self, settings: &VolumeSettings) -> Result<(), VolumeError> {
+        let table = self.table();
+        let others = table.entries.values().map(|entry| &entry.settings);
+        let others = others.filter(|other| other.name != settings.name);
+        let others: u64 = others.map(|other| other.share.min_bytes).sum();
+        drop(table);
+        let half = self.handle.snapshot()?.engine.dirty_bytes_max / 2;
+        let left = half.saturating_sub(others);
+        if settings.share.min_bytes == 0 || settings.share.min_bytes <= left {
+            return Ok(());
+        }
+        let wrong = share::too_much(settings.share.min_bytes, half, left);
+        let (name, what, right) = (&settings.name, wrong.what, wrong.right);
+        let message = format!("volume {name}: share: {what}; {right}");
+        Err(VolumeError::Settings(message))
     }
 
     /// Makes room for a volume that takes the name of one nobody named.
@@ -226,6 +245,7 @@ impl Daemon {
                 "volume {name}: {what} cannot change while it runs; remove the volume and add it"
             )));
         }
+        self.check_share(&settings)?;
         let tuning = tuning(&settings);
         let volume = entry.id;
         self.command(name, Command::Tune { volume, tuning })?;
@@ -432,7 +452,7 @@ fn tuning(settings: &VolumeSettings) -> Tuning {
             .origin_timeout
             .map(|limit| limit.as_millis() as u64),
         overlay_timeout_ms: settings.overlay_timeout.as_millis() as u64,
-        weight: WEIGHT_DEFAULT,
+        share: settings.share,
     }
 }
 

@@ -166,6 +166,7 @@ impl Decide for PassThrough {
         Snapshot {
             volumes: Vec::new(),
             log_bytes: 0,
+            dirty_bytes_max: 0,
             live_bytes: 0,
             index_bytes: 0,
             segments: Default::default(),
@@ -269,7 +270,7 @@ fn spec(name: &str) -> VolumeSpec {
             origin_queue_depth: 1,
             overlay_timeout_ms: 0,
             origin_timeout_ms: None,
-            weight: 100,
+            share: Default::default(),
         },
     }
 }

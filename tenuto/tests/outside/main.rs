@@ -20,3 +20,4 @@ mod nbd_origin;
 mod policies;
 mod power;
 mod refuse;
+mod turns;

@@ -166,6 +166,7 @@ fn volume(origin: PathBuf, policy: Policy, destage: DestageMode, limit: u64) -> 
         format_raw: true,
         dirty_limit_bytes: limit,
         flow: FlowLimits::default(),
+        share: Default::default(),
         origin_queue_depth: 32,
         overlay_timeout: Duration::from_secs(30),
         export_nbd: true,
