@@ -111,6 +111,9 @@ pub struct Tuning {
     /// How long a read waits for an origin that does not give it; `None` = until it does.
     pub origin_timeout_ms: Option<u64>,
     pub share: Share,
+    /// How many volumes are named with its group, itself included: nothing of the group is
+    /// destaged before all are attached.
+    pub group_members: u32,
 }
 
 /// What a volume has of what all volumes share.
@@ -151,6 +154,8 @@ pub struct VolumeSpec {
     pub journal_possible: bool,
     /// Equal for volumes whose origins are on one storage: they share what it takes.
     pub storage: u64,
+    /// Volumes of one name stand at one point in time; empty = this one alone.
+    pub group: String,
     pub tuning: Tuning,
 }
 

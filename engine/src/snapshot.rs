@@ -136,6 +136,12 @@ pub struct VolumeSnapshot {
     /// Its age alone brings no dirty data to the origin.
     pub never_aged: bool,
     pub share: Share,
+    /// Empty for a volume that stands alone.
+    pub group: String,
+    /// Volumes of its group are missing, and nothing of it is destaged before they are there.
+    pub group_waits: bool,
+    /// A volume of its group is destaged in place.
+    pub group_in_place: bool,
     pub state: State,
     pub reason: Option<&'static str>,
     /// Known from the log only: no configuration names it.

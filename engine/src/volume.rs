@@ -23,6 +23,8 @@ use alloc::vec::Vec;
 /// Dirty data between two serials.
 pub struct Epoch {
     pub map: ExtentMap,
+    /// The cut of its group that it belongs to: epochs of one cut end at one moment.
+    pub cut: u64,
     pub last_serial: Serial,
     /// The newest record that holds a write of it.
     pub last_seq: StreamSeq,
@@ -105,6 +107,10 @@ pub struct Volume {
     pub journal_possible: bool,
     /// Volumes with one number here take turns at destage: their origins are one storage.
     pub storage: u64,
+    /// Index of its group among the shard's.
+    pub group: Option<usize>,
+    /// The cut of its group to which new writes belong.
+    pub cut: u64,
     pub tuning: Tuning,
     pub generation: Generation,
     pub base_generation: Generation,
@@ -165,6 +171,8 @@ impl Volume {
             layer: Layer(0),
             journal_possible: record.journal_possible,
             storage: 0,
+            group: None,
+            cut: 0,
             tuning: Tuning {
                 write_cache: true,
                 destage_after_ms: Some(600_000),
@@ -175,6 +183,7 @@ impl Volume {
                 overlay_timeout_ms: 30_000,
                 origin_timeout_ms: None,
                 share: Share::default(),
+                group_members: 0,
             },
             generation: record.generation,
             base_generation: record.base_generation,
@@ -293,6 +302,7 @@ impl Volume {
         if self.epochs.back().is_none_or(|epoch| epoch.sealed) {
             self.epochs.push_back(Epoch {
                 map: ExtentMap::new(),
+                cut: self.cut,
                 last_serial: self.acked(),
                 last_seq: StreamSeq(0),
                 writes: 0,

@@ -52,6 +52,8 @@ pub struct VolumePlan {
     /// The largest write. One that is larger than the volume's share of the log may be taken in
     /// parts, each of which counts as a write.
     pub request_sectors_max: u64,
+    /// As its administrator names it; empty = none.
+    pub group: String,
     /// Mostly reads.
     pub reader: bool,
     /// Mostly discards.
@@ -175,6 +177,7 @@ impl Plan {
             overlay_timeout_ms: rng.pick(&[1, 100, 5000]),
             origin_timeout_ms: None,
             share: share(rng, log_bytes),
+            group_members: 0,
         };
         self.volumes.push(VolumePlan {
             name,
@@ -185,6 +188,7 @@ impl Plan {
             tuning,
             depth: rng.pick(&[1, 2, 4, 8, 16]),
             request_sectors_max: REQUEST_SECTORS_MAX,
+            group: String::new(),
             reader: false,
             zeroes: false,
         });

@@ -79,6 +79,8 @@ pub struct VolumeSettings {
     pub flow: FlowLimits,
     /// What it has of the log, and of a storage that other volumes destage to.
     pub share: Share,
+    /// Volumes of one name stand at one point in time; empty = this one alone.
+    pub group: String,
     pub origin_queue_depth: u32,
     pub overlay_timeout: Duration,
     /// False keeps the volume off the NBD sockets.
@@ -209,6 +211,10 @@ impl Daemon {
         settings: Settings,
         orphans: Vec<VolumeSettings>,
     ) -> Result<(), StartError> {
+        // Nothing of a group is destaged before all of it is there.
+        for volume in &settings.volumes {
+            self.table().name_in_group(volume);
+        }
         for volume in settings.volumes {
             match self.volume_add(volume.clone()) {
                 // One that cannot go on does not stop the others.

@@ -88,6 +88,7 @@ impl Core {
             spec.policy
         };
         volume.logged_policy = volume.policy;
+        self.join_group(&mut volume, &spec.group);
         volume.keeper = None;
         let owned = volume.policy == Policy::WriteBack;
         let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
@@ -444,6 +445,7 @@ impl Core {
         for (request, _) in destage_waiters {
             cx.out.reply(request, Err(Refusal::Gone));
         }
+        self.leave_group(cx, id);
         self.detach_progress(cx, id);
     }
 

@@ -1,9 +1,9 @@
 //! Destage: the oldest epoch goes to the origin, sorted, in the order of rule 5.2.4.
 //!
 //! ```text
-//! atomic:   WaitLog ─▶ Journal ─▶ Table ─▶ JournalSync ─▶ Stat
-//! in place: WaitLog ───────────────────────────────────▶ Stat
-//! both:     Stat ─▶ Begin ─▶ Apply ─▶ ApplySync ─▶ Finish
+//! atomic:   WaitLog ─▶ Journal ─▶ Table ─▶ JournalSync ─▶ Gate
+//! in place: WaitLog ───────────────────────────────────▶ Gate
+//! both:     Gate ─▶ Stat ─▶ Begin ─▶ Apply ─▶ ApplySync ─▶ Finish
 //! ```
 //!
 //! Always true: the ledger says *apply* only while a whole, synced journal lies beside it, and
@@ -43,10 +43,14 @@ const ZERO_SECTORS_MAX: u64 = 1 << 21;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    WaitLog { asked: bool },
+    WaitLog {
+        asked: bool,
+    },
     Journal,
     Table,
     JournalSync,
+    /// All members of a group prepare their part of a cut before the first of them begins.
+    Gate,
     Stat,
     Begin,
     Apply,
@@ -89,6 +93,14 @@ impl Destage {
     pub fn moved_halves(&self) -> u64 {
         self.moved_halves
     }
+
+    /// What the origin is to be written from is not complete and synced yet.
+    pub fn is_preparing(&self) -> bool {
+        matches!(
+            self.phase,
+            Phase::WaitLog { .. } | Phase::Journal | Phase::Table | Phase::JournalSync
+        )
+    }
 }
 
 /// Neighbouring extents that make one request.
@@ -115,6 +127,14 @@ impl Core {
             self.sync_origin(cx, id, request, true, cx.now);
             return;
         }
+        if let Some(group) = volume.group {
+            if self.command_group(id, request, group) {
+                self.start_destage_if_due(cx, id);
+            } else {
+                cx.out.reply(request, Ok(()));
+            }
+            return;
+        }
         if !volume.owes() || volume.destaged >= upto {
             cx.out.reply(request, Ok(()));
             return;
@@ -125,12 +145,11 @@ impl Core {
     }
 
     pub(super) fn start_destage_if_due(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let gauge = self.log.gauge();
-        let full = gauge.live * 10 >= gauge.capacity * 6;
-        let low = self.log.is_low();
-        let dirty_extents_full = self.dirty_extents * 4 >= self.config.dirty_extents_max * 3;
-        let share = self.share(id);
         let volume = self.volume(id);
+        if let Some(group) = volume.group {
+            self.start_group_if_due(cx, id, group);
+            return;
+        }
         if volume.destage.is_some() || !volume.owes() || !volume.attached || !volume.ready {
             return;
         }
@@ -138,24 +157,39 @@ impl Core {
         if volume.unfinished_sectors > 0 && volume.epochs.len() == 1 {
             return;
         }
-        let oldest = volume.epochs.front().map_or(cx.now, |epoch| epoch.opened);
+        let commanded = volume.destage_upto > volume.destaged;
+        // What a held volume has is not a prefix of its writes: it goes to the origin by order
+        // only, never by itself.
+        let held = volume.state == State::Held;
+        if commanded || (!held && self.is_destage_due(cx.now, id)) {
+            self.begin_destage(id);
+            self.pump_destage(cx, id);
+        }
+    }
+
+    /// Whether age, bytes or want of space ask for a destage of a dirty volume.
+    pub(super) fn is_destage_due(&mut self, now: Time, id: VolumeId) -> bool {
+        let gauge = self.log.gauge();
+        let full = gauge.live * 10 >= gauge.capacity * 6;
+        let low = self.log.is_low();
+        let dirty_extents_full = self.dirty_extents * 4 >= self.config.dirty_extents_max * 3;
+        let share = self.share(id);
+        let volume = self.volume(id);
+        let oldest = volume.epochs.front().map_or(now, |epoch| epoch.opened);
         let aged = volume
             .tuning
             .destage_after_ms
-            .is_some_and(|after| cx.now >= oldest.plus_millis(after));
-        let many = volume.flow.is_pressing();
-        let commanded = volume.destage_upto > volume.destaged;
+            .is_some_and(|after| now >= oldest.plus_millis(after));
         // A volume that is never destaged for its age stays in the log as long as there is room:
         // it gives way within its own limit, and where it has more than its share.
         let stays = volume.tuning.destage_after_ms.is_none() && volume.charge() <= share;
         let scarce = low || ((full || dirty_extents_full) && !stays);
-        let pressed = !volume.waiting.is_empty() || scarce;
-        // What a held volume has is not a prefix of its writes: it goes to the origin by order
-        // only, never by itself.
-        let by_itself = volume.state != State::Held && (aged || many || pressed);
-        if !(commanded || by_itself) {
-            return;
-        }
+        aged || volume.flow.is_pressing() || !volume.waiting.is_empty() || scarce
+    }
+
+    /// Takes the oldest epoch on its way.
+    pub(super) fn begin_destage(&mut self, id: VolumeId) {
+        let volume = self.volume(id);
         let sequence = volume
             .keeper
             .as_ref()
@@ -182,7 +216,6 @@ impl Core {
             apply_until: Time(0),
             moved_halves: 0,
         });
-        self.pump_destage(cx, id);
     }
 
     /// Drives the destage of a volume as far as it goes without waiting.
@@ -201,6 +234,7 @@ impl Core {
                 Phase::Table => self.write_table(cx, id),
                 Phase::JournalSync => self.order_sync(cx, id, Device::Journal(id)),
                 Phase::ApplySync => self.order_sync(cx, id, Device::Origin(id)),
+                Phase::Gate => self.pass_gate(cx, id),
                 Phase::Stat => {
                     destage.waiting = true;
                     let pending = Pending::Stat { volume: id };
@@ -222,6 +256,13 @@ impl Core {
             .expect("a destage is under way")
     }
 
+    /// Lets a destage pass the gate that its group has reached. False if it does not stand there.
+    pub(super) fn open_gate(&mut self, id: VolumeId) -> bool {
+        let destage = self.volume(id).destage.as_mut();
+        let waits = destage.filter(|destage| destage.phase == Phase::Gate);
+        waits.map(|destage| destage.phase = Phase::Stat).is_some()
+    }
+
     fn wait_for_log(&mut self, cx: &mut Cx<'_>, id: VolumeId, asked: bool) -> bool {
         let volume = self.volume(id);
         let seq = volume
@@ -239,7 +280,7 @@ impl Core {
         }
         self.phase(id).phase = match mode {
             DestageMode::Atomic => Phase::Journal,
-            DestageMode::InPlace => Phase::Stat,
+            DestageMode::InPlace => Phase::Gate,
         };
         true
     }
@@ -333,7 +374,7 @@ impl Core {
                 destage.phase = Phase::Apply;
                 destage.moved_halves = 0;
             }
-            Phase::WaitLog { .. } | Phase::Stat | Phase::Begin | Phase::Finish => {}
+            Phase::WaitLog { .. } | Phase::Gate | Phase::Stat | Phase::Begin | Phase::Finish => {}
         }
         if !damaged && volume.state != State::Damaged {
             volume.state = State::Stalled;
@@ -700,7 +741,7 @@ impl Core {
         }
         match destage.phase {
             Phase::JournalSync => {
-                destage.phase = Phase::Stat;
+                destage.phase = Phase::Gate;
                 self.pump_destage(cx, id);
             }
             Phase::ApplySync => {
@@ -727,12 +768,14 @@ impl Core {
     pub(super) fn stat_done(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
         let now = cx.now;
         let atomic = self.volume(id).effective_destage() == DestageMode::Atomic;
+        let prepared = self.is_prepared(id);
         let destage = self.phase(id);
         destage.waiting = false;
         let Some(stat) = stat else {
             self.begin_phase_again(now, id);
             return;
         };
+        assert!(prepared, "no origin is written before its group is ready");
         destage.phase = Phase::Begin;
         destage.apply_until = now.plus_millis(APPLY_MS_MAX / 3);
         let (upto, journal_sequence, journal_bytes) =
@@ -804,6 +847,7 @@ impl Core {
             self.enqueue(id);
         }
         self.pump_switch(cx, id);
+        self.group_progress(cx, id);
         self.start_destage_if_due(cx, id);
         if self.volume(id).destage.is_none() {
             self.turns.rest(id);
@@ -821,7 +865,7 @@ impl Core {
         };
         let early = matches!(
             destage.phase,
-            Phase::WaitLog { .. } | Phase::Journal | Phase::Table | Phase::Stat
+            Phase::WaitLog { .. } | Phase::Journal | Phase::Table | Phase::Gate | Phase::Stat
         );
         if early && destage.jobs.len() == 0 && !destage.waiting {
             volume.destage = None;

@@ -9,6 +9,7 @@ mod checkpoint;
 mod destage;
 mod direct;
 mod evacuate;
+mod group;
 mod lines;
 mod pace;
 mod read;
@@ -76,6 +77,7 @@ pub struct Core {
     calls: Slab<direct::Call>,
     /// Volumes whose first waiting request wants another try, in turn.
     queue: VecDeque<VolumeId>,
+    groups: Vec<group::Group>,
     /// Whose destage may write its origin, and who waits for that or for memory.
     turns: Turns,
     pub checkpoint: checkpoint::Keeper,
@@ -120,6 +122,7 @@ impl Core {
             held_reads: Vec::new(),
             calls: Slab::default(),
             queue: VecDeque::new(),
+            groups: Vec::new(),
             turns: Turns::new(QUANTUM_BYTES, PATIENCE_NS),
             checkpoint,
             evacuation: None,
@@ -399,6 +402,7 @@ impl Core {
             Command::Tune { volume, tuning } => {
                 self.volume(volume).tuning = tuning;
                 self.count_writers();
+                self.count_group(volume);
                 cx.out.reply(request, Ok(()));
             }
             Command::Switch {

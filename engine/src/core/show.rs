@@ -85,6 +85,7 @@ impl Core {
             }
             _ => volume.acked(),
         };
+        let (group_waits, group_in_place) = self.group_state(volume);
         VolumeSnapshot {
             id: volume.id,
             name: volume.name.clone(),
@@ -101,6 +102,9 @@ impl Core {
             journal_possible: volume.journal_possible,
             never_aged: volume.tuning.destage_after_ms.is_none(),
             share: volume.tuning.share,
+            group: self.group_name(volume),
+            group_waits,
+            group_in_place,
             state: volume.shown_state(),
             reason: volume.reason,
             orphan: !volume.attached,

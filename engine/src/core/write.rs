@@ -437,8 +437,11 @@ impl Core {
                 || epoch.charge >= volume.flow.epoch_blocks()
         });
         if full && !begun && volume.policy == Policy::WriteBack {
-            volume.epochs.back_mut().expect("just seen").sealed = true;
+            self.seal(id);
         }
+        let volume = self.volumes[id.0 as usize]
+            .as_mut()
+            .expect("checked by the caller");
         let epoch = volume.open_epoch(cx.now);
         epoch.last_serial = serial;
         epoch.last_seq = appended.seq;

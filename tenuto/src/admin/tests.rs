@@ -145,6 +145,9 @@ fn snapshot(id: VolumeId, settings: &VolumeSettings) -> VolumeSnapshot {
         journal_possible: true,
         never_aged: settings.destage_after.is_none(),
         share: settings.share,
+        group: settings.group.clone(),
+        group_waits: false,
+        group_in_place: false,
         state: State::Clean,
         reason: None,
         orphan: false,
@@ -338,6 +341,7 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         overlay_timeout_ms: _,
         origin_timeout_ms: _,
         share: _,
+        group_members: _,
     } = Tuning {
         write_cache: true,
         destage_after_ms: None,
@@ -348,6 +352,7 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         overlay_timeout_ms: 0,
         origin_timeout_ms: None,
         share: Default::default(),
+        group_members: 0,
     };
     assert_eq!(keys::TUNABLES.len(), 9);
 }

@@ -259,6 +259,7 @@ fn spec(options: Options) -> VolumeSpec {
         base_layer: None,
         journal_possible: true,
         storage: 0,
+        group: Default::default(),
         tuning: Tuning {
             write_cache: true,
             destage_after_ms: None,
@@ -269,6 +270,7 @@ fn spec(options: Options) -> VolumeSpec {
             overlay_timeout_ms: 1000,
             origin_timeout_ms: None,
             share: Default::default(),
+            group_members: 0,
         },
     }
 }

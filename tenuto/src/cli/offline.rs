@@ -388,6 +388,7 @@ fn settings_of(volume: &VolumeSnapshot, places: &Places) -> VolumeSettings {
         dirty_limit_bytes: volume.dirty_bytes.max(1 << 20),
         flow: FlowLimits::default(),
         share: Default::default(),
+        group: String::new(),
         origin_queue_depth: 32,
         overlay_timeout: Duration::ZERO,
         export_nbd: false,

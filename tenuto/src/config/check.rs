@@ -9,6 +9,7 @@ use crate::error::cause;
 use crate::origin::Place;
 use crate::origin::nbd::uri;
 use crate::signature;
+use engine::types::Policy;
 use std::fs::{File, Metadata};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -68,6 +69,7 @@ pub fn check_volume(
         );
         return Err(fail("name", wrong));
     }
+    check_group(volume).map_err(|wrong| fail("group", wrong))?;
     let origin = look(&volume.origin).map_err(|wrong| fail("origin", wrong))?;
     // The first bytes of an export are looked at when it is opened.
     let export = matches!(origin.identity, Identity::Export(_));
@@ -83,6 +85,18 @@ pub fn check_volume(
         }
     }
     Ok(origin)
+}
+
+/// Only what is destaged can stand at one point in time with others.
+pub fn check_group(volume: &Volume) -> Result<(), Wrong> {
+    if volume.group.is_empty() || volume.policy == Policy::WriteBack {
+        return Ok(());
+    }
+    let policy = volume.policy.name();
+    Err(Wrong::new(
+        format!("volumes of a group are write-back, this one is {policy}"),
+        "leave the group out, or write policy = \"write-back\"",
+    ))
 }
 
 fn second_writer(volume: &Volume, other: &Volume) -> Wrong {

@@ -387,14 +387,17 @@ pub const VOLUME: &[Key<Volume>] = &[
         name: "group",
         default: "",
         meaning: "disks of one VM that must stand at one point in time",
-        set: |_, value| match value.text("write \"\"")? {
-            "" => Ok(()),
-            _ => Err(Wrong::later(
-                "groups of volumes are",
-                "write \"\" or leave it out",
-            )),
+        set: |volume, value| {
+            let text = value.text("write a name, or \"\" for none")?;
+            if !text.is_empty() {
+                check_name(text).map_err(|wrong| {
+                    Wrong::new(format!("{text:?} is not a name for a group"), wrong.right)
+                })?;
+            }
+            volume.group = text.into();
+            Ok(())
         },
-        show: |_| quote(""),
+        show: |volume| quote(&volume.group),
     },
     Key {
         name: "share",
@@ -699,6 +702,7 @@ pub fn default_volume() -> Volume {
         dirty_limit_bytes: 4 * GIB,
         flow: FlowLimits::default(),
         share: Share::default(),
+        group: String::new(),
         overlay_ram_bytes: 256 * MIB,
         overlay_timeout_ms: 30_000,
         read_only: false,

@@ -123,6 +123,8 @@ pub struct Volume {
     pub dirty_limit_bytes: u64,
     pub flow: FlowLimits,
     pub share: Share,
+    /// Empty = it stands alone.
+    pub group: String,
     pub overlay_ram_bytes: u64,
     pub overlay_timeout_ms: u64,
     pub read_only: bool,
@@ -153,6 +155,7 @@ impl Volume {
             dirty_limit_bytes: self.dirty_limit_bytes,
             flow: self.flow,
             share: self.share,
+            group: self.group.clone(),
             origin_queue_depth: self.origin_queue_depth,
             overlay_timeout: Duration::from_millis(self.overlay_timeout_ms),
             export_nbd: true,

@@ -85,8 +85,9 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
              `tenuto volume reset`",
         ),
         (
-            "group = \"vm-1\"",
-            "group: groups of volumes are not in this version; write \"\" or leave it out",
+            "group = \"vm 1\"",
+            "group: \"vm 1\" is not a name for a group; write 1 to 63 letters, digits, '-', '_' or \
+             '.', a letter or digit first",
         ),
         (
             "on-degraded = \"write-through\"",

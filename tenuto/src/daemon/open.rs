@@ -170,6 +170,7 @@ pub(super) fn orphans(engine: &Engine, settings: &Settings) -> Vec<VolumeSetting
         dirty_limit_bytes: volume.dirty_bytes,
         flow: FlowLimits::default(),
         share: Default::default(),
+        group: String::new(),
         origin_queue_depth: 32,
         overlay_timeout: Duration::ZERO,
         export_nbd: false,

@@ -30,6 +30,25 @@ pub(super) struct Table {
     pub(super) entries: BTreeMap<String, Entry>,
     pub(super) held: BTreeMap<String, Held>,
     changing: BTreeSet<String>,
+    /// The volumes that were named with each group, attached or not.
+    groups: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl Table {
+    /// A volume is named with its group; it counts there until it is removed.
+    pub(super) fn name_in_group(&mut self, settings: &VolumeSettings) {
+        if !settings.group.is_empty() && !settings.read_only {
+            let group = self.groups.entry(settings.group.clone()).or_default();
+            group.insert(settings.name.clone());
+        }
+    }
+
+    pub(super) fn leave_group(&mut self, name: &str) {
+        self.groups.retain(|_, members| {
+            members.remove(name);
+            !members.is_empty()
+        });
+    }
 }
 
 /// The right to change one name, until it is dropped.
@@ -98,7 +117,13 @@ impl Daemon {
         self.check_share(&settings)?;
         // A held one has its socket already, and is tried again.
         let held = self.table().held.contains_key(&claim.name);
-        let entry = self.join(settings, false, false)?;
+        self.table().name_in_group(&settings);
+        let joined = self.join(settings, false, false);
+        // A held one is waited for; one that is not added is not.
+        if matches!(&joined, Err(error) if !matches!(error, VolumeError::Held(_))) && !held {
+            self.table().leave_group(&claim.name);
+        }
+        let entry = joined?;
         if entry.settings.export_nbd
             && !held
             && let Err(error) = self.listen(&claim.name)
@@ -177,7 +202,7 @@ impl Daemon {
         let shown = settings.export_nbd && !orphan;
         let attach = Attach {
             id,
-            spec: spec(&settings, &files, size_bytes),
+            spec: spec(&settings, &files, size_bytes, self.group_members(&settings)),
             files,
             settled,
             exports: shown.then(|| (name.clone(), export)).into_iter().collect(),
@@ -199,6 +224,26 @@ impl Daemon {
             },
             Err(AttachError::Stopped(stopped)) => Err(stopped.into()),
         }
+    }
+
+    /// How many volumes were named with the group of one.
+    fn group_members(&self, settings: &VolumeSettings) -> u32 {
+        let table = self.table();
+        let members = table.groups.get(&settings.group);
+        members.map_or(0, |members| members.len() as u32)
+    }
+
+    /// One that its group waited for is gone: the others hear of it.
+    fn count_group(&self, gone: &VolumeSettings) -> Result<(), VolumeError> {
+        self.table().leave_group(&gone.name);
+        let members = self.group_members(gone);
+        let entries: Vec<Entry> = self.table().entries.values().cloned().collect();
+        let of_group = |it: &&Entry| !gone.group.is_empty() && it.settings.group == gone.group;
+        for entry in entries.iter().filter(of_group) {
+            let (volume, tuning) = (entry.id, tuning(&entry.settings, members));
+            self.command(&entry.settings.name, Command::Tune { volume, tuning })?;
+        }
+        Ok(())
     }
 
     fn leave(&self, entry: &Entry) -> Result<(), VolumeError> {
@@ -246,7 +291,7 @@ impl Daemon {
             )));
         }
         self.check_share(&settings)?;
-        let tuning = tuning(&settings);
+        let tuning = tuning(&settings, self.group_members(&settings));
         let volume = entry.id;
         self.command(name, Command::Tune { volume, tuning })?;
         if settings.export_nbd != entry.settings.export_nbd {
@@ -334,7 +379,8 @@ impl Daemon {
         let _claim = self.claim(name)?;
         let held = self.table().held.get(name).cloned();
         if let Some(held) = held {
-            return self.release(&held, discard_dirty);
+            self.release(&held, discard_dirty)?;
+            return self.count_group(&held.settings);
         }
         let Some(entry) = self.entry(name) else {
             return Err(VolumeError::Unknown(name.to_owned()));
@@ -351,7 +397,9 @@ impl Daemon {
         };
         self.command(name, command)?;
         self.hide(name)?;
-        self.table().entries.remove(name);
+        let mut table = self.table();
+        table.leave_group(name);
+        table.entries.remove(name);
         Ok(())
     }
 }
@@ -421,7 +469,12 @@ fn open_origin(
     Ok((opened, settled))
 }
 
-fn spec(settings: &VolumeSettings, files: &OpenVolume, size_bytes: u64) -> VolumeSpec {
+fn spec(
+    settings: &VolumeSettings,
+    files: &OpenVolume,
+    size_bytes: u64,
+    group_members: u32,
+) -> VolumeSpec {
     VolumeSpec {
         name: settings.name.clone(),
         origin: files.origin.name(),
@@ -436,11 +489,12 @@ fn spec(settings: &VolumeSettings, files: &OpenVolume, size_bytes: u64) -> Volum
             .flatten(),
         journal_possible: files.journal.is_some(),
         storage: identity::storage(&settings.origin, files),
-        tuning: tuning(settings),
+        group: settings.group.clone(),
+        tuning: tuning(settings, group_members),
     }
 }
 
-fn tuning(settings: &VolumeSettings) -> Tuning {
+fn tuning(settings: &VolumeSettings, group_members: u32) -> Tuning {
     Tuning {
         write_cache: settings.write_cache,
         destage_after_ms: settings.destage_after.map(|age| age.as_millis() as u64),
@@ -453,6 +507,7 @@ fn tuning(settings: &VolumeSettings) -> Tuning {
             .map(|limit| limit.as_millis() as u64),
         overlay_timeout_ms: settings.overlay_timeout.as_millis() as u64,
         share: settings.share,
+        group_members,
     }
 }
 
@@ -462,6 +517,7 @@ fn needs_restart(old: &VolumeSettings, new: &VolumeSettings) -> Option<&'static 
         ("origin", old.origin != new.origin),
         ("read-only", old.read_only != new.read_only),
         ("journal", old.journal_dir != new.journal_dir),
+        ("group", old.group != new.group),
         ("origin-quiet", old.origin_quiet != new.origin_quiet),
     ];
     let first = differing.into_iter().find(|(_, differs)| *differs);

@@ -221,6 +221,7 @@ fn volume(name: String, origin: PathBuf, policy: Policy) -> VolumeSettings {
         dirty_limit_bytes: CACHE_BYTES / 4,
         flow: FlowLimits::default(),
         share: Default::default(),
+        group: String::new(),
         origin_queue_depth: 32,
         overlay_timeout: Duration::from_secs(30),
         export_nbd: true,

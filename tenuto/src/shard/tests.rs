@@ -261,6 +261,7 @@ fn spec(name: &str) -> VolumeSpec {
         base_layer: None,
         journal_possible: false,
         storage: 0,
+        group: Default::default(),
         tuning: Tuning {
             write_cache: true,
             destage_after_ms: None,
@@ -271,6 +272,7 @@ fn spec(name: &str) -> VolumeSpec {
             overlay_timeout_ms: 0,
             origin_timeout_ms: None,
             share: Default::default(),
+            group_members: 0,
         },
     }
 }

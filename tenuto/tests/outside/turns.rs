@@ -207,3 +207,88 @@ fn writes_go_on_while_a_neighbour_is_at_its_limit() {
         daemon.kill();
     });
 }
+
+/// Writes A to one disk, then B to the other, and so on, each when the one before is acknowledged.
+fn write_in_turn(clients: &mut [nbd::Client; 2], from: u64, to: u64) {
+    for number in from..to {
+        let mut block = [0; 512];
+        block[..8].copy_from_slice(&number.to_le_bytes());
+        clients[(number % 2) as usize].write(number / 2 * 512, &block);
+    }
+}
+
+/// How many of these writes are there, if what is there has no gap over both disks.
+fn written_in_turn(mut read: impl FnMut(usize, u64) -> [u8; 8], numbers: u64) -> u64 {
+    let there = |number: u64| {
+        let found = u64::from_le_bytes(read((number % 2) as usize, number / 2 * 512));
+        assert!(
+            found == 0 || found == number,
+            "{found} in the place of {number}"
+        );
+        found == number
+    };
+    let there: Vec<bool> = (1..numbers).map(there).collect();
+    let count = there.iter().take_while(|it| **it).count();
+    assert!(!there[count..].contains(&true), "a gap after {count}");
+    count as u64
+}
+
+#[test]
+fn the_disks_of_a_group_stand_at_one_point_in_time_at_their_images_and_after_a_kill() {
+    let mut rig = Rig::new();
+    let images = ["one.img", "two.img"].map(|name| rig.image(name, MIB));
+    let lines = "group = \"vm\"\ndestage-after = \"10m\"";
+    rig.volume("one", &images[0], "write-back", lines);
+    rig.volume("two", &images[1], "write-back", lines);
+    let daemon = rig.serve();
+    assert_eq!(rig.show("one")["group"], "vm");
+    assert!(rig.show("one")["group_reason"].is_null());
+    let mut clients = ["one", "two"].map(|name| rig.connect(name));
+    write_in_turn(&mut clients, 1, 201);
+    // An order to one is for both.
+    rig.done(&["volume", "destage", "two", "--wait"]);
+    let at_image = |disk: usize, at: u64| {
+        let bytes = std::fs::read(&images[disk]).expect("the image is there");
+        bytes[at as usize..at as usize + 8]
+            .try_into()
+            .expect("eight bytes")
+    };
+    assert_eq!(written_in_turn(at_image, 401), 200);
+    let message = rig.refused(&["volume", "set", "one", "policy=write-through"], 4);
+    assert!(
+        message.contains("volumes of a group are write-back"),
+        "{message}"
+    );
+    // A destage of one goes on while the other writes.
+    std::thread::scope(|scope| {
+        scope.spawn(|| write_in_turn(&mut clients, 201, 401));
+        for _ in 0..4 {
+            rig.done(&["volume", "destage", "one", "--wait"]);
+        }
+    });
+    daemon.kill();
+    let daemon = rig.serve();
+    let mut clients = ["one", "two"].map(|name| rig.connect(name));
+    let read = |disk: usize, at: u64| {
+        let bytes = clients[disk].read(at, 512);
+        bytes[..8].try_into().expect("eight bytes")
+    };
+    assert_eq!(written_in_turn(read, 401), 400, "a kill loses nothing");
+    rig.done(&["volume", "destage", "one", "--wait"]);
+    assert_eq!(written_in_turn(at_image, 401), 400);
+    daemon.stop();
+}
+
+#[test]
+fn a_group_takes_write_back_volumes_only() {
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", MIB);
+    rig.volume("disk", &image, "write-through", "group = \"vm\"");
+    let config = rig.write_config();
+    let path = config.to_str().expect("a path in words");
+    let message = rig.refused(&["config", "--check", path], 2);
+    assert!(
+        message.contains(": group: volumes of a group are write-back, this one is write-through"),
+        "{message}"
+    );
+}

@@ -167,6 +167,7 @@ fn volume(origin: PathBuf, policy: Policy, destage: DestageMode, limit: u64) -> 
         dirty_limit_bytes: limit,
         flow: FlowLimits::default(),
         share: Default::default(),
+        group: String::new(),
         origin_queue_depth: 32,
         overlay_timeout: Duration::from_secs(30),
         export_nbd: true,
