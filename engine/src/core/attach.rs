@@ -88,7 +88,7 @@ impl Core {
             spec.policy
         };
         volume.logged_policy = volume.policy;
-        self.join_group(&mut volume, &spec.group);
+        self.join_group(&mut volume, &spec.group, spec.policy);
         volume.keeper = None;
         let owned = volume.policy == Policy::WriteBack;
         let writes = !volume.read_only && volume.policy != Policy::Ephemeral;

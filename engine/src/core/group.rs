@@ -45,9 +45,10 @@ impl Volume {
 }
 
 impl Core {
-    /// A volume joins its group as it is attached. What it has already is of the first cut.
-    pub(super) fn join_group(&mut self, volume: &mut Volume, name: &str) {
-        let owned = volume.policy == Policy::WriteBack && !volume.read_only;
+    /// A volume joins its group as it is attached. What it has already is of the first cut. One
+    /// that is still on its way to write-back is a member already.
+    pub(super) fn join_group(&mut self, volume: &mut Volume, name: &str, wanted: Policy) {
+        let owned = wanted == Policy::WriteBack && !volume.read_only;
         if name.is_empty() || !owned {
             (volume.group, volume.cut) = (None, 0);
             return;

@@ -89,13 +89,14 @@ impl Core {
         let volume = self.volumes[id.0 as usize].as_ref();
         let volume = volume.expect("checked by the caller");
         let part = self.part(volume, budget.capacity);
-        let kept = self.kept(budget.capacity, of) - part.saturating_sub(of(volume));
+        let kept = self.kept_for_others(id, budget.capacity, of);
         part.max((of(volume) + budget.capacity).saturating_sub(budget.used + kept))
     }
 
-    /// What the parts of all volumes still have to give.
-    fn kept(&self, capacity: u64, of: fn(&Volume) -> u64) -> u64 {
-        let writers = self.volumes.iter().flatten().filter(|v| v.takes_log());
+    /// What the parts of all volumes but one still have to give.
+    fn kept_for_others(&self, id: VolumeId, capacity: u64, of: fn(&Volume) -> u64) -> u64 {
+        let others = self.volumes.iter().flatten().filter(|v| v.id != id);
+        let writers = others.filter(|v| v.takes_log());
         let left = writers.map(|volume| self.part(volume, capacity).saturating_sub(of(volume)));
         left.sum()
     }
@@ -118,8 +119,7 @@ impl Core {
         if mine + need <= part {
             return Room::Own;
         }
-        // Its own unused part is not in its way.
-        let kept = self.kept(budget.capacity, of) - part.saturating_sub(mine);
+        let kept = self.kept_for_others(id, budget.capacity, of);
         if budget.used + need + kept <= budget.capacity {
             Room::Common
         } else {
