@@ -3,4 +3,15 @@
 //! Always true: a figure comes with what it was measured on, and nothing is printed here.
 
 pub mod burst;
+pub mod destage;
+mod direct;
 pub mod engine;
+mod host;
+mod machine;
+pub mod micro;
+pub mod neighbour;
+mod null;
+mod page;
+mod pipe;
+mod rounds;
+mod work;

@@ -222,6 +222,32 @@ pub fn peer_pid(socket: &UnixStream) -> io::Result<u32> {
     Ok(found.pid as u32)
 }
 
+/// Longer than any server here is silent that is still alive.
+const READABLE_MILLIS_MAX: libc::c_int = 60_000;
+
+/// Waits until one of these sockets has something to read, and returns which.
+pub fn wait_readable<'a>(sockets: impl Iterator<Item = &'a UnixStream>) -> io::Result<usize> {
+    let entry = |socket: &UnixStream| libc::pollfd {
+        fd: socket.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut entries: Vec<libc::pollfd> = sockets.map(entry).collect();
+    loop {
+        let count = entries.len() as libc::nfds_t;
+        // SAFETY: the entries outlive the call, and their number is given with them.
+        let result = unsafe { libc::poll(entries.as_mut_ptr(), count, READABLE_MILLIS_MAX) };
+        match check(result) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+            Ok(_) => {
+                let ready = entries.iter().position(|entry| entry.revents != 0);
+                return ready.ok_or_else(|| io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+}
+
 /// The user this process acts as.
 pub fn effective_uid() -> u32 {
     // SAFETY: takes nothing and cannot fail.

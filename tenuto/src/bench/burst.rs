@@ -6,13 +6,15 @@
 //! comes from requests through a real socket; times and the dirty limit are divided by one scale,
 //! rates are not. Deliberately absent: a disk behind the SAN that would be slow by itself.
 
+mod findings;
 mod guest;
 mod page;
 mod run;
 
+use super::machine;
 use crate::demo::host::Place;
 use crate::demo::stats::{millis, quantile};
-use crate::error::{Error, Result, cause};
+use crate::error::{Error, Result};
 use engine::types::{DestageMode, Policy};
 use run::{Case, Run};
 use serde_json::{Value, json};
@@ -26,7 +28,7 @@ const WRITE_BYTES: u64 = 8192;
 pub struct Options {
     pub scale: f64,
     pub destage: DestageMode,
-    pub report: PathBuf,
+    pub html: PathBuf,
     pub seed: u64,
 }
 
@@ -62,10 +64,7 @@ pub fn run(options: &Options) -> Result<Report> {
         runs: runs?,
         options: options.clone(),
     };
-    std::fs::write(&options.report, page::page(&report)).map_err(|error| {
-        let path = options.report.display();
-        Error::failed(format!("{path}: {}; name another --report", cause(&error)))
-    })?;
+    super::page::save(&options.html, &page::page(&report))?;
     Ok(report)
 }
 
@@ -86,6 +85,17 @@ impl Report {
         )
     }
 
+    pub const HEAD: [&'static str; 8] = [
+        "",
+        "WRITES/S",
+        "P50 MS",
+        "P99 MS",
+        "MAX MS",
+        "DESTAGED/S",
+        "SLOWED S",
+        "DELAY MS",
+    ];
+
     /// One row for each phase of each run.
     pub fn rows(&self) -> Vec<Vec<String>> {
         let rows = self.runs.iter().flat_map(|run| {
@@ -99,6 +109,7 @@ impl Report {
                     format!("{:.0}", figures.writes_per_second),
                     latency(figures.p50),
                     latency(figures.p99),
+                    latency(figures.longest),
                     format!("{:.0}", figures.destaged_per_second),
                     format!("{:.1}", figures.slowed.as_secs_f64()),
                     format!("{:.1}", figures.delay_ms),
@@ -106,6 +117,17 @@ impl Report {
             })
         });
         rows.collect()
+    }
+
+    pub fn machine(&self) -> String {
+        machine::text()
+    }
+
+    pub const FINDINGS_HEAD: [&'static str; 3] = ["", "MEASURED", "WANTED"];
+
+    /// What the runs say together, beside what is wanted.
+    pub fn findings(&self) -> Vec<Vec<String>> {
+        findings::rows(self)
     }
 
     pub fn document(&self) -> Value {
@@ -125,8 +147,10 @@ impl Report {
                 "requests_per_second": run::SAN.iops,
                 "bytes_per_second": run::SAN.bandwidth_bytes,
             },
+            "machine": machine::document(),
+            "findings": findings::document(self),
             "runs": runs,
-            "report": self.options.report.display().to_string(),
+            "report": self.options.html.display().to_string(),
         })
     }
 }
@@ -135,6 +159,7 @@ struct Figures {
     writes_per_second: f64,
     p50: Option<Duration>,
     p99: Option<Duration>,
+    longest: Option<Duration>,
     destaged_per_second: f64,
     /// How long flow control was active, and its longest delay.
     slowed: Duration,
@@ -156,6 +181,7 @@ fn figures(run: &Run, phase: &run::Phase) -> Figures {
         writes_per_second: latencies.len() as f64 / seconds,
         p50: quantile(&mut latencies, 50),
         p99: quantile(&mut latencies, 99),
+        longest: latencies.iter().max().copied(),
         destaged_per_second: destaged as f64 / WRITE_BYTES as f64 / seconds,
         slowed: slowed.map(|pair| pair[1].at - pair[0].at).sum(),
         delay_ms: looks.iter().map(|look| look.delay_ms).fold(0.0, f64::max),
@@ -174,7 +200,11 @@ fn document(run: &Run) -> Value {
                 "from_seconds": phase.from.as_secs_f64(),
                 "to_seconds": phase.to.as_secs_f64(),
                 "writes_per_second": figures.writes_per_second,
-                "latency_us": { "p50": micros(figures.p50), "p99": micros(figures.p99) },
+                "latency_us": {
+                    "p50": micros(figures.p50),
+                    "p99": micros(figures.p99),
+                    "max": micros(figures.longest),
+                },
                 "destaged_writes_per_second": figures.destaged_per_second,
                 "slowed_seconds": figures.slowed.as_secs_f64(),
                 "delay_ms_max": figures.delay_ms,

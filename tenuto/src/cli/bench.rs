@@ -3,14 +3,17 @@
 //! Always true: the text says what was left out of a figure.
 
 use super::later::not_yet;
-use super::tools::{Bench, BenchBurst, BenchEngine};
+use super::tools::{Bench, BenchBurst, BenchDestage, BenchEngine, BenchMicro, BenchNeighbour};
 use super::{Context, output};
-use crate::bench::burst;
 use crate::bench::engine::{BenchError, Figures, Options, run as measure};
-use crate::config::units::{human_bytes, parse_size};
+use crate::bench::micro::peer::Program;
+use crate::bench::{burst, destage, micro, neighbour};
+use crate::config::units::{human_bytes, parse_millis, parse_size};
 use crate::error::{Error, Result};
 use engine::types::DestageMode;
 use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::time::Duration;
 
 /// What the design asks of the engine.
 const WANTED_PER_SECOND: f64 = 1e6;
@@ -18,21 +21,17 @@ const WANTED_PER_SECOND: f64 = 1e6;
 pub fn run(context: &Context, command: &Bench) -> Result<()> {
     match command {
         Bench::Engine(command) => engine(context, command),
-        Bench::Micro(_) => Err(not_yet("bench micro")),
+        Bench::Micro(command) => micro(context, command),
         Bench::Burst(command) => burst(context, command),
         Bench::Desktops(_) => Err(not_yet("bench desktops")),
         Bench::Storm(_) => Err(not_yet("bench storm")),
-        Bench::Destage(_) => Err(not_yet("bench destage")),
+        Bench::Destage(command) => destage(context, command),
+        Bench::Neighbour(command) => neighbour(context, command),
     }
 }
 
 fn engine(context: &Context, command: &BenchEngine) -> Result<()> {
-    let span_bytes = parse_size(&command.span).ok_or_else(|| {
-        Error::usage(format!(
-            "--span {}: not a size; use bytes or a number with KiB, MiB, GiB or TiB",
-            command.span
-        ))
-    })?;
+    let span_bytes = size("--span", &command.span)?;
     let options = Options {
         extents: command.extents,
         span_bytes,
@@ -67,28 +66,122 @@ fn engine(context: &Context, command: &BenchEngine) -> Result<()> {
 fn burst(context: &Context, command: &BenchBurst) -> Result<()> {
     let options = burst::Options {
         scale: command.scale,
-        destage: match command.destage.as_str() {
-            "atomic" => DestageMode::Atomic,
-            _ => DestageMode::InPlace,
-        },
-        report: command.report.clone(),
+        destage: mode(&command.destage),
+        html: command.html.clone(),
         seed: command.seed,
     };
     let report = burst::run(&options)?;
     context.output().document(&report.document(), || {
-        let head = [
-            "",
-            "WRITES/S",
-            "P50 MS",
-            "P99 MS",
-            "DESTAGED/S",
-            "SLOWED S",
-            "DELAY MS",
-        ];
-        let table = output::table(&head, &report.rows(), &[1, 2, 3, 4, 5, 6]);
-        let path = options.report.display();
-        format!("{}\n\n{table}\nplots: {path}\n", report.headline())
+        let table = output::table(&burst::Report::HEAD, &report.rows(), &[1, 2, 3, 4, 5, 6, 7]);
+        let head = burst::Report::FINDINGS_HEAD;
+        let findings = output::table(&head, &report.findings(), &[]);
+        let (headline, machine) = (report.headline(), report.machine());
+        let path = options.html.display();
+        format!("{headline}\n{machine}\n\n{table}\n{findings}plots: {path}\n")
     })
+}
+
+fn mode(name: &str) -> DestageMode {
+    match name {
+        "atomic" => DestageMode::Atomic,
+        _ => DestageMode::InPlace,
+    }
+}
+
+fn latency(option: &str, text: &str) -> Result<Duration> {
+    let millis = parse_millis(text).ok_or_else(|| {
+        Error::usage(format!(
+            "{option} {text}: not a time; use a number with ms, s, m or h"
+        ))
+    })?;
+    Ok(Duration::from_millis(millis))
+}
+
+fn size(option: &str, text: &str) -> Result<u64> {
+    parse_size(text).ok_or_else(|| {
+        Error::usage(format!(
+            "{option} {text}: not a size; use bytes or a number with KiB, MiB, GiB or TiB"
+        ))
+    })
+}
+
+fn directory(path: &Option<PathBuf>) -> PathBuf {
+    path.clone().unwrap_or_else(std::env::temp_dir)
+}
+
+fn destage(context: &Context, command: &BenchDestage) -> Result<()> {
+    let options = destage::Options {
+        origin_latency: latency("--origin-latency", &command.origin_latency)?,
+        origin_iops: command.origin_iops,
+        rounds: command.rounds,
+        seconds: command.seconds,
+        depth: command.qd,
+        writes_percent: command.writes,
+        misses_per_mille: command.misses,
+        cache_bytes: size("--cache", &command.cache)?,
+        mode: mode(&command.destage),
+        directory: directory(&command.path),
+        html: command.html.clone(),
+    };
+    let report = destage::run(&options)?;
+    context.output().document(&report.document(), || {
+        let table = output::table(&destage::Report::HEAD, &report.rows(), &[1, 2, 3, 4, 5]);
+        let page = options.html.as_ref();
+        let page = page.map_or(String::new(), |path| format!("plots: {}\n", path.display()));
+        let (headline, machine, proof) = (report.headline(), report.machine(), report.proof());
+        format!("{headline}\n{machine}\n\n{table}\n{proof}{page}")
+    })
+}
+
+fn neighbour(context: &Context, command: &BenchNeighbour) -> Result<()> {
+    let options = neighbour::Options {
+        origin_latency: latency("--origin-latency", &command.origin_latency)?,
+        origin_iops: command.origin_iops,
+        rounds: command.rounds,
+        seconds: command.seconds,
+        per_second: command.rate,
+        mode: mode(&command.destage),
+        directory: directory(&command.path),
+    };
+    let report = neighbour::run(&options)?;
+    context.output().document(&report.document(), || {
+        let table = output::table(&neighbour::Report::HEAD, &report.rows(), &[1, 2, 3, 4, 5]);
+        format!("{}\n{}\n\n{table}", report.headline(), report.machine())
+    })
+}
+
+fn micro(context: &Context, command: &BenchMicro) -> Result<()> {
+    let all = micro::Row::ALL;
+    let asked = |row: &micro::Row| {
+        command.rows.is_empty() || command.rows.iter().any(|name| name == row.name())
+    };
+    let options = micro::Options {
+        path: command.path.clone(),
+        against: match command.against.as_str() {
+            "raw" => micro::Against::Raw,
+            "nbdkit" => micro::Against::Server(Program::Nbdkit),
+            "qemu-nbd" => micro::Against::Server(Program::QemuNbd),
+            "qsd" => micro::Against::Server(Program::Qsd),
+            _ => micro::Against::Auto,
+        },
+        rows: all.into_iter().filter(asked).collect(),
+        depths: command.qd.clone(),
+        connections: command.connections,
+        rounds: command.rounds,
+        seconds: command.seconds,
+        size_bytes: size("--size", &command.size)?,
+    };
+    let report = micro::run(&options)?;
+    context.output().document(&report.document(), || {
+        let table = output::table(&micro::HEAD, &report.rows(), &[1, 3, 4, 5, 6, 7, 8]);
+        let notes: String = report.notes().iter().map(|it| format!("{it}\n")).collect();
+        format!("{}\n\n{table}\n{notes}", report.headline())
+    })?;
+    match report.is_complete() {
+        true => Ok(()),
+        // The rows say what is missing; a second line would be noise.
+        false => Err(Error::failed("")),
+    }
 }
 
 /// The rounds of one measurement.

@@ -155,12 +155,14 @@ pub fn main() -> ExitCode {
 /// Prints a failure. A reader that has gone away is no second failure.
 pub fn report(error: &Error, json: bool) {
     use std::io::Write;
+    // Nothing more to say: what was printed says it all.
+    if error.message.is_empty() {
+        return;
+    }
     if json {
         let _ = writeln!(std::io::stdout(), "{}", error.to_json());
     }
-    if !error.message.is_empty() {
-        let _ = writeln!(std::io::stderr(), "tenuto: {}", error.message);
-    }
+    let _ = writeln!(std::io::stderr(), "tenuto: {}", error.message);
 }
 
 fn run(cli: Cli) -> Result<()> {

@@ -39,16 +39,120 @@ pub struct Sim {
 pub enum Bench {
     /// Speed of the engine alone: write hits per second, bytes per extent
     Engine(BenchEngine),
-    /// Requests against other servers (not in this version)
-    Micro(super::later::Rest),
+    /// Single requests through NBD, against other servers and the bare device
+    Micro(BenchMicro),
     /// Bursts of a database over a simulated SAN, short and sustained
     Burst(BenchBurst),
     /// Virtual desktops over a simulated SAN (not in this version)
     Desktops(super::later::Rest),
     /// Many hosts boot one image (not in this version)
     Storm(super::later::Rest),
-    /// Guest speed during a destage (not in this version)
-    Destage(super::later::Rest),
+    /// Guest speed while a destage runs, against the same load without one, in alternating rounds
+    Destage(BenchDestage),
+    /// Latency of a guest beside a volume at its dirty limit, against the same guest alone
+    Neighbour(BenchNeighbour),
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchMicro {
+    /// A file on the device to be measured; files of the run lie beside it and go away with it,
+    /// the file itself is not touched
+    #[arg(long, value_name = "FILE")]
+    pub path: PathBuf,
+    /// Whom to compare with; auto: nbdkit for ram-read and staged-write, qemu-nbd for ssd-read,
+    /// the bare device for write-flush
+    #[arg(long, value_name = "PEER", default_value = "auto")]
+    #[arg(value_parser = ["auto", "raw", "nbdkit", "qemu-nbd", "qsd"])]
+    pub against: String,
+    /// Which rows, with commas between; default: all. Hits in RAM, writes below the dirty limit,
+    /// hits on the cache device, a write and the flush behind it
+    #[arg(long, value_name = "ROWS", value_delimiter = ',')]
+    #[arg(value_parser = ["ram-read", "staged-write", "ssd-read", "write-flush"])]
+    pub rows: Vec<String>,
+    /// Rounds in which everybody has a slot
+    #[arg(long, value_name = "N", default_value_t = 15)]
+    pub rounds: u32,
+    /// Length of one slot
+    #[arg(long, value_name = "S", default_value_t = 0.5)]
+    pub seconds: f64,
+    /// Requests in flight, with commas between; write-flush has always one
+    #[arg(
+        long,
+        value_name = "N,N",
+        value_delimiter = ',',
+        default_value = "1,32"
+    )]
+    pub qd: Vec<usize>,
+    /// NBD connections over which they are spread
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub connections: usize,
+    /// Size of the set of ssd-read
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    pub size: String,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchNeighbour {
+    /// Latency of the simulated SAN
+    #[arg(long, value_name = "TIME", default_value = "1ms")]
+    pub origin_latency: String,
+    /// Requests per second that the simulated SAN takes
+    #[arg(long, value_name = "N", default_value_t = 2000)]
+    pub origin_iops: u32,
+    /// Rounds of three slots: alone, beside the neighbour, alone again
+    #[arg(long, value_name = "N", default_value_t = 15)]
+    pub rounds: u32,
+    /// Length of one slot
+    #[arg(long, value_name = "S", default_value_t = 2.0)]
+    pub seconds: f64,
+    /// Requests of the guest in a second
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub rate: u32,
+    /// Destage through a journal (atomic) or directly (in-place)
+    #[arg(long, value_name = "MODE", default_value = "atomic")]
+    #[arg(value_parser = ["in-place", "atomic"])]
+    pub destage: String,
+    /// Directory on the device that holds the cache; default: that of temporary files
+    #[arg(long, value_name = "DIR")]
+    pub path: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchDestage {
+    /// Latency of the simulated SAN
+    #[arg(long, value_name = "TIME", default_value = "1ms")]
+    pub origin_latency: String,
+    /// Requests per second that the simulated SAN takes
+    #[arg(long, value_name = "N", default_value_t = 2000)]
+    pub origin_iops: u32,
+    /// Rounds of three slots: alone, during a destage, alone again
+    #[arg(long, value_name = "N", default_value_t = 15)]
+    pub rounds: u32,
+    /// Length of one slot
+    #[arg(long, value_name = "S", default_value_t = 2.0)]
+    pub seconds: f64,
+    /// Requests of the guest in flight
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub qd: usize,
+    /// Of a hundred requests, writes
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub writes: u32,
+    /// Of a thousand requests, reads that only the origin has
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub misses: u32,
+    /// Size of the cache
+    #[arg(long, value_name = "SIZE", default_value = "2GiB")]
+    pub cache: String,
+    /// Destage through a journal (atomic) or directly (in-place)
+    #[arg(long, value_name = "MODE", default_value = "atomic")]
+    #[arg(value_parser = ["in-place", "atomic"])]
+    pub destage: String,
+    /// Directory on the device that holds the cache; default: that of temporary files
+    #[arg(long, value_name = "DIR")]
+    pub path: Option<PathBuf>,
+    /// Write the curves over time as a page
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -60,9 +164,14 @@ pub struct BenchBurst {
     #[arg(long, value_name = "MODE", default_value = "in-place")]
     #[arg(value_parser = ["in-place", "atomic"])]
     pub destage: String,
-    /// Where the plots go
-    #[arg(long, value_name = "FILE", default_value = "tenuto-burst.html")]
-    pub report: PathBuf,
+    /// Where the page with the plots goes
+    #[arg(
+        long,
+        alias = "report",
+        value_name = "FILE",
+        default_value = "tenuto-burst.html"
+    )]
+    pub html: PathBuf,
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }

@@ -26,44 +26,9 @@ pub struct Client {
 }
 
 impl Client {
-    /// Opens an export by fixed newstyle negotiation (NBD protocol, `NBD_OPT_GO`).
     pub fn connect(socket: &Path, export: &str) -> io::Result<Client> {
-        let mut stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-        stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
-        let greeting: [u8; 18] = take(&mut stream)?;
-        if &greeting[..16] != b"NBDMAGICIHAVEOPT" {
-            return Err(io::Error::other("the server does not speak NBD"));
-        }
-        // Fixed newstyle, no padding.
-        let mut hello = 3u32.to_be_bytes().to_vec();
-        hello.extend_from_slice(b"IHAVEOPT");
-        hello.extend_from_slice(&7u32.to_be_bytes());
-        hello.extend_from_slice(&(export.len() as u32 + 6).to_be_bytes());
-        hello.extend_from_slice(&(export.len() as u32).to_be_bytes());
-        hello.extend_from_slice(export.as_bytes());
-        hello.extend_from_slice(&[0; 2]);
-        stream.write_all(&hello)?;
-        loop {
-            let head: [u8; 20] = take(&mut stream)?;
-            let kind = be32(&head[12..]);
-            let length = be32(&head[16..]);
-            if length > OPTION_REPLY_BYTES_MAX {
-                return Err(io::Error::other("the server's option reply is too long"));
-            }
-            let mut payload = vec![0; length as usize];
-            stream.read_exact(&mut payload)?;
-            match kind {
-                1 => break,
-                3 => {}
-                _ => {
-                    let text = String::from_utf8_lossy(&payload);
-                    return Err(io::Error::other(format!("export {export}: {text}")));
-                }
-            }
-        }
         Ok(Client {
-            stream,
+            stream: open(socket, export)?,
             cookie: 0,
             frame: Vec::new(),
         })
@@ -113,6 +78,45 @@ impl Client {
             errno => Err(io::Error::from_raw_os_error(errno as i32)),
         }
     }
+}
+
+/// Opens an export by fixed newstyle negotiation (NBD protocol, `NBD_OPT_GO`).
+pub fn open(socket: &Path, export: &str) -> io::Result<UnixStream> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+    stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+    let greeting: [u8; 18] = take(&mut stream)?;
+    if &greeting[..16] != b"NBDMAGICIHAVEOPT" {
+        return Err(io::Error::other("the server does not speak NBD"));
+    }
+    // Fixed newstyle, no padding.
+    let mut hello = 3u32.to_be_bytes().to_vec();
+    hello.extend_from_slice(b"IHAVEOPT");
+    hello.extend_from_slice(&7u32.to_be_bytes());
+    hello.extend_from_slice(&(export.len() as u32 + 6).to_be_bytes());
+    hello.extend_from_slice(&(export.len() as u32).to_be_bytes());
+    hello.extend_from_slice(export.as_bytes());
+    hello.extend_from_slice(&[0; 2]);
+    stream.write_all(&hello)?;
+    loop {
+        let head: [u8; 20] = take(&mut stream)?;
+        let kind = be32(&head[12..]);
+        let length = be32(&head[16..]);
+        if length > OPTION_REPLY_BYTES_MAX {
+            return Err(io::Error::other("the server's option reply is too long"));
+        }
+        let mut payload = vec![0; length as usize];
+        stream.read_exact(&mut payload)?;
+        match kind {
+            1 => break,
+            3 => {}
+            _ => {
+                let text = String::from_utf8_lossy(&payload);
+                return Err(io::Error::other(format!("export {export}: {text}")));
+            }
+        }
+    }
+    Ok(stream)
 }
 
 impl Drop for Client {

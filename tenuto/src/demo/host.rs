@@ -98,6 +98,11 @@ pub struct Place {
 
 impl Place {
     pub fn new() -> Result<Place> {
+        Place::below(&std::env::temp_dir())
+    }
+
+    /// With the files that should not lie in memory in a directory of this one.
+    pub fn below(parent: &Path) -> Result<Place> {
         let shm = Path::new("/dev/shm");
         let roomy = File::open(shm)
             .ok()
@@ -107,7 +112,7 @@ impl Place {
             _ => None,
         };
         Ok(Place {
-            disk: Directory::new(&std::env::temp_dir())?,
+            disk: Directory::new(parent)?,
             memory,
         })
     }
@@ -115,6 +120,11 @@ impl Place {
     pub fn stage_dir(&self) -> &Path {
         let memory = self.memory.as_ref();
         memory.map_or(self.disk.0.as_path(), |memory| memory.0.as_path())
+    }
+
+    /// Whether what lies in `stage_dir` is in memory.
+    pub fn has_memory(&self) -> bool {
+        self.memory.is_some()
     }
 
     /// A path for a file of a run; it goes away with the place.

@@ -27,9 +27,15 @@ pub(super) const REQUESTS_MAX: u16 = 256;
 const PAYLOAD_BYTES_MAX: u64 = 64 << 20;
 /// Bytes of replies without payload that wait to be sent; error texts come here.
 const REPLY_BYTES_MAX: usize = 256 << 10;
-/// A receive buffer at first, and once a client fills it.
+/// A receive buffer at first, and once a client fills it: one receive and one send then serve all
+/// writes of 4 KiB that it has in flight at depth 32, where 32 KiB took four of each. With many
+/// clients less, so that all of them together stay bounded.
 const INPUT_BYTES_MIN: usize = 4 << 10;
-const INPUT_BYTES_MAX: usize = 32 << 10;
+const INPUT_BYTES_MAX: usize = 160 << 10;
+const INPUT_BYTES_MANY: usize = 32 << 10;
+const CLIENTS_MANY: usize = 256;
+/// Buffers of one request: its bytes and the sectors at both edges.
+pub(super) const BUFFERS_MAX: usize = 3;
 /// A client must have chosen its export by then.
 const HANDSHAKE_MILLIS_MAX: u64 = 30_000;
 /// How long requests of a client that said goodbye may take.
@@ -313,8 +319,12 @@ impl<E: Decide> Shard<E> {
             conn.start, conn.end,
             "input is used up before more is received"
         );
-        if conn.end == conn.input.len() && conn.end < INPUT_BYTES_MAX {
-            conn.input = vec![0; INPUT_BYTES_MAX];
+        let most = match self.conns.len() {
+            CLIENTS_MANY.. => INPUT_BYTES_MANY,
+            _ => INPUT_BYTES_MAX,
+        };
+        if conn.end == conn.input.len() && conn.end < most {
+            conn.input = vec![0; most];
         }
         (conn.start, conn.end) = (0, 0);
         let memory = &self.memory;
@@ -434,25 +444,29 @@ impl<E: Decide> Shard<E> {
         });
     }
 
-    /// Buffers for a request, or `None` and the connection is driven again when there are some.
+    /// A buffer for each size that is not zero, or `None` and the connection is driven again when
+    /// there are some.
     pub(super) fn allocate(
         &mut self,
         slot: u32,
         conn: &mut Conn,
-        sizes: &[u64],
-    ) -> Option<Vec<BufferId>> {
+        sizes: [u64; BUFFERS_MAX],
+    ) -> Option<[Option<BufferId>; BUFFERS_MAX]> {
         let bytes: u64 = sizes.iter().sum();
         if conn.payload_bytes > 0 && conn.payload_bytes + bytes > PAYLOAD_BYTES_MAX {
             return None;
         }
         // In turn, so that a large request is not starved by small ones.
         let first = self.starving.front() == Some(&slot);
-        let mut got = Vec::with_capacity(sizes.len());
+        let mut got = [None; BUFFERS_MAX];
         if first || self.starving.is_empty() {
             let pool = &mut self.memory.buffers;
-            got.extend(sizes.iter().map_while(|&bytes| pool.allocate(bytes)));
+            for (got, bytes) in got.iter_mut().zip(sizes).filter(|(_, bytes)| *bytes > 0) {
+                *got = pool.allocate(bytes);
+            }
         }
-        if got.len() == sizes.len() {
+        let mut wanted = got.iter().zip(sizes);
+        if wanted.all(|(got, bytes)| bytes == 0 || got.is_some()) {
             conn.payload_bytes += bytes;
             if first {
                 self.starving.pop_front();
@@ -460,8 +474,8 @@ impl<E: Decide> Shard<E> {
             }
             return Some(got);
         }
-        got.into_iter()
-            .for_each(|buffer| self.memory.buffers.free(buffer));
+        let unused = got.into_iter().flatten();
+        unused.for_each(|buffer| self.memory.buffers.free(buffer));
         if self.starving.is_empty() {
             self.timers.set(self.now.plus_millis(1000), Alarm::Starving);
         }

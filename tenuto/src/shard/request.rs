@@ -98,20 +98,9 @@ impl<E: Decide> Shard<E> {
             Command::Cache { .. } => [cut.outer_bytes().min(CACHE_BYTES), 0, 0],
             Command::Flush | Command::Trim { .. } | Command::BlockStatus { .. } => [0; 3],
         };
-        let mut needed = [0; 3];
-        let mut count = 0;
-        for size in sizes.into_iter().filter(|&size| size > 0) {
-            needed[count] = size;
-            count += 1;
-        }
-        let Some(buffers) = self.allocate(slot, conn, &needed[..count]) else {
+        let Some([buffer, head, tail]) = self.allocate(slot, conn, sizes) else {
             return self.hold_back(conn, request);
         };
-        let mut buffers = buffers.into_iter();
-        let [buffer, head, tail] = sizes.map(|size| match size {
-            0 => None,
-            _ => buffers.next(),
-        });
         let unaligned = !cut.is_aligned() && !matches!(command, Command::Flush);
         self.counters.unaligned += u64::from(unaligned);
         let (next, skip) = (cut.outer.sector, cut.skip as u64);

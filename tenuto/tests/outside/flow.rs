@@ -84,26 +84,3 @@ fn writes_are_slowed_before_the_limit_none_fails_and_it_ends_by_itself() {
         .expect("nothing is lost");
     daemon.stop();
 }
-
-#[test]
-fn the_benchmark_of_bursts_tells_rates_and_latencies_of_each_phase() {
-    let rig = Rig::new();
-    let page = rig.dir.join("burst.html");
-    let path = page.to_str().expect("a path in words");
-    let document = rig.json(&["bench", "burst", "--scale", "1000", "--report", path]);
-    let runs = document["runs"].as_array().expect("a list of runs");
-    assert_eq!(runs.len(), 3);
-    for run in runs {
-        let phases = run["phases"].as_array().expect("a list of phases");
-        assert_eq!(phases.len(), 4);
-        let rate = |phase: &serde_json::Value| phase["writes_per_second"].as_f64();
-        assert!(
-            phases
-                .iter()
-                .all(|phase| rate(phase).is_some_and(|rate| rate > 0.0))
-        );
-        assert!(run["series"]["guest_latency_ms"].is_array());
-    }
-    let page = std::fs::read_to_string(page).expect("the report was written");
-    assert!(page.contains("<svg") && !page.contains("http"));
-}

@@ -5,46 +5,45 @@
 
 use super::run::{Look, Run};
 use super::{Report, WRITE_BYTES};
-use crate::demo::page::{Line, STYLE, Scale, escape, plot};
+use crate::bench::page::{self as frame, Table};
+use crate::demo::page::{Line, Scale, plot};
 use crate::demo::stats::millis;
-use std::fmt::Write;
 use std::time::Duration;
 
 const INTERVAL: Duration = Duration::from_millis(250);
+const LATENCY: &str = "latency, ms (logarithmic)";
 
 pub fn page(report: &Report) -> String {
-    let mut rows = String::new();
-    for row in report.rows() {
-        let cells: String = row
-            .iter()
-            .map(|cell| format!("<td>{}</td>", escape(cell)))
-            .collect();
-        let _ = writeln!(rows, "<tr>{cells}</tr>");
-    }
-    let mut plots = String::new();
-    for run in &report.runs {
-        let _ = write!(
-            plots,
-            "<h2>{}</h2>\n{}\n{}\n",
-            escape(run.name),
-            plot("writes per second", Scale::Linear, &rates(run)),
-            plot(
-                "latency, ms (logarithmic)",
-                Scale::Logarithmic,
-                &latencies(run)
-            ),
-        );
-    }
-    format!(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width\">\n\
-         <title>Tenuto: bursts</title><style>{STYLE}</style></head><body>\n\
-         <h1>Tenuto: bursts of a database</h1>\n<p>{}.</p>\n\
-         <table><tr><th></th><th>writes/s</th><th>p50, ms</th><th>p99, ms</th>\
-         <th>destaged/s</th><th>slowed, s</th><th>longest delay, ms</th></tr>\n{rows}</table>\n\
-         {plots}</body></html>\n",
-        escape(&report.headline())
-    )
+    let lead = format!("{}. {}.", report.headline(), report.machine());
+    let first = Table {
+        head: &Report::FINDINGS_HEAD,
+        rows: &report.findings(),
+    };
+    let phases = Table {
+        head: &Report::HEAD,
+        rows: &report.rows(),
+    };
+    let [uncached, short, sustained] = &report.runs[..] else {
+        panic!("there are three runs");
+    };
+    let below = format!(
+        "{}<h2>Short bursts, uncached and write-back</h2>\n{}\n{}\n\
+         <h2>Sustained bursts, write-back</h2>\n{}\n{}\n",
+        frame::table(&phases),
+        plot(
+            "8 KiB writes per second",
+            Scale::Linear,
+            &short_rates(uncached, short)
+        ),
+        plot(
+            LATENCY,
+            Scale::Logarithmic,
+            &short_latencies(uncached, short)
+        ),
+        plot("8 KiB writes per second", Scale::Linear, &rates(sustained)),
+        plot(LATENCY, Scale::Logarithmic, &latencies(sustained)),
+    );
+    frame::page("bursts of a database", &lead, &first, &below)
 }
 
 fn line(class: &'static str, dashed: bool, name: &'static str, points: Vec<(f64, f64)>) -> Line {
@@ -54,6 +53,27 @@ fn line(class: &'static str, dashed: bool, name: &'static str, points: Vec<(f64,
         name,
         points,
     }
+}
+
+fn short_rates(uncached: &Run, cached: &Run) -> Vec<Line> {
+    vec![
+        line("uncached", false, "guest, uncached", guest_rate(uncached)),
+        line("cached", false, "guest, write-back", guest_rate(cached)),
+        line("cached", true, "to the origin", destage_rate(cached)),
+    ]
+}
+
+fn short_latencies(uncached: &Run, cached: &Run) -> Vec<Line> {
+    vec![
+        line(
+            "uncached",
+            false,
+            "guest, uncached",
+            guest_latency(uncached),
+        ),
+        line("cached", false, "guest, write-back", guest_latency(cached)),
+        line("cached", true, "write to the SSD", ssd_latency(cached)),
+    ]
 }
 
 fn rates(run: &Run) -> Vec<Line> {

@@ -21,13 +21,13 @@ pub const SAN: SanSettings = SanSettings {
     iops: Some(2_000),
     bandwidth_bytes: Some(16 << 20),
 };
-/// Four times what the SAN takes, as in the measurements that are repeated here.
-pub const BURST_RATE: u32 = 8_000;
+/// Five times what the SAN takes: more than the four that are wanted, so that they can be seen.
+pub const BURST_RATE: u32 = 10_000;
 pub const SLOW_RATE: u32 = 200;
 pub const DEPTH: usize = 32;
 const SLOW_SECONDS: u64 = 280;
 /// Three quarters of it are filled by 80 seconds of a burst.
-const DIRTY_LIMIT_BYTES: f64 = 6.5 * 1073741824.0;
+const DIRTY_LIMIT_BYTES: f64 = 8.15 * 1073741824.0;
 const CACHE_BYTES_MIN: u64 = 256 << 20;
 const STAGE_BYTES: u64 = 64 << 20;
 const LOOK: Duration = Duration::from_millis(100);
@@ -64,6 +64,9 @@ pub struct Look {
     pub log_write_ns: u64,
     pub active: bool,
     pub delay_ms: f64,
+    /// Moving average of the origin's latency, as flow control sees it.
+    pub origin_ms: f64,
+    pub dirty_bytes: u64,
 }
 
 pub struct Run {
@@ -214,5 +217,7 @@ fn look(daemon: &Daemon, began: Instant) -> Option<Look> {
         log_write_ns: snapshot.log_write_ns,
         active: volume.flow.active,
         delay_ms: volume.flow.delay_ns as f64 / 1e6,
+        origin_ms: volume.flow.latency_ns as f64 / 1e6,
+        dirty_bytes: volume.dirty_bytes,
     })
 }

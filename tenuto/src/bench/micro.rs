@@ -1,0 +1,162 @@
+//! Single requests against other servers and against the bare device.
+//!
+//! Owns the rows: what is asked, of whom, and what the product must show for it to count. Always
+//! true: ours, the peer, the peer again and the ceiling of the client take turns in short slots;
+//! a row says by counters of the product and of the kernel which path was measured, and a row
+//! without its proof or without its peer has no ratio. Deliberately absent: vhost-user, which
+//! waits for that frontend.
+
+pub mod peer;
+mod report;
+mod row;
+mod serve;
+
+use super::rounds::{Compared, Spread};
+use crate::demo::host::Place;
+use crate::error::{Error, Result};
+use peer::Program;
+pub use report::HEAD;
+pub use row::Row;
+use serde_json::Value;
+use serve::Counters;
+use std::path::{Path, PathBuf};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Against {
+    /// The peer that each row is wanted against.
+    Auto,
+    Raw,
+    Server(Program),
+}
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// A file on the device to be measured; it is not touched itself.
+    pub path: PathBuf,
+    pub against: Against,
+    pub rows: Vec<Row>,
+    pub depths: Vec<usize>,
+    pub connections: usize,
+    pub rounds: u32,
+    /// Of one slot.
+    pub seconds: f64,
+    /// Of the set that is read from the device.
+    pub size_bytes: u64,
+}
+
+/// One row at one depth.
+pub struct Line {
+    pub row: Row,
+    pub depth: usize,
+    pub against: Against,
+    pub outcome: Result<Outcome>,
+}
+
+/// Figures are requests per second, or microseconds at depth 1.
+pub struct Outcome {
+    pub ours: Option<Spread>,
+    pub peer: Option<Spread>,
+    pub compared: Compared,
+    pub ceiling: Option<Spread>,
+    pub p99_us: Option<Spread>,
+    /// What one empty round trip takes of a row in microseconds, and the ratio without those.
+    pub null_us: Option<Spread>,
+    pub without_protocol: Option<Spread>,
+    pub counters: Counters,
+    /// Bytes that the kernel read for and wrote for the peer, in its slots.
+    pub peer_device: Option<(u64, u64)>,
+    /// Why the counters do not show what the row claims.
+    pub unproven: Option<String>,
+}
+
+pub struct Report {
+    options: Options,
+    lines: Vec<Line>,
+}
+
+pub fn run(options: &Options) -> Result<Report> {
+    check(options)?;
+    let place = Place::below(&directory(&options.path)?)?;
+    let mut lines = Vec::new();
+    for &row in &options.rows {
+        let depths: Vec<usize> = match row {
+            // Its figure is the time of one; several in flight share syncs.
+            Row::WriteFlush => vec![1],
+            _ => options.depths.clone(),
+        };
+        let against = match options.against {
+            Against::Auto => row.peer(),
+            other => other,
+        };
+        lines.extend(row::measure(&place, options, row, against, &depths)?);
+    }
+    Ok(Report {
+        options: options.clone(),
+        lines,
+    })
+}
+
+fn check(options: &Options) -> Result<()> {
+    let wrong = |what: &str| Err(Error::usage(format!("bench micro: {what}")));
+    if !(0.01..=60.0).contains(&options.seconds) || options.rounds == 0 {
+        return wrong("give at least one round, and --seconds from 0.01 to 60");
+    }
+    let deep = |&depth: &usize| depth == 0 || depth > 256;
+    if options.depths.is_empty() || options.depths.iter().any(deep) {
+        return wrong("--qd takes numbers from 1 to 256, with commas between");
+    }
+    if !(1..=16).contains(&options.connections) {
+        return wrong("--connections is not from 1 to 16");
+    }
+    if !(64 << 20..=64 << 30).contains(&options.size_bytes) {
+        return wrong("--size is not from 64MiB to 64GiB");
+    }
+    Ok(())
+}
+
+/// Where the files of the run lie: beside the file that was named.
+fn directory(path: &Path) -> Result<PathBuf> {
+    if path.is_dir() {
+        return Ok(path.to_owned());
+    }
+    let parent = match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        Some(parent) => parent,
+        None => Path::new("/"),
+    };
+    if !parent.is_dir() {
+        return Err(Error::usage(format!(
+            "--path {}: no such directory; name a file in one on the device to be measured",
+            path.display()
+        )));
+    }
+    Ok(parent.to_owned())
+}
+
+impl Report {
+    pub fn rows(&self) -> Vec<Vec<String>> {
+        self.lines.iter().map(report::cells).collect()
+    }
+
+    pub fn headline(&self) -> String {
+        report::headline(self)
+    }
+
+    /// What proves each row, or why it has no figure.
+    pub fn notes(&self) -> Vec<String> {
+        self.lines.iter().map(report::note).collect()
+    }
+
+    pub fn document(&self) -> Value {
+        report::document(self)
+    }
+
+    /// Whether every row has its peer and its proof.
+    pub fn is_complete(&self) -> bool {
+        let good = |line: &Line| {
+            let outcome = line.outcome.as_ref();
+            outcome.is_ok_and(|it| it.unproven.is_none())
+        };
+        self.lines.iter().all(good)
+    }
+}

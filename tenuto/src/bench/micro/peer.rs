@@ -1,0 +1,172 @@
+//! Other servers, as child processes of the benchmark.
+//!
+//! Owns each process from its start to its end. Always true: it listens on a private UNIX socket,
+//! serves one file, and is ended by its process id when it is dropped; one that is not installed
+//! is an error that says how to get it.
+
+use crate::bench::pipe::Pipe;
+use crate::error::{Error, Kind, Result};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Until a server that was started must listen.
+const LISTEN_MAX: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    Nbdkit,
+    QemuNbd,
+    Qsd,
+}
+
+impl Program {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Program::Nbdkit => "nbdkit",
+            Program::QemuNbd => "qemu-nbd",
+            Program::Qsd => "qemu-storage-daemon",
+        }
+    }
+
+    const fn package(self) -> &'static str {
+        match self {
+            Program::Nbdkit => "nbdkit",
+            Program::QemuNbd => "qemu-utils",
+            Program::Qsd => "qemu-system-common or qemu-storage-daemon",
+        }
+    }
+
+    /// How it serves, for the one who reads the figures.
+    pub const fn way(self) -> &'static str {
+        match self {
+            Program::Nbdkit => "file, page cache",
+            Program::QemuNbd | Program::Qsd => "cache=none, aio=native",
+        }
+    }
+}
+
+pub struct Peer {
+    child: Child,
+    socket: PathBuf,
+    export: &'static str,
+    program: Program,
+}
+
+impl Peer {
+    /// Starts a server of this file whose socket lies in `directory`.
+    pub fn start(program: Program, file: &Path, directory: &Path) -> Result<Peer> {
+        let socket = directory.join(format!("{}.sock", program.name()));
+        // Left by one that was killed; if there is none, all is well.
+        let _ = fs::remove_file(&socket);
+        let mut command = command(program, file, &socket);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let child = command.spawn().map_err(|error| {
+            let name = program.name();
+            match error.kind() {
+                io::ErrorKind::NotFound => Error::new(
+                    Kind::NotFound,
+                    format!(
+                        "{name}: not installed; Debian has it in {}",
+                        program.package()
+                    ),
+                ),
+                _ => Error::failed(format!("{name}: {error}")),
+            }
+        })?;
+        Ok(Peer {
+            child,
+            socket,
+            export: match program {
+                Program::Qsd => "disk",
+                _ => "",
+            },
+            program,
+        })
+    }
+
+    /// Connects as soon as it listens.
+    pub fn connect(&mut self, connections: usize) -> Result<Pipe> {
+        let begun = Instant::now();
+        let name = self.program.name();
+        loop {
+            let error = match Pipe::connect(&self.socket, self.export, connections) {
+                Ok(pipe) => return Ok(pipe),
+                Err(error) => error,
+            };
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Err(Error::failed(format!("{name}: has ended: {status}")));
+            }
+            if begun.elapsed() > LISTEN_MAX {
+                return Err(Error::failed(format!("{name}: does not listen: {error}")));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // One that has ended by itself needs no end.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn command(program: Program, file: &Path, socket: &Path) -> Command {
+    let mut command = Command::new(program.name());
+    match program {
+        Program::Nbdkit => {
+            command.args(["--exit-with-parent", "--foreground", "--unix"]);
+            command.arg(socket).arg("file").arg(file);
+        }
+        Program::QemuNbd => {
+            // Without `--persistent` it ends with its last client, also if we are killed.
+            command.args([
+                "--format=raw",
+                "--cache=none",
+                "--aio=native",
+                "--shared=64",
+            ]);
+            command.arg("--socket").arg(socket).arg(file);
+        }
+        Program::Qsd => {
+            let (file, socket) = (file.display(), socket.display());
+            command.arg("--blockdev").arg(format!(
+                "driver=file,node-name=disk,filename={file},cache.direct=on,aio=native"
+            ));
+            command.arg("--nbd-server");
+            command.arg(format!(
+                "addr.type=unix,addr.path={socket},max-connections=64"
+            ));
+            command.args([
+                "--export",
+                "type=nbd,id=disk,node-name=disk,name=disk,writable=on",
+            ]);
+        }
+    }
+    command
+}
+
+/// Bytes that a process has had read from and written to storage, where the kernel tells.
+pub fn device_bytes(pid: Option<u32>) -> Option<(u64, u64)> {
+    let path = match pid {
+        Some(pid) => format!("/proc/{pid}/io"),
+        None => "/proc/self/io".into(),
+    };
+    let text = fs::read_to_string(path).ok()?;
+    let value = |key: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+        line.trim().parse::<u64>().ok()
+    };
+    Some((value("read_bytes:")?, value("write_bytes:")?))
+}

@@ -1,0 +1,50 @@
+//! The frame of a report: one HTML file that needs nothing else.
+//!
+//! Always true: it follows the reader's light or dark preference, and whatever comes from outside
+//! of the program is escaped. The plots are those of the demonstration.
+
+use crate::demo::page::{STYLE, escape};
+use crate::error::{Error, Result, cause};
+use std::path::Path;
+
+/// A table: heads, and rows of cells.
+pub struct Table<'a> {
+    pub head: &'a [&'a str],
+    pub rows: &'a [Vec<String>],
+}
+
+/// `below` is what stands under the first table, as HTML.
+pub fn page(title: &str, lead: &str, first: &Table<'_>, below: &str) -> String {
+    let title = escape(title);
+    format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width\">\n\
+         <title>Tenuto: {title}</title><style>{STYLE}</style></head><body>\n\
+         <h1>Tenuto: {title}</h1>\n<p>{}</p>\n{}\
+         {below}</body></html>\n",
+        escape(lead),
+        table(first),
+    )
+}
+
+pub fn table(table: &Table<'_>) -> String {
+    let line = |tag: &str, cells: &mut dyn Iterator<Item = &str>| {
+        let cells: String = cells
+            .map(|cell| format!("<{tag}>{}</{tag}>", escape(cell)))
+            .collect();
+        format!("<tr>{cells}</tr>\n")
+    };
+    let head = line("th", &mut table.head.iter().copied());
+    let rows = table.rows.iter();
+    let rows: String = rows
+        .map(|row| line("td", &mut row.iter().map(String::as_str)))
+        .collect();
+    format!("<table>{head}{rows}</table>\n")
+}
+
+pub fn save(path: &Path, page: &str) -> Result<()> {
+    std::fs::write(path, page).map_err(|error| {
+        let path = path.display();
+        Error::failed(format!("{path}: {}; name another file", cause(&error)))
+    })
+}

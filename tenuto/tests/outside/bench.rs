@@ -1,0 +1,178 @@
+//! Benchmarks in smoke size, so that they cannot rot. Nothing here asserts a time.
+
+use crate::common::Rig;
+use serde_json::Value;
+
+fn number(value: &Value) -> f64 {
+    value
+        .as_f64()
+        .unwrap_or_else(|| panic!("a number: {value}"))
+}
+
+/// What every figure comes with.
+fn assert_told_on_what(document: &Value) {
+    assert!(
+        document["machine"]["cores"].as_u64() > Some(0),
+        "{document}"
+    );
+    assert!(document["machine"]["version"].is_string());
+    assert!(document["parameters"].is_object());
+}
+
+#[test]
+fn the_benchmark_of_a_destage_proves_that_one_ran_and_only_where_it_should() {
+    let rig = Rig::new();
+    let (place, page) = (rig.dir.display().to_string(), rig.dir.join("destage.html"));
+    let path = page.to_str().expect("a path in words");
+    let arguments = [
+        "--rounds",
+        "2",
+        "--seconds",
+        "0.3",
+        "--qd",
+        "2",
+        "--writes",
+        "1",
+    ];
+    let cache = ["--cache", "512MiB", "--origin-iops", "1000"];
+    let places = ["--path", &place, "--html", path];
+    let all = [&["bench", "destage"], &arguments[..], &cache, &places].concat();
+    let document = rig.json(&all);
+    assert_told_on_what(&document);
+    assert!(document["rounds_proven"].as_u64() > Some(0), "{document}");
+    let rounds = document["rounds"].as_array().expect("a list of rounds");
+    for round in rounds.iter().filter(|round| round["proven"] == true) {
+        let beside = &round["during_destage"];
+        let moved = number(&beside["destaged_bytes"]) + number(&beside["journal_bytes"]);
+        assert!(moved > 0.0 && number(&beside["iops"]) > 0.0, "{round}");
+        for alone in ["alone", "alone_again"] {
+            assert_eq!(round[alone]["origin_writes"], 0, "{round}");
+            assert_eq!(round[alone]["journal_bytes"], 0, "{round}");
+        }
+    }
+    for figure in ["iops", "p50_us"] {
+        assert!(document[figure]["loss"]["median"].is_f64(), "{document}");
+        assert!(
+            document[figure]["a_a_ratio"]["median"].is_f64(),
+            "{document}"
+        );
+    }
+    let page = std::fs::read_to_string(page).expect("the page was written");
+    assert!(page.contains("<svg") && !page.contains("http"));
+}
+
+#[test]
+fn the_benchmark_of_a_neighbour_proves_that_it_was_held_back() {
+    let rig = Rig::new();
+    let place = rig.dir.display().to_string();
+    let arguments = ["bench", "neighbour", "--rounds", "1", "--seconds", "0.3"];
+    let document = rig.json(&[&arguments[..], &["--path", &place]].concat());
+    assert_told_on_what(&document);
+    assert_eq!(document["rounds_proven"], 1, "{document}");
+    let round = &document["rounds"][0];
+    assert_eq!(round["beside"]["neighbour_held_part"], 1.0);
+    assert_eq!(round["alone"]["neighbour_writes"], 0);
+    assert!(number(&document["p50_us"]["ratio"]["median"]) > 0.0);
+}
+
+#[test]
+fn the_benchmark_of_single_requests_says_which_path_each_row_measured() {
+    let rig = Rig::new();
+    let path = rig.dir.join("file").display().to_string();
+    let arguments = [
+        "bench",
+        "micro",
+        "--against",
+        "raw",
+        "--rounds",
+        "2",
+        "--seconds",
+        "0.05",
+    ];
+    let rest = ["--qd", "1,8", "--size", "64MiB", "--path", &path];
+    let document = rig.json(&[&arguments[..], &rest].concat());
+    assert_told_on_what(&document);
+    let rows = document["rows"].as_array().expect("a list of rows");
+    // Three rows at two depths, and the one that has always one in flight.
+    assert_eq!(rows.len(), 7);
+    for row in rows {
+        assert_eq!(row["proven"], true, "{row}");
+        assert!(number(&row["ratio"]["median"]) > 0.0, "{row}");
+        assert!(number(&row["a_a_ratio"]["median"]) > 0.0, "{row}");
+    }
+    let counters = |name: &str| {
+        let mut of = rows.iter().filter(|row| row["row"] == name);
+        of.next().expect("the row")["counters"].clone()
+    };
+    let ram = counters("ram-read");
+    assert_eq!(
+        (&ram["ram_hits"], &ram["origin_reads"]),
+        (&ram["reads"], &Value::from(0))
+    );
+    let ssd = counters("ssd-read");
+    assert_eq!(ssd["ram_hits"], 0);
+    assert!(number(&ssd["device_read_bytes"]) >= number(&ssd["read_bytes"]));
+    assert!(
+        !rig.dir.join("file").exists(),
+        "the named file is not touched"
+    );
+}
+
+#[test]
+fn a_peer_that_is_not_installed_costs_its_rows_and_the_exit_code() {
+    let mut rig = Rig::new();
+    rig.env("PATH", "/nowhere");
+    let path = rig.dir.join("file").display().to_string();
+    let rows = [
+        "bench",
+        "micro",
+        "--rows",
+        "write-flush",
+        "--against",
+        "nbdkit",
+    ];
+    let size = [
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.05",
+        "--path",
+        &path,
+        "--json",
+    ];
+    let done = rig.tenuto(&[&rows[..], &size].concat());
+    assert_eq!(done.status.code(), Some(1));
+    let document: Value = serde_json::from_slice(&done.stdout).expect("one document");
+    assert_eq!(document["complete"], false);
+    let error = document["rows"][0]["error"].as_str().expect("words");
+    assert!(error.starts_with("nbdkit: not installed"), "{error}");
+}
+
+#[test]
+fn the_benchmark_of_bursts_tells_rates_and_latencies_of_each_phase() {
+    let rig = Rig::new();
+    let page = rig.dir.join("burst.html");
+    let path = page.to_str().expect("a path in words");
+    let document = rig.json(&["bench", "burst", "--scale", "1000", "--html", path]);
+    let old = rig.json(&["bench", "burst", "--scale", "1000", "--report", path]);
+    assert_eq!(old["report"], path, "the old name of --html works");
+    let runs = document["runs"].as_array().expect("a list of runs");
+    assert_eq!(runs.len(), 3);
+    for run in runs {
+        let phases = run["phases"].as_array().expect("a list of phases");
+        assert_eq!(phases.len(), 4);
+        let rate = |phase: &Value| phase["writes_per_second"].as_f64();
+        assert!(
+            phases
+                .iter()
+                .all(|phase| rate(phase).is_some_and(|rate| rate > 0.0))
+        );
+        assert!(run["series"]["guest_latency_ms"].is_array());
+    }
+    let findings = &document["findings"];
+    assert!(number(&findings["burst_ratio"]) > 0.0, "{findings}");
+    assert!(number(&findings["longest_write_ms"]) > 0.0, "{findings}");
+    assert!(document["machine"]["cores"].as_u64() > Some(0));
+    let page = std::fs::read_to_string(page).expect("the report was written");
+    assert!(page.contains("<svg") && !page.contains("http"));
+}
