@@ -6,6 +6,7 @@
 
 use crate::flow::FlowLimits;
 use crate::memory::Slice;
+use crate::turns::WEIGHT_DEFAULT;
 use crate::types::{BufferId, ConnectionId, DestageMode, IoId, Policy, RequestId, Uuid, VolumeId};
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -146,6 +147,28 @@ pub struct Tuning {
     pub reset_on: ResetOn,
     /// How long a read waits for an origin that does not give it; `None` = until it does.
     pub origin_timeout_ms: Option<u64>,
+    pub share: Share,
+    /// How many volumes are named with its group, itself included: nothing of the group is
+    /// destaged before all are attached.
+    pub group_members: u32,
+}
+
+/// What a volume has of what all volumes share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Room in the log that nobody else can take while the volume writes to it.
+    pub min_bytes: u64,
+    /// What it gets of the rest, and of a storage that several volumes destage to, by comparison.
+    pub weight: u32,
+}
+
+impl Default for Share {
+    fn default() -> Share {
+        Share {
+            min_bytes: 0,
+            weight: WEIGHT_DEFAULT,
+        }
+    }
 }
 
 /// A volume as it is attached.
@@ -168,6 +191,10 @@ pub struct VolumeSpec {
     pub journal_possible: bool,
     /// Ephemeral: its origin is open for writing and held alone, to be committed.
     pub commit: bool,
+    /// Equal for volumes whose origins are on one storage: they share what it takes.
+    pub storage: u64,
+    /// Volumes of one name stand at one point in time; empty = this one alone.
+    pub group: String,
     pub tuning: Tuning,
 }
 

@@ -30,5 +30,6 @@ pub(crate) mod scratch;
 pub(crate) mod settle;
 pub(crate) mod slab;
 pub mod snapshot;
+pub mod turns;
 pub mod types;
 pub(crate) mod volume;

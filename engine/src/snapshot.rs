@@ -2,6 +2,7 @@
 //!
 //! Always true: a snapshot is a copy; reading one changes nothing.
 
+use crate::event::Share;
 use crate::types::{DestageMode, Generation, Policy, Serial, Uuid, VolumeId};
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -149,6 +150,13 @@ pub struct VolumeSnapshot {
     pub journal_possible: bool,
     /// Its age alone brings no dirty data to the origin.
     pub never_aged: bool,
+    pub share: Share,
+    /// Empty for a volume that stands alone.
+    pub group: String,
+    /// Volumes of its group are missing, and nothing of it is destaged before they are there.
+    pub group_waits: bool,
+    /// A volume of its group is destaged in place.
+    pub group_in_place: bool,
     pub state: State,
     pub reason: Option<&'static str>,
     /// Known from the log only: no configuration names it.
@@ -204,6 +212,8 @@ pub struct Lines {
 pub struct Snapshot {
     pub volumes: Vec<VolumeSnapshot>,
     pub log_bytes: u64,
+    /// What all volumes together may keep dirty.
+    pub dirty_bytes_max: u64,
     pub live_bytes: u64,
     pub index_bytes: u64,
     pub segments: SegmentCounts,

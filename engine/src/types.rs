@@ -246,6 +246,15 @@ impl Geometry {
         self.chunk_blocks as u64 * self.segment_chunks as u64
     }
 
+    /// Blocks that all volumes together may keep dirty. Two segments are for evacuation, one for
+    /// each stream is open; of the rest three quarters, so that evacuation always finds a segment
+    /// that is a quarter dead.
+    pub const fn dirty_blocks_max(self) -> u64 {
+        let usable = self.segments as u64 - 4;
+        let per_segment = (self.segment_chunks as u64 - 1) * (self.chunk_blocks as u64 - 2);
+        usable * per_segment * 3 / 4
+    }
+
     pub const fn segment_sectors(self) -> u64 {
         self.segment_blocks() * BLOCK_SECTORS
     }

@@ -5,7 +5,7 @@
 //! bytes and devices; see `engine::write` for the way of a write.
 
 use crate::core::{Destage, Switch};
-use crate::event::{Admission, ResetOn, Tuning, VolumeSpec};
+use crate::event::{Admission, ResetOn, Share, Tuning, VolumeSpec};
 use crate::flow::{Flow, FlowLimits};
 use crate::format::checkpoint::VolumeRecord;
 use crate::format::ledger::Ledger;
@@ -24,6 +24,8 @@ use alloc::vec::Vec;
 /// Dirty data between two serials.
 pub struct Epoch {
     pub map: ExtentMap,
+    /// The cut of its group that it belongs to: epochs of one cut end at one moment.
+    pub cut: u64,
     pub last_serial: Serial,
     /// The newest record that holds a write of it.
     pub last_seq: StreamSeq,
@@ -104,6 +106,12 @@ pub struct Volume {
     pub read_only: bool,
     pub layer: Layer,
     pub journal_possible: bool,
+    /// Volumes with one number here take turns at destage: their origins are one storage.
+    pub storage: u64,
+    /// Index of its group among the shard's.
+    pub group: Option<usize>,
+    /// The cut of its group to which new writes belong.
+    pub cut: u64,
     pub tuning: Tuning,
     pub generation: Generation,
     pub base_generation: Generation,
@@ -179,6 +187,9 @@ impl Volume {
             read_only: false,
             layer: Layer(0),
             journal_possible: record.journal_possible,
+            storage: 0,
+            group: None,
+            cut: 0,
             tuning: Tuning {
                 write_cache: true,
                 destage_after_ms: Some(600_000),
@@ -191,6 +202,8 @@ impl Volume {
                 overlay_ram_bytes: 256 << 20,
                 reset_on: ResetOn::Command,
                 origin_timeout_ms: None,
+                share: Share::default(),
+                group_members: 0,
             },
             generation: record.generation,
             base_generation: record.base_generation,
@@ -319,6 +332,7 @@ impl Volume {
         if self.epochs.back().is_none_or(|epoch| epoch.sealed) {
             self.epochs.push_back(Epoch {
                 map: ExtentMap::new(),
+                cut: self.cut,
                 last_serial: self.acked(),
                 last_seq: StreamSeq(0),
                 writes: 0,

@@ -64,8 +64,9 @@ pub enum Pending {
     Outside {
         buffer: BufferId,
     },
+    /// Of each member of the group.
     Destage {
-        point: FlushPoint,
+        points: Vec<(usize, FlushPoint)>,
     },
     Reset,
     /// The first half of a reset by going and coming back.
@@ -144,6 +145,9 @@ pub struct Guest {
     /// The worst that happened since the volume was last judged.
     pub crash: Option<Crash>,
     pub tuning: Tuning,
+    /// When each write was submitted, and acknowledged if it was and was not lost since, by the
+    /// clock of the world.
+    pub times: Vec<(u64, Option<u64>)>,
     /// As its administrator has ordered it, and had it before that.
     pub policies: [Policy; 2],
     /// Every acknowledgment is durable: the write cache is off, and has been for this write.
@@ -176,6 +180,7 @@ impl Guest {
             whole: None,
             crash: None,
             tuning: plan.tuning,
+            times: Vec::new(),
             policies: [plan.policy; 2],
             strict: !plan.tuning.write_cache,
             numbers: 0,
@@ -389,7 +394,14 @@ impl Guest {
     }
 
     /// Numbers a write in both models.
-    pub fn submit(&mut self, kind: Kind, sector: u64, sectors: u64, fua: bool) -> u64 {
+    pub fn submit(
+        &mut self,
+        clock: u64,
+        kind: Kind,
+        (sector, sectors): (u64, u64),
+        fua: bool,
+    ) -> u64 {
+        self.times.push((clock, None));
         let serial = self.model.submit(kind, sector, sectors, fua || self.strict);
         if let Some(origin) = &mut self.origin {
             let same = origin.submit(kind, sector, sectors, false);
@@ -398,7 +410,10 @@ impl Guest {
         serial
     }
 
-    pub fn acknowledge(&mut self, serial: u64) {
+    pub fn acknowledge(&mut self, clock: u64, serial: u64) {
+        if let Some(times) = self.times.get_mut(serial as usize - 1) {
+            times.1 = Some(clock);
+        }
         self.model.acknowledge(serial);
         if let Some(origin) = &mut self.origin {
             origin.acknowledge(serial);

@@ -231,6 +231,11 @@ impl World {
             base_layer: ephemeral.then_some(Uuid(identity)),
             journal_possible: guest.plan.journal_possible,
             commit: false,
+            storage: guest.plan.origin as u64 % 2,
+            group: match self.sabotage {
+                Some(Sabotage::NoGroups) => String::new(),
+                _ => guest.plan.group.clone(),
+            },
             tuning: guest.tuning,
         }
     }

@@ -12,7 +12,7 @@ use engine::engine::settle;
 use engine::event::{Device, Refusal};
 use engine::media::Media;
 use engine::types::VolumeId;
-use workload::check::{Crash, Model, Promise};
+use workload::check::{Crash, Found, Model, Promise};
 use workload::stamp::SECTOR_BYTES;
 
 /// Sectors of one read of the check.
@@ -48,8 +48,15 @@ impl World {
         if self.run_while(busy, "the check of the volumes")? == Step::Struck {
             return Ok(Step::Struck);
         }
+        let mut found = Vec::new();
         for volume in volumes {
-            self.judge(volume)?;
+            found.push((volume, self.judge(volume)?));
+        }
+        self.check_together(&found, "a crash")?;
+        for (volume, found) in found {
+            // What was lost is expected no more.
+            let times = self.guests[volume].times.iter_mut();
+            times.skip(found.cut as usize).for_each(|it| it.1 = None);
         }
         self.heal(false);
         Ok(Step::Ran)
@@ -127,7 +134,7 @@ impl World {
         Ok(())
     }
 
-    fn judge(&mut self, volume: usize) -> Result<(), Broken> {
+    fn judge(&mut self, volume: usize) -> Result<Found, Broken> {
         let guest = &mut self.guests[volume];
         let crash = guest.crash.take().expect("only such volumes are judged");
         let whole = guest.whole.take().expect("the volume was read");
@@ -150,7 +157,47 @@ impl World {
         self.trace.add(&[volume as u64, found.cut, found.floor]);
         self.trace
             .note(format_args!("v{volume} after {crash:?}: {found:?}"));
+        Ok(found)
+    }
+
+    /// The volumes of a group stand at one point in time: where a write of one is found, all that
+    /// were acknowledged before it was asked for are, on whichever volume.
+    fn check_together(&self, found: &[(usize, Found)], after: &str) -> Result<(), Broken> {
+        for (at, here) in found {
+            let Some(present) = here.least else { continue };
+            let (asked, _) = self.guests[*at].times[present as usize - 1];
+            let others = found.iter().filter(|(other, _)| other != at);
+            for (other, there) in others.filter(|it| self.members(*at).any(|m| m == it.0)) {
+                let times = self.guests[*other].times.iter().enumerate();
+                let mut missing = times.skip(there.cut as usize);
+                let lost = missing.find(|(_, it)| it.1.is_some_and(|heard| heard < asked));
+                if let Some((lost, _)) = lost {
+                    return Err(format!(
+                        "after {after} v{at} has write #{present}, and v{other} ends at #{} \
+                         without #{}, which was acknowledged before",
+                        there.cut,
+                        lost + 1
+                    ));
+                }
+            }
+        }
         Ok(())
+    }
+
+    /// After an orderly destage the origins of a group are at one cut.
+    pub fn check_cut(&mut self, volume: usize) -> Result<(), Broken> {
+        let members: Vec<usize> = self.members(volume).collect();
+        let mut found = Vec::new();
+        for &member in members.iter().filter(|_| members.len() > 1) {
+            let mut origin = self.devices.origins[self.guests[member].plan.origin].clone();
+            let mut rng = self.rng.fork();
+            for disk in [&mut origin.image, &mut origin.journal, &mut origin.ledger] {
+                disk.power_loss(Power::Kept, &mut rng);
+            }
+            found.push((member, self.judge_origin_of(member, origin)?));
+        }
+        self.trace.counters.cuts_verified += u64::from(!found.is_empty());
+        self.check_together(&found, "a destage, at the origins,")
     }
 
     /// Judges all origins as a power loss at this moment would leave them; with `kept` only the
@@ -176,13 +223,17 @@ impl World {
     }
 
     fn check_origin(&mut self, volume: usize, origin: Origin) -> Result<(), Broken> {
+        let found = self.judge_origin_of(volume, origin)?;
+        self.trace.counters.origins_verified += 1;
+        self.trace.add(&[volume as u64, found.cut]);
+        Ok(())
+    }
+
+    fn judge_origin_of(&mut self, volume: usize, origin: Origin) -> Result<Found, Broken> {
         let guest = &self.guests[volume];
         let model = guest.origin.as_ref().expect("only such volumes have one");
-        let found = judge_origin(origin, model, guest.origin_promise(), self.rng.fork())
-            .map_err(|broken| format!("origin of v{volume} with its journal: {broken}"))?;
-        self.trace.counters.origins_verified += 1;
-        self.trace.add(&[volume as u64, found]);
-        Ok(())
+        judge_origin(origin, model, guest.origin_promise(), self.rng.fork())
+            .map_err(|broken| format!("origin of v{volume} with its journal: {broken}"))
     }
 }
 
@@ -198,13 +249,13 @@ impl crate::guest::Guest {
     }
 }
 
-/// Finishes the pending journal of an origin and judges what it holds then. Returns the cut.
+/// Finishes the pending journal of an origin and judges what it holds then. Returns what was found.
 pub fn judge_origin(
     origin: Origin,
     model: &Model,
     promise: Promise,
     mut rng: crate::rng::Rng,
-) -> Result<u64, Broken> {
+) -> Result<Found, Broken> {
     let id = VolumeId(0);
     let mut devices = Devices {
         origins: vec![origin],
@@ -220,7 +271,5 @@ pub fn judge_origin(
             .read(Device::Origin(id), offset, bytes)
             .map_err(|_| "unreadable".to_owned())
     });
-    found
-        .map(|found| found.cut)
-        .map_err(|violation| violation.to_string())
+    found.map_err(|violation| violation.to_string())
 }

@@ -6,7 +6,7 @@
 
 use crate::rng::Rng;
 use engine::engine::Config;
-use engine::event::{Admission, ResetOn, Tuning};
+use engine::event::{Admission, ResetOn, Share, Tuning};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Geometry, Policy, Uuid};
 
@@ -52,6 +52,8 @@ pub struct VolumePlan {
     /// The largest write. One that is larger than the volume's share of the log may be taken in
     /// parts, each of which counts as a write.
     pub request_sectors_max: u64,
+    /// As its administrator names it; empty = none.
+    pub group: String,
     /// Mostly reads.
     pub reader: bool,
     /// Mostly discards.
@@ -145,7 +147,12 @@ impl Plan {
         let usable = u64::from(geometry.segments - SEGMENTS_RESERVED);
         let chunks = usable * u64::from(geometry.segment_chunks - 1);
         let capacity = chunks * u64::from(geometry.chunk_blocks - 2) * 3 / 4;
-        let share = (capacity / 2 / writers.count().max(1) as u64).min(capacity / 8);
+        let writers: Vec<_> = writers.collect();
+        let reserved = |it: &&VolumePlan| it.tuning.share.min_bytes.div_ceil(4096);
+        let reserved: u64 = writers.iter().copied().map(|it| reserved(&it)).sum();
+        // What a volume of no weight has.
+        let rest = (capacity / 2).saturating_sub(reserved);
+        let share = (rest / 2 / writers.len().max(1) as u64).min(capacity / 8);
         // Unaligned, a write touches one block more than it has.
         let sectors = (share.max(4) - 2) * engine::types::BLOCK_SECTORS;
         for volume in &mut self.volumes {
@@ -175,6 +182,8 @@ impl Plan {
                 _ => ResetOn::Disconnect,
             },
             origin_timeout_ms: None,
+            share: share(rng, log_bytes),
+            group_members: 0,
         };
         self.volumes.push(VolumePlan {
             name,
@@ -185,6 +194,7 @@ impl Plan {
             tuning,
             depth: rng.pick(&[1, 2, 4, 8, 16]),
             request_sectors_max: REQUEST_SECTORS_MAX,
+            group: String::new(),
             reader: false,
             zeroes: false,
         });
@@ -204,6 +214,14 @@ impl Plan {
             index_bytes_max: self.index_bytes_max,
             hash_seed,
         }
+    }
+}
+
+/// Four of the largest reserves are less than half of what may be dirty.
+fn share(rng: &mut Rng, log_bytes: u64) -> Share {
+    Share {
+        min_bytes: rng.pick(&[0, 0, 4096, log_bytes / 64]),
+        weight: rng.pick(&[1, 100, 100, 300, 10_000]),
     }
 }
 

@@ -5,10 +5,10 @@
 //! ([`guest`](crate::guest)) and when they arrive ([`world`](crate::world)).
 
 use crate::guest::{Pending, Request};
-use crate::world::{Broken, Wake, World};
+use crate::world::{Broken, Sabotage, Wake, World};
 use engine::event::{Command, Event, Refusal, ResetOn};
 use engine::types::{BufferId, ConnectionId, Policy, RequestId, VolumeId};
-use workload::check::Kind;
+use workload::check::{FlushPoint, Kind};
 use workload::stamp;
 
 /// Connections number as volume + this x (2 x count + whether it is the administrator's).
@@ -147,11 +147,12 @@ impl World {
     fn change(&mut self, at: usize, volume: VolumeId, request: Request) -> Result<(), Broken> {
         let id = self.request_id(at, false);
         let tag = self.guests[at].tag;
+        let clock = self.clock();
         let guest = &mut self.guests[at];
         let (sector, sectors, fua) = range(request);
         let is_write = matches!(request, Request::Write { .. });
         let kind = if is_write { Kind::Stamp } else { Kind::Zero };
-        let serial = guest.submit(kind, sector, sectors, fua);
+        let serial = guest.submit(clock, kind, (sector, sectors), fua);
         let buffer = is_write.then(|| {
             let mut bytes = vec![0; sectors as usize * stamp::SECTOR_BYTES];
             stamp::fill(&mut bytes, tag, sector, serial);
@@ -200,18 +201,31 @@ impl World {
         self.apply(event)
     }
 
+    /// What an order to destage has to bring to the origins: what the volume and its group have.
+    fn origin_points(&mut self, at: usize, request: Request) -> Vec<(usize, FlushPoint)> {
+        if !matches!(request, Request::Destage) {
+            return Vec::new();
+        }
+        let mut members: Vec<usize> = self.members(at).collect();
+        if self.sabotage == Some(Sabotage::NoGroups) {
+            members = vec![at];
+        }
+        let points = members.into_iter().map(|member| {
+            let origin = self.guests[member].origin.as_mut();
+            let origin = origin.expect("only such volumes are destaged");
+            (member, origin.flush_begin())
+        });
+        points.collect()
+    }
+
     fn command(&mut self, at: usize, volume: VolumeId, request: Request) -> Result<(), Broken> {
         let id = self.request_id(at, true);
+        let points = self.origin_points(at, request);
         let guest = &mut self.guests[at];
         let (command, pending) = match request {
             Request::Destage => {
-                let origin = guest
-                    .origin
-                    .as_mut()
-                    .expect("only such volumes are destaged");
-                let point = origin.flush_begin();
                 self.trace.counters.destages += 1;
-                (Command::Destage { volume }, Pending::Destage { point })
+                (Command::Destage { volume }, Pending::Destage { points })
             }
             Request::Reset => {
                 guest.model.reset_begin();
@@ -298,6 +312,7 @@ impl World {
         result: Result<(), Refusal>,
         bytes: Vec<u8>,
     ) -> Result<(), Broken> {
+        let clock = self.clock();
         let guest = &mut self.guests[volume];
         match pending {
             Pending::Read { point, .. } if result.is_ok() => {
@@ -306,15 +321,17 @@ impl World {
                     .read_done(&point, &bytes)
                     .map_err(|it| it.to_string())?;
             }
-            Pending::Write { serial, .. } if result.is_ok() => guest.acknowledge(serial),
+            Pending::Write { serial, .. } if result.is_ok() => guest.acknowledge(clock, serial),
             Pending::Flush { point } if result.is_ok() => guest.model.flush_done(point),
-            Pending::Destage { point } if result.is_ok() => {
-                let origin = guest
-                    .origin
-                    .as_mut()
-                    .expect("only such volumes are destaged");
-                origin.flush_done(point);
+            Pending::Destage { points } if result.is_ok() => {
+                for (member, point) in points {
+                    let origin = self.guests[member].origin.as_mut();
+                    origin
+                        .expect("only such volumes are destaged")
+                        .flush_done(point);
+                }
                 self.check_origins(true)?;
+                self.check_cut(volume)?;
             }
             Pending::Reset => guest.model.reset_done(result.is_ok()),
             Pending::Tune(tuning) => {

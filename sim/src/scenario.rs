@@ -148,6 +148,37 @@ pub fn own_blocks(seed: u64) -> Options {
     options
 }
 
+/// Two or three disks of one VM, and a volume that stands alone beside them.
+pub fn group(seed: u64) -> Options {
+    let mut options = Options::from_seed(seed);
+    let mut plan = Plan::from_seed(seed);
+    disks_of_one_vm(&mut options, &mut plan, seed);
+    plan.limit_requests();
+    options.plan = Some(plan);
+    options
+}
+
+fn disks_of_one_vm(options: &mut Options, plan: &mut Plan, seed: u64) {
+    only(plan, Policy::WriteBack, 3 + (seed % 2) as usize);
+    let alone = plan.volumes.len() - 1;
+    for at in 0..plan.volumes.len() {
+        let volume = &mut plan.volumes[at];
+        volume.tuning.destage = DestageMode::Atomic;
+        volume.journal_possible = true;
+        volume.origin = at;
+        if at != alone {
+            volume.group = "vm".to_owned();
+            volume.tuning.group_members = alone as u32;
+        }
+        if at > 0 {
+            let origin = plan.origins[0].clone();
+            plan.origins.push(origin);
+        }
+    }
+    plan.rates.absent = 0;
+    options.operations = 1000;
+}
+
 /// A volume that mostly discards, beside one that fills the log, so that zeroes are evacuated.
 fn zeroes_beside_writes(options: &mut Options, plan: &mut Plan) {
     only(plan, Policy::WriteBack, 2);
@@ -347,6 +378,16 @@ pub const ALL: &[Scenario] = &[
             zeroes_beside_writes(options, plan);
             plan.geometry.segment_chunks = 4;
             plan.volumes[1].tuning.destage_after_ms = Some(20);
+        },
+    },
+    Scenario {
+        name: "disks-of-one-vm-lose-power",
+        broke: "5.1: volumes of a group end at one point in time, after a crash and at their \
+                origins; without a group a destage of one leaves the other behind",
+        bend: |options, plan| {
+            disks_of_one_vm(options, plan, 0);
+            options.endings = vec![Ending::PowerLoss; 4];
+            options.restarts = 4;
         },
     },
 ];

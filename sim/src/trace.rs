@@ -34,6 +34,8 @@ pub struct Counters {
     pub recovery_errors: u64,
     pub volumes_verified: u64,
     pub origins_verified: u64,
+    /// Groups of which all origins were judged together.
+    pub cuts_verified: u64,
     pub segments_reused: u64,
     pub checkpoints: u64,
     pub evacuated_bytes: u64,
@@ -50,7 +52,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    fn fields(&mut self) -> [(&'static str, &mut u64); 37] {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 38] {
         [
             ("operations", &mut self.operations),
             ("reads", &mut self.reads),
@@ -79,6 +81,7 @@ impl Counters {
             ("recovery errors", &mut self.recovery_errors),
             ("volumes verified", &mut self.volumes_verified),
             ("origins verified", &mut self.origins_verified),
+            ("cuts verified", &mut self.cuts_verified),
             ("segments reused", &mut self.segments_reused),
             ("checkpoints", &mut self.checkpoints),
             ("evacuated bytes", &mut self.evacuated_bytes),

@@ -65,6 +65,8 @@ pub enum Sabotage {
     NoLineSums,
     /// A base image that was changed is taken for the one it was.
     SameIdentity,
+    /// The volumes of a group are attached as if each stood alone.
+    NoGroups,
 }
 
 /// How an origin misbehaves at the moment.
@@ -102,6 +104,8 @@ pub struct World {
     pub now: u64,
     queue: BTreeMap<(u64, u64), Wake>,
     sequence: u64,
+    /// Counts what guests ask and hear, so that both have an order over all volumes.
+    clock: u64,
     ticks: u32,
     pub devices: Devices,
     pub memory: SimMemory,
@@ -169,6 +173,7 @@ impl World {
             now: 1,
             queue: BTreeMap::new(),
             sequence: 0,
+            clock: 0,
             ticks: 0,
             devices,
             memory,
@@ -182,6 +187,20 @@ impl World {
             parked: false,
             sabotage,
         }
+    }
+
+    pub(crate) fn clock(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    /// The volumes of the group of one, itself included.
+    pub fn members(&self, volume: usize) -> impl Iterator<Item = usize> {
+        let group = &self.guests[volume].plan.group;
+        let mine = move |other: &usize| {
+            *other == volume || (!group.is_empty() && self.guests[*other].plan.group == *group)
+        };
+        (0..self.guests.len()).filter(mine)
     }
 
     pub(crate) fn later(&mut self, after: u64, wake: Wake) {

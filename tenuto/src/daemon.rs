@@ -18,7 +18,7 @@ mod watch;
 use crate::shard::control::{CommandError, Handle, ListenerScope, Stopped};
 use crate::stage::Stage;
 use engine::engine::Report;
-use engine::event::{Admission, ResetOn};
+use engine::event::{Admission, ResetOn, Share};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 pub use held::{Held, Hold};
@@ -81,6 +81,10 @@ pub struct VolumeSettings {
     pub dirty_limit_bytes: u64,
     /// When guests are slowed before that.
     pub flow: FlowLimits,
+    /// What it has of the log, and of a storage that other volumes destage to.
+    pub share: Share,
+    /// Volumes of one name stand at one point in time; empty = this one alone.
+    pub group: String,
     pub origin_queue_depth: u32,
     pub admission: Admission,
     pub overlay_timeout: Duration,
@@ -225,6 +229,10 @@ impl Daemon {
         settings: Settings,
         orphans: Vec<VolumeSettings>,
     ) -> Result<(), StartError> {
+        // Nothing of a group is destaged before all of it is there.
+        for volume in &settings.volumes {
+            self.table().name_in_group(volume);
+        }
         for volume in settings.volumes {
             match self.volume_add(volume.clone()) {
                 // One that cannot go on does not stop the others.

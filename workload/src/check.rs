@@ -61,6 +61,9 @@ pub enum Kind {
 pub struct Found {
     /// K: every sector equals the state after writes `1..=cut`, later ones left no trace.
     pub cut: u64,
+    /// The first serial of which this is true as well: that write is there. `None` if no write
+    /// needs to be.
+    pub least: Option<u64>,
     /// What `cut` had to reach.
     pub floor: u64,
     /// The last serial that was submitted.
@@ -339,6 +342,7 @@ impl Model {
     fn found(&self, cut: u64, floor: u64) -> Found {
         Found {
             cut,
+            least: None,
             floor,
             newest: self.newest_serial(),
             torn: false,
@@ -456,12 +460,13 @@ impl Model {
             .last();
         let floor = floor.unwrap_or(self.first - 1);
         let decides = |write: &Write| write.acknowledged.is_some();
-        let mut valid = None;
+        let (mut valid, mut least) = (None, None);
         let mut torn = None;
         let mut nearest = (u64::MAX, 0);
         self.walk(contents, decides, |cut, differing, in_part| {
             if differing == 0 {
                 valid = Some(cut);
+                least = least.or(valid);
             }
             if in_part == 0 && self.tearing {
                 torn = Some(cut - 1);
@@ -475,6 +480,7 @@ impl Model {
                 let torn = valid < torn;
                 Ok(Found {
                     torn,
+                    least: least.filter(|least| *least >= self.first),
                     ..self.found(cut, floor)
                 })
             }
@@ -665,6 +671,7 @@ mod tests {
             found,
             Found {
                 cut: 1,
+                least: Some(1),
                 floor: 0,
                 newest: 2,
                 torn: false
@@ -776,6 +783,7 @@ mod tests {
             found,
             Ok(Found {
                 cut: 1,
+                least: None,
                 floor: 0,
                 newest: 2,
                 torn: true
@@ -964,6 +972,7 @@ mod tests {
         assert!(model.examine(Promise::Prefix, image.reader()).is_ok());
         let cut = Found {
             cut: first,
+            least: Some(first),
             floor: first,
             newest: second,
             torn: false,

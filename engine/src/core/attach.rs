@@ -66,21 +66,13 @@ impl Core {
         volume.size_bytes = spec.size_bytes;
         volume.read_only = spec.read_only;
         volume.journal_possible = spec.journal_possible;
+        volume.storage = spec.storage;
         volume.tuning = spec.tuning;
         volume.attached = true;
         let read = ledger.as_ref().map(|ledger| ledger.generation);
         volume.ledger_generation = read.unwrap_or(Generation(0));
-        let mut unchanged = settled.origin;
-        // What is at the origin by now is clean.
-        while volume
-            .epochs
-            .front()
-            .is_some_and(|epoch| epoch.last_serial <= volume.destaged)
-        {
-            let epoch = volume.epochs.pop_front().expect("just seen");
-            self.bury(epoch.map);
-            unchanged = None;
-        }
+        let dropped = self.drop_destaged(&mut volume);
+        let unchanged = settled.origin.filter(|_| !dropped);
         // A switch cut short: what is dirty or claimed is write-back until it is at the origin.
         let owes = volume.owes() || ledger.as_ref().is_some_and(|ledger| ledger.dirty);
         let unfinished = owes && spec.policy.is_direct() && !spec.read_only;
@@ -97,6 +89,7 @@ impl Core {
         };
         volume.logged_policy = volume.policy;
         volume.layer = self.layer_of(&volume, spec.base_layer, unchanged);
+        self.join_group(&mut volume, &spec.group, spec.policy);
         if volume.policy == Policy::Ephemeral && volume.tenant == Tenant::NOBODY {
             volume.tenant = self.log.move_in();
         }
@@ -137,6 +130,20 @@ impl Core {
         let kept = name.and_then(|name| self.lines.claim(name));
         self.layers += 1;
         kept.unwrap_or(Layer(self.layers))
+    }
+
+    /// What is at the origin by now is clean. Whether there was any.
+    fn drop_destaged(&mut self, volume: &mut Volume) -> bool {
+        let before = volume.epochs.len();
+        while volume
+            .epochs
+            .front()
+            .is_some_and(|epoch| epoch.last_serial <= volume.destaged)
+        {
+            let epoch = volume.epochs.pop_front().expect("just seen");
+            self.bury(epoch.map);
+        }
+        volume.epochs.len() < before
     }
 
     fn check_spec(&self, id: VolumeId, spec: &VolumeSpec) -> Result<(), OpenError> {
@@ -473,6 +480,7 @@ impl Core {
         for request in orders.chain(arrivals) {
             cx.out.reply(request, Err(Refusal::Gone));
         }
+        self.leave_group(cx, id);
         self.detach_progress(cx, id);
     }
 
@@ -484,6 +492,10 @@ impl Core {
             return;
         };
         Core::abandon_destage(volume);
+        if volume.destage.is_none() {
+            self.turns.rest(id);
+        }
+        let volume = self.volume(id);
         let keeper_busy = volume
             .keeper
             .as_ref()
@@ -527,20 +539,13 @@ impl Core {
             .expect("checked by the caller");
         self.log.move_out(volume.tenant);
         self.forget_layer(volume.layer);
+        self.turns.forget(id);
+        self.admission.forget(id);
         for epoch in volume.epochs {
             self.checkpoint.doom(epoch.map);
         }
         self.count_writers();
         self.checkpoint.wait(Waiter::Detach(request));
-    }
-
-    pub(super) fn count_writers(&mut self) {
-        self.writers = self
-            .volumes
-            .iter()
-            .flatten()
-            .filter(|v| v.takes_log())
-            .count() as u64;
     }
 }
 

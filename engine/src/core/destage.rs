@@ -1,9 +1,9 @@
 //! Destage: the oldest epoch goes to the origin, sorted, in the order of rule 5.2.4.
 //!
 //! ```text
-//! atomic:   WaitLog ─▶ Journal ─▶ Table ─▶ JournalSync ─▶ Stat
-//! in place: WaitLog ───────────────────────────────────▶ Stat
-//! both:     Stat ─▶ Begin ─▶ Apply ─▶ ApplySync ─▶ Finish
+//! atomic:   WaitLog ─▶ Journal ─▶ Table ─▶ JournalSync ─▶ Gate
+//! in place: WaitLog ───────────────────────────────────▶ Gate
+//! both:     Gate ─▶ Stat ─▶ Begin ─▶ Apply ─▶ ApplySync ─▶ Finish
 //! ```
 //!
 //! Always true: the ledger says *apply* only while a whole, synced journal lies beside it, and
@@ -45,10 +45,14 @@ const ZERO_SECTORS_MAX: u64 = 1 << 21;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    WaitLog { asked: bool },
+    WaitLog {
+        asked: bool,
+    },
     Journal,
     Table,
     JournalSync,
+    /// All members of a group prepare their part of a cut before the first of them begins.
+    Gate,
     Stat,
     Begin,
     Apply,
@@ -91,6 +95,14 @@ impl Destage {
     pub fn moved_halves(&self) -> u64 {
         self.moved_halves
     }
+
+    /// What the origin is to be written from is not complete and synced yet.
+    pub fn is_preparing(&self) -> bool {
+        matches!(
+            self.phase,
+            Phase::WaitLog { .. } | Phase::Journal | Phase::Table | Phase::JournalSync
+        )
+    }
 }
 
 /// Neighbouring extents that make one request.
@@ -117,6 +129,14 @@ impl Core {
             self.sync_origin(cx, id, request, true, cx.now);
             return;
         }
+        if let Some(group) = volume.group {
+            if self.command_group(id, request, group) {
+                self.start_destage_if_due(cx, id);
+            } else {
+                cx.out.reply(request, Ok(()));
+            }
+            return;
+        }
         if !volume.owes() || volume.destaged >= upto {
             cx.out.reply(request, Ok(()));
             return;
@@ -127,12 +147,11 @@ impl Core {
     }
 
     pub(super) fn start_destage_if_due(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let gauge = self.log.gauge();
-        let full = gauge.live * 10 >= gauge.capacity * 6;
-        let low = self.log.is_low();
-        let dirty_extents_full = self.dirty_extents * 4 >= self.config.dirty_extents_max * 3;
-        let share = self.share();
         let volume = self.volume(id);
+        if let Some(group) = volume.group {
+            self.start_group_if_due(cx, id, group);
+            return;
+        }
         if volume.destage.is_some() || !volume.owes() || !volume.attached || !volume.ready {
             return;
         }
@@ -140,34 +159,49 @@ impl Core {
         if volume.unfinished_sectors > 0 && volume.epochs.len() == 1 {
             return;
         }
-        let oldest = volume.epochs.front().map_or(cx.now, |epoch| epoch.opened);
+        let commanded = volume.destage_upto > volume.destaged;
+        // What a held volume has is not a prefix of its writes: it goes to the origin by order
+        // only, never by itself.
+        let held = volume.state == State::Held;
+        if commanded || (!held && self.is_destage_due(cx.now, id)) {
+            self.begin_destage(id);
+            self.pump_destage(cx, id);
+        }
+    }
+
+    /// Whether age, bytes or want of space ask for a destage of a dirty volume.
+    pub(super) fn is_destage_due(&mut self, now: Time, id: VolumeId) -> bool {
+        let gauge = self.log.gauge();
+        let full = gauge.live * 10 >= gauge.capacity * 6;
+        let low = self.log.is_low();
+        let dirty_extents_full = self.dirty_extents * 4 >= self.config.dirty_extents_max * 3;
+        let share = self.share(id);
+        let volume = self.volume(id);
+        let oldest = volume.epochs.front().map_or(now, |epoch| epoch.opened);
         let aged = volume
             .tuning
             .destage_after_ms
-            .is_some_and(|after| cx.now >= oldest.plus_millis(after));
-        let many = volume.flow.is_pressing();
-        let commanded = volume.destage_upto > volume.destaged;
+            .is_some_and(|after| now >= oldest.plus_millis(after));
         // A volume that is never destaged for its age stays in the log as long as there is room:
         // it gives way within its own limit, and where it has more than its share.
         let stays = volume.tuning.destage_after_ms.is_none() && volume.charge() <= share;
         let scarce = low || ((full || dirty_extents_full) && !stays);
-        let pressed = !volume.waiting.is_empty() || scarce;
-        // What a held volume has is not a prefix of its writes: it goes to the origin by order
-        // only, never by itself.
-        let by_itself = volume.state != State::Held && (aged || many || pressed);
-        if !(commanded || by_itself) {
-            return;
-        }
-        self.begin_destage(cx, id, Phase::WaitLog { asked: false });
+        aged || volume.flow.is_pressing() || !volume.waiting.is_empty() || scarce
     }
 
     /// An overlay goes to its image as a whole. Its journal alone makes it safe, so nobody waits
     /// for the log.
     pub(super) fn destage_overlay(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        self.begin_destage(cx, id, Phase::Journal);
+        self.begin_phase(id, Phase::Journal);
+        self.pump_destage(cx, id);
     }
 
-    fn begin_destage(&mut self, cx: &mut Cx<'_>, id: VolumeId, phase: Phase) {
+    /// Takes the oldest epoch on its way.
+    pub(super) fn begin_destage(&mut self, id: VolumeId) {
+        self.begin_phase(id, Phase::WaitLog { asked: false });
+    }
+
+    fn begin_phase(&mut self, id: VolumeId, phase: Phase) {
         let volume = self.volume(id);
         let sequence = volume
             .keeper
@@ -195,7 +229,6 @@ impl Core {
             apply_until: Time(0),
             moved_halves: 0,
         });
-        self.pump_destage(cx, id);
     }
 
     /// Drives the destage of a volume as far as it goes without waiting.
@@ -218,6 +251,7 @@ impl Core {
                 Phase::Table => self.write_table(cx, id),
                 Phase::JournalSync => self.order_sync(cx, id, Device::Journal(id)),
                 Phase::ApplySync => self.order_sync(cx, id, Device::Origin(id)),
+                Phase::Gate => self.pass_gate(cx, id),
                 Phase::Stat => {
                     destage.waiting = true;
                     let pending = Pending::Stat { volume: id };
@@ -239,6 +273,13 @@ impl Core {
             .expect("a destage is under way")
     }
 
+    /// Lets a destage pass the gate that its group has reached. False if it does not stand there.
+    pub(super) fn open_gate(&mut self, id: VolumeId) -> bool {
+        let destage = self.volume(id).destage.as_mut();
+        let waits = destage.filter(|destage| destage.phase == Phase::Gate);
+        waits.map(|destage| destage.phase = Phase::Stat).is_some()
+    }
+
     fn wait_for_log(&mut self, cx: &mut Cx<'_>, id: VolumeId, asked: bool) -> bool {
         let volume = self.volume(id);
         let seq = volume
@@ -256,7 +297,7 @@ impl Core {
         }
         self.phase(id).phase = match mode {
             DestageMode::Atomic => Phase::Journal,
-            DestageMode::InPlace => Phase::Stat,
+            DestageMode::InPlace => Phase::Gate,
         };
         true
     }
@@ -286,6 +327,9 @@ impl Core {
             let Some(run) = next_run(map, cursor, piece_bytes) else {
                 break;
             };
+            if !self.has_turn(cx.now, id) {
+                break;
+            }
             if !self.start_job(cx, id, run, applying) {
                 break;
             }
@@ -347,61 +391,32 @@ impl Core {
                 destage.phase = Phase::Apply;
                 destage.moved_halves = 0;
             }
-            Phase::WaitLog { .. } | Phase::Stat | Phase::Begin | Phase::Finish => {}
+            Phase::WaitLog { .. } | Phase::Gate | Phase::Stat | Phase::Begin | Phase::Finish => {}
         }
         if !damaged && volume.state != State::Damaged {
             volume.state = State::Stalled;
             volume.reason = Some("the origin answers with errors; destage is tried again");
         }
+        // Nobody waits for it meanwhile.
+        self.turns.rest(id);
     }
 
     /// Takes a run on its way. False when there is no memory for it now.
     fn start_job(&mut self, cx: &mut Cx<'_>, id: VolumeId, run: Run, applying: bool) -> bool {
         if let EntryKind::Zero { allocate } = run.kind {
-            self.phase(id).cursor = run.span.end();
-            if !applying {
-                let entry = JournalEntry {
-                    span: run.span,
-                    kind: run.kind,
-                    offset: 0,
-                    checksum: 0,
-                };
-                self.phase(id).entries.push(entry);
-                return true;
-            }
-            let job = self.phase(id).jobs.insert(Job {
-                span: run.span,
-                piece: None,
-                offset: 0,
-            });
-            let volume = self.volume(id);
-            volume.origin_in_flight += 1;
-            volume.counters.origin.writes += 1;
-            let pending = Pending::Destage { volume: id, job };
-            let (at, bytes) = (
-                run.span.sector * SECTOR_BYTES,
-                run.span.sectors * SECTOR_BYTES,
-            );
-            let purpose = self.apply_purpose(id);
-            cx.order(
-                pending,
-                purpose,
-                Device::Origin(id),
-                Op::Zero { allocate },
-                at,
-                bytes,
-            );
+            self.start_zero(cx, id, &run, allocate, applying);
             return true;
         }
         let Some(piece) = self.take_destage_piece(id) else {
             return false;
         };
+        let bytes = run.span.sectors * SECTOR_BYTES;
+        self.turns.spend(cx.now, id, bytes);
         let place = self.scratch.piece(piece);
         let destage = self.phase(id);
         destage.cursor = run.span.end();
         let offset = destage.journal_at;
         if !applying {
-            let bytes = run.span.sectors * SECTOR_BYTES;
             destage.journal_at += bytes.next_multiple_of(BLOCK_BYTES);
         }
         let job = destage.jobs.insert(Job {
@@ -424,6 +439,44 @@ impl Core {
             self.job_fetched(cx, id, job, false);
         }
         true
+    }
+
+    /// A range of zeroes is an entry of the journal, and one request to the origin.
+    fn start_zero(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        run: &Run,
+        allocate: bool,
+        applying: bool,
+    ) {
+        self.phase(id).cursor = run.span.end();
+        if !applying {
+            let entry = JournalEntry {
+                span: run.span,
+                kind: run.kind,
+                offset: 0,
+                checksum: 0,
+            };
+            self.phase(id).entries.push(entry);
+            return;
+        }
+        let job = self.phase(id).jobs.insert(Job {
+            span: run.span,
+            piece: None,
+            offset: 0,
+        });
+        self.turns.spend(cx.now, id, BLOCK_BYTES);
+        let volume = self.volume(id);
+        volume.origin_in_flight += 1;
+        volume.counters.origin.writes += 1;
+        let pending = Pending::Destage { volume: id, job };
+        let (at, bytes) = (
+            run.span.sector * SECTOR_BYTES,
+            run.span.sectors * SECTOR_BYTES,
+        );
+        let (purpose, op) = (self.apply_purpose(id), Op::Zero { allocate });
+        cx.order(pending, purpose, Device::Origin(id), op, at, bytes);
     }
 
     fn apply_purpose(&mut self, id: VolumeId) -> Purpose {
@@ -510,6 +563,7 @@ impl Core {
             volume.counters.origin.errors += 1;
             self.phase(id).failed = true;
         } else {
+            self.turns.moved(cx.now, id);
             self.count_moved(id, job);
         }
         self.end_job(cx, id, job);
@@ -543,7 +597,7 @@ impl Core {
         let job = self.phase(id).jobs.take(job);
         if let Some(piece) = job.piece {
             self.scratch.free_destage_piece(piece);
-            self.give_destage_turns(cx);
+            self.give_destage_memory(cx);
         }
         self.pump_destage(cx, id);
     }
@@ -553,22 +607,46 @@ impl Core {
         let destage = self.phase(id);
         let held = destage.jobs.len() + usize::from(destage.table_piece.is_some());
         let piece = self.scratch.take_destage_piece(held);
-        if piece.is_none() && !self.destage_turns.contains(&id) {
-            self.destage_turns.push_back(id);
+        if piece.is_none() {
+            self.turns.stand_in_line(id);
         }
         piece
     }
 
-    /// Memory was given back: the volumes that wait for it try in turn, until one has got some.
-    pub(super) fn give_destage_turns(&mut self, cx: &mut Cx<'_>) {
-        for _ in 0..self.destage_turns.len() {
-            let Some(id) = self.destage_turns.pop_front() else {
+    /// Whether a volume may send its next request to its origin; if not, it stands in line.
+    fn has_turn(&mut self, now: Time, id: VolumeId) -> bool {
+        let volume = self.volume(id);
+        let (storage, weight) = (volume.storage, volume.tuning.share.weight);
+        self.turns.join(now, id, storage, weight);
+        let may = self.turns.may(now, id);
+        if !may {
+            self.turns.stand_in_line(id);
+        }
+        may
+    }
+
+    /// Memory was given back: the volumes in line try in turn, until one has got some.
+    fn give_destage_memory(&mut self, cx: &mut Cx<'_>) {
+        for _ in 0..self.turns.line_len() {
+            let Some(id) = self.turns.next_in_line() else {
                 return;
             };
             let taken = self.scratch.destage_pieces();
             self.pump_destage(cx, id);
             if self.scratch.destage_pieces() > taken {
                 return;
+            }
+        }
+    }
+
+    /// A round of turns has begun, or somebody has left it: all in line try.
+    pub(super) fn give_destage_turns(&mut self, cx: &mut Cx<'_>) {
+        while self.turns.take_opened() {
+            for _ in 0..self.turns.line_len() {
+                let Some(id) = self.turns.next_in_line() else {
+                    break;
+                };
+                self.pump_destage(cx, id);
             }
         }
     }
@@ -594,10 +672,14 @@ impl Core {
         }
         let at = destage.table_at;
         let left = destage.table.len() - at;
+        if !self.has_turn(cx.now, id) {
+            return false;
+        }
         let Some(piece) = self.take_destage_piece(id) else {
             return false;
         };
         let bytes = left.min(self.scratch.piece_bytes() as usize);
+        self.turns.spend(cx.now, id, bytes as u64);
         let place = self.scratch.piece(piece);
         let destage = self.phase(id);
         destage.table_piece = Some(piece);
@@ -664,6 +746,7 @@ impl Core {
 
     pub(super) fn destage_synced(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
         let now = cx.now;
+        self.turns.moved(now, id);
         let destage = self.phase(id);
         destage.waiting = false;
         if !ok {
@@ -675,7 +758,7 @@ impl Core {
         }
         match destage.phase {
             Phase::JournalSync => {
-                destage.phase = Phase::Stat;
+                destage.phase = Phase::Gate;
                 self.pump_destage(cx, id);
             }
             Phase::ApplySync => {
@@ -702,12 +785,14 @@ impl Core {
     pub(super) fn stat_done(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
         let now = cx.now;
         let atomic = self.volume(id).effective_destage() == DestageMode::Atomic;
+        let prepared = self.is_prepared(id);
         let destage = self.phase(id);
         destage.waiting = false;
         let Some(stat) = stat else {
             self.begin_phase_again(now, id);
             return;
         };
+        assert!(prepared, "no origin is written before its group is ready");
         destage.phase = Phase::Begin;
         destage.apply_until = now.plus_millis(APPLY_MS_MAX / 3);
         let (upto, journal_sequence, journal_bytes) =
@@ -775,7 +860,11 @@ impl Core {
         }
         self.commit_destaged(cx, id);
         self.pump_switch(cx, id);
+        self.group_progress(cx, id);
         self.start_destage_if_due(cx, id);
+        if self.volume(id).destage.is_none() {
+            self.turns.rest(id);
+        }
         if self.parking.is_some() {
             self.release_if_clean(cx, id);
         }
@@ -811,7 +900,7 @@ impl Core {
         };
         let early = matches!(
             destage.phase,
-            Phase::WaitLog { .. } | Phase::Journal | Phase::Table | Phase::Stat
+            Phase::WaitLog { .. } | Phase::Journal | Phase::Table | Phase::Gate | Phase::Stat
         );
         if early && destage.jobs.len() == 0 && !destage.waiting {
             volume.destage = None;

@@ -10,12 +10,14 @@ mod commit;
 mod destage;
 mod direct;
 mod evacuate;
+mod group;
 mod keep;
 mod layers;
 mod lines;
 mod overlay;
 mod pace;
 mod read;
+mod share;
 mod show;
 mod switch;
 mod write;
@@ -38,6 +40,7 @@ use crate::outbox::{Cx, Pending, Timer};
 use crate::ram::{Layer, RamTier};
 use crate::scratch::Scratch;
 use crate::slab::Slab;
+use crate::turns::{PATIENCE_NS, QUANTUM_BYTES, Turns};
 use crate::types::{Generation, RequestId, StreamSeq, Time, Uuid, VolumeId};
 use crate::volume::Volume;
 use alloc::collections::VecDeque;
@@ -81,8 +84,9 @@ pub struct Core {
     calls: Slab<direct::Call>,
     /// Volumes whose first waiting request wants another try, in turn.
     queue: VecDeque<VolumeId>,
-    /// Volumes whose destage waits for memory, in turn.
-    destage_turns: VecDeque<VolumeId>,
+    groups: Vec<group::Group>,
+    /// Whose destage may write its origin, and who waits for that or for memory.
+    turns: Turns,
     pub checkpoint: checkpoint::Keeper,
     evacuation: Option<evacuate::Evacuation>,
     graveyard: Vec<ExtentMap>,
@@ -90,8 +94,10 @@ pub struct Core {
     pub dirty_extents: u64,
     /// The next generation for any volume: old entries under a reused id stay void.
     pub generation_next: Generation,
-    /// Volumes that may hold dirty data; each has a share of the log.
-    writers: u64,
+    /// What the volumes that may hold dirty data have reserved.
+    reserved: share::Reserved,
+    /// Whose waiting writes may take room that is nobody's own.
+    admission: Turns,
     parking: Option<Parking>,
     /// Layers of single volumes that were given out; each is used once.
     layers: u64,
@@ -124,14 +130,16 @@ impl Core {
             held_reads: Vec::new(),
             calls: Slab::default(),
             queue: VecDeque::new(),
-            destage_turns: VecDeque::new(),
+            groups: Vec::new(),
+            turns: Turns::new(QUANTUM_BYTES, PATIENCE_NS),
             checkpoint,
             evacuation: None,
             graveyard: Vec::new(),
             housekeeping_armed: false,
             dirty_extents: 0,
             generation_next: Generation(1),
-            writers: 0,
+            reserved: share::Reserved::default(),
+            admission: Turns::new(share::QUANTUM_BYTES, share::PATIENCE_NS),
             parking: None,
             layers: 0,
             config,
@@ -216,6 +224,7 @@ impl Core {
     /// Runs after each event. Each step is cheap when it has nothing to do.
     fn maintain(&mut self, cx: &mut Cx<'_>) {
         self.retry_waiting(cx);
+        self.give_destage_turns(cx);
         self.log.pump_writes(cx);
         self.log.pump_space(cx, &mut self.scratch);
         self.fetches.pump(cx, &self.log, &mut self.scratch);
@@ -269,7 +278,6 @@ impl Core {
             self.checkpoint.wanted |= self.log.freeable() > 0;
         }
         self.look_at_origins(cx);
-        self.give_destage_turns(cx);
         for at in 0..self.volumes.len() {
             let id = VolumeId(at as u32);
             if self.volumes[at].is_none() {
@@ -415,6 +423,8 @@ impl Core {
             Command::Suspend { volume } => self.suspend(cx, volume, request),
             Command::Tune { volume, tuning } => {
                 self.volume(volume).tuning = tuning;
+                self.count_writers();
+                self.count_group(volume);
                 cx.out.reply(request, Ok(()));
             }
             Command::Switch {

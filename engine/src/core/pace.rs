@@ -5,6 +5,7 @@
 //! serial is given is never held. Deliberately absent: how long a delay is
 //! ([`Flow`](crate::flow::Flow)).
 
+use super::share::Budget;
 use super::{Core, Timer};
 use crate::flow::Gauges;
 use crate::outbox::{Cx, Pending};
@@ -60,9 +61,16 @@ impl Core {
             .expect("checked by the caller");
         let (charge, extents) = (volume.charge(), volume.dirty_extents());
         let log = self.log.gauge();
-        let room = self.room(id, log.capacity, log.live, charge, Volume::charge);
-        let map = self.config.dirty_extents_max;
-        let extents_room = self.room(id, map, self.dirty_extents, extents, Volume::dirty_extents);
+        let log = Budget {
+            capacity: log.capacity,
+            used: log.live,
+        };
+        let map = Budget {
+            capacity: self.config.dirty_extents_max,
+            used: self.dirty_extents,
+        };
+        let room = self.most(id, log, Volume::charge);
+        let extents_room = self.most(id, map, Volume::dirty_extents);
         let limit = (volume.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1);
         let held: u64 = volume.waiting.iter().map(Waiting::blocks).sum();
         let batch = volume.epochs.front().map_or(0, |epoch| epoch.charge);
@@ -80,23 +88,6 @@ impl Core {
             held_blocks: held + arriving,
             queue_depth: u64::from(volume.tuning.origin_queue_depth),
         }
-    }
-
-    /// What a volume that has `mine` of a budget may have of it in all: its share, and what is
-    /// left when the others have their shares (see `Core::gate`).
-    fn room(
-        &self,
-        id: VolumeId,
-        capacity: u64,
-        used: u64,
-        mine: u64,
-        of: fn(&Volume) -> u64,
-    ) -> u64 {
-        let share = capacity / 2 / self.writers.max(1);
-        let others = self.volumes.iter().flatten();
-        let others = others.filter(|other| other.id != id && other.takes_log());
-        let kept: u64 = others.map(|other| share.saturating_sub(of(other))).sum();
-        share.max((mine + capacity).saturating_sub(used + kept))
     }
 
     /// When the first waiting request of a volume has its turn, if that is not now.

@@ -46,6 +46,7 @@ impl Core {
                 .map(|v| self.show(v, now))
                 .collect(),
             log_bytes: self.log.geometry.log_bytes(),
+            dirty_bytes_max: gauge.capacity * BLOCK_BYTES,
             live_bytes: gauge.live * BLOCK_BYTES,
             index_bytes: self.log.index_bytes()
                 + self.ram.index_bytes()
@@ -84,6 +85,7 @@ impl Core {
             }
             _ => volume.acked(),
         };
+        let (group_waits, group_in_place) = self.group_state(volume);
         VolumeSnapshot {
             id: volume.id,
             name: volume.name.clone(),
@@ -99,6 +101,10 @@ impl Core {
             effective_destage: volume.effective_destage(),
             journal_possible: volume.journal_possible,
             never_aged: volume.tuning.destage_after_ms.is_none(),
+            share: volume.tuning.share,
+            group: self.group_name(volume),
+            group_waits,
+            group_in_place,
             state: volume.shown_state(),
             reason: volume.reason,
             orphan: !volume.attached,

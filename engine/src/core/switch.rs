@@ -106,6 +106,7 @@ impl Core {
         let refusal = match volume.state {
             _ if volume.detaching.is_some() || !volume.attached => Some(Refusal::Gone),
             _ if ephemeral && wanted != volume.policy => Some(Refusal::Policy),
+            _ if volume.group.is_some() && wanted != volume.policy => Some(Refusal::Policy),
             State::Held => Some(Refusal::Held),
             _ => None,
         };

@@ -6,6 +6,7 @@
 //! uncached and write-through volumes leave this way at [`direct`](super::direct).
 
 use super::Core;
+use super::share::Budget;
 use crate::event::Refusal;
 use crate::format::record::EntryKind;
 use crate::log::{Item, StreamKind, Waiter};
@@ -24,13 +25,6 @@ use alloc::collections::VecDeque;
 const ZERO_SECTORS_MAX: u64 = crate::map::EXTENT_SECTORS_MAX - 7;
 /// An epoch is sealed when it has so many bytes: what one journal has to hold.
 const EPOCH_BYTES_MAX: u64 = 1 << 30;
-
-/// Something that all volumes take from.
-#[derive(Clone, Copy)]
-struct Budget {
-    capacity: u64,
-    used: u64,
-}
 
 /// What the next piece of a waiting request would need.
 enum Gate {
@@ -333,12 +327,12 @@ impl Core {
     ) -> Option<(u64, StreamSeq)> {
         let begun = self.volume(id).unfinished_sectors;
         let mut whole = if begun > 0 { begun } else { span.sectors };
-        let mut open = begun > 0 || self.opens(id, span);
-        let part_blocks = self.share().min(self.log.gauge().capacity / 8);
+        let mut open = begun > 0 || self.opens(cx.now, id, span);
+        let part_blocks = self.share(id).min(self.log.gauge().capacity / 8);
         let share_sectors = (part_blocks.max(2) - 1) * BLOCK_SECTORS;
         if !open && whole > share_sectors {
             whole = share_sectors;
-            open = self.opens(id, Span::new(span.sector, whole));
+            open = self.opens(cx.now, id, Span::new(span.sector, whole));
         }
         if !open {
             return None;
@@ -370,7 +364,7 @@ impl Core {
         let mut seq = StreamSeq(0);
         while span.sectors > 0 {
             let part = Span::new(span.sector, span.sectors.min(ZERO_SECTORS_MAX));
-            if matches!(self.gate(id, part, kind), Gate::Shut) {
+            if matches!(self.gate(cx.now, id, part, kind), Gate::Shut) {
                 return None;
             }
             self.choose_stream(id, 1);
@@ -384,11 +378,11 @@ impl Core {
 
     /// Whether a write may begin: it is admitted, and the log has room for all of it, so that
     /// once begun it waits for the stage only, which empties by itself.
-    fn opens(&mut self, id: VolumeId, span: Span) -> bool {
+    fn opens(&mut self, now: Time, id: VolumeId, span: Span) -> bool {
         let stream = self.choose_stream(id, span.blocks());
         let quarter = self.log.gauge().capacity / 4;
         span.blocks() <= quarter
-            && matches!(self.gate(id, span, EntryKind::Write), Gate::Open)
+            && matches!(self.gate(now, id, span, EntryKind::Write), Gate::Open)
             && self.log.has_room(stream, span.blocks())
     }
 
@@ -465,8 +459,11 @@ impl Core {
                 || epoch.charge >= volume.flow.epoch_blocks()
         });
         if full && !begun && volume.policy == Policy::WriteBack {
-            volume.epochs.back_mut().expect("just seen").sealed = true;
+            self.seal(id);
         }
+        let volume = self.volumes[id.0 as usize]
+            .as_mut()
+            .expect("checked by the caller");
         if volume.epochs.is_empty() {
             volume.overlay_since = Some(cx.now);
         }
@@ -490,6 +487,8 @@ impl Core {
         volume.counters.writes.elided_bytes += overwritten * SECTOR_BYTES;
         volume.counters.ssd_write_bytes += appended.span.blocks() * BLOCK_BYTES;
         self.dirty_extents = self.dirty_extents.strict_add_signed(grown);
+        let blocks = appended.span.blocks();
+        self.spend_admission(cx.now, id, if source.is_some() { blocks } else { 1 });
         Some((appended.span.sectors, appended.seq))
     }
 
@@ -509,9 +508,9 @@ impl Core {
     }
 
     /// Whether a volume may take this much more of the log and of the map. Each volume that
-    /// writes has a share of both that nobody can take from it; the other half goes to who comes
-    /// first. So a volume that cannot destage stops itself and nobody else.
-    fn gate(&mut self, id: VolumeId, span: Span, kind: EntryKind) -> Gate {
+    /// writes has a share of both that nobody can take from it, see [`share`](super::share). So a
+    /// volume that cannot destage stops itself and nobody else.
+    fn gate(&mut self, now: Time, id: VolumeId, span: Span, kind: EntryKind) -> Gate {
         let chunk_blocks = u64::from(self.log.geometry.chunk_blocks);
         let blocks = match kind {
             EntryKind::Write => span.blocks(),
@@ -525,7 +524,7 @@ impl Core {
         if !volume.has_switch_room(blocks) {
             return Gate::Shut;
         }
-        let (charge, extents) = (volume.charge(), volume.dirty_extents());
+        let charge = volume.charge();
         let limit = (volume.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1);
         let limited = volume.policy == Policy::WriteBack && charge + blocks > limit;
         if limited && charge > 0 {
@@ -543,32 +542,13 @@ impl Core {
         };
         // A write adds an extent for each chunk it begins, and one where it cuts an old one.
         let pieces = blocks / (chunk_blocks - 1) + 3;
-        let open = self.has_room(log, charge, blocks, Volume::charge)
-            && self.has_room(map, extents, pieces, Volume::dirty_extents);
-        if open {
+        let room = self.room_for(id, log, blocks, Volume::charge);
+        let room = room.min(self.room_for(id, map, pieces, Volume::dirty_extents));
+        if self.may_take_common(now, id, room) {
             return Gate::Open;
         }
         self.volume(id).flow.wall();
         Gate::Shut
-    }
-
-    /// Whether a volume that has `mine` of a budget may take `need` more.
-    fn has_room(&self, budget: Budget, mine: u64, need: u64, of: fn(&Volume) -> u64) -> bool {
-        let share = budget.capacity / 2 / self.writers.max(1);
-        // All shares together are half of the budget, so below it none is in danger.
-        if mine + need <= share || budget.used + need <= budget.capacity / 2 {
-            return true;
-        }
-        let writers = self.volumes.iter().flatten().filter(|v| v.takes_log());
-        let unused: u64 = writers.map(|volume| share.saturating_sub(of(volume))).sum();
-        // Its own unused share is not in its way.
-        let own = share.saturating_sub(mine);
-        budget.used + need + unused <= budget.capacity + own
-    }
-
-    /// Blocks of the log that each volume that writes can count on.
-    pub(super) fn share(&self) -> u64 {
-        self.log.gauge().capacity / 2 / self.writers.max(1)
     }
 
     fn acknowledge_write(

@@ -43,13 +43,9 @@ pub struct Adopted {
 
 impl Log {
     pub fn gauge(&self) -> Gauge {
-        let g = self.geometry;
-        let usable = u64::from(g.segments) - SEGMENTS_RESERVED as u64 - 2;
-        let per_segment = u64::from(g.segment_chunks - 1) * u64::from(g.chunk_blocks - 2);
-        // Three quarters: evacuation then always finds a segment that is a quarter dead.
         Gauge {
             live: self.live_total,
-            capacity: usable * per_segment * 3 / 4,
+            capacity: self.geometry.dirty_blocks_max(),
         }
     }
 

@@ -135,6 +135,7 @@ fn take(volume: &mut Volume, serial: Serial, piece: Piece) {
         }
         volume.epochs.push_back(Epoch {
             map: ExtentMap::new(),
+            cut: 0,
             last_serial: serial,
             // Recovery has synced it.
             last_seq: StreamSeq(0),

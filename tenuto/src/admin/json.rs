@@ -91,6 +91,12 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
         "destage": view.configured(&volume.name).map(|known| known.destage.name()),
         "effective_destage": volume.effective_destage.name(),
         "replicas": 0,
+        "group": volume.group,
+        "group_reason": group_reason(volume),
+        "share": {
+            "min_bytes": volume.share.min_bytes,
+            "weight": volume.share.weight,
+        },
         "state": volume.state.name(),
         "flags": flags(view, volume),
         "promise": promise(volume),
@@ -178,6 +184,17 @@ fn effective_reason(view: &View, volume: &VolumeSnapshot) -> Option<String> {
          `journal`"
             .into()
     })
+}
+
+/// What keeps the volumes of a group from standing at one point in time at their origins.
+fn group_reason(volume: &VolumeSnapshot) -> Option<&'static str> {
+    if volume.group_waits {
+        return Some("nothing of the group is destaged before all its volumes are there");
+    }
+    volume.group_in_place.then_some(
+        "a volume of the group is destaged in place, so that their origins stand at one point in \
+         time only between destages",
+    )
 }
 
 fn counters(view: &View, volume: &VolumeSnapshot) -> Value {
@@ -285,6 +302,12 @@ pub fn troubles(view: &View) -> Vec<String> {
         match volume.state {
             State::Clean | State::Dirty => {}
             state => lines.push(format!("volume {name} is {}{reason}", state.name())),
+        }
+        if volume.group_waits && volume.dirty_bytes > 0 {
+            let group = &volume.group;
+            lines.push(format!(
+                "volume {name} is not destaged: volumes of its group {group} are missing"
+            ));
         }
         if view.is_orphan(volume) {
             lines.push(format!(

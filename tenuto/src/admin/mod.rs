@@ -234,6 +234,10 @@ impl Admin {
                 .about(name));
             }
         }
+        check::check_group(&volume).map_err(|wrong| {
+            let message = format!("volume {name}: {}; {}", wrong.what, wrong.right);
+            Error::refused(message).about(name)
+        })?;
         let ordered = values.iter().any(|(key, _)| key == "policy");
         let (old, new) = (known.volumes[at].policy, volume.policy);
         let crosses = old != new && (old == Policy::Ephemeral || new == Policy::Ephemeral);

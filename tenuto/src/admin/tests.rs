@@ -48,6 +48,7 @@ impl Machine for Fake {
             engine: Snapshot {
                 volumes: state.volumes.clone(),
                 log_bytes: 1 << 30,
+                dirty_bytes_max: 1 << 29,
                 live_bytes: 4096,
                 index_bytes: 100,
                 segments: SegmentCounts {
@@ -153,6 +154,10 @@ fn snapshot(id: VolumeId, settings: &VolumeSettings) -> VolumeSnapshot {
         effective_destage: settings.destage,
         journal_possible: true,
         never_aged: settings.destage_after.is_none(),
+        share: settings.share,
+        group: settings.group.clone(),
+        group_waits: false,
+        group_in_place: false,
         state: State::Clean,
         reason: None,
         orphan: false,
@@ -349,6 +354,8 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         overlay_ram_bytes: _,
         reset_on: _,
         origin_timeout_ms: _,
+        share: _,
+        group_members: _,
     } = Tuning {
         write_cache: true,
         destage_after_ms: None,
@@ -361,8 +368,10 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         overlay_ram_bytes: 0,
         reset_on: engine::event::ResetOn::Command,
         origin_timeout_ms: None,
+        share: Default::default(),
+        group_members: 0,
     };
-    assert_eq!(keys::TUNABLES.len(), 11);
+    assert_eq!(keys::TUNABLES.len(), 12);
 }
 
 #[test]

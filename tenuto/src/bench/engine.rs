@@ -260,6 +260,8 @@ fn spec(options: Options) -> VolumeSpec {
         base_layer: None,
         journal_possible: true,
         commit: false,
+        storage: 0,
+        group: Default::default(),
         tuning: Tuning {
             write_cache: true,
             destage_after_ms: None,
@@ -272,6 +274,8 @@ fn spec(options: Options) -> VolumeSpec {
             overlay_ram_bytes: 256 << 20,
             reset_on: engine::event::ResetOn::Command,
             origin_timeout_ms: None,
+            share: Default::default(),
+            group_members: 0,
         },
     }
 }

@@ -118,6 +118,8 @@ pub fn volume(name: &str, origin: PathBuf, policy: Policy) -> VolumeSettings {
         format_raw: true,
         dirty_limit_bytes: 4 << 30,
         flow: FlowLimits::default(),
+        share: Default::default(),
+        group: String::new(),
         origin_queue_depth: 32,
         admission: engine::event::Admission::Reuse,
         overlay_timeout: Duration::from_secs(30),

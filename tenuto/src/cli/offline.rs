@@ -387,6 +387,8 @@ fn settings_of(volume: &VolumeSnapshot, places: &Places) -> VolumeSettings {
         format_raw: true,
         dirty_limit_bytes: volume.dirty_bytes.max(1 << 20),
         flow: FlowLimits::default(),
+        share: Default::default(),
+        group: String::new(),
         origin_queue_depth: 32,
         admission: Admission::Reuse,
         overlay_timeout: Duration::ZERO,

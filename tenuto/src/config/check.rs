@@ -4,12 +4,13 @@
 //! A check is a courtesy, not a lock: who writes an image is decided by the locks that the
 //! daemon takes, this page only says it earlier and with a line number.
 
-use super::{Config, ConfigError, Format, Source, Volume, Wrong};
+use super::{Config, ConfigError, Format, Source, Volume, Wrong, share};
 use crate::error::cause;
 use crate::origin::Place;
 use crate::origin::nbd::uri;
 use crate::signature;
 use engine::event::ResetOn;
+use engine::types::Policy;
 use std::fs::{File, Metadata};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -46,6 +47,8 @@ pub fn check(config: &Config) -> Result<(), ConfigError> {
         let origin = check_volume(config, volume, &known)?;
         known.push((volume, origin));
     }
+    share::check(&config.cache, &config.volumes)
+        .map_err(|(volume, wrong)| volume_error(config, volume, "share", wrong))?;
     check_host(config)
 }
 
@@ -68,6 +71,7 @@ pub fn check_volume(
         return Err(fail("name", wrong));
     }
     check_reset(volume).map_err(|wrong| fail("reset-on", wrong))?;
+    check_group(volume).map_err(|wrong| fail("group", wrong))?;
     let origin = look(&volume.origin).map_err(|wrong| fail("origin", wrong))?;
     // The first bytes of an export are looked at when it is opened.
     let export = matches!(origin.identity, Identity::Export(_));
@@ -94,6 +98,18 @@ pub fn check_reset(volume: &Volume) -> Result<(), Wrong> {
         "\"guest-reset\" needs a QMP monitor of the guest's QEMU, and there is no key qmp",
         "write qmp = \"/run/…/qmp.sock\", and start QEMU with -qmp unix:/run/…/qmp.sock,server=on,\
          wait=off",
+    ))
+}
+
+/// Only what is destaged can stand at one point in time with others.
+pub fn check_group(volume: &Volume) -> Result<(), Wrong> {
+    if volume.group.is_empty() || volume.policy == Policy::WriteBack {
+        return Ok(());
+    }
+    let policy = volume.policy.name();
+    Err(Wrong::new(
+        format!("volumes of a group are write-back, this one is {policy}"),
+        "leave the group out, or write policy = \"write-back\"",
     ))
 }
 

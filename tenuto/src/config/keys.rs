@@ -10,8 +10,9 @@ use super::values::Value;
 use super::{Cache, Format, Host, Images, Listen, Volume, Wrong};
 use crate::config::units;
 use crate::origin::nbd::uri::{self, Uri};
-use engine::event::{Admission, ResetOn};
+use engine::event::{Admission, ResetOn, Share};
 use engine::flow::FlowLimits;
+use engine::turns::WEIGHT_MAX;
 use engine::types::{DestageMode, Policy};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -423,21 +424,28 @@ pub const VOLUME: &[Key<Volume>] = &[
         name: "group",
         default: "",
         meaning: "disks of one VM that must stand at one point in time",
-        set: |_, value| match value.text("write \"\"")? {
-            "" => Ok(()),
-            _ => Err(Wrong::later(
-                "groups of volumes are",
-                "write \"\" or leave it out",
-            )),
+        set: |volume, value| {
+            let text = value.text("write a name, or \"\" for none")?;
+            if !text.is_empty() {
+                check_name(text).map_err(|wrong| {
+                    Wrong::new(format!("{text:?} is not a name for a group"), wrong.right)
+                })?;
+            }
+            volume.group = text.into();
+            Ok(())
         },
-        show: |_| quote(""),
+        show: |volume| quote(&volume.group),
     },
     Key {
         name: "share",
         default: "{ min = \"0\", weight = 100 }",
-        meaning: "share of the cache",
+        meaning: "min = room in the log that is its own; weight = its part of what is shared",
         set: set_share,
-        show: |_| "{ min = \"0\", weight = 100 }".into(),
+        show: |volume| {
+            let Share { min_bytes, weight } = volume.share;
+            let min = quote(&units::show_size(min_bytes));
+            format!("{{ min = {min}, weight = {weight} }}")
+        },
     },
     Key {
         name: "read-only",
@@ -490,6 +498,7 @@ pub const TUNABLES: &[&str] = &[
     "overlay-timeout",
     "reset-on",
     "origin-timeout",
+    "share",
 ];
 
 /// A name that can be part of a file name, of a socket's path and of an URL as it stands.
@@ -632,18 +641,22 @@ fn show_flow(flow: &FlowLimits) -> String {
     )
 }
 
-fn set_share(_: &mut Volume, value: &Value) -> Set {
+/// What is not named stays as it is.
+fn set_share(volume: &mut Volume, value: &Value) -> Set {
     let right = "write { min = \"0\", weight = 100 }";
+    let mut share = volume.share;
     for (name, value) in members(value, right)? {
-        let is_default = match name.as_str() {
-            "min" => value.size("0")? == 0,
-            "weight" => value.number(1, 10_000)? == 100,
+        let wrong = |wrong: Wrong| Wrong::new(format!("{name}: {}", wrong.what), wrong.right);
+        match name.as_str() {
+            "min" => size(&mut share.min_bytes, value, "1GiB", 0).map_err(wrong)?,
+            "weight" => {
+                let weight = value.number(1, u64::from(WEIGHT_MAX)).map_err(wrong)?;
+                share.weight = weight as u32;
+            }
             _ => return Err(Wrong::new(format!("{name} is no key of share"), right)),
-        };
-        if !is_default {
-            return Err(Wrong::later(format!("a {name} of its own is"), right));
         }
     }
+    volume.share = share;
     Ok(())
 }
 
@@ -729,6 +742,8 @@ pub fn default_volume() -> Volume {
         admission: Admission::Reuse,
         dirty_limit_bytes: 4 * GIB,
         flow: FlowLimits::default(),
+        share: Share::default(),
+        group: String::new(),
         overlay_ram_bytes: 256 * MIB,
         overlay_timeout_ms: 30_000,
         reset_on: ResetOn::Command,

@@ -8,6 +8,7 @@ pub mod check;
 pub mod explain;
 pub mod keys;
 pub mod parse;
+pub mod share;
 pub mod state;
 #[cfg(test)]
 mod tests;
@@ -18,7 +19,7 @@ pub use values::Value;
 
 use crate::daemon::{Settings, VolumeSettings};
 use crate::error::{Error, Kind, Result, cause};
-use engine::event::{Admission, ResetOn};
+use engine::event::{Admission, ResetOn, Share};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 use std::collections::BTreeMap;
@@ -122,6 +123,9 @@ pub struct Volume {
     pub admission: Admission,
     pub dirty_limit_bytes: u64,
     pub flow: FlowLimits,
+    pub share: Share,
+    /// Empty = it stands alone.
+    pub group: String,
     pub overlay_ram_bytes: u64,
     pub overlay_timeout_ms: u64,
     pub reset_on: ResetOn,
@@ -153,6 +157,8 @@ impl Volume {
             format_raw: self.format == Format::Raw,
             dirty_limit_bytes: self.dirty_limit_bytes,
             flow: self.flow,
+            share: self.share,
+            group: self.group.clone(),
             origin_queue_depth: self.origin_queue_depth,
             admission: self.admission,
             overlay_timeout: Duration::from_millis(self.overlay_timeout_ms),

@@ -85,8 +85,9 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
              \"guest-reset\"",
         ),
         (
-            "group = \"vm-1\"",
-            "group: groups of volumes are not in this version; write \"\" or leave it out",
+            "group = \"vm 1\"",
+            "group: \"vm 1\" is not a name for a group; write 1 to 63 letters, digits, '-', '_' or \
+             '.', a letter or digit first",
         ),
         (
             "on-degraded = \"write-through\"",
@@ -141,9 +142,9 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
              \"75%\", destage-time = \"5m\" }",
         ),
         (
-            "share = { weight = 200 }",
-            "share: a weight of its own is not in this version; write { min = \"0\", weight = \
-             100 }",
+            "share = { weight = 20000 }",
+            "share: weight: 20000 is not a number from 1 to 10000; write a whole number from 1 to \
+             10000",
         ),
         (
             "read-only = \"yes\"",
@@ -592,4 +593,19 @@ fn a_table_of_flow_control_changes_what_it_names_and_is_shown_as_it_is_written()
     let text = "{ dirty-writes = \"auto\", dirty-bytes = \"50%\", destage-time = \"90s\" }";
     let other = parse::new_volume(&volume, "b", &values(text)).expect("right");
     assert_eq!(shown(&other), text);
+}
+
+#[test]
+fn a_share_changes_what_it_names_and_is_shown_as_it_is_written() {
+    let defaults = keys::default_volume();
+    let values = |share: &str| {
+        let origin = ("origin".into(), Value::Text("/x".into()));
+        [origin, ("share".into(), Value::from_argument(share))]
+    };
+    let key = keys::VOLUME.iter().find(|key| key.name == "share");
+    let key = key.expect("a key of volumes");
+    let volume = parse::new_volume(&defaults, "a", &values("{ weight = 300 }")).expect("right");
+    assert_eq!((key.show)(&volume), "{ min = \"0\", weight = 300 }");
+    let volume = parse::new_volume(&volume, "b", &values("{ min = \"2GiB\" }")).expect("right");
+    assert_eq!((key.show)(&volume), "{ min = \"2GiB\", weight = 300 }");
 }

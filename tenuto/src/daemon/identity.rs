@@ -8,11 +8,14 @@
 //! long as the volume is attached, and shares nothing.
 
 use super::host;
+use crate::origin::Place;
 use crate::origin::file::OpenVolume;
+use crate::origin::nbd::uri::Server;
 use crate::target::is_settled;
 use engine::types::{BLOCK_BYTES, Uuid};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::LazyLock;
 
 static LIFE: LazyLock<Uuid> = LazyLock::new(host::fresh);
@@ -20,6 +23,8 @@ static LIFE: LazyLock<Uuid> = LazyLock::new(host::fresh);
 /// FNV-1a of 128 bits, <http://www.isthe.com/chongo/tech/comp/fnv/>: the standard library's
 /// hashers may change from version to version.
 struct Fnv(u128);
+
+const FNV_START: u128 = 0x6C62_272E_07BB_0142_62B8_2175_6295_C58D;
 
 impl Fnv {
     fn add(&mut self, bytes: &[u8]) {
@@ -29,13 +34,35 @@ impl Fnv {
     }
 }
 
+/// Equal for origins that probably are on one storage, which is what several volumes share when
+/// they destage: files of one file system, block devices, exports of one host. Where the guess is
+/// wrong, one storage serves two in parallel, or one waits for the other's rounds.
+pub(super) fn storage(origin: &Path, files: &OpenVolume) -> u64 {
+    let mut hash = Fnv(FNV_START);
+    match Place::parse(origin) {
+        Ok(Place::Nbd(uri)) => match uri.server {
+            Server::Tcp { host, .. } => hash.add(host.as_bytes()),
+            Server::Unix(_) => hash.add(b"unix"),
+        },
+        _ => {
+            let file = files.origin.file();
+            let meta = file.and_then(|origin| origin.file.metadata().ok());
+            match meta.filter(|_| file.is_some_and(|origin| !origin.block_device)) {
+                Some(meta) => hash.add(&meta.dev().to_le_bytes()),
+                None => hash.add(b"block"),
+            }
+        }
+    }
+    hash.0 as u64
+}
+
 /// Place, size, times and first block of an image whose lock is held.
 pub(super) fn of(files: &OpenVolume) -> Option<Uuid> {
     let Some(origin) = files.origin.file() else {
         return Some(host::fresh());
     };
     let meta = origin.file.metadata().ok()?;
-    let mut hash = Fnv(0x6C62_272E_07BB_0142_62B8_2175_6295_C58D);
+    let mut hash = Fnv(FNV_START);
     let path = origin.path.as_os_str().as_bytes();
     hash.add(&(path.len() as u64).to_le_bytes());
     hash.add(path);

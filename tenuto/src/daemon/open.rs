@@ -170,6 +170,8 @@ pub(super) fn orphans(engine: &Engine, settings: &Settings) -> Vec<VolumeSetting
         format_raw: true,
         dirty_limit_bytes: volume.dirty_bytes,
         flow: FlowLimits::default(),
+        share: Default::default(),
+        group: String::new(),
         origin_queue_depth: 32,
         admission: Admission::Reuse,
         overlay_timeout: Duration::ZERO,

@@ -6,6 +6,7 @@
 
 use super::held::{Held, refused};
 use super::{Daemon, StartError, VolumeError, VolumeSettings, host, identity, open};
+use crate::config::share;
 use crate::fault::{Fault, Kind};
 use crate::files::Files;
 use crate::lock::Patience;
@@ -29,6 +30,25 @@ pub(super) struct Table {
     pub(super) entries: BTreeMap<String, Entry>,
     pub(super) held: BTreeMap<String, Held>,
     changing: BTreeSet<String>,
+    /// The volumes that were named with each group, attached or not.
+    groups: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl Table {
+    /// A volume is named with its group; it counts there until it is removed.
+    pub(super) fn name_in_group(&mut self, settings: &VolumeSettings) {
+        if !settings.group.is_empty() && !settings.read_only {
+            let group = self.groups.entry(settings.group.clone()).or_default();
+            group.insert(settings.name.clone());
+        }
+    }
+
+    pub(super) fn leave_group(&mut self, name: &str) {
+        self.groups.retain(|_, members| {
+            members.remove(name);
+            !members.is_empty()
+        });
+    }
 }
 
 /// Why a volume joins, where that is not to serve guests as its settings say.
@@ -118,9 +138,16 @@ impl Daemon {
             Some(_) => return Err(VolumeError::Exists(settings.name)),
             None => {}
         }
+        self.check_share(&settings)?;
         // A held one has its socket already, and is tried again.
         let held = self.table().held.contains_key(&claim.name);
-        let entry = self.join(settings, Joining::default())?;
+        self.table().name_in_group(&settings);
+        let joined = self.join(settings, Joining::default());
+        // A held one is waited for; one that is not added is not.
+        if matches!(&joined, Err(error) if !matches!(error, VolumeError::Held(_))) && !held {
+            self.table().leave_group(&claim.name);
+        }
+        let entry = joined?;
         if entry.settings.export_nbd
             && !held
             && let Err(error) = self.listen(&claim.name)
@@ -164,6 +191,24 @@ impl Daemon {
         }
     }
 
+    /// What volumes reserve of the log is at most half of it (rule 5.2.8).
+    fn check_share(&self, settings: &VolumeSettings) -> Result<(), VolumeError> {
+        let table = self.table();
+        let others = table.entries.values().map(|entry| &entry.settings);
+        let others = others.filter(|other| other.name != settings.name);
+        let others: u64 = others.map(|other| other.share.min_bytes).sum();
+        drop(table);
+        let half = self.handle.snapshot()?.engine.dirty_bytes_max / 2;
+        let left = half.saturating_sub(others);
+        if settings.share.min_bytes == 0 || settings.share.min_bytes <= left {
+            return Ok(());
+        }
+        let wrong = share::too_much(settings.share.min_bytes, half, left);
+        let (name, what, right) = (&settings.name, wrong.what, wrong.right);
+        let message = format!("volume {name}: share: {what}; {right}");
+        Err(VolumeError::Settings(message))
+    }
+
     /// Makes room for a volume that takes the name of one nobody named.
     fn drop_orphan(&self, entry: &Entry) -> Result<(), VolumeError> {
         let (name, volume) = (&entry.settings.name, entry.id);
@@ -196,7 +241,13 @@ impl Daemon {
         let shown = settings.export_nbd && !joining.orphan && !joining.commit;
         let attach = Attach {
             id,
-            spec: spec(&settings, &files, size_bytes, joining),
+            spec: spec(
+                &settings,
+                &files,
+                size_bytes,
+                joining,
+                self.group_members(&settings),
+            ),
             files,
             settled,
             exports: shown.then(|| (name.clone(), export)).into_iter().collect(),
@@ -218,6 +269,26 @@ impl Daemon {
             },
             Err(AttachError::Stopped(stopped)) => Err(stopped.into()),
         }
+    }
+
+    /// How many volumes were named with the group of one.
+    fn group_members(&self, settings: &VolumeSettings) -> u32 {
+        let table = self.table();
+        let members = table.groups.get(&settings.group);
+        members.map_or(0, |members| members.len() as u32)
+    }
+
+    /// One that its group waited for is gone: the others hear of it.
+    fn count_group(&self, gone: &VolumeSettings) -> Result<(), VolumeError> {
+        self.table().leave_group(&gone.name);
+        let members = self.group_members(gone);
+        let entries: Vec<Entry> = self.table().entries.values().cloned().collect();
+        let of_group = |it: &&Entry| !gone.group.is_empty() && it.settings.group == gone.group;
+        for entry in entries.iter().filter(of_group) {
+            let (volume, tuning) = (entry.id, tuning(&entry.settings, members));
+            self.command(&entry.settings.name, Command::Tune { volume, tuning })?;
+        }
+        Ok(())
     }
 
     fn leave(&self, entry: &Entry) -> Result<(), VolumeError> {
@@ -265,7 +336,8 @@ impl Daemon {
                 "volume {name}: {what} cannot change while it runs; remove the volume and add it"
             )));
         }
-        let tuning = tuning(&settings);
+        self.check_share(&settings)?;
+        let tuning = tuning(&settings, self.group_members(&settings));
         let volume = entry.id;
         self.command(name, Command::Tune { volume, tuning })?;
         if settings.export_nbd != entry.settings.export_nbd {
@@ -348,7 +420,8 @@ impl Daemon {
         let _claim = self.claim(name)?;
         let held = self.table().held.get(name).cloned();
         if let Some(held) = held {
-            return self.release(&held, discard_dirty);
+            self.release(&held, discard_dirty)?;
+            return self.count_group(&held.settings);
         }
         let Some(entry) = self.entry(name) else {
             return Err(VolumeError::Unknown(name.to_owned()));
@@ -366,7 +439,9 @@ impl Daemon {
         self.command(name, command)?;
         self.watches.end(name, &self.handle, &self.state_dir);
         self.hide(name)?;
-        self.table().entries.remove(name);
+        let mut table = self.table();
+        table.leave_group(name);
+        table.entries.remove(name);
         Ok(())
     }
 }
@@ -479,6 +554,7 @@ fn spec(
     files: &OpenVolume,
     size_bytes: u64,
     joining: Joining,
+    group_members: u32,
 ) -> VolumeSpec {
     // The times of an image that was written a moment ago may say nothing.
     let identity = || match joining.renewed {
@@ -495,18 +571,20 @@ fn spec(
         base_layer: files.origin.read_only().then(identity).flatten(),
         journal_possible: files.journal.is_some(),
         commit: joining.commit,
+        storage: identity::storage(&settings.origin, files),
+        group: settings.group.clone(),
         tuning: Tuning {
             // A commit is whole or not at all, however the volume would be destaged.
             destage: match joining.commit {
                 true => DestageMode::Atomic,
                 false => settings.destage,
             },
-            ..tuning(settings)
+            ..tuning(settings, group_members)
         },
     }
 }
 
-fn tuning(settings: &VolumeSettings) -> Tuning {
+fn tuning(settings: &VolumeSettings, group_members: u32) -> Tuning {
     Tuning {
         write_cache: settings.write_cache,
         destage_after_ms: settings.destage_after.map(|age| age.as_millis() as u64),
@@ -521,6 +599,8 @@ fn tuning(settings: &VolumeSettings) -> Tuning {
         overlay_timeout_ms: settings.overlay_timeout.as_millis() as u64,
         overlay_ram_bytes: settings.overlay_ram_bytes,
         reset_on: settings.reset_on,
+        share: settings.share,
+        group_members,
     }
 }
 
@@ -530,6 +610,7 @@ fn needs_restart(old: &VolumeSettings, new: &VolumeSettings) -> Option<&'static 
         ("origin", old.origin != new.origin),
         ("read-only", old.read_only != new.read_only),
         ("journal", old.journal_dir != new.journal_dir),
+        ("group", old.group != new.group),
         ("origin-quiet", old.origin_quiet != new.origin_quiet),
         ("qmp", old.qmp != new.qmp),
     ];

@@ -230,6 +230,8 @@ fn volume(name: String, origin: PathBuf, policy: Policy) -> VolumeSettings {
         format_raw: true,
         dirty_limit_bytes: CACHE_BYTES / 4,
         flow: FlowLimits::default(),
+        share: Default::default(),
+        group: String::new(),
         origin_queue_depth: 32,
         admission: Admission::Reuse,
         overlay_timeout: Duration::from_secs(30),

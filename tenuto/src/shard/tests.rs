@@ -173,6 +173,7 @@ impl Decide for PassThrough {
         Snapshot {
             volumes: Vec::new(),
             log_bytes: 0,
+            dirty_bytes_max: 0,
             live_bytes: 0,
             index_bytes: 0,
             segments: Default::default(),
@@ -267,6 +268,8 @@ fn spec(name: &str) -> VolumeSpec {
         base_layer: None,
         journal_possible: false,
         commit: false,
+        storage: 0,
+        group: Default::default(),
         tuning: Tuning {
             write_cache: true,
             destage_after_ms: None,
@@ -279,6 +282,8 @@ fn spec(name: &str) -> VolumeSpec {
             overlay_ram_bytes: 0,
             reset_on: engine::event::ResetOn::Command,
             origin_timeout_ms: None,
+            share: Default::default(),
+            group_members: 0,
         },
     }
 }

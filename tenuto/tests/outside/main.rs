@@ -23,4 +23,5 @@ mod overlay;
 mod policies;
 mod power;
 mod refuse;
+mod turns;
 mod watch;

@@ -169,6 +169,8 @@ fn volume(origin: PathBuf, policy: Policy, destage: DestageMode, limit: u64) -> 
         format_raw: true,
         dirty_limit_bytes: limit,
         flow: FlowLimits::default(),
+        share: Default::default(),
+        group: String::new(),
         origin_queue_depth: 32,
         admission: Admission::Reuse,
         overlay_timeout: Duration::from_secs(30),

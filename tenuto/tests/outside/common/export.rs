@@ -9,7 +9,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::nbd;
 
@@ -38,10 +38,37 @@ struct State {
     connections: Vec<UnixStream>,
 }
 
+/// A slow line to a storage, shared by the writes of several exports.
+#[derive(Clone)]
+pub struct Link {
+    bytes_per_second: u64,
+    free_at: Arc<Mutex<Instant>>,
+}
+
+impl Link {
+    pub fn new(bytes_per_second: u64) -> Link {
+        Link {
+            bytes_per_second,
+            free_at: Arc::new(Mutex::new(Instant::now())),
+        }
+    }
+
+    /// Returns when the line has carried so much more.
+    fn carry(&self, bytes: usize) {
+        let time = Duration::from_nanos(bytes as u64 * 1_000_000_000 / self.bytes_per_second);
+        let mut free_at = self.free_at.lock().unwrap();
+        *free_at = (*free_at).max(Instant::now()) + time;
+        let until = *free_at;
+        drop(free_at);
+        std::thread::sleep(until.saturating_duration_since(Instant::now()));
+    }
+}
+
 /// One export. Cheap to clone; all clones are the same.
 #[derive(Clone)]
 pub struct Export {
     state: Arc<(Mutex<State>, Condvar)>,
+    link: Option<Link>,
 }
 
 impl Export {
@@ -53,7 +80,14 @@ impl Export {
         };
         Export {
             state: Arc::new((Mutex::new(state), Condvar::new())),
+            link: None,
         }
+    }
+
+    /// Its writes go over a slow line.
+    pub fn behind(mut self, link: &Link) -> Export {
+        self.link = Some(link.clone());
+        self
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -182,6 +216,9 @@ impl Export {
         payload: Vec<u8>,
         fua: bool,
     ) -> io::Result<()> {
+        if let Some(link) = &self.link {
+            link.carry(payload.len());
+        }
         let mut state = self.lock();
         let end = offset + payload.len() as u64;
         let held = state
