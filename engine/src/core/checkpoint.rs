@@ -69,6 +69,15 @@ impl Keeper {
         self.waiters.push(waiter);
     }
 
+    /// One is to be written.
+    pub fn is_due(&self) -> bool {
+        self.wanted || !self.waiters.is_empty()
+    }
+
+    pub fn take_waiters(&mut self) -> Vec<Waiter> {
+        core::mem::take(&mut self.waiters)
+    }
+
     /// Drops a map with the next checkpoint.
     pub fn doom(&mut self, map: ExtentMap) {
         self.doomed.push(map);

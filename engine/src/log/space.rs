@@ -115,7 +115,10 @@ impl Log {
             self.footers_due.pop();
         }
         // One more than writes should find is for clean blocks.
-        if self.ready.len() <= READY_WANTED.max(self.ready_wanted) && !self.preparing {
+        if self.ready.len() <= READY_WANTED.max(self.ready_wanted)
+            && !self.preparing
+            && !self.is_backing_off()
+        {
             self.prepare(cx, scratch);
         }
         let mut at = 0;
@@ -279,6 +282,7 @@ impl Log {
 
     pub fn prepare_done(
         &mut self,
+        cx: &mut Cx<'_>,
         scratch: &mut Scratch,
         index: SegmentIndex,
         piece: u32,
@@ -293,6 +297,7 @@ impl Log {
         } else {
             segment.state = SegmentState::Virgin;
             self.counters.cache_errors += 1;
+            self.back_off(cx);
         }
     }
 
