@@ -191,6 +191,10 @@ impl Core {
             return;
         }
         let switch = volume.switch.take().expect("one is under way");
+        self.checkpoint.forget(Waiter::Switch(id));
+        // One that nobody ordered is what the configuration says.
+        let ordered = !switch.waiters.is_empty();
+        let configured = switch.wanted == Policy::WriteBack && !ordered;
         for request in switch.waiters {
             cx.out.reply(request, Err(Refusal::CacheFailed));
         }
@@ -203,7 +207,7 @@ impl Core {
             self.volume(id).keeper = Some(keeper);
         }
         let volume = self.volume(id);
-        let back = volume.bypass == Bypass::Past;
+        let back = volume.bypass == Bypass::Past || configured;
         volume.bypass = Bypass::Release { back };
         self.release_past_log(cx, id);
     }
@@ -323,9 +327,8 @@ impl Core {
                 Waiter::Attach(volume) => self.attach_past_log(cx, volume),
                 Waiter::Detach(request) => cx.out.reply(request, Ok(())),
                 Waiter::Park(request) => self.park_without_cache(cx, request),
-                // Nobody waits for these; a switch that does has been given up.
-                Waiter::Switch(_) => {}
-                reset @ Waiter::Reset { .. } => self.checkpoint.wait(reset),
+                // It is given up at the next look at the device, if that is still bad then.
+                other @ (Waiter::Switch(_) | Waiter::Reset { .. }) => self.checkpoint.wait(other),
             }
         }
     }
@@ -337,8 +340,11 @@ impl Core {
         if volume.policy == Policy::Ephemeral || volume.owes() {
             self.checkpoint.wait(Waiter::Attach(id));
         } else if logs {
-            volume.switch = None;
+            let switch = volume.switch.take();
             volume.bypass = Bypass::Release { back: true };
+            for request in switch.into_iter().flat_map(|switch| switch.waiters) {
+                cx.out.reply(request, Err(Refusal::CacheFailed));
+            }
             self.release_past_log(cx, id);
         } else {
             self.claim(cx, id);

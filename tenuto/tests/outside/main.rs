@@ -8,6 +8,7 @@
 mod cli;
 mod clients;
 mod common;
+mod failing;
 mod flow;
 mod guest;
 mod hostile;
