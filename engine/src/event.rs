@@ -308,4 +308,6 @@ pub enum Refusal {
     Policy,
     #[error("volume is held: its dirty data is damaged or its ledger does not fit")]
     Held,
+    #[error("the cache device fails")]
+    CacheFailed,
 }

@@ -127,6 +127,8 @@ pub struct Outbox {
     free: Vec<u32>,
     in_flight: usize,
     timers: BinaryHeap<Reverse<(Time, Timer)>>,
+    /// The next housekeeping: there is one, whoever asks for it.
+    house: Option<Time>,
 }
 
 impl Outbox {
@@ -172,19 +174,31 @@ impl Outbox {
     }
 
     pub fn timer(&mut self, at: Time, timer: Timer) {
-        self.timers.push(Reverse((at, timer)));
+        match timer {
+            Timer::Housekeeping => self.house = Some(self.house.map_or(at, |set| set.min(at))),
+            _ => self.timers.push(Reverse((at, timer))),
+        }
+    }
+
+    /// Whether housekeeping is due some day.
+    pub fn keeps_house(&self) -> bool {
+        self.house.is_some()
     }
 
     pub fn next_deadline(&self) -> Option<Time> {
-        self.timers.peek().map(|Reverse((at, _))| *at)
+        let timer = self.timers.peek().map(|Reverse((at, _))| *at);
+        timer.into_iter().chain(self.house).min()
     }
 
     /// The next timer that is due.
     pub fn due(&mut self, now: Time) -> Option<Timer> {
-        let Reverse((at, _)) = self.timers.peek()?;
-        if *at > now {
-            return None;
+        let timer = self.timers.peek().map(|Reverse((at, _))| *at);
+        let house = self.house.filter(|at| *at <= now);
+        if house.is_some() && timer.is_none_or(|at| Some(at) > house) {
+            self.house = None;
+            return Some(Timer::Housekeeping);
         }
+        timer.filter(|at| *at <= now)?;
         self.timers.pop().map(|Reverse((_, timer))| timer)
     }
 }
@@ -260,6 +274,8 @@ mod tests {
         assert_eq!(out.due(Time(9)), None);
         assert_eq!(out.due(Time(15)), Some(Timer::Linger));
         assert_eq!(out.due(Time(15)), None);
+        out.timer(Time(30), Timer::Housekeeping);
         assert_eq!(out.due(Time(20)), Some(Timer::Housekeeping));
+        assert_eq!(out.due(Time(40)), None, "housekeeping was asked for twice");
     }
 }

@@ -91,6 +91,27 @@ pub struct OriginCounters {
     pub latency: Histogram,
 }
 
+/// What the log can expect of its device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheState {
+    #[default]
+    Good,
+    /// It has failed since its last good sync.
+    Failing,
+    /// It has failed for so long that volumes do without it.
+    Failed,
+}
+
+impl CacheState {
+    pub fn name(self) -> &'static str {
+        match self {
+            CacheState::Good => "good",
+            CacheState::Failing => "failing",
+            CacheState::Failed => "failed",
+        }
+    }
+}
+
 /// Everything counted for one volume since the daemon started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -160,6 +181,8 @@ pub struct VolumeSnapshot {
     pub state: State,
     pub reason: Option<&'static str>,
     /// Known from the log only: no configuration names it.
+    /// Guests go past a log whose device fails.
+    pub past_log: bool,
     pub orphan: bool,
     pub ready: bool,
     pub size_bytes: u64,
@@ -229,6 +252,7 @@ pub struct Snapshot {
     pub log_writes: u64,
     pub log_write_ns: u64,
     pub cache_errors: u64,
+    pub cache_state: CacheState,
     pub checkpoints: u64,
     pub lines: Lines,
 }

@@ -4,7 +4,7 @@
 //! but the last sealed; a waiting request owns nothing and has no serial. Deliberately absent:
 //! bytes and devices; see `engine::write` for the way of a write.
 
-use crate::core::{Destage, Switch};
+use crate::core::{Bypass, Destage, Switch};
 use crate::event::{Admission, ResetOn, Share, Tuning, VolumeSpec};
 use crate::flow::{Flow, FlowLimits};
 use crate::format::checkpoint::VolumeRecord;
@@ -102,6 +102,8 @@ pub struct Volume {
     /// which of the log's entries a recovery believes.
     pub logged_policy: Policy,
     pub switch: Option<Switch>,
+    /// How far it has turned away from a cache device that fails.
+    pub bypass: Bypass,
     pub size_bytes: u64,
     pub read_only: bool,
     pub layer: Layer,
@@ -183,6 +185,7 @@ impl Volume {
             policy: record.policy,
             logged_policy: record.policy,
             switch: None,
+            bypass: Bypass::None,
             size_bytes: record.size_bytes,
             read_only: false,
             layer: Layer(0),
@@ -309,6 +312,11 @@ impl Volume {
     /// Dirty data that must reach the origin some day.
     pub fn owes(&self) -> bool {
         self.policy == Policy::WriteBack && self.is_dirty()
+    }
+
+    /// Its ledger could not be written; due again.
+    pub fn ledger_failed(&self) -> bool {
+        self.keeper.as_ref().is_some_and(|keeper| keeper.failed)
     }
 
     /// Blocks of the log that its extents keep alive.

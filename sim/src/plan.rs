@@ -33,6 +33,8 @@ pub struct Rates {
     /// Per write or read of clean blocks: the cache device loses it, flips a bit of it, puts it
     /// elsewhere, or fails.
     pub rot: u64,
+    /// Per guest request: the cache device dies for up to two minutes.
+    pub cache_dies: u64,
     /// Per power loss: a base image is another one afterwards.
     pub new_image: u64,
 }
@@ -246,6 +248,7 @@ fn rates(rng: &mut Rng) -> Rates {
         origin_check: 10,
         absent: 60,
         rot: rng.pick(&[0, 20, 100]),
+        cache_dies: 0,
         new_image: 300,
     }
 }

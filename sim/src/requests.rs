@@ -361,7 +361,8 @@ impl World {
             (Pending::Write { .. }, Refusal::NoSpace) => policy == Policy::Ephemeral,
             (Pending::Write { .. }, Refusal::Io) => direct && self.faulty(),
             (Pending::Reset, it) => it == Refusal::Gone,
-            (_, Refusal::Io) => self.faulty(),
+            (_, Refusal::Io | Refusal::Held) => self.faulty(),
+            (Pending::Switch(_), Refusal::CacheFailed) => self.faulty(),
             _ => false,
         };
         if !matches!(pending, Pending::Outside { .. }) {

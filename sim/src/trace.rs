@@ -48,11 +48,15 @@ pub struct Counters {
     pub lines_reappended: u64,
     pub images_renewed: u64,
     pub held_writes: u64,
+    pub cache_deaths: u64,
+    /// Looks at a volume that found it past its log, or held, because of that.
+    pub seen_past_log: u64,
+    pub seen_held: u64,
     pub steps: u64,
 }
 
 impl Counters {
-    fn fields(&mut self) -> [(&'static str, &mut u64); 38] {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 41] {
         [
             ("operations", &mut self.operations),
             ("reads", &mut self.reads),
@@ -94,6 +98,9 @@ impl Counters {
             ("line blocks reappended", &mut self.lines_reappended),
             ("images renewed", &mut self.images_renewed),
             ("held writes", &mut self.held_writes),
+            ("cache deaths", &mut self.cache_deaths),
+            ("seen past log", &mut self.seen_past_log),
+            ("seen held", &mut self.seen_held),
             ("steps", &mut self.steps),
         ]
     }

@@ -14,6 +14,7 @@ use crate::rng::Rng;
 use crate::trace::Trace;
 use engine::engine::{Config, Engine, device_bytes};
 use engine::event::{Action, Device, Event, Io, IoError, Op, Purpose};
+use engine::snapshot::State;
 use engine::types::{IoId, Policy, Time, Uuid};
 use std::collections::BTreeMap;
 use workload::stamp;
@@ -115,6 +116,9 @@ pub struct World {
     flights: BTreeMap<IoId, Flight>,
     pub guests: Vec<Guest>,
     troubles: Vec<Trouble>,
+    /// The cache device takes nothing until then, and perhaps gives nothing.
+    dead_until: u64,
+    dead_to_reads: bool,
     /// Time of the last fault that a guest may be told of.
     fault_at: u64,
     pub healthy: bool,
@@ -179,6 +183,8 @@ impl World {
             memory,
             engine: None,
             flights: BTreeMap::new(),
+            dead_until: 0,
+            dead_to_reads: false,
             fault_at: 0,
             healthy: false,
             budget: 0,
@@ -316,12 +322,15 @@ impl World {
             early: None,
             io,
         };
+        let dead = self.is_dead(&flight.io);
         let io = &flight.io;
         let memory = &self.memory;
         let file = self.devices.file(io.device);
         let disk = self.devices.disk(file);
+        // A dead device takes nothing, not even in part.
         if let Some(change) =
             devices::change(io.op, io.offset, io.bytes, || memory.gather(&io.slices))
+            && !dead
         {
             flight.ticket = Some(disk.start(change));
         }
@@ -383,6 +392,11 @@ impl World {
         Ok(())
     }
 
+    fn is_dead(&self, io: &Io) -> bool {
+        let dead = self.now < self.dead_until && (self.dead_to_reads || io.op != Op::Read);
+        io.device == Device::Cache && dead
+    }
+
     /// Whether a request will fail.
     fn fate(&mut self, io: &Io) -> Result<(), IoError> {
         // No guest may ever be told of these.
@@ -392,6 +406,10 @@ impl World {
         }
         if self.healthy {
             return Ok(());
+        }
+        if self.is_dead(io) {
+            self.fault_at = self.now;
+            return Err(IoError::Failed);
         }
         let rates = &self.plan.rates;
         let counters = &mut self.trace.counters;
@@ -570,10 +588,24 @@ impl World {
     pub fn heal(&mut self, healthy: bool) {
         self.healthy = healthy;
         self.troubles.fill(Trouble::default());
+        self.dead_until = 0;
     }
 
-    /// Perhaps an origin begins to hang, to fail or to be full.
+    /// Perhaps the cache device dies, and an origin begins to hang, to fail or to be full.
     pub fn make_trouble(&mut self) {
+        if self.now < self.dead_until {
+            self.look_at_dead_cache();
+        } else if !self.healthy && self.rng.chance(self.plan.rates.cache_dies) {
+            let seconds = self.rng.pick(&[5, 20, 60, 120]);
+            self.dead_until = self.now + self.rng.below(seconds * 1_000_000_000);
+            self.dead_to_reads = self.rng.chance(500);
+            self.trace.counters.cache_deaths += 1;
+            let words = if self.dead_to_reads { "" } else { " to writes" };
+            let until = self.dead_until;
+            self.trace.note(format_args!(
+                "the cache device is dead{words} until {until}"
+            ));
+        }
         if self.healthy || !self.rng.chance(self.plan.rates.origin_trouble) {
             return;
         }
@@ -587,6 +619,15 @@ impl World {
         }
         self.trace
             .note(format_args!("origin {origin}: {trouble:?}"));
+    }
+
+    fn look_at_dead_cache(&mut self) {
+        let Some(engine) = &self.engine else { return };
+        let counters = &mut self.trace.counters;
+        for volume in engine.snapshot().volumes {
+            counters.seen_past_log += u64::from(volume.past_log);
+            counters.seen_held += u64::from(volume.state == State::Held);
+        }
     }
 
     /// Whether a device has failed since the run began, so that a guest may be told of it.

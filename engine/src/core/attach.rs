@@ -12,11 +12,11 @@
 
 use super::checkpoint::Waiter;
 use super::keep::name_of;
-use super::{Core, Switch};
+use super::{Bypass, Core, Switch};
 use crate::engine::{OpenError, Settled};
 use crate::event::{Device, Op, Purpose, Refusal, Stat, VolumeSpec};
 use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
-use crate::format::ledger::{LEDGER_BYTES, Ledger, OWNER_BYTES_MAX, Progress};
+use crate::format::ledger::{LEDGER_BYTES, Ledger, OWNER_BYTES_MAX, PAST_LOG, Progress};
 use crate::log::Tenant;
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
@@ -77,6 +77,11 @@ impl Core {
         let owes = volume.owes() || ledger.as_ref().is_some_and(|ledger| ledger.dirty);
         let unfinished = owes && spec.policy.is_direct() && !spec.read_only;
         // What went past the log is not synced yet, and a flush has to cover it.
+        let past_log = |ledger: &Ledger| ledger.compatible & PAST_LOG != 0;
+        let past_log = ledger.as_ref().is_some_and(past_log);
+        if past_log && !owes && volume.policy == Policy::WriteBack {
+            volume.policy = Policy::Uncached;
+        }
         let unsynced = volume.policy.is_direct() && spec.policy == Policy::WriteBack;
         volume.policy = if unfinished {
             volume.switch = Some(Switch::towards(spec.policy));
@@ -238,6 +243,10 @@ impl Core {
     pub(super) fn keeper_of(&self, volume: &Volume, old: Option<Ledger>, dirty: bool) -> Keeper {
         let mut ledger = self.claim_of(volume, old);
         ledger.dirty = dirty;
+        if dirty {
+            // Who claims has synced the origin.
+            ledger.compatible &= !PAST_LOG;
+        }
         Keeper {
             ledger,
             step: None,
@@ -364,7 +373,6 @@ impl Core {
             cx.order(pending, Purpose::Ledger, Device::Ledger(id), Op::Sync, 0, 0);
         } else {
             self.volume(id).counters.origin.errors += 1;
-            self.arm_housekeeping(cx);
         }
     }
 
@@ -374,7 +382,6 @@ impl Core {
         if !ok {
             keeper.failed = true;
             volume.counters.origin.errors += 1;
-            self.arm_housekeeping(cx);
             return;
         }
         volume.ledger_generation = keeper.ledger.generation;
@@ -388,6 +395,7 @@ impl Core {
             LedgerStep::Finish => self.destage_finished(cx, id),
             LedgerStep::Release => {
                 self.switch_released(id);
+                self.bypass_released(cx, id);
                 self.detach_progress(cx, id);
             }
         }
@@ -411,21 +419,8 @@ impl Core {
 
     /// A ledger that could not be written is due again.
     pub(super) fn retry_ledger(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let failed = self
-            .volume(id)
-            .keeper
-            .as_ref()
-            .is_some_and(|keeper| keeper.failed);
-        if failed {
+        if self.volume(id).ledger_failed() {
             self.put_ledger(cx, id);
-        }
-    }
-
-    fn arm_housekeeping(&mut self, cx: &mut Cx<'_>) {
-        if !self.housekeeping_armed {
-            self.housekeeping_armed = true;
-            cx.out
-                .timer(cx.now.plus_millis(500), crate::outbox::Timer::Housekeeping);
         }
     }
 
@@ -507,7 +502,10 @@ impl Core {
         if busy || volume.removing {
             return;
         }
-        if volume.keeper.is_some() {
+        // A journal that is being applied is the only whole state there is.
+        let applying = |keeper: &Keeper| matches!(keeper.ledger.progress, Progress::Apply { .. });
+        let kept = volume.bypass == Bypass::Held && volume.keeper.as_ref().is_some_and(applying);
+        if volume.keeper.is_some() && !kept {
             volume.removing = true;
             let pending = Pending::Remove { volume: id };
             cx.order(

@@ -73,6 +73,23 @@ impl Keeper {
         self.waiters.push(waiter);
     }
 
+    /// A waiter has gone; the checkpoint that is under way means nothing to it either.
+    pub fn forget(&mut self, gone: Waiter) {
+        self.waiters.retain(|it| *it != gone);
+        if let Some(running) = &mut self.running {
+            running.waiters.retain(|it| *it != gone);
+        }
+    }
+
+    /// One is to be written.
+    pub fn is_due(&self) -> bool {
+        self.wanted || !self.waiters.is_empty()
+    }
+
+    pub fn take_waiters(&mut self) -> Vec<Waiter> {
+        core::mem::take(&mut self.waiters)
+    }
+
     /// Drops a map with the next checkpoint.
     pub fn doom(&mut self, map: ExtentMap) {
         self.doomed.push(map);

@@ -12,7 +12,7 @@
 //! The epoch stays readable until the ledger says it is destaged. Deliberately absent: when the
 //! segments are used again; the checkpoint decides that.
 
-use super::Core;
+use super::{Bypass, Core};
 use crate::event::{Device, Op, Purpose, Stat};
 use crate::fetch::{Owner, Want};
 use crate::format::journal::{self, Journal, JournalEntry};
@@ -288,7 +288,9 @@ impl Core {
             .expect("an epoch is being destaged")
             .last_seq;
         let mode = volume.effective_destage();
-        if self.log.durable < seq {
+        // A log that fails never gets there, and what it has lost by then no recovery misses: the
+        // ledger will be ahead of it.
+        if self.log.durable < seq && !self.health.is_failed() {
             if !asked {
                 self.phase(id).phase = Phase::WaitLog { asked: true };
                 self.log.wait_durable(cx, seq, Waiter::Destage(id));
@@ -393,7 +395,7 @@ impl Core {
             }
             Phase::WaitLog { .. } | Phase::Gate | Phase::Stat | Phase::Begin | Phase::Finish => {}
         }
-        if !damaged && volume.state != State::Damaged {
+        if !damaged && !matches!(volume.state, State::Damaged | State::Held) {
             volume.state = State::Stalled;
             volume.reason = Some("the origin answers with errors; destage is tried again");
         }
@@ -490,6 +492,7 @@ impl Core {
     pub(super) fn job_fetched(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32, damaged: bool) {
         if damaged {
             self.mark_damaged(id);
+            self.hold_if_failed(cx, id);
             let destage = self.phase(id);
             destage.failed = true;
             destage.damaged = true;
@@ -861,6 +864,7 @@ impl Core {
         self.commit_destaged(cx, id);
         self.pump_switch(cx, id);
         self.group_progress(cx, id);
+        self.pump_bypass(cx, id);
         self.start_destage_if_due(cx, id);
         if self.volume(id).destage.is_none() {
             self.turns.rest(id);
@@ -902,6 +906,8 @@ impl Core {
             destage.phase,
             Phase::WaitLog { .. } | Phase::Journal | Phase::Table | Phase::Gate | Phase::Stat
         );
+        // What it still needs cannot be read.
+        let early = early || volume.bypass == Bypass::Held;
         if early && destage.jobs.len() == 0 && !destage.waiting {
             volume.destage = None;
         }

@@ -5,6 +5,7 @@
 //! been decided; what is left waits for a device, for room, or for a time that is in the timers.
 
 mod attach;
+mod bypass;
 mod checkpoint;
 mod commit;
 mod destage;
@@ -22,6 +23,7 @@ mod show;
 mod switch;
 mod write;
 
+pub use bypass::Bypass;
 pub use destage::Destage;
 pub use lines::{FoundFill, segments_max};
 pub use switch::Switch;
@@ -90,7 +92,6 @@ pub struct Core {
     pub checkpoint: checkpoint::Keeper,
     evacuation: Option<evacuate::Evacuation>,
     graveyard: Vec<ExtentMap>,
-    housekeeping_armed: bool,
     pub dirty_extents: u64,
     /// The next generation for any volume: old entries under a reused id stay void.
     pub generation_next: Generation,
@@ -99,6 +100,7 @@ pub struct Core {
     /// Whose waiting writes may take room that is nobody's own.
     admission: Turns,
     parking: Option<Parking>,
+    health: bypass::Health,
     /// Layers of single volumes that were given out; each is used once.
     layers: u64,
 }
@@ -135,12 +137,12 @@ impl Core {
             checkpoint,
             evacuation: None,
             graveyard: Vec::new(),
-            housekeeping_armed: false,
             dirty_extents: 0,
             generation_next: Generation(1),
             reserved: share::Reserved::default(),
             admission: Turns::new(share::QUANTUM_BYTES, share::PATIENCE_NS),
             parking: None,
+            health: bypass::Health::default(),
             layers: 0,
             config,
         }
@@ -230,11 +232,11 @@ impl Core {
         self.fetches.pump(cx, &self.log, &mut self.scratch);
         self.pump_evacuation(cx);
         self.pump_lines(cx);
+        self.do_without_checkpoint(cx);
         self.pump_checkpoint(cx);
         self.sweep();
         self.pump_park(cx);
-        if !self.housekeeping_armed && self.has_chores() {
-            self.housekeeping_armed = true;
+        if !cx.out.keeps_house() && self.has_chores() {
             cx.out
                 .timer(cx.now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);
         }
@@ -248,8 +250,16 @@ impl Core {
             || !self.graveyard.is_empty()
             || !self.queue.is_empty()
             || self.evacuation.is_some()
-            || self.volumes.iter().flatten().any(|v| v.switch.is_some())
+            || self
+                .volumes
+                .iter()
+                .flatten()
+                .any(|v| v.switch.is_some() || v.ledger_failed())
             || self.log.is_low()
+            || self.health.has_chores()
+            || self.parking.is_some()
+            || self.checkpoint.is_due()
+            || self.log.is_backing_off()
             || self.lines.has_chores()
     }
 
@@ -265,7 +275,6 @@ impl Core {
     }
 
     fn keep_house(&mut self, cx: &mut Cx<'_>) {
-        self.housekeeping_armed = false;
         self.log.retry_footers();
         for fill in core::mem::take(&mut self.held_fills) {
             self.issue_fill(cx, fill);
@@ -277,6 +286,7 @@ impl Core {
             self.log.want_sync();
             self.checkpoint.wanted |= self.log.freeable() > 0;
         }
+        self.look_at_cache(cx);
         self.look_at_origins(cx);
         for at in 0..self.volumes.len() {
             let id = VolumeId(at as u32);
@@ -307,6 +317,7 @@ impl Core {
         let (pending, started) = cx.out.take(io);
         let ok = result.is_ok();
         self.time_origin(cx.now, &pending, started, ok);
+        self.observe_cache(cx, &pending, ok);
         match pending {
             Pending::Log {
                 slot,
@@ -328,15 +339,24 @@ impl Core {
                 for waiter in self.log.sync_done(cx, attempt, ok) {
                     self.durable(cx, waiter);
                 }
+                if ok {
+                    self.cache_synced(cx);
+                }
             }
             Pending::Footer { segment, piece } => {
                 self.log.footer_done(&mut self.scratch, segment, piece, ok);
             }
             Pending::Prepare { segment, piece } => {
-                self.log.prepare_done(&mut self.scratch, segment, piece, ok);
+                self.log
+                    .prepare_done(cx, &mut self.scratch, segment, piece, ok);
             }
             Pending::Checkpoint => self.checkpoint_written(cx, ok),
-            Pending::CheckpointSync => self.checkpoint_synced(cx, ok),
+            Pending::CheckpointSync => {
+                self.checkpoint_synced(cx, ok);
+                if ok {
+                    self.cache_synced(cx);
+                }
+            }
             Pending::Fetch { fetch, part } => {
                 let parts = (&mut self.log, &mut self.scratch);
                 if let Some(fetched) = self.fetches.part_done(cx, parts, (fetch, part), ok) {
@@ -475,8 +495,9 @@ impl Core {
                 .is_some_and(|keeper| keeper.step.is_some())
         };
         let busy = self.volumes.iter().flatten().any(waits) || self.lines.is_busy(cx.now);
-        let busy = busy && cx.now < parking.until;
-        if busy || self.log.durable < parking.upto {
+        let overdue = cx.now >= parking.until;
+        let logged = self.log.durable >= parking.upto || (self.health.is_failed() && overdue);
+        if (busy && !overdue) || !logged {
             return;
         }
         let (request, late) = (parking.request, cx.now >= parking.until);
@@ -526,9 +547,12 @@ impl Core {
 
     fn mark_damaged(&mut self, id: VolumeId) {
         let volume = self.volume(id);
+        volume.counters.checksum_errors += 1;
+        if volume.bypass == Bypass::Held {
+            return;
+        }
         volume.state = crate::snapshot::State::Damaged;
         volume.reason = Some("dirty data cannot be read from the cache device any more");
-        volume.counters.checksum_errors += 1;
     }
 
     /// Nothing that is kept clean of this volume counts any more. A base layer, which nobody

@@ -2,7 +2,7 @@
 //!
 //! Always true: a snapshot changes nothing and holds nothing of the engine.
 
-use super::Core;
+use super::{Bypass, Core};
 use crate::event::Refusal;
 use crate::flow::Reason;
 use crate::layout::{self, Part};
@@ -64,6 +64,7 @@ impl Core {
             log_writes: self.log.counters.writes,
             log_write_ns: self.log.counters.write_ns,
             cache_errors: self.log.counters.cache_errors,
+            cache_state: self.health.state(),
             checkpoints: self.checkpoint.written,
             lines: self.lines.snapshot(),
         }
@@ -106,7 +107,8 @@ impl Core {
             group_waits,
             group_in_place,
             state: volume.shown_state(),
-            reason: volume.reason,
+            reason: volume.bypass.reason().or(volume.reason),
+            past_log: volume.bypass == Bypass::Past,
             orphan: !volume.attached,
             ready: volume.ready,
             size_bytes: volume.size_bytes,

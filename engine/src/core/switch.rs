@@ -22,8 +22,8 @@
 //! uncached gives the layer a new identity. Deliberately absent: ephemeral volumes, which owe
 //! their origin nothing and never change.
 
-use super::Core;
 use super::checkpoint::Waiter;
+use super::{Bypass, Core};
 use crate::event::{Device, Op, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
@@ -74,7 +74,14 @@ impl Volume {
     /// New writes wait for the end of a switch; one that has begun is finished.
     pub fn holds_writes(&self) -> bool {
         let held = |switch: &Switch| !matches!(switch.step, Step::Start | Step::Drain { .. });
-        self.unfinished_sectors == 0 && self.switch.as_ref().is_some_and(held)
+        let switching = self.switch.as_ref().is_some_and(held);
+        self.unfinished_sectors == 0 && (switching || self.bypass.holds_writes())
+    }
+
+    /// A switch is under way that a log which fails would keep waiting.
+    pub fn switch_waits_for_log(&self) -> bool {
+        let waits = |switch: &Switch| switch.step != Step::Claim;
+        self.switch.as_ref().is_some_and(waits)
     }
 
     /// Whether a switch leaves room for so many more dirty blocks. While the origin does not take
@@ -101,6 +108,7 @@ impl Core {
         wanted: Policy,
         journal_possible: bool,
     ) {
+        let failed = self.health.is_failed();
         let volume = self.volume(id);
         let ephemeral = wanted == Policy::Ephemeral || volume.policy == Policy::Ephemeral;
         let refusal = match volume.state {
@@ -108,6 +116,8 @@ impl Core {
             _ if ephemeral && wanted != volume.policy => Some(Refusal::Policy),
             _ if volume.group.is_some() && wanted != volume.policy => Some(Refusal::Policy),
             State::Held => Some(Refusal::Held),
+            _ if failed && wanted == Policy::WriteBack => Some(Refusal::CacheFailed),
+            _ if volume.bypass.holds_writes() => Some(Refusal::CacheFailed),
             _ => None,
         };
         if let Some(refusal) = refusal {
@@ -126,6 +136,12 @@ impl Core {
             switch.step = Step::Start;
         }
         self.pump_switch(cx, id);
+    }
+
+    /// The device is good again: what is write-back by its administrator's order becomes so.
+    pub(super) fn switch_back(&mut self, id: VolumeId) {
+        let switch = &mut self.volume(id).switch;
+        switch.get_or_insert_with(|| Switch::towards(Policy::WriteBack));
     }
 
     /// Takes a switch as far as it goes without waiting.
@@ -326,6 +342,7 @@ impl Core {
         assert!(!policy.is_direct() || !volume.is_dirty() || before == policy);
         volume.policy = policy;
         volume.logged_policy = policy;
+        volume.bypass = Bypass::None;
         let mut switch = volume.switch.take().expect("a switch is under way");
         if switch.wanted == policy {
             for request in switch.waiters.drain(..) {

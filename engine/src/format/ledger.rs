@@ -16,6 +16,9 @@ pub const LEDGER_BYTES: usize = 4096;
 pub const LEDGER_SLOTS: u64 = 2;
 pub const OWNER_BYTES_MAX: usize = 64;
 const INCOMPATIBLE_KNOWN: u64 = 0;
+/// A compatible bit: guests of a write-back volume have written the origin past a log that failed,
+/// and perhaps nobody has synced it since.
+pub const PAST_LOG: u64 = 1;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]

@@ -111,7 +111,10 @@ impl Log {
             self.footers_due.pop();
         }
         // One more than writes should find is for clean blocks.
-        if self.ready.len() <= READY_WANTED.max(self.ready_wanted) && !self.preparing {
+        if self.ready.len() <= READY_WANTED.max(self.ready_wanted)
+            && !self.preparing
+            && !self.is_backing_off()
+        {
             self.prepare(cx, scratch);
         }
         let mut at = 0;
@@ -275,6 +278,7 @@ impl Log {
 
     pub fn prepare_done(
         &mut self,
+        cx: &mut Cx<'_>,
         scratch: &mut Scratch,
         index: SegmentIndex,
         piece: u32,
@@ -289,6 +293,7 @@ impl Log {
         } else {
             segment.state = SegmentState::Virgin;
             self.counters.cache_errors += 1;
+            self.back_off(cx);
         }
     }
 

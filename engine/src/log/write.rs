@@ -100,6 +100,34 @@ impl Log {
         self.write.sync.is_some() || !self.write.waiters.is_empty()
     }
 
+    /// Something failed and is tried again soon.
+    pub fn is_backing_off(&self) -> bool {
+        self.write.retry_at.is_some()
+    }
+
+    /// Some record is not known to be durable.
+    pub fn has_unwritten(&self) -> bool {
+        !self.tail.is_empty()
+    }
+
+    /// Takes the guests of a volume out of those who wait, with what they had asked for.
+    pub fn take_guests(&mut self, of: VolumeId) -> Vec<(RequestId, bool, Time)> {
+        let mut taken = Vec::new();
+        self.write.waiters.retain(|(_, waiter)| match *waiter {
+            Waiter::Guest {
+                volume,
+                request,
+                flush,
+                started,
+            } if volume == of => {
+                taken.push((request, flush, started));
+                false
+            }
+            _ => true,
+        });
+        taken
+    }
+
     /// Makes everything staged so far durable soon, for nobody in particular.
     pub fn want_sync(&mut self) {
         self.write.wanted = self.write.wanted.max(self.newest());
@@ -374,7 +402,7 @@ impl Log {
         self.back_off(cx);
     }
 
-    fn back_off(&mut self, cx: &mut Cx<'_>) {
+    pub(super) fn back_off(&mut self, cx: &mut Cx<'_>) {
         let at = cx.now.plus_millis(RETRY_MS);
         self.write.retry_at = Some(at);
         cx.out.timer(at, Timer::Housekeeping);

@@ -72,6 +72,7 @@ impl Held {
             never_aged: false,
             state: State::Held,
             reason: None,
+            past_log: false,
             orphan: false,
             ready: true,
             size_bytes: ledger.map_or(0, |ledger| ledger.origin_bytes),

@@ -6,7 +6,7 @@
 use super::View;
 use super::promise::promise;
 use crate::config::units::human_bytes;
-use engine::snapshot::{Histogram, State, VolumeSnapshot};
+use engine::snapshot::{CacheState, Histogram, State, VolumeSnapshot};
 use engine::types::{BLOCK_BYTES, DestageMode, Policy};
 use serde_json::{Value, json};
 
@@ -40,6 +40,7 @@ pub fn status(view: &View) -> Value {
             "evacuated_bytes": engine.evacuated_bytes,
             "checkpoints": engine.checkpoints,
             "errors": engine.cache_errors,
+            "state": engine.cache_state.name(),
             "clean": {
                 "bytes": engine.lines.blocks * BLOCK_BYTES,
                 "read_bytes": engine.lines.read_bytes,
@@ -300,6 +301,9 @@ pub fn troubles(view: &View) -> Vec<String> {
             .reason
             .map_or(String::new(), |reason| format!(": {reason}"));
         match volume.state {
+            State::Clean if volume.past_log => {
+                lines.push(format!("volume {name} is uncached{reason}"));
+            }
             State::Clean | State::Dirty => {}
             state => lines.push(format!("volume {name} is {}{reason}", state.name())),
         }
@@ -319,11 +323,17 @@ pub fn troubles(view: &View) -> Vec<String> {
             lines.push(format!("volume {name} has met {errors} checksum errors"));
         }
     }
-    if look.engine.cache_errors > 0 {
-        lines.push(format!(
-            "the cache device has failed {} requests",
-            look.engine.cache_errors
-        ));
+    let errors = look.engine.cache_errors;
+    match look.engine.cache_state {
+        CacheState::Good if errors == 0 => {}
+        CacheState::Good => lines.push(format!("the cache device has failed {errors} requests")),
+        CacheState::Failing => lines.push(format!(
+            "the cache device fails ({errors} requests so far); guests that flush wait for it"
+        )),
+        CacheState::Failed => lines.push(format!(
+            "the cache device has failed ({errors} requests); write-back volumes do without it \
+             until it answers again"
+        )),
     }
     lines
 }

@@ -5,7 +5,7 @@
 //! the same snapshot as `status`, so the two cannot disagree.
 
 use super::View;
-use engine::snapshot::{Histogram, State, VolumeSnapshot};
+use engine::snapshot::{CacheState, Histogram, State, VolumeSnapshot};
 use std::fmt::Write;
 
 type Metric = (
@@ -293,6 +293,12 @@ const HOST_METRICS: &[HostMetric] = &[
         "gauge",
         "Torn tail.",
         |v| v.look.recovery.tail_bytes_discarded,
+    ),
+    (
+        "cache_failed",
+        "gauge",
+        "1 while volumes do without the cache device.",
+        |v| u64::from(v.look.engine.cache_state == CacheState::Failed),
     ),
     ("cache_errors_total", "counter", "Failed requests.", |v| {
         v.look.engine.cache_errors

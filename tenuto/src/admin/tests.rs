@@ -6,7 +6,7 @@ use super::*;
 use crate::config::Value;
 use crate::error::Kind;
 use engine::event::Tuning;
-use engine::snapshot::{Counters, SegmentCounts, State};
+use engine::snapshot::{CacheState, Counters, SegmentCounts, State};
 use engine::types::{DestageMode, Generation, Serial, Uuid};
 use serde_json::{Value as Json, json};
 use std::path::Path;
@@ -69,6 +69,7 @@ impl Machine for Fake {
                 log_writes: 0,
                 log_write_ns: 0,
                 cache_errors: 0,
+                cache_state: CacheState::Good,
                 checkpoints: 1,
                 lines: engine::snapshot::Lines::default(),
             },
@@ -160,6 +161,7 @@ fn snapshot(id: VolumeId, settings: &VolumeSettings) -> VolumeSnapshot {
         group_in_place: false,
         state: State::Clean,
         reason: None,
+        past_log: false,
         orphan: false,
         ready: true,
         size_bytes: 1 << 20,

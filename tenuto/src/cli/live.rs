@@ -152,6 +152,10 @@ pub fn command_error(name: &str, error: CommandError) -> Error {
     let (kind, advice) = match refusal {
         Refusal::Dirty => (Kind::Refused, "destage it first"),
         Refusal::Held => (Kind::Refused, "see `tenuto status -x`"),
+        Refusal::CacheFailed => (
+            Kind::Failed,
+            "try again when it answers; see `tenuto status -x`",
+        ),
         Refusal::Policy => (Kind::Refused, "see `tenuto volume show`"),
         Refusal::Gone => (Kind::NotFound, "see `tenuto volume ls`"),
         Refusal::Io => (

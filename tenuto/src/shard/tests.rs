@@ -14,7 +14,7 @@ use engine::event::{
 };
 use engine::layout::{Holds, Part};
 use engine::memory::{Area, Memory, Place, Slice};
-use engine::snapshot::Snapshot;
+use engine::snapshot::{CacheState, Snapshot};
 use engine::types::{DestageMode, IoId, Policy, RequestId, Span, Time, Uuid, VolumeId};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{Read, Write};
@@ -188,6 +188,7 @@ impl Decide for PassThrough {
             log_writes: 0,
             log_write_ns: 0,
             cache_errors: 0,
+            cache_state: CacheState::Good,
             checkpoints: 0,
             lines: engine::snapshot::Lines::default(),
         }

@@ -1,0 +1,372 @@
+//! A cache device that fails for good: what is dirty goes to the origin while it can still be
+//! read, and guests go on past the log.
+//!
+//! ```text
+//! device:  Good ─first failure─▶ Doubtful ─ DOUBT_MS without a good sync ─▶ Failed
+//!           ▲                        └──────── a good sync ────────┬──────────┘
+//!           └──────────────────────────────────────────────────────┘
+//! volume:  None ─failed─▶ Rescue ─all is at the origin─▶ Release ─the ledger says so─▶ Past
+//!           ▲               └─ nobody else has a block ─▶ Held                           │
+//!           └──── good again ──────────────┴──────────── good again: a switch ───────────┘
+//! ```
+//!
+//! Only write-back volumes have a way to go; direct ones do not need the device, and ephemeral
+//! ones live from RAM and answer no space at its end. In *Rescue* and *Release* writes wait, and
+//! flushes wait for the origin instead of the log. The stage still has what the log could not
+//! take, so most volumes lose nothing and their guests see a pause.
+//!
+//! Always true: the origin is written past the log only after the ledger says that all of it is
+//! there; no checkpoint can say so, and none has to, because a recovery drops whatever of the log
+//! the ledger counts as destaged. The ledger also says that the origin may hold what nobody synced
+//! ([`PAST_LOG`]), so that who makes the volume write-back again syncs it first. A held volume
+//! answers errors: neither its writes nor its flushes are acknowledged, nothing stale is read.
+//! Deliberately absent: bad blocks of a device that takes writes; they are the business of `fetch`
+//! and of the volume they belong to.
+
+use super::Core;
+use super::checkpoint::Waiter;
+use crate::event::Refusal;
+use crate::format::ledger::PAST_LOG;
+use crate::outbox::{Cx, Pending};
+use crate::snapshot::{CacheState, State};
+use crate::types::{Policy, RequestId, Time, VolumeId};
+use crate::volume::{LedgerStep, WaitKind};
+
+/// How long a device may fail before guests stop waiting for it. Longer than the resets of a
+/// controller usually take, shorter than the patience of a guest's file system.
+pub const DOUBT_MS: u64 = 10_000;
+
+/// How far a volume has turned away from a failed device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Bypass {
+    #[default]
+    None,
+    Rescue,
+    /// `back`: when the device is good again the volume becomes write-back.
+    Release {
+        back: bool,
+    },
+    Past,
+    Held,
+}
+
+impl Bypass {
+    /// New writes wait.
+    pub fn holds_writes(self) -> bool {
+        matches!(self, Bypass::Rescue | Bypass::Release { .. })
+    }
+
+    pub fn reason(self) -> Option<&'static str> {
+        match self {
+            Bypass::None => None,
+            Bypass::Rescue | Bypass::Release { .. } => {
+                Some("the cache device fails; what it holds is being brought to the origin")
+            }
+            Bypass::Past => Some("the cache device fails; guests read and write the origin"),
+            Bypass::Held => {
+                Some("the cache device fails, and dirty data that nothing else has is on it")
+            }
+        }
+    }
+}
+
+/// What is known of the device.
+#[derive(Default)]
+pub struct Health {
+    failing_since: Option<Time>,
+    failed: bool,
+}
+
+impl Health {
+    pub fn is_failed(&self) -> bool {
+        self.failed
+    }
+
+    /// Time alone may bring something to do.
+    pub fn has_chores(&self) -> bool {
+        self.failing_since.is_some()
+    }
+
+    pub fn state(&self) -> CacheState {
+        match (self.failed, self.failing_since) {
+            (true, _) => CacheState::Failed,
+            (false, Some(_)) => CacheState::Failing,
+            (false, None) => CacheState::Good,
+        }
+    }
+}
+
+impl Core {
+    /// Learns from the end of a request to the cache device that carries something that must last.
+    pub(super) fn observe_cache(&mut self, cx: &mut Cx<'_>, pending: &Pending, ok: bool) {
+        let lasting = matches!(
+            pending,
+            Pending::Log { .. }
+                | Pending::CacheSync { .. }
+                | Pending::Footer { .. }
+                | Pending::Prepare { .. }
+                | Pending::Checkpoint
+                | Pending::CheckpointSync
+        );
+        if lasting && !ok {
+            self.health.failing_since.get_or_insert(cx.now);
+        }
+    }
+
+    /// A sync has covered all that was written before it. One that found nothing of the log to
+    /// cover proves little while the log cannot be written.
+    pub(super) fn cache_synced(&mut self, cx: &mut Cx<'_>) {
+        if self.health.failing_since.is_none() || self.log.has_unwritten() {
+            return;
+        }
+        self.health.failing_since = None;
+        if core::mem::take(&mut self.health.failed) {
+            for at in 0..self.volumes.len() {
+                self.come_back(cx, VolumeId(at as u32));
+            }
+        }
+    }
+
+    /// Looks at the device now and then while it fails.
+    pub(super) fn look_at_cache(&mut self, cx: &mut Cx<'_>) {
+        let Some(since) = self.health.failing_since else {
+            return;
+        };
+        // These find out that the device is good again.
+        self.checkpoint.wanted = true;
+        self.log.want_sync();
+        self.health.failed |= cx.now >= since.plus_millis(DOUBT_MS);
+        if !self.health.failed {
+            return;
+        }
+        for at in 0..self.volumes.len() {
+            let id = VolumeId(at as u32);
+            if self.volumes[at].is_some() {
+                self.turn_away(cx, id);
+                self.pump_bypass(cx, id);
+            }
+        }
+    }
+
+    /// Takes a volume out of the log, if it needs it and is not on its way already.
+    fn turn_away(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let volume = self.volume(id);
+        let here = volume.attached && volume.ready && volume.detaching.is_none();
+        if !here || volume.read_only || volume.policy == Policy::Ephemeral {
+            return;
+        }
+        self.abort_switch(cx, id);
+        let volume = self.volume(id);
+        let logs = volume.policy == Policy::WriteBack && volume.state != State::Held;
+        if !logs || volume.bypass != Bypass::None {
+            return;
+        }
+        volume.bypass = Bypass::Rescue;
+        self.refuse_unfinished(cx, id);
+        let volume = self.volume(id);
+        if let Some(epoch) = volume.epochs.back() {
+            volume.destage_upto = volume.destage_upto.max(epoch.last_serial);
+        }
+        self.start_destage_if_due(cx, id);
+        self.pump_destage(cx, id);
+    }
+
+    /// The rest of a write that is staged in part finds no room any more.
+    fn refuse_unfinished(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let volume = self.volume(id);
+        if volume.unfinished_sectors == 0 {
+            return;
+        }
+        let waiting = volume.waiting.pop_front().expect("its rest waits");
+        self.give_up_unfinished(id);
+        let (request, since) = (waiting.request, waiting.since);
+        self.reply_written(cx, id, request, false, since, Err(Refusal::Io));
+    }
+
+    /// A change of policy cannot be brought to its end. Of a volume that was becoming write-back
+    /// the last checkpoint may say so by now, so its ledger has to say that it is not.
+    fn abort_switch(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let volume = self.volume(id);
+        if !volume.switch_waits_for_log() {
+            return;
+        }
+        let switch = volume.switch.take().expect("one is under way");
+        self.checkpoint.forget(Waiter::Switch(id));
+        // One that nobody ordered is what the configuration says.
+        let ordered = !switch.waiters.is_empty();
+        let configured = switch.wanted == Policy::WriteBack && !ordered;
+        for request in switch.waiters {
+            cx.out.reply(request, Err(Refusal::CacheFailed));
+        }
+        if !self.volume(id).policy.is_direct() {
+            return;
+        }
+        if self.volume(id).keeper.is_none() {
+            let volume = self.volumes[id.0 as usize].as_ref().expect("just seen");
+            let keeper = self.keeper_of(volume, None, false);
+            self.volume(id).keeper = Some(keeper);
+        }
+        let volume = self.volume(id);
+        let back = volume.bypass == Bypass::Past || configured;
+        volume.bypass = Bypass::Release { back };
+        self.release_past_log(cx, id);
+    }
+
+    /// Goes on when nothing of the volume is only in the log any more.
+    pub(super) fn pump_bypass(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let Some(volume) = self.find(id) else { return };
+        let done = volume.epochs.is_empty() && volume.destage.is_none();
+        match volume.bypass {
+            Bypass::Rescue | Bypass::Held if done => {
+                volume.bypass = Bypass::Release { back: true };
+                self.release_past_log(cx, id);
+            }
+            // The ledger was busy when it was asked for.
+            Bypass::Release { .. } => self.release_past_log(cx, id),
+            _ => {}
+        }
+    }
+
+    fn release_past_log(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let volume = self.volume(id);
+        assert!(!volume.is_dirty(), "the origin has what the log has");
+        let keeper = volume
+            .keeper
+            .as_mut()
+            .expect("claimed volumes have a ledger");
+        if keeper.step.is_some() {
+            return;
+        }
+        keeper.ledger.dirty = false;
+        keeper.ledger.compatible |= PAST_LOG;
+        self.write_ledger(cx, id, LedgerStep::Release);
+    }
+
+    /// The ledger says that the log has nothing that counts.
+    pub(super) fn bypass_released(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let volume = self.volume(id);
+        let Bypass::Release { back } = volume.bypass else {
+            return;
+        };
+        // Another step of the ledger has ended; ours is still to come.
+        if volume
+            .keeper
+            .as_ref()
+            .is_none_or(|keeper| keeper.ledger.compatible & PAST_LOG == 0)
+        {
+            return;
+        }
+        volume.bypass = if back { Bypass::Past } else { Bypass::None };
+        if volume.policy.is_direct() {
+            // A checkpoint may be on its way that says otherwise.
+            volume.logged_policy = volume.policy;
+        } else {
+            volume.policy = Policy::Uncached;
+            volume.state = State::Clean;
+            volume.flow.reset();
+            self.renew_layer(id);
+        }
+        self.answer_log_waiters(cx, id, Ok(()));
+        self.count_writers();
+        self.open_for_requests(cx, id);
+        if !self.health.failed {
+            self.come_back(cx, id);
+        }
+    }
+
+    /// What the destager needs cannot be read: nobody else has it. The other disks of a machine
+    /// wait for the one, so they are held with it.
+    pub(super) fn hold_if_failed(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        for member in self.members(id) {
+            self.hold(cx, member);
+        }
+    }
+
+    fn hold(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let volume = self.volume(id);
+        if volume.bypass != Bypass::Rescue {
+            return;
+        }
+        volume.bypass = Bypass::Held;
+        volume.state = State::Held;
+        let waiting = core::mem::take(&mut volume.waiting);
+        for it in waiting {
+            let flush = matches!(it.kind, WaitKind::Flush);
+            self.reply_written(cx, id, it.request, flush, it.since, Err(Refusal::Held));
+        }
+        self.answer_log_waiters(cx, id, Err(Refusal::Held));
+    }
+
+    /// Answers the flushes of a volume that wait for the log.
+    fn answer_log_waiters(&mut self, cx: &mut Cx<'_>, id: VolumeId, result: Result<(), Refusal>) {
+        for (request, flush, started) in self.log.take_guests(id) {
+            self.reply_written(cx, id, request, flush, started, result);
+        }
+    }
+
+    /// The device is good again: everything staged is in the log, or will be.
+    fn come_back(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let Some(volume) = self.find(id) else { return };
+        match volume.bypass {
+            Bypass::None | Bypass::Release { .. } => return,
+            Bypass::Rescue => volume.bypass = Bypass::None,
+            Bypass::Held => {
+                volume.bypass = Bypass::None;
+                volume.state = State::Clean;
+                volume.reason = None;
+            }
+            Bypass::Past => self.switch_back(id),
+        }
+        if !self.volume(id).waiting.is_empty() {
+            self.enqueue(id);
+        }
+        self.start_destage_if_due(cx, id);
+        self.pump_switch(cx, id);
+    }
+
+    /// Checkpoints that nobody can write are not waited for, where the ledger is enough.
+    pub(super) fn do_without_checkpoint(&mut self, cx: &mut Cx<'_>) {
+        if !self.health.failed {
+            return;
+        }
+        for waiter in self.checkpoint.take_waiters() {
+            match waiter {
+                Waiter::Attach(volume) => self.attach_past_log(cx, volume),
+                Waiter::Detach(request) => cx.out.reply(request, Ok(())),
+                Waiter::Park(request) => self.park_without_cache(cx, request),
+                // A switch is given up at the next look at the device, if that is still bad then;
+                // overlays need the checkpoint.
+                other => self.checkpoint.wait(other),
+            }
+        }
+    }
+
+    /// A volume that joins while the device fails. One that owes something waits for the device.
+    fn attach_past_log(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let Some(volume) = self.find(id) else { return };
+        let logs = volume.policy == Policy::WriteBack && volume.keeper.is_some();
+        if volume.policy == Policy::Ephemeral || volume.owes() {
+            self.checkpoint.wait(Waiter::Attach(id));
+        } else if logs {
+            let switch = volume.switch.take();
+            volume.bypass = Bypass::Release { back: true };
+            for request in switch.into_iter().flat_map(|switch| switch.waiters) {
+                cx.out.reply(request, Err(Refusal::CacheFailed));
+            }
+            self.release_past_log(cx, id);
+        } else {
+            self.claim(cx, id);
+        }
+    }
+
+    /// An orderly stop: only what nobody owes may stay behind in a log that nobody can write.
+    fn park_without_cache(&mut self, cx: &mut Cx<'_>, request: RequestId) {
+        let owes = self.volumes.iter().flatten().any(|volume| volume.owes());
+        let result = if owes {
+            Err(Refusal::CacheFailed)
+        } else {
+            Ok(())
+        };
+        cx.out.reply(request, result);
+    }
+}
