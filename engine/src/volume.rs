@@ -193,21 +193,7 @@ impl Volume {
             storage: 0,
             group: None,
             cut: 0,
-            tuning: Tuning {
-                write_cache: true,
-                destage_after_ms: Some(600_000),
-                destage,
-                dirty_limit_bytes: 4 << 30,
-                flow: FlowLimits::default(),
-                origin_queue_depth: 32,
-                admission: Admission::Reuse,
-                overlay_timeout_ms: 30_000,
-                overlay_ram_bytes: 256 << 20,
-                reset_on: ResetOn::Command,
-                origin_timeout_ms: None,
-                share: Share::default(),
-                group_members: 0,
-            },
+            tuning: tuning_before_attach(destage),
             generation: record.generation,
             base_generation: record.base_generation,
             first_serial: record.first_serial,
@@ -366,6 +352,25 @@ impl Volume {
             _ if self.owes() => State::Dirty,
             _ => State::Clean,
         }
+    }
+}
+
+/// What holds for a volume that only the log knows.
+fn tuning_before_attach(destage: DestageMode) -> Tuning {
+    Tuning {
+        write_cache: true,
+        destage_after_ms: Some(600_000),
+        destage,
+        dirty_limit_bytes: 4 << 30,
+        flow: FlowLimits::default(),
+        origin_queue_depth: 32,
+        admission: Admission::Reuse,
+        overlay_timeout_ms: 30_000,
+        overlay_ram_bytes: 256 << 20,
+        reset_on: ResetOn::Command,
+        origin_timeout_ms: None,
+        share: Share::default(),
+        group_members: 0,
     }
 }
 

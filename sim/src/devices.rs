@@ -10,6 +10,8 @@ use engine::event::{Device, IoError, Op, Stat};
 use engine::media::Media;
 use engine::types::VolumeId;
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The wall clock at the begin of the run; any time that is not 0 will do.
 const EPOCH_NS: u64 = 1_700_000_000_000_000_000;
@@ -165,6 +167,8 @@ pub struct Blocking<'a> {
     pub now: &'a mut u64,
     /// Calls until the crash.
     pub fuse: Option<u64>,
+    /// The kill may strike at the stage as well.
+    pub killed: Arc<AtomicBool>,
     /// The crash has come: nothing that was returned since counts.
     pub crashed: bool,
     /// Calls in a thousand that fail without a crash.
@@ -181,6 +185,7 @@ impl<'a> Blocking<'a> {
             rng,
             now,
             fuse: None,
+            killed: Arc::default(),
             crashed: false,
             errors: 0,
             failed: 0,
@@ -192,6 +197,7 @@ impl<'a> Blocking<'a> {
     fn enter(&mut self) -> Result<(), IoError> {
         *self.now += 1 + self.rng.below(CALL_NS);
         self.calls += 1;
+        self.crashed |= self.killed.load(Ordering::Relaxed);
         if self.crashed {
             return Err(IoError::Failed);
         }
@@ -211,7 +217,7 @@ impl<'a> Blocking<'a> {
     }
 
     fn change(&mut self, device: Device, change: Change) -> Result<(), IoError> {
-        let before = self.crashed;
+        let before = self.crashed || self.killed.load(Ordering::Relaxed);
         let entered = self.enter();
         if before {
             return entered;
@@ -251,7 +257,7 @@ impl Media for Blocking<'_> {
     }
 
     fn sync(&mut self, device: Device) -> Result<(), IoError> {
-        let before = self.crashed;
+        let before = self.crashed || self.killed.load(Ordering::Relaxed);
         let entered = self.enter();
         let file = self.devices.file(device);
         let disk = self.devices.disk(file);

@@ -113,6 +113,7 @@ impl World {
         let mut now = self.now;
         let mut media = Blocking::new(&mut self.devices, &mut rng, &mut now);
         (media.fuse, media.errors) = (fuse, errors);
+        media.killed = self.memory.killed();
         let opened = Engine::open(config, &mut media, &mut self.memory);
         let (crashed, failed) = (media.crashed || self.memory.is_killed(), media.failed > 0);
         let calls = media.calls;

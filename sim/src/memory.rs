@@ -11,6 +11,8 @@
 use crate::rng::Rng;
 use engine::memory::{Area, Memory, Place, Slice};
 use engine::types::BufferId;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Granularity in which a store is seen by others; x86 keeps aligned words whole.
 const WORD_BYTES: u64 = 8;
@@ -25,6 +27,8 @@ pub struct SimMemory {
     fuse: Option<u64>,
     /// The stage as the kill left it.
     survivor: Option<Vec<u8>>,
+    /// Whether there is one, for those that are asked on the daemon's behalf meanwhile.
+    killed: Arc<AtomicBool>,
     /// Everything in the read tier has the same checksum.
     pub no_ram_sums: bool,
     rng: Rng,
@@ -39,6 +43,7 @@ impl SimMemory {
             buffers: Vec::new(),
             fuse: None,
             survivor: None,
+            killed: Arc::default(),
             no_ram_sums: false,
             rng,
         }
@@ -58,11 +63,17 @@ impl SimMemory {
         self.survivor.is_some()
     }
 
+    /// Says the same to whoever holds it.
+    pub fn killed(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.killed)
+    }
+
     /// The daemon is gone: its private memory too, its stage not.
     pub fn restart(&mut self) {
         if let Some(survivor) = self.survivor.take() {
             self.stage = survivor;
         }
+        self.killed.store(false, Ordering::Relaxed);
         self.fuse = None;
         self.buffers.clear();
         self.ram.fill(0);
@@ -185,6 +196,7 @@ impl SimMemory {
             }
         }
         self.survivor = Some(survivor);
+        self.killed.store(true, Ordering::Relaxed);
         self.fuse = None;
     }
 }

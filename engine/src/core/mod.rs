@@ -332,17 +332,7 @@ impl Core {
                 self.log.counters.write_ns += cx.now.since(started);
                 self.log.write_done(cx, place, (attempt, from, upto), ok);
             }
-            Pending::CacheSync { attempt } => {
-                if !ok {
-                    self.doubt_checkpoint();
-                }
-                for waiter in self.log.sync_done(cx, attempt, ok) {
-                    self.durable(cx, waiter);
-                }
-                if ok {
-                    self.cache_synced(cx);
-                }
-            }
+            Pending::CacheSync { attempt } => self.log_synced(cx, attempt, ok),
             Pending::Footer { segment, piece } => {
                 self.log.footer_done(&mut self.scratch, segment, piece, ok);
             }
@@ -383,6 +373,19 @@ impl Core {
             Pending::EvacuateFooter => self.evacuation_footer(cx, ok),
             Pending::CutJournal { volume } => self.journal_cut(cx, volume, ok),
             Pending::Remove { volume } => self.removed(cx, volume, ok),
+        }
+    }
+
+    /// The end of a sync that the log asked for.
+    fn log_synced(&mut self, cx: &mut Cx<'_>, attempt: u32, ok: bool) {
+        if !ok {
+            self.doubt_checkpoint();
+        }
+        for waiter in self.log.sync_done(cx, attempt, ok) {
+            self.durable(cx, waiter);
+        }
+        if ok {
+            self.cache_synced(cx);
         }
     }
 

@@ -70,8 +70,9 @@ impl Core {
         }
     }
 
-    fn show(&self, volume: &Volume, now: Time) -> VolumeSnapshot {
-        let flushed = match volume.epochs.back() {
+    /// Everything up to this serial is durable.
+    fn durable_serial(&self, volume: &Volume) -> Serial {
+        match volume.epochs.back() {
             Some(epoch) if volume.policy == Policy::WriteBack => {
                 let durable = |e: &&crate::volume::Epoch| e.last_seq <= self.log.durable;
                 if epoch.last_seq <= self.log.durable {
@@ -85,7 +86,10 @@ impl Core {
                 }
             }
             _ => volume.acked(),
-        };
+        }
+    }
+
+    fn show(&self, volume: &Volume, now: Time) -> VolumeSnapshot {
         let (group_waits, group_in_place) = self.group_state(volume);
         VolumeSnapshot {
             id: volume.id,
@@ -117,7 +121,7 @@ impl Core {
             dirty_extents: volume.dirty_extents(),
             oldest_dirty_ns: volume.epochs.front().map(|epoch| now.since(epoch.opened)),
             acked_serial: volume.acked(),
-            durable_serial: flushed,
+            durable_serial: self.durable_serial(volume),
             destaged_serial: if volume.policy == Policy::WriteBack {
                 volume.destaged
             } else {

@@ -165,7 +165,7 @@ pub fn recover(
     let checkpoint = read_checkpoint(media, &superblock)?;
     let stage = Stage::load(&*memory, &superblock, &checkpoint, config.boot);
     let mut accepted = scan::scan(media, &superblock, &checkpoint, &stage, config.boot)?;
-    let stage_found = stage.found;
+    let (stage_found, vouches) = (stage.found, stage.overlay_valid);
     make_durable(media, &superblock, &mut accepted)?;
 
     let replayed = replay::replay(&checkpoint, &accepted, superblock.geometry);
@@ -178,6 +178,9 @@ pub fn recover(
         segments_max,
     );
     let next = next_checkpoint(&checkpoint, config.boot, (&accepted, &fills), &replayed);
+    if vouches {
+        announce(memory, &config, &superblock, &next);
+    }
     write_checkpoint(media, &superblock, &next)?;
 
     reset_stage(memory, &config, &superblock, next.incarnation);
@@ -275,6 +278,32 @@ fn make_durable(
     media.sync(Device::Cache).map_err(|_| CACHE)
 }
 
+fn stage_header(config: &Config, superblock: &Superblock, incarnation: u64) -> StageHeader {
+    StageHeader {
+        cache: superblock.cache,
+        boot: config.boot,
+        incarnation,
+        slots: config.stage_slots + config.overlay_slots,
+        chunk_blocks: superblock.geometry.chunk_blocks,
+    }
+}
+
+/// Before the checkpoint of this run is written, one copy of the stage's header names the run: so
+/// at every moment, however often recovery is killed, a whole copy names the run of the newest
+/// checkpoint, and vouches for the overlays that are on the device. The other copy, and the
+/// slots, are still those of the run before.
+fn announce(memory: &mut dyn Memory, config: &Config, superblock: &Superblock, next: &Checkpoint) {
+    let names_last = |at: &u64| {
+        let mut bytes = alloc::vec![0; stage::HEADER_BYTES];
+        memory.load(Place::new(Area::Stage, *at), &mut bytes);
+        StageHeader::parse(&bytes).is_ok_and(|it| it.incarnation + 1 == next.incarnation)
+    };
+    let [first, second] = stage::HEADER_AT;
+    let at = if names_last(&first) { second } else { first };
+    let header = stage_header(config, superblock, next.incarnation);
+    memory.store(Place::new(Area::Stage, at), &header.encode());
+}
+
 /// The stage of this run: a new header, and slots that mirror nothing.
 fn reset_stage(
     memory: &mut dyn Memory,
@@ -283,15 +312,8 @@ fn reset_stage(
     incarnation: u64,
 ) {
     let slots = config.stage_slots + config.overlay_slots;
-    let header = StageHeader {
-        cache: superblock.cache,
-        boot: config.boot,
-        incarnation,
-        slots,
-        chunk_blocks: superblock.geometry.chunk_blocks,
-    };
-    // The old header names a run that the new checkpoint has left behind: its slots count no
-    // more, while it still vouches for the overlays. So one copy stays until the other is whole.
+    let header = stage_header(config, superblock, incarnation);
+    // One copy is whole and names this run while the other is written.
     let table = (u64::from(slots) * stage::SLOT_BYTES as u64).next_multiple_of(BLOCK_BYTES);
     memory.zero(Place::new(Area::Stage, stage::TABLE_AT), table);
     for at in stage::HEADER_AT {

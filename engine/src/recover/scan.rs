@@ -67,7 +67,7 @@ impl<'a> Stage<'a> {
                     && header.boot == boot
                     && header.chunk_blocks == geometry.chunk_blocks
             })
-            .max_by_key(|header| header.incarnation);
+            .find(|header| header.incarnation == checkpoint.incarnation);
         // There may be more slots than the log has chunks: the stage has the size that was asked
         // for, however small the cache is.
         let fits = |header: &StageHeader| {
@@ -79,18 +79,13 @@ impl<'a> Stage<'a> {
         };
         let mut stage = Stage {
             memory: Some(memory),
-            found: header.incarnation == checkpoint.incarnation,
+            found: true,
             // A run that recovered and was killed before it renewed the stage left the overlays
-            // on the device.
-            overlay_valid: checkpoint.boot == boot
-                && (header.incarnation == checkpoint.incarnation
-                    || header.incarnation.checked_add(1) == Some(checkpoint.incarnation)),
+            // on the device, and slots that are of the run before.
+            overlay_valid: checkpoint.boot == boot,
             slots: BTreeMap::new(),
             chunk_bytes: geometry.chunk_bytes(),
         };
-        if !stage.found {
-            return stage;
-        }
         for index in 0..header.slots {
             let at = stage::TABLE_AT + u64::from(index) * stage::SLOT_BYTES as u64;
             let mut bytes = [0; stage::SLOT_BYTES];
