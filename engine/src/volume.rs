@@ -150,6 +150,8 @@ pub struct Volume {
     pub flow: Flow,
     /// When the last read of a guest went to the origin.
     pub guest_read_at: Option<Time>,
+    /// Its first waiting write wants room that only a destage makes; not just a slot of the stage.
+    pub wants_room: bool,
     /// In the queue of volumes whose first waiting request wants another try.
     pub queued: bool,
     pub counters: Counters,
@@ -219,6 +221,7 @@ impl Volume {
             sync_failed: false,
             flow: Flow::default(),
             guest_read_at: None,
+            wants_room: false,
             queued: false,
             counters: Counters::default(),
             ended: record.ended,
@@ -298,6 +301,12 @@ impl Volume {
     /// Dirty data that must reach the origin some day.
     pub fn owes(&self) -> bool {
         self.policy == Policy::WriteBack && self.is_dirty()
+    }
+
+    /// A write was refused because the volume is full.
+    pub fn wall(&mut self) {
+        self.flow.wall();
+        self.wants_room = true;
     }
 
     /// Its ledger could not be written; due again.

@@ -148,6 +148,7 @@ macro_rules! targets {
 targets! {
     nbd_sessions_survive_any_client: "nbd_session",
     nbd_clients_survive_any_server: "nbd_client",
+    monitors_survive_any_bytes: "qmp",
     superblocks_survive_any_bytes: "superblock",
     checkpoints_survive_any_bytes: "checkpoint",
     records_survive_any_bytes: "record",

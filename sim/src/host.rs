@@ -292,11 +292,12 @@ impl World {
         self.end(ending)
     }
 
-    /// Waits until all guests have their answers.
+    /// Waits until all guests have their answers, and what lost connections had begun has ended.
     pub fn quiet(&mut self) -> Result<(), Broken> {
         self.budget = 0;
         self.heal(true);
-        let busy = |world: &World| world.guests.iter().any(|guest| !guest.pending.is_empty());
+        let busy = |guest: &Guest| !guest.pending.is_empty() || !guest.gone.is_empty();
+        let busy = |world: &World| world.guests.iter().any(busy);
         self.run_while(busy, "guests without faults").map(|_| ())
     }
 

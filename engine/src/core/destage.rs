@@ -186,7 +186,7 @@ impl Core {
         // it gives way within its own limit, and where it has more than its share.
         let stays = volume.tuning.destage_after_ms.is_none() && volume.charge() <= share;
         let scarce = low || ((full || dirty_extents_full) && !stays);
-        aged || volume.flow.is_pressing() || !volume.waiting.is_empty() || scarce
+        aged || volume.flow.is_pressing() || volume.wants_room || scarce
     }
 
     /// An overlay goes to its image as a whole. Its journal alone makes it safe, so nobody waits

@@ -381,9 +381,11 @@ impl Core {
     fn opens(&mut self, now: Time, id: VolumeId, span: Span) -> bool {
         let stream = self.choose_stream(id, span.blocks());
         let quarter = self.log.gauge().capacity / 4;
-        span.blocks() <= quarter
-            && matches!(self.gate(now, id, span, EntryKind::Write), Gate::Open)
-            && self.log.has_room(stream, span.blocks())
+        let open = span.blocks() <= quarter
+            && matches!(self.gate(now, id, span, EntryKind::Write), Gate::Open);
+        let room = self.log.has_room(stream, span.blocks());
+        self.volume(id).wants_room |= open && !room;
+        open && room
     }
 
     /// Where so many blocks of a volume go next: an overlay that fills its share of RAM writes to
@@ -468,6 +470,7 @@ impl Core {
             volume.overlay_since = Some(cx.now);
         }
         let tenant = volume.tenant;
+        volume.wants_room = false;
         let epoch = volume.open_epoch(cx.now);
         epoch.last_serial = serial;
         epoch.last_seq = appended.seq;
@@ -504,6 +507,7 @@ impl Core {
                     volume.waiting.push_back(waiting);
                 }
             }
+            volume.wants_room &= !volume.waiting.is_empty();
         }
     }
 
@@ -528,7 +532,7 @@ impl Core {
         let limit = (volume.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1);
         let limited = volume.policy == Policy::WriteBack && charge + blocks > limit;
         if limited && charge > 0 {
-            volume.flow.wall();
+            volume.wall();
             return Gate::Shut;
         }
         let gauge = self.log.gauge();
@@ -547,7 +551,7 @@ impl Core {
         if self.may_take_common(now, id, room) {
             return Gate::Open;
         }
-        self.volume(id).flow.wall();
+        self.volume(id).wall();
         Gate::Shut
     }
 

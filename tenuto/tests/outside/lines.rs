@@ -22,7 +22,7 @@ fn fill(path: &Path, seed: u64) -> Vec<u8> {
 }
 
 /// An image whose times are old enough to tell it from a later one.
-fn settled(path: &Path) {
+pub fn settled(path: &Path) {
     let changed = std::fs::metadata(path).expect("the image is there").ctime();
     let old = || {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);

@@ -24,5 +24,6 @@ mod overlay;
 mod policies;
 mod power;
 mod refuse;
+mod storm;
 mod turns;
 mod watch;
