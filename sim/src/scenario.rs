@@ -390,4 +390,26 @@ pub const ALL: &[Scenario] = &[
             options.restarts = 4;
         },
     },
+    Scenario {
+        name: "a-journal-whose-table-waits-for-its-turn",
+        broke: "2: the table of a journal was made anew when it had waited for memory or for its \
+                turn, and was empty then; the ledger vouched for it all the same",
+        bend: |options, plan| {
+            only(plan, Policy::WriteBack, 3);
+            for at in 0..plan.volumes.len() {
+                let volume = &mut plan.volumes[at];
+                volume.origin = at;
+                volume.journal_possible = true;
+                volume.tuning.destage = DestageMode::Atomic;
+                volume.tuning.destage_after_ms = Some(200);
+                volume.tuning.share.weight = [100, 1, 10_000][at];
+                if at > 0 {
+                    plan.origins.push(plan.origins[0].clone());
+                }
+            }
+            plan.rates.origin_check = 100;
+            plan.rates.absent = 0;
+            options.operations = 2000;
+        },
+    },
 ];

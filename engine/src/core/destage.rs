@@ -385,6 +385,7 @@ impl Core {
             Phase::Journal | Phase::Table | Phase::JournalSync => {
                 destage.phase = Phase::Journal;
                 destage.entries.clear();
+                destage.table = Vec::new();
                 destage.journal_at = room;
                 destage.table_at = 0;
                 destage.moved_halves = 0;
@@ -659,7 +660,8 @@ impl Core {
         let volume = self.volume(id);
         let (uuid, generation) = (volume.uuid, volume.generation);
         let destage = volume.destage.as_mut().expect("a destage is under way");
-        if destage.table_at == 0 {
+        // It is made once: it may have to wait, and the entries are gone by then.
+        if destage.table.is_empty() {
             destage
                 .entries
                 .sort_unstable_by_key(|entry| entry.span.sector);
