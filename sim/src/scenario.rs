@@ -13,7 +13,7 @@ use engine::event::Admission;
 use engine::types::{DestageMode, Policy};
 
 /// Seeds of each scenario.
-const SEEDS: u64 = 30;
+pub const SEEDS: u64 = 30;
 
 /// A family of runs.
 pub struct Scenario {
@@ -36,10 +36,10 @@ impl Scenario {
         }
     }
 
-    /// Runs all seeds up to the first failure.
-    pub fn run(&self) -> Result<Counters, Failure> {
+    /// Runs so many seeds, up to the first failure.
+    pub fn run(&self, seeds: u64) -> Result<Counters, Failure> {
         let mut counters = Counters::default();
-        for seed in 0..SEEDS {
+        for seed in 0..seeds {
             let outcome = run(&self.options(seed));
             counters.add(&outcome.map_err(|failure| self.named(failure))?.counters);
         }
