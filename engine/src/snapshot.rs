@@ -189,7 +189,10 @@ pub struct VolumeSnapshot {
     pub dirty_bytes: u64,
     pub dirty_writes: u64,
     pub dirty_extents: u64,
+    /// Age of the oldest; of what a recovery found nobody knows more than that it is older than
+    /// this life of the engine.
     pub oldest_dirty_ns: Option<u64>,
+    pub dirty_before_start: bool,
     pub acked_serial: Serial,
     pub durable_serial: Serial,
     pub destaged_serial: Serial,

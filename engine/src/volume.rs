@@ -30,10 +30,18 @@ pub struct Epoch {
     /// The newest record that holds a write of it.
     pub last_seq: StreamSeq,
     pub writes: u64,
+    /// Zero, before any other time, where a recovery found it.
     pub opened: Time,
     pub sealed: bool,
     /// Blocks of the log that its extents keep alive.
     pub charge: u64,
+}
+
+impl Epoch {
+    /// Its data is older than this life of the engine.
+    pub fn is_recovered(&self) -> bool {
+        self.opened == Time(0)
+    }
 }
 
 /// A request that cannot be taken yet.

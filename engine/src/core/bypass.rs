@@ -98,7 +98,7 @@ impl Health {
 
 impl Core {
     /// Learns from the end of a request to the cache device that carries something that must last.
-    pub(super) fn observe_cache(&mut self, cx: &mut Cx<'_>, pending: &Pending, ok: bool) {
+    pub(super) fn observe_cache(&mut self, now: Time, pending: &Pending, ok: bool) {
         let lasting = matches!(
             pending,
             Pending::Log { .. }
@@ -109,7 +109,7 @@ impl Core {
                 | Pending::CheckpointSync
         );
         if lasting && !ok {
-            self.health.failing_since.get_or_insert(cx.now);
+            self.health.failing_since.get_or_insert(now);
         }
     }
 

@@ -75,6 +75,8 @@ pub struct Destage {
     jobs: Slab<Job>,
     failed: bool,
     damaged: bool,
+    /// Something failed for want of space.
+    full: bool,
     retry_at: Time,
     entries: Vec<JournalEntry>,
     journal_at: u64,
@@ -217,6 +219,7 @@ impl Core {
             jobs: Slab::default(),
             failed: false,
             damaged: false,
+            full: false,
             retry_at: Time(0),
             entries: Vec::new(),
             journal_at: room,
@@ -376,7 +379,7 @@ impl Core {
         } else {
             RETRY_MS
         };
-        let damaged = destage.damaged;
+        let (damaged, full) = (destage.damaged, core::mem::take(&mut destage.full));
         destage.retry_at = now.plus_millis(pause);
         destage.failed = false;
         destage.damaged = false;
@@ -398,10 +401,21 @@ impl Core {
         }
         if !damaged && !matches!(volume.state, State::Damaged | State::Held) {
             volume.state = State::Stalled;
-            volume.reason = Some("the origin answers with errors; destage is tried again");
+            volume.reason = Some(match full {
+                true => {
+                    "there is no space left for the data or its journal beside the image; make \
+                     room there, and destage goes on by itself"
+                }
+                false => "the origin answers with errors; destage is tried again",
+            });
         }
         // Nobody waits for it meanwhile.
         self.turns.rest(id);
+    }
+
+    /// A request of a destage has failed for want of space.
+    pub(super) fn note_full(&mut self, id: VolumeId) {
+        self.phase(id).full = true;
     }
 
     /// Takes a run on its way. False when there is no memory for it now.

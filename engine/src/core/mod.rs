@@ -101,6 +101,8 @@ pub struct Core {
     admission: Turns,
     parking: Option<Parking>,
     health: bypass::Health,
+    /// When this life took its first event.
+    began: Option<Time>,
     /// Layers of single volumes that were given out; each is used once.
     layers: u64,
 }
@@ -143,6 +145,7 @@ impl Core {
             admission: Turns::new(share::QUANTUM_BYTES, share::PATIENCE_NS),
             parking: None,
             health: bypass::Health::default(),
+            began: None,
             layers: 0,
             config,
         }
@@ -173,6 +176,7 @@ impl Core {
     }
 
     pub fn apply(&mut self, cx: &mut Cx<'_>, event: Event) {
+        self.began.get_or_insert(cx.now);
         match event {
             Event::Read {
                 volume,
@@ -317,7 +321,12 @@ impl Core {
         let (pending, started) = cx.out.take(io);
         let ok = result.is_ok();
         self.time_origin(cx.now, &pending, started, ok);
-        self.observe_cache(cx, &pending, ok);
+        self.observe_cache(cx.now, &pending, ok);
+        if let Pending::Destage { volume, .. } | Pending::JournalTable { volume } = pending
+            && result == Err(IoError::NoSpace)
+        {
+            self.note_full(volume);
+        }
         match pending {
             Pending::Log {
                 slot,

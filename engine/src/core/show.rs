@@ -9,7 +9,7 @@ use crate::layout::{self, Part};
 use crate::log::StreamKind;
 use crate::snapshot::{FlowSnapshot, OverlaySnapshot, Snapshot, State, VolumeSnapshot};
 use crate::types::{BLOCK_BYTES, Policy, Serial, Span, Time, VolumeId};
-use crate::volume::Volume;
+use crate::volume::{Epoch, Volume};
 use alloc::vec::Vec;
 
 impl Core {
@@ -91,6 +91,7 @@ impl Core {
 
     fn show(&self, volume: &Volume, now: Time) -> VolumeSnapshot {
         let (group_waits, group_in_place) = self.group_state(volume);
+        let (oldest, began) = (volume.epochs.front(), self.began.unwrap_or(now));
         VolumeSnapshot {
             id: volume.id,
             name: volume.name.clone(),
@@ -119,7 +120,8 @@ impl Core {
             dirty_bytes: volume.dirty_bytes(),
             dirty_writes: volume.epochs.iter().map(|epoch| epoch.writes).sum(),
             dirty_extents: volume.dirty_extents(),
-            oldest_dirty_ns: volume.epochs.front().map(|epoch| now.since(epoch.opened)),
+            oldest_dirty_ns: oldest.map(|epoch| now.since(epoch.opened.max(began))),
+            dirty_before_start: oldest.is_some_and(Epoch::is_recovered),
             acked_serial: volume.acked(),
             durable_serial: self.durable_serial(volume),
             destaged_serial: if volume.policy == Policy::WriteBack {

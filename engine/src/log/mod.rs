@@ -722,14 +722,20 @@ impl Log {
         Some(Place::new(Area::Stage, at + offset * SECTOR_BYTES))
     }
 
-    /// Whether what lies at `addr` is in RAM only: no sync has covered it on the device.
+    /// Whether what lies at `addr` is in RAM only. What is logged leaves that when a sync covers it;
+    /// an overlay, of which nothing is owed to stable media, when it is written.
     pub fn is_staged_only(&self, addr: LogAddr) -> bool {
         let chunk = self.geometry.chunk_of(addr);
         let Some(slot) = self.chunk_slot[chunk.0 as usize].checked_sub(1) else {
             return false;
         };
         let block = (addr.0 - self.geometry.chunk_addr(chunk).0) / BLOCK_SECTORS;
-        block >= u64::from(self.slots[slot as usize].synced)
+        let slot = &self.slots[slot as usize];
+        block
+            >= u64::from(match slot.stream {
+                StreamKind::Writes => slot.synced,
+                StreamKind::Overlay | StreamKind::Spill => slot.written,
+            })
     }
 
     /// Checksum that the block of the log at `addr` must have.

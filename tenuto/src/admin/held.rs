@@ -80,6 +80,7 @@ impl Held {
             dirty_writes: 0,
             dirty_extents: 0,
             oldest_dirty_ns: None,
+            dirty_before_start: false,
             acked_serial: destaged,
             durable_serial: destaged,
             destaged_serial: destaged,

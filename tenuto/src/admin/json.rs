@@ -105,6 +105,7 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
         "dirty_bytes": volume.dirty_bytes,
         "dirty_writes": volume.dirty_writes,
         "dirty_extents": volume.dirty_extents,
+        "dirty_before_start": volume.dirty_before_start,
         "oldest_dirty_seconds": volume.oldest_dirty_ns.map(|nanos| nanos / 1_000_000_000),
         "acked_serial": volume.acked_serial.0,
         "durable_serial": volume.durable_serial.0,

@@ -486,7 +486,11 @@ fn dirty_refusal(volume: &VolumeSnapshot) -> Error {
     let bytes = volume.dirty_bytes;
     let age = match volume.oldest_dirty_ns {
         Some(nanos) => format!(
-            ", up to {} old,",
+            ", {} {} old,",
+            match volume.dirty_before_start {
+                true => "more than",
+                false => "up to",
+            },
             units::human_seconds(nanos / 1_000_000_000)
         ),
         None => String::new(),

@@ -78,6 +78,10 @@ fn held(volume: &VolumeSnapshot) -> String {
 
 fn dirty(volume: &VolumeSnapshot) -> String {
     match volume.oldest_dirty_ns {
+        Some(_) if volume.dirty_before_start => format!(
+            "{}, some of it from before this daemon started,",
+            human_bytes(volume.dirty_bytes)
+        ),
         Some(nanos) => format!(
             "{} of up to {} ago",
             human_bytes(volume.dirty_bytes),

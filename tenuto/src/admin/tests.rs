@@ -169,6 +169,7 @@ fn snapshot(id: VolumeId, settings: &VolumeSettings) -> VolumeSnapshot {
         dirty_writes: 0,
         dirty_extents: 0,
         oldest_dirty_ns: None,
+        dirty_before_start: false,
         acked_serial: Serial(5),
         durable_serial: Serial(5),
         destaged_serial: Serial(5),

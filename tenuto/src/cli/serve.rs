@@ -32,9 +32,6 @@ pub fn run(context: &Context, command: &Serve) -> Result<()> {
     start_log(context);
     let mut volumes = config.volumes.clone();
     volumes.extend(added_volumes(&config)?);
-    for volume in &volumes {
-        note_limits(volume);
-    }
     make_directory(&config.host.run_dir)?;
     let socket = config.admin_socket();
     // Before the daemon replaces sockets that only look stale.
@@ -128,16 +125,6 @@ fn added_volumes(config: &Config) -> Result<Vec<Volume>> {
         .into_iter()
         .map(|(volume, _)| volume)
         .collect())
-}
-
-fn note_limits(volume: &Volume) {
-    if volume.sources.contains_key("overlay-ram") {
-        tracing::warn!(
-            "volume {}: overlay-ram of one volume has no effect in this version; [cache] \
-             overlay-ram bounds all of them together",
-            volume.name
-        );
-    }
 }
 
 fn make_directory(path: &std::path::Path) -> Result<()> {

@@ -237,7 +237,11 @@ fn bytes(value: &Value) -> String {
 fn dirty_text(volume: &Value) -> String {
     let (dirty, writes) = (bytes(&volume["dirty_bytes"]), &volume["dirty_writes"]);
     let oldest = age(&volume["oldest_dirty_seconds"]);
-    format!("{dirty} in {writes} writes, oldest {oldest}")
+    let more = match volume["dirty_before_start"] == true {
+        true => "more than ",
+        false => "",
+    };
+    format!("{dirty} in {writes} writes, oldest {more}{oldest}")
 }
 
 fn overlay_text(overlay: &Value) -> String {

@@ -8,7 +8,7 @@ use super::content::{self, BLOCK, LANE_BLOCKS, LANES};
 use super::load::{self, Load};
 use crate::cachedev;
 use crate::daemon::{Daemon, SanSettings, Settings, VolumeSettings};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, cause};
 use crate::files::Files;
 use crate::lock::{self, Patience};
 use crate::sys;
@@ -62,7 +62,13 @@ impl Directory {
         sweep(parent);
         let path = parent.join(format!("{PREFIX}{}", std::process::id()));
         let made = fs::create_dir(&path);
-        made.map_err(|error| Error::failed(format!("{}: {error}", path.display())))?;
+        made.map_err(|error| {
+            Error::failed(format!(
+                "{}: {}; name a directory in which this user may make files",
+                parent.display(),
+                cause(&error)
+            ))
+        })?;
         Ok(Directory(path))
     }
 }
