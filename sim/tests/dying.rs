@@ -3,18 +3,12 @@
 //! A third of `TENUTO_SIM_SEEDS` says how many seeds (100), `TENUTO_SIM_FIRST` from which (0): they
 //! take long, because a device is dead for minutes.
 
+mod common;
+
+use common::{every_seed, number, seeds};
 use engine::types::{DestageMode, Policy};
+use sim::Options;
 use sim::plan::Plan;
-use sim::trace::Counters;
-use sim::{Options, run};
-
-const SEEDS: u64 = 100;
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name)
-        .ok()
-        .map(|text| text.parse().expect("a number"))
-}
 
 /// All volumes that write may go past the log, and the log is small against the stage in some
 /// seeds and large in others. In-place destage of what the log has lost is no promise.
@@ -37,24 +31,7 @@ fn options(seed: u64) -> Options {
 
 #[test]
 fn a_cache_device_that_dies_breaks_no_promise() {
-    let first = number("TENUTO_SIM_FIRST").unwrap_or(0);
-    let count = number("TENUTO_SIM_SEEDS").map_or(SEEDS, |all| all.div_ceil(3));
-    let mut counters = Counters::default();
-    let mut failed = 0;
-    for seed in first..first + count {
-        match run(&options(seed)) {
-            Ok(outcome) => counters.add(&outcome.counters),
-            Err(failure) => {
-                println!("{failure} (a device that dies)");
-                failed += 1;
-            }
-        }
-    }
-    println!(
-        "{} deaths, seen past the log {} times, held {} times",
-        counters.cache_deaths, counters.seen_past_log, counters.seen_held
-    );
-    assert_eq!(failed, 0, "seeds fail");
+    let counters = every_seed("a device that dies", seeds(100, 3), options);
     assert!(counters.seen_past_log > 0, "no volume went past its log");
     assert!(counters.seen_held > 0, "no volume was held");
 }

@@ -2,18 +2,12 @@
 //!
 //! `TENUTO_SIM_SEEDS` says how many seeds (100), `TENUTO_SIM_FIRST` from which (0).
 
+mod common;
+
 use engine::types::Policy;
+use sim::Options;
 use sim::plan::Plan;
 use sim::trace::Counters;
-use sim::{Options, run};
-
-const SEEDS: u64 = 100;
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name)
-        .ok()
-        .map(|text| text.parse().expect("a number"))
-}
 
 /// The options of a seed with its first volumes changed.
 fn bent(seed: u64, bend: fn(&mut Plan)) -> Options {
@@ -27,22 +21,8 @@ fn bent(seed: u64, bend: fn(&mut Plan)) -> Options {
     }
 }
 
-fn every_seed(bend: fn(&mut Plan)) -> Counters {
-    let first = number("TENUTO_SIM_FIRST").unwrap_or(0);
-    let count = number("TENUTO_SIM_SEEDS").unwrap_or(SEEDS);
-    let mut counters = Counters::default();
-    let mut failed = 0;
-    for seed in first..first + count {
-        match run(&bent(seed, bend)) {
-            Ok(outcome) => counters.add(&outcome.counters),
-            Err(failure) => {
-                println!("{failure} (bent)");
-                failed += 1;
-            }
-        }
-    }
-    assert_eq!(failed, 0, "seeds fail");
-    counters
+fn every_seed(suite: &str, bend: fn(&mut Plan)) -> Counters {
+    common::every_seed(suite, common::seeds(100, 1), |seed| bent(seed, bend))
 }
 
 /// One volume whose policy changes all the time, and one beside it.
@@ -72,13 +52,13 @@ fn write_through(plan: &mut Plan) {
 
 #[test]
 fn policies_change_under_load_and_no_promise_is_broken() {
-    let counters = every_seed(switching);
+    let counters = every_seed("switches", switching);
     println!("{} switches", counters.switches);
     assert!(counters.switches > 0, "nothing was switched");
 }
 
 #[test]
 fn write_through_volumes_keep_every_promise() {
-    let counters = every_seed(write_through);
+    let counters = every_seed("write-through", write_through);
     assert!(counters.writes > 0 && counters.reads > 0, "there is a load");
 }

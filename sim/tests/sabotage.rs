@@ -1,23 +1,12 @@
 //! The oracle is awake: each rule that the host breaks on purpose makes seeds fail that pass
 //! without it.
 
-use sim::{Options, Sabotage, run};
+mod common;
 
-/// Seeds that may pass before the broken rule must have been noticed.
-const SEEDS_MAX: u64 = 60;
+use sim::{Options, Sabotage};
 
 fn is_noticed(sabotage: Sabotage) {
-    let failure = (0..SEEDS_MAX).find_map(|seed| {
-        let honest = Options::from_seed(seed);
-        let failure = run(&Options {
-            sabotage: Some(sabotage),
-            ..honest.clone()
-        })
-        .err();
-        failure.filter(|_| run(&honest).is_ok())
-    });
-    let failure = failure.unwrap_or_else(|| panic!("{sabotage:?} passes {SEEDS_MAX} seeds"));
-    println!("{sabotage:?}: {failure}");
+    common::noticed(sabotage, Options::from_seed);
 }
 
 #[test]

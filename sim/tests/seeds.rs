@@ -4,21 +4,10 @@
 //! runs one and tells everything, `TENUTO_SIM_OPERATIONS` sets its length. Always true: a failing
 //! seed is printed with the command that replays it.
 
-use sim::trace::Counters;
-use sim::{Failure, Options, run};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+mod common;
 
-/// Threads that share the seeds; the machines that test have two cores.
-const THREADS: usize = 2;
-/// Failures after which no further seed is tried.
-const FAILURES_MAX: usize = 50;
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name)
-        .ok()
-        .map(|text| text.parse().expect("a number"))
-}
+use common::{every_seed, number, seeds};
+use sim::{Options, run};
 
 fn options(seed: u64) -> Options {
     let mut options = Options::from_seed(seed);
@@ -40,41 +29,11 @@ fn every_seed_keeps_every_promise() {
         outcome.unwrap_or_else(|failure| panic!("{failure}"));
         return;
     }
-    let first = number("TENUTO_SIM_FIRST").unwrap_or(0);
-    let count = number("TENUTO_SIM_SEEDS").unwrap_or(200);
-    let next = AtomicU64::new(first);
-    let result: Mutex<(Counters, Vec<Failure>)> = Mutex::default();
-    std::thread::scope(|scope| {
-        for _ in 0..THREADS {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    let failures = result.lock().expect("no test thread panics").1.len();
-                    if seed >= first + count || failures >= FAILURES_MAX {
-                        return;
-                    }
-                    let outcome = run(&options(seed));
-                    let mut result = result.lock().expect("no test thread panics");
-                    match outcome {
-                        Ok(outcome) => result.0.add(&outcome.counters),
-                        Err(failure) => {
-                            println!("{failure}");
-                            result.1.push(failure);
-                        }
-                    }
-                }
-            });
-        }
-    });
-    let (counters, failures) = result.into_inner().expect("no test thread panics");
-    println!("{count} seeds from {first}: {} faults", counters.faults());
-    for (name, value) in counters.list() {
-        println!("{value:>12} {name}");
-    }
+    let seeds = seeds(200, 1);
+    let count = seeds.end - seeds.start;
+    let counters = every_seed("all policies", seeds, options);
     // Runs that never slow a guest would say nothing of those that do.
     assert!(count < 50 || counters.held_writes > 10 * count);
-    let seeds: Vec<u64> = failures.iter().map(|failure| failure.seed).collect();
-    assert!(failures.is_empty(), "{} seeds fail: {seeds:?}", seeds.len());
 }
 
 #[test]

@@ -321,19 +321,38 @@ fn reset_stage(
     }
 }
 
-/// What a cache holds, without changing it. The stage is not looked at.
-pub fn inspect(media: &mut dyn Media) -> Result<CacheInfo, OpenError> {
+/// What lies on a device, read without changing it. The stage is not looked at.
+struct Survey {
+    superblock: Superblock,
+    checkpoint: Checkpoint,
+    accepted: Accepted,
+    fills: Vec<FoundFill>,
+}
+
+fn survey(media: &mut dyn Media) -> Result<Survey, OpenError> {
     let superblock = read_superblock(media)?;
     let checkpoint = read_checkpoint(media, &superblock)?;
     let stage = Stage::none();
     let mut accepted = scan::scan(media, &superblock, &checkpoint, &stage, checkpoint.boot)?;
     let lives = core::mem::take(&mut accepted.fills);
-    let fills = fills::load(
-        media,
-        (&superblock, checkpoint.incarnation),
-        lives,
-        usize::MAX,
-    );
+    let life = (&superblock, checkpoint.incarnation);
+    let fills = fills::load(media, life, lives, usize::MAX);
+    Ok(Survey {
+        superblock,
+        checkpoint,
+        accepted,
+        fills,
+    })
+}
+
+/// What a cache holds.
+pub fn inspect(media: &mut dyn Media) -> Result<CacheInfo, OpenError> {
+    let Survey {
+        superblock,
+        checkpoint,
+        accepted,
+        fills,
+    } = survey(media)?;
     let runs = fills.iter().flat_map(|fill| &fill.runs);
     let blocks_fill = runs.map(|run| u64::from(run.blocks())).sum();
     let replayed = replay::replay(&checkpoint, &accepted, superblock.geometry);
@@ -368,17 +387,12 @@ pub fn verify(
     media: &mut dyn Media,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<VerifyReport, OpenError> {
-    let superblock = read_superblock(media)?;
-    let checkpoint = read_checkpoint(media, &superblock)?;
-    let stage = Stage::none();
-    let mut accepted = scan::scan(media, &superblock, &checkpoint, &stage, checkpoint.boot)?;
-    let lives = core::mem::take(&mut accepted.fills);
-    let fills = fills::load(
-        media,
-        (&superblock, checkpoint.incarnation),
-        lives,
-        usize::MAX,
-    );
+    let Survey {
+        superblock,
+        accepted,
+        fills,
+        ..
+    } = survey(media)?;
     let mut report = VerifyReport {
         damage: accepted.report.damage,
         ..VerifyReport::default()

@@ -228,8 +228,9 @@ impl Admin {
         })?;
         for (key, _) in values {
             if key != "policy" && !keys::TUNABLES.contains(&key.as_str()) {
-                return Err(Error::later(format!(
-                    "{key}: changing it while the volume is attached is"
+                return Err(Error::usage(format!(
+                    "volume {name}: {key} cannot be changed while it is attached; write it in the \
+                     configuration and restart, or remove and add the volume"
                 ))
                 .about(name));
             }

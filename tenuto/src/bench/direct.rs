@@ -5,7 +5,7 @@
 //! allocated ones costs twice.
 
 use super::pipe::noise;
-use super::work::{BLOCK_BYTES, Carrier, Tally, Verb, Work};
+use super::work::{BLOCK_BYTES, Carrier, Slot, Tally, Verb, Work};
 use crate::buffer::{Arena, BUFFER_BYTES_MAX, BufferPool, HostMemory};
 use crate::ring::{Completed, Ring, Span};
 use engine::memory::{Area, Place};
@@ -25,15 +25,6 @@ pub struct Direct {
     memory: HostMemory,
     buffers: Vec<BufferId>,
     completed: Vec<Completed>,
-}
-
-/// A request in flight.
-#[derive(Clone, Copy)]
-struct Slot {
-    verb: Verb,
-    block: u64,
-    written: bool,
-    sent: Instant,
 }
 
 impl Direct {
@@ -91,13 +82,7 @@ impl Carrier for Direct {
         let began = Instant::now();
         let until = began + lasts;
         let mut tally = Tally::new(began, lasts);
-        let idle = Slot {
-            verb: Verb::Flush,
-            block: 0,
-            written: false,
-            sent: began,
-        };
-        let mut slots = vec![idle; work.depth];
+        let mut slots = vec![Slot::idle(began); work.depth];
         let numbers = 0..work.depth;
         let mut open = numbers
             .filter(|&it| self.ask(it, &mut slots, work, began))

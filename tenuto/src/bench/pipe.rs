@@ -5,7 +5,7 @@
 //! out of one buffer where they lie, and no request allocates. Deliberately absent: a look at the
 //! bytes of a read; the drills look at those.
 
-use super::work::{BLOCK_BYTES, Carrier, Tally, Verb, Work};
+use super::work::{BLOCK_BYTES, Carrier, Slot, Tally, Verb, Work};
 use crate::demo::client;
 use crate::nbd::{self, RequestHead, command};
 use crate::sys;
@@ -16,16 +16,6 @@ use std::time::{Duration, Instant};
 
 /// Far more than all answers to a usual depth.
 const INPUT_BYTES: usize = 512 << 10;
-
-/// A request in flight.
-#[derive(Clone, Copy)]
-struct Slot {
-    verb: Verb,
-    block: u64,
-    /// The write of a sealed one is answered, its flush is not.
-    written: bool,
-    sent: Instant,
-}
 
 struct Lane {
     stream: UnixStream,
@@ -148,14 +138,8 @@ impl Carrier for Pipe {
         let began = Instant::now();
         let until = began + lasts;
         let mut tally = Tally::new(began, lasts);
-        let idle = Slot {
-            verb: Verb::Flush,
-            block: 0,
-            written: false,
-            sent: began,
-        };
         self.slots.clear();
-        self.slots.resize(work.depth, idle);
+        self.slots.resize(work.depth, Slot::idle(began));
         let numbers = 0..work.depth;
         let mut open = numbers.filter(|&it| self.ask(it, began, work)).count();
         let mut lane = 0;

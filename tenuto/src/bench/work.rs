@@ -128,6 +128,27 @@ impl Work {
     }
 }
 
+/// A request in flight.
+#[derive(Clone, Copy)]
+pub struct Slot {
+    pub verb: Verb,
+    pub block: u64,
+    /// The write of a sealed one is answered, its flush is not.
+    pub written: bool,
+    pub sent: Instant,
+}
+
+impl Slot {
+    pub fn idle(now: Instant) -> Slot {
+        Slot {
+            verb: Verb::Flush,
+            block: 0,
+            written: false,
+            sent: now,
+        }
+    }
+}
+
 /// One answered request: when, from the start of the slot, and after how long.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {

@@ -110,17 +110,18 @@ fn directory(path: &Option<PathBuf>) -> PathBuf {
 }
 
 fn destage(context: &Context, command: &BenchDestage) -> Result<()> {
+    let slots = &command.slots;
     let options = destage::Options {
-        origin_latency: latency("--origin-latency", &command.origin_latency)?,
-        origin_iops: command.origin_iops,
-        rounds: command.rounds,
-        seconds: command.seconds,
+        origin_latency: latency("--origin-latency", &slots.origin_latency)?,
+        origin_iops: slots.origin_iops,
+        rounds: slots.rounds,
+        seconds: slots.seconds,
         depth: command.qd,
         writes_percent: command.writes,
         misses_per_mille: command.misses,
         cache_bytes: size("--cache", &command.cache)?,
-        mode: mode(&command.destage),
-        directory: directory(&command.path),
+        mode: mode(&slots.destage),
+        directory: directory(&slots.path),
         html: command.html.clone(),
     };
     let report = destage::run(&options)?;
@@ -134,14 +135,15 @@ fn destage(context: &Context, command: &BenchDestage) -> Result<()> {
 }
 
 fn neighbour(context: &Context, command: &BenchNeighbour) -> Result<()> {
+    let slots = &command.slots;
     let options = neighbour::Options {
-        origin_latency: latency("--origin-latency", &command.origin_latency)?,
-        origin_iops: command.origin_iops,
-        rounds: command.rounds,
-        seconds: command.seconds,
+        origin_latency: latency("--origin-latency", &slots.origin_latency)?,
+        origin_iops: slots.origin_iops,
+        rounds: slots.rounds,
+        seconds: slots.seconds,
         per_second: command.rate,
-        mode: mode(&command.destage),
-        directory: directory(&command.path),
+        mode: mode(&slots.destage),
+        directory: directory(&slots.path),
     };
     let report = neighbour::run(&options)?;
     context.output().document(&report.document(), || {

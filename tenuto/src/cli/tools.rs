@@ -91,23 +91,21 @@ pub struct BenchMicro {
     pub size: String,
 }
 
+/// A guest alone and beside something, over a simulated SAN.
 #[derive(Clone, Debug, Args)]
-pub struct BenchNeighbour {
+pub struct BenchSlots {
     /// Latency of the simulated SAN
     #[arg(long, value_name = "TIME", default_value = "1ms")]
     pub origin_latency: String,
     /// Requests per second that the simulated SAN takes
     #[arg(long, value_name = "N", default_value_t = 2000)]
     pub origin_iops: u32,
-    /// Rounds of three slots: alone, beside the neighbour, alone again
+    /// Rounds of three slots: alone, beside the neighbour or during the destage, alone again
     #[arg(long, value_name = "N", default_value_t = 15)]
     pub rounds: u32,
     /// Length of one slot
     #[arg(long, value_name = "S", default_value_t = 2.0)]
     pub seconds: f64,
-    /// Requests of the guest in a second
-    #[arg(long, value_name = "N", default_value_t = 200)]
-    pub rate: u32,
     /// Destage through a journal (atomic) or directly (in-place)
     #[arg(long, value_name = "MODE", default_value = "atomic")]
     #[arg(value_parser = ["in-place", "atomic"])]
@@ -118,19 +116,18 @@ pub struct BenchNeighbour {
 }
 
 #[derive(Clone, Debug, Args)]
+pub struct BenchNeighbour {
+    #[command(flatten)]
+    pub slots: BenchSlots,
+    /// Requests of the guest in a second
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub rate: u32,
+}
+
+#[derive(Clone, Debug, Args)]
 pub struct BenchDestage {
-    /// Latency of the simulated SAN
-    #[arg(long, value_name = "TIME", default_value = "1ms")]
-    pub origin_latency: String,
-    /// Requests per second that the simulated SAN takes
-    #[arg(long, value_name = "N", default_value_t = 2000)]
-    pub origin_iops: u32,
-    /// Rounds of three slots: alone, during a destage, alone again
-    #[arg(long, value_name = "N", default_value_t = 15)]
-    pub rounds: u32,
-    /// Length of one slot
-    #[arg(long, value_name = "S", default_value_t = 2.0)]
-    pub seconds: f64,
+    #[command(flatten)]
+    pub slots: BenchSlots,
     /// Requests of the guest in flight
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub qd: usize,
@@ -143,13 +140,6 @@ pub struct BenchDestage {
     /// Size of the cache
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
     pub cache: String,
-    /// Destage through a journal (atomic) or directly (in-place)
-    #[arg(long, value_name = "MODE", default_value = "atomic")]
-    #[arg(value_parser = ["in-place", "atomic"])]
-    pub destage: String,
-    /// Directory on the device that holds the cache; default: that of temporary files
-    #[arg(long, value_name = "DIR")]
-    pub path: Option<PathBuf>,
     /// Write the curves over time as a page
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,

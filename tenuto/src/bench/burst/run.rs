@@ -3,15 +3,13 @@
 //! Always true: a run begins with an empty cache and a new image, and ends when everything is at
 //! the origin, so that no run pays for the one before.
 
+use super::super::host::{Host, Sizes, make_image, volume};
 use super::{Options, guest};
-use crate::daemon::{Daemon, SanSettings, Settings, VolumeSettings};
-use crate::demo::host::{Place, make_cache};
-use crate::error::{Error, Result};
-use engine::event::{Admission, Command};
-use engine::flow::FlowLimits;
-use engine::types::{DestageMode, Policy};
-use std::fs::{self, File};
-use std::path::PathBuf;
+use crate::daemon::{SanSettings, VolumeSettings};
+use crate::demo::host::Place;
+use crate::error::Result;
+use engine::types::Policy;
+use std::fs;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -29,7 +27,7 @@ const SLOW_SECONDS: u64 = 280;
 /// Three quarters of it are filled by 80 seconds of a burst.
 const DIRTY_LIMIT_BYTES: f64 = 8.15 * 1073741824.0;
 const CACHE_BYTES_MIN: u64 = 256 << 20;
-const STAGE_BYTES: u64 = 64 << 20;
+const RAM_BYTES: u64 = 16 << 20;
 const LOOK: Duration = Duration::from_millis(100);
 const VOLUME: &str = "database";
 
@@ -106,45 +104,34 @@ pub fn run(place: &Place, options: &Options, case: Case) -> Result<Run> {
     let limit = dirty_limit_bytes(options.scale);
     // A burst never comes to the block where it began while that is still dirty.
     let image_bytes = (4 * limit).next_multiple_of(1 << 20);
-    let (image, cache_path) = (place.path("database.img"), place.path("cache"));
-    let made = File::create(&image).and_then(|file| file.set_len(image_bytes));
-    made.map_err(|error| Error::failed(format!("{}: {error}", image.display())))?;
-    make_cache(&cache_path, (2 * limit).max(CACHE_BYTES_MIN))?;
-    let run_dir = place.path("run");
-    let daemon = Daemon::start(Settings {
-        run_dir: run_dir.clone(),
-        stage_dir: place.stage_dir().to_owned(),
-        cache_path: cache_path.clone(),
-        ram_bytes: 16 << 20,
-        stage_bytes: STAGE_BYTES,
-        overlay_ram_bytes: 16 << 20,
-        index_ram_bytes: None,
-        host_name: "bench".into(),
-        group: None,
-        nbd_tcp: None,
-        adopt_orphans: true,
-        state_dir: place.stage_dir().to_owned(),
-        volumes: vec![volume(image.clone(), case.policy, options.destage, limit)],
-    });
-    let daemon = daemon.map_err(|error| Error::failed(error.to_string()))?;
+    let image = place.path("database.img");
+    make_image(&image, image_bytes)?;
+    let sizes = Sizes {
+        cache_bytes: (2 * limit).max(CACHE_BYTES_MIN),
+        ram_bytes: RAM_BYTES,
+    };
+    let volume = VolumeSettings {
+        destage: options.destage,
+        destage_after: Some(Duration::from_secs(600)),
+        dirty_limit_bytes: limit,
+        san: Some(SAN),
+        ..volume(VOLUME, image.clone(), case.policy)
+    };
+    let host = Host::start(place, sizes, vec![volume])?;
     let phases = phases(&case, options.scale);
-    let socket = run_dir.join("nbd.sock");
     let began = Instant::now();
-    let watched = watched(&daemon, began, || {
-        guest::write(&socket, VOLUME, &phases, (image_bytes, options.seed), began)
+    let watched = watched(&host, began, || {
+        let target = (image_bytes, options.seed);
+        guest::write(host.socket(), VOLUME, &phases, target, began)
     });
     if case.policy == Policy::WriteBack && watched.is_ok() {
-        let volume = daemon.volume_id(VOLUME).expect("it was added at the start");
-        let destaged = daemon.handle().command(Command::Destage { volume });
-        destaged.map_err(|error| Error::failed(format!("destage: {error}")))?;
+        host.destage(VOLUME)?;
     }
-    let stopped = daemon.stop();
+    let stopped = host.stop();
     let (writes, looks) = watched?;
-    stopped.map_err(|error| Error::failed(format!("stop: {error}")))?;
-    for path in [image, cache_path] {
-        // The directory goes away anyway; this only keeps the peak low.
-        let _ = fs::remove_file(path);
-    }
+    stopped?;
+    // The directory goes away anyway; this only keeps the peak low.
+    let _ = fs::remove_file(image);
     Ok(Run {
         name: case.name,
         policy: case.policy,
@@ -154,37 +141,9 @@ pub fn run(place: &Place, options: &Options, case: Case) -> Result<Run> {
     })
 }
 
-fn volume(origin: PathBuf, policy: Policy, destage: DestageMode, limit: u64) -> VolumeSettings {
-    VolumeSettings {
-        name: VOLUME.into(),
-        origin,
-        policy,
-        read_only: false,
-        write_cache: true,
-        destage,
-        destage_after: Some(Duration::from_secs(600)),
-        journal_dir: None,
-        origin_quiet: Duration::ZERO,
-        origin_timeout: None,
-        format_raw: true,
-        dirty_limit_bytes: limit,
-        flow: FlowLimits::default(),
-        share: Default::default(),
-        group: String::new(),
-        origin_queue_depth: 32,
-        admission: Admission::Reuse,
-        overlay_timeout: Duration::from_secs(30),
-        overlay_ram_bytes: 256 << 20,
-        reset_on: engine::event::ResetOn::Command,
-        qmp: None,
-        export_nbd: true,
-        san: Some(SAN),
-    }
-}
-
 /// Does the work while another thread reads the counters.
 fn watched<T>(
-    daemon: &Daemon,
+    host: &Host,
     began: Instant,
     work: impl FnOnce() -> Result<T>,
 ) -> Result<(T, Vec<Look>)> {
@@ -193,7 +152,7 @@ fn watched<T>(
         let watcher = scope.spawn(move || {
             let mut looks = Vec::new();
             loop {
-                looks.extend(look(daemon, began));
+                looks.extend(look(host, began));
                 if ended.recv_timeout(LOOK) != Err(RecvTimeoutError::Timeout) {
                     return looks;
                 }
@@ -206,8 +165,8 @@ fn watched<T>(
     })
 }
 
-fn look(daemon: &Daemon, began: Instant) -> Option<Look> {
-    let snapshot = daemon.handle().snapshot().ok()?.engine;
+fn look(host: &Host, began: Instant) -> Option<Look> {
+    let snapshot = host.snapshot().ok()?;
     let volume = snapshot.volumes.first()?;
     let origin = &volume.counters.origin;
     let both = origin.write_bytes + origin.journal_bytes;
