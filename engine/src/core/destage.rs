@@ -13,7 +13,7 @@
 //! segments are used again; the checkpoint decides that.
 
 use super::{Bypass, Core};
-use crate::event::{Device, Op, Purpose, Stat};
+use crate::event::{Device, IoError, Op, Purpose, Stat};
 use crate::fetch::{Owner, Want};
 use crate::format::journal::{self, Journal, JournalEntry};
 use crate::format::ledger::{Ledger, Progress};
@@ -414,8 +414,12 @@ impl Core {
     }
 
     /// A request of a destage has failed for want of space.
-    pub(super) fn note_full(&mut self, id: VolumeId) {
-        self.phase(id).full = true;
+    pub(super) fn note_full(&mut self, pending: &Pending, result: Result<(), IoError>) {
+        if let Pending::Destage { volume, .. } | Pending::JournalTable { volume } = *pending
+            && result == Err(IoError::NoSpace)
+        {
+            self.phase(volume).full = true;
+        }
     }
 
     /// Takes a run on its way. False when there is no memory for it now.

@@ -322,11 +322,7 @@ impl Core {
         let ok = result.is_ok();
         self.time_origin(cx.now, &pending, started, ok);
         self.observe_cache(cx.now, &pending, ok);
-        if let Pending::Destage { volume, .. } | Pending::JournalTable { volume } = pending
-            && result == Err(IoError::NoSpace)
-        {
-            self.note_full(volume);
-        }
+        self.note_full(&pending, result);
         match pending {
             Pending::Log {
                 slot,

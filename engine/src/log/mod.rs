@@ -722,8 +722,8 @@ impl Log {
         Some(Place::new(Area::Stage, at + offset * SECTOR_BYTES))
     }
 
-    /// Whether what lies at `addr` is in RAM only. What is logged leaves that when a sync covers it;
-    /// an overlay, of which nothing is owed to stable media, when it is written.
+    /// Whether what lies at `addr` is in RAM only. What is logged leaves that when a sync covers
+    /// it; an overlay, of which nothing is owed to stable media, when it is written.
     pub fn is_staged_only(&self, addr: LogAddr) -> bool {
         let chunk = self.geometry.chunk_of(addr);
         let Some(slot) = self.chunk_slot[chunk.0 as usize].checked_sub(1) else {

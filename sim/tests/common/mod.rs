@@ -1,7 +1,8 @@
 //! Runs of many seeds, as the suites share them.
 //!
-//! `TENUTO_SIM_SEEDS` says how many, `TENUTO_SIM_FIRST` from which (0); a suite that takes long does
-//! a part of them. Always true: a seed that fails is told with its suite, and the others still run.
+//! `TENUTO_SIM_SEEDS` says how many, `TENUTO_SIM_FIRST` from which (0); a suite that takes long
+//! does a part of them. Always true: a seed that fails is told with its suite, and the others
+//! still run.
 
 // Not every suite needs all of it.
 #![allow(dead_code)]

@@ -342,7 +342,7 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
     let values = [("origin".to_string(), Value::Text("/x".into()))];
     let error = house.admin.set("a", &values).map(|_| ());
     let error = error.expect_err("not a tunable");
-    assert_eq!(error.kind, Kind::NotInThisVersion);
+    assert_eq!(error.kind, Kind::Usage);
     assert_eq!(error.kind.exit_code(), 2);
     // Tunables of the configuration and of the engine are the same set.
     let Tuning {
