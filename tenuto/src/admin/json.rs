@@ -56,6 +56,7 @@ pub fn status(view: &View) -> Value {
         "peers": [],
         "uptime_seconds": view.uptime.as_secs(),
         "version": env!("CARGO_PKG_VERSION"),
+        "drained": view.drained,
         "recovery": {
             "ms": recovery.ms,
             "tail_bytes_discarded": recovery.tail_bytes_discarded,
@@ -170,6 +171,9 @@ fn effective_reason(view: &View, volume: &VolumeSnapshot) -> Option<String> {
             0 => format!("is changing to {next}"),
             _ => format!("is changing to {next}; {dirty} are not at the origin yet"),
         });
+    }
+    if view.drained && wanted == Policy::WriteBack && volume.policy == Policy::WriteThrough {
+        return Some("the host is drained; `tenuto drain --undo` ends that".into());
     }
     if wanted != volume.policy && volume.ready {
         let wanted = wanted.name();

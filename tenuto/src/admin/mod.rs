@@ -7,12 +7,15 @@
 //! [`server`]; the shard, which is behind [`Machine`].
 
 pub mod client;
+pub mod drain;
 mod held;
 pub mod json;
 mod listener;
 mod map;
 pub mod metrics;
 pub mod promise;
+mod reload;
+mod resize;
 pub mod server;
 #[cfg(test)]
 mod tests;
@@ -47,6 +50,11 @@ pub trait Machine: Send + Sync + 'static {
     fn reset(&self, volume: VolumeId) -> Result<()>;
     /// Makes an overlay the content of its image; returns when it is.
     fn commit(&self, name: &str) -> Result<()>;
+    /// Returns when the volume and its image have this size.
+    fn resize(&self, name: &str, size_bytes: u64) -> Result<()>;
+    /// Keeps a volume for as long as its dirty data takes to its origin, and shows it to nobody;
+    /// returns at once.
+    fn orphan(&self, name: &str) -> Result<()>;
     /// What of a volume lies where on this host.
     fn chart(&self, volume: VolumeId) -> Result<Vec<Spot>>;
     /// Goes on without what a held volume has lost.
@@ -89,6 +97,7 @@ pub struct View {
     pub uptime: Duration,
     /// Volumes as configured; those of the engine that are not here are orphans.
     pub volumes: Vec<Volume>,
+    pub drained: bool,
 }
 
 impl View {
@@ -142,12 +151,19 @@ pub struct Admin {
 struct Known {
     config: Config,
     volumes: Vec<Volume>,
+    /// Volumes that are write-back by order are write-through until this ends.
+    drained: bool,
 }
 
 impl Admin {
     /// `volumes` are the ones the machine was started with.
     pub fn new(config: Config, volumes: Vec<Volume>, machine: Box<dyn Machine>) -> Admin {
-        let known = Mutex::new(Known { config, volumes });
+        let drained = drain::was_drained(&config);
+        let known = Mutex::new(Known {
+            config,
+            volumes,
+            drained,
+        });
         Admin {
             machine,
             started: Instant::now(),
@@ -185,11 +201,13 @@ impl Admin {
             overlay_ram_bytes: known.config.cache.overlay_ram_bytes,
             uptime: self.started.elapsed(),
             volumes: known.volumes.clone(),
+            drained: known.drained,
         })
     }
 
     /// Attaches a volume and keeps it for the next start.
     pub fn add(&self, name: &str, values: &[(String, config::Value)]) -> Result<Outcome> {
+        self.refuse_drained(name)?;
         let _order = self.order();
         let mut known = self.known().clone();
         let volume = parse::new_volume(&known.config.defaults, name, values)?;
@@ -240,6 +258,9 @@ impl Admin {
             Error::refused(message).about(name)
         })?;
         let ordered = values.iter().any(|(key, _)| key == "policy");
+        if ordered {
+            self.refuse_drained(name)?;
+        }
         let (old, new) = (known.volumes[at].policy, volume.policy);
         let crosses = old != new && (old == Policy::Ephemeral || new == Policy::Ephemeral);
         if crosses {
@@ -348,59 +369,20 @@ impl Admin {
         self.machine.commit(name)?;
         Ok(Outcome::default())
     }
-
-    /// Reads the file again: attaches what is new in it, says what needs a restart.
-    pub fn reload(&self) -> Result<Outcome> {
-        let path = self.known().config.path.clone();
-        let fresh = Config::load(&path)?;
-        check::check(&fresh)?;
-        let _order = self.order();
-        let mut known = self.known().clone();
-        let mut notes = Vec::new();
-        let look = self.look()?;
-        for volume in &fresh.volumes {
-            let name = &volume.name;
-            match known.volumes.iter().find(|old| old.name == *name) {
-                Some(_) if look.held(name).is_some() => notes.push(self.retry(volume)),
-                Some(old) if old.settings() == volume.settings() => {}
-                Some(_) => notes.push(format!("volume {name}: its change needs a restart")),
-                None => match self.machine.add(volume.settings()) {
-                    Ok(()) => {
-                        known.volumes.push(volume.clone());
-                        notes.push(format!("volume {name}: attached"));
-                    }
-                    // One image that does not open keeps no other volume away.
-                    Err(error) => notes.push(format!("not attached: {error}")),
-                },
-            }
-        }
-        for old in &known.config.volumes {
-            if fresh.volumes.iter().all(|volume| volume.name != old.name) {
-                let name = &old.name;
-                notes.push(format!(
-                    "volume {name}: is gone from the file; needs a restart"
-                ));
-            }
-        }
-        notes.extend(changed_sections(&known.config, &fresh));
-        known.config.volumes = fresh.volumes;
-        known.config.defaults = fresh.defaults;
-        *self.known() = known;
-        Ok(Outcome { notes })
-    }
 }
 
-fn changed_sections(old: &Config, new: &Config) -> Vec<String> {
-    let changed = [
-        ("[host]", old.host != new.host),
-        ("[cache]", old.cache != new.cache),
-        ("[listen]", old.listen != new.listen),
-        ("[images]", old.images != new.images),
-    ];
-    let changed = changed.into_iter().filter(|(_, changed)| *changed);
-    changed
-        .map(|(section, _)| format!("{section}: its change needs a restart"))
-        .collect()
+/// Sees an order to its end that nobody waits for; that it fails is then seen in the volume.
+fn go_on(started: Started) {
+    let thread = std::thread::Builder::new().name("order".into());
+    let waits = thread.spawn(move || {
+        if let Err(error) = started() {
+            tracing::warn!("{error}");
+        }
+    });
+    // The order is carried out all the same; only its failure would not be told.
+    if let Err(error) = waits {
+        tracing::warn!("nobody waits for an order: {error}");
+    }
 }
 
 fn stays_in_file(config: &Config, volume: &Volume) -> String {

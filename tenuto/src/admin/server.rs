@@ -6,7 +6,7 @@
 //! Deliberately absent: decisions, which are [`Admin`]'s.
 
 use super::listener::Bounded;
-use super::{Admin, Outcome, Started, json, metrics, values_from_json};
+use super::{Admin, Outcome, go_on, json, metrics, values_from_json};
 use crate::config::check::group_id;
 use crate::error::{Error, Kind, Result, cause};
 use axum::Router;
@@ -149,12 +149,14 @@ fn router(admin: Arc<Admin>) -> Router {
     Router::new()
         .route("/v1/status", get(show_status))
         .route("/v1/reload", post(reload))
+        .route("/v1/drain", post(drain).delete(undo_drain))
         .route("/v1/volumes", get(list_volumes).post(add_volume))
         .route(
             "/v1/volumes/{name}",
             get(show_volume).patch(set_volume).delete(remove_volume),
         )
         .route("/v1/volumes/{name}/map", get(volume_map).post(volume_map))
+        .route("/v1/volumes/{name}/resize", post(resize_volume))
         .route("/v1/volumes/{name}/{verb}", post(volume_verb))
         .route("/metrics", get(show_metrics))
         .fallback(|| async { no_such_path() })
@@ -239,15 +241,6 @@ async fn set_volume(
     .await
 }
 
-/// Sees an order to its end that nobody waits for; that it fails is then seen in the volume.
-fn go_on(started: Started) {
-    tokio::task::spawn_blocking(move || {
-        if let Err(error) = started() {
-            tracing::warn!("{error}");
-        }
-    });
-}
-
 fn parse_body(body: &str) -> Result<Map<String, Value>> {
     serde_json::from_str(body)
         .map_err(|error| Error::usage(format!("body is no JSON object: {error}")))
@@ -272,6 +265,14 @@ async fn remove_volume(
 
 async fn reload(State(admin): App) -> Response {
     run(move || Ok(object!({ "notes": admin.reload()?.notes }))).await
+}
+
+async fn drain(State(admin): App, Query(waiting): Query<Waiting>) -> Response {
+    run(move || admin.drain(waiting.wait)).await
+}
+
+async fn undo_drain(State(admin): App) -> Response {
+    run(move || admin.undo_drain()).await
 }
 
 #[derive(Deserialize)]
@@ -316,11 +317,34 @@ async fn volume_verb(
             })
             .await
         }
-        "snapshot" | "merge" | "rebase" | "resize" | "quiesce" | "resume" | "takeover" => reply(
+        "snapshot" | "merge" | "rebase" | "quiesce" | "resume" | "takeover" => reply(
             Err::<Value, _>(Error::later(format!("volume {verb} is")).about(name)),
         ),
         _ => no_such_path(),
     }
+}
+
+async fn resize_volume(
+    State(admin): App,
+    UrlPath(name): UrlPath<String>,
+    body: String,
+) -> Response {
+    run(move || {
+        let document = parse_body(&body)?;
+        let size = match document.get("size") {
+            Some(Value::String(size)) => size.clone(),
+            Some(Value::Number(bytes)) => bytes.to_string(),
+            _ => {
+                return Err(Error::usage(
+                    "size: is missing; write {\"size\": \"40GiB\"}",
+                ));
+            }
+        };
+        let shrink = document.get("shrink").and_then(Value::as_bool);
+        let outcome = admin.resize(&name, &size, shrink.unwrap_or(false))?;
+        shown(&admin, &name, outcome)
+    })
+    .await
 }
 
 async fn volume_map(State(admin): App, UrlPath(name): UrlPath<String>) -> Response {

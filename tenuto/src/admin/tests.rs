@@ -138,6 +138,18 @@ impl Machine for Fake {
         Ok(())
     }
 
+    fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
+        self.state()
+            .orders
+            .push(format!("resize {name} {size_bytes}"));
+        Ok(())
+    }
+
+    fn orphan(&self, name: &str) -> Result<()> {
+        self.state().orders.push(format!("orphan {name}"));
+        Ok(())
+    }
+
     fn chart(&self, _: VolumeId) -> Result<Vec<Spot>> {
         Ok(Vec::new())
     }
@@ -388,7 +400,10 @@ fn reload_attaches_new_volumes_and_names_what_needs_a_restart() {
     let outcome = house.admin.reload().expect("right");
     assert_eq!(
         outcome.notes,
-        ["volume a: attached", "[cache]: its change needs a restart"]
+        [
+            "volume a: attached",
+            "[cache] ram: the change needs a restart"
+        ]
     );
     let outcome = house.admin.remove("a", None).expect("removed");
     assert_eq!(

@@ -33,9 +33,8 @@ pub enum Command {
     /// Check all checksums in the background (not in this version)
     #[command(display_order = 200)]
     Scrub(Rest),
-    /// Change the size (not in this version)
-    #[command(display_order = 200)]
-    Resize(Rest),
+    /// Change the size of a cache that owes nothing, while no daemon runs on it
+    Resize(super::relayout::Resize),
 }
 
 #[derive(Debug, Args)]
@@ -60,13 +59,17 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Inspect(command) => inspect_cache(context, &command.path),
         Command::Verify(command) => verify(context, &command.path),
         Command::Scrub(_) => Err(not_yet("cache scrub")),
-        Command::Resize(_) => Err(not_yet("cache resize")),
+        Command::Resize(command) => super::relayout::run(context, &command),
     }
 }
 
 fn create(context: &Context, command: &Create) -> Result<()> {
     let path = &command.path;
-    let asked = command.size.as_deref().map(parse_asked_size).transpose()?;
+    let asked = command
+        .size
+        .as_deref()
+        .map(|size| parse_asked_size("--size", size))
+        .transpose()?;
     let configured = configuration(context)?;
     let size = asked.or_else(|| {
         configured
@@ -101,16 +104,17 @@ fn create(context: &Context, command: &Create) -> Result<()> {
     })
 }
 
-fn parse_asked_size(text: &str) -> Result<u64> {
+/// `what` is what the size was given as.
+pub fn parse_asked_size(what: &str, text: &str) -> Result<u64> {
     let bytes = parse_size(text).ok_or_else(|| {
         Error::usage(format!(
-            "--size: {text:?} is not a size; write bytes or KiB, MiB, GiB, TiB, as in 64GiB"
+            "{what}: {text:?} is not a size; write bytes or KiB, MiB, GiB, TiB, as in 64GiB"
         ))
     })?;
     if bytes < CACHE_BYTES_MIN {
         let least = show_size(CACHE_BYTES_MIN);
         return Err(Error::usage(format!(
-            "--size: {text} is too small; write at least {least}"
+            "{what}: {text} is too small; write at least {least}"
         )));
     }
     Ok(bytes)
@@ -297,7 +301,7 @@ fn last_written(target: &Target) -> String {
 }
 
 /// The same open file under a second handle: the lock stays one.
-fn reopened(target: &Target) -> Result<Target> {
+pub fn reopened(target: &Target) -> Result<Target> {
     let file = target
         .file
         .try_clone()

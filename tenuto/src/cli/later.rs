@@ -21,9 +21,6 @@ pub enum Command {
     /// Stream of events (not in this version)
     #[command(display_order = 200)]
     Events(Rest),
-    /// Empty this host for maintenance (not in this version)
-    #[command(display_order = 200)]
-    Drain(Rest),
     /// Other hosts (not in this version)
     #[command(display_order = 200)]
     Peer(Rest),
@@ -37,7 +34,6 @@ impl Command {
         let verb = match self {
             Command::Top(_) => "top",
             Command::Events(_) => "events",
-            Command::Drain(_) => "drain",
             Command::Peer(_) => "peer",
             Command::Trace(_) => "trace",
         };

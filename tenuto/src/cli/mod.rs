@@ -9,6 +9,7 @@ mod bench;
 mod cache;
 mod config;
 mod demo;
+mod drain;
 mod later;
 mod live;
 mod map;
@@ -16,6 +17,7 @@ mod offline;
 mod origin;
 pub mod output;
 mod recover;
+mod relayout;
 mod reload;
 mod serve;
 mod sim;
@@ -111,6 +113,8 @@ pub enum Command {
     /// Inspect the ledger and journal beside an image, finish a pending journal
     #[command(subcommand)]
     Origin(origin::Command),
+    /// Bring everything to the origins and owe them nothing from then on, to take this host away
+    Drain(drain::Drain),
     /// Apply a changed configuration file
     Reload,
     /// Show version and build
@@ -176,6 +180,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Cache(command) => cache::run(&context, command),
         Command::Recover(command) => recover::run(&context, &command),
         Command::Origin(command) => origin::run(&context, command),
+        Command::Drain(command) => drain::run(&context, &command),
         Command::Reload => reload::run(&context),
         Command::Version => version(&context),
         Command::Completions { shell } => completions(shell),
@@ -225,7 +230,7 @@ impl Context {
                 &configuration::default_run_dir().join("tenuto.sock"),
             ));
         }
-        Ok(Client::new(&Config::load(&path)?.admin_socket()))
+        Ok(Client::new(&configuration::admin_socket(&path)?))
     }
 }
 

@@ -25,7 +25,8 @@ use engine::snapshot::VolumeSnapshot;
 use engine::types::{BLOCK_BYTES, Policy, Uuid, VolumeId};
 use serde_json::json;
 use std::collections::HashMap;
-use std::io::Read;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -95,10 +96,8 @@ pub fn from_fault(fault: Fault) -> Error {
 /// Recovers in memory. `files` holds the locked cache.
 pub fn peek(files: &Files, superblock: &Superblock, stage_dir: &Path) -> Result<Found> {
     let stage_path = stage_dir.join(format!("tenuto-{}", superblock.cache));
-    let stage = read_stage(&stage_path)?;
-    let header = stage
-        .as_deref()
-        .and_then(|bytes| StageHeader::parse(bytes.get(..HEADER_BYTES)?).ok());
+    let stage = open_stage(&stage_path)?;
+    let header = stage.as_ref().and_then(header_of);
     let slots = header.map_or(SLOTS_WITHOUT_STAGE, |header| header.slots);
     let config = Config {
         machine: Uuid::NIL,
@@ -114,7 +113,7 @@ pub fn peek(files: &Files, superblock: &Superblock, stage_dir: &Path) -> Result<
     };
     let chunk_bytes = superblock.geometry.chunk_bytes();
     let wanted = Config::stage_bytes(chunk_bytes, config.stage_slots + config.overlay_slots);
-    let mut memory = memory(stage.as_deref(), wanted)
+    let mut memory = memory(stage.as_ref(), wanted)
         .map_err(|error| Error::failed(format!("cannot set memory aside: {}", cause(&error))))?;
     let mut media = Dry {
         files,
@@ -138,26 +137,32 @@ pub fn open_error(error: OpenError) -> Error {
     Error::new(kind, error.to_string())
 }
 
-fn read_stage(path: &Path) -> Result<Option<Vec<u8>>> {
-    let mut bytes = Vec::new();
-    match std::fs::File::open(path).and_then(|mut file| file.read_to_end(&mut bytes)) {
-        Ok(_) => Ok(Some(bytes)),
+fn open_stage(path: &Path) -> Result<Option<File>> {
+    match File::open(path) {
+        Ok(file) => Ok(Some(file)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(inspect::unreadable(path, &error)),
     }
 }
 
-/// A private copy of the stage and small areas for the rest.
-fn memory(stage: Option<&[u8]>, wanted: u64) -> std::io::Result<HostMemory> {
-    use engine::memory::{Area, Memory, Place};
-    let stage = stage.unwrap_or_default();
-    let arena = Arena::anonymous(wanted.max(stage.len() as u64).next_multiple_of(BLOCK_BYTES))?;
+fn header_of(stage: &File) -> Option<StageHeader> {
+    let mut bytes = vec![0; HEADER_BYTES];
+    stage.read_exact_at(&mut bytes, 0).ok()?;
+    StageHeader::parse(&bytes).ok()
+}
+
+/// The stage, of which nothing is changed, and small areas for the rest. One that is too short
+/// for what it says is none.
+fn memory(stage: Option<&File>, wanted: u64) -> std::io::Result<HostMemory> {
+    let wanted = wanted.next_multiple_of(BLOCK_BYTES);
+    let arena = match stage {
+        Some(stage) if stage.metadata()?.len() >= wanted => Arena::private(stage, wanted)?,
+        _ => Arena::anonymous(wanted)?,
+    };
     let ram = Arena::anonymous(BLOCK_BYTES)?;
     let scratch = Arena::anonymous(SCRATCH_BYTES)?;
     let buffers = BufferPool::new(BUFFER_BYTES_MAX)?;
-    let mut memory = HostMemory::new(arena, ram, scratch, buffers);
-    memory.store(Place::new(Area::Stage, 0), stage);
-    Ok(memory)
+    Ok(HostMemory::new(arena, ram, scratch, buffers))
 }
 
 /// The present boot; without a name for it, one that no stage carries.

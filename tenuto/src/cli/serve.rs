@@ -53,7 +53,7 @@ pub fn run(context: &Context, command: &Serve) -> Result<()> {
     }
     let group = config.socket_group();
     let metrics = config.listen.metrics;
-    let live = Box::new(Live(daemon.clone()));
+    let live = Box::new(Live::new(daemon.clone()));
     let admin = Arc::new(Admin::new(config, volumes, live));
     let server = match Server::start(admin.clone(), &socket, group.as_deref(), metrics) {
         Ok(server) => server,
@@ -63,6 +63,9 @@ pub fn run(context: &Context, command: &Serve) -> Result<()> {
             return Err(error);
         }
     };
+    if admin.is_drained() {
+        admin.drain_again();
+    }
     say_ready();
     runtime.block_on(signals.until_the_end(&admin));
     notify("STOPPING=1");

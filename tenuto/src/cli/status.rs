@@ -49,8 +49,12 @@ fn text(context: &Context, status: &Value) -> String {
     let ram = &status["ram"];
     let recovery = &status["recovery"];
     let word = |value: &Value| value.as_str().unwrap_or("-").to_string();
+    let drained = match status["drained"] == true {
+        true => " (drained; `tenuto drain --undo` ends that)",
+        false => "",
+    };
     let mut text = output::fields(&[
-        ("host", word(&status["host"])),
+        ("host", word(&status["host"]) + drained),
         ("version", word(&status["version"])),
         ("up", human_seconds(number(&status["uptime_seconds"]))),
         (

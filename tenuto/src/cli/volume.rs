@@ -39,9 +39,8 @@ pub enum Command {
     /// Change the base of a layer (not in this version)
     #[command(display_order = 200)]
     Rebase(Rest),
-    /// Change the size (not in this version)
-    #[command(display_order = 200)]
-    Resize(Rest),
+    /// Change the size of a volume and its image, while its guest goes on
+    Resize(Resize),
     /// Open a backup window (not in this version)
     #[command(display_order = 200)]
     Quiesce(Rest),
@@ -94,6 +93,16 @@ pub struct Remove {
 }
 
 #[derive(Debug, Args)]
+pub struct Resize {
+    name: String,
+    /// New size as in 40GiB, or +8GiB to add that much
+    size: String,
+    /// Make the disk smaller and lose what is behind its new end
+    #[arg(long)]
+    shrink: bool,
+}
+
+#[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("which").required(true).args(["name", "all"])))]
 pub struct Destage {
     name: Option<String>,
@@ -118,7 +127,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Snapshot(_) => Err(not_yet("volume snapshot")),
         Command::Merge(_) => Err(not_yet("volume merge")),
         Command::Rebase(_) => Err(not_yet("volume rebase")),
-        Command::Resize(_) => Err(not_yet("volume resize")),
+        Command::Resize(command) => resize(context, &command),
         Command::Quiesce(_) => Err(not_yet("volume quiesce")),
         Command::Resume(_) => Err(not_yet("volume resume")),
         Command::Map(command) => super::map::run(context, &command),
@@ -403,6 +412,16 @@ fn accept_loss(context: &Context, command: &Remove) -> Result<()> {
         &reply,
         &format!("volume {name}: goes on from its last destaged state"),
     )
+}
+
+fn resize(context: &Context, command: &Resize) -> Result<()> {
+    let name = &command.name;
+    let body = json!({ "size": command.size, "shrink": command.shrink });
+    let reply = context
+        .client()?
+        .post(&url(name, "/resize")?, Some(&body), PATIENT)?;
+    let size = bytes(&reply["size_bytes"]);
+    done(context, &reply, &format!("volume {name}: has {size}"))
 }
 
 fn destage(context: &Context, command: &Destage) -> Result<()> {

@@ -236,6 +236,31 @@ impl Config {
     }
 }
 
+/// The admin socket of the daemon that runs with a file, also where that has since become wrong:
+/// the daemon goes on, and must be spoken to. Without one the error is that of the file.
+pub fn admin_socket(path: &Path) -> Result<PathBuf> {
+    let loaded = Config::load(path);
+    let Err(error) = loaded else {
+        return loaded.map(|config| config.admin_socket());
+    };
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let Ok(document) = text.parse::<toml::Table>() else {
+        return Err(error);
+    };
+    let section = document.get("host").and_then(toml::Value::as_table);
+    let named = section.and_then(|host| host.get("run-dir"));
+    let run_dir = match named {
+        Some(toml::Value::String(path)) if path.starts_with('/') => path.into(),
+        Some(_) => return Err(error),
+        None => default_run_dir(),
+    };
+    let socket = run_dir.join("tenuto.sock");
+    match socket.exists() {
+        true => Ok(socket),
+        false => Err(error),
+    }
+}
+
 /// The file to read: `-c`, else `$TENUTO_CONFIG`, else the default place.
 pub fn locate(asked: Option<&Path>) -> PathBuf {
     let from_environment = || std::env::var_os("TENUTO_CONFIG").filter(|path| !path.is_empty());

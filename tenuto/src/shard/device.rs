@@ -146,7 +146,7 @@ impl<E: Decide> Shard<E> {
             }
             Op::Sync if drill::leaves_out_sync(io.device) => self.ring.nothing(tag),
             Op::Sync => self.ring.sync(tag, fd, target.datasync()),
-            Op::Stat | Op::Remove => self.bounce(slot),
+            Op::Stat | Op::Remove | Op::Resize => self.bounce(slot),
         }
     }
 
@@ -169,6 +169,7 @@ impl<E: Decide> Shard<E> {
                 allocate,
             },
             Op::Stat => Work::Stat,
+            Op::Resize => Work::Resize(io.bytes),
             Op::Remove => match io.device {
                 Device::Ledger(volume) => Work::Unlink(self.beside(volume)),
                 Device::Journal(_) => Work::Truncate,

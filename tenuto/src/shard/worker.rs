@@ -36,6 +36,8 @@ pub(super) enum Work {
         allocate: bool,
     },
     Stat,
+    /// Gives an image another size and makes that durable.
+    Resize(u64),
     /// Cuts a journal to nothing.
     Truncate,
     /// Removes these files and makes that durable.
@@ -122,6 +124,7 @@ impl Job {
                 allocate,
             } => target.zero(offset, bytes, allocate),
             Work::Stat => target.stat().map(|found| stat = Some(found)),
+            Work::Resize(bytes) => resize(target, bytes),
             Work::Truncate => truncate(target),
             Work::Unlink(paths) => unlink(&paths),
             Work::Allocation(asked) => {
@@ -137,6 +140,20 @@ impl Job {
             extents,
         }
     }
+}
+
+fn resize(target: &Target, bytes: u64) -> Result<(), IoError> {
+    let set = target
+        .file
+        .set_len(bytes)
+        .and_then(|()| target.file.sync_all());
+    set.map_err(|error| {
+        tracing::warn!("{}: cannot change the size: {error}", target.path.display());
+        match error.kind() {
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => IoError::NoSpace,
+            _ => IoError::Failed,
+        }
+    })
 }
 
 fn truncate(target: &Target) -> Result<(), IoError> {
