@@ -403,7 +403,10 @@ impl History {
         let (mut dirty, mut delay, mut waiting) = (0, 0, 0);
         let (mut slowed, mut troubled) = (0, 0);
         for volume in view.shown() {
-            dirty += volume.dirty_bytes;
+            if volume.policy != Policy::Ephemeral {
+                // An overlay is owed to nobody.
+                dirty += volume.dirty_bytes;
+            }
             delay = delay.max(volume.flow.delay_ns);
             waiting += volume.waiting_requests;
             slowed += u32::from(volume.flow.active);

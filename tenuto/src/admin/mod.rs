@@ -21,6 +21,7 @@ pub mod server;
 #[cfg(test)]
 mod tests;
 mod values;
+mod web;
 
 use crate::config::{self, Config, Volume, check, keys, parse, state, units};
 use crate::daemon::{VolumeSettings, Watched};

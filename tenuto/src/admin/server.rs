@@ -8,8 +8,10 @@
 use super::events::{self, Notice};
 use super::listener::Bounded;
 use super::observer::Observer;
-use super::{Admin, Outcome, Started, json, metrics, values_from_json};
+use super::{Admin, Outcome, Started, json, metrics, values_from_json, web};
+use crate::config::Listen;
 use crate::config::check::group_id;
+use crate::config::token::Token;
 use crate::error::{Error, Kind, Result, cause};
 use axum::Router;
 use axum::extract::rejection::QueryRejection;
@@ -48,7 +50,7 @@ impl Server {
         admin: Arc<Admin>,
         path: &Path,
         group: Option<&str>,
-        metrics: Option<SocketAddr>,
+        listen: &Listen,
     ) -> Result<Server> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -57,7 +59,15 @@ impl Server {
             .map_err(|error| Error::failed(format!("admin runtime: {}", cause(&error))))?;
         let _inside = runtime.enter();
         let listener = bind(path, group)?;
-        let tcp = metrics.map(bind_tcp).transpose()?;
+        let mut tcp = Vec::new();
+        if let Some(address) = listen.metrics {
+            tcp.push((bind_tcp(address)?, only_metrics(admin.clone())));
+        }
+        if let Some(address) = listen.web {
+            let token = token(listen)?;
+            let router = web::behind_token(readable(admin.clone()), token);
+            tcp.push((bind_tcp(address)?, router));
+        }
         drop(_inside);
         let observer = Observer::start(admin.clone())?;
         let (stop, stopped) = oneshot::channel();
@@ -128,6 +138,16 @@ fn bind(path: &Path, group: Option<&str>) -> Result<UnixListener> {
     Ok(listener)
 }
 
+/// The token of the web page; without one it is not opened to a network.
+fn token(listen: &Listen) -> Result<Token> {
+    let path = listen.web_token_file.as_deref();
+    let path = path.ok_or_else(|| Error::usage("web: has no token; name its web-token-file"))?;
+    Token::read(path).map_err(|wrong| {
+        let words = format!("web-token-file: {}; {}", wrong.what, wrong.right);
+        Error::usage(words)
+    })
+}
+
 fn bind_tcp(address: SocketAddr) -> Result<TcpListener> {
     let listen = || {
         let listener = std::net::TcpListener::bind(address)?;
@@ -140,22 +160,18 @@ fn bind_tcp(address: SocketAddr) -> Result<TcpListener> {
 async fn serve(
     admin: Arc<Admin>,
     listener: UnixListener,
-    tcp: Option<TcpListener>,
+    tcp: Vec<(TcpListener, Router)>,
     stopped: oneshot::Receiver<()>,
 ) {
-    let only_metrics = Router::new()
-        .route("/metrics", get(show_metrics))
-        .with_state(admin.clone());
-    let all = router(admin);
     let (end, ended) = watch::channel(());
+    let all = web::with_page(router()).with_state(admin);
     let unix = axum::serve(Bounded::new(listener), all)
-        .with_graceful_shutdown(until_closed(ended.clone()))
-        .into_future();
-    let mut servers = vec![tokio::spawn(unix)];
-    if let Some(listener) = tcp {
-        let tcp = axum::serve(Bounded::new(listener), only_metrics)
-            .with_graceful_shutdown(until_closed(ended));
-        servers.push(tokio::spawn(tcp.into_future()));
+        .with_graceful_shutdown(until_closed(ended.clone()));
+    let mut servers = vec![tokio::spawn(unix.into_future())];
+    for (listener, router) in tcp {
+        let server = axum::serve(Bounded::new(listener), router)
+            .with_graceful_shutdown(until_closed(ended.clone()));
+        servers.push(tokio::spawn(server.into_future()));
     }
     // An error means that whoever would say it is gone, which says the same.
     let _ = stopped.await;
@@ -172,7 +188,8 @@ async fn until_closed(mut end: watch::Receiver<()>) {
     while end.changed().await.is_ok() {}
 }
 
-fn router(admin: Arc<Admin>) -> Router {
+/// All there is, for the admin socket.
+fn router() -> Router<Arc<Admin>> {
     Router::new()
         .route("/v1/status", get(show_status))
         .route("/v1/reload", post(reload))
@@ -188,6 +205,24 @@ fn router(admin: Arc<Admin>) -> Router {
         .route("/metrics", get(show_metrics))
         .fallback(|| async { no_such_path() })
         .method_not_allowed_fallback(|| async { no_such_path() })
+}
+
+/// What may be seen from elsewhere.
+fn readable(admin: Arc<Admin>) -> Router {
+    let router = Router::new()
+        .route("/v1/status", get(show_status))
+        .route("/v1/volumes", get(list_volumes))
+        .route("/v1/volumes/{name}", get(show_volume))
+        .route("/v1/history", get(history))
+        .route("/v1/events", get(follow_events))
+        .route("/metrics", get(show_metrics))
+        .fallback(|| async { no_such_path() });
+    web::with_page(router).with_state(admin)
+}
+
+fn only_metrics(admin: Arc<Admin>) -> Router {
+    Router::new()
+        .route("/metrics", get(show_metrics))
         .with_state(admin)
 }
 

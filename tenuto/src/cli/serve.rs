@@ -53,10 +53,10 @@ pub fn run(context: &Context, command: &Serve) -> Result<()> {
         return Err(error);
     }
     let group = config.socket_group();
-    let metrics = config.listen.metrics;
+    let listen = config.listen.clone();
     let live = Box::new(Live(daemon.clone()));
     let admin = Arc::new(Admin::new(config, volumes, live));
-    let server = match Server::start(admin.clone(), &socket, group.as_deref(), metrics) {
+    let server = match Server::start(admin.clone(), &socket, group.as_deref(), &listen) {
         Ok(server) => server,
         Err(error) => {
             // The first error is the one to tell; nothing was acknowledged yet.

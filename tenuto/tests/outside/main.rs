@@ -21,6 +21,7 @@ mod lines;
 mod machinery;
 mod nbd_origin;
 mod overlay;
+mod page;
 mod policies;
 mod power;
 mod refuse;
