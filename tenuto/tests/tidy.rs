@@ -672,3 +672,17 @@ fn files_named_in_the_documents_exist() {
     }
     assert!(missing.is_empty(), "no such file:\n{}", missing.join("\n"));
 }
+
+#[test]
+fn vendored_files_are_what_was_published() {
+    let place = root().join("tenuto/src/admin/page");
+    let output = Command::new("sha256sum")
+        .args(["--check", "--strict", "SHA256SUMS"])
+        .current_dir(&place)
+        .output()
+        .expect("run sha256sum");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}");
+    let checked = said.lines().count();
+    assert_eq!(checked, 3, "script, style and licence: {said}");
+}

@@ -1,9 +1,11 @@
 //! The administrator's rules against a machine of plain data, and the way over the socket.
 
+mod observed;
+
 use super::client::{Client, PATIENT, PROMPT};
 use super::server::Server;
 use super::*;
-use crate::config::Value;
+use crate::config::{Listen, Value};
 use crate::error::Kind;
 use engine::event::Tuning;
 use engine::snapshot::{CacheState, Counters, SegmentCounts, State};
@@ -503,7 +505,8 @@ fn a_clean_volume_promises_nothing_lost_and_a_dirty_one_names_the_bytes() {
 
 fn served(house: &House) -> (Server, Client) {
     let socket = house.directory.path().join("tenuto.sock");
-    let server = Server::start(house.admin.clone(), &socket, None, None).expect("listens");
+    let server =
+        Server::start(house.admin.clone(), &socket, None, &Listen::default()).expect("listens");
     (server, Client::new(&socket))
 }
 
@@ -576,7 +579,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_left_alone() {
     client
         .get("/v1/status")
         .expect("the stale socket is replaced");
-    let second = Server::start(house.admin.clone(), &socket, None, None);
+    let second = Server::start(house.admin.clone(), &socket, None, &Listen::default());
     let error = second.err().expect("the first is alive");
     assert!(
         error.message.contains("another daemon answers here"),

@@ -7,6 +7,7 @@
 use super::live::{Live, start_error};
 use super::{Context, cache};
 use crate::admin::Admin;
+use crate::admin::events::Notice;
 use crate::admin::server::{self, Server};
 use crate::config::{Config, Volume, check, state};
 use crate::daemon::Daemon;
@@ -52,10 +53,10 @@ pub fn run(context: &Context, command: &Serve) -> Result<()> {
         return Err(error);
     }
     let group = config.socket_group();
-    let metrics = config.listen.metrics;
+    let listen = config.listen.clone();
     let live = Box::new(Live::new(daemon.clone()));
     let admin = Arc::new(Admin::new(config, volumes, live));
-    let server = match Server::start(admin.clone(), &socket, group.as_deref(), metrics) {
+    let server = match Server::start(admin.clone(), &socket, group.as_deref(), &listen) {
         Ok(server) => server,
         Err(error) => {
             // The first error is the one to tell; nothing was acknowledged yet.
@@ -202,7 +203,9 @@ impl Signals {
 }
 
 fn reload(admin: &Admin) {
-    match admin.reload() {
+    let result = admin.reload();
+    admin.events.tell(Notice::order("reload", None, &result));
+    match result {
         Ok(outcome) if outcome.notes.is_empty() => tracing::info!("reload: nothing has changed"),
         Ok(outcome) => {
             for note in outcome.notes {

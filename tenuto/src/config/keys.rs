@@ -162,6 +162,27 @@ pub const LISTEN: &[Key<Listen>] = &[
         show: |listen| show_address(listen.metrics),
     },
     Key {
+        name: "web",
+        default: "",
+        meaning: "TCP address of the web page, to look only; none = admin socket only",
+        set: |listen, value| address(&mut listen.web, value, "127.0.0.1:9470"),
+        show: |listen| show_address(listen.web),
+    },
+    Key {
+        name: "web-token-file",
+        default: "",
+        meaning: "file with the token that the web page asks for; `web` needs one",
+        set: |listen, value| {
+            let path = value.text("write the path of a file")?;
+            listen.web_token_file = Some(path.into());
+            Ok(())
+        },
+        show: |listen| {
+            let path = listen.web_token_file.as_deref();
+            path.map_or(String::new(), quote_path)
+        },
+    },
+    Key {
         name: "tls",
         default: "",
         meaning: "certificates for NBD over TCP",

@@ -12,6 +12,7 @@ pub mod share;
 pub mod state;
 #[cfg(test)]
 mod tests;
+pub mod token;
 pub mod units;
 mod values;
 
@@ -96,6 +97,9 @@ pub struct Cache {
 pub struct Listen {
     pub nbd: Option<SocketAddr>,
     pub metrics: Option<SocketAddr>,
+    /// The web page; never without a token.
+    pub web: Option<SocketAddr>,
+    pub web_token_file: Option<PathBuf>,
     pub sources: Sources,
 }
 

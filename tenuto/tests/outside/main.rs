@@ -22,6 +22,7 @@ mod lines;
 mod machinery;
 mod nbd_origin;
 mod overlay;
+mod page;
 mod policies;
 mod power;
 mod refuse;
