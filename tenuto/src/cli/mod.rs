@@ -15,6 +15,7 @@ mod map;
 mod offline;
 mod origin;
 pub mod output;
+pub mod progress;
 mod recover;
 mod reload;
 mod serve;

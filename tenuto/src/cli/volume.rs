@@ -3,6 +3,7 @@
 use super::Context;
 use super::later::{Rest, not_yet};
 use super::output::{self, Output};
+use super::progress::{self, Pending, Progress, Work};
 use crate::admin::client::{Client, PATIENT, PROMPT};
 use crate::config::keys::check_name;
 use crate::config::parse::split_argument;
@@ -419,10 +420,7 @@ fn destage(context: &Context, command: &Destage) -> Result<()> {
         }
     }
     if command.wait {
-        replies.clear();
-        for name in &names {
-            replies.push(client.post(&url(name, "/destage?wait=true")?, None, PATIENT)?);
-        }
+        replies = wait_for_destage(context, client, names.clone())?;
     }
     let document = match (&command.name, replies.as_slice()) {
         (Some(_), [reply]) => reply.clone(),
@@ -439,6 +437,51 @@ fn destage(context: &Context, command: &Destage) -> Result<()> {
             .map(|name| format!("volume {name}: {what}\n"))
             .collect()
     })
+}
+
+/// Waits until all of them are at their origins, and shows how far they are.
+fn wait_for_destage(context: &Context, client: Client, names: Vec<String>) -> Result<Vec<Value>> {
+    let object = match names.as_slice() {
+        [name] => name.clone(),
+        names => format!("{} volumes", names.len()),
+    };
+    let work = Work {
+        verb: "destage",
+        object,
+        counted: "dirty data destaged",
+    };
+    let orders = names
+        .iter()
+        .map(|name| url(name, "/destage?wait=true"))
+        .collect::<Result<Vec<String>>>()?;
+    let asked = client.clone();
+    let left = move || pending(&asked, &names);
+    let order = move || {
+        let order = |path: &String| client.post(path, None, PATIENT);
+        orders.iter().map(order).collect()
+    };
+    let goes_on = "the daemon goes on with it; `tenuto volume ls` shows what is still dirty";
+    progress::wait_for_order(Progress::new(context, work, Some(0)), left, order, goes_on)
+}
+
+/// What these volumes still have to bring to their origins; `None` where the daemon does not say.
+fn pending(client: &Client, names: &[String]) -> Option<Pending> {
+    if let [name] = names {
+        return Some(pending_of(&client.get(&url(name, "").ok()?).ok()?));
+    }
+    let document = client.get("/v1/volumes").ok()?;
+    let volumes = document["volumes"].as_array()?;
+    let asked = |volume: &&Value| names.iter().any(|name| volume["name"] == name.as_str());
+    let pending = volumes.iter().filter(asked).map(pending_of);
+    Some(pending.fold(Pending::default(), Pending::and))
+}
+
+fn pending_of(volume: &Value) -> Pending {
+    let origin = &volume["origin"];
+    let atomic = volume["effective_destage"] == "atomic";
+    let journal = atomic.then(|| number(&origin["journal_bytes"]));
+    let left_bytes = number(&volume["dirty_bytes"]);
+    Pending::new(left_bytes, number(&origin["write_bytes"]), journal)
 }
 
 /// Volumes that have something to destage.

@@ -23,6 +23,7 @@ mod nbd_origin;
 mod overlay;
 mod policies;
 mod power;
+mod progress;
 mod refuse;
 mod storm;
 mod turns;
