@@ -6,12 +6,16 @@
 //! changed nothing. Reads the engine only as plain data. Deliberately absent: HTTP, which is
 //! [`server`]; the shard, which is behind [`Machine`].
 
+mod changes;
 pub mod client;
+pub mod events;
 mod held;
+pub mod history;
 pub mod json;
 mod listener;
 mod map;
 pub mod metrics;
+pub mod observer;
 pub mod promise;
 pub mod server;
 #[cfg(test)]
@@ -25,7 +29,7 @@ use engine::chart::Spot;
 use engine::snapshot::{Snapshot, State, VolumeSnapshot};
 use engine::types::{Policy, VolumeId};
 pub use held::Held;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -57,7 +61,7 @@ pub trait Machine: Send + Sync + 'static {
 #[derive(Clone, Debug)]
 pub struct Look {
     pub engine: Snapshot,
-    /// Connections by volume; a volume that is not in it has none.
+    /// Connections by volume, in the order of volumes; one that is not in it has none.
     pub clients: Vec<(VolumeId, u64)>,
     pub held: Vec<Held>,
     /// Guests that are watched, by volume.
@@ -89,6 +93,8 @@ pub struct View {
     pub uptime: Duration,
     /// Volumes as configured; those of the engine that are not here are orphans.
     pub volumes: Vec<Volume>,
+    /// Where in `volumes` each is: every document asks for each volume several times.
+    places: HashMap<String, usize>,
 }
 
 impl View {
@@ -97,7 +103,7 @@ impl View {
     }
 
     pub fn configured(&self, name: &str) -> Option<&Volume> {
-        self.volumes.iter().find(|volume| volume.name == name)
+        self.places.get(name).map(|at| &self.volumes[*at])
     }
 
     /// Volumes worth showing: those that are attached, those that are configured, and those that
@@ -115,8 +121,9 @@ impl View {
     }
 
     pub fn clients(&self, volume: VolumeId) -> u64 {
-        let of = self.look.clients.iter().find(|(id, _)| *id == volume);
-        of.map_or(0, |(_, clients)| *clients)
+        let clients = &self.look.clients;
+        let of = clients.binary_search_by_key(&volume, |(id, _)| *id);
+        of.map_or(0, |at| clients[at].1)
     }
 }
 
@@ -136,6 +143,9 @@ pub struct Admin {
     /// A mutex, not a message: held only to copy or to set plain data, never while the machine
     /// works, so that looking never waits for a change. The data path never takes it.
     known: Mutex<Known>,
+    /// What happened, and how the figures went. Nothing here reads them.
+    pub events: events::Events,
+    pub history: history::History,
 }
 
 #[derive(Clone)]
@@ -153,6 +163,8 @@ impl Admin {
             started: Instant::now(),
             order: Mutex::new(()),
             known,
+            events: events::Events::new(events::unix_ms_now()),
+            history: history::History::default(),
         }
     }
 
@@ -175,7 +187,9 @@ impl Admin {
     pub fn view(&self) -> Result<View> {
         let look = self.look()?;
         let known = self.known();
+        let names = known.volumes.iter().map(|volume| volume.name.clone());
         Ok(View {
+            places: names.zip(0..).collect(),
             look,
             host_name: known.config.host.name.clone(),
             run_dir: known.config.host.run_dir.clone(),

@@ -5,11 +5,14 @@
 //! it, and goes away in an orderly stop. A stale one is replaced, a live one is left alone.
 //! Deliberately absent: decisions, which are [`Admin`]'s.
 
+use super::events::{self, Notice};
 use super::listener::Bounded;
+use super::observer::Observer;
 use super::{Admin, Outcome, Started, json, metrics, values_from_json};
 use crate::config::check::group_id;
 use crate::error::{Error, Kind, Result, cause};
 use axum::Router;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path as UrlPath, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -21,15 +24,20 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 /// Orders that run at the same time; a waiting destage occupies one.
 const ORDERS_MAX: usize = 64;
 
+/// How long replies under way may take when the server ends.
+const FINISH: Duration = Duration::from_millis(500);
+
 /// A running server. [`Server::stop`] ends it.
 pub struct Server {
     path: PathBuf,
+    observer: Observer,
     stop: oneshot::Sender<()>,
     thread: JoinHandle<()>,
 }
@@ -51,21 +59,29 @@ impl Server {
         let listener = bind(path, group)?;
         let tcp = metrics.map(bind_tcp).transpose()?;
         drop(_inside);
+        let observer = Observer::start(admin.clone())?;
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::Builder::new()
             .name("admin".into())
-            .spawn(move || runtime.block_on(serve(admin, listener, tcp, stopped)))
+            .spawn(move || {
+                runtime.block_on(serve(admin, listener, tcp, stopped));
+                // Dropped, it would wait for orders that wait for an origin.
+                runtime.shutdown_background();
+            })
             .map_err(|error| Error::failed(format!("admin thread: {}", cause(&error))))?;
         Ok(Server {
             path: path.to_path_buf(),
+            observer,
             stop,
             thread,
         })
     }
 
-    /// Ends the thread and removes the socket. Orders under way are not waited for: their
-    /// outcome is decided by the shard, and their askers learn that the daemon is gone.
+    /// Ends the threads and removes the socket. Who waits for events is told of the stop. Orders
+    /// under way are hardly waited for: their outcome is decided by the shard, and their askers
+    /// learn that the daemon is gone.
     pub fn stop(self) {
+        self.observer.stop();
         // An error means that the thread has ended by itself, which is what is wanted.
         let _ = self.stop.send(());
         let _ = self.thread.join();
@@ -131,18 +147,29 @@ async fn serve(
         .route("/metrics", get(show_metrics))
         .with_state(admin.clone());
     let all = router(admin);
-    let unix = async { axum::serve(Bounded::new(listener), all).await };
-    let tcp = async {
-        match tcp {
-            Some(listener) => axum::serve(Bounded::new(listener), only_metrics).await,
-            None => std::future::pending().await,
+    let (end, ended) = watch::channel(());
+    let unix = axum::serve(Bounded::new(listener), all)
+        .with_graceful_shutdown(until_closed(ended.clone()))
+        .into_future();
+    let mut servers = vec![tokio::spawn(unix)];
+    if let Some(listener) = tcp {
+        let tcp = axum::serve(Bounded::new(listener), only_metrics)
+            .with_graceful_shutdown(until_closed(ended));
+        servers.push(tokio::spawn(tcp.into_future()));
+    }
+    // An error means that whoever would say it is gone, which says the same.
+    let _ = stopped.await;
+    drop(end);
+    let finish = async {
+        for server in servers {
+            let _ = server.await;
         }
     };
-    tokio::select! {
-        _ = unix => {}
-        _ = tcp => {}
-        _ = stopped => {}
-    }
+    let _ = tokio::time::timeout(FINISH, finish).await;
+}
+
+async fn until_closed(mut end: watch::Receiver<()>) {
+    while end.changed().await.is_ok() {}
 }
 
 fn router(admin: Arc<Admin>) -> Router {
@@ -156,6 +183,8 @@ fn router(admin: Arc<Admin>) -> Router {
         )
         .route("/v1/volumes/{name}/map", get(volume_map).post(volume_map))
         .route("/v1/volumes/{name}/{verb}", post(volume_verb))
+        .route("/v1/history", get(history))
+        .route("/v1/events", get(follow_events))
         .route("/metrics", get(show_metrics))
         .fallback(|| async { no_such_path() })
         .method_not_allowed_fallback(|| async { no_such_path() })
@@ -215,10 +244,25 @@ async fn add_volume(State(admin): App, body: String) -> Response {
             .get("name")
             .and_then(Value::as_str)
             .ok_or_else(|| Error::usage("name: is missing; write {\"name\": …, \"origin\": …}"))?;
-        let outcome = admin.add(name, &values_from_json(&document, &["name"])?)?;
-        shown(&admin, name, outcome)
+        let values = values_from_json(&document, &["name"])?;
+        told(&admin, "add", Some(name), || {
+            let outcome = admin.add(name, &values)?;
+            shown(&admin, name, outcome)
+        })
     })
     .await
+}
+
+/// Carries out an order and tells of it, however it ends.
+fn told<T>(
+    admin: &Admin,
+    what: &str,
+    volume: Option<&str>,
+    order: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let result = order();
+    admin.events.tell(Notice::order(what, volume, &result));
+    result
 }
 
 async fn set_volume(
@@ -228,22 +272,31 @@ async fn set_volume(
     body: String,
 ) -> Response {
     run(move || {
-        let (outcome, started) = admin.set(&name, &values_from_json(&parse_body(&body)?, &[])?)?;
-        match started {
-            Some(started) if waiting.wait => started()?,
-            Some(started) => go_on(started),
-            None => {}
-        }
-        shown(&admin, &name, outcome)
+        let values = values_from_json(&parse_body(&body)?, &[])?;
+        let keys: Vec<&str> = values.iter().map(|(key, _)| key.as_str()).collect();
+        let what = format!("set {}", keys.join(", "));
+        told(&admin, &what, Some(&name), || {
+            let (outcome, started) = admin.set(&name, &values)?;
+            match started {
+                Some(started) if waiting.wait => started()?,
+                Some(started) => go_on(admin.clone(), what.clone(), name.clone(), started),
+                None => {}
+            }
+            shown(&admin, &name, outcome)
+        })
     })
     .await
 }
 
-/// Sees an order to its end that nobody waits for; that it fails is then seen in the volume.
-fn go_on(started: Started) {
+/// Sees an order to its end that nobody waits for.
+fn go_on(admin: Arc<Admin>, what: String, name: String, started: Started) {
     tokio::task::spawn_blocking(move || {
-        if let Err(error) = started() {
+        let result = started();
+        if let Err(error) = &result {
             tracing::warn!("{error}");
+            admin
+                .events
+                .tell(Notice::order(&what, Some(&name), &result));
         }
     });
 }
@@ -264,14 +317,20 @@ async fn remove_volume(
     Query(removal): Query<Removal>,
 ) -> Response {
     run(move || {
-        let outcome = admin.remove(&name, removal.discard_dirty.as_deref())?;
+        let outcome = told(&admin, "rm", Some(&name), || {
+            admin.remove(&name, removal.discard_dirty.as_deref())
+        })?;
         Ok(object!({ "name": name, "removed": true, "notes": outcome.notes }))
     })
     .await
 }
 
 async fn reload(State(admin): App) -> Response {
-    run(move || Ok(object!({ "notes": admin.reload()?.notes }))).await
+    run(move || {
+        let outcome = told(&admin, "reload", None, || admin.reload())?;
+        Ok(object!({ "notes": outcome.notes }))
+    })
+    .await
 }
 
 #[derive(Deserialize)]
@@ -286,41 +345,26 @@ async fn volume_verb(
     UrlPath((name, verb)): UrlPath<(String, String)>,
     Query(waiting): Query<Waiting>,
 ) -> Response {
-    match verb.as_str() {
-        "destage" | "flush" if waiting.wait => {
-            run(move || {
-                let outcome = admin.destage(&name)?;
-                shown(&admin, &name, outcome)
-            })
-            .await
+    type Order = fn(&Admin, &str, Option<&str>) -> Result<Outcome>;
+    let order: Order = match verb.as_str() {
+        "destage" | "flush" if waiting.wait => |admin, name, _| admin.destage(name),
+        "destage" | "flush" => return start_destage(admin, name).await,
+        "reset" => |admin, name, _| admin.reset(name),
+        "accept-loss" => Admin::accept_loss,
+        "commit" => |admin, name, _| admin.commit(name),
+        "snapshot" | "merge" | "rebase" | "resize" | "quiesce" | "resume" | "takeover" => {
+            let error = Error::later(format!("volume {verb} is")).about(name);
+            return reply(Err::<Value, _>(error));
         }
-        "destage" | "flush" => start_destage(admin, name).await,
-        "reset" => {
-            run(move || {
-                let outcome = admin.reset(&name)?;
-                shown(&admin, &name, outcome)
-            })
-            .await
-        }
-        "accept-loss" => {
-            run(move || {
-                let outcome = admin.accept_loss(&name, waiting.discard_dirty.as_deref())?;
-                shown(&admin, &name, outcome)
-            })
-            .await
-        }
-        "commit" => {
-            run(move || {
-                let outcome = admin.commit(&name)?;
-                shown(&admin, &name, outcome)
-            })
-            .await
-        }
-        "snapshot" | "merge" | "rebase" | "resize" | "quiesce" | "resume" | "takeover" => reply(
-            Err::<Value, _>(Error::later(format!("volume {verb} is")).about(name)),
-        ),
-        _ => no_such_path(),
-    }
+        _ => return no_such_path(),
+    };
+    run(move || {
+        told(&admin, &verb, Some(&name), || {
+            let outcome = order(&admin, &name, waiting.discard_dirty.as_deref())?;
+            shown(&admin, &name, outcome)
+        })
+    })
+    .await
 }
 
 async fn volume_map(State(admin): App, UrlPath(name): UrlPath<String>) -> Response {
@@ -333,16 +377,73 @@ async fn start_destage(admin: Arc<Admin>, name: String) -> Response {
     let known = name.clone();
     let allowed = tokio::task::spawn_blocking(move || checked.check_destage(&known)).await;
     if let Ok(Err(error)) = allowed {
-        return reply(Err::<Value, _>(error));
+        let refused = Err::<Value, _>(error);
+        admin
+            .events
+            .tell(Notice::order("destage", Some(&name), &refused));
+        return reply(refused);
     }
     let order = name.clone();
     tokio::task::spawn_blocking(move || {
-        if let Err(error) = admin.destage(&order) {
+        let done = told(&admin, "destage", Some(&order), || admin.destage(&order));
+        if let Err(error) = done {
             tracing::warn!("{error}");
         }
     });
     let document = object!({ "name": name, "started": true });
     (StatusCode::ACCEPTED, axum::Json(document)).into_response()
+}
+
+#[derive(Deserialize)]
+struct Span {
+    seconds: Option<u64>,
+    volume: Option<String>,
+}
+
+/// What is told where nobody says how much.
+const HISTORY_SECONDS: u64 = 600;
+
+async fn history(State(admin): App, asked: Asked<Span>) -> Response {
+    let span = match parameters(asked) {
+        Ok(span) => span,
+        Err(error) => return reply(Err::<Value, _>(error)),
+    };
+    run(move || {
+        let seconds = span.seconds.unwrap_or(HISTORY_SECONDS);
+        admin.history.document(span.volume.as_deref(), seconds)
+    })
+    .await
+}
+
+#[derive(Deserialize)]
+struct Following {
+    #[serde(default)]
+    after: u64,
+    #[serde(default)]
+    wait: u64,
+}
+
+async fn follow_events(State(admin): App, asked: Asked<Following>) -> Response {
+    let page = async {
+        let following = parameters(asked)?;
+        let wait = Duration::from_secs(following.wait);
+        if wait > events::WAIT_MAX {
+            let longest = events::WAIT_MAX.as_secs();
+            let words = format!("wait: {} is too long; write 0 to {longest}", following.wait);
+            return Err(Error::usage(words));
+        }
+        admin.events.wait_after(following.after, wait).await
+    };
+    reply(page.await.map(|page| page.document()))
+}
+
+type Asked<T> = std::result::Result<Query<T>, QueryRejection>;
+
+fn parameters<T>(asked: Asked<T>) -> Result<T> {
+    match asked {
+        Ok(Query(parameters)) => Ok(parameters),
+        Err(rejected) => Err(Error::usage(rejected.body_text())),
+    }
 }
 
 async fn show_metrics(State(admin): App) -> Response {

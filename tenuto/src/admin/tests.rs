@@ -1,5 +1,7 @@
 //! The administrator's rules against a machine of plain data, and the way over the socket.
 
+mod observed;
+
 use super::client::{Client, PATIENT, PROMPT};
 use super::server::Server;
 use super::*;

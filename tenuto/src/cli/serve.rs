@@ -7,6 +7,7 @@
 use super::live::{Live, start_error};
 use super::{Context, cache};
 use crate::admin::Admin;
+use crate::admin::events::Notice;
 use crate::admin::server::{self, Server};
 use crate::config::{Config, Volume, check, state};
 use crate::daemon::Daemon;
@@ -199,7 +200,9 @@ impl Signals {
 }
 
 fn reload(admin: &Admin) {
-    match admin.reload() {
+    let result = admin.reload();
+    admin.events.tell(Notice::order("reload", None, &result));
+    match result {
         Ok(outcome) if outcome.notes.is_empty() => tracing::info!("reload: nothing has changed"),
         Ok(outcome) => {
             for note in outcome.notes {
