@@ -74,8 +74,11 @@ impl Standing {
         if let Some(rate) = self.bytes_per_second {
             text += &format!(", {}/s", human_bytes(rate));
         }
-        if let Some(seconds) = self.remaining_seconds() {
-            text += &format!(", {} left", human_seconds(seconds));
+        match self.remaining_seconds() {
+            // Syncs and the ledger come behind the last byte.
+            Some(0) => text += ", finishing",
+            Some(seconds) => text += &format!(", {} left", human_seconds(seconds)),
+            None => {}
         }
         text + &format!(" ({counted})")
     }
@@ -305,7 +308,7 @@ impl Drop for Progress {
 
 fn bar(work: &Work, total_bytes: Option<u64>) -> ProgressBar {
     let template = match total_bytes {
-        Some(_) => "{prefix} [{bar:20}] {percent:>3} % {wide_msg}",
+        Some(_) => "{prefix} [{bar:12}] {percent:>3} % {wide_msg}",
         None => "{prefix} {elapsed} {wide_msg}",
     };
     let bar = counter(0, total_bytes.unwrap_or(0).max(1), template);
@@ -458,7 +461,7 @@ mod tests {
         assert_eq!(done.standing.remaining_seconds(), Some(0));
         assert_eq!(
             done.standing.words("read"),
-            "4 MiB of 4 MiB, 0 s left (read)"
+            "4 MiB of 4 MiB, finishing (read)"
         );
     }
 
