@@ -15,9 +15,6 @@ pub struct Rest {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Live view (not in this version)
-    #[command(display_order = 200)]
-    Top(Rest),
     /// Stream of events (not in this version)
     #[command(display_order = 200)]
     Events(Rest),
@@ -35,7 +32,6 @@ pub enum Command {
 impl Command {
     pub fn refuse(&self) -> Error {
         let verb = match self {
-            Command::Top(_) => "top",
             Command::Events(_) => "events",
             Command::Drain(_) => "drain",
             Command::Peer(_) => "peer",

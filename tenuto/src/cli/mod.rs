@@ -22,6 +22,7 @@ mod serve;
 mod sim;
 mod status;
 pub mod tools;
+mod top;
 mod usage;
 mod volume;
 
@@ -102,6 +103,8 @@ pub enum Command {
     Volume(volume::Command),
     /// Show the state of the daemon, its cache and its volumes
     Status(status::Status),
+    /// Watch the daemon and its volumes live: rates, latencies, dirty data
+    Top(top::Top),
     /// Check or explain the configuration
     Config(config::Check),
     /// Create, inspect and verify cache devices
@@ -173,6 +176,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Serve(command) => serve::run(&context, &command),
         Command::Volume(command) => volume::run(&context, command),
         Command::Status(command) => status::run(&context, &command),
+        Command::Top(command) => top::run(&context, &command),
         Command::Config(command) => config::run(&context, &command),
         Command::Cache(command) => cache::run(&context, command),
         Command::Recover(command) => recover::run(&context, &command),

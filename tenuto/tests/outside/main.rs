@@ -26,5 +26,6 @@ mod power;
 mod progress;
 mod refuse;
 mod storm;
+mod terminal;
 mod turns;
 mod watch;
