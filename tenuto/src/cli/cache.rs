@@ -41,6 +41,7 @@ pub enum Command {
 
 #[derive(Debug, Args)]
 pub struct Create {
+    /// A file, which is made, or a block device
     path: PathBuf,
     /// Size of a cache file; of a block device, the part to use
     #[arg(long, value_name = "SIZE")]
@@ -52,6 +53,7 @@ pub struct Create {
 
 #[derive(Debug, Args)]
 pub struct Look {
+    /// File or block device of the cache
     path: PathBuf,
 }
 

@@ -15,16 +15,13 @@ pub struct Rest {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Stream of events (not in this version)
-    #[command(display_order = 200)]
-    Events(Rest),
     /// Empty this host for maintenance (not in this version)
     #[command(display_order = 200)]
     Drain(Rest),
-    /// Other hosts (not in this version)
+    /// Show other hosts (not in this version)
     #[command(display_order = 200)]
     Peer(Rest),
-    /// Block traces (not in this version)
+    /// Record, analyze and replay block traces (not in this version)
     #[command(display_order = 200)]
     Trace(Rest),
 }
@@ -32,7 +29,6 @@ pub enum Command {
 impl Command {
     pub fn refuse(&self) -> Error {
         let verb = match self {
-            Command::Events(_) => "events",
             Command::Drain(_) => "drain",
             Command::Peer(_) => "peer",
             Command::Trace(_) => "trace",

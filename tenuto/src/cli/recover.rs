@@ -30,7 +30,7 @@ pub struct Recover {
     /// Where ledgers and journals lie if not beside the origins
     #[arg(long, value_name = "DIR")]
     pub journal: Option<PathBuf>,
-    /// Say what would be done
+    /// Only say what would be brought where
     #[arg(long)]
     pub dry_run: bool,
 }

@@ -14,23 +14,23 @@ use serde_json::{Map, Value, json};
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// List all volumes
+    /// List all volumes: policy, state, size, dirty data, clients
     Ls,
-    /// Show one volume
+    /// Show everything about one volume, and what is lost if this host dies now
     Show(Show),
     /// Attach a volume and keep it for the next start
     Add(Keys),
-    /// Change tunables of a volume
+    /// Change keys of a volume while its guest goes on, its policy included
     Set(Set),
     /// Detach and forget a volume; its origin's data is never touched
     Rm(Remove),
     /// Bring dirty data to the origin
     #[command(visible_alias = "flush")]
     Destage(Destage),
-    /// Throw the overlay of an ephemeral volume away
-    Reset { name: String },
+    /// Throw the overlay of an ephemeral volume away, so that its guest finds a clean disk
+    Reset(Named),
     /// Make the overlay of an ephemeral volume the content of its image
-    Commit { name: String },
+    Commit(Named),
     /// Take a snapshot (not in this version)
     #[command(display_order = 200)]
     Snapshot(Rest),
@@ -59,7 +59,14 @@ pub enum Command {
 }
 
 #[derive(Debug, Args)]
+pub struct Named {
+    /// Name of the volume, as in `tenuto volume ls`
+    name: String,
+}
+
+#[derive(Debug, Args)]
 pub struct Show {
+    /// Name of the volume, as in `tenuto volume ls`
     name: String,
     /// Print the arguments that give this disk to QEMU
     #[arg(long, conflicts_with = "libvirt")]
@@ -71,6 +78,7 @@ pub struct Show {
 
 #[derive(Debug, Args)]
 pub struct Keys {
+    /// Name of the volume: letters, digits, - _ and .
     name: String,
     /// Any key of [[volume]], as in origin=/srv/a.img policy=write-back
     #[arg(value_name = "KEY=VALUE", required = true)]
@@ -88,6 +96,7 @@ pub struct Set {
 
 #[derive(Debug, Args)]
 pub struct Remove {
+    /// Name of the volume, as in `tenuto volume ls`
     name: String,
     /// Lose what is not at the origin; names the volume again
     #[arg(long, value_name = "NAME", require_equals = true)]
@@ -97,6 +106,7 @@ pub struct Remove {
 #[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("which").required(true).args(["name", "all"])))]
 pub struct Destage {
+    /// Name of the volume, as in `tenuto volume ls`
     name: Option<String>,
     /// Every volume that has dirty data
     #[arg(long)]
@@ -114,8 +124,8 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Set(command) => set(context, &command),
         Command::Rm(command) => remove(context, &command),
         Command::Destage(command) => destage(context, &command),
-        Command::Reset { name } => reset(context, &name),
-        Command::Commit { name } => commit(context, &name),
+        Command::Reset(command) => reset(context, &command.name),
+        Command::Commit(command) => commit(context, &command.name),
         Command::Snapshot(_) => Err(not_yet("volume snapshot")),
         Command::Merge(_) => Err(not_yet("volume merge")),
         Command::Rebase(_) => Err(not_yet("volume rebase")),
