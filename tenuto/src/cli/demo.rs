@@ -1,23 +1,19 @@
 //! `tenuto demo`: one command that shows what the product is for.
 
-use super::{Context, output, tools};
+use super::{Context, output, progress, tools};
 use crate::demo::{self, Options};
 use crate::error::Result;
-use indicatif::{ProgressBar, ProgressStyle};
 
 pub fn run(context: &Context, command: &tools::Demo) -> Result<()> {
     let options = Options {
         report: command.report.clone(),
         seed: command.seed,
     };
-    // indicatif hides it where standard error is no terminal.
-    let bar = match context.common.quiet {
-        0 => ProgressBar::new(demo::requests(options.seed)),
-        _ => ProgressBar::hidden(),
-    };
-    let style = ProgressStyle::with_template("{bar:40} {percent:>3} % {elapsed} {msg}")
-        .expect("the template has only known keys");
-    bar.set_style(style);
+    let bar = progress::counter(
+        context.common.quiet,
+        demo::requests(options.seed),
+        "{bar:40} {percent:>3} % {elapsed} {msg}",
+    );
     let report = demo::run(&options, &bar);
     bar.finish_and_clear();
     let report = report?;

@@ -1,7 +1,9 @@
 //! `tenuto drain`.
 
 use super::Context;
-use crate::admin::client::PATIENT;
+use super::progress::{self, Progress, Work};
+use super::volume::pending;
+use crate::admin::client::{Client, PATIENT};
 use crate::error::{Error, Result};
 use clap::Args;
 use serde_json::Value;
@@ -21,7 +23,7 @@ pub fn run(context: &Context, command: &Drain) -> Result<()> {
     let reply = match (command.undo, command.no_wait) {
         (true, _) => client.delete("/v1/drain")?,
         (false, true) => client.post("/v1/drain", None, PATIENT)?,
-        (false, false) => client.post("/v1/drain?wait=true", None, PATIENT)?,
+        (false, false) => drain(context, client)?,
     };
     let done = match (command.undo, command.no_wait) {
         (true, _) => "the host is not drained any more; volumes become what they were\n",
@@ -49,6 +51,28 @@ pub fn run(context: &Context, command: &Drain) -> Result<()> {
             rest.len()
         ))),
     }
+}
+
+/// Waits until it is done, and shows how far it is.
+fn drain(context: &Context, client: Client) -> Result<Value> {
+    let listed = client.get("/v1/volumes")?;
+    let volumes = listed["volumes"].as_array().map_or(&[][..], Vec::as_slice);
+    let owing = volumes
+        .iter()
+        .filter(|volume| volume["policy"] == "write-back");
+    let names: Vec<String> = owing
+        .filter_map(|volume| volume["name"].as_str().map(str::to_owned))
+        .collect();
+    let asked = client.clone();
+    let left = move || pending(&asked, &names);
+    let order = move || client.post("/v1/drain?wait=true", None, PATIENT);
+    let work = Work {
+        verb: "drain",
+        object: "the host".into(),
+        counted: "dirty data destaged",
+    };
+    let goes_on = "the daemon goes on with it; `tenuto status` shows how far it is";
+    progress::wait_for_order(Progress::new(context, work, Some(0)), left, order, goes_on)
 }
 
 fn lines(value: &Value) -> Vec<String> {

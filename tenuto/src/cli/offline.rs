@@ -7,6 +7,7 @@
 
 use super::Context;
 use super::live::{command_error, start_error, volume_error};
+use super::progress::{self, Pending, Progress};
 use crate::buffer::{Arena, BUFFER_BYTES_MAX, BufferPool, HostMemory};
 use crate::daemon::{DEFAULT_QUIET, Daemon, Settings, VolumeSettings};
 use crate::error::{Error, Kind, Result, cause};
@@ -22,12 +23,13 @@ use engine::format::stage::{HEADER_BYTES, StageHeader};
 use engine::format::superblock::Superblock;
 use engine::media::Media;
 use engine::snapshot::VolumeSnapshot;
-use engine::types::{BLOCK_BYTES, Policy, Uuid, VolumeId};
+use engine::types::{BLOCK_BYTES, DestageMode, Policy, Uuid, VolumeId};
 use serde_json::json;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// How long the late writes of a killed daemon may take to land.
@@ -324,6 +326,7 @@ pub fn destage_all(
     cache: &Path,
     places: &Places,
     volumes: &[&VolumeSnapshot],
+    progress: &mut Progress,
 ) -> Result<Vec<(String, Error)>> {
     let run_dir = std::env::temp_dir().join(format!("tenuto-recover-{}", std::process::id()));
     let settings = Settings {
@@ -345,17 +348,42 @@ pub fn destage_all(
     let daemon = Daemon::start(settings).map_err(start_error);
     let daemon = daemon.inspect_err(|_| remove_directory(&run_dir))?;
     let mut failures = Vec::new();
-    for volume in volumes {
-        if let Err(error) = destage_one(&daemon, volume, places) {
-            failures.push((volume.name.clone(), error));
+    let tried = AtomicUsize::new(0);
+    let left = || pending(&daemon, volumes, tried.load(Ordering::Relaxed));
+    progress::watch(progress, left, || {
+        for volume in volumes {
+            if let Err(error) = destage_one(&daemon, volume, places) {
+                failures.push((volume.name.clone(), error));
+            }
+            tried.fetch_add(1, Ordering::Relaxed);
         }
-    }
+    });
     let stopped = daemon.stop();
     remove_directory(&run_dir);
     match stopped {
         Ok(()) => Ok(failures),
         Err(error) => Err(Error::failed(format!("cache {}: {error}", cache.display()))),
     }
+}
+
+/// What is left of these volumes: of those that were tried nothing, of the one under way what is
+/// dirty now, of the others all.
+fn pending(daemon: &Daemon, volumes: &[&VolumeSnapshot], tried: usize) -> Option<Pending> {
+    let snapshot = daemon.handle().snapshot().ok()?;
+    let (over, waiting) = volumes.split_at_checked(tried)?;
+    let gone = over.iter().map(|volume| volume.dirty_bytes).sum();
+    let under_way = |volume: &&VolumeSnapshot| {
+        let known = &snapshot.engine.volumes;
+        let now = known.iter().find(|known| known.name == volume.name);
+        now.map_or(Pending::new(volume.dirty_bytes, 0, None), |now| {
+            let origin = &now.counters.origin;
+            let atomic = now.effective_destage == DestageMode::Atomic;
+            let journal = atomic.then_some(origin.journal_bytes);
+            Pending::new(now.dirty_bytes, origin.write_bytes, journal)
+        })
+    };
+    let left = waiting.iter().map(under_way);
+    Some(left.fold(Pending::new(0, gone, None), Pending::and))
 }
 
 fn remove_directory(path: &Path) {

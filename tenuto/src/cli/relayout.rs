@@ -6,8 +6,11 @@
 //! volumes survive; see the engine.
 
 use super::Context;
-use super::cache::{configuration, parse_asked_size, reopened, stage_dir, superblock_of};
+use super::cache::{
+    allocated_bytes, configuration, parse_asked_size, reopened, stage_dir, superblock_of, work,
+};
 use super::offline::{self, Found, Places};
+use super::progress::{self, Pending, Progress};
 use crate::cachedev;
 use crate::config::Config;
 use crate::config::keys::default_host;
@@ -56,14 +59,26 @@ pub fn run(context: &Context, command: &Resize) -> Result<()> {
     };
     drop(locked(command, &before, &places)?);
     // What a daemon that was killed has left is put in order as its next start would.
-    let failures = offline::destage_all(path, &places, &[])?;
+    let mut progress = Progress::new(context, work("resize", &name, "recovered"), Some(0));
+    let failures = offline::destage_all(path, &places, &[], &mut progress)?;
+    progress.finish();
     debug_assert!(failures.is_empty(), "nothing was asked for");
     let target = locked(command, &before, &places)?;
     let file_bytes = match target.block_device {
         true => device_bytes(geometry),
         false => asked,
     };
-    let target = cachedev::grow(target, file_bytes).map_err(offline::from_fault)?;
+    let mut progress = Progress::new(context, work("resize", &name, "allocated"), None);
+    let left = || {
+        Some(Pending::new(
+            file_bytes.saturating_sub(allocated_bytes(path)),
+            0,
+            None,
+        ))
+    };
+    let grown = progress::watch(&mut progress, left, || cachedev::grow(target, file_bytes));
+    progress.finish();
+    let target = grown.map_err(offline::from_fault)?;
     let file = target.file.try_clone();
     let file = file.map_err(|error| Error::failed(format!("cache {name}: {}", cause(&error))))?;
     let shrinks = !target.block_device && target.size_bytes > file_bytes;

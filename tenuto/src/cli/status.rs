@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 #[derive(Debug, Args)]
 pub struct Status {
-    /// Print only what is wrong; ends with code 1 if anything is
+    /// Print only what is wrong, nothing if all is well; ends with code 1 if anything is
     #[arg(short = 'x')]
     only_wrong: bool,
 }

@@ -162,6 +162,7 @@ pub struct BenchBurst {
         default_value = "tenuto-burst.html"
     )]
     pub html: PathBuf,
+    /// Seed of everything random
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
@@ -180,6 +181,7 @@ pub struct BenchEngine {
     /// Rounds of each measurement, in turn; the median counts
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub rounds: u32,
+    /// Seed of everything random
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
