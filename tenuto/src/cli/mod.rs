@@ -20,6 +20,7 @@ mod reload;
 mod serve;
 mod sim;
 mod status;
+mod supervisor;
 pub mod tools;
 mod usage;
 mod volume;

@@ -5,6 +5,7 @@
 //! SIGINT end in order and keep dirty data; SIGHUP applies the changed file.
 
 use super::live::{Live, start_error};
+use super::supervisor::Supervisor;
 use super::{Context, cache};
 use crate::admin::Admin;
 use crate::admin::server::{self, Server};
@@ -13,8 +14,6 @@ use crate::daemon::Daemon;
 use crate::error::{Error, Result, cause};
 use clap::Args;
 use std::io::{IsTerminal, Write};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::Arc;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -43,6 +42,8 @@ pub fn run(context: &Context, command: &Serve) -> Result<()> {
         .map_err(|error| Error::failed(format!("runtime: {}", cause(&error))))?;
     // From here on a signal waits for its turn instead of ending the process half started.
     let mut signals = runtime.block_on(async { Signals::new() })?;
+    let supervisor = Supervisor::from_environment();
+    supervisor.starting();
     let daemon = Arc::new(Daemon::start(config.settings(&volumes)).map_err(start_error)?);
     if command.strict
         && let Some(held) = daemon.held().first()
@@ -54,6 +55,7 @@ pub fn run(context: &Context, command: &Serve) -> Result<()> {
     let group = config.socket_group();
     let metrics = config.listen.metrics;
     let live = Box::new(Live(daemon.clone()));
+    let shard = daemon.handle().clone();
     let admin = Arc::new(Admin::new(config, volumes, live));
     let server = match Server::start(admin.clone(), &socket, group.as_deref(), metrics) {
         Ok(server) => server,
@@ -63,9 +65,18 @@ pub fn run(context: &Context, command: &Serve) -> Result<()> {
             return Err(error);
         }
     };
-    say_ready();
-    runtime.block_on(signals.until_the_end(&admin));
-    notify("STOPPING=1");
+    let watched = supervisor.watch(shard, admin.clone());
+    if let Err(error) = watched {
+        // The manager would end the daemon for its silence.
+        let _ = daemon.stop();
+        return Err(Error::failed(format!(
+            "the watchdog's thread: {}",
+            cause(&error)
+        )));
+    }
+    say_ready(&supervisor, &admin);
+    runtime.block_on(signals.until_the_end(&supervisor, &admin));
+    supervisor.stopping();
     tracing::info!("stopping; dirty data stays in the cache");
     server.stop();
     daemon.stop().map_err(|error| {
@@ -137,31 +148,13 @@ fn make_directory(path: &std::path::Path) -> Result<()> {
     })
 }
 
-fn say_ready() {
-    notify("READY=1");
+fn say_ready(supervisor: &Supervisor, admin: &Admin) {
+    supervisor.ready();
+    supervisor.show(admin);
     eprintln!("ready");
     // Whoever does not read the line has other ways to know.
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "ready").and_then(|()| out.flush());
-}
-
-/// Tells systemd, where it asked to be told (sd_notify(3)).
-fn notify(state: &str) {
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
-        return;
-    };
-    let send = || -> std::io::Result<()> {
-        use std::os::unix::ffi::OsStrExt;
-        let address = match path.as_bytes().strip_prefix(b"@") {
-            Some(name) => SocketAddr::from_abstract_name(name)?,
-            None => SocketAddr::from_pathname(&path)?,
-        };
-        UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address)?;
-        Ok(())
-    };
-    if let Err(error) = send() {
-        tracing::warn!("{}: {}", path.display(), cause(&error));
-    }
 }
 
 struct Signals {
@@ -183,22 +176,23 @@ impl Signals {
     }
 
     /// Serves SIGHUP until one of the others comes.
-    async fn until_the_end(&mut self, admin: &Arc<Admin>) {
+    async fn until_the_end(&mut self, supervisor: &Supervisor, admin: &Arc<Admin>) {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return,
                 _ = self.interrupt.recv() => return,
                 _ = self.reload.recv() => {
-                    let admin = admin.clone();
+                    let with = (supervisor.clone(), admin.clone());
                     // Attaching volumes blocks; signals that come meanwhile wait.
-                    let _ = tokio::task::spawn_blocking(move || reload(&admin)).await;
+                    let _ = tokio::task::spawn_blocking(move || reload(&with.0, &with.1)).await;
                 }
             }
         }
     }
 }
 
-fn reload(admin: &Admin) {
+fn reload(supervisor: &Supervisor, admin: &Admin) {
+    supervisor.reloading();
     match admin.reload() {
         Ok(outcome) if outcome.notes.is_empty() => tracing::info!("reload: nothing has changed"),
         Ok(outcome) => {
@@ -208,4 +202,6 @@ fn reload(admin: &Admin) {
         }
         Err(error) => tracing::error!("reload: {error}; nothing is changed"),
     }
+    supervisor.ready();
+    supervisor.show(admin);
 }

@@ -24,6 +24,7 @@ mod overlay;
 mod policies;
 mod power;
 mod refuse;
+mod service;
 mod storm;
 mod turns;
 mod watch;

@@ -12,6 +12,7 @@ pub mod load;
 pub mod marks;
 pub mod nbd;
 pub mod random;
+pub mod thread;
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read};
