@@ -11,6 +11,7 @@ mod config;
 mod demo;
 mod later;
 mod live;
+mod log;
 mod map;
 mod offline;
 mod origin;

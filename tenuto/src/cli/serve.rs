@@ -5,15 +5,16 @@
 //! SIGINT end in order and keep dirty data; SIGHUP applies the changed file.
 
 use super::live::{Live, start_error};
+use super::log::{self, Style};
 use super::supervisor::Supervisor;
 use super::{Context, cache};
 use crate::admin::Admin;
 use crate::admin::server::{self, Server};
-use crate::config::{Config, Volume, check, state};
+use crate::config::{Config, LogFormat, Volume, check, state};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result, cause};
 use clap::Args;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::sync::Arc;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -23,12 +24,27 @@ pub struct Serve {
     /// Do not start, with code 4, if any volume is held
     #[arg(long)]
     strict: bool,
+    /// How the lines of the log look; default: as the configuration says
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<log::Format>,
 }
 
 pub fn run(context: &Context, command: &Serve) -> Result<()> {
     let config = context.load()?;
     check::check(&config)?;
-    start_log(context);
+    let style = start_log(context, command, &config);
+    match serve(config, command, style) {
+        // The last line as well is one of the log.
+        Err(mut error) if style.is_for_programs() && !context.common.json => {
+            tracing::error!("{error}");
+            error.message.clear();
+            Err(error)
+        }
+        result => result,
+    }
+}
+
+fn serve(config: Config, command: &Serve, style: Style) -> Result<()> {
     let mut volumes = config.volumes.clone();
     volumes.extend(added_volumes(&config)?);
     make_directory(&config.host.run_dir)?;
@@ -74,7 +90,7 @@ pub fn run(context: &Context, command: &Serve) -> Result<()> {
             cause(&error)
         )));
     }
-    say_ready(&supervisor, &admin);
+    say_ready(&supervisor, &admin, style);
     runtime.block_on(signals.until_the_end(&supervisor, &admin));
     supervisor.stopping();
     tracing::info!("stopping; dirty data stays in the cache");
@@ -88,7 +104,8 @@ pub fn run(context: &Context, command: &Serve) -> Result<()> {
     Ok(())
 }
 
-fn start_log(context: &Context) {
+/// How lines look: as asked on the command line, else as the file says.
+fn start_log(context: &Context, command: &Serve, config: &Config) -> Style {
     let common = &context.common;
     let level = match (common.quiet, common.verbose) {
         (0, 0) => "info",
@@ -98,17 +115,17 @@ fn start_log(context: &Context) {
         (_, _) => "error",
     };
     let filter = EnvFilter::try_from_env("TENUTO_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    let colors = match common.color {
-        super::Color::Auto => std::io::stderr().is_terminal(),
-        super::Color::Always => true,
-        super::Color::Never => false,
+    let configured = match config.host.log_format {
+        LogFormat::Text => log::Format::Text,
+        LogFormat::Json => log::Format::Json,
     };
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(colors)
-        .with_target(false)
-        .init();
+    let style = Style {
+        format: command.log_format.unwrap_or(configured),
+        journal: log::is_journal(),
+        colors: log::colors(common.color),
+    };
+    log::start(style, filter);
+    style
 }
 
 /// Volumes that were added at run time. One whose image is gone must not keep the others down:
@@ -148,10 +165,13 @@ fn make_directory(path: &std::path::Path) -> Result<()> {
     })
 }
 
-fn say_ready(supervisor: &Supervisor, admin: &Admin) {
+fn say_ready(supervisor: &Supervisor, admin: &Admin, style: Style) {
     supervisor.ready();
     supervisor.show(admin);
-    eprintln!("ready");
+    match style.is_for_programs() {
+        true => tracing::info!("ready"),
+        false => eprintln!("ready"),
+    }
     // Whoever does not read the line has other ways to know.
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "ready").and_then(|()| out.flush());

@@ -67,6 +67,13 @@ pub enum Format {
     Raw,
 }
 
+/// How the lines of the log look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
     pub name: String,
@@ -75,6 +82,7 @@ pub struct Host {
     pub run_dir: PathBuf,
     pub stage_dir: PathBuf,
     pub state_dir: PathBuf,
+    pub log_format: LogFormat,
     pub sources: Sources,
 }
 
