@@ -7,7 +7,7 @@
 
 use super::check::SOCKET_PATH_MAX;
 use super::values::Value;
-use super::{Cache, Format, Host, Images, Listen, Volume, Wrong};
+use super::{Cache, Format, Host, Images, Listen, LogFormat, Volume, Wrong};
 use crate::config::units;
 use crate::origin::nbd::uri::{self, Uri};
 use engine::event::{Admission, ResetOn, Share};
@@ -95,6 +95,24 @@ pub const HOST: &[Key<Host>] = &[
         meaning: "where volumes added at run time are kept",
         set: |host, value| path(&mut host.state_dir, value),
         show: |host| quote_path(&host.state_dir),
+    },
+    Key {
+        name: "log-format",
+        default: "text",
+        meaning: "lines of the log: text, or json for programs",
+        set: |host, value| {
+            let right = "write \"text\" or \"json\"";
+            host.log_format = match value.text(right)? {
+                "text" => LogFormat::Text,
+                "json" => LogFormat::Json,
+                other => return Err(Wrong::new(format!("{other:?} is no form of a log"), right)),
+            };
+            Ok(())
+        },
+        show: |host| match host.log_format {
+            LogFormat::Text => quote("text"),
+            LogFormat::Json => quote("json"),
+        },
     },
 ];
 
@@ -799,6 +817,7 @@ pub fn default_host() -> Host {
         run_dir: super::default_run_dir(),
         stage_dir: "/dev/shm".into(),
         state_dir: "/var/lib/tenuto".into(),
+        log_format: LogFormat::Text,
         sources: Default::default(),
     }
 }

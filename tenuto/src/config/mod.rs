@@ -68,6 +68,13 @@ pub enum Format {
     Raw,
 }
 
+/// How the lines of the log look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
     pub name: String,
@@ -76,6 +83,7 @@ pub struct Host {
     pub run_dir: PathBuf,
     pub stage_dir: PathBuf,
     pub state_dir: PathBuf,
+    pub log_format: LogFormat,
     pub sources: Sources,
 }
 

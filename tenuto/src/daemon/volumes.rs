@@ -184,10 +184,16 @@ impl Daemon {
         };
         match self.join(settings, joining) {
             Ok(entry) => {
-                tracing::warn!("volume {name}: named by nobody, has dirty data; destaging it");
+                tracing::warn!(
+                    volume = %name,
+                    "volume {name}: named by nobody, has dirty data; destaging it"
+                );
                 self.table().entries.insert(name, entry);
             }
-            Err(error) => tracing::warn!("{error}; nobody names {name}, and it has dirty data"),
+            Err(error) => tracing::warn!(
+                volume = %name,
+                "{error}; nobody names {name}, and it has dirty data"
+            ),
         }
     }
 

@@ -101,6 +101,9 @@ impl<E: Decide> Shard<E> {
                 self.files.take_sides(volume, *made);
                 let _ = answer.send(());
             }
+            Request::Ping(answer) => {
+                let _ = answer.send(());
+            }
             Request::Snapshot(answer) => {
                 let _ = answer.send(self.snapshot());
             }

@@ -289,14 +289,7 @@ impl<E: Decide> Shard<E> {
                 let path = running.target.path.display();
                 let error = std::io::Error::from_raw_os_error(errno);
                 let (op, offset, bytes) = (io.op, io.offset, io.bytes);
-                let swallowed = self.complaints.may(self.now, &running.target.path);
-                let more = match swallowed {
-                    Some(1..) => format!("; {} more before", swallowed.unwrap_or(0)),
-                    _ => String::new(),
-                };
-                if swallowed.is_some() {
-                    tracing::warn!("{path}: {op:?} of {bytes} bytes at {offset}: {error}{more}");
-                }
+                tracing::warn!(%path, "{path}: {op:?} of {bytes} bytes at {offset}: {error}");
                 self.end_io(slot, (Err(io_error(errno)), None));
             }
         }

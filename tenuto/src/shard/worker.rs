@@ -159,7 +159,8 @@ fn resize(target: &Target, bytes: u64) -> Result<(), IoError> {
 fn truncate(target: &Target) -> Result<(), IoError> {
     let cut = target.file.set_len(0).and_then(|()| target.file.sync_all());
     cut.map_err(|error| {
-        tracing::warn!("{}: cannot cut the journal: {error}", target.path.display());
+        let path = target.path.display();
+        tracing::warn!(%path, "{path}: cannot cut the journal: {error}");
         IoError::Failed
     })
 }
@@ -173,7 +174,8 @@ fn unlink(paths: &[PathBuf]) -> Result<(), IoError> {
         let directory = path.parent().unwrap_or(path);
         let synced = removed.and_then(|()| std::fs::File::open(directory)?.sync_all());
         synced.map_err(|error| {
-            tracing::warn!("{}: cannot remove: {error}", path.display());
+            let path = path.display();
+            tracing::warn!(%path, "{path}: cannot remove: {error}");
             IoError::Failed
         })?;
     }
