@@ -29,6 +29,7 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, Args)]
 pub struct Resize {
+    /// Cache file or block device
     path: PathBuf,
     /// New size, as in 128GiB; of a block device, the part to use
     size: String,

@@ -104,6 +104,7 @@ pub struct Remove {
 
 #[derive(Debug, Args)]
 pub struct Resize {
+    /// Name of the volume
     name: String,
     /// New size as in 40GiB, or +8GiB to add that much
     size: String,
