@@ -1,33 +1,49 @@
 //! `tenuto demo`: one command that shows what the product is for.
 
 use super::{Context, output, tools};
-use crate::demo::{self, Options};
+use crate::demo::{self, Client, Options};
 use crate::error::Result;
 use indicatif::{ProgressBar, ProgressStyle};
+use std::time::Duration;
+
+/// The time beside the bar goes on also while nothing else does.
+const TICK: Duration = Duration::from_millis(250);
 
 pub fn run(context: &Context, command: &tools::Demo) -> Result<()> {
     let options = Options {
         report: command.report.clone(),
         seed: command.seed,
+        client: match command.client {
+            _ if command.no_guests => Client::Builtin,
+            tools::DemoClient::Auto => Client::Auto,
+            tools::DemoClient::Qemu => Client::Qemu,
+            tools::DemoClient::Builtin => Client::Builtin,
+        },
+        kernel: command.kernel.clone(),
+        clones: command.guests.map(usize::from),
     };
     // indicatif hides it where standard error is no terminal.
     let bar = match context.common.quiet {
-        0 => ProgressBar::new(demo::requests(options.seed)),
+        0 => ProgressBar::new(1),
         _ => ProgressBar::hidden(),
     };
     let style = ProgressStyle::with_template("{bar:40} {percent:>3} % {elapsed} {msg}")
         .expect("the template has only known keys");
     bar.set_style(style);
+    bar.enable_steady_tick(TICK);
     let report = demo::run(&options, &bar);
     bar.finish_and_clear();
     let report = report?;
     let rows: Vec<Vec<String>> = report
-        .rows()
+        .figures()
         .into_iter()
-        .map(|row| vec![row.name, row.uncached, row.cached])
+        .map(|figure| {
+            let (uncached, cached, ratio) = (figure.text(0), figure.text(1), figure.ratio());
+            vec![figure.name, uncached, cached, ratio]
+        })
         .collect();
     let text = || {
-        let table = output::table(&["", "WITHOUT CACHE", "WITH CACHE"], &rows, &[1, 2]);
+        let table = output::table(&["", "WITHOUT CACHE", "WITH CACHE", ""], &rows, &[1, 2, 3]);
         let notes: String = report
             .notes()
             .iter()
