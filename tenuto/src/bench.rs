@@ -7,7 +7,7 @@ pub mod destage;
 mod direct;
 pub mod engine;
 mod host;
-mod machine;
+pub(crate) mod machine;
 pub mod micro;
 pub mod neighbour;
 mod null;

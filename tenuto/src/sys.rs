@@ -273,3 +273,21 @@ pub fn kill_self() -> ! {
     // The signal is delivered before `kill` returns to user space; this is for the compiler.
     std::process::abort()
 }
+
+/// Lets the kernel kill a child when the thread that starts it ends, however it ends.
+pub fn end_with_parent(command: &mut std::process::Command) {
+    use std::os::unix::process::CommandExt;
+    let parent = std::process::id() as libc::pid_t;
+    // SAFETY: after the fork it makes two system calls, which are safe there, and allocates
+    // nothing.
+    unsafe {
+        command.pre_exec(move || {
+            check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
+            // The parent may have ended before the call above.
+            match libc::getppid() == parent {
+                true => Ok(()),
+                false => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+            }
+        });
+    }
+}

@@ -7,14 +7,36 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Args)]
 pub struct Demo {
     /// Where the report goes
-    #[arg(long, value_name = "FILE", default_value = "tenuto-demo.html")]
+    #[arg(
+        long,
+        visible_alias = "html",
+        value_name = "FILE",
+        default_value = "tenuto-demo.html"
+    )]
     pub report: PathBuf,
     /// Seed of everything random
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Do not boot guests, use the built-in client
-    #[arg(long)]
+    /// Who drives the disks: real guests in QEMU, however long they take, the built-in client, or
+    /// guests if they can be booted here in time
+    #[arg(long, value_enum, value_name = "WHO", default_value = "auto")]
+    pub client: DemoClient,
+    /// The same as --client builtin
+    #[arg(long, visible_alias = "no-qemu", conflicts_with = "client")]
     pub no_guests: bool,
+    /// Throw-away guests beside the one that is kept; without it, as many as suit this machine
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=32))]
+    pub guests: Option<u16>,
+    /// Kernel of the guests; without it, the newest one of this machine that can be read
+    #[arg(long, value_name = "FILE")]
+    pub kernel: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum DemoClient {
+    Auto,
+    Qemu,
+    Builtin,
 }
 
 /// Run the engine against a simulated host that is killed and loses power

@@ -104,7 +104,7 @@ pub struct Remove {
 
 #[derive(Debug, Args)]
 pub struct Resize {
-    /// Name of the volume
+    /// Name of the volume, as in `tenuto volume ls`
     name: String,
     /// New size as in 40GiB, or +8GiB to add that much
     size: String,

@@ -2,21 +2,22 @@
 //!
 //! Always true: everything lies in directories of this process, which go away with it; the
 //! figures of the origin are those of the whole run, the last destage included; the disk that
-//! is kept is compared block by block with what was written to it.
+//! is kept is compared with what was written to it, and the image is read without the daemon.
 
 use super::content::{self, BLOCK, LANE_BLOCKS, LANES};
-use super::load::{self, Load};
-use crate::cachedev;
+use super::gold;
+use super::guest::Machine;
+use super::guests::{Fleet, ROUNDS};
+use super::interrupt::Interrupt;
+use super::kit::Kit;
+use super::load;
+use super::measure::{Look, Totals, latency_over_time};
+use super::stats::{Kind, Latency, over_time, quantile_of};
 use crate::daemon::{Daemon, SanSettings, Settings, VolumeSettings};
 use crate::error::{Error, Result, cause};
-use crate::files::Files;
-use crate::lock::{self, Patience};
-use crate::sys;
-use engine::engine::{format_cache, geometry_for};
 use engine::event::{Admission, Command};
 use engine::flow::FlowLimits;
-use engine::snapshot::OriginCounters;
-use engine::types::{DestageMode, Policy, Uuid};
+use engine::types::{DestageMode, Policy};
 use indicatif::ProgressBar;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -24,139 +25,151 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// Throw-away disks on the gold image; one more disk is kept.
-pub const CLONES: usize = 8;
+pub use super::place::{Place, make_cache};
+
 pub const SAN: SanSettings = SanSettings {
     latency: Duration::from_millis(5),
     iops: Some(2_000),
     bandwidth_bytes: None,
 };
 const KEPT: &str = "kept";
-const CACHE_BYTES: u64 = 1 << 30;
-const RAM_BYTES: u64 = 128 << 20;
-const STAGE_BYTES: u64 = 64 << 20;
-/// Shared memory beyond the stage, which other programs may want.
-const SHM_FREE_MIN: u64 = 512 << 20;
+pub const CACHE_BYTES: u64 = 1 << 30;
+pub const RAM_BYTES: u64 = 128 << 20;
+pub const STAGE_BYTES: u64 = 64 << 20;
 /// Between two looks at the counters.
 const LOOK: Duration = Duration::from_millis(250);
-const PREFIX: &str = "tenuto-demo-";
+/// One point of latency for so long.
+const POINT: Duration = Duration::from_millis(500);
+/// Images are copied in pieces of this size, and pieces of zeros are left out.
+const COPY_BYTES: usize = 64 << 10;
+
+/// Who asks the disks.
+pub enum Driver<'a> {
+    Client,
+    /// Real guests on copies of this image.
+    Guests {
+        kit: &'a Kit,
+        machine: Machine<'a>,
+        gold: PathBuf,
+    },
+}
+
+/// What both runs have in common.
+pub struct Plan<'a> {
+    pub seed: u64,
+    /// Throw-away disks on the gold image; one more disk is kept.
+    pub clones: usize,
+    pub driver: Driver<'a>,
+}
+
+/// Who can stop a run, and who is told how far it is.
+#[derive(Clone, Copy)]
+pub struct Watch<'a> {
+    pub bar: &'a ProgressBar,
+    pub interrupt: &'a Interrupt,
+    /// Guests that are not done by then are given up.
+    pub deadline: Instant,
+}
 
 /// What one run came to.
 pub struct Run {
-    pub load: Load,
-    pub origin: OriginCounters,
-    /// Reads, writes and syncs of all images so far, over time.
-    pub origin_requests: Vec<(Duration, u64)>,
+    pub work: Work,
+    pub totals: Totals,
+    /// The same over time.
+    pub looks: Vec<Look>,
+    pub latency: Latency,
     /// Until everything was at the origin after the last request.
     pub destage: Duration,
     /// Blocks of the kept disk that were compared, all of them equal.
     pub verified_blocks: u64,
-    pub written_blocks: u64,
+    /// Those of them that are known to have been written.
+    pub written_blocks: Option<u64>,
 }
 
-/// A directory that goes away with its owner.
-pub struct Directory(PathBuf);
-
-impl Directory {
-    fn new(parent: &Path) -> Result<Directory> {
-        sweep(parent);
-        let path = parent.join(format!("{PREFIX}{}", std::process::id()));
-        let made = fs::create_dir(&path);
-        made.map_err(|error| {
-            Error::failed(format!(
-                "{}: {}; name a directory in which this user may make files",
-                parent.display(),
-                cause(&error)
-            ))
-        })?;
-        Ok(Directory(path))
-    }
+/// What the guests did, by the clock of the run.
+pub struct Work {
+    /// Start and end of each boot.
+    pub boots: Vec<(Duration, Duration)>,
+    /// Of each guest, from the start of the work to its end.
+    pub works: Vec<Duration>,
+    pub total: Duration,
+    /// Rounds done and asked for, of all guests, where work is counted in rounds.
+    pub rounds: Option<(u64, u64)>,
+    /// Of each request, where the driver measures it.
+    samples: Vec<super::stats::Sample>,
 }
 
-impl Drop for Directory {
-    fn drop(&mut self) {
-        // What cannot be removed is swept by the next demonstration.
-        let _ = fs::remove_dir_all(&self.0);
-    }
+/// What the kept disk is compared with in the end.
+enum Check<'a> {
+    Versions(Vec<Vec<u32>>),
+    Guest(Fleet<'a>),
 }
 
-/// Removes what demonstrations left that were killed.
-fn sweep(parent: &Path) {
-    let Ok(entries) = fs::read_dir(parent) else {
-        return;
-    };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let pid = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
-        if let Some(pid) = pid.and_then(|pid| pid.parse().ok())
-            && !lock::alive(pid)
-        {
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
-}
-
-/// Where the runs take place.
-pub struct Place {
-    disk: Directory,
-    memory: Option<Directory>,
-}
-
-impl Place {
-    pub fn new() -> Result<Place> {
-        Place::below(&std::env::temp_dir())
-    }
-
-    /// With the files that should not lie in memory in a directory of this one.
-    pub fn below(parent: &Path) -> Result<Place> {
-        let shm = Path::new("/dev/shm");
-        let roomy = File::open(shm)
-            .ok()
-            .and_then(|it| sys::free_bytes(&it).ok());
-        let memory = match roomy {
-            Some(free) if free >= SHM_FREE_MIN => Directory::new(shm).ok(),
-            _ => None,
-        };
-        Ok(Place {
-            disk: Directory::new(parent)?,
-            memory,
-        })
-    }
-
-    pub fn stage_dir(&self) -> &Path {
-        let memory = self.memory.as_ref();
-        memory.map_or(self.disk.0.as_path(), |memory| memory.0.as_path())
-    }
-
-    /// Whether what lies in `stage_dir` is in memory.
-    pub fn has_memory(&self) -> bool {
-        self.memory.is_some()
-    }
-
-    /// A path for a file of a run; it goes away with the place.
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.disk.0.join(name)
-    }
-
-    fn image(&self, name: &str) -> PathBuf {
-        self.disk.0.join(format!("{name}.img"))
-    }
+/// What the image of the kept disk must be.
+enum Expected {
+    Versions(Vec<Vec<u32>>),
+    Sum(String),
 }
 
 /// Runs all guests once, with the cache or straight on the storage.
-pub fn run(place: &Place, seed: u64, cached: bool, bar: &ProgressBar) -> Result<Run> {
-    let name = if cached { "cached" } else { "uncached" };
+pub fn run(place: &Place, plan: &Plan<'_>, cached: bool, watch: Watch<'_>) -> Result<Run> {
+    let name = if cached {
+        "with cache"
+    } else {
+        "without cache"
+    };
+    let bar = watch.bar;
     bar.set_message(format!("{name}: images"));
-    let volumes = make_volumes(place, seed, cached)?;
+    let volumes = make_volumes(place, plan, cached)?;
     let names: Vec<String> = volumes.iter().map(|volume| volume.name.clone()).collect();
-    let cache_path = place.disk.0.join("cache");
+    let cache_path = place.path("cache");
     make_cache(&cache_path, CACHE_BYTES)?;
-    let run_dir = place.disk.0.join("run");
-    let daemon = Daemon::start(Settings {
-        run_dir: run_dir.clone(),
+    watch.interrupt.check()?;
+    let daemon = Daemon::start(settings(place, &cache_path, volumes.clone()));
+    let daemon = daemon.map_err(|error| Error::failed(error.to_string()))?;
+    let socket = place.path("run").join("nbd.sock");
+    bar.set_message(format!("{name}: guests boot and work"));
+    let began = Instant::now();
+    let ended = watched(&daemon, began, || {
+        let (work, check) = drive(plan, &socket, &names, began, watch)?;
+        bar.set_message(format!("{name}: destage and comparison"));
+        let destage = destage(&daemon)?;
+        Ok((work, check, destage, Totals::of(&daemon)?))
+    });
+    // What the guest reads to compare its disk is no part of the figures.
+    let ended = ended.and_then(|((work, check, destage, totals), looks)| {
+        let expected = match check {
+            Check::Versions(versions) => Expected::Versions(versions),
+            Check::Guest(fleet) => Expected::Sum(fleet.finish()?),
+        };
+        Ok((work, expected, destage, totals, looks))
+    });
+    let stopped = daemon.stop();
+    let (work, expected, destage, totals, looks) = ended?;
+    stopped.map_err(|error| Error::failed(format!("stop: {error}")))?;
+    let (verified_blocks, written_blocks) = compare(place, plan, &expected)?;
+    for volume in volumes {
+        // Best effort: the directory goes away anyway, this only keeps the peak low.
+        let _ = fs::remove_file(volume.origin);
+    }
+    let _ = fs::remove_file(cache_path);
+    Ok(Run {
+        latency: latency(&work, &totals, &looks),
+        work,
+        totals,
+        looks,
+        destage,
+        verified_blocks,
+        written_blocks,
+    })
+}
+
+fn settings(place: &Place, cache_path: &Path, volumes: Vec<VolumeSettings>) -> Settings {
+    Settings {
+        run_dir: place.path("run"),
         stage_dir: place.stage_dir().to_owned(),
         state_dir: place.stage_dir().to_owned(),
-        cache_path: cache_path.clone(),
+        cache_path: cache_path.to_owned(),
         ram_bytes: RAM_BYTES,
         stage_bytes: STAGE_BYTES,
         overlay_ram_bytes: STAGE_BYTES,
@@ -165,47 +178,93 @@ pub fn run(place: &Place, seed: u64, cached: bool, bar: &ProgressBar) -> Result<
         group: None,
         nbd_tcp: None,
         adopt_orphans: true,
-        volumes: volumes.clone(),
-    });
-    let daemon = daemon.map_err(|error| Error::failed(error.to_string()))?;
-    bar.set_message(format!("{name}: guests boot and work"));
-    let ended = watched(&daemon, || {
-        let load = load::run(seed, &run_dir.join("nbd.sock"), &names, bar)?;
-        bar.set_message(format!("{name}: destage and comparison"));
-        Ok((load, destage(&daemon)?))
-    });
-    let origin = origin_counters(&daemon);
-    let stopped = daemon.stop();
-    let ((load, destage), origin_requests) = ended?;
-    stopped.map_err(|error| Error::failed(format!("stop: {error}")))?;
-    let (verified_blocks, written_blocks) = verify(place, seed, &load)?;
-    for volume in volumes {
-        // Best effort: the directory goes away anyway, this only keeps the peak low.
-        let _ = fs::remove_file(volume.origin);
+        volumes,
     }
-    let _ = fs::remove_file(cache_path);
-    Ok(Run {
-        load,
-        origin: origin?,
-        origin_requests,
-        destage,
-        verified_blocks,
-        written_blocks,
-    })
+}
+
+/// Lets all guests boot and work.
+fn drive<'a>(
+    plan: &'a Plan<'a>,
+    socket: &'a Path,
+    names: &'a [String],
+    began: Instant,
+    watch: Watch<'a>,
+) -> Result<(Work, Check<'a>)> {
+    let Driver::Guests { machine, .. } = &plan.driver else {
+        let load = load::run(plan.seed, socket, names, began, watch)?;
+        let boots = load.boots.into_iter().map(|end| (Duration::ZERO, end));
+        let work = Work {
+            boots: boots.collect(),
+            works: load.works,
+            total: load.total,
+            rounds: None,
+            samples: load.samples,
+        };
+        let kept = load.versions.into_iter().next_back();
+        let kept = kept.expect("the kept disk comes last");
+        return Ok((work, Check::Versions(kept)));
+    };
+    let mut fleet = Fleet::new(machine, socket, names, watch);
+    let boots = fleet.boot()?;
+    let begun = Instant::now();
+    let worked = fleet.work()?;
+    let since = |at: Instant| at.saturating_duration_since(began);
+    let work = Work {
+        boots: boots
+            .iter()
+            .map(|boot| (since(boot.started), since(boot.ended)))
+            .collect(),
+        works: worked
+            .iter()
+            .map(|(at, _)| at.saturating_duration_since(begun))
+            .collect(),
+        total: worked
+            .iter()
+            .map(|(at, _)| since(*at))
+            .max()
+            .unwrap_or_default(),
+        rounds: Some((
+            worked.iter().map(|(_, rounds)| rounds).sum(),
+            ROUNDS * names.len() as u64,
+        )),
+        samples: Vec::new(),
+    };
+    Ok((work, Check::Guest(fleet)))
+}
+
+/// As the client measured it, or, of real guests, as the daemon did.
+fn latency(work: &Work, totals: &Totals, looks: &[Look]) -> Latency {
+    let exact = !work.samples.is_empty();
+    let of = |kind: Kind, percent: usize| match exact {
+        true => quantile_of(&work.samples, kind, percent),
+        false => totals.quantile(kind, percent as u64),
+    };
+    let points = |percent: usize| match exact {
+        true => over_time(&work.samples, POINT, percent),
+        false => latency_over_time(looks, percent as u64),
+    };
+    Latency {
+        quantiles: Kind::ALL.map(|kind| [of(kind, 50), of(kind, 99)]),
+        over_time: [points(50), points(99)],
+        exact,
+    }
 }
 
 /// The disks of a run. Without the cache each guest has a private copy, as it would on a SAN.
-fn make_volumes(place: &Place, seed: u64, cached: bool) -> Result<Vec<VolumeSettings>> {
+fn make_volumes(place: &Place, plan: &Plan<'_>, cached: bool) -> Result<Vec<VolumeSettings>> {
     let make = |name: &str| -> Result<PathBuf> {
         let path = place.image(name);
-        let made = File::create(&path).and_then(|file| content::make_image(seed, &file));
-        made.map_err(|error| Error::failed(format!("{}: {error}", path.display())))?;
+        let made = File::create(&path).and_then(|file| match &plan.driver {
+            Driver::Client => content::make_image(plan.seed, &file),
+            Driver::Guests { gold, .. } => copy(gold, &file),
+        });
+        made.map_err(|error| Error::failed(format!("{}: {}", path.display(), cause(&error))))?;
         Ok(path)
     };
     let kept = make(KEPT)?;
     let gold = cached.then(|| make("gold")).transpose()?;
     let mut volumes = Vec::new();
-    for number in 0..CLONES {
+    for number in 0..plan.clones {
         let name = format!("clone-{number}");
         let (origin, policy) = match &gold {
             Some(gold) => (gold.clone(), Policy::Ephemeral),
@@ -219,6 +278,22 @@ fn make_volumes(place: &Place, seed: u64, cached: bool) -> Result<Vec<VolumeSett
     };
     volumes.push(volume(KEPT.into(), kept, policy));
     Ok(volumes)
+}
+
+/// Copies an image and leaves holes where it is zero.
+fn copy(from: &Path, to: &File) -> std::io::Result<()> {
+    let from = File::open(from)?;
+    let length = from.metadata()?.len();
+    to.set_len(length)?;
+    let mut bytes = vec![0; COPY_BYTES];
+    for at in (0..length).step_by(COPY_BYTES) {
+        let piece = &mut bytes[..COPY_BYTES.min((length - at) as usize)];
+        from.read_exact_at(piece, at)?;
+        if piece.iter().any(|&byte| byte != 0) {
+            to.write_all_at(piece, at)?;
+        }
+    }
+    Ok(())
 }
 
 fn volume(name: String, origin: PathBuf, policy: Policy) -> VolumeSettings {
@@ -249,61 +324,31 @@ fn volume(name: String, origin: PathBuf, policy: Policy) -> VolumeSettings {
     }
 }
 
-/// An empty cache of this size.
-pub fn make_cache(path: &Path, bytes: u64) -> Result<()> {
-    let failed = |why: String| Error::failed(format!("cache {}: {why}", path.display()));
-    let geometry = geometry_for(bytes).map_err(failed)?;
-    let claimed = cachedev::claim(path, false, &mut Patience::none());
-    let target = claimed.and_then(|claimed| claimed.allocate(bytes));
-    let target = target.map_err(|fault| failed(fault.to_string()))?;
-    let uuid = Uuid(*uuid::Uuid::new_v4().as_bytes());
-    let formatted = format_cache(&mut Files::new(target), uuid, geometry);
-    formatted.map_err(|error| failed(error.to_string()))
-}
-
 /// Does the work while another thread reads the counters.
 fn watched<T>(
     daemon: &Daemon,
+    began: Instant,
     work: impl FnOnce() -> Result<T>,
-) -> Result<(T, Vec<(Duration, u64)>)> {
-    let began = Instant::now();
+) -> Result<(T, Vec<Look>)> {
     let (end, ended) = channel::<()>();
     std::thread::scope(|scope| {
         let watcher = scope.spawn(move || {
-            let mut seen = Vec::new();
+            let mut looks = Vec::new();
             loop {
-                if let Ok(counters) = origin_counters(daemon) {
-                    let requests = counters.reads + counters.writes + counters.syncs;
-                    seen.push((began.elapsed(), requests));
+                if let Ok(totals) = Totals::of(daemon) {
+                    let at = began.elapsed();
+                    looks.push(Look { at, totals });
                 }
                 if ended.recv_timeout(LOOK) != Err(RecvTimeoutError::Timeout) {
-                    return seen;
+                    return looks;
                 }
             }
         });
         let result = work();
         drop(end);
-        let seen = watcher.join().expect("a panic ends the process");
-        Ok((result?, seen))
+        let looks = watcher.join().expect("a panic ends the process");
+        Ok((result?, looks))
     })
-}
-
-/// All images together.
-fn origin_counters(daemon: &Daemon) -> Result<OriginCounters> {
-    let snapshot = daemon.handle().snapshot();
-    let snapshot = snapshot.map_err(|error| Error::failed(error.to_string()))?;
-    let mut sum = OriginCounters::default();
-    for volume in snapshot.engine.volumes {
-        let origin = volume.counters.origin;
-        sum.reads += origin.reads;
-        sum.read_bytes += origin.read_bytes;
-        sum.writes += origin.writes;
-        sum.write_bytes += origin.write_bytes;
-        sum.journal_bytes += origin.journal_bytes;
-        sum.syncs += origin.syncs;
-        sum.errors += origin.errors;
-    }
-    Ok(sum)
 }
 
 fn destage(daemon: &Daemon) -> Result<Duration> {
@@ -320,12 +365,31 @@ fn destage(daemon: &Daemon) -> Result<Duration> {
     }
 }
 
-/// Compares the image of the kept disk, read without the daemon, with what was written.
-fn verify(place: &Place, seed: u64, load: &Load) -> Result<(u64, u64)> {
+/// Compares the image of the kept disk, read without the daemon, with what it must be.
+fn compare(place: &Place, plan: &Plan<'_>, expected: &Expected) -> Result<(u64, Option<u64>)> {
     let path = place.image(KEPT);
+    match (expected, &plan.driver) {
+        (Expected::Versions(versions), _) => {
+            let (blocks, written) = compare_blocks(&path, plan, versions)?;
+            Ok((blocks, Some(written)))
+        }
+        (Expected::Sum(sum), Driver::Guests { kit, .. }) => {
+            let found = gold::sum(kit, &path)?;
+            if found != *sum {
+                return Err(Error::failed(format!(
+                    "{}: has the checksum {found}, and the guest's disk had {sum}",
+                    path.display()
+                )));
+            }
+            Ok((gold::IMAGE_BYTES / BLOCK as u64, None))
+        }
+        (Expected::Sum(_), Driver::Client) => unreachable!("a client says no checksum"),
+    }
+}
+
+fn compare_blocks(path: &Path, plan: &Plan<'_>, versions: &[Vec<u32>]) -> Result<(u64, u64)> {
     let unreadable = |error| Error::failed(format!("{}: {error}", path.display()));
-    let file = File::open(&path).map_err(unreadable)?;
-    let versions = load.versions.last().expect("the kept disk comes last");
+    let file = File::open(path).map_err(unreadable)?;
     let (mut bytes, mut expected) = (vec![0; 256 * BLOCK], vec![0; BLOCK]);
     let mut written = 0;
     let window = content::lane_block(0);
@@ -339,7 +403,7 @@ fn verify(place: &Place, seed: u64, load: &Load) -> Result<(u64, u64)> {
                 versions[lane as usize][(inside % LANE_BLOCKS) as usize]
             });
             written += u64::from(version > 0);
-            content::fill(seed, CLONES as u64, block, version, &mut expected);
+            content::fill(plan.seed, plan.clones as u64, block, version, &mut expected);
             if got != expected {
                 return Err(Error::failed(format!(
                     "{}: block {block} does not hold version {version}, the last that was written",

@@ -7,11 +7,11 @@
 
 use super::client::Client;
 use super::content::{self, BLOCK, LANE_BLOCKS, LANES, Rng};
+use super::host::Watch;
 use super::stats::{Kind, Sample};
 use crate::error::{Error, Result};
-use indicatif::ProgressBar;
 use std::path::Path;
-use std::sync::{Barrier, Mutex};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 /// Work of one lane: a request every 33 ms on average, for twelve seconds.
@@ -29,8 +29,10 @@ const BLOCKS_MAX: u64 = 8;
 /// What one run of all guests came to.
 pub struct Load {
     pub samples: Vec<Sample>,
-    /// Until the last guest has booted.
-    pub boot: Duration,
+    /// Until each guest has booted; all begin together.
+    pub boots: Vec<Duration>,
+    /// How long each then worked.
+    pub works: Vec<Duration>,
     pub total: Duration,
     /// How often each block of the window of each volume was written, by volume and lane.
     pub versions: Vec<Vec<Vec<u32>>>,
@@ -42,10 +44,15 @@ pub fn requests(seed: u64, volumes: u64) -> u64 {
 }
 
 /// Drives all volumes to the end of their work.
-pub fn run(seed: u64, socket: &Path, volumes: &[String], bar: &ProgressBar) -> Result<Load> {
+pub fn run(
+    seed: u64,
+    socket: &Path,
+    volumes: &[String],
+    began: Instant,
+    watch: Watch<'_>,
+) -> Result<Load> {
     let barrier = Barrier::new(volumes.len() * LANES as usize);
-    let began = Instant::now();
-    let booted = Mutex::new(Duration::ZERO);
+    let (mut boots, mut works) = (Vec::new(), Vec::new());
     let mut samples = Vec::new();
     let mut versions = Vec::new();
     let mut failed = None;
@@ -53,10 +60,10 @@ pub fn run(seed: u64, socket: &Path, volumes: &[String], bar: &ProgressBar) -> R
         let mut running = Vec::new();
         for (volume, name) in volumes.iter().enumerate() {
             for lane in 0..LANES {
-                let (barrier, booted) = (&barrier, &booted);
+                let barrier = &barrier;
                 running.push(scope.spawn(move || {
-                    let lane = Lane::new(seed, volume as u64, lane, began, bar);
-                    lane.live(socket, name, barrier, booted)
+                    let lane = Lane::new(seed, volume as u64, lane, began, watch);
+                    lane.live(socket, name, barrier)
                 }));
             }
         }
@@ -65,18 +72,25 @@ pub fn run(seed: u64, socket: &Path, volumes: &[String], bar: &ProgressBar) -> R
             samples.extend(lane.samples);
             if at.is_multiple_of(LANES as usize) {
                 versions.push(Vec::new());
+                boots.push(Duration::ZERO);
+                works.push(Duration::ZERO);
             }
-            let volume = versions.last_mut().expect("was just pushed");
-            volume.push(lane.versions);
+            let volume = at / LANES as usize;
+            versions[volume].push(lane.versions);
+            // A guest has done what the last of its lanes has done.
+            boots[volume] = boots[volume].max(lane.booted);
+            works[volume] = works[volume].max(lane.worked);
             failed = failed.take().or(lane.failed);
         }
     });
+    watch.interrupt.check()?;
     if let Some(why) = failed {
         return Err(Error::failed(why));
     }
     Ok(Load {
         samples,
-        boot: *booted.lock().expect("no lane panics"),
+        boots,
+        works,
         total: began.elapsed(),
         versions,
     })
@@ -88,55 +102,54 @@ struct Lane<'a> {
     volume: u64,
     lane: u64,
     began: Instant,
-    bar: &'a ProgressBar,
+    watch: Watch<'a>,
     rng: Rng,
     samples: Vec<Sample>,
     versions: Vec<u32>,
     buffer: Vec<u8>,
     expected: Vec<u8>,
+    /// Since the start of the run.
+    booted: Duration,
+    /// Since the start of the work.
+    worked: Duration,
     failed: Option<String>,
 }
 
 impl<'a> Lane<'a> {
-    fn new(seed: u64, volume: u64, lane: u64, began: Instant, bar: &'a ProgressBar) -> Lane<'a> {
+    fn new(seed: u64, volume: u64, lane: u64, began: Instant, watch: Watch<'a>) -> Lane<'a> {
         Lane {
             seed,
             volume,
             lane,
             began,
-            bar,
+            watch,
             rng: Rng::new(seed ^ (volume * LANES + lane + 1) << 40),
             samples: Vec::new(),
             versions: vec![0; LANE_BLOCKS as usize],
             buffer: vec![0; BLOCKS_MAX as usize * BLOCK],
             expected: vec![0; BLOCK],
+            booted: Duration::ZERO,
+            worked: Duration::ZERO,
             failed: None,
         }
     }
 
     /// A lane that fails still meets the others, or they would wait for ever.
-    fn live(
-        mut self,
-        socket: &Path,
-        name: &str,
-        barrier: &Barrier,
-        booted: &Mutex<Duration>,
-    ) -> Lane<'a> {
+    fn live(mut self, socket: &Path, name: &str, barrier: &Barrier) -> Lane<'a> {
         let mut client = Client::connect(socket, name);
         barrier.wait();
         let result = match &mut client {
             Ok(client) => self.boot(client),
             Err(error) => Err(format!("cannot connect: {error}")),
         };
-        // The lock is held for a moment at the end of a boot; a channel would say no more.
-        let mut last = booted.lock().expect("no lane panics");
-        *last = (*last).max(self.began.elapsed());
-        drop(last);
+        self.booted = self.began.elapsed();
         barrier.wait();
+        let begun = Instant::now();
         let result = result.and_then(|()| match &mut client {
             Ok(client) => self.work(client),
             Err(error) => Err(error.to_string()),
         });
+        self.worked = begun.elapsed();
         self.failed = result.err().map(|why| format!("volume {name}: {why}"));
         self
     }
@@ -180,7 +193,7 @@ impl<'a> Lane<'a> {
                     if writes % WRITES_PER_FLUSH == 0 {
                         let sent = Instant::now();
                         let result = client.flush();
-                        self.timed(Kind::Flush, sent, result, 0)?;
+                        self.timed(Kind::Flush, sent, result)?;
                     }
                 }
             }
@@ -206,8 +219,8 @@ impl<'a> Lane<'a> {
         let bytes = blocks as usize * BLOCK;
         let sent = Instant::now();
         let result = client.read(block * BLOCK as u64, &mut self.buffer[..bytes]);
-        self.timed(Kind::Read, sent, result, bytes)?;
-        self.bar.inc(1);
+        self.timed(Kind::Read, sent, result)?;
+        self.watch.bar.inc(1);
         for (at, got) in self.buffer[..bytes].chunks_exact(BLOCK).enumerate() {
             let block = block + at as u64;
             let inside = block.checked_sub(content::lane_block(self.lane));
@@ -239,8 +252,8 @@ impl<'a> Lane<'a> {
         }
         let sent = Instant::now();
         let result = client.write(first * BLOCK as u64, &self.buffer[..bytes]);
-        self.bar.inc(1);
-        self.timed(Kind::Write, sent, result, bytes)
+        self.watch.bar.inc(1);
+        self.timed(Kind::Write, sent, result)
     }
 
     fn timed(
@@ -248,15 +261,16 @@ impl<'a> Lane<'a> {
         kind: Kind,
         sent: Instant,
         result: std::io::Result<()>,
-        bytes: usize,
     ) -> std::result::Result<(), String> {
         let latency = sent.elapsed();
         self.samples.push(Sample {
             at: self.began.elapsed(),
             kind,
             latency,
-            bytes: bytes as u64,
         });
+        if self.watch.interrupt.came() {
+            return Err("interrupted".into());
+        }
         result.map_err(|error| format!("{}: {error}", kind.name()))
     }
 }

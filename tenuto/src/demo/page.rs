@@ -1,32 +1,25 @@
 //! The report as one HTML file that needs nothing else.
 //!
-//! Owns the page and its plots. Always true: it follows the reader's light or dark preference, and
-//! every axis has a name and a unit. The plots are drawn here and not by a library, because a
-//! library fixes colours that a style sheet then cannot change.
+//! Owns the page. Always true: it follows the reader's light or dark preference, it asks for
+//! nothing from any network, and whatever comes from outside of the program is escaped.
 
-use super::stats::{over_time, rate};
-use super::{Report, host::Run};
+use super::figures::{Figure, grouped};
+use super::host::{Run, SAN};
+use super::stats::rate;
+use super::{Report, stats::millis};
 use std::fmt::Write;
 use std::time::Duration;
 
-const WIDTH: f64 = 860.0;
-const HEIGHT: f64 = 320.0;
-const LEFT: f64 = 70.0;
-const RIGHT: f64 = 20.0;
-const TOP: f64 = 40.0;
-const BOTTOM: f64 = 50.0;
-const INTERVAL: Duration = Duration::from_millis(500);
-/// About so many ticks on an axis.
-const TICKS: f64 = 8.0;
+pub use super::plot::{Line, Scale, plot};
 
 pub const STYLE: &str = "\
 :root{color-scheme:light dark;--ink:#1c1e21;--paper:#fff;--faint:#d9dce1;--soft:#5c636e;\
---uncached:#c2410c;--cached:#1d6fb8}\
+--card:#f5f6f8;--uncached:#c2410c;--cached:#1d6fb8}\
 @media(prefers-color-scheme:dark){:root{--ink:#e8eaed;--paper:#16181c;--faint:#343941;\
---soft:#9aa3af;--uncached:#fb923c;--cached:#60a5fa}}\
+--soft:#9aa3af;--card:#1f2329;--uncached:#fb923c;--cached:#60a5fa}}\
 body{font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);\
 max-width:900px;margin:2rem auto;padding:0 1rem}\
-h1{font-size:1.6rem}h2{font-size:1.15rem;margin-top:2rem}\
+h1{font-size:1.6rem;line-height:1.25}h2{font-size:1.15rem;margin-top:2.5rem}\
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}\
 th,td{padding:.25rem 1rem .25rem 0;border-bottom:1px solid var(--faint);text-align:right}\
 th:first-child,td:first-child{text-align:left}\
@@ -35,37 +28,53 @@ svg{width:100%;height:auto}svg text{fill:var(--soft);font:12px system-ui,sans-se
 .line{fill:none;stroke-width:2}.dashed{stroke-dasharray:5 4}\
 .uncached{stroke:var(--uncached)}.cached{stroke:var(--cached)}";
 
-pub struct Line {
-    /// Class of the style sheet: `uncached` or `cached`.
-    pub class: &'static str,
-    pub dashed: bool,
-    pub name: &'static str,
-    pub points: Vec<(f64, f64)>,
-}
+/// What only this page has.
+const MORE_STYLE: &str = "\
+.lead{font-size:1.05rem}\
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(12.5rem,1fr));gap:.75rem;\
+margin:1.5rem 0;padding:0;list-style:none}\
+.tiles li{background:var(--card);border-radius:.5rem;padding:.75rem 1rem}\
+.tiles b{display:block;font-size:1.7rem;line-height:1.2;color:var(--cached)}\
+.tiles small{color:var(--soft);font-size:.85rem}\
+figure{margin:0}figcaption,.small{color:var(--soft);font-size:.9rem}\
+.wide{overflow-x:auto}.wide svg{min-width:34rem}table.all{width:100%}\
+thead th{border-bottom:2px solid var(--soft);vertical-align:bottom}\
+tbody th{font-weight:normal}\
+tr.group th{font-weight:600;padding-top:1rem}\
+pre{background:var(--card);border-radius:.5rem;padding:.75rem 1rem;overflow-x:auto;\
+font-size:.85rem;line-height:1.45}\
+@media print{body{margin:0;max-width:none;font-size:11pt}figure,.tiles,tr,pre{break-inside:avoid}\
+h2{break-after:avoid}.wide{overflow:visible}}";
 
-#[derive(Clone, Copy, PartialEq)]
-pub enum Scale {
-    Linear,
-    Logarithmic,
-}
+/// How to go on with one's own disks.
+const NEXT: &str = "\
+# /etc/tenuto/tenuto.toml
+[cache]
+path = \"/var/lib/tenuto/cache\"     # a file on an SSD, or the SSD
+size = \"64GiB\"
+
+[[volume]]
+name = \"desk-001\"
+origin = \"/mnt/nfs/vms/desk-001.img\"
+format = \"raw\"
+policy = \"write-back\"              # a disk that is kept
+
+[[volume]]
+name = \"lab-01\"
+origin = \"/mnt/nfs/vms/gold.img\"
+format = \"raw\"
+policy = \"ephemeral\"               # a clone that starts clean every time
+";
+const NEXT_COMMANDS: &str = "\
+tenuto config --check
+tenuto serve
+tenuto volume show desk-001 --qemu    # the arguments that give this disk to QEMU
+tenuto status
+";
 
 pub fn page(report: &Report) -> String {
-    let mut rows = String::new();
-    for row in report.rows() {
-        let (name, uncached, cached) = (escape(&row.name), &row.uncached, &row.cached);
-        let _ = writeln!(
-            rows,
-            "<tr><td>{name}</td><td>{uncached}</td><td>{cached}</td></tr>"
-        );
-    }
-    let notes: String = report
-        .notes()
-        .iter()
-        .map(|note| format!("<li>{}</li>\n", escape(note)))
-        .collect();
-    let headline = escape(&report.headline());
     let latency = plot(
-        "guest latency, ms (logarithmic)",
+        "latency, ms (logarithmic)",
         Scale::Logarithmic,
         &latency_lines(report),
     );
@@ -74,33 +83,180 @@ pub fn page(report: &Report) -> String {
         Scale::Linear,
         &request_lines(report),
     );
+    let boots = plot(
+        "guests that have booted",
+        Scale::Linear,
+        &boot_lines(report),
+    );
+    let notes = list(&report.notes());
+    let mut parameters = vec![crate::bench::machine::text()];
+    parameters.extend(report.parameters());
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width\">\n\
-         <title>Tenuto: demonstration</title><style>{STYLE}</style></head><body>\n\
-         <h1>Tenuto: the same guests without and with the cache</h1>\n<p>{headline}.</p>\n\
-         <table><tr><th></th><th>without cache</th><th>with cache</th></tr>\n{rows}</table>\n\
-         <ul>\n{notes}</ul>\n\
-         <h2>Latency that guests see</h2>\n{latency}\n\
-         <p>All requests of half a second together; from sending a request to its answer.</p>\n\
-         <h2>Requests at the origin</h2>\n{requests}\n\
-         <p>Reads, writes and syncs of the images; the last part of the run with the cache is \
-         the destage.</p>\n</body></html>\n"
+         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n\
+         <title>Tenuto: demonstration</title><style>{STYLE}{MORE_STYLE}</style></head><body>\n\
+         <main><h1>The same guests on the same slow storage, without and with Tenuto</h1>\n\
+         <p class=\"lead\">{}</p>\n<ul class=\"tiles\">{}</ul>\n\
+         <h2>Requests at the origin</h2>\n{}\n\
+         <h2>Latency that guests see</h2>\n{}\n\
+         <h2>Boots</h2>\n{}\n\
+         <h2>All figures</h2>\n<div class=\"wide\">{}</div>\n\
+         <h2>How it was measured</h2>\n{notes}\n{}\n\
+         <h2>With your own images</h2>\n<p>A host needs a configuration file and the daemon. Every \
+         disk is an NBD export that QEMU opens.</p>\n<pre>{NEXT}</pre>\n<pre>{NEXT_COMMANDS}</pre>\n\
+         </main></body></html>\n",
+        escape(&lead(report)),
+        tiles(report),
+        figure(&requests, REQUESTS_CAPTION),
+        figure(&latency, latency_caption(report)),
+        figure(&boots, boots_caption(report)),
+        table(&report.figures()),
+        list(&parameters),
     )
 }
 
+const REQUESTS_CAPTION: &str = "Reads, writes and syncs of all images. With the cache, what comes \
+    after the guests' work is the destage of the disk that is kept.";
+
+fn latency_caption(report: &Report) -> &'static str {
+    match report.cached.latency.exact {
+        true => "All requests of half a second together, from sending a request to its answer.",
+        false => {
+            "All requests of a second together, from the arrival of a request at the daemon to its \
+             answer; known by classes of powers of two, and drawn at their upper bounds."
+        }
+    }
+}
+
+fn boots_caption(report: &Report) -> &'static str {
+    match report.drove.is_guests() {
+        true => {
+            "The first guest boots alone, then all others at once. A guest has booted when it has \
+             read its system and found every checksum right."
+        }
+        false => "All start at once. A guest has booted when it has read its system.",
+    }
+}
+
+/// What was done, in one paragraph.
+fn lead(report: &Report) -> String {
+    let who = match &report.drove.guests {
+        Some(_) => "Linux guests in QEMU",
+        None => "guests played by the built-in client",
+    };
+    let work = match &report.drove.guests {
+        Some(_) => {
+            "They boot, one alone and then the others together, save files, write the log of a \
+             database with a sync after each record, and read everything again."
+        }
+        None => "They boot together, then read, write and flush for a while.",
+    };
+    format!(
+        "{} {who} have clones of one gold image that are thrown away afterwards; one more has a \
+         disk that is kept. {work} The storage network is simulated: every request takes {} ms, and \
+         all images together get {} requests per second. First every guest is on its own image on \
+         that storage; then, doing the same, on Tenuto: the clones ephemeral, the kept disk \
+         write-back.",
+        report.drove.clones,
+        SAN.latency.as_millis(),
+        grouped(f64::from(SAN.iops.unwrap_or(0)), 0)
+    )
+}
+
+fn tiles(report: &Report) -> String {
+    let [uncached, cached] = [&report.uncached, &report.cached];
+    let requests = |run: &Run| Some(run.totals.origin_requests() as f64);
+    let boot = |run: &Run| {
+        let median = run.boot_median(&report.drove);
+        median.map(|time| time.as_secs_f64())
+    };
+    let flush = |run: &Run| run.latency.quantiles[2][0].map(millis);
+    let all = [
+        (
+            "requests at the origin",
+            "",
+            0,
+            requests(uncached),
+            requests(cached),
+        ),
+        (
+            "until a guest has booted, median",
+            " s",
+            1,
+            boot(uncached),
+            boot(cached),
+        ),
+        ("a flush, median", " ms", 2, flush(uncached), flush(cached)),
+    ];
+    let mut text = String::new();
+    for (name, unit, decimals, before, after) in all {
+        let (Some(before), Some(after)) = (before, after) else {
+            continue;
+        };
+        let figure = Figure::new(name, [Some(before), Some(after)], decimals);
+        let _ = write!(
+            text,
+            "<li><b>{}</b>{name}<br><small>{}{unit} without, {}{unit} with</small></li>",
+            figure.ratio(),
+            figure.text(0),
+            figure.text(1)
+        );
+    }
+    let _ = write!(
+        text,
+        "<li><b>0 lost</b>of what the kept disk was given<br><small>{} blocks of its image \
+         compared</small></li>",
+        grouped(cached.verified_blocks as f64, 0)
+    );
+    text
+}
+
+fn figure(plot: &str, caption: &str) -> String {
+    format!(
+        "<figure><div class=\"wide\">{plot}</div><figcaption>{}</figcaption></figure>",
+        escape(caption)
+    )
+}
+
+fn table(figures: &[Figure]) -> String {
+    let mut rows = String::new();
+    for figure in figures {
+        let _ = writeln!(
+            rows,
+            "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td>{}</td></tr>",
+            escape(&figure.name),
+            escape(&figure.text(0)),
+            escape(&figure.text(1)),
+            figure.ratio()
+        );
+    }
+    format!(
+        "<table class=\"all\"><thead><tr><th></th><th scope=\"col\">without cache</th>\
+         <th scope=\"col\">with cache</th><th scope=\"col\">with the cache</th></tr></thead>\n\
+         <tbody>{rows}</tbody></table>"
+    )
+}
+
+fn list(lines: &[String]) -> String {
+    let items: String = lines
+        .iter()
+        .map(|line| format!("<li>{}</li>\n", escape(line)))
+        .collect();
+    format!("<ul class=\"small\">\n{items}</ul>")
+}
+
 fn latency_lines(report: &Report) -> Vec<Line> {
-    let line = |class, name, run: &Run, percent| Line {
+    let line = |class, name, run: &Run, at: usize| Line {
         class,
-        dashed: percent == 99,
+        dashed: at == 1,
         name,
-        points: over_time(&run.load.samples, INTERVAL, percent),
+        points: run.latency.over_time[at].clone(),
     };
     vec![
-        line("uncached", "without cache, p50", &report.uncached, 50),
-        line("uncached", "without cache, p99", &report.uncached, 99),
-        line("cached", "with cache, p50", &report.cached, 50),
-        line("cached", "with cache, p99", &report.cached, 99),
+        line("uncached", "without cache, p50", &report.uncached, 0),
+        line("uncached", "without cache, p99", &report.uncached, 1),
+        line("cached", "with cache, p50", &report.cached, 0),
+        line("cached", "with cache, p99", &report.cached, 1),
     ]
 }
 
@@ -109,7 +265,13 @@ fn request_lines(report: &Report) -> Vec<Line> {
         class,
         dashed: false,
         name,
-        points: rate(&run.origin_requests),
+        points: {
+            let looks = run.looks.iter();
+            let counts: Vec<(Duration, u64)> = looks
+                .map(|look| (look.at, look.totals.origin_requests()))
+                .collect();
+            rate(&counts)
+        },
     };
     vec![
         line("uncached", "without cache", &report.uncached),
@@ -117,151 +279,37 @@ fn request_lines(report: &Report) -> Vec<Line> {
     ]
 }
 
-/// One plot over the seconds of a run.
-pub fn plot(name: &str, scale: Scale, lines: &[Line]) -> String {
-    let points = || lines.iter().flat_map(|line| line.points.iter());
-    let x_max = points().map(|point| point.0).fold(1.0, f64::max);
-    let y_max = points().map(|point| point.1).fold(1.0, f64::max);
-    let least = points().map(|point| point.1).fold(y_max, f64::min);
-    let (low, high) = match scale {
-        Scale::Linear => (0.0, y_max * 1.05),
-        Scale::Logarithmic => (
-            least.max(1e-3).log10().floor(),
-            y_max.log10().ceil().max(1.0),
-        ),
+/// How many have booted, as steps.
+fn boot_lines(report: &Report) -> Vec<Line> {
+    let line = |class, name, run: &Run| {
+        let mut ends: Vec<f64> = run
+            .work
+            .boots
+            .iter()
+            .map(|boot| boot.1.as_secs_f64())
+            .collect();
+        ends.sort_by(f64::total_cmp);
+        let mut points = vec![(0.0, 0.0)];
+        for (before, end) in ends.into_iter().enumerate() {
+            points.push((end, before as f64));
+            points.push((end, before as f64 + 1.0));
+        }
+        Line {
+            class,
+            dashed: false,
+            name,
+            points,
+        }
     };
-    let x = |seconds: f64| LEFT + seconds / x_max * (WIDTH - LEFT - RIGHT);
-    let y = |value: f64| {
-        let value = match scale {
-            Scale::Linear => value,
-            Scale::Logarithmic => value.max(1e-3).log10(),
-        };
-        let part = ((value - low) / (high - low)).clamp(0.0, 1.0);
-        HEIGHT - BOTTOM - part * (HEIGHT - TOP - BOTTOM)
-    };
-    let mut svg = format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\">");
-    let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
-    for tick in y_ticks(scale, low, high) {
-        let at = y(tick);
-        let _ = write!(
-            svg,
-            "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>\
-             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{tick}</text>",
-            LEFT - 8.0,
-            at + 4.0
-        );
-    }
-    for tick in ticks(x_max) {
-        let at = x(tick);
-        let _ = write!(
-            svg,
-            "<text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{tick}</text>",
-            bottom + 18.0
-        );
-    }
-    let _ = write!(
-        svg,
-        "<line class=\"axis\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{bottom}\" y2=\"{bottom}\"/>\
-         <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">time, s</text>\
-         <text transform=\"translate(16 {:.1}) rotate(-90)\" text-anchor=\"middle\">{name}</text>",
-        (LEFT + right) / 2.0,
-        HEIGHT - 10.0,
-        (TOP + bottom) / 2.0
-    );
-    for (at, line) in lines.iter().enumerate() {
-        draw(&mut svg, line, at, &x, &y);
-    }
-    svg.push_str("</svg>");
-    svg
-}
-
-/// A line and its entry in the legend above the plot.
-fn draw(
-    svg: &mut String,
-    line: &Line,
-    at: usize,
-    x: &impl Fn(f64) -> f64,
-    y: &impl Fn(f64) -> f64,
-) {
-    let class = format!(
-        "line {}{}",
-        line.class,
-        if line.dashed { " dashed" } else { "" }
-    );
-    let points: Vec<String> = line
-        .points
-        .iter()
-        .map(|&(seconds, value)| format!("{:.1},{:.1}", x(seconds), y(value)))
-        .collect();
-    let left = LEFT + at as f64 * 190.0;
-    let _ = write!(
-        svg,
-        "<polyline class=\"{class}\" points=\"{}\"/>\
-         <line class=\"{class}\" x1=\"{left:.1}\" x2=\"{:.1}\" y1=\"16\" y2=\"16\"/>\
-         <text x=\"{:.1}\" y=\"20\">{}</text>",
-        points.join(" "),
-        left + 28.0,
-        left + 34.0,
-        line.name
-    );
-}
-
-fn y_ticks(scale: Scale, low: f64, high: f64) -> Vec<f64> {
-    match scale {
-        Scale::Linear => ticks(high),
-        Scale::Logarithmic => (low as i32..=high as i32)
-            .map(|power| 10f64.powi(power))
-            .collect(),
-    }
-}
-
-/// Round numbers from zero to at most `max`.
-fn ticks(max: f64) -> Vec<f64> {
-    let rough = max / TICKS;
-    let power = 10f64.powf(rough.log10().floor());
-    let steps = [1.0, 2.0, 5.0, 10.0];
-    let step = steps.iter().find(|step| *step * power >= rough);
-    let step = step.unwrap_or(&10.0) * power;
-    (0..=(max / step) as u32)
-        .map(|at| f64::from(at) * step)
-        .collect()
+    vec![
+        line("uncached", "without cache", &report.uncached),
+        line("cached", "with cache", &report.cached),
+    ]
 }
 
 pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ticks_are_round_and_inside() {
-        assert_eq!(ticks(25.0), [0.0, 5.0, 10.0, 15.0, 20.0, 25.0]);
-        assert_eq!(ticks(1.0).len(), 6);
-        assert!(ticks(2100.0).iter().all(|&tick| tick <= 2100.0));
-    }
-
-    #[test]
-    fn every_point_of_a_plot_lies_inside_its_frame() {
-        let line = Line {
-            class: "cached",
-            dashed: false,
-            name: "a",
-            points: vec![(0.0, 0.0004), (10.0, 3.0), (25.0, 4000.0)],
-        };
-        for scale in [Scale::Linear, Scale::Logarithmic] {
-            let svg = plot("ms", scale, std::slice::from_ref(&line));
-            let points = svg.split("points=\"").nth(1).expect("a line");
-            let points = points.split('"').next().expect("ends");
-            for point in points.split(' ') {
-                let (x, y) = point.split_once(',').expect("two numbers");
-                let (x, y): (f64, f64) = (x.parse().expect("x"), y.parse().expect("y"));
-                assert!((LEFT..=WIDTH - RIGHT).contains(&x), "{point}");
-                assert!((TOP..=HEIGHT - BOTTOM).contains(&y), "{point}");
-            }
-        }
-    }
+        .replace('"', "&quot;")
 }

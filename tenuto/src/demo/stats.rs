@@ -30,7 +30,16 @@ pub struct Sample {
     pub at: Duration,
     pub kind: Kind,
     pub latency: Duration,
-    pub bytes: u64,
+}
+
+/// What requests of guests took.
+pub struct Latency {
+    /// Half of all requests of a kind took at most the first, 99 of 100 the second.
+    pub quantiles: [[Option<Duration>; 2]; 3],
+    /// The same of all kinds together: (seconds, milliseconds).
+    pub over_time: [Vec<(f64, f64)>; 2],
+    /// False: known by classes of powers of two, and given as their upper bounds.
+    pub exact: bool,
 }
 
 /// The latency that so many of a hundred samples do not exceed (nearest rank).
@@ -74,6 +83,11 @@ pub fn rate(counts: &[(Duration, u64)]) -> Vec<(f64, f64)> {
         .collect()
 }
 
+/// The middle one; of an even number the lower of the two.
+pub fn median(values: impl Iterator<Item = Duration>) -> Option<Duration> {
+    quantile(&mut values.collect::<Vec<_>>(), 50)
+}
+
 pub fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
@@ -101,7 +115,6 @@ mod tests {
             at: ms(at),
             kind: Kind::Read,
             latency: ms(latency),
-            bytes: 0,
         };
         let samples = [sample(100, 5), sample(2_100, 9)];
         let points = over_time(&samples, ms(500), 99);
