@@ -32,6 +32,9 @@ use tokio::sync::{oneshot, watch};
 
 /// Orders that run at the same time; a waiting destage occupies one.
 const ORDERS_MAX: usize = 64;
+/// How long a process may take to die.
+const DYING_LOOKS: u32 = 20;
+const DYING_PAUSE: Duration = Duration::from_millis(50);
 
 /// How long replies under way may take when the server ends.
 const FINISH: Duration = Duration::from_millis(500);
@@ -99,14 +102,23 @@ impl Server {
     }
 }
 
-/// A socket that somebody answers is not ours to replace.
+/// A socket that somebody answers is not ours to replace. One who was killed a moment ago may
+/// still seem to.
 pub fn refuse_live(path: &Path) -> Result<()> {
-    match std::os::unix::net::UnixStream::connect(path) {
-        Ok(_) => Err(Error::failed(format!(
+    let dead = || std::os::unix::net::UnixStream::connect(path).is_err();
+    let dies = (0..DYING_LOOKS).any(|_| {
+        let dead = dead();
+        if !dead {
+            std::thread::sleep(DYING_PAUSE);
+        }
+        dead
+    });
+    match dies {
+        false => Err(Error::failed(format!(
             "{}: another daemon answers here; stop it, or give this one another [host] run-dir",
             path.display()
         ))),
-        Err(_) => Ok(()),
+        true => Ok(()),
     }
 }
 

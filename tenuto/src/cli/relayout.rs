@@ -23,7 +23,7 @@ use clap::Args;
 use engine::engine::{device_bytes, geometry_for, resize_cache};
 use engine::format::superblock::Superblock;
 use engine::snapshot::VolumeSnapshot;
-use engine::types::Policy;
+use engine::types::{Geometry, Policy};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -69,31 +69,9 @@ pub fn run(context: &Context, command: &Resize) -> Result<()> {
         true => device_bytes(geometry),
         false => asked,
     };
-    let mut progress = Progress::new(context, work("resize", &name, "allocated"), None);
-    let left = || {
-        Some(Pending::new(
-            file_bytes.saturating_sub(allocated_bytes(path)),
-            0,
-            None,
-        ))
-    };
-    let grown = progress::watch(&mut progress, left, || cachedev::grow(target, file_bytes));
-    progress.finish();
-    let target = grown.map_err(offline::from_fault)?;
-    let file = target.file.try_clone();
-    let file = file.map_err(|error| Error::failed(format!("cache {name}: {}", cause(&error))))?;
-    let shrinks = !target.block_device && target.size_bytes > file_bytes;
-    let mut files = Files::new(target);
-    resize_cache(&mut files, geometry).map_err(offline::open_error)?;
+    lay_out(context, path, target, (geometry, file_bytes))?;
     // Of the old layout; what is in it is in the table of volumes, or was given up.
     let _ = std::fs::remove_file(stage_path(&places, &before));
-    if shrinks {
-        let cut = file.set_len(file_bytes).and_then(|()| file.sync_all());
-        cut.map_err(|error| {
-            let fault = Fault::io(&format!("cache {name}"), "give its space back", error);
-            offline::from_fault(fault)
-        })?;
-    }
     let log_bytes = geometry.log_bytes();
     let notes: Vec<String> = configured
         .iter()
@@ -115,6 +93,37 @@ pub fn run(context: &Context, command: &Resize) -> Result<()> {
         let notes: String = notes.iter().map(|note| format!("{note}\n")).collect();
         format!("cache {name}: {new} instead of {old}; clean blocks are read anew\n{notes}")
     })
+}
+
+/// Makes room, moves the volumes to the new layout, gives room back.
+fn lay_out(
+    context: &Context,
+    path: &Path,
+    target: Target,
+    (geometry, file_bytes): (Geometry, u64),
+) -> Result<()> {
+    let name = path.display().to_string();
+    let mut progress = Progress::new(context, work("resize", &name, "allocated"), None);
+    let left = || {
+        let missing = file_bytes.saturating_sub(allocated_bytes(path));
+        Some(Pending::new(missing, 0, None))
+    };
+    let grown = progress::watch(&mut progress, left, || cachedev::grow(target, file_bytes));
+    progress.finish();
+    let target = grown.map_err(offline::from_fault)?;
+    let file = target.file.try_clone();
+    let file = file.map_err(|error| Error::failed(format!("cache {name}: {}", cause(&error))))?;
+    let shrinks = !target.block_device && target.size_bytes > file_bytes;
+    let mut files = Files::new(target);
+    resize_cache(&mut files, geometry).map_err(offline::open_error)?;
+    if shrinks {
+        let cut = file.set_len(file_bytes).and_then(|()| file.sync_all());
+        cut.map_err(|error| {
+            let fault = Fault::io(&format!("cache {name}"), "give its space back", error);
+            offline::from_fault(fault)
+        })?;
+    }
+    Ok(())
 }
 
 /// The cache, locked, after a look that says that nothing would be lost.
