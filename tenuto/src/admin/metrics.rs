@@ -6,7 +6,7 @@
 
 use super::View;
 use engine::snapshot::{CacheState, Histogram, State, VolumeSnapshot};
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 
 type Metric = (
     &'static str,
@@ -170,6 +170,36 @@ const VOLUME_METRICS: &[Metric] = &[
         |v| v.flow.held_writes,
     ),
     (
+        "overlay_hits_total",
+        "counter",
+        "Reads that found something in the overlay.",
+        |v| v.counters.overlay_hits,
+    ),
+    (
+        "dirty_extents",
+        "gauge",
+        "Ranges that are not at the origin yet.",
+        |v| v.dirty_extents,
+    ),
+    ("destaging", "gauge", "1 while a destage runs.", |v| {
+        u64::from(v.destaging)
+    }),
+    (
+        "stalled",
+        "gauge",
+        "1 while the origin takes nothing.",
+        |v| u64::from(v.state == State::Stalled),
+    ),
+    ("held", "gauge", "1 while going on would lose data.", |v| {
+        u64::from(v.state == State::Held)
+    }),
+    (
+        "damaged",
+        "gauge",
+        "1 while dirty blocks cannot be read.",
+        |v| u64::from(v.state == State::Damaged),
+    ),
+    (
         "healthy",
         "gauge",
         "1 unless stalled, held or damaged.",
@@ -191,6 +221,7 @@ pub fn text(view: &View) -> String {
             );
         }
     }
+    of_the_view(&mut out, view);
     type Latency = fn(&VolumeSnapshot) -> &Histogram;
     let latencies: [(&str, Latency); 4] = [
         ("read", |v| &v.counters.read_latency),
@@ -213,6 +244,65 @@ pub fn text(view: &View) -> String {
     out
 }
 
+/// What of a volume its snapshot alone does not tell, and times.
+fn of_the_view(out: &mut String, view: &View) {
+    type OfView = fn(&View, &VolumeSnapshot) -> u64;
+    let metrics: [(&str, &str, OfView); 2] = [
+        ("clients", "Connections of guests.", |view, volume| {
+            view.clients(volume.id)
+        }),
+        (
+            "orphan",
+            "1 if no configuration names it.",
+            |view, volume| u64::from(view.is_orphan(volume)),
+        ),
+    ];
+    for (name, help, value) in metrics {
+        let name = format!("tenuto_volume_{name}");
+        head(out, &name, "gauge", help);
+        for volume in view.shown() {
+            line(out, &name, &volume.name, value(view, volume));
+        }
+    }
+    for (name, kind, help, value) in VOLUME_SECONDS {
+        let name = format!("tenuto_volume_{name}");
+        head(out, &name, kind, help);
+        for volume in view.shown() {
+            line(out, &name, &volume.name, value(volume));
+        }
+    }
+}
+
+/// Times, in seconds and no other unit; older names in other units stay beside them.
+type Seconds<T> = (&'static str, &'static str, &'static str, fn(&T) -> f64);
+
+const VOLUME_SECONDS: &[Seconds<VolumeSnapshot>] = &[
+    (
+        "flow_control_delay_seconds",
+        "gauge",
+        "How long a write is held before it is admitted.",
+        |v| v.flow.delay_ns as f64 / 1e9,
+    ),
+    (
+        "origin_latency_average_seconds",
+        "gauge",
+        "Moving average of the origin's latency, as flow control sees it.",
+        |v| v.flow.latency_ns as f64 / 1e9,
+    ),
+];
+
+const HOST_SECONDS: &[Seconds<View>] = &[
+    ("recovery_seconds", "gauge", "Time of recovery.", |v| {
+        v.look.recovery.ms as f64 / 1e3
+    }),
+    (
+        "log_write_seconds_total",
+        "counter",
+        "Time of all writes to the log.",
+        |v| v.look.engine.log_write_ns as f64 / 1e9,
+    ),
+];
+
 type HostMetric = (&'static str, &'static str, &'static str, fn(&View) -> u64);
 
 const HOST_METRICS: &[HostMetric] = &[
@@ -224,6 +314,55 @@ const HOST_METRICS: &[HostMetric] = &[
     }),
     ("cache_live_bytes", "gauge", "Live bytes in the log.", |v| {
         v.look.engine.live_bytes
+    }),
+    (
+        "dirty_bytes",
+        "gauge",
+        "Bytes of all volumes that are not at their origins, overlays included.",
+        |v| {
+            v.look
+                .engine
+                .volumes
+                .iter()
+                .map(|volume| volume.dirty_bytes)
+                .sum()
+        },
+    ),
+    (
+        "dirty_bytes_max",
+        "gauge",
+        "What all volumes together may keep dirty.",
+        |v| v.look.engine.dirty_bytes_max,
+    ),
+    ("volumes", "gauge", "Volumes that are shown.", |v| {
+        v.shown().count() as u64
+    }),
+    (
+        "orphans",
+        "gauge",
+        "Volumes with dirty data that no configuration names.",
+        |v| v.shown().filter(|volume| v.is_orphan(volume)).count() as u64,
+    ),
+    ("ram_bytes", "gauge", "Size of the read tier.", |v| {
+        v.look.engine.ram_blocks * engine::types::BLOCK_BYTES
+    }),
+    ("ram_used_bytes", "gauge", "Read tier in use.", |v| {
+        v.look.engine.ram_blocks_used * engine::types::BLOCK_BYTES
+    }),
+    ("stage_slots", "gauge", "Slots of the stage.", |v| {
+        u64::from(v.look.engine.stage_slots)
+    }),
+    ("overlay_slots", "gauge", "Slots of overlays in RAM.", |v| {
+        u64::from(v.look.engine.overlay_slots)
+    }),
+    (
+        "checkpoints_total",
+        "counter",
+        "Checkpoints written.",
+        |v| v.look.engine.checkpoints,
+    ),
+    ("log_writes_total", "counter", "Writes to the log.", |v| {
+        v.look.engine.log_writes
     }),
     ("index_bytes", "gauge", "RAM of the maps.", |v| {
         v.look.engine.index_bytes
@@ -319,6 +458,18 @@ fn host(out: &mut String, view: &View) {
         head(out, &format!("tenuto_{name}"), kind, help);
         let _ = writeln!(out, "tenuto_{name} {}", value(view));
     }
+    for (name, kind, help, value) in HOST_SECONDS {
+        head(out, &format!("tenuto_{name}"), kind, help);
+        let _ = writeln!(out, "tenuto_{name} {}", value(view));
+    }
+    head(
+        out,
+        "tenuto_build_info",
+        "gauge",
+        "1; its label tells the version.",
+    );
+    let version = env!("CARGO_PKG_VERSION");
+    let _ = writeln!(out, "tenuto_build_info{{version=\"{version}\"}} 1");
     for (name, help, value) in &view.look.counters {
         head(out, &format!("tenuto_{name}"), "untyped", help);
         let _ = writeln!(out, "tenuto_{name} {value}");
@@ -331,7 +482,7 @@ fn head(out: &mut String, name: &str, kind: &str, help: &str) {
     let _ = write!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
 }
 
-fn line(out: &mut String, name: &str, volume: &str, value: u64) {
+fn line(out: &mut String, name: &str, volume: &str, value: impl Display) {
     let _ = writeln!(out, "{name}{{volume=\"{volume}\"}} {value}");
 }
 

@@ -20,6 +20,7 @@ mod limits;
 mod lines;
 mod machinery;
 mod nbd_origin;
+mod openapi;
 mod overlay;
 mod page;
 mod policies;
