@@ -6,7 +6,7 @@
 
 use super::View;
 use engine::snapshot::{CacheState, Histogram, State, VolumeSnapshot};
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 
 type Metric = (
     &'static str,
@@ -170,6 +170,21 @@ const VOLUME_METRICS: &[Metric] = &[
         |v| v.flow.held_writes,
     ),
     (
+        "overlay_hits_total",
+        "counter",
+        "Reads that found something in the overlay.",
+        |v| v.counters.overlay_hits,
+    ),
+    (
+        "dirty_extents",
+        "gauge",
+        "Ranges that are not at the origin yet.",
+        |v| v.dirty_extents,
+    ),
+    ("destaging", "gauge", "1 while a destage runs.", |v| {
+        u64::from(v.destaging)
+    }),
+    (
         "healthy",
         "gauge",
         "1 unless stalled, held or damaged.",
@@ -203,6 +218,9 @@ type ViewMetric = (
 
 /// What the configuration knows of a volume; gauges.
 const VIEW_METRICS: &[ViewMetric] = &[
+    ("clients", "Connections of guests.", |view, volume| {
+        Some(view.clients(volume.id))
+    }),
     (
         "orphan",
         "1 while no configuration names it.",
@@ -229,15 +247,7 @@ pub fn text(view: &View) -> String {
             );
         }
     }
-    for (name, help, value) in VIEW_METRICS {
-        let name = format!("tenuto_volume_{name}");
-        head(&mut out, &name, "gauge", help);
-        for volume in view.shown() {
-            if let Some(value) = value(view, volume) {
-                line(&mut out, &name, &volume.name, value);
-            }
-        }
-    }
+    of_the_view(&mut out, view);
     type Latency = fn(&VolumeSnapshot) -> &Histogram;
     let latencies: [(&str, Latency); 4] = [
         ("read", |v| &v.counters.read_latency),
@@ -260,6 +270,56 @@ pub fn text(view: &View) -> String {
     out
 }
 
+/// What of a volume its snapshot alone does not tell, and times.
+fn of_the_view(out: &mut String, view: &View) {
+    for (name, help, value) in VIEW_METRICS {
+        let name = format!("tenuto_volume_{name}");
+        head(out, &name, "gauge", help);
+        for volume in view.shown() {
+            if let Some(value) = value(view, volume) {
+                line(out, &name, &volume.name, value);
+            }
+        }
+    }
+    for (name, kind, help, value) in VOLUME_SECONDS {
+        let name = format!("tenuto_volume_{name}");
+        head(out, &name, kind, help);
+        for volume in view.shown() {
+            line(out, &name, &volume.name, value(volume));
+        }
+    }
+}
+
+/// Times, in seconds and no other unit; older names in other units stay beside them.
+type Seconds<T> = (&'static str, &'static str, &'static str, fn(&T) -> f64);
+
+const VOLUME_SECONDS: &[Seconds<VolumeSnapshot>] = &[
+    (
+        "flow_control_delay_seconds",
+        "gauge",
+        "How long a write is held before it is admitted.",
+        |v| v.flow.delay_ns as f64 / 1e9,
+    ),
+    (
+        "origin_latency_average_seconds",
+        "gauge",
+        "Moving average of the origin's latency, as flow control sees it.",
+        |v| v.flow.latency_ns as f64 / 1e9,
+    ),
+];
+
+const HOST_SECONDS: &[Seconds<View>] = &[
+    ("recovery_seconds", "gauge", "Time of recovery.", |v| {
+        v.look.recovery.ms as f64 / 1e3
+    }),
+    (
+        "log_write_seconds_total",
+        "counter",
+        "Time of all writes to the log.",
+        |v| v.look.engine.log_write_ns as f64 / 1e9,
+    ),
+];
+
 type HostMetric = (&'static str, &'static str, &'static str, fn(&View) -> u64);
 
 const HOST_METRICS: &[HostMetric] = &[
@@ -271,6 +331,55 @@ const HOST_METRICS: &[HostMetric] = &[
     }),
     ("cache_live_bytes", "gauge", "Live bytes in the log.", |v| {
         v.look.engine.live_bytes
+    }),
+    (
+        "dirty_bytes",
+        "gauge",
+        "Bytes of all volumes that are not at their origins, overlays included.",
+        |v| {
+            v.look
+                .engine
+                .volumes
+                .iter()
+                .map(|volume| volume.dirty_bytes)
+                .sum()
+        },
+    ),
+    (
+        "dirty_bytes_max",
+        "gauge",
+        "What all volumes together may keep dirty.",
+        |v| v.look.engine.dirty_bytes_max,
+    ),
+    ("volumes", "gauge", "Volumes that are shown.", |v| {
+        v.shown().count() as u64
+    }),
+    (
+        "orphans",
+        "gauge",
+        "Volumes with dirty data that no configuration names.",
+        |v| v.shown().filter(|volume| v.is_orphan(volume)).count() as u64,
+    ),
+    ("ram_bytes", "gauge", "Size of the read tier.", |v| {
+        v.look.engine.ram_blocks * engine::types::BLOCK_BYTES
+    }),
+    ("ram_used_bytes", "gauge", "Read tier in use.", |v| {
+        v.look.engine.ram_blocks_used * engine::types::BLOCK_BYTES
+    }),
+    ("stage_slots", "gauge", "Slots of the stage.", |v| {
+        u64::from(v.look.engine.stage_slots)
+    }),
+    ("overlay_slots", "gauge", "Slots of overlays in RAM.", |v| {
+        u64::from(v.look.engine.overlay_slots)
+    }),
+    (
+        "checkpoints_total",
+        "counter",
+        "Checkpoints written.",
+        |v| v.look.engine.checkpoints,
+    ),
+    ("log_writes_total", "counter", "Writes to the log.", |v| {
+        v.look.engine.log_writes
     }),
     ("index_bytes", "gauge", "RAM of the maps.", |v| {
         v.look.engine.index_bytes
@@ -366,6 +475,18 @@ fn host(out: &mut String, view: &View) {
         head(out, &format!("tenuto_{name}"), kind, help);
         let _ = writeln!(out, "tenuto_{name} {}", value(view));
     }
+    for (name, kind, help, value) in HOST_SECONDS {
+        head(out, &format!("tenuto_{name}"), kind, help);
+        let _ = writeln!(out, "tenuto_{name} {}", value(view));
+    }
+    head(
+        out,
+        "tenuto_build_info",
+        "gauge",
+        "1; its label tells the version.",
+    );
+    let version = env!("CARGO_PKG_VERSION");
+    let _ = writeln!(out, "tenuto_build_info{{version=\"{version}\"}} 1");
     for (name, help, value) in &view.look.counters {
         head(out, &format!("tenuto_{name}"), "untyped", help);
         let _ = writeln!(out, "tenuto_{name} {value}");
@@ -378,7 +499,7 @@ fn head(out: &mut String, name: &str, kind: &str, help: &str) {
     let _ = write!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
 }
 
-fn line(out: &mut String, name: &str, volume: &str, value: u64) {
+fn line(out: &mut String, name: &str, volume: &str, value: impl Display) {
     let _ = writeln!(out, "{name}{{volume=\"{volume}\"}} {value}");
 }
 

@@ -18,7 +18,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path as UrlPath, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use serde::Deserialize;
 use serde_json::{Map, Value, json as object};
 use std::net::SocketAddr;
@@ -200,23 +200,48 @@ async fn until_closed(mut end: watch::Receiver<()>) {
     while end.changed().await.is_ok() {}
 }
 
-/// All there is, for the admin socket.
+/// A path with its methods, as the document of the interface has them.
+type Route = (&'static str, &'static [&'static str], Handlers);
+type Handlers = MethodRouter<Arc<Admin>>;
+
+/// All there is, but for the page.
+fn routes() -> Vec<Route> {
+    let volume = get(show_volume).patch(set_volume).delete(remove_volume);
+    vec![
+        ("/v1/status", &["get"], get(show_status)),
+        ("/v1/reload", &["post"], post(reload)),
+        (
+            "/v1/drain",
+            &["post", "delete"],
+            post(drain).delete(undo_drain),
+        ),
+        (
+            "/v1/volumes",
+            &["get", "post"],
+            get(list_volumes).post(add_volume),
+        ),
+        ("/v1/volumes/{name}", &["get", "patch", "delete"], volume),
+        (
+            "/v1/volumes/{name}/map",
+            &["get", "post"],
+            get(volume_map).post(volume_map),
+        ),
+        ("/v1/volumes/{name}/resize", &["post"], post(resize_volume)),
+        ("/v1/volumes/{name}/{verb}", &["post"], post(volume_verb)),
+        ("/v1/history", &["get"], get(history)),
+        ("/v1/events", &["get"], get(follow_events)),
+        ("/metrics", &["get"], get(show_metrics)),
+        ("/openapi.json", &["get"], get(show_openapi)),
+    ]
+}
+
+/// For the admin socket.
 fn router() -> Router<Arc<Admin>> {
-    Router::new()
-        .route("/v1/status", get(show_status))
-        .route("/v1/reload", post(reload))
-        .route("/v1/drain", post(drain).delete(undo_drain))
-        .route("/v1/volumes", get(list_volumes).post(add_volume))
-        .route(
-            "/v1/volumes/{name}",
-            get(show_volume).patch(set_volume).delete(remove_volume),
-        )
-        .route("/v1/volumes/{name}/map", get(volume_map).post(volume_map))
-        .route("/v1/volumes/{name}/resize", post(resize_volume))
-        .route("/v1/volumes/{name}/{verb}", post(volume_verb))
-        .route("/v1/history", get(history))
-        .route("/v1/events", get(follow_events))
-        .route("/metrics", get(show_metrics))
+    let routes = routes().into_iter();
+    routes
+        .fold(Router::new(), |router, (path, _, handlers)| {
+            router.route(path, handlers)
+        })
         .fallback(|| async { no_such_path() })
         .method_not_allowed_fallback(|| async { no_such_path() })
 }
@@ -230,6 +255,7 @@ fn readable(admin: Arc<Admin>) -> Router {
         .route("/v1/history", get(history))
         .route("/v1/events", get(follow_events))
         .route("/metrics", get(show_metrics))
+        .route("/openapi.json", get(show_openapi))
         .fallback(|| async { no_such_path() });
     web::with_page(router).with_state(admin)
 }
@@ -528,6 +554,14 @@ fn parameters<T>(asked: Asked<T>) -> Result<T> {
     }
 }
 
+/// The interface as a machine reads it (OpenAPI 3.1). Tests hold it against the routes and against
+/// what a daemon replies.
+pub const OPENAPI: &str = include_str!("openapi.json");
+
+async fn show_openapi() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], OPENAPI).into_response()
+}
+
 async fn show_metrics(State(admin): App) -> Response {
     match tokio::task::spawn_blocking(move || admin.view()).await {
         Ok(Ok(view)) => {
@@ -555,5 +589,48 @@ fn reply(result: Result<Value>) -> Response {
                 .expect("every kind has a valid status");
             (status, axum::Json(error.to_json())).into_response()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_route_is_documented_and_every_documented_route_is_there() {
+        let document: Value = serde_json::from_str(OPENAPI).expect("JSON");
+        let mut documented = BTreeSet::new();
+        for (path, methods) in document["paths"].as_object().expect("paths") {
+            for method in methods.as_object().expect("methods").keys() {
+                documented.insert(format!("{method} {path}"));
+            }
+        }
+        let mut there = BTreeSet::new();
+        for (path, methods, _) in routes() {
+            there.extend(methods.iter().map(|method| format!("{method} {path}")));
+        }
+        assert_eq!(documented, there);
+    }
+
+    #[test]
+    fn words_of_the_document_are_those_of_the_code() {
+        let document: Value = serde_json::from_str(OPENAPI).expect("JSON");
+        let words = |schema: &str, key: &str| -> Vec<&str> {
+            let place = format!("/components/schemas/{schema}/properties/{key}/enum");
+            let words = document.pointer(&place).and_then(Value::as_array);
+            let words = words.unwrap_or_else(|| panic!("{place}")).iter();
+            words.filter_map(Value::as_str).collect()
+        };
+        let kinds = events::Kind::ALL.map(events::Kind::name);
+        assert_eq!(words("Event", "kind"), kinds);
+        let severities = events::Severity::ALL.map(events::Severity::name);
+        assert_eq!(words("Event", "severity"), severities);
+        let errors = Kind::ALL.map(Kind::name);
+        let mut known = words("Error", "error/properties/kind");
+        known.sort_unstable();
+        let mut errors = errors.to_vec();
+        errors.sort_unstable();
+        assert_eq!(known, errors);
     }
 }

@@ -26,6 +26,7 @@ mod machinery;
 mod man;
 mod monitoring;
 mod nbd_origin;
+mod openapi;
 mod overlay;
 mod package;
 mod page;
