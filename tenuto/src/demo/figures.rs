@@ -12,6 +12,9 @@ const MIB: f64 = (1 << 20) as f64;
 /// Ratios nearer to one are called the same.
 const SAME: f64 = 1.05;
 
+/// A larger ratio of bounds says no more than that it is large.
+const CLASSES_MAX: f64 = 100.0;
+
 /// One line of the table.
 pub struct Figure {
     pub name: String,
@@ -35,7 +38,12 @@ impl Figure {
     pub fn text(&self, which: usize) -> String {
         let bound = if self.at_most { "<= " } else { "" };
         self.values[which].map_or("-".into(), |value| {
-            format!("{bound}{}", grouped(value, self.decimals))
+            // What is known by its class may be far below what the decimals show.
+            let decimals = match self.at_most && value < 0.1 {
+                true => 3,
+                false => self.decimals,
+            };
+            format!("{bound}{}", grouped(value, decimals))
         })
     }
 
@@ -55,6 +63,9 @@ impl Figure {
             more if !more.is_finite() && word == "less" => "none left".into(),
             more if !more.is_finite() => String::new(),
             more if more < SAME => "same".into(),
+            more if self.at_most && more > CLASSES_MAX => {
+                format!("> {} x {word}", grouped(CLASSES_MAX, 0))
+            }
             more if more < 10.0 => format!("{more:.1} x {word}"),
             more => format!("{} x {word}", grouped(more, 0)),
         }
@@ -85,20 +96,24 @@ impl Drove {
 }
 
 impl Run {
-    /// Of those that boot together: with real guests one boots alone before.
-    fn together(&self, drove: &Drove) -> &[(Duration, Duration)] {
-        &self.work.boots[usize::from(drove.is_guests())..]
+    /// Of the clones that boot together: of real guests one boots alone before, and the guest of
+    /// the kept disk, which comes last, has an image of its own.
+    fn together(&self, drove: &Drove) -> impl Iterator<Item = Duration> {
+        let alone = usize::from(drove.is_guests() && drove.clones > 1);
+        let clones = &self.work.boots[alone..drove.clones];
+        clones.iter().map(|(from, to)| *to - *from)
     }
 
     pub fn boot_median(&self, drove: &Drove) -> Option<Duration> {
-        median(self.together(drove).iter().map(|(from, to)| *to - *from))
+        median(self.together(drove))
     }
 
     fn boot_max(&self, drove: &Drove) -> Option<Duration> {
-        self.together(drove)
-            .iter()
-            .map(|(from, to)| *to - *from)
-            .max()
+        self.together(drove).max()
+    }
+
+    fn boot_kept(&self) -> Option<Duration> {
+        self.work.boots.last().map(|(from, to)| *to - *from)
     }
 
     /// Requests at the origin until all had booted, by the first look after it.
@@ -174,8 +189,8 @@ impl Report {
         }
         if !run.latency.exact {
             notes.push(
-                "latencies are the daemon's, from the arrival of a request to its answer, in classes \
-                 of powers of two"
+                "latencies are the daemon's, from the arrival of a request to its answer, in \
+                 classes of powers of two"
                     .into(),
             );
         }
@@ -208,19 +223,22 @@ impl Report {
         let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
         let mut figures = Vec::new();
         if drove.is_guests() {
-            figures.push(self.figure("first guest boots alone, s", 1, |run| {
+            figures.push(self.figure("first clone boots alone, s", 1, |run| {
                 seconds(run.work.boots.first().map(|(from, to)| *to - *from))
             }));
         }
         let together = match drove.is_guests() {
-            true => "the others boot together",
-            false => "all boot together",
+            true => "the other clones boot together",
+            false => "all clones boot together",
         };
         figures.push(self.figure(&format!("{together}, median, s"), 1, |run| {
             seconds(run.boot_median(drove))
         }));
         figures.push(self.figure(&format!("{together}, last, s"), 1, |run| {
             seconds(run.boot_max(drove))
+        }));
+        figures.push(self.figure("the kept disk's guest boots, s", 1, |run| {
+            seconds(run.boot_kept())
         }));
         if drove.is_guests() {
             // The built-in client's requests come when they come; its work always takes as long.

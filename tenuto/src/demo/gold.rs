@@ -33,8 +33,13 @@ busybox mount -t tmpfs tmp /tmp
 busybox stty -echo
 say() { echo "tenuto: $*"; }
 up() { read -r up rest </proc/uptime; up=${up%.*}; }
+put() { busybox dd if=/tmp/blob "$@" 2>/dev/null; }
 cd /system || busybox poweroff -f
-busybox md5sum -c /manifest >/tmp/wrong 2>&1 || say "wrong $(busybox grep -v OK /tmp/wrong | busybox head -n 1)"
+check() {
+    busybox md5sum -c "$1" >/tmp/sums-found 2>&1 && return
+    say "wrong $(busybox grep -v OK /tmp/sums-found | busybox head -n 1)"
+}
+check /manifest
 say "booted $(busybox wc -l </manifest)"
 cd /data
 read -r verb rounds seconds
@@ -44,8 +49,8 @@ busybox mount -o remount,sync /
 up; end=$((up + seconds)); round=0
 while [ $round -lt $rounds ]; do
     up; [ $up -lt $end ] || break
-    busybox dd if=/tmp/blob of=file-$round bs=16k skip=$((round * 7 % 60)) count=3 conv=fsync 2>/dev/null
-    busybox dd if=/tmp/blob of=log bs=4k skip=$((round % 200)) seek=$((round * 16 % 48)) count=16 conv=notrunc,fsync 2>/dev/null
+    put of=file-$round bs=16k skip=$((round * 7 % 60)) count=3 conv=fsync
+    put of=log bs=4k skip=$((round % 200)) seek=$((round * 16 % 48)) count=16 conv=notrunc,fsync
     round=$((round + 1)); say "round $round"
 done
 say "worked $round"
@@ -53,7 +58,7 @@ busybox mount -o remount,async /
 busybox md5sum * >/tmp/sums
 busybox mount -o remount,ro /
 echo 3 >/proc/sys/vm/drop_caches
-busybox md5sum -c /tmp/sums >/tmp/wrong 2>&1 || say "wrong $(busybox grep -v OK /tmp/wrong | busybox head -n 1)"
+check /tmp/sums
 say "verified $(busybox wc -l </tmp/sums)"
 read -r verb
 if [ "$verb" = sum ]; then

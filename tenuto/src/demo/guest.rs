@@ -27,6 +27,9 @@ const LINE_BYTES_MAX: u64 = 4096;
 /// Lines on their way from consoles; a guest that says more waits.
 const LINES_MAX: usize = 1024;
 const PREFIX: &str = "tenuto: ";
+/// The kernel counts ticks when it starts, and panics when an emulated timer was late because
+/// the host was busy.
+const TIMERS: &str = "no_timer_check";
 
 /// How QEMU runs a guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,7 +168,7 @@ impl<'a> Machine<'a> {
             .arg("-initrd")
             .arg(&self.initramfs)
             .arg("-append")
-            .arg(format!("console={serial} quiet panic=-1{probe}"));
+            .arg(format!("console={serial} quiet panic=-1 {TIMERS}{probe}"));
         if let Some((socket, export)) = export {
             let drive = format!(
                 "if=none,id=disk,format=raw,file=nbd+unix:///{export}?socket={}",

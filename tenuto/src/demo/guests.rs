@@ -177,6 +177,8 @@ impl<'a> Fleet<'a> {
         match heard.what {
             What::Ended => self.ended[heard.guest] = true,
             What::Noise(line) if line.is_empty() => {}
+            // What comes after it is a trace of calls.
+            What::Noise(_) if self.noise[heard.guest].contains("panic") => {}
             What::Noise(line) => self.noise[heard.guest] = line,
             What::Said(said) => {
                 let word = said.split(' ').next().unwrap_or_default();

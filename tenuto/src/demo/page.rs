@@ -103,7 +103,8 @@ pub fn page(report: &Report) -> String {
          <h2>All figures</h2>\n<div class=\"wide\">{}</div>\n\
          <h2>How it was measured</h2>\n{notes}\n{}\n\
          <h2>With your own images</h2>\n<p>A host needs a configuration file and the daemon. Every \
-         disk is an NBD export that QEMU opens.</p>\n<pre>{NEXT}</pre>\n<pre>{NEXT_COMMANDS}</pre>\n\
+         disk is an NBD export that QEMU opens.</p>\n<pre>{NEXT}</pre>\n\
+         <pre>{NEXT_COMMANDS}</pre>\n\
          </main></body></html>\n",
         escape(&lead(report)),
         tiles(report),
@@ -153,9 +154,9 @@ fn lead(report: &Report) -> String {
     };
     format!(
         "{} {who} have clones of one gold image that are thrown away afterwards; one more has a \
-         disk that is kept. {work} The storage network is simulated: every request takes {} ms, and \
-         all images together get {} requests per second. First every guest is on its own image on \
-         that storage; then, doing the same, on Tenuto: the clones ephemeral, the kept disk \
+         disk that is kept. {work} The storage network is simulated: every request takes {} ms, \
+         and all images together get {} requests per second. First every guest is on its own image \
+         on that storage; then, doing the same, on Tenuto: the clones ephemeral, the kept disk \
          write-back.",
         report.drove.clones,
         SAN.latency.as_millis(),

@@ -10,6 +10,7 @@ mod cli;
 mod clients;
 mod commit;
 mod common;
+mod demo;
 mod documents;
 mod drain;
 mod events;
