@@ -192,6 +192,12 @@ pub fn format_cache(
     )
 }
 
+/// Gives a cache that owes nothing another size: the same volumes, an empty log. Bytes behind the
+/// new end are not touched; a larger device is there already.
+pub fn resize_cache(media: &mut dyn Media, geometry: Geometry) -> Result<Superblock, OpenError> {
+    crate::recover::relayout(media, geometry.segments)
+}
+
 /// Small caches, as the simulator uses them, have small volume tables.
 fn volumes_max(geometry: Geometry) -> u32 {
     if geometry.segment_bytes() < 1 << 20 {

@@ -101,6 +101,9 @@ pub enum Command {
         volume: VolumeId,
         discard_dirty: bool,
     },
+    /// Gives a volume and its image another size; replied to when both have it, durably. Refused
+    /// to a volume that does not own its image, and to a smaller size while it is dirty.
+    Resize { volume: VolumeId, size_bytes: u64 },
     /// Writes everything acknowledged to the log and syncs it, for an orderly stop.
     Park,
 }
@@ -221,6 +224,8 @@ pub enum Op {
     Stat,
     /// Cuts a journal to nothing, or removes a ledger and journal on detach.
     Remove,
+    /// Gives an origin the size of `bytes` and makes that durable. New space reads as zeroes.
+    Resize,
 }
 
 /// What `Stat` returns, on the clock of the origin's file system.

@@ -67,6 +67,9 @@ pub enum Pending {
         call: u32,
     },
     /// The sync of an origin before its volume becomes write-back.
+    Resize {
+        volume: VolumeId,
+    },
     SwitchSync {
         volume: VolumeId,
     },

@@ -19,6 +19,12 @@ impl Histogram {
         self.counts[(63 - micros.leading_zeros()).min(31) as usize] += 1;
     }
 
+    pub fn add(&mut self, other: &Histogram) {
+        for (count, more) in self.counts.iter_mut().zip(other.counts) {
+            *count += more;
+        }
+    }
+
     /// Upper bound of the bucket that holds the given per-mille of all samples.
     pub fn quantile_us(&self, per_mille: u64) -> Option<u64> {
         let total: u64 = self.counts.iter().sum();

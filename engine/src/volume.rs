@@ -4,7 +4,7 @@
 //! but the last sealed; a waiting request owns nothing and has no serial. Deliberately absent:
 //! bytes and devices; see `engine::write` for the way of a write.
 
-use crate::core::{Bypass, Destage, Switch};
+use crate::core::{Bypass, Destage, Resize, Switch};
 use crate::event::{Admission, ResetOn, Share, Tuning, VolumeSpec};
 use crate::flow::{Flow, FlowLimits};
 use crate::format::checkpoint::VolumeRecord;
@@ -169,6 +169,8 @@ pub struct Volume {
     pub committing: Option<RequestId>,
     /// Its files are to be let go.
     pub suspending: Option<RequestId>,
+    /// It and its image get another size.
+    pub resize: Option<Resize>,
     /// Guests that wait to be let in.
     pub arrivals: Vec<RequestId>,
     /// For whom the log counts what an overlay holds.
@@ -235,6 +237,7 @@ impl Volume {
             ended: record.ended,
             committing: None,
             suspending: None,
+            resize: None,
             arrivals: Vec::new(),
             tenant: Tenant::NOBODY,
             spills: false,
@@ -309,6 +312,11 @@ impl Volume {
     /// Dirty data that must reach the origin some day.
     pub fn owes(&self) -> bool {
         self.policy == Policy::WriteBack && self.is_dirty()
+    }
+
+    /// Nobody else stands on its image.
+    pub fn owns_image(&self) -> bool {
+        self.policy != Policy::Ephemeral
     }
 
     /// A write was refused because the volume is full.

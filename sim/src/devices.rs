@@ -121,7 +121,8 @@ pub fn change(
         }),
         Op::Zero { .. } => Some(Change::Zero { offset, bytes }),
         Op::Remove => Some(Change::Cut),
-        Op::Read | Op::Sync | Op::Stat => None,
+        // Disks here have room for what volumes become.
+        Op::Read | Op::Sync | Op::Stat | Op::Resize => None,
     }
 }
 

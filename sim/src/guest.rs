@@ -450,6 +450,10 @@ impl Guest {
     /// The policy of the next start: an order without an answer may have been kept, or not.
     pub fn settle_policy(&mut self) -> Policy {
         let policy = self.rng.pick(&self.policies);
+        self.settle_on(policy)
+    }
+
+    pub fn settle_on(&mut self, policy: Policy) -> Policy {
         self.policies = [policy; 2];
         policy
     }

@@ -213,7 +213,13 @@ impl World {
     }
 
     fn spec(&mut self, volume: usize) -> VolumeSpec {
-        let policy = self.guests[volume].settle_policy();
+        let grouped = !self.guests[volume].plan.group.is_empty();
+        let guest = &mut self.guests[volume];
+        let policy = match grouped {
+            // Other policies of a group are orders that a start does not know.
+            true => guest.settle_on(Policy::WriteBack),
+            false => guest.settle_policy(),
+        };
         let guest = &self.guests[volume];
         let ephemeral = guest.plan.policy == Policy::Ephemeral;
         let mut identity = [0; 16];

@@ -207,7 +207,8 @@ impl World {
             return Vec::new();
         }
         let mut members: Vec<usize> = self.members(at).collect();
-        if self.sabotage == Some(Sabotage::NoGroups) {
+        // What goes past the log is no matter of the group.
+        if self.sabotage == Some(Sabotage::NoGroups) || self.guests[at].plan.switches {
             members = vec![at];
         }
         let points = members.into_iter().map(|member| {

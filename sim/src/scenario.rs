@@ -158,6 +158,15 @@ pub fn group(seed: u64) -> Options {
     options
 }
 
+/// The same, while the policies of all of them change, as when their host is drained and goes on.
+pub fn switching_group(seed: u64) -> Options {
+    let mut options = group(seed);
+    let plan = options.plan.as_mut().expect("a group has a plan");
+    plan.volumes.iter_mut().for_each(|it| it.switches = true);
+    plan.limit_requests();
+    options
+}
+
 fn disks_of_one_vm(options: &mut Options, plan: &mut Plan, seed: u64) {
     only(plan, Policy::WriteBack, 3 + (seed % 2) as usize);
     let alone = plan.volumes.len() - 1;

@@ -254,6 +254,7 @@ impl Trace {
                     Op::Sync => 3,
                     Op::Stat => 4,
                     Op::Remove => 5,
+                    Op::Resize => 6,
                 };
                 self.add(&[20, io.id.0, op, io.purpose as u64, io.offset, io.bytes]);
                 for slice in &io.slices {

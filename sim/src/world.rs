@@ -419,7 +419,7 @@ impl World {
                     (rates.cache_write_error, &mut counters.cache_write_errors)
                 }
                 Op::Sync => (rates.cache_sync_error, &mut counters.cache_sync_errors),
-                Op::Read | Op::Stat | Op::Remove => return Ok(()),
+                Op::Read | Op::Stat | Op::Remove | Op::Resize => return Ok(()),
             };
             if self.rng.chance(rate) {
                 *counter += 1;

@@ -6,7 +6,7 @@ mod common;
 
 use common::{every_seed, noticed, seeds};
 use sim::Sabotage;
-use sim::scenario::group;
+use sim::scenario::{group, switching_group};
 
 #[test]
 fn the_volumes_of_a_group_stand_at_one_point_in_time() {
@@ -17,6 +17,12 @@ fn the_volumes_of_a_group_stand_at_one_point_in_time() {
         counters.cuts_verified > count,
         "groups were destaged in order"
     );
+}
+
+#[test]
+fn a_group_whose_policies_change_loses_nothing() {
+    let counters = every_seed("switching group", seeds(60, 3), switching_group);
+    assert!(counters.switches > 100, "policies were changed");
 }
 
 #[test]

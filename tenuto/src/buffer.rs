@@ -56,6 +56,13 @@ impl Arena {
         Arena::map(bytes, libc::MAP_SHARED, file.as_raw_fd())
     }
 
+    /// Maps the first `bytes` of a file, which has them, without ever changing it: what is written
+    /// goes to copies of its pages. Never discarded.
+    pub fn private(file: &File, bytes: u64) -> io::Result<Arena> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
+        Arena::map(bytes, flags, file.as_raw_fd())
+    }
+
     fn map(bytes: u64, flags: libc::c_int, fd: libc::c_int) -> io::Result<Arena> {
         let bytes = usize::try_from(bytes.max(1)).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let access = libc::PROT_READ | libc::PROT_WRITE;

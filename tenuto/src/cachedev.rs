@@ -33,6 +33,19 @@ pub struct NewCache {
     created: bool,
 }
 
+/// Makes a cache file as large as this at least; a block device must be.
+pub fn grow(target: Target, bytes: u64) -> Result<Target, Fault> {
+    if !target.block_device && target.size_bytes >= bytes {
+        return Ok(target);
+    }
+    let cache = NewCache {
+        target,
+        blank: false,
+        created: false,
+    };
+    cache.allocate(bytes)
+}
+
 /// Opens or creates the file. Refuses mounted devices and, unless forced, foreign signatures.
 /// The caller inspects `target` for a dirty cache before it calls `allocate`.
 pub fn claim(path: &Path, force: bool, patience: &mut Patience) -> Result<NewCache, Fault> {

@@ -11,6 +11,7 @@ mod held;
 mod host;
 mod identity;
 mod open;
+mod resize;
 mod sockets;
 mod volumes;
 mod watch;

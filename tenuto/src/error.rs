@@ -98,7 +98,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     pub fn new(kind: Kind, message: impl Into<String>) -> Error {
-        let message = message.into();
+        let message = without_secrets(&message.into());
         // A cause may come with lines of its own (a parser's excerpt, a foreign error text).
         let message = if message.contains(['\n', '\r']) {
             message.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -113,7 +113,7 @@ impl Error {
     }
 
     pub fn about(mut self, object: impl Into<String>) -> Error {
-        self.object = Some(object.into());
+        self.object = Some(without_secrets(&object.into()));
         self
     }
 
@@ -176,6 +176,38 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// The text without what a URL in it may carry to prove who asks: user and password before the
+/// host, and values that are called so. Nothing else of the text changes.
+pub fn without_secrets(text: &str) -> String {
+    const NAMES: [&str; 4] = ["password=", "token=", "secret=", "key="];
+    let mut shown = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find("://") {
+        let (before, behind) = rest.split_at(at + 3);
+        shown.push_str(before);
+        let end = behind.find(|c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '`' | '<'));
+        let (url, next) = behind.split_at(end.unwrap_or(behind.len()));
+        let (authority, path) = url.split_at(url.find(['/', '?', '#']).unwrap_or(url.len()));
+        match authority.rsplit_once('@') {
+            Some((_, host)) => shown.extend(["***@", host]),
+            None => shown.push_str(authority),
+        }
+        for (number, part) in path.split_inclusive(['?', '&']).enumerate() {
+            let name = NAMES
+                .iter()
+                .find(|name| number > 0 && part.starts_with(**name));
+            match name {
+                Some(name) if part.ends_with('&') => shown.extend([*name, "***&"]),
+                Some(name) => shown.extend([*name, "***"]),
+                None => shown.push_str(part),
+            }
+        }
+        rest = next;
+    }
+    shown.push_str(rest);
+    shown
+}
+
 /// The reason of an I/O error without Rust's "(os error N)", lower case.
 pub fn cause(error: &std::io::Error) -> String {
     let text = error.to_string();
@@ -208,6 +240,22 @@ mod tests {
     #[test]
     fn a_message_stays_one_line_whatever_its_cause_said() {
         assert_eq!(Error::failed("a\n  b\r\nc").message, "a b c");
+    }
+
+    #[test]
+    fn secrets_of_urls_are_not_shown() {
+        let shown = without_secrets("origin \"nbd://me:pass@host:1/a@b\"; write s3://k:s@bucket");
+        assert_eq!(
+            shown,
+            "origin \"nbd://***@host:1/a@b\"; write s3://***@bucket"
+        );
+        let shown = without_secrets("x https://h/p?a=1&token=abc&b=2 nbd+unix:///e?socket=/s y");
+        assert_eq!(
+            shown,
+            "x https://h/p?a=1&token=***&b=2 nbd+unix:///e?socket=/s y"
+        );
+        let error = Error::failed("cannot open nbd://u:p@h/").about("nbd://u:p@h/");
+        assert!(!error.to_json().to_string().contains("u:p"), "{error:?}");
     }
 
     #[test]

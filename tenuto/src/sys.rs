@@ -248,6 +248,18 @@ pub fn wait_readable<'a>(sockets: impl Iterator<Item = &'a UnixStream>) -> io::R
     }
 }
 
+/// Whether nobody reads any more what is written to a pipe or a socket.
+pub fn reader_is_gone(to: &impl AsRawFd) -> bool {
+    let mut entry = libc::pollfd {
+        fd: to.as_raw_fd(),
+        events: 0,
+        revents: 0,
+    };
+    // SAFETY: one entry that outlives the call.
+    let result = unsafe { libc::poll(&mut entry, 1, 0) };
+    result == 1 && entry.revents & (libc::POLLERR | libc::POLLHUP) != 0
+}
+
 /// The user this process acts as.
 pub fn effective_uid() -> u32 {
     // SAFETY: takes nothing and cannot fail.

@@ -672,3 +672,80 @@ fn files_named_in_the_documents_exist() {
     }
     assert!(missing.is_empty(), "no such file:\n{}", missing.join("\n"));
 }
+
+#[test]
+fn vendored_files_are_what_was_published() {
+    let place = root().join("tenuto/src/admin/page");
+    let output = Command::new("sha256sum")
+        .args(["--check", "--strict", "SHA256SUMS"])
+        .current_dir(&place)
+        .output()
+        .expect("run sha256sum");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}");
+    let checked = said.lines().count();
+    assert_eq!(checked, 3, "script, style and licence: {said}");
+}
+
+/// The longest part without a placeholder of the first text after each place that refuses or finds
+/// damage. Where a message is made elsewhere, that place is one of these.
+fn messages(source: &Source) -> Vec<String> {
+    const MARKS: [&str; 6] = [
+        "Error::refused(",
+        "OpenError::Refused(",
+        "OpenError::Damaged(",
+        "Kind::WouldLoseData,",
+        "Kind::Refused,",
+        "Kind::Damaged,",
+    ];
+    let text = source.product();
+    let mut found = Vec::new();
+    for mark in MARKS {
+        for (at, _) in text.match_indices(mark) {
+            let behind = &text[at + mark.len()..];
+            let (Some(start), end) = (behind.find('"'), behind.find(';')) else {
+                continue;
+            };
+            if start > 100 || end.is_some_and(|end| end < start) {
+                continue;
+            }
+            let literal = &behind[start + 1..];
+            let literal = &literal[..literal.find('"').expect("it ends")];
+            let lines: Vec<&str> = literal.split("\\\n").map(str::trim_start).collect();
+            let text = lines.concat();
+            let longest = text
+                .split(['{', '}'])
+                .step_by(2)
+                .max_by_key(|part| part.len());
+            let ends = [':', ';', ',', ')', ' '];
+            found.extend(longest.map(|part| part.trim_matches(ends).to_owned()));
+        }
+    }
+    found
+}
+
+#[test]
+fn every_refusal_and_every_damage_has_its_line_in_the_operations() {
+    let document = std::fs::read_to_string(root().join("docs/operations.md")).expect("read it");
+    let plain = |text: &str| text.replace('`', "");
+    let document = plain(&document);
+    let mut count = 0;
+    let mut missing = Vec::new();
+    for source in rust()
+        .iter()
+        .filter(|source| source.path != "tenuto/src/error.rs")
+    {
+        for message in messages(source) {
+            count += 1;
+            if !document.contains(&plain(&message)) {
+                missing.push(format!("{}: {message:?}", source.path));
+            }
+        }
+    }
+    assert!(count >= 20, "only {count} messages were found");
+    assert!(
+        missing.is_empty(),
+        "docs/operations.md says nothing of\n{}",
+        missing.join("\n")
+    );
+}

@@ -415,6 +415,7 @@ impl Core {
         if !self.switch_claimed(cx, id) && !self.commit_claimed(cx, id) {
             self.open_for_requests(cx, id);
         }
+        self.resize_progress(cx, id);
     }
 
     /// A ledger that could not be written is due again.
@@ -482,6 +483,7 @@ impl Core {
     /// Goes on with a detach when nothing of the volume is in flight any more.
     pub(super) fn detach_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         self.suspend_progress(cx, id);
+        self.resize_progress(cx, id);
         let Some(volume) = self.find(id) else { return };
         let Some((request, _)) = volume.detaching else {
             return;

@@ -33,6 +33,8 @@ pub enum Waiter {
     Park(RequestId),
     /// The table names the volume by the policy that it is changing to.
     Switch(VolumeId),
+    /// The table names the volume by its new size.
+    Resize(VolumeId),
 }
 
 #[derive(Default)]
@@ -243,6 +245,7 @@ impl Core {
                     self.open_for_requests(cx, volume);
                 }
                 Waiter::Switch(volume) => self.switch_named(cx, volume),
+                Waiter::Resize(volume) => self.resize_named(cx, volume),
                 Waiter::Commit(volume) => self.commit_reset(cx, volume),
                 Waiter::Renew(volume) => self.open_for_requests(cx, volume),
                 Waiter::Leave(request) | Waiter::Detach(request) | Waiter::Park(request) => {

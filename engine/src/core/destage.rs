@@ -157,6 +157,9 @@ impl Core {
         if volume.destage.is_some() || !volume.owes() || !volume.attached || !volume.ready {
             return;
         }
+        if volume.holds_destage() {
+            return;
+        }
         // A write is destaged whole: its epoch stays open until all of it is staged.
         if volume.unfinished_sectors > 0 && volume.epochs.len() == 1 {
             return;
@@ -885,6 +888,7 @@ impl Core {
         self.pump_switch(cx, id);
         self.group_progress(cx, id);
         self.pump_bypass(cx, id);
+        self.resize_progress(cx, id);
         self.start_destage_if_due(cx, id);
         if self.volume(id).destage.is_none() {
             self.turns.rest(id);

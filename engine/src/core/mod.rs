@@ -18,6 +18,7 @@ mod lines;
 mod overlay;
 mod pace;
 mod read;
+mod resize;
 mod share;
 mod show;
 mod switch;
@@ -26,6 +27,7 @@ mod write;
 pub use bypass::Bypass;
 pub use destage::Destage;
 pub use lines::{FoundFill, segments_max};
+pub use resize::Resize;
 pub use switch::Switch;
 
 /// The keeper of checkpoints after one with this sequence was written.
@@ -367,6 +369,7 @@ impl Core {
             }
             Pending::Direct { call } => self.call_done(cx, call, result, started),
             Pending::Look { volume, op } => self.looked(cx, volume, op, ok, stat),
+            Pending::Resize { volume } => self.resized(cx, volume, result),
             Pending::SwitchSync { volume } => self.switch_synced(cx, volume, ok),
             Pending::Ledger { volume } => self.ledger_written(cx, volume, ok),
             Pending::LedgerSync { volume } => self.ledger_synced(cx, volume, ok),
@@ -437,6 +440,7 @@ impl Core {
             | Command::Commit { volume }
             | Command::Suspend { volume }
             | Command::Tune { volume, .. }
+            | Command::Resize { volume, .. }
             | Command::Switch { volume, .. }
             | Command::Detach { volume, .. }
                 if self.find(volume).is_none() =>
@@ -449,6 +453,9 @@ impl Core {
             Command::Arrive { volume } => self.arrive(cx, volume, request),
             Command::Commit { volume } => self.commit(cx, volume, request),
             Command::Suspend { volume } => self.suspend(cx, volume, request),
+            Command::Resize { volume, size_bytes } => {
+                self.resize(cx, volume, request, size_bytes);
+            }
             Command::Tune { volume, tuning } => {
                 self.volume(volume).tuning = tuning;
                 self.count_writers();

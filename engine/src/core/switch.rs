@@ -114,7 +114,6 @@ impl Core {
         let refusal = match volume.state {
             _ if volume.detaching.is_some() || !volume.attached => Some(Refusal::Gone),
             _ if ephemeral && wanted != volume.policy => Some(Refusal::Policy),
-            _ if volume.group.is_some() && wanted != volume.policy => Some(Refusal::Policy),
             State::Held => Some(Refusal::Held),
             _ if failed && wanted == Policy::WriteBack => Some(Refusal::CacheFailed),
             _ if volume.bypass.holds_writes() => Some(Refusal::CacheFailed),

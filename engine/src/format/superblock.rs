@@ -1,7 +1,8 @@
 //! The superblock: what a cache is and where its parts lie.
 //!
-//! Written twice by `cache create` (at 0 and at 4 KiB), never changed afterwards, so that a torn
-//! write can never take a cache away. Two checkpoint slots follow at 1 MiB, then the log.
+//! Written twice by `cache create` (at 0 and at 4 KiB), changed only by `cache resize`, one copy
+//! after the other, so that a torn write can never take a cache away. Two checkpoint slots follow
+//! at 1 MiB, then the log.
 
 use super::{FormatError, Kind, PREFIX_BYTES, Prefix, block, check, seal, uuid, zeroes};
 use crate::types::{BLOCK_BYTES, Geometry, Uuid};

@@ -11,6 +11,7 @@
 //! segment of an earlier incarnation; what was not accepted is never looked at again.
 
 mod fills;
+mod relayout;
 mod replay;
 mod scan;
 
@@ -31,6 +32,7 @@ use alloc::vec::Vec;
 use replay::Replayed;
 use scan::Accepted;
 
+pub use relayout::relayout;
 pub use scan::Stage;
 
 /// A cache as the offline tools show it.
@@ -120,6 +122,8 @@ fn read_checkpoint(
 ) -> Result<Checkpoint, OpenError> {
     let mut newest: Option<Checkpoint> = None;
     let mut why = None;
+    // Of a cache that was about to get another size.
+    let fits = |it: &Checkpoint| it.segments_total == superblock.geometry.segments;
     for slot in 0..2 {
         let at = checkpoint_at(superblock, slot);
         let mut bytes = alloc::vec![0; BLOCK_BYTES as usize];
@@ -138,9 +142,10 @@ fn read_checkpoint(
         };
         match parsed {
             Ok(checkpoint)
-                if newest
-                    .as_ref()
-                    .is_none_or(|n| n.sequence < checkpoint.sequence) =>
+                if fits(&checkpoint)
+                    && newest
+                        .as_ref()
+                        .is_none_or(|n| n.sequence < checkpoint.sequence) =>
             {
                 newest = Some(checkpoint);
             }
@@ -148,7 +153,6 @@ fn read_checkpoint(
             Err(error) => why = Some(error),
         }
     }
-    let newest = newest.filter(|c| c.segments_total == superblock.geometry.segments);
     newest.ok_or_else(|| {
         let why = why.map_or(String::new(), |error| format!(": {error}"));
         OpenError::Damaged(format!("neither checkpoint of the cache is whole{why}"))

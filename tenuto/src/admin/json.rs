@@ -56,6 +56,7 @@ pub fn status(view: &View) -> Value {
         "peers": [],
         "uptime_seconds": view.uptime.as_secs(),
         "version": env!("CARGO_PKG_VERSION"),
+        "drained": view.drained,
         "recovery": {
             "ms": recovery.ms,
             "tail_bytes_discarded": recovery.tail_bytes_discarded,
@@ -171,6 +172,9 @@ fn effective_reason(view: &View, volume: &VolumeSnapshot) -> Option<String> {
             _ => format!("is changing to {next}; {dirty} are not at the origin yet"),
         });
     }
+    if view.drained && wanted == Policy::WriteBack && volume.policy == Policy::WriteThrough {
+        return Some("the host is drained; `tenuto drain --undo` ends that".into());
+    }
     if wanted != volume.policy && volume.ready {
         let wanted = wanted.name();
         return Some(format!(
@@ -257,7 +261,16 @@ fn latency(histogram: &Histogram) -> Value {
         "p50": histogram.quantile_us(500),
         "p99": histogram.quantile_us(990),
         "p999": histogram.quantile_us(999),
+        "counts": counts(histogram),
     })
+}
+
+/// Requests since start by latency: at place n those of 2^n to 2^(n+1) microseconds, the first one
+/// also what was faster. Empty places at the end are left out.
+fn counts(histogram: &Histogram) -> &[u64] {
+    let counts = &histogram.counts;
+    let used = counts.iter().rposition(|&count| count > 0);
+    &counts[..used.map_or(0, |last| last + 1)]
 }
 
 fn flags(view: &View, volume: &VolumeSnapshot) -> Vec<&'static str> {

@@ -175,6 +175,44 @@ const VOLUME_METRICS: &[Metric] = &[
         "1 unless stalled, held or damaged.",
         |v| u64::from(matches!(v.state, State::Clean | State::Dirty)),
     ),
+    (
+        "stalled",
+        "gauge",
+        "1 while dirty data does not reach the origin.",
+        |v| u64::from(v.state == State::Stalled),
+    ),
+    (
+        "held",
+        "gauge",
+        "1 while going on would lose or invent data.",
+        |v| u64::from(v.state == State::Held),
+    ),
+    (
+        "damaged",
+        "gauge",
+        "1 while dirty blocks cannot be read any more.",
+        |v| u64::from(v.state == State::Damaged),
+    ),
+];
+
+type ViewMetric = (
+    &'static str,
+    &'static str,
+    fn(&View, &VolumeSnapshot) -> Option<u64>,
+);
+
+/// What the configuration knows of a volume; gauges.
+const VIEW_METRICS: &[ViewMetric] = &[
+    (
+        "orphan",
+        "1 while no configuration names it.",
+        |view, volume| Some(u64::from(view.is_orphan(volume))),
+    ),
+    (
+        "destage_after_seconds",
+        "Age at which dirty data is to go to the origin; absent = never.",
+        |view, volume| Some(view.configured(&volume.name)?.destage_after_ms? / 1000),
+    ),
 ];
 
 pub fn text(view: &View) -> String {
@@ -189,6 +227,15 @@ pub fn text(view: &View) -> String {
                 &volume.name,
                 value(volume),
             );
+        }
+    }
+    for (name, help, value) in VIEW_METRICS {
+        let name = format!("tenuto_volume_{name}");
+        head(&mut out, &name, "gauge", help);
+        for volume in view.shown() {
+            if let Some(value) = value(view, volume) {
+                line(&mut out, &name, &volume.name, value);
+            }
         }
     }
     type Latency = fn(&VolumeSnapshot) -> &Histogram;

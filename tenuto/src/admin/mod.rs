@@ -6,17 +6,25 @@
 //! changed nothing. Reads the engine only as plain data. Deliberately absent: HTTP, which is
 //! [`server`]; the shard, which is behind [`Machine`].
 
+mod changes;
 pub mod client;
+pub mod drain;
+pub mod events;
 mod held;
+pub mod history;
 pub mod json;
 mod listener;
 mod map;
 pub mod metrics;
+pub mod observer;
 pub mod promise;
+mod reload;
+mod resize;
 pub mod server;
 #[cfg(test)]
 mod tests;
 mod values;
+mod web;
 
 use crate::config::{self, Config, Volume, check, keys, parse, state, units};
 use crate::daemon::{VolumeSettings, Watched};
@@ -25,7 +33,7 @@ use engine::chart::Spot;
 use engine::snapshot::{Snapshot, State, VolumeSnapshot};
 use engine::types::{Policy, VolumeId};
 pub use held::Held;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -47,6 +55,11 @@ pub trait Machine: Send + Sync + 'static {
     fn reset(&self, volume: VolumeId) -> Result<()>;
     /// Makes an overlay the content of its image; returns when it is.
     fn commit(&self, name: &str) -> Result<()>;
+    /// Returns when the volume and its image have this size.
+    fn resize(&self, name: &str, size_bytes: u64) -> Result<()>;
+    /// Keeps a volume for as long as its dirty data takes to its origin, and shows it to nobody;
+    /// returns at once.
+    fn orphan(&self, name: &str) -> Result<()>;
     /// What of a volume lies where on this host.
     fn chart(&self, volume: VolumeId) -> Result<Vec<Spot>>;
     /// Goes on without what a held volume has lost.
@@ -57,7 +70,7 @@ pub trait Machine: Send + Sync + 'static {
 #[derive(Clone, Debug)]
 pub struct Look {
     pub engine: Snapshot,
-    /// Connections by volume; a volume that is not in it has none.
+    /// Connections by volume, in the order of volumes; one that is not in it has none.
     pub clients: Vec<(VolumeId, u64)>,
     pub held: Vec<Held>,
     /// Guests that are watched, by volume.
@@ -89,6 +102,9 @@ pub struct View {
     pub uptime: Duration,
     /// Volumes as configured; those of the engine that are not here are orphans.
     pub volumes: Vec<Volume>,
+    pub drained: bool,
+    /// Where in `volumes` each is: every document asks for each volume several times.
+    places: HashMap<String, usize>,
 }
 
 impl View {
@@ -97,7 +113,7 @@ impl View {
     }
 
     pub fn configured(&self, name: &str) -> Option<&Volume> {
-        self.volumes.iter().find(|volume| volume.name == name)
+        self.places.get(name).map(|at| &self.volumes[*at])
     }
 
     /// Volumes worth showing: those that are attached, those that are configured, and those that
@@ -115,8 +131,9 @@ impl View {
     }
 
     pub fn clients(&self, volume: VolumeId) -> u64 {
-        let of = self.look.clients.iter().find(|(id, _)| *id == volume);
-        of.map_or(0, |(_, clients)| *clients)
+        let clients = &self.look.clients;
+        let of = clients.binary_search_by_key(&volume, |(id, _)| *id);
+        of.map_or(0, |at| clients[at].1)
     }
 }
 
@@ -136,23 +153,35 @@ pub struct Admin {
     /// A mutex, not a message: held only to copy or to set plain data, never while the machine
     /// works, so that looking never waits for a change. The data path never takes it.
     known: Mutex<Known>,
+    /// What happened, and how the figures went. Nothing here reads them.
+    pub events: events::Events,
+    pub history: history::History,
 }
 
 #[derive(Clone)]
 struct Known {
     config: Config,
     volumes: Vec<Volume>,
+    /// Volumes that are write-back by order are write-through until this ends.
+    drained: bool,
 }
 
 impl Admin {
     /// `volumes` are the ones the machine was started with.
     pub fn new(config: Config, volumes: Vec<Volume>, machine: Box<dyn Machine>) -> Admin {
-        let known = Mutex::new(Known { config, volumes });
+        let drained = drain::was_drained(&config);
+        let known = Mutex::new(Known {
+            config,
+            volumes,
+            drained,
+        });
         Admin {
             machine,
             started: Instant::now(),
             order: Mutex::new(()),
             known,
+            events: events::Events::new(events::unix_ms_now()),
+            history: history::History::default(),
         }
     }
 
@@ -175,7 +204,9 @@ impl Admin {
     pub fn view(&self) -> Result<View> {
         let look = self.look()?;
         let known = self.known();
+        let names = known.volumes.iter().map(|volume| volume.name.clone());
         Ok(View {
+            places: names.zip(0..).collect(),
             look,
             host_name: known.config.host.name.clone(),
             run_dir: known.config.host.run_dir.clone(),
@@ -185,11 +216,13 @@ impl Admin {
             overlay_ram_bytes: known.config.cache.overlay_ram_bytes,
             uptime: self.started.elapsed(),
             volumes: known.volumes.clone(),
+            drained: known.drained,
         })
     }
 
     /// Attaches a volume and keeps it for the next start.
     pub fn add(&self, name: &str, values: &[(String, config::Value)]) -> Result<Outcome> {
+        self.refuse_drained(name)?;
         let _order = self.order();
         let mut known = self.known().clone();
         let volume = parse::new_volume(&known.config.defaults, name, values)?;
@@ -240,6 +273,9 @@ impl Admin {
             Error::refused(message).about(name)
         })?;
         let ordered = values.iter().any(|(key, _)| key == "policy");
+        if ordered {
+            self.refuse_drained(name)?;
+        }
         let (old, new) = (known.volumes[at].policy, volume.policy);
         let crosses = old != new && (old == Policy::Ephemeral || new == Policy::Ephemeral);
         if crosses {
@@ -348,59 +384,20 @@ impl Admin {
         self.machine.commit(name)?;
         Ok(Outcome::default())
     }
-
-    /// Reads the file again: attaches what is new in it, says what needs a restart.
-    pub fn reload(&self) -> Result<Outcome> {
-        let path = self.known().config.path.clone();
-        let fresh = Config::load(&path)?;
-        check::check(&fresh)?;
-        let _order = self.order();
-        let mut known = self.known().clone();
-        let mut notes = Vec::new();
-        let look = self.look()?;
-        for volume in &fresh.volumes {
-            let name = &volume.name;
-            match known.volumes.iter().find(|old| old.name == *name) {
-                Some(_) if look.held(name).is_some() => notes.push(self.retry(volume)),
-                Some(old) if old.settings() == volume.settings() => {}
-                Some(_) => notes.push(format!("volume {name}: its change needs a restart")),
-                None => match self.machine.add(volume.settings()) {
-                    Ok(()) => {
-                        known.volumes.push(volume.clone());
-                        notes.push(format!("volume {name}: attached"));
-                    }
-                    // One image that does not open keeps no other volume away.
-                    Err(error) => notes.push(format!("not attached: {error}")),
-                },
-            }
-        }
-        for old in &known.config.volumes {
-            if fresh.volumes.iter().all(|volume| volume.name != old.name) {
-                let name = &old.name;
-                notes.push(format!(
-                    "volume {name}: is gone from the file; needs a restart"
-                ));
-            }
-        }
-        notes.extend(changed_sections(&known.config, &fresh));
-        known.config.volumes = fresh.volumes;
-        known.config.defaults = fresh.defaults;
-        *self.known() = known;
-        Ok(Outcome { notes })
-    }
 }
 
-fn changed_sections(old: &Config, new: &Config) -> Vec<String> {
-    let changed = [
-        ("[host]", old.host != new.host),
-        ("[cache]", old.cache != new.cache),
-        ("[listen]", old.listen != new.listen),
-        ("[images]", old.images != new.images),
-    ];
-    let changed = changed.into_iter().filter(|(_, changed)| *changed);
-    changed
-        .map(|(section, _)| format!("{section}: its change needs a restart"))
-        .collect()
+/// Sees an order to its end that nobody waits for; that it fails is then seen in the volume.
+fn go_on(started: Started) {
+    let thread = std::thread::Builder::new().name("order".into());
+    let waits = thread.spawn(move || {
+        if let Err(error) = started() {
+            tracing::warn!("{error}");
+        }
+    });
+    // The order is carried out all the same; only its failure would not be told.
+    if let Err(error) = waits {
+        tracing::warn!("nobody waits for an order: {error}");
+    }
 }
 
 fn stays_in_file(config: &Config, volume: &Volume) -> String {

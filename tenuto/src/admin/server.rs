@@ -5,11 +5,16 @@
 //! it, and goes away in an orderly stop. A stale one is replaced, a live one is left alone.
 //! Deliberately absent: decisions, which are [`Admin`]'s.
 
+use super::events::{self, Notice};
 use super::listener::Bounded;
-use super::{Admin, Outcome, Started, json, metrics, values_from_json};
+use super::observer::Observer;
+use super::{Admin, Outcome, Started, json, metrics, values_from_json, web};
+use crate::config::Listen;
 use crate::config::check::group_id;
+use crate::config::token::Token;
 use crate::error::{Error, Kind, Result, cause};
 use axum::Router;
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path as UrlPath, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -21,15 +26,23 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 /// Orders that run at the same time; a waiting destage occupies one.
 const ORDERS_MAX: usize = 64;
+/// How long a process may take to die.
+const DYING_LOOKS: u32 = 20;
+const DYING_PAUSE: Duration = Duration::from_millis(50);
+
+/// How long replies under way may take when the server ends.
+const FINISH: Duration = Duration::from_millis(500);
 
 /// A running server. [`Server::stop`] ends it.
 pub struct Server {
     path: PathBuf,
+    observer: Observer,
     stop: oneshot::Sender<()>,
     thread: JoinHandle<()>,
 }
@@ -40,7 +53,7 @@ impl Server {
         admin: Arc<Admin>,
         path: &Path,
         group: Option<&str>,
-        metrics: Option<SocketAddr>,
+        listen: &Listen,
     ) -> Result<Server> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -49,23 +62,39 @@ impl Server {
             .map_err(|error| Error::failed(format!("admin runtime: {}", cause(&error))))?;
         let _inside = runtime.enter();
         let listener = bind(path, group)?;
-        let tcp = metrics.map(bind_tcp).transpose()?;
+        let mut tcp = Vec::new();
+        if let Some(address) = listen.metrics {
+            tcp.push((bind_tcp(address)?, only_metrics(admin.clone())));
+        }
+        if let Some(address) = listen.web {
+            let token = token(listen)?;
+            let router = web::behind_token(readable(admin.clone()), token);
+            tcp.push((bind_tcp(address)?, router));
+        }
         drop(_inside);
+        let observer = Observer::start(admin.clone())?;
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::Builder::new()
             .name("admin".into())
-            .spawn(move || runtime.block_on(serve(admin, listener, tcp, stopped)))
+            .spawn(move || {
+                runtime.block_on(serve(admin, listener, tcp, stopped));
+                // Dropped, it would wait for orders that wait for an origin.
+                runtime.shutdown_background();
+            })
             .map_err(|error| Error::failed(format!("admin thread: {}", cause(&error))))?;
         Ok(Server {
             path: path.to_path_buf(),
+            observer,
             stop,
             thread,
         })
     }
 
-    /// Ends the thread and removes the socket. Orders under way are not waited for: their
-    /// outcome is decided by the shard, and their askers learn that the daemon is gone.
+    /// Ends the threads and removes the socket. Who waits for events is told of the stop. Orders
+    /// under way are hardly waited for: their outcome is decided by the shard, and their askers
+    /// learn that the daemon is gone.
     pub fn stop(self) {
+        self.observer.stop();
         // An error means that the thread has ended by itself, which is what is wanted.
         let _ = self.stop.send(());
         let _ = self.thread.join();
@@ -73,14 +102,23 @@ impl Server {
     }
 }
 
-/// A socket that somebody answers is not ours to replace.
+/// A socket that somebody answers is not ours to replace. One who was killed a moment ago may
+/// still seem to.
 pub fn refuse_live(path: &Path) -> Result<()> {
-    match std::os::unix::net::UnixStream::connect(path) {
-        Ok(_) => Err(Error::failed(format!(
+    let dead = || std::os::unix::net::UnixStream::connect(path).is_err();
+    let dies = (0..DYING_LOOKS).any(|_| {
+        let dead = dead();
+        if !dead {
+            std::thread::sleep(DYING_PAUSE);
+        }
+        dead
+    });
+    match dies {
+        false => Err(Error::failed(format!(
             "{}: another daemon answers here; stop it, or give this one another [host] run-dir",
             path.display()
         ))),
-        Err(_) => Ok(()),
+        true => Ok(()),
     }
 }
 
@@ -112,6 +150,16 @@ fn bind(path: &Path, group: Option<&str>) -> Result<UnixListener> {
     Ok(listener)
 }
 
+/// The token of the web page; without one it is not opened to a network.
+fn token(listen: &Listen) -> Result<Token> {
+    let path = listen.web_token_file.as_deref();
+    let path = path.ok_or_else(|| Error::usage("web: has no token; name its web-token-file"))?;
+    Token::read(path).map_err(|wrong| {
+        let words = format!("web-token-file: {}; {}", wrong.what, wrong.right);
+        Error::usage(words)
+    })
+}
+
 fn bind_tcp(address: SocketAddr) -> Result<TcpListener> {
     let listen = || {
         let listener = std::net::TcpListener::bind(address)?;
@@ -124,41 +172,71 @@ fn bind_tcp(address: SocketAddr) -> Result<TcpListener> {
 async fn serve(
     admin: Arc<Admin>,
     listener: UnixListener,
-    tcp: Option<TcpListener>,
+    tcp: Vec<(TcpListener, Router)>,
     stopped: oneshot::Receiver<()>,
 ) {
-    let only_metrics = Router::new()
-        .route("/metrics", get(show_metrics))
-        .with_state(admin.clone());
-    let all = router(admin);
-    let unix = async { axum::serve(Bounded::new(listener), all).await };
-    let tcp = async {
-        match tcp {
-            Some(listener) => axum::serve(Bounded::new(listener), only_metrics).await,
-            None => std::future::pending().await,
+    let (end, ended) = watch::channel(());
+    let all = web::with_page(router()).with_state(admin);
+    let unix = axum::serve(Bounded::new(listener), all)
+        .with_graceful_shutdown(until_closed(ended.clone()));
+    let mut servers = vec![tokio::spawn(unix.into_future())];
+    for (listener, router) in tcp {
+        let server = axum::serve(Bounded::new(listener), router)
+            .with_graceful_shutdown(until_closed(ended.clone()));
+        servers.push(tokio::spawn(server.into_future()));
+    }
+    // An error means that whoever would say it is gone, which says the same.
+    let _ = stopped.await;
+    drop(end);
+    let finish = async {
+        for server in servers {
+            let _ = server.await;
         }
     };
-    tokio::select! {
-        _ = unix => {}
-        _ = tcp => {}
-        _ = stopped => {}
-    }
+    let _ = tokio::time::timeout(FINISH, finish).await;
 }
 
-fn router(admin: Arc<Admin>) -> Router {
+async fn until_closed(mut end: watch::Receiver<()>) {
+    while end.changed().await.is_ok() {}
+}
+
+/// All there is, for the admin socket.
+fn router() -> Router<Arc<Admin>> {
     Router::new()
         .route("/v1/status", get(show_status))
         .route("/v1/reload", post(reload))
+        .route("/v1/drain", post(drain).delete(undo_drain))
         .route("/v1/volumes", get(list_volumes).post(add_volume))
         .route(
             "/v1/volumes/{name}",
             get(show_volume).patch(set_volume).delete(remove_volume),
         )
         .route("/v1/volumes/{name}/map", get(volume_map).post(volume_map))
+        .route("/v1/volumes/{name}/resize", post(resize_volume))
         .route("/v1/volumes/{name}/{verb}", post(volume_verb))
+        .route("/v1/history", get(history))
+        .route("/v1/events", get(follow_events))
         .route("/metrics", get(show_metrics))
         .fallback(|| async { no_such_path() })
         .method_not_allowed_fallback(|| async { no_such_path() })
+}
+
+/// What may be seen from elsewhere.
+fn readable(admin: Arc<Admin>) -> Router {
+    let router = Router::new()
+        .route("/v1/status", get(show_status))
+        .route("/v1/volumes", get(list_volumes))
+        .route("/v1/volumes/{name}", get(show_volume))
+        .route("/v1/history", get(history))
+        .route("/v1/events", get(follow_events))
+        .route("/metrics", get(show_metrics))
+        .fallback(|| async { no_such_path() });
+    web::with_page(router).with_state(admin)
+}
+
+fn only_metrics(admin: Arc<Admin>) -> Router {
+    Router::new()
+        .route("/metrics", get(show_metrics))
         .with_state(admin)
 }
 
@@ -215,10 +293,25 @@ async fn add_volume(State(admin): App, body: String) -> Response {
             .get("name")
             .and_then(Value::as_str)
             .ok_or_else(|| Error::usage("name: is missing; write {\"name\": …, \"origin\": …}"))?;
-        let outcome = admin.add(name, &values_from_json(&document, &["name"])?)?;
-        shown(&admin, name, outcome)
+        let values = values_from_json(&document, &["name"])?;
+        told(&admin, "add", Some(name), || {
+            let outcome = admin.add(name, &values)?;
+            shown(&admin, name, outcome)
+        })
     })
     .await
+}
+
+/// Carries out an order and tells of it, however it ends.
+fn told<T>(
+    admin: &Admin,
+    what: &str,
+    volume: Option<&str>,
+    order: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let result = order();
+    admin.events.tell(Notice::order(what, volume, &result));
+    result
 }
 
 async fn set_volume(
@@ -228,22 +321,31 @@ async fn set_volume(
     body: String,
 ) -> Response {
     run(move || {
-        let (outcome, started) = admin.set(&name, &values_from_json(&parse_body(&body)?, &[])?)?;
-        match started {
-            Some(started) if waiting.wait => started()?,
-            Some(started) => go_on(started),
-            None => {}
-        }
-        shown(&admin, &name, outcome)
+        let values = values_from_json(&parse_body(&body)?, &[])?;
+        let keys: Vec<&str> = values.iter().map(|(key, _)| key.as_str()).collect();
+        let what = format!("set {}", keys.join(", "));
+        told(&admin, &what, Some(&name), || {
+            let (outcome, started) = admin.set(&name, &values)?;
+            match started {
+                Some(started) if waiting.wait => started()?,
+                Some(started) => go_on(admin.clone(), what.clone(), name.clone(), started),
+                None => {}
+            }
+            shown(&admin, &name, outcome)
+        })
     })
     .await
 }
 
-/// Sees an order to its end that nobody waits for; that it fails is then seen in the volume.
-fn go_on(started: Started) {
+/// Sees an order to its end that nobody waits for.
+fn go_on(admin: Arc<Admin>, what: String, name: String, started: Started) {
     tokio::task::spawn_blocking(move || {
-        if let Err(error) = started() {
+        let result = started();
+        if let Err(error) = &result {
             tracing::warn!("{error}");
+            admin
+                .events
+                .tell(Notice::order(&what, Some(&name), &result));
         }
     });
 }
@@ -264,14 +366,28 @@ async fn remove_volume(
     Query(removal): Query<Removal>,
 ) -> Response {
     run(move || {
-        let outcome = admin.remove(&name, removal.discard_dirty.as_deref())?;
+        let outcome = told(&admin, "rm", Some(&name), || {
+            admin.remove(&name, removal.discard_dirty.as_deref())
+        })?;
         Ok(object!({ "name": name, "removed": true, "notes": outcome.notes }))
     })
     .await
 }
 
 async fn reload(State(admin): App) -> Response {
-    run(move || Ok(object!({ "notes": admin.reload()?.notes }))).await
+    run(move || {
+        let outcome = told(&admin, "reload", None, || admin.reload())?;
+        Ok(object!({ "notes": outcome.notes }))
+    })
+    .await
+}
+
+async fn drain(State(admin): App, Query(waiting): Query<Waiting>) -> Response {
+    run(move || told(&admin, "drain", None, || admin.drain(waiting.wait))).await
+}
+
+async fn undo_drain(State(admin): App) -> Response {
+    run(move || told(&admin, "drain --undo", None, || admin.undo_drain())).await
 }
 
 #[derive(Deserialize)]
@@ -286,41 +402,51 @@ async fn volume_verb(
     UrlPath((name, verb)): UrlPath<(String, String)>,
     Query(waiting): Query<Waiting>,
 ) -> Response {
-    match verb.as_str() {
-        "destage" | "flush" if waiting.wait => {
-            run(move || {
-                let outcome = admin.destage(&name)?;
-                shown(&admin, &name, outcome)
-            })
-            .await
+    type Order = fn(&Admin, &str, Option<&str>) -> Result<Outcome>;
+    let order: Order = match verb.as_str() {
+        "destage" | "flush" if waiting.wait => |admin, name, _| admin.destage(name),
+        "destage" | "flush" => return start_destage(admin, name).await,
+        "reset" => |admin, name, _| admin.reset(name),
+        "accept-loss" => Admin::accept_loss,
+        "commit" => |admin, name, _| admin.commit(name),
+        "snapshot" | "merge" | "rebase" | "quiesce" | "resume" | "takeover" => {
+            let error = Error::later(format!("volume {verb} is")).about(name);
+            return reply(Err::<Value, _>(error));
         }
-        "destage" | "flush" => start_destage(admin, name).await,
-        "reset" => {
-            run(move || {
-                let outcome = admin.reset(&name)?;
-                shown(&admin, &name, outcome)
-            })
-            .await
-        }
-        "accept-loss" => {
-            run(move || {
-                let outcome = admin.accept_loss(&name, waiting.discard_dirty.as_deref())?;
-                shown(&admin, &name, outcome)
-            })
-            .await
-        }
-        "commit" => {
-            run(move || {
-                let outcome = admin.commit(&name)?;
-                shown(&admin, &name, outcome)
-            })
-            .await
-        }
-        "snapshot" | "merge" | "rebase" | "resize" | "quiesce" | "resume" | "takeover" => reply(
-            Err::<Value, _>(Error::later(format!("volume {verb} is")).about(name)),
-        ),
-        _ => no_such_path(),
-    }
+        _ => return no_such_path(),
+    };
+    run(move || {
+        told(&admin, &verb, Some(&name), || {
+            let outcome = order(&admin, &name, waiting.discard_dirty.as_deref())?;
+            shown(&admin, &name, outcome)
+        })
+    })
+    .await
+}
+
+async fn resize_volume(
+    State(admin): App,
+    UrlPath(name): UrlPath<String>,
+    body: String,
+) -> Response {
+    run(move || {
+        let document = parse_body(&body)?;
+        let size = match document.get("size") {
+            Some(Value::String(size)) => size.clone(),
+            Some(Value::Number(bytes)) => bytes.to_string(),
+            _ => {
+                return Err(Error::usage(
+                    "size: is missing; write {\"size\": \"40GiB\"}",
+                ));
+            }
+        };
+        let shrink = document.get("shrink").and_then(Value::as_bool);
+        told(&admin, "resize", Some(&name), || {
+            let outcome = admin.resize(&name, &size, shrink.unwrap_or(false))?;
+            shown(&admin, &name, outcome)
+        })
+    })
+    .await
 }
 
 async fn volume_map(State(admin): App, UrlPath(name): UrlPath<String>) -> Response {
@@ -333,16 +459,73 @@ async fn start_destage(admin: Arc<Admin>, name: String) -> Response {
     let known = name.clone();
     let allowed = tokio::task::spawn_blocking(move || checked.check_destage(&known)).await;
     if let Ok(Err(error)) = allowed {
-        return reply(Err::<Value, _>(error));
+        let refused = Err::<Value, _>(error);
+        admin
+            .events
+            .tell(Notice::order("destage", Some(&name), &refused));
+        return reply(refused);
     }
     let order = name.clone();
     tokio::task::spawn_blocking(move || {
-        if let Err(error) = admin.destage(&order) {
+        let done = told(&admin, "destage", Some(&order), || admin.destage(&order));
+        if let Err(error) = done {
             tracing::warn!("{error}");
         }
     });
     let document = object!({ "name": name, "started": true });
     (StatusCode::ACCEPTED, axum::Json(document)).into_response()
+}
+
+#[derive(Deserialize)]
+struct Span {
+    seconds: Option<u64>,
+    volume: Option<String>,
+}
+
+/// What is told where nobody says how much.
+const HISTORY_SECONDS: u64 = 600;
+
+async fn history(State(admin): App, asked: Asked<Span>) -> Response {
+    let span = match parameters(asked) {
+        Ok(span) => span,
+        Err(error) => return reply(Err::<Value, _>(error)),
+    };
+    run(move || {
+        let seconds = span.seconds.unwrap_or(HISTORY_SECONDS);
+        admin.history.document(span.volume.as_deref(), seconds)
+    })
+    .await
+}
+
+#[derive(Deserialize)]
+struct Following {
+    #[serde(default)]
+    after: u64,
+    #[serde(default)]
+    wait: u64,
+}
+
+async fn follow_events(State(admin): App, asked: Asked<Following>) -> Response {
+    let page = async {
+        let following = parameters(asked)?;
+        let wait = Duration::from_secs(following.wait);
+        if wait > events::WAIT_MAX {
+            let longest = events::WAIT_MAX.as_secs();
+            let words = format!("wait: {} is too long; write 0 to {longest}", following.wait);
+            return Err(Error::usage(words));
+        }
+        admin.events.wait_after(following.after, wait).await
+    };
+    reply(page.await.map(|page| page.document()))
+}
+
+type Asked<T> = std::result::Result<Query<T>, QueryRejection>;
+
+fn parameters<T>(asked: Asked<T>) -> Result<T> {
+    match asked {
+        Ok(Query(parameters)) => Ok(parameters),
+        Err(rejected) => Err(Error::usage(rejected.body_text())),
+    }
 }
 
 async fn show_metrics(State(admin): App) -> Response {

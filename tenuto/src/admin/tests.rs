@@ -1,9 +1,11 @@
 //! The administrator's rules against a machine of plain data, and the way over the socket.
 
+mod observed;
+
 use super::client::{Client, PATIENT, PROMPT};
 use super::server::Server;
 use super::*;
-use crate::config::Value;
+use crate::config::{Listen, Value};
 use crate::error::Kind;
 use engine::event::Tuning;
 use engine::snapshot::{CacheState, Counters, SegmentCounts, State};
@@ -135,6 +137,18 @@ impl Machine for Fake {
 
     fn commit(&self, name: &str) -> Result<()> {
         self.state().orders.push(format!("commit {name}"));
+        Ok(())
+    }
+
+    fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
+        self.state()
+            .orders
+            .push(format!("resize {name} {size_bytes}"));
+        Ok(())
+    }
+
+    fn orphan(&self, name: &str) -> Result<()> {
+        self.state().orders.push(format!("orphan {name}"));
         Ok(())
     }
 
@@ -388,7 +402,10 @@ fn reload_attaches_new_volumes_and_names_what_needs_a_restart() {
     let outcome = house.admin.reload().expect("right");
     assert_eq!(
         outcome.notes,
-        ["volume a: attached", "[cache]: its change needs a restart"]
+        [
+            "volume a: attached",
+            "[cache] ram: the change needs a restart"
+        ]
     );
     let outcome = house.admin.remove("a", None).expect("removed");
     assert_eq!(
@@ -488,7 +505,8 @@ fn a_clean_volume_promises_nothing_lost_and_a_dirty_one_names_the_bytes() {
 
 fn served(house: &House) -> (Server, Client) {
     let socket = house.directory.path().join("tenuto.sock");
-    let server = Server::start(house.admin.clone(), &socket, None, None).expect("listens");
+    let server =
+        Server::start(house.admin.clone(), &socket, None, &Listen::default()).expect("listens");
     (server, Client::new(&socket))
 }
 
@@ -561,7 +579,7 @@ fn a_stale_socket_is_replaced_and_a_live_one_left_alone() {
     client
         .get("/v1/status")
         .expect("the stale socket is replaced");
-    let second = Server::start(house.admin.clone(), &socket, None, None);
+    let second = Server::start(house.admin.clone(), &socket, None, &Listen::default());
     let error = second.err().expect("the first is alive");
     assert!(
         error.message.contains("another daemon answers here"),

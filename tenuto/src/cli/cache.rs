@@ -5,6 +5,7 @@
 
 use super::later::{Rest, not_yet};
 use super::offline::{self, Found};
+use super::progress::{self, Pending, Progress, Work};
 use super::{Context, output};
 use crate::cachedev::{self, NewCache};
 use crate::config::keys::CACHE_BYTES_MIN;
@@ -33,13 +34,13 @@ pub enum Command {
     /// Check all checksums in the background (not in this version)
     #[command(display_order = 200)]
     Scrub(Rest),
-    /// Change the size (not in this version)
-    #[command(display_order = 200)]
-    Resize(Rest),
+    /// Change the size of a cache that owes nothing, while no daemon runs on it
+    Resize(super::relayout::Resize),
 }
 
 #[derive(Debug, Args)]
 pub struct Create {
+    /// A file, which is made, or a block device
     path: PathBuf,
     /// Size of a cache file; of a block device, the part to use
     #[arg(long, value_name = "SIZE")]
@@ -51,6 +52,7 @@ pub struct Create {
 
 #[derive(Debug, Args)]
 pub struct Look {
+    /// File or block device of the cache
     path: PathBuf,
 }
 
@@ -60,13 +62,17 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Inspect(command) => inspect_cache(context, &command.path),
         Command::Verify(command) => verify(context, &command.path),
         Command::Scrub(_) => Err(not_yet("cache scrub")),
-        Command::Resize(_) => Err(not_yet("cache resize")),
+        Command::Resize(command) => super::relayout::run(context, &command),
     }
 }
 
 fn create(context: &Context, command: &Create) -> Result<()> {
     let path = &command.path;
-    let asked = command.size.as_deref().map(parse_asked_size).transpose()?;
+    let asked = command
+        .size
+        .as_deref()
+        .map(|size| parse_asked_size("--size", size))
+        .transpose()?;
     let configured = configuration(context)?;
     let size = asked.or_else(|| {
         configured
@@ -84,8 +90,10 @@ fn create(context: &Context, command: &Create) -> Result<()> {
             "--size: is missing; write it as in --size 64GiB",
         ));
     }
-    let created = make(path, size, command.force, &stage_dir)?;
     let name = path.display().to_string();
+    let mut progress = Progress::new(context, work("create", &name, "allocated"), None);
+    let created = make(path, size, command.force, &stage_dir, Some(&mut progress))?;
+    progress.finish();
     let document = json!({
         "path": name,
         "uuid": created.uuid.to_string(),
@@ -101,16 +109,17 @@ fn create(context: &Context, command: &Create) -> Result<()> {
     })
 }
 
-fn parse_asked_size(text: &str) -> Result<u64> {
+/// `what` is what the size was given as.
+pub fn parse_asked_size(what: &str, text: &str) -> Result<u64> {
     let bytes = parse_size(text).ok_or_else(|| {
         Error::usage(format!(
-            "--size: {text:?} is not a size; write bytes or KiB, MiB, GiB, TiB, as in 64GiB"
+            "{what}: {text:?} is not a size; write bytes or KiB, MiB, GiB, TiB, as in 64GiB"
         ))
     })?;
     if bytes < CACHE_BYTES_MIN {
         let least = show_size(CACHE_BYTES_MIN);
         return Err(Error::usage(format!(
-            "--size: {text} is too small; write at least {least}"
+            "{what}: {text} is too small; write at least {least}"
         )));
     }
     Ok(bytes)
@@ -167,7 +176,7 @@ pub fn create_missing(config: &Config) -> Result<()> {
         })?;
     }
     let size = config.cache.size_bytes;
-    let created = make(path, Some(size), false, &config.host.stage_dir)?;
+    let created = make(path, Some(size), false, &config.host.stage_dir, None)?;
     tracing::info!(
         "cache {}: made, {}",
         path.display(),
@@ -189,9 +198,15 @@ fn refuse_foreign(path: &Path) -> Result<()> {
     })
 }
 
-fn make(path: &Path, size: Option<u64>, force: bool, stage_dir: &Path) -> Result<Created> {
-    let mut progress = offline::tell;
-    let claimed = cachedev::claim(path, force, &mut offline::patience(&mut progress))
+fn make(
+    path: &Path,
+    size: Option<u64>,
+    force: bool,
+    stage_dir: &Path,
+    progress: Option<&mut Progress>,
+) -> Result<Created> {
+    let mut tell = offline::tell;
+    let claimed = cachedev::claim(path, force, &mut offline::patience(&mut tell))
         .map_err(offline::from_fault)?;
     let stale_stage = match refuse_dirty(path, &claimed, force, stage_dir) {
         Ok(stage) => stage,
@@ -213,7 +228,17 @@ fn make(path: &Path, size: Option<u64>, force: bool, stage_dir: &Path) -> Result
     } else {
         wanted
     };
-    let target = claimed.allocate(bytes).map_err(offline::from_fault)?;
+    let target = match progress {
+        Some(progress) => {
+            let left = || {
+                let left_bytes = bytes.saturating_sub(allocated_bytes(path));
+                Some(Pending::new(left_bytes, 0, None))
+            };
+            progress::watch(progress, left, || claimed.allocate(bytes))
+        }
+        None => claimed.allocate(bytes),
+    };
+    let target = target.map_err(offline::from_fault)?;
     let uuid = Uuid(*uuid::Uuid::new_v4().as_bytes());
     let mut files = Files::new(target);
     format_cache(&mut files, uuid, geometry).map_err(offline::open_error)?;
@@ -226,6 +251,25 @@ fn make(path: &Path, size: Option<u64>, force: bool, stage_dir: &Path) -> Result
         bytes,
         log_bytes: geometry.log_bytes(),
     })
+}
+
+/// What the file system has set aside for a file so far; all of it for a device.
+pub fn allocated_bytes(path: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let found = std::fs::metadata(path);
+    found.map_or(0, |found| match is_block_device(path) {
+        true => u64::MAX,
+        false => found.blocks() * 512,
+    })
+}
+
+/// Work on a cache, for its progress.
+pub fn work(verb: &'static str, path: &str, counted: &'static str) -> Work {
+    Work {
+        verb,
+        object: path.to_owned(),
+        counted,
+    }
 }
 
 /// Refuses to overwrite what is not blank and not a clean cache. Returns the stage file of the
@@ -297,7 +341,7 @@ fn last_written(target: &Target) -> String {
 }
 
 /// The same open file under a second handle: the lock stays one.
-fn reopened(target: &Target) -> Result<Target> {
+pub fn reopened(target: &Target) -> Result<Target> {
     let file = target
         .file
         .try_clone()
@@ -351,10 +395,16 @@ fn verify(context: &Context, path: &Path) -> Result<()> {
     let name = path.display().to_string();
     let superblock = superblock_of(path)?;
     let configured = configuration(context)?;
-    let mut progress = offline::tell;
-    let target = cachedev::open(path, &mut offline::patience(&mut progress));
+    let mut tell = offline::tell;
+    let target = cachedev::open(path, &mut offline::patience(&mut tell));
     let mut files = Files::new(target.map_err(offline::from_fault)?);
-    let report = engine::engine::verify(&mut files, &mut |_, _| {}).map_err(offline::open_error)?;
+    let segment_bytes = superblock.geometry.segment_bytes();
+    let mut progress = Progress::new(context, work("verify", &name, "log read"), None);
+    let report = engine::engine::verify(&mut files, &mut |segments, total| {
+        progress.set(segments * segment_bytes, Some(total * segment_bytes));
+    });
+    progress.finish();
+    let report = report.map_err(offline::open_error)?;
     let found = offline::peek(&files, &superblock, &stage_dir(configured.as_ref()))?;
     let mut damage = found.report.damage.clone();
     damage.extend(

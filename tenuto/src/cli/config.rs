@@ -16,7 +16,7 @@ pub struct Check {
     /// Every key with its value, where it comes from and what it means
     #[arg(long)]
     explain: bool,
-    /// The file; default: as for every other command
+    /// The file; default: that of --config, $TENUTO_CONFIG, or /etc/tenuto/tenuto.toml
     file: Option<PathBuf>,
 }
 

@@ -1,9 +1,8 @@
 //! `tenuto demo`: one command that shows what the product is for.
 
-use super::{Context, output, tools};
+use super::{Context, output, progress, tools};
 use crate::demo::{self, Client, Options};
 use crate::error::Result;
-use indicatif::{ProgressBar, ProgressStyle};
 use std::time::Duration;
 
 /// The time beside the bar goes on also while nothing else does.
@@ -22,14 +21,11 @@ pub fn run(context: &Context, command: &tools::Demo) -> Result<()> {
         kernel: command.kernel.clone(),
         clones: command.guests.map(usize::from),
     };
-    // indicatif hides it where standard error is no terminal.
-    let bar = match context.common.quiet {
-        0 => ProgressBar::new(1),
-        _ => ProgressBar::hidden(),
-    };
-    let style = ProgressStyle::with_template("{bar:40} {percent:>3} % {elapsed} {msg}")
-        .expect("the template has only known keys");
-    bar.set_style(style);
+    let bar = progress::counter(
+        context.common.quiet,
+        1,
+        "{bar:40} {percent:>3} % {elapsed} {msg}",
+    );
     bar.enable_steady_tick(TICK);
     let report = demo::run(&options, &bar);
     bar.finish_and_clear();

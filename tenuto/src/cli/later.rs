@@ -15,19 +15,10 @@ pub struct Rest {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Live view (not in this version)
-    #[command(display_order = 200)]
-    Top(Rest),
-    /// Stream of events (not in this version)
-    #[command(display_order = 200)]
-    Events(Rest),
-    /// Empty this host for maintenance (not in this version)
-    #[command(display_order = 200)]
-    Drain(Rest),
-    /// Other hosts (not in this version)
+    /// Show other hosts (not in this version)
     #[command(display_order = 200)]
     Peer(Rest),
-    /// Block traces (not in this version)
+    /// Record, analyze and replay block traces (not in this version)
     #[command(display_order = 200)]
     Trace(Rest),
 }
@@ -35,9 +26,6 @@ pub enum Command {
 impl Command {
     pub fn refuse(&self) -> Error {
         let verb = match self {
-            Command::Top(_) => "top",
-            Command::Events(_) => "events",
-            Command::Drain(_) => "drain",
             Command::Peer(_) => "peer",
             Command::Trace(_) => "trace",
         };

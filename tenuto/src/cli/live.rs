@@ -13,7 +13,31 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A daemon as [`Machine`].
-pub struct Live(pub Arc<Daemon>);
+pub struct Live(Arc<Daemon>);
+
+impl Live {
+    /// What nobody named at the start is detached as soon as its dirty data is at its origin.
+    pub fn new(daemon: Arc<Daemon>) -> Live {
+        for name in daemon.orphans() {
+            settle(&daemon, name);
+        }
+        Live(daemon)
+    }
+}
+
+/// Waits for the dirty data of an orphan, as long as that takes, on a thread of its own.
+fn settle(daemon: &Arc<Daemon>, name: String) {
+    let daemon = daemon.clone();
+    let thread = std::thread::Builder::new().name("orphan".into());
+    let waits = thread.spawn(move || match daemon.settle_orphan(&name) {
+        Ok(()) => tracing::info!("volume {name}: named by nobody, is at its origin; detached"),
+        // The next start finds it again.
+        Err(error) => tracing::debug!("{error}"),
+    });
+    if let Err(error) = waits {
+        tracing::warn!("nobody detaches what is named by nobody: {error}");
+    }
+}
 
 impl Machine for Live {
     fn look(&self) -> Result<Look> {
@@ -89,6 +113,18 @@ impl Machine for Live {
         self.0
             .volume_commit(name)
             .map_err(|error| volume_error(name, error))
+    }
+
+    fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
+        let resized = self.0.volume_resize(name, size_bytes);
+        resized.map_err(|error| volume_error(name, error))
+    }
+
+    fn orphan(&self, name: &str) -> Result<()> {
+        let orphaned = self.0.volume_orphan(name);
+        orphaned.map_err(|error| volume_error(name, error))?;
+        settle(&self.0, name.to_owned());
+        Ok(())
     }
 
     fn chart(&self, volume: VolumeId) -> Result<Vec<Spot>> {

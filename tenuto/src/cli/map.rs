@@ -13,6 +13,7 @@ use serde_json::Value;
 
 #[derive(Debug, Args)]
 pub struct Map {
+    /// Name of the volume, as in `tenuto volume ls`
     name: String,
     /// List the ranges as well; with --json they are always there
     #[arg(long)]

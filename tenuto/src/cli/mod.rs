@@ -9,18 +9,26 @@ mod bench;
 mod cache;
 mod config;
 mod demo;
+mod drain;
+mod events;
 mod later;
 mod live;
+mod log;
+mod man;
 mod map;
 mod offline;
 mod origin;
 pub mod output;
+pub mod progress;
 mod recover;
+mod relayout;
 mod reload;
 mod serve;
 mod sim;
 mod status;
+mod supervisor;
 pub mod tools;
+mod top;
 mod usage;
 mod volume;
 
@@ -65,16 +73,16 @@ pub struct Common {
         display_order = 101
     )]
     pub socket: Option<PathBuf>,
-    /// One JSON document on standard output
+    /// One JSON document on standard output; of `top` and `events` one on each line
     #[arg(long, global = true, display_order = 102)]
     pub json: bool,
-    /// Say less
+    /// Say less: no confirmation, no progress
     #[arg(short, long, global = true, action = clap::ArgAction::Count, display_order = 103)]
     pub quiet: u8,
     /// Say more; twice for even more
     #[arg(short, long, global = true, action = clap::ArgAction::Count, display_order = 104)]
     pub verbose: u8,
-    /// When to use colours
+    /// When to use colours; auto: on a terminal, unless NO_COLOR is set
     #[arg(
         long,
         global = true,
@@ -101,6 +109,10 @@ pub enum Command {
     Volume(volume::Command),
     /// Show the state of the daemon, its cache and its volumes
     Status(status::Status),
+    /// Watch the daemon and its volumes live: rates, latencies, dirty data
+    Top(top::Top),
+    /// Show what happened to the daemon and its volumes, or follow it
+    Events(events::Events),
     /// Check or explain the configuration
     Config(config::Check),
     /// Create, inspect and verify cache devices
@@ -111,12 +123,17 @@ pub enum Command {
     /// Inspect the ledger and journal beside an image, finish a pending journal
     #[command(subcommand)]
     Origin(origin::Command),
-    /// Apply a changed configuration file
+    /// Bring everything to the origins and owe them nothing from then on, to take this host away
+    Drain(drain::Drain),
+    /// Apply a changed configuration file, and say what needs a restart
     Reload,
     /// Show version and build
     Version,
+    /// Print the manual page, or write all of them
+    Man(man::Pages),
     /// Print a completion script for a shell
     Completions {
+        /// bash: `source <(tenuto completions bash)`
         #[arg(value_enum)]
         shell: clap_complete::Shell,
     },
@@ -172,12 +189,16 @@ fn run(cli: Cli) -> Result<()> {
         Command::Serve(command) => serve::run(&context, &command),
         Command::Volume(command) => volume::run(&context, command),
         Command::Status(command) => status::run(&context, &command),
+        Command::Top(command) => top::run(&context, &command),
+        Command::Events(command) => events::run(&context, &command),
         Command::Config(command) => config::run(&context, &command),
         Command::Cache(command) => cache::run(&context, command),
         Command::Recover(command) => recover::run(&context, &command),
         Command::Origin(command) => origin::run(&context, command),
+        Command::Drain(command) => drain::run(&context, &command),
         Command::Reload => reload::run(&context),
         Command::Version => version(&context),
+        Command::Man(command) => man::run(&context, &command),
         Command::Completions { shell } => completions(shell),
         Command::Demo(command) => demo::run(&context, &command),
         Command::Sim(command) => sim::run(&context, &command),
@@ -225,7 +246,7 @@ impl Context {
                 &configuration::default_run_dir().join("tenuto.sock"),
             ));
         }
-        Ok(Client::new(&Config::load(&path)?.admin_socket()))
+        Ok(Client::new(&configuration::admin_socket(&path)?))
     }
 }
 

@@ -7,6 +7,7 @@
 
 use super::Context;
 use super::live::{command_error, start_error, volume_error};
+use super::progress::{self, Pending, Progress};
 use crate::buffer::{Arena, BUFFER_BYTES_MAX, BufferPool, HostMemory};
 use crate::daemon::{DEFAULT_QUIET, Daemon, Settings, VolumeSettings};
 use crate::error::{Error, Kind, Result, cause};
@@ -22,11 +23,13 @@ use engine::format::stage::{HEADER_BYTES, StageHeader};
 use engine::format::superblock::Superblock;
 use engine::media::Media;
 use engine::snapshot::VolumeSnapshot;
-use engine::types::{BLOCK_BYTES, Policy, Uuid, VolumeId};
+use engine::types::{BLOCK_BYTES, DestageMode, Policy, Uuid, VolumeId};
 use serde_json::json;
 use std::collections::HashMap;
-use std::io::Read;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// How long the late writes of a killed daemon may take to land.
@@ -95,10 +98,8 @@ pub fn from_fault(fault: Fault) -> Error {
 /// Recovers in memory. `files` holds the locked cache.
 pub fn peek(files: &Files, superblock: &Superblock, stage_dir: &Path) -> Result<Found> {
     let stage_path = stage_dir.join(format!("tenuto-{}", superblock.cache));
-    let stage = read_stage(&stage_path)?;
-    let header = stage
-        .as_deref()
-        .and_then(|bytes| StageHeader::parse(bytes.get(..HEADER_BYTES)?).ok());
+    let stage = open_stage(&stage_path)?;
+    let header = stage.as_ref().and_then(header_of);
     let slots = header.map_or(SLOTS_WITHOUT_STAGE, |header| header.slots);
     let config = Config {
         machine: Uuid::NIL,
@@ -114,7 +115,7 @@ pub fn peek(files: &Files, superblock: &Superblock, stage_dir: &Path) -> Result<
     };
     let chunk_bytes = superblock.geometry.chunk_bytes();
     let wanted = Config::stage_bytes(chunk_bytes, config.stage_slots + config.overlay_slots);
-    let mut memory = memory(stage.as_deref(), wanted)
+    let mut memory = memory(stage.as_ref(), wanted)
         .map_err(|error| Error::failed(format!("cannot set memory aside: {}", cause(&error))))?;
     let mut media = Dry {
         files,
@@ -138,26 +139,32 @@ pub fn open_error(error: OpenError) -> Error {
     Error::new(kind, error.to_string())
 }
 
-fn read_stage(path: &Path) -> Result<Option<Vec<u8>>> {
-    let mut bytes = Vec::new();
-    match std::fs::File::open(path).and_then(|mut file| file.read_to_end(&mut bytes)) {
-        Ok(_) => Ok(Some(bytes)),
+fn open_stage(path: &Path) -> Result<Option<File>> {
+    match File::open(path) {
+        Ok(file) => Ok(Some(file)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(inspect::unreadable(path, &error)),
     }
 }
 
-/// A private copy of the stage and small areas for the rest.
-fn memory(stage: Option<&[u8]>, wanted: u64) -> std::io::Result<HostMemory> {
-    use engine::memory::{Area, Memory, Place};
-    let stage = stage.unwrap_or_default();
-    let arena = Arena::anonymous(wanted.max(stage.len() as u64).next_multiple_of(BLOCK_BYTES))?;
+fn header_of(stage: &File) -> Option<StageHeader> {
+    let mut bytes = vec![0; HEADER_BYTES];
+    stage.read_exact_at(&mut bytes, 0).ok()?;
+    StageHeader::parse(&bytes).ok()
+}
+
+/// The stage, of which nothing is changed, and small areas for the rest. One that is too short
+/// for what it says is none.
+fn memory(stage: Option<&File>, wanted: u64) -> std::io::Result<HostMemory> {
+    let wanted = wanted.next_multiple_of(BLOCK_BYTES);
+    let arena = match stage {
+        Some(stage) if stage.metadata()?.len() >= wanted => Arena::private(stage, wanted)?,
+        _ => Arena::anonymous(wanted)?,
+    };
     let ram = Arena::anonymous(BLOCK_BYTES)?;
     let scratch = Arena::anonymous(SCRATCH_BYTES)?;
     let buffers = BufferPool::new(BUFFER_BYTES_MAX)?;
-    let mut memory = HostMemory::new(arena, ram, scratch, buffers);
-    memory.store(Place::new(Area::Stage, 0), stage);
-    Ok(memory)
+    Ok(HostMemory::new(arena, ram, scratch, buffers))
 }
 
 /// The present boot; without a name for it, one that no stage carries.
@@ -319,6 +326,7 @@ pub fn destage_all(
     cache: &Path,
     places: &Places,
     volumes: &[&VolumeSnapshot],
+    progress: &mut Progress,
 ) -> Result<Vec<(String, Error)>> {
     let run_dir = std::env::temp_dir().join(format!("tenuto-recover-{}", std::process::id()));
     let settings = Settings {
@@ -340,17 +348,42 @@ pub fn destage_all(
     let daemon = Daemon::start(settings).map_err(start_error);
     let daemon = daemon.inspect_err(|_| remove_directory(&run_dir))?;
     let mut failures = Vec::new();
-    for volume in volumes {
-        if let Err(error) = destage_one(&daemon, volume, places) {
-            failures.push((volume.name.clone(), error));
+    let tried = AtomicUsize::new(0);
+    let left = || pending(&daemon, volumes, tried.load(Ordering::Relaxed));
+    progress::watch(progress, left, || {
+        for volume in volumes {
+            if let Err(error) = destage_one(&daemon, volume, places) {
+                failures.push((volume.name.clone(), error));
+            }
+            tried.fetch_add(1, Ordering::Relaxed);
         }
-    }
+    });
     let stopped = daemon.stop();
     remove_directory(&run_dir);
     match stopped {
         Ok(()) => Ok(failures),
         Err(error) => Err(Error::failed(format!("cache {}: {error}", cache.display()))),
     }
+}
+
+/// What is left of these volumes: of those that were tried nothing, of the one under way what is
+/// dirty now, of the others all.
+fn pending(daemon: &Daemon, volumes: &[&VolumeSnapshot], tried: usize) -> Option<Pending> {
+    let snapshot = daemon.handle().snapshot().ok()?;
+    let (over, waiting) = volumes.split_at_checked(tried)?;
+    let gone = over.iter().map(|volume| volume.dirty_bytes).sum();
+    let under_way = |volume: &&VolumeSnapshot| {
+        let known = &snapshot.engine.volumes;
+        let now = known.iter().find(|known| known.name == volume.name);
+        now.map_or(Pending::new(volume.dirty_bytes, 0, None), |now| {
+            let origin = &now.counters.origin;
+            let atomic = now.effective_destage == DestageMode::Atomic;
+            let journal = atomic.then_some(origin.journal_bytes);
+            Pending::new(now.dirty_bytes, origin.write_bytes, journal)
+        })
+    };
+    let left = waiting.iter().map(under_way);
+    Some(left.fold(Pending::new(0, gone, None), Pending::and))
 }
 
 fn remove_directory(path: &Path) {

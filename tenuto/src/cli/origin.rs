@@ -17,6 +17,7 @@ pub enum Command {
 
 #[derive(Debug, Args)]
 pub struct Image {
+    /// The image, or an export as nbd://host/name
     image: PathBuf,
     /// Where ledger and journal lie if not beside the image
     #[arg(long, value_name = "DIR")]

@@ -49,12 +49,20 @@ impl Output {
 
 /// Writes to standard output.
 pub fn write(text: &str) -> Result<()> {
+    is_written(text).map(|_| ())
+}
+
+/// Writes one line of a stream to standard output; false when nobody reads it any more.
+pub fn write_line(line: &str) -> Result<bool> {
+    is_written(&format!("{line}\n"))
+}
+
+fn is_written(text: &str) -> Result<bool> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Error::failed(format!("standard output: {}", cause(&error))))
-        }
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Error::failed(format!("standard output: {}", cause(&error)))),
     }
 }
 

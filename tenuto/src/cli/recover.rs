@@ -7,6 +7,7 @@
 use super::Context;
 use super::cache::{configuration, report_json, stage_dir, superblock_of};
 use super::offline::{self, Found, Places};
+use super::progress::{Progress, Work};
 use crate::cachedev;
 use crate::config::keys::default_host;
 use crate::config::units::human_bytes;
@@ -29,7 +30,7 @@ pub struct Recover {
     /// Where ledgers and journals lie if not beside the origins
     #[arg(long, value_name = "DIR")]
     pub journal: Option<PathBuf>,
-    /// Say what would be done
+    /// Only say what would be brought where
     #[arg(long)]
     pub dry_run: bool,
 }
@@ -72,7 +73,14 @@ pub fn run(context: &Context, command: &Recover) -> Result<()> {
         state_dir,
         journal: command.journal.clone(),
     };
-    let failures = offline::destage_all(path, &places, &volumes)?;
+    let work = Work {
+        verb: "recover",
+        object: name.clone(),
+        counted: "dirty data destaged",
+    };
+    let mut progress = Progress::new(context, work, Some(0));
+    let failures = offline::destage_all(path, &places, &volumes, &mut progress)?;
+    progress.finish();
     tell_recovered(context, &name, &found, &volumes, Some(&failures))?;
     match failures.first() {
         None if found.report.damage.is_empty() => Ok(()),

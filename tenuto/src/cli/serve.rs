@@ -5,16 +5,17 @@
 //! SIGINT end in order and keep dirty data; SIGHUP applies the changed file.
 
 use super::live::{Live, start_error};
+use super::log::{self, Style};
+use super::supervisor::Supervisor;
 use super::{Context, cache};
 use crate::admin::Admin;
+use crate::admin::events::Notice;
 use crate::admin::server::{self, Server};
-use crate::config::{Config, Volume, check, state};
+use crate::config::{Config, LogFormat, Volume, check, state};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result, cause};
 use clap::Args;
-use std::io::{IsTerminal, Write};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::io::Write;
 use std::sync::Arc;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -24,12 +25,27 @@ pub struct Serve {
     /// Do not start, with code 4, if any volume is held
     #[arg(long)]
     strict: bool,
+    /// How the lines of the log look; default: as the configuration says
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<log::Format>,
 }
 
 pub fn run(context: &Context, command: &Serve) -> Result<()> {
     let config = context.load()?;
     check::check(&config)?;
-    start_log(context);
+    let style = start_log(context, command, &config);
+    match serve(config, command, style) {
+        // The last line as well is one of the log.
+        Err(mut error) if style.is_for_programs() && !context.common.json => {
+            tracing::error!("{error}");
+            error.message.clear();
+            Err(error)
+        }
+        result => result,
+    }
+}
+
+fn serve(config: Config, command: &Serve, style: Style) -> Result<()> {
     let mut volumes = config.volumes.clone();
     volumes.extend(added_volumes(&config)?);
     make_directory(&config.host.run_dir)?;
@@ -43,6 +59,8 @@ pub fn run(context: &Context, command: &Serve) -> Result<()> {
         .map_err(|error| Error::failed(format!("runtime: {}", cause(&error))))?;
     // From here on a signal waits for its turn instead of ending the process half started.
     let mut signals = runtime.block_on(async { Signals::new() })?;
+    let supervisor = Supervisor::from_environment();
+    supervisor.starting();
     let daemon = Arc::new(Daemon::start(config.settings(&volumes)).map_err(start_error)?);
     if command.strict
         && let Some(held) = daemon.held().first()
@@ -52,10 +70,11 @@ pub fn run(context: &Context, command: &Serve) -> Result<()> {
         return Err(error);
     }
     let group = config.socket_group();
-    let metrics = config.listen.metrics;
-    let live = Box::new(Live(daemon.clone()));
+    let listen = config.listen.clone();
+    let live = Box::new(Live::new(daemon.clone()));
+    let shard = daemon.handle().clone();
     let admin = Arc::new(Admin::new(config, volumes, live));
-    let server = match Server::start(admin.clone(), &socket, group.as_deref(), metrics) {
+    let server = match Server::start(admin.clone(), &socket, group.as_deref(), &listen) {
         Ok(server) => server,
         Err(error) => {
             // The first error is the one to tell; nothing was acknowledged yet.
@@ -63,9 +82,21 @@ pub fn run(context: &Context, command: &Serve) -> Result<()> {
             return Err(error);
         }
     };
-    say_ready();
-    runtime.block_on(signals.until_the_end(&admin));
-    notify("STOPPING=1");
+    let watched = supervisor.watch(shard, admin.clone());
+    if let Err(error) = watched {
+        // The manager would end the daemon for its silence.
+        let _ = daemon.stop();
+        return Err(Error::failed(format!(
+            "the watchdog's thread: {}",
+            cause(&error)
+        )));
+    }
+    if admin.is_drained() {
+        admin.drain_again();
+    }
+    say_ready(&supervisor, &admin, style);
+    runtime.block_on(signals.until_the_end(&supervisor, &admin));
+    supervisor.stopping();
     tracing::info!("stopping; dirty data stays in the cache");
     server.stop();
     daemon.stop().map_err(|error| {
@@ -77,7 +108,8 @@ pub fn run(context: &Context, command: &Serve) -> Result<()> {
     Ok(())
 }
 
-fn start_log(context: &Context) {
+/// How lines look: as asked on the command line, else as the file says.
+fn start_log(context: &Context, command: &Serve, config: &Config) -> Style {
     let common = &context.common;
     let level = match (common.quiet, common.verbose) {
         (0, 0) => "info",
@@ -87,17 +119,17 @@ fn start_log(context: &Context) {
         (_, _) => "error",
     };
     let filter = EnvFilter::try_from_env("TENUTO_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    let colors = match common.color {
-        super::Color::Auto => std::io::stderr().is_terminal(),
-        super::Color::Always => true,
-        super::Color::Never => false,
+    let configured = match config.host.log_format {
+        LogFormat::Text => log::Format::Text,
+        LogFormat::Json => log::Format::Json,
     };
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(colors)
-        .with_target(false)
-        .init();
+    let style = Style {
+        format: command.log_format.unwrap_or(configured),
+        journal: log::is_journal(),
+        colors: log::colors(common.color),
+    };
+    log::start(style, filter);
+    style
 }
 
 /// Volumes that were added at run time. One whose image is gone must not keep the others down:
@@ -137,31 +169,16 @@ fn make_directory(path: &std::path::Path) -> Result<()> {
     })
 }
 
-fn say_ready() {
-    notify("READY=1");
-    eprintln!("ready");
+fn say_ready(supervisor: &Supervisor, admin: &Admin, style: Style) {
+    supervisor.ready();
+    supervisor.show(admin);
+    match style.is_for_programs() {
+        true => tracing::info!("ready"),
+        false => eprintln!("ready"),
+    }
     // Whoever does not read the line has other ways to know.
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "ready").and_then(|()| out.flush());
-}
-
-/// Tells systemd, where it asked to be told (sd_notify(3)).
-fn notify(state: &str) {
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
-        return;
-    };
-    let send = || -> std::io::Result<()> {
-        use std::os::unix::ffi::OsStrExt;
-        let address = match path.as_bytes().strip_prefix(b"@") {
-            Some(name) => SocketAddr::from_abstract_name(name)?,
-            None => SocketAddr::from_pathname(&path)?,
-        };
-        UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address)?;
-        Ok(())
-    };
-    if let Err(error) = send() {
-        tracing::warn!("{}: {}", path.display(), cause(&error));
-    }
 }
 
 struct Signals {
@@ -183,23 +200,26 @@ impl Signals {
     }
 
     /// Serves SIGHUP until one of the others comes.
-    async fn until_the_end(&mut self, admin: &Arc<Admin>) {
+    async fn until_the_end(&mut self, supervisor: &Supervisor, admin: &Arc<Admin>) {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return,
                 _ = self.interrupt.recv() => return,
                 _ = self.reload.recv() => {
-                    let admin = admin.clone();
+                    let with = (supervisor.clone(), admin.clone());
                     // Attaching volumes blocks; signals that come meanwhile wait.
-                    let _ = tokio::task::spawn_blocking(move || reload(&admin)).await;
+                    let _ = tokio::task::spawn_blocking(move || reload(&with.0, &with.1)).await;
                 }
             }
         }
     }
 }
 
-fn reload(admin: &Admin) {
-    match admin.reload() {
+fn reload(supervisor: &Supervisor, admin: &Admin) {
+    supervisor.reloading();
+    let result = admin.reload();
+    admin.events.tell(Notice::order("reload", None, &result));
+    match result {
         Ok(outcome) if outcome.notes.is_empty() => tracing::info!("reload: nothing has changed"),
         Ok(outcome) => {
             for note in outcome.notes {
@@ -208,4 +228,6 @@ fn reload(admin: &Admin) {
         }
         Err(error) => tracing::error!("reload: {error}; nothing is changed"),
     }
+    supervisor.ready();
+    supervisor.show(admin);
 }

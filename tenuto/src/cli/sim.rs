@@ -5,9 +5,9 @@
 //! seed is printed, so that a whole run can be repeated. Deliberately absent: what happens in a
 //! seed, which is in the crate `sim`, named by nobody else.
 
-use super::{Context, output, tools};
+use super::{Context, output, progress, tools};
 use crate::error::{Error, Result};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
 use sim::trace::Counters;
 use sim::{Failure, Options};
@@ -154,13 +154,10 @@ fn document(totals: &Totals, command: &tools::Sim, took: Duration) -> Value {
 }
 
 fn bar(context: &Context, command: &tools::Sim) -> ProgressBar {
-    // indicatif hides it where standard error is no terminal.
-    if context.common.quiet > 0 || context.common.verbose > 0 || command.seed.is_some() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:40} {elapsed} {msg}")
-        .expect("the template has only known keys");
-    ProgressBar::new(command.seconds * 1000).with_style(style)
+    let common = &context.common;
+    let still = common.verbose > 0 || command.seed.is_some();
+    let quiet = common.quiet + u8::from(still);
+    progress::counter(quiet, command.seconds * 1000, "{bar:40} {elapsed} {msg}")
 }
 
 /// Small, so that it is easy to type again.

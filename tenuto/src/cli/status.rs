@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 #[derive(Debug, Args)]
 pub struct Status {
-    /// Print only what is wrong; ends with code 1 if anything is
+    /// Print only what is wrong, nothing if all is well; ends with code 1 if anything is
     #[arg(short = 'x')]
     only_wrong: bool,
 }
@@ -49,8 +49,12 @@ fn text(context: &Context, status: &Value) -> String {
     let ram = &status["ram"];
     let recovery = &status["recovery"];
     let word = |value: &Value| value.as_str().unwrap_or("-").to_string();
+    let drained = match status["drained"] == true {
+        true => " (drained; `tenuto drain --undo` ends that)",
+        false => "",
+    };
     let mut text = output::fields(&[
-        ("host", word(&status["host"])),
+        ("host", word(&status["host"]) + drained),
         ("version", word(&status["version"])),
         ("up", human_seconds(number(&status["uptime_seconds"]))),
         (

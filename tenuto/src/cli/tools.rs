@@ -184,6 +184,7 @@ pub struct BenchBurst {
         default_value = "tenuto-burst.html"
     )]
     pub html: PathBuf,
+    /// Seed of everything random
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
@@ -202,6 +203,7 @@ pub struct BenchEngine {
     /// Rounds of each measurement, in turn; the median counts
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub rounds: u32,
+    /// Seed of everything random
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }

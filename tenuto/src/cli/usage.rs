@@ -76,4 +76,29 @@ mod tests {
             assert!(message.contains("; "), "{message}");
         }
     }
+
+    fn look_for_gaps(command: &clap::Command, path: &str, gaps: &mut Vec<String>) {
+        let is_empty = |help: Option<&clap::builder::StyledStr>| {
+            help.is_none_or(|help| help.to_string().trim().is_empty())
+        };
+        if is_empty(command.get_about()) {
+            gaps.push(path.to_owned());
+        }
+        for argument in command.get_arguments().filter(|known| !known.is_hide_set()) {
+            if is_empty(argument.get_help()) {
+                gaps.push(format!("{path} {}", argument.get_id()));
+            }
+        }
+        for inner in command.get_subcommands() {
+            look_for_gaps(inner, &format!("{path} {}", inner.get_name()), gaps);
+        }
+    }
+
+    #[test]
+    fn every_command_and_every_argument_says_what_it_is() {
+        use clap::CommandFactory;
+        let mut gaps = Vec::new();
+        look_for_gaps(&Cli::command(), "tenuto", &mut gaps);
+        assert!(gaps.is_empty(), "without a word: {gaps:?}");
+    }
 }

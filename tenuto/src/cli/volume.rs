@@ -3,6 +3,7 @@
 use super::Context;
 use super::later::{Rest, not_yet};
 use super::output::{self, Output};
+use super::progress::{self, Pending, Progress, Work};
 use crate::admin::client::{Client, PATIENT, PROMPT};
 use crate::config::keys::check_name;
 use crate::config::parse::split_argument;
@@ -13,23 +14,23 @@ use serde_json::{Map, Value, json};
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// List all volumes
+    /// List all volumes: policy, state, size, dirty data, clients
     Ls,
-    /// Show one volume
+    /// Show everything about one volume, and what is lost if this host dies now
     Show(Show),
     /// Attach a volume and keep it for the next start
     Add(Keys),
-    /// Change tunables of a volume
+    /// Change keys of a volume while its guest goes on, its policy included
     Set(Set),
     /// Detach and forget a volume; its origin's data is never touched
     Rm(Remove),
     /// Bring dirty data to the origin
     #[command(visible_alias = "flush")]
     Destage(Destage),
-    /// Throw the overlay of an ephemeral volume away
-    Reset { name: String },
+    /// Throw the overlay of an ephemeral volume away, so that its guest finds a clean disk
+    Reset(Named),
     /// Make the overlay of an ephemeral volume the content of its image
-    Commit { name: String },
+    Commit(Named),
     /// Take a snapshot (not in this version)
     #[command(display_order = 200)]
     Snapshot(Rest),
@@ -39,9 +40,8 @@ pub enum Command {
     /// Change the base of a layer (not in this version)
     #[command(display_order = 200)]
     Rebase(Rest),
-    /// Change the size (not in this version)
-    #[command(display_order = 200)]
-    Resize(Rest),
+    /// Change the size of a volume and its image, while its guest goes on
+    Resize(Resize),
     /// Open a backup window (not in this version)
     #[command(display_order = 200)]
     Quiesce(Rest),
@@ -58,7 +58,14 @@ pub enum Command {
 }
 
 #[derive(Debug, Args)]
+pub struct Named {
+    /// Name of the volume, as in `tenuto volume ls`
+    name: String,
+}
+
+#[derive(Debug, Args)]
 pub struct Show {
+    /// Name of the volume, as in `tenuto volume ls`
     name: String,
     /// Print the arguments that give this disk to QEMU
     #[arg(long, conflicts_with = "libvirt")]
@@ -70,6 +77,7 @@ pub struct Show {
 
 #[derive(Debug, Args)]
 pub struct Keys {
+    /// Name of the volume: letters, digits, - _ and .
     name: String,
     /// Any key of [[volume]], as in origin=/srv/a.img policy=write-back
     #[arg(value_name = "KEY=VALUE", required = true)]
@@ -87,6 +95,7 @@ pub struct Set {
 
 #[derive(Debug, Args)]
 pub struct Remove {
+    /// Name of the volume, as in `tenuto volume ls`
     name: String,
     /// Lose what is not at the origin; names the volume again
     #[arg(long, value_name = "NAME", require_equals = true)]
@@ -94,8 +103,20 @@ pub struct Remove {
 }
 
 #[derive(Debug, Args)]
+pub struct Resize {
+    /// Name of the volume, as in `tenuto volume ls`
+    name: String,
+    /// New size as in 40GiB, or +8GiB to add that much
+    size: String,
+    /// Make the disk smaller and lose what is behind its new end
+    #[arg(long)]
+    shrink: bool,
+}
+
+#[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("which").required(true).args(["name", "all"])))]
 pub struct Destage {
+    /// Name of the volume, as in `tenuto volume ls`
     name: Option<String>,
     /// Every volume that has dirty data
     #[arg(long)]
@@ -113,12 +134,12 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Set(command) => set(context, &command),
         Command::Rm(command) => remove(context, &command),
         Command::Destage(command) => destage(context, &command),
-        Command::Reset { name } => reset(context, &name),
-        Command::Commit { name } => commit(context, &name),
+        Command::Reset(command) => reset(context, &command.name),
+        Command::Commit(command) => commit(context, &command.name),
         Command::Snapshot(_) => Err(not_yet("volume snapshot")),
         Command::Merge(_) => Err(not_yet("volume merge")),
         Command::Rebase(_) => Err(not_yet("volume rebase")),
-        Command::Resize(_) => Err(not_yet("volume resize")),
+        Command::Resize(command) => resize(context, &command),
         Command::Quiesce(_) => Err(not_yet("volume quiesce")),
         Command::Resume(_) => Err(not_yet("volume resume")),
         Command::Map(command) => super::map::run(context, &command),
@@ -405,6 +426,16 @@ fn accept_loss(context: &Context, command: &Remove) -> Result<()> {
     )
 }
 
+fn resize(context: &Context, command: &Resize) -> Result<()> {
+    let name = &command.name;
+    let body = json!({ "size": command.size, "shrink": command.shrink });
+    let reply = context
+        .client()?
+        .post(&url(name, "/resize")?, Some(&body), PATIENT)?;
+    let size = bytes(&reply["size_bytes"]);
+    done(context, &reply, &format!("volume {name}: has {size}"))
+}
+
 fn destage(context: &Context, command: &Destage) -> Result<()> {
     let client = context.client()?;
     let names = match &command.name {
@@ -419,10 +450,7 @@ fn destage(context: &Context, command: &Destage) -> Result<()> {
         }
     }
     if command.wait {
-        replies.clear();
-        for name in &names {
-            replies.push(client.post(&url(name, "/destage?wait=true")?, None, PATIENT)?);
-        }
+        replies = wait_for_destage(context, client, names.clone())?;
     }
     let document = match (&command.name, replies.as_slice()) {
         (Some(_), [reply]) => reply.clone(),
@@ -439,6 +467,51 @@ fn destage(context: &Context, command: &Destage) -> Result<()> {
             .map(|name| format!("volume {name}: {what}\n"))
             .collect()
     })
+}
+
+/// Waits until all of them are at their origins, and shows how far they are.
+fn wait_for_destage(context: &Context, client: Client, names: Vec<String>) -> Result<Vec<Value>> {
+    let object = match names.as_slice() {
+        [name] => name.clone(),
+        names => format!("{} volumes", names.len()),
+    };
+    let work = Work {
+        verb: "destage",
+        object,
+        counted: "dirty data destaged",
+    };
+    let orders = names
+        .iter()
+        .map(|name| url(name, "/destage?wait=true"))
+        .collect::<Result<Vec<String>>>()?;
+    let asked = client.clone();
+    let left = move || pending(&asked, &names);
+    let order = move || {
+        let order = |path: &String| client.post(path, None, PATIENT);
+        orders.iter().map(order).collect()
+    };
+    let goes_on = "the daemon goes on with it; `tenuto volume ls` shows what is still dirty";
+    progress::wait_for_order(Progress::new(context, work, Some(0)), left, order, goes_on)
+}
+
+/// What these volumes still have to bring to their origins; `None` where the daemon does not say.
+pub fn pending(client: &Client, names: &[String]) -> Option<Pending> {
+    if let [name] = names {
+        return Some(pending_of(&client.get(&url(name, "").ok()?).ok()?));
+    }
+    let document = client.get("/v1/volumes").ok()?;
+    let volumes = document["volumes"].as_array()?;
+    let asked = |volume: &&Value| names.iter().any(|name| volume["name"] == name.as_str());
+    let pending = volumes.iter().filter(asked).map(pending_of);
+    Some(pending.fold(Pending::default(), Pending::and))
+}
+
+fn pending_of(volume: &Value) -> Pending {
+    let origin = &volume["origin"];
+    let atomic = volume["effective_destage"] == "atomic";
+    let journal = atomic.then(|| number(&origin["journal_bytes"]));
+    let left_bytes = number(&volume["dirty_bytes"]);
+    Pending::new(left_bytes, number(&origin["write_bytes"]), journal)
 }
 
 /// Volumes that have something to destage.

@@ -4,6 +4,7 @@
 //! A check is a courtesy, not a lock: who writes an image is decided by the locks that the
 //! daemon takes, this page only says it earlier and with a line number.
 
+use super::token::Token;
 use super::{Config, ConfigError, Format, Source, Volume, Wrong, share};
 use crate::error::cause;
 use crate::origin::Place;
@@ -162,6 +163,18 @@ fn check_host(config: &Config) -> Result<(), ConfigError> {
             "name a group that exists, or leave it out",
         );
         return Err(fail(&host.sources, "group", wrong));
+    }
+    let listen = &config.listen;
+    match (&listen.web, &listen.web_token_file) {
+        (_, Some(path)) => {
+            let token = Token::read(path);
+            token.map_err(|wrong| fail(&listen.sources, "web-token-file", wrong))?;
+        }
+        (Some(_), None) => {
+            let wrong = Wrong::new("has no token", "name a file with one by web-token-file");
+            return Err(fail(&listen.sources, "web", wrong));
+        }
+        (None, None) => {}
     }
     check_directory(&host.stage_dir).map_err(|wrong| fail(&host.sources, "stage-dir", wrong))?;
     // The default directory is made by `serve`; one that was asked for is not invented.

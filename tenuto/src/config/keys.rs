@@ -7,7 +7,7 @@
 
 use super::check::SOCKET_PATH_MAX;
 use super::values::Value;
-use super::{Cache, Format, Host, Images, Listen, Volume, Wrong};
+use super::{Cache, Format, Host, Images, Listen, LogFormat, Volume, Wrong};
 use crate::config::units;
 use crate::origin::nbd::uri::{self, Uri};
 use engine::event::{Admission, ResetOn, Share};
@@ -96,6 +96,24 @@ pub const HOST: &[Key<Host>] = &[
         set: |host, value| path(&mut host.state_dir, value),
         show: |host| quote_path(&host.state_dir),
     },
+    Key {
+        name: "log-format",
+        default: "text",
+        meaning: "lines of the log: text, or json for programs",
+        set: |host, value| {
+            let right = "write \"text\" or \"json\"";
+            host.log_format = match value.text(right)? {
+                "text" => LogFormat::Text,
+                "json" => LogFormat::Json,
+                other => return Err(Wrong::new(format!("{other:?} is no form of a log"), right)),
+            };
+            Ok(())
+        },
+        show: |host| match host.log_format {
+            LogFormat::Text => quote("text"),
+            LogFormat::Json => quote("json"),
+        },
+    },
 ];
 
 pub const CACHE: &[Key<Cache>] = &[
@@ -160,6 +178,27 @@ pub const LISTEN: &[Key<Listen>] = &[
         meaning: "TCP address of /metrics; none = admin socket only",
         set: |listen, value| address(&mut listen.metrics, value, "127.0.0.1:9469"),
         show: |listen| show_address(listen.metrics),
+    },
+    Key {
+        name: "web",
+        default: "",
+        meaning: "TCP address of the web page, to look only; none = admin socket only",
+        set: |listen, value| address(&mut listen.web, value, "127.0.0.1:9470"),
+        show: |listen| show_address(listen.web),
+    },
+    Key {
+        name: "web-token-file",
+        default: "",
+        meaning: "file with the token that the web page asks for; `web` needs one",
+        set: |listen, value| {
+            let path = value.text("write the path of a file")?;
+            listen.web_token_file = Some(path.into());
+            Ok(())
+        },
+        show: |listen| {
+            let path = listen.web_token_file.as_deref();
+            path.map_or(String::new(), quote_path)
+        },
     },
     Key {
         name: "tls",
@@ -778,6 +817,7 @@ pub fn default_host() -> Host {
         run_dir: super::default_run_dir(),
         stage_dir: "/dev/shm".into(),
         state_dir: "/var/lib/tenuto".into(),
+        log_format: LogFormat::Text,
         sources: Default::default(),
     }
 }

@@ -12,6 +12,7 @@ pub mod share;
 pub mod state;
 #[cfg(test)]
 mod tests;
+pub mod token;
 pub mod units;
 mod values;
 
@@ -67,6 +68,13 @@ pub enum Format {
     Raw,
 }
 
+/// How the lines of the log look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
     pub name: String,
@@ -75,6 +83,7 @@ pub struct Host {
     pub run_dir: PathBuf,
     pub stage_dir: PathBuf,
     pub state_dir: PathBuf,
+    pub log_format: LogFormat,
     pub sources: Sources,
 }
 
@@ -96,6 +105,9 @@ pub struct Cache {
 pub struct Listen {
     pub nbd: Option<SocketAddr>,
     pub metrics: Option<SocketAddr>,
+    /// The web page; never without a token.
+    pub web: Option<SocketAddr>,
+    pub web_token_file: Option<PathBuf>,
     pub sources: Sources,
 }
 
@@ -233,6 +245,31 @@ impl Config {
     pub fn socket_group(&self) -> Option<String> {
         let asked = self.host.sources.contains_key("group");
         (asked || check::group_id(&self.host.group).is_some()).then(|| self.host.group.clone())
+    }
+}
+
+/// The admin socket of the daemon that runs with a file, also where that has since become wrong:
+/// the daemon goes on, and must be spoken to. Without one the error is that of the file.
+pub fn admin_socket(path: &Path) -> Result<PathBuf> {
+    let loaded = Config::load(path);
+    let Err(error) = loaded else {
+        return loaded.map(|config| config.admin_socket());
+    };
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let Ok(document) = text.parse::<toml::Table>() else {
+        return Err(error);
+    };
+    let section = document.get("host").and_then(toml::Value::as_table);
+    let named = section.and_then(|host| host.get("run-dir"));
+    let run_dir = match named {
+        Some(toml::Value::String(path)) if path.starts_with('/') => path.into(),
+        Some(_) => return Err(error),
+        None => default_run_dir(),
+    };
+    let socket = run_dir.join("tenuto.sock");
+    match socket.exists() {
+        true => Ok(socket),
+        false => Err(error),
     }
 }
 

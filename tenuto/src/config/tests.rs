@@ -490,6 +490,8 @@ allow = ["/mnt/nfs"]
 [listen]
 nbd = "127.0.0.1:10809"
 metrics = "127.0.0.1:9469"
+web = "127.0.0.1:9470"
+web-token-file = "/etc/tenuto/web-token"
 "#;
     let config = parse::parse(Path::new("t.toml"), text).expect("all keys are known");
     assert_eq!(config.host.name, "host-a");

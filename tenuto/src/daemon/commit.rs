@@ -156,7 +156,7 @@ impl Daemon {
         }
     }
 
-    fn show_again(&self, entry: &Entry) -> Result<(), VolumeError> {
+    pub(super) fn show_again(&self, entry: &Entry) -> Result<(), VolumeError> {
         if entry.settings.export_nbd {
             let name = &entry.settings.name;
             self.handle.export_set(name, entry.export())?;

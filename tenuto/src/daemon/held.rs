@@ -66,8 +66,8 @@ impl Daemon {
 
     /// Keeps a volume that must not join, and answers its clients with words.
     pub(super) fn hold(&self, settings: VolumeSettings, hold: Hold) -> Result<(), VolumeError> {
-        tracing::error!("{hold}; it is held, the others are not");
         let name = settings.name.clone();
+        tracing::error!(volume = %name, "{hold}; it is held, the others are not");
         self.handle.export_hold(&name)?;
         if settings.export_nbd {
             self.listen(&name)?;
@@ -78,8 +78,8 @@ impl Daemon {
 
     /// The same for one whose socket is there and whose export refuses already.
     pub(super) fn hold_silently(&self, settings: VolumeSettings, hold: Hold) {
-        tracing::error!("{hold}; it is held, the others are not");
         let name = settings.name.clone();
+        tracing::error!(volume = %name, "{hold}; it is held, the others are not");
         self.table().held.insert(name, Held { settings, hold });
     }
 
@@ -134,7 +134,7 @@ impl Daemon {
         let entry = self.join(settings, joining)?;
         self.table().held.remove(&claim.name);
         self.table().entries.insert(claim.name.clone(), entry);
-        tracing::warn!("volume {name}: goes on from its last destaged state");
+        tracing::warn!(volume = %name, "volume {name}: goes on from its last destaged state");
         Ok(())
     }
 

@@ -80,7 +80,7 @@ impl Drop for Claim<'_> {
 pub(super) struct Entry {
     pub(super) id: VolumeId,
     pub(super) settings: VolumeSettings,
-    size_bytes: u64,
+    pub(super) size_bytes: u64,
     /// Attached only so that its dirty data reaches its origin.
     orphan: bool,
 }
@@ -184,11 +184,67 @@ impl Daemon {
         };
         match self.join(settings, joining) {
             Ok(entry) => {
-                tracing::warn!("volume {name}: named by nobody, has dirty data; destaging it");
+                tracing::warn!(
+                    volume = %name,
+                    "volume {name}: named by nobody, has dirty data; destaging it"
+                );
                 self.table().entries.insert(name, entry);
             }
-            Err(error) => tracing::warn!("{error}; nobody names {name}, and it has dirty data"),
+            Err(error) => tracing::warn!(
+                volume = %name,
+                "{error}; nobody names {name}, and it has dirty data"
+            ),
         }
+    }
+
+    /// A volume that nobody names any more: it is shown to nobody, and stays until
+    /// [`Daemon::settle_orphan`]. Refused while clients are connected.
+    pub fn volume_orphan(&self, name: &str) -> Result<(), VolumeError> {
+        let claim = self.claim(name)?;
+        let name = &claim.name;
+        let Some(mut entry) = self.entry(name) else {
+            return Err(VolumeError::Unknown(name.clone()));
+        };
+        // Nobody comes while they are counted.
+        self.handle.export_hold(name)?;
+        let clients = self.handle.clients(entry.id)?;
+        if clients > 0 {
+            let name = name.clone();
+            if entry.settings.export_nbd {
+                self.handle.export_set(&name, entry.export())?;
+            }
+            return Err(VolumeError::Busy { name, clients });
+        }
+        self.handle.export_remove(name)?;
+        self.hide(name)?;
+        self.watches.end(name, &self.handle, &self.state_dir);
+        entry.orphan = true;
+        self.table().entries.insert(name.clone(), entry);
+        Ok(())
+    }
+
+    /// Volumes that nobody names, attached only for their dirty data.
+    pub fn orphans(&self) -> Vec<String> {
+        let table = self.table();
+        let orphans = table.entries.iter().filter(|(_, entry)| entry.orphan);
+        orphans.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Waits until all of an orphan is at its origin, and detaches it, unless it got a name
+    /// meanwhile.
+    pub fn settle_orphan(&self, name: &str) -> Result<(), VolumeError> {
+        let Some(entry) = self.entry(name).filter(|entry| entry.orphan) else {
+            return Ok(());
+        };
+        let volume = entry.id;
+        self.command(name, Command::Destage { volume })?;
+        let claim = self.claim(name)?;
+        let Some(entry) = self.entry(name).filter(|entry| entry.orphan) else {
+            return Ok(());
+        };
+        self.leave(&entry)?;
+        self.table().entries.remove(&claim.name);
+        self.count_group(&entry.settings)
     }
 
     /// What volumes reserve of the log is at most half of it (rule 5.2.8).

@@ -238,7 +238,8 @@ impl Watch {
             if let Err(error) = ended
                 && (was || !told)
             {
-                tracing::info!("QMP {}: {error}; trying again", self.path.display());
+                let path = self.path.display();
+                tracing::info!(%path, "QMP {path}: {error}; trying again");
                 told = true;
             }
             sleep(RETRY).await;
@@ -299,7 +300,7 @@ impl Watch {
         monitor.reset = false;
         self.set(|watched| watched.resets += 1);
         for (name, _) in &self.volumes {
-            tracing::info!("volume {name}: reset, because its guest starts again");
+            tracing::info!(volume = %name, "volume {name}: reset, because its guest starts again");
         }
         if !running {
             return self.note.remove();

@@ -101,6 +101,9 @@ impl<E: Decide> Shard<E> {
                 self.files.take_sides(volume, *made);
                 let _ = answer.send(());
             }
+            Request::Ping(answer) => {
+                let _ = answer.send(());
+            }
             Request::Snapshot(answer) => {
                 let _ = answer.send(self.snapshot());
             }
@@ -234,11 +237,22 @@ impl<E: Decide> Shard<E> {
             .iter()
             .map(|(_, conn)| conn.tasks_live as u64)
             .sum();
-        let volumes = self.volumes.keys().map(|&volume| VolumeClients {
-            volume,
-            clients: self.clients(volume),
-            exports: self.exports.names(volume),
+        // In one pass each: this runs on the data path, and hosts have a thousand volumes.
+        let mut exports = self.exports.names_by_volume();
+        let mut clients = BTreeMap::new();
+        for volume in self
+            .conns
+            .iter()
+            .filter_map(|(_, conn)| conn.volume_served())
+        {
+            *clients.entry(volume).or_default() += 1;
+        }
+        let volumes = self.volumes.keys().map(|volume| VolumeClients {
+            volume: *volume,
+            clients: clients.remove(volume).unwrap_or_default(),
+            exports: exports.remove(volume).unwrap_or_default(),
         });
+        let volumes = volumes.collect();
         let mut engine = self.engine.snapshot(self.now);
         self.remotes.mark(&mut engine, self.now);
         HostSnapshot {
@@ -251,7 +265,7 @@ impl<E: Decide> Shard<E> {
                 device_requests_in_flight: (self.running.len() + self.remotes.requests()) as u64,
                 ..self.counters
             },
-            volumes: volumes.collect(),
+            volumes,
         }
     }
 

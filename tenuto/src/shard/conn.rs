@@ -127,7 +127,11 @@ impl Conn {
 
     /// A client of this volume that is not gone.
     pub fn serves(&self, volume: VolumeId) -> bool {
-        self.volume == Some(volume) && self.life != Life::Dead
+        self.volume_served() == Some(volume)
+    }
+
+    pub fn volume_served(&self) -> Option<VolumeId> {
+        self.volume.filter(|_| self.life != Life::Dead)
     }
 
     fn is_full(&self) -> bool {

@@ -124,6 +124,7 @@ pub(super) enum Request<S> {
     Command(Command, Answer<Result<(), Refusal>>),
     FindSides(VolumeId, Answer<Option<Sides>>),
     TakeSides(VolumeId, Box<Sides>, Answer<()>),
+    Ping(Answer<()>),
     Snapshot(Answer<HostSnapshot>),
     Chart(VolumeId, Cursor, Answer<Result<Page, Refusal>>),
     Listen(OwnedFd, ListenerScope, Answer<()>),
@@ -226,6 +227,11 @@ impl<S> Handle<S> {
         Ok(self
             .ask_async(|answer| Request::Command(command, answer))
             .await??)
+    }
+
+    /// Returns when the loop has turned: the least that shows that it does.
+    pub fn ping(&self) -> Result<(), Stopped> {
+        self.ask(Request::Ping)
     }
 
     pub fn snapshot(&self) -> Result<HostSnapshot, Stopped> {

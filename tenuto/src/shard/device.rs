@@ -146,7 +146,7 @@ impl<E: Decide> Shard<E> {
             }
             Op::Sync if drill::leaves_out_sync(io.device) => self.ring.nothing(tag),
             Op::Sync => self.ring.sync(tag, fd, target.datasync()),
-            Op::Stat | Op::Remove => self.bounce(slot),
+            Op::Stat | Op::Remove | Op::Resize => self.bounce(slot),
         }
     }
 
@@ -169,6 +169,7 @@ impl<E: Decide> Shard<E> {
                 allocate,
             },
             Op::Stat => Work::Stat,
+            Op::Resize => Work::Resize(io.bytes),
             Op::Remove => match io.device {
                 Device::Ledger(volume) => Work::Unlink(self.beside(volume)),
                 Device::Journal(_) => Work::Truncate,
@@ -288,14 +289,7 @@ impl<E: Decide> Shard<E> {
                 let path = running.target.path.display();
                 let error = std::io::Error::from_raw_os_error(errno);
                 let (op, offset, bytes) = (io.op, io.offset, io.bytes);
-                let swallowed = self.complaints.may(self.now, &running.target.path);
-                let more = match swallowed {
-                    Some(1..) => format!("; {} more before", swallowed.unwrap_or(0)),
-                    _ => String::new(),
-                };
-                if swallowed.is_some() {
-                    tracing::warn!("{path}: {op:?} of {bytes} bytes at {offset}: {error}{more}");
-                }
+                tracing::warn!(%path, "{path}: {op:?} of {bytes} bytes at {offset}: {error}");
                 self.end_io(slot, (Err(io_error(errno)), None));
             }
         }

@@ -81,10 +81,12 @@ impl ExportTable {
         self.exports.get(name).map(|(export, _)| export.volume)
     }
 
-    pub fn names(&self, volume: VolumeId) -> Vec<String> {
-        let all = self.exports.iter();
-        let of_volume = all.filter(|(_, (export, _))| export.volume == volume);
-        of_volume.map(|(name, _)| name.clone()).collect()
+    pub fn names_by_volume(&self) -> BTreeMap<VolumeId, Vec<String>> {
+        let mut names: BTreeMap<VolumeId, Vec<String>> = BTreeMap::new();
+        for (name, (export, _)) in &self.exports {
+            names.entry(export.volume).or_default().push(name.clone());
+        }
+        names
     }
 }
 

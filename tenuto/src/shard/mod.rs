@@ -11,7 +11,6 @@ pub mod align;
 mod allocation;
 mod arrival;
 mod command;
-mod complaints;
 mod conn;
 pub mod control;
 mod device;
@@ -28,7 +27,6 @@ use crate::marks::{self, Phase};
 use crate::ring::{self, Completed, Ring, Span, Waker, Zeroes};
 use align::RangeLock;
 use command::{Commands, Stopping};
-use complaints::Complaints;
 use conn::Conn;
 use control::{Handle, HostCounters, Requests};
 use device::{Bench, Ending, Running};
@@ -216,7 +214,6 @@ struct Shard<E: Decide> {
     timers: Timers<Alarm>,
     spin: Spin,
     counters: HostCounters,
-    complaints: Complaints,
     control: Requests<E::Settled>,
     commands: Commands,
     stopping: Option<Stopping>,
@@ -291,7 +288,6 @@ impl<E: Decide> Shard<E> {
             timers: Timers::default(),
             spin: Spin::new(processors),
             counters: HostCounters::default(),
-            complaints: Complaints::default(),
             control,
             commands: Commands::default(),
             stopping: None,

@@ -36,6 +36,8 @@ pub(super) enum Work {
         allocate: bool,
     },
     Stat,
+    /// Gives an image another size and makes that durable.
+    Resize(u64),
     /// Cuts a journal to nothing.
     Truncate,
     /// Removes these files and makes that durable.
@@ -122,6 +124,7 @@ impl Job {
                 allocate,
             } => target.zero(offset, bytes, allocate),
             Work::Stat => target.stat().map(|found| stat = Some(found)),
+            Work::Resize(bytes) => resize(target, bytes),
             Work::Truncate => truncate(target),
             Work::Unlink(paths) => unlink(&paths),
             Work::Allocation(asked) => {
@@ -139,10 +142,25 @@ impl Job {
     }
 }
 
+fn resize(target: &Target, bytes: u64) -> Result<(), IoError> {
+    let set = target
+        .file
+        .set_len(bytes)
+        .and_then(|()| target.file.sync_all());
+    set.map_err(|error| {
+        tracing::warn!("{}: cannot change the size: {error}", target.path.display());
+        match error.kind() {
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => IoError::NoSpace,
+            _ => IoError::Failed,
+        }
+    })
+}
+
 fn truncate(target: &Target) -> Result<(), IoError> {
     let cut = target.file.set_len(0).and_then(|()| target.file.sync_all());
     cut.map_err(|error| {
-        tracing::warn!("{}: cannot cut the journal: {error}", target.path.display());
+        let path = target.path.display();
+        tracing::warn!(%path, "{path}: cannot cut the journal: {error}");
         IoError::Failed
     })
 }
@@ -156,7 +174,8 @@ fn unlink(paths: &[PathBuf]) -> Result<(), IoError> {
         let directory = path.parent().unwrap_or(path);
         let synced = removed.and_then(|()| std::fs::File::open(directory)?.sync_all());
         synced.map_err(|error| {
-            tracing::warn!("{}: cannot remove: {error}", path.display());
+            let path = path.display();
+            tracing::warn!(%path, "{path}: cannot remove: {error}");
             IoError::Failed
         })?;
     }

@@ -73,6 +73,7 @@ fn wrong_usage_ends_with_code_2() {
         &["volume", "destage"],
         &["status", "--no-such-option"],
         &["volume", "snapshot", "back"],
+        &["peer"],
         &["top"],
     ] {
         rig.refused(arguments, EXIT_USAGE);

@@ -135,7 +135,8 @@ impl<E: Decide> Shard<E> {
             return;
         };
         if let Err(why) = export.stands_in_for(&remote.export) {
-            tracing::error!("{}: {why}; it is not used until it is again", remote.uri);
+            let uri = &remote.uri;
+            tracing::error!(origin = %uri, "{uri}: {why}; it is not used until it is again");
             remote.link.strange = true;
             return self.connect_later(id);
         }
@@ -155,7 +156,7 @@ impl<E: Decide> Shard<E> {
             filled: 0,
         });
         if remote.link.attempts > 0 {
-            tracing::info!("{}: connected again", remote.uri);
+            tracing::info!(origin = %remote.uri, "{}: connected again", remote.uri);
         }
         remote.link = Link {
             wire: Some(slot),
@@ -215,7 +216,7 @@ impl<E: Decide> Shard<E> {
             match result {
                 Ok(client) => self.link_up(id, client),
                 Err(why) => {
-                    tracing::warn!("{}: cannot connect: {why}", remote.uri);
+                    tracing::warn!(origin = %remote.uri, "{}: cannot connect: {why}", remote.uri);
                     self.connect_later(id);
                 }
             }
@@ -339,7 +340,10 @@ impl<E: Decide> Shard<E> {
             ring::shutdown(&wire.socket);
             if let Some(remote) = self.remotes.all.get_mut(&id) {
                 let (uri, lost) = (&remote.uri, wire.pieces.len());
-                tracing::warn!("{uri}: connection lost with {lost} requests unanswered: {why}");
+                tracing::warn!(
+                    origin = %uri,
+                    "{uri}: connection lost with {lost} requests unanswered: {why}"
+                );
                 remote.link.wire = None;
             }
         }

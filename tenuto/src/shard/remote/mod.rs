@@ -356,7 +356,7 @@ impl<E: Decide> Shard<E> {
                 Op::Zero { allocate } if export.write_zeroes => What::Zero { keep: allocate },
                 Op::Zero { .. } => What::WriteZeroes,
                 Op::Sync => What::Flush { covers: 0 },
-                Op::Stat | Op::Remove => panic!("{op:?} is no request to a server"),
+                Op::Stat | Op::Remove | Op::Resize => panic!("{op:?} is no request to a server"),
             };
             remote.queue.push_back(Piece::new(slot, what, part));
         }
@@ -459,6 +459,7 @@ impl<E: Decide> Shard<E> {
     fn refuse_syncs(&mut self, id: VolumeId, refused: Vec<u32>) {
         for request in refused {
             tracing::warn!(
+                volume = %id,
                 "volume {id}: writes to the origin were answered but not synced when its \
                  connection ended; the sync fails, so that they are written again"
             );
@@ -499,7 +500,10 @@ impl<E: Decide> Shard<E> {
         if let Err(Errno(errno)) = result {
             let (uri, op, offset) = (&remote.uri, io.op, piece.part.offset);
             let bytes = piece.part.bytes;
-            tracing::warn!("{uri}: {op:?} of {bytes} bytes at {offset}: error {errno}");
+            tracing::warn!(
+                origin = %uri,
+                "{uri}: {op:?} of {bytes} bytes at {offset}: error {errno}"
+            );
             return self.end_piece(id, piece.request, result.map_err(io_error));
         }
         let skip = (piece.part.offset - piece.range(&remote.export).start) as usize;

@@ -172,6 +172,16 @@ impl Machine {
         std::fs::create_dir_all(root.join("bin")).expect("make a directory");
         copy_busybox(&root);
         script(&root.join("work"), WORK);
+        Machine::image_of(&root, image, bytes);
+    }
+
+    /// A program in a root file system to be.
+    pub fn program(&self, root: &Path, name: &str, text: &str) {
+        script(&root.join(name), text);
+    }
+
+    /// Makes the raw image of a root file system.
+    pub fn image_of(root: &Path, image: &Path, bytes: u64) {
         std::fs::File::create(image)
             .and_then(|file| file.set_len(bytes))
             .expect("create the image");
@@ -204,6 +214,17 @@ impl Machine {
 
     /// The same with other arguments of the machine; without `-no-reboot` it may start again.
     pub fn run_machine(&self, machine: &[&str], disk: &[&str], step: &str) -> Vec<String> {
+        self.run_for(RUN_TIMEOUT, machine, disk, step)
+    }
+
+    /// The same for a guest that has more to do.
+    pub fn run_for(
+        &self,
+        patience: Duration,
+        machine: &[&str],
+        disk: &[&str],
+        step: &str,
+    ) -> Vec<String> {
         let mut child = Command::new("qemu-system-x86_64")
             .args([
                 "-accel",
@@ -238,7 +259,7 @@ impl Machine {
         let start = Instant::now();
         let mut in_time = true;
         while child.try_wait().expect("ask for QEMU").is_none() {
-            if start.elapsed() > RUN_TIMEOUT {
+            if start.elapsed() > patience {
                 in_time = false;
                 child.kill().expect("kill QEMU");
             }

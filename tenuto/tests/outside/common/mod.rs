@@ -5,6 +5,7 @@
 //! (stage files, sockets, mounts) is removed when the test ends, also when it fails. Nothing
 //! here knows the product's inside: sockets, files, exit codes and JSON are all it sees.
 
+pub mod browser;
 pub mod disk;
 pub mod export;
 pub mod guest;
@@ -12,9 +13,10 @@ pub mod load;
 pub mod marks;
 pub mod nbd;
 pub mod random;
+pub mod thread;
 
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -61,18 +63,21 @@ pub fn have(test: &str, programs: &[&str]) -> bool {
     true
 }
 
-fn on_path(program: &str) -> bool {
+pub fn on_path(program: &str) -> bool {
     let path = std::env::var("PATH").unwrap_or_default();
     format!("{path}:/usr/sbin:/sbin")
         .split(':')
         .any(|directory| Path::new(directory).join(program).is_file())
 }
 
+pub fn is_root() -> bool {
+    // SAFETY: geteuid has no preconditions and cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}
+
 /// Whether this process may mount; notes a skip if not.
 pub fn may_mount(test: &str) -> bool {
-    // SAFETY: geteuid has no preconditions and cannot fail.
-    let root = unsafe { libc::geteuid() } == 0;
-    if !root || !Path::new("/dev/fuse").exists() {
+    if !is_root() || !Path::new("/dev/fuse").exists() {
         skip(test, "mounting needs root and /dev/fuse");
         return false;
     }
@@ -193,6 +198,13 @@ impl Rig {
         self
     }
 
+    /// A line of the `[host]` section.
+    pub fn host_line(&mut self, line: &str) -> &mut Rig {
+        self.host.push_str(line);
+        self.host.push('\n');
+        self
+    }
+
     /// A further section of the file.
     pub fn section(&mut self, text: &str) -> &mut Rig {
         self.sections.push_str(text);
@@ -303,6 +315,18 @@ impl Rig {
             text_of(&output)
         );
         String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    /// What the admin socket answers to a request, head included.
+    pub fn get(&self, path: &str) -> String {
+        let socket = self.run_dir().join("tenuto.sock");
+        let mut stream = std::os::unix::net::UnixStream::connect(socket).expect("connect");
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).expect("ask");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        answer
     }
 
     /// Starts the daemon and waits until it says `ready`.
@@ -446,6 +470,12 @@ impl Drop for Background {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// Asks a process of ours to end in order.
+pub fn end(pid: i32) {
+    // SAFETY: plain call with the id of a child that was not waited for.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGTERM) }, 0, "end {pid}");
 }
 
 /// A daemon that may not be ready yet.

@@ -1,0 +1,161 @@
+//! Changing the size of a volume while its guest goes on.
+//!
+//! ```text
+//! Wait ─▶ Set ─▶ Name ─▶ (done)
+//!          └─ fails ─▶ (as before)
+//! ```
+//!
+//! *Wait* is for a destage on its way, and when the volume becomes smaller for everything that
+//! touches its image; *Set* gives the image its size and syncs it; *Name* is a checkpoint.
+//!
+//! Always true: no destage begins between *Wait* and the end of *Set*, because a journal counts
+//! only for an image of the size that it was written for. A volume is never larger than its image:
+//! the image grows first, and shrinks last. Killed at any time, the next start takes the size that
+//! the image has. Deliberately absent: what is lost when a volume becomes smaller; the host asks
+//! for that only when nobody is connected and nothing is dirty.
+
+use super::Core;
+use super::checkpoint::Waiter;
+use crate::event::{Device, IoError, Op, Purpose, Refusal};
+use crate::outbox::{Cx, Pending};
+use crate::snapshot::State;
+use crate::types::{BLOCK_SECTORS, RequestId, SECTOR_BYTES, VolumeId};
+use crate::volume::Volume;
+
+/// A change of size that is under way.
+#[derive(Clone, Copy, Debug)]
+pub struct Resize {
+    request: RequestId,
+    old_bytes: u64,
+    new_bytes: u64,
+    step: Step,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Wait,
+    Set,
+    Name,
+}
+
+impl Volume {
+    /// No destage may begin.
+    pub fn holds_destage(&self) -> bool {
+        self.resize.is_some_and(|resize| resize.step != Step::Name)
+    }
+}
+
+impl Core {
+    /// An administrator's order.
+    pub(super) fn resize(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        new_bytes: u64,
+    ) {
+        let failed = self.health.is_failed();
+        let volume = self.volume(id);
+        let shrinks = new_bytes < volume.size_bytes;
+        let gone = !volume.attached
+            || volume.detaching.is_some()
+            || volume.committing.is_some()
+            || volume.suspending.is_some()
+            || volume.resize.is_some();
+        let refusal = match volume.state {
+            _ if gone => Some(Refusal::Gone),
+            _ if new_bytes == 0 || !new_bytes.is_multiple_of(SECTOR_BYTES) => {
+                Some(Refusal::OutOfRange)
+            }
+            // Others stand on the image.
+            _ if volume.read_only || !volume.owns_image() => Some(Refusal::Policy),
+            State::Held => Some(Refusal::Held),
+            _ if failed => Some(Refusal::CacheFailed),
+            _ if shrinks && volume.is_dirty() => Some(Refusal::Dirty),
+            _ => None,
+        };
+        if let Some(refusal) = refusal {
+            cx.out.reply(request, Err(refusal));
+            return;
+        }
+        volume.resize = Some(Resize {
+            request,
+            old_bytes: volume.size_bytes,
+            new_bytes,
+            step: Step::Wait,
+        });
+        self.resize_progress(cx, id);
+    }
+
+    /// Goes on when nothing is in its way any more.
+    pub(super) fn resize_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let Some(volume) = self.find(id) else { return };
+        let Some(resize) = volume.resize.as_mut().filter(|it| it.step == Step::Wait) else {
+            return;
+        };
+        let keeper = volume.keeper.as_ref();
+        let writes = volume.destage.is_some() || keeper.is_some_and(|it| it.step.is_some());
+        let shrinks = resize.new_bytes < resize.old_bytes;
+        let touched = volume.origin_in_flight > 0
+            || volume.reads_in_flight > 0
+            || !volume.direct.is_empty()
+            || !volume.waiting.is_empty();
+        if !volume.ready || writes || (shrinks && touched) {
+            return;
+        }
+        resize.step = Step::Set;
+        let bytes = resize.new_bytes;
+        if shrinks {
+            volume.size_bytes = bytes;
+        }
+        volume.origin_in_flight += 1;
+        let (pending, device) = (Pending::Resize { volume: id }, Device::Origin(id));
+        cx.order(pending, Purpose::GuestWrite, device, Op::Resize, 0, bytes);
+    }
+
+    /// The image has its new size, or could not get it.
+    pub(super) fn resized(&mut self, cx: &mut Cx<'_>, id: VolumeId, result: Result<(), IoError>) {
+        let volume = self.volume(id);
+        volume.origin_in_flight -= 1;
+        let resize = volume
+            .resize
+            .as_mut()
+            .expect("a change of size is under way");
+        let end = resize.old_bytes.min(resize.new_bytes);
+        let longest = resize.old_bytes.max(resize.new_bytes);
+        match result {
+            Ok(()) => {
+                resize.step = Step::Name;
+                volume.size_bytes = resize.new_bytes;
+                self.checkpoint.wait(Waiter::Resize(id));
+            }
+            Err(error) => {
+                volume.size_bytes = resize.old_bytes;
+                volume.counters.origin.errors += 1;
+                let request = resize.request;
+                volume.resize = None;
+                let refusal = match error {
+                    IoError::NoSpace => Refusal::NoSpace,
+                    IoError::Failed | IoError::Away => Refusal::Io,
+                };
+                cx.out.reply(request, Err(refusal));
+            }
+        }
+        // Whatever is behind the shorter end reads as zeroes, should it come back.
+        let layer = self.volume(id).layer;
+        let first = end / SECTOR_BYTES / BLOCK_SECTORS;
+        let blocks = longest.div_ceil(SECTOR_BYTES * BLOCK_SECTORS) - first;
+        self.forget_blocks(layer, first, blocks);
+        self.start_destage_if_due(cx, id);
+        self.pump_switch(cx, id);
+        self.detach_progress(cx, id);
+    }
+
+    /// A checkpoint names the new size.
+    pub(super) fn resize_named(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let Some(volume) = self.find(id) else { return };
+        if let Some(resize) = volume.resize.take() {
+            cx.out.reply(resize.request, Ok(()));
+        }
+    }
+}

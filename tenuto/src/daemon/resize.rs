@@ -1,0 +1,56 @@
+//! Changing the size of a volume and of its image.
+//!
+//! Owns which images can change here: files, of a volume that has its image alone. Always true:
+//! clients that come are shown the size that volume and image have; those that are there keep the
+//! size they were shown, because NBD has no way to tell them, and a volume becomes smaller only
+//! when nobody is there. Deliberately absent: the order of the steps; see the engine.
+
+use super::volumes::Entry;
+use super::{Daemon, VolumeError};
+use engine::event::Command;
+
+impl Daemon {
+    /// Returns when volume and image have the size, durably.
+    pub fn volume_resize(&self, name: &str, size_bytes: u64) -> Result<(), VolumeError> {
+        let claim = self.claim(name)?;
+        let name = &claim.name;
+        let Some(mut entry) = self.entry(name) else {
+            return Err(VolumeError::Unknown(name.clone()));
+        };
+        self.check_resize(&entry)?;
+        let shrinks = size_bytes < entry.size_bytes;
+        if shrinks {
+            // Nobody comes while they are counted.
+            self.handle.export_hold(name)?;
+            let clients = self.handle.clients(entry.id)?;
+            if clients > 0 {
+                self.show_again(&entry)?;
+                let name = name.clone();
+                return Err(VolumeError::Busy { name, clients });
+            }
+        }
+        let volume = entry.id;
+        let resized = self.command(name, Command::Resize { volume, size_bytes });
+        if resized.is_ok() {
+            entry.size_bytes = size_bytes;
+            self.table().entries.insert(name.clone(), entry.clone());
+        }
+        self.show_again(&entry)?;
+        resized
+    }
+
+    fn check_resize(&self, entry: &Entry) -> Result<(), VolumeError> {
+        let name = &entry.settings.name;
+        let sides = self.handle.sides(entry.id)?;
+        let sides = sides.ok_or_else(|| VolumeError::Unknown(name.clone()))?;
+        let image = sides.image_file().and_then(|file| file.metadata().ok());
+        match image.is_some_and(|meta| meta.is_file()) {
+            true => Ok(()),
+            false => Err(VolumeError::Settings(format!(
+                "volume {name}: its origin {} is not a file; change its size where it is, then \
+                 remove the volume and add it",
+                entry.settings.origin.display()
+            ))),
+        }
+    }
+}
