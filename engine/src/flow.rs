@@ -297,6 +297,12 @@ impl Flow {
         self.samples += 1;
     }
 
+    /// Whether a request to the origin has had no answer for so long.
+    pub fn is_silent(&self, now: Time, for_ns: u64) -> bool {
+        self.oldest
+            .is_some_and(|oldest| now.since(oldest) >= for_ns)
+    }
+
     /// The oldest request to the origin that has not ended.
     pub fn outstanding(&mut self, oldest: Option<Time>) {
         self.oldest = oldest;

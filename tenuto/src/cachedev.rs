@@ -5,6 +5,7 @@
 //! device is claimed as a mount claims it. Deliberately absent: what is on the device; whether a
 //! cache that is already there is dirty the caller finds out before `allocate`.
 
+use crate::config::units::human_bytes;
 use crate::fault::{Fault, Kind};
 use crate::lock::{self, Mode, Patience};
 use crate::signature;
@@ -88,14 +89,16 @@ impl NewCache {
             }
             return Ok(target);
         }
+        // What fails half way takes all there is.
+        let free = sys::free_bytes(&target.file).unwrap_or(0);
         if let Err(error) = allocate_file(&target, bytes) {
-            let free = sys::free_bytes(&target.file).unwrap_or(0);
             // Back to what was there; that it fails changes only the space in use.
             let _ = match self.created {
                 true => fs::remove_file(&target.path),
                 false => target.file.set_len(target.size_bytes),
             };
-            let doing = format!("allocate {bytes} bytes ({free} are free)");
+            let (wanted, free) = (human_bytes(bytes), human_bytes(free));
+            let doing = format!("allocate {wanted} ({free} are free)");
             let mut fault = Fault::io(&name, &doing, error);
             if matches!(fault.kind, Kind::NoSpace) {
                 fault.message += "; make room there, or the cache smaller";
@@ -119,6 +122,10 @@ impl NewCache {
 fn allocate_file(target: &Target, bytes: u64) -> io::Result<()> {
     if target.size_bytes > bytes {
         target.file.set_len(bytes)?;
+    }
+    let present = target.file.metadata().map_or(0, |meta| meta.blocks() * 512);
+    if sys::lacks(&target.file, bytes.saturating_sub(present)) {
+        return Err(io::ErrorKind::StorageFull.into());
     }
     match sys::fallocate(&target.file, 0, 0, bytes) {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {

@@ -3,6 +3,7 @@
 //! Always true: the message is one line, lower-case, names the object, the cause and what would
 //! be right; nothing was changed where one is returned, unless the message says so.
 
+use crate::error::cause;
 use std::io;
 
 /// Few kinds, for exit codes and for the admin interface.
@@ -48,7 +49,7 @@ impl Fault {
         };
         Fault {
             kind,
-            message: format!("{object}: cannot {doing}: {source}"),
+            message: format!("{object}: cannot {doing}: {}", cause(&source)),
             source: Some(source),
         }
     }

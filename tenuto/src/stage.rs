@@ -7,6 +7,7 @@
 //! an earlier boot.
 
 use crate::buffer::Arena;
+use crate::config::units::human_bytes;
 use crate::fault::{Fault, Kind};
 use crate::lock::{self, Mode, Patience};
 use crate::sys;
@@ -43,8 +44,15 @@ impl Stage {
         lock::acquire(&file, &name, Mode::Exclusive, &mut patience)?;
         let meta = check(&file, &path, &name)?;
         let bytes = meta.len().max(wanted_bytes).next_multiple_of(4096);
-        if let Err(error) = sys::fallocate(&file, 0, 0, bytes) {
-            let fault = full(&file, &name, bytes, error);
+        // What fails half way takes all there is.
+        let free = sys::free_bytes(&file).unwrap_or(0);
+        let needed = bytes.saturating_sub(meta.blocks() * 512);
+        let allocated = match sys::lacks(&file, needed) {
+            true => Err(io::ErrorKind::StorageFull.into()),
+            false => sys::fallocate(&file, 0, 0, bytes),
+        };
+        if let Err(error) = allocated {
+            let fault = full(&name, needed, free, error);
             if !found {
                 // Best effort: an empty file in the way would do no harm.
                 let _ = fs::remove_file(&path);
@@ -133,20 +141,18 @@ fn check(file: &File, path: &Path, name: &str) -> Result<fs::Metadata, Fault> {
     Ok(meta)
 }
 
-fn full(file: &File, name: &str, bytes: u64, error: io::Error) -> Fault {
+fn full(name: &str, needed: u64, free: u64, error: io::Error) -> Fault {
+    let (needed, free) = (human_bytes(needed), human_bytes(free));
     if !matches!(
         error.kind(),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
     ) {
-        return Fault::io(name, &format!("allocate {bytes} bytes"), error);
+        return Fault::io(name, &format!("allocate {needed}"), error);
     }
-    let present = file.metadata().map(|meta| meta.blocks() * 512).unwrap_or(0);
-    let needed = bytes.saturating_sub(present);
-    let free = sys::free_bytes(file).unwrap_or(0);
     Fault {
         kind: Kind::NoSpace,
         message: format!(
-            "{name}: needs {needed} bytes more, {free} are free on its file system; \
+            "{name}: needs {needed} more, {free} are free on its file system; \
              make that larger, or cache.stage or cache.overlay-ram smaller"
         ),
         source: Some(error),

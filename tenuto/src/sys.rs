@@ -162,6 +162,12 @@ pub fn clear_direct(file: &File) -> io::Result<()> {
     check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags & !libc::O_DIRECT) })
 }
 
+/// Whether a file system says that it has no room for so many bytes more. Setting them aside all
+/// the same would take all there is before it fails.
+pub fn lacks(file: &File, more_bytes: u64) -> bool {
+    free_bytes(file).is_ok_and(|free| free < more_bytes)
+}
+
 /// Bytes that are free on the file system of `file`.
 pub fn free_bytes(file: &File) -> io::Result<u64> {
     // SAFETY: statvfs is plain data, for which all zeroes are valid.

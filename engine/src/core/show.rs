@@ -12,6 +12,9 @@ use crate::types::{BLOCK_BYTES, Policy, Serial, Span, Time, VolumeId};
 use crate::volume::{Epoch, Volume};
 use alloc::vec::Vec;
 
+/// An origin that has not answered for so long is shown as stalled.
+const SILENT_NS: u64 = 10_000_000_000;
+
 impl Core {
     /// The parts of a range from its start on; see [`crate::layout`].
     pub fn layout(&self, id: VolumeId, span: Span, parts_max: usize) -> Result<Vec<Part>, Refusal> {
@@ -92,6 +95,12 @@ impl Core {
     fn show(&self, volume: &Volume, now: Time) -> VolumeSnapshot {
         let (group_waits, group_in_place) = self.group_state(volume);
         let (oldest, began) = (volume.epochs.front(), self.began.unwrap_or(now));
+        let (mut state, mut reason) = (volume.shown_state(), volume.reason);
+        let silent = volume.flow.is_silent(now, SILENT_NS);
+        if silent && matches!(state, State::Clean | State::Dirty) {
+            state = State::Stalled;
+            reason = Some("the origin does not answer");
+        }
         VolumeSnapshot {
             id: volume.id,
             name: volume.name.clone(),
@@ -111,8 +120,8 @@ impl Core {
             group: self.group_name(volume),
             group_waits,
             group_in_place,
-            state: volume.shown_state(),
-            reason: volume.bypass.reason().or(volume.reason),
+            state,
+            reason: volume.bypass.reason().or(reason),
             past_log: volume.bypass == Bypass::Past,
             orphan: !volume.attached,
             ready: volume.ready,

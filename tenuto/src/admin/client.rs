@@ -83,7 +83,7 @@ impl Client {
     ) -> Result<(hyper::StatusCode, Bytes)> {
         let stream = UnixStream::connect(&self.socket)
             .await
-            .map_err(|error| self.unreachable(&cause(&error)))?;
+            .map_err(|error| self.not_connected(&error))?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|error| self.unreachable(&error.to_string()))?;
@@ -108,6 +108,18 @@ impl Client {
             .map_err(|error| self.unreachable(&error.to_string()))?
             .to_bytes();
         Ok((status, bytes))
+    }
+
+    fn not_connected(&self, error: &std::io::Error) -> Error {
+        if error.kind() != std::io::ErrorKind::PermissionDenied {
+            return self.unreachable(&cause(error));
+        }
+        let socket = self.socket.display().to_string();
+        let message = format!(
+            "{socket}: {}; use it as root, or as a user of the group that [host] group names",
+            cause(error)
+        );
+        Error::new(Kind::Unreachable, message).about(socket)
     }
 
     fn unreachable(&self, why: &str) -> Error {

@@ -225,12 +225,13 @@ impl Admin {
         self.refuse_drained(name)?;
         let _order = self.order();
         let mut known = self.known().clone();
-        let volume = parse::new_volume(&known.config.defaults, name, values)?;
+        let volume = parse::new_volume(&known.config.defaults, name, values);
+        let volume = volume.map_err(|error| of_volume(name, error.into()))?;
         if known.volumes.iter().any(|other| other.name == name) {
             let message = format!("volume {name}: exists already; choose another name");
             return Err(Error::usage(message).about(name));
         }
-        check_against(&known, &volume)?;
+        check_against(&known, &volume).map_err(|error| of_volume(name, error))?;
         state::save(&known.config, &volume)?;
         if let Err(error) = self.machine.add(volume.settings()) {
             state::remove(&known.config, name)?;
@@ -255,7 +256,7 @@ impl Admin {
         };
         refuse_held(&self.look()?, name)?;
         let mut volume = known.volumes[at].clone();
-        parse::apply(&mut volume, values)?;
+        parse::apply(&mut volume, values).map_err(|error| of_volume(name, error.into()))?;
         check::check_reset(&volume).map_err(|wrong| {
             Error::usage(format!("reset-on: {}; {}", wrong.what, wrong.right)).about(name)
         })?;
@@ -398,6 +399,15 @@ fn go_on(started: Started) {
     if let Err(error) = waits {
         tracing::warn!("nobody waits for an order: {error}");
     }
+}
+
+/// An error of a key says of which volume it is.
+fn of_volume(name: &str, error: Error) -> Error {
+    let message = match error.message.starts_with("volume ") {
+        true => error.message,
+        false => format!("volume {name}: {}", error.message),
+    };
+    Error { message, ..error }
 }
 
 fn stays_in_file(config: &Config, volume: &Volume) -> String {

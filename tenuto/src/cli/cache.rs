@@ -14,7 +14,8 @@ use crate::config::{Config, DEFAULT_PATH, locate};
 use crate::error::{Error, Kind, Result, cause};
 use crate::files::Files;
 use crate::inspect;
-use crate::target::Target;
+use crate::signature;
+use crate::target::{How, Target};
 use clap::{Args, Subcommand};
 use engine::engine::{device_bytes, format_cache, geometry_for};
 use engine::format::superblock::Superblock;
@@ -190,11 +191,13 @@ fn refuse_foreign(path: &Path) -> Result<()> {
     let superblock = inspect::superblock_at(path)?;
     superblock.map(|_| ()).map_err(|why| {
         let name = path.display();
-        Error::new(
-            Kind::Config,
-            format!("cache {name}: {why}; make one with `tenuto cache create {name}`"),
-        )
-        .about(name.to_string())
+        let target = Target::open(path, How::default()).ok();
+        let found = target.and_then(|target| signature::foreign(&target).ok().flatten());
+        let message = match found {
+            Some(found) => format!("cache {name}: holds {found}; name another file or device"),
+            None => format!("cache {name}: {why}; make one with `tenuto cache create {name}`"),
+        };
+        Error::new(Kind::Config, message).about(name.to_string())
     })
 }
 

@@ -36,7 +36,8 @@ fn confirm(context: &Context, config: &Config) -> Result<()> {
     let named = config.volumes.len();
     let document = json!({ "file": path, "ok": true, "volumes": named, "added_volumes": added });
     context.output().confirmation(&document, || {
-        format!("{path}: ok, {named} volumes, {added} more added at run time\n")
+        let noun = if named == 1 { "volume" } else { "volumes" };
+        format!("{path}: ok, {named} {noun}, {added} more added at run time\n")
     })
 }
 

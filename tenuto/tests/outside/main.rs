@@ -43,3 +43,4 @@ mod storm;
 mod terminal;
 mod turns;
 mod watch;
+mod wrong;

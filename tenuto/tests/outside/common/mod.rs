@@ -453,6 +453,12 @@ pub fn wait_until(what: &str, timeout: Duration, mut condition: impl FnMut() -> 
 pub struct Background(Child);
 
 impl Background {
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: kill(2) takes numbers; the process is our own child and not reaped yet.
+        let sent = unsafe { libc::kill(self.0.id() as i32, signal) };
+        assert_eq!(sent, 0, "the program is there");
+    }
+
     pub fn start(program: &str, arguments: &[&str]) -> Background {
         let child = Command::new(program)
             .args(arguments)
