@@ -94,8 +94,8 @@ fn a_wrong_file_is_told_with_its_line_its_key_and_what_would_be_right() {
         ),
         (
             VOLUME.replace("DIR/disk.img", "DIR"),
-            "2 FILE:17: origin: DIR is neither a file nor a block device; name a raw image or block \
-             device that exists and can be read",
+            "2 FILE:17: origin: DIR is neither a file nor a block device; name a raw image or \
+             block device that exists and can be read",
         ),
         (
             VOLUME.replace("disk.img", "guest.img"),
