@@ -316,7 +316,7 @@ fn a_second_writer_is_refused_at_run_time_as_in_the_file() {
     assert!(
         error
             .message
-            .starts_with("origin: volumes b and a have the same image")
+            .starts_with("volume b: origin: volumes b and a have the same image")
     );
     assert_eq!(house.fake.orders(), ["add a"]);
     let error = house.add("a", &[]).expect_err("a second time");
@@ -555,7 +555,7 @@ fn orders_and_refusals_go_over_the_socket_unchanged() {
         .expect_err("wrong key");
     assert_eq!(
         error.message,
-        "polcy: unknown key; did you mean \"policy\"?"
+        "volume b: polcy: unknown key; did you mean \"policy\"?"
     );
     client.delete("/v1/volumes/a").expect("removed");
     server.stop();
