@@ -107,7 +107,7 @@ fn the_demonstration_boots_guests_and_compares_the_kept_disk() {
         "--client",
         "qemu",
         "--guests",
-        "1",
+        "2",
         "--json",
         "--html",
         "page.html",
@@ -116,14 +116,14 @@ fn the_demonstration_boots_guests_and_compares_the_kept_disk() {
     assert_eq!(output.status.code(), Some(0), "{}", text_of(&output));
     let document: Value = serde_json::from_slice(&output.stdout).expect("one document");
     assert_eq!(document["driver"], "qemu");
-    assert_eq!(document["guests"], 2);
+    assert_eq!(document["guests"], 3);
     let number = |side: &str, path: &str| {
         let value = document.pointer(&format!("/{side}/{path}"));
         let value = value.and_then(Value::as_f64);
         value.unwrap_or_else(|| panic!("{side}/{path} in {document}"))
     };
     for side in ["uncached", "cached"] {
-        assert_eq!(document[side]["boots"].as_array().map(Vec::len), Some(2));
+        assert_eq!(document[side]["boots"].as_array().map(Vec::len), Some(3));
         for path in [
             "boot_median_seconds",
             "rounds/done",
@@ -140,14 +140,14 @@ fn the_demonstration_boots_guests_and_compares_the_kept_disk() {
         // 96 MiB, by the checksum that the guest's disk had.
         assert_eq!(number(side, "verified_blocks"), 24_576.0);
     }
-    // The second guest finds in the cache what the first one read.
+    // The second clone finds in the cache what the first one read.
     assert!(number("cached", "origin/reads") < 0.75 * number("uncached", "origin/reads"));
     assert!(number("cached", "origin/writes") < number("uncached", "origin/writes") / 2.0);
     assert_eq!(number("uncached", "ssd/write_bytes"), 0.0);
     assert!(number("cached", "ssd/write_bytes") > 0.0);
     let page = std::fs::read_to_string(place.join("page.html")).expect("the page");
     needs_nothing_else(&page);
-    assert!(page.contains("2 real Linux guests"));
+    assert!(page.contains("3 real Linux guests"));
 }
 
 #[test]
