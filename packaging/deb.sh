@@ -68,9 +68,11 @@ completions zsh "$share/zsh/vendor-completions/_tenuto"
 completions fish "$share/fish/vendor_completions.d/tenuto.fish"
 # Pages come from the program, where it has the verb.
 if "$binary" man --help >/dev/null 2>&1; then
-    mkdir -p "$share/man/man1"
-    "$binary" man --dir "$share/man/man1"
-    find "$share/man/man1" -type f ! -name '*.gz' -exec gzip -9n {} +
+    mkdir -p "$share/man/man1" "$share/man/man5"
+    # Standard output is for the name of the package alone.
+    "$binary" man --dir "$share/man/man1" >&2
+    mv "$share"/man/man1/*.5 "$share/man/man5/"
+    find "$share/man" -type f ! -name '*.gz' -exec gzip -9n {} +
 fi
 
 mkdir -p "$root/DEBIAN"
