@@ -35,6 +35,11 @@ impl Figure {
         }
     }
 
+    /// Of values that are upper bounds.
+    pub fn at_most(self, at_most: bool) -> Figure {
+        Figure { at_most, ..self }
+    }
+
     pub fn text(&self, which: usize) -> String {
         let bound = if self.at_most { "<= " } else { "" };
         self.values[which].map_or("-".into(), |value| {
@@ -203,11 +208,10 @@ impl Report {
         for kind in Kind::ALL {
             for (at, percent) in [50, 99].into_iter().enumerate() {
                 let name = format!("{} p{percent}, ms", kind.name());
-                let mut figure = self.figure(&name, 2, |run| {
+                let figure = self.figure(&name, 2, |run| {
                     run.latency.quantiles[kind as usize][at].map(millis)
                 });
-                figure.at_most = !self.cached.latency.exact;
-                figures.push(figure);
+                figures.push(figure.at_most(!self.cached.latency.exact));
             }
         }
         figures.extend(self.of_the_host());

@@ -31,16 +31,15 @@ svg{width:100%;height:auto}svg text{fill:var(--soft);font:12px system-ui,sans-se
 /// What only this page has.
 const MORE_STYLE: &str = "\
 .lead{font-size:1.05rem}\
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(12.5rem,1fr));gap:.75rem;\
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(12rem,1fr));gap:.75rem;\
 margin:1.5rem 0;padding:0;list-style:none}\
 .tiles li{background:var(--card);border-radius:.5rem;padding:.75rem 1rem}\
-.tiles b{display:block;font-size:1.7rem;line-height:1.2;color:var(--cached)}\
+.tiles b{display:block;font-size:1.5rem;line-height:1.2;color:var(--cached)}\
 .tiles small{color:var(--soft);font-size:.85rem}\
 figure{margin:0}figcaption,.small{color:var(--soft);font-size:.9rem}\
 .wide{overflow-x:auto}.wide svg{min-width:34rem}table.all{width:100%}\
 thead th{border-bottom:2px solid var(--soft);vertical-align:bottom}\
-tbody th{font-weight:normal}\
-tr.group th{font-weight:600;padding-top:1rem}\
+tbody th{font-weight:normal}td{white-space:nowrap}\
 pre{background:var(--card);border-radius:.5rem;padding:.75rem 1rem;overflow-x:auto;\
 font-size:.85rem;line-height:1.45}\
 @media print{body{margin:0;max-width:none;font-size:11pt}figure,.tiles,tr,pre{break-inside:avoid}\
@@ -98,7 +97,7 @@ pub fn page(report: &Report) -> String {
          <main><h1>The same guests on the same slow storage, without and with Tenuto</h1>\n\
          <p class=\"lead\">{}</p>\n<ul class=\"tiles\">{}</ul>\n\
          <h2>Requests at the origin</h2>\n{}\n\
-         <h2>Latency that guests see</h2>\n{}\n\
+         <h2>Latency of the guests' requests</h2>\n{}\n\
          <h2>Boots</h2>\n{}\n\
          <h2>All figures</h2>\n<div class=\"wide\">{}</div>\n\
          <h2>How it was measured</h2>\n{notes}\n{}\n\
@@ -172,40 +171,37 @@ fn tiles(report: &Report) -> String {
         median.map(|time| time.as_secs_f64())
     };
     let flush = |run: &Run| run.latency.quantiles[2][0].map(millis);
+    let bounds = !cached.latency.exact;
     let all = [
         (
             "requests at the origin",
             "",
-            0,
-            requests(uncached),
-            requests(cached),
+            Figure::new("", [requests(uncached), requests(cached)], 0),
         ),
         (
-            "until a guest has booted, median",
+            "until a clone has booted, median",
             " s",
-            1,
-            boot(uncached),
-            boot(cached),
+            Figure::new("", [boot(uncached), boot(cached)], 1),
         ),
-        ("a flush, median", " ms", 2, flush(uncached), flush(cached)),
+        (
+            "a flush, median",
+            " ms",
+            Figure::new("", [flush(uncached), flush(cached)], 2).at_most(bounds),
+        ),
     ];
     let mut text = String::new();
-    for (name, unit, decimals, before, after) in all {
-        let (Some(before), Some(after)) = (before, after) else {
-            continue;
-        };
-        let figure = Figure::new(name, [Some(before), Some(after)], decimals);
+    for (name, unit, figure) in all {
         let _ = write!(
             text,
             "<li><b>{}</b>{name}<br><small>{}{unit} without, {}{unit} with</small></li>",
-            figure.ratio(),
-            figure.text(0),
-            figure.text(1)
+            escape(&figure.ratio()),
+            escape(&figure.text(0)),
+            escape(&figure.text(1))
         );
     }
     let _ = write!(
         text,
-        "<li><b>0 lost</b>of what the kept disk was given<br><small>{} blocks of its image \
+        "<li><b>identical</b>the kept disk and its image in the end<br><small>{} blocks \
          compared</small></li>",
         grouped(cached.verified_blocks as f64, 0)
     );
@@ -228,12 +224,12 @@ fn table(figures: &[Figure]) -> String {
             escape(&figure.name),
             escape(&figure.text(0)),
             escape(&figure.text(1)),
-            figure.ratio()
+            escape(&figure.ratio())
         );
     }
     format!(
         "<table class=\"all\"><thead><tr><th></th><th scope=\"col\">without cache</th>\
-         <th scope=\"col\">with cache</th><th scope=\"col\">with the cache</th></tr></thead>\n\
+         <th scope=\"col\">with cache</th><th scope=\"col\">difference</th></tr></thead>\n\
          <tbody>{rows}</tbody></table>"
     )
 }
