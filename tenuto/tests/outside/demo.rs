@@ -15,6 +15,8 @@ use crate::common::{have, skip, text_of, wait_until};
 /// Alone it takes half a minute; emulated guests may share two cores with a build.
 const RUN_TIMEOUT: Duration = Duration::from_secs(400);
 const PATIENCE: Duration = Duration::from_secs(60);
+/// A guest that nobody ends takes three seconds to notice that its disk is gone.
+const AT_ONCE: Duration = Duration::from_secs(1);
 
 fn demo(directory: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tenuto"));
@@ -46,15 +48,23 @@ fn left_behind(directory: &Path, pid: u32) -> Vec<String> {
         .collect()
 }
 
-/// Processes whose parent this is, or that have this directory on their command line.
+/// Every QEMU that has this directory on its command line.
 fn guests_of(directory: &Path) -> BTreeSet<u32> {
+    qemu_with(directory, "")
+}
+
+/// Those of them that have this there, too.
+fn qemu_with(directory: &Path, word: &str) -> BTreeSet<u32> {
     let mark = directory.to_string_lossy().into_owned();
     let entries = std::fs::read_dir("/proc").expect("list processes");
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     pids.filter(|pid: &u32| {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let line = String::from_utf8_lossy(&line);
-        line.starts_with("/") && line.contains("qemu-system") && line.contains(&mark)
+        line.starts_with("/")
+            && line.contains("qemu-system")
+            && line.contains(&mark)
+            && line.contains(word)
     })
     .collect()
 }
@@ -202,7 +212,10 @@ fn a_demonstration_that_is_interrupted_leaves_nothing_behind() {
         let mut command = demo(place, &["--client", "qemu", "--guests", "1"]);
         let mut child = Ended(command.spawn().expect("start the demonstration"));
         let pid = child.0.id();
-        wait_until("a guest runs", PATIENCE, || !guests_of(place).is_empty());
+        // One with a disk: what is only tried for a moment ends by itself.
+        wait_until("a guest runs", PATIENCE, || {
+            !qemu_with(place, "nbd+unix").is_empty()
+        });
         // SAFETY: plain call with a process id that is ours until it is waited for.
         assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0, "signal it");
         let mut status = None;
@@ -210,7 +223,9 @@ fn a_demonstration_that_is_interrupted_leaves_nothing_behind() {
             status = child.0.try_wait().expect("ask for it");
             status.is_some()
         });
-        wait_until("its guests end", PATIENCE, || guests_of(place).is_empty());
+        wait_until("its guests end with it", AT_ONCE, || {
+            guests_of(place).is_empty()
+        });
         if signal == libc::SIGINT {
             assert_eq!(status.and_then(|it| it.code()), Some(1));
             assert_eq!(left_behind(place, pid), [""; 0]);
