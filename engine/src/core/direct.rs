@@ -38,6 +38,12 @@ pub struct Call {
     sync_after: bool,
 }
 
+impl Call {
+    pub fn volume(&self) -> VolumeId {
+        self.volume
+    }
+}
+
 #[derive(Clone, Copy)]
 enum Kind {
     Write {

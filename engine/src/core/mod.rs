@@ -242,7 +242,9 @@ impl Core {
         self.pump_checkpoint(cx);
         self.sweep();
         self.pump_park(cx);
-        if !cx.out.keeps_house() && self.has_chores() {
+        // What is in flight may never end; then its age is to be known.
+        let waits = cx.out.in_flight() > 0;
+        if !cx.out.keeps_house() && (waits || self.has_chores()) {
             cx.out
                 .timer(cx.now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);
         }

@@ -135,7 +135,12 @@ impl Core {
             Pending::Fill { fill } => self.fills.get(fill).origin().map(|id| (id, 1)),
             Pending::OriginRead { read, .. } => Some((self.reads.get(read).volume, 1)),
             Pending::Destage { volume, job } => Some((volume, self.job_blocks(volume, job))),
-            Pending::Ledger { volume }
+            Pending::Direct { call } => Some((self.calls.get(call).volume(), 0)),
+            Pending::SwitchSync { volume }
+            | Pending::Resize { volume }
+            | Pending::Clock { volume }
+            | Pending::CutJournal { volume }
+            | Pending::Ledger { volume }
             | Pending::LedgerSync { volume }
             | Pending::DestageSync { volume }
             | Pending::JournalTable { volume }

@@ -7,9 +7,9 @@
 //! back with the undo; what cannot be drained is named with the reason, and all others are drained
 //! all the same. Deliberately absent: moving guests, which is their manager's.
 
-use super::{Admin, Look, Started, go_on, refuse_held};
+use super::{Admin, Look, Started, refuse_held};
 use crate::config::{Config, Volume, units};
-use crate::error::{Error, Result, cause};
+use crate::error::{Error, Kind, Result, cause};
 use engine::snapshot::VolumeSnapshot;
 use engine::types::Policy;
 use serde_json::{Value, json};
@@ -32,11 +32,11 @@ impl Admin {
         let begun = self.switch_all(&look, &known.volumes, Policy::WriteThrough);
         drop(order);
         let mut left = Vec::new();
-        for begun in begun {
+        for (name, begun) in begun {
             let ended = match begun {
                 Ok(started) if wait => started(),
                 Ok(started) => {
-                    go_on(started);
+                    self.go_on("drain", &name, started);
                     Ok(())
                 }
                 Err(error) => Err(error),
@@ -51,7 +51,9 @@ impl Admin {
         // They are on their way already; held ones were told of above.
         for volume in look.engine.volumes.iter().filter(unnamed).filter(|_| wait) {
             let ended = self.machine.destage(volume.id);
-            left.extend(ended.err().map(|error| error.to_string()));
+            // One that is gone by now has nothing left.
+            let failed = ended.err().filter(|error| error.kind != Kind::NotFound);
+            left.extend(failed.map(|error| error.to_string()));
         }
         Ok(json!({
             "drained": true,
@@ -79,9 +81,10 @@ impl Admin {
         *self.known() = known.clone();
         let mut left = Vec::new();
         if was_drained {
-            for begun in self.switch_all(&self.look()?, &known.volumes, Policy::WriteBack) {
+            let begun = self.switch_all(&self.look()?, &known.volumes, Policy::WriteBack);
+            for (name, begun) in begun {
                 match begun {
-                    Ok(started) => go_on(started),
+                    Ok(started) => self.go_on("drain --undo", &name, started),
                     Err(error) => left.push(error.to_string()),
                 }
             }
@@ -90,13 +93,29 @@ impl Admin {
     }
 
     /// Orders a policy for all volumes that are write-back by the configuration.
-    fn switch_all(&self, look: &Look, named: &[Volume], policy: Policy) -> Vec<Result<Started>> {
-        let owned = |volume: &&Volume| volume.policy == Policy::WriteBack && !volume.read_only;
-        let orders = named.iter().filter(owned).map(|volume| {
-            refuse_held(look, &volume.name)?;
-            self.machine.switch(&volume.name, policy)
+    fn switch_all(
+        &self,
+        look: &Look,
+        named: &[Volume],
+        policy: Policy,
+    ) -> Vec<(String, Result<Started>)> {
+        let orders = named.iter().filter(|volume| owes(volume)).map(|volume| {
+            let free = refuse_held(look, &volume.name);
+            let begun = free.and_then(|()| self.machine.switch(&volume.name, policy));
+            (volume.name.clone(), begun)
         });
         orders.collect()
+    }
+
+    /// A volume that is attached again while the host is drained is drained as well.
+    pub(super) fn drain_one(&self, volume: &Volume) {
+        if !self.is_drained() || !owes(volume) {
+            return;
+        }
+        match self.machine.switch(&volume.name, Policy::WriteThrough) {
+            Ok(started) => self.go_on("drain", &volume.name, started),
+            Err(error) => tracing::warn!(volume = %volume.name, "{error}"),
+        }
     }
 
     pub(super) fn refuse_drained(&self, name: &str) -> Result<()> {
@@ -109,6 +128,11 @@ impl Admin {
             .about(name)),
         }
     }
+}
+
+/// Write-back by the configuration.
+fn owes(volume: &Volume) -> bool {
+    volume.policy == Policy::WriteBack && !volume.read_only
 }
 
 /// What an administrator who takes the host away would want to know.

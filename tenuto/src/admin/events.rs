@@ -328,6 +328,12 @@ impl Events {
         }
     }
 
+    /// Readers that wait at present.
+    #[cfg(test)]
+    pub fn waiting(&self) -> usize {
+        WAITING_MAX - self.places.available_permits()
+    }
+
     /// As [`Events::after`], but waits for so long if there is nothing to tell yet.
     pub async fn wait_after(&self, seq: u64, wait: Duration) -> Result<Page> {
         let mut newest = self.newest.subscribe();

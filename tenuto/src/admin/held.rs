@@ -152,7 +152,10 @@ impl Admin {
     /// Tries again to attach a volume that was held.
     pub(super) fn retry(&self, volume: &Volume) -> String {
         match self.machine.add(volume.settings()) {
-            Ok(()) => format!("volume {}: is not held any more", volume.name),
+            Ok(()) => {
+                self.drain_one(volume);
+                format!("volume {}: is not held any more", volume.name)
+            }
             Err(error) => format!("still held: {error}"),
         }
     }
@@ -183,6 +186,10 @@ impl Admin {
             .about(name));
         }
         self.machine.accept_loss(name)?;
+        let known = self.known().volumes.clone();
+        if let Some(volume) = known.iter().find(|volume| volume.name == name) {
+            self.drain_one(volume);
+        }
         Ok(Outcome::default())
     }
 }

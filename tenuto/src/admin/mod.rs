@@ -32,10 +32,11 @@ use crate::error::{Error, Result};
 use engine::chart::Spot;
 use engine::snapshot::{Snapshot, State, VolumeSnapshot};
 use engine::types::{Policy, VolumeId};
+use events::Notice;
 pub use held::Held;
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 pub use values::values_from_json;
 
@@ -154,7 +155,7 @@ pub struct Admin {
     /// works, so that looking never waits for a change. The data path never takes it.
     known: Mutex<Known>,
     /// What happened, and how the figures went. Nothing here reads them.
-    pub events: events::Events,
+    pub events: Arc<events::Events>,
     pub history: history::History,
 }
 
@@ -180,7 +181,7 @@ impl Admin {
             started: Instant::now(),
             order: Mutex::new(()),
             known,
-            events: events::Events::new(events::unix_ms_now()),
+            events: Arc::new(events::Events::new(events::unix_ms_now())),
             history: history::History::default(),
         }
     }
@@ -218,6 +219,24 @@ impl Admin {
             volumes: known.volumes.clone(),
             drained: known.drained,
         })
+    }
+
+    /// Sees an order to its end that nobody waits for, and tells of it if it fails.
+    fn go_on(&self, what: &str, name: &str, started: Started) {
+        let events = self.events.clone();
+        let (what, name) = (what.to_owned(), name.to_owned());
+        let thread = std::thread::Builder::new().name("order".into());
+        let waits = thread.spawn(move || {
+            let result = started();
+            if let Err(error) = &result {
+                tracing::warn!(volume = %name, "{error}");
+                events.tell(Notice::order(&what, Some(&name), &result));
+            }
+        });
+        // The order is carried out all the same; only its failure would not be told.
+        if let Err(error) = waits {
+            tracing::warn!("nobody waits for an order: {error}");
+        }
     }
 
     /// Attaches a volume and keeps it for the next start.
@@ -384,20 +403,6 @@ impl Admin {
         refuse_connected(&look, snapshot, "commit")?;
         self.machine.commit(name)?;
         Ok(Outcome::default())
-    }
-}
-
-/// Sees an order to its end that nobody waits for; that it fails is then seen in the volume.
-fn go_on(started: Started) {
-    let thread = std::thread::Builder::new().name("order".into());
-    let waits = thread.spawn(move || {
-        if let Err(error) = started() {
-            tracing::warn!("{error}");
-        }
-    });
-    // The order is carried out all the same; only its failure would not be told.
-    if let Err(error) = waits {
-        tracing::warn!("nobody waits for an order: {error}");
     }
 }
 

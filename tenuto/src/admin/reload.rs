@@ -96,7 +96,8 @@ impl Admin {
         self.machine.tune(volume.settings())?;
         let drained = self.is_drained() && volume.policy == Policy::WriteBack;
         if switches && !drained {
-            super::go_on(self.machine.switch(&volume.name, volume.policy)?);
+            let started = self.machine.switch(&volume.name, volume.policy)?;
+            self.go_on("reload", &volume.name, started);
         }
         Ok(())
     }

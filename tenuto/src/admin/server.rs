@@ -8,7 +8,7 @@
 use super::events::{self, Notice};
 use super::listener::Bounded;
 use super::observer::Observer;
-use super::{Admin, Outcome, Started, json, metrics, values_from_json, web};
+use super::{Admin, Outcome, json, metrics, values_from_json, web};
 use crate::config::Listen;
 use crate::config::check::group_id;
 use crate::config::token::Token;
@@ -354,26 +354,13 @@ async fn set_volume(
             let (outcome, started) = admin.set(&name, &values)?;
             match started {
                 Some(started) if waiting.wait => started()?,
-                Some(started) => go_on(admin.clone(), what.clone(), name.clone(), started),
+                Some(started) => admin.go_on(&what, &name, started),
                 None => {}
             }
             shown(&admin, &name, outcome)
         })
     })
     .await
-}
-
-/// Sees an order to its end that nobody waits for.
-fn go_on(admin: Arc<Admin>, what: String, name: String, started: Started) {
-    tokio::task::spawn_blocking(move || {
-        let result = started();
-        if let Err(error) = &result {
-            tracing::warn!("{error}");
-            admin
-                .events
-                .tell(Notice::order(&what, Some(&name), &result));
-        }
-    });
 }
 
 fn parse_body(body: &str) -> Result<Map<String, Value>> {

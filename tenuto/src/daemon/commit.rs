@@ -23,17 +23,9 @@ impl Daemon {
     pub fn volume_commit(&self, name: &str) -> Result<(), VolumeError> {
         let claim = self.claim(name)?;
         let name = &claim.name;
-        let Some(entry) = self.entry(name) else {
-            return Err(VolumeError::Unknown(name.clone()));
-        };
+        let entry = self.known(name)?;
         self.check_commit(&entry)?;
-        self.handle.export_hold(name)?;
-        let clients = self.handle.clients(entry.id)?;
-        if clients > 0 {
-            self.show_again(&entry)?;
-            let name = name.clone();
-            return Err(VolumeError::Busy { name, clients });
-        }
+        self.hold_alone(&entry)?;
         if let Err(error) = self.suspend(&entry) {
             self.show_again(&entry)?;
             return Err(error);
@@ -154,6 +146,19 @@ impl Daemon {
                 Err(error)
             }
         }
+    }
+
+    /// Refuses clients from now on; refused itself while some are there.
+    pub(super) fn hold_alone(&self, entry: &Entry) -> Result<(), VolumeError> {
+        let name = entry.settings.name.clone();
+        // Nobody comes while they are counted.
+        self.handle.export_hold(&name)?;
+        let clients = self.handle.clients(entry.id)?;
+        if clients == 0 {
+            return Ok(());
+        }
+        self.show_again(entry)?;
+        Err(VolumeError::Busy { name, clients })
     }
 
     pub(super) fn show_again(&self, entry: &Entry) -> Result<(), VolumeError> {

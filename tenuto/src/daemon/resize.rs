@@ -14,20 +14,10 @@ impl Daemon {
     pub fn volume_resize(&self, name: &str, size_bytes: u64) -> Result<(), VolumeError> {
         let claim = self.claim(name)?;
         let name = &claim.name;
-        let Some(mut entry) = self.entry(name) else {
-            return Err(VolumeError::Unknown(name.clone()));
-        };
+        let mut entry = self.known(name)?;
         self.check_resize(&entry)?;
-        let shrinks = size_bytes < entry.size_bytes;
-        if shrinks {
-            // Nobody comes while they are counted.
-            self.handle.export_hold(name)?;
-            let clients = self.handle.clients(entry.id)?;
-            if clients > 0 {
-                self.show_again(&entry)?;
-                let name = name.clone();
-                return Err(VolumeError::Busy { name, clients });
-            }
+        if size_bytes < entry.size_bytes {
+            self.hold_alone(&entry)?;
         }
         let volume = entry.id;
         let resized = self.command(name, Command::Resize { volume, size_bytes });

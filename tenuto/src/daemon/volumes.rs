@@ -115,6 +115,11 @@ impl Daemon {
         self.table().entries.get(name).cloned()
     }
 
+    pub(super) fn known(&self, name: &str) -> Result<Entry, VolumeError> {
+        let unknown = || VolumeError::Unknown(name.to_owned());
+        self.entry(name).ok_or_else(unknown)
+    }
+
     pub fn volume_id(&self, name: &str) -> Option<VolumeId> {
         self.table().entries.get(name).map(|entry| entry.id)
     }
@@ -202,19 +207,8 @@ impl Daemon {
     pub fn volume_orphan(&self, name: &str) -> Result<(), VolumeError> {
         let claim = self.claim(name)?;
         let name = &claim.name;
-        let Some(mut entry) = self.entry(name) else {
-            return Err(VolumeError::Unknown(name.clone()));
-        };
-        // Nobody comes while they are counted.
-        self.handle.export_hold(name)?;
-        let clients = self.handle.clients(entry.id)?;
-        if clients > 0 {
-            let name = name.clone();
-            if entry.settings.export_nbd {
-                self.handle.export_set(&name, entry.export())?;
-            }
-            return Err(VolumeError::Busy { name, clients });
-        }
+        let mut entry = self.known(name)?;
+        self.hold_alone(&entry)?;
         self.handle.export_remove(name)?;
         self.hide(name)?;
         self.watches.end(name, &self.handle, &self.state_dir);
@@ -384,9 +378,7 @@ impl Daemon {
     pub fn volume_tune(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
         let claim = self.claim(&settings.name)?;
         let name = &claim.name;
-        let Some(mut entry) = self.entry(name) else {
-            return Err(VolumeError::Unknown(name.clone()));
-        };
+        let mut entry = self.known(name)?;
         if let Some(what) = needs_restart(&entry.settings, &settings) {
             return Err(VolumeError::Settings(format!(
                 "volume {name}: {what} cannot change while it runs; remove the volume and add it"
@@ -411,9 +403,7 @@ impl Daemon {
     /// write-back keeps beside the origin is made first.
     pub fn volume_switch(&self, name: &str, policy: Policy) -> Result<CommandReply, VolumeError> {
         let claim = self.claim(name)?;
-        let Some(mut entry) = self.entry(name) else {
-            return Err(VolumeError::Unknown(name.to_owned()));
-        };
+        let mut entry = self.known(name)?;
         let old = entry.settings.policy;
         if policy != old && (policy == Policy::Ephemeral || old == Policy::Ephemeral) {
             let (old, new) = (old.name(), policy.name());
@@ -479,9 +469,7 @@ impl Daemon {
             self.release(&held, discard_dirty)?;
             return self.count_group(&held.settings);
         }
-        let Some(entry) = self.entry(name) else {
-            return Err(VolumeError::Unknown(name.to_owned()));
-        };
+        let entry = self.known(name)?;
         let volume = entry.id;
         let clients = self.handle.clients(volume)?;
         if clients > 0 {

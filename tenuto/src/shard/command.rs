@@ -254,7 +254,7 @@ impl<E: Decide> Shard<E> {
         });
         let volumes = volumes.collect();
         let mut engine = self.engine.snapshot(self.now);
-        self.remotes.mark(&mut engine, self.now);
+        self.remotes.mark(&mut engine);
         HostSnapshot {
             engine,
             host: HostCounters {

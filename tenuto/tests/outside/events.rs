@@ -1,7 +1,6 @@
 //! `events` as scripts read it: one line each, over restarts, until the reader has enough.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -23,18 +22,6 @@ fn prepare() -> Rig {
 fn lines(text: &str) -> Vec<Value> {
     let parse = |line: &str| serde_json::from_str(line).expect("a document on each line");
     text.lines().map(parse).collect()
-}
-
-fn follow(rig: &Rig) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_tenuto"))
-        .args(["events", "--follow", "--json"])
-        .env("TENUTO_CONFIG", rig.config_path())
-        .env_remove("TENUTO_SOCKET")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
 }
 
 #[test]
@@ -77,7 +64,7 @@ fn events_are_lines_that_can_be_asked_for_by_number_volume_and_severity() {
 fn a_follower_goes_on_with_the_next_daemon_and_ends_with_its_reader() {
     let rig = prepare();
     let daemon = rig.serve();
-    let mut follower = follow(&rig);
+    let mut follower = rig.spawn(&["events", "--follow", "--json"]);
     let mut out = BufReader::new(follower.stdout.take().unwrap());
     let mut next = || {
         let mut line = String::new();

@@ -1,7 +1,7 @@
 //! Progress of work that takes a while, and that it is the daemon's and not the command's.
 
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -32,18 +32,6 @@ fn make_dirty(rig: &Rig) {
         client.write(at, &[7; MIB as usize]);
     }
     client.disconnect();
-}
-
-fn start(rig: &Rig, arguments: &[&str]) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_tenuto"))
-        .args(arguments)
-        .env("TENUTO_CONFIG", rig.config_path())
-        .env_remove("TENUTO_SOCKET")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
 }
 
 #[test]
@@ -94,7 +82,7 @@ fn an_interrupt_ends_the_waiting_and_not_the_destage() {
     let daemon = rig.serve();
     make_dirty(&rig);
     export.hold_writes(0, DIRTY_BYTES);
-    let waiting = start(&rig, &["volume", "destage", "disk", "--wait"]);
+    let waiting = rig.spawn(&["volume", "destage", "disk", "--wait"]);
     assert!(export.wait_parked(1, Duration::from_secs(30)));
     run("sh", &["-c", &format!("kill -INT {}", waiting.id())]);
     let output: Output = waiting.wait_with_output().unwrap();

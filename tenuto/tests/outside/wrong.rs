@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
+use crate::common::nbd::CMD_READ;
 use crate::common::{
     Background, EXIT_FAILED, EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Rig, have, wait_until,
 };
@@ -447,6 +448,16 @@ fn an_origin_that_hangs_is_told_and_holds_up_nobody_else() {
     });
     let said = rig.tenuto(&["status", "-x"]);
     assert_eq!(said.status.code(), Some(EXIT_FAILED));
+    server.signal(libc::SIGCONT);
+    rig.done(&["volume", "destage", "far", "--wait"]);
+    assert_eq!(rig.show("far")["state"], "clean");
+    // A read is enough to notice, where nothing is dirty.
+    server.signal(libc::SIGSTOP);
+    far.send(CMD_READ, 0, 8 << 20, 4096, &[])
+        .expect("a read is sent");
+    wait_until("it is told", std::time::Duration::from_secs(60), || {
+        rig.show("far")["state"] == "stalled"
+    });
     server.signal(libc::SIGCONT);
     // It goes on by itself, and what was written since goes after it.
     rig.done(&["volume", "destage", "far", "--wait"]);

@@ -350,8 +350,10 @@ fn who_waits_for_events_gets_orders_with_their_outcome_and_the_stop() {
         after = page["next"].clone();
     };
     let waiting = follow(&seen["next"]);
-    // It waits by then; the stop would not find one that comes later.
-    std::thread::sleep(Duration::from_secs(1));
+    // The stop would not find one that comes later.
+    while house.admin.events.waiting() == 0 {
+        std::thread::yield_now();
+    }
     server.stop();
     let page = waiting.join().expect("no panic");
     assert_eq!(kinds(&page), ["stop"]);

@@ -16,7 +16,7 @@ use crate::origin::nbd::session::{Errno, Session, Step};
 use crate::ring::{self, Completed};
 use crate::shard::slots::Slots;
 use crate::shard::{Alarm, Decide, Shard, tag};
-use engine::types::{Time, VolumeId};
+use engine::types::VolumeId;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
@@ -100,13 +100,6 @@ impl Wires {
     pub fn idle(&mut self, slot: u32) -> Option<&mut Wire> {
         let wire = self.wires.get_mut(slot)?;
         (!wire.sending && !wire.closing).then_some(wire)
-    }
-
-    /// When the oldest unanswered request of a volume was sent.
-    pub fn oldest(&self, volume: VolumeId) -> Option<Time> {
-        let all = self.wires.iter().filter(|(_, wire)| wire.volume == volume);
-        all.filter_map(|(_, wire)| Some(wire.pieces.first_key_value()?.1.sent))
-            .min()
     }
 }
 

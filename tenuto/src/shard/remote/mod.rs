@@ -44,8 +44,6 @@ use std::time::Duration;
 const BATCH_BYTES_MAX: u64 = 1 << 20;
 /// Unanswered requests on one connection.
 const IN_FLIGHT_MAX: usize = 128;
-/// A server that answers nothing for so long is shown as stalled.
-const SILENT_NS_MAX: u64 = 10_000_000_000;
 
 /// One request to a server.
 #[derive(Debug)]
@@ -54,7 +52,6 @@ struct Piece {
     what: What,
     /// What it is about; an edge is a part of the server's block around it.
     part: split::Piece,
-    sent: Time,
 }
 
 #[derive(Debug)]
@@ -115,12 +112,10 @@ pub(super) struct Remotes {
 
 impl Piece {
     fn new(request: u32, what: What, part: split::Piece) -> Piece {
-        let sent = Time(0);
         Piece {
             request,
             what,
             part,
-            sent,
         }
     }
 
@@ -180,15 +175,9 @@ impl Remotes {
     }
 
     /// What the engine cannot know: that an origin is away.
-    pub fn mark(&self, snapshot: &mut Snapshot, now: Time) {
+    pub fn mark(&self, snapshot: &mut Snapshot) {
         for volume in &mut snapshot.volumes {
-            let trouble = self.all.get(&volume.id).and_then(|remote| {
-                let silent = self
-                    .wires
-                    .oldest(volume.id)
-                    .is_some_and(|sent| now.since(sent) > SILENT_NS_MAX);
-                remote.trouble(silent)
-            });
+            let trouble = self.all.get(&volume.id).and_then(Remote::trouble);
             let ours = matches!(volume.state, State::Clean | State::Dirty | State::Stalled);
             if let Some((state, reason)) = trouble.filter(|_| ours) {
                 volume.state = state;
@@ -225,7 +214,7 @@ impl Remote {
         Turn::Go(piece)
     }
 
-    fn trouble(&self, silent: bool) -> Option<(State, &'static str)> {
+    fn trouble(&self) -> Option<(State, &'static str)> {
         if self.link.is_strange() {
             let reason = "the export is not as it was when the volume was attached; restore its \
                           size and abilities";
@@ -235,8 +224,6 @@ impl Remote {
             "the connection to the origin is lost; it is tried again"
         } else if self.resting.is_some() {
             "writes to the origin wait for origin-quiet after an unclean end of its connection"
-        } else if silent {
-            "the origin does not answer"
         } else {
             return None;
         };
@@ -403,7 +390,7 @@ impl<E: Decide> Shard<E> {
                 kept.push_back(piece);
                 break;
             }
-            let mut piece = match remote.turn(piece, self.now) {
+            let piece = match remote.turn(piece, self.now) {
                 Turn::Go(piece) => piece,
                 Turn::Rest(piece, until) => {
                     later = Some(later.map_or(until, |later| later.min(until)));
@@ -415,7 +402,6 @@ impl<E: Decide> Shard<E> {
                     continue;
                 }
             };
-            piece.sent = self.now;
             let asked = remote.requests.get(piece.request);
             let io = &asked.expect("a piece has its request").io;
             let (cookie, words) = wire.session.ask(piece.ask(&remote.export));

@@ -280,6 +280,19 @@ impl Rig {
         self.command().args(arguments).output().expect("run tenuto")
     }
 
+    /// Starts one that goes on, with both outputs to be read.
+    pub fn spawn(&self, arguments: &[&str]) -> Child {
+        Command::new(env!("CARGO_BIN_EXE_tenuto"))
+            .args(arguments)
+            .env("TENUTO_CONFIG", self.config_path())
+            .env_remove("TENUTO_SOCKET")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("run tenuto")
+    }
+
     /// Runs a command that must succeed; its standard output.
     pub fn done(&self, arguments: &[&str]) -> String {
         let output = self.tenuto(arguments);
