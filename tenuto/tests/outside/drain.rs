@@ -147,5 +147,15 @@ fn what_cannot_be_drained_is_named_and_all_else_is_drained() {
     assert_eq!(policy(&rig, "disk"), "\"write-through\"");
     let shown = rig.done(&["status"]);
     assert!(shown.contains("drained"), "{shown}");
+    // Its data comes home; attached again, it is drained as the others are.
+    let other = elsewhere.serve();
+    elsewhere.done(&["volume", "destage", "held", "--wait"]);
+    elsewhere.done(&["volume", "rm", "held"]);
+    other.stop();
+    let said = rig.done(&["reload"]);
+    assert!(said.contains("volume held: is not held any more"), "{said}");
+    wait_until("it is drained", PATIENCE, || {
+        policy(&rig, "held") == "\"write-through\""
+    });
     daemon.stop();
 }

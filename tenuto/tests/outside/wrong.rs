@@ -434,7 +434,7 @@ fn an_origin_that_hangs_is_told_and_holds_up_nobody_else() {
     let daemon = rig.serve();
     let mut far = rig.connect("far");
     far.write(0, &[1; 4096]);
-    server.signal(libc::SIGSTOP);
+    server.freeze();
     let orders = rig.done(&["volume", "destage", "far"]);
     assert!(orders.contains("destage started"), "{orders}");
     far.write(4096, &[2; 4096]);
@@ -452,7 +452,7 @@ fn an_origin_that_hangs_is_told_and_holds_up_nobody_else() {
     rig.done(&["volume", "destage", "far", "--wait"]);
     assert_eq!(rig.show("far")["state"], "clean");
     // A read is enough to notice, where nothing is dirty.
-    server.signal(libc::SIGSTOP);
+    server.freeze();
     far.send(CMD_READ, 0, 8 << 20, 4096, &[])
         .expect("a read is sent");
     wait_until("it is told", std::time::Duration::from_secs(60), || {

@@ -16,6 +16,7 @@ pub mod random;
 pub mod thread;
 
 use std::fmt::Write as _;
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -43,7 +44,7 @@ pub fn skip(test: &str, why: &str) {
     use std::io::Write as _;
     eprintln!("skipped: {test}: {why}");
     if let Some(path) = std::env::var_os("TENUTO_SKIPS") {
-        let mut file = std::fs::OpenOptions::new()
+        let mut file = fs::OpenOptions::new()
             .append(true)
             .create(true)
             .open(path)
@@ -137,7 +138,7 @@ impl Rig {
             _stage: stage,
         };
         for part in ["run", "state", "stage"] {
-            std::fs::create_dir_all(rig.dir.join(part)).expect("make a directory");
+            fs::create_dir_all(rig.dir.join(part)).expect("make a directory");
         }
         rig
     }
@@ -226,7 +227,7 @@ impl Rig {
     /// A raw image of that many bytes, all zero.
     pub fn image(&self, name: &str, bytes: u64) -> PathBuf {
         let path = self.dir.join(name);
-        let file = std::fs::File::create(&path).expect("create an image");
+        let file = fs::File::create(&path).expect("create an image");
         file.set_len(bytes).expect("size an image");
         path
     }
@@ -253,14 +254,14 @@ impl Rig {
             self.volumes
         );
         let path = self.config_path();
-        std::fs::write(&path, text).expect("write the configuration");
+        fs::write(&path, text).expect("write the configuration");
         path
     }
 
     /// The stage of a host that lost power: gone.
     pub fn lose_stage(&self) {
-        for entry in std::fs::read_dir(&self.stage).expect("list the stage directory") {
-            std::fs::remove_file(entry.expect("an entry").path()).expect("remove a stage file");
+        for entry in fs::read_dir(&self.stage).expect("list the stage directory") {
+            fs::remove_file(entry.expect("an entry").path()).expect("remove a stage file");
         }
     }
 
@@ -428,13 +429,13 @@ pub fn copy_with_neighbours(image: &Path, copy: &Path) {
         let from = format!("{}{ending}", image.display());
         let to = format!("{}{ending}", copy.display());
         // What an earlier round left must not be taken for this round's.
-        let _ = std::fs::remove_file(&to);
+        let _ = fs::remove_file(&to);
         if !Path::new(&from).exists() {
             continue;
         }
-        let modified = std::fs::metadata(&from).and_then(|data| data.modified());
-        std::fs::copy(&from, &to).unwrap_or_else(|error| panic!("copy {from}: {error}"));
-        let file = std::fs::File::options()
+        let modified = fs::metadata(&from).and_then(|data| data.modified());
+        fs::copy(&from, &to).unwrap_or_else(|error| panic!("copy {from}: {error}"));
+        let file = fs::File::options()
             .write(true)
             .open(&to)
             .expect("open the copy");
@@ -470,6 +471,22 @@ impl Background {
         // SAFETY: kill(2) takes numbers; the process is our own child and not reaped yet.
         let sent = unsafe { libc::kill(self.0.id() as i32, signal) };
         assert_eq!(sent, 0, "the program is there");
+    }
+
+    /// Stops the program, and returns when none of its threads can answer any more: the signal
+    /// reaches one of them first, and the others may serve a request in the meantime.
+    pub fn freeze(&self) {
+        self.signal(libc::SIGSTOP);
+        let tasks = format!("/proc/{}/task", self.0.id());
+        wait_until("every thread stands", Duration::from_secs(20), || {
+            let tasks = fs::read_dir(&tasks).expect("its threads");
+            tasks.flatten().all(|task| {
+                let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+                // The state follows the name, which may hold anything.
+                stat.rsplit_once(") ")
+                    .is_none_or(|(_, rest)| rest.starts_with('T'))
+            })
+        });
     }
 
     pub fn start(program: &str, arguments: &[&str]) -> Background {
@@ -602,21 +619,21 @@ impl Daemon {
 
     /// How many descriptors are open.
     pub fn descriptors(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.pid()))
+        fs::read_dir(format!("/proc/{}/fd", self.pid()))
             .expect("list descriptors")
             .count()
     }
 
     /// How many threads there are.
     pub fn threads(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/task", self.pid()))
+        fs::read_dir(format!("/proc/{}/task", self.pid()))
             .expect("list threads")
             .count()
     }
 
     /// Resident memory of its own, without shared memory, in KiB.
     pub fn private_kib(&self) -> u64 {
-        std::fs::read_to_string(format!("/proc/{}/status", self.pid()))
+        fs::read_to_string(format!("/proc/{}/status", self.pid()))
             .expect("read the status")
             .lines()
             .find_map(|line| line.strip_prefix("RssAnon:"))
