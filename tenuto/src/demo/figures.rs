@@ -171,15 +171,15 @@ impl Report {
         let destaged = run.destage.as_secs_f64();
         notes.push(match run.written_blocks {
             Some(written) => format!(
-                "every read was compared with what had been written; the kept disk was destaged in \
-                 {destaged:.1} s, and its image holds exactly that: {compared} blocks compared, {} \
-                 of them written",
+                "every read was compared with what had been written; what was left of the kept \
+                 disk at the end was destaged in {destaged:.1} s, and its image holds exactly what \
+                 was written: {compared} blocks compared, {} of them written",
                 grouped(written as f64, 0)
             ),
             None => format!(
-                "every guest checked each file it read against its checksum; the kept disk was \
-                 destaged in {destaged:.1} s, and its image has the SHA-256 that the guest's disk \
-                 had ({compared} blocks)"
+                "every guest checked each file it read against its checksum; what was left of the \
+                 kept disk at the end was destaged in {destaged:.1} s, and its image has the \
+                 SHA-256 that the guest's disk had ({compared} blocks)"
             ),
         });
         for (name, run) in [("without", &self.uncached), ("with", &self.cached)] {
@@ -286,7 +286,10 @@ impl Report {
             count("flushes of the guests", &|run| run.totals.flushes),
             mib("SSD written, MiB", &|run| run.totals.flash_write_bytes),
             mib("SSD read, MiB", &|run| run.totals.flash_read_bytes),
-            mib("RAM in use at the end, MiB", &|run| run.totals.ram_bytes),
+            mib(
+                "RAM of read tier, overlays and maps at the end, MiB",
+                &|run| run.totals.ram_bytes,
+            ),
             self.figure("the whole run, s", 1, |run| {
                 Some((run.work.total + run.destage).as_secs_f64())
             }),

@@ -78,13 +78,13 @@ pub fn page(report: &Report) -> String {
         &latency_lines(report),
     );
     let requests = plot(
-        "requests at the origin per second",
+        "requests to the images per second",
         Scale::Linear,
         &request_lines(report),
     );
     let boots = plot(
         "guests that have booted",
-        Scale::Linear,
+        Scale::Counts,
         &boot_lines(report),
     );
     let notes = list(&report.notes());
@@ -115,8 +115,10 @@ pub fn page(report: &Report) -> String {
     )
 }
 
-const REQUESTS_CAPTION: &str = "Reads, writes and syncs of all images. With the cache, what comes \
-    after the guests' work is the destage of the disk that is kept.";
+const REQUESTS_CAPTION: &str = "Reads, writes and syncs of all images; what goes to the journal \
+    beside the kept one is not in it, and stands in the table in MiB. With the cache, what the \
+    kept disk wrote is destaged when it is some seconds old, also while the guests work, and what \
+    comes after their work is the rest of it.";
 
 fn latency_caption(report: &Report) -> &'static str {
     match report.cached.latency.exact {
@@ -174,7 +176,7 @@ fn tiles(report: &Report) -> String {
     let bounds = !cached.latency.exact;
     let all = [
         (
-            "requests at the origin",
+            "requests to the images",
             "",
             Figure::new("", [requests(uncached), requests(cached)], 0),
         ),

@@ -26,6 +26,8 @@ pub struct Line {
 #[derive(Clone, Copy, PartialEq)]
 pub enum Scale {
     Linear,
+    /// Linear, of things that come whole.
+    Counts,
     Logarithmic,
 }
 
@@ -36,7 +38,7 @@ pub fn plot(name: &str, scale: Scale, lines: &[Line]) -> String {
     let y_max = points().map(|point| point.1).fold(1.0, f64::max);
     let least = points().map(|point| point.1).fold(y_max, f64::min);
     let (low, high) = match scale {
-        Scale::Linear => (0.0, y_max * 1.05),
+        Scale::Linear | Scale::Counts => (0.0, y_max * 1.05),
         Scale::Logarithmic => (
             least.max(1e-3).log10().floor(),
             y_max.log10().ceil().max(1.0),
@@ -45,7 +47,7 @@ pub fn plot(name: &str, scale: Scale, lines: &[Line]) -> String {
     let x = |seconds: f64| LEFT + seconds / x_max * (WIDTH - LEFT - RIGHT);
     let y = |value: f64| {
         let value = match scale {
-            Scale::Linear => value,
+            Scale::Linear | Scale::Counts => value,
             Scale::Logarithmic => value.max(1e-3).log10(),
         };
         let part = ((value - low) / (high - low)).clamp(0.0, 1.0);
@@ -134,6 +136,10 @@ fn draw(
 fn y_ticks(scale: Scale, low: f64, high: f64) -> Vec<f64> {
     match scale {
         Scale::Linear => ticks(high),
+        Scale::Counts => ticks(high)
+            .into_iter()
+            .filter(|tick| tick.fract() == 0.0)
+            .collect(),
         Scale::Logarithmic => (low as i32..=high as i32)
             .map(|power| 10f64.powi(power))
             .collect(),
@@ -164,6 +170,15 @@ mod tests {
     }
 
     #[test]
+    fn an_axis_of_counts_has_whole_numbers_only() {
+        for most in 1..=20 {
+            let ticks = y_ticks(Scale::Counts, 0.0, f64::from(most) * 1.05);
+            assert!(ticks.len() > 1, "{most}: {ticks:?}");
+            assert!(ticks.iter().all(|tick| tick.fract() == 0.0), "{ticks:?}");
+        }
+    }
+
+    #[test]
     fn every_point_of_a_plot_lies_inside_its_frame() {
         let line = Line {
             class: "cached",
@@ -171,7 +186,7 @@ mod tests {
             name: "a",
             points: vec![(0.0, 0.0004), (10.0, 3.0), (25.0, 4000.0)],
         };
-        for scale in [Scale::Linear, Scale::Logarithmic] {
+        for scale in [Scale::Linear, Scale::Counts, Scale::Logarithmic] {
             let svg = plot("ms", scale, std::slice::from_ref(&line));
             let points = svg.split("points=\"").nth(1).expect("a line");
             let points = points.split('"').next().expect("ends");
