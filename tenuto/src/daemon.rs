@@ -6,6 +6,7 @@
 //! Deliberately absent: configuration files, defaults and the admin interface; the settings here
 //! are already checked.
 
+mod ahead;
 mod commit;
 mod held;
 mod host;
@@ -29,7 +30,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use volumes::Table;
+use volumes::{Ledgers, Table};
 pub use watch::Watched;
 use watch::Watches;
 
@@ -185,6 +186,7 @@ pub struct Daemon {
     /// for moments only, and a change in progress is noted in the table.
     volumes: Mutex<Table>,
     state_dir: PathBuf,
+    ledgers: Ledgers,
     watches: Watches,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Keeps its lock.
@@ -195,7 +197,7 @@ impl Daemon {
     /// Starts everything; ready to serve when this returns. Blocks, and must not be called from
     /// asynchronous code, like all methods that change something.
     pub fn start(settings: Settings) -> Result<Daemon, StartError> {
-        host::allow_descriptors();
+        host::allow_descriptors(&settings.volumes)?;
         let sockets = Sockets::new(&settings)?;
         let begun = Instant::now();
         let opened = open::open(&settings)?;
@@ -211,6 +213,7 @@ impl Daemon {
             sockets,
             volumes: Mutex::new(Table::default()),
             state_dir: settings.state_dir.clone(),
+            ledgers: Ledgers::new(&settings.state_dir),
             watches: Watches::default(),
             thread: Mutex::new(Some(thread)),
             _stage: opened.stage,
@@ -234,13 +237,13 @@ impl Daemon {
         for volume in &settings.volumes {
             self.table().name_in_group(volume);
         }
-        for volume in settings.volumes {
-            match self.volume_add(volume.clone()) {
+        ahead::in_order(&settings.volumes, &self.ledgers, |volume, opened| {
+            match self.volume_join(volume.clone(), opened) {
                 // One that cannot go on does not stop the others.
-                Err(VolumeError::Held(hold)) => self.hold(volume, *hold)?,
-                added => added?,
+                Err(VolumeError::Held(hold)) => Ok(self.hold(volume, *hold)?),
+                added => Ok(added?),
             }
-        }
+        })?;
         for orphan in orphans {
             self.adopt(orphan);
         }

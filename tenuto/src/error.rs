@@ -210,6 +210,13 @@ pub fn without_secrets(text: &str) -> String {
 
 /// The reason of an I/O error without Rust's "(os error N)", lower case.
 pub fn cause(error: &std::io::Error) -> String {
+    if error.raw_os_error() == Some(libc::EMFILE) {
+        return format!(
+            "too many open files, this process may have {}; raise LimitNOFILE= of its unit, or \
+             `ulimit -n`",
+            crate::ring::descriptors_max()
+        );
+    }
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or(&text);
     let mut letters = text.chars();

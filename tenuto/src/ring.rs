@@ -583,6 +583,17 @@ pub fn lift_descriptor_limit() -> io::Result<()> {
     }
 }
 
+/// How many descriptors this process may have open.
+pub fn descriptors_max() -> u64 {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: fills a value that lives over the call.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+    limit.rlim_cur
+}
+
 /// Nanoseconds on the monotonic clock.
 pub fn monotonic_ns() -> u64 {
     let mut time = libc::timespec {

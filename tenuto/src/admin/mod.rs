@@ -21,6 +21,7 @@ pub mod promise;
 mod reload;
 mod resize;
 pub mod server;
+mod tcp;
 #[cfg(test)]
 mod tests;
 mod values;

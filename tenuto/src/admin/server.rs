@@ -8,7 +8,8 @@
 use super::events::{self, Notice};
 use super::listener::Bounded;
 use super::observer::Observer;
-use super::{Admin, Outcome, json, metrics, values_from_json, web};
+use super::tcp::Clocks;
+use super::{Admin, Outcome, json, metrics, tcp, values_from_json, web};
 use crate::config::Listen;
 use crate::config::check::group_id;
 use crate::config::token::Token;
@@ -181,9 +182,11 @@ async fn serve(
         .with_graceful_shutdown(until_closed(ended.clone()));
     let mut servers = vec![tokio::spawn(unix.into_future())];
     for (listener, router) in tcp {
-        let server = axum::serve(Bounded::new(listener), router)
-            .with_graceful_shutdown(until_closed(ended.clone()));
-        servers.push(tokio::spawn(server.into_future()));
+        let server = tcp::serve(listener, router, Clocks::USUAL, ended.clone());
+        servers.push(tokio::spawn(async {
+            server.await;
+            Ok(())
+        }));
     }
     // An error means that whoever would say it is gone, which says the same.
     let _ = stopped.await;

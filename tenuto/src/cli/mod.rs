@@ -7,6 +7,7 @@
 
 mod bench;
 mod cache;
+mod completions;
 mod config;
 mod demo;
 mod drain;
@@ -200,7 +201,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Reload => reload::run(&context),
         Command::Version => version(&context),
         Command::Man(command) => man::run(&context, &command),
-        Command::Completions { shell } => completions(shell),
+        Command::Completions { shell } => completions::run(shell),
         Command::Demo(command) => demo::run(&context, &command),
         Command::Sim(command) => sim::run(&context, &command),
         Command::Bench(command) => bench::run(&context, &command),
@@ -262,11 +263,4 @@ fn version(context: &Context) -> Result<()> {
     context
         .output()
         .document(&document, || format!("tenuto {version}\n"))
-}
-
-fn completions(shell: clap_complete::Shell) -> Result<()> {
-    use clap::CommandFactory;
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "tenuto", &mut script);
-    output::write(&String::from_utf8_lossy(&script))
 }

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// List all volumes: policy, state, size, dirty data, clients
-    Ls,
+    Ls(List),
     /// Show everything about one volume, and what is lost if this host dies now
     Show(Show),
     /// Attach a volume and keep it for the next start
@@ -55,6 +55,13 @@ pub enum Command {
     /// Take a volume over from another host (not in this version)
     #[command(display_order = 200)]
     Takeover(Rest),
+}
+
+#[derive(Debug, Args)]
+pub struct List {
+    /// Only the names, one on each line
+    #[arg(long)]
+    names: bool,
 }
 
 #[derive(Debug, Args)]
@@ -128,7 +135,7 @@ pub struct Destage {
 
 pub fn run(context: &Context, command: Command) -> Result<()> {
     match command {
-        Command::Ls => list(context),
+        Command::Ls(command) => list(context, &command),
         Command::Show(command) => show(context, &command),
         Command::Add(command) => add(context, &command),
         Command::Set(command) => set(context, &command),
@@ -154,13 +161,19 @@ pub(super) fn url(name: &str, rest: &str) -> Result<String> {
     Ok(format!("/v1/volumes/{name}{rest}"))
 }
 
-fn list(context: &Context) -> Result<()> {
+fn list(context: &Context, command: &List) -> Result<()> {
     let document = context.client()?.get("/v1/volumes")?;
     let output = context.output();
     let volumes = document["volumes"]
         .as_array()
         .map_or(&[][..], Vec::as_slice);
-    output.document(&document, || list_text(&output, volumes))
+    output.document(&document, || match command.names {
+        true => volumes
+            .iter()
+            .map(|volume| text(&volume["name"]) + "\n")
+            .collect(),
+        false => list_text(&output, volumes),
+    })
 }
 
 /// The table of `volume ls` and `status`.

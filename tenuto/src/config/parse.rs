@@ -23,6 +23,7 @@ pub fn parse(file: &Path, text: &str) -> Result<Config, ConfigError> {
     let mut parser = Parser {
         file,
         text,
+        ends: line_ends(text),
         errors: Vec::new(),
     };
     let document = match DeTable::parse(text) {
@@ -46,6 +47,7 @@ pub fn parse_volumes(
     let mut parser = Parser {
         file,
         text,
+        ends: line_ends(text),
         errors: Vec::new(),
     };
     // Read once more on top of the real defaults; the first reading has found all errors.
@@ -117,9 +119,16 @@ pub fn split_argument(text: &str) -> Result<(String, String), ConfigError> {
     }
 }
 
+fn line_ends(text: &str) -> Vec<usize> {
+    let ends = text.match_indices('\n');
+    ends.map(|(at, _)| at).collect()
+}
+
 struct Parser<'a> {
     file: &'a Path,
     text: &'a str,
+    /// Where lines end: each key asks for its line, and files have thousands.
+    ends: Vec<usize>,
     errors: Vec<ConfigError>,
 }
 
@@ -338,11 +347,7 @@ impl Parser<'_> {
     }
 
     fn line(&self, offset: usize) -> usize {
-        let end = offset.min(self.text.len());
-        1 + self.text.as_bytes()[..end]
-            .iter()
-            .filter(|&&byte| byte == b'\n')
-            .count()
+        1 + self.ends.partition_point(|end| *end < offset)
     }
 
     fn syntax_error(&self, error: &toml::de::Error) -> ConfigError {

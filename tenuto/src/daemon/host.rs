@@ -1,7 +1,12 @@
 //! What this machine is: its identity, its boot, its limits.
 
-use engine::types::Uuid;
+use super::{StartError, VolumeSettings};
+use crate::ring;
+use engine::types::{Policy, Uuid};
 use std::fs;
+
+/// What a daemon without volumes keeps open, with a few to spare.
+const DESCRIPTORS: u64 = 32;
 
 /// Identity of the machine. Without one of systemd's or D-Bus's the host name has to do.
 pub(super) fn machine(host_name: &str) -> Uuid {
@@ -34,11 +39,34 @@ fn parse(text: &str) -> Option<Uuid> {
     Some(Uuid(*parsed.as_bytes()))
 }
 
-/// Lifts the soft limit of descriptors to the hard one: each connection needs one.
-pub(super) fn allow_descriptors() {
-    if let Err(error) = crate::ring::lift_descriptor_limit() {
+/// Lifts the soft limit of descriptors to the hard one, and refuses where these volumes would not
+/// find enough: the one that finds none would be told as if its origin were at fault.
+pub(super) fn allow_descriptors(volumes: &[VolumeSettings]) -> Result<(), StartError> {
+    if let Err(error) = ring::lift_descriptor_limit() {
         tracing::warn!("cannot raise the limit of open files: {error}");
     }
+    let needed = DESCRIPTORS + volumes.iter().map(descriptors).sum::<u64>();
+    let limit = ring::descriptors_max();
+    match needed <= limit {
+        true => Ok(()),
+        false => Err(StartError::Io(format!(
+            "{} volumes need {needed} open files before the first client comes, and this process \
+             may have {limit}; raise LimitNOFILE= of its unit, or `ulimit -n`",
+            volumes.len()
+        ))),
+    }
+}
+
+/// What a volume keeps open: its socket, its origin, and what lies beside that.
+fn descriptors(volume: &VolumeSettings) -> u64 {
+    let file = || fs::metadata(&volume.origin).is_ok_and(|meta| meta.is_file());
+    let beside = match volume.policy {
+        Policy::WriteBack if volume.read_only => 0,
+        Policy::WriteBack if volume.journal_dir.is_some() || file() => 2,
+        Policy::WriteBack => 1,
+        Policy::Uncached | Policy::WriteThrough | Policy::Ephemeral => 0,
+    };
+    u64::from(volume.export_nbd) + 1 + beside
 }
 
 /// The id of a group, by name or number.

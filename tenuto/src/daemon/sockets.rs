@@ -5,6 +5,7 @@
 //! absent: accepting, which the shard does.
 
 use super::{Settings, StartError, host};
+use crate::error::cause;
 use crate::{lock, sys};
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -73,13 +74,12 @@ impl Sockets {
     fn bind(&self, name: &str) -> Result<OwnedFd, StartError> {
         let path = self.path(name);
         self.refuse_live(&path)?;
+        // Held over the making: all use one private directory.
+        let mut made = self.made.lock().expect("no holder of this lock panics");
         let listener = self
             .bind_at(&path)
             .map_err(|error| failed("listen on", &path, error))?;
-        self.made
-            .lock()
-            .expect("no holder of this lock panics")
-            .push(path);
+        made.push(path);
         Ok(listener)
     }
 
@@ -87,9 +87,16 @@ impl Sockets {
     /// when it is finished: no moment in which the wrong people could connect.
     fn bind_at(&self, path: &Path) -> io::Result<OwnedFd> {
         let private = self.run_dir.join(format!(".{}", std::process::id()));
-        // Left over where an earlier process of this number was killed.
-        let _ = fs::remove_dir_all(&private);
-        DirBuilder::new().mode(0o700).create(&private)?;
+        let mut builder = DirBuilder::new();
+        builder.mode(0o700);
+        if let Err(error) = builder.create(&private) {
+            if error.kind() != io::ErrorKind::AlreadyExists {
+                return Err(error);
+            }
+            // Left over where an earlier process of this number was killed.
+            fs::remove_dir_all(&private)?;
+            builder.create(&private)?;
+        }
         let fresh = private.join("s");
         let bound = UnixListener::bind(&fresh).and_then(|listener| {
             fs::set_permissions(&fresh, Permissions::from_mode(MODE))?;
@@ -99,7 +106,11 @@ impl Sockets {
             fs::rename(&fresh, path)?;
             Ok(listener)
         });
-        let _ = fs::remove_dir_all(&private);
+        if bound.is_err() {
+            let _ = fs::remove_file(&fresh);
+        }
+        // Without opening it, so that it goes also where no file can be opened any more.
+        let _ = fs::remove_dir(&private);
         Ok(bound?.into())
     }
 
@@ -172,7 +183,11 @@ pub(super) fn tcp(address: SocketAddr) -> Result<OwnedFd, StartError> {
 }
 
 fn failed(doing: &str, path: &Path, error: io::Error) -> StartError {
-    StartError::Io(format!("cannot {doing} {}: {error}", path.display()))
+    StartError::Io(format!(
+        "cannot {doing} {}: {}",
+        path.display(),
+        cause(&error)
+    ))
 }
 
 #[cfg(test)]

@@ -21,8 +21,9 @@ use engine::event::{Command, Device, Tuning, VolumeSpec};
 use engine::types::{DestageMode, Policy, SECTOR_BYTES, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::DirBuilderExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::MutexGuard;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What is attached, by name, and which names are being changed.
 #[derive(Default)]
@@ -137,6 +138,15 @@ impl Daemon {
     /// Opens the origin, finishes a pending journal, joins the volume and its socket. Waits for
     /// the last writes of a dead owner, and for as long as the origin takes.
     pub fn volume_add(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
+        self.volume_join(settings, None)
+    }
+
+    /// The same for one whose origin may be open already.
+    pub(super) fn volume_join(
+        &self,
+        settings: VolumeSettings,
+        opened: Option<Opened>,
+    ) -> Result<(), VolumeError> {
         let claim = self.claim(&settings.name)?;
         match self.entry(&settings.name) {
             Some(entry) if entry.orphan => self.drop_orphan(&entry)?,
@@ -147,7 +157,7 @@ impl Daemon {
         // A held one has its socket already, and is tried again.
         let held = self.table().held.contains_key(&claim.name);
         self.table().name_in_group(&settings);
-        let joined = self.join(settings, Joining::default());
+        let joined = self.join_opened(settings, Joining::default(), opened);
         // A held one is waited for; one that is not added is not.
         if matches!(&joined, Err(error) if !matches!(error, VolumeError::Held(_))) && !held {
             self.table().leave_group(&claim.name);
@@ -243,6 +253,10 @@ impl Daemon {
 
     /// What volumes reserve of the log is at most half of it (rule 5.2.8).
     fn check_share(&self, settings: &VolumeSettings) -> Result<(), VolumeError> {
+        // To ask for the log is a look at all volumes.
+        if settings.share.min_bytes == 0 {
+            return Ok(());
+        }
         let table = self.table();
         let others = table.entries.values().map(|entry| &entry.settings);
         let others = others.filter(|other| other.name != settings.name);
@@ -250,7 +264,7 @@ impl Daemon {
         drop(table);
         let half = self.handle.snapshot()?.engine.dirty_bytes_max / 2;
         let left = half.saturating_sub(others);
-        if settings.share.min_bytes == 0 || settings.share.min_bytes <= left {
+        if settings.share.min_bytes <= left {
             return Ok(());
         }
         let wrong = share::too_much(settings.share.min_bytes, half, left);
@@ -273,9 +287,20 @@ impl Daemon {
         settings: VolumeSettings,
         joining: Joining,
     ) -> Result<Entry, VolumeError> {
+        self.join_opened(settings, joining, None)
+    }
+
+    fn join_opened(
+        &self,
+        settings: VolumeSettings,
+        joining: Joining,
+        opened: Option<Opened>,
+    ) -> Result<Entry, VolumeError> {
         let name = settings.name.clone();
+        let opened =
+            opened.unwrap_or_else(|| open_settled(&settings, &self.ledgers, joining.commit));
+        let (files, mut settled) = opened?;
         let id = self.handle.place(&name)?;
-        let (files, mut settled) = open_settled(&settings, id, &self.state_dir, joining.commit)?;
         let ledger = settled.ledger.clone();
         let stat = files.ledger.as_ref().and_then(|ledger| ledger.stat().ok());
         if joining.accept_loss {
@@ -490,48 +515,63 @@ impl Daemon {
     }
 }
 
-/// The directory of ledgers that lie beside no origin.
-fn make_ledgers(path: &Path) -> std::io::Result<()> {
-    let mut builder = std::fs::DirBuilder::new();
-    builder.recursive(true).mode(0o700).create(path)?;
-    crate::cachedev::sync_directory(path)
+/// The directory of ledgers that lie beside no origin; made when the first volume may need it.
+pub(super) struct Ledgers {
+    place: PathBuf,
+    /// It is there, and will be after a power loss.
+    made: AtomicBool,
 }
+
+impl Ledgers {
+    pub fn new(state_dir: &Path) -> Ledgers {
+        Ledgers {
+            place: state_dir.join("ledgers"),
+            made: AtomicBool::new(false),
+        }
+    }
+
+    fn make(&self) -> std::io::Result<()> {
+        if self.made.load(Ordering::Acquire) && self.place.is_dir() {
+            return Ok(());
+        }
+        let mut builder = std::fs::DirBuilder::new();
+        builder.recursive(true).mode(0o700).create(&self.place)?;
+        crate::cachedev::sync_directory(&self.place)?;
+        self.made.store(true, Ordering::Release);
+        Ok(())
+    }
+}
+
+/// The files of a volume, locked, and what its ledger says.
+pub(super) type Opened = Result<(OpenVolume, Settled), VolumeError>;
+
+/// The number of a volume among files that hold no other.
+const ALONE: VolumeId = VolumeId(0);
 
 /// Locks the files of a volume and finishes what its journal says; a reader of the image does
 /// that as its writer first.
-fn open_settled(
-    settings: &VolumeSettings,
-    id: VolumeId,
-    state_dir: &Path,
-    commit: bool,
-) -> Result<(OpenVolume, Settled), VolumeError> {
+pub(super) fn open_settled(settings: &VolumeSettings, ledgers: &Ledgers, commit: bool) -> Opened {
     let reader = settings.read_only || settings.policy == Policy::Ephemeral;
     if !reader || commit {
-        return open_origin(settings, id, state_dir, Access::Write);
+        return open_origin(settings, ledgers, Access::Write);
     }
-    match open_origin(settings, id, state_dir, Access::Read) {
+    match open_origin(settings, ledgers, Access::Read) {
         Err(VolumeError::Unfinished(why)) => {
             tracing::info!("{why}; finishing it");
-            let (files, _) = open_origin(settings, id, state_dir, Access::Write)?;
+            let (files, _) = open_origin(settings, ledgers, Access::Write)?;
             files.close();
-            open_origin(settings, id, state_dir, Access::Read)
+            open_origin(settings, ledgers, Access::Read)
         }
         opened => opened,
     }
 }
 
-fn open_origin(
-    settings: &VolumeSettings,
-    id: VolumeId,
-    state_dir: &Path,
-    access: Access,
-) -> Result<(OpenVolume, Settled), VolumeError> {
+fn open_origin(settings: &VolumeSettings, ledgers: &Ledgers, access: Access) -> Opened {
     let reader = access == Access::Read;
     let export = matches!(Place::parse(&settings.origin), Ok(Place::Nbd(_)));
-    let ledgers = state_dir.join("ledgers");
     if !reader && settings.journal_dir.is_none() {
-        make_ledgers(&ledgers).map_err(|error| {
-            let (name, path) = (&settings.name, ledgers.display());
+        ledgers.make().map_err(|error| {
+            let (name, path) = (&settings.name, ledgers.place.display());
             VolumeError::Origin(format!("volume {name}: cannot make {path}: {error}"))
         })?;
     }
@@ -540,7 +580,7 @@ fn open_origin(
         access,
         format_raw: settings.format_raw || !export,
         journal_place: settings.journal_dir.clone(),
-        ledger_place: Some(ledgers),
+        ledger_place: Some(ledgers.place.clone()),
         quiet: settings.origin_quiet,
         create: false,
     };
@@ -552,16 +592,16 @@ fn open_origin(
     let opened = file::open(&request, &mut patience)?;
     let journal = opened.journal_path.is_some();
     let mut files = Files::without_cache();
-    files.insert_volume(id, opened);
+    files.insert_volume(ALONE, opened);
     if reader {
-        refuse_unfinished(&mut files, id, &settings.name)?;
+        refuse_unfinished(&mut files, &settings.name)?;
     }
     let settled = files
-        .settle(id, &mut patience)
+        .settle(ALONE, &mut patience)
         .map_err(|error| refused(&settings.name, error, true))?;
     let owned = matches!(settings.policy, Policy::WriteBack | Policy::Ephemeral);
     if owned && !reader && (journal || settings.policy == Policy::WriteBack) {
-        let beside = [Device::Ledger(id), Device::Journal(id)];
+        let beside = [Device::Ledger(ALONE), Device::Journal(ALONE)];
         for device in beside.into_iter().take(if journal { 2 } else { 1 }) {
             files.ensure(device).map_err(|_| {
                 let (name, origin) = (&settings.name, settings.origin.display());
@@ -572,7 +612,7 @@ fn open_origin(
             })?;
         }
     }
-    let mut opened = files.remove_volume(id).expect("was just inserted");
+    let mut opened = files.remove_volume(ALONE).expect("was just inserted");
     opened.san = settings.san.map(|san| Params {
         latency_ns: san.latency.as_nanos() as u64,
         iops: u64::from(san.iops.unwrap_or(0)),
@@ -583,8 +623,8 @@ fn open_origin(
 }
 
 /// A journal that was left in the middle is no reader's to finish.
-fn refuse_unfinished(files: &mut Files, id: VolumeId, name: &str) -> Result<(), VolumeError> {
-    let info = inspect_origin(files, id).map_err(|error| refused(name, error, true))?;
+fn refuse_unfinished(files: &mut Files, name: &str) -> Result<(), VolumeError> {
+    let info = inspect_origin(files, ALONE).map_err(|error| refused(name, error, true))?;
     match info.is_some_and(|info| matches!(info.journal, Some(Ok(_)))) {
         false => Ok(()),
         true => Err(VolumeError::Unfinished(format!(

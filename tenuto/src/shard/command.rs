@@ -176,7 +176,7 @@ impl<E: Decide> Shard<E> {
     fn forget(&mut self, volume: VolumeId) -> Leavings {
         self.exports.remove_volume(volume);
         self.disconnect(volume);
-        self.drop_worker(volume);
+        self.drop_blocks(volume);
         self.volumes.remove(&volume);
         self.let_files_go(volume)
     }

@@ -5,7 +5,7 @@
 //! that does not fit its device goes by a worker, never through the page cache. Deliberately
 //! absent: what a request is for, beyond the marks of the kill drill.
 
-use super::worker::{Job, Outcome, Owner, Work, Worker};
+use super::worker::{Job, LATE_MILLIS, Lane, Outcome, Owner, Word, Work};
 use super::{Alarm, Decide, Shard, tag};
 use crate::drill;
 use crate::marks::{self, Phase};
@@ -13,7 +13,6 @@ use crate::ring::{Completed, Span};
 use crate::target::{Target, misaligned};
 use engine::event::{Device, Event, Io, IoError, Op, Stat};
 use engine::types::{SECTOR_BYTES, Time, VolumeId};
-use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -26,17 +25,11 @@ pub(super) struct Running {
     locked: bool,
 }
 
-/// The worker of one volume, and jobs that its queue did not take.
-pub(super) struct Bench {
-    worker: Worker,
-    waiting: VecDeque<Job>,
-}
-
 /// The end of a request as the engine hears it.
 pub(super) type Ending = (Result<(), IoError>, Option<Stat>);
 
 /// The volume a device belongs to; the cache belongs to none.
-fn owner(device: Device) -> Option<VolumeId> {
+fn owner(device: Device) -> Lane {
     match device {
         Device::Cache => None,
         Device::Origin(id) | Device::Journal(id) | Device::Ledger(id) => Some(id),
@@ -212,52 +205,47 @@ impl<E: Decide> Shard<E> {
         data
     }
 
-    /// Hands a job to the worker of a volume, or back if there is none and none can be had.
-    pub(super) fn give(&mut self, owner: Option<VolumeId>, job: Job) -> Result<(), Job> {
-        if !self.benches.contains_key(&owner) {
-            match Worker::start(self.outcomes_sender.clone(), self.waker.clone()) {
-                Ok(worker) => self.benches.insert(
-                    owner,
-                    Bench {
-                        worker,
-                        waiting: VecDeque::new(),
-                    },
-                ),
-                Err(_) => return Err(job),
-            };
-        }
-        let bench = self.benches.get_mut(&owner).expect("was just inserted");
-        if !bench.waiting.is_empty() {
-            bench.waiting.push_back(job);
-        } else if let Err(job) = bench.worker.give(job) {
-            bench.waiting.push_back(job);
-        }
+    /// Hands a job to the workers, or back if there is none and none can be had.
+    pub(super) fn give(&mut self, lane: Lane, job: Job) -> Result<(), Job> {
+        self.workers.give(lane, job)?;
+        self.mind_workers();
         Ok(())
     }
 
-    /// Ends the worker of a volume that is gone.
-    pub(super) fn drop_worker(&mut self, volume: VolumeId) {
-        self.benches.remove(&Some(volume));
+    /// Looks again at jobs that wait, when they have waited too long.
+    fn mind_workers(&mut self) {
+        if self.workers.is_short() && !self.workers_minded {
+            self.workers_minded = true;
+            let at = self.now.plus_millis(LATE_MILLIS);
+            self.timers.set(at, Alarm::Workers);
+        }
+    }
+
+    /// Jobs have waited for a while.
+    pub(super) fn relieve_workers(&mut self) {
+        self.workers_minded = false;
+        self.workers.look();
+        self.mind_workers();
+    }
+
+    /// Forgets locks on the device of a volume that is gone.
+    pub(super) fn drop_blocks(&mut self, volume: VolumeId) {
         self.blocks
             .retain(|device, lock| owner(*device) != Some(volume) || !lock.is_idle());
     }
 
     /// Takes what the workers have finished.
     pub(super) fn collect_outcomes(&mut self) {
-        while let Ok(outcome) = self.outcomes.try_recv() {
-            match outcome.owner {
-                Owner::Engine(slot) => self.finish_job(slot, outcome),
-                Owner::Client(request) => self.take_extents(request, outcome.extents),
+        while let Ok(word) = self.words.try_recv() {
+            match word {
+                Word::Done(outcome) => match outcome.owner {
+                    Owner::Engine(slot) => self.finish_job(slot, outcome),
+                    Owner::Client(request) => self.take_extents(request, outcome.extents),
+                },
+                Word::Free(thread, lane) => self.workers.free(thread, lane),
             }
         }
-        for bench in self.benches.values_mut() {
-            while let Some(job) = bench.waiting.pop_front() {
-                if let Err(job) = bench.worker.give(job) {
-                    bench.waiting.push_front(job);
-                    break;
-                }
-            }
-        }
+        self.mind_workers();
     }
 
     fn finish_job(&mut self, slot: u32, outcome: Outcome) {

@@ -6,6 +6,7 @@
 
 use super::control::{Export, ListenerScope};
 use super::{Alarm, Decide, Shard, tag};
+use crate::error::cause;
 use crate::frontend::nbd;
 use crate::ring;
 use engine::types::{Policy, VolumeId};
@@ -160,7 +161,7 @@ impl<E: Decide> Shard<E> {
             Err(_) if closing => {}
             Err(errno) => {
                 let error = std::io::Error::from_raw_os_error(errno);
-                tracing::warn!("cannot accept a client: {error}");
+                tracing::warn!("cannot accept a client: {}", cause(&error));
                 let later = self.now.plus_millis(RETRY_MILLIS);
                 self.timers.set(later, Alarm::Accept(slot));
                 return;

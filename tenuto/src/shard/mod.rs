@@ -29,7 +29,7 @@ use align::RangeLock;
 use command::{Commands, Stopping};
 use conn::Conn;
 use control::{Handle, HostCounters, Requests};
-use device::{Bench, Ending, Running};
+use device::{Ending, Running};
 use engine::chart::{Cursor, Page};
 use engine::engine::{Engine, OpenError, Settled};
 use engine::event::{Action, Device, Event, Refusal, VolumeSpec};
@@ -47,7 +47,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use timer::{Spin, Timers};
-use worker::Outcome;
+use worker::{Pool, Word};
 
 /// Connections at a time; what comes beyond is accepted and closed. Fits the lower half of a
 /// connection's id.
@@ -185,6 +185,8 @@ enum Alarm {
     Accept(u32),
     /// Clients wait for buffers: look for others that sit on them.
     Starving,
+    /// Jobs wait for a worker.
+    Workers,
     /// An orderly stop takes no longer.
     StopAnyway,
 }
@@ -224,10 +226,11 @@ struct Shard<E: Decide> {
     /// Device blocks being written, where they are larger than sectors.
     blocks: HashMap<Device, RangeLock<u32>>,
     running: Slots<Running>,
-    benches: HashMap<Option<VolumeId>, Bench>,
     remotes: Remotes,
-    outcomes: mpsc::Receiver<Outcome>,
-    outcomes_sender: mpsc::Sender<Outcome>,
+    workers: Pool,
+    words: mpsc::Receiver<Word>,
+    /// [`Alarm::Workers`] is set.
+    workers_minded: bool,
     /// Work of this round, in the order in which it is looked at.
     done: VecDeque<(IoId, Ending)>,
     replies: VecDeque<(RequestId, Result<(), Refusal>)>,
@@ -280,7 +283,7 @@ impl<E: Decide> Shard<E> {
         control: Requests<E::Settled>,
         waker: Arc<Waker>,
     ) -> io::Result<Shard<E>> {
-        let (outcomes_sender, outcomes) = mpsc::channel();
+        let (workers, words) = Pool::new(waker.clone());
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let mut shard = Shard {
             engine: parts.engine,
@@ -297,10 +300,10 @@ impl<E: Decide> Shard<E> {
             volumes: BTreeMap::new(),
             blocks: HashMap::new(),
             running: Slots::default(),
-            benches: HashMap::new(),
             remotes: Remotes::default(),
-            outcomes,
-            outcomes_sender,
+            workers,
+            words,
+            workers_minded: false,
             done: VecDeque::new(),
             replies: VecDeque::new(),
             unlocked: Vec::new(),
@@ -388,6 +391,7 @@ impl<E: Decide> Shard<E> {
             Alarm::Remote(volume) => self.pump_remote(volume),
             Alarm::Accept(slot) => self.accept(slot),
             Alarm::Starving => self.relieve(),
+            Alarm::Workers => self.relieve_workers(),
             Alarm::StopAnyway => self.stop_anyway(),
         }
     }

@@ -1,23 +1,35 @@
-//! Blocking work on one volume's files, beside the shard thread.
+//! Blocking work on the files of volumes, beside the shard thread.
 //!
 //! Owns what io_uring does not do for us: requests that direct I/O does not take as they are,
 //! removal of ledgers and journals, times, holes. Always true: jobs of one volume run one after
 //! another in the order given, so that two read-modify-writes of one device block never meet; a
-//! volume whose storage hangs holds up nobody else. Deliberately absent: pointers into host
-//! memory; a job carries its own copy of the bytes.
+//! volume whose storage hangs holds up others for [`LATE_MILLIS`] a few times at most, because
+//! threads that do not come back are replaced; a host at rest has [`IDLE_MAX`] threads, however
+//! many volumes it has. A thread for each volume was simpler, and cost a thousand of them at a
+//! thousand volumes. Deliberately absent: pointers into host memory; a job carries its own copy
+//! of the bytes.
+//!
+//! ```text
+//! give ─▶ lane of its volume ─▶ (lane at work: waits) ─▶ thread ─▶ outcomes ─▶ next of the lane
+//! ```
 
 use super::allocation::Asked;
+use super::slots::Slots;
 use crate::frontend::nbd::Extent;
 use crate::ring::Waker;
 use crate::target::Target;
 use engine::event::{IoError, Stat};
 use engine::types::RequestId;
+use engine::types::VolumeId;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
-use std::thread;
+use std::{io, mem, thread};
 
-/// Jobs of one volume that may wait; the shard keeps the others back.
-const JOBS_MAX: usize = 64;
+/// Threads that wait for work; more than these end when they have none.
+const IDLE_MAX: usize = 8;
+/// Jobs that waited so long while nobody came back get threads of their own.
+pub(super) const LATE_MILLIS: u64 = 10;
 
 /// What is done to which file.
 #[derive(Debug)]
@@ -44,6 +56,9 @@ pub(super) enum Work {
     Unlink(Vec<PathBuf>),
     /// Finds out where the file has holes.
     Allocation(Asked),
+    /// What a storage does that hangs: ends when the other end is dropped.
+    #[cfg(test)]
+    Hang(mpsc::Receiver<()>),
 }
 
 /// Who waits for a job.
@@ -74,35 +89,144 @@ pub(super) struct Outcome {
     pub extents: Vec<Extent>,
 }
 
-/// One thread that ends when this is dropped and its jobs are done.
+/// Whose jobs go one after another: those of a volume, or of the cache device.
+pub(super) type Lane = Option<VolumeId>;
+
+/// What a thread tells the shard.
 #[derive(Debug)]
-pub(super) struct Worker {
-    jobs: mpsc::SyncSender<Job>,
+pub(super) enum Word {
+    Done(Outcome),
+    /// A thread has done all it was given, which was of this lane.
+    Free(u32, Lane),
 }
 
-impl Worker {
-    pub fn start(outcomes: mpsc::Sender<Outcome>, waker: Arc<Waker>) -> std::io::Result<Worker> {
-        let (jobs, queue) = mpsc::sync_channel::<Job>(JOBS_MAX);
-        thread::Builder::new()
-            .name("tenuto-worker".into())
-            .spawn(move || {
-                for job in queue {
-                    let outcome = job.run();
-                    // The shard has ended: nobody waits for outcomes any more.
-                    if outcomes.send(outcome).is_err() {
-                        return;
-                    }
-                    waker.wake();
-                }
-            })?;
-        Ok(Worker { jobs })
+/// Jobs of one lane, for one thread.
+type Batch = (Lane, Vec<Job>);
+
+/// The threads, and the jobs that wait for one.
+#[derive(Debug)]
+pub(super) struct Pool {
+    words: mpsc::Sender<Word>,
+    waker: Arc<Waker>,
+    /// A thread ends when its sender is dropped and its jobs are done.
+    threads: Slots<mpsc::Sender<Batch>>,
+    idle: Vec<u32>,
+    /// Lanes that a thread works on or that wait for one, with what came since.
+    lanes: BTreeMap<Lane, Vec<Job>>,
+    /// Lanes that wait for a thread.
+    waiting: VecDeque<Lane>,
+    /// How often threads came back since the last look at those that wait.
+    returned: usize,
+}
+
+impl Pool {
+    /// The pool, and what its threads say.
+    pub fn new(waker: Arc<Waker>) -> (Pool, mpsc::Receiver<Word>) {
+        let (words, heard) = mpsc::channel();
+        let pool = Pool {
+            words,
+            waker,
+            threads: Slots::default(),
+            idle: Vec::new(),
+            lanes: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            returned: 0,
+        };
+        (pool, heard)
     }
 
-    /// Gives the job back if too many wait.
-    pub fn give(&self, job: Job) -> Result<(), Job> {
-        self.jobs.try_send(job).map_err(|error| match error {
-            mpsc::TrySendError::Full(job) | mpsc::TrySendError::Disconnected(job) => job,
-        })
+    /// Takes a job, or gives it back where there is no thread and none can be had.
+    pub fn give(&mut self, lane: Lane, job: Job) -> Result<(), Job> {
+        if let Some(jobs) = self.lanes.get_mut(&lane) {
+            jobs.push(job);
+            return Ok(());
+        }
+        if self.idle.is_empty() && self.threads.len() < IDLE_MAX {
+            let started = self.start();
+            if started.is_err() && self.threads.len() == 0 {
+                return Err(job);
+            }
+        }
+        self.lanes.insert(lane, vec![job]);
+        self.waiting.push_back(lane);
+        self.hand_out();
+        Ok(())
+    }
+
+    /// Whether jobs wait for a thread: then somebody has to call [`Pool::look`] later.
+    pub fn is_short(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// [`LATE_MILLIS`] after jobs began to wait: where too few came back since to serve those that
+    /// wait as soon, the others may hang, and as many again are started.
+    pub fn look(&mut self) {
+        if mem::take(&mut self.returned) < self.waiting.len() {
+            let more = self.threads.len().max(1).min(self.waiting.len());
+            for _ in 0..more {
+                if let Err(error) = self.start() {
+                    tracing::warn!("cannot start a worker thread: {error}");
+                    break;
+                }
+            }
+        }
+        self.hand_out();
+    }
+
+    /// A thread has come back.
+    pub fn free(&mut self, thread: u32, lane: Lane) {
+        self.returned += 1;
+        let jobs = self.lanes.get(&lane).expect("its lane was at work");
+        match jobs.is_empty() {
+            true => drop(self.lanes.remove(&lane)),
+            false => self.waiting.push_back(lane),
+        }
+        self.idle.push(thread);
+        self.hand_out();
+        while self.idle.len() > IDLE_MAX {
+            let thread = self.idle.pop().expect("just counted");
+            self.threads.remove(thread);
+        }
+    }
+
+    fn start(&mut self) -> io::Result<()> {
+        let (sender, batches) = mpsc::channel::<Batch>();
+        let (number, words, waker) = (self.threads.next(), self.words.clone(), self.waker.clone());
+        let thread = thread::Builder::new().name("tenuto-worker".into());
+        thread.spawn(move || work(number, &batches, &words, &waker))?;
+        assert_eq!(self.threads.insert(sender), number, "the next number");
+        self.idle.push(number);
+        Ok(())
+    }
+
+    fn hand_out(&mut self) {
+        while !self.waiting.is_empty()
+            && let Some(thread) = self.idle.pop()
+        {
+            let lane = self.waiting.pop_front().expect("just seen");
+            let jobs = self.lanes.get_mut(&lane).expect("it waits with its jobs");
+            let jobs = mem::take(jobs);
+            assert!(!jobs.is_empty(), "a lane waits for a thread only with jobs");
+            let thread = self.threads.get(thread).expect("an idle thread is there");
+            let sent = thread.send((lane, jobs));
+            sent.expect("a thread ends only after its sender is dropped");
+        }
+    }
+}
+
+fn work(number: u32, batches: &mpsc::Receiver<Batch>, words: &mpsc::Sender<Word>, waker: &Waker) {
+    for (lane, jobs) in batches {
+        // Where the shard has ended nobody waits for words any more.
+        for job in jobs {
+            if words.send(Word::Done(job.run())).is_err() {
+                return;
+            }
+            waker.wake();
+        }
+        if words.send(Word::Free(number, lane)).is_err() {
+            return;
+        }
+        waker.wake();
     }
 }
 
@@ -129,6 +253,11 @@ impl Job {
             Work::Unlink(paths) => unlink(&paths),
             Work::Allocation(asked) => {
                 extents = asked.of_file(&target.file);
+                Ok(())
+            }
+            #[cfg(test)]
+            Work::Hang(held) => {
+                let _ = held.recv();
                 Ok(())
             }
         };
@@ -180,4 +309,105 @@ fn unlink(paths: &[PathBuf]) -> Result<(), IoError> {
         })?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::How;
+    use std::time::Duration;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn target() -> Arc<Target> {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        Arc::new(Target::open(file.path(), How::default()).expect("opens"))
+    }
+
+    fn job(target: &Arc<Target>, number: u32, work: Work) -> Job {
+        Job {
+            owner: Owner::Engine(number),
+            target: target.clone(),
+            work,
+        }
+    }
+
+    fn lane(number: u32) -> Lane {
+        Some(VolumeId(number))
+    }
+
+    fn number(outcome: &Outcome) -> u32 {
+        match outcome.owner {
+            Owner::Engine(number) => number,
+            Owner::Client(_) => panic!("no client asked"),
+        }
+    }
+
+    /// Goes on until so many jobs are done; their numbers in order.
+    fn done(pool: &mut Pool, words: &mpsc::Receiver<Word>, count: usize) -> Vec<u32> {
+        let mut numbers = Vec::new();
+        while numbers.len() < count {
+            match words.recv_timeout(LONG).expect("a word") {
+                Word::Done(outcome) => numbers.push(number(&outcome)),
+                Word::Free(thread, lane) => pool.free(thread, lane),
+            }
+        }
+        numbers
+    }
+
+    #[test]
+    fn jobs_of_a_volume_go_one_after_another_and_others_beside() {
+        let (mut pool, words) = Pool::new(Arc::new(Waker::new().expect("a waker")));
+        let target = target();
+        let (release, held) = mpsc::channel();
+        pool.give(lane(1), job(&target, 0, Work::Hang(held)))
+            .expect("taken");
+        pool.give(lane(1), job(&target, 1, Work::Stat))
+            .expect("taken");
+        pool.give(lane(1), job(&target, 2, Work::Stat))
+            .expect("taken");
+        pool.give(lane(2), job(&target, 3, Work::Stat))
+            .expect("taken");
+        assert!(!pool.is_short());
+        assert_eq!(done(&mut pool, &words, 1), [3]);
+        drop(release);
+        assert_eq!(done(&mut pool, &words, 3), [0, 1, 2]);
+    }
+
+    #[test]
+    fn volumes_whose_storage_hangs_hold_up_nobody_and_threads_end_when_it_is_over() {
+        let (mut pool, words) = Pool::new(Arc::new(Waker::new().expect("a waker")));
+        let target = target();
+        let hanging = 5 * IDLE_MAX as u32;
+        let mut releases = Vec::new();
+        for number in 0..hanging {
+            let (release, held) = mpsc::channel();
+            releases.push(release);
+            let work = Work::Hang(held);
+            pool.give(lane(number), job(&target, number, work))
+                .expect("taken");
+        }
+        assert_eq!(pool.threads.len(), IDLE_MAX, "more only after a while");
+        pool.give(lane(hanging), job(&target, hanging, Work::Stat))
+            .expect("taken");
+        let mut looks = 0;
+        while pool.is_short() {
+            pool.look();
+            looks += 1;
+        }
+        assert!(looks <= 3, "threads double at each look: {looks}");
+        assert_eq!(done(&mut pool, &words, 1), [hanging]);
+        releases.clear();
+        assert_eq!(
+            done(&mut pool, &words, hanging as usize).len(),
+            hanging as usize
+        );
+        while !pool.lanes.is_empty() {
+            match words.recv_timeout(LONG).expect("a word") {
+                Word::Free(thread, lane) => pool.free(thread, lane),
+                Word::Done(outcome) => panic!("all are done: {outcome:?}"),
+            }
+        }
+        assert_eq!((pool.threads.len(), pool.idle.len()), (IDLE_MAX, IDLE_MAX));
+    }
 }

@@ -1,8 +1,9 @@
 //! Manual pages and completions, held against the programs that read them.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::common::{Rig, have, text_of};
+use crate::common::{EXIT_UNREACHABLE, Rig, have, on_path, text_of};
 
 #[test]
 fn manual_pages_are_read_without_a_warning_and_there_is_one_for_each_command() {
@@ -42,19 +43,24 @@ fn manual_pages_are_read_without_a_warning_and_there_is_one_for_each_command() {
     assert!(rig.done(&["man"]).starts_with(".ie"), "tenuto(1) itself");
 }
 
-/// What bash would offer for a line that ends in its last word.
+/// What bash would offer for a line that ends in its last word, by the function that it was told
+/// to ask.
 fn offered(rig: &Rig, words: &[&str]) -> Vec<String> {
     let program = env!("CARGO_BIN_EXE_tenuto");
     let last = words.len() - 1;
+    // Bash takes "=" for a word of its own, and gives the function what comes after it.
+    let current = words[last].trim_start_matches('=');
+    let quoted: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
     let script = format!(
-        "source <('{program}' completions bash); COMP_WORDS=({}); COMP_CWORD={last}; \
-         _tenuto tenuto '{}' '{}'; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
-        words.join(" "),
-        words[last],
+        "PATH='{place}':$PATH; source <(tenuto completions bash); set -- $(complete -p tenuto); \
+         while [ \"$1\" != -F ]; do shift; done; COMP_WORDS=({}); COMP_CWORD={last}; \
+         \"$2\" tenuto '{current}' '{}'; printf '%s\n' \"${{COMPREPLY[@]}}\"",
+        quoted.join(" "),
         words[last - 1],
+        place = Path::new(program).parent().unwrap().display(),
     );
     let output = Command::new("bash")
-        .args(["--norc", "--noprofile", "-eu", "-c", &script])
+        .args(["--norc", "--noprofile", "-u", "-c", &script])
         .env("TENUTO_CONFIG", rig.config_path())
         .stdin(Stdio::null())
         .output()
@@ -79,4 +85,100 @@ fn bash_completes_commands_and_options() {
         ["--json"]
     );
     assert_eq!(offered(&rig, &["tenuto", "completions", "zs"]), ["zsh"]);
+}
+
+#[test]
+fn bash_completes_the_names_of_volumes_while_a_daemon_is_there() {
+    if !have(
+        "bash_completes_the_names_of_volumes_while_a_daemon_is_there",
+        &["bash"],
+    ) {
+        return;
+    }
+    let mut rig = Rig::new();
+    for name in ["desk-1", "desk-2", "gold"] {
+        let image = rig.image(&format!("{name}.img"), 1 << 20);
+        rig.volume(name, &image, "write-back", "");
+    }
+    rig.write_config();
+    // Nobody answers: what is offered has no name in it, and nothing is said.
+    let without = offered(&rig, &["tenuto", "volume", "show", "des"]);
+    assert_eq!(without.concat(), "");
+    rig.refused(&["volume", "ls", "--names"], EXIT_UNREACHABLE);
+
+    let daemon = rig.serve();
+    assert_eq!(
+        rig.done(&["volume", "ls", "--names"]),
+        "desk-1\ndesk-2\ngold\n"
+    );
+    let desks = ["desk-1", "desk-2"];
+    for verb in [
+        "show",
+        "set",
+        "rm",
+        "destage",
+        "flush",
+        "resize",
+        "map",
+        "accept-loss",
+    ] {
+        assert_eq!(
+            offered(&rig, &["tenuto", "volume", verb, "de"]),
+            desks,
+            "{verb}"
+        );
+    }
+    let all = ["desk-1", "desk-2", "gold"];
+    assert_eq!(offered(&rig, &["tenuto", "volume", "show", ""]), all);
+    assert_eq!(
+        offered(&rig, &["tenuto", "volume", "destage", "--wait", "g"]),
+        ["gold"]
+    );
+    assert_eq!(
+        offered(&rig, &["tenuto", "events", "--volume", "g"]),
+        ["gold"]
+    );
+    assert_eq!(
+        offered(&rig, &["tenuto", "events", "--volume", "=", "g"]),
+        ["gold"]
+    );
+    let lose = ["tenuto", "volume", "rm", "gold", "--discard-dirty", "="];
+    assert_eq!(offered(&rig, &lose), all);
+    // Where no name belongs there is none.
+    assert_eq!(
+        offered(&rig, &["tenuto", "volume", "show", "--qe"]),
+        ["--qemu"]
+    );
+    for words in [
+        ["volume", "add", "de"],
+        ["cache", "verify", "de"],
+        ["volume", "ls", "de"],
+    ] {
+        let offered = offered(&rig, &[&["tenuto"], &words[..]].concat());
+        assert_eq!(offered.concat(), "", "{words:?}");
+    }
+    // The line says which daemon is asked.
+    let socket = rig.run_dir().join("tenuto.sock").display().to_string();
+    let (none, here) = (
+        ["--socket", "=", "/none"],
+        ["--socket", "=", socket.as_str()],
+    );
+    let line = |option: [&str; 3]| {
+        let words = [&["tenuto"], &option[..], &["volume", "show", "g"]].concat();
+        offered(&rig, &words).concat()
+    };
+    assert_eq!((line(none), line(here)), (String::new(), "gold".into()));
+    daemon.stop();
+}
+
+#[test]
+fn scripts_of_other_shells_are_valid_where_the_shell_is_installed() {
+    let rig = Rig::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = rig.dir.join(shell);
+        std::fs::write(&script, rig.done(&["completions", shell])).unwrap();
+        if on_path(shell) {
+            crate::common::run(shell, &["-n", &script.to_string_lossy()]);
+        }
+    }
 }

@@ -15,6 +15,8 @@ use crate::common::{EXIT_USAGE, Rig, have, seed, wait_until};
 
 const MIB: u64 = 1 << 20;
 const TOKEN: &str = "sesame-0123456789abcdef";
+/// Connections that are served at a time.
+const PLACES: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// As a path it is harmless; written into a page as it is, it would run.
 const EVIL: &str = "<img src=x onerror=\"document.title='owned'\">.img";
@@ -117,6 +119,47 @@ fn over_tcp_nothing_can_be_ordered_and_nothing_seen_without_the_token() {
     assert!(explained.contains("web-token-file") && !explained.contains(TOKEN));
     let log = daemon.stop();
     assert!(!log.contains(TOKEN), "{log}");
+}
+
+#[test]
+fn clients_that_send_nothing_or_a_byte_at_a_time_hold_no_place_of_others() {
+    let (mut rig, address) = shown();
+    let image = rig.image("disk.img", MIB);
+    rig.volume("disk", &image, "write-back", "");
+    let daemon = rig.serve();
+    // More than there are places, and nobody with a token.
+    let mut slow: Vec<TcpStream> = (0..PLACES + 8)
+        .map(|_| TcpStream::connect(address).expect("connected"))
+        .collect();
+    let mut bytes = b"GET /v1/status HTTP/1.1\r\nX: "
+        .iter()
+        .chain(std::iter::repeat(&b'x'));
+    let mut good = TcpStream::connect(address).expect("connected");
+    good.set_nonblocking(true).expect("set");
+    let request = format!(
+        "GET /v1/status HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\
+         Connection: close\r\n\r\n"
+    );
+    good.write_all(request.as_bytes()).expect("sent");
+    let mut reply = [0; 12];
+    let mut cut = 0;
+    // All the while the slow ones go on: a byte each, for as long as they are let.
+    wait_until(
+        "the good one is answered, the slow ones are cut off",
+        PATIENCE,
+        || {
+            let byte = [*bytes.next().expect("it has no end")];
+            let before = slow.len();
+            slow.retain_mut(|stream| stream.write_all(&byte).is_ok());
+            cut += before - slow.len();
+            let answered = reply[0] != 0 || good.read(&mut reply).is_ok_and(|read| read == 12);
+            answered && cut >= PLACES
+        },
+    );
+    assert_eq!(&reply, b"HTTP/1.1 200");
+    // The admin socket is another door.
+    assert_eq!(rig.show("disk")["name"], "disk");
+    daemon.stop();
 }
 
 #[test]

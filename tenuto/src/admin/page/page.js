@@ -259,6 +259,7 @@ const COLUMNS = [
   { id: "dirty", title: "Dirty", value: (volume) => volume.dirty_bytes, words: dirtyWords },
   { id: "age", title: "Oldest", value: (volume) => volume.oldest_dirty_seconds, words: seconds },
   { id: "hits", title: "Read hits", value: hitRate, words: percent },
+  { id: "now", title: "Now", value: (volume) => busy.get(volume.name)?.rate ?? null, words: rate },
   { id: "reads", title: "Reads", value: (volume) => volume.reads.requests, words: short },
   { id: "writes", title: "Writes", value: (volume) => volume.writes.requests, words: short },
   { id: "latency", title: "Origin p99", value: (volume) => volume.origin.latency_us.p99, words: micros },
@@ -395,10 +396,16 @@ function showVolumes() {
 
 function noteWork(volumes) {
   const next = new Map();
+  const now = performance.now();
   for (const volume of volumes) {
-    const done = volume.reads.requests + volume.writes.requests;
+    const { reads, writes } = volume;
+    const [done, moved] = [reads.requests + writes.requests, reads.bytes + writes.bytes];
     const before = busy.get(volume.name);
-    next.set(volume.name, { done, working: before !== undefined && done > before.done });
+    const working = before !== undefined && done > before.done;
+    // Counters of a daemon that was started anew are smaller than before.
+    const known = before !== undefined && moved >= before.moved && now > before.now;
+    const rate = known ? (1000 * (moved - before.moved)) / (now - before.now) : null;
+    next.set(volume.name, { done, moved, now, working, rate });
   }
   busy = next;
   for (const name of view.rows.keys()) {

@@ -633,13 +633,38 @@ impl Daemon {
 
     /// Resident memory of its own, without shared memory, in KiB.
     pub fn private_kib(&self) -> u64 {
-        fs::read_to_string(format!("/proc/{}/status", self.pid()))
-            .expect("read the status")
-            .lines()
-            .find_map(|line| line.strip_prefix("RssAnon:"))
-            .and_then(|rest| rest.split_whitespace().next())
-            .and_then(|number| number.parse().ok())
-            .expect("a line RssAnon")
+        self.resident_kib(["RssAnon"])
+    }
+
+    /// Resident memory of these kinds, in KiB.
+    pub fn resident_kib<const N: usize>(&self, kinds: [&str; N]) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid()));
+        let status = status.expect("read the status");
+        let of = |kind: &str| {
+            let mut lines = status.lines();
+            let line = lines.find(|line| line.split(':').next() == Some(kind));
+            let number = line.and_then(|line| line.split_whitespace().nth(1));
+            number.and_then(|number| number.parse::<u64>().ok())
+        };
+        kinds
+            .map(|kind| of(kind).expect("a line of this kind"))
+            .iter()
+            .sum()
+    }
+
+    /// Time for which it has used processors, its own and the kernel's on its behalf.
+    pub fn processor_time(&self) -> Duration {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid()));
+        let stat = stat.expect("read the times");
+        // The fields follow the name, which may hold anything.
+        let (_, fields) = stat.rsplit_once(") ").expect("a name");
+        let times = fields.split(' ').skip(11).take(2);
+        let ticks: u64 = times
+            .map(|ticks| ticks.parse::<u64>().expect("a number"))
+            .sum();
+        // SAFETY: asks for a constant of the system.
+        let in_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+        Duration::from_secs_f64(ticks as f64 / in_second as f64)
     }
 }
 

@@ -1,0 +1,188 @@
+//! Hosts of many volumes: what a daemon at rest costs, how long it takes to start, and what it
+//! says where it may not open as many files.
+//!
+//! Processor time is that of the process, not of the clock on the wall, so that a busy machine
+//! changes nothing. Memory is counted whole, `RssAnon` + `RssFile`: what of the RAM tier and of
+//! the index is touched is in it, although it is configured; only the stage, which is `RssShmem`,
+//! is not. The time of a start has to be on the wall: it is the best of several, and the daemon's
+//! run directory is in memory, as `/run` is.
+
+use std::os::unix::fs::symlink;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::common::{Daemon, EXIT_DONE, EXIT_FAILED, Rig, text_of, wait_until};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const POLICIES: [&str; 4] = ["write-back", "ephemeral", "write-through", "uncached"];
+
+const IDLE_VOLUMES: usize = 200;
+const IDLE_WINDOW: Duration = Duration::from_secs(20);
+/// Of one core.
+const IDLE_SHARE_MAX: f64 = 0.01;
+const IDLE_KIB_MAX: u64 = 100 * KIB;
+
+const MANY_VOLUMES: usize = 1000;
+const READY_MAX: Duration = Duration::from_secs(2);
+/// Starts that a machine has which does other things beside.
+const STARTS: usize = 8;
+/// The shard, the administrator's, and workers; not one for each volume.
+const THREADS_MAX: usize = 40;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A host of so many small volumes of all policies.
+struct Host {
+    rig: Rig,
+    _run: Option<tempfile::TempDir>,
+}
+
+fn host(volumes: usize) -> Host {
+    let mut rig = Rig::new();
+    let run = tempfile::Builder::new()
+        .prefix("tenuto-t")
+        .tempdir_in("/dev/shm");
+    if let Ok(run) = &run {
+        std::fs::remove_dir(rig.run_dir()).expect("it is empty");
+        symlink(run.path(), rig.run_dir()).expect("a link");
+    }
+    let cache = rig.cache_path();
+    let ram = "ram = \"16MiB\"\nstage = \"32MiB\"\noverlay-ram = \"16MiB\"";
+    rig.cache(&cache, "2GiB", ram);
+    for number in 0..volumes {
+        let image = rig.image(&format!("{number}.img"), 16 * MIB);
+        rig.volume(&name(number), &image, POLICIES[number % 4], "");
+    }
+    Host {
+        rig,
+        _run: run.ok(),
+    }
+}
+
+fn name(number: usize) -> String {
+    format!("vol-{number:04}")
+}
+
+/// The share of one core that the daemon uses from now on for so long.
+fn share(daemon: &Daemon, window: Duration) -> f64 {
+    let (start, before) = (Instant::now(), daemon.processor_time());
+    std::thread::sleep(window);
+    (daemon.processor_time() - before).as_secs_f64() / start.elapsed().as_secs_f64()
+}
+
+#[test]
+fn two_hundred_volumes_at_rest_cost_next_to_nothing() {
+    let Host { rig, _run } = host(IDLE_VOLUMES);
+    let daemon = rig.serve();
+    // Each has been used: maps, ledgers and counters are there.
+    for number in 0..IDLE_VOLUMES {
+        let mut client = rig.connect(&name(number));
+        client.write(0, &[number as u8; 64 << 10]);
+        client.flush();
+        client.read(0, 64 << 10);
+        client.disconnect();
+    }
+    let second = Duration::from_secs(1);
+    wait_until("the daemon is at rest", PATIENCE, || {
+        share(&daemon, second) < 0.05
+    });
+    let share = share(&daemon, IDLE_WINDOW);
+    let (kib, threads) = (
+        daemon.resident_kib(["RssAnon", "RssFile"]),
+        daemon.threads(),
+    );
+    println!(
+        "{IDLE_VOLUMES} volumes at rest: {:.2} % of a core, {} MiB, {threads} threads",
+        share * 100.0,
+        kib / KIB
+    );
+    assert!(share < IDLE_SHARE_MAX, "{share} of a core");
+    assert!(kib < IDLE_KIB_MAX, "{kib} KiB");
+    assert!(threads < THREADS_MAX, "{threads} threads");
+    daemon.stop();
+}
+
+#[test]
+fn a_host_of_a_thousand_volumes_is_ready_in_two_seconds() {
+    let Host { rig, _run } = host(MANY_VOLUMES);
+    // The first one makes cache, ledgers and journals.
+    rig.serve().stop();
+    let mut best = Duration::MAX;
+    for _ in 0..STARTS {
+        let start = Instant::now();
+        let daemon = rig.serve();
+        let ready = start.elapsed();
+        let (busy, files, threads) = (
+            daemon.processor_time(),
+            daemon.descriptors(),
+            daemon.threads(),
+        );
+        println!(
+            "{MANY_VOLUMES} volumes: ready after {ready:?}, of processors {busy:?}; {files} open \
+             files, {threads} threads"
+        );
+        best = best.min(ready);
+        assert!(threads < THREADS_MAX, "{threads} threads");
+        assert!(files <= 4 * MANY_VOLUMES + 64, "{files} open files");
+        if best < READY_MAX {
+            let volumes = rig.json(&["volume", "ls"]);
+            let volumes = volumes["volumes"].as_array().expect("a list").iter();
+            let names: Vec<_> = volumes.map(|volume| volume["name"].clone()).collect();
+            let all: Vec<_> = (0..MANY_VOLUMES).map(name).collect();
+            assert_eq!(names, all, "in the order of the file");
+        }
+        daemon.stop();
+        if best < READY_MAX {
+            return;
+        }
+    }
+    panic!("ready after {best:?} at best, of {STARTS} starts");
+}
+
+/// A daemon with these limits of open files.
+fn limited(rig: &Rig, soft: u64, hard: u64) -> Command {
+    rig.write_config();
+    let mut command = Command::new("sh");
+    let line = "ulimit -Sn $2 && ulimit -Hn $1 && exec \"$0\" serve";
+    command
+        .args(["-c", line, env!("CARGO_BIN_EXE_tenuto")])
+        .args([hard.to_string(), soft.to_string()])
+        .env("TENUTO_CONFIG", rig.config_path())
+        .stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn too_few_open_files_are_told_with_what_to_raise() {
+    let Host { rig, _run } = host(64);
+    let output: Output = limited(&rig, 100, 100).output().expect("runs");
+    assert_eq!(
+        output.status.code(),
+        Some(EXIT_FAILED),
+        "{}",
+        text_of(&output)
+    );
+    let said = String::from_utf8_lossy(&output.stderr);
+    let last = said.lines().last().expect("a line");
+    // 4 for each that is write-back, 2 for each other one, and what the daemon needs.
+    assert_eq!(
+        last,
+        "tenuto: 64 volumes need 192 open files before the first client comes, and this process \
+         may have 100; raise LimitNOFILE= of its unit, or `ulimit -n`"
+    );
+    assert!(!rig.dir.join("0.img.tenuto").exists(), "nothing was made");
+
+    // A soft limit is the daemon's own to lift.
+    let mut child = limited(&rig, 100, 192)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("runs");
+    wait_until("it serves", PATIENCE, || {
+        child.try_wait().expect("ask for it").is_none()
+            && rig.tenuto(&["status"]).status.code() == Some(EXIT_DONE)
+    });
+    crate::common::end(child.id() as i32);
+    assert!(child.wait().expect("it ends").success());
+}
