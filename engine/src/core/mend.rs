@@ -2,11 +2,11 @@
 //!
 //! An epoch with a block that cannot be read any more cannot go to the origin: without the block
 //! that would be no prefix of the guest's writes. Once newer epochs have all that is missing, they
-//! become one with the oldest, as if all of it had been written in one epoch, and the destage begins
-//! again with that. Always true: epochs are merged whole, oldest first, and only neighbours; nothing
-//! of them is on its way to the origin then, except in place, where the ledger is told of the new cut
-//! before the next write. Deliberately absent: groups, whose cuts end at one moment on all volumes:
-//! there damage stays until its volume is told to go on without.
+//! become one with the oldest, as if all of it had been written in one epoch, and the destage
+//! begins again with that. Always true: epochs are merged whole, oldest first, and only neighbours;
+//! nothing of them is on its way to the origin then, except in place, where the ledger is told of
+//! the new cut before the next write. Deliberately absent: groups, whose cuts end at one moment on
+//! all volumes: there damage stays until its volume is told to go on without.
 
 use super::Core;
 use crate::fetch::Want;

@@ -1,8 +1,9 @@
 //! The shard behind the seam: dispatches events and runs the fixed list of maintenance steps.
 //!
-//! Each verb has a file: `read`, `lines`, `layers`, `keep`, `write`, `direct`, `destage`, `switch`,
-//! `evacuate`, `scrub`, `checkpoint`, `attach`. Always true after an `apply`: whatever could be decided has
-//! been decided; what is left waits for a device, for room, or for a time that is in the timers.
+//! Each verb has a file: `read`, `lines`, `layers`, `keep`, `write`, `direct`, `destage`, `mend`,
+//! `switch`, `evacuate`, `scrub`, `checkpoint`, `attach`. Always true after an `apply`: whatever
+//! could be decided has been decided; what is left waits for a device, for room, or for a time that
+//! is in the timers.
 
 mod attach;
 mod bypass;
@@ -357,12 +358,7 @@ impl Core {
                     .prepare_done(cx, &mut self.scratch, segment, piece, ok);
             }
             Pending::Checkpoint => self.checkpoint_written(cx, ok),
-            Pending::CheckpointSync => {
-                self.checkpoint_synced(cx, ok);
-                if ok {
-                    self.cache_synced(cx);
-                }
-            }
+            Pending::CheckpointSync => self.checkpoint_on_media(cx, ok),
             Pending::Fetch { fetch, part } => {
                 let parts = (&mut self.log, &mut self.scratch);
                 if let Some(fetched) = self.fetches.part_done(cx, parts, (fetch, part), ok) {
@@ -391,6 +387,14 @@ impl Core {
             Pending::EvacuateFooter => self.evacuation_footer(cx, ok),
             Pending::CutJournal { volume } => self.journal_cut(cx, volume, ok),
             Pending::Remove { volume } => self.removed(cx, volume, ok),
+        }
+    }
+
+    /// The end of a sync that a checkpoint asked for.
+    fn checkpoint_on_media(&mut self, cx: &mut Cx<'_>, ok: bool) {
+        self.checkpoint_synced(cx, ok);
+        if ok {
+            self.cache_synced(cx);
         }
     }
 
