@@ -278,6 +278,14 @@ impl Memory for AtFence<'_> {
 fn a_request_that_comes_while_a_kick_is_asked_for_is_seen_or_kicks() {
     for event_idx in [false, true] {
         let mut pair = Pair::new(setup(0, 8, event_idx, false), 65535);
+        // The wish that stands is for a request that is taken, or there is none.
+        pair.offer_small();
+        pair.take().expect("a good chain");
+        let shared = Shared {
+            guest: &pair.guest,
+            region: &pair.region,
+        };
+        pair.rings.refuse_kicks(QUEUE, &shared).expect("inside");
         pair.offer(&[segment(BUFFERS, 1)], &[]);
         let kicked = Cell::new(false);
         let driver: &Cell<Option<Driver>> = &Cell::new(Some(pair.driver));
