@@ -506,7 +506,13 @@ impl World {
                 disk.read(io.offset, &mut bytes, &mut self.rng);
                 bytes
             });
-            if io.purpose == Purpose::LineRead && self.rng.chance(self.plan.rates.rot) {
+            let rate = match io.purpose {
+                Purpose::LineRead => self.plan.rates.rot,
+                // Four in a row would look like damage.
+                Purpose::Scrub => self.plan.rates.rot / 20,
+                _ => 0,
+            };
+            if self.rng.chance(rate) {
                 devices::flip(&mut bytes, &mut self.rng);
                 self.trace.counters.lines_rotten += 1;
             }

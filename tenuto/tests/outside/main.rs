@@ -38,6 +38,7 @@ mod refuse;
 mod relayout;
 mod reload;
 mod resize;
+mod scrub;
 mod service;
 mod storm;
 mod terminal;
