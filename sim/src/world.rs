@@ -506,13 +506,7 @@ impl World {
                 disk.read(io.offset, &mut bytes, &mut self.rng);
                 bytes
             });
-            let rate = match io.purpose {
-                Purpose::LineRead => self.plan.rates.rot,
-                // Four in a row would look like damage.
-                Purpose::Scrub => self.plan.rates.rot / 20,
-                _ => 0,
-            };
-            if self.rng.chance(rate) {
+            if self.rng.chance(self.plan.rates.flips(io.purpose)) {
                 devices::flip(&mut bytes, &mut self.rng);
                 self.trace.counters.lines_rotten += 1;
             }

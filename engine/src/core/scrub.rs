@@ -8,9 +8,9 @@
 //!
 //! Dirty data by volume and sector first, then segment by segment clean blocks and footers. Always
 //! true: what is judged was there, as it is mapped now, before and after it was read; a bad clean
-//! block is forgotten, a bad dirty one marks its volume damaged; a scrub takes a quarter of the time
-//! that the device gives, and one piece of memory. What the stage still mirrors is not read: it has
-//! another copy there. One runs at a time, and who orders another joins it.
+//! block is forgotten, a bad dirty one marks its volume damaged; a scrub takes a quarter of the
+//! time that the device gives, and one piece of memory. What the stage still mirrors is not read:
+//! it has another copy there. One runs at a time, and who orders another joins it.
 
 use super::Core;
 use crate::event::{Device, Op, Purpose, Refusal};

@@ -1,9 +1,9 @@
 //! `tenuto cache scrub`: everything on the cache device is compared with its checksums.
 //!
-//! A cache that a daemon runs on is scrubbed by that daemon beside its guests; one that lies still is
-//! read as `cache verify` does. Always true: the daemon that is asked is the one that has this cache;
-//! whoever stops waiting stops nothing. Damage ends with code 5, clean blocks that were forgotten do
-//! not: nothing is lost with them.
+//! A cache that a daemon runs on is scrubbed by that daemon beside its guests; one that lies still
+//! is read as `cache verify` does. Always true: the daemon that is asked is the one that has this
+//! cache; whoever stops waiting stops nothing. Damage ends with code 5, clean blocks that were
+//! forgotten do not: nothing is lost with them.
 
 use super::Context;
 use super::cache::{superblock_of, verify, work};
