@@ -104,6 +104,9 @@ pub enum Command {
     /// Gives a volume and its image another size; replied to when both have it, durably. Refused
     /// to a volume that does not own its image, and to a smaller size while it is dirty.
     Resize { volume: VolumeId, size_bytes: u64 },
+    /// Reads all that lies on the cache device and compares it with its checksums; replied to when
+    /// that is done, whatever was found. What was is in the snapshot.
+    Scrub,
     /// Writes everything acknowledged to the log and syncs it, for an orderly stop.
     Park,
 }
@@ -267,6 +270,7 @@ pub enum Purpose {
     Prepare,
     Checkpoint,
     Evacuate,
+    Scrub,
     DestageRead,
     JournalWrite,
     JournalApply,

@@ -1,7 +1,8 @@
 //! Fetches: bytes of the log brought to a place, checked.
 //!
 //! Always true: what a fetch delivers from the device has the checksum that was taken when it
-//! was staged; a mismatch is judged on a second read. While a fetch runs, the segments it reads
+//! was staged; a mismatch is judged on a second read, block by block, so that a fetch tells exactly
+//! which blocks are bad. While a fetch runs, the segments it reads
 //! are pinned. Parts that are not whole blocks go through bounce blocks, because only whole
 //! blocks can be checked; a fetch that finds none waits for its turn.
 
@@ -24,6 +25,7 @@ pub enum Owner {
     Read(u32),
     Destage { volume: VolumeId, job: u32 },
     Evacuate,
+    Scrub,
 }
 
 /// Bytes wanted: `sectors` from `addr` on to `to`. Lies inside one record.
@@ -47,17 +49,46 @@ struct Fetch {
     parts: Vec<Part>,
     next: usize,
     in_flight: u32,
-    damaged: bool,
+    bad: Vec<Want>,
     bytes: u64,
 }
 
+impl Fetch {
+    /// A part is bad: several blocks are read again one by one, one is what it is.
+    fn judge(&mut self, log: &mut Log, want: Want) {
+        if want.sectors <= BLOCK_SECTORS {
+            self.bad.push(want);
+            return;
+        }
+        for at in (0..want.sectors).step_by(BLOCK_SECTORS as usize) {
+            let addr = want.addr.plus(at);
+            self.parts.push(Part {
+                want: Want {
+                    addr,
+                    sectors: BLOCK_SECTORS,
+                    to: want.to.plus(at * SECTOR_BYTES),
+                },
+                segment: log.pin(addr),
+                bounce: None,
+                tried: false,
+            });
+        }
+    }
+}
+
 /// How a fetch ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Fetched {
     pub owner: Owner,
-    /// Some bytes could not be read, or were not what had been written.
-    pub damaged: bool,
+    /// Blocks, or parts of one, that could not be read, or were not what had been written.
+    pub bad: Vec<Want>,
     pub ssd_bytes: u64,
+}
+
+impl Fetched {
+    pub fn is_damaged(&self) -> bool {
+        !self.bad.is_empty()
+    }
 }
 
 #[derive(Default)]
@@ -94,7 +125,7 @@ impl Fetches {
             parts,
             next: 0,
             in_flight: 0,
-            damaged: false,
+            bad: Vec::new(),
             bytes: 0,
         };
         let id = self.slab.insert(fetch);
@@ -145,8 +176,11 @@ impl Fetches {
             scratch.free_block(block);
         }
         log.unpin(part.segment);
-        fetch.damaged |= !good;
         fetch.in_flight -= 1;
+        if !good {
+            let want = part.want;
+            fetch.judge(log, want);
+        }
         if fetch.next < fetch.parts.len() {
             if !self.starved.contains(&id) {
                 self.issue(cx, log, scratch, id);
@@ -159,7 +193,7 @@ impl Fetches {
         let fetch = self.slab.take(id);
         Some(Fetched {
             owner: fetch.owner,
-            damaged: fetch.damaged,
+            bad: fetch.bad,
             ssd_bytes: fetch.bytes,
         })
     }

@@ -102,6 +102,7 @@ pub enum Pending {
         volume: VolumeId,
     },
     EvacuateFooter,
+    ScrubFooter,
     Remove {
         volume: VolumeId,
     },
@@ -121,6 +122,8 @@ pub enum Timer {
     Housekeeping,
     /// The first held write of a volume is due.
     Flow(VolumeId),
+    /// A scrub has rested.
+    Scrub,
 }
 
 #[derive(Default)]

@@ -240,6 +240,26 @@ pub struct Lines {
     pub reappended_blocks: u64,
 }
 
+/// How far a scrub of the cache device is, or how the last one ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubSnapshot {
+    pub running: bool,
+    /// It came to the end of the log.
+    pub complete: bool,
+    /// What there was to read when it began.
+    pub total_bytes: u64,
+    pub checked_bytes: u64,
+    /// Dirty data that cannot be read any more; its volumes are damaged.
+    pub damaged_bytes: u64,
+    /// Clean blocks that were forgotten; their origins have them.
+    pub dropped_bytes: u64,
+    /// Footers of segments: a start reads the records instead.
+    pub bad_footers: u64,
+    pub took_ns: u64,
+    /// Since it ended.
+    pub ended_ns: Option<u64>,
+}
+
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     pub volumes: Vec<VolumeSnapshot>,
@@ -264,4 +284,6 @@ pub struct Snapshot {
     pub cache_state: CacheState,
     pub checkpoints: u64,
     pub lines: Lines,
+    /// The scrub under way, else the last one of this life.
+    pub scrub: Option<ScrubSnapshot>,
 }

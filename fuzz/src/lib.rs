@@ -12,6 +12,7 @@ pub mod nbd;
 pub mod nbd_client;
 pub mod qmp;
 pub mod repair;
+pub mod rings;
 pub mod source;
 
 /// The body of a target. Says whether the input got behind all checks: a target whose inputs
@@ -19,7 +20,7 @@ pub mod source;
 pub type Target = fn(&[u8]) -> bool;
 
 /// Every target under the name of its binary and its corpus.
-pub const TARGETS: [(&str, Target); 12] = [
+pub const TARGETS: [(&str, Target); 15] = [
     ("nbd_session", nbd::session),
     ("nbd_client", nbd_client::session),
     ("qmp", qmp::lines),
@@ -32,4 +33,7 @@ pub const TARGETS: [(&str, Target); 12] = [
     ("ledger", format::ledger),
     ("journal", format::journal),
     ("stage", format::stage),
+    ("ring", rings::ring),
+    ("block_request", rings::block_request),
+    ("in_flight", rings::in_flight),
 ];

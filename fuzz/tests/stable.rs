@@ -158,4 +158,7 @@ targets! {
     ledgers_survive_any_bytes: "ledger",
     journals_survive_any_bytes: "journal",
     stages_survive_any_bytes: "stage",
+    rings_survive_any_guest: "ring",
+    requests_of_a_disk_survive_any_guest: "block_request",
+    in_flight_regions_survive_any_front_end: "in_flight",
 }

@@ -42,6 +42,8 @@ pub enum Request {
     Reset,
     Tune(Tuning),
     Switch(Policy),
+    /// Of the whole cache device.
+    Scrub,
 }
 
 /// A request that waits for its answer.
@@ -73,6 +75,7 @@ pub enum Pending {
     Leave,
     Tune(Tuning),
     Switch(Policy),
+    Scrub,
     /// A part of the check that reads the whole volume.
     Part {
         sector: u64,
@@ -105,6 +108,7 @@ impl Pending {
             Pending::Leave => "leave".to_owned(),
             Pending::Tune(_) => "tune".to_owned(),
             Pending::Switch(policy) => format!("switch to {}", policy.name()),
+            Pending::Scrub => "scrub".to_owned(),
             Pending::Part { sector, .. } => format!("check from sector {sector}"),
         }
     }
@@ -329,6 +333,7 @@ impl Guest {
                 self.resetting = true;
                 return self.reset_when_quiet();
             }
+            990..992 => Request::Scrub,
             _ => Request::Flush,
         };
         let ordered = self.plan.policy != Policy::Uncached && !self.plan.switches;

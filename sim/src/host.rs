@@ -28,7 +28,7 @@ const CRASHES_MAX: u32 = 4;
 /// Starts at most.
 const STARTS_MAX: u32 = 40;
 
-const PURPOSES: [Purpose; 14] = [
+const PURPOSES: [Purpose; 15] = [
     Purpose::GuestRead,
     Purpose::GuestWrite,
     Purpose::Log,
@@ -38,6 +38,7 @@ const PURPOSES: [Purpose; 14] = [
     Purpose::Prepare,
     Purpose::Checkpoint,
     Purpose::Evacuate,
+    Purpose::Scrub,
     Purpose::DestageRead,
     Purpose::JournalWrite,
     Purpose::JournalApply,

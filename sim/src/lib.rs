@@ -13,6 +13,7 @@ pub mod memory;
 pub mod oracle;
 pub mod plan;
 mod requests;
+pub mod rings;
 pub mod rng;
 mod run;
 pub mod scenario;

@@ -6,7 +6,7 @@
 
 use crate::rng::Rng;
 use engine::engine::Config;
-use engine::event::{Admission, ResetOn, Share, Tuning};
+use engine::event::{Admission, Purpose, ResetOn, Share, Tuning};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Geometry, Policy, Uuid};
 
@@ -37,6 +37,18 @@ pub struct Rates {
     pub cache_dies: u64,
     /// Per power loss: a base image is another one afterwards.
     pub new_image: u64,
+}
+
+impl Rates {
+    /// How often a read brings a bit that is not what the device has.
+    pub fn flips(&self, purpose: Purpose) -> u64 {
+        match purpose {
+            Purpose::LineRead => self.rot,
+            // Four in a row would look like damage.
+            Purpose::Scrub => self.rot / 20,
+            _ => 0,
+        }
+    }
 }
 
 #[derive(Clone, Debug)]

@@ -108,9 +108,11 @@ impl World {
                 self.trace.counters.disconnects += 1;
                 self.apply(Event::Disconnect { connection })
             }
-            Request::Destage | Request::Reset | Request::Tune(_) | Request::Switch(_) => {
-                self.command(volume, id, request)
-            }
+            Request::Destage
+            | Request::Reset
+            | Request::Tune(_)
+            | Request::Switch(_)
+            | Request::Scrub => self.command(volume, id, request),
         }
     }
 
@@ -254,6 +256,10 @@ impl World {
                 };
                 (command, Pending::Switch(policy))
             }
+            Request::Scrub => {
+                self.trace.counters.scrubs += 1;
+                (Command::Scrub, Pending::Scrub)
+            }
             other => unreachable!("{other:?} is no command"),
         };
         self.guests[at].pending.insert(id.number, pending);
@@ -339,11 +345,29 @@ impl World {
                 guest.tune_done(if result.is_ok() { tuning } else { guest.tuning });
             }
             Pending::Switch(_) => guest.switch_done(result.is_ok()),
+            Pending::Scrub if result.is_ok() => self.scrubbed()?,
             Pending::Part { sector, .. } => self.part_read(volume, sector, result, &bytes)?,
             Pending::Outside { .. } if result.is_ok() => {
                 return Err("a read beyond the end was answered".to_owned());
             }
             _ => {}
+        }
+        Ok(())
+    }
+
+    /// A scrub has come to its end: of dirty data there is nothing to be found, because only a
+    /// device that dies loses some.
+    fn scrubbed(&mut self) -> Result<(), Broken> {
+        let engine = self.engine.as_ref().expect("it has just answered");
+        let seen = engine.snapshot().scrub.expect("one has ended");
+        let counters = &mut self.trace.counters;
+        counters.scrubbed_bytes += seen.checked_bytes;
+        counters.scrub_dropped_bytes += seen.dropped_bytes;
+        if !seen.complete || seen.running {
+            return Err(format!("a scrub was answered before its end: {seen:?}"));
+        }
+        if (seen.damaged_bytes > 0 || seen.bad_footers > 0) && !self.faulty() {
+            return Err(format!("a scrub found damage where none is: {seen:?}"));
         }
         Ok(())
     }
@@ -363,7 +387,7 @@ impl World {
             (Pending::Write { .. }, Refusal::Io) => direct && self.faulty(),
             (Pending::Reset, it) => it == Refusal::Gone,
             (_, Refusal::Io | Refusal::Held) => self.faulty(),
-            (Pending::Switch(_), Refusal::CacheFailed) => self.faulty(),
+            (Pending::Switch(_) | Pending::Scrub, Refusal::CacheFailed) => self.faulty(),
             _ => false,
         };
         if !matches!(pending, Pending::Outside { .. }) {

@@ -52,11 +52,14 @@ pub struct Counters {
     /// Looks at a volume that found it past its log, or held, because of that.
     pub seen_past_log: u64,
     pub seen_held: u64,
+    pub scrubs: u64,
+    pub scrubbed_bytes: u64,
+    pub scrub_dropped_bytes: u64,
     pub steps: u64,
 }
 
 impl Counters {
-    fn fields(&mut self) -> [(&'static str, &mut u64); 41] {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 44] {
         [
             ("operations", &mut self.operations),
             ("reads", &mut self.reads),
@@ -101,6 +104,9 @@ impl Counters {
             ("cache deaths", &mut self.cache_deaths),
             ("seen past log", &mut self.seen_past_log),
             ("seen held", &mut self.seen_held),
+            ("scrubs", &mut self.scrubs),
+            ("scrubbed bytes", &mut self.scrubbed_bytes),
+            ("scrub dropped bytes", &mut self.scrub_dropped_bytes),
             ("steps", &mut self.steps),
         ]
     }

@@ -506,7 +506,7 @@ impl World {
                 disk.read(io.offset, &mut bytes, &mut self.rng);
                 bytes
             });
-            if io.purpose == Purpose::LineRead && self.rng.chance(self.plan.rates.rot) {
+            if self.rng.chance(self.plan.rates.flips(io.purpose)) {
                 devices::flip(&mut bytes, &mut self.rng);
                 self.trace.counters.lines_rotten += 1;
             }

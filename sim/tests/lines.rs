@@ -25,6 +25,10 @@ fn clean_blocks_of_a_rotten_device_are_never_wrong() {
         "{counters:?}"
     );
     assert!(counters.images_renewed > 0, "{counters:?}");
+    assert!(
+        counters.scrubbed_bytes > 0 && counters.scrub_dropped_bytes > 0,
+        "{counters:?}"
+    );
 }
 
 #[test]

@@ -71,6 +71,7 @@ impl Phase {
             | Purpose::GuestWrite
             | Purpose::Prepare
             | Purpose::Fill
+            | Purpose::Scrub
             | Purpose::LineRead => None,
         }
     }

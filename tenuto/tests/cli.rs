@@ -173,7 +173,6 @@ fn verbs_of_later_versions_say_so_and_end_with_code_2() {
         "volume quiesce a",
         "volume resume a",
         "volume takeover a",
-        "cache scrub p",
     ] {
         let words: Vec<&str> = arguments.split(' ').collect();
         let done = run(house.path(), &words);

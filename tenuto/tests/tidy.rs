@@ -32,8 +32,12 @@ const CRATES: &[(&str, &[&str])] = &[
         "engine",
         &["core", "alloc", "hashbrown", "thiserror", "zerocopy", "crc"],
     ),
+    ("vring", &["core", "alloc", "thiserror", "zerocopy"]),
     ("workload", &["core", "std"]),
-    ("sim", &["core", "std", "engine", "workload", "crc_fast"]),
+    (
+        "sim",
+        &["core", "std", "engine", "vring", "workload", "crc_fast"],
+    ),
 ];
 
 /// Modules of `tenuto` and the modules they must not name.
@@ -315,6 +319,7 @@ fn crates_name_only_what_they_may() {
         "core",
         "alloc",
         "engine",
+        "vring",
         "workload",
         "sim",
         "tenuto",
@@ -364,9 +369,12 @@ fn crates_name_only_what_they_may() {
 }
 
 #[test]
-fn the_engine_has_no_std_and_no_unsafe_code() {
-    let text = std::fs::read_to_string(root().join("engine/src/lib.rs")).expect("the engine");
-    assert!(text.contains("#![no_std]") && text.contains("#![forbid(unsafe_code)]"));
+fn the_pure_crates_have_no_std_and_no_unsafe_code() {
+    for name in ["engine", "vring"] {
+        let path = root().join(name).join("src/lib.rs");
+        let text = std::fs::read_to_string(path).expect("a pure crate");
+        assert!(text.contains("#![no_std]") && text.contains("#![forbid(unsafe_code)]"));
+    }
 }
 
 #[test]
@@ -412,7 +420,13 @@ fn modules_do_not_name_strangers() {
 fn the_data_path_has_no_clock_and_no_thread() {
     let mut found = Vec::new();
     for source in rust() {
-        let product = ["engine/src/", "workload/src/", "sim/src/", "tenuto/src/"];
+        let product = [
+            "engine/src/",
+            "vring/src/",
+            "workload/src/",
+            "sim/src/",
+            "tenuto/src/",
+        ];
         let allowed = CLOCKS_AND_THREADS
             .iter()
             .any(|place| source.path.starts_with(place));

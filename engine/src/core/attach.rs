@@ -403,15 +403,17 @@ impl Core {
 
     /// The ledger was written a moment ago, so its time is the present one over there.
     pub(super) fn clock_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
-        self.volume(id).origin_in_flight -= 1;
-        if let Some(stat) = stat {
-            let keeper = self
-                .volume(id)
-                .keeper
-                .as_mut()
-                .expect("a ledger was written");
-            keeper.clock_ahead_ns = stat.mtime_ns.saturating_sub(stat.now_ns);
-        }
+        let volume = self.volume(id);
+        volume.origin_in_flight -= 1;
+        let keeper = volume.keeper.as_mut().expect("a ledger was written");
+        let Some(stat) = stat else {
+            // Without it the next journal may not be replayed after a crash: all of it again.
+            keeper.step = Some(LedgerStep::Claim);
+            keeper.failed = true;
+            volume.counters.origin.errors += 1;
+            return;
+        };
+        keeper.clock_ahead_ns = stat.mtime_ns.saturating_sub(stat.now_ns);
         if !self.switch_claimed(cx, id) && !self.commit_claimed(cx, id) {
             self.open_for_requests(cx, id);
         }

@@ -12,6 +12,7 @@
 //! The epoch stays readable until the ledger says it is destaged. Deliberately absent: when the
 //! segments are used again; the checkpoint decides that.
 
+use super::mend::REREAD_MS;
 use super::{Bypass, Core};
 use crate::event::{Device, IoError, Op, Purpose, Stat};
 use crate::fetch::{Owner, Want};
@@ -32,9 +33,8 @@ use crate::types::{
 use crate::volume::{LedgerStep, Volume};
 use alloc::vec::Vec;
 
-/// Pause before a phase that failed starts again; longer when the cache device is at fault.
+/// Pause before a phase that failed starts again.
 const RETRY_MS: u64 = 500;
-const RETRY_DAMAGED_MS: u64 = 5_000;
 /// Applying may change the origin's modification time up to so long after the ledger was written;
 /// after a third of it the ledger is written again. A request may hang for the rest.
 const APPLY_MS_MAX: u64 = 15 * 60_000;
@@ -74,10 +74,12 @@ pub struct Destage {
     cursor: u64,
     jobs: Slab<Job>,
     failed: bool,
-    damaged: bool,
+    /// What cannot be read, and when that is tried again.
+    pub(super) bad: Vec<Want>,
+    pub(super) reread_at: Time,
     /// Something failed for want of space.
     full: bool,
-    retry_at: Time,
+    pub(super) retry_at: Time,
     entries: Vec<JournalEntry>,
     journal_at: u64,
     journal_sequence: u64,
@@ -96,6 +98,11 @@ pub struct Destage {
 impl Destage {
     pub fn moved_halves(&self) -> u64 {
         self.moved_halves
+    }
+
+    /// The origin is being written.
+    pub fn applies(&self) -> bool {
+        self.applying
     }
 
     /// What the origin is to be written from is not complete and synced yet.
@@ -221,7 +228,8 @@ impl Core {
             cursor: 0,
             jobs: Slab::default(),
             failed: false,
-            damaged: false,
+            bad: Vec::new(),
+            reread_at: Time(0),
             full: false,
             retry_at: Time(0),
             entries: Vec::new(),
@@ -251,6 +259,12 @@ impl Core {
             if cx.now < destage.retry_at || destage.waiting {
                 return;
             }
+            // What could not be read is looked for in newer writes before it is read again.
+            let stuck = !destage.bad.is_empty() && !destage.failed && destage.jobs.len() == 0;
+            if stuck && self.is_damaged_still(cx.now, id) {
+                return;
+            }
+            let destage = self.phase(id);
             let goes_on = match destage.phase {
                 Phase::WaitLog { asked } => self.wait_for_log(cx, id, asked),
                 Phase::Journal | Phase::Apply => self.pump_jobs(cx, id),
@@ -272,7 +286,7 @@ impl Core {
         }
     }
 
-    fn phase(&mut self, id: VolumeId) -> &mut Destage {
+    pub(super) fn phase(&mut self, id: VolumeId) -> &mut Destage {
         self.volume(id)
             .destage
             .as_mut()
@@ -377,15 +391,10 @@ impl Core {
         let epoch = volume.epochs.front().expect("an epoch is being destaged");
         let room = journal::payload_at(journal_entries_max(&epoch.map));
         let destage = volume.destage.as_mut().expect("a destage is under way");
-        let pause = if destage.damaged {
-            RETRY_DAMAGED_MS
-        } else {
-            RETRY_MS
-        };
-        let (damaged, full) = (destage.damaged, core::mem::take(&mut destage.full));
-        destage.retry_at = now.plus_millis(pause);
+        let (damaged, full) = (!destage.bad.is_empty(), core::mem::take(&mut destage.full));
+        destage.retry_at = now.plus_millis(if damaged { 0 } else { RETRY_MS });
+        destage.reread_at = now.plus_millis(REREAD_MS);
         destage.failed = false;
-        destage.damaged = false;
         destage.cursor = 0;
         match destage.phase {
             Phase::Journal | Phase::Table | Phase::JournalSync => {
@@ -460,7 +469,7 @@ impl Core {
             .fetches
             .start(cx, parts, owner, Purpose::DestageRead, &wants)
         {
-            self.job_fetched(cx, id, job, false);
+            self.job_fetched(cx, id, job, &[]);
         }
         true
     }
@@ -511,13 +520,13 @@ impl Core {
     }
 
     /// The bytes of a job are there: on to the journal, or to the origin.
-    pub(super) fn job_fetched(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32, damaged: bool) {
-        if damaged {
+    pub(super) fn job_fetched(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32, bad: &[Want]) {
+        if !bad.is_empty() {
             self.mark_damaged(id);
             self.hold_if_failed(cx, id);
             let destage = self.phase(id);
             destage.failed = true;
-            destage.damaged = true;
+            destage.bad.extend_from_slice(bad);
             self.end_job(cx, id, job);
             return;
         }

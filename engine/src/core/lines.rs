@@ -142,6 +142,11 @@ impl Lines {
         self.index.get(self.layers.number(key.layer)?, key.block)
     }
 
+    /// Where the device holds a block of the layer with this number.
+    pub fn place(&self, number: u16, block: u64) -> Option<u32> {
+        self.index.get(number, block)
+    }
+
     pub fn hit(&mut self, key: Key) {
         if let Some(number) = self.layers.number(key.layer) {
             self.index.hit(number, key.block);

@@ -1,8 +1,9 @@
 //! The shard behind the seam: dispatches events and runs the fixed list of maintenance steps.
 //!
-//! Each verb has a file: `read`, `lines`, `layers`, `keep`, `write`, `direct`, `destage`, `switch`,
-//! `evacuate`, `checkpoint`, `attach`. Always true after an `apply`: whatever could be decided has
-//! been decided; what is left waits for a device, for room, or for a time that is in the timers.
+//! Each verb has a file: `read`, `lines`, `layers`, `keep`, `write`, `direct`, `destage`, `mend`,
+//! `switch`, `evacuate`, `scrub`, `checkpoint`, `attach`. Always true after an `apply`: whatever
+//! could be decided has been decided; what is left waits for a device, for room, or for a time that
+//! is in the timers.
 
 mod attach;
 mod bypass;
@@ -15,10 +16,12 @@ mod group;
 mod keep;
 mod layers;
 mod lines;
+mod mend;
 mod overlay;
 mod pace;
 mod read;
 mod resize;
+mod scrub;
 mod share;
 mod show;
 mod switch;
@@ -93,6 +96,7 @@ pub struct Core {
     turns: Turns,
     pub checkpoint: checkpoint::Keeper,
     evacuation: Option<evacuate::Evacuation>,
+    scrub: Option<scrub::Scrub>,
     graveyard: Vec<ExtentMap>,
     pub dirty_extents: u64,
     /// The next generation for any volume: old entries under a reused id stay void.
@@ -140,6 +144,7 @@ impl Core {
             turns: Turns::new(QUANTUM_BYTES, PATIENCE_NS),
             checkpoint,
             evacuation: None,
+            scrub: None,
             graveyard: Vec::new(),
             dirty_extents: 0,
             generation_next: Generation(1),
@@ -238,6 +243,7 @@ impl Core {
         self.fetches.pump(cx, &self.log, &mut self.scratch);
         self.pump_evacuation(cx);
         self.pump_lines(cx);
+        self.pump_scrub(cx);
         self.do_without_checkpoint(cx);
         self.pump_checkpoint(cx);
         self.sweep();
@@ -278,6 +284,8 @@ impl Core {
                 Timer::Announce => self.log.announce(cx),
                 Timer::Housekeeping => self.keep_house(cx),
                 Timer::Flow(volume) => self.flow_due(cx, volume),
+                // It goes on by itself after each event.
+                Timer::Scrub => {}
             }
         }
     }
@@ -350,12 +358,7 @@ impl Core {
                     .prepare_done(cx, &mut self.scratch, segment, piece, ok);
             }
             Pending::Checkpoint => self.checkpoint_written(cx, ok),
-            Pending::CheckpointSync => {
-                self.checkpoint_synced(cx, ok);
-                if ok {
-                    self.cache_synced(cx);
-                }
-            }
+            Pending::CheckpointSync => self.checkpoint_on_media(cx, ok),
             Pending::Fetch { fetch, part } => {
                 let parts = (&mut self.log, &mut self.scratch);
                 if let Some(fetched) = self.fetches.part_done(cx, parts, (fetch, part), ok) {
@@ -380,9 +383,18 @@ impl Core {
             Pending::JournalTable { volume } => self.table_written(cx, volume, ok),
             Pending::Stat { volume } => self.stat_done(cx, volume, stat.filter(|_| ok)),
             Pending::Clock { volume } => self.clock_read(cx, volume, stat.filter(|_| ok)),
+            Pending::ScrubFooter => self.scrub_footer_read(cx, ok),
             Pending::EvacuateFooter => self.evacuation_footer(cx, ok),
             Pending::CutJournal { volume } => self.journal_cut(cx, volume, ok),
             Pending::Remove { volume } => self.removed(cx, volume, ok),
+        }
+    }
+
+    /// The end of a sync that a checkpoint asked for.
+    fn checkpoint_on_media(&mut self, cx: &mut Cx<'_>, ok: bool) {
+        self.checkpoint_synced(cx, ok);
+        if ok {
+            self.cache_synced(cx);
         }
     }
 
@@ -420,21 +432,23 @@ impl Core {
             Owner::Read(read) => {
                 let op = self.reads.get(read);
                 let volume = op.volume;
-                if fetched.damaged {
+                if fetched.is_damaged() {
                     op.result = Err(Refusal::Io);
                     self.mark_damaged(volume);
                 }
                 self.volume(volume).counters.ssd_read_bytes += fetched.ssd_bytes;
                 self.read_progress(cx, read);
             }
-            Owner::Destage { volume, job } => self.job_fetched(cx, volume, job, fetched.damaged),
-            Owner::Evacuate => self.evacuation_fetched(cx, fetched.damaged),
+            Owner::Destage { volume, job } => self.job_fetched(cx, volume, job, &fetched.bad),
+            Owner::Evacuate => self.evacuation_fetched(cx, fetched.is_damaged()),
+            Owner::Scrub => self.scrub_fetched(cx, &fetched.bad),
         }
     }
 
     fn command(&mut self, cx: &mut Cx<'_>, request: RequestId, command: Command) {
         match command {
             Command::Park => self.park(cx, request),
+            Command::Scrub => self.scrub(cx, request),
             Command::Destage { volume }
             | Command::Reset { volume }
             | Command::Leave { volume, .. }
@@ -481,6 +495,7 @@ impl Core {
     /// Everything acknowledged goes to the log, the ledgers of clean volumes say so, and a last
     /// checkpoint tells what is durable.
     fn park(&mut self, cx: &mut Cx<'_>, request: RequestId) {
+        self.stop_scrub(cx, Refusal::Gone);
         for at in 0..self.volumes.len() {
             let id = VolumeId(at as u32);
             if self.find(id).is_some_and(|volume| volume.ready) {

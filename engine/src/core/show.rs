@@ -70,6 +70,7 @@ impl Core {
             cache_state: self.health.state(),
             checkpoints: self.checkpoint.written,
             lines: self.lines.snapshot(),
+            scrub: self.show_scrub(now),
         }
     }
 

@@ -471,6 +471,17 @@ impl Log {
         self.segments[index.0 as usize].live
     }
 
+    /// Whether the footer of the segment is on the device and counts.
+    pub fn is_footered(&self, index: SegmentIndex) -> bool {
+        self.segments[index.0 as usize].state == SegmentState::Footered
+    }
+
+    /// How many segments have one.
+    pub fn footered(&self) -> u64 {
+        let all = self.segments.iter();
+        all.filter(|it| it.state == SegmentState::Footered).count() as u64
+    }
+
     pub fn mark_stuck(&mut self, index: SegmentIndex) {
         self.segments[index.0 as usize].stuck = true;
     }

@@ -36,7 +36,7 @@ impl Admin {
             let ended = match begun {
                 Ok(started) if wait => started(),
                 Ok(started) => {
-                    self.go_on("drain", &name, started);
+                    self.go_on("drain", Some(&name), started);
                     Ok(())
                 }
                 Err(error) => Err(error),
@@ -84,7 +84,7 @@ impl Admin {
             let begun = self.switch_all(&self.look()?, &known.volumes, Policy::WriteBack);
             for (name, begun) in begun {
                 match begun {
-                    Ok(started) => self.go_on("drain --undo", &name, started),
+                    Ok(started) => self.go_on("drain --undo", Some(&name), started),
                     Err(error) => left.push(error.to_string()),
                 }
             }
@@ -113,7 +113,7 @@ impl Admin {
             return;
         }
         match self.machine.switch(&volume.name, Policy::WriteThrough) {
-            Ok(started) => self.go_on("drain", &volume.name, started),
+            Ok(started) => self.go_on("drain", Some(&volume.name), started),
             Err(error) => tracing::warn!(volume = %volume.name, "{error}"),
         }
     }

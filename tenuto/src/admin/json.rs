@@ -41,6 +41,7 @@ pub fn status(view: &View) -> Value {
             "checkpoints": engine.checkpoints,
             "errors": engine.cache_errors,
             "state": engine.cache_state.name(),
+            "scrub": scrub(view),
             "clean": {
                 "bytes": engine.lines.blocks * BLOCK_BYTES,
                 "read_bytes": engine.lines.read_bytes,
@@ -64,6 +65,24 @@ pub fn status(view: &View) -> Value {
             "damage": recovery.damage,
         },
         "connections": view.look.clients.iter().map(|(_, clients)| clients).sum::<u64>(),
+    })
+}
+
+/// The scrub under way or the last one; null if there was none.
+pub fn scrub(view: &View) -> Value {
+    let Some(scrub) = &view.look.engine.scrub else {
+        return Value::Null;
+    };
+    json!({
+        "running": scrub.running,
+        "complete": scrub.complete,
+        "total_bytes": scrub.total_bytes,
+        "checked_bytes": scrub.checked_bytes,
+        "damaged_bytes": scrub.damaged_bytes,
+        "dropped_bytes": scrub.dropped_bytes,
+        "bad_footers": scrub.bad_footers,
+        "seconds": scrub.took_ns / 1_000_000_000,
+        "ended_seconds_ago": scrub.ended_ns.map(|nanos| nanos / 1_000_000_000),
     })
 }
 

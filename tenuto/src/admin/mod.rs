@@ -64,6 +64,9 @@ pub trait Machine: Send + Sync + 'static {
     fn orphan(&self, name: &str) -> Result<()>;
     /// What of a volume lies where on this host.
     fn chart(&self, volume: VolumeId) -> Result<Vec<Spot>>;
+    /// Orders that all on the cache device is compared with its checksums; what it returns waits
+    /// for the end.
+    fn scrub(&self) -> Result<Started>;
     /// Goes on without what a held volume has lost.
     fn accept_loss(&self, name: &str) -> Result<()>;
 }
@@ -223,15 +226,15 @@ impl Admin {
     }
 
     /// Sees an order to its end that nobody waits for, and tells of it if it fails.
-    fn go_on(&self, what: &str, name: &str, started: Started) {
+    fn go_on(&self, what: &str, volume: Option<&str>, started: Started) {
         let events = self.events.clone();
-        let (what, name) = (what.to_owned(), name.to_owned());
+        let (what, volume) = (what.to_owned(), volume.map(str::to_owned));
         let thread = std::thread::Builder::new().name("order".into());
         let waits = thread.spawn(move || {
             let result = started();
             if let Err(error) = &result {
-                tracing::warn!(volume = %name, "{error}");
-                events.tell(Notice::order(&what, Some(&name), &result));
+                tracing::warn!(volume, "{error}");
+                events.tell(Notice::order(&what, volume.as_deref(), &result));
             }
         });
         // The order is carried out all the same; only its failure would not be told.
@@ -353,6 +356,16 @@ impl Admin {
         let notes = notes.into_iter().collect();
         *self.known() = known;
         Ok(Outcome { notes })
+    }
+
+    /// Checks the cache device beside the guests; returns how far it is, with `wait` at its end.
+    pub fn scrub(&self, wait: bool) -> Result<serde_json::Value> {
+        let started = self.machine.scrub()?;
+        match wait {
+            true => started()?,
+            false => self.go_on("cache scrub", None, started),
+        }
+        Ok(json::scrub(&self.view()?))
     }
 
     /// Brings everything written so far to the origin; returns when it is there.

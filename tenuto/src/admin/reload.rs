@@ -97,7 +97,7 @@ impl Admin {
         let drained = self.is_drained() && volume.policy == Policy::WriteBack;
         if switches && !drained {
             let started = self.machine.switch(&volume.name, volume.policy)?;
-            self.go_on("reload", &volume.name, started);
+            self.go_on("reload", Some(&volume.name), started);
         }
         Ok(())
     }

@@ -218,6 +218,7 @@ fn routes() -> Vec<Route> {
             &["post", "delete"],
             post(drain).delete(undo_drain),
         ),
+        ("/v1/cache/scrub", &["post"], post(scrub)),
         (
             "/v1/volumes",
             &["get", "post"],
@@ -357,7 +358,7 @@ async fn set_volume(
             let (outcome, started) = admin.set(&name, &values)?;
             match started {
                 Some(started) if waiting.wait => started()?,
-                Some(started) => admin.go_on(&what, &name, started),
+                Some(started) => admin.go_on(&what, Some(&name), started),
                 None => {}
             }
             shown(&admin, &name, outcome)
@@ -400,6 +401,10 @@ async fn reload(State(admin): App) -> Response {
 
 async fn drain(State(admin): App, Query(waiting): Query<Waiting>) -> Response {
     run(move || told(&admin, "drain", None, || admin.drain(waiting.wait))).await
+}
+
+async fn scrub(State(admin): App, Query(waiting): Query<Waiting>) -> Response {
+    run(move || told(&admin, "cache scrub", None, || admin.scrub(waiting.wait))).await
 }
 
 async fn undo_drain(State(admin): App) -> Response {

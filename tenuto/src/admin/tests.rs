@@ -74,6 +74,7 @@ impl Machine for Fake {
                 cache_state: CacheState::Good,
                 checkpoints: 1,
                 lines: engine::snapshot::Lines::default(),
+                scrub: None,
             },
             clients: state.clients.clone(),
             held: Vec::new(),
@@ -108,6 +109,11 @@ impl Machine for Fake {
         state.orders.push(format!("remove {name} {discard_dirty}"));
         state.volumes.retain(|volume| volume.name != name);
         Ok(())
+    }
+
+    fn scrub(&self) -> Result<Started> {
+        self.state().orders.push("scrub".into());
+        Ok(Box::new(|| Ok(())))
     }
 
     fn accept_loss(&self, name: &str) -> Result<()> {

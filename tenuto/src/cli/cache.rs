@@ -3,7 +3,6 @@
 //! Always true: nothing that somebody may still want is overwritten without a word that says
 //! so, and the word is checked before the first byte changes.
 
-use super::later::{Rest, not_yet};
 use super::offline::{self, Found};
 use super::progress::{self, Pending, Progress, Work};
 use super::{Context, output};
@@ -32,9 +31,9 @@ pub enum Command {
     Inspect(Look),
     /// Check what a start would find; ends with code 5 on damage
     Verify(Look),
-    /// Check all checksums in the background (not in this version)
-    #[command(display_order = 200)]
-    Scrub(Rest),
+    /// Compare all that is in a cache with its checksums, beside the guests of a running daemon;
+    /// ends with code 5 on damage
+    Scrub(Look),
     /// Change the size of a cache that owes nothing, while no daemon runs on it
     Resize(super::relayout::Resize),
 }
@@ -61,8 +60,8 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
     match command {
         Command::Create(command) => create(context, &command),
         Command::Inspect(command) => inspect_cache(context, &command.path),
-        Command::Verify(command) => verify(context, &command.path),
-        Command::Scrub(_) => Err(not_yet("cache scrub")),
+        Command::Verify(command) => verify(context, &command.path, "verify"),
+        Command::Scrub(command) => super::scrub::run(context, &command.path),
         Command::Resize(command) => super::relayout::run(context, &command),
     }
 }
@@ -394,7 +393,7 @@ fn inspect_cache(context: &Context, path: &Path) -> Result<()> {
 }
 
 /// Checks what a start would find, and every block of the log that something refers to.
-fn verify(context: &Context, path: &Path) -> Result<()> {
+pub fn verify(context: &Context, path: &Path, verb: &'static str) -> Result<()> {
     let name = path.display().to_string();
     let superblock = superblock_of(path)?;
     let configured = configuration(context)?;
@@ -402,7 +401,7 @@ fn verify(context: &Context, path: &Path) -> Result<()> {
     let target = cachedev::open(path, &mut offline::patience(&mut tell));
     let mut files = Files::new(target.map_err(offline::from_fault)?);
     let segment_bytes = superblock.geometry.segment_bytes();
-    let mut progress = Progress::new(context, work("verify", &name, "log read"), None);
+    let mut progress = Progress::new(context, work(verb, &name, "log read"), None);
     let report = engine::engine::verify(&mut files, &mut |segments, total| {
         progress.set(segments * segment_bytes, Some(total * segment_bytes));
     });

@@ -127,6 +127,21 @@ impl Machine for Live {
         Ok(())
     }
 
+    fn scrub(&self) -> Result<Started> {
+        let begun = self.0.handle().command_begin(Command::Scrub);
+        let reply = begun.map_err(|stopped| stopping(&stopped))?;
+        Ok(Box::new(move || {
+            reply.wait().map_err(|error| match error {
+                CommandError::Refused(Refusal::CacheFailed) => Error::failed(
+                    "the cache device fails, so that nothing on it can be judged; see `tenuto \
+                     status -x`",
+                ),
+                CommandError::Refused(_) => stopping(&"the scrub ended with the daemon"),
+                CommandError::Stopped(stopped) => stopping(&stopped),
+            })
+        }))
+    }
+
     fn chart(&self, volume: VolumeId) -> Result<Vec<Spot>> {
         let mut spots = Vec::new();
         let mut next = Some(Cursor::START);

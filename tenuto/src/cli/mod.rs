@@ -24,6 +24,7 @@ pub mod progress;
 mod recover;
 mod relayout;
 mod reload;
+mod scrub;
 mod serve;
 mod sim;
 mod status;

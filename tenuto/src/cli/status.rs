@@ -43,6 +43,27 @@ fn wrong_only(context: &Context, status: &Value) -> Result<()> {
     }
 }
 
+/// How far a scrub is, or what the last one found.
+fn scrub_text(scrub: &Value) -> Option<String> {
+    let number = |key: &str| scrub[key].as_u64().unwrap_or(0);
+    if scrub.is_null() {
+        return None;
+    }
+    let state = match (scrub["running"] == true, scrub["complete"] == true) {
+        (true, _) => format!("under way, of {}: ", human_bytes(number("total_bytes"))),
+        (false, true) => {
+            let ago = human_seconds(number("ended_seconds_ago"));
+            format!("ended {ago} ago: ")
+        }
+        (false, false) => "broken off: ".to_owned(),
+    };
+    let damage = match number("damaged_bytes") {
+        0 => String::new(),
+        bytes => format!(", {} damaged", human_bytes(bytes)),
+    };
+    Some(state + &super::scrub::words(scrub) + &damage)
+}
+
 fn text(context: &Context, status: &Value) -> String {
     let number = |value: &Value| value.as_u64().unwrap_or(0);
     let cache = &status["cache"];
@@ -53,7 +74,8 @@ fn text(context: &Context, status: &Value) -> String {
         true => " (drained; `tenuto drain --undo` ends that)",
         false => "",
     };
-    let mut text = output::fields(&[
+    let scrub = scrub_text(&cache["scrub"]);
+    let mut fields = vec![
         ("host", word(&status["host"]) + drained),
         ("version", word(&status["version"])),
         ("up", human_seconds(number(&status["uptime_seconds"]))),
@@ -87,7 +109,9 @@ fn text(context: &Context, status: &Value) -> String {
                 human_bytes(number(&recovery["tail_bytes_discarded"])),
             ),
         ),
-    ]);
+    ];
+    fields.extend(scrub.map(|text| ("scrub", text)));
+    let mut text = output::fields(&fields);
     let volumes = status["volumes"].as_array().map_or(&[][..], Vec::as_slice);
     if !volumes.is_empty() {
         text.push('\n');

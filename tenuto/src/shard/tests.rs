@@ -191,6 +191,7 @@ impl Decide for PassThrough {
             cache_state: CacheState::Good,
             checkpoints: 0,
             lines: engine::snapshot::Lines::default(),
+            scrub: None,
         }
     }
 }

@@ -39,6 +39,7 @@ mod relayout;
 mod reload;
 mod resize;
 mod scale;
+mod scrub;
 mod service;
 mod storm;
 mod terminal;

@@ -16,7 +16,7 @@ const MIB: u64 = 1 << 20;
 const TURN_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// Status and body of one request on the admin socket.
-fn ask(rig: &Rig, method: &str, path: &str, body: &str) -> (u16, Value) {
+pub fn ask(rig: &Rig, method: &str, path: &str, body: &str) -> (u16, Value) {
     let socket = rig.run_dir().join("tenuto.sock");
     let mut stream = UnixStream::connect(socket).expect("connected");
     let request = format!(
@@ -167,6 +167,9 @@ fn replies_of_a_live_daemon_are_what_the_document_of_the_interface_says() {
     }
     held("DELETE", "/v1/volumes/more", one, "");
     held("POST", "/v1/reload", "/v1/reload", "");
+    held("POST", "/v1/cache/scrub", "/v1/cache/scrub", "");
+    held("POST", "/v1/cache/scrub?wait=true", "/v1/cache/scrub", "");
+    held("GET", "/v1/status", "/v1/status", "");
     let events = held("GET", "/v1/events?wait=0", "/v1/events", "");
     assert!(events["events"].as_array().is_some_and(|all| all.len() > 5));
     held("GET", "/v1/events?wait=99", "/v1/events", "");

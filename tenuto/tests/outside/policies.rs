@@ -193,6 +193,10 @@ fn ephemeral_volumes_keep_their_policy_and_the_file_wins_at_the_next_start() {
     assert_eq!(said["effective_policy"], "uncached");
     daemon.stop();
     let daemon = rig.serve();
+    // It comes back as it was, and becomes what the file says by a switch as any other.
+    wait_until("the file has won", PATIENCE, || {
+        rig.show("disk")["effective_reason"].is_null()
+    });
     is_effective(&rig, "write-back");
     daemon.stop();
 }

@@ -1,0 +1,527 @@
+//! Scrub: what lies on the cache device is read once and compared with its checksum, beside the
+//! guests, so that damage is found while there still is another copy.
+//!
+//! ```text
+//! order ─▶ Look ─▶ Fetch ─▶ Rest ─▶ Look … ─▶ (end of the log) ─▶ reply
+//!            └──▶ Footer ───┘
+//! ```
+//!
+//! Dirty data by volume and sector first, then segment by segment clean blocks and footers. Always
+//! true: what is judged was there, as it is mapped now, before and after it was read; a bad clean
+//! block is forgotten, a bad dirty one marks its volume damaged; a scrub takes a quarter of the
+//! time that the device gives, and one piece of memory. What the stage still mirrors is not read:
+//! it has another copy there. One runs at a time, and who orders another joins it.
+
+use super::Core;
+use crate::event::{Device, Op, Purpose, Refusal};
+use crate::fetch::{Owner, Want};
+use crate::format::footer::Footer;
+use crate::lines::LineRun;
+use crate::log::Log;
+use crate::map::Content;
+use crate::memory::{Place, Slice};
+use crate::outbox::{Cx, Pending, Timer};
+use crate::ram::Key;
+use crate::snapshot::{CacheState, ScrubSnapshot};
+use crate::types::{
+    BLOCK_BYTES, BLOCK_SECTORS, LogAddr, RequestId, SECTOR_BYTES, SegmentIndex, Span, Time,
+    VolumeId,
+};
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+/// Largest read.
+const CHECK_BLOCKS_MAX: u64 = 16;
+/// Reads in one step.
+const BATCH_MAX: usize = 16;
+/// Places that one step looks at for something to read.
+const LOOKS_MAX: usize = 256;
+/// For each part of time that the device works for a scrub, so many in which it does not.
+const REST_PARTS: u64 = 3;
+const REST_NS_MIN: u64 = 1_000_000;
+/// When to look again for memory that others have.
+const RETRY_MS: u64 = 10;
+/// When to look again at a device that has failed something: nothing is judged meanwhile.
+const FAILING_MS: u64 = 100;
+
+/// Where to look next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    Dirty { volume: u32, sector: u64 },
+    Segment(u32),
+    End,
+}
+
+/// Whose bytes are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Of {
+    /// What an epoch of a volume has at a place.
+    Dirty { volume: VolumeId, span: Span },
+    /// Blocks of a layer, by its number in the index.
+    Clean { layer: u16, block: u64 },
+}
+
+/// Blocks in a row, to be compared with their checksums.
+#[derive(Clone, Copy, Debug)]
+struct Check {
+    of: Of,
+    /// Of dirty data the exact place, whatever its phase.
+    addr: LogAddr,
+    blocks: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Look,
+    Fetch,
+    /// `tried`: what came first was no footer.
+    Footer {
+        segment: SegmentIndex,
+        tried: bool,
+    },
+    Rest,
+}
+
+/// A scrub, under way or ended.
+pub struct Scrub {
+    waiters: Vec<RequestId>,
+    step: Step,
+    at: At,
+    queue: VecDeque<Check>,
+    batch: Vec<Check>,
+    piece: Option<u32>,
+    batch_began: Time,
+    rest_until: Time,
+    began: Time,
+    ended: Option<Time>,
+    seen: ScrubSnapshot,
+}
+
+impl Scrub {
+    fn is_running(&self) -> bool {
+        self.ended.is_none()
+    }
+}
+
+impl Check {
+    /// Its bytes as whole blocks.
+    fn want(&self, to: Place) -> Want {
+        let addr = LogAddr(self.addr.block() * BLOCK_SECTORS);
+        let sectors = self.blocks * BLOCK_SECTORS;
+        Want { addr, sectors, to }
+    }
+
+    /// What of it lies in this block of the log, if any.
+    fn part(&self, block: u64) -> Option<Check> {
+        let (first, blocks) = (self.addr.block(), 1);
+        let at = block.checked_sub(first).filter(|at| *at < self.blocks)?;
+        Some(match self.of {
+            Of::Clean { layer, block } => Check {
+                of: Of::Clean {
+                    layer,
+                    block: block + at,
+                },
+                addr: Log::block_addr((first + at) as u32),
+                blocks,
+            },
+            Of::Dirty { volume, span } => {
+                let from = self.addr.0.max(block * BLOCK_SECTORS);
+                let end = self.addr.0 + span.sectors;
+                let upto = end.min((block + 1) * BLOCK_SECTORS);
+                let span = Span::new(span.sector + from - self.addr.0, upto - from);
+                Check {
+                    of: Of::Dirty { volume, span },
+                    addr: LogAddr(from),
+                    blocks,
+                }
+            }
+        })
+    }
+}
+
+impl Core {
+    /// An administrator wants everything checked.
+    pub(super) fn scrub(&mut self, cx: &mut Cx<'_>, request: RequestId) {
+        if let Some(scrub) = &mut self.scrub {
+            if scrub.is_running() {
+                scrub.waiters.push(request);
+                return;
+            }
+            if matches!(scrub.step, Step::Fetch | Step::Footer { .. }) {
+                // The last read of one that the device failed.
+                cx.out.reply(request, Err(Refusal::CacheFailed));
+                return;
+            }
+        }
+        let dirty: u64 = self.volumes.iter().flatten().map(|it| it.charge()).sum();
+        let footers = self.log.footered() * self.scratch.piece_bytes();
+        let blocks = dirty + self.lines.snapshot().blocks;
+        self.scrub = Some(Scrub {
+            waiters: alloc::vec![request],
+            step: Step::Look,
+            at: At::Dirty {
+                volume: 0,
+                sector: 0,
+            },
+            queue: VecDeque::new(),
+            batch: Vec::new(),
+            piece: None,
+            batch_began: cx.now,
+            rest_until: cx.now,
+            began: cx.now,
+            ended: None,
+            seen: ScrubSnapshot {
+                total_bytes: blocks * BLOCK_BYTES + footers,
+                ..ScrubSnapshot::default()
+            },
+        });
+    }
+
+    pub(super) fn show_scrub(&self, now: Time) -> Option<ScrubSnapshot> {
+        self.scrub.as_ref().map(|scrub| ScrubSnapshot {
+            running: scrub.is_running(),
+            took_ns: scrub.ended.unwrap_or(now).since(scrub.began),
+            ended_ns: scrub.ended.map(|ended| now.since(ended)),
+            ..scrub.seen
+        })
+    }
+
+    /// Ends a scrub early, for an orderly stop or a device that fails.
+    pub(super) fn stop_scrub(&mut self, cx: &mut Cx<'_>, why: Refusal) {
+        self.end_scrub(cx, Err(why));
+    }
+
+    fn end_scrub(&mut self, cx: &mut Cx<'_>, result: Result<(), Refusal>) {
+        let Some(scrub) = self.scrub.as_mut().filter(|it| it.is_running()) else {
+            return;
+        };
+        scrub.ended = Some(cx.now);
+        scrub.seen.complete = result.is_ok();
+        scrub.queue = VecDeque::new();
+        for request in scrub.waiters.drain(..) {
+            cx.out.reply(request, result);
+        }
+        if matches!(scrub.step, Step::Look | Step::Rest) {
+            self.put_scrub_piece();
+        }
+    }
+
+    fn put_scrub_piece(&mut self) {
+        let piece = self.scrub.as_mut().and_then(|it| it.piece.take());
+        if let Some(piece) = piece {
+            self.scratch.free_piece(piece);
+        }
+    }
+
+    pub(super) fn pump_scrub(&mut self, cx: &mut Cx<'_>) {
+        let Some(scrub) = self.scrub.as_mut().filter(|it| it.is_running()) else {
+            return;
+        };
+        match scrub.step {
+            Step::Fetch | Step::Footer { .. } => return,
+            Step::Rest if cx.now < scrub.rest_until => return,
+            Step::Rest | Step::Look => scrub.step = Step::Look,
+        }
+        match self.health.state() {
+            CacheState::Good => {}
+            CacheState::Failing => return self.rest_scrub(cx, cx.now.plus_millis(FAILING_MS)),
+            CacheState::Failed => return self.end_scrub(cx, Err(Refusal::CacheFailed)),
+        }
+        let Some(piece) = self.scratch.take_piece() else {
+            return self.rest_scrub(cx, cx.now.plus_millis(RETRY_MS));
+        };
+        let scrub = self.scrub.as_mut().expect("it runs");
+        scrub.piece = Some(piece);
+        scrub.batch_began = cx.now;
+        for _ in 0..LOOKS_MAX {
+            if self.fill_batch() {
+                break;
+            }
+            match self.look_further() {
+                Some(At::End) => return self.end_scrub(cx, Ok(())),
+                Some(At::Segment(at)) if self.read_scrub_footer(cx, SegmentIndex(at)) => return,
+                _ => {}
+            }
+        }
+        if !self.send_batch(cx) {
+            // Nothing was found in so many places: others have their turn.
+            self.put_scrub_piece();
+            self.rest_scrub(cx, cx.now);
+        }
+    }
+
+    fn rest_scrub(&mut self, cx: &mut Cx<'_>, until: Time) {
+        let scrub = self.scrub.as_mut().expect("it runs");
+        scrub.step = Step::Rest;
+        scrub.rest_until = until;
+        cx.out.timer(until, Timer::Scrub);
+    }
+
+    /// The step after a read: rest in proportion to what it took.
+    fn scrub_rests(&mut self, cx: &mut Cx<'_>) {
+        self.put_scrub_piece();
+        let scrub = self.scrub.as_mut().expect("something of it was in flight");
+        if !scrub.is_running() {
+            return;
+        }
+        let took = cx.now.since(scrub.batch_began);
+        let rest = (took * REST_PARTS).max(REST_NS_MIN);
+        self.rest_scrub(cx, Time(cx.now.0 + rest));
+    }
+
+    /// Moves on by one place, and queues what lies there. The place it looked at.
+    fn look_further(&mut self) -> Option<At> {
+        let at = self.scrub.as_ref()?.at;
+        let (next, found) = match at {
+            At::Dirty { volume, sector } => self.dirty_checks(volume, sector),
+            At::Segment(segment) if segment == self.log.geometry.segments => (At::End, Vec::new()),
+            At::Segment(segment) => (
+                At::Segment(segment + 1),
+                self.clean_checks(SegmentIndex(segment)),
+            ),
+            At::End => (At::End, Vec::new()),
+        };
+        let scrub = self.scrub.as_mut()?;
+        scrub.at = next;
+        scrub.queue.extend(found);
+        match next {
+            At::End => Some(next),
+            _ => Some(at),
+        }
+    }
+
+    /// What all epochs of a volume have in the log at the first dirty place from `sector` on.
+    fn dirty_checks(&self, volume: u32, sector: u64) -> (At, Vec<Check>) {
+        let Some(found) = self.volumes.get(volume as usize) else {
+            return (At::Segment(0), Vec::new());
+        };
+        let next_volume = At::Dirty {
+            volume: volume + 1,
+            sector: 0,
+        };
+        let Some(of) = found.as_ref() else {
+            return (next_volume, Vec::new());
+        };
+        let firsts = of
+            .epochs
+            .iter()
+            .filter_map(|epoch| epoch.map.at_or_after(sector));
+        let Some(first) = firsts.map(|piece| piece.span.sector.max(sector)).min() else {
+            return (next_volume, Vec::new());
+        };
+        // A range that begins inside a block touches one block more.
+        let window = Span::new(first, (self.check_blocks() - 1) * BLOCK_SECTORS);
+        let mut checks = Vec::new();
+        for epoch in &of.epochs {
+            epoch.map.get(window, |span, content| {
+                if let Some(Content::Data(addr)) = content {
+                    let blocks = (addr.0 + span.sectors).div_ceil(BLOCK_SECTORS) - addr.block();
+                    let of = Of::Dirty {
+                        volume: of.id,
+                        span,
+                    };
+                    checks.push(Check { of, addr, blocks });
+                }
+            });
+        }
+        let next = At::Dirty {
+            volume,
+            sector: window.end(),
+        };
+        (next, checks)
+    }
+
+    /// Blocks of one read: what fits into a piece, also of the small ones of a small cache.
+    fn check_blocks(&self) -> u64 {
+        CHECK_BLOCKS_MAX.min(self.scratch.piece_bytes() / BLOCK_BYTES)
+    }
+
+    fn clean_checks(&self, segment: SegmentIndex) -> Vec<Check> {
+        let mut checks = Vec::new();
+        if !self.log.is_clean(segment) {
+            return checks;
+        }
+        for run in self.lines.runs_of(segment) {
+            checks.extend(rows(run, self.check_blocks()));
+        }
+        checks.sort_unstable_by_key(|check| check.addr);
+        checks
+    }
+
+    /// Whether the bytes are still what the check was made for, in part at least, and on the device
+    /// only.
+    fn is_current(&self, check: &Check) -> bool {
+        match check.of {
+            Of::Clean { layer, block } => {
+                let base = check.addr.block() as u32;
+                let mut blocks = 0..check.blocks;
+                blocks.all(|at| self.lines.place(layer, block + at) == Some(base + at as u32))
+            }
+            Of::Dirty { volume, span } => {
+                let found = self.volumes.get(volume.0 as usize);
+                let Some(volume) = found.and_then(Option::as_ref) else {
+                    return false;
+                };
+                let mut lives = false;
+                for epoch in &volume.epochs {
+                    epoch.map.get(span, |part, content| {
+                        let addr = check.addr.plus(part.sector - span.sector);
+                        lives |= content == Some(Content::Data(addr));
+                    });
+                }
+                lives && self.log.staged(check.addr).is_none()
+            }
+        }
+    }
+
+    /// Takes what is queued, as far as it fits. True when it is to go: small reads of dirty data
+    /// are collected.
+    fn fill_batch(&mut self) -> bool {
+        let Some(mut scrub) = self.scrub.take() else {
+            return true;
+        };
+        let room = self.scratch.piece_bytes() / BLOCK_BYTES;
+        let mut blocks: u64 = scrub.batch.iter().map(|check| check.blocks).sum();
+        let mut full = false;
+        while let Some(check) = scrub.queue.front() {
+            full = blocks + check.blocks > room || scrub.batch.len() == BATCH_MAX;
+            if full {
+                break;
+            }
+            if self.is_current(check) {
+                blocks += check.blocks;
+                scrub.batch.push(*check);
+            }
+            scrub.queue.pop_front();
+        }
+        let collects = matches!(scrub.at, At::Dirty { .. });
+        let goes = full || (!collects && !scrub.batch.is_empty());
+        self.scrub = Some(scrub);
+        goes
+    }
+
+    /// False if there is nothing to send.
+    fn send_batch(&mut self, cx: &mut Cx<'_>) -> bool {
+        let scrub = self.scrub.as_mut().expect("it runs");
+        let piece = scrub.piece.expect("taken before anything is looked for");
+        let mut at = self.scratch.piece(piece);
+        let mut wants = Vec::with_capacity(scrub.batch.len());
+        for check in &scrub.batch {
+            wants.push(check.want(at));
+            at = at.plus(check.blocks * BLOCK_BYTES);
+        }
+        if wants.is_empty() {
+            return false;
+        }
+        scrub.step = Step::Fetch;
+        let parts = (&mut self.log, &mut self.scratch);
+        let (owner, purpose) = (Owner::Scrub, Purpose::Scrub);
+        let started = self.fetches.start(cx, parts, owner, purpose, &wants);
+        assert!(started, "nothing of it is in the stage");
+        true
+    }
+
+    /// A batch was read, and these blocks of it are bad.
+    pub(super) fn scrub_fetched(&mut self, cx: &mut Cx<'_>, bad: &[Want]) {
+        let scrub = self.scrub.as_mut().expect("something of it was in flight");
+        let batch = core::mem::take(&mut scrub.batch);
+        if self.health.state() != CacheState::Good {
+            scrub.queue.extend(batch);
+            return self.scrub_rests(cx);
+        }
+        let blocks: u64 = batch.iter().map(|check| check.blocks).sum();
+        scrub.seen.checked_bytes += blocks * BLOCK_BYTES;
+        for check in batch {
+            let parts = bad.iter().filter_map(|want| check.part(want.addr.block()));
+            parts.for_each(|part| self.judge(part));
+        }
+        self.scrub_rests(cx);
+    }
+
+    /// One block is bad.
+    fn judge(&mut self, check: Check) {
+        if !self.is_current(&check) {
+            return;
+        }
+        let scrub = self.scrub.as_mut().expect("it runs");
+        match check.of {
+            Of::Dirty { volume, span } => {
+                scrub.seen.damaged_bytes += span.sectors * SECTOR_BYTES;
+                self.mark_damaged(volume);
+            }
+            Of::Clean { layer, block } => {
+                scrub.seen.dropped_bytes += BLOCK_BYTES;
+                if let Some(layer) = self.lines.layers.layer(layer) {
+                    self.lines.drop_bad(Key { layer, block }, false);
+                }
+            }
+        }
+    }
+
+    /// Reads the footer of a segment that has one. False if it has none.
+    fn read_scrub_footer(&mut self, cx: &mut Cx<'_>, segment: SegmentIndex) -> bool {
+        if !self.log.is_footered(segment) {
+            return false;
+        }
+        self.log.pin(self.log.footer_at(segment));
+        self.ask_scrub_footer(cx, segment, false);
+        true
+    }
+
+    fn ask_scrub_footer(&mut self, cx: &mut Cx<'_>, segment: SegmentIndex, tried: bool) {
+        let scrub = self.scrub.as_mut().expect("it runs");
+        let piece = scrub.piece.expect("taken before anything is looked for");
+        scrub.step = Step::Footer { segment, tried };
+        let addr = self.log.footer_at(segment);
+        let slices = alloc::vec![Slice {
+            place: self.scratch.piece(piece),
+            bytes: self.scratch.piece_bytes(),
+        }];
+        let at = self.log.device_at(addr);
+        let (pending, purpose) = (Pending::ScrubFooter, Purpose::Scrub);
+        cx.transfer(pending, purpose, Device::Cache, Op::Read, at, slices);
+    }
+
+    pub(super) fn scrub_footer_read(&mut self, cx: &mut Cx<'_>, ok: bool) {
+        let scrub = self.scrub.as_ref().expect("something of it was in flight");
+        let Step::Footer { segment, tried } = scrub.step else {
+            unreachable!("a footer was asked for");
+        };
+        let piece = scrub.piece.expect("kept until it is read");
+        let mut bytes = alloc::vec![0; self.scratch.piece_bytes() as usize];
+        cx.memory.load(self.scratch.piece(piece), &mut bytes);
+        let parsed = Footer::parse(&bytes, self.log.geometry, self.cache);
+        let good = ok && parsed.is_ok();
+        if !good && !tried {
+            return self.ask_scrub_footer(cx, segment, true);
+        }
+        self.log.unpin(segment);
+        let counts = self.log.is_footered(segment) && self.health.state() == CacheState::Good;
+        let scrub = self.scrub.as_mut().expect("it is there");
+        scrub.seen.checked_bytes += self.scratch.piece_bytes();
+        scrub.seen.bad_footers += u64::from(counts && !good);
+        self.scrub_rests(cx);
+    }
+}
+
+/// A run of clean blocks as checks of blocks whose numbers follow each other.
+fn rows(run: LineRun, blocks_max: u64) -> Vec<Check> {
+    let mut checks: Vec<Check> = Vec::new();
+    let mut next = None;
+    for (block, slot) in run.blocks() {
+        let last = checks.last_mut().filter(|_| next == Some(block));
+        match last.filter(|check| check.blocks < blocks_max) {
+            Some(check) => check.blocks += 1,
+            None => checks.push(Check {
+                of: Of::Clean {
+                    layer: run.layer,
+                    block,
+                },
+                addr: Log::block_addr(slot),
+                blocks: 1,
+            }),
+        }
+        next = Some(block + 1);
+    }
+    checks
+}
