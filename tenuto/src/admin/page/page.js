@@ -259,11 +259,11 @@ const COLUMNS = [
   { id: "dirty", title: "Dirty", value: (volume) => volume.dirty_bytes, words: dirtyWords },
   { id: "age", title: "Oldest", value: (volume) => volume.oldest_dirty_seconds, words: seconds },
   { id: "hits", title: "Read hits", value: hitRate, words: percent },
-  { id: "now", title: "Now", value: (volume) => busy.get(volume.name)?.rate ?? null, words: rate },
   { id: "reads", title: "Reads", value: (volume) => volume.reads.requests, words: short },
   { id: "writes", title: "Writes", value: (volume) => volume.writes.requests, words: short },
   { id: "latency", title: "Origin p99", value: (volume) => volume.origin.latency_us.p99, words: micros },
   { id: "delay", title: "Delay", value: (volume) => volume.flow_control.delay_us, words: delayWords },
+  { id: "now", title: "Now", value: (volume) => busy.get(volume.name)?.rate ?? null, words: rate },
 ];
 
 function policyWords(value, volume) {
