@@ -1,11 +1,21 @@
-//! The board and the alerts that come with the product, against the metrics of a live daemon.
+//! The board and the alerts that come with the product, against the metrics of a live daemon, and
+//! against a Prometheus that scrapes one under load.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::common::{Rig, on_path, run};
+use crate::common::nbd::{CMD_TRIM, Client};
+use crate::common::{Rig, have, run, wait_until};
+
+const MIB: u64 = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(180);
 
 fn file(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -71,12 +81,220 @@ fn the_board_names_its_data_source_and_units_everywhere() {
     assert_eq!(names, ["datasource", "instance", "volume"]);
 }
 
+fn rules() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/prometheus/tenuto.rules.yml")
+}
+
 #[test]
 fn the_alerts_are_valid() {
-    // Part of a large package that nothing else needs: where it is, it is asked.
-    if on_path("promtool") {
-        let rules =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/prometheus/tenuto.rules.yml");
-        run("promtool", &["check", "rules", &rules.to_string_lossy()]);
+    if have("the_alerts_are_valid", &["promtool"]) {
+        run("promtool", &["check", "rules", &rules().to_string_lossy()]);
+    }
+}
+
+fn free_address() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("its address")
+}
+
+/// A Prometheus with a directory of its own, on the loopback. Killed when dropped.
+struct Prometheus {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Prometheus {
+    /// Scrapes this address once a second, with the rules that come with the product.
+    fn start(dir: &Path, target: SocketAddr) -> Prometheus {
+        let address = free_address();
+        let config = dir.join("prometheus.yml");
+        let text = format!(
+            "global:\n  scrape_interval: 1s\n  evaluation_interval: 1s\n\
+             rule_files: [\"{}\"]\nscrape_configs:\n  - job_name: tenuto\n    \
+             static_configs:\n      - targets: [\"{target}\"]\n",
+            rules().canonicalize().expect("there").display()
+        );
+        std::fs::write(&config, text).expect("written");
+        let child = Command::new("prometheus")
+            .arg(format!("--config.file={}", config.display()))
+            .arg(format!(
+                "--storage.tsdb.path={}",
+                dir.join("tsdb").display()
+            ))
+            .arg(format!("--web.listen-address={address}"))
+            .arg("--log.level=warn")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("start prometheus");
+        Prometheus { child, address }
+    }
+
+    /// `None` while it does not answer yet.
+    fn ask(&self, path: &str) -> Option<Value> {
+        let mut stream = TcpStream::connect(self.address).ok()?;
+        // Of this version a reply comes in one piece.
+        let request = format!("GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n", self.address);
+        stream.write_all(request.as_bytes()).ok()?;
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).ok()?;
+        serde_json::from_str(reply.split_once("\r\n\r\n")?.1).ok()
+    }
+
+    /// The values of a query; a query that is wrong fails the test.
+    fn values(&self, query: &str) -> Vec<f64> {
+        let encoded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
+        let Some(reply) = self.ask(&format!("/api/v1/query?query={encoded}")) else {
+            return Vec::new();
+        };
+        assert_eq!(reply["status"], "success", "{query}: {reply}");
+        let result = reply["data"]["result"].as_array().expect("a vector");
+        let values = result.iter().map(|series| series["value"][1].as_str());
+        values
+            .map(|text| text.expect("a text").parse().expect("a number"))
+            .collect()
+    }
+
+    /// The alerts as they are: name, health, state.
+    fn alerts(&self) -> Vec<(String, String, String)> {
+        let Some(reply) = self.ask("/api/v1/rules") else {
+            return Vec::new();
+        };
+        let groups = reply["data"]["groups"].as_array().expect("groups").iter();
+        let rules = groups.flat_map(|group| group["rules"].as_array().expect("rules"));
+        let text = |rule: &Value, key: &str| rule[key].as_str().unwrap_or_default().to_owned();
+        rules
+            .map(|rule| {
+                (
+                    text(rule, "name"),
+                    text(rule, "health"),
+                    text(rule, "state"),
+                )
+            })
+            .collect()
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Every query of the board, for all hosts and volumes.
+fn queries_of_the_board() -> Vec<String> {
+    let board: Value = serde_json::from_str(&file("grafana/tenuto.json")).expect("JSON");
+    let panels = board["panels"].as_array().expect("panels").iter();
+    let targets = panels
+        .filter_map(|panel| panel["targets"].as_array())
+        .flatten();
+    let queries = targets.map(|target| target["expr"].as_str().expect("a query"));
+    let filled = queries.map(|query| {
+        let query = query.replace("$__rate_interval", "30s");
+        query.replace("$instance", ".*").replace("$volume", ".*")
+    });
+    filled.collect()
+}
+
+/// Every condition of the alerts, made to tell of all it looks at whether it holds.
+fn conditions_of_the_alerts() -> Vec<String> {
+    let text = file("prometheus/tenuto.rules.yml");
+    let conditions = text
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("expr: "));
+    let told = conditions.map(|condition| {
+        let told = condition.replace(" == ", " == bool ");
+        told.replace(" > ", " > bool ")
+    });
+    told.collect()
+}
+
+/// All that guests do, over and over, until it is enough.
+fn work(client: &mut Client, enough: &AtomicBool) {
+    let mut round = 0;
+    while !enough.load(Ordering::Relaxed) {
+        let at = round % 64 * (64 << 10);
+        client.write(at, &[round as u8; 8 << 10]);
+        client.flush();
+        // What was written, what was never, and that once more.
+        for offset in [at, 8 * MIB + at, 8 * MIB + at] {
+            client.read(offset, 16 << 10);
+        }
+        assert_eq!(
+            client.command(CMD_TRIM, 0, at + (32 << 10), 4096),
+            0,
+            "discarded"
+        );
+        round += 1;
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn every_query_of_board_and_alerts_has_an_answer_in_a_real_prometheus() {
+    let test = "every_query_of_board_and_alerts_has_an_answer_in_a_real_prometheus";
+    if !have(test, &["prometheus"]) {
+        return;
+    }
+    let mut rig = Rig::new();
+    let metrics = free_address();
+    rig.section(&format!("[listen]\nmetrics = \"{metrics}\"\n"));
+    let policies = ["write-back", "ephemeral", "write-through", "uncached"];
+    for policy in policies {
+        let image = rig.image(&format!("{policy}.img"), 16 * MIB);
+        rig.volume(policy, &image, policy, "");
+    }
+    let daemon = rig.serve();
+    let prometheus = Prometheus::start(&rig.dir, metrics);
+    let (enough, rig) = (AtomicBool::new(false), &rig);
+    let mut left: Vec<String> = queries_of_the_board();
+    assert!(left.len() > 50, "{} queries", left.len());
+    left.extend(conditions_of_the_alerts());
+    std::thread::scope(|scope| {
+        let end = Ending(&enough);
+        for policy in policies {
+            let enough = &enough;
+            scope.spawn(move || work(&mut rig.connect(policy), enough));
+        }
+        let start = std::time::Instant::now();
+        while !left.is_empty() {
+            rig.done(&["volume", "destage", "write-back", "--wait", "--quiet"]);
+            left.retain(|query| {
+                !prometheus
+                    .values(query)
+                    .iter()
+                    .any(|value| value.is_finite())
+            });
+            assert!(start.elapsed() < PATIENCE, "without an answer: {left:#?}");
+        }
+        drop(end);
+    });
+    wait_until("all alerts were looked at", PATIENCE, || {
+        let alerts = prometheus.alerts();
+        assert!(
+            alerts.iter().all(|(_, health, _)| health != "err"),
+            "{alerts:?}"
+        );
+        !alerts.is_empty() && alerts.iter().all(|(_, health, _)| health == "ok")
+    });
+    let loud = prometheus
+        .alerts()
+        .into_iter()
+        .find(|(_, _, state)| state != "inactive");
+    assert_eq!(loud, None, "nothing is wrong");
+    daemon.stop();
+    wait_until("an alert says that the daemon is gone", PATIENCE, || {
+        let mut alerts = prometheus.alerts().into_iter();
+        alerts.any(|(name, _, state)| name == "TenutoDown" && state != "inactive")
+    });
+}
+
+/// Says that it is enough, also where the test fails.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
