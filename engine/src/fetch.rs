@@ -1,8 +1,8 @@
 //! Fetches: bytes of the log brought to a place, checked.
 //!
 //! Always true: what a fetch delivers from the device has the checksum that was taken when it
-//! was staged; a mismatch is judged on a second read, block by block, so that a fetch tells exactly
-//! which blocks are bad. While a fetch runs, the segments it reads
+//! was staged; a mismatch is judged on a second read, block by block and into memory that nobody
+//! else can write, so that a fetch tells exactly which blocks are bad and no guest makes one so. While a fetch runs, the segments it reads
 //! are pinned. Parts that are not whole blocks go through bounce blocks, because only whole
 //! blocks can be checked; a fetch that finds none waits for its turn.
 
@@ -40,7 +40,15 @@ struct Part {
     want: Want,
     segment: SegmentIndex,
     bounce: Option<u32>,
+    /// It is read for the second time, past the memory that is asked for.
     tried: bool,
+}
+
+impl Part {
+    /// Only whole blocks can be checked, and only where nobody changes them meanwhile.
+    fn bounces(&self) -> bool {
+        self.tried || !is_whole(&self.want)
+    }
 }
 
 struct Fetch {
@@ -54,12 +62,8 @@ struct Fetch {
 }
 
 impl Fetch {
-    /// A part is bad: several blocks are read again one by one, one is what it is.
-    fn judge(&mut self, log: &mut Log, want: Want) {
-        if want.sectors <= BLOCK_SECTORS {
-            self.bad.push(want);
-            return;
-        }
+    /// Whole blocks are not what they should be: each is read again by itself.
+    fn try_again(&mut self, log: &mut Log, want: Want) {
         for at in (0..want.sectors).step_by(BLOCK_SECTORS as usize) {
             let addr = want.addr.plus(at);
             self.parts.push(Part {
@@ -70,7 +74,7 @@ impl Fetch {
                 },
                 segment: log.pin(addr),
                 bounce: None,
-                tried: false,
+                tried: true,
             });
         }
     }
@@ -137,7 +141,7 @@ impl Fetches {
         let fetch = self.slab.get(id);
         while fetch.next < fetch.parts.len() && fetch.in_flight < PARTS_IN_FLIGHT_MAX {
             let part = &mut fetch.parts[fetch.next];
-            if !is_whole(&part.want) {
+            if part.bounces() {
                 let Some(block) = scratch.take_block() else {
                     self.starved.push_back(id);
                     return;
@@ -161,7 +165,7 @@ impl Fetches {
         let fetch = self.slab.get(id);
         let part = &mut fetch.parts[at as usize];
         let good = ok && is_good(cx, log, scratch, part);
-        if !good && !part.tried {
+        if !good && !part.tried && part.bounce.is_some() {
             part.tried = true;
             fetch.bytes += read_part(cx, log, scratch, part, fetch.purpose, id, at);
             return None;
@@ -178,8 +182,11 @@ impl Fetches {
         log.unpin(part.segment);
         fetch.in_flight -= 1;
         if !good {
-            let want = part.want;
-            fetch.judge(log, want);
+            let (want, tried) = (part.want, part.tried);
+            match tried {
+                true => fetch.bad.push(want),
+                false => fetch.try_again(log, want),
+            }
         }
         if fetch.next < fetch.parts.len() {
             if !self.starved.contains(&id) {

@@ -6,6 +6,7 @@
 //! knowledge of what the bytes mean, and zeroing of reused buffers (a read reply is always filled
 //! completely before it is sent).
 
+use crate::lent::Loans;
 use crate::marks::{self, Phase};
 use engine::memory::{Area, Memory, Place};
 use engine::types::BufferId;
@@ -26,6 +27,7 @@ const IDLE_BYTES_MAX: u64 = 32 << 20;
 const CLASSES: usize = 15;
 /// Bits of a `BufferId` that hold the slot; the class lies above.
 const SLOT_BITS: u32 = 28;
+const CHECKSUM: crc_fast::CrcAlgorithm = crc_fast::CrcAlgorithm::Crc32Iscsi;
 /// Larger than any request: the slot is free.
 const FREE: u32 = u32::MAX;
 
@@ -300,6 +302,8 @@ pub struct HostMemory {
     ram: Arena,
     scratch: Arena,
     pub buffers: BufferPool,
+    /// Buffers that lie in guests.
+    pub loans: Loans,
 }
 
 impl HostMemory {
@@ -309,17 +313,41 @@ impl HostMemory {
             ram,
             scratch,
             buffers,
+            loans: Loans::default(),
         }
     }
 
-    /// For scatter lists; panics when the range leaves its area. Valid until the area's owner is
+    /// The bytes of a place that lie in a row, at most so many; panics when the range leaves its
+    /// area. All of them, but for buffers that lie in a guest. Valid until the area's owner is
     /// dropped, or the buffer is freed.
+    pub fn run(&self, place: Place, bytes: u64) -> (*mut u8, u64) {
+        let offset = place.offset;
+        let pointer = match place.area {
+            Area::Stage => self.stage.range(offset, bytes),
+            Area::Ram => self.ram.range(offset, bytes),
+            Area::Scratch => self.scratch.range(offset, bytes),
+            Area::Buffer(buffer) if Loans::has(buffer) => {
+                return self.loans.run(buffer, offset, bytes);
+            }
+            Area::Buffer(buffer) => self.buffers.pointer(buffer, offset, bytes),
+        };
+        (pointer, bytes)
+    }
+
+    /// A whole range that lies in a row.
     pub fn pointer(&self, place: Place, bytes: u64) -> *mut u8 {
-        match place.area {
-            Area::Stage => self.stage.range(place.offset, bytes),
-            Area::Ram => self.ram.range(place.offset, bytes),
-            Area::Scratch => self.scratch.range(place.offset, bytes),
-            Area::Buffer(buffer) => self.buffers.pointer(buffer, place.offset, bytes),
+        let (pointer, run) = self.run(place, bytes);
+        assert_eq!(run, bytes, "asked for of memory of our own only");
+        pointer
+    }
+
+    /// Calls `each` with the runs of a range, and how much lies before each.
+    fn runs(&self, place: Place, bytes: u64, mut each: impl FnMut(*mut u8, u64, u64)) {
+        let mut done = 0;
+        while done < bytes {
+            let (pointer, run) = self.run(place.plus(done), bytes - done);
+            each(pointer, done, run);
+            done += run;
         }
     }
 
@@ -344,6 +372,23 @@ impl HostMemory {
         }
         compiler_fence(Ordering::SeqCst);
     }
+
+    /// Copies what lies in a row at both ends; how much that was.
+    fn copy_run(&mut self, from: Place, to: Place, bytes: u64) -> u64 {
+        let (source, bytes) = self.run(from, bytes);
+        let (target, bytes) = self.run(to, bytes);
+        let apart = (source as u64).abs_diff(target as u64) >= bytes;
+        assert!(apart, "copied ranges do not overlap");
+        HostMemory::in_order(to, bytes, |done, bytes| {
+            // SAFETY: both ranges lie inside live areas and do not overlap, checked above. Bytes
+            // of a guest may change meanwhile; what is copied is then whatever was there.
+            unsafe {
+                let (source, target) = (source.add(done as usize), target.add(done as usize));
+                std::ptr::copy_nonoverlapping(source, target, bytes as usize);
+            }
+        });
+        bytes
+    }
 }
 
 impl Memory for HostMemory {
@@ -352,58 +397,71 @@ impl Memory for HostMemory {
     }
 
     fn copy(&mut self, from: Place, to: Place, bytes: u64) {
-        let source = self.pointer(from, bytes);
-        let target = self.pointer(to, bytes);
-        let apart = (source as u64).abs_diff(target as u64) >= bytes;
-        assert!(apart, "copied ranges do not overlap");
-        HostMemory::in_order(to, bytes, |done, bytes| {
-            // SAFETY: both ranges lie inside live areas and do not overlap, checked above.
-            unsafe {
-                let (source, target) = (source.add(done as usize), target.add(done as usize));
-                std::ptr::copy_nonoverlapping(source, target, bytes as usize);
-            }
-        });
+        let mut done = 0;
+        while done < bytes {
+            done += self.copy_run(from.plus(done), to.plus(done), bytes - done);
+        }
     }
 
     fn zero(&mut self, to: Place, bytes: u64) {
-        let target = self.pointer(to, bytes);
-        HostMemory::in_order(to, bytes, |done, bytes| {
-            // SAFETY: the range lies inside a live area, checked by `pointer`.
-            unsafe { std::ptr::write_bytes(target.add(done as usize), 0, bytes as usize) };
+        self.runs(to, bytes, |target, _, bytes| {
+            HostMemory::in_order(to, bytes, |done, bytes| {
+                // SAFETY: the range lies inside a live area, checked by `run`.
+                unsafe { std::ptr::write_bytes(target.add(done as usize), 0, bytes as usize) };
+            });
         });
     }
 
     fn store(&mut self, to: Place, bytes: &[u8]) {
-        let target = self.pointer(to, bytes.len() as u64);
-        HostMemory::in_order(to, bytes.len() as u64, |done, count| {
-            let part = &bytes[done as usize..(done + count) as usize];
-            // SAFETY: the range lies inside a live area, checked by `pointer`; a slice of the
-            // caller's cannot overlap memory that is only reachable through `self`.
-            unsafe {
-                let target = target.add(done as usize);
-                std::ptr::copy_nonoverlapping(part.as_ptr(), target, part.len());
-            }
+        self.runs(to, bytes.len() as u64, |target, before, run| {
+            let bytes = &bytes[before as usize..(before + run) as usize];
+            HostMemory::in_order(to, run, |done, count| {
+                let part = &bytes[done as usize..(done + count) as usize];
+                // SAFETY: the range lies inside a live area, checked by `run`; a slice of the
+                // caller's cannot overlap memory that is only reachable through `self`.
+                unsafe {
+                    let target = target.add(done as usize);
+                    std::ptr::copy_nonoverlapping(part.as_ptr(), target, part.len());
+                }
+            });
         });
     }
 
     fn load(&self, from: Place, bytes: &mut [u8]) {
-        let source = self.pointer(from, bytes.len() as u64);
-        // SAFETY: as in `store`, in the other direction.
-        unsafe { std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len()) };
+        self.runs(from, bytes.len() as u64, |source, before, run| {
+            let part = &mut bytes[before as usize..(before + run) as usize];
+            // SAFETY: as in `store`, in the other direction.
+            unsafe { std::ptr::copy_nonoverlapping(source, part.as_mut_ptr(), part.len()) };
+        });
     }
 
     fn checksum(&self, from: Place, bytes: u64) -> u32 {
-        let source = self.pointer(from, bytes);
-        // SAFETY: the range lies inside a live area, and nothing writes to it during this call:
-        // the engine asks for checksums of its own copies only.
-        let bytes = unsafe { std::slice::from_raw_parts(source, bytes as usize) };
-        crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
+        let lent = matches!(from.area, Area::Buffer(buffer) if Loans::has(buffer));
+        if !lent {
+            let source = self.pointer(from, bytes);
+            // SAFETY: the range lies inside a live area of our own, and nothing writes to it
+            // during this call: the engine asks for checksums of its own copies only.
+            let bytes = unsafe { std::slice::from_raw_parts(source, bytes as usize) };
+            return crc_fast::checksum(CHECKSUM, bytes) as u32;
+        }
+        // A guest may change its bytes while we look: what is summed is a copy.
+        let mut digest = crc_fast::Digest::new(CHECKSUM);
+        let mut copy = [0; BUFFER_BYTES_MIN as usize];
+        let mut done = 0;
+        while done < bytes {
+            let part = &mut copy[..(bytes - done).min(BUFFER_BYTES_MIN) as usize];
+            self.load(from.plus(done), part);
+            digest.update(part);
+            done += part.len() as u64;
+        }
+        digest.finalize() as u32
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lent::Piece;
 
     const MIB: u64 = 1 << 20;
 
@@ -498,5 +556,43 @@ mod tests {
         memory.load(staged, &mut loaded);
         assert_eq!(&loaded, b"123456789\0");
         assert_eq!(memory.checksum(staged, 9), 0xe306_9283);
+    }
+
+    #[test]
+    fn a_buffer_in_pieces_is_one_to_the_engine() {
+        let mut memory = memory();
+        let guest = Arena::anonymous(64 << 10).expect("mapped");
+        let sizes = [512u64, 1536, 4096, 512, 1024, 512];
+        let piece = |at: usize| Piece {
+            pointer: guest.range(at as u64 * 8192, sizes[at]),
+            bytes: sizes[at],
+        };
+        let pieces: Vec<Piece> = (0..sizes.len()).map(piece).collect();
+        // SAFETY: the arena outlives the loan, and nothing refers to its bytes.
+        let lent = unsafe {
+            memory
+                .loans
+                .lend(pieces.into_iter(), std::sync::Arc::new(()))
+        };
+        let lent = Place::new(Area::Buffer(lent), 0);
+        let plain = memory.buffers.allocate(8192).expect("fits");
+        let plain = Place::new(Area::Buffer(plain), 0);
+        let bytes: Vec<u8> = (0..8192u32).map(|at| (at * 7 % 251) as u8).collect();
+        memory.store(plain, &bytes);
+        memory.copy(plain, lent, 8192);
+        assert_eq!(memory.checksum(lent, 8192), memory.checksum(plain, 8192));
+        let staged = Place::new(Area::Stage, 4096);
+        memory.copy(lent.plus(300), staged, 7000);
+        let mut loaded = vec![0; 7000];
+        memory.load(staged, &mut loaded);
+        assert_eq!(loaded, bytes[300..7300]);
+        memory.zero(lent.plus(2000), 5000);
+        memory.store(lent.plus(2040), &bytes[..900]);
+        let mut loaded = vec![0; 8192];
+        memory.load(lent, &mut loaded);
+        assert_eq!(loaded[..2000], bytes[..2000]);
+        assert_eq!(loaded[2040..2940], bytes[..900]);
+        assert!(loaded[2940..7000].iter().all(|byte| *byte == 0));
+        assert_eq!(loaded[7000..], bytes[7000..]);
     }
 }

@@ -37,7 +37,18 @@ impl Span {
         Span { pointer, bytes }
     }
 
-    /// Memory that the engine named.
+    /// Memory that the engine named, which may lie in pieces.
+    pub fn places(memory: &HostMemory, place: Place, bytes: u64, into: &mut Vec<Span>) {
+        let mut done = 0;
+        while done < bytes {
+            let (pointer, run) = memory.run(place.plus(done), bytes - done);
+            // SAFETY: as in `place`; a loan is given back by the shard, as a buffer is.
+            into.push(unsafe { Span::new(pointer, run as usize) });
+            done += run;
+        }
+    }
+
+    /// The same of memory of our own, which is one piece.
     pub fn place(memory: &HostMemory, place: Place, bytes: u64) -> Span {
         // SAFETY: `pointer` checks the range. Areas live until the shard ends, which waits for
         // the ring; buffers are freed by the shard only after their last operation.

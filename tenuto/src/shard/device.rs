@@ -106,10 +106,9 @@ impl<E: Decide> Shard<E> {
         self.spans.clear();
         match io.op {
             Op::Read | Op::Write => {
-                let memory = &self.memory;
-                let span =
-                    |slice: &engine::memory::Slice| Span::place(memory, slice.place, slice.bytes);
-                self.spans.extend(io.slices.iter().map(span));
+                for slice in &io.slices {
+                    Span::places(&self.memory, slice.place, slice.bytes, &mut self.spans);
+                }
                 let bytes: u64 = self.spans.iter().map(|span| span.bytes() as u64).sum();
                 assert_eq!(bytes, io.bytes, "slices add up to the request");
                 self.iovecs.clear();

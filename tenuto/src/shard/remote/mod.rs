@@ -627,7 +627,7 @@ fn places(io: &Io, offset: u64, bytes: u64, mut each: impl FnMut(Slice)) {
 
 fn spans(memory: &HostMemory, io: &Io, part: &split::Piece, into: &mut Vec<Span>) {
     places(io, part.offset, u64::from(part.bytes), |slice| {
-        into.push(Span::place(memory, slice.place, slice.bytes));
+        Span::places(memory, slice.place, slice.bytes, into);
     });
 }
 
