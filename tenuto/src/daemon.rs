@@ -17,6 +17,7 @@ mod sockets;
 mod volumes;
 mod watch;
 
+use crate::frontend::vhost_user::connection::Connections;
 use crate::shard::control::{CommandError, Handle, ListenerScope, Stopped};
 use crate::stage::Stage;
 use engine::engine::Report;
@@ -176,6 +177,9 @@ pub enum VolumeError {
     Stopped(#[from] Stopped),
 }
 
+/// Front ends of vhost-user at a time; each has a thread.
+const FRONT_ENDS_MAX: usize = 4096;
+
 /// A running daemon. Dropping it without `stop` leaves the process to the kernel, as a kill does.
 pub struct Daemon {
     handle: Handle,
@@ -188,6 +192,7 @@ pub struct Daemon {
     state_dir: PathBuf,
     ledgers: Ledgers,
     watches: Watches,
+    front_ends: Connections,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Keeps its lock.
     _stage: Stage,
@@ -215,6 +220,7 @@ impl Daemon {
             state_dir: settings.state_dir.clone(),
             ledgers: Ledgers::new(&settings.state_dir),
             watches: Watches::default(),
+            front_ends: Connections::new(FRONT_ENDS_MAX),
             thread: Mutex::new(Some(thread)),
             _stage: opened.stage,
         };

@@ -125,6 +125,11 @@ enum Kind {
     /// Completes at once.
     Nothing,
     Hangup,
+    Readable,
+    /// A few bytes at once or not at all.
+    Once {
+        write: bool,
+    },
     Cancel {
         target: u64,
     },
@@ -300,7 +305,27 @@ impl Ring {
         self.queue(slot);
     }
 
-    /// Asks for an early end of the accept or receive with this tag; it still completes.
+    /// Waits until something can be read.
+    pub fn readable(&mut self, tag: u64, fd: RawFd) {
+        let slot = self.slot(tag, Kind::Readable, fd);
+        self.queue(slot);
+    }
+
+    /// Takes the count of an eventfd of somebody else.
+    pub fn read_eventfd(&mut self, tag: u64, fd: RawFd) {
+        let slot = self.slot(tag, Kind::Once { write: false }, fd);
+        self.ops[slot as usize].carry(&[0; 8]);
+        self.queue(slot);
+    }
+
+    /// Adds one to an eventfd of somebody else.
+    pub fn write_eventfd(&mut self, tag: u64, fd: RawFd) {
+        let slot = self.slot(tag, Kind::Once { write: true }, fd);
+        self.ops[slot as usize].carry(&1u64.to_ne_bytes());
+        self.queue(slot);
+    }
+
+    /// Asks for an early end of the accept, receive or wait with this tag; it still completes.
     pub fn cancel(&mut self, tag: u64, target: u64) {
         let live = |op: &Op| op.tag == target && op.fd >= 0;
         if let Some(found) = self.ops.iter().position(|op| live(op)) {
@@ -435,6 +460,15 @@ impl Op {
         }
     }
 
+    /// A few bytes of its own.
+    fn carry(&mut self, bytes: &[u8]) {
+        self.owned = bytes.to_vec();
+        self.iov.push(libc::iovec {
+            iov_base: self.owned.as_mut_ptr().cast(),
+            iov_len: self.owned.len(),
+        });
+    }
+
     fn entry(&mut self) -> squeue::Entry {
         let fd = types::Fd(self.fd);
         let at = self.offset + self.moved;
@@ -487,6 +521,14 @@ impl Op {
                 .flags(libc::SOCK_CLOEXEC)
                 .build(),
             Kind::Nothing => opcode::Nop::new().build(),
+            Kind::Readable => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
+            Kind::Once { write } => {
+                let iov = self.iov.as_ptr();
+                match write {
+                    true => opcode::Writev::new(fd, iov, 1).build(),
+                    false => opcode::Readv::new(fd, iov, 1).build(),
+                }
+            }
             Kind::Hangup => opcode::PollAdd::new(fd, libc::POLLRDHUP as u32).build(),
             Kind::Cancel { target } => opcode::AsyncCancel::new(target).build(),
         }

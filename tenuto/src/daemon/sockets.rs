@@ -66,6 +66,11 @@ impl Sockets {
         self.bind("nbd.sock")
     }
 
+    /// The socket of one volume for front ends of vhost-user.
+    pub fn rings(&self, name: &str) -> Result<OwnedFd, StartError> {
+        self.bind(&format!("{name}.vhost.sock"))
+    }
+
     /// The socket of one volume.
     pub fn volume(&self, name: &str) -> Result<OwnedFd, StartError> {
         self.bind(&volume_socket(name))

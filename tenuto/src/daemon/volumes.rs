@@ -9,6 +9,7 @@ use super::{Daemon, StartError, VolumeError, VolumeSettings, host, identity, ope
 use crate::config::share;
 use crate::fault::{Fault, Kind};
 use crate::files::Files;
+use crate::frontend::vhost_user::handler::Description;
 use crate::lock::Patience;
 use crate::origin::Place;
 use crate::origin::file::{self, Access, OpenVolume};
@@ -16,14 +17,20 @@ use crate::origin::san::Params;
 use crate::shard::control::{
     Attach, AttachError, CommandError, CommandReply, Export, ListenerScope,
 };
+use crate::shard::guest::side::GuestSide;
 use engine::engine::{Settled, inspect_origin};
 use engine::event::{Command, Device, Tuning, VolumeSpec};
 use engine::types::{DestageMode, Policy, SECTOR_BYTES, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
+use vring::block::{Disk, ID_BYTES, RangeLimits};
+use vring::config::Hints;
 
 /// What is attached, by name, and which names are being changed.
 #[derive(Default)]
@@ -169,6 +176,9 @@ impl Daemon {
         {
             self.leave(&entry)?;
             return Err(error);
+        }
+        if entry.settings.export_nbd && !held {
+            self.listen_for_rings(&entry)?;
         }
         let watched = self.watch(&entry);
         let mut table = self.table();
@@ -386,6 +396,28 @@ impl Daemon {
         Ok(())
     }
 
+    fn listen_for_rings(&self, entry: &Entry) -> Result<(), VolumeError> {
+        let name = entry.settings.name.clone();
+        let listener = self.sockets.rings(&name).map_err(|error| match error {
+            StartError::InUse(message) => VolumeError::InUse(message),
+            other => VolumeError::Settings(other.to_string()),
+        })?;
+        let (handle, connections) = (self.handle.clone(), self.front_ends.clone());
+        let (volume, description) = (entry.id, description(entry));
+        let device = name.clone();
+        let greeter = move |socket: OwnedFd| {
+            let stream = UnixStream::from(socket);
+            let queues = description.hints.queues;
+            let side = GuestSide::new(handle.clone(), volume, description.disk.clone(), queues);
+            let connected = connections.connect(&device, stream, description.clone(), side);
+            if let Err(refused) = connected {
+                tracing::warn!(volume = %device, "a front end is refused: {refused}");
+            }
+        };
+        self.handle.hand_on(listener, &name, Arc::new(greeter))?;
+        Ok(())
+    }
+
     pub(super) fn command(&self, name: &str, command: Command) -> Result<(), VolumeError> {
         self.handle.command(command).map_err(|error| match error {
             CommandError::Stopped(stopped) => VolumeError::Stopped(stopped),
@@ -512,6 +544,38 @@ impl Daemon {
         table.leave_group(name);
         table.entries.remove(name);
         Ok(())
+    }
+}
+
+/// A volume as its guest sees it.
+fn description(entry: &Entry) -> Description {
+    let settings = &entry.settings;
+    let mut id = [0; ID_BYTES];
+    let name = settings.name.as_bytes();
+    let length = name.len().min(ID_BYTES);
+    id[..length].copy_from_slice(&name[..length]);
+    let ranges = RangeLimits {
+        sectors_max: 1 << 22,
+        ranges_max: 32,
+    };
+    Description {
+        disk: Disk {
+            capacity_sectors: entry.size_bytes / SECTOR_BYTES,
+            block_bytes: SECTOR_BYTES as u32,
+            read_only: settings.read_only,
+            flush: true,
+            discard: (!settings.read_only).then_some(ranges),
+            write_zeroes: (!settings.read_only).then_some(ranges),
+            data_bytes_max: 4 << 20,
+            segments_max: 254,
+            id,
+        },
+        hints: Hints {
+            physical_block_bytes: 4096,
+            optimal_bytes: 0,
+            queues: 4,
+            writeback: settings.write_cache,
+        },
     }
 }
 

@@ -111,7 +111,11 @@ impl<E: Decide> Shard<E> {
                 let _ = answer.send(self.engine.chart(volume, from));
             }
             Request::Listen(listener, scope, answer) => {
-                self.listen(listener, scope);
+                self.listen(listener, scope, None);
+                let _ = answer.send(());
+            }
+            Request::HandOn(listener, scope, to, answer) => {
+                self.listen(listener, scope, Some(to));
                 let _ = answer.send(());
             }
             Request::Unlisten(scope, answer) => {
@@ -139,6 +143,9 @@ impl<E: Decide> Shard<E> {
                 self.disconnect(volume);
                 let _ = answer.send(());
             }
+            Request::GuestOpen(open, answer) => self.guest_open(*open, answer),
+            Request::Guest(slot, order) => self.guest_order(slot, order),
+            Request::GuestEnd(slot, in_order) => self.guest_end(slot, in_order),
             Request::Stop(answer) => self.stop(answer),
         }
     }
@@ -219,7 +226,7 @@ impl<E: Decide> Shard<E> {
     pub(super) fn clients(&self, volume: VolumeId) -> u64 {
         let all = self.conns.iter();
         let open = all.filter(|(_, conn)| conn.serves(volume));
-        open.count() as u64
+        open.count() as u64 + self.guests_of(volume)
     }
 
     fn disconnect(&mut self, volume: VolumeId) {

@@ -4,6 +4,9 @@
 //! A full channel makes the asker wait, never the shard. Deliberately absent: anything about
 //! HTTP or the command line; `admin` and `daemon` build on [`Handle`].
 
+use super::guest::Order;
+use crate::frontend::vhost_user::DataError;
+use crate::frontend::vhost_user::guest_memory::GuestMemory;
 use crate::origin::file::{OpenVolume, Sides};
 use crate::ring::Waker;
 use engine::chart::{Cursor, Page};
@@ -14,6 +17,7 @@ use engine::types::VolumeId;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
+use vring::block::Disk;
 
 /// Requests that may wait in the channel.
 const REQUESTS_MAX: usize = 256;
@@ -47,7 +51,12 @@ pub enum ListenerScope {
     All,
     /// One export by name; it is the default export as well.
     Volume(String),
+    /// Front ends of one volume, which the shard hands on.
+    Rings(String),
 }
+
+/// Who takes the clients of a socket that the shard only listens at.
+pub type Greeter = Arc<dyn Fn(OwnedFd) + Send + Sync>;
 
 /// A volume under the name that clients ask for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,6 +126,14 @@ pub struct HostSnapshot {
 
 pub(super) type Answer<T> = oneshot::Sender<T>;
 
+/// A front end that has a device of a volume.
+pub(super) struct GuestOpen {
+    pub volume: VolumeId,
+    pub disk: Disk,
+    pub queues: u16,
+    pub memory: Arc<GuestMemory>,
+}
+
 /// What can be asked of the shard.
 pub(super) enum Request<S> {
     Place(String, Answer<VolumeId>),
@@ -128,12 +145,16 @@ pub(super) enum Request<S> {
     Snapshot(Answer<HostSnapshot>),
     Chart(VolumeId, Cursor, Answer<Result<Page, Refusal>>),
     Listen(OwnedFd, ListenerScope, Answer<()>),
+    HandOn(OwnedFd, ListenerScope, Greeter, Answer<()>),
     Unlisten(ListenerScope, Answer<()>),
     ExportSet(String, Export, Answer<()>),
     ExportHold(String, Answer<()>),
     ExportRemove(String, Answer<()>),
     Clients(VolumeId, Answer<u64>),
     Disconnect(VolumeId, Answer<()>),
+    GuestOpen(Box<GuestOpen>, Answer<Result<u32, DataError>>),
+    Guest(u32, Order),
+    GuestEnd(u32, bool),
     Stop(Answer<Result<(), Refusal>>),
 }
 
@@ -227,6 +248,35 @@ impl<S> Handle<S> {
         Ok(self
             .ask_async(|answer| Request::Command(command, answer))
             .await??)
+    }
+
+    pub(super) fn guest_open(&self, open: GuestOpen) -> Result<Result<u32, DataError>, Stopped> {
+        self.ask(|answer| Request::GuestOpen(Box::new(open), answer))
+    }
+
+    pub(super) fn guest<T>(
+        &self,
+        slot: u32,
+        order: impl FnOnce(Answer<T>) -> Order,
+    ) -> Result<T, Stopped> {
+        self.ask(|answer| Request::Guest(slot, order(answer)))
+    }
+
+    /// Where the shard has ended there is nothing to end.
+    pub(super) fn guest_end(&self, slot: u32, in_order: bool) {
+        if self
+            .sender
+            .blocking_send(Request::GuestEnd(slot, in_order))
+            .is_ok()
+        {
+            self.waker.wake();
+        }
+    }
+
+    /// Hands each client of this socket on, whoever it is.
+    pub fn hand_on(&self, socket: OwnedFd, name: &str, to: Greeter) -> Result<(), Stopped> {
+        let scope = ListenerScope::Rings(name.to_owned());
+        self.ask(|answer| Request::HandOn(socket, scope, to, answer))
     }
 
     /// Returns when the loop has turned: the least that shows that it does.

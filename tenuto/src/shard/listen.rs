@@ -4,7 +4,7 @@
 //! ended. Want of descriptors or memory makes it pause, never spin. Deliberately absent: where
 //! sockets lie and who may open them (`daemon`).
 
-use super::control::{Export, ListenerScope};
+use super::control::{Export, Greeter, ListenerScope};
 use super::{Alarm, Decide, Shard, tag};
 use crate::error::cause;
 use crate::frontend::nbd;
@@ -19,6 +19,8 @@ const RETRY_MILLIS: u64 = 100;
 pub(super) struct Listener {
     socket: OwnedFd,
     scope: ListenerScope,
+    /// Who takes its clients, if that is not the shard.
+    greeter: Option<Greeter>,
     closing: bool,
 }
 
@@ -109,10 +111,16 @@ impl nbd::Exports for ExportTable {
 }
 
 impl<E: Decide> Shard<E> {
-    pub(super) fn listen(&mut self, socket: OwnedFd, scope: ListenerScope) {
+    pub(super) fn listen(
+        &mut self,
+        socket: OwnedFd,
+        scope: ListenerScope,
+        greeter: Option<Greeter>,
+    ) {
         let slot = self.listeners.insert(Listener {
             socket,
             scope,
+            greeter,
             closing: false,
         });
         self.accept(slot);
@@ -150,9 +158,13 @@ impl<E: Decide> Shard<E> {
             .expect("a listener outlives its accepts");
         let closing = listener.closing;
         match result {
+            Ok(socket) if listener.greeter.is_some() => {
+                let greeter = listener.greeter.as_ref().expect("just seen");
+                greeter(ring::accepted(socket));
+            }
             Ok(socket) => {
                 let only = match &listener.scope {
-                    ListenerScope::All => None,
+                    ListenerScope::All | ListenerScope::Rings(_) => None,
                     ListenerScope::Volume(name) => Some(name.clone()),
                 };
                 self.welcome(ring::accepted(socket), only);

@@ -14,6 +14,7 @@ mod command;
 mod conn;
 pub mod control;
 mod device;
+pub mod guest;
 mod listen;
 mod remote;
 mod request;
@@ -23,6 +24,7 @@ mod worker;
 
 use crate::buffer::HostMemory;
 use crate::files::Files;
+use crate::lent::Piece;
 use crate::marks::{self, Phase};
 use crate::ring::{self, Completed, Ring, Span, Waker, Zeroes};
 use align::RangeLock;
@@ -37,11 +39,13 @@ use engine::layout::Part;
 use engine::memory::Memory;
 use engine::snapshot::Snapshot;
 use engine::types::{ConnectionId, IoId, Policy, RequestId, Span as Sectors, Time, VolumeId};
+use guest::Guest;
 use listen::{ExportTable, Listener};
 use remote::Remotes;
 use slots::Slots;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
@@ -138,6 +142,9 @@ mod tag {
     pub const DEVICE: u64 = 7 << 32;
     pub const REMOTE_RECEIVE: u64 = 8 << 32;
     pub const REMOTE_SEND: u64 = 9 << 32;
+    pub const KICK: u64 = 10 << 32;
+    pub const KICK_TAKEN: u64 = 11 << 32;
+    pub const CALL: u64 = 12 << 32;
     pub const KIND: u64 = 0xff << 32;
 
     pub fn accept(slot: u32) -> u64 {
@@ -162,6 +169,23 @@ mod tag {
 
     pub fn remote_send(slot: u32) -> u64 {
         REMOTE_SEND | u64::from(slot)
+    }
+
+    /// Slots of guests have 15 bits.
+    fn of_queue(slot: u32, queue: u16) -> u64 {
+        u64::from(slot << 16 | u32::from(queue))
+    }
+
+    pub fn kick(slot: u32, queue: u16) -> u64 {
+        KICK | of_queue(slot, queue)
+    }
+
+    pub fn kick_taken(slot: u32, queue: u16) -> u64 {
+        KICK_TAKEN | of_queue(slot, queue)
+    }
+
+    pub fn call(slot: u32) -> u64 {
+        CALL | u64::from(slot)
     }
 
     pub fn device(slot: u32) -> u64 {
@@ -241,12 +265,21 @@ struct Shard<E: Decide> {
     /// Connections that wait for buffers, in turn; and whether some came back.
     starving: VecDeque<u32>,
     freed: bool,
+    /// Guests with something to take, to publish, and with rings that were taken from.
+    to_serve: VecDeque<u32>,
+    to_publish: Vec<u32>,
+    restless: Vec<u32>,
+    /// Eventfds of front ends that the kernel uses at present.
+    files_of_guests: HashMap<u64, Arc<OwnedFd>>,
+    signals: Slots<Arc<OwnedFd>>,
+    pieces: Vec<Piece>,
     /// Scratch lists, kept for their memory.
     spans: Vec<Span>,
     iovecs: Vec<libc::iovec>,
     completed: Vec<Completed>,
     ring: Ring,
     conns: Slots<Box<Conn>>,
+    guests: Slots<Box<Guest>>,
     files: Files,
     zeroes: Zeroes,
     memory: HostMemory,
@@ -311,12 +344,19 @@ impl<E: Decide> Shard<E> {
             to_send: Vec::new(),
             submitted: Vec::new(),
             starving: VecDeque::new(),
+            to_serve: VecDeque::new(),
+            to_publish: Vec::new(),
+            restless: Vec::new(),
+            files_of_guests: HashMap::new(),
+            signals: Slots::default(),
+            pieces: Vec::new(),
             freed: false,
             spans: Vec::new(),
             iovecs: Vec::new(),
             completed: Vec::new(),
             ring: Ring::new(RING_ENTRIES)?,
             conns: Slots::default(),
+            guests: Slots::default(),
             files: parts.files,
             zeroes: Zeroes::new()?,
             memory: parts.memory,
@@ -354,7 +394,9 @@ impl<E: Decide> Shard<E> {
         if self.engine.next_deadline().is_some_and(|at| at <= self.now) {
             self.feed(Event::Tick);
         }
+        self.serve_guests();
         self.settle();
+        self.publish_guests();
         self.flush_sends();
     }
 
@@ -374,6 +416,9 @@ impl<E: Decide> Shard<E> {
             tag::DEVICE => self.finish_io(slot, completed),
             tag::REMOTE_RECEIVE => self.finish_remote_receive(slot, completed),
             tag::REMOTE_SEND => self.finish_remote_send(slot, completed),
+            tag::KICK => self.finish_kick(slot >> 16, slot as u16, &completed),
+            tag::KICK_TAKEN => self.finish_kick_taken(slot >> 16, slot as u16),
+            tag::CALL => self.finish_call(slot),
             tag::NOTHING => {}
             other => panic!("no operation has a tag of kind {other:#x}"),
         }
@@ -439,12 +484,16 @@ impl<E: Decide> Shard<E> {
             if let Some(event) = self.done_event() {
                 self.feed(event);
             } else if let Some((request, result)) = self.replies.pop_front() {
-                match Commands::owns(request) {
-                    true => self.finish_command(request, result),
-                    false => self.take_reply(request, result),
+                match guest::slot_of(request.connection) {
+                    _ if Commands::owns(request) => self.finish_command(request, result),
+                    Some(slot) => self.guest_reply(slot, request, result),
+                    None => self.take_reply(request, result),
                 }
             } else if let Some((slot, ticket)) = self.unlocked.pop() {
-                self.unlock(slot, crate::frontend::nbd::Ticket(ticket));
+                match guest::slot_of_key(slot) {
+                    Some(slot) => self.unlock_guest(slot, ticket),
+                    None => self.unlock(slot, crate::frontend::nbd::Ticket(ticket)),
+                }
             } else if let Some(slot) = self.to_drive.pop_front() {
                 self.with_conn(slot, |shard, conn| shard.drive(slot, conn));
             } else if self.freed {
@@ -467,7 +516,8 @@ impl<E: Decide> Shard<E> {
         let deadline = [self.timers.next(), self.engine.next_deadline()];
         let deadline = deadline.into_iter().flatten().min();
         let left = deadline.map(|at| at.since(idle_since));
-        if left != Some(0) && !self.spin_for(left) {
+        let busy = left == Some(0) || !self.to_serve.is_empty();
+        if !busy && !self.spin_for(left) && !self.let_guests_kick() {
             self.counters.sleeps += 1;
             let waited = self.ring.wait(left.map(Duration::from_nanos));
             waited.expect("a ring that was set up can be waited for");

@@ -1,0 +1,251 @@
+//! Guests whose rings the shard serves itself.
+//!
+//! Owns what of each connected front end the shard needs: memory, in-flight region, rings, and the
+//! requests that are under way. Always true: a request has one task from its taking to its
+//! completion, and its memory lives as long; an order is answered when it has been carried out, a
+//! stop therefore when the last request of the ring has ended; nothing that a guest does is waited
+//! for. Deliberately absent: the messages of the protocol (`frontend::vhost_user`), the rings
+//! themselves (`vring`), and what a request does (the engine).
+//!
+//! ```text
+//! open ─▶ memory, region ─▶ start (ring) ─▶ … ─▶ stop (ring): drained ─▶ end
+//! ```
+
+mod serve;
+pub mod side;
+
+use super::control::{Answer, GuestOpen};
+use super::{Decide, Shard};
+use crate::frontend::vhost_user::guest_memory::GuestMemory;
+use crate::frontend::vhost_user::region::Region;
+use crate::frontend::vhost_user::{DataError, RingStart};
+use engine::types::{ConnectionId, VolumeId};
+use serve::Task;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use vring::Queue;
+use vring::block::{Disk, Scratch};
+use vring::chain::Batch;
+use vring::rings::{Rings, Shared};
+
+/// Lower half of the ids of guests: connections of NBD have none of these.
+const MARK: u32 = 0x8000;
+/// Guests at a time.
+pub(super) const GUESTS_MAX: usize = 0x7000;
+
+/// What the control side of a front end asks for. Each is answered when it has been done.
+pub(crate) enum Order {
+    Memory(Arc<GuestMemory>, Answer<()>),
+    Region(Arc<Region>, Answer<Result<(), DataError>>),
+    Start(RingStart, Answer<Result<(), DataError>>),
+    Signal(
+        Queue,
+        Option<Arc<OwnedFd>>,
+        Option<Arc<OwnedFd>>,
+        Answer<()>,
+    ),
+    Stop(Queue, Answer<u16>),
+    WriteCache(bool, Answer<()>),
+}
+
+/// One of the queues of a guest.
+#[derive(Default)]
+struct Side {
+    start: Option<RingStart>,
+    /// The kernel waits for a kick, or takes one.
+    kicks: bool,
+    /// Something was completed and is not published.
+    done: bool,
+    /// Its wish to be kicked is not up to date.
+    restless: bool,
+    stopping: Option<Answer<u16>>,
+    /// Told once.
+    broken: bool,
+}
+
+pub(super) struct Guest {
+    id: ConnectionId,
+    volume: VolumeId,
+    disk: Disk,
+    memory: Arc<GuestMemory>,
+    region: Option<Arc<Region>>,
+    rings: Option<Rings>,
+    sides: Vec<Side>,
+    tasks: Vec<Option<Task>>,
+    free: Vec<u16>,
+    /// Writes end when they are durable.
+    through: bool,
+    /// Let in by the engine; nothing is taken before.
+    arrived: bool,
+    /// The front end is gone.
+    ended: Option<bool>,
+    batch: Batch,
+    scratch: Scratch,
+    in_round: bool,
+}
+
+impl Guest {
+    fn tasks_live(&self) -> usize {
+        self.tasks.len() - self.free.len()
+    }
+
+    /// A front end that is not gone.
+    pub fn serves(&self, volume: VolumeId) -> bool {
+        self.volume == volume && self.ended.is_none()
+    }
+}
+
+/// Which guest a connection is, if it is one.
+pub(super) fn slot_of(connection: ConnectionId) -> Option<u32> {
+    (connection.0 & MARK != 0).then_some(connection.0 & (MARK - 1))
+}
+
+/// The same of a key of range locks.
+pub(super) fn slot_of_key(key: u32) -> Option<u32> {
+    (key & MARK != 0).then_some(key & (MARK - 1))
+}
+
+impl<E: Decide> Shard<E> {
+    /// A front end has a device of this volume; the answer comes when the volume lets it in.
+    pub(super) fn guest_open(&mut self, open: GuestOpen, answer: Answer<Result<u32, DataError>>) {
+        let GuestOpen {
+            volume,
+            disk,
+            queues,
+            memory,
+        } = open;
+        let full = self.guests.len() >= GUESTS_MAX;
+        if full || self.is_stopping() || !self.volumes.contains_key(&volume) {
+            let _ = answer.send(Err(DataError::Stopped));
+            return;
+        }
+        let slot = self.guests.next();
+        self.counters.connections_accepted += 1;
+        let life = self.counters.connections_accepted as u32;
+        let id = ConnectionId(life << 16 | MARK | slot);
+        let guest = Box::new(Guest {
+            id,
+            volume,
+            disk,
+            memory,
+            region: None,
+            rings: None,
+            sides: (0..queues).map(|_| Side::default()).collect(),
+            tasks: Vec::new(),
+            free: Vec::new(),
+            through: false,
+            arrived: true,
+            ended: None,
+            batch: Batch::default(),
+            scratch: Scratch::default(),
+            in_round: false,
+        });
+        assert_eq!(self.guests.insert(guest), slot, "the number was announced");
+        let _ = answer.send(Ok(slot));
+    }
+
+    /// Runs `step` on a guest that is there.
+    fn with_guest(&mut self, slot: u32, step: impl FnOnce(&mut Self, &mut Guest)) {
+        let Some(mut guest) = self.guests.lend(slot) else {
+            return;
+        };
+        step(self, &mut guest);
+        let over = guest.ended.is_some() && guest.tasks_live() == 0;
+        let (volume, in_order) = (guest.volume, guest.ended == Some(true));
+        self.guests.restore(slot, guest);
+        if over {
+            self.guests.remove(slot);
+            if in_order {
+                self.went_out(volume);
+            }
+        }
+    }
+
+    pub(super) fn guest_order(&mut self, slot: u32, order: Order) {
+        self.with_guest(slot, |shard, guest| match order {
+            Order::Memory(memory, answer) => {
+                guest.memory = memory;
+                let _ = answer.send(());
+            }
+            Order::Region(region, answer) => {
+                let opened = Rings::open(region.layout(), &*region);
+                let opened = opened.map(|rings| {
+                    guest.rings = Some(rings);
+                    guest.region = Some(region);
+                });
+                let _ = answer.send(opened.map_err(DataError::from));
+            }
+            Order::Start(start, answer) => {
+                let _ = answer.send(shard.start_ring(slot, guest, start));
+            }
+            Order::Signal(queue, call, error, answer) => {
+                let side = guest.sides.get_mut(usize::from(queue.0));
+                if let Some(start) = side.and_then(|side| side.start.as_mut()) {
+                    (start.call, start.error) = (call, error);
+                }
+                let _ = answer.send(());
+            }
+            Order::Stop(queue, answer) => {
+                guest.sides[usize::from(queue.0)].stopping = Some(answer);
+                shard.stop_ring(slot, guest, queue);
+            }
+            Order::WriteCache(write_back, answer) => {
+                guest.through = !write_back;
+                let _ = answer.send(());
+            }
+        });
+    }
+
+    /// The front end is gone; what it has under way still ends.
+    pub(super) fn guest_end(&mut self, slot: u32, in_order: bool) {
+        self.with_guest(slot, |_, guest| guest.ended = Some(in_order));
+    }
+
+    fn start_ring(
+        &mut self,
+        slot: u32,
+        guest: &mut Guest,
+        start: RingStart,
+    ) -> Result<(), DataError> {
+        let (Some(region), Some(rings)) = (&guest.region, guest.rings.as_mut()) else {
+            return Err(DataError::Refused(
+                "the rings have no in-flight region".into(),
+            ));
+        };
+        let shared = Shared {
+            guest: &*guest.memory,
+            region: &**region,
+        };
+        rings.start(start.queue, start.setup, start.base, &shared)?;
+        let queue = start.queue;
+        let side = &mut guest.sides[usize::from(queue.0)];
+        side.start = Some(start);
+        (side.restless, side.done, side.broken) = (true, true, false);
+        self.wait_for_kick(slot, guest, queue);
+        self.serve_soon(slot, guest);
+        Ok(())
+    }
+
+    /// Stops a ring that is to be stopped and has nothing under way.
+    fn stop_ring(&mut self, slot: u32, guest: &mut Guest, queue: Queue) {
+        let side = &mut guest.sides[usize::from(queue.0)];
+        if side.stopping.is_none() {
+            return;
+        }
+        let base = match guest.rings.as_mut() {
+            Some(rings) if rings.is_running(queue) => rings.stop(queue),
+            _ => Some(0),
+        };
+        let Some(base) = base else { return };
+        side.start = None;
+        self.cancel_kick(slot, queue);
+        let answer = side.stopping.take().expect("just seen");
+        let _ = answer.send(base);
+    }
+
+    /// Connections of a volume by rings.
+    pub(super) fn guests_of(&self, volume: VolumeId) -> u64 {
+        let all = self.guests.iter();
+        all.filter(|(_, guest)| guest.serves(volume)).count() as u64
+    }
+}

@@ -1,0 +1,528 @@
+//! The way of a request from a ring to the engine and back.
+//!
+//! ```text
+//! kick ─▶ take ─▶ parse ─▶ (range) ─▶ engine ─▶ reply ─▶ status byte ─▶ publish ─▶ call
+//! ```
+//!
+//! Always true: a round takes a bounded number of requests of each ring, so that no guest keeps the
+//! others waiting; what was completed in a round is published at its end, with one interrupt; the
+//! thread sleeps only after each ring it took from has been asked to kick and had nothing more.
+//! Payload is not copied here: the engine gets the guest's memory as a buffer.
+
+use super::{Guest, MARK, Side};
+use crate::frontend::vhost_user::guest_memory::GuestMemory;
+use crate::lent::Piece;
+use crate::ring::Completed;
+use crate::shard::{Decide, Shard, tag};
+use engine::event::{Event, Refusal};
+use engine::types::{BufferId, RequestId, Span, VolumeId};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use vring::block::{Command, Parsed, Reply, SectorRange, Status};
+use vring::chain::Taken;
+use vring::memory::Segment;
+use vring::rings::Shared;
+use vring::split::Broken;
+use vring::{Head, Queue};
+
+/// Requests that one round takes of one ring.
+const TAKE_MAX: usize = 64;
+
+/// What a request wants of the engine.
+enum Want {
+    Read(Span),
+    Write(Span),
+    Flush,
+    Ranges {
+        ranges: Vec<SectorRange>,
+        zeroes: bool,
+    },
+}
+
+/// A request that is under way.
+pub(super) struct Task {
+    queue: Queue,
+    head: Head,
+    reply: Reply,
+    want: Want,
+    buffer: Option<BufferId>,
+    /// Where a read goes, to be noted as written.
+    segments: Vec<Segment>,
+    /// As it was when the request was taken.
+    memory: Arc<GuestMemory>,
+    pending: u32,
+    status: Status,
+    locked: bool,
+}
+
+impl Want {
+    /// What it changes, at least.
+    fn changes(&self) -> Option<Span> {
+        match self {
+            Want::Read(_) | Want::Flush => None,
+            Want::Write(span) => Some(*span),
+            Want::Ranges { ranges, .. } => {
+                let first = ranges.iter().map(|range| range.sector).min()?;
+                let end = ranges
+                    .iter()
+                    .map(|range| range.sector + range.sectors)
+                    .max()?;
+                Some(Span::new(first, end - first))
+            }
+        }
+    }
+}
+
+impl<E: Decide> Shard<E> {
+    pub(super) fn serve_soon(&mut self, slot: u32, guest: &mut Guest) {
+        if !guest.in_round {
+            guest.in_round = true;
+            self.to_serve.push_back(slot);
+        }
+    }
+
+    /// Serves guests that have something, each once.
+    pub(in crate::shard) fn serve_guests(&mut self) {
+        for _ in 0..self.to_serve.len() {
+            let slot = self.to_serve.pop_front().expect("just counted");
+            self.with_guest(slot, |shard, guest| {
+                guest.in_round = false;
+                shard.serve(slot, guest);
+            });
+        }
+    }
+
+    fn serve(&mut self, slot: u32, guest: &mut Guest) {
+        if !guest.arrived || guest.ended.is_some() || self.is_stopping() {
+            return;
+        }
+        let mut batch = std::mem::take(&mut guest.batch);
+        batch.clear();
+        let more = guest.take(&mut batch);
+        let mut scratch = std::mem::take(&mut guest.scratch);
+        let memory = guest.memory.clone();
+        for (taken, chain) in batch.iter() {
+            match guest.disk.parse(&chain, &*memory, &mut scratch) {
+                Parsed::Answer { status, reply } => {
+                    let written = reply.finish(&*memory, status);
+                    self.complete(slot, guest, taken.queue, taken.head, written);
+                }
+                Parsed::Run { command, reply } => {
+                    self.begin_task(slot, guest, &memory, taken, command, reply);
+                }
+            }
+        }
+        if guest.sides.iter().any(|side| side.restless) {
+            self.restless.push(slot);
+        }
+        (guest.batch, guest.scratch) = (batch, scratch);
+        self.tell_broken(guest);
+        if more {
+            self.serve_soon(slot, guest);
+        }
+    }
+
+    fn begin_task(
+        &mut self,
+        slot: u32,
+        guest: &mut Guest,
+        memory: &Arc<GuestMemory>,
+        taken: Taken,
+        command: Command,
+        reply: Reply,
+    ) {
+        let (want, data) = match command {
+            Command::Read {
+                sector,
+                sectors,
+                data,
+            } => (Want::Read(Span::new(sector, sectors)), data),
+            Command::Write {
+                sector,
+                sectors,
+                data,
+            } => (Want::Write(Span::new(sector, sectors)), data),
+            Command::Flush => (Want::Flush, &[][..]),
+            Command::Discard { ranges } => {
+                let (ranges, zeroes) = (ranges.to_vec(), false);
+                (Want::Ranges { ranges, zeroes }, &[][..])
+            }
+            Command::WriteZeroes { ranges } => {
+                let (ranges, zeroes) = (ranges.to_vec(), true);
+                (Want::Ranges { ranges, zeroes }, &[][..])
+            }
+        };
+        let buffer = match data.is_empty() {
+            true => None,
+            false => match self.lend(memory, data) {
+                Some(buffer) => Some(buffer),
+                None => {
+                    let written = reply.finish(&**memory, Status::IoError);
+                    return self.complete(slot, guest, taken.queue, taken.head, written);
+                }
+            },
+        };
+        let segments = match want {
+            Want::Read(_) => data.to_vec(),
+            _ => Vec::new(),
+        };
+        let task = Task {
+            queue: taken.queue,
+            head: taken.head,
+            reply,
+            want,
+            buffer,
+            segments,
+            memory: memory.clone(),
+            pending: 0,
+            status: Status::Ok,
+            locked: false,
+        };
+        let changes = task.want.changes();
+        let at = guest.insert(task);
+        if let Some(span) = changes {
+            let Some(volume) = self.volumes.get_mut(&guest.volume) else {
+                return self.end_task_with(slot, guest, at, Status::IoError);
+            };
+            guest.task(at).locked = true;
+            if !volume.ranges.acquire((slot | MARK, at), span, false) {
+                return;
+            }
+        }
+        self.start_task(guest, at);
+    }
+
+    /// The guest's memory as a buffer of the engine; `None` where it names what it has not.
+    fn lend(&mut self, memory: &Arc<GuestMemory>, data: &[Segment]) -> Option<BufferId> {
+        let mut pieces = std::mem::take(&mut self.pieces);
+        pieces.clear();
+        let found = data.iter().try_for_each(|segment| {
+            let found = memory.pieces(segment.at, u64::from(segment.bytes)).ok()?;
+            pieces.extend(found.map(|(pointer, bytes)| Piece { pointer, bytes }));
+            Some(())
+        });
+        let buffer = found.map(|()| {
+            let pieces = pieces.iter().copied();
+            // SAFETY: the pieces lie in mappings that this memory keeps, and nobody makes references
+            // to a guest's bytes.
+            unsafe { self.memory.loans.lend(pieces, memory.clone()) }
+        });
+        self.pieces = pieces;
+        buffer
+    }
+
+    /// The range lock has come round to a request of a guest.
+    pub(in crate::shard) fn unlock_guest(&mut self, slot: u32, at: u16) {
+        self.with_guest(slot, |shard, guest| shard.start_task(guest, at));
+    }
+
+    fn start_task(&mut self, guest: &mut Guest, at: u16) {
+        let (volume, fua, connection) = (guest.volume, guest.through, guest.id);
+        let request = RequestId {
+            connection,
+            number: u32::from(at),
+        };
+        let task = guest.task(at);
+        let buffer = || task.buffer.expect("data has a buffer");
+        let events = match &task.want {
+            Want::Read(span) => vec![Event::Read {
+                volume,
+                request,
+                sector: span.sector,
+                sectors: span.sectors,
+                buffer: buffer(),
+            }],
+            Want::Write(span) => vec![Event::Write {
+                volume,
+                request,
+                sector: span.sector,
+                sectors: span.sectors,
+                buffer: buffer(),
+                fua,
+            }],
+            Want::Flush => vec![Event::Flush { volume, request }],
+            Want::Ranges { ranges, zeroes } => ranges
+                .iter()
+                .map(|range| range_event(volume, request, range, *zeroes, fua))
+                .collect(),
+        };
+        task.pending = events.len() as u32;
+        events.into_iter().for_each(|event| self.feed(event));
+    }
+
+    /// A reply of the engine to a request of a guest.
+    pub(in crate::shard) fn guest_reply(
+        &mut self,
+        slot: u32,
+        request: RequestId,
+        result: Result<(), Refusal>,
+    ) {
+        self.with_guest(slot, |shard, guest| {
+            assert_eq!(
+                guest.id, request.connection,
+                "a number outlives its requests"
+            );
+            let at = request.number as u16;
+            let task = guest.task(at);
+            assert!(task.pending > 0, "a request is replied to once");
+            task.pending -= 1;
+            if result.is_err() {
+                task.status = Status::IoError;
+            }
+            if task.pending == 0 {
+                let status = task.status;
+                shard.end_task_with(slot, guest, at, status);
+            }
+        });
+    }
+
+    fn end_task_with(&mut self, slot: u32, guest: &mut Guest, at: u16, status: Status) {
+        let task = guest.remove(at);
+        if task.locked
+            && let Some(volume) = self.volumes.get_mut(&guest.volume)
+        {
+            volume.ranges.release((slot | MARK, at), &mut self.unlocked);
+        }
+        for segment in &task.segments {
+            task.memory.mark(segment.at, u64::from(segment.bytes));
+        }
+        if let Some(buffer) = task.buffer {
+            self.memory.loans.give_back(buffer);
+        }
+        let written = task.reply.finish(&*task.memory, status);
+        self.complete(slot, guest, task.queue, task.head, written);
+    }
+
+    fn complete(&mut self, slot: u32, guest: &mut Guest, queue: Queue, head: Head, written: u32) {
+        let rings = guest.rings.as_mut().expect("requests come from rings");
+        rings.complete(queue, head, written);
+        guest.sides[usize::from(queue.0)].done = true;
+        self.to_publish.push(slot);
+    }
+
+    /// Shows the guests what was completed in this round.
+    pub(in crate::shard) fn publish_guests(&mut self) {
+        let mut slots = std::mem::take(&mut self.to_publish);
+        slots.sort_unstable();
+        slots.dedup();
+        for slot in slots.drain(..) {
+            self.with_guest(slot, |shard, guest| shard.publish(slot, guest));
+        }
+        self.to_publish = slots;
+    }
+
+    fn publish(&mut self, slot: u32, guest: &mut Guest) {
+        for at in 0..guest.sides.len() {
+            let queue = Queue(at as u16);
+            if !std::mem::take(&mut guest.sides[at].done) {
+                continue;
+            }
+            let Some(region) = &guest.region else {
+                continue;
+            };
+            let shared = Shared {
+                guest: &*guest.memory,
+                region: &**region,
+            };
+            let rings = guest.rings.as_mut().expect("with a region there are rings");
+            // What is broken is told below.
+            if rings.publish(queue, &shared) == Ok(true) {
+                let call = guest.sides[at].start.as_ref();
+                if let Some(call) = call.and_then(|start| start.call.clone()) {
+                    self.signal(call);
+                }
+            }
+            self.stop_ring(slot, guest, queue);
+        }
+        self.tell_broken(guest);
+    }
+
+    /// Says once that a guest has broken a ring.
+    fn tell_broken(&mut self, guest: &mut Guest) {
+        let Some(rings) = &guest.rings else { return };
+        for at in 0..guest.sides.len() {
+            let Some(reason) = rings.broken(Queue(at as u16)) else {
+                continue;
+            };
+            let side = &mut guest.sides[at];
+            if std::mem::replace(&mut side.broken, true) {
+                continue;
+            }
+            self.counters.protocol_errors += 1;
+            tracing::warn!("queue {at} of a guest is broken: {reason}");
+            if let Some(error) = side.start.as_ref().and_then(|start| start.error.clone()) {
+                self.signal(error);
+            }
+        }
+    }
+
+    /// Asks rings that were taken from to kick again. True if one has something already.
+    pub(in crate::shard) fn let_guests_kick(&mut self) -> bool {
+        let mut found = false;
+        for slot in std::mem::take(&mut self.restless) {
+            self.with_guest(slot, |shard, guest| {
+                if guest.ask_for_kicks() {
+                    found = true;
+                    shard.serve_soon(slot, guest);
+                }
+            });
+        }
+        found
+    }
+
+    pub(super) fn wait_for_kick(&mut self, slot: u32, guest: &mut Guest, queue: Queue) {
+        let side = &mut guest.sides[usize::from(queue.0)];
+        let Some(start) = side.start.as_ref().filter(|_| !side.kicks) else {
+            return;
+        };
+        side.kicks = true;
+        let tag = tag::kick(slot, queue.0);
+        self.ring.readable(tag, start.kick.as_raw_fd());
+        self.files_of_guests.insert(tag, start.kick.clone());
+    }
+
+    pub(super) fn cancel_kick(&mut self, slot: u32, queue: Queue) {
+        self.ring.cancel(tag::NOTHING, tag::kick(slot, queue.0));
+    }
+
+    /// A guest has kicked, or nobody waits for that any more.
+    pub(in crate::shard) fn finish_kick(&mut self, slot: u32, queue: u16, completed: &Completed) {
+        let file = self.files_of_guests.remove(&tag::kick(slot, queue));
+        let kicked = completed.result.is_ok();
+        self.with_guest(slot, |shard, guest| {
+            let side = &mut guest.sides[usize::from(queue)];
+            side.kicks = false;
+            let Some(file) = file.filter(|_| kicked && side.start.is_some()) else {
+                return shard.wait_for_kick(slot, guest, Queue(queue));
+            };
+            // The counter is taken before the next wait, which would end at once.
+            side.kicks = true;
+            shard.take_kick(slot, queue, file);
+            shard.serve_soon(slot, guest);
+        });
+    }
+
+    fn take_kick(&mut self, slot: u32, queue: u16, file: Arc<OwnedFd>) {
+        let tag = tag::kick_taken(slot, queue);
+        self.ring.read_eventfd(tag, file.as_raw_fd());
+        self.files_of_guests.insert(tag, file);
+    }
+
+    pub(in crate::shard) fn finish_kick_taken(&mut self, slot: u32, queue: u16) {
+        self.files_of_guests.remove(&tag::kick_taken(slot, queue));
+        self.with_guest(slot, |shard, guest| {
+            guest.sides[usize::from(queue)].kicks = false;
+            shard.wait_for_kick(slot, guest, Queue(queue));
+        });
+    }
+
+    fn signal(&mut self, file: Arc<OwnedFd>) {
+        let slot = self.signals.insert(file);
+        let file = self.signals.get(slot).expect("just inserted");
+        self.ring.write_eventfd(tag::call(slot), file.as_raw_fd());
+    }
+
+    pub(in crate::shard) fn finish_call(&mut self, slot: u32) {
+        self.signals.remove(slot);
+    }
+}
+
+fn range_event(
+    volume: VolumeId,
+    request: RequestId,
+    range: &SectorRange,
+    zeroes: bool,
+    fua: bool,
+) -> Event {
+    let (sector, sectors) = (range.sector, range.sectors);
+    match zeroes {
+        true => Event::WriteZeroes {
+            volume,
+            request,
+            sector,
+            sectors,
+            fua,
+            allocate: !range.unmap,
+        },
+        false => Event::Discard {
+            volume,
+            request,
+            sector,
+            sectors,
+            fua,
+        },
+    }
+}
+
+impl Guest {
+    /// Takes what there is, within bounds. True if there may be more.
+    fn take(&mut self, batch: &mut vring::chain::Batch) -> bool {
+        let (Some(region), Some(rings)) = (&self.region, self.rings.as_mut()) else {
+            return false;
+        };
+        let shared = Shared {
+            guest: &*self.memory,
+            region: &**region,
+        };
+        if rings.again() > 0 {
+            let given = rings.take_again(&shared, TAKE_MAX, batch);
+            return given > 0;
+        }
+        let mut more = false;
+        for (at, side) in self.sides.iter_mut().enumerate() {
+            if side.start.is_none() || side.stopping.is_some() {
+                continue;
+            }
+            let taken: Result<usize, Broken> =
+                rings.take(Queue(at as u16), &shared, TAKE_MAX, batch);
+            side.restless |= matches!(taken, Ok(1..));
+            more |= taken == Ok(TAKE_MAX);
+        }
+        more
+    }
+
+    /// True if some ring has something already.
+    fn ask_for_kicks(&mut self) -> bool {
+        let (Some(region), Some(rings)) = (&self.region, self.rings.as_mut()) else {
+            return false;
+        };
+        let shared = Shared {
+            guest: &*self.memory,
+            region: &**region,
+        };
+        let mut found = false;
+        for (at, side) in self.sides.iter_mut().enumerate() {
+            let Side {
+                restless, start, ..
+            } = side;
+            if std::mem::take(restless) && start.is_some() {
+                found |= rings.ask_for_kick(Queue(at as u16), &shared) == Ok(true);
+            }
+        }
+        found
+    }
+
+    fn insert(&mut self, task: Task) -> u16 {
+        match self.free.pop() {
+            Some(at) => {
+                self.tasks[usize::from(at)] = Some(task);
+                at
+            }
+            None => {
+                self.tasks.push(Some(task));
+                u16::try_from(self.tasks.len() - 1).expect("queues are bounded")
+            }
+        }
+    }
+
+    fn task(&mut self, at: u16) -> &mut Task {
+        let task = self.tasks[usize::from(at)].as_mut();
+        task.expect("a number in use has a task")
+    }
+
+    fn remove(&mut self, at: u16) -> Task {
+        let task = self.tasks[usize::from(at)].take();
+        self.free.push(at);
+        task.expect("a request ends once")
+    }
+}
