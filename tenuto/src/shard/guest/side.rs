@@ -40,27 +40,28 @@ impl<S> GuestSide<S> {
         }
     }
 
-    fn slot(&self) -> Result<u32, DataError> {
-        let why = "the guest has no memory yet";
-        self.slot.ok_or_else(|| DataError::Refused(why.into()))
+    /// Tells the shard of the front end, if it does not know of it.
+    fn slot(&mut self) -> Result<u32, DataError> {
+        if let Some(slot) = self.slot {
+            return Ok(slot);
+        }
+        let open = GuestOpen {
+            volume: self.volume,
+            disk: self.disk.clone(),
+            queues: self.queues,
+            memory: Arc::new(GuestMemory::empty(Arc::default())),
+        };
+        let slot = self.handle.guest_open(open)??;
+        self.slot = Some(slot);
+        Ok(slot)
     }
 }
 
 impl<S: Send> DataSide for GuestSide<S> {
     fn memory(&mut self, memory: Arc<GuestMemory>) -> Result<(), DataError> {
-        let Some(slot) = self.slot else {
-            let open = GuestOpen {
-                volume: self.volume,
-                disk: self.disk.clone(),
-                queues: self.queues,
-                memory,
-            };
-            self.slot = Some(self.handle.guest_open(open)??);
-            return Ok(());
-        };
-        Ok(self
-            .handle
-            .guest(slot, |answer| Order::Memory(memory, answer))?)
+        let slot = self.slot()?;
+        let order = |answer| Order::Memory(memory, answer);
+        Ok(self.handle.guest(slot, order)?)
     }
 
     fn region(&mut self, region: Arc<Region>) -> Result<(), DataError> {
@@ -94,7 +95,7 @@ impl<S: Send> DataSide for GuestSide<S> {
     }
 
     fn write_cache(&mut self, write_back: bool) -> Result<(), DataError> {
-        let Some(slot) = self.slot else { return Ok(()) };
+        let slot = self.slot()?;
         let order = |answer| Order::WriteCache(write_back, answer);
         Ok(self.handle.guest(slot, order)?)
     }
