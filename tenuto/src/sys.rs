@@ -4,10 +4,11 @@
 //! function here makes one call and turns its errno into `io::Error`. Deliberately absent: any
 //! decision, and mappings (those are in `buffer`).
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::net::TcpStream;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::net::UnixStream;
 
 /// `_IO(0x12, 127)`, `_IOR(0x12, 114, size_t)` and `_IO(0x12, 104)` of linux/fs.h.
@@ -200,11 +201,65 @@ fn seek(file: &File, offset: u64, whence: libc::c_int) -> io::Result<u64> {
 
 /// On NFS an `flock` is a byte-range lock over the whole file on the server.
 pub fn is_nfs(file: &File) -> bool {
+    file_system(file).is_ok_and(|(kind, _)| kind == NFS_MAGIC)
+}
+
+/// The kind of a file's file system (linux/magic.h) and the bytes of its blocks.
+pub fn file_system(file: &File) -> io::Result<(i64, u64)> {
     // SAFETY: statfs is plain data, for which all zeroes are valid.
     let mut found: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: an open descriptor; `found` outlives the call.
-    let result = unsafe { libc::fstatfs(file.as_raw_fd(), &mut found) };
-    result == 0 && found.f_type == NFS_MAGIC
+    check(unsafe { libc::fstatfs(file.as_raw_fd(), &mut found) })?;
+    Ok((found.f_type, found.f_bsize as u64))
+}
+
+/// The pages of this machine.
+pub fn page_bytes() -> u64 {
+    // SAFETY: a plain value.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(bytes).expect("the kernel knows its pages")
+}
+
+/// A file in memory, allocated, of a size that nobody can change.
+pub fn memory_file(name: &CStr, bytes: u64) -> io::Result<File> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: a terminated string that outlives the call.
+    let descriptor = unsafe { libc::memfd_create(name.as_ptr(), flags) };
+    check(descriptor)?;
+    // SAFETY: the descriptor is new and nobody else's.
+    let file = unsafe { File::from_raw_fd(descriptor) };
+    fallocate(&file, 0, 0, bytes)?;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: an open descriptor and plain values.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })?;
+    Ok(file)
+}
+
+/// Whether a descriptor is an eventfd.
+pub fn is_event(file: &File) -> bool {
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let name = std::fs::read_link(link);
+    name.is_ok_and(|name| name.as_os_str() == "anon_inode:[eventfd]")
+}
+
+/// Waits for bytes on a socket and copies them without taking them; 0 at its end.
+pub fn peek(socket: &UnixStream, into: &mut [u8]) -> io::Result<usize> {
+    loop {
+        // SAFETY: an open descriptor; the bytes outlive the call.
+        let count = unsafe {
+            let bytes = into.as_mut_ptr().cast();
+            libc::recv(socket.as_raw_fd(), bytes, into.len(), libc::MSG_PEEK)
+        };
+        match usize::try_from(count) {
+            Ok(count) => return Ok(count),
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
 }
 
 /// The process that listens at the other end of a socket; 0 where it is in another namespace.

@@ -1,0 +1,379 @@
+//! The connections of front ends: one small thread for each.
+//!
+//! Owns the threads, how many there may be, and who has which device. Always true: one front end at
+//! a time has a device, because two would each be told that the rings, the memory and the region are
+//! theirs. While it lives a second one is refused at once; when its socket has been closed at the
+//! other end the second one takes its place, after the rings of the first are drained. So a guest
+//! that is started again right after its end finds its disk, and no mistake gives one disk to two
+//! guests. A connection ends at the first message that nobody understands. Deliberately absent:
+//! listening, and what a message means.
+//!
+//! ```text
+//! connect -> waits for the one before it -> messages -> its rings drained -> ended
+//! ```
+
+use super::DataSide;
+use super::handler::{Description, Handler};
+use crate::sys;
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread;
+use std::time::Duration;
+use vhost::vhost_user::message::FrontendReq;
+use vhost::vhost_user::{BackendReqHandler, Error};
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+
+/// Nothing here is deep; the largest thing on the stack is a message.
+const STACK_BYTES: usize = 256 << 10;
+/// The one that is served, and the one that waits for its end.
+const WAITING_MAX: usize = 2;
+const HEADER_BYTES: usize = 12;
+const VERSION: u32 = 1;
+const REPLY: u32 = 1 << 2;
+const NEED_REPLY: u32 = 1 << 3;
+
+/// Why a front end is not served.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    #[error("another front end has this device")]
+    Taken,
+    #[error("{0} front ends are connected, and no more are served")]
+    TooMany(usize),
+    #[error("the daemon is stopping")]
+    Stopping,
+    #[error("serve a front end: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// What has happened since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub connections: u64,
+    pub accepted: u64,
+    pub refused: u64,
+    /// Messages that were understood and not done.
+    pub messages_refused: u64,
+    /// Connections that ended because of what was in them.
+    pub broken: u64,
+}
+
+#[derive(Debug)]
+struct Seat {
+    id: u64,
+    stream: UnixStream,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// For each device with a front end, the one that is served and the one that waits.
+    seats: BTreeMap<String, Vec<Seat>>,
+    counters: Counters,
+    stopping: bool,
+}
+
+#[derive(Debug)]
+struct Shared {
+    connections_max: usize,
+    /// A lock and no message: there is nobody who could answer one.
+    state: Mutex<State>,
+    /// A connection has ended.
+    ended: Condvar,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic with this lock")
+    }
+}
+
+/// The connected front ends of a daemon.
+#[derive(Clone, Debug)]
+pub struct Connections {
+    shared: Arc<Shared>,
+}
+
+impl Connections {
+    pub fn new(connections_max: usize) -> Connections {
+        let shared = Shared {
+            connections_max,
+            state: Mutex::default(),
+            ended: Condvar::new(),
+        };
+        Connections {
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// Serves a front end of the device of this name until it goes or is closed. Returns at once.
+    pub fn connect<D: DataSide + 'static>(
+        &self,
+        device: &str,
+        stream: UnixStream,
+        description: Description,
+        data: D,
+    ) -> Result<(), Refused> {
+        // What reads messages waits for them, and a socket that does not wait would keep it busy.
+        stream.set_nonblocking(false)?;
+        let id = self.sit_down(device, &stream)?;
+        let (shared, name) = (self.shared.clone(), device.to_owned());
+        let run = move || {
+            if wait_for_turn(&shared, &name, id) {
+                serve(&shared, &name, stream, Handler::new(description, data));
+            }
+            stand_up(&shared, &name, id);
+        };
+        // The kernel keeps 15 bytes of a name.
+        let thread = thread::Builder::new()
+            .name(format!("vhost {device}"))
+            .stack_size(STACK_BYTES)
+            .spawn(run);
+        if let Err(error) = thread {
+            stand_up(&self.shared, device, id);
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    fn sit_down(&self, device: &str, stream: &UnixStream) -> Result<u64, Refused> {
+        let stream = stream.try_clone()?;
+        let mut state = self.shared.state();
+        let all: usize = state.seats.values().map(Vec::len).sum();
+        let seats = state.seats.get(device).map_or(&[][..], Vec::as_slice);
+        let full = seats.len() >= WAITING_MAX;
+        let taken = full || seats.iter().any(|seat| !sys::reader_is_gone(&seat.stream));
+        let refused = if state.stopping {
+            Some(Refused::Stopping)
+        } else if taken {
+            Some(Refused::Taken)
+        } else if all >= self.shared.connections_max {
+            Some(Refused::TooMany(all))
+        } else {
+            None
+        };
+        if let Some(refused) = refused {
+            state.counters.refused += 1;
+            return Err(refused);
+        }
+        state.counters.accepted += 1;
+        let id = state.counters.accepted;
+        let seats = state.seats.entry(device.to_owned()).or_default();
+        seats.push(Seat { id, stream });
+        Ok(id)
+    }
+
+    pub fn counters(&self) -> Counters {
+        let state = self.shared.state();
+        let all: usize = state.seats.values().map(Vec::len).sum();
+        Counters {
+            connections: all as u64,
+            ..state.counters
+        }
+    }
+
+    pub fn is_connected(&self, device: &str) -> bool {
+        self.shared.state().seats.contains_key(device)
+    }
+
+    /// Closes the connections of a device, and waits until its rings are drained. False when that
+    /// takes longer than `wait`.
+    pub fn disconnect(&self, device: &str, wait: Duration) -> bool {
+        let state = self.shared.state();
+        close(state.seats.get(device).into_iter().flatten());
+        self.wait(state, wait, |state| !state.seats.contains_key(device))
+    }
+
+    /// Serves nobody any more. False when a connection has not ended after `wait`.
+    pub fn stop(&self, wait: Duration) -> bool {
+        let mut state = self.shared.state();
+        state.stopping = true;
+        close(state.seats.values().flatten());
+        self.wait(state, wait, |state| state.seats.is_empty())
+    }
+
+    fn wait(
+        &self,
+        state: MutexGuard<'_, State>,
+        wait: Duration,
+        done: impl Fn(&State) -> bool,
+    ) -> bool {
+        let ended = &self.shared.ended;
+        let waited = ended.wait_timeout_while(state, wait, |state| !done(state));
+        !waited.expect("no panic with this lock").1.timed_out()
+    }
+}
+
+fn close<'a>(seats: impl Iterator<Item = &'a Seat>) {
+    for seat in seats {
+        // One that is closed already needs no closing.
+        let _ = seat.stream.shutdown(Shutdown::Both);
+    }
+}
+
+/// False when there is no turn any more.
+fn wait_for_turn(shared: &Shared, device: &str, id: u64) -> bool {
+    let state = shared.state();
+    let first = |state: &State| {
+        let seats = state.seats.get(device).expect("a seat until we stand up");
+        seats[0].id == id
+    };
+    let waited = shared.ended.wait_while(state, |state| !first(state));
+    !waited.expect("no panic with this lock").stopping
+}
+
+fn stand_up(shared: &Shared, device: &str, id: u64) {
+    let mut state = shared.state();
+    let seats = state.seats.get_mut(device);
+    let seats = seats.expect("a seat until we stand up");
+    seats.retain(|seat| seat.id != id);
+    if seats.is_empty() {
+        state.seats.remove(device);
+    }
+    shared.ended.notify_all();
+}
+
+/// The start of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Header {
+    request: u32,
+    flags: u32,
+    bytes: u32,
+}
+
+impl Header {
+    /// Looks at the next message without taking it. `None` at the end. A header that comes in parts
+    /// reads as no request, which nobody treats specially.
+    fn peek(stream: &UnixStream) -> io::Result<Option<Header>> {
+        let mut bytes = [0; HEADER_BYTES];
+        let count = sys::peek(stream, &mut bytes)?;
+        if count < HEADER_BYTES {
+            bytes.fill(0);
+        }
+        let word = |at: usize| {
+            let word = bytes[at..at + 4].try_into();
+            u32::from_ne_bytes(word.expect("four bytes"))
+        };
+        let header = Header {
+            request: word(0),
+            flags: word(4),
+            bytes: word(8),
+        };
+        Ok((count > 0).then_some(header))
+    }
+
+    fn is(&self, request: FrontendReq) -> bool {
+        self.request == u32::from(request)
+    }
+
+    /// Whether whoever sent it is told when it is refused.
+    fn is_answered<D: DataSide>(&self, handler: &Handler<D>) -> bool {
+        use FrontendReq::*;
+        // The others have an answer of their own, which does not come then.
+        let plain = [
+            SET_OWNER,
+            RESET_OWNER,
+            RESET_DEVICE,
+            SET_FEATURES,
+            SET_PROTOCOL_FEATURES,
+            SET_MEM_TABLE,
+            ADD_MEM_REG,
+            REM_MEM_REG,
+            SET_VRING_NUM,
+            SET_VRING_ADDR,
+            SET_VRING_BASE,
+            SET_VRING_KICK,
+            SET_VRING_CALL,
+            SET_VRING_ERR,
+            SET_VRING_ENABLE,
+            SET_INFLIGHT_FD,
+            SET_CONFIG,
+        ];
+        let asked = self.flags & NEED_REPLY != 0 && handler.acknowledges();
+        asked && plain.iter().any(|request| self.is(*request))
+    }
+}
+
+type Device<D> = Arc<Mutex<Handler<D>>>;
+
+/// Serves the messages of a front end until there are no more.
+fn serve<D: DataSide>(shared: &Shared, name: &str, stream: UnixStream, handler: Handler<D>) {
+    let device = Arc::new(Mutex::new(handler));
+    let messages = stream.try_clone();
+    let messages = messages.map(|stream| BackendReqHandler::from_stream(stream, device.clone()));
+    let ended = match messages {
+        Ok(mut messages) => loop {
+            if let Err(error) = next_message(shared, &stream, &mut messages, &device) {
+                break error;
+            }
+        },
+        Err(error) => Error::SocketError(error),
+    };
+    match ended {
+        Error::Disconnected => tracing::info!("{name}: the front end has gone"),
+        error => {
+            // Counted before the front end can see that it is cut off.
+            shared.state().counters.broken += 1;
+            tracing::warn!("{name}: the connection of the front end ends: {error}");
+        }
+    }
+    // The front end sees its end now, and not when its rings are drained.
+    let _ = stream.shutdown(Shutdown::Both);
+    device.lock().expect("no panic with this lock").end();
+}
+
+fn next_message<D: DataSide>(
+    shared: &Shared,
+    stream: &UnixStream,
+    messages: &mut BackendReqHandler<Mutex<Handler<D>>>,
+    device: &Device<D>,
+) -> Result<(), Error> {
+    let header = Header::peek(stream).map_err(Error::SocketError)?;
+    let header = header.ok_or(Error::Disconnected)?;
+    if header.is(FrontendReq::SET_LOG_FD) {
+        let answer = header.flags & NEED_REPLY != 0 && lock(device).acknowledges();
+        return take_log_event(stream, header, answer);
+    }
+    let done = messages.handle_request();
+    let Err(Error::ReqHandlerError(refusal)) = done else {
+        return done;
+    };
+    shared.state().counters.messages_refused += 1;
+    tracing::debug!(
+        "message {} of a front end is refused: {refusal}",
+        header.request
+    );
+    let handler = lock(device);
+    // What a guest writes into its configuration is no fault of its front end.
+    let known = header.is(FrontendReq::SET_CONFIG) || header.is_answered(&handler);
+    match known && !handler.has_failed() {
+        true => Ok(()),
+        false => Err(Error::ReqHandlerError(refusal)),
+    }
+}
+
+fn lock<D: DataSide>(device: &Device<D>) -> MutexGuard<'_, Handler<D>> {
+    device.lock().expect("no panic with this lock")
+}
+
+/// The one message that the crate does not know. We may signal the event when the log has changed
+/// and need not; nobody waits for it, so it is closed.
+fn take_log_event(mut stream: &UnixStream, header: Header, answer: bool) -> Result<(), Error> {
+    let mut bytes = [0; HEADER_BYTES];
+    let (count, _event) = stream.recv_with_fd(&mut bytes).map_err(Error::from)?;
+    // Some send the number of nothing with it.
+    let mut number = [0; 8];
+    let known = header.bytes == 0 || header.bytes == 8;
+    if count != HEADER_BYTES || !known || header.flags & !NEED_REPLY != VERSION {
+        return Err(Error::InvalidMessage);
+    }
+    let rest = &mut number[..header.bytes as usize];
+    stream.read_exact(rest).map_err(Error::SocketError)?;
+    if answer {
+        let words = [header.request, VERSION | REPLY, 8, 0, 0];
+        let reply: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        stream.write_all(&reply).map_err(Error::SocketError)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,166 @@
+//! Who has a device, and how connections end.
+
+use super::super::connection::{Connections, Refused};
+use super::{Fake, Guest, PATIENCE, beside_others, connect, description, memory_file, wait_for};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+use vhost::VhostBackend;
+use vhost::vhost_user::VhostUserFrontend;
+
+fn try_connect(connections: &Connections, device: &str) -> Result<UnixStream, Refused> {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    connections.connect(device, ours, description(), Fake::default())?;
+    Ok(theirs)
+}
+
+#[test]
+fn a_second_front_end_is_refused_while_the_first_lives() {
+    let _guard = beside_others();
+    let guest = Guest::running();
+    let refused = try_connect(&guest.connections, "disk");
+    assert!(matches!(refused, Err(Refused::Taken)));
+    let other = try_connect(&guest.connections, "another").unwrap();
+    assert!(guest.runs(0));
+    let counters = guest.connections.counters();
+    assert_eq!((counters.connections, counters.refused), (2, 1));
+    drop(other);
+    guest.go();
+}
+
+#[test]
+fn a_second_front_end_takes_its_place_when_the_first_is_drained() {
+    let _guard = beside_others();
+    let guest = Guest::running();
+    let (connections, first) = (guest.connections.clone(), guest.fake.clone());
+    first.change(|told| told.draining = true);
+    let file = memory_file(super::BYTES);
+    drop(guest.front);
+    let mut second = Guest::connect_by(&connections, file);
+    let third = try_connect(&connections, "disk");
+    assert!(matches!(third, Err(Refused::Taken)), "one waits already");
+    assert!(first.told().ended.is_none());
+    let drained = first.clone();
+    let helper = std::thread::spawn(move || drained.change(|told| told.draining = false));
+    second.negotiate();
+    assert_eq!(first.told().ended, Some(false), "the first comes before");
+    helper.join().unwrap();
+    second.share();
+    second.start(0);
+    assert!(second.runs(0));
+    second.go();
+}
+
+#[test]
+fn a_front_end_that_stopped_its_rings_has_gone_in_order() {
+    let _guard = beside_others();
+    let guest = Guest::running();
+    let fake = guest.fake.clone();
+    guest.front.get_vring_base(0).unwrap();
+    guest.go();
+    assert_eq!(fake.told().ended, Some(true));
+    let guest = Guest::running();
+    let fake = guest.fake.clone();
+    guest.go();
+    assert_eq!(fake.told().ended, Some(false));
+}
+
+#[test]
+fn front_ends_are_bounded_in_number() {
+    let _guard = beside_others();
+    let connections = Connections::new(2);
+    let (fake, first) = connect(&connections, "a");
+    let (_, second) = connect(&connections, "b");
+    let refused = try_connect(&connections, "c");
+    assert!(matches!(refused, Err(Refused::TooMany(2))));
+    drop(first);
+    fake.wait_until(|told| told.ended.is_some());
+    wait_for(|| !connections.is_connected("a"));
+    let third = try_connect(&connections, "c").unwrap();
+    drop((second, third));
+    assert!(connections.stop(PATIENCE));
+}
+
+#[test]
+fn closing_a_device_drains_it() {
+    let _guard = beside_others();
+    let mut guest = Guest::running();
+    guest.fake.change(|told| told.draining = true);
+    let connections = guest.connections.clone();
+    assert!(!connections.disconnect("disk", Duration::from_millis(10)));
+    assert!(guest.is_closed());
+    guest.fake.change(|told| told.draining = false);
+    assert!(connections.disconnect("disk", PATIENCE));
+    assert_eq!(guest.fake.told().ended, Some(false));
+    assert!(connections.disconnect("nobody", Duration::ZERO));
+}
+
+#[test]
+fn the_end_of_the_daemon_ends_all() {
+    let _guard = beside_others();
+    let guest = Guest::running();
+    let (_, idle) = connect(&guest.connections, "idle");
+    assert!(guest.connections.stop(PATIENCE));
+    assert_eq!(guest.fake.told().ended, Some(false));
+    let refused = try_connect(&guest.connections, "disk");
+    assert!(matches!(refused, Err(Refused::Stopping)));
+    drop(idle);
+}
+
+#[test]
+fn a_data_side_that_has_stopped_ends_the_connection() {
+    let _guard = beside_others();
+    let mut guest = Guest::running();
+    guest.fake.change(|told| told.stopped = true);
+    guest.front.set_vring_enable(0, false).unwrap_err();
+    assert!(guest.is_closed());
+    guest.fake.wait_until(|told| told.ended.is_some());
+}
+
+#[test]
+fn a_ring_that_does_not_start_again_ends_the_connection() {
+    let _guard = beside_others();
+    let mut guest = Guest::running();
+    guest.fake.change(|told| told.refuse_start = true);
+    guest.front.set_vring_kick(0, &guest.kicks[1]).unwrap_err();
+    assert!(
+        guest.is_closed(),
+        "it ran, and nobody knows any more what does"
+    );
+    guest.fake.wait_until(|told| told.ended.is_some());
+    let mut guest = Guest::connect();
+    guest.negotiate();
+    guest.share();
+    guest.fake.change(|told| told.refuse_start = true);
+    guest.front.set_vring_num(0, super::SIZE).unwrap();
+    guest
+        .front
+        .set_vring_addr(0, &super::ring_at(0, 0, None))
+        .unwrap();
+    guest.front.set_vring_kick(0, &guest.kicks[0]).unwrap();
+    guest.front.set_vring_enable(0, true).unwrap_err();
+    guest.fake.change(|told| told.refuse_start = false);
+    guest.front.set_vring_enable(0, true).unwrap();
+    assert!(guest.runs(0));
+    guest.go();
+}
+
+#[test]
+fn a_wire_that_makes_no_sense_is_closed() {
+    let _guard = beside_others();
+    let connections = Connections::new(1);
+    // A version that there is not, a message that there is not, a size that no message has.
+    let bad: [[u32; 3]; 4] = [[1, 2, 0], [99, 1, 0], [1, 1, 5000], [1, 1, 4]];
+    for words in bad {
+        let (fake, mut theirs) = connect(&connections, "disk");
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        theirs.write_all(&bytes).unwrap();
+        theirs.write_all(&[0; 4]).unwrap_or_default();
+        let mut rest = Vec::new();
+        let _ = theirs.read_to_end(&mut rest);
+        assert!(rest.is_empty());
+        fake.wait_until(|told| told.ended.is_some());
+        wait_for(|| !connections.is_connected("disk"));
+    }
+    assert_eq!(connections.counters().broken, 4);
+}
