@@ -15,8 +15,8 @@
 //!                               device makes its own, which ends with the connection
 //! rings                         see `queue`
 //! log                           taken any time, used while VHOST_F_LOG_ALL is agreed
-//! reset                         rings drained, negotiation and rings as at first; memory and region
-//!                               stay, because the front end does not send them again
+//! reset                         rings drained, negotiation and rings as at first; memory and
+//!                               region stay, because the front end does not send them again
 //! ```
 
 use super::dirty::{Dirty, Log, UsedLog};

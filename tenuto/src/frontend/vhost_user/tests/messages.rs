@@ -368,7 +368,11 @@ fn a_migration_notes_what_is_written_and_where_used_rings_want_it() {
         .store_u8(Address(GUEST + 5 * PAGE_BYTES), 1)
         .unwrap();
     assert!(!is_set(GUEST / PAGE_BYTES + 5));
+    guest.front.set_log_base(0, Some(log(4096))).unwrap();
+    guest.front.set_features(offered).unwrap();
     guest.go();
+    old.store_u8(Address(GUEST + 5 * PAGE_BYTES), 1).unwrap();
+    assert!(!is_set(GUEST / PAGE_BYTES + 5), "nobody looks any more");
 }
 
 #[test]
