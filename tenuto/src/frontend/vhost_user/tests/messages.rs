@@ -36,6 +36,11 @@ fn a_ring_runs_when_it_has_a_kick_and_is_enabled() {
     assert!(!guest.runs(1), "another kick is needed");
     guest.front.set_vring_kick(1, &guest.kicks[1]).unwrap();
     assert_eq!(guest.fake.told().running[&1].base, 10);
+    let call = EventFd::new(0).unwrap();
+    guest.front.set_vring_call(1, &call).unwrap();
+    guest.front.get_vring_base(1).unwrap();
+    guest.front.set_vring_kick(1, &guest.kicks[1]).unwrap();
+    assert!(guest.fake.told().running[&1].call.is_some());
     guest.go();
 }
 
