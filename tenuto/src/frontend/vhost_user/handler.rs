@@ -420,8 +420,8 @@ impl<D: DataSide> Handler<D> {
         done
     }
 
-    /// Stops a ring for good: it needs another kick to start. Whom it calls stays, because not every
-    /// front end says it again.
+    /// Stops a ring for good: it needs another kick to start. Whom it calls stays, because not
+    /// every front end says it again.
     pub fn base(&mut self, index: u32) -> Result<u16, Refusal> {
         let (queue, _) = self.queue(index)?;
         self.stop(queue)?;

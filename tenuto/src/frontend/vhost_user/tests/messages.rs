@@ -2,6 +2,7 @@
 
 use super::super::dirty::PAGE_BYTES;
 use super::{BYTES, GUEST, Guest, QUEUES, SIZE, USER, beside_others, info, memory_file, ring_at};
+use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use vhost::vhost_user::VhostUserFrontend;
@@ -418,6 +419,24 @@ fn an_event_for_the_log_is_taken_and_not_used() {
     guest.front.set_log_fd(event.as_raw_fd()).unwrap();
     guest.front.get_features().unwrap();
     guest.go();
+}
+
+#[test]
+fn an_event_for_the_log_may_come_with_a_number() {
+    let _guard = beside_others();
+    let connections = super::Connections::new(1);
+    let (_, mut theirs) = super::connect(&connections, "disk");
+    let event = EventFd::new(0).unwrap();
+    let message = super::random::message(7, 1, &[0; 8]);
+    theirs
+        .send_with_fd(&message[..], event.as_raw_fd())
+        .unwrap();
+    theirs
+        .write_all(&super::random::message(1, 1, &[]))
+        .unwrap();
+    let mut answer = [0; 20];
+    theirs.read_exact(&mut answer).unwrap();
+    assert_eq!(answer[..4], 1u32.to_ne_bytes());
 }
 
 #[test]
