@@ -14,13 +14,14 @@ pub mod qmp;
 pub mod repair;
 pub mod rings;
 pub mod source;
+pub mod vhost_user;
 
 /// The body of a target. Says whether the input got behind all checks: a target whose inputs
 /// never do tests nothing, and the test on stable notices.
 pub type Target = fn(&[u8]) -> bool;
 
 /// Every target under the name of its binary and its corpus.
-pub const TARGETS: [(&str, Target); 15] = [
+pub const TARGETS: [(&str, Target); 16] = [
     ("nbd_session", nbd::session),
     ("nbd_client", nbd_client::session),
     ("qmp", qmp::lines),
@@ -36,4 +37,5 @@ pub const TARGETS: [(&str, Target); 15] = [
     ("ring", rings::ring),
     ("block_request", rings::block_request),
     ("in_flight", rings::in_flight),
+    ("vhost_user", vhost_user::messages),
 ];

@@ -161,4 +161,5 @@ targets! {
     rings_survive_any_guest: "ring",
     requests_of_a_disk_survive_any_guest: "block_request",
     in_flight_regions_survive_any_front_end: "in_flight",
+    disks_survive_any_front_end: "vhost_user",
 }

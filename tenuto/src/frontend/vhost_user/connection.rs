@@ -1,11 +1,11 @@
 //! The connections of front ends: one small thread for each.
 //!
 //! Owns the threads, how many there may be, and who has which device. Always true: one front end at
-//! a time has a device, because two would each be told that the rings, the memory and the region are
-//! theirs. While it lives a second one is refused at once; when its socket has been closed at the
-//! other end the second one takes its place, after the rings of the first are drained. So a guest
-//! that is started again right after its end finds its disk, and no mistake gives one disk to two
-//! guests. A connection ends at the first message that nobody understands. Deliberately absent:
+//! a time has a device, because two would each be told that the rings, the memory and the region
+//! are theirs. While it lives a second one is refused at once; when its socket has been closed at
+//! the other end the second one takes its place, after the rings of the first are drained. So a
+//! guest that is started again right after its end finds its disk, and no mistake gives one disk to
+//! two guests. A connection ends at the first message that nobody understands. Deliberately absent:
 //! listening, and what a message means.
 //!
 //! ```text

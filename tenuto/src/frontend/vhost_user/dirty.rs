@@ -66,8 +66,8 @@ struct State {
 #[derive(Debug, Default)]
 pub struct Dirty {
     on: AtomicBool,
-    /// A lock and no message: whoever stores must not wait for an answer, and the control side takes
-    /// it a few times in a migration. Nobody takes it while nothing migrates.
+    /// A lock and no message: whoever stores must not wait for an answer, and the control side
+    /// takes it a few times in a migration. Nobody takes it while nothing migrates.
     state: RwLock<State>,
 }
 

@@ -15,8 +15,8 @@
 //!                               device makes its own, which ends with the connection
 //! rings                         see `queue`
 //! log                           taken any time, used while VHOST_F_LOG_ALL is agreed
-//! reset                         rings drained, negotiation and rings as at first; memory and region
-//!                               stay, because the front end does not send them again
+//! reset                         rings drained, negotiation and rings as at first; memory and
+//!                               region stay, because the front end does not send them again
 //! ```
 
 use super::dirty::{Dirty, Log, UsedLog};
@@ -420,13 +420,13 @@ impl<D: DataSide> Handler<D> {
         done
     }
 
-    /// Stops a ring for good: it needs another kick to start.
+    /// Stops a ring for good: it needs another kick to start. Whom it calls stays, because not
+    /// every front end says it again.
     pub fn base(&mut self, index: u32) -> Result<u16, Refusal> {
         let (queue, _) = self.queue(index)?;
         self.stop(queue)?;
         let state = &mut self.queues[usize::from(queue)];
         state.kick = None;
-        state.call = None;
         Ok(state.base)
     }
 

@@ -1,12 +1,12 @@
 //! What keeps the daemon alive when a front end shrinks a file whose pages we touch.
 //!
 //! Owns the SIGBUS handler and the list of mappings it looks after. Always true: a page that its
-//! file does not have any more is replaced by zeroes of our own, with all of its mapping, before the
-//! access that met it goes on; from then on the mapping says that it is lost, and the memory it is
-//! part of refuses every access. A fault anywhere else goes to whoever was asked before us. Checking
-//! the size first does not help, because the file can shrink between the two; a seal against
-//! shrinking would, but not every front end that is honest sets one. The kernel itself gets an error
-//! instead of a signal, so requests in flight need nothing.
+//! file does not have any more is replaced by zeroes of our own, with all of its mapping, before
+//! the access that met it goes on; from then on the mapping says that it is lost, and the memory it
+//! is part of refuses every access. A fault anywhere else goes to whoever was asked before us.
+//! Checking the size first does not help, because the file can shrink between the two; a seal
+//! against shrinking would, but not every front end that is honest sets one. The kernel itself gets
+//! an error instead of a signal, so requests in flight need nothing.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};

@@ -1,11 +1,11 @@
 //! Memory of another process in our address space: the only unsafe code of this frontend.
 //!
-//! Owns each mapping and the raw pointers into it. Always true: a mapping keeps its address and size
-//! until it is dropped; it begins at a multiple of 8 bytes and every access lies inside; whatever
-//! others can change is read by atomic loads, once. Only memory files are mapped, because a page of
-//! any other file may need a disk, or its owner, to answer before the shard goes on. What happens
-//! when the owner takes the pages away is in `lost`. Deliberately absent: any knowledge of what the
-//! bytes mean.
+//! Owns each mapping and the raw pointers into it. Always true: a mapping keeps its address and
+//! size until it is dropped; it begins at a multiple of 8 bytes and every access lies inside;
+//! whatever others can change is read by atomic loads, once. Only memory files are mapped, because
+//! a page of any other file may need a disk, or its owner, to answer before the shard goes on. What
+//! happens when the owner takes the pages away is in `lost`. Deliberately absent: any knowledge of
+//! what the bytes mean.
 
 use super::lost::{self, Watch};
 use std::fs::File;

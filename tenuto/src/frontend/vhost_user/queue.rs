@@ -1,7 +1,7 @@
 //! What a front end has said of one queue, and how its ring stands.
 //!
-//! Owns the plain data of it. Always true: `running` is what the data side serves right now; a queue
-//! that does not run has its `base` where the ring would go on.
+//! Owns the plain data of it. Always true: `running` is what the data side serves right now; a
+//! queue that does not run has its `base` where the ring would go on.
 //!
 //! ```text
 //! stopped --kick--> started, not enabled --enable--> running --base is asked--> stopped

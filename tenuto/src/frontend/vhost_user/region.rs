@@ -1,9 +1,9 @@
 //! The in-flight region: what outlives a killed daemon in the keeping of the front end.
 //!
 //! Owns its file and its mapping. Always true: one that we make has its memory allocated and its
-//! size sealed before anybody else sees it; one that comes back is as large as its queues need, in a
-//! file that has all of it. What it says is checked by [`vring::rings::Rings::open`]. Deliberately
-//! absent: its layout.
+//! size sealed before anybody else sees it; one that comes back is as large as its queues need, in
+//! a file that has all of it. What it says is checked by [`vring::rings::Rings::open`].
+//! Deliberately absent: its layout.
 
 use super::mapping::{ALIGNMENT, Mapping, MappingError};
 use crate::sys;
@@ -15,9 +15,7 @@ use vring::memory::{Address, Memory, Outside};
 /// Why there is no region.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
-    #[error(
-        "an in-flight region for {queues} queues of {size}; up to {queues_max}, and a power of two up to 32768 are right"
-    )]
+    #[error("an in-flight region for {queues} queues, of {size}; {queues_max} at most are right")]
     Layout {
         queues: u16,
         size: u16,

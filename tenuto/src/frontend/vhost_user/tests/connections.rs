@@ -4,9 +4,10 @@ use super::super::connection::{Connections, Refused};
 use super::{Fake, Guest, PATIENCE, beside_others, connect, description, memory_file, wait_for};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
+use vhost::vhost_user::message::VhostUserHeaderFlag;
 
 fn try_connect(connections: &Connections, device: &str) -> Result<UnixStream, Refused> {
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -40,11 +41,21 @@ fn a_second_front_end_takes_its_place_when_the_first_is_drained() {
     let third = try_connect(&connections, "disk");
     assert!(matches!(third, Err(Refused::Taken)), "one waits already");
     assert!(first.told().ended.is_none());
-    let drained = first.clone();
-    let helper = std::thread::spawn(move || drained.change(|told| told.draining = false));
+    let (drained, waiting) = (first.clone(), second.fake.clone());
+    let helper = std::thread::spawn(move || {
+        // What must not come is given a moment to come in.
+        let begin = Instant::now();
+        let served = || waiting.told().write_back.is_some();
+        while !served() && begin.elapsed() < Duration::from_millis(200) {
+            std::thread::yield_now();
+        }
+        let early = served();
+        drained.change(|told| told.draining = false);
+        early
+    });
     second.negotiate();
-    assert_eq!(first.told().ended, Some(false), "the first comes before");
-    helper.join().unwrap();
+    assert!(!helper.join().unwrap(), "served beside the first");
+    assert_eq!(first.told().ended, Some(false));
     second.share();
     second.start(0);
     assert!(second.runs(0));
@@ -93,6 +104,20 @@ fn closing_a_device_drains_it() {
     assert!(connections.disconnect("disk", PATIENCE));
     assert_eq!(guest.fake.told().ended, Some(false));
     assert!(connections.disconnect("nobody", Duration::ZERO));
+}
+
+#[test]
+fn a_front_end_that_is_cut_off_sees_it_before_its_rings_are_drained() {
+    let _guard = beside_others();
+    let mut guest = Guest::running();
+    guest.fake.change(|told| told.draining = true);
+    guest.front.set_hdr_flags(VhostUserHeaderFlag::empty());
+    // Refused, and nobody asked for an answer.
+    guest.front.set_vring_num(0, 3).unwrap();
+    assert!(guest.is_closed());
+    assert!(guest.fake.told().ended.is_none());
+    guest.fake.change(|told| told.draining = false);
+    guest.fake.wait_until(|told| told.ended.is_some());
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::super::dirty::PAGE_BYTES;
 use super::{BYTES, GUEST, Guest, QUEUES, SIZE, USER, beside_others, info, memory_file, ring_at};
+use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use vhost::vhost_user::VhostUserFrontend;
@@ -36,6 +37,11 @@ fn a_ring_runs_when_it_has_a_kick_and_is_enabled() {
     assert!(!guest.runs(1), "another kick is needed");
     guest.front.set_vring_kick(1, &guest.kicks[1]).unwrap();
     assert_eq!(guest.fake.told().running[&1].base, 10);
+    let call = EventFd::new(0).unwrap();
+    guest.front.set_vring_call(1, &call).unwrap();
+    guest.front.get_vring_base(1).unwrap();
+    guest.front.set_vring_kick(1, &guest.kicks[1]).unwrap();
+    assert!(guest.fake.told().running[&1].call.is_some());
     guest.go();
 }
 
@@ -54,6 +60,20 @@ fn without_protocol_features_a_ring_is_enabled_from_the_beginning() {
     guest.front.set_vring_addr(0, &ring_at(0, 0, None)).unwrap();
     guest.front.set_vring_kick(0, &guest.kicks[0]).unwrap();
     assert!(guest.runs(0));
+    guest.go();
+}
+
+#[test]
+fn a_front_end_that_agrees_to_nothing_has_its_rings_and_no_write_back_cache() {
+    let _guard = beside_others();
+    let mut guest = Guest::connect();
+    guest.front.get_features().unwrap();
+    guest.share();
+    guest.front.set_vring_num(0, SIZE).unwrap();
+    guest.front.set_vring_addr(0, &ring_at(0, 0, None)).unwrap();
+    guest.front.set_vring_kick(0, &guest.kicks[0]).unwrap();
+    guest.fake.wait_until(|told| told.running.contains_key(&0));
+    assert_eq!(guest.fake.told().write_back, Some(false));
     guest.go();
 }
 
@@ -354,7 +374,11 @@ fn a_migration_notes_what_is_written_and_where_used_rings_want_it() {
         .store_u8(Address(GUEST + 5 * PAGE_BYTES), 1)
         .unwrap();
     assert!(!is_set(GUEST / PAGE_BYTES + 5));
+    guest.front.set_log_base(0, Some(log(4096))).unwrap();
+    guest.front.set_features(offered).unwrap();
     guest.go();
+    old.store_u8(Address(GUEST + 5 * PAGE_BYTES), 1).unwrap();
+    assert!(!is_set(GUEST / PAGE_BYTES + 5), "nobody looks any more");
 }
 
 #[test]
@@ -369,10 +393,13 @@ fn a_log_that_is_too_short_is_refused() {
         mmap_handle: bits.as_raw_fd(),
     };
     let offered = guest.front.get_features().unwrap();
-    guest.front.set_log_base(0, Some(log(enough))).unwrap();
-    guest.front.set_features(offered).unwrap();
     let more = memory_file(BYTES);
     let added = info(GUEST + BYTES, USER + BYTES, BYTES, &more);
+    guest.front.set_log_base(0, Some(log(enough))).unwrap();
+    guest.front.add_mem_region(&added).unwrap();
+    guest.front.set_features(offered).unwrap_err();
+    guest.front.remove_mem_region(&added).unwrap();
+    guest.front.set_features(offered).unwrap();
     guest.front.add_mem_region(&added).unwrap_err();
     guest.front.set_log_base(0, Some(log(2 * enough))).unwrap();
     guest.front.add_mem_region(&added).unwrap();
@@ -392,6 +419,24 @@ fn an_event_for_the_log_is_taken_and_not_used() {
     guest.front.set_log_fd(event.as_raw_fd()).unwrap();
     guest.front.get_features().unwrap();
     guest.go();
+}
+
+#[test]
+fn an_event_for_the_log_may_come_with_a_number() {
+    let _guard = beside_others();
+    let connections = super::Connections::new(1);
+    let (_, mut theirs) = super::connect(&connections, "disk");
+    let event = EventFd::new(0).unwrap();
+    let message = super::random::message(7, 1, &[0; 8]);
+    theirs
+        .send_with_fd(&message[..], event.as_raw_fd())
+        .unwrap();
+    theirs
+        .write_all(&super::random::message(1, 1, &[]))
+        .unwrap();
+    let mut answer = [0; 20];
+    theirs.read_exact(&mut answer).unwrap();
+    assert_eq!(answer[..4], 1u32.to_ne_bytes());
 }
 
 #[test]
