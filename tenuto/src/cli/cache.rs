@@ -1,4 +1,4 @@
-//! `tenuto cache create|inspect|verify`.
+//! `tenuto cache create|inspect|verify`, and the way to `scrub` and `resize`.
 //!
 //! Always true: nothing that somebody may still want is overwritten without a word that says
 //! so, and the word is checked before the first byte changes.

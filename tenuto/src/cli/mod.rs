@@ -117,7 +117,7 @@ pub enum Command {
     Events(events::Events),
     /// Check or explain the configuration
     Config(config::Check),
-    /// Create, inspect and verify cache devices
+    /// Make, look at, check and resize cache devices
     #[command(subcommand)]
     Cache(cache::Command),
     /// Bring the dirty data of a dead host's SSD to its origins, offline

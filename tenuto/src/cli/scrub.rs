@@ -18,8 +18,20 @@ pub fn run(context: &Context, path: &Path) -> Result<()> {
     superblock_of(path)?;
     match daemon_of(context, path)? {
         Some(client) => scrub(context, path, client),
-        None => verify(context, path, "scrub"),
+        None => verify(context, path, "scrub").map_err(of_another),
     }
+}
+
+/// A cache that is in use belongs to a daemon that was not asked.
+fn of_another(error: Error) -> Error {
+    if error.kind != Kind::Refused {
+        return error;
+    }
+    let message = format!(
+        "{}, or name its --socket to have it scrub beside its guests",
+        error.message
+    );
+    Error { message, ..error }
 }
 
 /// The daemon that runs on this cache, if the one that can be reached does.

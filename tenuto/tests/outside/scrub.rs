@@ -2,7 +2,7 @@
 //! there, what cannot is named.
 
 use crate::common::random::Random;
-use crate::common::{EXIT_DAMAGE, Rig, wait_until};
+use crate::common::{EXIT_DAMAGE, EXIT_REFUSED, Rig, wait_until};
 use crate::lines::settled;
 use crate::openapi::ask;
 use serde_json::Value;
@@ -182,6 +182,17 @@ fn a_scrub_runs_beside_guests_once_and_ends_with_the_daemon() {
     for output in [one, other] {
         assert!(output.status.success(), "{}", said(&output));
     }
+    let cache = house.rig.cache_path().display().to_string();
+    let refused = house.rig.refused(
+        &["--socket", "/nowhere", "cache", "scrub", &cache],
+        EXIT_REFUSED,
+    );
+    assert!(
+        refused
+            .trim_end()
+            .ends_with("stop it first, or name its --socket to have it scrub beside its guests"),
+        "{refused}"
+    );
     let (code, begun) = ask(&house.rig, "POST", "/v1/cache/scrub", "");
     assert_eq!((code, &begun["running"]), (200, &true.into()), "{begun}");
     daemon.stop();
