@@ -8,8 +8,9 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::net::TcpStream;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 /// `_IO(0x12, 127)`, `_IOR(0x12, 114, size_t)` and `_IO(0x12, 104)` of linux/fs.h.
 const BLKZEROOUT: libc::Ioctl = 0x127f;
@@ -305,6 +306,31 @@ pub fn wait_readable<'a>(sockets: impl Iterator<Item = &'a UnixStream>) -> io::R
                 let ready = entries.iter().position(|entry| entry.revents != 0);
                 return ready.ok_or_else(|| io::ErrorKind::TimedOut.into());
             }
+        }
+    }
+}
+
+/// Waits until one of these descriptors has something to read or is at its end, and returns which;
+/// `None` when that takes longer than `at_most`.
+pub fn wait_any(
+    descriptors: impl Iterator<Item = RawFd>,
+    at_most: Duration,
+) -> io::Result<Option<usize>> {
+    let entry = |fd| libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut entries: Vec<libc::pollfd> = descriptors.map(entry).collect();
+    let millis = libc::c_int::try_from(at_most.as_millis()).unwrap_or(libc::c_int::MAX);
+    loop {
+        let count = entries.len() as libc::nfds_t;
+        // SAFETY: the entries outlive the call, and their number is given with them.
+        let result = unsafe { libc::poll(entries.as_mut_ptr(), count, millis) };
+        match check(result) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+            Ok(()) => return Ok(entries.iter().position(|entry| entry.revents != 0)),
         }
     }
 }
