@@ -394,6 +394,7 @@ impl<E: Decide> Shard<E> {
         if self.engine.next_deadline().is_some_and(|at| at <= self.now) {
             self.feed(Event::Tick);
         }
+        self.look_at_guests();
         self.serve_guests();
         self.settle();
         self.publish_guests();
@@ -541,7 +542,7 @@ impl<E: Decide> Shard<E> {
         }
         self.submit();
         let start = Instant::now();
-        while !self.ring.ready() {
+        while !self.ring.ready() && !self.guests_have_more() {
             if start.elapsed().as_nanos() as u64 >= nanos {
                 return false;
             }

@@ -112,10 +112,8 @@ impl<E: Decide> Shard<E> {
                 }
             }
         }
-        if guest.sides[..guest.sides_used]
-            .iter()
-            .any(|side| side.restless)
-        {
+        let mut used = guest.sides[..guest.sides_used].iter();
+        if used.any(|side| side.restless) && !std::mem::replace(&mut guest.restless, true) {
             self.restless.push(slot);
         }
         (guest.batch, guest.scratch) = (batch, scratch);
@@ -366,11 +364,32 @@ impl<E: Decide> Shard<E> {
         }
     }
 
+    /// Looks at the rings that do not kick, because they were taken from lately: whoever else keeps
+    /// the thread busy, they get their turn.
+    pub(in crate::shard) fn look_at_guests(&mut self) {
+        for at in 0..self.restless.len() {
+            let slot = self.restless[at];
+            if self.guests.get(slot).is_some_and(|guest| guest.has_more()) {
+                self.with_guest(slot, |shard, guest| shard.serve_soon(slot, guest));
+            }
+        }
+    }
+
+    /// Whether one of them has something.
+    pub(in crate::shard) fn guests_have_more(&self) -> bool {
+        let mut guests = self
+            .restless
+            .iter()
+            .filter_map(|&slot| self.guests.get(slot));
+        !self.is_stopping() && guests.any(|guest| guest.has_more())
+    }
+
     /// Asks rings that were taken from to kick again. True if one has something already.
     pub(in crate::shard) fn let_guests_kick(&mut self) -> bool {
         let mut found = false;
         for slot in std::mem::take(&mut self.restless) {
             self.with_guest(slot, |shard, guest| {
+                guest.restless = false;
                 if guest.ask_for_kicks() {
                     found = true;
                     shard.serve_soon(slot, guest);
@@ -423,6 +442,8 @@ impl<E: Decide> Shard<E> {
         self.with_guest(slot, |shard, guest| {
             guest.sides[usize::from(queue)].kicks = false;
             shard.wait_for_kick(slot, guest, Queue(queue));
+            // A kick between the two that were taken as one is for what came after we looked.
+            shard.serve_soon(slot, guest);
         });
     }
 
@@ -496,6 +517,22 @@ impl Guest {
             room -= taken.unwrap_or(0);
         }
         more
+    }
+
+    /// Whether a ring that does not kick has something that would be taken.
+    fn has_more(&self) -> bool {
+        let (Some(region), Some(rings)) = (&self.region, &self.rings) else {
+            return false;
+        };
+        let shared = Shared {
+            guest: &*self.memory,
+            region: &**region,
+        };
+        let runs = |side: &Side| side.restless && side.start.is_some() && side.stopping.is_none();
+        let sides = self.sides[..self.sides_used].iter().enumerate();
+        let mut running = sides.filter(|(_, side)| runs(side));
+        let open = self.ended.is_none() && !self.full;
+        open && running.any(|(at, _)| rings.has_more(Queue(at as u16), &shared))
     }
 
     /// True if some ring has something already.
