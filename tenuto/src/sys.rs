@@ -347,6 +347,35 @@ pub fn reader_is_gone(to: &impl AsRawFd) -> bool {
     result == 1 && entry.revents & (libc::POLLERR | libc::POLLHUP) != 0
 }
 
+/// Time that all threads of a process have spent on processors; of this one without an id.
+pub fn process_cpu(pid: Option<u32>) -> io::Result<Duration> {
+    let mut clock = libc::CLOCK_PROCESS_CPUTIME_ID;
+    if let Some(pid) = pid {
+        let pid = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // SAFETY: a plain value, and `clock` outlives the call.
+        let error = unsafe { libc::clock_getcpuclockid(pid, &mut clock) };
+        if error != 0 {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+    }
+    clock_time(clock)
+}
+
+/// Time that this thread has spent on processors.
+pub fn thread_cpu() -> io::Result<Duration> {
+    clock_time(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+fn clock_time(clock: libc::clockid_t) -> io::Result<Duration> {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: a plain value, and `time` outlives the call.
+    check(unsafe { libc::clock_gettime(clock, &mut time) })?;
+    Ok(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+}
+
 /// The user this process acts as.
 pub fn effective_uid() -> u32 {
     // SAFETY: takes nothing and cannot fail.

@@ -11,7 +11,6 @@
 use super::memory::{Frame, SharedMemory};
 use super::{ClientError, Options, RANGES_MAX, Result, Wait};
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use vring::block::{self, HEADER_BYTES, ID_BYTES, RANGE_BYTES, SECTOR_BYTES, SectorRange};
@@ -64,8 +63,7 @@ pub struct Queue {
     memory: Arc<GuestMemory>,
     frames: Vec<Frame>,
     slot_bytes: u32,
-    /// The oldest first, so that a buffer is as cold as it would be in a guest.
-    free: VecDeque<Slot>,
+    free: Vec<Slot>,
     /// Whose each head is.
     owners: Vec<Slot>,
     answers: u64,
@@ -88,7 +86,7 @@ impl Queue {
                 .map(|slot| shared.frame(index, slot))
                 .collect(),
             slot_bytes: options.slot_bytes,
-            free: (0..options.slots).map(Slot).collect(),
+            free: (0..options.slots).rev().map(Slot).collect(),
             owners: vec![Slot(0); usize::from(setup.size)],
             answers: 0,
             indirect: setup.indirect,
@@ -124,12 +122,12 @@ impl Queue {
 
     /// A slot for one more request. `None` while all are taken.
     pub fn take(&mut self) -> Option<Slot> {
-        self.free.pop_front()
+        self.free.pop()
     }
 
     /// Nobody looks at the payload any more.
     pub fn give(&mut self, slot: Slot) {
-        self.free.push_back(slot);
+        self.free.push(slot);
         assert!(
             self.free.len() <= self.frames.len(),
             "a slot is given back once"

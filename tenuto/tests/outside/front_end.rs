@@ -207,6 +207,27 @@ fn what_was_in_flight_when_the_daemon_was_killed_is_answered_by_the_next_one() {
     client.stop().unwrap();
 }
 
+/// A client that looks all the time asks again in the moment in which the daemon takes its kick.
+#[test]
+fn no_kick_is_lost_however_soon_the_next_request_comes() {
+    let (rig, socket) = rig();
+    let _daemon = rig.serve();
+    let mut client = Client::connect(&socket, options(2, Wait::Polling)).unwrap();
+    let mut random = Random::new(1);
+    for round in 0..30_000 {
+        if random.below(50) == 0 {
+            // The daemon has gone to sleep, or is about to.
+            let pause = Duration::from_micros(random.below(120));
+            let begun = std::time::Instant::now();
+            while begun.elapsed() < pause {
+                std::hint::spin_loop();
+            }
+        }
+        client.read(round % 2, 0, &mut [0; BLOCK]).unwrap();
+    }
+    client.stop().unwrap();
+}
+
 #[test]
 fn a_back_end_that_ends_is_noticed_in_either_way_of_waiting() {
     let (rig, socket) = rig();
