@@ -15,7 +15,7 @@ use crate::lent::Piece;
 use crate::ring::Completed;
 use crate::shard::{Decide, Shard, tag};
 use engine::event::{Event, Refusal};
-use engine::types::{BufferId, RequestId, Span, VolumeId};
+use engine::types::{BufferId, RequestId, Span, Tag, VolumeId};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use vring::block::{Command, Parsed, Reply, SectorRange, Status};
@@ -31,7 +31,7 @@ const TAKE_MAX: usize = 64;
 /// What a request wants of the engine.
 enum Want {
     Read(Span),
-    Write(Span),
+    Write(Span, Tag),
     Flush,
     Ranges {
         ranges: Vec<SectorRange>,
@@ -60,7 +60,7 @@ impl Want {
     fn changes(&self) -> Option<Span> {
         match self {
             Want::Read(_) | Want::Flush => None,
-            Want::Write(span) => Some(*span),
+            Want::Write(span, _) => Some(*span),
             Want::Ranges { ranges, .. } => {
                 let first = ranges.iter().map(|range| range.sector).min()?;
                 let end = ranges
@@ -98,7 +98,10 @@ impl<E: Decide> Shard<E> {
         }
         let mut batch = std::mem::take(&mut guest.batch);
         batch.clear();
+        // A round is of those that an earlier daemon has begun, or of new ones.
+        let again = guest.rings.as_ref().is_some_and(|rings| rings.again() > 0);
         let more = guest.take(&mut batch);
+        let region = guest.region.as_ref().map_or(0, |region| region.number());
         let mut scratch = std::mem::take(&mut guest.scratch);
         let memory = guest.memory.clone();
         for (taken, chain) in batch.iter() {
@@ -108,6 +111,15 @@ impl<E: Decide> Shard<E> {
                     self.complete(slot, guest, taken.queue, taken.head, written);
                 }
                 Parsed::Run { command, reply } => {
+                    let tag = tag_of(region, taken);
+                    let write = matches!(command, Command::Write { .. });
+                    if again && write && self.engine.has_taken(guest.volume, tag) {
+                        self.counters.requests_found += 1;
+                        let written = reply.finish(&*memory, Status::Ok);
+                        self.complete(slot, guest, taken.queue, taken.head, written);
+                        continue;
+                    }
+                    self.counters.requests_again += u64::from(again);
                     self.begin_task(slot, guest, &memory, taken, command, reply);
                 }
             }
@@ -132,6 +144,8 @@ impl<E: Decide> Shard<E> {
         command: Command,
         reply: Reply,
     ) {
+        let region = guest.region.as_ref().map_or(0, |region| region.number());
+        let tag = tag_of(region, taken);
         let (want, data) = match command {
             Command::Read {
                 sector,
@@ -142,7 +156,7 @@ impl<E: Decide> Shard<E> {
                 sector,
                 sectors,
                 data,
-            } => (Want::Write(Span::new(sector, sectors)), data),
+            } => (Want::Write(Span::new(sector, sectors), tag), data),
             Command::Flush => (Want::Flush, &[][..]),
             Command::Discard { ranges } => {
                 let (ranges, zeroes) = (ranges.to_vec(), false);
@@ -234,13 +248,14 @@ impl<E: Decide> Shard<E> {
                 sectors: span.sectors,
                 buffer: buffer(),
             }],
-            Want::Write(span) => vec![Event::Write {
+            Want::Write(span, tag) => vec![Event::Write {
                 volume,
                 request,
                 sector: span.sector,
                 sectors: span.sectors,
                 buffer: buffer(),
                 fua,
+                tag: *tag,
             }],
             Want::Flush => vec![Event::Flush { volume, request }],
             Want::Ranges { ranges, zeroes } => ranges
@@ -455,6 +470,17 @@ impl<E: Decide> Shard<E> {
 
     pub(in crate::shard) fn finish_call(&mut self, slot: u32) {
         self.signals.remove(slot);
+    }
+}
+
+/// A region without a number has requests without tags.
+fn tag_of(region: u32, taken: Taken) -> Tag {
+    match region {
+        0 => Tag::NONE,
+        region => Tag {
+            region,
+            counter: taken.counter.0,
+        },
     }
 }
 
