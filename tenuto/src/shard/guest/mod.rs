@@ -31,6 +31,7 @@ use std::sync::Arc;
 use vring::Queue;
 use vring::block::{Disk, Scratch};
 use vring::chain::Batch;
+use vring::memory::Segment;
 use vring::rings::{Rings, Shared};
 
 /// Lower half of the ids of guests: connections of NBD have none of these.
@@ -97,6 +98,8 @@ pub(super) struct Guest {
     batch: Batch,
     scratch: Scratch,
     in_round: bool,
+    /// Lists that are not used, for their memory.
+    spare: Vec<Vec<Segment>>,
     /// Among those whose rings are looked at.
     restless: bool,
 }
@@ -159,6 +162,7 @@ impl<E: Decide> Shard<E> {
             batch: Batch::default(),
             scratch: Scratch::default(),
             in_round: false,
+            spare: Vec::new(),
             restless: false,
         });
         let alone = self.clients(volume) == 0;

@@ -177,10 +177,10 @@ impl<E: Decide> Shard<E> {
                 }
             },
         };
-        let segments = match want {
-            Want::Read(_) => data.to_vec(),
-            _ => Vec::new(),
-        };
+        let mut segments = guest.spare.pop().unwrap_or_default();
+        if matches!(want, Want::Read(_)) {
+            segments.extend_from_slice(data);
+        }
         let task = Task {
             queue: taken.queue,
             head: taken.head,
@@ -240,15 +240,15 @@ impl<E: Decide> Shard<E> {
         };
         let task = guest.task(at);
         let buffer = || task.buffer.expect("data has a buffer");
-        let events = match &task.want {
-            Want::Read(span) => vec![Event::Read {
+        let event = match &task.want {
+            Want::Read(span) => Event::Read {
                 volume,
                 request,
                 sector: span.sector,
                 sectors: span.sectors,
                 buffer: buffer(),
-            }],
-            Want::Write(span, tag) => vec![Event::Write {
+            },
+            Want::Write(span, tag) => Event::Write {
                 volume,
                 request,
                 sector: span.sector,
@@ -256,15 +256,18 @@ impl<E: Decide> Shard<E> {
                 buffer: buffer(),
                 fua,
                 tag: *tag,
-            }],
-            Want::Flush => vec![Event::Flush { volume, request }],
-            Want::Ranges { ranges, zeroes } => ranges
-                .iter()
-                .map(|range| range_event(volume, request, range, *zeroes, fua))
-                .collect(),
+            },
+            Want::Flush => Event::Flush { volume, request },
+            Want::Ranges { ranges, zeroes } => {
+                let event = |range| range_event(volume, request, range, *zeroes, fua);
+                let events: Vec<Event> = ranges.iter().map(event).collect();
+                task.pending = events.len() as u32;
+                events.into_iter().for_each(|event| self.feed(event));
+                return;
+            }
         };
-        task.pending = events.len() as u32;
-        events.into_iter().for_each(|event| self.feed(event));
+        task.pending = 1;
+        self.feed(event);
     }
 
     /// A reply of the engine to a request of a guest.
@@ -297,7 +300,7 @@ impl<E: Decide> Shard<E> {
     }
 
     fn end_task_with(&mut self, slot: u32, guest: &mut Guest, at: u16, status: Status) {
-        let task = guest.remove(at);
+        let mut task = guest.remove(at);
         if task.locked
             && let Some(volume) = self.volumes.get_mut(&guest.volume)
         {
@@ -306,6 +309,8 @@ impl<E: Decide> Shard<E> {
         for segment in &task.segments {
             task.memory.mark(segment.at, u64::from(segment.bytes));
         }
+        task.segments.clear();
+        guest.spare.push(std::mem::take(&mut task.segments));
         if let Some(buffer) = task.buffer {
             self.memory.loans.give_back(buffer);
         }
