@@ -45,5 +45,6 @@ mod service;
 mod storm;
 mod terminal;
 mod turns;
+mod vhost_found;
 mod watch;
 mod wrong;
