@@ -174,7 +174,7 @@ impl Attack {
     }
 
     /// The ring is told to be broken, and can be stopped.
-    fn is_broken(self, what: &str) {
+    fn breaks(self, what: &str) {
         let told = self.ring.error.wait(PATIENCE);
         assert!(told, "{what}: nobody says that the ring is broken");
         self.front.stop(0).expect("a broken ring is stopped");
@@ -500,7 +500,7 @@ fn case(arena: &Arena, number: u64, random: &mut Random) {
         0..=3 => {
             let what = no_chain(&mut attack, random);
             attack.show();
-            attack.is_broken(what);
+            attack.breaks(what);
         }
         4..=6 => {
             let (what, status) = bad_request(&mut attack, random);
@@ -616,7 +616,7 @@ fn rings_of_the_largest_size_are_served_to_their_last_request() {
     let ram = Ram::new(16 << 20);
     assert!(front.share(&[(&ram, 0)]).expect("share memory"));
     let rings = [0, 1].map(|queue| Ring::new(queue, LARGEST, u64::from(queue) << 20));
-    // Each reads one sector into a place of its own, by a table of its own; both rings name the same.
+    // Each reads one sector by a table of its own; both rings name the same.
     let places = [0, 1, 3, 6].map(|place| PLACES + (place << 20));
     let [headers, statuses, tables, data] = places;
     let mut table = Vec::new();

@@ -102,7 +102,8 @@ fn domain(machine: &Machine, printed: &str, console: &Path, step: &str) -> Strin
     let (memory, disk) = printed.split_at(start);
     let [kernel, initramfs] = machine.files();
     format!(
-        "<domain type='qemu'>\n<name>guest</name>\n<uuid>{GUEST}</uuid>\n<memory unit='MiB'>256</memory>\n{memory}\
+        "<domain type='qemu'>\n<name>guest</name>\n<uuid>{GUEST}</uuid>\n\
+         <memory unit='MiB'>256</memory>\n{memory}\
          <os><type arch='x86_64'>hvm</type>\n<kernel>{}</kernel>\n<initrd>{}</initrd>\n\
          <cmdline>console=ttyS0 quiet panic=-1 tenuto.step={step}</cmdline></os>\n\
          <features><acpi/></features>\n<on_reboot>destroy</on_reboot>\n<devices>\n\

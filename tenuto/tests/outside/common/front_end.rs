@@ -1,9 +1,10 @@
 //! A small vhost-user-blk front end for tests, in good manners or in bad ones.
 //!
-//! Owns a connection, the guest's memory and its rings as plain bytes. Always true: every message is
-//! sent as it is given, so absurd ones can be sent too; nothing waits for ever. The memory is read
-//! and written through its file and never mapped, so that a test may shrink the file. Deliberately
-//! shares no line with the product's own protocol code, so that one mistake cannot hide the other.
+//! Owns a connection, the guest's memory and its rings as plain bytes. Always true: every message
+//! is sent as it is given, so absurd ones can be sent too; nothing waits for ever. The memory is
+//! read and written through its file and never mapped, so that a test may shrink the file.
+//! Deliberately shares no line with the product's own protocol code, so that one mistake cannot
+//! hide the other.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
