@@ -11,8 +11,8 @@
 //! open ─▶ let in ─▶ memory, region ─▶ start (ring) ─▶ … ─▶ stop (ring): drained ─▶ end
 //! ```
 //!
-//! When the daemon stops nothing is drained: what has not been completed is in the in-flight region,
-//! and the next daemon goes on with it.
+//! When the daemon stops nothing is drained: what has not been completed is in the in-flight
+//! region, and the next daemon goes on with it.
 
 mod serve;
 pub mod side;

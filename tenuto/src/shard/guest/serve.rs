@@ -11,7 +11,6 @@
 
 use super::{CACHE_OFF, Guest, MARK, Side, TASKS_MAX};
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
-use crate::lent::Piece;
 use crate::ring::Completed;
 use crate::shard::{Decide, Shard, tag};
 use engine::event::{Event, Refusal};
@@ -146,27 +145,7 @@ impl<E: Decide> Shard<E> {
     ) {
         let region = guest.region.as_ref().map_or(0, |region| region.number());
         let tag = tag_of(region, taken);
-        let (want, data) = match command {
-            Command::Read {
-                sector,
-                sectors,
-                data,
-            } => (Want::Read(Span::new(sector, sectors)), data),
-            Command::Write {
-                sector,
-                sectors,
-                data,
-            } => (Want::Write(Span::new(sector, sectors), tag), data),
-            Command::Flush => (Want::Flush, &[][..]),
-            Command::Discard { ranges } => {
-                let (ranges, zeroes) = (ranges.to_vec(), false);
-                (Want::Ranges { ranges, zeroes }, &[][..])
-            }
-            Command::WriteZeroes { ranges } => {
-                let (ranges, zeroes) = (ranges.to_vec(), true);
-                (Want::Ranges { ranges, zeroes }, &[][..])
-            }
-        };
+        let (want, data) = want_of(command, tag);
         let buffer = match data.is_empty() {
             true => None,
             false => match self.lend(memory, data) {
@@ -210,21 +189,7 @@ impl<E: Decide> Shard<E> {
 
     /// The guest's memory as a buffer of the engine; `None` where it names what it has not.
     fn lend(&mut self, memory: &Arc<GuestMemory>, data: &[Segment]) -> Option<BufferId> {
-        let mut pieces = std::mem::take(&mut self.pieces);
-        pieces.clear();
-        let found = data.iter().try_for_each(|segment| {
-            let found = memory.pieces(segment.at, u64::from(segment.bytes)).ok()?;
-            pieces.extend(found.map(|(pointer, bytes)| Piece { pointer, bytes }));
-            Some(())
-        });
-        let buffer = found.map(|()| {
-            let pieces = pieces.iter().copied();
-            // SAFETY: the pieces lie in mappings that this memory keeps, and nobody makes references
-            // to a guest's bytes.
-            unsafe { self.memory.loans.lend(pieces, memory.clone()) }
-        });
-        self.pieces = pieces;
-        buffer
+        memory.lend(data, &mut self.pieces, &mut self.memory.loans)
     }
 
     /// The range lock has come round to a request of a guest.
@@ -475,6 +440,31 @@ impl<E: Decide> Shard<E> {
 
     pub(in crate::shard) fn finish_call(&mut self, slot: u32) {
         self.signals.remove(slot);
+    }
+}
+
+/// What a request wants, and where its payload is.
+fn want_of(command: Command<'_>, tag: Tag) -> (Want, &[Segment]) {
+    match command {
+        Command::Read {
+            sector,
+            sectors,
+            data,
+        } => (Want::Read(Span::new(sector, sectors)), data),
+        Command::Write {
+            sector,
+            sectors,
+            data,
+        } => (Want::Write(Span::new(sector, sectors), tag), data),
+        Command::Flush => (Want::Flush, &[][..]),
+        Command::Discard { ranges } => {
+            let (ranges, zeroes) = (ranges.to_vec(), false);
+            (Want::Ranges { ranges, zeroes }, &[][..])
+        }
+        Command::WriteZeroes { ranges } => {
+            let (ranges, zeroes) = (ranges.to_vec(), true);
+            (Want::Ranges { ranges, zeroes }, &[][..])
+        }
     }
 }
 
