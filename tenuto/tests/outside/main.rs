@@ -44,5 +44,8 @@ mod service;
 mod storm;
 mod terminal;
 mod turns;
+mod vhost_guest;
+mod vhost_kill;
+mod vhost_migration;
 mod watch;
 mod wrong;

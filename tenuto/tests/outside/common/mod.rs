@@ -9,11 +9,13 @@ pub mod browser;
 pub mod disk;
 pub mod export;
 pub mod guest;
+pub mod inside;
 pub mod load;
 pub mod marks;
 pub mod nbd;
 pub mod random;
 pub mod thread;
+pub mod vm;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -26,6 +28,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+/// For [`inside`], which is also built where there is no such crate.
+use workload::stamp;
 
 /// Exit codes of the command line.
 pub const EXIT_DONE: i32 = 0;
