@@ -341,6 +341,20 @@ impl HostMemory {
         pointer
     }
 
+    /// Copies what was read into memory of its own to its place.
+    pub fn copy_in(&mut self, from: &Arena, offset: u64, to: Place, bytes: u64) {
+        let source = from.range(offset, bytes);
+        self.runs(to, bytes, |target, done, bytes| {
+            // SAFETY: both ranges were checked; a mapping of its own overlaps with nothing.
+            unsafe { source.add(done as usize).copy_to(target, bytes as usize) };
+        });
+    }
+
+    /// Whether a place is memory of a guest, which others use as soon as its request has ended.
+    pub fn is_lent(place: Place) -> bool {
+        matches!(place.area, Area::Buffer(buffer) if Loans::has(buffer))
+    }
+
     /// Calls `each` with the runs of a range, and how much lies before each.
     fn runs(&self, place: Place, bytes: u64, mut each: impl FnMut(*mut u8, u64, u64)) {
         let mut done = 0;

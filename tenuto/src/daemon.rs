@@ -13,11 +13,11 @@ mod host;
 mod identity;
 mod open;
 mod resize;
+mod rings;
 mod sockets;
 mod volumes;
 mod watch;
 
-use crate::frontend::vhost_user::connection::Connections;
 use crate::shard::control::{CommandError, Handle, ListenerScope, Stopped};
 use crate::stage::Stage;
 use engine::engine::Report;
@@ -25,6 +25,7 @@ use engine::event::{Admission, ResetOn, Share};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 pub use held::{Held, Hold};
+use rings::FrontEnds;
 use sockets::Sockets;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -96,11 +97,29 @@ pub struct VolumeSettings {
     pub reset_on: ResetOn,
     /// Monitor of the guest, where it is watched.
     pub qmp: Option<PathBuf>,
-    /// False keeps the volume off the NBD sockets.
-    pub export_nbd: bool,
+    pub exports: Exports,
     /// Delays requests to the origin and to what lies beside it like a storage network, which
     /// all volumes with equal settings share; used by `demo` and `bench`.
     pub san: Option<SanSettings>,
+}
+
+/// The sockets at which guests find a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exports {
+    pub vhost_user: bool,
+    pub nbd: bool,
+}
+
+impl Exports {
+    pub const NONE: Exports = Exports {
+        vhost_user: false,
+        nbd: false,
+    };
+    /// What benches and demonstrations talk to.
+    pub const NBD: Exports = Exports {
+        vhost_user: false,
+        nbd: true,
+    };
 }
 
 /// A storage network that is not there: what its arrays and wires would allow.
@@ -177,9 +196,6 @@ pub enum VolumeError {
     Stopped(#[from] Stopped),
 }
 
-/// Front ends of vhost-user at a time; each has a thread.
-const FRONT_ENDS_MAX: usize = 4096;
-
 /// A running daemon. Dropping it without `stop` leaves the process to the kernel, as a kill does.
 pub struct Daemon {
     handle: Handle,
@@ -192,7 +208,7 @@ pub struct Daemon {
     state_dir: PathBuf,
     ledgers: Ledgers,
     watches: Watches,
-    front_ends: Connections,
+    front_ends: FrontEnds,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Keeps its lock.
     _stage: Stage,
@@ -220,7 +236,7 @@ impl Daemon {
             state_dir: settings.state_dir.clone(),
             ledgers: Ledgers::new(&settings.state_dir),
             watches: Watches::default(),
-            front_ends: Connections::new(FRONT_ENDS_MAX),
+            front_ends: FrontEnds::default(),
             thread: Mutex::new(Some(thread)),
             _stage: opened.stage,
         };
@@ -291,6 +307,7 @@ impl Daemon {
     pub fn stop(&self) -> Result<(), CommandError> {
         self.sockets.remove_all();
         let parked = self.handle.stop();
+        self.front_ends.stop();
         let thread = self
             .thread
             .lock()

@@ -55,6 +55,12 @@ impl Span {
         unsafe { Span::new(memory.pointer(place, bytes), bytes as usize) }
     }
 
+    /// All of a mapping of its own, which lives as long as the operation.
+    pub fn whole(arena: &Arena) -> Span {
+        // SAFETY: as long as the arena lives the range is valid, and nobody else knows of it.
+        unsafe { Span::new(arena.base(), arena.bytes() as usize) }
+    }
+
     pub fn bytes(&self) -> usize {
         self.bytes
     }

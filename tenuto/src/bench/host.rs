@@ -3,7 +3,7 @@
 //! Always true: clients reach it through its sockets only; it begins with an empty cache, and its
 //! files go away with its place.
 
-use crate::daemon::{Daemon, SanSettings, Settings, VolumeSettings};
+use crate::daemon::{Daemon, Exports, SanSettings, Settings, VolumeSettings};
 use crate::demo::host::{Place, make_cache};
 use crate::error::{Error, Result};
 use engine::event::Command;
@@ -126,7 +126,7 @@ pub fn volume(name: &str, origin: PathBuf, policy: Policy) -> VolumeSettings {
         overlay_ram_bytes: 256 << 20,
         reset_on: engine::event::ResetOn::Command,
         qmp: None,
-        export_nbd: true,
+        exports: Exports::NBD,
         san: None,
     }
 }

@@ -9,7 +9,7 @@ use super::Context;
 use super::live::{command_error, start_error, volume_error};
 use super::progress::{self, Pending, Progress};
 use crate::buffer::{Arena, BUFFER_BYTES_MAX, BufferPool, HostMemory};
-use crate::daemon::{DEFAULT_QUIET, Daemon, Settings, VolumeSettings};
+use crate::daemon::{DEFAULT_QUIET, Daemon, Exports, Settings, VolumeSettings};
 use crate::error::{Error, Kind, Result, cause};
 use crate::fault::{self, Fault};
 use crate::files::Files;
@@ -428,7 +428,7 @@ fn settings_of(volume: &VolumeSnapshot, places: &Places) -> VolumeSettings {
         overlay_ram_bytes: 0,
         reset_on: engine::event::ResetOn::Command,
         qmp: None,
-        export_nbd: false,
+        exports: Exports::NONE,
         san: None,
     }
 }

@@ -9,6 +9,7 @@ use super::check::SOCKET_PATH_MAX;
 use super::values::Value;
 use super::{Cache, Format, Host, Images, Listen, LogFormat, Volume, Wrong};
 use crate::config::units;
+use crate::daemon::Exports;
 use crate::origin::nbd::uri::{self, Uri};
 use engine::event::{Admission, ResetOn, Share};
 use engine::flow::FlowLimits;
@@ -498,10 +499,10 @@ pub const VOLUME: &[Key<Volume>] = &[
     },
     Key {
         name: "export",
-        default: "[\"nbd\"]",
-        meaning: "how guests reach the volume; vhost-user comes in a later version",
+        default: "[\"vhost-user\", \"nbd\"]",
+        meaning: "how guests reach the volume",
         set: set_export,
-        show: |_| "[\"nbd\"]".into(),
+        show: show_export,
     },
     Key {
         name: "origin-timeout",
@@ -596,27 +597,29 @@ fn set_policy(volume: &mut Volume, value: &Value) -> Set {
     Ok(())
 }
 
-fn set_export(_: &mut Volume, value: &Value) -> Set {
-    let words = value.words("write [\"nbd\"]")?;
-    for word in &words {
+fn set_export(volume: &mut Volume, value: &Value) -> Set {
+    let right = "write [\"vhost-user\", \"nbd\"] or one of them";
+    let mut exports = Exports::NONE;
+    for word in value.words(right)? {
         match word.as_str() {
-            "nbd" => {}
-            "vhost-user" => return Err(Wrong::later("vhost-user is", "write [\"nbd\"]")),
-            other => {
-                return Err(Wrong::new(
-                    format!("{other:?} is no export"),
-                    "write [\"nbd\"]",
-                ));
-            }
+            "nbd" => exports.nbd = true,
+            "vhost-user" => exports.vhost_user = true,
+            other => return Err(Wrong::new(format!("{other:?} is no export"), right)),
         }
     }
-    if words.is_empty() {
-        return Err(Wrong::new(
-            "a volume without export has no use",
-            "write [\"nbd\"]",
-        ));
+    if exports == Exports::NONE {
+        return Err(Wrong::new("a volume without export has no use", right));
     }
+    volume.exports = exports;
     Ok(())
+}
+
+fn show_export(volume: &Volume) -> String {
+    let Exports { vhost_user, nbd } = volume.exports;
+    let words = [(vhost_user, "\"vhost-user\""), (nbd, "\"nbd\"")];
+    let words = words.iter().filter(|(there, _)| *there);
+    let words: Vec<&str> = words.map(|(_, word)| *word).collect();
+    format!("[{}]", words.join(", "))
 }
 
 /// What is not named stays as it is.
@@ -788,6 +791,10 @@ pub fn default_volume() -> Volume {
         reset_on: ResetOn::Command,
         qmp: None,
         read_only: false,
+        exports: Exports {
+            vhost_user: true,
+            nbd: true,
+        },
         line: None,
         sources: Default::default(),
     }

@@ -18,7 +18,7 @@ mod values;
 
 pub use values::Value;
 
-use crate::daemon::{Settings, VolumeSettings};
+use crate::daemon::{Exports, Settings, VolumeSettings};
 use crate::error::{Error, Kind, Result, cause};
 use engine::event::{Admission, ResetOn, Share};
 use engine::flow::FlowLimits;
@@ -143,6 +143,7 @@ pub struct Volume {
     pub reset_on: ResetOn,
     pub qmp: Option<PathBuf>,
     pub read_only: bool,
+    pub exports: Exports,
     /// Line of its `[[volume]]`, or `None` if it was added at run time.
     pub line: Option<usize>,
     pub sources: Sources,
@@ -177,7 +178,7 @@ impl Volume {
             overlay_ram_bytes: self.overlay_ram_bytes,
             reset_on: self.reset_on,
             qmp: self.qmp.clone(),
-            export_nbd: true,
+            exports: self.exports,
             san: None,
         }
     }

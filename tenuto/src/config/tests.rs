@@ -102,16 +102,12 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
             "origin-timeout: \"30\" is not a time; write \"hold\" or a time, as in \"30s\"",
         ),
         (
-            "export = [\"vhost-user\", \"nbd\"]",
-            "export: vhost-user is not in this version; write [\"nbd\"]",
-        ),
-        (
             "export = [\"iscsi\"]",
-            "export: \"iscsi\" is no export; write [\"nbd\"]",
+            "export: \"iscsi\" is no export; write [\"vhost-user\", \"nbd\"] or one of them",
         ),
         (
             "export = []",
-            "export: a volume without export has no use; write [\"nbd\"]",
+            "export: a volume without export has no use; write [\"vhost-user\", \"nbd\"] or one of them",
         ),
         (
             "flow = { dirty-bytes = \"0%\" }",
@@ -482,7 +478,7 @@ reset-on = "command"
 group = ""
 share = { min = "0", weight = 100 }
 read-only = false
-export = ["nbd"]
+export = ["vhost-user", "nbd"]
 origin-timeout = "hold"
 origin-quiet = "30s"
 [images]

@@ -152,21 +152,13 @@ impl Daemon {
     pub(super) fn hold_alone(&self, entry: &Entry) -> Result<(), VolumeError> {
         let name = entry.settings.name.clone();
         // Nobody comes while they are counted.
-        self.handle.export_hold(&name)?;
-        let clients = self.handle.clients(entry.id)?;
+        self.refuse_clients(&name)?;
+        let clients = self.clients(entry)?;
         if clients == 0 {
             return Ok(());
         }
         self.show_again(entry)?;
         Err(VolumeError::Busy { name, clients })
-    }
-
-    pub(super) fn show_again(&self, entry: &Entry) -> Result<(), VolumeError> {
-        if entry.settings.export_nbd {
-            let name = &entry.settings.name;
-            self.handle.export_set(name, entry.export())?;
-        }
-        Ok(())
     }
 }
 

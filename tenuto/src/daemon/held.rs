@@ -68,10 +68,8 @@ impl Daemon {
     pub(super) fn hold(&self, settings: VolumeSettings, hold: Hold) -> Result<(), VolumeError> {
         let name = settings.name.clone();
         tracing::error!(volume = %name, "{hold}; it is held, the others are not");
-        self.handle.export_hold(&name)?;
-        if settings.export_nbd {
-            self.listen(&name)?;
-        }
+        self.refuse_clients(&name)?;
+        self.listen(&name, settings.exports)?;
         self.table().held.insert(name, Held { settings, hold });
         Ok(())
     }
@@ -90,7 +88,7 @@ impl Daemon {
         if discard_dirty {
             self.drop_logged(name)?;
         }
-        self.handle.export_remove(name)?;
+        self.forget_clients(name)?;
         self.hide(name)?;
         self.table().held.remove(name);
         Ok(())
@@ -149,6 +147,9 @@ impl Daemon {
             let message = format!("volume {name}: is not held; there is no loss to accept");
             return Err(VolumeError::Settings(message));
         }
+        // Guests of vhost-user come back by themselves, to what will be there then.
+        self.front_ends.withdraw(name);
+        self.front_ends.disconnect(name);
         let command = Command::Detach {
             volume: entry.id,
             discard_dirty: true,

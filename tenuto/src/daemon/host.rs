@@ -57,7 +57,7 @@ pub(super) fn allow_descriptors(volumes: &[VolumeSettings]) -> Result<(), StartE
     }
 }
 
-/// What a volume keeps open: its socket, its origin, and what lies beside that.
+/// What a volume keeps open: its sockets, its origin, and what lies beside that.
 fn descriptors(volume: &VolumeSettings) -> u64 {
     let file = || fs::metadata(&volume.origin).is_ok_and(|meta| meta.is_file());
     let beside = match volume.policy {
@@ -66,7 +66,8 @@ fn descriptors(volume: &VolumeSettings) -> u64 {
         Policy::WriteBack => 1,
         Policy::Uncached | Policy::WriteThrough | Policy::Ephemeral => 0,
     };
-    u64::from(volume.export_nbd) + 1 + beside
+    let sockets = u64::from(volume.exports.nbd) + u64::from(volume.exports.vhost_user);
+    sockets + 1 + beside
 }
 
 /// The id of a group, by name or number.

@@ -178,7 +178,7 @@ pub(super) fn orphans(engine: &Engine, settings: &Settings) -> Vec<VolumeSetting
         overlay_ram_bytes: 0,
         reset_on: engine::event::ResetOn::Command,
         qmp: None,
-        export_nbd: false,
+        exports: super::Exports::NONE,
         san: None,
     });
     orphan.collect()

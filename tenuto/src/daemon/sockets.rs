@@ -68,7 +68,7 @@ impl Sockets {
 
     /// The socket of one volume for front ends of vhost-user.
     pub fn rings(&self, name: &str) -> Result<OwnedFd, StartError> {
-        self.bind(&format!("{name}.vhost.sock"))
+        self.bind(&rings_socket(name))
     }
 
     /// The socket of one volume.
@@ -143,7 +143,16 @@ impl Sockets {
 
     /// Takes the socket of a volume away.
     pub fn remove_volume(&self, name: &str) {
-        let path = self.path(&volume_socket(name));
+        self.remove(&volume_socket(name));
+    }
+
+    /// The same for the one of its front ends.
+    pub fn remove_rings(&self, name: &str) {
+        self.remove(&rings_socket(name));
+    }
+
+    fn remove(&self, name: &str) {
+        let path = self.path(name);
         let mut made = self.made.lock().expect("no holder of this lock panics");
         if let Some(at) = made.iter().position(|other| *other == path) {
             made.swap_remove(at);
@@ -155,6 +164,10 @@ impl Sockets {
         let mut made = self.made.lock().expect("no holder of this lock panics");
         made.drain(..).for_each(|path| remove(&path));
     }
+}
+
+fn rings_socket(name: &str) -> String {
+    format!("{name}.vhost.sock")
 }
 
 fn volume_socket(name: &str) -> String {

@@ -5,11 +5,10 @@
 //! ledger has been read; a volume that did not join leaves nothing behind.
 
 use super::held::{Held, refused};
-use super::{Daemon, StartError, VolumeError, VolumeSettings, host, identity, open};
+use super::{Daemon, Exports, StartError, VolumeError, VolumeSettings, host, identity, open};
 use crate::config::share;
 use crate::fault::{Fault, Kind};
 use crate::files::Files;
-use crate::frontend::vhost_user::handler::Description;
 use crate::lock::Patience;
 use crate::origin::Place;
 use crate::origin::file::{self, Access, OpenVolume};
@@ -17,20 +16,14 @@ use crate::origin::san::Params;
 use crate::shard::control::{
     Attach, AttachError, CommandError, CommandReply, Export, ListenerScope,
 };
-use crate::shard::guest::side::GuestSide;
 use engine::engine::{Settled, inspect_origin};
 use engine::event::{Command, Device, Tuning, VolumeSpec};
 use engine::types::{DestageMode, Policy, SECTOR_BYTES, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
-use vring::block::{Disk, ID_BYTES, RangeLimits};
-use vring::config::Hints;
 
 /// What is attached, by name, and which names are being changed.
 #[derive(Default)]
@@ -170,15 +163,10 @@ impl Daemon {
             self.table().leave_group(&claim.name);
         }
         let entry = joined?;
-        if entry.settings.export_nbd
-            && !held
-            && let Err(error) = self.listen(&claim.name)
-        {
+        if !held && let Err(error) = self.listen(&claim.name, entry.settings.exports) {
+            self.forget_clients(&claim.name)?;
             self.leave(&entry)?;
             return Err(error);
-        }
-        if entry.settings.export_nbd && !held {
-            self.listen_for_rings(&entry)?;
         }
         let watched = self.watch(&entry);
         let mut table = self.table();
@@ -229,7 +217,7 @@ impl Daemon {
         let name = &claim.name;
         let mut entry = self.known(name)?;
         self.hold_alone(&entry)?;
-        self.handle.export_remove(name)?;
+        self.forget_clients(name)?;
         self.hide(name)?;
         self.watches.end(name, &self.handle, &self.state_dir);
         entry.orphan = true;
@@ -323,7 +311,8 @@ impl Daemon {
             read_only: settings.read_only,
             description: format!("{} volume", settings.policy.name()),
         };
-        let shown = settings.export_nbd && !joining.orphan && !joining.commit;
+        let shown = !joining.orphan && !joining.commit;
+        let by_nbd = shown && settings.exports.nbd;
         let attach = Attach {
             id,
             spec: spec(
@@ -335,15 +324,21 @@ impl Daemon {
             ),
             files,
             settled,
-            exports: shown.then(|| (name.clone(), export)).into_iter().collect(),
+            exports: by_nbd.then(|| (name.clone(), export)).into_iter().collect(),
         };
         match self.handle.attach(attach) {
-            Ok(()) => Ok(Entry {
-                id,
-                settings,
-                size_bytes,
-                orphan: joining.orphan,
-            }),
+            Ok(()) => {
+                let entry = Entry {
+                    id,
+                    settings,
+                    size_bytes,
+                    orphan: joining.orphan,
+                };
+                if shown && entry.settings.exports.vhost_user {
+                    self.front_ends.offer(&entry);
+                }
+                Ok(entry)
+            }
             Err(AttachError::Open(error)) => match refused(&name, error, false) {
                 VolumeError::Held(mut hold) => {
                     hold.ledger = ledger;
@@ -386,35 +381,28 @@ impl Daemon {
         self.command(&entry.settings.name, command)
     }
 
-    pub(super) fn listen(&self, name: &str) -> Result<(), VolumeError> {
-        let listener = self.sockets.volume(name).map_err(|error| match error {
+    /// Makes the sockets of a volume: all of them, or none.
+    pub(super) fn listen(&self, name: &str, exports: Exports) -> Result<(), VolumeError> {
+        let refused = |error| match error {
             StartError::InUse(message) => VolumeError::InUse(message),
             other => VolumeError::Settings(other.to_string()),
-        })?;
-        self.handle
-            .listen(listener, ListenerScope::Volume(name.to_owned()))?;
-        Ok(())
-    }
-
-    fn listen_for_rings(&self, entry: &Entry) -> Result<(), VolumeError> {
-        let name = entry.settings.name.clone();
-        let listener = self.sockets.rings(&name).map_err(|error| match error {
-            StartError::InUse(message) => VolumeError::InUse(message),
-            other => VolumeError::Settings(other.to_string()),
-        })?;
-        let (handle, connections) = (self.handle.clone(), self.front_ends.clone());
-        let (volume, description) = (entry.id, description(entry));
-        let device = name.clone();
-        let greeter = move |socket: OwnedFd| {
-            let stream = UnixStream::from(socket);
-            let queues = description.hints.queues;
-            let side = GuestSide::new(handle.clone(), volume, description.disk.clone(), queues);
-            let connected = connections.connect(&device, stream, description.clone(), side);
-            if let Err(refused) = connected {
-                tracing::warn!(volume = %device, "a front end is refused: {refused}");
-            }
         };
-        self.handle.hand_on(listener, &name, Arc::new(greeter))?;
+        if exports.nbd {
+            let listener = self.sockets.volume(name).map_err(refused)?;
+            self.handle
+                .listen(listener, ListenerScope::Volume(name.to_owned()))?;
+        }
+        if exports.vhost_user {
+            let listener = match self.sockets.rings(name).map_err(refused) {
+                Ok(listener) => listener,
+                Err(error) => {
+                    self.hide(name)?;
+                    return Err(error);
+                }
+            };
+            let greeter = self.front_ends.greeter(&self.handle, name);
+            self.handle.hand_on(listener, name, greeter)?;
+        }
         Ok(())
     }
 
@@ -445,12 +433,16 @@ impl Daemon {
         let tuning = tuning(&settings, self.group_members(&settings));
         let volume = entry.id;
         self.command(name, Command::Tune { volume, tuning })?;
-        if settings.export_nbd != entry.settings.export_nbd {
-            self.show(&entry, name, settings.export_nbd)?;
-        }
+        let exports = (entry.settings.exports, settings.exports);
         // The policy takes a while; `volume_switch` changes it.
         let policy = entry.settings.policy;
         entry.settings = VolumeSettings { policy, ..settings };
+        let shown = self.show(&entry, exports.0, exports.1);
+        if shown.is_err() {
+            entry.settings.exports = exports.0;
+        }
+        self.table().entries.insert(name.clone(), entry.clone());
+        shown?;
         self.watch(&entry)?;
         self.table().entries.insert(name.clone(), entry);
         Ok(())
@@ -481,6 +473,10 @@ impl Daemon {
         };
         let reply = self.handle.command_begin(command)?;
         entry.settings.policy = policy;
+        if entry.settings.exports.vhost_user {
+            // Safe before it is in effect: a guest that does not flush has each write made durable.
+            self.front_ends.offer(&entry);
+        }
         self.table().entries.insert(claim.name.clone(), entry);
         Ok(reply)
     }
@@ -501,20 +497,37 @@ impl Daemon {
         Ok(journal_possible)
     }
 
-    fn show(&self, entry: &Entry, name: &str, shown: bool) -> Result<(), VolumeError> {
-        if !shown {
+    /// Shows a volume where it is to be seen from now on, as it is now. Clients that are there stay.
+    fn show(&self, entry: &Entry, before: Exports, now: Exports) -> Result<(), VolumeError> {
+        let name = &entry.settings.name;
+        let fresh = Exports {
+            vhost_user: now.vhost_user && !before.vhost_user,
+            nbd: now.nbd && !before.nbd,
+        };
+        self.listen(name, fresh)?;
+        self.show_again(entry)?;
+        if before.nbd && !now.nbd {
             self.handle.export_remove(name)?;
-            return self.hide(name);
+            self.sockets.remove_volume(name);
+            let scope = ListenerScope::Volume(name.to_owned());
+            self.handle.unlisten(scope)?;
         }
-        self.listen(name)?;
-        Ok(self.handle.export_set(name, entry.export())?)
+        if before.vhost_user && !now.vhost_user {
+            self.front_ends.withdraw(name);
+            self.sockets.remove_rings(name);
+            let scope = ListenerScope::Rings(name.to_owned());
+            self.handle.unlisten(scope)?;
+        }
+        Ok(())
     }
 
     pub(super) fn hide(&self, name: &str) -> Result<(), VolumeError> {
         self.sockets.remove_volume(name);
-        Ok(self
-            .handle
-            .unlisten(ListenerScope::Volume(name.to_owned()))?)
+        self.sockets.remove_rings(name);
+        for scope in [ListenerScope::Volume, ListenerScope::Rings] {
+            self.handle.unlisten(scope(name.to_owned()))?;
+        }
+        Ok(())
     }
 
     /// Forgets a volume; refused while clients are connected, and while it is dirty unless
@@ -528,7 +541,7 @@ impl Daemon {
         }
         let entry = self.known(name)?;
         let volume = entry.id;
-        let clients = self.handle.clients(volume)?;
+        let clients = self.clients(&entry)?;
         if clients > 0 {
             let name = name.to_owned();
             return Err(VolumeError::Busy { name, clients });
@@ -538,44 +551,13 @@ impl Daemon {
             discard_dirty,
         };
         self.command(name, command)?;
+        self.front_ends.withdraw(name);
         self.watches.end(name, &self.handle, &self.state_dir);
         self.hide(name)?;
         let mut table = self.table();
         table.leave_group(name);
         table.entries.remove(name);
         Ok(())
-    }
-}
-
-/// A volume as its guest sees it.
-fn description(entry: &Entry) -> Description {
-    let settings = &entry.settings;
-    let mut id = [0; ID_BYTES];
-    let name = settings.name.as_bytes();
-    let length = name.len().min(ID_BYTES);
-    id[..length].copy_from_slice(&name[..length]);
-    let ranges = RangeLimits {
-        sectors_max: 1 << 22,
-        ranges_max: 32,
-    };
-    Description {
-        disk: Disk {
-            capacity_sectors: entry.size_bytes / SECTOR_BYTES,
-            block_bytes: SECTOR_BYTES as u32,
-            read_only: settings.read_only,
-            flush: true,
-            discard: (!settings.read_only).then_some(ranges),
-            write_zeroes: (!settings.read_only).then_some(ranges),
-            data_bytes_max: 4 << 20,
-            segments_max: 254,
-            id,
-        },
-        hints: Hints {
-            physical_block_bytes: 4096,
-            optimal_bytes: 0,
-            queues: 4,
-            writeback: settings.write_cache,
-        },
     }
 }
 

@@ -13,7 +13,7 @@ use super::kit::Kit;
 use super::load;
 use super::measure::{Look, Totals, latency_over_time};
 use super::stats::{Kind, Latency, over_time, quantile_of};
-use crate::daemon::{Daemon, SanSettings, Settings, VolumeSettings};
+use crate::daemon::{Daemon, Exports, SanSettings, Settings, VolumeSettings};
 use crate::error::{Error, Result, cause};
 use engine::event::{Admission, Command};
 use engine::flow::FlowLimits;
@@ -319,7 +319,7 @@ fn volume(name: String, origin: PathBuf, policy: Policy) -> VolumeSettings {
         overlay_ram_bytes: 256 << 20,
         reset_on: engine::event::ResetOn::Command,
         qmp: None,
-        export_nbd: true,
+        exports: Exports::NBD,
         san: Some(SAN),
     }
 }

@@ -1,7 +1,7 @@
 //! The first client of an ephemeral volume, and the end of its last.
 //!
-//! *Ended* means: the last connection said goodbye in the protocol (NBD_CMD_DISC), and no other
-//! is there. A connection that breaks is no end, nor is one that we cut off, also at a stop.
+//! *Ended* means: the last connection said goodbye in the protocol (NBD_CMD_DISC, all rings
+//! stopped), and no other is there. A connection that breaks is no end, nor is one that we cut off, also at a stop.
 //! Always true: a client that comes where none is hears nothing of its export before the engine
 //! lets it in, so a reset that is due is durable before its first answer; others that come
 //! meanwhile wait with it. Deliberately absent: whether there is anything to reset; the engine
@@ -42,6 +42,10 @@ impl<E: Decide> Shard<E> {
         let known = self.volumes.get_mut(&volume);
         let waiting = known.map(|volume| std::mem::take(&mut volume.arriving));
         for (slot, id) in waiting.into_iter().flatten() {
+            if let Some(guest) = super::guest::slot_of(id) {
+                self.let_guest_in(guest, id, welcome);
+                continue;
+            }
             self.with_conn(slot, |shard, conn| {
                 let reply = conn.arriving.take().filter(|_| conn.id == id);
                 let Some(reply) = reply.filter(|_| conn.life == Life::Open) else {

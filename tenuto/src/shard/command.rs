@@ -243,7 +243,8 @@ impl<E: Decide> Shard<E> {
             .conns
             .iter()
             .map(|(_, conn)| conn.tasks_live as u64)
-            .sum();
+            .sum::<u64>();
+        let in_flight = in_flight + self.guest_tasks();
         // In one pass each: this runs on the data path, and hosts have a thousand volumes.
         let mut exports = self.exports.names_by_volume();
         let mut clients = BTreeMap::new();
@@ -252,6 +253,9 @@ impl<E: Decide> Shard<E> {
             .iter()
             .filter_map(|(_, conn)| conn.volume_served())
         {
+            *clients.entry(volume).or_default() += 1;
+        }
+        for volume in self.guest_volumes() {
             *clients.entry(volume).or_default() += 1;
         }
         let volumes = self.volumes.keys().map(|volume| VolumeClients {
@@ -265,7 +269,7 @@ impl<E: Decide> Shard<E> {
         HostSnapshot {
             engine,
             host: HostCounters {
-                connections: self.conns.len() as u64,
+                connections: (self.conns.len() + self.guests.len()) as u64,
                 requests_in_flight: in_flight,
                 buffer_bytes_used: self.memory.buffers.used_bytes(),
                 buffer_bytes: POOL_BYTES_DEFAULT,
@@ -303,6 +307,7 @@ impl<E: Decide> Shard<E> {
         if let Some(answer) = stopping.answer.take() {
             let _ = answer.send(result);
         }
+        self.let_guests_go();
         self.park_remotes();
         self.timers
             .set(self.now.plus_millis(STOP_MILLIS_MAX), Alarm::StopAnyway);

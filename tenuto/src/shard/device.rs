@@ -7,11 +7,13 @@
 
 use super::worker::{Job, LATE_MILLIS, Lane, Outcome, Owner, Word, Work};
 use super::{Alarm, Decide, Shard, tag};
+use crate::buffer::{Arena, HostMemory};
 use crate::drill;
 use crate::marks::{self, Phase};
 use crate::ring::{Completed, Span};
 use crate::target::{Target, misaligned};
 use engine::event::{Device, Event, Io, IoError, Op, Stat};
+use engine::memory::Slice;
 use engine::types::{SECTOR_BYTES, Time, VolumeId};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,6 +25,18 @@ pub(super) struct Running {
     /// When the simulated storage network would answer.
     not_before: Option<Time>,
     locked: bool,
+    /// Where it reads to, before the bytes are given to a guest.
+    private: Option<Arena>,
+}
+
+impl Running {
+    /// A read that may land after our death must not land in the memory of a guest, who uses it for
+    /// something else by then. The lock of a file waits for it, where the file is locked for us
+    /// alone (rule 5.2.1); an image that others may read as well is not.
+    fn keeps_to_itself(&self) -> bool {
+        let lent = |slice: &Slice| HostMemory::is_lent(slice.place);
+        self.io.op == Op::Read && self.target.read_only && self.io.slices.iter().any(lent)
+    }
 }
 
 /// The end of a request as the engine hears it.
@@ -81,6 +95,7 @@ impl<E: Decide> Shard<E> {
             target,
             not_before,
             locked: shares,
+            private: None,
         });
         if shares {
             let lock = self.blocks.entry(device).or_default();
@@ -100,13 +115,25 @@ impl<E: Decide> Shard<E> {
 
     /// Hands a request to the ring or to a worker.
     fn issue(&mut self, slot: u32) {
-        let running = self.running.get(slot).expect("a request is issued once");
+        let running = self.running.get_mut(slot);
+        let running = running.expect("a request is issued once");
+        if running.keeps_to_itself() {
+            running.private = Arena::anonymous(running.io.bytes).ok();
+            if running.private.is_none() {
+                // A worker reads into memory of its own as well.
+                return self.bounce(slot);
+            }
+        }
         let (io, target) = (&running.io, &running.target);
         let (fd, tag) = (target.fd(), tag::device(slot));
         self.spans.clear();
         match io.op {
             Op::Read | Op::Write => {
-                for slice in &io.slices {
+                if let Some(private) = &running.private {
+                    self.spans.push(Span::whole(private));
+                }
+                let lent = running.private.is_none();
+                for slice in io.slices.iter().filter(|_| lent) {
                     Span::places(&self.memory, slice.place, slice.bytes, &mut self.spans);
                 }
                 let bytes: u64 = self.spans.iter().map(|span| span.bytes() as u64).sum();
@@ -266,7 +293,16 @@ impl<E: Decide> Shard<E> {
         let running = self.running.get(slot).expect("a request completes once");
         let io = &running.io;
         match completed.result {
-            Ok(_) => self.end_io(slot, (Ok(()), None)),
+            Ok(_) => {
+                let mut at = 0;
+                let private = running.private.as_ref();
+                for slice in private.iter().flat_map(|_| &io.slices) {
+                    let private = private.expect("there is something to copy");
+                    self.memory.copy_in(private, at, slice.place, slice.bytes);
+                    at += slice.bytes;
+                }
+                self.end_io(slot, (Ok(()), None));
+            }
             Err(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)
                 if matches!(io.op, Op::Zero { .. }) && !running.target.zero_by_writing =>
             {

@@ -1,19 +1,19 @@
 //! The connections of front ends: one small thread for each.
 //!
-//! Owns the threads, how many there may be, and who has which device. Always true: one front end at
-//! a time has a device, because two would each be told that the rings, the memory and the region
-//! are theirs. While it lives a second one is refused at once; when its socket has been closed at
-//! the other end the second one takes its place, after the rings of the first are drained. So a
-//! guest that is started again right after its end finds its disk, and no mistake gives one disk to
-//! two guests. A connection ends at the first message that nobody understands. Deliberately absent:
-//! listening, and what a message means.
+//! Owns the threads, how many there may be, and who has which device. Always true: a few front ends
+//! may be connected to a device, because a guest that moves to another process is connected from
+//! both, but the rings of one at a time run (`turn`), so no mistake gives one disk to two guests. A
+//! front end whose socket was closed at the other end keeps its place until its rings are drained,
+//! so a guest that is started again right after its end finds its disk. A connection ends at the
+//! first message that nobody understands. Deliberately absent: listening, and what a message means.
 //!
 //! ```text
-//! connect -> waits for the one before it -> messages -> its rings drained -> ended
+//! connect -> let in by the data side -> messages -> its rings drained -> ended
 //! ```
 
-use super::DataSide;
 use super::handler::{Description, Handler};
+use super::turn::Turn;
+use super::{DataError, DataSide};
 use crate::sys;
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -28,8 +28,8 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 /// Nothing here is deep; the largest thing on the stack is a message.
 const STACK_BYTES: usize = 256 << 10;
-/// The one that is served, and the one that waits for its end.
-const WAITING_MAX: usize = 2;
+/// Front ends of one device: where it runs, where it goes to, and what of others is being drained.
+const SEATS_MAX: usize = 4;
 const HEADER_BYTES: usize = 12;
 const VERSION: u32 = 1;
 const REPLY: u32 = 1 << 2;
@@ -38,8 +38,8 @@ const NEED_REPLY: u32 = 1 << 3;
 /// Why a front end is not served.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
-    #[error("another front end has this device")]
-    Taken,
+    #[error("{0} front ends are connected to this device, and no more are served")]
+    Taken(usize),
     #[error("{0} front ends are connected, and no more are served")]
     TooMany(usize),
     #[error("the daemon is stopping")]
@@ -61,30 +61,37 @@ pub struct Counters {
 }
 
 #[derive(Debug)]
-struct Seat {
-    id: u64,
-    stream: UnixStream,
+pub(super) struct Seat {
+    pub id: u64,
+    pub stream: UnixStream,
+}
+
+/// A device with at least one front end.
+#[derive(Debug, Default)]
+pub(super) struct Seats {
+    pub all: Vec<Seat>,
+    /// Whose rings run.
+    pub runs: Option<u64>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// For each device with a front end, the one that is served and the one that waits.
-    seats: BTreeMap<String, Vec<Seat>>,
+pub(super) struct State {
+    pub seats: BTreeMap<String, Seats>,
     counters: Counters,
     stopping: bool,
 }
 
 #[derive(Debug)]
-struct Shared {
+pub(super) struct Shared {
     connections_max: usize,
     /// A lock and no message: there is nobody who could answer one.
     state: Mutex<State>,
-    /// A connection has ended.
-    ended: Condvar,
+    /// A connection has ended, or its rings have.
+    pub ended: Condvar,
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic with this lock")
     }
 }
@@ -107,21 +114,25 @@ impl Connections {
         }
     }
 
-    /// Serves a front end of the device of this name until it goes or is closed. Returns at once.
+    /// Serves a front end of the device of this name until it goes or is closed. Returns at once;
+    /// what lets it in may wait.
     pub fn connect<D: DataSide + 'static>(
         &self,
         device: &str,
         stream: UnixStream,
-        description: Description,
-        data: D,
+        let_in: impl FnOnce() -> Result<(Description, D), DataError> + Send + 'static,
     ) -> Result<(), Refused> {
         // What reads messages waits for them, and a socket that does not wait would keep it busy.
         stream.set_nonblocking(false)?;
         let id = self.sit_down(device, &stream)?;
         let (shared, name) = (self.shared.clone(), device.to_owned());
         let run = move || {
-            if wait_for_turn(&shared, &name, id) {
-                serve(&shared, &name, stream, Handler::new(description, data));
+            match let_in() {
+                Ok((description, data)) => {
+                    let data = Turn::new(shared.clone(), name.clone(), id, data);
+                    serve(&shared, &name, stream, Handler::new(description, data));
+                }
+                Err(error) => tracing::warn!(volume = %name, "a front end is refused: {error}"),
             }
             stand_up(&shared, &name, id);
         };
@@ -140,14 +151,12 @@ impl Connections {
     fn sit_down(&self, device: &str, stream: &UnixStream) -> Result<u64, Refused> {
         let stream = stream.try_clone()?;
         let mut state = self.shared.state();
-        let all: usize = state.seats.values().map(Vec::len).sum();
-        let seats = state.seats.get(device).map_or(&[][..], Vec::as_slice);
-        let full = seats.len() >= WAITING_MAX;
-        let taken = full || seats.iter().any(|seat| !sys::reader_is_gone(&seat.stream));
+        let all: usize = state.seats.values().map(|seats| seats.all.len()).sum();
+        let seats = state.seats.get(device).map_or(0, |seats| seats.all.len());
         let refused = if state.stopping {
             Some(Refused::Stopping)
-        } else if taken {
-            Some(Refused::Taken)
+        } else if seats >= SEATS_MAX {
+            Some(Refused::Taken(seats))
         } else if all >= self.shared.connections_max {
             Some(Refused::TooMany(all))
         } else {
@@ -160,28 +169,30 @@ impl Connections {
         state.counters.accepted += 1;
         let id = state.counters.accepted;
         let seats = state.seats.entry(device.to_owned()).or_default();
-        seats.push(Seat { id, stream });
+        seats.all.push(Seat { id, stream });
         Ok(id)
     }
 
     pub fn counters(&self) -> Counters {
         let state = self.shared.state();
-        let all: usize = state.seats.values().map(Vec::len).sum();
+        let all: usize = state.seats.values().map(|seats| seats.all.len()).sum();
         Counters {
             connections: all as u64,
             ..state.counters
         }
     }
 
-    pub fn is_connected(&self, device: &str) -> bool {
-        self.shared.state().seats.contains_key(device)
+    /// Front ends that are connected to a device, or being drained.
+    pub fn count(&self, device: &str) -> usize {
+        let state = self.shared.state();
+        state.seats.get(device).map_or(0, |seats| seats.all.len())
     }
 
     /// Closes the connections of a device, and waits until its rings are drained. False when that
     /// takes longer than `wait`.
     pub fn disconnect(&self, device: &str, wait: Duration) -> bool {
         let state = self.shared.state();
-        close(state.seats.get(device).into_iter().flatten());
+        close(state.seats.get(device).into_iter());
         self.wait(state, wait, |state| !state.seats.contains_key(device))
     }
 
@@ -189,7 +200,7 @@ impl Connections {
     pub fn stop(&self, wait: Duration) -> bool {
         let mut state = self.shared.state();
         state.stopping = true;
-        close(state.seats.values().flatten());
+        close(state.seats.values());
         self.wait(state, wait, |state| state.seats.is_empty())
     }
 
@@ -205,30 +216,19 @@ impl Connections {
     }
 }
 
-fn close<'a>(seats: impl Iterator<Item = &'a Seat>) {
-    for seat in seats {
+fn close<'a>(seats: impl Iterator<Item = &'a Seats>) {
+    for seat in seats.flat_map(|seats| &seats.all) {
         // One that is closed already needs no closing.
         let _ = seat.stream.shutdown(Shutdown::Both);
     }
-}
-
-/// False when there is no turn any more.
-fn wait_for_turn(shared: &Shared, device: &str, id: u64) -> bool {
-    let state = shared.state();
-    let first = |state: &State| {
-        let seats = state.seats.get(device).expect("a seat until we stand up");
-        seats[0].id == id
-    };
-    let waited = shared.ended.wait_while(state, |state| !first(state));
-    !waited.expect("no panic with this lock").stopping
 }
 
 fn stand_up(shared: &Shared, device: &str, id: u64) {
     let mut state = shared.state();
     let seats = state.seats.get_mut(device);
     let seats = seats.expect("a seat until we stand up");
-    seats.retain(|seat| seat.id != id);
-    if seats.is_empty() {
+    seats.all.retain(|seat| seat.id != id);
+    if seats.all.is_empty() {
         state.seats.remove(device);
     }
     shared.ended.notify_all();

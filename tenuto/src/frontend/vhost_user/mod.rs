@@ -22,6 +22,7 @@ pub mod queue;
 pub mod region;
 #[cfg(test)]
 mod tests;
+mod turn;
 
 use guest_memory::GuestMemory;
 use region::Region;

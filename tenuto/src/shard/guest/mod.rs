@@ -8,18 +8,23 @@
 //! themselves (`vring`), and what a request does (the engine).
 //!
 //! ```text
-//! open ─▶ memory, region ─▶ start (ring) ─▶ … ─▶ stop (ring): drained ─▶ end
+//! open ─▶ let in ─▶ memory, region ─▶ start (ring) ─▶ … ─▶ stop (ring): drained ─▶ end
 //! ```
+//!
+//! When the daemon stops nothing is drained: what has not been completed is in the in-flight region,
+//! and the next daemon goes on with it.
 
 mod serve;
 pub mod side;
 
+use super::command::Waiter;
 use super::control::{Answer, GuestOpen};
 use super::{Decide, Shard};
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
 use crate::frontend::vhost_user::region::Region;
 use crate::frontend::vhost_user::{DataError, RingStart};
-use engine::types::{ConnectionId, VolumeId};
+use engine::event::{Command, Event, Refusal};
+use engine::types::{ConnectionId, Policy, RequestId, VolumeId};
 use serve::Task;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -32,6 +37,10 @@ use vring::rings::{Rings, Shared};
 const MARK: u32 = 0x8000;
 /// Guests at a time.
 pub(super) const GUESTS_MAX: usize = 0x7000;
+/// Requests of one guest under way; further ones wait in its rings.
+const TASKS_MAX: usize = 4096;
+/// Numbers the flush before a cache is switched off; requests have smaller ones.
+const CACHE_OFF: u32 = u32::MAX;
 
 /// What the control side of a front end asks for. Each is answered when it has been done.
 pub(crate) enum Order {
@@ -45,7 +54,7 @@ pub(crate) enum Order {
         Answer<()>,
     ),
     Stop(Queue, Answer<u16>),
-    WriteCache(bool, Answer<()>),
+    WriteCache(bool, Answer<Result<(), DataError>>),
 }
 
 /// One of the queues of a guest.
@@ -71,12 +80,18 @@ pub(super) struct Guest {
     region: Option<Arc<Region>>,
     rings: Option<Rings>,
     sides: Vec<Side>,
+    /// Queues from here on were never started.
+    sides_used: usize,
     tasks: Vec<Option<Task>>,
     free: Vec<u16>,
     /// Writes end when they are durable.
     through: bool,
-    /// Let in by the engine; nothing is taken before.
-    arrived: bool,
+    /// Waits to be let in.
+    opening: Option<Answer<Result<u32, DataError>>>,
+    /// Waits for a flush, to go on without a cache.
+    cache_off: Option<Answer<Result<(), DataError>>>,
+    /// Has more requests than we take at a time.
+    full: bool,
     /// The front end is gone.
     ended: Option<bool>,
     batch: Batch,
@@ -131,17 +146,47 @@ impl<E: Decide> Shard<E> {
             region: None,
             rings: None,
             sides: (0..queues).map(|_| Side::default()).collect(),
+            sides_used: 0,
             tasks: Vec::new(),
             free: Vec::new(),
             through: false,
-            arrived: true,
+            opening: Some(answer),
+            cache_off: None,
+            full: false,
             ended: None,
             batch: Batch::default(),
             scratch: Scratch::default(),
             in_round: false,
         });
+        let alone = self.clients(volume) == 0;
         assert_eq!(self.guests.insert(guest), slot, "the number was announced");
-        let _ = answer.send(Ok(slot));
+        let known = self.volumes.get_mut(&volume).expect("just seen");
+        let waits = !known.arriving.is_empty();
+        if known.policy != Policy::Ephemeral || !(alone || waits) {
+            return self.let_guest_in(slot, id, true);
+        }
+        known.arriving.push((slot, id));
+        if !waits {
+            let request = self.commands.enter(Waiter::Arrival(volume));
+            let command = Command::Arrive { volume };
+            self.feed(Event::Admin { request, command });
+        }
+    }
+
+    /// The engine lets a guest in, or its volume goes away.
+    pub(super) fn let_guest_in(&mut self, slot: u32, id: ConnectionId, welcome: bool) {
+        self.with_guest(slot, |_, guest| {
+            let opening = guest.opening.take().filter(|_| guest.id == id);
+            let Some(answer) = opening else { return };
+            // Nobody may wait for it any more.
+            let told = match welcome {
+                true => answer.send(Ok(slot)).is_ok(),
+                false => answer.send(Err(DataError::Stopped)).is_err(),
+            };
+            if !(welcome && told) {
+                guest.ended = Some(false);
+            }
+        });
     }
 
     /// Runs `step` on a guest that is there.
@@ -150,7 +195,7 @@ impl<E: Decide> Shard<E> {
             return;
         };
         step(self, &mut guest);
-        let over = guest.ended.is_some() && guest.tasks_live() == 0;
+        let over = guest.ended.is_some() && guest.tasks_live() == 0 && guest.cache_off.is_none();
         let (volume, in_order) = (guest.volume, guest.ended == Some(true));
         self.guests.restore(slot, guest);
         if over {
@@ -185,15 +230,42 @@ impl<E: Decide> Shard<E> {
                 }
                 let _ = answer.send(());
             }
+            // Whoever asks hears that nothing is served any more.
+            Order::Stop(..) if shard.is_parked() => {}
             Order::Stop(queue, answer) => {
                 guest.sides[usize::from(queue.0)].stopping = Some(answer);
                 shard.stop_ring(slot, guest, queue);
             }
-            Order::WriteCache(write_back, answer) => {
-                guest.through = !write_back;
-                let _ = answer.send(());
-            }
+            Order::WriteCache(write_back, answer) => shard.set_cache(guest, write_back, answer),
         });
+    }
+
+    /// A guest that had a cache finds all that it wrote before durable when it has none.
+    fn set_cache(
+        &mut self,
+        guest: &mut Guest,
+        write_back: bool,
+        answer: Answer<Result<(), DataError>>,
+    ) {
+        let had = !std::mem::replace(&mut guest.through, !write_back);
+        if write_back || !had || guest.rings.is_none() {
+            let _ = answer.send(Ok(()));
+            return;
+        }
+        guest.cache_off = Some(answer);
+        let (volume, connection) = (guest.volume, guest.id);
+        let number = CACHE_OFF;
+        let request = RequestId { connection, number };
+        self.feed(Event::Flush { volume, request });
+    }
+
+    fn cache_is_off(guest: &mut Guest, result: Result<(), Refusal>) {
+        let Some(answer) = guest.cache_off.take() else {
+            return;
+        };
+        let refused = || DataError::Refused("what was written could not be flushed".into());
+        // Every write goes through from here on, whatever became of the earlier ones.
+        let _ = answer.send(result.map_err(|_| refused()));
     }
 
     /// The front end is gone; what it has under way still ends.
@@ -218,6 +290,7 @@ impl<E: Decide> Shard<E> {
         };
         rings.start(start.queue, start.setup, start.base, &shared)?;
         let queue = start.queue;
+        guest.sides_used = guest.sides_used.max(usize::from(queue.0) + 1);
         let side = &mut guest.sides[usize::from(queue.0)];
         side.start = Some(start);
         (side.restless, side.done, side.broken) = (true, true, false);
@@ -241,6 +314,30 @@ impl<E: Decide> Shard<E> {
         self.cancel_kick(slot, queue);
         let answer = side.stopping.take().expect("just seen");
         let _ = answer.send(base);
+    }
+
+    /// The daemon stops: whoever waits for the end of a ring hears that there is none.
+    pub(super) fn let_guests_go(&mut self) {
+        let all: Vec<u32> = self.guests.iter().map(|(slot, _)| slot).collect();
+        for slot in all {
+            self.with_guest(slot, |_, guest| {
+                guest.sides.iter_mut().for_each(|side| side.stopping = None);
+                (guest.opening, guest.cache_off) = (None, None);
+            });
+        }
+    }
+
+    /// Requests of guests that are under way.
+    pub(super) fn guest_tasks(&self) -> u64 {
+        let all = self.guests.iter();
+        all.map(|(_, guest)| guest.tasks_live() as u64).sum()
+    }
+
+    /// The volume of each guest that is connected.
+    pub(super) fn guest_volumes(&self) -> impl Iterator<Item = VolumeId> {
+        let all = self.guests.iter();
+        let all = all.filter(|(_, guest)| guest.ended.is_none());
+        all.map(|(_, guest)| guest.volume)
     }
 
     /// Connections of a volume by rings.

@@ -9,7 +9,7 @@
 //! thread sleeps only after each ring it took from has been asked to kick and had nothing more.
 //! Payload is not copied here: the engine gets the guest's memory as a buffer.
 
-use super::{Guest, MARK, Side};
+use super::{CACHE_OFF, Guest, MARK, Side, TASKS_MAX};
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
 use crate::lent::Piece;
 use crate::ring::Completed;
@@ -93,7 +93,7 @@ impl<E: Decide> Shard<E> {
     }
 
     fn serve(&mut self, slot: u32, guest: &mut Guest) {
-        if !guest.arrived || guest.ended.is_some() || self.is_stopping() {
+        if guest.ended.is_some() || self.is_stopping() {
             return;
         }
         let mut batch = std::mem::take(&mut guest.batch);
@@ -112,7 +112,10 @@ impl<E: Decide> Shard<E> {
                 }
             }
         }
-        if guest.sides.iter().any(|side| side.restless) {
+        if guest.sides[..guest.sides_used]
+            .iter()
+            .any(|side| side.restless)
+        {
             self.restless.push(slot);
         }
         (guest.batch, guest.scratch) = (batch, scratch);
@@ -180,10 +183,11 @@ impl<E: Decide> Shard<E> {
         };
         let changes = task.want.changes();
         let at = guest.insert(task);
+        // It may have been removed under a front end that came just before.
+        let Some(volume) = self.volumes.get_mut(&guest.volume) else {
+            return self.end_task_with(slot, guest, at, Status::IoError);
+        };
         if let Some(span) = changes {
-            let Some(volume) = self.volumes.get_mut(&guest.volume) else {
-                return self.end_task_with(slot, guest, at, Status::IoError);
-            };
             guest.task(at).locked = true;
             if !volume.ranges.acquire((slot | MARK, at), span, false) {
                 return;
@@ -263,6 +267,9 @@ impl<E: Decide> Shard<E> {
                 "a number outlives its requests"
             );
             let at = request.number as u16;
+            if request.number == CACHE_OFF {
+                return Self::cache_is_off(guest, result);
+            }
             let task = guest.task(at);
             assert!(task.pending > 0, "a request is replied to once");
             task.pending -= 1;
@@ -289,6 +296,9 @@ impl<E: Decide> Shard<E> {
         if let Some(buffer) = task.buffer {
             self.memory.loans.give_back(buffer);
         }
+        if std::mem::take(&mut guest.full) {
+            self.serve_soon(slot, guest);
+        }
         let written = task.reply.finish(&*task.memory, status);
         self.complete(slot, guest, task.queue, task.head, written);
     }
@@ -312,7 +322,7 @@ impl<E: Decide> Shard<E> {
     }
 
     fn publish(&mut self, slot: u32, guest: &mut Guest) {
-        for at in 0..guest.sides.len() {
+        for at in 0..guest.sides_used {
             let queue = Queue(at as u16);
             if !std::mem::take(&mut guest.sides[at].done) {
                 continue;
@@ -340,7 +350,7 @@ impl<E: Decide> Shard<E> {
     /// Says once that a guest has broken a ring.
     fn tell_broken(&mut self, guest: &mut Guest) {
         let Some(rings) = &guest.rings else { return };
-        for at in 0..guest.sides.len() {
+        for at in 0..guest.sides_used {
             let Some(reason) = rings.broken(Queue(at as u16)) else {
                 continue;
             };
@@ -464,19 +474,26 @@ impl Guest {
             guest: &*self.memory,
             region: &**region,
         };
+        let mut room = TASKS_MAX - (self.tasks.len() - self.free.len());
         if rings.again() > 0 {
-            let given = rings.take_again(&shared, TAKE_MAX, batch);
+            let given = rings.take_again(&shared, TAKE_MAX.min(room), batch);
+            self.full = room == 0;
             return given > 0;
         }
         let mut more = false;
-        for (at, side) in self.sides.iter_mut().enumerate() {
+        for (at, side) in self.sides[..self.sides_used].iter_mut().enumerate() {
             if side.start.is_none() || side.stopping.is_some() {
                 continue;
             }
-            let taken: Result<usize, Broken> =
-                rings.take(Queue(at as u16), &shared, TAKE_MAX, batch);
+            let most = TAKE_MAX.min(room);
+            if most == 0 {
+                self.full = true;
+                break;
+            }
+            let taken: Result<usize, Broken> = rings.take(Queue(at as u16), &shared, most, batch);
             side.restless |= matches!(taken, Ok(1..));
-            more |= taken == Ok(TAKE_MAX);
+            more |= taken == Ok(most);
+            room -= taken.unwrap_or(0);
         }
         more
     }
@@ -491,7 +508,7 @@ impl Guest {
             region: &**region,
         };
         let mut found = false;
-        for (at, side) in self.sides.iter_mut().enumerate() {
+        for (at, side) in self.sides[..self.sides_used].iter_mut().enumerate() {
             let Side {
                 restless, start, ..
             } = side;

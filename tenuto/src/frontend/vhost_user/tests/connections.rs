@@ -1,5 +1,6 @@
 //! Who has a device, and how connections end.
 
+use super::super::DataError;
 use super::super::connection::{Connections, Refused};
 use super::{Fake, Guest, PATIENCE, beside_others, connect, description, memory_file, wait_for};
 use std::io::{Read, Write};
@@ -11,26 +12,36 @@ use vhost::vhost_user::message::VhostUserHeaderFlag;
 
 fn try_connect(connections: &Connections, device: &str) -> Result<UnixStream, Refused> {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    connections.connect(device, ours, description(), Fake::default())?;
+    connections.connect(device, ours, || Ok((description(), Fake::default())))?;
     Ok(theirs)
 }
 
 #[test]
-fn a_second_front_end_is_refused_while_the_first_lives() {
+fn a_second_front_end_gets_ready_and_runs_when_the_first_has_stopped() {
     let _guard = beside_others();
-    let guest = Guest::running();
-    let refused = try_connect(&guest.connections, "disk");
-    assert!(matches!(refused, Err(Refused::Taken)));
-    let other = try_connect(&guest.connections, "another").unwrap();
-    assert!(guest.runs(0));
-    let counters = guest.connections.counters();
-    assert_eq!((counters.connections, counters.refused), (2, 1));
-    drop(other);
-    guest.go();
+    let first = Guest::running();
+    let mut second = Guest::connect_by(&first.connections, memory_file(super::BYTES));
+    second.negotiate();
+    second.share();
+    second.set_up(0);
+    second.front.set_vring_enable(0, true).unwrap_err();
+    assert!(first.runs(0) && !second.runs(0));
+    first.front.get_vring_base(0).unwrap();
+    second.front.set_vring_enable(0, true).unwrap();
+    assert!(!first.runs(0) && second.runs(0));
+    // And back, where the guest has not moved after all.
+    second.front.get_vring_base(0).unwrap();
+    let mut first = first;
+    first.start(0);
+    assert!(first.runs(0));
+    drop(second.front);
+    second.fake.wait_until(|told| told.ended == Some(true));
+    assert!(first.runs(0));
+    first.go();
 }
 
 #[test]
-fn a_second_front_end_takes_its_place_when_the_first_is_drained() {
+fn a_second_front_end_runs_when_the_first_is_drained() {
     let _guard = beside_others();
     let guest = Guest::running();
     let (connections, first) = (guest.connections.clone(), guest.fake.clone());
@@ -38,28 +49,57 @@ fn a_second_front_end_takes_its_place_when_the_first_is_drained() {
     let file = memory_file(super::BYTES);
     drop(guest.front);
     let mut second = Guest::connect_by(&connections, file);
-    let third = try_connect(&connections, "disk");
-    assert!(matches!(third, Err(Refused::Taken)), "one waits already");
+    second.negotiate();
+    second.share();
     assert!(first.told().ended.is_none());
     let (drained, waiting) = (first.clone(), second.fake.clone());
     let helper = std::thread::spawn(move || {
-        // What must not come is given a moment to come in.
+        // What must not come is given a moment to come in; longer than one that lives is waited
+        // for.
         let begin = Instant::now();
-        let served = || waiting.told().write_back.is_some();
-        while !served() && begin.elapsed() < Duration::from_millis(200) {
+        let runs = || !waiting.told().running.is_empty();
+        while !runs() && begin.elapsed() < Duration::from_secs(3) {
             std::thread::yield_now();
         }
-        let early = served();
+        let early = runs();
         drained.change(|told| told.draining = false);
         early
     });
-    second.negotiate();
-    assert!(!helper.join().unwrap(), "served beside the first");
-    assert_eq!(first.told().ended, Some(false));
-    second.share();
     second.start(0);
+    assert!(!helper.join().unwrap(), "ran beside the first");
+    assert_eq!(first.told().ended, Some(false));
     assert!(second.runs(0));
     second.go();
+}
+
+#[test]
+fn few_front_ends_have_one_device() {
+    let _guard = beside_others();
+    let connections = Connections::new(100);
+    let mut ends: Vec<UnixStream> = Vec::new();
+    let refused = loop {
+        match try_connect(&connections, "disk") {
+            Ok(end) => ends.push(end),
+            Err(refused) => break refused,
+        }
+    };
+    assert!(matches!(refused, Refused::Taken(4)) && ends.len() == 4);
+    let other = try_connect(&connections, "another").unwrap();
+    let counters = connections.counters();
+    assert_eq!((counters.connections, counters.refused), (5, 1));
+    drop((ends, other));
+    wait_for(|| connections.counters().connections == 0);
+}
+
+#[test]
+fn who_is_not_let_in_is_closed() {
+    let _guard = beside_others();
+    let connections = Connections::new(1);
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let closed = || Err::<(_, Fake), _>(DataError::Stopped);
+    connections.connect("disk", ours, closed).unwrap();
+    assert_eq!(theirs.read(&mut [0]).unwrap(), 0);
+    wait_for(|| connections.count("disk") == 0);
 }
 
 #[test]
@@ -86,7 +126,7 @@ fn front_ends_are_bounded_in_number() {
     assert!(matches!(refused, Err(Refused::TooMany(2))));
     drop(first);
     fake.wait_until(|told| told.ended.is_some());
-    wait_for(|| !connections.is_connected("a"));
+    wait_for(|| connections.count("a") == 0);
     let third = try_connect(&connections, "c").unwrap();
     drop((second, third));
     assert!(connections.stop(PATIENCE));
@@ -185,7 +225,7 @@ fn a_wire_that_makes_no_sense_is_closed() {
         let _ = theirs.read_to_end(&mut rest);
         assert!(rest.is_empty());
         fake.wait_until(|told| told.ended.is_some());
-        wait_for(|| !connections.is_connected("disk"));
+        wait_for(|| connections.count("disk") == 0);
     }
     assert_eq!(connections.counters().broken, 4);
 }

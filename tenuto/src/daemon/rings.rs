@@ -1,0 +1,199 @@
+//! Front ends of vhost-user, from the socket of a volume to the shard.
+//!
+//! Owns which volumes are offered to them, and as what. Always true: a front end that comes is shown
+//! the disk as it is now; one that comes to a volume that is not offered (held, or changed just now)
+//! is closed at once and may come again; nobody is counted out while he is connected. Deliberately
+//! absent: what a front end says (`frontend::vhost_user`), and its requests (`shard::guest`).
+
+use super::volumes::Entry;
+use super::{Daemon, VolumeError};
+use crate::frontend::vhost_user::connection::{Connections, Counters};
+use crate::frontend::vhost_user::handler::{Description, QUEUES_MAX};
+use crate::shard::control::{Greeter, Handle};
+use crate::shard::guest::side::GuestSide;
+use engine::types::{Policy, SECTOR_BYTES, VolumeId};
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use vring::block::{Disk, ID_BYTES, RangeLimits};
+use vring::config::Hints;
+
+/// Front ends at a time; each has a thread.
+const FRONT_ENDS_MAX: usize = 4096;
+/// How long the requests of front ends that are sent away may take.
+const DRAIN_WAIT: Duration = Duration::from_secs(10);
+/// How long connections may take to end when nobody serves their rings any more.
+const STOP_WAIT: Duration = Duration::from_secs(2);
+/// Discards and zeroes of one request, and of one of its ranges.
+const RANGES_MAX: u16 = 32;
+const RANGE_SECTORS_MAX: u32 = 1 << 22;
+/// Two descriptors fewer than the smallest common queue has, so that a request of this many fits
+/// also where indirect descriptors were not agreed.
+const SEGMENTS_MAX: u32 = 126;
+const DATA_BYTES_MAX: u32 = 4 << 20;
+
+#[derive(Clone)]
+struct Offer {
+    volume: VolumeId,
+    description: Description,
+}
+
+/// The front ends of a daemon.
+pub(super) struct FrontEnds {
+    connections: Connections,
+    /// By the name of the volume; the shard looks here, so nothing waits under this lock.
+    offers: Arc<Mutex<BTreeMap<String, Offer>>>,
+}
+
+impl Default for FrontEnds {
+    fn default() -> FrontEnds {
+        FrontEnds {
+            connections: Connections::new(FRONT_ENDS_MAX),
+            offers: Arc::default(),
+        }
+    }
+}
+
+impl FrontEnds {
+    fn offers(&self) -> MutexGuard<'_, BTreeMap<String, Offer>> {
+        self.offers.lock().expect("no holder of this lock panics")
+    }
+
+    /// Serves those who come from now on.
+    pub fn offer(&self, entry: &Entry) {
+        let offer = Offer {
+            volume: entry.id,
+            description: description(entry),
+        };
+        self.offers().insert(entry.settings.name.clone(), offer);
+    }
+
+    /// Serves nobody from now on who is not connected.
+    pub fn withdraw(&self, name: &str) {
+        self.offers().remove(name);
+    }
+
+    pub fn count(&self, name: &str) -> u64 {
+        self.connections.count(name) as u64
+    }
+
+    pub fn counters(&self) -> Counters {
+        self.connections.counters()
+    }
+
+    /// Sends those who are connected away, after their requests have ended.
+    pub fn disconnect(&self, name: &str) {
+        if !self.connections.disconnect(name, DRAIN_WAIT) {
+            tracing::warn!(volume = %name, "requests of a front end do not end");
+        }
+    }
+
+    /// The shard has stopped; guests wait for the next daemon, which knows from the in-flight
+    /// regions what it owes them.
+    pub fn stop(&self) {
+        if !self.connections.stop(STOP_WAIT) {
+            tracing::warn!("the connection of a front end does not end");
+        }
+    }
+
+    /// Takes whoever comes to the socket of this volume.
+    pub fn greeter(&self, handle: &Handle, name: &str) -> Greeter {
+        let (handle, connections) = (handle.clone(), self.connections.clone());
+        let (offers, name) = (self.offers.clone(), name.to_owned());
+        Arc::new(move |socket: OwnedFd| {
+            let known = offers.lock().expect("no holder of this lock panics");
+            let Some(offer) = known.get(&name).cloned() else {
+                tracing::debug!(volume = %name, "a front end comes to a volume that is not served");
+                return;
+            };
+            drop(known);
+            let handle = handle.clone();
+            let let_in = move || {
+                let Offer {
+                    volume,
+                    description,
+                } = offer;
+                let queues = description.hints.queues;
+                let side = GuestSide::open(handle, volume, description.disk.clone(), queues)?;
+                Ok((description, side))
+            };
+            let connected = connections.connect(&name, UnixStream::from(socket), let_in);
+            if let Err(refused) = connected {
+                tracing::warn!(volume = %name, "a front end is refused: {refused}");
+            }
+        })
+    }
+}
+
+impl Daemon {
+    /// What front ends have done so far.
+    pub fn front_ends(&self) -> Counters {
+        self.front_ends.counters()
+    }
+
+    /// Nobody who is not connected is let in from now on.
+    pub(super) fn refuse_clients(&self, name: &str) -> Result<(), VolumeError> {
+        self.front_ends.withdraw(name);
+        Ok(self.handle.export_hold(name)?)
+    }
+
+    /// The same for a name that nobody knows any more.
+    pub(super) fn forget_clients(&self, name: &str) -> Result<(), VolumeError> {
+        self.front_ends.withdraw(name);
+        Ok(self.handle.export_remove(name)?)
+    }
+
+    /// Lets clients in, and shows them the volume as it is.
+    pub(super) fn show_again(&self, entry: &Entry) -> Result<(), VolumeError> {
+        let (name, exports) = (&entry.settings.name, entry.settings.exports);
+        if exports.vhost_user {
+            self.front_ends.offer(entry);
+        }
+        if exports.nbd {
+            self.handle.export_set(name, entry.export())?;
+        }
+        Ok(())
+    }
+
+    /// Clients of a volume, those included who are connected and have not asked for anything.
+    pub(super) fn clients(&self, entry: &Entry) -> Result<u64, VolumeError> {
+        let asking = self.handle.clients(entry.id)?;
+        Ok(asking.max(self.front_ends.count(&entry.settings.name)))
+    }
+}
+
+/// A volume as its guest sees it.
+fn description(entry: &Entry) -> Description {
+    let settings = &entry.settings;
+    let mut id = [0; ID_BYTES];
+    let name = settings.name.as_bytes();
+    let length = name.len().min(ID_BYTES);
+    id[..length].copy_from_slice(&name[..length]);
+    let ranges = RangeLimits {
+        sectors_max: RANGE_SECTORS_MAX,
+        ranges_max: RANGES_MAX,
+    };
+    let ranges = (!settings.read_only).then_some(ranges);
+    Description {
+        disk: Disk {
+            capacity_sectors: entry.size_bytes / SECTOR_BYTES,
+            block_bytes: SECTOR_BYTES as u32,
+            read_only: settings.read_only,
+            flush: true,
+            discard: ranges,
+            write_zeroes: ranges,
+            data_bytes_max: DATA_BYTES_MAX,
+            segments_max: SEGMENTS_MAX,
+            id,
+        },
+        hints: Hints {
+            physical_block_bytes: 4096,
+            optimal_bytes: 0,
+            queues: QUEUES_MAX,
+            // Where every write is durable anyway, guests need not flush.
+            writeback: settings.write_cache && settings.policy != Policy::WriteThrough,
+        },
+    }
+}
