@@ -47,5 +47,6 @@ mod turns;
 mod vhost_guest;
 mod vhost_kill;
 mod vhost_migration;
+mod vhost_several;
 mod watch;
 mod wrong;

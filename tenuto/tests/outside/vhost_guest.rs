@@ -105,12 +105,12 @@ fn a_guest_sees_the_disk_that_it_was_promised_and_leaves_clean_file_systems() {
         ),
     ];
     for (name, policy, lines, image) in &images {
-        rig.volume(name, image, policy, lines);
+        rig.guest_volume(name, image, policy, lines);
     }
     let daemon = rig.serve();
     let uses = ["blocks", "ext4", "xfs", "ext4"];
     let shape = Shape {
-        name: "guest",
+        name: "guest".to_owned(),
         disks: images.iter().map(|(name, ..)| vhost(&rig, name)).collect(),
         uses: &uses,
         step: "work",
@@ -142,7 +142,7 @@ fn a_guest_sees_the_disk_that_it_was_promised_and_leaves_clean_file_systems() {
         is_clean(image, kind);
     }
     let alone = Shape {
-        name: "alone",
+        name: "alone".to_owned(),
         disks: images.iter().map(|it| Disk::Image(it.3.clone())).collect(),
         step: "check",
         ..shape

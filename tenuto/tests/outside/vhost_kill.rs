@@ -42,13 +42,13 @@ fn a_guest_sees_a_pause_and_never_an_error_when_its_daemon_is_killed_or_stopped(
         xfs_image(&rig, "xfs.img"),
     ];
     for (name, image) in uses.iter().zip(&images) {
-        rig.volume(name, image, "write-back", "destage-after = \"1s\"");
+        rig.guest_volume(name, image, "write-back", "destage-after = \"1s\"");
     }
     let rounds = count("TENUTO_DRILL_ROUNDS", 10);
     let mut random = Random::new(seed(41));
     let mut daemon = rig.serve();
     let shape = Shape {
-        name: "guest",
+        name: "guest".to_owned(),
         disks: uses.iter().map(|name| vhost(&rig, name)).collect(),
         uses: &uses,
         step: "work",
@@ -85,7 +85,7 @@ fn a_guest_sees_a_pause_and_never_an_error_when_its_daemon_is_killed_or_stopped(
     is_clean(&images[1], "ext4");
     is_clean(&images[2], "xfs");
     let alone = Shape {
-        name: "alone",
+        name: "alone".to_owned(),
         disks: images.map(crate::common::vm::Disk::Image).into(),
         step: "check",
         ..shape
@@ -112,11 +112,11 @@ fn late_read(test: &str, lock: bool) -> Option<Result<(), String>> {
         "destage = \"in-place\"\njournal = \"{}\"",
         rig.dir.display()
     );
-    rig.volume("disk", device.path(), "uncached", &lines);
+    rig.guest_volume("disk", device.path(), "uncached", &lines);
     let daemon = rig.serve();
     disk.hold_reads(inside::LATE_AT, inside::LATE_AT + inside::LATE_BYTES);
     let shape = Shape {
-        name: "guest",
+        name: "guest".to_owned(),
         disks: vec![vhost(&rig, "disk")],
         uses: &["blocks"],
         step: "late",

@@ -52,22 +52,21 @@ fn a_guest_moves_under_load_and_finds_its_memory_and_its_disks_as_they_were() {
         blocks_image(&rig, "blocks.img"),
         ext4_image(&rig, "ext4.img"),
     ];
-    rig.volume("blocks", &images[0], "write-back", "");
-    rig.volume("ext4", &images[1], "write-back", "");
+    rig.guest_volume("blocks", &images[0], "write-back", "");
+    rig.guest_volume("ext4", &images[1], "write-back", "");
     let daemon = rig.serve();
-    let name = |round: u64| format!("guest-{round}");
-    let shape = |round: u64, name| Shape {
-        name,
+    let shape = |round: u64| Shape {
+        name: format!("guest-{round}"),
         disks: vec![vhost(&rig, "blocks"), vhost(&rig, "ext4")] as Vec<Disk>,
         uses: &["blocks", "ext4"],
         step: "work",
         processors: 2,
         incoming: (round > 0).then(|| rig.dir.join(format!("move-{round}"))),
     };
-    let mut vm = Vm::start(&machine, &rig.dir, &shape(0, &name(0)));
+    let mut vm = Vm::start(&machine, &rig.dir, &shape(0));
     vm.wait_for("it has read everything", |vm| vm.number("passes") >= PASSES);
     for round in 1..=count("TENUTO_DRILL_ROUNDS", 10) {
-        let next = move_on(&mut vm, &machine, &rig, &shape(round, &name(round)));
+        let next = move_on(&mut vm, &machine, &rig, &shape(round));
         std::mem::replace(&mut vm, next).kill();
         let goal = vm.number("passes") + PASSES;
         vm.wait_for("it has looked at everything", |vm| {

@@ -193,10 +193,32 @@ impl Rig {
 
     /// One volume with its origin, policy and further lines as in the file.
     pub fn volume(&mut self, name: &str, origin: &Path, policy: &str, lines: &str) -> &mut Rig {
+        self.exported(&["nbd"], name, origin, policy, lines)
+    }
+
+    /// The same for one that a guest has over vhost-user.
+    pub fn guest_volume(
+        &mut self,
+        name: &str,
+        origin: &Path,
+        policy: &str,
+        lines: &str,
+    ) -> &mut Rig {
+        self.exported(&["vhost-user", "nbd"], name, origin, policy, lines)
+    }
+
+    fn exported(
+        &mut self,
+        exports: &[&str],
+        name: &str,
+        origin: &Path,
+        policy: &str,
+        lines: &str,
+    ) -> &mut Rig {
         write!(
             self.volumes,
             "[[volume]]\nname = \"{name}\"\norigin = \"{}\"\nformat = \"raw\"\n\
-             policy = \"{policy}\"\nexport = [\"nbd\"]\n{lines}\n",
+             policy = \"{policy}\"\nexport = {exports:?}\n{lines}\n",
             origin.display()
         )
         .expect("a string takes everything");

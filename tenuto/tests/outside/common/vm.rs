@@ -54,7 +54,7 @@ pub enum Disk {
 
 /// What one guest is started with.
 pub struct Shape<'a> {
-    pub name: &'a str,
+    pub name: String,
     pub disks: Vec<Disk>,
     /// Each disk's use inside, in the same order.
     pub uses: &'a [&'a str],
