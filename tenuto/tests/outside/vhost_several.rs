@@ -53,7 +53,7 @@ fn a_guest_that_is_reset_or_killed_finds_its_disks_and_its_neighbours_notice_not
         disks: disks(guest).map(|disk| vhost(&rig, &disk)).into(),
         uses: &USES,
         step: "work",
-        processors: 1,
+        processors: 2,
         incoming: None,
     };
     let start = |guest| Vm::start(&machine, &rig.dir, &shape(guest));
