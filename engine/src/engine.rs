@@ -13,7 +13,7 @@ use crate::media::Media;
 use crate::memory::Memory;
 use crate::outbox::{Cx, Outbox};
 use crate::snapshot::{Snapshot, VolumeSnapshot};
-use crate::types::{BLOCK_BYTES, Geometry, Span, Time, Uuid, VolumeId};
+use crate::types::{BLOCK_BYTES, Geometry, Span, Tag, Time, Uuid, VolumeId};
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -147,6 +147,13 @@ impl Engine {
     /// When `Tick` is due if nothing else happens before.
     pub fn next_deadline(&self) -> Option<Time> {
         self.out.next_deadline()
+    }
+
+    /// Whether recovery has found this write of the run before: the volume holds it, synced, or has
+    /// destaged it, and its guest need only be told so. A write that is not found may be there all
+    /// the same, where an earlier recovery found it or much was written after it.
+    pub fn has_taken(&self, volume: VolumeId, tag: Tag) -> bool {
+        self.core.taken.binary_search(&(volume, tag)).is_ok()
     }
 
     /// Requests to devices whose `Done` has not come.

@@ -7,7 +7,9 @@
 use crate::flow::FlowLimits;
 use crate::memory::Slice;
 use crate::turns::WEIGHT_DEFAULT;
-use crate::types::{BufferId, ConnectionId, DestageMode, IoId, Policy, RequestId, Uuid, VolumeId};
+use crate::types::{
+    BufferId, ConnectionId, DestageMode, IoId, Policy, RequestId, Tag, Uuid, VolumeId,
+};
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -28,6 +30,7 @@ pub enum Event {
         sectors: u64,
         buffer: BufferId,
         fua: bool,
+        tag: Tag,
     },
     Flush {
         volume: VolumeId,

@@ -1,9 +1,9 @@
 //! Fetches: bytes of the log brought to a place, checked.
 //!
 //! Always true: what a fetch delivers from the device has the checksum that was taken when it
-//! was staged; a mismatch is judged on a second read, block by block and into memory that nobody
-//! else can write, so that a fetch tells exactly which blocks are bad and no guest makes one so. While a fetch runs, the segments it reads
-//! are pinned. Parts that are not whole blocks go through bounce blocks, because only whole
+//! was staged; a mismatch is judged on further reads, block by block and into memory that nobody
+//! else can write, so that a fetch tells exactly which blocks are bad and no guest makes one so.
+//! While a fetch runs, the segments it reads are pinned. Parts that are not whole blocks go through bounce blocks, because only whole
 //! blocks can be checked; a fetch that finds none waits for its turn.
 
 use crate::event::{Device, Op, Purpose};
@@ -18,6 +18,8 @@ use alloc::vec::Vec;
 
 /// Requests of one fetch in flight.
 const PARTS_IN_FLIGHT_MAX: u32 = 64;
+/// Reads of a block after which it is bad.
+const TRIES_MAX: u8 = 3;
 
 /// Whom a fetch serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,14 +42,14 @@ struct Part {
     want: Want,
     segment: SegmentIndex,
     bounce: Option<u32>,
-    /// It is read for the second time, past the memory that is asked for.
-    tried: bool,
+    /// Reads that have failed. After the first one it is read past the memory that is asked for.
+    tries: u8,
 }
 
 impl Part {
     /// Only whole blocks can be checked, and only where nobody changes them meanwhile.
     fn bounces(&self) -> bool {
-        self.tried || !is_whole(&self.want)
+        self.tries > 0 || !is_whole(&self.want)
     }
 }
 
@@ -74,7 +76,7 @@ impl Fetch {
                 },
                 segment: log.pin(addr),
                 bounce: None,
-                tried: true,
+                tries: 1,
             });
         }
     }
@@ -165,8 +167,8 @@ impl Fetches {
         let fetch = self.slab.get(id);
         let part = &mut fetch.parts[at as usize];
         let good = ok && is_good(cx, log, scratch, part);
-        if !good && !part.tried && part.bounce.is_some() {
-            part.tried = true;
+        part.tries += u8::from(!good);
+        if !good && part.tries < TRIES_MAX && part.bounce.is_some() {
             fetch.bytes += read_part(cx, log, scratch, part, fetch.purpose, id, at);
             return None;
         }
@@ -182,10 +184,10 @@ impl Fetches {
         log.unpin(part.segment);
         fetch.in_flight -= 1;
         if !good {
-            let (want, tried) = (part.want, part.tried);
-            match tried {
-                true => fetch.bad.push(want),
-                false => fetch.try_again(log, want),
+            let (want, tries) = (part.want, part.tries);
+            match tries {
+                TRIES_MAX => fetch.bad.push(want),
+                _ => fetch.try_again(log, want),
             }
         }
         if fetch.next < fetch.parts.len() {
@@ -236,7 +238,7 @@ fn split(log: &mut Log, want: Want, parts: &mut Vec<Part>) {
             want,
             segment,
             bounce: None,
-            tried: false,
+            tries: 0,
         });
         addr = addr.plus(sectors);
         to = to.plus(sectors * SECTOR_BYTES);

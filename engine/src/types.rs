@@ -61,6 +61,23 @@ number!(
     /// A host buffer that carries the payload of one guest request.
     BufferId(u32)
 );
+
+/// Which request of a guest a write is, for the run of the daemon after this one: a number of the
+/// guest's in-flight region, and the place of the request in it. Most writes need none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tag {
+    /// Not 0, but where there is no tag.
+    pub region: u32,
+    pub counter: u64,
+}
+
+impl Tag {
+    pub const NONE: Tag = Tag {
+        region: 0,
+        counter: 0,
+    };
+}
+
 number!(
     /// One input or output operation that the engine has asked for.
     IoId(u64)

@@ -15,7 +15,7 @@ use crate::ram::Layer;
 use crate::snapshot::{Counters, State};
 use crate::types::{
     BufferId, DestageMode, Generation, Policy, RequestId, SECTOR_BYTES, Serial, Span, StreamSeq,
-    Time, Uuid, VolumeId,
+    Tag, Time, Uuid, VolumeId,
 };
 use alloc::collections::VecDeque;
 use alloc::string::String;
@@ -66,6 +66,7 @@ pub enum WaitKind {
         buffer: BufferId,
         offset: u64,
         fua: bool,
+        tag: Tag,
     },
     Zero {
         span: Span,

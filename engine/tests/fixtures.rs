@@ -13,7 +13,7 @@ use engine::format::ledger::{Ledger, Progress};
 use engine::format::record::{self, Entry, EntryKind, Identity, Record};
 use engine::format::stage::{StageHeader, StageSlot};
 use engine::format::superblock::Superblock;
-use engine::types::{ChunkIndex, Generation, Geometry, Policy, Serial, Span, Uuid, VolumeId};
+use engine::types::{ChunkIndex, Generation, Geometry, Policy, Serial, Span, Tag, Uuid, VolumeId};
 use std::path::{Path, PathBuf};
 
 const CACHE: Uuid = Uuid(*b"the cache itself");
@@ -128,6 +128,7 @@ fn entry(serial: u64, kind: EntryKind, span: Span, first_block: u16, more: bool)
         span,
         first_block,
         more,
+        tag: Tag::NONE,
     }
 }
 

@@ -73,7 +73,7 @@ fn on_the_cache_device() -> Vec<Layout> {
         layout!(
             "Record entry", record::EntryBytes,
             checksum, kind, flags, first_block, volume, generation, serial, sector, sectors,
-            reserved
+            region, counter
         ),
         layout!(
             "Footer header", footer::HeaderBytes,

@@ -16,7 +16,7 @@ use engine::format::record::{self, Entry, EntryKind, Identity, Record};
 use engine::format::stage::{SLOT_BYTES, StageHeader, StageSlot};
 use engine::format::superblock::{SUPERBLOCK_BYTES, Superblock};
 use engine::types::{
-    ChunkIndex, Generation, Geometry, Policy, SECTOR_BYTES, Serial, Span, Uuid, VolumeId,
+    ChunkIndex, Generation, Geometry, Policy, SECTOR_BYTES, Serial, Span, Tag, Uuid, VolumeId,
 };
 
 /// A structure made of the input: built well and then damaged, or raw bytes with a right start.
@@ -208,7 +208,14 @@ fn built_record(source: &mut Source) -> Record {
             span: span(source),
             first_block: 0,
             more: source.flag(),
+            tag: Tag::NONE,
         };
+        if entry.kind == EntryKind::Write && source.flag() {
+            entry.tag = Tag {
+                region: source.u32().max(1),
+                counter: source.number(),
+            };
+        }
         if entry.blocks() + blocks > record::SUMS_MAX as u64 {
             break;
         }

@@ -7,7 +7,7 @@
 use crate::plan::{OriginPlan, VolumePlan};
 use crate::rng::Rng;
 use engine::event::Tuning;
-use engine::types::{BufferId, DestageMode, Policy, VolumeId};
+use engine::types::{BufferId, DestageMode, Policy, Tag, VolumeId};
 use std::collections::BTreeMap;
 use workload::check::{Crash, FlushPoint, Initial, Kind, Model, Promise, ReadPoint};
 
@@ -143,6 +143,8 @@ pub struct Guest {
     pub id: Option<VolumeId>,
     pub connection: u32,
     pub pending: BTreeMap<u32, Pending>,
+    /// Serials of writes that a daemon owed an answer when it died. The guest still waits.
+    pub owed: Vec<u64>,
     /// Requests of connections that are gone.
     pub gone: BTreeMap<u32, Pending>,
     pub whole: Option<Whole>,
@@ -180,6 +182,7 @@ impl Guest {
             id: None,
             connection: 0,
             pending: BTreeMap::new(),
+            owed: Vec::new(),
             gone: BTreeMap::new(),
             whole: None,
             crash: None,
@@ -415,6 +418,14 @@ impl Guest {
         serial
     }
 
+    /// The name of a write for the next daemon.
+    pub fn tag(serial: u64) -> Tag {
+        Tag {
+            region: 1,
+            counter: serial,
+        }
+    }
+
     pub fn acknowledge(&mut self, clock: u64, serial: u64) {
         if let Some(times) = self.times.get_mut(serial as usize - 1) {
             times.1 = Some(clock);
@@ -478,6 +489,15 @@ impl Guest {
     pub fn crashed(&mut self, crash: Crash) {
         self.disconnected();
         self.strict = !self.tuning.write_cache;
+        let owed = self.gone.values().filter_map(|pending| match pending {
+            Pending::Write {
+                serial,
+                buffer: Some(_),
+                ..
+            } => Some(*serial),
+            _ => None,
+        });
+        self.owed.extend(owed);
         self.gone.clear();
         self.whole = None;
         self.id = None;

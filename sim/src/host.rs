@@ -19,7 +19,7 @@ use crate::oracle::ANSWER_NS_MAX;
 use crate::world::{Broken, LATE_NS_MAX, Sabotage, Step, Trigger, World};
 use engine::engine::{Engine, OpenError, format_cache, settle};
 use engine::event::{Event, Purpose, VolumeSpec};
-use engine::types::{Policy, Time, Uuid};
+use engine::types::{Policy, Time, Uuid, VolumeId};
 use workload::check::Crash;
 use workload::stamp;
 
@@ -181,6 +181,20 @@ impl World {
         Err(format!("recovery refuses: {error}"))
     }
 
+    /// Writes that the daemon before had begun and that recovery has found end here, as a guest in
+    /// whose memory the rings are hears of it. The others it would do again.
+    fn pay(&mut self, volume: usize, id: VolumeId) {
+        let clock = self.clock();
+        let (engine, guest) = (self.engine.as_ref(), &mut self.guests[volume]);
+        let engine = engine.expect("the engine is open");
+        for serial in std::mem::take(&mut guest.owed) {
+            if engine.has_taken(id, Guest::tag(serial)) {
+                self.trace.counters.found += 1;
+                guest.acknowledge(clock, serial);
+            }
+        }
+    }
+
     fn attach(&mut self, volume: usize, calm: bool, errors: u64) -> Result<Start, Broken> {
         let plan = self.guests[volume].plan.clone();
         let engine = self.engine.as_mut().expect("the engine is open");
@@ -206,6 +220,7 @@ impl World {
             .attach(Time(self.now), id, spec, settled)
             .map_err(|error| format!("{} cannot be attached: {error}", plan.name))?;
         self.guests[volume].id = Some(id);
+        self.pay(volume, id);
         self.apply(Event::Tick)?;
         if self.struck {
             return self.die(true).map(|()| Start::Again);

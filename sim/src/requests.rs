@@ -4,7 +4,7 @@
 //! models hear of it before the engine does. Deliberately absent: which requests there are
 //! ([`guest`](crate::guest)) and when they arrive ([`world`](crate::world)).
 
-use crate::guest::{Pending, Request};
+use crate::guest::{Guest, Pending, Request};
 use crate::world::{Broken, Sabotage, Wake, World};
 use engine::event::{Command, Event, Refusal, ResetOn};
 use engine::types::{BufferId, ConnectionId, Policy, RequestId, VolumeId};
@@ -176,6 +176,7 @@ impl World {
                 sectors,
                 buffer,
                 fua,
+                tag: Guest::tag(serial),
             },
             (_, None) => Event::Discard {
                 volume,

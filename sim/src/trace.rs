@@ -53,13 +53,15 @@ pub struct Counters {
     pub seen_past_log: u64,
     pub seen_held: u64,
     pub scrubs: u64,
+    /// Writes under way at a crash that the next daemon found.
+    pub found: u64,
     pub scrubbed_bytes: u64,
     pub scrub_dropped_bytes: u64,
     pub steps: u64,
 }
 
 impl Counters {
-    fn fields(&mut self) -> [(&'static str, &mut u64); 44] {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 45] {
         [
             ("operations", &mut self.operations),
             ("reads", &mut self.reads),
@@ -105,6 +107,7 @@ impl Counters {
             ("seen past log", &mut self.seen_past_log),
             ("seen held", &mut self.seen_held),
             ("scrubs", &mut self.scrubs),
+            ("writes found again", &mut self.found),
             ("scrubbed bytes", &mut self.scrubbed_bytes),
             ("scrub dropped bytes", &mut self.scrub_dropped_bytes),
             ("steps", &mut self.steps),
@@ -210,6 +213,7 @@ impl Trace {
                 sectors,
                 buffer,
                 fua,
+                ..
             } => {
                 let from = [2, u64::from(volume.0), u64::from(request.number)];
                 self.add(&from);

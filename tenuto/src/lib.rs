@@ -29,3 +29,4 @@ pub mod signature;
 pub mod stage;
 pub mod sys;
 pub mod target;
+pub mod vhost_client;

@@ -370,6 +370,12 @@ impl Ring {
 
     /// Hands everything queued to the kernel and lets it work, without waiting.
     pub fn submit(&mut self) -> io::Result<()> {
+        let queue = self.uring.submission();
+        let nothing = queue.is_empty() && !queue.taskrun() && !queue.cq_overflow();
+        drop(queue);
+        if nothing && self.backlog.is_empty() {
+            return Ok(());
+        }
         loop {
             while let Some(&slot) = self.backlog.front() {
                 if !self.push(slot) {

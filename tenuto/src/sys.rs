@@ -8,8 +8,9 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::net::TcpStream;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 /// `_IO(0x12, 127)`, `_IOR(0x12, 114, size_t)` and `_IO(0x12, 104)` of linux/fs.h.
 const BLKZEROOUT: libc::Ioctl = 0x127f;
@@ -309,6 +310,31 @@ pub fn wait_readable<'a>(sockets: impl Iterator<Item = &'a UnixStream>) -> io::R
     }
 }
 
+/// Waits until one of these descriptors has something to read or is at its end, and returns which;
+/// `None` when that takes longer than `at_most`.
+pub fn wait_any(
+    descriptors: impl Iterator<Item = RawFd>,
+    at_most: Duration,
+) -> io::Result<Option<usize>> {
+    let entry = |fd| libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut entries: Vec<libc::pollfd> = descriptors.map(entry).collect();
+    let millis = libc::c_int::try_from(at_most.as_millis()).unwrap_or(libc::c_int::MAX);
+    loop {
+        let count = entries.len() as libc::nfds_t;
+        // SAFETY: the entries outlive the call, and their number is given with them.
+        let result = unsafe { libc::poll(entries.as_mut_ptr(), count, millis) };
+        match check(result) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+            Ok(()) => return Ok(entries.iter().position(|entry| entry.revents != 0)),
+        }
+    }
+}
+
 /// Whether nobody reads any more what is written to a pipe or a socket.
 pub fn reader_is_gone(to: &impl AsRawFd) -> bool {
     let mut entry = libc::pollfd {
@@ -319,6 +345,35 @@ pub fn reader_is_gone(to: &impl AsRawFd) -> bool {
     // SAFETY: one entry that outlives the call.
     let result = unsafe { libc::poll(&mut entry, 1, 0) };
     result == 1 && entry.revents & (libc::POLLERR | libc::POLLHUP) != 0
+}
+
+/// Time that all threads of a process have spent on processors; of this one without an id.
+pub fn process_cpu(pid: Option<u32>) -> io::Result<Duration> {
+    let mut clock = libc::CLOCK_PROCESS_CPUTIME_ID;
+    if let Some(pid) = pid {
+        let pid = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // SAFETY: a plain value, and `clock` outlives the call.
+        let error = unsafe { libc::clock_getcpuclockid(pid, &mut clock) };
+        if error != 0 {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+    }
+    clock_time(clock)
+}
+
+/// Time that this thread has spent on processors.
+pub fn thread_cpu() -> io::Result<Duration> {
+    clock_time(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+fn clock_time(clock: libc::clockid_t) -> io::Result<Duration> {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: a plain value, and `time` outlives the call.
+    check(unsafe { libc::clock_gettime(clock, &mut time) })?;
+    Ok(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
 }
 
 /// The user this process acts as.

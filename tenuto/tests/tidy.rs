@@ -73,6 +73,10 @@ const STRANGERS: &[(&str, &[&str])] = &[
     ),
     ("demo", &["cli"]),
     ("bench", &["cli"]),
+    (
+        "vhost_client",
+        &["shard", "daemon", "admin", "cli", "config", "demo", "bench"],
+    ),
 ];
 
 /// Where clocks and threads may be: the loop that hands time to everybody else, start and stop,
@@ -87,6 +91,7 @@ const CLOCKS_AND_THREADS: &[&str] = &[
     "tenuto/src/frontend/vhost_user/connection.rs",
     "tenuto/src/lock.rs",
     "tenuto/src/main.rs",
+    "tenuto/src/vhost_client",
 ];
 
 /// Where `unsafe` may be: the kernel's interfaces and the memory it shares with us.

@@ -273,6 +273,16 @@ impl Rings {
         Ok(ring.wants_interrupt(shared.guest)?)
     }
 
+    /// Whether [`Rings::take`] would find something in this queue, or see that it is broken.
+    pub fn has_more<G: Memory, R: Memory>(&self, queue: Queue, shared: &Shared<G, R>) -> bool {
+        if !self.again.is_empty() || self.slots.iter().any(|slot| slot.owing) {
+            return false;
+        }
+        let ring = self.slots[usize::from(queue.0)].ring.as_ref();
+        let ring = ring.filter(|ring| ring.broken().is_none());
+        ring.is_some_and(|ring| ring.waiting(shared.guest) != Ok(0))
+    }
+
     /// Asks the guest for a kick at its next request. True if there is one already: then the host
     /// takes it instead of waiting.
     pub fn ask_for_kick<G: Memory, R: Memory>(

@@ -18,7 +18,7 @@ use crate::log::Item;
 use crate::map::{Content, Piece};
 use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending};
-use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES, SegmentIndex, Span, VolumeId};
+use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES, SegmentIndex, Span, Tag, VolumeId};
 use crate::volume::Volume;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
@@ -263,6 +263,8 @@ impl Core {
                 span: part,
                 kind,
                 more: entry.more,
+                // Whoever asks has been answered long ago.
+                tag: Tag::NONE,
             };
             let source = place.map(|at| at.plus((part.sector - span.sector) * SECTOR_BYTES));
             let Some(appended) = self.log.append(cx, stream, item, source, true) else {

@@ -48,7 +48,7 @@ use crate::ram::{Layer, RamTier};
 use crate::scratch::Scratch;
 use crate::slab::Slab;
 use crate::turns::{PATIENCE_NS, QUANTUM_BYTES, Turns};
-use crate::types::{Generation, RequestId, StreamSeq, Time, Uuid, VolumeId};
+use crate::types::{Generation, RequestId, StreamSeq, Tag, Time, Uuid, VolumeId};
 use crate::volume::Volume;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -76,6 +76,9 @@ pub struct Core {
     pub superblock: crate::format::superblock::Superblock,
     pub log: Log,
     pub volumes: Vec<Option<Volume>>,
+    /// Writes of the run before that recovery has found, in order. Only of its last records: what
+    /// is older was answered, or its guest is gone.
+    pub taken: Vec<(VolumeId, Tag)>,
     pub ram: RamTier,
     lines: lines::Lines,
     /// Footers of clean segments on their way.
@@ -129,6 +132,7 @@ impl Core {
             superblock,
             log,
             volumes,
+            taken: Vec::new(),
             ram,
             lines,
             footers: 0,
@@ -201,8 +205,10 @@ impl Core {
                 sectors,
                 buffer,
                 fua,
+                tag,
             } => {
-                self.write(cx, volume, request, (sector, sectors), buffer, fua);
+                let data = (buffer, tag);
+                self.write(cx, volume, request, (sector, sectors), data, fua);
             }
             Event::Flush { volume, request } => self.flush(cx, volume, request),
             Event::Discard {

@@ -16,7 +16,7 @@ use crate::outbox::Cx;
 use crate::snapshot::State;
 use crate::types::{
     BLOCK_BYTES, BLOCK_SECTORS, BufferId, ConnectionId, Policy, RequestId, SECTOR_BYTES, Serial,
-    Span, StreamSeq, Time, VolumeId,
+    Span, StreamSeq, Tag, Time, VolumeId,
 };
 use crate::volume::{Volume, WaitKind, Waiting};
 use alloc::collections::VecDeque;
@@ -40,7 +40,7 @@ impl Core {
         id: VolumeId,
         request: RequestId,
         (sector, sectors): (u64, u64),
-        buffer: BufferId,
+        (buffer, tag): (BufferId, Tag),
         fua: bool,
     ) {
         let span = Span::new(sector, sectors);
@@ -55,6 +55,7 @@ impl Core {
             buffer,
             offset: 0,
             fua,
+            tag,
         };
         self.take_or_wait(
             cx,
@@ -269,6 +270,7 @@ impl Core {
                 buffer,
                 offset,
                 fua,
+                ..
             } if direct => {
                 let source = Place::new(Area::Buffer(*buffer), *offset);
                 self.write_direct(cx, (id, request, since), *span, source, *fua)
@@ -283,11 +285,12 @@ impl Core {
                 buffer,
                 offset,
                 fua,
+                tag,
             } => {
                 let mut seq = StreamSeq(0);
                 while span.sectors > 0 {
                     let source = Place::new(Area::Buffer(*buffer), *offset);
-                    let Some((taken, at)) = self.stage_write(cx, id, *span, source) else {
+                    let Some((taken, at)) = self.stage_write(cx, id, *span, source, *tag) else {
                         return false;
                     };
                     *span = Span::new(span.sector + taken, span.sectors - taken);
@@ -324,6 +327,7 @@ impl Core {
         id: VolumeId,
         span: Span,
         source: Place,
+        tag: Tag,
     ) -> Option<(u64, StreamSeq)> {
         let begun = self.volume(id).unfinished_sectors;
         let mut whole = if begun > 0 { begun } else { span.sectors };
@@ -338,7 +342,14 @@ impl Core {
             return None;
         }
         let part = Span::new(span.sector, whole);
-        let staged = self.stage(cx, id, part, EntryKind::Write, Some(source), begun > 0)?;
+        let staged = self.stage(
+            cx,
+            id,
+            part,
+            EntryKind::Write,
+            Some((source, tag)),
+            begun > 0,
+        )?;
         let left = whole - staged.0;
         self.volume(id).unfinished_sectors = left;
         match (begun > 0, left > 0) {
@@ -435,7 +446,7 @@ impl Core {
         id: VolumeId,
         span: Span,
         kind: EntryKind,
-        source: Option<Place>,
+        source: Option<(Place, Tag)>,
         begun: bool,
     ) -> Option<(u64, StreamSeq)> {
         let volume = self.volumes[id.0 as usize]
@@ -449,7 +460,9 @@ impl Core {
             span,
             kind,
             more: false,
+            tag: source.map_or(Tag::NONE, |(_, tag)| tag),
         };
+        let source = source.map(|(place, _)| place);
         let stream = match volume.policy {
             Policy::Ephemeral if volume.spills => StreamKind::Spill,
             Policy::Ephemeral => StreamKind::Overlay,

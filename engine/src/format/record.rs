@@ -7,7 +7,7 @@
 //! by record, from the same bytes.
 
 use super::{FormatError, Kind, PREFIX_BYTES, Prefix, check, check_prefix, checksum, seal, zeroes};
-use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, Generation, Serial, Span, Uuid, VolumeId};
+use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, Generation, Serial, Span, Tag, Uuid, VolumeId};
 use alloc::vec::Vec;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -67,7 +67,8 @@ pub struct EntryBytes {
     pub serial: U64,
     pub sector: U64,
     pub sectors: U32,
-    pub reserved: [u8; 12],
+    pub region: U32,
+    pub counter: U64,
 }
 
 const _: () = assert!(size_of::<EntryBytes>() == ENTRY_BYTES);
@@ -123,6 +124,7 @@ pub struct Entry {
     pub first_block: u16,
     /// The write goes on in a further entry of the same serial.
     pub more: bool,
+    pub tag: Tag,
 }
 
 impl Entry {
@@ -195,7 +197,8 @@ pub fn encode_entry(identity: &Identity, entry: &Entry, sums: &[u32]) -> [u8; EN
         serial: U64::new(entry.serial.0),
         sector: U64::new(entry.span.sector),
         sectors: U32::new(entry.span.sectors as u32),
-        reserved: [0; 12],
+        region: U32::new(entry.tag.region),
+        counter: U64::new(entry.tag.counter),
     };
     bytes.checksum = U32::new(entry_sum(identity, bytes.as_bytes(), sums));
     let mut out = [0; ENTRY_BYTES];
@@ -317,7 +320,6 @@ fn parse_entry(
     let at = ENTRIES_AT + at * ENTRY_BYTES;
     let bytes =
         EntryBytes::ref_from_bytes(&block[at..at + ENTRY_BYTES]).map_err(|_| FormatError::Short)?;
-    zeroes(&bytes.reserved)?;
     let kind = EntryKind::of(bytes.kind, bytes.flags & !FLAG_MORE)?;
     let span = Span::new(bytes.sector.get(), u64::from(bytes.sectors.get()));
     if span.sectors == 0 || span.sector > MAX_SECTOR || span.sectors > MAX_SECTOR - span.sector {
@@ -331,7 +333,15 @@ fn parse_entry(
         span,
         first_block: bytes.first_block.get(),
         more: bytes.flags & FLAG_MORE != 0,
+        tag: Tag {
+            region: bytes.region.get(),
+            counter: bytes.counter.get(),
+        },
     };
+    let tagged = kind == EntryKind::Write && entry.tag.region != 0;
+    if !tagged && entry.tag != Tag::NONE {
+        return Err(FormatError::Field("entry tag"));
+    }
     let expected = if entry.blocks() == 0 { 0 } else { first_block };
     if u64::from(entry.first_block) != expected || first_block + entry.blocks() > SUMS_MAX as u64 {
         return Err(FormatError::Field("entry payload"));

@@ -35,7 +35,7 @@ use crate::memory::{Area, Place};
 use crate::outbox::Cx;
 use crate::types::{
     BLOCK_BYTES, BLOCK_SECTORS, ChunkIndex, Generation, Geometry, LogAddr, SECTOR_BYTES,
-    SegmentIndex, SegmentSeq, Serial, SlotIndex, Span, StreamSeq, Time, Uuid, VolumeId,
+    SegmentIndex, SegmentSeq, Serial, SlotIndex, Span, StreamSeq, Tag, Time, Uuid, VolumeId,
 };
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -198,6 +198,7 @@ pub struct Item {
     pub kind: EntryKind,
     /// The write goes on in a further item of the same serial.
     pub more: bool,
+    pub tag: Tag,
 }
 
 pub struct Log {
@@ -432,6 +433,7 @@ impl Log {
             span,
             first_block: if blocks > 0 { record.payload_blocks } else { 0 },
             more: item.more || span.sectors < item.span.sectors,
+            tag: item.tag,
         };
         let bytes = record::encode_entry(&record.identity, &entry, &sums[..blocks as usize]);
         let entry_at = record::ENTRIES_AT + usize::from(record.entries) * record::ENTRY_BYTES;

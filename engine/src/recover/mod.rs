@@ -188,6 +188,7 @@ pub fn recover(
     write_checkpoint(media, &superblock, &next)?;
 
     reset_stage(memory, &config, &superblock, next.incarnation);
+    let tags = core::mem::take(&mut accepted.tags);
     let mut log = Log::new(Start {
         cache: superblock.cache,
         geometry: superblock.geometry,
@@ -217,6 +218,7 @@ pub fn recover(
     let keeper = crate::core::checkpoint_keeper(next.sequence);
     let mut core = Core::new(config, superblock, log, replayed.volumes, keeper);
     core.adopt_fills(fills);
+    core.taken = replay::taken(&tags, &core.volumes);
     core.log.collect_ready();
     core.generation_next = Generation(next.generation_next);
     core.take_over(&report);

@@ -10,7 +10,8 @@ use crate::format::footer::FooterEntry;
 use crate::format::record::EntryKind;
 use crate::map::{Content, ExtentMap, Piece};
 use crate::types::{
-    BLOCK_SECTORS, Generation, Geometry, LogAddr, Policy, SECTOR_BYTES, Serial, StreamSeq, Time,
+    BLOCK_SECTORS, Generation, Geometry, LogAddr, Policy, SECTOR_BYTES, Serial, StreamSeq, Tag,
+    Time, VolumeId,
 };
 use crate::volume::{Epoch, Volume};
 use alloc::vec::Vec;
@@ -98,6 +99,24 @@ pub fn replay(checkpoint: &Checkpoint, accepted: &Accepted, geometry: Geometry) 
         generation_next,
         entries,
     }
+}
+
+/// The writes among these that volumes hold, or have destaged.
+pub fn taken(
+    tags: &[(VolumeId, Generation, Tag)],
+    volumes: &[Option<Volume>],
+) -> Vec<(VolumeId, Tag)> {
+    let holds = |(id, generation, _): &&(VolumeId, Generation, Tag)| {
+        let volume = volumes.get(id.0 as usize).and_then(Option::as_ref);
+        volume.is_some_and(|volume| {
+            *generation >= volume.base_generation && !volume.policy.is_direct()
+        })
+    };
+    let held = tags.iter().filter(holds);
+    let mut taken: Vec<_> = held.map(|(id, _, tag)| (*id, *tag)).collect();
+    taken.sort_unstable();
+    taken.dedup();
+    taken
 }
 
 /// Whether an entry still speaks for its volume.

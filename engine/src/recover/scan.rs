@@ -18,7 +18,9 @@ use crate::format::superblock::Superblock;
 use crate::log::StreamKind;
 use crate::media::Media;
 use crate::memory::{Area, Memory, Place};
-use crate::types::{BLOCK_BYTES, ChunkIndex, Geometry, SegmentIndex, Uuid};
+use crate::types::{
+    BLOCK_BYTES, ChunkIndex, Generation, Geometry, SegmentIndex, Tag, Uuid, VolumeId,
+};
 use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::vec::Vec;
@@ -157,6 +159,8 @@ pub struct Accepted {
     pub segment_seq_next: u64,
     pub virgin_from: u32,
     pub overlay_valid: bool,
+    /// Writes that whole records name by their tags, with their generations.
+    pub tags: Vec<(VolumeId, Generation, Tag)>,
     /// Highest serial of each volume that was seen anywhere, accepted or not.
     pub serials_seen: BTreeMap<u32, u64>,
     pub report: Report,
@@ -626,6 +630,11 @@ impl Scan<'_> {
         };
         for found in &records {
             add_to_footer(&mut footer, found, geometry);
+            // The last piece of a write speaks for all of it.
+            let entries = found.record.entries.iter().filter(|entry| !entry.more);
+            let tagged = entries.filter(|entry| entry.tag != Tag::NONE);
+            let tags = tagged.map(|entry| (entry.volume, entry.generation, entry.tag));
+            self.accepted.tags.extend(tags);
         }
         footer
             .entries

@@ -14,7 +14,7 @@ use engine::media::Media;
 use engine::memory::{Area, Memory, Place};
 use engine::types::{
     BLOCK_BYTES, BLOCK_SECTORS, BufferId, ConnectionId, DestageMode, Geometry, Policy, RequestId,
-    Time, Uuid,
+    Tag, Time, Uuid,
 };
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -207,6 +207,7 @@ impl Host {
             sectors: BLOCK_SECTORS,
             buffer: self.buffer,
             fua: false,
+            tag: Tag::NONE,
         })?;
         if self.engine.next_deadline().is_some_and(|at| at <= self.now) {
             self.apply(Event::Tick)?;

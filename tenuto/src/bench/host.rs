@@ -60,6 +60,11 @@ impl Host {
         &self.socket
     }
 
+    /// Of one volume that is exported through rings.
+    pub fn rings(&self, name: &str) -> PathBuf {
+        self.socket.with_file_name(format!("{name}.vhost.sock"))
+    }
+
     pub fn snapshot(&self) -> Result<Snapshot> {
         let snapshot = self.daemon.handle().snapshot();
         let snapshot = snapshot.map_err(|error| Error::failed(error.to_string()))?;

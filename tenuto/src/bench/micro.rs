@@ -3,13 +3,14 @@
 //! Owns the rows: what is asked, of whom, and what the product must show for it to count. Always
 //! true: ours, the peer, the peer again and the ceiling of the client take turns in short slots;
 //! a row says by counters of the product and of the kernel which path was measured, and a row
-//! without its proof or without its peer has no ratio. Deliberately absent: vhost-user, which
-//! waits for that frontend.
+//! without its proof or without its peer has no ratio; a peer that can be asked the way ours is
+//! asked is asked that way.
 
 pub mod peer;
 mod report;
 mod row;
 mod serve;
+pub mod transport;
 
 use super::rounds::{Compared, Spread};
 use crate::demo::host::Place;
@@ -20,6 +21,7 @@ pub use row::Row;
 use serde_json::Value;
 use serve::Counters;
 use std::path::{Path, PathBuf};
+use transport::Transport;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Against {
@@ -36,7 +38,7 @@ pub struct Options {
     pub against: Against,
     pub rows: Vec<Row>,
     pub depths: Vec<usize>,
-    pub connections: usize,
+    pub transport: Transport,
     pub rounds: u32,
     /// Of one slot.
     pub seconds: f64,
@@ -59,6 +61,8 @@ pub struct Outcome {
     pub compared: Compared,
     pub ceiling: Option<Spread>,
     pub p99_us: Option<Spread>,
+    /// Of all threads but the client's, and of the peer where it is another process.
+    pub cpu_us: [Option<Spread>; 2],
     /// What one empty round trip takes of a row in microseconds, and the ratio without those.
     pub null_us: Option<Spread>,
     pub without_protocol: Option<Spread>,
@@ -79,21 +83,35 @@ pub fn run(options: &Options) -> Result<Report> {
     let place = Place::below(&directory(&options.path)?)?;
     let mut lines = Vec::new();
     for &row in &options.rows {
-        let depths: Vec<usize> = match row {
-            // Its figure is the time of one; several in flight share syncs.
-            Row::WriteFlush => vec![1],
-            _ => options.depths.clone(),
-        };
-        let against = match options.against {
-            Against::Auto => row.peer(),
-            other => other,
-        };
-        lines.extend(row::measure(&place, options, row, against, &depths)?);
+        for (against, depths) in plan(options, row) {
+            lines.extend(row::measure(&place, options, row, against, &depths)?);
+        }
     }
     Ok(Report {
         options: options.clone(),
         lines,
     })
+}
+
+/// Against whom a row is measured, and at which depths.
+fn plan(options: &Options, row: Row) -> Vec<(Against, Vec<usize>)> {
+    let depths = match (row, options.transport) {
+        // Its figure is the time of one; several in flight share syncs.
+        (Row::WriteFlush, Transport::Nbd { .. }) => &[1][..],
+        _ => &options.depths,
+    };
+    let mut plan: Vec<(Against, Vec<usize>)> = Vec::new();
+    for &depth in depths {
+        let against = match options.against {
+            Against::Auto => row.peer(options.transport, depth),
+            other => other,
+        };
+        match plan.last_mut() {
+            Some((last, depths)) if *last == against => depths.push(depth),
+            _ => plan.push((against, vec![depth])),
+        }
+    }
+    plan
 }
 
 fn check(options: &Options) -> Result<()> {
@@ -105,8 +123,14 @@ fn check(options: &Options) -> Result<()> {
     if options.depths.is_empty() || options.depths.iter().any(deep) {
         return wrong("--qd takes numbers from 1 to 256, with commas between");
     }
-    if !(1..=16).contains(&options.connections) {
-        return wrong("--connections is not from 1 to 16");
+    match options.transport {
+        Transport::Nbd { connections } if !(1..=16).contains(&connections) => {
+            return wrong("--connections is not from 1 to 16");
+        }
+        Transport::VhostUser { queues, .. } if !(1..=4).contains(&queues) => {
+            return wrong("--queues is not from 1 to 4");
+        }
+        _ => {}
     }
     if !(64 << 20..=64 << 30).contains(&options.size_bytes) {
         return wrong("--size is not from 64MiB to 64GiB");
@@ -135,7 +159,8 @@ fn directory(path: &Path) -> Result<PathBuf> {
 
 impl Report {
     pub fn rows(&self) -> Vec<Vec<String>> {
-        self.lines.iter().map(report::cells).collect()
+        let lines = self.lines.iter();
+        lines.map(|line| report::cells(self, line)).collect()
     }
 
     pub fn headline(&self) -> String {

@@ -10,6 +10,7 @@ use crate::bench::micro::peer::Program;
 use crate::bench::{burst, destage, micro, neighbour};
 use crate::config::units::{human_bytes, parse_millis, parse_size};
 use crate::error::{Error, Result};
+use crate::vhost_client::Wait;
 use engine::types::DestageMode;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -157,6 +158,31 @@ fn micro(context: &Context, command: &BenchMicro) -> Result<()> {
     let asked = |row: &micro::Row| {
         command.rows.is_empty() || command.rows.iter().any(|name| name == row.name())
     };
+    let transport = match command.client.as_str() {
+        "vhost-user" => {
+            if command.connections.is_some() {
+                return Err(Error::usage(
+                    "--connections: belongs to --client nbd; --queues spreads rings",
+                ));
+            }
+            micro::transport::Transport::VhostUser {
+                queues: command.queues.unwrap_or(1),
+                wait: if command.polling {
+                    Wait::Polling
+                } else {
+                    Wait::Events
+                },
+            }
+        }
+        _ if command.polling || command.queues.is_some() => {
+            return Err(Error::usage(
+                "--polling and --queues: belong to --client vhost-user",
+            ));
+        }
+        _ => micro::transport::Transport::Nbd {
+            connections: command.connections.unwrap_or(1),
+        },
+    };
     let options = micro::Options {
         path: command.path.clone(),
         against: match command.against.as_str() {
@@ -168,14 +194,14 @@ fn micro(context: &Context, command: &BenchMicro) -> Result<()> {
         },
         rows: all.into_iter().filter(asked).collect(),
         depths: command.qd.clone(),
-        connections: command.connections,
+        transport,
         rounds: command.rounds,
         seconds: command.seconds,
         size_bytes: size("--size", &command.size)?,
     };
     let report = micro::run(&options)?;
     context.output().document(&report.document(), || {
-        let table = output::table(&micro::HEAD, &report.rows(), &[1, 3, 4, 5, 6, 7, 8]);
+        let table = output::table(&micro::HEAD, &report.rows(), &[1, 3, 4, 5, 6, 7, 8, 9]);
         let notes: String = report.notes().iter().map(|it| format!("{it}\n")).collect();
         format!("{}\n\n{table}\n{notes}", report.headline())
     })?;

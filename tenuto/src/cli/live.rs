@@ -298,6 +298,16 @@ fn counters(host: &HostCounters) -> Vec<(&'static str, &'static str, u64)> {
             host.unaligned,
         ),
         (
+            "requests_again_total",
+            "Requests begun under an earlier daemon, and again.",
+            host.requests_again,
+        ),
+        (
+            "requests_found_total",
+            "Writes of an earlier daemon that were there already.",
+            host.requests_found,
+        ),
+        (
             "sleeps_total",
             "Times the shard went to sleep.",
             host.sleeps,

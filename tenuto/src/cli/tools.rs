@@ -81,8 +81,18 @@ pub struct BenchMicro {
     /// the file itself is not touched
     #[arg(long, value_name = "FILE")]
     pub path: PathBuf,
+    /// How the product is asked
+    #[arg(long, value_name = "CLIENT", default_value = "nbd")]
+    #[arg(value_parser = ["nbd", "vhost-user"])]
+    pub client: String,
+    /// Look at the rings all the time instead of waiting to be called (vhost-user)
+    #[arg(long)]
+    pub polling: bool,
+    /// Rings over which the requests are spread, 1 to 4 (vhost-user); default: 1
+    #[arg(long, value_name = "N")]
+    pub queues: Option<u16>,
     /// Whom to compare with; auto: nbdkit for ram-read and staged-write, qemu-nbd for ssd-read,
-    /// the bare device for write-flush
+    /// the bare device for write-flush; through rings the bare device, and qsd for ram-read at depth
     #[arg(long, value_name = "PEER", default_value = "auto")]
     #[arg(value_parser = ["auto", "raw", "nbdkit", "qemu-nbd", "qsd"])]
     pub against: String,
@@ -97,7 +107,7 @@ pub struct BenchMicro {
     /// Length of one slot
     #[arg(long, value_name = "S", default_value_t = 0.5)]
     pub seconds: f64,
-    /// Requests in flight, with commas between; write-flush has always one
+    /// Requests in flight, with commas between; write-flush has always one with --client nbd
     #[arg(
         long,
         value_name = "N,N",
@@ -105,9 +115,9 @@ pub struct BenchMicro {
         default_value = "1,32"
     )]
     pub qd: Vec<usize>,
-    /// NBD connections over which they are spread
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub connections: usize,
+    /// NBD connections over which they are spread; default: 1
+    #[arg(long, value_name = "N")]
+    pub connections: Option<usize>,
     /// Size of the set of ssd-read
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub size: String,

@@ -94,6 +94,10 @@ pub struct HostCounters {
     pub bounced: u64,
     /// Guest requests that were not whole sectors.
     pub unaligned: u64,
+    /// Requests that front ends had with an earlier daemon and that were begun anew, and writes of
+    /// these that recovery had found.
+    pub requests_again: u64,
+    pub requests_found: u64,
     /// Times the thread went to sleep in the kernel.
     pub sleeps: u64,
 }

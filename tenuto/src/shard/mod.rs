@@ -38,7 +38,7 @@ use engine::event::{Action, Device, Event, Refusal, VolumeSpec};
 use engine::layout::Part;
 use engine::memory::Memory;
 use engine::snapshot::Snapshot;
-use engine::types::{ConnectionId, IoId, Policy, RequestId, Span as Sectors, Time, VolumeId};
+use engine::types::{ConnectionId, IoId, Policy, RequestId, Span as Sectors, Tag, Time, VolumeId};
 use guest::Guest;
 use listen::{ExportTable, Listener};
 use remote::Remotes;
@@ -74,6 +74,8 @@ pub trait Decide: Send + 'static {
     fn apply(&mut self, now: Time, event: Event, memory: &mut dyn Memory);
     fn poll_action(&mut self) -> Option<Action>;
     fn next_deadline(&self) -> Option<Time>;
+    /// Whether a write of the run before was found, and is not to be done again.
+    fn has_taken(&self, volume: VolumeId, tag: Tag) -> bool;
     fn layout(
         &self,
         volume: VolumeId,
@@ -111,6 +113,10 @@ impl Decide for Engine {
 
     fn next_deadline(&self) -> Option<Time> {
         Engine::next_deadline(self)
+    }
+
+    fn has_taken(&self, volume: VolumeId, tag: Tag) -> bool {
+        Engine::has_taken(self, volume, tag)
     }
 
     fn layout(
@@ -394,6 +400,7 @@ impl<E: Decide> Shard<E> {
         if self.engine.next_deadline().is_some_and(|at| at <= self.now) {
             self.feed(Event::Tick);
         }
+        self.look_at_guests();
         self.serve_guests();
         self.settle();
         self.publish_guests();
@@ -541,7 +548,7 @@ impl<E: Decide> Shard<E> {
         }
         self.submit();
         let start = Instant::now();
-        while !self.ring.ready() {
+        while !self.ring.ready() && !self.guests_have_more() {
             if start.elapsed().as_nanos() as u64 >= nanos {
                 return false;
             }

@@ -15,7 +15,7 @@ use crate::frontend::nbd::{Command, Error, Extent, Request, Ticket};
 use crate::ring::Span;
 use engine::event::{Event, Refusal};
 use engine::memory::{Area, Memory, Place};
-use engine::types::{BufferId, RequestId, SECTOR_BYTES, VolumeId};
+use engine::types::{BufferId, RequestId, SECTOR_BYTES, Tag, VolumeId};
 
 /// A CACHE command reads its range in pieces of this size.
 const CACHE_BYTES: u64 = 1 << 20;
@@ -212,6 +212,7 @@ impl<E: Decide> Shard<E> {
                 sectors: outer.sectors,
                 buffer: buffer(),
                 fua,
+                tag: Tag::NONE,
             },
             Command::Flush => Event::Flush { volume, request },
             Command::Trim { fua, .. } => Event::Discard {
@@ -259,6 +260,7 @@ impl<E: Decide> Shard<E> {
                     sectors: 1,
                     buffer,
                     fua,
+                    tag: Tag::NONE,
                 });
             }
         }

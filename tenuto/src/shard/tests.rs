@@ -15,7 +15,7 @@ use engine::event::{
 use engine::layout::{Holds, Part};
 use engine::memory::{Area, Memory, Place, Slice};
 use engine::snapshot::{CacheState, Snapshot};
-use engine::types::{DestageMode, IoId, Policy, RequestId, Span, Time, Uuid, VolumeId};
+use engine::types::{DestageMode, IoId, Policy, RequestId, Span, Tag, Time, Uuid, VolumeId};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -158,6 +158,10 @@ impl Decide for PassThrough {
 
     fn next_deadline(&self) -> Option<Time> {
         None
+    }
+
+    fn has_taken(&self, _: VolumeId, _: Tag) -> bool {
+        false
     }
 
     fn layout(&self, _: VolumeId, span: Span, _: usize) -> Result<Vec<Part>, Refusal> {

@@ -1,6 +1,6 @@
 //! Benchmarks in smoke size, so that they cannot rot. Nothing here asserts a time.
 
-use crate::common::Rig;
+use crate::common::{EXIT_USAGE, Rig, have};
 use serde_json::Value;
 
 fn number(value: &Value) -> f64 {
@@ -116,6 +116,99 @@ fn the_benchmark_of_single_requests_says_which_path_each_row_measured() {
         !rig.dir.join("file").exists(),
         "the named file is not touched"
     );
+}
+
+#[test]
+fn the_benchmark_of_single_requests_asks_through_rings_in_either_way_of_waiting() {
+    let rig = Rig::new();
+    let path = rig.dir.join("file").display().to_string();
+    let short = ["--rounds", "2", "--seconds", "0.05", "--size", "64MiB"];
+    let ways: [(&[&str], u64, bool); 2] =
+        [(&["--polling"], 1, true), (&["--queues", "2"], 2, false)];
+    for (way, queues, polling) in ways {
+        let arguments = [
+            "bench",
+            "micro",
+            "--client",
+            "vhost-user",
+            "--against",
+            "raw",
+        ];
+        let rest = ["--qd", "1,8", "--path", &path];
+        let document = rig.json(&[&arguments[..], &short, way, &rest].concat());
+        assert_told_on_what(&document);
+        let parameters = &document["parameters"];
+        assert_eq!(parameters["client"], "vhost-user");
+        assert_eq!(parameters["queues"], queues);
+        assert_eq!(parameters["polling"], polling);
+        let rows = document["rows"].as_array().expect("a list of rows");
+        // Through rings every row has every depth.
+        assert_eq!(rows.len(), 8);
+        for row in rows {
+            assert_eq!(row["proven"], true, "{row}");
+            for figure in ["tenuto", "peer", "ratio", "a_a_ratio", "ceiling", "p99_us"] {
+                assert!(number(&row[figure]["median"]) > 0.0, "{figure}: {row}");
+            }
+            let cpu = &row["cpu_us_per_request"];
+            assert!(number(&cpu["tenuto"]["median"]) > 0.0, "{row}");
+            assert_eq!(cpu["peer"], Value::Null, "it has no process: {row}");
+        }
+    }
+}
+
+#[test]
+fn the_storage_daemon_of_qemu_is_asked_through_rings_as_ours_is() {
+    let name = "the_storage_daemon_of_qemu_is_asked_through_rings_as_ours_is";
+    if !have(name, &["qemu-storage-daemon"]) {
+        return;
+    }
+    let rig = Rig::new();
+    let path = rig.dir.join("file").display().to_string();
+    let arguments = [
+        "bench",
+        "micro",
+        "--client",
+        "vhost-user",
+        "--against",
+        "qsd",
+    ];
+    let rows = [
+        "--rows",
+        "ram-read,write-flush",
+        "--qd",
+        "4",
+        "--queues",
+        "2",
+    ];
+    let short = ["--rounds", "1", "--seconds", "0.05", "--path", &path];
+    let document = rig.json(&[&arguments[..], &rows, &short].concat());
+    let rows = document["rows"].as_array().expect("a list of rows");
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        assert_eq!(row["proven"], true, "{row}");
+        let transport = row["peer_transport"].as_str().expect("words");
+        assert!(transport.starts_with("vhost-user, 2 queue"), "{row}");
+        let cpu = &row["cpu_us_per_request"]["peer"]["median"];
+        assert!(number(cpu) > 0.0, "{row}");
+    }
+    let left = std::fs::read_dir(&rig.dir).expect("list it").flatten();
+    let names: Vec<_> = left.map(|entry| entry.file_name()).collect();
+    let run = |name: &std::ffi::OsString| name.to_string_lossy().starts_with("tenuto-demo");
+    assert!(!names.iter().any(run), "the run is swept: {names:?}");
+}
+
+#[test]
+fn options_of_one_client_are_refused_with_the_other() {
+    let rig = Rig::new();
+    for wrong in [
+        &["--polling"][..],
+        &["--queues", "2"],
+        &["--client", "vhost-user", "--connections", "2"],
+        &["--client", "vhost-user", "--queues", "5"],
+    ] {
+        let all = [&["bench", "micro", "--path", "/tmp/file"], wrong].concat();
+        rig.refused(&all, EXIT_USAGE);
+    }
 }
 
 #[test]

@@ -16,6 +16,7 @@ mod drain;
 mod events;
 mod failing;
 mod flow;
+mod front_end;
 mod guest;
 mod hostile;
 mod kill;

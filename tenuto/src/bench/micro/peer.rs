@@ -2,10 +2,14 @@
 //!
 //! Owns each process from its start to its end. Always true: it listens on a private UNIX socket,
 //! serves one file, and is ended by its process id when it is dropped; one that is not installed
-//! is an error that says how to get it.
+//! is an error that says how to get it. Those that speak NBD only are asked over one connection
+//! where ours is asked through rings.
 
-use crate::bench::pipe::Pipe;
+use super::Options;
+use super::transport::Transport;
+use crate::bench::work::Carrier;
 use crate::error::{Error, Kind, Result};
+use crate::sys;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -39,11 +43,21 @@ impl Program {
         }
     }
 
-    /// How it serves, for the one who reads the figures.
-    pub const fn way(self) -> &'static str {
-        match self {
-            Program::Nbdkit => "file, page cache",
-            Program::QemuNbd | Program::Qsd => "cache=none, aio=native",
+    /// How it serves, for the one who reads the figures. Rows that measure memory may find the file
+    /// in the page cache.
+    pub const fn way(self, memory: bool) -> &'static str {
+        match (self, memory) {
+            (Program::Nbdkit, _) => "file, page cache",
+            (Program::Qsd, true) => "page cache, aio=io_uring",
+            (Program::QemuNbd | Program::Qsd, _) => "cache=none, aio=native",
+        }
+    }
+
+    /// How it is asked where ours is asked like this.
+    pub const fn transport(self, ours: Transport) -> Transport {
+        match (self, ours) {
+            (Program::Qsd, _) | (_, Transport::Nbd { .. }) => ours,
+            _ => Transport::Nbd { connections: 1 },
         }
     }
 }
@@ -53,15 +67,28 @@ pub struct Peer {
     socket: PathBuf,
     export: &'static str,
     program: Program,
+    transport: Transport,
 }
 
 impl Peer {
-    /// Starts a server of this file whose socket lies in `directory`.
-    pub fn start(program: Program, file: &Path, directory: &Path) -> Result<Peer> {
+    /// Starts a server of this file whose socket lies in `directory`. Asked `through` what ours is
+    /// asked, if it can be; `memory` where the page cache is what is compared.
+    pub fn start(
+        program: Program,
+        file: &Path,
+        directory: &Path,
+        through: Transport,
+        memory: bool,
+    ) -> Result<Peer> {
+        let transport = program.transport(through);
         let socket = directory.join(format!("{}.sock", program.name()));
         // Left by one that was killed; if there is none, all is well.
         let _ = fs::remove_file(&socket);
-        let mut command = command(program, file, &socket);
+        let mut command = match (program, transport) {
+            (Program::Qsd, transport) => storage_daemon(file, &socket, transport, memory),
+            _ => command(program, file, &socket),
+        };
+        sys::end_with_parent(&mut command);
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -87,16 +114,23 @@ impl Peer {
                 _ => "",
             },
             program,
+            transport,
         })
     }
 
     /// Connects as soon as it listens.
-    pub fn connect(&mut self, connections: usize) -> Result<Pipe> {
+    pub fn connect(&mut self, options: &Options) -> Result<Box<dyn Carrier>> {
         let begun = Instant::now();
         let name = self.program.name();
         loop {
-            let error = match Pipe::connect(&self.socket, self.export, connections) {
-                Ok(pipe) => return Ok(pipe),
+            let export = (&*self.socket, self.export);
+            let connected = self.transport.connect(options, export, &self.socket);
+            let error = match connected {
+                Ok(carrier) => return Ok(carrier),
+                // It listens, and does not want us.
+                Err(error) if error.kind() == io::ErrorKind::Other => {
+                    return Err(Error::failed(format!("{name}: {error}")));
+                }
                 Err(error) => error,
             };
             if let Ok(Some(status)) = self.child.try_wait() {
@@ -122,6 +156,35 @@ impl Drop for Peer {
     }
 }
 
+/// Serves NBD, or rings in a thread that looks at them for a moment before it sleeps, as it does
+/// by default.
+fn storage_daemon(file: &Path, socket: &Path, transport: Transport, memory: bool) -> Command {
+    let mut command = Command::new(Program::Qsd.name());
+    let (file, socket) = (file.display(), socket.display());
+    let mode = match memory {
+        true => "cache.direct=off,aio=io_uring",
+        false => "cache.direct=on,aio=native",
+    };
+    let node = format!("driver=file,node-name=disk,filename={file},{mode}");
+    command.arg("--blockdev").arg(node);
+    match transport {
+        Transport::Nbd { .. } => {
+            let server = format!("addr.type=unix,addr.path={socket},max-connections=64");
+            command.arg("--nbd-server").arg(server);
+            let export = "type=nbd,id=disk,node-name=disk,name=disk,writable=on";
+            command.args(["--export", export]);
+        }
+        Transport::VhostUser { queues, .. } => {
+            command.args(["--object", "iothread,id=rings", "--export"]);
+            command.arg(format!(
+                "type=vhost-user-blk,id=disk,node-name=disk,addr.type=unix,addr.path={socket},\
+                 writable=on,num-queues={queues},iothread=rings"
+            ));
+        }
+    }
+    command
+}
+
 fn command(program: Program, file: &Path, socket: &Path) -> Command {
     let mut command = Command::new(program.name());
     match program {
@@ -139,20 +202,7 @@ fn command(program: Program, file: &Path, socket: &Path) -> Command {
             ]);
             command.arg("--socket").arg(socket).arg(file);
         }
-        Program::Qsd => {
-            let (file, socket) = (file.display(), socket.display());
-            command.arg("--blockdev").arg(format!(
-                "driver=file,node-name=disk,filename={file},cache.direct=on,aio=native"
-            ));
-            command.arg("--nbd-server");
-            command.arg(format!(
-                "addr.type=unix,addr.path={socket},max-connections=64"
-            ));
-            command.args([
-                "--export",
-                "type=nbd,id=disk,node-name=disk,name=disk,writable=on",
-            ]);
-        }
+        Program::Qsd => unreachable!("it has a command of its own"),
     }
     command
 }

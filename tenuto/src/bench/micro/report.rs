@@ -1,13 +1,15 @@
 //! The rows as a table and as a document.
 
 use super::peer::Program;
+use super::transport::Transport;
 use super::{Against, Line, Outcome, Report, Row};
 use crate::bench::machine;
 use crate::bench::rounds::Spread;
 use crate::bench::work::BLOCK_BYTES;
+use crate::vhost_client::Wait;
 use serde_json::{Value, json};
 
-pub const HEAD: [&str; 9] = [
+pub const HEAD: [&str; 11] = [
     "4 KIB, RANDOM",
     "QD",
     "FIGURE",
@@ -16,6 +18,8 @@ pub const HEAD: [&str; 9] = [
     "TENUTO/PEER",
     "A/A",
     "CLIENT'S CEILING",
+    "CPU US",
+    "PEER'S CPU US",
     "WANTED",
 ];
 
@@ -29,20 +33,42 @@ impl Against {
         }
     }
 
-    const fn way(self) -> &'static str {
+    const fn way(self, row: Row) -> &'static str {
         match self {
             Against::Auto | Against::Raw => "direct I/O, io_uring, same process",
-            Against::Server(program) => program.way(),
+            Against::Server(program) => program.way(row.is_of_memory()),
+        }
+    }
+
+    fn transport(self, ours: Transport) -> Option<Transport> {
+        match self {
+            Against::Auto | Against::Raw => None,
+            Against::Server(program) => Some(program.transport(ours)),
         }
     }
 }
 
-/// What the product is asked for: more requests at depth, or less time at depth 1.
-fn wanted(row: Row, depth: usize) -> &'static str {
+/// What the product is asked for: more requests at depth, or less time at depth 1. Through rings
+/// only against the peer that the row is wanted against.
+fn wanted(line: &Line, transport: Transport) -> &'static str {
+    let (row, depth) = (line.row, line.depth);
+    let Transport::VhostUser { wait, .. } = transport else {
+        return match (row, depth) {
+            (Row::WriteFlush, _) => "<= 1.1",
+            (_, 1) => "<= 1.0",
+            _ => ">= 1.0",
+        };
+    };
+    if line.against != row.peer(transport, depth) {
+        return "-";
+    }
     match (row, depth) {
-        (Row::WriteFlush, _) => "<= 1.1",
-        (_, 1) => "<= 1.0",
-        _ => ">= 1.0",
+        (Row::RamRead, _) if wait == Wait::Events => "-",
+        (Row::RamRead, 1) => "<= 0.2",
+        (Row::RamRead | Row::StagedWrite, 2..) => ">= 3.0",
+        (Row::SsdRead, 2..) => ">= 0.95",
+        (Row::WriteFlush, 1) => "<= 1.1",
+        _ => "-",
     }
 }
 
@@ -61,12 +87,12 @@ fn median(spread: Option<Spread>, digits: usize) -> String {
     spread.map_or("-".into(), |it| format!("{:.digits$}", it.median))
 }
 
-pub fn cells(line: &Line) -> Vec<String> {
+pub fn cells(report: &Report, line: &Line) -> Vec<String> {
     let digits = usize::from(line.depth == 1);
     let name = format!("{}, {}", line.row.name(), line.against.name());
     let mut cells = vec![name, line.depth.to_string(), figure(line.depth).into()];
     match &line.outcome {
-        Err(_) => cells.extend(["-"; 5].map(String::from)),
+        Err(_) => cells.extend(["-"; 7].map(String::from)),
         Ok(it) => {
             let proven = it.unproven.is_none();
             let ratio = |spread| match proven {
@@ -79,19 +105,20 @@ pub fn cells(line: &Line) -> Vec<String> {
                 ratio(it.compared.ratio),
                 text(it.compared.same, 2),
                 median(it.ceiling, digits),
+                median(it.cpu_us[0], 1),
+                median(it.cpu_us[1], 1),
             ]);
         }
     }
-    cells.push(wanted(line.row, line.depth).into());
+    cells.push(wanted(line, report.options.transport).into());
     cells
 }
 
 pub fn headline(report: &Report) -> String {
     let options = &report.options;
     format!(
-        "NBD over UNIX sockets, {} connection(s); {} rounds of slots of {} s in turn; medians with \
-         intervals of 90 %\n{}",
-        options.connections,
+        "{}; {} rounds of slots of {} s in turn; medians with intervals of 90 %\n{}",
+        options.transport.text(),
         options.rounds,
         options.seconds,
         machine::text(),
@@ -146,6 +173,10 @@ fn proof(row: Row, it: &Outcome) -> String {
 
 pub fn document(report: &Report) -> Value {
     let options = &report.options;
+    let (connections, queues, wait) = match options.transport {
+        Transport::Nbd { connections } => (Some(connections), None, None),
+        Transport::VhostUser { queues, wait } => (None, Some(queues), Some(wait)),
+    };
     json!({
         "benchmark": "micro",
         "machine": machine::document(),
@@ -155,25 +186,33 @@ pub fn document(report: &Report) -> Value {
             "rounds": options.rounds,
             "seconds": options.seconds,
             "queue_depths": options.depths,
-            "connections": options.connections,
+            "client": if queues.is_some() { "vhost-user" } else { "nbd" },
+            "connections": connections,
+            "queues": queues,
+            "polling": wait.map(|wait| wait == Wait::Polling),
             "block_bytes": BLOCK_BYTES,
             "size_bytes": options.size_bytes,
-            "transport": "nbd over unix sockets",
+            "transport": options.transport.text(),
         },
         "complete": report.is_complete(),
-        "rows": report.lines.iter().map(line_document).collect::<Vec<Value>>(),
+        "rows": report
+            .lines
+            .iter()
+            .map(|line| line_document(line, options.transport))
+            .collect::<Vec<Value>>(),
     })
 }
 
-fn line_document(line: &Line) -> Value {
+fn line_document(line: &Line, transport: Transport) -> Value {
     let head = json!({
         "row": line.row.name(),
         "queue_depth": line.depth,
         "against": line.against.name(),
-        "peer_serves": line.against.way(),
+        "peer_serves": line.against.way(line.row),
+        "peer_transport": line.against.transport(transport).map(Transport::text),
         "figure": figure(line.depth),
         "better": if line.depth == 1 { "lower" } else { "higher" },
-        "wanted": wanted(line.row, line.depth),
+        "wanted": wanted(line, transport),
     });
     let rest = match &line.outcome {
         Err(error) => json!({ "error": error.message }),
@@ -199,6 +238,7 @@ fn outcome_document(it: &Outcome) -> Value {
         "a_a_ratio": spread(it.compared.same),
         "ceiling": spread(it.ceiling),
         "p99_us": spread(it.p99_us),
+        "cpu_us_per_request": { "tenuto": spread(it.cpu_us[0]), "peer": spread(it.cpu_us[1]) },
         "null_round_trip_us": spread(it.null_us),
         "ratio_without_protocol": spread(it.without_protocol),
         "counters": {

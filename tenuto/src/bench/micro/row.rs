@@ -2,13 +2,13 @@
 
 use super::peer::{Peer, Program, device_bytes};
 use super::serve::{Counters, Ours, direct, make_file};
+use super::transport::Transport;
 use super::{Against, Line, Options, Outcome};
-use crate::bench::null;
-use crate::bench::pipe::Pipe;
 use crate::bench::rounds::{Spread, compare, ratios};
 use crate::bench::work::{BLOCK_BYTES, Carrier, Tally, Verb, Work};
 use crate::demo::host::Place;
 use crate::error::{Error, Kind, Result};
+use crate::sys;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -42,12 +42,21 @@ impl Row {
         }
     }
 
-    pub const fn peer(self) -> Against {
-        match self {
-            Row::RamRead | Row::StagedWrite => Against::Server(Program::Nbdkit),
-            Row::SsdRead => Against::Server(Program::QemuNbd),
-            Row::WriteFlush => Against::Raw,
+    /// Whom it is wanted against.
+    pub const fn peer(self, transport: Transport, depth: usize) -> Against {
+        match (self, transport) {
+            (Row::RamRead, Transport::VhostUser { .. }) if depth > 1 => {
+                Against::Server(Program::Qsd)
+            }
+            (_, Transport::VhostUser { .. }) | (Row::WriteFlush, _) => Against::Raw,
+            (Row::RamRead | Row::StagedWrite, _) => Against::Server(Program::Nbdkit),
+            (Row::SsdRead, _) => Against::Server(Program::QemuNbd),
         }
+    }
+
+    /// Whether it is answered from memory, by us and by others.
+    pub const fn is_of_memory(self) -> bool {
+        matches!(self, Row::RamRead | Row::StagedWrite)
     }
 
     const fn verb(self) -> Verb {
@@ -118,7 +127,7 @@ pub fn measure(
         Err(error) => return Err(error),
     };
     let mut ours = Ours::start(place, options, row)?;
-    let mut ceiling = null::connect(options.connections).map_err(io_failed)?;
+    let mut ceiling = options.transport.null(options).map_err(io_failed)?;
     // Of ours, of the peer, of the ceiling; a lap goes on from depth to depth, so that nothing is
     // read again that was read a moment ago.
     let mut works = [(); 3].map(|()| Work::only(row.verb(), row.range(options), 1));
@@ -146,16 +155,18 @@ fn start_other(place: &Place, options: &Options, row: Row, against: Against) -> 
             });
         }
     };
-    let mut peer = Peer::start(program, &path, &place.path(""))?;
-    let mut pipe = peer.connect(options.connections)?;
+    let (directory, memory) = (place.path(""), row.is_of_memory());
+    let mut peer = Peer::start(program, &path, &directory, options.transport, memory)?;
+    let mut carrier = peer.connect(options)?;
     if row == Row::RamRead {
-        let mut warm = Work::only(Verb::Read, range.clone(), 32);
+        let depth = options.deepest().min(32);
+        let mut warm = Work::only(Verb::Read, range.clone(), depth);
         warm.left = Some(range.end - range.start);
-        let carried = pipe.carry(&mut warm, Duration::from_secs(3600));
+        let carried = carrier.carry(&mut warm, Duration::from_secs(3600));
         carried.map_err(io_failed)?;
     }
     Ok(Other {
-        carrier: Box::new(pipe),
+        carrier,
         peer: Some(peer),
     })
 }
@@ -166,13 +177,41 @@ struct Columns {
     figures: [Vec<Option<f64>>; SLOTS],
     p99_us: Vec<f64>,
     null_us: Vec<Option<f64>>,
+    /// Of us, and of the peer.
+    cpu_us: [Vec<f64>; 2],
+}
+
+/// Time on processors: of all our threads but this one, and of another process.
+#[derive(Clone, Copy)]
+struct Cpu {
+    ours: Option<Duration>,
+    other: Option<Duration>,
+}
+
+impl Cpu {
+    fn now(other: Option<u32>) -> Cpu {
+        let all = sys::process_cpu(None).ok();
+        Cpu {
+            ours: all.zip(sys::thread_cpu().ok()).map(|(all, own)| all - own),
+            other: other.and_then(|pid| sys::process_cpu(Some(pid)).ok()),
+        }
+    }
+
+    /// Microseconds of each request since then: ours, and the other's.
+    fn since(self, before: Cpu, requests: usize) -> [Option<f64>; 2] {
+        let each = |after: Option<Duration>, before: Option<Duration>| {
+            let spent = after?.saturating_sub(before?);
+            (requests > 0).then(|| spent.as_secs_f64() * 1e6 / requests as f64)
+        };
+        [each(self.ours, before.ours), each(self.other, before.other)]
+    }
 }
 
 fn rounds(
     options: &Options,
     row: Row,
     [mine, theirs, top]: &mut [Work; 3],
-    (ours, other, ceiling): (&mut Ours, &mut Other, &mut Pipe),
+    (ours, other, ceiling): (&mut Ours, &mut Other, &mut Box<dyn Carrier>),
 ) -> Result<Outcome> {
     let lasts = Duration::from_secs_f64(options.seconds);
     let mut null = Work::only(Verb::Flush, 0..1, 1);
@@ -188,20 +227,23 @@ fn rounds(
     for round in 0..options.rounds as usize {
         for step in 0..SLOTS {
             let at = (round + step) % SLOTS;
-            let before = (ours.counters()?, device_bytes(pid));
+            let before = (ours.counters()?, device_bytes(pid), Cpu::now(pid));
             let tally = match at {
                 0 => ours.pipe.carry(mine, lasts),
                 1 | 2 => other.carrier.carry(theirs, lasts),
                 _ => ceiling.carry(top, lasts),
             };
             let tally = tally.map_err(io_failed)?;
+            let cpu_us = Cpu::now(pid).since(before.2, tally.samples().len());
             columns.figures[at].push(figure(&tally));
             match at {
                 0 => {
+                    columns.cpu_us[0].extend(cpu_us[0]);
                     counters = counters.plus(ours.counters()?.since(before.0));
                     columns.p99_us.extend(tally.quantile_us(99));
                 }
                 1 | 2 => {
+                    columns.cpu_us[1].extend(cpu_us[1]);
                     let moved = before.1.zip(device_bytes(pid));
                     let (read, written) = moved.map_or((0, 0), |(old, new)| {
                         (new.0 - old.0, new.1.saturating_sub(old.1))
@@ -211,7 +253,7 @@ fn rounds(
                 _ => {}
             }
         }
-        if row == Row::WriteFlush {
+        if row == Row::WriteFlush && depth == 1 {
             let tally = ours.clean.carry(&mut null, lasts / 2).map_err(io_failed)?;
             columns.null_us.push(tally.quantile_us(50));
         }
@@ -237,6 +279,7 @@ fn outcome(row: Row, columns: Columns, counters: Counters, device: (u64, u64)) -
         compared: compare(&table),
         ceiling: all(ceiling),
         p99_us: Spread::of(columns.p99_us),
+        cpu_us: columns.cpu_us.map(Spread::of),
         null_us: all(&columns.null_us),
         without_protocol: ratios(&bare, peer),
         counters,

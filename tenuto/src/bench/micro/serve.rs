@@ -6,10 +6,12 @@
 use super::Options;
 use super::peer::device_bytes;
 use super::row::{HOT_BLOCKS, Row};
+use super::transport::Transport;
 use crate::bench::direct::Direct;
 use crate::bench::host::{Host, Sizes, volume};
-use crate::bench::pipe::{Pipe, noise};
+use crate::bench::pipe::noise;
 use crate::bench::work::{BLOCK_BYTES, Carrier, Verb, Work};
+use crate::daemon::Exports;
 use crate::demo::client::Client;
 use crate::demo::host::Place;
 use crate::error::{Error, Result};
@@ -53,9 +55,9 @@ pub struct Counters {
 pub struct Ours {
     host: Host,
     image: PathBuf,
-    pub pipe: Pipe,
+    pub pipe: Box<dyn Carrier>,
     /// For empty round trips.
-    pub clean: Pipe,
+    pub clean: Box<dyn Carrier>,
 }
 
 impl Ours {
@@ -72,10 +74,15 @@ impl Ours {
         };
         let mut disk = volume(NAME, image.clone(), policy);
         disk.destage_after = None;
-        let (clean, bytes) = (
-            volume(CLEAN, clean, Policy::WriteBack),
-            blocks * BLOCK_BYTES,
-        );
+        let mut clean = volume(CLEAN, clean, Policy::WriteBack);
+        for volume in [&mut disk, &mut clean] {
+            // What brings a volume to its state speaks NBD.
+            volume.exports = Exports {
+                vhost_user: matches!(options.transport, Transport::VhostUser { .. }),
+                nbd: true,
+            };
+        }
+        let bytes = blocks * BLOCK_BYTES;
         let sizes = Sizes {
             cache_bytes: CACHE_BYTES.max(2 * bytes),
             ram_bytes: match row {
@@ -84,11 +91,16 @@ impl Ours {
             },
         };
         let host = Host::start(place, sizes, vec![disk, clean])?;
-        let connect =
-            |name, connections| Pipe::connect(host.socket(), name, connections).map_err(failed);
+        let connect = |name| {
+            let rings = host.rings(name);
+            let connected = options
+                .transport
+                .connect(options, (host.socket(), name), &rings);
+            connected.map_err(failed)
+        };
         let mut ours = Ours {
-            pipe: connect(NAME, options.connections)?,
-            clean: connect(CLEAN, 1)?,
+            pipe: connect(NAME)?,
+            clean: connect(CLEAN)?,
             host,
             image,
         };
@@ -107,7 +119,7 @@ impl Ours {
             }
             Row::StagedWrite | Row::WriteFlush => {
                 // Once around the log: its first lap writes zeroes ahead, later ones do not.
-                let mut first = Work::only(Verb::Write, 0..blocks, 32);
+                let mut first = Work::only(Verb::Write, 0..blocks, options.deepest().min(32));
                 first.left = Some(CACHE_BYTES / BLOCK_BYTES);
                 let long = Duration::from_secs(3600);
                 self.pipe.carry(&mut first, long).map(drop).map_err(failed)

@@ -505,7 +505,7 @@ impl<D: DataSide> Handler<D> {
         }
         let (region, file) = Region::create(layout, self.queues())?;
         self.take_region(region, true)?;
-        Ok((file, layout.bytes()))
+        Ok((file, Region::bytes(layout)))
     }
 
     pub fn set_region(

@@ -31,6 +31,7 @@ use std::sync::Arc;
 use vring::Queue;
 use vring::block::{Disk, Scratch};
 use vring::chain::Batch;
+use vring::memory::Segment;
 use vring::rings::{Rings, Shared};
 
 /// Lower half of the ids of guests: connections of NBD have none of these.
@@ -97,6 +98,10 @@ pub(super) struct Guest {
     batch: Batch,
     scratch: Scratch,
     in_round: bool,
+    /// Lists that are not used, for their memory.
+    spare: Vec<Vec<Segment>>,
+    /// Among those whose rings are looked at.
+    restless: bool,
 }
 
 impl Guest {
@@ -157,6 +162,8 @@ impl<E: Decide> Shard<E> {
             batch: Batch::default(),
             scratch: Scratch::default(),
             in_round: false,
+            spare: Vec::new(),
+            restless: false,
         });
         let alone = self.clients(volume) == 0;
         assert_eq!(self.guests.insert(guest), slot, "the number was announced");
@@ -200,6 +207,7 @@ impl<E: Decide> Shard<E> {
         self.guests.restore(slot, guest);
         if over {
             self.guests.remove(slot);
+            self.restless.retain(|&other| other != slot);
             if in_order {
                 self.went_out(volume);
             }
@@ -217,6 +225,8 @@ impl<E: Decide> Shard<E> {
                 let opened = opened.map(|rings| {
                     guest.rings = Some(rings);
                     guest.region = Some(region);
+                    // It may be for fewer queues than the one before.
+                    guest.sides_used = 0;
                 });
                 let _ = answer.send(opened.map_err(DataError::from));
             }

@@ -15,7 +15,7 @@ use crate::lent::Piece;
 use crate::ring::Completed;
 use crate::shard::{Decide, Shard, tag};
 use engine::event::{Event, Refusal};
-use engine::types::{BufferId, RequestId, Span, VolumeId};
+use engine::types::{BufferId, RequestId, Span, Tag, VolumeId};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use vring::block::{Command, Parsed, Reply, SectorRange, Status};
@@ -31,7 +31,7 @@ const TAKE_MAX: usize = 64;
 /// What a request wants of the engine.
 enum Want {
     Read(Span),
-    Write(Span),
+    Write(Span, Tag),
     Flush,
     Ranges {
         ranges: Vec<SectorRange>,
@@ -60,7 +60,7 @@ impl Want {
     fn changes(&self) -> Option<Span> {
         match self {
             Want::Read(_) | Want::Flush => None,
-            Want::Write(span) => Some(*span),
+            Want::Write(span, _) => Some(*span),
             Want::Ranges { ranges, .. } => {
                 let first = ranges.iter().map(|range| range.sector).min()?;
                 let end = ranges
@@ -98,7 +98,10 @@ impl<E: Decide> Shard<E> {
         }
         let mut batch = std::mem::take(&mut guest.batch);
         batch.clear();
+        // A round is of those that an earlier daemon has begun, or of new ones.
+        let again = guest.rings.as_ref().is_some_and(|rings| rings.again() > 0);
         let more = guest.take(&mut batch);
+        let region = guest.region.as_ref().map_or(0, |region| region.number());
         let mut scratch = std::mem::take(&mut guest.scratch);
         let memory = guest.memory.clone();
         for (taken, chain) in batch.iter() {
@@ -108,14 +111,21 @@ impl<E: Decide> Shard<E> {
                     self.complete(slot, guest, taken.queue, taken.head, written);
                 }
                 Parsed::Run { command, reply } => {
+                    let tag = tag_of(region, taken);
+                    let write = matches!(command, Command::Write { .. });
+                    if again && write && self.engine.has_taken(guest.volume, tag) {
+                        self.counters.requests_found += 1;
+                        let written = reply.finish(&*memory, Status::Ok);
+                        self.complete(slot, guest, taken.queue, taken.head, written);
+                        continue;
+                    }
+                    self.counters.requests_again += u64::from(again);
                     self.begin_task(slot, guest, &memory, taken, command, reply);
                 }
             }
         }
-        if guest.sides[..guest.sides_used]
-            .iter()
-            .any(|side| side.restless)
-        {
+        let mut used = guest.sides[..guest.sides_used].iter();
+        if used.any(|side| side.restless) && !std::mem::replace(&mut guest.restless, true) {
             self.restless.push(slot);
         }
         (guest.batch, guest.scratch) = (batch, scratch);
@@ -134,6 +144,8 @@ impl<E: Decide> Shard<E> {
         command: Command,
         reply: Reply,
     ) {
+        let region = guest.region.as_ref().map_or(0, |region| region.number());
+        let tag = tag_of(region, taken);
         let (want, data) = match command {
             Command::Read {
                 sector,
@@ -144,7 +156,7 @@ impl<E: Decide> Shard<E> {
                 sector,
                 sectors,
                 data,
-            } => (Want::Write(Span::new(sector, sectors)), data),
+            } => (Want::Write(Span::new(sector, sectors), tag), data),
             Command::Flush => (Want::Flush, &[][..]),
             Command::Discard { ranges } => {
                 let (ranges, zeroes) = (ranges.to_vec(), false);
@@ -165,10 +177,10 @@ impl<E: Decide> Shard<E> {
                 }
             },
         };
-        let segments = match want {
-            Want::Read(_) => data.to_vec(),
-            _ => Vec::new(),
-        };
+        let mut segments = guest.spare.pop().unwrap_or_default();
+        if matches!(want, Want::Read(_)) {
+            segments.extend_from_slice(data);
+        }
         let task = Task {
             queue: taken.queue,
             head: taken.head,
@@ -228,30 +240,34 @@ impl<E: Decide> Shard<E> {
         };
         let task = guest.task(at);
         let buffer = || task.buffer.expect("data has a buffer");
-        let events = match &task.want {
-            Want::Read(span) => vec![Event::Read {
+        let event = match &task.want {
+            Want::Read(span) => Event::Read {
                 volume,
                 request,
                 sector: span.sector,
                 sectors: span.sectors,
                 buffer: buffer(),
-            }],
-            Want::Write(span) => vec![Event::Write {
+            },
+            Want::Write(span, tag) => Event::Write {
                 volume,
                 request,
                 sector: span.sector,
                 sectors: span.sectors,
                 buffer: buffer(),
                 fua,
-            }],
-            Want::Flush => vec![Event::Flush { volume, request }],
-            Want::Ranges { ranges, zeroes } => ranges
-                .iter()
-                .map(|range| range_event(volume, request, range, *zeroes, fua))
-                .collect(),
+                tag: *tag,
+            },
+            Want::Flush => Event::Flush { volume, request },
+            Want::Ranges { ranges, zeroes } => {
+                let event = |range| range_event(volume, request, range, *zeroes, fua);
+                let events: Vec<Event> = ranges.iter().map(event).collect();
+                task.pending = events.len() as u32;
+                events.into_iter().for_each(|event| self.feed(event));
+                return;
+            }
         };
-        task.pending = events.len() as u32;
-        events.into_iter().for_each(|event| self.feed(event));
+        task.pending = 1;
+        self.feed(event);
     }
 
     /// A reply of the engine to a request of a guest.
@@ -284,7 +300,7 @@ impl<E: Decide> Shard<E> {
     }
 
     fn end_task_with(&mut self, slot: u32, guest: &mut Guest, at: u16, status: Status) {
-        let task = guest.remove(at);
+        let mut task = guest.remove(at);
         if task.locked
             && let Some(volume) = self.volumes.get_mut(&guest.volume)
         {
@@ -293,6 +309,8 @@ impl<E: Decide> Shard<E> {
         for segment in &task.segments {
             task.memory.mark(segment.at, u64::from(segment.bytes));
         }
+        task.segments.clear();
+        guest.spare.push(std::mem::take(&mut task.segments));
         if let Some(buffer) = task.buffer {
             self.memory.loans.give_back(buffer);
         }
@@ -366,11 +384,32 @@ impl<E: Decide> Shard<E> {
         }
     }
 
+    /// Looks at the rings that do not kick, because they were taken from lately: whoever else keeps
+    /// the thread busy, they get their turn.
+    pub(in crate::shard) fn look_at_guests(&mut self) {
+        for at in 0..self.restless.len() {
+            let slot = self.restless[at];
+            if self.guests.get(slot).is_some_and(|guest| guest.has_more()) {
+                self.with_guest(slot, |shard, guest| shard.serve_soon(slot, guest));
+            }
+        }
+    }
+
+    /// Whether one of them has something.
+    pub(in crate::shard) fn guests_have_more(&self) -> bool {
+        let mut guests = self
+            .restless
+            .iter()
+            .filter_map(|&slot| self.guests.get(slot));
+        !self.is_stopping() && guests.any(|guest| guest.has_more())
+    }
+
     /// Asks rings that were taken from to kick again. True if one has something already.
     pub(in crate::shard) fn let_guests_kick(&mut self) -> bool {
         let mut found = false;
         for slot in std::mem::take(&mut self.restless) {
             self.with_guest(slot, |shard, guest| {
+                guest.restless = false;
                 if guest.ask_for_kicks() {
                     found = true;
                     shard.serve_soon(slot, guest);
@@ -423,6 +462,8 @@ impl<E: Decide> Shard<E> {
         self.with_guest(slot, |shard, guest| {
             guest.sides[usize::from(queue)].kicks = false;
             shard.wait_for_kick(slot, guest, Queue(queue));
+            // A kick between the two that were taken as one is for what came after we looked.
+            shard.serve_soon(slot, guest);
         });
     }
 
@@ -434,6 +475,17 @@ impl<E: Decide> Shard<E> {
 
     pub(in crate::shard) fn finish_call(&mut self, slot: u32) {
         self.signals.remove(slot);
+    }
+}
+
+/// A region without a number has requests without tags.
+fn tag_of(region: u32, taken: Taken) -> Tag {
+    match region {
+        0 => Tag::NONE,
+        region => Tag {
+            region,
+            counter: taken.counter.0,
+        },
     }
 }
 
@@ -496,6 +548,22 @@ impl Guest {
             room -= taken.unwrap_or(0);
         }
         more
+    }
+
+    /// Whether a ring that does not kick has something that would be taken.
+    fn has_more(&self) -> bool {
+        let (Some(region), Some(rings)) = (&self.region, &self.rings) else {
+            return false;
+        };
+        let shared = Shared {
+            guest: &*self.memory,
+            region: &**region,
+        };
+        let runs = |side: &Side| side.restless && side.start.is_some() && side.stopping.is_none();
+        let sides = self.sides[..self.sides_used].iter().enumerate();
+        let mut running = sides.filter(|(_, side)| runs(side));
+        let open = self.ended.is_none() && !self.full;
+        open && running.any(|(at, _)| rings.has_more(Queue(at as u16), &shared))
     }
 
     /// True if some ring has something already.
