@@ -97,9 +97,20 @@ fn a_guest_sees_a_pause_and_never_an_error_when_its_daemon_is_killed_or_stopped(
     }
 }
 
+/// What keeps a late read from the guest's memory.
+#[derive(Clone, Copy, PartialEq)]
+enum Rule {
+    /// The image is locked for one daemon alone, and the lock waits for the read.
+    Lock,
+    /// An image that others may read as well is not, so reads go by memory of the daemon's own.
+    OwnMemory,
+    /// Taken out.
+    Nothing,
+}
+
 /// A read of a killed daemon is still under way when the next one starts. What the guest says of
 /// the memory in the end.
-fn late_read(test: &str, lock: bool) -> Option<Result<(), String>> {
+fn late_read(test: &str, rule: Rule) -> Option<Result<(), String>> {
     if !may_mount(test) {
         return None;
     }
@@ -108,11 +119,11 @@ fn late_read(test: &str, lock: bool) -> Option<Result<(), String>> {
     let disk = Parking::new(inside::DISK_BYTES as usize);
     disk.fill(0, &inside::library());
     let device = Device::new(&disk, &rig.dir.join("disk"));
-    let lines = format!(
-        "destage = \"in-place\"\njournal = \"{}\"",
-        rig.dir.display()
-    );
-    rig.guest_volume("disk", device.path(), "uncached", &lines);
+    let journal = format!("journal = \"{}\"", rig.dir.display());
+    match rule {
+        Rule::OwnMemory => rig.guest_volume("disk", device.path(), "ephemeral", ""),
+        Rule::Lock | Rule::Nothing => rig.guest_volume("disk", device.path(), "uncached", &journal),
+    };
     let daemon = rig.serve();
     disk.hold_reads(inside::LATE_AT, inside::LATE_AT + inside::LATE_BYTES);
     let shape = Shape {
@@ -126,7 +137,7 @@ fn late_read(test: &str, lock: bool) -> Option<Result<(), String>> {
     let mut vm = Vm::start(&machine, &rig.dir, &shape);
     vm.wait_for("the guest reads", |vm| vm.said("reading").len() == 1);
     assert!(disk.wait_parked(1, PARK_TIMEOUT), "the origin is read");
-    if !lock {
+    if rule == Rule::Nothing {
         let marks = rig.dir.join("marks");
         rig.env(LOCK_OUT, "1");
         rig.env("TENUTO_MARKS", marks.to_str().expect("a plain path"));
@@ -137,14 +148,15 @@ fn late_read(test: &str, lock: bool) -> Option<Result<(), String>> {
     assert!(vm.in_flight() > 0, "the guest has no answer");
     assert_eq!(disk.parked(), late, "the kill must not take the reads back");
     let second = rig.start();
+    let waits = rule == Rule::Lock;
     let has_read = |vm: &Vm| vm.said("ours").len() == 1;
-    let daemon = if second.is_ready_within(if lock { WATCHED } else { START_TIMEOUT }) {
-        assert!(!lock, "it serves while a read is under way");
+    let daemon = if second.is_ready_within(if waits { WATCHED } else { START_TIMEOUT }) {
+        assert!(!waits, "it serves while a read is under way");
         vm.wait_for("its read has ended", has_read);
         assert_eq!(disk.let_go(), late);
         second.daemon()
     } else {
-        assert!(lock, "without the rule it waits for nothing");
+        assert!(waits, "without the rule it waits for nothing");
         wait_until("the daemon says what it waits for", START_TIMEOUT, || {
             second.log().contains("waiting")
         });
@@ -169,7 +181,15 @@ fn late_read(test: &str, lock: bool) -> Option<Result<(), String>> {
 #[test]
 fn a_late_read_of_a_killed_daemon_changes_nothing_in_a_guests_memory() {
     let test = "a_late_read_of_a_killed_daemon_changes_nothing_in_a_guests_memory";
-    if let Some(result) = late_read(test, true) {
+    if let Some(result) = late_read(test, Rule::Lock) {
+        result.expect("nobody writes in the guest's memory");
+    }
+}
+
+#[test]
+fn a_late_read_of_an_image_that_others_read_too_changes_nothing_and_is_not_waited_for() {
+    let test = "a_late_read_of_an_image_that_others_read_too_changes_nothing_and_is_not_waited_for";
+    if let Some(result) = late_read(test, Rule::OwnMemory) {
         result.expect("nobody writes in the guest's memory");
     }
 }
@@ -177,7 +197,7 @@ fn a_late_read_of_a_killed_daemon_changes_nothing_in_a_guests_memory() {
 #[test]
 fn a_late_read_of_a_killed_daemon_does_damage_without_the_lock() {
     let test = "a_late_read_of_a_killed_daemon_does_damage_without_the_lock";
-    if let Some(result) = late_read(test, false) {
+    if let Some(result) = late_read(test, Rule::Nothing) {
         eprintln!("seen: {}", result.expect_err("the late read must be seen"));
     }
 }

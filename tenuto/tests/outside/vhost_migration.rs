@@ -14,6 +14,8 @@ use crate::vhost_guest::{blocks_image, ext4_image, is_clean, sum_of, vhost};
 /// How often everything that was read is looked at after a move. One round may have begun before.
 const PASSES: u64 = 2;
 const PAUSE_MS_MAX: u64 = 2000;
+/// Slow enough that much is read while memory is copied.
+const BYTES_PER_SECOND: u64 = 48 << 20;
 
 /// Moves the guest to a QEMU of its own, and ends the one it was in.
 fn move_on(vm: &mut Vm, machine: &Machine, rig: &Rig, shape: &Shape) -> Vm {
@@ -22,7 +24,7 @@ fn move_on(vm: &mut Vm, machine: &Machine, rig: &Rig, shape: &Shape) -> Vm {
     // It listens once it is there.
     let mut there = next.monitor();
     let mut here = vm.monitor();
-    let limits = json!({ "max-bandwidth": 1u64 << 32, "downtime-limit": PAUSE_MS_MAX });
+    let limits = json!({ "max-bandwidth": BYTES_PER_SECOND, "downtime-limit": PAUSE_MS_MAX });
     here.run("migrate-set-parameters", limits);
     here.run(
         "migrate",
@@ -60,7 +62,7 @@ fn a_guest_moves_under_load_and_finds_its_memory_and_its_disks_as_they_were() {
         disks: vec![vhost(&rig, "blocks"), vhost(&rig, "ext4")] as Vec<Disk>,
         uses: &["blocks", "ext4"],
         step: "work",
-        processors: 2,
+        processors: 1,
         incoming: (round > 0).then(|| rig.dir.join(format!("move-{round}"))),
     };
     let mut vm = Vm::start(&machine, &rig.dir, &shape(0));
