@@ -238,8 +238,8 @@ fn a_back_end_that_ends_is_noticed_in_either_way_of_waiting() {
         daemon.kill();
         let gone = client.flush(0);
         assert!(matches!(gone, Err(ClientError::Gone)), "{gone:?}");
-        let refused = client.reconnect();
-        assert!(matches!(refused, Err(ClientError::Connect { .. })));
+        // Its socket may take connections until its last write has landed; nobody answers there.
+        client.reconnect().unwrap_err();
     }
 }
 

@@ -45,6 +45,7 @@ mod service;
 mod storm;
 mod terminal;
 mod turns;
+mod vhost_found;
 mod vhost_guest;
 mod vhost_kill;
 mod vhost_migration;
