@@ -2,7 +2,8 @@
 //!
 //! Its disk stays where it is; what moves is its memory, its rings among it. While that is copied
 //! the daemon goes on writing there, and only the log of dirty pages tells. The guest reads into
-//! memory that no processor touches, and looks at all of it again after each move.
+//! memory that no processor touches, and looks at all of it again after each move. It has one
+//! processor, because QEMU's emulation of several loses pages while it copies (7.2).
 
 use serde_json::json;
 
