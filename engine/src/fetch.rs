@@ -3,8 +3,9 @@
 //! Always true: what a fetch delivers from the device has the checksum that was taken when it
 //! was staged; a mismatch is judged on further reads, block by block and into memory that nobody
 //! else can write, so that a fetch tells exactly which blocks are bad and no guest makes one so.
-//! While a fetch runs, the segments it reads are pinned. Parts that are not whole blocks go through bounce blocks, because only whole
-//! blocks can be checked; a fetch that finds none waits for its turn.
+//! While a fetch runs, the segments it reads are pinned. Parts that are not whole blocks go through
+//! bounce blocks, because only whole blocks can be checked; a fetch that finds none waits for its
+//! turn.
 
 use crate::event::{Device, Op, Purpose};
 use crate::log::Log;

@@ -1,12 +1,12 @@
 //! Memory that a guest lends for one of its requests.
 //!
-//! Owns the pieces that make one buffer of the engine's, wherever they lie in the guest. Always true:
-//! what keeps the mapping lives as long as the loan; a piece is never empty; a range beyond the
-//! buffer stops the process, because only a bug of ours can name one. The guest may change the bytes
-//! at any time, so nothing here makes a reference to them. Deliberately absent: which addresses a
-//! guest may name; who lends has checked that.
+//! Owns the pieces that make one buffer of the engine's, wherever they lie in the guest. Always
+//! true: what keeps the mapping lives as long as the loan; a piece is never empty; a range beyond
+//! the buffer stops the process, because only a bug of ours can name one. The guest may change the
+//! bytes at any time, so nothing here makes a reference to them. Deliberately absent: which
+//! addresses a guest may name; who lends has checked that.
 
-use engine::types::BufferId;
+pub use engine::types::BufferId;
 use std::any::Any;
 use std::sync::Arc;
 

@@ -89,6 +89,7 @@ const CLOCKS_AND_THREADS: &[&str] = &[
     "tenuto/src/demo",
     "tenuto/src/bench",
     "tenuto/src/frontend/vhost_user/connection.rs",
+    "tenuto/src/frontend/vhost_user/turn.rs",
     "tenuto/src/lock.rs",
     "tenuto/src/main.rs",
     "tenuto/src/vhost_client",
@@ -98,8 +99,10 @@ const CLOCKS_AND_THREADS: &[&str] = &[
 const UNSAFE: &[&str] = &[
     "tenuto/src/ring",
     "tenuto/src/buffer",
+    "tenuto/src/lent.rs",
     "tenuto/src/stage",
     "tenuto/src/sys.rs",
+    "tenuto/src/frontend/vhost_user/guest_memory.rs",
     "tenuto/src/frontend/vhost_user/mapping.rs",
     "tenuto/src/frontend/vhost_user/lost.rs",
     "tenuto/tests/outside/common",

@@ -630,11 +630,7 @@ impl Scan<'_> {
         };
         for found in &records {
             add_to_footer(&mut footer, found, geometry);
-            // The last piece of a write speaks for all of it.
-            let entries = found.record.entries.iter().filter(|entry| !entry.more);
-            let tagged = entries.filter(|entry| entry.tag != Tag::NONE);
-            let tags = tagged.map(|entry| (entry.volume, entry.generation, entry.tag));
-            self.accepted.tags.extend(tags);
+            self.accepted.tags.extend(tags_of(&found.record));
         }
         footer
             .entries
@@ -711,6 +707,13 @@ impl Scan<'_> {
             self.accepted.staged_chunks.push((chunk, bytes));
         }
     }
+}
+
+/// The writes that are named; the last piece of a write speaks for all of it.
+fn tags_of(record: &Record) -> impl Iterator<Item = (VolumeId, Generation, Tag)> {
+    let entries = record.entries.iter().filter(|entry| !entry.more);
+    let tagged = entries.filter(|entry| entry.tag != Tag::NONE);
+    tagged.map(|entry| (entry.volume, entry.generation, entry.tag))
 }
 
 fn payload_is_good(record: &Record, payload: &[u8]) -> bool {

@@ -90,7 +90,9 @@ impl DataSide for Side {
         Ok(())
     }
 
-    fn end(&mut self, _in_order: bool) {}
+    fn end(&mut self, _in_order: bool) {
+        // The thread ends when nobody can order any more.
+    }
 }
 
 /// A ring that runs.

@@ -107,7 +107,8 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
         ),
         (
             "export = []",
-            "export: a volume without export has no use; write [\"vhost-user\", \"nbd\"] or one of them",
+            "export: a volume without export has no use; write [\"vhost-user\", \"nbd\"] or one of \
+             them",
         ),
         (
             "flow = { dirty-bytes = \"0%\" }",

@@ -1,9 +1,10 @@
 //! Front ends of vhost-user, from the socket of a volume to the shard.
 //!
-//! Owns which volumes are offered to them, and as what. Always true: a front end that comes is shown
-//! the disk as it is now; one that comes to a volume that is not offered (held, or changed just now)
-//! is closed at once and may come again; nobody is counted out while he is connected. Deliberately
-//! absent: what a front end says (`frontend::vhost_user`), and its requests (`shard::guest`).
+//! Owns which volumes are offered to them, and as what. Always true: a front end that comes is
+//! shown the disk as it is now; one that comes to a volume that is not offered (held, or changed
+//! just now) is closed at once and may come again; nobody is counted out while he is connected.
+//! Deliberately absent: what a front end says (`frontend::vhost_user`), and its requests
+//! (`shard::guest`).
 
 use super::volumes::Entry;
 use super::{Daemon, VolumeError};

@@ -497,7 +497,8 @@ impl Daemon {
         Ok(journal_possible)
     }
 
-    /// Shows a volume where it is to be seen from now on, as it is now. Clients that are there stay.
+    /// Shows a volume where it is to be seen from now on, as it is now. Clients that are there
+    /// stay.
     fn show(&self, entry: &Entry, before: Exports, now: Exports) -> Result<(), VolumeError> {
         let name = &entry.settings.name;
         let fresh = Exports {

@@ -1,7 +1,8 @@
 //! The first client of an ephemeral volume, and the end of its last.
 //!
 //! *Ended* means: the last connection said goodbye in the protocol (NBD_CMD_DISC, all rings
-//! stopped), and no other is there. A connection that breaks is no end, nor is one that we cut off, also at a stop.
+//! stopped), and no other is there. A connection that breaks is no end, nor is one that we cut off,
+//! also at a stop.
 //! Always true: a client that comes where none is hears nothing of its export before the engine
 //! lets it in, so a reset that is due is durable before its first answer; others that come
 //! meanwhile wait with it. Deliberately absent: whether there is anything to reset; the engine

@@ -90,8 +90,7 @@ impl<E: Decide> Shard<E> {
                 if let Command::Detach { volume, .. } = command {
                     self.give_up_remote(volume, true);
                 }
-                let waiter = Waiter::Handle(command.clone(), answer);
-                let request = self.commands.enter(waiter);
+                let request = self.commands.enter(Waiter::Handle(command.clone(), answer));
                 self.feed(Event::Admin { request, command });
             }
             Request::FindSides(volume, answer) => {

@@ -13,10 +13,11 @@
 
 use super::dirty::Dirty;
 use super::mapping::{ALIGNMENT, Mapping, MappingError};
+use crate::lent::{self, BufferId, Loans};
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use vring::memory::{Address, Memory, Outside};
+use vring::memory::{Address, Memory, Outside, Segment};
 
 /// Regions of one guest.
 pub const REGIONS_MAX: usize = 256;
@@ -188,6 +189,25 @@ impl GuestMemory {
             let pointer = piece.mapping.pointer(piece.offset, piece.bytes);
             (pointer, piece.bytes)
         }))
+    }
+
+    /// A buffer of the engine of all these bytes in a row; `None` where one is outside. `pieces` is
+    /// a list to use, for its memory.
+    pub fn lend(
+        self: &Arc<Self>,
+        data: &[Segment],
+        pieces: &mut Vec<lent::Piece>,
+        loans: &mut Loans,
+    ) -> Option<BufferId> {
+        pieces.clear();
+        for segment in data {
+            let found = self.pieces(segment.at, u64::from(segment.bytes)).ok()?;
+            pieces.extend(found.map(|(pointer, bytes)| lent::Piece { pointer, bytes }));
+        }
+        let pieces = pieces.iter().copied();
+        // SAFETY: the pieces lie in mappings that this memory keeps, and nobody makes references to
+        // a guest's bytes.
+        Some(unsafe { loans.lend(pieces, self.clone()) })
     }
 
     /// Notes that these bytes were written, by a device for example.

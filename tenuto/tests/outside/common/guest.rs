@@ -224,6 +224,11 @@ impl Machine {
         );
     }
 
+    /// Kernel and initramfs, for those who start the guest themselves.
+    pub fn files(&self) -> [&Path; 2] {
+        [&self.kernel, &self.initramfs]
+    }
+
     /// Boots from `drive` (a QEMU URI of a raw disk), does one step, and waits for the power-off.
     /// What the guest said, one line each.
     pub fn run(&self, drive: &str, step: &str) -> Vec<String> {

@@ -8,6 +8,7 @@
 pub mod browser;
 pub mod disk;
 pub mod export;
+pub mod front_end;
 pub mod guest;
 pub mod inside;
 pub mod load;
