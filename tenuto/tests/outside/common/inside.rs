@@ -9,7 +9,8 @@
 //!
 //! ```text
 //! tenuto.step=work|check|late  tenuto.disks=vda:blocks,vdb:ext4,vdc:xfs
-//! says: disk …, found DISK SERIAL…, working, kept DISK SERIAL…, least N, passes N, sum DISK X, over
+//! says: disk …, found DISK SERIAL…, working, kept DISK SERIAL…, least N, passes N, sum DISK X,
+//! over, error: …
 //! ```
 #![allow(dead_code)]
 
