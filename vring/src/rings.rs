@@ -250,7 +250,11 @@ impl Rings {
             return Ok(false);
         };
         let published = Self::publish_ring(ring, &mut slot.tracker, shared);
-        published.inspect_err(|reason| ring.set_broken(*reason))
+        published.inspect_err(|reason| {
+            ring.set_broken(*reason);
+            // Nobody will ever be shown these; the end of the ring must not wait for that.
+            ring.forget_done();
+        })
     }
 
     fn publish_ring<G: Memory, R: Memory>(

@@ -137,6 +137,55 @@ fn good_requests_before_a_broken_one_are_taken() {
     assert_eq!(pair.reap(), [good]);
 }
 
+/// Memory that its owner has taken away.
+struct Gone;
+
+impl Memory for Gone {
+    fn check(&self, at: Address, bytes: u64) -> Result<(), Outside> {
+        Err(Outside { at: at.0, bytes })
+    }
+    fn read(&self, at: Address, into: &mut [u8]) -> Result<(), Outside> {
+        self.check(at, into.len() as u64)
+    }
+    fn write(&self, at: Address, bytes: &[u8]) -> Result<(), Outside> {
+        self.check(at, bytes.len() as u64)
+    }
+    fn load_u16(&self, at: Address) -> Result<u16, Outside> {
+        self.check(at, 2).map(|()| 0)
+    }
+    fn store_u8(&self, at: Address, _: u8) -> Result<(), Outside> {
+        self.check(at, 1)
+    }
+    fn store_u16(&self, at: Address, _: u16) -> Result<(), Outside> {
+        self.check(at, 2)
+    }
+    fn store_u64(&self, at: Address, _: u64) -> Result<(), Outside> {
+        self.check(at, 8)
+    }
+}
+
+#[test]
+fn a_ring_whose_memory_went_away_under_its_requests_comes_to_an_end() {
+    let mut pair = Pair::new(setup(0, 8, true, true), 0);
+    let (first, second) = (pair.offer_small(), pair.offer_small());
+    assert_eq!(pair.take(), Ok(vec![first, second]));
+    pair.complete(first);
+    let shared = Shared {
+        guest: &Gone,
+        region: &pair.region,
+    };
+    let broken = pair.rings.publish(QUEUE, &shared).expect_err("no memory");
+    assert_eq!(pair.rings.broken(QUEUE), Some(broken));
+    assert_eq!(pair.rings.stop(QUEUE), None, "the host still has a request");
+    pair.complete(second);
+    let shared = Shared {
+        guest: &Gone,
+        region: &pair.region,
+    };
+    assert_eq!(pair.rings.publish(QUEUE, &shared), Err(broken));
+    assert_eq!(pair.rings.stop(QUEUE), Some(2));
+}
+
 /// Memory that is different at each look: what is read twice is not the same.
 struct Restless<'a>(&'a Bytes, std::cell::RefCell<Random>);
 

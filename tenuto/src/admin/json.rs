@@ -133,7 +133,8 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
         "generation": volume.generation.0,
         "overlay": overlay(view, volume),
         "clients": view.clients(volume.id),
-        "nbd_socket": nbd_socket(view, volume),
+        "nbd_socket": socket(view, volume, "nbd"),
+        "vhost_socket": socket(view, volume, "vhost"),
     });
     let held = view.look.held(&volume.name);
     document["held"] = held.map_or(Value::Null, |held| held.document(volume));
@@ -314,9 +315,15 @@ fn flags(view: &View, volume: &VolumeSnapshot) -> Vec<&'static str> {
         .collect()
 }
 
-fn nbd_socket(view: &View, volume: &VolumeSnapshot) -> Option<String> {
-    let path = view.run_dir.join(format!("{}.nbd.sock", volume.name));
-    (!view.is_orphan(volume)).then(|| path.display().to_string())
+/// Where guests find the volume, if they find it there.
+fn socket(view: &View, volume: &VolumeSnapshot, kind: &str) -> Option<String> {
+    let exports = view.configured(&volume.name)?.exports;
+    let is_there = match kind {
+        "nbd" => exports.nbd,
+        _ => exports.vhost_user,
+    };
+    let path = view.run_dir.join(format!("{}.{kind}.sock", volume.name));
+    is_there.then(|| path.display().to_string())
 }
 
 /// What `status -x` prints: one line for everything that is not as it should be.

@@ -91,7 +91,7 @@ impl DataSide for Side {
     }
 
     fn end(&mut self, _in_order: bool) {
-        // The thread ends with its channel.
+        // The thread ends when nobody can order any more.
     }
 }
 

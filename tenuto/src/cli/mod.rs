@@ -5,6 +5,7 @@
 //! command prints one line on standard error, and with `--json` one document on standard output.
 //! Deliberately absent: what commands do, which is in one file for each family.
 
+mod attach;
 mod bench;
 mod cache;
 mod completions;

@@ -92,7 +92,8 @@ pub struct BenchMicro {
     #[arg(long, value_name = "N")]
     pub queues: Option<u16>,
     /// Whom to compare with; auto: nbdkit for ram-read and staged-write, qemu-nbd for ssd-read,
-    /// the bare device for write-flush; through rings the bare device, and qsd for ram-read deep
+    /// the bare device for write-flush; through rings the bare device, and
+    /// qsd for ram-read in depth
     #[arg(long, value_name = "PEER", default_value = "auto")]
     #[arg(value_parser = ["auto", "raw", "nbdkit", "qemu-nbd", "qsd"])]
     pub against: String,

@@ -1,14 +1,16 @@
 //! `tenuto volume …`: everything that is said to a running daemon about its volumes.
 
 use super::Context;
+use super::attach::{self, Disk};
 use super::later::{Rest, not_yet};
 use super::output::{self, Output};
 use super::progress::{self, Pending, Progress, Work};
 use crate::admin::client::{Client, PATIENT, PROMPT};
 use crate::config::keys::check_name;
 use crate::config::parse::split_argument;
-use crate::config::units::{human_bytes, human_seconds};
-use crate::error::{Error, Result};
+use crate::config::state;
+use crate::config::units::{human_bytes, human_seconds, parse_size};
+use crate::error::{Error, Kind, Result};
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
@@ -77,9 +79,15 @@ pub struct Show {
     /// Print the arguments that give this disk to QEMU
     #[arg(long, conflicts_with = "libvirt")]
     qemu: bool,
-    /// Print the <disk> element that gives this disk to libvirt
+    /// Print the elements that give this disk to libvirt
     #[arg(long)]
     libvirt: bool,
+    /// With --qemu: memory of the guest, which vhost-user has to share
+    #[arg(long, value_name = "SIZE", requires = "qemu", default_value = "1GiB")]
+    memory: String,
+    /// With --qemu or --libvirt: over NBD, also where the volume exports vhost-user
+    #[arg(long)]
+    nbd: bool,
 }
 
 #[derive(Debug, Args)]
@@ -201,20 +209,53 @@ pub fn list_text(output: &Output, volumes: &[Value]) -> String {
 }
 
 fn show(context: &Context, command: &Show) -> Result<()> {
+    if command.qemu || command.libvirt {
+        return give(context, command);
+    }
+    if command.nbd {
+        return Err(Error::usage("--nbd: goes with --qemu or --libvirt"));
+    }
     let volume = context.client()?.get(&url(&command.name, "")?)?;
-    if command.qemu {
-        let line = qemu_arguments(&volume);
-        let document = json!({ "qemu": line });
-        return context.output().document(&document, || format!("{line}\n"));
-    }
-    if command.libvirt {
-        let xml = libvirt_disk(&volume);
-        return context
-            .output()
-            .document(&json!({ "libvirt": xml }), || xml.clone());
-    }
     let output = context.output();
     output.document(&volume, || show_text(&output, &volume))
+}
+
+/// What gives the volume to a guest.
+fn give(context: &Context, command: &Show) -> Result<()> {
+    let disk = disk(context, &command.name)?;
+    let pasted = match command.qemu {
+        true => {
+            let right = "--memory: is no size; write the guest's memory as in 4GiB";
+            let memory = parse_size(&command.memory).ok_or_else(|| Error::usage(right))?;
+            attach::qemu(&disk, command.nbd, memory)?
+        }
+        false => attach::libvirt(&disk, command.nbd)?,
+    };
+    let output = context.output();
+    output.document(&pasted.document, || pasted.text.clone())?;
+    if !output.json && !output.quiet {
+        pasted.notes.iter().for_each(|note| eprintln!("# {note}"));
+    }
+    Ok(())
+}
+
+/// The volume as the daemon knows it, or where none answers as the configuration names it: guests
+/// may be defined before the daemon runs. A daemon that is named by its socket may have another.
+fn disk(context: &Context, name: &str) -> Result<Disk> {
+    let asked = context.client()?.get(&url(name, "")?);
+    let error = match asked {
+        Ok(volume) => return Ok(Disk::of_daemon(&volume)),
+        Err(error) => error,
+    };
+    let away = error.kind == Kind::Unreachable && context.common.socket.is_none();
+    let config = context.load().ok().filter(|_| away);
+    let named = config.and_then(|config| {
+        let added = || state::load(&config).unwrap_or_default().into_iter();
+        let mut known = config.volumes.iter().cloned().chain(added());
+        let volume = known.find(|volume| volume.name == name)?;
+        Some(Disk::of_config(&config, &volume))
+    });
+    named.ok_or(error)
 }
 
 fn show_text(output: &Output, volume: &Value) -> String {
@@ -239,6 +280,7 @@ fn show_text(output: &Output, volume: &Value) -> String {
         ("serials", serials_text(volume)),
         ("clients", number(&volume["clients"]).to_string()),
         ("nbd socket", text(&volume["nbd_socket"])),
+        ("vhost socket", text(&volume["vhost_socket"])),
     ];
     if volume["held"].is_null() {
         rows.retain(|(name, _)| !matches!(*name, "lost" | "to go on"));
@@ -566,77 +608,6 @@ fn done(context: &Context, reply: &Value, line: &str) -> Result<()> {
     })
 }
 
-/// What gives the disk to QEMU: a block device over the volume's own NBD socket.
-fn qemu_arguments(volume: &Value) -> String {
-    let name = text(&volume["name"]);
-    // In QEMU's option syntax a comma inside a value is doubled.
-    let socket = text(&volume["nbd_socket"]).replace(',', ",,");
-    let read_only = if has_flag(volume, "read-only") {
-        ",read-only=on"
-    } else {
-        ""
-    };
-    let node = node_name(&name);
-    let write_cache = if shows_write_cache(volume) {
-        "on"
-    } else {
-        "off"
-    };
-    format!(
-        "-blockdev driver=nbd,node-name={node},server.type=unix,server.path={socket},\
-         export={name},reconnect-delay=30,cache.direct=on,discard=unmap{read_only} \
-         -device virtio-blk-pci,drive={node},serial={serial},write-cache={write_cache},\
-         physical_block_size=4096,logical_block_size=512",
-        serial = &name[..name.len().min(20)],
-    )
-}
-
-/// Whether the guest is to see a volatile write cache. Where it sees none, QEMU sends each of its
-/// writes with FUA, so that what is acknowledged is durable.
-fn shows_write_cache(volume: &Value) -> bool {
-    volume["write_cache"] != false && volume["policy"] != "write-through"
-}
-
-/// QEMU's node names start with a letter and have at most 31 bytes.
-fn node_name(name: &str) -> String {
-    let short = &name[..name.len().min(24)];
-    format!("tenuto-{short}")
-}
-
-fn libvirt_disk(volume: &Value) -> String {
-    // `none` and `directsync` differ in the write cache that the guest sees.
-    let cache = if shows_write_cache(volume) {
-        "none"
-    } else {
-        "directsync"
-    };
-    let name = text(&volume["name"]);
-    let socket = text(&volume["nbd_socket"]);
-    let socket = socket
-        .replace('&', "&amp;")
-        .replace('\'', "&apos;")
-        .replace('<', "&lt;");
-    let read_only = if has_flag(volume, "read-only") {
-        "  <readonly/>\n"
-    } else {
-        ""
-    };
-    format!(
-        "<disk type='network' device='disk'>\n\
-        \x20 <driver name='qemu' type='raw' cache='{cache}' discard='unmap'/>\n\
-        \x20 <source protocol='nbd' name='{name}'>\n\
-        \x20   <host transport='unix' socket='{socket}'/>\n\
-        \x20   <reconnect delay='30'/>\n\
-        \x20 </source>\n\
-        \x20 <blockio logical_block_size='512' physical_block_size='4096'/>\n\
-        \x20 <target dev='vda' bus='virtio'/>\n\
-        {read_only}\
-        \x20 <serial>{serial}</serial>\n\
-        </disk>\n",
-        serial = &name[..name.len().min(20)],
-    )
-}
-
 pub(super) fn text(value: &Value) -> String {
     value.as_str().unwrap_or("-").into()
 }
@@ -653,12 +624,6 @@ fn reason(volume: &Value) -> String {
     volume["effective_reason"]
         .as_str()
         .map_or(String::new(), |reason| format!(" ({reason})"))
-}
-
-fn has_flag(volume: &Value, flag: &str) -> bool {
-    volume["flags"]
-        .as_array()
-        .is_some_and(|flags| flags.iter().any(|known| known == flag))
 }
 
 fn flags(volume: &Value) -> String {

@@ -45,7 +45,7 @@ use remote::Remotes;
 use slots::Slots;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
@@ -190,8 +190,9 @@ mod tag {
         KICK_TAKEN | of_queue(slot, queue)
     }
 
-    pub fn call(slot: u32) -> u64 {
-        CALL | u64::from(slot)
+    /// By the number of the eventfd.
+    pub fn call(fd: i32) -> u64 {
+        CALL | u64::from(fd as u32)
     }
 
     pub fn device(slot: u32) -> u64 {
@@ -277,7 +278,7 @@ struct Shard<E: Decide> {
     restless: Vec<u32>,
     /// Eventfds of front ends that the kernel uses at present.
     files_of_guests: HashMap<u64, Arc<OwnedFd>>,
-    signals: Slots<Arc<OwnedFd>>,
+    signals: BTreeMap<RawFd, guest::Signal>,
     pieces: Vec<Piece>,
     /// Scratch lists, kept for their memory.
     spans: Vec<Span>,
@@ -354,7 +355,7 @@ impl<E: Decide> Shard<E> {
             to_publish: Vec::new(),
             restless: Vec::new(),
             files_of_guests: HashMap::new(),
-            signals: Slots::default(),
+            signals: BTreeMap::new(),
             pieces: Vec::new(),
             freed: false,
             spans: Vec::new(),

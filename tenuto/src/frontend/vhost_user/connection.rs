@@ -11,6 +11,7 @@
 //! connect -> let in by the data side -> messages -> its rings drained -> ended
 //! ```
 
+use super::advice::Advice;
 use super::handler::{Description, Handler};
 use super::turn::Turn;
 use super::{DataError, DataSide};
@@ -130,7 +131,9 @@ impl Connections {
             match let_in() {
                 Ok((description, data)) => {
                     let data = Turn::new(shared.clone(), name.clone(), id, data);
-                    serve(&shared, &name, stream, Handler::new(description, data));
+                    let peer = sys::peer_pid(&stream).ok().filter(|pid| *pid > 0);
+                    let handler = Handler::new(description, data).of_peer(peer);
+                    serve(&shared, &name, stream, handler);
                 }
                 Err(error) => tracing::warn!(volume = %name, "a front end is refused: {error}"),
             }
@@ -306,6 +309,11 @@ fn serve<D: DataSide>(shared: &Shared, name: &str, stream: UnixStream, handler: 
         Ok(mut messages) => loop {
             if let Err(error) = next_message(shared, &stream, &mut messages, &device) {
                 break error;
+            }
+            match lock(&device).take_advice() {
+                Some(Advice::NotShared) => tracing::warn!("{name}: {}", Advice::NotShared),
+                Some(advice) => tracing::info!("{name}: {advice}"),
+                None => {}
             }
         },
         Err(error) => Error::SocketError(error),

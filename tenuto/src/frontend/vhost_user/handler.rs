@@ -19,6 +19,7 @@
 //!                               region stay, because the front end does not send them again
 //! ```
 
+use super::advice::{self, Advice};
 use super::dirty::{Dirty, Log, UsedLog};
 use super::guest_memory::{GuestMemory, Place, REGIONS_MAX, TableError};
 use super::mapping::MappingError;
@@ -107,6 +108,11 @@ pub struct Handler<D: DataSide> {
     /// Whether the front end has seen that it can ask for answers.
     features_read: bool,
     failed: bool,
+    /// The process of the front end, where it is known.
+    peer: Option<u32>,
+    /// What is to be said of the first memory that it shares.
+    advice: Option<Advice>,
+    advised: bool,
 }
 
 impl<D: DataSide> Handler<D> {
@@ -130,6 +136,26 @@ impl<D: DataSide> Handler<D> {
             write_back: None,
             features_read: false,
             failed: false,
+            peer: None,
+            advice: None,
+            advised: false,
+        }
+    }
+
+    /// The same for a front end that is this process.
+    pub fn of_peer(mut self, peer: Option<u32>) -> Handler<D> {
+        self.peer = peer;
+        self
+    }
+
+    /// What its user should know of the guest's memory; told once.
+    pub fn take_advice(&mut self) -> Option<Advice> {
+        self.advice.take()
+    }
+
+    fn advise<'f>(&mut self, files: impl Iterator<Item = &'f File>) {
+        if !std::mem::replace(&mut self.advised, true) {
+            self.advice = advice::advice(files, self.peer);
         }
     }
 
@@ -281,12 +307,16 @@ impl<D: DataSide> Handler<D> {
 
     pub fn set_memory(&mut self, regions: &[(Place, File)]) -> Result<(), Refusal> {
         let memory = GuestMemory::new(regions, self.dirty.clone())?;
-        self.take_memory(memory)
+        self.take_memory(memory)?;
+        self.advise(regions.iter().map(|(_, file)| file));
+        Ok(())
     }
 
     pub fn add_memory(&mut self, place: Place, file: &File) -> Result<(), Refusal> {
         let memory = self.memory.with(place, file)?;
-        self.take_memory(memory)
+        self.take_memory(memory)?;
+        self.advise([file].into_iter());
+        Ok(())
     }
 
     pub fn remove_memory(&mut self, place: Place) -> Result<(), Refusal> {

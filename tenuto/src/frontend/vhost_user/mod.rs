@@ -11,6 +11,7 @@
 //!           --memfds----> guest_memory, region: shared by `Arc` with every request in flight
 //! ```
 
+mod advice;
 pub mod connection;
 pub mod dirty;
 pub mod guest_memory;

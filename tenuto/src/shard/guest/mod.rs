@@ -25,6 +25,7 @@ use crate::frontend::vhost_user::region::Region;
 use crate::frontend::vhost_user::{DataError, RingStart};
 use engine::event::{Command, Event, Refusal};
 use engine::types::{ConnectionId, Policy, RequestId, VolumeId};
+pub(super) use serve::Signal;
 use serve::Task;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -93,6 +94,8 @@ pub(super) struct Guest {
     cache_off: Option<Answer<Result<(), DataError>>>,
     /// Has more requests than we take at a time.
     full: bool,
+    /// Events that are being signalled.
+    signals: usize,
     /// The front end is gone.
     ended: Option<bool>,
     batch: Batch,
@@ -158,6 +161,7 @@ impl<E: Decide> Shard<E> {
             opening: Some(answer),
             cache_off: None,
             full: false,
+            signals: 0,
             ended: None,
             batch: Batch::default(),
             scratch: Scratch::default(),
@@ -204,9 +208,11 @@ impl<E: Decide> Shard<E> {
         step(self, &mut guest);
         let over = guest.ended.is_some() && guest.tasks_live() == 0 && guest.cache_off.is_none();
         let (volume, in_order) = (guest.volume, guest.ended == Some(true));
+        let id = guest.id;
         self.guests.restore(slot, guest);
         if over {
             self.guests.remove(slot);
+            self.cancel_signals(id);
             self.restless.retain(|&other| other != slot);
             if in_order {
                 self.went_out(volume);

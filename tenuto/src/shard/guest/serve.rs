@@ -14,8 +14,8 @@ use crate::frontend::vhost_user::guest_memory::GuestMemory;
 use crate::ring::Completed;
 use crate::shard::{Decide, Shard, tag};
 use engine::event::{Event, Refusal};
-use engine::types::{BufferId, RequestId, Span, Tag, VolumeId};
-use std::os::fd::{AsRawFd, OwnedFd};
+use engine::types::{BufferId, ConnectionId, RequestId, Span, Tag, VolumeId};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use vring::block::{Command, Parsed, Reply, SectorRange, Status};
 use vring::chain::Taken;
@@ -26,6 +26,18 @@ use vring::{Head, Queue};
 
 /// Requests that one round takes of one ring.
 const TAKE_MAX: usize = 64;
+/// Events of one guest that are being signalled: two for each queue, and as many again that were
+/// replaced meanwhile.
+const SIGNALS_MAX: usize = 1024;
+
+/// An event of a guest that is being signalled.
+pub(in crate::shard) struct Signal {
+    file: Arc<OwnedFd>,
+    slot: u32,
+    guest: ConnectionId,
+    /// There is something new to be told since.
+    again: bool,
+}
 
 /// What a request wants of the engine.
 enum Want {
@@ -128,7 +140,7 @@ impl<E: Decide> Shard<E> {
             self.restless.push(slot);
         }
         (guest.batch, guest.scratch) = (batch, scratch);
-        self.tell_broken(guest);
+        self.tell_broken(slot, guest);
         if more {
             self.serve_soon(slot, guest);
         }
@@ -322,19 +334,19 @@ impl<E: Decide> Shard<E> {
             if rings.publish(queue, &shared) == Ok(true) {
                 let call = guest.sides[at].start.as_ref();
                 if let Some(call) = call.and_then(|start| start.call.clone()) {
-                    self.signal(call);
+                    self.signal(slot, guest, call);
                 }
             }
             self.stop_ring(slot, guest, queue);
         }
-        self.tell_broken(guest);
+        self.tell_broken(slot, guest);
     }
 
     /// Says once that a guest has broken a ring.
-    fn tell_broken(&mut self, guest: &mut Guest) {
-        let Some(rings) = &guest.rings else { return };
+    fn tell_broken(&mut self, slot: u32, guest: &mut Guest) {
         for at in 0..guest.sides_used {
-            let Some(reason) = rings.broken(Queue(at as u16)) else {
+            let rings = guest.rings.as_ref();
+            let Some(reason) = rings.and_then(|rings| rings.broken(Queue(at as u16))) else {
                 continue;
             };
             let side = &mut guest.sides[at];
@@ -344,7 +356,7 @@ impl<E: Decide> Shard<E> {
             self.counters.protocol_errors += 1;
             tracing::warn!("queue {at} of a guest is broken: {reason}");
             if let Some(error) = side.start.as_ref().and_then(|start| start.error.clone()) {
-                self.signal(error);
+                self.signal(slot, guest, error);
             }
         }
     }
@@ -395,8 +407,15 @@ impl<E: Decide> Shard<E> {
         self.files_of_guests.insert(tag, start.kick.clone());
     }
 
+    /// Nobody waits for kicks of this ring any more; nor for the count of one that its guest has
+    /// taken away again, which would never come.
     pub(super) fn cancel_kick(&mut self, slot: u32, queue: Queue) {
-        self.ring.cancel(tag::NOTHING, tag::kick(slot, queue.0));
+        let waits = [tag::kick(slot, queue.0), tag::kick_taken(slot, queue.0)];
+        for wait in waits {
+            if self.files_of_guests.contains_key(&wait) {
+                self.ring.cancel(tag::NOTHING, wait);
+            }
+        }
     }
 
     /// A guest has kicked, or nobody waits for that any more.
@@ -432,14 +451,49 @@ impl<E: Decide> Shard<E> {
         });
     }
 
-    fn signal(&mut self, file: Arc<OwnedFd>) {
-        let slot = self.signals.insert(file);
-        let file = self.signals.get(slot).expect("just inserted");
-        self.ring.write_eventfd(tag::call(slot), file.as_raw_fd());
+    /// Signals an event once at a time: its guest can make that wait as long as it likes. What
+    /// comes meanwhile is one more signal afterwards.
+    fn signal(&mut self, slot: u32, guest: &mut Guest, file: Arc<OwnedFd>) {
+        let fd = file.as_raw_fd();
+        if let Some(signal) = self.signals.get_mut(&fd) {
+            signal.again = true;
+            return;
+        }
+        // Only one that changes its events while none of them ends has so many.
+        if guest.signals >= SIGNALS_MAX {
+            return;
+        }
+        guest.signals += 1;
+        self.ring.write_eventfd(tag::call(fd), fd);
+        let signal = Signal {
+            file,
+            slot,
+            guest: guest.id,
+            again: false,
+        };
+        self.signals.insert(fd, signal);
     }
 
-    pub(in crate::shard) fn finish_call(&mut self, slot: u32) {
-        self.signals.remove(slot);
+    pub(in crate::shard) fn finish_call(&mut self, fd: u32) {
+        let signal = self.signals.remove(&(fd as RawFd));
+        let signal = signal.expect("a signal ends once");
+        self.with_guest(signal.slot, |shard, guest| {
+            if guest.id == signal.guest {
+                guest.signals -= 1;
+                if signal.again {
+                    shard.signal(signal.slot, guest, signal.file);
+                }
+            }
+        });
+    }
+
+    /// Nobody takes what a guest that is gone was told.
+    pub(super) fn cancel_signals(&mut self, guest: ConnectionId) {
+        let of_guest = self.signals.iter().filter(|(_, it)| it.guest == guest);
+        let of_guest: Vec<RawFd> = of_guest.map(|(fd, _)| *fd).collect();
+        for fd in of_guest {
+            self.ring.cancel(tag::NOTHING, tag::call(fd));
+        }
     }
 }
 
