@@ -35,6 +35,13 @@ struct Parked {
     answer: Answer,
 }
 
+/// A read without an answer.
+struct ParkedRead {
+    from: usize,
+    to: usize,
+    reply: ReplyData,
+}
+
 /// Where the answer to a change goes.
 enum Answer {
     Write(ReplyWrite, u32),
@@ -64,7 +71,9 @@ struct State {
     /// Every request fails, nothing is lost: a path that is down.
     unplugged: bool,
     hold_from: Option<(u64, u64)>,
+    hold_reads: Option<(u64, u64)>,
     parked: Vec<Parked>,
+    parked_reads: Vec<ParkedRead>,
 }
 
 /// Bytes with a power switch. Cheap to clone; all clones are the same disk.
@@ -98,6 +107,13 @@ impl Disk {
         self.state.0.lock().unwrap()
     }
 
+    /// Puts bytes on the disk before anybody uses it.
+    pub fn fill(&self, at: usize, bytes: &[u8]) {
+        let mut state = self.lock();
+        state.now[at..at + bytes.len()].copy_from_slice(bytes);
+        state.synced[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
     pub fn bytes(&self) -> Vec<u8> {
         self.lock().now.clone()
     }
@@ -113,7 +129,8 @@ impl Disk {
         let mut state = self.lock();
         state.powered = false;
         state.parked.clear();
-        state.hold_from = None;
+        state.parked_reads.clear();
+        (state.hold_from, state.hold_reads) = (None, None);
     }
 
     /// Continues from what a power cut leaves: synced bytes and some of the unsynced sectors.
@@ -151,31 +168,40 @@ impl Disk {
         self.lock().hold_from = Some((from, to));
     }
 
-    /// Waits until that many writes are parked. False when it takes longer than `timeout`.
+    /// Parks every later read that touches this range.
+    pub fn hold_reads(&self, from: u64, to: u64) {
+        self.lock().hold_reads = Some((from, to));
+    }
+
+    /// Waits until that many requests are parked. False when it takes longer than `timeout`.
     pub fn wait_parked(&self, count: usize, timeout: Duration) -> bool {
         let (mutex, changed) = &*self.state;
         let guard = mutex.lock().unwrap();
         let (guard, _) = changed
-            .wait_timeout_while(guard, timeout, |state| state.parked.len() < count)
+            .wait_timeout_while(guard, timeout, |state| state.parked() < count)
             .unwrap();
-        guard.parked.len() >= count
+        guard.parked() >= count
     }
 
-    /// Later writes pass again; the parked ones stay parked.
+    /// Later requests pass again; the parked ones stay parked.
     pub fn hold_no_more(&self) {
-        self.lock().hold_from = None;
+        let mut state = self.lock();
+        (state.hold_from, state.hold_reads) = (None, None);
     }
 
     pub fn parked(&self) -> usize {
-        self.lock().parked.len()
+        self.lock().parked()
     }
 
-    /// Ends the hold: parked writes land now, late, and are answered. Returns how many.
+    /// Ends the hold: parked requests land now, late, and are answered. Returns how many.
     pub fn let_go(&self) -> usize {
         let mut state = self.lock();
-        state.hold_from = None;
+        (state.hold_from, state.hold_reads) = (None, None);
+        let count = state.parked();
+        for read in std::mem::take(&mut state.parked_reads) {
+            read.reply.data(&state.now[read.from..read.to]);
+        }
         let parked = std::mem::take(&mut state.parked);
-        let count = parked.len();
         for write in parked {
             state.write(write.offset as usize, write.payload);
             // Whoever asked may be gone; the bytes have landed all the same.
@@ -263,13 +289,19 @@ impl Filesystem for Disk {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let state = self.lock();
+        let mut state = self.lock();
         let from = (offset as usize).min(state.now.len());
         let to = (from + size as usize).min(state.now.len());
-        if state.answers() {
-            reply.data(&state.now[from..to]);
-        } else {
+        let held = state
+            .hold_reads
+            .is_some_and(|held| (from as u64) < held.1 && held.0 < to as u64);
+        if !state.answers() {
             reply.error(Errno::EIO);
+        } else if held {
+            state.parked_reads.push(ParkedRead { from, to, reply });
+            self.state.1.notify_all();
+        } else {
+            reply.data(&state.now[from..to]);
         }
     }
 
@@ -324,6 +356,10 @@ impl Filesystem for Disk {
 }
 
 impl State {
+    fn parked(&self) -> usize {
+        self.parked.len() + self.parked_reads.len()
+    }
+
     fn answers(&self) -> bool {
         self.powered && !self.unplugged
     }

@@ -8,6 +8,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use super::{have, run, skip};
@@ -16,13 +17,15 @@ use super::{have, run, skip};
 const RUN_TIMEOUT: Duration = Duration::from_secs(180);
 /// In this order: each needs the ones before it.
 const MODULES: [&str; 6] = [
-    "virtio/virtio_ring",
-    "virtio/virtio",
-    "virtio/virtio_pci_legacy_dev",
-    "virtio/virtio_pci_modern_dev",
-    "virtio/virtio_pci",
-    "block/virtio_blk",
+    "drivers/virtio/virtio_ring",
+    "drivers/virtio/virtio",
+    "drivers/virtio/virtio_pci_legacy_dev",
+    "drivers/virtio/virtio_pci_modern_dev",
+    "drivers/virtio/virtio_pci",
+    "drivers/block/virtio_blk",
 ];
+/// For a second file system; the first is part of the kernel.
+const MODULES_OF_XFS: [&str; 2] = ["lib/libcrc32c", "fs/xfs/xfs"];
 
 const INIT: &str = "#!/bin/busybox sh
 /bin/busybox mkdir -p /proc /sys /dev /root
@@ -30,8 +33,15 @@ const INIT: &str = "#!/bin/busybox sh
 /bin/busybox mount -t sysfs sys /sys
 /bin/busybox mount -t devtmpfs dev /dev
 for module in MODULES; do /bin/busybox insmod /modules/$module.ko; done
-/bin/busybox mount -t ext4 /dev/vda /root || /bin/busybox poweroff -f
+";
+
+/// A guest whose root is its disk.
+const ROOT_ON_DISK: &str = "/bin/busybox mount -t ext4 /dev/vda /root || /bin/busybox poweroff -f
 exec /bin/busybox switch_root /root /work
+";
+
+/// A guest that needs no disk: [`inside`](super::inside) in the initramfs.
+const ROOT_IN_RAM: &str = "exec /bin/inside
 ";
 
 /// What the guest does, by `tenuto.step=`. `check` reads through the block device with caches
@@ -93,8 +103,8 @@ busybox poweroff -f
 
 /// Kernel and initramfs for guests, made once per test.
 pub struct Machine {
-    kernel: PathBuf,
-    initramfs: PathBuf,
+    pub(super) kernel: PathBuf,
+    pub(super) initramfs: PathBuf,
 }
 
 /// The newest kernel of the cloud flavour that is here, with its modules.
@@ -106,11 +116,12 @@ fn kernel() -> Option<(PathBuf, PathBuf)> {
         .map(|version| {
             (
                 PathBuf::from(format!("/boot/vmlinuz-{version}")),
-                PathBuf::from(format!("/lib/modules/{version}/kernel/drivers")),
+                PathBuf::from(format!("/lib/modules/{version}/kernel")),
             )
         })
         .filter(|(kernel, modules)| {
-            std::fs::File::open(kernel).is_ok() && modules.join("block/virtio_blk.ko").is_file()
+            std::fs::File::open(kernel).is_ok()
+                && modules.join("drivers/block/virtio_blk.ko").is_file()
         })
         .collect();
     found.sort();
@@ -120,6 +131,22 @@ fn kernel() -> Option<(PathBuf, PathBuf)> {
 impl Machine {
     /// `None`, with the skip noted, where QEMU or a readable kernel is missing.
     pub fn new(test: &str, dir: &Path) -> Option<Machine> {
+        Machine::with(test, dir, ROOT_ON_DISK, &[])
+    }
+
+    /// A machine that starts the program [`inside`](super::inside) and has both file systems.
+    pub fn with_program(test: &str, dir: &Path) -> Option<Machine> {
+        if !have(test, &["rustc", "mkfs.xfs"]) {
+            return None;
+        }
+        let root = dir.join("initramfs/bin");
+        std::fs::create_dir_all(&root).expect("make a directory");
+        std::fs::write(root.join("inside"), program()).expect("copy the program");
+        executable(&root.join("inside"));
+        Machine::with(test, dir, ROOT_IN_RAM, &MODULES_OF_XFS)
+    }
+
+    fn with(test: &str, dir: &Path, then: &str, more: &[&str]) -> Option<Machine> {
         if !have(
             test,
             &[
@@ -142,7 +169,7 @@ impl Machine {
         }
         copy_busybox(&root);
         let mut names = Vec::new();
-        for module in MODULES {
+        for module in MODULES.iter().chain(more) {
             let from = modules.join(format!("{module}.ko"));
             let name = from
                 .file_stem()
@@ -152,10 +179,8 @@ impl Machine {
             std::fs::copy(&from, root.join(format!("modules/{name}.ko"))).expect("copy a module");
             names.push(name);
         }
-        script(
-            &root.join("init"),
-            &INIT.replace("MODULES", &names.join(" ")),
-        );
+        let init = INIT.replace("MODULES", &names.join(" "));
+        script(&root.join("init"), &format!("{init}{then}"));
         let initramfs = dir.join("initramfs.cpio");
         let command = format!(
             "cd '{}' && find . | cpio -o -H newc --quiet > '{}'",
@@ -293,8 +318,45 @@ fn copy_busybox(root: &Path) {
 }
 
 fn script(path: &Path, text: &str) {
-    use std::os::unix::fs::PermissionsExt;
     std::fs::write(path, text).expect("write a script");
+    executable(path);
+}
+
+fn executable(path: &Path) {
+    use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
-        .expect("make a script executable");
+        .expect("make a file executable");
+}
+
+/// The program for a guest that has no libraries, built once.
+fn program() -> &'static [u8] {
+    static PROGRAM: OnceLock<Vec<u8>> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let dir = tempfile::tempdir().expect("make a directory");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let common = root.join("tests/outside/common");
+        let text = [
+            ("stamp", root.join("../workload/src/stamp.rs")),
+            ("random", common.join("random.rs")),
+            ("inside", common.join("inside.rs")),
+        ]
+        .map(|(name, file)| format!("#[path = {file:?}]\nmod {name};\n"))
+        .concat();
+        let main = dir.path().join("main.rs");
+        std::fs::write(&main, format!("{text}fn main() {{ inside::main() }}\n")).expect("a file");
+        let built = dir.path().join("inside");
+        let mut arguments = vec!["--edition", "2024", "-A", "dead_code", "-o"];
+        let paths = [built.to_string_lossy(), main.to_string_lossy()];
+        arguments.extend(paths.iter().map(AsRef::as_ref));
+        for option in [
+            "opt-level=2",
+            "target-feature=+crt-static",
+            "panic=abort",
+            "strip=symbols",
+        ] {
+            arguments.extend(["-C", option]);
+        }
+        run("rustc", &arguments);
+        std::fs::read(built).expect("read the program")
+    })
 }

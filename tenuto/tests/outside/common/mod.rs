@@ -10,11 +10,13 @@ pub mod disk;
 pub mod export;
 pub mod front_end;
 pub mod guest;
+pub mod inside;
 pub mod load;
 pub mod marks;
 pub mod nbd;
 pub mod random;
 pub mod thread;
+pub mod vm;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -27,6 +29,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+/// For [`inside`], which is also built where there is no such crate.
+use workload::stamp;
 
 /// Exit codes of the command line.
 pub const EXIT_DONE: i32 = 0;
@@ -190,10 +194,32 @@ impl Rig {
 
     /// One volume with its origin, policy and further lines as in the file.
     pub fn volume(&mut self, name: &str, origin: &Path, policy: &str, lines: &str) -> &mut Rig {
+        self.exported(&["nbd"], name, origin, policy, lines)
+    }
+
+    /// The same for one that a guest has over vhost-user.
+    pub fn guest_volume(
+        &mut self,
+        name: &str,
+        origin: &Path,
+        policy: &str,
+        lines: &str,
+    ) -> &mut Rig {
+        self.exported(&["vhost-user", "nbd"], name, origin, policy, lines)
+    }
+
+    fn exported(
+        &mut self,
+        exports: &[&str],
+        name: &str,
+        origin: &Path,
+        policy: &str,
+        lines: &str,
+    ) -> &mut Rig {
         write!(
             self.volumes,
             "[[volume]]\nname = \"{name}\"\norigin = \"{}\"\nformat = \"raw\"\n\
-             policy = \"{policy}\"\nexport = [\"nbd\"]\n{lines}\n",
+             policy = \"{policy}\"\nexport = {exports:?}\n{lines}\n",
             origin.display()
         )
         .expect("a string takes everything");

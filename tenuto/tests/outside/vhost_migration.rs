@@ -1,0 +1,85 @@
+//! A guest moves between two QEMUs and back, under load, on one daemon.
+//!
+//! Its disk stays where it is; what moves is its memory, its rings among it. While that is copied
+//! the daemon goes on writing there, and only the log of dirty pages tells. The guest reads into
+//! memory that no processor touches, and looks at all of it again after each move. It has one
+//! processor, because QEMU's emulation of several loses pages while it copies (7.2).
+
+use serde_json::json;
+
+use crate::common::guest::Machine;
+use crate::common::vm::{Disk, PATIENCE, Shape, Vm};
+use crate::common::{Rig, count, wait_until};
+use crate::vhost_guest::{blocks_image, ext4_image, is_clean, sum_of, vhost};
+
+/// How often everything that was read is looked at after a move. One round may have begun before.
+const PASSES: u64 = 2;
+const PAUSE_MS_MAX: u64 = 2000;
+/// Slow enough that much is read while memory is copied.
+const BYTES_PER_SECOND: u64 = 48 << 20;
+
+/// Moves the guest to a QEMU of its own, and ends the one it was in.
+fn move_on(vm: &mut Vm, machine: &Machine, rig: &Rig, shape: &Shape) -> Vm {
+    let place = shape.incoming.clone().expect("a place to wait at");
+    let mut next = Vm::start(machine, &rig.dir, shape);
+    // It listens once it is there.
+    let mut there = next.monitor();
+    let mut here = vm.monitor();
+    let limits = json!({ "max-bandwidth": BYTES_PER_SECOND, "downtime-limit": PAUSE_MS_MAX });
+    here.run("migrate-set-parameters", limits);
+    here.run(
+        "migrate",
+        json!({ "uri": format!("unix:{}", place.display()) }),
+    );
+    wait_until("the guest has moved", PATIENCE, || {
+        assert_eq!(vm.complaint(), None);
+        let state = here.run("query-migrate", json!({}));
+        assert_ne!(state["status"], "failed", "{state}");
+        state["status"] == "completed"
+    });
+    wait_until("the guest goes on", PATIENCE, || {
+        there.run("query-status", json!({}))["status"] == "running"
+    });
+    next.wait_for("the guest speaks", |vm| !vm.said("least").is_empty());
+    next
+}
+
+#[test]
+fn a_guest_moves_under_load_and_finds_its_memory_and_its_disks_as_they_were() {
+    let test = "a_guest_moves_under_load_and_finds_its_memory_and_its_disks_as_they_were";
+    let mut rig = Rig::new();
+    let Some(machine) = Machine::with_program(test, &rig.dir) else {
+        return;
+    };
+    let images = [
+        blocks_image(&rig, "blocks.img"),
+        ext4_image(&rig, "ext4.img"),
+    ];
+    rig.guest_volume("blocks", &images[0], "write-back", "");
+    rig.guest_volume("ext4", &images[1], "write-back", "");
+    let daemon = rig.serve();
+    let shape = |round: u64| Shape {
+        name: format!("guest-{round}"),
+        disks: vec![vhost(&rig, "blocks"), vhost(&rig, "ext4")] as Vec<Disk>,
+        uses: &["blocks", "ext4"],
+        step: "work",
+        processors: 1,
+        incoming: (round > 0).then(|| rig.dir.join(format!("move-{round}"))),
+    };
+    let mut vm = Vm::start(&machine, &rig.dir, &shape(0));
+    vm.wait_for("it has read everything", |vm| vm.number("passes") >= PASSES);
+    for round in 1..=count("TENUTO_DRILL_ROUNDS", 10) {
+        let next = move_on(&mut vm, &machine, &rig, &shape(round));
+        std::mem::replace(&mut vm, next).kill();
+        let goal = vm.number("passes") + PASSES;
+        vm.wait_for("it has looked at everything", |vm| {
+            vm.number("passes") >= goal
+        });
+        vm.goes_on(1);
+    }
+    let ended = vm.end();
+    rig.done(&["volume", "destage", "--all", "--wait"]);
+    daemon.stop();
+    assert_eq!(ended.said("sum"), [format!("vda {}", sum_of(&images[0]))]);
+    is_clean(&images[1], "ext4");
+}
