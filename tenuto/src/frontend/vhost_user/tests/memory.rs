@@ -366,7 +366,9 @@ fn a_region_is_as_large_as_its_queues_and_keeps_its_size() {
         size: 64,
     };
     let (region, file) = Region::create(layout, 2).unwrap();
-    assert_eq!(file.metadata().unwrap().len(), layout.bytes());
+    assert_eq!(file.metadata().unwrap().len(), Region::bytes(layout));
+    let number = region.number();
+    assert_ne!(number, 0);
     assert!(
         file.set_len(8).is_err() && file.set_len(1 << 20).is_err(),
         "sealed"
@@ -374,7 +376,11 @@ fn a_region_is_as_large_as_its_queues_and_keeps_its_size() {
     region.store_u64(Address(16), 5).unwrap();
     region.write(Address(24), b"kept").unwrap();
     drop(region);
+    let whole = Region::open(layout, 2, &file, 0, Region::bytes(layout)).unwrap();
+    assert_eq!(whole.number(), number);
+    // As another program would have made it: without a number, and good for the rest.
     let region = Region::open(layout, 2, &file, 0, layout.bytes()).unwrap();
+    assert_eq!(region.number(), 0);
     let mut back = [0; 12];
     region.read(Address(16), &mut back).unwrap();
     assert_eq!(&back, b"\x05\0\0\0\0\0\0\0kept");

@@ -1,6 +1,7 @@
 //! Memory, rings, the in-flight region and the log, by messages in good and in bad order.
 
 use super::super::dirty::PAGE_BYTES;
+use super::super::region::Region;
 use super::{BYTES, GUEST, Guest, QUEUES, SIZE, USER, beside_others, info, memory_file, ring_at};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
@@ -264,7 +265,10 @@ fn a_region_is_handed_out_and_comes_back() {
         queues: QUEUES,
         size: SIZE,
     };
-    assert_eq!((made.mmap_size, made.mmap_offset), (layout.bytes(), 0));
+    assert_eq!(
+        (made.mmap_size, made.mmap_offset),
+        (Region::bytes(layout), 0)
+    );
     assert_eq!(guest.fake.region().layout(), layout);
     guest.fake.region().store_u8(Address(70), 7).unwrap();
     guest.share();
