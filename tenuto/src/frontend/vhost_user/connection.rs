@@ -11,7 +11,6 @@
 //! connect -> let in by the data side -> messages -> its rings drained -> ended
 //! ```
 
-use super::advice::Advice;
 use super::handler::{Description, Handler};
 use super::turn::Turn;
 use super::{DataError, DataSide};
@@ -310,10 +309,8 @@ fn serve<D: DataSide>(shared: &Shared, name: &str, stream: UnixStream, handler: 
             if let Err(error) = next_message(shared, &stream, &mut messages, &device) {
                 break error;
             }
-            match lock(&device).take_advice() {
-                Some(Advice::NotShared) => tracing::warn!("{name}: {}", Advice::NotShared),
-                Some(advice) => tracing::info!("{name}: {advice}"),
-                None => {}
+            if let Some(advice) = lock(&device).take_advice() {
+                tracing::warn!("{name}: {advice}");
             }
         },
         Err(error) => Error::SocketError(error),
