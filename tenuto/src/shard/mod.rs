@@ -177,17 +177,19 @@ mod tag {
         REMOTE_SEND | u64::from(slot)
     }
 
-    /// Slots of guests have 15 bits.
-    fn of_queue(slot: u32, queue: u16) -> u64 {
-        u64::from(slot << 16 | u32::from(queue))
+    /// Slots of guests have 15 bits. Above the kind lies which guest it is: one that is gone may
+    /// still be waited for when its slot is another's.
+    fn of_queue(guest: u32, queue: u16) -> u64 {
+        let (life, slot) = (guest >> 16, guest & 0x7fff);
+        u64::from(life) << 40 | u64::from(slot << 16 | u32::from(queue))
     }
 
-    pub fn kick(slot: u32, queue: u16) -> u64 {
-        KICK | of_queue(slot, queue)
+    pub fn kick(guest: u32, queue: u16) -> u64 {
+        KICK | of_queue(guest, queue)
     }
 
-    pub fn kick_taken(slot: u32, queue: u16) -> u64 {
-        KICK_TAKEN | of_queue(slot, queue)
+    pub fn kick_taken(guest: u32, queue: u16) -> u64 {
+        KICK_TAKEN | of_queue(guest, queue)
     }
 
     /// By the number of the eventfd.
@@ -425,7 +427,7 @@ impl<E: Decide> Shard<E> {
             tag::REMOTE_RECEIVE => self.finish_remote_receive(slot, completed),
             tag::REMOTE_SEND => self.finish_remote_send(slot, completed),
             tag::KICK => self.finish_kick(slot >> 16, slot as u16, &completed),
-            tag::KICK_TAKEN => self.finish_kick_taken(slot >> 16, slot as u16),
+            tag::KICK_TAKEN => self.finish_kick_taken(slot >> 16, slot as u16, &completed),
             tag::CALL => self.finish_call(slot),
             tag::NOTHING => {}
             other => panic!("no operation has a tag of kind {other:#x}"),

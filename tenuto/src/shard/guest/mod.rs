@@ -250,7 +250,7 @@ impl<E: Decide> Shard<E> {
             Order::Stop(..) if shard.is_parked() => {}
             Order::Stop(queue, answer) => {
                 guest.sides[usize::from(queue.0)].stopping = Some(answer);
-                shard.stop_ring(slot, guest, queue);
+                shard.stop_ring(guest, queue);
             }
             Order::WriteCache(write_back, answer) => shard.set_cache(guest, write_back, answer),
         });
@@ -310,13 +310,13 @@ impl<E: Decide> Shard<E> {
         let side = &mut guest.sides[usize::from(queue.0)];
         side.start = Some(start);
         (side.restless, side.done, side.broken) = (true, true, false);
-        self.wait_for_kick(slot, guest, queue);
+        self.wait_for_kick(guest, queue);
         self.serve_soon(slot, guest);
         Ok(())
     }
 
     /// Stops a ring that is to be stopped and has nothing under way.
-    fn stop_ring(&mut self, slot: u32, guest: &mut Guest, queue: Queue) {
+    fn stop_ring(&mut self, guest: &mut Guest, queue: Queue) {
         let side = &mut guest.sides[usize::from(queue.0)];
         if side.stopping.is_none() {
             return;
@@ -327,7 +327,7 @@ impl<E: Decide> Shard<E> {
         };
         let Some(base) = base else { return };
         side.start = None;
-        self.cancel_kick(slot, queue);
+        self.cancel_kick(guest.id, queue);
         let answer = side.stopping.take().expect("just seen");
         let _ = answer.send(base);
     }

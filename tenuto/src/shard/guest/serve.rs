@@ -337,7 +337,7 @@ impl<E: Decide> Shard<E> {
                     self.signal(slot, guest, call);
                 }
             }
-            self.stop_ring(slot, guest, queue);
+            self.stop_ring(guest, queue);
         }
         self.tell_broken(slot, guest);
     }
@@ -396,21 +396,24 @@ impl<E: Decide> Shard<E> {
         found
     }
 
-    pub(super) fn wait_for_kick(&mut self, slot: u32, guest: &mut Guest, queue: Queue) {
+    pub(super) fn wait_for_kick(&mut self, guest: &mut Guest, queue: Queue) {
         let side = &mut guest.sides[usize::from(queue.0)];
         let Some(start) = side.start.as_ref().filter(|_| !side.kicks) else {
             return;
         };
         side.kicks = true;
-        let tag = tag::kick(slot, queue.0);
+        let tag = tag::kick(guest.id.0, queue.0);
         self.ring.readable(tag, start.kick.as_raw_fd());
         self.files_of_guests.insert(tag, start.kick.clone());
     }
 
     /// Nobody waits for kicks of this ring any more; nor for the count of one that its guest has
     /// taken away again, which would never come.
-    pub(super) fn cancel_kick(&mut self, slot: u32, queue: Queue) {
-        let waits = [tag::kick(slot, queue.0), tag::kick_taken(slot, queue.0)];
+    pub(super) fn cancel_kick(&mut self, guest: ConnectionId, queue: Queue) {
+        let waits = [
+            tag::kick(guest.0, queue.0),
+            tag::kick_taken(guest.0, queue.0),
+        ];
         for wait in waits {
             if self.files_of_guests.contains_key(&wait) {
                 self.ring.cancel(tag::NOTHING, wait);
@@ -420,32 +423,43 @@ impl<E: Decide> Shard<E> {
 
     /// A guest has kicked, or nobody waits for that any more.
     pub(in crate::shard) fn finish_kick(&mut self, slot: u32, queue: u16, completed: &Completed) {
-        let file = self.files_of_guests.remove(&tag::kick(slot, queue));
+        let file = self.files_of_guests.remove(&completed.tag);
         let kicked = completed.result.is_ok();
         self.with_guest(slot, |shard, guest| {
+            if tag::kick(guest.id.0, queue) != completed.tag {
+                return;
+            }
             let side = &mut guest.sides[usize::from(queue)];
             side.kicks = false;
             let Some(file) = file.filter(|_| kicked && side.start.is_some()) else {
-                return shard.wait_for_kick(slot, guest, Queue(queue));
+                return shard.wait_for_kick(guest, Queue(queue));
             };
             // The counter is taken before the next wait, which would end at once.
             side.kicks = true;
-            shard.take_kick(slot, queue, file);
+            shard.take_kick(guest.id, queue, file);
             shard.serve_soon(slot, guest);
         });
     }
 
-    fn take_kick(&mut self, slot: u32, queue: u16, file: Arc<OwnedFd>) {
-        let tag = tag::kick_taken(slot, queue);
+    fn take_kick(&mut self, guest: ConnectionId, queue: u16, file: Arc<OwnedFd>) {
+        let tag = tag::kick_taken(guest.0, queue);
         self.ring.read_eventfd(tag, file.as_raw_fd());
         self.files_of_guests.insert(tag, file);
     }
 
-    pub(in crate::shard) fn finish_kick_taken(&mut self, slot: u32, queue: u16) {
-        self.files_of_guests.remove(&tag::kick_taken(slot, queue));
+    pub(in crate::shard) fn finish_kick_taken(
+        &mut self,
+        slot: u32,
+        queue: u16,
+        completed: &Completed,
+    ) {
+        self.files_of_guests.remove(&completed.tag);
         self.with_guest(slot, |shard, guest| {
+            if tag::kick_taken(guest.id.0, queue) != completed.tag {
+                return;
+            }
             guest.sides[usize::from(queue)].kicks = false;
-            shard.wait_for_kick(slot, guest, Queue(queue));
+            shard.wait_for_kick(guest, Queue(queue));
             // A kick between the two that were taken as one is for what came after we looked.
             shard.serve_soon(slot, guest);
         });
