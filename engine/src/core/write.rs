@@ -342,6 +342,12 @@ impl Core {
             return None;
         }
         let part = Span::new(span.sector, whole);
+        // A part is no write: only the last one speaks for it.
+        let tag = if whole == span.sectors {
+            tag
+        } else {
+            Tag::NONE
+        };
         let staged = self.stage(
             cx,
             id,

@@ -27,12 +27,14 @@ const REGION_HEADER: usize = 16;
 const REGION_ENTRY: usize = 16;
 const REGION_ALIGNMENT: usize = 64;
 /// What a kernel says of a disk that answers with an error, or not at all.
-const WRONG: [&str; 7] = [
+const WRONG: [&str; 9] = [
     "guest: error",
     "I/O error",
     "EXT4-fs error",
     "XFS (vd",
     "Kernel panic",
+    "BUG: ",
+    "Oops: ",
     "is not a head!",
     "blocked for more than",
 ];
@@ -115,6 +117,11 @@ impl Vm {
             listener: Some(listener),
             monitor,
         }
+    }
+
+    /// The same for one who outlives this.
+    pub fn screen(&self) -> Arc<Mutex<String>> {
+        self.console.clone()
     }
 
     pub fn console(&self) -> String {
