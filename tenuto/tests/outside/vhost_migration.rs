@@ -3,10 +3,10 @@
 //! Its disk stays where it is; what moves is its memory, its rings among it. While that is copied
 //! the daemon goes on writing there, and only the log of dirty pages tells. The guest reads into
 //! memory that no processor touches, and looks at all of it again after each move. It has one
-//! processor, because QEMU's emulation of several loses pages while it copies (7.2). With one it does
-//! so now and then as well, with its own disks too: what its processor wrote is missing, and the
-//! kernel dies of that. Such a guest tells nothing, and another one is tried; one that finds wrong
-//! bytes where it has read from its disks tells all.
+//! processor, because QEMU's emulation of several loses pages while it copies (7.2). With one it
+//! does so now and then as well, with its own disks too: what its processor wrote is missing, and
+//! the kernel dies of that. Such a guest tells nothing, and another one is tried; one that finds
+//! wrong bytes where it has read from its disks tells all.
 
 use serde_json::json;
 use std::cell::RefCell;
