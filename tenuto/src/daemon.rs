@@ -25,6 +25,7 @@ use engine::event::{Admission, ResetOn, Share};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 pub use held::{Held, Hold};
+pub use rings::FrontEndCounters;
 use rings::FrontEnds;
 use sockets::Sockets;
 use std::net::SocketAddr;

@@ -3,7 +3,7 @@
 //! Owns nothing but the translation of errors and of plain data.
 
 use crate::admin::{Held, Look, Machine, Recovery, Started};
-use crate::daemon::{self, Daemon, StartError, VolumeError, VolumeSettings};
+use crate::daemon::{self, Daemon, FrontEndCounters, StartError, VolumeError, VolumeSettings};
 use crate::error::{Error, Kind, Result};
 use crate::shard::control::{CommandError, HostCounters};
 use engine::chart::{Cursor, Spot};
@@ -62,7 +62,11 @@ impl Machine for Live {
                 records_replayed: report.records_replayed,
                 damage: report.damage.clone(),
             },
-            counters: counters(&snapshot.host),
+            counters: {
+                let mut all = counters(&snapshot.host);
+                all.extend(of_front_ends(&self.0.front_ends()));
+                all
+            },
         })
     }
 
@@ -248,7 +252,10 @@ fn held(held: daemon::Held) -> Held {
     }
 }
 
-fn counters(host: &HostCounters) -> Vec<(&'static str, &'static str, u64)> {
+/// Name, help and value.
+type Counter = (&'static str, &'static str, u64);
+
+fn counters(host: &HostCounters) -> Vec<Counter> {
     vec![
         ("connections", "Open connections.", host.connections),
         (
@@ -311,6 +318,36 @@ fn counters(host: &HostCounters) -> Vec<(&'static str, &'static str, u64)> {
             "sleeps_total",
             "Times the shard went to sleep.",
             host.sleeps,
+        ),
+    ]
+}
+
+fn of_front_ends(rings: &FrontEndCounters) -> [Counter; 5] {
+    [
+        (
+            "front_ends",
+            "Front ends that are connected.",
+            rings.connections,
+        ),
+        (
+            "front_ends_accepted_total",
+            "Front ends accepted.",
+            rings.accepted,
+        ),
+        (
+            "front_ends_refused_total",
+            "Front ends beyond a bound.",
+            rings.refused,
+        ),
+        (
+            "front_ends_broken_total",
+            "Front ends cut off for what they said.",
+            rings.broken,
+        ),
+        (
+            "front_end_messages_refused_total",
+            "Messages of front ends that were not done.",
+            rings.messages_refused,
         ),
     ]
 }

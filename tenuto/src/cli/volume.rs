@@ -225,8 +225,12 @@ fn give(context: &Context, command: &Show) -> Result<()> {
     let disk = disk(context, &command.name)?;
     let pasted = match command.qemu {
         true => {
-            let right = "--memory: is no size; write the guest's memory as in 4GiB";
-            let memory = parse_size(&command.memory).ok_or_else(|| Error::usage(right))?;
+            let memory = parse_size(&command.memory).ok_or_else(|| {
+                let said = &command.memory;
+                Error::usage(format!(
+                    "--memory: {said:?} is no size; write the guest's memory as in 4GiB"
+                ))
+            })?;
             attach::qemu(&disk, command.nbd, memory)?
         }
         false => attach::libvirt(&disk, command.nbd)?,

@@ -539,6 +539,7 @@ pub const TUNABLES: &[&str] = &[
     "reset-on",
     "origin-timeout",
     "share",
+    "export",
 ];
 
 /// A name that can be part of a file name, of a socket's path and of an URL as it stands.

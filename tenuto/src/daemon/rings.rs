@@ -8,7 +8,8 @@
 
 use super::volumes::Entry;
 use super::{Daemon, VolumeError};
-use crate::frontend::vhost_user::connection::{Connections, Counters};
+use crate::frontend::vhost_user::connection::Connections;
+pub use crate::frontend::vhost_user::connection::Counters as FrontEndCounters;
 use crate::frontend::vhost_user::handler::{Description, QUEUES_MAX};
 use crate::shard::control::{Greeter, Handle};
 use crate::shard::guest::side::GuestSide;
@@ -80,7 +81,7 @@ impl FrontEnds {
         self.connections.count(name) as u64
     }
 
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> FrontEndCounters {
         self.connections.counters()
     }
 
@@ -130,7 +131,7 @@ impl FrontEnds {
 
 impl Daemon {
     /// What front ends have done so far.
-    pub fn front_ends(&self) -> Counters {
+    pub fn front_ends(&self) -> FrontEndCounters {
         self.front_ends.counters()
     }
 

@@ -418,7 +418,7 @@ impl Daemon {
 
     /// Changes what can be changed while a volume runs: `write_cache`, `destage`,
     /// `destage_after`, `dirty_limit_bytes`, `flow`, `origin_queue_depth`, `admission`,
-    /// `overlay_timeout`, `overlay_ram_bytes`, `reset_on`, `origin_timeout`, and whether it is
+    /// `overlay_timeout`, `overlay_ram_bytes`, `reset_on`, `origin_timeout`, and where it is
     /// exported.
     pub fn volume_tune(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
         let claim = self.claim(&settings.name)?;
@@ -443,9 +443,7 @@ impl Daemon {
         }
         self.table().entries.insert(name.clone(), entry.clone());
         shown?;
-        self.watch(&entry)?;
-        self.table().entries.insert(name.clone(), entry);
-        Ok(())
+        self.watch(&entry)
     }
 
     /// Orders another policy for a running volume; it is in effect when the reply has come. What

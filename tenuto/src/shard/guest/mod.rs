@@ -137,9 +137,18 @@ impl<E: Decide> Shard<E> {
             queues,
             memory,
         } = open;
-        let full = self.guests.len() >= GUESTS_MAX;
-        if full || self.is_stopping() || !self.volumes.contains_key(&volume) {
-            let _ = answer.send(Err(DataError::Stopped));
+        let refused = if self.is_stopping() {
+            Some(DataError::Stopped)
+        } else if !self.volumes.contains_key(&volume) {
+            Some(DataError::Refused("its volume has been removed".into()))
+        } else if self.guests.len() >= GUESTS_MAX {
+            let many = format!("{GUESTS_MAX} front ends are served, and no more");
+            Some(DataError::Refused(many))
+        } else {
+            None
+        };
+        if let Some(refused) = refused {
+            let _ = answer.send(Err(refused));
             return;
         }
         let slot = self.guests.next();

@@ -131,7 +131,8 @@ impl<E: Decide> Shard<E> {
                         continue;
                     }
                     self.counters.requests_again += u64::from(again);
-                    self.begin_task(slot, guest, &memory, taken, command, reply);
+                    let (want, data) = want_of(command, tag);
+                    self.begin_task(slot, guest, (&memory, data), taken, want, reply);
                 }
             }
         }
@@ -150,17 +151,15 @@ impl<E: Decide> Shard<E> {
         &mut self,
         slot: u32,
         guest: &mut Guest,
-        memory: &Arc<GuestMemory>,
+        (memory, data): (&Arc<GuestMemory>, &[Segment]),
         taken: Taken,
-        command: Command,
+        want: Want,
         reply: Reply,
     ) {
-        let region = guest.region.as_ref().map_or(0, |region| region.number());
-        let tag = tag_of(region, taken);
-        let (want, data) = want_of(command, tag);
+        let loans = &mut self.memory.loans;
         let buffer = match data.is_empty() {
             true => None,
-            false => match self.lend(memory, data) {
+            false => match memory.lend(data, &mut self.pieces, loans) {
                 Some(buffer) => Some(buffer),
                 None => {
                     let written = reply.finish(&**memory, Status::IoError);
@@ -197,11 +196,6 @@ impl<E: Decide> Shard<E> {
             }
         }
         self.start_task(guest, at);
-    }
-
-    /// The guest's memory as a buffer of the engine; `None` where it names what it has not.
-    fn lend(&mut self, memory: &Arc<GuestMemory>, data: &[Segment]) -> Option<BufferId> {
-        memory.lend(data, &mut self.pieces, &mut self.memory.loans)
     }
 
     /// The range lock has come round to a request of a guest.
@@ -384,7 +378,8 @@ impl<E: Decide> Shard<E> {
     /// Asks rings that were taken from to kick again. True if one has something already.
     pub(in crate::shard) fn let_guests_kick(&mut self) -> bool {
         let mut found = false;
-        for slot in std::mem::take(&mut self.restless) {
+        let mut slots = std::mem::take(&mut self.restless);
+        for slot in slots.drain(..) {
             self.with_guest(slot, |shard, guest| {
                 guest.restless = false;
                 if guest.ask_for_kicks() {
@@ -393,6 +388,8 @@ impl<E: Decide> Shard<E> {
                 }
             });
         }
+        // Nobody was added meanwhile; only its memory is kept.
+        self.restless = slots;
         found
     }
 

@@ -1,0 +1,115 @@
+//! What a guest on vhost-user may count on besides its bytes: when an overlay ends, what switching
+//! the cache off means, and what becomes of it when its volume is exported otherwise.
+
+use crate::common::{Rig, wait_until};
+use std::path::PathBuf;
+use std::time::Duration;
+use tenuto::vhost_client::{Client, Options, Wait};
+
+const BLOCK: usize = 4096;
+const SLOW: Duration = Duration::from_secs(60);
+/// Where the cache of a virtio disk is switched (virtio 1.2, section 5.2.4).
+const WRITEBACK: u32 = 32;
+
+fn rig(policy: &str, more: &str) -> (Rig, PathBuf) {
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", 16 << 20);
+    rig.section(&format!(
+        "[[volume]]\nname = \"disk\"\norigin = \"{}\"\nformat = \"raw\"\n\
+         policy = \"{policy}\"\n{more}",
+        image.display()
+    ));
+    let socket = rig.run_dir().join("disk.vhost.sock");
+    (rig, socket)
+}
+
+fn connect(socket: &std::path::Path) -> Client {
+    let options = Options {
+        queues: 2,
+        slots: 16,
+        slot_bytes: BLOCK as u32,
+        wait: Wait::Events,
+    };
+    Client::connect(socket, options).unwrap()
+}
+
+fn first_byte(client: &mut Client) -> u8 {
+    let mut found = [0; BLOCK];
+    client.read(0, 0, &mut found).unwrap();
+    assert!(found.iter().all(|byte| *byte == found[0]));
+    found[0]
+}
+
+fn nobody_is_there(rig: &Rig) {
+    wait_until("the front end is gone", SLOW, || {
+        rig.show("disk")["clients"] == 0
+    });
+}
+
+#[test]
+fn an_overlay_ends_with_the_last_guest_that_has_stopped_its_rings_and_with_no_other() {
+    let (rig, socket) = rig("ephemeral", "reset-on = \"disconnect\"\n");
+    let daemon = rig.serve();
+    let mut guest = connect(&socket);
+    guest.write(1, 0, &[7; BLOCK]).unwrap();
+    // Its QEMU was killed.
+    drop(guest);
+    nobody_is_there(&rig);
+    let mut guest = connect(&socket);
+    assert_eq!(first_byte(&mut guest), 7, "one that broke off is no end");
+    // A stop and a start of the daemon is none either.
+    daemon.stop();
+    let _daemon = rig.serve();
+    guest.reconnect().unwrap();
+    assert_eq!(first_byte(&mut guest), 7, "the end of the daemon is none");
+    guest.stop().unwrap();
+    nobody_is_there(&rig);
+    let mut guest = connect(&socket);
+    assert_eq!(
+        first_byte(&mut guest),
+        0,
+        "the next guest finds its disk clean"
+    );
+    guest.stop().unwrap();
+}
+
+#[test]
+fn a_guest_that_switches_its_cache_off_has_all_that_it_wrote_on_the_device() {
+    let (rig, socket) = rig("write-back", "");
+    let _daemon = rig.serve();
+    let mut guest = connect(&socket);
+    let serials = || {
+        let shown = rig.show("disk");
+        let serial = |name: &str| shown[name].as_u64().unwrap();
+        (serial("acked_serial"), serial("durable_serial"))
+    };
+    for block in 0..64 {
+        guest.write(0, block * 8, &[1; BLOCK]).unwrap();
+    }
+    guest.set_config(WRITEBACK, &[0]).unwrap();
+    let (acked, durable) = serials();
+    assert_eq!(acked, durable, "what it wrote before");
+    guest.write(1, 0, &[2; BLOCK]).unwrap();
+    let (later, durable) = serials();
+    assert!(later > acked);
+    assert_eq!(later, durable, "and what it writes from then on");
+    guest.stop().unwrap();
+}
+
+#[test]
+fn a_volume_that_is_not_exported_any_more_keeps_the_guest_it_has() {
+    let (rig, socket) = rig("write-back", "");
+    let _daemon = rig.serve();
+    let mut guest = connect(&socket);
+    guest.write(0, 0, &[3; BLOCK]).unwrap();
+    rig.done(&["volume", "set", "disk", "export=nbd"]);
+    assert!(!socket.exists() && rig.show("disk")["vhost_socket"].is_null());
+    assert_eq!(first_byte(&mut guest), 3);
+    rig.done(&["volume", "set", "disk", "export=vhost-user"]);
+    assert!(rig.show("disk")["nbd_socket"].is_null());
+    assert!(!rig.run_dir().join("disk.nbd.sock").exists());
+    guest.stop().unwrap();
+    let mut guest = connect(&socket);
+    assert_eq!(first_byte(&mut guest), 3);
+    guest.stop().unwrap();
+}
