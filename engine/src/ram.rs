@@ -6,6 +6,7 @@
 //! being filled, or pinned while it is written to flash. Deliberately absent: who leaves when it
 //! is full, see `evict`; and flash, see `lines`.
 
+use crate::adversary::{Bug, has};
 use crate::evict::S3Fifo;
 use crate::memory::{Area, Place};
 use crate::types::BLOCK_BYTES;
@@ -214,6 +215,7 @@ impl RamTier {
                 self.queues.remove(slot);
                 self.release(slot);
             }
+            SlotState::Filling(_) if has(Bug::KeepOvertakenFill) => {}
             SlotState::Filling(_) | SlotState::Pinned => {
                 self.unindex(slot);
                 self.slots[slot as usize].state = SlotState::Stale;

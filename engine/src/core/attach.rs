@@ -13,6 +13,7 @@
 use super::checkpoint::Waiter;
 use super::keep::name_of;
 use super::{Bypass, Core, Switch};
+use crate::adversary::{Bug, has, sync_unless};
 use crate::engine::{OpenError, Settled};
 use crate::event::{Device, Op, Purpose, Refusal, Stat, VolumeSpec};
 use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
@@ -78,11 +79,12 @@ impl Core {
         let unfinished = owes && spec.policy.is_direct() && !spec.read_only;
         // What went past the log is not synced yet, and a flush has to cover it.
         let past_log = |ledger: &Ledger| ledger.compatible & PAST_LOG != 0;
-        let past_log = ledger.as_ref().is_some_and(past_log);
+        let past_log = ledger.as_ref().is_some_and(past_log) && !has(Bug::ForgetPastLog);
         if past_log && !owes && volume.policy == Policy::WriteBack {
             volume.policy = Policy::Uncached;
         }
         let unsynced = volume.policy.is_direct() && spec.policy == Policy::WriteBack;
+        let unsynced = unsynced && !has(Bug::StartWithoutSync);
         volume.policy = if unfinished {
             volume.switch = Some(Switch::towards(spec.policy));
             Policy::WriteBack
@@ -205,7 +207,9 @@ impl Core {
                 volume.generation = Generation(ledger.generation.0 + 1);
             }
             // Of an overlay as well: a commit that a kill cut short of its reset has brought it.
-            volume.destaged = volume.destaged.max(ledger.destaged);
+            if !has(Bug::IgnoreLedger) {
+                volume.destaged = volume.destaged.max(ledger.destaged);
+            }
             volume.serial_next = Serial(volume.serial_next.0.max(ledger.destaged.0 + 1));
         }
         Ok(volume)
@@ -285,7 +289,8 @@ impl Core {
     /// The checkpoint names the volume.
     pub(super) fn claim(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
-        if volume.policy == Policy::WriteBack && volume.keeper.is_some() {
+        let owner = volume.policy == Policy::WriteBack && volume.keeper.is_some();
+        if owner && !has(Bug::ServeUnclaimed) {
             self.write_ledger(cx, id, LedgerStep::Claim);
         } else {
             self.open_for_requests(cx, id);
@@ -367,10 +372,12 @@ impl Core {
             .expect("a ledger was written");
         let piece = keeper.piece.take().expect("a ledger write holds a piece");
         keeper.failed = !ok;
+        let bug = unsynced_at(keeper.step);
         self.scratch.free_piece(piece);
         if ok {
             let pending = Pending::LedgerSync { volume: id };
-            cx.order(pending, Purpose::Ledger, Device::Ledger(id), Op::Sync, 0, 0);
+            let (device, op) = (Device::Ledger(id), sync_unless(bug));
+            cx.order(pending, Purpose::Ledger, device, op, 0, 0);
         } else {
             self.volume(id).counters.origin.errors += 1;
         }
@@ -548,6 +555,16 @@ impl Core {
         }
         self.count_writers();
         self.checkpoint.wait(Waiter::Detach(request));
+    }
+}
+
+/// What breaks when a ledger is not synced at this step.
+fn unsynced_at(step: Option<LedgerStep>) -> Bug {
+    match step.expect("a ledger is written for a step") {
+        LedgerStep::Claim => Bug::SkipLedgerSyncAtClaim,
+        LedgerStep::Begin => Bug::SkipLedgerSyncAtBegin,
+        LedgerStep::Finish => Bug::SkipLedgerSyncAtFinish,
+        LedgerStep::Release => Bug::SkipLedgerSyncAtRelease,
     }
 }
 

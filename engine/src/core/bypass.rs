@@ -25,6 +25,7 @@
 
 use super::Core;
 use super::checkpoint::Waiter;
+use crate::adversary::{Bug, has};
 use crate::event::Refusal;
 use crate::format::ledger::PAST_LOG;
 use crate::outbox::{Cx, Pending};
@@ -162,6 +163,9 @@ impl Core {
             return;
         }
         volume.bypass = Bypass::Rescue;
+        if has(Bug::AnswerBeforeRescue) {
+            self.answer_log_waiters(cx, id, Ok(()));
+        }
         self.refuse_unfinished(cx, id);
         let volume = self.volume(id);
         if let Some(epoch) = volume.epochs.back() {

@@ -10,6 +10,7 @@
 //! first, because those of one record cannot be told apart by content. One at a time.
 
 use super::Core;
+use crate::adversary::{Bug, has};
 use crate::event::{Device, Op, Purpose};
 use crate::fetch::{Owner, Want};
 use crate::format::footer::{Footer, FooterEntry};
@@ -122,7 +123,9 @@ impl Core {
         match Footer::parse(&bytes, self.log.geometry, self.cache) {
             Ok(footer) if ok => {
                 evacuation.entries = footer.entries;
-                newest_zeroes_first(&mut evacuation.entries);
+                if !has(Bug::MoveZeroesOldestFirst) {
+                    newest_zeroes_first(&mut evacuation.entries);
+                }
                 evacuation.state = State::Gather;
             }
             _ => {
@@ -259,7 +262,10 @@ impl Core {
             let item = Item {
                 volume: entry.volume,
                 generation: entry.generation,
-                serial: entry.serial,
+                serial: match has(Bug::MoveWithNewSerial) {
+                    true => volume.acked(),
+                    false => entry.serial,
+                },
                 span: part,
                 kind,
                 more: entry.more,

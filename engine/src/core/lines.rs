@@ -17,6 +17,7 @@
 
 use super::Core;
 use super::layers::{Layers, is_base};
+use crate::adversary::{Bug, has};
 use crate::event::{Device, Op, Purpose};
 use crate::format::fill::{FillRecord, LINE_BLOCKS, RECORD_BLOCKS_MAX, Run};
 use crate::format::footer::body_blocks;
@@ -470,9 +471,9 @@ impl Core {
         let mut stale: Vec<(u16, u64)> = Vec::new();
         let mut orphans: Vec<u16> = Vec::new();
         for item in batch.items {
-            if item.orphan {
+            if item.orphan && !has(Bug::KeepOrphans) {
                 orphans.push(item.number);
-            } else if !self.ram.is_good(item.slot) {
+            } else if !self.ram.is_good(item.slot) && !has(Bug::KeepOvertakenBatch) {
                 stale.push((item.number, item.block));
             }
             self.ram.unpin(item.slot);
@@ -544,6 +545,9 @@ impl Core {
             return;
         };
         self.lines.counters.segments_retired += 1;
+        if has(Bug::KeepRetiredLines) {
+            return;
+        }
         let runs = self.lines.index.retire(segment);
         let mut left = body_blocks(self.log.geometry) / REAPPEND_PART;
         if pressed || cx.now < self.lines.failed_until {

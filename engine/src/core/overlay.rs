@@ -12,6 +12,7 @@
 
 use super::Core;
 use super::checkpoint::Waiter;
+use crate::adversary::{Bug, has};
 use crate::event::{Refusal, ResetOn};
 use crate::outbox::Cx;
 use crate::snapshot::State;
@@ -30,6 +31,10 @@ impl Core {
             return;
         }
         self.begin_reset(cx, id);
+        if has(Bug::AnswerResetEarly) {
+            cx.out.reply(request, Ok(()));
+            return self.open_for_requests(cx, id);
+        }
         let volume = id;
         self.checkpoint.wait(Waiter::Reset { volume, request });
     }

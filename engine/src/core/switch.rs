@@ -24,7 +24,8 @@
 
 use super::checkpoint::Waiter;
 use super::{Bypass, Core};
-use crate::event::{Device, Op, Purpose, Refusal};
+use crate::adversary::{Bug, has, sync_unless};
+use crate::event::{Device, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
 use crate::types::{Policy, RequestId, Serial, VolumeId};
@@ -183,7 +184,8 @@ impl Core {
                 volume.origin_in_flight += 1;
                 volume.counters.origin.syncs += 1;
                 let (pending, device) = (Pending::SwitchSync { volume: id }, Device::Origin(id));
-                cx.order(pending, Purpose::GuestWrite, device, Op::Sync, 0, 0);
+                let op = sync_unless(Bug::SkipSwitchSync);
+                cx.order(pending, Purpose::GuestWrite, device, op, 0, 0);
                 false
             }
             Step::Release | Step::Table | Step::Name | Step::Claim | Step::Quiet | Step::Sync => {
@@ -354,7 +356,8 @@ impl Core {
         if !volume.waiting.is_empty() {
             self.enqueue(id);
         }
-        if policy == Policy::Uncached && before != policy {
+        let renewed = policy == Policy::Uncached && before != policy;
+        if renewed && !has(Bug::KeepLayer) {
             self.renew_layer(id);
         }
         self.checkpoint.wanted |= before != policy;
