@@ -8,7 +8,7 @@
 
 use crate::event::Op;
 #[cfg(feature = "adversary")]
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 macro_rules! list {
     ($(#[$about:meta])* $name:ident { $(#[doc = $what:literal] $item:ident,)* }) => {
@@ -88,6 +88,8 @@ list! {
         AnnounceTooMuch,
         /// 2: records behind a hole in the tail are accepted.
         AcceptBehindHole,
+        /// 5.2.6: records count whichever run has written them into a segment.
+        MixRuns,
         /// 2: records that were open when the daemon died are not looked for.
         IgnoreOpenRecords,
         /// 5.2.6: what only the stage has is not written to the log at recovery.
@@ -197,6 +199,108 @@ list! {
     }
 }
 
+list! {
+    /// A way that is seldom gone.
+    Mark {
+        /// A tail that was torn is dropped.
+        TornTail,
+        /// Records below the last sync are missing.
+        Damage,
+        /// Records of a run that nothing else tells of lie among those of a later one.
+        OtherRun,
+        /// A footer counts no more, because its segment was not synced.
+        LateFooter,
+        /// A write of which pieces are missing is dropped.
+        UnfinishedWrite,
+        /// Records that only the stage had are written to the log.
+        SavedFromStage,
+        /// Clean blocks are found record by record.
+        FillWithoutFooter,
+        /// A segment is in use for the second time.
+        LogWrapped,
+        /// A footer goes to the device again after a sync that failed.
+        FooterAgain,
+        /// What no good sync covers is written again.
+        WrittenAgain,
+        /// A chunk of an overlay that the device did not keep is written again.
+        SpilledAgain,
+        /// A chunk of an overlay leaves RAM.
+        Spilled,
+        /// A chunk of an overlay in which nothing lives is let go unwritten.
+        LetGo,
+        /// A record says after an idle time what is durable.
+        Announced,
+        /// A checkpoint fails and is written again.
+        CheckpointFailed,
+        /// Live data is moved out of a segment.
+        Moved,
+        /// Zeroes are moved out of a segment.
+        MovedZeroes,
+        /// A volume meets its own limit.
+        DirtyLimit,
+        /// The log has no room for a write.
+        LogFull,
+        /// A write waits too long at the last limit of an overlay.
+        NoSpace,
+        /// A write is staged in part and waits for the rest.
+        StagedInPart,
+        /// A phase of a destage that failed begins again.
+        DestageAgain,
+        /// The disks of one machine are sealed in one step.
+        CutOfGroup,
+        /// A disk that is prepared waits for another one of its group.
+        GateWaits,
+        /// A policy changes while writes wait for that.
+        SwitchedUnderLoad,
+        /// A switch destages in rounds while the guest goes on.
+        SwitchDrains,
+        /// A failing device is left for the origin.
+        Rescue,
+        /// Guests go on past the log.
+        PastLog,
+        /// Dirty data is only on a device that cannot be read.
+        Held,
+        /// A device is good again after a life past the log.
+        BackFromPast,
+        /// Clean blocks that an orderly stop has named are found again.
+        KeptLayer,
+        /// A ledger that could not be written is due again.
+        LedgerAgain,
+        /// What a recovery found dirty is at the origin by then.
+        ReachedMeanwhile,
+        /// A read that its origin did not give waits for another try.
+        ReadHeld,
+        /// A fill that its origin did not give waits for another try.
+        FillHeld,
+        /// A clean block is wrong twice, and asked of the origin.
+        BadLine,
+        /// A write has overtaken a fill.
+        OvertakenFill,
+        /// A layer is forgotten while blocks of it are on their way to the device.
+        Orphan,
+        /// Blocks are replaced on their way to the device.
+        OvertakenBatch,
+        /// The oldest clean segment is given back.
+        Retired,
+        /// Clean blocks that are asked for are written again.
+        Reappended,
+        /// A write past the log waits for one that it overlaps.
+        OverlapWaits,
+        /// A guest finds the overlay of the one before thrown away.
+        ResetAtArrival,
+        /// A pending journal is finished.
+        JournalReplayed,
+        /// A block of the log is read again by itself.
+        ReadAgain,
+        /// Newer writes have covered what was damaged.
+        Mended,
+        /// An overlay becomes the content of its image.
+        Committed,
+        /// A write of a killed daemon is found by its tag.
+        TagFound,
+    }
+}
+
 #[cfg(feature = "adversary")]
 static BROKEN: AtomicUsize = AtomicUsize::new(usize::MAX);
 
@@ -225,4 +329,24 @@ pub fn sync_unless(bug: Bug) -> Op {
         true => Op::Stat,
         false => Op::Sync,
     }
+}
+
+#[cfg(feature = "adversary")]
+static PASSED: [AtomicU64; Mark::ALL.len()] = [const { AtomicU64::new(0) }; Mark::ALL.len()];
+
+/// A run comes along here.
+#[cfg(not(feature = "adversary"))]
+#[inline(always)]
+pub const fn mark(_: Mark) {}
+
+/// A run comes along here.
+#[cfg(feature = "adversary")]
+pub fn mark(mark: Mark) {
+    PASSED[mark as usize].fetch_add(1, Relaxed);
+}
+
+/// How often all runs together have passed a mark.
+#[cfg(feature = "adversary")]
+pub fn passed(mark: Mark) -> u64 {
+    PASSED[mark as usize].load(Relaxed)
 }

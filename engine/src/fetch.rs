@@ -7,7 +7,7 @@
 //! bounce blocks, because only whole blocks can be checked; a fetch that finds none waits for its
 //! turn.
 
-use crate::adversary::{Bug, has};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose};
 use crate::log::Log;
 use crate::memory::{Place, Slice};
@@ -68,6 +68,7 @@ struct Fetch {
 impl Fetch {
     /// Whole blocks are not what they should be: each is read again by itself.
     fn try_again(&mut self, log: &mut Log, want: Want) {
+        mark(Mark::ReadAgain);
         for at in (0..want.sectors).step_by(BLOCK_SECTORS as usize) {
             let addr = want.addr.plus(at);
             self.parts.push(Part {

@@ -13,7 +13,7 @@
 use super::checkpoint::Waiter;
 use super::keep::name_of;
 use super::{Bypass, Core, Switch};
-use crate::adversary::{Bug, has, sync_unless};
+use crate::adversary::{Bug, Mark, has, mark, sync_unless};
 use crate::engine::{OpenError, Settled};
 use crate::event::{Device, Op, Purpose, Refusal, Stat, VolumeSpec};
 use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
@@ -135,6 +135,9 @@ impl Core {
         let seen = origin.filter(|_| cached && !volume.read_only);
         let name = seen.and_then(|it| name_of(volume.uuid, volume.ledger_generation, it));
         let kept = name.and_then(|name| self.lines.claim(name));
+        if kept.is_some() {
+            mark(Mark::KeptLayer);
+        }
         self.layers += 1;
         kept.unwrap_or(Layer(self.layers))
     }
@@ -147,6 +150,7 @@ impl Core {
             .front()
             .is_some_and(|epoch| epoch.last_serial <= volume.destaged)
         {
+            mark(Mark::ReachedMeanwhile);
             let epoch = volume.epochs.pop_front().expect("just seen");
             self.bury(epoch.map);
         }
@@ -430,6 +434,7 @@ impl Core {
     /// A ledger that could not be written is due again.
     pub(super) fn retry_ledger(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         if self.volume(id).ledger_failed() {
+            mark(Mark::LedgerAgain);
             self.put_ledger(cx, id);
         }
     }

@@ -5,7 +5,7 @@
 //! after it. A failed one is written again as a whole.
 
 use super::Core;
-use crate::adversary::{Bug, has, sync_unless};
+use crate::adversary::{Bug, Mark, has, mark, sync_unless};
 use crate::event::{Device, Op, Purpose, Refusal};
 use crate::format::checkpoint::Checkpoint;
 use crate::format::superblock::CHECKPOINT_AT;
@@ -203,6 +203,7 @@ impl Core {
 
     fn checkpoint_failed(&mut self, cx: &mut Cx<'_>) {
         let keeper = &mut self.checkpoint;
+        mark(Mark::CheckpointFailed);
         let running = keeper.running.take().expect("one was being written");
         keeper.waiters.extend(running.waiters);
         keeper.doomed.extend(running.doomed);

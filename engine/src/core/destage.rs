@@ -14,7 +14,7 @@
 
 use super::mend::REREAD_MS;
 use super::{Bypass, Core};
-use crate::adversary::{Bug, has, sync_unless};
+use crate::adversary::{Bug, Mark, has, mark, sync_unless};
 use crate::event::{Device, IoError, Op, Purpose, Stat};
 use crate::fetch::{Owner, Want};
 use crate::format::journal::{self, Journal, JournalEntry};
@@ -394,6 +394,7 @@ impl Core {
         let room = journal::payload_at(journal_entries_max(&epoch.map));
         let destage = volume.destage.as_mut().expect("a destage is under way");
         let (damaged, full) = (!destage.bad.is_empty(), core::mem::take(&mut destage.full));
+        mark(Mark::DestageAgain);
         destage.retry_at = now.plus_millis(if damaged { 0 } else { RETRY_MS });
         destage.reread_at = now.plus_millis(REREAD_MS);
         destage.failed = false;

@@ -14,7 +14,7 @@
 //! order, as on a plain disk.
 
 use super::Core;
-use crate::adversary::{Bug, has, sync_unless};
+use crate::adversary::{Bug, Mark, has, mark, sync_unless};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending};
@@ -127,6 +127,7 @@ impl Core {
         let cached = volume.policy == Policy::WriteThrough;
         let in_turn = cached && !has(Bug::WriteSideBySide);
         if in_turn && volume.direct.iter().any(|(_, other)| other.overlaps(span)) {
+            mark(Mark::OverlapWaits);
             return None;
         }
         let layer = volume.layer;

@@ -10,7 +10,7 @@
 //! first, because those of one record cannot be told apart by content. One at a time.
 
 use super::Core;
-use crate::adversary::{Bug, has};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose};
 use crate::fetch::{Owner, Want};
 use crate::format::footer::{Footer, FooterEntry};
@@ -257,7 +257,10 @@ impl Core {
             };
             let kind = match content {
                 Content::Data(_) => EntryKind::Write,
-                Content::Zero { allocate, .. } => EntryKind::Zero { allocate },
+                Content::Zero { allocate, .. } => {
+                    mark(Mark::MovedZeroes);
+                    EntryKind::Zero { allocate }
+                }
             };
             let item = Item {
                 volume: entry.volume,
@@ -277,6 +280,7 @@ impl Core {
                 self.log.want_sync();
                 return false;
             };
+            mark(Mark::Moved);
             self.log.counters.evacuated_bytes += appended.span.sectors * SECTOR_BYTES;
             let old = content.advance(appended.span.sector - span.sector);
             self.repoint(entry.volume, appended.span, old, appended.content);

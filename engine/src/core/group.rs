@@ -19,7 +19,7 @@
 //! them leaves origins at two cuts next to each other.
 
 use super::Core;
-use crate::adversary::{Bug, has};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::log::Tenant;
 use crate::map::Change;
 use crate::outbox::Cx;
@@ -150,6 +150,7 @@ impl Core {
         }
         if let Some(group) = self.volume(id).group {
             let group = &mut self.groups[group];
+            mark(Mark::CutOfGroup);
             group.open += 1;
             let open = group.open;
             assert!(
@@ -227,6 +228,7 @@ impl Core {
     /// Whether all members of a cut have prepared theirs; then they all go on.
     pub(super) fn pass_gate(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         if !self.is_prepared(id) && !has(Bug::PassGateEarly) {
+            mark(Mark::GateWaits);
             // Nobody waits for its turn meanwhile.
             self.turns.rest(id);
             return false;

@@ -17,7 +17,7 @@
 
 use super::Core;
 use super::layers::{Layers, is_base};
-use crate::adversary::{Bug, has};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose};
 use crate::format::fill::{FillRecord, LINE_BLOCKS, RECORD_BLOCKS_MAX, Run};
 use crate::format::footer::body_blocks;
@@ -472,8 +472,10 @@ impl Core {
         let mut orphans: Vec<u16> = Vec::new();
         for item in batch.items {
             if item.orphan && !has(Bug::KeepOrphans) {
+                mark(Mark::Orphan);
                 orphans.push(item.number);
             } else if !self.ram.is_good(item.slot) && !has(Bug::KeepOvertakenBatch) {
+                mark(Mark::OvertakenBatch);
                 stale.push((item.number, item.block));
             }
             self.ram.unpin(item.slot);
@@ -544,6 +546,7 @@ impl Core {
         let Some(segment) = self.log.retire_oldest() else {
             return;
         };
+        mark(Mark::Retired);
         self.lines.counters.segments_retired += 1;
         if has(Bug::KeepRetiredLines) {
             return;
@@ -567,6 +570,7 @@ impl Core {
         let Some(layer) = self.lines.layers.layer(run.layer) else {
             return;
         };
+        mark(Mark::Reappended);
         self.lines.counters.reappended_blocks += u64::from(run.bitmap.count_ones());
         let mut missing: Vec<(u64, u32)> = Vec::new();
         for (block, slot) in run.blocks() {

@@ -9,7 +9,7 @@
 
 use super::Core;
 use super::layers::is_base;
-use crate::adversary::{Bug, has};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Admission, Device, IoError, Op, Purpose, Refusal};
 use crate::fetch::{Owner, Want};
 use crate::log::Log;
@@ -413,6 +413,7 @@ impl Core {
             self.lines.device_failed(cx.now);
         }
         for block in bad {
+            mark(Mark::BadLine);
             self.lines.drop_bad(Key { layer, block }, !ok);
         }
         let Some((read, _)) = self.fills.get(id).waiters.first().copied() else {
@@ -466,6 +467,7 @@ impl Core {
             volume.counters.origin.errors += 1;
             let begun = self.fills.get(id).begun;
             if self.may_hold(source, begun, cx.now) {
+                mark(Mark::FillHeld);
                 self.held_fills.push(id);
                 return;
             }
@@ -586,6 +588,7 @@ impl Core {
             // An uncached volume passes on what its origin says, but not that it says nothing.
             let holds = volume.policy != Policy::Uncached || error == IoError::Away;
             if holds && self.may_hold(id, begun, cx.now) {
+                mark(Mark::ReadHeld);
                 self.held_reads.push((read, part));
                 return;
             }

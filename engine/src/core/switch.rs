@@ -24,7 +24,7 @@
 
 use super::checkpoint::Waiter;
 use super::{Bypass, Core};
-use crate::adversary::{Bug, has, sync_unless};
+use crate::adversary::{Bug, Mark, has, mark, sync_unless};
 use crate::event::{Device, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
@@ -228,6 +228,7 @@ impl Core {
         epoch.sealed |= volume.unfinished_sectors == 0;
         let upto = epoch.last_serial;
         volume.destage_upto = volume.destage_upto.max(upto);
+        mark(Mark::SwitchDrains);
         let room = (charge / 2).max(few);
         self.set_step(id, Step::Drain { upto, room });
         if !self.volume(id).waiting.is_empty() {
@@ -341,6 +342,9 @@ impl Core {
         let volume = self.volume(id);
         let before = volume.policy;
         assert!(!policy.is_direct() || !volume.is_dirty() || before == policy);
+        if before != policy && !volume.waiting.is_empty() {
+            mark(Mark::SwitchedUnderLoad);
+        }
         volume.policy = policy;
         volume.logged_policy = policy;
         volume.bypass = Bypass::None;

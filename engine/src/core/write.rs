@@ -7,7 +7,7 @@
 
 use super::Core;
 use super::share::Budget;
-use crate::adversary::{Bug, has};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Refusal;
 use crate::format::record::EntryKind;
 use crate::log::{Item, StreamKind, Waiter};
@@ -360,7 +360,10 @@ impl Core {
         let left = whole - staged.0;
         self.volume(id).unfinished_sectors = left;
         match (begun > 0, left > 0) {
-            (false, true) => self.log.unfinished += 1,
+            (false, true) => {
+                mark(Mark::StagedInPart);
+                self.log.unfinished += 1;
+            }
             (true, false) => self.log.unfinished -= 1,
             _ => {}
         }
@@ -552,6 +555,7 @@ impl Core {
         let limit = (volume.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1);
         let limited = volume.policy == Policy::WriteBack && charge + blocks > limit;
         if limited && charge > 0 {
+            mark(Mark::DirtyLimit);
             volume.wall();
             return Gate::Shut;
         }
@@ -571,6 +575,7 @@ impl Core {
         if self.may_take_common(now, id, room) {
             return Gate::Open;
         }
+        mark(Mark::LogFull);
         self.volume(id).wall();
         Gate::Shut
     }
@@ -653,6 +658,7 @@ impl Core {
                 return;
             }
             self.volume(id).waiting.pop_front();
+            mark(Mark::NoSpace);
             let refusal = Err(Refusal::NoSpace);
             self.reply_written(cx, id, waiting.request, false, waiting.since, refusal);
         }

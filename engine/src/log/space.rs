@@ -5,7 +5,7 @@
 //! what evacuation can compact into the rest.
 
 use super::{Log, SegmentState, StreamKind};
-use crate::adversary::{Bug, has};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose};
 use crate::format::checkpoint::SegmentRecord;
 use crate::format::footer::{Footer, FooterEntry};
@@ -244,6 +244,7 @@ impl Log {
         let segment = &mut self.segments[index.0 as usize];
         let there = segment.state == SegmentState::Footered && !segment.entries.is_empty();
         if there && !has(Bug::ForgetFooter) {
+            mark(Mark::FooterAgain);
             segment.state = SegmentState::Sealed;
             self.footers_due.push(index);
         }
@@ -448,6 +449,7 @@ impl Log {
                 self.clean_freed();
             }
             self.ready.push_back(index);
+            mark(Mark::LogWrapped);
             self.counters.segments_reused += 1;
             // A slot may still mirror a chunk of the former life.
             let first = self.geometry.first_chunk(index).0;

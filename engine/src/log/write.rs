@@ -6,7 +6,7 @@
 //! guest is answered; a waiter comes back and its owner decides.
 
 use super::{Log, StreamKind};
-use crate::adversary::{Bug, has, sync_unless};
+use crate::adversary::{Bug, Mark, has, mark, sync_unless};
 use crate::event::{Device, Op, Purpose};
 use crate::format::stage;
 use crate::memory::{Area, Place, Slice};
@@ -378,6 +378,7 @@ impl Log {
 
     /// Everything that no good sync covers goes to the device once more.
     pub fn write_again(&mut self, cx: &mut Cx<'_>) {
+        mark(Mark::WrittenAgain);
         self.counters.cache_errors += 1;
         self.write.attempt += 1;
         self.write.written = 0;
@@ -442,6 +443,7 @@ impl Log {
 
     /// The device did not take a chunk of an overlay, or may have lost it.
     fn spill_again(&mut self, slot_at: SlotIndex) {
+        mark(Mark::SpilledAgain);
         let kind = match self.slots[slot_at.0 as usize].spilling {
             true => StreamKind::Spill,
             false => StreamKind::Overlay,
@@ -487,10 +489,12 @@ impl Log {
         let first = first && !has(Bug::LetGoFirstChunk);
         let whole = self.unfinished == 0 || has(Bug::LetGoForUnfinished);
         if self.chunk_live[chunk.0 as usize] == 0 && !first && whole {
+            mark(Mark::LetGo);
             (slot.issued, slot.written) = (slot.sealed, slot.sealed);
             slot.synced = slot.sealed;
             self.slot_progress(slot_at);
         } else {
+            mark(Mark::Spilled);
             self.issue_slot(cx, slot_at, StreamKind::Overlay);
         }
     }
@@ -502,6 +506,7 @@ impl Log {
             return;
         }
         if self.open_record(cx, StreamKind::Writes, 0, false).is_some() {
+            mark(Mark::Announced);
             self.announced = self.durable;
             self.seal_writes(cx);
         }

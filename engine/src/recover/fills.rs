@@ -6,7 +6,7 @@
 //! cannot be read is left out and was only a copy. Deliberately absent: the blocks themselves;
 //! each is checked when somebody asks for it.
 
-use crate::adversary::{Bug, has};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::core::FoundFill;
 use crate::event::Device;
 use crate::format::fill::{FillFooter, FillRecord, Life, Run};
@@ -106,6 +106,7 @@ fn by_records(
             break;
         }
         let first = block as usize + 1;
+        mark(Mark::FillWithoutFooter);
         block = record.end_block();
         found.sums[first..block as usize].copy_from_slice(&record.sums);
         found.runs.extend(record.runs);

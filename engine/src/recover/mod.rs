@@ -15,7 +15,7 @@ mod relayout;
 mod replay;
 mod scan;
 
-use crate::adversary::{Bug, has};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::core::{Core, FoundFill};
 use crate::engine::{Config, OpenError, Report, read_superblock};
 use crate::event::Device;
@@ -271,6 +271,7 @@ fn make_durable(
     let geometry = superblock.geometry;
     for (chunk, bytes) in accepted.staged_chunks.drain(..) {
         let at = superblock.log_at + u64::from(chunk.0) * geometry.chunk_bytes();
+        mark(Mark::SavedFromStage);
         if !has(Bug::LeaveInStage) {
             media.write(Device::Cache, at, &bytes).map_err(|_| CACHE)?;
         }

@@ -7,7 +7,7 @@
 //! before it was.
 
 use super::{CACHE, note};
-use crate::adversary::{Bug, has};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::engine::{Config, OpenError, Report};
 use crate::event::Device;
 use crate::format::checkpoint::{Checkpoint, SegmentRecord};
@@ -237,6 +237,7 @@ pub fn scan(
             candidate.stream.is_chained() && footer.last_stream_seq > scan.durable
         });
         if late {
+            mark(Mark::LateFooter);
             candidate.footer = None;
             scan.read_records(media, candidate)?;
         }
@@ -251,6 +252,7 @@ pub fn scan(
 
 impl Scan<'_> {
     fn damage(&mut self, line: alloc::string::String) {
+        mark(Mark::Damage);
         note(&mut self.accepted.report.damage, line);
     }
 
@@ -463,6 +465,7 @@ impl Scan<'_> {
                 }
             }
         }
+        keep_youngest(&mut candidate.records);
         Ok(())
     }
 
@@ -549,6 +552,7 @@ impl Scan<'_> {
             torn |= last > self.durable && !found.payload_good;
             if torn && last > self.durable {
                 let bytes = (1 + found.record.sums.len() as u64) * BLOCK_BYTES;
+                mark(Mark::TornTail);
                 self.accepted.report.tail_bytes_discarded += bytes;
                 continue;
             }
@@ -689,6 +693,7 @@ impl Scan<'_> {
         };
         for segment in segments {
             if segment.footer.entries.iter().any(unfinished) {
+                mark(Mark::UnfinishedWrite);
                 segment.footer.entries.retain(|entry| !unfinished(entry));
                 segment.footered = has(Bug::LeaveInFooters);
                 segment.settled = true;
@@ -720,6 +725,18 @@ impl Scan<'_> {
             self.accepted.staged_chunks.push((chunk, bytes));
         }
     }
+}
+
+/// One run alone writes into a life of a segment. But a run whose first record here was lost with
+/// the power leaves nothing that tells of the numbers it gave; the next one gives them again, and
+/// what the first one left behind would look like a part of it.
+fn keep_youngest(records: &mut Vec<Found>) {
+    let run = |found: &Found| found.record.identity.incarnation;
+    let youngest = records.iter().map(run).max();
+    if records.iter().any(|found| Some(run(found)) != youngest) {
+        mark(Mark::OtherRun);
+    }
+    records.retain(|found| Some(run(found)) == youngest || has(Bug::MixRuns));
 }
 
 /// The writes that are named; the last piece of a write speaks for all of it.
