@@ -1,7 +1,8 @@
 //! Ways that are seldom gone: runs of all gates must come along each of them.
 //!
 //! `TENUTO_SIM_SEEDS` says how many seeds each gate may take (48); the test ends when nothing is
-//! missing. Always true: a mark that no gate can reach is listed with the reason. Built with the feature `adversary` alone.
+//! missing. Always true: a mark that no gate can reach is listed with the reason. Built with the
+//! feature `adversary` alone.
 
 mod adversary;
 
