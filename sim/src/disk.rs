@@ -144,6 +144,8 @@ impl Open {
     }
 }
 
+/// What lands last on a file server is stamped so much later.
+const SERVED_NS: u64 = 4_000_000;
 /// In a thousand changes that a power loss cuts short.
 const GARBAGE: u64 = 150;
 
@@ -188,6 +190,8 @@ pub struct Disk {
     flying: BTreeMap<u64, Open>,
     completions: u64,
     tickets: u64,
+    /// It lies on a file server, whose times of change several hosts rely on.
+    pub served: bool,
 }
 
 impl Disk {
@@ -203,6 +207,13 @@ impl Disk {
 
     pub fn size(&self) -> u64 {
         self.seen.bytes.len() as u64
+    }
+
+    /// Whether these bytes, which nothing unsynced covers, are there and not zero.
+    pub fn has(&self, offset: u64, bytes: usize) -> bool {
+        let mut found = vec![0; bytes];
+        self.safe.read(offset, &mut found);
+        found.iter().any(|&byte| byte != 0)
     }
 
     pub fn mtime(&self) -> u64 {
@@ -354,6 +365,7 @@ impl Disk {
             self.safe.mtime = self.seen.mtime;
         }
         let lost = completed.into_iter().filter(|_| power == Power::Lost);
+        let mut landed_late = 0;
         for mut open in lost.chain(flying) {
             let torn = rng.chance(300);
             open.live.resize(open.change.sectors(), true);
@@ -363,6 +375,7 @@ impl Disk {
                 *live &= if torn { rng.chance(500) } else { whole };
             }
             let landed = open.live.iter().filter(|live| **live).count();
+            landed_late += landed;
             loss.lost += u64::from(landed == 0 && before > 0);
             loss.torn += u64::from(landed > 0 && landed < before);
             if garbage && landed > 0 && rng.chance(GARBAGE) {
@@ -370,8 +383,11 @@ impl Disk {
             }
             open.change.apply(&mut self.safe, &open.live);
         }
-        // The time of change is written when the file system likes, not with the bytes.
-        if rng.chance(500) {
+        // The time of change is written when the file system likes, not with the bytes; by a file
+        // server that goes on it is written.
+        if self.served && landed_late > 0 {
+            self.safe.mtime = self.seen.mtime + SERVED_NS;
+        } else if rng.chance(500) || self.served {
             self.safe.mtime = self.seen.mtime;
         }
         self.seen = self.safe.clone();

@@ -10,6 +10,7 @@ use crate::disk::Damage;
 use crate::plan::VolumePlan;
 use crate::world::World;
 use engine::event::{Device, Io, IoError, Op, Purpose};
+use engine::format::ledger::LEDGER_BYTES;
 use engine::snapshot::State;
 use engine::types::{BLOCK_BYTES, Policy};
 use std::collections::BTreeMap;
@@ -18,11 +19,9 @@ use std::collections::BTreeMap;
 const BAD_READS_MAX: u8 = 2;
 /// The wall clock goes back by up to a day at once.
 const BACK_NS_MAX: u64 = 86_400_000_000_000;
-/// And ahead by so much, twice in a life: less than the hour for which a journal under way may
-/// still change the time of its image.
-const AHEAD_NS_MAX: u64 = 1_200_000_000_000;
-/// A host that was suspended goes on so much later.
-const LEAP_NS_MAX: u64 = 7_200_000_000_000;
+/// And ahead by so much, or the host was suspended for so long, twice in a life: together less than
+/// the ten minutes for which a journal under way may at least still change the time of its image.
+const AHEAD_NS_MAX: u64 = 240_000_000_000;
 
 /// How an origin misbehaves at the moment.
 #[derive(Clone, Copy, Debug, Default)]
@@ -224,8 +223,15 @@ impl World {
     /// Whether a power loss may leave garbage in a sector that was being written: where whoever
     /// wrote it writes it again, or knows that it may be torn.
     pub(crate) fn takes_garbage(&self, file: File) -> bool {
-        let File::Image(origin) = file else {
-            return true;
+        let origin = match file {
+            // Of the first one ever written there is no other copy.
+            File::Ledger(origin) => {
+                let ledger = &self.devices.origins[origin].ledger;
+                let bytes = LEDGER_BYTES as u64;
+                return ledger.has(0, LEDGER_BYTES) && ledger.has(bytes, LEDGER_BYTES);
+            }
+            File::Cache | File::Journal(_) => return true,
+            File::Image(origin) => origin,
         };
         let mut guests = self.guests.iter().filter(|it| it.plan.origin == origin);
         guests.all(|it| it.plan.policy == Policy::WriteBack && it.is_atomic())
@@ -286,12 +292,13 @@ impl World {
         let counters = &mut self.trace.counters;
         counters.clock_jumps += 1;
         let sort = self.rng.below(3);
-        let ahead = self.faults.ahead < 2 && sort == 0;
-        if ahead {
-            self.faults.ahead += 1;
+        let ahead = self.faults.ahead < 2;
+        self.faults.ahead += u32::from(ahead && sort < 2);
+        if ahead && sort == 0 {
             self.devices.wall_ns += self.rng.below(AHEAD_NS_MAX) as i64;
-        } else if sort == 1 {
-            let leap = self.rng.below(LEAP_NS_MAX);
+        } else if ahead && sort == 1 && self.plan.rates.cache_sync_error == 0 {
+            // Behind errors of the cache device it would look as if that were dead for as long.
+            let leap = self.rng.below(AHEAD_NS_MAX);
             self.now += leap;
             self.faults.leapt += leap;
         } else {
@@ -324,6 +331,11 @@ impl World {
     /// Time in which something could have happened.
     pub(crate) fn waking(&self) -> u64 {
         self.now - self.faults.leapt
+    }
+
+    /// Whether the cache device has been without a good sync for so long that volumes go past it.
+    pub(crate) fn was_dead(&self) -> bool {
+        self.trace.counters.cache_deaths > 0
     }
 
     /// Whether a device has failed since the run began, so that a guest may be told of it.

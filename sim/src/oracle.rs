@@ -88,6 +88,9 @@ impl World {
 
     pub fn who_waits(&self) -> String {
         let mut who = String::new();
+        if let Some(ills) = crate::run::ills(self) {
+            who += &format!(" [{ills}]");
+        }
         for (volume, guest) in self.guests.iter().enumerate() {
             let name = guest.plan.policy.name();
             for pending in guest.pending.values() {

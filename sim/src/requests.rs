@@ -413,7 +413,8 @@ impl World {
             (Pending::Write { .. }, Refusal::NoSpace) => {
                 policy == Policy::Ephemeral || (direct && self.faulty())
             }
-            (Pending::Write { .. }, Refusal::Io) => direct && self.faulty(),
+            // The rest of a write that was staged in part finds no room behind a dead device.
+            (Pending::Write { .. }, Refusal::Io) => (direct && self.faulty()) || self.was_dead(),
             (Pending::Reset, it) => it == Refusal::Gone,
             (_, Refusal::Io | Refusal::Held) => self.faulty(),
             (Pending::Switch(_) | Pending::Scrub, Refusal::CacheFailed) => self.faulty(),

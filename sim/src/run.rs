@@ -186,7 +186,7 @@ fn finish(world: &mut World, options: &Options) -> Result<(), Broken> {
     if world.verify()? != Step::Ran {
         return Err("the last check was struck".into());
     }
-    all_is_well(world)?;
+    world.run_while(|world| ills(world).is_some(), "everybody")?;
     if world.plan.detaches {
         for volume in 0..world.guests.len() {
             if world.guests[volume].id.is_some() {
@@ -198,26 +198,29 @@ fn finish(world: &mut World, options: &Options) -> Result<(), Broken> {
     world.end(Ending::Kill)
 }
 
-/// Without faults no volume is left in any state but a good one, and nobody waits.
-fn all_is_well(world: &World) -> Result<(), Broken> {
-    let engine = world.engine.as_ref().expect("the engine is open");
-    let snapshot = engine.snapshot();
+/// A volume that is in no good state, a request that waits, or a device that is not trusted.
+pub(crate) fn ills(world: &World) -> Option<String> {
+    let snapshot = world.engine.as_ref()?.snapshot();
     let cache = snapshot.cache_state;
-    for volume in snapshot.volumes {
-        if volume.orphan {
-            continue;
-        }
-        let good = matches!(volume.state, State::Clean | State::Dirty);
-        if !good || volume.past_log || volume.waiting_requests > 0 || cache != CacheState::Good {
-            let (name, state, waiting) = (volume.name, volume.state, volume.waiting_requests);
-            let (why, past) = (volume.reason.unwrap_or(""), volume.past_log);
-            return Err(Broken::stuck(format!(
-                "all faults have ended, but {name} is {state:?} ({why}), past its log: {past}, \
-                 {waiting} requests wait, the cache device is {cache:?}"
-            )));
+    if cache != CacheState::Good {
+        return Some(format!("the cache device is {cache:?}"));
+    }
+    let attached = snapshot.volumes.into_iter().filter(|it| !it.orphan);
+    for it in attached {
+        let good = matches!(it.state, State::Clean | State::Dirty);
+        if !good || it.past_log || it.waiting_requests > 0 || it.switching_to.is_some() {
+            return Some(format!(
+                "{} is {} ({}), past its log: {}, {} requests wait, becomes {:?}",
+                it.name,
+                it.state.name(),
+                it.reason.unwrap_or(""),
+                it.past_log,
+                it.waiting_requests,
+                it.switching_to
+            ));
         }
     }
-    Ok(())
+    None
 }
 
 fn dirty_is_gone(world: &World) -> Result<(), Broken> {

@@ -64,13 +64,23 @@ impl<J: FnMut(&Case) -> Option<Class>> Shrinker<J> {
     fn fewer_operations(&mut self) {
         while self.case.operations > 1 {
             let now = self.case.operations;
-            let counts = [now / 10, now / 4, now / 2, now * 3 / 4, now * 9 / 10, now - 1];
+            let counts = [
+                now / 10,
+                now / 4,
+                now / 2,
+                now * 3 / 4,
+                now * 9 / 10,
+                now - 1,
+            ];
             let with = |operations| Case {
                 operations,
                 ..self.case
             };
             let cases = counts.map(with);
-            if !cases.into_iter().any(|case| case.operations > 0 && self.take(case)) {
+            if !cases
+                .into_iter()
+                .any(|case| case.operations > 0 && self.take(case))
+            {
                 return;
             }
         }
@@ -143,7 +153,9 @@ mod tests {
             };
             run(&options).err().map(|it| it.class)
         };
-        let failing = (0..60).map(Case::from_seed).find(|case| judge(case) == Some(Class::Safety));
+        let failing = (0..60)
+            .map(Case::from_seed)
+            .find(|case| judge(case) == Some(Class::Safety));
         let case = failing.expect("a device that does not sync is noticed");
         let small = shrink(case, Class::Safety, judge);
         assert_eq!(small, shrink(case, Class::Safety, judge), "always the same");

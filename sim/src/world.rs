@@ -154,7 +154,8 @@ impl World {
                 stamp::fill(&mut image, tag, 0, 0);
             }
             let skew_ns = rng.pick(&[0, 3_600_000_000_000]);
-            let image = Disk::new(image);
+            let mut image = Disk::new(image);
+            image.served = plan.hosts > 1;
             devices.origins.push(devices::Origin {
                 image,
                 skew_ns,
