@@ -83,10 +83,7 @@ impl fmt::Display for Failure {
             ..
         } = self;
         let class = self.class.name();
-        write!(
-            f,
-            "seed {seed}, step {step}: {class}: {message}; replay: tenuto sim --seed {seed}"
-        )
+        write!(f, "seed {seed}, step {step}: {class}: {message}")
     }
 }
 
