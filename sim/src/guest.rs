@@ -456,6 +456,7 @@ impl Guest {
             5..8 => self.rng.range(1, 9) * 8,
             _ => self.rng.range(1, sectors_max + 1),
         };
+        let sectors = sectors.min(sectors_max);
         let near = |rng: &mut Rng, hot| hot + rng.below(total / 16);
         let mut sector = match self.rng.below(10) {
             0..6 => near(&mut self.rng, self.hot) % total,

@@ -241,7 +241,9 @@ fn endings(seed: u64, features: Features, restarts: u32) -> Vec<Ending> {
         (F::Hosts, Ending::Visit),
     ];
     for (feature, ending) in kinds {
-        if features.has(feature) {
+        // A part of a group that is refused leaves the rest waiting for it.
+        let parted = ending == Ending::Visit && features.has(F::Groups);
+        if features.has(feature) && !parted {
             from.extend([ending; 2]);
         }
     }
