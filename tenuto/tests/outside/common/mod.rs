@@ -5,6 +5,7 @@
 //! (stage files, sockets, mounts) is removed when the test ends, also when it fails. Nothing
 //! here knows the product's inside: sockets, files, exit codes and JSON are all it sees.
 
+pub mod boot;
 pub mod browser;
 pub mod disk;
 pub mod export;
