@@ -126,11 +126,15 @@ impl World {
 
     /// A read of the log fails or brings a wrong bit, but not for long.
     fn fate_of_read(&mut self, io: &Io) -> Fate {
-        let rate = self.plan.rates.cache_read_error;
+        let rates = &self.plan.rates;
+        let rate = match io.purpose {
+            // No last copies, these: they have a rate of their own.
+            Purpose::LineRead => 0,
+            Purpose::Scrub => rates.cache_read_error.max(rates.rot / 20),
+            _ => rates.cache_read_error,
+        };
         let good = Fate::of(Ok(()));
-        // Those of clean blocks and of scrubs have rates of their own.
-        let other = matches!(io.purpose, Purpose::LineRead | Purpose::Scrub);
-        if rate == 0 || other || !self.rng.chance(rate) {
+        if rate == 0 || !self.rng.chance(rate) {
             return good;
         }
         let bad = &mut self.faults.bad_reads;

@@ -60,8 +60,6 @@ impl Rates {
     pub fn flips(&self, purpose: Purpose) -> u64 {
         match purpose {
             Purpose::LineRead => self.rot,
-            // Four in a row would look like damage.
-            Purpose::Scrub => self.rot / 20,
             _ => 0,
         }
     }
