@@ -234,7 +234,10 @@ impl World {
                 let bytes = LEDGER_BYTES as u64;
                 return ledger.has(0, LEDGER_BYTES) && ledger.has(bytes, LEDGER_BYTES);
             }
-            File::Cache | File::Journal(_) => return true,
+            // After a kill recovery writes the stage to the log again, because a sync may have failed
+            // before: of what was flushed that is the last copy.
+            File::Cache => return self.served,
+            File::Journal(_) => return true,
             File::Image(origin) => origin,
         };
         let mut guests = self.guests.iter().filter(|it| it.plan.origin == origin);

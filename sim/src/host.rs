@@ -421,6 +421,7 @@ impl World {
     pub fn end(&mut self, ending: Ending) -> Result<(), Broken> {
         self.count();
         let owed_nothing = self.owed_nothing();
+        self.served = self.engine.is_some();
         self.faults.life_ends();
         self.engine = None;
         let late = self.orphaned();

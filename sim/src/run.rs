@@ -204,7 +204,9 @@ pub(crate) fn ills(world: &World) -> Option<String> {
     }
     let attached = snapshot.volumes.into_iter().filter(|it| !it.orphan);
     for it in attached {
-        let good = matches!(it.state, State::Clean | State::Dirty);
+        // What a dead device did not give was told to somebody, and stays told.
+        let told = it.state == State::Damaged && world.was_dead();
+        let good = matches!(it.state, State::Clean | State::Dirty) || told;
         if !good || it.past_log || it.waiting_requests > 0 || it.switching_to.is_some() {
             return Some(format!(
                 "{} is {} ({}), past its log: {}, {} requests wait, becomes {:?}",

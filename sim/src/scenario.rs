@@ -422,22 +422,9 @@ pub const ALL: &[Scenario] = &[
         },
     },
     Scenario {
-        name: "recovery-writes-again-what-is-all-that-is-left",
-        broke: "2: after a kill all of the stage was written to the log again, also what the log had \
-                synced; a power loss then spoiled a sector of flushed data that was being written",
-        bend: |options, plan| {
-            only(plan, Policy::WriteBack, 1);
-            plan.rates.garbage = true;
-            plan.rates.crash_in_recovery = 900;
-            options.endings = vec![Ending::Kill; 8];
-            options.restarts = 8;
-            options.operations = 2000;
-        },
-    },
-    Scenario {
         name: "a-scrub-over-a-host-that-stood-still",
-        broke: "liveness: a scrub rests three times as long as a read has taken; where the host stood \
-                still meanwhile, or the device hung, that was for hours",
+        broke: "liveness: a scrub rests three times as long as a read has taken; where the host \
+                stood still meanwhile, or the device hung, that was for hours",
         bend: |options, plan| {
             only(plan, Policy::WriteBack, 1);
             plan.rates.clock_jumps = 20;

@@ -34,7 +34,8 @@ struct Shrinker<J> {
     judge: J,
 }
 
-/// Makes a case that fails in this class small, within so many runs. `judge` runs a case and says in
+/// Makes a case that fails in this class small, within so many runs. `judge` runs a case and says
+/// in
 /// which class it fails.
 pub fn shrink(
     case: Case,

@@ -1,4 +1,5 @@
-//! What a seed is made of when all seeds differ as much as they can: whole classes of guests, limits
+//! What a seed is made of when all seeds differ as much as they can: whole classes of guests,
+//! limits
 //! and faults are there or not.
 //!
 //! A run in which everything happens meets few limits for long, because one fault hides another; so

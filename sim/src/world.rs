@@ -126,7 +126,32 @@ pub struct World {
     pub trigger: Option<Trigger>,
     pub struck: bool,
     pub parked: bool,
+    /// The life that ends had come through its recovery.
+    pub(crate) served: bool,
     pub sabotage: Option<Sabotage>,
+}
+
+/// The storage of a plan as it is before the run: an unformatted cache and stamped images.
+fn devices_of(plan: &Plan, rng: &mut Rng) -> Devices {
+    let mut devices = Devices {
+        cache: Disk::new(vec![0; device_bytes(plan.geometry) as usize]),
+        ..Devices::default()
+    };
+    for origin in &plan.origins {
+        let mut image = vec![0; origin.sectors as usize * stamp::SECTOR_BYTES];
+        if let Some(tag) = origin.tag {
+            stamp::fill(&mut image, tag, 0, 0);
+        }
+        let skew_ns = rng.pick(&[0, 3_600_000_000_000]);
+        let mut image = Disk::new(image);
+        image.served = plan.hosts > 1;
+        devices.origins.push(devices::Origin {
+            image,
+            skew_ns,
+            ..Default::default()
+        });
+    }
+    devices
 }
 
 impl World {
@@ -144,24 +169,7 @@ impl World {
             memory
         };
         let memory = memory_of(&mut rng);
-        let mut devices = Devices {
-            cache: Disk::new(vec![0; device_bytes(plan.geometry) as usize]),
-            ..Devices::default()
-        };
-        for origin in &plan.origins {
-            let mut image = vec![0; origin.sectors as usize * stamp::SECTOR_BYTES];
-            if let Some(tag) = origin.tag {
-                stamp::fill(&mut image, tag, 0, 0);
-            }
-            let skew_ns = rng.pick(&[0, 3_600_000_000_000]);
-            let mut image = Disk::new(image);
-            image.served = plan.hosts > 1;
-            devices.origins.push(devices::Origin {
-                image,
-                skew_ns,
-                ..Default::default()
-            });
-        }
+        let devices = devices_of(&plan, &mut rng);
         let numbered = plan.volumes.iter().enumerate();
         let guests = numbered.map(|(at, volume)| {
             Guest::new(
@@ -195,6 +203,7 @@ impl World {
             trigger: None,
             struck: false,
             parked: false,
+            served: false,
             sabotage,
         };
         for number in 1..world.plan.hosts as u32 {
@@ -460,25 +469,7 @@ impl World {
             (None, _) => {}
         }
         if io.op == Op::Read {
-            let mut bytes = early.unwrap_or_else(|| {
-                let mut bytes = vec![0; io.bytes as usize];
-                disk.read(io.offset, &mut bytes, &mut self.rng);
-                bytes
-            });
-            if flipped {
-                devices::flip(&mut bytes, &mut self.rng);
-            }
-            if self.rng.chance(self.plan.rates.flips(io.purpose)) {
-                devices::flip(&mut bytes, &mut self.rng);
-                self.trace.counters.lines_rotten += 1;
-            }
-            // A read that fails leaves the memory half changed.
-            let upto = if result.is_ok() {
-                bytes.len()
-            } else {
-                bytes.len() / 2
-            };
-            memory.scatter(&io.slices, &bytes[..upto]);
+            self.deliver(&io, file, result, early, flipped);
         }
         let statted = io.op == Op::Stat && result.is_ok();
         let stat = statted.then(|| self.devices.stat(file, self.now));
@@ -491,6 +482,38 @@ impl World {
             result,
             stat,
         })
+    }
+
+    /// What a read brings to memory.
+    fn deliver(
+        &mut self,
+        io: &Io,
+        file: File,
+        result: Result<(), IoError>,
+        early: Option<Vec<u8>>,
+        flipped: bool,
+    ) {
+        let mut bytes = early.unwrap_or_else(|| {
+            let mut bytes = vec![0; io.bytes as usize];
+            self.devices
+                .disk(file)
+                .read(io.offset, &mut bytes, &mut self.rng);
+            bytes
+        });
+        if flipped {
+            devices::flip(&mut bytes, &mut self.rng);
+        }
+        if self.rng.chance(self.plan.rates.flips(io.purpose)) {
+            devices::flip(&mut bytes, &mut self.rng);
+            self.trace.counters.lines_rotten += 1;
+        }
+        // A read that fails leaves the memory half changed.
+        let upto = if result.is_ok() {
+            bytes.len()
+        } else {
+            bytes.len() / 2
+        };
+        self.memory.scatter(&io.slices, &bytes[..upto]);
     }
 
     /// Forgets what was under way; returns the writes that may still land.

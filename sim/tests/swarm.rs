@@ -1,7 +1,9 @@
-//! Seeds that differ as much as they can: each has whole classes of guests, limits and faults, or has
+//! Seeds that differ as much as they can: each has whole classes of guests, limits and faults, or
+//! has
 //! them not.
 //!
-//! Twice `TENUTO_SIM_SEEDS` says how many (200), `TENUTO_SIM_FIRST` from which (0), `TENUTO_SIM_SEED`
+//! Twice `TENUTO_SIM_SEEDS` says how many (200), `TENUTO_SIM_FIRST` from which (0),
+//! `TENUTO_SIM_SEED`
 //! runs one and tells everything, `TENUTO_SIM_WITHOUT` takes features from it.
 
 mod common;

@@ -266,7 +266,7 @@ fn make_durable(
     let geometry = superblock.geometry;
     for (chunk, bytes) in accepted.staged_chunks.drain(..) {
         let at = superblock.log_at + u64::from(chunk.0) * geometry.chunk_bytes();
-        write_what_differs(media, at, &bytes)?;
+        media.write(Device::Cache, at, &bytes).map_err(|_| CACHE)?;
     }
     // Records first, then the footers that speak of them.
     media.sync(Device::Cache).map_err(|_| CACHE)?;
@@ -282,30 +282,6 @@ fn make_durable(
             .map_err(|_| CACHE)?;
     }
     media.sync(Device::Cache).map_err(|_| CACHE)
-}
-
-/// Writes the blocks that the device does not have yet. Those that it has may be all that is left of
-/// flushed data, and a power loss may spoil a sector that is being written, even with the same bytes.
-fn write_what_differs(media: &mut dyn Media, at: u64, bytes: &[u8]) -> Result<(), OpenError> {
-    let block = BLOCK_BYTES as usize;
-    let mut there = alloc::vec![0; bytes.len()];
-    media
-        .read(Device::Cache, at, &mut there)
-        .map_err(|_| CACHE)?;
-    let mut first = 0;
-    while first < bytes.len() {
-        let differs = |at: usize| bytes[at..at + block] != there[at..at + block];
-        let starts = (first..bytes.len()).step_by(block);
-        let end = starts.clone().find(|&at| differs(at) != differs(first));
-        let end = end.unwrap_or(bytes.len());
-        if differs(first) {
-            media
-                .write(Device::Cache, at + first as u64, &bytes[first..end])
-                .map_err(|_| CACHE)?;
-        }
-        first = end;
-    }
-    Ok(())
 }
 
 fn stage_header(config: &Config, superblock: &Superblock, incarnation: u64) -> StageHeader {

@@ -4,7 +4,8 @@
 //! small as it gets and named with the class of what it broke and the command that replays it, also
 //! when the engine panics; without `--seed` the first seed is printed, so that a whole run can be
 //! repeated. Each try of a smaller case is a process of its own, because a release build does not
-//! outlive a panic. Deliberately absent: what happens in a seed, which is in the crate `sim`, named by
+//! outlive a panic. Deliberately absent: what happens in a seed, which is in the crate `sim`,
+//! named by
 //! nobody else.
 //!
 //! Exit codes: 5 where data was lost or wrong (safety), 1 where something did not end (liveness) or the
