@@ -99,6 +99,9 @@ pub struct Keeper {
     pub failed: bool,
     /// How far the clock of the origin's file system is ahead of ours.
     pub clock_ahead_ns: u64,
+    /// The time over there when it was read, and when that was. The wall clock here may be set back
+    /// since.
+    pub clock_there: (u64, Time),
 }
 
 pub struct Volume {

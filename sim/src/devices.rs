@@ -54,6 +54,8 @@ impl File {
 pub struct Devices {
     pub cache: Disk,
     pub origins: Vec<Origin>,
+    /// How far the host's wall clock is ahead of the time that has passed.
+    pub wall_ns: i64,
     /// The origin of each volume that the engine has placed.
     pub places: BTreeMap<VolumeId, usize>,
 }
@@ -93,15 +95,25 @@ impl Devices {
     /// The time a device stamps on a change made at `now`.
     pub fn stamp(&self, file: File, now: u64) -> u64 {
         let skew = file.origin().map_or(0, |at| self.origins[at].skew_ns);
-        (EPOCH_NS + now + skew) / MTIME_TICK_NS * MTIME_TICK_NS
+        // A file server has a clock of its own.
+        let clock = match skew {
+            0 => self.wall(now),
+            skew => EPOCH_NS + now + skew,
+        };
+        clock / MTIME_TICK_NS * MTIME_TICK_NS
+    }
+
+    fn wall(&self, now: u64) -> u64 {
+        (EPOCH_NS + now).saturating_add_signed(self.wall_ns)
     }
 
     pub fn stat(&mut self, file: File, now: u64) -> Stat {
+        let now_ns = self.wall(now);
         let disk = self.disk(file);
         Stat {
             size_bytes: disk.size(),
             mtime_ns: disk.mtime(),
-            now_ns: EPOCH_NS + now,
+            now_ns,
             print: Some(0),
         }
     }
@@ -133,8 +145,14 @@ pub fn flip(bytes: &mut [u8], rng: &mut Rng) {
 }
 
 /// What a device does to a range by itself: a flipped bit, a block that never arrived and shows
-/// what was there, here zeroes, or two blocks in each other's place.
-pub fn rot(disk: &mut Disk, offset: u64, bytes: u64, time: u64, rng: &mut Rng) {
+/// zeroes, or what was there before if that is given, or two blocks in each other's place.
+pub fn rot(
+    disk: &mut Disk,
+    offset: u64,
+    (bytes, before): (u64, Option<&[u8]>),
+    time: u64,
+    rng: &mut Rng,
+) {
     const BLOCK: u64 = 4096;
     let place = |rng: &mut Rng| offset + rng.below(bytes / BLOCK) * BLOCK;
     let read = |disk: &Disk, at: u64, rng: &mut Rng| {
@@ -149,7 +167,10 @@ pub fn rot(disk: &mut Disk, offset: u64, bytes: u64, time: u64, rng: &mut Rng) {
             here[rng.below(BLOCK) as usize] ^= 1 << rng.below(8);
             vec![(one, here)]
         }
-        1 => vec![(one, vec![0; BLOCK as usize])],
+        1 => {
+            let kept = before.map(|it| it[(one - offset) as usize..][..BLOCK as usize].to_vec());
+            vec![(one, kept.unwrap_or_else(|| vec![0; BLOCK as usize]))]
+        }
         _ => vec![(one, there), (other, here)],
     };
     for (offset, bytes) in changes {

@@ -49,6 +49,21 @@ impl Change {
         }
     }
 
+    /// Puts garbage in the place of one sector that lands. False if there is none to be spoiled.
+    fn spoil(&mut self, live: &[bool], rng: &mut Rng) -> bool {
+        let Change::Bytes { bytes, .. } = self else {
+            return false;
+        };
+        let landing = live.iter().enumerate().filter(|(_, live)| **live);
+        let landing: Vec<usize> = landing.map(|(part, _)| part).collect();
+        let first = rng.pick(&landing) * SECTOR_BYTES as usize;
+        let end = bytes.len().min(first + SECTOR_BYTES as usize);
+        for byte in &mut bytes[first..end] {
+            *byte = rng.word() as u8;
+        }
+        true
+    }
+
     /// Applies the parts that `live` names; an empty list names all of them.
     fn apply(&self, image: &mut Image, live: &[bool]) {
         let (first, end) = self.range();
@@ -129,6 +144,19 @@ impl Open {
     }
 }
 
+/// What lands last on a file server is stamped so much later.
+const SERVED_NS: u64 = 4_000_000;
+/// In a thousand changes that a power loss cuts short.
+const GARBAGE: u64 = 150;
+
+/// What a power loss has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Loss {
+    pub lost: u64,
+    pub torn: u64,
+    pub garbage: u64,
+}
+
 /// How a power loss treats what is not durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Power {
@@ -162,6 +190,8 @@ pub struct Disk {
     flying: BTreeMap<u64, Open>,
     completions: u64,
     tickets: u64,
+    /// It lies on a file server, whose times of change several hosts rely on.
+    pub served: bool,
 }
 
 impl Disk {
@@ -177,6 +207,13 @@ impl Disk {
 
     pub fn size(&self) -> u64 {
         self.seen.bytes.len() as u64
+    }
+
+    /// Whether these bytes, which nothing unsynced covers, are there and not zero.
+    pub fn has(&self, offset: u64, bytes: usize) -> bool {
+        let mut found = vec![0; bytes];
+        self.safe.read(offset, &mut found);
+        found.iter().any(|&byte| byte != 0)
     }
 
     pub fn mtime(&self) -> u64 {
@@ -205,6 +242,11 @@ impl Disk {
                 at = next;
             }
         }
+    }
+
+    /// Reads what has completed, whatever is in flight.
+    pub fn read_landed(&self, offset: u64, to: &mut [u8]) {
+        self.seen.read(offset, to);
     }
 
     /// Takes a change under way. The ticket names it until it ends.
@@ -250,7 +292,8 @@ impl Disk {
                 .collect();
         }
         open.change.apply(&mut self.seen, &open.live);
-        self.seen.mtime = self.seen.mtime.max(time);
+        // The clock may have been set back.
+        self.seen.mtime = time;
         self.completed.push(open);
     }
 
@@ -295,7 +338,7 @@ impl Disk {
                 continue;
             }
             open.change.apply(&mut self.safe, &open.live);
-            self.safe.mtime = self.safe.mtime.max(open.time);
+            self.safe.mtime = open.time;
             for earlier in &mut behind {
                 earlier.overtaken(&open);
             }
@@ -305,7 +348,10 @@ impl Disk {
     }
 
     /// Decides what is left after the host, and perhaps the device, has lost power.
-    pub fn power_loss(&mut self, power: Power, rng: &mut Rng) {
+    /// Returns how many changes of those that were not durable are gone, and how many are there in
+    /// part. `garbage`: a sector that was being written may be neither old nor new.
+    pub fn power_loss(&mut self, power: Power, garbage: bool, rng: &mut Rng) -> Loss {
+        let mut loss = Loss::default();
         let luck = rng.pick(&[0, 100, 500, 900, 1000]);
         let mut flying: Vec<Open> = std::mem::take(&mut self.flying).into_values().collect();
         for at in (1..flying.len()).rev() {
@@ -319,20 +365,33 @@ impl Disk {
             self.safe.mtime = self.seen.mtime;
         }
         let lost = completed.into_iter().filter(|_| power == Power::Lost);
+        let mut landed_late = 0;
         for mut open in lost.chain(flying) {
             let torn = rng.chance(300);
             open.live.resize(open.change.sectors(), true);
+            let before = open.live.iter().filter(|live| **live).count();
             let whole = rng.chance(luck);
             for live in &mut open.live {
                 *live &= if torn { rng.chance(500) } else { whole };
             }
+            let landed = open.live.iter().filter(|live| **live).count();
+            landed_late += landed;
+            loss.lost += u64::from(landed == 0 && before > 0);
+            loss.torn += u64::from(landed > 0 && landed < before);
+            if garbage && landed > 0 && rng.chance(GARBAGE) {
+                loss.garbage += u64::from(open.change.spoil(&open.live, rng));
+            }
             open.change.apply(&mut self.safe, &open.live);
         }
-        // The time of change is written when the file system likes, not with the bytes.
-        if rng.chance(500) {
+        // The time of change is written when the file system likes, not with the bytes; by a file
+        // server that goes on it is written.
+        if self.served && landed_late > 0 {
+            self.safe.mtime = self.seen.mtime + SERVED_NS;
+        } else if rng.chance(500) || self.served {
             self.safe.mtime = self.seen.mtime;
         }
         self.seen = self.safe.clone();
+        loss
     }
 }
 
@@ -364,7 +423,7 @@ mod tests {
             let point = disk.sync_point();
             write(&mut disk, 2048, 2, &mut rng);
             disk.sync_done(point);
-            disk.power_loss(Power::Lost, &mut rng);
+            disk.power_loss(Power::Lost, false, &mut rng);
             let found = bytes(&disk);
             assert_eq!(found[..1024], [1; 1024]);
             assert!(found[2048..2560].iter().all(|&byte| byte == found[2048]));
@@ -382,7 +441,7 @@ mod tests {
             write(&mut disk, 0, 1, &mut rng);
             disk.sync_failed(disk.sync_point(), Damage::Dropped, &mut rng);
             disk.sync_done(disk.sync_point());
-            disk.power_loss(Power::Lost, &mut rng);
+            disk.power_loss(Power::Lost, false, &mut rng);
             bytes(&disk)[0] == 0
         });
         assert!(lost.count() > 20);
@@ -399,7 +458,7 @@ mod tests {
             write(&mut disk, 0, 3, &mut rng);
             write(&mut disk, 1024, 4, &mut rng);
             disk.sync_done(disk.sync_point());
-            disk.power_loss(Power::Lost, &mut rng);
+            disk.power_loss(Power::Lost, false, &mut rng);
             let found = bytes(&disk);
             assert_eq!(
                 (found[0], found[512], found[1024], found[1536]),
@@ -435,7 +494,7 @@ mod tests {
                 offset: 0,
                 bytes: 512,
             });
-            disk.power_loss(Power::Kept, &mut rng);
+            disk.power_loss(Power::Kept, false, &mut rng);
             assert!(bytes(&disk)[0] <= 1);
             assert_eq!(bytes(&disk)[512], 1);
         }

@@ -9,6 +9,7 @@ use crate::rng::Rng;
 use engine::event::Tuning;
 use engine::types::{BufferId, DestageMode, Policy, Tag, VolumeId};
 use std::collections::BTreeMap;
+use std::fmt;
 use workload::check::{Crash, FlushPoint, Initial, Kind, Model, Promise, ReadPoint};
 
 /// What a guest, or its administrator, wants.
@@ -44,6 +45,40 @@ pub enum Request {
     Switch(Policy),
     /// Of the whole cache device.
     Scrub,
+    /// The volume is given up; nothing of it is owed.
+    Detach,
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let durable = |fua: bool| if fua { ", durably" } else { "" };
+        match *self {
+            Request::Read { sector, sectors } => write!(f, "read {sectors} from sector {sector}"),
+            Request::Write {
+                sector,
+                sectors,
+                fua,
+            } => write!(f, "write {sectors} from sector {sector}{}", durable(fua)),
+            Request::Discard {
+                sector,
+                sectors,
+                fua,
+            } => write!(f, "discard {sectors} from sector {sector}{}", durable(fua)),
+            Request::WriteZeroes {
+                sector,
+                sectors,
+                fua,
+                ..
+            } => write!(f, "zeroes {sectors} from sector {sector}{}", durable(fua)),
+            Request::Tune(tuning) => write!(
+                f,
+                "tune: write cache {}, destage after {:?} ms",
+                tuning.write_cache, tuning.destage_after_ms
+            ),
+            Request::Switch(policy) => write!(f, "switch to {}", policy.name()),
+            ref other => f.write_str(&format!("{other:?}").to_lowercase()),
+        }
+    }
 }
 
 /// A request that waits for its answer.
@@ -76,6 +111,7 @@ pub enum Pending {
     Tune(Tuning),
     Switch(Policy),
     Scrub,
+    Detach,
     /// A part of the check that reads the whole volume.
     Part {
         sector: u64,
@@ -109,6 +145,7 @@ impl Pending {
             Pending::Tune(_) => "tune".to_owned(),
             Pending::Switch(policy) => format!("switch to {}", policy.name()),
             Pending::Scrub => "scrub".to_owned(),
+            Pending::Detach => "detach".to_owned(),
             Pending::Part { sector, .. } => format!("check from sector {sector}"),
         }
     }
@@ -201,10 +238,15 @@ impl Guest {
         }
     }
 
+    /// Its origin is written through a journal only.
+    pub fn is_atomic(&self) -> bool {
+        let atomic = self.plan.tuning.destage == DestageMode::Atomic && self.plan.journal_possible;
+        atomic && !self.plan.switches
+    }
+
     /// What the origin promises at any moment.
     pub fn origin_promise(&self) -> Promise {
-        let atomic = self.plan.tuning.destage == DestageMode::Atomic && self.plan.journal_possible;
-        if atomic && !self.plan.switches {
+        if self.is_atomic() {
             Promise::Prefix
         } else {
             Promise::Sectors
@@ -280,7 +322,7 @@ impl Guest {
     }
 
     fn choose(&mut self) -> Option<Request> {
-        let fua = self.rng.chance(100);
+        let fua = self.rng.chance(100) && !self.plan.spares.fua;
         if self.plan.reader && self.rng.chance(850) {
             let (sector, sectors) = self.span(self.plan.request_sectors_max);
             return Some(Request::Read { sector, sectors });
@@ -332,16 +374,43 @@ impl Guest {
             }
             985..990 if self.plan.switches => Request::Destage,
             965..985 if self.plan.policy == Policy::WriteBack => Request::Destage,
-            965..975 if self.plan.policy == Policy::Ephemeral => {
+            965..975 if self.plan.policy == Policy::Ephemeral && !self.plan.spares.commands => {
                 self.resetting = true;
                 return self.reset_when_quiet();
             }
             990..992 => Request::Scrub,
             _ => Request::Flush,
         };
+        let request = self.unless_spared(request);
         let ordered = self.plan.policy != Policy::Uncached && !self.plan.switches;
         let ordered = ordered || !self.overlaps(&request);
         Some(if ordered { request } else { Request::Flush })
+    }
+
+    /// What this guest does instead of what it never does.
+    fn unless_spared(&self, request: Request) -> Request {
+        let spares = &self.plan.spares;
+        match request {
+            Request::Discard {
+                sector,
+                sectors,
+                fua,
+            }
+            | Request::WriteZeroes {
+                sector,
+                sectors,
+                fua,
+                ..
+            } if spares.zeroes => Request::Write {
+                sector,
+                sectors: sectors.min(self.plan.request_sectors_max),
+                fua,
+            },
+            Request::Destage | Request::Tune(_) | Request::Scrub if spares.commands => {
+                Request::Flush
+            }
+            other => other,
+        }
     }
 
     fn retuned(&mut self) -> Request {
@@ -387,6 +456,7 @@ impl Guest {
             5..8 => self.rng.range(1, 9) * 8,
             _ => self.rng.range(1, sectors_max + 1),
         };
+        let sectors = sectors.min(sectors_max);
         let near = |rng: &mut Rng, hot| hot + rng.below(total / 16);
         let mut sector = match self.rng.below(10) {
             0..6 => near(&mut self.rng, self.hot) % total,
@@ -397,6 +467,13 @@ impl Guest {
             sector -= sector % 8;
         }
         let sectors = sectors.min(total - sector);
+        let (sector, sectors) = if self.plan.spares.unaligned {
+            // The end of an odd volume is not aligned either.
+            let first = sector - sector % 8;
+            (first, sectors.next_multiple_of(8).min(total - first))
+        } else {
+            (sector, sectors)
+        };
         self.next = sector + sectors;
         (sector, sectors)
     }

@@ -17,7 +17,7 @@ use crate::disk::{Disk, Power};
 use crate::guest::Guest;
 use crate::oracle::ANSWER_NS_MAX;
 use crate::world::{Broken, LATE_NS_MAX, Sabotage, Step, Trigger, World};
-use engine::engine::{Engine, OpenError, format_cache, settle};
+use engine::engine::{Engine, OpenError, Settled, format_cache, settle};
 use engine::event::{Event, Purpose, VolumeSpec};
 use engine::types::{Policy, Time, Uuid, VolumeId};
 use workload::check::Crash;
@@ -57,6 +57,10 @@ pub enum Ending {
     Orderly {
         power_off: bool,
     },
+    /// All is brought home, then everything as at an orderly stop; another host goes on.
+    Move,
+    /// A power loss, and another host helps out until this one is back.
+    Visit,
 }
 
 /// What came of an attempt to start.
@@ -69,10 +73,16 @@ enum Start {
 impl World {
     /// Writes the empty cache, before the first start.
     pub fn format(&mut self) -> Result<(), Broken> {
-        let uuid = Uuid(self.rng.bytes16());
-        let mut media = Blocking::new(&mut self.devices, &mut self.rng, &mut self.now);
-        format_cache(&mut media, uuid, self.plan.geometry)
-            .map_err(|error| format!("the cache cannot be formatted: {error}"))
+        for _ in 0..self.plan.hosts {
+            let uuid = Uuid(self.rng.bytes16());
+            let mut media = Blocking::new(&mut self.devices, &mut self.rng, &mut self.now);
+            format_cache(&mut media, uuid, self.plan.geometry)
+                .map_err(|error| format!("the cache cannot be formatted: {error}"))?;
+            if self.plan.hosts > 1 {
+                self.change_host();
+            }
+        }
+        Ok(())
     }
 
     /// Starts the daemon, through further crashes, until all volumes are judged.
@@ -94,9 +104,9 @@ impl World {
             }
             self.die(true)?;
         }
-        Err(format!(
+        Err(Broken::stuck(format!(
             "the daemon does not come up in {STARTS_MAX} starts"
-        ))
+        )))
     }
 
     fn try_start(&mut self, calm: bool) -> Result<Start, Broken> {
@@ -125,7 +135,7 @@ impl World {
             } else {
                 "the devices"
             };
-            self.trace.note(format_args!(
+            self.trace.tell(format_args!(
                 "crash in recovery, at {place} after {calls} calls"
             ));
         }
@@ -135,10 +145,14 @@ impl World {
             Err(error) => return self.not_open(error, failed),
         };
         self.trace.note(format_args!("open: {report:?}"));
+        let (records, torn) = (report.records_replayed, report.tail_bytes_discarded);
+        self.trace.tell(format_args!(
+            "the daemon starts: {records} records, {torn} bytes of torn tail"
+        ));
         self.trace
             .add(&[report.records_replayed, report.entries_replayed]);
         if !report.damage.is_empty() {
-            return Err(format!("recovery claims damage: {:?}", report.damage));
+            return Err(format!("recovery claims damage: {:?}", report.damage).into());
         }
         self.engine = Some(engine);
         let mut order: Vec<usize> = (0..self.guests.len()).collect();
@@ -148,6 +162,9 @@ impl World {
         for volume in order {
             // Somebody must go on with the run, so the first volume always comes back.
             let absent = !calm && volume > 0 && self.rng.chance(self.plan.rates.absent);
+            if absent {
+                self.trace.tell(format_args!("v{volume} is not configured"));
+            }
             if !absent && self.attach(volume, calm, errors)? == Start::Again {
                 return Ok(Start::Again);
             }
@@ -178,7 +195,7 @@ impl World {
             self.end(Ending::Kill)?;
             return Ok(Start::Again);
         }
-        Err(format!("recovery refuses: {error}"))
+        Err(format!("recovery refuses: {error}").into())
     }
 
     /// Writes that the daemon before had begun and that recovery has found end here, as a guest in
@@ -210,15 +227,28 @@ impl World {
         let (crashed, failed) = (media.crashed, media.failed > 0);
         self.now = now;
         let settled = match settled {
-            _ if crashed => return self.die(true).map(|()| Start::Again),
+            _ if crashed => {
+                self.trace.counters.settles_hit += 1;
+                self.trace
+                    .tell(format_args!("crash while v{volume} is settled"));
+                return self.die(true).map(|()| Start::Again);
+            }
             Ok(settled) => settled,
             Err(error) => return self.not_open(error, failed),
         };
+        let elsewhere = self.plan.hosts > 1 && self.is_owed_elsewhere(id);
+        let settled = self.taken_or(settled);
         let spec = self.spec(volume);
         let engine = self.engine.as_mut().expect("the engine is open");
-        engine
-            .attach(Time(self.now), id, spec, settled)
-            .map_err(|error| format!("{} cannot be attached: {error}", plan.name))?;
+        match engine.attach(Time(self.now), id, spec, settled) {
+            Err(OpenError::Refused(why)) if elsewhere => {
+                self.trace.counters.held_elsewhere += 1;
+                self.trace.tell(format_args!("v{volume} is refused: {why}"));
+                return Ok(Start::Up);
+            }
+            Err(error) => return Err(format!("{} cannot be attached: {error}", plan.name).into()),
+            Ok(()) => {}
+        }
         self.guests[volume].id = Some(id);
         self.pay(volume, id);
         self.apply(Event::Tick)?;
@@ -226,6 +256,16 @@ impl World {
             return self.die(true).map(|()| Start::Again);
         }
         Ok(Start::Up)
+    }
+
+    /// A host that takes all believes no ledger that says *dirty*.
+    fn taken_or(&self, mut settled: Settled) -> Settled {
+        if self.sabotage == Some(Sabotage::TakesAll)
+            && let Some(ledger) = &mut settled.ledger
+        {
+            ledger.dirty = false;
+        }
+        settled
     }
 
     fn spec(&mut self, volume: usize) -> VolumeSpec {
@@ -270,17 +310,20 @@ impl World {
         let purpose = self.rng.pick(&PURPOSES);
         self.wake_guests();
         let mut armed = false;
-        let mut progress = (self.budget, self.now);
+        let mut progress = (self.budget, self.waking());
         while self.budget > 0 {
             if self.budget != progress.0 {
-                progress = (self.budget, self.now);
-            } else if self.now > progress.1 + ANSWER_NS_MAX {
-                return Err(format!(
+                progress = (self.budget, self.waking());
+            } else if self.waking() > progress.1 + ANSWER_NS_MAX {
+                return Err(Broken::stuck(format!(
                     "for a long time nobody has asked:{}",
                     self.who_waits()
-                ));
+                )));
             }
-            if !armed && self.budget <= arm_at && !matches!(ending, Ending::Orderly { .. }) {
+            if !armed
+                && self.budget <= arm_at
+                && !matches!(ending, Ending::Orderly { .. } | Ending::Move)
+            {
                 armed = true;
                 self.trace
                     .note(format_args!("armed: {ending:?} {purpose:?}"));
@@ -295,23 +338,41 @@ impl World {
             match self.step()? {
                 Step::Struck => break,
                 Step::Idle => {
-                    return Err(format!(
+                    return Err(Broken::stuck(format!(
                         "nothing is left to do, but{} waits",
                         self.who_waits()
-                    ));
+                    )));
                 }
                 Step::Ran => {}
             }
         }
         self.disarm();
-        self.trace.note(format_args!("ending: {ending:?}"));
-        if let Ending::Orderly { .. } = ending {
+        self.trace.tell(format_args!("ending: {ending:?}"));
+        assert!(
+            self.sabotage != Some(Sabotage::Panics),
+            "this panic was asked for"
+        );
+        let mut ending = ending;
+        if ending == Ending::Move && !self.bring_home()? {
+            // What is not there cannot be brought home, and is nobody else's.
+            ending = Ending::Orderly { power_off: true };
+        }
+        if matches!(ending, Ending::Orderly { .. } | Ending::Move) {
             self.quiet()?;
             self.park()?;
             self.run_while(|world| !world.parked, "park")?;
         }
         self.check_origins(false)?;
-        self.end(ending)
+        self.end(ending)?;
+        match ending {
+            Ending::Move => {
+                self.trace.counters.moves += 1;
+                self.change_host();
+                Ok(())
+            }
+            Ending::Visit => self.visit(),
+            _ => Ok(()),
+        }
     }
 
     /// Waits until all guests have their answers, and what lost connections had begun has ended.
@@ -352,18 +413,21 @@ impl World {
         } else if in_recovery {
             counters.kills_in_recovery += 1;
         }
-        self.trace.note(format_args!("another crash: {ending:?}"));
+        self.trace.tell(format_args!("another crash: {ending:?}"));
         self.end(ending)
     }
 
     /// Ends the life of the daemon, and of its host if that is how it ends.
     pub fn end(&mut self, ending: Ending) -> Result<(), Broken> {
         self.count();
+        let owed_nothing = self.owed_nothing();
+        self.served = self.engine.is_some();
+        self.faults.life_ends();
         self.engine = None;
         let late = self.orphaned();
         let power = matches!(
             ending,
-            Ending::PowerLoss | Ending::Orderly { power_off: true }
+            Ending::PowerLoss | Ending::Visit | Ending::Move | Ending::Orderly { power_off: true }
         );
         if power {
             self.power_loss();
@@ -385,6 +449,10 @@ impl World {
         self.struck = false;
         if power {
             self.renew_images();
+        }
+        if self.sabotage != Some(Sabotage::NoFence) {
+            self.clock_is_set();
+            self.foreign_writes(&owed_nothing);
         }
         self.check_origins(true)
     }
@@ -416,8 +484,8 @@ impl World {
         match ending {
             Ending::Kill => counters.kills += 1,
             Ending::KillInMemory => counters.kills_in_memory += 1,
-            Ending::PowerLoss => counters.power_losses += 1,
-            Ending::Orderly { .. } => counters.orderly_stops += 1,
+            Ending::PowerLoss | Ending::Visit => counters.power_losses += 1,
+            Ending::Orderly { .. } | Ending::Move => counters.orderly_stops += 1,
         }
     }
 
@@ -444,7 +512,11 @@ impl World {
                 Power::Lost
             };
             let mut rng = self.rng.fork();
-            self.devices.disk(file).power_loss(power, &mut rng);
+            let garbage = self.plan.rates.garbage && self.takes_garbage(file);
+            let loss = self.devices.disk(file).power_loss(power, garbage, &mut rng);
+            self.trace.counters.writes_lost += loss.lost;
+            self.trace.counters.writes_torn += loss.torn;
+            self.trace.counters.sectors_garbage += loss.garbage;
         }
         self.memory.power_loss(self.rng.chance(200));
         self.boot = Uuid(self.rng.bytes16());

@@ -5,10 +5,13 @@
 //! same seed gives the same trace. Deliberately absent: threads, clocks, files, and any hash map.
 #![forbid(unsafe_code)]
 
+pub mod broken;
 pub mod devices;
 pub mod disk;
+mod faults;
 pub mod guest;
 pub mod host;
+mod hosts;
 pub mod memory;
 pub mod oracle;
 pub mod plan;
@@ -17,8 +20,11 @@ pub mod rings;
 pub mod rng;
 mod run;
 pub mod scenario;
+pub mod shrink;
+pub mod swarm;
 pub mod trace;
 pub mod world;
 
+pub use broken::{Broken, Class};
 pub use run::{Failure, Options, Outcome, run};
 pub use world::Sabotage;

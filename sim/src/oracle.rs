@@ -64,17 +64,21 @@ impl World {
 
     /// Runs until `busy` is false.
     pub fn run_while(&mut self, busy: impl Fn(&World) -> bool, what: &str) -> Result<Step, Broken> {
-        let end = self.now + ANSWER_NS_MAX;
+        let end = self.waking() + ANSWER_NS_MAX;
         while busy(self) {
             match self.step()? {
                 Step::Struck => return Ok(Step::Struck),
                 Step::Idle => {
                     let who = self.who_waits();
-                    return Err(format!("{what}: nothing is left to do, but{who} waits"));
+                    return Err(Broken::stuck(format!(
+                        "{what}: nothing is left to do, but{who} waits"
+                    )));
                 }
-                Step::Ran if self.now > end => {
+                Step::Ran if self.waking() > end => {
                     let (seconds, who) = (ANSWER_NS_MAX / 1_000_000_000, self.who_waits());
-                    return Err(format!("{what}: after {seconds} s there still waits{who}"));
+                    return Err(Broken::stuck(format!(
+                        "{what}: after {seconds} s there still waits{who}"
+                    )));
                 }
                 Step::Ran => {}
             }
@@ -84,6 +88,9 @@ impl World {
 
     pub fn who_waits(&self) -> String {
         let mut who = String::new();
+        if let Some(ills) = crate::run::ills(self) {
+            who += &format!(" [{ills}]");
+        }
         for (volume, guest) in self.guests.iter().enumerate() {
             let name = guest.plan.policy.name();
             for pending in guest.pending.values() {
@@ -126,7 +133,7 @@ impl World {
             whole.tries += 1;
             whole.todo.push(sector);
             if whole.tries > TRIES_MAX {
-                return Err(format!("cannot be read after a restart: {refusal}"));
+                return Err(format!("cannot be read after a restart: {refusal}").into());
             }
             return Ok(());
         }
@@ -181,7 +188,8 @@ impl World {
                          without #{}, which was acknowledged before",
                         there.cut,
                         lost + 1
-                    ));
+                    )
+                    .into());
                 }
             }
         }
@@ -196,7 +204,7 @@ impl World {
             let mut origin = self.devices.origins[self.guests[member].plan.origin].clone();
             let mut rng = self.rng.fork();
             for disk in [&mut origin.image, &mut origin.journal, &mut origin.ledger] {
-                disk.power_loss(Power::Kept, &mut rng);
+                disk.power_loss(Power::Kept, false, &mut rng);
             }
             found.push((member, self.judge_origin_of(member, origin)?));
         }
@@ -219,7 +227,7 @@ impl World {
                 Power::Lost
             };
             for disk in [&mut origin.image, &mut origin.journal, &mut origin.ledger] {
-                disk.power_loss(power, &mut rng);
+                disk.power_loss(power, false, &mut rng);
             }
             self.check_origin(volume, origin)?;
         }
@@ -237,7 +245,7 @@ impl World {
         let guest = &self.guests[volume];
         let model = guest.origin.as_ref().expect("only such volumes have one");
         judge_origin(origin, model, guest.origin_promise(), self.rng.fork())
-            .map_err(|broken| format!("origin of v{volume} with its journal: {broken}"))
+            .map_err(|broken| broken.at(format_args!("origin of v{volume} with its journal")))
     }
 }
 
@@ -275,5 +283,5 @@ pub fn judge_origin(
             .read(Device::Origin(id), offset, bytes)
             .map_err(|_| "unreadable".to_owned())
     });
-    found.map_err(|violation| violation.to_string())
+    found.map_err(|violation| violation.to_string().into())
 }

@@ -37,6 +37,22 @@ pub struct Rates {
     pub cache_dies: u64,
     /// Per power loss: a base image is another one afterwards.
     pub new_image: u64,
+    /// Per read of the log: it fails, or a bit is wrong; the third of a block is good.
+    pub cache_read_error: u64,
+    /// A block of clean ones that never arrived shows what was there before.
+    pub stale: bool,
+    /// A power loss may leave garbage in a sector that was being written.
+    pub garbage: bool,
+    /// An origin without space has none for image and ledger either.
+    pub all_full: bool,
+    /// Per guest request: the wall clock is set, or the host stood still.
+    pub clock_jumps: u64,
+    /// Per orderly stop: another program writes an image that is owed nothing.
+    pub foreign: u64,
+    /// How many times longer everything takes; all the time, or in every second burst.
+    pub origin_slow: u64,
+    pub cache_slow: u64,
+    pub burst_ns: u64,
 }
 
 impl Rates {
@@ -44,11 +60,22 @@ impl Rates {
     pub fn flips(&self, purpose: Purpose) -> u64 {
         match purpose {
             Purpose::LineRead => self.rot,
-            // Four in a row would look like damage.
-            Purpose::Scrub => self.rot / 20,
             _ => 0,
         }
     }
+}
+
+/// What a guest, or its administrator, leaves alone.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Spares {
+    /// Requests that are not in whole blocks of 4 KiB.
+    pub unaligned: bool,
+    /// Discards and zeroes.
+    pub zeroes: bool,
+    /// Commands: destage, reset, tune, scrub.
+    pub commands: bool,
+    /// Writes that are durable by themselves.
+    pub fua: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -72,6 +99,8 @@ pub struct VolumePlan {
     pub reader: bool,
     /// Mostly discards.
     pub zeroes: bool,
+    /// What its guest does not do at all.
+    pub spares: Spares,
 }
 
 #[derive(Clone, Debug)]
@@ -92,6 +121,12 @@ pub struct Plan {
     pub origins: Vec<OriginPlan>,
     pub volumes: Vec<VolumePlan>,
     pub rates: Rates,
+    /// Hosts that serve the volumes in turn, each with a cache of its own.
+    pub hosts: usize,
+    /// Writes of more than 8 KiB.
+    pub large: bool,
+    /// At the end all volumes are detached.
+    pub detaches: bool,
 }
 
 impl VolumePlan {
@@ -119,6 +154,9 @@ impl Plan {
             origins: Vec::new(),
             volumes: Vec::new(),
             rates: rates(&mut rng),
+            hosts: 1,
+            large: true,
+            detaches: false,
         };
         plan.add(&mut rng, Policy::WriteBack, DestageMode::Atomic);
         for (policy, mode) in [
@@ -170,7 +208,8 @@ impl Plan {
         // Unaligned, a write touches one block more than it has.
         let sectors = (share.max(4) - 2) * engine::types::BLOCK_SECTORS;
         for volume in &mut self.volumes {
-            volume.request_sectors_max = sectors.min(REQUEST_SECTORS_MAX);
+            let most = if self.large { REQUEST_SECTORS_MAX } else { 16 };
+            volume.request_sectors_max = sectors.min(most);
         }
     }
 
@@ -211,6 +250,7 @@ impl Plan {
             group: String::new(),
             reader: false,
             zeroes: false,
+            spares: Spares::default(),
         });
     }
 
@@ -262,6 +302,15 @@ fn rates(rng: &mut Rng) -> Rates {
         rot: rng.pick(&[0, 20, 100]),
         cache_dies: 0,
         new_image: 300,
+        cache_read_error: 0,
+        stale: false,
+        garbage: false,
+        all_full: false,
+        clock_jumps: 0,
+        foreign: 0,
+        origin_slow: 1,
+        cache_slow: 1,
+        burst_ns: 0,
     }
 }
 

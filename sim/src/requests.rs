@@ -75,6 +75,7 @@ impl World {
 
     pub fn submit(&mut self, volume: usize, request: Request) -> Result<(), Broken> {
         let id = self.guests[volume].id.expect("the volume is attached");
+        self.trace.tell(format_args!("v{volume}: {request}"));
         match request {
             Request::Read { sector, sectors } => {
                 let point = self.guests[volume].model.read_begin(sector, sectors);
@@ -112,7 +113,8 @@ impl World {
             | Request::Reset
             | Request::Tune(_)
             | Request::Switch(_)
-            | Request::Scrub => self.command(volume, id, request),
+            | Request::Scrub
+            | Request::Detach => self.command(volume, id, request),
         }
     }
 
@@ -188,10 +190,10 @@ impl World {
         };
         if is_write {
             self.trace.counters.writes += 1;
-            self.trace.note(format_args!("v{at}: write #{serial}"));
+            self.trace.tell(format_args!("v{at}:   as #{serial}"));
         } else {
             self.trace.counters.zeroes += 1;
-            self.trace.note(format_args!("v{at}: zeroes #{serial}"));
+            self.trace.tell(format_args!("v{at}:   as #{serial}"));
         }
         let pending = Pending::Write {
             serial,
@@ -261,6 +263,14 @@ impl World {
                 self.trace.counters.scrubs += 1;
                 (Command::Scrub, Pending::Scrub)
             }
+            Request::Detach => {
+                let discard_dirty = guest.plan.policy == Policy::Ephemeral;
+                let command = Command::Detach {
+                    volume,
+                    discard_dirty,
+                };
+                (command, Pending::Detach)
+            }
             other => unreachable!("{other:?} is no command"),
         };
         self.guests[at].pending.insert(id.number, pending);
@@ -288,7 +298,7 @@ impl World {
         let volume = (id.connection.0 % CONNECTIONS) as usize;
         if volume == HOST as usize {
             self.parked = result.is_ok();
-            return result.map_err(|refusal| format!("park was refused: {refusal}"));
+            return result.map_err(|refusal| format!("park was refused: {refusal}").into());
         }
         let guest = &mut self.guests[volume];
         let gone = guest.gone.contains_key(&id.number);
@@ -297,6 +307,15 @@ impl World {
             .remove(&id.number)
             .or_else(|| guest.gone.remove(&id.number));
         let pending = known.ok_or_else(|| format!("{id:?} was answered, but nobody asked"))?;
+        if self.sabotage == Some(Sabotage::NoAnswer) && matches!(pending, Pending::Destage { .. }) {
+            self.guests[volume].pending.insert(id.number, pending);
+            return Ok(());
+        }
+        if self.trace.tells() {
+            let outcome = result.map_or_else(|it| it.to_string(), |()| "done".to_owned());
+            self.trace
+                .tell(format_args!("v{volume}:   {}: {outcome}", pending.name()));
+        }
         let bytes = pending
             .buffer()
             .map(|buffer| self.memory.buffer_remove(buffer));
@@ -307,7 +326,7 @@ impl World {
             }
         }
         self.answer(volume, pending, result, bytes.unwrap_or_default())
-            .map_err(|broken| format!("v{volume}: {broken}"))?;
+            .map_err(|broken| broken.at(format_args!("v{volume}")))?;
         let pause = self.guests[volume].pause_ns();
         self.later(pause, Wake::Guest(volume));
         Ok(())
@@ -329,7 +348,10 @@ impl World {
                     .read_done(&point, &bytes)
                     .map_err(|it| it.to_string())?;
             }
-            Pending::Write { serial, .. } if result.is_ok() => guest.acknowledge(clock, serial),
+            Pending::Write { serial, .. } if result.is_ok() => {
+                guest.acknowledge(clock, serial);
+                self.trace.counters.acknowledged += 1;
+            }
             Pending::Flush { point } if result.is_ok() => guest.model.flush_done(point),
             Pending::Destage { points } if result.is_ok() => {
                 for (member, point) in points {
@@ -347,9 +369,13 @@ impl World {
             }
             Pending::Switch(_) => guest.switch_done(result.is_ok()),
             Pending::Scrub if result.is_ok() => self.scrubbed()?,
+            Pending::Detach if result.is_ok() => {
+                let id = guest.id.take().expect("it was attached");
+                self.check_left(volume, id)?;
+            }
             Pending::Part { sector, .. } => self.part_read(volume, sector, result, &bytes)?,
             Pending::Outside { .. } if result.is_ok() => {
-                return Err("a read beyond the end was answered".to_owned());
+                return Err("a read beyond the end was answered".into());
             }
             _ => {}
         }
@@ -365,10 +391,10 @@ impl World {
         counters.scrubbed_bytes += seen.checked_bytes;
         counters.scrub_dropped_bytes += seen.dropped_bytes;
         if !seen.complete || seen.running {
-            return Err(format!("a scrub was answered before its end: {seen:?}"));
+            return Err(format!("a scrub was answered before its end: {seen:?}").into());
         }
         if (seen.damaged_bytes > 0 || seen.bad_footers > 0) && !self.faulty() {
-            return Err(format!("a scrub found damage where none is: {seen:?}"));
+            return Err(format!("a scrub found damage where none is: {seen:?}").into());
         }
         Ok(())
     }
@@ -384,8 +410,11 @@ impl World {
         let (policy, direct) = (plan.policy, plan.goes_direct());
         let allowed = match (pending, refusal) {
             (Pending::Outside { .. }, it) => it == Refusal::OutOfRange,
-            (Pending::Write { .. }, Refusal::NoSpace) => policy == Policy::Ephemeral,
-            (Pending::Write { .. }, Refusal::Io) => direct && self.faulty(),
+            (Pending::Write { .. }, Refusal::NoSpace) => {
+                policy == Policy::Ephemeral || (direct && self.faulty())
+            }
+            // The rest of a write that was staged in part finds no room behind a dead device.
+            (Pending::Write { .. }, Refusal::Io) => (direct && self.faulty()) || self.was_dead(),
             (Pending::Reset, it) => it == Refusal::Gone,
             (_, Refusal::Io | Refusal::Held) => self.faulty(),
             (Pending::Switch(_) | Pending::Scrub, Refusal::CacheFailed) => self.faulty(),
@@ -401,7 +430,7 @@ impl World {
                 pending.name()
             )
         };
-        if allowed { Ok(()) } else { Err(why()) }
+        if allowed { Ok(()) } else { Err(why().into()) }
     }
 }
 

@@ -3,12 +3,14 @@
 //! Always true: the same options give the same trace hash. Deliberately absent: everything that
 //! happens in between.
 
+use crate::broken::Class;
 use crate::guest::{Guest, Request};
 use crate::host::Ending;
 use crate::plan::Plan;
 use crate::rng::Rng;
 use crate::trace::Counters;
 use crate::world::{Broken, Sabotage, Step, World};
+use engine::snapshot::{CacheState, State};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use workload::check::Crash;
@@ -27,6 +29,8 @@ pub struct Options {
     pub tearing: bool,
     /// Tell every event and action on standard error.
     pub verbose: bool,
+    /// Keep the last deeds and faults, for a failure.
+    pub story: bool,
     /// Instead of the plan of the seed.
     pub plan: Option<Plan>,
     /// Instead of the endings of the seed.
@@ -43,6 +47,7 @@ impl Options {
             sabotage: None,
             tearing: false,
             verbose: false,
+            story: false,
             plan: None,
             endings: Vec::new(),
         }
@@ -59,9 +64,12 @@ pub struct Outcome {
 /// A run that did not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
+    pub class: Class,
     pub message: String,
     pub seed: u64,
     pub step: u64,
+    /// What was done last, if the options asked for it.
+    pub story: Vec<String>,
 }
 
 impl std::error::Error for Failure {}
@@ -72,11 +80,10 @@ impl fmt::Display for Failure {
             message,
             seed,
             step,
+            ..
         } = self;
-        write!(
-            f,
-            "seed {seed}, step {step}: {message}; replay: tenuto sim --seed {seed}"
-        )
+        let class = self.class.name();
+        write!(f, "seed {seed}, step {step}: {class}: {message}")
     }
 }
 
@@ -88,6 +95,9 @@ pub fn run(options: &Options) -> Result<Outcome, Failure> {
         .unwrap_or_else(|| Plan::from_seed(options.seed));
     let mut world = World::new(plan, options.seed, options.sabotage, options.verbose);
     world.trace.note(format_args!("{:#?}", world.plan));
+    if options.story {
+        world.trace.keep_story();
+    }
     if options.tearing {
         world.guests.iter_mut().for_each(Guest::allow_tearing);
     }
@@ -96,19 +106,24 @@ pub fn run(options: &Options) -> Result<Outcome, Failure> {
     let driven = driven.unwrap_or_else(|panic| {
         let words = panic.downcast_ref::<String>().map(String::as_str);
         let words = words.or(panic.downcast_ref::<&str>().copied());
-        Err(format!("panic: {}", words.unwrap_or("without words")))
+        Err(Broken::crash(format!(
+            "panic: {}",
+            words.unwrap_or("without words")
+        )))
     });
     match driven {
         Ok(()) => Ok(Outcome {
             trace_hash: world.trace.hash(),
             counters: world.trace.counters,
         }),
-        Err(message) => {
+        Err(Broken { class, words }) => {
             let step = world.trace.counters.steps;
             Err(Failure {
-                message,
+                class,
+                message: words,
                 seed: options.seed,
                 step,
+                story: world.trace.story(),
             })
         }
     }
@@ -166,9 +181,45 @@ fn finish(world: &mut World, options: &Options) -> Result<(), Broken> {
     world.quiet()?;
     dirty_is_gone(world)?;
     if world.verify()? != Step::Ran {
-        return Err("the last check was struck".to_owned());
+        return Err("the last check was struck".into());
+    }
+    world.run_while(|world| ills(world).is_some(), "everybody")?;
+    if world.plan.detaches {
+        for volume in 0..world.guests.len() {
+            if world.guests[volume].id.is_some() {
+                world.submit(volume, Request::Detach)?;
+            }
+        }
+        world.quiet()?;
     }
     world.end(Ending::Kill)
+}
+
+/// A volume that is in no good state, a request that waits, or a device that is not trusted.
+pub(crate) fn ills(world: &World) -> Option<String> {
+    let snapshot = world.engine.as_ref()?.snapshot();
+    let cache = snapshot.cache_state;
+    if cache != CacheState::Good {
+        return Some(format!("the cache device is {cache:?}"));
+    }
+    let attached = snapshot.volumes.into_iter().filter(|it| !it.orphan);
+    for it in attached {
+        // What a dead device did not give was told to somebody, and stays told.
+        let told = it.state == State::Damaged && world.was_dead();
+        let good = matches!(it.state, State::Clean | State::Dirty) || told;
+        if !good || it.past_log || it.waiting_requests > 0 || it.switching_to.is_some() {
+            return Some(format!(
+                "{} is {} ({}), past its log: {}, {} requests wait, becomes {:?}",
+                it.name,
+                it.state.name(),
+                it.reason.unwrap_or(""),
+                it.past_log,
+                it.waiting_requests,
+                it.switching_to
+            ));
+        }
+    }
+    None
 }
 
 fn dirty_is_gone(world: &World) -> Result<(), Broken> {
@@ -178,9 +229,9 @@ fn dirty_is_gone(world: &World) -> Result<(), Broken> {
             |guest: &&crate::guest::Guest| guest.id == Some(volume.id) && guest.origin.is_some();
         if world.guests.iter().any(|guest| destaged(&guest)) && volume.dirty_bytes > 0 {
             let (name, dirty) = (volume.name, volume.dirty_bytes);
-            return Err(format!(
+            return Err(Broken::stuck(format!(
                 "{name} is destaged but still has {dirty} dirty bytes"
-            ));
+            )));
         }
     }
     Ok(())

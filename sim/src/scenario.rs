@@ -435,4 +435,33 @@ pub const ALL: &[Scenario] = &[
             options.operations = 60;
         },
     },
+    Scenario {
+        name: "a-scrub-over-a-host-that-stood-still",
+        broke: "liveness: a scrub rests three times as long as a read has taken; where the host \
+                stood still meanwhile, or the device hung, that was for hours",
+        bend: |options, plan| {
+            only(plan, Policy::WriteBack, 1);
+            plan.rates.clock_jumps = 20;
+            plan.rates.cache_sync_error = 0;
+            plan.rates.cache_write_error = 0;
+            plan.volumes[0].depth = 4;
+            options.endings = vec![Ending::Orderly { power_off: false }; 8];
+            options.restarts = 8;
+            options.operations = 1500;
+        },
+    },
+    Scenario {
+        name: "the-wall-clock-is-set-back-beside-a-file-server",
+        broke: "5.2.4: how far the clock of the origin is ahead was read once; when the wall clock \
+                here was set back later, a journal under way was refused after a crash",
+        bend: |options, plan| {
+            only(plan, Policy::WriteBack, 1);
+            plan.volumes[0].tuning.destage = DestageMode::Atomic;
+            plan.volumes[0].journal_possible = true;
+            plan.volumes[0].tuning.destage_after_ms = Some(20);
+            plan.rates.clock_jumps = 20;
+            plan.rates.origin_check = 100;
+            options.restarts = 4;
+        },
+    },
 ];

@@ -5,7 +5,11 @@
 //! judges those.
 
 use engine::event::{Action, Event, IoError, Op, Refusal};
+use std::collections::VecDeque;
 use std::fmt;
+
+/// Lines of a story that are kept.
+const STORY_LINES_MAX: usize = 60;
 
 /// Counts of one run or of many. Delays are no faults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,11 +61,23 @@ pub struct Counters {
     pub found: u64,
     pub scrubbed_bytes: u64,
     pub scrub_dropped_bytes: u64,
+    pub cache_read_errors: u64,
+    pub writes_lost: u64,
+    pub writes_torn: u64,
+    pub sectors_garbage: u64,
+    pub clock_jumps: u64,
+    pub foreign_writes: u64,
+    pub moves: u64,
+    pub visits: u64,
+    pub held_elsewhere: u64,
+    pub settles_hit: u64,
+    pub detaches: u64,
+    pub acknowledged: u64,
     pub steps: u64,
 }
 
 impl Counters {
-    fn fields(&mut self) -> [(&'static str, &mut u64); 45] {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 57] {
         [
             ("operations", &mut self.operations),
             ("reads", &mut self.reads),
@@ -110,6 +126,18 @@ impl Counters {
             ("writes found again", &mut self.found),
             ("scrubbed bytes", &mut self.scrubbed_bytes),
             ("scrub dropped bytes", &mut self.scrub_dropped_bytes),
+            ("cache read errors", &mut self.cache_read_errors),
+            ("writes lost", &mut self.writes_lost),
+            ("writes torn", &mut self.writes_torn),
+            ("sectors garbage", &mut self.sectors_garbage),
+            ("clock jumps", &mut self.clock_jumps),
+            ("foreign writes", &mut self.foreign_writes),
+            ("moves", &mut self.moves),
+            ("visits", &mut self.visits),
+            ("held elsewhere", &mut self.held_elsewhere),
+            ("kills in journal replay", &mut self.settles_hit),
+            ("detaches", &mut self.detaches),
+            ("writes acknowledged", &mut self.acknowledged),
             ("steps", &mut self.steps),
         ]
     }
@@ -134,6 +162,41 @@ impl Counters {
             + self.origin_errors
             + self.origin_full
             + self.recovery_errors
+            + self.cache_read_errors
+            + self.cache_deaths
+            + self.lines_rotten
+            + self.writes_lost
+            + self.writes_torn
+            + self.sectors_garbage
+            + self.clock_jumps
+            + self.foreign_writes
+            + self.images_renewed
+    }
+
+    /// Whether each sort of fault, and each thing that a host does about it, is among them.
+    pub fn is_rich(&self) -> bool {
+        let what = [
+            self.kills_in_recovery,
+            self.settles_hit,
+            self.late_writes,
+            self.cache_read_errors,
+            self.sectors_garbage,
+            self.clock_jumps,
+            self.foreign_writes,
+            self.images_renewed,
+            self.moves,
+            self.visits,
+            self.held_elsewhere,
+            self.cache_deaths,
+            self.cuts_verified,
+            self.switches,
+            self.resets,
+            self.evacuated_bytes,
+            self.detaches,
+            self.lines_bad,
+            self.found,
+        ];
+        what.into_iter().all(|count| count > 0)
     }
 
     /// Names and values, for tables.
@@ -151,6 +214,8 @@ impl Counters {
 pub struct Trace {
     hash: u64,
     verbose: bool,
+    /// The last deeds and faults, for a reader who wants to know how it came to this.
+    story: Option<VecDeque<String>>,
     now: u64,
     pub counters: Counters,
 }
@@ -160,6 +225,7 @@ impl Trace {
         Trace {
             hash: 0xCBF2_9CE4_8422_2325,
             verbose,
+            story: None,
             now: 0,
             counters: Counters::default(),
         }
@@ -182,6 +248,31 @@ impl Trace {
                 self.now as f64 / 1e6,
                 self.counters.steps
             );
+        }
+    }
+
+    /// Keeps the last deeds and faults from now on.
+    pub fn keep_story(&mut self) {
+        self.story = Some(VecDeque::new());
+    }
+
+    pub fn story(&mut self) -> Vec<String> {
+        self.story.take().map(Vec::from).unwrap_or_default()
+    }
+
+    /// Whether anybody listens.
+    pub fn tells(&self) -> bool {
+        self.verbose || self.story.is_some()
+    }
+
+    /// A deed or a fault that belongs to the story.
+    pub fn tell(&mut self, words: fmt::Arguments<'_>) {
+        self.note(words);
+        if let Some(story) = &mut self.story {
+            if story.len() == STORY_LINES_MAX {
+                story.pop_front();
+            }
+            story.push_back(format!("{:>12.3} ms  {words}", self.now as f64 / 1e6));
         }
     }
 

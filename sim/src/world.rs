@@ -5,18 +5,20 @@
 //! order in which they were made. Deliberately absent: lives and deaths of the daemon
 //! ([`host`](crate::host)) and what is right ([`oracle`](crate::oracle)).
 
+pub use crate::broken::Broken;
 use crate::devices::{self, Devices, File};
-use crate::disk::{Damage, Disk, SyncPoint};
+use crate::disk::{Change, Disk, SyncPoint};
+use crate::faults::Faults;
 use crate::guest::Guest;
+use crate::hosts::Idle;
 use crate::memory::SimMemory;
-use crate::plan::{Plan, VolumePlan};
+use crate::plan::Plan;
 use crate::rng::Rng;
 use crate::trace::Trace;
 use engine::engine::{Config, Engine, device_bytes};
 use engine::event::{Action, Device, Event, Io, IoError, Op, Purpose};
-use engine::snapshot::State;
 use engine::types::{IoId, Policy, Time, Uuid};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use workload::stamp;
 
 /// A run that takes more steps than this does not end by itself.
@@ -25,8 +27,6 @@ const STEPS_MAX: u64 = 4_000_000;
 const TICKS_MAX: u32 = 10_000;
 /// How late a write of a killed daemon may land; on a slow loop device it was seconds.
 pub const LATE_NS_MAX: u64 = 5_000_000_000;
-/// Why a run ended early: a broken promise, in words.
-pub type Broken = String;
 
 /// Something in the future.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +42,7 @@ struct Flight {
     io: Io,
     ticket: Option<u64>,
     result: Result<(), IoError>,
+    flipped: bool,
     sync: Option<SyncPoint>,
     /// What a read found when it was issued, if it looked then.
     early: Option<Vec<u8>>,
@@ -68,14 +69,14 @@ pub enum Sabotage {
     SameIdentity,
     /// The volumes of a group are attached as if each stood alone.
     NoGroups,
-}
-
-/// How an origin misbehaves at the moment.
-#[derive(Clone, Copy, Debug, Default)]
-struct Trouble {
-    hangs_until: u64,
-    fails_until: u64,
-    full_until: u64,
+    /// Another program that writes an image leaves its time of change as it was.
+    SameTimes,
+    /// A host takes what another one may hold dirty data of.
+    TakesAll,
+    /// The host panics at the end of a life, as an assert of the engine would.
+    Panics,
+    /// A destage is never answered.
+    NoAnswer,
 }
 
 /// The moment at which a life of the daemon is to end.
@@ -113,21 +114,44 @@ pub struct World {
     pub engine: Option<Engine>,
     pub machine: Uuid,
     pub boot: Uuid,
+    /// Which of the hosts it is that serves, and those that do not.
+    pub host: u32,
+    pub(crate) idle: VecDeque<Idle>,
     flights: BTreeMap<IoId, Flight>,
     pub guests: Vec<Guest>,
-    troubles: Vec<Trouble>,
-    /// The cache device takes nothing until then, and perhaps gives nothing.
-    dead_until: u64,
-    dead_to_reads: bool,
-    /// Time of the last fault that a guest may be told of.
-    fault_at: u64,
+    pub(crate) faults: Faults,
     pub healthy: bool,
     /// Guest requests that may still be made in this phase.
     pub budget: u64,
     pub trigger: Option<Trigger>,
     pub struck: bool,
     pub parked: bool,
+    /// The life that ends had come through its recovery.
+    pub(crate) served: bool,
     pub sabotage: Option<Sabotage>,
+}
+
+/// The storage of a plan as it is before the run: an unformatted cache and stamped images.
+fn devices_of(plan: &Plan, rng: &mut Rng) -> Devices {
+    let mut devices = Devices {
+        cache: Disk::new(vec![0; device_bytes(plan.geometry) as usize]),
+        ..Devices::default()
+    };
+    for origin in &plan.origins {
+        let mut image = vec![0; origin.sectors as usize * stamp::SECTOR_BYTES];
+        if let Some(tag) = origin.tag {
+            stamp::fill(&mut image, tag, 0, 0);
+        }
+        let skew_ns = rng.pick(&[0, 3_600_000_000_000]);
+        let mut image = Disk::new(image);
+        image.served = plan.hosts > 1;
+        devices.origins.push(devices::Origin {
+            image,
+            skew_ns,
+            ..Default::default()
+        });
+    }
+    devices
 }
 
 impl World {
@@ -138,25 +162,14 @@ impl World {
             plan.stage_slots + plan.overlay_slots,
         );
         let ram = u64::from(plan.ram_blocks) * engine::types::BLOCK_BYTES;
-        let mut memory = SimMemory::new(stage, ram, Config::SCRATCH_BYTES_MIN, rng.fork());
-        memory.no_ram_sums = sabotage == Some(Sabotage::NoLineSums);
-        let mut devices = Devices {
-            cache: Disk::new(vec![0; device_bytes(plan.geometry) as usize]),
-            ..Devices::default()
+        let memory_of = |rng: &mut Rng| {
+            let scratch = Config::SCRATCH_BYTES_MIN;
+            let mut memory = SimMemory::new(stage, ram, scratch, rng.fork());
+            memory.no_ram_sums = sabotage == Some(Sabotage::NoLineSums);
+            memory
         };
-        for origin in &plan.origins {
-            let mut image = vec![0; origin.sectors as usize * stamp::SECTOR_BYTES];
-            if let Some(tag) = origin.tag {
-                stamp::fill(&mut image, tag, 0, 0);
-            }
-            let skew_ns = rng.pick(&[0, 3_600_000_000_000]);
-            let image = Disk::new(image);
-            devices.origins.push(devices::Origin {
-                image,
-                skew_ns,
-                ..Default::default()
-            });
-        }
+        let memory = memory_of(&mut rng);
+        let devices = devices_of(&plan, &mut rng);
         let numbered = plan.volumes.iter().enumerate();
         let guests = numbered.map(|(at, volume)| {
             Guest::new(
@@ -166,9 +179,11 @@ impl World {
                 rng.fork(),
             )
         });
-        World {
+        let mut world = World {
             guests: guests.collect(),
-            troubles: vec![Trouble::default(); plan.origins.len()],
+            host: 0,
+            idle: VecDeque::new(),
+            faults: Faults::new(plan.origins.len()),
             machine: Uuid(rng.bytes16()),
             boot: Uuid(rng.bytes16()),
             plan,
@@ -183,16 +198,20 @@ impl World {
             memory,
             engine: None,
             flights: BTreeMap::new(),
-            dead_until: 0,
-            dead_to_reads: false,
-            fault_at: 0,
             healthy: false,
             budget: 0,
             trigger: None,
             struck: false,
             parked: false,
+            served: false,
             sabotage,
+        };
+        for number in 1..world.plan.hosts as u32 {
+            let memory = memory_of(&mut world.rng);
+            let idle = Idle::new(&mut world, memory, number);
+            world.idle.push_back(idle);
         }
+        world
     }
 
     pub(crate) fn clock(&mut self) -> u64 {
@@ -218,7 +237,9 @@ impl World {
     pub fn step(&mut self) -> Result<Step, Broken> {
         self.trace.counters.steps += 1;
         if self.trace.counters.steps > STEPS_MAX {
-            return Err(format!("the run does not end within {STEPS_MAX} steps"));
+            return Err(Broken::stuck(format!(
+                "the run does not end within {STEPS_MAX} steps"
+            )));
         }
         let due = self
             .engine
@@ -250,9 +271,9 @@ impl World {
     fn tick(&mut self, due: u64) -> Result<(), Broken> {
         self.ticks = if due > self.now { 0 } else { self.ticks + 1 };
         if self.ticks > TICKS_MAX {
-            return Err(format!(
+            return Err(Broken::stuck(format!(
                 "{TICKS_MAX} ticks at one instant did not move the deadline"
-            ));
+            )));
         }
         self.advance(due);
         self.apply(Event::Tick)
@@ -305,7 +326,8 @@ impl World {
             && trigger.at_end == at_end
         {
             if trigger.left == 0 {
-                self.trace.note(format_args!("trigger: {purpose:?}"));
+                self.trace
+                    .tell(format_args!("the end strikes at a request: {purpose:?}"));
                 self.struck = true;
             }
             trigger.left = trigger.left.saturating_sub(1);
@@ -314,10 +336,11 @@ impl World {
 
     fn start_io(&mut self, io: Io) -> Result<(), Broken> {
         self.check_io(&io)?;
-        let result = self.fate(&io);
+        let fate = self.fate(&io);
         let mut flight = Flight {
             ticket: None,
-            result,
+            result: fate.result,
+            flipped: fate.flipped,
             sync: None,
             early: None,
             io,
@@ -345,7 +368,7 @@ impl World {
         let latency = self.latency(io);
         let (id, purpose) = (io.id, io.purpose);
         if self.flights.insert(id, flight).is_some() {
-            return Err(format!("two requests to devices are called {id}"));
+            return Err(format!("two requests to devices are called {id}").into());
         }
         self.later(latency, Wake::Done(id));
         self.passes(purpose, false);
@@ -356,14 +379,14 @@ impl World {
     fn check_io(&mut self, io: &Io) -> Result<(), Broken> {
         let bytes: u64 = io.slices.iter().map(|slice| slice.bytes).sum();
         if matches!(io.op, Op::Read | Op::Write) && bytes != io.bytes {
-            return Err(format!("the slices do not add up: {io:?}"));
+            return Err(format!("the slices do not add up: {io:?}").into());
         }
         let changes = matches!(io.op, Op::Write | Op::Zero { .. } | Op::Remove);
         let end = io.offset + io.bytes;
         if io.device == Device::Cache {
             let aligned = io.offset.is_multiple_of(4096) && io.bytes.is_multiple_of(4096);
             if !aligned || end > self.devices.cache.size() {
-                return Err(format!("not in whole blocks of the cache device: {io:?}"));
+                return Err(format!("not in whole blocks of the cache device: {io:?}").into());
             }
             return Ok(());
         }
@@ -379,84 +402,15 @@ impl World {
             .find(owned)
             .expect("each origin has a volume");
         if changes && guest.plan.policy == Policy::Ephemeral {
-            return Err(format!(
-                "the base of an ephemeral volume is written: {io:?}"
-            ));
+            return Err(format!("the base of an ephemeral volume is written: {io:?}").into());
         }
         let inside = !changes || end <= guest.model.sectors() * stamp::SECTOR_BYTES as u64;
         if matches!(io.device, Device::Origin(_))
             && !(inside && io.offset.is_multiple_of(512) && io.bytes.is_multiple_of(512))
         {
-            return Err(format!("not in whole sectors of the origin: {io:?}"));
+            return Err(format!("not in whole sectors of the origin: {io:?}").into());
         }
         Ok(())
-    }
-
-    fn is_dead(&self, io: &Io) -> bool {
-        let dead = self.now < self.dead_until && (self.dead_to_reads || io.op != Op::Read);
-        io.device == Device::Cache && dead
-    }
-
-    /// Whether a request will fail.
-    fn fate(&mut self, io: &Io) -> Result<(), IoError> {
-        // No guest may ever be told of these.
-        if io.purpose == Purpose::LineRead && self.rng.chance(self.plan.rates.rot / 4) {
-            self.trace.counters.lines_rotten += 1;
-            return Err(IoError::Failed);
-        }
-        if self.healthy {
-            return Ok(());
-        }
-        if self.is_dead(io) {
-            self.fault_at = self.now;
-            return Err(IoError::Failed);
-        }
-        let rates = &self.plan.rates;
-        let counters = &mut self.trace.counters;
-        let Some(origin) = self.devices.file(io.device).origin() else {
-            let (rate, counter) = match io.op {
-                Op::Write | Op::Zero { .. } => {
-                    (rates.cache_write_error, &mut counters.cache_write_errors)
-                }
-                Op::Sync => (rates.cache_sync_error, &mut counters.cache_sync_errors),
-                Op::Read | Op::Stat | Op::Remove | Op::Resize => return Ok(()),
-            };
-            if self.rng.chance(rate) {
-                *counter += 1;
-                self.fault_at = self.now;
-                return Err(IoError::Failed);
-            }
-            return Ok(());
-        };
-        let trouble = self.troubles[origin];
-        if self.now < trouble.fails_until && self.rng.chance(700) {
-            counters.origin_errors += 1;
-            self.fault_at = self.now;
-            return Err(IoError::Failed);
-        }
-        let journal = matches!(io.device, Device::Journal(_)) && io.op == Op::Write;
-        if journal && self.now < trouble.full_until {
-            counters.origin_full += 1;
-            self.fault_at = self.now;
-            return Err(IoError::NoSpace);
-        }
-        Ok(())
-    }
-
-    fn latency(&mut self, io: &Io) -> u64 {
-        let rng = &mut self.rng;
-        let slow = rng.chance(20);
-        match self.devices.file(io.device).origin() {
-            None if slow => rng.range(200_000, 20_000_000),
-            None => rng.range(20_000, 200_000),
-            Some(origin) => {
-                let time = match slow {
-                    true => rng.range(5_000_000, 300_000_000),
-                    false => rng.range(300_000, 5_000_000),
-                };
-                self.troubles[origin].hangs_until.saturating_sub(self.now) + time
-            }
-        }
     }
 
     /// A request to a device ends.
@@ -466,14 +420,27 @@ impl World {
             io,
             ticket,
             result,
+            flipped,
             sync,
             early,
         } = flight;
         let file = self.devices.file(io.device);
         let time = self.devices.stamp(file, self.now);
         let worst = self.damage(file);
+        if let (Op::Remove, File::Ledger(origin), Ok(())) = (io.op, file, result) {
+            // The journal goes along.
+            let journal = self.devices.disk(File::Journal(origin));
+            let ticket = journal.start(Change::Cut);
+            journal.finish(ticket, false, time, &mut self.rng);
+        }
         let memory = &mut self.memory;
         let disk = self.devices.disk(file);
+        // What a write replaces is valid too, for whoever looks only at the bytes.
+        let stale = (io.purpose == Purpose::Fill && self.plan.rates.stale).then(|| {
+            let mut bytes = vec![0; io.bytes as usize];
+            disk.read_landed(io.offset, &mut bytes);
+            bytes
+        });
         if let Some(ticket) = ticket {
             if io.op == Op::Write {
                 disk.refresh(ticket, &memory.gather(&io.slices), &mut self.rng);
@@ -485,7 +452,8 @@ impl World {
         }
         if io.purpose == Purpose::Fill && self.rng.chance(self.plan.rates.rot) {
             self.trace.counters.lines_rotten += 1;
-            devices::rot(disk, io.offset, io.bytes, time, &mut self.rng);
+            let stale = stale.as_deref();
+            devices::rot(disk, io.offset, (io.bytes, stale), time, &mut self.rng);
         }
         let lies = matches!(
             (self.sabotage, file),
@@ -501,22 +469,7 @@ impl World {
             (None, _) => {}
         }
         if io.op == Op::Read {
-            let mut bytes = early.unwrap_or_else(|| {
-                let mut bytes = vec![0; io.bytes as usize];
-                disk.read(io.offset, &mut bytes, &mut self.rng);
-                bytes
-            });
-            if self.rng.chance(self.plan.rates.flips(io.purpose)) {
-                devices::flip(&mut bytes, &mut self.rng);
-                self.trace.counters.lines_rotten += 1;
-            }
-            // A read that fails leaves the memory half changed.
-            let upto = if result.is_ok() {
-                bytes.len()
-            } else {
-                bytes.len() / 2
-            };
-            memory.scatter(&io.slices, &bytes[..upto]);
+            self.deliver(&io, file, result, early, flipped);
         }
         let statted = io.op == Op::Stat && result.is_ok();
         let stat = statted.then(|| self.devices.stat(file, self.now));
@@ -531,21 +484,36 @@ impl World {
         })
     }
 
-    /// What a failed sync may do. Without a cache nobody but the guest could write again; and
-    /// spilled overlays are never synced, so a device that drops them has lost them.
-    fn damage(&self, file: File) -> Damage {
-        let any = |kind: fn(&VolumePlan) -> bool| {
-            let mine = |origin| file.origin().is_none_or(|at| at == origin);
-            let plans = self.guests.iter().map(|guest| &guest.plan);
-            plans
-                .into_iter()
-                .any(|plan| kind(plan) && mine(plan.origin))
-        };
-        match file {
-            File::Cache if any(|plan| plan.policy == Policy::Ephemeral) => Damage::Doomed,
-            File::Image(_) if any(VolumePlan::goes_direct) => Damage::None,
-            _ => Damage::Dropped,
+    /// What a read brings to memory.
+    fn deliver(
+        &mut self,
+        io: &Io,
+        file: File,
+        result: Result<(), IoError>,
+        early: Option<Vec<u8>>,
+        flipped: bool,
+    ) {
+        let mut bytes = early.unwrap_or_else(|| {
+            let mut bytes = vec![0; io.bytes as usize];
+            self.devices
+                .disk(file)
+                .read(io.offset, &mut bytes, &mut self.rng);
+            bytes
+        });
+        if flipped {
+            devices::flip(&mut bytes, &mut self.rng);
         }
+        if self.rng.chance(self.plan.rates.flips(io.purpose)) {
+            devices::flip(&mut bytes, &mut self.rng);
+            self.trace.counters.lines_rotten += 1;
+        }
+        // A read that fails leaves the memory half changed.
+        let upto = if result.is_ok() {
+            bytes.len()
+        } else {
+            bytes.len() / 2
+        };
+        self.memory.scatter(&io.slices, &bytes[..upto]);
     }
 
     /// Forgets what was under way; returns the writes that may still land.
@@ -580,58 +548,8 @@ impl World {
         if disk.flying().contains(&ticket) {
             disk.finish(ticket, false, time, &mut self.rng);
             self.trace.counters.late_writes += 1;
-            self.trace.note(format_args!("late write lands: {file:?}"));
+            self.trace
+                .tell(format_args!("a late write lands: {file:?}"));
         }
-    }
-
-    /// Ends all faults of devices, for good or until the guests go on.
-    pub fn heal(&mut self, healthy: bool) {
-        self.healthy = healthy;
-        self.troubles.fill(Trouble::default());
-        self.dead_until = 0;
-    }
-
-    /// Perhaps the cache device dies, and an origin begins to hang, to fail or to be full.
-    pub fn make_trouble(&mut self) {
-        if self.now < self.dead_until {
-            self.look_at_dead_cache();
-        } else if !self.healthy && self.rng.chance(self.plan.rates.cache_dies) {
-            let seconds = self.rng.pick(&[5, 20, 60, 120]);
-            self.dead_until = self.now + self.rng.below(seconds * 1_000_000_000);
-            self.dead_to_reads = self.rng.chance(500);
-            self.trace.counters.cache_deaths += 1;
-            let words = if self.dead_to_reads { "" } else { " to writes" };
-            let until = self.dead_until;
-            self.trace.note(format_args!(
-                "the cache device is dead{words} until {until}"
-            ));
-        }
-        if self.healthy || !self.rng.chance(self.plan.rates.origin_trouble) {
-            return;
-        }
-        let origin = self.rng.below(self.troubles.len() as u64) as usize;
-        let trouble = &mut self.troubles[origin];
-        let until = self.now + self.rng.below(5_000_000_000);
-        match self.rng.below(3) {
-            0 => trouble.hangs_until = until + self.rng.below(10_000_000_000),
-            1 => trouble.fails_until = until,
-            _ => trouble.full_until = until,
-        }
-        self.trace
-            .note(format_args!("origin {origin}: {trouble:?}"));
-    }
-
-    fn look_at_dead_cache(&mut self) {
-        let Some(engine) = &self.engine else { return };
-        let counters = &mut self.trace.counters;
-        for volume in engine.snapshot().volumes {
-            counters.seen_past_log += u64::from(volume.past_log);
-            counters.seen_held += u64::from(volume.state == State::Held);
-        }
-    }
-
-    /// Whether a device has failed since the run began, so that a guest may be told of it.
-    pub fn faulty(&self) -> bool {
-        self.fault_at > 0
     }
 }

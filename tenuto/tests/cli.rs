@@ -340,3 +340,88 @@ fn a_trace_goes_through_formats_and_comes_back_the_same() {
     });
     assert_eq!(left.count(), 0);
 }
+
+/// What the simulator says of a seed whose host breaks a rule on purpose.
+fn broken(rule: &str, arguments: &[&str]) -> (Run, Value) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let begin = ["sim", "--json", "--breaks", rule];
+    let found = run(directory.path(), &[&begin[..], arguments].concat());
+    let document = serde_json::from_str(&found.out).expect("one document");
+    (found, document)
+}
+
+#[test]
+fn the_simulator_tells_the_classes_of_broken_promises_apart() {
+    let cases = [("asserts", "crash", 1), ("answers", "liveness", 1)];
+    for (rule, class, code) in cases {
+        let (found, document) = broken(rule, &["--seed", "3", "--no-shrink"]);
+        assert_eq!(
+            (found.code, &document["class"]),
+            (code, &Value::from(class))
+        );
+        assert_one_line_error(&found);
+        assert!(
+            found.err.contains(&format!("breaks {class}")),
+            "{}",
+            found.err
+        );
+        assert!(
+            document["replay"]
+                .as_str()
+                .expect("text")
+                .starts_with("tenuto sim --seed 3 ")
+        );
+    }
+}
+
+#[test]
+fn a_failing_seed_is_shrunk_and_its_command_fails_again_in_the_same_way() {
+    let (found, small) = broken("asserts", &["--seed", "3"]);
+    assert_eq!(found.code, 1);
+    assert_eq!(
+        (&small["operations"], &small["features"]),
+        (&Value::from(1), &Value::from(""))
+    );
+    let (_, whole) = broken("asserts", &["--seed", "3", "--no-shrink"]);
+    assert!(
+        whole["features"].as_str().expect("text").len() > 10,
+        "{whole}"
+    );
+
+    let safety = ["--seed", "0", "--seeds", "60", "--seconds", "600"];
+    let (found, small) = broken("cache-sync", &safety);
+    assert_eq!(
+        (found.code, &small["class"]),
+        (5, &Value::from("safety")),
+        "{}",
+        found.err
+    );
+    assert!(!small["history"].as_array().expect("lines").is_empty());
+    let replay = small["replay"].as_str().expect("text");
+    let words: Vec<&str> = replay.split(' ').skip(2).filter(|it| *it != "-v").collect();
+    let (_, again) = broken("cache-sync", &[&words[..], &["--no-shrink"]].concat());
+    for same in ["class", "seed", "step", "cause", "features", "history"] {
+        assert_eq!(again[same], small[same], "{same}");
+    }
+}
+
+#[test]
+fn the_simulator_knows_the_features_that_it_can_leave_out() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let done = run(
+        directory.path(),
+        &[
+            "sim",
+            "--seed",
+            "3",
+            "--operations",
+            "50",
+            "--without",
+            "hosts,rot",
+        ],
+    );
+    assert_eq!(done.code, 0, "{}", done.err);
+    let wrong = run(directory.path(), &["sim", "--without", "nothing"]);
+    assert_eq!(wrong.code, 2);
+    assert!(wrong.err.contains("tiny-log"), "{}", wrong.err);
+}

@@ -22,7 +22,7 @@ use crate::log::Tenant;
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
 use crate::ram::Layer;
-use crate::types::{Generation, Policy, RequestId, Serial, Uuid, VolumeId};
+use crate::types::{Generation, Policy, RequestId, Serial, Time, Uuid, VolumeId};
 use crate::volume::{Keeper, LedgerStep, Volume};
 use alloc::format;
 use alloc::string::String;
@@ -261,6 +261,7 @@ impl Core {
             piece: None,
             failed: false,
             clock_ahead_ns: 0,
+            clock_there: (0, Time(0)),
         }
     }
 
@@ -425,6 +426,7 @@ impl Core {
             return;
         };
         keeper.clock_ahead_ns = stat.mtime_ns.saturating_sub(stat.now_ns);
+        keeper.clock_there = (stat.mtime_ns, cx.now);
         if !self.switch_claimed(cx, id) && !self.commit_claimed(cx, id) {
             self.open_for_requests(cx, id);
         }

@@ -835,7 +835,8 @@ impl Core {
             .keeper
             .as_mut()
             .expect("write-back volumes have a ledger");
-        let ahead = keeper.clock_ahead_ns;
+        let (there, read_at) = keeper.clock_there;
+        let clock = (stat.now_ns + keeper.clock_ahead_ns).max(there + now.since(read_at));
         let ledger = &mut keeper.ledger;
         ledger.progress = if atomic {
             Progress::Apply {
@@ -848,7 +849,7 @@ impl Core {
         };
         ledger.origin_bytes = stat.size_bytes;
         ledger.mtime_before_ns = stat.mtime_ns;
-        ledger.mtime_limit_ns = (stat.now_ns + ahead).max(stat.mtime_ns) + APPLY_MS_MAX * 1_000_000;
+        ledger.mtime_limit_ns = clock.max(stat.mtime_ns) + APPLY_MS_MAX * 1_000_000;
         self.write_ledger(cx, id, LedgerStep::Begin);
     }
 

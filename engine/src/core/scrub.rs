@@ -39,6 +39,8 @@ const LOOKS_MAX: usize = 256;
 /// For each part of time that the device works for a scrub, so many in which it does not.
 const REST_PARTS: u64 = 3;
 const REST_NS_MIN: u64 = 1_000_000;
+/// A device that hung, or a host that stood still, is no reason to rest for hours.
+const REST_NS_MAX: u64 = 10_000_000_000;
 /// When to look again for memory that others have.
 const RETRY_MS: u64 = 10;
 /// When to look again at a device that has failed something: nothing is judged meanwhile.
@@ -265,7 +267,7 @@ impl Core {
             return;
         }
         let took = cx.now.since(scrub.batch_began);
-        let rest = (took * REST_PARTS).max(REST_NS_MIN);
+        let rest = (took * REST_PARTS).clamp(REST_NS_MIN, REST_NS_MAX);
         self.rest_scrub(cx, Time(cx.now.0 + rest));
     }
 

@@ -1,8 +1,8 @@
 //! Runs of many seeds, as the suites share them.
 //!
 //! `TENUTO_SIM_SEEDS` says how many, `TENUTO_SIM_FIRST` from which (0); a suite that takes long
-//! does a part of them. Always true: a seed that fails is told with its suite, and the others
-//! still run.
+//! does a part of them. Always true: a seed that fails is told with its suite, the command that
+//! runs it again, and the others still run.
 
 // Not every suite needs all of it.
 #![allow(dead_code)]
@@ -55,7 +55,11 @@ pub fn every_seed(
                     match outcome {
                         Ok(outcome) => result.0.add(&outcome.counters),
                         Err(failure) => {
-                            println!("{failure} ({suite})");
+                            let test = env!("CARGO_CRATE_NAME");
+                            println!(
+                                "{failure} ({suite}; again with TENUTO_SIM_FIRST={seed} \
+                                 TENUTO_SIM_SEEDS=1 cargo test --release -p sim --test {test})"
+                            );
                             result.1.push(seed);
                         }
                     }

@@ -216,6 +216,7 @@ fn run(cli: Cli) -> Result<()> {
 }
 
 /// What commands know about how they were called.
+#[derive(Clone)]
 pub struct Context {
     pub common: Common,
 }

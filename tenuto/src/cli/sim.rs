@@ -1,22 +1,42 @@
 //! `tenuto sim`: the adversary of the tests, for as long as somebody likes to watch.
 //!
-//! Owns the choice of seeds and the words around them. Always true: a seed that fails is named
-//! with the command that replays it, also when the engine panics; without `--seed` the first
-//! seed is printed, so that a whole run can be repeated. Deliberately absent: what happens in a
-//! seed, which is in the crate `sim`, named by nobody else.
+//! Owns the choice of seeds and the words around them. Always true: a seed that fails is made as
+//! small as it gets and named with the class of what it broke and the command that replays it, also
+//! when the engine panics; without `--seed` the first seed is printed, so that a whole run can be
+//! repeated. Each try of a smaller case is a process of its own, because a release build does not
+//! outlive a panic. Deliberately absent: what happens in a seed, which is in the crate `sim`,
+//! named by
+//! nobody else.
+//!
+//! Exit codes: 5 where data was lost or wrong (safety), 1 where something did not end (liveness) or the
+//! engine panicked (crash); the message and `class` in the document tell the last two apart.
 
 use super::{Context, output, progress, tools};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
+use sim::shrink::{runs_max, shrink};
+use sim::swarm::Case;
 use sim::trace::Counters;
-use sim::{Failure, Options};
-use std::cell::Cell;
+use sim::{Class, Options, Sabotage};
+use std::cell::RefCell;
 use std::io::Write;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 thread_local! {
-    static SEED: Cell<u64> = const { Cell::new(0) };
+    /// What runs on this thread, for the case that it panics.
+    static UNDER_WAY: RefCell<Option<(Context, tools::Sim, Case)>> = const { RefCell::new(None) };
+}
+
+/// A case that broke a promise.
+struct Finding {
+    case: Case,
+    class: Class,
+    message: String,
+    step: u64,
+    /// What was done last.
+    history: Vec<String>,
 }
 
 /// What all seeds did together.
@@ -36,7 +56,7 @@ pub fn run(context: &Context, command: &tools::Sim) -> Result<()> {
         (Some(_), None) => 1,
         (_, seeds) => seeds.unwrap_or(u64::MAX),
     };
-    tell_the_seed_of_a_panic(context.common.json);
+    tell_of_a_panic();
     let bar = bar(context, command);
     let mut totals = Totals {
         first,
@@ -48,16 +68,24 @@ pub fn run(context: &Context, command: &tools::Sim) -> Result<()> {
         if command.seed.is_none() && Instant::now() >= deadline {
             break;
         }
-        SEED.set(seed);
+        let case = case(command, seed);
+        UNDER_WAY.set(Some((context.clone(), command.clone(), case)));
         let options = Options {
-            operations: command.operations,
             verbose: context.common.verbose > 0,
-            ..Options::from_seed(seed)
+            story: command.no_shrink,
+            sabotage: command.breaks.as_deref().map(sabotage),
+            ..case.options()
         };
         match sim::run(&options) {
             Ok(outcome) => totals.add(&outcome),
             Err(broken) => {
-                failure = Some(broken);
+                failure = Some(Finding {
+                    case,
+                    class: broken.class,
+                    message: broken.message,
+                    step: broken.step,
+                    history: broken.story,
+                });
                 break;
             }
         }
@@ -69,7 +97,31 @@ pub fn run(context: &Context, command: &tools::Sim) -> Result<()> {
         ));
     }
     bar.finish_and_clear();
-    conclude(context, command, &totals, begun.elapsed(), failure)
+    if let Some(finding) = failure {
+        return Err(conclude(context, command, finding));
+    }
+    let took = begun.elapsed();
+    let document = document(&totals, command, took);
+    context
+        .output()
+        .document(&document, || text(&totals, command, took))
+}
+
+fn case(command: &tools::Sim, seed: u64) -> Case {
+    Case {
+        seed,
+        operations: command.operations,
+        restarts: command.restarts,
+        without: command.without.iter().copied().collect(),
+    }
+}
+
+fn sabotage(name: &str) -> Sabotage {
+    match name {
+        "cache-sync" => Sabotage::CacheSync,
+        "answers" => Sabotage::NoAnswer,
+        _ => Sabotage::Panics,
+    }
 }
 
 impl Totals {
@@ -80,27 +132,105 @@ impl Totals {
     }
 }
 
-fn conclude(
-    context: &Context,
-    command: &tools::Sim,
-    totals: &Totals,
-    took: Duration,
-    failure: Option<Failure>,
-) -> Result<()> {
-    if let Some(failure) = failure {
-        let replay = replay(failure.seed, command.operations);
-        return Err(Error::failed(format!(
-            "seed {} fails in step {}: {}; replay: {replay}",
-            failure.seed, failure.step, failure.message
-        )));
+/// Tells of a finding, as small as it gets.
+fn conclude(context: &Context, command: &tools::Sim, finding: Finding) -> Error {
+    let small = match command.no_shrink {
+        true => finding,
+        false => smallest(context, command, finding),
+    };
+    let class = small.class;
+    let kind = match class {
+        Class::Safety => Kind::Damaged,
+        Class::Liveness | Class::Crash => Kind::Failed,
+    };
+    let (seed, step) = (small.case.seed, small.step);
+    let message = format!(
+        "seed {seed} breaks {} in step {step}: {}; replay: {}",
+        class.name(),
+        small.message,
+        replay(&small.case)
+    );
+    let error = Error::new(kind, message).about(format!("seed {seed}"));
+    if context.common.json {
+        let mut document = error.to_json();
+        document["class"] = json!(class.name());
+        document["seed"] = json!(seed);
+        document["step"] = json!(step);
+        document["cause"] = json!(small.message);
+        document["operations"] = json!(small.case.operations);
+        document["restarts"] = json!(small.case.restarts());
+        document["features"] = json!(small.case.features().to_string());
+        document["replay"] = json!(replay(&small.case));
+        document["history"] = json!(small.history);
+        let _ = writeln!(std::io::stdout(), "{document}");
+    } else {
+        let _ = write!(std::io::stdout(), "{}", history(&small));
     }
-    let output = context.output();
-    let document = document(totals, command, took);
-    output.document(&document, || text(totals, command, took))
+    let _ = writeln!(std::io::stderr(), "tenuto: {}", error.message);
+    // All is said.
+    Error {
+        message: String::new(),
+        ..error
+    }
 }
 
-fn replay(seed: u64, operations: u64) -> String {
-    format!("tenuto sim --seed {seed} --operations {operations} -v")
+fn history(finding: &Finding) -> String {
+    let case = &finding.case;
+    let mut text = format!(
+        "seed {} with {} operations, {} restarts: {}\n",
+        case.seed,
+        case.operations,
+        case.restarts(),
+        case.features()
+    );
+    for line in &finding.history {
+        text += line;
+        text += "\n";
+    }
+    text
+}
+
+/// The smallest case found that fails in the same class, and how it came to that.
+fn smallest(context: &Context, command: &tools::Sim, finding: Finding) -> Finding {
+    let tries = runs_max(finding.step);
+    let quiet = context.common.quiet + u8::from(context.common.verbose > 0);
+    let bar = progress::counter(quiet, u64::from(tries), "{bar:40} {elapsed} {msg}");
+    bar.set_message(format!("seed {} fails, shrinking it", finding.case.seed));
+    let judge = |case: &Case| {
+        bar.inc(1);
+        try_alone(command, case).map(|it| it.class)
+    };
+    let small = shrink(finding.case, finding.class, tries, judge);
+    bar.finish_and_clear();
+    let again = try_alone(command, &small.case).filter(|it| it.class == finding.class);
+    again.unwrap_or(finding)
+}
+
+/// Runs one case in a process of its own; what it breaks.
+fn try_alone(command: &tools::Sim, case: &Case) -> Option<Finding> {
+    let mut child = Command::new(std::env::current_exe().ok()?);
+    child.args(["sim", "--json", "--no-shrink"]);
+    child.args(case.arguments().split(' '));
+    if let Some(rule) = &command.breaks {
+        child.args(["--breaks", rule]);
+    }
+    let output = child.stdin(Stdio::null()).stderr(Stdio::null()).output();
+    let document: Value = serde_json::from_slice(&output.ok()?.stdout).ok()?;
+    let class = document.get("class")?.as_str()?;
+    let lines = document["history"].as_array().into_iter().flatten();
+    Some(Finding {
+        case: *case,
+        class: Class::ALL.into_iter().find(|it| it.name() == class)?,
+        message: document["cause"].as_str()?.to_owned(),
+        step: document["step"].as_u64()?,
+        history: lines
+            .filter_map(|it| Some(it.as_str()?.to_owned()))
+            .collect(),
+    })
+}
+
+fn replay(case: &Case) -> String {
+    format!("tenuto sim {} -v", case.arguments())
 }
 
 /// Counts that say how much was checked; the others but `STEPS` are faults and deeds.
@@ -128,7 +258,7 @@ fn text(totals: &Totals, command: &tools::Sim, took: Duration) -> String {
         0 => String::new(),
         _ => format!(
             "\nthe first again: {}\n",
-            replay(totals.first, command.operations)
+            replay(&case(command, totals.first))
         ),
     }
 }
@@ -167,19 +297,32 @@ fn fresh_seed() -> u64 {
 }
 
 /// A release build aborts on a panic, and nobody would know the seed: an assert of the engine is
-/// a finding like any other and ends with the same line and exit code.
-fn tell_the_seed_of_a_panic(json: bool) {
-    std::panic::set_hook(Box::new(move |panic| {
+/// a finding like any other and ends with the same words and exit code.
+fn tell_of_a_panic() {
+    std::panic::set_hook(Box::new(|panic| {
         let words = panic.payload_as_str().unwrap_or("without words");
         let place = panic.location().map(ToString::to_string);
-        let place = place.unwrap_or_default();
-        let seed = SEED.get();
-        let error = Error::failed(format!(
-            "seed {seed} panics at {place}: {words}; replay: tenuto sim --seed {seed} -v"
-        ));
-        super::report(&error, json);
+        let message = format!("panic at {}: {words}", place.unwrap_or_default());
+        let code = match UNDER_WAY.take() {
+            Some((context, command, case)) => {
+                let finding = Finding {
+                    case,
+                    class: Class::Crash,
+                    message,
+                    // How far it came is lost with it.
+                    step: 0,
+                    history: Vec::new(),
+                };
+                conclude(&context, &command, finding).kind.exit_code()
+            }
+            None => {
+                let error = Error::failed(message);
+                super::report(&error, false);
+                error.kind.exit_code()
+            }
+        };
         let _ = std::io::stdout().flush();
-        std::process::exit(i32::from(error.kind.exit_code()));
+        std::process::exit(i32::from(code));
     }));
 }
 
@@ -204,6 +347,10 @@ mod tests {
             seconds: 1,
             seeds: None,
             operations: 100,
+            restarts: None,
+            without: Vec::new(),
+            no_shrink: false,
+            breaks: None,
         };
         let text = text(&totals, &command, Duration::from_secs(1));
         assert!(text.starts_with("1 seeds from 7"), "{text}");

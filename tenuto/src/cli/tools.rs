@@ -54,6 +54,19 @@ pub struct Sim {
     /// Operations of each seed
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub operations: u64,
+    /// Fewer restarts than a seed has
+    #[arg(long, value_name = "N")]
+    pub restarts: Option<u32>,
+    /// Leave these classes of guests, limits and faults out, with commas between
+    #[arg(long, value_name = "FEATURES", value_delimiter = ',')]
+    pub without: Vec<sim::swarm::Feature>,
+    /// Report a failing seed as it is instead of looking for the smallest case of it
+    #[arg(long)]
+    pub no_shrink: bool,
+    /// A rule that the simulated host breaks, for tests of this command
+    #[arg(long, value_name = "RULE", hide = true)]
+    #[arg(value_parser = ["cache-sync", "answers", "asserts"])]
+    pub breaks: Option<String>,
 }
 
 /// Measure the running product or its engine

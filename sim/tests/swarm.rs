@@ -1,0 +1,65 @@
+//! Seeds that differ as much as they can: each has whole classes of guests, limits and faults, or
+//! has
+//! them not.
+//!
+//! Twice `TENUTO_SIM_SEEDS` says how many (200), `TENUTO_SIM_FIRST` from which (0),
+//! `TENUTO_SIM_SEED`
+//! runs one and tells everything, `TENUTO_SIM_WITHOUT` takes features from it.
+
+mod common;
+
+use common::{every_seed, number, seeds};
+use sim::Options;
+use sim::run;
+use sim::swarm::{Case, Feature, Features};
+
+fn without() -> Features {
+    let names = std::env::var("TENUTO_SIM_WITHOUT").unwrap_or_default();
+    let names = names.split(',').filter(|it| !it.is_empty());
+    names
+        .map(|it| it.parse::<Feature>().expect("a feature"))
+        .collect()
+}
+
+fn options(seed: u64) -> Options {
+    let case = Case {
+        without: without(),
+        ..Case::from_seed(seed)
+    };
+    let case = Case {
+        operations: number("TENUTO_SIM_OPERATIONS").unwrap_or(case.operations),
+        restarts: number("TENUTO_SIM_RESTARTS").map(|it| it as u32),
+        ..case
+    };
+    case.options()
+}
+
+#[test]
+fn every_seed_of_the_swarm_keeps_every_promise() {
+    if let Some(seed) = number("TENUTO_SIM_SEED") {
+        let outcome = run(&Options {
+            verbose: true,
+            ..options(seed)
+        });
+        println!("{outcome:?}");
+        outcome.unwrap_or_else(|failure| panic!("{failure}"));
+        return;
+    }
+    let all = seeds(100, 1);
+    let seeds = all.start..all.start + 2 * (all.end - all.start);
+    let count = seeds.end - seeds.start;
+    let counters = every_seed("swarm", seeds, options);
+    assert!(
+        counters.faults() >= 50 * count,
+        "{} faults",
+        counters.faults()
+    );
+    assert!(count < 100 || counters.is_rich(), "{counters:?}");
+}
+
+#[test]
+fn the_same_case_gives_the_same_trace_and_another_seed_another() {
+    let trace = |seed| run(&options(seed)).unwrap_or_else(|it| panic!("{it}"));
+    assert_eq!(trace(3), trace(3));
+    assert_ne!(trace(3).trace_hash, trace(4).trace_hash);
+}
