@@ -415,3 +415,101 @@ fn resolve_from(
         None => resolve_from(epochs, at, part, parts),
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::Piece;
+    use crate::types::LogAddr;
+
+    const SECTORS: u64 = 500;
+
+    fn random(state: &mut u64) -> u64 {
+        *state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        *state >> 33
+    }
+
+    fn volume() -> Volume {
+        Volume::known(VolumeRecord {
+            id: VolumeId(1),
+            uuid: Uuid([1; 16]),
+            generation: Generation(1),
+            base_generation: Generation(1),
+            policy: Policy::WriteBack,
+            destage_in_place: false,
+            journal_possible: true,
+            ended: false,
+            first_serial: Serial(1),
+            serial_next: Serial(1),
+            destaged: Serial(0),
+            size_bytes: SECTORS * SECTOR_BYTES,
+            name: String::from("disk"),
+            origin: String::from("/disk.img"),
+        })
+    }
+
+    /// The reference: an array of sectors for each epoch.
+    #[test]
+    fn epochs_agree_with_an_array_of_sectors_for_each() {
+        let mut state = 11;
+        let mut volume = volume();
+        let mut reference: VecDeque<Vec<Option<Content>>> = VecDeque::new();
+        let (mut sealed, mut gone) = (true, 0);
+        for step in 0..20_000_u64 {
+            match random(&mut state) % 20 {
+                0 => {
+                    if let Some(epoch) = volume.epochs.back_mut() {
+                        epoch.sealed = true;
+                    }
+                    sealed = true;
+                }
+                // It is at the origin, which has what it held.
+                1 if volume.epochs.len() > 1 => {
+                    volume.epochs.pop_front();
+                    reference.pop_front();
+                    gone += 1;
+                }
+                _ => {
+                    let span = Span::new(random(&mut state) % (SECTORS - 40), 1 + step % 40);
+                    let header = LogAddr(step * 64);
+                    let content = match random(&mut state) % 4 {
+                        0 => Content::Zero {
+                            header,
+                            allocate: step % 2 == 0,
+                        },
+                        _ => Content::Data(header),
+                    };
+                    let epoch = volume.open_epoch(Time(step));
+                    epoch.map.insert(Piece { span, content }, &mut |_| {});
+                    if core::mem::take(&mut sealed) || reference.is_empty() {
+                        reference.push_back(alloc::vec![None; SECTORS as usize]);
+                    }
+                    let newest = reference.back_mut().expect("one was just pushed");
+                    for at in 0..span.sectors {
+                        newest[(span.sector + at) as usize] = Some(content.advance(at));
+                    }
+                }
+            }
+            assert_eq!(volume.epochs.len(), reference.len());
+            let asked = Span::new(random(&mut state) % 400, 1 + random(&mut state) % 100);
+            let mut at = asked.sector;
+            for (part, content) in volume.resolve(asked) {
+                assert_eq!(part.sector, at, "no gap");
+                at = part.end();
+                for sector in 0..part.sectors {
+                    let found = content.map(|content| content.advance(sector));
+                    let held =
+                        |epoch: &Vec<Option<Content>>| epoch[(part.sector + sector) as usize];
+                    assert_eq!(found, reference.iter().rev().find_map(held), "{part:?}");
+                }
+            }
+            assert_eq!(at, asked.end());
+            let held = |epoch: &Vec<Option<Content>>| epoch.iter().flatten().count() as u64;
+            let dirty: u64 = reference.iter().map(held).sum();
+            assert_eq!(volume.dirty_bytes(), dirty * SECTOR_BYTES);
+        }
+        assert!(gone > 300, "{gone} epochs were destaged");
+    }
+}

@@ -14,6 +14,7 @@ pub mod qmp;
 pub mod repair;
 pub mod rings;
 pub mod source;
+pub mod text;
 pub mod vhost_user;
 
 /// The body of a target. Says whether the input got behind all checks: a target whose inputs
@@ -21,7 +22,7 @@ pub mod vhost_user;
 pub type Target = fn(&[u8]) -> bool;
 
 /// Every target under the name of its binary and its corpus.
-pub const TARGETS: [(&str, Target); 16] = [
+pub const TARGETS: [(&str, Target); 19] = [
     ("nbd_session", nbd::session),
     ("nbd_client", nbd_client::session),
     ("qmp", qmp::lines),
@@ -38,4 +39,7 @@ pub const TARGETS: [(&str, Target); 16] = [
     ("block_request", rings::block_request),
     ("in_flight", rings::in_flight),
     ("vhost_user", vhost_user::messages),
+    ("configuration", text::configuration),
+    ("argument", text::argument),
+    ("uri", text::uri),
 ];

@@ -162,4 +162,7 @@ targets! {
     requests_of_a_disk_survive_any_guest: "block_request",
     in_flight_regions_survive_any_front_end: "in_flight",
     disks_survive_any_front_end: "vhost_user",
+    configurations_survive_any_text: "configuration",
+    values_survive_any_text: "argument",
+    names_of_exports_survive_any_text: "uri",
 }

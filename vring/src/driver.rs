@@ -116,6 +116,11 @@ impl Driver {
         Ok(Some(Head(head)))
     }
 
+    /// Lets a device that looks by itself see what was offered. [`Driver::show`] is still due.
+    pub fn reveal(&self, memory: &impl Memory) -> Result<(), Outside> {
+        memory.store_u16(self.setup.available_index(), self.next_available)
+    }
+
     /// Lets the device see what was offered. Says whether it wants a kick.
     pub fn show(&mut self, memory: &impl Memory) -> Result<bool, Outside> {
         let old = core::mem::replace(&mut self.shown, self.next_available);

@@ -238,6 +238,24 @@ impl Rings {
         ring.complete(head, written);
     }
 
+    /// How many requests were completed and not shown.
+    pub fn unshown(&self, queue: Queue) -> usize {
+        let ring = self.slots[usize::from(queue.0)].ring.as_ref();
+        ring.map_or(0, |ring| ring.done().len())
+    }
+
+    /// Shows the guest what was completed so far, without an interrupt: [`Rings::publish`] comes
+    /// when no more does, and speaks for all of it. A guest that looks by itself goes on at once.
+    pub fn show<G: Memory, R: Memory>(
+        &mut self,
+        queue: Queue,
+        shared: &Shared<G, R>,
+    ) -> Result<(), Broken> {
+        self.with_ring(queue, (), |ring, tracker| {
+            Self::show_ring(ring, tracker, shared)
+        })
+    }
+
     /// Shows the guest what was completed, all at once. Says whether it wants an interrupt; at the
     /// first call after a start always, because of what a killed daemon may have published.
     pub fn publish<G: Memory, R: Memory>(
@@ -245,36 +263,49 @@ impl Rings {
         queue: Queue,
         shared: &Shared<G, R>,
     ) -> Result<bool, Broken> {
+        self.with_ring(queue, false, |ring, tracker| {
+            Self::show_ring(ring, tracker, shared)?;
+            Ok(ring.wants_interrupt(shared.guest)?)
+        })
+    }
+
+    /// What is shown on a ring; `without` where it does not run.
+    fn with_ring<T>(
+        &mut self,
+        queue: Queue,
+        without: T,
+        show: impl FnOnce(&mut Ring, &mut Tracker) -> Result<T, Broken>,
+    ) -> Result<T, Broken> {
         let slot = &mut self.slots[usize::from(queue.0)];
         let Some(ring) = slot.ring.as_mut() else {
-            return Ok(false);
+            return Ok(without);
         };
-        let published = Self::publish_ring(ring, &mut slot.tracker, shared);
-        published.inspect_err(|reason| {
+        show(ring, &mut slot.tracker).inspect_err(|reason| {
             ring.set_broken(*reason);
             // Nobody will ever be shown these; the end of the ring must not wait for that.
             ring.forget_done();
         })
     }
 
-    fn publish_ring<G: Memory, R: Memory>(
+    fn show_ring<G: Memory, R: Memory>(
         ring: &mut Ring,
         tracker: &mut Tracker,
         shared: &Shared<G, R>,
-    ) -> Result<bool, Broken> {
-        if !ring.done().is_empty() {
-            ring.write_used(shared.guest)?;
-            for done in ring.done() {
-                tracker.link(shared.region, done.head)?;
-            }
-            ring.store_used_index(shared.guest)?;
-            for done in ring.done() {
-                tracker.clear(shared.region, done.head)?;
-            }
-            tracker.settle(shared.region, ring.used_index())?;
-            ring.forget_done();
+    ) -> Result<(), Broken> {
+        if ring.done().is_empty() {
+            return Ok(());
         }
-        Ok(ring.wants_interrupt(shared.guest)?)
+        ring.write_used(shared.guest)?;
+        for done in ring.done() {
+            tracker.link(shared.region, done.head)?;
+        }
+        ring.store_used_index(shared.guest)?;
+        for done in ring.done() {
+            tracker.clear(shared.region, done.head)?;
+        }
+        tracker.settle(shared.region, ring.used_index())?;
+        ring.forget_done();
+        Ok(())
     }
 
     /// Whether [`Rings::take`] would find something in this queue, or see that it is broken.

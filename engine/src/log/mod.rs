@@ -20,6 +20,8 @@
 
 mod clean;
 mod holding;
+#[cfg(test)]
+mod model;
 mod space;
 mod write;
 

@@ -199,10 +199,10 @@ impl Daemon {
         Ok(())
     }
 
-    /// Ends a request that was applied; the guest cannot see it yet.
-    pub fn complete(&mut self, world: &mut World) {
+    /// Ends a request that was applied; the guest cannot see it yet, or sees it without a call.
+    pub fn complete(&mut self, world: &mut World) -> Result<(), String> {
         let Some(at) = any(world, self.running.len()) else {
-            return;
+            return Ok(());
         };
         if self.running[at].applied {
             let request = self.running.swap_remove(at);
@@ -210,7 +210,17 @@ impl Daemon {
             let Taken { queue, head, .. } = request.taken;
             self.rings.complete(queue, head, written);
             self.unpublished[usize::from(queue.0)] = true;
+            if world.rng.chance(300) {
+                let shared = Shared {
+                    guest: &self.guest,
+                    region: &self.region,
+                };
+                // The interrupt comes later, and for all that was shown till then.
+                let shown = self.rings.show(queue, &shared);
+                shown.map_err(|error| error.to_string())?;
+            }
         }
+        Ok(())
     }
 
     /// An interrupt that a killed daemon did not send is lost.

@@ -154,7 +154,7 @@ fn live(world: &mut World, guest: &mut Guest, mortal: bool) -> Result<(), String
             0 | 1 => guest.reap(world)?,
             2 => daemon.take(world, &took_new)?,
             3 => daemon.apply(world)?,
-            4 => daemon.complete(world),
+            4 => daemon.complete(world)?,
             _ => daemon.publish(world, guest)?,
         }
         if world.machine.is_dead() {

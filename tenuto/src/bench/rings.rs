@@ -1,9 +1,9 @@
 //! The load of a guest with a vhost-user disk: rings, no guest.
 //!
 //! Owns its front end. Always true: requests are spread over all queues and driven by one thread;
-//! what is offered in a turn is shown at its end, with one kick at most; payload is there before
-//! anything is measured, as it is in a guest, and only its first bytes change. Deliberately absent:
-//! a look at the bytes of a read; the drills look at those.
+//! each is shown when it is offered, as a guest's driver does, and a turn ends with one kick at
+//! most; payload is there before anything is measured, as it is in a guest, and only its first
+//! bytes change. Deliberately absent: a look at the bytes of a read; the drills look at those.
 
 use super::pipe::noise;
 use super::work::{BLOCK_BYTES, Carrier, Slot, Tally, Verb, Work};

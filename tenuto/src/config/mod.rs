@@ -347,7 +347,14 @@ impl fmt::Display for ConfigError {
             }
             f.write_str(" ")?;
         }
-        write!(f, "{}: {}; {}", self.key, self.wrong.what, self.wrong.right)
+        // A message is one line, whatever somebody has put into a key.
+        for letter in self.key.chars() {
+            match letter.is_control() {
+                true => write!(f, "{}", letter.escape_default())?,
+                false => write!(f, "{letter}")?,
+            }
+        }
+        write!(f, ": {}; {}", self.wrong.what, self.wrong.right)
     }
 }
 

@@ -197,10 +197,11 @@ impl Queue {
         };
         let head = offered?.expect("a slot has its descriptors");
         self.owners[usize::from(head.0)] = slot;
-        Ok(())
+        // As the drivers of guests do: one that polls may take it before more are offered.
+        Ok(self.driver.reveal(&*self.memory)?)
     }
 
-    /// Lets the back end see what was offered, and kicks it if it wants that.
+    /// Tells the back end of what was offered, with a kick if it wants that.
     pub fn show(&mut self) -> Result<()> {
         if self.driver.show(&*self.memory)? {
             self.kick()?;

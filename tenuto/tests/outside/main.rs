@@ -51,6 +51,7 @@ mod show;
 mod storm;
 mod terminal;
 mod turns;
+mod vhost_boot;
 mod vhost_found;
 mod vhost_guest;
 mod vhost_kill;

@@ -5,16 +5,17 @@
 //! memory that no processor touches, and looks at all of it again after each move. It has one
 //! processor, because QEMU's emulation of several loses pages while it copies (7.2). With one it
 //! does so now and then as well, with its own disks too: what its processor wrote is missing, and
-//! the kernel dies of that. Such a guest tells nothing, and another one is tried; one that finds
-//! wrong bytes where it has read from its disks tells all.
+//! the kernel dies of that, or its clock stops. Such a guest tells nothing, and another one is
+//! tried; one that finds wrong bytes where it has read from its disks tells all, and so does one
+//! that still talks, which it does five times a second, and waits for its disks.
 
 use serde_json::json;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crate::common::guest::Machine;
-use crate::common::vm::{Disk, PATIENCE, Shape, Vm};
+use crate::common::vm::{Disk, PATIENCE, Screen, Shape, Vm};
 use crate::common::{Rig, count, wait_until};
 use crate::vhost_guest::{blocks_image, ext4_image, is_clean, sum_of, vhost};
 
@@ -23,22 +24,46 @@ const PASSES: u64 = 2;
 /// Guests that may die of what QEMU loses.
 const ATTEMPTS_MAX: u32 = 3;
 const PAUSE_MS_MAX: u64 = 2000;
+/// A guest that runs and says nothing for so long has no clock any more.
+const SILENCE: Duration = Duration::from_secs(60);
 /// Slow enough that much is read while memory is copied.
 const BYTES_PER_SECOND: u64 = 48 << 20;
 
-type Screen = Arc<Mutex<String>>;
+/// What is known of a guest when something goes wrong.
+#[derive(Default)]
+struct Witness {
+    screens: RefCell<Vec<Screen>>,
+    /// QEMU lets it run.
+    runs: Cell<bool>,
+}
+
+impl Witness {
+    fn sees(&self, vm: &Vm) {
+        self.screens.borrow_mut().push(vm.screen());
+    }
+
+    /// Whether the guest died of itself, and its program had seen nothing wrong before.
+    fn only_the_kernel_died(&self) -> bool {
+        let screens = self.screens.borrow();
+        let says = |what: &str| {
+            let mut all = screens.iter();
+            all.any(|screen| screen.lock().unwrap().text.contains(what))
+        };
+        let heard = screens.iter().map(|it| it.lock().unwrap().heard).max();
+        let stands = self.runs.get() && heard.is_some_and(|heard| heard.elapsed() > SILENCE);
+        let died = ["BUG: ", "Oops: ", "Kernel panic"]
+            .iter()
+            .any(|it| says(it));
+        (died || stands) && !says("guest: error") && !says("I/O error")
+    }
+}
 
 /// Moves the guest to a QEMU of its own, and ends the one it was in.
-fn move_on(
-    vm: &mut Vm,
-    machine: &Machine,
-    rig: &Rig,
-    shape: &Shape,
-    screens: &RefCell<Vec<Screen>>,
-) -> Vm {
+fn move_on(vm: &mut Vm, machine: &Machine, rig: &Rig, shape: &Shape, witness: &Witness) -> Vm {
     let place = shape.incoming.clone().expect("a place to wait at");
     let mut next = Vm::start(machine, &rig.dir, shape);
-    screens.borrow_mut().push(next.screen());
+    witness.sees(&next);
+    witness.runs.set(false);
     // It listens once it is there.
     let mut there = next.monitor();
     let mut here = vm.monitor();
@@ -57,37 +82,27 @@ fn move_on(
     wait_until("the guest goes on", PATIENCE, || {
         there.run("query-status", json!({}))["status"] == "running"
     });
+    witness.runs.set(true);
     next.wait_for("the guest speaks", |vm| !vm.said("least").is_empty());
     next
-}
-
-/// Whether a guest's kernel died, and its program had seen nothing wrong before.
-fn only_the_kernel_died(screens: &[Screen]) -> bool {
-    let all: Vec<String> = screens
-        .iter()
-        .map(|it| it.lock().unwrap().clone())
-        .collect();
-    let says = |what: &str| all.iter().any(|text| text.contains(what));
-    let dead = ["BUG: ", "Oops: ", "Kernel panic"];
-    dead.iter().any(|what| says(what)) && !says("guest: error") && !says("I/O error")
 }
 
 #[test]
 fn a_guest_moves_under_load_and_finds_its_memory_and_its_disks_as_they_were() {
     for attempt in 1..=ATTEMPTS_MAX {
-        let screens = RefCell::new(Vec::new());
-        let moves = AssertUnwindSafe(|| a_guest_moves(&screens));
+        let witness = Witness::default();
+        let moves = AssertUnwindSafe(|| a_guest_moves(&witness));
         let Err(why) = catch_unwind(moves) else {
             return;
         };
-        if attempt == ATTEMPTS_MAX || !only_the_kernel_died(&screens.borrow()) {
+        if attempt == ATTEMPTS_MAX || !witness.only_the_kernel_died() {
             resume_unwind(why);
         }
-        eprintln!("the guest's kernel died in attempt {attempt}, of what QEMU lost; once more");
+        eprintln!("the guest died in attempt {attempt}, of what QEMU lost; once more");
     }
 }
 
-fn a_guest_moves(screens: &RefCell<Vec<Screen>>) {
+fn a_guest_moves(witness: &Witness) {
     let test = "a_guest_moves_under_load_and_finds_its_memory_and_its_disks_as_they_were";
     let mut rig = Rig::new();
     let Some(machine) = Machine::with_program(test, &rig.dir) else {
@@ -109,10 +124,10 @@ fn a_guest_moves(screens: &RefCell<Vec<Screen>>) {
         incoming: (round > 0).then(|| rig.dir.join(format!("move-{round}"))),
     };
     let mut vm = Vm::start(&machine, &rig.dir, &shape(0));
-    screens.borrow_mut().push(vm.screen());
+    witness.sees(&vm);
     vm.wait_for("it has read everything", |vm| vm.number("passes") >= PASSES);
     for round in 1..=count("TENUTO_DRILL_ROUNDS", 10) {
-        let next = move_on(&mut vm, &machine, &rig, &shape(round), screens);
+        let next = move_on(&mut vm, &machine, &rig, &shape(round), witness);
         std::mem::replace(&mut vm, next).kill();
         let goal = vm.number("passes") + PASSES;
         vm.wait_for("it has looked at everything", |vm| {

@@ -132,6 +132,15 @@ impl Pair {
         self.rings.complete(QUEUE, head, 1);
     }
 
+    pub fn show(&mut self) {
+        let shared = Shared {
+            guest: &self.guest,
+            region: &self.region,
+        };
+        self.rings.show(QUEUE, &shared).expect("inside");
+        assert_eq!(self.rings.unshown(QUEUE), 0);
+    }
+
     /// Whether the guest wants an interrupt.
     pub fn publish(&mut self) -> bool {
         let shared = Shared {

@@ -5,9 +5,10 @@
 //! ```
 //!
 //! Always true: a round takes a bounded number of requests of each ring, so that no guest keeps the
-//! others waiting; what was completed in a round is published at its end, with one interrupt; the
-//! thread sleeps only after each ring it took from has been asked to kick and had nothing more.
-//! Payload is not copied here: the engine gets the guest's memory as a buffer.
+//! others waiting; what was completed in a round is shown at its end at the latest, with one
+//! interrupt for all of it; the thread sleeps only after each ring it took from has been asked to
+//! kick and had nothing more. Payload is not copied here: the engine gets the guest's memory as a
+//! buffer.
 
 use super::{CACHE_OFF, Guest, MARK, Side, TASKS_MAX};
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
@@ -26,6 +27,9 @@ use vring::{Head, Queue};
 
 /// Requests that one round takes of one ring.
 const TAKE_MAX: usize = 64;
+/// So many that are complete are shown before the round is over: a guest that looks by itself works
+/// on them while we do on the rest.
+const SHOWN_AT: usize = 8;
 /// Events of one guest that are being signalled: two for each queue, and as many again that were
 /// replaced meanwhile.
 const SIGNALS_MAX: usize = 1024;
@@ -295,6 +299,16 @@ impl<E: Decide> Shard<E> {
     fn complete(&mut self, slot: u32, guest: &mut Guest, queue: Queue, head: Head, written: u32) {
         let rings = guest.rings.as_mut().expect("requests come from rings");
         rings.complete(queue, head, written);
+        if rings.unshown(queue) >= SHOWN_AT
+            && let Some(region) = &guest.region
+        {
+            let shared = Shared {
+                guest: &*guest.memory,
+                region: &**region,
+            };
+            // What is broken is told with the rest of the round.
+            let _ = rings.show(queue, &shared);
+        }
         guest.sides[usize::from(queue.0)].done = true;
         self.to_publish.push(slot);
     }

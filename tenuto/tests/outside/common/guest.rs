@@ -44,6 +44,13 @@ exec /bin/busybox switch_root /root /work
 const ROOT_IN_RAM: &str = "exec /bin/inside
 ";
 
+/// A guest that has the same on the first partition of its disk.
+const ROOT_ON_PARTITION: &str = "/bin/busybox mount -t ext4 /dev/vda1 /root \\
+    || /bin/busybox poweroff -f
+for part in proc sys dev; do /bin/busybox mount --move /$part root/$part; done
+exec /bin/busybox switch_root /root /bin/inside
+";
+
 /// What the guest does, by `tenuto.step=`. `check` reads through the block device with caches
 /// dropped, so that the bytes come from the disk.
 const WORK: &str = "#!/bin/busybox sh
@@ -139,11 +146,25 @@ impl Machine {
         if !have(test, &["rustc", "mkfs.xfs"]) {
             return None;
         }
-        let root = dir.join("initramfs/bin");
-        std::fs::create_dir_all(&root).expect("make a directory");
-        std::fs::write(root.join("inside"), program()).expect("copy the program");
-        executable(&root.join("inside"));
+        Machine::programs(&dir.join("initramfs"));
         Machine::with(test, dir, ROOT_IN_RAM, &MODULES_OF_XFS)
+    }
+
+    /// A machine that finds that program on its disk.
+    pub fn with_program_on_disk(test: &str, dir: &Path) -> Option<Machine> {
+        if !have(test, &["rustc"]) {
+            return None;
+        }
+        Machine::with(test, dir, ROOT_ON_PARTITION, &[])
+    }
+
+    /// What runs in a guest, in a root file system to be.
+    pub fn programs(root: &Path) {
+        let place = root.join("bin");
+        std::fs::create_dir_all(&place).expect("make a directory");
+        copy_busybox(root);
+        std::fs::write(place.join("inside"), program()).expect("copy the program");
+        executable(&place.join("inside"));
     }
 
     fn with(test: &str, dir: &Path, then: &str, more: &[&str]) -> Option<Machine> {

@@ -8,7 +8,7 @@
 //! host does meanwhile.
 //!
 //! ```text
-//! tenuto.step=work|check|late  tenuto.disks=vda:blocks,vdb:ext4,vdc:xfs
+//! tenuto.step=work|check|late  tenuto.disks=vda:blocks,vdb:ext4,vdc:xfs, or vda1:root
 //! says: disk …, found DISK SERIAL…, working, kept DISK SERIAL…, least N, passes N, sum DISK X,
 //! over, error: …
 //! ```
@@ -213,7 +213,11 @@ impl Disk {
         };
         if kind != "blocks" {
             std::fs::create_dir_all(disk.directory()).map_err(|error| error.to_string())?;
-            busybox(&["mount", "-t", kind, &disk.path(), &disk.directory()])?;
+        }
+        match kind.as_str() {
+            "blocks" => {}
+            "root" => busybox(&["mount", "-o", "remount,rw", "/"])?,
+            _ => busybox(&["mount", "-t", kind, &disk.path(), &disk.directory()])?,
         }
         // What is there is what the work goes on from.
         for lane in &disk.lanes {
@@ -270,8 +274,10 @@ impl Disk {
     }
 
     fn end(&self) -> Result<()> {
-        if self.kind != "blocks" {
-            return busybox(&["umount", &self.directory()]);
+        match self.kind.as_str() {
+            "blocks" => {}
+            "root" => return busybox(&["mount", "-o", "remount,ro", "/"]),
+            _ => return busybox(&["umount", &self.directory()]),
         }
         let file = open(&self.path())?;
         let mut buffer = Buffer::new(1 << 20);

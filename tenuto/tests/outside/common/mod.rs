@@ -3,9 +3,11 @@
 //! Owns directories, configuration, start, kill and clean-up, and the calls of the command line.
 //! Always true: the daemon's processes are ended by their own id, and everything made here
 //! (stage files, sockets, mounts) is removed when the test ends, also when it fails. Nothing
-//! here knows the product's inside: sockets, files, exit codes and JSON are all it sees.
+//! here knows the product's inside: sockets, files, exit codes and JSON are all it sees; only
+//! `anatomy` and `scene` know where bytes of its formats lie.
 
 pub mod anatomy;
+pub mod boot;
 pub mod browser;
 pub mod disk;
 pub mod export;

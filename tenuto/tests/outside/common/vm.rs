@@ -66,18 +66,38 @@ pub struct Shape<'a> {
     pub incoming: Option<PathBuf>,
 }
 
+/// What a guest has said so far, and when it last said anything.
+pub struct Console {
+    pub text: String,
+    pub heard: Instant,
+}
+
+pub type Screen = Arc<Mutex<Console>>;
+
 pub struct Vm {
     child: Child,
     input: Option<ChildStdin>,
-    console: Arc<Mutex<String>>,
+    console: Screen,
     listener: Option<std::thread::JoinHandle<()>>,
     monitor: PathBuf,
 }
 
 impl Vm {
     pub fn start(machine: &Machine, dir: &Path, shape: &Shape) -> Vm {
+        let [kernel, initramfs] = machine.files();
+        let mut boot = Command::new("qemu-system-x86_64");
+        boot.arg("-kernel").arg(kernel).arg("-initrd");
+        boot.arg(initramfs).args(["-append", &command_line(shape)]);
+        Vm::boot(boot, dir, shape)
+    }
+
+    /// Starts from its first disk; `uses` and `step` are in the words of its boot loader.
+    pub fn start_from_disk(dir: &Path, shape: &Shape) -> Vm {
+        Vm::boot(Command::new("qemu-system-x86_64"), dir, shape)
+    }
+
+    fn boot(mut command: Command, dir: &Path, shape: &Shape) -> Vm {
         let monitor = dir.join(format!("{}.qmp", shape.name));
-        let mut command = Command::new("qemu-system-x86_64");
         command
             .args(["-accel", "tcg", "-m", MEMORY, "-nodefaults"])
             .args(["-display", "none", "-serial", "stdio"])
@@ -87,12 +107,7 @@ impl Vm {
                 "memory-backend-memfd,id=memory,size={MEMORY},share=on"
             ))
             .args(["-machine", "memory-backend=memory", "-qmp"])
-            .arg(format!("unix:{},server=on,wait=off", monitor.display()))
-            .arg("-kernel")
-            .arg(&machine.kernel)
-            .arg("-initrd")
-            .arg(&machine.initramfs)
-            .args(["-append", &command_line(shape)]);
+            .arg(format!("unix:{},server=on,wait=off", monitor.display()));
         for (number, disk) in shape.disks.iter().enumerate() {
             command.args(arguments(number, disk));
         }
@@ -107,7 +122,10 @@ impl Vm {
             .stderr(Stdio::inherit())
             .spawn()
             .expect("start QEMU");
-        let console = Arc::new(Mutex::new(String::new()));
+        let console = Arc::new(Mutex::new(Console {
+            text: String::new(),
+            heard: Instant::now(),
+        }));
         let pipe = child.stdout.take().expect("a pipe");
         let listener = listen(pipe, &console);
         Vm {
@@ -120,12 +138,12 @@ impl Vm {
     }
 
     /// The same for one who outlives this.
-    pub fn screen(&self) -> Arc<Mutex<String>> {
+    pub fn screen(&self) -> Screen {
         self.console.clone()
     }
 
     pub fn console(&self) -> String {
-        self.console.lock().unwrap().clone()
+        self.console.lock().unwrap().text.clone()
     }
 
     /// What the guest has said that begins with this word, in order, without the word.
@@ -315,16 +333,15 @@ fn arguments(number: usize, disk: &Disk) -> [String; 4] {
     }
 }
 
-fn listen(
-    mut pipe: impl Read + Send + 'static,
-    to: &Arc<Mutex<String>>,
-) -> std::thread::JoinHandle<()> {
+fn listen(mut pipe: impl Read + Send + 'static, to: &Screen) -> std::thread::JoinHandle<()> {
     let to = to.clone();
     std::thread::spawn(move || {
         let mut bytes = [0; 4096];
         while let Ok(read @ 1..) = pipe.read(&mut bytes) {
             let text = String::from_utf8_lossy(&bytes[..read]);
-            to.lock().unwrap().push_str(&text);
+            let mut to = to.lock().unwrap();
+            to.text.push_str(&text);
+            to.heard = Instant::now();
         }
     })
 }
