@@ -1,12 +1,12 @@
 //! The corruption sweep: every structure and every field of it, damaged in every way.
 //!
-//! A host is left at rest in five states: killed, killed again when it had recovered, stopped in order
-//! and killed later, killed with data that only the stage has, and in the middle of an application
-//! of its journal. Then each
-//! structure that lies there is damaged: a bit of each field flipped, each field zeroed, the whole
-//! zeroed, exchanged with another of its kind, and replaced by what lay there before. Whatever a
-//! guest can still read must be right; what it cannot read, `cache verify`, `origin inspect` or a
-//! scrub must have named, or `status -x` where a whole volume is held. Prints a table of structure, damage and outcome.
+//! A host is left at rest in five states: killed, killed again when it had recovered, stopped in
+//! order and killed later, killed with data that only the stage has, and in the middle of an
+//! application of its journal. Then each structure that lies there is damaged: a bit of each field
+//! flipped, each field zeroed, the whole zeroed, exchanged with another of its kind, and replaced
+//! by what lay there before. Whatever a guest can still read must be right; what it cannot read,
+//! `cache verify`, `origin inspect` or a scrub must have named, or `status -x` where a whole volume
+//! is held. Prints a table of structure, damage and outcome.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -38,7 +38,8 @@ const DESTAGE_EVERY: u64 = 3;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Looks at the log without a new line in it, after which a daemon is at rest.
 const QUIET_LOOKS: u32 = 200;
-/// What is read at once; where that fails block by block, so that damage takes no more than it must.
+/// What is read at once; where that fails block by block, so that damage takes no more than it
+/// must.
 const PART_BYTES: usize = 64 << 10;
 const BLOCK_BYTES: usize = 4096;
 /// Brought to its image by a command only, so that what is recovered stays dirty.

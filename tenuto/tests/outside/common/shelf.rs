@@ -157,8 +157,8 @@ impl Shelf {
     }
 
     /// The process that is started next dies when its `nth` request arrives, counted from 1; of
-    /// those of one kind, as in `write of cache`, if it is named. The requests wait until the process
-    /// is named by [`Shelf::aim`].
+    /// those of one kind, as in `write of cache`, if it is named. The requests wait until the
+    /// process is named by [`Shelf::aim`].
     pub fn set_trap(&self, kind: Option<&'static str>, nth: u64, lands: bool) {
         let mut state = self.lock();
         state.sprung = None;
@@ -206,7 +206,8 @@ impl State {
             return true;
         };
         let request = format!("{what} of {name}");
-        trap.left -= u64::from(self.sprung.is_none() && trap.kind.is_none_or(|it| it == request));
+        let counts = trap.kind.is_none_or(|kind| kind == request);
+        trap.left -= u64::from(self.sprung.is_none() && counts);
         if self.sprung.is_none() && trap.left == 0 {
             self.sprung = Some(request);
             let pid = trap.pid.expect("it was waited for");
