@@ -244,14 +244,14 @@ fn humantime(seconds: f64) -> String {
 
 /// One of the formats that are written.
 enum Sink<W: Write> {
-    Native(Writer<W>),
+    Native(Box<Writer<W>>),
     Text { output: W, msr: bool, known: usize },
 }
 
 impl<W: Write> Sink<W> {
     fn new(mut output: W, to: &str) -> io::Result<Sink<W>> {
         Ok(match to {
-            "tenuto" => Sink::Native(Writer::new(output)?),
+            "tenuto" => Sink::Native(Box::new(Writer::new(output)?)),
             "fio" => {
                 output.write_all(b"fio version 3 iolog\n")?;
                 Sink::Text {

@@ -72,8 +72,10 @@ pub fn detect(start: &[u8]) -> Option<Format> {
     }
     let text = |format: &Format| !matches!(format, Format::Native | Format::Fio);
     let fits = |format: Format| {
-        let mut state = State::default();
-        state.moment = moment(&lines);
+        let mut state = State {
+            moment: moment(&lines),
+            ..State::default()
+        };
         let parsed = lines.iter().filter(|line| {
             let line = line.trim();
             matches!(parse(format, line, &mut state), Ok(Some(_)))
@@ -202,7 +204,7 @@ fn parse<'a>(format: Format, line: &'a str, state: &mut State) -> Line<'a> {
 }
 
 /// Exactly so many parts.
-fn split<'a, const N: usize>(line: &'a str, separator: char) -> Option<[&'a str; N]> {
+fn split<const N: usize>(line: &str, separator: char) -> Option<[&str; N]> {
     let mut parts = [""; N];
     let mut given = line.split(separator);
     for part in &mut parts {
