@@ -3,6 +3,7 @@
 //! Always true: `open` returns only when what it accepted is durable; everything after it happens
 //! in `apply`. Deliberately absent: every decision; they are in `core` and `recover`.
 
+use crate::adversary::{Mark, mark};
 use crate::chart::{Cursor, Page};
 use crate::core::Core;
 use crate::event::{Action, Event, Refusal, VolumeSpec};
@@ -153,7 +154,11 @@ impl Engine {
     /// destaged it, and its guest need only be told so. A write that is not found may be there all
     /// the same, where an earlier recovery found it or much was written after it.
     pub fn has_taken(&self, volume: VolumeId, tag: Tag) -> bool {
-        self.core.taken.binary_search(&(volume, tag)).is_ok()
+        let found = self.core.taken.binary_search(&(volume, tag)).is_ok();
+        if found {
+            mark(Mark::TagFound);
+        }
+        found
     }
 
     /// Requests to devices whose `Done` has not come.

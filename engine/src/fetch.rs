@@ -7,6 +7,7 @@
 //! bounce blocks, because only whole blocks can be checked; a fetch that finds none waits for its
 //! turn.
 
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose};
 use crate::log::Log;
 use crate::memory::{Place, Slice};
@@ -67,6 +68,7 @@ struct Fetch {
 impl Fetch {
     /// Whole blocks are not what they should be: each is read again by itself.
     fn try_again(&mut self, log: &mut Log, want: Want) {
+        mark(Mark::ReadAgain);
         for at in (0..want.sectors).step_by(BLOCK_SECTORS as usize) {
             let addr = want.addr.plus(at);
             self.parts.push(Part {
@@ -169,6 +171,9 @@ impl Fetches {
         let part = &mut fetch.parts[at as usize];
         let good = ok && is_good(cx, log, scratch, part);
         part.tries += u8::from(!good);
+        if !good && has(Bug::JudgeAtFirstRead) {
+            part.tries = TRIES_MAX;
+        }
         if !good && part.tries < TRIES_MAX && part.bounce.is_some() {
             fetch.bytes += read_part(cx, log, scratch, part, fetch.purpose, id, at);
             return None;
@@ -287,6 +292,6 @@ fn is_good(cx: &Cx<'_>, log: &Log, scratch: &Scratch, part: &Part) -> bool {
     };
     (0..blocks).all(|n| {
         let sum = cx.memory.checksum(place.plus(n * BLOCK_BYTES), BLOCK_BYTES);
-        sum == log.sum(part.want.addr.plus(n * BLOCK_SECTORS))
+        sum == log.sum(part.want.addr.plus(n * BLOCK_SECTORS)) || has(Bug::DropLogSum)
     })
 }

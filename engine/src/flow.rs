@@ -18,6 +18,7 @@
 //! and a guest with one write in flight needs another gain than one with two hundred. By Little's
 //! law the writes that are held, divided by the rate wanted, are the delay; the fill only corrects.
 
+use crate::adversary::{Bug, has};
 use crate::types::Time;
 
 /// Room in which a state does not fall back at once, in thousandths of a gauge's limit.
@@ -229,7 +230,7 @@ impl Flow {
 
     /// When a write that arrives now may be admitted; the past while nothing is slowed.
     pub fn due(&mut self, now: Time, blocks: u64) -> Time {
-        if !self.is_active() {
+        if !self.is_active() || has(Bug::NeverSlow) {
             return Time(0);
         }
         self.held_writes += 1;

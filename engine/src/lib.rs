@@ -9,6 +9,7 @@
 
 extern crate alloc;
 
+pub mod adversary;
 pub mod chart;
 pub(crate) mod core;
 pub mod engine;

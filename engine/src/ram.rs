@@ -6,6 +6,7 @@
 //! being filled, or pinned while it is written to flash. Deliberately absent: who leaves when it
 //! is full, see `evict`; and flash, see `lines`.
 
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::evict::S3Fifo;
 use crate::memory::{Area, Place};
 use crate::types::BLOCK_BYTES;
@@ -214,6 +215,7 @@ impl RamTier {
                 self.queues.remove(slot);
                 self.release(slot);
             }
+            SlotState::Filling(_) if has(Bug::KeepOvertakenFill) => {}
             SlotState::Filling(_) | SlotState::Pinned => {
                 self.unindex(slot);
                 self.slots[slot as usize].state = SlotState::Stale;
@@ -259,6 +261,7 @@ impl CleanCache for RamTier {
                 }
             }
             SlotState::Stale => {
+                mark(Mark::OvertakenFill);
                 self.release(slot);
                 Published::Overtaken
             }

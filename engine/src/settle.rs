@@ -5,6 +5,7 @@
 //! synced, and the ledger says so. Applying it again gives the same image. Runs before anything
 //! else touches the origin, on any thread, and is what `origin replay` does.
 
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::engine::OpenError;
 use crate::event::{Device, Stat};
 use crate::format::journal::{self, Journal, payload_at};
@@ -82,10 +83,14 @@ pub fn settle(media: &mut dyn Media, volume: VolumeId) -> Result<Settled, OpenEr
         .map_err(|_| OpenError::Io("the ledger"))?;
     ledger.mtime_limit_ns = stat.mtime_ns.max(clock.mtime_ns).max(clock.now_ns) + APPLY_NS_MAX;
     write_ledger(media, volume, &mut ledger)?;
-    apply(media, volume, &journal)?;
-    media
-        .sync(Device::Origin(volume))
-        .map_err(|_| OpenError::Io("the origin"))?;
+    mark(Mark::JournalReplayed);
+    if !has(Bug::SkipReplay) {
+        apply(media, volume, &journal)?;
+    }
+    if !has(Bug::SkipReplaySync) {
+        let synced = media.sync(Device::Origin(volume));
+        synced.map_err(|_| OpenError::Io("the origin"))?;
+    }
     ledger.progress = Progress::Idle;
     ledger.destaged = upto;
     write_ledger(media, volume, &mut ledger)?;

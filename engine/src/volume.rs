@@ -4,6 +4,7 @@
 //! but the last sealed; a waiting request owns nothing and has no serial. Deliberately absent:
 //! bytes and devices; see `engine::write` for the way of a write.
 
+use crate::adversary::{Bug, has};
 use crate::core::{Bypass, Destage, Resize, Switch};
 use crate::event::{Admission, ResetOn, Share, Tuning, VolumeSpec};
 use crate::flow::{Flow, FlowLimits};
@@ -413,10 +414,18 @@ fn resolve_from(
         parts.push((span, None));
         return;
     };
-    epochs[at].map.get(span, |part, content| match content {
-        Some(content) => parts.push((part, Some(content))),
-        None => resolve_from(epochs, at, part, parts),
-    });
+    let oldest_first = has(Bug::ReadOldestFirst);
+    let looked_at = if oldest_first {
+        epochs.len() - below
+    } else {
+        at
+    };
+    epochs[looked_at]
+        .map
+        .get(span, |part, content| match content {
+            Some(content) => parts.push((part, Some(content))),
+            None => resolve_from(epochs, at, part, parts),
+        });
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ pub mod repair;
 pub mod rings;
 pub mod source;
 pub mod text;
+pub mod trace;
 pub mod vhost_user;
 
 /// The body of a target. Says whether the input got behind all checks: a target whose inputs
@@ -22,7 +23,7 @@ pub mod vhost_user;
 pub type Target = fn(&[u8]) -> bool;
 
 /// Every target under the name of its binary and its corpus.
-pub const TARGETS: [(&str, Target); 19] = [
+pub const TARGETS: [(&str, Target); 21] = [
     ("nbd_session", nbd::session),
     ("nbd_client", nbd_client::session),
     ("qmp", qmp::lines),
@@ -42,4 +43,6 @@ pub const TARGETS: [(&str, Target); 19] = [
     ("configuration", text::configuration),
     ("argument", text::argument),
     ("uri", text::uri),
+    ("trace_native", trace::native),
+    ("trace_text", trace::text),
 ];

@@ -165,4 +165,6 @@ targets! {
     configurations_survive_any_text: "configuration",
     values_survive_any_text: "argument",
     names_of_exports_survive_any_text: "uri",
+    native_traces_survive_any_bytes: "trace_native",
+    traces_of_others_survive_any_text: "trace_text",
 }

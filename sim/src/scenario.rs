@@ -422,6 +422,20 @@ pub const ALL: &[Scenario] = &[
         },
     },
     Scenario {
+        name: "a-run-that-leaves-only-its-second-record",
+        broke: "5.2.6: the first record of a run was lost with the power, the second was not; the \
+                next run gave the same numbers again, and a recovery took the second as its own",
+        bend: |options, plan| {
+            only(plan, Policy::WriteBack, 1);
+            plan.volumes[0].depth = 16;
+            plan.geometry.chunk_blocks = 8;
+            plan.rates.absent = 0;
+            options.endings = vec![Ending::PowerLoss; 24];
+            options.restarts = 24;
+            options.operations = 60;
+        },
+    },
+    Scenario {
         name: "a-scrub-over-a-host-that-stood-still",
         broke: "liveness: a scrub rests three times as long as a read has taken; where the host \
                 stood still meanwhile, or the device hung, that was for hours",

@@ -166,7 +166,8 @@ fn verbs_of_later_versions_say_so_and_end_with_code_2() {
     let house = house();
     for arguments in [
         "peer ls",
-        "trace info x",
+        "trace analyze x",
+        "trace replay x --volume a",
         "volume snapshot a s1",
         "volume merge a",
         "volume rebase a --onto b",
@@ -265,6 +266,79 @@ fn a_cache_is_never_made_over_data_that_somebody_may_want() {
         "{}",
         done.err
     );
+}
+
+/// Three requests as MSR writes them, one line that is none.
+const MSR: &str = "128166372003061629,hm,1,Read,383496192,32768,413\n\
+    128166372003061639,hm,1,Write,4096,4096,413\n\
+    nonsense\n\
+    128166372016382155,hm,0,Write,2822144,8192,10\n";
+
+#[test]
+fn a_trace_is_shown_with_what_was_not_understood() {
+    let house = house();
+    std::fs::write(house.path().join("hm.csv"), MSR).expect("written");
+    let done = run(house.path(), &["trace", "info", "hm.csv", "--json"]);
+    assert_eq!(done.code, 0, "{}", done.err);
+    let shown: Value = serde_json::from_str(&done.out).expect("one document");
+    assert_eq!(shown["format"], "msr");
+    assert_eq!(shown["requests"], 3);
+    assert_eq!(shown["reads"]["bytes"], 32768);
+    assert_eq!(shown["writes"]["requests"], 2);
+    assert_eq!(shown["disks"][0]["name"], "hm,1");
+    assert_eq!(shown["not_understood"]["count"], 1);
+    assert_eq!(shown["not_understood"]["first"][0]["place"], 3);
+    let done = run(house.path(), &["trace", "info", "hm.csv"]);
+    assert!(
+        done.out.contains("line 3: not seven values"),
+        "{}",
+        done.out
+    );
+    for (arguments, code) in [
+        (["trace", "info", "none.csv"], 1),
+        (["trace", "info", "t.toml"], 1),
+    ] {
+        let done = run(house.path(), &arguments);
+        assert_eq!(done.code, code);
+        assert_one_line_error(&done);
+    }
+    let done = run(house.path(), &["trace", "info", "hm.csv", "--format", "x"]);
+    assert_eq!(done.code, 2);
+    assert!(done.err.contains("vscsistats"), "{}", done.err);
+}
+
+#[test]
+fn a_trace_goes_through_formats_and_comes_back_the_same() {
+    let house = house();
+    std::fs::write(house.path().join("hm.csv"), MSR).expect("written");
+    let good = |arguments: &str| {
+        let words: Vec<&str> = arguments.split(' ').collect();
+        let done = run(house.path(), &words);
+        assert_eq!(done.code, 0, "{arguments}: {}", done.err);
+        done.out
+    };
+    let read = |name: &str| std::fs::read_to_string(house.path().join(name)).expect("a file");
+    good("trace convert hm.csv hm.trace");
+    good("trace convert hm.trace back.csv --to msr");
+    let expected = "0,hm,1,Read,383496192,32768,0\n\
+        10,hm,1,Write,4096,4096,0\n\
+        13320526,hm,0,Write,2822144,8192,0\n";
+    assert_eq!(read("back.csv"), expected);
+    let fio = good("trace convert hm.trace - --to fio");
+    assert!(fio.starts_with("fio version 3 iolog\n0 hm,1 add\n0 hm,1 open\n0 hm,1 read 383"));
+    // What is there is replaced only when that is asked for, and a failure leaves nothing.
+    let done = run(house.path(), &["trace", "convert", "hm.csv", "hm.trace"]);
+    assert_eq!(done.code, 4);
+    assert!(done.err.contains("--force"), "{}", done.err);
+    good("trace convert hm.csv hm.trace --force");
+    let done = run(house.path(), &["trace", "convert", "t.toml", "new.trace"]);
+    assert_eq!(done.code, 1);
+    let left = std::fs::read_dir(house.path()).expect("a directory");
+    let left = left.filter(|entry| {
+        let name = entry.as_ref().expect("an entry").file_name();
+        name.to_string_lossy().contains("new") || name.to_string_lossy().ends_with(".part")
+    });
+    assert_eq!(left.count(), 0);
 }
 
 /// What the simulator says of a seed whose host breaks a rule on purpose.

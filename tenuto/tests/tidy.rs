@@ -33,7 +33,7 @@ const CRATES: &[(&str, &[&str])] = &[
         &["core", "alloc", "hashbrown", "thiserror", "zerocopy", "crc"],
     ),
     ("vring", &["core", "alloc", "thiserror", "zerocopy"]),
-    ("workload", &["core", "std"]),
+    ("workload", &["core", "std", "crc_fast"]),
     (
         "sim",
         &["core", "std", "engine", "vring", "workload", "crc_fast"],

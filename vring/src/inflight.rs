@@ -17,6 +17,7 @@
 //! The ring's index comes to `used_idx` last. Before the flags it would hide, after a kill between
 //! the two, that flags are left over, and requests would be completed twice.
 
+use crate::adversary::{Bug, has};
 use crate::memory::{Address, Memory, Outside};
 use crate::{Counter, Head, Queue};
 use alloc::vec::Vec;
@@ -232,7 +233,7 @@ impl Tracker {
             }
             found
                 .flagged
-                .retain(|(head, _)| !ended[usize::from(head.0)]);
+                .retain(|(head, _)| !ended[usize::from(head.0)] || has(Bug::RunHeadTwice));
         }
         if behind != 0 {
             region.store_u16(self.at.plus(USED_IDX_AT), used_index)?;
@@ -261,6 +262,9 @@ impl Tracker {
     /// From here on the request survives us.
     pub fn mark(&self, region: &impl Memory, head: Head, counter: Counter) -> Result<(), Outside> {
         let entry = self.entry(head);
+        if has(Bug::TakeUnmarked) {
+            return Ok(());
+        }
         region.store_u64(entry.plus(COUNTER_AT), counter.0)?;
         region.store_u8(entry.plus(FLAG_AT), 1)
     }

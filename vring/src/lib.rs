@@ -10,6 +10,7 @@
 
 extern crate alloc;
 
+pub mod adversary;
 pub mod block;
 pub mod chain;
 pub mod config;

@@ -13,6 +13,7 @@
 //!                                        stop (each queue, when the host has nothing of it)
 //! ```
 
+use crate::adversary::{Bug, has};
 use crate::chain::{Batch, Taken};
 use crate::inflight::{Layout, RegionError, Tracker};
 use crate::memory::Memory;
@@ -75,7 +76,9 @@ impl Rings {
         for queue in (0..layout.queues).map(Queue) {
             let tracker = Tracker::new(&layout, queue);
             let found = tracker.find(region)?;
-            rings.next_counter = rings.next_counter.max(found.counter_end);
+            if !has(Bug::ReuseCounters) {
+                rings.next_counter = rings.next_counter.max(found.counter_end);
+            }
             rings.slots.push(Slot {
                 tracker,
                 ring: None,
@@ -129,7 +132,9 @@ impl Rings {
         // Counters differ; in a region that somebody else wrote, the rest decides.
         self.again
             .sort_unstable_by_key(|it| core::cmp::Reverse((it.counter, it.queue, it.head)));
-        self.next_counter = self.next_counter.max(found.counter_end);
+        if !has(Bug::ReuseCounters) {
+            self.next_counter = self.next_counter.max(found.counter_end);
+        }
         slot.owing = false;
         slot.ring = Some(ring);
         Ok(())
@@ -161,9 +166,11 @@ impl Rings {
         }
         let mut given = 0;
         while given < limit {
-            let Some(taken) = self.again.pop() else {
-                break;
+            let oldest = match has(Bug::RunNewestFirst) {
+                true => self.again.drain(..1).next(),
+                false => self.again.pop(),
             };
+            let Some(taken) = oldest else { break };
             let slot = &mut self.slots[usize::from(taken.queue.0)];
             let ring = slot.ring.as_mut().expect("what runs again is of a ring");
             if ring.broken().is_some() {
@@ -300,7 +307,7 @@ impl Rings {
             tracker.link(shared.region, done.head)?;
         }
         ring.store_used_index(shared.guest)?;
-        for done in ring.done() {
+        for done in ring.done().iter().filter(|_| !has(Bug::KeepFlag)) {
             tracker.clear(shared.region, done.head)?;
         }
         tracker.settle(shared.region, ring.used_index())?;

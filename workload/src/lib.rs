@@ -1,11 +1,12 @@
-//! Data that knows where it belongs, and the check that nothing of it was lost.
+//! Data that knows where it belongs, the check that nothing of it was lost, and traces of disks.
 //!
-//! Owns stamped sectors and the model of one volume against which a crash is judged. Always true:
-//! no dependency, no clock, no randomness, so the simulator, the drills on the real binary and a
-//! replay of their seeds judge alike. Deliberately absent: anything that does input or output;
-//! the caller brings the bytes.
+//! Owns stamped sectors, the model of one volume against which a crash is judged, and the formats
+//! of block traces. Always true: no clock and no randomness, so the simulator, the drills on the
+//! real binary and a replay of their seeds judge alike. Deliberately absent: files; the caller
+//! brings the bytes.
 #![forbid(unsafe_code)]
 
 pub mod check;
 pub mod stamp;
+pub mod trace;
 mod violation;

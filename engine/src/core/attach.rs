@@ -13,6 +13,7 @@
 use super::checkpoint::Waiter;
 use super::keep::name_of;
 use super::{Bypass, Core, Switch};
+use crate::adversary::{Bug, Mark, has, mark, sync_unless};
 use crate::engine::{OpenError, Settled};
 use crate::event::{Device, Op, Purpose, Refusal, Stat, VolumeSpec};
 use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
@@ -78,11 +79,12 @@ impl Core {
         let unfinished = owes && spec.policy.is_direct() && !spec.read_only;
         // What went past the log is not synced yet, and a flush has to cover it.
         let past_log = |ledger: &Ledger| ledger.compatible & PAST_LOG != 0;
-        let past_log = ledger.as_ref().is_some_and(past_log);
+        let past_log = ledger.as_ref().is_some_and(past_log) && !has(Bug::ForgetPastLog);
         if past_log && !owes && volume.policy == Policy::WriteBack {
             volume.policy = Policy::Uncached;
         }
         let unsynced = volume.policy.is_direct() && spec.policy == Policy::WriteBack;
+        let unsynced = unsynced && !has(Bug::StartWithoutSync);
         volume.policy = if unfinished {
             volume.switch = Some(Switch::towards(spec.policy));
             Policy::WriteBack
@@ -133,6 +135,9 @@ impl Core {
         let seen = origin.filter(|_| cached && !volume.read_only);
         let name = seen.and_then(|it| name_of(volume.uuid, volume.ledger_generation, it));
         let kept = name.and_then(|name| self.lines.claim(name));
+        if kept.is_some() {
+            mark(Mark::KeptLayer);
+        }
         self.layers += 1;
         kept.unwrap_or(Layer(self.layers))
     }
@@ -145,6 +150,7 @@ impl Core {
             .front()
             .is_some_and(|epoch| epoch.last_serial <= volume.destaged)
         {
+            mark(Mark::ReachedMeanwhile);
             let epoch = volume.epochs.pop_front().expect("just seen");
             self.bury(epoch.map);
         }
@@ -205,7 +211,9 @@ impl Core {
                 volume.generation = Generation(ledger.generation.0 + 1);
             }
             // Of an overlay as well: a commit that a kill cut short of its reset has brought it.
-            volume.destaged = volume.destaged.max(ledger.destaged);
+            if !has(Bug::IgnoreLedger) {
+                volume.destaged = volume.destaged.max(ledger.destaged);
+            }
             volume.serial_next = Serial(volume.serial_next.0.max(ledger.destaged.0 + 1));
         }
         Ok(volume)
@@ -286,7 +294,8 @@ impl Core {
     /// The checkpoint names the volume.
     pub(super) fn claim(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
-        if volume.policy == Policy::WriteBack && volume.keeper.is_some() {
+        let owner = volume.policy == Policy::WriteBack && volume.keeper.is_some();
+        if owner && !has(Bug::ServeUnclaimed) {
             self.write_ledger(cx, id, LedgerStep::Claim);
         } else {
             self.open_for_requests(cx, id);
@@ -368,10 +377,12 @@ impl Core {
             .expect("a ledger was written");
         let piece = keeper.piece.take().expect("a ledger write holds a piece");
         keeper.failed = !ok;
+        let bug = unsynced_at(keeper.step);
         self.scratch.free_piece(piece);
         if ok {
             let pending = Pending::LedgerSync { volume: id };
-            cx.order(pending, Purpose::Ledger, Device::Ledger(id), Op::Sync, 0, 0);
+            let (device, op) = (Device::Ledger(id), sync_unless(bug));
+            cx.order(pending, Purpose::Ledger, device, op, 0, 0);
         } else {
             self.volume(id).counters.origin.errors += 1;
         }
@@ -425,6 +436,7 @@ impl Core {
     /// A ledger that could not be written is due again.
     pub(super) fn retry_ledger(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         if self.volume(id).ledger_failed() {
+            mark(Mark::LedgerAgain);
             self.put_ledger(cx, id);
         }
     }
@@ -550,6 +562,16 @@ impl Core {
         }
         self.count_writers();
         self.checkpoint.wait(Waiter::Detach(request));
+    }
+}
+
+/// What breaks when a ledger is not synced at this step.
+fn unsynced_at(step: Option<LedgerStep>) -> Bug {
+    match step.expect("a ledger is written for a step") {
+        LedgerStep::Claim => Bug::SkipLedgerSyncAtClaim,
+        LedgerStep::Begin => Bug::SkipLedgerSyncAtBegin,
+        LedgerStep::Finish => Bug::SkipLedgerSyncAtFinish,
+        LedgerStep::Release => Bug::SkipLedgerSyncAtRelease,
     }
 }
 

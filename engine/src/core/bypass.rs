@@ -25,6 +25,7 @@
 
 use super::Core;
 use super::checkpoint::Waiter;
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Refusal;
 use crate::format::ledger::PAST_LOG;
 use crate::outbox::{Cx, Pending};
@@ -161,7 +162,11 @@ impl Core {
         if !logs || volume.bypass != Bypass::None {
             return;
         }
+        mark(Mark::Rescue);
         volume.bypass = Bypass::Rescue;
+        if has(Bug::AnswerBeforeRescue) {
+            self.answer_log_waiters(cx, id, Ok(()));
+        }
         self.refuse_unfinished(cx, id);
         let volume = self.volume(id);
         if let Some(epoch) = volume.epochs.back() {
@@ -256,6 +261,7 @@ impl Core {
         {
             return;
         }
+        mark(Mark::PastLog);
         volume.bypass = if back { Bypass::Past } else { Bypass::None };
         if volume.policy.is_direct() {
             // A checkpoint may be on its way that says otherwise.
@@ -287,6 +293,7 @@ impl Core {
         if volume.bypass != Bypass::Rescue {
             return;
         }
+        mark(Mark::Held);
         volume.bypass = Bypass::Held;
         volume.state = State::Held;
         let waiting = core::mem::take(&mut volume.waiting);
@@ -315,7 +322,10 @@ impl Core {
                 volume.state = State::Clean;
                 volume.reason = None;
             }
-            Bypass::Past => self.switch_back(id),
+            Bypass::Past => {
+                mark(Mark::BackFromPast);
+                self.switch_back(id);
+            }
         }
         if !self.volume(id).waiting.is_empty() {
             self.enqueue(id);

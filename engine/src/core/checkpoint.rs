@@ -5,6 +5,7 @@
 //! after it. A failed one is written again as a whole.
 
 use super::Core;
+use crate::adversary::{Bug, Mark, has, mark, sync_unless};
 use crate::event::{Device, Op, Purpose, Refusal};
 use crate::format::checkpoint::Checkpoint;
 use crate::format::superblock::CHECKPOINT_AT;
@@ -109,7 +110,10 @@ impl Core {
         let Some(piece) = self.scratch.take_piece() else {
             return;
         };
-        let (bytes, freed) = self.encode_checkpoint(self.checkpoint.sequence + 1);
+        let (bytes, mut freed) = self.encode_checkpoint(self.checkpoint.sequence + 1);
+        if has(Bug::ReuseSegmentEarly) {
+            self.log.free(&core::mem::take(&mut freed));
+        }
         let keeper = &mut self.checkpoint;
         keeper.wanted = false;
         let waiters = core::mem::take(&mut keeper.waiters);
@@ -151,7 +155,8 @@ impl Core {
 
     fn write_checkpoint_part(&mut self, cx: &mut Cx<'_>) {
         let sequence = self.checkpoint.sequence + 1;
-        let slot = CHECKPOINT_AT + sequence % 2 * self.superblock.checkpoint_slot_bytes;
+        let turn = u64::from(!has(Bug::OverwriteCheckpoint)) * (sequence % 2);
+        let slot = CHECKPOINT_AT + turn * self.superblock.checkpoint_slot_bytes;
         let running = self
             .checkpoint
             .running
@@ -191,12 +196,14 @@ impl Core {
             self.write_checkpoint_part(cx);
         } else {
             let pending = Pending::CheckpointSync;
-            cx.order(pending, Purpose::Checkpoint, Device::Cache, Op::Sync, 0, 0);
+            let op = sync_unless(Bug::SkipCheckpointSync);
+            cx.order(pending, Purpose::Checkpoint, Device::Cache, op, 0, 0);
         }
     }
 
     fn checkpoint_failed(&mut self, cx: &mut Cx<'_>) {
         let keeper = &mut self.checkpoint;
+        mark(Mark::CheckpointFailed);
         let running = keeper.running.take().expect("one was being written");
         keeper.waiters.extend(running.waiters);
         keeper.doomed.extend(running.doomed);
@@ -215,7 +222,7 @@ impl Core {
     }
 
     pub(super) fn checkpoint_synced(&mut self, cx: &mut Cx<'_>, ok: bool) {
-        if !ok {
+        if !ok && !has(Bug::KeepQuietAboutSync) {
             // The device reports the loss once, to us: the log must not take its next sync for
             // good.
             self.log.write_again(cx);

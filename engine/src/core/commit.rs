@@ -21,6 +21,7 @@
 
 use super::Core;
 use super::checkpoint::Waiter;
+use crate::adversary::{Mark, mark};
 use crate::event::{Device, Op, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
@@ -99,6 +100,7 @@ impl Core {
         if volume.committing.is_none() {
             return;
         }
+        mark(Mark::Committed);
         assert!(!volume.is_dirty(), "all of it was destaged");
         self.begin_reset(cx, id);
         self.checkpoint.wait(Waiter::Commit(id));

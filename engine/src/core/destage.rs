@@ -14,6 +14,7 @@
 
 use super::mend::REREAD_MS;
 use super::{Bypass, Core};
+use crate::adversary::{Bug, Mark, has, mark, sync_unless};
 use crate::event::{Device, IoError, Op, Purpose, Stat};
 use crate::fetch::{Owner, Want};
 use crate::format::journal::{self, Journal, JournalEntry};
@@ -310,7 +311,8 @@ impl Core {
         let mode = volume.effective_destage();
         // A log that fails never gets there, and what it has lost by then no recovery misses: the
         // ledger will be ahead of it.
-        if self.log.durable < seq && !self.health.is_failed() {
+        let ready = self.log.durable >= seq || has(Bug::DestagePastDurable);
+        if !ready && !self.health.is_failed() {
             if !asked {
                 self.phase(id).phase = Phase::WaitLog { asked: true };
                 self.log.wait_durable(cx, seq, Waiter::Destage(id));
@@ -318,8 +320,8 @@ impl Core {
             return false;
         }
         self.phase(id).phase = match mode {
-            DestageMode::Atomic => Phase::Journal,
-            DestageMode::InPlace => Phase::Gate,
+            DestageMode::Atomic if !has(Bug::ApplyWithoutJournal) => Phase::Journal,
+            _ => Phase::Gate,
         };
         true
     }
@@ -392,6 +394,7 @@ impl Core {
         let room = journal::payload_at(journal_entries_max(&epoch.map));
         let destage = volume.destage.as_mut().expect("a destage is under way");
         let (damaged, full) = (!destage.bad.is_empty(), core::mem::take(&mut destage.full));
+        mark(Mark::DestageAgain);
         destage.retry_at = now.plus_millis(if damaged { 0 } else { RETRY_MS });
         destage.reread_at = now.plus_millis(REREAD_MS);
         destage.failed = false;
@@ -484,6 +487,9 @@ impl Core {
         applying: bool,
     ) {
         self.phase(id).cursor = run.span.end();
+        if has(Bug::ForgetDiscardAtDestage) {
+            return;
+        }
         if !applying {
             let entry = JournalEntry {
                 span: run.span,
@@ -690,8 +696,9 @@ impl Core {
         let volume = self.volume(id);
         let (uuid, generation) = (volume.uuid, volume.generation);
         let destage = volume.destage.as_mut().expect("a destage is under way");
+        let at_start = destage.table_at == 0;
         // It is made once: it may have to wait, and the entries are gone by then.
-        if destage.table.is_empty() {
+        if destage.table.is_empty() || (at_start && has(Bug::MakeTableTwice)) {
             destage
                 .entries
                 .sort_unstable_by_key(|entry| entry.span.sector);
@@ -760,22 +767,13 @@ impl Core {
 
     fn order_sync(&mut self, cx: &mut Cx<'_>, id: VolumeId, device: Device) -> bool {
         self.phase(id).waiting = true;
-        let (volume, purpose) = (
-            self.volume(id),
-            match device {
-                Device::Journal(_) => Purpose::JournalWrite,
-                _ => Purpose::DestageWrite,
-            },
-        );
-        volume.counters.origin.syncs += 1;
-        cx.order(
-            Pending::DestageSync { volume: id },
-            purpose,
-            device,
-            Op::Sync,
-            0,
-            0,
-        );
+        let (purpose, bug) = match device {
+            Device::Journal(_) => (Purpose::JournalWrite, Bug::SkipJournalSync),
+            _ => (Purpose::DestageWrite, Bug::SkipOriginSync),
+        };
+        self.volume(id).counters.origin.syncs += 1;
+        let pending = Pending::DestageSync { volume: id };
+        cx.order(pending, purpose, device, sync_unless(bug), 0, 0);
         false
     }
 
@@ -784,7 +782,7 @@ impl Core {
         self.turns.moved(now, id);
         let destage = self.phase(id);
         destage.waiting = false;
-        if !ok {
+        if !ok && !has(Bug::TakeFailedOriginSync) {
             // What a failed sync covered may be gone: it is written again, not synced again.
             self.volume(id).counters.origin.errors += 1;
             self.begin_phase_again(now, id);
@@ -889,7 +887,9 @@ impl Core {
         ready
             .into_iter()
             .for_each(|(request, _)| cx.out.reply(request, Ok(())));
-        self.forget_destaged(layer, &epoch.map);
+        if !has(Bug::ServeStaleBase) {
+            self.forget_destaged(layer, &epoch.map);
+        }
         self.bury(epoch.map);
         if !self.volume(id).waiting.is_empty() {
             self.enqueue(id);

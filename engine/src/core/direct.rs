@@ -14,6 +14,7 @@
 //! order, as on a plain disk.
 
 use super::Core;
+use crate::adversary::{Bug, Mark, has, mark, sync_unless};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending};
@@ -124,7 +125,9 @@ impl Core {
             "the origin is written past the log only while the log holds nothing newer"
         );
         let cached = volume.policy == Policy::WriteThrough;
-        if cached && volume.direct.iter().any(|(_, other)| other.overlaps(span)) {
+        let in_turn = cached && !has(Bug::WriteSideBySide);
+        if in_turn && volume.direct.iter().any(|(_, other)| other.overlaps(span)) {
+            mark(Mark::OverlapWaits);
             return None;
         }
         let layer = volume.layer;
@@ -139,7 +142,7 @@ impl Core {
         };
         let call = self.calls.insert(call);
         self.volume(id).direct.push((call, span));
-        if cached {
+        if cached && !has(Bug::KeepOverwritten) {
             let (first, end) = blocks_of(span);
             self.forget_blocks(layer, first, end - first);
         }
@@ -165,7 +168,8 @@ impl Core {
             sync_after: false,
         });
         let (pending, device) = (Pending::Direct { call }, Device::Origin(id));
-        cx.order(pending, Purpose::GuestWrite, device, Op::Sync, 0, 0);
+        let op = sync_unless(Bug::SkipDirectSync);
+        cx.order(pending, Purpose::GuestWrite, device, op, 0, 0);
     }
 
     pub(super) fn call_done(
@@ -197,13 +201,15 @@ impl Core {
                 },
                 Ok(()),
             ) if layer == volume.layer => self.keep_written(cx, layer, span, source),
-            (Kind::Sync { .. }, Err(_)) => self.renew_layer(id),
+            (Kind::Sync { .. }, Err(_)) if !has(Bug::BelieveAfterFailedSync) => {
+                self.renew_layer(id);
+            }
             _ => {}
         }
         if !self.volume(id).waiting.is_empty() {
             self.enqueue(id);
         }
-        if call.sync_after && result.is_ok() {
+        if call.sync_after && result.is_ok() && !has(Bug::IgnoreDirectFua) {
             self.sync_origin(cx, id, call.request, false, call.started);
         } else {
             let flush = matches!(call.kind, Kind::Sync { flush: true });
@@ -239,7 +245,7 @@ impl Core {
         let (first, end) = blocks_of(span);
         let whole = Span::new(first * BLOCK_SECTORS, (end - first) * BLOCK_SECTORS);
         let direct = &self.volume(id).direct;
-        direct.iter().any(|(_, other)| other.overlaps(whole))
+        direct.iter().any(|(_, other)| other.overlaps(whole)) && !has(Bug::FillUnderWrite)
     }
 }
 

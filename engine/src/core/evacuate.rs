@@ -10,6 +10,7 @@
 //! first, because those of one record cannot be told apart by content. One at a time.
 
 use super::Core;
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose};
 use crate::fetch::{Owner, Want};
 use crate::format::footer::{Footer, FooterEntry};
@@ -122,7 +123,9 @@ impl Core {
         match Footer::parse(&bytes, self.log.geometry, self.cache) {
             Ok(footer) if ok => {
                 evacuation.entries = footer.entries;
-                newest_zeroes_first(&mut evacuation.entries);
+                if !has(Bug::MoveZeroesOldestFirst) {
+                    newest_zeroes_first(&mut evacuation.entries);
+                }
                 evacuation.state = State::Gather;
             }
             _ => {
@@ -254,12 +257,18 @@ impl Core {
             };
             let kind = match content {
                 Content::Data(_) => EntryKind::Write,
-                Content::Zero { allocate, .. } => EntryKind::Zero { allocate },
+                Content::Zero { allocate, .. } => {
+                    mark(Mark::MovedZeroes);
+                    EntryKind::Zero { allocate }
+                }
             };
             let item = Item {
                 volume: entry.volume,
                 generation: entry.generation,
-                serial: entry.serial,
+                serial: match has(Bug::MoveWithNewSerial) {
+                    true => volume.acked(),
+                    false => entry.serial,
+                },
                 span: part,
                 kind,
                 more: entry.more,
@@ -271,6 +280,7 @@ impl Core {
                 self.log.want_sync();
                 return false;
             };
+            mark(Mark::Moved);
             self.log.counters.evacuated_bytes += appended.span.sectors * SECTOR_BYTES;
             let old = content.advance(appended.span.sector - span.sector);
             self.repoint(entry.volume, appended.span, old, appended.content);

@@ -19,6 +19,7 @@
 //! them leaves origins at two cuts next to each other.
 
 use super::Core;
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::log::Tenant;
 use crate::map::Change;
 use crate::outbox::Cx;
@@ -142,12 +143,14 @@ impl Core {
                 "a write is in one cut as a whole"
             );
             volume.cut += 1;
-            if let Some(epoch) = volume.epochs.back_mut() {
+            let forgotten = member != id && has(Bug::SealAlone);
+            if let Some(epoch) = volume.epochs.back_mut().filter(|_| !forgotten) {
                 epoch.sealed = true;
             }
         }
         if let Some(group) = self.volume(id).group {
             let group = &mut self.groups[group];
+            mark(Mark::CutOfGroup);
             group.open += 1;
             let open = group.open;
             assert!(
@@ -224,7 +227,8 @@ impl Core {
 
     /// Whether all members of a cut have prepared theirs; then they all go on.
     pub(super) fn pass_gate(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
-        if !self.is_prepared(id) {
+        if !self.is_prepared(id) && !has(Bug::PassGateEarly) {
+            mark(Mark::GateWaits);
             // Nobody waits for its turn meanwhile.
             self.turns.rest(id);
             return false;

@@ -17,6 +17,7 @@
 
 use super::Core;
 use super::layers::{Layers, is_base};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose};
 use crate::format::fill::{FillRecord, LINE_BLOCKS, RECORD_BLOCKS_MAX, Run};
 use crate::format::footer::body_blocks;
@@ -470,9 +471,11 @@ impl Core {
         let mut stale: Vec<(u16, u64)> = Vec::new();
         let mut orphans: Vec<u16> = Vec::new();
         for item in batch.items {
-            if item.orphan {
+            if item.orphan && !has(Bug::KeepOrphans) {
+                mark(Mark::Orphan);
                 orphans.push(item.number);
-            } else if !self.ram.is_good(item.slot) {
+            } else if !self.ram.is_good(item.slot) && !has(Bug::KeepOvertakenBatch) {
+                mark(Mark::OvertakenBatch);
                 stale.push((item.number, item.block));
             }
             self.ram.unpin(item.slot);
@@ -543,7 +546,11 @@ impl Core {
         let Some(segment) = self.log.retire_oldest() else {
             return;
         };
+        mark(Mark::Retired);
         self.lines.counters.segments_retired += 1;
+        if has(Bug::KeepRetiredLines) {
+            return;
+        }
         let runs = self.lines.index.retire(segment);
         let mut left = body_blocks(self.log.geometry) / REAPPEND_PART;
         if pressed || cx.now < self.lines.failed_until {
@@ -563,6 +570,7 @@ impl Core {
         let Some(layer) = self.lines.layers.layer(run.layer) else {
             return;
         };
+        mark(Mark::Reappended);
         self.lines.counters.reappended_blocks += u64::from(run.bitmap.count_ones());
         let mut missing: Vec<(u64, u32)> = Vec::new();
         for (block, slot) in run.blocks() {

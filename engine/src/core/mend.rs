@@ -9,6 +9,7 @@
 //! all volumes: there damage stays until its volume is told to go on without.
 
 use super::Core;
+use crate::adversary::{Mark, mark};
 use crate::fetch::Want;
 use crate::map::{Content, ExtentMap};
 use crate::types::{DestageMode, Span, Time, VolumeId};
@@ -43,6 +44,7 @@ impl Core {
         let Some(newest) = covering(volume, bad) else {
             return false;
         };
+        mark(Mark::Mended);
         let tenant = volume.tenant;
         let mut merged = volume.epochs.pop_front().expect("one is being destaged");
         let newer: Vec<Epoch> = volume.epochs.drain(..newest).collect();

@@ -12,6 +12,7 @@
 
 use super::Core;
 use super::checkpoint::Waiter;
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Refusal, ResetOn};
 use crate::outbox::Cx;
 use crate::snapshot::State;
@@ -30,6 +31,10 @@ impl Core {
             return;
         }
         self.begin_reset(cx, id);
+        if has(Bug::AnswerResetEarly) {
+            cx.out.reply(request, Ok(()));
+            return self.open_for_requests(cx, id);
+        }
         let volume = id;
         self.checkpoint.wait(Waiter::Reset { volume, request });
     }
@@ -73,6 +78,7 @@ impl Core {
         }
         // The order to reset may have been taken back meanwhile.
         if volume.ended && volume.tuning.reset_on != ResetOn::Command {
+            mark(Mark::ResetAtArrival);
             self.begin_reset(cx, id);
             self.checkpoint.wait(Waiter::Renew(id));
             return;

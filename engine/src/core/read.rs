@@ -9,6 +9,7 @@
 
 use super::Core;
 use super::layers::is_base;
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Admission, Device, IoError, Op, Purpose, Refusal};
 use crate::fetch::{Owner, Want};
 use crate::log::Log;
@@ -380,7 +381,8 @@ impl Core {
         };
         let is_good = |at: usize, slot: u32| {
             let sum = cx.memory.checksum(RamTier::place(slot), BLOCK_BYTES);
-            ok && sum == self.log.sum(Log::block_addr(base + at as u32))
+            let right = sum == self.log.sum(Log::block_addr(base + at as u32));
+            ok && (right || has(Bug::DropLineSum))
         };
         let slots = fill.slots.iter().enumerate();
         let bad: Vec<u64> = slots
@@ -411,6 +413,7 @@ impl Core {
             self.lines.device_failed(cx.now);
         }
         for block in bad {
+            mark(Mark::BadLine);
             self.lines.drop_bad(Key { layer, block }, !ok);
         }
         let Some((read, _)) = self.fills.get(id).waiters.first().copied() else {
@@ -464,6 +467,7 @@ impl Core {
             volume.counters.origin.errors += 1;
             let begun = self.fills.get(id).begun;
             if self.may_hold(source, begun, cx.now) {
+                mark(Mark::FillHeld);
                 self.held_fills.push(id);
                 return;
             }
@@ -584,6 +588,7 @@ impl Core {
             // An uncached volume passes on what its origin says, but not that it says nothing.
             let holds = volume.policy != Policy::Uncached || error == IoError::Away;
             if holds && self.may_hold(id, begun, cx.now) {
+                mark(Mark::ReadHeld);
                 self.held_reads.push((read, part));
                 return;
             }

@@ -24,7 +24,8 @@
 
 use super::checkpoint::Waiter;
 use super::{Bypass, Core};
-use crate::event::{Device, Op, Purpose, Refusal};
+use crate::adversary::{Bug, Mark, has, mark, sync_unless};
+use crate::event::{Device, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
 use crate::types::{Policy, RequestId, Serial, VolumeId};
@@ -183,7 +184,8 @@ impl Core {
                 volume.origin_in_flight += 1;
                 volume.counters.origin.syncs += 1;
                 let (pending, device) = (Pending::SwitchSync { volume: id }, Device::Origin(id));
-                cx.order(pending, Purpose::GuestWrite, device, Op::Sync, 0, 0);
+                let op = sync_unless(Bug::SkipSwitchSync);
+                cx.order(pending, Purpose::GuestWrite, device, op, 0, 0);
                 false
             }
             Step::Release | Step::Table | Step::Name | Step::Claim | Step::Quiet | Step::Sync => {
@@ -226,6 +228,7 @@ impl Core {
         epoch.sealed |= volume.unfinished_sectors == 0;
         let upto = epoch.last_serial;
         volume.destage_upto = volume.destage_upto.max(upto);
+        mark(Mark::SwitchDrains);
         let room = (charge / 2).max(few);
         self.set_step(id, Step::Drain { upto, room });
         if !self.volume(id).waiting.is_empty() {
@@ -339,6 +342,9 @@ impl Core {
         let volume = self.volume(id);
         let before = volume.policy;
         assert!(!policy.is_direct() || !volume.is_dirty() || before == policy);
+        if before != policy && !volume.waiting.is_empty() {
+            mark(Mark::SwitchedUnderLoad);
+        }
         volume.policy = policy;
         volume.logged_policy = policy;
         volume.bypass = Bypass::None;
@@ -354,7 +360,8 @@ impl Core {
         if !volume.waiting.is_empty() {
             self.enqueue(id);
         }
-        if policy == Policy::Uncached && before != policy {
+        let renewed = policy == Policy::Uncached && before != policy;
+        if renewed && !has(Bug::KeepLayer) {
             self.renew_layer(id);
         }
         self.checkpoint.wanted |= before != policy;

@@ -7,6 +7,7 @@
 
 use super::Core;
 use super::share::Budget;
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Refusal;
 use crate::format::record::EntryKind;
 use crate::log::{Item, StreamKind, Waiter};
@@ -343,7 +344,7 @@ impl Core {
         }
         let part = Span::new(span.sector, whole);
         // A part is no write: only the last one speaks for it.
-        let tag = if whole == span.sectors {
+        let tag = if whole == span.sectors || has(Bug::TagParts) {
             tag
         } else {
             Tag::NONE
@@ -359,11 +360,14 @@ impl Core {
         let left = whole - staged.0;
         self.volume(id).unfinished_sectors = left;
         match (begun > 0, left > 0) {
-            (false, true) => self.log.unfinished += 1,
+            (false, true) => {
+                mark(Mark::StagedInPart);
+                self.log.unfinished += 1;
+            }
             (true, false) => self.log.unfinished -= 1,
             _ => {}
         }
-        if left == 0 {
+        if left == 0 || has(Bug::SerialForEachPiece) {
             self.finish_serial(id);
         }
         Some(staged)
@@ -379,7 +383,7 @@ impl Core {
         kind: EntryKind,
     ) -> Option<StreamSeq> {
         let mut seq = StreamSeq(0);
-        while span.sectors > 0 {
+        while span.sectors > 0 && !has(Bug::ForgetDiscard) {
             let part = Span::new(span.sector, span.sectors.min(ZERO_SECTORS_MAX));
             if matches!(self.gate(cx.now, id, part, kind), Gate::Shut) {
                 return None;
@@ -400,7 +404,7 @@ impl Core {
         let quarter = self.log.gauge().capacity / 4;
         let open = span.blocks() <= quarter
             && matches!(self.gate(now, id, span, EntryKind::Write), Gate::Open);
-        let room = self.log.has_room(stream, span.blocks());
+        let room = self.log.has_room(stream, span.blocks()) || has(Bug::BeginWithoutRoom);
         self.volume(id).wants_room |= open && !room;
         open && room
     }
@@ -551,6 +555,7 @@ impl Core {
         let limit = (volume.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1);
         let limited = volume.policy == Policy::WriteBack && charge + blocks > limit;
         if limited && charge > 0 {
+            mark(Mark::DirtyLimit);
             volume.wall();
             return Gate::Shut;
         }
@@ -570,6 +575,7 @@ impl Core {
         if self.may_take_common(now, id, room) {
             return Gate::Open;
         }
+        mark(Mark::LogFull);
         self.volume(id).wall();
         Gate::Shut
     }
@@ -584,7 +590,7 @@ impl Core {
         started: Time,
     ) {
         let volume = self.volume(id);
-        let must_be_durable = fua || !volume.tuning.write_cache;
+        let must_be_durable = (fua || !volume.tuning.write_cache) && !has(Bug::IgnoreFua);
         if must_be_durable && volume.policy == Policy::WriteBack {
             self.acknowledge(cx, id, request, seq, false, started);
         } else {
@@ -642,7 +648,8 @@ impl Core {
         // A write that has begun has its room, and ends by itself; given up in the middle it would
         // hide what lies under it until a crash, and lose it then.
         let begun = volume.unfinished_sectors > 0;
-        if volume.policy != Policy::Ephemeral || !volume.ready || begun {
+        let patient = begun || has(Bug::NeverAnswerFull);
+        if volume.policy != Policy::Ephemeral || !volume.ready || patient {
             return;
         }
         let limit = volume.tuning.overlay_timeout_ms;
@@ -651,6 +658,7 @@ impl Core {
                 return;
             }
             self.volume(id).waiting.pop_front();
+            mark(Mark::NoSpace);
             let refusal = Err(Refusal::NoSpace);
             self.reply_written(cx, id, waiting.request, false, waiting.since, refusal);
         }

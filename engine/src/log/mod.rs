@@ -29,6 +29,7 @@ pub use holding::{Holding, Tenant};
 pub use space::Adopted;
 pub use write::Waiter;
 
+use crate::adversary::{Bug, has};
 use crate::format::footer::{self, FooterEntry};
 use crate::format::record::{self, Entry, EntryKind, Identity};
 use crate::format::stage::{self, StageSlot};
@@ -386,7 +387,8 @@ impl Log {
             "only writes carry bytes"
         );
         // What evacuation has opened of the reserve is for evacuation alone.
-        if !evacuating && self.ready.len() < space::SEGMENTS_RESERVED {
+        let reserved = !evacuating && !has(Bug::OpenReserve);
+        if reserved && self.ready.len() < space::SEGMENTS_RESERVED {
             return None;
         }
         let blocks_wanted = if source.is_some() { 1 } else { 0 };
@@ -566,13 +568,14 @@ impl Log {
             segment.first_stream_seq = seq;
         }
         segment.last_stream_seq = seq;
+        let too_much = has(Bug::AnnounceTooMuch);
         Identity {
             cache: self.cache,
             stream: kind.code(),
             incarnation: self.incarnation,
             segment_seq: segment.seq.0,
             stream_seq: seq.0,
-            durable_upto,
+            durable_upto: if too_much { seq.0 } else { durable_upto },
         }
     }
 
@@ -613,7 +616,9 @@ impl Log {
         // The slot names nobody while its first header is blanked: what it mirrored before is
         // safe on the device, and would be looked for here in vain.
         let nobody = [0; stage::SLOT_BYTES];
-        cx.memory.store(Place::new(Area::Stage, entry_at), &nobody);
+        if !has(Bug::KeepSlotName) {
+            cx.memory.store(Place::new(Area::Stage, entry_at), &nobody);
+        }
         let first = stage::slot_at(
             slot_at.0,
             self.stage_slots_total,

@@ -5,6 +5,7 @@
 //! what evacuation can compact into the rest.
 
 use super::{Log, SegmentState, StreamKind};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose};
 use crate::format::checkpoint::SegmentRecord;
 use crate::format::footer::{Footer, FooterEntry};
@@ -50,7 +51,8 @@ impl Log {
     }
 
     pub(super) fn open_segment(&mut self, kind: StreamKind, evacuating: bool) -> Option<()> {
-        let reserve = if evacuating { 0 } else { SEGMENTS_RESERVED };
+        let free_for_all = evacuating || has(Bug::OpenReserve);
+        let reserve = if free_for_all { 0 } else { SEGMENTS_RESERVED };
         if self.ready.len() <= reserve {
             return None;
         }
@@ -118,7 +120,8 @@ impl Log {
             self.prepare(cx, scratch);
         }
         let mut at = 0;
-        while at < self.maybe_dead.len() && self.unfinished == 0 {
+        let whole = self.unfinished == 0 || has(Bug::DieOfUnfinished);
+        while at < self.maybe_dead.len() && whole {
             let index = self.maybe_dead[at];
             let newest = self.newest();
             let segment = &mut self.segments[index.0 as usize];
@@ -180,7 +183,14 @@ impl Log {
         let body = crate::format::footer::body_blocks(self.geometry) as usize;
         let durable_upto = self.durable.0;
         let (cache, incarnation) = (self.cache, self.incarnation);
+        let first_chunk = self.geometry.first_chunk(index).0;
         let segment = &mut self.segments[index.0 as usize];
+        if has(Bug::ElideAcrossRecords) {
+            let chunk =
+                |entry: &FooterEntry| first_chunk + entry.block / self.geometry.chunk_blocks;
+            let lives = |entry: &FooterEntry| self.chunk_live[chunk(entry) as usize] > 0;
+            segment.entries.retain(lives);
+        }
         segment.sums.resize(body, 0);
         segment
             .entries
@@ -232,7 +242,9 @@ impl Log {
     /// A failed sync may have taken the footer along: it is written again.
     pub(super) fn footer_again(&mut self, index: SegmentIndex) {
         let segment = &mut self.segments[index.0 as usize];
-        if segment.state == SegmentState::Footered && !segment.entries.is_empty() {
+        let there = segment.state == SegmentState::Footered && !segment.entries.is_empty();
+        if there && !has(Bug::ForgetFooter) {
+            mark(Mark::FooterAgain);
             segment.state = SegmentState::Sealed;
             self.footers_due.push(index);
         }
@@ -321,9 +333,13 @@ impl Log {
 
     /// Segments that a checkpoint written now would free.
     pub fn freeable(&self) -> usize {
-        let dead =
-            |s: &&super::Segment| s.state == SegmentState::Dead && s.dead_after <= self.durable;
+        let dead = |s: &&super::Segment| s.state == SegmentState::Dead && self.is_replaced(s);
         self.segments.iter().filter(dead).count()
+    }
+
+    /// Whether what a dead segment held is durable elsewhere, or not wanted any more.
+    fn is_replaced(&self, segment: &super::Segment) -> bool {
+        segment.dead_after <= self.durable || has(Bug::FreeBeforeDurable)
     }
 
     /// Whether a write of so many blocks can be staged to its end, whatever else happens. What
@@ -382,7 +398,7 @@ impl Log {
         for (index, segment) in self.segments.iter().enumerate() {
             match segment.state {
                 SegmentState::Virgin | SegmentState::Preparing | SegmentState::Ready => {}
-                SegmentState::Dead if segment.dead_after <= self.durable => {
+                SegmentState::Dead if self.is_replaced(segment) => {
                     freed.push(SegmentIndex(index as u32));
                 }
                 state => live.push(SegmentRecord {
@@ -433,6 +449,7 @@ impl Log {
                 self.clean_freed();
             }
             self.ready.push_back(index);
+            mark(Mark::LogWrapped);
             self.counters.segments_reused += 1;
             // A slot may still mirror a chunk of the former life.
             let first = self.geometry.first_chunk(index).0;

@@ -6,6 +6,7 @@
 //! guest is answered; a waiter comes back and its owner decides.
 
 use super::{Log, StreamKind};
+use crate::adversary::{Bug, Mark, has, mark, sync_unless};
 use crate::event::{Device, Op, Purpose};
 use crate::format::stage;
 use crate::memory::{Area, Place, Slice};
@@ -78,10 +79,11 @@ struct Loose {
 impl Log {
     /// Registers a waiter for everything staged so far. True if it need not wait.
     pub fn wait_durable(&mut self, cx: &Cx<'_>, seq: StreamSeq, waiter: Waiter) -> bool {
-        if self.durable >= seq {
+        let guest = matches!(waiter, Waiter::Guest { .. });
+        if self.durable >= seq || (guest && has(Bug::AcknowledgeBeforeLog)) {
             return true;
         }
-        if matches!(waiter, Waiter::Guest { .. }) {
+        if guest {
             self.write.eager_until = cx.now.plus_millis(EAGER_MS);
         }
         let last = self
@@ -319,7 +321,8 @@ impl Log {
             let pending = Pending::CacheSync {
                 attempt: self.write.attempt,
             };
-            cx.order(pending, Purpose::Log, Device::Cache, Op::Sync, 0, 0);
+            let op = sync_unless(Bug::SkipLogSync);
+            cx.order(pending, Purpose::Log, Device::Cache, op, 0, 0);
         }
     }
 
@@ -330,8 +333,9 @@ impl Log {
             .sync
             .take()
             .expect("one sync is in flight at a time");
-        if !ok || attempt != self.write.attempt {
-            if !ok {
+        let before_failure = attempt != self.write.attempt && !has(Bug::CountOldSync);
+        if !ok || before_failure {
+            if !ok && !has(Bug::SyncAgainOnly) {
                 self.write_again(cx);
             }
             return Vec::new();
@@ -374,6 +378,7 @@ impl Log {
 
     /// Everything that no good sync covers goes to the device once more.
     pub fn write_again(&mut self, cx: &mut Cx<'_>) {
+        mark(Mark::WrittenAgain);
         self.counters.cache_errors += 1;
         self.write.attempt += 1;
         self.write.written = 0;
@@ -425,7 +430,7 @@ impl Log {
             self.footer_if_due(segment);
         }
         let slot = &mut self.slots[slot_at.0 as usize];
-        let safe = slot.synced == slot.sealed;
+        let safe = slot.synced == slot.sealed || has(Bug::ReuseSlotEarly);
         let idle = slot.closed && slot.written == slot.sealed && slot.in_flight == 0;
         if idle && safe && !slot.reusable {
             slot.reusable = true;
@@ -438,6 +443,7 @@ impl Log {
 
     /// The device did not take a chunk of an overlay, or may have lost it.
     fn spill_again(&mut self, slot_at: SlotIndex) {
+        mark(Mark::SpilledAgain);
         let kind = match self.slots[slot_at.0 as usize].spilling {
             true => StreamKind::Spill,
             false => StreamKind::Overlay,
@@ -480,11 +486,15 @@ impl Log {
         // The first chunk is written in any case: its first record names the segment's life.
         // So is one that died of a write which is not whole yet, and may never be.
         let first = chunk.0.is_multiple_of(self.geometry.segment_chunks);
-        if self.chunk_live[chunk.0 as usize] == 0 && !first && self.unfinished == 0 {
+        let first = first && !has(Bug::LetGoFirstChunk);
+        let whole = self.unfinished == 0 || has(Bug::LetGoForUnfinished);
+        if self.chunk_live[chunk.0 as usize] == 0 && !first && whole {
+            mark(Mark::LetGo);
             (slot.issued, slot.written) = (slot.sealed, slot.sealed);
             slot.synced = slot.sealed;
             self.slot_progress(slot_at);
         } else {
+            mark(Mark::Spilled);
             self.issue_slot(cx, slot_at, StreamKind::Overlay);
         }
     }
@@ -496,6 +506,7 @@ impl Log {
             return;
         }
         if self.open_record(cx, StreamKind::Writes, 0, false).is_some() {
+            mark(Mark::Announced);
             self.announced = self.durable;
             self.seal_writes(cx);
         }

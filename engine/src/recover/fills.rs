@@ -6,6 +6,7 @@
 //! cannot be read is left out and was only a copy. Deliberately absent: the blocks themselves;
 //! each is checked when somebody asks for it.
 
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::core::FoundFill;
 use crate::event::Device;
 use crate::format::fill::{FillFooter, FillRecord, Life, Run};
@@ -40,7 +41,8 @@ pub fn load(
 
 /// Leaves out own layers, but for those that the run before this one has named when it stopped.
 fn believed(mut found: FoundFill, just_named: bool) -> FoundFill {
-    let counts = |run: &Run| !run.own || (just_named && run.layer != Uuid::NIL);
+    let believed = just_named || has(Bug::BelieveKilledLayers);
+    let counts = |run: &Run| !run.own || (believed && run.layer != Uuid::NIL);
     found.runs.retain(counts);
     found
 }
@@ -104,6 +106,7 @@ fn by_records(
             break;
         }
         let first = block as usize + 1;
+        mark(Mark::FillWithoutFooter);
         block = record.end_block();
         found.sums[first..block as usize].copy_from_slice(&record.sums);
         found.runs.extend(record.runs);

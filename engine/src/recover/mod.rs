@@ -15,6 +15,7 @@ mod relayout;
 mod replay;
 mod scan;
 
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::core::{Core, FoundFill};
 use crate::engine::{Config, OpenError, Report, read_superblock};
 use crate::event::Device;
@@ -122,6 +123,7 @@ fn read_checkpoint(
 ) -> Result<Checkpoint, OpenError> {
     let mut newest: Option<Checkpoint> = None;
     let mut why = None;
+    let old_first = has(Bug::TakeOldCheckpoint);
     // Of a cache that was about to get another size.
     let fits = |it: &Checkpoint| it.segments_total == superblock.geometry.segments;
     for slot in 0..2 {
@@ -145,7 +147,7 @@ fn read_checkpoint(
                 if fits(&checkpoint)
                     && newest
                         .as_ref()
-                        .is_none_or(|n| n.sequence < checkpoint.sequence) =>
+                        .is_none_or(|n| (n.sequence < checkpoint.sequence) != old_first) =>
             {
                 newest = Some(checkpoint);
             }
@@ -182,8 +184,11 @@ pub fn recover(
         segments_max,
     );
     let next = next_checkpoint(&checkpoint, config.boot, (&accepted, &fills), &replayed);
-    if vouches {
+    if vouches && !has(Bug::AnnounceNoRun) {
         announce(memory, &config, &superblock, &next);
+    }
+    if has(Bug::ClearStageEarly) {
+        reset_stage(memory, &config, &superblock, next.incarnation);
     }
     write_checkpoint(media, &superblock, &next)?;
 
@@ -266,7 +271,13 @@ fn make_durable(
     let geometry = superblock.geometry;
     for (chunk, bytes) in accepted.staged_chunks.drain(..) {
         let at = superblock.log_at + u64::from(chunk.0) * geometry.chunk_bytes();
-        media.write(Device::Cache, at, &bytes).map_err(|_| CACHE)?;
+        mark(Mark::SavedFromStage);
+        if !has(Bug::LeaveInStage) {
+            media.write(Device::Cache, at, &bytes).map_err(|_| CACHE)?;
+        }
+    }
+    if has(Bug::SkipRecoverySync) {
+        return Ok(());
     }
     // Records first, then the footers that speak of them.
     media.sync(Device::Cache).map_err(|_| CACHE)?;

@@ -5,6 +5,7 @@
 //! a new generation above all serials that were ever seen.
 
 use super::scan::Accepted;
+use crate::adversary::{Bug, has};
 use crate::format::checkpoint::Checkpoint;
 use crate::format::footer::FooterEntry;
 use crate::format::record::EntryKind;
@@ -78,6 +79,7 @@ pub fn replay(checkpoint: &Checkpoint, accepted: &Accepted, geometry: Geometry) 
             .serials_seen
             .get(&volume.id.0)
             .copied()
+            .filter(|_| !has(Bug::ReuseSerials))
             .unwrap_or(0);
         let next = volume
             .serial_next
@@ -121,7 +123,8 @@ pub fn taken(
 
 /// Whether an entry still speaks for its volume.
 fn counts(volume: &Volume, entry: &FooterEntry, overlay_valid: bool) -> bool {
-    if entry.generation < volume.base_generation || entry.span.end() > volume.sectors() {
+    let voided = entry.generation < volume.base_generation && !has(Bug::CountVoided);
+    if voided || entry.span.end() > volume.sectors() {
         return false;
     }
     match volume.policy {

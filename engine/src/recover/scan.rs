@@ -7,6 +7,7 @@
 //! before it was.
 
 use super::{CACHE, note};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::engine::{Config, OpenError, Report};
 use crate::event::Device;
 use crate::format::checkpoint::{Checkpoint, SegmentRecord};
@@ -236,6 +237,7 @@ pub fn scan(
             candidate.stream.is_chained() && footer.last_stream_seq > scan.durable
         });
         if late {
+            mark(Mark::LateFooter);
             candidate.footer = None;
             scan.read_records(media, candidate)?;
         }
@@ -250,6 +252,7 @@ pub fn scan(
 
 impl Scan<'_> {
     fn damage(&mut self, line: alloc::string::String) {
+        mark(Mark::Damage);
         note(&mut self.accepted.report.damage, line);
     }
 
@@ -295,13 +298,13 @@ impl Scan<'_> {
         if let Ok(record) = record::parse_sealed(head)
             && record.identity.cache == self.superblock.cache
         {
-            self.durable = self.durable.max(record.identity.durable_upto);
+            self.was_synced(record.identity.durable_upto);
             self.saw(&record);
             lives.push((record.identity.segment_seq, record.identity.stream));
         }
         let footer = Footer::parse_header(foot, geometry, self.superblock.cache).ok();
         if let Some((footer, _)) = &footer {
-            self.durable = self.durable.max(footer.durable_upto);
+            self.was_synced(footer.durable_upto);
             let next = self
                 .accepted
                 .stream_seq_next
@@ -381,11 +384,19 @@ impl Scan<'_> {
     /// wrote this checkpoint opened it later: in both cases nothing newer was written there.
     fn fill_counts(&self, life: &Life, listed: Option<SegmentRecord>) -> bool {
         match listed {
+            _ if has(Bug::IgnoreFillLife) => true,
             Some(listed) => listed.seq == life.segment_seq && listed.stream == STREAM_FILL,
             None => {
                 life.segment_seq >= self.checkpoint.segment_seq_next
                     && life.incarnation == self.checkpoint.incarnation
             }
+        }
+    }
+
+    /// A structure says how far the log was synced when it was written.
+    fn was_synced(&mut self, upto: u64) {
+        if !has(Bug::IgnoreDurableUpto) {
+            self.durable = self.durable.max(upto);
         }
     }
 
@@ -454,6 +465,7 @@ impl Scan<'_> {
                 }
             }
         }
+        keep_youngest(&mut candidate.records);
         Ok(())
     }
 
@@ -466,7 +478,7 @@ impl Scan<'_> {
             let at = block as usize * BLOCK;
             let header = &bytes[at..at + BLOCK];
             let mut parsed = record::parse_sealed(header);
-            if parsed.is_err() && staged {
+            if parsed.is_err() && staged && !has(Bug::IgnoreOpenRecords) {
                 parsed = record::parse_open(header);
             }
             let mine = parsed.ok().filter(|record| {
@@ -479,9 +491,10 @@ impl Scan<'_> {
                 block += 1;
                 continue;
             };
-            self.durable = self.durable.max(record.identity.durable_upto);
+            self.was_synced(record.identity.durable_upto);
             self.saw(&record);
-            let payload_good = staged || payload_is_good(&record, &bytes[at + BLOCK..]);
+            let believed = staged || has(Bug::DropTailSum);
+            let payload_good = believed || payload_is_good(&record, &bytes[at + BLOCK..]);
             let found = Found {
                 record,
                 chunk,
@@ -528,7 +541,7 @@ impl Scan<'_> {
                     ));
                     expected = upto + 1;
                 }
-                torn = first > expected;
+                torn = first > expected && !has(Bug::AcceptBehindHole);
             }
             let Some(n) = record else {
                 expected = expected.max(last + 1);
@@ -539,6 +552,7 @@ impl Scan<'_> {
             torn |= last > self.durable && !found.payload_good;
             if torn && last > self.durable {
                 let bytes = (1 + found.record.sums.len() as u64) * BLOCK_BYTES;
+                mark(Mark::TornTail);
                 self.accepted.report.tail_bytes_discarded += bytes;
                 continue;
             }
@@ -656,6 +670,9 @@ impl Scan<'_> {
     /// serials are given one after the other. What is not whole is taken out of the footers, so
     /// that nobody finds it later, when it is not the last write any more.
     fn drop_unfinished(&mut self) {
+        if has(Bug::KeepUnfinished) {
+            return;
+        }
         let mut last: BTreeMap<u32, (u64, bool)> = BTreeMap::new();
         let volumes = &self.checkpoint.volumes;
         let segments = &mut self.accepted.segments;
@@ -676,8 +693,9 @@ impl Scan<'_> {
         };
         for segment in segments {
             if segment.footer.entries.iter().any(unfinished) {
+                mark(Mark::UnfinishedWrite);
                 segment.footer.entries.retain(|entry| !unfinished(entry));
-                segment.footered = false;
+                segment.footered = has(Bug::LeaveInFooters);
                 segment.settled = true;
             }
         }
@@ -709,9 +727,22 @@ impl Scan<'_> {
     }
 }
 
+/// One run alone writes into a life of a segment. But a run whose first record here was lost with
+/// the power leaves nothing that tells of the numbers it gave; the next one gives them again, and
+/// what the first one left behind would look like a part of it.
+fn keep_youngest(records: &mut Vec<Found>) {
+    let run = |found: &Found| found.record.identity.incarnation;
+    let youngest = records.iter().map(run).max();
+    if records.iter().any(|found| Some(run(found)) != youngest) {
+        mark(Mark::OtherRun);
+    }
+    records.retain(|found| Some(run(found)) == youngest || has(Bug::MixRuns));
+}
+
 /// The writes that are named; the last piece of a write speaks for all of it.
 fn tags_of(record: &Record) -> impl Iterator<Item = (VolumeId, Generation, Tag)> {
-    let entries = record.entries.iter().filter(|entry| !entry.more);
+    let speaks = |entry: &&record::Entry| !entry.more || has(Bug::TagUnfinished);
+    let entries = record.entries.iter().filter(speaks);
     let tagged = entries.filter(|entry| entry.tag != Tag::NONE);
     tagged.map(|entry| (entry.volume, entry.generation, entry.tag))
 }

@@ -18,16 +18,12 @@ pub enum Command {
     /// Show other hosts (not in this version)
     #[command(display_order = 200)]
     Peer(Rest),
-    /// Record, analyze and replay block traces (not in this version)
-    #[command(display_order = 200)]
-    Trace(Rest),
 }
 
 impl Command {
     pub fn refuse(&self) -> Error {
         let verb = match self {
             Command::Peer(_) => "peer",
-            Command::Trace(_) => "trace",
         };
         not_yet(verb)
     }

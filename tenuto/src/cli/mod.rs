@@ -32,6 +32,7 @@ mod status;
 mod supervisor;
 pub mod tools;
 mod top;
+mod trace;
 mod usage;
 mod volume;
 
@@ -147,6 +148,9 @@ pub enum Command {
     /// Measure the running product or its engine
     #[command(subcommand)]
     Bench(tools::Bench),
+    /// Look at block traces and convert them
+    #[command(subcommand)]
+    Trace(trace::Command),
     #[command(flatten)]
     Later(later::Command),
 }
@@ -206,6 +210,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Demo(command) => demo::run(&context, &command),
         Command::Sim(command) => sim::run(&context, &command),
         Command::Bench(command) => bench::run(&context, &command),
+        Command::Trace(command) => trace::run(&context, command),
         Command::Later(command) => Err(command.refuse()),
     }
 }

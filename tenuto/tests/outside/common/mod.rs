@@ -3,19 +3,24 @@
 //! Owns directories, configuration, start, kill and clean-up, and the calls of the command line.
 //! Always true: the daemon's processes are ended by their own id, and everything made here
 //! (stage files, sockets, mounts) is removed when the test ends, also when it fails. Nothing
-//! here knows the product's inside: sockets, files, exit codes and JSON are all it sees.
+//! here knows the product's inside: sockets, files, exit codes and JSON are all it sees; only
+//! `anatomy` and `scene` know where bytes of its formats lie.
 
+pub mod anatomy;
 pub mod boot;
 pub mod browser;
 pub mod disk;
 pub mod export;
 pub mod front_end;
 pub mod guest;
+pub mod history;
 pub mod inside;
 pub mod load;
 pub mod marks;
 pub mod nbd;
 pub mod random;
+pub mod scene;
+pub mod shelf;
 pub mod thread;
 pub mod vm;
 
@@ -286,6 +291,10 @@ impl Rig {
         path
     }
 
+    pub fn stage_dir(&self) -> &Path {
+        &self.stage
+    }
+
     /// The stage of a host that lost power: gone.
     pub fn lose_stage(&self) {
         for entry in fs::read_dir(&self.stage).expect("list the stage directory") {
@@ -549,6 +558,10 @@ pub struct Starting {
 }
 
 impl Starting {
+    pub fn pid(&self) -> u32 {
+        self.daemon.pid()
+    }
+
     pub fn log(&self) -> String {
         self.daemon.log()
     }

@@ -1,0 +1,352 @@
+//! Rules that can be broken on purpose, and marks on ways that are seldom gone.
+//!
+//! Owns the list of both. A test that is built with the feature `adversary` breaks one rule at a
+//! time and must see a gate notice; and it counts which marks its runs have passed. Always true:
+//! without the feature [`has`] is constantly false and [`mark`] is empty, so the product carries
+//! nothing of either. The switch is one for the process, because there is no thread here to ask;
+//! so a test sets it before it starts a run and not while one goes on. Deliberately absent: gates.
+
+use crate::event::Op;
+#[cfg(feature = "adversary")]
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+macro_rules! list {
+    ($(#[$about:meta])* $name:ident { $(#[doc = $what:literal] $item:ident,)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum $name { $(#[doc = $what] $item,)* }
+
+        impl $name {
+            pub const ALL: &[$name] = &[$($name::$item,)*];
+
+            /// The line about it.
+            pub const fn what(self) -> &'static str {
+                match self { $($name::$item => $what,)* }
+            }
+        }
+    };
+}
+
+list! {
+    /// A rule that is broken, with the rule of the design before the colon.
+    Bug {
+        /// 5.2.5: the log takes its records for durable without a sync of the device.
+        SkipLogSync,
+        /// 5.2.4: a checkpoint counts without a sync of the device.
+        SkipCheckpointSync,
+        /// 5.2.4: a journal is not synced before the ledger points to it.
+        SkipJournalSync,
+        /// 5.2.4: the ledger's word "apply", or its cut, is not synced before the origin changes.
+        SkipLedgerSyncAtBegin,
+        /// 5.2.4: the origin is not synced before the ledger says "done".
+        SkipOriginSync,
+        /// 5.2.4: the ledger's word "done" is not synced before the log forgets.
+        SkipLedgerSyncAtFinish,
+        /// 5.2.4: a claim of the ledger is not synced before writes are taken.
+        SkipLedgerSyncAtClaim,
+        /// 5.2.4: the ledger's word that the log is empty is not synced before it is bypassed.
+        SkipLedgerSyncAtRelease,
+        /// 5.2.4: a replayed journal is not synced before the ledger says "done".
+        SkipReplaySync,
+        /// 5.2.6: what recovery accepted is not synced before it is served.
+        SkipRecoverySync,
+        /// 2: what went past the log is not synced before a volume becomes write-back.
+        SkipSwitchSync,
+        /// 2: a flush past the log does not sync the origin.
+        SkipDirectSync,
+        /// 2: a flush is answered before the log has what it covers.
+        AcknowledgeBeforeLog,
+        /// 2: a write with FUA, or without a write cache, is answered as any other.
+        IgnoreFua,
+        /// 2: a write past the log with FUA is answered without its sync.
+        IgnoreDirectFua,
+        /// 5.2.5: after a failed sync of the log nothing is written again, it is synced again only.
+        SyncAgainOnly,
+        /// 5.2.5: a sync that was under way when another one failed counts.
+        CountOldSync,
+        /// 5.2.5: the log does not hear of a checkpoint's sync that failed.
+        KeepQuietAboutSync,
+        /// 5.2.5: after a failed sync of the origin a destage does not begin again.
+        TakeFailedOriginSync,
+        /// 5.2.5: a slot of the stage is used again when its chunk is written, not synced.
+        ReuseSlotEarly,
+        /// 5.2.5: a footer that a failed sync took along is not written again.
+        ForgetFooter,
+        /// 5.1: the checksum over the header of a record is not compared.
+        DropRecordSum,
+        /// 5.1: the payload of a record in the tail counts as whole.
+        DropTailSum,
+        /// 2: clean blocks are served without a look at their checksums.
+        DropLineSum,
+        /// 2: blocks of the log are served without a look at their checksums.
+        DropLogSum,
+        /// 2: a block is given up when one read of it was wrong.
+        JudgeAtFirstRead,
+        /// 5.1: what records say of the last sync is not believed, so damage is a torn tail.
+        IgnoreDurableUpto,
+        /// 5.1: a record says that it is durable itself.
+        AnnounceTooMuch,
+        /// 2: records behind a hole in the tail are accepted.
+        AcceptBehindHole,
+        /// 5.2.6: records count whichever run has written them into a segment.
+        MixRuns,
+        /// 2: records that were open when the daemon died are not looked for.
+        IgnoreOpenRecords,
+        /// 5.2.6: what only the stage has is not written to the log at recovery.
+        LeaveInStage,
+        /// 5.1: the slots of the stage are cleared before the new checkpoint is written.
+        ClearStageEarly,
+        /// 2: the stage of the new run is not announced before its checkpoint.
+        AnnounceNoRun,
+        /// 2: a slot still names its old chunk while its first header is blanked.
+        KeepSlotName,
+        /// 5.2.6: serials that were seen but not accepted are given again.
+        ReuseSerials,
+        /// 2: each piece of a write has a serial of its own.
+        SerialForEachPiece,
+        /// 2: a write of which pieces are missing counts after a crash.
+        KeepUnfinished,
+        /// 5.2.6: what recovery leaves out stays in the footers on the device.
+        LeaveInFooters,
+        /// 5.2.6: entries that a reset has voided count again.
+        CountVoided,
+        /// 5.2.4: recovery takes serials that the ledger counts as destaged.
+        IgnoreLedger,
+        /// 5.1: recovery goes on from the older checkpoint.
+        TakeOldCheckpoint,
+        /// 5.1: a checkpoint is written over the newest one.
+        OverwriteCheckpoint,
+        /// 5.2.3: what later records replace is left out of a footer, though they may get lost.
+        ElideAcrossRecords,
+        /// 5.2.7: a segment is used again before a checkpoint lists it as free.
+        ReuseSegmentEarly,
+        /// 5.2.7: a segment is free before what replaced it is durable.
+        FreeBeforeDurable,
+        /// 2: a segment dies of a write that is staged in part only.
+        DieOfUnfinished,
+        /// 2: a chunk of an overlay is let go unwritten for a write that is staged in part only.
+        LetGoForUnfinished,
+        /// 2: the first chunk of an overlay's segment is let go unwritten.
+        LetGoFirstChunk,
+        /// 5.2.4: an epoch goes to the origin before the log has it.
+        DestagePastDurable,
+        /// 5.2.4: the ledger says "apply" of a journal that was not written.
+        ApplyWithoutJournal,
+        /// 5.2.4: a pending journal is not finished before its volume is served.
+        SkipReplay,
+        /// 5.2.4: the table of a journal is made anew after it has waited.
+        MakeTableTwice,
+        /// 5.1: a group writes the first origin before the last is prepared.
+        PassGateEarly,
+        /// 5.1: the epoch of one disk is sealed without those of its group.
+        SealAlone,
+        /// 5.2.10: a discard is answered and forgotten.
+        ForgetDiscard,
+        /// 5.2.10: a discard does not go to the origin with its epoch.
+        ForgetDiscardAtDestage,
+        /// 5.1: a read finds the oldest epoch first.
+        ReadOldestFirst,
+        /// 5.2.7: blocks that a destage has replaced stay in the read cache.
+        ServeStaleBase,
+        /// 5.2.7: a fill that a write has overtaken is kept.
+        KeepOvertakenFill,
+        /// 5.2.7: clean blocks that were replaced on their way to the device are found there.
+        KeepOvertakenBatch,
+        /// 5.2.7: clean blocks of a layer that was forgotten meanwhile are found on the device.
+        KeepOrphans,
+        /// 5.2.7: after a switch to uncached the layer is the one it was.
+        KeepLayer,
+        /// 5.1: own clean blocks count after an unclean end as well.
+        BelieveKilledLayers,
+        /// 5.2.7: clean blocks count of whichever life of their segment.
+        IgnoreFillLife,
+        /// 5.2.7: lines of a segment that is given back are still found.
+        KeepRetiredLines,
+        /// 5.2.7: blocks that are being written past the log are filled meanwhile.
+        FillUnderWrite,
+        /// 5.1: writes past the log that overlap go to the origin side by side.
+        WriteSideBySide,
+        /// 5.2.7: after a failed sync past the log the read cache is believed.
+        BelieveAfterFailedSync,
+        /// 5.2.7: the volume that writes past the log keeps older blocks of the same place.
+        KeepOverwritten,
+        /// 2: a flush past a failing device is answered before all is at the origin.
+        AnswerBeforeRescue,
+        /// 2: nobody hears that the origin holds what was written past the log, and not synced.
+        ForgetPastLog,
+        /// 2: a volume that was direct when it was killed is write-back at once.
+        StartWithoutSync,
+        /// 5.2.8: what evacuation moves gets a new serial.
+        MoveWithNewSerial,
+        /// 5.2.6: zeroes that evacuation moves have the serial of the oldest of their record.
+        MoveZeroesOldestFirst,
+        /// 5.2.8: guests write into the segments that are reserved for evacuation.
+        OpenReserve,
+        /// 5.2.2: a write begins though the log has no room for all of it.
+        BeginWithoutRoom,
+        /// 2: writes at the last limit of an overlay wait for ever.
+        NeverAnswerFull,
+        /// 2: a reset is answered before it is durable.
+        AnswerResetEarly,
+        /// 5.2.4: a volume takes writes before its ledger names it.
+        ServeUnclaimed,
+        /// 5.2.1: a write that was not recovered whole counts as taken for the rings of its guest.
+        TagUnfinished,
+        /// 5.2.1: a part of a write that is too large for its volume counts as the write.
+        TagParts,
+        /// 2: flow control never holds a write.
+        NeverSlow,
+    }
+}
+
+list! {
+    /// A way that is seldom gone.
+    Mark {
+        /// A tail that was torn is dropped.
+        TornTail,
+        /// Records below the last sync are missing.
+        Damage,
+        /// Records of a run that nothing else tells of lie among those of a later one.
+        OtherRun,
+        /// A footer counts no more, because its segment was not synced.
+        LateFooter,
+        /// A write of which pieces are missing is dropped.
+        UnfinishedWrite,
+        /// Records that only the stage had are written to the log.
+        SavedFromStage,
+        /// Clean blocks are found record by record.
+        FillWithoutFooter,
+        /// A segment is in use for the second time.
+        LogWrapped,
+        /// A footer goes to the device again after a sync that failed.
+        FooterAgain,
+        /// What no good sync covers is written again.
+        WrittenAgain,
+        /// A chunk of an overlay that the device did not keep is written again.
+        SpilledAgain,
+        /// A chunk of an overlay leaves RAM.
+        Spilled,
+        /// A chunk of an overlay in which nothing lives is let go unwritten.
+        LetGo,
+        /// A record says after an idle time what is durable.
+        Announced,
+        /// A checkpoint fails and is written again.
+        CheckpointFailed,
+        /// Live data is moved out of a segment.
+        Moved,
+        /// Zeroes are moved out of a segment.
+        MovedZeroes,
+        /// A volume meets its own limit.
+        DirtyLimit,
+        /// The log has no room for a write.
+        LogFull,
+        /// A write waits too long at the last limit of an overlay.
+        NoSpace,
+        /// A write is staged in part and waits for the rest.
+        StagedInPart,
+        /// A phase of a destage that failed begins again.
+        DestageAgain,
+        /// The disks of one machine are sealed in one step.
+        CutOfGroup,
+        /// A disk that is prepared waits for another one of its group.
+        GateWaits,
+        /// A policy changes while writes wait for that.
+        SwitchedUnderLoad,
+        /// A switch destages in rounds while the guest goes on.
+        SwitchDrains,
+        /// A failing device is left for the origin.
+        Rescue,
+        /// Guests go on past the log.
+        PastLog,
+        /// Dirty data is only on a device that cannot be read.
+        Held,
+        /// A device is good again after a life past the log.
+        BackFromPast,
+        /// Clean blocks that an orderly stop has named are found again.
+        KeptLayer,
+        /// A ledger that could not be written is due again.
+        LedgerAgain,
+        /// What a recovery found dirty is at the origin by then.
+        ReachedMeanwhile,
+        /// A read that its origin did not give waits for another try.
+        ReadHeld,
+        /// A fill that its origin did not give waits for another try.
+        FillHeld,
+        /// A clean block is wrong twice, and asked of the origin.
+        BadLine,
+        /// A write has overtaken a fill.
+        OvertakenFill,
+        /// A layer is forgotten while blocks of it are on their way to the device.
+        Orphan,
+        /// Blocks are replaced on their way to the device.
+        OvertakenBatch,
+        /// The oldest clean segment is given back.
+        Retired,
+        /// Clean blocks that are asked for are written again.
+        Reappended,
+        /// A write past the log waits for one that it overlaps.
+        OverlapWaits,
+        /// A guest finds the overlay of the one before thrown away.
+        ResetAtArrival,
+        /// A pending journal is finished.
+        JournalReplayed,
+        /// A block of the log is read again by itself.
+        ReadAgain,
+        /// Newer writes have covered what was damaged.
+        Mended,
+        /// An overlay becomes the content of its image.
+        Committed,
+        /// A write of a killed daemon is found by its tag.
+        TagFound,
+    }
+}
+
+#[cfg(feature = "adversary")]
+static BROKEN: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// Whether this rule is broken at the moment.
+#[cfg(not(feature = "adversary"))]
+#[inline(always)]
+pub const fn has(_: Bug) -> bool {
+    false
+}
+
+/// Whether this rule is broken at the moment.
+#[cfg(feature = "adversary")]
+pub fn has(bug: Bug) -> bool {
+    BROKEN.load(Relaxed) == bug as usize
+}
+
+/// Breaks this rule and keeps all others.
+#[cfg(feature = "adversary")]
+pub fn break_rule(bug: Option<Bug>) {
+    BROKEN.store(bug.map_or(usize::MAX, |bug| bug as usize), Relaxed);
+}
+
+/// A sync, but where this rule is broken: then something that changes nothing.
+pub fn sync_unless(bug: Bug) -> Op {
+    match has(bug) {
+        true => Op::Stat,
+        false => Op::Sync,
+    }
+}
+
+#[cfg(feature = "adversary")]
+static PASSED: [AtomicU64; Mark::ALL.len()] = [const { AtomicU64::new(0) }; Mark::ALL.len()];
+
+/// A run comes along here.
+#[cfg(not(feature = "adversary"))]
+#[inline(always)]
+pub const fn mark(_: Mark) {}
+
+/// A run comes along here.
+#[cfg(feature = "adversary")]
+pub fn mark(mark: Mark) {
+    PASSED[mark as usize].fetch_add(1, Relaxed);
+}
+
+/// How often all runs together have passed a mark.
+#[cfg(feature = "adversary")]
+pub fn passed(mark: Mark) -> u64 {
+    PASSED[mark as usize].load(Relaxed)
+}

@@ -1,0 +1,245 @@
+//! The gates that the audit names and the marks are counted in: families of runs of the simulator.
+//!
+//! Always true: what a gate says follows from a seed. Deliberately absent: which rule it is for.
+
+// The audit needs more of it than the marks do.
+#![allow(dead_code)]
+
+use engine::types::{DestageMode, Policy};
+use sim::host::Ending;
+use sim::plan::Plan;
+use sim::scenario::{clean_blocks, find, group, own_blocks};
+use sim::{Options, Sabotage, rings, run};
+
+/// Runs that lie beside each other to say whether any write was held.
+const HELD_SEEDS: u64 = 4;
+
+pub fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().expect("a number"))
+}
+
+/// What notices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Gate {
+    /// Volumes of all policies, as a seed draws them.
+    Seeds,
+    /// All of them change their policy again and again.
+    Switches,
+    /// One write-through volume, small and under load.
+    WriteThrough,
+    /// The cache device dies for minutes.
+    Dying,
+    /// The disks of one machine.
+    Group,
+    /// Readers of a base image on a device that rots.
+    CleanBlocks,
+    /// Clean blocks of volumes that are written.
+    OwnBlocks,
+    /// A bug of the past, by its name.
+    Scenario(&'static str),
+    /// The device loses writes of the log and says nothing: what is missing must be told.
+    LostWrites,
+    /// Some guest is slowed.
+    HeldWrites,
+    /// A guest and a daemon that is killed between two stores.
+    Rings,
+    /// Lives of a request or two, each ended by a power loss.
+    ShortLives,
+    /// The least of logs under large writes, with syncs that fail, over kills and power losses.
+    SmallLog,
+    /// Origins that fail again and again under volumes that only destage.
+    Troubled,
+    /// Readers of a base image over kills, without any checksum of clean blocks.
+    NoSums,
+    /// Overlays that fill their cache, and have next to no stage.
+    SmallOverlay,
+}
+
+use Gate::{
+    CleanBlocks, Dying, Group, HeldWrites, LostWrites, NoSums, OwnBlocks, Rings, Scenario, Seeds,
+    ShortLives, SmallLog, SmallOverlay, Switches, Troubled, WriteThrough,
+};
+
+/// A plan with all that write bent towards a life past the log.
+fn bent(seed: u64, bend: impl Fn(&mut Plan)) -> Options {
+    let mut plan = Plan::from_seed(seed);
+    bend(&mut plan);
+    plan.limit_requests();
+    Options {
+        operations: 1500,
+        plan: Some(plan),
+        ..Options::from_seed(seed)
+    }
+}
+
+fn switches(plan: &mut Plan) {
+    for volume in &mut plan.volumes {
+        volume.switches = volume.policy != Policy::Ephemeral;
+    }
+}
+
+fn write_through(plan: &mut Plan) {
+    plan.volumes.truncate(1);
+    plan.origins.truncate(1);
+    plan.volumes[0].policy = Policy::WriteThrough;
+    plan.volumes[0].depth = 16;
+    plan.origins[0].sectors = 512;
+    plan.ram_blocks = 256;
+}
+
+/// Lives that end by these in turn.
+fn ending(options: Options, endings: Vec<Ending>, operations: u64) -> Options {
+    Options {
+        restarts: endings.len() as u32,
+        endings,
+        operations,
+        ..options
+    }
+}
+
+fn only_write_back(plan: &mut Plan) {
+    plan.volumes
+        .retain(|it| it.policy == Policy::WriteBack && !it.switches);
+}
+
+fn small_log(plan: &mut Plan) {
+    only_write_back(plan);
+    plan.geometry.segments = 12;
+    plan.geometry.segment_chunks = 4;
+    plan.geometry.chunk_blocks = 8;
+    // More, and the device counts as failed: then origins are written past the log.
+    plan.rates.cache_sync_error = 20;
+    plan.rates.origin_trouble = 0;
+    for volume in &mut plan.volumes {
+        volume.depth = 16;
+        volume.tuning.destage_after_ms = Some(20);
+    }
+}
+
+fn small_overlay(plan: &mut Plan) {
+    plan.volumes.truncate(1);
+    plan.origins.truncate(1);
+    plan.volumes[0].policy = Policy::Ephemeral;
+    plan.volumes[0].depth = 16;
+    plan.volumes[0].tuning.overlay_timeout_ms = 1;
+    plan.volumes[0].tuning.overlay_ram_bytes = 256 << 20;
+    plan.origins[0].sectors = 5 * 2048;
+    plan.geometry.segments = 12;
+    plan.geometry.chunk_blocks = 8;
+    plan.overlay_slots = 4;
+}
+
+fn troubled(plan: &mut Plan) {
+    only_write_back(plan);
+    plan.rates.origin_trouble = 60;
+    plan.rates.origin_check = 60;
+    for volume in &mut plan.volumes {
+        volume.tuning.destage_after_ms = Some(20);
+    }
+}
+
+fn no_sums(seed: u64) -> Options {
+    let orderly = Ending::Orderly { power_off: false };
+    let endings = vec![Ending::Kill, Ending::KillInMemory, orderly, Ending::Kill];
+    let mut options = ending(clean_blocks(seed), endings, 3000);
+    options.sabotage = Some(Sabotage::NoLineSums);
+    let rates = &mut options.plan.as_mut().expect("it has one").rates;
+    (rates.rot, rates.cache_write_error, rates.cache_sync_error) = (0, 0, 0);
+    (rates.crash_in_recovery, rates.recovery_error) = (0, 0);
+    options
+}
+
+fn dying(plan: &mut Plan) {
+    switches(plan);
+    plan.rates.cache_dies = 10;
+    for volume in &mut plan.volumes {
+        volume.tuning.destage = DestageMode::Atomic;
+        volume.journal_possible = true;
+    }
+}
+
+impl Gate {
+    pub const ALL: &[Gate] = &[
+        Seeds,
+        Switches,
+        WriteThrough,
+        Dying,
+        Group,
+        CleanBlocks,
+        OwnBlocks,
+        LostWrites,
+        HeldWrites,
+        Rings,
+        ShortLives,
+        SmallLog,
+        Troubled,
+        NoSums,
+        SmallOverlay,
+    ];
+
+    pub fn options(self, seed: u64) -> Options {
+        match self {
+            Seeds | HeldWrites | Rings => Options::from_seed(seed),
+            LostWrites => Options {
+                sabotage: Some(Sabotage::LostLogWrite),
+                ..Options::from_seed(seed)
+            },
+            Switches => bent(seed, switches),
+            WriteThrough => bent(seed, write_through),
+            Dying => bent(seed, dying),
+            Group => group(seed),
+            CleanBlocks => clean_blocks(seed),
+            OwnBlocks => own_blocks(seed),
+            ShortLives => ending(bent(seed, only_write_back), vec![Ending::PowerLoss; 6], 14),
+            SmallLog => {
+                let endings = vec![Ending::PowerLoss, Ending::Kill, Ending::PowerLoss];
+                let mut options = ending(bent(seed, small_log), endings, 2000);
+                let plan = options.plan.as_mut().expect("it has one");
+                // No write is larger than the share of its volume, so none is taken in parts.
+                plan.volumes
+                    .iter_mut()
+                    .for_each(|it| it.request_sectors_max = 8);
+                options
+            }
+            Troubled => ending(bent(seed, troubled), vec![Ending::PowerLoss; 4], 1500),
+            NoSums => no_sums(seed),
+            SmallOverlay => {
+                let endings = vec![Ending::KillInMemory; 4];
+                ending(bent(seed, small_overlay), endings, 2000)
+            }
+            Scenario(name) => find(name).expect("a scenario of this name").options(seed),
+        }
+    }
+
+    /// What it has to say about a seed.
+    pub fn judge(self, seed: u64) -> Result<(), String> {
+        if self == HeldWrites {
+            let runs = (0..HELD_SEEDS).map(|at| run(&self.options(seed * HELD_SEEDS + at)));
+            let held = runs.flatten().map(|it| it.counters.held_writes);
+            return match held.sum::<u64>() {
+                0 => Err(format!("no write was held in {HELD_SEEDS} runs")),
+                _ => Ok(()),
+            };
+        }
+        if self == Rings {
+            return rings::run(&rings::Options::from_seed(seed)).map(|_| ());
+        }
+        let outcome = run(&Options {
+            verbose: number("TENUTO_SIM_VERBOSE").is_some(),
+            ..self.options(seed)
+        });
+        match outcome {
+            Ok(_) => Ok(()),
+            Err(failure) if self == LostWrites && is_told(&failure.message) => Ok(()),
+            Err(failure) => Err(failure.message),
+        }
+    }
+}
+
+/// What is missing was missed by the engine, before a guest could see it.
+fn is_told(message: &str) -> bool {
+    ["recovery claims damage"]
+        .iter()
+        .any(|it| message.contains(it))
+}

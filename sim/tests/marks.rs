@@ -1,0 +1,83 @@
+//! Ways that are seldom gone: runs of all gates must come along each of them.
+//!
+//! `TENUTO_SIM_SEEDS` says how many seeds each gate may take (48); the test ends when nothing is
+//! missing. Always true: a mark that no gate can reach is listed with the reason. Built with the
+//! feature `adversary` alone.
+
+mod adversary;
+
+use adversary::{Gate, number};
+use engine::adversary::{Mark, passed};
+use sim::run;
+use sim::scenario::{ALL, find};
+use sim::trace::Counters;
+
+/// Seeds of each gate at most.
+const SEEDS_MAX: u64 = 48;
+
+/// Marks that the simulator does not reach.
+const UNREACHED: &[(Mark, &str)] = &[(
+    Mark::Committed,
+    "no guest of the simulator commits; `commit` from outside does",
+)];
+
+fn missing(counters: &Counters) -> Vec<String> {
+    let listed = |mark: &Mark| UNREACHED.iter().any(|(it, _)| it == mark);
+    let marks = Mark::ALL
+        .iter()
+        .filter(|mark| !listed(mark) && passed(**mark) == 0);
+    let of_world = [
+        ("a late write", counters.late_writes),
+        ("a kill in a recovery", counters.kills_in_recovery),
+        (
+            "a power loss in a recovery",
+            counters.power_losses_in_recovery,
+        ),
+        ("an origin without room", counters.origin_full),
+        (
+            "a scrub that drops clean blocks",
+            counters.scrub_dropped_bytes,
+        ),
+    ];
+    let never = of_world.into_iter().filter(|(_, count)| *count == 0);
+    let marks = marks.map(|mark| format!("{mark:?}:{}", mark.what()));
+    marks
+        .chain(never.map(|(what, _)| what.to_owned()))
+        .collect()
+}
+
+#[test]
+fn every_way_that_is_seldom_gone_is_gone() {
+    let seeds = number("TENUTO_SIM_SEEDS").map_or(SEEDS_MAX, |all| all.clamp(SEEDS_MAX, 500));
+    let mut counters = Counters::default();
+    let scenarios = ALL.iter().map(|it| find(it.name).expect("one of all"));
+    let scenarios: Vec<_> = scenarios.collect();
+    let mut seed = 0;
+    while seed < seeds && !missing(&counters).is_empty() {
+        let gates = Gate::ALL.iter().map(|gate| gate.options(seed));
+        let runs = gates.chain(scenarios.iter().map(|it| it.options(seed)));
+        let runs: Vec<_> = runs.collect();
+        let (one, other) = runs.split_at(runs.len() / 2);
+        let both = std::thread::scope(|scope| {
+            let here = |part: &[sim::Options]| part.iter().map(run).collect::<Vec<_>>();
+            let other = scope.spawn(move || here(other));
+            let mut outcomes = here(one);
+            outcomes.extend(other.join().expect("a run ends"));
+            outcomes
+        });
+        // What fails where the device lies is the business of others.
+        both.iter()
+            .flatten()
+            .for_each(|outcome| counters.add(&outcome.counters));
+        seed += 1;
+    }
+    println!("{seed} seeds of each gate");
+    for mark in Mark::ALL {
+        println!("{:>12} {mark:?}:{}", passed(*mark), mark.what());
+    }
+    let missing = missing(&counters);
+    assert!(missing.is_empty(), "nobody came along: {missing:#?}");
+    for (mark, why) in UNREACHED {
+        println!("not asked for: {mark:?}: {why}");
+    }
+}

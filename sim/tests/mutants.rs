@@ -1,0 +1,316 @@
+//! The audit of the gates: each rule that the product's own code can break on demand is broken, and
+//! the gate that is named for it here must notice within so many seeds.
+//!
+//! `TENUTO_BUGS=4` breaks every fourth rule; `TENUTO_BUG=SkipLogSync` tries all gates on this one,
+//! or those with `TENUTO_GATE` in their names, with `TENUTO_SIM_SEEDS` seeds each. Always true: the
+//! seed that notices passes while all rules are kept; each rule has a gate or stands among the
+//! survivors. Built with the feature `adversary` alone.
+
+mod adversary;
+
+use adversary::{Gate, number};
+use engine::adversary::{self as of_engine, Bug};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Mutex;
+use std::time::Instant;
+use vring::adversary::{self as of_rings, Bug as RingBug};
+
+/// Seeds within which a gate notices, where nothing else is said.
+const SEEDS_MAX: u64 = 24;
+/// Seeds that run side by side, on the two cores of the machines that test.
+const THREADS: u64 = 2;
+/// Characters of a message that are printed.
+const WORDS_MAX: usize = 140;
+
+/// Rules whose breach no gate notices yet, and why.
+const SURVIVORS: &[(Bug, &str)] = &[
+    (
+        Bug::SkipLedgerSyncAtRelease,
+        "a ledger that still says dirty costs a drain of nothing, no data; 200 seeds of Dying",
+    ),
+    (
+        Bug::ForgetFooter,
+        "the records say the same, the segment is only not evacuated; 200 seeds of its scenario",
+    ),
+    (
+        Bug::ReuseSegmentEarly,
+        "the youngest life that a segment names wins all the same; 60 seeds of SmallLog",
+    ),
+    (
+        Bug::OpenReserve,
+        "no run of these gates comes to need the reserve; 24 seeds of SmallLog",
+    ),
+    (
+        Bug::DieOfUnfinished,
+        "a write begins only if there is room for all of it, so nothing is given back meanwhile; \
+         60 seeds of SmallLog",
+    ),
+    (
+        Bug::LetGoFirstChunk,
+        "its own scenario does not show it any more; 200 seeds",
+    ),
+    (
+        Bug::BelieveKilledLayers,
+        "the name of a layer has the time of its image, which no power loss here takes back; \
+         200 seeds of OwnBlocks",
+    ),
+    (
+        Bug::IgnoreFillLife,
+        "the order in which segments come back hides it; 60 seeds of NoSums",
+    ),
+    (
+        Bug::BelieveAfterFailedSync,
+        "the origin of a direct volume keeps here what a failed sync covered; 24 seeds of Dying",
+    ),
+    (Bug::ForgetPastLog, "24 seeds of Dying are too few for it"),
+    (
+        Bug::StartWithoutSync,
+        "its own scenario does not show it any more; 120 seeds",
+    ),
+    (
+        Bug::MoveZeroesOldestFirst,
+        "its own scenarios do not show it any more; 24 and 60 seeds",
+    ),
+    (
+        Bug::TagParts,
+        "two seeds of a thousand have shown it, 786 and 946 of Seeds",
+    ),
+];
+
+use Gate::{
+    CleanBlocks, Dying, Group, HeldWrites, LostWrites, NoSums, OwnBlocks, Rings, Scenario, Seeds,
+    ShortLives, SmallLog, SmallOverlay, Switches, Troubled, WriteThrough,
+};
+
+/// A rule that is broken on demand.
+#[derive(Clone, Copy, Debug)]
+enum Rule {
+    Engine(Bug),
+    Rings(RingBug),
+}
+
+impl Rule {
+    fn all() -> impl Iterator<Item = Rule> {
+        let engine = Bug::ALL.iter().map(|bug| Rule::Engine(*bug));
+        engine.chain(RingBug::ALL.iter().map(|bug| Rule::Rings(*bug)))
+    }
+
+    fn name(self) -> String {
+        match self {
+            Rule::Engine(bug) => format!("{bug:?}"),
+            Rule::Rings(bug) => format!("{bug:?}"),
+        }
+    }
+
+    /// Its line, as the place where it is broken has it.
+    fn what(self) -> &'static str {
+        match self {
+            Rule::Engine(bug) => bug.what().trim(),
+            Rule::Rings(bug) => bug.what().trim(),
+        }
+    }
+
+    fn set(self, broken: bool) {
+        match self {
+            Rule::Engine(bug) => of_engine::break_rule(broken.then_some(bug)),
+            Rule::Rings(bug) => of_rings::break_rule(broken.then_some(bug)),
+        }
+    }
+
+    fn survives(self) -> bool {
+        SURVIVORS
+            .iter()
+            .any(|(bug, _)| matches!(self, Rule::Engine(it) if it == *bug))
+    }
+
+    /// What notices, and within how many seeds.
+    fn gate(self) -> (Gate, Range<u64>) {
+        match self {
+            Rule::Rings(_) => (Rings, 0..SEEDS_MAX),
+            Rule::Engine(bug) => gate_of(bug),
+        }
+    }
+}
+
+/// Its answers to seeds while all rules are kept, each asked for once.
+#[derive(Default)]
+struct Honest(BTreeMap<(Gate, u64), bool>);
+
+impl Honest {
+    fn passes(&mut self, gate: Gate, seed: u64) -> bool {
+        *self
+            .0
+            .entry((gate, seed))
+            .or_insert_with(|| gate.judge(seed).is_ok())
+    }
+}
+
+/// The first of these seeds at which a gate notices a broken rule, and its words.
+fn caught(honest: &mut Honest, rule: Rule, gate: Gate, of: Range<u64>) -> Option<(u64, String)> {
+    let seeds = of.end;
+    for first in of.step_by(THREADS as usize) {
+        rule.set(true);
+        let batch: Vec<_> = std::thread::scope(|scope| {
+            let threads = (first..seeds.min(first + THREADS))
+                .map(|seed| scope.spawn(move || (seed, gate.judge(seed))));
+            let threads: Vec<_> = threads.collect();
+            let results = threads.into_iter().map(|it| it.join().expect("a run ends"));
+            results.collect()
+        });
+        rule.set(false);
+        for (seed, outcome) in batch {
+            if let Err(words) = outcome
+                && honest.passes(gate, seed)
+            {
+                return Some((seed, words));
+            }
+        }
+    }
+    None
+}
+
+/// All gates on one rule.
+fn explore(name: &str) {
+    let mut honest = Honest::default();
+    let seeds = number("TENUTO_SIM_SEEDS").unwrap_or(SEEDS_MAX);
+    let scenarios = sim::scenario::ALL.iter().map(|it| Scenario(it.name));
+    let gates: Vec<Gate> = Gate::ALL.iter().copied().chain(scenarios).collect();
+    let wanted = std::env::var("TENUTO_GATE").unwrap_or_default();
+    let is_wanted = |gate: &&Gate| format!("{gate:?}").contains(&wanted);
+    for rule in Rule::all().filter(|rule| rule.name() == name) {
+        for gate in gates.iter().filter(is_wanted) {
+            match caught(&mut honest, rule, *gate, 0..seeds) {
+                Some((seed, words)) => println!("{gate:?}, seed {seed}: {words}"),
+                None => println!("{gate:?}: nothing within {seeds} seeds"),
+            }
+        }
+    }
+}
+
+/// A row of the table in `docs/verification.md`.
+fn row(rule: Rule, gate: Gate, seed: u64) -> String {
+    let (of, broken) = rule
+        .what()
+        .split_once(": ")
+        .expect("a rule of the design comes first");
+    let gate = match gate {
+        Scenario(name) => format!("scenario `{name}`"),
+        other => format!("{other:?}"),
+    };
+    format!("| `{}` | {of} | {broken} | {gate} | {seed} |", rule.name())
+}
+
+#[test]
+fn every_broken_rule_is_noticed_by_its_gate() {
+    let _alone = SWITCH.lock().unwrap_or_else(|it| it.into_inner());
+    // A broken rule may end in an assert of the engine, which a run tells in its own words.
+    std::panic::set_hook(Box::new(|_| {}));
+    if let Ok(name) = std::env::var("TENUTO_BUG") {
+        return explore(&name);
+    }
+    let part = number("TENUTO_BUGS").unwrap_or(1) as usize;
+    let mut honest = Honest::default();
+    let mut unnoticed = Vec::new();
+    for rule in Rule::all().filter(|it| !it.survives()).step_by(part) {
+        let (gate, seeds) = rule.gate();
+        let began = Instant::now();
+        let Some((seed, words)) = caught(&mut honest, rule, gate, seeds.clone()) else {
+            println!("{} passes seeds {seeds:?} of {gate:?}", rule.name());
+            unnoticed.push(rule.name());
+            continue;
+        };
+        let words: String = words.chars().take(WORDS_MAX).collect();
+        let took = began.elapsed();
+        println!("{}\n    in {took:.1?}: {words}", row(rule, gate, seed));
+    }
+    for (bug, why) in SURVIVORS {
+        println!("{bug:?} survives: {why}");
+    }
+    assert!(unnoticed.is_empty(), "nobody notices {unnoticed:?}");
+}
+
+/// The switch is one for the process, so one test at a time has it.
+static SWITCH: Mutex<()> = Mutex::new(());
+
+#[test]
+fn gates_that_only_the_audit_has_pass_while_all_rules_are_kept() {
+    let _alone = SWITCH.lock().unwrap_or_else(|it| it.into_inner());
+    let seeds = number("TENUTO_SIM_SEEDS").map_or(20, |all| all.div_ceil(25));
+    let first = number("TENUTO_SIM_FIRST").unwrap_or(0);
+    let mut failed = 0;
+    // Not the small log: where syncs fail so often, volumes go past it, which its judge of origins
+    // does not know. The audit takes only those of its seeds that pass.
+    for gate in [ShortLives, SmallOverlay, Troubled] {
+        for seed in first..first + seeds {
+            if let Err(words) = gate.judge(seed) {
+                println!("{gate:?}, seed {seed}: {words}");
+                failed += 1;
+            }
+        }
+    }
+    assert_eq!(failed, 0, "seeds fail");
+}
+
+/// The gate of each rule, and the seeds within which it notices.
+fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
+    let gate = match bug {
+        Bug::SkipSwitchSync | Bug::KeepLayer => Switches,
+        Bug::SkipDirectSync
+        | Bug::IgnoreDirectFua
+        | Bug::FillUnderWrite
+        | Bug::WriteSideBySide
+        | Bug::KeepOverwritten => WriteThrough,
+        Bug::BelieveAfterFailedSync
+        | Bug::AnswerBeforeRescue
+        | Bug::ForgetPastLog
+        | Bug::IgnoreLedger
+        | Bug::SkipLedgerSyncAtRelease => Dying,
+        Bug::SkipCheckpointSync => ShortLives,
+        Bug::OverwriteCheckpoint
+        | Bug::ReuseSegmentEarly
+        | Bug::FreeBeforeDurable
+        | Bug::OpenReserve
+        | Bug::DieOfUnfinished => SmallLog,
+        Bug::TakeFailedOriginSync => Troubled,
+        Bug::KeepQuietAboutSync
+        | Bug::CountOldSync
+        | Bug::SyncAgainOnly
+        | Bug::ForgetFooter
+        | Bug::ReuseSlotEarly => Scenario("two-syncs-of-the-cache-and-one-fails"),
+        Bug::DropLineSum | Bug::KeepRetiredLines | Bug::JudgeAtFirstRead => CleanBlocks,
+        Bug::IgnoreFillLife => NoSums,
+        Bug::ServeStaleBase
+        | Bug::KeepOvertakenFill
+        | Bug::KeepOvertakenBatch
+        | Bug::KeepOrphans
+        | Bug::BelieveKilledLayers => OwnBlocks,
+        Bug::DropLogSum | Bug::IgnoreDurableUpto => LostWrites,
+        Bug::AnnounceNoRun | Bug::ClearStageEarly => Scenario("a-kill-while-the-stage-is-renewed"),
+        Bug::KeepSlotName => Scenario("a-kill-while-a-slot-changes-hands"),
+        Bug::SerialForEachPiece => Scenario("a-write-over-the-end-of-a-chunk"),
+        Bug::KeepUnfinished | Bug::LeaveInFooters => {
+            Scenario("a-write-that-was-dropped-comes-back")
+        }
+        Bug::LetGoForUnfinished => Scenario("an-overlay-is-let-go-for-a-write-in-part"),
+        Bug::NeverAnswerFull => SmallOverlay,
+        Bug::MixRuns => Scenario("a-run-that-leaves-only-its-second-record"),
+        Bug::BeginWithoutRoom => Scenario("a-half-staged-write-holds-the-log"),
+        Bug::LetGoFirstChunk => Scenario("the-first-chunk-of-an-overlay-is-let-go"),
+        Bug::MakeTableTwice => Scenario("a-journal-whose-table-waits-for-its-turn"),
+        Bug::PassGateEarly | Bug::SealAlone => Group,
+        Bug::StartWithoutSync => Scenario("a-kill-before-a-start-as-write-back"),
+        Bug::MoveZeroesOldestFirst | Bug::MoveWithNewSerial => {
+            Scenario("zeroes-of-one-record-and-a-write-between")
+        }
+        Bug::NeverSlow => HeldWrites,
+        _ => Seeds,
+    };
+    let seeds = match bug {
+        // Those before them take minutes.
+        Bug::LetGoForUnfinished => 170..180,
+        Bug::KeepOrphans => 118..124,
+        _ => 0..SEEDS_MAX,
+    };
+    (gate, seeds)
+}

@@ -1,0 +1,64 @@
+//! Rules of the rings that can be broken on purpose.
+//!
+//! Owns their list. A test that is built with the feature `adversary` breaks one at a time and must
+//! see a gate notice. Always true: without the feature [`has`] is constantly false, so the product
+//! carries nothing of it; the switch is one for the process. Deliberately absent: gates, and the
+//! rules of the engine, which has its own.
+
+#[cfg(feature = "adversary")]
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+macro_rules! list {
+    ($(#[$about:meta])* $name:ident { $(#[doc = $what:literal] $item:ident,)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum $name { $(#[doc = $what] $item,)* }
+
+        impl $name {
+            pub const ALL: &[$name] = &[$($name::$item,)*];
+
+            /// The line about it.
+            pub const fn what(self) -> &'static str {
+                match self { $($name::$item => $what,)* }
+            }
+        }
+    };
+}
+
+list! {
+    /// A rule that is broken, with the rule of the design before the colon.
+    Bug {
+        /// 5.2.1: a head that a repair has found ended is run again all the same.
+        RunHeadTwice,
+        /// 5.2.1: what runs again does so newest first.
+        RunNewestFirst,
+        /// 5.2.1: a head is taken before the region says so.
+        TakeUnmarked,
+        /// 5.2.1: the flag of a request that has ended stays in the region.
+        KeepFlag,
+        /// 5.2.1: counters of requests that have ended are given again.
+        ReuseCounters,
+    }
+}
+
+#[cfg(feature = "adversary")]
+static BROKEN: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// Whether this rule is broken at the moment.
+#[cfg(not(feature = "adversary"))]
+#[inline(always)]
+pub const fn has(_: Bug) -> bool {
+    false
+}
+
+/// Whether this rule is broken at the moment.
+#[cfg(feature = "adversary")]
+pub fn has(bug: Bug) -> bool {
+    BROKEN.load(Relaxed) == bug as usize
+}
+
+/// Breaks this rule and keeps all others.
+#[cfg(feature = "adversary")]
+pub fn break_rule(bug: Option<Bug>) {
+    BROKEN.store(bug.map_or(usize::MAX, |bug| bug as usize), Relaxed);
+}
