@@ -128,9 +128,9 @@ impl World {
     fn fate_of_read(&mut self, io: &Io) -> Fate {
         let rates = &self.plan.rates;
         let rate = match io.purpose {
-            // No last copies, these: they have a rate of their own.
+            // Those of clean blocks and of scrubs have rates of their own.
             Purpose::LineRead => 0,
-            Purpose::Scrub => rates.cache_read_error.max(rates.rot / 20),
+            Purpose::Scrub => rates.rot / 20,
             _ => rates.cache_read_error,
         };
         let good = Fate::of(Ok(()));
@@ -234,7 +234,8 @@ impl World {
                 let bytes = LEDGER_BYTES as u64;
                 return ledger.has(0, LEDGER_BYTES) && ledger.has(bytes, LEDGER_BYTES);
             }
-            // After a kill recovery writes the stage to the log again, because a sync may have failed
+            // After a kill recovery writes the stage to the log again, because a sync may have
+            // failed
             // before: of what was flushed that is the last copy.
             File::Cache => return self.served,
             File::Journal(_) => return true,

@@ -8,7 +8,8 @@
 //! named by
 //! nobody else.
 //!
-//! Exit codes: 5 where data was lost or wrong (safety), 1 where something did not end (liveness) or the
+//! Exit codes: 5 where data was lost or wrong (safety), 1 where something did not end (liveness)
+//! or the
 //! engine panicked (crash); the message and `class` in the document tell the last two apart.
 
 use super::{Context, output, progress, tools};
