@@ -8,7 +8,7 @@
 //! | systor17 | `seconds,response,R or W,LUN,offset,bytes` |
 //! | arc | `sector sectors ignored sequence`: reads without times, taken for one a millisecond |
 //! | mqsim | `nanoseconds device sector sectors 0 for a write or 1` |
-//! | fio | version 2: `file action offset bytes`, waits count; version 3: microseconds before that |
+//! | fio | `file action offset bytes`, waits count; of version 3 with microseconds before it |
 //! | blkparse | its text; of each request the moment it was queued, or else issued, or else done |
 //!
 //! Always true: a line is a record, nothing to be looked at, or bad and counted. Deliberately
