@@ -38,6 +38,9 @@ done
 export PATH=$scratch/bin:$PATH HOME=$scratch
 unset TENUTO_CONFIG TENUTO_SOCKET
 cd "$scratch" || exit 2
+# A trace, as the documents name it.
+printf '1,0,2a,4096,0\n1,1,28,512,8\n' >disk.csv
+gzip -k disk.csv
 
 failed=0
 ran=0

@@ -235,8 +235,7 @@ impl World {
                 return ledger.has(0, LEDGER_BYTES) && ledger.has(bytes, LEDGER_BYTES);
             }
             // After a kill recovery writes the stage to the log again, because a sync may have
-            // failed
-            // before: of what was flushed that is the last copy.
+            // failed before: of what was flushed that is the last copy.
             File::Cache => return self.served,
             File::Journal(_) => return true,
             File::Image(origin) => origin,

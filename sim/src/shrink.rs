@@ -35,8 +35,7 @@ struct Shrinker<J> {
 }
 
 /// Makes a case that fails in this class small, within so many runs. `judge` runs a case and says
-/// in
-/// which class it fails.
+/// in which class it fails.
 pub fn shrink(
     case: Case,
     class: Class,

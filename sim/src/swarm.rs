@@ -1,6 +1,5 @@
 //! What a seed is made of when all seeds differ as much as they can: whole classes of guests,
-//! limits
-//! and faults are there or not.
+//! limits and faults are there or not.
 //!
 //! A run in which everything happens meets few limits for long, because one fault hides another; so
 //! each seed draws a set of features, and each feature bends the plan by numbers of its own. Always

@@ -17,7 +17,7 @@ use std::time::Instant;
 use vring::adversary::{self as of_rings, Bug as RingBug};
 
 /// Seeds within which a gate notices, where nothing else is said.
-const SEEDS_MAX: u64 = 24;
+const SEEDS_MAX: u64 = 60;
 /// Seeds that run side by side, on the two cores of the machines that test.
 const THREADS: u64 = 2;
 /// Characters of a message that are printed.

@@ -3,8 +3,7 @@
 //! them not.
 //!
 //! Twice `TENUTO_SIM_SEEDS` says how many (200), `TENUTO_SIM_FIRST` from which (0),
-//! `TENUTO_SIM_SEED`
-//! runs one and tells everything, `TENUTO_SIM_WITHOUT` takes features from it.
+//! `TENUTO_SIM_SEED` runs one and tells everything, `TENUTO_SIM_WITHOUT` takes features from it.
 
 mod common;
 

@@ -296,6 +296,11 @@ impl NoCache {
             _ => Kind::Usage,
         }
     }
+
+    /// Nothing says that it was ever ours.
+    pub fn is_foreign(&self) -> bool {
+        self.0 == FormatError::Magic
+    }
 }
 
 type Found = std::result::Result<Superblock, NoCache>;
@@ -325,7 +330,8 @@ fn parse_superblock(head: &[u8]) -> Found {
     let first = copies.next().expect("there are two copies");
     match (first, copies.next().expect("there are two copies")) {
         (Ok(superblock), _) | (Err(_), Ok(superblock)) => Ok(superblock),
-        (Err(error), Err(_)) => Err(NoCache(error)),
+        // What says that it is a cache counts, also where the other copy has lost that.
+        (Err(FormatError::Magic), Err(error)) | (Err(error), Err(_)) => Err(NoCache(error)),
     }
 }
 

@@ -185,19 +185,23 @@ pub fn create_missing(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// A daemon is not started on something that is no cache.
+/// A daemon is not started on something that is no cache. One that is damaged, or of another
+/// version, is refused by whoever opens it.
 fn refuse_foreign(path: &Path) -> Result<()> {
-    let superblock = inspect::superblock_at(path)?;
-    superblock.map(|_| ()).map_err(|why| {
-        let name = path.display();
-        let target = Target::open(path, How::default()).ok();
-        let found = target.and_then(|target| signature::foreign(&target).ok().flatten());
-        let message = match found {
-            Some(found) => format!("cache {name}: holds {found}; name another file or device"),
-            None => format!("cache {name}: {why}; make one with `tenuto cache create {name}`"),
-        };
-        Error::new(Kind::Config, message).about(name.to_string())
-    })
+    let Err(why) = inspect::superblock_at(path)? else {
+        return Ok(());
+    };
+    if !why.is_foreign() {
+        return Ok(());
+    }
+    let name = path.display();
+    let target = Target::open(path, How::default()).ok();
+    let found = target.and_then(|target| signature::foreign(&target).ok().flatten());
+    let message = match found {
+        Some(found) => format!("cache {name}: holds {found}; name another file or device"),
+        None => format!("cache {name}: {why}; make one with `tenuto cache create {name}`"),
+    };
+    Err(Error::new(Kind::Config, message).about(name.to_string()))
 }
 
 fn make(

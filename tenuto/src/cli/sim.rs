@@ -5,12 +5,10 @@
 //! when the engine panics; without `--seed` the first seed is printed, so that a whole run can be
 //! repeated. Each try of a smaller case is a process of its own, because a release build does not
 //! outlive a panic. Deliberately absent: what happens in a seed, which is in the crate `sim`,
-//! named by
-//! nobody else.
+//! named by nobody else.
 //!
 //! Exit codes: 5 where data was lost or wrong (safety), 1 where something did not end (liveness)
-//! or the
-//! engine panicked (crash); the message and `class` in the document tell the last two apart.
+//! or the engine panicked (crash); the message and `class` in the document tell these two apart.
 
 use super::{Context, output, progress, tools};
 use crate::error::{Error, Kind, Result};

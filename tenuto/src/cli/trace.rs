@@ -34,7 +34,7 @@ pub enum Command {
 
 #[derive(Debug, Args)]
 pub struct From {
-    /// The trace; - for standard input, as behind `xz -dc`
+    /// The trace; - for standard input, as behind `zcat`
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
     /// What it is in, where its beginning does not tell

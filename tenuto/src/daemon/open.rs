@@ -96,17 +96,18 @@ fn memory(config: &Config, stage: Arena) -> io::Result<HostMemory> {
 
 /// Either of the two copies will do.
 fn superblock(cache: &Target) -> Result<Superblock, StartError> {
-    let mut first = None;
+    let mut found = None;
     for at in SUPERBLOCK_AT {
         let mut bytes = [0; SUPERBLOCK_BYTES];
         let read = cache.read(at, &mut bytes);
         read.map_err(|_| StartError::Io(format!("cache {}: cannot be read", cache.name())))?;
         match Superblock::parse(&bytes) {
             Ok(superblock) => return Ok(superblock),
-            Err(error) => first = first.or(Some(error)),
+            // What says that it is a cache counts, also where the other copy has lost that.
+            Err(error) => found = found.filter(|it| *it != FormatError::Magic).or(Some(error)),
         }
     }
-    let error = first.expect("there are two copies");
+    let error = found.expect("there are two copies");
     let right = match error {
         FormatError::Magic => "; make one with `tenuto cache create`",
         FormatError::Version(_) | FormatError::Incompatible(_) => "; use the program that made it",

@@ -222,6 +222,23 @@ fn a_cache_of_another_version_is_refused_and_not_changed() {
     );
 }
 
+#[test]
+fn a_damaged_cache_is_called_damaged_and_nobody_is_told_to_make_it_anew() {
+    let rig = Rig::new();
+    rig.serve().stop();
+    let file = std::fs::File::options();
+    let file = file.clone().write(true).open(rig.cache_path()).unwrap();
+    let before = std::fs::read(rig.cache_path()).unwrap();
+    // One copy no longer says whose it is, the other has a flipped bit behind its checksum.
+    file.write_all_at(&[0; 8], 0).unwrap();
+    file.write_all_at(&[before[4096 + 40] ^ 1], 4096 + 40)
+        .unwrap();
+    assert_eq!(before[..8], before[4096..4096 + 8], "there are two copies");
+    let log = fails(&rig, EXIT_DAMAGE);
+    names(&log, &["both copies of the superblock are damaged"]);
+    assert!(!log.contains("cache create"), "{log}");
+}
+
 /// A volume with flushed data that is not at the origin, and the daemon stopped.
 fn dirty(rig: &mut Rig, image: &Path) -> Load {
     dirty_with(rig, image, |_, _| {})
