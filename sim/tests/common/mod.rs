@@ -33,6 +33,20 @@ pub fn seeds(count: u64, part: u64) -> Range<u64> {
     first..first + count
 }
 
+/// Runs the one seed that `TENUTO_SIM_SEED` names, and tells everything. False where it names none.
+pub fn is_told_of_one(options: impl Fn(u64) -> Options) -> bool {
+    let Some(seed) = number("TENUTO_SIM_SEED") else {
+        return false;
+    };
+    let outcome = run(&Options {
+        verbose: true,
+        ..options(seed)
+    });
+    println!("{outcome:?}");
+    outcome.unwrap_or_else(|failure| panic!("{failure}"));
+    true
+}
+
 /// Runs all of them; what they counted together. Panics if one fails.
 pub fn every_seed(
     suite: &str,

@@ -14,7 +14,7 @@ use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use workload::trace::native::Writer;
 use workload::trace::summary::Summary;
-use workload::trace::{Complaints, Format, Item, Op, Reader, Record, SECTOR_BYTES};
+use workload::trace::{Complaints, Format, Item, Op, Reader, Record, SECTOR_BYTES, TraceError};
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -103,9 +103,13 @@ fn open(from: &From) -> Result<Reader<Box<dyn BufRead>>> {
             Box::new(BufReader::with_capacity(1 << 20, file))
         }
     };
-    Reader::open(input, from.format).map_err(|error| {
-        let all = Format::ALL.map(Format::name).join(", ");
-        failed(path, format_args!("{error}; name it with --format: {all}"))
+    Reader::open(input, from.format).map_err(|error| match error {
+        TraceError::Io(error) => failed(path, cause(&error)),
+        TraceError::Version(_) => failed(path, format_args!("{error}; use a newer one")),
+        TraceError::Unknown => {
+            let all = Format::ALL.map(Format::name).join(", ");
+            failed(path, format_args!("{error}; name it with --format: {all}"))
+        }
     })
 }
 
@@ -138,7 +142,8 @@ fn info(context: &Context, from: &From) -> Result<()> {
 fn document(reader: &Reader<Box<dyn BufRead>>, summary: &Summary) -> Value {
     let count = |op: Op| {
         let count = summary.of(op);
-        json!({ "requests": count.requests, "bytes": count.sectors * SECTOR_BYTES })
+        let bytes = count.sectors.saturating_mul(SECTOR_BYTES);
+        json!({ "requests": count.requests, "bytes": bytes })
     };
     let disks = reader.disks().all().iter().zip(&summary.disks);
     let disks: Vec<Value> = disks
@@ -191,7 +196,7 @@ fn text(reader: &Reader<Box<dyn BufRead>>, summary: &Summary) -> String {
         ("discards", Op::Discard),
     ] {
         let count = summary.of(op);
-        let bytes = human_bytes(count.sectors * SECTOR_BYTES);
+        let bytes = human_bytes(count.sectors.saturating_mul(SECTOR_BYTES));
         rows.push((name, format!("{}, {bytes}", count.requests)));
     }
     rows.push(("flushes", summary.of(Op::Flush).requests.to_string()));

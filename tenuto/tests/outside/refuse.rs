@@ -226,8 +226,10 @@ fn a_cache_of_another_version_is_refused_and_not_changed() {
 fn a_damaged_cache_is_called_damaged_and_nobody_is_told_to_make_it_anew() {
     let rig = Rig::new();
     rig.serve().stop();
-    let file = std::fs::File::options();
-    let file = file.clone().write(true).open(rig.cache_path()).unwrap();
+    let file = std::fs::File::options()
+        .write(true)
+        .open(rig.cache_path())
+        .unwrap();
     let before = std::fs::read(rig.cache_path()).unwrap();
     // One copy no longer says whose it is, the other has a flipped bit behind its checksum.
     file.write_all_at(&[0; 8], 0).unwrap();

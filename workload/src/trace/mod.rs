@@ -205,6 +205,7 @@ pub struct Reader<R> {
     disks: Names,
     paths: Names,
     complaints: Complaints,
+    first_ns: Option<u64>,
     latest_ns: u64,
 }
 
@@ -232,6 +233,7 @@ impl<R: BufRead> Reader<R> {
             disks: Names::default(),
             paths: Names::default(),
             complaints: Complaints::default(),
+            first_ns: None,
             latest_ns: 0,
         })
     }
@@ -255,13 +257,16 @@ impl<R: BufRead> Reader<R> {
     /// The next item; `None` at the end.
     pub fn next_item(&mut self) -> io::Result<Option<Item>> {
         let names = (&mut self.disks, &mut self.paths);
-        let item = match &mut self.kind {
+        let mut item = match &mut self.kind {
             Kind::Native(reader) => reader.next_item(names, &mut self.complaints)?,
             Kind::Text(lines) => lines.next_record(names.0, &mut self.complaints)?,
         };
-        if let Some(Item::Record(record)) = &item {
+        if let Some(Item::Record(record)) = &mut item {
+            let first = *self.first_ns.get_or_insert(record.time_ns);
             self.complaints.backwards += u64::from(record.time_ns < self.latest_ns);
             self.latest_ns = self.latest_ns.max(record.time_ns);
+            // One that comes late is not before the beginning.
+            record.time_ns = record.time_ns.saturating_sub(first);
         }
         Ok(item)
     }

@@ -42,7 +42,7 @@ impl Summary {
         let at = Op::ALL.iter().position(|it| *it == op);
         let count = &mut self.counts[at.expect("all are listed")];
         count.requests += 1;
-        count.sectors += u64::from(record.sectors);
+        count.sectors = count.sectors.saturating_add(record.sectors.into());
         let NameId(disk) = disk;
         if self.disks.len() <= disk as usize {
             self.disks.resize(disk as usize + 1, Disk::default());

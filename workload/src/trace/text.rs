@@ -54,7 +54,6 @@ pub struct Lines<R> {
     state: State,
     line: Vec<u8>,
     number: u64,
-    first_ns: Option<u64>,
     disk: Option<NameId>,
 }
 
@@ -111,7 +110,6 @@ impl<R: Read> Lines<R> {
             state: State::default(),
             line: Vec::new(),
             number: 0,
-            first_ns: None,
             disk: None,
         }
     }
@@ -168,12 +166,8 @@ impl<R: Read> Lines<R> {
                 _ => disks.id(parsed.disk),
             };
             self.disk = Some(disk);
-            let first = *self.first_ns.get_or_insert(parsed.time_ns);
-            // One that came late is not before the beginning.
-            let time_ns = parsed.time_ns.saturating_sub(first);
-            complaints.backwards += u64::from(parsed.time_ns < first);
             return Ok(Some(Item::Record(Record {
-                time_ns,
+                time_ns: parsed.time_ns,
                 disk,
                 op: parsed.op,
                 sector,
