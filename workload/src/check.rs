@@ -72,6 +72,15 @@ pub struct Found {
     pub torn: bool,
 }
 
+/// An image to which a volume was being committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Committed {
+    /// It is as it was before.
+    pub before: bool,
+    /// It has all that the volume had.
+    pub whole: bool,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Write {
     sector: u64,
@@ -112,6 +121,8 @@ pub struct Model {
     tag: u64,
     promise: Promise,
     initial: Initial,
+    /// What a clean volume holds, once an overlay has become the content of its image.
+    committed: Option<Vec<u64>>,
     /// Content of each sector before the writes in `writes`.
     base: Vec<u64>,
     /// Newest acknowledged serial of each sector since then; 0 = none.
@@ -135,6 +146,7 @@ impl Model {
             tag,
             promise,
             initial,
+            committed: None,
             base: vec![ZERO; usize::try_from(sectors).expect("the model fits in memory")],
             newest: vec![0; usize::try_from(sectors).expect("the model fits in memory")],
             writes: Vec::new(),
@@ -305,6 +317,25 @@ impl Model {
         Ok(found)
     }
 
+    /// Judges an image to which the volume was being committed: it is as it was, or it has all that
+    /// was acknowledged, and then this is what a clean volume holds.
+    pub fn judge_commit<R>(&mut self, read: R) -> Result<Committed, Violation>
+    where
+        R: FnMut(Range<u64>, &mut [u8]) -> Result<(), String>,
+    {
+        let contents = self.contents(read)?;
+        let before = contents == self.clean();
+        let whole = match self.judge(Promise::Prefix, Crash::Kill, &contents) {
+            Err(violation) if !before => return Err(violation),
+            judged => judged.is_ok(),
+        };
+        if whole {
+            self.committed = Some(contents.clone());
+            self.rebase(contents);
+        }
+        Ok(Committed { before, whole })
+    }
+
     /// Judges by another promise and changes nothing; for images that follow the volume, whose
     /// "flush" is a finished destage.
     pub fn examine<R>(&self, promise: Promise, read: R) -> Result<Found, Violation>
@@ -335,6 +366,20 @@ impl Model {
         }
     }
 
+    /// What sectors hold when every write that was acknowledged is there.
+    pub fn fill_newest(&self, first: u64, bytes: &mut [u8]) {
+        for (sector, bytes) in (first..).zip(bytes.chunks_exact_mut(SECTOR_BYTES)) {
+            match (
+                self.content_after(sector, self.newest[sector as usize]),
+                self.initial,
+            ) {
+                (ZERO, _) => bytes.fill(0),
+                (0, Initial::Stamped(tag)) => stamp::fill(bytes, tag, sector, 0),
+                (serial, _) => stamp::fill(bytes, self.tag, sector, serial),
+            }
+        }
+    }
+
     fn newest_serial(&self) -> u64 {
         self.next_serial() - 1
     }
@@ -350,6 +395,9 @@ impl Model {
     }
 
     fn clean(&self) -> Vec<u64> {
+        if let Some(committed) = &self.committed {
+            return committed.clone();
+        }
         vec![
             if self.initial == Initial::Zero {
                 ZERO

@@ -8,5 +8,6 @@
 
 pub mod check;
 pub mod stamp;
+pub mod synth;
 pub mod trace;
 mod violation;

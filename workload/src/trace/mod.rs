@@ -6,6 +6,7 @@
 //! dropped in silence; memory does not grow with the length of a trace, only with the names in it.
 //! Deliberately absent: what a trace means.
 
+pub mod analyze;
 pub mod native;
 pub mod summary;
 #[cfg(test)]
@@ -252,6 +253,11 @@ impl<R: BufRead> Reader<R> {
 
     pub fn complaints(&self) -> &Complaints {
         &self.complaints
+    }
+
+    /// The time of the first record by the trace's own clock, once it was read.
+    pub fn first_ns(&self) -> Option<u64> {
+        self.first_ns
     }
 
     /// The next item; `None` at the end.

@@ -1,0 +1,226 @@
+//! Where in the name space a request belongs (Capo, figures 4 and 7).
+//!
+//! Owns the table of prefixes. Always true: letters' case, `\` or `/`, and a drive letter make no
+//! difference; `*` stands for one part of a path; of several prefixes the one with most parts
+//! counts, of equals the later one. A path that no prefix fits is `other`, a request without a
+//! path `unknown`.
+//!
+//! A table as text has a line `CATEGORY PREFIX` for each prefix, the prefix to the end of the
+//! line; empty lines and those that begin with `#` say nothing.
+
+use std::fmt;
+
+pub const CATEGORIES_MAX: usize = 16;
+const RULES_MAX: usize = 10_000;
+
+/// A category by its place in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CategoryId(pub u8);
+
+pub const UNKNOWN: CategoryId = CategoryId(0);
+pub const OTHER: CategoryId = CategoryId(1);
+
+/// Names of Windows and of Linux; brackets are names that a resolver gives to what is no file.
+const DEFAULT: &str = "\
+metadata /$mft
+metadata /$mftmirr
+metadata /$logfile
+metadata /$volume
+metadata /$attrdef
+metadata /$bitmap
+metadata /$boot
+metadata /$badclus
+metadata /$secure
+metadata /$upcase
+metadata /$extend
+metadata /system volume information
+metadata /[metadata]
+metadata /[journal]
+page_file /pagefile.sys
+page_file /swapfile.sys
+page_file /hiberfil.sys
+page_file /swapfile
+page_file /swap.img
+page_file /[swap]
+temporary /windows/temp
+temporary /temp
+temporary /tmp
+temporary /var/tmp
+temporary /var/cache
+temporary /users/*/appdata/local/temp
+temporary /users/*/appdata/local/microsoft/windows/temporary internet files
+temporary /users/*/appdata/local/microsoft/windows/inetcache
+temporary /documents and settings/*/local settings/temp
+temporary /documents and settings/*/local settings/temporary internet files
+temporary /temporary internet files
+temporary \\home\\*\\.cache
+temporary \\root\\.cache
+programs /program files
+programs /program files (x86)
+programs /programdata
+programs /opt
+programs /usr/local
+programs /snap
+programs /var/lib/flatpak
+programs /var/lib/snapd
+users /users
+users /documents and settings
+users /home
+users /root
+system /windows
+system /winnt
+system /boot
+system /bin
+system /sbin
+system /lib
+system /lib32
+system /lib64
+system /usr
+system /etc
+system /var
+";
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Categories {
+    names: Vec<String>,
+    rules: Vec<(Vec<String>, CategoryId)>,
+}
+
+/// What is wrong with a table, and in which line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wrong {
+    pub line: usize,
+    pub why: &'static str,
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.why)
+    }
+}
+
+impl std::error::Error for Wrong {}
+
+impl Default for Categories {
+    fn default() -> Categories {
+        Categories::parse(DEFAULT).expect("our own table is right")
+    }
+}
+
+impl Categories {
+    pub fn parse(text: &str) -> Result<Categories, Wrong> {
+        let mut categories = Categories {
+            names: vec!["unknown".to_owned(), "other".to_owned()],
+            rules: Vec::new(),
+        };
+        for (at, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            categories
+                .rule(line)
+                .map_err(|why| Wrong { line: at + 1, why })?;
+        }
+        Ok(categories)
+    }
+
+    fn rule(&mut self, line: &str) -> Result<(), &'static str> {
+        let (name, prefix) = line
+            .split_once(char::is_whitespace)
+            .ok_or("a category and a prefix are needed")?;
+        let parts: Vec<String> = parts(prefix.trim()).collect();
+        if parts.is_empty() {
+            return Err("the prefix has no part");
+        }
+        if self.rules.len() >= RULES_MAX {
+            return Err("there are too many prefixes");
+        }
+        let at = match self.names.iter().position(|it| it == name) {
+            Some(at) => at,
+            None if self.names.len() >= CATEGORIES_MAX => {
+                return Err("there are at most 14 categories");
+            }
+            None => {
+                self.names.push(name.to_owned());
+                self.names.len() - 1
+            }
+        };
+        self.rules.push((parts, CategoryId(at as u8)));
+        Ok(())
+    }
+
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    pub fn of(&self, path: &str) -> CategoryId {
+        let path: Vec<String> = parts(path).collect();
+        let fits = |rule: &[String]| {
+            rule.len() <= path.len()
+                && rule
+                    .iter()
+                    .zip(&path)
+                    .all(|(rule, part)| rule == "*" || rule == part)
+        };
+        let best = self.rules.iter().filter(|(rule, _)| fits(rule));
+        best.max_by_key(|(rule, _)| rule.len())
+            .map_or(OTHER, |(_, category)| *category)
+    }
+}
+
+/// The parts of a path in small letters, without drive.
+fn parts(path: &str) -> impl Iterator<Item = String> {
+    let path = match path.as_bytes() {
+        [drive, b':', ..] if drive.is_ascii_alphabetic() => &path[2..],
+        _ => path,
+    };
+    path.split(['/', '\\'])
+        .filter(|part| !part.is_empty())
+        .map(str::to_lowercase)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(path: &str) -> String {
+        let categories = Categories::default();
+        categories.names()[usize::from(categories.of(path).0)].clone()
+    }
+
+    #[test]
+    fn paths_of_both_worlds_find_their_category() {
+        for (path, expected) in [
+            ("\\Windows\\System32\\ntdll.dll", "system"),
+            ("C:\\WINDOWS\\Temp\\a", "temporary"),
+            ("\\pagefile.sys", "page_file"),
+            ("/$Mft", "metadata"),
+            ("/$Extend/$UsnJrnl", "metadata"),
+            ("/users/ann/AppData/Local/Temp/x", "temporary"),
+            ("/users/ann/Documents/x.doc", "users"),
+            ("/Program Files (x86)/a", "programs"),
+            ("/usr/local/bin/a", "programs"),
+            ("/usr/bin/a", "system"),
+            ("/[journal]", "metadata"),
+            ("/data/x", "other"),
+            ("/windowsandmore", "other"),
+        ] {
+            assert_eq!(name(path), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_table_of_ones_own_replaces_it_and_says_where_it_is_wrong() {
+        let table = "# mail\nmail /var/mail\n\nmail \\home\\*\\Mail Box\nrest /home\n";
+        let own = Categories::parse(table).expect("it is right");
+        assert_eq!(own.names(), ["unknown", "other", "mail", "rest"]);
+        assert_eq!(own.of("\\home\\ann/mail box/1"), CategoryId(2));
+        assert_eq!(own.of("\\home\\ann/x"), CategoryId(3));
+        assert_eq!(own.of("/usr"), OTHER);
+        let wrong = Categories::parse("a /x\nb\n").expect_err("it is wrong");
+        assert_eq!(wrong.line, 2);
+        let many: String = (0..15).map(|at| format!("c{at} /x\n")).collect();
+        assert_eq!(Categories::parse(&many).map_err(|it| it.line), Err(15));
+    }
+}
