@@ -122,6 +122,8 @@ pub enum Timer {
     Housekeeping,
     /// The first held write of a volume is due.
     Flow(VolumeId),
+    /// The next request of an unhurried destage is due.
+    Pace(VolumeId),
     /// A scrub has rested.
     Scrub,
 }

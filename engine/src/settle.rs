@@ -81,7 +81,8 @@ pub fn settle(media: &mut dyn Media, volume: VolumeId) -> Result<Settled, OpenEr
     let clock = media
         .stat(Device::Ledger(volume))
         .map_err(|_| OpenError::Io("the ledger"))?;
-    ledger.mtime_limit_ns = stat.mtime_ns.max(clock.mtime_ns).max(clock.now_ns) + APPLY_NS_MAX;
+    let began = stat.mtime_ns.max(clock.mtime_ns).max(clock.now_ns);
+    ledger.mtime_limit_ns = began.saturating_add(APPLY_NS_MAX);
     write_ledger(media, volume, &mut ledger)?;
     mark(Mark::JournalReplayed);
     if !has(Bug::SkipReplay) {

@@ -22,8 +22,9 @@ impl Time {
         Time(millis * 1_000_000)
     }
 
+    /// A time beyond all clocks is as good as never: whoever configured it meant that.
     pub const fn plus_millis(self, millis: u64) -> Time {
-        Time(self.0 + millis * 1_000_000)
+        Time(self.0.saturating_add(millis.saturating_mul(1_000_000)))
     }
 
     pub const fn since(self, earlier: Time) -> u64 {

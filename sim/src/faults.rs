@@ -116,6 +116,10 @@ impl World {
             Op::Read => return self.fate_of_read(io),
             Op::Stat | Op::Remove | Op::Resize => return Fate::of(Ok(())),
         };
+        let rate = match io.purpose {
+            Purpose::Checkpoint => rate.max(rates.checkpoint_error),
+            _ => rate,
+        };
         if !self.rng.chance(rate) {
             return Fate::of(Ok(()));
         }
@@ -340,9 +344,9 @@ impl World {
         self.now - self.faults.leapt
     }
 
-    /// Whether the cache device has been without a good sync for so long that volumes go past it.
-    pub(crate) fn was_dead(&self) -> bool {
-        self.trace.counters.cache_deaths > 0
+    /// From now on a guest may be told of a fault.
+    pub(crate) fn found_fault(&mut self) {
+        self.faults.at = self.now;
     }
 
     /// Whether a device has failed since the run began, so that a guest may be told of it.

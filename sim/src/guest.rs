@@ -43,6 +43,8 @@ pub enum Request {
     Reset,
     Tune(Tuning),
     Switch(Policy),
+    /// The overlay becomes the content of its image.
+    Commit,
     /// Of the whole cache device.
     Scrub,
     /// The volume is given up; nothing of it is owed.
@@ -110,6 +112,9 @@ pub enum Pending {
     Leave,
     Tune(Tuning),
     Switch(Policy),
+    /// The volume lets go of its image, before its commit and after it.
+    Suspend,
+    Commit,
     Scrub,
     Detach,
     /// A part of the check that reads the whole volume.
@@ -144,6 +149,8 @@ impl Pending {
             Pending::Leave => "leave".to_owned(),
             Pending::Tune(_) => "tune".to_owned(),
             Pending::Switch(policy) => format!("switch to {}", policy.name()),
+            Pending::Suspend => "suspend".to_owned(),
+            Pending::Commit => "commit".to_owned(),
             Pending::Scrub => "scrub".to_owned(),
             Pending::Detach => "detach".to_owned(),
             Pending::Part { sector, .. } => format!("check from sector {sector}"),
@@ -200,7 +207,24 @@ pub struct Guest {
     hot: u64,
     next: u64,
     resetting: bool,
+    /// How far a commit is; its guest is away until its end.
+    pub commit: Option<Commit>,
+    /// Sectors that could not be read after the last copy was destroyed.
+    pub lost: u64,
     rng: Rng,
+}
+
+/// A commit under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Commit {
+    /// Ordered; the guest has to have all its answers first.
+    Wanted,
+    /// The volume lets go of its image.
+    Leaves,
+    /// It has the image alone, and is committed.
+    Alone,
+    /// It lets go of the image again.
+    Returns,
 }
 
 impl Guest {
@@ -232,6 +256,8 @@ impl Guest {
             hot: rng.below(origin.sectors),
             next: 0,
             resetting: false,
+            commit: None,
+            lost: 0,
             model,
             plan,
             rng,
@@ -289,7 +315,7 @@ impl Guest {
             .pending
             .values()
             .any(|pending| matches!(pending, Pending::Reset));
-        if reset || self.pending.len() >= self.depth {
+        if reset || self.commit.is_some() || self.pending.len() >= self.depth {
             return None;
         }
         if self.rng.chance(10) {
@@ -379,6 +405,10 @@ impl Guest {
                 return self.reset_when_quiet();
             }
             990..992 => Request::Scrub,
+            992..1000 if self.plan.commits => {
+                self.commit = Some(Commit::Wanted);
+                Request::Flush
+            }
             _ => Request::Flush,
         };
         let request = self.unless_spared(request);

@@ -14,7 +14,7 @@
 
 use crate::devices::Blocking;
 use crate::disk::{Disk, Power};
-use crate::guest::Guest;
+use crate::guest::{Commit, Guest};
 use crate::oracle::ANSWER_NS_MAX;
 use crate::world::{Broken, LATE_NS_MAX, Sabotage, Step, Trigger, World};
 use engine::engine::{Engine, OpenError, Settled, format_cache, settle};
@@ -151,7 +151,7 @@ impl World {
         ));
         self.trace
             .add(&[report.records_replayed, report.entries_replayed]);
-        if !report.damage.is_empty() {
+        if !report.damage.is_empty() && !self.spoiled {
             return Err(format!("recovery claims damage: {:?}", report.damage).into());
         }
         self.engine = Some(engine);
@@ -236,6 +236,9 @@ impl World {
             Ok(settled) => settled,
             Err(error) => return self.not_open(error, failed),
         };
+        if self.guests[volume].commit.take().is_some() {
+            self.check_commit(volume, None)?;
+        }
         let elsewhere = self.plan.hosts > 1 && self.is_owed_elsewhere(id);
         let settled = self.taken_or(settled);
         let spec = self.spec(volume);
@@ -268,7 +271,7 @@ impl World {
         settled
     }
 
-    fn spec(&mut self, volume: usize) -> VolumeSpec {
+    pub(crate) fn spec(&mut self, volume: usize) -> VolumeSpec {
         let grouped = !self.guests[volume].plan.group.is_empty();
         let guest = &mut self.guests[volume];
         let policy = match grouped {
@@ -277,7 +280,8 @@ impl World {
             false => guest.settle_policy(),
         };
         let guest = &self.guests[volume];
-        let ephemeral = guest.plan.policy == Policy::Ephemeral;
+        let alone = guest.commit == Some(Commit::Alone);
+        let ephemeral = guest.plan.policy == Policy::Ephemeral && !alone;
         let mut identity = [0; 16];
         identity[0] = guest.plan.origin as u8;
         if self.sabotage != Some(Sabotage::SameIdentity) {
@@ -293,7 +297,7 @@ impl World {
             read_only: false,
             base_layer: ephemeral.then_some(Uuid(identity)),
             journal_possible: guest.plan.journal_possible,
-            commit: false,
+            commit: alone,
             storage: guest.plan.origin as u64 % 2,
             group: match self.sabotage {
                 Some(Sabotage::NoGroups) => String::new(),
@@ -379,7 +383,9 @@ impl World {
     pub fn quiet(&mut self) -> Result<(), Broken> {
         self.budget = 0;
         self.heal(true);
-        let busy = |guest: &Guest| !guest.pending.is_empty() || !guest.gone.is_empty();
+        let busy = |guest: &Guest| {
+            !guest.pending.is_empty() || !guest.gone.is_empty() || guest.commit.is_some()
+        };
         let busy = |world: &World| world.guests.iter().any(busy);
         self.run_while(busy, "guests without faults").map(|_| ())
     }
@@ -462,7 +468,10 @@ impl World {
         for at in 0..self.plan.origins.len() {
             let mine = |guest: &&mut Guest| guest.plan.origin == at;
             let mut guests: Vec<&mut Guest> = self.guests.iter_mut().filter(mine).collect();
-            let base = |guest: &&mut Guest| guest.plan.policy == Policy::Ephemeral;
+            // One that was being committed has a journal that is for this image and no other.
+            let base = |guest: &&mut Guest| {
+                guest.plan.policy == Policy::Ephemeral && guest.commit.is_none()
+            };
             if !guests.iter().all(base) || !self.rng.chance(self.plan.rates.new_image) {
                 continue;
             }

@@ -174,10 +174,6 @@ impl World {
     /// What a volume leaves beside its image when it is detached: nothing.
     pub(crate) fn check_left(&mut self, volume: usize, id: VolumeId) -> Result<(), Broken> {
         self.trace.counters.detaches += 1;
-        if self.guests[volume].plan.switches {
-            // One that was detached past its log may leave its ledger.
-            return Ok(());
-        }
         let beside = [Device::Ledger(id), Device::Journal(id)];
         for device in beside {
             let file = self.devices.file(device);

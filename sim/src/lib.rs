@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod broken;
+mod commit;
 pub mod devices;
 pub mod disk;
 mod faults;
@@ -21,6 +22,7 @@ pub mod rng;
 mod run;
 pub mod scenario;
 pub mod shrink;
+mod spoil;
 pub mod swarm;
 pub mod trace;
 pub mod world;

@@ -34,7 +34,8 @@ impl World {
         for &volume in &volumes {
             let guest = &mut self.guests[volume];
             let sectors = guest.model.sectors();
-            let parts = (0..sectors.div_ceil(PART_SECTORS)).map(|part| part * PART_SECTORS);
+            let size = part_sectors(self.spoiled);
+            let parts = (0..sectors.div_ceil(size)).map(|part| part * size);
             let todo = parts.rev().collect();
             let image = vec![0xEE; sectors as usize * SECTOR_BYTES];
             guest.whole = Some(Whole {
@@ -111,7 +112,7 @@ impl World {
             let Some(sector) = whole.todo.pop_if(|_| room) else {
                 return Ok(());
             };
-            let sectors = PART_SECTORS.min(guest.model.sectors() - sector);
+            let sectors = part_sectors(self.spoiled).min(guest.model.sectors() - sector);
             self.read_part(volume, sector, sectors)?;
             if self.struck {
                 return Ok(());
@@ -129,6 +130,10 @@ impl World {
         let Some(whole) = &mut self.guests[volume].whole else {
             return Ok(());
         };
+        if result.is_err() && self.spoiled {
+            self.part_lost(volume, sector);
+            return Ok(());
+        }
         if let Err(refusal) = result {
             whole.tries += 1;
             whole.todo.push(sector);
@@ -258,6 +263,14 @@ impl crate::guest::Guest {
         self.whole
             .as_ref()
             .is_none_or(|whole| whole.todo.is_empty() && !asked)
+    }
+}
+
+fn part_sectors(spoiled: bool) -> u64 {
+    if spoiled {
+        crate::spoil::PART_SECTORS
+    } else {
+        PART_SECTORS
     }
 }
 

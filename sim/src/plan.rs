@@ -20,6 +20,8 @@ const SEGMENTS_RESERVED: u32 = 4;
 pub struct Rates {
     pub cache_write_error: u64,
     pub cache_sync_error: u64,
+    /// The same for checkpoints alone, if it is more: the place where they lie is bad.
+    pub checkpoint_error: u64,
     /// Per guest request: an origin starts to fail, or to hang.
     pub origin_trouble: u64,
     /// Per restart: the recovery is hit by another crash.
@@ -101,6 +103,8 @@ pub struct VolumePlan {
     pub zeroes: bool,
     /// What its guest does not do at all.
     pub spares: Spares,
+    /// An overlay whose administrator makes it the content of its image now and then.
+    pub commits: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -251,6 +255,7 @@ impl Plan {
             reader: false,
             zeroes: false,
             spares: Spares::default(),
+            commits: false,
         });
     }
 
@@ -293,6 +298,7 @@ fn rates(rng: &mut Rng) -> Rates {
     Rates {
         cache_write_error: errors,
         cache_sync_error: rng.pick(&[0, 0, 10, 50]),
+        checkpoint_error: 0,
         origin_trouble: rng.pick(&[0, 2, 6]),
         crash_in_recovery: 350,
         recovery_error: if errors > 0 { 2 } else { 0 },

@@ -4,7 +4,7 @@
 //! models hear of it before the engine does. Deliberately absent: which requests there are
 //! ([`guest`](crate::guest)) and when they arrive ([`world`](crate::world)).
 
-use crate::guest::{Guest, Pending, Request};
+use crate::guest::{Commit, Guest, Pending, Request};
 use crate::world::{Broken, Sabotage, Wake, World};
 use engine::event::{Command, Event, Refusal, ResetOn};
 use engine::types::{BufferId, ConnectionId, Policy, RequestId, VolumeId};
@@ -28,6 +28,7 @@ impl World {
             return Ok(());
         }
         self.read_on(volume)?;
+        self.commit_on(volume)?;
         while self.budget > 0 && self.guests[volume].whole.is_none() {
             let disconnect = self.plan.rates.disconnect;
             let Some(request) = self.guests[volume].next(disconnect) else {
@@ -113,6 +114,7 @@ impl World {
             | Request::Reset
             | Request::Tune(_)
             | Request::Switch(_)
+            | Request::Commit
             | Request::Scrub
             | Request::Detach => self.command(volume, id, request),
         }
@@ -259,6 +261,10 @@ impl World {
                 };
                 (command, Pending::Switch(policy))
             }
+            Request::Commit => match guest.commit {
+                Some(Commit::Alone) => (Command::Commit { volume }, Pending::Commit),
+                _ => (Command::Suspend { volume }, Pending::Suspend),
+            },
             Request::Scrub => {
                 self.trace.counters.scrubs += 1;
                 (Command::Scrub, Pending::Scrub)
@@ -368,6 +374,7 @@ impl World {
                 guest.tune_done(if result.is_ok() { tuning } else { guest.tuning });
             }
             Pending::Switch(_) => guest.switch_done(result.is_ok()),
+            Pending::Commit => self.check_commit(volume, Some(result.is_ok()))?,
             Pending::Scrub if result.is_ok() => self.scrubbed()?,
             Pending::Detach if result.is_ok() => {
                 let id = guest.id.take().expect("it was attached");
@@ -413,8 +420,7 @@ impl World {
             (Pending::Write { .. }, Refusal::NoSpace) => {
                 policy == Policy::Ephemeral || (direct && self.faulty())
             }
-            // The rest of a write that was staged in part finds no room behind a dead device.
-            (Pending::Write { .. }, Refusal::Io) => (direct && self.faulty()) || self.was_dead(),
+            (Pending::Write { .. }, Refusal::Io) => direct && self.faulty(),
             (Pending::Reset, it) => it == Refusal::Gone,
             (_, Refusal::Io | Refusal::Held) => self.faulty(),
             (Pending::Switch(_) | Pending::Scrub, Refusal::CacheFailed) => self.faulty(),

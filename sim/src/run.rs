@@ -31,6 +31,9 @@ pub struct Options {
     pub verbose: bool,
     /// Keep the last deeds and faults, for a failure.
     pub story: bool,
+    /// Blocks of the log that rot after the first life, the only copies of what is in them; then
+    /// one more life judges what is left.
+    pub spoiled: u64,
     /// Instead of the plan of the seed.
     pub plan: Option<Plan>,
     /// Instead of the endings of the seed.
@@ -48,6 +51,7 @@ impl Options {
             tearing: false,
             verbose: false,
             story: false,
+            spoiled: 0,
             plan: None,
             endings: Vec::new(),
         }
@@ -130,6 +134,9 @@ pub fn run(options: &Options) -> Result<Outcome, Failure> {
 }
 
 fn drive(world: &mut World, options: &Options) -> Result<(), Broken> {
+    if options.spoiled > 0 {
+        return crate::spoil::drive(world, options);
+    }
     let mut rng = Rng::new(options.seed ^ 0xE4D);
     world.format()?;
     world.start()?;
@@ -204,9 +211,7 @@ pub(crate) fn ills(world: &World) -> Option<String> {
     }
     let attached = snapshot.volumes.into_iter().filter(|it| !it.orphan);
     for it in attached {
-        // What a dead device did not give was told to somebody, and stays told.
-        let told = it.state == State::Damaged && world.was_dead();
-        let good = matches!(it.state, State::Clean | State::Dirty) || told;
+        let good = matches!(it.state, State::Clean | State::Dirty);
         if !good || it.past_log || it.waiting_requests > 0 || it.switching_to.is_some() {
             return Some(format!(
                 "{} is {} ({}), past its log: {}, {} requests wait, becomes {:?}",

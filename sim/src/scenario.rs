@@ -148,6 +148,77 @@ pub fn own_blocks(seed: u64) -> Options {
     options
 }
 
+/// Write-back volumes whose last copies rot while their host is down, one block or many.
+pub fn last_copies(seed: u64) -> Options {
+    let mut plan = Plan::from_seed(seed);
+    only(&mut plan, Policy::WriteBack, 1 + (seed % 2) as usize);
+    for at in 1..plan.volumes.len() {
+        plan.volumes[at].origin = at;
+        plan.origins.push(plan.origins[0].clone());
+    }
+    for (at, volume) in plan.volumes.iter_mut().enumerate() {
+        volume.tuning.destage_after_ms = [Some(200), None][(at + seed as usize / 2) % 2];
+        volume.tuning.destage = DestageMode::Atomic;
+        volume.journal_possible = true;
+        volume.tuning.dirty_limit_bytes = 1 << 30;
+    }
+    plan.rates.absent = 0;
+    plan.rates.crash_in_recovery = 0;
+    plan.limit_requests();
+    Options {
+        spoiled: [1, 3, 20][(seed % 3) as usize],
+        operations: 400,
+        plan: Some(plan),
+        ..Options::from_seed(seed)
+    }
+}
+
+/// Readers of a base image beside a writer, where checkpoints seldom come through.
+pub fn bad_checkpoints(seed: u64) -> Options {
+    let mut options = clean_blocks(seed);
+    let plan = options.plan.as_mut().expect("it has one");
+    plan.rates.checkpoint_error = [800, 950][(seed % 2) as usize];
+    (plan.rates.rot, plan.rates.new_image) = (0, 0);
+    // After ten seconds of that the device counts as failed, and the writer goes past its log.
+    let writer = &mut plan.volumes[0];
+    writer.switches = true;
+    writer.tuning.destage = DestageMode::Atomic;
+    writer.journal_possible = true;
+    options.endings = vec![Ending::PowerLoss, Ending::Kill, Ending::PowerLoss];
+    options.restarts = 3;
+    options
+}
+
+/// Overlays that are committed to their images again and again, which dies at all its steps, beside
+/// a volume that shares the log.
+pub fn commits(seed: u64) -> Options {
+    let mut options = Options::from_seed(seed);
+    let mut plan = Plan::from_seed(seed);
+    only(&mut plan, Policy::Ephemeral, 1 + (seed % 2) as usize);
+    let neighbour = plan.volumes.len() == 2;
+    if neighbour {
+        plan.volumes[1].origin = 1;
+        plan.volumes[1].policy = Policy::WriteBack;
+        plan.origins.push(plan.origins[0].clone());
+    }
+    let overlay = &mut plan.volumes[0];
+    overlay.commits = true;
+    overlay.depth = 4;
+    overlay.journal_possible = true;
+    overlay.tuning.destage = DestageMode::Atomic;
+    plan.origins[0].sectors = [256, 1024, 2053][(seed % 3) as usize];
+    plan.rates.absent = 0;
+    plan.limit_requests();
+    let ends = [Ending::Kill, Ending::PowerLoss, Ending::KillInMemory];
+    options.endings = (0..8)
+        .map(|life| ends[(seed as usize + life) % 3])
+        .collect();
+    options.restarts = 8;
+    options.operations = 3000;
+    options.plan = Some(plan);
+    options
+}
+
 /// Two or three disks of one VM, and a volume that stands alone beside them.
 pub fn group(seed: u64) -> Options {
     let mut options = Options::from_seed(seed);

@@ -72,12 +72,20 @@ pub struct Counters {
     pub held_elsewhere: u64,
     pub settles_hit: u64,
     pub detaches: u64,
+    pub commits: u64,
+    /// By a kill or a power loss, and how many of them had been decided.
+    pub commits_cut_short: u64,
+    pub commits_decided: u64,
+    pub spoiled_blocks: u64,
+    pub spoiled_sectors: u64,
+    /// Volumes, or recoveries, that told of it.
+    pub spoiled_told: u64,
     pub acknowledged: u64,
     pub steps: u64,
 }
 
 impl Counters {
-    fn fields(&mut self) -> [(&'static str, &mut u64); 57] {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 63] {
         [
             ("operations", &mut self.operations),
             ("reads", &mut self.reads),
@@ -137,6 +145,12 @@ impl Counters {
             ("held elsewhere", &mut self.held_elsewhere),
             ("kills in journal replay", &mut self.settles_hit),
             ("detaches", &mut self.detaches),
+            ("commits", &mut self.commits),
+            ("commits cut short", &mut self.commits_cut_short),
+            ("of these decided", &mut self.commits_decided),
+            ("last copies rotten", &mut self.spoiled_blocks),
+            ("sectors lost by that", &mut self.spoiled_sectors),
+            ("volumes that told of it", &mut self.spoiled_told),
             ("writes acknowledged", &mut self.acknowledged),
             ("steps", &mut self.steps),
         ]

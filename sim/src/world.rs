@@ -129,6 +129,8 @@ pub struct World {
     /// The life that ends had come through its recovery.
     pub(crate) served: bool,
     pub sabotage: Option<Sabotage>,
+    /// The only copy of something was destroyed.
+    pub(crate) spoiled: bool,
 }
 
 /// The storage of a plan as it is before the run: an unformatted cache and stamped images.
@@ -205,6 +207,7 @@ impl World {
             parked: false,
             served: false,
             sabotage,
+            spoiled: false,
         };
         for number in 1..world.plan.hosts as u32 {
             let memory = memory_of(&mut world.rng);
@@ -401,7 +404,7 @@ impl World {
             .iter()
             .find(owned)
             .expect("each origin has a volume");
-        if changes && guest.plan.policy == Policy::Ephemeral {
+        if changes && guest.plan.policy == Policy::Ephemeral && guest.commit.is_none() {
             return Err(format!("the base of an ephemeral volume is written: {io:?}").into());
         }
         let inside = !changes || end <= guest.model.sectors() * stamp::SECTOR_BYTES as u64;

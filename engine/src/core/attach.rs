@@ -523,7 +523,10 @@ impl Core {
         // A journal that is being applied is the only whole state there is.
         let applying = |keeper: &Keeper| matches!(keeper.ledger.progress, Progress::Apply { .. });
         let kept = volume.bypass == Bypass::Held && volume.keeper.as_ref().is_some_and(applying);
-        if volume.keeper.is_some() && !kept {
+        // A first ledger that was cut short by a power loss is none, but there may be a file.
+        let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
+        let beside = volume.keeper.is_some() || (writes && volume.attached);
+        if beside && !kept {
             volume.removing = true;
             let pending = Pending::Remove { volume: id };
             cx.order(

@@ -12,25 +12,23 @@
 //! The epoch stays readable until the ledger says it is destaged. Deliberately absent: when the
 //! segments are used again; the checkpoint decides that.
 
+use super::jobs::{Job, write_journal};
 use super::mend::REREAD_MS;
+use super::runs::{journal_entries_max, next_run};
+use super::stride::Pace;
 use super::{Bypass, Core};
 use crate::adversary::{Bug, Mark, has, mark, sync_unless};
 use crate::event::{Device, IoError, Op, Purpose, Stat};
-use crate::fetch::{Owner, Want};
+use crate::fetch::Want;
 use crate::format::journal::{self, Journal, JournalEntry};
 use crate::format::ledger::{Ledger, Progress};
-use crate::format::record::EntryKind;
 use crate::log::Waiter;
 use crate::map::{Content, ExtentMap};
-use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
 use crate::ram::{Key, Layer};
 use crate::slab::Slab;
 use crate::snapshot::State;
-use crate::types::{
-    BLOCK_BYTES, BLOCK_SECTORS, DestageMode, LogAddr, Policy, RequestId, SECTOR_BYTES, Serial,
-    Span, Time, VolumeId,
-};
+use crate::types::{BLOCK_SECTORS, DestageMode, Policy, RequestId, Serial, Time, VolumeId};
 use crate::volume::{LedgerStep, Volume};
 use alloc::vec::Vec;
 
@@ -39,10 +37,10 @@ const RETRY_MS: u64 = 500;
 /// Applying may change the origin's modification time up to so long after the ledger was written;
 /// after a third of it the ledger is written again. A request may hang for the rest.
 const APPLY_MS_MAX: u64 = 15 * 60_000;
+/// Of the requests that an origin takes at once, one part of so many may go to a journal.
+const JOURNAL_PART: usize = 4;
 /// Of what the read tier remembers, one part of so many may come from one epoch.
 const EXPECTED_PART: u64 = 4;
-/// Sectors that one request zeroes at the origin.
-const ZERO_SECTORS_MAX: u64 = 1 << 21;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -61,39 +59,33 @@ enum Phase {
     Finish,
 }
 
-/// One range on its way from the log to the journal or the origin.
-struct Job {
-    span: Span,
-    piece: Option<u32>,
-    offset: u64,
-}
-
 /// A destage under way.
 pub struct Destage {
     phase: Phase,
     upto: Serial,
-    cursor: u64,
-    jobs: Slab<Job>,
-    failed: bool,
+    pub(super) cursor: u64,
+    pub(super) jobs: Slab<Job>,
+    pub(super) failed: bool,
     /// What cannot be read, and when that is tried again.
     pub(super) bad: Vec<Want>,
     pub(super) reread_at: Time,
     /// Something failed for want of space.
     full: bool,
     pub(super) retry_at: Time,
-    entries: Vec<JournalEntry>,
-    journal_at: u64,
+    pub(super) entries: Vec<JournalEntry>,
+    pub(super) journal_at: u64,
     journal_sequence: u64,
     table: Vec<u8>,
     table_at: usize,
-    table_piece: Option<u32>,
+    pub(super) table_piece: Option<u32>,
     /// A request without a job is in flight: a sync or a stat.
     waiting: bool,
     /// Jobs write the origin, also while the ledger is written again in between.
-    applying: bool,
+    pub(super) applying: bool,
     apply_until: Time,
+    pub(super) pace: Pace,
     /// Of the epoch, as [`Flow::moved`](crate::flow::Flow::moved) counts.
-    moved_halves: u64,
+    pub(super) moved_halves: u64,
 }
 
 impl Destage {
@@ -106,6 +98,11 @@ impl Destage {
         self.applying
     }
 
+    /// Something of the epoch could not be read, and is looked for.
+    pub fn met_damage(&self) -> bool {
+        !self.bad.is_empty()
+    }
+
     /// What the origin is to be written from is not complete and synced yet.
     pub fn is_preparing(&self) -> bool {
         matches!(
@@ -113,13 +110,6 @@ impl Destage {
             Phase::WaitLog { .. } | Phase::Journal | Phase::Table | Phase::JournalSync
         )
     }
-}
-
-/// Neighbouring extents that make one request.
-struct Run {
-    span: Span,
-    kind: EntryKind,
-    parts: Vec<(LogAddr, u64)>,
 }
 
 impl Core {
@@ -154,6 +144,8 @@ impl Core {
         volume.destage_upto = volume.destage_upto.max(upto);
         volume.destage_waiters.push((request, upto));
         self.start_destage_if_due(cx, id);
+        // One that was under way hurries from now on.
+        self.pump_destage(cx, id);
     }
 
     pub(super) fn start_destage_if_due(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
@@ -184,22 +176,26 @@ impl Core {
 
     /// Whether age, bytes or want of space ask for a destage of a dirty volume.
     pub(super) fn is_destage_due(&mut self, now: Time, id: VolumeId) -> bool {
+        let volume = self.volume(id);
+        let oldest = volume.epochs.front().map_or(now, |epoch| epoch.opened);
+        let after = volume.tuning.destage_after_ms;
+        let aged = after.is_some_and(|after| now >= oldest.plus_millis(after));
+        aged || self.is_room_scarce(id)
+    }
+
+    /// Whether bytes or want of space ask for it.
+    pub(super) fn is_room_scarce(&mut self, id: VolumeId) -> bool {
         let gauge = self.log.gauge();
         let full = gauge.live * 10 >= gauge.capacity * 6;
         let low = self.log.is_low();
         let dirty_extents_full = self.dirty_extents * 4 >= self.config.dirty_extents_max * 3;
         let share = self.share(id);
         let volume = self.volume(id);
-        let oldest = volume.epochs.front().map_or(now, |epoch| epoch.opened);
-        let aged = volume
-            .tuning
-            .destage_after_ms
-            .is_some_and(|after| now >= oldest.plus_millis(after));
         // A volume that is never destaged for its age stays in the log as long as there is room:
         // it gives way within its own limit, and where it has more than its share.
         let stays = volume.tuning.destage_after_ms.is_none() && volume.charge() <= share;
         let scarce = low || ((full || dirty_extents_full) && !stays);
-        aged || volume.flow.is_pressing() || volume.wants_room || scarce
+        volume.flow.is_pressing() || volume.wants_room || scarce
     }
 
     /// An overlay goes to its image as a whole. Its journal alone makes it safe, so nobody waits
@@ -215,14 +211,17 @@ impl Core {
     }
 
     fn begin_phase(&mut self, id: VolumeId, phase: Phase) {
+        let piece_bytes = self.scratch.piece_bytes();
         let volume = self.volume(id);
         let sequence = volume
             .keeper
             .as_ref()
             .map_or(0, |keeper| keeper.ledger.sequence);
+        let epochs = volume.epochs.len() as u64;
         let epoch = volume.epochs.front_mut().expect("the volume is dirty");
         epoch.sealed = true;
-        let room = journal::payload_at(journal_entries_max(&epoch.map));
+        let room = journal::payload_at(journal_entries_max(&epoch.map, piece_bytes));
+        let pace = Pace::new(volume.tuning.destage_after_ms, epoch.map.len(), epochs);
         volume.destage = Some(Destage {
             phase,
             upto: epoch.last_serial,
@@ -242,6 +241,7 @@ impl Core {
             waiting: false,
             applying: false,
             apply_until: Time(0),
+            pace,
             moved_halves: 0,
         });
     }
@@ -332,6 +332,11 @@ impl Core {
         loop {
             let depth = self.destage_depth(cx.now, id);
             let destage = self.phase(id);
+            // Each request to the journal fills a piece of memory.
+            let depth = match destage.applying {
+                true => depth,
+                false => depth.div_ceil(JOURNAL_PART),
+            };
             if destage.jobs.len() >= depth || destage.failed {
                 break;
             }
@@ -351,7 +356,7 @@ impl Core {
             let Some(run) = next_run(map, cursor, piece_bytes) else {
                 break;
             };
-            if !self.has_turn(cx.now, id) {
+            if self.is_paced(cx, id) || !self.has_turn(cx.now, id) {
                 break;
             }
             if !self.start_job(cx, id, run, applying) {
@@ -389,9 +394,10 @@ impl Core {
     }
 
     fn begin_phase_again(&mut self, now: Time, id: VolumeId) {
+        let piece_bytes = self.scratch.piece_bytes();
         let volume = self.volume(id);
         let epoch = volume.epochs.front().expect("an epoch is being destaged");
-        let room = journal::payload_at(journal_entries_max(&epoch.map));
+        let room = journal::payload_at(journal_entries_max(&epoch.map, piece_bytes));
         let destage = volume.destage.as_mut().expect("a destage is under way");
         let (damaged, full) = (!destage.bad.is_empty(), core::mem::take(&mut destage.full));
         mark(Mark::DestageAgain);
@@ -437,222 +443,6 @@ impl Core {
         }
     }
 
-    /// Takes a run on its way. False when there is no memory for it now.
-    fn start_job(&mut self, cx: &mut Cx<'_>, id: VolumeId, run: Run, applying: bool) -> bool {
-        if let EntryKind::Zero { allocate } = run.kind {
-            self.start_zero(cx, id, &run, allocate, applying);
-            return true;
-        }
-        let Some(piece) = self.take_destage_piece(id) else {
-            return false;
-        };
-        let bytes = run.span.sectors * SECTOR_BYTES;
-        self.turns.spend(cx.now, id, bytes);
-        let place = self.scratch.piece(piece);
-        let destage = self.phase(id);
-        destage.cursor = run.span.end();
-        let offset = destage.journal_at;
-        if !applying {
-            destage.journal_at += bytes.next_multiple_of(BLOCK_BYTES);
-        }
-        let job = destage.jobs.insert(Job {
-            span: run.span,
-            piece: Some(piece),
-            offset,
-        });
-        let mut wants = Vec::with_capacity(run.parts.len());
-        let mut to = place;
-        for (addr, sectors) in run.parts {
-            wants.push(Want { addr, sectors, to });
-            to = to.plus(sectors * SECTOR_BYTES);
-        }
-        let owner = Owner::Destage { volume: id, job };
-        let parts = (&mut self.log, &mut self.scratch);
-        if !self
-            .fetches
-            .start(cx, parts, owner, Purpose::DestageRead, &wants)
-        {
-            self.job_fetched(cx, id, job, &[]);
-        }
-        true
-    }
-
-    /// A range of zeroes is an entry of the journal, and one request to the origin.
-    fn start_zero(
-        &mut self,
-        cx: &mut Cx<'_>,
-        id: VolumeId,
-        run: &Run,
-        allocate: bool,
-        applying: bool,
-    ) {
-        self.phase(id).cursor = run.span.end();
-        if has(Bug::ForgetDiscardAtDestage) {
-            return;
-        }
-        if !applying {
-            let entry = JournalEntry {
-                span: run.span,
-                kind: run.kind,
-                offset: 0,
-                checksum: 0,
-            };
-            self.phase(id).entries.push(entry);
-            return;
-        }
-        let job = self.phase(id).jobs.insert(Job {
-            span: run.span,
-            piece: None,
-            offset: 0,
-        });
-        self.turns.spend(cx.now, id, BLOCK_BYTES);
-        let volume = self.volume(id);
-        volume.origin_in_flight += 1;
-        volume.counters.origin.writes += 1;
-        let pending = Pending::Destage { volume: id, job };
-        let (at, bytes) = (
-            run.span.sector * SECTOR_BYTES,
-            run.span.sectors * SECTOR_BYTES,
-        );
-        let (purpose, op) = (self.apply_purpose(id), Op::Zero { allocate });
-        cx.order(pending, purpose, Device::Origin(id), op, at, bytes);
-    }
-
-    fn apply_purpose(&mut self, id: VolumeId) -> Purpose {
-        match self.volume(id).effective_destage() {
-            DestageMode::Atomic => Purpose::JournalApply,
-            DestageMode::InPlace => Purpose::DestageWrite,
-        }
-    }
-
-    /// The bytes of a job are there: on to the journal, or to the origin.
-    pub(super) fn job_fetched(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32, bad: &[Want]) {
-        if !bad.is_empty() {
-            self.mark_damaged(id);
-            self.hold_if_failed(cx, id);
-            let destage = self.phase(id);
-            destage.failed = true;
-            destage.bad.extend_from_slice(bad);
-            self.end_job(cx, id, job);
-            return;
-        }
-        let purpose = self.apply_purpose(id);
-        let destage = self.phase(id);
-        let applying = destage.applying;
-        let Job {
-            span,
-            piece,
-            offset,
-        } = *destage.jobs.get(job);
-        let place = self.scratch.piece(piece.expect("data jobs have memory"));
-        let bytes = span.sectors * SECTOR_BYTES;
-        let pending = Pending::Destage { volume: id, job };
-        if applying {
-            let volume = self.volume(id);
-            volume.origin_in_flight += 1;
-            volume.counters.origin.writes += 1;
-            volume.counters.origin.write_bytes += bytes;
-            let slices = alloc::vec![Slice { place, bytes }];
-            let at = span.sector * SECTOR_BYTES;
-            cx.transfer(pending, purpose, Device::Origin(id), Op::Write, at, slices);
-            return;
-        }
-        let checksum = cx.memory.checksum(place, bytes);
-        let entry = JournalEntry {
-            span,
-            kind: EntryKind::Write,
-            offset,
-            checksum,
-        };
-        self.phase(id).entries.push(entry);
-        let padded = bytes.next_multiple_of(BLOCK_BYTES);
-        if padded > bytes {
-            cx.memory.zero(place.plus(bytes), padded - bytes);
-        }
-        self.volume(id).counters.origin.journal_bytes += padded;
-        let slices = alloc::vec![Slice {
-            place,
-            bytes: padded
-        }];
-        let device = Device::Journal(id);
-        cx.transfer(
-            pending,
-            Purpose::JournalWrite,
-            device,
-            Op::Write,
-            offset,
-            slices,
-        );
-    }
-
-    pub(super) fn job_done(
-        &mut self,
-        cx: &mut Cx<'_>,
-        id: VolumeId,
-        job: u32,
-        ok: bool,
-        started: Time,
-    ) {
-        let volume = self.volume(id);
-        let applying = volume.destage.as_ref().is_some_and(|d| d.applying);
-        if applying {
-            volume.origin_in_flight -= 1;
-            volume.counters.origin.latency.add_ns(cx.now.since(started));
-        }
-        if !ok {
-            volume.counters.origin.errors += 1;
-            self.phase(id).failed = true;
-        } else {
-            self.turns.moved(cx.now, id);
-            self.count_moved(id, job);
-        }
-        self.end_job(cx, id, job);
-    }
-
-    /// Blocks that a job carries; a range of zeroes counts as one.
-    pub(super) fn job_blocks(&mut self, id: VolumeId, job: u32) -> u64 {
-        let job = self.phase(id).jobs.get(job);
-        match job.piece {
-            Some(_) => job.span.blocks(),
-            None => 1,
-        }
-    }
-
-    /// A job has reached the journal or the origin.
-    fn count_moved(&mut self, id: VolumeId, job: u32) {
-        let atomic = self.volume(id).effective_destage() == DestageMode::Atomic;
-        let destage = self.phase(id);
-        let job = destage.jobs.get(job);
-        let halves = match (atomic, job.piece) {
-            (true, Some(_)) => job.span.blocks(),
-            (false, Some(_)) => 2 * job.span.blocks(),
-            // A range of zeroes is no job of the journal.
-            (_, None) => 2,
-        };
-        destage.moved_halves += halves;
-        self.volume(id).flow.moved(halves);
-    }
-
-    fn end_job(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32) {
-        let job = self.phase(id).jobs.take(job);
-        if let Some(piece) = job.piece {
-            self.scratch.free_destage_piece(piece);
-            self.give_destage_memory(cx);
-        }
-        self.pump_destage(cx, id);
-    }
-
-    /// Memory for one request, or a place in the line of those that wait for it.
-    fn take_destage_piece(&mut self, id: VolumeId) -> Option<u32> {
-        let destage = self.phase(id);
-        let held = destage.jobs.len() + usize::from(destage.table_piece.is_some());
-        let piece = self.scratch.take_destage_piece(held);
-        if piece.is_none() {
-            self.turns.stand_in_line(id);
-        }
-        piece
-    }
-
     /// Whether a volume may send its next request to its origin; if not, it stands in line.
     fn has_turn(&mut self, now: Time, id: VolumeId) -> bool {
         let volume = self.volume(id);
@@ -666,7 +456,7 @@ impl Core {
     }
 
     /// Memory was given back: the volumes in line try in turn, until one has got some.
-    fn give_destage_memory(&mut self, cx: &mut Cx<'_>) {
+    pub(super) fn give_destage_memory(&mut self, cx: &mut Cx<'_>) {
         for _ in 0..self.turns.line_len() {
             let Some(id) = self.turns.next_in_line() else {
                 return;
@@ -729,20 +519,8 @@ impl Core {
         cx.memory.store(place, &destage.table[at..at + bytes]);
         destage.table_at += bytes;
         self.volume(id).counters.origin.journal_bytes += bytes as u64;
-        let slices = alloc::vec![Slice {
-            place,
-            bytes: bytes as u64
-        }];
         let pending = Pending::JournalTable { volume: id };
-        let device = Device::Journal(id);
-        cx.transfer(
-            pending,
-            Purpose::JournalWrite,
-            device,
-            Op::Write,
-            at as u64,
-            slices,
-        );
+        write_journal(cx, id, pending, at as u64, place, bytes as u64);
         false
     }
 
@@ -836,7 +614,8 @@ impl Core {
             .as_mut()
             .expect("write-back volumes have a ledger");
         let (there, read_at) = keeper.clock_there;
-        let clock = (stat.now_ns + keeper.clock_ahead_ns).max(there + now.since(read_at));
+        let clock = there.saturating_add(now.since(read_at));
+        let clock = clock.max(stat.now_ns.saturating_add(keeper.clock_ahead_ns));
         let ledger = &mut keeper.ledger;
         ledger.progress = if atomic {
             Progress::Apply {
@@ -849,7 +628,8 @@ impl Core {
         };
         ledger.origin_bytes = stat.size_bytes;
         ledger.mtime_before_ns = stat.mtime_ns;
-        ledger.mtime_limit_ns = clock.max(stat.mtime_ns) + APPLY_MS_MAX * 1_000_000;
+        let began = clock.max(stat.mtime_ns);
+        ledger.mtime_limit_ns = began.saturating_add(APPLY_MS_MAX * 1_000_000);
         self.write_ledger(cx, id, LedgerStep::Begin);
     }
 
@@ -946,49 +726,4 @@ impl Core {
             volume.destage = None;
         }
     }
-}
-
-/// Upper bound of the entries of one journal: long zero extents are cut.
-fn journal_entries_max(map: &ExtentMap) -> usize {
-    (map.len() + map.sectors() / ZERO_SECTORS_MAX + 1) as usize
-}
-
-/// The next request from `cursor` on: neighbouring data up to `bytes_max`, or one zero range.
-fn next_run(map: &ExtentMap, cursor: u64, bytes_max: u64) -> Option<Run> {
-    let first = map.at_or_after(cursor)?;
-    let skipped = cursor.saturating_sub(first.span.sector);
-    let sector = first.span.sector + skipped;
-    let sectors = first.span.sectors - skipped;
-    let Content::Data(addr) = first.content.advance(skipped) else {
-        let Content::Zero { allocate, .. } = first.content else {
-            unreachable!()
-        };
-        let span = Span::new(sector, sectors.min(ZERO_SECTORS_MAX));
-        return Some(Run {
-            span,
-            kind: EntryKind::Zero { allocate },
-            parts: Vec::new(),
-        });
-    };
-    let mut run = Run {
-        span: Span::new(sector, sectors),
-        kind: EntryKind::Write,
-        parts: alloc::vec![(addr, sectors)],
-    };
-    assert!(
-        sectors * SECTOR_BYTES <= bytes_max,
-        "an extent fits a piece"
-    );
-    while let Some(next) = map.at_or_after(run.span.end()) {
-        let Content::Data(addr) = next.content else {
-            break;
-        };
-        let grown = (run.span.sectors + next.span.sectors) * SECTOR_BYTES;
-        if next.span.sector != run.span.end() || grown > bytes_max {
-            break;
-        }
-        run.parts.push((addr, next.span.sectors));
-        run.span.sectors += next.span.sectors;
-    }
-    Some(run)
 }

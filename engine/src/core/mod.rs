@@ -13,6 +13,7 @@ mod destage;
 mod direct;
 mod evacuate;
 mod group;
+mod jobs;
 mod keep;
 mod layers;
 mod lines;
@@ -21,9 +22,11 @@ mod overlay;
 mod pace;
 mod read;
 mod resize;
+mod runs;
 mod scrub;
 mod share;
 mod show;
+mod stride;
 mod switch;
 mod write;
 
@@ -290,6 +293,7 @@ impl Core {
                 Timer::Announce => self.log.announce(cx),
                 Timer::Housekeeping => self.keep_house(cx),
                 Timer::Flow(volume) => self.flow_due(cx, volume),
+                Timer::Pace(volume) => self.pace_due(cx, volume),
                 // It goes on by itself after each event.
                 Timer::Scrub => {}
             }
@@ -316,7 +320,11 @@ impl Core {
                 continue;
             }
             self.retry_ledger(cx, id);
-            self.look_at_flow(cx, id, 0);
+            let volume = self.volume(id);
+            // The gauges of a volume compare it with all others: not for nothing.
+            if volume.is_dirty() || volume.flow.is_pressing() || !volume.waiting.is_empty() {
+                self.look_at_flow(cx, id, 0);
+            }
             self.time_out_waiting(cx, id);
             self.start_destage_if_due(cx, id);
             self.pump_destage(cx, id);
@@ -535,7 +543,10 @@ impl Core {
         let busy = self.volumes.iter().flatten().any(waits) || self.lines.is_busy(cx.now);
         let overdue = cx.now >= parking.until;
         let logged = self.log.durable >= parking.upto || (self.health.is_failed() && overdue);
-        if (busy && !overdue) || !logged {
+        // A device that failed may be good again, and what it holds may reach its origin.
+        let owes = self.volumes.iter().flatten().any(|volume| volume.owes());
+        let kept = owes && self.health.is_failed();
+        if ((busy || kept) && !overdue) || !logged {
             return;
         }
         let (request, late) = (parking.request, cx.now >= parking.until);

@@ -437,3 +437,32 @@ fn segments_agree_with_a_list_of_what_lives() {
     assert!(freed > 2_000, "{freed} segments were used again");
     assert!(failures > 1_000, "{failures} requests failed");
 }
+
+/// Two seconds in which everything is written and synced.
+fn rest(model: &mut Model) {
+    for _ in 0..2_000 {
+        model.now = Time(model.now.0 + 1_000_000);
+        model.complete();
+        if model.log.durable < model.log.newest() {
+            model.log.want_sync();
+        }
+        model.pump();
+    }
+}
+
+#[test]
+fn nothing_is_announced_beside_a_write_that_is_staged_in_part() {
+    let mut model = Model::new(1);
+    // There is no segment ready at first.
+    rest(&mut model);
+    model.append();
+    assert_eq!(model.living.len(), 1);
+    let newest = model.log.newest();
+    model.log.unfinished = 1;
+    rest(&mut model);
+    assert_eq!(model.log.durable, newest);
+    assert_eq!(model.log.newest(), newest, "no record is opened");
+    model.log.unfinished = 0;
+    rest(&mut model);
+    assert!(model.log.newest() > newest, "it comes later");
+}

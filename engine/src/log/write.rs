@@ -505,6 +505,13 @@ impl Log {
         if self.announced == self.durable || self.newest() != self.durable {
             return;
         }
+        // It might take the segment that a write which has begun counts on; then that write, and
+        // everybody behind it, would wait for ever.
+        if self.unfinished > 0 {
+            cx.out
+                .timer(cx.now.plus_millis(ANNOUNCE_MS), Timer::Announce);
+            return;
+        }
         if self.open_record(cx, StreamKind::Writes, 0, false).is_some() {
             mark(Mark::Announced);
             self.announced = self.durable;

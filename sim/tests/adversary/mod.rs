@@ -5,10 +5,12 @@
 // The audit needs more of it than the marks do.
 #![allow(dead_code)]
 
+use engine::event::Admission;
 use engine::types::{DestageMode, Policy};
 use sim::host::Ending;
 use sim::plan::Plan;
-use sim::scenario::{clean_blocks, find, group, own_blocks};
+use sim::scenario::{bad_checkpoints, clean_blocks, commits, find, group, last_copies, own_blocks};
+use sim::swarm::Case;
 use sim::{Options, Sabotage, rings, run};
 
 /// Runs that lie beside each other to say whether any write was held.
@@ -48,17 +50,36 @@ pub enum Gate {
     ShortLives,
     /// The least of logs under large writes, with syncs that fail, over kills and power losses.
     SmallLog,
+    /// The same with writes that are larger than the share of their volume: taken in parts, so that
+    /// a crash, or an origin, may have the first parts of the last one.
+    LargeWrites,
     /// Origins that fail again and again under volumes that only destage.
     Troubled,
     /// Readers of a base image over kills, without any checksum of clean blocks.
     NoSums,
+    /// The only copies of dirty data rot.
+    LastCopies,
+    /// Checkpoints seldom come through, beside clean blocks that take every segment.
+    BadCheckpoints,
+    /// A write-through volume that is read, over orderly stops and power losses after a few
+    /// requests.
+    ShortReads,
+    /// A volume that changes its policy, over kills and power losses after a few requests.
+    ShortSwitches,
+    /// Writes in place to an origin that is much faster than the log, over power losses.
+    EarlyDestages,
+    /// Overlays that are committed to their images, over kills.
+    Commits,
+    /// Seeds that differ as much as they can.
+    Swarm,
     /// Overlays that fill their cache, and have next to no stage.
     SmallOverlay,
 }
 
 use Gate::{
-    CleanBlocks, Dying, Group, HeldWrites, LostWrites, NoSums, OwnBlocks, Rings, Scenario, Seeds,
-    ShortLives, SmallLog, SmallOverlay, Switches, Troubled, WriteThrough,
+    BadCheckpoints, CleanBlocks, Commits, Dying, EarlyDestages, Group, HeldWrites, LargeWrites,
+    LastCopies, LostWrites, NoSums, OwnBlocks, Rings, Scenario, Seeds, ShortLives, ShortReads,
+    ShortSwitches, SmallLog, SmallOverlay, Swarm, Switches, Troubled, WriteThrough,
 };
 
 /// A plan with all that write bent towards a life past the log.
@@ -117,6 +138,16 @@ fn small_log(plan: &mut Plan) {
     }
 }
 
+fn small_logs(seed: u64, request_sectors_max: u64) -> Options {
+    let endings = vec![Ending::PowerLoss, Ending::Kill, Ending::PowerLoss];
+    let mut options = ending(bent(seed, small_log), endings, 2000);
+    let plan = options.plan.as_mut().expect("it has one");
+    for volume in &mut plan.volumes {
+        volume.request_sectors_max = request_sectors_max;
+    }
+    options
+}
+
 fn small_overlay(plan: &mut Plan) {
     plan.volumes.truncate(1);
     plan.origins.truncate(1);
@@ -128,6 +159,62 @@ fn small_overlay(plan: &mut Plan) {
     plan.geometry.segments = 12;
     plan.geometry.chunk_blocks = 8;
     plan.overlay_slots = 4;
+}
+
+/// What was not flushed in the second of two lives may be at the image, whose time of change is
+/// still that of the first.
+fn short_reads(seed: u64) -> Options {
+    let orderly = Ending::Orderly { power_off: false };
+    let endings = [orderly, Ending::PowerLoss].repeat(20);
+    let mut options = ending(bent(seed, write_through), endings, 800);
+    let plan = options.plan.as_mut().expect("it has one");
+    plan.origins[0].sectors = [64, 128, 256][(seed % 3) as usize];
+    plan.ram_blocks = 16;
+    plan.index_bytes_max = 1 << 20;
+    let volume = &mut plan.volumes[0];
+    volume.reader = true;
+    volume.depth = 4;
+    volume.spares.fua = true;
+    volume.spares.commands = true;
+    volume.tuning.write_cache = true;
+    volume.tuning.admission = Admission::All;
+    plan.rates.rot = 0;
+    plan.rates.absent = 0;
+    plan.rates.crash_in_recovery = 0;
+    options
+}
+
+fn short_switches(seed: u64) -> Options {
+    let endings = [Ending::Kill, Ending::PowerLoss].repeat(20);
+    let mut options = ending(bent(seed, write_through), endings, 1000);
+    let plan = options.plan.as_mut().expect("it has one");
+    let volume = &mut plan.volumes[0];
+    volume.switches = true;
+    volume.depth = 4;
+    volume.tuning.write_cache = true;
+    volume.tuning.destage_after_ms = None;
+    plan.rates.absent = 0;
+    plan.rates.crash_in_recovery = 0;
+    options
+}
+
+/// What is not in the log yet is in the middle of its way to the origin when power fails.
+fn early_destages(plan: &mut Plan) {
+    plan.volumes.truncate(1);
+    plan.origins.truncate(1);
+    let volume = &mut plan.volumes[0];
+    volume.policy = Policy::WriteBack;
+    volume.switches = false;
+    volume.journal_possible = false;
+    volume.depth = 8;
+    volume.tuning.destage = DestageMode::InPlace;
+    volume.tuning.destage_after_ms = Some(1);
+    volume.tuning.write_cache = true;
+    volume.tuning.origin_queue_depth = 1;
+    plan.rates.cache_slow = 100;
+    plan.rates.origin_trouble = 0;
+    plan.rates.crash_in_recovery = 0;
+    plan.rates.absent = 0;
 }
 
 fn troubled(plan: &mut Plan) {
@@ -173,8 +260,16 @@ impl Gate {
         Rings,
         ShortLives,
         SmallLog,
+        LargeWrites,
         Troubled,
         NoSums,
+        EarlyDestages,
+        Commits,
+        LastCopies,
+        BadCheckpoints,
+        ShortReads,
+        ShortSwitches,
+        Swarm,
         SmallOverlay,
     ];
 
@@ -192,18 +287,24 @@ impl Gate {
             CleanBlocks => clean_blocks(seed),
             OwnBlocks => own_blocks(seed),
             ShortLives => ending(bent(seed, only_write_back), vec![Ending::PowerLoss; 6], 14),
-            SmallLog => {
-                let endings = vec![Ending::PowerLoss, Ending::Kill, Ending::PowerLoss];
-                let mut options = ending(bent(seed, small_log), endings, 2000);
-                let plan = options.plan.as_mut().expect("it has one");
-                // No write is larger than the share of its volume, so none is taken in parts.
-                plan.volumes
-                    .iter_mut()
-                    .for_each(|it| it.request_sectors_max = 8);
-                options
-            }
+            // No write is larger than the share of its volume, so none is taken in parts.
+            SmallLog => small_logs(seed, 8),
+            LargeWrites => Options {
+                tearing: true,
+                ..small_logs(seed, 256)
+            },
             Troubled => ending(bent(seed, troubled), vec![Ending::PowerLoss; 4], 1500),
             NoSums => no_sums(seed),
+            EarlyDestages => {
+                let endings = vec![Ending::PowerLoss; 20];
+                ending(bent(seed, early_destages), endings, 400)
+            }
+            Commits => commits(seed),
+            LastCopies => last_copies(seed),
+            ShortReads => short_reads(seed),
+            ShortSwitches => short_switches(seed),
+            BadCheckpoints => bad_checkpoints(seed),
+            Swarm => Case::from_seed(seed).options(),
             SmallOverlay => {
                 let endings = vec![Ending::KillInMemory; 4];
                 ending(bent(seed, small_overlay), endings, 2000)
