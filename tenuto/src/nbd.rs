@@ -196,6 +196,16 @@ pub struct RequestHead {
 }
 
 impl RequestHead {
+    /// The end of a connection in order.
+    pub const GOODBYE: RequestHead = RequestHead {
+        magic: REQUEST_MAGIC,
+        flags: 0,
+        command: command::DISC,
+        cookie: 0,
+        offset: 0,
+        length: 0,
+    };
+
     pub fn encode(&self) -> [u8; REQUEST_BYTES] {
         let mut head = [0; REQUEST_BYTES];
         head[0..4].copy_from_slice(&self.magic.to_be_bytes());

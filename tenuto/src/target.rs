@@ -272,7 +272,7 @@ impl Target {
             .map_err(|error| self.failed("stat", 0, 0, error))?;
         let mtime_ns = match self.block_device {
             true => 0,
-            false => meta.mtime().max(0) as u64 * 1_000_000_000 + meta.mtime_nsec() as u64,
+            false => nanoseconds(meta.mtime(), meta.mtime_nsec()),
         };
         Ok(Stat {
             size_bytes: if self.block_device {
@@ -353,6 +353,13 @@ pub fn is_settled(meta: &fs::Metadata) -> bool {
     const STEP_SECONDS: i64 = 2 + 1;
     let now = (wall_clock_ns() / 1_000_000_000) as i64;
     meta.mtime().max(meta.ctime()).saturating_add(STEP_SECONDS) < now
+}
+
+/// Since the epoch; a time that anybody can set, so none is too far away.
+fn nanoseconds(seconds: i64, part: i64) -> u64 {
+    let seconds = seconds.max(0) as u64;
+    let whole = seconds.saturating_mul(1_000_000_000);
+    whole.saturating_add(part.max(0) as u64)
 }
 
 /// Inode and time of the last change of any kind, mixed.

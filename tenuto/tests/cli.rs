@@ -166,8 +166,7 @@ fn verbs_of_later_versions_say_so_and_end_with_code_2() {
     let house = house();
     for arguments in [
         "peer ls",
-        "trace analyze x",
-        "trace replay x --volume a",
+        "trace record a --output x",
         "volume snapshot a s1",
         "volume merge a",
         "volume rebase a --onto b",
@@ -341,6 +340,55 @@ fn a_trace_goes_through_formats_and_comes_back_the_same() {
     assert_eq!(left.count(), 0);
 }
 
+#[test]
+fn a_trace_of_desktops_is_made_with_its_statistics_and_whole_or_not_at_all() {
+    let house = house();
+    let made = |arguments: &str| {
+        let words: Vec<&str> = arguments.split(' ').collect();
+        run(house.path(), &words)
+    };
+    let done = made("trace synth boot b.trace --desktops 3 --arrivals 1m");
+    assert_eq!(done.code, 0, "{}", done.err);
+    let row = done
+        .out
+        .lines()
+        .find(|line| line.starts_with("reads of a boot"));
+    let cells: Vec<&str> = row.expect("a row").split_whitespace().collect();
+    assert_eq!(cells[4..], ["7163", "7163", "+0.0", "%"], "{}", done.out);
+    let info = made("trace info b.trace --json");
+    let info: Value = serde_json::from_str(&info.out).expect("one document");
+    assert_eq!(info["reads"]["requests"], 3 * 7163);
+    let disks = info["disks"].as_array().expect("a list");
+    let named = |disk: &&Value| {
+        disk["name"]
+            .as_str()
+            .is_some_and(|it| it.starts_with("desk-00"))
+    };
+    assert_eq!(disks.iter().filter(named).count(), 3);
+    assert_eq!(info["not_understood"]["count"], 0);
+    // The same once more, as a document; other bytes for another seed only.
+    let again = "trace synth boot c.trace --desktops 3 --arrivals 1m";
+    let done = made(&format!("{again} --json"));
+    let document: Value = serde_json::from_str(&done.out).expect("one document");
+    assert_eq!(document["rows"][0]["measured"], 7163.0);
+    let read = |name: &str| std::fs::read(house.path().join(name)).expect("a file");
+    assert_eq!(read("b.trace"), read("c.trace"));
+    let done = made(&format!("{again} --seed 2 --force"));
+    assert_eq!(done.code, 0, "{}", done.err);
+    assert_ne!(read("b.trace"), read("c.trace"));
+    for (arguments, code) in [
+        ("trace synth boot b.trace", 4),
+        ("trace synth nothing n.trace", 2),
+        ("trace synth boot n.trace --desktops 0", 2),
+        ("trace synth boot n.trace --arrivals soon", 2),
+        ("trace synth boot none/n.trace --desktops 1", 1),
+    ] {
+        let done = made(arguments);
+        assert_eq!(done.code, code, "{arguments}: {}", done.err);
+    }
+    assert!(!house.path().join("n.trace").exists());
+}
+
 /// What the simulator says of a seed whose host breaks a rule on purpose.
 fn broken(rule: &str, arguments: &[&str]) -> (Run, Value) {
     let directory = tempfile::tempdir().expect("a directory");
@@ -424,4 +472,114 @@ fn the_simulator_knows_the_features_that_it_can_leave_out() {
     let wrong = run(directory.path(), &["sim", "--without", "nothing"]);
     assert_eq!(wrong.code, 2);
     assert!(wrong.err.contains("tiny-log"), "{}", wrong.err);
+}
+
+#[test]
+fn a_trace_goes_through_the_engine_and_says_what_storage_would_see() {
+    let house = house();
+    std::fs::write(house.path().join("hm.csv"), MSR).expect("written");
+    let replayed = |policy: &str| {
+        let arguments = [
+            "trace",
+            "replay",
+            "hm.csv",
+            "--offline",
+            "--json",
+            "--policy",
+            policy,
+        ];
+        let done = run(house.path(), &arguments);
+        assert_eq!(done.code, 0, "{}", done.err);
+        let document: Value = serde_json::from_str(&done.out).expect("one document");
+        assert_eq!(document["complete"], true);
+        assert_eq!(document["refused"], 0);
+        document
+    };
+    let bare = replayed("uncached");
+    let requests = |it: &Value, kind: &str| it["trace"][kind]["requests"].as_u64();
+    assert_eq!(
+        bare["origin"]["reads"]["requests"].as_u64(),
+        requests(&bare, "reads")
+    );
+    assert_eq!(
+        bare["origin"]["writes"]["requests"].as_u64(),
+        requests(&bare, "writes")
+    );
+    let back = replayed("write-back");
+    assert!(back["origin"]["journal"]["requests"].as_u64() > Some(0));
+    assert_eq!(
+        replayed("write-back")["origin"],
+        back["origin"],
+        "the same twice"
+    );
+    let done = run(
+        house.path(),
+        &["trace", "replay", "hm.csv", "--offline", "--speed", "0"],
+    );
+    assert_eq!(done.code, 2, "{}", done.err);
+    let done = run(house.path(), &["trace", "replay", "hm.csv"]);
+    assert_eq!(done.code, 2, "{}", done.err);
+}
+
+#[test]
+fn a_week_is_compared_under_four_policies() {
+    let house = house();
+    let arguments = [
+        "bench",
+        "policies",
+        "--desktops",
+        "1",
+        "--json",
+        "--ram",
+        "64MiB",
+    ];
+    let done = run(house.path(), &arguments);
+    assert_eq!(done.code, 0, "{}", done.err);
+    let document: Value = serde_json::from_str(&done.out).expect("one document");
+    let policies = document["policies"].as_array().expect("a list");
+    assert_eq!(policies.len(), 4);
+    let whole = policies[0]["requests_of_desktops"].as_u64();
+    for policy in policies {
+        assert_eq!(policy["refused"], 0, "{policy}");
+        assert_eq!(policy["requests_of_desktops"].as_u64(), whole);
+        let ratio = policy["mean_requests_ratio"].as_f64().expect("a number");
+        let right = if policy["policy"] == "no cache" {
+            1.0..=1.0
+        } else {
+            0.05..=0.95
+        };
+        assert!(right.contains(&ratio), "{policy}");
+    }
+}
+
+#[test]
+fn a_size_or_a_time_beyond_all_machines_is_told_and_never_a_panic() {
+    let house = house();
+    std::fs::write(house.path().join("hm.csv"), MSR).expect("written");
+    for wrong in [
+        ["--origin-latency", "9999999999h"],
+        ["--origin-latency", "2h"],
+        ["--cache-latency", "99999999999999999"],
+        ["--destage-after", "99999999999h"],
+        ["--ram", "9999TiB"],
+        ["--stage", "9999TiB"],
+        ["--cache", "1MiB"],
+    ] {
+        let arguments = ["trace", "replay", "hm.csv", "--offline", wrong[0], wrong[1]];
+        let done = run(house.path(), &arguments);
+        assert_eq!(done.code, 2, "{wrong:?}: {}", done.err);
+        assert_one_line_error(&done);
+    }
+    for line in ["ram = \"9999TiB\"", "stage = \"2TiB\""] {
+        std::fs::write(house.path().join("big.toml"), format!("[cache]\n{line}\n"))
+            .expect("written");
+        let done = run(house.path(), &["config", "--check", "big.toml"]);
+        assert_eq!(done.code, 2, "{line}: {}", done.err);
+        assert!(done.err.contains("at most \"1TiB\""), "{}", done.err);
+    }
+    let late = "0,hm,1,Write,0,4096,0\n184467440737095515,hm,1,Write,0,4096,0\n";
+    std::fs::write(house.path().join("late.csv"), late).expect("written");
+    let done = run(house.path(), &["trace", "replay", "late.csv", "--offline"]);
+    assert_eq!(done.code, 1, "{}", done.err);
+    assert!(done.err.contains("ten years"), "{}", done.err);
 }

@@ -92,6 +92,7 @@ const CLOCKS_AND_THREADS: &[&str] = &[
     "tenuto/src/frontend/vhost_user/turn.rs",
     "tenuto/src/lock.rs",
     "tenuto/src/main.rs",
+    "tenuto/src/replay/live.rs",
     "tenuto/src/vhost_client",
 ];
 

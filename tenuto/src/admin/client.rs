@@ -33,6 +33,11 @@ impl Client {
         }
     }
 
+    /// Where the daemon answers; its other sockets lie beside it.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
     pub fn get(&self, path: &str) -> Result<Value> {
         self.send(Method::GET, path, None, PROMPT)
     }

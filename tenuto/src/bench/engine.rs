@@ -7,16 +7,16 @@
 //! ones. Deliberately absent: threads, sockets and devices; `demo` shows those.
 
 use crate::buffer::{Arena, BufferPool, HostMemory};
+use crate::replay::blank::{Blank, STAT};
+use crate::replay::memory::Payloadless;
+use crate::replay::offline::Volume;
 use engine::engine::{Config, Engine, Settled, format_cache, geometry_for, settle};
-use engine::event::{Action, Admission, Device, Event, Io, IoError, Op, Stat, Tuning, VolumeSpec};
-use engine::flow::FlowLimits;
-use engine::media::Media;
-use engine::memory::{Area, Memory, Place};
+use engine::event::{Action, Admission, Device, Event, Io, Op, VolumeSpec};
 use engine::types::{
     BLOCK_BYTES, BLOCK_SECTORS, BufferId, ConnectionId, DestageMode, Geometry, Policy, RequestId,
     Tag, Time, Uuid,
 };
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::time::Instant;
 
@@ -136,7 +136,7 @@ fn cpu_ns() -> Option<u64> {
 /// The engine with everything it needs and nothing else.
 struct Host {
     engine: Engine,
-    memory: BenchMemory,
+    memory: Payloadless,
     volume: engine::types::VolumeId,
     buffer: BufferId,
     now: Time,
@@ -172,11 +172,11 @@ impl Host {
             Arena::anonymous(SCRATCH_BYTES)?,
         );
         let host = HostMemory::new(arenas.0, arenas.1, arenas.2, buffers);
-        let mut memory = BenchMemory { host, real };
-        let mut media = Forgetful::default();
+        let mut memory = Payloadless::over(host, real);
+        let mut media = Blank::default();
         format_cache(&mut media, Uuid([3; 16]), geometry)?;
         let (mut engine, _) = Engine::open(config, &mut media, &mut memory)?;
-        let volume = engine.place("bench");
+        let volume = engine.place("disk-0");
         let settled: Settled = settle(&mut media, volume)?;
         engine.attach(Time(1), volume, spec(options), settled)?;
         let mut host = Host {
@@ -243,136 +243,16 @@ impl Host {
     }
 }
 
-const STAT: Stat = Stat {
-    size_bytes: 0,
-    mtime_ns: 1,
-    now_ns: 2,
-    print: None,
-};
-
 fn spec(options: Options) -> VolumeSpec {
-    VolumeSpec {
-        name: "bench".into(),
-        origin: "/nowhere".into(),
-        new_uuid: Uuid([4; 16]),
+    let volume = Volume {
         policy: Policy::WriteBack,
-        size_bytes: options.span_bytes,
-        read_only: false,
-        base_layer: None,
-        journal_possible: true,
-        commit: false,
-        storage: 0,
-        group: Default::default(),
-        tuning: Tuning {
-            write_cache: true,
-            destage_after_ms: None,
-            destage: DestageMode::Atomic,
-            dirty_limit_bytes: u64::MAX / 4,
-            flow: FlowLimits::default(),
-            origin_queue_depth: 1,
-            admission: Admission::Reuse,
-            overlay_timeout_ms: 1000,
-            overlay_ram_bytes: 256 << 20,
-            reset_on: engine::event::ResetOn::Command,
-            origin_timeout_ms: None,
-            share: Default::default(),
-            group_members: 0,
-        },
-    }
-}
-
-/// The host's memory; without `real`, payload is neither moved nor summed up.
-struct BenchMemory {
-    host: HostMemory,
-    real: bool,
-}
-
-impl Memory for BenchMemory {
-    fn copy(&mut self, from: Place, to: Place, bytes: u64) {
-        if self.real || !matches!(from.area, Area::Buffer(_)) {
-            self.host.copy(from, to, bytes);
-        }
-    }
-
-    fn zero(&mut self, to: Place, bytes: u64) {
-        self.host.zero(to, bytes);
-    }
-
-    fn store(&mut self, to: Place, bytes: &[u8]) {
-        self.host.store(to, bytes);
-    }
-
-    fn load(&self, from: Place, bytes: &mut [u8]) {
-        self.host.load(from, bytes);
-    }
-
-    fn stage_bytes(&self) -> u64 {
-        self.host.stage_bytes()
-    }
-
-    fn checksum(&self, from: Place, bytes: u64) -> u32 {
-        match self.real {
-            true => self.host.checksum(from, bytes),
-            false => bytes as u32,
-        }
-    }
-}
-
-/// Devices that keep what is written before anything is served, in pages; blank elsewhere.
-#[derive(Default)]
-struct Forgetful {
-    pages: HashMap<(Device, u64), Vec<u8>>,
-}
-
-impl Forgetful {
-    /// Calls `part` for each page of the range with its bounds in page and range.
-    fn pages(offset: u64, bytes: usize, mut part: impl FnMut(u64, usize, std::ops::Range<usize>)) {
-        let mut done = 0;
-        while done < bytes {
-            let at = offset + done as u64;
-            let inside = (at % BLOCK_BYTES) as usize;
-            let length = (BLOCK_BYTES as usize - inside).min(bytes - done);
-            part(at / BLOCK_BYTES, inside, done..done + length);
-            done += length;
-        }
-    }
-}
-
-impl Media for Forgetful {
-    fn read(&mut self, device: Device, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
-        Forgetful::pages(offset, bytes.len(), |page, inside, range| {
-            match self.pages.get(&(device, page)) {
-                Some(kept) => {
-                    let length = range.len();
-                    bytes[range].copy_from_slice(&kept[inside..inside + length]);
-                }
-                None => bytes[range].fill(0),
-            }
-        });
-        Ok(())
-    }
-
-    fn write(&mut self, device: Device, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
-        Forgetful::pages(offset, bytes.len(), |page, inside, range| {
-            let kept = self.pages.entry((device, page));
-            let kept = kept.or_insert_with(|| vec![0; BLOCK_BYTES as usize]);
-            kept[inside..inside + range.len()].copy_from_slice(&bytes[range]);
-        });
-        Ok(())
-    }
-
-    fn zero(&mut self, device: Device, offset: u64, bytes: u64) -> Result<(), IoError> {
-        let zeroes = vec![0; bytes as usize];
-        self.write(device, offset, &zeroes)
-    }
-
-    fn sync(&mut self, _device: Device) -> Result<(), IoError> {
-        Ok(())
-    }
-
-    fn stat(&mut self, _device: Device) -> Result<Stat, IoError> {
-        Ok(STAT)
-    }
+        destage: DestageMode::Atomic,
+        destage_after_ms: None,
+        dirty_limit_bytes: u64::MAX / 4,
+        origin_queue_depth: 1,
+        admission: Admission::Reuse,
+    };
+    volume.spec(0, options.span_bytes)
 }
 
 /// xorshift64*, Vigna 2016; never zero.

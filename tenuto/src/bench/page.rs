@@ -1,10 +1,11 @@
 //! The frame of a report: one HTML file that needs nothing else.
 //!
 //! Always true: it follows the reader's light or dark preference, and whatever comes from outside
-//! of the program is escaped. The plots are those of the demonstration.
+//! of the program is escaped. The plots are those of `plot`.
 
 use crate::demo::page::{STYLE, escape};
 use crate::error::{Error, Result, cause};
+use crate::plot;
 use std::path::Path;
 
 /// A table: heads, and rows of cells.
@@ -19,9 +20,10 @@ pub fn page(title: &str, lead: &str, first: &Table<'_>, below: &str) -> String {
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width\">\n\
-         <title>Tenuto: {title}</title><style>{STYLE}</style></head><body>\n\
+         <title>Tenuto: {title}</title><style>{STYLE}{}</style></head><body>\n\
          <h1>Tenuto: {title}</h1>\n<p>{}</p>\n{}\
          {below}</body></html>\n",
+        plot::STYLE,
         escape(lead),
         table(first),
     )

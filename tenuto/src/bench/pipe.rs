@@ -203,16 +203,8 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        let goodbye = RequestHead {
-            magic: nbd::REQUEST_MAGIC,
-            flags: 0,
-            command: command::DISC,
-            cookie: 0,
-            offset: 0,
-            length: 0,
-        };
         // A goodbye that is not heard changes nothing.
-        let _ = self.stream.write_all(&goodbye.encode());
+        let _ = self.stream.write_all(&RequestHead::GOODBYE.encode());
     }
 }
 

@@ -2,19 +2,23 @@
 //!
 //! Always true: the text says what was left out of a figure.
 
+use super::arguments::{latency, millis, size};
 use super::later::not_yet;
-use super::tools::{Bench, BenchBurst, BenchDestage, BenchEngine, BenchMicro, BenchNeighbour};
+use super::progress;
+use super::tools::{
+    Bench, BenchBurst, BenchDestage, BenchEngine, BenchMicro, BenchNeighbour, BenchPolicies,
+};
 use super::{Context, output};
 use crate::bench::engine::{BenchError, Figures, Options, run as measure};
 use crate::bench::micro::peer::Program;
-use crate::bench::{burst, destage, micro, neighbour};
-use crate::config::units::{human_bytes, parse_millis, parse_size};
+use crate::bench::{burst, destage, micro, neighbour, policies};
+use crate::config::units::human_bytes;
 use crate::error::{Error, Result};
 use crate::vhost_client::Wait;
+use engine::event::Admission;
 use engine::types::DestageMode;
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// What the design asks of the engine.
 const WANTED_PER_SECOND: f64 = 1e6;
@@ -28,6 +32,7 @@ pub fn run(context: &Context, command: &Bench) -> Result<()> {
         Bench::Storm(_) => Err(not_yet("bench storm")),
         Bench::Destage(command) => destage(context, command),
         Bench::Neighbour(command) => neighbour(context, command),
+        Bench::Policies(command) => policies(context, command),
     }
 }
 
@@ -82,28 +87,38 @@ fn burst(context: &Context, command: &BenchBurst) -> Result<()> {
     })
 }
 
+fn policies(context: &Context, command: &BenchPolicies) -> Result<()> {
+    let options = policies::Options {
+        desktops: command.desktops,
+        seed: command.seed,
+        cache_bytes: size("--cache", &command.cache)?,
+        ram_bytes: size("--ram", &command.ram)?,
+        destage_after_ms: millis("--destage-after", &command.destage_after)?,
+        destage: mode(&command.destage),
+        admission: match command.admission.as_str() {
+            "all" => Admission::All,
+            _ => Admission::Reuse,
+        },
+    };
+    let seconds = policies::seconds_of(&options) * policies::Column::ALL.len() as u64;
+    let template = "{bar:40} {percent} % {elapsed}, {eta} left";
+    let bar = progress::counter(context.common.quiet, seconds, template);
+    let report = policies::run(&options, |done| bar.set_position(done));
+    bar.finish_and_clear();
+    let report = report?;
+    context.output().document(&report.document(), || {
+        let head = report.head();
+        let head: Vec<&str> = head.iter().map(String::as_str).collect();
+        let table = output::table(&head, &report.rows(), &[1, 2, 3, 4, 5, 6, 7, 8]);
+        format!("{table}\n{}", report.proof())
+    })
+}
+
 fn mode(name: &str) -> DestageMode {
     match name {
         "atomic" => DestageMode::Atomic,
         _ => DestageMode::InPlace,
     }
-}
-
-fn latency(option: &str, text: &str) -> Result<Duration> {
-    let millis = parse_millis(text).ok_or_else(|| {
-        Error::usage(format!(
-            "{option} {text}: not a time; use a number with ms, s, m or h"
-        ))
-    })?;
-    Ok(Duration::from_millis(millis))
-}
-
-fn size(option: &str, text: &str) -> Result<u64> {
-    parse_size(text).ok_or_else(|| {
-        Error::usage(format!(
-            "{option} {text}: not a size; use bytes or a number with KiB, MiB, GiB or TiB"
-        ))
-    })
 }
 
 fn directory(path: &Option<PathBuf>) -> PathBuf {

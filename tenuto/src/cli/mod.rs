@@ -5,6 +5,7 @@
 //! command prints one line on standard error, and with `--json` one document on standard output.
 //! Deliberately absent: what commands do, which is in one file for each family.
 
+mod arguments;
 mod attach;
 mod bench;
 mod cache;
@@ -33,6 +34,10 @@ mod supervisor;
 pub mod tools;
 mod top;
 mod trace;
+mod trace_analyze;
+mod trace_live;
+mod trace_replay;
+mod trace_synth;
 mod usage;
 mod volume;
 

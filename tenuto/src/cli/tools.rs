@@ -80,6 +80,8 @@ pub enum Bench {
     Burst(BenchBurst),
     /// Virtual desktops over a simulated SAN (not in this version)
     Desktops(super::later::Rest),
+    /// A week of an office under four policies, what reaches shared storage at its peaks
+    Policies(BenchPolicies),
     /// Many hosts boot one image (not in this version)
     Storm(super::later::Rest),
     /// Guest speed while a destage runs, against the same load without one, in alternating rounds
@@ -208,6 +210,32 @@ pub struct BenchBurst {
         default_value = "tenuto-burst.html"
     )]
     pub html: PathBuf,
+    /// Seed of everything random
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchPolicies {
+    /// Desktops of the office
+    #[arg(long, value_name = "N", default_value_t = 55)]
+    pub desktops: u32,
+    /// Size of the cache of all of them
+    #[arg(long, value_name = "SIZE", default_value = "500GiB")]
+    pub cache: String,
+    /// Size of its read tier
+    #[arg(long, value_name = "SIZE", default_value = "8GiB")]
+    pub ram: String,
+    /// Age at which dirty data goes to shared storage
+    #[arg(long, value_name = "TIME", default_value = "10m")]
+    pub destage_after: String,
+    /// Destage through a journal (atomic) or directly (in-place)
+    #[arg(long, value_name = "MODE", default_value = "atomic")]
+    #[arg(value_parser = ["in-place", "atomic"])]
+    pub destage: String,
+    /// Which blocks are kept on the cache device
+    #[arg(long, default_value = "all", value_parser = ["reuse", "all"])]
+    pub admission: String,
     /// Seed of everything random
     #[arg(long, default_value_t = 1)]
     pub seed: u64,

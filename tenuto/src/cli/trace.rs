@@ -4,6 +4,9 @@
 //! as a whole or not at all. Deliberately absent: the formats, which are in the crate `workload`.
 
 use super::later::{Rest, not_yet};
+use super::trace_analyze::{self, Analyze};
+use super::trace_replay::{self, Replay};
+use super::trace_synth;
 use super::{Context, output};
 use crate::config::units::human_bytes;
 use crate::error::{Error, Kind, Result, cause};
@@ -22,14 +25,14 @@ pub enum Command {
     Info(From),
     /// Write a trace in another format
     Convert(Convert),
-    /// Analyze traces (not in this version)
-    Analyze(Rest),
+    /// Analyze traces: peaks, sizes, rewrites, what was seen before, working set, miss ratio
+    Analyze(Analyze),
     /// Record the requests of a volume (not in this version)
     Record(Rest),
-    /// Replay a trace against a volume (not in this version)
-    Replay(Rest),
-    /// Make traces of desktops (not in this version)
-    Synth(Rest),
+    /// Replay a trace against volumes, or through the engine alone
+    Replay(Replay),
+    /// Make a trace of desktops
+    Synth(trace_synth::Command),
 }
 
 #[derive(Debug, Args)]
@@ -58,7 +61,7 @@ pub struct Convert {
     force: bool,
 }
 
-fn format_named(text: &str) -> std::result::Result<Format, String> {
+pub(super) fn format_named(text: &str) -> std::result::Result<Format, String> {
     let found = Format::ALL.into_iter().find(|format| format.name() == text);
     found.ok_or_else(|| {
         let all = Format::ALL.map(Format::name).join(", ");
@@ -70,10 +73,10 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
     match command {
         Command::Info(from) => info(context, &from),
         Command::Convert(command) => convert(context, &command),
-        Command::Analyze(_) => Err(not_yet("trace analyze")),
+        Command::Analyze(command) => trace_analyze::run(context, &command),
         Command::Record(_) => Err(not_yet("trace record")),
-        Command::Replay(_) => Err(not_yet("trace replay")),
-        Command::Synth(_) => Err(not_yet("trace synth")),
+        Command::Replay(command) => trace_replay::run(context, &command),
+        Command::Synth(command) => trace_synth::run(context, &command),
     }
 }
 
@@ -85,7 +88,7 @@ fn failed(path: &Path, why: impl std::fmt::Display) -> Error {
     Error::failed(format!("{}: {why}", path.display())).about(path.display().to_string())
 }
 
-fn open(from: &From) -> Result<Reader<Box<dyn BufRead>>> {
+pub(super) fn open(from: &From) -> Result<Reader<Box<dyn BufRead>>> {
     let path = &from.trace;
     let input: Box<dyn BufRead> = match is_pipe(path) {
         true => Box::new(BufReader::new(io::stdin())),
@@ -114,7 +117,7 @@ fn open(from: &From) -> Result<Reader<Box<dyn BufRead>>> {
 }
 
 /// Every item of a trace.
-fn each(
+pub(super) fn each(
     from: &From,
     reader: &mut Reader<Box<dyn BufRead>>,
     mut take: impl FnMut(&Reader<Box<dyn BufRead>>, &Item) -> Result<()>,
@@ -170,7 +173,7 @@ fn document(reader: &Reader<Box<dyn BufRead>>, summary: &Summary) -> Value {
     })
 }
 
-fn complaints(found: &Complaints) -> Value {
+pub(super) fn complaints(found: &Complaints) -> Value {
     let kept = found.kept.iter();
     let kept: Vec<Value> = kept
         .map(|(place, why)| json!({ "place": place, "why": why }))

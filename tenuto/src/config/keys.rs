@@ -16,6 +16,7 @@ use engine::flow::FlowLimits;
 use engine::turns::WEIGHT_MAX;
 use engine::types::{DestageMode, Policy};
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 /// One key of a section whose typed form is `T`.
@@ -136,21 +137,21 @@ pub const CACHE: &[Key<Cache>] = &[
         name: "ram",
         default: "1GiB",
         meaning: "RAM that keeps blocks read from origins",
-        set: |cache, value| size(&mut cache.ram_bytes, value, "1GiB", 0),
+        set: |cache, value| memory(&mut cache.ram_bytes, value, "1GiB", 0),
         show: |cache| quote(&units::show_size(cache.ram_bytes)),
     },
     Key {
         name: "stage",
         default: "256MiB",
         meaning: "RAM that takes writes on their way to the log",
-        set: |cache, value| size(&mut cache.stage_bytes, value, "256MiB", STAGE_BYTES_MIN),
+        set: |cache, value| memory(&mut cache.stage_bytes, value, "256MiB", STAGE_BYTES_MIN),
         show: |cache| quote(&units::show_size(cache.stage_bytes)),
     },
     Key {
         name: "overlay-ram",
         default: "4GiB",
         meaning: "RAM of all ephemeral volumes together; beyond it they spill to the log",
-        set: |cache, value| size(&mut cache.overlay_ram_bytes, value, "4GiB", 0),
+        set: |cache, value| memory(&mut cache.overlay_ram_bytes, value, "4GiB", 0),
         show: |cache| quote(&units::show_size(cache.overlay_ram_bytes)),
     },
     Key {
@@ -719,9 +720,18 @@ fn path(to: &mut PathBuf, value: &Value) -> Set {
 }
 
 fn size(to: &mut u64, value: &Value, example: &str, min: u64) -> Set {
-    let bytes = value.size(example)?;
     // Above this, offsets in sectors no longer fit the formats.
-    let max = 1 << 60;
+    within(to, value, example, min..=1 << 60)
+}
+
+/// RAM: its blocks and slots are counted in 32 bits.
+fn memory(to: &mut u64, value: &Value, example: &str, min: u64) -> Set {
+    within(to, value, example, min..=1 << 40)
+}
+
+fn within(to: &mut u64, value: &Value, example: &str, range: RangeInclusive<u64>) -> Set {
+    let bytes = value.size(example)?;
+    let (min, max) = range.into_inner();
     if bytes < min || bytes > max {
         let limit = if bytes < min { "at least" } else { "at most" };
         let bound = units::show_size(if bytes < min { min } else { max });

@@ -62,6 +62,10 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
             "destage-after: \"10min\" is not a time; write ms, s, m or h, as in \"10m\"",
         ),
         (
+            "destage-after = \"99999999999h\"",
+            "destage-after: \"99999999999h\" is out of range; write at most \"1000000h\"",
+        ),
+        (
             "dirty-limit = \"4GB\"",
             "dirty-limit: \"4GB\" is not a size; write bytes or KiB, MiB, GiB, TiB, as in \
              \"4GiB\"",

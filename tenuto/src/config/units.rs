@@ -12,6 +12,9 @@ const SIZE_UNITS: [(&str, u64); 4] = [
 ];
 const TIME_UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)];
 
+/// More than a century: a time that is longer is a mistake, and the clock of nanoseconds ends soon.
+pub const MILLIS_MAX: u64 = 1_000_000 * 3_600_000;
+
 /// Bytes of "64GiB" or of a plain number.
 pub fn parse_size(text: &str) -> Option<u64> {
     let (number, unit) = split(text)?;

@@ -97,12 +97,19 @@ impl Value {
             Value::Text(text) => units::parse_millis(text),
             _ => None,
         };
-        millis.ok_or_else(|| {
+        let millis = millis.ok_or_else(|| {
             Wrong::new(
                 format!("{} is not a time", self.show()),
                 format!("write ms, s, m or h, as in \"{example}\""),
             )
-        })
+        })?;
+        match millis <= units::MILLIS_MAX {
+            true => Ok(millis),
+            false => Err(Wrong::new(
+                format!("{} is out of range", self.show()),
+                "write at most \"1000000h\"".to_owned(),
+            )),
+        }
     }
 
     pub fn number(&self, min: u64, max: u64) -> Result<u64, Wrong> {

@@ -4,6 +4,7 @@
 //! volume go on as if nothing were owed.
 
 use std::io::{Read, Write};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -44,6 +45,33 @@ fn write_through_the_limit(load: &mut Load, rig: &Rig, bytes: u64) {
         (End::Enough, 0),
         "full is not broken"
     );
+}
+
+/// Anybody who may touch an image can give it any time.
+#[test]
+fn an_image_from_the_far_future_is_served_and_written_like_any_other() {
+    let mut rig = Rig::new();
+    // Not every file system keeps such a time; this one does.
+    let image = rig.stage_dir().join("far.img");
+    std::fs::File::create(&image)
+        .and_then(|file| file.set_len(8 * MIB))
+        .expect("make an image");
+    rig.volume("disk", &image, "write-back", "destage-after = \"10m\"");
+    for seconds in [99_999_999_999, i64::MAX / 2] {
+        let touched = Command::new("touch")
+            .args(["-d", &format!("@{seconds}")])
+            .arg(&image)
+            .status();
+        assert!(touched.expect("touch").success());
+        let daemon = rig.serve();
+        let mut client = rig.connect("disk");
+        client.write(0, &[7; 4096]);
+        client.disconnect();
+        rig.done(&["volume", "destage", "disk", "--wait"]);
+        daemon.stop();
+        let bytes = std::fs::read(&image).expect("read the image");
+        assert!(bytes[..4096].iter().all(|&byte| byte == 7));
+    }
 }
 
 #[test]

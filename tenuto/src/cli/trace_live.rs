@@ -1,0 +1,249 @@
+//! `tenuto trace replay --volume`: a trace against live volumes.
+//!
+//! Always true: nothing is overwritten that was not given away by name and by `--overwrite`; what
+//! was read back wrong ends with code 5, requests that failed with code 1. Deliberately absent: the
+//! connections, which are in `replay::live`.
+
+use super::trace::{From, each, open};
+use super::trace_replay::quantiles;
+use super::{Context, output};
+use crate::admin::client::{Client, PATIENT};
+use crate::error::{Error, Kind, Result, cause};
+use crate::replay::live::{Lane, Told};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use workload::trace::Item;
+
+/// Data of one replay is told from that of another by the time of its begin.
+fn tag() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(1, |since| since.as_nanos() as u64)
+}
+
+pub struct Options<'a> {
+    pub volumes: &'a [String],
+    pub overwrite: bool,
+    pub speed: f64,
+}
+
+/// One volume, and what it counted before.
+struct Target<'a> {
+    name: &'a str,
+    socket: PathBuf,
+    before: Value,
+    lane: Lane,
+}
+
+/// A volume stopped answering in the middle.
+fn failed(name: &str, error: std::io::Error) -> Error {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    let why = match error.kind() {
+        BrokenPipe | ConnectionReset | UnexpectedEof => {
+            "the connection has ended; see whether the daemon runs, and replay again".to_owned()
+        }
+        _ => cause(&error),
+    };
+    Error::failed(format!("volume {name}: {why}")).about(name)
+}
+
+fn connect<'a>(client: &Client, name: &'a str, tag: u64) -> Result<Target<'a>> {
+    let before = client.get(&format!("/v1/volumes/{name}"))?;
+    let size_bytes = before["size_bytes"].as_u64().unwrap_or(0);
+    let socket = client.socket().with_file_name(format!("{name}.nbd.sock"));
+    let lane = Lane::connect(&socket, name, size_bytes, tag).map_err(|error| {
+        let message = format!("volume {name}: {}: {}", socket.display(), cause(&error));
+        Error::failed(message).about(name)
+    })?;
+    Ok(Target {
+        name,
+        socket,
+        before,
+        lane,
+    })
+}
+
+pub fn run(context: &Context, from: &From, options: &Options<'_>) -> Result<()> {
+    let names = options.volumes.join(", ");
+    if !options.overwrite {
+        let message =
+            format!("volume {names}: a replay overwrites what it holds; give --overwrite for that");
+        return Err(Error::new(Kind::Refused, message).about(names));
+    }
+    let client = context.client()?;
+    let mut reader = open(from)?;
+    let tags = tag()..;
+    let targets = options.volumes.iter().zip(tags);
+    let targets = targets.map(|(name, tag)| connect(&client, name, tag));
+    let mut targets = targets.collect::<Result<Vec<_>>>()?;
+    let begun = Instant::now();
+    each(from, &mut reader, |reader, item| {
+        let Item::Record(record) = item else {
+            return Ok(());
+        };
+        let Some(target) = targets.get_mut(record.disk.0 as usize) else {
+            let disk = reader.disks().name(record.disk);
+            return Err(Error::usage(format!(
+                "disk {disk} of the trace has no volume; give --volume once for each disk"
+            )));
+        };
+        let due = begun + Duration::from_nanos((record.time_ns as f64 / options.speed) as u64);
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        let sent = target.lane.send(record, due);
+        sent.map_err(|error| failed(target.name, error))
+    })?;
+    for target in &mut targets {
+        let name = target.name;
+        target.lane.settle().map_err(|error| failed(name, error))?;
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    let mut volumes = Vec::new();
+    for target in &mut targets {
+        let name = target.name;
+        if target.before["effective_policy"] == "write-back" {
+            client.post(
+                &format!("/v1/volumes/{name}/destage?wait=true"),
+                None,
+                PATIENT,
+            )?;
+        }
+        let after = client.get(&format!("/v1/volumes/{name}"))?;
+        let verified = match target.lane.told.errors {
+            0 => target.lane.verify(&target.socket, name),
+            // Nobody knows what a write that failed has left.
+            _ => Ok(()),
+        };
+        verified.map_err(|error| failed(name, error))?;
+        target.lane.close().map_err(|error| failed(name, error))?;
+        volumes.push(document(name, &target.lane.told, &target.before, &after));
+    }
+    let document = json!({
+        "replay": "live",
+        "speed": options.speed,
+        "seconds": seconds,
+        "volumes": volumes,
+        "not_understood": reader.complaints().bad,
+    });
+    context.output().document(&document, || text(&document))?;
+    judge(&targets)
+}
+
+fn judge(targets: &[Target<'_>]) -> Result<()> {
+    for Target { name, lane, .. } in targets {
+        let told = &lane.told;
+        if told.wrong_sectors > 0 {
+            let sector = told.first_wrong.unwrap_or(0);
+            let message = format!(
+                "volume {name}: {} sectors are not what was written last, the first is {sector}",
+                told.wrong_sectors
+            );
+            return Err(Error::new(Kind::Damaged, message).about(*name));
+        }
+        if told.errors > 0 {
+            let message = format!("volume {name}: {} requests failed", told.errors);
+            return Err(Error::failed(message).about(*name));
+        }
+    }
+    Ok(())
+}
+
+/// Counters since before.
+fn since(before: &Value, after: &Value, of: &str, keys: &[&str]) -> Value {
+    let counter = |it: &Value, key: &str| it[of][key].as_u64().unwrap_or(0);
+    let counted = keys.iter().map(|key| {
+        let more = counter(after, key).saturating_sub(counter(before, key));
+        ((*key).to_owned(), json!(more))
+    });
+    Value::Object(counted.collect())
+}
+
+fn document(name: &str, told: &Told, before: &Value, after: &Value) -> Value {
+    let origin = [
+        "reads",
+        "read_bytes",
+        "writes",
+        "write_bytes",
+        "journal_bytes",
+        "syncs",
+    ];
+    json!({
+        "name": name,
+        "requests": told.requests,
+        "bytes": told.bytes,
+        "outside": told.outside,
+        "errors": told.errors,
+        "waited_for_place": told.crowded,
+        "waited_for_overlap": told.overlapping,
+        "lag_us": quantiles(&told.lag),
+        "lag_max_ms": told.lag_max.as_secs_f64() * 1e3,
+        "latency_us": {
+            "read": quantiles(&told.latency[0]),
+            "write": quantiles(&told.latency[1]),
+            "other": quantiles(&told.latency[2]),
+        },
+        "verified_sectors": told.verified_sectors,
+        "wrong_sectors": told.wrong_sectors,
+        "reads": since(before, after, "reads", &["requests", "ram_hits", "ssd_hits", "origin"]),
+        "writes": since(before, after, "writes", &["requests", "elided_bytes"]),
+        "origin": since(before, after, "origin", &origin),
+    })
+}
+
+fn text(document: &Value) -> String {
+    let mut text = String::new();
+    for volume in document["volumes"].as_array().into_iter().flatten() {
+        let (reads, origin) = (&volume["reads"], &volume["origin"]);
+        let (lag, latency) = (&volume["lag_us"], &volume["latency_us"]);
+        let most = volume["lag_max_ms"].as_f64().unwrap_or(0.0);
+        let sent = format!(
+            "{} sent, {} failed, {} beyond its end; {} waited for a place, {} for a write they \
+             overlap",
+            volume["requests"],
+            volume["errors"],
+            volume["outside"],
+            volume["waited_for_place"],
+            volume["waited_for_overlap"],
+        );
+        let rows = [
+            ("volume", volume["name"].as_str().unwrap_or("").to_owned()),
+            ("requests", sent),
+            (
+                "sent late by",
+                format!(
+                    "p50 {} us, p99 {} us, at most {most:.1} ms",
+                    lag["p50"], lag["p99"]
+                ),
+            ),
+            (
+                "latency",
+                format!(
+                    "reads p50 {} us, p99 {} us; writes p50 {} us, p99 {} us",
+                    latency["read"]["p50"],
+                    latency["read"]["p99"],
+                    latency["write"]["p50"],
+                    latency["write"]["p99"],
+                ),
+            ),
+            (
+                "reads",
+                format!(
+                    "{}: RAM {}, SSD {}, origin {}",
+                    reads["requests"], reads["ram_hits"], reads["ssd_hits"], reads["origin"]
+                ),
+            ),
+            (
+                "origin",
+                format!("{} reads, {} writes", origin["reads"], origin["writes"]),
+            ),
+            (
+                "read back",
+                format!(
+                    "{} sectors, {} wrong",
+                    volume["verified_sectors"], volume["wrong_sectors"]
+                ),
+            ),
+        ];
+        text += &output::fields(&rows);
+    }
+    text
+}

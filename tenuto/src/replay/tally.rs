@@ -1,0 +1,104 @@
+//! What reached the devices: counts by kind, and requests to shared storage by the second.
+//!
+//! Always true: everything that a storage network would see as a request is in `requests`: data,
+//! journal and ledger, reads and writes and zeroes; syncs and looks at a file's size are apart.
+
+use engine::event::{Device, Io, Op};
+
+const NS_PER_SECOND: u64 = 1_000_000_000;
+
+/// Requests of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    pub requests: u64,
+    pub bytes: u64,
+}
+
+impl Count {
+    fn add(&mut self, bytes: u64) {
+        self.requests += 1;
+        self.bytes += bytes;
+    }
+
+    fn since(self, before: Count) -> Count {
+        Count {
+            requests: self.requests - before.requests,
+            bytes: self.bytes - before.bytes,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    pub reads: Count,
+    /// Data into images, zeroes included.
+    pub writes: Count,
+    pub journal: Count,
+    pub ledger: Count,
+    pub syncs: u64,
+}
+
+impl Origin {
+    /// All that a storage network counts.
+    pub fn requests(&self) -> u64 {
+        self.reads.requests + self.writes.requests + self.beside()
+    }
+
+    /// Of journals and ledgers.
+    pub fn beside(&self) -> u64 {
+        self.journal.requests + self.ledger.requests
+    }
+
+    pub fn since(&self, before: &Origin) -> Origin {
+        Origin {
+            reads: self.reads.since(before.reads),
+            writes: self.writes.since(before.writes),
+            journal: self.journal.since(before.journal),
+            ledger: self.ledger.since(before.ledger),
+            syncs: self.syncs - before.syncs,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    pub origin: Origin,
+    pub flash_reads: Count,
+    pub flash_writes: Count,
+    /// Requests to shared storage in each second of virtual time.
+    pub seconds: Vec<u32>,
+}
+
+impl Tally {
+    pub fn add(&mut self, now_ns: u64, io: &Io) {
+        let moves = matches!(io.op, Op::Read | Op::Write | Op::Zero { .. });
+        let count = match (io.device, io.op) {
+            (Device::Cache, Op::Read) => return self.flash_reads.add(io.bytes),
+            (Device::Cache, Op::Write) => return self.flash_writes.add(io.bytes),
+            (Device::Cache, _) => return,
+            (_, Op::Sync) => {
+                self.origin.syncs += 1;
+                return;
+            }
+            _ if !moves => return,
+            (Device::Origin(_), Op::Read) => &mut self.origin.reads,
+            (Device::Origin(_), _) => &mut self.origin.writes,
+            (Device::Journal(_), _) => &mut self.origin.journal,
+            (Device::Ledger(_), _) => &mut self.origin.ledger,
+        };
+        count.add(io.bytes);
+        let second = (now_ns / NS_PER_SECOND) as usize;
+        if self.seconds.len() <= second {
+            self.seconds.resize(second + 1, 0);
+        }
+        self.seconds[second] += 1;
+    }
+
+    /// The busiest second of a part of the time, and all of its requests.
+    pub fn period(&self, from_second: usize, seconds: usize) -> (u32, u64) {
+        let end = from_second.saturating_add(seconds).min(self.seconds.len());
+        let part = self.seconds.get(from_second..end).unwrap_or_default();
+        let total = part.iter().map(|&count| u64::from(count)).sum();
+        (part.iter().copied().max().unwrap_or(0), total)
+    }
+}

@@ -1,0 +1,125 @@
+//! `trace replay` against live volumes: what is sent, what is read back, what is refused.
+//!
+//! The trace is made here, as MSR writes it; requests overlap and are not in whole blocks.
+
+use crate::common::random::Random;
+use crate::common::{Rig, seed};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+const MIB: u64 = 1 << 20;
+const BYTES: u64 = 64 * MIB;
+
+/// Half a minute of two disks.
+fn trace(rig: &Rig, seed: u64) -> PathBuf {
+    let mut random = Random::new(seed);
+    let mut text = String::new();
+    let mut ticks = 0;
+    for _ in 0..4000 {
+        ticks += random.below(150_000);
+        let disk = random.below(2);
+        let op = ["Read", "Write", "Write"][random.below(3) as usize];
+        let sectors = 1 + random.below(128);
+        // Many of them meet.
+        let sector = random.below(4096) * [1, 8][random.below(2) as usize];
+        let (offset, bytes) = (sector * 512, sectors * 512);
+        writeln!(text, "{ticks},pc,{disk},{op},{offset},{bytes},0").expect("to memory");
+    }
+    let path = rig.stage_dir().join("two.csv");
+    std::fs::write(&path, text).expect("write the trace");
+    path
+}
+
+fn replay<'a>(trace: &'a Path, more: &[&'a str]) -> Vec<&'a str> {
+    let trace = trace.to_str().expect("a name");
+    let mut arguments = vec!["trace", "replay", trace, "--speed", "20"];
+    arguments.extend(more);
+    arguments
+}
+
+#[test]
+fn a_trace_is_replayed_against_live_volumes_and_read_back() {
+    let mut rig = Rig::new();
+    for (name, policy) in [("one", "write-back"), ("two", "write-through")] {
+        let image = rig.image(&format!("{name}.img"), BYTES);
+        rig.volume(name, &image, policy, "");
+    }
+    let trace = trace(&rig, seed(7));
+    let daemon = rig.serve();
+    let both = ["--volume", "one", "--volume", "two"];
+    let said = rig.refused(&replay(&trace, &both), 4);
+    assert!(said.contains("--overwrite"), "{said}");
+    let said = rig.refused(&replay(&trace, &["--volume", "one", "--overwrite"]), 2);
+    assert!(said.contains("has no volume"), "{said}");
+    let asked = ["--volume", "one", "--volume", "two", "--overwrite"];
+    // Twice, so that the second is told from the first.
+    for _ in 0..2 {
+        let document = rig.json(&replay(&trace, &asked));
+        for volume in document["volumes"].as_array().expect("volumes") {
+            assert_eq!(volume["wrong_sectors"], 0, "{volume}");
+            assert_eq!(volume["errors"], 0, "{volume}");
+            assert_eq!(volume["outside"], 0, "{volume}");
+            assert!(volume["verified_sectors"].as_u64() > Some(1000), "{volume}");
+            assert!(volume["requests"].as_u64() > Some(1000), "{volume}");
+        }
+        let writes = &document["volumes"][1]["origin"]["writes"];
+        assert_eq!(*writes, document["volumes"][1]["writes"]["requests"]);
+    }
+    daemon.stop();
+}
+
+#[test]
+fn data_that_changes_behind_a_replay_is_damage() {
+    let mut rig = Rig::new();
+    let image = rig.image("one.img", BYTES);
+    rig.volume("one", &image, "uncached", "");
+    let path = rig.stage_dir().join("long.csv");
+    // The second request comes late enough for somebody to spoil what the first has written.
+    let text = "0,pc,0,Write,0,4096,0\n60000000,pc,0,Write,65536,4096,0\n";
+    std::fs::write(&path, text).expect("write the trace");
+    let daemon = rig.serve();
+    let arguments = ["trace", "replay", path.to_str().expect("a name")];
+    let more = ["--volume", "one", "--overwrite"];
+    let arguments: Vec<&str> = arguments.into_iter().chain(more).collect();
+    let child = rig.spawn(&arguments);
+    crate::common::wait_until(
+        "the first write",
+        std::time::Duration::from_secs(30),
+        || {
+            let mut bytes = [0; 8];
+            let file = std::fs::File::open(&image).expect("open the image");
+            std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).expect("read");
+            bytes != [0; 8]
+        },
+    );
+    let mut client = rig.connect("one");
+    client.write(512, &[9; 512]);
+    client.disconnect();
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("the first is 1"), "{said}");
+    daemon.stop();
+}
+
+#[test]
+fn a_daemon_that_dies_under_a_replay_is_named_as_the_reason() {
+    let mut rig = Rig::new();
+    let image = rig.image("one.img", BYTES);
+    rig.volume("one", &image, "write-back", "");
+    let path = rig.stage_dir().join("long.csv");
+    let line = |second: u64| format!("{},pc,0,Write,0,4096,0\n", second * 10_000_000);
+    std::fs::write(&path, (0..60).map(line).collect::<String>()).expect("write the trace");
+    let daemon = rig.serve();
+    let path = path.to_str().expect("a name");
+    let child = rig.spawn(&["trace", "replay", path, "--volume", "one", "--overwrite"]);
+    let patience = std::time::Duration::from_secs(30);
+    crate::common::wait_until("the first write", patience, || {
+        rig.show("one")["writes"]["requests"].as_u64() > Some(0)
+    });
+    daemon.kill();
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("see whether the daemon runs"), "{said}");
+}
