@@ -9,7 +9,7 @@ use crate::adversary::{Bug, Mark, has, mark};
 use crate::engine::OpenError;
 use crate::event::{Device, Stat};
 use crate::format::journal::{self, Journal, payload_at};
-use crate::format::ledger::{LEDGER_BYTES, LEDGER_SLOTS, Ledger, Progress};
+use crate::format::ledger::{LEDGER_BYTES, LEDGER_SLOTS, LOSS_ACCEPTED, Ledger, Progress};
 use crate::format::record::EntryKind;
 use crate::media::Media;
 use crate::types::{SECTOR_BYTES, VolumeId};
@@ -39,6 +39,9 @@ impl Settled {
         let Some(ledger) = &mut self.ledger else {
             return;
         };
+        if ledger.dirty {
+            ledger.compatible |= LOSS_ACCEPTED;
+        }
         ledger.dirty = false;
         if let Progress::Cut(upto) = ledger.progress {
             ledger.destaged = ledger.destaged.max(upto);

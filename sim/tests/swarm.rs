@@ -48,6 +48,23 @@ fn every_seed_of_the_swarm_keeps_every_promise() {
     assert!(count < 1000 || counters.is_rich(), "{counters:?}");
 }
 
+/// Found by a run of an hour: what was brought home while the cache device was dead stayed dirty on
+/// it, and the volume was held when it came back from a life on another host.
+#[test]
+fn a_host_comes_back_to_what_its_dead_device_has_kept() {
+    let names = "fua,commands,disconnects,few-extents,garbage,origin-full,recovery-errors";
+    let without = names.split(',');
+    let case = Case {
+        operations: 186,
+        without: without
+            .map(|it| it.parse::<Feature>().expect("a feature"))
+            .collect(),
+        ..Case::from_seed(396_381_244)
+    };
+    let outcome = run(&case.options()).unwrap_or_else(|it| panic!("{it}"));
+    assert!(outcome.counters.visits > 0, "another host had it");
+}
+
 #[test]
 fn the_same_case_gives_the_same_trace_and_another_seed_another() {
     let trace = |seed| run(&options(seed)).unwrap_or_else(|it| panic!("{it}"));

@@ -238,6 +238,23 @@ fn names_module(line: &str, module: &str) -> bool {
         .is_some_and(|(_, rest)| has_word(rest, module))
 }
 
+/// A file that nobody added builds here and nowhere else.
+#[test]
+fn every_file_is_in_the_repository() {
+    let mut git = Command::new("git");
+    git.arg("-C").arg(root());
+    git.args(["ls-files", "--others", "--exclude-standard"]);
+    // An archive of the sources has no repository, and nothing that could be missing in it.
+    let Some(done) = git.output().ok().filter(|done| done.status.success()) else {
+        return;
+    };
+    let text = String::from_utf8(done.stdout).expect("names in words");
+    let found = text
+        .lines()
+        .map(|path| (path.to_owned(), "git add".to_owned()));
+    judge("not in the repository", found.collect());
+}
+
 #[test]
 fn every_file_opens_with_what_it_owns() {
     let bare = |source: &Source| !source.text.starts_with("//!");

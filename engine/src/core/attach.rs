@@ -17,7 +17,9 @@ use crate::adversary::{Bug, Mark, has, mark, sync_unless};
 use crate::engine::{OpenError, Settled};
 use crate::event::{Device, Op, Purpose, Refusal, Stat, VolumeSpec};
 use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
-use crate::format::ledger::{LEDGER_BYTES, Ledger, OWNER_BYTES_MAX, PAST_LOG, Progress};
+use crate::format::ledger::{
+    LEDGER_BYTES, LOSS_ACCEPTED, Ledger, OWNER_BYTES_MAX, PAST_LOG, Progress,
+};
 use crate::log::Tenant;
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
@@ -580,7 +582,7 @@ fn unsynced_at(step: Option<LedgerStep>) -> Bug {
 
 /// Why the dirty data of a volume that the log knows must not be served like this.
 fn check_dirty(volume: &Volume, spec: &VolumeSpec, ledger: Option<&Ledger>) -> Result<(), String> {
-    if !volume.is_dirty() {
+    if !volume.is_dirty() || ledger.is_some_and(|ledger| is_home(volume, ledger)) {
         return Ok(());
     }
     let bytes = volume.dirty_bytes();
@@ -622,6 +624,18 @@ fn check_dirty(volume: &Volume, spec: &VolumeSpec, ledger: Option<&Ledger>) -> R
         )),
         Some(_) => Ok(()),
     }
+}
+
+/// Whether all that the log has of a volume is at the origin, by a ledger that others have written
+/// since. Who takes a volume over goes on with its serials, and does so only when everything is at
+/// the origin or the loss is accepted; so serials alone tell what became of the log of a cache
+/// device that was dead when its volumes went home.
+fn is_home(volume: &Volume, ledger: &Ledger) -> bool {
+    let since = ledger.volume == volume.uuid && ledger.generation >= volume.generation;
+    let lossless = ledger.compatible & LOSS_ACCEPTED == 0;
+    let last = volume.epochs.back().map(|epoch| epoch.last_serial);
+    let destaged = last.is_none_or(|last| last <= ledger.destaged);
+    volume.policy != Policy::Ephemeral && since && lossless && destaged
 }
 
 /// Dirty data of another cache or machine must not be passed over.

@@ -19,6 +19,9 @@ const INCOMPATIBLE_KNOWN: u64 = 0;
 /// A compatible bit: guests of a write-back volume have written the origin past a log that failed,
 /// and perhaps nobody has synced it since.
 pub const PAST_LOG: u64 = 1;
+/// A compatible feature: once a loss was accepted, so that serials of an older generation were
+/// given again and say nothing of what is at the origin.
+pub const LOSS_ACCEPTED: u64 = 2;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]

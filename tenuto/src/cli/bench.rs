@@ -6,19 +6,22 @@ use super::arguments::{latency, millis, size};
 use super::later::not_yet;
 use super::progress;
 use super::tools::{
-    Bench, BenchBurst, BenchDestage, BenchEngine, BenchMicro, BenchNeighbour, BenchPolicies,
+    Bench, BenchBurst, BenchDesktops, BenchDestage, BenchEngine, BenchMicro, BenchNeighbour,
+    BenchPolicies,
 };
 use super::{Context, output};
 use crate::bench::engine::{BenchError, Figures, Options, run as measure};
 use crate::bench::micro::peer::Program;
-use crate::bench::{burst, destage, micro, neighbour, policies};
+use crate::bench::{burst, desktops, destage, micro, neighbour, policies};
 use crate::config::units::human_bytes;
 use crate::error::{Error, Result};
 use crate::vhost_client::Wait;
 use engine::event::Admission;
-use engine::types::DestageMode;
+use engine::types::{DestageMode, Policy};
 use serde_json::{Value, json};
 use std::path::PathBuf;
+use std::time::Duration;
+use workload::synth::Pattern;
 
 /// What the design asks of the engine.
 const WANTED_PER_SECOND: f64 = 1e6;
@@ -28,7 +31,7 @@ pub fn run(context: &Context, command: &Bench) -> Result<()> {
         Bench::Engine(command) => engine(context, command),
         Bench::Micro(command) => micro(context, command),
         Bench::Burst(command) => burst(context, command),
-        Bench::Desktops(_) => Err(not_yet("bench desktops")),
+        Bench::Desktops(command) => desktops(context, command),
         Bench::Storm(_) => Err(not_yet("bench storm")),
         Bench::Destage(command) => destage(context, command),
         Bench::Neighbour(command) => neighbour(context, command),
@@ -112,6 +115,64 @@ fn policies(context: &Context, command: &BenchPolicies) -> Result<()> {
         let table = output::table(&head, &report.rows(), &[1, 2, 3, 4, 5, 6, 7, 8]);
         format!("{table}\n{}", report.proof())
     })
+}
+
+fn desktops(context: &Context, command: &BenchDesktops) -> Result<()> {
+    let origin_latency = latency("--origin-latency", &command.origin_latency)?;
+    let path_latency = command.path_latency.as_deref();
+    let path_latency = path_latency.map(|text| latency("--path-latency", text));
+    let after = millis("--destage-after", &command.destage_after)?;
+    let named = |case: &desktops::Case| command.cases.iter().any(|name| name == case.key());
+    let options = desktops::Options {
+        users: command.users.clone(),
+        pattern: Pattern::ALL
+            .into_iter()
+            .find(|pattern| pattern.name() == command.pattern)
+            .unwrap_or(Pattern::Office),
+        cases: desktops::Case::ALL.into_iter().filter(named).collect(),
+        policy: match command.policy.as_str() {
+            "write-through" => Policy::WriteThrough,
+            "ephemeral" => Policy::Ephemeral,
+            _ => Policy::WriteBack,
+        },
+        origin_latency,
+        origin_iops: command.origin_iops,
+        path_latency: path_latency.transpose()?.unwrap_or(origin_latency / 2),
+        seconds: command.seconds,
+        destage: mode(&command.destage),
+        destage_after: Duration::from_millis(after),
+        cache_bytes: size("--cache", &command.cache)?,
+        ram_bytes: size("--ram", &command.ram)?,
+        seed: command.seed,
+        directory: directory(&command.path),
+        html: command.html.clone(),
+    };
+    let runs = options.users.len() * options.cases.len();
+    let template = "{bar:40} {percent} % {elapsed}, {eta} left";
+    let whole = (runs as f64 * options.seconds).ceil() as u64;
+    let bar = progress::counter(context.common.quiet, whole, template);
+    let report = desktops::run(&options, |seconds| bar.set_position(seconds as u64));
+    bar.finish_and_clear();
+    let report = report?;
+    context.output().document(&report.document(), || {
+        let right = [0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
+        let table = output::table(&desktops::Report::HEAD, &report.rows(), &right);
+        let findings: String = report
+            .findings()
+            .iter()
+            .map(|it| format!("{it}\n"))
+            .collect();
+        let page = options.html.as_ref();
+        let page = page.map_or(String::new(), |path| format!("plots: {}\n", path.display()));
+        let (headline, machine) = (report.headline(), report.machine());
+        format!("{headline}\n{machine}\n\n{table}\n{findings}{page}")
+    })?;
+    match report.errors() {
+        0 => Ok(()),
+        errors => Err(Error::failed(format!(
+            "bench desktops: {errors} requests were answered with an error"
+        ))),
+    }
 }
 
 fn mode(name: &str) -> DestageMode {

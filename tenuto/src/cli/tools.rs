@@ -78,8 +78,9 @@ pub enum Bench {
     Micro(BenchMicro),
     /// Bursts of a database over a simulated SAN, short and sustained
     Burst(BenchBurst),
-    /// Virtual desktops over a simulated SAN (not in this version)
-    Desktops(super::later::Rest),
+    /// How many desktops a simulated SAN carries, with the cache on their host, beside it, and with
+    /// none
+    Desktops(BenchDesktops),
     /// A week of an office under four policies, what reaches shared storage at its peaks
     Policies(BenchPolicies),
     /// Many hosts boot one image (not in this version)
@@ -213,6 +214,64 @@ pub struct BenchBurst {
     /// Seed of everything random
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchDesktops {
+    /// Numbers of desktops, with commas between, up to 4096; each is measured by itself
+    #[arg(
+        long,
+        value_name = "N,N",
+        value_delimiter = ',',
+        default_value = "100,300,1000"
+    )]
+    pub users: Vec<u32>,
+    /// What they do; those of boot and login come one after the other
+    #[arg(long, value_name = "PATTERN", default_value = "office")]
+    #[arg(value_parser = ["office", "heavy", "mixed", "login", "boot"])]
+    pub pattern: String,
+    /// Where the cache is, with commas between: none, beside the origin, on the host
+    #[arg(long, value_name = "CASE,CASE", value_delimiter = ',')]
+    #[arg(default_value = "none,beside,host", value_parser = ["none", "beside", "host"])]
+    pub cases: Vec<String>,
+    /// Policy of the volumes where there is a cache
+    #[arg(long, value_name = "POLICY", default_value = "write-back")]
+    #[arg(value_parser = ["write-back", "write-through", "ephemeral"])]
+    pub policy: String,
+    /// Latency of the simulated SAN
+    #[arg(long, value_name = "TIME", default_value = "5ms")]
+    pub origin_latency: String,
+    /// Requests per second that the simulated SAN takes
+    #[arg(long, value_name = "N", default_value_t = 2000)]
+    pub origin_iops: u32,
+    /// The part of its latency that a cache beside the origin does not spare; default: half
+    #[arg(long, value_name = "TIME")]
+    pub path_latency: Option<String>,
+    /// Length of one case with one number of desktops
+    #[arg(long, value_name = "S", default_value_t = 60.0)]
+    pub seconds: f64,
+    /// Destage through a journal (atomic) or directly (in-place)
+    #[arg(long, value_name = "MODE", default_value = "atomic")]
+    #[arg(value_parser = ["in-place", "atomic"])]
+    pub destage: String,
+    /// Age at which dirty data goes to shared storage; short, so that a short run pays for it
+    #[arg(long, value_name = "TIME", default_value = "20s")]
+    pub destage_after: String,
+    /// Size of the cache
+    #[arg(long, value_name = "SIZE", default_value = "8GiB")]
+    pub cache: String,
+    /// Size of its read tier
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    pub ram: String,
+    /// Seed of everything random
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Directory on the device that holds the cache; default: that of temporary files
+    #[arg(long, value_name = "DIR")]
+    pub path: Option<PathBuf>,
+    /// Write the curves as a page
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Args)]

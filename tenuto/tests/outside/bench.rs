@@ -265,3 +265,60 @@ fn the_benchmark_of_bursts_tells_rates_and_latencies_of_each_phase() {
     let page = std::fs::read_to_string(page).expect("the report was written");
     assert!(page.contains("<svg") && !page.contains("http"));
 }
+
+/// Over a storage that takes ninety requests a second many desktops wait without a cache, hardly
+/// anybody with the cache on their host; beside the storage it does not help.
+#[test]
+fn the_benchmark_of_desktops_tells_where_the_cache_must_be() {
+    let rig = Rig::new();
+    let (place, page) = (rig.dir.display().to_string(), rig.dir.join("desktops.html"));
+    let path = page.to_str().expect("a path in words");
+    let arguments = ["--users", "6,24", "--seconds", "6", "--origin-iops", "90"];
+    let cache = [
+        "--cache",
+        "512MiB",
+        "--ram",
+        "64MiB",
+        "--destage-after",
+        "2s",
+    ];
+    let places = ["--path", &place, "--html", path];
+    let all = [&["bench", "desktops"], &arguments[..], &cache, &places].concat();
+    let document = rig.json(&all);
+    assert_told_on_what(&document);
+    let cases = document["cases"].as_array().expect("a list of cases");
+    assert_eq!(cases.len(), 6);
+    let find = |case: &str, users: u64| {
+        let found = cases
+            .iter()
+            .find(|it| it["case"] == case && it["users"] == users);
+        found.unwrap_or_else(|| panic!("{case}, {users}: {document}"))
+    };
+    let sum = |case: &Value| -> u64 {
+        let kinds = ["reads", "writes", "flushes"].iter();
+        kinds
+            .map(|kind| case[*kind]["requests"].as_u64().expect("a count"))
+            .sum()
+    };
+    for users in [6, 24] {
+        let [none, beside, host] = ["none", "beside", "host"].map(|case| find(case, users));
+        // Everybody was asked the same, and what the proof counts has happened.
+        assert_eq!(sum(none), sum(host), "{document}");
+        assert_eq!(sum(none), sum(beside), "{document}");
+        for case in [none, beside, host] {
+            assert_eq!(case["errors"], 0, "{case}");
+            assert_eq!(case["responses"]["requests"], sum(case), "{case}");
+        }
+        let asked = none["reads"]["requests"].as_u64().expect("a count");
+        let counted = |of: &Value, key: &str| of[key].as_u64().expect("a count");
+        assert!(counted(&none["origin"], "reads") + counted(none, "unanswered") >= asked);
+        assert_eq!(counted(none, "ram_hits") + counted(none, "ssd_hits"), 0);
+        assert!(counted(host, "ram_hits") > 0);
+        assert!(counted(&host["origin"], "reads") < asked, "{host}");
+    }
+    let good = |case: &str| number(&find(case, 24)["responses"]["part_within"]["50000"]);
+    assert!(good("host") > good("none") + 0.2, "{document}");
+    assert!(good("host") > good("beside") + 0.2, "{document}");
+    let page = std::fs::read_to_string(page).expect("the page was written");
+    assert!(page.matches("<svg").count() == 5 && !page.contains("http"));
+}

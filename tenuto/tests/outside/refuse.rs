@@ -377,6 +377,38 @@ fn a_loss_is_accepted_by_name_and_the_volume_goes_on() {
     daemon.stop();
 }
 
+/// The volume went on with the serials of what was lost, and far beyond them; so serials do not
+/// tell that what the old cache has is at the origin.
+#[test]
+fn a_cache_that_was_given_up_is_not_dropped_when_it_turns_up() {
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", BYTES);
+    dirty(&mut rig, &image);
+    let (kept, since) = (rig.dir.join("cache.kept"), rig.dir.join("cache.since"));
+    std::fs::rename(rig.cache_path(), &kept).unwrap();
+    rig.lose_stage();
+    let daemon = rig.serve();
+    let lost = rig.show("disk")["destaged_serial"].as_u64().unwrap_or(0);
+    rig.done(&["volume", "accept-loss", "disk", "--discard-dirty=disk"]);
+    let mut client = rig.connect("disk");
+    for number in 0..1000 {
+        client.write(number % 16 * 4096, &[number as u8; 4096]);
+    }
+    client.flush();
+    rig.done(&["volume", "destage", "disk", "--wait"]);
+    assert!(rig.show("disk")["destaged_serial"].as_u64() >= Some(lost + 1000));
+    client.disconnect();
+    daemon.stop();
+    std::fs::rename(rig.cache_path(), &since).unwrap();
+    std::fs::rename(&kept, rig.cache_path()).unwrap();
+    rig.lose_stage();
+    let daemon = rig.serve();
+    let shown = rig.show("disk");
+    assert_eq!(shown["state"], "held", "{shown}");
+    assert!(daemon.log().contains("dirty bytes of an older generation"));
+    daemon.stop();
+}
+
 #[test]
 fn a_held_volume_is_tried_again_by_reload() {
     let mut rig = Rig::new();
