@@ -131,6 +131,11 @@ impl<W: Write> Writer<W> {
         self.records
     }
 
+    /// Where whole frames go, for an owner that takes them away from there.
+    pub fn output(&mut self) -> &mut W {
+        &mut self.output
+    }
+
     fn name(&mut self, kind: u8, name: &str) -> NameId {
         let names = if kind == DISK {
             &mut self.disks
@@ -224,6 +229,12 @@ impl<W: Write> Writer<W> {
             self.write_frame()?;
         }
         self.output.flush()
+    }
+
+    /// Ends without the last item: a reader sees that the trace was cut.
+    pub fn give_up(mut self) -> io::Result<W> {
+        self.flush()?;
+        Ok(self.output)
     }
 
     pub fn finish(mut self) -> io::Result<W> {
@@ -329,6 +340,11 @@ impl<R: Read> Reader<R> {
             ended: false,
             over: false,
         })
+    }
+
+    /// What it reads from.
+    pub fn input(&self) -> &R {
+        &self.input
     }
 
     /// Fills as much as there is.
