@@ -68,6 +68,8 @@ enum Why {
     Full,
     /// All volumes were removed.
     Removed,
+    /// Somebody else has ended it at the daemon.
+    Ended,
     /// The daemon is not there any more, or does not answer.
     Gone,
 }
@@ -79,6 +81,7 @@ impl Why {
             Why::Signal => "signal",
             Why::Full => "full",
             Why::Removed => "removed",
+            Why::Ended => "ended",
             Why::Gone => "daemon_gone",
         }
     }
@@ -199,6 +202,7 @@ impl Recorded {
         match self.why {
             Why::Full => text += "the file is full: it ends there; --limit gives it more room\n",
             Why::Removed => text += "it ends there: no volume of it is left\n",
+            Why::Ended => text += "it was ended at the daemon\n",
             _ if removed.is_empty() => {}
             _ => text += &format!("{}: removed while it was recorded\n", removed.join(", ")),
         }
@@ -286,7 +290,7 @@ pub fn run(context: &Context, command: &Command) -> Result<()> {
         false => create(path, command.force).and_then(|file| record(live, file, limit_bytes, &bar)),
     };
     bar.finish_and_clear();
-    let recorded = match recorded {
+    let mut recorded = match recorded {
         // Nobody reads it any more.
         Err(error) if is_pipe(path) && error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
         recorded => recorded.map_err(|error| failed(path, cause(&error)))?,
@@ -300,7 +304,10 @@ pub fn run(context: &Context, command: &Command) -> Result<()> {
         );
         return Err(Error::new(Kind::Unreachable, message).about(path.display().to_string()));
     }
-    let removed = removed(&client, &volumes, recorded.why);
+    let removed = removed(&client, &volumes);
+    if recorded.why == Why::Ended && removed.len() == volumes.len() {
+        recorded.why = Why::Removed;
+    }
     let document = recorded.document(path, &volumes, &removed);
     let text = || recorded.text(path, &removed);
     match is_pipe(path) {
@@ -335,10 +342,7 @@ fn create(path: &Path, force: bool) -> io::Result<File> {
 }
 
 /// Those of the volumes that are not there any more.
-fn removed(client: &Client, volumes: &[String], why: Why) -> Vec<String> {
-    if why == Why::Removed {
-        return volumes.to_vec();
-    }
+fn removed(client: &Client, volumes: &[String]) -> Vec<String> {
     // A daemon that has just gone says nothing of them.
     let all = client.get("/v1/volumes").unwrap_or_default();
     let Some(all) = all["volumes"].as_array() else {
@@ -391,7 +395,7 @@ fn record(
         _ if full => Why::Full,
         _ if complaints != Complaints::default() => Why::Gone,
         Some(why) => why,
-        None => Why::Removed,
+        None => Why::Ended,
     };
     let seconds = begun.elapsed().as_secs_f64();
     let counted = match why {

@@ -263,7 +263,7 @@ fn hammer(client: &mut Client, mut left: u64) {
 fn a_reader_that_stands_still_loses_requests_that_are_marked_and_holds_nobody_up() {
     // Far more than all there is room for on the way: a buffer of 131,072 requests, a few chunks,
     // a socket.
-    const REQUESTS: u64 = 500_000;
+    const REQUESTS: u64 = 1_500_000;
     let mut rig = Rig::new();
     let image = rig.image("one", BYTES);
     rig.volume("one", &image, "write-back", "");
