@@ -363,6 +363,8 @@ fn record(
     let mut reader = Reader::open(live).map_err(wrong)?;
     let counted = Counted { output, bytes: 0 };
     let mut writer = Writer::new(BufWriter::with_capacity(1 << 20, counted))?;
+    // From the beginning on it is a trace, if one of nothing.
+    writer.flush()?;
     let (mut disks, mut paths) = (Names::default(), Names::default());
     let mut complaints = Complaints::default();
     let mut summary = Summary::default();

@@ -145,16 +145,7 @@ impl<E: Decide> Shard<E> {
             Request::GuestOpen(open, answer) => self.guest_open(*open, answer),
             Request::Guest(slot, order) => self.guest_order(slot, order),
             Request::GuestEnd(slot, in_order) => self.guest_end(slot, in_order),
-            Request::RecordBegin(names, empty, answer) => {
-                let _ = answer.send(self.begin_recording(names, empty));
-            }
-            Request::RecordTake(number, empty, answer) => {
-                let _ = answer.send(self.recordings.take(number, empty));
-            }
-            Request::RecordEnd(number, answer) => {
-                self.recordings.end(number);
-                let _ = answer.send(());
-            }
+            Request::Record(order) => self.record_order(order),
             Request::Stop(answer) => self.stop(answer),
         }
     }

@@ -5,7 +5,7 @@
 //! HTTP or the command line; `admin` and `daemon` build on [`Handle`].
 
 use super::guest::Order;
-use super::record::{Recorded, Taken};
+use super::record::{self, Recorded, Taken};
 use crate::frontend::vhost_user::DataError;
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
 use crate::origin::file::{OpenVolume, Sides};
@@ -160,9 +160,7 @@ pub(super) enum Request<S> {
     GuestOpen(Box<GuestOpen>, Answer<Result<u32, DataError>>),
     Guest(u32, Order),
     GuestEnd(u32, bool),
-    RecordBegin(Vec<String>, Vec<Recorded>, Answer<Result<u32, String>>),
-    RecordTake(u32, Vec<Recorded>, Answer<Option<Taken>>),
-    RecordEnd(u32, Answer<()>),
+    Record(record::Order),
     Stop(Answer<Result<(), Refusal>>),
 }
 
@@ -351,17 +349,17 @@ impl<S> Handle<S> {
         names: &[String],
         empty: Vec<Recorded>,
     ) -> Result<Result<u32, String>, Stopped> {
-        self.ask(|answer| Request::RecordBegin(names.to_vec(), empty, answer))
+        self.ask(|answer| Request::Record(record::Order::Begin(names.to_vec(), empty, answer)))
     }
 
     /// What was recorded since the last time, in exchange for an empty buffer; `None` of a
     /// recording that has ended.
     pub fn record_take(&self, number: u32, empty: Vec<Recorded>) -> Result<Option<Taken>, Stopped> {
-        self.ask(|answer| Request::RecordTake(number, empty, answer))
+        self.ask(|answer| Request::Record(record::Order::Take(number, empty, answer)))
     }
 
     pub fn record_end(&self, number: u32) -> Result<(), Stopped> {
-        self.ask(|answer| Request::RecordEnd(number, answer))
+        self.ask(|answer| Request::Record(record::Order::End(number, answer)))
     }
 
     /// Orderly end: no new clients, everything acknowledged into the log, then the thread ends.

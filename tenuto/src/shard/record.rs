@@ -13,8 +13,8 @@
 //! Deliberately absent: a file, its format, how long it goes on; names of files of a guest, which
 //! no front end can tell.
 
-use super::Decide;
-use super::Shard;
+use super::control::Answer;
+use super::{Decide, Shard};
 use engine::types::{Span, Time, VolumeId};
 use workload::trace::Op;
 
@@ -48,6 +48,13 @@ pub struct Taken {
     pub requests: Vec<Recorded>,
     /// Requests behind these that found no room.
     pub lost: u64,
+}
+
+/// What whoever records asks for.
+pub(super) enum Order {
+    Begin(Vec<String>, Vec<Recorded>, Answer<Result<u32, String>>),
+    Take(u32, Vec<Recorded>, Answer<Option<Taken>>),
+    End(u32, Answer<()>),
 }
 
 /// Room for the requests of one exchange.
@@ -179,12 +186,24 @@ impl<E: Decide> Shard<E> {
         }
     }
 
+    /// An asker who does not wait for the answer any more loses nothing by it.
+    pub(super) fn record_order(&mut self, order: Order) {
+        match order {
+            Order::Begin(names, empty, answer) => {
+                let _ = answer.send(self.begin_recording(names, empty));
+            }
+            Order::Take(number, empty, answer) => {
+                let _ = answer.send(self.recordings.take(number, empty));
+            }
+            Order::End(number, answer) => {
+                self.recordings.end(number);
+                let _ = answer.send(());
+            }
+        }
+    }
+
     /// Begins to record volumes by their names, or gives back the first that is not there.
-    pub(super) fn begin_recording(
-        &mut self,
-        names: Vec<String>,
-        empty: Vec<Recorded>,
-    ) -> Result<u32, String> {
+    fn begin_recording(&mut self, names: Vec<String>, empty: Vec<Recorded>) -> Result<u32, String> {
         let mut volumes = Vec::with_capacity(names.len());
         for name in names {
             let mut all = self.volumes.iter();

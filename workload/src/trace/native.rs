@@ -7,7 +7,7 @@
 //!   0x00 end, records:n                  the last item of a whole file
 //!   0x01 a disk, number:n length:n name
 //!   0x02 a path, number:n length:n name
-//!   0x03 lost:n
+//!   0x03 lost:n                       of nothing in a stream that shows that it goes on
 //!   0x80 | op(2 bits) | same disk 0x04 | same length 0x08 | goes on 0x10 | path 0x20
 //!        time:difference  [disk:n]  [sectors:n]  [sector:difference to the end of the one
 //!        before on that disk]  [path:n]
