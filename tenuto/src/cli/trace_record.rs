@@ -40,7 +40,7 @@ const REST_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Args)]
 pub struct Command {
-    /// The volumes; each becomes a disk of the trace
+    /// Name of the volume, or of several; each becomes a disk of the trace
     #[arg(value_name = "NAME", required = true)]
     volumes: Vec<String>,
     /// Where the trace goes, in the format of this program; - for standard output

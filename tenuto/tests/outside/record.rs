@@ -474,7 +474,14 @@ fn recordings_that_cannot_be_are_refused_and_a_reader_that_dies_makes_room() {
         .iter()
         .map(|name| Recorder::start(&rig, &["one"], name, &[]))
         .collect();
-    refused("one", &new, &[], EXIT_REFUSED, "4 recordings run already");
+    let short = ["--duration", "1s"];
+    refused(
+        "one",
+        &new,
+        &short,
+        EXIT_REFUSED,
+        "4 recordings run already",
+    );
     let dead = four.pop().expect("four");
     dead.signal(libc::SIGKILL);
     dead.ended();
