@@ -113,6 +113,7 @@ fn without_a_daemon_commands_end_with_code_3_and_the_name_of_the_socket() {
         &["volume", "flush", "a"],
         &["volume", "reset", "a"],
         &["reload"],
+        &["trace", "record", "a", "--output", "x"],
     ] {
         let all: Vec<&str> = ["-c", "t.toml"].iter().chain(arguments).copied().collect();
         let done = run(house.path(), &all);
@@ -166,7 +167,6 @@ fn verbs_of_later_versions_say_so_and_end_with_code_2() {
     let house = house();
     for arguments in [
         "peer ls",
-        "trace record a --output x",
         "volume snapshot a s1",
         "volume merge a",
         "volume rebase a --onto b",

@@ -6,10 +6,11 @@
 
 use crate::error::{Error, Kind, Result, cause};
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Bytes;
-use hyper::{Method, Request};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
+use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::net::UnixStream;
@@ -50,8 +51,8 @@ impl Client {
         self.send(Method::PATCH, path, Some(body), patience)
     }
 
-    pub fn delete(&self, path: &str) -> Result<Value> {
-        self.send(Method::DELETE, path, None, PATIENT)
+    pub fn delete(&self, path: &str, patience: Duration) -> Result<Value> {
+        self.send(Method::DELETE, path, None, patience)
     }
 
     fn send(
@@ -80,12 +81,62 @@ impl Client {
         }
     }
 
+    /// Asks for a reply that goes on.
+    pub fn follow(&self, path: &str) -> Result<Stream> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| Error::failed(format!("runtime: {}", cause(&error))))?;
+        let begin = async {
+            let response = self.request(Method::GET, path, None).await?;
+            if response.status().is_success() {
+                return Ok(response);
+            }
+            let (status, text) = self.collected(response).await?;
+            let document = serde_json::from_slice(&text).unwrap_or(Value::Null);
+            let other = || self.unreachable(&format!("unexpected reply {status}"));
+            Err(Error::from_json(&document).unwrap_or_else(other))
+        };
+        let response = runtime.block_on(async {
+            tokio::time::timeout(PROMPT, begin)
+                .await
+                .map_err(|_| self.unreachable("no reply in time"))?
+        })?;
+        let location = response.headers().get(hyper::header::LOCATION);
+        let location = location.and_then(|location| location.to_str().ok());
+        Ok(Stream {
+            location: location.map(str::to_owned),
+            body: response.into_body(),
+            runtime,
+        })
+    }
+
     async fn exchange(
         &self,
         method: Method,
         path: &str,
         body: Option<&Value>,
     ) -> Result<(hyper::StatusCode, Bytes)> {
+        let response = self.request(method, path, body).await?;
+        self.collected(response).await
+    }
+
+    async fn collected(&self, response: Response<Incoming>) -> Result<(hyper::StatusCode, Bytes)> {
+        let status = response.status();
+        let bytes = Limited::new(response.into_body(), REPLY_BYTES_MAX)
+            .collect()
+            .await
+            .map_err(|error| self.unreachable(&error.to_string()))?
+            .to_bytes();
+        Ok((status, bytes))
+    }
+
+    async fn request(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Response<Incoming>> {
         let stream = UnixStream::connect(&self.socket)
             .await
             .map_err(|error| self.not_connected(&error))?;
@@ -102,17 +153,8 @@ impl Client {
             .header(hyper::header::CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)))
             .map_err(|error| Error::usage(format!("{path}: {error}")))?;
-        let response = sender
-            .send_request(request)
-            .await
-            .map_err(|error| self.unreachable(&error.to_string()))?;
-        let status = response.status();
-        let bytes = Limited::new(response.into_body(), REPLY_BYTES_MAX)
-            .collect()
-            .await
-            .map_err(|error| self.unreachable(&error.to_string()))?
-            .to_bytes();
-        Ok((status, bytes))
+        let sent = sender.send_request(request).await;
+        sent.map_err(|error| self.unreachable(&error.to_string()))
     }
 
     fn not_connected(&self, error: &std::io::Error) -> Error {
@@ -134,5 +176,50 @@ impl Client {
             format!("{socket}: {why}; start the daemon with `tenuto serve`, or name its --socket"),
         )
         .about(socket)
+    }
+}
+
+/// A reply that goes on, read where somebody waits for it. Dropped, it closes its connection.
+pub struct Stream {
+    /// What the reply calls itself.
+    pub location: Option<String>,
+    body: Incoming,
+    runtime: tokio::runtime::Runtime,
+}
+
+/// What came next.
+pub enum Next<T> {
+    Bytes(Bytes),
+    /// The stream is over, or its connection is.
+    End,
+    /// Something else came first.
+    Other(T),
+}
+
+impl Stream {
+    /// Waits for bytes, or for something else where that comes first.
+    pub fn next<T>(&mut self, other: impl Future<Output = T>) -> Next<T> {
+        let body = &mut self.body;
+        self.runtime.block_on(async {
+            tokio::select! {
+                other = other => Next::Other(other),
+                bytes = next_bytes(body) => bytes.map_or(Next::End, Next::Bytes),
+            }
+        })
+    }
+
+    /// Signals and times are waited for inside.
+    pub fn enter(&self) -> tokio::runtime::EnterGuard<'_> {
+        self.runtime.enter()
+    }
+}
+
+/// Bytes that are some; `None` at the end, also at one that nobody wanted.
+async fn next_bytes(body: &mut Incoming) -> Option<Bytes> {
+    loop {
+        let data = body.frame().await?.ok()?.into_data();
+        if let Some(bytes) = data.ok().filter(|bytes| !bytes.is_empty()) {
+            return Some(bytes);
+        }
     }
 }

@@ -18,6 +18,7 @@ mod map;
 pub mod metrics;
 pub mod observer;
 pub mod promise;
+pub mod record;
 mod reload;
 mod resize;
 pub mod server;
@@ -67,6 +68,8 @@ pub trait Machine: Send + Sync + 'static {
     /// Orders that all on the cache device is compared with its checksums; what it returns waits
     /// for the end.
     fn scrub(&self) -> Result<Started>;
+    /// Begins to record what guests ask of these volumes; it ends when what it returns is dropped.
+    fn record(&self, names: &[String]) -> Result<Box<dyn record::Tap>>;
     /// Goes on without what a held volume has lost.
     fn accept_loss(&self, name: &str) -> Result<()>;
 }
@@ -161,6 +164,7 @@ pub struct Admin {
     /// What happened, and how the figures went. Nothing here reads them.
     pub events: Arc<events::Events>,
     pub history: history::History,
+    pub recordings: record::Recordings,
 }
 
 #[derive(Clone)]
@@ -187,6 +191,7 @@ impl Admin {
             known,
             events: Arc::new(events::Events::new(events::unix_ms_now())),
             history: history::History::default(),
+            recordings: record::Recordings::default(),
         }
     }
 

@@ -15,11 +15,12 @@ use crate::config::check::group_id;
 use crate::config::token::Token;
 use crate::error::{Error, Kind, Result, cause};
 use axum::Router;
+use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path as UrlPath, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, delete, get, post};
 use serde::Deserialize;
 use serde_json::{Map, Value, json as object};
 use std::net::SocketAddr;
@@ -177,7 +178,7 @@ async fn serve(
     stopped: oneshot::Receiver<()>,
 ) {
     let (end, ended) = watch::channel(());
-    let all = web::with_page(router()).with_state(admin);
+    let all = web::with_page(router()).with_state(admin.clone());
     let unix = axum::serve(Bounded::new(listener), all)
         .with_graceful_shutdown(until_closed(ended.clone()));
     let mut servers = vec![tokio::spawn(unix.into_future())];
@@ -190,6 +191,7 @@ async fn serve(
     }
     // An error means that whoever would say it is gone, which says the same.
     let _ = stopped.await;
+    admin.recordings.end_all();
     drop(end);
     let finish = async {
         for server in servers {
@@ -234,6 +236,8 @@ fn routes() -> Vec<Route> {
         ("/v1/volumes/{name}/{verb}", &["post"], post(volume_verb)),
         ("/v1/history", &["get"], get(history)),
         ("/v1/events", &["get"], get(follow_events)),
+        ("/v1/trace", &["get"], get(record)),
+        ("/v1/trace/{number}", &["delete"], delete(end_recording)),
         ("/metrics", &["get"], get(show_metrics)),
         ("/openapi.json", &["get"], get(show_openapi)),
     ]
@@ -538,6 +542,37 @@ async fn follow_events(State(admin): App, asked: Asked<Following>) -> Response {
         admin.events.wait_after(following.after, wait).await
     };
     reply(page.await.map(|page| page.document()))
+}
+
+/// Streams what guests ask of volumes, in the native format of traces.
+async fn record(State(admin): App, asked: Asked<Vec<(String, String)>>) -> Response {
+    let names = parameters(asked).and_then(|asked| {
+        let name = |(key, value): (String, String)| match key.as_str() {
+            "volume" => Ok(value),
+            _ => Err(Error::usage(format!(
+                "{key}: is unknown; write volume=NAME"
+            ))),
+        };
+        asked.into_iter().map(name).collect()
+    });
+    let begin = move || admin.record(names?);
+    match tokio::task::spawn_blocking(begin).await {
+        Ok(Ok((number, chunks))) => {
+            let kind = (header::CONTENT_TYPE, "application/octet-stream".to_owned());
+            let place = (header::LOCATION, format!("/v1/trace/{number}"));
+            ([kind, place], Body::new(chunks)).into_response()
+        }
+        Ok(Err(error)) => reply(Err::<Value, _>(error)),
+        Err(_) => reply(Err::<Value, _>(Error::failed("the daemon is stopping"))),
+    }
+}
+
+async fn end_recording(State(admin): App, UrlPath(number): UrlPath<String>) -> Response {
+    let ended = match number.parse() {
+        Ok(number) => admin.recordings.end(number),
+        Err(_) => return no_such_path(),
+    };
+    reply(ended.map(|()| object!({ "recording": number, "ending": true })))
 }
 
 type Asked<T> = std::result::Result<Query<T>, QueryRejection>;

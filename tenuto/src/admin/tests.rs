@@ -111,6 +111,10 @@ impl Machine for Fake {
         Ok(())
     }
 
+    fn record(&self, _: &[String]) -> Result<Box<dyn record::Tap>> {
+        Err(Error::failed("nothing is recorded here"))
+    }
+
     fn scrub(&self) -> Result<Started> {
         self.state().orders.push("scrub".into());
         Ok(Box::new(|| Ok(())))
@@ -565,7 +569,7 @@ fn orders_and_refusals_go_over_the_socket_unchanged() {
         error.message,
         "volume b: polcy: unknown key; did you mean \"policy\"?"
     );
-    client.delete("/v1/volumes/a").expect("removed");
+    client.delete("/v1/volumes/a", PATIENT).expect("removed");
     server.stop();
     assert!(!socket.exists());
     let error = client.get("/v1/status").expect_err("gone");

@@ -7,12 +7,12 @@ use super::later::not_yet;
 use super::progress;
 use super::tools::{
     Bench, BenchBurst, BenchDesktops, BenchDestage, BenchEngine, BenchMicro, BenchNeighbour,
-    BenchPolicies,
+    BenchPolicies, BenchRecord,
 };
 use super::{Context, output};
 use crate::bench::engine::{BenchError, Figures, Options, run as measure};
 use crate::bench::micro::peer::Program;
-use crate::bench::{burst, desktops, destage, micro, neighbour, policies};
+use crate::bench::{burst, desktops, destage, micro, neighbour, policies, record};
 use crate::config::units::human_bytes;
 use crate::error::{Error, Result};
 use crate::vhost_client::Wait;
@@ -36,6 +36,7 @@ pub fn run(context: &Context, command: &Bench) -> Result<()> {
         Bench::Destage(command) => destage(context, command),
         Bench::Neighbour(command) => neighbour(context, command),
         Bench::Policies(command) => policies(context, command),
+        Bench::Record(command) => record(context, command),
     }
 }
 
@@ -225,6 +226,20 @@ fn neighbour(context: &Context, command: &BenchNeighbour) -> Result<()> {
     let report = neighbour::run(&options)?;
     context.output().document(&report.document(), || {
         let table = output::table(&neighbour::Report::HEAD, &report.rows(), &[1, 2, 3, 4, 5]);
+        format!("{}\n{}\n\n{table}", report.headline(), report.machine())
+    })
+}
+
+fn record(context: &Context, command: &BenchRecord) -> Result<()> {
+    let options = record::Options {
+        rounds: command.rounds,
+        seconds: command.seconds,
+        depth: command.qd,
+        directory: directory(&command.path),
+    };
+    let report = record::run(&options)?;
+    context.output().document(&report.document(), || {
+        let table = output::table(&record::Report::HEAD, &report.rows(), &[1, 2, 3, 4, 5]);
         format!("{}\n{}\n\n{table}", report.headline(), report.machine())
     })
 }

@@ -21,7 +21,7 @@ pub struct Drain {
 pub fn run(context: &Context, command: &Drain) -> Result<()> {
     let client = context.client()?;
     let reply = match (command.undo, command.no_wait) {
-        (true, _) => client.delete("/v1/drain")?,
+        (true, _) => client.delete("/v1/drain", PATIENT)?,
         (false, true) => client.post("/v1/drain", None, PATIENT)?,
         (false, false) => drain(context, client)?,
     };

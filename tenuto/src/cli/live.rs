@@ -2,15 +2,19 @@
 //!
 //! Owns nothing but the translation of errors and of plain data.
 
+use crate::admin::record::Tap;
 use crate::admin::{Held, Look, Machine, Recovery, Started};
 use crate::daemon::{self, Daemon, FrontEndCounters, StartError, VolumeError, VolumeSettings};
 use crate::error::{Error, Kind, Result};
-use crate::shard::control::{CommandError, HostCounters};
+use crate::ring::monotonic_ns;
+use crate::shard::control::{CommandError, Handle, HostCounters};
+use crate::shard::record::{Recorded, buffer};
 use engine::chart::{Cursor, Spot};
 use engine::event::{Command, Refusal};
 use engine::types::{Policy, VolumeId};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
+use workload::trace::{NameId, Record};
 
 /// A daemon as [`Machine`].
 pub struct Live(Arc<Daemon>);
@@ -146,6 +150,21 @@ impl Machine for Live {
         }))
     }
 
+    fn record(&self, names: &[String]) -> Result<Box<dyn Tap>> {
+        let handle = self.0.handle().clone();
+        let begun = handle.record_begin(names, buffer());
+        let begun = begun.map_err(|stopped| stopping(&stopped))?;
+        let number = begun.map_err(|name| Error::no_volume(&name))?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.map_or(0, |now| now.as_nanos() as u64);
+        Ok(Box::new(LiveTap {
+            handle,
+            number,
+            empty: None,
+            since_1970_ns: now.wrapping_sub(monotonic_ns()),
+        }))
+    }
+
     fn chart(&self, volume: VolumeId) -> Result<Vec<Spot>> {
         let mut spots = Vec::new();
         let mut next = Some(Cursor::START);
@@ -156,6 +175,45 @@ impl Machine for Live {
             next = page.next;
         }
         Ok(spots)
+    }
+}
+
+/// A recording of the shard, with times since 1970. The clock is looked at once, so that a clock
+/// that is set does not go back in a trace.
+struct LiveTap {
+    handle: Handle,
+    number: u32,
+    /// What the shard gets for what it gives; absent only where a call has failed.
+    empty: Option<Vec<Recorded>>,
+    since_1970_ns: u64,
+}
+
+impl Tap for LiveTap {
+    fn take(&mut self, each: &mut dyn FnMut(usize, &Record)) -> Result<u64> {
+        let empty = self.empty.take().unwrap_or_else(buffer);
+        let taken = self.handle.record_take(self.number, empty);
+        let taken = taken.map_err(|stopped| stopping(&stopped))?;
+        let mut taken = taken.ok_or_else(|| Error::failed("the recording has ended"))?;
+        for it in taken.requests.drain(..) {
+            let record = Record {
+                time_ns: self.since_1970_ns.wrapping_add(it.time.0),
+                disk: NameId(it.volume.into()),
+                op: it.op,
+                sector: it.sector,
+                sectors: it.sectors,
+                path: None,
+            };
+            each(it.volume.into(), &record);
+        }
+        self.empty = Some(taken.requests);
+        Ok(taken.lost)
+    }
+}
+
+impl Drop for LiveTap {
+    fn drop(&mut self) {
+        // Where the shard has ended there is nothing to end.
+        let _ = self.handle.record_end(self.number);
     }
 }
 

@@ -36,6 +36,7 @@ mod top;
 mod trace;
 mod trace_analyze;
 mod trace_live;
+mod trace_record;
 mod trace_replay;
 mod trace_synth;
 mod usage;

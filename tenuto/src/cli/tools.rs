@@ -89,6 +89,8 @@ pub enum Bench {
     Destage(BenchDestage),
     /// Latency of a guest beside a volume at its dirty limit, against the same guest alone
     Neighbour(BenchNeighbour),
+    /// Guest speed while its requests are recorded, against the same load without that
+    Record(BenchRecord),
 }
 
 #[derive(Clone, Debug, Args)]
@@ -171,6 +173,22 @@ pub struct BenchNeighbour {
     /// Requests of the guest in a second
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub rate: u32,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchRecord {
+    /// Rounds of three slots: alone, recorded, alone again
+    #[arg(long, value_name = "N", default_value_t = 15)]
+    pub rounds: u32,
+    /// Length of one slot
+    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    pub seconds: f64,
+    /// Requests of the guest in flight
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub qd: usize,
+    /// Directory on the device that holds the cache and the trace; default: that of temporary files
+    #[arg(long, value_name = "DIR")]
+    pub path: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Args)]

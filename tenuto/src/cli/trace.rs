@@ -3,11 +3,10 @@
 //! Always true: what could not be understood is shown with its place, and an output file is there
 //! as a whole or not at all. Deliberately absent: the formats, which are in the crate `workload`.
 
-use super::later::{Rest, not_yet};
 use super::trace_analyze::{self, Analyze};
 use super::trace_replay::{self, Replay};
-use super::trace_synth;
 use super::{Context, output};
+use super::{trace_record, trace_synth};
 use crate::config::units::human_bytes;
 use crate::error::{Error, Kind, Result, cause};
 use clap::{Args, Subcommand};
@@ -27,8 +26,8 @@ pub enum Command {
     Convert(Convert),
     /// Analyze traces: peaks, sizes, rewrites, what was seen before, working set, miss ratio
     Analyze(Analyze),
-    /// Record the requests of a volume (not in this version)
-    Record(Rest),
+    /// Record the requests of live volumes
+    Record(trace_record::Command),
     /// Replay a trace against volumes, or through the engine alone
     Replay(Replay),
     /// Make a trace of desktops
@@ -74,7 +73,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Info(from) => info(context, &from),
         Command::Convert(command) => convert(context, &command),
         Command::Analyze(command) => trace_analyze::run(context, &command),
-        Command::Record(_) => Err(not_yet("trace record")),
+        Command::Record(command) => trace_record::run(context, &command),
         Command::Replay(command) => trace_replay::run(context, &command),
         Command::Synth(command) => trace_synth::run(context, &command),
     }

@@ -5,7 +5,7 @@
 //! connections, which are in `replay::live`.
 
 use super::trace::{From, each, open};
-use super::trace_replay::quantiles;
+use super::trace_replay::{lost, quantiles};
 use super::{Context, output};
 use crate::admin::client::{Client, PATIENT};
 use crate::error::{Error, Kind, Result, cause};
@@ -77,7 +77,7 @@ pub fn run(context: &Context, from: &From, options: &Options<'_>) -> Result<()> 
     let targets = targets.map(|(name, tag)| connect(&client, name, tag));
     let mut targets = targets.collect::<Result<Vec<_>>>()?;
     let begun = Instant::now();
-    each(from, &mut reader, |reader, item| {
+    let summary = each(from, &mut reader, |reader, item| {
         let Item::Record(record) = item else {
             return Ok(());
         };
@@ -122,6 +122,7 @@ pub fn run(context: &Context, from: &From, options: &Options<'_>) -> Result<()> 
         "speed": options.speed,
         "seconds": seconds,
         "volumes": volumes,
+        "lost": summary.lost,
         "not_understood": reader.complaints().bad,
     });
     context.output().document(&document, || text(&document))?;
@@ -244,6 +245,9 @@ fn text(document: &Value) -> String {
             ),
         ];
         text += &output::fields(&rows);
+    }
+    if let Some(requests @ 1..) = document["lost"].as_u64() {
+        text += &output::fields(&[lost(requests)]);
     }
     text
 }

@@ -187,7 +187,8 @@ fn offline(context: &Context, command: &Replay) -> Result<()> {
     });
     context.output().document(&document, || {
         let replayed = ("replayed", format!("in {took:.2} s, {rate:.0} requests/s"));
-        text(&report, replayed)
+        let lost = (summary.lost > 0).then(|| lost(summary.lost));
+        text(&report, replayed, lost)
     })?;
     match report.complete {
         true => Ok(()),
@@ -295,7 +296,14 @@ fn origin_text(it: &Origin) -> String {
     )
 }
 
-fn text(report: &Report, replayed: (&'static str, String)) -> String {
+/// A trace that is not all of what was asked for says so.
+pub(super) fn lost(requests: u64) -> (&'static str, String) {
+    ("lost", format!("{requests} were not recorded"))
+}
+
+type Row = (&'static str, String);
+
+fn text(report: &Report, replayed: Row, lost: Option<Row>) -> String {
     let (reads, writes) = (report.counters.reads, report.counters.writes);
     let total: u64 = report.requests.iter().sum();
     let part = |of: u64| percent(of, reads.requests);
@@ -340,6 +348,7 @@ fn text(report: &Report, replayed: (&'static str, String)) -> String {
         let first = report.first_refusal.as_deref().unwrap_or("");
         rows.push(("refused", format!("{}, the first: {first}", report.refused)));
     }
+    rows.extend(lost);
     rows.push(replayed);
     output::fields(&rows)
 }

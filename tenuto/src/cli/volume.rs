@@ -459,7 +459,7 @@ fn body(keys: &[String]) -> Result<Map<String, Value>> {
 fn remove(context: &Context, command: &Remove) -> Result<()> {
     let name = &command.name;
     let query = discarded(command)?;
-    let reply = context.client()?.delete(&url(name, &query)?)?;
+    let reply = context.client()?.delete(&url(name, &query)?, PATIENT)?;
     done(context, &reply, &format!("volume {name}: removed"))
 }
 

@@ -145,6 +145,7 @@ impl<E: Decide> Shard<E> {
             Request::GuestOpen(open, answer) => self.guest_open(*open, answer),
             Request::Guest(slot, order) => self.guest_order(slot, order),
             Request::GuestEnd(slot, in_order) => self.guest_end(slot, in_order),
+            Request::Record(order) => self.record_order(order),
             Request::Stop(answer) => self.stop(answer),
         }
     }
@@ -158,6 +159,7 @@ impl<E: Decide> Shard<E> {
             exports,
         } = attach;
         let volume = Volume {
+            name: spec.name.clone(),
             ranges: Default::default(),
             policy: spec.policy,
             arriving: Vec::new(),
@@ -172,6 +174,7 @@ impl<E: Decide> Shard<E> {
         for (name, export) in exports {
             self.exports.set(&name, export, volume.policy);
         }
+        self.recordings.attached(id, &volume.name);
         self.volumes.insert(id, volume);
         // Sets going what the volume claims before it answers anybody.
         self.feed(Event::Tick);
@@ -184,6 +187,7 @@ impl<E: Decide> Shard<E> {
         self.disconnect(volume);
         self.drop_blocks(volume);
         self.volumes.remove(&volume);
+        self.recordings.forgotten(volume);
         self.let_files_go(volume)
     }
 

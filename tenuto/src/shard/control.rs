@@ -5,6 +5,7 @@
 //! HTTP or the command line; `admin` and `daemon` build on [`Handle`].
 
 use super::guest::Order;
+use super::record::{self, Recorded, Taken};
 use crate::frontend::vhost_user::DataError;
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
 use crate::origin::file::{OpenVolume, Sides};
@@ -159,6 +160,7 @@ pub(super) enum Request<S> {
     GuestOpen(Box<GuestOpen>, Answer<Result<u32, DataError>>),
     Guest(u32, Order),
     GuestEnd(u32, bool),
+    Record(record::Order),
     Stop(Answer<Result<(), Refusal>>),
 }
 
@@ -338,6 +340,26 @@ impl<S> Handle<S> {
     /// Closes every connection of this volume.
     pub fn disconnect(&self, volume: VolumeId) -> Result<(), Stopped> {
         self.ask(|answer| Request::Disconnect(volume, answer))
+    }
+
+    /// Begins to record the requests of these volumes; the number of the recording, or the name
+    /// that is no volume's. `empty` is a [`record::buffer`](super::record::buffer).
+    pub fn record_begin(
+        &self,
+        names: &[String],
+        empty: Vec<Recorded>,
+    ) -> Result<Result<u32, String>, Stopped> {
+        self.ask(|answer| Request::Record(record::Order::Begin(names.to_vec(), empty, answer)))
+    }
+
+    /// What was recorded since the last time, in exchange for an empty buffer; `None` of a
+    /// recording that has ended.
+    pub fn record_take(&self, number: u32, empty: Vec<Recorded>) -> Result<Option<Taken>, Stopped> {
+        self.ask(|answer| Request::Record(record::Order::Take(number, empty, answer)))
+    }
+
+    pub fn record_end(&self, number: u32) -> Result<(), Stopped> {
+        self.ask(|answer| Request::Record(record::Order::End(number, answer)))
     }
 
     /// Orderly end: no new clients, everything acknowledged into the log, then the thread ends.

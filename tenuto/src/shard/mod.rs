@@ -16,6 +16,7 @@ pub mod control;
 mod device;
 pub mod guest;
 mod listen;
+pub mod record;
 mod remote;
 mod request;
 mod slots;
@@ -41,6 +42,7 @@ use engine::snapshot::Snapshot;
 use engine::types::{ConnectionId, IoId, Policy, RequestId, Span as Sectors, Tag, Time, VolumeId};
 use guest::Guest;
 use listen::{ExportTable, Listener};
+use record::Recordings;
 use remote::Remotes;
 use slots::Slots;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -226,6 +228,7 @@ enum Alarm {
 
 /// The host's side of a volume.
 struct Volume {
+    name: String,
     /// Byte ranges being written, by connection and ticket.
     ranges: RangeLock<(u32, u16)>,
     policy: Policy,
@@ -256,6 +259,7 @@ struct Shard<E: Decide> {
     exports: ExportTable,
     listeners: Slots<Listener>,
     volumes: BTreeMap<VolumeId, Volume>,
+    recordings: Recordings,
     /// Device blocks being written, where they are larger than sectors.
     blocks: HashMap<Device, RangeLock<u32>>,
     running: Slots<Running>,
@@ -340,6 +344,7 @@ impl<E: Decide> Shard<E> {
             exports: ExportTable::default(),
             listeners: Slots::default(),
             volumes: BTreeMap::new(),
+            recordings: Recordings::default(),
             blocks: HashMap::new(),
             running: Slots::default(),
             remotes: Remotes::default(),

@@ -15,7 +15,8 @@ use crate::frontend::nbd::{Command, Error, Extent, Request, Ticket};
 use crate::ring::Span;
 use engine::event::{Event, Refusal};
 use engine::memory::{Area, Memory, Place};
-use engine::types::{BufferId, RequestId, SECTOR_BYTES, Tag, VolumeId};
+use engine::types::{BufferId, RequestId, SECTOR_BYTES, Span as Sectors, Tag, VolumeId};
+use workload::trace::Op;
 
 /// A CACHE command reads its range in pieces of this size.
 const CACHE_BYTES: u64 = 1 << 20;
@@ -62,6 +63,17 @@ fn range(command: &Command) -> (u64, u64) {
     }
 }
 
+/// What a recording says of a request: the sectors that it touches. Hints and questions are none.
+fn recorded(command: &Command, cut: &Cut) -> Option<(Op, Sectors)> {
+    match command {
+        Command::Flush => Some((Op::Flush, Sectors::new(0, 0))),
+        Command::Read { .. } => Some((Op::Read, cut.outer)),
+        Command::Write { .. } => Some((Op::Write, cut.outer)),
+        Command::Trim { .. } | Command::WriteZeroes { .. } => Some((Op::Discard, cut.outer)),
+        Command::BlockStatus { .. } | Command::Cache { .. } => None,
+    }
+}
+
 fn id(conn: &Conn, ticket: Ticket, part: u32) -> RequestId {
     RequestId {
         connection: conn.id,
@@ -101,6 +113,9 @@ impl<E: Decide> Shard<E> {
         let Some([buffer, head, tail]) = self.allocate(slot, conn, sizes) else {
             return self.hold_back(conn, request);
         };
+        if let Some((op, span)) = recorded(&command, &cut) {
+            self.record(volume, op, span);
+        }
         let unaligned = !cut.is_aligned() && !matches!(command, Command::Flush);
         self.counters.unaligned += u64::from(unaligned);
         let (next, skip) = (cut.outer.sector, cut.skip as u64);

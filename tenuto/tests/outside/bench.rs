@@ -76,6 +76,26 @@ fn the_benchmark_of_a_neighbour_proves_that_it_was_held_back() {
 }
 
 #[test]
+fn the_benchmark_of_a_recording_proves_that_all_was_recorded() {
+    let rig = Rig::new();
+    let place = rig.dir.display().to_string();
+    let arguments = ["bench", "record", "--rounds", "2", "--seconds", "0.2"];
+    let document = rig.json(&[&arguments[..], &["--path", &place]].concat());
+    assert_told_on_what(&document);
+    assert_eq!(document["rounds_proven"], 2, "{document}");
+    for round in document["rounds"].as_array().expect("a list of rounds") {
+        let recorded = &round["recorded"];
+        assert_eq!(recorded["recorded"], recorded["requests"], "{round}");
+        assert!(number(&recorded["recorded"]) > 100.0, "{round}");
+        assert_eq!(round["alone"]["recorded"], 0, "{round}");
+    }
+    for figure in ["iops", "p50_us"] {
+        assert!(number(&document[figure]["ratio"]["median"]) > 0.0);
+        assert!(number(&document[figure]["a_a_ratio"]["median"]) > 0.0);
+    }
+}
+
+#[test]
 fn the_benchmark_of_single_requests_says_which_path_each_row_measured() {
     let rig = Rig::new();
     let path = rig.dir.join("file").display().to_string();

@@ -41,6 +41,7 @@ mod page;
 mod policies;
 mod power;
 mod progress;
+mod record;
 mod refuse;
 mod relayout;
 mod reload;

@@ -173,6 +173,9 @@ fn replies_of_a_live_daemon_are_what_the_document_of_the_interface_says() {
     let events = held("GET", "/v1/events?wait=0", "/v1/events", "");
     assert!(events["events"].as_array().is_some_and(|all| all.len() > 5));
     held("GET", "/v1/events?wait=99", "/v1/events", "");
+    held("GET", "/v1/trace", "/v1/trace", "");
+    held("GET", "/v1/trace?volume=nobody", "/v1/trace", "");
+    held("DELETE", "/v1/trace/7", "/v1/trace/{number}", "");
     for path in ["/v1/history?seconds=60", "/v1/history?volume=disk"] {
         wait_until("samples", TURN_TIMEOUT, || {
             let history = held("GET", path, "/v1/history", "");

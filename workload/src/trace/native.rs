@@ -7,7 +7,7 @@
 //!   0x00 end, records:n                  the last item of a whole file
 //!   0x01 a disk, number:n length:n name
 //!   0x02 a path, number:n length:n name
-//!   0x03 lost:n
+//!   0x03 lost:n                       of nothing in a stream that shows that it goes on
 //!   0x80 | op(2 bits) | same disk 0x04 | same length 0x08 | goes on 0x10 | path 0x20
 //!        time:difference  [disk:n]  [sectors:n]  [sector:difference to the end of the one
 //!        before on that disk]  [path:n]
@@ -131,6 +131,11 @@ impl<W: Write> Writer<W> {
         self.records
     }
 
+    /// Where whole frames go, for an owner that takes them away from there.
+    pub fn output(&mut self) -> &mut W {
+        &mut self.output
+    }
+
     fn name(&mut self, kind: u8, name: &str) -> NameId {
         let names = if kind == DISK {
             &mut self.disks
@@ -224,6 +229,12 @@ impl<W: Write> Writer<W> {
             self.write_frame()?;
         }
         self.output.flush()
+    }
+
+    /// Ends without the last item: a reader sees that the trace was cut.
+    pub fn give_up(mut self) -> io::Result<W> {
+        self.flush()?;
+        Ok(self.output)
     }
 
     pub fn finish(mut self) -> io::Result<W> {
@@ -329,6 +340,11 @@ impl<R: Read> Reader<R> {
             ended: false,
             over: false,
         })
+    }
+
+    /// What it reads from.
+    pub fn input(&self) -> &R {
+        &self.input
     }
 
     /// Fills as much as there is.

@@ -283,6 +283,23 @@ fn a_file_that_was_cut_anywhere_gives_its_whole_frames_and_says_so() {
 }
 
 #[test]
+fn a_trace_that_was_given_up_has_all_of_its_records_and_no_end() {
+    let items = items(20_000);
+    let mut writer = Writer::new(Vec::new()).expect("memory");
+    for (item, disk, path) in &items {
+        match item {
+            Item::Record(record) => writer.record(record, disk, path.as_deref()),
+            Item::Lost(lost) => writer.lost(*lost),
+        }
+        .expect("memory");
+    }
+    let bytes = writer.give_up().expect("memory");
+    let (found, complaints) = read_back(&bytes);
+    assert!(complaints.cut && complaints.bad == 0);
+    assert_eq!(found, from_zero(items));
+}
+
+#[test]
 fn a_damaged_frame_costs_its_own_records_alone() {
     let items = items(20_000);
     let bytes = written(&items);

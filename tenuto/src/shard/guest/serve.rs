@@ -24,6 +24,7 @@ use vring::memory::Segment;
 use vring::rings::Shared;
 use vring::split::Broken;
 use vring::{Head, Queue};
+use workload::trace::Op;
 
 /// Requests that one round takes of one ring.
 const TAKE_MAX: usize = 64;
@@ -151,6 +152,21 @@ impl<E: Decide> Shard<E> {
         }
     }
 
+    /// Tells a recording of a request; each range of a discard is one.
+    fn record_want(&mut self, volume: VolumeId, want: &Want) {
+        match want {
+            Want::Read(span) => self.record(volume, Op::Read, *span),
+            Want::Write(span, _) => self.record(volume, Op::Write, *span),
+            Want::Flush => self.record(volume, Op::Flush, Span::new(0, 0)),
+            Want::Ranges { ranges, .. } => {
+                for range in ranges {
+                    let span = Span::new(range.sector, range.sectors);
+                    self.record(volume, Op::Discard, span);
+                }
+            }
+        }
+    }
+
     fn begin_task(
         &mut self,
         slot: u32,
@@ -160,6 +176,7 @@ impl<E: Decide> Shard<E> {
         want: Want,
         reply: Reply,
     ) {
+        self.record_want(guest.volume, &want);
         let loans = &mut self.memory.loans;
         let buffer = match data.is_empty() {
             true => None,

@@ -547,8 +547,14 @@ impl Drop for Background {
 
 /// Asks a process of ours to end in order.
 pub fn end(pid: i32) {
+    signal(pid, libc::SIGTERM);
+}
+
+/// Sends a signal to a process of ours.
+pub fn signal(pid: i32, signal: i32) {
     // SAFETY: plain call with the id of a child that was not waited for.
-    assert_eq!(unsafe { libc::kill(pid, libc::SIGTERM) }, 0, "end {pid}");
+    let sent = unsafe { libc::kill(pid, signal) };
+    assert_eq!(sent, 0, "signal {signal} to {pid}");
 }
 
 /// A daemon that may not be ready yet.
