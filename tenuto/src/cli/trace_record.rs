@@ -42,7 +42,7 @@ const REST_MAX: Duration = Duration::from_secs(30);
 pub struct Command {
     /// Name of the volume, or of several; each becomes a disk of the trace
     #[arg(value_name = "NAME", required = true)]
-    volumes: Vec<String>,
+    name: Vec<String>,
     /// Where the trace goes, in the format of this program; - for standard output
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
@@ -269,7 +269,7 @@ pub fn run(context: &Context, command: &Command) -> Result<()> {
         return Err(Error::usage(message));
     }
     let mut seen = BTreeSet::new();
-    let volumes = command.volumes.iter();
+    let volumes = command.name.iter();
     let volumes: Vec<String> = volumes.filter(|name| seen.insert(*name)).cloned().collect();
     for name in &volumes {
         check_name(name).map_err(|_| Error::no_volume(name))?;

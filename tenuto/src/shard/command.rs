@@ -4,7 +4,7 @@
 //! requests, park, cut the clients off, wait for devices. Always true: a volume's files are let
 //! go only after the engine has said that nothing touches them any more.
 
-use super::control::{Answer, Attach, HostCounters, HostSnapshot, Request, VolumeClients};
+use super::control::{Answer, Attach, Export, HostCounters, HostSnapshot, Request, VolumeClients};
 use super::{Alarm, Decide, Shard, Volume};
 use crate::buffer::POOL_BYTES_DEFAULT;
 use crate::origin::file::OpenVolume;
@@ -122,9 +122,7 @@ impl<E: Decide> Shard<E> {
                 let _ = answer.send(());
             }
             Request::ExportSet(name, export, answer) => {
-                if let Some(volume) = self.volumes.get(&export.volume) {
-                    self.exports.set(&name, export, volume.policy);
-                }
+                self.set_export(&name, export);
                 let _ = answer.send(());
             }
             Request::ExportHold(name, answer) => {
@@ -179,6 +177,12 @@ impl<E: Decide> Shard<E> {
         // Sets going what the volume claims before it answers anybody.
         self.feed(Event::Tick);
         Ok(())
+    }
+
+    fn set_export(&mut self, name: &str, export: Export) {
+        if let Some(volume) = self.volumes.get(&export.volume) {
+            self.exports.set(name, export, volume.policy);
+        }
     }
 
     /// Lets a volume go after the engine has.

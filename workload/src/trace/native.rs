@@ -160,7 +160,12 @@ impl<W: Write> Writer<W> {
 
     /// Adds a request; `disk` and `path` are names, and what the record says of them is ignored.
     pub fn record(&mut self, record: &Record, disk: &str, path: Option<&str>) -> io::Result<()> {
-        let disk = self.name(DISK, disk).0;
+        // Most go to the disk of the one before: no look into the table for these.
+        let last = self.disks.all().get(self.before.disk as usize);
+        let disk = match last.is_some_and(|last| last == disk) {
+            true => self.before.disk,
+            false => self.name(DISK, disk).0,
+        };
         let path = path.map(|path| self.name(PATH, path));
         let op = Op::ALL.iter().position(|op| *op == record.op);
         let mut tag = RECORD | op.expect("all are listed") as u8;
@@ -292,6 +297,8 @@ enum Said {
 struct Numbers {
     disks: HashMap<u32, NameId>,
     paths: HashMap<u32, NameId>,
+    /// The disk of the record before, which most of them go to.
+    last: Option<(u32, NameId)>,
 }
 
 /// What a number means; one whose name was lost is shown as it is.
@@ -459,7 +466,19 @@ impl Numbers {
             _ => (&mut self.paths, paths),
         };
         numbers.insert(number, names.id(name));
+        self.last = None;
         Some(Said::Name)
+    }
+
+    fn disk(&mut self, number: u32, names: &mut Names) -> NameId {
+        match self.last {
+            Some((last, id)) if last == number => id,
+            _ => {
+                let id = named(&mut self.disks, number, names);
+                self.last = Some((number, id));
+                id
+            }
+        }
     }
 }
 
@@ -508,7 +527,7 @@ fn item(
     *before.end(disk) = ends;
     Some(Said::Item(Item::Record(Record {
         time_ns,
-        disk: named(&mut numbers.disks, disk, disks),
+        disk: numbers.disk(disk, disks),
         op,
         sector,
         sectors,
