@@ -16,7 +16,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use workload::synth::rows::{DEVIATION_MAX, Row, Unit, rows};
-use workload::synth::statistics::Statistics;
+use workload::synth::statistics::{Placement, Statistics};
 use workload::synth::{Class, Parameters, Pattern, Synth};
 use workload::trace::native::Writer;
 
@@ -267,7 +267,21 @@ fn measures(statistics: &Statistics) -> Value {
             })
         })
         .collect();
+    let placement = |of: [Placement; 2]| -> Vec<Value> {
+        of.iter()
+            .map(|of| {
+                json!({
+                    "requests": of.requests,
+                    "sequential": of.sequential,
+                    "stretches": of.stretches,
+                })
+            })
+            .collect()
+    };
+    let [reads, writes] = statistics.placement;
     json!({
+        // Small ones, then large ones.
+        "placement": { "reads": placement(reads), "writes": placement(writes) },
         "rewritten_bytes": statistics.rewritten,
         "page_file_bytes": statistics.page_file_bytes,
         "diverged_bytes": diverged * 4096,

@@ -13,6 +13,7 @@ mod desktop;
 mod layout;
 mod mix;
 mod parameters;
+mod pieces;
 pub mod published;
 mod random;
 mod reads;
@@ -301,7 +302,7 @@ impl Synth {
             let ring = desktop.written.page_file_left() > 0 && desktop.random.below(4) == 0;
             let (block, blocks) = match ring {
                 true => desktop.written.page_out(),
-                false => desktop.written.fresh((second * 1000) as u32, true),
+                false => desktop.written.fresh((second * 1000) as u32),
             };
             self.push(at, SETTLING, Op::Write, (block, blocks), time_ns);
         }

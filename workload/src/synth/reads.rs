@@ -6,7 +6,8 @@
 //! choices and need no memory for each block. A piece is always read as a whole. Deliberately
 //! absent: what was written; content and writes do not overlap.
 
-use super::layout::{Class, Layout, Part};
+use super::layout::{BLOCK_BYTES, Class, Layout, Part};
+use super::published::SMALL_BYTES;
 use super::random::Random;
 use std::ops::Range;
 
@@ -31,6 +32,9 @@ pub const STEADY_SIZES: Sizes = &[(1, 0.40), (4, 0.36), (8, 0.18), (16, 0.06)];
 
 /// New content is found in runs, as files are.
 const RUN_PIECES: (u64, u64) = (4, 40);
+/// So many of the small ones lie right behind what was read before them, the others apart.
+const FOLLOWING: f64 = 0.25;
+const GAP_BLOCKS: u64 = 1;
 /// What is read for the first time, by class, in the order of [`Class::ALL`].
 const CLASS_WEIGHTS: [f64; 7] = [0.10, 0.42, 0.30, 0.05, 0.0, 0.0, 0.13];
 /// A document that nobody else has is read again while it is open, by one of so many reads.
@@ -52,6 +56,8 @@ pub struct Frontier {
     left: Vec<Range<u64>>,
     class: usize,
     run_left: u64,
+    /// Small ones that follow another, owed.
+    following: f64,
 }
 
 impl Frontier {
@@ -61,7 +67,16 @@ impl Frontier {
             left: left.into(),
             class: 0,
             run_left: 0,
+            following: 0.0,
         }
+    }
+
+    /// Whether the next small one does, evenly spread.
+    fn follows(&mut self) -> bool {
+        self.following += FOLLOWING;
+        let follows = self.following >= 1.0;
+        self.following -= f64::from(u8::from(follows));
+        follows
     }
 
     /// The first of so many blocks; `None` when the image is read to its end.
@@ -75,7 +90,12 @@ impl Frontier {
             }
         }
         self.run_left -= 1;
+        let apart = u64::from(blocks) * BLOCK_BYTES <= SMALL_BYTES && !self.follows();
         let range = &mut self.left[self.class];
+        let left = range.end - range.start - u64::from(blocks);
+        if apart {
+            range.start += GAP_BLOCKS.min(left);
+        }
         let block = range.start;
         range.start += u64::from(blocks);
         Some(block as u32)

@@ -6,8 +6,10 @@
 
 use super::parameters::{Parameters, Pattern};
 use super::published::{
-    BOOT_BLOCKS, BOOT_READS, BOOT_WRITES, DAY_S, DESKTOPS, DIVERGED_BYTES, HEAVY, KNOWLEDGE, LOGIN,
-    PEAKS, Period, Phase, SECOND_NS, TASK, WEEK_S, WEEK_WRITE_BYTES, WEEK_WRITES,
+    BOOT_BLOCKS, BOOT_READS, BOOT_WRITES, DAY_S, DESKTOPS, DIVERGED_BYTES, HEAVY, KNOWLEDGE,
+    LARGE_READS_SEQUENTIAL, LARGE_WRITES_SEQUENTIAL, LARGE_WRITES_STRETCHES, LOGIN, PEAKS, Period,
+    Phase, SECOND_NS, SMALL_READS_SEQUENTIAL, SMALL_WRITES_SEQUENTIAL, SMALL_WRITES_STRETCHES,
+    TASK, WEEK_S, WEEK_WRITE_BYTES, WEEK_WRITES,
 };
 use super::statistics::{OfDesktop, Peak, Statistics, share};
 use crate::trace::Names;
@@ -145,6 +147,7 @@ fn week(rows: &mut Rows, statistics: &Statistics) {
     );
     rows.range("rewritten within 10 min", unit, (0.20, 0.30), rewritten[1]);
     rows.range("rewritten within 24 h", unit, (0.50, 0.55), rewritten[2]);
+    placement(rows, statistics);
     let page_file = share(statistics.page_file_bytes, written);
     rows.range("page file, of bytes written", unit, (0.09, 0.10), page_file);
     // Disks are laid over each other: of fewer desktops the same image shows less of its rest.
@@ -155,6 +158,43 @@ fn week(rows: &mut Rows, statistics: &Statistics) {
     rows.add("requests to the busiest 5 % of space", unit, 0.95, busy);
     rows.add("to the next 10 %", unit, 0.04, next);
     rows.add("to the rest", unit, 0.01, rest);
+}
+
+/// Where requests lie, by their size.
+fn placement(rows: &mut Rows, statistics: &Statistics) {
+    let [reads, writes] = &statistics.placement;
+    for (name, published, of) in [
+        (
+            "small writes, sequential",
+            SMALL_WRITES_SEQUENTIAL,
+            writes[0],
+        ),
+        (
+            "large writes, sequential",
+            LARGE_WRITES_SEQUENTIAL,
+            writes[1],
+        ),
+        ("small reads, sequential", SMALL_READS_SEQUENTIAL, reads[0]),
+        ("large reads, sequential", LARGE_READS_SEQUENTIAL, reads[1]),
+    ] {
+        let measured = share(of.sequential, of.requests);
+        rows.range(name, Unit::Share, published, measured);
+    }
+    for (name, published, of) in [
+        (
+            "stretches of 10 min, of small writes",
+            SMALL_WRITES_STRETCHES,
+            writes[0],
+        ),
+        (
+            "stretches of 10 min, of large writes",
+            LARGE_WRITES_STRETCHES,
+            writes[1],
+        ),
+    ] {
+        let measured = share(of.stretches, of.requests);
+        rows.range(name, Unit::Share, published, measured);
+    }
 }
 
 fn peak(rows: &mut Rows, parameters: &Parameters, period: &Period, measured: &Peak) {

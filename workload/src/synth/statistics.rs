@@ -6,13 +6,16 @@
 //! figures should be, which [`super::rows`] knows.
 
 use super::layout::{BLOCK_BYTES, BLOCK_SECTORS};
-use super::published::{DAY_S, DESKTOPS, PEAKS, SECOND_NS};
+use super::published::{DAY_S, DESKTOPS, PEAKS, SECOND_NS, SMALL_BYTES};
+use crate::trace::analyze::sizes::Streams;
 use crate::trace::{Op, Record, SECTOR_BYTES};
 use std::ops::Range;
 
 /// Since a byte was written before: ten seconds, ten minutes, a day.
 const INTERVALS_MS: [u64; 3] = [10_000, 600_000, DAY_S * 1000];
 const PAGE_BLOCKS: usize = 256;
+/// Writes are held together for so long, as a cache does that writes back after ten minutes.
+const WINDOW_NS: u64 = 600 * SECOND_NS;
 /// Parts of the space, by how busy they are: the busiest 5 %, the next 10 %, the rest.
 const SPACE: [f64; 2] = [0.05, 0.10];
 /// Of a peak's requests: a desktop that makes so much of them is heavy, of 55 desktops.
@@ -69,6 +72,25 @@ pub struct Peak {
     of_desktop: Vec<u64>,
 }
 
+/// Requests of one size: those that begin where one of the last 32 streams of their disk and
+/// direction ended, and how many stretches of the disk ten minutes' writes are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    pub requests: u64,
+    pub sequential: u64,
+    pub stretches: u64,
+}
+
+/// What one disk is in the middle of.
+#[derive(Clone, Debug, Default)]
+struct Running {
+    /// Of reads, of writes.
+    streams: [Streams; 2],
+    window: u64,
+    /// Where writes of this window lie, small and large ones.
+    written: [Vec<Range<u64>>; 2],
+}
+
 /// One desktop.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OfDesktop {
@@ -96,11 +118,26 @@ pub struct Statistics {
     /// Bytes that were written again within each interval.
     pub rewritten: [u64; 3],
     pub page_file_bytes: u64,
+    /// Of reads, of writes: small and large ones.
+    pub placement: [[Placement; 2]; 2],
+    running: Vec<Running>,
     pages: Vec<Vec<Option<Box<Page>>>>,
     /// Content that somebody has read, and requests of each megabyte.
     known: Vec<[u64; PAGE_BLOCKS / 64]>,
     requests: Vec<u32>,
     page_file: Range<u64>,
+}
+
+/// Counts the stretches that writes are, those that touch or overlap as one.
+fn end_window(written: &mut [Vec<Range<u64>>; 2], placement: &mut [Placement; 2]) {
+    for (ranges, placement) in written.iter_mut().zip(placement) {
+        ranges.sort_unstable_by_key(|range| range.start);
+        let mut end = None;
+        for range in ranges.drain(..) {
+            placement.stretches += u64::from(end.is_none_or(|end| range.start > end));
+            end = end.max(Some(range.end));
+        }
+    }
 }
 
 /// Sets a bit; whether it was set.
@@ -126,6 +163,8 @@ impl Statistics {
             peaks: vec![peak; PEAKS.len()],
             rewritten: [0; 3],
             page_file_bytes: 0,
+            placement: Default::default(),
+            running: vec![Running::default(); desktops],
             pages: (0..desktops)
                 .map(|_| (0..megabytes).map(|_| None).collect())
                 .collect(),
@@ -147,6 +186,7 @@ impl Statistics {
         let at = record.disk.0 as usize;
         let bytes = u64::from(record.sectors) * SECTOR_BYTES;
         self.totals.add(write, bytes);
+        self.add_to_streams(record, write, bytes);
         let desktop = &mut self.desktops[at];
         if desktop.totals.requests() == 0 {
             desktop.first_ns = record.time_ns;
@@ -167,6 +207,23 @@ impl Statistics {
             false => self.read(at, first..end),
         };
         self.add_to_peak(record, write, bytes, seen);
+    }
+
+    fn add_to_streams(&mut self, record: &Record, write: bool, bytes: u64) {
+        let running = &mut self.running[record.disk.0 as usize];
+        let large = usize::from(bytes > SMALL_BYTES);
+        let placement = &mut self.placement[usize::from(write)][large];
+        let end = record.sector + u64::from(record.sectors);
+        placement.requests += 1;
+        let follows = running.streams[usize::from(write)].add(record.sector, end);
+        placement.sequential += u64::from(follows);
+        if write {
+            let window = record.time_ns / WINDOW_NS;
+            if std::mem::replace(&mut running.window, window) != window {
+                end_window(&mut running.written, &mut self.placement[1]);
+            }
+            running.written[large].push(record.sector..end);
+        }
     }
 
     fn add_to_peak(&mut self, record: &Record, write: bool, bytes: u64, seen: (bool, bool)) {
@@ -243,6 +300,9 @@ impl Statistics {
 
     /// The peaks, with what can only be told at the end.
     pub fn finish(&mut self) {
+        for running in &mut self.running {
+            end_window(&mut running.written, &mut self.placement[1]);
+        }
         let desktops = self.desktops.len() as f64;
         for peak in &mut self.peaks {
             let threshold = HEAVY * f64::from(DESKTOPS) / desktops;

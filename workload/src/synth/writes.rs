@@ -1,19 +1,20 @@
 //! What one desktop writes: new pieces, and the same ones again by the law of rewrites.
 //!
-//! Owns each written piece with its time, small and large ones apart, and the ring of the page
-//! file. Always true: a piece is rewritten as a whole and pieces do not overlap, so the time since
-//! a byte was written is the time since its piece was; the shares of bytes rewritten within ten
-//! seconds, ten minutes and a day stay at their law by feedback, as far as there is something of
-//! that age; memory is that of the pieces. Deliberately absent: when something is written.
+//! Owns what is written next, where the new goes, and the ring of the page file. Always true: the
+//! shares of bytes rewritten within ten seconds, ten minutes and a day stay at their law by
+//! feedback, as far as there is something of that age, and so do the shares of small and of large
+//! writes that go on where another ended. Deliberately absent: when something is written.
 
 use super::layout::{Class, Layout, Part};
+use super::pieces::{INTERVALS_MS, OLDER, Pieces, Place};
+use super::published::{LARGE_WRITES_SEQUENTIAL, SMALL_WRITES_SEQUENTIAL};
 use super::random::Random;
+use crate::trace::analyze::sizes::Streams;
 use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Shares rewritten within ten seconds, ten minutes, a day (Capo, figure 5).
 pub const REWRITTEN: [f64; 3] = [0.08, 0.25, 0.525];
-pub const INTERVALS_MS: [u32; 3] = [10_000, 600_000, 86_400_000];
 /// Of the small ones alone: logs, tables and registries are written over and over.
 const REWRITTEN_SMALL: [f64; 3] = [0.14, 0.55, 0.85];
 /// Of the bytes written; "nearly a tenth" (Capo, 4.3.3).
@@ -31,114 +32,32 @@ pub const LARGE_BLOCKS: f64 = 16.0;
 const SMALL_CLASSES: [f64; 7] = [0.45, 0.30, 0.02, 0.12, 0.0, 0.03, 0.08];
 const LARGE_CLASSES: [f64; 7] = [0.0, 0.36, 0.08, 0.12, 0.0, 0.28, 0.16];
 
-/// Tries to find a piece of the right age that is not dead.
-const PROBES: usize = 8;
 /// Feedback is full when a law is off by so many writes.
 const PATIENCE: f64 = 48.0;
-/// Pieces, or dead places, below which nothing is tidied.
-const TIDY_MIN: usize = 1024;
+/// A run ends when the law of its age is ahead by so many writes, or that of a younger one behind.
+const AHEAD: f64 = 8.0;
+const BEHIND: f64 = 24.0;
+/// Of small and of large ones that go on where another ended.
+const FOLLOWING: [f64; 2] = [
+    (SMALL_WRITES_SEQUENTIAL.0 + SMALL_WRITES_SEQUENTIAL.1) / 2.0,
+    (LARGE_WRITES_SEQUENTIAL.0 + LARGE_WRITES_SEQUENTIAL.1) / 2.0,
+];
+/// Of those that do not: how many touch something of the last ten minutes, as tables, directories
+/// and files that are filled from several ends do.
+const NEAR: f64 = 0.96;
+/// Tries to find a piece beside one of them.
+const PROBES: usize = 8;
+/// Runs that may be gone on with.
+const RECENT: usize = 16;
+/// A large file is written again from its beginning, which is so many pieces back at most.
+const BACK: usize = 64;
 
+/// What one kind of writes is in the middle of.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
-    time_ms: u32,
-    block: u32,
-    /// 0: it is dead, the piece was written again.
-    blocks: u16,
-}
-
-/// Pieces of one kind in the order of their last writes.
-#[derive(Default)]
-struct Log {
-    pieces: VecDeque<Piece>,
-    /// The number of the piece in front: numbers only grow.
-    front: u64,
-    /// Where the pieces of the last ten seconds, ten minutes and day begin.
-    since: [u64; 3],
-    live: usize,
-    run: (u64, u64),
-    fresh: FreshRun,
-}
-
-#[derive(Clone, Copy, Default)]
-struct FreshRun {
-    class: usize,
-    left: u64,
-}
-
-impl Log {
-    fn end(&self) -> u64 {
-        self.front + self.pieces.len() as u64
-    }
-
-    fn at(&self, number: u64) -> &Piece {
-        &self.pieces[(number - self.front) as usize]
-    }
-
-    fn advance(&mut self, now_ms: u32) {
-        for (since, interval) in self.since.iter_mut().zip(INTERVALS_MS) {
-            *since = (*since).max(self.front);
-            while let Some(piece) = self.pieces.get((*since - self.front) as usize) {
-                if piece.time_ms.saturating_add(interval) > now_ms {
-                    break;
-                }
-                *since += 1;
-            }
-        }
-    }
-
-    /// One of those in a range of numbers: the next of a run, or any.
-    fn pick(&mut self, range: Range<u64>, random: &mut Random) -> Option<u64> {
-        let (next, left) = self.run;
-        if left > 0 && range.contains(&next) && self.at(next).blocks > 0 {
-            self.run = (next + 1, left - 1);
-            return Some(next);
-        }
-        if range.is_empty() {
-            return None;
-        }
-        for _ in 0..PROBES {
-            let number = range.start + random.below(range.end - range.start);
-            if self.at(number).blocks > 0 {
-                self.run = (number + 1, random.between(0, 12));
-                return Some(number);
-            }
-        }
-        None
-    }
-
-    fn push(&mut self, piece: Piece) {
-        self.pieces.push_back(piece);
-        self.live += 1;
-    }
-
-    fn kill(&mut self, number: u64) -> Piece {
-        let piece = &mut self.pieces[(number - self.front) as usize];
-        let was = *piece;
-        assert!(was.blocks > 0, "a dead piece is written again");
-        piece.blocks = 0;
-        self.live -= 1;
-        was
-    }
-
-    fn tidy(&mut self) {
-        while self.pieces.front().is_some_and(|piece| piece.blocks == 0) {
-            self.pieces.pop_front();
-            self.front += 1;
-        }
-        if self.pieces.len() < 2 * self.live + TIDY_MIN {
-            return;
-        }
-        let dead_before = |pieces: &VecDeque<Piece>, front: u64, number: u64| {
-            let before = pieces.iter().take(number.saturating_sub(front) as usize);
-            before.filter(|piece| piece.blocks == 0).count() as u64
-        };
-        for since in &mut self.since {
-            *since = (*since).max(self.front);
-            *since -= dead_before(&self.pieces, self.front, *since);
-        }
-        self.pieces.retain(|piece| piece.blocks > 0);
-        self.run = (0, 0);
-    }
+struct Run {
+    at: Place,
+    /// Of what is written again; `None` of what is new.
+    age: Option<usize>,
 }
 
 /// Where new pieces of one kind go, for each class.
@@ -159,7 +78,7 @@ impl Room {
             return None;
         }
         let block = range.start;
-        range.start += u64::from(blocks);
+        range.start = block + u64::from(blocks);
         Some(block as u32)
     }
 }
@@ -173,8 +92,11 @@ struct Ring {
 }
 
 pub struct Written {
-    logs: [Log; 2],
+    pieces: [Pieces; 2],
     rooms: [Room; 2],
+    runs: [Option<Run>; 2],
+    /// Where runs ended, the latest first.
+    recent: [VecDeque<Run>; 2],
     ring: Ring,
     random: Random,
     /// The last one with a write.
@@ -184,8 +106,11 @@ pub struct Written {
     page_run_left: u64,
     /// Bytes of all, and requests of small ones, rewritten within each interval.
     rewritten: [f64; 3],
-    small: f64,
     small_rewritten: [f64; 3],
+    /// Requests of each kind, and those that go on where another ended.
+    requests: [f64; 2],
+    following: [f64; 2],
+    streams: Streams,
     diverged_blocks: u64,
 }
 
@@ -204,11 +129,13 @@ impl Written {
     pub fn new(layout: &Layout, random: Random) -> Written {
         let page_file = layout.part(Class::PageFile, Part::Large);
         Written {
-            logs: [Log::default(), Log::default()],
+            pieces: Default::default(),
             rooms: [
                 Room::new(layout, Part::Small),
                 Room::new(layout, Part::Large),
             ],
+            runs: [None; 2],
+            recent: Default::default(),
             ring: Ring {
                 start: page_file.start,
                 blocks: PAGE_FILE_BLOCKS.min(page_file.end - page_file.start),
@@ -221,8 +148,10 @@ impl Written {
             page_bytes: 0.0,
             page_run_left: 0,
             rewritten: [0.0; 3],
-            small: 0.0,
             small_rewritten: [0.0; 3],
+            requests: [0.0; 2],
+            following: [0.0; 2],
+            streams: Streams::default(),
             diverged_blocks: 0,
         }
     }
@@ -234,9 +163,8 @@ impl Written {
             return;
         }
         self.second = second;
-        for log in &mut self.logs {
-            log.tidy();
-            log.advance(second * 1000);
+        for pieces in &mut self.pieces {
+            pieces.advance(second * 1000);
         }
     }
 
@@ -256,115 +184,185 @@ impl Written {
             self.page_run_left -= 1;
             return self.page_out();
         }
-        let age = self.age(large);
-        let mut ages = age..3;
-        if let Some(number) = ages.find_map(|age| self.of_age(large, age)) {
-            return self.again(now_ms, large, number);
+        let kind = usize::from(large);
+        if self.follows(kind)
+            && let Some(written) = self.follow(now_ms, kind, diverge_to)
+        {
+            return written;
         }
-        if self.diverged_blocks >= diverge_to {
-            // Older than a day, or whatever there is.
-            let log = &mut self.logs[usize::from(large)];
-            let old = log.front..log.since[2].max(log.front);
-            if let Some(number) = log.pick(old, &mut self.random) {
-                return self.again(now_ms, large, number);
-            }
+        let age = self.age(kind);
+        if let Some((age, place)) = (age..OLDER).find_map(|age| self.begin(kind, age)) {
+            return self.again(now_ms, kind, place, age);
         }
-        self.fresh(now_ms, large)
+        if self.diverged_blocks >= diverge_to
+            && let Some((age, place)) = self.begin(kind, OLDER)
+        {
+            return self.again(now_ms, kind, place, age);
+        }
+        self.begin_new(now_ms, kind)
     }
 
-    /// How old what is written again should be: an interval, or 3 for none of them.
-    fn age(&mut self, large: bool) -> usize {
+    /// Whether the next one is to go on where another ended.
+    fn follows(&mut self, kind: usize) -> bool {
+        let owed = FOLLOWING[kind] * self.requests[kind] - self.following[kind];
+        self.random.share() < FOLLOWING[kind] + owed / PATIENCE
+    }
+
+    /// Goes on with the run, or with one of those before it; not with what is older than what the
+    /// laws ask for.
+    fn follow(&mut self, now_ms: u32, kind: usize, diverge_to: u64) -> Option<(u32, u16)> {
+        let urgent = (0..OLDER).find(|age| self.owed(kind, *age) > BEHIND);
+        let oldest = urgent.unwrap_or(OLDER);
+        let owes = (0..OLDER).any(|age| self.owed(kind, age) > AHEAD);
+        let new = !owes && self.diverged_blocks < diverge_to;
+        for at in 0..=self.recent[kind].len() {
+            let run = match at {
+                0 => self.runs[kind],
+                _ => Some(self.recent[kind][at - 1]),
+            };
+            let written = match run {
+                Some(Run { at, age: None }) if new => self.new_piece(now_ms, kind, at.class.into()),
+                Some(Run { at, age: Some(age) })
+                    if age <= oldest && self.owed(kind, age) >= -AHEAD =>
+                {
+                    let next = self.pieces[kind].behind(at, age);
+                    next.map(|next| self.again(now_ms, kind, next, age))
+                }
+                _ => None,
+            };
+            if written.is_some() {
+                return written;
+            }
+        }
+        None
+    }
+
+    /// Where a run of this age begins.
+    fn begin(&mut self, kind: usize, age: usize) -> Option<(usize, Place)> {
+        let pieces = &self.pieces[kind];
+        let random = &mut self.random;
+        // What is younger than ten minutes is there already.
+        if age > 1 && random.share() < NEAR {
+            let beside = (0..PROBES).find_map(|_| {
+                let place = pieces.pick(1, random).or_else(|| pieces.pick(0, random))?;
+                let before = pieces.before(place, age);
+                before.or_else(|| pieces.behind(place, age))
+            });
+            if let Some(place) = beside {
+                return Some((age, place));
+            }
+        }
+        let mut place = pieces.pick(age, random)?;
+        for _ in 0..BACK * kind {
+            let Some(before) = pieces.before(place, age) else {
+                break;
+            };
+            place = before;
+        }
+        Some((age, place))
+    }
+
+    /// Writes by which the law of an interval is behind; what is older than any has none.
+    fn owed(&self, kind: usize, interval: usize) -> f64 {
+        if interval == OLDER {
+            return 0.0;
+        }
+        if kind == 0 {
+            return REWRITTEN_SMALL[interval] * self.requests[0] - self.small_rewritten[interval];
+        }
+        let bytes = REWRITTEN[interval] * self.bytes - self.rewritten[interval];
+        bytes / (LARGE_BLOCKS * super::layout::BLOCK_BYTES as f64)
+    }
+
+    /// How old what is written again should be: an interval, or more than any.
+    fn age(&mut self, kind: usize) -> usize {
         let share = self.random.share();
         let mut least = 0.0;
-        for interval in 0..3 {
-            let (law, behind) = if large {
-                let owed = REWRITTEN[interval] * self.bytes - self.rewritten[interval];
-                let blocks = PATIENCE * LARGE_BLOCKS * super::layout::BLOCK_BYTES as f64;
-                (REWRITTEN[interval], owed / blocks)
-            } else {
-                let law = REWRITTEN_SMALL[interval];
-                let owed = law * self.small - self.small_rewritten[interval];
-                (law, owed / PATIENCE)
-            };
-            least = f64::max(least, (law + behind).clamp(0.0, 1.0));
+        for interval in 0..OLDER {
+            let law = [REWRITTEN_SMALL, REWRITTEN][kind][interval];
+            let wanted = law + self.owed(kind, interval) / PATIENCE;
+            least = f64::max(least, wanted.clamp(0.0, 1.0));
             if share < least {
                 return interval;
             }
         }
-        3
+        OLDER
     }
 
-    fn of_age(&mut self, large: bool, age: usize) -> Option<u64> {
-        let log = &mut self.logs[usize::from(large)];
-        let end = match age {
-            0 => log.end(),
-            _ => log.since[age - 1],
-        };
-        let start = log.since[age].max(log.front);
-        log.pick(start..end.max(start), &mut self.random)
-    }
-
-    fn again(&mut self, now_ms: u32, large: bool, number: u64) -> (u32, u16) {
-        let log = &mut self.logs[usize::from(large)];
-        let piece = log.kill(number);
-        log.push(Piece {
-            time_ms: now_ms,
-            ..piece
-        });
+    fn again(&mut self, now_ms: u32, kind: usize, place: Place, age: usize) -> (u32, u16) {
+        let piece = *self.pieces[kind].get(place);
+        self.pieces[kind].write(place, now_ms);
         let bytes = bytes(piece.blocks);
         for (interval, limit) in INTERVALS_MS.into_iter().enumerate() {
             // Within one second they are not made in order.
             if now_ms.saturating_sub(piece.time_ms) <= limit {
                 self.rewritten[interval] += bytes;
-                self.small_rewritten[interval] += f64::from(u8::from(!large));
+                self.small_rewritten[interval] += f64::from(u8::from(kind == 0));
             }
         }
-        self.count(piece.blocks, large);
+        self.run(kind, place, Some(age));
+        self.count(piece.block, piece.blocks, kind);
         (piece.block, piece.blocks)
     }
 
-    fn count(&mut self, blocks: u16, large: bool) {
+    /// The run of this kind has come to here.
+    fn run(&mut self, kind: usize, at: Place, age: Option<usize>) {
+        let run = self.runs[kind].replace(Run { at, age });
+        let recent = &mut self.recent[kind];
+        recent.retain(|it| it.at != at);
+        if let Some(run) = run
+            && !run.at.is_before(at)
+        {
+            recent.push_front(run);
+            recent.truncate(RECENT);
+        }
+    }
+
+    fn count(&mut self, block: u32, blocks: u16, kind: usize) {
         self.bytes += bytes(blocks);
-        self.small += f64::from(u8::from(!large));
+        self.requests[kind] += 1.0;
+        let follows = self
+            .streams
+            .add(block.into(), u64::from(block) + u64::from(blocks));
+        self.following[kind] += f64::from(u8::from(follows));
     }
 
     /// A piece that was not written before, in a run of its class.
-    pub fn fresh(&mut self, now_ms: u32, large: bool) -> (u32, u16) {
-        let (sizes, classes) = match large {
-            true => (LARGE, &LARGE_CLASSES),
-            false => (SMALL, &SMALL_CLASSES),
-        };
-        let blocks = size(sizes, &mut self.random);
-        let log = &mut self.logs[usize::from(large)];
-        if log.fresh.left == 0 {
-            log.fresh = FreshRun {
-                class: self.random.weighted(classes),
-                left: self.random.between(2, 24),
-            };
+    pub fn fresh(&mut self, now_ms: u32) -> (u32, u16) {
+        let run = self.runs[1].filter(|run| run.age.is_none());
+        if self.follows(1)
+            && let Some(run) = run
+            && let Some(new) = self.new_piece(now_ms, 1, run.at.class.into())
+        {
+            return new;
         }
-        log.fresh.left -= 1;
-        let room = &mut self.rooms[usize::from(large)];
-        let wanted = log.fresh.class;
-        let found = std::iter::once(wanted)
-            .chain(0..Class::ALL.len())
-            .filter(|class| classes[*class] > 0.0)
-            .find_map(|class| room.take(class, blocks));
-        let Some(block) = found else {
-            // The disk is full: something that is there is written again.
-            let number = (0..log.pieces.len() as u64)
-                .map(|at| at + log.front)
-                .find(|number| log.at(*number).blocks > 0);
-            let number = number.expect("a full part holds pieces");
-            return self.again(now_ms, large, number);
-        };
-        log.push(Piece {
-            time_ms: now_ms,
-            block,
-            blocks,
-        });
+        self.begin_new(now_ms, 1)
+    }
+
+    fn begin_new(&mut self, now_ms: u32, kind: usize) -> (u32, u16) {
+        let classes = [&SMALL_CLASSES, &LARGE_CLASSES][kind];
+        let wanted = self.random.weighted(classes);
+        for class in std::iter::once(wanted).chain(0..Class::ALL.len()) {
+            if classes[class] > 0.0
+                && let Some(new) = self.new_piece(now_ms, kind, class)
+            {
+                return new;
+            }
+        }
+        // The disk is full: something that is there is written again.
+        let found = (0..=OLDER).rev().find_map(|age| self.begin(kind, age));
+        let (age, place) = found.expect("a full part holds pieces");
+        self.again(now_ms, kind, place, age)
+    }
+
+    fn new_piece(&mut self, now_ms: u32, kind: usize, class: usize) -> Option<(u32, u16)> {
+        let blocks = size([SMALL, LARGE][kind], &mut self.random);
+        let block = self.rooms[kind].take(class, blocks)?;
+        let place = self.pieces[kind].add(class, (block, blocks), now_ms);
+        self.run(kind, place, None);
         self.diverged_blocks += u64::from(blocks);
-        self.count(blocks, large);
-        (block, blocks)
+        self.count(block, blocks, kind);
+        Some((block, blocks))
     }
 
     /// The next of the page file.
@@ -374,15 +372,15 @@ impl Written {
         if ring.at + u64::from(blocks) > ring.blocks {
             ring.at = 0;
         }
-        let block = ring.start + ring.at;
+        let block = (ring.start + ring.at) as u32;
         ring.at += u64::from(blocks);
         if ring.at > ring.filled {
             self.diverged_blocks += ring.at - ring.filled;
             ring.filled = ring.at;
         }
         self.page_bytes += bytes(blocks);
-        self.count(blocks, true);
-        (block as u32, blocks)
+        self.count(block, blocks, 1);
+        (block, blocks)
     }
 
     /// Something of this desktop's own that is read: a page that comes back, or a written piece.
@@ -394,10 +392,9 @@ impl Written {
             return Some(((self.ring.start + at) as u32, blocks as u16));
         }
         let large = random.below(4) > 0;
-        let log = &self.logs[usize::from(large)];
-        let number = random.below(log.pieces.len() as u64);
-        let piece = log.pieces.get(number as usize)?;
-        (piece.blocks > 0).then_some((piece.block, piece.blocks))
+        let pieces = &self.pieces[usize::from(large)];
+        let piece = pieces.get(pieces.any(random)?);
+        Some((piece.block, piece.blocks))
     }
 }
 

@@ -14,6 +14,9 @@ from array import array
 BLOCK = 4096
 CHUNK = 256  # blocks
 DAY = 24 * 3600
+SMALL = 8192
+WINDOW = 600  # seconds
+STREAMS = 32
 # The trace begins on a Thursday at midnight.
 DAYS = {name: place for place, name in enumerate("Thu Fri Sat Sun Mon Tue Wed".split())}
 PEAKS = [
@@ -62,6 +65,49 @@ class Peak:
         }
 
 
+class Placement:
+    """Where requests of one direction begin, and how many stretches ten minutes of them are."""
+
+    def __init__(self):
+        self.sizes = [{"requests": 0, "sequential": 0, "stretches": 0} for _ in range(2)]
+        # Of each disk: where its last streams ended, the oldest beginning first; its window.
+        self.ends = {}
+        self.windows = {}
+
+    def add(self, disk, second, offset, length, whole_windows):
+        large = int(length > SMALL)
+        size = self.sizes[large]
+        size["requests"] += 1
+        ends = self.ends.setdefault(disk, [[None] * STREAMS, 0])
+        if offset in ends[0]:
+            size["sequential"] += 1
+            ends[0][ends[0].index(offset)] = offset + length
+        else:
+            ends[0][ends[1] % STREAMS] = offset + length
+            ends[1] += 1
+        if whole_windows:
+            window = self.windows.setdefault(disk, [None, [], []])
+            if window[0] != second // WINDOW:
+                self.end(window)
+                window[0] = second // WINDOW
+            window[1 + large].append((offset, offset + length))
+
+    def end(self, window):
+        for size, written in zip(self.sizes, window[1:]):
+            covered = None
+            for first, end in sorted(written):
+                if covered is None or first > covered:
+                    size["stretches"] += 1
+                    covered = end
+                covered = max(covered, end)
+            written.clear()
+
+    def result(self):
+        for window in self.windows.values():
+            self.end(window)
+        return self.sizes
+
+
 class Opinion:
     def __init__(self, desktops, disk_bytes, page_file):
         self.desktops = desktops
@@ -70,6 +116,7 @@ class Opinion:
         self.bytes = {"Read": 0, "Write": 0}
         self.rewritten = [0, 0, 0]
         self.page_file_bytes = 0
+        self.placement = {"Read": Placement(), "Write": Placement()}
         self.diverged = 0
         # When each block of each disk was written; what each disk, and all, have read.
         self.written = {}
@@ -124,6 +171,8 @@ class Opinion:
         first = offset // BLOCK
         end = (offset + length + BLOCK - 1) // BLOCK
         self.megabytes[offset // (1 << 20)] += 1
+        second = ticks // 10_000_000
+        self.placement[op].add(disk, second, offset, length, op == "Write")
         seen = (False, False)
         if op == "Write":
             self.write(disk, first, end, ticks // 10_000)
@@ -131,7 +180,6 @@ class Opinion:
                 self.page_file_bytes += length
         else:
             seen = self.read(disk, first, end)
-        second = ticks // 10_000_000
         for peak in self.peaks:
             if peak.start <= second < peak.end:
                 peak.count[op] += 1
@@ -149,6 +197,10 @@ class Opinion:
         return {
             "reads": {"requests": self.count["Read"], "bytes": self.bytes["Read"]},
             "writes": {"requests": self.count["Write"], "bytes": self.bytes["Write"]},
+            "placement": {
+                "reads": self.placement["Read"].result(),
+                "writes": self.placement["Write"].result(),
+            },
             "rewritten_bytes": self.rewritten,
             "page_file_bytes": self.page_file_bytes,
             "diverged_bytes": self.diverged,

@@ -91,13 +91,42 @@ impl Sizes {
     }
 }
 
+/// Where the last streams of one disk and direction ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Streams {
+    ends: [u64; STREAMS],
+    next: usize,
+}
+
+impl Default for Streams {
+    fn default() -> Streams {
+        Streams {
+            ends: [u64::MAX; STREAMS],
+            next: 0,
+        }
+    }
+}
+
+impl Streams {
+    /// Whether a request begins where one of them ended; it is part of one from now on.
+    pub(crate) fn add(&mut self, begin: u64, end: u64) -> bool {
+        if let Some(stream) = self.ends.iter_mut().find(|it| **it == begin) {
+            *stream = end;
+            return true;
+        }
+        // The oldest beginning makes room.
+        self.ends[self.next] = end;
+        self.next = (self.next + 1) % STREAMS;
+        false
+    }
+}
+
 /// Where the requests of one disk ended.
 #[derive(Clone, Debug)]
 struct Ends {
     last: u64,
     /// Of reads, of writes.
-    streams: [[u64; STREAMS]; 2],
-    next: [usize; 2],
+    streams: [Streams; 2],
 }
 
 #[derive(Clone, Debug, Default)]
@@ -117,27 +146,15 @@ impl Sequentiality {
         let ends = self.disks[disk].get_or_insert_with(|| {
             Box::new(Ends {
                 last: u64::MAX,
-                streams: [[u64::MAX; STREAMS]; 2],
-                next: [0; 2],
+                streams: Default::default(),
             })
         });
         let end = sector.saturating_add(sectors.into());
         self.requests += 1;
         self.sequential += u64::from(ends.last == sector);
         ends.last = end;
-        let side = usize::from(write);
-        let streams = &mut ends.streams[side];
-        match streams.iter_mut().find(|it| **it == sector) {
-            Some(stream) => {
-                self.in_streams += 1;
-                *stream = end;
-            }
-            // The oldest beginning makes room.
-            None => {
-                streams[ends.next[side]] = end;
-                ends.next[side] = (ends.next[side] + 1) % STREAMS;
-            }
-        }
+        let streams = &mut ends.streams[usize::from(write)];
+        self.in_streams += u64::from(streams.add(sector, end));
     }
 }
 
