@@ -180,7 +180,7 @@ impl Replay {
             counters,
             origin_in_trace,
             origin: tally.origin,
-            origin_busiest_second: tally.seconds.iter().copied().max().unwrap_or(0),
+            origin_busiest_second: tally.seconds.iter().map(|it| it.all()).max().unwrap_or(0),
             flash_read_bytes: tally.flash_reads.bytes,
             flash_write_bytes: tally.flash_writes.bytes,
             index_bytes: end.index_bytes,
