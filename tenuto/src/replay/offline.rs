@@ -336,6 +336,20 @@ mod tests {
     }
 
     #[test]
+    fn what_joins_neighbours_is_spread_over_as_long_as_what_does_not() {
+        // From the last block of each run to its first: four extents, and one request.
+        let record = |at: u64| record(at, Op::Write, 64 * (at / 4) + 8 * (3 - at % 4), 8);
+        let aged = options(Policy::WriteBack, DestageMode::InPlace, Some(60_000));
+        let late = Record {
+            op: Op::Read,
+            ..record(600_000)
+        };
+        let spread = replay(aged, (0..1600).map(record).chain([late]));
+        assert_eq!(spread.origin.writes.requests, 400);
+        assert!(spread.origin_busiest_second <= 80, "{spread:?}");
+    }
+
+    #[test]
     fn a_time_that_no_trace_has_is_told_and_no_clock_ends() {
         let options = options(Policy::WriteBack, DestageMode::Atomic, Some(u64::MAX));
         let mut replay = Replay::new(options).expect("it starts");
