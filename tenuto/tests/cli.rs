@@ -532,6 +532,8 @@ fn a_week_is_compared_under_four_policies() {
         "--json",
         "--ram",
         "64MiB",
+        "--html",
+        "week.html",
     ];
     let done = run(house.path(), &arguments);
     assert_eq!(done.code, 0, "{}", done.err);
@@ -549,7 +551,20 @@ fn a_week_is_compared_under_four_policies() {
             0.05..=0.95
         };
         assert!(right.contains(&ratio), "{policy}");
+        for peak in policy["peaks"].as_array().expect("a list") {
+            let limits = &peak["limits"];
+            for all in ["requests", "busiest_second"] {
+                let kinds = limits[all].as_object().expect("kinds").values();
+                let sum: u64 = kinds.map(|kind| kind.as_u64().expect("a count")).sum();
+                assert_eq!(peak[all].as_u64(), Some(sum), "{peak}");
+            }
+            let found = limits["hit_ratio"].as_f64().expect("a number");
+            assert!((0.0..=1.0).contains(&found), "{peak}");
+        }
     }
+    let page = std::fs::read_to_string(house.path().join("week.html")).expect("a report");
+    assert!(page.contains("Wed 16:00") && page.contains("differential"));
+    assert_eq!(page.matches("<svg").count(), 9);
 }
 
 #[test]

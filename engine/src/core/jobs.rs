@@ -88,7 +88,7 @@ impl Core {
         }
         self.turns.spend(cx.now, id, bytes);
         let destage = self.phase(id);
-        destage.pace.spend(cx.now, parts.len() as u64);
+        destage.pace.spend(cx.now, wants.len() as u64);
         destage.cursor = cursor;
         let offset = destage.journal_at;
         if !applying {

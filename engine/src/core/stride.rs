@@ -27,8 +27,9 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Of an epoch of so many extents: there are never more requests. The more epochs there are,
-    /// it and those behind it, the less time each has.
+    /// Of an epoch of so many extents, each of which has its part of the time: a request takes as
+    /// much as the extents that it carries. The more epochs there are, it and those behind it, the
+    /// less time each has.
     pub fn new(age_ms: Option<u64>, extents: u64, epochs: u64) -> Pace {
         let phase_ms = (age_ms.unwrap_or(0) / PART_OF_AGE).min(PHASE_MS_MAX);
         let phase_ms = phase_ms / epochs.max(1);
@@ -39,10 +40,10 @@ impl Pace {
         }
     }
 
-    /// A request with so many runs starts.
-    pub fn spend(&mut self, now: Time, runs: u64) {
+    /// A request with so many extents starts.
+    pub fn spend(&mut self, now: Time, extents: u64) {
         let earliest = Time(now.0.saturating_sub(self.gap_ns * CATCH_UP));
-        self.next = Time(self.next.max(earliest).0 + self.gap_ns * runs);
+        self.next = Time(self.next.max(earliest).0 + self.gap_ns * extents);
     }
 }
 

@@ -5,21 +5,25 @@
 //! the engine is that of the daemon, in virtual time; all requests to images, journals and ledgers
 //! count. Deliberately absent: what desktops do (`workload::synth`) and how long storage takes.
 
+mod limits;
+pub mod page;
+
 use super::machine;
 use crate::error::{Error, Result};
 use crate::origin::san::Params;
 use crate::replay::machine::{Machine, ReplayError, Sizes};
 use crate::replay::offline::{Volume, asks};
-use crate::replay::tally::Origin;
+use crate::replay::tally::{Kinds, Origin, Part as Tallied};
 use engine::event::Admission;
 use engine::types::{DestageMode, Policy, SECTOR_BYTES, Time, VolumeId};
+use limits::{Looks, Reads};
 use serde_json::{Value, json};
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use workload::synth::{Class, Durability, Parameters, Pattern, Period, Synth, peaks};
-use workload::trace::Record;
+use workload::trace::{Op, Record};
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
 
@@ -87,8 +91,21 @@ impl Column {
 /// One cell of the table.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cell {
-    pub busiest_second: u32,
-    pub requests: u64,
+    pub tallied: Tallied,
+    /// Requests of desktops in the busiest second at shared storage: reads and writes.
+    pub asked: [u32; 2],
+    /// Reads of desktops in the whole peak, and where they were found.
+    pub reads: Reads,
+}
+
+impl Cell {
+    pub fn busiest_second(&self) -> u32 {
+        self.tallied.busiest.all()
+    }
+
+    pub fn requests(&self) -> u64 {
+        self.tallied.requests.iter().sum()
+    }
 }
 
 /// What one policy has sent to shared storage.
@@ -96,6 +113,8 @@ pub struct Cell {
 pub struct Outcome {
     pub column: Column,
     pub peaks: [Cell; 6],
+    /// At shared storage, each second from the beginning on.
+    pub by_second: Vec<Kinds>,
     /// Of the whole time up to the end of the last peak.
     pub origin: Origin,
     pub records: u64,
@@ -188,29 +207,36 @@ fn replay(options: &Options, column: Column, progress: impl Fn(u64)) -> Result<O
     })?;
     let disks = volumes(options, column, &synth, &mut machine)?;
     let (mut records, mut second) = (0, 0);
+    let mut asked = vec![[0_u32; 2]; end as usize];
+    let mut looks = Looks::default();
     for record in synth {
         records += 1;
-        ask(&mut machine, &disks[record.disk.0 as usize], &record)?;
         let now = record.time_ns / NS_PER_SECOND;
+        looks.look(&machine, record.time_ns);
+        let kind = usize::from(record.op == Op::Write);
+        asked[now as usize][kind] += u32::from(record.op != Op::Flush);
+        ask(&mut machine, &disks[record.disk.0 as usize], &record)?;
         if now >= second + 600 {
             progress(now - second);
             second = now;
         }
     }
     machine.run_until(Time(end * NS_PER_SECOND));
+    looks.look(&machine, u64::MAX);
     progress(end.saturating_sub(second));
     let snapshot = machine.snapshot();
+    let mut cells = [Cell::default(); 6];
+    for ((cell, period), reads) in cells.iter_mut().zip(peaks()).zip(looks.of_peaks) {
+        let from = (period.from_ns / NS_PER_SECOND) as usize;
+        let seconds = (period.duration_ns / NS_PER_SECOND) as usize;
+        cell.tallied = machine.tally.period(from, seconds);
+        cell.asked = asked[cell.tallied.busiest_at];
+        cell.reads = reads;
+    }
     Ok(Outcome {
         column,
-        peaks: peaks().map(|period| {
-            let from = (period.from_ns / NS_PER_SECOND) as usize;
-            let seconds = (period.duration_ns / NS_PER_SECOND) as usize;
-            let (busiest_second, requests) = machine.tally.period(from, seconds);
-            Cell {
-                busiest_second,
-                requests,
-            }
-        }),
+        peaks: cells,
+        by_second: std::mem::take(&mut machine.tally.seconds),
         origin: machine.tally.origin,
         records,
         refused: machine.answers.refused,
@@ -329,8 +355,8 @@ impl Report {
     fn part(&self, column: Column, peak: usize) -> (f64, f64) {
         let (cell, whole) = (self.cell(column, peak), self.cell(Column::NoCache, peak));
         (
-            f64::from(cell.busiest_second) / f64::from(whole.busiest_second.max(1)),
-            cell.requests as f64 / whole.requests.max(1) as f64,
+            f64::from(cell.busiest_second()) / f64::from(whole.busiest_second().max(1)),
+            cell.requests() as f64 / whole.requests().max(1) as f64,
         )
     }
 
@@ -360,8 +386,8 @@ impl Report {
                 let (busiest, total) = self.part(column, peak);
                 let (paper_busiest, paper_total) = published[at][peak];
                 if column == Column::NoCache {
-                    row.push(cell.busiest_second.to_string());
-                    row.push(cell.requests.to_string());
+                    row.push(cell.busiest_second().to_string());
+                    row.push(cell.requests().to_string());
                 } else {
                     row.push(versus(busiest, paper_busiest));
                     row.push(versus(total, paper_total));
@@ -404,7 +430,14 @@ impl Report {
                 it.records as f64 / it.seconds.max(1e-9),
             )
         });
-        lines.collect()
+        let mut text: String = lines.collect();
+        text.push('\n');
+        for it in &self.outcomes {
+            for (peak, cell) in it.peaks.iter().enumerate() {
+                text.push_str(&limits::line(it.column, peak, cell));
+            }
+        }
+        text
     }
 
     pub fn document(&self) -> Value {
@@ -421,8 +454,9 @@ impl Report {
                         let (paper_busiest, paper_total) = it.column.published()[peak];
                         json!({
                             "peak": peaks()[peak].name,
-                            "busiest_second": cell.busiest_second,
-                            "requests": cell.requests,
+                            "busiest_second": cell.busiest_second(),
+                            "requests": cell.requests(),
+                            "limits": limits::document(cell, peak),
                             "busiest_ratio": busiest,
                             "requests_ratio": total,
                             "published_busiest_ratio": paper_busiest,

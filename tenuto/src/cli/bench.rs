@@ -12,7 +12,9 @@ use super::tools::{
 use super::{Context, output};
 use crate::bench::engine::{BenchError, Figures, Options, run as measure};
 use crate::bench::micro::peer::Program;
-use crate::bench::{burst, desktops, destage, micro, neighbour, policies, record};
+use crate::bench::{
+    burst, desktops, destage, micro, neighbour, page as bench_page, policies, record,
+};
 use crate::config::units::human_bytes;
 use crate::error::{Error, Result};
 use crate::vhost_client::Wait;
@@ -110,6 +112,9 @@ fn policies(context: &Context, command: &BenchPolicies) -> Result<()> {
     let report = policies::run(&options, |done| bar.set_position(done));
     bar.finish_and_clear();
     let report = report?;
+    if let Some(path) = &command.html {
+        bench_page::save(path, &policies::page::html(&report))?;
+    }
     context.output().document(&report.document(), || {
         let head = report.head();
         let head: Vec<&str> = head.iter().map(String::as_str).collect();

@@ -180,7 +180,7 @@ impl Replay {
             counters,
             origin_in_trace,
             origin: tally.origin,
-            origin_busiest_second: tally.seconds.iter().copied().max().unwrap_or(0),
+            origin_busiest_second: tally.seconds.iter().map(|it| it.all()).max().unwrap_or(0),
             flash_read_bytes: tally.flash_reads.bytes,
             flash_write_bytes: tally.flash_writes.bytes,
             index_bytes: end.index_bytes,
@@ -333,6 +333,20 @@ mod tests {
         let ordered = replay(aged, writes());
         assert_eq!(ordered.origin.writes.requests, 400);
         assert!(ordered.origin_busiest_second >= 300, "{ordered:?}");
+    }
+
+    #[test]
+    fn what_joins_neighbours_is_spread_over_as_long_as_what_does_not() {
+        // From the last block of each run to its first: four extents, and one request.
+        let record = |at: u64| record(at, Op::Write, 64 * (at / 4) + 8 * (3 - at % 4), 8);
+        let aged = options(Policy::WriteBack, DestageMode::InPlace, Some(60_000));
+        let late = Record {
+            op: Op::Read,
+            ..record(600_000)
+        };
+        let spread = replay(aged, (0..1600).map(record).chain([late]));
+        assert_eq!(spread.origin.writes.requests, 400);
+        assert!(spread.origin_busiest_second <= 80, "{spread:?}");
     }
 
     #[test]

@@ -60,19 +60,41 @@ impl Origin {
     }
 }
 
+/// Requests to shared storage, by what they are for: data read, data written, journal, ledger.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kinds(pub [u32; 4]);
+
+impl Kinds {
+    pub const NAMES: [&'static str; 4] = ["reads", "writes", "journal", "ledger"];
+
+    pub fn all(self) -> u32 {
+        self.0.iter().sum()
+    }
+}
+
+/// Requests to shared storage in a part of the time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Part {
+    /// The first of its busiest seconds, and what that one consists of.
+    pub busiest_at: usize,
+    pub busiest: Kinds,
+    /// By kind, as in [`Kinds`].
+    pub requests: [u64; 4],
+}
+
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     pub origin: Origin,
     pub flash_reads: Count,
     pub flash_writes: Count,
     /// Requests to shared storage in each second of virtual time.
-    pub seconds: Vec<u32>,
+    pub seconds: Vec<Kinds>,
 }
 
 impl Tally {
     pub fn add(&mut self, now_ns: u64, io: &Io) {
         let moves = matches!(io.op, Op::Read | Op::Write | Op::Zero { .. });
-        let count = match (io.device, io.op) {
+        let (count, kind) = match (io.device, io.op) {
             (Device::Cache, Op::Read) => return self.flash_reads.add(io.bytes),
             (Device::Cache, Op::Write) => return self.flash_writes.add(io.bytes),
             (Device::Cache, _) => return,
@@ -81,24 +103,32 @@ impl Tally {
                 return;
             }
             _ if !moves => return,
-            (Device::Origin(_), Op::Read) => &mut self.origin.reads,
-            (Device::Origin(_), _) => &mut self.origin.writes,
-            (Device::Journal(_), _) => &mut self.origin.journal,
-            (Device::Ledger(_), _) => &mut self.origin.ledger,
+            (Device::Origin(_), Op::Read) => (&mut self.origin.reads, 0),
+            (Device::Origin(_), _) => (&mut self.origin.writes, 1),
+            (Device::Journal(_), _) => (&mut self.origin.journal, 2),
+            (Device::Ledger(_), _) => (&mut self.origin.ledger, 3),
         };
         count.add(io.bytes);
         let second = (now_ns / NS_PER_SECOND) as usize;
         if self.seconds.len() <= second {
-            self.seconds.resize(second + 1, 0);
+            self.seconds.resize(second + 1, Kinds::default());
         }
-        self.seconds[second] += 1;
+        self.seconds[second].0[kind] += 1;
     }
 
-    /// The busiest second of a part of the time, and all of its requests.
-    pub fn period(&self, from_second: usize, seconds: usize) -> (u32, u64) {
+    /// What a part of the time consists of.
+    pub fn period(&self, from_second: usize, seconds: usize) -> Part {
         let end = from_second.saturating_add(seconds).min(self.seconds.len());
-        let part = self.seconds.get(from_second..end).unwrap_or_default();
-        let total = part.iter().map(|&count| u64::from(count)).sum();
-        (part.iter().copied().max().unwrap_or(0), total)
+        let mut part = Part::default();
+        for (at, kinds) in self.seconds.iter().enumerate().take(end).skip(from_second) {
+            if kinds.all() > part.busiest.all() {
+                part.busiest_at = at;
+                part.busiest = *kinds;
+            }
+            for (sum, count) in part.requests.iter_mut().zip(kinds.0) {
+                *sum += u64::from(count);
+            }
+        }
+        part
     }
 }
