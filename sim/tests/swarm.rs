@@ -48,7 +48,7 @@ fn every_seed_of_the_swarm_keeps_every_promise() {
     assert!(count < 1000 || counters.is_rich(), "{counters:?}");
 }
 
-/// Found by a run of an hour: what was brought home while the cache device was dead stayed dirty on
+/// Found by a long run: what was brought home while the cache device was dead stayed dirty on
 /// it, and the volume was held when it came back from a life on another host.
 #[test]
 fn a_host_comes_back_to_what_its_dead_device_has_kept() {

@@ -445,6 +445,14 @@ fn a_failing_seed_is_shrunk_and_its_command_fails_again_in_the_same_way() {
         found.err
     );
     assert!(!small["history"].as_array().expect("lines").is_empty());
+    // The seeds before it count for what they checked.
+    assert_eq!(small["seeds_passed"], small["seed"]);
+    let writes = small["writes_passed"].as_u64();
+    assert_eq!(
+        writes > Some(0),
+        small["seed"].as_u64() > Some(0),
+        "{small}"
+    );
     let replay = small["replay"].as_str().expect("text");
     let words: Vec<&str> = replay.split(' ').skip(2).filter(|it| *it != "-v").collect();
     let (_, again) = broken("cache-sync", &[&words[..], &["--no-shrink"]].concat());

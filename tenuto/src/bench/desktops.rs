@@ -340,8 +340,8 @@ impl Report {
     pub fn headline(&self) -> String {
         let options = &self.options;
         format!(
-            "{} desktops, seed {}, {} s each; simulated SAN of {} ms and {} requests/s, {} ms of it \
-             the way there; policy {}, destage {} after {} s; images {}",
+            "{} desktops, seed {}, {} s each; simulated SAN of {} ms and {} requests/s, {} ms of \
+             it the way there; policy {}, destage {} after {} s; images {}",
             options.pattern.name(),
             options.seed,
             options.seconds,

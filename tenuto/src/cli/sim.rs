@@ -25,7 +25,17 @@ use std::time::{Duration, Instant, SystemTime};
 
 thread_local! {
     /// What runs on this thread, for the case that it panics.
-    static UNDER_WAY: RefCell<Option<(Context, tools::Sim, Case)>> = const { RefCell::new(None) };
+    static UNDER_WAY: RefCell<Option<(Context, tools::Sim, Case, Passed)>> =
+        const { RefCell::new(None) };
+}
+
+/// What a run had checked before it came to a case that broke a promise.
+#[derive(Clone, Copy, Default)]
+struct Passed {
+    seeds: u64,
+    faults: u64,
+    acknowledged: u64,
+    seconds: f64,
 }
 
 /// A case that broke a promise.
@@ -61,6 +71,7 @@ pub fn run(context: &Context, command: &tools::Sim) -> Result<()> {
         first,
         ..Totals::default()
     };
+    let mut passed = Passed::default();
     let mut failure = None;
     for seed in (first..).take(usize::try_from(seeds).unwrap_or(usize::MAX)) {
         // A seed that was asked for runs to its end.
@@ -68,7 +79,8 @@ pub fn run(context: &Context, command: &tools::Sim) -> Result<()> {
             break;
         }
         let case = case(command, seed);
-        UNDER_WAY.set(Some((context.clone(), command.clone(), case)));
+        passed = totals.passed(begun.elapsed());
+        UNDER_WAY.set(Some((context.clone(), command.clone(), case, passed)));
         let options = Options {
             verbose: context.common.verbose > 0,
             story: command.no_shrink,
@@ -97,7 +109,7 @@ pub fn run(context: &Context, command: &tools::Sim) -> Result<()> {
     }
     bar.finish_and_clear();
     if let Some(finding) = failure {
-        return Err(conclude(context, command, finding));
+        return Err(conclude(context, command, finding, passed));
     }
     let took = begun.elapsed();
     let document = document(&totals, command, took);
@@ -129,10 +141,19 @@ impl Totals {
         self.counters.add(&outcome.counters);
         self.trace_hash = outcome.trace_hash;
     }
+
+    fn passed(&self, took: Duration) -> Passed {
+        Passed {
+            seeds: self.seeds,
+            faults: self.counters.faults(),
+            acknowledged: self.counters.acknowledged,
+            seconds: took.as_secs_f64(),
+        }
+    }
 }
 
 /// Tells of a finding, as small as it gets.
-fn conclude(context: &Context, command: &tools::Sim, finding: Finding) -> Error {
+fn conclude(context: &Context, command: &tools::Sim, finding: Finding, passed: Passed) -> Error {
     let small = match command.no_shrink {
         true => finding,
         false => smallest(context, command, finding),
@@ -154,6 +175,10 @@ fn conclude(context: &Context, command: &tools::Sim, finding: Finding) -> Error 
         let mut document = error.to_json();
         document["class"] = json!(class.name());
         document["seed"] = json!(seed);
+        document["seeds_passed"] = json!(passed.seeds);
+        document["faults_passed"] = json!(passed.faults);
+        document["writes_passed"] = json!(passed.acknowledged);
+        document["seconds_passed"] = json!(passed.seconds);
         document["step"] = json!(step);
         document["cause"] = json!(small.message);
         document["operations"] = json!(small.case.operations);
@@ -163,7 +188,11 @@ fn conclude(context: &Context, command: &tools::Sim, finding: Finding) -> Error 
         document["history"] = json!(small.history);
         let _ = writeln!(std::io::stdout(), "{document}");
     } else {
-        let _ = write!(std::io::stdout(), "{}", history(&small));
+        let before = format!(
+            "before it {} seeds kept every promise: {} faults, {} acknowledged writes, {:.0} s",
+            passed.seeds, passed.faults, passed.acknowledged, passed.seconds
+        );
+        let _ = writeln!(std::io::stdout(), "{}{before}", history(&small));
     }
     let _ = writeln!(std::io::stderr(), "tenuto: {}", error.message);
     // All is said.
@@ -303,7 +332,7 @@ fn tell_of_a_panic() {
         let place = panic.location().map(ToString::to_string);
         let message = format!("panic at {}: {words}", place.unwrap_or_default());
         let code = match UNDER_WAY.take() {
-            Some((context, command, case)) => {
+            Some((context, command, case, passed)) => {
                 let finding = Finding {
                     case,
                     class: Class::Crash,
@@ -312,7 +341,9 @@ fn tell_of_a_panic() {
                     step: 0,
                     history: Vec::new(),
                 };
-                conclude(&context, &command, finding).kind.exit_code()
+                conclude(&context, &command, finding, passed)
+                    .kind
+                    .exit_code()
             }
             None => {
                 let error = Error::failed(message);
