@@ -194,6 +194,8 @@ list! {
         TagUnfinished,
         /// 5.2.1: a part of a write that is too large for its volume counts as the write.
         TagParts,
+        /// 5.2.2: what a write replaces that is given up in the middle is used again at once.
+        DieOfGivenUp,
         /// 2: flow control never holds a write.
         NeverSlow,
     }
@@ -244,6 +246,8 @@ list! {
         NoSpace,
         /// A write is staged in part and waits for the rest.
         StagedInPart,
+        /// A write that is staged in part waits as a whole again, because the device fails.
+        Rewound,
         /// A phase of a destage that failed begins again.
         DestageAgain,
         /// The disks of one machine are sealed in one step.

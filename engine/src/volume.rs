@@ -77,6 +77,17 @@ pub enum WaitKind {
     Flush,
 }
 
+impl Waiting {
+    /// A write in part waits as a whole again.
+    pub fn rewind(&mut self) {
+        if let WaitKind::Write { span, offset, .. } = &mut self.kind {
+            let sectors = *offset / SECTOR_BYTES;
+            *span = Span::new(span.sector - sectors, span.sectors + sectors);
+            *offset = 0;
+        }
+    }
+}
+
 /// What is written to the ledger, and what follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LedgerStep {
@@ -156,6 +167,9 @@ pub struct Volume {
     pub reads_in_flight: u32,
     /// Sectors of the first waiting write whose serial is given and which are not staged yet.
     pub unfinished_sectors: u64,
+    /// Of the newest serial some entries are missing for good, so a recovery drops the others. What
+    /// they replace is kept until something newer speaks for the volume.
+    pub given_up: bool,
     /// Writes on their way to the origin past the log, by their call.
     pub direct: Vec<(u32, Span)>,
     /// A sync of the origin that no guest asked for has failed: the next flush says so.
@@ -232,6 +246,7 @@ impl Volume {
             origin_in_flight: 0,
             reads_in_flight: 0,
             unfinished_sectors: 0,
+            given_up: false,
             direct: Vec::new(),
             sync_failed: false,
             flow: Flow::default(),

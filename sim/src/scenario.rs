@@ -535,4 +535,27 @@ pub const ALL: &[Scenario] = &[
             options.restarts = 4;
         },
     },
+    Scenario {
+        name: "a-write-in-part-when-the-cache-dies",
+        broke: "2: a write of which a part was staged got an input/output error when its volume \
+                left the log; and what it replaced was used again, though a crash drops it",
+        bend: |options, plan| {
+            plan.geometry.chunk_blocks = 8;
+            plan.geometry.segments = 14;
+            plan.stage_slots = 6;
+            for volume in &mut plan.volumes {
+                volume.switches = volume.policy != Policy::Ephemeral;
+                volume.tuning.destage = DestageMode::Atomic;
+                volume.journal_possible = true;
+                volume.depth = 16;
+            }
+            plan.rates.cache_dies = 20;
+            plan.rates.cache_slow = 20;
+            plan.rates.origin_trouble = 30;
+            plan.limit_requests();
+            options.endings = vec![Ending::PowerLoss; 6];
+            options.restarts = 6;
+            options.operations = 1500;
+        },
+    },
 ];

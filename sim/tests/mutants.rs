@@ -46,8 +46,15 @@ const SURVIVORS: &[(Bug, &str)] = &[
         Bug::DieOfUnfinished,
         "a write that has begun waits for slots of the stage only, and meanwhile a checkpoint \
          would have to free what it covers, and \
-         all ready segments to be used; no proof; 150 seeds of \
+         all ready segments to be used; the log's own test \
+         `nothing_is_freed_beside_a_write_that_is_not_whole` notices; 150 seeds of \
          Swarm, 60 each of SmallLog, LargeWrites and BadCheckpoints",
+    ),
+    (
+        Bug::DieOfGivenUp,
+        "as DieOfUnfinished, noticed by the same test; the next whole write ends it, and that \
+         waits at the head of its queue; 94 seeds that gave up a write, of 300 with the plan of \
+         its scenario",
     ),
     (
         Bug::IgnoreFillLife,

@@ -555,6 +555,7 @@ impl Core {
     }
 
     fn forget(&mut self, request: RequestId, id: VolumeId) {
+        self.end_given_up(id);
         let volume = self.volumes[id.0 as usize]
             .take()
             .expect("checked by the caller");

@@ -180,7 +180,7 @@ impl Core {
         if has(Bug::AnswerBeforeRescue) {
             self.answer_log_waiters(cx, id, Ok(()));
         }
-        self.refuse_unfinished(cx, id);
+        self.rewind_unfinished(id);
         let volume = self.volume(id);
         if let Some(epoch) = volume.epochs.back() {
             volume.destage_upto = volume.destage_upto.max(epoch.last_serial);
@@ -189,16 +189,17 @@ impl Core {
         self.pump_destage(cx, id);
     }
 
-    /// The rest of a write that is staged in part finds no room any more.
-    fn refuse_unfinished(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    /// The rest of a write that is staged in part finds no room any more: all of it waits again,
+    /// for the way past the log or for a device that is good again.
+    fn rewind_unfinished(&mut self, id: VolumeId) {
         let volume = self.volume(id);
         if volume.unfinished_sectors == 0 {
             return;
         }
-        let waiting = volume.waiting.pop_front().expect("its rest waits");
+        mark(Mark::Rewound);
+        let waiting = volume.waiting.front_mut().expect("its rest waits");
+        waiting.rewind();
         self.give_up_unfinished(id);
-        let (request, since) = (waiting.request, waiting.since);
-        self.reply_written(cx, id, request, false, since, Err(Refusal::Io));
     }
 
     /// A change of policy cannot be brought to its end. Of a volume that was becoming write-back

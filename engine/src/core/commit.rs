@@ -146,9 +146,13 @@ impl Core {
 
     /// Goes on with that when nothing of the volume is in flight any more.
     pub(super) fn suspend_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let failed = self.health.is_failed();
         let Some(volume) = self.find(id) else { return };
         let step = volume.keeper.as_ref().and_then(|keeper| keeper.step);
-        let busy = volume.origin_in_flight > 0
+        // A write that has begun ends by itself, unless the device fails.
+        let begun = volume.unfinished_sectors > 0 && !failed;
+        let busy = begun
+            || volume.origin_in_flight > 0
             || volume.reads_in_flight > 0
             || volume.destage.is_some()
             || step.is_some();
@@ -156,6 +160,7 @@ impl Core {
             return;
         }
         self.give_up_unfinished(id);
+        self.end_given_up(id);
         let volume = self.volume(id);
         volume.ready = false;
         volume.attached = false;

@@ -652,6 +652,7 @@ impl Core {
         );
         assert!(destage.upto > volume.destaged || epoch.map.is_empty());
         volume.destaged = volume.destaged.max(destage.upto);
+        let all = volume.destaged.0 + 1 == volume.serial_next.0;
         if volume.state == State::Stalled || volume.epochs.is_empty() {
             volume.state = State::Clean;
             volume.reason = None;
@@ -667,6 +668,9 @@ impl Core {
         ready
             .into_iter()
             .for_each(|(request, _)| cx.out.reply(request, Ok(())));
+        if all {
+            self.end_given_up(id);
+        }
         if !has(Bug::ServeStaleBase) {
             self.forget_destaged(layer, &epoch.map);
         }

@@ -97,6 +97,7 @@ impl Core {
         // A write of which a part lies in what goes cannot be completed.
         if self.volume(id).unfinished_sectors > 0 {
             self.give_up_unfinished(id);
+            self.end_given_up(id);
             let half = self.volume(id).waiting.pop_front();
             let half = half.expect("a write that has begun waits first");
             cx.out.reply(half.request, Err(Refusal::Io));

@@ -436,6 +436,7 @@ impl Core {
     fn finish_serial(&mut self, id: VolumeId) {
         let volume = self.volume(id);
         volume.serial_next = Serial(volume.serial_next.0 + 1);
+        self.end_given_up(id);
     }
 
     /// The first waiting write will never be staged to its end. What is staged of it stays: it
@@ -445,6 +446,16 @@ impl Core {
             self.volume(id).unfinished_sectors = 0;
             self.log.unfinished -= 1;
             self.finish_serial(id);
+            self.volume(id).given_up = true;
+            self.log.given_up += 1;
+        }
+    }
+
+    /// What such a write has replaced is not needed any more: a newer one is whole, so a recovery
+    /// does not drop it; or it is at the origin; or the volume ends.
+    pub(super) fn end_given_up(&mut self, id: VolumeId) {
+        if core::mem::take(&mut self.volume(id).given_up) {
+            self.log.given_up -= 1;
         }
     }
 

@@ -236,6 +236,8 @@ pub struct Log {
     /// Writes of which some entries are staged and some are not. While there is one, nothing
     /// dies: what the whole write would replace is still needed if the rest never comes.
     pub unfinished: u32,
+    /// Writes that stay in part, as the newest of their volumes; nothing dies for the same reason.
+    pub given_up: u32,
     pub counters: Counters,
 }
 
@@ -365,6 +367,7 @@ impl Log {
             live_total: 0,
             clean: clean::Clean::default(),
             unfinished: 0,
+            given_up: 0,
             counters: Counters::default(),
         }
     }

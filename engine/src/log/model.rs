@@ -466,3 +466,33 @@ fn nothing_is_announced_beside_a_write_that_is_staged_in_part() {
     rest(&mut model);
     assert!(model.log.newest() > newest, "it comes later");
 }
+
+#[test]
+fn nothing_is_freed_beside_a_write_that_is_not_whole() {
+    let mut model = run(1);
+    // What is dead by now may go.
+    rest(&mut model);
+    model.checkpoint();
+    let keepers: [fn(&mut Log, u32); 2] = [
+        |log, count| log.unfinished = count,
+        |log, count| log.given_up = count,
+    ];
+    for keep in keepers {
+        for _ in 0..40 {
+            model.append();
+            model.pump();
+            model.complete();
+        }
+        rest(&mut model);
+        keep(&mut model.log, 1);
+        while !model.living.is_empty() {
+            model.replace(0);
+        }
+        rest(&mut model);
+        assert_eq!(model.log.freeable(), 0, "a recovery would need it");
+        keep(&mut model.log, 0);
+        rest(&mut model);
+        assert!(model.log.freeable() > 0, "now nobody needs it");
+        model.checkpoint();
+    }
+}

@@ -120,7 +120,7 @@ impl Log {
             self.prepare(cx, scratch);
         }
         let mut at = 0;
-        let whole = self.unfinished == 0 || has(Bug::DieOfUnfinished);
+        let whole = self.is_whole() || has(Bug::DieOfUnfinished);
         while at < self.maybe_dead.len() && whole {
             let index = self.maybe_dead[at];
             let newest = self.newest();
@@ -135,6 +135,11 @@ impl Log {
             }
             self.maybe_dead.swap_remove(at);
         }
+    }
+
+    /// What is not live any more is not needed any more, also by a recovery.
+    pub(super) fn is_whole(&self) -> bool {
+        self.unfinished == 0 && (self.given_up == 0 || has(Bug::DieOfGivenUp))
     }
 
     fn write_footer(

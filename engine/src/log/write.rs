@@ -481,13 +481,13 @@ impl Log {
     }
 
     fn spill_slot(&mut self, cx: &mut Cx<'_>, slot_at: SlotIndex) {
+        let whole = self.is_whole() || has(Bug::LetGoForUnfinished);
         let slot = &mut self.slots[slot_at.0 as usize];
         let chunk = slot.chunk.expect("an unspilled slot mirrors a chunk");
         // The first chunk is written in any case: its first record names the segment's life.
         // So is one that died of a write which is not whole yet, and may never be.
         let first = chunk.0.is_multiple_of(self.geometry.segment_chunks);
         let first = first && !has(Bug::LetGoFirstChunk);
-        let whole = self.unfinished == 0 || has(Bug::LetGoForUnfinished);
         if self.chunk_live[chunk.0 as usize] == 0 && !first && whole {
             mark(Mark::LetGo);
             (slot.issued, slot.written) = (slot.sealed, slot.sealed);
