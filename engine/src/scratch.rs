@@ -10,6 +10,8 @@ use alloc::vec::Vec;
 
 /// Blocks of bounce memory; a guest read of scattered sectors takes one per partial block.
 const BLOCKS: u32 = 256;
+/// Pieces that destage leaves free in any case.
+const PIECES_KEPT: usize = 4;
 
 pub struct Scratch {
     piece_bytes: u64,
@@ -42,16 +44,21 @@ impl Scratch {
         self.pieces_free.pop()
     }
 
-    /// As `take_piece`, within the share of the destager. A volume that has `held` of it already
-    /// gets no more than what is left for the others, so that one whose origin is dead, and never
-    /// gives a piece back, leaves enough for the rest.
+    /// As `take_piece`, within the share of the destager.
     pub fn take_destage_piece(&mut self, held: usize) -> Option<u32> {
-        let left = (self.pieces / 2).saturating_sub(self.destage_pieces);
-        if left == 0 || held >= left || self.pieces_free.len() <= 4 {
+        if !self.may_take_destage_piece(held) {
             return None;
         }
         self.destage_pieces += 1;
         self.pieces_free.pop()
+    }
+
+    /// A volume that has `held` of the destager's share already gets no more than what is left for
+    /// the others, so that one whose origin is dead, and never gives a piece back, leaves enough
+    /// for the rest.
+    pub fn may_take_destage_piece(&self, held: usize) -> bool {
+        let left = (self.pieces / 2).saturating_sub(self.destage_pieces);
+        held < left && self.pieces_free.len() > PIECES_KEPT
     }
 
     /// Pieces that destage has.

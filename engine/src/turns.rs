@@ -34,6 +34,7 @@ struct Member {
     busy: bool,
     credit: i64,
     moved: Time,
+    in_line: bool,
 }
 
 /// Members are volumes, by their index: there are never more than a cache has.
@@ -73,6 +74,7 @@ impl Turns {
             busy: false,
             credit: 0,
             moved: now,
+            in_line: false,
         });
         if !member.busy || member.lane != lane {
             member.moved = now;
@@ -83,12 +85,13 @@ impl Turns {
 
     /// A member has no work any more: what it had not spent is gone.
     pub fn rest(&mut self, id: VolumeId) {
-        self.line.retain(|waiting| *waiting != id);
-        if let Some(member) = self.find(id) {
-            member.busy = false;
-            member.credit = member.credit.min(0);
-            self.opened = true;
+        let Some(member) = self.find(id) else { return };
+        member.busy = false;
+        member.credit = member.credit.min(0);
+        if core::mem::take(&mut member.in_line) {
+            self.line.retain(|waiting| *waiting != id);
         }
+        self.opened = true;
     }
 
     /// A volume is gone for good.
@@ -127,13 +130,15 @@ impl Turns {
     }
 
     pub fn stand_in_line(&mut self, id: VolumeId) {
-        if !self.line.contains(&id) {
+        if !core::mem::replace(&mut self.member(id).in_line, true) {
             self.line.push_back(id);
         }
     }
 
     pub fn next_in_line(&mut self) -> Option<VolumeId> {
-        self.line.pop_front()
+        let id = self.line.pop_front()?;
+        self.member(id).in_line = false;
+        Some(id)
     }
 
     pub fn line_len(&self) -> usize {

@@ -5,7 +5,7 @@
 //! bytes and devices; see `engine::write` for the way of a write.
 
 use crate::adversary::{Bug, has};
-use crate::core::{Bypass, Destage, Resize, Switch};
+use crate::core::{Bypass, Destage, Own, Resize, Switch, Unread};
 use crate::event::{Admission, ResetOn, Share, Tuning, VolumeSpec};
 use crate::flow::{Flow, FlowLimits};
 use crate::format::checkpoint::VolumeRecord;
@@ -170,6 +170,9 @@ pub struct Volume {
     /// Of the newest serial some entries are missing for good, so a recovery drops the others. What
     /// they replace is kept until something newer speaks for the volume.
     pub given_up: bool,
+    pub unread: Unread,
+    /// What it has of the log and of the map.
+    pub own: Own,
     /// Writes on their way to the origin past the log, by their call.
     pub direct: Vec<(u32, Span)>,
     /// A sync of the origin that no guest asked for has failed: the next flush says so.
@@ -247,6 +250,8 @@ impl Volume {
             reads_in_flight: 0,
             unfinished_sectors: 0,
             given_up: false,
+            unread: Unread::default(),
+            own: Own::default(),
             direct: Vec::new(),
             sync_failed: false,
             flow: Flow::default(),

@@ -8,9 +8,8 @@
 mod common;
 
 use common::{every_seed, is_told_of_one, number, seeds};
-use sim::Options;
-use sim::run;
 use sim::swarm::{Case, Feature, Features};
+use sim::{Options, Outcome, run};
 
 fn without() -> Features {
     let names = std::env::var("TENUTO_SIM_WITHOUT").unwrap_or_default();
@@ -48,21 +47,35 @@ fn every_seed_of_the_swarm_keeps_every_promise() {
     assert!(count < 1000 || counters.is_rich(), "{counters:?}");
 }
 
-/// Found by a long run: what was brought home while the cache device was dead stayed dirty on
-/// it, and the volume was held when it came back from a life on another host.
-#[test]
-fn a_host_comes_back_to_what_its_dead_device_has_kept() {
-    let names = "fua,commands,disconnects,few-extents,garbage,origin-full,recovery-errors";
-    let without = names.split(',');
+/// What a long run has found, as it told it.
+fn found_by_a_long_run(seed: u64, operations: u64, without: &str) -> Outcome {
+    let without = without.split(',');
     let case = Case {
-        operations: 186,
+        operations,
         without: without
             .map(|it| it.parse::<Feature>().expect("a feature"))
             .collect(),
-        ..Case::from_seed(396_381_244)
+        ..Case::from_seed(seed)
     };
-    let outcome = run(&case.options()).unwrap_or_else(|it| panic!("{it}"));
+    run(&case.options()).unwrap_or_else(|it| panic!("{it}"))
+}
+
+/// What was brought home while the cache device was dead stayed dirty on it, and the volume was
+/// held when it came back from a life on another host.
+#[test]
+fn a_host_comes_back_to_what_its_dead_device_has_kept() {
+    let without = "fua,commands,disconnects,few-extents,garbage,origin-full,recovery-errors";
+    let outcome = found_by_a_long_run(396_381_244, 186, without);
     assert!(outcome.counters.visits > 0, "another host had it");
+}
+
+/// A device failed reads for a while, and nothing was written meanwhile: the overlay whose guest
+/// had met that stayed `damaged`.
+#[test]
+fn a_device_that_failed_reads_only_leaves_no_damage() {
+    let without = "switches,in-place,few-extents,garbage,origin-trouble,foreign";
+    let outcome = found_by_a_long_run(410_823_709, 999, without);
+    assert!(outcome.counters.cache_deaths > 0, "the device was dead");
 }
 
 #[test]

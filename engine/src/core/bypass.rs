@@ -137,6 +137,7 @@ impl Core {
             if volume.state == State::Damaged && !met {
                 volume.state = State::Clean;
                 volume.reason = None;
+                volume.unread.clear();
             }
         }
     }

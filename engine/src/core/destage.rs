@@ -461,6 +461,11 @@ impl Core {
             let Some(id) = self.turns.next_in_line() else {
                 return;
             };
+            let held = self.held_pieces(id);
+            if !self.scratch.may_take_destage_piece(held) {
+                self.turns.stand_in_line(id);
+                continue;
+            }
             let taken = self.scratch.destage_pieces();
             self.pump_destage(cx, id);
             if self.scratch.destage_pieces() > taken {
@@ -471,7 +476,8 @@ impl Core {
 
     /// A round of turns has begun, or somebody has left it: all in line try.
     pub(super) fn give_destage_turns(&mut self, cx: &mut Cx<'_>) {
-        while self.turns.take_opened() {
+        // Where memory is short, who gives some back calls the next.
+        while self.scratch.may_take_destage_piece(0) && self.turns.take_opened() {
             for _ in 0..self.turns.line_len() {
                 let Some(id) = self.turns.next_in_line() else {
                     break;
@@ -656,6 +662,7 @@ impl Core {
         if volume.state == State::Stalled || volume.epochs.is_empty() {
             volume.state = State::Clean;
             volume.reason = None;
+            volume.unread.clear();
         }
         let layer = volume.layer;
         let destaged = volume.destaged;
@@ -675,6 +682,8 @@ impl Core {
             self.forget_destaged(layer, &epoch.map);
         }
         self.bury(epoch.map);
+        self.recount(id);
+        self.forgive_if_read(id);
         if !self.volume(id).waiting.is_empty() {
             self.enqueue(id);
         }

@@ -316,6 +316,7 @@ impl Core {
                 self.dirty_extents = self.dirty_extents.strict_add_signed(grown);
             }
         }
+        self.recount(id);
     }
 
     fn end_evacuation(&mut self) {

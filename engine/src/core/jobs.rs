@@ -173,7 +173,8 @@ impl Core {
     /// The bytes of a job are there: on to the journal, or to the origin.
     pub(super) fn job_fetched(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32, bad: &[Want]) {
         if !bad.is_empty() {
-            self.mark_damaged(id);
+            // It keeps what is bad by itself.
+            self.mark_damaged(cx.now, id, core::iter::empty());
             self.hold_if_failed(cx, id);
             let destage = self.phase(id);
             destage.failed = true;
@@ -276,10 +277,17 @@ impl Core {
         self.pump_destage(cx, id);
     }
 
+    /// Pieces of memory that a destage has, or a few more.
+    pub(super) fn held_pieces(&mut self, id: VolumeId) -> usize {
+        let destage = self.find(id).and_then(|volume| volume.destage.as_ref());
+        destage.map_or(0, |it| {
+            it.jobs.len() + usize::from(it.table_piece.is_some())
+        })
+    }
+
     /// Memory for one request, or a place in the line of those that wait for it.
     pub(super) fn take_destage_piece(&mut self, id: VolumeId) -> Option<u32> {
-        let destage = self.phase(id);
-        let held = destage.jobs.len() + usize::from(destage.table_piece.is_some());
+        let held = self.held_pieces(id);
         let piece = self.scratch.take_destage_piece(held);
         if piece.is_none() {
             self.turns.stand_in_line(id);

@@ -67,6 +67,7 @@ impl Core {
             self.bury(epoch.map);
         }
         self.volume(id).epochs.push_front(merged);
+        self.recount(id);
         self.begin_destage(id);
         true
     }

@@ -21,6 +21,7 @@ mod mend;
 mod overlay;
 mod pace;
 mod read;
+mod relook;
 mod resize;
 mod runs;
 mod scrub;
@@ -33,7 +34,9 @@ mod write;
 pub use bypass::Bypass;
 pub use destage::Destage;
 pub use lines::{FoundFill, segments_max};
+pub use relook::Unread;
 pub use resize::Resize;
+pub use share::Own;
 pub use switch::Switch;
 
 /// The keeper of checkpoints after one with this sequence was written.
@@ -51,13 +54,16 @@ use crate::ram::{Layer, RamTier};
 use crate::scratch::Scratch;
 use crate::slab::Slab;
 use crate::turns::{PATIENCE_NS, QUANTUM_BYTES, Turns};
-use crate::types::{Generation, RequestId, StreamSeq, Tag, Time, Uuid, VolumeId};
+use crate::types::{Generation, LogAddr, RequestId, StreamSeq, Tag, Time, Uuid, VolumeId};
 use crate::volume::Volume;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 /// How often ages, limits and failures are looked at while there is something to look at.
 const HOUSEKEEPING_MS: u64 = 100;
+/// Of the volumes with waiting requests, so many are tried after each event, in turn; thousands may
+/// wait for the same. Housekeeping tries all of them.
+const TURNS_PER_EVENT: usize = 32;
 /// Extents of dropped maps that one step takes out of the accounts.
 const SWEEP_EXTENTS: usize = 4096;
 
@@ -112,6 +118,7 @@ pub struct Core {
     /// Whose waiting writes may take room that is nobody's own.
     admission: Turns,
     parking: Option<Parking>,
+    relook: Option<relook::Relook>,
     health: bypass::Health,
     /// When this life took its first event.
     began: Option<Time>,
@@ -158,6 +165,7 @@ impl Core {
             reserved: share::Reserved::default(),
             admission: Turns::new(share::QUANTUM_BYTES, share::PATIENCE_NS),
             parking: None,
+            relook: None,
             health: bypass::Health::default(),
             began: None,
             layers: 0,
@@ -245,7 +253,7 @@ impl Core {
 
     /// Runs after each event. Each step is cheap when it has nothing to do.
     fn maintain(&mut self, cx: &mut Cx<'_>) {
-        self.retry_waiting(cx);
+        self.retry_waiting(cx, TURNS_PER_EVENT);
         self.give_destage_turns(cx);
         self.log.pump_writes(cx);
         self.log.pump_space(cx, &mut self.scratch);
@@ -314,6 +322,9 @@ impl Core {
         }
         self.look_at_cache(cx);
         self.look_at_origins(cx);
+        self.look_again(cx);
+        #[cfg(feature = "adversary")]
+        self.check_counts();
         for at in 0..self.volumes.len() {
             let id = VolumeId(at as u32);
             if self.volumes[at].is_none() {
@@ -335,6 +346,7 @@ impl Core {
                 self.queue.push_back(id);
             }
         }
+        self.retry_waiting(cx, usize::MAX);
     }
 
     fn done(
@@ -448,13 +460,15 @@ impl Core {
                 let volume = op.volume;
                 if fetched.is_damaged() {
                     op.result = Err(Refusal::Io);
-                    self.mark_damaged(volume);
+                    let bad = fetched.bad.iter().map(|want| want.addr);
+                    self.mark_damaged(cx.now, volume, bad);
                 }
                 self.volume(volume).counters.ssd_read_bytes += fetched.ssd_bytes;
                 self.read_progress(cx, read);
             }
             Owner::Destage { volume, job } => self.job_fetched(cx, volume, job, &fetched.bad),
             Owner::Evacuate => self.evacuation_fetched(cx, fetched.is_damaged()),
+            Owner::Relook => self.looked_again(cx.now, !fetched.is_damaged()),
             Owner::Scrub => self.scrub_fetched(cx, &fetched.bad),
         }
     }
@@ -594,12 +608,17 @@ impl Core {
             .expect("a volume stays while work of it is in flight")
     }
 
-    fn mark_damaged(&mut self, id: VolumeId) {
+    /// These blocks, which the volume needs, cannot be read.
+    fn mark_damaged(&mut self, now: Time, id: VolumeId, bad: impl Iterator<Item = LogAddr>) {
         let volume = self.volume(id);
         volume.counters.checksum_errors += 1;
         if volume.bypass == Bypass::Held {
             return;
         }
+        if volume.state != crate::snapshot::State::Damaged {
+            volume.unread.clear();
+        }
+        volume.unread.add(now, bad);
         volume.state = crate::snapshot::State::Damaged;
         volume.reason = Some("dirty data cannot be read from the cache device any more");
     }

@@ -118,5 +118,6 @@ impl Core {
         for epoch in epochs {
             self.checkpoint.doom(epoch.map);
         }
+        self.recount(id);
     }
 }

@@ -5,12 +5,12 @@
 //! serial is given is never held. Deliberately absent: how long a delay is
 //! ([`Flow`](crate::flow::Flow)).
 
-use super::share::Budget;
+use super::share::Pool;
 use super::{Core, Timer};
 use crate::flow::Gauges;
 use crate::outbox::{Cx, Pending};
 use crate::types::{BLOCK_BYTES, Policy, Time, VolumeId};
-use crate::volume::{Volume, WaitKind, Waiting};
+use crate::volume::{WaitKind, Waiting};
 use alloc::vec::Vec;
 
 /// Guest reads at the origin go before the destager for so long after the last of them was asked.
@@ -60,17 +60,8 @@ impl Core {
             .as_ref()
             .expect("checked by the caller");
         let (charge, extents) = (volume.charge(), volume.dirty_extents());
-        let log = self.log.gauge();
-        let log = Budget {
-            capacity: log.capacity,
-            used: log.live,
-        };
-        let map = Budget {
-            capacity: self.config.dirty_extents_max,
-            used: self.dirty_extents,
-        };
-        let room = self.most(id, log, Volume::charge);
-        let extents_room = self.most(id, map, Volume::dirty_extents);
+        let room = self.most(id, Pool::Log);
+        let extents_room = self.most(id, Pool::Map);
         let limit = (volume.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1);
         let held: u64 = volume.waiting.iter().map(Waiting::blocks).sum();
         let batch = volume.epochs.front().map_or(0, |epoch| epoch.charge);

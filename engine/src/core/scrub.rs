@@ -435,13 +435,13 @@ impl Core {
         scrub.seen.checked_bytes += blocks * BLOCK_BYTES;
         for check in batch {
             let parts = bad.iter().filter_map(|want| check.part(want.addr.block()));
-            parts.for_each(|part| self.judge(part));
+            parts.for_each(|part| self.judge(cx.now, part));
         }
         self.scrub_rests(cx);
     }
 
     /// One block is bad.
-    fn judge(&mut self, check: Check) {
+    fn judge(&mut self, now: Time, check: Check) {
         if !self.is_current(&check) {
             return;
         }
@@ -449,7 +449,7 @@ impl Core {
         match check.of {
             Of::Dirty { volume, span } => {
                 scrub.seen.damaged_bytes += span.sectors * SECTOR_BYTES;
-                self.mark_damaged(volume);
+                self.mark_damaged(now, volume, [check.addr].into_iter());
             }
             Of::Clean { layer, block } => {
                 scrub.seen.dropped_bytes += BLOCK_BYTES;

@@ -5,6 +5,9 @@
 //! to who comes, and when it is short in turn, by bytes and weight. So one that cannot destage
 //! stops itself only, and one with little weight is never without a share.
 //!
+//! What the parts of all volumes still have to give is counted when one of them changes
+//! ([`Core::recount`]), because a host has thousands and each write asks.
+//!
 //! Always true: all parts together are at most half of a budget (rule 5.2.8); a write within its
 //! volume's part waits for nobody. That reserves fit is for the host to check; too many shrink.
 //! Deliberately absent: the volume's own limit, and room in segments.
@@ -19,19 +22,55 @@ pub const QUANTUM_BYTES: u64 = 1 << 20;
 /// Room that nobody takes for so long is for who comes first.
 pub const PATIENCE_NS: u64 = 50_000_000;
 
+/// What the parts are made of.
+#[derive(Clone, Copy)]
+pub enum Pool {
+    /// Blocks of the log.
+    Log,
+    /// Extents of the map.
+    Map,
+}
+
+/// An amount of each pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Parts {
+    log: u64,
+    map: u64,
+}
+
+impl Parts {
+    fn of(self, pool: Pool) -> u64 {
+        match pool {
+            Pool::Log => self.log,
+            Pool::Map => self.map,
+        }
+    }
+}
+
+/// What a volume has of the pools, as it was last counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Own {
+    /// Nobody can take it.
+    part: Parts,
+    /// Of that, what it does not use.
+    kept: Parts,
+}
+
 /// Of all volumes that may hold dirty data.
 #[derive(Clone, Copy, Default)]
 pub struct Reserved {
     writers: u64,
     weights: u64,
     blocks: u64,
+    /// What their parts still have to give.
+    kept: Parts,
 }
 
 /// Something that all volumes take from.
 #[derive(Clone, Copy)]
-pub struct Budget {
-    pub capacity: u64,
-    pub used: u64,
+struct Budget {
+    capacity: u64,
+    used: u64,
 }
 
 /// Where there is room for a write.
@@ -47,7 +86,46 @@ fn min_blocks(share: Share) -> u64 {
     share.min_bytes.div_ceil(BLOCK_BYTES)
 }
 
+fn used(volume: &Volume, pool: Pool) -> u64 {
+    match pool {
+        Pool::Log => volume.charge(),
+        Pool::Map => volume.dirty_extents(),
+    }
+}
+
+/// The part of a pool of `capacity` that nobody can take from a volume that writes.
+fn part(reserved: &Reserved, volume: &Volume, log_capacity: u64, capacity: u64) -> u64 {
+    let log_half = (log_capacity / 2).max(1);
+    let Reserved {
+        writers,
+        weights,
+        blocks,
+        ..
+    } = *reserved;
+    // A volume that was attached with a reserve that does not fit any more has less.
+    let min = min_blocks(volume.tuning.share) * log_half / blocks.max(log_half);
+    let rest = log_half.saturating_sub(blocks);
+    let weight = u64::from(volume.tuning.share.weight);
+    let even = rest / 2 / writers.max(1);
+    let weighted = rest / 2 * weight / weights.max(weight);
+    let of_log = u128::from(min + even + weighted);
+    (of_log * u128::from(capacity / 2) / u128::from(log_half)) as u64
+}
+
+/// What the part of a volume still has to give.
+fn kept(volume: &Volume) -> Parts {
+    if !volume.takes_log() {
+        return Parts::default();
+    }
+    let left = |pool| volume.own.part.of(pool).saturating_sub(used(volume, pool));
+    Parts {
+        log: left(Pool::Log),
+        map: left(Pool::Map),
+    }
+}
+
 impl Core {
+    /// To be called when a volume has come or gone, or takes from the pools in another way.
     pub(super) fn count_writers(&mut self) {
         let mut reserved = Reserved::default();
         for volume in self.volumes.iter().flatten().filter(|v| v.takes_log()) {
@@ -56,71 +134,83 @@ impl Core {
             reserved.blocks += min_blocks(volume.tuning.share);
         }
         self.reserved = reserved;
+        let capacity = [Pool::Log, Pool::Map].map(|pool| self.budget(pool).capacity);
+        for volume in self.volumes.iter_mut().flatten() {
+            let [log, map] = capacity.map(|it| part(&reserved, volume, capacity[0], it));
+            volume.own.part = Parts { log, map };
+            volume.own.kept = kept(volume);
+            self.reserved.kept.log += volume.own.kept.log;
+            self.reserved.kept.map += volume.own.kept.map;
+        }
     }
 
-    /// The part of a budget that nobody can take from a volume that writes.
-    fn part(&self, volume: &Volume, capacity: u64) -> u64 {
-        let log_half = (self.log.gauge().capacity / 2).max(1);
-        let Reserved {
-            writers,
-            weights,
-            blocks,
-        } = self.reserved;
-        // A volume that was attached with a reserve that does not fit any more has less.
-        let min = min_blocks(volume.tuning.share) * log_half / blocks.max(log_half);
-        let rest = log_half.saturating_sub(blocks);
-        let weight = u64::from(volume.tuning.share.weight);
-        let even = rest / 2 / writers.max(1);
-        let weighted = rest / 2 * weight / weights.max(weight);
-        let of_log = u128::from(min + even + weighted);
-        (of_log * u128::from(capacity / 2) / u128::from(log_half)) as u64
+    /// To be called when what a volume holds dirty has changed.
+    pub(super) fn recount(&mut self, id: VolumeId) {
+        let volume = self.volumes[id.0 as usize].as_mut();
+        let volume = volume.expect("checked by the caller");
+        let (now, before) = (kept(volume), volume.own.kept);
+        volume.own.kept = now;
+        let all = &mut self.reserved.kept;
+        all.log = all.log + now.log - before.log;
+        all.map = all.map + now.map - before.map;
+    }
+
+    /// That nobody was forgotten.
+    #[cfg(feature = "adversary")]
+    pub(super) fn check_counts(&mut self) {
+        let counted = self.reserved.kept;
+        self.count_writers();
+        assert_eq!(counted, self.reserved.kept, "all changes are counted");
+    }
+
+    fn budget(&self, pool: Pool) -> Budget {
+        match pool {
+            Pool::Log => {
+                let gauge = self.log.gauge();
+                Budget {
+                    capacity: gauge.capacity,
+                    used: gauge.live,
+                }
+            }
+            Pool::Map => Budget {
+                capacity: self.config.dirty_extents_max,
+                used: self.dirty_extents,
+            },
+        }
     }
 
     /// Blocks of the log that a volume can count on.
     pub(super) fn share(&self, id: VolumeId) -> u64 {
-        let volume = self.volumes[id.0 as usize].as_ref();
-        let volume = volume.expect("checked by the caller");
-        self.part(volume, self.log.gauge().capacity)
+        self.counted(id).own.part.log
     }
 
-    /// What a volume may have of a budget in all: its part, and what is left when the others have
+    fn counted(&self, id: VolumeId) -> &Volume {
+        let volume = self.volumes[id.0 as usize].as_ref();
+        volume.expect("checked by the caller")
+    }
+
+    /// What a volume may have of a pool in all: its part, and what is left when the others have
     /// theirs.
-    pub(super) fn most(&self, id: VolumeId, budget: Budget, of: fn(&Volume) -> u64) -> u64 {
-        let volume = self.volumes[id.0 as usize].as_ref();
-        let volume = volume.expect("checked by the caller");
-        let part = self.part(volume, budget.capacity);
-        let kept = self.kept_for_others(id, budget.capacity, of);
-        part.max((of(volume) + budget.capacity).saturating_sub(budget.used + kept))
+    pub(super) fn most(&self, id: VolumeId, pool: Pool) -> u64 {
+        let (volume, budget) = (self.counted(id), self.budget(pool));
+        let others = self.reserved.kept.of(pool) - volume.own.kept.of(pool);
+        let free = (used(volume, pool) + budget.capacity).saturating_sub(budget.used + others);
+        volume.own.part.of(pool).max(free)
     }
 
-    /// What the parts of all volumes but one still have to give.
-    fn kept_for_others(&self, id: VolumeId, capacity: u64, of: fn(&Volume) -> u64) -> u64 {
-        let others = self.volumes.iter().flatten().filter(|v| v.id != id);
-        let writers = others.filter(|v| v.takes_log());
-        let left = writers.map(|volume| self.part(volume, capacity).saturating_sub(of(volume)));
-        left.sum()
-    }
-
-    /// Whether a volume may take `need` more of a budget.
-    pub(super) fn room_for(
-        &self,
-        id: VolumeId,
-        budget: Budget,
-        need: u64,
-        of: fn(&Volume) -> u64,
-    ) -> Room {
+    /// Whether a volume may take `need` more of a pool.
+    pub(super) fn room_for(&self, id: VolumeId, pool: Pool, need: u64) -> Room {
         // All parts together are half of the budget, so below it none is in danger.
+        let budget = self.budget(pool);
         if budget.used + need <= budget.capacity / 2 {
             return Room::Own;
         }
-        let volume = self.volumes[id.0 as usize].as_ref();
-        let volume = volume.expect("checked by the caller");
-        let (part, mine) = (self.part(volume, budget.capacity), of(volume));
-        if mine + need <= part {
+        let volume = self.counted(id);
+        if used(volume, pool) + need <= volume.own.part.of(pool) {
             return Room::Own;
         }
-        let kept = self.kept_for_others(id, budget.capacity, of);
-        if budget.used + need + kept <= budget.capacity {
+        let others = self.reserved.kept.of(pool) - volume.own.kept.of(pool);
+        if budget.used + need + others <= budget.capacity {
             Room::Common
         } else {
             Room::None

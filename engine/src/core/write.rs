@@ -6,7 +6,7 @@
 //! uncached and write-through volumes leave this way at [`direct`](super::direct).
 
 use super::Core;
-use super::share::Budget;
+use super::share::Pool;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Refusal;
 use crate::format::record::EntryKind;
@@ -204,9 +204,9 @@ impl Core {
         self.enqueue(id);
     }
 
-    /// Gives each volume with waiting requests a turn, as long as one of them gets on.
-    pub(super) fn retry_waiting(&mut self, cx: &mut Cx<'_>) {
-        for _ in 0..self.queue.len() {
+    /// Gives so many volumes with waiting requests a turn, each as long as one of them gets on.
+    pub(super) fn retry_waiting(&mut self, cx: &mut Cx<'_>, volumes_max: usize) {
+        for _ in 0..self.queue.len().min(volumes_max) {
             let Some(id) = self.queue.pop_front() else {
                 return;
             };
@@ -524,6 +524,7 @@ impl Core {
         volume.counters.writes.elided_bytes += overwritten * SECTOR_BYTES;
         volume.counters.ssd_write_bytes += appended.span.blocks() * BLOCK_BYTES;
         self.dirty_extents = self.dirty_extents.strict_add_signed(grown);
+        self.recount(id);
         let blocks = appended.span.blocks();
         self.spend_admission(cx.now, id, if source.is_some() { blocks } else { 1 });
         Some((appended.span.sectors, appended.seq))
@@ -570,19 +571,10 @@ impl Core {
             volume.wall();
             return Gate::Shut;
         }
-        let gauge = self.log.gauge();
-        let log = Budget {
-            capacity: gauge.capacity,
-            used: gauge.live,
-        };
-        let map = Budget {
-            capacity: self.config.dirty_extents_max,
-            used: self.dirty_extents,
-        };
         // A write adds an extent for each chunk it begins, and one where it cuts an old one.
         let pieces = blocks / (chunk_blocks - 1) + 3;
-        let room = self.room_for(id, log, blocks, Volume::charge);
-        let room = room.min(self.room_for(id, map, pieces, Volume::dirty_extents));
+        let room = self.room_for(id, Pool::Log, blocks);
+        let room = room.min(self.room_for(id, Pool::Map, pieces));
         if self.may_take_common(now, id, room) {
             return Gate::Open;
         }
