@@ -60,6 +60,8 @@ list! {
         IgnoreFua,
         /// 2: a write past the log with FUA is answered without its sync.
         IgnoreDirectFua,
+        /// 5.2.5: after a failure the log is written again beside writes still on their way.
+        WriteOverLate,
         /// 5.2.5: after a failed sync of the log nothing is written again, it is synced again only.
         SyncAgainOnly,
         /// 5.2.5: a sync that was under way when another one failed counts.

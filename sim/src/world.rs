@@ -384,6 +384,18 @@ impl World {
         if matches!(io.op, Op::Read | Op::Write) && bytes != io.bytes {
             return Err(format!("the slices do not add up: {io:?}").into());
         }
+        if io.device == Device::Cache && io.op == Op::Write {
+            let meets = |other: &&Flight| {
+                let other = &other.io;
+                let apart =
+                    io.offset + io.bytes <= other.offset || other.offset + other.bytes <= io.offset;
+                other.device == Device::Cache && other.op == Op::Write && !apart
+            };
+            // Power that goes while the older one is on its way may take what a sync has covered.
+            if let Some(other) = self.flights.values().find(meets) {
+                return Err(format!("{io:?} is written over {:?}", other.io).into());
+            }
+        }
         let changes = matches!(io.op, Op::Write | Op::Zero { .. } | Op::Remove);
         let end = io.offset + io.bytes;
         if io.device == Device::Cache {

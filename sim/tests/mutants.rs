@@ -329,6 +329,7 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         | Bug::DieOfUnfinished => SmallLog,
         Bug::TagParts => LargeWrites,
         Bug::TakeFailedOriginSync => Troubled,
+        Bug::WriteOverLate => EarlyDestages,
         Bug::KeepQuietAboutSync
         | Bug::CountOldSync
         | Bug::SyncAgainOnly

@@ -78,6 +78,15 @@ fn a_device_that_failed_reads_only_leaves_no_damage() {
     assert!(outcome.counters.cache_deaths > 0, "the device was dead");
 }
 
+/// After a failure a chunk of the log was written once more while its first write was still on its
+/// way; a sync was believed, and the power went: where the first write was, there was garbage.
+#[test]
+fn what_is_written_again_waits_for_the_write_before() {
+    let without = "ephemeral,direct,in-place,few-extents,new-images";
+    let outcome = found_by_a_long_run(413_711_724, 1000, without);
+    assert!(outcome.counters.power_losses > 0, "the power went");
+}
+
 #[test]
 fn the_same_case_gives_the_same_trace_and_another_seed_another() {
     let trace = |seed| run(&options(seed)).unwrap_or_else(|it| panic!("{it}"));

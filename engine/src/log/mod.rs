@@ -137,6 +137,9 @@ struct Slot {
     written: u32,
     synced: u32,
     in_flight: u32,
+    /// Of those, the ones that were issued before the last failure: they prove nothing any more,
+    /// and nothing is written over them.
+    late: u32,
     /// Its segment no longer waits for this chunk.
     counted: bool,
     /// It stands in the queue of slots that may be used again.
@@ -300,6 +303,7 @@ impl Slot {
             written: 0,
             synced: 0,
             in_flight: 0,
+            late: 0,
             counted: false,
             reusable: false,
             spilling: false,

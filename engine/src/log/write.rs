@@ -189,7 +189,8 @@ impl Log {
 
     fn issue_slot(&mut self, cx: &mut Cx<'_>, slot_at: SlotIndex, stream: StreamKind) {
         let slot = &mut self.slots[slot_at.0 as usize];
-        if slot.sealed == slot.issued {
+        // Beside an older write to the same place nothing is stable, whatever a sync says.
+        if slot.sealed == slot.issued || (slot.late > 0 && !has(Bug::WriteOverLate)) {
             return;
         }
         let chunk = slot.chunk.expect("a slot with records mirrors a chunk");
@@ -254,7 +255,12 @@ impl Log {
                 self.mark_written(slot_at, from, upto);
             }
             (StreamKind::Writes, false) if attempt == self.write.attempt => self.write_again(cx),
-            (StreamKind::Writes, _) => {}
+            (StreamKind::Writes, _) => {
+                slot.late -= 1;
+                if slot.late == 0 {
+                    self.queue_slot(slot_at);
+                }
+            }
             (_, true) if attempt == self.write.attempt => {
                 slot.written = upto;
                 self.write.loose.slots.push(slot_at);
@@ -376,7 +382,8 @@ impl Log {
         self.write.loose.footers.push(segment);
     }
 
-    /// Everything that no good sync covers goes to the device once more.
+    /// Everything that no good sync covers goes to the device once more; where a write is still
+    /// on its way, behind that.
     pub fn write_again(&mut self, cx: &mut Cx<'_>) {
         mark(Mark::WrittenAgain);
         self.counters.cache_errors += 1;
@@ -389,6 +396,7 @@ impl Log {
             let slot = &mut self.slots[slot_at.0 as usize];
             slot.issued = slot.synced;
             slot.written = slot.synced;
+            slot.late = slot.in_flight;
             self.queue_slot(slot_at);
         }
         for loose in [
