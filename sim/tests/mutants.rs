@@ -335,7 +335,7 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         | Bug::SyncAgainOnly
         | Bug::ForgetFooter
         | Bug::ReuseSlotEarly => Scenario("two-syncs-of-the-cache-and-one-fails"),
-        Bug::DropLineSum | Bug::KeepRetiredLines | Bug::JudgeAtFirstRead => CleanBlocks,
+        Bug::DropLineSum | Bug::KeepRetiredLines => CleanBlocks,
         Bug::IgnoreFillLife => NoSums,
         Bug::ServeStaleBase
         | Bug::KeepOvertakenFill
@@ -363,7 +363,7 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
             Scenario("zeroes-of-one-record-and-a-write-between")
         }
         Bug::NeverSlow => HeldWrites,
-        Bug::DropTailSum => Swarm,
+        Bug::DropTailSum | Bug::JudgeAtFirstRead => Swarm,
         _ => Seeds,
     };
     let seeds = match bug {
