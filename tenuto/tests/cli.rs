@@ -529,6 +529,26 @@ fn a_trace_goes_through_the_engine_and_says_what_storage_would_see() {
     assert_eq!(done.code, 2, "{}", done.err);
 }
 
+/// A page that cannot be written is told of before the work, not after it.
+#[test]
+fn a_page_that_cannot_be_written_is_refused_first() {
+    let house = house();
+    let begun = std::time::Instant::now();
+    for arguments in [
+        "bench policies --desktops 55 --html none/week.html",
+        "bench desktops --seconds 600 --html none/desktops.html",
+        "bench destage --html none/destage.html",
+        "bench burst --html none/burst.html",
+    ] {
+        let words: Vec<&str> = arguments.split(' ').collect();
+        let done = run(house.path(), &words);
+        assert_eq!(done.code, 1, "{arguments}: {}", done.err);
+        assert!(done.err.contains("none/"), "{arguments}: {}", done.err);
+        assert!(done.err.contains("name another file"), "{}", done.err);
+    }
+    assert!(begun.elapsed().as_secs() < 60, "it was found at the end");
+}
+
 #[test]
 fn a_week_is_compared_under_four_policies() {
     let house = house();

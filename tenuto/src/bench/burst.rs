@@ -45,6 +45,7 @@ pub fn run(options: &Options) -> Result<Report> {
             options.scale
         )));
     }
+    super::page::check(Some(&options.html))?;
     let place = Place::new()?;
     let case = |name, policy, burst| Case {
         name,

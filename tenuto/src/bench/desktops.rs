@@ -153,6 +153,7 @@ fn check(options: &Options) -> Result<()> {
 /// Calls `progress` with the seconds that were measured, of all cases.
 pub fn run(options: &Options, progress: impl Fn(f64)) -> Result<Report> {
     check(options)?;
+    super::page::check(options.html.as_deref())?;
     let place = Place::below(&options.directory)?;
     let mut outcomes = Vec::new();
     for users in &options.users {

@@ -53,6 +53,7 @@ pub struct Report {
 
 pub fn run(options: &Options) -> Result<Report> {
     check(options)?;
+    super::page::check(options.html.as_deref())?;
     let place = Place::below(&options.directory)?;
     let mut stage = Stage::new(&place, options)?;
     let mut rounds = Vec::new();

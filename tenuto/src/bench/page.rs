@@ -6,6 +6,7 @@
 use crate::demo::page::{STYLE, escape};
 use crate::error::{Error, Result, cause};
 use crate::plot;
+use std::fs::OpenOptions;
 use std::path::Path;
 
 /// A table: heads, and rows of cells.
@@ -45,8 +46,22 @@ pub fn table(table: &Table<'_>) -> String {
 }
 
 pub fn save(path: &Path, page: &str) -> Result<()> {
-    std::fs::write(path, page).map_err(|error| {
-        let path = path.display();
-        Error::failed(format!("{path}: {}; name another file", cause(&error)))
-    })
+    std::fs::write(path, page).map_err(|error| cannot_write(path, &error))
+}
+
+/// Tells before a long run that its page could not be written after it.
+pub fn check(path: Option<&Path>) -> Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let is_new = !path.exists();
+    let opened = OpenOptions::new().append(true).create(true).open(path);
+    let removed = opened.and_then(|_| match is_new {
+        true => std::fs::remove_file(path),
+        false => Ok(()),
+    });
+    removed.map_err(|error| cannot_write(path, &error))
+}
+
+fn cannot_write(path: &Path, error: &std::io::Error) -> Error {
+    let path = path.display();
+    Error::failed(format!("{path}: {}; name another file", cause(error)))
 }

@@ -106,6 +106,7 @@ fn policies(context: &Context, command: &BenchPolicies) -> Result<()> {
             _ => Admission::Reuse,
         },
     };
+    bench_page::check(command.html.as_deref())?;
     let seconds = policies::seconds_of(&options) * policies::Column::ALL.len() as u64;
     let template = "{bar:40} {percent} % {elapsed}, {eta} left";
     let bar = progress::counter(context.common.quiet, seconds, template);

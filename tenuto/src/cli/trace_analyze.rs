@@ -115,6 +115,7 @@ impl Shown {
 }
 
 pub fn run(context: &Context, command: &Analyze) -> Result<()> {
+    crate::bench::page::check(command.html.as_deref())?;
     let shown = analyze(context, command)?;
     if let Some(path) = &command.html {
         crate::bench::page::save(path, &page::page(&shown))?;

@@ -123,3 +123,66 @@ fn a_daemon_that_dies_under_a_replay_is_named_as_the_reason() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("see whether the daemon runs"), "{said}");
 }
+
+/// Through the engine alone as much reaches shared storage as from a live volume, within five of a
+/// hundred.
+#[test]
+fn the_engine_alone_tells_what_a_live_volume_sends_to_its_origin() {
+    let mut rig = Rig::new();
+    let image = rig.image("one.img", BYTES);
+    rig.volume("one", &image, "write-back", "destage-after = \"2s\"");
+    let other = rig.image("two.img", BYTES);
+    rig.volume("two", &other, "write-back", "destage-after = \"2s\"");
+    let trace = trace(&rig, seed(11));
+    let daemon = rig.serve();
+    let same = |more: &[&'static str]| -> Vec<String> {
+        let trace = trace.to_str().expect("a name").to_owned();
+        let begin = ["trace", "replay", "--speed", "2"].map(String::from);
+        let more = more.iter().map(|it| (*it).to_owned());
+        begin.into_iter().chain([trace]).chain(more).collect()
+    };
+    let run = |more: &[&'static str]| {
+        let arguments = same(more);
+        let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        rig.json(&words)
+    };
+    let live = run(&["--volume", "one", "--volume", "two", "--overwrite"]);
+    let alone = run(&[
+        "--offline",
+        "--destage-after",
+        "2s",
+        "--origin-latency",
+        "1ms",
+        "--cache",
+        "1GiB",
+        "--ram",
+        "64MiB",
+    ]);
+    let of_live = |key: &str| -> u64 {
+        let volumes = live["volumes"].as_array().expect("volumes");
+        let counts = volumes.iter().map(|it| it["origin"][key].as_u64());
+        counts.map(|it| it.expect("a count")).sum()
+    };
+    let of_engine = |kind: &str, key: &str| alone["origin"][kind][key].as_u64().expect("a count");
+    for (what, live, alone) in [
+        ("reads", of_live("reads"), of_engine("reads", "requests")),
+        ("writes", of_live("writes"), of_engine("writes", "requests")),
+        (
+            "bytes",
+            of_live("write_bytes"),
+            of_engine("writes", "bytes"),
+        ),
+        (
+            "journal",
+            of_live("journal_bytes"),
+            of_engine("journal", "bytes"),
+        ),
+    ] {
+        assert!(live > 100, "{what}: {live} and {alone}");
+        assert!(
+            live.abs_diff(alone) * 20 <= live,
+            "{what}: {live} live, {alone} of the engine alone"
+        );
+    }
+    daemon.stop();
+}

@@ -233,13 +233,17 @@ impl Load {
 
     /// Until `due`, or until a socket has something to say; takes what there is.
     fn wait(&mut self, due: u64) -> io::Result<()> {
-        let left = Duration::from_nanos(due.saturating_sub(self.now()).max(1));
-        self.timer.reset(left, None)?;
         let mut events = [EpollEvent::default(); EVENTS];
-        let count = match self.epoll.wait(-1, &mut events) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
-            other => other?,
-        };
+        let mut count = self.epoll.wait(0, &mut events)?;
+        // A timer costs more than a look: it is set only by who sleeps.
+        let left = due.saturating_sub(self.now());
+        if count == 0 && left > 0 {
+            self.timer.reset(Duration::from_nanos(left), None)?;
+            count = match self.epoll.wait(-1, &mut events) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+                other => other?,
+            };
+        }
         for event in &events[..count] {
             if event.data() == TIMER {
                 // It is armed again before the next wait; what it counted is of no use.
