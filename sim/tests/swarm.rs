@@ -87,6 +87,16 @@ fn what_is_written_again_waits_for_the_write_before() {
     assert!(outcome.counters.power_losses > 0, "the power went");
 }
 
+/// A volume came back to its log, and its daemon was stopped while its ledger was being claimed:
+/// nothing was owed, but the ledger said so, and every other host refused it.
+#[test]
+fn what_is_claimed_while_its_daemon_stops_is_released() {
+    let without = "ephemeral,switches,in-place,discards,unaligned,fua,commands,slow-origin,\
+                   crashes-in-recovery,cache-errors,garbage,origin-full,foreign";
+    let outcome = found_by_a_long_run(415_511_399, 423, without);
+    assert!(outcome.counters.moves > 0, "another host had it");
+}
+
 #[test]
 fn the_same_case_gives_the_same_trace_and_another_seed_another() {
     let trace = |seed| run(&options(seed)).unwrap_or_else(|it| panic!("{it}"));

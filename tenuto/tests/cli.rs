@@ -543,6 +543,7 @@ fn a_page_that_cannot_be_written_is_refused_first() {
         let words: Vec<&str> = arguments.split(' ').collect();
         let done = run(house.path(), &words);
         assert_eq!(done.code, 1, "{arguments}: {}", done.err);
+        assert_one_line_error(&done);
         assert!(done.err.contains("none/"), "{arguments}: {}", done.err);
         assert!(done.err.contains("name another file"), "{}", done.err);
     }

@@ -295,6 +295,10 @@ impl Core {
 
     /// The checkpoint names the volume.
     pub(super) fn claim(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        // Whoever stops takes nothing more.
+        if self.stopping {
+            return;
+        }
         let Some(volume) = self.find(id) else { return };
         let owner = volume.policy == Policy::WriteBack && volume.keeper.is_some();
         if owner && !has(Bug::ServeUnclaimed) {
@@ -401,6 +405,8 @@ impl Core {
         volume.ledger_generation = keeper.ledger.generation;
         match keeper.step.take().expect("a step was under way") {
             LedgerStep::Claim => {
+                // It ends when the time of the ledger is known as well.
+                keeper.step = Some(LedgerStep::Claim);
                 volume.origin_in_flight += 1;
                 let pending = Pending::Clock { volume: id };
                 cx.order(pending, Purpose::Ledger, Device::Ledger(id), Op::Stat, 0, 0);
@@ -422,11 +428,11 @@ impl Core {
         let keeper = volume.keeper.as_mut().expect("a ledger was written");
         let Some(stat) = stat else {
             // Without it the next journal may not be replayed after a crash: all of it again.
-            keeper.step = Some(LedgerStep::Claim);
             keeper.failed = true;
             volume.counters.origin.errors += 1;
             return;
         };
+        keeper.step = None;
         keeper.clock_ahead_ns = stat.mtime_ns.saturating_sub(stat.now_ns);
         keeper.clock_there = (stat.mtime_ns, cx.now);
         if !self.switch_claimed(cx, id) && !self.commit_claimed(cx, id) {
@@ -446,7 +452,9 @@ impl Core {
     /// At an orderly stop the ledger of a clean volume that was in use says that nobody holds
     /// anything of it.
     pub(super) fn release_if_clean(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let Some(volume) = self.find(id) else { return };
+        let Some(volume) = self.find(id).filter(|volume| volume.ready) else {
+            return;
+        };
         let clean = !volume.is_dirty() && volume.waiting.is_empty();
         let Some(keeper) = volume.keeper.as_mut() else {
             return;

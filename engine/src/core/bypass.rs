@@ -132,12 +132,11 @@ impl Core {
     /// What a device did not give while it failed says nothing of what it has. Who reads what is
     /// bad all the same tells again; a destage that met damage does so by itself.
     fn forgive(&mut self) {
-        for volume in self.volumes.iter_mut().flatten() {
-            let met = volume.destage.as_ref().is_some_and(|it| it.met_damage());
-            if volume.state == State::Damaged && !met {
-                volume.state = State::Clean;
-                volume.reason = None;
+        for at in 0..self.volumes.len() {
+            let id = VolumeId(at as u32);
+            if let Some(volume) = self.find(id) {
                 volume.unread.clear();
+                self.forgive_if_read(id);
             }
         }
     }

@@ -696,9 +696,6 @@ impl Core {
         if self.volume(id).destage.is_none() {
             self.turns.rest(id);
         }
-        if self.parking.is_some() {
-            self.release_if_clean(cx, id);
-        }
         self.detach_progress(cx, id);
     }
 

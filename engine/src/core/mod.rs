@@ -118,6 +118,8 @@ pub struct Core {
     /// Whose waiting writes may take room that is nobody's own.
     admission: Turns,
     parking: Option<Parking>,
+    /// An orderly stop was ordered: no volume is claimed any more.
+    stopping: bool,
     relook: Option<relook::Relook>,
     health: bypass::Health,
     /// When this life took its first event.
@@ -165,6 +167,7 @@ impl Core {
             reserved: share::Reserved::default(),
             admission: Turns::new(share::QUANTUM_BYTES, share::PATIENCE_NS),
             parking: None,
+            stopping: false,
             relook: None,
             health: bypass::Health::default(),
             began: None,
@@ -524,12 +527,7 @@ impl Core {
     /// checkpoint tells what is durable.
     fn park(&mut self, cx: &mut Cx<'_>, request: RequestId) {
         self.stop_scrub(cx, Refusal::Gone);
-        for at in 0..self.volumes.len() {
-            let id = VolumeId(at as u32);
-            if self.find(id).is_some_and(|volume| volume.ready) {
-                self.release_if_clean(cx, id);
-            }
-        }
+        self.stopping = true;
         let until = cx.now.plus_millis(PARK_MS_MAX);
         cx.out.timer(until, Timer::Housekeeping);
         let looks_until = cx.now.plus_millis(PARK_MS_MAX - keep::SPARE_MS);
@@ -546,9 +544,14 @@ impl Core {
 
     /// Ledgers of origins that do not answer are not waited for longer than a while.
     fn pump_park(&mut self, cx: &mut Cx<'_>) {
-        let Some(parking) = &self.parking else {
+        if self.parking.is_none() {
             return;
-        };
+        }
+        // Also of one that became clean, or was claimed, only now.
+        for at in 0..self.volumes.len() {
+            self.release_if_clean(cx, VolumeId(at as u32));
+        }
+        let parking = self.parking.as_ref().expect("just seen");
         let waits = |v: &Volume| {
             v.keeper
                 .as_ref()

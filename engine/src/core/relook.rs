@@ -36,13 +36,15 @@ pub struct Relook {
 
 impl Unread {
     pub(super) fn add(&mut self, now: Time, bad: impl Iterator<Item = LogAddr>) {
+        if self.blocks.is_empty() {
+            self.look_at = now.plus_millis(REREAD_MS);
+        }
         for addr in bad {
             let block = LogAddr(addr.0 / BLOCK_SECTORS * BLOCK_SECTORS);
             if !self.blocks.contains(&block) && self.blocks.len() < BLOCKS_MAX {
                 self.blocks.push(block);
             }
         }
-        self.look_at = now.plus_millis(REREAD_MS);
     }
 
     pub(super) fn clear(&mut self) {

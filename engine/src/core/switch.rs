@@ -285,6 +285,8 @@ impl Core {
                 let policy = volume.logged_policy;
                 self.end_switch(cx, id, policy);
             }
+            // As in a crash here: the next life finds the way from what the ledger says.
+            Some(Step::Name) if self.stopping => return,
             Some(Step::Name) => {
                 let volume = self.volumes[id.0 as usize].as_ref().expect("just seen");
                 let old = volume.keeper.as_ref().map(|keeper| keeper.ledger.clone());

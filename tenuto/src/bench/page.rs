@@ -52,7 +52,7 @@ pub fn save(path: &Path, page: &str) -> Result<()> {
 /// Tells before a long run that its page could not be written after it.
 pub fn check(path: Option<&Path>) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
-    let is_new = !path.exists();
+    let is_new = path.symlink_metadata().is_err();
     let opened = OpenOptions::new().append(true).create(true).open(path);
     let removed = opened.and_then(|_| match is_new {
         true => std::fs::remove_file(path),

@@ -129,35 +129,21 @@ fn a_daemon_that_dies_under_a_replay_is_named_as_the_reason() {
 #[test]
 fn the_engine_alone_tells_what_a_live_volume_sends_to_its_origin() {
     let mut rig = Rig::new();
-    let image = rig.image("one.img", BYTES);
-    rig.volume("one", &image, "write-back", "destage-after = \"2s\"");
-    let other = rig.image("two.img", BYTES);
-    rig.volume("two", &other, "write-back", "destage-after = \"2s\"");
+    for name in ["one", "two"] {
+        let image = rig.image(&format!("{name}.img"), BYTES);
+        rig.volume(name, &image, "write-back", "destage-after = \"2s\"");
+    }
     let trace = trace(&rig, seed(11));
     let daemon = rig.serve();
-    let same = |more: &[&'static str]| -> Vec<String> {
-        let trace = trace.to_str().expect("a name").to_owned();
-        let begin = ["trace", "replay", "--speed", "2"].map(String::from);
-        let more = more.iter().map(|it| (*it).to_owned());
-        begin.into_iter().chain([trace]).chain(more).collect()
-    };
-    let run = |more: &[&'static str]| {
-        let arguments = same(more);
-        let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let run = |more: &str| {
+        let begin = format!("trace replay --speed 2 {more}");
+        let mut words: Vec<&str> = begin.split(' ').collect();
+        words.push(trace.to_str().expect("a name"));
         rig.json(&words)
     };
-    let live = run(&["--volume", "one", "--volume", "two", "--overwrite"]);
-    let alone = run(&[
-        "--offline",
-        "--destage-after",
-        "2s",
-        "--origin-latency",
-        "1ms",
-        "--cache",
-        "1GiB",
-        "--ram",
-        "64MiB",
-    ]);
+    let live = run("--volume one --volume two --overwrite");
+    let settings = "--destage-after 2s --origin-latency 1ms --cache 1GiB --ram 64MiB";
+    let alone = run(&format!("--offline {settings}"));
     let of_live = |key: &str| -> u64 {
         let volumes = live["volumes"].as_array().expect("volumes");
         let counts = volumes.iter().map(|it| it["origin"][key].as_u64());
