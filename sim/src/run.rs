@@ -173,7 +173,13 @@ fn finish(world: &mut World, options: &Options) -> Result<(), Broken> {
         .operations
         .saturating_sub(world.trace.counters.operations);
     world.wake_guests();
-    world.run_while(|world| world.budget > 0, "guests")?;
+    // As in a life: faults may delay each of many requests, but somebody has to get on.
+    while world.budget > 0 {
+        let before = world.budget;
+        if world.run_while(|world| world.budget == before, "guests")? == Step::Struck {
+            break;
+        }
+    }
     world.quiet()?;
     for volume in 0..world.guests.len() {
         let guest = &mut world.guests[volume];

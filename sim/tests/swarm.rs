@@ -97,6 +97,15 @@ fn what_is_claimed_while_its_daemon_stops_is_released() {
     assert!(outcome.counters.moves > 0, "another host had it");
 }
 
+/// The cache device was good again, but the origin could not be synced when its volume wanted to
+/// come back to its log: nobody tried again.
+#[test]
+fn a_volume_comes_back_to_its_log_when_its_origin_is_good_again() {
+    let without = "switches,in-place,disconnects,few-extents,power-losses";
+    let outcome = found_by_a_long_run(431_528_021, 999, without);
+    assert!(outcome.counters.cache_deaths > 0, "the device was dead");
+}
+
 #[test]
 fn the_same_case_gives_the_same_trace_and_another_seed_another() {
     let trace = |seed| run(&options(seed)).unwrap_or_else(|it| panic!("{it}"));

@@ -3,14 +3,17 @@
 //! ```text
 //! away from write-back:    Start ─▶ Drain ─▶ Last ─▶ Release ─▶ Table ─▶ (new policy)
 //! to write-back:           Start ─▶ Quiet ─▶ Sync ─▶ Name ─▶ Claim ─▶ (write-back)
-//!                                              └─ fails ─▶ (as before)
+//!                            ▲                 └─ fails ─▶ (as before), or Rest
+//!                            └──────── a minute later ────────────────────┘
 //! uncached, write-through: Start ─▶ (new policy)
 //! ```
 //!
 //! *Drain* destages while the guest goes on; each round may leave at most half as much dirty data
 //! as it began with, so it ends however fast the guest writes. From *Last* and *Quiet* on new
 //! writes wait; reads and flushes never do. *Release* and *Claim* write the ledger, *Table* and
-//! *Name* a checkpoint; *Sync* syncs the origin.
+//! *Name* a checkpoint; *Sync* syncs the origin. When that fails an order is refused; what nobody
+//! ordered, but configuration and a device that is good again ask for, is tried again after a
+//! *Rest*, in which the guest goes on as before.
 //!
 //! Always true: the policy in effect changes at the end, in one step, and is what every
 //! acknowledgment follows until then. The origin is written past the log only after the ledger
@@ -28,7 +31,7 @@ use crate::adversary::{Bug, Mark, has, mark, sync_unless};
 use crate::event::{Device, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
-use crate::types::{Policy, RequestId, Serial, VolumeId};
+use crate::types::{Policy, RequestId, Serial, Time, VolumeId};
 use crate::volume::{LedgerStep, Volume};
 use alloc::vec::Vec;
 
@@ -36,10 +39,15 @@ use alloc::vec::Vec;
 /// a small part.
 const LAST_BLOCKS_MAX: u64 = 256;
 const LAST_SHARE_OF_LOG: u64 = 64;
+/// An origin that could not be synced is tried again so much later.
+const REST_MS: u64 = 60_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Start,
+    Rest {
+        until: Time,
+    },
     /// What is dirty up to here is being destaged; behind it so many blocks may become dirty.
     Drain {
         upto: Serial,
@@ -74,7 +82,8 @@ impl Switch {
 impl Volume {
     /// New writes wait for the end of a switch; one that has begun is finished.
     pub fn holds_writes(&self) -> bool {
-        let held = |switch: &Switch| !matches!(switch.step, Step::Start | Step::Drain { .. });
+        let goes_on = |step| matches!(step, Step::Start | Step::Rest { .. } | Step::Drain { .. });
+        let held = |switch: &Switch| !goes_on(switch.step);
         let switching = self.switch.as_ref().is_some_and(held);
         self.unfinished_sectors == 0 && (switching || self.bypass.holds_writes())
     }
@@ -131,7 +140,8 @@ impl Core {
         switch.wanted = wanted;
         switch.waiters.push(request);
         let early = matches!(switch.step, Step::Drain { .. } | Step::Last);
-        if early && wanted == Policy::WriteBack {
+        let rests = matches!(switch.step, Step::Rest { .. });
+        if rests || early && wanted == Policy::WriteBack {
             // Nothing has been given up yet.
             switch.step = Step::Start;
         }
@@ -159,6 +169,13 @@ impl Core {
         };
         match switch.step {
             Step::Start => self.start_switch(cx, id),
+            Step::Rest { until } => {
+                let over = cx.now >= until;
+                if over {
+                    self.set_step(id, Step::Start);
+                }
+                over
+            }
             Step::Drain { upto, .. } => {
                 let done = volume.epochs.front().is_none_or(|e| e.last_serial > upto);
                 if done {
@@ -328,6 +345,13 @@ impl Core {
             self.set_step(id, Step::Name);
             self.checkpoint.wait(Waiter::Switch(id));
         } else if let Some(switch) = volume.switch.take() {
+            if switch.waiters.is_empty() || volume.bypass == Bypass::Past {
+                let until = cx.now.plus_millis(REST_MS);
+                volume.switch = Some(Switch {
+                    step: Step::Rest { until },
+                    ..Switch::towards(Policy::WriteBack)
+                });
+            }
             for request in switch.waiters {
                 cx.out.reply(request, Err(Refusal::Io));
             }
