@@ -11,6 +11,7 @@ use crate::rng::Rng;
 use crate::trace::Counters;
 use crate::world::{Broken, Sabotage, Step, World};
 use engine::snapshot::{CacheState, State};
+use engine::types::Policy;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use workload::check::Crash;
@@ -218,7 +219,11 @@ pub(crate) fn ills(world: &World) -> Option<String> {
     let attached = snapshot.volumes.into_iter().filter(|it| !it.orphan);
     for it in attached {
         let good = matches!(it.state, State::Clean | State::Dirty);
-        if !good || it.past_log || it.waiting_requests > 0 || it.switching_to.is_some() {
+        let strays = world.guests.iter().any(|guest| {
+            let ordered = guest.plan.switches || guest.plan.policy != Policy::WriteBack;
+            guest.id == Some(it.id) && !ordered && it.policy != Policy::WriteBack
+        });
+        if !good || strays || it.past_log || it.waiting_requests > 0 || it.switching_to.is_some() {
             return Some(format!(
                 "{} is {} ({}), past its log: {}, {} requests wait, becomes {:?}",
                 it.name,

@@ -211,9 +211,7 @@ impl Core {
         }
         let switch = volume.switch.take().expect("one is under way");
         self.checkpoint.forget(Waiter::Switch(id));
-        // One that nobody ordered is what the configuration says.
-        let ordered = !switch.waiters.is_empty();
-        let configured = switch.wanted == Policy::WriteBack && !ordered;
+        let configured = switch.wanted == Policy::WriteBack && switch.configured;
         for request in switch.waiters {
             cx.out.reply(request, Err(Refusal::CacheFailed));
         }

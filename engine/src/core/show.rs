@@ -122,7 +122,7 @@ impl Core {
             group_waits,
             group_in_place,
             state,
-            reason: volume.bypass.reason().or(reason),
+            reason: volume.switch_reason().or(volume.bypass.reason()).or(reason),
             past_log: volume.bypass == Bypass::Past,
             orphan: !volume.attached,
             ready: volume.ready,

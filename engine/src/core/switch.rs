@@ -11,8 +11,8 @@
 //! *Drain* destages while the guest goes on; each round may leave at most half as much dirty data
 //! as it began with, so it ends however fast the guest writes. From *Last* and *Quiet* on new
 //! writes wait; reads and flushes never do. *Release* and *Claim* write the ledger, *Table* and
-//! *Name* a checkpoint; *Sync* syncs the origin. When that fails an order is refused; what nobody
-//! ordered, but configuration and a device that is good again ask for, is tried again after a
+//! *Name* a checkpoint; *Sync* syncs the origin. When that fails those who ordered the switch are
+//! refused; one that configuration or a device that is good again asks for is tried again after a
 //! *Rest*, in which the guest goes on as before.
 //!
 //! Always true: the policy in effect changes at the end, in one step, and is what every
@@ -65,15 +65,20 @@ enum Step {
 /// A change of policy under way.
 pub struct Switch {
     pub wanted: Policy,
+    /// Those who ordered it.
     pub waiters: Vec<RequestId>,
+    /// Asked for without an order too, and so not given up when it fails.
+    pub configured: bool,
     step: Step,
 }
 
 impl Switch {
+    /// One that nobody has ordered.
     pub fn towards(wanted: Policy) -> Switch {
         Switch {
             wanted,
             waiters: Vec::new(),
+            configured: true,
             step: Step::Start,
         }
     }
@@ -86,6 +91,15 @@ impl Volume {
         let held = |switch: &Switch| !goes_on(switch.step);
         let switching = self.switch.as_ref().is_some_and(held);
         self.unfinished_sectors == 0 && (switching || self.bypass.holds_writes())
+    }
+
+    /// Why a switch that nobody ordered is not at its end.
+    pub fn switch_reason(&self) -> Option<&'static str> {
+        let rests = |switch: &Switch| matches!(switch.step, Step::Rest { .. });
+        let rests = self.switch.as_ref().is_some_and(rests);
+        rests.then_some(
+            "the origin could not be synced, so write-back has to wait; it is tried each minute",
+        )
     }
 
     /// A switch is under way that a log which fails would keep waiting.
@@ -136,7 +150,11 @@ impl Core {
         if wanted == Policy::WriteBack && volume.policy.is_direct() {
             volume.journal_possible = journal_possible;
         }
-        let switch = volume.switch.get_or_insert_with(|| Switch::towards(wanted));
+        let switch = volume.switch.get_or_insert_with(|| Switch {
+            configured: false,
+            ..Switch::towards(wanted)
+        });
+        switch.configured &= wanted == switch.wanted;
         switch.wanted = wanted;
         switch.waiters.push(request);
         let early = matches!(switch.step, Step::Drain { .. } | Step::Last);
@@ -344,16 +362,17 @@ impl Core {
             volume.logged_policy = Policy::WriteBack;
             self.set_step(id, Step::Name);
             self.checkpoint.wait(Waiter::Switch(id));
-        } else if let Some(switch) = volume.switch.take() {
-            if switch.waiters.is_empty() || volume.bypass == Bypass::Past {
+        } else if let Some(switch) = volume.switch.as_mut() {
+            if switch.wanted == Policy::WriteBack {
+                for request in switch.waiters.drain(..) {
+                    cx.out.reply(request, Err(Refusal::Io));
+                }
                 let until = cx.now.plus_millis(REST_MS);
-                volume.switch = Some(Switch {
-                    step: Step::Rest { until },
-                    ..Switch::towards(Policy::WriteBack)
-                });
-            }
-            for request in switch.waiters {
-                cx.out.reply(request, Err(Refusal::Io));
+                switch.step = Step::Rest { until };
+                volume.switch.take_if(|switch| !switch.configured);
+            } else {
+                // A later order, which needs no sync.
+                switch.step = Step::Start;
             }
             if !self.volume(id).waiting.is_empty() {
                 self.enqueue(id);

@@ -120,6 +120,39 @@ fn what_the_stage_still_has_survives_the_cache_device_and_guests_see_a_pause() {
     daemon.stop();
 }
 
+/// What its file asks for is not given up because the origin was bad when the daemon started.
+#[test]
+fn a_volume_becomes_write_back_when_its_origin_can_be_synced_again() {
+    let test = "a_volume_becomes_write_back_when_its_origin_can_be_synced_again";
+    if !may_mount(test) {
+        return;
+    }
+    let mut rig = Rig::new();
+    let disk = Disk::new(64 << 20);
+    let device = Device::new(&disk, &rig.dir.join("origin"));
+    rig.volume("disk", device.path(), "uncached", "");
+    let daemon = rig.serve();
+    rig.connect("disk").write(0, &[1; 4096]);
+    daemon.stop();
+    rig.forget_volumes();
+    rig.volume("disk", device.path(), "write-back", "");
+    disk.unplug(true);
+    let daemon = rig.serve();
+    wait_until("the reason", TURN_TIMEOUT, || {
+        let reason = rig.show("disk")["effective_reason"].to_string();
+        reason.contains("the origin could not be synced")
+    });
+    assert!(is(&rig, "disk", "effective_policy", "uncached"));
+    disk.unplug(false);
+    let mut client = rig.connect("disk");
+    client.write(4096, &[2; 4096]);
+    wait_until("write-back", 2 * TURN_TIMEOUT, || {
+        is(&rig, "disk", "effective_policy", "write-back")
+    });
+    assert_eq!(client.read(0, 8192), [[1; 4096], [2; 4096]].concat());
+    daemon.stop();
+}
+
 /// How many of the 24 writes are there: a prefix of them, over the state before.
 fn writes_there(client: &mut nbd::Client) -> u64 {
     let mut tops = (0..24).map(|at| client.read(at * MIB, 4096));

@@ -14,6 +14,7 @@ use workload::check::{Crash, Promise};
 
 use crate::common::disk::{Device, Disk, FileSystem};
 use crate::common::load::{Load, Mix};
+use crate::common::nbd;
 use crate::common::random::Random;
 use crate::common::{Rig, SetWhenDropped, copy_with_neighbours, count, may_mount, seed};
 
@@ -242,7 +243,10 @@ impl Drill {
             .try_serve()
             .map_err(|(status, log)| format!("{status}\n{log}"))?;
         for (load, (name, policy, ..)) in self.loads.iter_mut().zip(VOLUMES) {
-            let mut client = self.rig.connect(name);
+            // A volume that is held is something broken too.
+            let connected = nbd::Client::connect(&self.rig.socket(name), "");
+            let mut client = connected
+                .map_err(|error| format!("connect to {name}: {error}\n{}", daemon.log()))?;
             load.verify(Crash::PowerLoss, &mut client)
                 .map_err(|violation| format!("volume {name}: {violation}\n{}", daemon.log()))?;
             client.disconnect();
