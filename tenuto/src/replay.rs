@@ -11,3 +11,4 @@ pub mod machine;
 pub mod memory;
 pub mod offline;
 pub mod tally;
+pub mod wire;

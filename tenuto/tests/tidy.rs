@@ -93,6 +93,7 @@ const CLOCKS_AND_THREADS: &[&str] = &[
     "tenuto/src/lock.rs",
     "tenuto/src/main.rs",
     "tenuto/src/replay/live.rs",
+    "tenuto/src/replay/wire/",
     "tenuto/src/vhost_client",
 ];
 

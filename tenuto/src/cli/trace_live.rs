@@ -2,7 +2,7 @@
 //!
 //! Always true: nothing is overwritten that was not given away by name and by `--overwrite`; what
 //! was read back wrong ends with code 5, requests that failed with code 1. Deliberately absent: the
-//! connections, which are in `replay::live`.
+//! connections, which are in `replay`.
 
 use super::trace::{From, each, open};
 use super::trace_replay::{lost, quantiles};
@@ -10,8 +10,8 @@ use super::{Context, output};
 use crate::admin::client::{Client, PATIENT};
 use crate::error::{Error, Kind, Result, cause};
 use crate::replay::live::{Lane, Told};
+use crate::replay::wire::Door;
 use serde_json::{Value, json};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use workload::trace::Item;
 
@@ -24,13 +24,14 @@ fn tag() -> u64 {
 pub struct Options<'a> {
     pub volumes: &'a [String],
     pub overwrite: bool,
+    /// By the rings of its vhost-user socket instead of NBD.
+    pub by_rings: bool,
     pub speed: f64,
 }
 
 /// One volume, and what it counted before.
 struct Target<'a> {
     name: &'a str,
-    socket: PathBuf,
     before: Value,
     lane: Lane,
 }
@@ -47,20 +48,29 @@ fn failed(name: &str, error: std::io::Error) -> Error {
     Error::failed(format!("volume {name}: {why}")).about(name)
 }
 
-fn connect<'a>(client: &Client, name: &'a str, tag: u64) -> Result<Target<'a>> {
+fn connect<'a>(client: &Client, name: &'a str, by_rings: bool, tag: u64) -> Result<Target<'a>> {
     let before = client.get(&format!("/v1/volumes/{name}"))?;
     let size_bytes = before["size_bytes"].as_u64().unwrap_or(0);
-    let socket = client.socket().with_file_name(format!("{name}.nbd.sock"));
-    let lane = Lane::connect(&socket, name, size_bytes, tag).map_err(|error| {
-        let message = format!("volume {name}: {}: {}", socket.display(), cause(&error));
+    let socket = |kind| {
+        client
+            .socket()
+            .with_file_name(format!("{name}.{kind}.sock"))
+    };
+    let door = match by_rings {
+        true => Door::VhostUser {
+            socket: socket("vhost"),
+        },
+        false => Door::Nbd {
+            socket: socket("nbd"),
+            export: name.to_owned(),
+        },
+    };
+    let socket = door.socket().display().to_string();
+    let lane = Lane::connect(door, size_bytes, tag).map_err(|error| {
+        let message = format!("volume {name}: {socket}: {}", cause(&error));
         Error::failed(message).about(name)
     })?;
-    Ok(Target {
-        name,
-        socket,
-        before,
-        lane,
-    })
+    Ok(Target { name, before, lane })
 }
 
 pub fn run(context: &Context, from: &From, options: &Options<'_>) -> Result<()> {
@@ -74,7 +84,7 @@ pub fn run(context: &Context, from: &From, options: &Options<'_>) -> Result<()> 
     let mut reader = open(from)?;
     let tags = tag()..;
     let targets = options.volumes.iter().zip(tags);
-    let targets = targets.map(|(name, tag)| connect(&client, name, tag));
+    let targets = targets.map(|(name, tag)| connect(&client, name, options.by_rings, tag));
     let mut targets = targets.collect::<Result<Vec<_>>>()?;
     let begun = Instant::now();
     let summary = each(from, &mut reader, |reader, item| {
@@ -109,12 +119,11 @@ pub fn run(context: &Context, from: &From, options: &Options<'_>) -> Result<()> 
         }
         let after = client.get(&format!("/v1/volumes/{name}"))?;
         let verified = match target.lane.told.errors {
-            0 => target.lane.verify(&target.socket, name),
+            0 => target.lane.verify(),
             // Nobody knows what a write that failed has left.
             _ => Ok(()),
         };
         verified.map_err(|error| failed(name, error))?;
-        target.lane.close().map_err(|error| failed(name, error))?;
         volumes.push(document(name, &target.lane.told, &target.before, &after));
     }
     let document = json!({

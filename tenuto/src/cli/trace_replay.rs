@@ -28,13 +28,16 @@ pub struct Replay {
     /// Through the engine alone, in virtual time, over simulated devices
     #[arg(long)]
     offline: bool,
-    /// A volume that the next disk of the trace is replayed against, through its NBD socket; once
-    /// for each disk
+    /// A volume that the next disk of the trace is replayed against; once for each disk
     #[arg(long, value_name = "NAME", conflicts_with = "offline")]
     volume: Vec<String>,
     /// What the volumes hold may be overwritten
     #[arg(long, conflicts_with = "offline")]
     overwrite: bool,
+    /// How requests reach the volumes: nbd, or vhost-user as those of guests do
+    #[arg(long, default_value = "nbd", conflicts_with = "offline")]
+    #[arg(value_parser = ["nbd", "vhost-user"])]
+    client: String,
     /// Times of the trace are divided by this
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     speed: f64,
@@ -144,6 +147,7 @@ pub fn run(context: &Context, command: &Replay) -> Result<()> {
     let options = Options {
         volumes: &command.volume,
         overwrite: command.overwrite,
+        by_rings: command.client == "vhost-user",
         speed: command.speed,
     };
     trace_live::run(context, &command.from, &options)

@@ -100,8 +100,8 @@ impl Client {
         self.start()
     }
 
-    /// Ends the rings in order, and says where each stands.
-    pub fn stop(mut self) -> Result<Vec<u16>> {
+    /// Ends the rings in order, and says where each stands. Nothing more is asked for.
+    pub fn stop(&mut self) -> Result<Vec<u16>> {
         (0..self.options.queues)
             .map(|index| self.session.stop(index))
             .collect()
@@ -176,9 +176,7 @@ impl Client {
                 return Ok(());
             }
         }
-        let calls = self.queues.iter().map(|queue| queue.call.as_raw_fd());
-        let socket = self.session.socket().as_raw_fd();
-        let ready = sys::wait_any(calls.chain([socket]), at_most)?;
+        let ready = sys::wait_any(self.events(), at_most)?;
         match ready {
             Some(at) if at == self.queues.len() => Err(ClientError::Gone),
             Some(at) => {
@@ -187,6 +185,29 @@ impl Client {
             }
             None => Err(ClientError::Silent("requests")),
         }
+    }
+
+    /// What is ready when there is something to reap: the call of each queue, and at last the
+    /// connection, when the back end has ended. For a thread that waits while another one offers.
+    pub fn events(&self) -> impl Iterator<Item = RawFd> {
+        let calls = self.queues.iter().map(|queue| queue.call.as_raw_fd());
+        calls.chain([self.session.socket().as_raw_fd()])
+    }
+
+    /// Asks for a call at the next answer, also of what is offered later. True if there is one
+    /// already.
+    pub fn ask_for_calls(&mut self) -> Result<bool> {
+        for queue in &mut self.queues {
+            if queue.ask_for_call()? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Takes the calls that are there.
+    pub fn take_calls(&self) {
+        self.queues.iter().for_each(Queue::take_call);
     }
 
     /// Asks for one thing and waits for it; nothing else is in flight in this queue.

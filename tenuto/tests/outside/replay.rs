@@ -68,6 +68,35 @@ fn a_trace_is_replayed_against_live_volumes_and_read_back() {
     daemon.stop();
 }
 
+/// As a guest sends them, and found by another connection.
+#[test]
+fn a_trace_is_replayed_over_the_rings_of_a_volume_and_read_back() {
+    let mut rig = Rig::new();
+    for name in ["one", "two"] {
+        let image = rig.image(&format!("{name}.img"), BYTES);
+        rig.guest_volume(name, &image, "write-back", "");
+    }
+    let image = rig.image("three.img", BYTES);
+    rig.volume("three", &image, "write-back", "");
+    let trace = trace(&rig, seed(13));
+    let daemon = rig.serve();
+    let by_rings = ["--client", "vhost-user", "--overwrite"];
+    let volumes = ["--volume", "one", "--volume", "two"];
+    let both: Vec<&str> = volumes.into_iter().chain(by_rings).collect();
+    let document = rig.json(&replay(&trace, &both));
+    for volume in document["volumes"].as_array().expect("volumes") {
+        assert_eq!(volume["wrong_sectors"], 0, "{volume}");
+        assert_eq!(volume["errors"], 0, "{volume}");
+        assert!(volume["verified_sectors"].as_u64() > Some(1000), "{volume}");
+        assert!(volume["requests"].as_u64() > Some(1000), "{volume}");
+    }
+    let volumes = ["--volume", "three", "--volume", "one"];
+    let without: Vec<&str> = volumes.into_iter().chain(by_rings).collect();
+    let said = rig.refused(&replay(&trace, &without), 1);
+    assert!(said.contains("three.vhost.sock"), "{said}");
+    daemon.stop();
+}
+
 #[test]
 fn data_that_changes_behind_a_replay_is_damage() {
     let mut rig = Rig::new();
@@ -104,15 +133,22 @@ fn data_that_changes_behind_a_replay_is_damage() {
 
 #[test]
 fn a_daemon_that_dies_under_a_replay_is_named_as_the_reason() {
+    for client in ["nbd", "vhost-user"] {
+        daemon_dies_under_replay(client);
+    }
+}
+
+fn daemon_dies_under_replay(client: &str) {
     let mut rig = Rig::new();
     let image = rig.image("one.img", BYTES);
-    rig.volume("one", &image, "write-back", "");
+    rig.guest_volume("one", &image, "write-back", "");
     let path = rig.stage_dir().join("long.csv");
     let line = |second: u64| format!("{},pc,0,Write,0,4096,0\n", second * 10_000_000);
     std::fs::write(&path, (0..60).map(line).collect::<String>()).expect("write the trace");
     let daemon = rig.serve();
     let path = path.to_str().expect("a name");
-    let child = rig.spawn(&["trace", "replay", path, "--volume", "one", "--overwrite"]);
+    let begin = ["trace", "replay", path, "--volume", "one", "--overwrite"];
+    let child = rig.spawn(&[&begin[..], &["--client", client]].concat());
     let patience = std::time::Duration::from_secs(30);
     crate::common::wait_until("the first write", patience, || {
         rig.show("one")["writes"]["requests"].as_u64() > Some(0)

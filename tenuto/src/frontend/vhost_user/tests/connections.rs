@@ -67,6 +67,8 @@ fn a_second_front_end_runs_when_the_first_is_drained() {
     });
     second.start(0);
     assert!(!helper.join().unwrap(), "ran beside the first");
+    // Its rings were drained; what else it had goes a moment later.
+    first.wait_until(|told| told.ended.is_some());
     assert_eq!(first.told().ended, Some(false));
     assert!(second.runs(0));
     second.go();
