@@ -21,7 +21,7 @@ use alloc::vec::Vec;
 /// Requests of one fetch in flight.
 const PARTS_IN_FLIGHT_MAX: u32 = 64;
 /// Reads of a block after which it is bad.
-const TRIES_MAX: u8 = 3;
+pub const TRIES_MAX: u8 = 3;
 
 /// Whom a fetch serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

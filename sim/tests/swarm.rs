@@ -106,6 +106,14 @@ fn a_volume_comes_back_to_its_log_when_its_origin_is_good_again() {
     assert!(outcome.counters.cache_deaths > 0, "the device was dead");
 }
 
+/// Two reads of a footer failed in a row, and a scrub said that it was bad; a block that was as
+/// unlucky was read once more.
+#[test]
+fn a_scrub_reads_a_footer_as_often_as_a_block() {
+    let outcome = found_by_a_long_run(446_986_727, 1000, "garbage");
+    assert!(outcome.counters.cache_read_errors > 1, "reads failed");
+}
+
 #[test]
 fn the_same_case_gives_the_same_trace_and_another_seed_another() {
     let trace = |seed| run(&options(seed)).unwrap_or_else(|it| panic!("{it}"));

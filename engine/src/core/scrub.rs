@@ -14,7 +14,7 @@
 
 use super::Core;
 use crate::event::{Device, Op, Purpose, Refusal};
-use crate::fetch::{Owner, Want};
+use crate::fetch::{Owner, TRIES_MAX, Want};
 use crate::format::footer::Footer;
 use crate::lines::LineRun;
 use crate::log::Log;
@@ -76,10 +76,10 @@ struct Check {
 enum Step {
     Look,
     Fetch,
-    /// `tried`: what came first was no footer.
+    /// `tries`: how often no footer came.
     Footer {
         segment: SegmentIndex,
-        tried: bool,
+        tries: u8,
     },
     Rest,
 }
@@ -466,14 +466,14 @@ impl Core {
             return false;
         }
         self.log.pin(self.log.footer_at(segment));
-        self.ask_scrub_footer(cx, segment, false);
+        self.ask_scrub_footer(cx, segment, 0);
         true
     }
 
-    fn ask_scrub_footer(&mut self, cx: &mut Cx<'_>, segment: SegmentIndex, tried: bool) {
+    fn ask_scrub_footer(&mut self, cx: &mut Cx<'_>, segment: SegmentIndex, tries: u8) {
         let scrub = self.scrub.as_mut().expect("it runs");
         let piece = scrub.piece.expect("taken before anything is looked for");
-        scrub.step = Step::Footer { segment, tried };
+        scrub.step = Step::Footer { segment, tries };
         let addr = self.log.footer_at(segment);
         let slices = alloc::vec![Slice {
             place: self.scratch.piece(piece),
@@ -486,7 +486,7 @@ impl Core {
 
     pub(super) fn scrub_footer_read(&mut self, cx: &mut Cx<'_>, ok: bool) {
         let scrub = self.scrub.as_ref().expect("something of it was in flight");
-        let Step::Footer { segment, tried } = scrub.step else {
+        let Step::Footer { segment, tries } = scrub.step else {
             unreachable!("a footer was asked for");
         };
         let piece = scrub.piece.expect("kept until it is read");
@@ -494,8 +494,8 @@ impl Core {
         cx.memory.load(self.scratch.piece(piece), &mut bytes);
         let parsed = Footer::parse(&bytes, self.log.geometry, self.cache);
         let good = ok && parsed.is_ok();
-        if !good && !tried {
-            return self.ask_scrub_footer(cx, segment, true);
+        if !good && tries + 1 < TRIES_MAX {
+            return self.ask_scrub_footer(cx, segment, tries + 1);
         }
         self.log.unpin(segment);
         let counts = self.log.is_footered(segment) && self.health.state() == CacheState::Good;
