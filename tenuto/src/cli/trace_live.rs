@@ -67,7 +67,11 @@ fn connect<'a>(client: &Client, name: &'a str, by_rings: bool, tag: u64) -> Resu
     };
     let socket = door.socket().display().to_string();
     let lane = Lane::connect(door, size_bytes, tag).map_err(|error| {
-        let message = format!("volume {name}: {socket}: {}", cause(&error));
+        let right = match error.kind() {
+            std::io::ErrorKind::NotFound => "; its key `export` says how it is reached",
+            _ => "",
+        };
+        let message = format!("volume {name}: {socket}: {}{right}", cause(&error));
         Error::failed(message).about(name)
     })?;
     Ok(Target { name, before, lane })

@@ -15,6 +15,8 @@ use workload::trace::{Op, SECTOR_BYTES};
 const IN_FLIGHT_MAX: usize = 1024;
 const SECTORS_MAX: u64 = nbd::PAYLOAD_BYTES_MAX as u64 / SECTOR_BYTES;
 const INPUT_BYTES: usize = 256 << 10;
+/// Read back in pieces of this size at most.
+const VERIFY_SECTORS: u64 = 512;
 
 pub struct Nbd {
     stream: UnixStream,
@@ -115,7 +117,7 @@ pub fn reader(socket: &Path, export: &str) -> io::Result<impl Reader + use<>> {
 
 impl Reader for client::Client {
     fn sectors_max(&self) -> u64 {
-        512
+        VERIFY_SECTORS
     }
 
     fn read(&mut self, sector: u64, bytes: &mut [u8]) -> io::Result<()> {
