@@ -142,6 +142,8 @@ list! {
         PassGateEarly,
         /// 5.1: the epoch of one disk is sealed without those of its group.
         SealAlone,
+        /// 5.1: a disk that turns away from its log seals its epoch in the middle of a cut.
+        SwitchInCut,
         /// 5.2.10: a discard is answered and forgotten.
         ForgetDiscard,
         /// 5.2.10: a discard does not go to the origin with its epoch.

@@ -374,6 +374,11 @@ impl Volume {
     /// The epoch that takes the next write.
     pub fn open_epoch(&mut self, now: Time) -> &mut Epoch {
         if self.epochs.back().is_none_or(|epoch| epoch.sealed) {
+            let last = self.epochs.back().filter(|_| self.group.is_some());
+            assert!(
+                last.is_none_or(|epoch| epoch.cut < self.cut),
+                "a cut of a group is one epoch of each member"
+            );
             self.epochs.push_back(Epoch {
                 map: ExtentMap::new(),
                 cut: self.cut,

@@ -355,6 +355,7 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         Bug::LetGoFirstChunk => SmallOverlay,
         Bug::MakeTableTwice => Scenario("a-journal-whose-table-waits-for-its-turn"),
         Bug::PassGateEarly | Bug::SealAlone => Group,
+        Bug::SwitchInCut => Swarm,
         Bug::StartWithoutSync => ShortSwitches,
         Bug::DestagePastDurable => EarlyDestages,
         Bug::ReuseSegmentEarly => BadCheckpoints,

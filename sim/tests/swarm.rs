@@ -114,6 +114,15 @@ fn a_scrub_reads_a_footer_as_often_as_a_block() {
     assert!(outcome.counters.cache_read_errors > 1, "reads failed");
 }
 
+/// A disk that turned away from its log began epochs of its own in the middle of a cut of its
+/// group; when it turned back, an ordered destage waited for parts that nobody had ordered.
+#[test]
+fn a_disk_of_a_group_that_switches_keeps_the_cuts_of_its_group() {
+    let without = "garbage,origin-full,new-images";
+    let outcome = found_by_a_long_run(463_501_086, 999, without);
+    assert!(outcome.counters.switches > 0, "disks switched");
+}
+
 #[test]
 fn the_same_case_gives_the_same_trace_and_another_seed_another() {
     let trace = |seed| run(&options(seed)).unwrap_or_else(|it| panic!("{it}"));

@@ -162,7 +162,7 @@ impl Core {
     }
 
     /// A write of some member is staged in part: nothing can be sealed.
-    fn is_between(&self, members: &[VolumeId]) -> bool {
+    pub(super) fn is_between(&self, members: &[VolumeId]) -> bool {
         let volumes = self.volumes.iter().flatten();
         volumes
             .filter(|volume| members.contains(&volume.id))

@@ -255,14 +255,18 @@ impl Core {
         let few = LAST_BLOCKS_MAX.min(self.log.gauge().capacity / LAST_SHARE_OF_LOG);
         let volume = self.volume(id);
         let charge = volume.charge();
-        let Some(epoch) = volume.epochs.back_mut().filter(|_| charge > few) else {
+        let Some(epoch) = volume.epochs.back().filter(|_| charge > few) else {
             self.set_step(id, Step::Last);
             return;
         };
-        // A write that has begun belongs to the epoch it began in.
-        epoch.sealed |= volume.unfinished_sectors == 0;
-        let upto = epoch.last_serial;
+        let (upto, open) = (epoch.last_serial, !epoch.sealed);
         volume.destage_upto = volume.destage_upto.max(upto);
+        // A write that has begun belongs to the epoch it began in.
+        if has(Bug::SwitchInCut) {
+            volume.epochs.back_mut().expect("just seen").sealed = true;
+        } else if open && !self.is_between(&self.members(id)) {
+            self.seal(id);
+        }
         mark(Mark::SwitchDrains);
         let room = (charge / 2).max(few);
         self.set_step(id, Step::Drain { upto, room });

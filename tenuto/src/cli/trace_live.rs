@@ -9,7 +9,7 @@ use super::trace_replay::{lost, quantiles};
 use super::{Context, output};
 use crate::admin::client::{Client, PATIENT};
 use crate::error::{Error, Kind, Result, cause};
-use crate::replay::live::{Lane, Told};
+use crate::replay::live::{Lane, Told, Written};
 use crate::replay::wire::Door;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -29,11 +29,11 @@ pub struct Options<'a> {
     pub speed: f64,
 }
 
-/// One volume, and what it counted before.
-struct Target<'a> {
+/// One volume, what it counted before, and what requests go through, or have left.
+struct Target<'a, T> {
     name: &'a str,
     before: Value,
-    lane: Lane,
+    it: T,
 }
 
 /// A volume stopped answering in the middle.
@@ -48,7 +48,12 @@ fn failed(name: &str, error: std::io::Error) -> Error {
     Error::failed(format!("volume {name}: {why}")).about(name)
 }
 
-fn connect<'a>(client: &Client, name: &'a str, by_rings: bool, tag: u64) -> Result<Target<'a>> {
+fn connect<'a>(
+    client: &Client,
+    name: &'a str,
+    by_rings: bool,
+    tag: u64,
+) -> Result<Target<'a, Lane>> {
     let before = client.get(&format!("/v1/volumes/{name}"))?;
     let size_bytes = before["size_bytes"].as_u64().unwrap_or(0);
     let socket = |kind| {
@@ -66,7 +71,7 @@ fn connect<'a>(client: &Client, name: &'a str, by_rings: bool, tag: u64) -> Resu
         },
     };
     let socket = door.socket().display().to_string();
-    let lane = Lane::connect(door, size_bytes, tag).map_err(|error| {
+    let it = Lane::connect(door, size_bytes, tag).map_err(|error| {
         let right = match error.kind() {
             std::io::ErrorKind::NotFound => "; its key `export` says how it is reached",
             _ => "",
@@ -74,7 +79,13 @@ fn connect<'a>(client: &Client, name: &'a str, by_rings: bool, tag: u64) -> Resu
         let message = format!("volume {name}: {socket}: {}{right}", cause(&error));
         Error::failed(message).about(name)
     })?;
-    Ok(Target { name, before, lane })
+    Ok(Target { name, before, it })
+}
+
+fn settle(target: Target<'_, Lane>) -> Result<Target<'_, Written>> {
+    let Target { name, before, it } = target;
+    let it = it.settle().map_err(|error| failed(name, error))?;
+    Ok(Target { name, before, it })
 }
 
 pub fn run(context: &Context, from: &From, options: &Options<'_>) -> Result<()> {
@@ -103,13 +114,11 @@ pub fn run(context: &Context, from: &From, options: &Options<'_>) -> Result<()> 
         };
         let due = begun + Duration::from_nanos((record.time_ns as f64 / options.speed) as u64);
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
-        let sent = target.lane.send(record, due);
+        let sent = target.it.send(record, due);
         sent.map_err(|error| failed(target.name, error))
     })?;
-    for target in &mut targets {
-        let name = target.name;
-        target.lane.settle().map_err(|error| failed(name, error))?;
-    }
+    let targets = targets.into_iter().map(settle);
+    let mut targets = targets.collect::<Result<Vec<Target<'_, Written>>>>()?;
     let seconds = begun.elapsed().as_secs_f64();
     let mut volumes = Vec::new();
     for target in &mut targets {
@@ -122,13 +131,13 @@ pub fn run(context: &Context, from: &From, options: &Options<'_>) -> Result<()> 
             )?;
         }
         let after = client.get(&format!("/v1/volumes/{name}"))?;
-        let verified = match target.lane.told.errors {
-            0 => target.lane.verify(),
+        let verified = match target.it.told.errors {
+            0 => target.it.verify(),
             // Nobody knows what a write that failed has left.
             _ => Ok(()),
         };
         verified.map_err(|error| failed(name, error))?;
-        volumes.push(document(name, &target.lane.told, &target.before, &after));
+        volumes.push(document(name, &target.it.told, &target.before, &after));
     }
     let document = json!({
         "replay": "live",
@@ -142,9 +151,9 @@ pub fn run(context: &Context, from: &From, options: &Options<'_>) -> Result<()> 
     judge(&targets)
 }
 
-fn judge(targets: &[Target<'_>]) -> Result<()> {
-    for Target { name, lane, .. } in targets {
-        let told = &lane.told;
+fn judge(targets: &[Target<'_, Written>]) -> Result<()> {
+    for Target { name, it, .. } in targets {
+        let told = &it.told;
         if told.wrong_sectors > 0 {
             let sector = told.first_wrong.unwrap_or(0);
             let message = format!(

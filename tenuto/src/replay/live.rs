@@ -28,8 +28,19 @@ pub struct Lane {
     cookie: u64,
     serial: u64,
     payload: Vec<u8>,
-    /// Serial of the last write of each sector, by block; what was discarded is zero.
-    written: HashMap<u64, [Option<u64>; BLOCK_SECTORS as usize]>,
+    blocks: Blocks,
+    told: Told,
+}
+
+/// Serial of the last write of each sector, by block; what was discarded is zero.
+type Blocks = HashMap<u64, [Option<u64>; BLOCK_SECTORS as usize]>;
+
+/// What a lane has left on its volume.
+pub struct Written {
+    door: Door,
+    size_sectors: u64,
+    tag: u64,
+    blocks: Blocks,
     pub told: Told,
 }
 
@@ -66,7 +77,7 @@ impl Lane {
             cookie: 0,
             serial: 0,
             payload: Vec::new(),
-            written: HashMap::new(),
+            blocks: Blocks::new(),
             told: Told::default(),
         })
     }
@@ -124,7 +135,7 @@ impl Lane {
 
     fn note(&mut self, sector: u64, sectors: u64, serial: Option<u64>) {
         for sector in sector..sector + sectors {
-            let block = self.written.entry(sector / BLOCK_SECTORS);
+            let block = self.blocks.entry(sector / BLOCK_SECTORS);
             let block = block.or_insert([Some(0); BLOCK_SECTORS as usize]);
             block[(sector % BLOCK_SECTORS) as usize] = serial;
         }
@@ -158,7 +169,7 @@ impl Lane {
     }
 
     /// Waits until all that was sent is answered, and ends the connection in order.
-    pub fn settle(&mut self) -> io::Result<()> {
+    pub fn settle(mut self) -> io::Result<Written> {
         let mut flight = self.shared.flight();
         while !flight.sent.is_empty() {
             flight = self.shared.wait(flight)?;
@@ -166,13 +177,22 @@ impl Lane {
         self.told.errors = flight.errors;
         self.told.latency = flight.latency;
         drop(flight);
-        self.wire.close()
+        self.wire.close()?;
+        Ok(Written {
+            door: self.door,
+            size_sectors: self.size_sectors,
+            tag: self.tag,
+            blocks: self.blocks,
+            told: self.told,
+        })
     }
+}
 
+impl Written {
     /// Reads back every block that was written, through a connection of its own.
     pub fn verify(&mut self) -> io::Result<()> {
         let mut reader = self.door.reader()?;
-        let mut blocks: Vec<u64> = self.written.keys().copied().collect();
+        let mut blocks: Vec<u64> = self.blocks.keys().copied().collect();
         blocks.sort_unstable();
         let most = reader.sectors_max() / BLOCK_SECTORS;
         let mut bytes = vec![0; (most * BLOCK_SECTORS * SECTOR_BYTES) as usize];
@@ -195,7 +215,7 @@ impl Lane {
     }
 
     fn judge(&mut self, sector: u64, found: &[u8]) {
-        let block = &self.written[&(sector / BLOCK_SECTORS)];
+        let block = &self.blocks[&(sector / BLOCK_SECTORS)];
         let right = match block[(sector % BLOCK_SECTORS) as usize] {
             // It was there before.
             Some(0) => return,

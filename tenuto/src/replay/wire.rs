@@ -39,7 +39,7 @@ pub trait Wire {
     fn send(&mut self, cookie: u64, request: &Request, payload: &[u8]) -> io::Result<()>;
 
     /// Ends the connection in order. Nothing is in flight.
-    fn close(&mut self) -> io::Result<()>;
+    fn close(self: Box<Self>) -> io::Result<()>;
 }
 
 /// Reads sectors one request after the other.

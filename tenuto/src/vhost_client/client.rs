@@ -100,8 +100,8 @@ impl Client {
         self.start()
     }
 
-    /// Ends the rings in order, and says where each stands. Nothing more is asked for.
-    pub fn stop(&mut self) -> Result<Vec<u16>> {
+    /// Ends the rings in order, and says where each stands.
+    pub fn stop(mut self) -> Result<Vec<u16>> {
         (0..self.options.queues)
             .map(|index| self.session.stop(index))
             .collect()

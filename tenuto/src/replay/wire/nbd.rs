@@ -20,7 +20,7 @@ const VERIFY_SECTORS: u64 = 512;
 
 pub struct Nbd {
     stream: UnixStream,
-    answers: Option<JoinHandle<()>>,
+    answers: JoinHandle<()>,
     frame: Vec<u8>,
 }
 
@@ -35,7 +35,7 @@ impl Nbd {
             .spawn(move || shared.end(take_answers(input, &shared)))?;
         Ok(Nbd {
             stream,
-            answers: Some(answers),
+            answers,
             frame: Vec::new(),
         })
     }
@@ -78,11 +78,9 @@ impl Wire for Nbd {
         self.stream.write_all(&self.frame)
     }
 
-    fn close(&mut self) -> io::Result<()> {
+    fn close(mut self: Box<Self>) -> io::Result<()> {
         self.stream.write_all(&RequestHead::GOODBYE.encode())?;
-        if let Some(answers) = self.answers.take() {
-            answers.join().expect("a panic ends the process");
-        }
+        self.answers.join().expect("a panic ends the process");
         Ok(())
     }
 }

@@ -34,7 +34,7 @@ const OPTIONS: Options = Options {
 
 pub struct Rings {
     ring: Arc<Ring>,
-    answers: Option<JoinHandle<()>>,
+    answers: JoinHandle<()>,
 }
 
 /// What both threads use.
@@ -74,10 +74,7 @@ impl Rings {
         let answers = std::thread::Builder::new()
             .name("replay-answers".into())
             .spawn(move || shared.end(seen.take_answers(&shared)))?;
-        Ok(Rings {
-            ring,
-            answers: Some(answers),
-        })
+        Ok(Rings { ring, answers })
     }
 }
 
@@ -98,13 +95,14 @@ impl Wire for Rings {
         front.offer(cookie, request, payload).map_err(failed)
     }
 
-    fn close(&mut self) -> io::Result<()> {
+    fn close(self: Box<Self>) -> io::Result<()> {
         self.ring.over.store(true, Ordering::SeqCst);
         self.ring.wake.write(1)?;
-        if let Some(answers) = self.answers.take() {
-            answers.join().expect("a panic ends the process");
-        }
-        self.ring.front().client.stop().map_err(failed)?;
+        self.answers.join().expect("a panic ends the process");
+        let ring = Arc::into_inner(self.ring).expect("the other thread has ended");
+        let front = ring.front.into_inner();
+        let client = front.unwrap_or_else(PoisonError::into_inner).client;
+        client.stop().map_err(failed)?;
         Ok(())
     }
 }
