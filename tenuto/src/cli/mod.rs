@@ -34,6 +34,8 @@ mod supervisor;
 pub mod tools;
 mod top;
 mod trace;
+mod trace_agent;
+mod trace_agents;
 mod trace_analyze;
 mod trace_live;
 mod trace_record;

@@ -3,6 +3,7 @@
 //! Always true: what could not be understood is shown with its place, and an output file is there
 //! as a whole or not at all. Deliberately absent: the formats, which are in the crate `workload`.
 
+use super::trace_agent;
 use super::trace_analyze::{self, Analyze};
 use super::trace_replay::{self, Replay};
 use super::{Context, output};
@@ -29,7 +30,9 @@ pub enum Command {
     /// Record the requests of live volumes
     Record(trace_record::Command),
     /// Replay a trace against volumes, or through the engine alone
-    Replay(Replay),
+    Replay(Box<Replay>),
+    /// Replay this machine's part of a trace; `trace replay --agents` runs it
+    Agent,
     /// Make a trace of desktops
     Synth(trace_synth::Command),
 }
@@ -75,6 +78,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Analyze(command) => trace_analyze::run(context, &command),
         Command::Record(command) => trace_record::run(context, &command),
         Command::Replay(command) => trace_replay::run(context, &command),
+        Command::Agent => trace_agent::run(context),
         Command::Synth(command) => trace_synth::run(context, &command),
     }
 }

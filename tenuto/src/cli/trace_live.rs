@@ -13,7 +13,7 @@ use crate::replay::live::{Lane, Told, Written};
 use crate::replay::wire::Door;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
-use workload::trace::Item;
+use workload::trace::{Item, Record};
 
 /// Data of one replay is told from that of another by the time of its begin.
 fn tag() -> u64 {
@@ -21,8 +21,7 @@ fn tag() -> u64 {
     since.map_or(1, |since| since.as_nanos() as u64)
 }
 
-pub struct Options<'a> {
-    pub volumes: &'a [String],
+pub struct Options {
     pub overwrite: bool,
     /// By the rings of its vhost-user socket instead of NBD.
     pub by_rings: bool,
@@ -30,8 +29,8 @@ pub struct Options<'a> {
 }
 
 /// One volume, what it counted before, and what requests go through, or have left.
-struct Target<'a, T> {
-    name: &'a str,
+struct Target<T> {
+    name: String,
     before: Value,
     it: T,
 }
@@ -48,12 +47,7 @@ fn failed(name: &str, error: std::io::Error) -> Error {
     Error::failed(format!("volume {name}: {why}")).about(name)
 }
 
-fn connect<'a>(
-    client: &Client,
-    name: &'a str,
-    by_rings: bool,
-    tag: u64,
-) -> Result<Target<'a, Lane>> {
+fn target(client: &Client, name: &str, by_rings: bool, tag: u64) -> Result<Target<Lane>> {
     let before = client.get(&format!("/v1/volumes/{name}"))?;
     let size_bytes = before["size_bytes"].as_u64().unwrap_or(0);
     let socket = |kind| {
@@ -79,79 +73,144 @@ fn connect<'a>(
         let message = format!("volume {name}: {socket}: {}{right}", cause(&error));
         Error::failed(message).about(name)
     })?;
+    let name = name.to_owned();
     Ok(Target { name, before, it })
 }
 
-fn settle(target: Target<'_, Lane>) -> Result<Target<'_, Written>> {
+fn settle(target: Target<Lane>) -> Result<Target<Written>> {
     let Target { name, before, it } = target;
-    let it = it.settle().map_err(|error| failed(name, error))?;
+    let it = it.settle().map_err(|error| failed(&name, error))?;
     Ok(Target { name, before, it })
 }
 
-pub fn run(context: &Context, from: &From, options: &Options<'_>) -> Result<()> {
-    let names = options.volumes.join(", ");
+/// Volumes under replay.
+pub struct Play {
+    client: Client,
+    targets: Vec<Target<Lane>>,
+    speed: f64,
+    begun: Instant,
+}
+
+/// What came of a replay.
+pub struct Ended {
+    /// A document for each volume.
+    pub volumes: Vec<Value>,
+    pub seconds: f64,
+    /// Whether everything was answered, and read back as it was written.
+    pub judged: Result<()>,
+}
+
+/// Nothing is sent before `Play::begin`.
+pub fn connect(context: &Context, volumes: &[String], options: &Options) -> Result<Play> {
+    let names = volumes.join(", ");
     if !options.overwrite {
         let message =
             format!("volume {names}: a replay overwrites what it holds; give --overwrite for that");
         return Err(Error::new(Kind::Refused, message).about(names));
     }
     let client = context.client()?;
-    let mut reader = open(from)?;
     let tags = tag()..;
-    let targets = options.volumes.iter().zip(tags);
-    let targets = targets.map(|(name, tag)| connect(&client, name, options.by_rings, tag));
-    let mut targets = targets.collect::<Result<Vec<_>>>()?;
-    let begun = Instant::now();
+    let targets = volumes.iter().zip(tags);
+    let targets = targets.map(|(name, tag)| target(&client, name, options.by_rings, tag));
+    Ok(Play {
+        targets: targets.collect::<Result<_>>()?,
+        client,
+        speed: options.speed,
+        begun: Instant::now(),
+    })
+}
+
+impl Play {
+    pub fn volumes(&self) -> usize {
+        self.targets.len()
+    }
+
+    /// The time of the trace begins now.
+    pub fn begin(&mut self) {
+        self.begun = Instant::now();
+    }
+
+    /// Sends a request to the volume of this number when it is due, for which `wait` waits.
+    pub fn send(
+        &mut self,
+        number: usize,
+        record: &Record,
+        wait: impl FnOnce(Instant) -> Result<()>,
+    ) -> Result<()> {
+        let after = Duration::from_nanos((record.time_ns as f64 / self.speed) as u64);
+        let due = self.begun + after;
+        wait(due)?;
+        let target = &mut self.targets[number];
+        let sent = target.it.send(record, due);
+        sent.map_err(|error| failed(&target.name, error))
+    }
+
+    /// Waits for the answers, destages what is dirty, and reads everything back.
+    pub fn settle(self) -> Result<Ended> {
+        let targets = self.targets.into_iter().map(settle);
+        let mut targets = targets.collect::<Result<Vec<_>>>()?;
+        let seconds = self.begun.elapsed().as_secs_f64();
+        let mut volumes = Vec::new();
+        for target in &mut targets {
+            let name = &target.name;
+            if target.before["effective_policy"] == "write-back" {
+                let order = format!("/v1/volumes/{name}/destage?wait=true");
+                self.client.post(&order, None, PATIENT)?;
+            }
+            let after = self.client.get(&format!("/v1/volumes/{name}"))?;
+            let verified = match target.it.told.errors {
+                0 => target.it.verify(),
+                // Nobody knows what a write that failed has left.
+                _ => Ok(()),
+            };
+            verified.map_err(|error| failed(name, error))?;
+            volumes.push(document(name, &target.it.told, &target.before, &after));
+        }
+        Ok(Ended {
+            volumes,
+            seconds,
+            judged: judge(&targets),
+        })
+    }
+}
+
+pub fn run(context: &Context, from: &From, volumes: &[String], options: &Options) -> Result<()> {
+    let mut play = connect(context, volumes, options)?;
+    let mut reader = open(from)?;
+    play.begin();
     let summary = each(from, &mut reader, |reader, item| {
         let Item::Record(record) = item else {
             return Ok(());
         };
-        let Some(target) = targets.get_mut(record.disk.0 as usize) else {
-            let disk = reader.disks().name(record.disk);
-            return Err(Error::usage(format!(
-                "disk {disk} of the trace has no volume; give --volume once for each disk"
-            )));
-        };
-        let due = begun + Duration::from_nanos((record.time_ns as f64 / options.speed) as u64);
-        std::thread::sleep(due.saturating_duration_since(Instant::now()));
-        let sent = target.it.send(record, due);
-        sent.map_err(|error| failed(target.name, error))
-    })?;
-    let targets = targets.into_iter().map(settle);
-    let mut targets = targets.collect::<Result<Vec<Target<'_, Written>>>>()?;
-    let seconds = begun.elapsed().as_secs_f64();
-    let mut volumes = Vec::new();
-    for target in &mut targets {
-        let name = target.name;
-        if target.before["effective_policy"] == "write-back" {
-            client.post(
-                &format!("/v1/volumes/{name}/destage?wait=true"),
-                None,
-                PATIENT,
-            )?;
+        let number = record.disk.0 as usize;
+        if number >= play.volumes() {
+            return Err(without_volume(reader.disks().name(record.disk)));
         }
-        let after = client.get(&format!("/v1/volumes/{name}"))?;
-        let verified = match target.it.told.errors {
-            0 => target.it.verify(),
-            // Nobody knows what a write that failed has left.
-            _ => Ok(()),
-        };
-        verified.map_err(|error| failed(name, error))?;
-        volumes.push(document(name, &target.it.told, &target.before, &after));
-    }
+        play.send(number, record, |due| {
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            Ok(())
+        })
+    })?;
+    let ended = play.settle()?;
     let document = json!({
         "replay": "live",
         "speed": options.speed,
-        "seconds": seconds,
-        "volumes": volumes,
+        "seconds": ended.seconds,
+        "volumes": ended.volumes,
         "lost": summary.lost,
         "not_understood": reader.complaints().bad,
     });
     context.output().document(&document, || text(&document))?;
-    judge(&targets)
+    ended.judged
 }
 
-fn judge(targets: &[Target<'_, Written>]) -> Result<()> {
+pub(super) fn without_volume(disk: &str) -> Error {
+    Error::usage(format!(
+        "disk {disk} of the trace has no volume; give --volume once for each disk"
+    ))
+}
+
+fn judge(targets: &[Target<Written>]) -> Result<()> {
     for Target { name, it, .. } in targets {
         let told = &it.told;
         if told.wrong_sectors > 0 {
@@ -160,11 +219,11 @@ fn judge(targets: &[Target<'_, Written>]) -> Result<()> {
                 "volume {name}: {} sectors are not what was written last, the first is {sector}",
                 told.wrong_sectors
             );
-            return Err(Error::new(Kind::Damaged, message).about(*name));
+            return Err(Error::new(Kind::Damaged, message).about(name));
         }
         if told.errors > 0 {
             let message = format!("volume {name}: {} requests failed", told.errors);
-            return Err(Error::failed(message).about(*name));
+            return Err(Error::failed(message).about(name));
         }
     }
     Ok(())
@@ -212,8 +271,14 @@ fn document(name: &str, told: &Told, before: &Value, after: &Value) -> Value {
     })
 }
 
-fn text(document: &Value) -> String {
+pub(super) fn text(document: &Value) -> String {
     let mut text = String::new();
+    if let Some(hosts) = document["agents"].as_array() {
+        let hosts: Vec<&str> = hosts.iter().filter_map(Value::as_str).collect();
+        let apart = document["begun_apart_ms_max"].as_f64().unwrap_or(0.0);
+        let begun = format!("{}, begun within {apart:.1} ms", hosts.join(", "));
+        text += &output::fields(&[("machines", begun)]);
+    }
     for volume in document["volumes"].as_array().into_iter().flatten() {
         let (reads, origin) = (&volume["reads"], &volume["origin"]);
         let (lag, latency) = (&volume["lag_us"], &volume["latency_us"]);

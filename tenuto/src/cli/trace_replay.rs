@@ -5,6 +5,7 @@
 
 use super::arguments::{latency, millis, size};
 use super::trace::{From, each, open};
+use super::trace_agents::{self, Agents};
 use super::trace_live::{self, Options};
 use super::{Context, output};
 use crate::config::units::human_bytes;
@@ -34,6 +35,30 @@ pub struct Replay {
     /// What the volumes hold may be overwritten
     #[arg(long, conflicts_with = "offline")]
     overwrite: bool,
+    /// Machines whose volumes take part; --volume is HOST:NAME then
+    #[arg(
+        long,
+        value_name = "HOST,…",
+        value_delimiter = ',',
+        conflicts_with = "offline"
+    )]
+    agents: Vec<String>,
+    /// What runs a program on a machine
+    #[arg(
+        long,
+        value_name = "COMMAND",
+        default_value = "ssh",
+        requires = "agents"
+    )]
+    rsh: String,
+    /// What tenuto is called there
+    #[arg(
+        long,
+        value_name = "COMMAND",
+        default_value = "tenuto",
+        requires = "agents"
+    )]
+    remote: String,
     /// How requests reach the volumes: nbd, or vhost-user as those of guests do
     #[arg(long, default_value = "nbd", conflicts_with = "offline")]
     #[arg(value_parser = ["nbd", "vhost-user"])]
@@ -145,12 +170,19 @@ pub fn run(context: &Context, command: &Replay) -> Result<()> {
         ));
     }
     let options = Options {
-        volumes: &command.volume,
         overwrite: command.overwrite,
         by_rings: command.client == "vhost-user",
         speed: command.speed,
     };
-    trace_live::run(context, &command.from, &options)
+    if command.agents.is_empty() {
+        return trace_live::run(context, &command.from, &command.volume, &options);
+    }
+    let agents = Agents {
+        hosts: &command.agents,
+        rsh: &command.rsh,
+        program: &command.remote,
+    };
+    trace_agents::run(context, &command.from, &command.volume, &options, &agents)
 }
 
 fn offline(context: &Context, command: &Replay) -> Result<()> {
