@@ -283,6 +283,7 @@ fn what_is_wrong_is_said_in_one_line() {
         ("trace analyze none", 1, "none: "),
         ("trace analyze bad", 1, "no format that is known"),
         ("trace analyze a.csv --categories bad", 1, "line 2"),
+        ("trace analyze a.csv --durability bad", 1, "line 2"),
         ("trace analyze - -", 2, "standard input"),
         ("trace analyze a.csv --period 2h..90m", 2, "90m..2h"),
         ("trace analyze a.csv --memory 5", 2, "1MiB"),
@@ -361,6 +362,23 @@ fn requests_find_the_file_of_an_image() {
         assert_eq!(shown["categories"][0]["name"], "programs");
         assert_eq!(shown["categories"][1]["name"], "unknown");
         assert_eq!(shown["images_without_disk"][0], "x");
+        std::fs::write(place.join("late"), "late /usr\n").expect("written");
+        let own = [&asked[..], &["--durability", "late"]].concat();
+        for (asked, class) in [(&asked[..], "write-back"), (&own, "write-through")] {
+            let shown = document(place, asked);
+            let classes = shown["durability"].as_array().expect("classes");
+            let of = |name: &str| classes.iter().find(|it| it["class"] == name);
+            let found = of(class).expect("the file's");
+            assert_eq!(
+                (&found["writes"], &found["write_bytes"]),
+                (&1.into(), &1024.into())
+            );
+            assert_eq!(found["share_of_writes"], 0.5);
+            assert_eq!(of("without a path").expect("the other")["writes"], 1);
+            assert_eq!(classes.len(), 2);
+        }
+        let (_, out, _) = run(place, &own);
+        assert!(out.contains("Writes by durability"), "{out}");
     }
     let asked = ["trace", "analyze", "vm.csv", "--image", "vm=vm.csv"];
     let (code, _, err) = run(place, &asked);

@@ -21,7 +21,8 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use workload::trace::analyze::categories::{Categories, CategoryId};
+use workload::trace::analyze::categories::{Categories, CategoryId, OTHER, UNKNOWN};
+use workload::trace::analyze::flow::Mix;
 use workload::trace::analyze::merge::{Failed, Merged};
 use workload::trace::analyze::peaks::Period;
 use workload::trace::analyze::{Analysis, Options, Report};
@@ -60,6 +61,10 @@ pub struct Analyze {
     /// A table of name-space categories instead of the built-in one: lines CATEGORY PREFIX
     #[arg(long, value_name = "FILE")]
     categories: Option<PathBuf>,
+    /// A table of how durable what is written has to be, instead of the built-in one: lines
+    /// CLASS PREFIX
+    #[arg(long, value_name = "FILE")]
+    durability: Option<PathBuf>,
     /// The image of a disk: gives requests the path of their file (raw, ext2, ext3 or ext4; read by
     /// debugfs and partx); may be given several times
     #[arg(long = "image", value_name = "DISK=IMAGE", value_parser = image::argument)]
@@ -93,6 +98,8 @@ pub struct Shown {
     pub disks: Names,
     pub paths: Names,
     pub categories: Vec<String>,
+    /// Requests by how durable what they write has to be; none without paths.
+    pub durability: Vec<(String, Mix)>,
     pub sources: Vec<(String, Format, Complaints)>,
     pub lost: u64,
     /// Images of disks that no trace has.
@@ -129,7 +136,8 @@ fn failed(path: &Path, why: impl std::fmt::Display) -> Error {
 }
 
 fn analyze(context: &Context, command: &Analyze) -> Result<Shown> {
-    let table = table(command.categories.as_deref())?;
+    let classes = table(command.durability.as_deref(), Categories::durability)?;
+    let table = table(command.categories.as_deref(), Categories::default)?;
     let mut images = Images::read(&command.images)?;
     let opened = Opened::new(command)?;
     let (consumed, total) = (opened.consumed, opened.total_bytes);
@@ -164,7 +172,9 @@ fn analyze(context: &Context, command: &Analyze) -> Result<Shown> {
     }
     progress.finish();
     let sources = merged.sources();
+    let report = analysis.finish();
     Ok(Shown {
+        durability: durability(&report, &classes, merged.paths()),
         sources: sources
             .map(|(name, format, found)| (name.to_owned(), format, found.clone()))
             .collect(),
@@ -173,7 +183,7 @@ fn analyze(context: &Context, command: &Analyze) -> Result<Shown> {
         disks: merged.disks().clone(),
         paths: merged.paths().clone(),
         categories: table.names().to_vec(),
-        report: analysis.finish(),
+        report,
     })
 }
 
@@ -184,9 +194,32 @@ fn object(command: &Analyze) -> String {
     }
 }
 
-fn table(path: Option<&Path>) -> Result<Categories> {
+fn durability(report: &Report, classes: &Categories, paths: &Names) -> Vec<(String, Mix)> {
+    if report.by_path.is_empty() {
+        return Vec::new();
+    }
+    let mixes = report.by_class(classes, paths).into_iter();
+    let named = classes.names().iter().enumerate().zip(mixes);
+    let mut written: Vec<(String, Mix)> = Vec::new();
+    for ((at, name), mix) in named.filter(|(_, mix)| mix.writes > 0) {
+        let name = match CategoryId(at as u8) {
+            UNKNOWN => "without a path",
+            OTHER => "write-through",
+            _ => name,
+        };
+        // A table may have a line for what is written through.
+        match written.iter_mut().find(|it| it.0 == name) {
+            Some((_, sum)) => sum.add_all(&mix),
+            None => written.push((name.to_owned(), mix)),
+        }
+    }
+    written.sort_by_key(|(_, mix)| std::cmp::Reverse(mix.writes));
+    written
+}
+
+fn table(path: Option<&Path>, own: impl FnOnce() -> Categories) -> Result<Categories> {
     let Some(path) = path else {
-        return Ok(Categories::default());
+        return Ok(own());
     };
     let text = std::fs::read_to_string(path).map_err(|error| missing(path, &error))?;
     Categories::parse(&text).map_err(|error| failed(path, error))

@@ -53,6 +53,7 @@ pub fn document(shown: &Shown) -> Value {
             "working_set": working_set(shown),
             "miss_ratio": miss_ratio(shown),
             "categories": categories(shown),
+            "durability": durability(shown),
             "paths": paths(shown),
             "disks": disks(shown),
             "over_time": over_time(shown),
@@ -259,6 +260,22 @@ fn categories(shown: &Shown) -> Vec<Value> {
             let bytes = divergence[usize::from(id.0)];
             extend(&mut document, json!({ "divergence_bytes": bytes }));
             document
+        })
+        .collect()
+}
+
+fn durability(shown: &Shown) -> Vec<Value> {
+    let all = &shown.report.flow.total;
+    let classes = shown.durability.iter();
+    classes
+        .map(|(name, mix)| {
+            json!({
+                "class": name,
+                "writes": mix.writes,
+                "write_bytes": mix.write_bytes,
+                "share_of_writes": share(mix.writes, all.writes),
+                "share_of_write_bytes": share(mix.write_bytes, all.write_bytes),
+            })
         })
         .collect()
 }

@@ -300,8 +300,28 @@ fn name_space(shown: &Shown) -> String {
             below,
         ),
         category_divergence(shown),
+        durability(shown),
     ]
     .concat()
+}
+
+fn durability(shown: &Shown) -> String {
+    let all = &shown.report.flow.total;
+    let part = |value: u64, all: u64| share(value, all).unwrap_or(0.0) * 100.0;
+    let classes = shown.durability.iter().map(|(name, mix)| {
+        let parts = vec![
+            part(mix.writes, all.writes),
+            part(mix.write_bytes, all.write_bytes),
+        ];
+        (name.clone(), parts)
+    });
+    let classes: Vec<_> = classes.collect();
+    figure(
+        "Writes by durability",
+        &bars("% of all writes", &["requests", "bytes"], &classes),
+        "How durable what is written has to be, by the table of paths: write-back may be late, \
+         no-write-back need not outlive the machine's next start, all else is written through.",
+    )
 }
 
 fn category_divergence(shown: &Shown) -> String {

@@ -37,6 +37,7 @@ pub fn text(shown: &Shown) -> String {
         misses(shown),
     );
     section("Name space", categories(shown));
+    section("Writes by durability", durability(shown));
     section("Busiest files", paths(shown));
     section("Disks", disks(shown));
     text
@@ -340,6 +341,22 @@ fn categories(shown: &Shown) -> Option<String> {
     });
     let rows: Vec<_> = rows.collect();
     Some(mixes("CATEGORY", &rows, report.flow.total.requests()))
+}
+
+fn durability(shown: &Shown) -> Option<String> {
+    let all = &shown.report.flow.total;
+    let rows = shown.durability.iter().map(|(name, mix)| {
+        vec![
+            name.clone(),
+            mix.writes.to_string(),
+            percent(share(mix.writes, all.writes)),
+            human_bytes(mix.write_bytes),
+            percent(share(mix.write_bytes, all.write_bytes)),
+        ]
+    });
+    let rows: Vec<Vec<String>> = rows.collect();
+    let head = ["CLASS", "WRITES", "OF ALL", "BYTES", "OF ALL"];
+    (!rows.is_empty()).then(|| output::table(&head, &rows, &[1, 2, 3, 4]))
 }
 
 fn paths(shown: &Shown) -> Option<String> {

@@ -80,6 +80,44 @@ system /etc
 system /var
 ";
 
+/// How durable what is written there has to be (Capo, table 2); all else is written through. The
+/// directories of Linux are our own choice, by the same reasons: what an installation or an
+/// application can make again may be late, what a start of the machine discards need not be kept.
+const DURABILITY: &str = "\
+write-back /program files
+write-back /program files (x86)
+write-back /windows
+write-back /winnt
+write-back /users/programdata/vmware/vdm/logs
+write-back /users/*/ntuser.dat
+write-back /users/*/appdata/local
+write-back /users/*/appdata/roaming
+write-back /usr
+write-back /opt
+write-back /var/log
+write-back /var/lib/dpkg
+write-back /var/lib/rpm
+write-back \\home\\*\\.config
+write-back \\home\\*\\.local\\share
+no-write-back /pagefile.sys
+no-write-back /swapfile.sys
+no-write-back /hiberfil.sys
+no-write-back /programdata/sophos
+no-write-back /temp
+no-write-back /windows/temp
+no-write-back /users/*/appdata/local/temp
+no-write-back /users/*/appdata/local/microsoft/windows/temporary internet files
+no-write-back /users/*/appdata/local/microsoft/windows/inetcache
+no-write-back /swapfile
+no-write-back /swap.img
+no-write-back /[swap]
+no-write-back /tmp
+no-write-back /var/tmp
+no-write-back /var/cache
+no-write-back \\home\\*\\.cache
+no-write-back \\root\\.cache
+";
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Categories {
     names: Vec<String>,
@@ -108,6 +146,11 @@ impl Default for Categories {
 }
 
 impl Categories {
+    /// Classes of durability instead of places; what no prefix fits is written through.
+    pub fn durability() -> Categories {
+        Categories::parse(DURABILITY).expect("our own table is right")
+    }
+
     pub fn parse(text: &str) -> Result<Categories, Wrong> {
         let mut categories = Categories {
             names: vec!["unknown".to_owned(), "other".to_owned()],
@@ -207,6 +250,26 @@ mod tests {
             ("/windowsandmore", "other"),
         ] {
             assert_eq!(name(path), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_there_may_be_late_or_lost() {
+        let classes = Categories::durability();
+        for (path, expected) in [
+            ("\\Program Files\\a.exe", "write-back"),
+            ("C:\\WINDOWS\\System32\\config\\SYSTEM", "write-back"),
+            ("\\Users\\ann\\ntuser.dat", "write-back"),
+            ("\\Users\\ann\\AppData\\Roaming\\x", "write-back"),
+            ("\\Users\\ann\\AppData\\Local\\Temp\\x", "no-write-back"),
+            ("\\pagefile.sys", "no-write-back"),
+            ("\\Users\\ann\\Documents\\x.doc", "other"),
+            ("\\$Mft", "other"),
+            ("\\home\\ann\\.cache/x", "no-write-back"),
+            ("\\home\\ann\\x", "other"),
+        ] {
+            let CategoryId(at) = classes.of(path);
+            assert_eq!(classes.names()[usize::from(at)], expected, "{path}");
         }
     }
 

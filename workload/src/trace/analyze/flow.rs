@@ -25,6 +25,22 @@ impl Mix {
         *sum = sum.saturating_add(bytes);
     }
 
+    pub fn add_all(&mut self, other: &Mix) {
+        self.reads += other.reads;
+        self.writes += other.writes;
+        self.read_bytes = self.read_bytes.saturating_add(other.read_bytes);
+        self.write_bytes = self.write_bytes.saturating_add(other.write_bytes);
+    }
+
+    /// Takes away a part of what was added.
+    pub fn remove(&mut self, part: &Mix) {
+        self.reads -= part.reads;
+        self.writes -= part.writes;
+        // Sums at their limit say nothing any more.
+        self.read_bytes = self.read_bytes.saturating_sub(part.read_bytes);
+        self.write_bytes = self.write_bytes.saturating_sub(part.write_bytes);
+    }
+
     pub fn requests(&self) -> u64 {
         self.reads + self.writes
     }

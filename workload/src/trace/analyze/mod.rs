@@ -23,9 +23,9 @@ pub mod slots;
 mod tests;
 pub mod working_set;
 
-use super::{NameId, Op, Record, SECTOR_BYTES};
+use super::{NameId, Names, Op, Record, SECTOR_BYTES};
 use blocks::{BLOCK_SECTORS, Blocks, CHUNK_BLOCKS, CHUNK_SECTORS, Was};
-use categories::{CATEGORIES_MAX, CategoryId, UNKNOWN};
+use categories::{CATEGORIES_MAX, Categories, CategoryId, UNKNOWN};
 use divergence::Divergence;
 use flow::{Flow, Mix};
 use peaks::{Cell, Peak, Peaks, Period, Seen};
@@ -263,6 +263,19 @@ impl Report {
         let mut used: Vec<_> = mixes.filter(|it| it.1.requests() > 0).collect();
         used.sort_by_key(|it| (std::cmp::Reverse(it.1.requests()), it.0));
         used
+    }
+
+    /// Requests by another table, in its order, for each path by its place in the list; those
+    /// without a path are of the first.
+    pub fn by_class(&self, table: &Categories, paths: &Names) -> Vec<Mix> {
+        let mut classes = vec![Mix::default(); table.names().len()];
+        let mut without = self.flow.total;
+        for (path, mix) in paths.all().iter().zip(&self.by_path) {
+            classes[usize::from(table.of(path).0)].add_all(mix);
+            without.remove(mix);
+        }
+        classes[usize::from(UNKNOWN.0)].add_all(&without);
+        classes
     }
 
     /// The busiest paths with their place in the list.
