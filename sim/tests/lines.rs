@@ -13,7 +13,7 @@ const ENOUGH: u64 = 20;
 
 #[test]
 fn clean_blocks_of_a_rotten_device_are_never_wrong() {
-    let seeds = seeds(60, 1);
+    let seeds = seeds(60, 3);
     let count = seeds.end - seeds.start;
     let counters = every_seed("clean blocks", seeds, clean_blocks);
     if count < ENOUGH {
@@ -75,7 +75,7 @@ fn over_kills(seed: u64) -> Options {
 /// use in an order that never leaves a line over newer bytes.
 #[test]
 fn the_order_of_segments_alone_keeps_clean_blocks_right_over_kills() {
-    let counters = every_seed("clean blocks without sums", seeds(60, 1), over_kills);
+    let counters = every_seed("clean blocks without sums", seeds(60, 3), over_kills);
     assert!(
         counters.lines_read > 0 && counters.lines_retired > 0,
         "{counters:?}"
