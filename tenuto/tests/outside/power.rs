@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use workload::check::{Crash, Promise};
 
-use crate::common::disk::{Device, Disk, FileSystem};
+use crate::common::disk::{Device, Disk, FileSystem, unmount};
 use crate::common::load::{Load, Mix};
 use crate::common::nbd;
 use crate::common::random::Random;
@@ -97,7 +97,7 @@ impl Origins {
 impl Drop for Origins {
     fn drop(&mut self) {
         // Before the file systems on both sides of it.
-        let _ = Command::new("umount").arg(&self.bound).status();
+        unmount(&self.bound);
     }
 }
 

@@ -530,22 +530,26 @@ impl FileSystem {
     }
 }
 
+/// Waits until nobody holds it any more. Not lazily: a file system that is still mounted would be
+/// mounted a second time by the next round, with the first one's pages.
+pub fn unmount(place: &Path) {
+    let start = Instant::now();
+    while !Command::new("umount")
+        .arg(place)
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+    {
+        if start.elapsed() > MOUNT_TIMEOUT {
+            eprintln!("{} could not be unmounted", place.display());
+            break;
+        }
+    }
+}
+
 impl Drop for FileSystem {
     fn drop(&mut self) {
-        // Not lazily: a file system that is still mounted would be mounted a second time by the
-        // next round, with the first one's pages.
-        let start = Instant::now();
-        while !Command::new("umount")
-            .arg(&self.directory)
-            .stderr(Stdio::null())
-            .status()
-            .is_ok_and(|status| status.success())
-        {
-            if start.elapsed() > MOUNT_TIMEOUT {
-                eprintln!("{} could not be unmounted", self.directory.display());
-                break;
-            }
-        }
+        unmount(&self.directory);
         self.device.take();
         self.below.take();
     }
