@@ -16,16 +16,16 @@ use super::trace_live::{self, Ended, Options, Play};
 use crate::error::{Error, Result, cause};
 use serde_json::{Value, json};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Instant;
 use workload::trace::{Format, Item, Reader};
 
 /// Words that another version does not know would be misunderstood.
 pub(super) const WORDS: u64 = 1;
-/// No line of theirs is longer.
-const LINE_BYTES_MAX: u64 = 1 << 20;
-/// Nor is more of the trace sent at once.
+/// No line of theirs is longer; the longest tells of every volume of a machine, a kilobyte each.
+const LINE_BYTES_MAX: u64 = 64 << 20;
+/// More of the trace is not sent at once.
 pub(super) const CHUNK_BYTES_MAX: u64 = 1 << 20;
 
 pub(super) fn say(output: &mut impl Write, word: &Value) -> io::Result<()> {
@@ -70,23 +70,46 @@ fn plan(word: &Value) -> Result<(Vec<String>, Options)> {
     Ok((names, options))
 }
 
+/// What became of the pipe to the other end.
+fn broken(error: io::Error) -> Error {
+    let why = match error.kind() {
+        io::ErrorKind::UnexpectedEof => "the other end went away".to_owned(),
+        _ => cause(&error),
+    };
+    Error::failed(format!("trace agent: {why}"))
+}
+
+/// The next line, where one has to come.
+fn next(input: &mut impl BufRead) -> Result<Value> {
+    let word = hear(input).map_err(broken)?;
+    word.ok_or_else(|| broken(io::ErrorKind::UnexpectedEof.into()))
+}
+
 /// The part of the trace, as a file that nobody else sees.
-fn load(input: &mut impl BufRead) -> io::Result<File> {
-    let mut spool = BufWriter::new(tempfile::tempfile()?);
+fn load(input: &mut impl BufRead) -> Result<File> {
+    let full = |error: io::Error| {
+        let (place, why) = (std::env::temp_dir(), cause(&error));
+        Error::failed(format!(
+            "trace agent: {}: {why}; this machine's part of the trace lies there, TMPDIR names \
+             another place",
+            place.display()
+        ))
+    };
+    let mut spool = tempfile::tempfile().map_err(full)?;
+    let mut piece = Vec::new();
     loop {
-        let word = hear(input)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let word = next(input)?;
         if word["whole"] == true {
             break;
         }
         let bytes = word["trace"].as_u64();
         let bytes = bytes.filter(|bytes| *bytes <= CHUNK_BYTES_MAX);
-        let bytes = bytes.ok_or_else(|| io::Error::other("neither trace nor its end"))?;
-        if io::copy(&mut input.take(bytes), &mut spool)? < bytes {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
+        let strange = || broken(io::Error::other("neither trace nor its end"));
+        piece.resize(bytes.ok_or_else(strange)? as usize, 0);
+        input.read_exact(&mut piece).map_err(broken)?;
+        spool.write_all(&piece).map_err(full)?;
     }
-    let mut spool = spool.into_inner()?;
-    spool.rewind()?;
+    spool.rewind().map_err(full)?;
     Ok(spool)
 }
 
@@ -96,8 +119,8 @@ fn send(play: &mut Play, part: File, gone: &Receiver<()>) -> Result<()> {
     let input = BufReader::with_capacity(1 << 20, part);
     let reader = Reader::open(input, Some(Format::Native));
     let mut reader = reader.map_err(|error| wrong(error.to_string()))?;
-    let next = |reader: &mut Reader<_>| reader.next_item().map_err(|error| wrong(cause(&error)));
-    while let Some(item) = next(&mut reader)? {
+    let item = |reader: &mut Reader<_>| reader.next_item().map_err(|error| wrong(cause(&error)));
+    while let Some(item) = item(&mut reader)? {
         let Item::Record(mut record) = item else {
             continue;
         };
@@ -130,27 +153,16 @@ fn play(
     mut input: impl BufRead + Send + 'static,
     output: &mut impl Write,
 ) -> Result<Ended> {
-    let wrong = |error: io::Error| {
-        let why = match error.kind() {
-            io::ErrorKind::UnexpectedEof => "the other end went away".to_owned(),
-            _ => cause(&error),
-        };
-        Error::failed(format!("trace agent: {why}"))
-    };
-    let word = hear(&mut input).map_err(wrong)?;
-    let word = word.ok_or_else(|| wrong(io::ErrorKind::UnexpectedEof.into()))?;
-    let (names, options) = plan(&word)?;
+    let (names, options) = plan(&next(&mut input)?)?;
     let mut play = trace_live::connect(context, &names, &options)?;
-    say(output, &json!({ "connected": names.len() })).map_err(wrong)?;
-    let part = load(&mut input).map_err(wrong)?;
-    say(output, &json!({ "loaded": true })).map_err(wrong)?;
-    match hear(&mut input).map_err(wrong)? {
-        Some(word) if word["go"] == true => {}
-        Some(_) => return Err(wrong(io::Error::other("no order to go"))),
-        None => return Err(wrong(io::ErrorKind::UnexpectedEof.into())),
+    say(output, &json!({ "connected": names.len() })).map_err(broken)?;
+    let part = load(&mut input)?;
+    say(output, &json!({ "loaded": true })).map_err(broken)?;
+    if next(&mut input)?["go"] != true {
+        return Err(broken(io::Error::other("no order to go")));
     }
     play.begin();
-    say(output, &json!({ "begun": true })).map_err(wrong)?;
+    say(output, &json!({ "begun": true })).map_err(broken)?;
     let (end, gone) = channel();
     // It ends with the process, or with the other end's side of the pipe, which they keep open as
     // long as they wait for us. They say nothing any more, so whatever comes is the end.

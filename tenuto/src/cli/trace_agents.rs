@@ -149,6 +149,8 @@ impl Agent {
 
     /// It has gone away; what it wrote to standard error, which is ours too, says why.
     fn gone(&mut self) -> Error {
+        // What is left of it may wait for us.
+        (self.writer, self.input) = (None, None);
         let status = self.child.wait();
         let status = status.map_or_else(|error| cause(&error), |status| status.to_string());
         Error::failed(format!(

@@ -5,6 +5,7 @@
 
 use crate::common::random::Random;
 use crate::common::{Daemon, Rig, end, seed, wait_until};
+use serde_json::Value;
 use std::fmt::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -34,9 +35,11 @@ fn machines() -> Machines {
     let text = format!(
         "#!/bin/sh\nhost=$1; shift\ncase $host in\nleft) export TENUTO_CONFIG={};;\n\
          right) export TENUTO_CONFIG={};;\n\
+         full) export TENUTO_CONFIG={} TMPDIR=/dev/null;;\n\
          *) echo \"$host: no such machine\" >&2; exit 255;;\nesac\n\
          echo $$ > {}/$host.pid\nexec \"$@\"\n",
         left.config_path().display(),
+        right.config_path().display(),
         right.config_path().display(),
         left.stage_dir().display(),
     );
@@ -59,6 +62,12 @@ impl Machines {
         let begin = format!("trace replay {trace} --rsh {} --remote {tenuto}", self.rsh);
         let words = begin.split(' ').chain(more.split(' '));
         words.map(str::to_owned).collect()
+    }
+
+    fn json(&self, trace: &Path, more: &str) -> Value {
+        let arguments = self.arguments(trace, &format!("--json {more}"));
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        serde_json::from_str(&self.left.done(&arguments)).expect("JSON")
     }
 
     fn refused(&self, trace: &Path, more: &str, code: i32) -> String {
@@ -117,11 +126,8 @@ fn a_trace_is_replayed_on_two_machines_at_once() {
     let machines = machines();
     let trace = trace(&machines.left, seed(17));
     let volumes = "--volume right:three --volume left:two --volume right:four";
-    let more = format!("--json --speed 20 --agents left,right {volumes} --overwrite");
-    let arguments = machines.arguments(&trace, &more);
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let document: serde_json::Value =
-        serde_json::from_str(&machines.left.done(&arguments)).expect("JSON");
+    let more = format!("--speed 20 --agents left,right {volumes} --overwrite");
+    let document = machines.json(&trace, &more);
     let told = document["volumes"].as_array().expect("volumes");
     let names: Vec<&str> = told.iter().filter_map(|it| it["name"].as_str()).collect();
     assert_eq!(names, ["right:three", "left:two", "right:four"]);
@@ -183,6 +189,12 @@ fn a_replay_that_a_machine_cannot_take_part_in_does_not_begin() {
             "has no volume",
         ),
         (
+            "--agents full --volume full:three --volume full:four --volume full:three --overwrite"
+                .to_owned(),
+            1,
+            "TMPDIR names another place",
+        ),
+        (
             "--agents left,there --volume left:one --volume there:two --overwrite".to_owned(),
             1,
             "there: no such machine",
@@ -221,11 +233,7 @@ fn each_request_leaves_at_its_time_in_the_whole_trace() {
     let text = "0,pc,0,Write,0,4096,0\n30000000,pc,1,Write,0,4096,0\n";
     std::fs::write(&path, text).expect("write the trace");
     let volumes = "--volume left:one --volume right:three --overwrite";
-    let more = format!("--json --agents left,right {volumes}");
-    let arguments = machines.arguments(&path, &more);
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let document: serde_json::Value =
-        serde_json::from_str(&machines.left.done(&arguments)).expect("JSON");
+    let document = machines.json(&path, &format!("--agents left,right {volumes}"));
     let seconds = document["seconds"].as_f64().expect("seconds");
     assert!(seconds >= 3.0, "{document}");
 }
