@@ -76,11 +76,11 @@ impl Machines {
         self.left.refused(&arguments, code)
     }
 
-    /// A replay of a minute that has begun on both machines.
+    /// A replay of ten minutes that has begun on both machines.
     fn long_replay(&self) -> (Child, [i32; 2]) {
         let path = self.left.stage_dir().join("long.csv");
         let line = |at: u64| format!("{},pc,{},Write,0,4096,0\n", at * 5_000_000, at % 2);
-        std::fs::write(&path, (0..120).map(line).collect::<String>()).expect("write the trace");
+        std::fs::write(&path, (0..1200).map(line).collect::<String>()).expect("write the trace");
         let volumes = "--volume left:one --volume right:three --overwrite";
         let arguments = self.arguments(&path, &format!("--agents left,right {volumes}"));
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
