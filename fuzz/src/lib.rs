@@ -10,6 +10,7 @@ pub mod fill;
 pub mod format;
 pub mod nbd;
 pub mod nbd_client;
+pub mod places;
 pub mod qmp;
 pub mod repair;
 pub mod rings;
@@ -23,7 +24,7 @@ pub mod vhost_user;
 pub type Target = fn(&[u8]) -> bool;
 
 /// Every target under the name of its binary and its corpus.
-pub const TARGETS: [(&str, Target); 21] = [
+pub const TARGETS: [(&str, Target); 22] = [
     ("nbd_session", nbd::session),
     ("nbd_client", nbd_client::session),
     ("qmp", qmp::lines),
@@ -45,4 +46,5 @@ pub const TARGETS: [(&str, Target); 21] = [
     ("uri", text::uri),
     ("trace_native", trace::native),
     ("trace_text", trace::text),
+    ("debugfs", places::debugfs),
 ];

@@ -167,4 +167,5 @@ targets! {
     names_of_exports_survive_any_text: "uri",
     native_traces_survive_any_bytes: "trace_native",
     traces_of_others_survive_any_text: "trace_text",
+    maps_of_images_survive_any_text: "debugfs",
 }

@@ -6,6 +6,7 @@ mod common;
 
 use common::{every_seed, is_told_of_one, noticed, seeds};
 use sim::Sabotage;
+use sim::host::Ending;
 use sim::scenario::commits;
 
 #[test]
@@ -24,6 +25,11 @@ fn a_commit_is_whole_or_not_at_all() {
 
 #[test]
 fn a_commit_without_the_sync_of_its_journal_is_noticed() {
-    // Every second seed has a neighbour, whose journal would be noticed as well.
-    noticed(Sabotage::JournalSync, |seed| commits(2 * seed));
+    // Every second seed has a neighbour, whose journal would be noticed as well. A daemon that dies
+    // alone leaves what it has written.
+    noticed(Sabotage::JournalSync, |seed| {
+        let mut options = commits(2 * seed);
+        options.endings.fill(Ending::PowerLoss);
+        options
+    });
 }

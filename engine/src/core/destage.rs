@@ -12,7 +12,7 @@
 //! The epoch stays readable until the ledger says it is destaged. Deliberately absent: when the
 //! segments are used again; the checkpoint decides that.
 
-use super::jobs::{Job, write_journal};
+use super::jobs::{JOB_PIECES_MAX, Job, write_journal};
 use super::mend::REREAD_MS;
 use super::runs::{journal_entries_max, next_run};
 use super::stride::Pace;
@@ -24,6 +24,7 @@ use crate::format::journal::{self, Journal, JournalEntry};
 use crate::format::ledger::{Ledger, Progress};
 use crate::log::Waiter;
 use crate::map::{Content, ExtentMap};
+use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
 use crate::ram::{Key, Layer};
 use crate::slab::Slab;
@@ -65,6 +66,8 @@ pub struct Destage {
     upto: Serial,
     pub(super) cursor: u64,
     pub(super) jobs: Slab<Job>,
+    /// Of the jobs, together: pieces of memory, and one for each that has none.
+    pub(super) width: usize,
     pub(super) failed: bool,
     /// What cannot be read, and when that is tried again.
     pub(super) bad: Vec<Want>,
@@ -227,6 +230,7 @@ impl Core {
             upto: epoch.last_serial,
             cursor: 0,
             jobs: Slab::default(),
+            width: 0,
             failed: false,
             bad: Vec::new(),
             reread_at: Time(0),
@@ -332,12 +336,12 @@ impl Core {
         loop {
             let depth = self.destage_depth(cx.now, id);
             let destage = self.phase(id);
-            // Each request to the journal fills a piece of memory.
+            // Each request to the journal fills its memory.
             let depth = match destage.applying {
                 true => depth,
                 false => depth.div_ceil(JOURNAL_PART),
             };
-            if destage.jobs.len() >= depth || destage.failed {
+            if destage.width >= depth || destage.failed {
                 break;
             }
             let applying = destage.applying;
@@ -347,13 +351,14 @@ impl Core {
                 return true;
             }
             let cursor = destage.cursor;
+            let pieces = if applying { JOB_PIECES_MAX as u64 } else { 1 };
             let map = &self
                 .volume(id)
                 .epochs
                 .front()
                 .expect("an epoch is being destaged")
                 .map;
-            let Some(run) = next_run(map, cursor, piece_bytes) else {
+            let Some(run) = next_run(map, cursor, pieces * piece_bytes) else {
                 break;
             };
             if self.is_paced(cx, id) || !self.has_turn(cx.now, id) {
@@ -526,7 +531,14 @@ impl Core {
         destage.table_at += bytes;
         self.volume(id).counters.origin.journal_bytes += bytes as u64;
         let pending = Pending::JournalTable { volume: id };
-        write_journal(cx, id, pending, at as u64, place, bytes as u64);
+        let bytes = bytes as u64;
+        write_journal(
+            cx,
+            id,
+            pending,
+            at as u64,
+            alloc::vec![Slice { place, bytes }],
+        );
         false
     }
 

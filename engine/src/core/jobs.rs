@@ -1,13 +1,14 @@
 //! The requests of a destage: from the log into memory, and on to the journal or the origin.
 //!
 //! ```text
-//! journal: runs ─▶ one piece of memory ─▶ one write, an entry of the table for each run
-//! origin:  run ─▶ memory ─▶ one write
+//! journal: runs ─▶ a few pieces of memory ─▶ one write, an entry of the table for each run
+//! origin:  run ─▶ a few pieces of memory ─▶ one write
 //! ```
 //!
-//! Always true: a job holds its memory until its write has ended; a run of the journal begins with
-//! a block, and what fills that block up is zero; where the runs of a journal lie is told by the
-//! table alone. Deliberately absent: which phase comes next ([`super::destage`]).
+//! Always true: a job holds its memory until its write has ended; no extent lies in two pieces, so
+//! that one checksum covers it, and only whole blocks go before another piece; a run of the journal
+//! begins with a block, and what fills that block up is zero; where the runs of a journal lie is
+//! told by the table alone. Deliberately absent: which phase comes next ([`super::destage`]).
 
 use super::Core;
 use super::runs::{Run, next_run};
@@ -18,29 +19,60 @@ use crate::format::journal::JournalEntry;
 use crate::format::record::EntryKind;
 use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending};
-use crate::types::{BLOCK_BYTES, DestageMode, SECTOR_BYTES, Span, Time, VolumeId};
+use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, DestageMode, SECTOR_BYTES, Span, Time, VolumeId};
 use alloc::vec::Vec;
 
-/// A range, and where its bytes lie in the memory of its job.
+/// Pieces of memory that one request fills: 1 MiB with chunks of 256 KiB. A storage that counts
+/// requests is asked for fewer.
+pub(super) const JOB_PIECES_MAX: usize = 4;
+
+/// A range, and where its bytes lie in memory and in its job.
 #[derive(Clone, Copy)]
 struct Part {
     span: Span,
+    place: Place,
     at: u64,
 }
 
 /// What goes from the log to the journal or the origin in one request. To the origin goes one
-/// range; to the journal go as many as fill a piece of memory, each from a block of its own on.
+/// range; to the journal go as many as fill the memory, each from a block of its own on. A range of
+/// zeroes has no memory.
 pub(super) struct Job {
     parts: Vec<Part>,
-    piece: Option<u32>,
+    pieces: Vec<u32>,
+    slices: Vec<Slice>,
     /// In the journal.
     offset: u64,
-    bytes: u64,
 }
 
 impl Job {
     fn blocks(&self) -> u64 {
         self.parts.iter().map(|part| part.span.blocks()).sum()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.slices.iter().map(|slice| slice.bytes).sum()
+    }
+
+    /// What it takes of the queue of the origin, and of the memory of the destager.
+    fn width(&self) -> usize {
+        self.pieces.len().max(1)
+    }
+
+    /// Where the next byte goes: behind the others in its piece.
+    fn end(&self) -> Place {
+        let last = self.slices.last().expect("a job of data has memory");
+        last.place.plus(last.bytes)
+    }
+
+    /// Bytes in its last piece.
+    fn filled(&self) -> u64 {
+        self.slices.last().map_or(0, |slice| slice.bytes)
+    }
+
+    fn fill(&mut self, bytes: u64) {
+        let last = self.slices.last_mut().expect("a job of data has memory");
+        last.bytes += bytes;
     }
 }
 
@@ -57,49 +89,30 @@ impl Core {
             self.start_zero(cx, id, &run, allocate, applying);
             return true;
         }
-        let Some(piece) = self.take_destage_piece(id) else {
+        let mut job = Job {
+            parts: Vec::new(),
+            pieces: Vec::new(),
+            slices: Vec::new(),
+            offset: self.phase(id).journal_at,
+        };
+        if !self.grow(id, &mut job) {
+            self.turns.stand_in_line(id);
             return false;
-        };
-        let place = self.scratch.piece(piece);
-        let room = match applying {
-            true => 0,
-            false => self.scratch.piece_bytes(),
-        };
-        let (mut parts, mut wants) = (Vec::new(), Vec::with_capacity(run.parts.len()));
-        let (mut next, mut bytes, mut cursor) = (Some(run), 0, 0);
-        while let Some(run) = next.take() {
-            parts.push(Part {
-                span: run.span,
-                at: bytes,
-            });
-            let mut to = place.plus(bytes);
-            for (addr, sectors) in run.parts {
-                wants.push(Want { addr, sectors, to });
-                to = to.plus(sectors * SECTOR_BYTES);
-            }
-            cursor = run.span.end();
-            bytes += run.span.sectors * SECTOR_BYTES;
-            // In the journal each range begins with a block.
-            let end = bytes.next_multiple_of(BLOCK_BYTES);
-            if end < room {
-                next = self.run_that_fits(id, cursor, room - end);
-                bytes = if next.is_some() { end } else { bytes };
-            }
         }
+        let (wants, cursor) = match applying {
+            true => self.fill_for_origin(id, &mut job, run),
+            false => self.fill_for_journal(id, &mut job, run),
+        };
+        let bytes = job.bytes();
         self.turns.spend(cx.now, id, bytes);
         let destage = self.phase(id);
         destage.pace.spend(cx.now, wants.len() as u64);
         destage.cursor = cursor;
-        let offset = destage.journal_at;
         if !applying {
-            destage.journal_at += bytes.next_multiple_of(BLOCK_BYTES);
+            destage.journal_at += bytes;
         }
-        let job = destage.jobs.insert(Job {
-            parts,
-            piece: Some(piece),
-            offset,
-            bytes,
-        });
+        destage.width += job.width();
+        let job = destage.jobs.insert(job);
         let owner = Owner::Destage { volume: id, job };
         let parts = (&mut self.log, &mut self.scratch);
         if !self
@@ -109,6 +122,79 @@ impl Core {
             self.job_fetched(cx, id, job, &[]);
         }
         true
+    }
+
+    /// Gives a job that is being filled one more piece of memory, if it may have it and there is
+    /// one.
+    fn grow(&mut self, id: VolumeId, job: &mut Job) -> bool {
+        if job.pieces.len() >= JOB_PIECES_MAX {
+            return false;
+        }
+        let held = self.held_pieces(id) + job.pieces.len();
+        let Some(piece) = self.scratch.take_destage_piece(held) else {
+            return false;
+        };
+        job.pieces.push(piece);
+        job.slices.push(Slice {
+            place: self.scratch.piece(piece),
+            bytes: 0,
+        });
+        true
+    }
+
+    /// One range, as far as it fits; from one piece to the next between two blocks only.
+    fn fill_for_origin(&mut self, id: VolumeId, job: &mut Job, run: Run) -> (Vec<Want>, u64) {
+        let piece_bytes = self.scratch.piece_bytes();
+        let mut wants = Vec::with_capacity(run.parts.len());
+        let mut span = Span::new(run.span.sector, 0);
+        let place = job.end();
+        for (addr, sectors) in run.parts {
+            let bytes = sectors * SECTOR_BYTES;
+            if job.filled() + bytes > piece_bytes {
+                let whole = [span.sector, span.sectors];
+                let whole = whole.iter().all(|it| it.is_multiple_of(BLOCK_SECTORS));
+                if !whole || !self.grow(id, job) {
+                    break;
+                }
+            }
+            let to = job.end();
+            wants.push(Want { addr, sectors, to });
+            job.fill(bytes);
+            span.sectors += sectors;
+        }
+        job.parts.push(Part { span, place, at: 0 });
+        (wants, span.end())
+    }
+
+    /// As many ranges as fit; what does not fit in a piece is cut, and goes on in the next.
+    fn fill_for_journal(&mut self, id: VolumeId, job: &mut Job, run: Run) -> (Vec<Want>, u64) {
+        let piece_bytes = self.scratch.piece_bytes();
+        let (mut wants, mut cursor) = (Vec::with_capacity(run.parts.len()), 0);
+        let (mut next, mut at) = (Some(run), 0);
+        while let Some(run) = next.take() {
+            let place = job.end();
+            let span = run.span;
+            job.parts.push(Part { span, place, at });
+            let mut to = place;
+            for (addr, sectors) in run.parts {
+                wants.push(Want { addr, sectors, to });
+                to = to.plus(sectors * SECTOR_BYTES);
+            }
+            cursor = span.end();
+            let bytes = (span.sectors * SECTOR_BYTES).next_multiple_of(BLOCK_BYTES);
+            job.fill(bytes);
+            at += bytes;
+            next = match piece_bytes - job.filled() {
+                0 => self.run_for_next_piece(id, job, cursor),
+                room => self.run_that_fits(id, cursor, room),
+            };
+        }
+        (wants, cursor)
+    }
+
+    fn run_for_next_piece(&mut self, id: VolumeId, job: &mut Job, cursor: u64) -> Option<Run> {
+        let run = self.run_that_fits(id, cursor, self.scratch.piece_bytes())?;
+        self.grow(id, job).then_some(run)
     }
 
     /// The run of data behind a job of the journal, or as much of it as there is room for.
@@ -143,12 +229,15 @@ impl Core {
             self.phase(id).entries.push(entry);
             return;
         }
-        let job = self.phase(id).jobs.insert(Job {
+        let destage = self.phase(id);
+        let job = Job {
             parts: Vec::new(),
-            piece: None,
+            pieces: Vec::new(),
+            slices: Vec::new(),
             offset: 0,
-            bytes: 0,
-        });
+        };
+        destage.width += job.width();
+        let job = destage.jobs.insert(job);
         self.turns.spend(cx.now, id, BLOCK_BYTES);
         self.phase(id).pace.spend(cx.now, 1);
         let volume = self.volume(id);
@@ -186,9 +275,8 @@ impl Core {
         let destage = self.phase(id);
         let applying = destage.applying;
         let it = destage.jobs.get(job);
-        let (offset, bytes, parts) = (it.offset, it.bytes, it.parts.clone());
-        let piece = it.piece.expect("data jobs have memory");
-        let place = self.scratch.piece(piece);
+        let (offset, bytes) = (it.offset, it.bytes());
+        let (slices, parts) = (it.slices.clone(), it.parts.clone());
         let pending = Pending::Destage { volume: id, job };
         if applying {
             let at = parts[0].span.sector * SECTOR_BYTES;
@@ -196,28 +284,25 @@ impl Core {
             volume.origin_in_flight += 1;
             volume.counters.origin.writes += 1;
             volume.counters.origin.write_bytes += bytes;
-            let slices = alloc::vec![Slice { place, bytes }];
             cx.transfer(pending, purpose, Device::Origin(id), Op::Write, at, slices);
             return;
         }
-        for Part { span, at } in parts {
+        for Part { span, place, at } in parts {
             let bytes = span.sectors * SECTOR_BYTES;
-            let from = place.plus(at);
             let entry = JournalEntry {
                 span,
                 kind: EntryKind::Write,
                 offset: offset + at,
-                checksum: cx.memory.checksum(from, bytes),
+                checksum: cx.memory.checksum(place, bytes),
             };
             self.phase(id).entries.push(entry);
             let padded = bytes.next_multiple_of(BLOCK_BYTES);
             if padded > bytes {
-                cx.memory.zero(from.plus(bytes), padded - bytes);
+                cx.memory.zero(place.plus(bytes), padded - bytes);
             }
         }
-        let padded = bytes.next_multiple_of(BLOCK_BYTES);
-        self.volume(id).counters.origin.journal_bytes += padded;
-        write_journal(cx, id, pending, offset, place, padded);
+        self.volume(id).counters.origin.journal_bytes += bytes;
+        write_journal(cx, id, pending, offset, slices);
     }
 
     pub(super) fn job_done(
@@ -247,9 +332,9 @@ impl Core {
     /// Blocks that a job carries; a range of zeroes counts as one.
     pub(super) fn job_blocks(&mut self, id: VolumeId, job: u32) -> u64 {
         let job = self.phase(id).jobs.get(job);
-        match job.piece {
-            Some(_) => job.blocks(),
-            None => 1,
+        match job.pieces.len() {
+            0 => 1,
+            _ => job.blocks(),
         }
     }
 
@@ -258,20 +343,25 @@ impl Core {
         let atomic = self.volume(id).effective_destage() == DestageMode::Atomic;
         let destage = self.phase(id);
         let job = destage.jobs.get(job);
-        let halves = match (atomic, job.piece) {
-            (true, Some(_)) => job.blocks(),
-            (false, Some(_)) => 2 * job.blocks(),
+        let halves = match (atomic, job.pieces.len()) {
             // A range of zeroes is no job of the journal.
-            (_, None) => 2,
+            (_, 0) => 2,
+            (true, _) => job.blocks(),
+            (false, _) => 2 * job.blocks(),
         };
         destage.moved_halves += halves;
         self.volume(id).flow.moved(halves);
     }
 
     fn end_job(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32) {
-        let job = self.phase(id).jobs.take(job);
-        if let Some(piece) = job.piece {
-            self.scratch.free_destage_piece(piece);
+        let destage = self.phase(id);
+        let job = destage.jobs.take(job);
+        destage.width -= job.width();
+        for piece in &job.pieces {
+            self.scratch.free_destage_piece(*piece);
+        }
+        // As many as have got some before may do so again.
+        for _ in &job.pieces {
             self.give_destage_memory(cx);
         }
         self.pump_destage(cx, id);
@@ -280,9 +370,7 @@ impl Core {
     /// Pieces of memory that a destage has, or a few more.
     pub(super) fn held_pieces(&mut self, id: VolumeId) -> usize {
         let destage = self.find(id).and_then(|volume| volume.destage.as_ref());
-        destage.map_or(0, |it| {
-            it.jobs.len() + usize::from(it.table_piece.is_some())
-        })
+        destage.map_or(0, |it| it.width + usize::from(it.table_piece.is_some()))
     }
 
     /// Memory for one request, or a place in the line of those that wait for it.
@@ -302,10 +390,8 @@ pub(super) fn write_journal(
     id: VolumeId,
     pending: Pending,
     offset: u64,
-    place: Place,
-    bytes: u64,
+    slices: Vec<Slice>,
 ) {
-    let slices = alloc::vec![Slice { place, bytes }];
     let (device, purpose) = (Device::Journal(id), Purpose::JournalWrite);
     cx.transfer(pending, purpose, device, Op::Write, offset, slices);
 }

@@ -316,9 +316,21 @@ mod tests {
         let options = options(Policy::WriteBack, DestageMode::Atomic, Some(60_000));
         let origin = replay(options, records).origin;
         assert_eq!(origin.writes.requests, 512);
-        // A piece of memory is 256 KiB, and the table is one more.
-        assert!(origin.journal.requests <= 10, "{origin:?}");
+        // A request takes 1 MiB, and the table is one more.
+        assert!(origin.journal.requests <= 3, "{origin:?}");
         assert!(origin.journal.bytes >= 2 * MIB, "{origin:?}");
+    }
+
+    #[test]
+    fn neighbours_of_an_epoch_go_in_requests_of_a_mebibyte() {
+        // 4 MiB in writes of 60 KiB, so that none ends where a piece of memory does.
+        let records = (0..68).map(|at| record(at, Op::Write, 120 * at, 120));
+        for destage in [DestageMode::Atomic, DestageMode::InPlace] {
+            let options = options(Policy::WriteBack, destage, Some(60_000));
+            let origin = replay(options, records.clone()).origin;
+            assert_eq!(origin.writes.bytes, 68 * 60 * 1024);
+            assert!(origin.writes.requests <= 5, "{destage:?}: {origin:?}");
+        }
     }
 
     #[test]
