@@ -41,3 +41,11 @@ fn a_cache_device_that_dies_breaks_no_promise() {
     );
     assert!(count < 100 || counters.seen_held > 0, "no volume was held");
 }
+
+/// Seed 84: a volume was changing its policy when the device died, and its ledger, which hung, came
+/// back only after the device. Nobody asked again for what had to be written there next.
+#[test]
+fn a_volume_whose_ledger_hangs_for_longer_than_the_device_is_dead_writes_again() {
+    let outcome = sim::run(&options(84));
+    outcome.unwrap_or_else(|failure| panic!("{failure}"));
+}

@@ -439,6 +439,7 @@ impl Core {
             self.open_for_requests(cx, id);
         }
         self.resize_progress(cx, id);
+        self.pump_bypass(cx, id);
     }
 
     /// A ledger that could not be written is due again.

@@ -265,13 +265,14 @@ impl Core {
         let Bypass::Release { back } = volume.bypass else {
             return;
         };
-        // Another step of the ledger has ended; ours is still to come.
+        // Another step of the ledger has ended; ours is still to come. The device may be good by
+        // now, and then nobody else looks.
         if volume
             .keeper
             .as_ref()
             .is_none_or(|keeper| keeper.ledger.compatible & PAST_LOG == 0)
         {
-            return;
+            return self.release_past_log(cx, id);
         }
         mark(Mark::PastLog);
         volume.bypass = if back { Bypass::Past } else { Bypass::None };

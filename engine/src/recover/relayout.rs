@@ -7,9 +7,9 @@
 //! Where the log begins, and so every address in it, follows from the size; nothing that lies in
 //! the log can stay where it is. So the log is given up, and what must not be lost is the table of
 //! volumes: without it a start would take their ledgers for those of a cache that is gone. Always
-//! true: at every moment one superblock is whole, and the checkpoint that belongs to it is. The old
-//! layout keeps its newest checkpoint in the slot that the first slot written of the new layout
-//! does not touch: when slots grow the first, when they shrink the second. Deliberately absent:
+//! true: at every moment one superblock is whole, and the checkpoint that belongs to it is. A
+//! checkpoint without a log is shorter than any slot, so the newest of the old layout and that of
+//! the new one, in slots of different parity, never touch. Deliberately absent:
 //! what is dirty; who asks has seen that nothing is.
 
 use super::{CACHE, read_checkpoint, write_checkpoint};
@@ -30,20 +30,20 @@ pub fn relayout(media: &mut dyn Media, segments: u32) -> Result<Superblock, Open
     };
     let new = Superblock::new(old.cache, geometry, old.volumes_max);
     let last = read_checkpoint(media, &old)?;
-    let kept = u64::from(new.checkpoint_slot_bytes < old.checkpoint_slot_bytes);
     let mut empty = Checkpoint {
         incarnation: last.incarnation + 1,
         virgin_from: 0,
         segments: Vec::new(),
         ..last
     };
-    while {
-        empty.sequence += 1;
-        write_checkpoint(media, &old, &empty)?;
-        empty.sequence % 2 != kept
-    } {}
+    empty.sequence += 1;
+    write_checkpoint(media, &old, &empty)?;
     empty.sequence += 1;
     empty.segments_total = segments;
+    assert!(
+        empty.encode().len() as u64 <= new.checkpoint_slot_bytes.min(old.checkpoint_slot_bytes),
+        "a slot has room for all volumes"
+    );
     write_checkpoint(media, &new, &empty)?;
     for at in SUPERBLOCK_AT {
         let written = media.write(Device::Cache, at, &new.encode());
