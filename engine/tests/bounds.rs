@@ -1,0 +1,436 @@
+//! What the formats take at their bounds, and refuse one step beyond.
+//!
+//! Always true: what a structure refuses has a good checksum, so that it is its fields that are
+//! looked at.
+
+use engine::format::checkpoint::{self, Checkpoint, SegmentRecord, VolumeRecord};
+use engine::format::fill::{self, FillFooter, FillRecord, Life, Run};
+use engine::format::footer::{self, Footer, FooterEntry, body_blocks, entries_max};
+use engine::format::journal::{self, Journal, JournalEntry, payload_at};
+use engine::format::ledger::{Ledger, Progress};
+use engine::format::record::{self, Entry, EntryKind, Identity, MAX_SECTOR};
+use engine::format::superblock::Superblock;
+use engine::format::{FormatError, seal};
+use engine::types::{Generation, Geometry, Policy, Serial, Span, Tag, Uuid, VolumeId};
+use std::mem::offset_of;
+
+const CACHE: Uuid = Uuid([7; 16]);
+/// Segments whose footers have more entries and sums than a block holds.
+const GEOMETRY: Geometry = Geometry {
+    chunk_blocks: 64,
+    segment_chunks: 256,
+    segments: 8,
+};
+const WRITE: EntryKind = EntryKind::Write;
+
+/// Sets a field of a structure and seals it again.
+fn with_field(bytes: &[u8], sealed: usize, at: usize, value: u32) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    seal(&mut bytes[..sealed]);
+    bytes
+}
+
+fn volume(id: u32, policy: Policy, flag: u32) -> VolumeRecord {
+    VolumeRecord {
+        id: VolumeId(id),
+        uuid: Uuid([id as u8 + 1; 16]),
+        generation: Generation(7),
+        base_generation: Generation(5),
+        policy,
+        destage_in_place: flag & 1 != 0,
+        journal_possible: flag & 2 != 0,
+        ended: flag & 4 != 0,
+        first_serial: Serial(10),
+        serial_next: Serial(30),
+        destaged: Serial(20),
+        size_bytes: 1 << 30,
+        name: "n".repeat(checkpoint::NAME_BYTES_MAX),
+        origin: "o".repeat(checkpoint::ORIGIN_BYTES_MAX),
+    }
+}
+
+fn a_checkpoint(volumes: Vec<VolumeRecord>) -> Checkpoint {
+    let segment = |index, settled| SegmentRecord {
+        index,
+        seq: 50,
+        first_stream_seq: 80,
+        last_stream_seq: 90,
+        stream: record::STREAM_WRITES,
+        settled,
+    };
+    Checkpoint {
+        cache: CACHE,
+        boot: Uuid([8; 16]),
+        sequence: 42,
+        incarnation: 9,
+        stream_seq_next: 100,
+        segment_seq_next: 55,
+        generation_next: 8,
+        virgin_from: 6,
+        segments_total: 8,
+        volumes,
+        segments: vec![segment(0, true), segment(7, false)],
+    }
+}
+
+#[test]
+fn each_flag_of_a_volume_is_kept_with_any_other() {
+    let policies = [
+        Policy::Uncached,
+        Policy::WriteBack,
+        Policy::Ephemeral,
+        Policy::WriteThrough,
+    ];
+    for policy in policies {
+        let volumes = (0..8).map(|flag| volume(flag, policy, flag)).collect();
+        let good = a_checkpoint(volumes);
+        assert_eq!(Checkpoint::parse(&good.encode(), CACHE), Ok(good));
+    }
+}
+
+#[test]
+fn a_checkpoint_has_tables_of_bounded_size() {
+    let bytes = a_checkpoint(Vec::new()).encode();
+    let length = |at, value| {
+        let bytes = with_field(&bytes, 4096, at, value);
+        Checkpoint::parse_length(&bytes, u64::MAX)
+    };
+    let volumes = offset_of!(checkpoint::HeaderBytes, volumes);
+    let segments = offset_of!(checkpoint::HeaderBytes, segments);
+    let refused = Err(FormatError::Field("table sizes"));
+    assert_eq!(length(volumes, 1 << 16), Ok(4096 + (1024 << 16) + 4096));
+    assert_eq!(length(volumes, (1 << 16) + 1), refused);
+    assert_eq!(length(volumes, u32::MAX), refused);
+    assert_eq!(length(segments, 1 << 20), Ok(4096 + (32 << 20)));
+    assert_eq!(length(segments, (1 << 20) + 1), refused);
+    assert_eq!(length(segments, u32::MAX), refused);
+    let exact = bytes.len() as u64;
+    assert_eq!(Checkpoint::parse_length(&bytes, exact), Ok(exact));
+    assert_eq!(Checkpoint::parse_length(&bytes, exact - 1), refused);
+}
+
+#[test]
+fn a_text_fills_its_field_and_no_more() {
+    let mut good = a_checkpoint(vec![volume(0, Policy::WriteBack, 0)]);
+    assert_eq!(
+        Checkpoint::parse(&good.encode(), CACHE).as_ref(),
+        Ok(&good),
+        "a full name and a full origin"
+    );
+    good.volumes[0].name.pop();
+    let mut bytes = good.encode();
+    let at = 4096 + offset_of!(checkpoint::VolumeBytes, name_bytes);
+    for length in [checkpoint::NAME_BYTES_MAX as u16 + 1, u16::MAX] {
+        bytes[at..at + 2].copy_from_slice(&length.to_le_bytes());
+        let sum = engine::format::checksum(&[&bytes[4096..]]);
+        let sum_at = offset_of!(checkpoint::HeaderBytes, tables_checksum);
+        let sealed = with_field(&bytes, 4096, sum_at, sum);
+        let refused = Err(FormatError::Field("text length"));
+        assert_eq!(Checkpoint::parse(&sealed, CACHE), refused);
+    }
+}
+
+fn a_journal(entry: JournalEntry, total_bytes: u64) -> Journal {
+    Journal {
+        volume: Uuid([9; 16]),
+        generation: Generation(7),
+        sequence: 3,
+        upto: Serial(1_002),
+        total_bytes,
+        entries: vec![entry],
+    }
+}
+
+#[test]
+fn the_payload_of_a_journal_lies_behind_its_table_and_before_its_end() {
+    let table = payload_at(1);
+    let reads = |kind, sectors: u64, offset, total| {
+        let span = Span::new(8, sectors);
+        let checksum = 1;
+        let entry = JournalEntry {
+            span,
+            kind,
+            offset,
+            checksum,
+        };
+        let journal = a_journal(entry, total);
+        let parsed = Journal::parse(&journal.encode());
+        if parsed.is_ok() {
+            assert_eq!(parsed, Ok(journal));
+            return true;
+        }
+        assert_eq!(parsed, Err(FormatError::Field("entry payload")));
+        false
+    };
+    assert!(reads(WRITE, 16, table, table + 8192));
+    assert!(!reads(WRITE, 16, table, table + 8191), "past the end");
+    assert!(!reads(WRITE, 16, table, table), "nothing of it");
+    assert!(!reads(WRITE, 16, table + 4096, table), "behind the end");
+    assert!(
+        !reads(WRITE, 16, table - 4096, table + 8192),
+        "in the table"
+    );
+    assert!(!reads(WRITE, 16, table + 512, table + 16384), "off a block");
+    let largest = record::SUMS_MAX as u64 * 8;
+    assert!(reads(WRITE, largest, table, table + largest * 512));
+    let more = (largest + 8) * 512;
+    assert!(!reads(WRITE, largest + 8, table, table + more), "too large");
+    let zero = EntryKind::Zero { allocate: true };
+    assert!(reads(zero, 1 << 20, 0, table));
+    assert!(
+        !reads(zero, 16, table, table + 8192),
+        "zeroes have no bytes"
+    );
+}
+
+#[test]
+fn a_journal_ends_where_the_largest_image_does() {
+    let reads = |sector, sectors| {
+        let entry = JournalEntry {
+            span: Span { sector, sectors },
+            kind: EntryKind::Zero { allocate: false },
+            offset: 0,
+            checksum: 0,
+        };
+        Journal::parse(&a_journal(entry, payload_at(1)).encode())
+    };
+    let refused = Err(FormatError::Field("entry range"));
+    assert!(reads(MAX_SECTOR - 16, 16).is_ok());
+    assert_eq!(reads(MAX_SECTOR - 16, 17), refused);
+    assert_eq!(reads(MAX_SECTOR, 1), refused);
+    assert_eq!(reads(u64::MAX, 1), refused);
+    assert_eq!(reads(8, 0), refused);
+}
+
+#[test]
+fn the_table_of_a_journal_is_bounded() {
+    let at = offset_of!(journal::HeaderBytes, entries);
+    let entries = |count: usize| {
+        let bytes = Journal {
+            entries: Vec::new(),
+            ..a_journal(zero(), 4096)
+        };
+        let bytes = with_field(&bytes.encode(), 4096, at, count as u32);
+        Journal::parse_entries(&bytes)
+    };
+    let refused = Err(FormatError::Field("journal entries"));
+    assert_eq!(entries(0), Ok(0));
+    assert_eq!(entries(journal::ENTRIES_MAX), Ok(journal::ENTRIES_MAX));
+    assert_eq!(entries(journal::ENTRIES_MAX + 1), refused);
+    assert_eq!(entries(journal::ENTRIES_MAX + 2), refused);
+}
+
+fn zero() -> JournalEntry {
+    JournalEntry {
+        span: Span::new(0, 8),
+        kind: EntryKind::Zero { allocate: false },
+        offset: 0,
+        checksum: 0,
+    }
+}
+
+#[test]
+fn a_ledger_goes_on_from_what_is_destaged() {
+    let reads = |upto, destaged| {
+        let apply = Progress::Apply {
+            upto: Serial(upto),
+            journal_sequence: 3,
+            journal_bytes: 12_288,
+        };
+        let both = [Progress::Cut(Serial(upto)), apply].map(|progress| {
+            let ledger = Ledger {
+                sequence: 12,
+                volume: Uuid([9; 16]),
+                cache: CACHE,
+                machine: Uuid([1; 16]),
+                boot: Uuid([2; 16]),
+                owner: "host-a".into(),
+                generation: Generation(7),
+                destaged: Serial(destaged),
+                progress,
+                dirty: true,
+                origin_bytes: 64 << 30,
+                mtime_before_ns: 1,
+                mtime_limit_ns: 2,
+                compatible: 0,
+            };
+            Ledger::parse(&ledger.encode()) == Ok(ledger)
+        });
+        assert_eq!(both[0], both[1]);
+        both[0]
+    };
+    assert!(reads(1_000, 999));
+    assert!(reads(1_000, 1_000), "a cut of nothing new");
+    assert!(!reads(1_000, 1_001));
+}
+
+fn a_footer(entries: usize) -> Footer {
+    let entry = FooterEntry {
+        volume: VolumeId(2),
+        generation: Generation(7),
+        serial: Serial(1_000),
+        span: Span::new(16, 8),
+        kind: WRITE,
+        block: 1,
+        more: false,
+    };
+    Footer {
+        cache: CACHE,
+        stream: record::STREAM_WRITES,
+        incarnation: 9,
+        segment_seq: 54,
+        first_stream_seq: 91,
+        last_stream_seq: 91,
+        durable_upto: 89,
+        entries: vec![entry; entries],
+        sums: (0..body_blocks(GEOMETRY)).collect(),
+    }
+}
+
+#[test]
+fn a_footer_fills_its_chunk_and_no_more() {
+    let most = entries_max(GEOMETRY);
+    let chunk = GEOMETRY.chunk_bytes() as usize;
+    let bytes = a_footer(most).encode();
+    assert!(bytes.len() <= chunk, "{} of {chunk}", bytes.len());
+    assert!(a_footer(most + 1).encode().len() > chunk);
+    let parsed = Footer::parse_header(&bytes, GEOMETRY, CACHE);
+    assert_eq!(parsed.map(|it| it.1), Ok(bytes.len() as u64));
+    assert_eq!(Footer::parse(&bytes, GEOMETRY, CACHE), Ok(a_footer(most)));
+    let at = offset_of!(footer::HeaderBytes, entries);
+    for count in [most as u32 + 1, most as u32 + 2, u32::MAX] {
+        let bytes = with_field(&bytes, 4096, at, count);
+        let parsed = Footer::parse_header(&bytes, GEOMETRY, CACHE).map(|it| it.1);
+        assert_eq!(parsed, Err(FormatError::Field("footer counts")), "{count}");
+    }
+}
+
+fn a_run() -> Run {
+    Run {
+        layer: Uuid([9; 16]),
+        own: false,
+        line: 1,
+        slot: 1,
+        bitmap: 1,
+    }
+}
+
+fn a_life() -> Life {
+    Life {
+        cache: CACHE,
+        incarnation: 3,
+        segment_seq: 5,
+    }
+}
+
+#[test]
+fn a_footer_of_clean_blocks_fills_its_chunk_and_no_more() {
+    let most = fill::runs_max(GEOMETRY);
+    let footer = |runs| FillFooter {
+        life: a_life(),
+        runs: vec![a_run(); runs],
+        sums: (0..body_blocks(GEOMETRY)).collect(),
+    };
+    let good = footer(most);
+    let bytes = good.encode();
+    assert!(bytes.len() <= GEOMETRY.chunk_bytes() as usize);
+    assert!(bytes.len() % 4096 == 0);
+    let parsed = FillFooter::parse_header(&bytes, GEOMETRY, CACHE);
+    assert_eq!(parsed, Ok((a_life(), bytes.len() as u64)));
+    assert_eq!(FillFooter::parse(&bytes, GEOMETRY, CACHE), Ok(good));
+    let least = 4096 + (32 + 4 * body_blocks(GEOMETRY) as usize).next_multiple_of(4096);
+    assert_eq!(footer(1).encode().len(), least);
+    let parsed = FillFooter::parse(&footer(most + 1).encode(), GEOMETRY, CACHE);
+    assert_eq!(parsed, Err(FormatError::Field("fill counts")));
+}
+
+#[test]
+fn a_run_of_clean_blocks_has_some_and_lies_in_an_image() {
+    let reads = |change: fn(&mut Run)| {
+        let mut run = a_run();
+        change(&mut run);
+        let record = FillRecord {
+            life: a_life(),
+            block: 0,
+            sums: vec![1; run.blocks().max(1) as usize],
+            runs: vec![run],
+        };
+        FillRecord::parse(&record.encode(), GEOMETRY, CACHE)
+    };
+    let refused = Err(FormatError::Field("run"));
+
+    assert!(reads(|_| {}).is_ok());
+    assert_eq!(reads(|run| run.bitmap = 0), refused);
+    assert_eq!(reads(|run| run.line = u64::MAX), refused);
+    let behind = reads(|run| run.line = MAX_SECTOR / (8 * fill::LINE_BLOCKS) + 1);
+    assert_eq!(behind, refused);
+}
+
+#[test]
+fn a_record_has_as_many_blocks_as_a_chunk() {
+    let identity = Identity {
+        cache: CACHE,
+        stream: record::STREAM_WRITES,
+        incarnation: 9,
+        segment_seq: 54,
+        stream_seq: 91,
+        durable_upto: 89,
+    };
+    let sums = [5_u32; record::SUMS_MAX + 16];
+    // Two entries of which the second has so many blocks.
+    let reads = |first: u64, second: u64| {
+        let mut block = vec![0; record::HEADER_BYTES];
+        block[..record::ENTRIES_AT].copy_from_slice(&record::encode_open(&identity));
+        for (n, sum) in sums.iter().take(record::SUMS_MAX).enumerate() {
+            let at = record::SUMS_AT + n * 4;
+            block[at..at + 4].copy_from_slice(&sum.to_le_bytes());
+        }
+        let pieces = [(first, 0), (second, first)];
+        for (n, (blocks, from)) in pieces.into_iter().enumerate() {
+            let entry = Entry {
+                kind: WRITE,
+                volume: VolumeId(2),
+                generation: Generation(7),
+                serial: Serial(1_000 + n as u64),
+                span: Span::new(8, blocks * 8),
+                first_block: from as u16,
+                more: false,
+                tag: Tag::NONE,
+            };
+            let at = record::ENTRIES_AT + n * record::ENTRY_BYTES;
+            let bytes = record::encode_entry(&identity, &entry, &sums[..blocks as usize]);
+            block[at..at + record::ENTRY_BYTES].copy_from_slice(&bytes);
+        }
+        let all = (first + second).min(record::SUMS_MAX as u64) as u16;
+        record::seal_record(&mut block, 2, all);
+        record::parse_sealed(&block).map(|it| it.entries.len())
+    };
+    let most = record::SUMS_MAX as u64;
+    assert_eq!(reads(most - 2, 2), Ok(2));
+    let refused = Err(FormatError::Field("entry payload"));
+    assert_eq!(reads(most - 2, 3), refused);
+    assert_eq!(reads(most - 2, 8), refused);
+}
+
+#[test]
+fn the_smallest_footer_of_a_cache_has_room_for_four_records() {
+    let reads = |segment_chunks| {
+        let geometry = Geometry {
+            chunk_blocks: 4,
+            segment_chunks,
+            segments: 8,
+        };
+        let room = entries_max(geometry);
+        (
+            room,
+            Superblock::parse(&Superblock::new(CACHE, geometry, 1).encode()),
+        )
+    };
+    let four = 4 * record::ENTRIES_MAX;
+    let (room, parsed) = reads(129);
+    assert_eq!((room, parsed.is_ok()), (four, true));
+    let (room, parsed) = reads(132);
+    assert!(room < four, "{room} entries");
+    assert_eq!(parsed, Err(FormatError::Field("footer room")));
+}
