@@ -7,9 +7,9 @@ use engine::format::checkpoint::{self, Checkpoint, SegmentRecord, VolumeRecord};
 use engine::format::fill::{self, FillFooter, FillRecord, Life, Run};
 use engine::format::footer::{self, Footer, FooterEntry, body_blocks, entries_max};
 use engine::format::journal::{self, Journal, JournalEntry, payload_at};
-use engine::format::ledger::{Ledger, Progress};
+use engine::format::ledger::{Ledger, LedgerBytes, Progress};
 use engine::format::record::{self, Entry, EntryKind, Identity, MAX_SECTOR};
-use engine::format::superblock::Superblock;
+use engine::format::superblock::{Superblock, SuperblockBytes};
 use engine::format::{FormatError, seal};
 use engine::types::{Generation, Geometry, Policy, Serial, Span, Tag, Uuid, VolumeId};
 use std::mem::offset_of;
@@ -230,6 +230,25 @@ fn zero() -> JournalEntry {
     }
 }
 
+fn a_ledger(progress: Progress, destaged: u64) -> Ledger {
+    Ledger {
+        sequence: 12,
+        volume: Uuid([9; 16]),
+        cache: CACHE,
+        machine: Uuid([1; 16]),
+        boot: Uuid([2; 16]),
+        owner: "host-a".into(),
+        generation: Generation(7),
+        destaged: Serial(destaged),
+        progress,
+        dirty: true,
+        origin_bytes: 64 << 30,
+        mtime_before_ns: 1,
+        mtime_limit_ns: 2,
+        compatible: 0,
+    }
+}
+
 #[test]
 fn a_ledger_goes_on_from_what_is_destaged() {
     let reads = |upto, destaged| {
@@ -239,22 +258,7 @@ fn a_ledger_goes_on_from_what_is_destaged() {
             journal_bytes: 12_288,
         };
         let both = [Progress::Cut(Serial(upto)), apply].map(|progress| {
-            let ledger = Ledger {
-                sequence: 12,
-                volume: Uuid([9; 16]),
-                cache: CACHE,
-                machine: Uuid([1; 16]),
-                boot: Uuid([2; 16]),
-                owner: "host-a".into(),
-                generation: Generation(7),
-                destaged: Serial(destaged),
-                progress,
-                dirty: true,
-                origin_bytes: 64 << 30,
-                mtime_before_ns: 1,
-                mtime_limit_ns: 2,
-                compatible: 0,
-            };
+            let ledger = a_ledger(progress, destaged);
             Ledger::parse(&ledger.encode()) == Ok(ledger)
         });
         assert_eq!(both[0], both[1]);
@@ -367,16 +371,20 @@ fn a_run_of_clean_blocks_has_some_and_lies_in_an_image() {
     assert_eq!(behind, refused);
 }
 
-#[test]
-fn a_record_has_as_many_blocks_as_a_chunk() {
-    let identity = Identity {
+fn an_identity() -> Identity {
+    Identity {
         cache: CACHE,
         stream: record::STREAM_WRITES,
         incarnation: 9,
         segment_seq: 54,
         stream_seq: 91,
         durable_upto: 89,
-    };
+    }
+}
+
+#[test]
+fn a_record_has_as_many_blocks_as_a_chunk() {
+    let identity = an_identity();
     let sums = [5_u32; record::SUMS_MAX + 16];
     // Two entries of which the second has so many blocks.
     let reads = |first: u64, second: u64| {
@@ -433,4 +441,88 @@ fn the_smallest_footer_of_a_cache_has_room_for_four_records() {
     let (room, parsed) = reads(132);
     assert!(room < four, "{room} entries");
     assert_eq!(parsed, Err(FormatError::Field("footer room")));
+}
+
+#[test]
+fn a_record_has_a_bounded_number_of_entries() {
+    let reads = |entries, blocks| {
+        let mut block = vec![0; record::HEADER_BYTES];
+        block[..record::ENTRIES_AT].copy_from_slice(&record::encode_open(&an_identity()));
+        record::seal_record(&mut block, entries, blocks);
+        record::parse_sealed(&block).map(|it| it.entries.len())
+    };
+    let refused = Err(FormatError::Field("record counts"));
+    assert_eq!(reads(0, 0), Ok(0));
+    assert_eq!(reads(record::ENTRIES_MAX as u16 + 1, 0), refused);
+    assert_eq!(reads(u16::MAX, 0), refused);
+    assert_eq!(reads(0, record::SUMS_MAX as u16 + 1), refused);
+    assert_eq!(reads(0, u16::MAX), refused);
+}
+
+#[test]
+fn a_record_of_clean_blocks_ends_with_its_segment() {
+    let body = body_blocks(GEOMETRY);
+    let reads = |block, sums: usize| {
+        let record = FillRecord {
+            life: a_life(),
+            block,
+            runs: vec![Run {
+                slot: block + 1,
+                ..a_run()
+            }],
+            sums: vec![1; sums],
+        };
+        let parsed = FillRecord::parse(&record.encode(), GEOMETRY, CACHE);
+        parsed.map(|it| it.end_block())
+    };
+    assert_eq!(reads(body - 2, 1), Ok(body));
+    assert_eq!(reads(body - 1, 1), Err(FormatError::Field("run slot")));
+    let record = FillRecord {
+        life: a_life(),
+        block: 0,
+        runs: vec![a_run()],
+        sums: vec![1],
+    };
+    let bytes = record.encode();
+    let at = offset_of!(fill::RecordBytes, sums);
+    for count in [0, fill::RECORD_BLOCKS_MAX as u16 + 1, u16::MAX] {
+        let mut bytes = bytes.clone();
+        bytes[at..at + 2].copy_from_slice(&count.to_le_bytes());
+        seal(&mut bytes);
+        let parsed = FillRecord::parse(&bytes, GEOMETRY, CACHE);
+        assert_eq!(parsed, Err(FormatError::Field("fill counts")), "{count}");
+    }
+}
+
+#[test]
+fn two_ledgers_that_follow_each_other_lie_in_two_places() {
+    let places = [0, 1, 2, 3, u64::MAX].map(Ledger::slot_at);
+    assert_eq!(places, [0, 4096, 0, 4096, 4096]);
+}
+
+#[test]
+fn a_structure_of_another_version_or_kind_is_not_read() {
+    let good = Superblock::new(CACHE, GEOMETRY, 1).encode();
+    let reads = |at: usize, byte: u8| {
+        let mut bytes = good.clone();
+        bytes[at] = byte;
+        seal(&mut bytes);
+        Superblock::parse(&bytes).map(|_| ())
+    };
+    assert_eq!(reads(8, 1), Ok(()));
+    assert_eq!(reads(0, b't'), Err(FormatError::Magic));
+    assert_eq!(reads(8, 2), Err(FormatError::Version(2)));
+    assert_eq!(reads(9, 1), Err(FormatError::Version(257)));
+    assert_eq!(reads(10, 2), Err(FormatError::Kind));
+    let at = offset_of!(SuperblockBytes, incompatible);
+    assert_eq!(reads(at, 4), Err(FormatError::Incompatible(4)));
+}
+
+#[test]
+fn a_ledger_with_a_feature_that_came_later_is_refused() {
+    let bytes = a_ledger(Progress::Idle, 999).encode();
+    assert!(Ledger::parse(&bytes).is_ok());
+    let at = offset_of!(LedgerBytes, incompatible);
+    let bytes = with_field(&bytes, bytes.len(), at, 4);
+    assert_eq!(Ledger::parse(&bytes), Err(FormatError::Incompatible(4)));
 }

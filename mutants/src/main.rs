@@ -81,6 +81,7 @@ fn main() {
     let results = here.join("target/results.jsonl");
     let mut tree = Tree::new(repository, &root, &arguments.prefixes);
     println!("{} changes", tree.mutants.len());
+    list(&tree, &here.join("target/changes.txt"));
     tree.settle();
     let before = read(&results);
     let outcome = |it: &Mutant| before.get(&it.name).map(String::as_str);
@@ -96,6 +97,13 @@ fn main() {
     let gates = gates(&tree, &root, arguments.seeds);
     try_all(&gates, left, &results);
     tell(&tree, &read(&results));
+}
+
+/// Numbers and names, for who asks a suite by hand with `TENUTO_MUTANT`.
+fn list(tree: &Tree, path: &Path) {
+    let line = |it: &Mutant| format!("{} {}\n", it.number, it.name);
+    let text: String = tree.mutants.iter().map(line).collect();
+    std::fs::write(path, text).expect("a list of changes");
 }
 
 /// Outcomes by the names of changes; the last word counts.
