@@ -3,18 +3,20 @@
 //! Always true: what a structure refuses has a good checksum, so that it is its fields that are
 //! looked at.
 
+mod common;
+
+use common::{CACHE, entry, life, open_record};
 use engine::format::checkpoint::{self, Checkpoint, SegmentRecord, VolumeRecord};
-use engine::format::fill::{self, FillFooter, FillRecord, Life, Run};
-use engine::format::footer::{self, Footer, FooterEntry, body_blocks, entries_max};
+use engine::format::fill::{self, FillFooter, FillRecord, Run};
+use engine::format::footer::{self, Footer, body_blocks, entries_max};
 use engine::format::journal::{self, Journal, JournalEntry, payload_at};
 use engine::format::ledger::{Ledger, LedgerBytes, Progress};
-use engine::format::record::{self, Entry, EntryKind, Identity, MAX_SECTOR};
+use engine::format::record::{self, EntryKind, MAX_SECTOR};
 use engine::format::superblock::{Superblock, SuperblockBytes};
 use engine::format::{FormatError, seal};
-use engine::types::{Generation, Geometry, Policy, Serial, Span, Tag, Uuid, VolumeId};
+use engine::types::{Generation, Geometry, Policy, Serial, Span, Uuid, VolumeId};
 use std::mem::offset_of;
 
-const CACHE: Uuid = Uuid([7; 16]);
 /// Segments whose footers have more entries and sums than a block holds.
 const GEOMETRY: Geometry = Geometry {
     chunk_blocks: 64,
@@ -59,19 +61,7 @@ fn a_checkpoint(volumes: Vec<VolumeRecord>) -> Checkpoint {
         stream: record::STREAM_WRITES,
         settled,
     };
-    Checkpoint {
-        cache: CACHE,
-        boot: Uuid([8; 16]),
-        sequence: 42,
-        incarnation: 9,
-        stream_seq_next: 100,
-        segment_seq_next: 55,
-        generation_next: 8,
-        virgin_from: 6,
-        segments_total: 8,
-        volumes,
-        segments: vec![segment(0, true), segment(7, false)],
-    }
+    common::checkpoint(volumes, vec![segment(0, true), segment(7, false)])
 }
 
 #[test]
@@ -232,20 +222,9 @@ fn zero() -> JournalEntry {
 
 fn a_ledger(progress: Progress, destaged: u64) -> Ledger {
     Ledger {
-        sequence: 12,
-        volume: Uuid([9; 16]),
-        cache: CACHE,
-        machine: Uuid([1; 16]),
-        boot: Uuid([2; 16]),
-        owner: "host-a".into(),
-        generation: Generation(7),
         destaged: Serial(destaged),
         progress,
-        dirty: true,
-        origin_bytes: 64 << 30,
-        mtime_before_ns: 1,
-        mtime_limit_ns: 2,
-        compatible: 0,
+        ..common::ledger()
     }
 }
 
@@ -270,26 +249,9 @@ fn a_ledger_goes_on_from_what_is_destaged() {
 }
 
 fn a_footer(entries: usize) -> Footer {
-    let entry = FooterEntry {
-        volume: VolumeId(2),
-        generation: Generation(7),
-        serial: Serial(1_000),
-        span: Span::new(16, 8),
-        kind: WRITE,
-        block: 1,
-        more: false,
-    };
-    Footer {
-        cache: CACHE,
-        stream: record::STREAM_WRITES,
-        incarnation: 9,
-        segment_seq: 54,
-        first_stream_seq: 91,
-        last_stream_seq: 91,
-        durable_upto: 89,
-        entries: vec![entry; entries],
-        sums: (0..body_blocks(GEOMETRY)).collect(),
-    }
+    let entry = entry(1_000, WRITE, Span::new(16, 8), 0, false);
+    let entries = vec![common::in_footer(&entry, 1); entries];
+    common::footer(entries, (0..body_blocks(GEOMETRY)).collect())
 }
 
 #[test]
@@ -320,19 +282,11 @@ fn a_run() -> Run {
     }
 }
 
-fn a_life() -> Life {
-    Life {
-        cache: CACHE,
-        incarnation: 3,
-        segment_seq: 5,
-    }
-}
-
 #[test]
 fn a_footer_of_clean_blocks_fills_its_chunk_and_no_more() {
     let most = fill::runs_max(GEOMETRY);
     let footer = |runs| FillFooter {
-        life: a_life(),
+        life: life(),
         runs: vec![a_run(); runs],
         sums: (0..body_blocks(GEOMETRY)).collect(),
     };
@@ -341,7 +295,7 @@ fn a_footer_of_clean_blocks_fills_its_chunk_and_no_more() {
     assert!(bytes.len() <= GEOMETRY.chunk_bytes() as usize);
     assert!(bytes.len() % 4096 == 0);
     let parsed = FillFooter::parse_header(&bytes, GEOMETRY, CACHE);
-    assert_eq!(parsed, Ok((a_life(), bytes.len() as u64)));
+    assert_eq!(parsed, Ok((life(), bytes.len() as u64)));
     assert_eq!(FillFooter::parse(&bytes, GEOMETRY, CACHE), Ok(good));
     let least = 4096 + (32 + 4 * body_blocks(GEOMETRY) as usize).next_multiple_of(4096);
     assert_eq!(footer(1).encode().len(), least);
@@ -355,7 +309,7 @@ fn a_run_of_clean_blocks_has_some_and_lies_in_an_image() {
         let mut run = a_run();
         change(&mut run);
         let record = FillRecord {
-            life: a_life(),
+            life: life(),
             block: 0,
             sums: vec![1; run.blocks().max(1) as usize],
             runs: vec![run],
@@ -371,50 +325,22 @@ fn a_run_of_clean_blocks_has_some_and_lies_in_an_image() {
     assert_eq!(behind, refused);
 }
 
-fn an_identity() -> Identity {
-    Identity {
-        cache: CACHE,
-        stream: record::STREAM_WRITES,
-        incarnation: 9,
-        segment_seq: 54,
-        stream_seq: 91,
-        durable_upto: 89,
-    }
-}
-
 #[test]
 fn a_record_has_as_many_blocks_as_a_chunk() {
-    let identity = an_identity();
-    let sums = [5_u32; record::SUMS_MAX + 16];
+    let sums = [5; record::SUMS_MAX + 16];
     // Two entries of which the second has so many blocks.
-    let reads = |first: u64, second: u64| {
-        let mut block = vec![0; record::HEADER_BYTES];
-        block[..record::ENTRIES_AT].copy_from_slice(&record::encode_open(&identity));
-        for (n, sum) in sums.iter().take(record::SUMS_MAX).enumerate() {
-            let at = record::SUMS_AT + n * 4;
-            block[at..at + 4].copy_from_slice(&sum.to_le_bytes());
-        }
-        let pieces = [(first, 0), (second, first)];
-        for (n, (blocks, from)) in pieces.into_iter().enumerate() {
-            let entry = Entry {
-                kind: WRITE,
-                volume: VolumeId(2),
-                generation: Generation(7),
-                serial: Serial(1_000 + n as u64),
-                span: Span::new(8, blocks * 8),
-                first_block: from as u16,
-                more: false,
-                tag: Tag::NONE,
-            };
-            let at = record::ENTRIES_AT + n * record::ENTRY_BYTES;
-            let bytes = record::encode_entry(&identity, &entry, &sums[..blocks as usize]);
-            block[at..at + record::ENTRY_BYTES].copy_from_slice(&bytes);
-        }
-        let all = (first + second).min(record::SUMS_MAX as u64) as u16;
+    let reads = |first: u16, second: u16| {
+        let write = |serial, blocks, from| {
+            let span = Span::new(8, u64::from(blocks) * 8);
+            entry(serial, WRITE, span, from, false)
+        };
+        let entries = [write(1_000, first, 0), write(1_001, second, first)];
+        let mut block = open_record(&entries, &sums);
+        let all = (first + second).min(record::SUMS_MAX as u16);
         record::seal_record(&mut block, 2, all);
         record::parse_sealed(&block).map(|it| it.entries.len())
     };
-    let most = record::SUMS_MAX as u64;
+    let most = record::SUMS_MAX as u16;
     assert_eq!(reads(most - 2, 2), Ok(2));
     let refused = Err(FormatError::Field("entry payload"));
     assert_eq!(reads(most - 2, 3), refused);
@@ -446,8 +372,7 @@ fn the_smallest_footer_of_a_cache_has_room_for_four_records() {
 #[test]
 fn a_record_has_a_bounded_number_of_entries() {
     let reads = |entries, blocks| {
-        let mut block = vec![0; record::HEADER_BYTES];
-        block[..record::ENTRIES_AT].copy_from_slice(&record::encode_open(&an_identity()));
+        let mut block = open_record(&[], &[]);
         record::seal_record(&mut block, entries, blocks);
         record::parse_sealed(&block).map(|it| it.entries.len())
     };
@@ -464,7 +389,7 @@ fn a_record_of_clean_blocks_ends_with_its_segment() {
     let body = body_blocks(GEOMETRY);
     let reads = |block, sums: usize| {
         let record = FillRecord {
-            life: a_life(),
+            life: life(),
             block,
             runs: vec![Run {
                 slot: block + 1,
@@ -478,7 +403,7 @@ fn a_record_of_clean_blocks_ends_with_its_segment() {
     assert_eq!(reads(body - 2, 1), Ok(body));
     assert_eq!(reads(body - 1, 1), Err(FormatError::Field("run slot")));
     let record = FillRecord {
-        life: a_life(),
+        life: life(),
         block: 0,
         runs: vec![a_run()],
         sums: vec![1],

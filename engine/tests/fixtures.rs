@@ -4,22 +4,21 @@
 //! Always true: a file in `fixtures` is never changed. Other bytes are another version, with
 //! files of its own; a program that no longer reads these no longer reads its users' data.
 
+mod common;
+
+use common::{BOOT, CACHE, VOLUME, checkpoint, entry, footer, identity, in_footer, ledger};
+use common::{life, open_record};
 use engine::format::FormatError;
 use engine::format::checkpoint::{Checkpoint, SegmentRecord, VolumeRecord};
-use engine::format::fill::{FillFooter, FillRecord, Life, Run};
-use engine::format::footer::{Footer, FooterEntry, body_blocks};
+use engine::format::fill::{FillFooter, FillRecord, Run};
+use engine::format::footer::{Footer, body_blocks};
 use engine::format::journal::{Journal, JournalEntry, payload_at};
 use engine::format::ledger::{Ledger, Progress};
-use engine::format::record::{self, Entry, EntryKind, Identity, Record};
+use engine::format::record::{self, EntryKind, Record};
 use engine::format::stage::{StageHeader, StageSlot};
 use engine::format::superblock::Superblock;
-use engine::types::{ChunkIndex, Generation, Geometry, Policy, Serial, Span, Tag, Uuid, VolumeId};
+use engine::types::{ChunkIndex, Generation, Geometry, Policy, Serial, Span, Uuid, VolumeId};
 use std::path::{Path, PathBuf};
-
-const CACHE: Uuid = Uuid(*b"the cache itself");
-const VOLUME: Uuid = Uuid(*b"one of a volume.");
-const BOOT: Uuid = Uuid(*b"boot of the host");
-const MACHINE: Uuid = Uuid(*b"the host machine");
 
 const GEOMETRY: Geometry = Geometry {
     chunk_blocks: 8,
@@ -70,22 +69,13 @@ fn volume(id: u32, policy: Policy) -> VolumeRecord {
 
 #[test]
 fn a_checkpoint_of_version_1_is_written_and_read_the_same() {
-    let checkpoint = Checkpoint {
-        cache: CACHE,
-        boot: BOOT,
-        sequence: 42,
-        incarnation: 9,
-        stream_seq_next: 100,
-        segment_seq_next: 55,
-        generation_next: 8,
-        virgin_from: 6,
-        segments_total: GEOMETRY.segments,
-        volumes: vec![
+    let checkpoint = checkpoint(
+        vec![
             volume(0, Policy::WriteBack),
             volume(1, Policy::Uncached),
             volume(2, Policy::Ephemeral),
         ],
-        segments: vec![
+        vec![
             SegmentRecord {
                 index: 1,
                 seq: 50,
@@ -103,33 +93,9 @@ fn a_checkpoint_of_version_1_is_written_and_read_the_same() {
                 settled: false,
             },
         ],
-    };
+    );
     let bytes = golden("checkpoint", &checkpoint.encode());
     assert_eq!(Checkpoint::parse(&bytes, CACHE), Ok(checkpoint));
-}
-
-fn identity() -> Identity {
-    Identity {
-        cache: CACHE,
-        stream: record::STREAM_WRITES,
-        incarnation: 9,
-        segment_seq: 54,
-        stream_seq: 91,
-        durable_upto: 89,
-    }
-}
-
-fn entry(serial: u64, kind: EntryKind, span: Span, first_block: u16, more: bool) -> Entry {
-    Entry {
-        kind,
-        volume: VolumeId(2),
-        generation: Generation(7),
-        serial: Serial(serial),
-        span,
-        first_block,
-        more,
-        tag: Tag::NONE,
-    }
 }
 
 /// One of each: a piece of a write, its last piece, a discard, a write of zeroes.
@@ -147,35 +113,22 @@ fn a_record() -> Record {
     }
 }
 
-/// A record as it lies in the stage while it is open.
-fn open_record() -> Vec<u8> {
+/// It as it lies in the stage while it is open.
+fn an_open_record() -> Vec<u8> {
     let record = a_record();
-    let mut block = vec![0; record::HEADER_BYTES];
-    block[..record::ENTRIES_AT].copy_from_slice(&record::encode_open(&record.identity));
-    for (n, sum) in record.sums.iter().enumerate() {
-        let at = record::SUMS_AT + n * 4;
-        block[at..at + 4].copy_from_slice(&sum.to_le_bytes());
-    }
-    for (n, entry) in record.entries.iter().enumerate() {
-        let first = usize::from(entry.first_block);
-        let sums = &record.sums[first..first + entry.blocks() as usize];
-        let at = record::ENTRIES_AT + n * record::ENTRY_BYTES;
-        let bytes = record::encode_entry(&record.identity, entry, sums);
-        block[at..at + record::ENTRY_BYTES].copy_from_slice(&bytes);
-    }
-    block
+    open_record(&record.entries, &record.sums)
 }
 
 #[test]
 fn an_open_record_of_version_1_is_written_and_read_the_same() {
-    let bytes = golden("record-open", &open_record());
+    let bytes = golden("record-open", &an_open_record());
     assert_eq!(record::parse_open(&bytes), Ok(a_record()));
     assert!(record::parse_sealed(&bytes).is_err());
 }
 
 #[test]
 fn a_sealed_record_of_version_1_is_written_and_read_the_same() {
-    let mut block = open_record();
+    let mut block = an_open_record();
     record::seal_record(&mut block, 4, 3);
     let bytes = golden("record", &block);
     assert_eq!(record::parse_sealed(&bytes), Ok(a_record()));
@@ -185,32 +138,16 @@ fn a_sealed_record_of_version_1_is_written_and_read_the_same() {
 fn a_footer_of_version_1_is_written_and_read_the_same() {
     let mut sums = vec![0; body_blocks(GEOMETRY) as usize];
     sums[1..4].copy_from_slice(&[0x1111_1111, 0x2222_2222, 0x3333_3333]);
-    let in_footer = |entry: &Entry, block| FooterEntry {
-        volume: entry.volume,
-        generation: entry.generation,
-        serial: entry.serial,
-        span: entry.span,
-        kind: entry.kind,
-        block,
-        more: entry.more,
-    };
     let entries = a_record().entries;
-    let footer = Footer {
-        cache: CACHE,
-        stream: record::STREAM_WRITES,
-        incarnation: 9,
-        segment_seq: 54,
-        first_stream_seq: 91,
-        last_stream_seq: 91,
-        durable_upto: 89,
-        entries: vec![
+    let footer = footer(
+        vec![
             in_footer(&entries[3], 0),
             in_footer(&entries[0], 1),
             in_footer(&entries[1], 3),
             in_footer(&entries[2], 0),
         ],
         sums,
-    };
+    );
     let bytes = golden("footer", &footer.encode());
     assert_eq!(Footer::parse(&bytes, GEOMETRY, CACHE), Ok(footer));
 }
@@ -224,11 +161,7 @@ fn fill_record() -> FillRecord {
         bitmap,
     };
     FillRecord {
-        life: Life {
-            cache: CACHE,
-            incarnation: 9,
-            segment_seq: 55,
-        },
+        life: life(),
         block: 4,
         runs: vec![run(3, 5, 0b1000_0000_0000_0001), run(1 << 30, 7, 0b10)],
         sums: vec![0x5555_5555, 0x6666_6666, 0x7777_7777],
@@ -275,22 +208,7 @@ fn a_fill_record_with_runs_of_an_own_layer_is_written_and_read_the_same() {
 
 #[test]
 fn a_ledger_of_version_1_is_written_and_read_the_same() {
-    let ledger = Ledger {
-        sequence: 12,
-        volume: VOLUME,
-        cache: CACHE,
-        machine: MACHINE,
-        boot: BOOT,
-        owner: "host-a".into(),
-        generation: Generation(7),
-        destaged: Serial(999),
-        progress: Progress::Idle,
-        dirty: true,
-        origin_bytes: 64 << 30,
-        mtime_before_ns: 1_700_000_000_000_000_000,
-        mtime_limit_ns: 1_700_000_000_000_000_001,
-        compatible: 1 << 40,
-    };
+    let ledger = ledger();
     let applying = Ledger {
         sequence: 13,
         progress: Progress::Apply {

@@ -7,7 +7,8 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
+use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 /// Memory a suite may have, in KiB.
@@ -58,11 +59,8 @@ impl Gate {
     }
 
     fn run(&self, variable: &str, value: &str) -> Option<String> {
-        let patience = self.takes * PATIENCE + PATIENCE_LEAST;
-        let script = format!(
-            "ulimit -v {MEMORY_KIB}; exec timeout -s KILL {} \"$0\" --nocapture 2>&1",
-            patience.as_secs()
-        );
+        // The shell becomes the program, so that what is killed is the program.
+        let script = format!("ulimit -v {MEMORY_KIB}; exec \"$0\" --nocapture 2>&1");
         let mut child = Command::new("bash")
             .args(["-c", &script])
             .arg(&self.program)
@@ -73,20 +71,39 @@ impl Gate {
             .stdout(Stdio::piped())
             .spawn()
             .expect("a shell");
-        let said = self.sign(&mut child);
+        let out = child.stdout.take().expect("its output");
+        let child = Mutex::new(child);
+        let kill = || child.lock().expect("no thread panics").kill();
+        let patience = self.takes * PATIENCE + PATIENCE_LEAST;
+        let (ended, wait) = mpsc::channel::<()>();
+        let (said, hangs) = std::thread::scope(|scope| {
+            let watch = scope.spawn(move || {
+                let hangs = wait.recv_timeout(patience) == Err(mpsc::RecvTimeoutError::Timeout);
+                if hangs {
+                    let _ = kill();
+                }
+                hangs
+            });
+            let said = sign(out);
+            drop(ended);
+            (said, watch.join().expect("no thread panics"))
+        });
+        let mut child = child.into_inner().expect("no thread panics");
         if said.is_some() {
             let _ = child.kill();
         }
         let status = child.wait().expect("a program that ends");
+        if hangs {
+            return Some(format!("did not end in {patience:.0?}"));
+        }
         let ended = (!status.success()).then(|| format!("{status}"));
         said.or(ended)
     }
+}
 
-    fn sign(&self, child: &mut Child) -> Option<String> {
-        let out = BufReader::new(child.stdout.take().expect("its output"));
-        out.split(b'\n').map_while(Result::ok).find_map(|line| {
-            let line = String::from_utf8_lossy(&line).into_owned();
-            SIGNS.iter().any(|it| line.contains(it)).then_some(line)
-        })
-    }
+/// The first line that says that a test has failed.
+fn sign(out: ChildStdout) -> Option<String> {
+    let lines = BufReader::new(out).split(b'\n').map_while(Result::ok);
+    let mut lines = lines.map(|line| String::from_utf8_lossy(&line).into_owned());
+    lines.find(|line| SIGNS.iter().any(|it| line.contains(it)))
 }

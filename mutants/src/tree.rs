@@ -16,6 +16,9 @@ const ROUNDS_MAX: usize = 30;
 /// Files whose changes say nothing: the switches of the audit, and tests.
 const NOT_CHANGED: &[&str] = &["adversary.rs", "tests.rs", "model.rs"];
 
+/// Where the switch is made known.
+const HEAD: &str = "engine/src/lib.rs";
+
 /// One change, as it is told.
 #[derive(Clone, Debug)]
 pub struct Mutant {
@@ -33,6 +36,8 @@ struct Source {
 
 pub struct Tree {
     root: PathBuf,
+    /// The crate's head, where it is not among the sources.
+    head: String,
     sources: Vec<Source>,
     pub mutants: Vec<Mutant>,
     pub left_out: BTreeSet<u32>,
@@ -45,6 +50,7 @@ impl Tree {
         let files = String::from_utf8(files.stdout).expect("paths in UTF-8");
         let mut tree = Tree {
             root: root.to_owned(),
+            head: String::new(),
             sources: Vec::new(),
             mutants: Vec::new(),
             left_out: BTreeSet::new(),
@@ -53,12 +59,15 @@ impl Tree {
             let Ok(bytes) = std::fs::read(repository.join(path)) else {
                 continue;
             };
-            write(&root.join(path), &bytes);
             let name = path.rsplit('/').next().unwrap_or(path);
             let is_asked = prefixes.iter().any(|it| path.starts_with(it.as_str()));
             if is_asked && name.ends_with(".rs") && !NOT_CHANGED.contains(&name) {
                 let text = String::from_utf8(bytes).expect("source in UTF-8");
                 tree.add(path, text);
+            } else if path == HEAD {
+                tree.head = String::from_utf8(bytes).expect("source in UTF-8");
+            } else {
+                write(&root.join(path), &bytes);
             }
         }
         tree
@@ -115,12 +124,9 @@ impl Tree {
             let file = File::new(&source.text, &source.places, &source.first, &self.left_out);
             texts.insert(source.path.clone(), file.render());
         }
-        let head = PathBuf::from("engine/src/lib.rs");
-        let whole = || std::fs::read_to_string(self.root.join(&head)).expect("the crate's head");
-        let text = texts.entry(head.clone()).or_insert_with(whole);
-        if !text.contains("mod mutant;") {
-            text.push_str("\npub mod mutant;\n");
-        }
+        let head = texts.entry(PathBuf::from(HEAD));
+        let head = head.or_insert_with(|| self.head.clone());
+        head.push_str("\npub mod mutant;\n");
         for (path, text) in &texts {
             write(&self.root.join(path), text.as_bytes());
         }

@@ -1,0 +1,131 @@
+//! Structures as the tests of the formats write them.
+//!
+//! Always true: what is here lies in the fixtures too, so it never changes.
+
+// Not every test needs all of it.
+#![allow(dead_code)]
+
+use engine::format::checkpoint::{Checkpoint, SegmentRecord, VolumeRecord};
+use engine::format::fill::Life;
+use engine::format::footer::{Footer, FooterEntry};
+use engine::format::ledger::{Ledger, Progress};
+use engine::format::record::{self, Entry, EntryKind, Identity};
+use engine::types::{Generation, Serial, Span, Tag, Uuid, VolumeId};
+
+pub const CACHE: Uuid = Uuid(*b"the cache itself");
+pub const VOLUME: Uuid = Uuid(*b"one of a volume.");
+pub const BOOT: Uuid = Uuid(*b"boot of the host");
+pub const MACHINE: Uuid = Uuid(*b"the host machine");
+
+pub fn checkpoint(volumes: Vec<VolumeRecord>, segments: Vec<SegmentRecord>) -> Checkpoint {
+    Checkpoint {
+        cache: CACHE,
+        boot: BOOT,
+        sequence: 42,
+        incarnation: 9,
+        stream_seq_next: 100,
+        segment_seq_next: 55,
+        generation_next: 8,
+        virgin_from: 6,
+        segments_total: 8,
+        volumes,
+        segments,
+    }
+}
+
+pub fn identity() -> Identity {
+    Identity {
+        cache: CACHE,
+        stream: record::STREAM_WRITES,
+        incarnation: 9,
+        segment_seq: 54,
+        stream_seq: 91,
+        durable_upto: 89,
+    }
+}
+
+pub fn entry(serial: u64, kind: EntryKind, span: Span, first_block: u16, more: bool) -> Entry {
+    Entry {
+        kind,
+        volume: VolumeId(2),
+        generation: Generation(7),
+        serial: Serial(serial),
+        span,
+        first_block,
+        more,
+        tag: Tag::NONE,
+    }
+}
+
+/// A record that is open: its head, its entries, and the sums of their blocks.
+pub fn open_record(entries: &[Entry], sums: &[u32]) -> Vec<u8> {
+    let identity = identity();
+    let mut block = vec![0; record::HEADER_BYTES];
+    block[..record::ENTRIES_AT].copy_from_slice(&record::encode_open(&identity));
+    for (n, sum) in sums.iter().take(record::SUMS_MAX).enumerate() {
+        let at = record::SUMS_AT + n * 4;
+        block[at..at + 4].copy_from_slice(&sum.to_le_bytes());
+    }
+    for (n, entry) in entries.iter().enumerate() {
+        let first = usize::from(entry.first_block);
+        let sums = &sums[first..first + entry.blocks() as usize];
+        let at = record::ENTRIES_AT + n * record::ENTRY_BYTES;
+        let bytes = record::encode_entry(&identity, entry, sums);
+        block[at..at + record::ENTRY_BYTES].copy_from_slice(&bytes);
+    }
+    block
+}
+
+/// The same entry in the footer of its segment.
+pub fn in_footer(entry: &Entry, block: u32) -> FooterEntry {
+    FooterEntry {
+        volume: entry.volume,
+        generation: entry.generation,
+        serial: entry.serial,
+        span: entry.span,
+        kind: entry.kind,
+        block,
+        more: entry.more,
+    }
+}
+
+pub fn footer(entries: Vec<FooterEntry>, sums: Vec<u32>) -> Footer {
+    Footer {
+        cache: CACHE,
+        stream: record::STREAM_WRITES,
+        incarnation: 9,
+        segment_seq: 54,
+        first_stream_seq: 91,
+        last_stream_seq: 91,
+        durable_upto: 89,
+        entries,
+        sums,
+    }
+}
+
+pub fn life() -> Life {
+    Life {
+        cache: CACHE,
+        incarnation: 9,
+        segment_seq: 55,
+    }
+}
+
+pub fn ledger() -> Ledger {
+    Ledger {
+        sequence: 12,
+        volume: VOLUME,
+        cache: CACHE,
+        machine: MACHINE,
+        boot: BOOT,
+        owner: "host-a".into(),
+        generation: Generation(7),
+        destaged: Serial(999),
+        progress: Progress::Idle,
+        dirty: true,
+        origin_bytes: 64 << 30,
+        mtime_before_ns: 1_700_000_000_000_000_000,
+        mtime_limit_ns: 1_700_000_000_000_000_001,
+        compatible: 1 << 40,
+    }
+}
