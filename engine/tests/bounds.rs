@@ -11,10 +11,11 @@ use engine::format::fill::{self, FillFooter, FillRecord, Run};
 use engine::format::footer::{self, Footer, body_blocks, entries_max};
 use engine::format::journal::{self, Journal, JournalEntry, payload_at};
 use engine::format::ledger::{Ledger, LedgerBytes, Progress};
-use engine::format::record::{self, EntryKind, MAX_SECTOR};
+use engine::format::record::{self, Entry, EntryKind, MAX_SECTOR};
+use engine::format::stage;
 use engine::format::superblock::{Superblock, SuperblockBytes};
 use engine::format::{FormatError, seal};
-use engine::types::{Generation, Geometry, Policy, Serial, Span, Uuid, VolumeId};
+use engine::types::{Generation, Geometry, Policy, Serial, Span, Tag, Uuid, VolumeId};
 use std::mem::offset_of;
 
 /// Segments whose footers have more entries and sums than a block holds.
@@ -36,7 +37,7 @@ fn with_field(bytes: &[u8], sealed: usize, at: usize, value: u32) -> Vec<u8> {
 fn volume(id: u32, policy: Policy, flag: u32) -> VolumeRecord {
     VolumeRecord {
         id: VolumeId(id),
-        uuid: Uuid([id as u8 + 1; 16]),
+        uuid: Uuid([9; 16]),
         generation: Generation(7),
         base_generation: Generation(5),
         policy,
@@ -175,22 +176,84 @@ fn the_payload_of_a_journal_lies_behind_its_table_and_before_its_end() {
 }
 
 #[test]
-fn a_journal_ends_where_the_largest_image_does() {
-    let reads = |sector, sectors| {
+fn a_range_ends_where_the_largest_image_does() {
+    let zero = EntryKind::Zero { allocate: false };
+    let in_journal = |span| {
         let entry = JournalEntry {
-            span: Span { sector, sectors },
-            kind: EntryKind::Zero { allocate: false },
+            span,
+            kind: zero,
             offset: 0,
             checksum: 0,
         };
-        Journal::parse(&a_journal(entry, payload_at(1)).encode())
+        Journal::parse(&a_journal(entry, payload_at(1)).encode()).map(|_| ())
+    };
+    let in_record = |span| {
+        let mut block = open_record(&[entry(1_000, zero, span, 0, false)], &[]);
+        record::seal_record(&mut block, 1, 0);
+        record::parse_sealed(&block).map(|_| ())
+    };
+    let in_footer = |span| {
+        let entry = common::in_footer(&entry(1_000, zero, span, 0, false), 1);
+        let footer = common::footer(vec![entry], (0..body_blocks(GEOMETRY)).collect());
+        Footer::parse(&footer.encode(), GEOMETRY, CACHE).map(|_| ())
     };
     let refused = Err(FormatError::Field("entry range"));
-    assert!(reads(MAX_SECTOR - 16, 16).is_ok());
-    assert_eq!(reads(MAX_SECTOR - 16, 17), refused);
-    assert_eq!(reads(MAX_SECTOR, 1), refused);
-    assert_eq!(reads(u64::MAX, 1), refused);
-    assert_eq!(reads(8, 0), refused);
+    let reads: [&dyn Fn(Span) -> Result<(), FormatError>; 3] =
+        [&in_journal, &in_record, &in_footer];
+    for reads in reads {
+        let reads = |sector, sectors| reads(Span { sector, sectors });
+        assert_eq!(reads(MAX_SECTOR - 16, 16), Ok(()));
+        assert_eq!(reads(MAX_SECTOR - 1, 1), Ok(()));
+        assert_eq!(reads(MAX_SECTOR - 16, 17), refused);
+        assert_eq!(reads(MAX_SECTOR, 1), refused);
+        assert_eq!(reads(MAX_SECTOR + 16, 8), refused);
+        assert_eq!(reads(u64::MAX, 1), refused);
+        assert_eq!(reads(8, 0), refused);
+    }
+}
+
+#[test]
+fn a_block_of_a_footer_lies_in_its_segment() {
+    let body = body_blocks(GEOMETRY);
+    let reads = |kind, block| {
+        let entry = common::in_footer(&entry(1_000, kind, Span::new(8, 16), 0, false), block);
+        let footer = common::footer(vec![entry], (0..body).collect());
+        Footer::parse(&footer.encode(), GEOMETRY, CACHE).map(|_| ())
+    };
+    let refused = Err(FormatError::Field("entry block"));
+    let zero = EntryKind::Zero { allocate: true };
+    assert_eq!(reads(WRITE, body - 2), Ok(()));
+    assert_eq!(reads(WRITE, body - 1), refused, "the second of two");
+    assert_eq!(reads(zero, body - 1), Ok(()));
+    assert_eq!(reads(zero, body), refused);
+}
+
+#[test]
+fn a_volume_has_a_small_number() {
+    let reads = |id| {
+        let volume = volume(id, Policy::WriteBack, 0);
+        Checkpoint::parse(&a_checkpoint(vec![volume]).encode(), CACHE).map(|_| ())
+    };
+    assert_eq!(reads((1 << 16) - 1), Ok(()));
+    assert_eq!(reads(1 << 16), Err(FormatError::Field("volume id")));
+}
+
+#[test]
+fn places_follow_from_the_sizes_of_tables() {
+    assert_eq!(checkpoint::slot_bytes(3, 1000), 4096 + 36_864);
+    let superblock = Superblock::new(CACHE, GEOMETRY, 1 << 16);
+    let slot = 4096 + (1024 << 16) + 4096;
+    assert_eq!(superblock.checkpoint_slot_bytes, slot);
+    assert_eq!(
+        superblock.log_at,
+        (1 << 20) + (2 * slot).next_multiple_of(1 << 20)
+    );
+    let log = 8 * 256 * 64 * 4096;
+    assert_eq!(superblock.device_bytes(), superblock.log_at + log);
+    let table = (1024 * stage::SLOT_BYTES as u64).next_multiple_of(4096);
+    assert_eq!([0, 1, 128, 129].map(payload_at), [4096, 8192, 8192, 12_288]);
+    assert_eq!(stage::slot_at(0, 1024, 64), 4096 + table);
+    assert_eq!(stage::slot_at(3, 1024, 64), 4096 + table + 3 * 64 * 4096);
 }
 
 #[test]
@@ -370,6 +433,33 @@ fn the_smallest_footer_of_a_cache_has_room_for_four_records() {
 }
 
 #[test]
+fn writes_alone_have_tags() {
+    let reads = |kind, blocks, region, counter| {
+        let span = Span::new(8, 8);
+        let tag = Tag { region, counter };
+        let entry = Entry {
+            tag,
+            ..entry(1_000, kind, span, 0, false)
+        };
+        let mut block = open_record(&[entry], &[5; 1][..blocks]);
+        record::seal_record(&mut block, 1, blocks as u16);
+        record::parse_sealed(&block).map(|it| it.entries[0].tag)
+    };
+    let refused = Err(FormatError::Field("entry tag"));
+    let zero = EntryKind::Zero { allocate: true };
+    let (region, counter) = (3, 4);
+    assert_eq!(
+        reads(WRITE, 1, region, counter),
+        Ok(Tag { region, counter })
+    );
+    assert_eq!(reads(WRITE, 1, 0, 0), Ok(Tag::NONE));
+    assert_eq!(reads(WRITE, 1, 0, counter), refused, "a counter of nothing");
+    assert_eq!(reads(zero, 0, 0, 0), Ok(Tag::NONE));
+    assert_eq!(reads(zero, 0, region, counter), refused);
+    assert_eq!(reads(zero, 0, 0, counter), refused);
+}
+
+#[test]
 fn a_record_has_a_bounded_number_of_entries() {
     let reads = |entries, blocks| {
         let mut block = open_record(&[], &[]);
@@ -378,6 +468,12 @@ fn a_record_has_a_bounded_number_of_entries() {
     };
     let refused = Err(FormatError::Field("record counts"));
     assert_eq!(reads(0, 0), Ok(0));
+    let zeroes = EntryKind::Zero { allocate: false };
+    let full = [entry(1_000, zeroes, Span::new(8, 8), 0, false); record::ENTRIES_MAX];
+    let mut block = open_record(&full, &[]);
+    record::seal_record(&mut block, record::ENTRIES_MAX as u16, 0);
+    let most = record::parse_sealed(&block).map(|it| it.entries.len());
+    assert_eq!(most, Ok(record::ENTRIES_MAX));
     assert_eq!(reads(record::ENTRIES_MAX as u16 + 1, 0), refused);
     assert_eq!(reads(u16::MAX, 0), refused);
     assert_eq!(reads(0, record::SUMS_MAX as u16 + 1), refused);
@@ -401,6 +497,24 @@ fn a_record_of_clean_blocks_ends_with_its_segment() {
         parsed.map(|it| it.end_block())
     };
     assert_eq!(reads(body - 2, 1), Ok(body));
+    let line = Run {
+        bitmap: u16::MAX,
+        ..a_run()
+    };
+    let full = FillRecord {
+        life: life(),
+        block: 0,
+        runs: (0..7)
+            .map(|n| Run {
+                slot: 1 + 16 * n,
+                ..line
+            })
+            .collect(),
+        sums: vec![1; 7 * 16],
+    };
+    assert_eq!(full.sums.len(), fill::RECORD_BLOCKS_MAX);
+    let parsed = FillRecord::parse(&full.encode(), GEOMETRY, CACHE);
+    assert_eq!(parsed, Ok(full));
     assert_eq!(reads(body - 1, 1), Err(FormatError::Field("run slot")));
     let record = FillRecord {
         life: life(),
@@ -439,6 +553,9 @@ fn a_structure_of_another_version_or_kind_is_not_read() {
     assert_eq!(reads(8, 2), Err(FormatError::Version(2)));
     assert_eq!(reads(9, 1), Err(FormatError::Version(257)));
     assert_eq!(reads(10, 2), Err(FormatError::Kind));
+    assert_eq!(reads(good.len() - 1, 1), Err(FormatError::Reserved));
+    let at = offset_of!(SuperblockBytes, reserved);
+    assert_eq!(reads(at, 1), Err(FormatError::Reserved));
     let at = offset_of!(SuperblockBytes, incompatible);
     assert_eq!(reads(at, 4), Err(FormatError::Incompatible(4)));
 }

@@ -13,7 +13,7 @@ mod render;
 mod tree;
 mod values;
 
-use gates::Gate;
+use gates::{Answer, Gate};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -42,6 +42,11 @@ const GATES: &[(&str, &str, u64)] = &[
     ("sim", "last_copies", 1),
     ("sim", "swarm", 2),
 ];
+
+/// A suite did not end in its time, and none noticed.
+const TOO_SLOW: &str = "too slow";
+/// What a run with `--survivors` tries again.
+const NOT_NOTICED: &[&str] = &["survived", "not reached", TOO_SLOW];
 
 struct Arguments {
     seeds: u64,
@@ -87,7 +92,7 @@ fn main() {
     let outcome = |it: &Mutant| before.get(&it.name).map(String::as_str);
     let is_left = |it: &&Mutant| match outcome(it) {
         None => true,
-        Some(old) => arguments.survivors && old == "survived",
+        Some(old) => arguments.survivors && NOT_NOTICED.contains(&old),
     };
     let left = tree.mutants.iter().filter(is_left);
     let left: Vec<&Mutant> = left
@@ -157,18 +162,15 @@ fn try_all(gates: &[Gate], mut left: Vec<&Mutant>, results: &Path) {
 
 /// Which suite noticed and what it said.
 fn try_one(gates: &[Gate], number: u32) -> (String, String) {
-    let mut is_reached = false;
+    let mut outcome = "not reached";
     for gate in gates.iter().filter(|it| it.reaches.contains(&number)) {
-        is_reached = true;
-        if let Some(said) = gate.asks(number) {
-            return (gate.name.clone(), said);
+        match gate.asks(number) {
+            Answer::Fails(said) => return (gate.name.clone(), said),
+            Answer::TooSlow => outcome = TOO_SLOW,
+            Answer::Passes if outcome == TOO_SLOW => {}
+            Answer::Passes => outcome = "survived",
         }
     }
-    let outcome = if is_reached {
-        "survived"
-    } else {
-        "not reached"
-    };
     (outcome.to_owned(), String::new())
 }
 
@@ -183,7 +185,7 @@ fn tell(tree: &Tree, outcomes: &BTreeMap<String, String>) {
                 .map_or("not tried", String::as_str)
         };
         *counts.entry(outcome).or_default() += 1;
-        if ["survived", "not reached"].contains(&outcome) {
+        if NOT_NOTICED.contains(&outcome) {
             println!("{outcome}: {}", mutant.name);
         }
     }
