@@ -13,6 +13,7 @@
 
 use crate::rng::Rng;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 pub const SECTOR_BYTES: u64 = 512;
 
@@ -69,20 +70,29 @@ impl Change {
         let (first, end) = self.range();
         if let Change::Cut = self {
             if live.first().copied().unwrap_or(true) {
-                image.bytes.clear();
+                image.bytes = Arc::default();
             }
             return;
         }
-        if live.is_empty() || live.iter().any(|&live| live) {
-            let size = image.bytes.len().max(end as usize);
-            image.bytes.resize(size, 0);
+        if !live.is_empty() && live.iter().all(|&live| !live) {
+            return;
+        }
+        let image = Arc::make_mut(&mut image.bytes);
+        image.resize(image.len().max(end as usize), 0);
+        if live.is_empty() {
+            let to = &mut image[first as usize..end as usize];
+            match self {
+                Change::Bytes { bytes, .. } => to.copy_from_slice(bytes),
+                _ => to.fill(0),
+            }
+            return;
         }
         for part in 0..self.sectors() {
             if !live.get(part).copied().unwrap_or(true) {
                 continue;
             }
             let from = first + part as u64 * SECTOR_BYTES;
-            let to = &mut image.bytes[from as usize..end.min(from + SECTOR_BYTES) as usize];
+            let to = &mut image[from as usize..end.min(from + SECTOR_BYTES) as usize];
             match self {
                 Change::Bytes { bytes, .. } => {
                     to.copy_from_slice(&bytes[(from - first) as usize..][..to.len()]);
@@ -96,7 +106,8 @@ impl Change {
 /// Contents and attributes; everything beyond the end reads as zeroes.
 #[derive(Clone, Debug, Default)]
 struct Image {
-    bytes: Vec<u8>,
+    /// Shared until one of those that look at it changes it: oracles ask copies what would be left.
+    bytes: Arc<Vec<u8>>,
     mtime: u64,
 }
 
@@ -197,6 +208,7 @@ pub struct Disk {
 impl Disk {
     /// A disk with these bytes on it, all durable.
     pub fn new(bytes: Vec<u8>) -> Disk {
+        let bytes = Arc::new(bytes);
         let image = Image { bytes, mtime: 0 };
         Disk {
             seen: image.clone(),

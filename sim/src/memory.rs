@@ -107,11 +107,9 @@ impl SimMemory {
 
     /// What a device reads from memory.
     pub fn gather(&self, slices: &[Slice]) -> Vec<u8> {
-        slices
-            .iter()
-            .flat_map(|slice| self.range(slice.place, slice.bytes))
-            .copied()
-            .collect()
+        let parts = slices.iter();
+        let parts: Vec<&[u8]> = parts.map(|it| self.range(it.place, it.bytes)).collect();
+        parts.concat()
     }
 
     /// What a device writes to memory; `bytes` may be shorter when the device failed.

@@ -53,7 +53,7 @@ pub fn read(sector_bytes: &[u8]) -> Reading {
     );
     let [magic, tag, sector, serial] = [0, 1, 2, 3].map(|at| word(sector_bytes, at));
     if magic != MAGIC {
-        let zero = sector_bytes.iter().all(|&byte| byte == 0);
+        let zero = sector_bytes == [0; SECTOR_BYTES];
         return if zero { Reading::Zero } else { Reading::Torn };
     }
     let expected = words(tag, sector, serial);
