@@ -21,6 +21,8 @@ const LEGEND_HEIGHT: f64 = 18.0;
 const LOG_LEAST: f64 = 1e-3;
 /// Classes `c0` to `c7`, each with a colour for light and for dark.
 pub const COLOURS: usize = 8;
+/// So many colours are told apart by everybody; curves of the others have dashes too.
+const FULL: usize = 4;
 
 /// The colours of curves and bars.
 pub const STYLE: &str = "\
@@ -30,6 +32,7 @@ pub const STYLE: &str = "\
 --c4:#facc15;--c5:#f472b6;--c6:#22d3ee;--c7:#9ca3af}}\
 .c0{stroke:var(--c0)}.c1{stroke:var(--c1)}.c2{stroke:var(--c2)}.c3{stroke:var(--c3)}\
 .c4{stroke:var(--c4)}.c5{stroke:var(--c5)}.c6{stroke:var(--c6)}.c7{stroke:var(--c7)}\
+.line.dotted{stroke-dasharray:2 3}\
 .bar{stroke:none}.bar.c0{fill:var(--c0)}.bar.c1{fill:var(--c1)}.bar.c2{fill:var(--c2)}\
 .bar.c3{fill:var(--c3)}";
 
@@ -61,9 +64,12 @@ impl Curve {
     /// The curve of this number in its plot.
     pub fn new(number: usize, name: impl Into<String>, points: Vec<(f64, f64)>) -> Curve {
         Curve {
-            class: format!("c{}", number % COLOURS),
-            // Colours come again, then with dashes.
-            dashed: number >= COLOURS,
+            // Colours come again, then in dots.
+            class: match number {
+                0..COLOURS => format!("c{number}"),
+                _ => format!("c{} dotted", number % COLOURS),
+            },
+            dashed: number % COLOURS >= FULL,
             name: name.into(),
             points,
         }

@@ -26,7 +26,8 @@ th:first-child,td:first-child{text-align:left}\
 svg{width:100%;height:auto}svg text{fill:var(--soft);font:12px system-ui,sans-serif}\
 .grid{stroke:var(--faint)}.axis{stroke:var(--soft)}\
 .line{fill:none;stroke-width:2}.dashed{stroke-dasharray:5 4}\
-.uncached{stroke:var(--uncached)}.cached{stroke:var(--cached)}";
+.uncached{stroke:var(--uncached)}.cached{stroke:var(--cached)}\
+figure{margin:0}figcaption,.small{color:var(--soft);font-size:.9rem}";
 
 /// What only this page has.
 const MORE_STYLE: &str = "\
@@ -36,7 +37,6 @@ margin:1.5rem 0;padding:0;list-style:none}\
 .tiles li{background:var(--card);border-radius:.5rem;padding:.75rem 1rem}\
 .tiles b{display:block;font-size:1.5rem;line-height:1.2;color:var(--cached)}\
 .tiles small{color:var(--soft);font-size:.85rem}\
-figure{margin:0}figcaption,.small{color:var(--soft);font-size:.9rem}\
 .wide{overflow-x:auto}.wide svg{min-width:34rem}table.all{width:100%}\
 thead th{border-bottom:2px solid var(--soft);vertical-align:bottom}\
 tbody th{font-weight:normal}td{white-space:nowrap}\

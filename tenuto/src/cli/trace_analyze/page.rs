@@ -200,7 +200,7 @@ fn sizes(shown: &Shown) -> String {
     figure(
         "Sizes of requests",
         &plot,
-        "A bar is what is larger than the one above it.",
+        "Each bar counts the requests of at most its size that are larger than the size above it.",
     )
 }
 
@@ -286,7 +286,7 @@ fn name_space(shown: &Shown) -> String {
         ));
     }
     let names = ["reads", "writes"];
-    let below = "By the path of each request; `unknown` are requests without one, `other` paths \
+    let below = "By the path of each request; “unknown” are requests without one, “other” paths \
         that no prefix of the table fits.";
     [
         figure(
