@@ -79,20 +79,16 @@ impl Change {
         }
         let image = Arc::make_mut(&mut image.bytes);
         image.resize(image.len().max(end as usize), 0);
-        if live.is_empty() {
-            let to = &mut image[first as usize..end as usize];
-            match self {
-                Change::Bytes { bytes, .. } => to.copy_from_slice(bytes),
-                _ => to.fill(0),
-            }
-            return;
-        }
-        for part in 0..self.sectors() {
+        let (parts, step) = match live {
+            [] => (1, end - first),
+            _ => (self.sectors(), SECTOR_BYTES),
+        };
+        for part in 0..parts {
             if !live.get(part).copied().unwrap_or(true) {
                 continue;
             }
-            let from = first + part as u64 * SECTOR_BYTES;
-            let to = &mut image[from as usize..end.min(from + SECTOR_BYTES) as usize];
+            let from = first + part as u64 * step;
+            let to = &mut image[from as usize..end.min(from + step) as usize];
             match self {
                 Change::Bytes { bytes, .. } => {
                     to.copy_from_slice(&bytes[(from - first) as usize..][..to.len()]);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use crate::common::guest::Machine;
+use crate::common::guest::{KERNEL_WORDS, Machine};
 use crate::common::{Background, Rig, have, is_root, text_of, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -105,7 +105,7 @@ fn domain(machine: &Machine, printed: &str, console: &Path, step: &str) -> Strin
         "<domain type='qemu'>\n<name>guest</name>\n<uuid>{GUEST}</uuid>\n\
          <memory unit='MiB'>256</memory>\n{memory}\
          <os><type arch='x86_64'>hvm</type>\n<kernel>{}</kernel>\n<initrd>{}</initrd>\n\
-         <cmdline>console=ttyS0 quiet panic=-1 tenuto.step={step}</cmdline></os>\n\
+         <cmdline>{KERNEL_WORDS} tenuto.step={step}</cmdline></os>\n\
          <features><acpi/></features>\n<on_reboot>destroy</on_reboot>\n<devices>\n\
          <emulator>/usr/bin/qemu-system-x86_64</emulator>\n{disk}\
          <serial type='file'><source path='{}'/></serial>\n</devices>\n</domain>\n",

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::guest::Machine;
+use super::guest::{KERNEL_WORDS, Machine};
 use super::{have, run, skip};
 
 const SECTOR: u64 = 512;
@@ -85,7 +85,7 @@ fn loader(dir: &Path, words: &str) -> Vec<u8> {
     let (script, made) = (dir.join("boot.cfg"), dir.join("boot.core"));
     let text = format!(
         "set root=(hd0,msdos1)\n\
-         linux /boot/kernel console=ttyS0 quiet panic=-1 {words}\n\
+         linux /boot/kernel {KERNEL_WORDS} {words}\n\
          initrd /boot/initramfs\n\
          boot\n"
     );

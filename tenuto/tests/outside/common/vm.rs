@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::guest::Machine;
+use super::guest::{KERNEL_WORDS, Machine};
 
 /// A guest is up in seconds; two of them and a build may share two cores.
 pub const PATIENCE: Duration = Duration::from_secs(180);
@@ -304,7 +304,7 @@ fn command_line(shape: &Shape) -> String {
         .map(|(kind, letter)| format!("vd{letter}:{kind}"))
         .collect();
     format!(
-        "console=ttyS0 quiet panic=-1 tenuto.step={} tenuto.disks={}",
+        "{KERNEL_WORDS} tenuto.step={} tenuto.disks={}",
         shape.step,
         uses.join(",")
     )
