@@ -20,7 +20,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 pub use crate::recover::{CacheInfo, VerifyReport, inspect, verify};
-pub use crate::settle::{OriginInfo, Settled, inspect_origin, settle};
+pub use crate::settle::{OriginInfo, Settled, inspect_origin, pending_journal, settle};
 
 /// Volumes that one cache can hold.
 pub const VOLUMES_MAX: u32 = 4096;

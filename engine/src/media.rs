@@ -22,6 +22,15 @@ pub trait Media {
     }
 
     fn write(&mut self, device: Device, offset: u64, bytes: &[u8]) -> Result<(), IoError>;
+
+    /// Several writes of one device that do not overlap, in any order and in flight together where
+    /// the host can. After an error any of them may have been written.
+    fn write_many(&mut self, device: Device, writes: &[(u64, &[u8])]) -> Result<(), IoError> {
+        writes
+            .iter()
+            .try_for_each(|(offset, bytes)| self.write(device, *offset, bytes))
+    }
+
     fn zero(&mut self, device: Device, offset: u64, bytes: u64) -> Result<(), IoError>;
     fn sync(&mut self, device: Device) -> Result<(), IoError>;
     fn stat(&mut self, device: Device) -> Result<Stat, IoError>;

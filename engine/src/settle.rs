@@ -2,13 +2,15 @@
 //!
 //! Always true: a journal is applied only when the ledger says *apply*, when every byte of it is
 //! whole, and when size and modification time of the image still fit; then all of it is applied,
-//! synced, and the ledger says so. Applying it again gives the same image. Runs before anything
-//! else touches the origin, on any thread, and is what `origin replay` does.
+//! synced, and the ledger says so. Applying it again gives the same image, in any order of its
+//! entries, which do not overlap; so many requests are in flight together, because a volume waits
+//! for all of them. Runs before anything else touches the origin, on any thread, and is what
+//! `origin replay` does.
 
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::engine::OpenError;
 use crate::event::{Device, Stat};
-use crate::format::journal::{self, Journal, payload_at};
+use crate::format::journal::{self, Journal, JournalEntry, payload_at};
 use crate::format::ledger::{LEDGER_BYTES, LEDGER_SLOTS, LOSS_ACCEPTED, Ledger, Progress};
 use crate::format::record::EntryKind;
 use crate::media::Media;
@@ -18,6 +20,10 @@ use alloc::vec::Vec;
 
 /// Applying a journal may change the image's modification time for so long.
 const APPLY_NS_MAX: u64 = 3_600_000_000_000;
+/// Payload that is read, checked and written together; at least one entry.
+const STEP_BYTES: usize = 8 << 20;
+/// Longest request to journal or origin, unless one entry is longer.
+const REQUEST_BYTES: usize = 256 << 10;
 
 /// A ledger that was read and whose pending journal was finished.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -119,6 +125,15 @@ fn write_ledger(
         .write(Device::Ledger(volume), at, &ledger.encode())
         .and_then(|()| media.sync(Device::Ledger(volume)))
         .map_err(|_| OpenError::Io("the ledger"))
+}
+
+/// The bytes of a journal that `settle` would finish, by the ledger alone.
+pub fn pending_journal(media: &mut dyn Media, volume: VolumeId) -> Result<Option<u64>, OpenError> {
+    let ledger = read_ledger(media, volume)?;
+    Ok(ledger.and_then(|ledger| match ledger.progress {
+        Progress::Apply { journal_bytes, .. } => Some(journal_bytes),
+        _ => None,
+    }))
 }
 
 /// Looks at ledger and journal without changing anything.
@@ -225,41 +240,118 @@ fn check_payload(
     journal: &Journal,
 ) -> Result<(), OpenError> {
     let mut bytes = Vec::new();
-    for entry in journal
-        .entries
-        .iter()
-        .filter(|entry| entry.kind == EntryKind::Write)
-    {
-        bytes.resize((entry.span.sectors * SECTOR_BYTES) as usize, 0);
-        media
-            .read(Device::Journal(volume), entry.offset, &mut bytes)
-            .map_err(|_| OpenError::Io("the journal"))?;
-        if crate::format::checksum(&[&bytes]) != entry.checksum {
-            return Err(OpenError::Damaged(format!(
-                "the pending journal is damaged: payload for sector {} does not match",
-                entry.span.sector
-            )));
+    for step in steps(&journal.entries) {
+        read_payload(media, volume, step, &mut bytes)?;
+        for (entry, at) in placed(step) {
+            let payload = &bytes[at..at + payload_bytes(entry)];
+            if crate::format::checksum(&[payload]) != entry.checksum {
+                return Err(OpenError::Damaged(format!(
+                    "the pending journal is damaged: payload for sector {} does not match",
+                    entry.span.sector
+                )));
+            }
         }
     }
     Ok(())
 }
 
 fn apply(media: &mut dyn Media, volume: VolumeId, journal: &Journal) -> Result<(), OpenError> {
+    let origin = Device::Origin(volume);
     let mut bytes = Vec::new();
-    for entry in &journal.entries {
-        let at = entry.span.sector * SECTOR_BYTES;
-        let length = entry.span.sectors * SECTOR_BYTES;
-        let written = match entry.kind {
-            EntryKind::Zero { .. } => media.zero(Device::Origin(volume), at, length),
-            EntryKind::Write => {
-                bytes.resize(length as usize, 0);
-                media
-                    .read(Device::Journal(volume), entry.offset, &mut bytes)
-                    .map_err(|_| OpenError::Io("the journal"))?;
-                media.write(Device::Origin(volume), at, &bytes)
-            }
-        };
+    for step in steps(&journal.entries) {
+        for entry in step.iter().filter(|entry| !carries(entry)) {
+            let (at, length) = (entry.span.sector, entry.span.sectors);
+            let zeroed = media.zero(origin, at * SECTOR_BYTES, length * SECTOR_BYTES);
+            zeroed.map_err(|_| OpenError::Io("the origin"))?;
+        }
+        read_payload(media, volume, step, &mut bytes)?;
+        let wanted = placed(step).map(|(entry, _)| {
+            let place = entry.span.sector * SECTOR_BYTES;
+            (place, payload_bytes(entry))
+        });
+        let mut rest = &bytes[..];
+        let writes = joined(wanted).into_iter().map(|(place, length)| {
+            let (now, later) = rest.split_at(length);
+            rest = later;
+            (place, now)
+        });
+        let writes: Vec<_> = writes.collect();
+        let written = media.write_many(origin, &writes);
         written.map_err(|_| OpenError::Io("the origin"))?;
     }
     Ok(())
+}
+
+/// What an entry has in the journal beside its line of the table.
+fn payload_bytes(entry: &JournalEntry) -> usize {
+    match entry.kind {
+        EntryKind::Write => (entry.span.sectors * SECTOR_BYTES) as usize,
+        EntryKind::Zero { .. } => 0,
+    }
+}
+
+fn carries(entry: &JournalEntry) -> bool {
+    payload_bytes(entry) > 0
+}
+
+/// Entries in their order, cut where the payload of the next would not fit into one step.
+fn steps(entries: &[JournalEntry]) -> impl Iterator<Item = &[JournalEntry]> {
+    let mut rest = entries;
+    core::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fits = rest.iter().take_while(|entry| {
+            bytes += payload_bytes(entry);
+            bytes <= STEP_BYTES
+        });
+        let count = fits.count().max(1).min(rest.len());
+        let (step, later) = rest.split_at(count);
+        rest = later;
+        (!step.is_empty()).then_some(step)
+    })
+}
+
+/// The entries of a step that carry payload, and where it lies in the memory of the step.
+fn placed(step: &[JournalEntry]) -> impl Iterator<Item = (&JournalEntry, usize)> {
+    let carrying = step.iter().filter(|entry| carries(entry));
+    carrying.scan(0, |next, entry| {
+        let at = *next;
+        *next += payload_bytes(entry);
+        Some((entry, at))
+    })
+}
+
+/// Ranges of a device, as few as they make: those that follow each other are one.
+fn joined(ranges: impl Iterator<Item = (u64, usize)>) -> Vec<(u64, usize)> {
+    let mut joined: Vec<(u64, usize)> = Vec::new();
+    for (at, bytes) in ranges {
+        match joined.last_mut() {
+            Some((start, length))
+                if *start + *length as u64 == at && *length + bytes <= REQUEST_BYTES =>
+            {
+                *length += bytes;
+            }
+            _ => joined.push((at, bytes)),
+        }
+    }
+    joined
+}
+
+/// The payload of a step, one entry behind the other.
+fn read_payload(
+    media: &mut dyn Media,
+    volume: VolumeId,
+    step: &[JournalEntry],
+    bytes: &mut Vec<u8>,
+) -> Result<(), OpenError> {
+    bytes.resize(step.iter().map(payload_bytes).sum(), 0);
+    let wanted = placed(step).map(|(entry, _)| (entry.offset, payload_bytes(entry)));
+    let mut rest = &mut bytes[..];
+    let mut reads = Vec::new();
+    for (offset, length) in joined(wanted) {
+        let (now, later) = rest.split_at_mut(length);
+        rest = later;
+        reads.push((offset, now));
+    }
+    let read = media.read_many(Device::Journal(volume), &mut reads);
+    read.map_err(|_| OpenError::Io("the journal"))
 }

@@ -13,7 +13,7 @@ use crate::origin::san::San;
 use crate::target::io_error;
 pub use crate::target::{Target, misaligned};
 use crate::{cachedev, fault::Kind};
-use engine::engine::{OpenError, Settled, inspect_origin};
+use engine::engine::{OpenError, Settled, pending_journal};
 use engine::event::{Device, IoError, Stat};
 use engine::media::Media;
 use engine::types::{BLOCK_BYTES, VolumeId};
@@ -22,10 +22,11 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Threads of one `read_many`: what an SSD needs to be busy, and little enough to start at once.
-const READ_THREADS: usize = 32;
-/// Fewer reads than this are not worth a thread.
-const READS_PER_THREAD_MIN: usize = 4;
+/// Threads of one call with many requests: what an SSD needs to be busy, and little enough to start
+/// at once.
+const THREADS: usize = 32;
+/// Fewer requests than this are not worth a thread.
+const PER_THREAD_MIN: usize = 4;
 
 /// Every open file of a shard.
 #[derive(Debug, Default)]
@@ -189,14 +190,46 @@ impl Files {
             .and_then(|open| open.origin.nbd())
             .filter(|o| o.unclean)
             .map(|origin| (origin.quiet, origin.name()));
+        let pending = pending_journal(self, volume)?;
         if let Some((quiet, name)) = unclean
-            && inspect_origin(self, volume)?.is_some_and(|info| info.journal.is_some())
+            && pending.is_some()
         {
             crate::lock::stay_quiet(&name, quiet, patience);
             let open = self.volumes.get_mut(&volume).expect("was just there");
             open.origin.nbd_mut().expect("was just there").unclean = false;
         }
-        engine::engine::settle(self, volume)
+        let Some(bytes) = pending else {
+            return engine::engine::settle(self, volume);
+        };
+        let open = self.volumes.get(&volume);
+        let name = open.map_or_else(String::new, |open| open.origin.name());
+        let mib = bytes >> 20;
+        tracing::info!("{name}: finishing the journal beside it, {mib} MiB, before it is served");
+        let settled = engine::engine::settle(self, volume)?;
+        tracing::info!("{name}: the journal beside it is finished");
+        Ok(settled)
+    }
+
+    /// Writes that share a block of the device would undo each other in flight together, because
+    /// it is read, changed and written; so such writes go alone.
+    fn write_side_by_side(
+        &mut self,
+        device: Device,
+        writes: &[(u64, &[u8])],
+    ) -> Result<(), IoError> {
+        if let Some(client) = self.client(device) {
+            return client.write_many(writes);
+        }
+        let target = self.ensure(device)?;
+        let partial =
+            |&&(offset, bytes): &&(u64, &[u8])| misaligned(target, offset, bytes.len() as u64);
+        let whole: Vec<_> = writes.iter().filter(|it| !partial(it)).collect();
+        side_by_side(whole.chunks(per_thread(whole.len())), |part| {
+            part.iter()
+                .try_for_each(|(offset, bytes)| target.write(*offset, bytes))
+        })?;
+        let mut alone = writes.iter().filter(partial);
+        alone.try_for_each(|(offset, bytes)| target.write(*offset, bytes))
     }
 
     /// The storage network of a volume, shared with all volumes of equal parameters.
@@ -236,6 +269,30 @@ fn missing(device: Device) -> Result<(), IoError> {
     }
 }
 
+/// How many of so many requests one thread sends, one after the other.
+fn per_thread(requests: usize) -> usize {
+    requests.div_ceil(THREADS).max(PER_THREAD_MIN)
+}
+
+/// The parts at once, each on a thread of its own; a single part on this one.
+fn side_by_side<P: Send>(
+    mut parts: impl ExactSizeIterator<Item = P>,
+    part_done: impl Fn(P) -> Result<(), IoError> + Sync,
+) -> Result<(), IoError> {
+    if parts.len() <= 1 {
+        return parts.next().map_or(Ok(()), part_done);
+    }
+    let done = &part_done;
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = parts.map(|part| scope.spawn(move || done(part))).collect();
+        workers.into_iter().try_for_each(|worker| {
+            worker
+                .join()
+                .expect("a panic ends the process, it is not caught")
+        })
+    })
+}
+
 impl Media for Files {
     fn read(&mut self, device: Device, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         marks::enter(Phase::Recovery);
@@ -257,33 +314,20 @@ impl Media for Files {
     }
 
     fn read_many(&mut self, device: Device, reads: &mut [(u64, &mut [u8])]) -> Result<(), IoError> {
-        let per_thread = reads.len().div_ceil(READ_THREADS).max(READS_PER_THREAD_MIN);
+        if self.client(device).is_some() {
+            let mut reads = reads.iter_mut();
+            return reads.try_for_each(|(offset, bytes)| self.read(device, *offset, bytes));
+        }
         let Some(target) = self.target(device) else {
             reads.iter_mut().for_each(|(_, bytes)| bytes.fill(0));
             return missing(device);
         };
-        let one_after_the_other = |part: &mut [(u64, &mut [u8])]| {
+        marks::enter(Phase::Recovery);
+        marks::middle(Phase::Recovery);
+        let per_thread = per_thread(reads.len());
+        let result = side_by_side(reads.chunks_mut(per_thread), |part| {
             part.iter_mut()
                 .try_for_each(|(offset, bytes)| target.read(*offset, bytes))
-        };
-        marks::enter(Phase::Recovery);
-        if reads.len() <= per_thread {
-            marks::middle(Phase::Recovery);
-            let result = one_after_the_other(reads);
-            marks::leave(Phase::Recovery);
-            return result;
-        }
-        let result = std::thread::scope(|scope| {
-            let parts = reads.chunks_mut(per_thread);
-            let workers: Vec<_> = parts
-                .map(|part| scope.spawn(move || one_after_the_other(part)))
-                .collect();
-            marks::middle(Phase::Recovery);
-            workers.into_iter().try_for_each(|worker| {
-                worker
-                    .join()
-                    .expect("a panic ends the process, it is not caught")
-            })
         });
         marks::leave(Phase::Recovery);
         result
@@ -306,6 +350,19 @@ impl Media for Files {
         let result = target.write(offset, &bytes[..half]).and_then(|()| {
             marks::middle(Phase::Recovery);
             target.write(offset + half as u64, &bytes[half..])
+        });
+        marks::leave(Phase::Recovery);
+        result
+    }
+
+    fn write_many(&mut self, device: Device, writes: &[(u64, &[u8])]) -> Result<(), IoError> {
+        marks::enter(Phase::Recovery);
+        // A driver may kill us in the middle: then a part of them is written.
+        let half = if marks::on() { writes.len() / 2 } else { 0 };
+        let (before, after) = writes.split_at(half);
+        let result = self.write_side_by_side(device, before).and_then(|()| {
+            marks::middle(Phase::Recovery);
+            self.write_side_by_side(device, after)
         });
         marks::leave(Phase::Recovery);
         result
@@ -429,6 +486,36 @@ mod tests {
             files.read_many(origin, &mut reads).expect("read");
             for (offset, bytes) in &reads {
                 assert!(bytes.iter().all(|&byte| byte == (offset >> 12) as u8));
+            }
+        }
+    }
+
+    /// Also of many that share a block of the device, which is read, changed and written.
+    #[test]
+    fn many_writes_find_their_own_places() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut files = volume(&dir, false);
+        let origin = Device::Origin(VOLUME);
+        for (count, bytes, apart) in [
+            (1, 512, 512),
+            (3, 4096, 8192),
+            (4096, 512, 1024),
+            (5000, 100, 100),
+        ] {
+            let memory: Vec<_> = (0..count).map(|n| vec![n as u8 | 1; bytes]).collect();
+            let offsets = (0..count as u64).map(|n| n * apart);
+            let writes: Vec<_> = offsets.zip(memory.iter().map(Vec::as_slice)).collect();
+            files.write(origin, 0, &vec![0; 8 << 20]).expect("cleared");
+            files.write_many(origin, &writes).expect("written");
+            let mut found = vec![0; 8 << 20];
+            files.read(origin, 0, &mut found).expect("read");
+            for (at, wanted) in writes {
+                let (own, behind) = found[at as usize..][..apart as usize].split_at(bytes);
+                assert_eq!(
+                    (own, behind),
+                    (wanted, &vec![0; apart as usize - bytes][..]),
+                    "at {at}"
+                );
             }
         }
     }

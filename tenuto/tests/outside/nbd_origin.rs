@@ -12,6 +12,7 @@ use workload::check::{Crash, Promise};
 
 use crate::common::export::Export;
 use crate::common::load::{End, Load, Mix};
+use crate::common::marks::Marks;
 use crate::common::nbd::{CMD_FLUSH, EIO};
 use crate::common::random::Random;
 use crate::common::{Daemon, EXIT_FAILED, EXIT_USAGE, Rig, run, seed, wait_until};
@@ -410,6 +411,50 @@ fn a_volume_with_its_journal_in_a_place_survives_kills_of_daemon_and_server() {
         0,
         "an end in order leaves no writer file"
     );
+}
+
+/// A start waits for a journal that a kill has left, so its writes go to the server together: one
+/// after the other they would take forty seconds here.
+#[test]
+fn a_journal_over_a_slow_server_is_finished_with_many_writes_in_flight() {
+    const WRITES: u64 = 2_000;
+    const APPLY: u64 = 5;
+    let mut rig = Rig::new();
+    let image = rig.image("origin.img", BYTES);
+    let server = Server::nbdkit(&rig, &image, &["--filter=delay", "delay-write=20ms"]);
+    let lines = place(&rig) + "destage-after = \"never\"\norigin-quiet = \"300ms\"";
+    rig.volume("disk", &server.uri(), "write-back", &lines);
+    let marks = Marks::new(&rig.dir.join("marks"));
+    rig.env("TENUTO_MARKS", &marks.path().display().to_string());
+    let mut daemon = rig.serve();
+    let mut client = rig.connect("disk");
+    for n in 0..WRITES {
+        client.write(n * 8192, &[n as u8 | 1; 4096]);
+    }
+    drop(client);
+    marks.arm(APPLY, 1);
+    let mut order = rig.spawn(&["volume", "destage", "disk", "--wait"]);
+    wait_until("the daemon dies", PATIENCE, || !daemon.is_alive());
+    order.wait().expect("reap the order");
+    assert!(marks.died_in().contains(&APPLY));
+    marks.disarm();
+    let start = Instant::now();
+    let daemon = rig.serve();
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(20), "a start took {took:?}");
+    assert!(daemon.log().contains("is finished"), "{}", daemon.log());
+    compare(&rig, &image);
+    let found = std::fs::read(&image).expect("read the image");
+    for n in 0..WRITES {
+        let at = n as usize * 8192;
+        let (own, behind) = found[at..at + 8192].split_at(4096);
+        assert_eq!(
+            (own, behind),
+            (&[n as u8 | 1; 4096][..], &[0; 4096][..]),
+            "at {at}"
+        );
+    }
+    daemon.stop();
 }
 
 #[test]

@@ -21,6 +21,8 @@ use std::time::Duration;
 const CONNECT_WAIT: Duration = Duration::from_secs(5);
 /// How long a server may be silent while it owes an answer.
 const ANSWER_WAIT: Duration = Duration::from_secs(60);
+/// Writes that are sent before the answer to the first is waited for.
+const IN_FLIGHT: usize = 32;
 /// Longest piece of the server's words that is looked at together.
 const INPUT_BYTES: usize = 64 << 10;
 /// Zeroes are written in pieces of so many bytes where the server cannot zero.
@@ -115,6 +117,26 @@ impl Client {
         Ok(())
     }
 
+    /// Any alignment, in any order, many in flight together; none overlaps another.
+    pub fn write_many(&mut self, writes: &[(u64, &[u8])]) -> Result<(), IoError> {
+        let mut whole = Vec::new();
+        let mut edges = Vec::new();
+        for &(offset, bytes) in writes {
+            for piece in split(&self.export, offset, bytes.len() as u64) {
+                let at = (piece.offset - offset) as usize;
+                let data = &bytes[at..at + piece.bytes as usize];
+                let kind = if piece.edge { &mut edges } else { &mut whole };
+                kind.push((piece.offset, data));
+            }
+        }
+        for together in whole.chunks(IN_FLIGHT) {
+            self.guarded(|client| client.put_many(together))?;
+        }
+        // Two edges may lie in one block of the server.
+        let mut edges = edges.into_iter();
+        edges.try_for_each(|(offset, data)| self.write(offset, data))
+    }
+
     pub fn zero(&mut self, offset: u64, bytes: u64, keep: bool) -> Result<(), IoError> {
         for piece in split(&self.export, offset, bytes) {
             if self.export.write_zeroes && !piece.edge {
@@ -165,10 +187,18 @@ impl Client {
 
     /// One request and its answer.
     fn call(&mut self, ask: Ask, payload: &[u8], into: &mut [u8]) -> Result<(), IoError> {
+        self.guarded(|client| client.exchange(ask, payload, into))
+    }
+
+    /// What breaks the connection breaks it for good.
+    fn guarded(
+        &mut self,
+        exchange: impl FnOnce(&mut Client) -> Result<Result<(), Errno>, Broken>,
+    ) -> Result<(), IoError> {
         if self.broken {
             return Err(IoError::Failed);
         }
-        match self.exchange(ask, payload, into) {
+        match exchange(self) {
             Ok(Ok(())) => Ok(()),
             Ok(Err(errno)) => Err(io_error(errno)),
             Err(Broken(why)) => {
@@ -176,6 +206,43 @@ impl Client {
                 self.broken = true;
                 Err(IoError::Failed)
             }
+        }
+    }
+
+    /// Writes that are all sent before the first answer is waited for: answers are short enough to
+    /// wait in the socket. The first error of them.
+    fn put_many(&mut self, writes: &[(u64, &[u8])]) -> Result<Result<(), Errno>, Broken> {
+        for &(offset, data) in writes {
+            let bytes = data.len() as u32;
+            let (_, head) = self.session.ask(Ask::Write { offset, bytes });
+            self.socket.say(&head)?;
+            self.socket.say(data)?;
+        }
+        let mut first = Ok(());
+        let mut input = Vec::new();
+        let mut used = 0;
+        while self.session.unanswered() > 0 {
+            match self.session.step(&input[used..])? {
+                Step::More => {
+                    input.drain(..used);
+                    used = 0;
+                    self.socket.hear(&mut input)?;
+                }
+                Step::Used(bytes) => used += bytes,
+                Step::Done {
+                    used: more, result, ..
+                } => {
+                    used += more;
+                    first = first.and(result);
+                }
+                Step::Data { .. } | Step::Hole { .. } => {
+                    return Err(Broken::new("the server sends data for a write"));
+                }
+            }
+        }
+        match used == input.len() {
+            true => Ok(first),
+            false => Err(Broken::new("the server says more than it was asked")),
         }
     }
 
