@@ -500,10 +500,14 @@ mod tests {
             (1, 512, 512),
             (3, 4096, 8192),
             (4096, 512, 1024),
-            (5000, 100, 100),
+            (157 * THREADS, 100, 100),
         ] {
             let memory: Vec<_> = (0..count).map(|n| vec![n as u8 | 1; bytes]).collect();
-            let offsets = (0..count as u64).map(|n| n * apart);
+            // Neighbours go to different threads, which reach them at the same time.
+            let per_thread = per_thread(count);
+            let threads = count.div_ceil(per_thread);
+            let place = |n| n % per_thread * threads + n / per_thread;
+            let offsets = (0..count).map(|n| place(n) as u64 * apart);
             let writes: Vec<_> = offsets.zip(memory.iter().map(Vec::as_slice)).collect();
             files.write(origin, 0, &vec![0; 8 << 20]).expect("cleared");
             files.write_many(origin, &writes).expect("written");
