@@ -29,6 +29,8 @@ mod share;
 mod show;
 mod stride;
 mod switch;
+#[cfg(test)]
+mod tests;
 mod write;
 
 pub use bypass::Bypass;

@@ -522,7 +522,9 @@ impl Core {
         let grown = epoch.map.len() as i64 - extents as i64;
         epoch.charge = epoch.charge.strict_add_signed(charge);
         volume.counters.writes.elided_bytes += overwritten * SECTOR_BYTES;
-        volume.counters.ssd_write_bytes += appended.span.blocks() * BLOCK_BYTES;
+        if source.is_some() {
+            volume.counters.ssd_write_bytes += appended.span.blocks() * BLOCK_BYTES;
+        }
         self.dirty_extents = self.dirty_extents.strict_add_signed(grown);
         self.recount(id);
         let blocks = appended.span.blocks();

@@ -1,0 +1,129 @@
+//! Destages that meet what they cannot read, and commits that cannot be brought to their end.
+
+use super::{Host, fine, none, spec, writes_journal, writes_origin};
+use crate::event::{Command, Io, IoError, Op, Purpose, Refusal};
+use crate::format::ledger::Progress;
+use crate::snapshot::State;
+use crate::types::{Policy, RequestId, VolumeId};
+
+const DAMAGED: Option<&str> = Some("dirty data cannot be read from the cache device any more");
+
+fn reads_log(io: &Io) -> bool {
+    io.purpose == Purpose::DestageRead
+}
+
+fn is_bad(io: &Io) -> Option<IoError> {
+    reads_log(io).then_some(IoError::Failed)
+}
+
+/// A volume of whose dirty data the first seven blocks are on the device only.
+fn spilled() -> (Host, VolumeId) {
+    let (mut host, disk) = Host::write_back();
+    host.fill(disk, 0, 7);
+    host.flush(disk);
+    // As large as the stage, and gone from it by the end.
+    let other = host.attach(spec(Policy::WriteBack, "other"));
+    host.fill(other, 0, 90);
+    host.flush(other);
+    (host, disk)
+}
+
+#[test]
+fn what_cannot_be_read_is_read_again_after_a_minute() {
+    let (mut host, disk) = spilled();
+    host.asked.clear();
+    host.fail(is_bad);
+    let order = host.destage(disk);
+    assert!(host.count(reads_log) > 0, "it is not in the stage");
+    assert_eq!(host.state(disk), (State::Damaged, DAMAGED));
+    host.pass(59_000);
+    assert_eq!((host.count(reads_log), host.answer(order)), (0, None));
+    host.fail(fine);
+    host.pass(3_000);
+    assert!(host.count(reads_log) > 0);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(host.state(disk), (State::Clean, None));
+}
+
+#[test]
+fn newer_writes_that_cover_what_cannot_be_read_go_with_it() {
+    let (mut host, disk) = spilled();
+    host.fail(is_bad);
+    let order = host.destage(disk);
+    host.pass(1_000);
+    host.fill(disk, 1, 6);
+    host.pass(3_000);
+    assert_eq!(
+        host.state(disk),
+        (State::Damaged, DAMAGED),
+        "one is missing"
+    );
+    host.fill(disk, 0, 1);
+    host.pass(3_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(host.state(disk), (State::Clean, None));
+}
+
+#[test]
+fn a_journal_that_the_ledger_points_to_is_not_written_whatever_is_damaged() {
+    let (mut host, disk) = spilled();
+    host.hold(|io| io.purpose == Purpose::Ledger && io.op == Op::Write);
+    let order = host.destage(disk);
+    let newer = host.destage(disk);
+    host.fail(is_bad);
+    host.hold(none);
+    let progress = host.ledger(disk).progress;
+    assert!(matches!(progress, Progress::Apply { .. }), "{progress:?}");
+    assert_eq!(host.state(disk), (State::Damaged, DAMAGED));
+    host.fill(disk, 0, 7);
+    host.asked.clear();
+    host.pass(30_000);
+    assert_eq!(host.count(writes_journal), 0);
+    assert_eq!(host.ledger(disk).progress, progress);
+    host.fail(fine);
+    host.pass(40_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(host.answer(newer), Some(Ok(())));
+    assert_eq!(host.ledger(disk).progress, Progress::Idle);
+}
+
+fn overlay() -> (Host, VolumeId) {
+    let mut overlay = spec(Policy::Ephemeral, "disk");
+    overlay.commit = true;
+    let (mut host, disk) = Host::of(overlay);
+    host.fill(disk, 0, 3);
+    (host, disk)
+}
+
+fn commit(host: &mut Host, volume: VolumeId) -> RequestId {
+    host.order(Command::Commit { volume })
+}
+
+#[test]
+fn a_commit_whose_journal_cannot_be_written_is_given_up() {
+    let (mut host, disk) = overlay();
+    host.fail(|io| writes_journal(io).then_some(IoError::NoSpace));
+    let order = commit(&mut host, disk);
+    host.pass(1_000);
+    assert_eq!(host.answer(order), Some(Err(Refusal::Io)));
+    assert_eq!(host.state(disk), (State::Clean, None));
+    assert_eq!(host.show(disk).dirty_bytes, 3 * 4096, "the overlay stays");
+    host.fail(fine);
+    let order = commit(&mut host, disk);
+    assert_eq!(host.answer(order), Some(Ok(())));
+}
+
+#[test]
+fn a_commit_that_is_decided_goes_to_its_end() {
+    let (mut host, disk) = overlay();
+    host.fail(|io| writes_origin(io).then_some(IoError::Failed));
+    let order = commit(&mut host, disk);
+    host.pass(5_000);
+    let progress = host.ledger(disk).progress;
+    assert!(matches!(progress, Progress::Apply { .. }), "{progress:?}");
+    assert_eq!((host.answer(order), host.show(disk).ready), (None, false));
+    host.fail(fine);
+    host.pass(1_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(host.show(disk).dirty_bytes, 0);
+}

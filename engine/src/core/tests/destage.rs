@@ -1,0 +1,270 @@
+//! When a destage is due, in which order it goes, and what is shown and told of it.
+
+use super::{CAPACITY_BLOCKS, Host, fine, none, spec, writes_journal, writes_origin};
+use crate::engine::Config;
+use crate::event::{Command, Device, Io, IoError, Op, Purpose, VolumeSpec};
+use crate::format::ledger::Progress;
+use crate::ram::{CleanCache, Key, Published, RamTier};
+use crate::snapshot::State;
+use crate::types::{Policy, RequestId, VolumeId};
+use alloc::vec::Vec;
+
+/// A log with so much in it is full.
+const FULL_BLOCKS: u64 = CAPACITY_BLOCKS * 6 / 10;
+
+const ERRORS: Option<&str> = Some("the origin answers with errors; destage is tried again");
+
+fn aged(millis: u64, name: &str) -> VolumeSpec {
+    let mut aged = spec(Policy::WriteBack, name);
+    aged.tuning.destage_after_ms = Some(millis);
+    aged
+}
+
+fn is_broken(io: &Io) -> Option<IoError> {
+    writes_origin(io).then_some(IoError::Failed)
+}
+
+#[test]
+fn dirty_data_is_destaged_when_it_comes_of_age_and_not_before() {
+    let (mut host, disk) = Host::of(aged(60_000, "disk"));
+    let opened = host.now;
+    host.fill(disk, 0, 3);
+    let core = &mut host.core;
+    assert!(!core.is_destage_due(opened.plus_millis(59_999), disk));
+    assert!(core.is_destage_due(opened.plus_millis(60_000), disk));
+    host.pass(59_000);
+    assert_eq!(host.state(disk), (State::Dirty, None));
+    assert_eq!(host.count(writes_journal), 0);
+    host.pass(30_000);
+    assert_eq!(host.state(disk), (State::Clean, None));
+}
+
+#[test]
+fn room_is_scarce_from_six_tenths_of_the_log_on() {
+    let (mut host, disk) = Host::of(aged(600_000, "disk"));
+    host.fill(disk, 0, FULL_BLOCKS - 1);
+    assert!(!host.core.is_room_scarce(disk));
+    host.fill(disk, FULL_BLOCKS, 1);
+    assert!(host.core.is_room_scarce(disk));
+}
+
+#[test]
+fn room_is_scarce_from_three_quarters_of_the_extents_on() {
+    let (mut host, disk) = Host::of(aged(600_000, "disk"));
+    for block in [10, 20, 30] {
+        host.fill(disk, block, 1);
+    }
+    assert_eq!(host.core.dirty_extents, 3);
+    host.core.config.dirty_extents_max = 5;
+    assert!(!host.core.is_room_scarce(disk));
+    host.core.config.dirty_extents_max = 4;
+    assert!(host.core.is_room_scarce(disk));
+}
+
+#[test]
+fn one_without_an_age_stays_in_a_full_log_with_all_of_its_share() {
+    let (mut host, aged) = Host::of(aged(600_000, "aged"));
+    let stays = host.attach(spec(Policy::WriteBack, "stays"));
+    let share = host.core.share(stays);
+    assert!((130..=CAPACITY_BLOCKS / 4).contains(&share), "{share}");
+    host.fill(stays, 0, share);
+    host.fill(aged, 0, FULL_BLOCKS - share);
+    assert!(host.core.is_room_scarce(aged));
+    assert!(!host.core.is_room_scarce(stays));
+    host.fill(stays, share, 1);
+    assert!(
+        host.core.is_room_scarce(stays),
+        "it has more than its share"
+    );
+}
+
+#[test]
+fn what_a_failed_sync_of_the_journal_covered_is_written_again() {
+    let (mut host, disk) = Host::write_back();
+    host.fill(disk, 0, 3);
+    host.fail(|io| {
+        let sync = io.op == Op::Sync && matches!(io.device, Device::Journal(_));
+        sync.then_some(IoError::Failed)
+    });
+    let order = host.destage(disk);
+    assert_eq!(host.state(disk), (State::Stalled, ERRORS));
+    assert_eq!(host.show(disk).counters.origin.errors, 1);
+    assert_eq!(host.ledger(disk).progress, Progress::Idle);
+    let written = host.count(writes_journal);
+    host.fail(fine);
+    host.pass(499);
+    assert_eq!((host.count(writes_journal), host.answer(order)), (0, None));
+    host.pass(200);
+    assert_eq!(host.count(writes_journal), written);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(host.state(disk), (State::Clean, None));
+}
+
+#[test]
+fn what_a_failed_sync_of_the_origin_covered_is_written_again() {
+    let (mut host, disk) = Host::write_back();
+    host.fill(disk, 0, 3);
+    host.fail(|io| super::syncs_origin(io).then_some(IoError::Failed));
+    let order = host.destage(disk);
+    assert_eq!(host.state(disk), (State::Stalled, ERRORS));
+    assert_eq!(host.show(disk).counters.origin.errors, 1);
+    let progress = host.ledger(disk).progress;
+    assert!(matches!(progress, Progress::Apply { .. }), "{progress:?}");
+    assert_eq!(host.count(writes_origin), 1);
+    host.fail(fine);
+    host.pass(600);
+    assert_eq!(host.count(writes_origin), 1);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(host.ledger(disk).progress, Progress::Idle);
+    assert_eq!(host.state(disk), (State::Clean, None));
+}
+
+#[test]
+fn a_volume_is_stalled_until_something_of_it_has_reached_its_origin() {
+    let (mut host, disk) = Host::write_back();
+    host.fill(disk, 0, 3);
+    host.fail(is_broken);
+    let order = host.destage(disk);
+    host.fill(disk, 10, 1);
+    host.pass(5_000);
+    assert_eq!(host.state(disk), (State::Stalled, ERRORS));
+    assert_eq!(host.answer(order), None);
+    host.fail(fine);
+    host.pass(600);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(host.state(disk), (State::Dirty, None), "the newer write");
+    assert_eq!(host.show(disk).dirty_bytes, 4096);
+}
+
+#[test]
+fn want_of_space_for_a_journal_is_shown_as_such() {
+    let (mut host, disk) = Host::write_back();
+    host.fill(disk, 0, 3);
+    host.fail(|io| writes_journal(io).then_some(IoError::NoSpace));
+    host.destage(disk);
+    let (state, reason) = host.state(disk);
+    assert_eq!(state, State::Stalled);
+    assert!(reason.is_some_and(|it| it.starts_with("there is no space left")));
+}
+
+/// Eight pieces, four of them for the destager: the first volume has two, as it asks for, and
+/// another one, which leaves the last one to volumes that have none.
+#[test]
+fn memory_of_the_destager_goes_to_who_stands_in_line() {
+    let mut config = super::config();
+    config.scratch_bytes = 256 * 4096 + 8 * super::GEOMETRY.chunk_bytes();
+    assert!(config.scratch_bytes < Config::SCRATCH_BYTES_MIN);
+    let mut host = Host::with(config);
+    let disks = [("first", 10), ("other", 20)].map(|(name, blocks)| {
+        let mut alone = spec(Policy::WriteBack, name);
+        // They do not take turns.
+        alone.storage = blocks;
+        let disk = host.attach(alone);
+        host.fill(disk, 0, blocks);
+        host.flush(disk);
+        disk
+    });
+    host.hold(writes_journal);
+    for disk in disks {
+        host.destage(disk);
+    }
+    let [first, other] = disks.map(Device::Journal);
+    let written = |host: &Host, journal: Device| {
+        let of_it = host.flights.iter().filter(|io| io.device == journal);
+        of_it.map(|io| io.bytes / 4096).collect::<Vec<u64>>()
+    };
+    assert_eq!(written(&host, first), [10]);
+    assert_eq!(written(&host, other), [8]);
+    host.end(writes_journal);
+    assert_eq!(written(&host, other), [8, 8], "no time has passed");
+}
+
+#[test]
+fn no_origin_of_a_group_is_written_before_all_of_the_cut_is_prepared() {
+    let mut host = Host::new();
+    let disks = ["a", "b"].map(|name| {
+        let mut member = spec(Policy::WriteBack, name);
+        member.group = "vm".into();
+        member.tuning.group_members = 2;
+        host.attach(member)
+    });
+    for disk in disks {
+        host.fill(disk, 0, 3);
+    }
+    host.hold(|io| writes_journal(io) && io.device == Device::Journal(VolumeId(1)));
+    let order = host.destage(disks[0]);
+    host.pass(10_000);
+    assert_eq!((host.count(writes_origin), host.answer(order)), (0, None));
+    host.hold(none);
+    assert_eq!(
+        (host.count(writes_origin), host.answer(order)),
+        (2, Some(Ok(())))
+    );
+}
+
+fn discard(host: &mut Host, volume: VolumeId) -> RequestId {
+    host.order(Command::Detach {
+        volume,
+        discard_dirty: true,
+    })
+}
+
+#[test]
+fn a_destage_that_the_ledger_is_told_of_goes_to_its_end_before_the_volume_goes() {
+    let (mut host, disk) = Host::write_back();
+    host.fill(disk, 0, 3);
+    host.hold(|io| io.purpose == Purpose::Ledger && io.op == Op::Write);
+    host.destage(disk);
+    let gone = discard(&mut host, disk);
+    assert_eq!(host.answer(gone), None);
+    host.hold(none);
+    assert_eq!(host.count(writes_origin), 1);
+    assert_eq!(host.answer(gone), Some(Ok(())));
+}
+
+#[test]
+fn an_origin_that_is_written_in_part_is_written_whole_before_its_volume_goes() {
+    let (mut host, disk) = Host::write_back();
+    host.fill(disk, 0, 3);
+    host.fail(is_broken);
+    host.destage(disk);
+    let gone = discard(&mut host, disk);
+    host.pass(5_000);
+    assert_eq!(host.answer(gone), None);
+    assert_eq!(host.count(|io| io.op == Op::Remove), 0, "its journal stays");
+    host.fail(fine);
+    host.pass(1_000);
+    assert_eq!(host.count(|io| io.op == Op::Remove), 1);
+    assert_eq!(host.answer(gone), Some(Ok(())));
+}
+
+/// Whole blocks that were destaged, and of one epoch no more than a quarter of the tier.
+#[test]
+fn a_part_of_what_was_destaged_is_expected_to_be_read() {
+    let (mut host, disk) = Host::write_back();
+    assert_eq!(host.core.ram.blocks(), 64);
+    for (written, expected) in [
+        ([10..11, 30..31], [10..11, 30..31]),
+        ([100..120, 0..0], [100..116, 0..0]),
+    ] {
+        for blocks in written {
+            host.fill(disk, blocks.start, blocks.end - blocks.start);
+        }
+        host.destage(disk);
+        assert_eq!(host.state(disk), (State::Clean, None));
+        let layer = host.core.volume(disk).layer;
+        let ram = &mut host.core.ram;
+        let found = (0..130).filter(|&block| is_expected(ram, Key { layer, block }));
+        let found: Vec<u64> = found.collect();
+        assert_eq!(found, expected.into_iter().flatten().collect::<Vec<_>>());
+    }
+}
+
+fn is_expected(ram: &mut RamTier, key: Key) -> bool {
+    let slot = ram
+        .reserve(key, 0)
+        .expect("there is a place, or one is made");
+    let again = ram.publish(slot) == Published::Again;
+    ram.invalidate(key.layer, key.block, 1);
+    again
+}

@@ -1,0 +1,201 @@
+//! How the rounds of a switch end, who waits meanwhile, and what those are told who ordered it.
+
+use super::{CAPACITY_BLOCKS, Host, fine, none, spec, syncs_origin, writes_journal, writes_origin};
+use crate::event::{Command, Event, Io, IoError, Purpose, Refusal};
+use crate::snapshot::State;
+use crate::types::{Policy, RequestId, VolumeId};
+
+/// So many dirty blocks are few: they are destaged while writes wait.
+const FEW_BLOCKS: u64 = CAPACITY_BLOCKS / 64;
+
+fn is_unsyncable(io: &Io) -> Option<IoError> {
+    syncs_origin(io).then_some(IoError::Failed)
+}
+
+fn to_through(host: &mut Host, disk: VolumeId) -> RequestId {
+    host.switch(disk, Policy::WriteThrough)
+}
+
+#[test]
+fn a_guest_writes_half_as_much_as_was_dirty_while_a_switch_drains() {
+    let (mut host, disk) = Host::write_back();
+    host.fill(disk, 0, 40);
+    host.hold(writes_journal);
+    let order = to_through(&mut host, disk);
+    host.fill(disk, 100, 20);
+    assert!(!host.write(disk, 200, 1));
+    assert_eq!(host.show(disk).waiting_requests, 1);
+    assert_eq!(host.show(disk).switching_to, Some(Policy::WriteThrough));
+    host.hold(none);
+    host.pass(200);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    let shown = host.show(disk);
+    assert_eq!(
+        (shown.policy, shown.waiting_requests),
+        (Policy::WriteThrough, 0)
+    );
+}
+
+#[test]
+fn one_write_is_taken_while_a_switch_drains_however_large_it_is() {
+    let (mut host, disk) = Host::write_back();
+    host.fill(disk, 0, 40);
+    host.hold(writes_journal);
+    to_through(&mut host, disk);
+    assert!(host.write(disk, 100, 30));
+    assert!(!host.write(disk, 200, 1));
+}
+
+#[test]
+fn nobody_waits_for_a_switch_whose_origin_takes_nothing() {
+    let (mut host, disk) = Host::write_back();
+    host.fill(disk, 0, 40);
+    host.fail(|io| writes_origin(io).then_some(IoError::Failed));
+    to_through(&mut host, disk);
+    assert_eq!(host.show(disk).state, State::Stalled);
+    host.fill(disk, 100, 60);
+}
+
+#[test]
+fn what_is_dirty_when_a_round_begins_is_apart_from_what_comes() {
+    let (mut host, disk) = Host::write_back();
+    host.fill(disk, 0, 20);
+    host.hold(writes_journal);
+    host.destage(disk);
+    host.fill(disk, 50, 20);
+    to_through(&mut host, disk);
+    assert!(
+        host.core
+            .volume(disk)
+            .epochs
+            .iter()
+            .all(|epoch| epoch.sealed)
+    );
+    // Half of both is room for new ones; the open epoch of before takes nothing of it.
+    host.fill(disk, 100, 20);
+    assert!(!host.write(disk, 200, 1));
+}
+
+#[test]
+fn writes_wait_for_the_last_few_blocks_of_a_switch() {
+    for (dirty, waits) in [(FEW_BLOCKS, true), (FEW_BLOCKS + 1, false)] {
+        let (mut host, disk) = Host::write_back();
+        host.fill(disk, 0, dirty);
+        host.hold(writes_journal);
+        let order = to_through(&mut host, disk);
+        assert_eq!(host.write(disk, 100, 1), !waits, "{dirty} blocks");
+        host.hold(none);
+        host.pass(200);
+        assert_eq!(host.answer(order), Some(Ok(())));
+    }
+}
+
+#[test]
+fn an_order_back_ends_a_switch_that_has_given_nothing_up() {
+    let (mut host, disk) = Host::write_back();
+    host.fill(disk, 0, 40);
+    host.hold(writes_journal);
+    let away = to_through(&mut host, disk);
+    let back = host.switch(disk, Policy::WriteBack);
+    assert_eq!(host.answer(away), Some(Ok(())));
+    assert_eq!(host.answer(back), Some(Ok(())));
+    assert_eq!(host.show(disk).switching_to, None);
+    host.fill(disk, 100, 40);
+}
+
+#[test]
+fn a_volume_that_goes_or_that_nobody_attached_is_not_switched() {
+    let (mut host, disk) = Host::write_back();
+    host.fill(disk, 0, 3);
+    host.hold(writes_origin);
+    host.destage(disk);
+    host.order(Command::Detach {
+        volume: disk,
+        discard_dirty: true,
+    });
+    let order = to_through(&mut host, disk);
+    assert_eq!(host.answer(order), Some(Err(Refusal::Gone)));
+
+    let (mut host, disk) = Host::write_back();
+    // As recovery knows a volume that no configuration names.
+    host.core.volume(disk).attached = false;
+    let order = to_through(&mut host, disk);
+    assert_eq!(host.answer(order), Some(Err(Refusal::Gone)));
+}
+
+#[test]
+fn who_ordered_write_back_hears_that_the_origin_cannot_be_synced() {
+    let (mut host, disk) = Host::of(spec(Policy::WriteThrough, "disk"));
+    host.fail(is_unsyncable);
+    let order = host.switch(disk, Policy::WriteBack);
+    assert_eq!(host.answer(order), Some(Err(Refusal::Io)));
+    let shown = host.show(disk);
+    assert_eq!(
+        (shown.policy, shown.switching_to),
+        (Policy::WriteThrough, None)
+    );
+    assert_eq!(
+        (shown.counters.origin.syncs, shown.counters.origin.errors),
+        (1, 1)
+    );
+    host.fail(fine);
+    let (first, second) = (host.flush(disk), host.flush(disk));
+    assert_eq!(
+        host.answer(first),
+        Some(Err(Refusal::Io)),
+        "the guest has to know"
+    );
+    assert_eq!(host.answer(second), Some(Ok(())));
+}
+
+#[test]
+fn a_later_order_that_needs_no_sync_is_not_refused_for_want_of_one() {
+    let (mut host, disk) = Host::of(spec(Policy::Uncached, "disk"));
+    host.hold(syncs_origin);
+    let back = host.switch(disk, Policy::WriteBack);
+    let through = to_through(&mut host, disk);
+    host.fail(is_unsyncable);
+    host.hold(none);
+    assert_eq!(host.answer(back), Some(Ok(())));
+    assert_eq!(host.answer(through), Some(Ok(())));
+    assert_eq!(host.show(disk).policy, Policy::WriteThrough);
+    assert_eq!(host.show(disk).counters.origin.syncs, 1);
+}
+
+#[test]
+fn a_switch_that_nobody_ordered_is_tried_again_each_minute() {
+    let (mut host, disk) = Host::of(spec(Policy::WriteThrough, "disk"));
+    host.fail(is_unsyncable);
+    host.core.switch_back(disk);
+    host.send(Event::Tick);
+    host.pass(100);
+    assert_eq!(host.count(syncs_origin), 1);
+    let reason = host.show(disk).reason;
+    assert!(
+        reason.is_some_and(|it| it.contains("each minute")),
+        "{reason:?}"
+    );
+    host.pass(59_999);
+    assert_eq!(host.count(syncs_origin), 0);
+    host.pass(1);
+    assert_eq!(host.count(syncs_origin), 1);
+    host.fail(fine);
+    host.pass(60_000);
+    assert_eq!(host.show(disk).policy, Policy::WriteBack);
+}
+
+/// The next life finds by the ledger that nothing in the log counts.
+#[test]
+fn a_host_that_stops_claims_no_volume_for_its_switch() {
+    let (mut host, disk) = Host::of(spec(Policy::WriteThrough, "disk"));
+    host.hold(|io| io.purpose == Purpose::Checkpoint);
+    let order = host.switch(disk, Policy::WriteBack);
+    let park = host.order(Command::Park);
+    host.asked.clear();
+    host.hold(none);
+    host.pass(100);
+    assert_eq!(host.answer(park), Some(Ok(())));
+    assert_eq!(host.answer(order), None);
+    assert_eq!(host.count(|io| io.purpose == Purpose::Ledger), 0);
+    assert_eq!(host.show(disk).policy, Policy::WriteThrough);
+}

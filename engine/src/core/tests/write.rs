@@ -1,0 +1,171 @@
+//! Which writes are taken, which wait, and what a stage charges and counts.
+
+use super::{CAPACITY_BLOCKS, Host, none, spec};
+use crate::event::{Command, Event, Io, Purpose, Refusal};
+use crate::types::{BLOCK_BYTES, ConnectionId, Policy, SECTOR_BYTES, Serial};
+
+fn writes_log(io: &Io) -> bool {
+    io.purpose == Purpose::Log
+}
+
+#[test]
+fn a_stage_counts_what_it_takes_of_the_log_and_what_it_replaces() {
+    let (mut host, disk) = Host::write_back();
+    host.write_sectors(disk, 0, 8);
+    // Two blocks of the log for 9 sectors, 4 of which were there.
+    host.write_sectors(disk, 4, 9);
+    host.zero(disk, 100, 5);
+    let shown = host.show(disk);
+    // Zeroes have no bytes, however many they are.
+    assert_eq!(shown.counters.ssd_write_bytes, 3 * BLOCK_BYTES);
+    assert_eq!(shown.counters.writes.requests, 2);
+    assert_eq!(shown.counters.writes.bytes, 17 * SECTOR_BYTES);
+    assert_eq!(shown.counters.writes.elided_bytes, 4 * SECTOR_BYTES);
+    assert_eq!(shown.counters.discards, 1);
+    assert_eq!(shown.dirty_bytes, (13 + 40) * SECTOR_BYTES);
+    assert_eq!(shown.dirty_writes, 3);
+    assert_eq!(shown.dirty_extents, 3);
+    assert_eq!(host.core.dirty_extents, 3);
+    assert_eq!(host.core.volume(disk).charge(), 1 + 2 + 1);
+    assert_eq!(host.core.log.gauge().live, 1 + 2 + 1);
+    // All of one extent is replaced: one less, and one more.
+    host.write_sectors(disk, 4, 9);
+    assert_eq!(host.core.dirty_extents, 3);
+    assert_eq!(
+        host.show(disk).counters.writes.elided_bytes,
+        13 * SECTOR_BYTES
+    );
+    host.destage(disk);
+    assert_eq!(host.core.dirty_extents, 0);
+    assert_eq!(host.core.log.gauge().live, 0);
+}
+
+#[test]
+fn a_volume_takes_as_much_as_its_limit_and_no_block_more() {
+    let mut limited = spec(Policy::WriteBack, "disk");
+    limited.tuning.dirty_limit_bytes = 20 * BLOCK_BYTES;
+    let (mut host, disk) = Host::of(limited);
+    host.hold(super::writes_journal);
+    host.fill(disk, 0, 18);
+    assert!(host.write(disk, 18, 2), "exactly as much");
+    assert!(!host.write(disk, 30, 1));
+    assert_eq!(host.show(disk).waiting_requests, 1);
+    host.hold(none);
+    host.pass(2_000);
+    assert_eq!(host.show(disk).waiting_requests, 0);
+}
+
+#[test]
+fn a_write_beyond_the_limit_is_taken_by_a_volume_that_is_clean() {
+    let mut limited = spec(Policy::WriteBack, "disk");
+    limited.tuning.dirty_limit_bytes = 20 * BLOCK_BYTES;
+    let (mut host, disk) = Host::of(limited);
+    assert!(host.write(disk, 0, 30));
+}
+
+#[test]
+fn an_overlay_has_no_limit_of_what_is_dirty() {
+    let mut overlay = spec(Policy::Ephemeral, "disk");
+    overlay.tuning.dirty_limit_bytes = 20 * BLOCK_BYTES;
+    let (mut host, disk) = Host::of(overlay);
+    host.fill(disk, 0, 21);
+}
+
+#[test]
+fn an_overlay_spills_from_the_first_block_beyond_its_share_of_ram() {
+    let mut overlay = spec(Policy::Ephemeral, "disk");
+    overlay.tuning.overlay_ram_bytes = 10 * BLOCK_BYTES;
+    let (mut host, disk) = Host::of(overlay);
+    let held = |host: &Host| {
+        let overlay = host.show(disk).overlay.expect("it is one");
+        (overlay.ram_blocks, overlay.ssd_blocks)
+    };
+    host.fill(disk, 0, 9);
+    assert!(host.write(disk, 9, 1), "exactly as much");
+    assert_eq!(held(&host), (10, 0));
+    host.fill(disk, 10, 1);
+    assert_eq!(held(&host), (10, 1));
+}
+
+/// Larger than a quarter of the log: an eighth of it first, with a serial of its own over all its
+/// chunks, and then the rest.
+#[test]
+fn a_write_that_no_log_could_take_whole_is_taken_in_parts() {
+    let (mut host, disk) = Host::write_back();
+    let part = CAPACITY_BLOCKS / 8 - 1;
+    assert!(host.write(disk, 0, 2 * part + 8));
+    let shown = host.show(disk);
+    assert_eq!((shown.acked_serial, shown.dirty_writes), (Serial(2), 2));
+}
+
+#[test]
+fn requests_of_a_lost_connection_that_own_nothing_are_given_back() {
+    let mut limited = spec(Policy::WriteBack, "disk");
+    limited.tuning.dirty_limit_bytes = 20 * BLOCK_BYTES;
+    let (mut host, disk) = Host::of(limited);
+    host.hold(super::writes_journal);
+    host.fill(disk, 0, 20);
+    let waiting = host.write_sectors(disk, 800, 8);
+    assert_eq!(host.answer(waiting), None);
+    let connection = ConnectionId(1);
+    host.send(Event::Disconnect { connection });
+    assert_eq!(host.answer(waiting), Some(Err(Refusal::Gone)));
+    assert_eq!(host.show(disk).waiting_requests, 0);
+}
+
+#[test]
+fn a_write_that_has_begun_ends_though_its_connection_is_lost() {
+    let (mut host, disk) = Host::write_back();
+    host.hold(writes_log);
+    let begun = host.write_sectors(disk, 0, 100 * 8);
+    let behind = host.write_sectors(disk, 8000, 8);
+    assert!(
+        host.core.volume(disk).unfinished_sectors > 0,
+        "slots are short"
+    );
+    let connection = ConnectionId(1);
+    host.send(Event::Disconnect { connection });
+    assert_eq!(host.answer(behind), Some(Err(Refusal::Gone)));
+    assert_eq!(host.answer(begun), None);
+    host.hold(none);
+    assert_eq!(host.answer(begun), Some(Ok(())));
+}
+
+#[test]
+fn a_write_that_is_given_up_in_part_holds_up_nobody() {
+    let (mut host, disk) = Host::write_back();
+    let other = host.attach(spec(Policy::WriteBack, "other"));
+    host.hold(writes_log);
+    host.write_sectors(disk, 0, 100 * 8);
+    let behind = host.write_sectors(other, 0, 8);
+    assert_eq!(host.core.log.unfinished, 1);
+    assert_eq!(
+        host.answer(behind),
+        None,
+        "nothing takes the room of the first"
+    );
+    let gone = host.order(Command::Detach {
+        volume: disk,
+        discard_dirty: true,
+    });
+    assert_eq!(host.core.log.unfinished, 0);
+    host.hold(none);
+    host.pass(100);
+    assert_eq!(host.answer(gone), Some(Ok(())));
+    assert_eq!(host.answer(behind), Some(Ok(())));
+}
+
+/// The limits leave room, but no segment is ready: only a destage can make some.
+#[test]
+fn a_write_without_room_in_segments_asks_for_a_destage() {
+    let (mut host, disk) = Host::write_back();
+    host.holds = |io| io.purpose == Purpose::Prepare;
+    let mut block = 0;
+    while host.write(disk, block, 1) {
+        assert!(block < 200, "segments run out");
+        block += 1;
+    }
+    assert!(host.core.volume(disk).wants_room);
+    assert!(host.core.is_room_scarce(disk));
+    assert_eq!(host.show(disk).waiting_requests, 1);
+}
