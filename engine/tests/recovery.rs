@@ -292,11 +292,21 @@ fn bytes(blocks: u64) -> u64 {
 fn a_hole_below_the_last_sync_is_damage_and_what_lies_behind_it_counts() {
     let mut disk = Disk::new(Vec::new());
     disk.put_record(0, 0, of(100, 99), 1);
-    // Record 101 was at block 2; that it was synced is said behind it.
-    disk.put_record(0, 4, of(102, 101), 1);
-    disk.put_record(0, 6, of(103, 101), 1);
-    let lost = "records 101 to 101 of the log were synced and cannot be found";
-    assert_eq!(disk.look(), (bytes(3), vec![lost.into()]));
+    // Records 101 and 103 are gone; that they were synced is said behind them.
+    disk.put_record(0, 4, of(102, 99), 1);
+    disk.put_record(0, CHUNK, of(104, 103), 1);
+    disk.put_record(0, CHUNK + 2, of(105, 103), 1);
+    let lost =
+        |from| format!("records {from} to {from} of the log were synced and cannot be found");
+    assert_eq!(disk.look(), (bytes(4), vec![lost(101), lost(103)]));
+    // Only what lies elsewhere knows of it.
+    let mut disk = Disk::new(Vec::new());
+    let freed = Identity {
+        segment_seq: 40,
+        ..of(98, 100)
+    };
+    disk.put_record(1, 0, freed, 1);
+    assert_eq!(disk.look(), (0, vec![lost(100)]));
 }
 
 #[test]
@@ -324,11 +334,12 @@ fn records_of_another_life_or_beyond_their_chunk_or_body_are_not_read() {
     assert_eq!(disk.look(), (bytes(1), Vec::new()), "another life");
     disk.put_record(0, CHUNK - 2, of(101, 99), 2);
     assert_eq!(disk.look(), (bytes(1), Vec::new()), "out of its chunk");
-    disk.lose(0, CHUNK - 2);
-    disk.put_record(0, BODY, of(101, 99), 1);
-    assert_eq!(disk.look(), (bytes(1), Vec::new()), "where footers lie");
-    disk.put_record(0, BODY - 2, of(101, 99), 1);
-    assert_eq!(disk.look(), (bytes(2), Vec::new()), "its last chunk");
+    disk.put_record(0, 2, of(101, 99), 5);
+    assert_eq!(disk.look(), (bytes(6), Vec::new()), "to its end");
+    disk.put_record(0, BODY, of(102, 99), 1);
+    assert_eq!(disk.look(), (bytes(6), Vec::new()), "where footers lie");
+    disk.put_record(0, BODY - 2, of(102, 99), 1);
+    assert_eq!(disk.look(), (bytes(7), Vec::new()), "its last chunk");
 }
 
 #[test]
@@ -463,8 +474,9 @@ fn clean_blocks_count_in_the_life_and_as_what_their_segment_is_listed() {
     let mut disk = Disk::new(Vec::new());
     disk.put_fill(3, 0, life(54, 9));
     disk.put_fill(4, 0, life(55, 9));
+    disk.put_fill(4, 4, life(55, 9));
     disk.put_fill(5, 0, life(56, 8));
-    assert_eq!(disk.clean(), (1, 3));
+    assert_eq!(disk.clean(), (1, 6));
 }
 
 #[test]

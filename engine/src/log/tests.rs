@@ -9,7 +9,7 @@ use super::model::{GEOMETRY, Model, SLOTS, start, with_cx};
 use super::space::SEGMENTS_RESERVED;
 use super::{Adopted, Appended, Holding, Item, Log, Segment, Start, StreamKind, Tenant, Waiter};
 use crate::event::{Op, Purpose};
-use crate::format::fill::{RECORD_BLOCKS_MAX, Run, runs_max};
+use crate::format::fill::{FillFooter, RECORD_BLOCKS_MAX, Run, runs_max};
 use crate::format::footer::{body_blocks, entries_max};
 use crate::format::record::EntryKind;
 use crate::map::{Change, Content, Piece};
@@ -393,6 +393,17 @@ fn a_write_has_room_in_what_is_left_of_its_segment_and_else_its_segments_are_wan
 }
 
 #[test]
+fn a_write_has_room_in_the_last_chunk_but_for_a_head_and_a_block_that_is_cut() {
+    let mut model = holding(SEGMENTS - 3, 0, used());
+    for _ in 0..2 {
+        put_chunk(&mut model, Writes, false);
+    }
+    put(&mut model, Writes, 1);
+    assert!(model.log.has_room(Writes, 4));
+    assert!(!model.log.has_room(Writes, 5));
+}
+
+#[test]
 fn a_segment_whose_footer_is_half_full_is_not_counted_on() {
     let mut model = short_of_room();
     let half = entries_max(GEOMETRY) / 2;
@@ -464,6 +475,33 @@ fn each_segment_of_clean_blocks_is_a_life_and_waits_for_the_footer_before_it() {
     let second = fill_up(&mut log);
     assert_eq!((first, second), (SegmentSeq(1), SegmentSeq(2)));
     assert_eq!(log.segment_seq_next(), SegmentSeq(3));
+}
+
+#[test]
+fn runs_are_counted_from_their_segment_which_stays_while_it_is_written() {
+    let mut log = empty().log;
+    log.fill_room(MANY).expect("a segment");
+    let run = Run {
+        layer: Uuid([9; 16]),
+        own: false,
+        line: 7,
+        slot: 0,
+        bitmap: 0b101,
+    };
+    let places = [0, 1].map(|_| log.place_fill(&mut [run], &[1, 2]));
+    assert_eq!(places.map(|it| it.block), [0, 3]);
+    log.seal_fill();
+    let (index, bytes) = log.take_fill_footer().expect("due");
+    let footer = FillFooter::parse(&bytes, GEOMETRY, Uuid([7; 16])).expect("whole");
+    let slots = footer.runs.iter().map(|run| run.slot);
+    assert_eq!(slots.collect::<Vec<_>>(), [1, 4]);
+    assert_eq!(footer.sums[..7], [0, 1, 2, 0, 1, 2, 0]);
+    assert_eq!(log.retire_oldest(), Some(index));
+    for _ in 0..3 {
+        assert!(!log.bury_retired(), "two records and a footer");
+        log.unpin(index);
+    }
+    assert!(log.bury_retired());
 }
 
 #[test]
