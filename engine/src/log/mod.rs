@@ -23,6 +23,8 @@ mod holding;
 #[cfg(test)]
 mod model;
 mod space;
+#[cfg(test)]
+mod tests;
 mod write;
 
 pub use holding::{Holding, Tenant};

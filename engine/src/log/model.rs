@@ -21,13 +21,13 @@ use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
 
-const GEOMETRY: Geometry = Geometry {
+pub(super) const GEOMETRY: Geometry = Geometry {
     chunk_blocks: 8,
     segment_chunks: 4,
     segments: 14,
 };
-const SLOTS: u32 = 10;
-const LOG_AT: u64 = 8192;
+pub(super) const SLOTS: u32 = 10;
+pub(super) const LOG_AT: u64 = 8192;
 const PIECES: u64 = 10;
 const BLOCKS_MAX: u64 = 5;
 const STEPS: u64 = 12_000;
@@ -42,10 +42,10 @@ impl Random {
     }
 }
 
-struct Bytes {
-    stage: Vec<u8>,
+pub(super) struct Bytes {
+    pub(super) stage: Vec<u8>,
     scratch: Vec<u8>,
-    buffer: Vec<u8>,
+    pub(super) buffer: Vec<u8>,
 }
 
 impl Bytes {
@@ -67,7 +67,7 @@ impl Bytes {
         }
     }
 
-    fn get(&self, from: Place, bytes: u64) -> &[u8] {
+    pub(super) fn get(&self, from: Place, bytes: u64) -> &[u8] {
         &self.area(from.area)[from.offset as usize..(from.offset + bytes) as usize]
     }
 }
@@ -107,14 +107,14 @@ struct Living {
     bytes: Vec<u8>,
 }
 
-struct Model {
+pub(super) struct Model {
     random: Random,
-    now: Time,
-    log: Log,
-    memory: Bytes,
-    out: Outbox,
-    scratch: Scratch,
-    flights: Vec<Io>,
+    pub(super) now: Time,
+    pub(super) log: Log,
+    pub(super) memory: Bytes,
+    pub(super) out: Outbox,
+    pub(super) scratch: Scratch,
+    pub(super) flights: Vec<Io>,
     /// What writes have left, and what of it a sync has reached.
     device: Vec<u8>,
     synced: Vec<u8>,
@@ -123,10 +123,25 @@ struct Model {
     living: Vec<Living>,
     /// The newest record when something in a segment died last.
     died: BTreeMap<SegmentIndex, StreamSeq>,
-    serial: u64,
+    pub(super) serial: u64,
     freed: u64,
     refused: u64,
     failures: u64,
+}
+
+/// An empty log.
+pub(super) fn start() -> Start {
+    Start {
+        cache: Uuid([7; 16]),
+        geometry: GEOMETRY,
+        log_at: LOG_AT,
+        incarnation: 1,
+        stream_seq_next: 1,
+        segment_seq_next: 1,
+        virgin_from: 0,
+        stage_slots: SLOTS,
+        overlay_slots: 2,
+    }
 }
 
 macro_rules! with_cx {
@@ -142,22 +157,19 @@ macro_rules! with_cx {
         $body
     }};
 }
+pub(super) use with_cx;
 
 impl Model {
     fn new(seed: u64) -> Model {
-        let mut log = Log::new(Start {
-            cache: Uuid([7; 16]),
-            geometry: GEOMETRY,
-            log_at: LOG_AT,
-            incarnation: 1,
-            stream_seq_next: 1,
-            segment_seq_next: 1,
-            virgin_from: 0,
-            stage_slots: SLOTS,
-            overlay_slots: 2,
-        });
-        log.collect_ready();
-        let stage = stage::slot_at(SLOTS + 2, SLOTS + 2, GEOMETRY.chunk_blocks);
+        let mut model = Model::of(seed, start());
+        model.log.collect_ready();
+        model
+    }
+
+    pub(super) fn of(seed: u64, start: Start) -> Model {
+        let slots = start.stage_slots + start.overlay_slots;
+        let log = Log::new(start);
+        let stage = stage::slot_at(slots, slots, GEOMETRY.chunk_blocks);
         let scratch = 256 * BLOCK_BYTES + PIECES * GEOMETRY.chunk_bytes();
         let device = vec![0; (LOG_AT + GEOMETRY.log_bytes()) as usize];
         Model {
@@ -185,7 +197,7 @@ impl Model {
     }
 
     /// What the engine does after each event.
-    fn pump(&mut self) {
+    pub(super) fn pump(&mut self) {
         with_cx!(self, |log, cx, scratch| {
             log.pump_writes(cx);
             log.pump_space(cx, scratch);
@@ -267,8 +279,12 @@ impl Model {
             return;
         }
         let at = self.random.below(self.flights.len() as u64) as usize;
-        let io = self.flights.swap_remove(at);
         let ok = self.random.below(25) != 0;
+        self.end(at, ok);
+    }
+
+    pub(super) fn end(&mut self, at: usize, ok: bool) {
+        let io = self.flights.swap_remove(at);
         self.failures += u64::from(!ok);
         if io.op == Op::Write {
             let mut at = io.offset as usize;

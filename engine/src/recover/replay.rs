@@ -224,4 +224,39 @@ mod tests {
         let held = [(VolumeId(0), tagged(10)), (VolumeId(1), tagged(12))];
         assert_eq!(taken(&tags, &volumes), held);
     }
+
+    /// A piece of zeroes costs nothing to write down, so a gibibyte of it is soon there.
+    fn zeroes(sector: u64, bytes: u64) -> Piece {
+        let content = Content::Zero {
+            header: LogAddr(0),
+            allocate: false,
+        };
+        let span = crate::types::Span::new(sector, bytes / SECTOR_BYTES);
+        Piece { span, content }
+    }
+
+    #[test]
+    fn what_is_recovered_is_cut_into_epochs_of_a_gibibyte_between_two_writes() {
+        let full = EPOCH_BYTES_MAX / SECTOR_BYTES;
+        let mut volume = volume(0, Policy::WriteBack, 1).expect("made");
+        take(&mut volume, Serial(1), zeroes(0, EPOCH_BYTES_MAX - 512));
+        take(&mut volume, Serial(2), zeroes(full - 1, 512));
+        assert_eq!(volume.epochs.len(), 1, "a sector was missing");
+        take(&mut volume, Serial(2), zeroes(full, 512));
+        assert_eq!(volume.epochs.len(), 1, "a write is not cut in two");
+        take(&mut volume, Serial(3), zeroes(full + 1, 512));
+        let last: Vec<_> = volume.epochs.iter().map(|it| it.last_serial).collect();
+        assert_eq!(last, [Serial(2), Serial(3)]);
+        let sealed: Vec<_> = volume.epochs.iter().map(|it| it.sealed).collect();
+        assert_eq!(sealed, [true, false]);
+
+        let mut exact = self::volume(0, Policy::WriteBack, 1).expect("made");
+        take(&mut exact, Serial(1), zeroes(0, EPOCH_BYTES_MAX));
+        take(&mut exact, Serial(2), zeroes(full, 512));
+        assert_eq!(exact.epochs.len(), 2, "a gibibyte is full");
+        let mut overlay = self::volume(0, Policy::Ephemeral, 1).expect("made");
+        take(&mut overlay, Serial(1), zeroes(0, EPOCH_BYTES_MAX));
+        take(&mut overlay, Serial(2), zeroes(full, 512));
+        assert_eq!(overlay.epochs.len(), 1, "an overlay is one epoch");
+    }
 }

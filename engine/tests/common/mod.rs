@@ -59,9 +59,12 @@ pub fn entry(serial: u64, kind: EntryKind, span: Span, first_block: u16, more: b
 
 /// A record that is open: its head, its entries, and the sums of their blocks.
 pub fn open_record(entries: &[Entry], sums: &[u32]) -> Vec<u8> {
-    let identity = identity();
+    open_record_of(&identity(), entries, sums)
+}
+
+pub fn open_record_of(identity: &Identity, entries: &[Entry], sums: &[u32]) -> Vec<u8> {
     let mut block = vec![0; record::HEADER_BYTES];
-    block[..record::ENTRIES_AT].copy_from_slice(&record::encode_open(&identity));
+    block[..record::ENTRIES_AT].copy_from_slice(&record::encode_open(identity));
     for (n, sum) in sums.iter().take(record::SUMS_MAX).enumerate() {
         let at = record::SUMS_AT + n * 4;
         block[at..at + 4].copy_from_slice(&sum.to_le_bytes());
@@ -70,7 +73,7 @@ pub fn open_record(entries: &[Entry], sums: &[u32]) -> Vec<u8> {
         let first = usize::from(entry.first_block);
         let sums = &sums[first..first + entry.blocks() as usize];
         let at = record::ENTRIES_AT + n * record::ENTRY_BYTES;
-        let bytes = record::encode_entry(&identity, entry, sums);
+        let bytes = record::encode_entry(identity, entry, sums);
         block[at..at + record::ENTRY_BYTES].copy_from_slice(&bytes);
     }
     block
