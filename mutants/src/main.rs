@@ -31,6 +31,7 @@ const GATES: &[(&str, &str, u64)] = &[
     ("engine", "engine", 1),
     ("engine", "bounds", 1),
     ("engine", "fixtures", 1),
+    ("engine", "recovery", 1),
     ("engine", "relayout", 1),
     ("sim", "scenarios", 1),
     ("sim", "policies", 1),

@@ -60,8 +60,9 @@ impl Tree {
                 continue;
             };
             let name = path.rsplit('/').next().unwrap_or(path);
+            let is_test = NOT_CHANGED.contains(&name) || path.contains("/tests/");
             let is_asked = prefixes.iter().any(|it| path.starts_with(it.as_str()));
-            if is_asked && name.ends_with(".rs") && !NOT_CHANGED.contains(&name) {
+            if is_asked && name.ends_with(".rs") && !is_test {
                 let text = String::from_utf8(bytes).expect("source in UTF-8");
                 tree.add(path, text);
             } else if path == HEAD {
