@@ -24,7 +24,7 @@ pub mod vhost_user;
 pub type Target = fn(&[u8]) -> bool;
 
 /// Every target under the name of its binary and its corpus.
-pub const TARGETS: [(&str, Target); 22] = [
+pub const TARGETS: [(&str, Target); 23] = [
     ("nbd_session", nbd::session),
     ("nbd_client", nbd_client::session),
     ("qmp", qmp::lines),
@@ -47,4 +47,5 @@ pub const TARGETS: [(&str, Target); 22] = [
     ("trace_native", trace::native),
     ("trace_text", trace::text),
     ("debugfs", places::debugfs),
+    ("fiwalk", places::fiwalk),
 ];

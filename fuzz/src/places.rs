@@ -2,10 +2,11 @@
 //!
 //! Invariants: the size of a block is one that such file systems have; a file lies below the root;
 //! ranges are not empty, and whoever asks for the first sector of one gets a file; no sum goes
-//! round the end of all sectors.
+//! round the end of all sectors. A file system that was asked for has files or is missing.
 
 use workload::trace::analyze::places::{Blocks, Places, block_bytes, blocks, entries, metadata};
 use workload::trace::analyze::places::{Entry, paths};
+use workload::trace::analyze::walked::Walked;
 
 /// Where the file system begins on its disk.
 const STARTS: [u64; 3] = [0, 2048, u64::MAX - 7];
@@ -51,4 +52,27 @@ pub fn debugfs(input: &[u8]) -> bool {
         }
     }
     !entries.is_empty() || !of_files.is_empty() || !of_its_own.is_empty()
+}
+
+pub fn fiwalk(input: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(input);
+    let mut any = false;
+    for start in STARTS {
+        let (mut walked, mut places) = (Walked::new(&[start]), Places::default());
+        for line in text.lines() {
+            walked.line(line, &mut places);
+        }
+        places.close();
+        assert_eq!(walked.missing().is_some(), places.files() == 0);
+        assert!((0..places.files()).all(|number| places.name(number).starts_with('/')));
+        if start == 2048 {
+            assert_eq!(
+                places.at(0).or(places.at(2047)),
+                None,
+                "below its beginning"
+            );
+        }
+        any |= places.files() > 0;
+    }
+    any
 }

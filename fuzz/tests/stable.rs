@@ -168,4 +168,5 @@ targets! {
     native_traces_survive_any_bytes: "trace_native",
     traces_of_others_survive_any_text: "trace_text",
     maps_of_images_survive_any_text: "debugfs",
+    maps_of_ntfs_survive_any_text: "fiwalk",
 }

@@ -3,13 +3,25 @@
 //! The second opinion is `opinion/analyze.py`, which was written from the meaning of the figures
 //! and shares nothing with the program. Without Python 3 it is left out, and says so.
 
+#[path = "analyze/ntfs.rs"]
+mod ntfs;
+
 use serde_json::Value;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 fn run(directory: &Path, arguments: &[&str]) -> (i32, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_tenuto"))
+    run_in(directory, None, arguments)
+}
+
+/// With these programs only, where a directory of them is given.
+fn run_in(directory: &Path, programs: Option<&Path>, arguments: &[&str]) -> (i32, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tenuto"));
+    if let Some(programs) = programs {
+        command.env("PATH", programs);
+    }
+    let output = command
         .args(arguments)
         .current_dir(directory)
         .env_remove("TENUTO_SOCKET")
@@ -25,6 +37,29 @@ fn run(directory: &Path, arguments: &[&str]) -> (i32, String, String) {
         String::from_utf8(stdout).expect("text"),
         String::from_utf8(stderr).expect("text"),
     )
+}
+
+/// A line for the runner, which counts skips from this file and never calls them passed.
+fn skip(test: &str, why: &str) {
+    use std::io::Write as _;
+    eprintln!("skipped: {test}: {why}");
+    if let Some(path) = std::env::var_os("TENUTO_SKIPS") {
+        let file = std::fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(path);
+        writeln!(file.expect("the file of skips"), "{test}: {why}").expect("noted");
+    }
+}
+
+/// Whether these programs are here; notes a skip if not.
+fn have(test: &str, programs: &[&str]) -> bool {
+    let missing = |it: &&&str| Command::new(it).arg("-V").output().is_err();
+    let missing = programs.iter().find(missing);
+    if let Some(program) = missing {
+        skip(test, &format!("{program} is not installed"));
+    }
+    missing.is_none()
 }
 
 fn document(directory: &Path, arguments: &[&str]) -> Value {
@@ -95,8 +130,7 @@ fn close(ours: &Value, other: &Value, what: &str) {
 
 #[test]
 fn a_second_opinion_finds_the_same_figures() {
-    if Command::new("python3").arg("--version").output().is_err() {
-        eprintln!("skipped: a_second_opinion_finds_the_same_figures: python3 is missing");
+    if !have("a_second_opinion_finds_the_same_figures", &["python3"]) {
         return;
     }
     let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/opinion/analyze.py");
@@ -296,13 +330,7 @@ fn what_is_wrong_is_said_in_one_line() {
 }
 
 /// A file system with one file of random bytes, and where in it these bytes lie.
-fn file_system(place: &Path) -> Option<(Vec<u8>, usize)> {
-    for program in ["mkfs.ext4", "debugfs", "partx"] {
-        if Command::new(program).arg("-V").output().is_err() {
-            eprintln!("skipped: requests_find_the_file_of_an_image: {program} is missing");
-            return None;
-        }
-    }
+fn file_system(place: &Path) -> (Vec<u8>, usize) {
     let mut state = 5;
     let content: Vec<u8> = (0..300_000).map(|_| random(&mut state) as u8).collect();
     let home = place.join("tree/opt/ann");
@@ -322,16 +350,18 @@ fn file_system(place: &Path) -> Option<(Vec<u8>, usize)> {
     let blocks = bytes.chunks(1024);
     let at = blocks.enumerate().find(|it| it.1 == &content[..1024]);
     let at = at.expect("the file is in it").0 * 1024;
-    Some((bytes, at))
+    (bytes, at)
 }
 
 #[test]
 fn requests_find_the_file_of_an_image() {
+    let programs = ["mkfs.ext4", "debugfs", "partx"];
+    if !have("requests_find_the_file_of_an_image", &programs) {
+        return;
+    }
     let directory = directory();
     let place = directory.path();
-    let Some((bytes, offset)) = file_system(place) else {
-        return;
-    };
+    let (bytes, offset) = file_system(place);
     // The same once more, in the first partition of a disk.
     let start = 2048 * 512;
     let mut disk = vec![0; start];

@@ -6,6 +6,7 @@
 
 mod document;
 mod image;
+mod ntfs;
 mod page;
 mod text;
 
@@ -65,8 +66,8 @@ pub struct Analyze {
     /// CLASS PREFIX
     #[arg(long, value_name = "FILE")]
     durability: Option<PathBuf>,
-    /// The image of a disk: gives requests the path of their file (raw, ext2, ext3 or ext4; read by
-    /// debugfs and partx); may be given several times
+    /// The image of a disk: gives requests the path of their file (raw; ext2, ext3, ext4 or NTFS;
+    /// read by debugfs, fiwalk and partx); may be given several times
     #[arg(long = "image", value_name = "DISK=IMAGE", value_parser = image::argument)]
     images: Vec<ImageOf>,
     /// What the table of blocks may take; beyond it a sample of the blocks is looked at

@@ -1,10 +1,12 @@
 //! Files of a disk's image: which of them a request without a path belongs to.
 //!
 //! Owns the programs that know foreign structures: `partx` the table of partitions, `debugfs` ext2,
-//! ext3 and ext4. Always true: an image is only read; the map is that of the image as it is now,
-//! so that a file which went away since the trace was recorded is not in it. Deliberately absent:
-//! other file systems and formats other than raw; what nothing is known of stays without a path.
+//! ext3 and ext4; NTFS is asked for in [`ntfs`]. Always true: an image is only read; the map is of
+//! the image as it is now, so that a file which went away since the trace was recorded is not in
+//! it. Deliberately absent: other file systems and formats other than raw; what nothing is known of
+//! stays without a path.
 
+use super::ntfs;
 use crate::error::{Error, Kind, Result, cause};
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -93,12 +95,12 @@ impl Found<'_> {
     }
 }
 
-fn failed(image: &Path, why: impl std::fmt::Display) -> Error {
+pub fn failed(image: &Path, why: impl std::fmt::Display) -> Error {
     Error::failed(format!("{}: {why}", image.display())).about(image.display().to_string())
 }
 
 fn files_of(image: &Path) -> Result<Places> {
-    if let Err(error) = std::fs::File::open(image) {
+    let file = std::fs::File::open(image).map_err(|error| {
         let missing = error.kind() == std::io::ErrorKind::NotFound;
         let kind = if missing {
             Kind::NotFound
@@ -106,15 +108,20 @@ fn files_of(image: &Path) -> Result<Places> {
             Kind::Failed
         };
         let message = format!("{}: {}", image.display(), cause(&error));
-        return Err(Error::new(kind, message).about(image.display().to_string()));
-    }
+        Error::new(kind, message).about(image.display().to_string())
+    })?;
     let mut places = Places::default();
-    for start_sector in starts(image)? {
+    let starts = starts(image)?.into_iter();
+    let (of_ntfs, others): (Vec<u64>, _) = starts.partition(|start| ntfs::is_ntfs(&file, *start));
+    for start_sector in others {
         add(image, start_sector, &mut places)?;
     }
+    if !of_ntfs.is_empty() {
+        ntfs::add(image, &of_ntfs, &mut places)?;
+    }
     if places.files() == 0 {
-        let why = "no ext2, ext3 or ext4 file system is in it; others, and formats other than raw, \
-            are not known";
+        let why = "no ext2, ext3, ext4 or NTFS file system is in it; others, and formats other \
+            than raw, are not known";
         return Err(failed(image, why));
     }
     places.close();
@@ -141,9 +148,10 @@ fn starts(image: &Path) -> Result<Vec<u64>> {
     Ok(starts)
 }
 
-fn without(program: &str, error: &std::io::Error) -> Error {
+pub fn without(program: &str, error: &std::io::Error) -> Error {
     let of = match program {
-        "partx" => "util-linux",
+        "partx" | "prlimit" => "util-linux",
+        "fiwalk" => "sleuthkit",
         _ => "e2fsprogs",
     };
     Error::failed(format!(

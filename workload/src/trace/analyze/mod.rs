@@ -21,6 +21,7 @@ pub mod sizes;
 pub mod slots;
 #[cfg(test)]
 mod tests;
+pub mod walked;
 pub mod working_set;
 
 use super::{NameId, Names, Op, Record, SECTOR_BYTES};
