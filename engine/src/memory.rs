@@ -9,6 +9,9 @@
 //! to come back by, a write was half accepted in between, and every state had a twin; as calls
 //! they have none of it.
 
+#[cfg(test)]
+pub mod model;
+
 use crate::types::BufferId;
 
 /// A region of host memory. All of them start at a page boundary.

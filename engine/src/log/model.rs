@@ -10,6 +10,7 @@ use crate::event::{Action, Io, Op};
 use crate::format::record::EntryKind;
 use crate::format::{checksum, stage};
 use crate::map::{Change, Content, Piece};
+use crate::memory::model::Bytes;
 use crate::memory::{Area, Memory, Place};
 use crate::outbox::{Cx, Outbox, Pending, Timer};
 use crate::scratch::Scratch;
@@ -39,64 +40,6 @@ impl Random {
         let next = self.0.wrapping_mul(6364136223846793005);
         self.0 = next.wrapping_add(1442695040888963407);
         (self.0 >> 33) % bound
-    }
-}
-
-pub(super) struct Bytes {
-    pub(super) stage: Vec<u8>,
-    scratch: Vec<u8>,
-    pub(super) buffer: Vec<u8>,
-}
-
-impl Bytes {
-    fn area(&self, area: Area) -> &Vec<u8> {
-        match area {
-            Area::Stage => &self.stage,
-            Area::Scratch => &self.scratch,
-            Area::Buffer(_) => &self.buffer,
-            Area::Ram => unreachable!("the log reads nothing"),
-        }
-    }
-
-    fn area_mut(&mut self, area: Area) -> &mut Vec<u8> {
-        match area {
-            Area::Stage => &mut self.stage,
-            Area::Scratch => &mut self.scratch,
-            Area::Buffer(_) => &mut self.buffer,
-            Area::Ram => unreachable!("the log reads nothing"),
-        }
-    }
-
-    pub(super) fn get(&self, from: Place, bytes: u64) -> &[u8] {
-        &self.area(from.area)[from.offset as usize..(from.offset + bytes) as usize]
-    }
-}
-
-impl Memory for Bytes {
-    fn copy(&mut self, from: Place, to: Place, bytes: u64) {
-        let copied = self.get(from, bytes).to_vec();
-        self.store(to, &copied);
-    }
-
-    fn zero(&mut self, to: Place, bytes: u64) {
-        self.store(to, &vec![0; bytes as usize]);
-    }
-
-    fn store(&mut self, to: Place, bytes: &[u8]) {
-        let at = to.offset as usize;
-        self.area_mut(to.area)[at..at + bytes.len()].copy_from_slice(bytes);
-    }
-
-    fn load(&self, from: Place, bytes: &mut [u8]) {
-        bytes.copy_from_slice(self.get(from, bytes.len() as u64));
-    }
-
-    fn stage_bytes(&self) -> u64 {
-        self.stage.len() as u64
-    }
-
-    fn checksum(&self, from: Place, bytes: u64) -> u32 {
-        checksum(&[self.get(from, bytes)])
     }
 }
 
@@ -180,6 +123,7 @@ impl Model {
                 stage: vec![0; stage as usize],
                 scratch: vec![0; scratch as usize],
                 buffer: vec![0; (BLOCKS_MAX * BLOCK_BYTES) as usize],
+                ..Bytes::default()
             },
             out: Outbox::default(),
             scratch: Scratch::new(GEOMETRY, scratch),

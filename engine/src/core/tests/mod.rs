@@ -17,11 +17,11 @@ use crate::engine::{Config, Settled, format_cache};
 use crate::event::{Action, Command, Device, Event, Io, IoError, Op, Purpose, Refusal, Stat};
 use crate::event::{Tuning, VolumeSpec};
 use crate::flow::FlowLimits;
-use crate::format::checksum;
 use crate::format::ledger::Ledger;
 use crate::format::stage;
 use crate::media::Media;
-use crate::memory::{Area, Memory, Place};
+use crate::memory::Memory;
+use crate::memory::model::Bytes;
 use crate::outbox::{Cx, Outbox};
 use crate::snapshot::{State, VolumeSnapshot};
 use crate::types::{
@@ -43,62 +43,6 @@ const GEOMETRY: Geometry = Geometry {
     segments: 44,
 };
 const CAPACITY_BLOCKS: u64 = 540;
-
-struct Bytes {
-    stage: Vec<u8>,
-    ram: Vec<u8>,
-    scratch: Vec<u8>,
-    buffer: Vec<u8>,
-}
-
-impl Bytes {
-    fn area(&mut self, area: Area) -> &mut Vec<u8> {
-        match area {
-            Area::Stage => &mut self.stage,
-            Area::Ram => &mut self.ram,
-            Area::Scratch => &mut self.scratch,
-            Area::Buffer(_) => &mut self.buffer,
-        }
-    }
-
-    fn get(&self, from: Place, bytes: u64) -> &[u8] {
-        let area = match from.area {
-            Area::Stage => &self.stage,
-            Area::Ram => &self.ram,
-            Area::Scratch => &self.scratch,
-            Area::Buffer(_) => &self.buffer,
-        };
-        &area[from.offset as usize..(from.offset + bytes) as usize]
-    }
-}
-
-impl Memory for Bytes {
-    fn copy(&mut self, from: Place, to: Place, bytes: u64) {
-        let copied = self.get(from, bytes).to_vec();
-        self.store(to, &copied);
-    }
-
-    fn zero(&mut self, to: Place, bytes: u64) {
-        self.store(to, &vec![0; bytes as usize]);
-    }
-
-    fn store(&mut self, to: Place, bytes: &[u8]) {
-        let at = to.offset as usize;
-        self.area(to.area)[at..at + bytes.len()].copy_from_slice(bytes);
-    }
-
-    fn load(&self, from: Place, bytes: &mut [u8]) {
-        bytes.copy_from_slice(self.get(from, bytes.len() as u64));
-    }
-
-    fn stage_bytes(&self) -> u64 {
-        self.stage.len() as u64
-    }
-
-    fn checksum(&self, from: Place, bytes: u64) -> u32 {
-        checksum(&[self.get(from, bytes)])
-    }
-}
 
 /// Devices as long as what was written to them.
 #[derive(Default)]
