@@ -5,7 +5,7 @@
 //! changes come in an order that is mixed but always the same, so what a run has tried is a sample
 //! of all; each answer is a line of the file of results, which a later run goes on with.
 //!
-//! `cargo run --release --manifest-path mutants/Cargo.toml -- [--seeds N] [--survivors] [PREFIX…]`
+//! `cargo run --release --manifest-path mutants/Cargo.toml -- [--seeds N] [--gates NAME,…] [--survivors] [PREFIX…]`
 
 mod gates;
 mod places;
@@ -51,6 +51,8 @@ const NOT_NOTICED: &[&str] = &["survived", "not reached", TOO_SLOW];
 
 struct Arguments {
     seeds: u64,
+    /// The suites that are asked; all where none is named.
+    gates: Vec<String>,
     /// Try only what an earlier run has not noticed.
     survivors: bool,
     prefixes: Vec<String>,
@@ -59,6 +61,7 @@ struct Arguments {
 fn arguments() -> Arguments {
     let mut arguments = Arguments {
         seeds: 4,
+        gates: Vec::new(),
         survivors: false,
         prefixes: Vec::new(),
     };
@@ -68,6 +71,10 @@ fn arguments() -> Arguments {
             "--seeds" => {
                 let seeds = words.next().and_then(|it| it.parse().ok());
                 arguments.seeds = seeds.expect("--seeds has a number");
+            }
+            "--gates" => {
+                let names = words.next().expect("--gates has names");
+                arguments.gates = names.split(',').map(str::to_owned).collect();
             }
             "--survivors" => arguments.survivors = true,
             _ => arguments.prefixes.push(word),
@@ -100,7 +107,7 @@ fn main() {
         .filter(|it| !tree.left_out.contains(&it.number))
         .collect();
     println!("{} to try", left.len());
-    let gates = gates(&tree, &root, arguments.seeds);
+    let gates = gates(&tree, &root, &arguments);
     try_all(&gates, left, &results);
     tell(&tree, &read(&results));
 }
@@ -123,10 +130,16 @@ fn read(results: &Path) -> BTreeMap<String, String> {
     outcomes.collect()
 }
 
-fn gates(tree: &Tree, root: &Path, seeds: u64) -> Vec<Gate> {
+fn gates(tree: &Tree, root: &Path, arguments: &Arguments) -> Vec<Gate> {
+    let Arguments {
+        seeds,
+        gates: asked,
+        ..
+    } = arguments;
+    let is_asked = |name: &str| asked.is_empty() || asked.iter().any(|it| it == name);
     let programs = tree.tests(&["engine", "sim"]);
     let mut gates = Vec::new();
-    for (package, name, times) in GATES {
+    for (package, name, times) in GATES.iter().filter(|it| is_asked(it.1)) {
         let program: &PathBuf = programs.get(*name).expect("a program of each suite");
         let gate = Gate::new(name, program, seeds * times, &root.join(package));
         let reaches = gate.reaches.len();
