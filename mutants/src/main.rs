@@ -5,7 +5,8 @@
 //! changes come in an order that is mixed but always the same, so what a run has tried is a sample
 //! of all; each answer is a line of the file of results, which a later run goes on with.
 //!
-//! `cargo run --release --manifest-path mutants/Cargo.toml -- [--seeds N] [--gates NAME,…] [--survivors] [PREFIX…]`
+//! `cargo run --release --manifest-path mutants/Cargo.toml -- [--seeds N] [--gates NAME,…]
+//! [--survivors] [PREFIX…]`
 
 mod gates;
 mod places;
