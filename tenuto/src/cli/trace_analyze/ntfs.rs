@@ -103,6 +103,9 @@ fn ended(status: ExitStatus) -> String {
 fn damaged(image: &Path, why: impl std::fmt::Display) -> Error {
     failed(
         image,
-        format_args!("what should be NTFS in it can not be read: {why}"),
+        format_args!(
+            "what should be NTFS in it can not be read: {why}; let `chkdsk` repair a copy of it, \
+             or leave --image out"
+        ),
     )
 }

@@ -210,7 +210,7 @@ impl Client {
     }
 
     /// Writes that are all sent before the first answer is waited for: answers are short enough to
-    /// wait in the socket. The first error of them.
+    /// wait in the socket.
     fn put_many(&mut self, writes: &[(u64, &[u8])]) -> Result<Result<(), Errno>, Broken> {
         for &(offset, data) in writes {
             let bytes = data.len() as u32;
@@ -218,32 +218,7 @@ impl Client {
             self.socket.say(&head)?;
             self.socket.say(data)?;
         }
-        let mut first = Ok(());
-        let mut input = Vec::new();
-        let mut used = 0;
-        while self.session.unanswered() > 0 {
-            match self.session.step(&input[used..])? {
-                Step::More => {
-                    input.drain(..used);
-                    used = 0;
-                    self.socket.hear(&mut input)?;
-                }
-                Step::Used(bytes) => used += bytes,
-                Step::Done {
-                    used: more, result, ..
-                } => {
-                    used += more;
-                    first = first.and(result);
-                }
-                Step::Data { .. } | Step::Hole { .. } => {
-                    return Err(Broken::new("the server sends data for a write"));
-                }
-            }
-        }
-        match used == input.len() {
-            true => Ok(first),
-            false => Err(Broken::new("the server says more than it was asked")),
-        }
+        self.answers(&mut [])
     }
 
     fn exchange(
@@ -255,9 +230,16 @@ impl Client {
         let (_, head) = self.session.ask(ask);
         self.socket.say(&head)?;
         self.socket.say(payload)?;
+        self.answers(into)
+    }
+
+    /// Waits until nothing is unanswered: what one read gives, or that of many requests that give
+    /// nothing, of which the session makes sure. The first error of them.
+    fn answers(&mut self, into: &mut [u8]) -> Result<Result<(), Errno>, Broken> {
+        let mut first = Ok(());
         let mut input = Vec::new();
         let mut used = 0;
-        loop {
+        while self.session.unanswered() > 0 {
             match self.session.step(&input[used..])? {
                 Step::More => {
                     input.drain(..used);
@@ -282,12 +264,14 @@ impl Client {
                 Step::Done {
                     used: more, result, ..
                 } => {
-                    return match used + more == input.len() {
-                        true => Ok(result),
-                        false => Err(Broken::new("the server says more than it was asked")),
-                    };
+                    used += more;
+                    first = first.and(result);
                 }
             }
+        }
+        match used == input.len() {
+            true => Ok(first),
+            false => Err(Broken::new("the server says more than it was asked")),
         }
     }
 }
