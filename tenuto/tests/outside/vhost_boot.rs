@@ -29,6 +29,7 @@ fn start(rig: &Rig, name: &str, mut daemon: Daemon, deaths: &[u64]) -> (Vm, Daem
         uses: &[],
         step: "",
         processors: 2,
+        words: "",
         incoming: None,
     };
     let mut vm = Vm::start_from_disk(&rig.dir, &shape);
@@ -91,6 +92,7 @@ fn a_guest_boots_from_a_volume_while_its_daemon_is_killed() {
         uses: &[],
         step: "",
         processors: 2,
+        words: "",
         incoming: None,
     };
     let mut alone = Vm::start_from_disk(&rig.dir, &alone);

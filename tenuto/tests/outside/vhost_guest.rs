@@ -115,6 +115,7 @@ fn a_guest_sees_the_disk_that_it_was_promised_and_leaves_clean_file_systems() {
         uses: &uses,
         step: "work",
         processors: 4,
+        words: "",
         incoming: None,
     };
     let mut vm = Vm::start(&machine, &rig.dir, &shape);

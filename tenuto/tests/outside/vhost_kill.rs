@@ -53,6 +53,7 @@ fn a_guest_sees_a_pause_and_never_an_error_when_its_daemon_is_killed_or_stopped(
         uses: &uses,
         step: "work",
         processors: 4,
+        words: "",
         incoming: None,
     };
     let mut vm = Vm::start(&machine, &rig.dir, &shape);
@@ -132,6 +133,7 @@ fn late_read(test: &str, rule: Rule) -> Option<Result<(), String>> {
         uses: &["blocks"],
         step: "late",
         processors: 1,
+        words: "",
         incoming: None,
     };
     let mut vm = Vm::start(&machine, &rig.dir, &shape);

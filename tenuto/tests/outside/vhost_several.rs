@@ -54,6 +54,7 @@ fn a_guest_that_is_reset_or_killed_finds_its_disks_and_its_neighbours_notice_not
         uses: &USES,
         step: "work",
         processors: 2,
+        words: "",
         incoming: None,
     };
     let start = |guest| Vm::start(&machine, &rig.dir, &shape(guest));

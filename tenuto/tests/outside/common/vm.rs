@@ -62,6 +62,8 @@ pub struct Shape<'a> {
     pub uses: &'a [&'a str],
     pub step: &'a str,
     pub processors: u32,
+    /// More words for its kernel.
+    pub words: &'a str,
     /// Waits for another one to move in, here.
     pub incoming: Option<PathBuf>,
 }
@@ -304,7 +306,8 @@ fn command_line(shape: &Shape) -> String {
         .map(|(kind, letter)| format!("vd{letter}:{kind}"))
         .collect();
     format!(
-        "{KERNEL_WORDS} tenuto.step={} tenuto.disks={}",
+        "{KERNEL_WORDS} {} tenuto.step={} tenuto.disks={}",
+        shape.words,
         shape.step,
         uses.join(",")
     )
