@@ -258,6 +258,7 @@ fn measures(statistics: &Statistics) -> Value {
                 "seconds": period.duration_ns / 1000 / MILLI_NS,
                 "requests": peak.totals.requests(),
                 "requests_per_second_max": peak.requests_per_second_max,
+                "passing_per_second_max": peak.passing_per_second_max,
                 "writes": peak.totals.writes,
                 "write_bytes": peak.totals.write_bytes,
                 "read_bytes": peak.totals.read_bytes,

@@ -24,6 +24,21 @@ impl Counts {
     }
 }
 
+/// Of one second: the greatest share of writes, and the part of the reads that are new to their
+/// desktop which are new in it.
+#[derive(Clone, Copy, Debug)]
+pub struct Bound {
+    pub writes: f64,
+    pub unseen: f64,
+}
+
+impl Bound {
+    pub const NONE: Bound = Bound {
+        writes: 1.0,
+        unseen: 1.0,
+    };
+}
+
 pub struct Mix {
     pub content: Content,
     /// Shares of writes, by requests and by bytes.
@@ -116,11 +131,33 @@ impl Mix {
         Mix::new(Content::Boot, BOOT_WRITES, 0.15)
     }
 
-    pub fn is_write(&self, counts: &Counts, random: &mut Random) -> bool {
+    /// What keeps those of `total` requests that pass a cache at no more than `passing`.
+    pub fn bound(&self, total: f64, passing: f64) -> Bound {
+        let part = passing / total.max(1.0);
+        // Writes and unseen reads are scaled alike; with e: e * writes + (1 - e * writes) * e * new
+        // is what passes.
+        let (sum, product) = (
+            self.writes + self.new_to_desktop,
+            self.writes * self.new_to_desktop,
+        );
+        let scale = if sum - product > part {
+            let root = (sum * sum - 4.0 * product * part).max(0.0).sqrt();
+            2.0 * part / (sum + root)
+        } else {
+            1.0
+        };
+        let new = scale * self.new_to_desktop;
+        Bound {
+            writes: (part - new) / (1.0 - new),
+            unseen: scale,
+        }
+    }
+
+    pub fn is_write(&self, counts: &Counts, bound: Bound, random: &mut Random) -> bool {
         let [reads, writes] = counts.requests;
         let behind = (reads + writes) * self.writes - writes;
         let steered = (behind / self.patience).clamp(-self.reach, self.reach);
-        random.share() < self.writes + steered
+        random.share() < (self.writes + steered).min(bound.writes)
     }
 
     pub fn is_large(&self, counts: &Counts, random: &mut Random) -> bool {

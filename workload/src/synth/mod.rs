@@ -31,7 +31,7 @@ pub use published::Period;
 use crate::trace::{NameId, Names, Op, Record};
 use desktop::{Desktop, Kind};
 use layout::{BLOCK_SECTORS, Layout};
-use mix::{Counts, Mix};
+use mix::{Bound, Counts, Mix};
 use published::{BOOT_BLOCKS, BOOT_READS, DAY_S, LOGIN, PEAKS, SECOND_NS};
 use random::Random;
 use reads::{Frontier, Pool};
@@ -51,6 +51,9 @@ const FLUSH_AFTER_NS: u64 = 40_000;
 const READS_PER_OWN: u64 = 30;
 /// More reads that should be new are not kept for later.
 const OWED_MAX: f64 = 50.0;
+/// What passes a cache in the greatest seconds is drawn; the greatest draw is to be what was
+/// published.
+const PASSING: f64 = 0.95;
 
 /// Which pool of content a mix reads.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +82,8 @@ pub struct Synth {
     /// Of all mixes together: what the week as a whole is steered by.
     total: Counts,
     plan: Option<(usize, Plan)>,
+    /// Of the peak in this second.
+    bound: Bound,
     random: Random,
     /// The next one to be made.
     second: u64,
@@ -154,6 +159,7 @@ impl Synth {
             mixes,
             total: Counts::default(),
             plan: None,
+            bound: Bound::NONE,
             random,
             second: 0,
             ready: Vec::new(),
@@ -209,6 +215,7 @@ impl Synth {
         if week {
             self.begin(second);
         }
+        self.bound = self.bound(second);
         for at in 0..self.desktops.len() {
             self.make_boot(at, second);
             if let Some((peak, plan)) = &self.plan {
@@ -231,6 +238,18 @@ impl Synth {
             self.make_settling(at, settle, second);
         }
         self.ready.sort_by_key(|record| record.time_ns);
+    }
+
+    /// In the greatest seconds of a peak most of what is asked for has been read before: programs
+    /// start. No more passed a write-through cache than was published.
+    fn bound(&self, second: u64) -> Bound {
+        let Some((peak, plan)) = &self.plan else {
+            return Bound::NONE;
+        };
+        let desktops = f64::from(self.parameters.desktops) / f64::from(published::DESKTOPS);
+        let most = PEAKS[*peak].passing_per_second_max as f64;
+        let most = most * desktops * self.parameters.intensity;
+        self.mixes[*peak].bound(plan.total(second) as f64, most * PASSING)
     }
 
     /// What begins with this second: a day, a peak.
@@ -275,7 +294,9 @@ impl Synth {
                 (USUAL, Pattern::Desktops) => &self.total,
                 _ => &self.mixes[mix].counts,
             };
-            if self.mixes[mix].is_write(steered, random) {
+            let peak = mix < USUAL;
+            let bound = if peak { self.bound } else { Bound::NONE };
+            if self.mixes[mix].is_write(steered, bound, random) {
                 let large = self.mixes[mix].is_large(steered, random);
                 self.write(at, mix, large, time_ns);
             } else {
@@ -294,7 +315,7 @@ impl Synth {
             number += 1.0;
             let time_ns = second * SECOND_NS + (part * (SECOND_NS - 1) as f64) as u64;
             let mix = &self.mixes[SETTLING];
-            if !mix.is_write(&mix.counts, &mut desktop.random) {
+            if !mix.is_write(&mix.counts, Bound::NONE, &mut desktop.random) {
                 self.read(at, SETTLING, time_ns);
                 continue;
             }
@@ -358,7 +379,9 @@ impl Synth {
         let desktop = &mut self.desktops[at];
         let by_peak = self.plan.as_ref().filter(|(peak, _)| *peak == mix);
         let steered = &mut self.mixes[mix];
-        let unseen = by_peak.map_or(steered.new_to_desktop, |(_, plan)| plan.new_to_desktop[at]);
+        let unseen = by_peak.map_or(steered.new_to_desktop, |(_, plan)| {
+            plan.new_to_desktop[at] * self.bound.unseen
+        });
         desktop.unseen = (desktop.unseen + unseen).min(OWED_MAX);
         steered.undiscovered = (steered.undiscovered + steered.new_to_cluster).min(OWED_MAX);
         let content = steered.content as usize;

@@ -218,6 +218,9 @@ fn peak(rows: &mut Rows, parameters: &Parameters, period: &Period, measured: &Pe
     let most = period.requests_per_second_max as f64 * scale;
     let greatest = measured.requests_per_second_max as f64;
     add("most in a second", Unit::Requests, most, greatest);
+    let most = period.passing_per_second_max as f64 * scale;
+    let greatest = measured.passing_per_second_max as f64;
+    add("most that pass a cache", Unit::Requests, most, greatest);
     let unit = Unit::Share;
     add(
         "writes, of requests",

@@ -63,13 +63,23 @@ pub(super) fn share(part: u64, whole: u64) -> f64 {
 pub struct Peak {
     pub totals: Totals,
     pub requests_per_second_max: u64,
+    /// Of them writes, and reads that were not seen by their desktop before.
+    pub passing_per_second_max: u64,
     /// Share of all desktops.
     pub heavy_desktops: f64,
     /// Reads that were seen before as a whole.
     pub seen_by_desktop: u64,
     pub seen_by_cluster: u64,
-    of_second: (u64, u64),
+    of_second: Second,
     of_desktop: Vec<u64>,
+}
+
+/// A second of a peak, so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Second {
+    second: u64,
+    requests: u64,
+    passing: u64,
 }
 
 /// Requests of one size: those that begin where one of the last 32 streams of their disk and
@@ -237,12 +247,17 @@ impl Statistics {
             peak.seen_by_cluster += u64::from(seen.1);
             peak.of_desktop[record.disk.0 as usize] += 1;
             let second = time_ns / SECOND_NS;
-            if peak.of_second.0 != second {
-                peak.of_second = (second, 0);
+            if peak.of_second.second != second {
+                peak.of_second = Second {
+                    second,
+                    ..Second::default()
+                };
             }
-            peak.of_second.1 += 1;
-            let most = &mut peak.requests_per_second_max;
-            *most = (*most).max(peak.of_second.1);
+            let now = &mut peak.of_second;
+            now.requests += 1;
+            now.passing += u64::from(write || !seen.0);
+            peak.requests_per_second_max = peak.requests_per_second_max.max(now.requests);
+            peak.passing_per_second_max = peak.passing_per_second_max.max(now.passing);
         }
     }
 

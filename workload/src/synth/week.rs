@@ -123,6 +123,13 @@ impl Plan {
         self.counts[desktop * self.seconds + at].into()
     }
 
+    /// Of all desktops.
+    pub fn total(&self, second: u64) -> u64 {
+        let at = (second - self.from_s) as usize;
+        let counts = self.counts.iter().skip(at).step_by(self.seconds);
+        counts.map(|count| u64::from(*count)).sum()
+    }
+
     pub fn end_s(&self) -> u64 {
         self.from_s + self.seconds as u64
     }
