@@ -4,11 +4,13 @@
 //! time and must see a gate notice; and it counts which marks its runs have passed. Always true:
 //! without the feature [`has`] is constantly false and [`mark`] is empty, so the product carries
 //! nothing of either. The switch is one for the process, because there is no thread here to ask;
-//! so a test sets it before it starts a run and not while one goes on. Deliberately absent: gates.
+//! so a test sets it before it starts a run and not while one goes on. The unit tests of this
+//! crate, which run side by side, have one for each thread, with the feature or without it.
+//! Deliberately absent: gates.
 
 use crate::event::Op;
 #[cfg(feature = "adversary")]
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! list {
     ($(#[$about:meta])* $name:ident { $(#[doc = $what:literal] $item:ident,)* }) => {
@@ -309,26 +311,23 @@ list! {
     }
 }
 
-#[cfg(feature = "adversary")]
-static BROKEN: AtomicUsize = AtomicUsize::new(usize::MAX);
-
 /// Whether this rule is broken at the moment.
-#[cfg(not(feature = "adversary"))]
+#[cfg(not(any(test, feature = "adversary")))]
 #[inline(always)]
 pub const fn has(_: Bug) -> bool {
     false
 }
 
 /// Whether this rule is broken at the moment.
-#[cfg(feature = "adversary")]
+#[cfg(any(test, feature = "adversary"))]
 pub fn has(bug: Bug) -> bool {
-    BROKEN.load(Relaxed) == bug as usize
+    switch::is_set(bug)
 }
 
 /// Breaks this rule and keeps all others.
-#[cfg(feature = "adversary")]
+#[cfg(any(test, feature = "adversary"))]
 pub fn break_rule(bug: Option<Bug>) {
-    BROKEN.store(bug.map_or(usize::MAX, |bug| bug as usize), Relaxed);
+    switch::set(bug);
 }
 
 /// A sync, but where this rule is broken: then something that changes nothing.
@@ -358,3 +357,25 @@ pub fn mark(mark: Mark) {
 pub fn passed(mark: Mark) -> u64 {
     PASSED[mark as usize].load(Relaxed)
 }
+
+/// Which rule is broken, for all of the process.
+#[cfg(all(feature = "adversary", not(test)))]
+mod switch {
+    use super::Bug;
+    use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    static BROKEN: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+    pub fn is_set(bug: Bug) -> bool {
+        BROKEN.load(Relaxed) == bug as usize
+    }
+
+    pub fn set(bug: Option<Bug>) {
+        BROKEN.store(bug.map_or(usize::MAX, |bug| bug as usize), Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+use tests as switch;

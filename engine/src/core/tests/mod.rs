@@ -5,6 +5,7 @@
 //! passes only where a test says so; everything that is not held has ended before it goes on.
 //! Deliberately absent: chance and crashes, which are the simulator's.
 
+mod broken;
 mod checkpoint;
 mod damage;
 mod destage;
@@ -171,7 +172,7 @@ impl Host {
     fn with(config: Config) -> Host {
         let slots = config.stage_slots + config.overlay_slots;
         let stage = stage::slot_at(slots, slots, GEOMETRY.chunk_blocks);
-        let mut memory = Bytes {
+        let memory = Bytes {
             stage: vec![0; stage as usize],
             ram: vec![0; config.ram_blocks as usize * 4096],
             scratch: vec![0; config.scratch_bytes as usize],
@@ -179,9 +180,15 @@ impl Host {
         };
         let mut disks = Disks::default();
         format_cache(&mut disks, Uuid([9; 16]), GEOMETRY).expect("made");
+        let host = Host::open(config, disks, memory);
+        assert_eq!(host.core.log.gauge().capacity, CAPACITY_BLOCKS);
+        host
+    }
+
+    /// A host that finds this on its devices.
+    fn open(config: Config, mut disks: Disks, mut memory: Bytes) -> Host {
         let opened = crate::recover::recover(config, &mut disks, &mut memory);
-        let (core, _) = opened.expect("an empty cache opens");
-        assert_eq!(core.log.gauge().capacity, CAPACITY_BLOCKS);
+        let (core, _) = opened.expect("the cache opens");
         Host {
             core,
             out: Outbox::default(),
@@ -197,6 +204,23 @@ impl Host {
         }
     }
 
+    /// The daemon is killed, and another one starts beside its stage.
+    fn killed(self) -> Host {
+        let config = self.core.config.clone();
+        Host::open(config, self.disks, self.memory)
+    }
+
+    /// The same after a loss of power: devices have what they were given, and RAM is gone.
+    fn without_power(mut self) -> Host {
+        self.memory.stage.fill(0);
+        let boot = Uuid([4; 16]);
+        let config = Config {
+            boot,
+            ..self.core.config.clone()
+        };
+        Host::open(config, self.disks, self.memory)
+    }
+
     /// A host with one volume that is ready.
     fn of(spec: VolumeSpec) -> (Host, VolumeId) {
         let mut host = Host::new();
@@ -210,10 +234,22 @@ impl Host {
 
     fn attach(&mut self, spec: VolumeSpec) -> VolumeId {
         let id = self.core.place(&spec.name);
-        let attached = self.core.attach(id, spec, Settled::default());
+        self.attach_as(id, spec, Settled::default());
+        id
+    }
+
+    /// The same for a volume that has a ledger.
+    fn attach_again(&mut self, spec: VolumeSpec) -> VolumeId {
+        let id = self.core.place(&spec.name);
+        let settled = crate::settle::settle(&mut self.disks, id);
+        self.attach_as(id, spec, settled.expect("the ledger is whole"));
+        id
+    }
+
+    fn attach_as(&mut self, id: VolumeId, spec: VolumeSpec, settled: Settled) {
+        let attached = self.core.attach(id, spec, settled);
         attached.expect("it fits");
         self.send(Event::Tick);
-        id
     }
 
     fn apply(&mut self, event: Event) {
@@ -348,6 +384,22 @@ impl Host {
         for block in first..first + blocks {
             assert!(self.write(volume, block, 1), "block {block} of {volume}");
         }
+    }
+
+    /// What the guest sees of one block.
+    fn read(&mut self, volume: VolumeId, block: u64) -> Vec<u8> {
+        let request = self.request();
+        let written = self.memory.buffer.clone();
+        self.send(Event::Read {
+            volume,
+            request,
+            sector: block * BLOCK_SECTORS,
+            sectors: BLOCK_SECTORS,
+            buffer: BufferId(0),
+        });
+        assert_eq!(self.answer(request), Some(Ok(())), "block {block}");
+        let read = core::mem::replace(&mut self.memory.buffer, written);
+        read[..4096].to_vec()
     }
 
     fn zero(&mut self, volume: VolumeId, block: u64, blocks: u64) -> RequestId {

@@ -1,0 +1,153 @@
+//! Rules that no run of the simulator has met broken: for each, the one way on which it matters.
+//!
+//! Always true: a way is gone twice, and its promise holds while the rule is kept and does not
+//! where it is broken. So these tests have been seen failing whenever they pass. The audit of the
+//! simulator names them. Deliberately absent: rules that a gate of the audit notices.
+
+use super::{Host, config, none, spec, syncs_origin, writes_journal};
+use crate::adversary::{Bug, break_rule};
+use crate::engine::Config;
+use crate::event::{Admission, Device, Io, IoError, Op, Purpose};
+use crate::map::Content;
+use crate::media::Media;
+use crate::types::{BLOCK_SECTORS, Policy, Span, VolumeId};
+use alloc::vec::Vec;
+
+/// Whether this way keeps its promise while all rules are kept, and not without this one.
+fn notices(bug: Bug, way: fn() -> bool) {
+    assert!(way(), "all rules are kept");
+    break_rule(Some(bug));
+    let holds = way();
+    break_rule(None);
+    assert!(!holds, "nobody notices {bug:?}");
+}
+
+fn is_dead(io: &Io) -> Option<IoError> {
+    (io.device == Device::Cache && io.op != Op::Read).then_some(IoError::Failed)
+}
+
+/// A guest writes past a dead log, its daemon is killed, and the device is good again. The flush
+/// of the next life finds an empty log, and covers the write all the same.
+fn flush_after_a_life_past_the_log() -> bool {
+    let (mut host, disk) = Host::write_back();
+    host.fill(disk, 0, 1);
+    host.fail(is_dead);
+    host.flush(disk);
+    host.pass(15_000);
+    assert!(host.show(disk).past_log);
+    host.hold(syncs_origin);
+    assert!(host.write(disk, 5, 1));
+
+    let mut host = host.killed();
+    host.hold(syncs_origin);
+    let disk = host.attach_again(spec(Policy::WriteBack, "disk"));
+    let flush = host.flush(disk);
+    host.pass(1_000);
+    let early = host.answer(flush);
+    host.hold(none);
+    host.pass(1_000);
+    assert_eq!(host.answer(flush), Some(Ok(())));
+    assert_eq!(host.show(disk).policy, Policy::WriteBack);
+    early.is_none()
+}
+
+#[test]
+fn a_flush_covers_what_a_life_past_a_dead_log_has_left_unsynced() {
+    notices(Bug::ForgetPastLog, flush_after_a_life_past_the_log);
+}
+
+/// Where the zeroes of a block lie, in each epoch that has some.
+fn zeroes_of(host: &mut Host, disk: VolumeId, block: u64) -> Vec<Content> {
+    let span = Span::new(block * BLOCK_SECTORS, BLOCK_SECTORS);
+    let mut found = Vec::new();
+    for epoch in &host.core.volume(disk).epochs {
+        epoch.map.get(span, |_, content| {
+            found.extend(content.filter(|it| matches!(it, Content::Zero { .. })));
+        });
+    }
+    found
+}
+
+/// Three epochs, none of which gets to the origin: zeroes, a write over a part of them, and zeroes
+/// over that. Evacuation brings both zeroes into one record, and moves them out of it again.
+fn zeroes_that_are_moved_twice() -> bool {
+    let (mut host, disk) = Host::write_back();
+    let overlay = host.attach(spec(Policy::Ephemeral, "overlay"));
+    host.hold(writes_journal);
+    host.zero(disk, 0, 3);
+    host.destage(disk);
+    host.fill(disk, 1, 1);
+    // As a group does, or a switch.
+    host.core.seal(disk);
+    host.zero(disk, 1, 1);
+    assert_eq!(host.core.volume(disk).epochs.len(), 3);
+
+    let mut moved_together = 0;
+    let mut before = zeroes_of(&mut host, disk, 1);
+    let mut state = 12345u64;
+    for n in 0..4_000 {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
+        host.write(overlay, (state >> 33) % 400, 1);
+        if n % 3 == 0 {
+            // What dies at once, so that the segment of the zeroes is always the cheapest.
+            host.write(disk, 300, 1);
+        }
+        host.pass(1);
+        let now = zeroes_of(&mut host, disk, 1);
+        if before[0] == before[1] && now != before {
+            moved_together += 1;
+        }
+        before = now;
+        if moved_together == 2 {
+            break;
+        }
+    }
+    assert_eq!(moved_together, 2);
+    let flush = host.flush(disk);
+    assert_eq!(host.answer(flush), Some(Ok(())));
+    let mut host = host.without_power();
+    let disk = host.attach_again(spec(Policy::WriteBack, "disk"));
+    host.read(disk, 1).iter().all(|byte| *byte == 0)
+}
+
+#[test]
+fn zeroes_that_were_moved_cover_the_write_before_them_after_a_power_loss() {
+    notices(Bug::MoveZeroesOldestFirst, zeroes_that_are_moved_twice);
+}
+
+/// Blocks of one volume are on their way to the device when it becomes uncached, and another one
+/// gets the number that its layer had.
+fn blocks_under_the_number_of_a_forgotten_layer() -> bool {
+    let mut host = Host::with(Config {
+        index_bytes_max: 1 << 20,
+        ..config()
+    });
+    let [first, second] = ["first", "second"].map(|name| {
+        let mut spec = spec(Policy::WriteThrough, name);
+        spec.tuning.admission = Admission::All;
+        host.attach(spec)
+    });
+    for (volume, byte) in [(first, 0xaa), (second, 0xbb)] {
+        let image = [byte; 100 * 4096];
+        let written = host.disks.write(Device::Origin(volume), 0, &image);
+        written.expect("this one does not fail");
+    }
+    host.hold(|io| io.purpose == Purpose::Fill);
+    assert_eq!(host.read(first, 0)[0], 0xaa);
+    host.pass(1_000);
+    assert!(host.flights.iter().any(|io| io.purpose == Purpose::Fill));
+    host.switch(first, Policy::Uncached);
+    host.pass(1_000);
+    assert_eq!(host.read(second, 50)[0], 0xbb);
+    host.hold(none);
+    host.pass(1_000);
+    host.read(second, 0)[0] == 0xbb
+}
+
+#[test]
+fn blocks_of_a_layer_that_was_forgotten_are_not_found_under_its_number() {
+    notices(
+        Bug::KeepOrphans,
+        blocks_under_the_number_of_a_forgotten_layer,
+    );
+}
