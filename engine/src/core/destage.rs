@@ -358,12 +358,20 @@ impl Core {
                 .front()
                 .expect("an epoch is being destaged")
                 .map;
-            let Some(run) = next_run(map, cursor, pieces * piece_bytes) else {
-                break;
-            };
-            if self.is_paced(cx, id) || !self.has_turn(cx.now, id) {
+            // What has no turn now is not put together for nothing: it tries again at each event.
+            if map.at_or_after(cursor).is_none()
+                || self.is_paced(cx, id)
+                || !self.has_turn(cx.now, id)
+            {
                 break;
             }
+            let map = &self
+                .volume(id)
+                .epochs
+                .front()
+                .expect("an epoch is being destaged")
+                .map;
+            let run = next_run(map, cursor, pieces * piece_bytes).expect("something was there");
             if !self.start_job(cx, id, run, applying) {
                 break;
             }
@@ -715,15 +723,14 @@ impl Core {
     /// worth a place on the device as soon as they are read.
     fn forget_destaged(&mut self, layer: Layer, map: &ExtentMap) {
         let mut expected = self.ram.blocks() / EXPECTED_PART;
-        let mut at = 0;
-        while let Some(piece) = map.at_or_after(at) {
+        for piece in map.pieces_from(0) {
             let first = piece.span.sector / BLOCK_SECTORS;
             self.forget_blocks(layer, first, piece.span.blocks());
-            at = piece.span.end();
             if !matches!(piece.content, Content::Data(_)) {
                 continue;
             }
-            for block in piece.span.sector.div_ceil(BLOCK_SECTORS)..at / BLOCK_SECTORS {
+            for block in piece.span.sector.div_ceil(BLOCK_SECTORS)..piece.span.end() / BLOCK_SECTORS
+            {
                 if expected == 0 {
                     break;
                 }
