@@ -168,34 +168,27 @@ impl ExtentMap {
             piece.span.sectors > 0,
             "only ranges that are not empty are mapped"
         );
-        if self.replace_same(piece, changed) {
-            return;
+        // One search serves the two common ways: a range that is new, and a rewrite of exactly
+        // one extent. A search costs more than all else here, because leaves are cold.
+        let found = self.place_of(piece.span.sector);
+        let next = self.extent_at(found).map(|extent| extent.piece());
+        match next {
+            Some(old) if old.span == piece.span => {
+                let (leaf, at) = found;
+                self.leaves[leaf].extents[at] = Extent::pack(piece);
+                changed(Change::Removed(old));
+                changed(Change::Added(piece));
+            }
+            Some(old) if old.span.sector < piece.span.end() => {
+                self.remove(piece.span, changed);
+                changed(Change::Added(piece));
+                self.place(self.place_of(piece.span.sector), piece, changed);
+            }
+            _ => {
+                changed(Change::Added(piece));
+                self.place(found, piece, changed);
+            }
         }
-        self.remove(piece.span, changed);
-        changed(Change::Added(piece));
-        self.place(piece, changed);
-    }
-
-    /// The common case of a rewrite: one extent of exactly this range.
-    fn replace_same(&mut self, piece: Piece, changed: &mut impl FnMut(Change)) -> bool {
-        let Some(leaf_at) = self.leaf_of(piece.span.sector) else {
-            return false;
-        };
-        let leaf = &mut self.leaves[leaf_at];
-        let at = leaf
-            .extents
-            .partition_point(|extent| extent.sector() < piece.span.sector);
-        let Some(extent) = leaf.extents.get_mut(at) else {
-            return false;
-        };
-        let old = extent.piece();
-        if old.span != piece.span {
-            return false;
-        }
-        *extent = Extent::pack(piece);
-        changed(Change::Removed(old));
-        changed(Change::Added(piece));
-        true
     }
 
     /// Unmaps a range.
@@ -217,7 +210,7 @@ impl ExtentMap {
                     content: old.content,
                 };
                 changed(Change::Added(left));
-                self.put(left);
+                self.put(self.place_of(left.span.sector), left);
             }
             if old.span.end() > span.end() {
                 let skipped = span.end() - old.span.sector;
@@ -226,7 +219,7 @@ impl ExtentMap {
                     content: old.content.advance(skipped),
                 };
                 changed(Change::Added(right));
-                self.put(right);
+                self.put(self.place_of(right.span.sector), right);
             }
             from = old.span.end();
         }
@@ -261,6 +254,16 @@ impl ExtentMap {
         Some(self.leaves[leaf].extents[at].piece())
     }
 
+    /// The pieces that end above `sector`, in order.
+    pub fn pieces_from(&self, sector: u64) -> impl Iterator<Item = Piece> + '_ {
+        let mut position = self.find(sector);
+        core::iter::from_fn(move || {
+            let (leaf, at) = position?;
+            position = self.after((leaf, at));
+            Some(self.leaves[leaf].extents[at].piece())
+        })
+    }
+
     /// Takes any piece out, the last leaf first, so that a map is swept in small steps.
     pub fn pop(&mut self) -> Option<Piece> {
         let leaf = self.leaves.len().checked_sub(1)?;
@@ -283,14 +286,28 @@ impl ExtentMap {
 
     /// Position of the first extent that ends above `sector`.
     fn find(&self, sector: u64) -> Option<(usize, usize)> {
-        let leaf = self.leaf_of(sector)?;
-        let at = self.leaves[leaf]
-            .extents
-            .partition_point(|extent| extent.end() <= sector);
-        if at < self.leaves[leaf].extents.len() {
+        let (leaf, at) = self.place_of(sector);
+        if at < self.leaves.get(leaf)?.extents.len() {
             return Some((leaf, at));
         }
         (leaf + 1 < self.leaves.len()).then_some((leaf + 1, 0))
+    }
+
+    /// Where an extent from `sector` on belongs if none holds it: the leaf, and behind which of its
+    /// extents. May be behind its last one; the first leaf of an empty map is not there yet.
+    fn place_of(&self, sector: u64) -> (usize, usize) {
+        let Some(leaf) = self.leaf_of(sector) else {
+            return (0, 0);
+        };
+        let extents = &self.leaves[leaf].extents;
+        let at = extents.partition_point(|extent| extent.end() <= sector);
+        (leaf, at)
+    }
+
+    /// The extent at a place, or the first one behind it.
+    fn extent_at(&self, (leaf, at): (usize, usize)) -> Option<&Extent> {
+        let here = self.leaves.get(leaf)?.extents.get(at);
+        here.or_else(|| self.leaves.get(leaf + 1)?.extents.first())
     }
 
     fn after(&self, (leaf, at): (usize, usize)) -> Option<(usize, usize)> {
@@ -314,43 +331,54 @@ impl ExtentMap {
     }
 
     /// Stores a piece into free room, merged with its left neighbour where the log is
-    /// contiguous too.
-    fn place(&mut self, piece: Piece, changed: &mut impl FnMut(Change)) {
-        if piece.span.sector > 0
-            && let Some((leaf, at)) = self.find(piece.span.sector - 1)
-        {
-            let left = self.leaves[leaf].extents[at].piece();
-            let joins = left.span.end() == piece.span.sector
-                && left.content.advance(left.span.sectors) == piece.content
-                && left.span.sectors + piece.span.sectors <= EXTENT_SECTORS_MAX;
-            if joins {
-                let whole = Piece {
-                    span: Span::new(left.span.sector, left.span.sectors + piece.span.sectors),
-                    content: left.content,
-                };
-                self.leaves[leaf].extents[at] = Extent::pack(whole);
-                self.sectors += piece.span.sectors;
-                changed(Change::Removed(left));
-                changed(Change::Removed(piece));
-                changed(Change::Added(whole));
-                return;
-            }
+    /// contiguous too. The neighbour lies in the leaf of the place: a leaf begins at its first
+    /// extent, so only what is below all extents has none before it there.
+    fn place(
+        &mut self,
+        (leaf, at): (usize, usize),
+        piece: Piece,
+        changed: &mut impl FnMut(Change),
+    ) {
+        let left = at.checked_sub(1).map(|at| self.leaves[leaf].extents[at]);
+        let Some(left) = left.filter(|left| left.end() == piece.span.sector) else {
+            return self.put((leaf, at), piece);
+        };
+        let left = left.piece();
+        let joins = left.content.advance(left.span.sectors) == piece.content
+            && left.span.sectors + piece.span.sectors <= EXTENT_SECTORS_MAX;
+        if !joins {
+            return self.put((leaf, at), piece);
         }
-        self.put(piece);
+        let whole = Piece {
+            span: Span::new(left.span.sector, left.span.sectors + piece.span.sectors),
+            content: left.content,
+        };
+        self.leaves[leaf].extents[at - 1] = Extent::pack(whole);
+        self.sectors += piece.span.sectors;
+        changed(Change::Removed(left));
+        changed(Change::Removed(piece));
+        changed(Change::Added(whole));
     }
 
-    fn put(&mut self, piece: Piece) {
+    /// Stores a piece at its place as an extent of its own.
+    fn put(&mut self, (leaf, at): (usize, usize), piece: Piece) {
         self.extents += 1;
         self.sectors += piece.span.sectors;
-        let Some(leaf) = self.leaf_of(piece.span.sector) else {
+        if self.leaves.is_empty() {
             self.firsts.push(piece.span.sector);
             self.leaves.push(Leaf {
                 extents: alloc::vec![Extent::pack(piece)],
             });
             return;
-        };
+        }
         let extents = &mut self.leaves[leaf].extents;
-        let at = extents.partition_point(|extent| extent.sector() < piece.span.sector);
+        let before = at.checked_sub(1).map(|at| extents[at].end());
+        let behind = extents.get(at).map(|extent| extent.sector());
+        assert!(
+            before.is_none_or(|end| end <= piece.span.sector)
+                && behind.is_none_or(|sector| piece.span.end() <= sector),
+            "extents do not overlap"
+        );
         if extents.len() == extents.capacity() {
             extents.reserve_exact(LEAF_GROWTH);
         }
@@ -461,6 +489,88 @@ mod tests {
         assert_eq!(popped, reference.0.len() as u64);
         assert_eq!(charges, 0, "every charge is given back");
         assert!(map.is_empty() && map.leaves.is_empty() && map.firsts.is_empty());
+    }
+
+    /// Pieces of a map, or what happened to it.
+    type Seen<T> = Vec<T>;
+
+    fn pieces(map: &ExtentMap) -> Seen<Piece> {
+        map.pieces_from(0).collect()
+    }
+
+    /// The way of an insert that searches anew for each of its steps.
+    fn insert_in_steps(map: &mut ExtentMap, piece: Piece, changed: &mut impl FnMut(Change)) {
+        map.remove(piece.span, changed);
+        changed(Change::Added(piece));
+        map.place(map.place_of(piece.span.sector), piece, changed);
+    }
+
+    #[test]
+    fn an_insert_with_one_search_leaves_what_one_in_steps_leaves() {
+        let mut state = 11;
+        let (mut map, mut stepped) = (ExtentMap::new(), ExtentMap::new());
+        let (mut addr, mut joined, mut replaced) = (0, 0, 0);
+        for _ in 0..40_000 {
+            // Runs of neighbours that touch in the log as well, so that many join; and over
+            // enough sectors for dozens of leaves.
+            let mut sector = random(&mut state) % 20_000 * 8;
+            for _ in 0..=random(&mut state) % 4 {
+                let sectors = 1 + random(&mut state) % 12;
+                let (span, content) = (Span::new(sector, sectors), Content::Data(LogAddr(addr)));
+                let piece = Piece { span, content };
+                let same = map.at_or_after(sector).filter(|old| old.span == span);
+                let (mut seen, mut expected) = (Seen::new(), Seen::new());
+                map.insert(piece, &mut |change| seen.push(change));
+                match same {
+                    // A rewrite stays an extent of its own.
+                    Some(old) => {
+                        expected = alloc::vec![Change::Removed(old), Change::Added(piece)];
+                        stepped.remove(span, &mut |_| {});
+                        stepped.put(stepped.place_of(sector), piece);
+                        replaced += 1;
+                    }
+                    None => {
+                        let changed = &mut |change| expected.push(change);
+                        insert_in_steps(&mut stepped, piece, changed);
+                    }
+                }
+                assert_eq!(seen, expected);
+                joined += usize::from(seen.len() > 3);
+                addr += sectors + u64::from(random(&mut state).is_multiple_of(3));
+                sector += sectors;
+            }
+            if random(&mut state).is_multiple_of(64) {
+                assert_eq!(pieces(&map), pieces(&stepped));
+                let firsts = map.leaves.iter().map(|leaf| leaf.extents[0].sector());
+                assert!(firsts.eq(map.firsts.iter().copied()));
+            }
+        }
+        assert!(map.leaves.len() > 20 && joined > 1000 && replaced > 100);
+        assert_eq!(
+            (map.len(), map.sectors()),
+            (stepped.len(), stepped.sectors())
+        );
+    }
+
+    #[test]
+    fn pieces_in_order_are_those_that_searches_find() {
+        let mut state = 5;
+        let mut map = ExtentMap::new();
+        for n in 0..3000 {
+            let span = Span::new(random(&mut state) % 60_000, 1 + random(&mut state) % 9);
+            let content = Content::Data(LogAddr(n * 16));
+            map.insert(Piece { span, content }, &mut |_| {});
+        }
+        for from in [0, 17, 30_000, 59_990, 70_000] {
+            let mut at = from;
+            let searched = core::iter::from_fn(|| {
+                let piece = map.at_or_after(at)?;
+                at = piece.span.end();
+                Some(piece)
+            });
+            let searched: Vec<Piece> = searched.collect();
+            assert_eq!(map.pieces_from(from).collect::<Vec<_>>(), searched);
+        }
     }
 
     #[test]

@@ -352,31 +352,21 @@ impl Core {
             }
             let cursor = destage.cursor;
             let pieces = if applying { JOB_PIECES_MAX as u64 } else { 1 };
-            let map = &self
-                .volume(id)
-                .epochs
-                .front()
-                .expect("an epoch is being destaged")
-                .map;
-            let Some(run) = next_run(map, cursor, pieces * piece_bytes) else {
-                break;
-            };
-            if self.is_paced(cx, id) || !self.has_turn(cx.now, id) {
+            // What has no turn now is not put together for nothing: it tries again at each event.
+            if self.destaged_map(id).at_or_after(cursor).is_none()
+                || self.is_paced(cx, id)
+                || !self.has_turn(cx.now, id)
+            {
                 break;
             }
+            let run = next_run(self.destaged_map(id), cursor, pieces * piece_bytes);
+            let run = run.expect("something was there");
             if !self.start_job(cx, id, run, applying) {
                 break;
             }
         }
-        let map_end = {
-            let cursor = self.phase(id).cursor;
-            let epoch = self
-                .volume(id)
-                .epochs
-                .front()
-                .expect("an epoch is being destaged");
-            epoch.map.at_or_after(cursor).is_none()
-        };
+        let cursor = self.phase(id).cursor;
+        let map_end = self.destaged_map(id).at_or_after(cursor).is_none();
         let now = cx.now;
         let destage = self.phase(id);
         if destage.jobs.len() > 0 {
@@ -396,6 +386,12 @@ impl Core {
             _ => Phase::ApplySync,
         };
         true
+    }
+
+    /// What is being destaged.
+    fn destaged_map(&mut self, id: VolumeId) -> &ExtentMap {
+        let epoch = self.volume(id).epochs.front();
+        &epoch.expect("an epoch is being destaged").map
     }
 
     fn begin_phase_again(&mut self, now: Time, id: VolumeId) {
@@ -715,15 +711,14 @@ impl Core {
     /// worth a place on the device as soon as they are read.
     fn forget_destaged(&mut self, layer: Layer, map: &ExtentMap) {
         let mut expected = self.ram.blocks() / EXPECTED_PART;
-        let mut at = 0;
-        while let Some(piece) = map.at_or_after(at) {
+        for piece in map.pieces_from(0) {
             let first = piece.span.sector / BLOCK_SECTORS;
             self.forget_blocks(layer, first, piece.span.blocks());
-            at = piece.span.end();
             if !matches!(piece.content, Content::Data(_)) {
                 continue;
             }
-            for block in piece.span.sector.div_ceil(BLOCK_SECTORS)..at / BLOCK_SECTORS {
+            for block in piece.span.sector.div_ceil(BLOCK_SECTORS)..piece.span.end() / BLOCK_SECTORS
+            {
                 if expected == 0 {
                     break;
                 }

@@ -43,7 +43,8 @@ pub(super) fn journal_entries_max(map: &ExtentMap, piece_bytes: u64) -> usize {
 
 /// The next request from `cursor` on: neighbouring data up to `bytes_max`, or one zero range.
 pub(super) fn next_run(map: &ExtentMap, cursor: u64, bytes_max: u64) -> Option<Run> {
-    let first = map.at_or_after(cursor)?;
+    let mut pieces = map.pieces_from(cursor);
+    let first = pieces.next()?;
     let skipped = cursor.saturating_sub(first.span.sector);
     let sector = first.span.sector + skipped;
     let sectors = first.span.sectors - skipped;
@@ -67,7 +68,7 @@ pub(super) fn next_run(map: &ExtentMap, cursor: u64, bytes_max: u64) -> Option<R
         sectors * SECTOR_BYTES <= bytes_max,
         "an extent fits a piece"
     );
-    while let Some(next) = map.at_or_after(run.span.end()) {
+    for next in pieces {
         let Content::Data(addr) = next.content else {
             break;
         };

@@ -758,9 +758,14 @@ impl Log {
 
     /// Checksum that the block of the log at `addr` must have.
     pub fn sum(&self, addr: LogAddr) -> u32 {
+        self.sums(addr, 1)[0]
+    }
+
+    /// Checksums of so many blocks from the one at `addr` on, all of one segment.
+    pub fn sums(&self, addr: LogAddr, blocks: u64) -> &[u32] {
         let segment = self.geometry.segment_of(addr);
-        let block = addr.block() % self.geometry.segment_blocks();
-        self.segments[segment.0 as usize].sums[block as usize]
+        let first = (addr.block() % self.geometry.segment_blocks()) as usize;
+        &self.segments[segment.0 as usize].sums[first..first + blocks as usize]
     }
 
     /// Byte position of `addr` on the cache device.

@@ -1,8 +1,9 @@
 //! The memory of an engine whose payload is nobody's.
 //!
-//! Always true: what the engine stores to be read again (headers, footers, ledgers) is kept as it
+//! Always true: what the engine stores to be read again (footers, journals, ledgers) is kept as it
 //! is; guests' data is neither moved nor summed up, and all of it has one checksum, so that what
-//! the engine compares is always equal. Pages that nobody stores to never appear.
+//! the engine compares is always equal. The stage is for a recovery, and none comes after this
+//! engine: what a running engine puts there is not kept. Pages that nobody stores to never appear.
 
 use crate::buffer::{Arena, BUFFER_BYTES_MAX, BufferPool, HostMemory};
 use engine::memory::{Area, Memory, Place};
@@ -31,26 +32,29 @@ impl Payloadless {
     }
 }
 
-/// Read tier and requests hold guests' data alone.
-fn is_payload(place: Place) -> bool {
-    matches!(place.area, Area::Buffer(_) | Area::Ram)
+/// Read tier and requests hold guests' data alone, and nobody reads the stage.
+fn is_read(place: Place) -> bool {
+    !matches!(place.area, Area::Buffer(_) | Area::Ram | Area::Stage)
 }
 
 impl Memory for Payloadless {
     fn copy(&mut self, from: Place, to: Place, bytes: u64) {
-        if self.real || (!is_payload(from) && !is_payload(to)) {
+        // What the engine copies is guests' data, wherever it lies.
+        if self.real {
             self.host.copy(from, to, bytes);
         }
     }
 
     fn zero(&mut self, to: Place, bytes: u64) {
-        if self.real || !is_payload(to) {
+        if self.real || is_read(to) {
             self.host.zero(to, bytes);
         }
     }
 
     fn store(&mut self, to: Place, bytes: &[u8]) {
-        self.host.store(to, bytes);
+        if self.real || is_read(to) {
+            self.host.store(to, bytes);
+        }
     }
 
     fn load(&self, from: Place, bytes: &mut [u8]) {
