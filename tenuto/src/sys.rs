@@ -361,6 +361,25 @@ pub fn process_cpu(pid: Option<u32>) -> io::Result<Duration> {
     clock_time(clock)
 }
 
+/// Time that the threads of this name of a process have spent on processors. The kernel brings it
+/// up to date when a thread leaves its processor, and at each tick.
+pub fn named_threads_cpu(pid: u32, name: &str) -> io::Result<Duration> {
+    let mut nanos = 0u64;
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let thread = thread?.path();
+        let read = |what: &str| std::fs::read_to_string(thread.join(what));
+        // A thread that ended since the list was made is none of those that stay.
+        let (Ok(comm), Ok(stat)) = (read("comm"), read("schedstat")) else {
+            continue;
+        };
+        if comm.trim_end() == name {
+            let first = stat.split(' ').next().and_then(|it| it.parse::<u64>().ok());
+            nanos = nanos.saturating_add(first.ok_or(io::ErrorKind::InvalidData)?);
+        }
+    }
+    Ok(Duration::from_nanos(nanos))
+}
+
 /// Time that this thread has spent on processors.
 pub fn thread_cpu() -> io::Result<Duration> {
     clock_time(libc::CLOCK_THREAD_CPUTIME_ID)

@@ -101,6 +101,12 @@ pub fn order(round: u32) -> [usize; 3] {
     [turn, (turn + 1) % 3, (turn + 2) % 3]
 }
 
+/// The same, and then backwards: what drifts evenly during a round is in each slot alike.
+pub fn mirrored(round: u32) -> [usize; 6] {
+    let [first, second, third] = order(round);
+    [first, second, third, third, second, first]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,6 +119,17 @@ mod tests {
         assert_eq!(rank(4), None);
         assert_eq!(rank(5), Some(1));
         assert_eq!(rank(100), Some(42));
+    }
+
+    #[test]
+    fn what_drifts_evenly_is_in_each_slot_of_a_mirrored_round_alike() {
+        for round in 0..6 {
+            let mut sums = [0, 0, 0];
+            for (drift, at) in mirrored(round).into_iter().enumerate() {
+                sums[at] += drift;
+            }
+            assert_eq!(sums, [5, 5, 5], "round {round}");
+        }
     }
 
     #[test]

@@ -177,7 +177,7 @@ pub struct BenchNeighbour {
 
 #[derive(Clone, Debug, Args)]
 pub struct BenchRecord {
-    /// Rounds of three slots: alone, recorded, alone again
+    /// Rounds of six slots: alone, recorded, alone again, and the same backwards
     #[arg(long, value_name = "N", default_value_t = 15)]
     pub rounds: u32,
     /// Length of one slot

@@ -25,6 +25,8 @@ use workload::trace::{Format, Item, Reader};
 pub(super) const WORDS: u64 = 1;
 /// No line of theirs is longer; the longest tells of every volume of a machine, a kilobyte each.
 const LINE_BYTES_MAX: u64 = 64 << 20;
+/// Of what is no word so much is shown.
+const SHOWN_CHARS_MAX: usize = 80;
 /// More of the trace is not sent at once.
 pub(super) const CHUNK_BYTES_MAX: u64 = 1 << 20;
 
@@ -39,9 +41,21 @@ pub(super) fn hear(input: &mut impl BufRead) -> io::Result<Option<Value>> {
     input.take(LINE_BYTES_MAX).read_until(b'\n', &mut line)?;
     match line.last() {
         None => Ok(None),
-        Some(b'\n') => Ok(Some(serde_json::from_slice(&line)?)),
+        Some(b'\n') => match serde_json::from_slice(&line) {
+            Ok(word) => Ok(Some(word)),
+            Err(_) => Err(io::Error::other(format!(
+                "{:?} is no word of a replay",
+                shown(&line)
+            ))),
+        },
         Some(_) => Err(io::Error::other("a line without an end")),
     }
+}
+
+/// The beginning of a line that somebody else wrote.
+fn shown(line: &[u8]) -> String {
+    let text = String::from_utf8_lossy(line);
+    text.trim_end().chars().take(SHOWN_CHARS_MAX).collect()
 }
 
 /// What the other machine wants.

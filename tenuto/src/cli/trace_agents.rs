@@ -13,7 +13,7 @@ use super::trace_live::{Options, text, without_volume};
 use crate::error::{Error, Kind, Result, cause};
 use serde_json::{Value, json};
 use std::io::{self, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 use workload::trace::native::Writer;
@@ -28,11 +28,27 @@ pub struct Agents<'a> {
     pub program: &'a str,
 }
 
-/// What one machine said; `None` when it says nothing any more.
-type Said = (usize, Option<Value>);
+/// Which machine, and what came of it.
+type Said = (usize, Word);
+
+enum Word {
+    Value(Value),
+    /// What is no word of an agent, and why.
+    Strange(String),
+    /// It says nothing any more.
+    End,
+}
+
+/// What `ssh` ends with when it cannot reach a machine, or loses it.
+const EXIT_RSH: i32 = 255;
+/// What a shell ends with that does not find a program.
+const EXIT_NO_PROGRAM: i32 = 127;
 
 struct Agent {
     host: String,
+    /// The order that brings the program there, for messages.
+    rsh: String,
+    program: String,
     child: Child,
     /// Until all of its part of the trace is there.
     writer: Option<Writer<Part>>,
@@ -98,16 +114,23 @@ impl Agent {
         let said = said.clone();
         std::thread::spawn(move || {
             let mut output = BufReader::new(output);
-            // What cannot be read is as good as the end.
-            while let Ok(Some(word)) = hear(&mut output) {
-                if said.send((number, Some(word))).is_err() {
+            loop {
+                let word = match hear(&mut output) {
+                    Ok(Some(word)) => Word::Value(word),
+                    Ok(None) => Word::End,
+                    Err(error) => Word::Strange(cause(&error)),
+                };
+                let last = !matches!(word, Word::Value(_));
+                // Nobody listens any more where the replay has ended.
+                if said.send((number, word)).is_err() || last {
                     return;
                 }
             }
-            let _ = said.send((number, None));
         });
         Ok(Agent {
             host: host.clone(),
+            rsh: agents.rsh.to_owned(),
+            program: agents.program.to_owned(),
             child,
             writer: None,
             input: None,
@@ -147,18 +170,33 @@ impl Agent {
         Error::new(theirs.kind, message).about(&self.host)
     }
 
+    /// It said something that no agent says: greetings of a shell, or of another program.
+    fn strange(&self, why: &str) -> Error {
+        let (host, program) = (&self.host, &self.program);
+        let message = format!(
+            "agent {host}: {why}; see that `{program} trace agent` runs there, and that no shell \
+             or script there writes to its standard output before"
+        );
+        Error::failed(message).about(host)
+    }
+
     /// It has gone away; what it wrote to standard error, which is ours too, says why.
     fn gone(&mut self) -> Error {
         // What is left of it may wait for us.
         (self.writer, self.input) = (None, None);
         let status = self.child.wait();
+        let code = status.as_ref().ok().and_then(ExitStatus::code);
         let status = status.map_or_else(|error| cause(&error), |status| status.to_string());
-        Error::failed(format!(
-            "agent {}: it ended before it was done ({status}); see whether `tenuto trace agent` \
-             runs there",
-            self.host
-        ))
-        .about(&self.host)
+        let (host, rsh, program) = (&self.host, &self.rsh, &self.program);
+        let right = match code {
+            Some(EXIT_RSH) => format!("its way there failed or was cut: try `{rsh} {host} true`"),
+            Some(EXIT_NO_PROGRAM) => {
+                format!("there is no {program}: install it there, or name it by --remote")
+            }
+            _ => format!("see whether `{program} trace agent` of this version runs there"),
+        };
+        let message = format!("agent {host}: it ended before it was done ({status}); {right}");
+        Error::failed(message).about(host)
     }
 }
 
@@ -238,15 +276,16 @@ impl Machines {
             let (number, word) = self.said.recv().expect("one sender is ours");
             let agent = &mut self.all[number];
             match word {
-                Some(word) if word.get(key).is_some() => words[number] = word,
-                Some(word) => {
+                Word::Value(word) if word.get(key).is_some() => words[number] = word,
+                Word::Value(word) => {
                     let theirs = Error::from_json(&word);
                     let strange = || Error::failed("it says what nobody asked");
                     return Err(agent.says(theirs.unwrap_or_else(strange)));
                 }
                 // One that has said it all is through.
-                None if !words[number].is_null() => {}
-                None => return Err(agent.gone()),
+                _ if !words[number].is_null() => {}
+                Word::Strange(why) => return Err(agent.strange(&why)),
+                Word::End => return Err(agent.gone()),
             }
         }
         Ok(words)
@@ -262,11 +301,15 @@ impl Machines {
         loop {
             let (number, word) = self.said.recv().expect("one sender is ours");
             let agent = &mut self.all[number];
-            match word.map(|word| Error::from_json(&word)) {
-                Some(Some(theirs)) => return Err(agent.says(theirs)),
-                // What it said before.
-                Some(None) => {}
-                None => return Err(agent.gone()),
+            match word {
+                // Anything else it said before.
+                Word::Value(word) => {
+                    if let Some(theirs) = Error::from_json(&word) {
+                        return Err(agent.says(theirs));
+                    }
+                }
+                Word::Strange(why) => return Err(agent.strange(&why)),
+                Word::End => return Err(agent.gone()),
             }
         }
     }

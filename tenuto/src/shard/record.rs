@@ -57,9 +57,19 @@ pub(super) enum Order {
     End(u32, Answer<()>),
 }
 
-/// Room for the requests of one exchange.
+/// Room for the requests of one exchange. It was written to once by whoever makes it: else each
+/// page of it would come from the kernel while a guest waits for the shard.
 pub fn buffer() -> Vec<Recorded> {
-    Vec::with_capacity(REQUESTS_MAX)
+    let any = Recorded {
+        time: Time(u64::MAX),
+        sector: 0,
+        sectors: 0,
+        volume: NOT_OURS,
+        op: Op::Flush,
+    };
+    let mut buffer = vec![any; REQUESTS_MAX];
+    buffer.clear();
+    buffer
 }
 
 #[derive(Debug)]

@@ -88,8 +88,15 @@ fn the_benchmark_of_a_recording_proves_that_all_was_recorded() {
         assert_eq!(recorded["recorded"], recorded["requests"], "{round}");
         assert!(number(&recorded["recorded"]) > 100.0, "{round}");
         assert_eq!(round["alone"]["recorded"], 0, "{round}");
+        assert!(number(&recorded["recorder_cpu_us"]) > 0.0, "{round}");
+        assert_eq!(number(&round["alone"]["recorder_cpu_us"]), 0.0, "{round}");
+        for slot in ["alone", "recorded", "alone_again"] {
+            let of = |what: &str| number(&round[slot][what]);
+            let (shard, daemon) = (of("shard_cpu_us"), of("daemon_cpu_us"));
+            assert!(shard > 0.0 && daemon > 0.0, "{round}");
+        }
     }
-    for figure in ["iops", "p50_us"] {
+    for figure in ["iops", "p50_us", "shard_cpu_us", "daemon_cpu_us"] {
         assert!(number(&document[figure]["ratio"]["median"]) > 0.0);
         assert!(number(&document[figure]["a_a_ratio"]["median"]) > 0.0);
     }

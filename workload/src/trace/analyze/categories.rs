@@ -248,8 +248,74 @@ mod tests {
             ("/[journal]", "metadata"),
             ("/data/x", "other"),
             ("/windowsandmore", "other"),
+            // Shorter than a prefix that begins like it.
+            ("/Windows", "system"),
+            ("/users/ann", "users"),
+            ("/", "other"),
         ] {
             assert_eq!(name(path), expected, "{path}");
+        }
+    }
+
+    /// Written down a second time, so that a line that goes or moves is noticed.
+    #[test]
+    fn each_place_that_a_table_names_is_of_its_category() {
+        let own = [
+            "metadata: $mft $mftmirr $logfile $volume $attrdef $bitmap $boot $badclus $secure \
+             $upcase $extend/x [metadata] [journal]",
+            "page_file: pagefile.sys swapfile.sys hiberfil.sys swapfile swap.img [swap]",
+            "temporary: windows/temp/x temp/x tmp/x var/tmp/x var/cache/x \
+             users/a/appdata/local/temp/x users/a/appdata/local/microsoft/windows/inetcache/x \
+             home/a/.cache/x root/.cache/x",
+            "programs: programdata/x opt/x usr/local/x snap/x var/lib/flatpak/x var/lib/snapd/x",
+            "users: users/a/x home/a/x root/x",
+            "system: windows/x winnt/x boot/x bin/x sbin/x lib/x lib32/x lib64/x usr/x etc/x var/x",
+        ];
+        let durability = [
+            "write-back: windows/x winnt/x users/programdata/vmware/vdm/logs/x users/a/ntuser.dat \
+             users/a/appdata/local/x users/a/appdata/roaming/x usr/x opt/x var/log/x \
+             var/lib/dpkg/x var/lib/rpm/x home/a/.config/x home/a/.local/share/x",
+            "no-write-back: pagefile.sys swapfile.sys hiberfil.sys programdata/sophos/x temp/x \
+             windows/temp/x users/a/appdata/local/temp/x \
+             users/a/appdata/local/microsoft/windows/inetcache/x swapfile swap.img [swap] tmp/x \
+             var/tmp/x var/cache/x home/a/.cache/x root/.cache/x",
+            "other: users/a/x home/a/x programdata/x etc/x var/x root/x $mft",
+        ];
+        let all = own.map(|line| (Categories::default(), line)).into_iter();
+        for (table, line) in all.chain(durability.map(|line| (Categories::durability(), line))) {
+            let (expected, paths) = line.split_once(": ").expect("a category first");
+            for path in paths.split_whitespace() {
+                let CategoryId(at) = table.of(&format!("/{path}"));
+                assert_eq!(table.names()[usize::from(at)], expected, "{path}");
+            }
+        }
+        // Those with spaces in their names.
+        for (path, expected, late) in [
+            ("System Volume Information/x", "metadata", "other"),
+            ("Program Files/x", "programs", "write-back"),
+            ("Program Files (x86)/x", "programs", "write-back"),
+            ("Documents and Settings/a/x", "users", "other"),
+            ("Temporary Internet Files/x", "temporary", "other"),
+            (
+                "Documents and Settings/a/Local Settings/Temp/x",
+                "temporary",
+                "other",
+            ),
+            (
+                "Documents and Settings/a/Local Settings/Temporary Internet Files/x",
+                "temporary",
+                "other",
+            ),
+            (
+                "Users/a/AppData/Local/Microsoft/Windows/Temporary Internet Files/x",
+                "temporary",
+                "no-write-back",
+            ),
+        ] {
+            assert_eq!(name(path), expected, "{path}");
+            let classes = Categories::durability();
+            let CategoryId(at) = classes.of(path);
+            assert_eq!(classes.names()[usize::from(at)], late, "{path}");
         }
     }
 
@@ -281,9 +347,19 @@ mod tests {
         assert_eq!(own.of("\\home\\ann/mail box/1"), CategoryId(2));
         assert_eq!(own.of("\\home\\ann/x"), CategoryId(3));
         assert_eq!(own.of("/usr"), OTHER);
+        let twice = Categories::parse("a /x/*\nb /x/y\na /z\nb /z\n").expect("it is right");
+        assert_eq!(twice.of("/x/y"), CategoryId(3), "of equals the later one");
+        assert_eq!(twice.of("/z"), CategoryId(3), "of equals the later one");
         let wrong = Categories::parse("a /x\nb\n").expect_err("it is wrong");
         assert_eq!(wrong.line, 2);
         let many: String = (0..15).map(|at| format!("c{at} /x\n")).collect();
         assert_eq!(Categories::parse(&many).map_err(|it| it.line), Err(15));
+        let many = "a /x\n".repeat(RULES_MAX + 1);
+        let wrong = Categories::parse(&many).map_err(|it| it.line);
+        assert_eq!(wrong, Err(RULES_MAX + 1));
+        assert!(
+            Categories::parse("a /\n").is_err(),
+            "it would be everything"
+        );
     }
 }
