@@ -11,4 +11,5 @@ pub mod machine;
 pub mod memory;
 pub mod offline;
 pub mod tally;
+pub mod watch;
 pub mod wire;

@@ -7,13 +7,15 @@
 
 mod limits;
 pub mod page;
+pub mod qcow2;
 
 use super::machine;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::origin::san::Params;
 use crate::replay::machine::{Machine, ReplayError, Sizes};
 use crate::replay::offline::{Volume, asks};
 use crate::replay::tally::{Kinds, Origin, Part as Tallied};
+use crate::replay::watch::Watch;
 use engine::event::Admission;
 use engine::types::{DestageMode, Policy, SECTOR_BYTES, Time, VolumeId};
 use limits::{Looks, Reads};
@@ -36,6 +38,8 @@ pub struct Options {
     pub destage_after_ms: u64,
     pub destage: DestageMode,
     pub admission: Admission,
+    /// Desktops whose requests are played again to qcow2 images.
+    pub qcow2_desktops: u32,
 }
 
 /// What all desktops have in one column of the table.
@@ -122,12 +126,25 @@ pub struct Outcome {
     pub flash_write_bytes: u64,
     pub index_bytes: u64,
     pub seconds: f64,
+    /// Of the desktops that are played again.
+    pub watch: Watch,
 }
 
 pub struct Report {
     pub options: Options,
     pub outcomes: Vec<Outcome>,
+    pub qcow2: Played,
+    disk_bytes: u64,
     machine: Value,
+}
+
+/// What became of the play to qcow2 images.
+pub enum Played {
+    NotAsked,
+    /// What it needs is not there.
+    Skipped(Error),
+    Failed(Error),
+    Done(qcow2::Measured),
 }
 
 /// A part of a disk that is a volume.
@@ -170,6 +187,8 @@ pub fn run(options: &Options, progress: impl Fn(u64) + Sync) -> Result<Report> {
     Ok(Report {
         options: options.clone(),
         outcomes,
+        qcow2: Played::NotAsked,
+        disk_bytes: Parameters::new(Pattern::Desktops).disk_bytes,
         machine: machine::document(),
     })
 }
@@ -206,6 +225,10 @@ fn replay(options: &Options, column: Column, progress: impl Fn(u64)) -> Result<O
         seed: options.seed,
     })?;
     let disks = volumes(options, column, &synth, &mut machine)?;
+    for desktop in qcow2::sampled(options.desktops, options.qcow2_desktops) {
+        let parts = disks[desktop as usize].iter();
+        machine.watch.disk(parts.map(|part| part.volume));
+    }
     let (mut records, mut second) = (0, 0);
     let mut asked = vec![[0_u32; 2]; end as usize];
     let mut looks = Looks::default();
@@ -243,6 +266,7 @@ fn replay(options: &Options, column: Column, progress: impl Fn(u64)) -> Result<O
         flash_write_bytes: machine.tally.flash_writes.bytes,
         index_bytes: snapshot.index_bytes,
         seconds: begun.elapsed().as_secs_f64(),
+        watch: std::mem::take(&mut machine.watch),
     })
 }
 
@@ -404,6 +428,9 @@ impl Report {
             mean.push(versus(total, of(|cell| cell.1)));
         }
         rows.push(mean);
+        if let Played::Done(measured) = &self.qcow2 {
+            rows.push(measured.line());
+        }
         let mut wanted = vec!["wanted at most".to_owned(), String::new(), String::new()];
         for column in Column::ALL.into_iter().skip(1) {
             let (busiest, total) = column.wanted().unwrap_or_default();
@@ -412,6 +439,39 @@ impl Report {
         }
         rows.push(wanted);
         rows
+    }
+
+    /// Requests that [`Report::play`] plays.
+    pub fn to_play(&self) -> u64 {
+        qcow2::requests(&self.outcomes, self.disk_bytes)
+    }
+
+    /// Plays what was sent in the peaks again, to qcow2 images; `progress` is told of more of it.
+    pub fn play(&mut self, progress: &dyn Fn(u64)) {
+        let options = &self.options;
+        let desktops = qcow2::sampled(options.desktops, options.qcow2_desktops);
+        if desktops.is_empty() {
+            return;
+        }
+        let disks = (options.seed, self.disk_bytes);
+        self.qcow2 = match qcow2::run(disks, desktops, &self.outcomes, progress) {
+            Ok(measured) => Played::Done(measured),
+            Err(error) if error.kind == Kind::NotFound => Played::Skipped(error),
+            Err(error) => Played::Failed(error),
+        };
+    }
+
+    /// What there is to say of qcow2 where there is no table of it.
+    pub fn qcow2_line(&self) -> Option<String> {
+        match &self.qcow2 {
+            Played::NotAsked | Played::Done(_) => None,
+            Played::Skipped(error) => {
+                Some(format!("qcow2 at the storage: skipped: {}", error.message))
+            }
+            Played::Failed(error) => {
+                Some(format!("qcow2 at the storage: failed: {}", error.message))
+            }
+        }
     }
 
     pub fn proof(&self) -> String {
@@ -501,6 +561,12 @@ impl Report {
                 DestageMode::InPlace => "in-place",
             },
             "policies": outcomes,
+            "qcow2": match &self.qcow2 {
+                Played::NotAsked => Value::Null,
+                Played::Skipped(error) => json!({ "skipped": error.message }),
+                Played::Failed(error) => json!({ "error": error.message }),
+                Played::Done(measured) => measured.document(),
+            },
             "machine": self.machine,
         })
     }

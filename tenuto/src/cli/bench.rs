@@ -105,6 +105,7 @@ fn policies(context: &Context, command: &BenchPolicies) -> Result<()> {
             "all" => Admission::All,
             _ => Admission::Reuse,
         },
+        qcow2_desktops: command.qcow2,
     };
     bench_page::check(command.html.as_deref())?;
     let seconds = policies::seconds_of(&options) * policies::Column::ALL.len() as u64;
@@ -112,7 +113,10 @@ fn policies(context: &Context, command: &BenchPolicies) -> Result<()> {
     let bar = progress::counter(context.common.quiet, seconds, template);
     let report = policies::run(&options, |done| bar.set_position(done));
     bar.finish_and_clear();
-    let report = report?;
+    let mut report = report?;
+    let bar = progress::counter(context.common.quiet, report.to_play(), template);
+    report.play(&|more| bar.inc(more));
+    bar.finish_and_clear();
     if let Some(path) = &command.html {
         bench_page::save(path, &policies::page::html(&report))?;
     }
@@ -120,8 +124,23 @@ fn policies(context: &Context, command: &BenchPolicies) -> Result<()> {
         let head = report.head();
         let head: Vec<&str> = head.iter().map(String::as_str).collect();
         let table = output::table(&head, &report.rows(), &[1, 2, 3, 4, 5, 6, 7, 8]);
-        format!("{table}\n{}", report.proof())
-    })
+        format!("{table}\n{}{}", report.proof(), qcow2_text(&report))
+    })?;
+    match &report.qcow2 {
+        policies::Played::Failed(error) => Err(error.clone()),
+        _ => Ok(()),
+    }
+}
+
+/// The table of qcow2 against raw, or why there is none.
+fn qcow2_text(report: &policies::Report) -> String {
+    if let policies::Played::Done(measured) = &report.qcow2 {
+        let right = [3, 4, 5, 6, 7, 8, 9, 10, 11];
+        let table = output::table(&policies::qcow2::Measured::HEAD, &measured.rows(), &right);
+        return format!("\n{}\n\n{table}", measured.headline());
+    }
+    let line = report.qcow2_line();
+    line.map_or(String::new(), |line| format!("\n{line}\n"))
 }
 
 fn desktops(context: &Context, command: &BenchDesktops) -> Result<()> {

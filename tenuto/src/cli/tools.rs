@@ -313,6 +313,11 @@ pub struct BenchPolicies {
     /// Which blocks are kept on the cache device
     #[arg(long, default_value = "all", value_parser = ["reuse", "all"])]
     pub admission: String,
+    /// Desktops whose requests in the peaks are played again through QEMU's qcow2 driver, to count
+    /// what qcow2 clones at the storage make of them; 0: none
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=16))]
+    pub qcow2: u32,
     /// Seed of everything random
     #[arg(long, default_value_t = 1)]
     pub seed: u64,

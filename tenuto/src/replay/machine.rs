@@ -10,6 +10,7 @@
 use super::blank::{Blank, STAT};
 use super::memory::Payloadless;
 use super::tally::Tally;
+use super::watch::Watch;
 use crate::error::Error;
 use crate::origin::san::{Params, San};
 use engine::engine::{Config, Engine, OpenError, format_cache, geometry_for, settle};
@@ -121,6 +122,8 @@ pub struct Machine {
     footers: HashMap<u64, Vec<u8>>,
     media: Blank,
     pub tally: Tally,
+    /// Nothing is watched unless it is named.
+    pub watch: Watch,
     pub answers: Answers,
 }
 
@@ -166,6 +169,7 @@ impl Machine {
             footers: HashMap::new(),
             media,
             tally: Tally::default(),
+            watch: Watch::default(),
             answers: Answers::default(),
         };
         machine.apply(Event::Tick);
@@ -338,6 +342,7 @@ impl Machine {
 
     fn begin(&mut self, io: Io) {
         self.tally.add(self.now.0, &io);
+        self.watch.add(self.now.0, &io);
         if io.device == Device::Cache {
             self.keep_footer(&io);
         }

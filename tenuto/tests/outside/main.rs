@@ -20,6 +20,7 @@ mod drain;
 mod events;
 mod failing;
 mod flow;
+mod formats;
 mod front_end;
 mod guest;
 mod hostile;

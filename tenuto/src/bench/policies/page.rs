@@ -1,7 +1,9 @@
 //! The report of the four policies, with plots.
 
-use super::{Column, NS_PER_SECOND, Report};
+use super::qcow2::Measured;
+use super::{Column, NS_PER_SECOND, Played, Report};
 use crate::bench::page::{Table, page, table};
+use crate::demo::page::escape;
 use crate::plot::{Axis, Curve, Scale, bars, chart};
 use crate::replay::tally::Kinds;
 use workload::synth::peaks;
@@ -97,6 +99,7 @@ pub fn html(report: &Report) -> String {
         section("What the requests are", &table(&limits)),
         parts(report, "Busiest second", |part| part.0),
         parts(report, "All requests", |part| part.1),
+        formats(report),
         charts(report),
     ]
     .concat();
@@ -117,6 +120,24 @@ pub fn html(report: &Report) -> String {
         &first,
         &below,
     )
+}
+
+/// qcow2 against raw, where it was asked for.
+fn formats(report: &Report) -> String {
+    let title = "qcow2 at the storage instead of raw";
+    match (&report.qcow2, report.qcow2_line()) {
+        (Played::Done(measured), _) => {
+            let head = &Measured::HEAD;
+            let rows = &measured.rows();
+            let lead = escape(&measured.headline());
+            section(
+                title,
+                &format!("<p>{lead}</p>{}", table(&Table { head, rows })),
+            )
+        }
+        (_, Some(line)) => section(title, &format!("<p>{}</p>", escape(&line))),
+        (_, None) => String::new(),
+    }
 }
 
 fn limits(report: &Report) -> Vec<Vec<String>> {
