@@ -72,3 +72,30 @@ impl Memory for Payloadless {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_again_is_kept_and_nothing_else_is() {
+        let block = 4096;
+        let mut memory = Payloadless::new(block, block, block).expect("there is memory");
+        for real in [false, true] {
+            memory.real = real;
+            for area in [Area::Scratch, Area::Stage] {
+                let place = Place::new(area, 0);
+                memory.store(place, &[7; 8]);
+                memory.copy(place, place.plus(8), 8);
+                let mut bytes = [0; 16];
+                memory.load(place, &mut bytes);
+                let kept = area == Area::Scratch || real;
+                assert_eq!(bytes[0] == 7, kept, "{area:?}");
+                assert_eq!(bytes[8] == 7, real, "{area:?}");
+                memory.zero(place, 16);
+                memory.load(place, &mut bytes);
+                assert_eq!(bytes, [0; 16], "{area:?}");
+            }
+        }
+    }
+}

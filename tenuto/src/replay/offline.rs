@@ -157,7 +157,9 @@ impl Replay {
         self.machine.run_until(self.last);
         let end = self.machine.snapshot();
         let origin_in_trace = self.machine.tally.origin;
-        let volumes: Vec<VolumeId> = self.volumes.values().copied().collect();
+        let mut volumes: Vec<VolumeId> = self.volumes.values().copied().collect();
+        // Not in the order of a hash table: the same trace would end in another way each time.
+        volumes.sort_unstable();
         for volume in volumes {
             if self.options.volume.policy == Policy::WriteBack {
                 self.machine.order(Command::Destage { volume })?;

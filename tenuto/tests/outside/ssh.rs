@@ -76,7 +76,7 @@ fn machines(test: &str) -> Option<Machines> {
         rig.write_config();
         rig
     });
-    let (server, port) = server(&left.stage_dir());
+    let (server, port) = server(left.stage_dir());
     let key = std::fs::read_to_string(left.stage_dir().join("host.pub")).expect("its key");
     let known = format!("[127.0.0.1]:{port} {key}");
     write(&left.stage_dir().join("known"), &known, 0o600);
