@@ -159,8 +159,10 @@ fn take(volume: &mut Volume, serial: Serial, piece: Piece) {
     }
     let epoch = volume.epochs.back_mut().expect("one was just pushed");
     epoch.map.insert(piece, &mut |_| {});
+    // What was cut or moved has several entries, and is one write.
+    let begun = epoch.last_serial == serial && epoch.writes > 0;
     epoch.last_serial = serial;
-    epoch.writes += 1;
+    epoch.writes += u64::from(!begun);
 }
 
 #[cfg(test)]
