@@ -573,6 +573,96 @@ mod tests {
         }
     }
 
+    fn data(sector: u64, sectors: u64, at: u64) -> Piece {
+        Piece {
+            span: Span::new(sector, sectors),
+            content: Content::Data(LogAddr(at)),
+        }
+    }
+
+    fn map_of(pieces: &[Piece]) -> ExtentMap {
+        let mut map = ExtentMap::new();
+        for piece in pieces {
+            map.insert(*piece, &mut |_| {});
+        }
+        map
+    }
+
+    #[test]
+    fn an_extent_is_kept_to_the_largest_sector_address_and_length() {
+        let sectors_last = (1 << 44) - EXTENT_SECTORS_MAX;
+        let addr_last = (1 << 40) - 1;
+        for sector in [0, 8, 1 << 32, (1 << 43) + 5, sectors_last] {
+            for addr in [0, 1 << 12, 1 << 32, (0xab << 32) + 7, addr_last] {
+                let addr = LogAddr(addr);
+                let zero = |allocate| Content::Zero {
+                    header: addr,
+                    allocate,
+                };
+                for content in [Content::Data(addr), zero(false), zero(true)] {
+                    for sectors in [1, EXTENT_SECTORS_MAX] {
+                        let span = Span::new(sector, sectors);
+                        let piece = Piece { span, content };
+                        let mut map = map_of(&[piece]);
+                        assert_eq!(map.at_or_after(0), Some(piece));
+                        assert_eq!((map.pop(), map.pop()), (Some(piece), None));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_follows_on_the_volume_and_in_the_log_is_one_extent_up_to_the_largest() {
+        let merged = |pieces: &[Piece]| map_of(pieces).len();
+        assert_eq!(merged(&[data(0, 8, 100), data(8, 8, 108)]), 1);
+        assert_eq!(merged(&[data(0, 8, 100), data(8, 8, 109)]), 2);
+        assert_eq!(merged(&[data(0, 8, 100), data(9, 8, 108)]), 2);
+        let most = EXTENT_SECTORS_MAX;
+        assert_eq!(
+            merged(&[data(0, most - 1, 0), data(most - 1, 1, most - 1)]),
+            1
+        );
+        assert_eq!(merged(&[data(0, most, 0), data(most, 1, most)]), 2);
+    }
+
+    #[test]
+    fn what_is_asked_for_comes_in_parts_none_of_which_is_empty() {
+        let map = map_of(&[data(8, 8, 100), data(24, 8, 200)]);
+        let mut parts = Vec::new();
+        map.get(Span::new(0, 24), |span, content| {
+            parts.push((span, content))
+        });
+        let data = |at| Some(Content::Data(LogAddr(at)));
+        let expected = [
+            (Span::new(0, 8), None),
+            (Span::new(8, 8), data(100)),
+            (Span::new(16, 8), None),
+        ];
+        assert_eq!(parts, expected);
+        parts.clear();
+        map.get(Span::new(10, 6), |span, content| {
+            parts.push((span, content))
+        });
+        assert_eq!(parts, [(Span::new(10, 6), data(102))]);
+    }
+
+    #[test]
+    fn memory_is_counted_whole_and_extents_in_order_fill_it() {
+        let mut map = ExtentMap::new();
+        let leaves = 256;
+        for n in 0..(leaves * LEAF_EXTENTS_MAX) as u64 {
+            map.insert(data(n * 16, 8, n * 8), &mut |_| {});
+        }
+        assert_eq!(map.leaves.len(), leaves);
+        let extents = map.len() * size_of::<Extent>() as u64;
+        // Of each leaf its head, and its first sector.
+        let heads = leaves * (size_of::<Leaf>() + size_of::<u64>());
+        assert!(map.bytes() >= extents + heads as u64, "{}", map.bytes());
+        let each = map.bytes() as f64 / map.len() as f64;
+        assert!(each <= 16.3, "{each} bytes per extent");
+    }
+
     #[test]
     fn a_scattered_extent_costs_at_most_24_bytes() {
         let mut state = 3;

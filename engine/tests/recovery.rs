@@ -4,289 +4,19 @@
 //! came after it; a record has the serial of its number, and one write of whole blocks.
 
 mod common;
+#[path = "common/disk.rs"]
+mod disk;
 
-use common::{BOOT, CACHE, MACHINE, checkpoint, entry, identity, open_record_of};
-use engine::engine::{Config, Engine, OpenError, VerifyReport, device_bytes, format_cache};
-use engine::engine::{inspect, read_superblock, verify};
-use engine::event::{Device, IoError, Stat};
-use engine::format::checkpoint::{Checkpoint, SegmentRecord, VolumeRecord};
+use common::{CACHE, entry, identity};
+use disk::*;
+use engine::engine::{Config, Engine, OpenError, inspect};
+use engine::format::checkpoint::{SegmentRecord, VolumeRecord};
 use engine::format::checksum;
 use engine::format::fill::{FillFooter, FillRecord, Life, Run};
 use engine::format::footer::body_blocks;
-use engine::format::record::{self, EntryKind, Identity};
-use engine::format::stage::{self, StageHeader};
-use engine::format::superblock::{CHECKPOINT_AT, Superblock};
-use engine::media::Media;
-use engine::memory::{Area, Memory, Place};
-use engine::types::{Generation, Geometry, Policy, Serial, Span, Tag, Uuid, VolumeId};
-
-const GEOMETRY: Geometry = Geometry {
-    chunk_blocks: 8,
-    segment_chunks: 4,
-    segments: 12,
-};
-const BLOCK: usize = 4096;
-/// Blocks of a chunk, and of a segment before its footer.
-const CHUNK: u32 = GEOMETRY.chunk_blocks;
-const BODY: u32 = 24;
-const SLOTS: u32 = 8;
-
-#[derive(Default)]
-struct Disk {
-    bytes: Vec<u8>,
-    /// Syncs that succeed before one fails.
-    syncs_left: Option<u32>,
-    /// Reads of so many bytes fail.
-    fails_at_bytes: usize,
-}
-
-impl Media for Disk {
-    fn read(&mut self, _: Device, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
-        if bytes.len() == self.fails_at_bytes {
-            return Err(IoError::Failed);
-        }
-        let at = offset as usize;
-        bytes.copy_from_slice(&self.bytes[at..at + bytes.len()]);
-        Ok(())
-    }
-
-    fn write(&mut self, _: Device, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
-        let at = offset as usize;
-        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
-        Ok(())
-    }
-
-    fn zero(&mut self, device: Device, offset: u64, bytes: u64) -> Result<(), IoError> {
-        self.write(device, offset, &vec![0; bytes as usize])
-    }
-
-    fn sync(&mut self, _: Device) -> Result<(), IoError> {
-        if let Some(left) = &mut self.syncs_left {
-            *left = left.checked_sub(1).ok_or(IoError::Failed)?;
-        }
-        Ok(())
-    }
-
-    fn stat(&mut self, _: Device) -> Result<Stat, IoError> {
-        Err(IoError::Failed)
-    }
-}
-
-/// The stage; recovery touches no other memory.
-struct Shared(Vec<u8>);
-
-impl Shared {
-    /// Of the run that the checkpoint of `common` names: a header and nothing else.
-    fn new() -> Shared {
-        let bytes = Config::stage_bytes(GEOMETRY.chunk_bytes(), SLOTS);
-        let mut stage = Shared(vec![0; bytes as usize]);
-        let header = StageHeader {
-            cache: CACHE,
-            boot: BOOT,
-            incarnation: 9,
-            slots: SLOTS,
-            chunk_blocks: GEOMETRY.chunk_blocks,
-        };
-        for at in stage::HEADER_AT {
-            stage.store(Place::new(Area::Stage, at), &header.encode());
-        }
-        stage
-    }
-
-    fn runs(&self) -> [u64; 2] {
-        stage::HEADER_AT.map(|at| {
-            let mut bytes = vec![0; stage::HEADER_BYTES];
-            self.load(Place::new(Area::Stage, at), &mut bytes);
-            StageHeader::parse(&bytes).expect("whole").incarnation
-        })
-    }
-}
-
-impl Memory for Shared {
-    fn copy(&mut self, _: Place, _: Place, _: u64) {
-        unreachable!("recovery copies nothing within memory");
-    }
-
-    fn zero(&mut self, to: Place, bytes: u64) {
-        self.store(to, &vec![0; bytes as usize]);
-    }
-
-    fn store(&mut self, to: Place, bytes: &[u8]) {
-        assert_eq!(to.area, Area::Stage);
-        let at = to.offset as usize;
-        self.0[at..at + bytes.len()].copy_from_slice(bytes);
-    }
-
-    fn load(&self, from: Place, bytes: &mut [u8]) {
-        let at = from.offset as usize;
-        bytes.copy_from_slice(&self.0[at..at + bytes.len()]);
-    }
-
-    fn stage_bytes(&self) -> u64 {
-        self.0.len() as u64
-    }
-
-    fn checksum(&self, _: Place, _: u64) -> u32 {
-        unreachable!("recovery sums nothing within memory");
-    }
-}
-
-fn config() -> Config {
-    Config {
-        machine: MACHINE,
-        boot: BOOT,
-        host_name: "host-a".into(),
-        stage_slots: 6,
-        overlay_slots: 2,
-        ram_blocks: 64,
-        scratch_bytes: Config::SCRATCH_BYTES_MIN,
-        dirty_extents_max: 1000,
-        index_bytes_max: 1 << 20,
-        hash_seed: 1,
-    }
-}
-
-fn volume() -> VolumeRecord {
-    VolumeRecord {
-        id: VolumeId(2),
-        uuid: common::VOLUME,
-        generation: Generation(7),
-        base_generation: Generation(5),
-        policy: Policy::WriteBack,
-        destage_in_place: false,
-        journal_possible: true,
-        ended: false,
-        first_serial: Serial(1),
-        serial_next: Serial(1),
-        destaged: Serial(0),
-        size_bytes: 1 << 30,
-        name: "disk".into(),
-        origin: "/disk.img".into(),
-    }
-}
-
-fn listed(index: u32, seq: u64, (first, last): (u64, u64), stream: u16) -> SegmentRecord {
-    SegmentRecord {
-        index,
-        seq,
-        first_stream_seq: first,
-        last_stream_seq: last,
-        stream,
-        settled: false,
-    }
-}
-
-impl Disk {
-    /// A cache whose newest checkpoint lists these segments.
-    fn new(segments: Vec<SegmentRecord>) -> Disk {
-        let mut disk = Disk {
-            bytes: vec![0; device_bytes(GEOMETRY) as usize],
-            ..Disk::default()
-        };
-        format_cache(&mut disk, CACHE, GEOMETRY).expect("made");
-        let checkpoint = Checkpoint {
-            segments_total: GEOMETRY.segments,
-            ..checkpoint(vec![volume()], segments)
-        };
-        let at = disk.checkpoint_at(checkpoint.sequence);
-        disk.write(Device::Cache, at, &checkpoint.encode())
-            .expect("written");
-        disk
-    }
-
-    fn superblock(&mut self) -> Superblock {
-        read_superblock(self).expect("whole")
-    }
-
-    fn checkpoint_at(&mut self, sequence: u64) -> u64 {
-        CHECKPOINT_AT + sequence % 2 * self.superblock().checkpoint_slot_bytes
-    }
-
-    fn checkpoint(&mut self, sequence: u64) -> Checkpoint {
-        let at = self.checkpoint_at(sequence) as usize;
-        let length = Checkpoint::parse_length(&self.bytes[at..], u64::MAX).expect("whole");
-        Checkpoint::parse(&self.bytes[at..at + length as usize], CACHE).expect("whole")
-    }
-
-    fn block_at(&mut self, segment: u32, block: u32) -> u64 {
-        let blocks = u64::from(segment) * GEOMETRY.segment_blocks() + u64::from(block);
-        self.superblock().log_at + blocks * BLOCK as u64
-    }
-
-    fn put(&mut self, segment: u32, block: u32, bytes: &[u8]) {
-        let at = self.block_at(segment, block);
-        self.write(Device::Cache, at, bytes).expect("written");
-    }
-
-    fn block(&mut self, segment: u32, block: u32) -> Vec<u8> {
-        let at = self.block_at(segment, block) as usize;
-        self.bytes[at..at + BLOCK].to_vec()
-    }
-
-    /// A record of one write, sealed, with its payload behind it.
-    fn put_record(&mut self, segment: u32, block: u32, identity: Identity, blocks: u32) {
-        self.put_piece(segment, block, identity, (blocks, false));
-    }
-
-    /// The same of a write that may go on.
-    fn put_piece(
-        &mut self,
-        segment: u32,
-        block: u32,
-        identity: Identity,
-        (blocks, more): (u32, bool),
-    ) {
-        let serial = identity.stream_seq;
-        let span = Span::new(serial * 1000, u64::from(blocks) * 8);
-        let mut write = entry(serial, EntryKind::Write, span, 0, more);
-        write.tag = tag(serial);
-        let payload = payload(serial, blocks);
-        let sums: Vec<u32> = payload.chunks(BLOCK).map(|it| checksum(&[it])).collect();
-        let mut bytes = open_record_of(&identity, &[write], &sums);
-        record::seal_record(&mut bytes, 1, blocks as u16);
-        self.put(segment, block, &bytes);
-        self.put(segment, block + 1, &payload);
-    }
-
-    /// Takes what lies in a block away.
-    fn lose(&mut self, segment: u32, block: u32) {
-        self.put(segment, block, &[0xee; BLOCK]);
-    }
-
-    /// Bytes of the volume that recovery would put into service, and what it says of damage.
-    fn look(&mut self) -> (u64, Vec<String>) {
-        let info = inspect(self).expect("opened");
-        (info.volumes[0].1, info.damage)
-    }
-
-    fn verify(&mut self) -> (VerifyReport, Vec<(u64, u64)>) {
-        let mut steps = Vec::new();
-        let report = verify(self, &mut |done, of| steps.push((done, of)));
-        (report.expect("read"), steps)
-    }
-}
-
-fn payload(serial: u64, blocks: u32) -> Vec<u8> {
-    vec![serial as u8; blocks as usize * BLOCK]
-}
-
-fn tag(counter: u64) -> Tag {
-    Tag { region: 1, counter }
-}
-
-/// A record of the life that a segment began first after the checkpoint.
-fn of(stream_seq: u64, durable_upto: u64) -> Identity {
-    Identity {
-        segment_seq: 55,
-        stream_seq,
-        durable_upto,
-        ..identity()
-    }
-}
-
-fn bytes(blocks: u64) -> u64 {
-    blocks * BLOCK as u64
-}
+use engine::format::record::{self, Entry, EntryKind, Identity};
+use engine::format::stage::StageHeader;
+use engine::types::{Generation, Policy, Serial, Span, Uuid, VolumeId};
 
 #[test]
 fn a_hole_below_the_last_sync_is_damage_and_what_lies_behind_it_counts() {
@@ -535,6 +265,16 @@ fn a_recovery_killed_behind_its_checkpoint_leaves_a_stage_of_that_run() {
     assert!(report.stage_found);
     let newest = disk.checkpoint(44).incarnation;
     assert_eq!(stage.runs(), [newest; 2]);
+    // What was not believed is not named before it is empty.
+    let other = StageHeader {
+        boot: Uuid([1; 16]),
+        ..HEADER
+    };
+    let (mut disk, mut stage) = (Disk::new(Vec::new()), Shared::of(other));
+    disk.syncs_left = Some(2);
+    let killed = Engine::open(config(), &mut disk, &mut stage).map(|_| ());
+    assert!(matches!(killed, Err(OpenError::Io(_))));
+    assert_eq!(stage.headers(), [other; 2]);
 }
 
 #[test]
@@ -599,4 +339,459 @@ fn a_report_holds_a_hundred_lines_of_damage_and_counts_the_rest() {
     assert_eq!((report.bad_blocks, report.blocks), (bad, bad + 1));
     assert!(bad > 100);
     assert_eq!(report.damage.len(), 100);
+}
+
+impl Disk {
+    /// Opened, and what is shown of its volume: dirty bytes and writes.
+    fn open(&mut self, stage: &mut Shared) -> (u64, u64) {
+        let (engine, _) = Engine::open(config(), self, stage).expect("opened");
+        let shown = engine.snapshot().volumes;
+        (shown[0].dirty_bytes, shown[0].dirty_writes)
+    }
+}
+
+#[test]
+fn a_footer_alone_speaks_for_its_segment_once_a_sync_has_covered_it() {
+    let with = |durable_upto| {
+        let mut disk = Disk::new(Vec::new());
+        disk.put_records(1, 56, 100..=102);
+        disk.put_footer(1, 56, 100..=102);
+        let last = Identity {
+            segment_seq: 57,
+            ..of(103, durable_upto)
+        };
+        disk.put_record(2, 0, last, 1);
+        disk
+    };
+    let mut disk = with(99);
+    assert_eq!(disk.look(), (bytes(4), Vec::new()), "all of it is there");
+    disk.lose(1, 2);
+    assert_eq!(disk.look(), (bytes(1), Vec::new()), "a torn tail");
+    let mut disk = with(102);
+    disk.lose(1, 2);
+    assert_eq!(disk.look(), (bytes(4), Vec::new()), "it was synced");
+    // Of a former life it says nothing.
+    disk.put_footer(1, 40, 60..=62);
+    let lost = "records 101 to 101 of the log were synced and cannot be found";
+    assert_eq!(disk.look(), (bytes(3), vec![lost.into()]));
+}
+
+#[test]
+fn numbers_that_only_a_footer_names_are_not_given_again() {
+    let mut disk = Disk::new(Vec::new());
+    disk.put_footer(4, 58, 100..=110);
+    Engine::open(config(), &mut disk, &mut Shared::new()).expect("opened");
+    let next = disk.checkpoint(43);
+    assert_eq!((next.stream_seq_next, next.segment_seq_next), (111, 59));
+}
+
+#[test]
+fn a_listed_segment_with_its_footer_or_open_until_now_is_no_damage() {
+    let open = listed(1, 51, (95, u64::MAX), record::STREAM_WRITES);
+    let footered = listed(2, 50, (92, 94), record::STREAM_WRITES);
+    let opened = listed(3, 52, (0, u64::MAX), record::STREAM_WRITES);
+    let overlay = listed(4, 53, (90, u64::MAX), record::STREAM_OVERLAY);
+    let mut disk = Disk::new(vec![open, footered, opened, overlay]);
+    disk.put_records(1, 51, 95..=99);
+    disk.put_footer(2, 50, 92..=94);
+    assert_eq!(disk.look(), (bytes(8), Vec::new()));
+    // A record that came later takes nothing away.
+    let later = Identity {
+        segment_seq: 51,
+        ..of(100, 99)
+    };
+    disk.put_record(1, 10, later, 1);
+    assert_eq!(disk.look(), (bytes(9), Vec::new()));
+}
+
+#[test]
+fn of_a_settled_segment_only_its_footer_says_what_counts_and_of_its_next_life_nothing() {
+    let settled = SegmentRecord {
+        settled: true,
+        ..listed(1, 50, (95, 97), record::STREAM_WRITES)
+    };
+    let mut disk = Disk::new(vec![settled]);
+    disk.put_records(1, 50, 95..=97);
+    let lost = "segment 1: its footer cannot be read, and only that says what counts";
+    assert_eq!(disk.look(), (0, vec![lost.into()]));
+    disk.put_footer(1, 50, 95..=97);
+    assert_eq!(disk.look(), (bytes(3), Vec::new()));
+    disk.lose(1, BODY);
+    disk.put_records(1, 56, 100..=101);
+    assert_eq!(disk.look(), (bytes(2), Vec::new()), "another life");
+}
+
+#[test]
+fn behind_one_torn_record_nothing_counts_and_a_second_one_changes_nothing() {
+    let mut disk = Disk::new(Vec::new());
+    disk.put_records(0, 55, 100..=103);
+    disk.lose(0, 3);
+    disk.lose(0, 5);
+    assert_eq!(disk.look(), (bytes(1), Vec::new()));
+}
+
+#[test]
+fn what_a_guest_writes_is_no_record_and_what_is_open_is_one_in_the_stage_only() {
+    let mut disk = Disk::new(Vec::new());
+    disk.put_record(0, 0, of(100, 99), 2);
+    // The last block of its payload looks like one.
+    let inner = sealed(&of(101, 99), write_of(&of(101, 99), 1));
+    disk.put(0, 2, &inner[..BLOCK]);
+    let (_, damage) = disk.look();
+    assert_eq!(damage, Vec::<String>::new());
+    let (engine, report) = Engine::open(config(), &mut disk, &mut Shared::new()).expect("opened");
+    assert_eq!(report.records_replayed, 0, "its payload is another one");
+    assert!(!engine.has_taken(VolumeId(2), tag(101)));
+
+    let mut disk = Disk::new(Vec::new());
+    disk.put_record(0, 0, of(100, 99), 1);
+    let open = open(&of(101, 99), write_of(&of(101, 99), 1));
+    disk.put(0, 2, &open);
+    assert_eq!(disk.look(), (bytes(1), Vec::new()));
+}
+
+#[test]
+fn every_block_of_a_segment_is_verified_where_its_record_lies() {
+    let mut disk = Disk::new(Vec::new());
+    disk.put_record(1, 0, of(100, 99), 2);
+    disk.put_record(1, CHUNK + 1, of(101, 99), 2);
+    disk.put_record(1, 2 * CHUNK, of(102, 99), 7);
+    // Two writes of one record.
+    let write = |serial: u64, blocks: u64, first: u16| {
+        let span = Span::new(serial * 1000, blocks * 8);
+        entry(serial, EntryKind::Write, span, first, false)
+    };
+    let writes = [write(103, 1, 0), write(104, 2, 1)];
+    let payload = [payload(103, 1), payload(104, 2)].concat();
+    let sums: Vec<u32> = payload.chunks(BLOCK).map(|it| checksum(&[it])).collect();
+    let identity = Identity {
+        segment_seq: 56,
+        ..of(103, 99)
+    };
+    let mut head = common::open_record_of(&identity, &writes, &sums);
+    record::seal_record(&mut head, 2, 3);
+    disk.put(2, 0, &head);
+    disk.put(2, 1, &payload);
+    let (report, _) = disk.verify();
+    assert_eq!((report.blocks, report.bad_blocks), (14, 0));
+}
+
+#[test]
+fn of_a_write_that_is_not_whole_nothing_counts_not_even_when_others_follow() {
+    let piece = |serial: u64, sector: u64, more: bool| Entry {
+        more,
+        ..entry(serial, EntryKind::Write, Span::new(sector, 8), 0, false)
+    };
+    let put = |disk: &mut Disk, segment: u32, stream_seq: u64, write: Entry| {
+        let identity = Identity {
+            segment_seq: 55 + u64::from(segment),
+            ..of(stream_seq, 99)
+        };
+        disk.put(segment, 0, &sealed(&identity, write));
+    };
+    // Its last piece is missing; an older write lies behind it on the volume.
+    let mut disk = Disk::new(Vec::new());
+    put(&mut disk, 0, 100, piece(7, 800, false));
+    put(&mut disk, 1, 101, piece(8, 0, true));
+    put(&mut disk, 2, 102, piece(8, 8, true));
+    assert_eq!(disk.open(&mut Shared::new()), (bytes(1), 1));
+    let next = disk.checkpoint(43);
+    let follows = Identity {
+        incarnation: next.incarnation,
+        segment_seq: next.segment_seq_next,
+        stream_seq: next.stream_seq_next,
+        ..of(0, 99)
+    };
+    disk.put(6, 0, &sealed(&follows, piece(9, 1600, false)));
+    assert_eq!(disk.look(), (bytes(2), Vec::new()), "not later either");
+
+    // Whole, though its last piece is found first, and was moved since.
+    let mut disk = Disk::new(Vec::new());
+    put(&mut disk, 0, 102, piece(8, 16, false));
+    put(&mut disk, 1, 103, piece(8, 16, false));
+    put(&mut disk, 2, 100, piece(8, 0, true));
+    put(&mut disk, 3, 101, piece(8, 8, true));
+    assert_eq!(disk.look(), (bytes(3), Vec::new()));
+    assert_eq!(disk.open(&mut Shared::new()), (bytes(3), 1), "one write");
+
+    // What a reset has voided makes nothing whole.
+    let reset = VolumeRecord {
+        base_generation: Generation(7),
+        ..volume()
+    };
+    let mut disk = Disk::of(reset, Vec::new());
+    put(&mut disk, 0, 100, piece(8, 0, true));
+    let voided = Entry {
+        generation: Generation(6),
+        ..piece(9, 8, false)
+    };
+    put(&mut disk, 1, 101, voided);
+    assert_eq!(disk.look(), (0, Vec::new()));
+}
+
+#[test]
+fn what_was_voided_destaged_or_lies_behind_the_end_of_its_volume_is_not_taken() {
+    let taken = |volume: VolumeRecord| {
+        let mut disk = Disk::of(volume, Vec::new());
+        disk.put_records(0, 55, 100..=102);
+        disk.look().0
+    };
+    let base = |generation| VolumeRecord {
+        base_generation: Generation(generation),
+        ..volume()
+    };
+    assert_eq!(taken(base(6)), bytes(3));
+    assert_eq!(taken(base(7)), bytes(3));
+    assert_eq!(taken(base(8)), 0, "voided");
+    let destaged = |serial| VolumeRecord {
+        destaged: Serial(serial),
+        ..volume()
+    };
+    assert_eq!(taken(destaged(100)), bytes(2));
+    assert_eq!(taken(destaged(101)), bytes(1));
+    let sectors = |sectors: u64| VolumeRecord {
+        size_bytes: sectors * 512,
+        ..volume()
+    };
+    // Each write begins at its serial, times a thousand.
+    assert_eq!(taken(sectors(101_008)), bytes(2), "to its end");
+    assert_eq!(taken(sectors(101_000)), bytes(1));
+    assert_eq!(taken(sectors(100_500)), bytes(1));
+}
+
+#[test]
+fn no_serial_and_no_generation_is_given_again() {
+    let known = VolumeRecord {
+        generation: Generation(30),
+        serial_next: Serial(1),
+        destaged: Serial(500),
+        ..volume()
+    };
+    let mut disk = Disk::of(known, Vec::new());
+    Engine::open(config(), &mut disk, &mut Shared::new()).expect("opened");
+    let next = disk.checkpoint(43);
+    assert_eq!(next.volumes[0].serial_next, Serial(501));
+    assert_eq!(next.volumes[0].generation, Generation(31));
+    assert_eq!(next.generation_next, 32);
+    // Not those of what was not accepted, either.
+    let mut disk = Disk::new(Vec::new());
+    disk.put_records(0, 55, 100..=103);
+    disk.lose(0, 3);
+    assert_eq!(disk.open(&mut Shared::new()), (bytes(1), 1));
+    assert_eq!(disk.checkpoint(43).volumes[0].serial_next, Serial(104));
+}
+
+#[test]
+fn a_segment_holds_the_records_of_one_run_and_of_no_run_before() {
+    let before = |stream_seq| Identity {
+        incarnation: 8,
+        ..of(stream_seq, 99)
+    };
+    let mut disk = Disk::new(Vec::new());
+    disk.put_record(0, 0, of(100, 99), 1);
+    disk.put_record(0, 2, before(101), 1);
+    assert_eq!(disk.look(), (bytes(1), Vec::new()));
+    let mut disk = Disk::new(Vec::new());
+    disk.put_record(0, 0, before(100), 1);
+    disk.put_record(0, 2, of(100, 99), 2);
+    assert_eq!(disk.look(), (bytes(2), Vec::new()));
+}
+
+/// A life of a segment that began first after the checkpoint.
+fn in_life(segment_seq: u64, stream_seq: u64) -> Identity {
+    Identity {
+        segment_seq,
+        ..of(stream_seq, 99)
+    }
+}
+
+/// A machine whose daemon was killed: some of its records were on the device, some were not, and
+/// one was open.
+fn killed() -> (Disk, Shared) {
+    let life = listed(1, 50, (97, 99), record::STREAM_WRITES);
+    let mut disk = Disk::new(vec![life]);
+    disk.put_records(1, 50, 97..=99);
+    let mut stage = Shared::new();
+    let sealed = |n, blocks| sealed(&in_life(56, n), write_of(&of(n, 99), blocks));
+    let open = |n, blocks| open(&in_life(56, n), write_of(&of(n, 99), blocks));
+    let mut put = |slot, chunk, bytes: &[u8]| {
+        stage.put_slot(slot, (2, chunk), &in_life(56, 0), bytes);
+    };
+    put(5, 0, &sealed(100, 7));
+    put(3, 1, &[sealed(101, 2), sealed(102, 1)].concat());
+    put(2, 2, &[sealed(103, 1), open(104, 2)].concat());
+    // What slots say that were not used again: of older lives, before and behind.
+    for slot in [1, 6] {
+        stage.put_slot(slot, (2, 1), &in_life(52, 0), &[0xee; BLOCK]);
+    }
+    // A slot of another run, and one that names no chunk.
+    let other = Identity {
+        incarnation: 8,
+        ..in_life(60, 0)
+    };
+    stage.put_slot(0, (2, 0), &other, &[0xee; BLOCK]);
+    let nowhere = (GEOMETRY.segments, 0);
+    stage.put_slot(7, nowhere, &in_life(60, 0), &[0xee; BLOCK]);
+    (disk, stage)
+}
+
+#[test]
+fn what_only_the_stage_has_is_in_the_log_before_anybody_is_served() {
+    let all = bytes(3 + 13);
+    let (mut disk, mut stage) = killed();
+    let (engine, report) = Engine::open(config(), &mut disk, &mut stage).expect("opened");
+    assert!(report.stage_found && report.damage.is_empty());
+    assert_eq!(report.records_replayed, 8);
+    assert_eq!(engine.snapshot().volumes[0].dirty_bytes, all);
+    drop(engine);
+    // The power is lost, and with it the stage.
+    assert_eq!(disk.look(), (all, Vec::new()));
+    let (report, _) = disk.verify();
+    assert_eq!((report.blocks, report.bad_blocks), (16, 0));
+    assert_eq!(disk.open(&mut Shared::new()), (all, 8));
+    assert_eq!(disk.look(), (all, Vec::new()), "nor later");
+
+    // It is lost before any footer speaks of what came from the stage.
+    let (mut disk, mut stage) = killed();
+    disk.syncs_left = Some(1);
+    Engine::open(config(), &mut disk, &mut stage)
+        .map(|_| ())
+        .expect_err("killed");
+    disk.lose(2, BODY);
+    disk.syncs_left = None;
+    assert_eq!(disk.look(), (all, Vec::new()));
+}
+
+#[test]
+fn a_segment_that_only_slots_name_may_be_the_first_or_the_last() {
+    for segment in [0, GEOMETRY.segments - 1] {
+        let mut disk = Disk::new(Vec::new());
+        let mut stage = Shared::new();
+        let record = sealed(&in_life(56, 100), write_of(&of(100, 99), 3));
+        stage.put_slot(0, (segment, 0), &in_life(56, 0), &record);
+        assert_eq!(disk.open(&mut stage), (bytes(3), 1));
+        assert_eq!(disk.look(), (bytes(3), Vec::new()));
+    }
+}
+
+#[test]
+fn a_bad_block_in_the_stage_takes_nothing_else_with_it() {
+    let mut disk = Disk::new(Vec::new());
+    let mut stage = Shared::new();
+    let mut records = sealed(&in_life(56, 100), write_of(&of(100, 99), 2));
+    records[BLOCK] ^= 1;
+    records.extend(sealed(&in_life(56, 101), write_of(&of(101, 99), 1)));
+    stage.put_slot(0, (2, 0), &in_life(56, 0), &records);
+    assert_eq!(disk.open(&mut stage), (bytes(3), 2));
+    let (report, _) = disk.verify();
+    assert_eq!((report.blocks, report.bad_blocks), (3, 1));
+}
+
+#[test]
+fn the_stage_of_another_cache_boot_shape_or_run_is_not_looked_at() {
+    let others = [
+        StageHeader {
+            cache: Uuid([1; 16]),
+            ..HEADER
+        },
+        StageHeader {
+            boot: Uuid([1; 16]),
+            ..HEADER
+        },
+        StageHeader {
+            chunk_blocks: 2 * CHUNK,
+            ..HEADER
+        },
+        StageHeader {
+            incarnation: 8,
+            ..HEADER
+        },
+    ];
+    for header in others {
+        let mut disk = Disk::new(Vec::new());
+        let mut stage = Shared::of(header);
+        let record = sealed(&in_life(56, 100), write_of(&of(100, 99), 3));
+        stage.put_slot(0, (2, 0), &in_life(56, 0), &record);
+        let (_, report) = Engine::open(config(), &mut disk, &mut stage).expect("opened");
+        assert!(!report.stage_found, "{header:?}");
+        assert_eq!(report.records_replayed, 0, "{header:?}");
+        assert_eq!(stage.runs(), [10, 10]);
+    }
+}
+
+#[test]
+fn a_new_run_has_a_stage_that_names_it_and_mirrors_nothing() {
+    // One slot more than a block of the table holds.
+    let slots = 129;
+    let mut stage = Shared::of(StageHeader { slots, ..HEADER });
+    for slot in 0..slots {
+        stage.put_slot(slot, (2, 0), &in_life(50, 0), &[0xee; BLOCK]);
+    }
+    assert!(stage.slot(slots - 1).is_some());
+    let config = Config {
+        stage_slots: slots - 1,
+        overlay_slots: 1,
+        ..config()
+    };
+    let mut disk = Disk::new(Vec::new());
+    Engine::open(config, &mut disk, &mut stage).expect("opened");
+    let header = StageHeader {
+        incarnation: 10,
+        slots,
+        ..HEADER
+    };
+    assert_eq!(stage.headers(), [header; 2]);
+    assert!((0..slots).all(|slot| stage.slot(slot).is_none()));
+}
+
+#[test]
+fn an_overlay_is_there_after_every_kill_and_clean_after_the_host_was_down() {
+    let overlay = VolumeRecord {
+        policy: Policy::Ephemeral,
+        ..volume()
+    };
+    let spilled = Identity {
+        stream: record::STREAM_OVERLAY,
+        ..in_life(56, 100)
+    };
+    let staged = Identity {
+        stream_seq: 104,
+        ..spilled
+    };
+    let machine = || {
+        let mut disk = Disk::of(overlay.clone(), Vec::new());
+        disk.put_record(3, 0, spilled, 2);
+        let mut stage = Shared::new();
+        let record = sealed(&staged, write_of(&staged, 3));
+        stage.put_slot(7, (3, 1), &staged, &record);
+        (disk, stage)
+    };
+    let (mut disk, mut stage) = machine();
+    for sequence in 43..46 {
+        assert_eq!(disk.open(&mut stage), (bytes(5), 2));
+        let base = disk.checkpoint(sequence).volumes[0].base_generation;
+        assert_eq!(base, Generation(5), "it goes on");
+    }
+    // The host was down: the stage is empty, or that of another boot of it.
+    let (mut disk, _) = machine();
+    let mut empty = Shared::of(StageHeader {
+        boot: Uuid([1; 16]),
+        ..HEADER
+    });
+    assert_eq!(disk.open(&mut empty), (0, 0));
+    assert_eq!(
+        disk.checkpoint(43).volumes[0].base_generation,
+        Generation(8)
+    );
+    let (mut disk, mut stage) = machine();
+    let booted = Config {
+        boot: Uuid([2; 16]),
+        ..config()
+    };
+    let (engine, _) = Engine::open(booted, &mut disk, &mut stage).expect("opened");
+    assert_eq!(engine.snapshot().volumes[0].dirty_bytes, 0);
+    assert_eq!(
+        disk.checkpoint(43).volumes[0].base_generation,
+        Generation(8)
+    );
 }

@@ -1,15 +1,17 @@
 //! A cache that gets another size, cut short at every step: torn at 512 bytes, unsynced writes
-//! lost.
+//! lost or garbage.
 
-use engine::engine::{OpenError, format_cache, geometry_for, inspect, resize_cache};
+use engine::engine::{CacheInfo, OpenError, format_cache, geometry_for, inspect, resize_cache};
 use engine::event::{Device, IoError, Stat};
 use engine::format::checkpoint::{Checkpoint, VolumeRecord};
-use engine::format::superblock::{CHECKPOINT_AT, Superblock};
+use engine::format::superblock::CHECKPOINT_AT;
 use engine::media::Media;
 use engine::types::{Generation, Policy, Serial, Uuid, VolumeId};
 use std::collections::BTreeMap;
 
 const SECTOR: usize = 512;
+/// The run before.
+const INCARNATION: u64 = 4;
 
 /// A device that keeps what was synced, and takes so many calls.
 #[derive(Clone, Default)]
@@ -25,11 +27,13 @@ impl Disk {
         Ok(())
     }
 
-    /// What a power loss leaves: of the unsynced sectors those that `chance` picks.
-    fn lose_power(&mut self, mut chance: impl FnMut() -> bool) {
+    /// What a power loss leaves: of each unsynced sector the new, the old, or garbage.
+    fn lose_power(&mut self, mut chance: impl FnMut() -> u64) {
         for (at, bytes) in std::mem::take(&mut self.unsynced) {
-            if chance() {
-                self.sectors.insert(at, bytes);
+            match chance() % 3 {
+                0 => _ = self.sectors.insert(at, bytes),
+                1 => _ = self.sectors.insert(at, [0xaa; SECTOR]),
+                _ => {}
             }
         }
         self.calls_left = usize::MAX;
@@ -103,7 +107,7 @@ fn cache(mib: u64, sequence: u64) -> Disk {
         cache: superblock.cache,
         boot: Uuid([6; 16]),
         sequence,
-        incarnation: 4,
+        incarnation: INCARNATION,
         stream_seq_next: 1000,
         segment_seq_next: 50,
         generation_next: 8,
@@ -119,19 +123,21 @@ fn cache(mib: u64, sequence: u64) -> Disk {
     disk
 }
 
-fn look(disk: &mut Disk) -> Result<(Superblock, Vec<VolumeRecord>, u64), OpenError> {
+/// What is there, with its volume.
+fn look(disk: &mut Disk) -> Result<CacheInfo, OpenError> {
     let info = inspect(disk)?;
     assert_eq!(info.damage, Vec::<String>::new());
-    let volumes = info.volumes.into_iter().map(|(volume, ..)| volume);
-    Ok((info.superblock, volumes.collect(), info.checkpoint_sequence))
+    let volumes: Vec<_> = info.volumes.iter().map(|(it, ..)| it).collect();
+    assert_eq!(volumes, [&volume()]);
+    Ok(info)
 }
 
 /// A generator that is good enough to tear writes.
-fn random(seed: &mut u64) -> bool {
+fn random(seed: &mut u64) -> u64 {
     *seed ^= *seed << 13;
     *seed ^= *seed >> 7;
     *seed ^= *seed << 17;
-    (*seed).is_multiple_of(2)
+    *seed >> 8
 }
 
 #[test]
@@ -156,20 +162,20 @@ fn a_cache_that_gets_another_size_keeps_its_volumes_at_every_power_loss() {
                     let mut seed = (seed + calls as u64 * 8).wrapping_mul(0x9e37_79b9_7f4a_7c15);
                     torn += u64::from(!disk.unsynced.is_empty());
                     disk.lose_power(|| random(&mut seed));
-                    let found = look(&mut disk);
-                    let (superblock, volumes, newest) = found.unwrap_or_else(|error| {
+                    let found = look(&mut disk).unwrap_or_else(|error| {
                         panic!("{old} to {new} MiB, sequence {sequence}, {calls} calls: {error}")
                     });
-                    assert_eq!(volumes, [volume()]);
-                    assert!(newest >= sequence);
+                    assert!(found.checkpoint_sequence >= sequence);
                     if ended {
-                        assert_eq!(superblock.geometry, geometry);
+                        assert_eq!(found.superblock.geometry, geometry);
+                        // Of what has these numbers there is another one, and a stage of it.
+                        assert!(found.checkpoint_sequence > sequence);
+                        assert!(found.incarnation > INCARNATION);
                     }
                     // The same order again brings it to its end, from wherever it stands.
                     resize_cache(&mut disk, geometry).expect("a good device");
-                    let (superblock, volumes, _) = look(&mut disk).expect("whole");
-                    assert_eq!(superblock.geometry, geometry);
-                    assert_eq!(volumes, [volume()]);
+                    let found = look(&mut disk).expect("whole");
+                    assert_eq!(found.superblock.geometry, geometry);
                 }
                 if ended {
                     break;

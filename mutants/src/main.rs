@@ -34,6 +34,7 @@ const GATES: &[(&str, &str, u64)] = &[
     ("engine", "fixtures", 1),
     ("engine", "recovery", 1),
     ("engine", "relayout", 1),
+    ("engine", "settle", 1),
     ("sim", "scenarios", 1),
     ("sim", "policies", 1),
     ("sim", "seeds", 1),

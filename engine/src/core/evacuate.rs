@@ -15,7 +15,7 @@ use crate::event::{Device, Op, Purpose};
 use crate::fetch::{Owner, Want};
 use crate::format::footer::{Footer, FooterEntry};
 use crate::format::record::EntryKind;
-use crate::log::Item;
+use crate::log::{Item, content_of};
 use crate::map::{Content, Piece};
 use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending};
@@ -148,7 +148,7 @@ impl Core {
                 break;
             }
             evacuation.next += 1;
-            let whole = self.log.content_of(segment, &entry);
+            let whole = content_of(self.log.geometry, segment, &entry);
             let Some(volume) = self
                 .volumes
                 .get(entry.volume.0 as usize)

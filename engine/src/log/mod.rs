@@ -28,7 +28,7 @@ mod tests;
 mod write;
 
 pub use holding::{Holding, Tenant};
-pub use space::Adopted;
+pub use space::{Adopted, content_of};
 pub use write::Waiter;
 
 use crate::adversary::{Bug, has};

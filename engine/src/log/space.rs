@@ -9,13 +9,15 @@ use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose};
 use crate::format::checkpoint::SegmentRecord;
 use crate::format::footer::{Footer, FooterEntry};
-use crate::format::record::STREAM_FILL;
+use crate::format::record::{EntryKind, STREAM_FILL};
 use crate::map::Content;
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
 use crate::scratch::Scratch;
 use crate::snapshot::SegmentCounts;
-use crate::types::{BLOCK_SECTORS, ChunkIndex, LogAddr, SegmentIndex, SegmentSeq, StreamSeq};
+use crate::types::{
+    BLOCK_SECTORS, ChunkIndex, Geometry, LogAddr, SegmentIndex, SegmentSeq, StreamSeq,
+};
 use alloc::vec::Vec;
 
 /// Segments that only evacuation may open.
@@ -508,21 +510,6 @@ impl Log {
         self.segments[index.0 as usize].stuck = true;
     }
 
-    /// Where the content of a footer's entry lies.
-    pub fn content_of(&self, segment: SegmentIndex, entry: &FooterEntry) -> Content {
-        let first = u64::from(segment.0) * self.geometry.segment_sectors();
-        let block = LogAddr(first + u64::from(entry.block) * BLOCK_SECTORS);
-        match entry.kind {
-            crate::format::record::EntryKind::Write => {
-                Content::Data(block.plus(entry.span.sector % BLOCK_SECTORS))
-            }
-            crate::format::record::EntryKind::Zero { allocate } => Content::Zero {
-                header: block,
-                allocate,
-            },
-        }
-    }
-
     pub fn counts(&self) -> SegmentCounts {
         let mut counts = SegmentCounts::default();
         for segment in &self.segments {
@@ -554,5 +541,18 @@ impl Log {
         let sums: usize = self.segments.iter().map(|s| s.sums.capacity() * 4).sum();
         (sums + self.chunk_slot.len() * 8 + self.segments.len() * size_of::<super::Segment>())
             as u64
+    }
+}
+
+/// Where the content of a footer's entry lies.
+pub fn content_of(geometry: Geometry, segment: SegmentIndex, entry: &FooterEntry) -> Content {
+    let first = LogAddr(u64::from(segment.0) * geometry.segment_sectors());
+    let block = first.plus(u64::from(entry.block) * BLOCK_SECTORS);
+    match entry.kind {
+        EntryKind::Write => Content::Data(block.plus(entry.span.sector % BLOCK_SECTORS)),
+        EntryKind::Zero { allocate } => Content::Zero {
+            header: block,
+            allocate,
+        },
     }
 }

@@ -5,6 +5,9 @@
 //! is prepared, but where a test begins with fewer. The model beside this file goes all ways at
 //! random; it does not look at numbers that break nothing.
 
+mod overlay;
+mod records;
+
 use super::model::{GEOMETRY, Model, SLOTS, start, with_cx};
 use super::space::SEGMENTS_RESERVED;
 use super::{Adopted, Appended, Holding, Item, Log, Segment, Start, StreamKind, Tenant, Waiter};

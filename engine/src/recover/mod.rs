@@ -170,7 +170,7 @@ pub fn recover(
     let superblock = read_superblock(media)?;
     let checkpoint = read_checkpoint(media, &superblock)?;
     let stage = Stage::load(&*memory, &superblock, &checkpoint, config.boot);
-    let mut accepted = scan::scan(media, &superblock, &checkpoint, &stage, config.boot)?;
+    let mut accepted = scan::scan(media, &superblock, &checkpoint, &stage)?;
     let (stage_found, vouches) = (stage.found, stage.overlay_valid);
     make_durable(media, &superblock, &mut accepted)?;
 
@@ -350,7 +350,7 @@ fn survey(media: &mut dyn Media) -> Result<Survey, OpenError> {
     let superblock = read_superblock(media)?;
     let checkpoint = read_checkpoint(media, &superblock)?;
     let stage = Stage::none();
-    let mut accepted = scan::scan(media, &superblock, &checkpoint, &stage, checkpoint.boot)?;
+    let mut accepted = scan::scan(media, &superblock, &checkpoint, &stage)?;
     let lives = core::mem::take(&mut accepted.fills);
     let life = (&superblock, checkpoint.incarnation);
     let fills = fills::load(media, life, lives, usize::MAX);

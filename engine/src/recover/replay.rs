@@ -8,11 +8,11 @@ use super::scan::Accepted;
 use crate::adversary::{Bug, has};
 use crate::format::checkpoint::Checkpoint;
 use crate::format::footer::FooterEntry;
-use crate::format::record::EntryKind;
-use crate::map::{Content, ExtentMap, Piece};
+use crate::log::content_of;
+use crate::map::{ExtentMap, Piece};
 use crate::types::{
-    BLOCK_SECTORS, Generation, Geometry, LogAddr, Policy, SECTOR_BYTES, Serial, StreamSeq, Tag,
-    Time, VolumeId,
+    Generation, Geometry, Policy, SECTOR_BYTES, SegmentIndex, Serial, StreamSeq, Tag, Time,
+    VolumeId,
 };
 use crate::volume::{Epoch, Volume};
 use alloc::vec::Vec;
@@ -47,13 +47,13 @@ pub fn replay(checkpoint: &Checkpoint, accepted: &Accepted, geometry: Geometry) 
     }
     let mut found = Vec::new();
     for segment in &accepted.segments {
-        let first = LogAddr(u64::from(segment.index) * geometry.segment_sectors());
+        let index = SegmentIndex(segment.index);
         for entry in &segment.footer.entries {
             let volume = volumes
                 .get(entry.volume.0 as usize)
                 .and_then(Option::as_ref);
             if volume.is_some_and(|volume| counts(volume, entry, accepted.overlay_valid)) {
-                let content = content_of(first, entry);
+                let content = content_of(geometry, index, entry);
                 let piece = Piece {
                     span: entry.span,
                     content,
@@ -134,17 +134,6 @@ fn counts(volume: &Volume, entry: &FooterEntry, overlay_valid: bool) -> bool {
     }
 }
 
-fn content_of(first: LogAddr, entry: &FooterEntry) -> Content {
-    let block = first.plus(u64::from(entry.block) * BLOCK_SECTORS);
-    match entry.kind {
-        EntryKind::Write => Content::Data(block.plus(entry.span.sector % BLOCK_SECTORS)),
-        EntryKind::Zero { allocate } => Content::Zero {
-            header: block,
-            allocate,
-        },
-    }
-}
-
 fn take(volume: &mut Volume, serial: Serial, piece: Piece) {
     // An overlay is one epoch, because it is committed as one.
     let owes = volume.policy != Policy::Ephemeral;
@@ -170,18 +159,30 @@ fn take(volume: &mut Volume, serial: Serial, piece: Piece) {
     }
     let epoch = volume.epochs.back_mut().expect("one was just pushed");
     epoch.map.insert(piece, &mut |_| {});
+    // What was cut or moved has several entries, and is one write.
+    let begun = epoch.last_serial == serial && epoch.writes > 0;
     epoch.last_serial = serial;
-    epoch.writes += 1;
+    epoch.writes += u64::from(!begun);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::format::checkpoint::VolumeRecord;
-    use crate::types::Uuid;
+    use crate::format::footer::Footer;
+    use crate::format::record::{EntryKind, STREAM_WRITES};
+    use crate::log::StreamKind;
+    use crate::map::Content;
+    use crate::recover::scan::Segment;
+    use crate::types::{LogAddr, Span, Uuid};
+    use alloc::vec;
 
     fn volume(id: u32, policy: Policy, base: u32) -> Option<Volume> {
-        Some(Volume::known(VolumeRecord {
+        Some(Volume::known(record(id, policy, base)))
+    }
+
+    fn record(id: u32, policy: Policy, base: u32) -> VolumeRecord {
+        VolumeRecord {
             id: VolumeId(id),
             uuid: Uuid([1; 16]),
             generation: Generation(9),
@@ -196,7 +197,7 @@ mod tests {
             size_bytes: 1 << 20,
             name: "disk".into(),
             origin: "/disk.img".into(),
-        }))
+        }
     }
 
     /// What is named here is not done again for a guest that asked before the crash.
@@ -223,6 +224,77 @@ mod tests {
         ];
         let held = [(VolumeId(0), tagged(10)), (VolumeId(1), tagged(12))];
         assert_eq!(taken(&tags, &volumes), held);
+    }
+
+    #[test]
+    fn what_is_replayed_is_found_where_its_record_has_put_it() {
+        let geometry = Geometry {
+            chunk_blocks: 8,
+            segment_chunks: 4,
+            segments: 12,
+        };
+        let zero = EntryKind::Zero { allocate: true };
+        let entry = |serial, sector, kind, block| FooterEntry {
+            volume: VolumeId(0),
+            generation: Generation(9),
+            serial: Serial(serial),
+            span: Span::new(sector, 5),
+            kind,
+            block,
+            more: false,
+        };
+        let footer = Footer {
+            cache: Uuid([7; 16]),
+            stream: STREAM_WRITES,
+            incarnation: 1,
+            segment_seq: 1,
+            first_stream_seq: 1,
+            last_stream_seq: 2,
+            durable_upto: 2,
+            entries: vec![entry(1, 19, EntryKind::Write, 5), entry(2, 40, zero, 11)],
+            sums: Vec::new(),
+        };
+        let segment = Segment {
+            index: 3,
+            seq: 1,
+            stream: StreamKind::Writes,
+            first_stream_seq: 1,
+            last_stream_seq: 2,
+            footer,
+            footered: true,
+            settled: false,
+        };
+        let accepted = Accepted {
+            segments: vec![segment],
+            ..Accepted::default()
+        };
+        let checkpoint = Checkpoint {
+            cache: Uuid([7; 16]),
+            boot: Uuid::NIL,
+            sequence: 1,
+            incarnation: 1,
+            stream_seq_next: 1,
+            segment_seq_next: 1,
+            generation_next: 1,
+            virgin_from: 0,
+            segments_total: geometry.segments,
+            volumes: vec![record(0, Policy::WriteBack, 1)],
+            segments: Vec::new(),
+        };
+        let replayed = replay(&checkpoint, &accepted, geometry);
+        assert_eq!(replayed.entries, 2);
+        let volume = replayed.volumes[0].as_ref().expect("known");
+        let at = |sector| volume.epochs[0].map.at_or_after(sector).expect("mapped");
+        // Three segments of 32 blocks are before it; sector 19 is the fourth of its block.
+        let block = |at: u64| (3 * 32 + at) * 8;
+        assert_eq!(at(0).span, Span::new(19, 5));
+        assert_eq!(at(0).content, Content::Data(LogAddr(block(5) + 3)));
+        let header = LogAddr(block(11));
+        let zeroes = Content::Zero {
+            header,
+            allocate: true,
+        };
+        assert_eq!(at(24).content, zeroes);
     }
 
     /// A piece of zeroes costs nothing to write down, so a gibibyte of it is soon there.

@@ -209,7 +209,6 @@ pub fn scan(
     superblock: &Superblock,
     checkpoint: &Checkpoint,
     stage: &Stage<'_>,
-    boot: Uuid,
 ) -> Result<Accepted, OpenError> {
     let mut scan = Scan {
         superblock,
@@ -220,7 +219,7 @@ pub fn scan(
             stream_seq_next: checkpoint.stream_seq_next,
             segment_seq_next: checkpoint.segment_seq_next,
             virgin_from: checkpoint.virgin_from,
-            overlay_valid: stage.overlay_valid && checkpoint.boot == boot,
+            overlay_valid: stage.overlay_valid,
             ..Accepted::default()
         },
     };
