@@ -107,7 +107,10 @@ fn zeroes_that_are_moved_twice() -> bool {
     assert_eq!(host.answer(flush), Some(Ok(())));
     let mut host = host.without_power();
     let disk = host.attach_again(spec(Policy::WriteBack, "disk"));
-    host.read(disk, 1).iter().all(|byte| *byte == 0)
+    host.read(disk, 1, 1)
+        .expect("it is read")
+        .iter()
+        .all(|byte| *byte == 0)
 }
 
 #[test]
@@ -133,15 +136,15 @@ fn blocks_under_the_number_of_a_forgotten_layer() -> bool {
         written.expect("this one does not fail");
     }
     host.hold(|io| io.purpose == Purpose::Fill);
-    assert_eq!(host.read(first, 0)[0], 0xaa);
+    assert_eq!(host.read(first, 0, 1).expect("it is read")[0], 0xaa);
     host.pass(1_000);
     assert!(host.flights.iter().any(|io| io.purpose == Purpose::Fill));
     host.switch(first, Policy::Uncached);
     host.pass(1_000);
-    assert_eq!(host.read(second, 50)[0], 0xbb);
+    assert_eq!(host.read(second, 50, 1).expect("it is read")[0], 0xbb);
     host.hold(none);
     host.pass(1_000);
-    host.read(second, 0)[0] == 0xbb
+    host.read(second, 0, 1).expect("it is read")[0] == 0xbb
 }
 
 #[test]

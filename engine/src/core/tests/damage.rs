@@ -127,3 +127,21 @@ fn a_commit_that_is_decided_goes_to_its_end() {
     assert_eq!(host.answer(order), Some(Ok(())));
     assert_eq!(host.show(disk).dirty_bytes, 0);
 }
+
+/// That the device is good again says nothing of what it did not give while it was.
+#[test]
+fn damage_that_a_destage_has_met_is_not_forgiven_before_it_is_read() {
+    let (mut host, disk) = spilled();
+    host.fail(is_bad);
+    host.destage(disk);
+    assert_eq!(host.state(disk), (State::Damaged, DAMAGED));
+    host.fail(|io| (reads_log(io) || io.purpose == Purpose::Checkpoint).then_some(IoError::Failed));
+    host.core.checkpoint.wanted = true;
+    host.send(crate::event::Event::Tick);
+    host.fail(is_bad);
+    host.pass(1_000);
+    let shown = host.core.snapshot(host.now);
+    assert_eq!(shown.cache_state, crate::snapshot::CacheState::Good);
+    assert!(shown.cache_errors > 0);
+    assert_eq!(host.state(disk), (State::Damaged, DAMAGED));
+}

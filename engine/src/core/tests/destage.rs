@@ -268,3 +268,183 @@ fn is_expected(ram: &mut RamTier, key: Key) -> bool {
     ram.invalidate(key.layer, key.block, 1);
     again
 }
+
+#[test]
+fn a_destage_that_has_not_touched_the_origin_is_given_up_with_its_volume() {
+    let (mut host, disk) = Host::write_back();
+    host.fill(disk, 0, 3);
+    host.fail(|io| writes_journal(io).then_some(IoError::NoSpace));
+    host.destage(disk);
+    host.asked.clear();
+    let gone = discard(&mut host, disk);
+    assert_eq!(host.answer(gone), Some(Ok(())), "its journal is not needed");
+    assert_eq!(host.count(writes_origin), 0);
+
+    let (mut host, disk) = Host::write_back();
+    host.fill(disk, 0, 3);
+    host.hold(writes_journal);
+    host.destage(disk);
+    let gone = discard(&mut host, disk);
+    assert_eq!(host.answer(gone), None, "its memory is in use");
+    host.hold(none);
+    assert_eq!(host.answer(gone), Some(Ok(())));
+}
+
+/// It would go on over an origin that lacks what it was held for.
+#[test]
+fn a_held_volume_whose_origin_fails_stays_held() {
+    for state in [State::Held, State::Damaged] {
+        let (mut host, disk) = Host::write_back();
+        host.fill(disk, 0, 3);
+        host.core.volume(disk).state = state;
+        host.fail(is_broken);
+        host.destage(disk);
+        host.pass(1_000);
+        assert_eq!(host.state(disk).0, state);
+    }
+}
+
+#[test]
+fn an_order_to_destage_a_volume_without_a_log_syncs_its_origin() {
+    for policy in [Policy::Uncached, Policy::WriteThrough] {
+        let (mut host, disk) = Host::of(spec(policy, "disk"));
+        host.asked.clear();
+        let order = host.destage(disk);
+        assert_eq!(host.answer(order), Some(Ok(())));
+        assert_eq!(host.count(super::syncs_origin), 1);
+        let mut read_only = spec(policy, "read only");
+        read_only.read_only = true;
+        let disk = host.attach(read_only);
+        host.asked.clear();
+        let order = host.destage(disk);
+        assert_eq!(host.answer(order), Some(Ok(())));
+        assert_eq!(host.count(super::syncs_origin), 0, "it has nothing");
+    }
+}
+
+#[test]
+fn a_write_is_destaged_as_a_whole() {
+    let (mut host, disk) = Host::write_back();
+    host.hold(|io| io.purpose == Purpose::Log);
+    let begun = host.write_sectors(disk, 0, 100 * 8);
+    assert!(host.core.volume(disk).unfinished_sectors > 0);
+    let order = host.destage(disk);
+    host.pass(1_000);
+    assert!(!host.show(disk).destaging);
+    host.hold(none);
+    host.pass(200);
+    assert_eq!(host.answer(begun), Some(Ok(())));
+    assert_eq!(host.answer(order), Some(Ok(())));
+}
+
+/// By its time a recovery tells whether anybody else has written the image.
+#[test]
+fn the_ledger_allows_for_a_long_destage_and_is_written_again_in_time() {
+    const MINUTE_MS: u64 = 60_000;
+    let (mut host, disk) = Host::write_back();
+    host.fill(disk, 0, 3);
+    host.fail(is_broken);
+    host.destage(disk);
+    let limit = host.ledger(disk).mtime_limit_ns;
+    assert!(limit >= 15 * MINUTE_MS * 1_000_000);
+    host.pass(4 * MINUTE_MS);
+    assert_eq!(host.ledger(disk).mtime_limit_ns, limit);
+    host.pass(2 * MINUTE_MS);
+    let longer = host.ledger(disk).mtime_limit_ns;
+    assert!(longer >= limit + 5 * MINUTE_MS * 1_000_000);
+    host.fail(fine);
+    host.pass(600);
+    assert_eq!(host.state(disk), (State::Clean, None));
+}
+
+#[test]
+fn what_failed_is_tried_again_after_half_a_second() {
+    let (mut host, disk) = Host::write_back();
+    host.fill(disk, 0, 3);
+    host.fail(is_broken);
+    let order = host.destage(disk);
+    assert_eq!(host.show(disk).counters.origin.errors, 1);
+    host.fail(fine);
+    host.pass(499);
+    assert_eq!(host.answer(order), None);
+    host.pass(1);
+    assert_eq!(host.answer(order), Some(Ok(())));
+}
+
+/// Blocks apart from each other are a request each.
+#[test]
+fn an_origin_is_asked_for_as_much_at_once_as_its_volume_allows() {
+    for depth in [1, 4] {
+        let mut narrow = spec(Policy::WriteBack, "disk");
+        narrow.tuning.origin_queue_depth = depth;
+        narrow.tuning.destage = crate::types::DestageMode::InPlace;
+        let (mut host, disk) = Host::of(narrow);
+        for block in 0..20 {
+            host.fill(disk, 2 * block, 1);
+        }
+        host.zero(disk, 100, 1);
+        host.hold(writes_origin);
+        let order = host.destage(disk);
+        let at_once = |host: &Host| host.flights.iter().filter(|io| writes_origin(io)).count();
+        for _ in 0..20 {
+            assert_eq!(at_once(&host).min(2), (depth as usize).min(2));
+            assert!(at_once(&host) <= depth as usize);
+            host.end(writes_origin);
+        }
+        host.hold(none);
+        assert_eq!(host.answer(order), Some(Ok(())));
+        assert_eq!(host.show(disk).counters.origin.writes, 21);
+    }
+}
+
+#[test]
+fn a_request_that_fails_ends_a_round_of_a_destage() {
+    let mut narrow = spec(Policy::WriteBack, "disk");
+    narrow.tuning.origin_queue_depth = 1;
+    narrow.tuning.destage = crate::types::DestageMode::InPlace;
+    let (mut host, disk) = Host::of(narrow);
+    for block in 0..20 {
+        host.fill(disk, 2 * block, 1);
+    }
+    host.asked.clear();
+    host.fail(is_broken);
+    host.destage(disk);
+    assert_eq!(
+        host.count(writes_origin),
+        1,
+        "the others wait for the pause"
+    );
+}
+
+#[test]
+fn what_a_journal_is_asked_for_is_told_from_what_an_origin_is() {
+    let (mut host, disk) = Host::write_back();
+    host.fill(disk, 0, 3);
+    host.destage(disk);
+    let purposes = |device: Device| {
+        let of_it = host.asked.iter().filter(move |io| io.device == device);
+        of_it.map(|io| io.purpose).collect::<Vec<_>>()
+    };
+    let journal = purposes(Device::Journal(disk));
+    assert!(!journal.is_empty() && journal.iter().all(|it| *it == Purpose::JournalWrite));
+    let origin = purposes(Device::Origin(disk));
+    assert!(!origin.contains(&Purpose::JournalWrite));
+}
+
+/// Of a write that a failing device took in part a recovery drops the rest, and has to find what it
+/// had replaced; no longer than until the origin has all.
+#[test]
+fn what_a_write_in_part_has_replaced_is_kept_until_the_origin_has_the_rest() {
+    let (mut host, disk) = Host::write_back();
+    host.hold(|io| io.purpose == Purpose::Log);
+    let begun = host.write_sectors(disk, 0, 100 * 8);
+    assert!(host.core.volume(disk).unfinished_sectors > 0);
+    host.fail(|io| (io.purpose == Purpose::Log).then_some(IoError::Failed));
+    host.hold(writes_origin);
+    host.pass(11_000);
+    assert_eq!(host.core.log.given_up, 1);
+    host.hold(none);
+    host.pass(1_000);
+    assert_eq!(host.answer(begun), Some(Ok(())), "past the log");
+    assert_eq!(host.core.log.given_up, 0);
+}

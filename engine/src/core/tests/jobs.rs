@@ -56,3 +56,73 @@ fn zeroes_are_a_sample_of_the_latency_of_an_origin() {
     host.pass(200);
     assert_eq!(host.show(disk).flow.latency_ns, 20_000_000);
 }
+
+/// Four pieces of memory are one request; an extent lies in one of them, and a chunk of the log
+/// has seven blocks of data.
+#[test]
+fn what_touches_goes_to_the_origin_in_large_requests() {
+    let (mut host, disk) = Host::write_back();
+    assert!(host.write(disk, 64, 84));
+    host.asked.clear();
+    host.destage(disk);
+    let sizes = host.asked.iter().filter(|io| writes_origin(io));
+    let sizes: alloc::vec::Vec<u64> = sizes.map(|io| io.bytes / BLOCK_BYTES).collect();
+    assert_eq!(sizes, [28, 28, 28]);
+    let counters = host.show(disk).counters.origin;
+    assert_eq!(
+        (counters.writes, counters.write_bytes),
+        (3, 84 * BLOCK_BYTES)
+    );
+}
+
+#[test]
+fn a_request_that_fills_a_piece_of_memory_is_one() {
+    let (mut host, disk) = Host::write_back();
+    // Seven blocks in a chunk of the log, and one in the next: as much as a piece holds.
+    assert!(host.write(disk, 0, 8));
+    host.asked.clear();
+    host.destage(disk);
+    let writes = host.asked.iter().filter(|io| writes_origin(io));
+    let slices: alloc::vec::Vec<usize> = writes.map(|io| io.slices.len()).collect();
+    assert_eq!(slices, [1]);
+}
+
+/// A range of zeroes is one of the writes at an origin, and none of its bytes go there.
+#[test]
+fn zeroes_are_counted_as_a_write_without_bytes() {
+    let (mut host, disk) = Host::of(in_place());
+    host.fill(disk, 0, 1);
+    host.zero(disk, 100, 50);
+    host.zero(disk, 300, 50);
+    host.asked.clear();
+    host.destage(disk);
+    let counters = host.show(disk).counters.origin;
+    assert_eq!((counters.writes, counters.write_bytes), (3, BLOCK_BYTES));
+    let zeroes = host.asked.iter().filter(|io| {
+        let zeroes = matches!(io.op, crate::event::Op::Zero { .. });
+        zeroes && writes_origin(io)
+    });
+    let places: alloc::vec::Vec<_> = zeroes.map(|io| (io.offset, io.bytes)).collect();
+    assert_eq!(
+        places,
+        [
+            (100 * BLOCK_BYTES, 50 * BLOCK_BYTES),
+            (300 * BLOCK_BYTES, 50 * BLOCK_BYTES)
+        ]
+    );
+}
+
+/// The memory of the destager had bytes of others before.
+#[test]
+fn what_fills_up_a_block_of_a_journal_is_zero() {
+    let (mut host, disk) = Host::write_back();
+    host.write_sectors(disk, 3, 1);
+    host.write_sectors(disk, 50, 2);
+    host.flush(disk);
+    host.memory.scratch.fill(0xee);
+    host.hold(writes_origin);
+    host.destage(disk);
+    let journal = &host.disks.0[&crate::event::Device::Journal(disk)];
+    let left = journal.windows(16).any(|bytes| bytes == [0xee; 16]);
+    assert!(!left, "bytes of others are in the journal");
+}

@@ -5,11 +5,13 @@
 //! passes only where a test says so; everything that is not held has ended before it goes on.
 //! Deliberately absent: chance and crashes, which are the simulator's.
 
+mod admission;
 mod broken;
 mod checkpoint;
 mod damage;
 mod destage;
 mod jobs;
+mod lives;
 mod switch;
 mod write;
 
@@ -164,20 +166,25 @@ fn fine(_: &Io) -> Option<IoError> {
     None
 }
 
+/// As a host finds it that was without power. The buffer has another byte in each sector.
+fn memory(config: &Config) -> Bytes {
+    let slots = config.stage_slots + config.overlay_slots;
+    let stage = stage::slot_at(slots, slots, GEOMETRY.chunk_blocks);
+    Bytes {
+        stage: vec![0; stage as usize],
+        ram: vec![0; config.ram_blocks as usize * 4096],
+        scratch: vec![0; config.scratch_bytes as usize],
+        buffer: (0..MIB).map(|at| (at / 512 % 251) as u8).collect(),
+    }
+}
+
 impl Host {
     fn new() -> Host {
         Host::with(config())
     }
 
     fn with(config: Config) -> Host {
-        let slots = config.stage_slots + config.overlay_slots;
-        let stage = stage::slot_at(slots, slots, GEOMETRY.chunk_blocks);
-        let memory = Bytes {
-            stage: vec![0; stage as usize],
-            ram: vec![0; config.ram_blocks as usize * 4096],
-            scratch: vec![0; config.scratch_bytes as usize],
-            buffer: (0..MIB).map(|at| (at / 512 % 251) as u8).collect(),
-        };
+        let memory = memory(&config);
         let mut disks = Disks::default();
         format_cache(&mut disks, Uuid([9; 16]), GEOMETRY).expect("made");
         let host = Host::open(config, disks, memory);
@@ -250,6 +257,17 @@ impl Host {
         let attached = self.core.attach(id, spec, settled);
         attached.expect("it fits");
         self.send(Event::Tick);
+    }
+
+    /// The power goes, with all that is held, and comes back.
+    fn lose_power(&mut self) {
+        self.memory = memory(&self.core.config);
+        let config = self.core.config.clone();
+        let opened = crate::recover::recover(config, &mut self.disks, &mut self.memory);
+        (self.core, _) = opened.expect("what was written here can be read");
+        self.out = Outbox::default();
+        self.flights.clear();
+        (self.holds, self.fails) = (none, fine);
     }
 
     fn apply(&mut self, event: Event) {
@@ -386,20 +404,21 @@ impl Host {
         }
     }
 
-    /// What the guest sees of one block.
-    fn read(&mut self, volume: VolumeId, block: u64) -> Vec<u8> {
+    /// Reads whole blocks to the start of the buffer, which has other bytes before.
+    fn read(&mut self, volume: VolumeId, block: u64, blocks: u64) -> Option<Vec<u8>> {
+        let bytes = (blocks * 4096) as usize;
+        let before = self.memory.buffer.clone();
+        self.memory.buffer[..bytes].fill(0xee);
         let request = self.request();
-        let written = self.memory.buffer.clone();
         self.send(Event::Read {
             volume,
             request,
             sector: block * BLOCK_SECTORS,
-            sectors: BLOCK_SECTORS,
+            sectors: blocks * BLOCK_SECTORS,
             buffer: BufferId(0),
         });
-        assert_eq!(self.answer(request), Some(Ok(())), "block {block}");
-        let read = core::mem::replace(&mut self.memory.buffer, written);
-        read[..4096].to_vec()
+        let read = core::mem::replace(&mut self.memory.buffer, before);
+        (self.answer(request) == Some(Ok(()))).then(|| read[..bytes].to_vec())
     }
 
     fn zero(&mut self, volume: VolumeId, block: u64, blocks: u64) -> RequestId {

@@ -199,3 +199,171 @@ fn a_host_that_stops_claims_no_volume_for_its_switch() {
     assert_eq!(host.count(|io| io.purpose == Purpose::Ledger), 0);
     assert_eq!(host.show(disk).policy, Policy::WriteThrough);
 }
+
+fn is_checkpoint(io: &Io) -> bool {
+    io.purpose == Purpose::Checkpoint
+}
+
+fn fails_log(io: &Io) -> Option<IoError> {
+    (io.purpose == Purpose::Log).then_some(IoError::Failed)
+}
+
+/// Nobody else may have the bytes that were read before somebody wrote past this host.
+#[test]
+fn a_volume_that_becomes_uncached_and_no_other_forgets_what_is_kept_of_it() {
+    use Policy::{Uncached, WriteBack, WriteThrough};
+    for (before, after, forgets) in [
+        (WriteThrough, Uncached, true),
+        (WriteBack, Uncached, true),
+        (Uncached, Uncached, false),
+        (Uncached, WriteThrough, false),
+        (Uncached, WriteBack, false),
+        (WriteThrough, WriteBack, false),
+        (WriteBack, WriteThrough, false),
+        (WriteBack, WriteBack, false),
+    ] {
+        let (mut host, disk) = Host::of(spec(before, "disk"));
+        let layer = host.core.volume(disk).layer;
+        let order = host.switch(disk, after);
+        host.pass(200);
+        assert_eq!(host.answer(order), Some(Ok(())));
+        assert_eq!(host.show(disk).policy, after);
+        let renewed = host.core.volume(disk).layer != layer;
+        assert_eq!(renewed, forgets, "{before:?} to {after:?}");
+    }
+}
+
+#[test]
+fn a_new_policy_is_in_the_next_checkpoint_though_one_was_wanted_before() {
+    let (mut host, disk) = Host::of(spec(Policy::WriteThrough, "disk"));
+    host.pass(1_000);
+    host.hold(is_checkpoint);
+    host.core.checkpoint.wanted = true;
+    host.send(Event::Tick);
+    // This one comes too late for it.
+    host.core.checkpoint.wanted = true;
+    let order = host.switch(disk, Policy::Uncached);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    host.hold(none);
+    host.lose_power();
+    assert_eq!(host.show(disk).policy, Policy::Uncached);
+}
+
+#[test]
+fn overlays_keep_their_policy_and_held_volumes_theirs() {
+    for (before, after) in [
+        (Policy::Ephemeral, Policy::WriteBack),
+        (Policy::Ephemeral, Policy::Uncached),
+        (Policy::WriteBack, Policy::Ephemeral),
+        (Policy::Uncached, Policy::Ephemeral),
+    ] {
+        let (mut host, disk) = Host::of(spec(before, "disk"));
+        let order = host.switch(disk, after);
+        assert_eq!(host.answer(order), Some(Err(Refusal::Policy)));
+        assert_eq!(host.show(disk).policy, before);
+    }
+    let (mut host, disk) = Host::write_back();
+    host.fill(disk, 0, 3);
+    host.core.volume(disk).state = State::Held;
+    let order = to_through(&mut host, disk);
+    assert_eq!(host.answer(order), Some(Err(Refusal::Held)));
+    assert_eq!(host.show(disk).dirty_bytes, 3 * 4096);
+}
+
+#[test]
+fn nobody_switches_to_a_log_that_fails_nor_a_volume_that_leaves_one() {
+    let (mut host, disk) = Host::of(spec(Policy::WriteThrough, "disk"));
+    let leaves = host.attach(spec(Policy::WriteBack, "leaves"));
+    host.fill(leaves, 0, 3);
+    host.hold(writes_origin);
+    host.fail(fails_log);
+    host.flush(leaves);
+    host.pass(11_000);
+    let order = host.switch(disk, Policy::WriteBack);
+    assert_eq!(host.answer(order), Some(Err(Refusal::CacheFailed)));
+    let order = host.switch(disk, Policy::Uncached);
+    assert_eq!(host.answer(order), Some(Ok(())), "this one needs no log");
+    let order = to_through(&mut host, leaves);
+    assert_eq!(host.answer(order), Some(Err(Refusal::CacheFailed)));
+}
+
+#[test]
+fn a_volume_that_becomes_write_back_learns_whether_a_journal_is_possible() {
+    for journal_possible in [true, false] {
+        let (mut host, disk) = Host::of(spec(Policy::WriteThrough, "disk"));
+        let volume = disk;
+        for policy in [Policy::Uncached, Policy::WriteBack] {
+            // What the first one says has nothing to do with the log.
+            let journal_possible = journal_possible == (policy == Policy::WriteBack);
+            let order = host.order(Command::Switch {
+                volume,
+                policy,
+                journal_possible,
+            });
+            assert_eq!(host.answer(order), Some(Ok(())));
+        }
+        assert_eq!(host.show(disk).journal_possible, journal_possible);
+    }
+}
+
+#[test]
+fn an_order_leaves_a_configured_switch_to_go_on_and_another_ends_it() {
+    for other in [false, true] {
+        let (mut host, disk) = Host::of(spec(Policy::Uncached, "disk"));
+        host.core.switch_back(disk);
+        host.hold(syncs_origin);
+        host.send(Event::Tick);
+        host.pass(100);
+        if other {
+            to_through(&mut host, disk);
+        }
+        let order = host.switch(disk, Policy::WriteBack);
+        host.fail(is_unsyncable);
+        host.hold(none);
+        assert_eq!(host.answer(order), Some(Err(Refusal::Io)));
+        let goes_on = (!other).then_some(Policy::WriteBack);
+        assert_eq!(host.show(disk).switching_to, goes_on);
+    }
+}
+
+/// What it covers has to be there before it is asked for.
+#[test]
+fn the_sync_of_a_switch_comes_once_and_after_the_writes_past_the_log() {
+    let (mut host, disk) = Host::of(spec(Policy::WriteThrough, "disk"));
+    host.hold(|io| io.purpose == Purpose::GuestWrite && io.op != crate::event::Op::Sync);
+    let write = host.write_sectors(disk, 0, 8);
+    host.asked.clear();
+    let first = host.switch(disk, Policy::WriteBack);
+    host.pass(1_000);
+    assert_eq!((host.answer(write), host.count(syncs_origin)), (None, 0));
+    host.hold(syncs_origin);
+    assert_eq!(host.answer(write), Some(Ok(())));
+    let again = host.switch(disk, Policy::WriteBack);
+    assert_eq!((host.answer(first), host.answer(again)), (None, None));
+    host.hold(none);
+    host.pass(200);
+    assert_eq!(host.count(syncs_origin), 1);
+    assert_eq!(host.answer(first), Some(Ok(())));
+    assert_eq!(host.answer(again), Some(Ok(())));
+    // Nothing of it is in flight any more.
+    let gone = host.order(Command::Detach {
+        volume: disk,
+        discard_dirty: false,
+    });
+    host.pass(200);
+    assert_eq!(host.answer(gone), Some(Ok(())));
+}
+
+#[test]
+fn a_switch_cuts_no_write_that_has_begun() {
+    let (mut host, disk) = Host::write_back();
+    host.hold(|io| io.purpose == Purpose::Log);
+    let begun = host.write_sectors(disk, 0, 100 * 8);
+    assert!(host.core.volume(disk).unfinished_sectors > 0);
+    let order = to_through(&mut host, disk);
+    assert!(!host.core.volume(disk).epochs[0].sealed);
+    host.hold(none);
+    host.pass(1_000);
+    assert_eq!(host.answer(begun), Some(Ok(())));
+    assert_eq!(host.answer(order), Some(Ok(())));
+}

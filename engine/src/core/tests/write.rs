@@ -153,6 +153,7 @@ fn a_write_that_is_given_up_in_part_holds_up_nobody() {
     host.pass(100);
     assert_eq!(host.answer(gone), Some(Ok(())));
     assert_eq!(host.answer(behind), Some(Ok(())));
+    assert_eq!(host.core.log.given_up, 0, "nothing is kept for it");
 }
 
 /// The limits leave room, but no segment is ready: only a destage can make some.
@@ -168,4 +169,21 @@ fn a_write_without_room_in_segments_asks_for_a_destage() {
     assert!(host.core.volume(disk).wants_room);
     assert!(host.core.is_room_scarce(disk));
     assert_eq!(host.show(disk).waiting_requests, 1);
+}
+
+/// What went there is nobody's in the log, and the answer is that of the origin.
+#[test]
+fn writes_and_discards_past_the_log_are_answered_by_the_origin() {
+    for policy in [Policy::Uncached, Policy::WriteThrough] {
+        let (mut host, disk) = Host::of(spec(policy, "disk"));
+        host.hold(|io| io.purpose == Purpose::GuestWrite);
+        let (write, discard) = (host.write_sectors(disk, 0, 8), host.zero(disk, 100, 5));
+        assert_eq!((host.answer(write), host.answer(discard)), (None, None));
+        host.hold(none);
+        assert_eq!(host.answer(write), Some(Ok(())));
+        assert_eq!(host.answer(discard), Some(Ok(())));
+        assert_eq!(host.show(disk).dirty_extents, 0);
+        assert_eq!(host.count(writes_log), 0);
+        assert_eq!(host.show(disk).counters.ssd_write_bytes, 0);
+    }
 }
