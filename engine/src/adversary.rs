@@ -112,6 +112,8 @@ list! {
         KeepUnfinished,
         /// 5.2.6: what recovery leaves out stays in the footers on the device.
         LeaveInFooters,
+        /// 5.2.5: a footer that a failed recovery has left is synced again, and not written again.
+        BelieveFailedRecovery,
         /// 5.2.6: entries that a reset has voided count again.
         CountVoided,
         /// 5.2.4: recovery takes serials that the ledger counts as destaged.
@@ -218,6 +220,8 @@ list! {
         OtherRun,
         /// A footer counts no more, because its segment was not synced.
         LateFooter,
+        /// A footer is one of a recovery that never began its run.
+        DoubtedFooter,
         /// A write of which pieces are missing is dropped.
         UnfinishedWrite,
         /// Records that only the stage had are written to the log.

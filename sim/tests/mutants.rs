@@ -80,6 +80,10 @@ const OWN_TESTS: &[(Bug, &str)] = &[
         "zeroes_that_were_moved_cover_the_write_before_them_after_a_power_loss",
     ),
     (
+        Bug::BelieveFailedRecovery,
+        "what_a_failed_recovery_has_left_out_does_not_come_back_with_the_next_loss_of_power",
+    ),
+    (
         Bug::KeepOrphans,
         "blocks_of_a_layer_that_was_forgotten_are_not_found_under_its_number",
     ),

@@ -226,6 +226,7 @@ pub fn scan(
     let mut candidates = scan.find_candidates(media)?;
     for candidate in &mut candidates {
         scan.read_footer(media, candidate)?;
+        scan.doubt_footer(candidate);
         if candidate.footer.is_none() {
             scan.read_records(media, candidate)?;
         }
@@ -441,6 +442,24 @@ impl Scan<'_> {
         Ok(())
     }
 
+    /// A recovery that failed, or was killed, may have left its footer where the device shows it
+    /// and no sync has covered it. To believe it would be to sync again what must be written
+    /// again: the next loss of power would bring the footer before it back, with records that
+    /// were torn. Its records are all there still, and lead to the same footer once more.
+    fn doubt_footer(&self, candidate: &mut Candidate) {
+        let is_settled = candidate.listed.is_some_and(|listed| listed.settled);
+        let is_doubted = |footer: &Footer| self.is_of_no_run(footer);
+        if !is_settled && candidate.footer.as_ref().is_some_and(is_doubted) {
+            mark(Mark::DoubtedFooter);
+            candidate.footer = None;
+        }
+    }
+
+    /// Footers of a recovery name the run that it begins; this one never began.
+    fn is_of_no_run(&self, footer: &Footer) -> bool {
+        footer.incarnation > self.checkpoint.incarnation && !has(Bug::BelieveFailedRecovery)
+    }
+
     /// Reads a segment record by record, from the stage where a slot mirrors a chunk.
     fn read_records(
         &mut self,
@@ -620,8 +639,8 @@ impl Scan<'_> {
                 stream,
                 first_stream_seq: footer.first_stream_seq,
                 last_stream_seq: footer.last_stream_seq,
+                footered: !self.is_of_no_run(&footer),
                 footer,
-                footered: true,
                 settled: listed.is_some_and(|listed| listed.settled),
             });
             return;
@@ -633,7 +652,7 @@ impl Scan<'_> {
         let mut footer = Footer {
             cache: self.superblock.cache,
             stream: stream.code(),
-            incarnation: first.record.identity.incarnation,
+            incarnation: self.checkpoint.incarnation + 1,
             segment_seq: seq,
             first_stream_seq: first.seq(),
             last_stream_seq: last.seq(),
@@ -694,6 +713,7 @@ impl Scan<'_> {
             if segment.footer.entries.iter().any(unfinished) {
                 mark(Mark::UnfinishedWrite);
                 segment.footer.entries.retain(|entry| !unfinished(entry));
+                segment.footer.incarnation = self.checkpoint.incarnation + 1;
                 segment.footered = has(Bug::LeaveInFooters);
                 segment.settled = true;
             }

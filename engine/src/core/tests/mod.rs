@@ -48,7 +48,7 @@ const GEOMETRY: Geometry = Geometry {
 const CAPACITY_BLOCKS: u64 = 540;
 
 /// Devices as long as what was written to them.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Disks(BTreeMap<Device, Vec<u8>>);
 
 impl Media for Disks {
