@@ -191,9 +191,10 @@ impl Media for Noted {
     }
 }
 
-/// The first record behind the last sync is torn, and its segment has a footer already. The first recovery writes a footer without
-/// it, and the sync of that fails. The second one reads that footer, and comes to its end; then
-/// the power goes again, and of the device remains what was written since.
+/// The first record behind the last sync is torn, and its segment has a footer already. The first
+/// recovery writes a footer without it, and the sync of that fails. The second one reads that
+/// footer, and comes to its end; then the power goes again, and of the device remains what was
+/// written since.
 fn footer_of_a_recovery_that_failed() -> bool {
     let (mut host, disk) = Host::write_back();
     host.fill(disk, 0, 7);
