@@ -188,3 +188,31 @@ fn a_checkpoint_brings_room_back_when_it_is_short_and_not_before() {
     }
     assert!(host.core.checkpoint.written > before);
 }
+
+/// The device says once that a sync failed, whoever asked: what the log had written may be lost.
+#[test]
+fn the_log_is_written_again_after_a_checkpoints_sync_has_failed() {
+    let writes_log = |io: &&Io| io.purpose == Purpose::Log && io.op == Op::Write;
+    let (mut host, disk) = Host::write_back();
+    host.asked.clear();
+    host.fill(disk, 0, 7);
+    host.pass(100);
+    let written: Vec<u64> = host
+        .asked
+        .iter()
+        .filter(writes_log)
+        .map(|io| io.offset)
+        .collect();
+    assert!(!written.is_empty(), "written, and not synced");
+    host.fail(|io| syncs_checkpoint(io).then_some(IoError::Failed));
+    host.asked.clear();
+    host.core.checkpoint.wanted = true;
+    host.send(Event::Tick);
+    assert!(host.asked.iter().any(syncs_checkpoint), "it failed");
+    host.fail(fine);
+    let flush = host.flush(disk);
+    host.pass(1_000);
+    assert_eq!(host.answer(flush), Some(Ok(())));
+    let mut again = host.asked.iter().filter(writes_log).map(|io| io.offset);
+    assert!(again.any(|at| at == written[0]), "not synced only");
+}

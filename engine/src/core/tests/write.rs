@@ -2,6 +2,7 @@
 
 use super::{CAPACITY_BLOCKS, Host, none, spec};
 use crate::event::{Command, Event, Io, Purpose, Refusal};
+use crate::snapshot::State;
 use crate::types::{BLOCK_BYTES, ConnectionId, Policy, SECTOR_BYTES, Serial};
 
 fn writes_log(io: &Io) -> bool {
@@ -186,4 +187,13 @@ fn writes_and_discards_past_the_log_are_answered_by_the_origin() {
         assert_eq!(host.count(writes_log), 0);
         assert_eq!(host.show(disk).counters.ssd_write_bytes, 0);
     }
+}
+
+#[test]
+fn a_held_volume_takes_no_write() {
+    let (mut host, disk) = Host::write_back();
+    host.core.volume(disk).state = State::Held;
+    let request = host.write_sectors(disk, 0, 8);
+    assert_eq!(host.answer(request), Some(Err(Refusal::Held)));
+    assert_eq!(host.show(disk).dirty_writes, 0);
 }
