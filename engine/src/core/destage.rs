@@ -728,7 +728,8 @@ impl Core {
         }
     }
 
-    /// A volume that is going away gives up a destage that has not touched the origin.
+    /// A volume that is going away gives up a destage that has not touched the origin, if nothing
+    /// of it is in flight; one with a request under way goes on to its end.
     pub(super) fn abandon_destage(volume: &mut Volume) {
         let Some(destage) = &volume.destage else {
             return;
