@@ -1,11 +1,12 @@
 //! Settling a ledger: reading it and finishing the journal it points to.
 //!
-//! Always true: a journal is applied only when the ledger says *apply*, when every byte of it is
-//! whole, and when size and modification time of the image still fit; then all of it is applied,
-//! synced, and the ledger says so. Applying it again gives the same image, in any order of its
-//! entries, which do not overlap; so many requests are in flight together, because a volume waits
-//! for all of them. Runs before anything else touches the origin, on any thread, and is what
-//! `origin replay` does.
+//! Always true: a ledger that was settled is durable, so that whoever writes the next one over the
+//! slot before it has this one to fall back to. A journal is applied only when the ledger says
+//! *apply*, when every byte of it is whole, and when size and modification time of the image still
+//! fit; then all of it is applied, synced, and the ledger says so. Applying it again gives the same
+//! image, in any order of its entries, which do not overlap; so many requests are in flight
+//! together, because a volume waits for all of them. Runs before anything else touches the origin,
+//! on any thread, and is what `origin replay` does.
 
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::engine::OpenError;
@@ -64,8 +65,8 @@ pub struct OriginInfo {
     pub journal: Option<Result<u64, OpenError>>,
 }
 
-/// Reads the ledger beside the origin of `volume` and finishes a pending journal, on any thread
-/// that holds the origin's lock, before `attach`.
+/// Reads the ledger beside the origin of `volume`, makes it durable, and finishes a pending
+/// journal, on any thread that holds the origin's lock, before `attach`.
 pub fn settle(media: &mut dyn Media, volume: VolumeId) -> Result<Settled, OpenError> {
     let Some(mut ledger) = read_ledger(media, volume)? else {
         return Ok(Settled {
@@ -73,6 +74,11 @@ pub fn settle(media: &mut dyn Media, volume: VolumeId) -> Result<Settled, OpenEr
             ..Settled::default()
         });
     };
+    // Whoever wrote it may have died before its sync; the next one goes over the last that is
+    // known to be synced.
+    if !has(Bug::BelieveUnsyncedLedger) {
+        sync_ledger(media, volume)?;
+    }
     let Progress::Apply { upto, .. } = ledger.progress else {
         return Ok(Settled {
             ledger: Some(ledger),
@@ -123,8 +129,13 @@ fn write_ledger(
     let at = Ledger::slot_at(ledger.sequence);
     media
         .write(Device::Ledger(volume), at, &ledger.encode())
-        .and_then(|()| media.sync(Device::Ledger(volume)))
-        .map_err(|_| OpenError::Io("the ledger"))
+        .map_err(|_| OpenError::Io("the ledger"))?;
+    sync_ledger(media, volume)
+}
+
+fn sync_ledger(media: &mut dyn Media, volume: VolumeId) -> Result<(), OpenError> {
+    let synced = media.sync(Device::Ledger(volume));
+    synced.map_err(|_| OpenError::Io("the ledger"))
 }
 
 /// The bytes of a journal that `settle` would finish, by the ledger alone.

@@ -532,7 +532,7 @@ fn a_journal_is_applied_in_steps_of_8_mib_and_few_requests_of_at_most_256_kib() 
 }
 
 #[test]
-fn without_a_pending_journal_settling_reads_the_ledger_and_nothing_else() {
+fn without_a_pending_journal_settling_syncs_the_ledger_and_does_nothing_else() {
     let mut none = some_host();
     none.ledger = File::default();
     let stat = none.stat(IMAGE).ok();
@@ -543,7 +543,13 @@ fn without_a_pending_journal_settling_reads_the_ledger_and_nothing_else() {
     for progress in [Progress::Idle, Progress::Cut(Serial(1200))] {
         let mut host = some_host().with_ledger(|it| it.progress = progress);
         let (ledger, stat) = (host.ledger(), host.stat(IMAGE).ok());
+        // Whoever wrote it died before its sync.
+        let slot = Ledger::slot_at(ledger.sequence) as usize;
+        let written = host.ledger.synced[slot..].to_vec();
+        host.ledger.synced[slot..].fill(0);
+        host.ledger.unsynced.push((slot, written));
         let settled = host.settled().expect("read");
+        assert!(host.ledger.unsynced.is_empty(), "its word is synced");
         let expected = Settled {
             ledger: Some(ledger.clone()),
             journal_entries_applied: 0,
@@ -555,6 +561,9 @@ fn without_a_pending_journal_settling_reads_the_ledger_and_nothing_else() {
         assert_eq!((shown.ledger, shown.journal), (ledger.clone(), None));
         assert_eq!(host.image.now(), old(SECTORS));
         assert_eq!(host.ledger(), ledger);
+        host.calls_left = 0;
+        let error = host.settled().expect_err("its sync fails").to_string();
+        assert!(error.contains("the ledger"), "{error}");
     }
     let mut torn = some_host();
     torn.ledger.synced.fill(7);

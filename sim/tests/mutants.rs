@@ -84,6 +84,10 @@ const OWN_TESTS: &[(Bug, &str)] = &[
         "what_a_failed_recovery_has_left_out_does_not_come_back_with_the_next_loss_of_power",
     ),
     (
+        Bug::BelieveUnsyncedLedger,
+        "a_ledger_is_durable_before_the_slot_before_it_is_written_over",
+    ),
+    (
         Bug::KeepOrphans,
         "blocks_of_a_layer_that_was_forgotten_are_not_found_under_its_number",
     ),

@@ -132,6 +132,15 @@ fn what_a_failed_recovery_has_left_out_stays_out() {
     assert!(outcome.counters.recovery_errors > 0, "recoveries failed");
 }
 
+/// A ledger of a killed daemon landed without its sync; the next one read it and wrote its own over
+/// the slot before, and the power went: neither was whole.
+#[test]
+fn a_ledger_that_landed_late_is_there_when_the_next_one_is_lost() {
+    let without = "direct,in-place,few-extents,never,cache-errors";
+    let outcome = found_by_a_long_run(576_058_408, 1000, without);
+    assert!(outcome.counters.power_losses > 0, "the power went");
+}
+
 #[test]
 fn the_same_case_gives_the_same_trace_and_another_seed_another() {
     let trace = |seed| run(&options(seed)).unwrap_or_else(|it| panic!("{it}"));

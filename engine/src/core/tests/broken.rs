@@ -8,6 +8,7 @@ use super::{Disks, Host, config, memory, none, spec, syncs_origin, writes_journa
 use crate::adversary::{Bug, break_rule};
 use crate::engine::Config;
 use crate::event::{Admission, Device, Io, IoError, Op, Purpose, Stat};
+use crate::format::ledger::{LEDGER_BYTES, LEDGER_SLOTS, Ledger};
 use crate::map::Content;
 use crate::media::Media;
 use crate::types::{BLOCK_SECTORS, Policy, Span, VolumeId};
@@ -160,8 +161,8 @@ fn blocks_of_a_layer_that_was_forgotten_are_not_found_under_its_number() {
 struct Noted {
     disks: Disks,
     writes: Vec<(Device, u64, Vec<u8>)>,
-    syncs: u32,
-    fails_at: Option<u32>,
+    synced: Vec<Device>,
+    fails_at: Option<usize>,
 }
 
 impl Media for Noted {
@@ -178,9 +179,9 @@ impl Media for Noted {
         self.write(device, offset, &alloc::vec![0; bytes as usize])
     }
 
-    fn sync(&mut self, _: Device) -> Result<(), IoError> {
-        self.syncs += 1;
-        match self.fails_at == Some(self.syncs) {
+    fn sync(&mut self, device: Device) -> Result<(), IoError> {
+        self.synced.push(device);
+        match self.fails_at == Some(self.synced.len()) {
             true => Err(IoError::Failed),
             false => Ok(()),
         }
@@ -245,4 +246,40 @@ fn footer_of_a_recovery_that_failed() -> bool {
 #[test]
 fn what_a_failed_recovery_has_left_out_does_not_come_back_with_the_next_loss_of_power() {
     notices(Bug::BelieveFailedRecovery, footer_of_a_recovery_that_failed);
+}
+
+/// A ledger was written and its daemon killed before the sync. The next daemon reads it, and the
+/// power goes while it writes its own over the slot before: of the two, one must be whole.
+fn ledger_of_a_life_without_its_sync() -> bool {
+    let (host, disk) = Host::write_back();
+    let device = Device::Ledger(disk);
+    let mut durable = host.disks.clone();
+    let mut media = Noted {
+        disks: host.disks,
+        ..Noted::default()
+    };
+    let mut bytes = alloc::vec![0; LEDGER_BYTES * LEDGER_SLOTS as usize];
+    media.read(device, 0, &mut bytes).expect("there is one");
+    let mut ledger = Ledger::parse_file(&bytes).expect("whole").expect("claimed");
+    ledger.sequence += 1;
+    let written = media.write(device, Ledger::slot_at(ledger.sequence), &ledger.encode());
+    written.expect("this one does not fail");
+    let settled = crate::settle::settle(&mut media, disk).expect("whole");
+    assert_eq!(settled.ledger.as_ref(), Some(&ledger));
+
+    if media.synced.contains(&device) {
+        durable = media.disks;
+    }
+    let torn = durable.write(device, Ledger::slot_at(ledger.sequence + 1), &[0xaa; 512]);
+    torn.expect("this one does not fail");
+    durable.read(device, 0, &mut bytes).expect("it is there");
+    Ledger::parse_file(&bytes) == Ok(Some(ledger))
+}
+
+#[test]
+fn a_ledger_is_durable_before_the_slot_before_it_is_written_over() {
+    notices(
+        Bug::BelieveUnsyncedLedger,
+        ledger_of_a_life_without_its_sync,
+    );
 }
