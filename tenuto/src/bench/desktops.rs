@@ -20,6 +20,7 @@ use crate::demo::host::Place;
 use crate::error::{Error, Result, cause};
 use crate::origin::san::{Params, San};
 use crate::sys;
+use engine::event::Admission;
 use engine::snapshot::Counters;
 use engine::types::{DestageMode, Policy};
 use load::{Load, Told};
@@ -87,6 +88,7 @@ pub struct Options {
     pub seconds: f64,
     pub destage: DestageMode,
     pub destage_after: Duration,
+    pub admission: Admission,
     pub cache_bytes: u64,
     pub ram_bytes: u64,
     pub seed: u64,
@@ -294,6 +296,7 @@ fn volumes(
         let mut settings = volume(&name, origin, policy);
         settings.destage = options.destage;
         settings.destage_after = Some(options.destage_after);
+        settings.admission = options.admission;
         settings.san = Some(san(latency, options.origin_iops));
         volumes.push(settings);
     }
@@ -342,7 +345,7 @@ impl Report {
         let options = &self.options;
         format!(
             "{} desktops, seed {}, {} s each; simulated SAN of {} ms and {} requests/s, {} ms of \
-             it the way there; policy {}, destage {} after {} s; images {}",
+             it the way there; policy {}, destage {} after {} s{}; images {}",
             options.pattern.name(),
             options.seed,
             options.seconds,
@@ -352,6 +355,10 @@ impl Report {
             options.policy.name(),
             options.destage.name(),
             options.destage_after.as_secs_f64(),
+            match options.admission {
+                Admission::All => ", every block read kept",
+                Admission::Reuse => "",
+            },
             match self.outcomes.iter().all(|it| it.images_in_memory) {
                 true => "in memory",
                 false => "on the device of the cache",
@@ -462,6 +469,10 @@ impl Report {
                 "path_latency_us": options.path_latency.as_micros() as u64,
                 "destage": options.destage.name(),
                 "destage_after_ms": options.destage_after.as_millis() as u64,
+                "admission": match options.admission {
+                    Admission::All => "all",
+                    Admission::Reuse => "reuse",
+                },
                 "cache_bytes": options.cache_bytes,
                 "ram_bytes": options.ram_bytes,
                 "seed": options.seed,

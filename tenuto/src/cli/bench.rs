@@ -93,6 +93,13 @@ fn burst(context: &Context, command: &BenchBurst) -> Result<()> {
     })
 }
 
+fn admission(name: &str) -> Admission {
+    match name {
+        "all" => Admission::All,
+        _ => Admission::Reuse,
+    }
+}
+
 fn policies(context: &Context, command: &BenchPolicies) -> Result<()> {
     let options = policies::Options {
         desktops: command.desktops,
@@ -101,10 +108,7 @@ fn policies(context: &Context, command: &BenchPolicies) -> Result<()> {
         ram_bytes: size("--ram", &command.ram)?,
         destage_after_ms: millis("--destage-after", &command.destage_after)?,
         destage: mode(&command.destage),
-        admission: match command.admission.as_str() {
-            "all" => Admission::All,
-            _ => Admission::Reuse,
-        },
+        admission: admission(&command.admission),
         qcow2_desktops: command.qcow2,
     };
     bench_page::check(command.html.as_deref())?;
@@ -167,6 +171,7 @@ fn desktops(context: &Context, command: &BenchDesktops) -> Result<()> {
         seconds: command.seconds,
         destage: mode(&command.destage),
         destage_after: Duration::from_millis(after),
+        admission: admission(&command.admission),
         cache_bytes: size("--cache", &command.cache)?,
         ram_bytes: size("--ram", &command.ram)?,
         seed: command.seed,

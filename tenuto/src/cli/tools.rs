@@ -281,6 +281,9 @@ pub struct BenchDesktops {
     /// Size of its read tier
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     pub ram: String,
+    /// Which blocks of their own images are kept on the cache device
+    #[arg(long, default_value = "reuse", value_parser = ["reuse", "all"])]
+    pub admission: String,
     /// Seed of everything random
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
