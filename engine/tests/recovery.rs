@@ -7,13 +7,13 @@ mod common;
 #[path = "common/disk.rs"]
 mod disk;
 
-use common::{CACHE, entry, identity};
+use common::{CACHE, entry, identity, in_footer};
 use disk::*;
 use engine::engine::{Config, Engine, OpenError, inspect};
 use engine::format::checkpoint::{SegmentRecord, VolumeRecord};
 use engine::format::checksum;
 use engine::format::fill::{FillFooter, FillRecord, Life, Run};
-use engine::format::footer::body_blocks;
+use engine::format::footer::{Footer, body_blocks};
 use engine::format::record::{self, Entry, EntryKind, Identity};
 use engine::format::stage::StageHeader;
 use engine::types::{Generation, Policy, Serial, Span, Uuid, VolumeId};
@@ -374,6 +374,46 @@ fn a_footer_alone_speaks_for_its_segment_once_a_sync_has_covered_it() {
     disk.put_footer(1, 40, 60..=62);
     let lost = "records 101 to 101 of the log were synced and cannot be found";
     assert_eq!(disk.look(), (bytes(3), vec![lost.into()]));
+}
+
+/// The footer has a write whose rest never came. The one without it, of which no sync has told, is
+/// written again, or the next loss of power would bring that write back.
+#[test]
+fn a_footer_that_a_failed_recovery_has_left_is_written_again() {
+    let mut disk = Disk::new(Vec::new());
+    let identity = |stream_seq| Identity {
+        segment_seq: 56,
+        ..of(stream_seq, 101)
+    };
+    disk.put_record(1, 0, identity(100), 1);
+    disk.put_piece(1, 2, identity(101), (1, true));
+    let mut sums = vec![0; BODY as usize];
+    let mut entries = Vec::new();
+    for (stream_seq, block) in [(100, 1), (101, 3)] {
+        let piece = Entry {
+            more: stream_seq == 101,
+            ..write_of(&identity(stream_seq), 1)
+        };
+        entries.push(in_footer(&piece, block));
+        sums[block as usize] = checksum(&[&payload(stream_seq, 1)]);
+    }
+    let footer = Footer {
+        segment_seq: 56,
+        first_stream_seq: 100,
+        last_stream_seq: 101,
+        durable_upto: 101,
+        ..common::footer(entries, sums)
+    };
+    disk.put(1, BODY, &footer.encode());
+    let at = disk.block_at(1, BODY);
+    for syncs_left in [Some(1), None] {
+        disk.written.clear();
+        disk.syncs_left = syncs_left;
+        let opened = Engine::open(config(), &mut disk, &mut Shared::new());
+        assert_eq!(opened.is_ok(), syncs_left.is_none());
+        assert!(disk.written.contains(&at), "{syncs_left:?}");
+    }
+    assert_eq!(disk.look().0, bytes(1));
 }
 
 #[test]

@@ -36,6 +36,8 @@ pub struct Disk {
     pub syncs_left: Option<u32>,
     /// Reads of so many bytes fail.
     pub fails_at_bytes: usize,
+    /// Where was written, in order.
+    pub written: Vec<u64>,
 }
 
 impl Media for Disk {
@@ -49,6 +51,7 @@ impl Media for Disk {
     }
 
     fn write(&mut self, _: Device, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
+        self.written.push(offset);
         let at = offset as usize;
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
         Ok(())

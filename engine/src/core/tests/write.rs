@@ -1,9 +1,9 @@
 //! Which writes are taken, which wait, and what a stage charges and counts.
 
-use super::{CAPACITY_BLOCKS, Host, none, spec};
-use crate::event::{Command, Event, Io, Purpose, Refusal};
+use super::{CAPACITY_BLOCKS, Host, none, spec, writes_journal};
+use crate::event::{Command, Device, Event, Io, Op, Purpose, Refusal};
 use crate::snapshot::State;
-use crate::types::{BLOCK_BYTES, ConnectionId, Policy, SECTOR_BYTES, Serial};
+use crate::types::{BLOCK_BYTES, BufferId, ConnectionId, Policy, SECTOR_BYTES, Serial, VolumeId};
 
 fn writes_log(io: &Io) -> bool {
     io.purpose == Purpose::Log
@@ -196,4 +196,94 @@ fn a_held_volume_takes_no_write() {
     let request = host.write_sectors(disk, 0, 8);
     assert_eq!(host.answer(request), Some(Err(Refusal::Held)));
     assert_eq!(host.show(disk).dirty_writes, 0);
+}
+
+fn puts_into_log(io: &Io) -> bool {
+    writes_log(io) && io.op == Op::Write
+}
+
+/// What nobody flushes survives the host after a few milliseconds all the same, time and again.
+#[test]
+fn each_write_is_on_the_device_after_it_has_lingered() {
+    let (mut host, disk) = Host::write_back();
+    host.pass(1_000);
+    for block in 0..4 {
+        host.asked.clear();
+        assert!(host.write(disk, block, 1));
+        host.pass(4);
+        assert_eq!(host.count(puts_into_log), 0, "others may join it");
+        host.pass(2);
+        assert_eq!(host.count(puts_into_log), 1, "block {block}");
+        // Nothing else is due meanwhile.
+        host.pass(21);
+    }
+}
+
+/// An overlay has no promise to keep on the device, and so costs none of its writes.
+#[test]
+fn an_overlay_that_fits_into_ram_is_written_to_no_device() {
+    let (mut host, overlay) = Host::of(spec(Policy::Ephemeral, "disk"));
+    host.pass(1_000);
+    host.asked.clear();
+    host.fill(overlay, 0, 20);
+    let flush = host.flush(overlay);
+    host.pass(1_000);
+    assert_eq!(host.answer(flush), Some(Ok(())));
+    assert_eq!(host.count(puts_into_log), 0);
+}
+
+/// Everything but checkpoints, which are counted apart.
+#[test]
+fn bytes_that_the_log_writes_are_counted() {
+    let (mut host, disk) = Host::write_back();
+    let before = host.core.log.counters.write_bytes;
+    host.asked.clear();
+    host.fill(disk, 0, 100);
+    host.flush(disk);
+    host.pass(1_000);
+    let is_footer = |io: &&Io| io.purpose == Purpose::Footer && io.op == Op::Write;
+    assert!(
+        host.asked.iter().filter(is_footer).count() > 2,
+        "segments were full"
+    );
+    let is_counted = |io: &&Io| puts_into_log(io) || is_footer(io);
+    let bytes: u64 = host
+        .asked
+        .iter()
+        .filter(is_counted)
+        .map(|io| io.bytes)
+        .sum();
+    assert_eq!(host.core.log.counters.write_bytes - before, bytes);
+}
+
+/// Reads do not wait for writes that arrived before them and have no room yet.
+#[test]
+fn reads_that_waited_for_their_volume_do_not_wait_for_writes_without_room() {
+    let mut limited = spec(Policy::WriteBack, "disk");
+    limited.tuning.dirty_limit_bytes = 20 * BLOCK_BYTES;
+    let (mut host, disk) = Host::of(limited.clone());
+    host.fill(disk, 0, 20);
+    host.flush(disk);
+    let mut host = host.killed();
+    host.hold(|io| io.device == Device::Ledger(VolumeId(0)) || writes_journal(io));
+    let disk = host.attach_again(limited);
+    let write = host.write_sectors(disk, 400, 8);
+    let read = host.request();
+    host.send(Event::Read {
+        volume: disk,
+        request: read,
+        sector: 0,
+        sectors: 8,
+        buffer: BufferId(0),
+    });
+    assert_eq!((host.answer(write), host.answer(read)), (None, None));
+    host.hold(writes_journal);
+    host.pass(1);
+    assert_eq!(
+        (host.answer(write), host.answer(read)),
+        (None, Some(Ok(())))
+    );
+    host.hold(none);
+    host.pass(1_000);
+    assert_eq!(host.answer(write), Some(Ok(())));
 }
