@@ -3,7 +3,8 @@
 //! Both machines are this one: a name in the client's configuration gives the agent the
 //! configuration of one of two daemons.
 
-use crate::common::{Background, Daemon, Rig, end, have, is_root, wait_until};
+use crate::common::agents::{Side, long_replay, whoever_goes_away_ends_it_on_all, writes};
+use crate::common::{Background, Daemon, Rig, have, is_root, wait_until};
 use serde_json::Value;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -128,32 +129,22 @@ impl Machines {
         words.map(str::to_owned).collect()
     }
 
-    /// A request each half a second for ten minutes, in turns; it has begun on both.
     fn long_replay(&self) -> (Child, [i32; 2]) {
-        let trace = self.left.stage_dir().join("long.csv");
-        let line = |at: u64| format!("{},pc,{},Write,0,4096,0\n", at * 5_000_000, at % 2);
-        write(&trace, &(0..1200).map(line).collect::<String>(), 0o600);
-        let rsh = self.rsh(self.port, "known");
-        let arguments = self.arguments(&trace, &rsh, &self.remote("noted", ""));
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let rigs = [(&self.left, "one"), (&self.right, "two")];
-        let before = rigs.map(|(rig, name)| writes(rig, name));
-        let child = self.left.spawn(&arguments);
-        for ((rig, name), before) in rigs.into_iter().zip(before) {
-            wait_until("the first write", PATIENCE, || writes(rig, name) > before);
-        }
-        let pids = rigs.map(|(rig, _)| {
-            let path = format!("{}.pid", rig.config_path().display());
-            let text = std::fs::read_to_string(path).expect("its process was noted");
-            text.trim().parse().expect("a number")
-        });
-        (child, pids)
+        long_replay(&self.sides(), |trace| {
+            let rsh = self.rsh(self.port, "known");
+            let arguments = self.arguments(trace, &rsh, &self.remote("noted", ""));
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            self.left.spawn(&arguments)
+        })
     }
-}
 
-fn writes(rig: &Rig, name: &str) -> u64 {
-    let count = rig.show(name)["writes"]["requests"].as_u64();
-    count.expect("a count")
+    fn sides(&self) -> [Side<'_>; 2] {
+        [(&self.left, "one"), (&self.right, "two")].map(|(rig, volume)| Side {
+            rig,
+            volume,
+            noted: format!("{}.pid", rig.config_path().display()).into(),
+        })
+    }
 }
 
 fn short_trace(rig: &Rig) -> PathBuf {
@@ -165,11 +156,6 @@ fn short_trace(rig: &Rig) -> PathBuf {
     };
     write(&path, &(0..2000).map(line).collect::<String>(), 0o600);
     path
-}
-
-fn is_over(pid: i32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
-    stat.map_or(true, |stat| stat.contains(") Z "))
 }
 
 #[test]
@@ -243,16 +229,5 @@ fn whoever_goes_away_ends_a_replay_over_ssh_on_all() {
     let Some(machines) = machines("whoever_goes_away_ends_a_replay_over_ssh_on_all") else {
         return;
     };
-    let (child, [left, right]) = machines.long_replay();
-    end(left);
-    let output = child.wait_with_output().expect("it ends");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("agent left: it ended before"), "{said}");
-    wait_until("the other one has ended", PATIENCE, || is_over(right));
-    // And the one that orders it.
-    let (mut child, pids) = machines.long_replay();
-    child.kill().expect("it runs");
-    child.wait().expect("it ends");
-    wait_until("nobody goes on", PATIENCE, || pids.into_iter().all(is_over));
+    whoever_goes_away_ends_it_on_all(|| machines.long_replay());
 }

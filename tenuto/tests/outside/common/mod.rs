@@ -6,6 +6,7 @@
 //! here knows the product's inside: sockets, files, exit codes and JSON are all it sees; only
 //! `anatomy` and `scene` know where bytes of its formats lie.
 
+pub mod agents;
 pub mod anatomy;
 pub mod boot;
 pub mod browser;
