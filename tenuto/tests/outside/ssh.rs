@@ -3,9 +3,11 @@
 //! Both machines are this one: a name in the client's configuration gives the agent the
 //! configuration of one of two daemons.
 
-use crate::common::agents::{Side, long_replay, whoever_goes_away_ends_it_on_all, writes};
-use crate::common::{Background, Daemon, Rig, have, is_root, wait_until};
+use crate::common::agents::{Side, is_over, long_replay, whoever_goes_away_ends_it_on_all, writes};
+use crate::common::{Background, Daemon, Rig, have, is_root, signal, wait_until};
 use serde_json::Value;
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -20,7 +22,7 @@ struct Machines {
     left: Rig,
     right: Rig,
     _daemons: [Daemon; 2],
-    _server: Background,
+    server: Background,
     port: u16,
 }
 
@@ -84,7 +86,7 @@ fn machines(test: &str) -> Option<Machines> {
     write(&left.stage_dir().join("strangers"), "", 0o600);
     Some(Machines {
         _daemons: [left.serve(), right.serve()],
-        _server: server,
+        server,
         port,
         left,
         right,
@@ -230,4 +232,60 @@ fn whoever_goes_away_ends_a_replay_over_ssh_on_all() {
         return;
     };
     whoever_goes_away_ends_it_on_all(|| machines.long_replay());
+}
+
+/// Processes whose parent is this one.
+fn children(parent: u32) -> Vec<i32> {
+    let all = std::fs::read_dir("/proc")
+        .expect("list processes")
+        .flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_child = |pid: &i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let parent_of = stat.rsplit(") ").next().and_then(|it| it.split(' ').nth(1));
+        parent_of.and_then(|it| it.parse().ok()) == Some(parent)
+    };
+    pids.filter(is_child).collect()
+}
+
+fn names_in(place: &Path) -> BTreeSet<OsString> {
+    let all = std::fs::read_dir(place).expect("list it").flatten();
+    all.map(|entry| entry.file_name()).collect()
+}
+
+#[test]
+fn an_agent_that_is_killed_over_ssh_is_named_and_leaves_nothing_behind() {
+    let test = "an_agent_that_is_killed_over_ssh_is_named_and_leaves_nothing_behind";
+    let Some(machines) = machines(test) else {
+        return;
+    };
+    let sockets = || [&machines.left, &machines.right].map(|rig| names_in(&rig.run_dir()));
+    let before = sockets();
+    let (child, pids) = machines.long_replay();
+    let ours = child.id();
+    let ways = children(ours);
+    assert_eq!(ways.len(), 2, "an ssh to each");
+    signal(pids[0], libc::SIGKILL);
+    let output = child.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(output.stdout.is_empty(), "no figures: {output:?}");
+    for it in [
+        "agent left: it ended before it was done",
+        "it was killed there, or its way there was cut",
+        "all figures of this replay are lost",
+    ] {
+        assert!(said.contains(it), "no {it:?} in {said}");
+    }
+    assert!(ways.into_iter().all(is_over), "no ssh is left");
+    wait_until("both agents have ended", PATIENCE, || {
+        pids.into_iter().all(is_over)
+    });
+    wait_until("the server has nobody", PATIENCE, || {
+        children(machines.server.pid()).into_iter().all(is_over)
+    });
+    for side in machines.sides() {
+        side.rig.gone_clients(side.volume);
+    }
+    assert_eq!(sockets(), before);
 }

@@ -527,6 +527,10 @@ impl Background {
         });
     }
 
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
     pub fn start(program: &str, arguments: &[&str]) -> Background {
         let child = Command::new(program)
             .args(arguments)
