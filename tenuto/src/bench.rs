@@ -16,6 +16,7 @@ mod null_rings;
 pub mod page;
 mod pipe;
 pub mod policies;
+pub mod range;
 pub mod record;
 mod rings;
 mod rounds;

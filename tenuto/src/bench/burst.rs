@@ -12,9 +12,10 @@ mod page;
 mod run;
 
 use super::machine;
+use super::range;
 use crate::demo::host::Place;
 use crate::demo::stats::{millis, quantile};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use engine::types::{DestageMode, Policy};
 use run::{Case, Run};
 use serde_json::{Value, json};
@@ -39,12 +40,7 @@ pub struct Report {
 
 /// Runs everything and writes the report.
 pub fn run(options: &Options) -> Result<Report> {
-    if !(1.0..=1000.0).contains(&options.scale) {
-        return Err(Error::usage(format!(
-            "--scale {}: not from 1 to 1000; 20 takes two minutes",
-            options.scale
-        )));
-    }
+    range::within("--scale", options.scale, 1.0..=1000.0)?;
     super::page::check(Some(&options.html))?;
     let place = Place::new()?;
     let case = |name, policy, burst| Case {

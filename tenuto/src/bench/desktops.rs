@@ -15,6 +15,7 @@ mod responses;
 
 use super::host::{Host, Sizes, make_image, san, volume};
 use super::machine;
+use super::range;
 use crate::daemon::VolumeSettings;
 use crate::demo::host::Place;
 use crate::error::{Error, Result, cause};
@@ -127,29 +128,18 @@ pub struct Report {
 }
 
 fn check(options: &Options) -> Result<()> {
-    let wrong = |what: String| Err(Error::usage(format!("bench desktops: {what}")));
-    if options.users.is_empty() || options.cases.is_empty() {
-        return wrong("give at least one number of users and one case".into());
+    for users in &options.users {
+        range::within("--users", *users, 1..=USERS_MAX)?;
     }
-    if let Some(users) = options
-        .users
-        .iter()
-        .find(|it| !(1..=USERS_MAX).contains(*it))
-    {
-        return wrong(format!("--users {users}: 1 to {USERS_MAX}"));
+    range::within("--seconds", options.seconds, 0.5..=86_400.0)?;
+    range::at_least_one("--origin-iops", options.origin_iops)?;
+    range::size_at_least("--cache", options.cache_bytes, 512 << 20)?;
+    match options.path_latency <= options.origin_latency {
+        true => Ok(()),
+        false => Err(Error::usage(
+            "--path-latency: it is a part of --origin-latency; give one that is not longer",
+        )),
     }
-    if !(0.5..=86_400.0).contains(&options.seconds) {
-        return wrong("--seconds is not from 0.5 to 86400".into());
-    }
-    if options.origin_iops == 0 || options.cache_bytes < 512 << 20 {
-        return wrong(
-            "give an origin some requests per second, and a cache of at least 512MiB".into(),
-        );
-    }
-    if options.path_latency > options.origin_latency {
-        return wrong("--path-latency is a part of --origin-latency, and so not longer".into());
-    }
-    Ok(())
 }
 
 /// Calls `progress` with the seconds that were measured, of all cases.

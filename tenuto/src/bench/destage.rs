@@ -10,6 +10,7 @@ mod page;
 mod run;
 
 use super::machine;
+use super::range;
 use super::rounds::{self, Compared, Spread};
 use crate::demo::host::Place;
 use crate::error::{Error, Result};
@@ -89,20 +90,13 @@ pub fn run(options: &Options) -> Result<Report> {
 }
 
 fn check(options: &Options) -> Result<()> {
-    let wrong = |what: &str| Err(Error::usage(format!("bench destage: {what}")));
-    if !(0.05..=600.0).contains(&options.seconds) {
-        return wrong("--seconds is not from 0.05 to 600");
-    }
-    if options.rounds == 0 || options.depth == 0 || options.depth > 256 {
-        return wrong("give at least one round, and --qd from 1 to 256");
-    }
-    if options.origin_iops == 0 || options.misses_per_mille > 500 {
-        return wrong("give an origin some requests per second, and --misses up to 500");
-    }
-    if options.writes_percent > 50 || options.cache_bytes < 512 << 20 {
-        return wrong("--writes is at most 50, and --cache at least 512MiB");
-    }
-    Ok(())
+    range::within("--seconds", options.seconds, 0.05..=600.0)?;
+    range::at_least_one("--rounds", options.rounds)?;
+    range::within("--qd", options.depth, 1..=256)?;
+    range::at_least_one("--origin-iops", options.origin_iops)?;
+    range::within("--misses", options.misses_per_mille, 0..=500)?;
+    range::within("--writes", options.writes_percent, 0..=50)?;
+    range::size_at_least("--cache", options.cache_bytes, 512 << 20)
 }
 
 impl Report {

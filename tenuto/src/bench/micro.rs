@@ -12,6 +12,7 @@ mod row;
 mod serve;
 pub mod transport;
 
+use super::range;
 use super::rounds::{Compared, Spread};
 use crate::demo::host::Place;
 use crate::error::{Error, Result};
@@ -115,27 +116,16 @@ fn plan(options: &Options, row: Row) -> Vec<(Against, Vec<usize>)> {
 }
 
 fn check(options: &Options) -> Result<()> {
-    let wrong = |what: &str| Err(Error::usage(format!("bench micro: {what}")));
-    if !(0.01..=60.0).contains(&options.seconds) || options.rounds == 0 {
-        return wrong("give at least one round, and --seconds from 0.01 to 60");
-    }
-    let deep = |&depth: &usize| depth == 0 || depth > 256;
-    if options.depths.is_empty() || options.depths.iter().any(deep) {
-        return wrong("--qd takes numbers from 1 to 256, with commas between");
+    range::within("--seconds", options.seconds, 0.01..=60.0)?;
+    range::at_least_one("--rounds", options.rounds)?;
+    for depth in &options.depths {
+        range::within("--qd", *depth, 1..=256)?;
     }
     match options.transport {
-        Transport::Nbd { connections } if !(1..=16).contains(&connections) => {
-            return wrong("--connections is not from 1 to 16");
-        }
-        Transport::VhostUser { queues, .. } if !(1..=4).contains(&queues) => {
-            return wrong("--queues is not from 1 to 4");
-        }
-        _ => {}
+        Transport::Nbd { connections } => range::within("--connections", connections, 1..=16)?,
+        Transport::VhostUser { queues, .. } => range::within("--queues", queues, 1..=4)?,
     }
-    if !(64 << 20..=64 << 30).contains(&options.size_bytes) {
-        return wrong("--size is not from 64MiB to 64GiB");
-    }
-    Ok(())
+    range::size_within("--size", options.size_bytes, 64 << 20..=64 << 30)
 }
 
 /// Where the files of the run lie: beside the file that was named.

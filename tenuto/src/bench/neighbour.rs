@@ -9,6 +9,7 @@
 use super::host::{Host, Sizes, make_image, san, volume};
 use super::machine;
 use super::pipe::Pipe;
+use super::range;
 use super::rounds::{self, Compared, Spread};
 use super::work::{BLOCK_BYTES, Carrier, Share, Tally, Verb, Walk, Work};
 use crate::demo::host::Place;
@@ -74,16 +75,10 @@ pub struct Report {
 }
 
 pub fn run(options: &Options) -> Result<Report> {
-    if !(0.05..=600.0).contains(&options.seconds) || options.rounds == 0 {
-        return Err(Error::usage(
-            "bench neighbour: give at least one round, and --seconds from 0.05 to 600",
-        ));
-    }
-    if options.origin_iops == 0 || options.per_second == 0 {
-        return Err(Error::usage(
-            "bench neighbour: give some requests per second",
-        ));
-    }
+    range::within("--seconds", options.seconds, 0.05..=600.0)?;
+    range::at_least_one("--rounds", options.rounds)?;
+    range::at_least_one("--origin-iops", options.origin_iops)?;
+    range::at_least_one("--rate", options.per_second)?;
     let place = Place::below(&options.directory)?;
     let images = [GUEST, NEIGHBOUR].map(|name| place.stage_dir().join(format!("{name}.img")));
     let mut volumes = Vec::new();

@@ -15,6 +15,7 @@
 use super::host::make_image;
 use super::machine;
 use super::pipe::Pipe;
+use super::range;
 use super::rounds::{self, Compared, Spread};
 use super::work::{BLOCK_BYTES, Carrier, Tally, Verb, Work};
 use crate::admin::client::{Client, PROMPT};
@@ -339,14 +340,9 @@ impl Slot {
 }
 
 pub fn run(options: &Options) -> Result<Report> {
-    if !(0.05..=600.0).contains(&options.seconds) || options.rounds == 0 {
-        return Err(Error::usage(
-            "bench record: give at least one round, and --seconds from 0.05 to 600",
-        ));
-    }
-    if !(1..=256).contains(&options.depth) {
-        return Err(Error::usage("bench record: --qd takes 1 to 256"));
-    }
+    range::within("--seconds", options.seconds, 0.05..=600.0)?;
+    range::at_least_one("--rounds", options.rounds)?;
+    range::within("--qd", options.depth, 1..=256)?;
     let place = Place::below(&options.directory)?;
     let mut host = Host::start(&place)?;
     let report = Report {

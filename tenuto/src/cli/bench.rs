@@ -13,7 +13,7 @@ use super::{Context, output};
 use crate::bench::engine::{BenchError, Figures, Options, run as measure};
 use crate::bench::micro::peer::Program;
 use crate::bench::{
-    burst, desktops, destage, micro, neighbour, page as bench_page, policies, record,
+    burst, desktops, destage, micro, neighbour, page as bench_page, policies, range, record,
 };
 use crate::config::units::human_bytes;
 use crate::error::{Error, Result};
@@ -50,9 +50,7 @@ fn engine(context: &Context, command: &BenchEngine) -> Result<()> {
         operations: command.operations,
         seed: command.seed,
     };
-    if command.rounds == 0 {
-        return Err(Error::usage("--rounds 0: give at least one"));
-    }
+    range::at_least_one("--rounds", command.rounds)?;
     let (mut engine, mut whole) = (Rounds::default(), Rounds::default());
     for _ in 0..command.rounds {
         engine.0.push(measure(options, false).map_err(refused)?);

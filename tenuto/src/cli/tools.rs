@@ -2,6 +2,7 @@
 
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
+use workload::synth::DESKTOPS_MAX;
 
 /// A gold image on a simulated SAN, clones and a write-back volume, with and without the cache
 #[derive(Clone, Debug, Args)]
@@ -299,6 +300,7 @@ pub struct BenchDesktops {
 pub struct BenchPolicies {
     /// Desktops of the office
     #[arg(long, value_name = "N", default_value_t = 55)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(DESKTOPS_MAX)))]
     pub desktops: u32,
     /// Size of the cache of all of them
     #[arg(long, value_name = "SIZE", default_value = "500GiB")]

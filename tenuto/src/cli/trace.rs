@@ -96,27 +96,38 @@ pub(super) fn open(from: &From) -> Result<Reader<Box<dyn BufRead>>> {
     let input: Box<dyn BufRead> = match is_pipe(path) {
         true => Box::new(BufReader::new(io::stdin())),
         false => {
-            let file = File::open(path).map_err(|error| {
-                let missing = error.kind() == io::ErrorKind::NotFound;
-                let kind = if missing {
-                    Kind::NotFound
-                } else {
-                    Kind::Failed
-                };
-                let message = format!("{}: {}", path.display(), cause(&error));
-                Error::new(kind, message).about(path.display().to_string())
-            })?;
+            let file = File::open(path).map_err(|error| no_trace(path, &error))?;
             Box::new(BufReader::with_capacity(1 << 20, file))
         }
     };
-    Reader::open(input, from.format).map_err(|error| match error {
-        TraceError::Io(error) => failed(path, cause(&error)),
+    Reader::open(input, from.format).map_err(|error| refused(path, &error))
+}
+
+/// A file that is not there, or cannot be read at all; `right` is what to name instead.
+pub(super) fn unreadable(path: &Path, error: &io::Error, right: &str) -> Error {
+    let kind = match error.kind() {
+        io::ErrorKind::NotFound => Kind::NotFound,
+        _ => Kind::Failed,
+    };
+    let (place, why) = (path.display().to_string(), cause(error));
+    let message = format!("{place}: {why}; name {right} that exists and can be read");
+    Error::new(kind, message).about(place)
+}
+
+pub(super) fn no_trace(path: &Path, error: &io::Error) -> Error {
+    unreadable(path, error, "a trace")
+}
+
+/// A file that does not begin as a trace does.
+pub(super) fn refused(path: &Path, error: &TraceError) -> Error {
+    match error {
+        TraceError::Io(error) => no_trace(path, error),
         TraceError::Version(_) => failed(path, format_args!("{error}; use a newer one")),
         TraceError::Unknown => {
             let all = Format::ALL.map(Format::name).join(", ");
             failed(path, format_args!("{error}; name it with --format: {all}"))
         }
-    })
+    }
 }
 
 /// Every item of a trace.

@@ -54,6 +54,10 @@ struct Agent {
     writer: Option<Writer<Part>>,
     /// From then on.
     input: Option<ChildStdin>,
+    /// It has said something: the way there is good, and the program is there.
+    spoke: bool,
+    /// It was told to go.
+    went: bool,
 }
 
 /// The way to one machine, in pieces that it knows the length of.
@@ -134,6 +138,8 @@ impl Agent {
             child,
             writer: None,
             input: None,
+            spoke: false,
+            went: false,
         })
     }
 
@@ -189,13 +195,23 @@ impl Agent {
         let status = status.map_or_else(|error| cause(&error), |status| status.to_string());
         let (host, rsh, program) = (&self.host, &self.rsh, &self.program);
         let right = match code {
+            // A program that a signal ends there ends `ssh` as a way that is cut.
+            _ if self.spoke => format!(
+                "it was killed there, or its way there was cut: see the log of that machine, and \
+                 try `{rsh} {host} true`"
+            ),
             Some(EXIT_RSH) => format!("its way there failed or was cut: try `{rsh} {host} true`"),
             Some(EXIT_NO_PROGRAM) => {
                 format!("there is no {program}: install it there, or name it by --remote")
             }
             _ => format!("see whether `{program} trace agent` of this version runs there"),
         };
-        let message = format!("agent {host}: it ended before it was done ({status}); {right}");
+        let lost = match self.went {
+            true => "; all figures of this replay are lost, the volumes hold what was written",
+            false => "",
+        };
+        let message =
+            format!("agent {host}: it ended before it was done ({status}); {right}{lost}");
         Error::failed(message).about(host)
     }
 }
@@ -275,6 +291,7 @@ impl Machines {
         while words.iter().any(Value::is_null) {
             let (number, word) = self.said.recv().expect("one sender is ours");
             let agent = &mut self.all[number];
+            agent.spoke |= matches!(word, Word::Value(_));
             match word {
                 Word::Value(word) if word.get(key).is_some() => words[number] = word,
                 Word::Value(word) => {
@@ -331,6 +348,7 @@ impl Machines {
         for at in 0..self.all.len() {
             let input = self.all[at].input.as_mut().expect("it was whole");
             let done = say(input, &json!({ "go": true }));
+            self.all[at].went = true;
             self.check(done)?;
         }
         self.hear("begun")?;

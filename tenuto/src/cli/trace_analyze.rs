@@ -12,7 +12,7 @@ mod text;
 
 use super::Context;
 use super::progress::{Progress, Work};
-use crate::cli::trace::format_named;
+use crate::cli::trace::{format_named, no_trace, refused, unreadable};
 use crate::config::units::{parse_millis, parse_size};
 use crate::error::{Error, Kind, Result, cause};
 use clap::Args;
@@ -27,7 +27,7 @@ use workload::trace::analyze::flow::Mix;
 use workload::trace::analyze::merge::{Failed, Merged};
 use workload::trace::analyze::peaks::Period;
 use workload::trace::analyze::{Analysis, Options, Report};
-use workload::trace::{Complaints, Format, Names, Reader, Record, TraceError};
+use workload::trace::{Complaints, Format, Names, Reader, Record};
 
 const BUFFER_BYTES: usize = 256 << 10;
 /// A chunk of blocks takes so much while the tables that hold it grow.
@@ -222,17 +222,9 @@ fn table(path: Option<&Path>, own: impl FnOnce() -> Categories) -> Result<Catego
     let Some(path) = path else {
         return Ok(own());
     };
-    let text = std::fs::read_to_string(path).map_err(|error| missing(path, &error))?;
+    let text =
+        std::fs::read_to_string(path).map_err(|error| unreadable(path, &error, "a table"))?;
     Categories::parse(&text).map_err(|error| failed(path, error))
-}
-
-fn missing(path: &Path, error: &io::Error) -> Error {
-    let kind = match error.kind() {
-        io::ErrorKind::NotFound => Kind::NotFound,
-        _ => Kind::Failed,
-    };
-    let message = format!("{}: {}", path.display(), cause(error));
-    Error::new(kind, message).about(path.display().to_string())
 }
 
 /// The category of each path, looked up once.
@@ -296,25 +288,14 @@ impl Opened {
             let input = io::stdin();
             return Ok(Box::new(BufReader::new(Counted { input, counted })));
         }
-        let input = File::open(path).map_err(|error| missing(path, &error))?;
-        let metadata = input.metadata().map_err(|error| missing(path, &error))?;
+        let input = File::open(path).map_err(|error| no_trace(path, &error))?;
+        let metadata = input.metadata().map_err(|error| no_trace(path, &error))?;
         self.total_bytes = match metadata.is_file() {
             true => self.total_bytes.map(|total| total + metadata.len()),
             false => None,
         };
         let input = Counted { input, counted };
         Ok(Box::new(BufReader::with_capacity(BUFFER_BYTES, input)))
-    }
-}
-
-fn refused(path: &Path, error: &TraceError) -> Error {
-    match error {
-        TraceError::Io(error) => failed(path, cause(error)),
-        TraceError::Version(_) => failed(path, format_args!("{error}; use a newer one")),
-        TraceError::Unknown => {
-            let all = Format::ALL.map(Format::name).join(", ");
-            failed(path, format_args!("{error}; name it with --format: {all}"))
-        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Errors in the arguments, in the one-line form of all other errors.
 
 use crate::error::{Error, Result};
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
 
 /// Prints help and version where they were asked for; everything else is an error.
 pub fn explain(error: clap::Error) -> Result<()> {
@@ -17,8 +18,47 @@ pub fn explain(error: clap::Error) -> Result<()> {
                 "a command is missing; usage: {usage}; see --help"
             )))
         }
-        _ => Err(Error::usage(one_line(&error.render().to_string()))),
+        _ => {
+            let line = number(&error).or_else(|| negative(&error));
+            let line = line.unwrap_or_else(|| one_line(&error.render().to_string()));
+            Err(Error::usage(line))
+        }
     }
+}
+
+fn text(error: &clap::Error, kind: ContextKind) -> Option<&str> {
+    match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text),
+        _ => None,
+    }
+}
+
+/// A number that is none, or out of range: clap has what would be right in words of its own.
+fn number(error: &clap::Error) -> Option<String> {
+    let option = text(error, ContextKind::InvalidArg)?.split(' ').next()?;
+    let given = text(error, ContextKind::InvalidValue)?;
+    let source = std::error::Error::source(error)?;
+    let line = |what: &str| Some(format!("{option} {given}: {what}"));
+    if let Some(why) = source.downcast_ref::<ParseIntError>() {
+        return match why.kind() {
+            IntErrorKind::PosOverflow => line("out of range; give a smaller number"),
+            _ => line("not a whole number; give one as in 5"),
+        };
+    }
+    if source.is::<ParseFloatError>() {
+        return line("not a number; give one as in 0.5");
+    }
+    let why = source.to_string();
+    let range = why.strip_prefix(given)?.strip_prefix(" is not in ")?;
+    let (least, most) = range.split_once("..=")?;
+    line(&format!("out of range; give {least} to {most}"))
+}
+
+/// A number below zero looks like an option, and no option takes one.
+fn negative(error: &clap::Error) -> Option<String> {
+    let given = text(error, ContextKind::InvalidArg)?;
+    let is_negative = given.starts_with('-') && given.parse::<f64>().is_ok();
+    is_negative.then(|| format!("{given}: no option takes a number below 0; see --help"))
 }
 
 /// clap's first paragraph, its tips and its usage, without their line breaks.

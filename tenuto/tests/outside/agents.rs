@@ -3,17 +3,16 @@
 //! What runs a program "there" is a script that stands in for `ssh`: it gives the program the
 //! configuration of the machine that is named, and notes its process.
 
+use crate::common::agents::{Side, long_replay, whoever_goes_away_ends_it_on_all};
 use crate::common::random::Random;
-use crate::common::{Daemon, Rig, end, seed, wait_until};
+use crate::common::{Daemon, Rig, seed};
 use serde_json::Value;
 use std::fmt::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::time::Duration;
 
 const BYTES: u64 = 64 << 20;
-const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Machines {
     left: Rig,
@@ -76,26 +75,22 @@ impl Machines {
         self.left.refused(&arguments, code)
     }
 
-    /// A replay of ten minutes that has begun on both machines.
     fn long_replay(&self) -> (Child, [i32; 2]) {
-        let path = self.left.stage_dir().join("long.csv");
-        let line = |at: u64| format!("{},pc,{},Write,0,4096,0\n", at * 5_000_000, at % 2);
-        std::fs::write(&path, (0..1200).map(line).collect::<String>()).expect("write the trace");
-        let volumes = "--volume left:one --volume right:three --overwrite";
-        let arguments = self.arguments(&path, &format!("--agents left,right {volumes}"));
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let child = self.left.spawn(&arguments);
-        for (rig, name) in [(&self.left, "one"), (&self.right, "three")] {
-            wait_until("the first write", PATIENCE, || {
-                rig.show(name)["writes"]["requests"].as_u64() > Some(0)
-            });
-        }
-        let pids = ["left", "right"].map(|host| {
-            let path = self.left.stage_dir().join(format!("{host}.pid"));
-            let text = std::fs::read_to_string(path).expect("its process was noted");
-            text.trim().parse().expect("a number")
-        });
-        (child, pids)
+        let side = |rig, volume, host: &str| Side {
+            rig,
+            volume,
+            noted: self.left.stage_dir().join(format!("{host}.pid")),
+        };
+        let sides = [
+            side(&self.left, "one", "left"),
+            side(&self.right, "three", "right"),
+        ];
+        long_replay(&sides, |trace| {
+            let volumes = "--volume left:one --volume right:three --overwrite";
+            let arguments = self.arguments(trace, &format!("--agents left,right {volumes}"));
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            self.left.spawn(&arguments)
+        })
     }
 }
 
@@ -114,11 +109,6 @@ fn trace(rig: &Rig, seed: u64) -> PathBuf {
     let path = rig.stage_dir().join("three.csv");
     std::fs::write(&path, text).expect("write the trace");
     path
-}
-
-fn is_over(pid: i32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
-    stat.map_or(true, |stat| stat.contains(") Z "))
 }
 
 #[test]
@@ -211,18 +201,7 @@ fn a_replay_that_a_machine_cannot_take_part_in_does_not_begin() {
 #[test]
 fn a_machine_that_goes_away_ends_the_replay_on_all() {
     let machines = machines();
-    let (child, [left, right]) = machines.long_replay();
-    end(left);
-    let output = child.wait_with_output().expect("it ends");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("agent left: it ended before"), "{said}");
-    wait_until("the other one has ended", PATIENCE, || is_over(right));
-    // And the one that orders it.
-    let (mut child, pids) = machines.long_replay();
-    child.kill().expect("it runs");
-    child.wait().expect("it ends");
-    wait_until("nobody goes on", PATIENCE, || pids.into_iter().all(is_over));
+    whoever_goes_away_ends_it_on_all(|| machines.long_replay());
 }
 
 /// The part of a machine whose disks are idle at first begins later.

@@ -3,8 +3,11 @@
 //! Both machines are this one: a name in the client's configuration gives the agent the
 //! configuration of one of two daemons.
 
-use crate::common::{Background, Daemon, Rig, end, have, is_root, wait_until};
+use crate::common::agents::{Side, is_over, long_replay, whoever_goes_away_ends_it_on_all, writes};
+use crate::common::{Background, Daemon, Rig, have, is_root, signal, wait_until};
 use serde_json::Value;
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -19,7 +22,7 @@ struct Machines {
     left: Rig,
     right: Rig,
     _daemons: [Daemon; 2],
-    _server: Background,
+    server: Background,
     port: u16,
 }
 
@@ -83,7 +86,7 @@ fn machines(test: &str) -> Option<Machines> {
     write(&left.stage_dir().join("strangers"), "", 0o600);
     Some(Machines {
         _daemons: [left.serve(), right.serve()],
-        _server: server,
+        server,
         port,
         left,
         right,
@@ -128,32 +131,22 @@ impl Machines {
         words.map(str::to_owned).collect()
     }
 
-    /// A request each half a second for ten minutes, in turns; it has begun on both.
     fn long_replay(&self) -> (Child, [i32; 2]) {
-        let trace = self.left.stage_dir().join("long.csv");
-        let line = |at: u64| format!("{},pc,{},Write,0,4096,0\n", at * 5_000_000, at % 2);
-        write(&trace, &(0..1200).map(line).collect::<String>(), 0o600);
-        let rsh = self.rsh(self.port, "known");
-        let arguments = self.arguments(&trace, &rsh, &self.remote("noted", ""));
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let rigs = [(&self.left, "one"), (&self.right, "two")];
-        let before = rigs.map(|(rig, name)| writes(rig, name));
-        let child = self.left.spawn(&arguments);
-        for ((rig, name), before) in rigs.into_iter().zip(before) {
-            wait_until("the first write", PATIENCE, || writes(rig, name) > before);
-        }
-        let pids = rigs.map(|(rig, _)| {
-            let path = format!("{}.pid", rig.config_path().display());
-            let text = std::fs::read_to_string(path).expect("its process was noted");
-            text.trim().parse().expect("a number")
-        });
-        (child, pids)
+        long_replay(&self.sides(), |trace| {
+            let rsh = self.rsh(self.port, "known");
+            let arguments = self.arguments(trace, &rsh, &self.remote("noted", ""));
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            self.left.spawn(&arguments)
+        })
     }
-}
 
-fn writes(rig: &Rig, name: &str) -> u64 {
-    let count = rig.show(name)["writes"]["requests"].as_u64();
-    count.expect("a count")
+    fn sides(&self) -> [Side<'_>; 2] {
+        [(&self.left, "one"), (&self.right, "two")].map(|(rig, volume)| Side {
+            rig,
+            volume,
+            noted: format!("{}.pid", rig.config_path().display()).into(),
+        })
+    }
 }
 
 fn short_trace(rig: &Rig) -> PathBuf {
@@ -165,11 +158,6 @@ fn short_trace(rig: &Rig) -> PathBuf {
     };
     write(&path, &(0..2000).map(line).collect::<String>(), 0o600);
     path
-}
-
-fn is_over(pid: i32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
-    stat.map_or(true, |stat| stat.contains(") Z "))
 }
 
 #[test]
@@ -243,16 +231,61 @@ fn whoever_goes_away_ends_a_replay_over_ssh_on_all() {
     let Some(machines) = machines("whoever_goes_away_ends_a_replay_over_ssh_on_all") else {
         return;
     };
-    let (child, [left, right]) = machines.long_replay();
-    end(left);
+    whoever_goes_away_ends_it_on_all(|| machines.long_replay());
+}
+
+/// Processes whose parent is this one.
+fn children(parent: u32) -> Vec<i32> {
+    let all = std::fs::read_dir("/proc")
+        .expect("list processes")
+        .flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_child = |pid: &i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let parent_of = stat.rsplit(") ").next().and_then(|it| it.split(' ').nth(1));
+        parent_of.and_then(|it| it.parse().ok()) == Some(parent)
+    };
+    pids.filter(is_child).collect()
+}
+
+fn names_in(place: &Path) -> BTreeSet<OsString> {
+    let all = std::fs::read_dir(place).expect("list it").flatten();
+    all.map(|entry| entry.file_name()).collect()
+}
+
+#[test]
+fn an_agent_that_is_killed_over_ssh_is_named_and_leaves_nothing_behind() {
+    let test = "an_agent_that_is_killed_over_ssh_is_named_and_leaves_nothing_behind";
+    let Some(machines) = machines(test) else {
+        return;
+    };
+    let sockets = || [&machines.left, &machines.right].map(|rig| names_in(&rig.run_dir()));
+    let before = sockets();
+    let (child, pids) = machines.long_replay();
+    let ours = child.id();
+    let ways = children(ours);
+    assert_eq!(ways.len(), 2, "an ssh to each");
+    signal(pids[0], libc::SIGKILL);
     let output = child.wait_with_output().expect("it ends");
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("agent left: it ended before"), "{said}");
-    wait_until("the other one has ended", PATIENCE, || is_over(right));
-    // And the one that orders it.
-    let (mut child, pids) = machines.long_replay();
-    child.kill().expect("it runs");
-    child.wait().expect("it ends");
-    wait_until("nobody goes on", PATIENCE, || pids.into_iter().all(is_over));
+    assert!(output.stdout.is_empty(), "no figures: {output:?}");
+    for it in [
+        "agent left: it ended before it was done",
+        "it was killed there, or its way there was cut",
+        "all figures of this replay are lost",
+    ] {
+        assert!(said.contains(it), "no {it:?} in {said}");
+    }
+    assert!(ways.into_iter().all(is_over), "no ssh is left");
+    wait_until("both agents have ended", PATIENCE, || {
+        pids.into_iter().all(is_over)
+    });
+    wait_until("the server has nobody", PATIENCE, || {
+        children(machines.server.pid()).into_iter().all(is_over)
+    });
+    for side in machines.sides() {
+        side.rig.gone_clients(side.volume);
+    }
+    assert_eq!(sockets(), before);
 }

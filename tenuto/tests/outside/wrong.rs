@@ -373,6 +373,148 @@ fn wrong_orders_to_a_running_daemon_are_told() {
 }
 
 #[test]
+fn a_trace_that_cannot_be_read_is_told_with_what_to_name_instead() {
+    let rig = Rig::new();
+    let [missing, place, foreign, new] =
+        ["missing", ".", "foreign", "new"].map(|name| rig.dir.join(name).display().to_string());
+    std::fs::write(&foreign, "not a trace\n").expect("write a file");
+    let formats = "tenuto, vscsistats, cloudphysics, msr, systor17, arc, mqsim, fio, blkparse";
+    let right = "name a trace that exists and can be read";
+    let unknown = "it is in no format that is known here; name it with --format";
+    for (trace, expected) in [
+        (
+            &missing,
+            format!("DIR/missing: no such file or directory; {right}"),
+        ),
+        (&place, format!("DIR/.: is a directory; {right}")),
+        (&foreign, format!("DIR/foreign: {unknown}: {formats}")),
+    ] {
+        try_all(
+            &rig,
+            &[
+                (&["trace", "info", trace], EXIT_FAILED, &expected),
+                (&["trace", "convert", trace, &new], EXIT_FAILED, &expected),
+                (&["trace", "analyze", trace], EXIT_FAILED, &expected),
+                (
+                    &["trace", "replay", trace, "--offline"],
+                    EXIT_FAILED,
+                    &expected,
+                ),
+            ],
+        );
+        assert!(!Path::new(&new).exists(), "nothing was begun");
+    }
+}
+
+/// A line for each way to say what is wrong with a number: of clap, of a range, of a size.
+#[test]
+fn a_number_that_a_measurement_cannot_take_is_told_with_those_it_can() {
+    let rig = Rig::new();
+    let told = [
+        (
+            "policies --qcow2 99",
+            "--qcow2 99: out of range; give 0 to 16",
+        ),
+        (
+            "policies --desktops 0",
+            "--desktops 0: out of range; give 1 to 10000",
+        ),
+        (
+            "policies --desktops many",
+            "--desktops many: not a whole number; give one as in 5",
+        ),
+        (
+            "policies --qcow2 -1",
+            "-1: no option takes a number below 0; see --help",
+        ),
+        (
+            "policies --cache 1MiB",
+            "replay: 1048576 bytes are too small for a cache; at least 106 MiB",
+        ),
+        (
+            "desktops --users 10,5000",
+            "--users 5000: out of range; give 1 to 4096",
+        ),
+        (
+            "desktops --seconds 0.1",
+            "--seconds 0.1: out of range; give 0.5 to 86400",
+        ),
+        (
+            "desktops --seconds soon",
+            "--seconds soon: not a number; give one as in 0.5",
+        ),
+        (
+            "desktops --origin-iops 0",
+            "--origin-iops 0: out of range; give 1 or more",
+        ),
+        (
+            "desktops --cache 1MiB",
+            "--cache 1 MiB: out of range; give 512 MiB or more",
+        ),
+        (
+            "desktops --path-latency 10ms",
+            "--path-latency: it is a part of --origin-latency; give one that is not longer",
+        ),
+        (
+            "micro --path f --rounds 0",
+            "--rounds 0: out of range; give 1 or more",
+        ),
+        (
+            "micro --path f --qd 1,0",
+            "--qd 0: out of range; give 1 to 256",
+        ),
+        (
+            "micro --path f --size 1MiB",
+            "--size 1 MiB: out of range; give 64 MiB to 64 GiB",
+        ),
+        (
+            "micro --path f --connections 99",
+            "--connections 99: out of range; give 1 to 16",
+        ),
+        (
+            "micro --path f --client vhost-user --queues 9",
+            "--queues 9: out of range; give 1 to 4",
+        ),
+        (
+            "destage --seconds nan",
+            "--seconds NaN: out of range; give 0.05 to 600",
+        ),
+        (
+            "destage --misses 900",
+            "--misses 900: out of range; give 0 to 500",
+        ),
+        (
+            "destage --writes 90",
+            "--writes 90: out of range; give 0 to 50",
+        ),
+        (
+            "neighbour --rate 0",
+            "--rate 0: out of range; give 1 or more",
+        ),
+        ("record --qd 999", "--qd 999: out of range; give 1 to 256"),
+        ("burst --scale 0", "--scale 0: out of range; give 1 to 1000"),
+        (
+            "engine --rounds 0",
+            "--rounds 0: out of range; give 1 or more",
+        ),
+        (
+            "engine --rounds 99999999999999999999",
+            "--rounds 99999999999999999999: out of range; give a smaller number",
+        ),
+    ];
+    let words = told.map(|(words, _)| {
+        let words = ["bench"].into_iter().chain(words.split(' '));
+        words.collect::<Vec<&str>>()
+    });
+    let uses: Vec<Use<'_>> = words
+        .iter()
+        .zip(told)
+        .map(|(words, (_, expected))| (&words[..], EXIT_USAGE, expected))
+        .collect();
+    try_all(&rig, &uses);
+}
+
+#[test]
 fn a_user_without_the_right_is_told_who_has_it() {
     let name = "a_user_without_the_right_is_told_who_has_it";
     if !have(name, &["setpriv"]) {

@@ -7,7 +7,8 @@
 //! stays without a path.
 
 use super::ntfs;
-use crate::error::{Error, Kind, Result, cause};
+use crate::cli::trace::unreadable;
+use crate::error::{Error, Result, cause};
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -100,16 +101,8 @@ pub fn failed(image: &Path, why: impl std::fmt::Display) -> Error {
 }
 
 fn files_of(image: &Path) -> Result<Places> {
-    let file = std::fs::File::open(image).map_err(|error| {
-        let missing = error.kind() == std::io::ErrorKind::NotFound;
-        let kind = if missing {
-            Kind::NotFound
-        } else {
-            Kind::Failed
-        };
-        let message = format!("{}: {}", image.display(), cause(&error));
-        Error::new(kind, message).about(image.display().to_string())
-    })?;
+    let file = std::fs::File::open(image);
+    let file = file.map_err(|error| unreadable(image, &error, "an image"))?;
     let mut places = Places::default();
     let starts = starts(image)?.into_iter();
     let (of_ntfs, others): (Vec<u64>, _) = starts.partition(|start| ntfs::is_ntfs(&file, *start));

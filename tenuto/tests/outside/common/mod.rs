@@ -6,6 +6,7 @@
 //! here knows the product's inside: sockets, files, exit codes and JSON are all it sees; only
 //! `anatomy` and `scene` know where bytes of its formats lie.
 
+pub mod agents;
 pub mod anatomy;
 pub mod boot;
 pub mod browser;
@@ -524,6 +525,10 @@ impl Background {
                     .is_none_or(|(_, rest)| rest.starts_with('T'))
             })
         });
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.id()
     }
 
     pub fn start(program: &str, arguments: &[&str]) -> Background {
