@@ -105,11 +105,7 @@ impl Report {
     }
 
     fn compared(&self, figure: impl Fn(&Slot) -> Option<f64>) -> Compared {
-        let rounds: Vec<[Option<f64>; 3]> = self
-            .proven()
-            .map(|round| [figure(&round[0]), figure(&round[1]), figure(&round[2])])
-            .collect();
-        rounds::compare(&rounds)
+        rounds::compared(self.proven(), figure)
     }
 
     fn medians(&self, figure: impl Fn(&Slot) -> Option<f64>) -> [Option<Spread>; 2] {

@@ -10,7 +10,7 @@ use super::host::{Host, Sizes, make_image, san, volume};
 use super::machine;
 use super::pipe::Pipe;
 use super::range;
-use super::rounds::{self, Compared, Spread};
+use super::rounds::{self, cell};
 use super::work::{BLOCK_BYTES, Carrier, Share, Tally, Verb, Walk, Work};
 use crate::demo::host::Place;
 use crate::error::{Error, Result};
@@ -261,17 +261,8 @@ fn round_document(round: &Round) -> Value {
 }
 
 impl Report {
-    fn proven(&self) -> impl Iterator<Item = &Round> {
+    fn proven(&self) -> impl Iterator<Item = &Round> + Clone {
         self.rounds.iter().filter(|round| is_proven(round))
-    }
-
-    fn compared(&self, figure: impl Fn(&Slot) -> Option<f64>) -> Compared {
-        let row = |round: &Round| [figure(&round[0]), figure(&round[1]), figure(&round[2])];
-        rounds::compare(&self.proven().map(row).collect::<Vec<_>>())
-    }
-
-    fn median(&self, at: usize, figure: impl Fn(&Slot) -> Option<f64>) -> Option<Spread> {
-        Spread::of(self.proven().filter_map(|round| figure(&round[at])))
     }
 
     pub fn headline(&self) -> String {
@@ -301,15 +292,14 @@ impl Report {
 
     pub fn rows(&self) -> Vec<Vec<String>> {
         let row = |name: &str, of: &dyn Fn(&Slot) -> Option<f64>, wanted: &str| {
-            let compared = self.compared(of);
-            let text =
-                |it: Option<Spread>, digits| it.map_or("-".into(), |it| it.text(1.0, digits));
+            let compared = rounds::compared(self.proven(), of);
+            let median = |at| rounds::median(self.proven(), at, of);
             vec![
                 name.to_owned(),
-                text(self.median(0, of), 1),
-                text(self.median(1, of), 1),
-                text(compared.ratio, 2),
-                text(compared.same, 2),
+                cell(median(0), 1),
+                cell(median(1), 1),
+                cell(compared.ratio, 2),
+                cell(compared.same, 2),
                 wanted.to_owned(),
             ]
         };
@@ -322,16 +312,7 @@ impl Report {
 
     pub fn document(&self) -> Value {
         let options = &self.options;
-        let figure = |of: &dyn Fn(&Slot) -> Option<f64>| {
-            let compared = self.compared(of);
-            let spread = |it: Option<Spread>| it.map(|it| it.document());
-            json!({
-                "alone": spread(self.median(0, of)),
-                "beside": spread(self.median(1, of)),
-                "ratio": spread(compared.ratio),
-                "a_a_ratio": spread(compared.same),
-            })
-        };
+        let figure = |of: fn(&Slot) -> Option<f64>| rounds::document(self.proven(), "beside", of);
         json!({
             "benchmark": "neighbour",
             "machine": machine::document(),
@@ -346,8 +327,8 @@ impl Report {
                 "destage": options.mode.name(),
             },
             "rounds_proven": self.proven().count(),
-            "p50_us": figure(&|slot| slot.p50_us),
-            "p99_us": figure(&|slot| slot.p99_us),
+            "p50_us": figure(|slot| slot.p50_us),
+            "p99_us": figure(|slot| slot.p99_us),
             "ratio_wanted": RATIO_WANTED,
             "rounds": self.rounds.iter().map(round_document).collect::<Vec<Value>>(),
         })

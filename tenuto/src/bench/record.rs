@@ -16,7 +16,7 @@ use super::host::make_image;
 use super::machine;
 use super::pipe::Pipe;
 use super::range;
-use super::rounds::{self, Compared, Spread};
+use super::rounds::{self, Spread, cell};
 use super::work::{BLOCK_BYTES, Carrier, Tally, Verb, Work};
 use crate::admin::client::{Client, PROMPT};
 use crate::demo::host::{Place, make_cache};
@@ -418,17 +418,12 @@ fn round_document(round: &Round) -> Value {
 }
 
 impl Report {
-    fn proven(&self) -> impl Iterator<Item = &Round> {
+    fn proven(&self) -> impl Iterator<Item = &Round> + Clone {
         self.rounds.iter().filter(|round| is_proven(round))
     }
 
-    fn compared(&self, figure: impl Fn(&Slot) -> Option<f64>) -> Compared {
-        let row = |round: &Round| [figure(&round[0]), figure(&round[1]), figure(&round[2])];
-        rounds::compare(&self.proven().map(row).collect::<Vec<_>>())
-    }
-
     fn median(&self, at: usize, figure: impl Fn(&Slot) -> Option<f64>) -> Option<Spread> {
-        Spread::of(self.proven().filter_map(|round| figure(&round[at])))
+        rounds::median(self.proven(), at, figure)
     }
 
     fn recorded(&self) -> u64 {
@@ -463,7 +458,7 @@ impl Report {
 
     pub fn rows(&self) -> Vec<Vec<String>> {
         let row = |(name, _, of, wanted): (&str, &str, Figure, Option<Wanted>)| {
-            let compared = self.compared(of);
+            let compared = rounds::compared(self.proven(), of);
             let digits = if name.ends_with("CPU") { 3 } else { 1 };
             vec![
                 name.to_owned(),
@@ -479,7 +474,6 @@ impl Report {
 
     pub fn document(&self) -> Value {
         let options = &self.options;
-        let spread = |it: Option<Spread>| it.map(|it| it.document());
         let mut document = json!({
             "benchmark": "record",
             "machine": machine::document(),
@@ -490,24 +484,14 @@ impl Report {
             },
             "rounds_proven": self.proven().count(),
             "requests_recorded": self.recorded(),
-            "recorder_cpu_us": spread(self.recorder_us()),
+            "recorder_cpu_us": self.recorder_us().map(|it| it.document()),
             "ratio_wanted": RATIO_WANTED,
             "cpu_ratio_wanted": CPU_RATIO_WANTED,
             "rounds": self.rounds.iter().map(round_document).collect::<Vec<Value>>(),
         });
         for (_, name, of, _) in FIGURES {
-            let compared = self.compared(of);
-            document[name] = json!({
-                "alone": spread(self.median(0, of)),
-                "recorded": spread(self.median(RECORDED, of)),
-                "ratio": spread(compared.ratio),
-                "a_a_ratio": spread(compared.same),
-            });
+            document[name] = rounds::document(self.proven(), "recorded", of);
         }
         document
     }
-}
-
-fn cell(it: Option<Spread>, digits: usize) -> String {
-    it.map_or("-".into(), |it| it.text(1.0, digits))
 }

@@ -95,6 +95,46 @@ pub fn compare(rounds: &[[Option<f64>; 3]]) -> Compared {
     }
 }
 
+/// What a figure of the slots of these rounds says.
+pub fn compared<'a, S: 'a>(
+    rounds: impl Iterator<Item = &'a [S; 3]>,
+    figure: impl Fn(&S) -> Option<f64>,
+) -> Compared {
+    let row = |round: &'a [S; 3]| round.each_ref().map(&figure);
+    compare(&rounds.map(row).collect::<Vec<_>>())
+}
+
+/// The figure of the slots at this place.
+pub fn median<'a, S: 'a>(
+    rounds: impl Iterator<Item = &'a [S; 3]>,
+    at: usize,
+    figure: impl Fn(&S) -> Option<f64>,
+) -> Option<Spread> {
+    Spread::of(rounds.filter_map(|round| figure(&round[at])))
+}
+
+/// All that is told of a figure; `other` is what the slot is called that is no base.
+pub fn document<'a, S: 'a>(
+    rounds: impl Iterator<Item = &'a [S; 3]> + Clone,
+    other: &str,
+    figure: impl Fn(&S) -> Option<f64>,
+) -> Value {
+    let compared = compared(rounds.clone(), &figure);
+    let spread = |it: Option<Spread>| it.map(|it| it.document());
+    let [base, beside] = [0, 1].map(|at| spread(median(rounds.clone(), at, &figure)));
+    json!({
+        "alone": base,
+        other: beside,
+        "ratio": spread(compared.ratio),
+        "a_a_ratio": spread(compared.same),
+    })
+}
+
+/// As in a table, where there may be none.
+pub fn cell(it: Option<Spread>, digits: usize) -> String {
+    it.map_or("-".into(), |it| it.text(1.0, digits))
+}
+
 /// The order of three slots in a round, so that none is always first.
 pub fn order(round: u32) -> [usize; 3] {
     let turn = round as usize % 3;

@@ -97,7 +97,7 @@ fn two_writers_on_one_image_in_one_configuration_are_refused() {
     rig.volume("one", &image, "write-back", "")
         .volume("two", &image, "uncached", "");
     let log = fails(&rig, EXIT_USAGE);
-    names(&log, &["tenuto.toml:", "one"]);
+    names(&log, &["tenuto.toml:", "one", "; give each its own image"]);
     assert!(!rig.cache_path().exists(), "nothing was started");
 }
 
@@ -182,9 +182,10 @@ fn a_foreign_file_is_not_taken_for_a_cache() {
     let rig = Rig::new();
     std::fs::write(rig.cache_path(), vec![0x5a; 256 << 20]).unwrap();
     let log = fails(&rig, EXIT_NOT_OURS);
-    names(&log, &[&rig.cache_path().to_string_lossy()]);
     let path = rig.cache_path().to_string_lossy().into_owned();
-    rig.refused(&["cache", "create", &path], EXIT_REFUSED);
+    names(&log, &[&path, "; make one with `tenuto cache create"]);
+    let line = rig.refused(&["cache", "create", &path], EXIT_REFUSED);
+    names(&line, &["of data that would be lost", "--force"]);
     let kept = std::fs::read(rig.cache_path()).unwrap();
     assert!(
         kept.iter().all(|&byte| byte == 0x5a),
@@ -215,7 +216,7 @@ fn a_cache_of_another_version_is_refused_and_not_changed() {
     assert!(copies > 0);
     let changed = std::fs::read(rig.cache_path()).unwrap();
     let log = fails(&rig, EXIT_NOT_OURS);
-    names(&log, &["version"]);
+    names(&log, &["version", "; use the program that made it"]);
     assert!(
         std::fs::read(rig.cache_path()).unwrap() == changed,
         "the cache was changed"

@@ -2,9 +2,10 @@
 //!
 //! DIR stands for the directory of the test, N for a number that differs from run to run.
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::common::nbd::CMD_READ;
 use crate::common::{
@@ -60,10 +61,22 @@ fn try_file(line: &str, expected: &str) {
     };
     std::fs::write(&path, text).unwrap();
     let binary = env!("CARGO_BIN_EXE_tenuto");
-    let done = Command::new(binary)
+    let mut daemon = Command::new(binary)
         .args(["-c", path.to_str().expect("a path in words"), "serve"])
-        .output()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
         .expect("run tenuto");
+    let mut ready = String::new();
+    let output = daemon.stdout.take().expect("a pipe");
+    BufReader::new(output)
+        .read_line(&mut ready)
+        .expect("its output");
+    if !ready.is_empty() {
+        daemon.kill().expect("end it");
+    }
+    let done = daemon.wait_with_output().expect("it ends");
+    assert!(ready.is_empty(), "{line}: it has started");
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
     let last = said.lines().last().unwrap_or_default();
     let said = plain(&rig, last);

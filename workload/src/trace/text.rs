@@ -23,6 +23,8 @@ const LINES_LOOKED_AT: usize = 50;
 const LINE_BYTES_MAX: u64 = 4096;
 /// A trace without times: so far apart.
 const STEP_NS: u64 = 1_000_000;
+const BEYOND: &str = "a time beyond all clocks";
+const NO_RANGE: &str = "a range that no disk has";
 const FIO: [&str; 2] = ["fio version 2 iolog", "fio version 3 iolog"];
 
 /// A line that is a request.
@@ -158,7 +160,7 @@ impl<R: Read> Lines<R> {
                 _ => sectors_of(parsed.offset, parsed.bytes),
             };
             let Some((sector, sectors)) = range else {
-                complaints.add(self.number, "a range that no disk has");
+                complaints.add(self.number, NO_RANGE);
                 continue;
             };
             let disk = match self.disk {
@@ -233,12 +235,15 @@ fn decimal(text: &str, unit_ns: u64) -> Result<u64, &'static str> {
         unit /= 10;
         total += unit * u128::from(digit);
     }
-    u64::try_from(total).map_err(|_| "a time beyond all clocks")
+    u64::try_from(total).map_err(|_| BEYOND)
+}
+
+fn nanoseconds(count: u64, unit_ns: u64) -> Result<u64, &'static str> {
+    count.checked_mul(unit_ns).ok_or(BEYOND)
 }
 
 fn bytes_of(sectors: u64) -> Result<u64, &'static str> {
-    let bytes = sectors.checked_mul(SECTOR_BYTES);
-    bytes.ok_or("a range that no disk has")
+    sectors.checked_mul(SECTOR_BYTES).ok_or(NO_RANGE)
 }
 
 /// The commands of a SCSI disk that move data, or order it.
@@ -264,9 +269,8 @@ fn vscsi(line: &str) -> Line<'_> {
         },
     };
     let Some(op) = op else { return Ok(None) };
-    let time = number(time)?;
     Ok(Some(Parsed {
-        time_ns: time.checked_mul(1000).ok_or("a time beyond all clocks")?,
+        time_ns: nanoseconds(number(time)?, 1000)?,
         disk: "disk",
         op,
         offset: bytes_of(number(sector)?)?,
@@ -311,9 +315,7 @@ fn msr(line: &str) -> Line<'_> {
     let from = host.as_ptr() as usize - line.as_ptr() as usize;
     let to = disk.as_ptr() as usize + disk.len() - line.as_ptr() as usize;
     Ok(Some(Parsed {
-        time_ns: number(time)?
-            .checked_mul(100)
-            .ok_or("a time beyond all clocks")?,
+        time_ns: nanoseconds(number(time)?, 100)?,
         disk: &line[from..to],
         op: word(op)?,
         offset: number(offset)?,
@@ -384,7 +386,7 @@ fn fio<'a>(line: &'a str, state: &mut State) -> Line<'a> {
     let mut parts = line.split_ascii_whitespace();
     if state.timed {
         let micros = number(parts.next().ok_or("no time")?)?;
-        state.waited_ns = micros.checked_mul(1000).ok_or("a time beyond all clocks")?;
+        state.waited_ns = nanoseconds(micros, 1000)?;
     }
     let disk = parts.next().ok_or("no file")?;
     let action = parts.next().ok_or("no action")?;
@@ -397,9 +399,8 @@ fn fio<'a>(line: &'a str, state: &mut State) -> Line<'a> {
         "sync" | "datasync" => Op::Flush,
         "wait" => {
             let micros = offset.ok_or("no time to wait")?;
-            let waits = micros.checked_mul(1000);
-            let then = waits.and_then(|waits| state.waited_ns.checked_add(waits));
-            state.waited_ns = then.ok_or("a time beyond all clocks")?;
+            let then = state.waited_ns.checked_add(nanoseconds(micros, 1000)?);
+            state.waited_ns = then.ok_or(BEYOND)?;
             return Ok(None);
         }
         "add" | "open" | "close" => return Ok(None),

@@ -38,7 +38,7 @@ fn section(title: &str, body: &str) -> String {
 }
 
 /// Each policy's part of what is sent without a cache, by peak.
-fn parts(report: &Report, title: &str, pick: fn((f64, f64)) -> f64) -> String {
+fn parts(report: &Report, what: &str, pick: fn((f64, f64)) -> f64) -> String {
     let names = Column::ALL.map(Column::name);
     let of_peak = |peak: usize| Column::ALL.map(|column| pick(report.part(column, peak)) * 100.0);
     let rows: Vec<(String, Vec<f64>)> = peaks()
@@ -47,8 +47,8 @@ fn parts(report: &Report, title: &str, pick: fn((f64, f64)) -> f64) -> String {
         .map(|(peak, period)| (period.name.to_owned(), of_peak(peak).to_vec()))
         .collect();
     section(
-        &format!("{title}, of no cache"),
-        &bars("% of the requests without a cache", &names, &rows),
+        &format!("The {what} of each peak, against no cache"),
+        &bars(&format!("% of the {what} without a cache"), &names, &rows),
     )
 }
 
@@ -96,9 +96,9 @@ pub fn html(report: &Report) -> String {
         rows: &limits(report),
     };
     let below = [
-        section("What the requests are", &table(&limits)),
-        parts(report, "Busiest second", |part| part.0),
-        parts(report, "All requests", |part| part.1),
+        section("Requests at shared storage in each peak", &table(&limits)),
+        parts(report, "busiest second", |part| part.0),
+        parts(report, "requests", |part| part.1),
         formats(report),
         charts(report),
     ]
@@ -111,7 +111,8 @@ pub fn html(report: &Report) -> String {
         rows: &rows,
     };
     let lead = format!(
-        "{} desktops, seed {}, in virtual time. Published ratios in brackets.",
+        "{} desktops, seed {}, in virtual time. Requests at shared storage in each peak; with a \
+         cache, the part of those without, and the published part in brackets.",
         report.options.desktops, report.options.seed,
     );
     page(
