@@ -328,10 +328,14 @@ impl Core {
         self.detach_progress(cx, id);
     }
 
-    /// Writes the ledger as it stands in the keeper, then syncs it, then takes the step.
+    /// Writes the ledger as it stands in the keeper, then syncs it, then takes the step. One that is
+    /// being removed is not written again, and its volume takes no step any more.
     pub(super) fn write_ledger(&mut self, cx: &mut Cx<'_>, id: VolumeId, step: LedgerStep) {
-        let keeper = self
-            .volume(id)
+        let volume = self.volume(id);
+        if volume.removing {
+            return;
+        }
+        let keeper = volume
             .keeper
             .as_mut()
             .expect("only claimed volumes get here");

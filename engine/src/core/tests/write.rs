@@ -287,3 +287,26 @@ fn reads_that_waited_for_their_volume_do_not_wait_for_writes_without_room() {
     host.pass(1_000);
     assert_eq!(host.answer(write), Some(Ok(())));
 }
+
+/// The daemon stops while the ledger of a volume that goes away is being removed: it is not written
+/// once more, by nobody who would find the volume gone when that has ended.
+#[test]
+fn a_ledger_that_is_being_removed_is_not_written_when_the_daemon_stops() {
+    let (mut host, disk) = Host::write_back();
+    host.pass(1_000);
+    host.hold(|io| io.op == Op::Remove || (io.purpose == Purpose::Ledger && io.op == Op::Sync));
+    let gone = host.order(Command::Detach {
+        volume: disk,
+        discard_dirty: false,
+    });
+    assert_eq!(host.count(|io| io.op == Op::Remove), 1);
+    let park = host.order(Command::Park);
+    let writes_ledger = |io: &Io| io.purpose == Purpose::Ledger && io.op == Op::Write;
+    assert_eq!(host.count(writes_ledger), 0);
+    // The removal ends first, whatever else of the ledger is under way.
+    host.hold(|io| io.op == Op::Sync && io.purpose == Purpose::Ledger);
+    host.hold(none);
+    host.pass(1_000);
+    assert_eq!(host.answer(gone), Some(Ok(())));
+    assert_eq!(host.answer(park), Some(Ok(())));
+}
