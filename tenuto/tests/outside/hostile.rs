@@ -180,7 +180,9 @@ fn a_write_of_a_giant_length_ends_its_own_session_only() {
         let header = nbd::request_header(nbd::CMD_WRITE, 0, 9, 0, length);
         client.stream.write_all(&header).expect("send a header");
         // Whether it takes the payload to drop it or not: what follows must not be a command.
-        let _ = client.stream.write_all(&[0; 4096]);
+        let mut payload = nbd::request_header(nbd::CMD_WRITE, 0, 10, 0, 4096);
+        payload.extend_from_slice(&[0x66; 4096]);
+        let _ = client.stream.write_all(&payload);
         let _ = client.stream.shutdown(Shutdown::Write);
         is_closed(&client.stream);
     }

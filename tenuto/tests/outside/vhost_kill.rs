@@ -5,6 +5,7 @@
 //! requests had been taken and not ended. The second part is about what a killed daemon's request
 //! does when it ends late: a read lands in memory that the guest has long used for something else.
 
+use std::path::Path;
 use std::time::Duration;
 
 use crate::common::disk::{Device, Disk as Parking};
@@ -109,6 +110,14 @@ enum Rule {
     Nothing,
 }
 
+/// A volume on an image that others may read, whose reads find no room in RAM on their way.
+fn past_the_read_tier<'a>(rig: &'a mut Rig, image: &Path) -> &'a mut Rig {
+    let cache = rig.cache_path();
+    let lines = "ram = \"0MiB\"\nstage = \"16MiB\"\noverlay-ram = \"16MiB\"";
+    rig.cache(&cache, "256MiB", lines);
+    rig.guest_volume("disk", image, "ephemeral", "")
+}
+
 /// A read of a killed daemon is still under way when the next one starts. What the guest says of
 /// the memory in the end.
 fn late_read(test: &str, rule: Rule) -> Option<Result<(), String>> {
@@ -122,7 +131,7 @@ fn late_read(test: &str, rule: Rule) -> Option<Result<(), String>> {
     let device = Device::new(&disk, &rig.dir.join("disk"));
     let journal = format!("journal = \"{}\"", rig.dir.display());
     match rule {
-        Rule::OwnMemory => rig.guest_volume("disk", device.path(), "ephemeral", ""),
+        Rule::OwnMemory => past_the_read_tier(&mut rig, device.path()),
         Rule::Lock | Rule::Nothing => rig.guest_volume("disk", device.path(), "uncached", &journal),
     };
     let daemon = rig.serve();
