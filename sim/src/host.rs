@@ -236,7 +236,9 @@ impl World {
             Ok(settled) => settled,
             Err(error) => return self.not_open(error, failed),
         };
-        if self.guests[volume].commit.take().is_some() {
+        // One that is only wanted waits for answers, and has not begun.
+        let commit = self.guests[volume].commit.take();
+        if commit.is_some_and(|step| step != Commit::Wanted) {
             self.check_commit(volume, None)?;
         }
         let elsewhere = self.plan.hosts > 1 && self.is_owed_elsewhere(id);

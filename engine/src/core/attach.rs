@@ -328,8 +328,8 @@ impl Core {
         self.detach_progress(cx, id);
     }
 
-    /// Writes the ledger as it stands in the keeper, then syncs it, then takes the step. One that is
-    /// being removed is not written again, and its volume takes no step any more.
+    /// Writes the ledger as it stands in the keeper, then syncs it, then takes the step. One that
+    /// is being removed is not written again, and its volume takes no step any more.
     pub(super) fn write_ledger(&mut self, cx: &mut Cx<'_>, id: VolumeId, step: LedgerStep) {
         let volume = self.volume(id);
         if volume.removing {

@@ -208,6 +208,9 @@ fn writes_go_on_while_a_neighbour_is_at_its_limit() {
     });
 }
 
+/// The two disks have room for one write less than this.
+const LAST: u64 = 4001;
+
 /// Writes A to one disk, then B to the other, and so on, each when the one before is acknowledged.
 fn write_in_turn(clients: &mut [nbd::Client; 2], from: u64, to: u64) {
     for number in from..to {
@@ -259,13 +262,21 @@ fn the_disks_of_a_group_stand_at_one_point_in_time_at_their_images_and_after_a_k
         message.contains("volumes of a group are write-back"),
         "{message}"
     );
-    // A destage of one goes on while the other writes.
-    std::thread::scope(|scope| {
-        scope.spawn(|| write_in_turn(&mut clients, 201, 401));
-        for _ in 0..4 {
+    // Orders to one while both write: whenever one has ended the images stand at one point.
+    let orders = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| write_in_turn(&mut clients, 201, LAST));
+        let mut stood = vec![200];
+        while !writer.is_finished() {
             rig.done(&["volume", "destage", "one", "--wait"]);
+            stood.push(written_in_turn(at_image, LAST));
         }
+        stood
     });
+    assert!(orders.is_sorted(), "nothing goes back: {orders:?}");
+    assert!(
+        orders.len() > 4,
+        "few orders came while both wrote: {orders:?}"
+    );
     daemon.kill();
     let daemon = rig.serve();
     let mut clients = ["one", "two"].map(|name| rig.connect(name));
@@ -273,9 +284,13 @@ fn the_disks_of_a_group_stand_at_one_point_in_time_at_their_images_and_after_a_k
         let bytes = clients[disk].read(at, 512);
         bytes[..8].try_into().expect("eight bytes")
     };
-    assert_eq!(written_in_turn(read, 401), 400, "a kill loses nothing");
+    assert_eq!(
+        written_in_turn(read, LAST),
+        LAST - 1,
+        "a kill loses nothing"
+    );
     rig.done(&["volume", "destage", "one", "--wait"]);
-    assert_eq!(written_in_turn(at_image, 401), 400);
+    assert_eq!(written_in_turn(at_image, LAST), LAST - 1);
     daemon.stop();
 }
 

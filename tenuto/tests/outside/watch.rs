@@ -19,12 +19,25 @@ struct Monitor {
     stream: BufReader<UnixStream>,
 }
 
+/// The next connection of a daemon, which has to come.
+fn accepted(listener: &UnixListener) -> UnixStream {
+    listener.set_nonblocking(true).expect("a listener");
+    let mut stream = None;
+    wait_until("the daemon connects", PATIENCE, || {
+        stream = listener.accept().ok();
+        stream.is_some()
+    });
+    let (stream, _) = stream.expect("just seen");
+    stream.set_nonblocking(false).expect("a stream");
+    stream
+}
+
 impl Monitor {
     /// Takes the daemon's connection, up to the end of the handshake. One that was given up before
     /// its turn came is passed over, as QEMU does.
     fn accept(listener: &UnixListener) -> Monitor {
         loop {
-            let (stream, _) = listener.accept().expect("a connection");
+            let stream = accepted(listener);
             stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
             let mut monitor = Monitor {
                 stream: BufReader::new(stream),
@@ -175,7 +188,7 @@ fn a_monitor_that_talks_nonsense_is_left_and_tried_again() {
     let daemon = rig.serve();
     let nonsense: [Vec<u8>; 3] = [b"hello\n".to_vec(), vec![b'{'; 1 << 20], vec![0; 64]];
     for bytes in nonsense {
-        let (mut stream, _) = listener.accept().expect("a connection");
+        let mut stream = accepted(&listener);
         // It may hang up in the middle of this.
         let _ = stream.write_all(&bytes);
         let _ = stream.write_all(b"\n");
