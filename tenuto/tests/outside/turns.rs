@@ -264,7 +264,12 @@ fn the_disks_of_a_group_stand_at_one_point_in_time_at_their_images_and_after_a_k
     );
     // Orders to one while both write: whenever one has ended the images stand at one point.
     let orders = std::thread::scope(|scope| {
-        let writer = scope.spawn(|| write_in_turn(&mut clients, 201, LAST));
+        let writer = scope.spawn(|| {
+            for number in (201..LAST).step_by(10) {
+                write_in_turn(&mut clients, number, LAST.min(number + 10));
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
         let mut stood = vec![200];
         while !writer.is_finished() {
             rig.done(&["volume", "destage", "one", "--wait"]);
