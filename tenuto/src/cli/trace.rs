@@ -91,6 +91,27 @@ fn failed(path: &Path, why: impl std::fmt::Display) -> Error {
     Error::failed(format!("{}: {why}", path.display())).about(path.display().to_string())
 }
 
+/// A file that is to become a trace is not there yet, or may be replaced.
+pub(super) fn must_be_free(path: &Path, force: bool) -> Result<()> {
+    if force || path == Path::new("-") || !path.exists() {
+        return Ok(());
+    }
+    let place = path.display().to_string();
+    let message = format!("{place}: it is there already; give --force to replace it");
+    Err(Error::new(Kind::Refused, message).about(place))
+}
+
+/// A trace that could not be written.
+pub(super) fn unwritten(path: &Path, error: &io::Error) -> Error {
+    let right = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "make room there, or name a file elsewhere"
+        }
+        _ => "name a file that can be written",
+    };
+    failed(path, format_args!("{}; {right}", cause(error)))
+}
+
 pub(super) fn open(from: &From) -> Result<Reader<Box<dyn BufRead>>> {
     let path = &from.trace;
     let input: Box<dyn BufRead> = match is_pipe(path) {
@@ -366,15 +387,9 @@ fn place(record: &Record) -> (u64, u64) {
 
 fn convert(context: &Context, command: &Convert) -> Result<()> {
     let path = &command.output;
-    if !is_pipe(path) && !command.force && path.exists() {
-        let message = format!(
-            "{}: it is there already; give --force to replace it",
-            path.display()
-        );
-        return Err(Error::new(Kind::Refused, message).about(path.display().to_string()));
-    }
+    must_be_free(path, command.force)?;
     let mut reader = open(&command.from)?;
-    let wrong = |error: io::Error| failed(path, cause(&error));
+    let wrong = |error: io::Error| unwritten(path, &error);
     if is_pipe(path) {
         let output = BufWriter::new(io::stdout().lock());
         let written = write(command, &mut reader, output);
@@ -421,10 +436,25 @@ fn write<W: Write>(
     reader: &mut Reader<Box<dyn BufRead>>,
     output: W,
 ) -> Result<(Summary, W)> {
-    let wrong = |error: io::Error| failed(&command.output, cause(&error));
+    let wrong = |error: io::Error| unwritten(&command.output, &error);
     let mut sink = Sink::new(output, &command.to).map_err(wrong)?;
     let summary = each(&command.from, reader, |reader, item| {
         sink.take(reader, item).map_err(wrong)
     })?;
     Ok((summary, sink.finish().map_err(wrong)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_told_with_what_helps() {
+        let error = unwritten(Path::new("a.trace"), &io::ErrorKind::StorageFull.into());
+        assert!(
+            error
+                .message
+                .ends_with("; make room there, or name a file elsewhere")
+        );
+    }
 }

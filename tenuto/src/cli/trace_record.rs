@@ -11,6 +11,7 @@
 use super::Context;
 use super::arguments::{millis, size};
 use super::progress::counter;
+use super::trace::{must_be_free, unwritten};
 use crate::admin::client::{Client, Next, Stream};
 use crate::config::keys::check_name;
 use crate::config::units::human_bytes;
@@ -241,10 +242,6 @@ fn is_pipe(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-fn failed(path: &Path, why: impl std::fmt::Display) -> Error {
-    Error::failed(format!("{}: {why}", path.display())).about(path.display().to_string())
-}
-
 fn lasts(command: &Command) -> Result<Option<Duration>> {
     let lasts = match (&command.duration, command.seconds) {
         (Some(text), _) => Duration::from_millis(millis("--duration", text)?),
@@ -274,13 +271,7 @@ pub fn run(context: &Context, command: &Command) -> Result<()> {
     for name in &volumes {
         check_name(name).map_err(|_| Error::no_volume(name))?;
     }
-    if !is_pipe(path) && !command.force && path.exists() {
-        let message = format!(
-            "{}: it is there already; give --force to replace it",
-            path.display()
-        );
-        return Err(Error::new(Kind::Refused, message).about(path.display().to_string()));
-    }
+    must_be_free(path, command.force)?;
     let client = context.client()?;
     let query = format!("/v1/trace?volume={}", volumes.join("&volume="));
     let live = Live::begin(&client, &query, lasts)?;
@@ -293,7 +284,7 @@ pub fn run(context: &Context, command: &Command) -> Result<()> {
     let mut recorded = match recorded {
         // Nobody reads it any more.
         Err(error) if is_pipe(path) && error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
-        recorded => recorded.map_err(|error| failed(path, cause(&error)))?,
+        recorded => recorded.map_err(|error| unwritten(path, &error))?,
     };
     if recorded.why == Why::Gone {
         let requests = recorded.summary.requests();

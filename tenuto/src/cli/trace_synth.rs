@@ -7,8 +7,9 @@
 use super::progress::counter;
 use super::{Context, output};
 use crate::cli::arguments::{millis, size};
+use crate::cli::trace::{must_be_free, unwritten};
 use crate::config::units::human_bytes;
-use crate::error::{Error, Kind, Result, cause};
+use crate::error::{Error, Result};
 use clap::Args;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
@@ -101,15 +102,11 @@ impl Command {
     }
 }
 
-fn failed(path: &Path, why: impl std::fmt::Display) -> Error {
-    Error::failed(format!("{}: {why}", path.display())).about(path.display().to_string())
-}
-
 pub fn run(context: &Context, command: &Command) -> Result<()> {
     let parameters = command.parameters()?;
     let synth = Synth::new(&parameters).map_err(|error| Error::usage(error.to_string()))?;
     let path = &command.output;
-    let wrong = |error: io::Error| failed(path, cause(&error));
+    let wrong = |error: io::Error| unwritten(path, &error);
     let template = "{prefix} [{bar:12}] {percent:>3} % {wide_msg}";
     let seconds = parameters.duration_ns / 1000 / MILLI_NS;
     let bar = counter(context.common.quiet, seconds, template);
@@ -123,13 +120,7 @@ pub fn run(context: &Context, command: &Command) -> Result<()> {
             other => other.map(|_| ()).map_err(wrong),
         };
     }
-    if !command.force && path.exists() {
-        let message = format!(
-            "{}: it is there already; give --force to replace it",
-            path.display()
-        );
-        return Err(Error::new(Kind::Refused, message).about(path.display().to_string()));
-    }
+    must_be_free(path, command.force)?;
     let mut name = path.as_os_str().to_owned();
     name.push(".part");
     let part = PathBuf::from(name);

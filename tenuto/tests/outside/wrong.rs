@@ -419,6 +419,36 @@ fn a_trace_that_cannot_be_read_is_told_with_what_to_name_instead() {
     }
 }
 
+#[test]
+fn a_trace_that_cannot_be_written_is_told_with_what_to_name_instead() {
+    let rig = Rig::new();
+    let [nowhere, there, trace] = ["none/new", "there", "trace"];
+    let [nowhere, there, trace] =
+        [nowhere, there, trace].map(|name| rig.dir.join(name).display().to_string());
+    std::fs::write(&there, "kept\n").expect("write a file");
+    std::fs::write(&trace, "fio version 2 iolog\ndisk add\ndisk write 0 4096\n").expect("write");
+    let wrong = "no such file or directory; name a file that can be written";
+    let taken = "it is there already; give --force to replace it";
+    for (output, code, expected) in [
+        (&nowhere, EXIT_FAILED, format!("DIR/none/new: {wrong}")),
+        (&there, EXIT_REFUSED, format!("DIR/there: {taken}")),
+    ] {
+        try_all(
+            &rig,
+            &[
+                (&["trace", "convert", &trace, output], code, &expected),
+                (&["trace", "synth", "boot", output], code, &expected),
+            ],
+        );
+    }
+    let record: &[&str] = &["trace", "record", "disk", "-o", &there];
+    try_all(
+        &rig,
+        &[(record, EXIT_REFUSED, &format!("DIR/there: {taken}"))],
+    );
+    assert_eq!(std::fs::read_to_string(&there).expect("read"), "kept\n");
+}
+
 /// A line for each way to say what is wrong with a number: of clap, of a range, of a size.
 #[test]
 fn a_number_that_a_measurement_cannot_take_is_told_with_those_it_can() {

@@ -404,11 +404,8 @@ impl Host {
         }
     }
 
-    /// Reads whole blocks to the start of the buffer, which has other bytes before.
-    fn read(&mut self, volume: VolumeId, block: u64, blocks: u64) -> Option<Vec<u8>> {
-        let bytes = (blocks * 4096) as usize;
-        let before = self.memory.buffer.clone();
-        self.memory.buffer[..bytes].fill(0xee);
+    /// Asks for whole blocks, at the start of the buffer.
+    fn ask(&mut self, volume: VolumeId, block: u64, blocks: u64) -> RequestId {
         let request = self.request();
         self.send(Event::Read {
             volume,
@@ -417,6 +414,15 @@ impl Host {
             sectors: blocks * BLOCK_SECTORS,
             buffer: BufferId(0),
         });
+        request
+    }
+
+    /// Reads whole blocks to the start of the buffer, which has other bytes before.
+    fn read(&mut self, volume: VolumeId, block: u64, blocks: u64) -> Option<Vec<u8>> {
+        let bytes = (blocks * 4096) as usize;
+        let before = self.memory.buffer.clone();
+        self.memory.buffer[..bytes].fill(0xee);
+        let request = self.ask(volume, block, blocks);
         let read = core::mem::replace(&mut self.memory.buffer, before);
         (self.answer(request) == Some(Ok(()))).then(|| read[..bytes].to_vec())
     }

@@ -3,7 +3,7 @@
 use super::{CAPACITY_BLOCKS, Host, none, spec, writes_journal};
 use crate::event::{Command, Device, Event, Io, Op, Purpose, Refusal};
 use crate::snapshot::State;
-use crate::types::{BLOCK_BYTES, BufferId, ConnectionId, Policy, SECTOR_BYTES, Serial, VolumeId};
+use crate::types::{BLOCK_BYTES, ConnectionId, Policy, SECTOR_BYTES, Serial, VolumeId};
 
 fn writes_log(io: &Io) -> bool {
     io.purpose == Purpose::Log
@@ -268,14 +268,7 @@ fn reads_that_waited_for_their_volume_do_not_wait_for_writes_without_room() {
     host.hold(|io| io.device == Device::Ledger(VolumeId(0)) || writes_journal(io));
     let disk = host.attach_again(limited);
     let write = host.write_sectors(disk, 400, 8);
-    let read = host.request();
-    host.send(Event::Read {
-        volume: disk,
-        request: read,
-        sector: 0,
-        sectors: 8,
-        buffer: BufferId(0),
-    });
+    let read = host.ask(disk, 0, 1);
     assert_eq!((host.answer(write), host.answer(read)), (None, None));
     host.hold(writes_journal);
     host.pass(1);
