@@ -114,6 +114,8 @@ list! {
         LeaveInFooters,
         /// 5.2.5: a footer that a failed recovery has left is synced again, and not written again.
         BelieveFailedRecovery,
+        /// 5.2.5: a footer that alone says what counts in its segment is written over.
+        WriteOverSettled,
         /// 5.2.5: a ledger whose sync nobody has seen is read, and its older slot written over.
         BelieveUnsyncedLedger,
         /// 5.2.6: entries that a reset has voided count again.

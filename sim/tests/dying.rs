@@ -49,3 +49,11 @@ fn a_volume_whose_ledger_hangs_for_longer_than_the_device_is_dead_writes_again()
     let outcome = sim::run(&options(84));
     outcome.unwrap_or_else(|failure| panic!("{failure}"));
 }
+
+/// Seed 951: a recovery left a piece out of a footer that alone spoke for its segment, and the
+/// power went while it was written.
+#[test]
+fn a_power_loss_in_recovery_tears_no_footer_that_speaks_for_its_segment() {
+    let outcome = sim::run(&options(951));
+    outcome.unwrap_or_else(|failure| panic!("{failure}"));
+}

@@ -84,6 +84,10 @@ const OWN_TESTS: &[(Bug, &str)] = &[
         "what_a_failed_recovery_has_left_out_does_not_come_back_with_the_next_loss_of_power",
     ),
     (
+        Bug::WriteOverSettled,
+        "a_footer_that_alone_says_what_counts_is_not_written_over",
+    ),
+    (
         Bug::BelieveUnsyncedLedger,
         "a_ledger_is_durable_before_the_slot_before_it_is_written_over",
     ),

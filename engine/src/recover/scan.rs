@@ -687,6 +687,10 @@ impl Scan<'_> {
     /// The last write of a volume counts only as a whole; an earlier one is whole, because
     /// serials are given one after the other. What is not whole is taken out of the footers, so
     /// that nobody finds it later, when it is not the last write any more.
+    ///
+    /// Not out of a footer that alone says what counts, which a loss of power could tear while it
+    /// is written over. The recovery that made it has found all of its writes whole: one of which
+    /// pieces are missing now was destaged since, and those lay in segments that are used again.
     fn drop_unfinished(&mut self) {
         if has(Bug::KeepUnfinished) {
             return;
@@ -710,7 +714,8 @@ impl Scan<'_> {
                 .is_some_and(|last| *last == (entry.serial.0, false))
         };
         for segment in segments {
-            if segment.footer.entries.iter().any(unfinished) {
+            let alone = segment.settled && segment.footered && !has(Bug::WriteOverSettled);
+            if !alone && segment.footer.entries.iter().any(unfinished) {
                 mark(Mark::UnfinishedWrite);
                 segment.footer.entries.retain(|entry| !unfinished(entry));
                 segment.footer.incarnation = self.checkpoint.incarnation + 1;

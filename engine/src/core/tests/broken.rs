@@ -4,7 +4,7 @@
 //! where it is broken. So these tests have been seen failing whenever they pass. The audit of the
 //! simulator names them. Deliberately absent: rules that a gate of the audit notices.
 
-use super::{Disks, Host, config, memory, none, spec, syncs_origin, writes_journal};
+use super::{Disks, GEOMETRY, Host, config, memory, none, spec, syncs_origin, writes_journal};
 use crate::adversary::{Bug, break_rule};
 use crate::engine::Config;
 use crate::event::{Admission, Device, Io, IoError, Op, Purpose, Stat};
@@ -282,4 +282,42 @@ fn a_ledger_is_durable_before_the_slot_before_it_is_written_over() {
         Bug::BelieveUnsyncedLedger,
         ledger_of_a_life_without_its_sync,
     );
+}
+
+/// Where the footer of a segment lies.
+fn footer_of(host: &Host, segment: u32) -> Vec<u8> {
+    let chunk = GEOMETRY.chunk_bytes() as usize;
+    let segment_bytes = chunk * GEOMETRY.segment_chunks as usize;
+    let at = host.core.superblock.log_at as usize + (segment as usize + 1) * segment_bytes - chunk;
+    host.disks.0[&Device::Cache][at..at + chunk].to_vec()
+}
+
+/// A write in pieces lies in the first segment and those behind it, with blocks of another volume
+/// before it. It is recovered and destaged, what lies behind is used again, and the daemon is
+/// killed. The footer of the first segment says alone what is there, and a piece of a write without
+/// its last one is in it.
+fn settled_footer_with_a_piece() -> bool {
+    let (mut host, disk) = Host::write_back();
+    let other = spec(Policy::WriteBack, "another");
+    let another = host.attach(other.clone());
+    host.fill(another, 0, 3);
+    assert!(host.write(disk, 0, 40));
+    host.flush(disk);
+    let mut host = host.without_power();
+    let disk = host.attach_again(spec(Policy::WriteBack, "disk"));
+    let another = host.attach_again(other);
+    let order = host.destage(disk);
+    host.pass(1_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    host.core.checkpoint.wanted = true;
+    host.pass(1_000);
+    assert_eq!(host.show(another).dirty_bytes, 3 * 4096);
+    let before = footer_of(&host, 0);
+    let host = host.without_power();
+    footer_of(&host, 0) == before
+}
+
+#[test]
+fn a_footer_that_alone_says_what_counts_is_not_written_over() {
+    notices(Bug::WriteOverSettled, settled_footer_with_a_piece);
 }
