@@ -34,3 +34,4 @@ pub mod snapshot;
 pub mod turns;
 pub mod types;
 pub(crate) mod volume;
+pub mod window;

@@ -356,6 +356,7 @@ impl Core {
             if self.destaged_map(id).at_or_after(cursor).is_none()
                 || self.is_paced(cx, id)
                 || !self.has_turn(cx.now, id)
+                || !self.has_place(cx.now, id)
             {
                 break;
             }
@@ -456,14 +457,15 @@ impl Core {
         may
     }
 
-    /// Memory was given back: the volumes in line try in turn, until one has got some.
+    /// Memory was given back, and a place at a storage: the volumes in line try in turn, until one
+    /// has got some.
     pub(super) fn give_destage_memory(&mut self, cx: &mut Cx<'_>) {
         for _ in 0..self.turns.line_len() {
             let Some(id) = self.turns.next_in_line() else {
                 return;
             };
             let held = self.held_pieces(id);
-            if !self.scratch.may_take_destage_piece(held) {
+            if !self.scratch.may_take_destage_piece(held) || !self.is_place_free(cx.now, id) {
                 self.turns.stand_in_line(id);
                 continue;
             }
@@ -483,7 +485,10 @@ impl Core {
                 let Some(id) = self.turns.next_in_line() else {
                     break;
                 };
-                self.pump_destage(cx, id);
+                match self.is_place_free(cx.now, id) {
+                    true => self.pump_destage(cx, id),
+                    false => self.turns.stand_in_line(id),
+                }
             }
         }
     }

@@ -111,8 +111,7 @@ impl Core {
         if !applying {
             destage.journal_at += bytes;
         }
-        destage.width += job.width();
-        let job = destage.jobs.insert(job);
+        let job = self.insert_job(cx.now, id, job);
         let owner = Owner::Destage { volume: id, job };
         let parts = (&mut self.log, &mut self.scratch);
         if !self
@@ -122,6 +121,15 @@ impl Core {
             self.job_fetched(cx, id, job, &[]);
         }
         true
+    }
+
+    fn insert_job(&mut self, now: Time, id: VolumeId, job: Job) -> u32 {
+        let width = job.width();
+        let storage = self.volume(id).storage;
+        self.windows.sent(now, id, storage, width as u32);
+        let destage = self.phase(id);
+        destage.width += width;
+        destage.jobs.insert(job)
     }
 
     /// Gives a job that is being filled one more piece of memory, if it may have it and there is
@@ -229,15 +237,13 @@ impl Core {
             self.phase(id).entries.push(entry);
             return;
         }
-        let destage = self.phase(id);
         let job = Job {
             parts: Vec::new(),
             pieces: Vec::new(),
             slices: Vec::new(),
             offset: 0,
         };
-        destage.width += job.width();
-        let job = destage.jobs.insert(job);
+        let job = self.insert_job(cx.now, id, job);
         self.turns.spend(cx.now, id, BLOCK_BYTES);
         self.phase(id).pace.spend(cx.now, 1);
         let volume = self.volume(id);
@@ -357,11 +363,12 @@ impl Core {
         let destage = self.phase(id);
         let job = destage.jobs.take(job);
         destage.width -= job.width();
+        self.windows.done(cx.now, id, job.width() as u32);
         for piece in &job.pieces {
             self.scratch.free_destage_piece(*piece);
         }
         // As many as have got some before may do so again.
-        for _ in &job.pieces {
+        for _ in 0..job.width() {
             self.give_destage_memory(cx);
         }
         self.pump_destage(cx, id);

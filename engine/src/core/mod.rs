@@ -58,6 +58,7 @@ use crate::slab::Slab;
 use crate::turns::{PATIENCE_NS, QUANTUM_BYTES, Turns};
 use crate::types::{Generation, LogAddr, RequestId, StreamSeq, Tag, Time, Uuid, VolumeId};
 use crate::volume::Volume;
+use crate::window::Windows;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
@@ -108,6 +109,8 @@ pub struct Core {
     groups: Vec<group::Group>,
     /// Whose destage may write its origin, and who waits for that or for memory.
     turns: Turns,
+    /// What the destages on one storage may have there beside the reads of guests.
+    windows: Windows,
     pub checkpoint: checkpoint::Keeper,
     evacuation: Option<evacuate::Evacuation>,
     scrub: Option<scrub::Scrub>,
@@ -160,6 +163,7 @@ impl Core {
             queue: VecDeque::new(),
             groups: Vec::new(),
             turns: Turns::new(QUANTUM_BYTES, PATIENCE_NS),
+            windows: Windows::default(),
             checkpoint,
             evacuation: None,
             scrub: None,
@@ -327,6 +331,7 @@ impl Core {
         }
         self.look_at_cache(cx);
         self.look_at_origins(cx);
+        self.windows.look(cx.now);
         self.look_again(cx);
         #[cfg(feature = "adversary")]
         self.check_counts();

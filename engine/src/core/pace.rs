@@ -11,10 +11,8 @@ use crate::flow::Gauges;
 use crate::outbox::{Cx, Pending};
 use crate::types::{BLOCK_BYTES, Policy, Time, VolumeId};
 use crate::volume::{WaitKind, Waiting};
+use crate::window::READS_LINGER_NS;
 use alloc::vec::Vec;
-
-/// Guest reads at the origin go before the destager for so long after the last of them was asked.
-const READS_LINGER_NS: u64 = 50_000_000;
 
 impl Waiting {
     /// Blocks of the log that it will take; nothing for what is no write.
@@ -145,7 +143,12 @@ impl Core {
     pub(super) fn time_origin(&mut self, now: Time, pending: &Pending, started: Time, ok: bool) {
         if let Some((id, blocks)) = self.origin_of(pending) {
             let blocks = if ok { blocks } else { 0 };
-            self.volume(id).flow.origin_done(started, now, blocks);
+            let volume = self.volume(id);
+            volume.flow.origin_done(started, now, blocks);
+            let storage = volume.storage;
+            if ok && matches!(pending, Pending::Fill { .. } | Pending::OriginRead { .. }) {
+                self.windows.read_done(now, storage, now.since(started));
+            }
         }
     }
 
@@ -163,7 +166,31 @@ impl Core {
         }
     }
 
-    /// Requests that the destager of a volume may have at the origin. Reads of guests go first:
+    /// Whether the destage of a volume may send its next request while guests read from its
+    /// storage; if not, it stands in line.
+    pub(super) fn has_place(&mut self, now: Time, id: VolumeId) -> bool {
+        let open = self.is_place_free(now, id);
+        if !open {
+            if self.windows.in_flight(id) == 0 {
+                // It waits for the requests of others: it does not hang.
+                self.turns.moved(now, id);
+            }
+            self.turns.stand_in_line(id);
+        }
+        open
+    }
+
+    pub(super) fn is_place_free(&mut self, now: Time, id: VolumeId) -> bool {
+        let log = self.log.gauge();
+        let log_fill = log.live * 1000 / log.capacity.max(1);
+        let volume = self.volume(id);
+        let limit = (volume.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1);
+        let own_fill = volume.charge().min(limit) * 1000 / limit;
+        let storage = volume.storage;
+        self.windows.is_open(now, storage, own_fill.max(log_fill))
+    }
+
+    /// Requests that the destager of a volume may have at the origin. Reads of its guest go first:
     /// while there are some it keeps a quarter, and more the fuller the volume is.
     pub(super) fn destage_depth(&mut self, now: Time, id: VolumeId) -> usize {
         let volume = self.volume(id);

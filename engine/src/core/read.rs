@@ -449,9 +449,10 @@ impl Core {
         let volume = self.volume(volume);
         volume.origin_in_flight += 1;
         volume.counters.origin.reads += 1;
-        volume.guest_read_at = Some(cx.now);
         volume.counters.origin.read_bytes += bytes;
-        let device = Device::Origin(volume.id);
+        volume.guest_read_at = Some(cx.now);
+        let (device, storage) = (Device::Origin(volume.id), volume.storage);
+        self.windows.read_sent(cx.now, storage);
         let pending = Pending::Fill { fill: id };
         cx.transfer(pending, Purpose::GuestRead, device, Op::Read, at, slices);
     }
@@ -555,8 +556,10 @@ impl Core {
         let volume = self.volume(id);
         volume.origin_in_flight += 1;
         volume.counters.origin.reads += 1;
-        volume.guest_read_at = Some(cx.now);
         volume.counters.origin.read_bytes += bytes;
+        volume.guest_read_at = Some(cx.now);
+        let storage = volume.storage;
+        self.windows.read_sent(cx.now, storage);
         let at = part.sector * SECTOR_BYTES;
         let slices = alloc::vec![Slice { place, bytes }];
         let pending = Pending::OriginRead { read, part };

@@ -6,7 +6,7 @@ use crate::event::{Command, Device, Io, IoError, Op, Purpose, VolumeSpec};
 use crate::format::ledger::Progress;
 use crate::ram::{CleanCache, Key, Published, RamTier};
 use crate::snapshot::State;
-use crate::types::{Policy, RequestId, VolumeId};
+use crate::types::{DestageMode, Policy, RequestId, VolumeId};
 use alloc::vec::Vec;
 
 /// A log with so much in it is full.
@@ -447,4 +447,44 @@ fn what_a_write_in_part_has_replaced_is_kept_until_the_origin_has_the_rest() {
     host.pass(1_000);
     assert_eq!(host.answer(begun), Some(Ok(())), "past the log");
     assert_eq!(host.core.log.given_up, 0);
+}
+
+/// A guest reads from the storage of the first two, and nobody knows yet what that can do.
+#[test]
+fn destages_on_one_storage_share_what_it_takes_beside_reads() {
+    let mut host = Host::new();
+    let disks = [("a", 1), ("b", 1), ("c", 2)].map(|(name, storage)| {
+        let mut one = spec(Policy::WriteBack, name);
+        (one.storage, one.tuning.destage) = (storage, DestageMode::InPlace);
+        let disk = host.attach(one);
+        for block in 0..10 {
+            host.fill(disk, 2 * block, 1);
+        }
+        host.flush(disk);
+        disk
+    });
+    let mut guest = spec(Policy::WriteBack, "guest");
+    guest.storage = 1;
+    let guest = host.attach(guest);
+    host.hold(|io| writes_origin(io) || io.purpose == Purpose::GuestRead);
+    host.ask(guest, 100, 1);
+    for disk in disks {
+        host.destage(disk);
+    }
+    let written = |host: &Host| {
+        disks.map(|disk| {
+            let of_it = |io: &&Io| writes_origin(io) && io.device == Device::Origin(disk);
+            host.flights.iter().filter(of_it).count()
+        })
+    };
+    assert_eq!(written(&host), [4, 0, 10]);
+    for ended in 1..=10 {
+        host.end(|io| writes_origin(io) && io.device == Device::Origin(VolumeId(0)));
+        let [first, second, _] = written(&host);
+        let left = 10 - ended;
+        assert_eq!(first, left.min(4), "a place is given to the next");
+        assert_eq!(second, if left > 0 { 0 } else { 4 }, "in turn");
+    }
+    host.pass(100);
+    assert_eq!(written(&host), [0, 10, 10], "nobody reads any more");
 }
