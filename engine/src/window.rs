@@ -113,6 +113,11 @@ impl Storage {
         }
     }
 
+    fn is_read(&self, now: Time) -> bool {
+        self.read_at
+            .is_some_and(|at| now.since(at) <= READS_LINGER_NS)
+    }
+
     fn limit(&self, now: Time, fill: u64) -> u32 {
         if fill >= FILL_OPEN {
             return u32::MAX;
@@ -180,10 +185,7 @@ impl Windows {
     /// A guest's read goes to a storage.
     pub fn read_sent(&mut self, now: Time, storage: u64) {
         let storage = self.storage(now, storage);
-        if storage
-            .read_at
-            .is_none_or(|at| now.since(at) > READS_LINGER_NS)
-        {
+        if !storage.is_read(now) {
             // What was seen before a pause says nothing of now.
             (storage.began, storage.fastest_ns, storage.samples) = (now, u64::MAX, 0);
         }
@@ -199,10 +201,7 @@ impl Windows {
     /// thousandths.
     pub fn is_open(&mut self, now: Time, storage: u64, fill: u64) -> bool {
         let storage = self.storage(now, storage);
-        if storage
-            .read_at
-            .is_none_or(|at| now.since(at) > READS_LINGER_NS)
-        {
+        if !storage.is_read(now) {
             return true;
         }
         let open = storage.in_flight < storage.limit(now, fill);
@@ -210,7 +209,7 @@ impl Windows {
         open
     }
 
-    /// A volume that is held up, with nothing in flight, does not hang.
+    /// Of one volume.
     pub fn in_flight(&self, id: VolumeId) -> u32 {
         let member = self.members.get(id.0 as usize);
         member.map_or(0, |member| member.in_flight)
