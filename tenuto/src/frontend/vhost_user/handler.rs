@@ -65,6 +65,8 @@ pub enum Refusal {
     NotAnEvent,
     #[error("a queue of {0} descriptors, and an in-flight region for {1}")]
     RegionSize(u16, u16),
+    #[error("queue {0}, and an in-flight region for {1} queues")]
+    RegionQueues(u16, u16),
     #[error("an in-flight region while a ring runs")]
     RegionInUse,
     #[error("a log that does not reach the end of memory, {0:#x}")]
@@ -480,7 +482,7 @@ impl<D: DataSide> Handler<D> {
             error: state.error.clone(),
         };
         self.tell_cache()?;
-        self.need_region(setup.size)?;
+        self.need_region(queue, setup.size)?;
         self.tell(|data| data.start(ring))?;
         self.queues[usize::from(queue)].running = Some(setup);
         self.note_used_rings();
@@ -501,14 +503,15 @@ impl<D: DataSide> Handler<D> {
 
     /// A region with room for such a queue. Where the front end keeps none it is one of our own,
     /// and a new one when nothing runs: what a broken ring has left in it is of no use to anybody.
-    fn need_region(&mut self, size: u16) -> Result<(), Refusal> {
+    fn need_region(&mut self, queue: u16, size: u16) -> Result<(), Refusal> {
         if let Some(region) = &self.region
             && (self.region_kept || self.any_runs())
         {
-            let has = region.layout().size;
-            return match size <= has {
-                true => Ok(()),
-                false => Err(Refusal::RegionSize(size, has)),
+            let Layout { queues, size: has } = region.layout();
+            return match (queue < queues, size <= has) {
+                (true, true) => Ok(()),
+                (false, _) => Err(Refusal::RegionQueues(queue, queues)),
+                (true, false) => Err(Refusal::RegionSize(size, has)),
             };
         }
         let layout = Layout {

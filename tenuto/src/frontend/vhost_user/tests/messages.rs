@@ -309,6 +309,21 @@ fn a_region_is_handed_out_and_comes_back() {
 }
 
 #[test]
+fn a_queue_that_the_region_has_no_room_for_is_refused() {
+    let _guard = beside_others();
+    let mut guest = Guest::connect();
+    guest.negotiate();
+    guest.front.get_inflight_fd(&inflight(1, SIZE)).unwrap();
+    guest.share();
+    guest.start(0);
+    guest.set_up(1);
+    let refused = guest.front.set_vring_enable(1, true);
+    refused.expect_err("the region is for one queue");
+    assert!(!guest.fake.told().running.contains_key(&1));
+    guest.go();
+}
+
+#[test]
 fn without_a_region_of_the_front_end_there_is_one_of_our_own() {
     let _guard = beside_others();
     let mut guest = Guest::running();
