@@ -15,8 +15,8 @@ use crate::map::{Content, ExtentMap};
 use crate::ram::Layer;
 use crate::snapshot::{Counters, State};
 use crate::types::{
-    BufferId, DestageMode, Generation, Policy, RequestId, SECTOR_BYTES, Serial, Span, StreamSeq,
-    Tag, Time, Uuid, VolumeId,
+    BLOCK_BYTES, BufferId, DestageMode, Generation, Policy, RequestId, SECTOR_BYTES, Serial, Span,
+    StreamSeq, Tag, Time, Uuid, VolumeId,
 };
 use alloc::collections::VecDeque;
 use alloc::string::String;
@@ -358,6 +358,17 @@ impl Volume {
     /// Blocks of the log that its extents keep alive.
     pub fn charge(&self) -> u64 {
         self.epochs.iter().map(|epoch| epoch.charge).sum()
+    }
+
+    /// Blocks of the log that it may keep alive.
+    pub fn dirty_limit_blocks(&self) -> u64 {
+        (self.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1)
+    }
+
+    /// How much of its dirty limit it has, in thousandths.
+    pub fn dirty_fill(&self) -> u64 {
+        let limit = self.dirty_limit_blocks();
+        self.charge().min(limit) * 1000 / limit
     }
 
     pub fn dirty_bytes(&self) -> u64 {

@@ -95,6 +95,12 @@ pub struct Windows {
     members: Vec<Member>,
 }
 
+impl Probe {
+    fn begin(now: Time) -> Probe {
+        Probe::Drains(Time(now.0 + DRAIN_NS_MAX))
+    }
+}
+
 impl Storage {
     fn new(now: Time) -> Storage {
         Storage {
@@ -109,7 +115,7 @@ impl Storage {
             held_in_period: false,
             least_ns: [u64::MAX; 2],
             period_began: now,
-            probe: Probe::Drains(Time(now.0 + DRAIN_NS_MAX)),
+            probe: Probe::begin(now),
         }
     }
 
@@ -137,6 +143,11 @@ impl Storage {
         }
     }
 
+    fn begin_interval(&mut self, now: Time) {
+        (self.began, self.fastest_ns, self.samples) = (now, u64::MAX, 0);
+    }
+
+    /// A read has ended after so long.
     fn sample(&mut self, now: Time, latency_ns: u64) {
         match self.probe {
             Probe::Drains(end) if self.in_flight <= WINDOW_MIN || now >= end => {
@@ -144,8 +155,8 @@ impl Storage {
             }
             Probe::Until(end) if now >= end => {
                 // What was seen until now says nothing of the window.
-                (self.probe, self.began, self.samples) = (Probe::No, now, 0);
-                self.fastest_ns = u64::MAX;
+                self.probe = Probe::No;
+                self.begin_interval(now);
             }
             _ => {}
         }
@@ -158,13 +169,13 @@ impl Storage {
         if !self.is_probing(now) {
             self.steer();
         }
-        (self.began, self.fastest_ns, self.samples) = (now, u64::MAX, 0);
+        self.begin_interval(now);
         self.held_in_period |= core::mem::take(&mut self.held);
         if now.since(self.period_began) >= PERIOD_NS {
             self.period_began = now;
             self.least_ns = [u64::MAX, self.least_ns[0]];
             if core::mem::take(&mut self.held_in_period) {
-                self.probe = Probe::Drains(Time(now.0 + DRAIN_NS_MAX));
+                self.probe = Probe::begin(now);
             }
         }
     }
@@ -187,7 +198,7 @@ impl Windows {
         let storage = self.storage(now, storage);
         if !storage.is_read(now) {
             // What was seen before a pause says nothing of now.
-            (storage.began, storage.fastest_ns, storage.samples) = (now, u64::MAX, 0);
+            storage.begin_interval(now);
         }
         storage.read_at = Some(now);
     }
@@ -209,12 +220,7 @@ impl Windows {
         open
     }
 
-    /// Of one volume.
-    pub fn in_flight(&self, id: VolumeId) -> u32 {
-        let member = self.members.get(id.0 as usize);
-        member.map_or(0, |member| member.in_flight)
-    }
-
+    /// A request of a volume goes to its storage.
     pub fn sent(&mut self, now: Time, id: VolumeId, storage: u64, width: u32) {
         let at = id.0 as usize;
         if self.members.len() <= at {
@@ -235,6 +241,7 @@ impl Windows {
         self.storage(now, storage).in_flight += counted;
     }
 
+    /// It has ended.
     pub fn done(&mut self, now: Time, id: VolumeId, width: u32) {
         let member = &mut self.members[id.0 as usize];
         let before = if member.aside { 0 } else { member.in_flight };

@@ -9,7 +9,7 @@ use super::share::Pool;
 use super::{Core, Timer};
 use crate::flow::Gauges;
 use crate::outbox::{Cx, Pending};
-use crate::types::{BLOCK_BYTES, Policy, Time, VolumeId};
+use crate::types::{Policy, Time, VolumeId};
 use crate::volume::{WaitKind, Waiting};
 use crate::window::READS_LINGER_NS;
 use alloc::vec::Vec;
@@ -60,7 +60,7 @@ impl Core {
         let (charge, extents) = (volume.charge(), volume.dirty_extents());
         let room = self.most(id, Pool::Log);
         let extents_room = self.most(id, Pool::Map);
-        let limit = (volume.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1);
+        let limit = volume.dirty_limit_blocks();
         let held: u64 = volume.waiting.iter().map(Waiting::blocks).sum();
         let batch = volume.epochs.front().map_or(0, |epoch| epoch.charge);
         let moved = volume
@@ -171,7 +171,7 @@ impl Core {
     pub(super) fn has_place(&mut self, now: Time, id: VolumeId) -> bool {
         let open = self.is_place_free(now, id);
         if !open {
-            if self.windows.in_flight(id) == 0 {
+            if self.phase(id).width == 0 {
                 // It waits for the requests of others: it does not hang.
                 self.turns.moved(now, id);
             }
@@ -184,10 +184,8 @@ impl Core {
         let log = self.log.gauge();
         let log_fill = log.live * 1000 / log.capacity.max(1);
         let volume = self.volume(id);
-        let limit = (volume.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1);
-        let own_fill = volume.charge().min(limit) * 1000 / limit;
-        let storage = volume.storage;
-        self.windows.is_open(now, storage, own_fill.max(log_fill))
+        let (storage, fill) = (volume.storage, volume.dirty_fill().max(log_fill));
+        self.windows.is_open(now, storage, fill)
     }
 
     /// Requests that the destager of a volume may have at the origin. Reads of its guest go first:
@@ -201,8 +199,7 @@ impl Core {
         {
             return depth;
         }
-        let limit = (volume.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1);
-        let fill = (volume.charge().min(limit) * 1000 / limit) as usize;
+        let fill = volume.dirty_fill() as usize;
         (depth * (250 + fill * 3 / 4) / 1000).max(1)
     }
 }

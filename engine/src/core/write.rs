@@ -566,7 +566,7 @@ impl Core {
             return Gate::Shut;
         }
         let charge = volume.charge();
-        let limit = (volume.tuning.dirty_limit_bytes / BLOCK_BYTES).max(1);
+        let limit = volume.dirty_limit_blocks();
         let limited = volume.policy == Policy::WriteBack && charge + blocks > limit;
         if limited && charge > 0 {
             mark(Mark::DirtyLimit);
