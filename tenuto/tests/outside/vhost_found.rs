@@ -14,15 +14,6 @@ const BLOCKS: u64 = 4096;
 const KILLS_MAX: u32 = 150;
 const SLOTS: u16 = 32;
 
-fn metric(rig: &Rig, name: &str) -> u64 {
-    let text = rig.get("/metrics");
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix(&format!("tenuto_{name} ")));
-    let value = line.unwrap_or_else(|| panic!("no {name} in {text}"));
-    value.trim().parse().unwrap()
-}
-
 /// What a guest has asked for, and what it knows to be on its disk.
 struct Guest {
     client: Client,
@@ -142,8 +133,8 @@ fn a_write_that_the_stage_has_is_answered_after_a_kill_and_not_done_again() {
                 guest.client.wait().unwrap();
             }
         }
-        found += metric(&rig, "requests_found_total");
-        again += metric(&rig, "requests_again_total");
+        found += rig.metric("requests_found_total");
+        again += rig.metric("requests_again_total");
         if found > 0 && again > 0 && kill > 2 {
             break;
         }

@@ -381,6 +381,16 @@ impl Rig {
         answer
     }
 
+    /// What the daemon shows for a metric without labels, named without its prefix.
+    pub fn metric(&self, name: &str) -> u64 {
+        let text = self.get("/metrics");
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("tenuto_{name} ")));
+        let value = line.unwrap_or_else(|| panic!("no {name} in {text}"));
+        value.trim().parse().expect("a number")
+    }
+
     /// Starts the daemon and waits until it says `ready`.
     pub fn serve(&self) -> Daemon {
         match self.try_serve() {
@@ -686,6 +696,27 @@ impl Daemon {
     /// Resident memory of its own, without shared memory, in KiB.
     pub fn private_kib(&self) -> u64 {
         self.resident_kib(["RssAnon"])
+    }
+
+    /// What its allocators and stacks hold, in KiB: anonymous memory without the areas that have
+    /// their size in the configuration, which the daemon keeps out of core dumps.
+    pub fn heap_kib(&self) -> u64 {
+        let maps = fs::read_to_string(format!("/proc/{}/smaps", self.pid()));
+        let maps = maps.expect("read the maps");
+        let mut anonymous = 0;
+        let mut kib = 0;
+        for line in maps.lines() {
+            let mut words = line.split_whitespace();
+            match words.next() {
+                Some("Anonymous:") => {
+                    let number = words.next().and_then(|number| number.parse::<u64>().ok());
+                    anonymous = number.expect("a number of KiB");
+                }
+                Some("VmFlags:") if words.all(|flag| flag != "dd") => kib += anonymous,
+                _ => {}
+            }
+        }
+        kib
     }
 
     /// Resident memory of these kinds, in KiB.
