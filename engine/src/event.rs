@@ -129,7 +129,7 @@ pub enum ResetOn {
 /// base images always are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Admission {
-    /// Those that somebody has asked for twice.
+    /// Those that somebody has asked for twice, as long as the first time is remembered.
     #[default]
     Reuse,
     /// All that came from the origin.

@@ -13,14 +13,13 @@
 //! one queue or in none, and only slots in a queue can be evicted; each step of an eviction takes
 //! a hit away or a slot out of the small queue, so it ends. Deliberately absent: keys and bytes.
 
+use crate::ghost::Ghost;
 use alloc::vec::Vec;
 
 /// Counters have two bits.
 const HITS_MAX: u8 = 3;
 /// The small queue has one part of so many.
 const SMALL_PART: usize = 10;
-/// Fingerprints that share a bucket of the ghost; the oldest of a bucket is forgotten.
-const GHOST_WAYS: usize = 8;
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -45,15 +44,11 @@ struct Fifo {
     len: usize,
 }
 
-/// Fingerprints of what left unasked for.
-struct Ghost {
-    buckets: Vec<[u32; GHOST_WAYS]>,
-}
-
 pub struct S3Fifo {
     links: Vec<Link>,
     small: Fifo,
     main: Fifo,
+    /// What left the small queue unasked for.
     ghost: Ghost,
 }
 
@@ -90,39 +85,6 @@ impl Fifo {
     }
 }
 
-impl Ghost {
-    fn new(entries: usize) -> Ghost {
-        let buckets = entries.div_ceil(GHOST_WAYS).max(1);
-        Ghost {
-            buckets: alloc::vec![[0; GHOST_WAYS]; buckets],
-        }
-    }
-
-    /// The halves of a hash choose the bucket and what is kept in it; zero is an empty way.
-    fn find(&mut self, hash: u64) -> (&mut [u32; GHOST_WAYS], u32) {
-        let bucket = ((hash >> 32) * self.buckets.len() as u64) >> 32;
-        (&mut self.buckets[bucket as usize], (hash as u32).max(1))
-    }
-
-    fn remember(&mut self, hash: u64) {
-        let (bucket, print) = self.find(hash);
-        // Not `rotate_right`, which calls out for so few.
-        bucket.copy_within(..GHOST_WAYS - 1, 1);
-        bucket[0] = print;
-    }
-
-    /// True, once, if it was remembered.
-    fn recall(&mut self, hash: u64) -> bool {
-        let (bucket, print) = self.find(hash);
-        let Some(at) = bucket.iter().position(|&way| way == print) else {
-            return false;
-        };
-        bucket.copy_within(at + 1.., at);
-        bucket[GHOST_WAYS - 1] = 0;
-        true
-    }
-}
-
 impl S3Fifo {
     pub fn new(slots: usize) -> S3Fifo {
         let free = Link {
@@ -140,8 +102,7 @@ impl S3Fifo {
     }
 
     pub fn bytes(&self) -> usize {
-        self.links.len() * size_of::<Link>()
-            + self.ghost.buckets.len() * size_of::<[u32; GHOST_WAYS]>()
+        self.links.len() * size_of::<Link>() + self.ghost.bytes()
     }
 
     /// A slot has content now, whose key has this hash. True if it had left not long ago.

@@ -18,6 +18,7 @@ pub(crate) mod evict;
 pub(crate) mod fetch;
 pub mod flow;
 pub mod format;
+pub(crate) mod ghost;
 pub mod layout;
 pub(crate) mod lines;
 pub(crate) mod log;

@@ -89,7 +89,7 @@ const NO_KEY: Key = Key {
 };
 
 /// Multiply-and-fold hashing with a seed that the host passes in.
-fn hash(seed: u64, key: Key) -> u64 {
+pub fn hash(seed: u64, key: Key) -> u64 {
     [key.layer.0, key.block]
         .into_iter()
         .fold(seed, |hash, value| {

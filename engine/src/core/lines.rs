@@ -1,6 +1,7 @@
 //! Clean blocks on the cache device: written from the read tier, found again after that tier has
 //! let them go. Blocks of base images after a first miss, and also by a later daemon; blocks of
-//! layers that a volume writes when they were asked for again.
+//! layers that a volume writes when they were asked for again: while they were in the tier, or as
+//! long as the ghost remembers that they were read once, which is much longer.
 //!
 //! ```text
 //! origin ─▶ tier ─admit─▶ queue ─record─▶ segment ─oldest─▶ given back
@@ -21,11 +22,12 @@ use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose};
 use crate::format::fill::{FillRecord, LINE_BLOCKS, RECORD_BLOCKS_MAX, Run};
 use crate::format::footer::body_blocks;
+use crate::ghost::Ghost;
 use crate::lines::{LineIndex, LineRun};
 use crate::log::Log;
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
-use crate::ram::{CleanCache, Key, Layer, Lookup, RamTier};
+use crate::ram::{CleanCache, Key, Layer, Lookup, RamTier, hash};
 use crate::slab::Slab;
 use crate::types::{BLOCK_BYTES, Geometry, SegmentIndex, SegmentSeq, Time, Uuid, VolumeId};
 use alloc::collections::VecDeque;
@@ -79,6 +81,9 @@ pub struct FoundFill {
 
 pub struct Lines {
     index: LineIndex,
+    /// Blocks of layers that a volume writes, read once and not kept.
+    once: Ghost,
+    hash_seed: u64,
     pub(super) layers: Layers,
     queue: VecDeque<Item>,
     queue_max: usize,
@@ -95,13 +100,20 @@ pub struct Lines {
 }
 
 /// How many segments clean data may hold so that its checksums stay within a budget. The rest of
-/// it is for the index of lines.
+/// it is for the index of lines, and for what was read once.
 pub fn segments_max(geometry: Geometry, bytes: u64) -> usize {
-    ((bytes - index_part(bytes)) / (u64::from(body_blocks(geometry)) * 4)) as usize
+    ((bytes - index_part(bytes) - once_part(bytes)) / (u64::from(body_blocks(geometry)) * 4))
+        as usize
 }
 
 fn index_part(bytes: u64) -> u64 {
-    bytes / 20 * 9
+    bytes / 20 * 8
+}
+
+/// What remembers the blocks that were read once: where the budget is 0.2 % of the cache, one for
+/// each five that the cache holds.
+fn once_part(bytes: u64) -> u64 {
+    bytes / 20
 }
 
 impl Lines {
@@ -109,6 +121,8 @@ impl Lines {
         let bytes = config.index_bytes_max;
         Lines {
             index: LineIndex::new(index_part(bytes), geometry, config.hash_seed),
+            once: Ghost::of_bytes(once_part(bytes)),
+            hash_seed: config.hash_seed,
             layers: Layers::default(),
             queue: VecDeque::new(),
             queue_max: (config.ram_blocks / 4).min(QUEUE_MAX) as usize,
@@ -132,7 +146,17 @@ impl Lines {
     }
 
     pub fn index_bytes(&self) -> u64 {
-        self.index.bytes() + self.layers.bytes()
+        self.index.bytes() + self.layers.bytes() + self.once.bytes() as u64
+    }
+
+    /// A block came from its image. True if it did so before, not too long ago.
+    pub fn came_before(&mut self, key: Key) -> bool {
+        let hash = hash(self.hash_seed, key);
+        let before = self.once.recall(hash);
+        if !before {
+            self.once.remember(hash);
+        }
+        before
     }
 
     /// Where the device holds this block, if it may be asked now.
@@ -583,6 +607,28 @@ impl Core {
         for part in missing.chunk_by(|a, b| a.0 + 1 == b.0) {
             let (block, base) = part[0];
             self.read_again(cx, layer, block..block + part.len() as u64, base);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checksums_lines_and_what_was_read_once_share_one_budget() {
+        let geometry = Geometry {
+            chunk_blocks: 64,
+            segment_chunks: 16,
+            segments: 1_000,
+        };
+        let segment = u64::from(body_blocks(geometry)) * 4;
+        for bytes in [0, 1 << 10, 1 << 20, 1 << 30] {
+            let sums = segments_max(geometry, bytes) as u64 * segment;
+            let others = index_part(bytes) + once_part(bytes);
+            let once = Ghost::of_bytes(once_part(bytes)).bytes() as u64;
+            assert!(sums + others <= bytes && sums + others + segment > bytes);
+            assert!(once <= once_part(bytes), "{once} of {bytes}");
         }
     }
 }

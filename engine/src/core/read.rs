@@ -509,20 +509,21 @@ impl Core {
             }
             Source::Origin(_) | Source::Device { .. } => true,
         };
+        let layer = fill.layer;
         let blocks = fill.first_block..;
         for (slot, block) in fill.slots.into_iter().zip(blocks) {
             if !ok {
                 self.ram.abandon(slot);
                 continue;
             }
+            let key = Key { layer, block };
             let worth = match self.ram.publish(slot) {
                 Published::Overtaken => false,
-                Published::New => first_time,
+                Published::New => first_time || self.lines.came_before(key),
                 Published::Again => true,
             };
             if let Some(volume) = onward.filter(|_| worth) {
-                let layer = fill.layer;
-                self.admit(cx.now, Key { layer, block }, slot, volume);
+                self.admit(cx.now, key, slot, volume);
             }
         }
         for (read, _) in fill.waiters {

@@ -11,6 +11,7 @@ mod checkpoint;
 mod damage;
 mod destage;
 mod jobs;
+mod lines;
 mod lives;
 mod switch;
 mod write;
