@@ -218,6 +218,8 @@ enum Alarm {
     Remote(VolumeId),
     /// Accepting failed for want of descriptors or memory; try again.
     Accept(u32),
+    /// The end of a ring waits for a signal that its guest does not take.
+    Untold(ConnectionId, vring::Queue),
     /// Clients wait for buffers: look for others that sit on them.
     Starving,
     /// Jobs wait for a worker.
@@ -450,6 +452,7 @@ impl<E: Decide> Shard<E> {
             Alarm::Connect(volume) => self.connect(volume),
             Alarm::Remote(volume) => self.pump_remote(volume),
             Alarm::Accept(slot) => self.accept(slot),
+            Alarm::Untold(guest, queue) => self.tell_no_longer(guest, queue),
             Alarm::Starving => self.relieve(),
             Alarm::Workers => self.relieve_workers(),
             Alarm::StopAnyway => self.stop_anyway(),

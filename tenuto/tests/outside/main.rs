@@ -65,5 +65,6 @@ mod vhost_kill;
 mod vhost_migration;
 mod vhost_rules;
 mod vhost_several;
+mod vhost_told;
 mod watch;
 mod wrong;

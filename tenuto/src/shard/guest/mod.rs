@@ -3,9 +3,12 @@
 //! Owns what of each connected front end the shard needs: memory, in-flight region, rings, and the
 //! requests that are under way. Always true: a request has one task from its taking to its
 //! completion, and its memory lives as long; an order is answered when it has been carried out, a
-//! stop therefore when the last request of the ring has ended; nothing that a guest does is waited
-//! for. Deliberately absent: the messages of the protocol (`frontend::vhost_user`), the rings
-//! themselves (`vring`), and what a request does (the engine).
+//! stop therefore when the last request of the ring has ended and the guest has its interrupt,
+//! which the front end looks for right after the answer; whoever is to be called instead of
+//! somebody else is called once, for what the other was told too late; nothing that a guest does
+//! is waited for, but for a moment where its event is full. Deliberately absent: the messages of
+//! the protocol (`frontend::vhost_user`), the rings themselves (`vring`), and what a request does
+//! (the engine).
 //!
 //! ```text
 //! open ─▶ let in ─▶ memory, region ─▶ start (ring) ─▶ … ─▶ stop (ring): drained ─▶ end
@@ -19,7 +22,8 @@ pub mod side;
 
 use super::command::Waiter;
 use super::control::{Answer, GuestOpen};
-use super::{Decide, Shard};
+use super::timer::Key;
+use super::{Alarm, Decide, Shard};
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
 use crate::frontend::vhost_user::region::Region;
 use crate::frontend::vhost_user::{DataError, RingStart};
@@ -27,7 +31,7 @@ use engine::event::{Command, Event, Refusal};
 use engine::types::{ConnectionId, Policy, RequestId, VolumeId};
 pub(super) use serve::Signal;
 use serve::Task;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use vring::Queue;
 use vring::block::{Disk, Scratch};
@@ -41,6 +45,8 @@ const MARK: u32 = 0x8000;
 pub(super) const GUESTS_MAX: usize = 0x7000;
 /// Requests of one guest under way; further ones wait in its rings.
 const TASKS_MAX: usize = 4096;
+/// How long the end of a ring waits for the guest to be told of its last requests.
+const TELL_MILLIS_MAX: u64 = 1_000;
 /// Numbers the flush before a cache is switched off; requests have smaller ones.
 const CACHE_OFF: u32 = u32::MAX;
 
@@ -70,6 +76,8 @@ struct Side {
     /// Its wish to be kicked is not up to date.
     restless: bool,
     stopping: Option<Answer<u16>>,
+    /// Until when that waits for a signal.
+    tells_until: Option<Key>,
     /// Told once.
     broken: bool,
 }
@@ -249,10 +257,7 @@ impl<E: Decide> Shard<E> {
                 let _ = answer.send(shard.start_ring(slot, guest, start));
             }
             Order::Signal(queue, call, error, answer) => {
-                let side = guest.sides.get_mut(usize::from(queue.0));
-                if let Some(start) = side.and_then(|side| side.start.as_mut()) {
-                    (start.call, start.error) = (call, error);
-                }
+                shard.set_signals(slot, guest, queue, (call, error));
                 let _ = answer.send(());
             }
             // Whoever asks hears that nothing is served any more.
@@ -319,15 +324,47 @@ impl<E: Decide> Shard<E> {
         let side = &mut guest.sides[usize::from(queue.0)];
         side.start = Some(start);
         (side.restless, side.done, side.broken) = (true, true, false);
+        // It calls once, for what was shown and perhaps not told before.
+        self.to_publish.push(slot);
         self.wait_for_kick(guest, queue);
         self.serve_soon(slot, guest);
         Ok(())
     }
 
-    /// Stops a ring that is to be stopped and has nothing under way.
+    /// Whom a ring calls. A front end can have used entries shown, and told to an event that it
+    /// does not look at any more: QEMU starts its rings with one that nobody reads.
+    fn set_signals(
+        &mut self,
+        slot: u32,
+        guest: &mut Guest,
+        queue: Queue,
+        (call, error): (Option<Arc<OwnedFd>>, Option<Arc<OwnedFd>>),
+    ) {
+        let side = guest.sides.get_mut(usize::from(queue.0));
+        let Some(start) = side.and_then(|side| side.start.as_mut()) else {
+            return;
+        };
+        let before = std::mem::replace(&mut start.call, call.clone());
+        start.error = error;
+        let same = |other: &Arc<OwnedFd>| before.is_some_and(|it| Arc::ptr_eq(&it, other));
+        if let Some(call) = call.filter(|call| !same(call)) {
+            self.signal(slot, guest, call);
+        }
+    }
+
+    /// Stops a ring that is to be stopped, has nothing under way and nothing to tell.
     fn stop_ring(&mut self, guest: &mut Guest, queue: Queue) {
         let side = &mut guest.sides[usize::from(queue.0)];
         if side.stopping.is_none() {
+            return;
+        }
+        let call = side.start.as_ref().and_then(|start| start.call.as_ref());
+        if call.is_some_and(|call| self.signals.contains_key(&call.as_raw_fd())) {
+            let at = self.now.plus_millis(TELL_MILLIS_MAX);
+            let alarm = Alarm::Untold(guest.id, queue);
+            let timers = &mut self.timers;
+            side.tells_until
+                .get_or_insert_with(|| timers.set(at, alarm));
             return;
         }
         let base = match guest.rings.as_mut() {
@@ -336,9 +373,28 @@ impl<E: Decide> Shard<E> {
         };
         let Some(base) = base else { return };
         side.start = None;
+        if let Some(key) = side.tells_until.take() {
+            self.timers.cancel(key);
+        }
         self.cancel_kick(guest.id, queue);
         let answer = side.stopping.take().expect("just seen");
         let _ = answer.send(base);
+    }
+
+    /// A guest has not taken a signal for too long: its event is full, so it is told already.
+    pub(super) fn tell_no_longer(&mut self, id: ConnectionId, queue: Queue) {
+        let slot = slot_of(id).expect("guests alone are told");
+        self.with_guest(slot, |shard, guest| {
+            if guest.id != id {
+                return;
+            }
+            let side = &mut guest.sides[usize::from(queue.0)];
+            side.tells_until = None;
+            let call = side.start.as_ref().and_then(|start| start.call.as_ref());
+            if let Some(call) = call.map(|call| call.as_raw_fd()) {
+                shard.cancel_signal(call);
+            }
+        });
     }
 
     /// The daemon stops: whoever waits for the end of a ring hears that there is none.

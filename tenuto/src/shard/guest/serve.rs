@@ -495,7 +495,7 @@ impl<E: Decide> Shard<E> {
 
     /// Signals an event once at a time: its guest can make that wait as long as it likes. What
     /// comes meanwhile is one more signal afterwards.
-    fn signal(&mut self, slot: u32, guest: &mut Guest, file: Arc<OwnedFd>) {
+    pub(super) fn signal(&mut self, slot: u32, guest: &mut Guest, file: Arc<OwnedFd>) {
         let fd = file.as_raw_fd();
         if let Some(signal) = self.signals.get_mut(&fd) {
             signal.again = true;
@@ -525,8 +525,19 @@ impl<E: Decide> Shard<E> {
                 if signal.again {
                     shard.signal(signal.slot, guest, signal.file);
                 }
+                for at in 0..guest.sides_used {
+                    shard.stop_ring(guest, Queue(at as u16));
+                }
             }
         });
+    }
+
+    /// Nobody waits any more until this event takes a signal.
+    pub(super) fn cancel_signal(&mut self, fd: RawFd) {
+        if let Some(signal) = self.signals.get_mut(&fd) {
+            signal.again = false;
+            self.ring.cancel(tag::NOTHING, tag::call(fd));
+        }
     }
 
     /// Nobody takes what a guest that is gone was told.

@@ -392,6 +392,14 @@ impl Polite {
 
     /// One request; its status byte.
     fn request(&mut self, kind: u32, sector: u64, bytes: u32, into: bool) -> u8 {
+        self.show(kind, sector, bytes, into);
+        let answered = self.ring.answered(&self.ram, self.requests);
+        assert!(answered, "the ring is not broken");
+        self.ram.read(STATUS_AT, 1)[0]
+    }
+
+    /// Makes a request available, and does not wait for it.
+    fn show(&mut self, kind: u32, sector: u64, bytes: u32, into: bool) {
         let (ring, ram) = (&self.ring, &self.ram);
         ram.write(HEADER_AT, &header(kind, sector));
         ram.write(STATUS_AT, &[0xff]);
@@ -416,8 +424,52 @@ impl Polite {
         let event = self.requests.wrapping_sub(1).to_le_bytes();
         ram.write(ring.available + 4 + 2 * u64::from(ring.size), &event);
         ring.show(ram, self.requests);
-        assert!(ring.answered(ram, self.requests), "the ring is not broken");
-        ram.read(STATUS_AT, 1)[0]
+    }
+
+    /// Writes, and does not wait for it.
+    pub fn begin_write(&mut self, at: u64, bytes: &[u8]) {
+        self.ram.write(DATA_AT, bytes);
+        self.show(OUT, at / 512, bytes.len() as u32, false);
+    }
+
+    /// Requests that were answered since the ring was started last.
+    pub fn answers(&self) -> u16 {
+        self.ring.used_index(&self.ram)
+    }
+
+    /// Whether the ring has called, now or within this time.
+    pub fn is_called(&self, within: Duration) -> bool {
+        self.ring.call.wait(within)
+    }
+
+    /// Has the ring call somebody else from now on.
+    pub fn call_instead(&mut self, call: Event) {
+        let set = self.front.set_event(SET_VRING_CALL, self.ring.queue, &call);
+        assert!(set.expect("an answer"), "the event is taken");
+        self.ring.call = call;
+    }
+
+    /// The same for whom it tells that it is broken.
+    pub fn complain_to(&mut self, error: Event) {
+        let set = self.front.set_event(SET_VRING_ERR, self.ring.queue, &error);
+        assert!(set.expect("an answer"), "the event is taken");
+        self.ring.error = error;
+    }
+
+    pub fn stop(&self) {
+        let base = self.front.stop(self.ring.queue);
+        let base = base.expect("the ring is stopped");
+        assert_eq!(base, self.answers(), "what it has taken is answered");
+    }
+
+    /// Starts the ring that was stopped, from its beginning.
+    pub fn start(&mut self) {
+        let nothing = [0; 2];
+        for index in [self.ring.available + 2, self.ring.used + 2] {
+            self.ram.write(index, &nothing);
+        }
+        self.requests = 0;
+        assert!(self.front.start(&self.ring).expect("an answer"));
     }
 
     pub fn write(&mut self, at: u64, bytes: &[u8]) {
