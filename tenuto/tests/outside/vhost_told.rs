@@ -87,3 +87,20 @@ fn an_event_that_is_full_holds_up_the_end_of_its_ring_for_a_moment_only() {
     assert!(took < SOON, "{took:?}");
     daemon.stop();
 }
+
+#[test]
+fn nobody_waits_for_the_events_of_a_front_end_that_is_gone() {
+    const ROUNDS: u32 = 20;
+    let (_rig, daemon, socket) = serve();
+    let start = Instant::now();
+    for round in 0..ROUNDS {
+        let mut guest = Polite::connect(&socket).expect("connect");
+        guest.write(0, &[round as u8; BLOCK]);
+        guest.call_instead(Event::full());
+        guest.begin_write(u64::from(round + 1) * BLOCK as u64, &[7; BLOCK]);
+        drop(guest);
+    }
+    let took = start.elapsed();
+    assert!(took < ROUNDS * FULL_WAIT / 2, "{took:?} for {ROUNDS}");
+    daemon.stop();
+}

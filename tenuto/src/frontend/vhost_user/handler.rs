@@ -613,6 +613,8 @@ impl<D: DataSide> Handler<D> {
     pub fn end(&mut self) {
         let in_order = !self.any_runs();
         for queue in 0..self.queues() {
+            // Nobody looks at its events, so no end waits for one.
+            let _ = self.set_signals(queue, None, None);
             if self.stop(queue).is_err() {
                 // Nobody serves the ring any more.
                 self.queues[usize::from(queue)].running = None;
