@@ -88,14 +88,16 @@ const NO_KEY: Key = Key {
     block: 0,
 };
 
-/// Multiply-and-fold hashing with a seed that the host passes in.
-pub fn hash(seed: u64, key: Key) -> u64 {
-    [key.layer.0, key.block]
-        .into_iter()
-        .fold(seed, |hash, value| {
-            let product = u128::from(hash ^ value) * 0x9e37_79b9_7f4a_7c15;
-            (product >> 64) as u64 ^ product as u64
-        })
+impl Key {
+    /// Multiply-and-fold hashing with a seed that the host passes in.
+    pub fn hash(self, seed: u64) -> u64 {
+        [self.layer.0, self.block]
+            .into_iter()
+            .fold(seed, |hash, value| {
+                let product = u128::from(hash ^ value) * 0x9e37_79b9_7f4a_7c15;
+                (product >> 64) as u64 ^ product as u64
+            })
+    }
 }
 
 impl RamTier {
@@ -147,11 +149,11 @@ impl RamTier {
 
     fn find(&self, key: Key) -> Option<u32> {
         let same = |slot: &u32| self.slots[*slot as usize].key == key;
-        self.index.find(hash(self.seed, key), same).copied()
+        self.index.find(key.hash(self.seed), same).copied()
     }
 
     fn unindex(&mut self, slot: u32) {
-        let hash = hash(self.seed, self.slots[slot as usize].key);
+        let hash = self.slots[slot as usize].key.hash(self.seed);
         let Ok(entry) = self.index.find_entry(hash, |&other| other == slot) else {
             unreachable!("a block with content is in the index");
         };
@@ -167,7 +169,7 @@ impl RamTier {
         let (slots, seed) = (&self.slots, self.seed);
         let slot = self
             .queues
-            .evict(|slot| hash(seed, slots[slot as usize].key))?;
+            .evict(|slot| slots[slot as usize].key.hash(seed))?;
         self.unindex(slot);
         Some(slot)
     }
@@ -205,7 +207,7 @@ impl RamTier {
 
     /// The block was written a moment ago: should it be read it counts as asked for again.
     pub fn expect(&mut self, key: Key) {
-        self.queues.expect(hash(self.seed, key));
+        self.queues.expect(key.hash(self.seed));
     }
 
     fn drop_block(&mut self, slot: u32) {
@@ -244,8 +246,8 @@ impl CleanCache for RamTier {
             state: SlotState::Filling(fill),
         };
         let (slots, seed) = (&self.slots, self.seed);
-        self.index.insert_unique(hash(seed, key), slot, |&slot| {
-            hash(seed, slots[slot as usize].key)
+        self.index.insert_unique(key.hash(seed), slot, |&slot| {
+            slots[slot as usize].key.hash(seed)
         });
         Some(slot)
     }
@@ -254,7 +256,7 @@ impl CleanCache for RamTier {
         match self.slots[slot as usize].state {
             SlotState::Filling(_) => {
                 self.slots[slot as usize].state = SlotState::Valid;
-                let hash = hash(self.seed, self.slots[slot as usize].key);
+                let hash = self.slots[slot as usize].key.hash(self.seed);
                 match self.queues.insert(slot, hash) {
                     true => Published::Again,
                     false => Published::New,

@@ -27,7 +27,7 @@ use crate::lines::{LineIndex, LineRun};
 use crate::log::Log;
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
-use crate::ram::{CleanCache, Key, Layer, Lookup, RamTier, hash};
+use crate::ram::{CleanCache, Key, Layer, Lookup, RamTier};
 use crate::slab::Slab;
 use crate::types::{BLOCK_BYTES, Geometry, SegmentIndex, SegmentSeq, Time, Uuid, VolumeId};
 use alloc::collections::VecDeque;
@@ -83,7 +83,6 @@ pub struct Lines {
     index: LineIndex,
     /// Blocks of layers that a volume writes, read once and not kept.
     once: Ghost,
-    hash_seed: u64,
     pub(super) layers: Layers,
     queue: VecDeque<Item>,
     queue_max: usize,
@@ -122,7 +121,6 @@ impl Lines {
         Lines {
             index: LineIndex::new(index_part(bytes), geometry, config.hash_seed),
             once: Ghost::of_bytes(once_part(bytes)),
-            hash_seed: config.hash_seed,
             layers: Layers::default(),
             queue: VecDeque::new(),
             queue_max: (config.ram_blocks / 4).min(QUEUE_MAX) as usize,
@@ -149,9 +147,8 @@ impl Lines {
         self.index.bytes() + self.layers.bytes() + self.once.bytes() as u64
     }
 
-    /// A block came from its image. True if it did so before, not too long ago.
-    pub fn came_before(&mut self, key: Key) -> bool {
-        let hash = hash(self.hash_seed, key);
+    /// The block with this hash came from its image. True if it did so before, not too long ago.
+    pub fn came_before(&mut self, hash: u64) -> bool {
         let before = self.once.recall(hash);
         if !before {
             self.once.remember(hash);

@@ -509,7 +509,7 @@ impl Core {
             }
             Source::Origin(_) | Source::Device { .. } => true,
         };
-        let layer = fill.layer;
+        let (layer, seed) = (fill.layer, self.config.hash_seed);
         let blocks = fill.first_block..;
         for (slot, block) in fill.slots.into_iter().zip(blocks) {
             if !ok {
@@ -519,7 +519,7 @@ impl Core {
             let key = Key { layer, block };
             let worth = match self.ram.publish(slot) {
                 Published::Overtaken => false,
-                Published::New => first_time || self.lines.came_before(key),
+                Published::New => first_time || self.lines.came_before(key.hash(seed)),
                 Published::Again => true,
             };
             if let Some(volume) = onward.filter(|_| worth) {
