@@ -19,7 +19,7 @@ fn every_request_is_answered_once_wherever_the_daemon_is_killed() {
             Err(what) => {
                 println!(
                     "{what}; again with TENUTO_SIM_FIRST={seed} TENUTO_SIM_SEEDS=1 \
-                     cargo test --release -p sim --test rings"
+                     cargo test -p sim --test rings"
                 );
                 failed.push(seed);
             }

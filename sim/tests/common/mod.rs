@@ -72,7 +72,7 @@ pub fn every_seed(
                             let test = env!("CARGO_CRATE_NAME");
                             println!(
                                 "{failure} ({suite}; again with TENUTO_SIM_FIRST={seed} \
-                                 TENUTO_SIM_SEEDS=1 cargo test --release -p sim --test {test})"
+                                 TENUTO_SIM_SEEDS=1 cargo test -p sim --test {test})"
                             );
                             result.1.push(seed);
                         }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::common::{have, skip, text_of, wait_until};
+use crate::common::{binary, have, skip, text_of, wait_until};
 
 /// Alone it takes half a minute; emulated guests may share two cores with a build.
 const RUN_TIMEOUT: Duration = Duration::from_secs(400);
@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 fn demo(directory: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tenuto"));
+    let mut command = Command::new(binary());
     command
         .arg("demo")
         .args(arguments)

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::common::{EXIT_UNREACHABLE, Rig, have, on_path, text_of};
+use crate::common::{EXIT_UNREACHABLE, Rig, binary, have, on_path, text_of};
 
 #[test]
 fn manual_pages_are_read_without_a_warning_and_there_is_one_for_each_command() {
@@ -46,7 +46,7 @@ fn manual_pages_are_read_without_a_warning_and_there_is_one_for_each_command() {
 /// What bash would offer for a line that ends in its last word, by the function that it was told
 /// to ask.
 fn offered(rig: &Rig, words: &[&str]) -> Vec<String> {
-    let program = env!("CARGO_BIN_EXE_tenuto");
+    let program = binary();
     let last = words.len() - 1;
     // Bash takes "=" for a word of its own, and gives the function what comes after it.
     let current = words[last].trim_start_matches('=');
@@ -57,7 +57,7 @@ fn offered(rig: &Rig, words: &[&str]) -> Vec<String> {
          \"$2\" tenuto '{current}' '{}'; printf '%s\n' \"${{COMPREPLY[@]}}\"",
         quoted.join(" "),
         words[last - 1],
-        place = Path::new(program).parent().unwrap().display(),
+        place = Path::new(&program).parent().unwrap().display(),
     );
     let output = Command::new("bash")
         .args(["--norc", "--noprofile", "-u", "-c", &script])

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::common::export::{Export, Link};
-use crate::common::{Rig, have, run, text_of, wait_until};
+use crate::common::{Rig, binary, have, run, text_of, wait_until};
 
 const MIB: u64 = 1 << 20;
 /// A destage of this much over this line takes some seconds.
@@ -108,7 +108,7 @@ fn on_a_terminal_a_bar_shows_bytes_rate_and_time_and_goes_away() {
     let (rig, _export) = prepare();
     let daemon = rig.serve();
     make_dirty(&rig);
-    let program = env!("CARGO_BIN_EXE_tenuto");
+    let program = binary();
     let log = rig.dir.join("typescript");
     let line = format!("{program} volume destage disk --wait");
     let output = Command::new("script")

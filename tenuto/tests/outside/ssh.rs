@@ -4,7 +4,7 @@
 //! configuration of one of two daemons.
 
 use crate::common::agents::{Side, is_over, long_replay, whoever_goes_away_ends_it_on_all, writes};
-use crate::common::{Background, Daemon, Rig, have, is_root, signal, wait_until};
+use crate::common::{Background, Daemon, Rig, binary, have, is_root, signal, wait_until};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -117,7 +117,7 @@ impl Machines {
     /// What is called as tenuto there; it notes its process.
     fn remote(&self, name: &str, before: &str) -> String {
         let path = self.left.stage_dir().join(name);
-        let tenuto = env!("CARGO_BIN_EXE_tenuto");
+        let tenuto = binary();
         let noted = "echo $$ > \"$TENUTO_CONFIG\".pid";
         let text = format!("#!/bin/sh\n{before}\n{noted}\nexec {tenuto} \"$@\"\n");
         write(&path, &text, 0o755);

@@ -60,8 +60,7 @@ fn try_file(line: &str, expected: &str) {
         None => format!("{text}{line}\n"),
     };
     std::fs::write(&path, text).unwrap();
-    let binary = env!("CARGO_BIN_EXE_tenuto");
-    let mut daemon = Command::new(binary)
+    let mut daemon = Command::new(crate::common::binary())
         .args(["-c", path.to_str().expect("a path in words"), "serve"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -572,7 +571,7 @@ fn a_user_without_the_right_is_told_who_has_it() {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
     let binary = rig.dir.join("tenuto");
-    std::fs::copy(env!("CARGO_BIN_EXE_tenuto"), &binary).unwrap();
+    std::fs::copy(crate::common::binary(), &binary).unwrap();
     let socket = rig.run_dir().join("tenuto.sock");
     let done = Command::new("setpriv")
         .args(["--reuid=65534", "--regid=65534", "--clear-groups"])

@@ -51,6 +51,12 @@ const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// An orderly stop writes what is acknowledged to the log; it does not destage.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The program that is tested: the one that `TENUTO_BINARY` names, as `./test` does with the one it
+/// built as it is shipped, or that of this build.
+pub fn binary() -> String {
+    std::env::var("TENUTO_BINARY").unwrap_or_else(|_| env!("CARGO_BIN_EXE_tenuto").to_owned())
+}
+
 /// A line for the runner, which counts skips from this file and never calls them passed.
 pub fn skip(test: &str, why: &str) {
     use std::io::Write as _;
@@ -304,7 +310,7 @@ impl Rig {
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tenuto"));
+        let mut command = Command::new(binary());
         command
             .env("TENUTO_CONFIG", self.config_path())
             .env_remove("TENUTO_SOCKET")
@@ -321,7 +327,7 @@ impl Rig {
 
     /// Starts one that goes on, with both outputs to be read.
     pub fn spawn(&self, arguments: &[&str]) -> Child {
-        Command::new(env!("CARGO_BIN_EXE_tenuto"))
+        Command::new(binary())
             .args(arguments)
             .env("TENUTO_CONFIG", self.config_path())
             .env_remove("TENUTO_SOCKET")
