@@ -62,7 +62,12 @@ fn try_file(line: &str, expected: &str) {
     std::fs::write(&path, text).unwrap();
     let binary = env!("CARGO_BIN_EXE_tenuto");
     let mut daemon = Command::new(binary)
-        .args(["-c", path.to_str().expect("a path in words"), "serve"])
+        .args([
+            "-c",
+            path.to_str().expect("a path in words"),
+            "serve",
+            "--strict",
+        ])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
