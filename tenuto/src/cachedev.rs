@@ -21,7 +21,13 @@ const CLAIM_TRIES_MAX: u32 = 3;
 
 /// Opens an existing cache for reading and writing and takes its lock.
 pub fn open(path: &Path, patience: &mut Patience) -> Result<Target, Fault> {
-    open_locked(path, None, patience)
+    let target = open_locked(path, None, patience)?;
+    let limit = sys::file_bytes_max();
+    // Each write of the log would fail as on a device that is dead.
+    match !target.block_device && target.size_bytes > limit {
+        true => Err(Fault::too_large(&name_of(path), target.size_bytes, limit)),
+        false => Ok(target),
+    }
 }
 
 /// A cache in the making: locked, nothing on it changed yet.
@@ -88,6 +94,13 @@ impl NewCache {
                 ));
             }
             return Ok(target);
+        }
+        let limit = sys::file_bytes_max();
+        if bytes > limit {
+            let fault = Fault::too_large(&name, bytes, limit);
+            let new = NewCache { target, ..self };
+            new.abandon();
+            return Err(fault);
         }
         // What fails half way takes all there is.
         let free = sys::free_bytes(&target.file).unwrap_or(0);

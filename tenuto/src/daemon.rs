@@ -30,7 +30,7 @@ use rings::FrontEnds;
 use sockets::Sockets;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use volumes::{Ledgers, Table};
@@ -60,6 +60,8 @@ pub struct Settings {
     pub volumes: Vec<VolumeSettings>,
     /// Destage dirty data of volumes that nobody names.
     pub adopt_orphans: bool,
+    /// An image that cannot be opened ends the start; else its volume is held and tried again.
+    pub strict: bool,
 }
 
 /// One volume, as the configuration or `volume add` describes it.
@@ -176,6 +178,9 @@ pub enum VolumeError {
     /// What was asked for cannot be; the message says what would be right.
     #[error("{0}")]
     Settings(String),
+    /// An image is not there, or is no disk; the message says what would be right.
+    #[error("{0}")]
+    Image(String),
     /// What was asked for would lose or change data of others.
     #[error("{0}")]
     Refused(String),
@@ -206,6 +211,8 @@ pub struct Daemon {
     /// A lock, because changes come from several threads and wait for slow origins: it is held
     /// for moments only, and a change in progress is noted in the table.
     volumes: Mutex<Table>,
+    /// A name may be changed again.
+    unclaimed: Condvar,
     state_dir: PathBuf,
     ledgers: Ledgers,
     watches: Watches,
@@ -234,6 +241,7 @@ impl Daemon {
             recovery,
             sockets,
             volumes: Mutex::new(Table::default()),
+            unclaimed: Condvar::new(),
             state_dir: settings.state_dir.clone(),
             ledgers: Ledgers::new(&settings.state_dir),
             watches: Watches::default(),
@@ -262,9 +270,14 @@ impl Daemon {
         }
         ahead::in_order(&settings.volumes, &self.ledgers, |volume, opened| {
             match self.volume_join(volume.clone(), opened) {
-                // One that cannot go on does not stop the others.
+                Ok(()) => Ok(()),
                 Err(VolumeError::Held(hold)) => Ok(self.hold(volume, *hold)?),
-                added => Ok(added?),
+                Err(error) if settings.strict => Err(error.into()),
+                // One that cannot go on does not stop the others.
+                Err(error) => match Hold::of(&volume.name, error) {
+                    Ok(hold) => Ok(self.hold(volume, hold)?),
+                    Err(error) => Err(error.into()),
+                },
             }
         })?;
         for orphan in orphans {
@@ -328,7 +341,9 @@ impl From<VolumeError> for StartError {
         let message = error.to_string();
         match error {
             VolumeError::InUse(_) => StartError::InUse(message),
-            VolumeError::Settings(_) | VolumeError::Exists(_) => StartError::Settings(message),
+            VolumeError::Settings(_) | VolumeError::Image(_) | VolumeError::Exists(_) => {
+                StartError::Settings(message)
+            }
             VolumeError::Held(_) => StartError::Refused(message),
             VolumeError::Origin(_) => StartError::Origin(message),
             _ => StartError::Io(message),

@@ -3,6 +3,7 @@
 //! Always true: the message is one line, lower-case, names the object, the cause and what would
 //! be right; nothing was changed where one is returned, unless the message says so.
 
+use crate::config::units::human_bytes;
 use crate::error::cause;
 use std::io;
 
@@ -38,6 +39,16 @@ impl Fault {
             message: message.into(),
             source: None,
         }
+    }
+
+    /// A file that is larger than this process may write.
+    pub fn too_large(object: &str, bytes: u64, limit: u64) -> Fault {
+        let (bytes, limit) = (human_bytes(bytes), human_bytes(limit));
+        let message = format!(
+            "{object}: has {bytes}, and this process may write no more than {limit} of a file; \
+             raise LimitFSIZE= of its unit, or `ulimit -f`"
+        );
+        Fault::new(Kind::NoSpace, message)
     }
 
     /// A failed system call on `object`.

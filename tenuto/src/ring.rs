@@ -7,6 +7,8 @@
 //! backlog and are never lost. Deliberately absent: what an operation means, timers, and any
 //! thread of its own.
 
+mod refused;
+
 use crate::buffer::{Arena, HostMemory};
 use engine::memory::Place;
 use io_uring::{IoUring, opcode, squeue, types};
@@ -184,7 +186,8 @@ impl Ring {
             .setup_submit_all()
             .setup_cqsize(entries * 4)
             .build(entries)
-            .or_else(|_| IoUring::builder().setup_cqsize(entries * 4).build(entries))?;
+            .or_else(|_| IoUring::builder().setup_cqsize(entries * 4).build(entries))
+            .map_err(|error| refused::explained(error, &refused::Host::look()))?;
         if !uring.params().is_feature_ext_arg() || !uring.params().is_feature_nodrop() {
             let message = "this kernel's io_uring is too old; 5.11 or newer is needed";
             return Err(io::Error::other(message));

@@ -44,6 +44,14 @@ impl Stage {
         lock::acquire(&file, &name, Mode::Exclusive, &mut patience)?;
         let meta = check(&file, &path, &name)?;
         let bytes = meta.len().max(wanted_bytes).next_multiple_of(4096);
+        let limit = sys::file_bytes_max();
+        if bytes > limit && bytes > meta.len() {
+            if !found {
+                // Best effort: an empty file in the way would do no harm.
+                let _ = fs::remove_file(&path);
+            }
+            return Err(Fault::too_large(&name, bytes, limit));
+        }
         // What fails half way takes all there is.
         let free = sys::free_bytes(&file).unwrap_or(0);
         let needed = bytes.saturating_sub(meta.blocks() * 512);

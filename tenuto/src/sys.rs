@@ -73,6 +73,24 @@ pub fn notice_dead_peers(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
+/// A write behind the limit of file sizes is then an error of its own (EFBIG); without this the
+/// kernel ends the process, and with it every disk.
+pub fn survive_file_size_limit() {
+    // SAFETY: no handler runs, the signal is only ignored.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
+/// Up to which byte this process may write a file; the kernel applies it to no device.
+pub fn file_bytes_max() -> u64 {
+    let mut limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: fills a value that lives over the call; where it fails the value stays as it is.
+    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) };
+    limit.rlim_cur
+}
+
 /// Takes a shared lock on one byte, owned by the open file description.
 pub fn lock_byte_shared(file: &File, byte: i64) -> io::Result<()> {
     let lock = range(libc::F_RDLCK, byte, 1);

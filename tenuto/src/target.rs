@@ -381,7 +381,9 @@ pub fn wall_clock_ns() -> u64 {
 /// Every errno as the engine's kind.
 pub fn io_error(error: &io::Error) -> IoError {
     match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => IoError::NoSpace,
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+            IoError::NoSpace
+        }
         _ => IoError::Failed,
     }
 }

@@ -1,5 +1,6 @@
 //! Held volumes as an administrator sees them, and what it takes to go on without lost data.
 //!
+//! Owns the thread that looks at images which could not be opened.
 //! Always true: a held volume is shown beside the others, with state `held`, why, what is missing
 //! as far as anybody here knows, and how to go on; what is not known is null, never zero. Losing
 //! data needs the volume's name a second time.
@@ -12,6 +13,12 @@ use engine::engine::LedgerInfo;
 use engine::snapshot::{Counters, FlowSnapshot, State, VolumeSnapshot};
 use engine::types::{DestageMode, Generation, Policy, Serial, Uuid, VolumeId};
 use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+/// How often an image that could not be opened is looked at.
+const RETRY_EVERY: Duration = Duration::from_secs(3);
 
 /// A volume that is named, but not served.
 #[derive(Clone, Debug)]
@@ -25,6 +32,8 @@ pub struct Held {
     pub reason: String,
     /// What lies beside the origin is damaged: there is no state to go on from.
     pub damaged: bool,
+    /// Its image cannot be opened at present; it is tried again by itself.
+    pub waits: bool,
     pub ledger: Option<LedgerInfo>,
     pub ledger_age_seconds: Option<u64>,
 }
@@ -101,9 +110,10 @@ impl Held {
 
     pub fn way_out(&self) -> String {
         let name = &self.name;
-        match self.damaged {
-            true => "put it right, then run `tenuto reload`".into(),
-            false => format!(
+        match (self.waits, self.damaged) {
+            (true, _) => "it is tried again every few seconds, and by `tenuto reload`".into(),
+            (false, true) => "put it right, then run `tenuto reload`".into(),
+            (false, false) => format!(
                 "bring its data home and run `tenuto reload`, or go on without it by `tenuto \
                  volume accept-loss {name}`"
             ),
@@ -112,6 +122,9 @@ impl Held {
 
     /// What would be lost, as far as the log and the ledger tell.
     fn loss(&self, volume: &VolumeSnapshot) -> String {
+        if self.waits {
+            return "nothing, as long as the cache is there".into();
+        }
         let what = match volume.dirty_bytes {
             0 => "an unknown number of bytes".to_owned(),
             bytes => format!("{bytes} bytes ({})", human_bytes(bytes)),
@@ -148,7 +161,42 @@ pub fn known_bytes(volume: &VolumeSnapshot) -> Option<u64> {
     (volume.dirty_bytes > 0).then_some(volume.dirty_bytes)
 }
 
+/// Looks at volumes whose images could not be opened, until it is dropped.
+pub struct Retries {
+    _stop: Sender<()>,
+}
+
+impl Retries {
+    /// An image may take as long to open as its storage does, so nobody waits for the thread.
+    pub fn start(admin: Arc<Admin>) -> Option<Retries> {
+        let (stop, stopped) = channel::<()>();
+        let thread = std::thread::Builder::new().name("tenuto-held".into());
+        let begun = thread.spawn(move || {
+            while stopped.recv_timeout(RETRY_EVERY) == Err(RecvTimeoutError::Timeout) {
+                admin.try_held();
+            }
+        });
+        match begun {
+            Ok(_) => Some(Retries { _stop: stop }),
+            Err(error) => {
+                tracing::warn!("held volumes are tried again by `tenuto reload` only: {error}");
+                None
+            }
+        }
+    }
+}
+
 impl Admin {
+    fn try_held(&self) {
+        for name in self.machine.try_held() {
+            tracing::info!(volume = %name, "volume {name}: its image opens; it is served");
+            let known = self.known().volumes.clone();
+            if let Some(volume) = known.iter().find(|volume| volume.name == name) {
+                self.drain_one(volume);
+            }
+        }
+    }
+
     /// Tries again to attach a volume that was held.
     pub(super) fn retry(&self, volume: &Volume) -> String {
         match self.machine.add(volume.settings()) {
@@ -172,7 +220,7 @@ impl Admin {
         }
         refuse_connected(&look, volume, "go on without its data")?;
         let held = look.held(name);
-        if let Some(held) = held.filter(|held| held.damaged) {
+        if let Some(held) = held.filter(|held| held.damaged || held.waits) {
             let message = format!("{}; {}", held.reason, held.way_out());
             return Err(Error::refused(message).about(name));
         }

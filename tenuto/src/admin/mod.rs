@@ -10,7 +10,7 @@ mod changes;
 pub mod client;
 pub mod drain;
 pub mod events;
-mod held;
+pub mod held;
 pub mod history;
 pub mod json;
 mod listener;
@@ -72,6 +72,8 @@ pub trait Machine: Send + Sync + 'static {
     fn record(&self, names: &[String]) -> Result<Box<dyn record::Tap>>;
     /// Goes on without what a held volume has lost.
     fn accept_loss(&self, name: &str) -> Result<()>;
+    /// Looks whether held volumes whose images could not be opened can be served now; which are.
+    fn try_held(&self) -> Vec<String>;
 }
 
 /// The daemon at one instant.
@@ -456,10 +458,10 @@ fn check_named_again(name: &str, discard: Option<&str>) -> Result<()> {
 
 /// Looks at the image of a new volume, and at those it might collide with.
 fn check_against(known: &Known, volume: &Volume) -> Result<()> {
-    let others: Vec<(&Volume, check::Origin)> = known
+    let others: Vec<(&Volume, check::Identity)> = known
         .volumes
         .iter()
-        .filter_map(|other| Some((other, check::look(&other.origin).ok()?)))
+        .map(|other| (other, check::Identity::of(&other.origin)))
         .collect();
     check::check_volume(&known.config, volume, &others)?;
     Ok(())

@@ -14,7 +14,8 @@ impl Admin {
     pub fn reload(&self) -> Result<Outcome> {
         let path = self.known().config.path.clone();
         let fresh = Config::load(&path)?;
-        check::check(&fresh)?;
+        // An image that is unfit is told with its volume, and keeps no other as it was.
+        check::check_apart(&fresh)?;
         let _order = self.order();
         let mut known = self.known().clone();
         let look = self.look()?;

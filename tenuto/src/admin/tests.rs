@@ -44,6 +44,10 @@ impl Fake {
 }
 
 impl Machine for Fake {
+    fn try_held(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     fn look(&self) -> Result<Look> {
         let state = self.state();
         Ok(Look {

@@ -45,6 +45,7 @@ impl Host {
             group: None,
             nbd_tcp: None,
             adopt_orphans: true,
+            strict: true,
             state_dir: place.stage_dir().to_owned(),
             volumes,
         });

@@ -100,6 +100,10 @@ impl Machine for Live {
             .map_err(|error| volume_error(name, error))
     }
 
+    fn try_held(&self) -> Vec<String> {
+        self.0.try_held()
+    }
+
     fn switch(&self, name: &str, policy: Policy) -> Result<Started> {
         let reply = self.0.volume_switch(name, policy);
         let reply = reply.map_err(|error| volume_error(name, error))?;
@@ -245,7 +249,7 @@ pub fn volume_error(name: &str, error: VolumeError) -> Error {
         VolumeError::Exists(_) => Kind::Usage,
         VolumeError::Held(hold) if hold.damaged => Kind::Damaged,
         VolumeError::Busy { .. } | VolumeError::Held(_) | VolumeError::Refused(_) => Kind::Refused,
-        VolumeError::Settings(_) => Kind::Usage,
+        VolumeError::Settings(_) | VolumeError::Image(_) => Kind::Usage,
         VolumeError::Origin(_)
         | VolumeError::InUse(_)
         | VolumeError::Changing(_)
@@ -305,6 +309,7 @@ fn held(held: daemon::Held) -> Held {
         destage: settings.destage,
         reason: hold.reason,
         damaged: hold.damaged,
+        waits: hold.waits,
         ledger: hold.ledger,
         ledger_age_seconds: hold.ledger_mtime_ns.map(age),
     }

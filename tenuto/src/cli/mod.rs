@@ -47,6 +47,7 @@ mod volume;
 use crate::admin::client::Client;
 use crate::config::{self as configuration, Config};
 use crate::error::{Error, Result};
+use crate::sys;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use output::Output;
 use serde_json::json;
@@ -165,6 +166,7 @@ pub enum Command {
 
 /// Parses the arguments, does what they say, prints what there is to print.
 pub fn main() -> ExitCode {
+    sys::survive_file_size_limit();
     let arguments: Vec<_> = std::env::args_os().collect();
     // An error in the arguments must know about --json before the arguments are understood.
     let json = arguments.iter().any(|argument| argument == "--json");

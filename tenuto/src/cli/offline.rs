@@ -343,6 +343,7 @@ pub fn destage_all(
         nbd_tcp: None,
         // Each volume that was asked for is added by name, and no other.
         adopt_orphans: false,
+        strict: true,
         volumes: Vec::new(),
     };
     let daemon = Daemon::start(settings).map_err(start_error);

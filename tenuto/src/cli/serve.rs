@@ -10,10 +10,12 @@ use super::supervisor::Supervisor;
 use super::{Context, cache};
 use crate::admin::Admin;
 use crate::admin::events::Notice;
+use crate::admin::held::Retries;
 use crate::admin::server::{self, Server};
 use crate::config::{Config, LogFormat, Volume, check, state};
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, Settings};
 use crate::error::{Error, Result, cause};
+use crate::shard;
 use clap::Args;
 use std::io::Write;
 use std::sync::Arc;
@@ -22,7 +24,8 @@ use tracing_subscriber::EnvFilter;
 
 #[derive(Debug, Args)]
 pub struct Serve {
-    /// Do not start, with code 4, if any volume is held
+    /// Do not start if any volume cannot be served: code 4 for one that is held because data could
+    /// be lost, 2 or 1 for one whose image cannot be opened
     #[arg(long)]
     strict: bool,
     /// How the lines of the log look; default: as the configuration says
@@ -32,7 +35,10 @@ pub struct Serve {
 
 pub fn run(context: &Context, command: &Serve) -> Result<()> {
     let config = context.load()?;
-    check::check(&config)?;
+    let unfit = check::check_apart(&config)?;
+    if let Some(error) = unfit.into_iter().next().filter(|_| command.strict) {
+        return Err(error.into());
+    }
     let style = start_log(context, command, &config);
     match serve(config, command, style) {
         // The last line as well is one of the log.
@@ -46,12 +52,15 @@ pub fn run(context: &Context, command: &Serve) -> Result<()> {
 }
 
 fn serve(config: Config, command: &Serve, style: Style) -> Result<()> {
-    let mut volumes = config.volumes.clone();
-    volumes.extend(added_volumes(&config)?);
     make_directory(&config.host.run_dir)?;
     let socket = config.admin_socket();
     // Before the daemon replaces sockets that only look stale.
     server::refuse_live(&socket)?;
+    let _state = state::lock(&config)?;
+    let mut volumes = config.volumes.clone();
+    volumes.extend(added_volumes(&config)?);
+    // A host that gives no ring gets no cache file either.
+    shard::probe().map_err(|error| Error::failed(error.to_string()))?;
     cache::create_missing(&config)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -61,7 +70,11 @@ fn serve(config: Config, command: &Serve, style: Style) -> Result<()> {
     let mut signals = runtime.block_on(async { Signals::new() })?;
     let supervisor = Supervisor::from_environment();
     supervisor.starting();
-    let daemon = Arc::new(Daemon::start(config.settings(&volumes)).map_err(start_error)?);
+    let settings = Settings {
+        strict: command.strict,
+        ..config.settings(&volumes)
+    };
+    let daemon = Arc::new(Daemon::start(settings).map_err(start_error)?);
     if command.strict
         && let Some(held) = daemon.held().first()
     {
@@ -94,9 +107,11 @@ fn serve(config: Config, command: &Serve, style: Style) -> Result<()> {
     if admin.is_drained() {
         admin.drain_again();
     }
+    let retries = Retries::start(admin.clone());
     say_ready(&supervisor, &admin, style);
     runtime.block_on(signals.until_the_end(&supervisor, &admin));
     supervisor.stopping();
+    drop(retries);
     tracing::info!("stopping; dirty data stays in the cache");
     server.stop();
     daemon.stop().map_err(|error| {
@@ -132,31 +147,23 @@ fn start_log(context: &Context, command: &Serve, config: &Config) -> Style {
     style
 }
 
-/// Volumes that were added at run time. One whose image is gone must not keep the others down:
-/// its dirty data stays in the cache, and `volume ls` shows it as an orphan.
+/// Volumes that were added at run time. One that does not fit to the file must not keep the others
+/// down: its dirty data stays in the cache, and `volume ls` shows it as an orphan.
 fn added_volumes(config: &Config) -> Result<Vec<Volume>> {
-    let mut known: Vec<(Volume, check::Origin)> = Vec::new();
-    for volume in &config.volumes {
-        if let Ok(origin) = check::look(&volume.origin) {
-            known.push((volume.clone(), origin));
-        }
-    }
+    let added = state::load(config)?;
+    let named = config.volumes.iter();
+    let mut known: Vec<(&Volume, check::Identity)> = named
+        .map(|volume| (volume, check::Identity::of(&volume.origin)))
+        .collect();
     let named = known.len();
-    for volume in state::load(config)? {
-        let others: Vec<(&Volume, check::Origin)> = known
-            .iter()
-            .map(|(volume, origin)| (volume, origin.clone()))
-            .collect();
-        match check::check_volume(config, &volume, &others) {
-            Ok(origin) => known.push((volume, origin)),
+    for volume in &added {
+        match check::check_volume_words(config, volume, &known) {
+            Ok(identity) => known.push((volume, identity)),
             Err(error) => tracing::error!("volume {} is left out: {error}", volume.name),
         }
     }
-    Ok(known
-        .split_off(named)
-        .into_iter()
-        .map(|(volume, _)| volume)
-        .collect())
+    let added = known.into_iter().skip(named);
+    Ok(added.map(|(volume, _)| volume.clone()).collect())
 }
 
 fn make_directory(path: &std::path::Path) -> Result<()> {

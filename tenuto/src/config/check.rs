@@ -28,6 +28,22 @@ pub enum Identity {
     Device(u64),
     /// The plain spelling of an export's URL.
     Export(String),
+    /// The path of what is not there.
+    Missing(PathBuf),
+}
+
+impl Identity {
+    /// Of an image in any state, also of one that is not there.
+    pub fn of(path: &Path) -> Identity {
+        look(path).map_or_else(|_| Identity::of_unfit(path), |origin| origin.identity)
+    }
+
+    fn of_unfit(path: &Path) -> Identity {
+        match path.metadata() {
+            Ok(meta) => identity(&meta),
+            Err(_) => Identity::Missing(path.to_path_buf()),
+        }
+    }
 }
 
 /// What an origin turned out to be.
@@ -43,22 +59,61 @@ pub struct Origin {
 
 /// Checks all volumes of a file, and the host.
 pub fn check(config: &Config) -> Result<(), ConfigError> {
-    let mut known: Vec<(&Volume, Origin)> = Vec::new();
+    match check_apart(config)?.into_iter().next() {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
+}
+
+/// The same; what is wrong with images only is told apart. An image may get well while the others
+/// are served, words of the file do not.
+pub fn check_apart(config: &Config) -> Result<Vec<ConfigError>, ConfigError> {
+    let mut known: Vec<(&Volume, Identity)> = Vec::new();
+    let mut unfit = Vec::new();
     for volume in &config.volumes {
-        let origin = check_volume(config, volume, &known)?;
-        known.push((volume, origin));
+        check_words(config, volume)?;
+        let identity = match check_image(config, volume) {
+            Ok(origin) => origin.identity,
+            Err(error) => {
+                unfit.push(error);
+                Identity::of_unfit(&volume.origin)
+            }
+        };
+        check_writers(config, volume, &identity, &known)?;
+        known.push((volume, identity));
     }
     share::check(&config.cache, &config.volumes)
         .map_err(|(volume, wrong)| volume_error(config, volume, "share", wrong))?;
-    check_host(config)
+    check_host(config)?;
+    Ok(unfit)
 }
 
 /// Checks one volume against the disk and against those already there.
 pub fn check_volume(
     config: &Config,
     volume: &Volume,
-    known: &[(&Volume, Origin)],
-) -> Result<Origin, ConfigError> {
+    known: &[(&Volume, Identity)],
+) -> Result<Identity, ConfigError> {
+    check_words(config, volume)?;
+    let origin = check_image(config, volume)?;
+    check_writers(config, volume, &origin.identity, known)?;
+    Ok(origin.identity)
+}
+
+/// The same for one whose image may be unfit at present.
+pub fn check_volume_words(
+    config: &Config,
+    volume: &Volume,
+    known: &[(&Volume, Identity)],
+) -> Result<Identity, ConfigError> {
+    check_words(config, volume)?;
+    let identity = Identity::of(&volume.origin);
+    check_writers(config, volume, &identity, known)?;
+    Ok(identity)
+}
+
+/// What can be known without looking at the image.
+fn check_words(config: &Config, volume: &Volume) -> Result<(), ConfigError> {
     let fail = |key, wrong| volume_error(config, volume, key, wrong);
     let socket = config
         .host
@@ -73,6 +128,12 @@ pub fn check_volume(
     }
     check_reset(volume).map_err(|wrong| fail("reset-on", wrong))?;
     check_group(volume).map_err(|wrong| fail("group", wrong))?;
+    let place = Place::parse(&volume.origin).map_err(|why| Wrong::new(why, uri::RIGHT));
+    place.map(drop).map_err(|wrong| fail("origin", wrong))
+}
+
+fn check_image(config: &Config, volume: &Volume) -> Result<Origin, ConfigError> {
+    let fail = |key, wrong| volume_error(config, volume, key, wrong);
     let origin = look(&volume.origin).map_err(|wrong| fail("origin", wrong))?;
     // The first bytes of an export are looked at when it is opened.
     let export = matches!(origin.identity, Identity::Export(_));
@@ -82,12 +143,22 @@ pub fn check_volume(
     if let Some(journal) = &volume.journal {
         check_directory(journal).map_err(|wrong| fail("journal", wrong))?;
     }
+    Ok(origin)
+}
+
+fn check_writers(
+    config: &Config,
+    volume: &Volume,
+    identity: &Identity,
+    known: &[(&Volume, Identity)],
+) -> Result<(), ConfigError> {
     for (other, image) in known {
-        if image.identity == origin.identity && (volume.writes_origin() || other.writes_origin()) {
-            return Err(fail("origin", second_writer(volume, other)));
+        if image == identity && (volume.writes_origin() || other.writes_origin()) {
+            let wrong = second_writer(volume, other);
+            return Err(volume_error(config, volume, "origin", wrong));
         }
     }
-    Ok(origin)
+    Ok(())
 }
 
 /// A guest that is not watched is never seen to start again.

@@ -238,6 +238,7 @@ impl Config {
             group: self.socket_group(),
             nbd_tcp: self.listen.nbd,
             adopt_orphans: true,
+            strict: false,
             volumes: volumes.iter().map(Volume::settings).collect(),
         }
     }

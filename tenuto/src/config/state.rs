@@ -9,13 +9,43 @@ use super::keys;
 use super::parse::{self, VOLUMES_MAX};
 use super::{Config, Source, Volume};
 use crate::error::{Error, Result, cause};
+use crate::lock::{self, Mode, Patience};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a killed daemon may take to end.
+const EXIT_WAIT: Duration = Duration::from_secs(30);
 
 /// The directory of these files.
 pub fn directory(config: &Config) -> PathBuf {
     config.host.state_dir.join("volumes")
+}
+
+/// Keeps every other daemon away from the state directory for as long as the file is open.
+pub fn lock(config: &Config) -> Result<File> {
+    let state = &config.host.state_dir;
+    let path = state.join("lock");
+    let open = || {
+        fs::create_dir_all(state)?;
+        let mut options = File::options();
+        options.read(true).write(true).create(true);
+        options.open(&path)
+    };
+    let file = open().map_err(|error| failed(&path, &error))?;
+    let name = format!("state-dir {}", state.display());
+    let mut progress = |waiting: &str| tracing::info!("{waiting}");
+    let mut patience = Patience {
+        wait: EXIT_WAIT,
+        progress: &mut progress,
+    };
+    lock::acquire(&file, &name, Mode::Exclusive, &mut patience).map_err(|fault| {
+        let right = "each daemon needs a state-dir of its own";
+        Error::failed(format!("{fault}, or name another; {right}"))
+            .about(state.display().to_string())
+    })?;
+    Ok(file)
 }
 
 fn file_of(config: &Config, name: &str) -> PathBuf {

@@ -21,9 +21,35 @@ pub struct Hold {
     /// Its ledger or journal is damaged, or belongs to another image: there is no state to go on
     /// from.
     pub damaged: bool,
+    /// Its image cannot be opened at present: missing, busy, or no disk. Nothing is lost by that.
+    pub waits: bool,
     pub ledger: Option<LedgerInfo>,
     /// When the ledger was last written, by the clock of the origin.
     pub ledger_mtime_ns: Option<u64>,
+}
+
+impl Hold {
+    /// Why a volume is held that did not join, if that is for its data or its image. Anything else
+    /// is no matter of one volume.
+    pub(super) fn of(name: &str, error: VolumeError) -> Result<Hold, VolumeError> {
+        match error {
+            VolumeError::Held(hold) => Ok(*hold),
+            VolumeError::Image(why)
+            | VolumeError::InUse(why)
+            | VolumeError::Origin(why)
+            | VolumeError::Unfinished(why) => Ok(Hold {
+                reason: match why.starts_with("volume ") {
+                    true => why,
+                    false => format!("volume {name}: {why}"),
+                },
+                damaged: false,
+                waits: true,
+                ledger: None,
+                ledger_mtime_ns: None,
+            }),
+            error => Err(error),
+        }
+    }
 }
 
 impl fmt::Display for Hold {
@@ -52,6 +78,7 @@ pub(super) fn refused(name: &str, error: OpenError, damaged: bool) -> VolumeErro
         _ => VolumeError::Held(Box::new(Hold {
             reason,
             damaged,
+            waits: false,
             ledger: None,
             ledger_mtime_ns: None,
         })),
@@ -79,6 +106,41 @@ impl Daemon {
         let name = settings.name.clone();
         tracing::error!(volume = %name, "{hold}; it is held, the others are not");
         self.table().held.insert(name, Held { settings, hold });
+    }
+
+    /// Looks again at held volumes whose images could not be opened; which are served now.
+    pub fn try_held(&self) -> Vec<String> {
+        let waiting = self.held().into_iter().filter(|held| held.hold.waits);
+        let names: Vec<String> = waiting.map(|held| held.settings.name).collect();
+        let served = |name: &String| matches!(self.try_one(name), Ok(true));
+        names.into_iter().filter(served).collect()
+    }
+
+    /// False if it is not held any more, or is being changed.
+    fn try_one(&self, name: &str) -> Result<bool, VolumeError> {
+        let claim = self.claim(name)?;
+        let held = self.table().held.get(name).cloned();
+        match held.filter(|held| held.hold.waits) {
+            Some(held) => self
+                .join_claimed(&claim, held.settings, None)
+                .map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// A held volume did not join again: it may be for another reason now.
+    pub(super) fn hold_on(&self, name: &str, error: VolumeError) -> VolumeError {
+        let again = match Hold::of(name, error) {
+            Ok(hold) => hold,
+            Err(error) => return error,
+        };
+        if let Some(held) = self.table().held.get_mut(name)
+            && held.hold.reason != again.reason
+        {
+            tracing::error!(volume = %name, "{again}; it is held");
+            held.hold = again.clone();
+        }
+        VolumeError::Held(Box::new(again))
     }
 
     /// Forgets a held volume. What lies beside its origin stays; dirty data that the log has of
@@ -115,7 +177,7 @@ impl Daemon {
         let claim = self.claim(name)?;
         let held = self.table().held.get(name).cloned();
         let settings = match held {
-            Some(held) if held.hold.damaged => {
+            Some(held) if held.hold.damaged || held.hold.waits => {
                 let hold = Box::new(held.hold);
                 return Err(VolumeError::Held(hold));
             }

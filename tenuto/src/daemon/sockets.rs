@@ -227,6 +227,7 @@ mod tests {
             group: None,
             nbd_tcp: None,
             adopt_orphans: false,
+            strict: true,
             volumes: Vec::new(),
         })
     }

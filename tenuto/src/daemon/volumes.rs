@@ -10,7 +10,6 @@ use crate::config::share;
 use crate::fault::{Fault, Kind};
 use crate::files::Files;
 use crate::lock::Patience;
-use crate::origin::Place;
 use crate::origin::file::{self, Access, OpenVolume};
 use crate::origin::san::Params;
 use crate::shard::control::{
@@ -24,6 +23,10 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How long a change of a held volume waits for a try under way.
+const TRY_WAIT: Duration = Duration::from_secs(30);
 
 /// What is attached, by name, and which names are being changed.
 #[derive(Default)]
@@ -74,6 +77,7 @@ pub(super) struct Claim<'a> {
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         self.daemon.table().changing.remove(&self.name);
+        self.daemon.unclaimed.notify_all();
     }
 }
 
@@ -103,7 +107,13 @@ impl Daemon {
     }
 
     pub(super) fn claim(&self, name: &str) -> Result<Claim<'_>, VolumeError> {
-        match self.table().changing.insert(name.to_owned()) {
+        let mut table = self.table();
+        // A held one is tried again by itself, which nobody has to know.
+        let tried =
+            |table: &mut Table| table.held.contains_key(name) && table.changing.contains(name);
+        let wait = self.unclaimed.wait_timeout_while(table, TRY_WAIT, tried);
+        table = wait.expect("no holder of this lock panics").0;
+        match table.changing.insert(name.to_owned()) {
             false => Err(VolumeError::Changing(name.to_owned())),
             true => Ok(Claim {
                 daemon: self,
@@ -148,6 +158,15 @@ impl Daemon {
         opened: Option<Opened>,
     ) -> Result<(), VolumeError> {
         let claim = self.claim(&settings.name)?;
+        self.join_claimed(&claim, settings, opened)
+    }
+
+    pub(super) fn join_claimed(
+        &self,
+        claim: &Claim<'_>,
+        settings: VolumeSettings,
+        opened: Option<Opened>,
+    ) -> Result<(), VolumeError> {
         match self.entry(&settings.name) {
             Some(entry) if entry.orphan => self.drop_orphan(&entry)?,
             Some(_) => return Err(VolumeError::Exists(settings.name)),
@@ -162,7 +181,10 @@ impl Daemon {
         if matches!(&joined, Err(error) if !matches!(error, VolumeError::Held(_))) && !held {
             self.table().leave_group(&claim.name);
         }
-        let entry = joined?;
+        let entry = joined.map_err(|error| match held {
+            true => self.hold_on(&claim.name, error),
+            false => error,
+        })?;
         if !held && let Err(error) = self.listen(&claim.name, entry.settings.exports) {
             self.forget_clients(&claim.name)?;
             self.leave(&entry)?;
@@ -613,7 +635,6 @@ pub(super) fn open_settled(settings: &VolumeSettings, ledgers: &Ledgers, commit:
 
 fn open_origin(settings: &VolumeSettings, ledgers: &Ledgers, access: Access) -> Opened {
     let reader = access == Access::Read;
-    let export = matches!(Place::parse(&settings.origin), Ok(Place::Nbd(_)));
     if !reader && settings.journal_dir.is_none() {
         ledgers.make().map_err(|error| {
             let (name, path) = (&settings.name, ledgers.place.display());
@@ -623,7 +644,7 @@ fn open_origin(settings: &VolumeSettings, ledgers: &Ledgers, access: Access) -> 
     let request = file::Request {
         path: settings.origin.clone(),
         access,
-        format_raw: settings.format_raw || !export,
+        format_raw: settings.format_raw,
         journal_place: settings.journal_dir.clone(),
         ledger_place: Some(ledgers.place.clone()),
         quiet: settings.origin_quiet,
@@ -752,7 +773,7 @@ impl From<Fault> for VolumeError {
         let message = fault.to_string();
         match fault.kind {
             Kind::InUse => VolumeError::InUse(message),
-            Kind::NotFound | Kind::Invalid => VolumeError::Settings(message),
+            Kind::NotFound | Kind::Invalid => VolumeError::Image(message),
             _ => VolumeError::Origin(message),
         }
     }

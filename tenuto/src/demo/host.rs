@@ -178,6 +178,7 @@ fn settings(place: &Place, cache_path: &Path, volumes: Vec<VolumeSettings>) -> S
         group: None,
         nbd_tcp: None,
         adopt_orphans: true,
+        strict: true,
         volumes,
     }
 }

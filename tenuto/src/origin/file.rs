@@ -293,6 +293,11 @@ fn open_image(
             ),
         ));
     }
+    let limit = sys::file_bytes_max();
+    if write && !target.block_device && target.size_bytes > limit {
+        let fault = Fault::too_large(name, target.size_bytes, limit);
+        tracing::warn!("{fault}; what lies behind cannot be written");
+    }
     // The last sectors of such a file cannot be written directly without making it longer.
     if !target
         .size_bytes

@@ -52,7 +52,8 @@ fn owner(device: Device) -> Lane {
 
 fn io_error(errno: i32) -> IoError {
     match errno {
-        libc::ENOSPC | libc::EDQUOT => IoError::NoSpace,
+        // As QEMU answers what lies behind the limit of file sizes.
+        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => IoError::NoSpace,
         _ => IoError::Failed,
     }
 }

@@ -300,6 +300,11 @@ struct Shard<E: Decide> {
     memory: HostMemory,
 }
 
+/// Whether this process may have a ring; the error says what to change.
+pub fn probe() -> io::Result<()> {
+    Ring::new(RING_ENTRIES).map(drop)
+}
+
 /// Starts the thread. It ends after `Handle::stop`.
 pub fn start<E: Decide>(parts: Parts<E>) -> io::Result<(Handle<E::Settled>, JoinHandle<()>)> {
     let waker = Arc::new(Waker::new()?);

@@ -278,10 +278,7 @@ fn resize(target: &Target, bytes: u64) -> Result<(), IoError> {
         .and_then(|()| target.file.sync_all());
     set.map_err(|error| {
         tracing::warn!("{}: cannot change the size: {error}", target.path.display());
-        match error.kind() {
-            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => IoError::NoSpace,
-            _ => IoError::Failed,
-        }
+        crate::target::io_error(&error)
     })
 }
 

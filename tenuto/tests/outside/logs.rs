@@ -177,7 +177,7 @@ fn no_output_shows_the_password_of_a_url() {
         for arguments in [
             &["config", "--check"][..],
             &["config", "--explain"],
-            &["serve"],
+            &["serve", "--strict"],
             &["status"],
             &["origin", "inspect", url],
             &["origin", "replay", url],

@@ -31,6 +31,7 @@ mod libvirt;
 mod limits;
 mod lines;
 mod logs;
+mod machine_limits;
 mod machinery;
 mod man;
 mod monitoring;

@@ -102,7 +102,7 @@ impl Server {
     /// Starts the daemon over it. A server may have died of the kill before: nbdkit stumbles at
     /// times over answers to a client that is gone ("Assertion `sock >= 0' failed").
     fn serve(&mut self, rig: &Rig) -> Daemon {
-        match rig.try_serve() {
+        match rig.try_serve_strict() {
             Ok(daemon) => daemon,
             Err((_, said)) => {
                 let child = self.child.as_mut().expect("it was started");
@@ -478,7 +478,7 @@ fn two_writers_on_one_export_are_refused_in_one_configuration_and_between_two_da
     let daemon = rig.serve();
     let mut second = Rig::new();
     second.volume("one", &server.uri(), "uncached", &lines);
-    let (status, log) = second.try_serve().err().expect("it is locked");
+    let (status, log) = second.try_serve_strict().err().expect("it is locked");
     assert_eq!(status.code(), Some(EXIT_FAILED), "{log}");
     assert!(log.contains(&format!("pid {}", daemon.pid())), "{log}");
     daemon.stop();
@@ -490,7 +490,7 @@ fn an_export_for_reading_only_is_refused_to_writers_and_served_to_readers() {
     let image = rig.image("origin.img", BYTES);
     let server = Server::nbdkit(&rig, &image, &["--readonly"]);
     rig.volume("disk", &server.uri(), "write-back", "");
-    let (status, log) = rig.try_serve().err().expect("it cannot be written");
+    let (status, log) = rig.try_serve_strict().err().expect("it cannot be written");
     assert!(
         !status.success() && log.contains("for reading only"),
         "{log}"

@@ -47,6 +47,13 @@ fn fails(rig: &Rig, code: i32) -> String {
     }
 }
 
+/// The same where an image is the reason.
+fn fails_strictly(rig: &Rig, code: i32) -> String {
+    let (status, log) = rig.try_serve_strict().err().expect("it does not start");
+    assert_eq!(status.code(), Some(code), "{log}");
+    log
+}
+
 fn names(text: &str, parts: &[&str]) {
     for part in parts {
         assert!(text.contains(part), "{part:?} is missing in: {text}");
@@ -81,7 +88,7 @@ fn a_second_daemon_on_the_same_image_is_refused_with_the_owners_name() {
     let mut daemon = rig.serve();
     let mut second = Rig::new();
     second.volume("disk", &image, "write-back", "");
-    let log = fails(&second, EXIT_IN_USE);
+    let log = fails_strictly(&second, EXIT_IN_USE);
     names(
         &log,
         &[&format!("pid {}", daemon.pid()), &image.to_string_lossy()],
@@ -146,7 +153,7 @@ fn an_image_that_another_program_writes_is_refused() {
         || socket.exists(),
     );
     rig.volume("disk", &image, "write-back", "");
-    let log = fails(&rig, EXIT_IN_USE);
+    let log = fails_strictly(&rig, EXIT_IN_USE);
     names(&log, &["qemu-nbd", &path]);
     drop(owner);
     rig.serve().stop();

@@ -61,7 +61,12 @@ fn try_file(line: &str, expected: &str) {
     };
     std::fs::write(&path, text).unwrap();
     let mut daemon = Command::new(crate::common::binary())
-        .args(["-c", path.to_str().expect("a path in words"), "serve"])
+        .args([
+            "-c",
+            path.to_str().expect("a path in words"),
+            "serve",
+            "--strict",
+        ])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

@@ -10,6 +10,7 @@ pub mod agents;
 pub mod anatomy;
 pub mod boot;
 pub mod browser;
+pub mod denied;
 pub mod disk;
 pub mod export;
 pub mod front_end;
@@ -126,6 +127,8 @@ pub struct Rig {
     volumes: String,
     sections: String,
     environment: Vec<(String, String)>,
+    file_bytes_max: Option<u64>,
+    no_ring: Option<i32>,
     _dir: tempfile::TempDir,
     _stage: Option<tempfile::TempDir>,
 }
@@ -152,6 +155,8 @@ impl Rig {
             volumes: String::new(),
             sections: String::new(),
             environment: Vec::new(),
+            file_bytes_max: None,
+            no_ring: None,
             _dir: dir,
             _stage: stage,
         };
@@ -264,6 +269,18 @@ impl Rig {
         self
     }
 
+    /// What `ulimit -f` is for the daemon; `None` = as for the test.
+    pub fn file_bytes_max(&mut self, bytes: Option<u64>) -> &mut Rig {
+        self.file_bytes_max = bytes;
+        self
+    }
+
+    /// The kernel answers `io_uring_setup` of the daemon with this errno.
+    pub fn no_ring(&mut self, errno: Option<i32>) -> &mut Rig {
+        self.no_ring = errno;
+        self
+    }
+
     /// A raw image of that many bytes, all zero.
     pub fn image(&self, name: &str, bytes: u64) -> PathBuf {
         let path = self.dir.join(name);
@@ -311,6 +328,12 @@ impl Rig {
 
     fn command(&self) -> Command {
         let mut command = Command::new(binary());
+        if let Some(bytes) = self.file_bytes_max {
+            denied::larger_files(&mut command, bytes);
+        }
+        if let Some(errno) = self.no_ring {
+            denied::io_uring(&mut command, errno);
+        }
         command
             .env("TENUTO_CONFIG", self.config_path())
             .env_remove("TENUTO_SOCKET")
@@ -410,12 +433,22 @@ impl Rig {
         self.start().wait()
     }
 
+    /// The same, and an image that cannot be opened ends it.
+    pub fn try_serve_strict(&self) -> Result<Daemon, (ExitStatus, String)> {
+        self.start_with(&["--strict"]).wait()
+    }
+
     /// Starts the daemon and does not wait.
     pub fn start(&self) -> Starting {
+        self.start_with(&[])
+    }
+
+    fn start_with(&self, arguments: &[&str]) -> Starting {
         self.write_config();
         let mut child = self
             .command()
             .arg("serve")
+            .args(arguments)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
