@@ -9,11 +9,14 @@
 //! Always true: the ledger says *apply* only while a whole, synced journal lies beside it, and
 //! *idle* only when the origin is synced; a phase that fails starts again from its own beginning,
 //! never from an earlier one, so a journal is never overwritten while the ledger points to it.
+//! A phase fails by a sync or by what cannot be read; a write that fails is sent again by itself
+//! ([`super::resend`]).
 //! The epoch stays readable until the ledger says it is destaged. Deliberately absent: when the
 //! segments are used again; the checkpoint decides that.
 
 use super::jobs::{JOB_PIECES_MAX, Job, write_journal};
 use super::mend::REREAD_MS;
+use super::resend::Resend;
 use super::runs::{journal_entries_max, next_run};
 use super::stride::Pace;
 use super::{Bypass, Core};
@@ -33,8 +36,8 @@ use crate::types::{BLOCK_SECTORS, DestageMode, Policy, RequestId, Serial, Time, 
 use crate::volume::{LedgerStep, Volume};
 use alloc::vec::Vec;
 
-/// Pause before a phase that failed starts again.
-const RETRY_MS: u64 = 500;
+/// Pause before a phase that failed starts again, and longest one before a write is sent again.
+pub(super) const RETRY_MS: u64 = 500;
 /// Applying may change the origin's modification time up to so long after the ledger was written;
 /// after a third of it the ledger is written again. A request may hang for the rest.
 const APPLY_MS_MAX: u64 = 15 * 60_000;
@@ -68,18 +71,22 @@ pub struct Destage {
     pub(super) jobs: Slab<Job>,
     /// Of the jobs, together: pieces of memory, and one for each that has none.
     pub(super) width: usize,
+    /// Something cannot be read: the phase starts again when no job is left.
     pub(super) failed: bool,
+    pub(super) resend: Resend,
     /// What cannot be read, and when that is tried again.
     pub(super) bad: Vec<Want>,
     pub(super) reread_at: Time,
     /// Something failed for want of space.
-    full: bool,
+    pub(super) full: bool,
     pub(super) retry_at: Time,
     pub(super) entries: Vec<JournalEntry>,
     pub(super) journal_at: u64,
     journal_sequence: u64,
     table: Vec<u8>,
     table_at: usize,
+    /// The piece of the table that is being written.
+    table_sent: usize,
     pub(super) table_piece: Option<u32>,
     /// A request without a job is in flight: a sync or a stat.
     waiting: bool,
@@ -104,6 +111,19 @@ impl Destage {
     /// Something of the epoch could not be read, and is looked for.
     pub fn met_damage(&self) -> bool {
         !self.bad.is_empty()
+    }
+
+    /// Its jobs are all to be done, once more.
+    fn begin_jobs(&mut self) {
+        self.failed = false;
+        self.resend.clear();
+        self.cursor = 0;
+        self.moved_halves = 0;
+    }
+
+    /// Requests have failed again and again, or there is no room for them.
+    fn is_hopeless(&self) -> bool {
+        self.resend.is_hopeless() && self.jobs.len() == 0 && !self.waiting
     }
 
     /// What the origin is to be written from is not complete and synced yet.
@@ -232,6 +252,7 @@ impl Core {
             jobs: Slab::default(),
             width: 0,
             failed: false,
+            resend: Resend::default(),
             bad: Vec::new(),
             reread_at: Time(0),
             full: false,
@@ -241,6 +262,7 @@ impl Core {
             journal_sequence: sequence + 1,
             table: Vec::new(),
             table_at: 0,
+            table_sent: 0,
             table_piece: None,
             waiting: false,
             applying: false,
@@ -258,7 +280,8 @@ impl Core {
                 return;
             };
             // A phase that starts again before the ledger points to the journal has failed.
-            if volume.committing.is_some() && destage.retry_at > Time(0) && !destage.applying {
+            let failed = destage.retry_at > Time(0) || destage.is_hopeless();
+            if volume.committing.is_some() && failed && !destage.applying {
                 return self.give_up_commit(cx, id);
             }
             if cx.now < destage.retry_at || destage.waiting {
@@ -341,7 +364,7 @@ impl Core {
                 true => depth,
                 false => depth.div_ceil(JOURNAL_PART),
             };
-            if destage.width >= depth || destage.failed {
+            if destage.width >= depth || destage.failed || destage.resend.is_resting(cx.now) {
                 break;
             }
             let applying = destage.applying;
@@ -350,22 +373,34 @@ impl Core {
                 destage.phase = Phase::Stat;
                 return true;
             }
-            let cursor = destage.cursor;
+            let (cursor, again) = (destage.cursor, !destage.resend.is_empty());
             let pieces = if applying { JOB_PIECES_MAX as u64 } else { 1 };
             // What has no turn now is not put together for nothing: it tries again at each event.
-            if self.destaged_map(id).at_or_after(cursor).is_none()
+            if (!again && self.destaged_map(id).at_or_after(cursor).is_none())
                 || self.is_paced(cx, id)
                 || !self.has_turn(cx.now, id)
                 || !self.has_place(cx.now, id)
             {
                 break;
             }
+            if again {
+                if !self.send_again(cx, id) {
+                    break;
+                }
+                continue;
+            }
             let run = next_run(self.destaged_map(id), cursor, pieces * piece_bytes);
             let run = run.expect("something was there");
-            if !self.start_job(cx, id, run, applying) {
+            let Some(cursor) = self.start_job(cx, id, run, applying) else {
                 break;
-            }
+            };
+            self.phase(id).cursor = cursor;
         }
+        self.end_jobs(cx, id)
+    }
+
+    /// Goes to the next phase if the jobs of this one are at their end.
+    fn end_jobs(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         let cursor = self.phase(id).cursor;
         let map_end = self.destaged_map(id).at_or_after(cursor).is_none();
         let now = cx.now;
@@ -378,7 +413,7 @@ impl Core {
             self.detach_progress(cx, id);
             return false;
         }
-        if !map_end {
+        if !map_end || !destage.resend.is_empty() {
             return false;
         }
         destage.cursor = 0;
@@ -390,7 +425,7 @@ impl Core {
     }
 
     /// What is being destaged.
-    fn destaged_map(&mut self, id: VolumeId) -> &ExtentMap {
+    pub(super) fn destaged_map(&mut self, id: VolumeId) -> &ExtentMap {
         let epoch = self.volume(id).epochs.front();
         &epoch.expect("an epoch is being destaged").map
     }
@@ -405,32 +440,25 @@ impl Core {
         mark(Mark::DestageAgain);
         destage.retry_at = now.plus_millis(if damaged { 0 } else { RETRY_MS });
         destage.reread_at = now.plus_millis(REREAD_MS);
-        destage.failed = false;
-        destage.cursor = 0;
         match destage.phase {
             Phase::Journal | Phase::Table | Phase::JournalSync => {
                 destage.phase = Phase::Journal;
+                destage.begin_jobs();
                 destage.entries.clear();
                 destage.table = Vec::new();
                 destage.journal_at = room;
                 destage.table_at = 0;
-                destage.moved_halves = 0;
             }
             Phase::Apply | Phase::ApplySync => {
                 destage.phase = Phase::Apply;
-                destage.moved_halves = 0;
+                destage.begin_jobs();
             }
+            // A look at the origin may come between jobs, which go on.
             Phase::WaitLog { .. } | Phase::Gate | Phase::Stat | Phase::Begin | Phase::Finish => {}
         }
-        if !damaged && !matches!(volume.state, State::Damaged | State::Held) {
-            volume.state = State::Stalled;
-            volume.reason = Some(match full {
-                true => {
-                    "there is no space left for the data or its journal beside the image; make \
-                     room there, and destage goes on by itself"
-                }
-                false => "the origin answers with errors; destage is tried again",
-            });
+        if !damaged {
+            destage.resend.stays_stalled();
+            volume.stall(full);
         }
         // Nobody waits for it meanwhile.
         self.turns.rest(id);
@@ -516,7 +544,7 @@ impl Core {
         }
         let at = destage.table_at;
         let left = destage.table.len() - at;
-        if !self.has_turn(cx.now, id) {
+        if destage.resend.is_resting(cx.now) || !self.has_turn(cx.now, id) {
             return false;
         }
         let Some(piece) = self.take_destage_piece(id) else {
@@ -530,6 +558,7 @@ impl Core {
         destage.waiting = true;
         cx.memory.store(place, &destage.table[at..at + bytes]);
         destage.table_at += bytes;
+        destage.table_sent = bytes;
         self.volume(id).counters.origin.journal_bytes += bytes as u64;
         let pending = Pending::JournalTable { volume: id };
         let bytes = bytes as u64;
@@ -544,7 +573,6 @@ impl Core {
     }
 
     pub(super) fn table_written(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
-        let now = cx.now;
         let destage = self.phase(id);
         destage.waiting = false;
         let piece = destage
@@ -552,14 +580,23 @@ impl Core {
             .take()
             .expect("a table write holds a piece");
         if !ok {
-            self.begin_phase_again(now, id);
-        } else if destage.table_at == destage.table.len() {
-            destage.table = Vec::new();
-            destage.phase = Phase::JournalSync;
+            destage.table_at -= destage.table_sent;
+            self.volume(id).counters.origin.errors += 1;
+            self.rest_after_failure(cx, id);
+        } else {
+            let whole = destage.table_at == destage.table.len();
+            if whole {
+                destage.table = Vec::new();
+                destage.phase = Phase::JournalSync;
+            }
+            self.go_on_after_success(id);
         }
         self.scratch.free_destage_piece(piece);
         self.give_destage_turns(cx);
         self.pump_destage(cx, id);
+        if !ok {
+            self.detach_progress(cx, id);
+        }
     }
 
     fn order_sync(&mut self, cx: &mut Cx<'_>, id: VolumeId, device: Device) -> bool {
@@ -586,6 +623,7 @@ impl Core {
             self.pump_destage(cx, id);
             return;
         }
+        destage.resend.synced();
         match destage.phase {
             Phase::JournalSync => {
                 destage.phase = Phase::Gate;

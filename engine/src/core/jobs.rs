@@ -28,24 +28,44 @@ pub(super) const JOB_PIECES_MAX: usize = 4;
 
 /// A range, and where its bytes lie in memory and in its job.
 #[derive(Clone, Copy)]
-struct Part {
-    span: Span,
+pub(super) struct Part {
+    pub span: Span,
     place: Place,
-    at: u64,
+    pub at: u64,
 }
 
 /// What goes from the log to the journal or the origin in one request. To the origin goes one
 /// range; to the journal go as many as fill the memory, each from a block of its own on. A range of
 /// zeroes has no memory.
 pub(super) struct Job {
-    parts: Vec<Part>,
+    pub parts: Vec<Part>,
+    /// The range of one that has no memory.
+    pub zeroes: Option<Span>,
     pieces: Vec<u32>,
     slices: Vec<Slice>,
     /// In the journal.
-    offset: u64,
+    pub offset: u64,
+    /// It has failed before.
+    pub again: bool,
 }
 
 impl Job {
+    /// One that carries nothing yet, and goes to this place if it goes to a journal.
+    pub fn at(offset: u64) -> Job {
+        Job {
+            parts: Vec::new(),
+            zeroes: None,
+            pieces: Vec::new(),
+            slices: Vec::new(),
+            offset,
+            again: false,
+        }
+    }
+
+    pub fn add(&mut self, span: Span, place: Place, at: u64) {
+        self.parts.push(Part { span, place, at });
+    }
+
     fn blocks(&self) -> u64 {
         self.parts.iter().map(|part| part.span.blocks()).sum()
     }
@@ -60,7 +80,7 @@ impl Job {
     }
 
     /// Where the next byte goes: behind the others in its piece.
-    fn end(&self) -> Place {
+    pub fn end(&self) -> Place {
         let last = self.slices.last().expect("a job of data has memory");
         last.place.plus(last.bytes)
     }
@@ -70,57 +90,54 @@ impl Job {
         self.slices.last().map_or(0, |slice| slice.bytes)
     }
 
-    fn fill(&mut self, bytes: u64) {
+    pub fn fill(&mut self, bytes: u64) {
         let last = self.slices.last_mut().expect("a job of data has memory");
         last.bytes += bytes;
     }
 }
 
 impl Core {
-    /// Takes a run on its way. False when there is no memory for it now.
+    /// Takes a run on its way, and says how far it got. `None` when there is no memory for it now.
     pub(super) fn start_job(
         &mut self,
         cx: &mut Cx<'_>,
         id: VolumeId,
         run: Run,
         applying: bool,
-    ) -> bool {
+    ) -> Option<u64> {
         if let EntryKind::Zero { allocate } = run.kind {
             self.start_zero(cx, id, &run, allocate, applying);
-            return true;
+            return Some(run.span.end());
         }
-        let mut job = Job {
-            parts: Vec::new(),
-            pieces: Vec::new(),
-            slices: Vec::new(),
-            offset: self.phase(id).journal_at,
-        };
+        let mut job = Job::at(self.phase(id).journal_at);
         if !self.grow(id, &mut job) {
             self.turns.stand_in_line(id);
-            return false;
+            return None;
         }
         let (wants, cursor) = match applying {
             true => self.fill_for_origin(id, &mut job, run),
             false => self.fill_for_journal(id, &mut job, run),
         };
-        let bytes = job.bytes();
-        self.turns.spend(cx.now, id, bytes);
-        let destage = self.phase(id);
-        destage.pace.spend(cx.now, wants.len() as u64);
-        destage.cursor = cursor;
         if !applying {
-            destage.journal_at += bytes;
+            self.phase(id).journal_at += job.bytes();
         }
+        self.fetch_job(cx, id, job, &wants);
+        Some(cursor)
+    }
+
+    /// Reads what a job carries.
+    pub(super) fn fetch_job(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: Job, wants: &[Want]) {
+        self.turns.spend(cx.now, id, job.bytes());
+        self.phase(id).pace.spend(cx.now, wants.len() as u64);
         let job = self.insert_job(cx.now, id, job);
         let owner = Owner::Destage { volume: id, job };
         let parts = (&mut self.log, &mut self.scratch);
         if !self
             .fetches
-            .start(cx, parts, owner, Purpose::DestageRead, &wants)
+            .start(cx, parts, owner, Purpose::DestageRead, wants)
         {
             self.job_fetched(cx, id, job, &[]);
         }
-        true
     }
 
     fn insert_job(&mut self, now: Time, id: VolumeId, job: Job) -> u32 {
@@ -134,7 +151,7 @@ impl Core {
 
     /// Gives a job that is being filled one more piece of memory, if it may have it and there is
     /// one.
-    fn grow(&mut self, id: VolumeId, job: &mut Job) -> bool {
+    pub(super) fn grow(&mut self, id: VolumeId, job: &mut Job) -> bool {
         if job.pieces.len() >= JOB_PIECES_MAX {
             return false;
         }
@@ -223,7 +240,6 @@ impl Core {
         allocate: bool,
         applying: bool,
     ) {
-        self.phase(id).cursor = run.span.end();
         if has(Bug::ForgetDiscardAtDestage) {
             return;
         }
@@ -237,12 +253,8 @@ impl Core {
             self.phase(id).entries.push(entry);
             return;
         }
-        let job = Job {
-            parts: Vec::new(),
-            pieces: Vec::new(),
-            slices: Vec::new(),
-            offset: 0,
-        };
+        let mut job = Job::at(0);
+        job.zeroes = Some(run.span);
         let job = self.insert_job(cx.now, id, job);
         self.turns.spend(cx.now, id, BLOCK_BYTES);
         self.phase(id).pace.spend(cx.now, 1);
@@ -282,7 +294,7 @@ impl Core {
         let applying = destage.applying;
         let it = destage.jobs.get(job);
         let (offset, bytes) = (it.offset, it.bytes());
-        let (slices, parts) = (it.slices.clone(), it.parts.clone());
+        let (slices, parts, again) = (it.slices.clone(), it.parts.clone(), it.again);
         let pending = Pending::Destage { volume: id, job };
         if applying {
             let at = parts[0].span.sector * SECTOR_BYTES;
@@ -295,13 +307,15 @@ impl Core {
         }
         for Part { span, place, at } in parts {
             let bytes = span.sectors * SECTOR_BYTES;
-            let entry = JournalEntry {
-                span,
-                kind: EntryKind::Write,
-                offset: offset + at,
-                checksum: cx.memory.checksum(place, bytes),
-            };
-            self.phase(id).entries.push(entry);
+            if !again {
+                let entry = JournalEntry {
+                    span,
+                    kind: EntryKind::Write,
+                    offset: offset + at,
+                    checksum: cx.memory.checksum(place, bytes),
+                };
+                self.phase(id).entries.push(entry);
+            }
             let padded = bytes.next_multiple_of(BLOCK_BYTES);
             if padded > bytes {
                 cx.memory.zero(place.plus(bytes), padded - bytes);
@@ -327,12 +341,17 @@ impl Core {
         }
         if !ok {
             volume.counters.origin.errors += 1;
-            self.phase(id).failed = true;
+            self.keep_unsent(id, job);
+            self.rest_after_failure(cx, id);
         } else {
             self.turns.moved(cx.now, id);
             self.count_moved(id, job);
+            self.go_on_after_success(id);
         }
         self.end_job(cx, id, job);
+        if !ok {
+            self.detach_progress(cx, id);
+        }
     }
 
     /// Blocks that a job carries; a range of zeroes counts as one.

@@ -22,6 +22,7 @@ mod overlay;
 mod pace;
 mod read;
 mod relook;
+mod resend;
 mod resize;
 mod runs;
 mod scrub;

@@ -8,6 +8,7 @@ use crate::ram::{CleanCache, Key, Published, RamTier};
 use crate::snapshot::State;
 use crate::types::{DestageMode, Policy, RequestId, VolumeId};
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 /// A log with so much in it is full.
 const FULL_BLOCKS: u64 = CAPACITY_BLOCKS * 6 / 10;
@@ -358,17 +359,95 @@ fn the_ledger_allows_for_a_long_destage_and_is_written_again_in_time() {
 }
 
 #[test]
-fn what_failed_is_tried_again_after_half_a_second() {
+fn what_failed_is_sent_again_after_a_pause_that_grows_to_half_a_second() {
     let (mut host, disk) = Host::write_back();
     host.fill(disk, 0, 3);
     host.fail(is_broken);
     let order = host.destage(disk);
     assert_eq!(host.show(disk).counters.origin.errors, 1);
+    assert_eq!(host.state(disk), (State::Dirty, None), "one failure");
+    host.asked.clear();
+    for pause in [10, 20, 40, 80, 160, 320, 500, 500, 500] {
+        host.pass(pause - 1);
+        assert_eq!(host.count(writes_origin), 0, "not within {pause} ms");
+        host.pass(1);
+        assert_eq!(host.count(writes_origin), 1, "after {pause} ms");
+        assert_eq!(host.state(disk), (State::Stalled, ERRORS));
+    }
     host.fail(fine);
-    host.pass(499);
-    assert_eq!(host.answer(order), None);
-    host.pass(1);
+    host.pass(500);
     assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(host.state(disk), (State::Clean, None));
+}
+
+/// Fails every 30th write to an origin, and every fifth to a journal.
+fn is_flaky(io: &Io) -> Option<IoError> {
+    static ORIGIN: AtomicU64 = AtomicU64::new(0);
+    static JOURNAL: AtomicU64 = AtomicU64::new(0);
+    let (counter, one_in) = match io {
+        io if writes_origin(io) => (&ORIGIN, 30),
+        io if writes_journal(io) => (&JOURNAL, 5),
+        _ => return None,
+    };
+    let count = counter.fetch_add(1, Ordering::Relaxed) + 1;
+    count.is_multiple_of(one_in).then_some(IoError::Failed)
+}
+
+/// With the whole phase, a storage that fails one write in 30 would get none of 300 through.
+#[test]
+fn only_the_writes_that_fail_are_sent_again() {
+    for mode in [DestageMode::Atomic, DestageMode::InPlace] {
+        let mut flaky = spec(Policy::WriteBack, "disk");
+        flaky.tuning.destage = mode;
+        let (mut host, disk) = Host::of(flaky);
+        for block in 0..300 {
+            host.fill(disk, 2 * block, 1);
+        }
+        host.zero(disk, 1000, 1);
+        host.asked.clear();
+        host.fail(is_flaky);
+        let order = host.destage(disk);
+        host.pass(10_000);
+        assert_eq!(host.answer(order), Some(Ok(())), "{mode:?}");
+        assert_eq!(host.state(disk), (State::Clean, None));
+        let asked = core::mem::take(&mut host.asked);
+        let sent = |what: fn(&Io) -> bool| asked.iter().filter(|io| what(io)).count() as u64;
+        let errors = host.show(disk).counters.origin.errors;
+        assert!(errors >= 10, "{errors}");
+        let (origin, journal) = (sent(writes_origin), sent(writes_journal));
+        let journal_errors = journal / 5;
+        assert_eq!(origin, 301 + errors - journal_errors, "{mode:?}");
+        // Each of the written blocks, what failed of them, and the table.
+        let journaled = host.show(disk).counters.origin.journal_bytes / 4096;
+        let most = 300 + journal_errors * 4 * 7 + 4;
+        assert!(journaled <= most, "{journaled} blocks of {most}");
+        let image = &host.disks.0[&Device::Origin(disk)];
+        for block in 0..300 {
+            let at = 2 * block * 4096;
+            assert_eq!(image[at..at + 4096], host.memory.buffer[..4096]);
+        }
+    }
+}
+
+/// A journal of which parts were written twice is as whole as any.
+#[test]
+fn a_journal_with_writes_that_were_sent_again_is_replayed() {
+    let (mut host, disk) = Host::write_back();
+    for block in 0..100 {
+        host.fill(disk, 2 * block, 1);
+    }
+    host.fail(|io| is_flaky(io).or(is_broken(io)));
+    host.destage(disk);
+    host.pass(5_000);
+    let progress = host.ledger(disk).progress;
+    assert!(matches!(progress, Progress::Apply { .. }), "{progress:?}");
+    let settled = crate::settle::settle(&mut host.disks, disk).expect("it is whole");
+    assert_eq!(settled.journal_entries_applied, 100);
+    let image = &host.disks.0[&Device::Origin(disk)];
+    for block in 0..100 {
+        let at = 2 * block * 4096;
+        assert_eq!(image[at..at + 4096], host.memory.buffer[..4096]);
+    }
 }
 
 /// Blocks apart from each other are a request each.

@@ -52,6 +52,8 @@ fn nobody_waits_for_a_switch_whose_origin_takes_nothing() {
     host.fill(disk, 0, 40);
     host.fail(|io| writes_origin(io).then_some(IoError::Failed));
     to_through(&mut host, disk);
+    // The second round of writes that fails, and not the first, tells.
+    host.pass(10);
     assert_eq!(host.show(disk).state, State::Stalled);
     host.fill(disk, 100, 60);
 }
