@@ -118,6 +118,8 @@ pub enum Timer {
     Linger,
     /// The log has been idle since a flush: announce what is durable.
     Announce,
+    /// What is on the device has waited for a sync long enough.
+    Sync,
     /// Ages, low space, limits, and whatever failed and is due again.
     Housekeeping,
     /// The first held write of a volume is due.

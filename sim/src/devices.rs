@@ -274,6 +274,17 @@ impl Media for Blocking<'_> {
         )
     }
 
+    /// In an order of chance, so that a kill in the middle leaves any part of them.
+    fn write_many(&mut self, device: Device, writes: &[(u64, &[u8])]) -> Result<(), IoError> {
+        let mut left: Vec<usize> = (0..writes.len()).collect();
+        while !left.is_empty() {
+            let at = self.rng.below(left.len() as u64) as usize;
+            let (offset, bytes) = writes[left.swap_remove(at)];
+            self.write(device, offset, bytes)?;
+        }
+        Ok(())
+    }
+
     fn zero(&mut self, device: Device, offset: u64, bytes: u64) -> Result<(), IoError> {
         self.change(device, Change::Zero { offset, bytes })
     }

@@ -190,12 +190,10 @@ impl Core {
                 volume.tenant = self.log.move_in();
             }
             for epoch in &mut volume.epochs {
-                let mut at = 0;
-                while let Some(piece) = epoch.map.at_or_after(at) {
+                for piece in epoch.map.pieces_from(0) {
                     let change = crate::map::Change::Added(piece);
                     let charge = self.log.account(volume.tenant, change);
                     epoch.charge = epoch.charge.strict_add_signed(charge);
-                    at = piece.span.end();
                 }
                 self.dirty_extents += epoch.map.len();
             }
@@ -312,6 +310,7 @@ impl Core {
                 Timer::Housekeeping => self.keep_house(cx),
                 Timer::Flow(volume) => self.flow_due(cx, volume),
                 Timer::Pace(volume) => self.pace_due(cx, volume),
+                Timer::Sync => self.log.sync_timer_over(),
                 // It goes on by itself after each event.
                 Timer::Scrub => {}
             }

@@ -28,6 +28,10 @@ const LINGER_MS: u64 = 5;
 const EAGER_MS: u64 = 50;
 /// Idle time after which a record announces the last sync.
 const ANNOUNCE_MS: u64 = 200;
+/// What is on the device is synced after so many bytes, or so long, also if nobody asks: a start
+/// after a kill writes again whatever no sync is known to cover.
+const UNSYNCED_BYTES_MAX: u64 = 8 << 20;
+const UNSYNCED_MS_MAX: u64 = 100;
 /// Pause before a failed write or sync of the cache device is tried again.
 const RETRY_MS: u64 = 100;
 
@@ -56,6 +60,12 @@ pub struct WriteState {
     written: usize,
     /// What the sync in flight covers.
     sync: Option<StreamSeq>,
+    /// Written since a sync was issued, and since when.
+    unsynced_bytes: u64,
+    unsynced_since: Option<Time>,
+    sync_timer_armed: bool,
+    /// An announcement needs no sync of its own, or there would be no end of them.
+    announcement: StreamSeq,
     wanted: StreamSeq,
     waiters: VecDeque<(StreamSeq, Waiter)>,
     to_issue: VecDeque<SlotIndex>,
@@ -253,6 +263,7 @@ impl Log {
             (StreamKind::Writes, true) if attempt == self.write.attempt => {
                 slot.written += upto - from;
                 self.mark_written(slot_at, from, upto);
+                self.write.unsynced_bytes += u64::from(upto - from) * BLOCK_BYTES;
             }
             (StreamKind::Writes, false) if attempt == self.write.attempt => self.write_again(cx),
             (StreamKind::Writes, _) => {
@@ -321,7 +332,10 @@ impl Log {
         let wanted = self.write.wanted > self.durable && self.write.wanted <= upto;
         let stage = &self.streams[StreamKind::Writes as usize];
         let pressed = stage.free_slots.len() + stage.reusable.len() <= stage.slots_low;
-        if wanted || pressed || spilled || first.is_some_and(|seq| seq <= upto) {
+        let waited = first.is_some_and(|seq| seq <= upto);
+        let asked = wanted || pressed || spilled || waited;
+        if asked || self.is_unsynced_too_long(cx, upto) {
+            (self.write.unsynced_bytes, self.write.unsynced_since) = (0, None);
             self.write.sync = Some(upto);
             self.write.covered = core::mem::take(&mut self.write.loose);
             let pending = Pending::CacheSync {
@@ -330,6 +344,25 @@ impl Log {
             let op = sync_unless(Bug::SkipLogSync);
             cx.order(pending, Purpose::Log, Device::Cache, op, 0, 0);
         }
+    }
+
+    /// Whether so much is on the device, or for so long, that it is to be synced for nobody.
+    fn is_unsynced_too_long(&mut self, cx: &mut Cx<'_>, upto: StreamSeq) -> bool {
+        if upto <= self.durable.max(self.write.announcement) {
+            return false;
+        }
+        let since = *self.write.unsynced_since.get_or_insert(cx.now);
+        let due_at = since.plus_millis(UNSYNCED_MS_MAX);
+        if !self.write.sync_timer_armed && cx.now < due_at {
+            self.write.sync_timer_armed = true;
+            cx.out.timer(due_at, Timer::Sync);
+        }
+        let full = self.write.unsynced_bytes >= UNSYNCED_BYTES_MAX;
+        full || cx.now >= due_at
+    }
+
+    pub fn sync_timer_over(&mut self) {
+        self.write.sync_timer_armed = false;
     }
 
     /// The end of a device sync. Returns who no longer waits.
@@ -523,6 +556,7 @@ impl Log {
         if self.open_record(cx, StreamKind::Writes, 0, false).is_some() {
             mark(Mark::Announced);
             self.announced = self.durable;
+            self.write.announcement = self.newest();
             self.seal_writes(cx);
         }
     }

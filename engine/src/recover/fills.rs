@@ -17,6 +17,8 @@ use crate::types::{BLOCK_BYTES, Uuid};
 use alloc::vec::Vec;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
+/// Segments whose footers are read together.
+const AT_ONCE: usize = 256;
 
 /// Reads what the segments hold, given by index and life; the newest `segments_max` of them, in
 /// order of their lives.
@@ -28,15 +30,17 @@ pub fn load(
 ) -> Vec<FoundFill> {
     lives.sort_unstable_by_key(|(_, seq)| *seq);
     let older = lives.len().saturating_sub(segments_max);
-    let newest = lives.into_iter().skip(older);
-    newest
-        .filter_map(|(index, seq)| {
-            by_footer(media, superblock, index, seq)
+    let mut found = Vec::new();
+    for some in lives[older..].chunks(AT_ONCE) {
+        let footers = by_footers(media, superblock, some);
+        for ((index, seq), footer) in some.iter().zip(footers) {
+            let named = footer
                 .map(|(found, life)| believed(found, life.incarnation == incarnation))
-                .or_else(|| by_records(media, superblock, index, seq))
-        })
-        .filter(|found| !found.runs.is_empty())
-        .collect()
+                .or_else(|| by_records(media, superblock, *index, *seq));
+            found.extend(named.filter(|found| !found.runs.is_empty()));
+        }
+    }
+    found
 }
 
 /// Leaves out own layers, but for those that the run before this one has named when it stopped.
@@ -51,31 +55,53 @@ fn segment_at(superblock: &Superblock, index: u32) -> u64 {
     superblock.log_at + u64::from(index) * superblock.geometry.segment_bytes()
 }
 
-fn by_footer(
+/// What the footers of these segments say, where they are whole and of these lives.
+fn by_footers(
     media: &mut dyn Media,
     superblock: &Superblock,
-    index: u32,
-    seq: u64,
-) -> Option<(FoundFill, Life)> {
+    lives: &[(u32, u64)],
+) -> Vec<Option<(FoundFill, Life)>> {
     let (geometry, cache) = (superblock.geometry, superblock.cache);
-    let end = segment_at(superblock, index) + geometry.segment_bytes();
-    let at = end - geometry.chunk_bytes();
-    let mut bytes = alloc::vec![0; BLOCK];
-    media.read(Device::Cache, at, &mut bytes).ok()?;
-    let (life, length) = FillFooter::parse_header(&bytes, geometry, cache).ok()?;
-    if life.segment_seq != seq {
-        return None;
+    let footer_at =
+        |index| segment_at(superblock, index) + geometry.segment_bytes() - geometry.chunk_bytes();
+    let places: Vec<u64> = lives.iter().map(|(index, _)| footer_at(*index)).collect();
+    let mut memory: Vec<Vec<u8>> = lives.iter().map(|_| alloc::vec![0; BLOCK]).collect();
+    read_those(media, &places, &mut memory);
+    for ((_, seq), bytes) in lives.iter().zip(&mut memory) {
+        let header = FillFooter::parse_header(bytes, geometry, cache).ok();
+        let header = header.filter(|(life, _)| life.segment_seq == *seq);
+        bytes.resize(header.map_or(0, |(_, length)| length as usize), 0);
     }
-    bytes.resize(length as usize, 0);
-    media.read(Device::Cache, at, &mut bytes).ok()?;
-    let footer = FillFooter::parse(&bytes, geometry, cache).ok()?;
-    let found = FoundFill {
-        index,
-        seq,
-        runs: footer.runs,
-        sums: footer.sums,
-    };
-    (footer.life == life).then_some((found, life))
+    read_those(media, &places, &mut memory);
+    let footers = lives.iter().zip(&memory).map(|((index, seq), bytes)| {
+        let (life, _) = FillFooter::parse_header(bytes, geometry, cache).ok()?;
+        let footer = FillFooter::parse(bytes, geometry, cache).ok()?;
+        let found = FoundFill {
+            index: *index,
+            seq: *seq,
+            runs: footer.runs,
+            sums: footer.sums,
+        };
+        (footer.life == life && life.segment_seq == *seq).then_some((found, life))
+    });
+    footers.collect()
+}
+
+/// Reads as much as the memory for each of these places asks for; where the device does not give
+/// all of it together, one by one, and nothing of what it does not give.
+fn read_those(media: &mut dyn Media, places: &[u64], memory: &mut [Vec<u8>]) {
+    let wanted = places.iter().copied().zip(memory.iter_mut());
+    let wanted = wanted.filter(|(_, bytes)| !bytes.is_empty());
+    let mut reads: Vec<_> = wanted.map(|(at, it)| (at, it.as_mut_slice())).collect();
+    if reads.is_empty() || media.read_many(Device::Cache, &mut reads).is_ok() {
+        return;
+    }
+    drop(reads);
+    for (at, bytes) in places.iter().zip(memory) {
+        if !bytes.is_empty() && media.read(Device::Cache, *at, bytes).is_err() {
+            bytes.clear();
+        }
+    }
 }
 
 /// Without a footer: record by record, up to the torn end.

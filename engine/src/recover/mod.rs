@@ -269,30 +269,38 @@ fn make_durable(
     accepted: &mut Accepted,
 ) -> Result<(), OpenError> {
     let geometry = superblock.geometry;
-    for (chunk, bytes) in accepted.staged_chunks.drain(..) {
-        let at = superblock.log_at + u64::from(chunk.0) * geometry.chunk_bytes();
-        mark(Mark::SavedFromStage);
-        if !has(Bug::LeaveInStage) {
-            media.write(Device::Cache, at, &bytes).map_err(|_| CACHE)?;
-        }
+    let chunk_at = |chunk: u32| superblock.log_at + u64::from(chunk) * geometry.chunk_bytes();
+    let staged = core::mem::take(&mut accepted.staged);
+    staged.iter().for_each(|_| mark(Mark::SavedFromStage));
+    let writes = staged.iter().map(|(at, bytes)| (*at, &bytes[..]));
+    if !has(Bug::LeaveInStage) {
+        write_together(media, &writes.collect::<Vec<_>>())?;
     }
+    drop(staged);
     if has(Bug::SkipRecoverySync) {
         return Ok(());
     }
     // Records first, then the footers that speak of them.
     media.sync(Device::Cache).map_err(|_| CACHE)?;
-    for segment in accepted
-        .segments
-        .iter_mut()
-        .filter(|segment| !segment.footered)
-    {
-        let chunk = geometry.first_chunk(SegmentIndex(segment.index)).0 + geometry.segment_chunks;
-        let at = superblock.log_at + u64::from(chunk - 1) * geometry.chunk_bytes();
-        media
-            .write(Device::Cache, at, &segment.footer.encode())
-            .map_err(|_| CACHE)?;
-    }
+    let unwritten = accepted.segments.iter().filter(|it| !it.footered);
+    let footers: Vec<_> = unwritten
+        .map(|segment| {
+            let first = geometry.first_chunk(SegmentIndex(segment.index)).0;
+            let at = chunk_at(first + geometry.segment_chunks - 1);
+            (at, segment.footer.encode())
+        })
+        .collect();
+    let writes = footers.iter().map(|(at, bytes)| (*at, &bytes[..]));
+    write_together(media, &writes.collect::<Vec<_>>())?;
     media.sync(Device::Cache).map_err(|_| CACHE)
+}
+
+/// Writes of no order among each other, so many in flight as the host can have.
+fn write_together(media: &mut dyn Media, writes: &[(u64, &[u8])]) -> Result<(), OpenError> {
+    match writes {
+        [] => Ok(()),
+        writes => media.write_many(Device::Cache, writes).map_err(|_| CACHE),
+    }
 }
 
 fn stage_header(config: &Config, superblock: &Superblock, incarnation: u64) -> StageHeader {

@@ -29,6 +29,8 @@ use alloc::vec::Vec;
 const BLOCK: usize = BLOCK_BYTES as usize;
 /// Headers read by one call of the media.
 const READS_AT_ONCE: usize = 1024;
+/// Whole footers read by one call, of up to a chunk each.
+const FOOTERS_AT_ONCE: usize = 128;
 
 /// The stage as a former run left it.
 pub struct Stage<'a> {
@@ -38,7 +40,6 @@ pub struct Stage<'a> {
     /// What overlays hold can be trusted, in the stage or on the device.
     pub overlay_valid: bool,
     slots: BTreeMap<ChunkIndex, (StageSlot, Place)>,
-    chunk_bytes: u64,
 }
 
 impl<'a> Stage<'a> {
@@ -48,7 +49,6 @@ impl<'a> Stage<'a> {
             found: false,
             overlay_valid: false,
             slots: BTreeMap::new(),
-            chunk_bytes: 0,
         }
     }
 
@@ -87,7 +87,6 @@ impl<'a> Stage<'a> {
             // on the device, and slots that are of the run before.
             overlay_valid: checkpoint.boot == boot,
             slots: BTreeMap::new(),
-            chunk_bytes: geometry.chunk_bytes(),
         };
         for index in 0..header.slots {
             let at = stage::TABLE_AT + u64::from(index) * stage::SLOT_BYTES as u64;
@@ -112,15 +111,17 @@ impl<'a> Stage<'a> {
         stage
     }
 
-    /// The bytes of a chunk, if a slot mirrors it in this life of its segment.
-    fn chunk(&self, chunk: ChunkIndex, seq: u64) -> Option<Vec<u8>> {
-        let (slot, place) = self.slots.get(&chunk)?;
+    /// Reads a chunk, if a slot mirrors it in this life of its segment.
+    fn load_chunk(&self, chunk: ChunkIndex, seq: u64, bytes: &mut [u8]) -> bool {
+        let found = self.slots.get(&chunk);
+        let (Some((slot, place)), Some(memory)) = (found, self.memory) else {
+            return false;
+        };
         if slot.segment_seq != seq {
-            return None;
+            return false;
         }
-        let mut bytes = alloc::vec![0; self.chunk_bytes as usize];
-        self.memory?.load(*place, &mut bytes);
-        Some(bytes)
+        memory.load(*place, bytes);
+        true
     }
 
     /// The youngest life of a segment that a slot names.
@@ -154,8 +155,8 @@ pub struct Accepted {
     pub segments: Vec<Segment>,
     /// Segments of clean blocks whose lines count: index and life.
     pub fills: Vec<(u32, u64)>,
-    /// Chunks that only the stage has whole: the bytes to write.
-    pub staged_chunks: Vec<(ChunkIndex, Vec<u8>)>,
+    /// What only the stage has for certain, and where on the device it belongs.
+    pub staged: Vec<(u64, Vec<u8>)>,
     pub stream_seq_next: u64,
     pub segment_seq_next: u64,
     pub virgin_from: u32,
@@ -174,6 +175,8 @@ struct Candidate {
     stream: StreamKind,
     listed: Option<SegmentRecord>,
     footer: Option<Footer>,
+    /// Bytes of that footer on the device, by its header.
+    footer_bytes: u64,
     records: Vec<Found>,
 }
 
@@ -200,6 +203,8 @@ struct Scan<'a> {
     superblock: &'a Superblock,
     checkpoint: &'a Checkpoint,
     stage: &'a Stage<'a>,
+    /// Segments of the checkpoint, by index.
+    listed: BTreeMap<u32, SegmentRecord>,
     durable: u64,
     accepted: Accepted,
 }
@@ -214,6 +219,11 @@ pub fn scan(
         superblock,
         checkpoint,
         stage,
+        listed: checkpoint
+            .segments
+            .iter()
+            .map(|it| (it.index, *it))
+            .collect(),
         durable: checkpoint.stream_seq_next - 1,
         accepted: Accepted {
             stream_seq_next: checkpoint.stream_seq_next,
@@ -224,8 +234,10 @@ pub fn scan(
         },
     };
     let mut candidates = scan.find_candidates(media)?;
+    for some in candidates.chunks_mut(FOOTERS_AT_ONCE) {
+        scan.read_footers(media, some)?;
+    }
     for candidate in &mut candidates {
-        scan.read_footer(media, candidate)?;
         scan.doubt_footer(candidate);
         if candidate.footer.is_none() {
             scan.read_records(media, candidate)?;
@@ -313,12 +325,7 @@ impl Scan<'_> {
             lives.push((footer.segment_seq, footer.stream));
         }
         lives.extend(self.stage.life(geometry, index));
-        let listed = self
-            .checkpoint
-            .segments
-            .iter()
-            .find(|record| record.index == index)
-            .copied();
+        let listed = self.listed.get(&index).copied();
         let fill = self.fill_life(index, head, foot);
         let fill = fill.filter(|life| self.fill_counts(life, listed));
         lives.extend(fill.map(|life| (life.segment_seq, STREAM_FILL)));
@@ -349,15 +356,15 @@ impl Scan<'_> {
         if freed || void {
             return None;
         }
-        let footer = footer
-            .map(|(footer, _)| footer)
-            .filter(|footer| footer.segment_seq == seq);
+        let footer = footer.filter(|(footer, _)| footer.segment_seq == seq);
+        let footer_bytes = footer.as_ref().map_or(0, |(_, bytes)| *bytes);
         Some(Candidate {
             index,
             seq,
             stream,
             listed,
-            footer,
+            footer: footer.map(|(footer, _)| footer),
+            footer_bytes,
             records: Vec::new(),
         })
     }
@@ -417,28 +424,38 @@ impl Scan<'_> {
         *seen = (*seen).max(serial);
     }
 
-    /// Reads the whole footer, where its header says that it is one of this life.
-    fn read_footer(
+    /// Reads the whole footers of these, where a header says that there is one of this life.
+    fn read_footers(
         &mut self,
         media: &mut dyn Media,
-        candidate: &mut Candidate,
+        candidates: &mut [Candidate],
     ) -> Result<(), OpenError> {
-        if candidate.footer.take().is_none() {
+        let headed = |it: &mut Candidate| it.footer.take().is_some();
+        let candidates = candidates.iter_mut();
+        let headed = candidates.filter_map(|it| headed(it).then_some(it));
+        let mut headed: Vec<_> = headed.collect();
+        if headed.is_empty() {
             return Ok(());
         }
-        let geometry = self.superblock.geometry;
-        let mut bytes = alloc::vec![0; geometry.chunk_bytes() as usize];
-        let at = self.footer_at(candidate.index);
+        let memory = |it: &&mut Candidate| alloc::vec![0; it.footer_bytes as usize];
+        let mut memory: Vec<Vec<u8>> = headed.iter().map(memory).collect();
+        let at = headed.iter().map(|it| self.footer_at(it.index));
+        let mut reads: Vec<_> = at.zip(memory.iter_mut().map(Vec::as_mut_slice)).collect();
         media
-            .read(Device::Cache, at, &mut bytes)
+            .read_many(Device::Cache, &mut reads)
             .map_err(|_| CACHE)?;
-        let Ok(footer) = Footer::parse(&bytes, geometry, self.superblock.cache) else {
-            return Ok(());
-        };
-        for entry in &footer.entries {
-            self.saw_serial(entry.volume.0, entry.serial.0);
+        for (candidate, bytes) in headed.iter_mut().zip(&memory) {
+            let (geometry, cache) = (self.superblock.geometry, self.superblock.cache);
+            let Ok(footer) = Footer::parse(bytes, geometry, cache) else {
+                continue;
+            };
+            // They are sorted by volume.
+            for of_one in footer.entries.chunk_by(|a, b| a.volume == b.volume) {
+                let last = of_one.iter().map(|entry| entry.serial.0).max();
+                self.saw_serial(of_one[0].volume.0, last.unwrap_or(0));
+            }
+            candidate.footer = Some(footer);
         }
-        candidate.footer = Some(footer);
         Ok(())
     }
 
@@ -467,21 +484,31 @@ impl Scan<'_> {
         candidate: &mut Candidate,
     ) -> Result<(), OpenError> {
         let geometry = self.superblock.geometry;
-        let first = geometry.first_chunk(SegmentIndex(candidate.index));
-        let mut device = alloc::vec![0; geometry.chunk_bytes() as usize];
-        for position in 0..geometry.segment_chunks - 1 {
-            let chunk = ChunkIndex(first.0 + position);
-            match self.stage.chunk(chunk, candidate.seq) {
-                Some(bytes) => self.walk(candidate, position, &bytes, true),
-                None => {
-                    let at = self.segment_at(candidate.index)
-                        + u64::from(position) * geometry.chunk_bytes();
-                    media
-                        .read(Device::Cache, at, &mut device)
-                        .map_err(|_| CACHE)?;
-                    self.walk(candidate, position, &device, false);
-                }
+        let first = geometry.first_chunk(SegmentIndex(candidate.index)).0;
+        let segment_at = self.segment_at(candidate.index);
+        let chunks = geometry.segment_chunks as usize - 1;
+        let mut memory = alloc::vec![0; chunks * geometry.chunk_bytes() as usize];
+        let mut reads: Vec<(u64, &mut [u8])> = Vec::new();
+        let mut staged = Vec::new();
+        let parts = memory.chunks_exact_mut(geometry.chunk_bytes() as usize);
+        for (position, bytes) in (0u32..).zip(parts) {
+            let found = self
+                .stage
+                .load_chunk(ChunkIndex(first + position), candidate.seq, bytes);
+            staged.push(found);
+            if !found {
+                let at = segment_at + u64::from(position) * geometry.chunk_bytes();
+                reads.push((at, bytes));
             }
+        }
+        if !reads.is_empty() {
+            media
+                .read_many(Device::Cache, &mut reads)
+                .map_err(|_| CACHE)?;
+        }
+        let parts = memory.chunks_exact(geometry.chunk_bytes() as usize);
+        for ((position, bytes), staged) in (0u32..).zip(parts).zip(staged) {
+            self.walk(candidate, position, bytes, staged);
         }
         keep_youngest(&mut candidate.records);
         Ok(())
@@ -624,6 +651,7 @@ impl Scan<'_> {
             listed,
             footer,
             records,
+            ..
         } = candidate;
         let listed = listed.filter(|listed| listed.seq == seq);
         if footer.is_none() && listed.is_some_and(|listed| listed.settled) {
@@ -671,7 +699,7 @@ impl Scan<'_> {
             footer.entries.len() <= footer::entries_max(geometry),
             "records of one segment fit its footer"
         );
-        self.save_staged(index, seq, &records);
+        self.save_staged((index, seq, stream), &records);
         self.accepted.segments.push(Segment {
             index,
             seq,
@@ -696,11 +724,12 @@ impl Scan<'_> {
             return;
         }
         let mut last: BTreeMap<u32, (u64, bool)> = BTreeMap::new();
-        let volumes = &self.checkpoint.volumes;
+        let volumes = self.checkpoint.volumes.iter();
+        let bases: BTreeMap<_, _> = volumes.map(|it| (it.id, it.base_generation)).collect();
         let segments = &mut self.accepted.segments;
         for entry in segments.iter().flat_map(|segment| &segment.footer.entries) {
-            let volume = volumes.iter().find(|volume| volume.id == entry.volume);
-            if volume.is_none_or(|volume| entry.generation < volume.base_generation) {
+            let base = bases.get(&entry.volume);
+            if base.is_none_or(|base| entry.generation < *base) {
                 continue;
             }
             let (serial, whole) = last.entry(entry.volume.0).or_default();
@@ -725,28 +754,33 @@ impl Scan<'_> {
         }
     }
 
-    /// Chunks with records that came from the stage are written to their place in the log, the
-    /// open record sealed with what it had.
-    fn save_staged(&mut self, index: u32, seq: u64, records: &[Found]) {
-        let first = self.superblock.geometry.first_chunk(SegmentIndex(index));
+    /// Records that came from the stage are written to their place in the log, the open record
+    /// sealed with what it had; but for those at the start of a chunk that a sync has covered.
+    fn save_staged(&mut self, (index, seq, stream): (u32, u64, StreamKind), records: &[Found]) {
+        let geometry = self.superblock.geometry;
+        let first = geometry.first_chunk(SegmentIndex(index)).0;
         for of_chunk in records.chunk_by(|a, b| a.chunk == b.chunk) {
-            if !of_chunk[0].staged {
+            let synced = |found: &&Found| stream.is_chained() && found.seq() <= self.durable;
+            let synced = of_chunk.iter().take_while(synced).count();
+            let Some(from) = of_chunk.get(synced).filter(|found| found.staged) else {
                 continue;
-            }
-            let chunk = ChunkIndex(first.0 + of_chunk[0].chunk);
-            let mut bytes = self
-                .stage
-                .chunk(chunk, seq)
-                .expect("its records came from it");
+            };
+            let chunk = ChunkIndex(first + from.chunk);
             let end = of_chunk.iter().map(Found::end_block).max().unwrap_or(0);
-            bytes.truncate(end as usize * BLOCK);
+            let mut bytes = alloc::vec![0; end as usize * BLOCK];
+            let found = self.stage.load_chunk(chunk, seq, &mut bytes);
+            assert!(found, "its records came from it");
             for found in of_chunk {
                 let at = found.block as usize * BLOCK;
                 let header = &mut bytes[at..at + BLOCK];
                 let (entries, blocks) = (found.record.entries.len(), found.record.sums.len());
                 record::seal_record(header, entries as u16, blocks as u16);
             }
-            self.accepted.staged_chunks.push((chunk, bytes));
+            let skipped = u64::from(from.block) * BLOCK_BYTES;
+            bytes.drain(..skipped as usize);
+            let chunk_at = u64::from(from.chunk) * geometry.chunk_bytes();
+            let at = self.segment_at(index) + chunk_at + skipped;
+            self.accepted.staged.push((at, bytes));
         }
     }
 }
