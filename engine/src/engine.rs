@@ -14,7 +14,7 @@ use crate::media::Media;
 use crate::memory::Memory;
 use crate::outbox::{Cx, Outbox};
 use crate::snapshot::{Snapshot, VolumeSnapshot};
-use crate::types::{BLOCK_BYTES, Geometry, Span, Tag, Time, Uuid, VolumeId};
+use crate::types::{BLOCK_BYTES, Geometry, Policy, Span, Tag, Time, Uuid, VolumeId};
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -148,6 +148,12 @@ impl Engine {
     /// When `Tick` is due if nothing else happens before.
     pub fn next_deadline(&self) -> Option<Time> {
         self.out.next_deadline()
+    }
+
+    /// The policy in effect; `None` of a volume that is not there.
+    pub fn policy(&self, volume: VolumeId) -> Option<Policy> {
+        let volume = self.core.volumes.get(volume.0 as usize)?.as_ref()?;
+        Some(volume.policy)
     }
 
     /// Whether recovery has found this write of the run before: the volume holds it, synced, or has

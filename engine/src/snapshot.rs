@@ -128,9 +128,6 @@ pub struct Counters {
     pub origin: OriginCounters,
     pub ssd_read_bytes: u64,
     pub ssd_write_bytes: u64,
-    pub read_latency: Histogram,
-    pub write_latency: Histogram,
-    pub flush_latency: Histogram,
     pub checksum_errors: u64,
     /// Reads that found something in the overlay.
     pub overlay_hits: u64,

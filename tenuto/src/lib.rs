@@ -17,6 +17,7 @@ pub mod fault;
 pub mod files;
 pub mod frontend;
 pub mod inspect;
+pub mod latency;
 pub mod lent;
 pub mod lock;
 pub mod marks;

@@ -31,7 +31,7 @@ use crate::format::ledger::PAST_LOG;
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::{CacheState, State};
 use crate::types::{Policy, RequestId, Time, VolumeId};
-use crate::volume::{LedgerStep, WaitKind};
+use crate::volume::LedgerStep;
 
 /// How long a device may fail before guests stop waiting for it. Longer than the resets of a
 /// controller usually take, shorter than the patience of a guest's file system.
@@ -311,16 +311,15 @@ impl Core {
         volume.state = State::Held;
         let waiting = core::mem::take(&mut volume.waiting);
         for it in waiting {
-            let flush = matches!(it.kind, WaitKind::Flush);
-            self.reply_written(cx, id, it.request, flush, it.since, Err(Refusal::Held));
+            cx.out.reply(it.request, Err(Refusal::Held));
         }
         self.answer_log_waiters(cx, id, Err(Refusal::Held));
     }
 
     /// Answers the flushes of a volume that wait for the log.
     fn answer_log_waiters(&mut self, cx: &mut Cx<'_>, id: VolumeId, result: Result<(), Refusal>) {
-        for (request, flush, started) in self.log.take_guests(id) {
-            self.reply_written(cx, id, request, flush, started, result);
+        for request in self.log.take_guests(id) {
+            cx.out.reply(request, result);
         }
     }
 

@@ -149,7 +149,7 @@ impl Core {
         }
         if volume.policy.is_direct() && volume.ready && !volume.read_only {
             // All of it is there; on stable media it is after a sync.
-            self.sync_origin(cx, id, request, true, cx.now);
+            self.sync_origin(cx, id, request);
             return;
         }
         if let Some(group) = volume.group {

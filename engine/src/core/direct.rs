@@ -33,7 +33,6 @@ const NO_FILL: u32 = u32::MAX;
 pub struct Call {
     volume: VolumeId,
     request: RequestId,
-    started: Time,
     kind: Kind,
     /// A sync follows before it is acknowledged.
     sync_after: bool,
@@ -54,10 +53,8 @@ enum Kind {
         layer: Option<Layer>,
     },
     Zero,
-    /// `flush`: the guest asked for it, else it follows a write.
-    Sync {
-        flush: bool,
-    },
+    /// The guest asked for it, or it follows a write.
+    Sync,
 }
 
 impl Core {
@@ -65,7 +62,7 @@ impl Core {
     pub(super) fn write_direct(
         &mut self,
         cx: &mut Cx<'_>,
-        who: (VolumeId, RequestId, Time),
+        who: (VolumeId, RequestId),
         span: Span,
         source: Place,
         fua: bool,
@@ -96,7 +93,7 @@ impl Core {
     pub(super) fn zero_direct(
         &mut self,
         cx: &mut Cx<'_>,
-        who: (VolumeId, RequestId, Time),
+        who: (VolumeId, RequestId),
         span: Span,
         fua: bool,
         allocate: bool,
@@ -114,7 +111,7 @@ impl Core {
     /// Enters a write among those in flight, and takes its blocks out of the tier.
     fn begin_direct(
         &mut self,
-        (id, request, started): (VolumeId, RequestId, Time),
+        (id, request): (VolumeId, RequestId),
         span: Span,
         kind: Kind,
         fua: bool,
@@ -136,7 +133,6 @@ impl Core {
         let call = Call {
             volume: id,
             request,
-            started,
             kind,
             sync_after: fua || !volume.tuning.write_cache,
         };
@@ -149,22 +145,14 @@ impl Core {
         Some(Pending::Direct { call })
     }
 
-    pub(super) fn sync_origin(
-        &mut self,
-        cx: &mut Cx<'_>,
-        id: VolumeId,
-        request: RequestId,
-        flush: bool,
-        started: Time,
-    ) {
+    pub(super) fn sync_origin(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
         let volume = self.volume(id);
         volume.origin_in_flight += 1;
         volume.counters.origin.syncs += 1;
         let call = self.calls.insert(Call {
             volume: id,
             request,
-            started,
-            kind: Kind::Sync { flush },
+            kind: Kind::Sync,
             sync_after: false,
         });
         let (pending, device) = (Pending::Direct { call }, Device::Origin(id));
@@ -201,7 +189,7 @@ impl Core {
                 },
                 Ok(()),
             ) if layer == volume.layer => self.keep_written(cx, layer, span, source),
-            (Kind::Sync { .. }, Err(_)) if !has(Bug::BelieveAfterFailedSync) => {
+            (Kind::Sync, Err(_)) if !has(Bug::BelieveAfterFailedSync) => {
                 self.renew_layer(id);
             }
             _ => {}
@@ -210,10 +198,9 @@ impl Core {
             self.enqueue(id);
         }
         if call.sync_after && result.is_ok() && !has(Bug::IgnoreDirectFua) {
-            self.sync_origin(cx, id, call.request, false, call.started);
+            self.sync_origin(cx, id, call.request);
         } else {
-            let flush = matches!(call.kind, Kind::Sync { flush: true });
-            self.reply_written(cx, id, call.request, flush, call.started, result);
+            cx.out.reply(call.request, result);
         }
         self.pump_switch(cx, id);
         self.detach_progress(cx, id);

@@ -450,14 +450,7 @@ impl Core {
     /// A record that somebody waited for is on stable media.
     fn durable(&mut self, cx: &mut Cx<'_>, waiter: Waiter) {
         match waiter {
-            Waiter::Guest {
-                volume,
-                request,
-                flush,
-                started,
-            } => {
-                self.reply_written(cx, volume, request, flush, started, Ok(()));
-            }
+            Waiter::Guest { request, .. } => cx.out.reply(request, Ok(())),
             Waiter::Destage(volume) => self.pump_destage(cx, volume),
             Waiter::Park => self.pump_park(cx),
         }

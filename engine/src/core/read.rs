@@ -188,10 +188,8 @@ impl Core {
             return;
         }
         let op = self.reads.take(read);
-        let nanos = cx.now.since(op.started);
         let volume = self.volume(op.volume);
         volume.reads_in_flight -= 1;
-        volume.counters.read_latency.add_ns(nanos);
         cx.out.reply(op.request, op.result);
         self.detach_progress(cx, op.volume);
     }

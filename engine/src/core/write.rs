@@ -124,30 +124,30 @@ impl Core {
             );
             return;
         }
-        self.start_flush(cx, id, request, cx.now);
+        self.start_flush(cx, id, request);
     }
 
-    fn start_flush(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId, started: Time) {
+    fn start_flush(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
         let volume = self.volume(id);
         if volume.read_only {
             cx.out.reply(request, Ok(()));
             return;
         }
         if core::mem::take(&mut volume.sync_failed) {
-            self.reply_written(cx, id, request, true, started, Err(Refusal::Io));
+            cx.out.reply(request, Err(Refusal::Io));
             return;
         }
         match volume.policy {
             Policy::Uncached | Policy::WriteThrough => {
-                self.sync_origin(cx, id, request, true, started);
+                self.sync_origin(cx, id, request);
             }
-            Policy::Ephemeral => self.reply_written(cx, id, request, true, started, Ok(())),
+            Policy::Ephemeral => cx.out.reply(request, Ok(())),
             Policy::WriteBack => {
                 let newest = volume
                     .epochs
                     .back()
                     .map_or(StreamSeq(0), |epoch| epoch.last_seq);
-                self.acknowledge(cx, id, request, newest, true, started);
+                self.acknowledge(cx, id, request, newest);
             }
         }
     }
@@ -263,7 +263,7 @@ impl Core {
                 true
             }
             WaitKind::Flush => {
-                self.start_flush(cx, id, request, since);
+                self.start_flush(cx, id, request);
                 true
             }
             WaitKind::Write {
@@ -274,13 +274,13 @@ impl Core {
                 ..
             } if direct => {
                 let source = Place::new(Area::Buffer(*buffer), *offset);
-                self.write_direct(cx, (id, request, since), *span, source, *fua)
+                self.write_direct(cx, (id, request), *span, source, *fua)
             }
             WaitKind::Zero {
                 span,
                 fua,
                 allocate,
-            } if direct => self.zero_direct(cx, (id, request, since), *span, *fua, *allocate),
+            } if direct => self.zero_direct(cx, (id, request), *span, *fua, *allocate),
             WaitKind::Write {
                 span,
                 buffer,
@@ -298,7 +298,7 @@ impl Core {
                     *offset += taken * SECTOR_BYTES;
                     seq = at;
                 }
-                self.acknowledge_write(cx, id, request, seq, *fua, since);
+                self.acknowledge_write(cx, id, request, seq, *fua);
                 true
             }
             WaitKind::Zero {
@@ -312,7 +312,7 @@ impl Core {
                 let Some(seq) = self.stage_zeroes(cx, id, span, kind) else {
                     return false;
                 };
-                self.acknowledge_write(cx, id, request, seq, *fua, since);
+                self.acknowledge_write(cx, id, request, seq, *fua);
                 true
             }
         }
@@ -592,58 +592,25 @@ impl Core {
         request: RequestId,
         seq: StreamSeq,
         fua: bool,
-        started: Time,
     ) {
         let volume = self.volume(id);
         let must_be_durable = (fua || !volume.tuning.write_cache) && !has(Bug::IgnoreFua);
         if must_be_durable && volume.policy == Policy::WriteBack {
-            self.acknowledge(cx, id, request, seq, false, started);
+            self.acknowledge(cx, id, request, seq);
         } else {
-            self.reply_written(cx, id, request, false, started, Ok(()));
+            cx.out.reply(request, Ok(()));
         }
     }
 
     /// Answers when the log is durable up to `seq`.
-    fn acknowledge(
-        &mut self,
-        cx: &mut Cx<'_>,
-        id: VolumeId,
-        request: RequestId,
-        seq: StreamSeq,
-        flush: bool,
-        started: Time,
-    ) {
+    fn acknowledge(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId, seq: StreamSeq) {
         let waiter = Waiter::Guest {
             volume: id,
             request,
-            flush,
-            started,
         };
         if self.log.wait_durable(cx, seq, waiter) {
-            self.reply_written(cx, id, request, flush, started, Ok(()));
+            cx.out.reply(request, Ok(()));
         }
-    }
-
-    pub(super) fn reply_written(
-        &mut self,
-        cx: &mut Cx<'_>,
-        id: VolumeId,
-        request: RequestId,
-        flush: bool,
-        started: Time,
-        result: Result<(), Refusal>,
-    ) {
-        let nanos = cx.now.since(started);
-        if let Some(volume) = self.find(id) {
-            let counters = &mut volume.counters;
-            let histogram = if flush {
-                &mut counters.flush_latency
-            } else {
-                &mut counters.write_latency
-            };
-            histogram.add_ns(nanos);
-        }
-        cx.out.reply(request, result);
     }
 
     /// Ephemeral writes that found no space for too long fail; the rest of the queue goes on
@@ -665,7 +632,7 @@ impl Core {
             self.volume(id).waiting.pop_front();
             mark(Mark::NoSpace);
             let refusal = Err(Refusal::NoSpace);
-            self.reply_written(cx, id, waiting.request, false, waiting.since, refusal);
+            cx.out.reply(waiting.request, refusal);
         }
     }
 }

@@ -127,8 +127,6 @@ fn wait(model: &mut Model, seq: StreamSeq) {
     let guest = Waiter::Guest {
         volume: VolumeId(1),
         request,
-        flush: true,
-        started: model.now,
     };
     let is_durable = with_cx!(model, |log, cx, scratch| log.wait_durable(cx, seq, guest));
     assert!(!is_durable);

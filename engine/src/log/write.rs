@@ -42,8 +42,6 @@ pub enum Waiter {
     Guest {
         volume: VolumeId,
         request: RequestId,
-        flush: bool,
-        started: Time,
     },
     /// The destager of a volume.
     Destage(VolumeId),
@@ -122,17 +120,12 @@ impl Log {
         !self.tail.is_empty()
     }
 
-    /// Takes the guests of a volume out of those who wait, with what they had asked for.
-    pub fn take_guests(&mut self, of: VolumeId) -> Vec<(RequestId, bool, Time)> {
+    /// Takes the requests of the guests of a volume out of what waits.
+    pub fn take_guests(&mut self, of: VolumeId) -> Vec<RequestId> {
         let mut taken = Vec::new();
         self.write.waiters.retain(|(_, waiter)| match *waiter {
-            Waiter::Guest {
-                volume,
-                request,
-                flush,
-                started,
-            } if volume == of => {
-                taken.push((request, flush, started));
+            Waiter::Guest { volume, request } if volume == of => {
+                taken.push(request);
                 false
             }
             _ => true,

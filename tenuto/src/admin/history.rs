@@ -3,11 +3,13 @@
 //! Owns samples made of the differences between looks: of the host one a second for 10 minutes and
 //! one in 10 s for a day, of each volume one in 5 s for 10 minutes and one in 5 min for a day.
 //! Always true: memory is bounded, by 1 MiB for the host and 34 KiB for each of at most
-//! [`VOLUMES_MAX`] volumes, which is reached after a day; times grow; what was not measured is
+//! [`VOLUMES_MAX`] volumes, which is reached after a day, and what the last look at each has
+//! measured; times grow; what was not measured is
 //! null. Nothing is kept over a restart. Deliberately absent: what an administrator may conclude.
 
 use super::View;
 use crate::error::{Error, Kind, Result};
+use crate::latency::{self, ByPolicy, Latency};
 use engine::snapshot::{Counters, Histogram, State, VolumeSnapshot};
 use engine::types::{BLOCK_BYTES, Policy};
 use serde_json::{Map, Value, json};
@@ -248,6 +250,7 @@ fn number(value: f32) -> Value {
 
 struct VolumeTrack {
     before: Counters,
+    measured: Option<Latency>,
     /// The look in which it was last seen.
     seen: u64,
     /// None of those beyond the bound.
@@ -283,9 +286,8 @@ impl Default for History {
 struct Sum {
     rates: [f64; 11],
     origin: Histogram,
-    read: Histogram,
-    write: Histogram,
-    flush: Histogram,
+    /// Of guests; what policies have in common is no figure.
+    guests: ByPolicy,
 }
 
 impl Sum {
@@ -313,26 +315,17 @@ impl Sum {
                 past(now.origin.writes, before.origin.writes),
             ],
             origin: newer(&now.origin.latency, &before.origin.latency),
-            read: newer(&now.read_latency, &before.read_latency),
-            write: newer(&now.write_latency, &before.write_latency),
-            flush: newer(&now.flush_latency, &before.flush_latency),
+            guests: ByPolicy::default(),
         }
     }
 
-    fn add(&mut self, other: &Sum) {
+    fn add(&mut self, other: &Sum, guests: Option<&Latency>) {
         for (sum, rate) in self.rates.iter_mut().zip(other.rates) {
             *sum += rate;
         }
-        let pairs = [
-            (&mut self.origin, &other.origin),
-            (&mut self.read, &other.read),
-            (&mut self.write, &other.write),
-            (&mut self.flush, &other.flush),
-        ];
-        for (sum, histogram) in pairs {
-            for (sum, count) in sum.counts.iter_mut().zip(histogram.counts) {
-                *sum += count;
-            }
+        self.origin.add(&other.origin);
+        if let Some(guests) = guests {
+            self.guests.add(guests);
         }
     }
 
@@ -344,11 +337,11 @@ impl Sum {
             *value = (rate / seconds) as f32;
         }
         let quantiles = [
-            self.origin.quantile_us(500),
-            self.origin.quantile_us(990),
-            self.read.quantile_us(990),
-            self.write.quantile_us(990),
-            self.flush.quantile_us(990),
+            self.origin.quantile_us(500).map(|us| us as f64),
+            self.origin.quantile_us(990).map(|us| us as f64),
+            self.guests.slowest_us(latency::Kind::Read, 990),
+            self.guests.slowest_us(latency::Kind::Write, 990),
+            self.guests.slowest_us(latency::Kind::Flush, 990),
         ];
         for (value, quantile) in values[12..].iter_mut().zip(quantiles) {
             *value = quantile.map_or(f32::NAN, |micros| micros as f32);
@@ -412,13 +405,21 @@ impl History {
             slowed += u32::from(volume.flow.active);
             troubled += u32::from(!matches!(volume.state, State::Clean | State::Dirty));
             let Some(known) = volumes.get_mut(&volume.name) else {
-                let known = VolumeTrack::new(volume, *looks, volumes.len() < VOLUMES_MAX);
+                let measured = view.look.latency.get(&volume.id).cloned();
+                let within = volumes.len() < VOLUMES_MAX;
+                let known = VolumeTrack::new(volume, measured, *looks, within);
                 volumes.insert(volume.name.clone(), known);
                 continue;
             };
-            let sum = Sum::between(volume, &known.before);
-            all.add(&sum);
+            let measured = view.look.latency.get(&volume.id);
+            let newer = measured.map(|now| now.since(known.measured.as_ref()));
+            let mut sum = Sum::between(volume, &known.before);
+            all.add(&sum, newer.as_ref());
+            if let Some(newer) = &newer {
+                sum.guests.add(newer);
+            }
             (known.before, known.seen) = (volume.counters, *looks);
+            known.measured = measured.cloned();
             if let Some(track) = &mut known.track {
                 let waits = volume.waiting_requests;
                 let values = sum.values(seconds, volume.dirty_bytes, volume.flow.delay_ns, waits);
@@ -465,9 +466,15 @@ impl History {
 }
 
 impl VolumeTrack {
-    fn new(volume: &VolumeSnapshot, look: u64, within: bool) -> VolumeTrack {
+    fn new(
+        volume: &VolumeSnapshot,
+        measured: Option<Latency>,
+        look: u64,
+        within: bool,
+    ) -> VolumeTrack {
         VolumeTrack {
             before: volume.counters,
+            measured,
             seen: look,
             track: within.then(|| Track::new(5, 300)),
         }

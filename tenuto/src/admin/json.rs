@@ -6,7 +6,8 @@
 use super::View;
 use super::promise::promise;
 use crate::config::units::human_bytes;
-use engine::snapshot::{CacheState, Histogram, State, VolumeSnapshot};
+use crate::latency::{self, Distribution, Kind};
+use engine::snapshot::{CacheState, State, VolumeSnapshot};
 use engine::types::{BLOCK_BYTES, DestageMode, Policy};
 use serde_json::{Value, json};
 
@@ -227,6 +228,7 @@ fn counters(view: &View, volume: &VolumeSnapshot) -> Value {
     let counters = &volume.counters;
     let origin = &counters.origin;
     let flow = &volume.flow;
+    let measured = view.look.latency.get(&volume.id);
     json!({
         "reads": {
             "requests": counters.reads.requests,
@@ -268,27 +270,30 @@ fn counters(view: &View, volume: &VolumeSnapshot) -> Value {
             "origin_latency_us": (flow.latency_ns > 0).then_some(flow.latency_ns / 1000),
         },
         "latency_us": {
-            "read": latency(&counters.read_latency),
-            "write": latency(&counters.write_latency),
-            "flush": latency(&counters.flush_latency),
+            "read": latency_of(measured.map(|it| it.of(Kind::Read))),
+            "write": latency_of(measured.map(|it| it.of(Kind::Write))),
+            "flush": latency_of(measured.map(|it| it.of(Kind::Flush))),
         },
-        "latency_window_seconds": view.uptime.as_secs(),
+        "latency_window_seconds": measured.map_or(0, |it| it.window_ns / 1_000_000_000),
     })
 }
 
-fn latency(histogram: &Histogram) -> Value {
+fn latency_of(distribution: Option<&Distribution>) -> Value {
+    let quantile = |per_mille| distribution?.quantile_us(per_mille);
+    let coarse = distribution.map_or([0; latency::COARSE], Distribution::coarse);
+    let classes = distribution.into_iter().flat_map(Distribution::classes);
     json!({
-        "p50": histogram.quantile_us(500),
-        "p99": histogram.quantile_us(990),
-        "p999": histogram.quantile_us(999),
-        "counts": counts(histogram),
+        "p50": quantile(500),
+        "p99": quantile(990),
+        "p999": quantile(999),
+        "counts": counts(&coarse),
+        "classes_ns": classes.map(|(bound, count)| [bound, count]).collect::<Vec<_>>(),
     })
 }
 
-/// Requests since start by latency: at place n those of 2^n to 2^(n+1) microseconds, the first one
-/// also what was faster. Empty places at the end are left out.
-fn counts(histogram: &Histogram) -> &[u64] {
-    let counts = &histogram.counts;
+/// Requests by latency: at place n those of 2^n to 2^(n+1) microseconds, the first one also what
+/// was faster. Empty places at the end are left out.
+fn counts(counts: &[u64]) -> &[u64] {
     let used = counts.iter().rposition(|&count| count > 0);
     &counts[..used.map_or(0, |last| last + 1)]
 }

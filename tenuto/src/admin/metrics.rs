@@ -5,7 +5,8 @@
 //! the same snapshot as `status`, so the two cannot disagree.
 
 use super::View;
-use engine::snapshot::{CacheState, Histogram, State, VolumeSnapshot};
+use crate::latency::Kind;
+use engine::snapshot::{CacheState, State, VolumeSnapshot};
 use std::fmt::{Display, Write};
 
 type Metric = (
@@ -248,26 +249,34 @@ pub fn text(view: &View) -> String {
         }
     }
     of_the_view(&mut out, view);
-    type Latency = fn(&VolumeSnapshot) -> &Histogram;
-    let latencies: [(&str, Latency); 4] = [
-        ("read", |v| &v.counters.read_latency),
-        ("write", |v| &v.counters.write_latency),
-        ("flush", |v| &v.counters.flush_latency),
-        ("origin", |v| &v.counters.origin.latency),
-    ];
-    for (what, histogram) in latencies {
+    latencies(&mut out, view);
+    out
+}
+
+/// Guests' times carry the policy that they were measured under: with another one they begin anew.
+fn latencies(out: &mut String, view: &View) {
+    for (what, kind) in [
+        ("read", Kind::Read),
+        ("write", Kind::Write),
+        ("flush", Kind::Flush),
+    ] {
         let name = format!("tenuto_volume_{what}_latency_seconds");
-        head(
-            &mut out,
-            &name,
-            "histogram",
-            &format!("Latency of {what} requests."),
-        );
+        let help = format!("From the pickup of {what} requests to their answers.");
+        head(out, &name, "histogram", &help);
         for volume in view.shown() {
-            buckets(&mut out, &name, &volume.name, histogram(volume));
+            if let Some(measured) = view.look.latency.get(&volume.id) {
+                let policy = measured.policy.name();
+                let labels = format!("volume=\"{}\",policy=\"{policy}\"", volume.name);
+                buckets(out, &name, &labels, &measured.of(kind).coarse());
+            }
         }
     }
-    out
+    let name = "tenuto_volume_origin_latency_seconds";
+    head(out, name, "histogram", "Latency of origin requests.");
+    for volume in view.shown() {
+        let labels = format!("volume=\"{}\"", volume.name);
+        buckets(out, name, &labels, &volume.counters.origin.latency.counts);
+    }
 }
 
 /// What of a volume its snapshot alone does not tell, and times.
@@ -504,17 +513,13 @@ fn line(out: &mut String, name: &str, volume: &str, value: impl Display) {
 }
 
 /// Bucket `i` of ours ends at 2^(i+1) microseconds. The sum is not kept, so it is not shown.
-fn buckets(out: &mut String, name: &str, volume: &str, histogram: &Histogram) {
+fn buckets(out: &mut String, name: &str, labels: &str, counts: &[u64]) {
     let mut below = 0;
-    for (power, count) in histogram.counts.iter().enumerate() {
+    for (power, count) in counts.iter().enumerate() {
         below += count;
         let seconds = (2u64 << power) as f64 / 1e6;
-        let label = format!("volume=\"{volume}\",le=\"{seconds}\"");
-        let _ = writeln!(out, "{name}_bucket{{{label}}} {below}");
+        let _ = writeln!(out, "{name}_bucket{{{labels},le=\"{seconds}\"}} {below}");
     }
-    let _ = writeln!(
-        out,
-        "{name}_bucket{{volume=\"{volume}\",le=\"+Inf\"}} {below}"
-    );
-    let _ = writeln!(out, "{name}_count{{volume=\"{volume}\"}} {below}");
+    let _ = writeln!(out, "{name}_bucket{{{labels},le=\"+Inf\"}} {below}");
+    let _ = writeln!(out, "{name}_count{{{labels}}} {below}");
 }

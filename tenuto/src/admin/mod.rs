@@ -31,6 +31,7 @@ mod web;
 use crate::config::{self, Config, Volume, check, keys, parse, state, units};
 use crate::daemon::{VolumeSettings, Watched};
 use crate::error::{Error, Result};
+use crate::latency::Latency;
 use engine::chart::Spot;
 use engine::snapshot::{Snapshot, State, VolumeSnapshot};
 use engine::types::{Policy, VolumeId};
@@ -80,6 +81,8 @@ pub trait Machine: Send + Sync + 'static {
 #[derive(Clone, Debug)]
 pub struct Look {
     pub engine: Snapshot,
+    /// How long guests wait, of volumes that had some under the policy in effect.
+    pub latency: BTreeMap<VolumeId, Latency>,
     /// Connections by volume, in the order of volumes; one that is not in it has none.
     pub clients: Vec<(VolumeId, u64)>,
     pub held: Vec<Held>,

@@ -7,9 +7,10 @@ use super::server::Server;
 use super::*;
 use crate::config::{Listen, Value};
 use crate::error::Kind;
+use crate::latency::{Kind as Asked, Recorder};
 use engine::event::Tuning;
 use engine::snapshot::{CacheState, Counters, SegmentCounts, State};
-use engine::types::{DestageMode, Generation, Serial, Uuid};
+use engine::types::{DestageMode, Generation, Serial, Time, Uuid};
 use serde_json::{Value as Json, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ struct Fake {
 struct FakeState {
     volumes: Vec<VolumeSnapshot>,
     clients: Vec<(VolumeId, u64)>,
+    latency: BTreeMap<VolumeId, Arc<Recorder>>,
     orders: Vec<String>,
 }
 
@@ -40,6 +42,16 @@ impl Fake {
 
     fn orders(&self) -> Vec<String> {
         self.state().orders.clone()
+    }
+
+    /// Guests of a volume wait so long, from now on under this policy.
+    fn measure(&self, name: &str, policy: Policy) -> Arc<Recorder> {
+        let mut state = self.state();
+        let volume = state.volumes.iter().find(|volume| volume.name == name);
+        let (id, recorder) = (volume.expect("known").id, Recorder::new(policy, Time(0)));
+        let recorder = Arc::new(recorder);
+        state.latency.insert(id, recorder.clone());
+        recorder
     }
 }
 
@@ -81,6 +93,11 @@ impl Machine for Fake {
                 scrub: None,
             },
             clients: state.clients.clone(),
+            latency: {
+                let all = state.latency.iter();
+                all.map(|(id, it)| (*id, it.read(Time(7_000_000_000))))
+                    .collect()
+            },
             held: Vec::new(),
             watched: BTreeMap::new(),
             recovery: Recovery {
@@ -610,6 +627,10 @@ fn metrics_are_prometheus_text_with_one_head_for_each_name() {
     let house = House::new();
     house.add("a", &[]).expect("added");
     house.add("b", &[]).expect("added");
+    let recorder = house.fake.measure("a", Policy::WriteBack);
+    for nanos in [32_000, 63_999, 3_000_000] {
+        recorder.add(Asked::Write, nanos);
+    }
     let text = metrics::text(&house.admin.view().expect("a view"));
     let mut names = Vec::new();
     for line in text.lines() {
@@ -628,5 +649,16 @@ fn metrics_are_prometheus_text_with_one_head_for_each_name() {
         }
     }
     assert!(text.contains("tenuto_volume_writes_total{volume=\"b\"} 0\n"));
+    let name = "tenuto_volume_write_latency_seconds_bucket{volume=\"a\",policy=\"write-back\"";
+    for (bound, count) in [
+        ("0.000032", 0),
+        ("0.000064", 2),
+        ("0.004096", 3),
+        ("+Inf", 3),
+    ] {
+        let line = format!("{name},le=\"{bound}\"}} {count}\n");
+        assert!(text.contains(&line), "{line}{text}");
+    }
+    assert!(!text.contains("write_latency_seconds_count{volume=\"b\""));
     assert!(Path::new(&house.directory.path()).exists());
 }

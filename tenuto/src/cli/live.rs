@@ -55,7 +55,12 @@ impl Machine for Live {
             .volumes
             .iter()
             .map(|volume| (volume.volume, volume.clients));
+        let measured = snapshot.volumes.iter().filter_map(|volume| {
+            let recorder = volume.latency.as_ref()?;
+            Some((volume.volume, recorder.read(snapshot.now)))
+        });
         Ok(Look {
+            latency: measured.collect(),
             clients: clients.collect(),
             engine: snapshot.engine,
             watched: self.0.watched(),

@@ -401,7 +401,7 @@ fn traffic(volume: &Value) -> Vec<(&'static str, String)> {
 }
 
 fn latency_text(values: &Value) -> String {
-    let part = |key: &str| match values[key].as_u64() {
+    let part = |key: &str| match values[key].as_f64() {
         Some(micros) => format!("{key} {micros} us"),
         None => format!("{key} -"),
     };

@@ -22,6 +22,7 @@ impl<E: Decide> Shard<E> {
         };
         // The connection itself is lent out, and not among them.
         let alone = self.clients(id) == 0;
+        self.measure(id);
         let Some(volume) = self.volumes.get_mut(&id) else {
             return self.answer_attach(slot, conn, &reply);
         };

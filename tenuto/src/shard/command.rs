@@ -104,6 +104,7 @@ impl<E: Decide> Shard<E> {
                 let _ = answer.send(());
             }
             Request::Snapshot(answer) => {
+                self.measure_policies();
                 let _ = answer.send(self.snapshot());
             }
             Request::Chart(volume, from, answer) => {
@@ -162,6 +163,7 @@ impl<E: Decide> Shard<E> {
             policy: spec.policy,
             arriving: Vec::new(),
             beside: beside(&files),
+            latency: None,
         };
         self.add_remote(id, &mut files);
         self.files.insert_volume(id, files);
@@ -267,6 +269,7 @@ impl<E: Decide> Shard<E> {
         }
         let volumes = self.volumes.keys().map(|volume| VolumeClients {
             volume: *volume,
+            latency: self.volumes[volume].latency.clone(),
             clients: clients.remove(volume).unwrap_or_default(),
             exports: exports.remove(volume).unwrap_or_default(),
         });
@@ -284,6 +287,7 @@ impl<E: Decide> Shard<E> {
                 ..self.counters
             },
             volumes,
+            now: self.now,
         }
     }
 

@@ -15,6 +15,7 @@
 use super::request::Task;
 use super::{Alarm, Decide, Shard, tag, timer};
 use crate::frontend::nbd::{self, Request, Session, Step};
+use crate::latency::Kind;
 use crate::ring::{self, Completed, Part, Span};
 use engine::event::Event;
 use engine::memory::{Area, Place};
@@ -69,6 +70,8 @@ struct Outbox {
     parts: Vec<Part>,
     buffers: Vec<BufferId>,
     replies: usize,
+    /// Requests among them that are measured, and when they were picked up.
+    measured: Vec<(Kind, Time)>,
 }
 
 impl Outbox {
@@ -107,13 +110,15 @@ pub(super) struct Conn {
     out: Outbox,
     sent_buffers: Vec<BufferId>,
     sent_replies: usize,
+    sent_measured: Vec<(Kind, Time)>,
     /// Of requests that ended with the connection; the kernel may still write to them.
     leftovers: Vec<BufferId>,
     pub payload_bytes: u64,
     pub drive_queued: bool,
     send_queued: bool,
-    /// When bytes last moved.
+    /// When bytes last moved, and when some last came.
     progress: Time,
+    pub received: Time,
     /// Of the handshake, or of the requests left after a goodbye.
     deadline: Option<timer::Key>,
 }
@@ -186,11 +191,13 @@ impl<E: Decide> Shard<E> {
             out: Outbox::default(),
             sent_buffers: Vec::new(),
             sent_replies: 0,
+            sent_measured: Vec::new(),
             leftovers: Vec::new(),
             payload_bytes: 0,
             drive_queued: false,
             send_queued: false,
             progress: self.now,
+            received: self.now,
             deadline: Some(self.timers.set(deadline, Alarm::Handshake(slot))),
         });
         self.ring.hangup(tag::watch(slot), conn.socket.as_raw_fd());
@@ -360,7 +367,7 @@ impl<E: Decide> Shard<E> {
             let Ok(count @ 1..) = completed.result else {
                 return shard.kill(slot, conn);
             };
-            conn.progress = shard.now;
+            (conn.progress, conn.received) = (shard.now, shard.now);
             let mut rest = count as usize;
             if let Some(taking) = &mut conn.taking {
                 let taken = rest.min(conn.session.payload_left() as usize);
@@ -388,6 +395,11 @@ impl<E: Decide> Shard<E> {
         conn.out.bytes(head);
         conn.out.replies += 1;
         self.queue_send(slot, conn);
+    }
+
+    /// The last answer is of a request that is measured.
+    pub(super) fn answer_measured(&self, conn: &mut Conn, kind: Kind, since: Time) {
+        conn.out.measured.push((kind, since));
     }
 
     /// Adds payload to the last answer; the buffer is freed when it was sent.
@@ -433,6 +445,7 @@ impl<E: Decide> Shard<E> {
         conn.sending = true;
         conn.sent_replies = std::mem::take(&mut conn.out.replies);
         std::mem::swap(&mut conn.sent_buffers, &mut conn.out.buffers);
+        std::mem::swap(&mut conn.sent_measured, &mut conn.out.measured);
     }
 
     pub(super) fn finish_send(&mut self, slot: u32, completed: Completed) {
@@ -450,6 +463,9 @@ impl<E: Decide> Shard<E> {
                 return shard.kill(slot, conn);
             }
             conn.progress = shard.now;
+            if let Some(volume) = conn.volume {
+                shard.took(volume, &mut conn.sent_measured, shard.now);
+            }
             if !conn.out.parts.is_empty() {
                 shard.queue_send(slot, conn);
             }

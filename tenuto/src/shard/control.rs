@@ -8,13 +8,14 @@ use super::guest::Order;
 use super::record::{self, Recorded, Taken};
 use crate::frontend::vhost_user::DataError;
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
+use crate::latency::Recorder;
 use crate::origin::file::{OpenVolume, Sides};
 use crate::ring::Waker;
 use engine::chart::{Cursor, Page};
 use engine::engine::{OpenError, Settled};
 use engine::event::{Command, Refusal, VolumeSpec};
 use engine::snapshot::Snapshot;
-use engine::types::VolumeId;
+use engine::types::{Time, VolumeId};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
@@ -104,9 +105,12 @@ pub struct HostCounters {
 }
 
 /// The connections of one volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct VolumeClients {
     pub volume: VolumeId,
+    /// How long they wait under the policy in effect; none before the first came. Counts go on
+    /// while they are read.
+    pub latency: Option<Arc<Recorder>>,
     pub clients: u64,
     pub exports: Vec<String>,
 }
@@ -127,6 +131,8 @@ pub struct HostSnapshot {
     pub engine: Snapshot,
     pub host: HostCounters,
     pub volumes: Vec<VolumeClients>,
+    /// When it was taken.
+    pub now: Time,
 }
 
 pub(super) type Answer<T> = oneshot::Sender<T>;

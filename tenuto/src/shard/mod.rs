@@ -16,6 +16,7 @@ pub mod control;
 mod device;
 pub mod guest;
 mod listen;
+mod measure;
 pub mod record;
 mod remote;
 mod request;
@@ -25,6 +26,7 @@ mod worker;
 
 use crate::buffer::HostMemory;
 use crate::files::Files;
+use crate::latency::Recorder;
 use crate::lent::Piece;
 use crate::marks::{self, Phase};
 use crate::ring::{self, Completed, Ring, Span, Waker, Zeroes};
@@ -76,6 +78,8 @@ pub trait Decide: Send + 'static {
     fn apply(&mut self, now: Time, event: Event, memory: &mut dyn Memory);
     fn poll_action(&mut self) -> Option<Action>;
     fn next_deadline(&self) -> Option<Time>;
+    /// The policy in effect; `None` of a volume that is not there.
+    fn policy(&self, volume: VolumeId) -> Option<Policy>;
     /// Whether a write of the run before was found, and is not to be done again.
     fn has_taken(&self, volume: VolumeId, tag: Tag) -> bool;
     fn layout(
@@ -115,6 +119,10 @@ impl Decide for Engine {
 
     fn next_deadline(&self) -> Option<Time> {
         Engine::next_deadline(self)
+    }
+
+    fn policy(&self, volume: VolumeId) -> Option<Policy> {
+        Engine::policy(self, volume)
     }
 
     fn has_taken(&self, volume: VolumeId, tag: Tag) -> bool {
@@ -238,6 +246,8 @@ struct Volume {
     arriving: Vec<(u32, ConnectionId)>,
     /// Ledger and journal.
     beside: Vec<PathBuf>,
+    /// How long its guests wait; none before the first came.
+    latency: Option<Arc<Recorder>>,
 }
 
 /// Everything a shard starts from.

@@ -12,10 +12,11 @@ use super::align::Cut;
 use super::conn::{Conn, Life};
 use super::{Decide, Shard};
 use crate::frontend::nbd::{Command, Error, Extent, Request, Ticket};
+use crate::latency::Kind;
 use crate::ring::Span;
 use engine::event::{Event, Refusal};
 use engine::memory::{Area, Memory, Place};
-use engine::types::{BufferId, RequestId, SECTOR_BYTES, Span as Sectors, Tag, VolumeId};
+use engine::types::{BufferId, RequestId, SECTOR_BYTES, Span as Sectors, Tag, Time, VolumeId};
 use workload::trace::Op;
 
 /// A CACHE command reads its range in pieces of this size.
@@ -49,6 +50,8 @@ pub(super) struct Task {
     next: u64,
     /// The answer to a block status request.
     extents: Vec<Extent>,
+    /// When its last byte was received.
+    since: Time,
 }
 
 fn range(command: &Command) -> (u64, u64) {
@@ -70,6 +73,18 @@ fn recorded(command: &Command, cut: &Cut) -> Option<(Op, Sectors)> {
         Command::Read { .. } => Some((Op::Read, cut.outer)),
         Command::Write { .. } => Some((Op::Write, cut.outer)),
         Command::Trim { .. } | Command::WriteZeroes { .. } => Some((Op::Discard, cut.outer)),
+        Command::BlockStatus { .. } | Command::Cache { .. } => None,
+    }
+}
+
+/// As what a request is measured. Nobody waits for hints and questions as for a disk.
+fn measured(command: &Command) -> Option<Kind> {
+    match command {
+        Command::Flush => Some(Kind::Flush),
+        Command::Read { .. } => Some(Kind::Read),
+        Command::Write { .. } | Command::Trim { .. } | Command::WriteZeroes { .. } => {
+            Some(Kind::Write)
+        }
         Command::BlockStatus { .. } | Command::Cache { .. } => None,
     }
 }
@@ -135,6 +150,7 @@ impl<E: Decide> Shard<E> {
             queued: false,
             next,
             extents: Vec::new(),
+            since: conn.received,
         });
         assert!(before.is_none(), "a ticket is in use once");
         conn.tasks_live += 1;
@@ -146,7 +162,9 @@ impl<E: Decide> Shard<E> {
 
     /// A request is complete: it takes its range, if it changes one.
     pub(super) fn ready(&mut self, slot: u32, conn: &mut Conn, ticket: Ticket) {
+        let since = conn.received;
         let task = task(conn, ticket);
+        task.since = since;
         let (span, alone) = match task.command {
             Command::Write { .. } | Command::WriteZeroes { .. } => {
                 (task.cut.outer, !task.cut.is_aligned())
@@ -369,6 +387,7 @@ impl<E: Decide> Shard<E> {
             buffer,
             error,
             extents,
+            since,
             ..
         } = task;
         if conn.life == Life::Dead || conn.life == Life::Farewell {
@@ -396,6 +415,9 @@ impl<E: Decide> Shard<E> {
                 let head = conn.session.reply(ticket, error.map_or(Ok(()), Err));
                 self.answer(slot, conn, head.as_bytes());
             }
+        }
+        if let Some(kind) = measured(&command) {
+            self.answer_measured(conn, kind, since);
         }
         if !conn.drive_queued {
             conn.drive_queued = true;

@@ -71,6 +71,10 @@ impl Decide for PassThrough {
         Ok(())
     }
 
+    fn policy(&self, _: VolumeId) -> Option<Policy> {
+        Some(Policy::Uncached)
+    }
+
     fn apply(&mut self, _now: Time, event: Event, _memory: &mut dyn Memory) {
         match event {
             Event::Read {

@@ -54,6 +54,7 @@ mod scale;
 mod scrub;
 mod service;
 mod show;
+mod shown;
 mod ssh;
 mod storm;
 mod terminal;

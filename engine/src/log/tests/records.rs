@@ -366,8 +366,6 @@ fn guest(volume: u32, number: u32) -> Waiter {
             connection: ConnectionId(1),
             number,
         },
-        flush: true,
-        started: Time(0),
     }
 }
 
@@ -389,7 +387,7 @@ fn the_guests_of_one_volume_are_taken_out_of_those_who_wait_and_nobody_else() {
     }
     let taken = |model: &mut Model, volume| {
         let taken = model.log.take_guests(VolumeId(volume));
-        let numbers = taken.iter().map(|(request, ..)| request.number);
+        let numbers = taken.iter().map(|request| request.number);
         numbers.collect::<Vec<_>>()
     };
     assert_eq!(taken(&mut model, 1), [1, 3]);

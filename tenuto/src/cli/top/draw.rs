@@ -163,7 +163,7 @@ fn total(top: &Top) -> Vec<String> {
     let percent = rates
         .hit_percent
         .map(|percent| format!("hits {percent:.0} %"));
-    let latency = |value: Option<u64>| value.map_or("-".into(), |us| short_micros(us as f64));
+    let latency = |value: Option<f64>| value.map_or("-".into(), short_micros);
     vec![
         format!("guests {}/s", human_bytes(rates.guest_bytes as u64)),
         format!("{} reads/s", short_count(rates.reads)),
@@ -416,7 +416,7 @@ fn curves(row: &Row) -> Vec<Curve> {
             unit,
         }
     };
-    let p99 = |past: &Past| past.rates.p99_us.unwrap_or(0) as f64;
+    let p99 = |past: &Past| past.rates.p99_us.unwrap_or(0.0);
     vec![
         curve("reads/s", |past| past.rates.reads, short_count),
         curve("writes/s", |past| past.rates.writes, short_count),

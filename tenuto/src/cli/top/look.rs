@@ -5,12 +5,12 @@
 //! volume started anew, give no rate instead of a wrong one, and none is ever below zero; what is
 //! not known is absent, never a zero. Deliberately absent: how it looks.
 
-use engine::snapshot::Histogram;
+use crate::latency::Distribution;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 
 /// Counters of one volume since the daemon started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Counters {
     reads: u64,
     writes: u64,
@@ -20,8 +20,8 @@ struct Counters {
     misses: u64,
     origin_requests: u64,
     origin_write_bytes: u64,
-    /// Of reads and writes together.
-    latency: Histogram,
+    /// Of reads and writes together, under the policy in effect.
+    latency: Distribution,
 }
 
 /// One volume at one look.
@@ -60,9 +60,10 @@ pub struct Rates {
     pub origin_write_bytes: f64,
     /// Of all reads that were answered; `None` without any.
     pub hit_percent: Option<f64>,
-    /// Of reads and writes between the two looks.
-    pub p50_us: Option<u64>,
-    pub p99_us: Option<u64>,
+    /// Of reads and writes between the two looks; of several volumes those of the policy that
+    /// takes longest, because what policies have in common is no figure.
+    pub p50_us: Option<f64>,
+    pub p99_us: Option<f64>,
 }
 
 /// A volume and its rates; none at the first look at it.
@@ -125,8 +126,10 @@ impl Counters {
     fn read(document: &Value) -> Counters {
         let (reads, writes) = (&document["reads"], &document["writes"]);
         let origin = &document["origin"];
-        let mut latency = histogram(&document["latency_us"]["read"]["counts"]);
-        latency.add(&histogram(&document["latency_us"]["write"]["counts"]));
+        let mut latency = distribution(&document["latency_us"]["read"]["classes_ns"]);
+        latency.add(&distribution(
+            &document["latency_us"]["write"]["classes_ns"],
+        ));
         Counters {
             reads: number(&reads["requests"]),
             writes: number(&writes["requests"]),
@@ -144,10 +147,9 @@ impl Counters {
 
     /// What was counted since `before`; `None` where a counter went back.
     fn since(&self, before: &Counters) -> Option<Counters> {
-        let mut latency = Histogram::default();
-        for (at, count) in latency.counts.iter_mut().enumerate() {
-            *count = self.latency.counts[at].checked_sub(before.latency.counts[at])?;
-        }
+        // With another policy it begins anew.
+        let latency = self.latency.since(&before.latency);
+        let latency = latency.unwrap_or_else(|| self.latency.clone());
         Some(Counters {
             reads: self.reads.checked_sub(before.reads)?,
             writes: self.writes.checked_sub(before.writes)?,
@@ -172,7 +174,6 @@ impl Counters {
         self.misses += other.misses;
         self.origin_requests += other.origin_requests;
         self.origin_write_bytes += other.origin_write_bytes;
-        self.latency.add(&other.latency);
     }
 
     fn per_second(&self, seconds: f64) -> Rates {
@@ -203,17 +204,24 @@ impl Page {
             .map(|volume| (volume.name.as_str(), &volume.counters))
             .collect();
         let mut all = Counters::default();
+        let mut latency: HashMap<String, Distribution> = HashMap::new();
         let row = |volume: Volume| {
             let since = known
                 .get(volume.name.as_str())
                 .and_then(|before| volume.counters.since(before));
             if let Some(since) = &since {
                 all.add(since);
+                let of_policy = latency.entry(volume.policy.clone()).or_default();
+                of_policy.add(&since.latency);
             }
             let rates = since.map(|since| since.per_second(seconds));
             Row { volume, rates }
         };
         let rows = now.volumes.into_iter().map(row).collect();
+        let slowest = latency
+            .into_values()
+            .max_by_key(|it| it.quantile_us(990).map(f64::to_bits));
+        all.latency = slowest.unwrap_or_default();
         Page {
             host: now.host,
             rows,
@@ -281,12 +289,11 @@ pub fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or(0)
 }
 
-/// Buckets of a document; what is missing at the end is zero.
-fn histogram(counts: &Value) -> Histogram {
-    let mut histogram = Histogram::default();
-    let counts = counts.as_array().map_or(&[][..], Vec::as_slice);
-    for (bucket, count) in histogram.counts.iter_mut().zip(counts) {
-        *bucket = number(count);
-    }
-    histogram
+/// Classes of a document: the most that a request took, and how many did.
+fn distribution(classes: &Value) -> Distribution {
+    let classes = classes.as_array().map_or(&[][..], Vec::as_slice);
+    let pairs = classes
+        .iter()
+        .map(|pair| (number(&pair[0]), number(&pair[1])));
+    pairs.collect()
 }

@@ -12,8 +12,6 @@ use std::time::{Duration, Instant};
 
 /// A volume as the daemon tells it, with so many requests since the start.
 fn volume(name: &str, state: &str, requests: u64) -> Value {
-    let mut counts = vec![0; 8];
-    counts[7] = requests;
     json!({
         "name": name,
         "policy": "write-back",
@@ -36,7 +34,8 @@ fn volume(name: &str, state: &str, requests: u64) -> Value {
                     "write_bytes": requests * 1024 },
         "flow_control": { "active": state == "stalled", "delay_us": 1500,
                           "reason": "the origin is slow" },
-        "latency_us": { "read": { "counts": counts }, "write": { "counts": [] } },
+        "latency_us": { "read": { "classes_ns": [[256_000, requests]] },
+                        "write": { "classes_ns": [] } },
     })
 }
 
@@ -155,9 +154,28 @@ fn rates_are_differences_over_the_time_between_two_looks() {
     );
     assert_eq!(rates.guest_bytes, 10_000.0 * 4096.0);
     assert_eq!(rates.hit_percent, Some(50.0));
-    assert_eq!((rates.p50_us, rates.p99_us), (Some(256), Some(256)));
+    assert_eq!((rates.p50_us, rates.p99_us), (Some(256.0), Some(256.0)));
     let total = page.total.expect("two looks");
     assert_eq!(total.reads, 10.0 + 5000.0 + 300.0);
+}
+
+/// A thousand flushes of a clone that do nothing would hide three writes that wait.
+#[test]
+fn the_sum_is_of_the_policy_that_takes_longest_and_of_no_two() {
+    let look = |uptime: u64, ephemeral: u64, uncached: u64| {
+        let mut volumes = three(1);
+        volumes[0]["effective_policy"] = json!("ephemeral");
+        volumes[0]["latency_us"]["read"]["classes_ns"] = json!([[5_000, ephemeral]]);
+        volumes[1]["effective_policy"] = json!("uncached");
+        volumes[1]["latency_us"]["read"]["classes_ns"] = json!([[5_000_000, uncached]]);
+        volumes.truncate(2);
+        Look::read(status(uptime, volumes))
+    };
+    let page = Page::between(Some(&look(100, 9, 4)), look(102, 1_009, 7), 2.0);
+    let total = page.total.expect("two looks");
+    assert_eq!((total.p50_us, total.p99_us), (Some(5_000.0), Some(5_000.0)));
+    let clone = page.rows[0].rates.expect("two looks");
+    assert_eq!(clone.p99_us, Some(5.0));
 }
 
 #[test]

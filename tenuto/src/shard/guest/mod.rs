@@ -27,8 +27,9 @@ use super::{Alarm, Decide, Shard};
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
 use crate::frontend::vhost_user::region::Region;
 use crate::frontend::vhost_user::{DataError, RingStart};
+use crate::latency::Kind;
 use engine::event::{Command, Event, Refusal};
-use engine::types::{ConnectionId, Policy, RequestId, VolumeId};
+use engine::types::{ConnectionId, Policy, RequestId, Time, VolumeId};
 pub(super) use serve::Signal;
 use serve::Task;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -80,6 +81,8 @@ struct Side {
     tells_until: Option<Key>,
     /// Told once.
     broken: bool,
+    /// Requests that are complete and not shown, and when they were taken.
+    measured: Vec<(Kind, Time)>,
 }
 
 pub(super) struct Guest {
@@ -187,6 +190,7 @@ impl<E: Decide> Shard<E> {
             restless: false,
         });
         let alone = self.clients(volume) == 0;
+        self.measure(volume);
         assert_eq!(self.guests.insert(guest), slot, "the number was announced");
         let known = self.volumes.get_mut(&volume).expect("just seen");
         let waits = !known.arriving.is_empty();

@@ -12,10 +12,11 @@
 
 use super::{CACHE_OFF, Guest, MARK, Side, TASKS_MAX};
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
-use crate::ring::Completed;
+use crate::latency::Kind;
+use crate::ring::{self, Completed};
 use crate::shard::{Decide, Shard, tag};
 use engine::event::{Event, Refusal};
-use engine::types::{BufferId, ConnectionId, RequestId, Span, Tag, VolumeId};
+use engine::types::{BufferId, ConnectionId, RequestId, Span, Tag, Time, VolumeId};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use vring::block::{Command, Parsed, Reply, SectorRange, Status};
@@ -69,9 +70,20 @@ pub(super) struct Task {
     pending: u32,
     status: Status,
     locked: bool,
+    /// When it was taken.
+    since: Time,
 }
 
 impl Want {
+    /// As what it is measured.
+    fn kind(&self) -> Kind {
+        match self {
+            Want::Read(_) => Kind::Read,
+            Want::Flush => Kind::Flush,
+            Want::Write(..) | Want::Ranges { .. } => Kind::Write,
+        }
+    }
+
     /// What it changes, at least.
     fn changes(&self) -> Option<Span> {
         match self {
@@ -120,7 +132,10 @@ impl<E: Decide> Shard<E> {
         let region = guest.region.as_ref().map_or(0, |region| region.number());
         let mut scratch = std::mem::take(&mut guest.scratch);
         let memory = guest.memory.clone();
+        // Read once for all of them, and only where there are some.
+        let mut now = None;
         for (taken, chain) in batch.iter() {
+            let since = *now.get_or_insert_with(|| Time(ring::monotonic_ns()));
             match guest.disk.parse(&chain, &*memory, &mut scratch) {
                 Parsed::Answer { status, reply } => {
                     let written = reply.finish(&*memory, status);
@@ -137,6 +152,7 @@ impl<E: Decide> Shard<E> {
                     }
                     self.counters.requests_again += u64::from(again);
                     let (want, data) = want_of(command, tag);
+                    let taken = (taken, since);
                     self.begin_task(slot, guest, (&memory, data), taken, want, reply);
                 }
             }
@@ -172,7 +188,7 @@ impl<E: Decide> Shard<E> {
         slot: u32,
         guest: &mut Guest,
         (memory, data): (&Arc<GuestMemory>, &[Segment]),
-        taken: Taken,
+        (taken, since): (Taken, Time),
         want: Want,
         reply: Reply,
     ) {
@@ -203,6 +219,7 @@ impl<E: Decide> Shard<E> {
             pending: 0,
             status: Status::Ok,
             locked: false,
+            since,
         };
         let changes = task.want.changes();
         let at = guest.insert(task);
@@ -310,6 +327,8 @@ impl<E: Decide> Shard<E> {
             self.serve_soon(slot, guest);
         }
         let written = task.reply.finish(&*task.memory, status);
+        let side = &mut guest.sides[usize::from(task.queue.0)];
+        side.measured.push((task.want.kind(), task.since));
         self.complete(slot, guest, task.queue, task.head, written);
     }
 
@@ -325,6 +344,7 @@ impl<E: Decide> Shard<E> {
             };
             // What is broken is told with the rest of the round.
             let _ = rings.show(queue, &shared);
+            self.took_shown(guest, queue);
         }
         guest.sides[usize::from(queue.0)].done = true;
         self.to_publish.push(slot);
@@ -362,9 +382,19 @@ impl<E: Decide> Shard<E> {
                     self.signal(slot, guest, call);
                 }
             }
+            self.took_shown(guest, queue);
             self.stop_ring(guest, queue);
         }
         self.tell_broken(slot, guest);
+    }
+
+    /// What was completed in this ring is shown now.
+    fn took_shown(&mut self, guest: &mut Guest, queue: Queue) {
+        let measured = &mut guest.sides[usize::from(queue.0)].measured;
+        if !measured.is_empty() {
+            let now = Time(ring::monotonic_ns());
+            self.took(guest.volume, measured, now);
+        }
     }
 
     /// Says once that a guest has broken a ring.
