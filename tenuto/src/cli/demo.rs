@@ -1,7 +1,7 @@
 //! `tenuto demo`: one command that shows what the product is for.
 
 use super::{Context, output, progress, tools};
-use crate::demo::{self, Client, Options};
+use crate::demo::{self, Client, Options, Side};
 use crate::error::Result;
 use std::time::Duration;
 
@@ -30,25 +30,36 @@ pub fn run(context: &Context, command: &tools::Demo) -> Result<()> {
     let report = demo::run(&options, &bar);
     bar.finish_and_clear();
     let report = report?;
-    let rows: Vec<Vec<String>> = report
-        .figures()
-        .into_iter()
-        .map(|figure| {
-            let (uncached, cached, ratio) = (figure.text(0), figure.text(1), figure.ratio());
-            vec![figure.name, uncached, cached, ratio]
-        })
-        .collect();
     let text = || {
-        let table = output::table(&["", "WITHOUT CACHE", "WITH CACHE", ""], &rows, &[1, 2, 3]);
         let notes: String = report
             .notes()
             .iter()
             .map(|note| format!("{note}\n"))
             .collect();
+        let summary = report.summary().join("\n");
         let path = options.report.display();
-        format!("{}\n\n{table}\n{notes}plots: {path}\n", report.headline())
+        format!("{summary}\n\n{}\n{notes}plots: {path}\n", table(&report))
     };
     let mut document = report.document();
     document["report"] = options.report.display().to_string().into();
     context.output().document(&document, text)
+}
+
+/// All figures, each section below its name.
+fn table(report: &demo::Report) -> String {
+    let mut rows = Vec::new();
+    for section in report.sections() {
+        rows.push(vec![String::new()]);
+        rows.push(vec![section.name.to_owned()]);
+        for figure in section.figures {
+            let mut row = vec![format!("  {}", figure.name)];
+            row.extend(Side::ALL.map(|side| figure.text(side)));
+            row.push(figure.ratio());
+            rows.push(row);
+        }
+    }
+    let names = Side::ALL.map(|side| side.name().to_uppercase());
+    let [raw, qcow2, tenuto] = &names;
+    let head = ["", raw, qcow2, tenuto, "TENUTO AGAINST RAW"];
+    output::table(&head, &rows, &[1, 2, 3, 4])
 }

@@ -10,14 +10,14 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 pub const BLOCK: usize = 4096;
-/// 512 MiB, sparse.
-pub const IMAGE_BLOCKS: u64 = 131_072;
+/// 256 MiB, sparse.
+pub const IMAGE_BLOCKS: u64 = 65_536;
 pub const IMAGE_BYTES: u64 = IMAGE_BLOCKS * BLOCK as u64;
 /// Content comes in pieces of this size, like files of a system.
 const EXTENT_BLOCKS: u64 = 16;
 /// One extent in so many has content.
 const SPARSENESS: u64 = 8;
-/// Extents before this one belong to the boot set where they have content: about 48 MiB.
+/// Extents before this one belong to the boot set where they have content: about 24 MiB.
 const BOOT_EXTENTS: u64 = IMAGE_BLOCKS / EXTENT_BLOCKS * 3 / 4;
 /// The last 64 MiB of the image are written, each lane in a quarter of its own.
 pub const LANES: u64 = 4;
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(set(&one), set(&two));
         assert_eq!(set(&one).len(), one.len());
         let bytes: u64 = one.iter().map(|&(_, blocks)| blocks * BLOCK as u64).sum();
-        assert!((30 << 20..60 << 20).contains(&bytes), "{bytes}");
+        assert!((15 << 20..30 << 20).contains(&bytes), "{bytes}");
         let end = one.iter().map(|&(block, blocks)| block + blocks).max();
         assert!(end <= Some(WINDOW_BLOCK));
     }

@@ -12,15 +12,16 @@ use crate::error::{Error, Result, cause};
 use crate::sys;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 /// With hardware a kernel is up in a second; a machine whose KVM does not work never is.
 const KVM_PROBE: Duration = Duration::from_secs(3);
-/// Without hardware it takes three seconds on a core of its own.
-const TCG_PROBE: Duration = Duration::from_secs(15);
+/// Without hardware it takes three seconds on a core of its own, and a busy machine has less than
+/// that.
+const TCG_PROBE: Duration = Duration::from_secs(60);
 const MEMORY_MIB: u64 = 192;
 /// A longer line of a console is taken in pieces.
 const LINE_BYTES_MAX: u64 = 4096;
@@ -74,13 +75,27 @@ pub struct Machine<'a> {
     pub probed: Duration,
 }
 
+/// Whether this user may use the hardware's help; that it works is shown by a guest.
+fn has_kvm() -> std::result::Result<(), String> {
+    let options = std::fs::File::options().write(true).read(true).clone();
+    let opened = options.open("/dev/kvm");
+    opened.map(drop).map_err(|error| {
+        let why = cause(&error);
+        format!("no hardware acceleration (/dev/kvm: {why})")
+    })
+}
+
 pub fn console() -> (SyncSender<Heard>, Receiver<Heard>) {
     sync_channel(LINES_MAX)
 }
 
 impl<'a> Machine<'a> {
     /// Writes the first file system and tries, with a guest without a disk, what works here.
-    pub fn new(kit: &'a Kit, initramfs: PathBuf, patience: u32) -> Result<Machine<'a>> {
+    pub fn new(kit: &'a Kit, initramfs: PathBuf, emulate: bool) -> Result<Machine<'a>> {
+        let kvm = has_kvm();
+        if let (Err(why), false) = (&kvm, emulate) {
+            return Err(Error::failed(why.clone()));
+        }
         let busybox = std::fs::read(&kit.busybox)
             .map_err(|error| Error::failed(format!("busybox: {}", cause(&error))))?;
         let mut archive = Archive::default();
@@ -101,20 +116,22 @@ impl<'a> Machine<'a> {
             accelerator: Accelerator::Kvm,
             probed: Duration::ZERO,
         };
-        let kvm = std::fs::File::options()
-            .write(true)
-            .read(true)
-            .open("/dev/kvm");
         if kvm.is_ok() && machine.probe(KVM_PROBE)?.is_ok() {
             return Ok(machine);
         }
+        if !emulate {
+            return Err(Error::failed(format!(
+                "/dev/kvm is there, but a guest does not start with it within {} s",
+                KVM_PROBE.as_secs()
+            )));
+        }
         machine.accelerator = Accelerator::Tcg;
-        match machine.probe(TCG_PROBE * patience)? {
+        match machine.probe(TCG_PROBE)? {
             Ok(()) => Ok(machine),
             Err(last) => Err(Error::failed(format!(
                 "a guest of {} says nothing within {} s{last}",
                 kit.kernel_name(),
-                (TCG_PROBE * patience).as_secs()
+                TCG_PROBE.as_secs()
             ))),
         }
     }
@@ -137,22 +154,18 @@ impl<'a> Machine<'a> {
         Ok(Err(last))
     }
 
-    /// Starts a guest with its root on this export; without one it only comes up.
+    /// Starts a guest with its root on this node of QEMU; without one it only comes up.
     pub fn start(
         &self,
         number: usize,
-        export: Option<(&Path, &str)>,
+        disk: Option<&str>,
         sender: SyncSender<Heard>,
     ) -> Result<Guest> {
         let serial = match std::env::consts::ARCH {
             "aarch64" => "ttyAMA0",
             _ => "ttyS0",
         };
-        let probe = if export.is_none() {
-            " tenuto.probe"
-        } else {
-            ""
-        };
+        let probe = if disk.is_none() { " tenuto.probe" } else { "" };
         let mut command = Command::new(&self.kit.qemu);
         match (std::env::consts::ARCH, self.accelerator) {
             ("aarch64", Accelerator::Kvm) => command.args(["-M", "virt", "-cpu", "host"]),
@@ -169,11 +182,8 @@ impl<'a> Machine<'a> {
             .arg(&self.initramfs)
             .arg("-append")
             .arg(format!("console={serial} quiet panic=-1 {TIMERS}{probe}"));
-        if let Some((socket, export)) = export {
-            let drive = format!(
-                "if=none,id=disk,format=raw,file=nbd+unix:///{export}?socket={}",
-                socket.display()
-            );
+        if let Some(node) = disk {
+            let drive = format!("if=none,id=disk,{node}");
             command.args(["-drive", &drive, "-device", "virtio-blk-pci,drive=disk"]);
         }
         // A group of its own: Ctrl-C is for us, who end the guests in order.

@@ -1,23 +1,23 @@
 //! What real guests do in a run: one boots alone, then all others together, then all work.
 //!
-//! Owns the order of it and the time each part may take. Always true: both runs let the same guests
+//! Owns the order of it and the time each part may take. Always true: all runs let the same guests
 //! do the same; the work begins when all have booted, so boots and work can be told apart at the
 //! origin; a guest that finds wrong bytes, ends early or is late ends the run with its last words.
 
 use super::guest::{Guest, Heard, Machine, What, console};
 use super::host::Watch;
+use super::side::Disk;
 use crate::error::{Error, Result};
-use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
 /// Rounds of work: a file of 48 KiB is made, 16 records of a log are written, each synced.
-pub const ROUNDS: u64 = 10;
+pub const ROUNDS: u64 = 6;
 /// After this a guest begins no further round, so that a slow machine comes to an end as well.
-const WORK_TIME_MAX: Duration = Duration::from_secs(12);
+const WORK_TIME_MAX: Duration = Duration::from_secs(6);
 const WORK_TIME_MIN: Duration = Duration::from_secs(4);
 /// What is left of a run's time after the work, for the last reads, destage and comparison.
-const AFTER_WORK: Duration = Duration::from_secs(10);
+const AFTER_WORK: Duration = Duration::from_secs(8);
 /// Steps of the progress bar.
 const STEPS_UP: u64 = 5;
 const STEPS_BOOTED: u64 = 15;
@@ -39,8 +39,7 @@ pub struct Boot {
 
 pub struct Fleet<'a> {
     machine: &'a Machine<'a>,
-    socket: &'a Path,
-    names: &'a [String],
+    disks: &'a [Disk],
     guests: Vec<Guest>,
     /// What each guest said and nobody asked for yet.
     inbox: Vec<Vec<(Instant, String)>>,
@@ -53,21 +52,15 @@ pub struct Fleet<'a> {
 }
 
 impl<'a> Fleet<'a> {
-    pub fn new(
-        machine: &'a Machine<'a>,
-        socket: &'a Path,
-        names: &'a [String],
-        watch: Watch<'a>,
-    ) -> Fleet<'a> {
+    pub fn new(machine: &'a Machine<'a>, disks: &'a [Disk], watch: Watch<'a>) -> Fleet<'a> {
         let (sender, heard) = console();
         Fleet {
             machine,
-            socket,
-            names,
+            disks,
             guests: Vec::new(),
-            inbox: vec![Vec::new(); names.len()],
-            noise: vec![String::new(); names.len()],
-            ended: vec![false; names.len()],
+            inbox: vec![Vec::new(); disks.len()],
+            noise: vec![String::new(); disks.len()],
+            ended: vec![false; disks.len()],
             sender,
             heard,
             watch,
@@ -78,10 +71,10 @@ impl<'a> Fleet<'a> {
     pub fn boot(&mut self) -> Result<Vec<Boot>> {
         self.start(0)?;
         let mut ended = self.expect(0..1, "booted")?;
-        for number in 1..self.names.len() {
+        for number in 1..self.disks.len() {
             self.start(number)?;
         }
-        ended.extend(self.expect(1..self.names.len(), "booted")?);
+        ended.extend(self.expect(1..self.disks.len(), "booted")?);
         let boots = self.guests.iter().zip(ended);
         Ok(boots
             .map(|(guest, (ended, _))| Boot {
@@ -92,8 +85,8 @@ impl<'a> Fleet<'a> {
     }
 
     fn start(&mut self, number: usize) -> Result<()> {
-        let export = Some((self.socket, self.names[number].as_str()));
-        let guest = self.machine.start(number, export, self.sender.clone())?;
+        let node = Some(self.disks[number].node.as_str());
+        let guest = self.machine.start(number, node, self.sender.clone())?;
         self.guests.push(guest);
         Ok(())
     }
@@ -107,20 +100,20 @@ impl<'a> Fleet<'a> {
         let time = left.saturating_sub(AFTER_WORK);
         let time = time.clamp(WORK_TIME_MIN, WORK_TIME_MAX);
         let line = format!("work {ROUNDS} {}", time.as_secs());
-        self.tell(0..self.names.len(), &line)?;
-        let worked = self.expect(0..self.names.len(), "worked")?;
+        self.tell(0..self.disks.len(), &line)?;
+        let worked = self.expect(0..self.disks.len(), "worked")?;
         let worked = worked.into_iter();
         let worked: Vec<(Instant, u64)> = worked
             .map(|(at, rounds)| (at, rounds.parse().unwrap_or(0)))
             .collect();
         // Each reads again what it wrote, from the disk, and says whether it was that.
-        self.expect(0..self.names.len(), "verified")?;
+        self.expect(0..self.disks.len(), "verified")?;
         Ok(worked)
     }
 
     /// The checksum of the last guest's whole disk as that guest reads it. Ends all guests.
     pub fn finish(mut self) -> Result<String> {
-        let last = self.names.len() - 1;
+        let last = self.disks.len() - 1;
         self.tell(0..last, "off")?;
         self.tell(last..last + 1, "sum")?;
         let mut sums = self.expect(last..last + 1, "sum")?;
@@ -203,7 +196,7 @@ impl<'a> Fleet<'a> {
             "" => String::new(),
             line => format!("; last on its console: {line}"),
         };
-        Error::failed(format!("guest {}: {what}{last}", self.names[guest]))
-            .about(&self.names[guest])
+        let name = &self.disks[guest].name;
+        Error::failed(format!("guest {name}: {what}{last}")).about(name)
     }
 }

@@ -1,8 +1,9 @@
 //! One run: a daemon in this process, its images, its cache, and what is left when it ends.
 //!
-//! Always true: everything lies in directories of this process, which go away with it; the
-//! figures of the origin are those of the whole run, the last destage included; the disk that
-//! is kept is compared with what was written to it, and the image is read without the daemon.
+//! Always true: every run has the same simulated storage below it; everything lies in directories
+//! of this process, which go away with it; the figures of the origin are those of the whole run,
+//! the last destage included; the disk that is kept is compared with what was written to it, and
+//! the image is read without the daemon.
 
 use super::content::{self, BLOCK, LANE_BLOCKS, LANES};
 use super::gold;
@@ -11,8 +12,10 @@ use super::guests::{Fleet, ROUNDS};
 use super::interrupt::Interrupt;
 use super::kit::Kit;
 use super::load;
-use super::measure::{Look, Totals, latency_over_time};
-use super::stats::{Kind, Latency, over_time, quantile_of};
+use super::measure::{Look, Totals};
+use super::qemu;
+use super::side::{Disk, Disks, Side};
+use super::stats::Latency;
 use crate::daemon::{Daemon, Exports, SanSettings, Settings, VolumeSettings};
 use crate::error::{Error, Result, cause};
 use engine::event::{Admission, Command};
@@ -33,13 +36,16 @@ pub const SAN: SanSettings = SanSettings {
     bandwidth_bytes: None,
 };
 const KEPT: &str = "kept";
-pub const CACHE_BYTES: u64 = 1 << 30;
+const GOLD: &str = "gold";
+pub const CACHE_BYTES: u64 = 512 << 20;
 pub const RAM_BYTES: u64 = 128 << 20;
 pub const STAGE_BYTES: u64 = 64 << 20;
 /// Between two looks at the counters.
 const LOOK: Duration = Duration::from_millis(250);
 /// One point of latency for so long.
 const POINT: Duration = Duration::from_millis(500);
+/// Behind the last cluster of data of an overlay, for its tables and what it writes anew.
+const OVERLAY_ROOM_BYTES: u64 = 64 << 20;
 /// Images are copied in pieces of this size, and pieces of zeros are left out.
 const COPY_BYTES: usize = 64 << 10;
 
@@ -54,7 +60,20 @@ pub enum Driver<'a> {
     },
 }
 
-/// What both runs have in common.
+impl Driver<'_> {
+    pub fn is_guests(&self) -> bool {
+        matches!(self, Driver::Guests { .. })
+    }
+
+    const fn image_bytes(&self) -> u64 {
+        match self {
+            Driver::Client => content::IMAGE_BYTES,
+            Driver::Guests { .. } => gold::IMAGE_BYTES,
+        }
+    }
+}
+
+/// What all runs have in common.
 pub struct Plan<'a> {
     pub seed: u64,
     /// Throw-away disks on the gold image; one more disk is kept.
@@ -67,7 +86,7 @@ pub struct Plan<'a> {
 pub struct Watch<'a> {
     pub bar: &'a ProgressBar,
     pub interrupt: &'a Interrupt,
-    /// Guests that are not done by then are given up.
+    /// Guests that are not done by then are given up; the built-in client asks for no more.
     pub deadline: Instant,
 }
 
@@ -77,7 +96,8 @@ pub struct Run {
     pub totals: Totals,
     /// The same over time.
     pub looks: Vec<Look>,
-    pub latency: Latency,
+    /// As the client measured it; real guests do not tell it.
+    pub latency: Option<Latency>,
     /// Until everything was at the origin after the last request.
     pub destage: Duration,
     /// Blocks of the kept disk that were compared, all of them equal.
@@ -93,8 +113,8 @@ pub struct Work {
     /// Of each guest, from the start of the work to its end.
     pub works: Vec<Duration>,
     pub total: Duration,
-    /// Rounds done and asked for, of all guests, where work is counted in rounds.
-    pub rounds: Option<(u64, u64)>,
+    /// Rounds of guests, or requests of the client: done and asked for.
+    pub done: (u64, u64),
     /// Of each request, where the driver measures it.
     samples: Vec<super::stats::Sample>,
 }
@@ -111,57 +131,70 @@ enum Expected {
     Sum(String),
 }
 
-/// Runs all guests once, with the cache or straight on the storage.
-pub fn run(place: &Place, plan: &Plan<'_>, cached: bool, watch: Watch<'_>) -> Result<Run> {
-    let name = if cached {
-        "with cache"
-    } else {
-        "without cache"
-    };
-    let bar = watch.bar;
+/// Runs all guests once.
+pub fn run(place: &Place, plan: &Plan<'_>, side: Side, watch: Watch<'_>) -> Result<Run> {
+    let (bar, name) = (watch.bar, side.name());
     bar.set_message(format!("{name}: images"));
-    let volumes = make_volumes(place, plan, cached)?;
-    let names: Vec<String> = volumes.iter().map(|volume| volume.name.clone()).collect();
+    let volumes = make_volumes(place, plan, side)?;
     let cache_path = place.path("cache");
     make_cache(&cache_path, CACHE_BYTES)?;
     watch.interrupt.check()?;
     let daemon = Daemon::start(settings(place, &cache_path, volumes.clone()));
     let daemon = daemon.map_err(|error| Error::failed(error.to_string()))?;
-    let socket = place.path("run").join("nbd.sock");
-    bar.set_message(format!("{name}: guests boot and work"));
-    let began = Instant::now();
-    let ended = watched(&daemon, began, || {
-        let (work, check) = drive(plan, &socket, &names, began, watch)?;
-        bar.set_message(format!("{name}: destage and comparison"));
-        let destage = destage(&daemon)?;
-        Ok((work, check, destage, Totals::of(&daemon)?))
-    });
-    // What the guest reads to compare its disk is no part of the figures.
-    let ended = ended.and_then(|((work, check, destage, totals), looks)| {
-        let expected = match check {
-            Check::Versions(versions) => Expected::Versions(versions),
-            Check::Guest(fleet) => Expected::Sum(fleet.finish()?),
-        };
-        Ok((work, expected, destage, totals, looks))
-    });
+    let ended = serve(place, plan, side, &daemon, watch);
     let stopped = daemon.stop();
-    let (work, expected, destage, totals, looks) = ended?;
+    let (mut run, expected) = ended?;
     stopped.map_err(|error| Error::failed(format!("stop: {error}")))?;
-    let (verified_blocks, written_blocks) = compare(place, plan, &expected)?;
+    (run.verified_blocks, run.written_blocks) = compare(place, plan, &expected)?;
     for volume in volumes {
         // Best effort: the directory goes away anyway, this only keeps the peak low.
         let _ = fs::remove_file(volume.origin);
     }
     let _ = fs::remove_file(cache_path);
-    Ok(Run {
-        latency: latency(&work, &totals, &looks),
+    Ok(run)
+}
+
+/// From the first guest to the last, on a daemon that is there.
+fn serve(
+    place: &Place,
+    plan: &Plan<'_>,
+    side: Side,
+    daemon: &Daemon,
+    watch: Watch<'_>,
+) -> Result<(Run, Expected)> {
+    let (bar, name) = (watch.bar, side.name());
+    let disks = Disks::open(side, plan, &place.path("run"), &names(plan.clones))?;
+    bar.set_message(format!("{name}: guests boot and work"));
+    let began = Instant::now();
+    let ((work, check, destage, totals), looks) = watched(daemon, began, || {
+        let (work, check) = drive(plan, &disks.all, began, watch)?;
+        bar.set_message(format!("{name}: destage and comparison"));
+        let destage = destage(daemon)?;
+        Ok((work, check, destage, Totals::of(daemon)?))
+    })?;
+    // What the guest reads to compare its disk is no part of the figures.
+    let expected = match check {
+        Check::Versions(versions) => Expected::Versions(versions),
+        Check::Guest(fleet) => Expected::Sum(fleet.finish()?),
+    };
+    let samples = &work.samples;
+    let run = Run {
+        latency: (!samples.is_empty()).then(|| Latency::of(samples, POINT)),
         work,
         totals,
         looks,
         destage,
-        verified_blocks,
-        written_blocks,
-    })
+        verified_blocks: 0,
+        written_blocks: None,
+    };
+    Ok((run, expected))
+}
+
+/// Of the guests' disks; the kept one comes last.
+fn names(clones: usize) -> Vec<String> {
+    let mut names: Vec<String> = (0..clones).map(|it| format!("clone-{it}")).collect();
+    names.push(KEPT.into());
+    names
 }
 
 fn settings(place: &Place, cache_path: &Path, volumes: Vec<VolumeSettings>) -> Settings {
@@ -186,26 +219,25 @@ fn settings(place: &Place, cache_path: &Path, volumes: Vec<VolumeSettings>) -> S
 /// Lets all guests boot and work.
 fn drive<'a>(
     plan: &'a Plan<'a>,
-    socket: &'a Path,
-    names: &'a [String],
+    disks: &'a [Disk],
     began: Instant,
     watch: Watch<'a>,
 ) -> Result<(Work, Check<'a>)> {
     let Driver::Guests { machine, .. } = &plan.driver else {
-        let load = load::run(plan.seed, socket, names, began, watch)?;
+        let load = load::run(plan.seed, disks, began, watch)?;
         let boots = load.boots.into_iter().map(|end| (Duration::ZERO, end));
         let work = Work {
             boots: boots.collect(),
             works: load.works,
             total: load.total,
-            rounds: None,
+            done: load.done,
             samples: load.samples,
         };
         let kept = load.versions.into_iter().next_back();
         let kept = kept.expect("the kept disk comes last");
         return Ok((work, Check::Versions(kept)));
     };
-    let mut fleet = Fleet::new(machine, socket, names, watch);
+    let mut fleet = Fleet::new(machine, disks, watch);
     let boots = fleet.boot()?;
     let begun = Instant::now();
     let worked = fleet.work()?;
@@ -224,35 +256,17 @@ fn drive<'a>(
             .map(|(at, _)| since(*at))
             .max()
             .unwrap_or_default(),
-        rounds: Some((
+        done: (
             worked.iter().map(|(_, rounds)| rounds).sum(),
-            ROUNDS * names.len() as u64,
-        )),
+            ROUNDS * disks.len() as u64,
+        ),
         samples: Vec::new(),
     };
     Ok((work, Check::Guest(fleet)))
 }
 
-/// As the client measured it, or, of real guests, as the daemon did.
-fn latency(work: &Work, totals: &Totals, looks: &[Look]) -> Latency {
-    let exact = !work.samples.is_empty();
-    let of = |kind: Kind, percent: usize| match exact {
-        true => quantile_of(&work.samples, kind, percent),
-        false => totals.quantile(kind, percent as u64),
-    };
-    let points = |percent: usize| match exact {
-        true => over_time(&work.samples, POINT, percent),
-        false => latency_over_time(looks, percent as u64),
-    };
-    Latency {
-        quantiles: Kind::ALL.map(|kind| [of(kind, 50), of(kind, 99)]),
-        over_time: [points(50), points(99)],
-        exact,
-    }
-}
-
-/// The disks of a run. Without the cache each guest has a private copy, as it would on a SAN.
-fn make_volumes(place: &Place, plan: &Plan<'_>, cached: bool) -> Result<Vec<VolumeSettings>> {
+/// The disks of a run, all on the one storage.
+fn make_volumes(place: &Place, plan: &Plan<'_>, side: Side) -> Result<Vec<VolumeSettings>> {
     let make = |name: &str| -> Result<PathBuf> {
         let path = place.image(name);
         let made = File::create(&path).and_then(|file| match &plan.driver {
@@ -262,23 +276,46 @@ fn make_volumes(place: &Place, plan: &Plan<'_>, cached: bool) -> Result<Vec<Volu
         made.map_err(|error| Error::failed(format!("{}: {}", path.display(), cause(&error))))?;
         Ok(path)
     };
-    let kept = make(KEPT)?;
-    let gold = cached.then(|| make("gold")).transpose()?;
-    let mut volumes = Vec::new();
-    for number in 0..plan.clones {
-        let name = format!("clone-{number}");
-        let (origin, policy) = match &gold {
-            Some(gold) => (gold.clone(), Policy::Ephemeral),
-            None => (make(&name)?, Policy::Uncached),
-        };
-        volumes.push(volume(name, origin, policy));
-    }
-    let policy = match cached {
-        true => Policy::WriteBack,
-        false => Policy::Uncached,
+    let (clone_policy, kept_policy) = match side {
+        Side::Raw | Side::Qcow2 => (Policy::Uncached, Policy::Uncached),
+        Side::Tenuto => (Policy::Ephemeral, Policy::WriteBack),
     };
-    volumes.push(volume(KEPT.into(), kept, policy));
+    let kept = make(KEPT)?;
+    let gold = (side != Side::Raw).then(|| make(GOLD)).transpose()?;
+    let mut volumes = Vec::new();
+    for name in names(plan.clones).into_iter().take(plan.clones) {
+        let origin = match (&gold, side) {
+            (Some(gold), Side::Tenuto) => gold.clone(),
+            (Some(_), _) => make_overlay(place, plan, &name)?,
+            (None, _) => make(&name)?,
+        };
+        volumes.push(volume(name, origin, clone_policy));
+    }
+    if let (Some(gold), Side::Qcow2) = (gold, side) {
+        volumes.push(VolumeSettings {
+            read_only: true,
+            ..volume(GOLD.into(), gold, Policy::Uncached)
+        });
+    }
+    volumes.push(volume(KEPT.into(), kept, kept_policy));
     Ok(volumes)
+}
+
+/// An empty overlay over the gold image, with the room that it can come to need.
+fn make_overlay(place: &Place, plan: &Plan<'_>, name: &str) -> Result<PathBuf> {
+    let path = place.image(name);
+    let bytes = plan.driver.image_bytes();
+    qemu::overlay(
+        &path,
+        bytes,
+        &place.path("run").join("nbd.sock"),
+        GOLD,
+        "cluster_size=65536",
+    )?;
+    let grown = File::options().write(true).open(&path);
+    let grown = grown.and_then(|file| file.set_len(bytes + OVERLAY_ROOM_BYTES));
+    grown.map_err(|error| Error::failed(format!("{}: {}", path.display(), cause(&error))))?;
+    Ok(path)
 }
 
 /// Copies an image and leaves holes where it is zero.

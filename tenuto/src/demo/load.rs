@@ -1,21 +1,23 @@
 //! The guests: they boot together and then work for a while.
 //!
-//! Owns what is asked of a disk and when, and the check of every answer. Always true: both runs
-//! ask for the same requests in the same order on each lane; a latency is the time from sending
-//! a request to its answer, with nothing taken out; a read that returns wrong bytes ends the
-//! demonstration. Deliberately absent: anything about caches.
+//! Owns what is asked of a disk and when, and the check of every answer. Always true: all runs
+//! ask for the same requests in the same order on each lane, unless the time of a run is over; a
+//! latency is the time from sending a request to its answer, with nothing taken out; a read that
+//! returns wrong bytes ends the demonstration. Deliberately absent: anything about caches.
 
 use super::client::Client;
 use super::content::{self, BLOCK, LANE_BLOCKS, LANES, Rng};
 use super::host::Watch;
-use super::stats::{Kind, Sample};
+use super::side;
+use super::stats::{Disk, Kind, Sample};
 use crate::error::{Error, Result};
-use std::path::Path;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-/// Work of one lane: a request every 33 ms on average, for twelve seconds.
-const WORK_REQUESTS: u64 = 360;
+/// Connections to a disk: one of each lane, and one that tries whether it is there.
+pub const CLIENTS: usize = LANES as usize + 1;
+/// Work of one lane: a request every 33 ms on average, for six seconds.
+const WORK_REQUESTS: u64 = 180;
 const WORK_INTERVAL: Duration = Duration::from_micros(33_333);
 /// A guest thinks this long after so many reads of its boot.
 const BOOT_THINK: Duration = Duration::from_millis(2);
@@ -34,6 +36,8 @@ pub struct Load {
     /// How long each then worked.
     pub works: Vec<Duration>,
     pub total: Duration,
+    /// Requests done, and those that a run has.
+    pub done: (u64, u64),
     /// How often each block of the window of each volume was written, by volume and lane.
     pub versions: Vec<Vec<Vec<u32>>>,
 }
@@ -44,32 +48,32 @@ pub fn requests(seed: u64, volumes: u64) -> u64 {
 }
 
 /// Drives all volumes to the end of their work.
-pub fn run(
-    seed: u64,
-    socket: &Path,
-    volumes: &[String],
-    began: Instant,
-    watch: Watch<'_>,
-) -> Result<Load> {
-    let barrier = Barrier::new(volumes.len() * LANES as usize);
+pub fn run(seed: u64, disks: &[side::Disk], began: Instant, watch: Watch<'_>) -> Result<Load> {
+    let barrier = Barrier::new(disks.len() * LANES as usize);
+    let kept = disks.len() - 1;
+    let mut done = 0;
     let (mut boots, mut works) = (Vec::new(), Vec::new());
     let mut samples = Vec::new();
     let mut versions = Vec::new();
     let mut failed = None;
     std::thread::scope(|scope| {
         let mut running = Vec::new();
-        for (volume, name) in volumes.iter().enumerate() {
+        for (volume, disk) in disks.iter().enumerate() {
             for lane in 0..LANES {
                 let barrier = &barrier;
                 running.push(scope.spawn(move || {
-                    let lane = Lane::new(seed, volume as u64, lane, began, watch);
-                    lane.live(socket, name, barrier)
+                    let mut lane = Lane::new(seed, volume as u64, lane, began, watch);
+                    if volume == kept {
+                        lane.disk = Disk::Kept;
+                    }
+                    lane.live(disk, barrier)
                 }));
             }
         }
         for (at, lane) in running.into_iter().enumerate() {
             let lane = lane.join().expect("a panic ends the process");
             samples.extend(lane.samples);
+            done += lane.done;
             if at.is_multiple_of(LANES as usize) {
                 versions.push(Vec::new());
                 boots.push(Duration::ZERO);
@@ -92,6 +96,7 @@ pub fn run(
         boots,
         works,
         total: began.elapsed(),
+        done: (done, requests(seed, disks.len() as u64)),
         versions,
     })
 }
@@ -101,9 +106,11 @@ struct Lane<'a> {
     seed: u64,
     volume: u64,
     lane: u64,
+    disk: Disk,
     began: Instant,
     watch: Watch<'a>,
     rng: Rng,
+    done: u64,
     samples: Vec<Sample>,
     versions: Vec<u32>,
     buffer: Vec<u8>,
@@ -121,8 +128,10 @@ impl<'a> Lane<'a> {
             seed,
             volume,
             lane,
+            disk: Disk::Clone,
             began,
             watch,
+            done: 0,
             rng: Rng::new(seed ^ (volume * LANES + lane + 1) << 40),
             samples: Vec::new(),
             versions: vec![0; LANE_BLOCKS as usize],
@@ -135,8 +144,8 @@ impl<'a> Lane<'a> {
     }
 
     /// A lane that fails still meets the others, or they would wait for ever.
-    fn live(mut self, socket: &Path, name: &str, barrier: &Barrier) -> Lane<'a> {
-        let mut client = Client::connect(socket, name);
+    fn live(mut self, disk: &side::Disk, barrier: &Barrier) -> Lane<'a> {
+        let mut client = Client::connect(&disk.socket, &disk.export);
         barrier.wait();
         let result = match &mut client {
             Ok(client) => self.boot(client),
@@ -150,6 +159,7 @@ impl<'a> Lane<'a> {
             Err(error) => Err(error.to_string()),
         });
         self.worked = begun.elapsed();
+        let name = &disk.name;
         self.failed = result.err().map(|why| format!("volume {name}: {why}"));
         self
     }
@@ -158,7 +168,10 @@ impl<'a> Lane<'a> {
         let reads = content::boot_reads(self.seed, self.volume).into_iter();
         let mine = reads.skip(self.lane as usize).step_by(LANES as usize);
         for (number, (block, blocks)) in mine.enumerate() {
-            self.read(client, block, blocks)?;
+            if self.is_late() {
+                break;
+            }
+            self.read(client, Kind::Boot, block, blocks)?;
             if number % BOOT_READS_BETWEEN_THINKS == BOOT_READS_BETWEEN_THINKS - 1 {
                 std::thread::sleep(BOOT_THINK);
             }
@@ -172,6 +185,9 @@ impl<'a> Lane<'a> {
         let begun = Instant::now();
         let mut writes = 0;
         for number in 0..WORK_REQUESTS {
+            if self.is_late() {
+                break;
+            }
             // Requests come when they come: a slow disk does not lower the demand, it is late.
             let jitter = WORK_INTERVAL.mul_f64(self.rng.below(1000) as f64 / 1000.0);
             let due = begun + WORK_INTERVAL * number as u32 + jitter;
@@ -180,11 +196,11 @@ impl<'a> Lane<'a> {
             match kind {
                 0 => {
                     let (block, blocks) = boot[self.rng.below(boot.len() as u64) as usize];
-                    self.read(client, block, blocks)?;
+                    self.read(client, Kind::Read, block, blocks)?;
                 }
                 1 => {
                     let at = self.somewhere(blocks);
-                    self.read(client, first + at, blocks)?;
+                    self.read(client, Kind::Read, first + at, blocks)?;
                 }
                 _ => {
                     let at = self.somewhere(blocks);
@@ -201,6 +217,16 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
+    /// The time of the run is over; what was not done is told of.
+    fn is_late(&self) -> bool {
+        Instant::now() > self.watch.deadline
+    }
+
+    fn has_done(&mut self) {
+        self.done += 1;
+        self.watch.bar.inc(1);
+    }
+
     /// A block of this lane's part of the window from which so many blocks fit.
     fn somewhere(&mut self, blocks: u64) -> u64 {
         let room = match self.rng.below(5) {
@@ -213,14 +239,15 @@ impl<'a> Lane<'a> {
     fn read(
         &mut self,
         client: &mut Client,
+        kind: Kind,
         block: u64,
         blocks: u64,
     ) -> std::result::Result<(), String> {
         let bytes = blocks as usize * BLOCK;
         let sent = Instant::now();
         let result = client.read(block * BLOCK as u64, &mut self.buffer[..bytes]);
-        self.timed(Kind::Read, sent, result)?;
-        self.watch.bar.inc(1);
+        self.timed(kind, sent, result)?;
+        self.has_done();
         for (at, got) in self.buffer[..bytes].chunks_exact(BLOCK).enumerate() {
             let block = block + at as u64;
             let inside = block.checked_sub(content::lane_block(self.lane));
@@ -252,7 +279,7 @@ impl<'a> Lane<'a> {
         }
         let sent = Instant::now();
         let result = client.write(first * BLOCK as u64, &self.buffer[..bytes]);
-        self.watch.bar.inc(1);
+        self.has_done();
         self.timed(Kind::Write, sent, result)
     }
 
@@ -265,6 +292,7 @@ impl<'a> Lane<'a> {
         let latency = sent.elapsed();
         self.samples.push(Sample {
             at: self.began.elapsed(),
+            disk: self.disk,
             kind,
             latency,
         });

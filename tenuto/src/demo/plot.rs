@@ -8,10 +8,10 @@ use crate::plot::{Axis, Curve, chart};
 pub use crate::plot::Scale;
 
 pub struct Line {
-    /// Class of the style sheet: `uncached` or `cached`.
+    /// Class of the style sheet: `uncached`, `overlays` or `cached`.
     pub class: &'static str,
     pub dashed: bool,
-    pub name: &'static str,
+    pub name: String,
     pub points: Vec<(f64, f64)>,
 }
 
@@ -22,7 +22,7 @@ pub fn plot(name: &str, scale: Scale, lines: &[Line]) -> String {
         .map(|line| Curve {
             class: line.class.to_owned(),
             dashed: line.dashed,
-            name: line.name.to_owned(),
+            name: line.name.clone(),
             points: line.points.clone(),
         })
         .collect();

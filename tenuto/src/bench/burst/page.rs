@@ -50,7 +50,7 @@ fn line(class: &'static str, dashed: bool, name: &'static str, points: Vec<(f64,
     Line {
         class,
         dashed,
-        name,
+        name: name.to_owned(),
         points,
     }
 }

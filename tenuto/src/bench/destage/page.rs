@@ -23,10 +23,10 @@ pub fn page(report: &Report) -> String {
         head: &Report::HEAD,
         rows: &report.rows(),
     };
-    let line = |class, dashed, name, points| Line {
+    let line = |class, dashed, name: &str, points| Line {
         class,
         dashed,
-        name,
+        name: name.to_owned(),
         points,
     };
     let rates = [

@@ -6,12 +6,12 @@
 //! absent: time, and requests that QEMU could join if several were in flight.
 
 mod play;
-mod qemu;
 mod storage;
 mod tables;
 
 use super::{Column, Outcome};
 use crate::demo::host::Place;
+use crate::demo::qemu;
 use crate::error::{Error, Result};
 use crate::replay::tally::Count;
 use crate::replay::watch::{Sent, Verb};

@@ -7,11 +7,11 @@
 //! QEMU opens the image anew before each peak, with the cache of tables that it has by default;
 //! what opening costs does not count.
 
-use super::qemu::{self, Served};
 use super::storage::{Content, Export, Note, Storage, veil};
 use super::tables::Tables;
 use super::{Format, Row, State, by_time};
 use crate::bench::policies::NS_PER_SECOND;
+use crate::demo::qemu::{self, Served};
 use crate::error::{Error, Result, cause};
 use crate::replay::watch::{Disk, Sent, Verb};
 use std::collections::BTreeSet;
@@ -174,11 +174,7 @@ impl Player<'_> {
     }
 
     fn node(&self, driver: &str, export: &str) -> String {
-        let socket = self.socket().display().to_string().replace(',', ",,");
-        format!(
-            "driver={driver},file.driver=nbd,file.server.type=unix,file.server.path={socket},\
-             file.export={export}"
-        )
+        qemu::node(driver, &self.socket(), export)
     }
 
     fn raw(&self, raw: &File) -> Result<Row> {
@@ -207,16 +203,12 @@ impl Player<'_> {
     fn clone(&self, format: Format) -> Result<(File, Storage)> {
         self.remove("clone.img");
         let (path, socket) = (self.path("clone.img"), self.socket());
-        let backing = format!("nbd+unix:///base?socket={}", socket.display());
         let subclusters = match format {
             Format::Extended => "on",
             _ => "off",
         };
         let options = format!("cluster_size={CLUSTER_BYTES},extended_l2={subclusters}");
-        let (path, bytes) = (path.display().to_string(), self.disk_bytes.to_string());
-        let create = ["create", "-q", "-f", "qcow2", "-u", "-b", &backing];
-        let rest = ["-F", "raw", "-o", &options, &path, &bytes];
-        qemu::img(&[&create[..], &rest].concat())?;
+        qemu::overlay(&path, self.disk_bytes, &socket, "base", &options)?;
         let whole = self.disk_bytes + self.disk_bytes / 64 + ROOM_BYTES;
         let file = self.file("clone.img", whole)?;
         let exports = vec![

@@ -1,14 +1,15 @@
-//! QEMU's own programs, as child processes of the benchmark.
+//! QEMU's own programs, as child processes: what people run today, to be compared with.
 //!
 //! Owns each process from its start to its end. Always true: one that has ended by itself, or does
 //! not end in its time, is an error with the last thing it said; none is left behind, also where
 //! this process is killed. Deliberately absent: what they do with an image, which is what is
 //! measured.
 
-use crate::demo::client::Client;
+use super::client::Client;
 use crate::error::{Error, Kind, Result, cause};
 use crate::sys;
 use std::io::{self, Read};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -36,6 +37,8 @@ impl Process {
     fn start(name: &'static str, arguments: &[&str]) -> Result<Process> {
         let mut command = Command::new(name);
         command.args(arguments).stdin(Stdio::null());
+        // A group of its own: Ctrl-C is for this process, which ends it in order.
+        command.process_group(0);
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         sys::end_with_parent(&mut command);
         let mut child = command.spawn().map_err(|error| absent(name, &error))?;
@@ -91,7 +94,7 @@ fn absent(name: &str, error: &io::Error) -> Error {
     match error.kind() {
         io::ErrorKind::NotFound => Error::new(
             Kind::NotFound,
-            format!("{name}: not installed; Debian has it in {PACKAGE}"),
+            format!("{name} is not installed; Debian has it in {PACKAGE}"),
         ),
         _ => Error::failed(format!("{name}: {}", cause(error))),
     }
@@ -99,7 +102,8 @@ fn absent(name: &str, error: &io::Error) -> Error {
 
 /// The version of the programs, or why there is none.
 pub fn version() -> Result<String> {
-    for name in [IMG, NBD] {
+    let mut version = None;
+    for name in [NBD, IMG] {
         let mut command = Command::new(name);
         command.arg("--version").stdin(Stdio::null());
         sys::end_with_parent(&mut command);
@@ -109,11 +113,9 @@ pub fn version() -> Result<String> {
         if !done.status.success() || line.is_empty() {
             return Err(Error::failed(format!("{name}: does not tell its version")));
         }
-        if name == NBD {
-            return Ok(line.to_owned());
-        }
+        version.get_or_insert(line.to_owned());
     }
-    unreachable!("the last one returns")
+    Ok(version.expect("there is one of each program"))
 }
 
 /// Runs `qemu-img`.
@@ -121,31 +123,50 @@ pub fn img(arguments: &[&str]) -> Result<()> {
     Process::start(IMG, arguments)?.end()
 }
 
-/// An image that QEMU serves to one client, and closes when that one goes.
-pub struct Served {
-    client: Option<Client>,
+/// What QEMU is told to open: an export below this driver.
+pub fn node(driver: &str, socket: &Path, export: &str) -> String {
+    let socket = socket.display().to_string().replace(',', ",,");
+    format!(
+        "driver={driver},file.driver=nbd,file.server.type=unix,file.server.path={socket},\
+         file.export={export}"
+    )
+}
+
+/// Makes an empty overlay over an export, without a look at that.
+pub fn overlay(path: &Path, bytes: u64, socket: &Path, base: &str, options: &str) -> Result<()> {
+    let backing = format!("nbd+unix:///{base}?socket={}", socket.display());
+    let (path, bytes) = (path.display().to_string(), bytes.to_string());
+    let create = ["create", "-q", "-f", "qcow2", "-u", "-b", &backing];
+    let rest = ["-F", "raw", "-o", options, &path, &bytes];
+    img(&[&create[..], &rest].concat())
+}
+
+/// An image that QEMU serves.
+pub struct Server {
     process: Process,
     socket: PathBuf,
 }
 
-impl Served {
-    /// `image` is a node in QEMU's words.
-    pub fn start(socket: &Path, image: &str) -> Result<Served> {
+impl Server {
+    /// For so many clients at once; it stays when they go. `image` is a node in QEMU's words.
+    pub fn start(socket: &Path, image: &str, clients: usize) -> Result<Server> {
+        let shared = format!("--shared={clients}");
+        Server::with(socket, image, &["--persistent", &shared])
+    }
+
+    fn with(socket: &Path, image: &str, more: &[&str]) -> Result<Server> {
         // Left by the one before; if there is none, all is well.
         let _ = std::fs::remove_file(socket);
         let path = socket.display().to_string();
-        let process = Process::start(NBD, &["--socket", &path, "--image-opts", image])?;
-        let mut served = Served {
-            client: None,
-            process,
+        let all = [more, &["--socket", &path, "--image-opts", image]].concat();
+        Ok(Server {
+            process: Process::start(NBD, &all)?,
             socket: socket.to_owned(),
-        };
-        served.client = Some(served.connect()?);
-        Ok(served)
+        })
     }
 
     /// Connects as soon as it listens.
-    fn connect(&mut self) -> Result<Client> {
+    pub fn connect(&mut self) -> Result<Client> {
         let begun = Instant::now();
         loop {
             let error = match Client::connect(&self.socket, "") {
@@ -167,12 +188,8 @@ impl Served {
         }
     }
 
-    pub fn client(&mut self) -> &mut Client {
-        self.client.as_mut().expect("it is there until the end")
-    }
-
     /// Why an answer did not come.
-    pub fn lost(&mut self, error: &io::Error) -> Error {
+    fn lost(&mut self, error: &io::Error) -> Error {
         match self.process.heard.recv_timeout(LOOK * 20) {
             Ok(said) => match self.process.status() {
                 Ok(status) => self.process.ended(status, &said),
@@ -181,11 +198,37 @@ impl Served {
             Err(_) => Error::failed(format!("{NBD}: {}", cause(error))),
         }
     }
+}
+
+/// An image that QEMU serves to one client, and closes when that one goes.
+pub struct Served {
+    client: Option<Client>,
+    server: Server,
+}
+
+impl Served {
+    /// `image` is a node in QEMU's words.
+    pub fn start(socket: &Path, image: &str) -> Result<Served> {
+        let mut server = Server::with(socket, image, &[])?;
+        Ok(Served {
+            client: Some(server.connect()?),
+            server,
+        })
+    }
+
+    pub fn client(&mut self) -> &mut Client {
+        self.client.as_mut().expect("it is there until the end")
+    }
+
+    /// Why an answer did not come.
+    pub fn lost(&mut self, error: &io::Error) -> Error {
+        self.server.lost(error)
+    }
 
     /// Says goodbye; what QEMU still holds back goes to the storage.
     pub fn close(mut self) -> Result<()> {
         self.client = None;
-        self.process.end()
+        self.server.process.end()
     }
 }
 
