@@ -308,6 +308,8 @@ pub enum Refusal {
     Io,
     #[error("no space left on the overlay")]
     NoSpace,
+    #[error("no space left at the origin")]
+    OriginFull,
     #[error("request lies outside the volume")]
     OutOfRange,
     #[error("volume is read-only")]

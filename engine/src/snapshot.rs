@@ -48,7 +48,7 @@ pub enum State {
     #[default]
     Clean,
     Dirty,
-    /// Dirty data does not reach the origin: it answers with errors or not at all.
+    /// Guests or dirty data wait for the origin: it answers with errors or not at all.
     Stalled,
     /// Stopped: going on would lose or invent data.
     Held,
@@ -131,6 +131,8 @@ pub struct Counters {
     pub checksum_errors: u64,
     /// Reads that found something in the overlay.
     pub overlay_hits: u64,
+    /// Writes answered for want of room in the overlay.
+    pub overlay_refused: u64,
 }
 
 /// Flow control of one volume.
@@ -157,6 +159,8 @@ pub struct OverlaySnapshot {
     pub age_ns: Option<u64>,
     /// Its guest has ended, and the next one finds it reset.
     pub ended: bool,
+    /// The last write was answered for want of room.
+    pub full: bool,
 }
 
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@
 
 use crate::adversary::{Bug, has};
 use crate::core::{Bypass, Destage, Own, Resize, Switch, Unread};
-use crate::event::{Admission, ResetOn, Share, Tuning, VolumeSpec};
+use crate::event::{Admission, IoError, ResetOn, Share, Tuning, VolumeSpec};
 use crate::flow::{Flow, FlowLimits};
 use crate::format::checkpoint::VolumeRecord;
 use crate::format::ledger::Ledger;
@@ -21,6 +21,10 @@ use crate::types::{
 use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::vec::Vec;
+
+/// An origin that failed a request of a guest is shown as failing for so long, unless it has
+/// carried one out since.
+const ORIGIN_FAILS_NS: u64 = 60_000_000_000;
 
 /// Dirty data between two serials.
 pub struct Epoch {
@@ -180,6 +184,12 @@ pub struct Volume {
     pub flow: Flow,
     /// When the last read of a guest went to the origin.
     pub guest_read_at: Option<Time>,
+    /// Reads that its origin did not give and that are tried again.
+    pub reads_held: u32,
+    /// When the last request that a guest waited for failed at the origin; none after a good one.
+    pub origin_failed: Option<(Time, IoError)>,
+    /// An ephemeral volume that answered a write for want of room, and has taken none since.
+    pub overlay_full: bool,
     /// Its first waiting write wants room that only a destage makes; not just a slot of the stage.
     pub wants_room: bool,
     /// In the queue of volumes whose first waiting request wants another try.
@@ -256,6 +266,9 @@ impl Volume {
             sync_failed: false,
             flow: Flow::default(),
             guest_read_at: None,
+            reads_held: 0,
+            origin_failed: None,
+            overlay_full: false,
             wants_room: false,
             queued: false,
             counters: Counters::default(),
@@ -409,6 +422,24 @@ impl Volume {
         let mut parts = Vec::new();
         resolve_from(&self.epochs, self.epochs.len(), span, &mut parts);
         parts
+    }
+
+    /// A request that a guest waits for has ended at the origin.
+    pub fn origin_answered(&mut self, now: Time, result: Result<(), IoError>) {
+        self.counters.origin.errors += u64::from(result.is_err());
+        self.origin_failed = result.err().map(|error| (now, error));
+    }
+
+    /// In what way guests wait for an origin that fails, or were just told that it does.
+    pub fn origin_fails(&self, now: Time) -> Option<&'static str> {
+        if self.reads_held > 0 {
+            return Some("the origin answers with errors; reads wait, and are tried again");
+        }
+        let (at, error) = self.origin_failed?;
+        (now.since(at) < ORIGIN_FAILS_NS).then_some(match error {
+            IoError::NoSpace => "there is no space left at the origin; writes end with that error",
+            IoError::Failed | IoError::Away => "the origin answers with errors",
+        })
     }
 
     /// The state that an administrator sees.

@@ -417,10 +417,8 @@ impl World {
         let (policy, direct) = (plan.policy, plan.goes_direct());
         let allowed = match (pending, refusal) {
             (Pending::Outside { .. }, it) => it == Refusal::OutOfRange,
-            (Pending::Write { .. }, Refusal::NoSpace) => {
-                policy == Policy::Ephemeral || (direct && self.faulty())
-            }
-            (Pending::Write { .. }, Refusal::Io) => direct && self.faulty(),
+            (Pending::Write { .. }, Refusal::NoSpace) => policy == Policy::Ephemeral,
+            (Pending::Write { .. }, Refusal::OriginFull | Refusal::Io) => direct && self.faulty(),
             (Pending::Reset, it) => it == Refusal::Gone,
             (_, Refusal::Io | Refusal::Held) => self.faulty(),
             (Pending::Switch(_) | Pending::Scrub, Refusal::CacheFailed) => self.faulty(),

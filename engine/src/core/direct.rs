@@ -173,13 +173,11 @@ impl Core {
         volume.origin_in_flight -= 1;
         volume.direct.retain(|(other, _)| *other != at);
         volume.counters.origin.latency.add_ns(cx.now.since(started));
+        volume.origin_answered(cx.now, result);
         let result = result.map_err(|error| match error {
             IoError::Failed | IoError::Away => Refusal::Io,
-            IoError::NoSpace => Refusal::NoSpace,
+            IoError::NoSpace => Refusal::OriginFull,
         });
-        if result.is_err() {
-            volume.counters.origin.errors += 1;
-        }
         match (call.kind, result) {
             (
                 Kind::Write {

@@ -3,7 +3,8 @@
 //!
 //! Always true: a part covered by an epoch comes from the log, whatever the tiers hold; a block
 //! that is missing is read from its origin once, however many ask for it; while an origin does not
-//! answer reads of it are held and tried again, until the volume's `origin-timeout`. Uncached
+//! answer, or answers with errors, reads of it are held and tried again, until the volume's
+//! `origin-timeout`, whatever the policy. Uncached
 //! volumes read past the tier, so that a switch never finds blocks of another time, and so does
 //! everybody where a write is on its way to the origin past the log: a fill would bring half of it.
 
@@ -39,6 +40,8 @@ pub struct ReadOp {
     started: Time,
     /// Fetches, fills and origin reads it waits for, and one while it is being taken apart.
     waits: u32,
+    /// Its origin did not give a part of it, and is asked again.
+    held: bool,
 }
 
 /// Where blocks of a fill come from.
@@ -64,6 +67,8 @@ pub struct Fill {
     /// Reads that want a part of it.
     waiters: Vec<(u32, Span)>,
     begun: Time,
+    /// Its origin did not give it, and is asked again.
+    held: bool,
 }
 
 impl Fill {
@@ -141,6 +146,7 @@ impl Core {
             buffer,
             started,
             waits: 1,
+            held: false,
         };
         let read = self.reads.insert(op);
         let mut wants = Vec::new();
@@ -190,6 +196,7 @@ impl Core {
         let op = self.reads.take(read);
         let volume = self.volume(op.volume);
         volume.reads_in_flight -= 1;
+        volume.reads_held -= u32::from(op.held);
         cx.out.reply(op.request, op.result);
         self.detach_progress(cx, op.volume);
     }
@@ -316,6 +323,7 @@ impl Core {
             slots: Vec::with_capacity((blocks.end - blocks.start) as usize),
             waiters: Vec::new(),
             begun,
+            held: false,
         });
         for block in blocks {
             match self.ram.reserve(Key { layer, block }, fill) {
@@ -462,16 +470,19 @@ impl Core {
         let volume = self.volume(source);
         volume.origin_in_flight -= 1;
         volume.counters.origin.latency.add_ns(cx.now.since(started));
+        volume.origin_answered(cx.now, if ok { Ok(()) } else { Err(IoError::Failed) });
         if !ok {
-            volume.counters.origin.errors += 1;
             let begun = self.fills.get(id).begun;
             if self.may_hold(source, begun, cx.now) {
                 mark(Mark::FillHeld);
                 self.held_fills.push(id);
+                let first = !core::mem::replace(&mut self.fills.get(id).held, true);
+                self.volume(source).reads_held += u32::from(first);
                 return;
             }
         }
         let fill = self.fills.take(id);
+        self.volume(source).reads_held -= u32::from(fill.held);
         self.hand_out(cx, fill, ok);
         self.detach_progress(cx, source);
     }
@@ -585,13 +596,13 @@ impl Core {
         let volume = self.volume(id);
         volume.origin_in_flight -= 1;
         volume.counters.origin.latency.add_ns(cx.now.since(started));
-        if let Err(error) = result {
-            volume.counters.origin.errors += 1;
-            // An uncached volume passes on what its origin says, but not that it says nothing.
-            let holds = volume.policy != Policy::Uncached || error == IoError::Away;
-            if holds && self.may_hold(id, begun, cx.now) {
+        volume.origin_answered(cx.now, result);
+        if result.is_err() {
+            if self.may_hold(id, begun, cx.now) {
                 mark(Mark::ReadHeld);
                 self.held_reads.push((read, part));
+                let first = !core::mem::replace(&mut self.reads.get(read).held, true);
+                self.volume(id).reads_held += u32::from(first);
                 return;
             }
             self.reads.get(read).result = Err(Refusal::Io);

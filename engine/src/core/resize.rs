@@ -135,7 +135,7 @@ impl Core {
                 let request = resize.request;
                 volume.resize = None;
                 let refusal = match error {
-                    IoError::NoSpace => Refusal::NoSpace,
+                    IoError::NoSpace => Refusal::OriginFull,
                     IoError::Failed | IoError::Away => Refusal::Io,
                 };
                 cx.out.reply(request, Err(refusal));

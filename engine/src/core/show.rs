@@ -96,12 +96,7 @@ impl Core {
     fn show(&self, volume: &Volume, now: Time) -> VolumeSnapshot {
         let (group_waits, group_in_place) = self.group_state(volume);
         let (oldest, began) = (volume.epochs.front(), self.began.unwrap_or(now));
-        let (mut state, mut reason) = (volume.shown_state(), volume.reason);
-        let silent = volume.flow.is_silent(now, SILENT_NS);
-        if silent && matches!(state, State::Clean | State::Dirty) {
-            state = State::Stalled;
-            reason = Some("the origin does not answer");
-        }
+        let (state, reason) = state_of(volume, now);
         VolumeSnapshot {
             id: volume.id,
             name: volume.name.clone(),
@@ -158,8 +153,24 @@ impl Core {
                     ram_limit_bytes: volume.tuning.overlay_ram_bytes,
                     age_ns: volume.overlay_since.map(|since| now.since(since)),
                     ended: volume.ended,
+                    full: volume.overlay_full && holding.ram + holding.ssd > 0,
                 }
             }),
         }
+    }
+}
+
+/// How a volume is shown, and why.
+fn state_of(volume: &Volume, now: Time) -> (State, Option<&'static str>) {
+    let (state, reason) = (volume.shown_state(), volume.reason);
+    if !matches!(state, State::Clean | State::Dirty) {
+        return (state, reason);
+    }
+    if volume.flow.is_silent(now, SILENT_NS) {
+        return (State::Stalled, Some("the origin does not answer"));
+    }
+    match volume.origin_fails(now) {
+        Some(fails) => (State::Stalled, Some(fails)),
+        None => (state, reason),
     }
 }

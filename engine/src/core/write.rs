@@ -298,6 +298,7 @@ impl Core {
                     *offset += taken * SECTOR_BYTES;
                     seq = at;
                 }
+                self.volume(id).overlay_full = false;
                 self.acknowledge_write(cx, id, request, seq, *fua);
                 true
             }
@@ -629,7 +630,10 @@ impl Core {
             if cx.now < waiting.since.plus_millis(limit) {
                 return;
             }
-            self.volume(id).waiting.pop_front();
+            let volume = self.volume(id);
+            volume.waiting.pop_front();
+            volume.overlay_full = true;
+            volume.counters.overlay_refused += 1;
             mark(Mark::NoSpace);
             let refusal = Err(Refusal::NoSpace);
             cx.out.reply(waiting.request, refusal);

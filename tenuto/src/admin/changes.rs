@@ -26,6 +26,7 @@ struct Seen {
     group_waits: bool,
     overlay_ended: bool,
     overlay_blocks: u64,
+    overlay_full: bool,
     qmp_connected: Option<bool>,
     guest_resets: u64,
     clients: u64,
@@ -196,6 +197,7 @@ impl Seen {
             group_waits: volume.group_waits && volume.dirty_bytes > 0,
             overlay_ended: overlay.is_some_and(|overlay| overlay.ended),
             overlay_blocks: overlay.map_or(0, |overlay| overlay.ram_blocks + overlay.ssd_blocks),
+            overlay_full: overlay.is_some_and(|overlay| overlay.full),
             qmp_connected: watched.map(|watched| watched.connected),
             guest_resets: watched.map_or(0, |watched| watched.resets),
             clients: view.clients(volume.id),
@@ -373,6 +375,21 @@ impl Difference<'_> {
             say(Severity::Info, Kind::Overlay, words.into());
         } else if now.overlay_blocks == 0 && before.overlay_blocks > 0 {
             say(Severity::Info, Kind::Overlay, "its overlay is empty".into());
+        }
+        match (before.overlay_full, now.overlay_full) {
+            (false, true) => {
+                let refused = self.volume.counters.overlay_refused;
+                let words = format!(
+                    "its overlay has no more room: {refused} writes so far were answered with `no \
+                     space left`; reset it, or give it or the cache more"
+                );
+                say(Severity::Error, Kind::Overlay, words);
+            }
+            (true, false) => {
+                let words = "its overlay has room again";
+                say(Severity::Info, Kind::Overlay, words.into());
+            }
+            _ => {}
         }
         if now.overlay_ended && !before.overlay_ended {
             let words = "its guest has ended; the next one finds the overlay reset";

@@ -16,10 +16,6 @@ pub fn status(view: &View) -> Value {
     let engine = &view.look.engine;
     let recovery = &view.look.recovery;
     let dirty: u64 = engine.volumes.iter().map(|volume| volume.dirty_bytes).sum();
-    let volumes: Vec<Value> = view
-        .shown()
-        .map(|snapshot| volume(view, snapshot))
-        .collect();
     json!({
         "host": view.host_name,
         "cache": {
@@ -54,7 +50,7 @@ pub fn status(view: &View) -> Value {
             },
         },
         "ram": ram(view),
-        "volumes": volumes,
+        "volumes": volumes(view),
         "peers": [],
         "uptime_seconds": view.uptime.as_secs(),
         "version": env!("CARGO_PKG_VERSION"),
@@ -101,6 +97,13 @@ fn ram(view: &View) -> Value {
     })
 }
 
+/// The documents of all volumes that are shown, by name.
+pub fn volumes(view: &View) -> Vec<Value> {
+    let mut shown: Vec<&VolumeSnapshot> = view.shown().collect();
+    shown.sort_by(|one, other| one.name.cmp(&other.name));
+    shown.into_iter().map(|known| volume(view, known)).collect()
+}
+
 /// The document of `tenuto volume show NAME --json`.
 pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
     let mut document = json!({
@@ -111,7 +114,7 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
         "effective_reason": effective_reason(view, volume),
         "write_cache": volume.write_cache,
         "destage": view.configured(&volume.name).map(|known| known.destage.name()),
-        "effective_destage": volume.effective_destage.name(),
+        "effective_destage": is_destaged(volume).then(|| volume.effective_destage.name()),
         "replicas": 0,
         "group": volume.group,
         "group_reason": group_reason(volume),
@@ -151,6 +154,11 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
     document
 }
 
+/// Whether what guests write comes to the origin by destages, or still has to.
+fn is_destaged(volume: &VolumeSnapshot) -> bool {
+    volume.policy == Policy::WriteBack
+}
+
 /// What an ephemeral volume holds of its own; null for all others.
 fn overlay(view: &View, volume: &VolumeSnapshot) -> Value {
     let Some(overlay) = &volume.overlay else {
@@ -163,6 +171,7 @@ fn overlay(view: &View, volume: &VolumeSnapshot) -> Value {
         "ssd_bytes": overlay.ssd_blocks * BLOCK_BYTES,
         "ssd_blocks": overlay.ssd_blocks,
         "hits": volume.counters.overlay_hits,
+        "refused_writes": volume.counters.overlay_refused,
         "age_seconds": overlay.age_ns.map(|nanos| nanos / 1_000_000_000),
         "ended": overlay.ended,
         "qmp": view.look.watched.get(&volume.name).map(|watched| json!({
@@ -312,6 +321,14 @@ fn flags(view: &View, volume: &VolumeSnapshot) -> Vec<&'static str> {
                 && known.is_some_and(|known| known.destage != volume.effective_destage),
         ),
         ("checksum-errors", volume.counters.checksum_errors > 0),
+        (
+            "overlay-full",
+            volume.overlay.is_some_and(|overlay| overlay.full),
+        ),
+        (
+            "guest-ended",
+            volume.overlay.is_some_and(|overlay| overlay.ended),
+        ),
     ];
     pairs
         .into_iter()
@@ -361,6 +378,13 @@ pub fn troubles(view: &View) -> Vec<String> {
         if view.is_orphan(volume) {
             lines.push(format!(
                 "volume {name} is an orphan: no configuration names it"
+            ));
+        }
+        if volume.overlay.is_some_and(|overlay| overlay.full) {
+            let refused = volume.counters.overlay_refused;
+            lines.push(format!(
+                "volume {name} has no more room in its overlay: {refused} writes were answered \
+                 with `no space left`"
             ));
         }
         if volume.counters.checksum_errors > 0 {

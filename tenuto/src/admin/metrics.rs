@@ -5,7 +5,7 @@
 //! the same snapshot as `status`, so the two cannot disagree.
 
 use super::View;
-use crate::latency::Kind;
+use crate::latency::{COARSE, Kind};
 use engine::snapshot::{CacheState, State, VolumeSnapshot};
 use std::fmt::{Display, Write};
 
@@ -177,6 +177,18 @@ const VOLUME_METRICS: &[Metric] = &[
         |v| v.counters.overlay_hits,
     ),
     (
+        "overlay_refused_writes_total",
+        "counter",
+        "Writes answered for want of room in the overlay.",
+        |v| v.counters.overlay_refused,
+    ),
+    (
+        "overlay_full",
+        "gauge",
+        "1 while its overlay has no more room.",
+        |v| u64::from(v.overlay.is_some_and(|overlay| overlay.full)),
+    ),
+    (
         "dirty_extents",
         "gauge",
         "Ranges that are not at the origin yet.",
@@ -194,7 +206,7 @@ const VOLUME_METRICS: &[Metric] = &[
     (
         "stalled",
         "gauge",
-        "1 while dirty data does not reach the origin.",
+        "1 while guests or dirty data wait for the origin.",
         |v| u64::from(v.state == State::Stalled),
     ),
     (
@@ -264,11 +276,12 @@ fn latencies(out: &mut String, view: &View) {
         let help = format!("From the pickup of {what} requests to their answers.");
         head(out, &name, "histogram", &help);
         for volume in view.shown() {
-            if let Some(measured) = view.look.latency.get(&volume.id) {
-                let policy = measured.policy.name();
-                let labels = format!("volume=\"{}\",policy=\"{policy}\"", volume.name);
-                buckets(out, &name, &labels, &measured.of(kind).coarse());
-            }
+            // Also of those that had no guest yet: series that are there from the start have rates.
+            let measured = view.look.latency.get(&volume.id);
+            let policy = measured.map_or(volume.policy, |it| it.policy).name();
+            let labels = format!("volume=\"{}\",policy=\"{policy}\"", volume.name);
+            let counts = measured.map_or([0; COARSE], |it| it.of(kind).coarse());
+            buckets(out, &name, &labels, &counts);
         }
     }
     let name = "tenuto_volume_origin_latency_seconds";

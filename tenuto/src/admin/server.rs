@@ -296,11 +296,7 @@ async fn show_status(State(admin): App) -> Response {
 async fn list_volumes(State(admin): App) -> Response {
     run(move || {
         let view = admin.view()?;
-        let volumes: Vec<Value> = view
-            .shown()
-            .map(|volume| json::volume(&view, volume))
-            .collect();
-        Ok(object!({ "volumes": volumes }))
+        Ok(object!({ "volumes": json::volumes(&view) }))
     })
     .await
 }

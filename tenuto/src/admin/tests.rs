@@ -659,6 +659,7 @@ fn metrics_are_prometheus_text_with_one_head_for_each_name() {
         let line = format!("{name},le=\"{bound}\"}} {count}\n");
         assert!(text.contains(&line), "{line}{text}");
     }
-    assert!(!text.contains("write_latency_seconds_count{volume=\"b\""));
+    let unused = "write_latency_seconds_count{volume=\"b\",policy=\"write-back\"} 0\n";
+    assert!(text.contains(unused), "{text}");
     assert!(Path::new(&house.directory.path()).exists());
 }

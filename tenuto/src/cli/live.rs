@@ -285,6 +285,7 @@ pub fn command_error(name: &str, error: CommandError) -> Error {
             "look at the log of the daemon and at the origin",
         ),
         Refusal::NoSpace => (Kind::Failed, "give the cache or the overlay more room"),
+        Refusal::OriginFull => (Kind::Failed, "make room on the storage of its image"),
         Refusal::OutOfRange | Refusal::ReadOnly => (Kind::Failed, "see `tenuto volume show`"),
     };
     Error::new(kind, format!("volume {name}: {refusal}; {advice}")).about(name)

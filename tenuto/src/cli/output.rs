@@ -36,7 +36,7 @@ impl Output {
     pub fn state(&self, state: &str) -> String {
         let code = match state {
             "clean" => "32",
-            "dirty" => "36",
+            "dirty" | "overlay" => "36",
             "stalled" | "degraded" => "33",
             _ => "31",
         };

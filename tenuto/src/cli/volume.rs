@@ -191,11 +191,12 @@ pub fn list_text(output: &Output, volumes: &[Value]) -> String {
         .map(|volume| {
             vec![
                 text(&volume["name"]),
-                text(&volume["policy"]),
-                output.state(&text(&volume["state"])),
+                text(&volume["effective_policy"]),
+                output.state(state_text(volume)),
                 human_bytes(number(&volume["size_bytes"])),
-                bytes(&volume["dirty_bytes"]),
-                age(&volume["oldest_dirty_seconds"]),
+                dirty_bytes(volume),
+                oldest(volume),
+                overlay_bytes(volume),
                 number(&volume["clients"]).to_string(),
                 flags(volume),
                 text(&volume["origin"]["path"]),
@@ -203,9 +204,42 @@ pub fn list_text(output: &Output, volumes: &[Value]) -> String {
         })
         .collect();
     let head = [
-        "NAME", "POLICY", "STATE", "SIZE", "DIRTY", "AGE", "CLIENTS", "FLAGS", "ORIGIN",
+        "NAME", "POLICY", "STATE", "SIZE", "DIRTY", "AGE", "OVERLAY", "CLIENTS", "FLAGS", "ORIGIN",
     ];
-    output::table(&head, &rows, &[3, 4, 5, 6])
+    output::table(&head, &rows, &[3, 4, 5, 6, 7])
+}
+
+/// An overlay is owed to no origin, and a volume that has one is not clean.
+fn state_text(volume: &Value) -> &str {
+    let state = volume["state"].as_str().unwrap_or("-");
+    match (state, overlay_size(volume)) {
+        ("clean" | "dirty", Some(1..)) => "overlay",
+        _ => state,
+    }
+}
+
+fn dirty_bytes(volume: &Value) -> String {
+    match overlay_size(volume) {
+        None => bytes(&volume["dirty_bytes"]),
+        Some(_) => "-".into(),
+    }
+}
+
+fn oldest(volume: &Value) -> String {
+    match overlay_size(volume) {
+        None => age(&volume["oldest_dirty_seconds"]),
+        Some(_) => "-".into(),
+    }
+}
+
+fn overlay_bytes(volume: &Value) -> String {
+    overlay_size(volume).map_or("-".into(), human_bytes)
+}
+
+/// What an ephemeral volume holds of its own.
+fn overlay_size(volume: &Value) -> Option<u64> {
+    let overlay = &volume["overlay"];
+    Some(overlay["ram_bytes"].as_u64()? + overlay["ssd_bytes"].as_u64()?)
 }
 
 fn show(context: &Context, command: &Show) -> Result<()> {
@@ -269,10 +303,7 @@ fn show_text(output: &Output, volume: &Value) -> String {
         ("policy", policy_text(volume)),
         ("write cache", on_off(&volume["write_cache"])),
         ("destage", text(&volume["effective_destage"])),
-        (
-            "state",
-            output.state(&text(&volume["state"])) + &reason(volume),
-        ),
+        ("state", output.state(state_text(volume)) + &reason(volume)),
         ("lost", text(&volume["held"]["lost"])),
         ("to go on", text(&volume["held"]["go_on"])),
         ("flags", flags(volume)),
@@ -289,8 +320,13 @@ fn show_text(output: &Output, volume: &Value) -> String {
     if volume["held"].is_null() {
         rows.retain(|(name, _)| !matches!(*name, "lost" | "to go on"));
     }
-    if volume["overlay"].is_null() {
-        rows.retain(|(name, _)| *name != "overlay");
+    let not_its_own = match volume["overlay"].is_null() {
+        true => "overlay",
+        false => "dirty",
+    };
+    rows.retain(|(name, _)| *name != not_its_own);
+    if volume["effective_destage"].is_null() {
+        rows.retain(|(name, _)| *name != "destage");
     }
     rows.extend(traffic(volume));
     output::fields(&rows)
@@ -567,7 +603,12 @@ pub fn pending(client: &Client, names: &[String]) -> Option<Pending> {
 
 fn pending_of(volume: &Value) -> Pending {
     let origin = &volume["origin"];
-    let atomic = volume["effective_destage"] == "atomic";
+    // An overlay has no destage, but its commit goes the way of one.
+    let way = match &volume["effective_destage"] {
+        Value::Null => &volume["destage"],
+        effective => effective,
+    };
+    let atomic = *way == "atomic";
     let journal = atomic.then(|| number(&origin["journal_bytes"]));
     let left_bytes = number(&volume["dirty_bytes"]);
     Pending::new(left_bytes, number(&origin["write_bytes"]), journal)
@@ -637,5 +678,73 @@ fn flags(volume: &Value) -> String {
         "-".into()
     } else {
         flags.join(",")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: Output = Output {
+        json: false,
+        quiet: false,
+        color: false,
+    };
+
+    /// The cells of the second line of the table.
+    fn row(volume: &Value) -> Vec<String> {
+        let table = list_text(&PLAIN, std::slice::from_ref(volume));
+        let line = table.lines().nth(1).expect("a row");
+        line.split("  ")
+            .map(str::trim)
+            .filter(|cell| !cell.is_empty())
+            .map(str::to_owned)
+            .collect()
+    }
+
+    #[test]
+    fn the_table_has_what_is_in_effect() {
+        let mut volume = json!({
+            "name": "disk", "policy": "write-back", "effective_policy": "write-through",
+            "state": "dirty", "size_bytes": 1 << 20, "dirty_bytes": 8192,
+            "oldest_dirty_seconds": 5, "overlay": null, "clients": 1,
+            "flags": ["destaging"], "origin": { "path": "/srv/a.img" },
+        });
+        let expected = [
+            "disk",
+            "write-through",
+            "dirty",
+            "1 MiB",
+            "8 KiB",
+            "5 s",
+            "-",
+            "1",
+            "destaging",
+            "/srv/a.img",
+        ];
+        assert_eq!(row(&volume), expected);
+        // What an overlay holds is owed to no origin, and such a volume is not clean.
+        volume["effective_policy"] = json!("ephemeral");
+        volume["overlay"] = json!({ "ram_bytes": 8192, "ssd_bytes": 4096 });
+        volume["flags"] = json!(["guest-ended"]);
+        let expected = [
+            "disk",
+            "ephemeral",
+            "overlay",
+            "1 MiB",
+            "-",
+            "-",
+            "12 KiB",
+            "1",
+            "guest-ended",
+            "/srv/a.img",
+        ];
+        assert_eq!(row(&volume), expected);
+        volume["state"] = json!("clean");
+        volume["overlay"] = json!({ "ram_bytes": 0, "ssd_bytes": 0 });
+        assert_eq!(row(&volume)[2..7], ["clean", "1 MiB", "-", "-", "0 B"]);
+        volume["state"] = json!("stalled");
+        volume["overlay"]["ram_bytes"] = json!(4096);
+        assert_eq!(row(&volume)[2], "stalled");
     }
 }

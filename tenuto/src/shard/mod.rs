@@ -499,6 +499,25 @@ impl<E: Decide> Shard<E> {
         self.drain_actions();
     }
 
+    /// Says that a guest has no more room, and where it would be right to make some.
+    fn tell_full(&self, volume: VolumeId, result: Result<(), Refusal>) {
+        let right = match result {
+            Err(Refusal::NoSpace) => {
+                "its overlay has no more room; reset it, or give it or the cache more"
+            }
+            Err(Refusal::OriginFull) => {
+                "the storage of its origin has no more room; make room there"
+            }
+            _ => return,
+        };
+        let name = self.volumes.get(&volume).map(|known| known.name.as_str());
+        let name = name.unwrap_or_default();
+        tracing::warn!(
+            volume = name,
+            "a write was answered with `no space left`: {right}"
+        );
+    }
+
     fn drain_actions(&mut self) {
         while let Some(action) = self.engine.poll_action() {
             match action {

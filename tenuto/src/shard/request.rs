@@ -324,6 +324,7 @@ impl<E: Decide> Shard<E> {
             assert!(task.pending > 0, "a request is replied to once");
             task.pending -= 1;
             if let Err(refusal) = result {
+                shard.tell_full(task.volume, result);
                 task.error.get_or_insert(Error::from(refusal));
             }
             if task.pending == 0 {

@@ -51,6 +51,7 @@ fn a_host_is_drained_under_load_stays_so_over_kills_and_comes_back() {
         client.write(8192, &[name.len() as u8; 4096]);
         client.disconnect();
     }
+    rig.connect("clone").write(0, &[5; 4096]);
     let client = rig.connect("disk");
     let end = std::thread::scope(|scope| {
         let load = &mut load;
@@ -77,6 +78,16 @@ fn a_host_is_drained_under_load_stays_so_over_kills_and_comes_back() {
             assert_eq!(shown["dirty_bytes"], 0, "{name}");
         }
         assert_eq!(policy(&rig, "clone"), "\"ephemeral\"");
+        let table = rig.done(&["volume", "ls"]);
+        let rows: Vec<Vec<&str>> = table
+            .lines()
+            .skip(1)
+            .map(|line| line.split_whitespace().take(3).collect())
+            .collect();
+        let through = |name| vec![name, "write-through", "clean"];
+        let [data, disk, log] = ["data", "disk", "log"].map(through);
+        let clone = vec!["clone", "ephemeral", "overlay"];
+        assert_eq!(rows, [clone, data, disk, log], "{table}");
         // A drained host takes on nothing.
         let image = rig.image("new.img", BYTES);
         let origin = format!("origin={}", image.display());

@@ -13,7 +13,7 @@ use workload::check::{Crash, Promise};
 use crate::common::disk::{Device, Disk, Mounted};
 use crate::common::load::{End, Load, Mix};
 use crate::common::nbd;
-use crate::common::{Rig, SetWhenDropped, may_mount, seed, wait_until};
+use crate::common::{Rig, SetWhenDropped, may_mount, seed, text_of, wait_until};
 
 const MIB: u64 = 1 << 20;
 /// How long a request is watched that should be held or fail.
@@ -143,6 +143,19 @@ fn an_ephemeral_volume_at_its_last_limit_answers_no_space_and_reads_go_on() {
     });
     let full = full.expect("a cache of 128 MiB does not hold 512 MiB");
     assert!(full > 16, "only {full} MiB fit into RAM and spill");
+    // Who operates it is told, in every place.
+    let flags = rig.show("clone")["flags"].to_string();
+    assert!(flags.contains("overlay-full"), "{flags}");
+    let wrong = text_of(&rig.tenuto(&["status", "-x"]));
+    assert!(
+        wrong.contains("volume clone has no more room in its overlay"),
+        "{wrong}"
+    );
+    let line = "tenuto_volume_overlay_refused_writes_total{volume=\"clone\"} 1\n";
+    assert!(rig.get("/metrics").contains(line));
+    wait_until("there is an event", RESUME_TIMEOUT, || {
+        text_of(&rig.tenuto(&["events"])).contains("its overlay has no more room")
+    });
     for number in 0..full {
         assert_eq!(
             client.read(number * MIB, 4096),
@@ -169,7 +182,11 @@ fn an_ephemeral_volume_at_its_last_limit_answers_no_space_and_reads_go_on() {
         0,
         "room again after a reset"
     );
-    daemon.stop();
+    let flags = rig.show("clone")["flags"].to_string();
+    assert!(!flags.contains("overlay-full"), "{flags}");
+    let log = daemon.stop();
+    let line = "answered with `no space left`: its overlay has no more room";
+    assert!(log.contains(line), "{log}");
 }
 
 #[test]
@@ -215,32 +232,86 @@ fn a_read_that_misses_is_held_while_the_origin_fails() {
         return;
     }
     let mut rig = Rig::new();
+    let policies = ["uncached", "write-through", "write-back", "ephemeral"];
+    let disks = policies.map(|policy| {
+        let disk = Disk::new(16 << 20);
+        let image = rig.dir.join(format!("{policy}.img"));
+        let mounted = Mounted::new(&disk, &image);
+        rig.volume(policy, &image, policy, "");
+        (disk, mounted)
+    });
+    let daemon = rig.serve();
+    let mut clients = policies.map(|policy| rig.connect(policy));
+    for (disk, _) in &disks {
+        disk.unplug(true);
+    }
+    for client in &mut clients {
+        let sent = client.send(nbd::CMD_READ, 0, 8 * MIB, 4096, &[]);
+        sent.expect("send a read");
+    }
+    for policy in policies {
+        wait_until("the guest is seen to wait", RESUME_TIMEOUT, || {
+            rig.show(policy)["state"] == "stalled"
+        });
+        let reason = rig.show(policy)["effective_reason"].to_string();
+        assert!(reason.contains("reads wait"), "{policy}: {reason}");
+    }
+    let wrong = rig.tenuto(&["status", "-x"]);
+    assert_eq!(wrong.status.code(), Some(1));
+    for (policy, client) in policies.iter().zip(&mut clients) {
+        assert!(text_of(&wrong).contains(&format!("volume {policy} is stalled")));
+        let timeout = client
+            .stream
+            .set_read_timeout(Some(Duration::from_millis(100)));
+        timeout.expect("set a timeout");
+        assert!(
+            client.stream.read(&mut [0]).is_err(),
+            "{policy}: a miss was answered without an origin"
+        );
+    }
+    for (disk, _) in &disks {
+        disk.unplug(false);
+    }
+    for (policy, client) in policies.iter().zip(&mut clients) {
+        let timeout = client.stream.set_read_timeout(Some(RESUME_TIMEOUT));
+        timeout.expect("set a timeout");
+        let answer = client.answer().expect("an answer");
+        assert_eq!(answer.error, 0, "{policy}");
+        wait_until("nobody waits any more", RESUME_TIMEOUT, || {
+            rig.show(policy)["state"] == "clean"
+        });
+    }
+    daemon.stop();
+}
+
+/// What is full is told, and which: an origin is not an overlay.
+#[test]
+fn an_origin_without_room_is_not_told_as_an_overlay_without_room() {
+    if !may_mount("an_origin_without_room_is_not_told_as_an_overlay_without_room") {
+        return;
+    }
+    let mut rig = Rig::new();
     let disk = Disk::new(16 << 20);
     let image = rig.dir.join("disk.img");
     let _mounted = Mounted::new(&disk, &image);
-    rig.volume("disk", &image, "write-back", "");
+    rig.volume("disk", &image, "uncached", "");
     let daemon = rig.serve();
     let mut client = rig.connect("disk");
-    disk.unplug(true);
-    client
-        .send(nbd::CMD_READ, 0, 8 * MIB, 4096, &[])
-        .expect("send a read");
-    client
-        .stream
-        .set_read_timeout(Some(WATCHED))
-        .expect("set a timeout");
-    let mut first = [0; 1];
+    disk.fill_up(true);
+    assert_eq!(client.try_write(0, &[1; 4096], 0), nbd::ENOSPC);
+    let shown = rig.show("disk");
+    assert_eq!(shown["state"], "stalled", "{shown}");
+    let reason = shown["effective_reason"].to_string();
+    assert!(reason.contains("no space left at the origin"), "{reason}");
+    disk.fill_up(false);
+    client.write(0, &[1; 4096]);
+    assert_eq!(rig.show("disk")["state"], "clean");
+    let log = daemon.stop();
+    let line = "answered with `no space left`: the storage of its origin";
     assert!(
-        client.stream.read(&mut first).is_err(),
-        "a miss was answered without an origin"
+        log.contains(line) && !log.contains("overlay has no"),
+        "{log}"
     );
-    disk.unplug(false);
-    client
-        .stream
-        .set_read_timeout(Some(RESUME_TIMEOUT))
-        .expect("set a timeout");
-    assert_eq!(client.answer().expect("an answer").error, 0);
-    daemon.stop();
 }
 
 #[test]

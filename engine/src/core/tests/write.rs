@@ -1,7 +1,7 @@
 //! Which writes are taken, which wait, and what a stage charges and counts.
 
-use super::{CAPACITY_BLOCKS, Host, none, spec, writes_journal};
-use crate::event::{Command, Device, Event, Io, Op, Purpose, Refusal};
+use super::{CAPACITY_BLOCKS, Host, fine, none, spec, writes_journal};
+use crate::event::{Command, Device, Event, Io, IoError, Op, Purpose, Refusal};
 use crate::snapshot::State;
 use crate::types::{BLOCK_BYTES, ConnectionId, Policy, SECTOR_BYTES, Serial, VolumeId};
 
@@ -302,4 +302,42 @@ fn a_ledger_that_is_being_removed_is_not_written_when_the_daemon_stops() {
     host.pass(1_000);
     assert_eq!(host.answer(gone), Some(Ok(())));
     assert_eq!(host.answer(park), Some(Ok(())));
+}
+
+/// Whatever the policy: a read waits for its origin and is given when that answers, and until then
+/// the volume is not called clean.
+#[test]
+fn reads_of_every_policy_wait_for_a_failing_origin_and_that_is_shown() {
+    use Policy::{Ephemeral, Uncached, WriteBack, WriteThrough};
+    for policy in [Uncached, WriteThrough, WriteBack, Ephemeral] {
+        let (mut host, disk) = Host::of(spec(policy, "disk"));
+        host.fail(|io| (io.purpose == Purpose::GuestRead).then_some(IoError::Failed));
+        let read = host.ask(disk, 3, 1);
+        host.pass(90_000);
+        assert_eq!(host.answer(read), None, "{policy:?}");
+        let (state, reason) = host.state(disk);
+        assert_eq!(state, State::Stalled, "{policy:?}");
+        assert!(reason.is_some_and(|reason| reason.contains("reads wait")));
+        host.fail(fine);
+        host.pass(1_000);
+        assert_eq!(host.answer(read), Some(Ok(())), "{policy:?}");
+        assert_eq!(host.state(disk), (State::Clean, None), "{policy:?}");
+    }
+}
+
+/// Which of the two is full decides what its owner has to do.
+#[test]
+fn an_origin_without_room_is_told_as_that_until_it_takes_a_write() {
+    for policy in [Policy::Uncached, Policy::WriteThrough] {
+        let (mut host, disk) = Host::of(spec(policy, "disk"));
+        host.fail(|io| (io.purpose == Purpose::GuestWrite).then_some(IoError::NoSpace));
+        let write = host.write_sectors(disk, 0, 8);
+        assert_eq!(host.answer(write), Some(Err(Refusal::OriginFull)));
+        let (state, reason) = host.state(disk);
+        assert_eq!(state, State::Stalled);
+        assert!(reason.is_some_and(|reason| reason.contains("no space left at the origin")));
+        host.fail(fine);
+        assert!(host.write(disk, 0, 1));
+        assert_eq!(host.state(disk), (State::Clean, None));
+    }
 }

@@ -267,7 +267,7 @@ const COLUMNS = [
 ];
 
 function policyWords(value, volume) {
-  return volume.effective_policy === value ? value : `${value} (is ${volume.effective_policy})`;
+  return volume.effective_policy === value ? value : `${volume.effective_policy} (${value} is ordered)`;
 }
 
 // An overlay is owed to nobody.
@@ -499,7 +499,7 @@ function showDetail(status) {
     ["Clients", String(volume.clients)],
     ["Dirty", `${dirtyWords(volume.dirty_bytes, volume)} in ${short(volume.dirty_writes)} writes`],
     ["Oldest dirty write", seconds(volume.oldest_dirty_seconds)],
-    ["Destage", volume.effective_destage],
+    ["Destage", volume.effective_destage ?? NOTHING],
     ["Reads", `${short(reads.requests)}, ${bytes(reads.bytes)}`],
     ["From RAM / SSD / origin", parts.map((part) => percent(share(part, parts))).join(" / ")],
     ["Writes", `${short(writes.requests)}, ${bytes(writes.bytes)}`],

@@ -112,8 +112,13 @@ impl Volume {
             policy: text("effective_policy"),
             state: text("state"),
             flags: flags.join(","),
-            dirty_bytes: document["dirty_bytes"].as_u64(),
-            dirty_seconds: document["oldest_dirty_seconds"].as_u64(),
+            // An overlay is owed to no origin.
+            dirty_bytes: document["dirty_bytes"]
+                .as_u64()
+                .filter(|_| document["overlay"].is_null()),
+            dirty_seconds: document["oldest_dirty_seconds"]
+                .as_u64()
+                .filter(|_| document["overlay"].is_null()),
             clients: number(&document["clients"]),
             delay_us: (flow["active"] == true).then(|| number(&flow["delay_us"])),
             counters: Counters::read(&document),

@@ -147,7 +147,7 @@ impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Error {
         match refusal {
             Refusal::Io | Refusal::Held | Refusal::CacheFailed | Refusal::Dirty => Error::Io,
-            Refusal::NoSpace => Error::NoSpace,
+            Refusal::NoSpace | Refusal::OriginFull => Error::NoSpace,
             Refusal::OutOfRange | Refusal::Policy => Error::Invalid,
             Refusal::ReadOnly => Error::NotPermitted,
             Refusal::Gone => Error::Shutdown,

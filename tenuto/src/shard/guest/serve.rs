@@ -295,11 +295,13 @@ impl<E: Decide> Shard<E> {
             if request.number == CACHE_OFF {
                 return Self::cache_is_off(guest, result);
             }
+            let volume = guest.volume;
             let task = guest.task(at);
             assert!(task.pending > 0, "a request is replied to once");
             task.pending -= 1;
             if result.is_err() {
                 task.status = Status::IoError;
+                shard.tell_full(volume, result);
             }
             if task.pending == 0 {
                 let status = task.status;

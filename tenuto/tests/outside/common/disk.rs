@@ -70,6 +70,8 @@ struct State {
     powered: bool,
     /// Every request fails, nothing is lost: a path that is down.
     unplugged: bool,
+    /// Writes find no room.
+    full: bool,
     hold_from: Option<(u64, u64)>,
     hold_reads: Option<(u64, u64)>,
     parked: Vec<Parked>,
@@ -121,6 +123,11 @@ impl Disk {
     /// While unplugged every request fails; what was written stays.
     pub fn unplug(&self, unplugged: bool) {
         self.lock().unplugged = unplugged;
+    }
+
+    /// While full every write fails for want of room.
+    pub fn fill_up(&self, full: bool) {
+        self.lock().full = full;
     }
 
     /// From now on every request fails and nothing changes. Requests that wait stay unanswered
@@ -219,6 +226,9 @@ impl Disk {
         if !state.answers() || end > state.now.len() as u64 {
             drop(state);
             answer.give(Err(Errno::EIO));
+        } else if state.full {
+            drop(state);
+            answer.give(Err(Errno::ENOSPC));
         } else if held {
             state.parked.push(Parked {
                 offset,
