@@ -286,6 +286,9 @@ impl<E: Decide> Shard<E> {
                 at = end;
             }
         }
+        if let (Some(bytes), Some(volume)) = (outcome.zeroed, owner(running.io.device)) {
+            self.told.push_back(Event::Zeroed { volume, bytes });
+        }
         self.end_io(slot, (outcome.result, outcome.stat));
     }
 
@@ -347,6 +350,9 @@ impl<E: Decide> Shard<E> {
     }
 
     pub(super) fn done_event(&mut self) -> Option<Event> {
+        if let Some(event) = self.told.pop_front() {
+            return Some(event);
+        }
         let (io, (result, stat)) = self.done.pop_front()?;
         Some(Event::Done { io, result, stat })
     }

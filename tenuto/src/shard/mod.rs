@@ -272,6 +272,8 @@ struct Shard<E: Decide> {
     workers_minded: bool,
     /// Work of this round, in the order in which it is looked at.
     done: VecDeque<(IoId, Ending)>,
+    /// What the engine is told besides.
+    told: VecDeque<Event>,
     replies: VecDeque<(RequestId, Result<(), Refusal>)>,
     unlocked: Vec<(u32, u16)>,
     to_drive: VecDeque<u32>,
@@ -359,6 +361,7 @@ impl<E: Decide> Shard<E> {
             words,
             workers_minded: false,
             done: VecDeque::new(),
+            told: VecDeque::new(),
             replies: VecDeque::new(),
             unlocked: Vec::new(),
             to_drive: VecDeque::new(),

@@ -83,6 +83,8 @@ pub(super) struct Outcome {
     pub owner: Owner,
     pub result: Result<(), IoError>,
     pub stat: Option<Stat>,
+    /// Bytes of zeroes that were written for want of a cheap way.
+    pub zeroed: Option<u64>,
     /// What was read.
     pub data: Vec<u8>,
     /// What was found out for a client.
@@ -234,6 +236,7 @@ impl Job {
     fn run(self) -> Outcome {
         let mut data = Vec::new();
         let mut stat = None;
+        let mut zeroed = None;
         let mut extents = Vec::new();
         let target = &self.target;
         let result = match self.work {
@@ -246,7 +249,9 @@ impl Job {
                 offset,
                 bytes,
                 allocate,
-            } => target.zero(offset, bytes, allocate),
+            } => target
+                .zero(offset, bytes, allocate)
+                .map(|by_writing| zeroed = by_writing),
             Work::Stat => target.stat().map(|found| stat = Some(found)),
             Work::Resize(bytes) => resize(target, bytes),
             Work::Truncate => truncate(target),
@@ -265,6 +270,7 @@ impl Job {
             owner: self.owner,
             result,
             stat,
+            zeroed,
             data,
             extents,
         }
