@@ -12,6 +12,7 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The largest piece that goes through a bounce buffer at once.
@@ -35,6 +36,15 @@ pub struct Target {
     pub read_only: bool,
     /// `zero` writes real zeroes (cache: a sync into merely allocated blocks costs twice).
     pub zero_by_writing: bool,
+    /// Device and inode.
+    pub identity: (u64, u64),
+    /// The kind of its file system (linux/magic.h).
+    file_system: i64,
+    /// A request ended as those on a lost handle do.
+    lost: AtomicBool,
+    /// Writes that were answered, and how many of them the last good sync covers.
+    written: AtomicU64,
+    synced: AtomicU64,
 }
 
 /// How to open a file for I/O.
@@ -82,6 +92,7 @@ impl Target {
             true => sys::device_bytes(&file)?,
             false => meta.len(),
         };
+        let file_system = sys::file_system(&file).map_or(0, |(kind, _)| kind);
         let mut target = Target {
             file,
             path: path.to_path_buf(),
@@ -92,6 +103,11 @@ impl Target {
             block_device,
             read_only: !how.write,
             zero_by_writing: false,
+            identity: (meta.dev(), meta.ino()),
+            file_system,
+            lost: AtomicBool::new(false),
+            written: AtomicU64::new(0),
+            synced: AtomicU64::new(0),
         };
         target.find_alignment()?;
         Ok(target)
@@ -131,6 +147,18 @@ impl Target {
             Ok(512) => (512, 512),
             _ => (ALIGN_SAFE, ALIGN_SAFE),
         }
+    }
+
+    /// The same open file description under a second handle.
+    pub fn shared(&self) -> io::Result<Target> {
+        Ok(Target {
+            file: self.file.try_clone()?,
+            path: self.path.clone(),
+            lost: AtomicBool::new(false),
+            written: AtomicU64::new(0),
+            synced: AtomicU64::new(0),
+            ..*self
+        })
     }
 
     /// Gives up direct I/O on this file.
@@ -367,7 +395,43 @@ impl Target {
         written.map_err(|error| self.failed("write", offset, bytes.len() as u64, error))
     }
 
+    /// A request ended with this errno.
+    pub fn note(&self, errno: i32) {
+        // A server that has lost a lock answers EIO to all that was opened before.
+        let lost = errno == libc::ESTALE
+            || (errno == libc::EIO && sys::FILE_SERVERS.contains(&self.file_system));
+        if lost {
+            self.lost.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether opening the file again may help.
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    pub fn note_written(&self) {
+        self.written.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What a sync that is sent now covers.
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    pub fn note_synced(&self, covers: u64) {
+        self.synced.fetch_max(covers, Ordering::Relaxed);
+    }
+
+    /// Whether bytes were written of which a new description knows nothing. On NFS a direct write
+    /// is answered when the server has committed it.
+    pub fn is_unsynced(&self) -> bool {
+        let committed = self.direct && self.file_system == sys::NFS_MAGIC;
+        !committed && self.written() != self.synced.load(Ordering::Relaxed)
+    }
+
     fn failed(&self, doing: &str, offset: u64, bytes: u64, error: io::Error) -> IoError {
+        self.note(error.raw_os_error().unwrap_or(0));
         tracing::warn!(
             "{}: {doing} of {bytes} bytes at {offset}: {error}",
             self.path.display()

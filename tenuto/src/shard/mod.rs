@@ -18,6 +18,7 @@ pub mod guest;
 mod listen;
 pub mod record;
 mod remote;
+mod reopen;
 mod request;
 mod slots;
 mod timer;
@@ -44,6 +45,7 @@ use guest::Guest;
 use listen::{ExportTable, Listener};
 use record::Recordings;
 use remote::Remotes;
+use reopen::Reopens;
 use slots::Slots;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -266,6 +268,7 @@ struct Shard<E: Decide> {
     blocks: HashMap<Device, RangeLock<u32>>,
     running: Slots<Running>,
     remotes: Remotes,
+    reopens: Reopens,
     workers: Pool,
     words: mpsc::Receiver<Word>,
     /// [`Alarm::Workers`] is set.
@@ -357,6 +360,7 @@ impl<E: Decide> Shard<E> {
             blocks: HashMap::new(),
             running: Slots::default(),
             remotes: Remotes::default(),
+            reopens: Reopens::default(),
             workers,
             words,
             workers_minded: false,

@@ -14,8 +14,10 @@
 //! ```
 
 use super::allocation::Asked;
+use super::reopen::Tried;
 use super::slots::Slots;
 use crate::frontend::nbd::Extent;
+use crate::origin::reopen::Closed;
 use crate::ring::Waker;
 use crate::target::Target;
 use engine::event::{IoError, Stat};
@@ -98,6 +100,8 @@ pub(super) type Lane = Option<VolumeId>;
 #[derive(Debug)]
 pub(super) enum Word {
     Done(Outcome),
+    /// The files of a volume were tried again.
+    Reopened(VolumeId, Box<Tried>),
     /// A thread has done all it was given, which was of this lane.
     Free(u32, Lane),
 }
@@ -188,6 +192,31 @@ impl Pool {
         while self.idle.len() > IDLE_MAX {
             let thread = self.idle.pop().expect("just counted");
             self.threads.remove(thread);
+        }
+    }
+
+    /// Opens files again on a thread of its own: it may take as long as the storage does, while
+    /// nothing else of the volume is to be done.
+    pub fn reopen(&mut self, volume: VolumeId, files: Closed) -> Result<(), (io::Error, Closed)> {
+        let (words, waker) = (self.words.clone(), self.waker.clone());
+        // Handed over when the thread is there, so that nothing is lost where it is not.
+        let (sender, given) = mpsc::channel::<Closed>();
+        let thread = thread::Builder::new().name("tenuto-reopen".into());
+        let begun = thread.spawn(move || {
+            let Ok(files) = given.recv() else {
+                return;
+            };
+            let tried = files.open().map_err(|trouble| (trouble, files));
+            // A shard that has ended has no use for it.
+            let _ = words.send(Word::Reopened(volume, Box::new(tried)));
+            waker.wake();
+        });
+        match begun {
+            Ok(_) => {
+                sender.send(files).expect("the thread waits for this");
+                Ok(())
+            }
+            Err(error) => Err((error, files)),
         }
     }
 
