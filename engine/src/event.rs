@@ -36,7 +36,8 @@ pub enum Event {
         volume: VolumeId,
         request: RequestId,
     },
-    /// Afterwards the range reads as zeroes, stably.
+    /// A hint. Where the origin zeroes cheaply the range reads as zeroes afterwards, stably; else
+    /// nothing changes.
     Discard {
         volume: VolumeId,
         request: RequestId,
@@ -44,7 +45,7 @@ pub enum Event {
         sectors: u64,
         fua: bool,
     },
-    /// As `Discard`; `allocate` asks the origin to keep the space.
+    /// Afterwards the range reads as zeroes, stably; `allocate` asks the origin to keep the space.
     WriteZeroes {
         volume: VolumeId,
         request: RequestId,
@@ -62,6 +63,8 @@ pub enum Event {
         result: Result<(), IoError>,
         stat: Option<Stat>,
     },
+    /// The origin of a volume has no cheap way to zero: for lack of it so many zeroes were written.
+    Zeroed { volume: VolumeId, bytes: u64 },
     Admin {
         request: RequestId,
         command: Command,

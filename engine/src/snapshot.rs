@@ -93,6 +93,8 @@ pub struct OriginCounters {
     pub write_bytes: u64,
     pub journal_bytes: u64,
     pub syncs: u64,
+    /// Zeroes that were written because the origin cannot make a hole.
+    pub zeroed_bytes: u64,
     pub errors: u64,
     pub latency: Histogram,
 }
@@ -124,6 +126,8 @@ pub struct Counters {
     pub reads: Reads,
     pub writes: Writes,
     pub discards: u64,
+    /// Of these, dropped because the origin cannot zero cheaply.
+    pub dropped_discards: u64,
     pub flushes: u64,
     pub origin: OriginCounters,
     pub ssd_read_bytes: u64,

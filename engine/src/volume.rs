@@ -195,6 +195,8 @@ pub struct Volume {
     /// In the queue of volumes whose first waiting request wants another try.
     pub queued: bool,
     pub counters: Counters,
+    /// The origin writes zeroes where others make a hole.
+    pub zeroes_dearly: bool,
     /// The last guest has ended, so that the next one finds a clean disk.
     pub ended: bool,
     /// Its overlay is becoming the content of its image.
@@ -272,6 +274,7 @@ impl Volume {
             wants_room: false,
             queued: false,
             counters: Counters::default(),
+            zeroes_dearly: false,
             ended: record.ended,
             committing: None,
             suspending: None,

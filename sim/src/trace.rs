@@ -349,6 +349,7 @@ impl Trace {
                 self.add(&[sector, sectors, u64::from(fua), u64::from(allocate)]);
             }
             Event::Disconnect { connection } => self.add(&[6, u64::from(connection.0)]),
+            Event::Zeroed { volume, bytes } => self.add(&[10, u64::from(volume.0), bytes]),
             Event::Done { io, result, .. } => {
                 let result = result.map_or_else(|it| 1 + u64::from(it == IoError::NoSpace), |()| 0);
                 self.add(&[7, io.0, result]);

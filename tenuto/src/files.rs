@@ -371,7 +371,7 @@ impl Media for Files {
     fn zero(&mut self, device: Device, offset: u64, bytes: u64) -> Result<(), IoError> {
         match self.client(device) {
             Some(client) => client.zero(offset, bytes, true),
-            None => self.ensure(device)?.zero(offset, bytes, true),
+            None => self.ensure(device)?.zero(offset, bytes, true).map(drop),
         }
     }
 

@@ -19,7 +19,15 @@ const BLKSSZGET: libc::Ioctl = 0x1268;
 /// linux/stat.h; since Linux 6.1.
 const STATX_DIOALIGN: u32 = 0x2000;
 /// linux/magic.h.
-const NFS_MAGIC: i64 = 0x6969;
+pub const NFS_MAGIC: i64 = 0x6969;
+/// NFS, SMB (both versions), Ceph, FUSE.
+pub const FILE_SERVERS: [i64; 5] = [
+    NFS_MAGIC,
+    0xff53_4d42,
+    0xfe53_4d42,
+    0x00c3_6400,
+    0x6573_5546,
+];
 
 fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 {

@@ -12,6 +12,7 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The largest piece that goes through a bounce buffer at once.
@@ -35,6 +36,15 @@ pub struct Target {
     pub read_only: bool,
     /// `zero` writes real zeroes (cache: a sync into merely allocated blocks costs twice).
     pub zero_by_writing: bool,
+    /// Device and inode.
+    pub identity: (u64, u64),
+    /// The kind of its file system (linux/magic.h).
+    file_system: i64,
+    /// A request ended as those on a lost handle do.
+    lost: AtomicBool,
+    /// Writes that were answered, and how many of them the last good sync covers.
+    written: AtomicU64,
+    synced: AtomicU64,
 }
 
 /// How to open a file for I/O.
@@ -82,6 +92,7 @@ impl Target {
             true => sys::device_bytes(&file)?,
             false => meta.len(),
         };
+        let file_system = sys::file_system(&file).map_or(0, |(kind, _)| kind);
         let mut target = Target {
             file,
             path: path.to_path_buf(),
@@ -92,6 +103,11 @@ impl Target {
             block_device,
             read_only: !how.write,
             zero_by_writing: false,
+            identity: (meta.dev(), meta.ino()),
+            file_system,
+            lost: AtomicBool::new(false),
+            written: AtomicU64::new(0),
+            synced: AtomicU64::new(0),
         };
         target.find_alignment()?;
         Ok(target)
@@ -131,6 +147,18 @@ impl Target {
             Ok(512) => (512, 512),
             _ => (ALIGN_SAFE, ALIGN_SAFE),
         }
+    }
+
+    /// The same open file description under a second handle.
+    pub fn shared(&self) -> io::Result<Target> {
+        Ok(Target {
+            file: self.file.try_clone()?,
+            path: self.path.clone(),
+            lost: AtomicBool::new(false),
+            written: AtomicU64::new(0),
+            synced: AtomicU64::new(0),
+            ..*self
+        })
     }
 
     /// Gives up direct I/O on this file.
@@ -200,13 +228,14 @@ impl Target {
         Ok(())
     }
 
-    /// Blocking; makes the range read as zeroes. Falls back to writing zeroes.
-    pub fn zero(&self, offset: u64, bytes: u64, allocate: bool) -> Result<(), IoError> {
+    /// Blocking; makes the range read as zeroes. Where the file system or device makes no hole that
+    /// was asked for, by writing; how many bytes then.
+    pub fn zero(&self, offset: u64, bytes: u64, allocate: bool) -> Result<Option<u64>, IoError> {
         if bytes == 0 {
-            return Ok(());
+            return Ok(None);
         }
         let result = match (self.zero_by_writing, self.block_device) {
-            (true, _) => Err(io::ErrorKind::Unsupported.into()),
+            (true, _) => return self.write_zeroes(offset, bytes).map(|()| None),
             (false, true) => self.zero_device(offset, bytes, allocate),
             (false, false) => {
                 let mode = match allocate {
@@ -217,8 +246,17 @@ impl Target {
             }
         };
         match result {
-            Ok(()) => Ok(()),
-            Err(error) if cannot(&error) => self.write_zeroes(offset, bytes),
+            Ok(()) => Ok(None),
+            // Who wants the space kept asks for no hole.
+            Err(error) if cannot(&error) && allocate => {
+                self.write_zeroes(offset, bytes).map(|()| None)
+            }
+            Err(error) if cannot(&error) => {
+                let written = self.write_missing_zeroes(offset, bytes)?;
+                // Blocks that are smaller than those of the device say nothing about it.
+                let small = self.block_device && misaligned(self, offset, bytes);
+                Ok((!small).then_some(written))
+            }
             Err(error) => Err(self.failed("zero", offset, bytes, error)),
         }
     }
@@ -227,27 +265,47 @@ impl Target {
         if misaligned(self, offset, bytes) {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        if !allocate {
-            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-            match sys::fallocate(&self.file, mode, offset, bytes) {
-                Err(error) if cannot(&error) => {}
-                result => return result,
+        match allocate {
+            true => sys::device_zero(&self.file, offset, bytes),
+            false => {
+                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                sys::fallocate(&self.file, mode, offset, bytes)
             }
         }
-        sys::device_zero(&self.file, offset, bytes)
     }
 
     fn write_zeroes(&self, offset: u64, bytes: u64) -> Result<(), IoError> {
         let mut zeroes = Bounce::new(bytes.min(BOUNCE_BYTES), self.mem_align);
-        let mut at = offset;
-        while at < offset + bytes {
-            // Pieces end at multiples of the piece, so that all but the ends are aligned.
-            let end = ((at / BOUNCE_BYTES + 1) * BOUNCE_BYTES).min(offset + bytes);
-            let count = ((end - at) as usize).min(zeroes.bytes().len());
-            self.write(at, &zeroes.bytes()[..count])?;
-            at += count as u64;
+        pieces(offset, bytes).try_for_each(|(at, count)| self.write(at, &zeroes.bytes()[..count]))
+    }
+
+    /// Zeroes what is not zero, so that a thin image stays thin: holes need nothing, and where the
+    /// file system knows of none, what reads as zeroes needs nothing either. How many bytes were
+    /// written.
+    fn write_missing_zeroes(&self, offset: u64, bytes: u64) -> Result<u64, IoError> {
+        let mut found = Bounce::new(bytes.min(BOUNCE_BYTES), self.mem_align);
+        let mut written = 0;
+        let mut data_from = offset;
+        for (at, count) in pieces(offset, bytes) {
+            let end = at + count as u64;
+            // What cannot be asked is data.
+            if data_from < end && !self.block_device {
+                let from = data_from.max(at);
+                data_from =
+                    sys::seek_data(&self.file, from).map_or(from, |it| it.unwrap_or(u64::MAX));
+            }
+            if data_from >= end {
+                continue;
+            }
+            let piece = &mut found.bytes()[..count];
+            self.read(at, piece)?;
+            if piece.iter().any(|byte| *byte != 0) {
+                piece.fill(0);
+                self.write(at, piece)?;
+                written += count as u64;
+            }
         }
-        Ok(())
+        Ok(written)
     }
 
     /// Whether `sync` may leave out times. An origin's modification time must be on disk as
@@ -337,13 +395,61 @@ impl Target {
         written.map_err(|error| self.failed("write", offset, bytes.len() as u64, error))
     }
 
+    /// A request ended with this errno.
+    pub fn note(&self, errno: i32) {
+        // A server that has lost a lock answers EIO to all that was opened before.
+        let lost = errno == libc::ESTALE
+            || (errno == libc::EIO && sys::FILE_SERVERS.contains(&self.file_system));
+        if lost {
+            self.lost.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether opening the file again may help.
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    pub fn note_written(&self) {
+        self.written.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What a sync that is sent now covers.
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    pub fn note_synced(&self, covers: u64) {
+        self.synced.fetch_max(covers, Ordering::Relaxed);
+    }
+
+    /// Whether bytes were written of which a new description knows nothing. On NFS a direct write
+    /// is answered when the server has committed it.
+    pub fn is_unsynced(&self) -> bool {
+        let committed = self.direct && self.file_system == sys::NFS_MAGIC;
+        !committed && self.written() != self.synced.load(Ordering::Relaxed)
+    }
+
     fn failed(&self, doing: &str, offset: u64, bytes: u64, error: io::Error) -> IoError {
+        self.note(error.raw_os_error().unwrap_or(0));
         tracing::warn!(
             "{}: {doing} of {bytes} bytes at {offset}: {error}",
             self.path.display()
         );
         io_error(&error)
     }
+}
+
+/// A range in pieces of one bounce; they end at multiples of it, so that all but the ends are
+/// aligned.
+fn pieces(offset: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> {
+    let end = offset + bytes;
+    let mut at = offset;
+    std::iter::from_fn(move || {
+        let from = at;
+        at = ((from / BOUNCE_BYTES + 1) * BOUNCE_BYTES).min(end);
+        (from < end).then_some((from, (at - from) as usize))
+    })
 }
 
 /// Whether a further change would show in the times of a file: changes that lie closer together

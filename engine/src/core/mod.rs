@@ -237,7 +237,11 @@ impl Core {
                 sectors,
                 fua,
             } => {
-                self.zero(cx, volume, request, (sector, sectors), fua, false);
+                let range = (sector, sectors);
+                match self.drops_discards(volume) {
+                    true => self.drop_discard(cx, volume, request, range),
+                    false => self.zero(cx, volume, request, range, fua, false),
+                }
             }
             Event::WriteZeroes {
                 volume,
@@ -252,6 +256,7 @@ impl Core {
             Event::Disconnect { connection } => {
                 self.drop_waiting(cx, connection);
             }
+            Event::Zeroed { volume, bytes } => self.zeroed(volume, bytes),
             Event::Done { io, result, stat } => self.done(cx, io, result, stat),
             Event::Admin { request, command } => self.command(cx, request, command),
             Event::Tick => self.tick(cx),

@@ -101,6 +101,37 @@ impl Core {
         );
     }
 
+    /// The origin had to write these zeroes; it is not asked to do so for a mere hint again.
+    pub(super) fn zeroed(&mut self, id: VolumeId, bytes: u64) {
+        if let Some(volume) = self.find(id) {
+            volume.zeroes_dearly = true;
+            volume.counters.origin.zeroed_bytes += bytes;
+        }
+    }
+
+    /// Whether a discard is dropped as it comes, before it is in any map: what it names keeps its
+    /// content, in the cache as at the origin. An overlay zeroes without its origin.
+    pub(super) fn drops_discards(&mut self, id: VolumeId) -> bool {
+        let volume = self.find(id);
+        volume.is_some_and(|it| it.zeroes_dearly && it.policy != Policy::Ephemeral)
+    }
+
+    pub(super) fn drop_discard(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        (sector, sectors): (u64, u64),
+    ) {
+        if !self.check_write(cx, id, request, Span::new(sector, sectors)) {
+            return;
+        }
+        let counters = &mut self.volume(id).counters;
+        counters.discards += 1;
+        counters.dropped_discards += 1;
+        cx.out.reply(request, Ok(()));
+    }
+
     pub(super) fn flush(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
         let Some(volume) = self.find(id) else {
             cx.out.reply(request, Err(Refusal::Gone));

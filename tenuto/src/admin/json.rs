@@ -252,6 +252,7 @@ fn counters(view: &View, volume: &VolumeSnapshot) -> Value {
             "elided_bytes": counters.writes.elided_bytes,
         },
         "discards": counters.discards,
+        "dropped_discards": counters.dropped_discards,
         "flushes": counters.flushes,
         "origin": {
             "path": volume.origin,
@@ -261,6 +262,7 @@ fn counters(view: &View, volume: &VolumeSnapshot) -> Value {
             "write_bytes": origin.write_bytes,
             "journal_bytes": origin.journal_bytes,
             "syncs": origin.syncs,
+            "zeroed_bytes": origin.zeroed_bytes,
             "errors": origin.errors,
             "latency_us": { "p50": origin.latency.quantile_us(500),
                             "p99": origin.latency.quantile_us(990) },

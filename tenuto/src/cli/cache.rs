@@ -348,15 +348,9 @@ fn last_written(target: &Target) -> String {
 
 /// The same open file under a second handle: the lock stays one.
 pub fn reopened(target: &Target) -> Result<Target> {
-    let file = target
-        .file
-        .try_clone()
-        .map_err(|error| Error::failed(format!("{}: {}", target.name(), cause(&error))))?;
-    Ok(Target {
-        file,
-        path: target.path.clone(),
-        ..*target
-    })
+    target
+        .shared()
+        .map_err(|error| Error::failed(format!("{}: {}", target.name(), cause(&error))))
 }
 
 /// The superblock of a cache that somebody may use, or the word of what would be right.

@@ -13,7 +13,7 @@ use crate::admin::events::Notice;
 use crate::admin::held::Retries;
 use crate::admin::server::{self, Server};
 use crate::config::{Config, LogFormat, Volume, check, state};
-use crate::daemon::{Daemon, Settings};
+use crate::daemon::Daemon;
 use crate::error::{Error, Result, cause};
 use crate::shard;
 use clap::Args;
@@ -70,10 +70,8 @@ fn serve(config: Config, command: &Serve, style: Style) -> Result<()> {
     let mut signals = runtime.block_on(async { Signals::new() })?;
     let supervisor = Supervisor::from_environment();
     supervisor.starting();
-    let settings = Settings {
-        strict: command.strict,
-        ..config.settings(&volumes)
-    };
+    let mut settings = config.settings(&volumes);
+    settings.strict = command.strict;
     let daemon = Arc::new(Daemon::start(settings).map_err(start_error)?);
     if command.strict
         && let Some(held) = daemon.held().first()

@@ -6,6 +6,7 @@
 pub mod beside;
 pub mod file;
 pub mod nbd;
+pub mod reopen;
 pub mod san;
 
 use nbd::uri::Uri;

@@ -199,6 +199,7 @@ impl<E: Decide> Shard<E> {
 
     /// Closes the files of a volume. What is left to be done there may block.
     fn let_files_go(&mut self, volume: VolumeId) -> Leavings {
+        self.reopens.forget(volume);
         match self.files.remove_volume(volume) {
             Some(files) => self.drop_remote(volume, files),
             None => Leavings::default(),
@@ -276,6 +277,7 @@ impl<E: Decide> Shard<E> {
         let volumes = volumes.collect();
         let mut engine = self.engine.snapshot(self.now);
         self.remotes.mark(&mut engine);
+        self.reopens.mark(&mut engine);
         HostSnapshot {
             engine,
             host: HostCounters {

@@ -25,11 +25,34 @@ pub(super) struct Running {
     /// When the simulated storage network would answer.
     not_before: Option<Time>,
     locked: bool,
+    /// Of a sync: how many writes it covers.
+    covers: u64,
     /// Where it reads to, before the bytes are given to a guest.
     private: Option<Arena>,
 }
 
 impl Running {
+    pub(super) fn device(&self) -> Device {
+        self.io.device
+    }
+
+    pub(super) fn op(&self) -> Op {
+        self.io.op
+    }
+
+    pub(super) fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// What its end says about the bytes on the device.
+    fn note(&self, result: &Result<(), IoError>) {
+        match (self.io.op, result) {
+            (Op::Write | Op::Zero { .. } | Op::Resize, Ok(())) => self.target.note_written(),
+            (Op::Sync, Ok(())) => self.target.note_synced(self.covers),
+            _ => {}
+        }
+    }
+
     /// A read that may land after our death must not land in the memory of a guest, who uses it for
     /// something else by then. The lock of a file waits for it, where the file is locked for us
     /// alone (rule 5.2.1); an image that others may read as well is not.
@@ -43,7 +66,7 @@ impl Running {
 pub(super) type Ending = (Result<(), IoError>, Option<Stat>);
 
 /// The volume a device belongs to; the cache belongs to none.
-fn owner(device: Device) -> Lane {
+pub(super) fn owner(device: Device) -> Lane {
     match device {
         Device::Cache => None,
         Device::Origin(id) | Device::Journal(id) | Device::Ledger(id) => Some(id),
@@ -72,6 +95,9 @@ impl<E: Decide> Shard<E> {
         if self.has_remote(io.device) {
             return self.start_remote(io);
         }
+        let Err(io) = self.waits_for_files(io) else {
+            return;
+        };
         let Some(target) = self.files.share(io.device) else {
             // No such volume, or nothing can lie beside its origin: an error of the device,
             // which the engine knows how to live with.
@@ -96,6 +122,7 @@ impl<E: Decide> Shard<E> {
             target,
             not_before,
             locked: shares,
+            covers: 0,
             private: None,
         });
         if shares {
@@ -118,6 +145,10 @@ impl<E: Decide> Shard<E> {
     fn issue(&mut self, slot: u32) {
         let running = self.running.get_mut(slot);
         let running = running.expect("a request is issued once");
+        if let Some(volume) = self.reopens.of(running.io.device) {
+            return self.park(volume, slot);
+        }
+        running.covers = running.target.written();
         if running.keeps_to_itself() {
             running.private = Arena::anonymous(running.io.bytes).ok();
             if running.private.is_none() {
@@ -269,6 +300,7 @@ impl<E: Decide> Shard<E> {
                     Owner::Engine(slot) => self.finish_job(slot, outcome),
                     Owner::Client(request) => self.take_extents(request, outcome.extents),
                 },
+                Word::Reopened(volume, tried) => self.reopened(volume, *tried),
                 Word::Free(thread, lane) => self.workers.free(thread, lane),
             }
         }
@@ -276,6 +308,9 @@ impl<E: Decide> Shard<E> {
     }
 
     fn finish_job(&mut self, slot: u32, outcome: Outcome) {
+        if outcome.result.is_err() && self.is_lost(slot) {
+            return;
+        }
         let running = self.running.get(slot).expect("a job ends once");
         if running.io.op == Op::Read && outcome.result.is_ok() {
             let mut at = 0;
@@ -285,6 +320,9 @@ impl<E: Decide> Shard<E> {
                 engine::memory::Memory::store(&mut self.memory, slice.place, data);
                 at = end;
             }
+        }
+        if let (Some(bytes), Some(volume)) = (outcome.zeroed, owner(running.io.device)) {
+            self.told.push_back(Event::Zeroed { volume, bytes });
         }
         self.end_io(slot, (outcome.result, outcome.stat));
     }
@@ -310,6 +348,12 @@ impl<E: Decide> Shard<E> {
                 self.bounce(slot);
             }
             Err(errno) => {
+                running.target.note(errno);
+                if self.is_lost(slot) {
+                    return;
+                }
+                let running = self.running.get(slot).expect("it is not over yet");
+                let io = &running.io;
                 let path = running.target.path.display();
                 let error = std::io::Error::from_raw_os_error(errno);
                 let (op, offset, bytes) = (io.op, io.offset, io.bytes);
@@ -329,8 +373,19 @@ impl<E: Decide> Shard<E> {
         }
     }
 
-    /// Tells the engine, and lets those go who waited for the same device blocks.
+    /// Tells the engine.
     pub(super) fn report_io(&mut self, slot: u32, ending: Ending) {
+        let running = self.running.get(slot).expect("a request ends once");
+        running.note(&ending.0);
+        let io = self.take_back(slot);
+        self.done.push_back((io.id, ending));
+        if let Some(volume) = self.reopens.of(io.device) {
+            self.close_when_idle(volume);
+        }
+    }
+
+    /// Takes a request off its file, and lets those go who waited for the same device blocks.
+    pub(super) fn take_back(&mut self, slot: u32) -> Io {
         let running = self.running.remove(slot);
         if marks::on()
             && let Some(phase) = Phase::of(running.io.purpose)
@@ -343,10 +398,13 @@ impl<E: Decide> Shard<E> {
             lock.expect("it was locked").release(slot, &mut granted);
             granted.into_iter().for_each(|slot| self.issue(slot));
         }
-        self.done.push_back((running.io.id, ending));
+        running.io
     }
 
     pub(super) fn done_event(&mut self) -> Option<Event> {
+        if let Some(event) = self.told.pop_front() {
+            return Some(event);
+        }
         let (io, (result, stat)) = self.done.pop_front()?;
         Some(Event::Done { io, result, stat })
     }

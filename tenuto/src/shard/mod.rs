@@ -19,6 +19,7 @@ mod listen;
 mod measure;
 pub mod record;
 mod remote;
+mod reopen;
 mod request;
 mod slots;
 mod timer;
@@ -46,6 +47,7 @@ use guest::Guest;
 use listen::{ExportTable, Listener};
 use record::Recordings;
 use remote::Remotes;
+use reopen::Reopens;
 use slots::Slots;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -276,12 +278,15 @@ struct Shard<E: Decide> {
     blocks: HashMap<Device, RangeLock<u32>>,
     running: Slots<Running>,
     remotes: Remotes,
+    reopens: Reopens,
     workers: Pool,
     words: mpsc::Receiver<Word>,
     /// [`Alarm::Workers`] is set.
     workers_minded: bool,
     /// Work of this round, in the order in which it is looked at.
     done: VecDeque<(IoId, Ending)>,
+    /// What the engine is told besides.
+    told: VecDeque<Event>,
     replies: VecDeque<(RequestId, Result<(), Refusal>)>,
     unlocked: Vec<(u32, u16)>,
     to_drive: VecDeque<u32>,
@@ -365,10 +370,12 @@ impl<E: Decide> Shard<E> {
             blocks: HashMap::new(),
             running: Slots::default(),
             remotes: Remotes::default(),
+            reopens: Reopens::default(),
             workers,
             words,
             workers_minded: false,
             done: VecDeque::new(),
+            told: VecDeque::new(),
             replies: VecDeque::new(),
             unlocked: Vec::new(),
             to_drive: VecDeque::new(),

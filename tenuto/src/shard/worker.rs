@@ -14,8 +14,10 @@
 //! ```
 
 use super::allocation::Asked;
+use super::reopen::Tried;
 use super::slots::Slots;
 use crate::frontend::nbd::Extent;
+use crate::origin::reopen::Closed;
 use crate::ring::Waker;
 use crate::target::Target;
 use engine::event::{IoError, Stat};
@@ -83,6 +85,8 @@ pub(super) struct Outcome {
     pub owner: Owner,
     pub result: Result<(), IoError>,
     pub stat: Option<Stat>,
+    /// Bytes of zeroes that were written for want of a cheap way.
+    pub zeroed: Option<u64>,
     /// What was read.
     pub data: Vec<u8>,
     /// What was found out for a client.
@@ -96,6 +100,8 @@ pub(super) type Lane = Option<VolumeId>;
 #[derive(Debug)]
 pub(super) enum Word {
     Done(Outcome),
+    /// The files of a volume were tried again.
+    Reopened(VolumeId, Box<Tried>),
     /// A thread has done all it was given, which was of this lane.
     Free(u32, Lane),
 }
@@ -189,6 +195,31 @@ impl Pool {
         }
     }
 
+    /// Opens files again on a thread of its own: it may take as long as the storage does, while
+    /// nothing else of the volume is to be done.
+    pub fn reopen(&mut self, volume: VolumeId, files: Closed) -> Result<(), (io::Error, Closed)> {
+        let (words, waker) = (self.words.clone(), self.waker.clone());
+        // Handed over when the thread is there, so that nothing is lost where it is not.
+        let (sender, given) = mpsc::channel::<Closed>();
+        let thread = thread::Builder::new().name("tenuto-reopen".into());
+        let begun = thread.spawn(move || {
+            let Ok(files) = given.recv() else {
+                return;
+            };
+            let tried = files.open().map_err(|trouble| (trouble, files));
+            // A shard that has ended has no use for it.
+            let _ = words.send(Word::Reopened(volume, Box::new(tried)));
+            waker.wake();
+        });
+        match begun {
+            Ok(_) => {
+                sender.send(files).expect("the thread waits for this");
+                Ok(())
+            }
+            Err(error) => Err((error, files)),
+        }
+    }
+
     fn start(&mut self) -> io::Result<()> {
         let (sender, batches) = mpsc::channel::<Batch>();
         let (number, words, waker) = (self.threads.next(), self.words.clone(), self.waker.clone());
@@ -234,6 +265,7 @@ impl Job {
     fn run(self) -> Outcome {
         let mut data = Vec::new();
         let mut stat = None;
+        let mut zeroed = None;
         let mut extents = Vec::new();
         let target = &self.target;
         let result = match self.work {
@@ -246,7 +278,9 @@ impl Job {
                 offset,
                 bytes,
                 allocate,
-            } => target.zero(offset, bytes, allocate),
+            } => target
+                .zero(offset, bytes, allocate)
+                .map(|by_writing| zeroed = by_writing),
             Work::Stat => target.stat().map(|found| stat = Some(found)),
             Work::Resize(bytes) => resize(target, bytes),
             Work::Truncate => truncate(target),
@@ -265,6 +299,7 @@ impl Job {
             owner: self.owner,
             result,
             stat,
+            zeroed,
             data,
             extents,
         }

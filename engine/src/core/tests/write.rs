@@ -341,3 +341,20 @@ fn an_origin_without_room_is_told_as_that_until_it_takes_a_write() {
         assert_eq!(host.state(disk), (State::Clean, None));
     }
 }
+
+#[test]
+fn a_discard_is_dropped_before_the_map_where_the_origin_writes_zeroes() {
+    let (mut host, disk) = Host::write_back();
+    host.write_sectors(disk, 0, 8);
+    host.send(Event::Zeroed {
+        volume: disk,
+        bytes: BLOCK_BYTES,
+    });
+    host.zero(disk, 0, 1);
+    let shown = host.show(disk);
+    assert_eq!(shown.counters.discards, 1);
+    assert_eq!(shown.counters.dropped_discards, 1);
+    assert_eq!(shown.counters.origin.zeroed_bytes, BLOCK_BYTES);
+    assert_eq!(shown.dirty_bytes, 8 * SECTOR_BYTES, "the write alone");
+    assert_eq!(shown.dirty_writes, 1);
+}

@@ -275,6 +275,7 @@ fn since(before: &VolumeSnapshot, after: &VolumeSnapshot) -> OriginCounters {
         write_bytes: new.write_bytes - old.write_bytes,
         journal_bytes: new.journal_bytes - old.journal_bytes,
         syncs: new.syncs - old.syncs,
+        zeroed_bytes: new.zeroed_bytes - old.zeroed_bytes,
         errors: new.errors - old.errors,
         latency: new.latency,
     }

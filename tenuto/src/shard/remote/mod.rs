@@ -31,7 +31,7 @@ use crate::origin::nbd::uri::Uri;
 use crate::ring::{Part, Span};
 use crate::shard::slots::Slots;
 use danger::Danger;
-use engine::event::{Device, Io, IoError, Op};
+use engine::event::{Device, Event, Io, IoError, Op};
 use engine::memory::{Memory, Slice};
 use engine::snapshot::{Snapshot, State};
 use engine::types::{SECTOR_BYTES, Time, VolumeId};
@@ -294,6 +294,10 @@ impl<E: Decide> Shard<E> {
             let stat = stat_of_export(export.size_bytes);
             self.done.push_back((io.id, (Ok(()), Some(stat))));
             return;
+        }
+        if matches!(io.op, Op::Zero { allocate: false }) && !export.write_zeroes {
+            let (volume, bytes) = (id, io.bytes);
+            self.told.push_back(Event::Zeroed { volume, bytes });
         }
         // Only where blocks are larger than sectors can two writes meet in one block.
         let block = u64::from(export.block_bytes);

@@ -22,6 +22,7 @@ pub mod marks;
 pub mod nbd;
 pub mod random;
 pub mod scene;
+pub mod server;
 pub mod shelf;
 pub mod thread;
 pub mod vm;
@@ -468,6 +469,14 @@ impl Rig {
         wait_until("the clients are gone", STOP_TIMEOUT, || {
             self.show(volume)["clients"] == 0
         });
+    }
+
+    /// Brings what `disk` has to its origin.
+    pub fn flush_and_destage(&self, client: &mut nbd::Client, policy: &str) {
+        client.flush();
+        if policy == "write-back" {
+            self.done(&["volume", "destage", "disk", "--wait"]);
+        }
     }
 
     /// Opens a volume with the small client.
