@@ -25,6 +25,8 @@ pub struct Held {
     pub reason: String,
     /// What lies beside the origin is damaged: there is no state to go on from.
     pub damaged: bool,
+    /// The log has all but what went with the stage.
+    pub stage_lost: bool,
     pub ledger: Option<LedgerInfo>,
     pub ledger_age_seconds: Option<u64>,
 }
@@ -101,9 +103,13 @@ impl Held {
 
     pub fn way_out(&self) -> String {
         let name = &self.name;
-        match self.damaged {
-            true => "put it right, then run `tenuto reload`".into(),
-            false => format!(
+        match (self.damaged, self.stage_lost) {
+            (true, _) => "put it right, then run `tenuto reload`".into(),
+            (false, true) => format!(
+                "go on with what is left, once its guest is down or has been looked at, by `tenuto \
+                 volume accept-loss {name}`"
+            ),
+            (false, false) => format!(
                 "bring its data home and run `tenuto reload`, or go on without it by `tenuto \
                  volume accept-loss {name}`"
             ),
@@ -112,6 +118,14 @@ impl Held {
 
     /// What would be lost, as far as the log and the ledger tell.
     fn loss(&self, volume: &VolumeSnapshot) -> String {
+        if self.stage_lost && volume.policy == Policy::Ephemeral {
+            return "its overlay (an unknown number of bytes)".into();
+        }
+        if self.stage_lost {
+            return "what was written and not flushed before the daemon ended (an unknown number of \
+                    bytes; what was flushed is kept)"
+                .into();
+        }
         let what = match volume.dirty_bytes {
             0 => "an unknown number of bytes".to_owned(),
             bytes => format!("{bytes} bytes ({})", human_bytes(bytes)),

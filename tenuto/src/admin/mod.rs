@@ -399,6 +399,13 @@ impl Admin {
     pub fn reset(&self, name: &str) -> Result<Outcome> {
         let look = self.look()?;
         let snapshot = find(&look, name)?;
+        // Its overlay is gone already, and this says that it may be.
+        if snapshot.policy == Policy::Ephemeral
+            && look.held(name).is_some_and(|held| held.stage_lost)
+        {
+            self.machine.accept_loss(name)?;
+            return Ok(Outcome::default());
+        }
         refuse_held(&look, name)?;
         if snapshot.policy != Policy::Ephemeral {
             return Err(Error::refused(format!(

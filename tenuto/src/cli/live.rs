@@ -305,6 +305,7 @@ fn held(held: daemon::Held) -> Held {
         destage: settings.destage,
         reason: hold.reason,
         damaged: hold.damaged,
+        stage_lost: hold.stage_lost,
         ledger: hold.ledger,
         ledger_age_seconds: hold.ledger_mtime_ns.map(age),
     }

@@ -139,6 +139,7 @@ impl Daemon {
                 let hold = Hold {
                     reason: error.to_string(),
                     damaged: false,
+                    stage_lost: false,
                     ledger: None,
                     ledger_mtime_ns: None,
                 };

@@ -47,6 +47,7 @@ mod record;
 mod refuse;
 mod relayout;
 mod reload;
+mod removed;
 mod replay;
 mod resize;
 mod scale;

@@ -30,7 +30,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -120,6 +120,8 @@ pub struct Rig {
     volumes: String,
     sections: String,
     environment: Vec<(String, String)>,
+    /// How often the host has lost power.
+    boot: AtomicU32,
     _dir: tempfile::TempDir,
     _stage: Option<tempfile::TempDir>,
 }
@@ -146,6 +148,7 @@ impl Rig {
             volumes: String::new(),
             sections: String::new(),
             environment: Vec::new(),
+            boot: AtomicU32::new(0),
             _dir: dir,
             _stage: stage,
         };
@@ -296,8 +299,14 @@ impl Rig {
         &self.stage
     }
 
-    /// The stage of a host that lost power: gone.
+    /// What a host that lost power has of its stage: nothing, and it is another boot.
     pub fn lose_stage(&self) {
+        self.boot.fetch_add(1, Ordering::SeqCst);
+        self.remove_stage();
+    }
+
+    /// The stage is removed while the host goes on.
+    pub fn remove_stage(&self) {
         for entry in fs::read_dir(&self.stage).expect("list the stage directory") {
             fs::remove_file(entry.expect("an entry").path()).expect("remove a stage file");
         }
@@ -310,8 +319,16 @@ impl Rig {
             .env_remove("TENUTO_SOCKET")
             .env("NO_COLOR", "1")
             .envs(self.environment.iter().map(|(key, value)| (key, value)))
+            .envs(self.boot_name())
             .stdin(Stdio::null());
         command
+    }
+
+    /// The present boot, where it is not the real one.
+    fn boot_name(&self) -> Option<(&'static str, String)> {
+        let boot = self.boot.load(Ordering::SeqCst);
+        let name = format!("00000000-0000-4000-8000-{boot:012x}");
+        (boot > 0).then_some(("TENUTO_DRILL_BOOT", name))
     }
 
     /// Runs one command of the product to its end.
@@ -325,6 +342,7 @@ impl Rig {
             .args(arguments)
             .env("TENUTO_CONFIG", self.config_path())
             .env_remove("TENUTO_SOCKET")
+            .envs(self.boot_name())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
