@@ -106,6 +106,8 @@ pub enum CacheState {
     Failing,
     /// It has failed for so long that volumes do without it.
     Failed,
+    /// It answers, but nobody will find it once this daemon has ended.
+    Gone,
 }
 
 impl CacheState {
@@ -114,6 +116,7 @@ impl CacheState {
             CacheState::Good => "good",
             CacheState::Failing => "failing",
             CacheState::Failed => "failed",
+            CacheState::Gone => "gone",
         }
     }
 }

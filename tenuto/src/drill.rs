@@ -1,7 +1,7 @@
 //! Rules taken out on purpose, so that a drill shows that it would notice.
 //!
-//! Owns the switches `TENUTO_DRILL_SKIP_SYNC` (`cache` or `journal`) and `TENUTO_DRILL_NO_LOCK`, and
-//! `TENUTO_DRILL_BOOT`, which lets a machine seem to have been started again. Always true: the
+//! Owns the switches `TENUTO_DRILL_SKIP_SYNC` (`cache` or `journal`) and `TENUTO_DRILL_NO_LOCK`,
+//! and `TENUTO_DRILL_BOOT`, which lets a machine seem to have been started again. Always true: the
 //! switches do nothing unless `TENUTO_MARKS` is set too, as only a drill does, and each is told in
 //! the log at start. Deliberately absent: any use outside the tests.
 

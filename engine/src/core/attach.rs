@@ -643,8 +643,8 @@ fn check_dirty(volume: &Volume, spec: &VolumeSpec, ledger: Option<&Ledger>) -> R
     }
 }
 
-/// Acknowledged writes that may have gone with the stage must not be passed over. A ledger that says
-/// that nobody holds anything was written when there was nothing to lose.
+/// Acknowledged writes that may have gone with the stage must not be passed over. A ledger that
+/// says that nobody holds anything was written when there was nothing to lose.
 fn check_stage(volume: &Volume, settled: &Settled) -> Result<(), OpenError> {
     let owned = settled.ledger.as_ref().is_none_or(|ledger| ledger.dirty);
     let overlay = volume.policy == Policy::Ephemeral;
@@ -654,8 +654,8 @@ fn check_stage(volume: &Volume, settled: &Settled) -> Result<(), OpenError> {
     let name = &volume.name;
     Err(OpenError::StageLost(match overlay {
         true => format!(
-            "volume {name}: its overlay is lost, because the stage is gone though this host was not \
-             started again; bring no guest up that was running on it"
+            "volume {name}: its overlay is lost, because the stage is gone though this host was \
+             not started again; bring no guest up that was running on it"
         ),
         false => format!(
             "volume {name}: acknowledged writes may be missing, because the stage is gone though \

@@ -29,7 +29,7 @@ mod values;
 mod web;
 
 use crate::config::{self, Config, Volume, check, keys, parse, state, units};
-use crate::daemon::{VolumeSettings, Watched};
+use crate::daemon::{Noticed, VolumeSettings, Watched};
 use crate::error::{Error, Result};
 use engine::chart::Spot;
 use engine::snapshot::{Snapshot, State, VolumeSnapshot};
@@ -72,6 +72,8 @@ pub trait Machine: Send + Sync + 'static {
     fn record(&self, names: &[String]) -> Result<Box<dyn record::Tap>>;
     /// Goes on without what a held volume has lost.
     fn accept_loss(&self, name: &str) -> Result<()>;
+    /// Looks now at what may have been removed under the daemon.
+    fn look_around(&self) {}
 }
 
 /// The daemon at one instant.
@@ -83,6 +85,8 @@ pub struct Look {
     pub held: Vec<Held>,
     /// Guests that are watched, by volume.
     pub watched: BTreeMap<String, Watched>,
+    /// Files and sockets of the daemon that were removed under it.
+    pub noticed: Noticed,
     pub recovery: Recovery,
     /// Counters of the host side: name, meaning, value.
     pub counters: Vec<(&'static str, &'static str, u64)>,
@@ -163,6 +167,8 @@ pub struct Admin {
     known: Mutex<Known>,
     /// What happened, and how the figures went. Nothing here reads them.
     pub events: Arc<events::Events>,
+    /// Whoever has the admin socket is to look for it.
+    pub socket_look: tokio::sync::Notify,
     pub history: history::History,
     pub recordings: record::Recordings,
 }
@@ -190,6 +196,7 @@ impl Admin {
             order: Mutex::new(()),
             known,
             events: Arc::new(events::Events::new(events::unix_ms_now())),
+            socket_look: tokio::sync::Notify::new(),
             history: history::History::default(),
             recordings: record::Recordings::default(),
         }
@@ -202,6 +209,12 @@ impl Admin {
     fn known(&self) -> MutexGuard<'_, Known> {
         // A panic ends the process; a poisoned lock is met by tests only.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks now for files and sockets that were removed, and makes them again where it can.
+    pub fn look_around(&self) {
+        self.machine.look_around();
+        self.socket_look.notify_one();
     }
 
     /// The daemon with its held volumes among the others.

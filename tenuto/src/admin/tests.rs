@@ -79,6 +79,7 @@ impl Machine for Fake {
             clients: state.clients.clone(),
             held: Vec::new(),
             watched: BTreeMap::new(),
+            noticed: Default::default(),
             recovery: Recovery {
                 ms: 3,
                 tail_bytes_discarded: 0,

@@ -59,6 +59,7 @@ impl Machine for Live {
             clients: clients.collect(),
             engine: snapshot.engine,
             watched: self.0.watched(),
+            noticed: self.0.noticed(),
             held: self.0.held().into_iter().map(held).collect(),
             recovery: Recovery {
                 ms: self.0.recovery_time().as_millis() as u64,
@@ -72,6 +73,10 @@ impl Machine for Live {
                 all
             },
         })
+    }
+
+    fn look_around(&self) {
+        self.0.look_around();
     }
 
     fn add(&self, settings: VolumeSettings) -> Result<()> {

@@ -45,7 +45,7 @@ use listen::{ExportTable, Listener};
 use record::Recordings;
 use remote::Remotes;
 use slots::Slots;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
@@ -265,6 +265,8 @@ struct Shard<E: Decide> {
     /// Device blocks being written, where they are larger than sectors.
     blocks: HashMap<Device, RangeLock<u32>>,
     running: Slots<Running>,
+    /// Ledgers and journals that were exchanged while something was on its way into them.
+    doubtful: BTreeSet<Device>,
     remotes: Remotes,
     workers: Pool,
     words: mpsc::Receiver<Word>,
@@ -349,6 +351,7 @@ impl<E: Decide> Shard<E> {
             recordings: Recordings::default(),
             blocks: HashMap::new(),
             running: Slots::default(),
+            doubtful: BTreeSet::new(),
             remotes: Remotes::default(),
             workers,
             words,
