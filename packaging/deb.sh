@@ -44,6 +44,7 @@ install -D -m 0644 "$here/tenuto.toml" "$root/etc/tenuto/tenuto.toml"
 # Checked by `tenuto config --check` before there was a first start.
 install -d -m 0755 "$root/var/lib/tenuto"
 install -D -m 0755 "$here/debian/dirty" "$share/tenuto/dirty"
+install -D -m 0755 "$here/debian/stage" "$share/tenuto/stage"
 for page in README.md docs/operations.md docs/guarantees.md docs/format.md; do
     install -D -m 0644 "$tree/$page" "$doc/$(basename "$page")"
 done

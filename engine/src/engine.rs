@@ -80,6 +80,9 @@ pub enum OpenError {
     /// Going on would lose data, or take it from its owner.
     #[error("{0}")]
     Refused(String),
+    /// The stage is gone in the boot that needed it; the log goes on once that is accepted.
+    #[error("{0}")]
+    StageLost(String),
     #[error("input/output error on {0}")]
     Io(&'static str),
 }

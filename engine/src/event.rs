@@ -113,6 +113,9 @@ pub enum Command {
     /// Reads all that lies on the cache device and compares it with its checksums; replied to when
     /// that is done, whatever was found. What was is in the snapshot.
     Scrub,
+    /// The cache file is not found under its name any more, so that it ends with this process; or
+    /// it is again. Until then it is a device that has failed, of which all can be read.
+    CacheGone { gone: bool },
     /// Writes everything acknowledged to the log and syncs it, for an orderly stop.
     Park,
 }

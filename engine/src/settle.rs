@@ -35,6 +35,8 @@ pub struct Settled {
     pub journal_entries_applied: u64,
     /// The image as it is now, if it can be told.
     pub origin: Option<Stat>,
+    /// The administrator goes on with what the log has, though the stage is gone.
+    pub without_stage: bool,
 }
 
 impl Settled {
@@ -82,8 +84,8 @@ pub fn settle(media: &mut dyn Media, volume: VolumeId) -> Result<Settled, OpenEr
     let Progress::Apply { upto, .. } = ledger.progress else {
         return Ok(Settled {
             ledger: Some(ledger),
-            journal_entries_applied: 0,
             origin: media.stat(Device::Origin(volume)).ok(),
+            ..Settled::default()
         });
     };
     let stat = check_image(media, volume, &ledger)?;
@@ -116,6 +118,7 @@ pub fn settle(media: &mut dyn Media, volume: VolumeId) -> Result<Settled, OpenEr
         journal_entries_applied,
         // Just written: nothing that was kept of it counts.
         origin: None,
+        without_stage: false,
     })
 }
 

@@ -108,6 +108,8 @@ pub enum CacheState {
     Failing,
     /// It has failed for so long that volumes do without it.
     Failed,
+    /// It answers, but nobody will find it once this daemon has ended.
+    Gone,
 }
 
 impl CacheState {
@@ -116,6 +118,7 @@ impl CacheState {
             CacheState::Good => "good",
             CacheState::Failing => "failing",
             CacheState::Failed => "failed",
+            CacheState::Gone => "gone",
         }
     }
 }

@@ -199,6 +199,8 @@ pub struct Volume {
     pub zeroes_dearly: bool,
     /// The last guest has ended, so that the next one finds a clean disk.
     pub ended: bool,
+    /// See [`VolumeRecord::stage_lost`].
+    pub stage_lost: bool,
     /// Its overlay is becoming the content of its image.
     pub committing: Option<RequestId>,
     /// Its files are to be let go.
@@ -276,6 +278,7 @@ impl Volume {
             counters: Counters::default(),
             zeroes_dearly: false,
             ended: record.ended,
+            stage_lost: record.stage_lost,
             committing: None,
             suspending: None,
             resize: None,
@@ -297,6 +300,8 @@ impl Volume {
             destage_in_place: spec.tuning.destage == DestageMode::InPlace,
             journal_possible: spec.journal_possible,
             ended: false,
+            staged: false,
+            stage_lost: false,
             first_serial: Serial(1),
             serial_next: Serial(1),
             destaged: Serial(0),
@@ -306,7 +311,9 @@ impl Volume {
         })
     }
 
-    pub fn record(&self) -> VolumeRecord {
+    /// As the next checkpoint has it; `logged`: all that was acknowledged is durable in the log,
+    /// and nothing more will be.
+    pub fn record(&self, logged: bool) -> VolumeRecord {
         VolumeRecord {
             id: self.id,
             uuid: self.uuid,
@@ -316,12 +323,24 @@ impl Volume {
             destage_in_place: self.tuning.destage == DestageMode::InPlace,
             journal_possible: self.journal_possible,
             ended: self.ended,
+            staged: self.is_staged(logged),
+            stage_lost: self.stage_lost,
             first_serial: self.first_serial,
             serial_next: self.serial_next,
             destaged: self.destaged,
             size_bytes: self.size_bytes,
             name: self.name.clone(),
             origin: self.origin.clone(),
+        }
+    }
+
+    /// Whether the stage may hold what nothing else has; of overlays it says what of them counts.
+    fn is_staged(&self, logged: bool) -> bool {
+        let serves = self.attached && !(logged && self.waiting.is_empty());
+        match self.logged_policy {
+            Policy::WriteBack => serves && !self.read_only,
+            Policy::Ephemeral => serves || self.is_dirty(),
+            Policy::Uncached | Policy::WriteThrough => false,
         }
     }
 
@@ -523,6 +542,8 @@ mod tests {
             destage_in_place: false,
             journal_possible: true,
             ended: false,
+            staged: false,
+            stage_lost: false,
             first_serial: Serial(1),
             serial_next: Serial(1),
             destaged: Serial(0),

@@ -44,6 +44,8 @@ fn volume(id: u32, policy: Policy, flag: u32) -> VolumeRecord {
         destage_in_place: flag & 1 != 0,
         journal_possible: flag & 2 != 0,
         ended: flag & 4 != 0,
+        staged: flag & 8 != 0,
+        stage_lost: flag & 16 != 0,
         first_serial: Serial(10),
         serial_next: Serial(30),
         destaged: Serial(20),
@@ -74,7 +76,7 @@ fn each_flag_of_a_volume_is_kept_with_any_other() {
         Policy::WriteThrough,
     ];
     for policy in policies {
-        let volumes = (0..8).map(|flag| volume(flag, policy, flag)).collect();
+        let volumes = (0..32).map(|flag| volume(flag, policy, flag)).collect();
         let good = a_checkpoint(volumes);
         assert_eq!(Checkpoint::parse(&good.encode(), CACHE), Ok(good));
     }

@@ -58,6 +58,8 @@ fn volume(id: u32, policy: Policy) -> VolumeRecord {
         destage_in_place: id == 1,
         journal_possible: id == 0,
         ended: false,
+        staged: false,
+        stage_lost: false,
         first_serial: Serial(1_000),
         serial_next: Serial(1_234_567_890_123),
         destaged: Serial(999),

@@ -760,6 +760,42 @@ fn the_stage_of_another_cache_boot_shape_or_run_is_not_looked_at() {
 }
 
 #[test]
+fn a_stage_that_is_gone_in_its_boot_is_told_of_the_volumes_that_may_miss_it_and_not_forgotten() {
+    let foreign = || {
+        Shared::of(StageHeader {
+            cache: Uuid([1; 16]),
+            ..HEADER
+        })
+    };
+    let lost = |disk: &mut Disk, sequence| disk.checkpoint(sequence).volumes[0].stage_lost;
+    let machine = |staged| {
+        let mut disk = Disk::of(VolumeRecord { staged, ..volume() }, Vec::new());
+        disk.put_records(0, 55, 100..=102);
+        disk
+    };
+    let mut disk = machine(true);
+    assert_eq!(disk.open(&mut foreign()), (bytes(3), 3), "what the log has");
+    assert!(lost(&mut disk, 43));
+    // The run that told it was killed.
+    assert_eq!(disk.open(&mut Shared::new()).0, bytes(3));
+    assert!(lost(&mut disk, 44), "nobody has accepted it");
+
+    let mut disk = machine(true);
+    disk.open(&mut Shared::new());
+    assert!(!lost(&mut disk, 43), "it is there");
+    let mut disk = machine(false);
+    disk.open(&mut foreign());
+    assert!(!lost(&mut disk, 43), "it has ended in order");
+    let mut disk = machine(true);
+    let booted = Config {
+        boot: Uuid([2; 16]),
+        ..config()
+    };
+    Engine::open(booted, &mut disk, &mut foreign()).expect("opened");
+    assert!(!lost(&mut disk, 43), "the host was down");
+}
+
+#[test]
 fn a_new_run_has_a_stage_that_names_it_and_mirrors_nothing() {
     // One slot more than a block of the table holds.
     let slots = 129;

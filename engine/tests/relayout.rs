@@ -85,6 +85,8 @@ fn volume() -> VolumeRecord {
         destage_in_place: false,
         journal_possible: true,
         ended: false,
+        staged: false,
+        stage_lost: false,
         first_serial: Serial(100),
         serial_next: Serial(120),
         destaged: Serial(119),

@@ -552,8 +552,8 @@ fn without_a_pending_journal_settling_syncs_the_ledger_and_does_nothing_else() {
         assert!(host.ledger.unsynced.is_empty(), "its word is synced");
         let expected = Settled {
             ledger: Some(ledger.clone()),
-            journal_entries_applied: 0,
             origin: stat,
+            ..Settled::default()
         };
         assert_eq!(settled, expected);
         assert_eq!(pending_journal(&mut host, ID), Ok(None));

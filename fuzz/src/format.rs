@@ -157,6 +157,8 @@ fn volume(source: &mut Source) -> VolumeRecord {
         destage_in_place: source.flag(),
         journal_possible: source.flag(),
         ended: source.flag(),
+        staged: source.flag(),
+        stage_lost: source.flag(),
         first_serial: Serial(source.number()),
         serial_next: Serial(source.number()),
         destaged: Serial(source.number()),

@@ -89,7 +89,11 @@ reads_the_same || fail "other data after it was installed again"
 tenuto volume destage disk --wait || fail destage
 tenuto volume rm disk || fail rm
 head -c $bytes $image | cmp - /root/pattern || fail "the image is not what was written"
+other=/dev/shm/tenuto-00000000-0000-4000-8000-000000000001
+touch $other
 dpkg -P tenuto || fail "purge when clean"
+[ -e $other ] || fail "the purge took the stage of another daemon"
+rm $other
 [ ! -e /var/lib/tenuto ] && [ ! -e /etc/tenuto ] && [ ! -e /run/tenuto ] || fail "state is left"
 ls /dev/shm/tenuto-* 2>/dev/null && fail "a stage is left"
 [ "$(ls -A /mnt/nfs)" = disk.img ] || fail "beside the origin is left: $(ls -A /mnt/nfs)"

@@ -82,6 +82,24 @@ impl Arena {
         })
     }
 
+    /// Moves the memory to a file that is as large, and keeps its address. What the kernel still
+    /// reads of the old pages is the same.
+    fn move_to(&mut self, file: &File) -> io::Result<()> {
+        let fresh = Arena::shared(file, self.bytes as u64)?;
+        // SAFETY: two mappings of this size; `&mut self` keeps everybody else from writing.
+        unsafe { std::ptr::copy_nonoverlapping(self.base, fresh.base, self.bytes) };
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        let (base, fd) = (self.base.cast(), file.as_raw_fd());
+        // SAFETY: replaces our own mapping, as a whole, by one with the same bytes.
+        let moved = unsafe { libc::mmap(base, self.bytes, access, flags, fd, 0) };
+        // The old mapping may be gone by then.
+        assert_ne!(moved, libc::MAP_FAILED, "its address was ours");
+        // SAFETY: the range was just mapped.
+        unsafe { libc::madvise(base, self.bytes, libc::MADV_DONTDUMP) };
+        Ok(())
+    }
+
     pub fn bytes(&self) -> u64 {
         self.bytes as u64
     }
@@ -315,6 +333,11 @@ impl HostMemory {
             buffers,
             loans: Loans::default(),
         }
+    }
+
+    /// Moves the stage into this file, which is as large and allocated.
+    pub fn move_stage(&mut self, file: &File) -> io::Result<()> {
+        self.stage.move_to(file)
     }
 
     /// The bytes of a place that lie in a row, at most so many; panics when the range leaves its

@@ -11,6 +11,7 @@ mod commit;
 mod held;
 mod host;
 mod identity;
+mod lookout;
 mod open;
 mod resize;
 mod rings;
@@ -20,17 +21,20 @@ mod watch;
 
 use crate::shard::control::{CommandError, Handle, ListenerScope, Stopped};
 use crate::stage::Stage;
+use crate::target::Target;
 use engine::engine::Report;
-use engine::event::{Admission, ResetOn, Share};
+use engine::event::{Admission, Device, ResetOn, Share};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 pub use held::{Held, Hold};
+use lookout::Lookout;
+pub use lookout::Noticed;
 pub use rings::FrontEndCounters;
 use rings::FrontEnds;
 use sockets::Sockets;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use volumes::{Ledgers, Table};
@@ -218,8 +222,11 @@ pub struct Daemon {
     watches: Watches,
     front_ends: FrontEnds,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// Keeps its lock.
-    _stage: Stage,
+    /// Keeps its lock. Under a mutex, because one that is removed is made again.
+    stage: Mutex<Stage>,
+    /// As long as the shard has it open.
+    cache: Weak<Target>,
+    lookout: Lookout,
 }
 
 impl Daemon {
@@ -232,6 +239,8 @@ impl Daemon {
         let opened = open::open(&settings)?;
         let recovery = begun.elapsed();
         let orphans = open::orphans(&opened.parts.engine, &settings);
+        let cache = opened.parts.files.share(Device::Cache);
+        let cache = Arc::downgrade(&cache.expect("it was just opened"));
         let started = crate::shard::start(opened.parts);
         let (handle, thread) =
             started.map_err(|error| StartError::Io(format!("cannot start the ring: {error}")))?;
@@ -247,7 +256,9 @@ impl Daemon {
             watches: Watches::default(),
             front_ends: FrontEnds::default(),
             thread: Mutex::new(Some(thread)),
-            _stage: opened.stage,
+            stage: Mutex::new(opened.stage),
+            cache,
+            lookout: Lookout::default(),
         };
         match daemon.open_to_clients(settings, orphans) {
             Ok(()) => Ok(daemon),
@@ -291,7 +302,7 @@ impl Daemon {
         if let Some(address) = settings.nbd_tcp {
             let listener = sockets::tcp(address)?;
             self.handle
-                .listen(listener, ListenerScope::All)
+                .listen(listener, ListenerScope::Network)
                 .map_err(gone)?;
         }
         Ok(())
@@ -320,6 +331,7 @@ impl Daemon {
     /// Orderly end: everything acknowledged is in the log, sockets are gone. Dirty data stays.
     pub fn stop(&self) -> Result<(), CommandError> {
         self.sockets.remove_all();
+        self.save_from_removed_cache();
         let parked = self.handle.stop();
         self.front_ends.stop();
         let thread = self

@@ -1,8 +1,9 @@
 //! Rules taken out on purpose, so that a drill shows that it would notice.
 //!
-//! Owns the switches `TENUTO_DRILL_SKIP_SYNC` (`cache` or `journal`) and `TENUTO_DRILL_NO_LOCK`.
-//! Always true: they do nothing unless `TENUTO_MARKS` is set too, as only a drill does, and each
-//! is told in the log at start. Deliberately absent: any use outside the tests.
+//! Owns the switches `TENUTO_DRILL_SKIP_SYNC` (`cache` or `journal`) and `TENUTO_DRILL_NO_LOCK`,
+//! and `TENUTO_DRILL_BOOT`, which lets a machine seem to have been started again. Always true: the
+//! switches do nothing unless `TENUTO_MARKS` is set too, as only a drill does, and each is told in
+//! the log at start. Deliberately absent: any use outside the tests.
 
 use engine::event::Device;
 use std::sync::OnceLock;
@@ -32,6 +33,11 @@ fn switches() -> Switches {
         }
         switches
     })
+}
+
+/// The name of the present boot, in place of the kernel's.
+pub fn boot() -> Option<String> {
+    std::env::var("TENUTO_DRILL_BOOT").ok()
 }
 
 /// Syncs of this device are left out.

@@ -25,8 +25,10 @@ const EXIT_WAIT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Stage {
     /// Carries the lock.
-    _file: File,
+    file: File,
     path: PathBuf,
+    /// Where it lies until it is shown.
+    hidden: Option<PathBuf>,
     found: bool,
 }
 
@@ -69,8 +71,9 @@ impl Stage {
         }
         let arena = Arena::shared(&file, bytes).map_err(|e| Fault::io(&name, "map it", e))?;
         let stage = Stage {
-            _file: file,
+            file,
             path,
+            hidden: None,
             found,
         };
         Ok((stage, arena))
@@ -85,10 +88,72 @@ impl Stage {
         self.found
     }
 
+    /// Whether its path still leads to it. What cannot be told is taken for a yes.
+    pub fn is_named(&self) -> bool {
+        match (self.file.metadata(), fs::symlink_metadata(&self.path)) {
+            (Ok(ours), Ok(named)) => ours.ino() == named.ino() && ours.dev() == named.dev(),
+            (_, Err(error)) => error.kind() != io::ErrorKind::NotFound,
+            (Err(_), _) => true,
+        }
+    }
+
+    /// A file as large as this one, which somebody has removed: locked, allocated, and hidden until
+    /// it holds what this one does.
+    pub fn renew(&self) -> Result<Stage, Fault> {
+        let name = format!("stage {}", self.path.display());
+        let hidden = self.path.with_extension("new");
+        let _ = fs::remove_file(&hidden);
+        let file = open_file(&hidden, &name)?;
+        lock::acquire(&file, &name, Mode::Exclusive, &mut Patience::none())?;
+        let fresh = Stage {
+            file,
+            path: self.path.clone(),
+            hidden: Some(hidden),
+            found: false,
+        };
+        let meta = self.file.metadata();
+        let bytes = meta
+            .map_err(|error| Fault::io(&name, "stat it", error))?
+            .len();
+        let free = sys::free_bytes(&fresh.file).unwrap_or(0);
+        let allocated = match sys::lacks(&fresh.file, bytes) {
+            true => Err(io::ErrorKind::StorageFull.into()),
+            false => sys::fallocate(&fresh.file, 0, 0, bytes),
+        };
+        allocated.map_err(|error| full(&name, bytes, free, error))?;
+        Ok(fresh)
+    }
+
+    /// The file once more, for whoever maps it.
+    pub fn file(&self) -> Result<File, Fault> {
+        let name = format!("stage {}", self.path.display());
+        let file = self.file.try_clone();
+        file.map_err(|error| Fault::io(&name, "open it once more", error))
+    }
+
+    /// Gives a hidden file its name.
+    pub fn show(&mut self) -> Result<(), Fault> {
+        let Some(hidden) = self.hidden.take() else {
+            return Ok(());
+        };
+        let name = format!("stage {}", self.path.display());
+        let shown = fs::rename(&hidden, &self.path);
+        shown.map_err(|error| Fault::io(&name, "name it", error))
+    }
+
     /// Removes the file; a mapping of it lives on until it is dropped.
     pub fn remove(self) -> Result<(), Fault> {
         let name = format!("stage {}", self.path.display());
         fs::remove_file(&self.path).map_err(|error| Fault::io(&name, "remove it", error))
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if let Some(hidden) = &self.hidden {
+            // Best effort: the next one that is made removes it as well.
+            let _ = fs::remove_file(hidden);
+        }
     }
 }
 

@@ -59,6 +59,19 @@ pub struct How {
 }
 
 impl Target {
+    /// Whether its path still leads to it. What cannot be told is taken for a yes.
+    pub fn is_named(&self) -> bool {
+        let (ours, named) = match (self.file.metadata(), fs::metadata(&self.path)) {
+            (Ok(ours), Ok(named)) => (ours, named),
+            (_, Err(error)) => return error.kind() != io::ErrorKind::NotFound,
+            (Err(_), _) => return true,
+        };
+        match ours.file_type().is_block_device() {
+            true => ours.rdev() == named.rdev(),
+            false => ours.ino() == named.ino() && ours.dev() == named.dev(),
+        }
+    }
+
     /// Opens without buffering where the file system can.
     pub fn open(path: &Path, how: How) -> io::Result<Target> {
         let present = fs::metadata(path);

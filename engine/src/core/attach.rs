@@ -52,10 +52,10 @@ impl Core {
         settled: Settled,
     ) -> Result<(), OpenError> {
         self.check_spec(id, &spec)?;
-        let ledger = settled.ledger;
+        let ledger = settled.ledger.clone();
         check_commit(&spec, ledger.as_ref())?;
         let mut volume = match self.volumes.get_mut(id.0 as usize).and_then(Option::take) {
-            Some(known) => match self.join_known(known, &spec, ledger.as_ref()) {
+            Some(known) => match self.join_known(known, &spec, &settled) {
                 Ok(volume) => volume,
                 Err((known, error)) => {
                     self.volumes[id.0 as usize] = Some(*known);
@@ -193,14 +193,17 @@ impl Core {
         &self,
         mut volume: Volume,
         spec: &VolumeSpec,
-        ledger: Option<&Ledger>,
+        settled: &Settled,
     ) -> Result<Volume, (alloc::boxed::Box<Volume>, OpenError)> {
+        let ledger = settled.ledger.as_ref();
         let fits = check_dirty(&volume, spec, ledger)
             .map_err(|why| OpenError::Refused(format!("volume {}: {why}", volume.name)))
-            .and_then(|()| check_owner(self.cache, &volume.name, ledger));
+            .and_then(|()| check_owner(self.cache, &volume.name, ledger))
+            .and_then(|()| check_stage(&volume, settled));
         if let Err(error) = fits {
             return Err((alloc::boxed::Box::new(volume), error));
         }
+        volume.stage_lost = false;
         if let Some(ledger) = ledger {
             if ledger.volume != volume.uuid {
                 // Another image under an old name: nothing that the log has of it counts.
@@ -638,6 +641,29 @@ fn check_dirty(volume: &Volume, spec: &VolumeSpec, ledger: Option<&Ledger>) -> R
         )),
         Some(_) => Ok(()),
     }
+}
+
+/// Acknowledged writes that may have gone with the stage must not be passed over. A ledger that
+/// says that nobody holds anything was written when there was nothing to lose.
+fn check_stage(volume: &Volume, settled: &Settled) -> Result<(), OpenError> {
+    let owned = settled.ledger.as_ref().is_none_or(|ledger| ledger.dirty);
+    let overlay = volume.policy == Policy::Ephemeral;
+    if !volume.stage_lost || settled.without_stage || !(owned || overlay) {
+        return Ok(());
+    }
+    let name = &volume.name;
+    Err(OpenError::StageLost(match overlay {
+        true => format!(
+            "volume {name}: its overlay is lost, because the stage is gone though this host was \
+             not started again; bring no guest up that was running on it"
+        ),
+        false => format!(
+            "volume {name}: acknowledged writes may be missing, because the stage is gone though \
+             this host was not started again; the log has all that was flushed, {} bytes of it \
+             dirty",
+            volume.dirty_bytes()
+        ),
+    }))
 }
 
 /// Whether all that the log has of a volume is at the origin, by a ledger that others have written

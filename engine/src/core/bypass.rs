@@ -5,6 +5,7 @@
 //! device:  Good ─first failure─▶ Doubtful ─ DOUBT_MS without a good sync ─▶ Failed
 //!           ▲                        └──────── a good sync ────────┬──────────┘
 //!           └──────────────────────────────────────────────────────┘
+//!          gone ─▶ Failed; found again ─▶ Doubtful
 //! volume:  None ─failed─▶ Rescue ─all is at the origin─▶ Release ─the ledger says so─▶ Past
 //!           ▲               └─ nobody else has a block ─▶ Held                           │
 //!           └──── good again ──────────────┴──────────── good again: a switch ───────────┘
@@ -20,6 +21,8 @@
 //! the ledger counts as destaged. The ledger also says that the origin may hold what nobody synced
 //! ([`PAST_LOG`]), so that who makes the volume write-back again syncs it first. A held volume
 //! answers errors: neither its writes nor its flushes are acknowledged, nothing stale is read.
+//! A cache file that lost its name goes the same way, though it answers, because it ends with the
+//! process that has it open.
 //! Deliberately absent: bad blocks of a device that takes writes; they are the business of `fetch`
 //! and of the volume they belong to.
 
@@ -31,7 +34,7 @@ use crate::format::ledger::PAST_LOG;
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::{CacheState, State};
 use crate::types::{Policy, RequestId, Time, VolumeId};
-use crate::volume::LedgerStep;
+use crate::volume::{LedgerStep, Volume, WaitKind};
 
 /// How long a device may fail before guests stop waiting for it. Longer than the resets of a
 /// controller usually take, shorter than the patience of a guest's file system.
@@ -57,9 +60,15 @@ impl Bypass {
         matches!(self, Bypass::Rescue | Bypass::Release { .. })
     }
 
-    pub fn reason(self) -> Option<&'static str> {
+    fn reason(self, gone: bool) -> Option<&'static str> {
         match self {
             Bypass::None => None,
+            Bypass::Rescue | Bypass::Release { .. } if gone => {
+                Some("the cache file was removed; what it holds is being brought to the origin")
+            }
+            Bypass::Past if gone => {
+                Some("the cache file was removed; guests read and write the origin")
+            }
             Bypass::Rescue | Bypass::Release { .. } => {
                 Some("the cache device fails; what it holds is being brought to the origin")
             }
@@ -76,6 +85,8 @@ impl Bypass {
 pub struct Health {
     failing_since: Option<Time>,
     failed: bool,
+    /// It has no name any more.
+    gone: bool,
 }
 
 impl Health {
@@ -90,6 +101,7 @@ impl Health {
 
     pub fn state(&self) -> CacheState {
         match (self.failed, self.failing_since) {
+            _ if self.gone => CacheState::Gone,
             (true, _) => CacheState::Failed,
             (false, Some(_)) => CacheState::Failing,
             (false, None) => CacheState::Good,
@@ -117,7 +129,8 @@ impl Core {
     /// A sync has covered all that was written before it. One that found nothing of the log to
     /// cover proves little while the log cannot be written.
     pub(super) fn cache_synced(&mut self, cx: &mut Cx<'_>) {
-        if self.health.failing_since.is_none() || self.log.has_unwritten() {
+        let failing = self.health.failing_since.is_some() && !self.health.gone;
+        if !failing || self.log.has_unwritten() {
             return;
         }
         self.health.failing_since = None;
@@ -127,6 +140,22 @@ impl Core {
                 self.come_back(cx, VolumeId(at as u32));
             }
         }
+    }
+
+    /// The host has looked for the cache file under its name.
+    pub(super) fn cache_gone(&mut self, cx: &mut Cx<'_>, request: RequestId, gone: bool) {
+        self.health.gone = gone;
+        if gone {
+            self.health.failing_since.get_or_insert(cx.now);
+            self.health.failed = true;
+        }
+        cx.out.reply(request, Ok(()));
+        self.look_at_cache(cx);
+    }
+
+    /// Why a volume does without the log.
+    pub(super) fn bypass_reason(&self, volume: &Volume) -> Option<&'static str> {
+        volume.bypass.reason(self.health.gone)
     }
 
     /// What a device did not give while it failed says nothing of what it has. Who reads what is
@@ -147,8 +176,10 @@ impl Core {
             return;
         };
         // These find out that the device is good again.
-        self.checkpoint.wanted = true;
-        self.log.want_sync();
+        if !self.health.gone {
+            self.checkpoint.wanted = true;
+            self.log.want_sync();
+        }
         self.health.failed |= cx.now >= since.plus_millis(DOUBT_MS);
         if !self.health.failed {
             return;

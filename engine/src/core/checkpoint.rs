@@ -132,6 +132,10 @@ impl Core {
 
     fn encode_checkpoint(&self, sequence: u64) -> (Vec<u8>, Vec<SegmentIndex>) {
         let (segments, freed) = self.log.table();
+        // The last one of an orderly stop.
+        let parks = |waiter: &Waiter| matches!(waiter, Waiter::Park(_));
+        let parked = self.checkpoint.waiters.iter().any(parks);
+        let logged = parked && self.log.durable >= self.log.newest();
         let checkpoint = Checkpoint {
             cache: self.cache,
             boot: self.config.boot,
@@ -146,7 +150,7 @@ impl Core {
                 .volumes
                 .iter()
                 .flatten()
-                .map(|volume| volume.record())
+                .map(|volume| volume.record(logged))
                 .collect(),
             segments,
         };

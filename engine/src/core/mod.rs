@@ -485,6 +485,7 @@ impl Core {
         match command {
             Command::Park => self.park(cx, request),
             Command::Scrub => self.scrub(cx, request),
+            Command::CacheGone { gone } => self.cache_gone(cx, request, gone),
             Command::Destage { volume }
             | Command::Reset { volume }
             | Command::Leave { volume, .. }

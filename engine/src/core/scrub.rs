@@ -227,7 +227,9 @@ impl Core {
         match self.health.state() {
             CacheState::Good => {}
             CacheState::Failing => return self.rest_scrub(cx, cx.now.plus_millis(FAILING_MS)),
-            CacheState::Failed => return self.end_scrub(cx, Err(Refusal::CacheFailed)),
+            CacheState::Failed | CacheState::Gone => {
+                return self.end_scrub(cx, Err(Refusal::CacheFailed));
+            }
         }
         let Some(piece) = self.scratch.take_piece() else {
             return self.rest_scrub(cx, cx.now.plus_millis(RETRY_MS));

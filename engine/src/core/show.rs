@@ -93,6 +93,12 @@ impl Core {
         }
     }
 
+    /// Why a volume is not as it is configured; `of_state` where nothing else says it.
+    fn why(&self, volume: &Volume, of_state: Option<&'static str>) -> Option<&'static str> {
+        let bypass = self.bypass_reason(volume);
+        volume.switch_reason().or(bypass).or(of_state)
+    }
+
     fn show(&self, volume: &Volume, now: Time) -> VolumeSnapshot {
         let (group_waits, group_in_place) = self.group_state(volume);
         let (oldest, began) = (volume.epochs.front(), self.began.unwrap_or(now));
@@ -117,7 +123,7 @@ impl Core {
             group_waits,
             group_in_place,
             state,
-            reason: volume.switch_reason().or(volume.bypass.reason()).or(reason),
+            reason: self.why(volume, reason),
             past_log: volume.bypass == Bypass::Past,
             orphan: !volume.attached,
             ready: volume.ready,

@@ -95,6 +95,11 @@ pub struct VolumeRecord {
     pub journal_possible: bool,
     /// The guest of an ephemeral volume has ended in order.
     pub ended: bool,
+    /// What was acknowledged of it may lie in the stage alone.
+    pub staged: bool,
+    /// The stage was gone when it was needed, so acknowledged writes may be missing; stays until
+    /// the loss is accepted.
+    pub stage_lost: bool,
     /// First serial of `generation`: the fork point.
     pub first_serial: Serial,
     /// No serial at or above this one had been given when the checkpoint was written.
@@ -143,6 +148,10 @@ const STATE_SETTLED: u16 = 2;
 const FLAG_IN_PLACE: u16 = 1;
 const FLAG_JOURNAL_POSSIBLE: u16 = 2;
 const FLAG_ENDED: u16 = 4;
+const FLAG_STAGED: u16 = 8;
+const FLAG_STAGE_LOST: u16 = 16;
+const FLAGS: u16 =
+    FLAG_IN_PLACE | FLAG_JOURNAL_POSSIBLE | FLAG_ENDED | FLAG_STAGED | FLAG_STAGE_LOST;
 
 fn policy_code(policy: Policy) -> u16 {
     match policy {
@@ -291,16 +300,15 @@ fn encode_volume(volume: &VolumeRecord) -> VolumeBytes {
     let mut origin = [0; ORIGIN_BYTES_MAX];
     let name_bytes = put_text(&mut name, &volume.name);
     let origin_bytes = put_text(&mut origin, &volume.origin);
-    let mut flags = 0;
-    if volume.destage_in_place {
-        flags |= FLAG_IN_PLACE;
-    }
-    if volume.journal_possible {
-        flags |= FLAG_JOURNAL_POSSIBLE;
-    }
-    if volume.ended {
-        flags |= FLAG_ENDED;
-    }
+    let flags = [
+        (volume.destage_in_place, FLAG_IN_PLACE),
+        (volume.journal_possible, FLAG_JOURNAL_POSSIBLE),
+        (volume.ended, FLAG_ENDED),
+        (volume.staged, FLAG_STAGED),
+        (volume.stage_lost, FLAG_STAGE_LOST),
+    ];
+    let flags = flags.iter().filter(|(is, _)| *is);
+    let flags = flags.fold(0, |all, (_, flag)| all | flag);
     VolumeBytes {
         uuid: volume.uuid.0,
         id: U32::new(volume.id.0),
@@ -324,7 +332,7 @@ fn parse_volume(bytes: &[u8]) -> Result<VolumeRecord, FormatError> {
     let record = VolumeBytes::ref_from_bytes(bytes).map_err(|_| FormatError::Short)?;
     zeroes(&record.reserved)?;
     let flags = record.flags.get();
-    if flags & !(FLAG_IN_PLACE | FLAG_JOURNAL_POSSIBLE | FLAG_ENDED) != 0 {
+    if flags & !FLAGS != 0 {
         return Err(FormatError::Field("volume flags"));
     }
     if record.id.get() >= 1 << 16 {
@@ -339,6 +347,8 @@ fn parse_volume(bytes: &[u8]) -> Result<VolumeRecord, FormatError> {
         destage_in_place: flags & FLAG_IN_PLACE != 0,
         journal_possible: flags & FLAG_JOURNAL_POSSIBLE != 0,
         ended: flags & FLAG_ENDED != 0,
+        staged: flags & FLAG_STAGED != 0,
+        stage_lost: flags & FLAG_STAGE_LOST != 0,
         first_serial: Serial(record.first_serial.get()),
         serial_next: Serial(record.serial_next.get()),
         destaged: Serial(record.destaged.get()),

@@ -174,7 +174,10 @@ pub fn recover(
     let (stage_found, vouches) = (stage.found, stage.overlay_valid);
     make_durable(media, &superblock, &mut accepted)?;
 
-    let replayed = replay::replay(&checkpoint, &accepted, superblock.geometry);
+    let mut replayed = replay::replay(&checkpoint, &accepted, superblock.geometry);
+    if checkpoint.boot == config.boot && !stage_found {
+        tell_stage_lost(&checkpoint, &mut replayed);
+    }
     let segments_max = crate::core::segments_max(superblock.geometry, config.index_bytes_max);
     let lives = core::mem::take(&mut accepted.fills);
     let fills = fills::load(
@@ -230,6 +233,16 @@ pub fn recover(
     Ok((core, report))
 }
 
+/// This boot has seen a stage, and it is not there any more. Only a loss of power takes one with
+/// every acknowledged write that a flush did not cover; here they may be missing, and their guests
+/// run on.
+fn tell_stage_lost(last: &Checkpoint, replayed: &mut Replayed) {
+    for record in last.volumes.iter().filter(|record| record.staged) {
+        let volume = replayed.volumes[record.id.0 as usize].as_mut();
+        volume.expect("each that is named is replayed").stage_lost = true;
+    }
+}
+
 /// The checkpoint that names what was accepted, and starts a new incarnation.
 fn next_checkpoint(
     last: &Checkpoint,
@@ -251,7 +264,7 @@ fn next_checkpoint(
             .volumes
             .iter()
             .flatten()
-            .map(|volume| volume.record())
+            .map(|volume| volume.record(true))
             .collect(),
         segments: accepted
             .segments

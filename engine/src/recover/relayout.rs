@@ -36,6 +36,10 @@ pub fn relayout(media: &mut dyn Media, segments: u32) -> Result<Superblock, Open
         segments: Vec::new(),
         ..last
     };
+    // Nothing is owed, so nothing is missed of the stage, which goes with the log.
+    for volume in &mut empty.volumes {
+        volume.staged = false;
+    }
     empty.sequence += 1;
     write_checkpoint(media, &old, &empty)?;
     empty.sequence += 1;

@@ -236,6 +236,8 @@ mod tests {
             destage_in_place: false,
             journal_possible: true,
             ended: false,
+            staged: false,
+            stage_lost: false,
             first_serial: Serial(1),
             serial_next: Serial(1),
             destaged: Serial(0),

@@ -43,6 +43,9 @@ pub struct Changes {
     cache_state: CacheState,
     cache_errors: u64,
     bad_clean_blocks: u64,
+    /// Files that were wrong, and how many were told of that were put right.
+    files: Vec<String>,
+    files_mended: u64,
     looks: u64,
 }
 
@@ -54,6 +57,7 @@ impl Changes {
         }
         self.looks += 1;
         self.cache_device(view, tell);
+        self.files(view, tell);
         for volume in view.shown() {
             let mut seen = Seen::of(view, volume);
             seen.look = self.looks;
@@ -99,6 +103,30 @@ impl Changes {
         });
     }
 
+    fn files(&mut self, view: &View, tell: &mut dyn FnMut(Notice)) {
+        let noticed = &view.look.noticed;
+        let mut say = |severity, words: &String| {
+            tell(Notice::host(severity, Kind::Files, words.clone()));
+        };
+        for line in &noticed.lasting {
+            if !self.files.contains(line) {
+                say(Severity::Error, line);
+            }
+        }
+        for line in &self.files {
+            if !noticed.lasting.contains(line) {
+                say(Severity::Info, &format!("over: {line}"));
+            }
+        }
+        for (number, line) in &noticed.mended {
+            if *number >= self.files_mended {
+                say(Severity::Warning, line);
+                self.files_mended = number + 1;
+            }
+        }
+        self.files.clone_from(&noticed.lasting);
+    }
+
     fn cache_device(&mut self, view: &View, tell: &mut dyn FnMut(Notice)) {
         let engine = &view.look.engine;
         let errors = engine.cache_errors;
@@ -119,6 +147,8 @@ impl Changes {
                     Severity::Error,
                     "the cache device has failed; write-back volumes do without it".into(),
                 ),
+                // Told among what was noticed.
+                CacheState::Gone => {}
             }
         } else if errors > self.cache_errors && engine.cache_state == CacheState::Good {
             let more = errors - self.cache_errors;

@@ -69,10 +69,12 @@ pub enum Kind {
     Qmp,
     Checksum,
     CacheDevice,
+    /// A file or socket of the daemon that was removed under it.
+    Files,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 17] = [
+    pub const ALL: [Kind; 18] = [
         Kind::Start,
         Kind::Stop,
         Kind::Recovery,
@@ -90,6 +92,7 @@ impl Kind {
         Kind::Qmp,
         Kind::Checksum,
         Kind::CacheDevice,
+        Kind::Files,
     ];
 
     pub const fn name(self) -> &'static str {
@@ -111,6 +114,7 @@ impl Kind {
             Kind::Qmp => "qmp",
             Kind::Checksum => "checksum",
             Kind::CacheDevice => "cache_device",
+            Kind::Files => "files",
         }
     }
 }

@@ -34,6 +34,8 @@ pub struct Held {
     pub damaged: bool,
     /// Its image cannot be opened at present; it is tried again by itself.
     pub waits: bool,
+    /// The log has all but what went with the stage.
+    pub stage_lost: bool,
     pub ledger: Option<LedgerInfo>,
     pub ledger_age_seconds: Option<u64>,
 }
@@ -110,10 +112,14 @@ impl Held {
 
     pub fn way_out(&self) -> String {
         let name = &self.name;
-        match (self.waits, self.damaged) {
-            (true, _) => "it is tried again every few seconds, and by `tenuto reload`".into(),
-            (false, true) => "put it right, then run `tenuto reload`".into(),
-            (false, false) => format!(
+        match (self.waits, self.damaged, self.stage_lost) {
+            (true, ..) => "it is tried again every few seconds, and by `tenuto reload`".into(),
+            (false, true, _) => "put it right, then run `tenuto reload`".into(),
+            (false, false, true) => format!(
+                "go on with what is left, once its guest is down or has been looked at, by `tenuto \
+                 volume accept-loss {name}`"
+            ),
+            (false, false, false) => format!(
                 "bring its data home and run `tenuto reload`, or go on without it by `tenuto \
                  volume accept-loss {name}`"
             ),
@@ -124,6 +130,14 @@ impl Held {
     fn loss(&self, volume: &VolumeSnapshot) -> String {
         if self.waits {
             return "nothing, as long as the cache is there".into();
+        }
+        if self.stage_lost && volume.policy == Policy::Ephemeral {
+            return "its overlay (an unknown number of bytes)".into();
+        }
+        if self.stage_lost {
+            return "what was written and not flushed before the daemon ended (an unknown number of \
+                    bytes; what was flushed is kept)"
+                .into();
         }
         let what = match volume.dirty_bytes {
             0 => "an unknown number of bytes".to_owned(),

@@ -394,6 +394,7 @@ pub fn troubles(view: &View) -> Vec<String> {
             lines.push(format!("volume {name} has met {errors} checksum errors"));
         }
     }
+    lines.extend(look.noticed.lasting.iter().cloned());
     let errors = look.engine.cache_errors;
     match look.engine.cache_state {
         CacheState::Good if errors == 0 => {}
@@ -401,6 +402,8 @@ pub fn troubles(view: &View) -> Vec<String> {
         CacheState::Failing => lines.push(format!(
             "the cache device fails ({errors} requests so far); guests that flush wait for it"
         )),
+        // That line is among what was noticed.
+        CacheState::Gone => {}
         CacheState::Failed => lines.push(format!(
             "the cache device has failed ({errors} requests); write-back volumes do without it \
              until it answers again"

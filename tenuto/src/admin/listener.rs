@@ -1,18 +1,99 @@
-//! A listener that keeps at most so many connections open.
+//! A listener that keeps at most so many connections open, and one that keeps its socket.
 //!
 //! Always true: beyond the bound a client waits in the kernel's queue; a connection gives its
-//! place back when it is dropped, however it ended.
+//! place back when it is dropped, however it ended; a socket that somebody removes is made again,
+//! and who is connected stays.
 
+use super::Admin;
+use super::events::{Kind, Notice, Severity};
 use axum::serve::Listener;
 use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream as StdStream;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Duration, Instant, sleep_until};
 
 /// Administrators and monitoring together; far more than anyone needs.
 const CONNECTIONS_MAX: usize = 256;
+
+/// How often the name of a socket is looked for.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// A socket that is made again when its name is gone.
+pub struct Kept {
+    inner: UnixListener,
+    admin: Arc<Admin>,
+    path: PathBuf,
+    group: Option<String>,
+    identity: Option<(u64, u64)>,
+    next_look: Instant,
+}
+
+impl Kept {
+    pub fn new(inner: UnixListener, admin: Arc<Admin>, path: &Path, group: Option<&str>) -> Kept {
+        Kept {
+            inner,
+            admin,
+            path: path.to_owned(),
+            group: group.map(str::to_owned),
+            identity: identity(path),
+            next_look: Instant::now() + LOOK_EVERY,
+        }
+    }
+
+    fn look(&mut self) {
+        self.next_look = Instant::now() + LOOK_EVERY;
+        // One on which another program answers is left alone.
+        if identity(&self.path) == self.identity || StdStream::connect(&self.path).is_ok() {
+            return;
+        }
+        let shown = self.path.display();
+        match super::server::bind(&self.path, self.group.as_deref()) {
+            Ok(listener) => {
+                let words = format!("socket {shown}: was removed; it is made again");
+                tracing::warn!("{words}");
+                let notice = Notice::host(Severity::Warning, Kind::Files, words);
+                self.admin.events.tell(notice);
+                self.inner = listener;
+                self.identity = identity(&self.path);
+            }
+            Err(error) => tracing::error!("socket {shown}: was removed: {error}"),
+        }
+    }
+}
+
+/// Device and inode of what lies there.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let meta = std::fs::symlink_metadata(path).ok()?;
+    Some((meta.dev(), meta.ino()))
+}
+
+impl Listener for Kept {
+    type Io = <UnixListener as Listener>::Io;
+    type Addr = <UnixListener as Listener>::Addr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        let admin = self.admin.clone();
+        loop {
+            tokio::select! {
+                client = Listener::accept(&mut self.inner) => return client,
+                () = admin.socket_look.notified() => {}
+                () = sleep_until(self.next_look) => {}
+            }
+            self.look();
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        Listener::local_addr(&self.inner)
+    }
+}
 
 pub struct Bounded<L> {
     inner: L,

@@ -476,7 +476,12 @@ const HOST_METRICS: &[HostMetric] = &[
         "cache_failed",
         "gauge",
         "1 while volumes do without the cache device.",
-        |v| u64::from(v.look.engine.cache_state == CacheState::Failed),
+        |v| {
+            u64::from(matches!(
+                v.look.engine.cache_state,
+                CacheState::Failed | CacheState::Gone
+            ))
+        },
     ),
     ("cache_errors_total", "counter", "Failed requests.", |v| {
         v.look.engine.cache_errors

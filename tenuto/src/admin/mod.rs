@@ -29,7 +29,7 @@ mod values;
 mod web;
 
 use crate::config::{self, Config, Volume, check, keys, parse, state, units};
-use crate::daemon::{VolumeSettings, Watched};
+use crate::daemon::{Noticed, VolumeSettings, Watched};
 use crate::error::{Error, Result};
 use crate::latency::Latency;
 use engine::chart::Spot;
@@ -75,6 +75,8 @@ pub trait Machine: Send + Sync + 'static {
     fn accept_loss(&self, name: &str) -> Result<()>;
     /// Looks whether held volumes whose images could not be opened can be served now; which are.
     fn try_held(&self) -> Vec<String>;
+    /// Looks now at what may have been removed under the daemon.
+    fn look_around(&self) {}
 }
 
 /// The daemon at one instant.
@@ -88,6 +90,8 @@ pub struct Look {
     pub held: Vec<Held>,
     /// Guests that are watched, by volume.
     pub watched: BTreeMap<String, Watched>,
+    /// Files and sockets of the daemon that were removed under it.
+    pub noticed: Noticed,
     pub recovery: Recovery,
     /// Counters of the host side: name, meaning, value.
     pub counters: Vec<(&'static str, &'static str, u64)>,
@@ -168,6 +172,8 @@ pub struct Admin {
     known: Mutex<Known>,
     /// What happened, and how the figures went. Nothing here reads them.
     pub events: Arc<events::Events>,
+    /// Whoever has the admin socket is to look for it.
+    pub socket_look: tokio::sync::Notify,
     pub history: history::History,
     pub recordings: record::Recordings,
 }
@@ -195,6 +201,7 @@ impl Admin {
             order: Mutex::new(()),
             known,
             events: Arc::new(events::Events::new(events::unix_ms_now())),
+            socket_look: tokio::sync::Notify::new(),
             history: history::History::default(),
             recordings: record::Recordings::default(),
         }
@@ -207,6 +214,12 @@ impl Admin {
     fn known(&self) -> MutexGuard<'_, Known> {
         // A panic ends the process; a poisoned lock is met by tests only.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks now for files and sockets that were removed, and makes them again where it can.
+    pub fn look_around(&self) {
+        self.machine.look_around();
+        self.socket_look.notify_one();
     }
 
     /// The daemon with its held volumes among the others.
@@ -404,6 +417,13 @@ impl Admin {
     pub fn reset(&self, name: &str) -> Result<Outcome> {
         let look = self.look()?;
         let snapshot = find(&look, name)?;
+        // Its overlay is gone already, and this says that it may be.
+        if snapshot.policy == Policy::Ephemeral
+            && look.held(name).is_some_and(|held| held.stage_lost)
+        {
+            self.machine.accept_loss(name)?;
+            return Ok(Outcome::default());
+        }
         refuse_held(&look, name)?;
         if snapshot.policy != Policy::Ephemeral {
             return Err(Error::refused(format!(

@@ -6,7 +6,7 @@
 //! Deliberately absent: decisions, which are [`Admin`]'s.
 
 use super::events::{self, Notice};
-use super::listener::Bounded;
+use super::listener::{Bounded, Kept};
 use super::observer::Observer;
 use super::tcp::Clocks;
 use super::{Admin, Outcome, json, metrics, tcp, values_from_json, web};
@@ -63,7 +63,7 @@ impl Server {
             .build()
             .map_err(|error| Error::failed(format!("admin runtime: {}", cause(&error))))?;
         let _inside = runtime.enter();
-        let listener = bind(path, group)?;
+        let listener = Kept::new(bind(path, group)?, admin.clone(), path, group);
         let mut tcp = Vec::new();
         if let Some(address) = listen.metrics {
             tcp.push((bind_tcp(address)?, only_metrics(admin.clone())));
@@ -124,7 +124,7 @@ pub fn refuse_live(path: &Path) -> Result<()> {
     }
 }
 
-fn bind(path: &Path, group: Option<&str>) -> Result<UnixListener> {
+pub(super) fn bind(path: &Path, group: Option<&str>) -> Result<UnixListener> {
     let fail = |error: &std::io::Error| {
         Error::failed(format!(
             "{}: {}; [host] run-dir must be a directory this daemon may write",
@@ -173,7 +173,7 @@ fn bind_tcp(address: SocketAddr) -> Result<TcpListener> {
 
 async fn serve(
     admin: Arc<Admin>,
-    listener: UnixListener,
+    listener: Kept,
     tcp: Vec<(TcpListener, Router)>,
     stopped: oneshot::Receiver<()>,
 ) {

@@ -100,6 +100,7 @@ impl Machine for Fake {
             },
             held: Vec::new(),
             watched: BTreeMap::new(),
+            noticed: Default::default(),
             recovery: Recovery {
                 ms: 3,
                 tail_bytes_discarded: 0,

@@ -64,6 +64,7 @@ impl Machine for Live {
             clients: clients.collect(),
             engine: snapshot.engine,
             watched: self.0.watched(),
+            noticed: self.0.noticed(),
             held: self.0.held().into_iter().map(held).collect(),
             recovery: Recovery {
                 ms: self.0.recovery_time().as_millis() as u64,
@@ -77,6 +78,10 @@ impl Machine for Live {
                 all
             },
         })
+    }
+
+    fn look_around(&self) {
+        self.0.look_around();
     }
 
     fn add(&self, settings: VolumeSettings) -> Result<()> {
@@ -316,6 +321,7 @@ fn held(held: daemon::Held) -> Held {
         reason: hold.reason,
         damaged: hold.damaged,
         waits: hold.waits,
+        stage_lost: hold.stage_lost,
         ledger: hold.ledger,
         ledger_age_seconds: hold.ledger_mtime_ns.map(age),
     }

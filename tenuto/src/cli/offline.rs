@@ -10,6 +10,7 @@ use super::live::{command_error, start_error, volume_error};
 use super::progress::{self, Pending, Progress};
 use crate::buffer::{Arena, BUFFER_BYTES_MAX, BufferPool, HostMemory};
 use crate::daemon::{DEFAULT_QUIET, Daemon, Exports, Settings, VolumeSettings};
+use crate::drill;
 use crate::error::{Error, Kind, Result, cause};
 use crate::fault::{self, Fault};
 use crate::files::Files;
@@ -133,7 +134,7 @@ pub fn open_error(error: OpenError) -> Error {
     let kind = match error {
         OpenError::Foreign(_) => Kind::Usage,
         OpenError::Damaged(_) => Kind::Damaged,
-        OpenError::Refused(_) => Kind::Refused,
+        OpenError::Refused(_) | OpenError::StageLost(_) => Kind::Refused,
         OpenError::Io(_) => Kind::Failed,
     };
     Error::new(kind, error.to_string())
@@ -169,7 +170,8 @@ fn memory(stage: Option<&File>, wanted: u64) -> std::io::Result<HostMemory> {
 
 /// The present boot; without a name for it, one that no stage carries.
 fn boot() -> Uuid {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let kernels = || std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let text = drill::boot().unwrap_or_else(kernels);
     match uuid::Uuid::parse_str(text.trim()) {
         Ok(found) => Uuid(*found.as_bytes()),
         Err(_) => Uuid(*uuid::Uuid::new_v4().as_bytes()),

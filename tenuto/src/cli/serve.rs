@@ -102,6 +102,10 @@ fn serve(config: Config, command: &Serve, style: Style) -> Result<()> {
             cause(&error)
         )));
     }
+    if let Err(error) = daemon.keep_looking() {
+        let _ = daemon.stop();
+        return Err(Error::failed(format!("a thread: {}", cause(&error))));
+    }
     if admin.is_drained() {
         admin.drain_again();
     }
@@ -113,9 +117,11 @@ fn serve(config: Config, command: &Serve, style: Style) -> Result<()> {
     tracing::info!("stopping; dirty data stays in the cache");
     server.stop();
     daemon.stop().map_err(|error| {
-        Error::failed(format!(
-            "stop: {error}; what is not in the cache is in the stage"
-        ))
+        let left = match daemon.is_cache_gone() {
+            true => "what has not reached its origin is lost with the cache file",
+            false => "what is not in the cache is in the stage",
+        };
+        Error::failed(format!("stop: {error}; {left}"))
     })?;
     tracing::info!("stopped");
     Ok(())
@@ -222,6 +228,7 @@ impl Signals {
 
 fn reload(supervisor: &Supervisor, admin: &Admin) {
     supervisor.reloading();
+    admin.look_around();
     let result = admin.reload();
     admin.events.tell(Notice::order("reload", None, &result));
     match result {

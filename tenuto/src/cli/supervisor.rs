@@ -142,6 +142,7 @@ fn summary(view: &View) -> String {
         CacheState::Good => "",
         CacheState::Failing => "; the cache device fails",
         CacheState::Failed => "; the cache device has failed",
+        CacheState::Gone => "; the cache file was removed",
     });
     line
 }

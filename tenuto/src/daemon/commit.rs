@@ -140,6 +140,7 @@ impl Daemon {
                     reason: error.to_string(),
                     damaged: false,
                     waits: false,
+                    stage_lost: false,
                     ledger: None,
                     ledger_mtime_ns: None,
                 };

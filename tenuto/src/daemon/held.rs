@@ -23,6 +23,8 @@ pub struct Hold {
     pub damaged: bool,
     /// Its image cannot be opened at present: missing, busy, or no disk. Nothing is lost by that.
     pub waits: bool,
+    /// The log has all but what went with the stage.
+    pub stage_lost: bool,
     pub ledger: Option<LedgerInfo>,
     /// When the ledger was last written, by the clock of the origin.
     pub ledger_mtime_ns: Option<u64>,
@@ -73,12 +75,14 @@ pub(super) fn refused(name: &str, error: OpenError, damaged: bool) -> VolumeErro
         true => text,
         false => format!("{prefix}: {text}"),
     };
+    let stage_lost = matches!(error, OpenError::StageLost(_));
     match error {
         OpenError::Io(_) => VolumeError::Origin(reason),
         _ => VolumeError::Held(Box::new(Hold {
             reason,
             damaged,
             waits: false,
+            stage_lost,
             ledger: None,
             ledger_mtime_ns: None,
         })),
@@ -171,16 +175,19 @@ impl Daemon {
         self.command(name, command)
     }
 
-    /// Goes on from the last destaged state, without what was dirty: as a new generation, which
-    /// is in the ledger before the first request is answered.
+    /// Goes on from the last destaged state, without what was dirty; or where only the stage is
+    /// gone, with all that the log has. As a new generation, which is in the ledger before the
+    /// first request is answered.
     pub fn accept_loss(&self, name: &str) -> Result<(), VolumeError> {
         let claim = self.claim(name)?;
         let held = self.table().held.get(name).cloned();
+        let stage_lost = held.as_ref().is_some_and(|held| held.hold.stage_lost);
         let settings = match held {
             Some(held) if held.hold.damaged || held.hold.waits => {
                 let hold = Box::new(held.hold);
                 return Err(VolumeError::Held(hold));
             }
+            Some(held) if stage_lost => held.settings,
             Some(held) => {
                 self.drop_logged(name)?;
                 held.settings
@@ -188,13 +195,18 @@ impl Daemon {
             None => self.let_go_of_stopped(name)?,
         };
         let joining = Joining {
-            accept_loss: true,
+            accept_loss: !stage_lost,
+            without_stage: stage_lost,
             ..Joining::default()
         };
         let entry = self.join(settings, joining)?;
         self.table().held.remove(&claim.name);
         self.table().entries.insert(claim.name.clone(), entry);
-        tracing::warn!(volume = %name, "volume {name}: goes on from its last destaged state");
+        let from = match stage_lost {
+            true => "with what the log has",
+            false => "from its last destaged state",
+        };
+        tracing::warn!(volume = %name, "volume {name}: goes on {from}");
         Ok(())
     }
 

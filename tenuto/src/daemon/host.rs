@@ -1,7 +1,7 @@
 //! What this machine is: its identity, its boot, its limits.
 
 use super::{StartError, VolumeSettings};
-use crate::ring;
+use crate::{drill, ring};
 use engine::types::{Policy, Uuid};
 use std::fs;
 
@@ -26,7 +26,8 @@ pub(super) fn machine(host_name: &str) -> Uuid {
 /// Identity of the present boot. Where the kernel does not tell, one that no stage carries, so that
 /// none is taken for one of this boot.
 pub(super) fn boot() -> Uuid {
-    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let kernels = || fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let text = drill::boot().unwrap_or_else(kernels);
     parse(&text).unwrap_or_else(fresh)
 }
 

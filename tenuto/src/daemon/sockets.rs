@@ -1,17 +1,18 @@
 //! The sockets that clients connect to.
 //!
 //! Always true: a socket appears under its name with its final group and mode, in one step, in
-//! place of a stale one; a name on which another program answers is left alone. Deliberately
-//! absent: accepting, which the shard does.
+//! place of a stale one; a name on which another program answers is left alone; none is made any
+//! more once all are removed. Deliberately absent: accepting, which the shard does.
 
 use super::{Settings, StartError, host};
 use crate::error::cause;
 use crate::{lock, sys};
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -27,8 +28,27 @@ const STALE_POLL: Duration = Duration::from_millis(20);
 pub(super) struct Sockets {
     run_dir: PathBuf,
     group: Option<u32>,
-    /// Names that this daemon made; a lock because volumes come and go on several threads.
-    made: std::sync::Mutex<Vec<PathBuf>>,
+    /// A lock because volumes come and go on several threads.
+    made: std::sync::Mutex<Made>,
+}
+
+/// The sockets that this daemon made.
+#[derive(Default)]
+struct Made {
+    sockets: BTreeMap<Socket, Identity>,
+    /// The daemon ends.
+    closed: bool,
+}
+
+/// Device and inode.
+type Identity = (u64, u64);
+
+/// Who is served at a socket.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Socket {
+    All,
+    Volume(String),
+    Rings(String),
 }
 
 impl Sockets {
@@ -43,49 +63,82 @@ impl Sockets {
             })?),
         };
         let run_dir = settings.run_dir.clone();
-        let made = DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(&run_dir);
-        made.map_err(|error| failed("make the directory", &run_dir, error))?;
         let sockets = Sockets {
             run_dir,
             group,
             made: Default::default(),
         };
-        sockets.refuse_live(&sockets.path("nbd.sock"))?;
+        sockets.make_directory()?;
+        sockets.refuse_live(&sockets.path(&Socket::All))?;
         Ok(sockets)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.run_dir.join(name)
+    fn make_directory(&self) -> Result<(), StartError> {
+        let made = DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(&self.run_dir);
+        made.map_err(|error| failed("make the directory", &self.run_dir, error))
+    }
+
+    pub fn path(&self, socket: &Socket) -> PathBuf {
+        self.run_dir.join(match socket {
+            Socket::All => "nbd.sock".to_owned(),
+            Socket::Volume(name) => format!("{name}.nbd.sock"),
+            Socket::Rings(name) => format!("{name}.vhost.sock"),
+        })
     }
 
     /// The socket of all exports.
     pub fn all(&self) -> Result<OwnedFd, StartError> {
-        self.bind("nbd.sock")
+        self.bind(Socket::All)
     }
 
     /// The socket of one volume for front ends of vhost-user.
     pub fn rings(&self, name: &str) -> Result<OwnedFd, StartError> {
-        self.bind(&rings_socket(name))
+        self.bind(Socket::Rings(name.to_owned()))
     }
 
     /// The socket of one volume.
     pub fn volume(&self, name: &str) -> Result<OwnedFd, StartError> {
-        self.bind(&volume_socket(name))
+        self.bind(Socket::Volume(name.to_owned()))
     }
 
-    fn bind(&self, name: &str) -> Result<OwnedFd, StartError> {
-        let path = self.path(name);
+    fn made(&self) -> std::sync::MutexGuard<'_, Made> {
+        self.made.lock().expect("no holder of this lock panics")
+    }
+
+    fn bind(&self, socket: Socket) -> Result<OwnedFd, StartError> {
+        let path = self.path(&socket);
+        self.make_directory()?;
         self.refuse_live(&path)?;
         // Held over the making: all use one private directory.
-        let mut made = self.made.lock().expect("no holder of this lock panics");
-        let listener = self
-            .bind_at(&path)
-            .map_err(|error| failed("listen on", &path, error))?;
-        made.push(path);
+        let mut made = self.made();
+        if made.closed {
+            return Err(StartError::Io("the daemon is stopping".into()));
+        }
+        let listen = |error| failed("listen on", &path, error);
+        let listener = self.bind_at(&path).map_err(listen)?;
+        let identity = identity(&path).map_err(listen)?;
+        made.sockets.insert(socket, identity);
         Ok(listener)
+    }
+
+    /// Those that are not found under their names any more.
+    pub fn gone(&self) -> Vec<Socket> {
+        let made = self.made();
+        let gone =
+            made.sockets
+                .iter()
+                .filter(|(socket, ours)| match identity(&self.path(socket)) {
+                    Ok(found) => found != **ours,
+                    Err(error) => error.kind() == io::ErrorKind::NotFound,
+                });
+        gone.map(|(socket, _)| socket.clone()).collect()
+    }
+
+    pub fn is_made(&self, socket: &Socket) -> bool {
+        self.made().sockets.contains_key(socket)
     }
 
     /// Makes the socket in a directory that nobody else can enter, and moves it into its place
@@ -143,39 +196,43 @@ impl Sockets {
 
     /// Takes the socket of a volume away.
     pub fn remove_volume(&self, name: &str) {
-        self.remove(&volume_socket(name));
+        self.remove(Socket::Volume(name.to_owned()));
     }
 
     /// The same for the one of its front ends.
     pub fn remove_rings(&self, name: &str) {
-        self.remove(&rings_socket(name));
+        self.remove(Socket::Rings(name.to_owned()));
     }
 
-    fn remove(&self, name: &str) {
-        let path = self.path(name);
-        let mut made = self.made.lock().expect("no holder of this lock panics");
-        if let Some(at) = made.iter().position(|other| *other == path) {
-            made.swap_remove(at);
-            remove(&path);
+    fn remove(&self, socket: Socket) {
+        let ours = self.made().sockets.remove(&socket);
+        if let Some(ours) = ours {
+            remove(&self.path(&socket), ours);
         }
     }
 
     pub fn remove_all(&self) {
-        let mut made = self.made.lock().expect("no holder of this lock panics");
-        made.drain(..).for_each(|path| remove(&path));
+        let mut made = self.made();
+        made.closed = true;
+        for (socket, ours) in std::mem::take(&mut made.sockets) {
+            remove(&self.path(&socket), ours);
+        }
     }
 }
 
-fn rings_socket(name: &str) -> String {
-    format!("{name}.vhost.sock")
+fn identity(path: &Path) -> io::Result<Identity> {
+    let meta = fs::symlink_metadata(path)?;
+    Ok((meta.dev(), meta.ino()))
 }
 
-fn volume_socket(name: &str) -> String {
-    format!("{name}.nbd.sock")
-}
-
-fn remove(path: &Path) {
-    if let Err(error) = fs::remove_file(path) {
+/// Nothing of another program.
+fn remove(path: &Path, ours: Identity) {
+    let removed = match identity(path) {
+        Ok(found) if found == ours => fs::remove_file(path),
+        Ok(_) => return,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = removed {
         tracing::warn!("cannot remove socket {}: {error}", path.display());
     }
 }
@@ -211,7 +268,6 @@ fn failed(doing: &str, path: &Path, error: io::Error) -> StartError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::MetadataExt;
 
     fn sockets(run_dir: &Path) -> Result<Sockets, StartError> {
         Sockets::new(&Settings {

@@ -62,6 +62,8 @@ pub(super) struct Joining {
     pub(super) orphan: bool,
     /// What the ledger says is dirty elsewhere is given up.
     pub(super) accept_loss: bool,
+    /// What was in a stage that is gone is given up.
+    pub(super) without_stage: bool,
     /// Only to be committed: alone, and with its image open for writing.
     pub(super) commit: bool,
     /// Its image was changed by us just now.
@@ -326,6 +328,7 @@ impl Daemon {
         if joining.accept_loss {
             settled.accept_loss();
         }
+        settled.without_stage = joining.without_stage;
         let size_bytes = files.origin.size_bytes().next_multiple_of(SECTOR_BYTES);
         let export = Export {
             volume: id,

@@ -211,6 +211,50 @@ impl Sides {
         Ok(self.ledger.is_some())
     }
 
+    /// Whether ledger and journal are found under their names.
+    pub fn are_named(&self) -> bool {
+        let sides = [&self.ledger, &self.journal];
+        sides.into_iter().flatten().all(|side| side.is_named())
+    }
+
+    /// Writes again what somebody has removed or replaced, with what it held; the paths of those.
+    pub fn renew(&mut self) -> Result<Vec<PathBuf>, Fault> {
+        let lost = |target: &Option<Arc<Target>>| {
+            let target = target.as_ref().filter(|target| !target.is_named());
+            target.cloned()
+        };
+        let mut made = Vec::new();
+        if let Some(old) = lost(&self.ledger) {
+            self.ledger = self.write_again(&old, self.ledger_path.as_deref())?;
+            made.extend(self.ledger_path.clone());
+        }
+        if let Some(old) = lost(&self.journal) {
+            self.journal = self.write_again(&old, self.journal_path.as_deref())?;
+            made.extend(self.journal_path.clone());
+        }
+        Ok(made)
+    }
+
+    /// The image is locked for us, so whatever lies there now is nobody's.
+    fn write_again(&self, old: &Target, path: Option<&Path>) -> Result<Option<Arc<Target>>, Fault> {
+        let Some(fresh) = self.open(path, true, &mut Patience::none())? else {
+            return Ok(None);
+        };
+        // Past direct I/O, for which ends of files are too short.
+        let buffered = |target: &Target| format!("/proc/self/fd/{}", target.fd());
+        let copy = || -> io::Result<()> {
+            let mut from = fs::File::open(buffered(old))?;
+            let mut to = fs::File::options().write(true).open(buffered(&fresh))?;
+            to.set_len(0)?;
+            io::copy(&mut from, &mut to)?;
+            to.sync_all()
+        };
+        let failed = |error| Fault::io(&fresh.name(), "write it again", error);
+        copy().map_err(failed)?;
+        sync_directory(&fresh.path).map_err(failed)?;
+        Ok(Some(fresh.clone()))
+    }
+
     fn open(
         &self,
         path: Option<&Path>,

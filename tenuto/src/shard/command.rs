@@ -13,6 +13,8 @@ use engine::engine::OpenError;
 use engine::event::{Command, Event, Refusal};
 use engine::types::{ConnectionId, RequestId, VolumeId};
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
 use std::path::PathBuf;
 use std::thread;
 
@@ -97,9 +99,10 @@ impl<E: Decide> Shard<E> {
                 let _ = answer.send(self.files.volume(volume).map(OpenVolume::sides));
             }
             Request::TakeSides(volume, made, answer) => {
-                self.files.take_sides(volume, *made);
+                self.take_sides(volume, *made);
                 let _ = answer.send(());
             }
+            Request::MoveStage(file, answer) => self.move_stage(&file, answer),
             Request::Ping(answer) => {
                 let _ = answer.send(());
             }
@@ -147,6 +150,11 @@ impl<E: Decide> Shard<E> {
             Request::Record(order) => self.record_order(order),
             Request::Stop(answer) => self.stop(answer),
         }
+    }
+
+    /// Nothing changes the stage meanwhile: all that does runs on this thread.
+    fn move_stage(&mut self, file: &File, answer: Answer<io::Result<()>>) {
+        let _ = answer.send(self.memory.move_stage(file));
     }
 
     fn attach(&mut self, attach: Attach<E::Settled>) -> Result<(), OpenError> {

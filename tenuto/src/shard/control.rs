@@ -16,6 +16,8 @@ use engine::engine::{OpenError, Settled};
 use engine::event::{Command, Refusal, VolumeSpec};
 use engine::snapshot::Snapshot;
 use engine::types::{Time, VolumeId};
+use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
@@ -51,6 +53,8 @@ pub enum AttachError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListenerScope {
     All,
+    /// The same, over the network.
+    Network,
     /// One export by name; it is the default export as well.
     Volume(String),
     /// Front ends of one volume, which the shard hands on.
@@ -152,6 +156,7 @@ pub(super) enum Request<S> {
     Command(Command, Answer<Result<(), Refusal>>),
     FindSides(VolumeId, Answer<Option<Sides>>),
     TakeSides(VolumeId, Box<Sides>, Answer<()>),
+    MoveStage(File, Answer<io::Result<()>>),
     Ping(Answer<()>),
     Snapshot(Answer<HostSnapshot>),
     Chart(VolumeId, Cursor, Answer<Result<Page, Refusal>>),
@@ -254,6 +259,11 @@ impl<S> Handle<S> {
     /// Gives a volume the ledger and the journal that were made for it.
     pub fn take_sides(&self, volume: VolumeId, made: Sides) -> Result<(), Stopped> {
         self.ask(|answer| Request::TakeSides(volume, Box::new(made), answer))
+    }
+
+    /// Moves the stage into this file, which is as large and allocated.
+    pub fn move_stage(&self, file: File) -> Result<io::Result<()>, Stopped> {
+        self.ask(|answer| Request::MoveStage(file, answer))
     }
 
     pub async fn command_async(&self, command: Command) -> Result<(), CommandError> {

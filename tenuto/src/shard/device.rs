@@ -10,6 +10,7 @@ use super::{Alarm, Decide, Shard, tag};
 use crate::buffer::{Arena, HostMemory};
 use crate::drill;
 use crate::marks::{self, Phase};
+use crate::origin::file::Sides;
 use crate::ring::{Completed, Span};
 use crate::target::{Target, misaligned};
 use engine::event::{Device, Event, Io, IoError, Op, Stat};
@@ -312,6 +313,10 @@ impl<E: Decide> Shard<E> {
             return;
         }
         let running = self.running.get(slot).expect("a job ends once");
+        if let (Some(sides), Some(volume)) = (outcome.sides, owner(running.io.device)) {
+            self.files.take_sides(volume, *sides);
+        }
+        let running = self.running.get(slot).expect("a job ends once");
         if running.io.op == Op::Read && outcome.result.is_ok() {
             let mut at = 0;
             for slice in &running.io.slices {
@@ -332,6 +337,7 @@ impl<E: Decide> Shard<E> {
         let running = self.running.get(slot).expect("a request completes once");
         let io = &running.io;
         match completed.result {
+            Ok(_) if io.op == Op::Sync && self.is_side(io.device) => self.look_for_name(slot),
             Ok(_) => {
                 let mut at = 0;
                 let private = running.private.as_ref();
@@ -361,6 +367,45 @@ impl<E: Decide> Shard<E> {
                 self.end_io(slot, (Err(io_error(errno)), None));
             }
         }
+    }
+
+    fn is_side(&self, device: Device) -> bool {
+        matches!(device, Device::Ledger(_) | Device::Journal(_))
+    }
+
+    /// A ledger or a journal is synced: whoever starts after us must find it, too.
+    fn look_for_name(&mut self, slot: u32) {
+        let running = self.running.get(slot).expect("a request completes once");
+        let (device, target) = (running.io.device, running.target.clone());
+        if self.doubtful.remove(&device) {
+            return self.end_io(slot, (Err(IoError::Failed), None));
+        }
+        let volume = owner(device);
+        let open = volume.and_then(|volume| self.files.volume(volume));
+        let Some(sides) = open.map(|open| Box::new(open.sides())) else {
+            return self.end_io(slot, (Ok(()), None));
+        };
+        let job = Job {
+            owner: Owner::Engine(slot),
+            target,
+            work: Work::Name(sides),
+        };
+        if self.give(volume, job).is_err() {
+            tracing::error!("cannot start a worker thread");
+            self.end_io(slot, (Err(IoError::Failed), None));
+        }
+    }
+
+    /// Takes ledger and journal that were made on another thread. What was on its way into the old
+    /// ones may not be in these, so a sync that follows does not vouch for it.
+    pub(super) fn take_sides(&mut self, volume: VolumeId, made: Sides) {
+        for device in [Device::Ledger(volume), Device::Journal(volume)] {
+            let busy = |running: &Running| running.io.device == device;
+            if self.running.iter().any(|(_, running)| busy(running)) {
+                self.doubtful.insert(device);
+            }
+        }
+        self.files.take_sides(volume, made);
     }
 
     fn end_io(&mut self, slot: u32, ending: Ending) {

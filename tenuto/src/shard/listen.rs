@@ -164,7 +164,7 @@ impl<E: Decide> Shard<E> {
             }
             Ok(socket) => {
                 let only = match &listener.scope {
-                    ListenerScope::All | ListenerScope::Rings(_) => None,
+                    ListenerScope::All | ListenerScope::Network | ListenerScope::Rings(_) => None,
                     ListenerScope::Volume(name) => Some(name.clone()),
                 };
                 self.welcome(ring::accepted(socket), only);

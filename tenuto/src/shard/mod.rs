@@ -49,7 +49,7 @@ use record::Recordings;
 use remote::Remotes;
 use reopen::Reopens;
 use slots::Slots;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
@@ -277,6 +277,8 @@ struct Shard<E: Decide> {
     /// Device blocks being written, where they are larger than sectors.
     blocks: HashMap<Device, RangeLock<u32>>,
     running: Slots<Running>,
+    /// Ledgers and journals that were exchanged while something was on its way into them.
+    doubtful: BTreeSet<Device>,
     remotes: Remotes,
     reopens: Reopens,
     workers: Pool,
@@ -369,6 +371,7 @@ impl<E: Decide> Shard<E> {
             recordings: Recordings::default(),
             blocks: HashMap::new(),
             running: Slots::default(),
+            doubtful: BTreeSet::new(),
             remotes: Remotes::default(),
             reopens: Reopens::default(),
             workers,

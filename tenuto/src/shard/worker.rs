@@ -16,7 +16,9 @@
 use super::allocation::Asked;
 use super::reopen::Tried;
 use super::slots::Slots;
+use crate::fault::Kind;
 use crate::frontend::nbd::Extent;
+use crate::origin::file::Sides;
 use crate::origin::reopen::Closed;
 use crate::ring::Waker;
 use crate::target::Target;
@@ -58,6 +60,8 @@ pub(super) enum Work {
     Unlink(Vec<PathBuf>),
     /// Finds out where the file has holes.
     Allocation(Asked),
+    /// What was synced has to be found by the next daemon: written again where it was removed.
+    Name(Box<Sides>),
     /// What a storage does that hangs: ends when the other end is dropped.
     #[cfg(test)]
     Hang(mpsc::Receiver<()>),
@@ -91,6 +95,8 @@ pub(super) struct Outcome {
     pub data: Vec<u8>,
     /// What was found out for a client.
     pub extents: Vec<Extent>,
+    /// Ledger and journal, where they were written again.
+    pub sides: Option<Box<Sides>>,
 }
 
 /// Whose jobs go one after another: those of a volume, or of the cache device.
@@ -267,6 +273,7 @@ impl Job {
         let mut stat = None;
         let mut zeroed = None;
         let mut extents = Vec::new();
+        let mut sides = None;
         let target = &self.target;
         let result = match self.work {
             Work::Read { offset, bytes } => {
@@ -289,6 +296,7 @@ impl Job {
                 extents = asked.of_file(&target.file);
                 Ok(())
             }
+            Work::Name(found) => renew(found).map(|made| sides = made),
             #[cfg(test)]
             Work::Hang(held) => {
                 let _ = held.recv();
@@ -302,6 +310,26 @@ impl Job {
             zeroed,
             data,
             extents,
+            sides,
+        }
+    }
+}
+
+/// The two with what was written again, if anything was.
+fn renew(mut sides: Box<Sides>) -> Result<Option<Box<Sides>>, IoError> {
+    match sides.renew() {
+        Ok(made) => {
+            for path in &made {
+                tracing::warn!("{}: was removed; it is written again", path.display());
+            }
+            Ok((!made.is_empty()).then_some(sides))
+        }
+        Err(fault) => {
+            tracing::warn!("{fault}");
+            Err(match fault.kind {
+                Kind::NoSpace => IoError::NoSpace,
+                _ => IoError::Failed,
+            })
         }
     }
 }

@@ -48,6 +48,7 @@ mod record;
 mod refuse;
 mod relayout;
 mod reload;
+mod removed;
 mod reopened;
 mod replay;
 mod resize;

@@ -49,6 +49,26 @@ fn a_checkpoint_that_failed_is_written_again_after_a_pause() {
     assert_eq!(host.answer(reset), Some(Ok(())));
 }
 
+/// It answers, but it ends with the process that has it open.
+#[test]
+fn what_lies_in_a_cache_file_that_is_gone_goes_to_its_origin_until_it_is_found_again() {
+    let (mut host, disk) = Host::write_back();
+    host.fill(disk, 0, 3);
+    host.pass(1_000);
+    let told = host.order(Command::CacheGone { gone: true });
+    assert_eq!(host.answer(told), Some(Ok(())));
+    host.pass(10_000);
+    let shown = host.show(disk);
+    assert_eq!((shown.dirty_bytes, shown.policy), (0, Policy::Uncached));
+    assert!(shown.past_log && shown.reason.is_some_and(|why| why.contains("was removed")));
+    let state = |host: &Host| host.core.snapshot(host.now).cache_state;
+    assert_eq!(state(&host), CacheState::Gone, "however well it answers");
+    host.order(Command::CacheGone { gone: false });
+    host.pass(10_000);
+    assert_eq!(state(&host), CacheState::Good);
+    assert_eq!(host.show(disk).policy, Policy::WriteBack);
+}
+
 /// A switch that is given up takes its own name off the checkpoint that is under way.
 #[test]
 fn others_who_wait_for_a_checkpoint_are_told_when_a_switch_has_been_given_up() {

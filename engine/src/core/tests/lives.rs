@@ -1,7 +1,7 @@
 //! What a host leaves on its devices for the next one, and for the reader of an origin alone.
 
 use super::{Host, none, spec, syncs_origin, writes_journal, writes_origin};
-use crate::engine::settle;
+use crate::engine::{OpenError, Settled, settle};
 use crate::event::{Command, Device, Event, Io, Op, Purpose, VolumeSpec};
 use crate::format::ledger::Progress;
 use crate::types::{BLOCK_SECTORS, BufferId, DestageMode, Policy, Tag, VolumeId};
@@ -245,6 +245,50 @@ fn a_start_finds_the_newest_checkpoint_however_long_it_is() {
             assert_eq!(found.policy, policy);
         }
     }
+}
+
+/// The stage is gone, and the host is not.
+#[test]
+fn a_stage_is_missed_by_what_was_served_and_not_after_an_orderly_stop() {
+    let specs = || {
+        let spec = |policy, name| super::spec(policy, name);
+        [
+            spec(Policy::WriteBack, "disk"),
+            spec(Policy::Ephemeral, "overlay"),
+            spec(Policy::Ephemeral, "empty"),
+            spec(Policy::WriteThrough, "direct"),
+        ]
+    };
+    let lost = |stop: bool| {
+        let mut host = Host::new();
+        let ids = specs().map(|spec| host.attach(spec));
+        host.fill(ids[0], 0, 3);
+        host.fill(ids[1], 0, 3);
+        host.pass(1_000);
+        if stop {
+            let park = host.order(Command::Park);
+            host.pass(1_000);
+            assert_eq!(host.answer(park), Some(Ok(())));
+        }
+        host.memory.stage.fill(0);
+        let mut host = host.killed();
+        specs().map(|spec| {
+            let id = host.core.place(&spec.name);
+            let settled = settle(&mut host.disks, id).expect("it can be read");
+            let held = host.core.attach(id, spec.clone(), settled.clone());
+            let lost = matches!(held, Err(OpenError::StageLost(_)));
+            if lost {
+                let accepted = Settled {
+                    without_stage: true,
+                    ..settled
+                };
+                host.core.attach(id, spec, accepted).expect("accepted");
+            }
+            lost
+        })
+    };
+    assert_eq!(lost(false), [true, true, true, false]);
+    assert_eq!(lost(true), [false, true, false, false]);
 }
 
 #[test]

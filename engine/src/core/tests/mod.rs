@@ -263,7 +263,8 @@ impl Host {
     /// The power goes, with all that is held, and comes back.
     fn lose_power(&mut self) {
         self.memory = memory(&self.core.config);
-        let config = self.core.config.clone();
+        let mut config = self.core.config.clone();
+        config.boot.0[0] = config.boot.0[0].wrapping_add(1);
         let opened = crate::recover::recover(config, &mut self.disks, &mut self.memory);
         (self.core, _) = opened.expect("what was written here can be read");
         self.out = Outbox::default();

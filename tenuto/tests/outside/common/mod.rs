@@ -32,7 +32,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -130,6 +130,8 @@ pub struct Rig {
     environment: Vec<(String, String)>,
     file_bytes_max: Option<u64>,
     no_ring: Option<i32>,
+    /// How often the host has lost power.
+    boot: AtomicU32,
     _dir: tempfile::TempDir,
     _stage: Option<tempfile::TempDir>,
 }
@@ -158,6 +160,7 @@ impl Rig {
             environment: Vec::new(),
             file_bytes_max: None,
             no_ring: None,
+            boot: AtomicU32::new(0),
             _dir: dir,
             _stage: stage,
         };
@@ -320,8 +323,14 @@ impl Rig {
         &self.stage
     }
 
-    /// The stage of a host that lost power: gone.
+    /// What a host that lost power has of its stage: nothing, and it is another boot.
     pub fn lose_stage(&self) {
+        self.boot.fetch_add(1, Ordering::SeqCst);
+        self.remove_stage();
+    }
+
+    /// The stage is removed while the host goes on.
+    pub fn remove_stage(&self) {
         for entry in fs::read_dir(&self.stage).expect("list the stage directory") {
             fs::remove_file(entry.expect("an entry").path()).expect("remove a stage file");
         }
@@ -340,8 +349,16 @@ impl Rig {
             .env_remove("TENUTO_SOCKET")
             .env("NO_COLOR", "1")
             .envs(self.environment.iter().map(|(key, value)| (key, value)))
+            .envs(self.boot_name())
             .stdin(Stdio::null());
         command
+    }
+
+    /// The present boot, where it is not the real one.
+    fn boot_name(&self) -> Option<(&'static str, String)> {
+        let boot = self.boot.load(Ordering::SeqCst);
+        let name = format!("00000000-0000-4000-8000-{boot:012x}");
+        (boot > 0).then_some(("TENUTO_DRILL_BOOT", name))
     }
 
     /// Runs one command of the product to its end.
@@ -355,6 +372,7 @@ impl Rig {
             .args(arguments)
             .env("TENUTO_CONFIG", self.config_path())
             .env_remove("TENUTO_SOCKET")
+            .envs(self.boot_name())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
