@@ -9,6 +9,7 @@ use super::record::{self, Recorded, Taken};
 use crate::frontend::vhost_user::DataError;
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
 use crate::origin::file::{OpenVolume, Sides};
+use crate::peer::Peer;
 use crate::ring::Waker;
 use engine::chart::{Cursor, Page};
 use engine::engine::{OpenError, Settled};
@@ -65,6 +66,8 @@ pub struct Export {
     pub volume: VolumeId,
     pub size_bytes: u64,
     pub read_only: bool,
+    /// Several clients may write at once.
+    pub shared: bool,
     pub description: String,
 }
 
@@ -137,6 +140,9 @@ pub(super) struct GuestOpen {
     pub disk: Disk,
     pub queues: u16,
     pub memory: Arc<GuestMemory>,
+    pub peer: Peer,
+    /// Others may write at the same time.
+    pub shared: bool,
 }
 
 /// What can be asked of the shard.

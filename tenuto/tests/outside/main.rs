@@ -35,6 +35,7 @@ mod machinery;
 mod man;
 mod monitoring;
 mod nbd_origin;
+mod one_writer;
 mod openapi;
 mod opinion;
 mod overlay;
