@@ -83,8 +83,9 @@ pub enum Command {
     /// The guest of an ephemeral volume has ended, in a way that its volume may be reset for: the
     /// next guest that arrives finds it clean. Durable before the reply.
     Leave { volume: VolumeId, why: ResetOn },
-    /// A guest arrives where none was. The reply lets it in; a reset that is due comes first.
-    Arrive { volume: VolumeId },
+    /// A guest arrives where none was. The reply lets it in; a reset that is due comes first. One
+    /// that `goes_on` with what it did before has only slept: then none is due any more, durably.
+    Arrive { volume: VolumeId, goes_on: bool },
     /// Makes the overlay of a volume that was attached to be committed the content of its image;
     /// replied to when the image has it, synced, and the overlay is reset.
     Commit { volume: VolumeId },

@@ -207,8 +207,8 @@ pub struct Volume {
     pub suspending: Option<RequestId>,
     /// It and its image get another size.
     pub resize: Option<Resize>,
-    /// Guests that wait to be let in.
-    pub arrivals: Vec<RequestId>,
+    /// Guests that wait to be let in, and which of them have only slept.
+    pub arrivals: Vec<(RequestId, bool)>,
     /// For whom the log counts what an overlay holds.
     pub tenant: Tenant,
     /// The write that is being staged goes beyond the overlay's share of RAM.

@@ -242,7 +242,8 @@ impl World {
                     ResetOn::Command => (Command::Reset { volume }, Pending::Reset),
                     why => {
                         self.leave(at, volume, why)?;
-                        (Command::Arrive { volume }, Pending::Reset)
+                        let goes_on = false;
+                        (Command::Arrive { volume, goes_on }, Pending::Reset)
                     }
                 }
             }

@@ -76,6 +76,8 @@ pub struct VolumeSettings {
     pub origin: PathBuf,
     pub policy: Policy,
     pub read_only: bool,
+    /// Several clients may write at once.
+    pub shared: bool,
     pub write_cache: bool,
     pub destage: DestageMode,
     /// `None` = never.

@@ -23,6 +23,7 @@ pub mod lock;
 pub mod marks;
 pub mod nbd;
 pub mod origin;
+pub mod peer;
 pub mod plot;
 pub mod qmp;
 pub mod replay;

@@ -106,6 +106,17 @@ impl Layout {
         self.stride() * u64::from(self.queues)
     }
 
+    /// Whether a ring ever ran with this region.
+    pub fn was_used(&self, region: &impl Memory) -> Result<bool, Outside> {
+        for queue in 0..self.queues {
+            let version = Address(self.stride() * u64::from(queue)).plus(VERSION_AT);
+            if region.load_u16(version)? != 0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     pub(crate) fn check(&self) -> Result<(), RegionError> {
         let Layout { queues, size } = *self;
         let good = queues > 0 && size.is_power_of_two() && size <= crate::split::SIZE_MAX;

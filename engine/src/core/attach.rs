@@ -507,7 +507,7 @@ impl Core {
         }
         let arrivals = core::mem::take(&mut self.volume(id).arrivals);
         let orders = destage_waiters.into_iter().map(|(request, _)| request);
-        for request in orders.chain(arrivals) {
+        for request in orders.chain(arrivals.into_iter().map(|(request, _)| request)) {
             cx.out.reply(request, Err(Refusal::Gone));
         }
         self.leave_group(cx, id);

@@ -28,6 +28,7 @@ pub enum Waiter {
     },
     /// The same for guests that wait to be let in.
     Renew(VolumeId),
+    /// Whether its guest has ended.
     Leave(RequestId),
     Commit(VolumeId),
     Detach(RequestId),

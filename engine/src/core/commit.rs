@@ -169,7 +169,7 @@ impl Core {
         let left = left.map(|waiting| waiting.request);
         let arrivals = core::mem::take(&mut volume.arrivals);
         let request = volume.suspending.take().expect("just seen");
-        for request in left.chain(arrivals) {
+        for request in left.chain(arrivals.into_iter().map(|(request, _)| request)) {
             cx.out.reply(request, Err(Refusal::Gone));
         }
         cx.out.reply(request, Ok(()));

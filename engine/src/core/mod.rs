@@ -489,7 +489,7 @@ impl Core {
             Command::Destage { volume }
             | Command::Reset { volume }
             | Command::Leave { volume, .. }
-            | Command::Arrive { volume }
+            | Command::Arrive { volume, .. }
             | Command::Commit { volume }
             | Command::Suspend { volume }
             | Command::Tune { volume, .. }
@@ -503,7 +503,7 @@ impl Core {
             Command::Destage { volume } => self.destage_command(cx, volume, request),
             Command::Reset { volume } => self.reset(cx, volume, request),
             Command::Leave { volume, why } => self.leave(cx, volume, request, why),
-            Command::Arrive { volume } => self.arrive(cx, volume, request),
+            Command::Arrive { volume, goes_on } => self.arrive(cx, volume, request, goes_on),
             Command::Commit { volume } => self.commit(cx, volume, request),
             Command::Suspend { volume } => self.suspend(cx, volume, request),
             Command::Resize { volume, size_bytes } => {

@@ -2,13 +2,15 @@
 //!
 //! ```text
 //! guest ends in order ─▶ ended (in the next checkpoint) ─▶ next guest arrives ─▶ reset ─▶ let in
+//!                                                     └─▶ it has only slept ─▶ not ended ─▶ let in
 //! ```
 //!
 //! Always true: a reset is a new generation, durable before anybody hears of it, and costs the
-//! same however much the overlay holds. That a guest has ended is kept in the checkpoint, and
-//! goes with the reset that follows it in one step, so a restart in between neither forgets it
-//! nor resets twice. Whether a guest has ended the host knows: it sees connections. Deliberately
-//! absent: what an end is; see the host's connections and its watch over guests.
+//! same however much the overlay holds. That a guest has ended is kept in the checkpoint, and goes
+//! with the reset that follows it in one step, so a restart in between neither forgets it nor
+//! resets twice; that it goes on after all is as durable before it is let in. Whether a guest has
+//! ended the host knows: it sees connections. Deliberately absent: what an end is; see the host's
+//! connections and its watch over guests.
 
 use super::Core;
 use super::checkpoint::Waiter;
@@ -58,13 +60,19 @@ impl Core {
     }
 
     /// A guest arrives where none was. The reply lets it in.
-    pub(super) fn arrive(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
+    pub(super) fn arrive(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        goes_on: bool,
+    ) {
         let volume = self.volume(id);
         if volume.detaching.is_some() {
             cx.out.reply(request, Err(Refusal::Gone));
             return;
         }
-        volume.arrivals.push(request);
+        volume.arrivals.push((request, goes_on));
         if volume.ready {
             self.let_in(cx, id);
         }
@@ -77,15 +85,20 @@ impl Core {
             return;
         }
         // The order to reset may have been taken back meanwhile.
-        if volume.ended && volume.tuning.reset_on != ResetOn::Command {
+        let goes_on = volume.arrivals.iter().any(|(_, goes_on)| *goes_on);
+        if volume.ended && volume.tuning.reset_on != ResetOn::Command && !goes_on {
             mark(Mark::ResetAtArrival);
             self.begin_reset(cx, id);
             self.checkpoint.wait(Waiter::Renew(id));
             return;
         }
-        volume.ended = false;
-        for request in core::mem::take(&mut volume.arrivals) {
-            cx.out.reply(request, Ok(()));
+        let ended = core::mem::take(&mut volume.ended);
+        for (request, _) in core::mem::take(&mut volume.arrivals) {
+            match ended {
+                // A checkpoint may say that it had ended; nobody goes on before another does not.
+                true => self.checkpoint.wait(Waiter::Leave(request)),
+                false => cx.out.reply(request, Ok(())),
+            }
         }
     }
 

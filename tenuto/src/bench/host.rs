@@ -115,6 +115,7 @@ pub fn volume(name: &str, origin: PathBuf, policy: Policy) -> VolumeSettings {
         origin,
         policy,
         read_only: false,
+        shared: false,
         write_cache: true,
         destage: DestageMode::Atomic,
         destage_after: Some(Duration::from_secs(24 * 3600)),

@@ -414,6 +414,7 @@ fn settings_of(volume: &VolumeSnapshot, places: &Places) -> VolumeSettings {
         origin: PathBuf::from(&volume.origin),
         policy: volume.policy,
         read_only: false,
+        shared: false,
         write_cache: true,
         destage: volume.effective_destage,
         destage_after: None,

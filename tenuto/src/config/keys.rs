@@ -499,6 +499,16 @@ pub const VOLUME: &[Key<Volume>] = &[
         show: |volume| volume.read_only.to_string(),
     },
     Key {
+        name: "shared",
+        default: "false",
+        meaning: "several clients may write at once; else one, and the others read",
+        set: |volume, value| {
+            volume.shared = value.flag()?;
+            Ok(())
+        },
+        show: |volume| volume.shared.to_string(),
+    },
+    Key {
         name: "export",
         default: "[\"vhost-user\", \"nbd\"]",
         meaning: "how guests reach the volume",
@@ -540,6 +550,7 @@ pub const TUNABLES: &[&str] = &[
     "reset-on",
     "origin-timeout",
     "share",
+    "shared",
     "export",
 ];
 
@@ -802,6 +813,7 @@ pub fn default_volume() -> Volume {
         reset_on: ResetOn::Command,
         qmp: None,
         read_only: false,
+        shared: false,
         exports: Exports {
             vhost_user: true,
             nbd: true,

@@ -143,6 +143,7 @@ pub struct Volume {
     pub reset_on: ResetOn,
     pub qmp: Option<PathBuf>,
     pub read_only: bool,
+    pub shared: bool,
     pub exports: Exports,
     /// Line of its `[[volume]]`, or `None` if it was added at run time.
     pub line: Option<usize>,
@@ -161,6 +162,7 @@ impl Volume {
             origin: self.origin.clone(),
             policy: self.policy,
             read_only: self.read_only,
+            shared: self.shared,
             write_cache: self.write_cache,
             destage: self.destage,
             destage_after: self.destage_after_ms.map(Duration::from_millis),

@@ -162,6 +162,7 @@ pub(super) fn orphans(engine: &Engine, settings: &Settings) -> Vec<VolumeSetting
         origin: PathBuf::from(volume.origin),
         policy: volume.policy,
         read_only: false,
+        shared: false,
         write_cache: true,
         destage: DestageMode::Atomic,
         destage_after: Some(Duration::ZERO),

@@ -11,12 +11,15 @@ use super::{Daemon, VolumeError};
 use crate::frontend::vhost_user::connection::Connections;
 pub use crate::frontend::vhost_user::connection::Counters as FrontEndCounters;
 use crate::frontend::vhost_user::handler::{Description, QUEUES_MAX};
+use crate::peer::Peer;
 use crate::shard::control::{Greeter, Handle};
-use crate::shard::guest::side::GuestSide;
+use crate::shard::guest::kept::Kept;
+use crate::shard::guest::side::{Comer, GuestSide};
 use engine::types::{Policy, SECTOR_BYTES, VolumeId};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use vring::block::{Disk, ID_BYTES, RangeLimits};
@@ -40,6 +43,7 @@ const DATA_BYTES_MAX: u32 = 4 << 20;
 struct Offer {
     volume: VolumeId,
     description: Description,
+    shared: bool,
 }
 
 /// The front ends of a daemon.
@@ -68,6 +72,7 @@ impl FrontEnds {
         let offer = Offer {
             volume: entry.id,
             description: description(entry),
+            shared: entry.settings.shared,
         };
         self.offers().insert(entry.settings.name.clone(), offer);
     }
@@ -101,9 +106,10 @@ impl FrontEnds {
     }
 
     /// Takes whoever comes to the socket of this volume.
-    pub fn greeter(&self, handle: &Handle, name: &str) -> Greeter {
+    pub fn greeter(&self, handle: &Handle, state_dir: &Path, name: &str) -> Greeter {
         let (handle, connections) = (handle.clone(), self.connections.clone());
         let (offers, name) = (self.offers.clone(), name.to_owned());
+        let state_dir = state_dir.to_owned();
         Arc::new(move |socket: OwnedFd| {
             let known = offers.lock().expect("no holder of this lock panics");
             let Some(offer) = known.get(&name).cloned() else {
@@ -112,13 +118,21 @@ impl FrontEnds {
             };
             drop(known);
             let handle = handle.clone();
+            let peer = Peer::of(&socket);
+            let comer = Comer {
+                kept: Kept::new(&state_dir, &name, &peer),
+                shared: offer.shared,
+                peer,
+            };
             let let_in = move || {
                 let Offer {
                     volume,
                     description,
+                    ..
                 } = offer;
                 let queues = description.hints.queues;
-                let side = GuestSide::open(handle, volume, description.disk.clone(), queues)?;
+                let disk = description.disk.clone();
+                let side = GuestSide::open(handle, volume, disk, queues, comer)?;
                 Ok((description, side))
             };
             let connected = connections.connect(&name, UnixStream::from(socket), let_in);

@@ -15,6 +15,7 @@ use crate::origin::san::Params;
 use crate::shard::control::{
     Attach, AttachError, CommandError, CommandReply, Export, ListenerScope,
 };
+use crate::shard::guest::kept;
 use engine::engine::{Settled, inspect_origin};
 use engine::event::{Command, Device, Tuning, VolumeSpec};
 use engine::types::{DestageMode, Policy, SECTOR_BYTES, VolumeId};
@@ -98,6 +99,7 @@ impl Entry {
             volume: self.id,
             size_bytes: self.size_bytes,
             read_only: self.settings.read_only,
+            shared: self.settings.shared,
             description: format!("{} volume", self.settings.policy.name()),
         }
     }
@@ -334,6 +336,7 @@ impl Daemon {
             volume: id,
             size_bytes,
             read_only: settings.read_only,
+            shared: settings.shared,
             description: format!("{} volume", settings.policy.name()),
         };
         let shown = !joining.orphan && !joining.commit;
@@ -425,7 +428,7 @@ impl Daemon {
                     return Err(error);
                 }
             };
-            let greeter = self.front_ends.greeter(&self.handle, name);
+            let greeter = self.front_ends.greeter(&self.handle, &self.state_dir, name);
             self.handle.hand_on(listener, name, greeter)?;
         }
         Ok(())
@@ -441,7 +444,7 @@ impl Daemon {
         })
     }
 
-    /// Changes what can be changed while a volume runs: `write_cache`, `destage`,
+    /// Changes what can be changed while a volume runs: `write_cache`, `shared`, `destage`,
     /// `destage_after`, `dirty_limit_bytes`, `flow`, `origin_queue_depth`, `admission`,
     /// `overlay_timeout`, `overlay_ram_bytes`, `reset_on`, `origin_timeout`, and where it is
     /// exported.
@@ -576,6 +579,7 @@ impl Daemon {
         };
         self.command(name, command)?;
         self.front_ends.withdraw(name);
+        kept::forget(&self.state_dir, name);
         self.watches.end(name, &self.handle, &self.state_dir);
         self.hide(name)?;
         let mut table = self.table();

@@ -340,6 +340,7 @@ fn volume(name: String, origin: PathBuf, policy: Policy) -> VolumeSettings {
         origin,
         policy,
         read_only: false,
+        shared: false,
         write_cache: true,
         destage: DestageMode::Atomic,
         destage_after: Some(Duration::from_secs(5)),

@@ -2,11 +2,13 @@
 //!
 //! *Ended* means: the last connection said goodbye in the protocol (NBD_CMD_DISC, all rings
 //! stopped), and no other is there. A connection that breaks is no end, nor is one that we cut off,
-//! also at a stop.
-//! Always true: a client that comes where none is hears nothing of its export before the engine
-//! lets it in, so a reset that is due is durable before its first answer; others that come
-//! meanwhile wait with it. Deliberately absent: whether there is anything to reset; the engine
-//! knows.
+//! also at a stop, nor one whose rings stopped while its dirty pages were noted: its guest moves.
+//! A front end is a client from its first ring on, and says with it whether its guest goes on with
+//! what it did before; then it had only slept.
+//! Always true: a client that comes where none is hears nothing of its export, and of its rings
+//! none runs, before the engine lets it in, so a reset that is due is durable before its first
+//! answer; others that come meanwhile wait with it. Deliberately absent: whether there is anything
+//! to reset; the engine knows.
 
 use super::command::Waiter;
 use super::conn::{Conn, Life};
@@ -21,7 +23,7 @@ impl<E: Decide> Shard<E> {
             return self.answer_attach(slot, conn, &reply);
         };
         // The connection itself is lent out, and not among them.
-        let alone = self.clients(id) == 0;
+        let alone = self.clients_in(id) == 0;
         self.measure(id);
         let Some(volume) = self.volumes.get_mut(&id) else {
             return self.answer_attach(slot, conn, &reply);
@@ -33,10 +35,14 @@ impl<E: Decide> Shard<E> {
         conn.arriving = Some(reply);
         volume.arriving.push((slot, conn.id));
         if !waits {
-            let request = self.commands.enter(Waiter::Arrival(id));
-            let command = Command::Arrive { volume: id };
-            self.feed(Event::Admin { request, command });
+            self.send_arrival(id, false);
         }
+    }
+
+    pub(super) fn send_arrival(&mut self, volume: VolumeId, goes_on: bool) {
+        let request = self.commands.enter(Waiter::Arrival(volume));
+        let command = Command::Arrive { volume, goes_on };
+        self.feed(Event::Admin { request, command });
     }
 
     /// The engine lets the clients of a volume in, or the volume goes away.
@@ -67,7 +73,7 @@ impl<E: Decide> Shard<E> {
         let Some(volume) = self.volumes.get(&id) else {
             return;
         };
-        let last = volume.policy == Policy::Ephemeral && self.clients(id) == 0;
+        let last = volume.policy == Policy::Ephemeral && self.clients_in(id) == 0;
         if !last || self.is_stopping() {
             return;
         }

@@ -242,9 +242,17 @@ impl<E: Decide> Shard<E> {
     }
 
     pub(super) fn clients(&self, volume: VolumeId) -> u64 {
+        self.connections_of(volume) + self.guests_of(volume)
+    }
+
+    /// Those that may have asked for something.
+    pub(super) fn clients_in(&self, volume: VolumeId) -> u64 {
+        self.connections_of(volume) + self.guests_in(volume)
+    }
+
+    fn connections_of(&self, volume: VolumeId) -> u64 {
         let all = self.conns.iter();
-        let open = all.filter(|(_, conn)| conn.serves(volume));
-        open.count() as u64 + self.guests_of(volume)
+        all.filter(|(_, conn)| conn.serves(volume)).count() as u64
     }
 
     fn disconnect(&mut self, volume: VolumeId) {

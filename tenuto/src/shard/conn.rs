@@ -13,9 +13,11 @@
 //! ```
 
 use super::request::Task;
+use super::writer::Seen;
 use super::{Alarm, Decide, Shard, tag, timer};
 use crate::frontend::nbd::{self, Request, Session, Step};
 use crate::latency::Kind;
+use crate::peer::Peer;
 use crate::ring::{self, Completed, Part, Span};
 use engine::event::Event;
 use engine::memory::{Area, Place};
@@ -88,6 +90,9 @@ impl Outbox {
 
 pub(super) struct Conn {
     socket: OwnedFd,
+    peer: Peer,
+    /// It was shown an export that can be written.
+    writes: bool,
     pub id: ConnectionId,
     pub session: Session,
     pub volume: Option<VolumeId>,
@@ -139,6 +144,15 @@ impl Conn {
         self.volume.filter(|_| self.life != Life::Dead)
     }
 
+    pub fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// Who may write this volume, if the client may.
+    pub fn writer(&self, volume: VolumeId) -> Option<&Peer> {
+        (self.writes && self.serves(volume)).then_some(&self.peer)
+    }
+
     fn is_full(&self) -> bool {
         self.out.replies + self.sent_replies >= usize::from(REQUESTS_MAX)
             || self.payload_bytes >= PAYLOAD_BYTES_MAX
@@ -171,6 +185,8 @@ impl<E: Decide> Shard<E> {
         };
         let deadline = self.now.plus_millis(HANDSHAKE_MILLIS_MAX);
         let mut conn = Box::new(Conn {
+            peer: Peer::of(&socket),
+            writes: false,
             socket,
             id,
             session: Session::new(config),
@@ -263,7 +279,13 @@ impl<E: Decide> Shard<E> {
     /// Feeds the session once. False if it takes no more requests for now.
     fn parse(&mut self, slot: u32, conn: &mut Conn) -> bool {
         let input = &conn.input[conn.start..conn.end];
-        let (used, step) = conn.session.receive(&self.exports, input);
+        let seen = Seen {
+            exports: &self.exports,
+            conns: &self.conns,
+            guests: &self.guests,
+            peer: &conn.peer,
+        };
+        let (used, step) = conn.session.receive(&seen, input);
         conn.start += used;
         match step {
             None => return used > 0,
@@ -273,6 +295,15 @@ impl<E: Decide> Shard<E> {
             }
             Some(Step::Attach { export, reply }) => {
                 conn.volume = self.exports.volume(&export.name);
+                conn.writes = !export.read_only;
+                if !conn.writes
+                    && let Some(writer) = self.other_writer(conn, &export.name)
+                {
+                    let (name, peer) = (&export.name, &conn.peer);
+                    tracing::info!(
+                        "volume {name}: {peer} may only read, because {writer} writes it"
+                    );
+                }
                 if let Some(key) = conn.deadline.take() {
                     self.timers.cancel(key);
                 }

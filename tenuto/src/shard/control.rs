@@ -10,6 +10,7 @@ use crate::frontend::vhost_user::DataError;
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
 use crate::latency::Recorder;
 use crate::origin::file::{OpenVolume, Sides};
+use crate::peer::Peer;
 use crate::ring::Waker;
 use engine::chart::{Cursor, Page};
 use engine::engine::{OpenError, Settled};
@@ -70,6 +71,8 @@ pub struct Export {
     pub volume: VolumeId,
     pub size_bytes: u64,
     pub read_only: bool,
+    /// Several clients may write at once.
+    pub shared: bool,
     pub description: String,
 }
 
@@ -147,6 +150,9 @@ pub(super) struct GuestOpen {
     pub disk: Disk,
     pub queues: u16,
     pub memory: Arc<GuestMemory>,
+    pub peer: Peer,
+    /// Others may write at the same time.
+    pub shared: bool,
 }
 
 /// What can be asked of the shard.

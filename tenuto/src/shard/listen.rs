@@ -84,6 +84,12 @@ impl ExportTable {
         self.exports.get(name).map(|(export, _)| export.volume)
     }
 
+    /// The volume of an export that one client at a time may write.
+    pub fn one_writer(&self, name: &str) -> Option<VolumeId> {
+        let (export, _) = self.exports.get(name)?;
+        (!export.shared && !export.read_only).then_some(export.volume)
+    }
+
     pub fn names_by_volume(&self) -> BTreeMap<VolumeId, Vec<String>> {
         let mut names: BTreeMap<VolumeId, Vec<String>> = BTreeMap::new();
         for (name, (export, _)) in &self.exports {

@@ -24,6 +24,7 @@ mod request;
 mod slots;
 mod timer;
 mod worker;
+mod writer;
 
 use crate::buffer::HostMemory;
 use crate::files::Files;

@@ -243,6 +243,7 @@ fn house(name: &str, san: Option<Params>) -> House {
         volume,
         size_bytes: SIZE,
         read_only: false,
+        shared: false,
         description: String::new(),
     };
     let attach = Attach {

@@ -36,6 +36,7 @@ mod machinery;
 mod man;
 mod monitoring;
 mod nbd_origin;
+mod one_writer;
 mod openapi;
 mod opinion;
 mod overlay;

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use crate::common::front_end::{FrontEnd, Ring};
 use crate::common::guest::Machine;
 use crate::common::{
     Background, EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, Rig, have, run, wait_until,
@@ -272,10 +273,33 @@ fn a_guest_whose_memory_is_not_shared_is_told_of_in_the_log() {
         .find(|line| line.contains(wrong))
         .expect("a line");
     assert!(line.contains("WARN") && line.contains(" disk: "), "{line}");
-    assert_eq!(
-        log.matches(small).count(),
-        1,
-        "each front end is told once: {log}"
-    );
+    let hint = log.lines().find(|line| line.contains(small));
+    assert!(hint.is_some_and(|line| line.contains("INFO")), "{hint:?}");
+    assert_eq!(log.matches(small).count(), 1, "said once: {log}");
     drop(guest);
+}
+
+#[test]
+fn a_guest_that_shares_none_of_its_memory_is_told_of_once_with_the_fix() {
+    let mut rig = Rig::new();
+    volume(&mut rig, "disk", "write-back", "[\"vhost-user\"]");
+    let daemon = rig.serve();
+    // Its front end comes again and again.
+    for _ in 0..3 {
+        let front = FrontEnd::connect(&rig.run_dir().join("disk.vhost.sock")).unwrap();
+        assert!(!front.start(&Ring::new(0, 64, 0)).unwrap());
+        drop(front);
+        rig.gone_clients("disk");
+    }
+    let log = daemon.log();
+    let lines: Vec<&str> = log.lines().filter(|it| it.contains("share=on")).collect();
+    assert_eq!(lines.len(), 1, "{log}");
+    let right = [
+        "WARN",
+        " disk: ",
+        "memory-backend-memfd",
+        "<access mode='shared'/>",
+    ];
+    assert!(right.iter().all(|it| lines[0].contains(it)), "{}", lines[0]);
+    assert_eq!(log.matches("the front end has gone").count(), 1, "{log}");
 }

@@ -1,6 +1,7 @@
 //! What a guest on vhost-user may count on besides its bytes: when an overlay ends, what switching
 //! the cache off means, and what becomes of it when its volume is exported otherwise.
 
+use crate::common::front_end::Polite;
 use crate::common::{Rig, wait_until};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -71,6 +72,58 @@ fn an_overlay_ends_with_the_last_guest_that_has_stopped_its_rings_and_with_no_ot
         "the next guest finds its disk clean"
     );
     guest.stop().unwrap();
+}
+
+#[test]
+fn a_guest_that_only_slept_finds_its_overlay_as_it_left_it() {
+    let (rig, socket) = rig("ephemeral", "reset-on = \"disconnect\"\n");
+    let daemon = rig.serve();
+    let mut guest = Polite::connect(&socket).unwrap();
+    guest.write(0, &[7; BLOCK]);
+    // Saved to a file: for its disk that is the end of a guest, until it comes back.
+    let asleep = guest.sleep();
+    nobody_is_there(&rig);
+    assert_eq!(rig.show("disk")["overlay"]["ended"], true);
+    daemon.stop();
+    let daemon = rig.serve();
+    let mut guest = asleep.wake(&socket).unwrap();
+    assert_eq!(guest.read(0, BLOCK), [7; BLOCK]);
+    // That it has not ended is durable before its first answer.
+    daemon.kill();
+    let daemon = rig.serve();
+    assert_eq!(rig.show("disk")["overlay"]["ended"], false);
+    let mut guest = guest.lost().wake(&socket).unwrap();
+    assert_eq!(guest.read(0, BLOCK), [7; BLOCK]);
+    // One that begins anew finds its disk clean all the same.
+    guest.leave();
+    nobody_is_there(&rig);
+    let mut guest = Polite::connect(&socket).unwrap();
+    assert_eq!(guest.read(0, BLOCK), [0; BLOCK]);
+    daemon.stop();
+}
+
+#[test]
+fn a_cache_that_was_switched_off_stays_off_over_a_restart_of_the_daemon() {
+    let (rig, socket) = rig("write-back", "destage-after = \"1h\"\n");
+    let mut daemon = rig.serve();
+    let mut guest = connect(&socket);
+    guest.write(0, 0, &[1; BLOCK]).unwrap();
+    guest.set_config(WRITEBACK, &[0]).unwrap();
+    daemon.kill();
+    daemon = rig.serve();
+    // It says nothing of its cache, and what it wrote is durable when it is answered.
+    guest.reconnect().unwrap();
+    guest.write(1, 8, &[2; BLOCK]).unwrap();
+    daemon.kill();
+    rig.lose_stage();
+    daemon = rig.serve();
+    guest.reconnect().unwrap();
+    let mut found = [0; BLOCK];
+    guest.read(0, 8, &mut found).unwrap();
+    assert_eq!(found, [2; BLOCK], "acknowledged without a cache");
+    assert_eq!(guest.config().unwrap()[WRITEBACK as usize], 0);
+    guest.stop().unwrap();
+    daemon.stop();
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::{Host, none, spec, syncs_origin, writes_journal, writes_origin};
 use crate::engine::{OpenError, Settled, settle};
-use crate::event::{Command, Device, Event, Io, Op, Purpose, VolumeSpec};
+use crate::event::{Command, Device, Event, Io, Op, Purpose, ResetOn, VolumeSpec};
 use crate::format::ledger::Progress;
 use crate::types::{BLOCK_SECTORS, BufferId, DestageMode, Policy, Tag, VolumeId};
 use alloc::format;
@@ -311,4 +311,37 @@ fn the_last_checkpoint_of_a_host_that_stops_is_the_one_that_is_found() {
         host.send(Event::Tick);
         assert!(host.show(disk).ready);
     }
+}
+
+#[test]
+fn an_end_that_is_taken_back_stays_so_after_a_kill() {
+    let overlay = || {
+        let mut overlay = spec(Policy::Ephemeral, "overlay");
+        overlay.tuning.reset_on = ResetOn::Disconnect;
+        overlay
+    };
+    let (mut host, volume) = Host::of(overlay());
+    host.fill(volume, 0, 1);
+    let wanted = host.read(volume, 0, 1);
+    let why = ResetOn::Disconnect;
+    let left = host.order(Command::Leave { volume, why });
+    assert_eq!(host.answer(left), Some(Ok(())));
+    // It had only slept; nobody hears of it before that is durable.
+    host.hold(|io| io.purpose == Purpose::Checkpoint);
+    let goes_on = true;
+    let back = host.order(Command::Arrive { volume, goes_on });
+    assert_eq!(host.answer(back), None);
+    host.hold(none);
+    assert_eq!(host.answer(back), Some(Ok(())));
+    assert_eq!(host.read(volume, 0, 1), wanted);
+    let mut host = host.killed();
+    let volume = host.attach(overlay());
+    let goes_on = false;
+    let next = host.order(Command::Arrive { volume, goes_on });
+    assert_eq!(host.answer(next), Some(Ok(())));
+    assert_eq!(
+        host.read(volume, 0, 1),
+        wanted,
+        "no end is left to be minded"
+    );
 }

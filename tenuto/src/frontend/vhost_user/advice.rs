@@ -22,11 +22,26 @@ pub enum Advice {
          memory share=on (libvirt: <access mode='shared'/>)"
     )]
     NotShared,
+    /// A ring lies in none of it.
+    #[error(
+        "a ring of the guest is not in the memory that it shares with this daemon, so its disk \
+         cannot work: give all of its memory share=on (QEMU: -object \
+         memory-backend-memfd,id=…,size=…,share=on; libvirt: <access mode='shared'/> in \
+         <memoryBacking>)"
+    )]
+    RingOutside,
     #[error(
         "the guest's memory is shared, but without huge pages; with hugetlb=on (libvirt: \
          <hugepages/>) it would be faster"
     )]
     SmallPages,
+}
+
+impl Advice {
+    /// The disk works all the same.
+    pub fn is_mere_hint(&self) -> bool {
+        *self == Advice::SmallPages
+    }
 }
 
 /// The advice for memory in these files, of a front end that is this process.

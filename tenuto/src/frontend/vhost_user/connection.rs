@@ -11,11 +11,12 @@
 //! connect -> let in by the data side -> messages -> its rings drained -> ended
 //! ```
 
+use super::advice::Advice;
 use super::handler::{Description, Handler};
 use super::turn::Turn;
 use super::{DataError, DataSide};
 use crate::sys;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -79,6 +80,10 @@ pub(super) struct State {
     pub seats: BTreeMap<String, Seats>,
     counters: Counters,
     stopping: bool,
+    /// It was said that guests could have larger pages.
+    hinted: bool,
+    /// Devices of which it was said that their guest's memory is not shared; until one runs.
+    unshared: BTreeSet<String>,
 }
 
 #[derive(Debug)]
@@ -93,6 +98,27 @@ pub(super) struct Shared {
 impl Shared {
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic with this lock")
+    }
+
+    /// The memory of this device's guest is shared after all.
+    pub fn has_run(&self, device: &str) {
+        self.state().unshared.remove(device);
+    }
+
+    /// Says it, once. True where it was said before: a front end comes again every second.
+    fn advise(&self, device: &str, advice: Advice) -> bool {
+        let mut state = self.state();
+        let first = match advice.is_mere_hint() {
+            true => !std::mem::replace(&mut state.hinted, true),
+            false => state.unshared.insert(device.to_owned()),
+        };
+        drop(state);
+        match (first, advice.is_mere_hint()) {
+            (true, true) => tracing::info!("{device}: {advice} (said once for all guests)"),
+            (true, false) => tracing::warn!(volume = %device, "{device}: {advice}"),
+            (false, _) => {}
+        }
+        !first
     }
 }
 
@@ -304,19 +330,28 @@ fn serve<D: DataSide>(shared: &Shared, name: &str, stream: UnixStream, handler: 
     let device = Arc::new(Mutex::new(handler));
     let messages = stream.try_clone();
     let messages = messages.map(|stream| BackendReqHandler::from_stream(stream, device.clone()));
+    let mut repeats = false;
     let ended = match messages {
         Ok(mut messages) => loop {
-            if let Err(error) = next_message(shared, &stream, &mut messages, &device) {
+            let done = next_message(shared, &stream, &mut messages, &device);
+            let advice = lock(&device).take_advice();
+            repeats |= advice.is_some_and(|advice| {
+                let said = shared.advise(name, advice);
+                said && !advice.is_mere_hint()
+            });
+            if let Err(error) = done {
                 break error;
-            }
-            if let Some(advice) = lock(&device).take_advice() {
-                tracing::warn!("{name}: {advice}");
             }
         },
         Err(error) => Error::SocketError(error),
     };
     match ended {
+        Error::Disconnected if repeats => tracing::debug!("{name}: the front end has gone"),
         Error::Disconnected => tracing::info!("{name}: the front end has gone"),
+        error if repeats => {
+            shared.state().counters.broken += 1;
+            tracing::debug!("{name}: the connection of the front end ends: {error}");
+        }
         error => {
             // Counted before the front end can see that it is cut off.
             shared.state().counters.broken += 1;

@@ -20,6 +20,7 @@
 //! ```
 
 use super::advice::{self, Advice};
+use super::cache::Belief;
 use super::dirty::{Dirty, Log, UsedLog};
 use super::guest_memory::{GuestMemory, Place, REGIONS_MAX, TableError};
 use super::mapping::MappingError;
@@ -104,26 +105,32 @@ pub struct Handler<D: DataSide> {
     region: Option<Arc<Region>>,
     /// Whether the front end keeps that region.
     region_kept: bool,
+    /// Whether a ring had run with it when it came.
+    region_used: bool,
     queues: Vec<RingState>,
     /// What the data side was told last of the cache.
     write_back: Option<bool>,
+    belief: Belief,
+    /// The rings were stopped while dirty pages were noted: the guest goes on elsewhere, or later.
+    sleeps: bool,
     /// Whether the front end has seen that it can ask for answers.
     features_read: bool,
     failed: bool,
     /// The process of the front end, where it is known.
     peer: Option<u32>,
-    /// What is to be said of the first memory that it shares.
+    /// What is to be said of the memory that it shares.
     advice: Option<Advice>,
     advised: bool,
 }
 
 impl<D: DataSide> Handler<D> {
-    pub fn new(description: Description, data: D) -> Handler<D> {
+    pub fn new(description: Description, mut data: D) -> Handler<D> {
         let Description { disk, hints } = &description;
         assert!(hints.queues > 0 && hints.queues <= QUEUES_MAX);
         let config = Config::new(disk, hints);
         let queues = (0..hints.queues).map(|_| RingState::default()).collect();
         let dirty = Arc::new(Dirty::default());
+        let belief = Belief::of(data.cache_kept());
         Handler {
             description,
             config,
@@ -134,8 +141,11 @@ impl<D: DataSide> Handler<D> {
             dirty,
             region: None,
             region_kept: false,
+            region_used: false,
             queues,
             write_back: None,
+            belief,
+            sleeps: false,
             features_read: false,
             failed: false,
             peer: None,
@@ -150,7 +160,7 @@ impl<D: DataSide> Handler<D> {
         self
     }
 
-    /// What its user should know of the guest's memory; told once.
+    /// What its user should know of the guest's memory.
     pub fn take_advice(&mut self) -> Option<Advice> {
         self.advice.take()
     }
@@ -291,7 +301,10 @@ impl<D: DataSide> Handler<D> {
         Ok(())
     }
 
-    pub fn read_config(&self, offset: u32, bytes: u32) -> Vec<u8> {
+    pub fn read_config(&mut self, offset: u32, bytes: u32) -> Vec<u8> {
+        if self.belief.read() {
+            self.config.set_writeback(self.begins_write_back());
+        }
         let mut space = vec![0; bytes as usize];
         self.config.read(offset, &mut space);
         space
@@ -299,12 +312,61 @@ impl<D: DataSide> Handler<D> {
 
     pub fn write_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
         let before = self.config.writeback();
-        self.config.write(offset, bytes)?;
-        let told = self.tell_cache();
-        if told.is_err() {
-            self.config.set_writeback(before);
+        let write_back = self.config.write(offset, bytes)?;
+        // That it is off must be known to whoever serves this guest next, before it relies on it.
+        // That it is on is kept when rings begin with it: the answer may not reach its guest.
+        let kept = match write_back {
+            true => Ok(()),
+            false => self.keep_cache(false),
+        };
+        let told = kept.and_then(|()| self.tell_cache());
+        match told {
+            Ok(()) => self.belief.set(write_back),
+            Err(_) => self.config.set_writeback(before),
         }
         told
+    }
+
+    /// The cache mode that its guest begins with.
+    fn begins_write_back(&self) -> bool {
+        self.description.disk.flush && self.description.hints.writeback
+    }
+
+    fn keep_cache(&mut self, write_back: bool) -> Result<(), Refusal> {
+        if !self.belief.is_kept_as(write_back) {
+            self.tell(|data| data.keep_cache(write_back))?;
+            self.belief.was_kept(write_back);
+        }
+        Ok(())
+    }
+
+    /// Whether the guest has used rings that are started before.
+    fn goes_on(&self) -> bool {
+        let mut started = self.queues.iter().filter(|queue| queue.kick.is_some());
+        self.region_used || started.any(|queue| queue.base != 0)
+    }
+
+    /// The cache as the guest believes it to be, before its first ring runs.
+    fn judge_cache(&mut self) -> Result<(), Refusal> {
+        if self.any_runs() {
+            return Ok(());
+        }
+        let (goes_on, first) = (self.goes_on(), self.begins_write_back());
+        let can_change = self.has(config::CONFIG_WCE);
+        let mode = self.belief.judge(goes_on, can_change, first);
+        if let Some(Err(error)) = mode.map(|mode| self.keep_cache(mode)) {
+            // Nothing is wrong as long as nobody finds that it is on.
+            if self.failed || self.belief.is_kept_as(true) {
+                return Err(error);
+            }
+            tracing::warn!("the cache mode of a guest cannot be kept: {error}");
+        }
+        if mode.is_none() {
+            let why = "its guest ran before, and nobody here knows its cache mode";
+            tracing::info!("a front end is served without a write cache: {why}");
+        }
+        self.config.set_writeback(mode == Some(true) && first);
+        Ok(())
     }
 
     pub fn set_memory(&mut self, regions: &[(Place, File)]) -> Result<(), Refusal> {
@@ -472,7 +534,11 @@ impl<D: DataSide> Handler<D> {
         if state.running.is_some() || (negotiated && !state.enabled) {
             return Ok(());
         }
-        let setup = state.setup(queue, self.options(), &self.memory)?;
+        let setup = state.setup(queue, self.options(), &self.memory);
+        if matches!(setup, Err(NotReady::Outside(_))) {
+            self.advice = Some(Advice::RingOutside);
+        }
+        let setup = setup?;
         let ring = RingStart {
             queue: Queue(queue),
             setup,
@@ -480,10 +546,13 @@ impl<D: DataSide> Handler<D> {
             kick,
             call: state.call.clone(),
             error: state.error.clone(),
+            goes_on: self.goes_on(),
         };
+        self.judge_cache()?;
         self.tell_cache()?;
         self.need_region(queue, setup.size)?;
         self.tell(|data| data.start(ring))?;
+        self.sleeps = false;
         self.queues[usize::from(queue)].running = Some(setup);
         self.note_used_rings();
         Ok(())
@@ -494,6 +563,7 @@ impl<D: DataSide> Handler<D> {
             return Ok(());
         }
         let base = self.tell(|data| data.stop(Queue(queue)))?;
+        self.sleeps |= self.has(Transport::LOG_ALL.bits());
         let state = &mut self.queues[usize::from(queue)];
         state.base = base;
         state.running = None;
@@ -524,8 +594,10 @@ impl<D: DataSide> Handler<D> {
 
     fn take_region(&mut self, region: Region, kept: bool) -> Result<(), Refusal> {
         let region = Arc::new(region);
+        let used = kept && region.was_used();
         self.tell(|data| data.region(region.clone()))?;
         self.region = Some(region);
+        self.region_used = used;
         self.region_kept = kept;
         Ok(())
     }
@@ -603,15 +675,14 @@ impl<D: DataSide> Handler<D> {
     pub fn reset(&mut self) -> Result<(), Refusal> {
         self.stop_all()?;
         self.queues.iter_mut().for_each(RingState::reset);
-        let writeback = self.description.disk.flush && self.description.hints.writeback;
-        self.config.set_writeback(writeback);
+        self.belief.reset();
         self.dirty.set_log(None);
         self.set_features(0)
     }
 
     /// The front end is gone. What it left running is drained.
     pub fn end(&mut self) {
-        let in_order = !self.any_runs();
+        let in_order = !self.any_runs() && !self.sleeps;
         for queue in 0..self.queues() {
             // Nobody looks at its events, so no end waits for one.
             let _ = self.set_signals(queue, None, None);

@@ -12,6 +12,7 @@
 //! ```
 
 mod advice;
+mod cache;
 pub mod connection;
 pub mod dirty;
 pub mod guest_memory;
@@ -48,6 +49,8 @@ pub struct RingStart {
     pub call: Option<Arc<OwnedFd>>,
     /// Is signalled when the guest has broken the ring.
     pub error: Option<Arc<OwnedFd>>,
+    /// The guest has used its rings before, here or elsewhere, and goes on with them.
+    pub goes_on: bool,
 }
 
 /// Why the data side did not do it.
@@ -61,6 +64,9 @@ pub enum DataError {
     Region(#[from] vring::inflight::RegionError),
     #[error("{0}")]
     Refused(String),
+    /// Another client writes the disk.
+    #[error("{0}")]
+    Taken(String),
 }
 
 /// What serves the rings of one device. Every call returns when it has been done, so what the front
@@ -86,6 +92,19 @@ pub trait DataSide: Send {
     /// Whether the guest's cache is write-back. Where it is not, a write has ended when it is as
     /// durable as a flush makes it.
     fn write_cache(&mut self, write_back: bool) -> Result<(), DataError>;
-    /// The front end is gone, and no ring runs. In order: it had stopped all of them itself.
+    /// Whether rings of several front ends may run at a time.
+    fn is_shared(&self) -> bool {
+        false
+    }
+    /// What this front end believes of the guest's cache, from an earlier connection.
+    fn cache_kept(&mut self) -> Option<bool> {
+        None
+    }
+    /// Keeps that for its next connection; returns when it is durable.
+    fn keep_cache(&mut self, _write_back: bool) -> Result<(), DataError> {
+        Ok(())
+    }
+    /// The front end is gone, and no ring runs. In order: it had stopped all of them itself, and
+    /// its guest does not go on elsewhere or later.
     fn end(&mut self, in_order: bool);
 }

@@ -99,6 +99,11 @@ impl Region {
         self.number
     }
 
+    /// Whether a ring ever ran with it. What cannot be read was, for all we know.
+    pub fn was_used(&self) -> bool {
+        self.layout.was_used(self).unwrap_or(true)
+    }
+
     /// Bytes of one that we make.
     pub fn bytes(layout: Layout) -> u64 {
         layout.bytes() + NUMBER_BYTES

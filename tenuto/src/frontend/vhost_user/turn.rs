@@ -1,9 +1,10 @@
 //! Whose rings run, of the front ends that are connected to one device.
 //!
-//! Always true: rings of two front ends never run at a time. The first ring that starts takes the
-//! turn, the last that stops gives it back. A front end that wants it while another one lives and
-//! has it waits a moment, for one that is just stopping, and is refused then; one that comes after
-//! a front end that is gone waits until the rings of that one are drained.
+//! Always true: rings of two front ends never run at a time, unless the device is shared. The first
+//! ring that starts takes the turn, the last that stops gives it back. A front end that wants it
+//! while another one lives and has it waits a moment, for one that is just stopping, and is refused
+//! then; one that comes after a front end that is gone waits until the rings of that one are
+//! drained.
 //!
 //! ```text
 //! nobody --start--> first --all stopped, or drained after its end--> nobody --start--> second
@@ -45,7 +46,13 @@ impl<D> Turn<D> {
         }
     }
 
-    fn take(&self) -> Result<(), DataError> {
+    fn take(&self) -> Result<(), DataError>
+    where
+        D: DataSide,
+    {
+        if self.data.is_shared() {
+            return Ok(());
+        }
         let until = Instant::now() + STOPPING_WAIT;
         let mut state = self.shared.state();
         loop {
@@ -95,6 +102,7 @@ impl<D: DataSide> DataSide for Turn<D> {
         }
         let started = self.data.start(ring);
         if started.is_ok() {
+            self.shared.has_run(&self.device);
             self.running.insert(queue);
         } else if self.running.is_empty() {
             self.give_back();
@@ -122,6 +130,18 @@ impl<D: DataSide> DataSide for Turn<D> {
 
     fn write_cache(&mut self, write_back: bool) -> Result<(), DataError> {
         self.data.write_cache(write_back)
+    }
+
+    fn is_shared(&self) -> bool {
+        self.data.is_shared()
+    }
+
+    fn cache_kept(&mut self) -> Option<bool> {
+        self.data.cache_kept()
+    }
+
+    fn keep_cache(&mut self, write_back: bool) -> Result<(), DataError> {
+        self.data.keep_cache(write_back)
     }
 
     fn end(&mut self, in_order: bool) {

@@ -11,16 +11,16 @@
 //! (the engine).
 //!
 //! ```text
-//! open ─▶ let in ─▶ memory, region ─▶ start (ring) ─▶ … ─▶ stop (ring): drained ─▶ end
+//! open ─▶ memory, region ─▶ start (its first ring: let in) ─▶ … ─▶ stop (ring): drained ─▶ end
 //! ```
 //!
 //! When the daemon stops nothing is drained: what has not been completed is in the in-flight
 //! region, and the next daemon goes on with it.
 
+pub mod kept;
 mod serve;
 pub mod side;
 
-use super::command::Waiter;
 use super::control::{Answer, GuestOpen};
 use super::timer::Key;
 use super::{Alarm, Decide, Shard};
@@ -28,7 +28,8 @@ use crate::frontend::vhost_user::guest_memory::GuestMemory;
 use crate::frontend::vhost_user::region::Region;
 use crate::frontend::vhost_user::{DataError, RingStart};
 use crate::latency::Kind;
-use engine::event::{Command, Event, Refusal};
+use crate::peer::Peer;
+use engine::event::{Event, Refusal};
 use engine::types::{ConnectionId, Policy, RequestId, Time, VolumeId};
 pub(super) use serve::Signal;
 use serve::Task;
@@ -88,6 +89,9 @@ struct Side {
 pub(super) struct Guest {
     id: ConnectionId,
     volume: VolumeId,
+    peer: Peer,
+    /// Others may write beside it.
+    shared: bool,
     disk: Disk,
     memory: Arc<GuestMemory>,
     region: Option<Arc<Region>>,
@@ -99,8 +103,10 @@ pub(super) struct Guest {
     free: Vec<u16>,
     /// Writes end when they are durable.
     through: bool,
-    /// Waits to be let in.
-    opening: Option<Answer<Result<u32, DataError>>>,
+    /// A ring has run: there is a guest.
+    came: bool,
+    /// The first ring, which waits until its volume lets the guest in.
+    coming: Option<(RingStart, Answer<Result<(), DataError>>)>,
     /// Waits for a flush, to go on without a cache.
     cache_off: Option<Answer<Result<(), DataError>>>,
     /// Has more requests than we take at a time.
@@ -119,6 +125,19 @@ pub(super) struct Guest {
 }
 
 impl Guest {
+    pub fn volume(&self) -> VolumeId {
+        self.volume
+    }
+
+    pub fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// Whether it matters to nobody who else writes.
+    pub fn shares(&self) -> bool {
+        self.shared || self.disk.read_only
+    }
+
     fn tasks_live(&self) -> usize {
         self.tasks.len() - self.free.len()
     }
@@ -126,6 +145,18 @@ impl Guest {
     /// A front end that is not gone.
     pub fn serves(&self, volume: VolumeId) -> bool {
         self.volume == volume && self.ended.is_none()
+    }
+
+    /// Who may write this volume, if the guest may.
+    pub fn writer(&self, volume: VolumeId) -> Option<&Peer> {
+        let comes = self.came || self.coming.is_some();
+        let writes = self.serves(volume) && comes && !self.disk.read_only;
+        writes.then_some(&self.peer)
+    }
+
+    /// The same with a guest in it.
+    pub fn is_in(&self, volume: VolumeId) -> bool {
+        self.serves(volume) && self.came
     }
 }
 
@@ -140,13 +171,15 @@ pub(super) fn slot_of_key(key: u32) -> Option<u32> {
 }
 
 impl<E: Decide> Shard<E> {
-    /// A front end has a device of this volume; the answer comes when the volume lets it in.
+    /// A front end has a device of this volume.
     pub(super) fn guest_open(&mut self, open: GuestOpen, answer: Answer<Result<u32, DataError>>) {
         let GuestOpen {
             volume,
             disk,
             queues,
             memory,
+            peer,
+            shared,
         } = open;
         let refused = if self.is_stopping() {
             Some(DataError::Stopped)
@@ -169,6 +202,8 @@ impl<E: Decide> Shard<E> {
         let guest = Box::new(Guest {
             id,
             volume,
+            peer,
+            shared,
             disk,
             memory,
             region: None,
@@ -178,7 +213,8 @@ impl<E: Decide> Shard<E> {
             tasks: Vec::new(),
             free: Vec::new(),
             through: false,
-            opening: Some(answer),
+            came: false,
+            coming: None,
             cache_off: None,
             full: false,
             signals: 0,
@@ -189,35 +225,65 @@ impl<E: Decide> Shard<E> {
             spare: Vec::new(),
             restless: false,
         });
-        let alone = self.clients(volume) == 0;
         self.measure(volume);
         assert_eq!(self.guests.insert(guest), slot, "the number was announced");
-        let known = self.volumes.get_mut(&volume).expect("just seen");
-        let waits = !known.arriving.is_empty();
-        if known.policy != Policy::Ephemeral || !(alone || waits) {
-            return self.let_guest_in(slot, id, true);
+        // Nobody may wait for it any more.
+        if answer.send(Ok(slot)).is_err() {
+            self.guest_end(slot, false);
         }
-        known.arriving.push((slot, id));
+    }
+
+    /// Runs a ring. The first one of a guest is its arrival: only now is it known whether the
+    /// guest begins, or goes on with what it did before.
+    fn begin_ring(
+        &mut self,
+        slot: u32,
+        guest: &mut Guest,
+        start: RingStart,
+        answer: Answer<Result<(), DataError>>,
+    ) {
+        let volume = guest.volume;
+        if let Err(taken) = self.may_write(guest, guest.came || start.goes_on) {
+            let _ = answer.send(Err(taken));
+            return;
+        }
+        // The guest itself is lent out, and not among them.
+        let alone = self.clients_in(volume) == 0;
+        let Some(known) = self.volumes.get_mut(&volume) else {
+            let removed = DataError::Refused("its volume has been removed".into());
+            let _ = answer.send(Err(removed));
+            return;
+        };
+        let waits = !known.arriving.is_empty();
+        if guest.came || known.policy != Policy::Ephemeral || !(alone || waits) {
+            let started = self.start_ring(slot, guest, start);
+            guest.came |= started.is_ok();
+            let _ = answer.send(started);
+            return;
+        }
+        known.arriving.push((slot, guest.id));
+        let goes_on = start.goes_on;
+        guest.coming = Some((start, answer));
         if !waits {
-            let request = self.commands.enter(Waiter::Arrival(volume));
-            let command = Command::Arrive { volume };
-            self.feed(Event::Admin { request, command });
+            self.send_arrival(volume, goes_on);
         }
     }
 
     /// The engine lets a guest in, or its volume goes away.
     pub(super) fn let_guest_in(&mut self, slot: u32, id: ConnectionId, welcome: bool) {
-        self.with_guest(slot, |_, guest| {
-            let opening = guest.opening.take().filter(|_| guest.id == id);
-            let Some(answer) = opening else { return };
-            // Nobody may wait for it any more.
-            let told = match welcome {
-                true => answer.send(Ok(slot)).is_ok(),
-                false => answer.send(Err(DataError::Stopped)).is_err(),
-            };
-            if !(welcome && told) {
-                guest.ended = Some(false);
+        self.with_guest(slot, |shard, guest| {
+            if guest.id != id {
+                return;
             }
+            let Some((start, answer)) = guest.coming.take() else {
+                return;
+            };
+            let started = match welcome {
+                true => shard.start_ring(slot, guest, start),
+                false => Err(DataError::Refused("its volume goes away".into())),
+            };
+            guest.came |= started.is_ok();
+            let _ = answer.send(started);
         });
     }
 
@@ -228,7 +294,7 @@ impl<E: Decide> Shard<E> {
         };
         step(self, &mut guest);
         let over = guest.ended.is_some() && guest.tasks_live() == 0 && guest.cache_off.is_none();
-        let (volume, in_order) = (guest.volume, guest.ended == Some(true));
+        let (volume, in_order) = (guest.volume, guest.ended == Some(true) && guest.came);
         let id = guest.id;
         self.guests.restore(slot, guest);
         if over {
@@ -258,7 +324,7 @@ impl<E: Decide> Shard<E> {
                 let _ = answer.send(opened.map_err(DataError::from));
             }
             Order::Start(start, answer) => {
-                let _ = answer.send(shard.start_ring(slot, guest, start));
+                shard.begin_ring(slot, guest, start, answer);
             }
             Order::Signal(queue, call, error, answer) => {
                 shard.set_signals(slot, guest, queue, (call, error));
@@ -407,7 +473,7 @@ impl<E: Decide> Shard<E> {
         for slot in all {
             self.with_guest(slot, |_, guest| {
                 guest.sides.iter_mut().for_each(|side| side.stopping = None);
-                (guest.opening, guest.cache_off) = (None, None);
+                (guest.coming, guest.cache_off) = (None, None);
             });
         }
     }
@@ -423,6 +489,12 @@ impl<E: Decide> Shard<E> {
         let all = self.guests.iter();
         let all = all.filter(|(_, guest)| guest.ended.is_none());
         all.map(|(_, guest)| guest.volume)
+    }
+
+    /// Guests of a volume whose rings have run.
+    pub(super) fn guests_in(&self, volume: VolumeId) -> u64 {
+        let all = self.guests.iter();
+        all.filter(|(_, guest)| guest.is_in(volume)).count() as u64
     }
 
     /// Connections of a volume by rings.

@@ -339,8 +339,13 @@ impl FrontEnd {
 
     /// Starts a ring whose indices are 0. False where a part of it was refused.
     pub fn start(&self, ring: &Ring) -> io::Result<bool> {
+        self.start_at(ring, 0)
+    }
+
+    /// The same for one that goes on.
+    pub fn start_at(&self, ring: &Ring, base: u16) -> io::Result<bool> {
         let queue = ring.queue;
-        let base = words(&[queue.into(), 0]);
+        let base = words(&[queue.into(), base.into()]);
         let enable = words(&[queue.into(), 1]);
         let done = [
             self.set_size(queue, ring.size.into())?,
@@ -368,6 +373,34 @@ pub struct Polite {
     ram: Ram,
     ring: Ring,
     requests: u16,
+}
+
+/// A guest without a front end.
+#[derive(Debug)]
+pub struct Asleep {
+    ram: Ram,
+    ring: Ring,
+    requests: u16,
+}
+
+impl Asleep {
+    /// A new front end lets it go on where it was.
+    pub fn wake(self, socket: &Path) -> io::Result<Polite> {
+        let Asleep {
+            ram,
+            ring,
+            requests,
+        } = self;
+        let front = FrontEnd::connect(socket)?;
+        assert!(front.share(&[(&ram, 0)])?, "memory is taken");
+        assert!(front.start_at(&ring, requests)?, "the ring is started");
+        Ok(Polite {
+            front,
+            ram,
+            ring,
+            requests,
+        })
+    }
 }
 
 const POLITE_BYTES: u64 = 1 << 20;
@@ -491,5 +524,26 @@ impl Polite {
     /// Ends in order.
     pub fn leave(self) {
         self.front.stop(0).expect("the ring is stopped");
+    }
+
+    /// Its daemon is gone; the guest waits for another one.
+    pub fn lost(self) -> Asleep {
+        let Polite {
+            ram,
+            ring,
+            requests,
+            ..
+        } = self;
+        Asleep {
+            ram,
+            ring,
+            requests,
+        }
+    }
+
+    /// Its front end ends in order, and the guest is saved with all that it knows.
+    pub fn sleep(self) -> Asleep {
+        self.stop();
+        self.lost()
     }
 }

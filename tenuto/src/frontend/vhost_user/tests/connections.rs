@@ -4,11 +4,12 @@ use super::super::DataError;
 use super::super::connection::{Connections, Refused};
 use super::{Fake, Guest, PATIENCE, beside_others, connect, description, memory_file, wait_for};
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
-use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserHeaderFlag;
+use vhost::{VhostBackend, VhostUserDirtyLogRegion};
 
 fn try_connect(connections: &Connections, device: &str) -> Result<UnixStream, Refused> {
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -116,6 +117,31 @@ fn a_front_end_that_stopped_its_rings_has_gone_in_order() {
     let fake = guest.fake.clone();
     guest.go();
     assert_eq!(fake.told().ended, Some(false));
+}
+
+#[test]
+fn rings_that_stop_while_dirty_pages_are_noted_are_no_end_of_a_guest() {
+    let _guard = beside_others();
+    let guest = Guest::running();
+    let fake = guest.fake.clone();
+    let bits = memory_file(4096);
+    let log = VhostUserDirtyLogRegion {
+        mmap_size: 4096,
+        mmap_offset: 0,
+        mmap_handle: bits.as_raw_fd(),
+    };
+    guest.front.set_log_base(0, Some(log)).unwrap();
+    let offered = guest.front.get_features().unwrap();
+    guest.front.set_features(offered).unwrap();
+    guest.front.get_vring_base(0).unwrap();
+    guest.go();
+    assert_eq!(fake.told().ended, Some(false), "it goes on elsewhere");
+    // One that came back has not gone.
+    let guest = Guest::running();
+    let goes_on = guest.fake.told().running[&0].goes_on;
+    assert!(goes_on, "its base is not 0");
+    guest.front.get_vring_base(0).unwrap();
+    guest.go();
 }
 
 #[test]

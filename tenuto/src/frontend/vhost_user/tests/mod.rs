@@ -7,6 +7,7 @@
 // Tests may unwrap; the lint knows that only of functions with `#[test]`, not of their helpers.
 #![allow(clippy::unwrap_used)]
 
+mod cache;
 mod connections;
 mod memory;
 mod messages;
@@ -65,6 +66,9 @@ pub struct Told {
     /// Stops wait as long as this is set.
     pub draining: bool,
     pub refuse_cache: bool,
+    /// What a later connection of the same front end finds.
+    pub kept: Option<bool>,
+    pub refuse_keep: bool,
     pub refuse_start: bool,
     pub stopped: bool,
 }
@@ -181,6 +185,18 @@ impl DataSide for Fake {
         self.done()
     }
 
+    fn cache_kept(&mut self) -> Option<bool> {
+        self.told().kept
+    }
+
+    fn keep_cache(&mut self, write_back: bool) -> Result<(), DataError> {
+        if self.told().refuse_keep {
+            return Err(DataError::Refused("no room".into()));
+        }
+        self.told().kept = Some(write_back);
+        self.done()
+    }
+
     fn end(&mut self, in_order: bool) {
         let mut told = self.told();
         assert!(
@@ -261,13 +277,17 @@ pub struct Guest {
 }
 
 pub fn connect(connections: &Connections, device: &str) -> (Fake, UnixStream) {
-    let (ours, theirs) = UnixStream::pair().unwrap();
     let fake = Fake::default();
-    let data = fake.clone();
+    let theirs = connect_as(connections, device, fake.clone());
+    (fake, theirs)
+}
+
+fn connect_as(connections: &Connections, device: &str, data: Fake) -> UnixStream {
+    let (ours, theirs) = UnixStream::pair().unwrap();
     connections
         .connect(device, ours, || Ok((description(), data)))
         .unwrap();
-    (fake, theirs)
+    theirs
 }
 
 impl Guest {
@@ -276,7 +296,11 @@ impl Guest {
     }
 
     pub fn connect_by(connections: &Connections, file: File) -> Guest {
-        let (fake, theirs) = connect(connections, "disk");
+        Guest::connect_as(connections, file, Fake::default())
+    }
+
+    pub fn connect_as(connections: &Connections, file: File, fake: Fake) -> Guest {
+        let theirs = connect_as(connections, "disk", fake.clone());
         let front = Frontend::from_stream(theirs, QUEUES.into());
         front.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         let kicks = (0..QUEUES).map(|_| EventFd::new(0).unwrap()).collect();
@@ -304,16 +328,24 @@ impl Guest {
     }
 
     pub fn start(&mut self, queue: u16) {
-        self.set_up(queue);
+        self.start_at(queue, 7);
+    }
+
+    pub fn start_at(&mut self, queue: u16, base: u16) {
+        self.set_up_at(queue, base);
         let at = usize::from(queue);
         self.front.set_vring_enable(at, true).unwrap();
     }
 
     /// All but the last word.
     pub fn set_up(&mut self, queue: u16) {
+        self.set_up_at(queue, 7);
+    }
+
+    fn set_up_at(&mut self, queue: u16, base: u16) {
         let at = usize::from(queue);
         self.front.set_vring_num(at, SIZE).unwrap();
-        self.front.set_vring_base(at, 7).unwrap();
+        self.front.set_vring_base(at, base).unwrap();
         let ring = ring_at(queue, 0, None);
         self.front.set_vring_addr(at, &ring).unwrap();
         let call = EventFd::new(0).unwrap();
