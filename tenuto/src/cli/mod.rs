@@ -150,7 +150,7 @@ pub enum Command {
         #[arg(value_enum)]
         shell: clap_complete::Shell,
     },
-    /// A gold image on a simulated SAN, clones and a write-back volume, with and without the cache
+    /// Clones of an image and a disk that is kept, on raw images, on qcow2 overlays and on Tenuto
     Demo(tools::Demo),
     /// Run the engine against a simulated host that is killed and loses power
     Sim(tools::Sim),

@@ -4,7 +4,11 @@ use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use workload::synth::DESKTOPS_MAX;
 
-/// A gold image on a simulated SAN, clones and a write-back volume, with and without the cache
+/// Clones of an image and a disk that is kept, on raw images, on qcow2 overlays and on Tenuto
+///
+/// All on one simulated slow storage, in less than a minute. Prints what the storage had to serve,
+/// what requests took by policy, and times, and writes a page with plots. Overlays need qemu-nbd and
+/// qemu-img.
 #[derive(Clone, Debug, Args)]
 pub struct Demo {
     /// Where the report goes
@@ -18,8 +22,8 @@ pub struct Demo {
     /// Seed of everything random
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Who drives the disks: real guests in QEMU, however long they take, the built-in client, or
-    /// guests if they can be booted here in time
+    /// Who drives the disks: guests in QEMU, emulated and for minutes if need be, the built-in
+    /// client, or guests if hardware acceleration works here
     #[arg(long, value_enum, value_name = "WHO", default_value = "auto")]
     pub client: DemoClient,
     /// The same as --client builtin

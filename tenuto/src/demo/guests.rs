@@ -95,7 +95,7 @@ impl<'a> Fleet<'a> {
     pub fn work(&mut self) -> Result<Vec<(Instant, u64)>> {
         let left = self
             .watch
-            .deadline
+            .deadline()
             .saturating_duration_since(Instant::now());
         let time = left.saturating_sub(AFTER_WORK);
         let time = time.clamp(WORK_TIME_MIN, WORK_TIME_MAX);
@@ -145,7 +145,7 @@ impl<'a> Fleet<'a> {
                 return Ok(all);
             };
             self.watch.interrupt.check()?;
-            if Instant::now() > self.watch.deadline {
+            if Instant::now() > self.watch.deadline() {
                 return Err(self.failed(missing, &format!("is late with \"{word}\"")));
             }
             if self.ended[missing] {

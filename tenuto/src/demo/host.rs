@@ -37,7 +37,8 @@ pub const SAN: SanSettings = SanSettings {
 };
 const KEPT: &str = "kept";
 const GOLD: &str = "gold";
-pub const CACHE_BYTES: u64 = 512 << 20;
+pub const CACHE_BYTES: u64 = 256 << 20;
+const UNUSED_CACHE_BYTES: u64 = 128 << 20;
 pub const RAM_BYTES: u64 = 128 << 20;
 pub const STAGE_BYTES: u64 = 64 << 20;
 /// Between two looks at the counters.
@@ -86,8 +87,16 @@ pub struct Plan<'a> {
 pub struct Watch<'a> {
     pub bar: &'a ProgressBar,
     pub interrupt: &'a Interrupt,
-    /// Guests that are not done by then are given up; the built-in client asks for no more.
-    pub deadline: Instant,
+    /// When the guests began.
+    pub began: Instant,
+    /// Those that are not done by then are given up; the built-in client asks for no more.
+    pub time: Duration,
+}
+
+impl Watch<'_> {
+    pub fn deadline(&self) -> Instant {
+        self.began + self.time
+    }
 }
 
 /// What one run came to.
@@ -137,7 +146,12 @@ pub fn run(place: &Place, plan: &Plan<'_>, side: Side, watch: Watch<'_>) -> Resu
     bar.set_message(format!("{name}: images"));
     let volumes = make_volumes(place, plan, side)?;
     let cache_path = place.path("cache");
-    make_cache(&cache_path, CACHE_BYTES)?;
+    // Uncached volumes need one that is there, and no room in it.
+    let cache_bytes = match side {
+        Side::Raw | Side::Qcow2 => UNUSED_CACHE_BYTES,
+        Side::Tenuto => CACHE_BYTES,
+    };
+    make_cache(&cache_path, cache_bytes)?;
     watch.interrupt.check()?;
     let daemon = Daemon::start(settings(place, &cache_path, volumes.clone()));
     let daemon = daemon.map_err(|error| Error::failed(error.to_string()))?;
@@ -165,9 +179,12 @@ fn serve(
     let (bar, name) = (watch.bar, side.name());
     let disks = Disks::open(side, plan, &place.path("run"), &names(plan.clones))?;
     bar.set_message(format!("{name}: guests boot and work"));
-    let began = Instant::now();
-    let ((work, check, destage, totals), looks) = watched(daemon, began, || {
-        let (work, check) = drive(plan, &disks.all, began, watch)?;
+    let watch = Watch {
+        began: Instant::now(),
+        ..watch
+    };
+    let ((work, check, destage, totals), looks) = watched(daemon, watch.began, || {
+        let (work, check) = drive(plan, &disks.all, watch)?;
         bar.set_message(format!("{name}: destage and comparison"));
         let destage = destage(daemon)?;
         Ok((work, check, destage, Totals::of(daemon)?))
@@ -217,14 +234,9 @@ fn settings(place: &Place, cache_path: &Path, volumes: Vec<VolumeSettings>) -> S
 }
 
 /// Lets all guests boot and work.
-fn drive<'a>(
-    plan: &'a Plan<'a>,
-    disks: &'a [Disk],
-    began: Instant,
-    watch: Watch<'a>,
-) -> Result<(Work, Check<'a>)> {
+fn drive<'a>(plan: &'a Plan<'a>, disks: &'a [Disk], watch: Watch<'a>) -> Result<(Work, Check<'a>)> {
     let Driver::Guests { machine, .. } = &plan.driver else {
-        let load = load::run(plan.seed, disks, began, watch)?;
+        let load = load::run(plan.seed, disks, watch)?;
         let boots = load.boots.into_iter().map(|end| (Duration::ZERO, end));
         let work = Work {
             boots: boots.collect(),
@@ -241,7 +253,7 @@ fn drive<'a>(
     let boots = fleet.boot()?;
     let begun = Instant::now();
     let worked = fleet.work()?;
-    let since = |at: Instant| at.saturating_duration_since(began);
+    let since = |at: Instant| at.saturating_duration_since(watch.began);
     let work = Work {
         boots: boots
             .iter()
@@ -305,6 +317,13 @@ fn make_volumes(place: &Place, plan: &Plan<'_>, side: Side) -> Result<Vec<Volume
 fn make_overlay(place: &Place, plan: &Plan<'_>, name: &str) -> Result<PathBuf> {
     let path = place.image(name);
     let bytes = plan.driver.image_bytes();
+    let first = place.image(&names(plan.clones)[0]);
+    if path != first {
+        // An empty one is like another.
+        let copied = File::create(&path).and_then(|file| copy(&first, &file));
+        copied.map_err(|error| Error::failed(format!("{}: {}", path.display(), cause(&error))))?;
+        return Ok(path);
+    }
     qemu::overlay(
         &path,
         bytes,

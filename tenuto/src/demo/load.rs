@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 /// Connections to a disk: one of each lane, and one that tries whether it is there.
 pub const CLIENTS: usize = LANES as usize + 1;
-/// Work of one lane: a request every 33 ms on average, for six seconds.
-const WORK_REQUESTS: u64 = 180;
+/// Work of one lane: a request every 33 ms on average, for four seconds.
+const WORK_REQUESTS: u64 = 120;
 const WORK_INTERVAL: Duration = Duration::from_micros(33_333);
 /// A guest thinks this long after so many reads of its boot.
 const BOOT_THINK: Duration = Duration::from_millis(2);
@@ -48,7 +48,7 @@ pub fn requests(seed: u64, volumes: u64) -> u64 {
 }
 
 /// Drives all volumes to the end of their work.
-pub fn run(seed: u64, disks: &[side::Disk], began: Instant, watch: Watch<'_>) -> Result<Load> {
+pub fn run(seed: u64, disks: &[side::Disk], watch: Watch<'_>) -> Result<Load> {
     let barrier = Barrier::new(disks.len() * LANES as usize);
     let kept = disks.len() - 1;
     let mut done = 0;
@@ -62,7 +62,7 @@ pub fn run(seed: u64, disks: &[side::Disk], began: Instant, watch: Watch<'_>) ->
             for lane in 0..LANES {
                 let barrier = &barrier;
                 running.push(scope.spawn(move || {
-                    let mut lane = Lane::new(seed, volume as u64, lane, began, watch);
+                    let mut lane = Lane::new(seed, volume as u64, lane, watch);
                     if volume == kept {
                         lane.disk = Disk::Kept;
                     }
@@ -95,7 +95,7 @@ pub fn run(seed: u64, disks: &[side::Disk], began: Instant, watch: Watch<'_>) ->
         samples,
         boots,
         works,
-        total: began.elapsed(),
+        total: watch.began.elapsed(),
         done: (done, requests(seed, disks.len() as u64)),
         versions,
     })
@@ -107,7 +107,6 @@ struct Lane<'a> {
     volume: u64,
     lane: u64,
     disk: Disk,
-    began: Instant,
     watch: Watch<'a>,
     rng: Rng,
     done: u64,
@@ -123,13 +122,12 @@ struct Lane<'a> {
 }
 
 impl<'a> Lane<'a> {
-    fn new(seed: u64, volume: u64, lane: u64, began: Instant, watch: Watch<'a>) -> Lane<'a> {
+    fn new(seed: u64, volume: u64, lane: u64, watch: Watch<'a>) -> Lane<'a> {
         Lane {
             seed,
             volume,
             lane,
             disk: Disk::Clone,
-            began,
             watch,
             done: 0,
             rng: Rng::new(seed ^ (volume * LANES + lane + 1) << 40),
@@ -151,7 +149,7 @@ impl<'a> Lane<'a> {
             Ok(client) => self.boot(client),
             Err(error) => Err(format!("cannot connect: {error}")),
         };
-        self.booted = self.began.elapsed();
+        self.booted = self.watch.began.elapsed();
         barrier.wait();
         let begun = Instant::now();
         let result = result.and_then(|()| match &mut client {
@@ -219,7 +217,7 @@ impl<'a> Lane<'a> {
 
     /// The time of the run is over; what was not done is told of.
     fn is_late(&self) -> bool {
-        Instant::now() > self.watch.deadline
+        Instant::now() > self.watch.deadline()
     }
 
     fn has_done(&mut self) {
@@ -291,7 +289,7 @@ impl<'a> Lane<'a> {
     ) -> std::result::Result<(), String> {
         let latency = sent.elapsed();
         self.samples.push(Sample {
-            at: self.began.elapsed(),
+            at: self.watch.began.elapsed(),
             disk: self.disk,
             kind,
             latency,

@@ -34,7 +34,7 @@ figure{margin:0}figcaption,.small{color:var(--soft);font-size:.9rem}";
 /// What only this page has.
 const MORE_STYLE: &str = "\
 .lead{font-size:1.05rem}\
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(12rem,1fr));gap:.75rem;\
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(15rem,1fr));gap:.75rem;\
 margin:1.5rem 0;padding:0;list-style:none}\
 .tiles li{background:var(--card);border-radius:.5rem;padding:.75rem 1rem}\
 .tiles b{display:block;font-size:1.5rem;line-height:1.2;color:var(--cached)}\

@@ -36,21 +36,18 @@ impl Report {
 
     fn seen(&self) -> String {
         let (requests, syncs) = (self.requests(), self.syncs());
-        let both = |side| {
-            format!(
-                "{} requests and {} syncs",
-                requests.text(side),
-                syncs.text(side)
-            )
+        let of = |side| {
+            let (requests, syncs) = (requests.text(side), syncs.text(side));
+            format!("{requests} requests ({syncs} of them syncs)")
         };
         let overlays = match self.run(Side::Qcow2) {
-            Some(_) => format!(", {} with qcow2 overlays", both(Side::Qcow2)),
+            Some(_) => format!(", {} with qcow2 overlays", of(Side::Qcow2)),
             None => String::new(),
         };
         format!(
             "The storage had to serve {} with raw images{overlays}, and {} with Tenuto.",
-            both(Side::Raw),
-            both(Side::Tenuto)
+            of(Side::Raw),
+            of(Side::Tenuto)
         )
     }
 

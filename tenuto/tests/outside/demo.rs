@@ -1,4 +1,5 @@
-//! The demonstration from the outside: with real guests, without anything, and interrupted.
+//! The demonstration from the outside: by itself, beside qcow2 overlays, with real guests, without
+//! other programs, and interrupted.
 //!
 //! Each runs in a directory of its own that is also its place for temporary files, so that what is
 //! left behind is seen.
@@ -13,7 +14,7 @@ use serde_json::Value;
 use crate::common::{binary, have, skip, text_of, wait_until};
 
 /// Alone it takes half a minute; emulated guests may share two cores with a build.
-const RUN_TIMEOUT: Duration = Duration::from_secs(400);
+const RUN_TIMEOUT: Duration = Duration::from_secs(800);
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A guest that nobody ends takes three seconds to notice that its disk is gone.
 const AT_ONCE: Duration = Duration::from_secs(1);
@@ -105,59 +106,99 @@ fn needs_nothing_else(page: &str) {
     assert!(page.contains("prefers-color-scheme:dark"));
 }
 
+/// A number of the document for scripts.
+fn number(document: &Value, path: &str) -> f64 {
+    let value = document.pointer(path).and_then(Value::as_f64);
+    value.unwrap_or_else(|| panic!("{path} in {document}"))
+}
+
+/// The document on standard output.
+fn document(output: &Output) -> Value {
+    assert_eq!(output.status.code(), Some(0), "{}", text_of(output));
+    serde_json::from_slice(&output.stdout).expect("one document")
+}
+
+/// The storage sees less of what the guests did, in whatever way they did it.
+fn spares_the_storage(document: &Value) {
+    let at = |side: &str, what: &str| number(document, &format!("/{side}/origin/{what}"));
+    for side in ["uncached", "qcow2"] {
+        // The second clone finds in the cache what the first one read.
+        assert!(at("cached", "reads") < 0.75 * at(side, "reads"));
+        assert!(at("cached", "writes") < at(side, "writes") / 2.0);
+        assert!(at("cached", "syncs") < at(side, "syncs") / 2.0);
+        assert_eq!(number(document, &format!("/{side}/ssd/write_bytes")), 0.0);
+    }
+    assert!(number(document, "/cached/ssd/write_bytes") > 0.0);
+}
+
 #[test]
 fn the_demonstration_boots_guests_and_compares_the_kept_disk() {
     let test = "the_demonstration_boots_guests_and_compares_the_kept_disk";
-    if !can_boot(test) {
+    if !can_boot(test) || !have(test, &["qemu-nbd", "qemu-img"]) {
         return;
     }
     let directory = directory();
     let place = directory.path();
-    let arguments = [
-        "--client",
-        "qemu",
-        "--guests",
-        "2",
-        "--json",
-        "--html",
-        "page.html",
-    ];
-    let (output, _) = run(place, demo(place, &arguments));
-    assert_eq!(output.status.code(), Some(0), "{}", text_of(&output));
-    let document: Value = serde_json::from_slice(&output.stdout).expect("one document");
+    let client = ["--client", "qemu", "--guests", "2"];
+    let form = ["--json", "--html", "page.html"];
+    let (output, _) = run(place, demo(place, &[&client[..], &form].concat()));
+    let document = document(&output);
     assert_eq!(document["driver"], "qemu");
     assert_eq!(document["guests"], 3);
-    let number = |side: &str, path: &str| {
-        let value = document.pointer(&format!("/{side}/{path}"));
-        let value = value.and_then(Value::as_f64);
-        value.unwrap_or_else(|| panic!("{side}/{path} in {document}"))
-    };
-    for side in ["uncached", "cached"] {
+    for side in ["uncached", "qcow2", "cached"] {
         assert_eq!(document[side]["boots"].as_array().map(Vec::len), Some(3));
-        for path in [
-            "boot_median_seconds",
-            "rounds/done",
-            "reads",
-            "writes",
-            "flushes",
-        ] {
-            assert!(number(side, path) > 0.0, "{side}/{path} in {document}");
+        for path in ["boot_median_seconds", "rounds/done", "reads", "flushes"] {
+            assert!(number(&document, &format!("/{side}/{path}")) > 0.0);
         }
-        for kind in ["read", "write", "flush"] {
-            assert!(number(side, &format!("latency_us/{kind}/p99")) > 0.0);
-        }
-        assert_eq!(number(side, "origin/errors"), 0.0);
+        // Only a client that is its own clock tells latencies.
+        assert!(document[side]["latency_us"].is_null());
+        assert_eq!(number(&document, &format!("/{side}/origin/errors")), 0.0);
         // 96 MiB, by the checksum that the guest's disk had.
-        assert_eq!(number(side, "verified_blocks"), 24_576.0);
+        let verified = format!("/{side}/verified_blocks");
+        assert_eq!(number(&document, &verified), 24_576.0);
     }
-    // The second clone finds in the cache what the first one read.
-    assert!(number("cached", "origin/reads") < 0.75 * number("uncached", "origin/reads"));
-    assert!(number("cached", "origin/writes") < number("uncached", "origin/writes") / 2.0);
-    assert_eq!(number("uncached", "ssd/write_bytes"), 0.0);
-    assert!(number("cached", "ssd/write_bytes") > 0.0);
+    spares_the_storage(&document);
     let page = std::fs::read_to_string(place.join("page.html")).expect("the page");
     needs_nothing_else(&page);
     assert!(page.contains("3 real Linux guests"));
+}
+
+#[test]
+fn the_demonstration_measures_each_policy_beside_qcow2_overlays() {
+    let test = "the_demonstration_measures_each_policy_beside_qcow2_overlays";
+    if !have(test, &["qemu-nbd", "qemu-img"]) {
+        return;
+    }
+    let directory = directory();
+    let place = directory.path();
+    let arguments = ["--client", "builtin", "--guests", "2", "--json"];
+    let (output, _) = run(place, demo(place, &arguments));
+    let document = document(&output);
+    assert_eq!(document["driver"], "built-in client");
+    assert!(document["not_measured"].is_null());
+    for side in ["uncached", "qcow2", "cached"] {
+        for disk in ["kept", "clones"] {
+            for kind in ["read_at_boot", "read", "write", "flush"] {
+                let of = |quantile| {
+                    let path = format!("/{side}/latency_us/{disk}/{kind}/{quantile}");
+                    number(&document, &path)
+                };
+                let (p50, p99) = (of("p50"), of("p99"));
+                assert!(0.0 < p50 && p50 <= p99, "{side}/{disk}/{kind}");
+                // On raw images each request goes to a storage that takes 5 ms.
+                let is_far = side == "uncached";
+                assert!(!is_far || p50 >= 5_000.0, "{side}/{disk}/{kind}: {p50}");
+            }
+        }
+        assert_eq!(number(&document, &format!("/{side}/origin/errors")), 0.0);
+        // 256 MiB, block by block.
+        let verified = format!("/{side}/verified_blocks");
+        assert_eq!(number(&document, &verified), 65_536.0);
+    }
+    spares_the_storage(&document);
+    let page = std::fs::read_to_string(place.join("tenuto-demo.html")).expect("the page");
+    needs_nothing_else(&page);
+    assert!(page.contains("qcow2 overlays served by QEMU"));
 }
 
 #[test]
@@ -171,17 +212,29 @@ fn the_demonstration_without_other_programs_says_what_is_missing() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("no guest was booted: qemu-system-"), "{text}");
     assert!(text.contains("is not on the PATH"), "{text}");
+    let missing = "not measured: qemu-nbd is not installed";
+    assert!(text.contains(missing), "{text}");
+    // What the storage no longer sees comes first, then latencies by policy, then times.
+    let mut lines = text.lines();
     for name in [
-        "origin reads",
-        "origin writes",
-        "flush p99, ms",
-        "SSD written, MiB",
+        "At the storage",
+        "  reads ",
+        "  syncs ",
+        "A request takes, p50 / p99, ms",
+        "  kept disk (write-back), flush ",
+        "  clone (ephemeral), flush ",
+        "Times, s",
+        "On the host",
+        "  SSD written, MiB",
     ] {
-        assert!(text.lines().any(|line| line.starts_with(name)), "{text}");
+        let line = lines.find(|line| line.starts_with(name));
+        let line = line.unwrap_or_else(|| panic!("{name} is missing, or too early: {text}"));
+        let is_clone = name.contains("(ephemeral), flush");
+        assert!(!is_clone || line.contains("does nothing"), "{line}");
     }
     let page = std::fs::read_to_string(place.join("tenuto-demo.html")).expect("the page");
     needs_nothing_else(&page);
-    assert!(page.contains("is not on the PATH"));
+    assert!(page.contains("is not on the PATH") && page.contains(missing));
     // Who asks for guests is told why there are none.
     let mut command = demo(place, &["--client", "qemu"]);
     command.env("PATH", "");
@@ -214,7 +267,7 @@ fn a_demonstration_that_is_interrupted_leaves_nothing_behind() {
         let pid = child.0.id();
         // One with a disk: what is only tried for a moment ends by itself.
         wait_until("a guest runs", PATIENCE, || {
-            !qemu_with(place, "nbd+unix").is_empty()
+            !qemu_with(place, "file.driver=nbd").is_empty()
         });
         // SAFETY: plain call with a process id that is ours until it is waited for.
         assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0, "signal it");
@@ -234,9 +287,17 @@ fn a_demonstration_that_is_interrupted_leaves_nothing_behind() {
         }
         // What a killed one could not remove, the next one does.
         assert_ne!(left_behind(place, pid), [""; 0]);
-        let mut command = demo(place, &["--guests", "1"]);
-        command.env("PATH", "");
-        run(place, command);
-        assert_eq!(left_behind(place, pid), [""; 0]);
+        let mut command = demo(place, &["--client", "builtin", "--guests", "1"]);
+        let mut next = Ended(command.spawn().expect("start the demonstration"));
+        wait_until("what was left is swept", PATIENCE, || {
+            left_behind(place, pid).is_empty()
+        });
+        // SAFETY: plain call with a process id that is ours until it is waited for.
+        let signalled = unsafe { libc::kill(next.0.id() as i32, libc::SIGINT) };
+        assert_eq!(signalled, 0, "signal it");
+        wait_until("it ends", PATIENCE, || {
+            next.0.try_wait().expect("ask for it").is_some()
+        });
+        assert_eq!(left_behind(place, next.0.id()), [""; 0]);
     }
 }
