@@ -138,6 +138,8 @@ impl Decide for PassThrough {
                 let op = Op::Zero { allocate };
                 self.pass(volume, request, op, (sector, sectors), Area::Scratch);
             }
+            // What it has of an origin makes holes.
+            Event::Zeroed { .. } => {}
             Event::Disconnect { connection } => {
                 let waiting = std::mem::take(&mut self.waiting);
                 for request in waiting {

@@ -408,6 +408,7 @@ mod tests {
         let mut numbers = Vec::new();
         while numbers.len() < count {
             match words.recv_timeout(LONG).expect("a word") {
+                Word::Reopened(..) => panic!("no files are opened again here"),
                 Word::Done(outcome) => numbers.push(number(&outcome)),
                 Word::Free(thread, lane) => pool.free(thread, lane),
             }
@@ -461,6 +462,7 @@ mod tests {
         );
         while !pool.lanes.is_empty() {
             match words.recv_timeout(LONG).expect("a word") {
+                Word::Reopened(..) => panic!("no files are opened again here"),
                 Word::Free(thread, lane) => pool.free(thread, lane),
                 Word::Done(outcome) => panic!("all are done: {outcome:?}"),
             }
