@@ -11,6 +11,7 @@ mod commit;
 mod held;
 mod host;
 mod identity;
+mod images;
 mod open;
 mod resize;
 mod rings;
@@ -25,6 +26,7 @@ use engine::event::{Admission, ResetOn, Share};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
 pub use held::{Held, Hold};
+use images::Looks;
 pub use rings::FrontEndCounters;
 use rings::FrontEnds;
 use sockets::Sockets;
@@ -210,6 +212,7 @@ pub struct Daemon {
     ledgers: Ledgers,
     watches: Watches,
     front_ends: FrontEnds,
+    looks: Looks,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Keeps its lock.
     _stage: Stage,
@@ -228,7 +231,14 @@ impl Daemon {
         let started = crate::shard::start(opened.parts);
         let (handle, thread) =
             started.map_err(|error| StartError::Io(format!("cannot start the ring: {error}")))?;
+        let looks = Looks::start(handle.clone());
+        let looks = looks.map_err(|error| {
+            StartError::Io(format!(
+                "cannot start a thread that looks at images: {error}"
+            ))
+        })?;
         let daemon = Daemon {
+            looks,
             handle,
             report: opened.report,
             recovery,
@@ -287,6 +297,11 @@ impl Daemon {
     /// The shard: snapshots, commands, listeners, exports.
     pub fn handle(&self) -> &Handle {
         &self.handle
+    }
+
+    /// Looks now whether the image of each volume is still the one that it knows. Returns at once.
+    pub fn look_at_images(&self) {
+        self.looks.now();
     }
 
     /// The guests that are watched, by volume.

@@ -20,7 +20,7 @@ impl Core {
     pub fn layout(&self, id: VolumeId, span: Span, parts_max: usize) -> Result<Vec<Part>, Refusal> {
         let found = self.volumes.get(id.0 as usize);
         let volume = found.and_then(Option::as_ref).ok_or(Refusal::Gone)?;
-        if volume.state == State::Held {
+        if volume.shown_state() == State::Held {
             return Err(Refusal::Held);
         }
         if span.end() > volume.sectors() {
@@ -93,6 +93,19 @@ impl Core {
         }
     }
 
+    fn show_overlay(&self, volume: &Volume, now: Time) -> Option<OverlaySnapshot> {
+        (volume.policy == Policy::Ephemeral).then(|| {
+            let holding = self.log.holding(volume.tenant);
+            OverlaySnapshot {
+                ram_blocks: holding.ram,
+                ssd_blocks: holding.ssd,
+                ram_limit_bytes: volume.tuning.overlay_ram_bytes,
+                age_ns: volume.overlay_since.map(|since| now.since(since)),
+                ended: volume.ended,
+            }
+        })
+    }
+
     fn show(&self, volume: &Volume, now: Time) -> VolumeSnapshot {
         let (group_waits, group_in_place) = self.group_state(volume);
         let (oldest, began) = (volume.epochs.front(), self.began.unwrap_or(now));
@@ -102,7 +115,11 @@ impl Core {
             state = State::Stalled;
             reason = Some("the origin does not answer");
         }
+        let image = &volume.image;
         VolumeSnapshot {
+            misfit: volume.misfit(),
+            overlay_misfits: image.overlay_misfits,
+            base_changed: image.base_changed,
             id: volume.id,
             name: volume.name.clone(),
             uuid: volume.uuid,
@@ -122,7 +139,12 @@ impl Core {
             group_waits,
             group_in_place,
             state,
-            reason: volume.switch_reason().or(volume.bypass.reason()).or(reason),
+            reason: (volume
+                .misfit()
+                .map(|_| "its image is not the one that it knows"))
+            .or(volume.switch_reason())
+            .or(volume.bypass.reason())
+            .or(reason),
             past_log: volume.bypass == Bypass::Past,
             orphan: !volume.attached,
             ready: volume.ready,
@@ -150,16 +172,7 @@ impl Core {
             },
             destaging: volume.destage.is_some(),
             counters: volume.counters,
-            overlay: (volume.policy == Policy::Ephemeral).then(|| {
-                let holding = self.log.holding(volume.tenant);
-                OverlaySnapshot {
-                    ram_blocks: holding.ram,
-                    ssd_blocks: holding.ssd,
-                    ram_limit_bytes: volume.tuning.overlay_ram_bytes,
-                    age_ns: volume.overlay_since.map(|since| now.since(since)),
-                    ended: volume.ended,
-                }
-            }),
+            overlay: self.show_overlay(volume, now),
         }
     }
 }

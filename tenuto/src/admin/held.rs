@@ -13,6 +13,14 @@ use engine::snapshot::{Counters, FlowSnapshot, State, VolumeSnapshot};
 use engine::types::{DestageMode, Generation, Policy, Serial, Uuid, VolumeId};
 use serde_json::{Value, json};
 
+/// What does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Misfit {
+    Image,
+    /// An overlay, which lies on another image.
+    Overlay,
+}
+
 /// A volume that is named, but not served.
 #[derive(Clone, Debug)]
 pub struct Held {
@@ -25,6 +33,10 @@ pub struct Held {
     pub reason: String,
     /// What lies beside the origin is damaged: there is no state to go on from.
     pub damaged: bool,
+    /// It is held for its image.
+    pub misfit: Option<Misfit>,
+    /// It is attached all the same, and goes on by itself when its image fits again.
+    pub running: bool,
     pub ledger: Option<LedgerInfo>,
     pub ledger_age_seconds: Option<u64>,
 }
@@ -56,6 +68,9 @@ impl Held {
         let ledger = self.ledger.as_ref();
         let destaged = ledger.map_or(Serial(0), |ledger| ledger.destaged);
         VolumeSnapshot {
+            misfit: None,
+            overlay_misfits: false,
+            base_changed: false,
             id,
             name: self.name.clone(),
             uuid: ledger.map_or(Uuid::NIL, |ledger| ledger.volume),
@@ -101,6 +116,22 @@ impl Held {
 
     pub fn way_out(&self) -> String {
         let name = &self.name;
+        match self.misfit {
+            Some(Misfit::Overlay) => {
+                return format!(
+                    "put its image back and run `tenuto reload`, or throw the overlay away by \
+                     `tenuto volume reset {name}`"
+                );
+            }
+            Some(Misfit::Image) => {
+                return format!(
+                    "put its image back and run `tenuto reload`; or keep the image that is there \
+                     by `tenuto volume accept-loss {name}`, or keep the log by `tenuto volume \
+                     takeover {name} --overwrite`"
+                );
+            }
+            None => {}
+        }
         match self.damaged {
             true => "put it right, then run `tenuto reload`".into(),
             false => format!(
@@ -110,9 +141,16 @@ impl Held {
         }
     }
 
+    /// Bytes that the log has of it; without any nobody here knows how many there were, unless it
+    /// is attached.
+    pub fn known_bytes(&self, volume: &VolumeSnapshot) -> Option<u64> {
+        (volume.dirty_bytes > 0 || self.running).then_some(volume.dirty_bytes)
+    }
+
     /// What would be lost, as far as the log and the ledger tell.
     fn loss(&self, volume: &VolumeSnapshot) -> String {
         let what = match volume.dirty_bytes {
+            bytes if self.running => self.dirty(volume, bytes),
             0 => "an unknown number of bytes".to_owned(),
             bytes => format!("{bytes} bytes ({})", human_bytes(bytes)),
         };
@@ -128,13 +166,29 @@ impl Held {
         )
     }
 
+    fn dirty(&self, volume: &VolumeSnapshot, bytes: u64) -> String {
+        let age = volume.oldest_dirty_ns.map(|nanos| nanos / 1_000_000_000);
+        let age = age.filter(|_| bytes > 0).map(human_seconds);
+        let age = age.map_or(String::new(), |age| format!(", the oldest of {age} ago"));
+        format!("{bytes} bytes ({}){age}", human_bytes(bytes))
+    }
+
+    /// All that an administrator needs to decide, in one line.
+    pub fn line(&self, volume: &VolumeSnapshot) -> String {
+        let (why, way_out) = (self.why(), self.way_out());
+        match self.misfit {
+            Some(_) => format!("{why}; not at its image: {}; {way_out}", self.loss(volume)),
+            None => format!("{why}; {way_out}"),
+        }
+    }
+
     /// What `volume show` says beyond what it says of every volume.
     pub fn document(&self, volume: &VolumeSnapshot) -> Value {
         let ledger = self.ledger.as_ref();
         json!({
             "reason": self.reason,
             "lost": self.loss(volume),
-            "lost_bytes": known_bytes(volume),
+            "lost_bytes": self.known_bytes(volume),
             "ledger_age_seconds": self.ledger_age_seconds,
             "owner": ledger.map(|ledger| ledger.owner.clone()),
             "cache": ledger.map(|ledger| ledger.cache.to_string()),
@@ -143,14 +197,15 @@ impl Held {
     }
 }
 
-/// Bytes that the log has of a held volume; without any nobody here knows how many there were.
-pub fn known_bytes(volume: &VolumeSnapshot) -> Option<u64> {
-    (volume.dirty_bytes > 0).then_some(volume.dirty_bytes)
-}
-
 impl Admin {
     /// Tries again to attach a volume that was held.
-    pub(super) fn retry(&self, volume: &Volume) -> String {
+    pub(super) fn retry(&self, volume: &Volume, held: &Held) -> String {
+        if held.running {
+            return format!(
+                "volume {}: held; its image is looked at again, and it goes on if that fits",
+                volume.name
+            );
+        }
         match self.machine.add(volume.settings()) {
             Ok(()) => {
                 self.drain_one(volume);
@@ -158,6 +213,40 @@ impl Admin {
             }
             Err(error) => format!("still held: {error}"),
         }
+    }
+
+    /// Lays what the log has of a held volume over the image that is there.
+    pub fn overwrite(&self, name: &str, again: Option<&str>) -> Result<Outcome> {
+        if let Some(other) = again.filter(|other| *other != name) {
+            let message =
+                format!("volume {name}: --overwrite names {other}; write --overwrite={name}");
+            return Err(Error::usage(message).about(name));
+        }
+        let _order = self.order();
+        let look = self.look()?;
+        let volume = find(&look, name)?;
+        let held = look.held(name);
+        let misfits = |held: &&Held| held.misfit == Some(Misfit::Image);
+        let Some(held) = held.filter(misfits).filter(|_| volume.dirty_bytes > 0) else {
+            let message = format!(
+                "volume {name}: is not held for its image with dirty data in the log; there is \
+                 nothing to overwrite it with"
+            );
+            return Err(Error::usage(message).about(name));
+        };
+        refuse_connected(&look, volume, "overwrite its image")?;
+        if again.is_none() {
+            let what = self::Held::dirty(held, volume, volume.dirty_bytes);
+            return Err(Error::refused(format!(
+                "volume {name}: {}; {what} of the log would be written over what {} has now; put \
+                 the right image back if you can, or force it with --overwrite={name}",
+                held.why(),
+                held.origin
+            ))
+            .about(name));
+        }
+        self.machine.overwrite(name)?;
+        Ok(Outcome::default())
     }
 
     /// Goes on from the last destaged state of a held volume, without what came after it.

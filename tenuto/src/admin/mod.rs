@@ -35,7 +35,7 @@ use engine::chart::Spot;
 use engine::snapshot::{Snapshot, State, VolumeSnapshot};
 use engine::types::{Policy, VolumeId};
 use events::Notice;
-pub use held::Held;
+pub use held::{Held, Misfit};
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -72,6 +72,10 @@ pub trait Machine: Send + Sync + 'static {
     fn record(&self, names: &[String]) -> Result<Box<dyn record::Tap>>;
     /// Goes on without what a held volume has lost.
     fn accept_loss(&self, name: &str) -> Result<()>;
+    /// Lays what the log has of a held volume over the image that is there.
+    fn overwrite(&self, name: &str) -> Result<()>;
+    /// Looks whether images are still those that their volumes know. Returns at once.
+    fn look_at_images(&self);
 }
 
 /// The daemon at one instant.
@@ -399,7 +403,9 @@ impl Admin {
     pub fn reset(&self, name: &str) -> Result<Outcome> {
         let look = self.look()?;
         let snapshot = find(&look, name)?;
-        refuse_held(&look, name)?;
+        if !snapshot.overlay_misfits {
+            refuse_held(&look, name)?;
+        }
         if snapshot.policy != Policy::Ephemeral {
             return Err(Error::refused(format!(
                 "volume {name}: reset would discard the data of a {} volume; \

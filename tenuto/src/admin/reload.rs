@@ -15,6 +15,7 @@ impl Admin {
         let path = self.known().config.path.clone();
         let fresh = Config::load(&path)?;
         check::check(&fresh)?;
+        self.machine.look_at_images();
         let _order = self.order();
         let mut known = self.known().clone();
         let look = self.look()?;
@@ -56,9 +57,9 @@ impl Admin {
                 },
             );
         };
-        if look.held(name).is_some() {
+        if let Some(held) = look.held(name) {
             known.volumes[at] = volume.clone();
-            return Some(self.retry(volume));
+            return Some(self.retry(volume, held));
         }
         let old = &known.volumes[at];
         let changed = changed(keys::VOLUME, old, volume);

@@ -355,6 +355,7 @@ pub fn reopened(target: &Target) -> Result<Target> {
     Ok(Target {
         file,
         path: target.path.clone(),
+        named: None,
         ..*target
     })
 }

@@ -3,7 +3,7 @@
 //! Owns nothing but the translation of errors and of plain data.
 
 use crate::admin::record::Tap;
-use crate::admin::{Held, Look, Machine, Recovery, Started};
+use crate::admin::{Held, Look, Machine, Misfit, Recovery, Started};
 use crate::daemon::{self, Daemon, FrontEndCounters, StartError, VolumeError, VolumeSettings};
 use crate::error::{Error, Kind, Result};
 use crate::ring::monotonic_ns;
@@ -11,6 +11,7 @@ use crate::shard::control::{CommandError, Handle, HostCounters};
 use crate::shard::record::{Recorded, buffer};
 use engine::chart::{Cursor, Spot};
 use engine::event::{Command, Refusal};
+use engine::snapshot::VolumeSnapshot;
 use engine::types::{Policy, VolumeId};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -55,11 +56,16 @@ impl Machine for Live {
             .volumes
             .iter()
             .map(|volume| (volume.volume, volume.clients));
+        let misfits: Vec<Held> = snapshot.engine.volumes.iter().filter_map(misfit).collect();
         Ok(Look {
             clients: clients.collect(),
             engine: snapshot.engine,
             watched: self.0.watched(),
-            held: self.0.held().into_iter().map(held).collect(),
+            held: {
+                let mut all: Vec<Held> = self.0.held().into_iter().map(held).collect();
+                all.extend(misfits);
+                all
+            },
             recovery: Recovery {
                 ms: self.0.recovery_time().as_millis() as u64,
                 tail_bytes_discarded: report.tail_bytes_discarded,
@@ -100,6 +106,16 @@ impl Machine for Live {
             .map_err(|error| volume_error(name, error))
     }
 
+    fn overwrite(&self, name: &str) -> Result<()> {
+        self.0
+            .overwrite(name)
+            .map_err(|error| volume_error(name, error))
+    }
+
+    fn look_at_images(&self) {
+        self.0.look_at_images();
+    }
+
     fn switch(&self, name: &str, policy: Policy) -> Result<Started> {
         let reply = self.0.volume_switch(name, policy);
         let reply = reply.map_err(|error| volume_error(name, error))?;
@@ -110,7 +126,9 @@ impl Machine for Live {
     }
 
     fn destage(&self, volume: VolumeId) -> Result<()> {
-        self.command(volume, Command::Destage { volume })
+        self.command(volume, Command::Destage { volume })?;
+        // What was written may have gone to a file that nobody finds any more.
+        self.command(volume, Command::Look { volume })
     }
 
     fn reset(&self, volume: VolumeId) -> Result<()> {
@@ -292,6 +310,34 @@ pub fn start_error(error: StartError) -> Error {
     Error::new(kind, error.to_string())
 }
 
+/// A volume that is attached, but held for its image.
+fn misfit(volume: &VolumeSnapshot) -> Option<Held> {
+    let found = volume.misfit.filter(|_| !volume.orphan)?;
+    let (name, origin) = (&volume.name, &volume.origin);
+    let overlay = volume.overlay_misfits;
+    let words = match overlay {
+        true => "is another one than its overlay was written on",
+        false => found.words(),
+    };
+    Some(Held {
+        name: name.clone(),
+        origin: origin.clone(),
+        policy: volume.policy,
+        write_cache: volume.write_cache,
+        destage: volume.effective_destage,
+        reason: format!("volume {name}: its image {origin} {words}"),
+        damaged: false,
+        misfit: Some(if overlay {
+            Misfit::Overlay
+        } else {
+            Misfit::Image
+        }),
+        running: true,
+        ledger: None,
+        ledger_age_seconds: None,
+    })
+}
+
 fn held(held: daemon::Held) -> Held {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.map_or(0, |now| now.as_nanos() as u64);
@@ -305,6 +351,8 @@ fn held(held: daemon::Held) -> Held {
         destage: settings.destage,
         reason: hold.reason,
         damaged: hold.damaged,
+        misfit: hold.image.then_some(Misfit::Image),
+        running: false,
         ledger: hold.ledger,
         ledger_age_seconds: hold.ledger_mtime_ns.map(age),
     }

@@ -136,13 +136,7 @@ impl Daemon {
             Err(VolumeError::Stopped(stopped)) => Err(stopped.into()),
             Err(error) => {
                 self.table().entries.remove(&name);
-                let hold = Hold {
-                    reason: error.to_string(),
-                    damaged: false,
-                    ledger: None,
-                    ledger_mtime_ns: None,
-                };
-                self.hold_silently(settings, hold);
+                self.hold_silently(settings, Hold::of(&error));
                 Err(error)
             }
         }

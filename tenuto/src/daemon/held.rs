@@ -6,12 +6,13 @@
 //! the administrator has given its lost writes up by name. A host of many volumes is not stopped
 //! by one. Deliberately absent: asking for the confirmation, which `admin` does.
 
-use super::volumes::Joining;
+use super::volumes::{Entry, Joining};
 use super::{Daemon, VolumeError, VolumeSettings};
+use crate::origin::Place;
 use engine::engine::{LedgerInfo, OpenError};
 use engine::event::Command;
 use engine::snapshot::State;
-use std::fmt;
+use std::{fmt, fs, io};
 
 /// Why a volume must not be served.
 #[derive(Clone, Debug)]
@@ -21,9 +22,24 @@ pub struct Hold {
     /// Its ledger or journal is damaged, or belongs to another image: there is no state to go on
     /// from.
     pub damaged: bool,
+    /// Its image is not the one that its dirty data or its journal belongs to.
+    pub image: bool,
     pub ledger: Option<LedgerInfo>,
     /// When the ledger was last written, by the clock of the origin.
     pub ledger_mtime_ns: Option<u64>,
+}
+
+impl Hold {
+    /// Of a volume that could not be had back.
+    pub(super) fn of(error: &VolumeError) -> Hold {
+        Hold {
+            reason: error.to_string(),
+            damaged: false,
+            image: false,
+            ledger: None,
+            ledger_mtime_ns: None,
+        }
+    }
 }
 
 impl fmt::Display for Hold {
@@ -47,14 +63,31 @@ pub(super) fn refused(name: &str, error: OpenError, damaged: bool) -> VolumeErro
         true => text,
         false => format!("{prefix}: {text}"),
     };
+    let image = matches!(error, OpenError::Image(_));
     match error {
         OpenError::Io(_) => VolumeError::Origin(reason),
         _ => VolumeError::Held(Box::new(Hold {
             reason,
-            damaged,
+            damaged: damaged && !image,
+            image,
             ledger: None,
             ledger_mtime_ns: None,
         })),
+    }
+}
+
+/// Nothing is given up for an image that is not there.
+fn has_image(settings: &VolumeSettings) -> Result<(), VolumeError> {
+    let (name, path) = (&settings.name, &settings.origin);
+    let gone = |error: io::Error| error.kind() == io::ErrorKind::NotFound;
+    match Place::parse(path) {
+        Ok(Place::File(_)) if fs::metadata(path).is_err_and(gone) => {
+            Err(VolumeError::Origin(format!(
+                "volume {name}: its image {} is not there; put one there first",
+                path.display()
+            )))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -120,6 +153,7 @@ impl Daemon {
                 return Err(VolumeError::Held(hold));
             }
             Some(held) => {
+                has_image(&held.settings)?;
                 self.drop_logged(name)?;
                 held.settings
             }
@@ -129,14 +163,60 @@ impl Daemon {
             accept_loss: true,
             ..Joining::default()
         };
-        let entry = self.join(settings, joining)?;
+        let entry = self.join_or_hold(settings, joining)?;
         self.table().held.remove(&claim.name);
         self.table().entries.insert(claim.name.clone(), entry);
         tracing::warn!(volume = %name, "volume {name}: goes on from its last destaged state");
         Ok(())
     }
 
-    /// Detaches a volume whose flushed records were missing from the log at the start.
+    /// Lays what the log has of a held volume over the image that is there: the log wins.
+    pub fn overwrite(&self, name: &str) -> Result<(), VolumeError> {
+        let claim = self.claim(name)?;
+        let held = self.table().held.get(name).cloned();
+        let settings = match held {
+            Some(held) => held.settings,
+            None => {
+                let entry = self.known(name)?;
+                has_image(&entry.settings)?;
+                self.front_ends.withdraw(name);
+                self.front_ends.disconnect(name);
+                let volume = entry.id;
+                self.command(name, Command::Suspend { volume })?;
+                self.table().entries.remove(name);
+                entry.settings
+            }
+        };
+        let joining = Joining {
+            overwrite: true,
+            ..Joining::default()
+        };
+        let entry = self.join_or_hold(settings, joining)?;
+        self.table().held.remove(&claim.name);
+        self.table().entries.insert(claim.name.clone(), entry);
+        tracing::warn!(volume = %name, "volume {name}: the log wins over the image that is there");
+        Ok(())
+    }
+
+    /// Joins a volume that was let go of; one that cannot be had back stays named.
+    fn join_or_hold(
+        &self,
+        settings: VolumeSettings,
+        joining: Joining,
+    ) -> Result<Entry, VolumeError> {
+        let joined = self.join(settings.clone(), joining);
+        if let Err(error) = &joined {
+            let hold = match error {
+                VolumeError::Held(hold) => (**hold).clone(),
+                other => Hold::of(other),
+            };
+            self.hold_silently(settings, hold);
+        }
+        joined
+    }
+
+    /// Detaches a volume whose flushed records were missing from the log at the start, or whose
+    /// image is not the one that it knows.
     fn let_go_of_stopped(&self, name: &str) -> Result<VolumeSettings, VolumeError> {
         let entry = self.entry(name);
         let entry = entry.ok_or_else(|| VolumeError::Unknown(name.to_owned()))?;
@@ -147,6 +227,7 @@ impl Daemon {
             let message = format!("volume {name}: is not held; there is no loss to accept");
             return Err(VolumeError::Settings(message));
         }
+        has_image(&entry.settings)?;
         // Guests of vhost-user come back by themselves, to what will be there then.
         self.front_ends.withdraw(name);
         self.front_ends.disconnect(name);
