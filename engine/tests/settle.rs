@@ -556,6 +556,7 @@ fn without_a_pending_journal_settling_syncs_the_ledger_and_does_nothing_else() {
             ledger: Some(ledger.clone()),
             journal_entries_applied: 0,
             origin: stat,
+            ..Settled::default()
         };
         assert_eq!(settled, expected);
         assert_eq!(pending_journal(&mut host, ID), Ok(None));
