@@ -20,7 +20,8 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 pub use crate::recover::{CacheInfo, VerifyReport, inspect, verify};
-pub use crate::settle::{OriginInfo, Settled, inspect_origin, pending_journal, settle};
+pub use crate::settle::{OriginInfo, Otherwise, Settled, inspect_origin, pending_journal};
+pub use crate::settle::{settle, settle_or};
 
 /// Volumes that one cache can hold.
 pub const VOLUMES_MAX: u32 = 4096;
@@ -83,6 +84,9 @@ pub enum OpenError {
     /// The stage is gone in the boot that needed it; the log goes on once that is accepted.
     #[error("{0}")]
     StageLost(String),
+    /// The image is not the one that dirty data or a journal belongs to.
+    #[error("{0}")]
+    Image(String),
     #[error("input/output error on {0}")]
     Io(&'static str),
 }

@@ -5,6 +5,7 @@
 //! checked against the volume by the engine; lengths against the buffer by the host.
 
 use crate::flow::FlowLimits;
+use crate::image::{Image, Named};
 use crate::memory::Slice;
 use crate::turns::WEIGHT_DEFAULT;
 use crate::types::{
@@ -111,6 +112,9 @@ pub enum Command {
     /// Gives a volume and its image another size; replied to when both have it, durably. Refused
     /// to a volume that does not own its image, and to a smaller size while it is dirty.
     Resize { volume: VolumeId, size_bytes: u64 },
+    /// Looks whether the image of a volume is still the one that it knows, under its path. A volume
+    /// whose image does not fit is held until it does; then the reply is [`Refusal::Held`].
+    Look { volume: VolumeId },
     /// Reads all that lies on the cache device and compares it with its checksums; replied to when
     /// that is done, whatever was found. What was is in the snapshot.
     Scrub,
@@ -251,6 +255,10 @@ pub struct Stat {
     /// Whatever else is another number for a file that was changed or replaced. `None` where a
     /// change may leave no trace.
     pub print: Option<u64>,
+    /// Of an origin: what it is known by, as far as its open file can be asked.
+    pub image: Option<Image>,
+    /// Of an origin: where its path leads.
+    pub named: Named,
 }
 
 /// One request to a device. `bytes` is the sum of the slices, or the range of a `Zero`.
@@ -327,7 +335,7 @@ pub enum Refusal {
     Dirty,
     #[error("not possible with this policy")]
     Policy,
-    #[error("volume is held: its dirty data is damaged or its ledger does not fit")]
+    #[error("volume is held: its dirty data is damaged, or its image or ledger does not fit")]
     Held,
     #[error("the cache device fails")]
     CacheFailed,

@@ -19,6 +19,7 @@ pub(crate) mod fetch;
 pub mod flow;
 pub mod format;
 pub(crate) mod ghost;
+pub mod image;
 pub mod layout;
 pub(crate) mod lines;
 pub(crate) mod log;

@@ -92,6 +92,10 @@ pub enum Pending {
     Stat {
         volume: VolumeId,
     },
+    /// A look whether an image is still the one that its volume knows.
+    LookAtImage {
+        volume: VolumeId,
+    },
     /// A look at an image that nobody writes any more, or the sync before it.
     Look {
         volume: VolumeId,

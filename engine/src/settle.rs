@@ -14,6 +14,7 @@ use crate::event::{Device, Stat};
 use crate::format::journal::{self, Journal, JournalEntry, payload_at};
 use crate::format::ledger::{LEDGER_BYTES, LEDGER_SLOTS, LOSS_ACCEPTED, Ledger, Progress};
 use crate::format::record::EntryKind;
+use crate::image::{Finding, Image, Named, compare};
 use crate::media::Media;
 use crate::types::{SECTOR_BYTES, VolumeId};
 use alloc::format;
@@ -37,6 +38,25 @@ pub struct Settled {
     pub origin: Option<Stat>,
     /// The administrator goes on with what the log has, though the stage is gone.
     pub without_stage: bool,
+    /// What the image is known by, also of one that was written just now.
+    pub image: Option<Image>,
+    /// What the log has goes to the image that is there, whichever that is.
+    pub overwrite: bool,
+}
+
+/// What becomes of a pending journal whose image is not the one it was made for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Otherwise {
+    /// Nothing, and the volume is not attached.
+    #[default]
+    Refuse,
+    /// The same, but a copy that was made together with its ledger and journal counts: an
+    /// administrator has named it.
+    TakeCopy,
+    /// The image stays as it is; the journal is given up.
+    KeepImage,
+    /// The journal is applied to the image that is there.
+    KeepLog,
 }
 
 impl Settled {
@@ -70,11 +90,24 @@ pub struct OriginInfo {
 /// Reads the ledger beside the origin of `volume`, makes it durable, and finishes a pending
 /// journal, on any thread that holds the origin's lock, before `attach`.
 pub fn settle(media: &mut dyn Media, volume: VolumeId) -> Result<Settled, OpenError> {
+    settle_or(media, volume, Otherwise::Refuse)
+}
+
+/// The same, told what becomes of a journal whose image is another one.
+pub fn settle_or(
+    media: &mut dyn Media,
+    volume: VolumeId,
+    otherwise: Otherwise,
+) -> Result<Settled, OpenError> {
+    let origin = media.stat(Device::Origin(volume)).ok();
+    let as_it_is = Settled {
+        origin,
+        image: origin.and_then(|origin| origin.image),
+        overwrite: otherwise == Otherwise::KeepLog,
+        ..Settled::default()
+    };
     let Some(mut ledger) = read_ledger(media, volume)? else {
-        return Ok(Settled {
-            origin: media.stat(Device::Origin(volume)).ok(),
-            ..Settled::default()
-        });
+        return Ok(as_it_is);
     };
     // Whoever wrote it may have died before its sync; the next one goes over the last that is
     // known to be synced.
@@ -84,42 +117,68 @@ pub fn settle(media: &mut dyn Media, volume: VolumeId) -> Result<Settled, OpenEr
     let Progress::Apply { upto, .. } = ledger.progress else {
         return Ok(Settled {
             ledger: Some(ledger),
-            origin: media.stat(Device::Origin(volume)).ok(),
-            ..Settled::default()
+            ..as_it_is
         });
     };
-    let stat = check_image(media, volume, &ledger)?;
+    let stat = match check_image(media, volume, &ledger, otherwise) {
+        Err(OpenError::Image(_)) if otherwise == Otherwise::KeepImage => {
+            ledger.progress = Progress::Idle;
+            ledger.destaged = upto;
+            return Ok(Settled {
+                ledger: Some(ledger),
+                ..as_it_is
+            });
+        }
+        checked => checked?,
+    };
     let journal = read_journal(media, volume, &ledger)?;
     check_payload(media, volume, &journal)?;
-    // Applying changes the modification time, and may be cut short: the next one must know.
-    // The clock over there is read off the ledger, which is written for it.
-    ledger.mtime_limit_ns = ledger.mtime_limit_ns.max(stat.mtime_ns);
-    write_ledger(media, volume, &mut ledger)?;
-    let clock = media
-        .stat(Device::Ledger(volume))
-        .map_err(|_| OpenError::Io("the ledger"))?;
-    let began = stat.mtime_ns.max(clock.mtime_ns).max(clock.now_ns);
-    ledger.mtime_limit_ns = began.saturating_add(APPLY_NS_MAX);
-    write_ledger(media, volume, &mut ledger)?;
-    mark(Mark::JournalReplayed);
-    if !has(Bug::SkipReplay) {
-        apply(media, volume, &journal)?;
-    }
-    if !has(Bug::SkipReplaySync) {
-        let synced = media.sync(Device::Origin(volume));
-        synced.map_err(|_| OpenError::Io("the origin"))?;
-    }
-    ledger.progress = Progress::Idle;
-    ledger.destaged = upto;
-    write_ledger(media, volume, &mut ledger)?;
+    let image = finish(media, volume, &mut ledger, &journal, stat.mtime_ns)?;
     let journal_entries_applied = journal.entries.len() as u64;
     Ok(Settled {
         ledger: Some(ledger),
         journal_entries_applied,
         // Just written: nothing that was kept of it counts.
         origin: None,
-        without_stage: false,
+        image,
+        ..as_it_is
     })
+}
+
+/// Applies a journal that was found whole, and says so in the ledger. Returns what the image is
+/// known by then.
+fn finish(
+    media: &mut dyn Media,
+    volume: VolumeId,
+    ledger: &mut Ledger,
+    journal: &Journal,
+    mtime_ns: u64,
+) -> Result<Option<Image>, OpenError> {
+    // Applying changes the modification time, and may be cut short: the next one must know.
+    // The clock over there is read off the ledger, which is written for it.
+    ledger.mtime_limit_ns = ledger.mtime_limit_ns.max(mtime_ns);
+    write_ledger(media, volume, ledger)?;
+    let clock = media
+        .stat(Device::Ledger(volume))
+        .map_err(|_| OpenError::Io("the ledger"))?;
+    let began = mtime_ns.max(clock.mtime_ns).max(clock.now_ns);
+    ledger.mtime_limit_ns = began.saturating_add(APPLY_NS_MAX);
+    write_ledger(media, volume, ledger)?;
+    mark(Mark::JournalReplayed);
+    if !has(Bug::SkipReplay) {
+        apply(media, volume, journal)?;
+    }
+    if !has(Bug::SkipReplaySync) {
+        let synced = media.sync(Device::Origin(volume));
+        synced.map_err(|_| OpenError::Io("the origin"))?;
+    }
+    ledger.progress = Progress::Idle;
+    ledger.destaged = journal.upto;
+    let image = media.stat(Device::Origin(volume)).ok();
+    let image = image.and_then(|origin| origin.image);
+    ledger.image = image.map_or(ledger.image.written(), Image::kept);
+    write_ledger(media, volume, ledger)?;
+    Ok(image)
 }
 
 /// Writes the next version of a ledger and syncs it.
@@ -159,7 +218,7 @@ pub fn inspect_origin(
         return Ok(None);
     };
     let journal = matches!(ledger.progress, Progress::Apply { .. }).then(|| {
-        check_image(media, volume, &ledger)?;
+        check_image(media, volume, &ledger, Otherwise::TakeCopy)?;
         let journal = read_journal(media, volume, &ledger)?;
         check_payload(media, volume, &journal)?;
         Ok(journal.entries.len() as u64)
@@ -180,22 +239,37 @@ fn check_image(
     media: &mut dyn Media,
     volume: VolumeId,
     ledger: &Ledger,
+    otherwise: Otherwise,
 ) -> Result<Stat, OpenError> {
     let stat = media
         .stat(Device::Origin(volume))
         .map_err(|_| OpenError::Io("the origin"))?;
     if stat.size_bytes != ledger.origin_bytes {
-        return Err(OpenError::Refused(format!(
+        return Err(OpenError::Image(format!(
             "a journal is pending for an image of {} bytes, but it has {}; \
              restore the image the journal belongs to",
             ledger.origin_bytes, stat.size_bytes
         )));
     }
+    if otherwise == Otherwise::KeepLog {
+        return Ok(stat);
+    }
+    let image = stat.image.unwrap_or_default();
+    let (known, named) = (ledger.image.written(), Named::Unknown);
+    let taken = known.is_unknown() || otherwise == Otherwise::TakeCopy;
+    let same = taken || compare(&known, Some(&image), named) != Finding::Replaced;
+    if !same {
+        return Err(OpenError::Image(
+            "a journal is pending, but the image was replaced by another file since; \
+             restore the image the journal belongs to, or run `tenuto origin replay` on a copy \
+             of it"
+                .into(),
+        ));
+    }
     if stat.mtime_ns > ledger.mtime_limit_ns {
-        return Err(OpenError::Refused(
+        return Err(OpenError::Image(
             "a journal is pending, but another program wrote the image since; \
-             restore the image the journal belongs to, \
-             or remove ledger and journal to keep it as it is"
+             restore the image the journal belongs to"
                 .into(),
         ));
     }

@@ -3,6 +3,7 @@
 //! Always true: a snapshot is a copy; reading one changes nothing.
 
 use crate::event::Share;
+use crate::image::Finding;
 use crate::types::{DestageMode, Generation, Policy, Serial, Uuid, VolumeId};
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -172,6 +173,12 @@ pub struct OverlaySnapshot {
 
 #[derive(Clone, Debug)]
 pub struct VolumeSnapshot {
+    /// Why it is held for its image; [`State::Held`] then.
+    pub misfit: Option<Finding>,
+    /// Its overlay lies on another image than the one that is there.
+    pub overlay_misfits: bool,
+    /// Its image, which it only reads, was written by another program since the daemon started.
+    pub base_changed: bool,
     pub id: VolumeId,
     pub name: String,
     pub uuid: Uuid,

@@ -5,11 +5,12 @@
 //! bytes and devices; see `engine::write` for the way of a write.
 
 use crate::adversary::{Bug, has};
-use crate::core::{Bypass, Destage, Own, Resize, Switch, Unread};
+use crate::core::{Bypass, Destage, Known, Own, Resize, Switch, Unread};
 use crate::event::{Admission, IoError, ResetOn, Share, Tuning, VolumeSpec};
 use crate::flow::{Flow, FlowLimits};
 use crate::format::checkpoint::VolumeRecord;
 use crate::format::ledger::Ledger;
+use crate::image::Image;
 use crate::log::Tenant;
 use crate::map::{Content, ExtentMap};
 use crate::ram::Layer;
@@ -134,6 +135,7 @@ pub struct Volume {
     pub bypass: Bypass,
     pub size_bytes: u64,
     pub read_only: bool,
+    pub image: Known,
     pub layer: Layer,
     pub journal_possible: bool,
     /// Volumes with one number here take turns at destage: their origins are one storage.
@@ -236,6 +238,10 @@ impl Volume {
             bypass: Bypass::None,
             size_bytes: record.size_bytes,
             read_only: false,
+            image: Known {
+                under: record.under,
+                ..Known::default()
+            },
             layer: Layer(0),
             journal_possible: record.journal_possible,
             storage: 0,
@@ -306,6 +312,7 @@ impl Volume {
             serial_next: Serial(1),
             destaged: Serial(0),
             size_bytes: spec.size_bytes,
+            under: Image::default(),
             name: spec.name.clone(),
             origin: spec.origin.clone(),
         })
@@ -329,6 +336,7 @@ impl Volume {
             serial_next: self.serial_next,
             destaged: self.destaged,
             size_bytes: self.size_bytes,
+            under: self.image.under,
             name: self.name.clone(),
             origin: self.origin.clone(),
         }
@@ -467,6 +475,7 @@ impl Volume {
     /// The state that an administrator sees.
     pub fn shown_state(&self) -> State {
         match self.state {
+            _ if self.misfit().is_some() => State::Held,
             State::Held | State::Damaged | State::Stalled => self.state,
             _ if self.owes() => State::Dirty,
             _ => State::Clean,
@@ -550,6 +559,7 @@ mod tests {
             size_bytes: SECTORS * SECTOR_BYTES,
             name: String::from("disk"),
             origin: String::from("/disk.img"),
+            under: Default::default(),
         })
     }
 

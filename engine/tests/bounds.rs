@@ -52,6 +52,7 @@ fn volume(id: u32, policy: Policy, flag: u32) -> VolumeRecord {
         size_bytes: 1 << 30,
         name: "n".repeat(checkpoint::NAME_BYTES_MAX),
         origin: "o".repeat(checkpoint::ORIGIN_BYTES_MAX),
+        under: Default::default(),
     }
 }
 

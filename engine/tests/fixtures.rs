@@ -17,6 +17,7 @@ use engine::format::ledger::{Ledger, Progress};
 use engine::format::record::{self, EntryKind, Record};
 use engine::format::stage::{StageHeader, StageSlot};
 use engine::format::superblock::Superblock;
+use engine::image::Image;
 use engine::types::{ChunkIndex, Generation, Geometry, Policy, Serial, Span, Uuid, VolumeId};
 use std::path::{Path, PathBuf};
 
@@ -66,6 +67,7 @@ fn volume(id: u32, policy: Policy) -> VolumeRecord {
         size_bytes: 64 << 30,
         name: format!("desk-00{id}"),
         origin: "/mnt/nfs/vms/schöner-desk.img".into(),
+        under: Default::default(),
     }
 }
 
@@ -273,4 +275,33 @@ fn a_stage_of_version_1_is_written_and_read_the_same() {
     };
     let bytes = golden("stage-slot", &slot.encode());
     assert_eq!(StageSlot::parse(&bytes), Ok(slot));
+}
+
+/// Where nothing was before: a file without it is one whose image is not known.
+#[test]
+fn an_image_lies_in_a_ledger_and_in_a_checkpoint_where_it_always_will() {
+    let image = Image {
+        device: 0,
+        inode: 12,
+        birth_ns: 1_000,
+        size_bytes: 8192,
+        mtime_ns: 2_000,
+        lasts: true,
+    };
+    let words: Vec<u8> = [12u64, 1_000, 8192, 2_000]
+        .into_iter()
+        .flat_map(u64::to_le_bytes)
+        .collect();
+    let ledger = Ledger { image, ..ledger() };
+    let bytes = ledger.encode();
+    assert_eq!(bytes[236..268], words);
+    assert_eq!(Ledger::parse(&bytes), Ok(ledger));
+    let overlay = VolumeRecord {
+        under: image,
+        ..volume(0, Policy::Ephemeral)
+    };
+    let checkpoint = checkpoint(vec![overlay], Vec::new());
+    let bytes = checkpoint.encode();
+    assert_eq!(bytes[4096 + 964..][..32], words);
+    assert_eq!(Checkpoint::parse(&bytes, CACHE), Ok(checkpoint));
 }

@@ -93,6 +93,7 @@ fn volume() -> VolumeRecord {
         size_bytes: 1 << 30,
         name: "disk".into(),
         origin: "/images/disk.raw".into(),
+        under: Default::default(),
     }
 }
 

@@ -204,6 +204,8 @@ impl Media for Host {
             },
             now_ns: self.now_ns,
             print: None,
+            image: None,
+            named: engine::image::Named::Unknown,
         })
     }
 }

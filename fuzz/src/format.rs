@@ -165,6 +165,7 @@ fn volume(source: &mut Source) -> VolumeRecord {
         size_bytes: source.number(),
         name: source.text(NAME_BYTES_MAX),
         origin: source.text(ORIGIN_BYTES_MAX),
+        under: Default::default(),
     }
 }
 
@@ -373,6 +374,7 @@ fn built_ledger(source: &mut Source) -> Ledger {
         mtime_before_ns: source.number(),
         mtime_limit_ns: source.number(),
         compatible: source.number(),
+        image: Default::default(),
     }
 }
 

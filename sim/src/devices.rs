@@ -115,6 +115,8 @@ impl Devices {
             mtime_ns: disk.mtime(),
             now_ns,
             print: Some(0),
+            image: None,
+            named: engine::image::Named::Unknown,
         }
     }
 }

@@ -11,6 +11,7 @@ mod commit;
 mod held;
 mod host;
 mod identity;
+mod images;
 mod lookout;
 mod open;
 mod resize;
@@ -26,7 +27,8 @@ use engine::engine::Report;
 use engine::event::{Admission, Device, ResetOn, Share};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
-pub use held::{Held, Hold};
+pub use held::{Held, Hold, Why};
+use images::Looks;
 use lookout::Lookout;
 pub use lookout::Noticed;
 pub use rings::FrontEndCounters;
@@ -223,6 +225,7 @@ pub struct Daemon {
     ledgers: Ledgers,
     watches: Watches,
     front_ends: FrontEnds,
+    looks: Looks,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Keeps its lock. Under a mutex, because one that is removed is made again.
     stage: Mutex<Stage>,
@@ -246,7 +249,14 @@ impl Daemon {
         let started = crate::shard::start(opened.parts);
         let (handle, thread) =
             started.map_err(|error| StartError::Io(format!("cannot start the ring: {error}")))?;
+        let looks = Looks::start(handle.clone());
+        let looks = looks.map_err(|error| {
+            StartError::Io(format!(
+                "cannot start a thread that looks at images: {error}"
+            ))
+        })?;
         let daemon = Daemon {
+            looks,
             handle,
             report: opened.report,
             recovery,
@@ -313,6 +323,11 @@ impl Daemon {
     /// The shard: snapshots, commands, listeners, exports.
     pub fn handle(&self) -> &Handle {
         &self.handle
+    }
+
+    /// Looks now whether the image of each volume is still the one that it knows. Returns at once.
+    pub fn look_at_images(&self) {
+        self.looks.now();
     }
 
     /// The guests that are watched, by volume.

@@ -13,7 +13,7 @@ use crate::origin::san::San;
 use crate::target::io_error;
 pub use crate::target::{Target, misaligned};
 use crate::{cachedev, fault::Kind};
-use engine::engine::{OpenError, Settled, pending_journal};
+use engine::engine::{OpenError, Otherwise, Settled, pending_journal, settle_or};
 use engine::event::{Device, IoError, Stat};
 use engine::media::Media;
 use engine::types::{BLOCK_BYTES, VolumeId};
@@ -183,6 +183,7 @@ impl Files {
     pub fn settle(
         &mut self,
         volume: VolumeId,
+        otherwise: Otherwise,
         patience: &mut Patience,
     ) -> Result<Settled, OpenError> {
         let open = self.volumes.get(&volume);
@@ -199,13 +200,13 @@ impl Files {
             open.origin.nbd_mut().expect("was just there").unclean = false;
         }
         let Some(bytes) = pending else {
-            return engine::engine::settle(self, volume);
+            return settle_or(self, volume, otherwise);
         };
         let open = self.volumes.get(&volume);
         let name = open.map_or_else(String::new, |open| open.origin.name());
         let mib = bytes >> 20;
         tracing::info!("{name}: finishing the journal beside it, {mib} MiB, before it is served");
-        let settled = engine::engine::settle(self, volume)?;
+        let settled = settle_or(self, volume, otherwise)?;
         tracing::info!("{name}: the journal beside it is finished");
         Ok(settled)
     }
@@ -258,6 +259,8 @@ pub fn stat_of_export(size_bytes: u64) -> Stat {
         mtime_ns: 0,
         now_ns: crate::target::wall_clock_ns(),
         print: None,
+        image: None,
+        named: engine::image::Named::Unknown,
     }
 }
 
@@ -403,6 +406,8 @@ impl Media for Files {
                 mtime_ns: 0,
                 now_ns: crate::target::wall_clock_ns(),
                 print: None,
+                image: None,
+                named: engine::image::Named::Unknown,
             }),
         }
     }

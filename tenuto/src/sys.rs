@@ -28,6 +28,7 @@ pub const FILE_SERVERS: [i64; 5] = [
     0x00c3_6400,
     0x6573_5546,
 ];
+const FUSE_MAGIC: i64 = 0x6573_5546;
 
 fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 {
@@ -229,6 +230,11 @@ fn seek(file: &File, offset: u64, whence: libc::c_int) -> io::Result<u64> {
 /// On NFS an `flock` is a byte-range lock over the whole file on the server.
 pub fn is_nfs(file: &File) -> bool {
     file_system(file).is_ok_and(|(kind, _)| kind == NFS_MAGIC)
+}
+
+/// Whether the file system of a file numbers it anew at each mount: those behind FUSE may.
+pub fn forgets_inodes(file: &File) -> bool {
+    file_system(file).map_or(true, |(kind, _)| kind == FUSE_MAGIC)
 }
 
 /// The kind of a file's file system (linux/magic.h) and the bytes of its blocks.

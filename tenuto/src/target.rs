@@ -7,6 +7,7 @@
 
 use crate::sys;
 use engine::event::{IoError, Stat};
+use engine::image::{Image, Named};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -24,6 +25,10 @@ const ALIGN_SAFE: u32 = 4096;
 pub struct Target {
     pub file: File,
     pub path: PathBuf,
+    /// Of an origin: the name under which it was asked for, which has to lead to it.
+    pub named: Option<PathBuf>,
+    /// Its numbers of files are the same after the next mount.
+    pub lasts: bool,
     /// Opened O_DIRECT: offset, length and memory must be aligned.
     pub direct: bool,
     /// Alignment of offset and length (1 when not direct).
@@ -109,6 +114,8 @@ impl Target {
         let mut target = Target {
             file,
             path: path.to_path_buf(),
+            named: None,
+            lasts: false,
             direct,
             dio_align: 1,
             mem_align: 1,
@@ -167,6 +174,7 @@ impl Target {
         Ok(Target {
             file: self.file.try_clone()?,
             path: self.path.clone(),
+            named: None,
             lost: AtomicBool::new(false),
             written: AtomicU64::new(0),
             synced: AtomicU64::new(0),
@@ -354,7 +362,45 @@ impl Target {
             mtime_ns,
             now_ns: wall_clock_ns(),
             print: (!self.block_device).then(|| print_of(&meta)).flatten(),
+            image: self.named.is_some().then(|| self.image_of(&meta)),
+            named: self.leads_to(),
         })
+    }
+
+    /// What an image is known by. The node of a device is made anew at each boot, and says nothing
+    /// of the device but its number.
+    fn image_of(&self, meta: &fs::Metadata) -> Image {
+        if meta.file_type().is_block_device() {
+            return Image {
+                device: meta.rdev(),
+                size_bytes: self.size_bytes,
+                ..Image::default()
+            };
+        }
+        let born = meta.created().ok();
+        let born = born.and_then(|born| born.duration_since(UNIX_EPOCH).ok());
+        Image {
+            device: meta.dev(),
+            inode: meta.ino(),
+            birth_ns: born.map_or(0, |born| born.as_nanos() as u64),
+            size_bytes: meta.len(),
+            mtime_ns: nanoseconds(meta.mtime(), meta.mtime_nsec()),
+            lasts: self.lasts,
+        }
+    }
+
+    /// Where the name of an origin leads by now.
+    fn leads_to(&self) -> Named {
+        let Some(path) = &self.named else {
+            return Named::Unknown;
+        };
+        match fs::metadata(path) {
+            Ok(meta) => Named::To(self.image_of(&meta)),
+            Err(error) => match error.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Named::Gone,
+                _ => Named::Unknown,
+            },
+        }
     }
 
     /// Whether an asynchronous request with this memory can go to the file as it is.

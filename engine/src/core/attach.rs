@@ -11,15 +11,17 @@
 //! and one sync at a time.
 
 use super::checkpoint::Waiter;
+use super::image::{Known, of_ledger};
 use super::keep::name_of;
 use super::{Bypass, Core, Switch};
 use crate::adversary::{Bug, Mark, has, mark, sync_unless};
 use crate::engine::{OpenError, Settled};
-use crate::event::{Device, Op, Purpose, Refusal, Stat, VolumeSpec};
+use crate::event::{Device, Op, Purpose, Refusal, ResetOn, Stat, VolumeSpec};
 use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
 use crate::format::ledger::{
     LEDGER_BYTES, LOSS_ACCEPTED, Ledger, OWNER_BYTES_MAX, PAST_LOG, Progress,
 };
+use crate::image::{Finding, Image, Named, compare};
 use crate::log::Tenant;
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
@@ -52,7 +54,7 @@ impl Core {
         settled: Settled,
     ) -> Result<(), OpenError> {
         self.check_spec(id, &spec)?;
-        let ledger = settled.ledger.clone();
+        let (ledger, image) = (settled.ledger.clone(), settled.image.unwrap_or_default());
         check_commit(&spec, ledger.as_ref())?;
         let mut volume = match self.volumes.get_mut(id.0 as usize).and_then(Option::take) {
             Some(known) => match self.join_known(known, &spec, &settled) {
@@ -75,6 +77,7 @@ impl Core {
         let read = ledger.as_ref().map(|ledger| ledger.generation);
         volume.ledger_generation = read.unwrap_or(Generation(0));
         let dropped = self.drop_destaged(&mut volume);
+        know_image(&mut volume, image, spec.policy);
         let unchanged = settled.origin.filter(|_| !dropped);
         // A switch cut short: what is dirty or claimed is write-back until it is at the origin.
         let owes = volume.owes() || ledger.as_ref().is_some_and(|ledger| ledger.dirty);
@@ -102,7 +105,7 @@ impl Core {
         if volume.policy == Policy::Ephemeral && volume.tenant == Tenant::NOBODY {
             volume.tenant = self.log.move_in();
         }
-        volume.keeper = self.keeper_at_attach(&volume, ledger, spec.commit);
+        volume.keeper = self.keeper_at_attach(&volume, ledger, spec.commit, image);
         while self.volumes.len() <= id.0 as usize {
             self.volumes.push(None);
         }
@@ -119,11 +122,17 @@ impl Core {
         volume: &Volume,
         ledger: Option<Ledger>,
         commit: bool,
+        image: Image,
     ) -> Option<Keeper> {
         let owned = volume.policy == Policy::WriteBack;
         let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
         let keeps = writes && (owned || ledger.is_some());
-        (keeps || commit).then(|| self.keeper_of(volume, ledger, owned))
+        (keeps || commit).then(|| {
+            let mut keeper = self.keeper_of(volume, ledger, owned);
+            // Nothing of ours writes it from here on without a word in the ledger.
+            keeper.ledger.image = image.kept();
+            keeper
+        })
     }
 
     /// The layer of a volume that comes: shared, or its own, with what the run before has kept of
@@ -195,10 +204,11 @@ impl Core {
         spec: &VolumeSpec,
         settled: &Settled,
     ) -> Result<Volume, (alloc::boxed::Box<Volume>, OpenError)> {
-        let ledger = settled.ledger.as_ref();
-        let fits = check_dirty(&volume, spec, ledger)
+        let (ledger, overwrite) = (settled.ledger.as_ref(), settled.overwrite);
+        let fits = check_dirty(&volume, spec, ledger, overwrite)
             .map_err(|why| OpenError::Refused(format!("volume {}: {why}", volume.name)))
             .and_then(|()| check_owner(self.cache, &volume.name, ledger))
+            .and_then(|()| check_image(&volume, spec, settled))
             .and_then(|()| check_stage(&volume, settled));
         if let Err(error) = fits {
             return Err((alloc::boxed::Box::new(volume), error));
@@ -292,6 +302,7 @@ impl Core {
             origin_bytes: volume.size_bytes,
             mtime_before_ns: old.as_ref().map_or(0, |ledger| ledger.mtime_before_ns),
             mtime_limit_ns: old.as_ref().map_or(0, |ledger| ledger.mtime_limit_ns),
+            image: volume.image.seen.kept(),
             compatible: old.map_or(0, |ledger| ledger.compatible),
         }
     }
@@ -314,11 +325,14 @@ impl Core {
     pub(super) fn open_for_requests(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
         volume.ready = true;
+        let serves = volume.serves();
         // Waiting for room starts now.
         for waiting in &mut volume.waiting {
             waiting.since = cx.now;
         }
-        self.start_readers(cx, id);
+        if serves {
+            self.start_readers(cx, id);
+        }
         let waiting = !self.volume(id).waiting.is_empty();
         if waiting {
             self.enqueue(id);
@@ -598,7 +612,12 @@ fn unsynced_at(step: Option<LedgerStep>) -> Bug {
 }
 
 /// Why the dirty data of a volume that the log knows must not be served like this.
-fn check_dirty(volume: &Volume, spec: &VolumeSpec, ledger: Option<&Ledger>) -> Result<(), String> {
+fn check_dirty(
+    volume: &Volume,
+    spec: &VolumeSpec,
+    ledger: Option<&Ledger>,
+    overwrite: bool,
+) -> Result<(), String> {
     if !volume.is_dirty() || ledger.is_some_and(|ledger| is_home(volume, ledger)) {
         return Ok(());
     }
@@ -626,6 +645,7 @@ fn check_dirty(volume: &Volume, spec: &VolumeSpec, ledger: Option<&Ledger>) -> R
         ));
     }
     match ledger {
+        None if overwrite => Ok(()),
         None => Err(format!(
             "has {bytes} dirty bytes in the log but its origin has no ledger; \
              was the image replaced?"
@@ -664,6 +684,67 @@ fn check_stage(volume: &Volume, settled: &Settled) -> Result<(), OpenError> {
             volume.dirty_bytes()
         ),
     }))
+}
+
+/// What a volume knows its image by from now on. An overlay lies on the image that was there when
+/// its first write came; on another one it must not be read.
+fn know_image(volume: &mut Volume, image: Image, policy: Policy) {
+    let under = volume.image.under;
+    let overlay = policy == Policy::Ephemeral && volume.is_dirty();
+    volume.image = Known {
+        seen: match volume.read_only || policy == Policy::Ephemeral {
+            true => image,
+            false => image.written(),
+        },
+        overlay_misfits: overlay && overlay_misfit(&under, &image) != Finding::Same,
+        ..Known::default()
+    };
+    volume.image.under = match policy {
+        Policy::Ephemeral if overlay && !under.is_unknown() => under,
+        Policy::Ephemeral => image.kept(),
+        _ => Image::default(),
+    };
+    if volume.image.overlay_misfits {
+        // The next guest to come finds it reset.
+        volume.ended |= volume.tuning.reset_on != ResetOn::Command;
+    }
+}
+
+/// Whether an overlay lies on another image than this.
+fn overlay_misfit(under: &Image, image: &Image) -> Finding {
+    match under.is_unknown() || image.is_unknown() {
+        true => Finding::Same,
+        false => compare(under, Some(image), Named::Unknown),
+    }
+}
+
+/// Dirty data is not laid over another image than the one it belongs to.
+fn check_image(volume: &Volume, spec: &VolumeSpec, settled: &Settled) -> Result<(), OpenError> {
+    let (ledger, image) = (settled.ledger.as_ref(), settled.image.unwrap_or_default());
+    let destaged = ledger.map_or(Serial(0), |ledger| ledger.destaged);
+    let left = |epoch: &crate::volume::Epoch| epoch.last_serial > destaged;
+    let (name, bytes) = (&spec.name, volume.dirty_bytes());
+    if spec.policy == Policy::Ephemeral {
+        let found = overlay_misfit(&volume.image.under, &image);
+        if !spec.commit || found == Finding::Same || !volume.epochs.iter().any(left) {
+            return Ok(());
+        }
+        return Err(OpenError::Refused(format!(
+            "volume {name}: its image {} since the overlay was begun, so the overlay is not \
+             committed to it; run `tenuto volume reset {name}`",
+            found.words()
+        )));
+    }
+    let owed = volume.is_dirty() && ledger.is_some_and(|ledger| !is_home(volume, ledger));
+    let found = ledger.map_or(Finding::Same, |ledger| of_ledger(ledger, &image));
+    if !owed || settled.overwrite || found == Finding::Same {
+        return Ok(());
+    }
+    Err(OpenError::Image(format!(
+        "volume {name}: has {bytes} dirty bytes in the log, but its image {} {}",
+        spec.origin,
+        found.words()
+    )))
 }
 
 /// Whether all that the log has of a volume is at the origin, by a ledger that others have written

@@ -38,6 +38,7 @@ impl Core {
         let refusal = match volume.state {
             _ if !able => Some(Refusal::Policy),
             _ if volume.detaching.is_some() || volume.committing.is_some() => Some(Refusal::Gone),
+            _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
             _ => None,
         };
@@ -131,7 +132,8 @@ impl Core {
     /// Lets go of a volume's files and keeps what the log has of it.
     pub(super) fn suspend(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
         let volume = self.volume(id);
-        let free = volume.policy == Policy::Ephemeral
+        let misfits = volume.misfit().is_some();
+        let free = (volume.policy == Policy::Ephemeral || misfits)
             && volume.attached
             && volume.detaching.is_none()
             && volume.committing.is_none()
@@ -148,6 +150,9 @@ impl Core {
     pub(super) fn suspend_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let failed = self.health.is_failed();
         let Some(volume) = self.find(id) else { return };
+        if volume.suspending.is_some() && volume.misfit().is_some() {
+            Core::abandon_destage(volume);
+        }
         let step = volume.keeper.as_ref().and_then(|keeper| keeper.step);
         // A write that has begun ends by itself, unless the device fails.
         let begun = volume.unfinished_sectors > 0 && !failed;

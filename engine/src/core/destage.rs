@@ -3,7 +3,7 @@
 //! ```text
 //! atomic:   WaitLog ─▶ Journal ─▶ Table ─▶ JournalSync ─▶ Gate
 //! in place: WaitLog ───────────────────────────────────▶ Gate
-//! both:     Gate ─▶ Stat ─▶ Begin ─▶ Apply ─▶ ApplySync ─▶ Finish
+//! both:     Gate ─▶ Stat ─▶ Begin ─▶ Apply ─▶ ApplySync ─▶ Seen ─▶ Finish
 //! ```
 //!
 //! Always true: the ledger says *apply* only while a whole, synced journal lies beside it, and
@@ -11,8 +11,9 @@
 //! never from an earlier one, so a journal is never overwritten while the ledger points to it.
 //! A phase fails by a sync or by what cannot be read; a write that fails is sent again by itself
 //! ([`super::resend`]).
-//! The epoch stays readable until the ledger says it is destaged. Deliberately absent: when the
-//! segments are used again; the checkpoint decides that.
+//! The epoch stays readable until the ledger says it is destaged. *Stat* and *Seen* look at the
+//! image: one that does not fit is not written, and no epoch ends there. Deliberately absent: when
+//! the segments are used again; the checkpoint decides that.
 
 use super::jobs::{JOB_PIECES_MAX, Job, write_journal};
 use super::mend::REREAD_MS;
@@ -60,6 +61,8 @@ enum Phase {
     Begin,
     Apply,
     ApplySync,
+    /// All is there: whether that was the image is looked at once more.
+    Seen,
     Finish,
 }
 
@@ -147,6 +150,10 @@ impl Core {
             cx.out.reply(request, Err(crate::event::Refusal::Policy));
             return;
         }
+        if volume.misfit().is_some() {
+            cx.out.reply(request, Err(crate::event::Refusal::Held));
+            return;
+        }
         if volume.policy.is_direct() && volume.ready && !volume.read_only {
             // All of it is there; on stable media it is after a sync.
             self.sync_origin(cx, id, request);
@@ -177,7 +184,7 @@ impl Core {
             self.start_group_if_due(cx, id, group);
             return;
         }
-        if volume.destage.is_some() || !volume.owes() || !volume.attached || !volume.ready {
+        if volume.destage.is_some() || !volume.owes() || !volume.attached || !volume.serves() {
             return;
         }
         if volume.holds_destage() {
@@ -276,7 +283,8 @@ impl Core {
     pub(super) fn pump_destage(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         loop {
             let Some(volume) = self.find(id) else { return };
-            let Some(destage) = volume.destage.as_mut() else {
+            let misfits = volume.misfit().is_some();
+            let Some(destage) = volume.destage.as_mut().filter(|_| !misfits) else {
                 return;
             };
             // A phase that starts again before the ledger points to the journal has failed.
@@ -300,7 +308,7 @@ impl Core {
                 Phase::JournalSync => self.order_sync(cx, id, Device::Journal(id)),
                 Phase::ApplySync => self.order_sync(cx, id, Device::Origin(id)),
                 Phase::Gate => self.pass_gate(cx, id),
-                Phase::Stat => {
+                Phase::Stat | Phase::Seen => {
                     destage.waiting = true;
                     let pending = Pending::Stat { volume: id };
                     cx.order(pending, Purpose::Ledger, Device::Origin(id), Op::Stat, 0, 0);
@@ -454,7 +462,12 @@ impl Core {
                 destage.begin_jobs();
             }
             // A look at the origin may come between jobs, which go on.
-            Phase::WaitLog { .. } | Phase::Gate | Phase::Stat | Phase::Begin | Phase::Finish => {}
+            Phase::WaitLog { .. }
+            | Phase::Gate
+            | Phase::Stat
+            | Phase::Begin
+            | Phase::Seen
+            | Phase::Finish => {}
         }
         if !damaged {
             destage.resend.stays_stalled();
@@ -630,15 +643,41 @@ impl Core {
                 self.pump_destage(cx, id);
             }
             Phase::ApplySync => {
-                destage.phase = Phase::Finish;
-                let upto = destage.upto;
-                let ledger = self.ledger(id);
-                ledger.progress = Progress::Idle;
-                ledger.destaged = upto;
-                self.write_ledger(cx, id, LedgerStep::Finish);
+                // A storage that tells nothing of its images is not asked.
+                if self.volume(id).image.seen.is_unknown() {
+                    return self.finish_destage(cx, id);
+                }
+                self.phase(id).phase = Phase::Seen;
+                self.pump_destage(cx, id);
             }
             phase => unreachable!("no sync is ordered in {phase:?}"),
         }
+    }
+
+    /// The origin has the epoch: the ledger is to say so.
+    fn finish_destage(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let destage = self.phase(id);
+        destage.phase = Phase::Finish;
+        let upto = destage.upto;
+        let ledger = self.ledger(id);
+        ledger.progress = Progress::Idle;
+        ledger.destaged = upto;
+        self.write_ledger(cx, id, LedgerStep::Finish);
+    }
+
+    /// The image after its last write. Of one that does not fit nothing was reached: all of it is
+    /// written again when it does.
+    fn seen_at_end(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: &Stat) {
+        if !self.judge_image(cx, id, stat) {
+            let now = cx.now;
+            self.phase(id).phase = Phase::Apply;
+            self.begin_phase_again(now, id);
+            return;
+        }
+        if let Some(image) = stat.image {
+            self.ledger(id).image = image.kept();
+        }
+        self.finish_destage(cx, id);
     }
 
     fn ledger(&mut self, id: VolumeId) -> &mut Ledger {
@@ -660,6 +699,16 @@ impl Core {
             self.begin_phase_again(now, id);
             return;
         };
+        if destage.phase == Phase::Seen {
+            return self.seen_at_end(cx, id, &stat);
+        }
+        if !self.judge_image(cx, id, &stat) {
+            return match self.volume(id).committing {
+                Some(_) => self.give_up_commit(cx, id),
+                None => self.detach_progress(cx, id),
+            };
+        }
+        let destage = self.phase(id);
         assert!(prepared, "no origin is written before its group is ready");
         destage.phase = Phase::Begin;
         destage.apply_until = now.plus_millis(APPLY_MS_MAX / 3);
@@ -684,6 +733,9 @@ impl Core {
             Progress::Cut(upto)
         };
         ledger.origin_bytes = stat.size_bytes;
+        if let Some(image) = stat.image {
+            ledger.image = image.kept();
+        }
         ledger.mtime_before_ns = stat.mtime_ns;
         let began = clock.max(stat.mtime_ns);
         ledger.mtime_limit_ns = began.saturating_add(APPLY_MS_MAX * 1_000_000);
@@ -782,7 +834,7 @@ impl Core {
             Phase::WaitLog { .. } | Phase::Journal | Phase::Table | Phase::Gate | Phase::Stat
         );
         // What it still needs cannot be read.
-        let early = early || volume.bypass == Bypass::Held;
+        let early = early || volume.bypass == Bypass::Held || volume.misfit().is_some();
         if early && destage.jobs.len() == 0 && !destage.waiting {
             volume.destage = None;
         }

@@ -180,8 +180,9 @@ impl Core {
             .copied()
             .filter(|member| self.volume(*member).owes())
             .collect();
-        let busy =
-            |it: &Volume| it.destage.is_some() || !it.attached || !it.ready || it.holds_destage();
+        let busy = |it: &Volume| {
+            it.destage.is_some() || !it.attached || !it.serves() || it.holds_destage()
+        };
         if owing.is_empty() || members.iter().any(|member| busy(self.volume(*member))) {
             return;
         }

@@ -96,6 +96,7 @@ impl Core {
                 && (volume.ready || released)
                 && !volume.read_only
                 && volume.state != State::Held
+                && volume.misfit().is_none()
                 && volume.switch.is_none()
                 && volume.detaching.is_none();
             if owner && sound && lines.layers.number(volume.layer).is_some() {

@@ -1,9 +1,9 @@
 //! The shard behind the seam: dispatches events and runs the fixed list of maintenance steps.
 //!
 //! Each verb has a file: `read`, `lines`, `layers`, `keep`, `write`, `direct`, `destage`, `mend`,
-//! `switch`, `evacuate`, `scrub`, `checkpoint`, `attach`. Always true after an `apply`: whatever
-//! could be decided has been decided; what is left waits for a device, for room, or for a time that
-//! is in the timers.
+//! `switch`, `image`, `evacuate`, `scrub`, `checkpoint`, `attach`. Always true after an `apply`:
+//! whatever could be decided has been decided; what is left waits for a device, for room, or for a
+//! time that is in the timers.
 
 mod attach;
 mod bypass;
@@ -13,6 +13,7 @@ mod destage;
 mod direct;
 mod evacuate;
 mod group;
+mod image;
 mod jobs;
 mod keep;
 mod layers;
@@ -36,6 +37,7 @@ mod write;
 
 pub use bypass::Bypass;
 pub use destage::Destage;
+pub use image::Known;
 pub use lines::{FoundFill, segments_max};
 pub use relook::Unread;
 pub use resize::Resize;
@@ -422,6 +424,9 @@ impl Core {
             Pending::Destage { volume, job } => self.job_done(cx, volume, job, ok, started),
             Pending::DestageSync { volume } => self.destage_synced(cx, volume, ok),
             Pending::JournalTable { volume } => self.table_written(cx, volume, ok),
+            Pending::LookAtImage { volume } => {
+                self.image_seen(cx, volume, stat.filter(|_| ok));
+            }
             Pending::Stat { volume } => self.stat_done(cx, volume, stat.filter(|_| ok)),
             Pending::Clock { volume } => self.clock_read(cx, volume, stat.filter(|_| ok)),
             Pending::ScrubFooter => self.scrub_footer_read(cx, ok),
@@ -487,6 +492,7 @@ impl Core {
             Command::Scrub => self.scrub(cx, request),
             Command::CacheGone { gone } => self.cache_gone(cx, request, gone),
             Command::Destage { volume }
+            | Command::Look { volume }
             | Command::Reset { volume }
             | Command::Leave { volume, .. }
             | Command::Arrive { volume, .. }
@@ -501,6 +507,7 @@ impl Core {
                 cx.out.reply(request, Err(Refusal::Gone));
             }
             Command::Destage { volume } => self.destage_command(cx, volume, request),
+            Command::Look { volume } => self.look_command(cx, volume, request),
             Command::Reset { volume } => self.reset(cx, volume, request),
             Command::Leave { volume, why } => self.leave(cx, volume, request, why),
             Command::Arrive { volume, goes_on } => self.arrive(cx, volume, request, goes_on),

@@ -119,6 +119,8 @@ impl Core {
         let volume = self.volume(id);
         volume.ready = false;
         volume.ended = false;
+        volume.image.overlay_misfits = false;
+        volume.image.under = volume.image.seen.kept();
         volume.generation = generation;
         volume.base_generation = generation;
         volume.first_serial = volume.serial_next;

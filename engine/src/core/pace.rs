@@ -134,6 +134,7 @@ impl Core {
             | Pending::DestageSync { volume }
             | Pending::JournalTable { volume }
             | Pending::Stat { volume }
+            | Pending::LookAtImage { volume }
             | Pending::Look { volume, .. } => Some((volume, 0)),
             _ => None,
         }

@@ -105,7 +105,7 @@ impl Core {
             return;
         }
         let span = Span::new(sector, sectors);
-        if !volume.ready {
+        if !volume.serves() {
             let kind = WaitKind::Read { span, buffer };
             self.wait(
                 cx,

@@ -69,6 +69,7 @@ impl Core {
             }
             // Others stand on the image.
             _ if volume.read_only || !volume.owns_image() => Some(Refusal::Policy),
+            _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
             _ if failed => Some(Refusal::CacheFailed),
             _ if shrinks && volume.is_dirty() => Some(Refusal::Dirty),
@@ -90,6 +91,7 @@ impl Core {
     /// Goes on when nothing is in its way any more.
     pub(super) fn resize_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
+        let serves = volume.serves();
         let Some(resize) = volume.resize.as_mut().filter(|it| it.step == Step::Wait) else {
             return;
         };
@@ -100,7 +102,7 @@ impl Core {
             || volume.reads_in_flight > 0
             || !volume.direct.is_empty()
             || !volume.waiting.is_empty();
-        if !volume.ready || writes || (shrinks && touched) {
+        if !serves || writes || (shrinks && touched) {
             return;
         }
         resize.step = Step::Set;

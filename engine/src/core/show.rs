@@ -20,7 +20,7 @@ impl Core {
     pub fn layout(&self, id: VolumeId, span: Span, parts_max: usize) -> Result<Vec<Part>, Refusal> {
         let found = self.volumes.get(id.0 as usize);
         let volume = found.and_then(Option::as_ref).ok_or(Refusal::Gone)?;
-        if volume.state == State::Held {
+        if volume.shown_state() == State::Held {
             return Err(Refusal::Held);
         }
         if span.end() > volume.sectors() {
@@ -95,15 +95,36 @@ impl Core {
 
     /// Why a volume is not as it is configured; `of_state` where nothing else says it.
     fn why(&self, volume: &Volume, of_state: Option<&'static str>) -> Option<&'static str> {
-        let bypass = self.bypass_reason(volume);
-        volume.switch_reason().or(bypass).or(of_state)
+        let misfit = volume.misfit();
+        (misfit.map(|_| "its image is not the one that it knows"))
+            .or(volume.switch_reason())
+            .or(self.bypass_reason(volume))
+            .or(of_state)
+    }
+
+    fn show_overlay(&self, volume: &Volume, now: Time) -> Option<OverlaySnapshot> {
+        (volume.policy == Policy::Ephemeral).then(|| {
+            let holding = self.log.holding(volume.tenant);
+            OverlaySnapshot {
+                ram_blocks: holding.ram,
+                ssd_blocks: holding.ssd,
+                ram_limit_bytes: volume.tuning.overlay_ram_bytes,
+                age_ns: volume.overlay_since.map(|since| now.since(since)),
+                ended: volume.ended,
+                full: volume.overlay_full && holding.ram + holding.ssd > 0,
+            }
+        })
     }
 
     fn show(&self, volume: &Volume, now: Time) -> VolumeSnapshot {
         let (group_waits, group_in_place) = self.group_state(volume);
         let (oldest, began) = (volume.epochs.front(), self.began.unwrap_or(now));
         let (state, reason) = state_of(volume, now);
+        let image = &volume.image;
         VolumeSnapshot {
+            misfit: volume.misfit(),
+            overlay_misfits: image.overlay_misfits,
+            base_changed: image.base_changed,
             id: volume.id,
             name: volume.name.clone(),
             uuid: volume.uuid,
@@ -151,17 +172,7 @@ impl Core {
             },
             destaging: volume.destage.is_some(),
             counters: volume.counters,
-            overlay: (volume.policy == Policy::Ephemeral).then(|| {
-                let holding = self.log.holding(volume.tenant);
-                OverlaySnapshot {
-                    ram_blocks: holding.ram,
-                    ssd_blocks: holding.ssd,
-                    ram_limit_bytes: volume.tuning.overlay_ram_bytes,
-                    age_ns: volume.overlay_since.map(|since| now.since(since)),
-                    ended: volume.ended,
-                    full: volume.overlay_full && holding.ram + holding.ssd > 0,
-                }
-            }),
+            overlay: self.show_overlay(volume, now),
         }
     }
 }

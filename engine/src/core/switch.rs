@@ -138,6 +138,7 @@ impl Core {
         let refusal = match volume.state {
             _ if volume.detaching.is_some() || !volume.attached => Some(Refusal::Gone),
             _ if ephemeral && wanted != volume.policy => Some(Refusal::Policy),
+            _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
             _ if failed && wanted == Policy::WriteBack => Some(Refusal::CacheFailed),
             _ if volume.bypass.holds_writes() => Some(Refusal::CacheFailed),
@@ -182,7 +183,7 @@ impl Core {
         let Some(volume) = self.find(id) else {
             return false;
         };
-        let Some(switch) = volume.switch.as_ref().filter(|_| volume.ready) else {
+        let Some(switch) = volume.switch.as_ref().filter(|_| volume.serves()) else {
             return false;
         };
         match switch.step {

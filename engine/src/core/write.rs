@@ -142,7 +142,7 @@ impl Core {
             cx.out.reply(request, Err(Refusal::Held));
             return;
         }
-        if !volume.ready {
+        if !volume.serves() {
             self.wait(
                 cx,
                 id,
@@ -212,7 +212,7 @@ impl Core {
         let blocks = waiting.blocks();
         waiting.due = self.pace(cx, id, blocks);
         let volume = self.volume(id);
-        let first = volume.waiting.is_empty() && volume.ready && waiting.due <= cx.now;
+        let first = volume.waiting.is_empty() && volume.serves() && waiting.due <= cx.now;
         if first && self.advance(cx, id, &mut waiting) {
             self.volume(id).flow.admitted(cx.now, blocks);
         } else {
@@ -224,7 +224,7 @@ impl Core {
     pub(super) fn wait(&mut self, cx: &mut Cx<'_>, id: VolumeId, waiting: Waiting) {
         let volume = self.volume(id);
         let starts = volume.waiting.is_empty()
-            && volume.ready
+            && volume.serves()
             && !volume.policy.is_direct()
             && waiting.due <= cx.now;
         volume.waiting.push_back(waiting);
@@ -254,7 +254,7 @@ impl Core {
                     break;
                 };
                 let blocks = waiting.blocks();
-                if !self.volume(id).ready || !self.advance(cx, id, &mut waiting) {
+                if !self.volume(id).serves() || !self.advance(cx, id, &mut waiting) {
                     self.volume(id).waiting.push_front(waiting);
                     self.enqueue(id);
                     break;
@@ -653,7 +653,7 @@ impl Core {
         // hide what lies under it until a crash, and lose it then.
         let begun = volume.unfinished_sectors > 0;
         let patient = begun || has(Bug::NeverAnswerFull);
-        if volume.policy != Policy::Ephemeral || !volume.ready || patient {
+        if volume.policy != Policy::Ephemeral || !volume.serves() || patient {
             return;
         }
         let limit = volume.tuning.overlay_timeout_ms;

@@ -7,6 +7,7 @@
 use super::{
     FormatError, Kind, PREFIX_BYTES, Prefix, block, check, put_text, seal, text, uuid, zeroes,
 };
+use crate::image::Image;
 use crate::types::{BLOCK_BYTES, Generation, Policy, Serial, Uuid, VolumeId};
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -64,7 +65,11 @@ pub struct VolumeBytes {
     pub origin_bytes: U16,
     pub name: [u8; NAME_BYTES_MAX],
     pub origin: [u8; ORIGIN_BYTES_MAX],
-    pub reserved: [u8; 60],
+    pub under_inode: U64,
+    pub under_birth_ns: U64,
+    pub under_bytes: U64,
+    pub under_mtime_ns: U64,
+    pub reserved: [u8; 28],
 }
 
 const _: () = assert!(size_of::<VolumeBytes>() == VOLUME_BYTES);
@@ -106,6 +111,8 @@ pub struct VolumeRecord {
     pub serial_next: Serial,
     pub destaged: Serial,
     pub size_bytes: u64,
+    /// The image that an overlay lies on; unknown for all others.
+    pub under: Image,
     pub name: String,
     pub origin: String,
 }
@@ -324,7 +331,11 @@ fn encode_volume(volume: &VolumeRecord) -> VolumeBytes {
         origin_bytes: U16::new(origin_bytes),
         name,
         origin,
-        reserved: [0; 60],
+        under_inode: U64::new(volume.under.inode),
+        under_birth_ns: U64::new(volume.under.birth_ns),
+        under_bytes: U64::new(volume.under.size_bytes),
+        under_mtime_ns: U64::new(volume.under.mtime_ns),
+        reserved: [0; 28],
     }
 }
 
@@ -353,6 +364,14 @@ fn parse_volume(bytes: &[u8]) -> Result<VolumeRecord, FormatError> {
         serial_next: Serial(record.serial_next.get()),
         destaged: Serial(record.destaged.get()),
         size_bytes: record.size_bytes.get(),
+        under: Image {
+            device: 0,
+            inode: record.under_inode.get(),
+            birth_ns: record.under_birth_ns.get(),
+            size_bytes: record.under_bytes.get(),
+            mtime_ns: record.under_mtime_ns.get(),
+            lasts: record.under_inode.get() != 0,
+        },
         name: text(&record.name, record.name_bytes.get())?,
         origin: text(&record.origin, record.origin_bytes.get())?,
     })

@@ -6,6 +6,7 @@
 //! are synced at the origin.
 
 use super::{FormatError, Kind, PREFIX_BYTES, Prefix, block, check, put_text, seal, text, zeroes};
+use crate::image::Image;
 use crate::types::{Generation, Serial, Uuid};
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -47,9 +48,13 @@ pub struct LedgerBytes {
     pub replicas: U16,
     pub owner_bytes: U16,
     pub owner: [u8; OWNER_BYTES_MAX],
+    pub image_inode: U64,
+    pub image_birth_ns: U64,
+    pub image_bytes: U64,
+    pub image_mtime_ns: U64,
 }
 
-const _: () = assert!(size_of::<LedgerBytes>() == PREFIX_BYTES + 220);
+const _: () = assert!(size_of::<LedgerBytes>() == PREFIX_BYTES + 252);
 
 /// What is going on at the origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +90,9 @@ pub struct Ledger {
     /// applying it can have caused.
     pub mtime_before_ns: u64,
     pub mtime_limit_ns: u64,
+    /// The image as it was when the ledger was written; after a destage also its time, which
+    /// nobody has changed since. Unknown where the storage does not tell.
+    pub image: Image,
     /// Bits of newer releases that this one keeps.
     pub compatible: u64,
 }
@@ -134,6 +142,10 @@ impl Ledger {
             replicas: U16::new(0),
             owner_bytes: U16::new(owner_bytes),
             owner,
+            image_inode: U64::new(self.image.inode),
+            image_birth_ns: U64::new(self.image.birth_ns),
+            image_bytes: U64::new(self.image.size_bytes),
+            image_mtime_ns: U64::new(self.image.mtime_ns),
         };
         let mut bytes = block(LEDGER_BYTES);
         bytes[..size_of::<LedgerBytes>()].copy_from_slice(record.as_bytes());
@@ -187,6 +199,14 @@ impl Ledger {
             origin_bytes: record.origin_bytes.get(),
             mtime_before_ns: record.mtime_before_ns.get(),
             mtime_limit_ns: record.mtime_limit_ns.get(),
+            image: Image {
+                device: 0,
+                inode: record.image_inode.get(),
+                birth_ns: record.image_birth_ns.get(),
+                size_bytes: record.image_bytes.get(),
+                mtime_ns: record.image_mtime_ns.get(),
+                lasts: record.image_inode.get() != 0,
+            },
             compatible: record.compatible.get(),
         })
     }

@@ -244,6 +244,7 @@ mod tests {
             size_bytes: 1 << 20,
             name: "disk".into(),
             origin: "/disk.img".into(),
+            under: Default::default(),
         }
     }
 

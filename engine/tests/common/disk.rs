@@ -203,6 +203,7 @@ pub fn volume() -> VolumeRecord {
         size_bytes: 1 << 30,
         name: "disk".into(),
         origin: "/disk.img".into(),
+        under: Default::default(),
     }
 }
 

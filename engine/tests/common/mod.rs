@@ -130,5 +130,6 @@ pub fn ledger() -> Ledger {
         mtime_before_ns: 1_700_000_000_000_000_000,
         mtime_limit_ns: 1_700_000_000_000_000_001,
         compatible: 1 << 40,
+        image: Default::default(),
     }
 }

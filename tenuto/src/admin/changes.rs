@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 struct Seen {
     trouble: Option<State>,
     past_log: bool,
+    base_changed: bool,
     effective: Option<Policy>,
     switching_to: Option<Policy>,
     slowed: bool,
@@ -218,6 +219,7 @@ impl Seen {
                 state => Some(state),
             },
             past_log: volume.past_log,
+            base_changed: volume.base_changed || volume.overlay_misfits,
             effective: Some(volume.policy),
             switching_to: volume.switching_to,
             slowed: volume.flow.active,
@@ -285,6 +287,13 @@ impl Difference<'_> {
                 (None, None) => {}
             }
         }
+        if now.base_changed && !before.base_changed {
+            let words = match volume.overlay_misfits {
+                true => "its image is another one than its overlay was written on",
+                false => "its image was written by another program; what was kept of it is dropped",
+            };
+            say(Severity::Warning, Kind::Origin, words.into());
+        }
         match (before.orphan, now.orphan) {
             (false, true) => say(
                 Severity::Warning,
@@ -311,7 +320,7 @@ impl Difference<'_> {
 
     fn why(&self) -> String {
         if let Some(held) = self.view.look.held(&self.volume.name) {
-            return format!("{}; {}", held.why(), held.way_out());
+            return held.line(self.volume);
         }
         match self.volume.reason {
             Some(reason) => reason.into(),

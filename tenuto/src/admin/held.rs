@@ -8,6 +8,7 @@
 use super::{Admin, Look, Outcome, check_named_again, find, refuse_connected};
 use crate::config::Volume;
 use crate::config::units::{human_bytes, human_seconds};
+use crate::daemon::Why;
 use crate::error::{Error, Result};
 use engine::engine::LedgerInfo;
 use engine::snapshot::{Counters, FlowSnapshot, State, VolumeSnapshot};
@@ -30,12 +31,9 @@ pub struct Held {
     pub destage: DestageMode,
     /// One line that names the volume.
     pub reason: String,
-    /// What lies beside the origin is damaged: there is no state to go on from.
-    pub damaged: bool,
-    /// Its image cannot be opened at present; it is tried again by itself.
-    pub waits: bool,
-    /// The log has all but what went with the stage.
-    pub stage_lost: bool,
+    pub why: Why,
+    /// It is attached all the same, and goes on by itself when its image fits again.
+    pub running: bool,
     pub ledger: Option<LedgerInfo>,
     pub ledger_age_seconds: Option<u64>,
 }
@@ -67,6 +65,9 @@ impl Held {
         let ledger = self.ledger.as_ref();
         let destaged = ledger.map_or(Serial(0), |ledger| ledger.destaged);
         VolumeSnapshot {
+            misfit: None,
+            overlay_misfits: false,
+            base_changed: false,
             id,
             name: self.name.clone(),
             uuid: ledger.map_or(Uuid::NIL, |ledger| ledger.volume),
@@ -105,41 +106,57 @@ impl Held {
     }
 
     /// The reason without the name.
-    pub fn why(&self) -> &str {
+    pub fn words(&self) -> &str {
         let prefix = format!("volume {}: ", self.name);
         self.reason.strip_prefix(&prefix).unwrap_or(&self.reason)
     }
 
     pub fn way_out(&self) -> String {
         let name = &self.name;
-        match (self.waits, self.damaged, self.stage_lost) {
-            (true, ..) => "it is tried again every few seconds, and by `tenuto reload`".into(),
-            (false, true, _) => "put it right, then run `tenuto reload`".into(),
-            (false, false, true) => format!(
+        match self.why {
+            Why::Unopened => "it is tried again every few seconds, and by `tenuto reload`".into(),
+            Why::Damaged => "put it right, then run `tenuto reload`".into(),
+            Why::StageLost => format!(
                 "go on with what is left, once its guest is down or has been looked at, by `tenuto \
                  volume accept-loss {name}`"
             ),
-            (false, false, false) => format!(
+            Why::Overlay => format!(
+                "put its image back and run `tenuto reload`, or throw the overlay away by \
+                 `tenuto volume reset {name}`"
+            ),
+            Why::Image => format!(
+                "put its image back and run `tenuto reload`; or keep the image that is there \
+                 by `tenuto volume accept-loss {name}`, or keep the log by `tenuto volume \
+                 takeover {name} --overwrite`"
+            ),
+            Why::Owed => format!(
                 "bring its data home and run `tenuto reload`, or go on without it by `tenuto \
                  volume accept-loss {name}`"
             ),
         }
     }
 
+    /// Bytes that the log has of it; without any nobody here knows how many there were, unless it
+    /// is attached.
+    pub fn known_bytes(&self, volume: &VolumeSnapshot) -> Option<u64> {
+        (volume.dirty_bytes > 0 || self.running).then_some(volume.dirty_bytes)
+    }
+
     /// What would be lost, as far as the log and the ledger tell.
     fn loss(&self, volume: &VolumeSnapshot) -> String {
-        if self.waits {
+        if self.why == Why::Unopened {
             return "nothing, as long as the cache is there".into();
         }
-        if self.stage_lost && volume.policy == Policy::Ephemeral {
+        if self.why == Why::StageLost && volume.policy == Policy::Ephemeral {
             return "its overlay (an unknown number of bytes)".into();
         }
-        if self.stage_lost {
+        if self.why == Why::StageLost {
             return "what was written and not flushed before the daemon ended (an unknown number of \
                     bytes; what was flushed is kept)"
                 .into();
         }
         let what = match volume.dirty_bytes {
+            bytes if self.running => self.dirty(volume, bytes),
             0 => "an unknown number of bytes".to_owned(),
             bytes => format!("{bytes} bytes ({})", human_bytes(bytes)),
         };
@@ -155,24 +172,37 @@ impl Held {
         )
     }
 
+    fn dirty(&self, volume: &VolumeSnapshot, bytes: u64) -> String {
+        let age = volume.oldest_dirty_ns.map(|nanos| nanos / 1_000_000_000);
+        let age = age.filter(|_| bytes > 0).map(human_seconds);
+        let age = age.map_or(String::new(), |age| format!(", the oldest of {age} ago"));
+        format!("{bytes} bytes ({}){age}", human_bytes(bytes))
+    }
+
+    /// All that an administrator needs to decide, in one line.
+    pub fn line(&self, volume: &VolumeSnapshot) -> String {
+        let (why, way_out) = (self.words(), self.way_out());
+        match self.why {
+            Why::Image | Why::Overlay => {
+                format!("{why}; not at its image: {}; {way_out}", self.loss(volume))
+            }
+            _ => format!("{why}; {way_out}"),
+        }
+    }
+
     /// What `volume show` says beyond what it says of every volume.
     pub fn document(&self, volume: &VolumeSnapshot) -> Value {
         let ledger = self.ledger.as_ref();
         json!({
             "reason": self.reason,
             "lost": self.loss(volume),
-            "lost_bytes": known_bytes(volume),
+            "lost_bytes": self.known_bytes(volume),
             "ledger_age_seconds": self.ledger_age_seconds,
             "owner": ledger.map(|ledger| ledger.owner.clone()),
             "cache": ledger.map(|ledger| ledger.cache.to_string()),
             "go_on": self.way_out(),
         })
     }
-}
-
-/// Bytes that the log has of a held volume; without any nobody here knows how many there were.
-pub fn known_bytes(volume: &VolumeSnapshot) -> Option<u64> {
-    (volume.dirty_bytes > 0).then_some(volume.dirty_bytes)
 }
 
 /// Looks at volumes whose images could not be opened, until it is dropped.
@@ -212,7 +242,13 @@ impl Admin {
     }
 
     /// Tries again to attach a volume that was held.
-    pub(super) fn retry(&self, volume: &Volume) -> String {
+    pub(super) fn retry(&self, volume: &Volume, held: &Held) -> String {
+        if held.running {
+            return format!(
+                "volume {}: held; its image is looked at again, and it goes on if that fits",
+                volume.name
+            );
+        }
         match self.machine.add(volume.settings()) {
             Ok(()) => {
                 self.drain_one(volume);
@@ -220,6 +256,40 @@ impl Admin {
             }
             Err(error) => format!("still held: {error}"),
         }
+    }
+
+    /// Lays what the log has of a held volume over the image that is there.
+    pub fn overwrite(&self, name: &str, again: Option<&str>) -> Result<Outcome> {
+        if let Some(other) = again.filter(|other| *other != name) {
+            let message =
+                format!("volume {name}: --overwrite names {other}; write --overwrite={name}");
+            return Err(Error::usage(message).about(name));
+        }
+        let _order = self.order();
+        let look = self.look()?;
+        let volume = find(&look, name)?;
+        let held = look.held(name);
+        let misfits = |held: &&Held| held.why == Why::Image;
+        let Some(held) = held.filter(misfits).filter(|_| volume.dirty_bytes > 0) else {
+            let message = format!(
+                "volume {name}: is not held for its image with dirty data in the log; there is \
+                 nothing to overwrite it with"
+            );
+            return Err(Error::usage(message).about(name));
+        };
+        refuse_connected(&look, volume, "overwrite its image")?;
+        if again.is_none() {
+            let what = self::Held::dirty(held, volume, volume.dirty_bytes);
+            return Err(Error::refused(format!(
+                "volume {name}: {}; {what} of the log would be written over what {} has now; put \
+                 the right image back if you can, or force it with --overwrite={name}",
+                held.words(),
+                held.origin
+            ))
+            .about(name));
+        }
+        self.machine.overwrite(name)?;
+        Ok(Outcome::default())
     }
 
     /// Goes on from the last destaged state of a held volume, without what came after it.
@@ -234,7 +304,7 @@ impl Admin {
         }
         refuse_connected(&look, volume, "go on without its data")?;
         let held = look.held(name);
-        if let Some(held) = held.filter(|held| held.damaged || held.waits) {
+        if let Some(held) = held.filter(|held| matches!(held.why, Why::Damaged | Why::Unopened)) {
             let message = format!("{}; {}", held.reason, held.way_out());
             return Err(Error::refused(message).about(name));
         }

@@ -144,7 +144,7 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
     document["held"] = held.map_or(Value::Null, |held| held.document(volume));
     if let Some(held) = held {
         document["effective_reason"] = json!(held.reason);
-        document["dirty_bytes"] = json!(super::held::known_bytes(volume));
+        document["dirty_bytes"] = json!(held.known_bytes(volume));
         document["promise"] = json!("stopped, so that nothing more is lost; see `held`");
     }
     let counters = counters(view, volume);
@@ -322,6 +322,10 @@ fn flags(view: &View, volume: &VolumeSnapshot) -> Vec<&'static str> {
             volume.policy == Policy::WriteBack
                 && known.is_some_and(|known| known.destage != volume.effective_destage),
         ),
+        (
+            "base-changed",
+            volume.base_changed || volume.overlay_misfits,
+        ),
         ("checksum-errors", volume.counters.checksum_errors > 0),
         (
             "overlay-full",
@@ -357,8 +361,7 @@ pub fn troubles(view: &View) -> Vec<String> {
     for volume in view.shown() {
         let name = &volume.name;
         if let Some(held) = view.look.held(name) {
-            let (why, way_out) = (held.why(), held.way_out());
-            lines.push(format!("volume {name} is held: {why}; {way_out}"));
+            lines.push(format!("volume {name} is held: {}", held.line(volume)));
             continue;
         }
         let reason = volume

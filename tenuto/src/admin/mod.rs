@@ -29,7 +29,7 @@ mod values;
 mod web;
 
 use crate::config::{self, Config, Volume, check, keys, parse, state, units};
-use crate::daemon::{Noticed, VolumeSettings, Watched};
+use crate::daemon::{Noticed, VolumeSettings, Watched, Why};
 use crate::error::{Error, Result};
 use crate::latency::Latency;
 use engine::chart::Spot;
@@ -77,6 +77,10 @@ pub trait Machine: Send + Sync + 'static {
     fn try_held(&self) -> Vec<String>;
     /// Looks now at what may have been removed under the daemon.
     fn look_around(&self) {}
+    /// Lays what the log has of a held volume over the image that is there.
+    fn overwrite(&self, name: &str) -> Result<()>;
+    /// Looks whether images are still those that their volumes know. Returns at once.
+    fn look_at_images(&self);
 }
 
 /// The daemon at one instant.
@@ -417,14 +421,15 @@ impl Admin {
     pub fn reset(&self, name: &str) -> Result<Outcome> {
         let look = self.look()?;
         let snapshot = find(&look, name)?;
+        let held = look.held(name).map(|held| held.why);
         // Its overlay is gone already, and this says that it may be.
-        if snapshot.policy == Policy::Ephemeral
-            && look.held(name).is_some_and(|held| held.stage_lost)
-        {
+        if snapshot.policy == Policy::Ephemeral && held == Some(Why::StageLost) {
             self.machine.accept_loss(name)?;
             return Ok(Outcome::default());
         }
-        refuse_held(&look, name)?;
+        if !snapshot.overlay_misfits {
+            refuse_held(&look, name)?;
+        }
         if snapshot.policy != Policy::Ephemeral {
             return Err(Error::refused(format!(
                 "volume {name}: reset would discard the data of a {} volume; \

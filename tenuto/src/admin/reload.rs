@@ -16,6 +16,7 @@ impl Admin {
         let fresh = Config::load(&path)?;
         // An image that is unfit is told with its volume, and keeps no other as it was.
         check::check_apart(&fresh)?;
+        self.machine.look_at_images();
         let _order = self.order();
         let mut known = self.known().clone();
         let look = self.look()?;
@@ -57,9 +58,9 @@ impl Admin {
                 },
             );
         };
-        if look.held(name).is_some() {
+        if let Some(held) = look.held(name) {
             known.volumes[at] = volume.clone();
-            return Some(self.retry(volume));
+            return Some(self.retry(volume, held));
         }
         let old = &known.volumes[at];
         let changed = changed(keys::VOLUME, old, volume);

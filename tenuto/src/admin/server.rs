@@ -416,6 +416,7 @@ struct Waiting {
     #[serde(default)]
     wait: bool,
     discard_dirty: Option<String>,
+    overwrite: Option<String>,
 }
 
 async fn volume_verb(
@@ -429,8 +430,13 @@ async fn volume_verb(
         "destage" | "flush" => return start_destage(admin, name).await,
         "reset" => |admin, name, _| admin.reset(name),
         "accept-loss" => Admin::accept_loss,
+        "takeover" if waiting.overwrite.is_some() => Admin::overwrite,
+        "takeover" => {
+            let error = Error::later("volume takeover without overwrite is").about(name);
+            return reply(Err::<Value, _>(error));
+        }
         "commit" => |admin, name, _| admin.commit(name),
-        "snapshot" | "merge" | "rebase" | "quiesce" | "resume" | "takeover" => {
+        "snapshot" | "merge" | "rebase" | "quiesce" | "resume" => {
             let error = Error::later(format!("volume {verb} is")).about(name);
             return reply(Err::<Value, _>(error));
         }
@@ -438,7 +444,10 @@ async fn volume_verb(
     };
     run(move || {
         told(&admin, &verb, Some(&name), || {
-            let outcome = order(&admin, &name, waiting.discard_dirty.as_deref())?;
+            // Named again, it is confirmed.
+            let overwrite = waiting.overwrite.filter(|again| !again.is_empty());
+            let again = overwrite.or(waiting.discard_dirty);
+            let outcome = order(&admin, &name, again.as_deref())?;
             shown(&admin, &name, outcome)
         })
     })

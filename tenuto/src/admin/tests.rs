@@ -147,6 +147,13 @@ impl Machine for Fake {
         Ok(())
     }
 
+    fn overwrite(&self, name: &str) -> Result<()> {
+        self.state().orders.push(format!("overwrite {name}"));
+        Ok(())
+    }
+
+    fn look_at_images(&self) {}
+
     fn switch(&self, name: &str, policy: Policy) -> Result<Started> {
         let mut state = self.state();
         state
@@ -191,6 +198,9 @@ impl Machine for Fake {
 
 fn snapshot(id: VolumeId, settings: &VolumeSettings) -> VolumeSnapshot {
     VolumeSnapshot {
+        misfit: None,
+        overlay_misfits: false,
+        base_changed: false,
         id,
         name: settings.name.clone(),
         uuid: Uuid([7; 16]),

@@ -4,13 +4,14 @@
 
 use crate::admin::record::Tap;
 use crate::admin::{Held, Look, Machine, Recovery, Started};
-use crate::daemon::{self, Daemon, FrontEndCounters, StartError, VolumeError, VolumeSettings};
+use crate::daemon::{self, Daemon, FrontEndCounters, StartError, VolumeError, VolumeSettings, Why};
 use crate::error::{Error, Kind, Result};
 use crate::ring::monotonic_ns;
 use crate::shard::control::{CommandError, Handle, HostCounters};
 use crate::shard::record::{Recorded, buffer};
 use engine::chart::{Cursor, Spot};
 use engine::event::{Command, Refusal};
+use engine::snapshot::VolumeSnapshot;
 use engine::types::{Policy, VolumeId};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -59,13 +60,14 @@ impl Machine for Live {
             let recorder = volume.latency.as_ref()?;
             Some((volume.volume, recorder.read(snapshot.now)))
         });
+        let misfits: Vec<Held> = snapshot.engine.volumes.iter().filter_map(misfit).collect();
         Ok(Look {
             latency: measured.collect(),
             clients: clients.collect(),
             engine: snapshot.engine,
             watched: self.0.watched(),
             noticed: self.0.noticed(),
-            held: self.0.held().into_iter().map(held).collect(),
+            held: self.0.held().into_iter().map(held).chain(misfits).collect(),
             recovery: Recovery {
                 ms: self.0.recovery_time().as_millis() as u64,
                 tail_bytes_discarded: report.tail_bytes_discarded,
@@ -114,6 +116,16 @@ impl Machine for Live {
         self.0.try_held()
     }
 
+    fn overwrite(&self, name: &str) -> Result<()> {
+        self.0
+            .overwrite(name)
+            .map_err(|error| volume_error(name, error))
+    }
+
+    fn look_at_images(&self) {
+        self.0.look_at_images();
+    }
+
     fn switch(&self, name: &str, policy: Policy) -> Result<Started> {
         let reply = self.0.volume_switch(name, policy);
         let reply = reply.map_err(|error| volume_error(name, error))?;
@@ -124,7 +136,9 @@ impl Machine for Live {
     }
 
     fn destage(&self, volume: VolumeId) -> Result<()> {
-        self.command(volume, Command::Destage { volume })
+        self.command(volume, Command::Destage { volume })?;
+        // What was written may have gone to a file that nobody finds any more.
+        self.command(volume, Command::Look { volume })
     }
 
     fn reset(&self, volume: VolumeId) -> Result<()> {
@@ -257,7 +271,7 @@ pub fn volume_error(name: &str, error: VolumeError) -> Error {
     let kind = match &error {
         VolumeError::Unknown(_) => Kind::NotFound,
         VolumeError::Exists(_) => Kind::Usage,
-        VolumeError::Held(hold) if hold.damaged => Kind::Damaged,
+        VolumeError::Held(hold) if hold.why == Why::Damaged => Kind::Damaged,
         VolumeError::Busy { .. } | VolumeError::Held(_) | VolumeError::Refused(_) => Kind::Refused,
         VolumeError::Settings(_) | VolumeError::Image(_) => Kind::Usage,
         VolumeError::Origin(_)
@@ -307,6 +321,32 @@ pub fn start_error(error: StartError) -> Error {
     Error::new(kind, error.to_string())
 }
 
+/// A volume that is attached, but held for its image.
+fn misfit(volume: &VolumeSnapshot) -> Option<Held> {
+    let found = volume.misfit.filter(|_| !volume.orphan)?;
+    let (name, origin) = (&volume.name, &volume.origin);
+    let overlay = volume.overlay_misfits;
+    let words = match overlay {
+        true => "is another one than its overlay was written on",
+        false => found.words(),
+    };
+    Some(Held {
+        name: name.clone(),
+        origin: origin.clone(),
+        policy: volume.policy,
+        write_cache: volume.write_cache,
+        destage: volume.effective_destage,
+        reason: format!("volume {name}: its image {origin} {words}"),
+        why: match overlay {
+            true => Why::Overlay,
+            false => Why::Image,
+        },
+        running: true,
+        ledger: None,
+        ledger_age_seconds: None,
+    })
+}
+
 fn held(held: daemon::Held) -> Held {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.map_or(0, |now| now.as_nanos() as u64);
@@ -319,9 +359,8 @@ fn held(held: daemon::Held) -> Held {
         write_cache: settings.write_cache,
         destage: settings.destage,
         reason: hold.reason,
-        damaged: hold.damaged,
-        waits: hold.waits,
-        stage_lost: hold.stage_lost,
+        why: hold.why,
+        running: false,
         ledger: hold.ledger,
         ledger_age_seconds: hold.ledger_mtime_ns.map(age),
     }

@@ -17,7 +17,7 @@ use crate::files::Files;
 use crate::inspect;
 use crate::lock::Patience;
 use crate::origin::file::{self, Access};
-use engine::engine::{Config, Engine, OpenError, Report};
+use engine::engine::{Config, Engine, OpenError, Otherwise, Report};
 use engine::event::{Admission, Command, Device, IoError, Stat};
 use engine::flow::FlowLimits;
 use engine::format::stage::{HEADER_BYTES, StageHeader};
@@ -134,7 +134,7 @@ pub fn open_error(error: OpenError) -> Error {
     let kind = match error {
         OpenError::Foreign(_) => Kind::Usage,
         OpenError::Damaged(_) => Kind::Damaged,
-        OpenError::Refused(_) | OpenError::StageLost(_) => Kind::Refused,
+        OpenError::Refused(_) | OpenError::StageLost(_) | OpenError::Image(_) => Kind::Refused,
         OpenError::Io(_) => Kind::Failed,
     };
     Error::new(kind, error.to_string())
@@ -293,7 +293,7 @@ pub fn replay(context: &Context, image: &Path, journal: Option<&Path>) -> Result
     let mut files = Files::without_cache();
     files.insert_volume(volume, opened);
     files
-        .settle(volume, &mut patience(&mut progress))
+        .settle(volume, Otherwise::TakeCopy, &mut patience(&mut progress))
         .map_err(open_error)?;
     if let Some(opened) = files.remove_volume(volume) {
         opened.close();

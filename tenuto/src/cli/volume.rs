@@ -54,9 +54,8 @@ pub enum Command {
     Map(super::map::Map),
     /// Go on with a held volume from its last destaged state
     AcceptLoss(Remove),
-    /// Take a volume over from another host (not in this version)
-    #[command(display_order = 200)]
-    Takeover(Rest),
+    /// Keep the log of a volume whose image was replaced, and write it over the one that is there
+    Takeover(Takeover),
 }
 
 #[derive(Debug, Args)]
@@ -118,6 +117,16 @@ pub struct Remove {
 }
 
 #[derive(Debug, Args)]
+pub struct Takeover {
+    /// Name of the volume, as in `tenuto volume ls`
+    name: String,
+    /// Write what the log has over the image that is there; names the volume again
+    #[arg(long, value_name = "NAME", require_equals = true, num_args = 0..=1)]
+    #[arg(default_missing_value = "")]
+    overwrite: Option<String>,
+}
+
+#[derive(Debug, Args)]
 pub struct Resize {
     /// Name of the volume, as in `tenuto volume ls`
     name: String,
@@ -159,7 +168,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Resume(_) => Err(not_yet("volume resume")),
         Command::Map(command) => super::map::run(context, &command),
         Command::AcceptLoss(command) => accept_loss(context, &command),
-        Command::Takeover(_) => Err(not_yet("volume takeover")),
+        Command::Takeover(command) => takeover(context, &command),
     }
 }
 
@@ -518,6 +527,23 @@ fn accept_loss(context: &Context, command: &Remove) -> Result<()> {
         context,
         &reply,
         &format!("volume {name}: goes on from its last destaged state"),
+    )
+}
+
+fn takeover(context: &Context, command: &Takeover) -> Result<()> {
+    let name = &command.name;
+    let Some(again) = &command.overwrite else {
+        return Err(not_yet("volume takeover without --overwrite"));
+    };
+    if !again.is_empty() {
+        check_name(again).map_err(|_| Error::no_volume(again))?;
+    }
+    let path = url(name, &format!("/takeover?overwrite={again}"))?;
+    let reply = context.client()?.post(&path, None, PATIENT)?;
+    done(
+        context,
+        &reply,
+        &format!("volume {name}: its log is written over the image that is there"),
     )
 }
 

@@ -6,7 +6,7 @@
 //! other's lock. What is opened waits for its turn; an end before that closes it. Nearly all of
 //! the time is spent waiting for storage: syncs of ledgers that are new, servers, other hosts.
 
-use super::volumes::{Ledgers, Opened, open_settled};
+use super::volumes::{Joining, Ledgers, Opened, open_settled};
 use super::{StartError, VolumeSettings};
 use engine::types::Policy;
 use std::collections::BTreeMap;
@@ -65,7 +65,7 @@ fn open_next(
         // Nobody takes any more where an earlier volume has failed.
         if opens_alone(volume)
             && sender
-                .send((at, open_settled(volume, ledgers, false)))
+                .send((at, open_settled(volume, ledgers, Joining::default())))
                 .is_err()
         {
             return;

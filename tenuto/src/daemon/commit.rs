@@ -8,7 +8,7 @@
 //! becomes what the overlay says; see the engine.
 
 use super::volumes::{Entry, Joining};
-use super::{Daemon, Hold, VolumeError};
+use super::{Daemon, Hold, VolumeError, Why};
 use crate::lock;
 use crate::origin::Place;
 use engine::event::Command;
@@ -136,14 +136,7 @@ impl Daemon {
             Err(VolumeError::Stopped(stopped)) => Err(stopped.into()),
             Err(error) => {
                 self.table().entries.remove(&name);
-                let hold = Hold {
-                    reason: error.to_string(),
-                    damaged: false,
-                    waits: false,
-                    stage_lost: false,
-                    ledger: None,
-                    ledger_mtime_ns: None,
-                };
+                let hold = Hold::because(Why::Unopened, error.to_string());
                 self.hold_silently(settings, hold);
                 Err(error)
             }

@@ -6,31 +6,52 @@
 //! the administrator has given its lost writes up by name. A host of many volumes is not stopped
 //! by one. Deliberately absent: asking for the confirmation, which `admin` does.
 
-use super::volumes::Joining;
+use super::volumes::{Entry, Joining};
 use super::{Daemon, VolumeError, VolumeSettings};
+use crate::origin::Place;
 use engine::engine::{LedgerInfo, OpenError};
 use engine::event::Command;
 use engine::snapshot::State;
-use std::fmt;
+use std::{fmt, fs, io};
+
+/// What holds a volume; each has its own way on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Its dirty data is on another host, or gone.
+    Owed,
+    /// Its ledger or journal is damaged: there is no state to go on from.
+    Damaged,
+    /// Its image cannot be opened at present: missing, busy, or no disk. Nothing is lost by that.
+    Unopened,
+    /// The log has all but what went with the stage.
+    StageLost,
+    /// Its image is not the one that its dirty data or its journal belongs to.
+    Image,
+    /// Its image is not the one that its overlay lies on.
+    Overlay,
+}
 
 /// Why a volume must not be served.
 #[derive(Clone, Debug)]
 pub struct Hold {
     /// One line that names the volume.
     pub reason: String,
-    /// Its ledger or journal is damaged, or belongs to another image: there is no state to go on
-    /// from.
-    pub damaged: bool,
-    /// Its image cannot be opened at present: missing, busy, or no disk. Nothing is lost by that.
-    pub waits: bool,
-    /// The log has all but what went with the stage.
-    pub stage_lost: bool,
+    pub why: Why,
     pub ledger: Option<LedgerInfo>,
     /// When the ledger was last written, by the clock of the origin.
     pub ledger_mtime_ns: Option<u64>,
 }
 
 impl Hold {
+    pub(super) fn because(why: Why, reason: String) -> Hold {
+        Hold {
+            reason,
+            why,
+            ledger: None,
+            ledger_mtime_ns: None,
+        }
+    }
+
     /// Why a volume is held that did not join, if that is for its data or its image. Anything else
     /// is no matter of one volume.
     pub(super) fn of(name: &str, error: VolumeError) -> Result<Hold, VolumeError> {
@@ -39,16 +60,13 @@ impl Hold {
             VolumeError::Image(why)
             | VolumeError::InUse(why)
             | VolumeError::Origin(why)
-            | VolumeError::Unfinished(why) => Ok(Hold {
-                reason: match why.starts_with("volume ") {
+            | VolumeError::Unfinished(why) => {
+                let reason = match why.starts_with("volume ") {
                     true => why,
                     false => format!("volume {name}: {why}"),
-                },
-                damaged: false,
-                waits: true,
-                ledger: None,
-                ledger_mtime_ns: None,
-            }),
+                };
+                Ok(Hold::because(Why::Unopened, reason))
+            }
             error => Err(error),
         }
     }
@@ -75,17 +93,28 @@ pub(super) fn refused(name: &str, error: OpenError, damaged: bool) -> VolumeErro
         true => text,
         false => format!("{prefix}: {text}"),
     };
-    let stage_lost = matches!(error, OpenError::StageLost(_));
-    match error {
-        OpenError::Io(_) => VolumeError::Origin(reason),
-        _ => VolumeError::Held(Box::new(Hold {
-            reason,
-            damaged,
-            waits: false,
-            stage_lost,
-            ledger: None,
-            ledger_mtime_ns: None,
-        })),
+    let why = match error {
+        OpenError::Io(_) => return VolumeError::Origin(reason),
+        OpenError::StageLost(_) => Why::StageLost,
+        OpenError::Image(_) => Why::Image,
+        _ if damaged => Why::Damaged,
+        _ => Why::Owed,
+    };
+    VolumeError::Held(Box::new(Hold::because(why, reason)))
+}
+
+/// Nothing is given up for an image that is not there.
+fn has_image(settings: &VolumeSettings) -> Result<(), VolumeError> {
+    let (name, path) = (&settings.name, &settings.origin);
+    let gone = |error: io::Error| error.kind() == io::ErrorKind::NotFound;
+    match Place::parse(path) {
+        Ok(Place::File(_)) if fs::metadata(path).is_err_and(gone) => {
+            Err(VolumeError::Origin(format!(
+                "volume {name}: its image {} is not there; put one there first",
+                path.display()
+            )))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -114,7 +143,10 @@ impl Daemon {
 
     /// Looks again at held volumes whose images could not be opened; which are served now.
     pub fn try_held(&self) -> Vec<String> {
-        let waiting = self.held().into_iter().filter(|held| held.hold.waits);
+        let waiting = self
+            .held()
+            .into_iter()
+            .filter(|held| held.hold.why == Why::Unopened);
         let names: Vec<String> = waiting.map(|held| held.settings.name).collect();
         let served = |name: &String| matches!(self.try_one(name), Ok(true));
         names.into_iter().filter(served).collect()
@@ -124,7 +156,7 @@ impl Daemon {
     fn try_one(&self, name: &str) -> Result<bool, VolumeError> {
         let claim = self.claim(name)?;
         let held = self.table().held.get(name).cloned();
-        match held.filter(|held| held.hold.waits) {
+        match held.filter(|held| held.hold.why == Why::Unopened) {
             Some(held) => self
                 .join_claimed(&claim, held.settings, None)
                 .map(|()| true),
@@ -181,14 +213,17 @@ impl Daemon {
     pub fn accept_loss(&self, name: &str) -> Result<(), VolumeError> {
         let claim = self.claim(name)?;
         let held = self.table().held.get(name).cloned();
-        let stage_lost = held.as_ref().is_some_and(|held| held.hold.stage_lost);
+        let stage_lost = held
+            .as_ref()
+            .is_some_and(|held| held.hold.why == Why::StageLost);
         let settings = match held {
-            Some(held) if held.hold.damaged || held.hold.waits => {
+            Some(held) if matches!(held.hold.why, Why::Damaged | Why::Unopened) => {
                 let hold = Box::new(held.hold);
                 return Err(VolumeError::Held(hold));
             }
             Some(held) if stage_lost => held.settings,
             Some(held) => {
+                has_image(&held.settings)?;
                 self.drop_logged(name)?;
                 held.settings
             }
@@ -199,7 +234,7 @@ impl Daemon {
             without_stage: stage_lost,
             ..Joining::default()
         };
-        let entry = self.join(settings, joining)?;
+        let entry = self.join_or_hold(settings, joining)?;
         self.table().held.remove(&claim.name);
         self.table().entries.insert(claim.name.clone(), entry);
         let from = match stage_lost {
@@ -210,7 +245,53 @@ impl Daemon {
         Ok(())
     }
 
-    /// Detaches a volume whose flushed records were missing from the log at the start.
+    /// Lays what the log has of a held volume over the image that is there: the log wins.
+    pub fn overwrite(&self, name: &str) -> Result<(), VolumeError> {
+        let claim = self.claim(name)?;
+        let held = self.table().held.get(name).cloned();
+        let settings = match held {
+            Some(held) => held.settings,
+            None => {
+                let entry = self.known(name)?;
+                has_image(&entry.settings)?;
+                self.front_ends.withdraw(name);
+                self.front_ends.disconnect(name);
+                let volume = entry.id;
+                self.command(name, Command::Suspend { volume })?;
+                self.table().entries.remove(name);
+                entry.settings
+            }
+        };
+        let joining = Joining {
+            overwrite: true,
+            ..Joining::default()
+        };
+        let entry = self.join_or_hold(settings, joining)?;
+        self.table().held.remove(&claim.name);
+        self.table().entries.insert(claim.name.clone(), entry);
+        tracing::warn!(volume = %name, "volume {name}: the log wins over the image that is there");
+        Ok(())
+    }
+
+    /// Joins a volume that was let go of; one that cannot be had back stays named.
+    fn join_or_hold(
+        &self,
+        settings: VolumeSettings,
+        joining: Joining,
+    ) -> Result<Entry, VolumeError> {
+        let joined = self.join(settings.clone(), joining);
+        if let Err(error) = &joined {
+            let hold = match error {
+                VolumeError::Held(hold) => (**hold).clone(),
+                other => Hold::because(Why::Unopened, other.to_string()),
+            };
+            self.hold_silently(settings, hold);
+        }
+        joined
+    }
+
+    /// Detaches a volume whose flushed records were missing from the log at the start, or whose
+    /// image is not the one that it knows.
     fn let_go_of_stopped(&self, name: &str) -> Result<VolumeSettings, VolumeError> {
         let entry = self.entry(name);
         let entry = entry.ok_or_else(|| VolumeError::Unknown(name.to_owned()))?;
@@ -221,6 +302,7 @@ impl Daemon {
             let message = format!("volume {name}: is not held; there is no loss to accept");
             return Err(VolumeError::Settings(message));
         }
+        has_image(&entry.settings)?;
         // Guests of vhost-user come back by themselves, to what will be there then.
         self.front_ends.withdraw(name);
         self.front_ends.disconnect(name);

@@ -16,7 +16,7 @@ use crate::shard::control::{
     Attach, AttachError, CommandError, CommandReply, Export, ListenerScope,
 };
 use crate::shard::guest::kept;
-use engine::engine::{Settled, inspect_origin};
+use engine::engine::{Otherwise, Settled, inspect_origin};
 use engine::event::{Command, Device, Tuning, VolumeSpec};
 use engine::types::{DestageMode, Policy, SECTOR_BYTES, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,6 +69,18 @@ pub(super) struct Joining {
     pub(super) commit: bool,
     /// Its image was changed by us just now.
     pub(super) renewed: bool,
+    /// What the log has of it goes to the image that is there, whichever that is.
+    pub(super) overwrite: bool,
+}
+
+impl Joining {
+    fn otherwise(self) -> Otherwise {
+        match (self.overwrite, self.accept_loss) {
+            (true, _) => Otherwise::KeepLog,
+            (false, true) => Otherwise::KeepImage,
+            (false, false) => Otherwise::Refuse,
+        }
+    }
 }
 
 /// The right to change one name, until it is dropped.
@@ -321,8 +333,7 @@ impl Daemon {
         opened: Option<Opened>,
     ) -> Result<Entry, VolumeError> {
         let name = settings.name.clone();
-        let opened =
-            opened.unwrap_or_else(|| open_settled(&settings, &self.ledgers, joining.commit));
+        let opened = opened.unwrap_or_else(|| open_settled(&settings, &self.ledgers, joining));
         let (files, mut settled) = opened?;
         let id = self.handle.place(&name)?;
         let ledger = settled.ledger.clone();
@@ -624,23 +635,33 @@ const ALONE: VolumeId = VolumeId(0);
 
 /// Locks the files of a volume and finishes what its journal says; a reader of the image does
 /// that as its writer first.
-pub(super) fn open_settled(settings: &VolumeSettings, ledgers: &Ledgers, commit: bool) -> Opened {
+pub(super) fn open_settled(
+    settings: &VolumeSettings,
+    ledgers: &Ledgers,
+    joining: Joining,
+) -> Opened {
+    let otherwise = joining.otherwise();
     let reader = settings.read_only || settings.policy == Policy::Ephemeral;
-    if !reader || commit {
-        return open_origin(settings, ledgers, Access::Write);
+    if !reader || joining.commit {
+        return open_origin(settings, ledgers, Access::Write, otherwise);
     }
-    match open_origin(settings, ledgers, Access::Read) {
+    match open_origin(settings, ledgers, Access::Read, otherwise) {
         Err(VolumeError::Unfinished(why)) => {
             tracing::info!("{why}; finishing it");
-            let (files, _) = open_origin(settings, ledgers, Access::Write)?;
+            let (files, _) = open_origin(settings, ledgers, Access::Write, otherwise)?;
             files.close();
-            open_origin(settings, ledgers, Access::Read)
+            open_origin(settings, ledgers, Access::Read, otherwise)
         }
         opened => opened,
     }
 }
 
-fn open_origin(settings: &VolumeSettings, ledgers: &Ledgers, access: Access) -> Opened {
+fn open_origin(
+    settings: &VolumeSettings,
+    ledgers: &Ledgers,
+    access: Access,
+    otherwise: Otherwise,
+) -> Opened {
     let reader = access == Access::Read;
     if !reader && settings.journal_dir.is_none() {
         ledgers.make().map_err(|error| {
@@ -670,7 +691,7 @@ fn open_origin(settings: &VolumeSettings, ledgers: &Ledgers, access: Access) -> 
         refuse_unfinished(&mut files, &settings.name)?;
     }
     let settled = files
-        .settle(ALONE, &mut patience)
+        .settle(ALONE, otherwise, &mut patience)
         .map_err(|error| refused(&settings.name, error, true))?;
     let owned = matches!(settings.policy, Policy::WriteBack | Policy::Ephemeral);
     if owned && !reader && (journal || settings.policy == Policy::WriteBack) {

@@ -307,6 +307,8 @@ fn open_image(
         ..How::default()
     };
     let mut target = Target::open(path, how).map_err(|e| Fault::io(name, "open it", e))?;
+    target.lasts = !sys::forgets_inodes(&target.file);
+    target.named = std::path::absolute(&request.path).ok();
     // On NFS a shared flock is a lock on all bytes, which would keep every other reader from
     // looking whether someone writes. There a reader's image locks alone keep writers away.
     if write || !sys::is_nfs(&target.file) {

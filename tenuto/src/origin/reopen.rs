@@ -20,6 +20,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 struct Was {
     path: PathBuf,
+    named: Option<PathBuf>,
     identity: (u64, u64),
     size_bytes: u64,
     read_only: bool,
@@ -87,6 +88,7 @@ impl Was {
     fn of(target: &Target, image: bool) -> Was {
         Was {
             path: target.path.clone(),
+            named: target.named.clone(),
             identity: target.identity,
             size_bytes: target.size_bytes,
             read_only: target.read_only,
@@ -130,6 +132,7 @@ impl Was {
             let gone = target.go_buffered();
             gone.map_err(|error| away(Fault::io(&name, "turn direct I/O off", error)))?;
         }
+        target.named = self.named.clone();
         Ok(Arc::new(target))
     }
 }

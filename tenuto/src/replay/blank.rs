@@ -11,6 +11,8 @@ pub const STAT: Stat = Stat {
     mtime_ns: 1,
     now_ns: 2,
     print: None,
+    image: None,
+    named: engine::image::Named::Unknown,
 };
 
 #[derive(Default)]

@@ -126,6 +126,11 @@ pub struct VolumeClients {
 pub struct CommandReply(oneshot::Receiver<Result<(), Refusal>>);
 
 impl CommandReply {
+    /// Whether the engine has replied, without waiting for it.
+    pub fn is_over(&mut self) -> bool {
+        !matches!(self.0.try_recv(), Err(oneshot::error::TryRecvError::Empty))
+    }
+
     /// Blocks until the engine has replied.
     pub fn wait(self) -> Result<(), CommandError> {
         Ok(self.0.blocking_recv().map_err(|_| Stopped)??)

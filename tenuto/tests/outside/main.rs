@@ -25,6 +25,7 @@ mod front_end;
 mod guest;
 mod hostile;
 mod hostile_rings;
+mod images;
 mod kill;
 mod late_write;
 mod libvirt;

@@ -121,6 +121,7 @@ fn bash_completes_the_names_of_volumes_while_a_daemon_is_there() {
         "resize",
         "map",
         "accept-loss",
+        "takeover",
     ] {
         assert_eq!(
             offered(&rig, &["tenuto", "volume", verb, "de"]),

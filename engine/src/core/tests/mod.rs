@@ -87,6 +87,8 @@ const STAT: Stat = Stat {
     mtime_ns: 1,
     now_ns: 1,
     print: None,
+    image: None,
+    named: crate::image::Named::Unknown,
 };
 
 /// A host with its devices, at one moment.

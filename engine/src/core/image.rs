@@ -1,0 +1,173 @@
+//! Looks at the images of volumes, and volumes that are held because theirs does not fit.
+//!
+//! ```text
+//! look ─▶ fits ────────────────▶ (as before, or goes on)
+//!   │ └─▶ a base was changed ──▶ a new layer
+//!   └───▶ misfits ─▶ held ─▶ (looks go on) ─▶ fits ─▶ goes on
+//! ```
+//!
+//! Always true: while a volume is held for its image no request to that image begins, guests
+//! wait, a destage stays where it is and is not called ended; whoever waits for a destage is
+//! refused. One look of a volume is under way at a time; who asks meanwhile waits for that.
+//! Deliberately absent: what the image is compared by ([`crate::image`]).
+
+use super::Core;
+use crate::event::{Device, Op, Purpose, Refusal, Stat};
+use crate::format::ledger::{Ledger, Progress};
+use crate::image::{Finding, Image, Named, compare};
+use crate::outbox::{Cx, Pending};
+use crate::ram::Layer;
+use crate::types::{RequestId, SECTOR_BYTES, VolumeId};
+use crate::volume::Volume;
+use alloc::vec::Vec;
+
+/// What a volume knows of its image.
+#[derive(Default)]
+pub struct Known {
+    /// As it was when the volume was attached, or seen last. Of an image that the volume writes
+    /// without its time.
+    pub seen: Image,
+    /// What the overlay lies on, as checkpoints name it.
+    pub under: Image,
+    /// Held for this.
+    pub misfit: Option<Finding>,
+    /// The overlay lies on another image than the one that is there.
+    pub overlay_misfits: bool,
+    /// A base was changed where it lies, in this life.
+    pub base_changed: bool,
+    pub looking: bool,
+    pub waiters: Vec<RequestId>,
+}
+
+impl Volume {
+    /// Why it is held for its image.
+    pub fn misfit(&self) -> Option<Finding> {
+        // One whose guest has ended is reset before anybody reads it.
+        let overlay = self.image.overlay_misfits && !self.ended;
+        let overlay = overlay.then_some(Finding::Replaced);
+        self.image.misfit.or(overlay)
+    }
+
+    /// Requests may begin.
+    pub fn serves(&self) -> bool {
+        self.ready && self.misfit().is_none()
+    }
+
+    /// The volume is the only one that writes its image.
+    fn writes_image(&self) -> bool {
+        !self.read_only && self.owns_image() || self.committing.is_some()
+    }
+}
+
+/// Whether an image is the one that the ledger saw last.
+pub fn of_ledger(ledger: &Ledger, image: &Image) -> Finding {
+    let mut known = ledger.image;
+    if known.is_unknown() || image.is_unknown() {
+        return Finding::Same;
+    }
+    // A size may change by order without a word of the ledger.
+    if known.size_bytes != image.size_bytes || ledger.progress != Progress::Idle {
+        known = known.written();
+    }
+    known.size_bytes = image.size_bytes;
+    let late = ledger.progress != Progress::Idle && image.mtime_ns > ledger.mtime_limit_ns;
+    match compare(&known, Some(image), Named::Unknown) {
+        Finding::Same if late => Finding::ChangedInPlace,
+        found => found,
+    }
+}
+
+impl Core {
+    /// The host wants to know whether the image of a volume still fits.
+    pub(super) fn look_command(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
+        let volume = self.volume(id);
+        if !volume.attached || volume.detaching.is_some() || volume.suspending.is_some() {
+            cx.out.reply(request, Ok(()));
+            return;
+        }
+        volume.image.waiters.push(request);
+        if core::mem::replace(&mut volume.image.looking, true) {
+            return;
+        }
+        volume.origin_in_flight += 1;
+        let pending = Pending::LookAtImage { volume: id };
+        cx.order(pending, Purpose::Ledger, Device::Origin(id), Op::Stat, 0, 0);
+    }
+
+    pub(super) fn image_seen(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
+        let volume = self.volume(id);
+        volume.origin_in_flight -= 1;
+        volume.image.looking = false;
+        let waiters = core::mem::take(&mut volume.image.waiters);
+        if let Some(stat) = stat {
+            self.judge_image(cx, id, &stat);
+        }
+        let held = self.volume(id).misfit().is_some();
+        let result = if held { Err(Refusal::Held) } else { Ok(()) };
+        for request in waiters {
+            cx.out.reply(request, result);
+        }
+        self.detach_progress(cx, id);
+    }
+
+    /// Holds a volume whose image does not fit, and lets one go on whose image fits again. False
+    /// if it is held.
+    pub(super) fn judge_image(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: &Stat) -> bool {
+        let volume = self.volume(id);
+        let mut known = volume.image.seen;
+        if known.is_unknown() {
+            return volume.misfit().is_none();
+        }
+        let writes = volume.writes_image();
+        if writes {
+            // It has all of the volume, whatever else it has. Its time is our own doing.
+            let last = stat.image.map_or(0, |image| image.size_bytes);
+            let rest = last.next_multiple_of(SECTOR_BYTES) - last;
+            known.size_bytes = volume.size_bytes.saturating_sub(rest);
+            known = known.written();
+        }
+        let found = compare(&known, stat.image.as_ref(), stat.named);
+        match found {
+            Finding::Away => return volume.misfit().is_none(),
+            _ if found.is_misfit() => self.hold_for_image(cx, id, found),
+            Finding::Grown | Finding::ChangedInPlace if !writes => {
+                self.base_changed(id, stat.image);
+                self.go_on_with_image(cx, id);
+            }
+            _ => self.go_on_with_image(cx, id),
+        }
+        self.volume(id).misfit().is_none()
+    }
+
+    fn hold_for_image(&mut self, cx: &mut Cx<'_>, id: VolumeId, found: Finding) {
+        let volume = self.volume(id);
+        volume.image.misfit = Some(found);
+        let waiters = core::mem::take(&mut volume.destage_waiters);
+        for (request, _) in waiters {
+            cx.out.reply(request, Err(Refusal::Held));
+        }
+        self.turns.rest(id);
+    }
+
+    /// The image fits: what waited goes on.
+    fn go_on_with_image(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let volume = self.volume(id);
+        let before = volume.image.misfit.take();
+        if before.is_none() || volume.misfit().is_some() || !volume.ready {
+            return;
+        }
+        self.open_for_requests(cx, id);
+        self.pump_destage(cx, id);
+    }
+
+    /// Somebody writes an image that volumes only read: nothing that is kept of it counts.
+    fn base_changed(&mut self, id: VolumeId, image: Option<Image>) {
+        self.layers += 1;
+        let layer = Layer(self.layers);
+        let volume = self.volume(id);
+        volume.image.seen = image.unwrap_or_default();
+        volume.image.base_changed = true;
+        let old = core::mem::replace(&mut volume.layer, layer);
+        self.forget_layer(old);
+    }
+}
