@@ -702,6 +702,62 @@ fn what_only_the_stage_has_is_in_the_log_before_anybody_is_served() {
     assert_eq!(disk.look(), (all, Vec::new()));
 }
 
+/// One request after the other would make a start as slow as the device is far.
+#[test]
+fn what_recovery_reads_and_writes_it_asks_for_together() {
+    let (mut disk, mut stage) = killed();
+    disk.put_records(3, 51, 90..=92);
+    disk.put_footer(3, 51, 90..=92);
+    disk.put_records(4, 52, 93..=96);
+    disk.put_footer(4, 52, 93..=96);
+    let lives = [(1, 50, (97, 99)), (3, 51, (90, 92)), (4, 52, (93, 96))];
+    let stream = record::STREAM_WRITES;
+    let segments = lives.map(|(index, seq, numbers)| listed(index, seq, numbers, stream));
+    let checkpoint = Disk::new(segments.to_vec()).checkpoint(42);
+    let at = disk.checkpoint_at(42) as usize;
+    let bytes_of = checkpoint.encode();
+    disk.bytes[at..at + bytes_of.len()].copy_from_slice(&bytes_of);
+    assert_eq!(disk.open(&mut stage), (bytes(3 + 13 + 7), 3 + 5 + 7));
+    // Both ends of twelve segments; two footers; the chunks of segment 1, all on the device. Those
+    // of segment 2 are all in the stage.
+    assert_eq!(disk.reads_together, [24, 2, 3]);
+    // Three chunks of the stage, then the footers of segments 1 and 2.
+    assert_eq!(disk.writes_together, [3, 2]);
+}
+
+/// What a sync had covered when the daemon was killed is on the device as it is in the stage.
+#[test]
+fn what_a_sync_has_covered_is_not_written_again_from_the_stage() {
+    let record = |n, synced, blocks| {
+        let identity = Identity {
+            durable_upto: synced,
+            ..in_life(56, n)
+        };
+        sealed(&identity, write_of(&of(n, 99), blocks))
+    };
+    let chunks = [
+        record(100, 99, 7),
+        [record(101, 99, 2), record(102, 101, 1), record(103, 101, 1)].concat(),
+        record(104, 101, 3),
+    ];
+    let mut disk = Disk::new(Vec::new());
+    let mut stage = Shared::new();
+    for (n, records) in (0..).zip(&chunks) {
+        stage.put_slot(n, (2, n), &in_life(56, 0), records);
+    }
+    let upto_101 = &chunks[1][..3 * BLOCK];
+    disk.put(2, 0, &chunks[0]);
+    disk.put(2, CHUNK, upto_101);
+    disk.written.clear();
+    assert_eq!(disk.open(&mut stage), (bytes(14), 5));
+    let [again, behind, footer] = [CHUNK + 3, 2 * CHUNK, BODY].map(|it| disk.block_at(2, it));
+    assert_eq!(disk.written[..3], [again, behind, footer]);
+    // The power is lost, and with it the stage.
+    assert_eq!(disk.look(), (bytes(14), Vec::new()));
+    let (report, _) = disk.verify();
+    assert_eq!((report.blocks, report.bad_blocks), (14, 0));
+}
+
 #[test]
 fn a_segment_that_only_slots_name_may_be_the_first_or_the_last() {
     for segment in [0, GEOMETRY.segments - 1] {

@@ -38,6 +38,9 @@ pub struct Disk {
     pub fails_at_bytes: usize,
     /// Where was written, in order.
     pub written: Vec<u64>,
+    /// How many reads, and how many writes, were asked for together.
+    pub reads_together: Vec<usize>,
+    pub writes_together: Vec<usize>,
 }
 
 impl Media for Disk {
@@ -48,6 +51,18 @@ impl Media for Disk {
         let at = offset as usize;
         bytes.copy_from_slice(&self.bytes[at..at + bytes.len()]);
         Ok(())
+    }
+
+    fn read_many(&mut self, device: Device, reads: &mut [(u64, &mut [u8])]) -> Result<(), IoError> {
+        self.reads_together.push(reads.len());
+        let mut reads = reads.iter_mut();
+        reads.try_for_each(|(offset, bytes)| self.read(device, *offset, bytes))
+    }
+
+    fn write_many(&mut self, device: Device, writes: &[(u64, &[u8])]) -> Result<(), IoError> {
+        self.writes_together.push(writes.len());
+        let mut writes = writes.iter();
+        writes.try_for_each(|(offset, bytes)| self.write(device, *offset, bytes))
     }
 
     fn write(&mut self, _: Device, offset: u64, bytes: &[u8]) -> Result<(), IoError> {

@@ -219,6 +219,33 @@ fn each_write_is_on_the_device_after_it_has_lingered() {
     }
 }
 
+fn syncs_log(io: &Io) -> bool {
+    io.purpose == Purpose::Log && io.op == Op::Sync
+}
+
+/// A start after a kill writes again what no sync has covered; so there is never much of it. What
+/// announces a sync is nothing to be synced, or an idle log would go on for ever.
+#[test]
+fn what_nobody_flushes_is_synced_soon_and_an_idle_log_rests() {
+    let (mut host, disk) = Host::write_back();
+    host.pass(1_000);
+    for block in 0..3 {
+        host.asked.clear();
+        assert!(host.write(disk, block, 1));
+        host.pass(100);
+        assert_eq!(host.count(syncs_log), 0, "a flush may come");
+        host.pass(10);
+        assert_eq!(host.count(syncs_log), 1, "block {block}");
+        host.pass(10_000);
+        let syncs = host.asked.iter().filter(|io| syncs_log(io)).count();
+        assert_eq!(
+            (syncs, host.count(puts_into_log)),
+            (0, 1),
+            "it is announced"
+        );
+    }
+}
+
 /// An overlay has no promise to keep on the device, and so costs none of its writes.
 #[test]
 fn an_overlay_that_fits_into_ram_is_written_to_no_device() {
