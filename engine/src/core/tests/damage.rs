@@ -37,12 +37,54 @@ fn what_cannot_be_read_is_read_again_after_a_minute() {
     assert!(host.count(reads_log) > 0, "it is not in the stage");
     assert_eq!(host.state(disk), (State::Damaged, DAMAGED));
     host.pass(59_000);
-    assert_eq!((host.count(reads_log), host.answer(order)), (0, None));
+    assert_eq!(host.count(reads_log), 0);
     host.fail(fine);
     host.pass(3_000);
     assert!(host.count(reads_log) > 0);
+    assert_eq!(host.answer(order), Some(Err(Refusal::Damaged)), "then");
+    assert_eq!(host.state(disk), (State::Clean, None));
+}
+
+#[test]
+fn an_order_to_destage_what_cannot_be_read_ends_and_names_it() {
+    let (mut host, disk) = spilled();
+    host.fail(is_bad);
+    let order = host.destage(disk);
+    assert_eq!(host.answer(order), Some(Err(Refusal::Damaged)));
+    let all = crate::types::Span::new(0, 7 * crate::types::BLOCK_SECTORS);
+    assert_eq!(host.show(disk).damaged, [all]);
+    // The next order reads it at once, and not after a minute only.
+    host.asked.clear();
+    let order = host.destage(disk);
+    assert_eq!(host.answer(order), Some(Err(Refusal::Damaged)));
+    assert!(host.count(reads_log) > 0);
+    host.fail(fine);
+    let order = host.destage(disk);
     assert_eq!(host.answer(order), Some(Ok(())));
     assert_eq!(host.state(disk), (State::Clean, None));
+    assert_eq!(host.show(disk).damaged, []);
+}
+
+#[test]
+fn an_order_to_a_group_ends_when_one_of_it_is_damaged() {
+    let mut host = Host::new();
+    let disks = ["a", "b"].map(|name| {
+        let mut member = spec(Policy::WriteBack, name);
+        member.group = "vm".into();
+        member.tuning.group_members = 2;
+        host.attach(member)
+    });
+    host.fill(disks[1], 0, 7);
+    host.flush(disks[1]);
+    let other = host.attach(spec(Policy::WriteBack, "other"));
+    host.fill(other, 0, 90);
+    host.flush(other);
+    host.fail(is_bad);
+    let order = host.destage(disks[0]);
+    assert_eq!(host.answer(order), Some(Err(Refusal::Damaged)));
+    host.fail(fine);
+    let order = host.destage(disks[0]);
+    assert_eq!(host.answer(order), Some(Ok(())));
 }
 
 #[test]
@@ -60,7 +102,7 @@ fn newer_writes_that_cover_what_cannot_be_read_go_with_it() {
     );
     host.fill(disk, 0, 1);
     host.pass(3_000);
-    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(host.answer(order), Some(Err(Refusal::Damaged)), "then");
     assert_eq!(host.state(disk), (State::Clean, None));
 }
 
@@ -82,8 +124,8 @@ fn a_journal_that_the_ledger_points_to_is_not_written_whatever_is_damaged() {
     assert_eq!(host.ledger(disk).progress, progress);
     host.fail(fine);
     host.pass(40_000);
-    assert_eq!(host.answer(order), Some(Ok(())));
-    assert_eq!(host.answer(newer), Some(Ok(())));
+    assert_eq!(host.answer(order), Some(Err(Refusal::Damaged)));
+    assert_eq!(host.answer(newer), Some(Err(Refusal::Damaged)));
     assert_eq!(host.ledger(disk).progress, Progress::Idle);
 }
 
