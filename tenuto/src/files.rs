@@ -206,7 +206,10 @@ impl Files {
         let mib = bytes >> 20;
         tracing::info!("{name}: finishing the journal beside it, {mib} MiB, before it is served");
         let settled = engine::engine::settle(self, volume)?;
-        tracing::info!("{name}: the journal beside it is finished");
+        match &settled.journal_damage {
+            None => tracing::info!("{name}: the journal beside it is finished"),
+            Some(why) => tracing::warn!("{name}: {why}; only a log that has it can go on"),
+        }
         Ok(settled)
     }
 
