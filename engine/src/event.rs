@@ -339,4 +339,6 @@ pub enum Refusal {
     Held,
     #[error("the cache device fails")]
     CacheFailed,
+    #[error("dirty data cannot be read from the cache device any more")]
+    Damaged,
 }

@@ -3,7 +3,7 @@
 //! Always true: a ledger that was settled is durable, so that whoever writes the next one over the
 //! slot before it has this one to fall back to. A journal is applied only when the ledger says
 //! *apply*, when every byte of it is whole, and when size and modification time of the image still
-//! fit; then all of it is applied, synced, and the ledger says so. Applying it again gives the same
+//! fit; one that is damaged is told of, and `attach` knows whether the log has what it had; else all of it is applied, synced, and the ledger says so. Applying it again gives the same
 //! image, in any order of its entries, which do not overlap; so many requests are in flight
 //! together, because a volume waits for all of them. Runs before anything else touches the origin,
 //! on any thread, and is what `origin replay` does.
@@ -18,6 +18,7 @@ use crate::image::{Finding, Image, Named, compare};
 use crate::media::Media;
 use crate::types::{SECTOR_BYTES, VolumeId};
 use alloc::format;
+use alloc::string::String;
 use alloc::vec::Vec;
 
 /// Applying a journal may change the image's modification time for so long.
@@ -27,13 +28,16 @@ const STEP_BYTES: usize = 8 << 20;
 /// Longest request to journal or origin, unless one entry is longer.
 const REQUEST_BYTES: usize = 256 << 10;
 
-/// A ledger that was read and whose pending journal was finished.
+/// A ledger that was read and whose pending journal was finished, unless that is damaged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settled {
     /// `None`: there is no ledger yet.
     pub ledger: Option<Ledger>,
     /// Entries of a journal that were applied by this call.
     pub journal_entries_applied: u64,
+    /// The pending journal is damaged, and nothing of it was applied by this call. Only who has
+    /// all of it in a log can go on.
+    pub journal_damage: Option<String>,
     /// The image as it is now, if it can be told.
     pub origin: Option<Stat>,
     /// The administrator goes on with what the log has, though the stage is gone.
@@ -60,6 +64,14 @@ pub enum Otherwise {
 }
 
 impl Settled {
+    /// The same for who has no log: a pending journal must be whole.
+    pub fn without_log(self) -> Result<Settled, OpenError> {
+        match self.journal_damage {
+            Some(why) => Err(OpenError::Damaged(why)),
+            None => Ok(self),
+        }
+    }
+
     /// The administrator goes on without what the ledger says is dirty: from the state that was
     /// destaged last. A cut that an in-place destage had begun counts as reached, so that none of
     /// its serials is given again. The claim that follows `attach` starts a new generation, for
@@ -131,13 +143,22 @@ pub fn settle_or(
         }
         checked => checked?,
     };
-    let journal = read_journal(media, volume, &ledger)?;
-    check_payload(media, volume, &journal)?;
+    let journal = match read_whole_journal(media, volume, &ledger) {
+        Err(OpenError::Damaged(why)) => {
+            return Ok(Settled {
+                ledger: Some(ledger),
+                journal_damage: Some(why),
+                ..as_it_is
+            });
+        }
+        other => other?,
+    };
     let image = finish(media, volume, &mut ledger, &journal, stat.mtime_ns)?;
     let journal_entries_applied = journal.entries.len() as u64;
     Ok(Settled {
         ledger: Some(ledger),
         journal_entries_applied,
+        journal_damage: None,
         // Just written: nothing that was kept of it counts.
         origin: None,
         image,
@@ -219,8 +240,7 @@ pub fn inspect_origin(
     };
     let journal = matches!(ledger.progress, Progress::Apply { .. }).then(|| {
         check_image(media, volume, &ledger, Otherwise::TakeCopy)?;
-        let journal = read_journal(media, volume, &ledger)?;
-        check_payload(media, volume, &journal)?;
+        let journal = read_whole_journal(media, volume, &ledger)?;
         Ok(journal.entries.len() as u64)
     });
     Ok(Some(OriginInfo { ledger, journal }))
@@ -274,6 +294,17 @@ fn check_image(
         ));
     }
     Ok(stat)
+}
+
+/// A journal of which every byte is whole.
+fn read_whole_journal(
+    media: &mut dyn Media,
+    volume: VolumeId,
+    ledger: &Ledger,
+) -> Result<Journal, OpenError> {
+    let journal = read_journal(media, volume, ledger)?;
+    check_payload(media, volume, &journal)?;
+    Ok(journal)
 }
 
 fn read_journal(

@@ -4,7 +4,7 @@
 
 use crate::event::Share;
 use crate::image::Finding;
-use crate::types::{DestageMode, Generation, Policy, Serial, Uuid, VolumeId};
+use crate::types::{DestageMode, Generation, Policy, Serial, Span, Uuid, VolumeId};
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -201,6 +201,8 @@ pub struct VolumeSnapshot {
     pub group_in_place: bool,
     pub state: State,
     pub reason: Option<&'static str>,
+    /// Ranges of dirty data that the destage could not read, the first few of them.
+    pub damaged: Vec<Span>,
     /// Known from the log only: no configuration names it.
     /// Guests go past a log whose device fails.
     pub past_log: bool,

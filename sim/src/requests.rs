@@ -421,7 +421,7 @@ impl World {
             (Pending::Write { .. }, Refusal::NoSpace) => policy == Policy::Ephemeral,
             (Pending::Write { .. }, Refusal::OriginFull | Refusal::Io) => direct && self.faulty(),
             (Pending::Reset, it) => it == Refusal::Gone,
-            (_, Refusal::Io | Refusal::Held) => self.faulty(),
+            (_, Refusal::Io | Refusal::Held | Refusal::Damaged) => self.faulty(),
             (Pending::Switch(_) | Pending::Scrub, Refusal::CacheFailed) => self.faulty(),
             _ => false,
         };

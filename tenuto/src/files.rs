@@ -207,7 +207,10 @@ impl Files {
         let mib = bytes >> 20;
         tracing::info!("{name}: finishing the journal beside it, {mib} MiB, before it is served");
         let settled = settle_or(self, volume, otherwise)?;
-        tracing::info!("{name}: the journal beside it is finished");
+        match &settled.journal_damage {
+            None => tracing::info!("{name}: the journal beside it is finished"),
+            Some(why) => tracing::warn!("{name}: {why}; only a log that has it can go on"),
+        }
         Ok(settled)
     }
 

@@ -26,6 +26,7 @@ use crate::log::Tenant;
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
 use crate::ram::Layer;
+use crate::snapshot::State;
 use crate::types::{Generation, Policy, RequestId, Serial, Time, Uuid, VolumeId};
 use crate::volume::{Keeper, LedgerStep, Volume};
 use alloc::format;
@@ -54,18 +55,19 @@ impl Core {
         settled: Settled,
     ) -> Result<(), OpenError> {
         self.check_spec(id, &spec)?;
-        let (ledger, image) = (settled.ledger.clone(), settled.image.unwrap_or_default());
-        check_commit(&spec, ledger.as_ref())?;
-        let mut volume = match self.volumes.get_mut(id.0 as usize).and_then(Option::take) {
-            Some(known) => match self.join_known(known, &spec, &settled) {
-                Ok(volume) => volume,
-                Err((known, error)) => {
-                    self.volumes[id.0 as usize] = Some(*known);
-                    return Err(error);
-                }
-            },
-            None => self.join_fresh(id, &spec, ledger.as_ref())?,
-        };
+        let mut settled = settled;
+        if let Some(why) = settled.journal_damage.take() {
+            let known = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
+            if !has_journaled(known, settled.ledger.as_mut()) {
+                return Err(OpenError::Damaged(why));
+            }
+        }
+        let mut volume = self.join(id, &spec, &settled)?;
+        let (ledger, image) = (settled.ledger, settled.image.unwrap_or_default());
+        // The origin is between two states until it has all of the cut that was begun.
+        if let Some(Progress::Cut(upto)) = ledger.as_ref().map(|ledger| ledger.progress) {
+            self.merge_epochs(&mut volume, upto);
+        }
         volume.name = spec.name;
         volume.origin = spec.origin;
         volume.size_bytes = spec.size_bytes;
@@ -114,6 +116,26 @@ impl Core {
         self.count_writers();
         self.checkpoint.wait(Waiter::Attach(id));
         Ok(())
+    }
+
+    /// The volume as the log or the ledger knows it. One that is refused stays as it was.
+    fn join(
+        &mut self,
+        id: VolumeId,
+        spec: &VolumeSpec,
+        settled: &Settled,
+    ) -> Result<Volume, OpenError> {
+        let ledger = settled.ledger.as_ref();
+        check_commit(spec, ledger)?;
+        let known = self.volumes.get_mut(id.0 as usize).and_then(Option::take);
+        let Some(known) = known else {
+            return self.join_fresh(id, spec, ledger);
+        };
+        self.join_known(known, spec, settled)
+            .map_err(|(known, error)| {
+                self.volumes[id.0 as usize] = Some(*known);
+                error
+            })
     }
 
     /// The ledger of a volume that may write its origin, while it is attached like this.
@@ -745,6 +767,25 @@ fn check_image(volume: &Volume, spec: &VolumeSpec, settled: &Settled) -> Result<
         spec.origin,
         found.words()
     )))
+}
+
+/// Whether the log has all that a journal had which cannot be read any more. Then its destage is
+/// as one in place that was cut short: its cut is to be reached, by a journal that is written anew.
+/// An overlay that was being committed has no serials that would tell.
+fn has_journaled(volume: Option<&Volume>, ledger: Option<&mut Ledger>) -> bool {
+    let (Some(volume), Some(ledger)) = (volume, ledger) else {
+        return false;
+    };
+    let Progress::Apply { upto, .. } = ledger.progress else {
+        return false;
+    };
+    let newest = volume.epochs.back().map(|epoch| epoch.last_serial);
+    let whole = volume.policy == Policy::WriteBack && volume.state != State::Held;
+    let has = whole && ledger.volume == volume.uuid && newest.is_some_and(|it| it >= upto);
+    if has {
+        ledger.progress = Progress::Cut(upto);
+    }
+    has
 }
 
 /// Whether all that the log has of a volume is at the origin, by a ledger that others have written

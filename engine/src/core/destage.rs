@@ -33,7 +33,7 @@ use crate::outbox::{Cx, Pending};
 use crate::ram::{Key, Layer};
 use crate::slab::Slab;
 use crate::snapshot::State;
-use crate::types::{BLOCK_SECTORS, DestageMode, Policy, RequestId, Serial, Time, VolumeId};
+use crate::types::{BLOCK_SECTORS, DestageMode, Policy, RequestId, Serial, Span, Time, VolumeId};
 use crate::volume::{LedgerStep, Volume};
 use alloc::vec::Vec;
 
@@ -80,6 +80,8 @@ pub struct Destage {
     /// What cannot be read, and when that is tried again.
     pub(super) bad: Vec<Want>,
     pub(super) reread_at: Time,
+    /// The ranges of the volume that it is of.
+    pub(super) damaged: Vec<Span>,
     /// Something failed for want of space.
     pub(super) full: bool,
     pub(super) retry_at: Time,
@@ -109,6 +111,11 @@ impl Destage {
     /// The origin is being written.
     pub fn applies(&self) -> bool {
         self.applying
+    }
+
+    /// Ranges of the volume that could not be read when that was tried last.
+    pub fn damaged(&self) -> &[Span] {
+        &self.damaged
     }
 
     /// Something of the epoch could not be read, and is looked for.
@@ -162,6 +169,10 @@ impl Core {
         if let Some(group) = volume.group {
             if self.command_group(id, request, group) {
                 self.start_destage_if_due(cx, id);
+                for member in self.members(id) {
+                    self.read_bad_again(cx.now, member);
+                    self.pump_destage(cx, member);
+                }
             } else {
                 cx.out.reply(request, Ok(()));
             }
@@ -173,6 +184,7 @@ impl Core {
         }
         volume.destage_upto = volume.destage_upto.max(upto);
         volume.destage_waiters.push((request, upto));
+        self.read_bad_again(cx.now, id);
         self.start_destage_if_due(cx, id);
         // One that was under way hurries from now on.
         self.pump_destage(cx, id);
@@ -262,6 +274,7 @@ impl Core {
             resend: Resend::default(),
             bad: Vec::new(),
             reread_at: Time(0),
+            damaged: Vec::new(),
             full: false,
             retry_at: Time(0),
             entries: Vec::new(),
@@ -298,7 +311,7 @@ impl Core {
             // What could not be read is looked for in newer writes before it is read again.
             let stuck = !destage.bad.is_empty() && !destage.failed && destage.jobs.len() == 0;
             if stuck && self.is_damaged_still(cx.now, id) {
-                return;
+                return self.refuse_for_damage(cx, id);
             }
             let destage = self.phase(id);
             let goes_on = match destage.phase {
@@ -417,9 +430,10 @@ impl Core {
             return false;
         }
         if destage.failed {
+            let damaged = destage.met_damage();
             self.begin_phase_again(now, id);
             self.detach_progress(cx, id);
-            return false;
+            return damaged;
         }
         if !map_end || !destage.resend.is_empty() {
             return false;

@@ -20,11 +20,12 @@
 
 use super::Core;
 use crate::adversary::{Bug, Mark, has, mark};
+use crate::event::Refusal;
 use crate::log::Tenant;
 use crate::map::Change;
 use crate::outbox::Cx;
 use crate::snapshot::State;
-use crate::types::{DestageMode, Policy, RequestId, VolumeId};
+use crate::types::{DestageMode, Policy, RequestId, Serial, VolumeId};
 use crate::volume::Volume;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -60,7 +61,7 @@ impl Core {
         let group = &mut self.groups[at];
         group.wanted = group.wanted.max(volume.tuning.group_members);
         (volume.group, volume.cut) = (Some(at), group.open);
-        self.merge_epochs(volume);
+        self.merge_epochs(volume, Serial(u64::MAX));
         for epoch in &mut volume.epochs {
             (epoch.cut, epoch.sealed) = (0, true);
         }
@@ -96,9 +97,16 @@ impl Core {
         }
     }
 
-    /// What recovery cut by size is one batch again: its parts are no points in time of the group.
-    fn merge_epochs(&mut self, volume: &mut Volume) {
-        while volume.epochs.len() > 1 {
+    /// What recovery cut by size is one batch again, as far as this serial lies in it: its parts
+    /// are no points in time of a group, and none between the states of an origin.
+    pub(super) fn merge_epochs(&mut self, volume: &mut Volume, upto: Serial) {
+        let early = |volume: &Volume| {
+            volume
+                .epochs
+                .front()
+                .is_some_and(|it| it.last_serial < upto)
+        };
+        while volume.epochs.len() > 1 && early(volume) {
             let mut newer = volume.epochs.remove(1).expect("there are two");
             let oldest = volume.epochs.front_mut().expect("there are two");
             let (log, extents) = (&mut self.log, oldest.map.len());
@@ -281,6 +289,15 @@ impl Core {
         }
     }
 
+    /// The oldest cut of a group cannot be brought to its origins.
+    pub(super) fn refuse_group(&mut self, cx: &mut Cx<'_>, id: VolumeId, refusal: Refusal) {
+        if let Some(group) = self.volume(id).group {
+            for (_, request, _) in core::mem::take(&mut self.groups[group].waiters) {
+                cx.out.reply(request, Err(refusal));
+            }
+        }
+    }
+
     /// A volume goes: its group is of the others, who may have waited for it.
     pub(super) fn leave_group(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(group) = self.volume(id).group.take() else {
@@ -291,7 +308,7 @@ impl Core {
         let (gone, stay): (Vec<_>, Vec<_>) = waiters.into_iter().partition(|it| it.0 == id);
         self.groups[group].waiters = stay;
         for (_, request, _) in gone {
-            cx.out.reply(request, Err(crate::event::Refusal::Gone));
+            cx.out.reply(request, Err(Refusal::Gone));
         }
         let others = self.volumes.iter().flatten();
         let other = others

@@ -8,10 +8,12 @@
 //! the new cut before the next write. Deliberately absent: groups, whose cuts end at one moment on
 //! all volumes: there damage stays until its volume is told to go on without.
 
-use super::Core;
+use super::{Bypass, Core};
 use crate::adversary::{Mark, mark};
+use crate::event::Refusal;
 use crate::fetch::Want;
 use crate::map::{Content, ExtentMap};
+use crate::outbox::Cx;
 use crate::types::{DestageMode, Span, Time, VolumeId};
 use crate::volume::{Epoch, Volume};
 use alloc::vec::Vec;
@@ -34,6 +36,32 @@ impl Core {
         destage.bad = bad;
         destage.retry_at = now.plus_millis(LOOK_MS);
         true
+    }
+
+    /// An order to destage makes what is bad be read at once, whenever it was read last.
+    pub(super) fn read_bad_again(&mut self, now: Time, id: VolumeId) {
+        let destage = self.volume(id).destage.as_mut();
+        if let Some(destage) = destage.filter(|destage| destage.met_damage()) {
+            (destage.reread_at, destage.retry_at) = (now, now);
+        }
+    }
+
+    /// Nothing tells when the damage will be gone, so orders do not wait for that. They are asked
+    /// to come again; the destage stays ready to go on by itself.
+    pub(super) fn refuse_for_damage(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let volume = self.volume(id);
+        let refusal = match volume.bypass {
+            Bypass::Held => Refusal::Held,
+            _ => Refusal::Damaged,
+        };
+        let destage = volume.destage.as_mut().expect("it has met damage");
+        let map = &volume.epochs.front().expect("of this epoch").map;
+        destage.damaged = joined(needed(map, &destage.bad));
+        let waiters = core::mem::take(&mut volume.destage_waiters);
+        for (request, _) in waiters {
+            cx.out.reply(request, Err(refusal));
+        }
+        self.refuse_group(cx, id, refusal);
     }
 
     /// Merges what has to be merged so that the destage of a volume needs nothing that is bad.
@@ -115,6 +143,18 @@ fn needed(map: &ExtentMap, bad: &[Want]) -> Vec<Span> {
         }
     }
     spans
+}
+
+/// The same ranges, as few as they make.
+fn joined(spans: Vec<Span>) -> Vec<Span> {
+    let mut joined: Vec<Span> = Vec::new();
+    for span in spans {
+        match joined.last_mut().filter(|last| last.end() == span.sector) {
+            Some(last) => last.sectors += span.sectors,
+            None => joined.push(span),
+        }
+    }
+    joined
 }
 
 /// The parts of a range that a map has nothing for.

@@ -14,6 +14,14 @@ use alloc::vec::Vec;
 
 /// An origin that has not answered for so long is shown as stalled.
 const SILENT_NS: u64 = 10_000_000_000;
+/// Ranges that cannot be read and are told of one volume.
+const DAMAGED_SHOWN_MAX: usize = 16;
+
+/// What the destage of a volume could not read.
+fn damaged(volume: &Volume) -> Vec<Span> {
+    let met = volume.destage.as_ref().map_or(&[][..], |it| it.damaged());
+    met.iter().copied().take(DAMAGED_SHOWN_MAX).collect()
+}
 
 impl Core {
     /// The parts of a range from its start on; see [`crate::layout`].
@@ -126,6 +134,7 @@ impl Core {
             overlay_misfits: image.overlay_misfits,
             base_changed: image.base_changed,
             id: volume.id,
+            damaged: damaged(volume),
             name: volume.name.clone(),
             uuid: volume.uuid,
             origin: volume.origin.clone(),

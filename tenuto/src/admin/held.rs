@@ -84,6 +84,7 @@ impl Held {
             never_aged: false,
             state: State::Held,
             reason: None,
+            damaged: Vec::new(),
             past_log: false,
             orphan: false,
             ready: true,

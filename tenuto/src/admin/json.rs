@@ -8,7 +8,7 @@ use super::promise::promise;
 use crate::config::units::human_bytes;
 use crate::latency::{self, Distribution, Kind};
 use engine::snapshot::{CacheState, State, VolumeSnapshot};
-use engine::types::{BLOCK_BYTES, DestageMode, Policy};
+use engine::types::{BLOCK_BYTES, DestageMode, Policy, SECTOR_BYTES};
 use serde_json::{Value, json};
 
 /// The document of `tenuto status --json`.
@@ -188,10 +188,23 @@ fn wanted_policy(view: &View, volume: &VolumeSnapshot) -> Policy {
     known.unwrap_or(volume.switching_to.unwrap_or(volume.policy))
 }
 
+/// Which dirty data the last destage could not read, behind words that say that it could not.
+pub(super) fn damaged_ranges(volume: &VolumeSnapshot) -> String {
+    let ranges = volume.damaged.iter().map(|span| {
+        let (at, bytes) = (span.sector * SECTOR_BYTES, span.sectors * SECTOR_BYTES);
+        format!("{bytes} bytes at offset {at}")
+    });
+    let ranges: Vec<String> = ranges.collect();
+    match ranges.as_slice() {
+        [] => String::new(),
+        ranges => format!(": {}", ranges.join(", ")),
+    }
+}
+
 /// Why the volume is not as it was asked to be.
 fn effective_reason(view: &View, volume: &VolumeSnapshot) -> Option<String> {
     if let Some(reason) = volume.reason {
-        return Some(reason.into());
+        return Some(format!("{reason}{}", damaged_ranges(volume)));
     }
     let wanted = wanted_policy(view, volume);
     if let Some(next) = volume.switching_to {
@@ -364,9 +377,9 @@ pub fn troubles(view: &View) -> Vec<String> {
             lines.push(format!("volume {name} is held: {}", held.line(volume)));
             continue;
         }
-        let reason = volume
-            .reason
-            .map_or(String::new(), |reason| format!(": {reason}"));
+        let reason = volume.reason.map_or(String::new(), |reason| {
+            format!(": {reason}{}", damaged_ranges(volume))
+        });
         match volume.state {
             State::Clean if volume.past_log => {
                 lines.push(format!("volume {name} is uncached{reason}"));

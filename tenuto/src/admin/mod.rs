@@ -30,7 +30,7 @@ mod web;
 
 use crate::config::{self, Config, Volume, check, keys, parse, state, units};
 use crate::daemon::{Noticed, VolumeSettings, Watched, Why};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::latency::Latency;
 use engine::chart::Spot;
 use engine::snapshot::{Snapshot, State, VolumeSnapshot};
@@ -398,8 +398,27 @@ impl Admin {
     /// Brings everything written so far to the origin; returns when it is there.
     pub fn destage(&self, name: &str) -> Result<Outcome> {
         let volume = self.check_destage(name)?;
-        self.machine.destage(volume)?;
+        let destaged = self.machine.destage(volume);
+        destaged.map_err(|error| self.with_damage(name, error))?;
         Ok(Outcome::default())
+    }
+
+    /// An error of damage names the ranges that it is about.
+    fn with_damage(&self, name: &str, error: Error) -> Error {
+        let look = self.look().ok().filter(|_| error.kind == Kind::Damaged);
+        let ranges = look.and_then(|look| Some(json::damaged_ranges(find(&look, name).ok()?)));
+        match ranges.filter(|ranges| !ranges.is_empty()) {
+            None => error,
+            Some(ranges) => Error::new(
+                Kind::Damaged,
+                format!(
+                    "volume {name}: dirty data cannot be read from the cache device any \
+                     more{ranges}; it can be destaged when the guest has overwritten that, or \
+                     when it can be read again"
+                ),
+            )
+            .about(name),
+        }
     }
 
     /// Whether a destage makes sense, without starting one.

@@ -217,6 +217,7 @@ fn snapshot(id: VolumeId, settings: &VolumeSettings) -> VolumeSnapshot {
         group_in_place: false,
         state: State::Clean,
         reason: None,
+        damaged: Vec::new(),
         past_log: false,
         orphan: false,
         ready: true,

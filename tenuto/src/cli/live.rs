@@ -297,6 +297,11 @@ pub fn command_error(name: &str, error: CommandError) -> Error {
             Kind::Failed,
             "try again when it answers; see `tenuto status -x`",
         ),
+        Refusal::Damaged => (
+            Kind::Damaged,
+            "it can be destaged when these blocks were overwritten or can be read again; see \
+             `tenuto volume show`",
+        ),
         Refusal::Policy => (Kind::Refused, "see `tenuto volume show`"),
         Refusal::Gone => (Kind::NotFound, "see `tenuto volume ls`"),
         Refusal::Io => (

@@ -17,7 +17,7 @@ use crate::files::Files;
 use crate::inspect;
 use crate::lock::Patience;
 use crate::origin::file::{self, Access};
-use engine::engine::{Config, Engine, OpenError, Otherwise, Report};
+use engine::engine::{Config, Engine, OpenError, Otherwise, Report, Settled};
 use engine::event::{Admission, Command, Device, IoError, Stat};
 use engine::flow::FlowLimits;
 use engine::format::stage::{HEADER_BYTES, StageHeader};
@@ -294,6 +294,7 @@ pub fn replay(context: &Context, image: &Path, journal: Option<&Path>) -> Result
     files.insert_volume(volume, opened);
     files
         .settle(volume, Otherwise::TakeCopy, &mut patience(&mut progress))
+        .and_then(Settled::without_log)
         .map_err(open_error)?;
     if let Some(opened) = files.remove_volume(volume) {
         opened.close();

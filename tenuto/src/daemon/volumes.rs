@@ -16,7 +16,7 @@ use crate::shard::control::{
     Attach, AttachError, CommandError, CommandReply, Export, ListenerScope,
 };
 use crate::shard::guest::kept;
-use engine::engine::{Otherwise, Settled, inspect_origin};
+use engine::engine::{OpenError, Otherwise, Settled, inspect_origin};
 use engine::event::{Command, Device, Tuning, VolumeSpec};
 use engine::types::{DestageMode, Policy, SECTOR_BYTES, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -378,7 +378,11 @@ impl Daemon {
                 }
                 Ok(entry)
             }
-            Err(AttachError::Open(error)) => match refused(&name, error, false) {
+            // Beside what the log has of it a journal may be damaged.
+            Err(AttachError::Open(error)) => match {
+                let damaged = matches!(error, OpenError::Damaged(_));
+                refused(&name, error, damaged)
+            } {
                 VolumeError::Held(mut hold) => {
                     hold.ledger = ledger;
                     hold.ledger_mtime_ns = stat.map(|stat| stat.mtime_ns);

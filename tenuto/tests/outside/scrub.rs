@@ -148,6 +148,13 @@ fn a_scrub_finds_what_is_bad_in_dirty_and_clean_data_under_a_daemon() {
     let status = said(&house.rig.tenuto(&["status"]));
     assert!(status.contains("4 KiB damaged"), "{status}");
 
+    let order = house.rig.tenuto(&["volume", "destage", "disk", "--wait"]);
+    assert_eq!(order.status.code(), Some(EXIT_DAMAGE), "{}", said(&order));
+    let range = format!("4096 bytes at offset {dirty_at}");
+    assert!(said(&order).contains(&range), "{}", said(&order));
+    let wrong = said(&house.rig.tenuto(&["status", "-x"]));
+    assert!(wrong.contains(&range), "{wrong}");
+
     // The clone never sees it; the disk is well again when the block is overwritten.
     house.read_clone();
     let mut client = house.rig.connect("disk");

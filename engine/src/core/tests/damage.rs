@@ -1,7 +1,8 @@
 //! Destages that meet what they cannot read, and commits that cannot be brought to their end.
 
 use super::{Host, fine, none, spec, writes_journal, writes_origin};
-use crate::event::{Command, Io, IoError, Op, Purpose, Refusal};
+use crate::engine::OpenError;
+use crate::event::{Command, Device, Io, IoError, Op, Purpose, Refusal};
 use crate::format::ledger::Progress;
 use crate::snapshot::State;
 use crate::types::{Policy, RequestId, VolumeId};
@@ -37,12 +38,54 @@ fn what_cannot_be_read_is_read_again_after_a_minute() {
     assert!(host.count(reads_log) > 0, "it is not in the stage");
     assert_eq!(host.state(disk), (State::Damaged, DAMAGED));
     host.pass(59_000);
-    assert_eq!((host.count(reads_log), host.answer(order)), (0, None));
+    assert_eq!(host.count(reads_log), 0);
     host.fail(fine);
     host.pass(3_000);
     assert!(host.count(reads_log) > 0);
+    assert_eq!(host.answer(order), Some(Err(Refusal::Damaged)), "then");
+    assert_eq!(host.state(disk), (State::Clean, None));
+}
+
+#[test]
+fn an_order_to_destage_what_cannot_be_read_ends_and_names_it() {
+    let (mut host, disk) = spilled();
+    host.fail(is_bad);
+    let order = host.destage(disk);
+    assert_eq!(host.answer(order), Some(Err(Refusal::Damaged)));
+    let all = crate::types::Span::new(0, 7 * crate::types::BLOCK_SECTORS);
+    assert_eq!(host.show(disk).damaged, [all]);
+    // The next order reads it at once, and not after a minute only.
+    host.asked.clear();
+    let order = host.destage(disk);
+    assert_eq!(host.answer(order), Some(Err(Refusal::Damaged)));
+    assert!(host.count(reads_log) > 0);
+    host.fail(fine);
+    let order = host.destage(disk);
     assert_eq!(host.answer(order), Some(Ok(())));
     assert_eq!(host.state(disk), (State::Clean, None));
+    assert_eq!(host.show(disk).damaged, []);
+}
+
+#[test]
+fn an_order_to_a_group_ends_when_one_of_it_is_damaged() {
+    let mut host = Host::new();
+    let disks = ["a", "b"].map(|name| {
+        let mut member = spec(Policy::WriteBack, name);
+        member.group = "vm".into();
+        member.tuning.group_members = 2;
+        host.attach(member)
+    });
+    host.fill(disks[1], 0, 7);
+    host.flush(disks[1]);
+    let other = host.attach(spec(Policy::WriteBack, "other"));
+    host.fill(other, 0, 90);
+    host.flush(other);
+    host.fail(is_bad);
+    let order = host.destage(disks[0]);
+    assert_eq!(host.answer(order), Some(Err(Refusal::Damaged)));
+    host.fail(fine);
+    let order = host.destage(disks[0]);
+    assert_eq!(host.answer(order), Some(Ok(())));
 }
 
 #[test]
@@ -60,7 +103,7 @@ fn newer_writes_that_cover_what_cannot_be_read_go_with_it() {
     );
     host.fill(disk, 0, 1);
     host.pass(3_000);
-    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(host.answer(order), Some(Err(Refusal::Damaged)), "then");
     assert_eq!(host.state(disk), (State::Clean, None));
 }
 
@@ -82,8 +125,8 @@ fn a_journal_that_the_ledger_points_to_is_not_written_whatever_is_damaged() {
     assert_eq!(host.ledger(disk).progress, progress);
     host.fail(fine);
     host.pass(40_000);
-    assert_eq!(host.answer(order), Some(Ok(())));
-    assert_eq!(host.answer(newer), Some(Ok(())));
+    assert_eq!(host.answer(order), Some(Err(Refusal::Damaged)));
+    assert_eq!(host.answer(newer), Some(Err(Refusal::Damaged)));
     assert_eq!(host.ledger(disk).progress, Progress::Idle);
 }
 
@@ -144,4 +187,71 @@ fn damage_that_a_destage_has_met_is_not_forgiven_before_it_is_read() {
     assert_eq!(shown.cache_state, crate::snapshot::CacheState::Good);
     assert!(shown.cache_errors > 0);
     assert_eq!(host.state(disk), (State::Damaged, DAMAGED));
+}
+
+/// Its destage has written every other range of the origin when the daemon is killed, and by then
+/// a byte of its journal is another one.
+fn killed_beside_a_damaged_journal() -> (Host, VolumeId) {
+    let (mut host, disk) = Host::write_back();
+    for block in 0..10 {
+        host.fill(disk, 2 * block, 1);
+    }
+    host.fail(|io| {
+        let fails = writes_origin(io) && io.offset.is_multiple_of(4 * 4096);
+        fails.then_some(IoError::Failed)
+    });
+    host.destage(disk);
+    let progress = host.ledger(disk).progress;
+    assert!(matches!(progress, Progress::Apply { .. }), "{progress:?}");
+    let journal = host.disks.0.get_mut(&Device::Journal(disk));
+    *journal
+        .expect("it is there")
+        .last_mut()
+        .expect("it has bytes") ^= 1;
+    (host, disk)
+}
+
+#[test]
+fn a_journal_that_is_damaged_is_written_anew_from_the_log() {
+    for powered in [true, false] {
+        let (host, disk) = killed_beside_a_damaged_journal();
+        let upto = host.core.volumes[0].as_ref().expect("it is there").acked();
+        let mut host = match powered {
+            true => host.killed(),
+            false => host.without_power(),
+        };
+        assert_eq!(host.attach_again(spec(Policy::WriteBack, "disk")), disk);
+        assert_eq!(host.ledger(disk).progress, Progress::Cut(upto), "claimed");
+        let written = host.memory.buffer[..4096].to_vec();
+        for block in 0..10 {
+            assert_eq!(host.read(disk, 2 * block, 1), Some(written.clone()));
+        }
+        host.asked.clear();
+        let order = host.destage(disk);
+        assert_eq!(host.answer(order), Some(Ok(())));
+        assert!(host.count(writes_journal) > 0, "all of it is one cut");
+        assert_eq!(host.state(disk), (State::Clean, None));
+        let image = &host.disks.0[&Device::Origin(disk)];
+        for block in 0..10 {
+            assert_eq!(image[2 * block * 4096..][..4096], written);
+        }
+    }
+}
+
+#[test]
+fn a_journal_that_is_damaged_stops_its_volume_where_the_log_has_not_all_of_it() {
+    let (host, disk) = killed_beside_a_damaged_journal();
+    let mut other = Host::new();
+    other.disks.0.extend(
+        host.disks
+            .0
+            .into_iter()
+            .filter(|(device, _)| *device != Device::Cache),
+    );
+    let settled = crate::settle::settle(&mut other.disks, disk).expect("read");
+    let refused = other
+        .core
+        .attach(disk, spec(Policy::WriteBack, "disk"), settled);
+    let refused = refused.expect_err("its log is empty");
+    assert!(matches!(refused, OpenError::Damaged(_)), "{refused}");
 }

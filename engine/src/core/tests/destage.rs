@@ -3,7 +3,7 @@
 use super::{CAPACITY_BLOCKS, Host, fine, none, spec, writes_journal, writes_origin};
 use crate::engine::Config;
 use crate::event::{Command, Device, Io, IoError, Op, Purpose, VolumeSpec};
-use crate::format::ledger::Progress;
+use crate::format::ledger::{Ledger, Progress};
 use crate::ram::{CleanCache, Key, Published, RamTier};
 use crate::snapshot::State;
 use crate::types::{DestageMode, Policy, RequestId, VolumeId};
@@ -180,27 +180,38 @@ fn memory_of_the_destager_goes_to_who_stands_in_line() {
     assert_eq!(written(&host, other), [8, 8], "no time has passed");
 }
 
+/// A journal that is written and not synced may be gone after a loss of power.
 #[test]
 fn no_origin_of_a_group_is_written_before_all_of_the_cut_is_prepared() {
-    let mut host = Host::new();
-    let disks = ["a", "b"].map(|name| {
-        let mut member = spec(Policy::WriteBack, name);
-        member.group = "vm".into();
-        member.tuning.group_members = 2;
-        host.attach(member)
-    });
-    for disk in disks {
-        host.fill(disk, 0, 3);
+    let of_other = |io: &Io| io.device == Device::Journal(VolumeId(1));
+    let holds: [fn(&Io) -> bool; 2] = [
+        |io| writes_journal(io) && io.device == Device::Journal(VolumeId(1)),
+        |io| io.op == Op::Sync && io.device == Device::Journal(VolumeId(1)),
+    ];
+    for hold in holds {
+        let mut host = Host::new();
+        let disks = ["a", "b"].map(|name| {
+            let mut member = spec(Policy::WriteBack, name);
+            member.group = "vm".into();
+            member.tuning.group_members = 2;
+            host.attach(member)
+        });
+        for disk in disks {
+            host.fill(disk, 0, 3);
+        }
+        host.hold(hold);
+        let order = host.destage(disks[0]);
+        host.pass(10_000);
+        assert!(host.flights.iter().any(of_other), "it is held");
+        let begins = |ledger: Ledger| matches!(ledger.progress, Progress::Apply { .. });
+        assert!(!disks.map(|disk| host.ledger(disk)).into_iter().any(begins));
+        assert_eq!((host.count(writes_origin), host.answer(order)), (0, None));
+        host.hold(none);
+        assert_eq!(
+            (host.count(writes_origin), host.answer(order)),
+            (2, Some(Ok(())))
+        );
     }
-    host.hold(|io| writes_journal(io) && io.device == Device::Journal(VolumeId(1)));
-    let order = host.destage(disks[0]);
-    host.pass(10_000);
-    assert_eq!((host.count(writes_origin), host.answer(order)), (0, None));
-    host.hold(none);
-    assert_eq!(
-        (host.count(writes_origin), host.answer(order)),
-        (2, Some(Ok(())))
-    );
 }
 
 fn discard(host: &mut Host, volume: VolumeId) -> RequestId {

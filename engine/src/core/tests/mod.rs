@@ -13,6 +13,7 @@ mod destage;
 mod jobs;
 mod lines;
 mod lives;
+mod resize;
 mod switch;
 mod write;
 
@@ -326,6 +327,10 @@ impl Host {
                 self.memory.store(slice.place, &bytes);
             }
             at += slice.bytes;
+        }
+        if io.op == Op::Resize {
+            let disk = self.disks.0.entry(io.device).or_default();
+            disk.resize(io.bytes as usize, 0);
         }
         if matches!(io.op, Op::Zero { .. }) {
             let zeroed = self.disks.zero(io.device, io.offset, io.bytes);

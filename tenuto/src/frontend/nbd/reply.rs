@@ -146,7 +146,11 @@ impl Error {
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Error {
         match refusal {
-            Refusal::Io | Refusal::Held | Refusal::CacheFailed | Refusal::Dirty => Error::Io,
+            Refusal::Io
+            | Refusal::Held
+            | Refusal::CacheFailed
+            | Refusal::Dirty
+            | Refusal::Damaged => Error::Io,
             Refusal::NoSpace | Refusal::OriginFull => Error::NoSpace,
             Refusal::OutOfRange | Refusal::Policy => Error::Invalid,
             Refusal::ReadOnly => Error::NotPermitted,
