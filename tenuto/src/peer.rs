@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn connections_of_one_process_or_address_are_of_one_client_and_no_others() {
-        let (one, other) = UnixStream::pair().unwrap();
+        let (one, other) = UnixStream::pair().expect("works here");
         let (one, other) = (Peer::of(&one.into()), Peer::of(&other.into()));
         assert!(one.is_same(&other));
         let Peer::Process { pid, started, .. } = one.clone() else {
@@ -99,10 +99,10 @@ mod tests {
             name: String::new(),
         };
         assert!(!one.is_same(&again), "its number was given again");
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let clients = [0, 1].map(|_| TcpStream::connect(address).unwrap());
-        let ends = clients.map(|client| (client, listener.accept().unwrap().0));
+        let listener = TcpListener::bind("127.0.0.1:0").expect("works here");
+        let address = listener.local_addr().expect("works here");
+        let clients = [0, 1].map(|_| TcpStream::connect(address).expect("works here"));
+        let ends = clients.map(|client| (client, listener.accept().expect("works here").0));
         let [one, two] = ends.map(|(_client, end)| Peer::of(&end.into()));
         assert!(one.is_same(&two) && one == Peer::Address(address.ip()));
         assert!(!again.is_same(&one) && !Peer::Hidden.is_same(&Peer::Hidden));

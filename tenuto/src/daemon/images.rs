@@ -9,6 +9,7 @@ use crate::shard::control::{CommandReply, Handle, Stopped};
 use engine::event::Command;
 use engine::types::VolumeId;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 use std::{io, thread};
@@ -67,8 +68,8 @@ fn ask(
 ) -> Result<(), Stopped> {
     asked.retain(|_, reply| !reply.is_over());
     for volume in volumes {
-        if !asked.contains_key(&volume) {
-            asked.insert(volume, shard.command_begin(Command::Look { volume })?);
+        if let Entry::Vacant(free) = asked.entry(volume) {
+            free.insert(shard.command_begin(Command::Look { volume })?);
         }
     }
     Ok(())

@@ -378,18 +378,16 @@ impl Daemon {
                 }
                 Ok(entry)
             }
-            // Beside what the log has of it a journal may be damaged.
-            Err(AttachError::Open(error)) => match {
+            Err(AttachError::Open(error)) => {
+                // Beside what the log has of it a journal may be damaged.
                 let damaged = matches!(error, OpenError::Damaged(_));
-                refused(&name, error, damaged)
-            } {
-                VolumeError::Held(mut hold) => {
+                let mut error = refused(&name, error, damaged);
+                if let VolumeError::Held(hold) = &mut error {
                     hold.ledger = ledger;
                     hold.ledger_mtime_ns = stat.map(|stat| stat.mtime_ns);
-                    Err(VolumeError::Held(hold))
                 }
-                error => Err(error),
-            },
+                Err(error)
+            }
             Err(AttachError::Stopped(stopped)) => Err(stopped.into()),
         }
     }

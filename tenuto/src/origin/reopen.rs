@@ -50,19 +50,19 @@ pub enum Trouble {
 
 impl Closed {
     /// Closes all files of a volume whose origin is one. `Err` gives another volume back.
-    pub fn of(files: OpenVolume) -> Result<Closed, Box<OpenVolume>> {
+    pub fn of(files: OpenVolume) -> Result<Box<Closed>, Box<OpenVolume>> {
         let Origin::File(origin) = &files.origin else {
             return Err(Box::new(files));
         };
         let beside = |target: &Option<Arc<Target>>| target.as_deref().map(|it| Was::of(it, false));
-        Ok(Closed {
+        Ok(Box::new(Closed {
             origin: Was::of(origin, true),
             ledger: beside(&files.ledger),
             journal: beside(&files.journal),
             ledger_path: files.ledger_path,
             journal_path: files.journal_path,
             san: files.san,
-        })
+        }))
     }
 
     /// Blocks for as long as the storage does.

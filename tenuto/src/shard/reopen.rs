@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const PAUSE_MILLIS: u64 = 1000;
 
 /// What a thread says that has tried: the files, or why not, with what it takes to try again.
-pub(super) type Tried = Result<OpenVolume, (Trouble, Closed)>;
+pub(super) type Tried = Result<OpenVolume, (Trouble, Box<Closed>)>;
 
 enum Stage {
     /// Requests are under way on the old description.
@@ -34,7 +34,7 @@ enum Stage {
     /// A thread is at it.
     Opening,
     Closed {
-        files: Option<Closed>,
+        files: Option<Box<Closed>>,
         next: Time,
     },
 }
@@ -226,7 +226,7 @@ impl<E: Decide> Shard<E> {
         }
     }
 
-    fn stay_closed(&mut self, volume: VolumeId, files: Closed, another: bool) {
+    fn stay_closed(&mut self, volume: VolumeId, files: Box<Closed>, another: bool) {
         let next = self.now.plus_millis(PAUSE_MILLIS);
         let reopen = self.reopens.all.get_mut(&volume);
         let reopen = reopen.expect("it is tried for its requests");

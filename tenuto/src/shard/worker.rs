@@ -103,6 +103,8 @@ pub(super) struct Outcome {
 pub(super) type Lane = Option<VolumeId>;
 
 /// What a thread tells the shard.
+// Nearly every word is an outcome: it would only be allocated once more.
+#[expect(clippy::large_enum_variant)]
 #[derive(Debug)]
 pub(super) enum Word {
     Done(Outcome),
@@ -203,10 +205,14 @@ impl Pool {
 
     /// Opens files again on a thread of its own: it may take as long as the storage does, while
     /// nothing else of the volume is to be done.
-    pub fn reopen(&mut self, volume: VolumeId, files: Closed) -> Result<(), (io::Error, Closed)> {
+    pub fn reopen(
+        &mut self,
+        volume: VolumeId,
+        files: Box<Closed>,
+    ) -> Result<(), (io::Error, Box<Closed>)> {
         let (words, waker) = (self.words.clone(), self.waker.clone());
         // Handed over when the thread is there, so that nothing is lost where it is not.
-        let (sender, given) = mpsc::channel::<Closed>();
+        let (sender, given) = mpsc::channel::<Box<Closed>>();
         let thread = thread::Builder::new().name("tenuto-reopen".into());
         let begun = thread.spawn(move || {
             let Ok(files) = given.recv() else {

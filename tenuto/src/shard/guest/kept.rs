@@ -105,22 +105,22 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("tenuto-kept-{}", std::process::id()));
         let of = |pid, started| Kept::new(&dir, "disk", &peer(pid, started));
         assert_eq!(of(1, 10).write_back(), None);
-        of(1, 10).keep(true).unwrap();
-        of(2, 20).keep(false).unwrap();
+        of(1, 10).keep(true).expect("works here");
+        of(2, 20).keep(false).expect("works here");
         let known = [of(1, 10), of(2, 20), of(2, 21), of(22, 0)].map(|it| it.write_back());
         assert_eq!(known, [Some(true), Some(false), None, None]);
-        of(1, 10).keep(false).unwrap();
+        of(1, 10).keep(false).expect("works here");
         assert_eq!(of(1, 10).write_back(), Some(false));
         assert_eq!(of(1, 1).write_back(), None, "another start");
         let hidden = Kept::new(&dir, "disk", &Peer::Hidden);
-        hidden.keep(true).unwrap();
+        hidden.keep(true).expect("works here");
         assert_eq!(hidden.write_back(), None);
         // The oldest go.
-        (3..6).for_each(|pid| of(pid, 5).keep(true).unwrap());
+        (3..6).for_each(|pid| of(pid, 5).keep(true).expect("works here"));
         let known = [of(1, 10), of(2, 20), of(5, 5)].map(|it| it.write_back());
         assert_eq!(known, [Some(false), None, Some(true)]);
         forget(&dir, "disk");
         assert_eq!(of(1, 10).write_back(), None);
-        fs::remove_dir_all(&dir).unwrap();
+        fs::remove_dir_all(&dir).expect("works here");
     }
 }
