@@ -3,10 +3,11 @@
 //! Always true: a ledger that was settled is durable, so that whoever writes the next one over the
 //! slot before it has this one to fall back to. A journal is applied only when the ledger says
 //! *apply*, when every byte of it is whole, and when size and modification time of the image still
-//! fit; one that is damaged is told of, and `attach` knows whether the log has what it had; else all of it is applied, synced, and the ledger says so. Applying it again gives the same
-//! image, in any order of its entries, which do not overlap; so many requests are in flight
-//! together, because a volume waits for all of them. Runs before anything else touches the origin,
-//! on any thread, and is what `origin replay` does.
+//! fit; one that is damaged is told of, and `attach` knows whether the log has what it had; else
+//! all of it is applied, synced, and the ledger says so. Applying it again gives the same image, in
+//! any order of its entries, which do not overlap; so many requests are in flight together, because
+//! a volume waits for all of them. Runs before anything else touches the origin, on any thread, and
+//! is what `origin replay` does.
 
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::engine::OpenError;

@@ -222,10 +222,13 @@ pub struct Volume {
 impl Volume {
     /// A volume as the log knows it, not attached yet.
     pub fn known(record: VolumeRecord) -> Volume {
-        let destage = if record.destage_in_place {
-            DestageMode::InPlace
-        } else {
-            DestageMode::Atomic
+        let destage = match record.destage_in_place {
+            true => DestageMode::InPlace,
+            false => DestageMode::Atomic,
+        };
+        let image = Known {
+            under: record.under,
+            ..Known::default()
         };
         Volume {
             id: record.id,
@@ -238,10 +241,7 @@ impl Volume {
             bypass: Bypass::None,
             size_bytes: record.size_bytes,
             read_only: false,
-            image: Known {
-                under: record.under,
-                ..Known::default()
-            },
+            image,
             layer: Layer(0),
             journal_possible: record.journal_possible,
             storage: 0,

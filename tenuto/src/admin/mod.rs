@@ -413,8 +413,8 @@ impl Admin {
                 Kind::Damaged,
                 format!(
                     "volume {name}: dirty data cannot be read from the cache device any \
-                     more{ranges}; it can be destaged when the guest has overwritten that, or \
-                     when it can be read again"
+                     more{ranges}; it can be destaged when these blocks were overwritten or \
+                     can be read again"
                 ),
             )
             .about(name),

@@ -299,8 +299,7 @@ pub fn command_error(name: &str, error: CommandError) -> Error {
         ),
         Refusal::Damaged => (
             Kind::Damaged,
-            "it can be destaged when these blocks were overwritten or can be read again; see \
-             `tenuto volume show`",
+            "it can be destaged when these blocks were overwritten or can be read again",
         ),
         Refusal::Policy => (Kind::Refused, "see `tenuto volume show`"),
         Refusal::Gone => (Kind::NotFound, "see `tenuto volume ls`"),

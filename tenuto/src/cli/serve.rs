@@ -70,16 +70,7 @@ fn serve(config: Config, command: &Serve, style: Style) -> Result<()> {
     let mut signals = runtime.block_on(async { Signals::new() })?;
     let supervisor = Supervisor::from_environment();
     supervisor.starting();
-    let mut settings = config.settings(&volumes);
-    settings.strict = command.strict;
-    let daemon = Arc::new(Daemon::start(settings).map_err(start_error)?);
-    if command.strict
-        && let Some(held) = daemon.held().first()
-    {
-        let error = Error::refused(held.hold.reason.clone()).about(held.settings.name.clone());
-        let _ = daemon.stop();
-        return Err(error);
-    }
+    let daemon = start_daemon(&config, &volumes, command.strict)?;
     let group = config.socket_group();
     let listen = config.listen.clone();
     let live = Box::new(Live::new(daemon.clone()));
@@ -125,6 +116,19 @@ fn serve(config: Config, command: &Serve, style: Style) -> Result<()> {
     })?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// A daemon that serves its volumes; where it is to be strict, all of them.
+fn start_daemon(config: &Config, volumes: &[Volume], strict: bool) -> Result<Arc<Daemon>> {
+    let mut settings = config.settings(volumes);
+    settings.strict = strict;
+    let daemon = Arc::new(Daemon::start(settings).map_err(start_error)?);
+    let held = daemon.held().into_iter().find(|_| strict);
+    let Some(held) = held else {
+        return Ok(daemon);
+    };
+    let _ = daemon.stop();
+    Err(Error::refused(held.hold.reason).about(held.settings.name))
 }
 
 /// How lines look: as asked on the command line, else as the file says.

@@ -7,8 +7,8 @@ use workload::synth::DESKTOPS_MAX;
 /// Clones of an image and a disk that is kept, on raw images, on qcow2 overlays and on Tenuto
 ///
 /// All on one simulated slow storage, in less than a minute. Prints what the storage had to serve,
-/// what requests took by policy, and times, and writes a page with plots. Overlays need qemu-nbd and
-/// qemu-img.
+/// what requests took by policy, and times, and writes a page with plots. Overlays need qemu-nbd
+/// and qemu-img.
 #[derive(Clone, Debug, Args)]
 pub struct Demo {
     /// Where the report goes

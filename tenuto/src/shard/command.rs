@@ -88,13 +88,7 @@ impl<E: Decide> Shard<E> {
             Request::Attach(attach, answer) => {
                 let _ = answer.send(self.attach(*attach));
             }
-            Request::Command(command, answer) => {
-                if let Command::Detach { volume, .. } = command {
-                    self.give_up_remote(volume, true);
-                }
-                let request = self.commands.enter(Waiter::Handle(command.clone(), answer));
-                self.feed(Event::Admin { request, command });
-            }
+            Request::Command(command, answer) => self.begin_command(command, answer),
             Request::FindSides(volume, answer) => {
                 let _ = answer.send(self.files.volume(volume).map(OpenVolume::sides));
             }
@@ -150,6 +144,14 @@ impl<E: Decide> Shard<E> {
             Request::Record(order) => self.record_order(order),
             Request::Stop(answer) => self.stop(answer),
         }
+    }
+
+    fn begin_command(&mut self, command: Command, answer: Answer<Result<(), Refusal>>) {
+        if let Command::Detach { volume, .. } = command {
+            self.give_up_remote(volume, true);
+        }
+        let request = self.commands.enter(Waiter::Handle(command.clone(), answer));
+        self.feed(Event::Admin { request, command });
     }
 
     /// Nothing changes the stage meanwhile: all that does runs on this thread.

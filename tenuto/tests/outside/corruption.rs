@@ -474,7 +474,7 @@ fn parts(state: &State) -> Vec<(Place, Vec<Part>)> {
 }
 
 fn stage_file(stage: &Stage) -> &[u8] {
-    stage.0.values().next().expect("a stage")
+    stage.files.values().next().expect("a stage")
 }
 
 /// What is damaged of the parts of one kind.
@@ -611,7 +611,7 @@ fn try_case(scene: &Scene, state: &State, case: &Case) -> Option<Result<Outcome,
         Place::File(name) => &mut image.get_mut(name).expect("it is there").bytes,
         Place::Stage => {
             let stage = stage.as_mut().expect("a state with a stage");
-            stage.0.values_mut().next().expect("a stage")
+            stage.files.values_mut().next().expect("a stage")
         }
     };
     let parts = std::iter::once(&case.part).chain(&case.twin);

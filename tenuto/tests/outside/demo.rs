@@ -292,9 +292,7 @@ fn a_demonstration_that_is_interrupted_leaves_nothing_behind() {
         wait_until("what was left is swept", PATIENCE, || {
             left_behind(place, pid).is_empty()
         });
-        // SAFETY: plain call with a process id that is ours until it is waited for.
-        let signalled = unsafe { libc::kill(next.0.id() as i32, libc::SIGINT) };
-        assert_eq!(signalled, 0, "signal it");
+        crate::common::signal(next.0.id() as i32, libc::SIGINT);
         wait_until("it ends", PATIENCE, || {
             next.0.try_wait().expect("ask for it").is_some()
         });

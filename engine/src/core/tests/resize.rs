@@ -90,7 +90,10 @@ fn an_image_that_cannot_change_leaves_its_disk_as_it_was() {
     assert_eq!(host.answer(written), Some(Ok(())));
     host.fail(|io| (io.op == Op::Resize).then_some(IoError::NoSpace));
     for other in [SHORT, LONG + 6] {
-        assert_eq!(resize(&mut host, disk, other), Some(Err(Refusal::NoSpace)));
+        assert_eq!(
+            resize(&mut host, disk, other),
+            Some(Err(Refusal::OriginFull))
+        );
         assert_eq!(read(&mut host, disk, LONG), numbers(LONG, LONG));
     }
     host.fail(fine);

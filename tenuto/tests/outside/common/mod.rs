@@ -130,8 +130,9 @@ pub struct Rig {
     environment: Vec<(String, String)>,
     file_bytes_max: Option<u64>,
     no_ring: Option<i32>,
-    /// How often the host has lost power.
+    /// The boot that the host is in, and how many it had: one more than losses of power.
     boot: AtomicU32,
+    boots: AtomicU32,
     _dir: tempfile::TempDir,
     _stage: Option<tempfile::TempDir>,
 }
@@ -161,6 +162,7 @@ impl Rig {
             file_bytes_max: None,
             no_ring: None,
             boot: AtomicU32::new(0),
+            boots: AtomicU32::new(1),
             _dir: dir,
             _stage: stage,
         };
@@ -325,8 +327,17 @@ impl Rig {
 
     /// What a host that lost power has of its stage: nothing, and it is another boot.
     pub fn lose_stage(&self) {
-        self.boot.fetch_add(1, Ordering::SeqCst);
+        self.go_to_boot(self.boots.fetch_add(1, Ordering::SeqCst));
         self.remove_stage();
+    }
+
+    pub fn boot(&self) -> u32 {
+        self.boot.load(Ordering::SeqCst)
+    }
+
+    /// The host is put back to what it was in this boot.
+    pub fn go_to_boot(&self, boot: u32) {
+        self.boot.store(boot, Ordering::SeqCst);
     }
 
     /// The stage is removed while the host goes on.
@@ -356,7 +367,7 @@ impl Rig {
 
     /// The present boot, where it is not the real one.
     fn boot_name(&self) -> Option<(&'static str, String)> {
-        let boot = self.boot.load(Ordering::SeqCst);
+        let boot = self.boot();
         let name = format!("00000000-0000-4000-8000-{boot:012x}");
         (boot > 0).then_some(("TENUTO_DRILL_BOOT", name))
     }

@@ -180,7 +180,8 @@ impl Scene {
         self.shelf.load(image);
         self.rig.lose_stage();
         if let Some(stage) = stage {
-            for (name, bytes) in &stage.0 {
+            self.rig.go_to_boot(stage.boot);
+            for (name, bytes) in &stage.files {
                 let path = self.rig.stage_dir().join(name);
                 fs::write(&path, bytes).expect("put the stage back");
                 let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
@@ -191,15 +192,15 @@ impl Scene {
 
     pub fn stage(&self) -> Stage {
         let files = fs::read_dir(self.rig.stage_dir()).expect("list the stage directory");
-        let files = files.map(|file| file.expect("an entry"));
-        Stage(
-            files
-                .map(|file| {
-                    let bytes = fs::read(file.path()).expect("read the stage");
-                    (file.file_name().to_string_lossy().into_owned(), bytes)
-                })
-                .collect(),
-        )
+        let files = files.map(|file| {
+            let file = file.expect("an entry");
+            let bytes = fs::read(file.path()).expect("read the stage");
+            (file.file_name().to_string_lossy().into_owned(), bytes)
+        });
+        Stage {
+            files: files.collect(),
+            boot: self.rig.boot(),
+        }
     }
 
     /// Starts, or says what was said instead.
@@ -258,7 +259,11 @@ fn verify(model: &mut Model, crash: Crash, client: &mut Client) -> Result<(), Vi
 
 /// Shared memory as a daemon left it.
 #[derive(Clone)]
-pub struct Stage(pub BTreeMap<String, Vec<u8>>);
+pub struct Stage {
+    pub files: BTreeMap<String, Vec<u8>>,
+    /// The one that it is good for.
+    boot: u32,
+}
 
 /// The requests of all guests, the same for one seed.
 pub struct Script {
