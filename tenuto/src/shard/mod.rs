@@ -65,6 +65,9 @@ use worker::{Pool, Word};
 const CONNECTIONS_MAX: usize = 4096;
 /// Submission entries; more operations wait in the ring's backlog.
 const RING_ENTRIES: u32 = 1024;
+/// How long the memory of rings that have ended is waited for; some milliseconds are usual.
+const RING_PATIENCE: Duration = Duration::from_secs(3);
+const RING_PAUSE: Duration = Duration::from_millis(20);
 
 /// What the shard needs of an engine. There is one product that has it; tests bring their own.
 pub trait Decide: Send + 'static {
@@ -320,7 +323,24 @@ struct Shard<E: Decide> {
 
 /// Whether this process may have a ring; the error says what to change.
 pub fn probe() -> io::Result<()> {
-    Ring::new(RING_ENTRIES).map(drop)
+    make_ring().map(drop)
+}
+
+/// The kernel gives back what a ring had locked some time after its process has ended, so one that
+/// follows a killed daemon waits for that before it calls the limit too low.
+fn make_ring() -> io::Result<Ring> {
+    let begun = Instant::now();
+    loop {
+        match Ring::new(RING_ENTRIES) {
+            Err(error) if error.kind() == io::ErrorKind::OutOfMemory => {
+                if begun.elapsed() > RING_PATIENCE {
+                    return Err(error);
+                }
+                thread::sleep(RING_PAUSE);
+            }
+            made => return made,
+        }
+    }
 }
 
 /// Starts the thread. It ends after `Handle::stop`.
@@ -396,7 +416,7 @@ impl<E: Decide> Shard<E> {
             spans: Vec::new(),
             iovecs: Vec::new(),
             completed: Vec::new(),
-            ring: Ring::new(RING_ENTRIES)?,
+            ring: make_ring()?,
             conns: Slots::default(),
             guests: Slots::default(),
             files: parts.files,

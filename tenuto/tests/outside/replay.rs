@@ -104,7 +104,7 @@ fn a_trace_is_replayed_over_the_rings_of_a_volume_and_read_back() {
 fn data_that_changes_behind_a_replay_is_damage() {
     let mut rig = Rig::new();
     let image = rig.image("one.img", BYTES);
-    rig.volume("one", &image, "uncached", "");
+    rig.volume("one", &image, "uncached", "shared = true");
     let path = rig.stage_dir().join("long.csv");
     // The second request comes late enough for somebody to spoil what the first has written.
     let text = "0,pc,0,Write,0,4096,0\n60000000,pc,0,Write,65536,4096,0\n";
