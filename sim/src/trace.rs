@@ -70,6 +70,8 @@ pub struct Counters {
     pub moves: u64,
     pub visits: u64,
     pub held_elsewhere: u64,
+    /// Volumes held because their stage was gone.
+    pub stages_lost: u64,
     pub settles_hit: u64,
     pub detaches: u64,
     pub commits: u64,
@@ -81,11 +83,17 @@ pub struct Counters {
     /// Volumes, or recoveries, that told of it.
     pub spoiled_told: u64,
     pub acknowledged: u64,
+    /// Changes of size, those to a smaller one among them, and those that dirty data forbade.
+    pub resizes: u64,
+    pub shrinks: u64,
+    pub shrinks_refused: u64,
+    /// By a kill or a power loss, when the image had its new size already.
+    pub resizes_cut_short: u64,
     pub steps: u64,
 }
 
 impl Counters {
-    fn fields(&mut self) -> [(&'static str, &mut u64); 63] {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 68] {
         [
             ("operations", &mut self.operations),
             ("reads", &mut self.reads),
@@ -143,6 +151,7 @@ impl Counters {
             ("moves", &mut self.moves),
             ("visits", &mut self.visits),
             ("held elsewhere", &mut self.held_elsewhere),
+            ("stages lost", &mut self.stages_lost),
             ("kills in journal replay", &mut self.settles_hit),
             ("detaches", &mut self.detaches),
             ("commits", &mut self.commits),
@@ -151,6 +160,10 @@ impl Counters {
             ("last copies rotten", &mut self.spoiled_blocks),
             ("sectors lost by that", &mut self.spoiled_sectors),
             ("volumes that told of it", &mut self.spoiled_told),
+            ("resizes", &mut self.resizes),
+            ("of these to a smaller one", &mut self.shrinks),
+            ("shrinks refused", &mut self.shrinks_refused),
+            ("resizes cut short", &mut self.resizes_cut_short),
             ("writes acknowledged", &mut self.acknowledged),
             ("steps", &mut self.steps),
         ]
@@ -201,6 +214,7 @@ impl Counters {
             self.moves,
             self.visits,
             self.held_elsewhere,
+            self.stages_lost,
             self.cache_deaths,
             self.cuts_verified,
             self.switches,
