@@ -368,6 +368,11 @@ impl Guest {
                 return order;
             }
         }
+        let often = if self.shrunk { 150 } else { 30 };
+        if self.plan.resizes && self.sizing.is_none() && self.rng.chance(often) {
+            self.want_size();
+            return Some(Request::Flush);
+        }
         // What a lost connection has sent may overlap with what comes after it.
         let ordered = self.plan.policy != Policy::Uncached && !self.plan.switches;
         if self.rng.chance(disconnect) && ordered {
@@ -459,11 +464,6 @@ impl Guest {
         if self.plan.reader && self.rng.chance(850) {
             let (sector, sectors) = self.span(self.plan.request_sectors_max);
             return Some(Request::Read { sector, sectors });
-        }
-        let often = if self.shrunk { 150 } else { 30 };
-        if self.plan.resizes && self.sizing.is_none() && self.rng.chance(often) {
-            self.want_size();
-            return Some(Request::Flush);
         }
         let request = match self.rng.below(1000) {
             0..400 if self.plan.zeroes => {

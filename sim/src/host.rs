@@ -436,7 +436,7 @@ impl World {
         };
         let counters = &mut self.trace.counters;
         if in_recovery && power {
-            counters.power_losses_in_recovery += 1;
+            counters.losses_in_recovery += 1;
         } else if in_recovery {
             counters.kills_in_recovery += 1;
         }

@@ -407,15 +407,15 @@ impl World {
         result: Result<(), Refusal>,
     ) -> Result<(), Broken> {
         let guest = &mut self.guests[volume];
-        let counters = &mut self.trace.counters;
+        let counters = &mut self.trace.counters.sizes;
         let refused = result == Err(Refusal::Dirty);
-        counters.shrinks_refused += u64::from(refused);
+        counters.refused += u64::from(refused);
         if result.is_err() {
             guest.resized(None);
             return Ok(());
         }
-        counters.resizes += 1;
-        counters.shrinks += u64::from(sectors < guest.model.sectors());
+        counters.changed += 1;
+        counters.shrunk += u64::from(sectors < guest.model.sectors());
         guest.resized(Some(sectors));
         let image = &self.devices.origins[guest.plan.origin].image;
         let bytes = sectors * stamp::SECTOR_BYTES as u64;
@@ -442,7 +442,7 @@ impl World {
                 )
                 .into());
             }
-            self.trace.counters.resizes_cut_short += 1;
+            self.trace.counters.sizes.cut_short += 1;
             guest.resized(Some(found));
         }
         Ok(())

@@ -531,7 +531,7 @@ pub const ALL: &[Scenario] = &[
                 written and not synced; with the power that went then, half a cut was left",
         bend: |options, plan| {
             disks_of_one_vm(options, plan, 0);
-            plan.rates.origin_trouble = 40;
+            plan.rates.origin_trouble = 120;
             for volume in &mut plan.volumes {
                 volume.tuning.destage_after_ms = Some(20);
                 volume.depth = volume.depth.min(4);

@@ -69,9 +69,12 @@ fn volumes_of_every_policy_become_larger_and_smaller_and_nothing_is_lost_or_come
     let seeds = common::seeds(60, 3);
     let count = seeds.end - seeds.start;
     let counters = common::every_seed("resizes", seeds, resizes);
-    let (resizes, shrinks) = (counters.resizes, counters.shrinks);
-    assert!(resizes > 4 * count && shrinks > count, "{counters:?}");
+    let sizes = &counters.sizes;
+    assert!(
+        sizes.changed > 4 * count && sizes.shrunk > count,
+        "{counters:?}"
+    );
     // That takes the order while something is dirty, and an end of the daemon in the middle.
-    let (refused, cut) = (counters.shrinks_refused, counters.resizes_cut_short);
+    let (refused, cut) = (sizes.refused, sizes.cut_short);
     assert!(count < 20 || (refused > 0 && cut > 0), "{counters:?}");
 }
