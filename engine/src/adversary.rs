@@ -178,7 +178,7 @@ list! {
         IgnoreFillLife,
         /// 5.2.7: lines of a segment that is given back are still found.
         KeepRetiredLines,
-        /// 5.2.7: the block that the end of a smaller volume cuts stays in the read cache as it was.
+        /// 5.2.7: the block that the end of a smaller volume cuts stays in the read cache.
         KeepCutBlock,
         /// 2: a volume becomes smaller though it has dirty data.
         ShrinkDirty,

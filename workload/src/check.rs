@@ -171,8 +171,8 @@ impl Model {
         self.base.len() as u64
     }
 
-    /// The volume has become larger or smaller. New space is empty, and what was behind the end of a
-    /// smaller one does not come back. No read may be in flight that goes beyond the new end.
+    /// The volume has become larger or smaller. New space is empty, and what was behind the end of
+    /// a smaller one does not come back. No read may be in flight that goes beyond the new end.
     pub fn resize(&mut self, sectors: u64) {
         let length = usize::try_from(sectors).expect("the model fits in memory");
         self.base.resize(length, ZERO);
