@@ -102,6 +102,8 @@ list! {
         ClearStageEarly,
         /// 2: the stage of the new run is not announced before its checkpoint.
         AnnounceNoRun,
+        /// 2: a stage that is gone in the boot that needed it is not told.
+        ForgetLostStage,
         /// 2: a slot still names its old chunk while its first header is blanked.
         KeepSlotName,
         /// 5.2.6: serials that were seen but not accepted are given again.
@@ -148,6 +150,8 @@ list! {
         MakeTableTwice,
         /// 5.1: a group writes the first origin before the last is prepared.
         PassGateEarly,
+        /// 5.1: a group writes the first origin before the journal of the last is synced.
+        PassGateUnsynced,
         /// 5.1: the epoch of one disk is sealed without those of its group.
         SealAlone,
         /// 5.1: a disk that turns away from its log seals its epoch in the middle of a cut.
@@ -174,6 +178,10 @@ list! {
         IgnoreFillLife,
         /// 5.2.7: lines of a segment that is given back are still found.
         KeepRetiredLines,
+        /// 5.2.7: the block that the end of a smaller volume cuts stays in the read cache.
+        KeepCutBlock,
+        /// 2: a volume becomes smaller though it has dirty data.
+        ShrinkDirty,
         /// 5.2.7: blocks that are being written past the log are filled meanwhile.
         FillUnderWrite,
         /// 5.1: writes past the log that overlap go to the origin side by side.

@@ -135,8 +135,8 @@ pub fn change(
         }),
         Op::Zero { .. } => Some(Change::Zero { offset, bytes }),
         Op::Remove => Some(Change::Cut),
-        // Disks here have room for what volumes become.
-        Op::Read | Op::Sync | Op::Stat | Op::Resize => None,
+        Op::Resize => Some(Change::Size(bytes)),
+        Op::Read | Op::Sync | Op::Stat => None,
     }
 }
 

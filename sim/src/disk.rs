@@ -30,6 +30,8 @@ pub enum Change {
     },
     /// Cuts the file to nothing.
     Cut,
+    /// Gives the file so many bytes, durably: all of that happens, or nothing.
+    Size(u64),
 }
 
 impl Change {
@@ -38,6 +40,7 @@ impl Change {
             Change::Bytes { offset, bytes } => (*offset, offset + bytes.len() as u64),
             Change::Zero { offset, bytes } => (*offset, offset + bytes),
             Change::Cut => (0, u64::MAX),
+            Change::Size(bytes) => (*bytes, u64::MAX),
         }
     }
 
@@ -74,11 +77,20 @@ impl Change {
             }
             return;
         }
-        if !live.is_empty() && live.iter().all(|&live| !live) {
+        if let Change::Size(bytes) = self {
+            if live.first().copied().unwrap_or(true) {
+                Arc::make_mut(&mut image.bytes).resize(*bytes as usize, 0);
+            }
             return;
         }
+        // What is not there does not make the file longer either.
+        let last = live.iter().rposition(|&live| live);
+        if !live.is_empty() && last.is_none() {
+            return;
+        }
+        let most = last.map_or(end, |last| first + (last as u64 + 1) * SECTOR_BYTES);
         let image = Arc::make_mut(&mut image.bytes);
-        image.resize(image.len().max(end as usize), 0);
+        image.resize(image.len().max(end.min(most) as usize), 0);
         let (parts, step) = match live {
             [] => (1, end - first),
             _ => (self.sectors(), SECTOR_BYTES),
@@ -137,7 +149,7 @@ impl Open {
     /// Something newer is durable: where it is, the change may not come back.
     fn overtaken(&mut self, by: &Open) {
         let ((mine, my_end), (first, end)) = (self.change.range(), by.change.range());
-        let cut = matches!(self.change, Change::Cut) && end != u64::MAX;
+        let cut = matches!(self.change, Change::Cut | Change::Size(_)) && end != u64::MAX;
         if end <= mine || my_end <= first || cut {
             return;
         }
@@ -244,7 +256,7 @@ impl Disk {
                         Change::Bytes { bytes, .. } => {
                             to.copy_from_slice(&bytes[(at - first) as usize..][..to.len()]);
                         }
-                        Change::Zero { .. } | Change::Cut => to.fill(0),
+                        Change::Zero { .. } | Change::Cut | Change::Size(_) => to.fill(0),
                     }
                 }
                 at = next;
@@ -291,8 +303,13 @@ impl Disk {
     /// The change has completed at `time`. With `failed` it has for some sectors only.
     pub fn finish(&mut self, ticket: u64, failed: bool, time: u64, rng: &mut Rng) {
         let mut open = self.flying.remove(&ticket).expect("a change ends once");
+        let sizes = matches!(open.change, Change::Size(_));
+        if sizes && failed {
+            return;
+        }
         self.completions += 1;
-        open.order = self.completions;
+        let order = self.completions;
+        open.order = order;
         open.time = time;
         if failed {
             open.live = (0..open.change.sectors())
@@ -303,6 +320,16 @@ impl Disk {
         // The clock may have been set back.
         self.seen.mtime = time;
         self.completed.push(open);
+        if sizes {
+            self.harden_where(|open| open.order == order);
+        }
+    }
+
+    /// Whether changes that were made, or begun, after this point are not durable. Those that a
+    /// failed sync has put beyond the reach of later ones do not count: they are made again.
+    pub fn is_unsynced_since(&self, point: SyncPoint) -> bool {
+        let open = |open: &Open| open.order > point.0 && !open.doomed;
+        !self.flying.is_empty() || self.completed.iter().any(open)
     }
 
     /// Changes in flight, oldest first.
@@ -525,6 +552,27 @@ mod tests {
             seen.insert(bytes[512]);
         }
         assert_eq!(seen.into_iter().collect::<Vec<_>>(), [1, 2]);
+    }
+
+    #[test]
+    fn a_size_is_durable_at_once_and_what_was_behind_the_end_does_not_come_back() {
+        for seed in 0..100 {
+            let mut rng = Rng::new(seed);
+            let mut disk = Disk::new(vec![1; 4096]);
+            write(&mut disk, 512, 2, &mut rng);
+            for bytes in [1024, 4096] {
+                let ticket = disk.start(Change::Size(bytes));
+                disk.finish(ticket, false, 1, &mut rng);
+            }
+            disk.power_loss(Power::Lost, false, &mut rng);
+            assert_eq!(disk.size(), 4096);
+            let found = bytes(&disk);
+            assert!(found[512] == 1 || found[512] == 2);
+            assert_eq!(found[1024..], [0; 3072]);
+            let ticket = disk.start(Change::Size(512));
+            disk.finish(ticket, true, 1, &mut rng);
+            assert_eq!(disk.size(), 4096);
+        }
     }
 
     #[test]

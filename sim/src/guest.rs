@@ -43,6 +43,8 @@ pub enum Request {
     Reset,
     Tune(Tuning),
     Switch(Policy),
+    /// To so many sectors.
+    Resize(u64),
     /// The overlay becomes the content of its image.
     Commit,
     /// Of the whole cache device.
@@ -78,6 +80,7 @@ impl fmt::Display for Request {
                 tuning.write_cache, tuning.destage_after_ms
             ),
             Request::Switch(policy) => write!(f, "switch to {}", policy.name()),
+            Request::Resize(sectors) => write!(f, "resize to {sectors} sectors"),
             ref other => f.write_str(&format!("{other:?}").to_lowercase()),
         }
     }
@@ -112,6 +115,7 @@ pub enum Pending {
     Leave,
     Tune(Tuning),
     Switch(Policy),
+    Resize(u64),
     /// The volume lets go of its image, before its commit and after it.
     Suspend,
     Commit,
@@ -149,6 +153,7 @@ impl Pending {
             Pending::Leave => "leave".to_owned(),
             Pending::Tune(_) => "tune".to_owned(),
             Pending::Switch(policy) => format!("switch to {}", policy.name()),
+            Pending::Resize(sectors) => format!("resize to {sectors} sectors"),
             Pending::Suspend => "suspend".to_owned(),
             Pending::Commit => "commit".to_owned(),
             Pending::Scrub => "scrub".to_owned(),
@@ -209,6 +214,14 @@ pub struct Guest {
     resetting: bool,
     /// How far a commit is; its guest is away until its end.
     pub commit: Option<Commit>,
+    /// A change of its size that is wanted or under way.
+    pub sizing: Option<Sizing>,
+    /// It has become smaller, and was not larger again.
+    shrunk: bool,
+    /// The end that was before it became larger, to be looked at.
+    look: Option<u64>,
+    /// Sectors it had at the begin.
+    sectors_first: u64,
     /// Sectors that could not be read after the last copy was destroyed.
     pub lost: u64,
     rng: Rng,
@@ -225,6 +238,23 @@ pub enum Commit {
     Alone,
     /// It lets go of the image again.
     Returns,
+}
+
+/// A change of size. A volume becomes smaller only while its guest asks nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizing {
+    pub sectors: u64,
+    pub step: SizingStep,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SizingStep {
+    Wanted,
+    /// What is dirty goes to the origin first.
+    Destages,
+    /// The block that the new end cuts is read before.
+    Looks,
+    Ordered,
 }
 
 impl Guest {
@@ -257,6 +287,10 @@ impl Guest {
             next: 0,
             resetting: false,
             commit: None,
+            sizing: None,
+            shrunk: false,
+            look: None,
+            sectors_first: origin.sectors,
             lost: 0,
             model,
             plan,
@@ -325,6 +359,20 @@ impl Guest {
         if self.resetting {
             return self.reset_when_quiet();
         }
+        if let Some(end) = self.look.take() {
+            return Some(self.look_at(end));
+        }
+        if let Some(sizing) = self.sizing {
+            let order = self.resize_on(sizing);
+            if order.is_some() || sizing.sectors < self.model.sectors() {
+                return order;
+            }
+        }
+        let often = if self.shrunk { 150 } else { 30 };
+        if self.plan.resizes && self.sizing.is_none() && self.rng.chance(often) {
+            self.want_size();
+            return Some(Request::Flush);
+        }
         // What a lost connection has sent may overlap with what comes after it.
         let ordered = self.plan.policy != Policy::Uncached && !self.plan.switches;
         if self.rng.chance(disconnect) && ordered {
@@ -345,6 +393,70 @@ impl Guest {
         } else {
             Request::Flush
         })
+    }
+
+    /// The next step of a change of size, once it can be made.
+    fn resize_on(&mut self, sizing: Sizing) -> Option<Request> {
+        let quiet = self.pending.is_empty() && self.gone.is_empty();
+        let shrinks = sizing.sectors < self.model.sectors();
+        let (step, request) = match sizing.step {
+            SizingStep::Ordered => return None,
+            _ if shrinks && !quiet => return None,
+            SizingStep::Wanted if shrinks && self.origin.is_some() && self.rng.chance(700) => {
+                (SizingStep::Destages, Request::Destage)
+            }
+            SizingStep::Wanted | SizingStep::Destages if shrinks => {
+                (SizingStep::Looks, self.look_at(sizing.sectors))
+            }
+            _ => (SizingStep::Ordered, Request::Resize(sizing.sectors)),
+        };
+        self.sizing = Some(Sizing { step, ..sizing });
+        // Most of what follows is near the end that was.
+        let end = sizing.sectors.min(self.model.sectors());
+        self.hot = end.saturating_sub(8);
+        Some(request)
+    }
+
+    /// Another size, mostly near this one, and mostly no whole number of blocks.
+    fn want_size(&mut self) {
+        let now = self.model.sectors();
+        let (least, most) = (self.sectors_first / 2, self.sectors_first * 3 / 2);
+        let grows = if self.shrunk { 800 } else { 300 };
+        let sectors = match (self.rng.chance(200), self.rng.chance(grows)) {
+            (true, _) => self.rng.range(least, most),
+            (false, true) => now + self.rng.range(1, 40),
+            (false, false) => now.saturating_sub(self.rng.range(1, 40)),
+        };
+        self.sizing = Some(Sizing {
+            sectors: sectors.clamp(least, most),
+            step: SizingStep::Wanted,
+        });
+    }
+
+    /// Reads the block that such an end cuts.
+    fn look_at(&self, end: u64) -> Request {
+        let sector = end.min(self.model.sectors() - 1) / 8 * 8;
+        Request::Read {
+            sector,
+            sectors: (self.model.sectors() - sector).min(8),
+        }
+    }
+
+    /// A change of size has its answer, or was found after a crash.
+    pub fn resized(&mut self, sectors: Option<u64>) {
+        self.sizing = None;
+        let Some(sectors) = sectors else { return };
+        let old = self.model.sectors();
+        self.shrunk = sectors < old;
+        self.look = (sectors > old).then_some(old);
+        let models = std::iter::once(&mut self.model).chain(&mut self.origin);
+        models.for_each(|model| model.resize(sectors));
+    }
+
+    /// Whether its image may lose what is behind the end, and may have lost it already.
+    pub fn is_shrinking(&self) -> bool {
+        let ordered = self.sizing.filter(|it| it.step == SizingStep::Ordered);
+        ordered.is_some_and(|it| it.sectors < self.model.sectors())
     }
 
     fn choose(&mut self) -> Option<Request> {
@@ -392,7 +504,8 @@ impl Guest {
                     allocate: self.rng.chance(500),
                 }
             }
-            950..955 => Request::Outside,
+            // Where the end is nobody knows while the volume grows.
+            950..955 if self.sizing.is_none() => Request::Outside,
             955..965 => self.retuned(),
             965..985 if self.plan.switches => {
                 let all = [Policy::WriteBack, Policy::WriteThrough, Policy::Uncached];
@@ -592,6 +705,11 @@ impl Guest {
         self.gone.append(&mut self.pending);
     }
 
+    /// It was told that acknowledged writes may be missing, before anything was served.
+    pub fn stage_lost(&mut self) {
+        self.crash = self.crash.max(Some(Crash::PowerLoss));
+    }
+
     /// The daemon is gone with everything that was under way.
     pub fn crashed(&mut self, crash: Crash) {
         self.disconnected();
@@ -609,6 +727,7 @@ impl Guest {
         self.whole = None;
         self.id = None;
         self.resetting = false;
+        self.sizing = None;
         self.crash = self.crash.max(Some(crash));
     }
 }

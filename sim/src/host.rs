@@ -53,6 +53,8 @@ pub enum Ending {
     /// In the middle of an operation on the stage.
     KillInMemory,
     PowerLoss,
+    /// A kill, and its stage is removed while the host goes on.
+    StageGone,
     /// Everything is parked; then the host goes down as well, or not.
     Orderly {
         power_off: bool,
@@ -155,6 +157,12 @@ impl World {
             return Err(format!("recovery claims damage: {:?}", report.damage).into());
         }
         self.engine = Some(engine);
+        let journals = self
+            .devices
+            .origins
+            .iter()
+            .map(|it| it.journal.sync_point());
+        self.journals = journals.collect();
         let mut order: Vec<usize> = (0..self.guests.len()).collect();
         for at in (1..order.len()).rev() {
             order.swap(at, self.rng.below(at as u64 + 1) as usize);
@@ -245,7 +253,18 @@ impl World {
         let settled = self.taken_or(settled);
         let spec = self.spec(volume);
         let engine = self.engine.as_mut().expect("the engine is open");
-        match engine.attach(Time(self.now), id, spec, settled) {
+        let mut attached = engine.attach(Time(self.now), id, spec.clone(), settled.clone());
+        if let (true, Err(OpenError::StageLost(why))) = (self.stage_gone, &attached) {
+            self.trace.counters.stages_lost += 1;
+            self.trace.tell(format_args!("v{volume} is held: {why}"));
+            self.guests[volume].stage_lost();
+            let accepted = Settled {
+                without_stage: true,
+                ..settled
+            };
+            attached = engine.attach(Time(self.now), id, spec, accepted);
+        }
+        match attached {
             Err(OpenError::Refused(why)) if elsewhere => {
                 self.trace.counters.held_elsewhere += 1;
                 self.trace.tell(format_args!("v{volume} is refused: {why}"));
@@ -417,7 +436,7 @@ impl World {
         };
         let counters = &mut self.trace.counters;
         if in_recovery && power {
-            counters.power_losses_in_recovery += 1;
+            counters.losses_in_recovery += 1;
         } else if in_recovery {
             counters.kills_in_recovery += 1;
         }
@@ -442,7 +461,12 @@ impl World {
         } else {
             self.fence(late);
             self.memory.restart();
+            if ending == Ending::StageGone {
+                self.memory.lose_stage();
+                self.stage_gone = true;
+            }
         }
+        self.take_sizes()?;
         for guest in &mut self.guests {
             // Parking has put everything acknowledged into the log.
             let logged = guest.plan.policy == Policy::WriteBack && !guest.plan.switches;
@@ -495,6 +519,7 @@ impl World {
         match ending {
             Ending::Kill => counters.kills += 1,
             Ending::KillInMemory => counters.kills_in_memory += 1,
+            Ending::StageGone => counters.kills += 1,
             Ending::PowerLoss | Ending::Visit => counters.power_losses += 1,
             Ending::Orderly { .. } | Ending::Move => counters.orderly_stops += 1,
         }

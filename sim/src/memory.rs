@@ -80,6 +80,12 @@ impl SimMemory {
         self.scratch.fill(0);
     }
 
+    /// The daemon is gone, and its stage was removed.
+    pub fn lose_stage(&mut self) {
+        self.restart();
+        self.stage.fill(0);
+    }
+
     /// The host is gone; `stage_kept`: the stage lies where a power loss does not reach it, but
     /// carries the name of another boot.
     pub fn power_loss(&mut self, stage_kept: bool) {

@@ -204,6 +204,9 @@ impl World {
     /// After an orderly destage the origins of a group are at one cut.
     pub fn check_cut(&mut self, volume: usize) -> Result<(), Broken> {
         let members: Vec<usize> = self.members(volume).collect();
+        if members.iter().any(|it| self.guests[*it].is_shrinking()) {
+            return Ok(());
+        }
         let mut found = Vec::new();
         for &member in members.iter().filter(|_| members.len() > 1) {
             let mut origin = self.devices.origins[self.guests[member].plan.origin].clone();
@@ -221,7 +224,7 @@ impl World {
     /// host loses power, so that everything that completed is there.
     pub fn check_origins(&mut self, kept: bool) -> Result<(), Broken> {
         for volume in 0..self.guests.len() {
-            if self.guests[volume].origin.is_none() {
+            if self.guests[volume].origin.is_none() || self.guests[volume].is_shrinking() {
                 continue;
             }
             let mut origin = self.devices.origins[self.guests[volume].plan.origin].clone();

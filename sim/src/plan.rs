@@ -105,6 +105,8 @@ pub struct VolumePlan {
     pub spares: Spares,
     /// An overlay whose administrator makes it the content of its image now and then.
     pub commits: bool,
+    /// Its administrator changes its size again and again, mostly to no whole number of blocks.
+    pub resizes: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -256,6 +258,7 @@ impl Plan {
             zeroes: false,
             spares: Spares::default(),
             commits: false,
+            resizes: false,
         });
     }
 

@@ -4,7 +4,7 @@
 //! models hear of it before the engine does. Deliberately absent: which requests there are
 //! ([`guest`](crate::guest)) and when they arrive ([`world`](crate::world)).
 
-use crate::guest::{Commit, Guest, Pending, Request};
+use crate::guest::{Commit, Guest, Pending, Request, SizingStep};
 use crate::world::{Broken, Sabotage, Wake, World};
 use engine::event::{Command, Event, Refusal, ResetOn};
 use engine::types::{BufferId, ConnectionId, Policy, RequestId, VolumeId};
@@ -114,6 +114,7 @@ impl World {
             | Request::Reset
             | Request::Tune(_)
             | Request::Switch(_)
+            | Request::Resize(_)
             | Request::Commit
             | Request::Scrub
             | Request::Detach => self.command(volume, id, request),
@@ -262,6 +263,13 @@ impl World {
                 };
                 (command, Pending::Switch(policy))
             }
+            Request::Resize(sectors) => {
+                let size_bytes = sectors * stamp::SECTOR_BYTES as u64;
+                (
+                    Command::Resize { volume, size_bytes },
+                    Pending::Resize(sectors),
+                )
+            }
             Request::Commit => match guest.commit {
                 Some(Commit::Alone) => (Command::Commit { volume }, Pending::Commit),
                 _ => (Command::Suspend { volume }, Pending::Suspend),
@@ -375,6 +383,7 @@ impl World {
                 guest.tune_done(if result.is_ok() { tuning } else { guest.tuning });
             }
             Pending::Switch(_) => guest.switch_done(result.is_ok()),
+            Pending::Resize(sectors) => self.resize_answered(volume, sectors, result)?,
             Pending::Commit => self.check_commit(volume, Some(result.is_ok()))?,
             Pending::Scrub if result.is_ok() => self.scrubbed()?,
             Pending::Detach if result.is_ok() => {
@@ -386,6 +395,55 @@ impl World {
                 return Err("a read beyond the end was answered".into());
             }
             _ => {}
+        }
+        Ok(())
+    }
+
+    /// A volume has its new size when that is answered, and its image with it.
+    fn resize_answered(
+        &mut self,
+        volume: usize,
+        sectors: u64,
+        result: Result<(), Refusal>,
+    ) -> Result<(), Broken> {
+        let guest = &mut self.guests[volume];
+        let counters = &mut self.trace.counters.sizes;
+        let refused = result == Err(Refusal::Dirty);
+        counters.refused += u64::from(refused);
+        if result.is_err() {
+            guest.resized(None);
+            return Ok(());
+        }
+        counters.changed += 1;
+        counters.shrunk += u64::from(sectors < guest.model.sectors());
+        guest.resized(Some(sectors));
+        let image = &self.devices.origins[guest.plan.origin].image;
+        let bytes = sectors * stamp::SECTOR_BYTES as u64;
+        if guest.plan.policy == Policy::Ephemeral || image.size() != bytes {
+            let found = image.size();
+            return Err(format!("resized to {bytes} bytes, but its image has {found}").into());
+        }
+        Ok(())
+    }
+
+    /// A daemon is gone in the middle of a change of size: what the image has counts.
+    pub(crate) fn take_sizes(&mut self) -> Result<(), Broken> {
+        for (at, guest) in self.guests.iter_mut().enumerate() {
+            let image = &self.devices.origins[guest.plan.origin].image;
+            let found = image.size() / stamp::SECTOR_BYTES as u64;
+            if !guest.plan.resizes || found == guest.model.sectors() {
+                continue;
+            }
+            let ordered = guest.sizing.filter(|it| it.step == SizingStep::Ordered);
+            if ordered.is_none_or(|it| it.sectors != found) {
+                let known = guest.model.sectors();
+                return Err(format!(
+                    "the image of v{at} has {found} sectors, not {known}, after {ordered:?}"
+                )
+                .into());
+            }
+            self.trace.counters.sizes.cut_short += 1;
+            guest.resized(Some(found));
         }
         Ok(())
     }
@@ -421,6 +479,13 @@ impl World {
             (Pending::Write { .. }, Refusal::NoSpace) => policy == Policy::Ephemeral,
             (Pending::Write { .. }, Refusal::OriginFull | Refusal::Io) => direct && self.faulty(),
             (Pending::Reset, it) => it == Refusal::Gone,
+            (Pending::Resize(_), Refusal::Policy) => policy == Policy::Ephemeral,
+            (Pending::Resize(_), Refusal::CacheFailed) => self.faulty(),
+            (Pending::Resize(sectors), Refusal::Dirty) => {
+                // With a log that holds data, that is.
+                let logged = policy == Policy::WriteBack || plan.switches;
+                logged && *sectors < self.guests[volume].model.sectors()
+            }
             (_, Refusal::Io | Refusal::Held | Refusal::Damaged) => self.faulty(),
             (Pending::Switch(_) | Pending::Scrub, Refusal::CacheFailed) => self.faulty(),
             _ => false,

@@ -219,6 +219,41 @@ pub fn commits(seed: u64) -> Options {
     options
 }
 
+/// Volumes that become larger and smaller all the time, a block of theirs cut by nearly every end:
+/// one that is write-back, and one of each other policy in turn.
+pub fn resizes(seed: u64) -> Options {
+    let mut options = Options::from_seed(seed);
+    let mut plan = Plan::from_seed(seed);
+    only(&mut plan, Policy::WriteBack, 2);
+    plan.origins = vec![plan.origins[0].clone(); 2];
+    for at in 0..2 {
+        plan.origins[at].sectors = 300 + seed % 8 + at as u64 * 117;
+        let volume = &mut plan.volumes[at];
+        volume.origin = at;
+        volume.resizes = true;
+        volume.depth = volume.depth.min(4);
+        volume.reader = (seed / 4 + at as u64).is_multiple_of(2);
+        volume.tuning.admission = Admission::All;
+    }
+    let other = &mut plan.volumes[1];
+    match seed % 4 {
+        0 => other.policy = Policy::WriteThrough,
+        1 => other.policy = Policy::Uncached,
+        2 => other.switches = true,
+        _ => other.policy = Policy::Ephemeral,
+    }
+    plan.limit_requests();
+    let orderly = Ending::Orderly { power_off: false };
+    let ends = [Ending::Kill, Ending::PowerLoss, orderly, Ending::PowerLoss];
+    options.endings = (0..6)
+        .map(|life| ends[(seed as usize + life) % 4])
+        .collect();
+    options.restarts = 6;
+    options.operations = 1500;
+    options.plan = Some(plan);
+    options
+}
+
 /// Two or three disks of one VM, and a volume that stands alone beside them.
 pub fn group(seed: u64) -> Options {
     let mut options = Options::from_seed(seed);
@@ -360,6 +395,26 @@ pub const ALL: &[Scenario] = &[
         },
     },
     Scenario {
+        name: "the-stage-is-gone-and-the-host-is-not",
+        broke: "2: a stage that was removed was taken for one that a loss of power had \
+                emptied; acknowledged writes were missing, and their guests ran on",
+        bend: |options, plan| {
+            plan.rates.crash_in_recovery = 400;
+            let (gone, stop) = (Ending::StageGone, Ending::Orderly { power_off: false });
+            options.endings = vec![
+                gone,
+                Ending::Kill,
+                gone,
+                gone,
+                stop,
+                gone,
+                Ending::Kill,
+                gone,
+            ];
+            options.restarts = 8;
+        },
+    },
+    Scenario {
         name: "the-first-chunk-of-an-overlay-is-let-go",
         broke: "2: a segment whose first chunk was let go unwritten had no life on the device; \
                 when its slots had changed hands recovery did not see what was spilled of it",
@@ -468,6 +523,21 @@ pub const ALL: &[Scenario] = &[
             disks_of_one_vm(options, plan, 0);
             options.endings = vec![Ending::PowerLoss; 4];
             options.restarts = 4;
+        },
+    },
+    Scenario {
+        name: "a-disk-of-a-group-hangs-in-the-sync-of-its-journal",
+        broke: "5.1: a group began to write the first origin while the journal of another disk was \
+                written and not synced; with the power that went then, half a cut was left",
+        bend: |options, plan| {
+            disks_of_one_vm(options, plan, 0);
+            plan.rates.origin_trouble = 120;
+            for volume in &mut plan.volumes {
+                volume.tuning.destage_after_ms = Some(20);
+                volume.depth = volume.depth.min(4);
+            }
+            options.endings = vec![Ending::PowerLoss; 6];
+            options.restarts = 6;
         },
     },
     Scenario {

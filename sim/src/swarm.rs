@@ -58,13 +58,14 @@ pub enum Feature {
     NewImages,
     Foreign,
     Hosts,
+    StageGone,
 }
 
 use Feature as F;
 
 impl Feature {
     /// All of them, with their names and how many of a thousand seeds have them.
-    pub const ALL: [(Feature, &'static str, u64); 40] = [
+    pub const ALL: [(Feature, &'static str, u64); 41] = [
         (F::Neighbours, "neighbours", 800),
         (F::Ephemeral, "ephemeral", 600),
         (F::Direct, "direct", 600),
@@ -105,6 +106,7 @@ impl Feature {
         (F::NewImages, "new-images", 400),
         (F::Foreign, "foreign", 500),
         (F::Hosts, "hosts", 350),
+        (F::StageGone, "stage-gone", 150),
     ];
 
     pub fn name(self) -> &'static str {
@@ -239,6 +241,7 @@ fn endings(seed: u64, features: Features, restarts: u32) -> Vec<Ending> {
         (F::PowerLosses, Ending::PowerLoss),
         (F::Hosts, Ending::Move),
         (F::Hosts, Ending::Visit),
+        (F::StageGone, Ending::StageGone),
     ];
     for (feature, ending) in kinds {
         // A part of a group that is refused leaves the rest waiting for it.

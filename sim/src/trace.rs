@@ -28,7 +28,7 @@ pub struct Counters {
     pub kills_in_memory: u64,
     pub kills_in_recovery: u64,
     pub power_losses: u64,
-    pub power_losses_in_recovery: u64,
+    pub losses_in_recovery: u64,
     pub orderly_stops: u64,
     pub late_writes: u64,
     pub cache_write_errors: u64,
@@ -70,6 +70,8 @@ pub struct Counters {
     pub moves: u64,
     pub visits: u64,
     pub held_elsewhere: u64,
+    /// Volumes held because their stage was gone.
+    pub stages_lost: u64,
     pub settles_hit: u64,
     pub detaches: u64,
     pub commits: u64,
@@ -81,12 +83,36 @@ pub struct Counters {
     /// Volumes, or recoveries, that told of it.
     pub spoiled_told: u64,
     pub acknowledged: u64,
+    pub sizes: Sizes,
     pub steps: u64,
 }
 
-impl Counters {
-    fn fields(&mut self) -> [(&'static str, &mut u64); 63] {
+/// Changes of size.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sizes {
+    pub changed: u64,
+    /// Those to a smaller one.
+    pub shrunk: u64,
+    /// Those that dirty data forbade.
+    pub refused: u64,
+    /// By a kill or a power loss, when the image had its new size already.
+    pub cut_short: u64,
+}
+
+impl Sizes {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 4] {
         [
+            ("resizes", &mut self.changed),
+            ("of these to a smaller one", &mut self.shrunk),
+            ("shrinks refused", &mut self.refused),
+            ("resizes cut short", &mut self.cut_short),
+        ]
+    }
+}
+
+impl Counters {
+    fn fields(&mut self) -> Vec<(&'static str, &mut u64)> {
+        let fields = [
             ("operations", &mut self.operations),
             ("reads", &mut self.reads),
             ("writes", &mut self.writes),
@@ -101,10 +127,7 @@ impl Counters {
             ("kills in memory", &mut self.kills_in_memory),
             ("kills in recovery", &mut self.kills_in_recovery),
             ("power losses", &mut self.power_losses),
-            (
-                "power losses in recovery",
-                &mut self.power_losses_in_recovery,
-            ),
+            ("power losses in recovery", &mut self.losses_in_recovery),
             ("orderly stops", &mut self.orderly_stops),
             ("late writes", &mut self.late_writes),
             ("cache write errors", &mut self.cache_write_errors),
@@ -143,6 +166,7 @@ impl Counters {
             ("moves", &mut self.moves),
             ("visits", &mut self.visits),
             ("held elsewhere", &mut self.held_elsewhere),
+            ("stages lost", &mut self.stages_lost),
             ("kills in journal replay", &mut self.settles_hit),
             ("detaches", &mut self.detaches),
             ("commits", &mut self.commits),
@@ -153,7 +177,8 @@ impl Counters {
             ("volumes that told of it", &mut self.spoiled_told),
             ("writes acknowledged", &mut self.acknowledged),
             ("steps", &mut self.steps),
-        ]
+        ];
+        fields.into_iter().chain(self.sizes.fields()).collect()
     }
 
     /// Adds the counts of another run.
@@ -170,7 +195,7 @@ impl Counters {
             + self.kills_in_memory
             + self.kills_in_recovery
             + self.power_losses
-            + self.power_losses_in_recovery
+            + self.losses_in_recovery
             + self.cache_write_errors
             + self.cache_sync_errors
             + self.origin_errors
@@ -201,6 +226,7 @@ impl Counters {
             self.moves,
             self.visits,
             self.held_elsewhere,
+            self.stages_lost,
             self.cache_deaths,
             self.cuts_verified,
             self.switches,

@@ -111,6 +111,8 @@ pub struct World {
     ticks: u32,
     pub devices: Devices,
     pub memory: SimMemory,
+    /// How far the journal of each origin had got when this life began.
+    pub(crate) journals: Vec<SyncPoint>,
     pub engine: Option<Engine>,
     pub machine: Uuid,
     pub boot: Uuid,
@@ -126,6 +128,8 @@ pub struct World {
     pub trigger: Option<Trigger>,
     pub struck: bool,
     pub parked: bool,
+    /// A stage was removed at some time; volumes that were not there then may say so yet.
+    pub stage_gone: bool,
     /// The life that ends had come through its recovery.
     pub(crate) served: bool,
     pub sabotage: Option<Sabotage>,
@@ -198,6 +202,7 @@ impl World {
             ticks: 0,
             devices,
             memory,
+            journals: Vec::new(),
             engine: None,
             flights: BTreeMap::new(),
             healthy: false,
@@ -205,6 +210,7 @@ impl World {
             trigger: None,
             struck: false,
             parked: false,
+            stage_gone: false,
             served: false,
             sabotage,
             spoiled: false,
@@ -360,7 +366,7 @@ impl World {
         {
             flight.ticket = Some(disk.start(change));
         }
-        if io.op == Op::Sync {
+        if matches!(io.op, Op::Sync | Op::Resize) {
             flight.sync = Some(disk.sync_point());
         }
         if io.op == Op::Read && self.rng.chance(500) {
@@ -419,11 +425,35 @@ impl World {
         if changes && guest.plan.policy == Policy::Ephemeral && guest.commit.is_none() {
             return Err(format!("the base of an ephemeral volume is written: {io:?}").into());
         }
+        let (group, switches) = (&guest.plan.group, guest.plan.switches);
+        let grouped = !group.is_empty() && self.sabotage != Some(Sabotage::NoGroups);
+        if changes && matches!(io.device, Device::Origin(_)) && grouped && !switches {
+            self.check_journals(origin, group)?;
+        }
         let inside = !changes || end <= guest.model.sectors() * stamp::SECTOR_BYTES as u64;
         if matches!(io.device, Device::Origin(_))
             && !(inside && io.offset.is_multiple_of(512) && io.bytes.is_multiple_of(512))
         {
             return Err(format!("not in whole sectors of the origin: {io:?}").into());
+        }
+        Ok(())
+    }
+
+    /// No origin of a group is written before the journals of all its disks are durable: from then
+    /// on whoever has origins and journals has a whole cut.
+    fn check_journals(&self, written: usize, group: &str) -> Result<(), Broken> {
+        let others = self.guests.iter().map(|it| &it.plan);
+        let others = others.filter(|it| it.group == *group && it.origin != written);
+        for other in others {
+            let journal = &self.devices.origins[other.origin].journal;
+            if journal.is_unsynced_since(self.journals[other.origin]) {
+                return Err(format!(
+                    "origin {written} of a group is written while the journal of origin {} is not \
+                     durable",
+                    other.origin
+                )
+                .into());
+            }
         }
         Ok(())
     }

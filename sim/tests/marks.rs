@@ -20,10 +20,7 @@ fn missing(counters: &Counters) -> Vec<String> {
     let of_world = [
         ("a late write", counters.late_writes),
         ("a kill in a recovery", counters.kills_in_recovery),
-        (
-            "a power loss in a recovery",
-            counters.power_losses_in_recovery,
-        ),
+        ("a power loss in a recovery", counters.losses_in_recovery),
         ("an origin without room", counters.origin_full),
         (
             "a scrub that drops clean blocks",

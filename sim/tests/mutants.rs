@@ -99,8 +99,8 @@ const OWN_TESTS: &[(Bug, &str)] = &[
 
 use Gate::{
     BadCheckpoints, CleanBlocks, Dying, EarlyDestages, Group, HeldWrites, LargeWrites, LostWrites,
-    NoSums, OwnBlocks, Rings, Scenario, Seeds, ShortLives, ShortReads, ShortSwitches, SmallLog,
-    SmallOverlay, Swarm, Switches, Troubled, WriteThrough,
+    NoSums, OwnBlocks, Resizes, Rings, Scenario, Seeds, ShortLives, ShortReads, ShortSwitches,
+    SmallLog, SmallOverlay, Swarm, Switches, Troubled, WriteThrough,
 };
 
 /// A rule that is broken on demand.
@@ -377,6 +377,7 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         Bug::ServeStaleBase | Bug::KeepOvertakenFill | Bug::KeepOvertakenBatch => OwnBlocks,
         Bug::DropLogSum | Bug::IgnoreDurableUpto => LostWrites,
         Bug::AnnounceNoRun | Bug::ClearStageEarly => Scenario("a-kill-while-the-stage-is-renewed"),
+        Bug::ForgetLostStage => Scenario("the-stage-is-gone-and-the-host-is-not"),
         Bug::KeepSlotName => Scenario("a-kill-while-a-slot-changes-hands"),
         Bug::SerialForEachPiece => Scenario("a-write-over-the-end-of-a-chunk"),
         Bug::KeepUnfinished | Bug::LeaveInFooters => {
@@ -389,6 +390,8 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         Bug::LetGoFirstChunk => SmallOverlay,
         Bug::MakeTableTwice => Scenario("a-journal-whose-table-waits-for-its-turn"),
         Bug::PassGateEarly | Bug::SealAlone => Group,
+        Bug::PassGateUnsynced => Scenario("a-disk-of-a-group-hangs-in-the-sync-of-its-journal"),
+        Bug::KeepCutBlock | Bug::ShrinkDirty => Resizes,
         Bug::SwitchInCut => Swarm,
         Bug::StartWithoutSync => ShortSwitches,
         Bug::DestagePastDurable => EarlyDestages,

@@ -7,6 +7,7 @@ mod common;
 use engine::types::Policy;
 use sim::Options;
 use sim::plan::Plan;
+use sim::scenario::resizes;
 use sim::trace::Counters;
 
 /// The options of a seed with its first volumes changed.
@@ -61,4 +62,19 @@ fn policies_change_under_load_and_no_promise_is_broken() {
 fn write_through_volumes_keep_every_promise() {
     let counters = every_seed("write-through", write_through);
     assert!(counters.writes > 0 && counters.reads > 0, "there is a load");
+}
+
+#[test]
+fn volumes_of_every_policy_become_larger_and_smaller_and_nothing_is_lost_or_comes_back() {
+    let seeds = common::seeds(60, 3);
+    let count = seeds.end - seeds.start;
+    let counters = common::every_seed("resizes", seeds, resizes);
+    let sizes = &counters.sizes;
+    assert!(
+        sizes.changed > 4 * count && sizes.shrunk > count,
+        "{counters:?}"
+    );
+    // That takes the order while something is dirty, and an end of the daemon in the middle.
+    let (refused, cut) = (sizes.refused, sizes.cut_short);
+    assert!(count < 20 || (refused > 0 && cut > 0), "{counters:?}");
 }

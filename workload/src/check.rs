@@ -171,6 +171,18 @@ impl Model {
         self.base.len() as u64
     }
 
+    /// The volume has become larger or smaller. New space is empty, and what was behind the end of
+    /// a smaller one does not come back. No read may be in flight that goes beyond the new end.
+    pub fn resize(&mut self, sectors: u64) {
+        let length = usize::try_from(sectors).expect("the model fits in memory");
+        self.base.resize(length, ZERO);
+        self.newest.resize(length, 0);
+        for write in &mut self.writes {
+            write.sector = write.sector.min(sectors);
+            write.sectors = write.sectors.min(sectors - write.sector);
+        }
+    }
+
     /// The serial that the next write will get.
     pub fn next_serial(&self) -> u64 {
         self.first + self.writes.len() as u64

@@ -16,6 +16,7 @@
 
 use super::Core;
 use super::checkpoint::Waiter;
+use crate::adversary::{Bug, has};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
@@ -72,7 +73,7 @@ impl Core {
             _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
             _ if failed => Some(Refusal::CacheFailed),
-            _ if shrinks && volume.is_dirty() => Some(Refusal::Dirty),
+            _ if shrinks && volume.is_dirty() && !has(Bug::ShrinkDirty) => Some(Refusal::Dirty),
             _ => None,
         };
         if let Some(refusal) = refusal {
@@ -145,7 +146,10 @@ impl Core {
         }
         // Whatever is behind the shorter end reads as zeroes, should it come back.
         let layer = self.volume(id).layer;
-        let first = end / SECTOR_BYTES / BLOCK_SECTORS;
+        let first = match has(Bug::KeepCutBlock) {
+            true => end.div_ceil(SECTOR_BYTES * BLOCK_SECTORS),
+            false => end / SECTOR_BYTES / BLOCK_SECTORS,
+        };
         let blocks = longest.div_ceil(SECTOR_BYTES * BLOCK_SECTORS) - first;
         self.forget_blocks(layer, first, blocks);
         self.start_destage_if_due(cx, id);

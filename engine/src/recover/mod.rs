@@ -237,7 +237,8 @@ pub fn recover(
 /// every acknowledged write that a flush did not cover; here they may be missing, and their guests
 /// run on.
 fn tell_stage_lost(last: &Checkpoint, replayed: &mut Replayed) {
-    for record in last.volumes.iter().filter(|record| record.staged) {
+    let told = |staged: bool| staged && !has(Bug::ForgetLostStage);
+    for record in last.volumes.iter().filter(|record| told(record.staged)) {
         let volume = replayed.volumes[record.id.0 as usize].as_mut();
         volume.expect("each that is named is replayed").stage_lost = true;
     }

@@ -9,7 +9,9 @@ use engine::event::Admission;
 use engine::types::{DestageMode, Policy};
 use sim::host::Ending;
 use sim::plan::Plan;
-use sim::scenario::{bad_checkpoints, clean_blocks, commits, find, group, last_copies, own_blocks};
+use sim::scenario::{
+    bad_checkpoints, clean_blocks, commits, find, group, last_copies, own_blocks, resizes,
+};
 use sim::swarm::Case;
 use sim::{Options, Sabotage, rings, run};
 
@@ -74,12 +76,14 @@ pub enum Gate {
     Swarm,
     /// Overlays that fill their cache, and have next to no stage.
     SmallOverlay,
+    /// Volumes that become larger and smaller.
+    Resizes,
 }
 
 use Gate::{
     BadCheckpoints, CleanBlocks, Commits, Dying, EarlyDestages, Group, HeldWrites, LargeWrites,
-    LastCopies, LostWrites, NoSums, OwnBlocks, Rings, Scenario, Seeds, ShortLives, ShortReads,
-    ShortSwitches, SmallLog, SmallOverlay, Swarm, Switches, Troubled, WriteThrough,
+    LastCopies, LostWrites, NoSums, OwnBlocks, Resizes, Rings, Scenario, Seeds, ShortLives,
+    ShortReads, ShortSwitches, SmallLog, SmallOverlay, Swarm, Switches, Troubled, WriteThrough,
 };
 
 /// A plan with all that write bent towards a life past the log.
@@ -271,6 +275,7 @@ impl Gate {
         ShortSwitches,
         Swarm,
         SmallOverlay,
+        Resizes,
     ];
 
     pub fn options(self, seed: u64) -> Options {
@@ -300,6 +305,7 @@ impl Gate {
                 ending(bent(seed, early_destages), endings, 400)
             }
             Commits => commits(seed),
+            Resizes => resizes(seed),
             LastCopies => last_copies(seed),
             ShortReads => short_reads(seed),
             ShortSwitches => short_switches(seed),
