@@ -103,6 +103,33 @@ fn the_benchmark_of_a_recording_proves_that_all_was_recorded() {
 }
 
 #[test]
+fn the_benchmark_of_a_start_proves_what_was_there_before_each() {
+    let rig = Rig::new();
+    let place = rig.dir.display().to_string();
+    let sizes = ["--rounds", "1", "--cache", "256MiB", "--dirty", "16MiB"];
+    let document = rig.json(&[&["bench", "restart"], &sizes[..], &["--path", &place]].concat());
+    assert_told_on_what(&document);
+    let starts = document["starts"].as_array().expect("a list of starts");
+    let ends: Vec<_> = starts.iter().filter_map(|it| it["end"].as_str()).collect();
+    let wanted = ["in_order", "killed", "power_loss", "killed_in_destage"];
+    assert_eq!(ends, wanted);
+    for start in starts {
+        assert_eq!(start["proven"], true, "{start}");
+        let median = &document[start["end"].as_str().expect("words")]["first_reply_ms"]["median"];
+        assert_eq!(
+            number(median),
+            number(&start["first_reply_ms"]),
+            "{document}"
+        );
+    }
+    let dirty = |start: &Value| start["dirty_bytes"].as_u64();
+    assert!(
+        starts[..3].iter().all(|it| dirty(it) >= Some(16 << 20)),
+        "{document}"
+    );
+}
+
+#[test]
 fn the_benchmark_of_single_requests_says_which_path_each_row_measured() {
     let rig = Rig::new();
     let path = rig.dir.join("file").display().to_string();
