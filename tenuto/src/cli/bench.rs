@@ -279,6 +279,11 @@ fn restart(context: &Context, command: &BenchRestart) -> Result<()> {
         rounds: command.rounds,
         cache_bytes: size("--cache", &command.cache)?,
         dirty_bytes: size("--dirty", &command.dirty)?,
+        program: match &command.program {
+            Some(program) => program.clone(),
+            None => std::env::current_exe()
+                .map_err(|error| Error::failed(format!("bench restart: {error}")))?,
+        },
         directory: directory(&command.path),
     };
     let starts = u64::from(command.rounds) * restart::Way::ALL.len() as u64;

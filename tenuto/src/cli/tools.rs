@@ -210,6 +210,9 @@ pub struct BenchRestart {
     /// Dirty data in scattered blocks of 4 KiB; at most a third of the cache
     #[arg(long, value_name = "SIZE", default_value = "4GiB")]
     pub dirty: String,
+    /// Another version of the product, of the same cache format, to be started; default: this one
+    #[arg(long, value_name = "FILE")]
+    pub program: Option<PathBuf>,
     /// Directory on the device that holds cache and image; default: that of temporary files
     #[arg(long, value_name = "DIR")]
     pub path: Option<PathBuf>,
