@@ -18,6 +18,7 @@ mod pipe;
 pub mod policies;
 pub mod range;
 pub mod record;
+pub mod restart;
 mod rings;
 mod rounds;
 mod work;

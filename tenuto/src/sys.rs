@@ -441,6 +441,13 @@ pub fn kill_self() -> ! {
     std::process::abort()
 }
 
+/// Asks a process that this one has started to end in order.
+pub fn ask_to_end(child: &std::process::Child) -> io::Result<()> {
+    // SAFETY: the process is a child that was not waited for, so its number is its own.
+    check(unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) })?;
+    Ok(())
+}
+
 /// Lets the kernel kill a child when the thread that starts it ends, however it ends.
 pub fn end_with_parent(command: &mut std::process::Command) {
     use std::os::unix::process::CommandExt;

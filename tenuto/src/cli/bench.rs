@@ -7,13 +7,14 @@ use super::later::not_yet;
 use super::progress;
 use super::tools::{
     Bench, BenchBurst, BenchDesktops, BenchDestage, BenchEngine, BenchMicro, BenchNeighbour,
-    BenchPolicies, BenchRecord,
+    BenchPolicies, BenchRecord, BenchRestart,
 };
 use super::{Context, output};
 use crate::bench::engine::{BenchError, Figures, Options, run as measure};
 use crate::bench::micro::peer::Program;
 use crate::bench::{
     burst, desktops, destage, micro, neighbour, page as bench_page, policies, range, record,
+    restart,
 };
 use crate::config::units::human_bytes;
 use crate::error::{Error, Result};
@@ -39,6 +40,7 @@ pub fn run(context: &Context, command: &Bench) -> Result<()> {
         Bench::Neighbour(command) => neighbour(context, command),
         Bench::Policies(command) => policies(context, command),
         Bench::Record(command) => record(context, command),
+        Bench::Restart(command) => restart(context, command),
     }
 }
 
@@ -268,6 +270,30 @@ fn record(context: &Context, command: &BenchRecord) -> Result<()> {
     let report = record::run(&options)?;
     context.output().document(&report.document(), || {
         let table = output::table(&record::Report::HEAD, &report.rows(), &[1, 2, 3, 4, 5]);
+        format!("{}\n{}\n\n{table}", report.headline(), report.machine())
+    })
+}
+
+fn restart(context: &Context, command: &BenchRestart) -> Result<()> {
+    let options = restart::Options {
+        rounds: command.rounds,
+        cache_bytes: size("--cache", &command.cache)?,
+        dirty_bytes: size("--dirty", &command.dirty)?,
+        program: match &command.program {
+            Some(program) => program.clone(),
+            None => std::env::current_exe()
+                .map_err(|error| Error::failed(format!("bench restart: {error}")))?,
+        },
+        directory: directory(&command.path),
+    };
+    let starts = u64::from(command.rounds) * restart::Way::ALL.len() as u64;
+    let template = "{bar:40} {pos} of {len} starts, {elapsed}";
+    let bar = progress::counter(context.common.quiet, starts, template);
+    let report = restart::run(&options, |done| bar.set_position(done));
+    bar.finish_and_clear();
+    let report = report?;
+    context.output().document(&report.document(), || {
+        let table = output::table(&restart::Report::HEAD, &report.rows(), &[1, 2, 3, 4]);
         format!("{}\n{}\n\n{table}", report.headline(), report.machine())
     })
 }

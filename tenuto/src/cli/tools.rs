@@ -96,6 +96,8 @@ pub enum Bench {
     Neighbour(BenchNeighbour),
     /// Guest speed while its requests are recorded, against the same load without that
     Record(BenchRecord),
+    /// Start of the process to the first reply, after an orderly stop, a kill, a loss of power
+    Restart(BenchRestart),
 }
 
 #[derive(Clone, Debug, Args)]
@@ -192,6 +194,26 @@ pub struct BenchRecord {
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub qd: usize,
     /// Directory on the device that holds the cache and the trace; default: that of temporary files
+    #[arg(long, value_name = "DIR")]
+    pub path: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchRestart {
+    /// Rounds of four starts: after an orderly stop, a kill, a kill with the stage gone, and a kill
+    /// in a destage
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub rounds: u32,
+    /// Size of the cache; only what is written to it takes room
+    #[arg(long, value_name = "SIZE", default_value = "40GiB")]
+    pub cache: String,
+    /// Dirty data in scattered blocks of 4 KiB; at most a third of the cache
+    #[arg(long, value_name = "SIZE", default_value = "4GiB")]
+    pub dirty: String,
+    /// Another version of the product, of the same cache format, to be started; default: this one
+    #[arg(long, value_name = "FILE")]
+    pub program: Option<PathBuf>,
+    /// Directory on the device that holds cache and image; default: that of temporary files
     #[arg(long, value_name = "DIR")]
     pub path: Option<PathBuf>,
 }

@@ -103,6 +103,27 @@ fn the_benchmark_of_a_recording_proves_that_all_was_recorded() {
 }
 
 #[test]
+fn the_benchmark_of_a_start_proves_what_was_there_before_each() {
+    let rig = Rig::new();
+    let place = rig.dir.display().to_string();
+    let sizes = ["--rounds", "1", "--cache", "256MiB", "--dirty", "16MiB"];
+    let document = rig.json(&[&["bench", "restart"], &sizes[..], &["--path", &place]].concat());
+    assert_told_on_what(&document);
+    let starts = document["starts"].as_array().expect("a list of starts");
+    for end in ["in_order", "killed", "power_loss", "killed_in_destage"] {
+        let proven = |it: &&Value| it["end"] == end && it["proven"] == true;
+        let start = starts.iter().find(proven);
+        let start = start.unwrap_or_else(|| panic!("one after {end}: {document}"));
+        let median = number(&document[end]["first_reply_ms"]["median"]);
+        assert_eq!(median, number(&start["first_reply_ms"]), "{document}");
+        assert!(number(&start["recovery_ms"]) <= median, "{document}");
+        if end != "killed_in_destage" {
+            assert!(start["dirty_bytes"].as_u64() >= Some(8 << 20), "{start}");
+        }
+    }
+}
+
+#[test]
 fn the_benchmark_of_single_requests_says_which_path_each_row_measured() {
     let rig = Rig::new();
     let path = rig.dir.join("file").display().to_string();
