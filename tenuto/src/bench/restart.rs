@@ -180,7 +180,7 @@ impl Host {
              \"raw\"\npolicy = \"write-back\"\nexport = [\"nbd\"]\ndestage-after = \"never\"\n\
              dirty-limit = \"{limit}MiB\"\n",
             stage = place.stage_dir(),
-            limit = (2 * options.dirty_bytes >> 20).max(64),
+            limit = (options.dirty_bytes >> 19).max(64),
         );
         let config = place.path("tenuto.toml");
         fs::write(&config, text).map_err(failed)?;
