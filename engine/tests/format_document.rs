@@ -112,7 +112,8 @@ fn elsewhere() -> Vec<Layout> {
             "Ledger", ledger::LedgerBytes,
             prefix, incompatible, compatible, sequence, volume, cache, machine, boot, generation,
             state, flags, destaged, upto, journal_sequence, journal_bytes, origin_bytes,
-            mtime_before_ns, mtime_limit_ns, replicas, owner_bytes, owner
+            mtime_before_ns, mtime_limit_ns, replicas, owner_bytes, owner, image_inode,
+            image_birth_ns, image_bytes, image_mtime_ns
         ),
         layout!(
             "Journal header", journal::HeaderBytes,
