@@ -222,14 +222,6 @@ pub struct Volume {
 impl Volume {
     /// A volume as the log knows it, not attached yet.
     pub fn known(record: VolumeRecord) -> Volume {
-        let destage = match record.destage_in_place {
-            true => DestageMode::InPlace,
-            false => DestageMode::Atomic,
-        };
-        let image = Known {
-            under: record.under,
-            ..Known::default()
-        };
         Volume {
             id: record.id,
             name: record.name,
@@ -241,13 +233,13 @@ impl Volume {
             bypass: Bypass::None,
             size_bytes: record.size_bytes,
             read_only: false,
-            image,
+            image: Known::under(record.under),
             layer: Layer(0),
             journal_possible: record.journal_possible,
             storage: 0,
             group: None,
             cut: 0,
-            tuning: tuning_before_attach(destage),
+            tuning: tuning_before_attach(record.destage_in_place),
             generation: record.generation,
             base_generation: record.base_generation,
             first_serial: record.first_serial,
@@ -484,7 +476,11 @@ impl Volume {
 }
 
 /// What holds for a volume that only the log knows.
-fn tuning_before_attach(destage: DestageMode) -> Tuning {
+fn tuning_before_attach(destage_in_place: bool) -> Tuning {
+    let destage = match destage_in_place {
+        true => DestageMode::InPlace,
+        false => DestageMode::Atomic,
+    };
     Tuning {
         write_cache: true,
         destage_after_ms: Some(600_000),

@@ -436,7 +436,8 @@ fn a_failing_seed_is_shrunk_and_its_command_fails_again_in_the_same_way() {
         "{whole}"
     );
 
-    let safety = ["--seed", "0", "--seeds", "60", "--seconds", "600"];
+    // The first of them passes all the same.
+    let safety = ["--seed", "5", "--seeds", "60", "--seconds", "600"];
     let (found, small) = broken("cache-sync", &safety);
     assert_eq!(
         (found.code, &small["class"]),
@@ -446,13 +447,10 @@ fn a_failing_seed_is_shrunk_and_its_command_fails_again_in_the_same_way() {
     );
     assert!(!small["history"].as_array().expect("lines").is_empty());
     // The seeds before it count for what they checked.
-    assert_eq!(small["seeds_passed"], small["seed"]);
+    let seed = small["seed"].as_u64().expect("a number");
+    assert_eq!(small["seeds_passed"], seed - 5);
     let writes = small["writes_passed"].as_u64();
-    assert_eq!(
-        writes > Some(0),
-        small["seed"].as_u64() > Some(0),
-        "{small}"
-    );
+    assert_eq!(writes > Some(0), seed > 5, "{small}");
     let replay = small["replay"].as_str().expect("text");
     let words: Vec<&str> = replay.split(' ').skip(2).filter(|it| *it != "-v").collect();
     let (_, again) = broken("cache-sync", &[&words[..], &["--no-shrink"]].concat());
@@ -548,52 +546,6 @@ fn a_page_that_cannot_be_written_is_refused_first() {
         assert!(done.err.contains("name another file"), "{}", done.err);
     }
     assert!(begun.elapsed().as_secs() < 60, "it was found at the end");
-}
-
-#[test]
-fn a_week_is_compared_under_four_policies() {
-    let house = house();
-    let arguments = [
-        "bench",
-        "policies",
-        "--desktops",
-        "1",
-        "--json",
-        "--ram",
-        "64MiB",
-        "--html",
-        "week.html",
-    ];
-    let done = run(house.path(), &arguments);
-    assert_eq!(done.code, 0, "{}", done.err);
-    let document: Value = serde_json::from_str(&done.out).expect("one document");
-    let policies = document["policies"].as_array().expect("a list");
-    assert_eq!(policies.len(), 4);
-    let whole = policies[0]["requests_of_desktops"].as_u64();
-    for policy in policies {
-        assert_eq!(policy["refused"], 0, "{policy}");
-        assert_eq!(policy["requests_of_desktops"].as_u64(), whole);
-        let ratio = policy["mean_requests_ratio"].as_f64().expect("a number");
-        let right = if policy["policy"] == "no cache" {
-            1.0..=1.0
-        } else {
-            0.05..=0.95
-        };
-        assert!(right.contains(&ratio), "{policy}");
-        for peak in policy["peaks"].as_array().expect("a list") {
-            let limits = &peak["limits"];
-            for all in ["requests", "busiest_second"] {
-                let kinds = limits[all].as_object().expect("kinds").values();
-                let sum: u64 = kinds.map(|kind| kind.as_u64().expect("a count")).sum();
-                assert_eq!(peak[all].as_u64(), Some(sum), "{peak}");
-            }
-            let found = limits["hit_ratio"].as_f64().expect("a number");
-            assert!((0.0..=1.0).contains(&found), "{peak}");
-        }
-    }
-    let page = std::fs::read_to_string(house.path().join("week.html")).expect("a report");
-    assert!(page.contains("Wed 16:00") && page.contains("differential"));
-    assert_eq!(page.matches("<svg").count(), 9);
 }
 
 #[test]

@@ -39,6 +39,16 @@ pub struct Known {
     pub waiters: Vec<RequestId>,
 }
 
+impl Known {
+    /// Of a volume that only the log knows.
+    pub fn under(image: Image) -> Known {
+        Known {
+            under: image,
+            ..Known::default()
+        }
+    }
+}
+
 impl Volume {
     /// Why it is held for its image.
     pub fn misfit(&self) -> Option<Finding> {

@@ -35,6 +35,32 @@ fn sum(image: &Value, key: &str) -> u64 {
     peaks.iter().map(|peak| count(peak, key)).sum()
 }
 
+/// What the table says of the whole week agrees with itself.
+fn assert_week(document: &Value) {
+    let policies = document["policies"].as_array().expect("a list");
+    let whole = policies[0]["requests_of_desktops"].as_u64();
+    for policy in policies {
+        assert_eq!(policy["refused"], 0, "{policy}");
+        assert_eq!(policy["requests_of_desktops"].as_u64(), whole);
+        let ratio = policy["mean_requests_ratio"].as_f64().expect("a number");
+        let right = match policy["policy"] == "no cache" {
+            true => 1.0..=1.0,
+            false => 0.05..=0.95,
+        };
+        assert!(right.contains(&ratio), "{policy}");
+        for peak in policy["peaks"].as_array().expect("a list") {
+            let limits = &peak["limits"];
+            for all in ["requests", "busiest_second"] {
+                let kinds = limits[all].as_object().expect("kinds").values();
+                let sum: u64 = kinds.map(|kind| kind.as_u64().expect("a count")).sum();
+                assert_eq!(peak[all].as_u64(), Some(sum), "{peak}");
+            }
+            let found = limits["hit_ratio"].as_f64().expect("a number");
+            assert!((0.0..=1.0).contains(&found), "{peak}");
+        }
+    }
+}
+
 #[test]
 fn a_raw_image_takes_one_request_for_each_and_a_qcow2_clone_more() {
     let name = "a_raw_image_takes_one_request_for_each_and_a_qcow2_clone_more";
@@ -83,8 +109,11 @@ fn a_raw_image_takes_one_request_for_each_and_a_qcow2_clone_more() {
         assert!(sum(new, "copy_reads") > sum(week, "copy_reads"), "{policy}");
         assert_eq!(sum(again, "copy_reads"), 0, "all is allocated: {again}");
     }
+    assert_week(&document);
     assert!(left(&rig).is_empty());
     let page = std::fs::read_to_string(page).expect("the page was written");
+    assert!(page.contains("Wed 16:00") && page.contains("differential"));
+    assert!(page.matches("<svg").count() >= 9);
     assert!(page.contains("extended_l2") && !page.contains("http"));
 }
 
