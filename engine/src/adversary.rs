@@ -316,6 +316,8 @@ list! {
         ResetAtArrival,
         /// A pending journal is finished.
         JournalReplayed,
+        /// A journal that its volume's log has as well cannot be used.
+        JournalGivenUp,
         /// A block of the log is read again by itself.
         ReadAgain,
         /// Newer writes have covered what was damaged.

@@ -21,7 +21,7 @@ use alloc::vec::Vec;
 
 pub use crate::recover::{CacheInfo, VerifyReport, inspect, verify};
 pub use crate::settle::{OriginInfo, Otherwise, Settled, inspect_origin, pending_journal};
-pub use crate::settle::{settle, settle_or};
+pub use crate::settle::{settle, settle_for, settle_or};
 
 /// Volumes that one cache can hold.
 pub const VOLUMES_MAX: u32 = 4096;
@@ -87,6 +87,9 @@ pub enum OpenError {
     /// The image is not the one that dirty data or a journal belongs to.
     #[error("{0}")]
     Image(String),
+    /// The journal was left to a log that does not have what it has: it is settled first.
+    #[error("a journal is pending whose writes the log does not have")]
+    JournalFirst,
     #[error("input/output error on {0}")]
     Io(&'static str),
 }
@@ -118,6 +121,11 @@ impl Engine {
     /// if the log knows its name, else a fresh one.
     pub fn place(&mut self, name: &str) -> VolumeId {
         self.core.place(name)
+    }
+
+    /// The cache that this is the engine of.
+    pub fn cache(&self) -> Uuid {
+        self.core.cache
     }
 
     /// Volumes the log knows, attached or not.

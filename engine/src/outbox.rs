@@ -89,6 +89,11 @@ pub enum Pending {
     JournalTable {
         volume: VolumeId,
     },
+    /// A journal that is replayed while its volume is served.
+    Replay {
+        volume: VolumeId,
+        io: ReplayIo,
+    },
     Stat {
         volume: VolumeId,
     },
@@ -113,6 +118,19 @@ pub enum Pending {
     CutJournal {
         volume: VolumeId,
     },
+}
+
+/// The requests of a replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplayIo {
+    /// The next bytes of header and table.
+    Table { bytes: u64 },
+    /// Payload of a job.
+    Read { job: u32 },
+    /// These entries of a job, to the image.
+    Write { job: u32, first: u32, upto: u32 },
+    /// A stat or a sync of the image.
+    Order,
 }
 
 /// Why the engine wants to be called again.

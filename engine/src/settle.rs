@@ -17,7 +17,7 @@ use crate::format::ledger::{LEDGER_BYTES, LEDGER_SLOTS, LOSS_ACCEPTED, Ledger, P
 use crate::format::record::EntryKind;
 use crate::image::{Finding, Image, Named, compare};
 use crate::media::Media;
-use crate::types::{SECTOR_BYTES, VolumeId};
+use crate::types::{SECTOR_BYTES, Uuid, VolumeId};
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -39,6 +39,8 @@ pub struct Settled {
     /// The pending journal is damaged, and nothing of it was applied by this call. Only who has
     /// all of it in a log can go on.
     pub journal_damage: Option<String>,
+    /// The pending journal was left as it is, for an engine that serves the volume meanwhile.
+    pub journal_left: bool,
     /// The image as it is now, if it can be told.
     pub origin: Option<Stat>,
     /// The administrator goes on with what the log has, though the stage is gone.
@@ -65,7 +67,7 @@ pub enum Otherwise {
 }
 
 impl Settled {
-    /// The same for who has no log: a pending journal must be whole.
+    /// The same without a log: a pending journal must be whole.
     pub fn without_log(self) -> Result<Settled, OpenError> {
         match self.journal_damage {
             Some(why) => Err(OpenError::Damaged(why)),
@@ -112,6 +114,17 @@ pub fn settle_or(
     volume: VolumeId,
     otherwise: Otherwise,
 ) -> Result<Settled, OpenError> {
+    settle_for(media, volume, otherwise, None)
+}
+
+/// The same for an engine: a journal of its own cache is left to it, if the image fits. `attach`
+/// refuses one whose writes its log does not have ([`OpenError::JournalFirst`]).
+pub fn settle_for(
+    media: &mut dyn Media,
+    volume: VolumeId,
+    otherwise: Otherwise,
+    cache: Option<Uuid>,
+) -> Result<Settled, OpenError> {
     let origin = media.stat(Device::Origin(volume)).ok();
     let as_it_is = Settled {
         origin,
@@ -144,6 +157,16 @@ pub fn settle_or(
         }
         checked => checked?,
     };
+    let ours = cache == Some(ledger.cache) && ledger.dirty;
+    if ours && otherwise == Otherwise::Refuse {
+        return Ok(Settled {
+            ledger: Some(ledger),
+            journal_left: true,
+            // About to be written: nothing that was kept of it counts.
+            origin: None,
+            ..as_it_is
+        });
+    }
     let journal = match read_whole_journal(media, volume, &ledger) {
         Err(OpenError::Damaged(why)) => {
             return Ok(Settled {
@@ -159,7 +182,6 @@ pub fn settle_or(
     Ok(Settled {
         ledger: Some(ledger),
         journal_entries_applied,
-        journal_damage: None,
         // Just written: nothing that was kept of it counts.
         origin: None,
         image,
@@ -184,7 +206,9 @@ fn finish(
         .stat(Device::Ledger(volume))
         .map_err(|_| OpenError::Io("the ledger"))?;
     let began = mtime_ns.max(clock.mtime_ns).max(clock.now_ns);
-    ledger.mtime_limit_ns = began.saturating_add(APPLY_NS_MAX);
+    // Never earlier than before: a power loss may bring back a time that was allowed then.
+    let limit = began.saturating_add(APPLY_NS_MAX);
+    ledger.mtime_limit_ns = ledger.mtime_limit_ns.max(limit);
     write_ledger(media, volume, ledger)?;
     mark(Mark::JournalReplayed);
     if !has(Bug::SkipReplay) {
@@ -313,14 +337,6 @@ fn read_journal(
     volume: VolumeId,
     ledger: &Ledger,
 ) -> Result<Journal, OpenError> {
-    let Progress::Apply {
-        upto,
-        journal_sequence,
-        journal_bytes,
-    } = ledger.progress
-    else {
-        unreachable!("only called for a pending journal");
-    };
     let damaged = |why: &dyn core::fmt::Display| {
         OpenError::Damaged(format!("the pending journal is damaged: {why}"))
     };
@@ -335,22 +351,26 @@ fn read_journal(
         .read(device, 0, &mut bytes)
         .map_err(|_| OpenError::Io("the journal"))?;
     let journal = Journal::parse(&bytes).map_err(|error| damaged(&error))?;
-    let fits = journal.volume == ledger.volume
-        && journal.sequence == journal_sequence
-        && journal.upto == upto
-        && journal.total_bytes == journal_bytes;
-    if !fits {
-        return Err(damaged(&"it is not the one the ledger speaks of"));
-    }
-    let sectors = ledger.origin_bytes / SECTOR_BYTES;
-    if journal
-        .entries
-        .iter()
-        .any(|entry| entry.span.end() > sectors)
-    {
-        return Err(damaged(&"it reaches beyond the image"));
-    }
+    check_table(&journal, ledger).map_err(|why| damaged(&why))?;
     Ok(journal)
+}
+
+/// A journal must be the one that the ledger names, and lie within its image.
+pub fn check_table(journal: &Journal, ledger: &Ledger) -> Result<(), &'static str> {
+    let named = Progress::Apply {
+        upto: journal.upto,
+        journal_sequence: journal.sequence,
+        journal_bytes: journal.total_bytes,
+    };
+    if journal.volume != ledger.volume || named != ledger.progress {
+        return Err("it is not the one the ledger speaks of");
+    }
+    let sectors = ledger.origin_bytes.div_ceil(SECTOR_BYTES);
+    let mut entries = journal.entries.iter();
+    match entries.any(|entry| entry.span.end() > sectors) {
+        true => Err("it reaches beyond the image"),
+        false => Ok(()),
+    }
 }
 
 /// Checks everything before anything is written.
@@ -403,7 +423,7 @@ fn apply(media: &mut dyn Media, volume: VolumeId, journal: &Journal) -> Result<(
 }
 
 /// What an entry has in the journal beside its line of the table.
-fn payload_bytes(entry: &JournalEntry) -> usize {
+pub fn payload_bytes(entry: &JournalEntry) -> usize {
     match entry.kind {
         EntryKind::Write => (entry.span.sectors * SECTOR_BYTES) as usize,
         EntryKind::Zero { .. } => 0,

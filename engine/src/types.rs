@@ -63,6 +63,27 @@ number!(
     BufferId(u32)
 );
 
+/// The epoch of its volume that a write belongs to, modulo 64. Six bits of each entry of the log,
+/// so that a recovery finds where epochs ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EpochNumber(u8);
+
+impl EpochNumber {
+    const COUNT: u8 = 1 << 6;
+
+    pub const fn of(number: u8) -> EpochNumber {
+        EpochNumber(number % EpochNumber::COUNT)
+    }
+
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+
+    pub const fn next(self) -> EpochNumber {
+        EpochNumber::of(self.0 + 1)
+    }
+}
+
 /// Which request of a guest a write is, for the run of the daemon after this one: a number of the
 /// guest's in-flight region, and the place of the request in it. Most writes need none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -5,7 +5,7 @@
 //! bytes and devices; see `engine::write` for the way of a write.
 
 use crate::adversary::{Bug, has};
-use crate::core::{Bypass, Destage, Known, Own, Resize, Switch, Unread};
+use crate::core::{Bypass, Destage, Known, Own, Replay, Resize, Switch, Unread};
 use crate::event::{Admission, IoError, ResetOn, Share, Tuning, VolumeSpec};
 use crate::flow::{Flow, FlowLimits};
 use crate::format::checkpoint::VolumeRecord;
@@ -16,8 +16,8 @@ use crate::map::{Content, ExtentMap};
 use crate::ram::Layer;
 use crate::snapshot::{Counters, State};
 use crate::types::{
-    BLOCK_BYTES, BufferId, DestageMode, Generation, Policy, RequestId, SECTOR_BYTES, Serial, Span,
-    StreamSeq, Tag, Time, Uuid, VolumeId,
+    BLOCK_BYTES, BufferId, DestageMode, EpochNumber, Generation, Policy, RequestId, SECTOR_BYTES,
+    Serial, Span, StreamSeq, Tag, Time, Uuid, VolumeId,
 };
 use alloc::collections::VecDeque;
 use alloc::string::String;
@@ -30,6 +30,8 @@ const ORIGIN_FAILS_NS: u64 = 60_000_000_000;
 /// Dirty data between two serials.
 pub struct Epoch {
     pub map: ExtentMap,
+    /// As its entries in the log name it.
+    pub number: EpochNumber,
     /// The cut of its group that it belongs to: epochs of one cut end at one moment.
     pub cut: u64,
     pub last_serial: Serial,
@@ -151,6 +153,10 @@ pub struct Volume {
     pub serial_next: Serial,
     pub destaged: Serial,
     pub epochs: VecDeque<Epoch>,
+    /// Of the newest epoch that there was.
+    pub epoch_number: EpochNumber,
+    /// See [`VolumeRecord::merged_upto`].
+    pub merged_upto: Serial,
     pub waiting: VecDeque<Waiting>,
     pub state: State,
     pub reason: Option<&'static str>,
@@ -162,6 +168,8 @@ pub struct Volume {
     /// Of the ledger as it is on its medium; 0 while there is none.
     pub ledger_generation: Generation,
     pub destage: Option<Destage>,
+    /// Its journal, which a run before has left.
+    pub replay: Option<Replay>,
     /// Destage at least to here, whatever the triggers say.
     pub destage_upto: Serial,
     pub destage_waiters: Vec<(RequestId, Serial)>,
@@ -246,6 +254,8 @@ impl Volume {
             serial_next: record.serial_next,
             destaged: record.destaged,
             epochs: VecDeque::new(),
+            epoch_number: EpochNumber::default(),
+            merged_upto: record.merged_upto,
             waiting: VecDeque::new(),
             state: State::Clean,
             reason: None,
@@ -254,6 +264,7 @@ impl Volume {
             keeper: None,
             ledger_generation: Generation(0),
             destage: None,
+            replay: None,
             destage_upto: Serial(0),
             destage_waiters: Vec::new(),
             detaching: None,
@@ -303,6 +314,7 @@ impl Volume {
             first_serial: Serial(1),
             serial_next: Serial(1),
             destaged: Serial(0),
+            merged_upto: Serial(0),
             size_bytes: spec.size_bytes,
             under: Image::default(),
             name: spec.name.clone(),
@@ -327,6 +339,7 @@ impl Volume {
             first_serial: self.first_serial,
             serial_next: self.serial_next,
             destaged: self.destaged,
+            merged_upto: self.merged_upto,
             size_bytes: self.size_bytes,
             under: self.image.under,
             name: self.name.clone(),
@@ -417,6 +430,14 @@ impl Volume {
         self.epochs.iter().map(|epoch| epoch.map.len()).sum()
     }
 
+    /// The number of the epoch that takes the next write.
+    pub fn next_epoch(&self) -> EpochNumber {
+        match self.epochs.back().filter(|epoch| !epoch.sealed) {
+            Some(open) => open.number,
+            None => self.epoch_number.next(),
+        }
+    }
+
     /// The epoch that takes the next write.
     pub fn open_epoch(&mut self, now: Time) -> &mut Epoch {
         if self.epochs.back().is_none_or(|epoch| epoch.sealed) {
@@ -425,8 +446,10 @@ impl Volume {
                 last.is_none_or(|epoch| epoch.cut < self.cut),
                 "a cut of a group is one epoch of each member"
             );
+            self.epoch_number = self.epoch_number.next();
             self.epochs.push_back(Epoch {
                 map: ExtentMap::new(),
+                number: self.epoch_number,
                 cut: self.cut,
                 last_serial: self.acked(),
                 last_seq: StreamSeq(0),
@@ -552,6 +575,7 @@ mod tests {
             first_serial: Serial(1),
             serial_next: Serial(1),
             destaged: Serial(0),
+            merged_upto: Serial(0),
             size_bytes: SECTORS * SECTOR_BYTES,
             name: String::from("disk"),
             origin: String::from("/disk.img"),

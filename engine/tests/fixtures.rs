@@ -64,6 +64,7 @@ fn volume(id: u32, policy: Policy) -> VolumeRecord {
         first_serial: Serial(1_000),
         serial_next: Serial(1_234_567_890_123),
         destaged: Serial(999),
+        merged_upto: Serial(0),
         size_bytes: 64 << 30,
         name: format!("desk-00{id}"),
         origin: "/mnt/nfs/vms/schöner-desk.img".into(),

@@ -90,6 +90,7 @@ fn volume() -> VolumeRecord {
         first_serial: Serial(100),
         serial_next: Serial(120),
         destaged: Serial(119),
+        merged_upto: Serial(0),
         size_bytes: 1 << 30,
         name: "disk".into(),
         origin: "/images/disk.raw".into(),

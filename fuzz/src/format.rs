@@ -16,7 +16,8 @@ use engine::format::record::{self, Entry, EntryKind, Identity, Record};
 use engine::format::stage::{SLOT_BYTES, StageHeader, StageSlot};
 use engine::format::superblock::{SUPERBLOCK_BYTES, Superblock};
 use engine::types::{
-    ChunkIndex, Generation, Geometry, Policy, SECTOR_BYTES, Serial, Span, Tag, Uuid, VolumeId,
+    ChunkIndex, EpochNumber, Generation, Geometry, Policy, SECTOR_BYTES, Serial, Span, Tag, Uuid,
+    VolumeId,
 };
 
 /// A structure made of the input: built well and then damaged, or raw bytes with a right start.
@@ -162,6 +163,7 @@ fn volume(source: &mut Source) -> VolumeRecord {
         first_serial: Serial(source.number()),
         serial_next: Serial(source.number()),
         destaged: Serial(source.number()),
+        merged_upto: Serial(source.number()),
         size_bytes: source.number(),
         name: source.text(NAME_BYTES_MAX),
         origin: source.text(ORIGIN_BYTES_MAX),
@@ -211,6 +213,7 @@ fn built_record(source: &mut Source) -> Record {
             span: span(source),
             first_block: 0,
             more: source.flag(),
+            epoch: EpochNumber::of(source.u16() as u8),
             tag: Tag::NONE,
         };
         if entry.kind == EntryKind::Write && source.flag() {
@@ -310,6 +313,7 @@ fn built_footer(source: &mut Source, geometry: Geometry, cache: Uuid) -> Footer 
             kind: entry_kind(source),
             block: source.u32() % (footer::body_blocks(geometry) + 8),
             more: source.flag(),
+            epoch: EpochNumber::of(source.u16() as u8),
         })
         .collect();
     Footer {

@@ -17,7 +17,7 @@ use crate::disk::{Disk, Power};
 use crate::guest::{Commit, Guest};
 use crate::oracle::ANSWER_NS_MAX;
 use crate::world::{Broken, LATE_NS_MAX, Sabotage, Step, Trigger, World};
-use engine::engine::{Engine, OpenError, Settled, format_cache, settle};
+use engine::engine::{Engine, OpenError, Otherwise, Settled, format_cache, settle_for};
 use engine::event::{Event, Purpose, VolumeSpec};
 use engine::types::{Policy, Time, Uuid, VolumeId};
 use workload::check::Crash;
@@ -220,29 +220,46 @@ impl World {
         }
     }
 
-    fn attach(&mut self, volume: usize, calm: bool, errors: u64) -> Result<Start, Broken> {
-        let plan = self.guests[volume].plan.clone();
-        let engine = self.engine.as_mut().expect("the engine is open");
-        let id = engine.place(&plan.name);
-        self.devices.places.insert(id, plan.origin);
+    /// Settles a ledger; `None` if the daemon was killed in it, or found a device that fails.
+    fn settle(
+        &mut self,
+        volume: usize,
+        id: VolumeId,
+        leaves: bool,
+        (calm, errors): (bool, u64),
+    ) -> Result<Option<Settled>, Broken> {
+        let cache = self.engine.as_ref().expect("the engine is open").cache();
         let unlucky = !calm && self.rng.chance(self.plan.rates.crash_in_recovery / 8);
         let fuse = unlucky.then(|| self.rng.below(20));
         let mut rng = self.rng.fork();
         let mut now = self.now;
         let mut media = Blocking::new(&mut self.devices, &mut rng, &mut now);
         (media.fuse, media.errors) = (fuse, errors);
-        let settled = settle(&mut media, id);
+        let cache = Some(cache).filter(|_| leaves);
+        let settled = settle_for(&mut media, id, Otherwise::Refuse, cache);
         let (crashed, failed) = (media.crashed, media.failed > 0);
         self.now = now;
-        let settled = match settled {
+        match settled {
             _ if crashed => {
                 self.trace.counters.settles_hit += 1;
                 self.trace
                     .tell(format_args!("crash while v{volume} is settled"));
-                return self.die(true).map(|()| Start::Again);
+                self.die(true).map(|()| None)
             }
-            Ok(settled) => settled,
-            Err(error) => return self.not_open(error, failed),
+            Ok(settled) => Ok(Some(settled)),
+            Err(error) => self.not_open(error, failed).map(|_| None),
+        }
+    }
+
+    fn attach(&mut self, volume: usize, calm: bool, errors: u64) -> Result<Start, Broken> {
+        let plan = self.guests[volume].plan.clone();
+        let engine = self.engine.as_mut().expect("the engine is open");
+        let id = engine.place(&plan.name);
+        self.devices.places.insert(id, plan.origin);
+        // What the log has of a journal is replayed while the volume is served, but in some lives.
+        let leaves = !self.boot.0[0].is_multiple_of(4);
+        let Some(settled) = self.settle(volume, id, leaves, (calm, errors))? else {
+            return Ok(Start::Again);
         };
         // One that is only wanted waits for answers, and has not begun.
         let commit = self.guests[volume].commit.take();
@@ -250,10 +267,19 @@ impl World {
             self.check_commit(volume, None)?;
         }
         let elsewhere = self.plan.hosts > 1 && self.is_owed_elsewhere(id);
-        let settled = self.taken_or(settled);
+        let mut settled = self.taken_or(settled);
         let spec = self.spec(volume);
         let engine = self.engine.as_mut().expect("the engine is open");
         let mut attached = engine.attach(Time(self.now), id, spec.clone(), settled.clone());
+        if attached == Err(OpenError::JournalFirst) {
+            let Some(whole) = self.settle(volume, id, false, (calm, errors))? else {
+                return Ok(Start::Again);
+            };
+            settled = self.taken_or(whole);
+            let engine = self.engine.as_mut().expect("the engine is open");
+            attached = engine.attach(Time(self.now), id, spec.clone(), settled.clone());
+        }
+        let engine = self.engine.as_mut().expect("the engine is open");
         if let (true, Err(OpenError::StageLost(why))) = (self.stage_gone, &attached) {
             self.trace.counters.stages_lost += 1;
             self.trace.tell(format_args!("v{volume} is held: {why}"));

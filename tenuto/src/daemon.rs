@@ -244,6 +244,7 @@ impl Daemon {
         let opened = open::open(&settings)?;
         let recovery = begun.elapsed();
         let orphans = open::orphans(&opened.parts.engine, &settings);
+        let ledgers = Ledgers::new(&settings.state_dir, opened.parts.engine.cache());
         let cache = opened.parts.files.share(Device::Cache);
         let cache = Arc::downgrade(&cache.expect("it was just opened"));
         let started = crate::shard::start(opened.parts);
@@ -264,7 +265,7 @@ impl Daemon {
             volumes: Mutex::new(Table::default()),
             unclaimed: Condvar::new(),
             state_dir: settings.state_dir.clone(),
-            ledgers: Ledgers::new(&settings.state_dir),
+            ledgers,
             watches: Watches::default(),
             front_ends: FrontEnds::default(),
             thread: Mutex::new(Some(thread)),

@@ -13,10 +13,10 @@ use crate::origin::san::San;
 use crate::target::io_error;
 pub use crate::target::{Target, misaligned};
 use crate::{cachedev, fault::Kind};
-use engine::engine::{OpenError, Otherwise, Settled, pending_journal, settle_or};
+use engine::engine::{OpenError, Otherwise, Settled, pending_journal, settle_for};
 use engine::event::{Device, IoError, Stat};
 use engine::media::Media;
-use engine::types::{BLOCK_BYTES, VolumeId};
+use engine::types::{BLOCK_BYTES, Uuid, VolumeId};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
@@ -178,12 +178,13 @@ impl Files {
         origin.client.as_mut()
     }
 
-    /// Settles the ledger of a volume. A pending journal of an origin without a fence is finished
-    /// only when no earlier write can land any more.
+    /// Settles the ledger of a volume. A pending journal of an origin without a fence is finished,
+    /// or left to the engine of its `cache`, only when no earlier write can land any more.
     pub fn settle(
         &mut self,
         volume: VolumeId,
         otherwise: Otherwise,
+        cache: Option<Uuid>,
         patience: &mut Patience,
     ) -> Result<Settled, OpenError> {
         let open = self.volumes.get(&volume);
@@ -200,14 +201,21 @@ impl Files {
             open.origin.nbd_mut().expect("was just there").unclean = false;
         }
         let Some(bytes) = pending else {
-            return settle_or(self, volume, otherwise);
+            return settle_for(self, volume, otherwise, cache);
         };
         let open = self.volumes.get(&volume);
         let name = open.map_or_else(String::new, |open| open.origin.name());
         let mib = bytes >> 20;
-        tracing::info!("{name}: finishing the journal beside it, {mib} MiB, before it is served");
-        let settled = settle_or(self, volume, otherwise)?;
+        if cache.is_none() {
+            tracing::info!(
+                "{name}: finishing the journal beside it, {mib} MiB, before it is served"
+            );
+        }
+        let settled = settle_for(self, volume, otherwise, cache)?;
         match &settled.journal_damage {
+            _ if settled.journal_left => {
+                tracing::info!("{name}: the journal beside it, {mib} MiB, is finished meanwhile");
+            }
             None => tracing::info!("{name}: the journal beside it is finished"),
             Some(why) => tracing::warn!("{name}: {why}; only a log that has it can go on"),
         }

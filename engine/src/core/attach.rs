@@ -13,7 +13,7 @@
 use super::checkpoint::Waiter;
 use super::image::{Known, of_ledger};
 use super::keep::name_of;
-use super::{Bypass, Core, Switch};
+use super::{Bypass, Core, Replay, Switch};
 use crate::adversary::{Bug, Mark, has, mark, sync_unless};
 use crate::engine::{OpenError, Settled};
 use crate::event::{Device, Op, Purpose, Refusal, ResetOn, Stat, VolumeSpec};
@@ -56,17 +56,13 @@ impl Core {
     ) -> Result<(), OpenError> {
         self.check_spec(id, &spec)?;
         let mut settled = settled;
-        if let Some(why) = settled.journal_damage.take() {
-            let known = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
-            if !has_journaled(known, settled.ledger.as_mut()) {
-                return Err(OpenError::Damaged(why));
-            }
-        }
+        self.check_journal(id, &mut settled)?;
+        let left = settled.journal_left;
         let mut volume = self.join(id, &spec, &settled)?;
         let (ledger, image) = (settled.ledger, settled.image.unwrap_or_default());
         // The origin is between two states until it has all of the cut that was begun.
         if let Some(Progress::Cut(upto)) = ledger.as_ref().map(|ledger| ledger.progress) {
-            self.merge_epochs(&mut volume, upto);
+            self.merge_epochs(&mut volume, 0, upto);
         }
         volume.name = spec.name;
         volume.origin = spec.origin;
@@ -102,12 +98,15 @@ impl Core {
             spec.policy
         };
         volume.logged_policy = volume.policy;
+        volume.replay = ledger.as_ref().filter(|_| left).map(Replay::of);
         volume.layer = self.layer_of(&volume, spec.base_layer, unchanged);
         self.join_group(&mut volume, &spec.group, spec.policy);
         if volume.policy == Policy::Ephemeral && volume.tenant == Tenant::NOBODY {
             volume.tenant = self.log.move_in();
         }
         volume.keeper = self.keeper_at_attach(&volume, ledger, spec.commit, image);
+        let kept = volume.keeper.is_some() || volume.replay.is_none();
+        assert!(kept, "a journal that is left has a ledger");
         while self.volumes.len() <= id.0 as usize {
             self.volumes.push(None);
         }
@@ -115,6 +114,21 @@ impl Core {
         self.volumes[id.0 as usize] = Some(volume);
         self.count_writers();
         self.checkpoint.wait(Waiter::Attach(id));
+        Ok(())
+    }
+
+    /// A journal that was left, or is damaged, is nothing without a log that has what it has.
+    fn check_journal(&self, id: VolumeId, settled: &mut Settled) -> Result<(), OpenError> {
+        let known = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
+        let journaled = has_journaled(known, settled.ledger.as_ref());
+        if settled.journal_left {
+            journaled.ok_or(OpenError::JournalFirst)?;
+        }
+        if let Some(why) = settled.journal_damage.take() {
+            let upto = journaled.ok_or(OpenError::Damaged(why))?;
+            let ledger = settled.ledger.as_mut().expect("it names a journal");
+            ledger.progress = Progress::Cut(upto);
+        }
         Ok(())
     }
 
@@ -454,6 +468,8 @@ impl Core {
                 let pending = Pending::Clock { volume: id };
                 cx.order(pending, Purpose::Ledger, Device::Ledger(id), Op::Stat, 0, 0);
             }
+            LedgerStep::Begin if volume.replay.is_some() => self.replay_begun(cx, id),
+            LedgerStep::Finish if volume.replay.is_some() => self.replay_finished(cx, id),
             LedgerStep::Begin => self.destage_begun(cx, id),
             LedgerStep::Finish => self.destage_finished(cx, id),
             LedgerStep::Release => {
@@ -499,7 +515,7 @@ impl Core {
         let Some(volume) = self.find(id).filter(|volume| volume.ready) else {
             return;
         };
-        let clean = !volume.is_dirty() && volume.waiting.is_empty();
+        let clean = !volume.is_dirty() && volume.replay.is_none() && volume.waiting.is_empty();
         let Some(keeper) = volume.keeper.as_mut() else {
             return;
         };
@@ -558,8 +574,12 @@ impl Core {
         let Some((request, _)) = volume.detaching else {
             return;
         };
+        if volume.misfit().is_some() {
+            self.drop_copies(id);
+        }
+        let volume = self.volume(id);
         Core::abandon_destage(volume);
-        if volume.destage.is_none() {
+        if !volume.is_destaging() {
             self.turns.rest(id);
         }
         let volume = self.volume(id);
@@ -567,7 +587,7 @@ impl Core {
             .keeper
             .as_ref()
             .is_some_and(|keeper| keeper.step.is_some());
-        let busy = volume.destage.is_some()
+        let busy = volume.is_destaging()
             || volume.origin_in_flight > 0
             || volume.reads_in_flight > 0
             || keeper_busy;
@@ -774,23 +794,19 @@ fn check_image(volume: &Volume, spec: &VolumeSpec, settled: &Settled) -> Result<
     )))
 }
 
-/// Whether the log has all that a journal had which cannot be read any more. Then its destage is
-/// as one in place that was cut short: its cut is to be reached, by a journal that is written anew.
-/// An overlay that was being committed has no serials that would tell.
-fn has_journaled(volume: Option<&Volume>, ledger: Option<&mut Ledger>) -> bool {
-    let (Some(volume), Some(ledger)) = (volume, ledger) else {
-        return false;
-    };
+/// The cut of a pending journal, if the log has all that the journal had. Then it can be replayed
+/// while its volume is served; or, if it cannot be read any more, its destage is as one in place
+/// that was cut short. An overlay that was being committed has no serials that would tell.
+fn has_journaled(volume: Option<&Volume>, ledger: Option<&Ledger>) -> Option<Serial> {
+    let (volume, ledger) = (volume?, ledger?);
     let Progress::Apply { upto, .. } = ledger.progress else {
-        return false;
+        return None;
     };
-    let newest = volume.epochs.back().map(|epoch| epoch.last_serial);
+    let mut epochs = volume.epochs.iter();
+    let ends = epochs.any(|epoch| epoch.last_serial == upto);
     let whole = volume.policy == Policy::WriteBack && volume.state != State::Held;
-    let has = whole && ledger.volume == volume.uuid && newest.is_some_and(|it| it >= upto);
-    if has {
-        ledger.progress = Progress::Cut(upto);
-    }
-    has
+    let has = whole && ledger.volume == volume.uuid && ends;
+    has.then_some(upto)
 }
 
 /// Whether all that the log has of a volume is at the origin, by a ledger that others have written

@@ -262,8 +262,9 @@ impl Core {
 
     /// Goes on when nothing of the volume is only in the log any more.
     pub(super) fn pump_bypass(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let Some(volume) = self.find(id) else { return };
-        let done = volume.epochs.is_empty() && volume.destage.is_none();
+        let here = self.find(id).filter(|volume| volume.detaching.is_none());
+        let Some(volume) = here else { return };
+        let done = volume.epochs.is_empty() && !volume.is_destaging();
         match volume.bypass {
             Bypass::Rescue | Bypass::Held if done => {
                 volume.bypass = Bypass::Release { back: true };
@@ -296,6 +297,9 @@ impl Core {
         let Bypass::Release { back } = volume.bypass else {
             return;
         };
+        if volume.detaching.is_some() {
+            return;
+        }
         // Another step of the ledger has ended; ours is still to come. The device may be good by
         // now, and then nobody else looks.
         if volume
@@ -356,7 +360,8 @@ impl Core {
 
     /// The device is good again: everything staged is in the log, or will be.
     fn come_back(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let Some(volume) = self.find(id) else { return };
+        let here = self.find(id).filter(|volume| volume.detaching.is_none());
+        let Some(volume) = here else { return };
         match volume.bypass {
             Bypass::None | Bypass::Release { .. } => return,
             Bypass::Rescue => volume.bypass = Bypass::None,

@@ -159,7 +159,7 @@ impl Core {
         let busy = begun
             || volume.origin_in_flight > 0
             || volume.reads_in_flight > 0
-            || volume.destage.is_some()
+            || volume.is_destaging()
             || step.is_some();
         if volume.suspending.is_none() || !volume.ready || busy {
             return;

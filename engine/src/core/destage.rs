@@ -34,14 +34,14 @@ use crate::ram::{Key, Layer};
 use crate::slab::Slab;
 use crate::snapshot::State;
 use crate::types::{BLOCK_SECTORS, DestageMode, Policy, RequestId, Serial, Span, Time, VolumeId};
-use crate::volume::{LedgerStep, Volume};
+use crate::volume::{Epoch, LedgerStep, Volume};
 use alloc::vec::Vec;
 
 /// Pause before a phase that failed starts again, and longest one before a write is sent again.
 pub(super) const RETRY_MS: u64 = 500;
 /// Applying may change the origin's modification time up to so long after the ledger was written;
 /// after a third of it the ledger is written again. A request may hang for the rest.
-const APPLY_MS_MAX: u64 = 15 * 60_000;
+pub(super) const APPLY_MS_MAX: u64 = 15 * 60_000;
 /// Of the requests that an origin takes at once, one part of so many may go to a journal.
 const JOURNAL_PART: usize = 4;
 /// Of what the read tier remembers, one part of so many may come from one epoch.
@@ -193,6 +193,9 @@ impl Core {
 
     pub(super) fn start_destage_if_due(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
+        if volume.replay.is_some() {
+            return self.pump_replay(cx, id);
+        }
         if let Some(group) = volume.group {
             self.start_group_if_due(cx, id, group);
             return;
@@ -261,6 +264,10 @@ impl Core {
             .as_ref()
             .map_or(0, |keeper| keeper.ledger.sequence);
         let epochs = volume.epochs.len() as u64;
+        assert!(
+            volume.replay.is_none(),
+            "a pending journal is not written over"
+        );
         let epoch = volume.epochs.front_mut().expect("the volume is dirty");
         epoch.sealed = true;
         let room = journal::payload_at(journal_entries_max(&epoch.map, piece_bytes));
@@ -297,6 +304,9 @@ impl Core {
     pub(super) fn pump_destage(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         loop {
             let Some(volume) = self.find(id) else { return };
+            if volume.replay.is_some() {
+                return self.pump_replay(cx, id);
+            }
             let misfits = volume.misfit().is_some();
             let Some(destage) = volume.destage.as_mut().filter(|_| !misfits) else {
                 return;
@@ -502,7 +512,7 @@ impl Core {
     }
 
     /// Whether a volume may send its next request to its origin; if not, it stands in line.
-    fn has_turn(&mut self, now: Time, id: VolumeId) -> bool {
+    pub(super) fn has_turn(&mut self, now: Time, id: VolumeId) -> bool {
         let volume = self.volume(id);
         let (storage, weight) = (volume.storage, volume.tuning.share.weight);
         self.turns.join(now, id, storage, weight);
@@ -729,16 +739,8 @@ impl Core {
         destage.apply_until = now.plus_millis(APPLY_MS_MAX / 3);
         let (upto, journal_sequence, journal_bytes) =
             (destage.upto, destage.journal_sequence, destage.journal_at);
-        let keeper = self
-            .volume(id)
-            .keeper
-            .as_mut()
-            .expect("write-back volumes have a ledger");
-        let (there, read_at) = keeper.clock_there;
-        let clock = there.saturating_add(now.since(read_at));
-        let clock = clock.max(stat.now_ns.saturating_add(keeper.clock_ahead_ns));
-        let ledger = &mut keeper.ledger;
-        ledger.progress = if atomic {
+        self.note_apply(now, id, &stat);
+        self.ledger(id).progress = if atomic {
             Progress::Apply {
                 upto,
                 journal_sequence,
@@ -747,14 +749,30 @@ impl Core {
         } else {
             Progress::Cut(upto)
         };
+        self.write_ledger(cx, id, LedgerStep::Begin);
+    }
+
+    /// Puts into the ledger how the image is, and until when writing it may change its time.
+    pub(super) fn note_apply(&mut self, now: Time, id: VolumeId, stat: &Stat) {
+        let keeper = self.volume(id).keeper.as_mut();
+        let keeper = keeper.expect("write-back volumes have a ledger");
+        let (there, read_at) = keeper.clock_there;
+        let clock = there.saturating_add(now.since(read_at));
+        let clock = clock.max(stat.now_ns.saturating_add(keeper.clock_ahead_ns));
+        let ledger = &mut keeper.ledger;
         ledger.origin_bytes = stat.size_bytes;
         if let Some(image) = stat.image {
             ledger.image = image.kept();
         }
         ledger.mtime_before_ns = stat.mtime_ns;
         let began = clock.max(stat.mtime_ns);
-        ledger.mtime_limit_ns = began.saturating_add(APPLY_MS_MAX * 1_000_000);
-        self.write_ledger(cx, id, LedgerStep::Begin);
+        let limit = began.saturating_add(APPLY_MS_MAX * 1_000_000);
+        // Until all of it is synced a power loss may bring back a time that was allowed before.
+        let before = match ledger.progress {
+            Progress::Idle => 0,
+            Progress::Cut(_) | Progress::Apply { .. } => ledger.mtime_limit_ns,
+        };
+        ledger.mtime_limit_ns = limit.max(before);
     }
 
     /// The ledger says that the origin may be written now.
@@ -763,6 +781,8 @@ impl Core {
         destage.phase = Phase::Apply;
         destage.applying = true;
         self.pump_destage(cx, id);
+        // It may have been told to go away meanwhile.
+        self.detach_progress(cx, id);
     }
 
     /// The ledger says the epoch is at the origin: its data is clean now.
@@ -776,6 +796,13 @@ impl Core {
         );
         assert!(destage.upto > volume.destaged || epoch.map.is_empty());
         volume.destaged = volume.destaged.max(destage.upto);
+        self.origin_reached(cx, id, alloc::vec![epoch]);
+    }
+
+    /// The ledger says that these epochs, the oldest, are at the origin: what was waiting for that
+    /// goes on.
+    pub(super) fn origin_reached(&mut self, cx: &mut Cx<'_>, id: VolumeId, epochs: Vec<Epoch>) {
+        let volume = self.volume(id);
         let all = volume.destaged.0 + 1 == volume.serial_next.0;
         if volume.state == State::Stalled || volume.epochs.is_empty() {
             volume.state = State::Clean;
@@ -796,10 +823,12 @@ impl Core {
         if all {
             self.end_given_up(id);
         }
-        if !has(Bug::ServeStaleBase) {
-            self.forget_destaged(layer, &epoch.map);
+        for epoch in epochs {
+            if !has(Bug::ServeStaleBase) {
+                self.forget_destaged(layer, &epoch.map);
+            }
+            self.bury(epoch.map);
         }
-        self.bury(epoch.map);
         self.recount(id);
         self.forgive_if_read(id);
         if !self.volume(id).waiting.is_empty() {
@@ -841,6 +870,7 @@ impl Core {
     /// A volume that is going away gives up a destage that has not touched the origin, if nothing
     /// of it is in flight; one with a request under way goes on to its end.
     pub(super) fn abandon_destage(volume: &mut Volume) {
+        volume.abandon_replay();
         let Some(destage) = &volume.destage else {
             return;
         };
@@ -848,8 +878,10 @@ impl Core {
             destage.phase,
             Phase::WaitLog { .. } | Phase::Journal | Phase::Table | Phase::Gate | Phase::Stat
         );
-        // What it still needs cannot be read.
-        let early = early || volume.bypass == Bypass::Held || volume.misfit().is_some();
+        // What it still needs cannot be read. A step of its ledger goes to its end first.
+        let in_step = matches!(destage.phase, Phase::Begin | Phase::Finish);
+        let stuck = volume.bypass == Bypass::Held || volume.misfit().is_some();
+        let early = early || (stuck && !in_step);
         if early && destage.jobs.len() == 0 && !destage.waiting {
             volume.destage = None;
         }

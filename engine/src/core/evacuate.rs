@@ -5,9 +5,10 @@
 //! ```
 //!
 //! Always true: a copy carries the serial and the generation of its original; the map is pointed
-//! to the copy only where it still points to the original; the original stays until the copy is
-//! durable, because a segment dies with the newest record of that moment; zeroes are copied newest
-//! first, because those of one record cannot be told apart by content. One at a time.
+//! to the copy only where it still points to the original; a copy is of the epoch of its original,
+//! so that a recovery finds whole epochs; the original stays until the copy is durable, because a
+//! segment dies with the newest record of that moment; zeroes are copied newest first, because
+//! those of one record cannot be told apart by content. One at a time.
 
 use super::Core;
 use crate::adversary::{Bug, Mark, has, mark};
@@ -19,10 +20,13 @@ use crate::log::{Item, content_of};
 use crate::map::{Content, Piece};
 use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending};
-use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES, SegmentIndex, Span, Tag, VolumeId};
+use crate::types::{
+    BLOCK_BYTES, BLOCK_SECTORS, Policy, SECTOR_BYTES, SegmentIndex, Serial, Span, Tag,
+};
 use crate::volume::Volume;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
+use core::ops::Range;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -160,7 +164,7 @@ impl Core {
             let aligned = entry.span.sector - entry.span.sector % BLOCK_SECTORS;
             let base = place.plus(blocks * BLOCK_BYTES);
             let mut bytes_live = false;
-            for (span, content) in live_parts(volume, entry.span, whole) {
+            for (_, span, content) in live_parts(volume, entry.serial, entry.span, whole) {
                 let place = matches!(content, Content::Data(_))
                     .then(|| base.plus((span.sector - aligned) * SECTOR_BYTES));
                 bytes_live |= place.is_some();
@@ -252,7 +256,8 @@ impl Core {
                 return true;
             };
             let stream = self.stream_of(volume, span.blocks());
-            let Some((part, _)) = live_parts(volume, span, content).into_iter().next() else {
+            let live = live_parts(volume, entry.serial, span, content);
+            let Some((_, part, _)) = live.into_iter().next() else {
                 return true;
             };
             let kind = match content {
@@ -272,6 +277,7 @@ impl Core {
                 span: part,
                 kind,
                 more: entry.more,
+                epoch: entry.epoch,
                 // Whoever asks has been answered long ago.
                 tag: Tag::NONE,
             };
@@ -283,40 +289,33 @@ impl Core {
             mark(Mark::Moved);
             self.log.counters.evacuated_bytes += appended.span.sectors * SECTOR_BYTES;
             let old = content.advance(appended.span.sector - span.sector);
-            self.repoint(entry.volume, appended.span, old, appended.content);
+            self.repoint(&entry, appended.span, old, appended.content);
         }
     }
 
-    /// Points every epoch that has `old` at `span` to the copy.
-    fn repoint(&mut self, id: VolumeId, span: Span, old: Content, new: Content) {
-        let volume = self.volumes[id.0 as usize]
+    /// Points the epoch of an entry, where it has `old` at `span`, to the copy.
+    fn repoint(&mut self, entry: &FooterEntry, span: Span, old: Content, new: Content) {
+        let volume = self.volumes[entry.volume.0 as usize]
             .as_mut()
             .expect("checked by the caller");
         let tenant = volume.tenant;
-        for epoch in &mut volume.epochs {
-            let mut same = Vec::new();
-            epoch.map.get(span, |part, content| {
-                if content == Some(old.advance(part.sector - span.sector)) {
-                    same.push(part);
-                }
-            });
-            for part in same {
-                let content = new.advance(part.sector - span.sector);
-                let (log, mut charge) = (&mut self.log, 0);
-                let extents = epoch.map.len() as i64;
-                epoch.map.insert(
-                    Piece {
-                        span: part,
-                        content,
-                    },
-                    &mut |c| charge += log.account(tenant, c),
-                );
-                epoch.charge = epoch.charge.strict_add_signed(charge);
-                let grown = epoch.map.len() as i64 - extents;
-                self.dirty_extents = self.dirty_extents.strict_add_signed(grown);
-            }
+        for (at, part, _) in live_parts(volume, entry.serial, span, old) {
+            let epoch = &mut volume.epochs[at];
+            let content = new.advance(part.sector - span.sector);
+            let (log, mut charge) = (&mut self.log, 0);
+            let extents = epoch.map.len() as i64;
+            let piece = Piece {
+                span: part,
+                content,
+            };
+            epoch
+                .map
+                .insert(piece, &mut |c| charge += log.account(tenant, c));
+            epoch.charge = epoch.charge.strict_add_signed(charge);
+            let grown = epoch.map.len() as i64 - extents;
+            self.dirty_extents = self.dirty_extents.strict_add_signed(grown);
         }
-        self.recount(id);
+        self.recount(entry.volume);
     }
 
     fn end_evacuation(&mut self) {
@@ -344,16 +343,37 @@ fn newest_zeroes_first(entries: &mut [FooterEntry]) {
     });
 }
 
-/// The parts of `span` that some epoch still holds as exactly this content.
-fn live_parts(volume: &Volume, span: Span, whole: Content) -> Vec<(Span, Content)> {
+/// The parts of `span` that the epoch of a write still holds as exactly this content, with the
+/// index of that epoch.
+fn live_parts(
+    volume: &Volume,
+    serial: Serial,
+    span: Span,
+    whole: Content,
+) -> Vec<(usize, Span, Content)> {
     let mut parts = Vec::new();
-    for epoch in &volume.epochs {
-        epoch.map.get(span, |part, content| {
+    for at in epoch_of(volume, serial) {
+        volume.epochs[at].map.get(span, |part, content| {
             let expected = whole.advance(part.sector - span.sector);
             if content == Some(expected) {
-                parts.push((part, expected));
+                parts.push((at, part, expected));
             }
         });
     }
     parts
+}
+
+/// The epoch of a volume that has a write; none if it is at the origin.
+fn epoch_of(volume: &Volume, serial: Serial) -> Range<usize> {
+    let all = 0..volume.epochs.len();
+    if volume.policy == Policy::Ephemeral || has(Bug::MoveZeroesOldestFirst) {
+        return all;
+    }
+    if serial <= volume.destaged {
+        return 0..0;
+    }
+    let at = volume
+        .epochs
+        .partition_point(|epoch| epoch.last_serial < serial);
+    at..(at + 1).min(all.end)
 }

@@ -61,7 +61,9 @@ impl Core {
         let group = &mut self.groups[at];
         group.wanted = group.wanted.max(volume.tuning.group_members);
         (volume.group, volume.cut) = (Some(at), group.open);
-        self.merge_epochs(volume, Serial(u64::MAX));
+        // Those that a pending journal has are at the origin before any other is.
+        let journaled = volume.journaled_epochs();
+        self.merge_epochs(volume, journaled, Serial(u64::MAX));
         for epoch in &mut volume.epochs {
             (epoch.cut, epoch.sealed) = (0, true);
         }
@@ -97,19 +99,18 @@ impl Core {
         }
     }
 
-    /// What recovery cut by size is one batch again, as far as this serial lies in it: its parts
-    /// are no points in time of a group, and none between the states of an origin.
-    pub(super) fn merge_epochs(&mut self, volume: &mut Volume, upto: Serial) {
+    /// What recovery found from this epoch on is one batch, as far as this serial lies in it: its
+    /// parts are no points in time of a group, and none between the states of an origin.
+    pub(super) fn merge_epochs(&mut self, volume: &mut Volume, from: usize, upto: Serial) {
         let early = |volume: &Volume| {
-            volume
-                .epochs
-                .front()
-                .is_some_and(|it| it.last_serial < upto)
+            let first = volume.epochs.get(from);
+            first.is_some_and(|it| it.last_serial < upto)
         };
-        while volume.epochs.len() > 1 && early(volume) {
-            let mut newer = volume.epochs.remove(1).expect("there are two");
-            let oldest = volume.epochs.front_mut().expect("there are two");
+        while volume.epochs.len() > from + 1 && early(volume) {
+            let mut newer = volume.epochs.remove(from + 1).expect("there are two");
+            let oldest = &mut volume.epochs[from];
             let (log, extents) = (&mut self.log, oldest.map.len());
+            volume.merged_upto = newer.last_serial;
             let (mut at, mut charge) = (0, 0);
             while let Some(piece) = newer.map.at_or_after(at) {
                 at = piece.span.end();
@@ -117,7 +118,7 @@ impl Core {
                 oldest.map.insert(piece, account);
             }
             oldest.charge = oldest.charge.strict_add_signed(charge);
-            oldest.last_serial = newer.last_serial;
+            (oldest.number, oldest.last_serial) = (newer.number, newer.last_serial);
             oldest.last_seq = oldest.last_seq.max(newer.last_seq);
             oldest.writes += newer.writes;
             self.dirty_extents += oldest.map.len();
@@ -188,9 +189,8 @@ impl Core {
             .copied()
             .filter(|member| self.volume(*member).owes())
             .collect();
-        let busy = |it: &Volume| {
-            it.destage.is_some() || !it.attached || !it.serves() || it.holds_destage()
-        };
+        let busy =
+            |it: &Volume| it.is_destaging() || !it.attached || !it.serves() || it.holds_destage();
         if owing.is_empty() || members.iter().any(|member| busy(self.volume(*member))) {
             return;
         }

@@ -395,8 +395,12 @@ impl Core {
 
     /// Pieces of memory that a destage has, or a few more.
     pub(super) fn held_pieces(&mut self, id: VolumeId) -> usize {
-        let destage = self.find(id).and_then(|volume| volume.destage.as_ref());
-        destage.map_or(0, |it| it.width + usize::from(it.table_piece.is_some()))
+        let Some(volume) = self.find(id) else {
+            return 0;
+        };
+        let destage = volume.destage.as_ref();
+        let destage = destage.map_or(0, |it| it.width + usize::from(it.table_piece.is_some()));
+        destage + volume.replay.as_mut().map_or(0, |it| it.pieces())
     }
 
     /// Memory for one request, or a place in the line of those that wait for it.

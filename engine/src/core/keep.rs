@@ -114,7 +114,7 @@ impl Core {
             let Some(volume) = self.find(id).filter(|it| it.detaching.is_none()) else {
                 continue;
             };
-            let writes = volume.destage.is_some() || !volume.direct.is_empty();
+            let writes = volume.is_destaging() || !volume.direct.is_empty();
             if writes || volume.origin_in_flight > 0 {
                 busy.push(id);
                 continue;

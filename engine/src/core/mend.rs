@@ -87,14 +87,16 @@ impl Core {
                 merged.map.insert(piece, &mut changed);
             }
             merged.charge = merged.charge.strict_add_signed(charge);
-            merged.last_serial = epoch.last_serial;
+            (merged.number, merged.last_serial) = (epoch.number, epoch.last_serial);
             merged.last_seq = merged.last_seq.max(epoch.last_seq);
             merged.writes += epoch.writes;
             let grown = merged.map.len() as i64 - extents;
             self.dirty_extents = self.dirty_extents.strict_add_signed(grown);
             self.bury(epoch.map);
         }
-        self.volume(id).epochs.push_front(merged);
+        let volume = self.volume(id);
+        volume.merged_upto = merged.last_serial;
+        volume.epochs.push_front(merged);
         self.recount(id);
         self.begin_destage(id);
         true

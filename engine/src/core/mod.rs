@@ -23,6 +23,7 @@ mod overlay;
 mod pace;
 mod read;
 mod relook;
+mod replay;
 mod resend;
 mod resize;
 mod runs;
@@ -40,6 +41,7 @@ pub use destage::Destage;
 pub use image::Known;
 pub use lines::{FoundFill, segments_max};
 pub use relook::Unread;
+pub use replay::Replay;
 pub use resize::Resize;
 pub use share::Own;
 pub use switch::Switch;
@@ -374,7 +376,7 @@ impl Core {
         stat: Option<Stat>,
     ) {
         let (pending, started) = cx.out.take(io);
-        let ok = result.is_ok();
+        let (ok, ended) = (result.is_ok(), (result, stat, started));
         self.time_origin(cx.now, &pending, started, ok);
         self.observe_cache(cx.now, &pending, ok);
         self.note_full(&pending, result);
@@ -424,6 +426,7 @@ impl Core {
             Pending::Destage { volume, job } => self.job_done(cx, volume, job, ok, started),
             Pending::DestageSync { volume } => self.destage_synced(cx, volume, ok),
             Pending::JournalTable { volume } => self.table_written(cx, volume, ok),
+            Pending::Replay { volume, io } => self.replay_done(cx, (volume, io), ended),
             Pending::LookAtImage { volume } => {
                 self.image_seen(cx, volume, stat.filter(|_| ok));
             }

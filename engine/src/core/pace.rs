@@ -48,7 +48,7 @@ impl Core {
         let gauges = self.gauges(id, arriving);
         let volume = self.volume(id);
         volume.flow.look(cx.now, &volume.tuning.flow, &gauges);
-        if volume.flow.is_pressing() && volume.destage.is_none() {
+        if volume.flow.is_pressing() && !volume.is_destaging() {
             self.start_destage_if_due(cx, id);
         }
     }
@@ -133,6 +133,7 @@ impl Core {
             | Pending::LedgerSync { volume }
             | Pending::DestageSync { volume }
             | Pending::JournalTable { volume }
+            | Pending::Replay { volume, .. }
             | Pending::Stat { volume }
             | Pending::LookAtImage { volume }
             | Pending::Look { volume, .. } => Some((volume, 0)),
@@ -172,7 +173,7 @@ impl Core {
     pub(super) fn has_place(&mut self, now: Time, id: VolumeId) -> bool {
         let open = self.is_place_free(now, id);
         if !open {
-            if self.phase(id).width == 0 {
+            if self.held_pieces(id) == 0 {
                 // It waits for the requests of others: it does not hang.
                 self.turns.moved(now, id);
             }

@@ -32,13 +32,60 @@ struct Unsent {
     offset: u64,
 }
 
+/// A pause after a failure. It doubles with each round that fails, and ends with the first request
+/// that does not.
+#[derive(Default)]
+pub(super) struct Pause {
+    /// The last one; none since a request was good.
+    ms: u64,
+    until: Time,
+}
+
+impl Pause {
+    pub fn is_under_way(&self, now: Time) -> bool {
+        now < self.until
+    }
+
+    /// The last pause was the shortest: one round may fail at a storage that works.
+    pub fn is_first(&self) -> bool {
+        self.ms <= FIRST_MS
+    }
+
+    /// The last pause was the longest.
+    pub fn is_longest(&self) -> bool {
+        self.ms >= RETRY_MS
+    }
+
+    /// Begins the next one, and says when it ends; `None` if one is under way.
+    pub fn longer(&mut self, now: Time) -> Option<Time> {
+        if self.is_under_way(now) {
+            return None;
+        }
+        self.ms = (self.ms * 2).clamp(FIRST_MS, RETRY_MS);
+        self.until = now.plus_millis(self.ms);
+        Some(self.until)
+    }
+
+    pub fn rest(&mut self, now: Time, ms: u64) {
+        self.until = now.plus_millis(ms);
+    }
+
+    /// The next one is as long as they get.
+    pub fn make_longest(&mut self) {
+        self.ms = RETRY_MS;
+    }
+
+    /// A request was good.
+    pub fn end(&mut self) {
+        self.ms = 0;
+    }
+}
+
 #[derive(Default)]
 pub(super) struct Resend {
     /// No more than a queue of the origin holds, and what a journal has of it in pieces.
     queue: VecDeque<Unsent>,
-    /// The last pause; none since a write was good.
-    pause_ms: u64,
-    until: Time,
+    pause: Pause,
     /// A write that is good does not tell that the next sync will be.
     sync_failed: bool,
 }
@@ -50,12 +97,12 @@ impl Resend {
 
     /// Nothing is sent before the pause is over.
     pub fn is_resting(&self, now: Time) -> bool {
-        now < self.until
+        self.pause.is_under_way(now)
     }
 
     /// The last pause was the longest.
     pub fn is_hopeless(&self) -> bool {
-        self.pause_ms >= RETRY_MS
+        self.pause.is_longest()
     }
 
     pub fn clear(&mut self) {
@@ -93,16 +140,13 @@ impl Core {
     pub(super) fn rest_after_failure(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let destage = self.phase(id);
         let (full, resend) = (destage.full, &mut destage.resend);
-        if !resend.is_resting(cx.now) {
-            resend.pause_ms = (resend.pause_ms * 2).clamp(FIRST_MS, RETRY_MS);
-            resend.until = cx.now.plus_millis(resend.pause_ms);
-            cx.out.timer(resend.until, Timer::Pace(id));
+        if let Some(until) = resend.pause.longer(cx.now) {
+            cx.out.timer(until, Timer::Pace(id));
         }
         if full {
-            resend.pause_ms = RETRY_MS;
+            resend.pause.make_longest();
         }
-        // One round may fail at a storage that works; two in a row do not.
-        if full || resend.pause_ms > FIRST_MS {
+        if full || !resend.pause.is_first() {
             self.volume(id).stall(full);
         }
         // No other volume waits for its turn meanwhile.
@@ -113,7 +157,7 @@ impl Core {
     pub(super) fn go_on_after_success(&mut self, id: VolumeId) {
         let destage = self.phase(id);
         destage.full = false;
-        destage.resend.pause_ms = 0;
+        destage.resend.pause.end();
         let failed = destage.resend.sync_failed;
         let volume = self.volume(id);
         if volume.state == State::Stalled && !failed {

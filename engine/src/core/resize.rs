@@ -92,12 +92,12 @@ impl Core {
     /// Goes on when nothing is in its way any more.
     pub(super) fn resize_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
-        let serves = volume.serves();
+        let (serves, destages) = (volume.serves(), volume.is_destaging());
         let Some(resize) = volume.resize.as_mut().filter(|it| it.step == Step::Wait) else {
             return;
         };
         let keeper = volume.keeper.as_ref();
-        let writes = volume.destage.is_some() || keeper.is_some_and(|it| it.step.is_some());
+        let writes = destages || keeper.is_some_and(|it| it.step.is_some());
         let shrinks = resize.new_bytes < resize.old_bytes;
         let touched = volume.origin_in_flight > 0
             || volume.reads_in_flight > 0

@@ -179,7 +179,7 @@ impl Core {
                 latency_ns: volume.flow.latency_ns(),
                 held_writes: volume.flow.held_writes,
             },
-            destaging: volume.destage.is_some(),
+            destaging: volume.is_destaging(),
             counters: volume.counters,
             overlay: self.show_overlay(volume, now),
         }

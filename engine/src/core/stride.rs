@@ -67,8 +67,8 @@ impl Core {
         let Some(volume) = self.find(id) else { return };
         if let Some(destage) = volume.destage.as_mut() {
             destage.pace.timer = None;
-            self.pump_destage(cx, id);
         }
+        self.pump_destage(cx, id);
     }
 
     /// Whether more than its age asks for the destage of a volume.

@@ -211,7 +211,7 @@ impl Core {
                 false
             }
             Step::Last => {
-                let busy = volume.destage.is_some() || volume.unfinished_sectors > 0;
+                let busy = volume.is_destaging() || volume.unfinished_sectors > 0;
                 !busy && self.release_ledger(cx, id)
             }
             Step::Quiet if volume.direct.is_empty() => {

@@ -491,6 +491,19 @@ impl Core {
         }
     }
 
+    /// An epoch ends before a write that would make it too large for one journal.
+    fn seal_if_full(&mut self, id: VolumeId) {
+        let volume = self.volume(id);
+        let open = volume.epochs.back().filter(|epoch| !epoch.sealed);
+        let full = open.is_some_and(|epoch| {
+            let full = epoch.map.sectors() * SECTOR_BYTES >= EPOCH_BYTES_MAX;
+            full || epoch.charge >= volume.flow.epoch_blocks()
+        });
+        if full && volume.policy == Policy::WriteBack {
+            self.seal(id);
+        }
+    }
+
     /// Stages the start of a range: bytes, entry and map in one step. `None` when there is no
     /// room; nothing has happened then.
     fn stage(
@@ -502,6 +515,9 @@ impl Core {
         source: Option<(Place, Tag)>,
         begun: bool,
     ) -> Option<(u64, StreamSeq)> {
+        if !begun {
+            self.seal_if_full(id);
+        }
         let volume = self.volumes[id.0 as usize]
             .as_mut()
             .expect("checked by the caller");
@@ -513,6 +529,7 @@ impl Core {
             span,
             kind,
             more: false,
+            epoch: volume.next_epoch(),
             tag: source.map_or(Tag::NONE, |(_, tag)| tag),
         };
         let source = source.map(|(place, _)| place);
@@ -522,13 +539,6 @@ impl Core {
             _ => StreamKind::Writes,
         };
         let appended = self.log.append(cx, stream, item, source, false)?;
-        let full = volume.epochs.back().is_some_and(|epoch| {
-            epoch.map.sectors() * SECTOR_BYTES >= EPOCH_BYTES_MAX
-                || epoch.charge >= volume.flow.epoch_blocks()
-        });
-        if full && !begun && volume.policy == Policy::WriteBack {
-            self.seal(id);
-        }
         let volume = self.volumes[id.0 as usize]
             .as_mut()
             .expect("checked by the caller");
@@ -538,6 +548,7 @@ impl Core {
         let tenant = volume.tenant;
         volume.wants_room = false;
         let epoch = volume.open_epoch(cx.now);
+        assert_eq!(epoch.number, item.epoch, "the log names the epoch");
         epoch.last_serial = serial;
         epoch.last_seq = appended.seq;
         epoch.writes += u64::from(!begun);

@@ -69,7 +69,8 @@ pub struct VolumeBytes {
     pub under_birth_ns: U64,
     pub under_bytes: U64,
     pub under_mtime_ns: U64,
-    pub reserved: [u8; 28],
+    pub merged_upto: U64,
+    pub reserved: [u8; 20],
 }
 
 const _: () = assert!(size_of::<VolumeBytes>() == VOLUME_BYTES);
@@ -110,6 +111,9 @@ pub struct VolumeRecord {
     /// No serial at or above this one had been given when the checkpoint was written.
     pub serial_next: Serial,
     pub destaged: Serial,
+    /// Entries up to this serial are one epoch, whatever they say: epochs were merged, and what
+    /// one of them replaced in another is not kept.
+    pub merged_upto: Serial,
     pub size_bytes: u64,
     /// The image that an overlay lies on; unknown for all others.
     pub under: Image,
@@ -335,7 +339,8 @@ fn encode_volume(volume: &VolumeRecord) -> VolumeBytes {
         under_birth_ns: U64::new(volume.under.birth_ns),
         under_bytes: U64::new(volume.under.size_bytes),
         under_mtime_ns: U64::new(volume.under.mtime_ns),
-        reserved: [0; 28],
+        merged_upto: U64::new(volume.merged_upto.0),
+        reserved: [0; 20],
     }
 }
 
@@ -363,6 +368,7 @@ fn parse_volume(bytes: &[u8]) -> Result<VolumeRecord, FormatError> {
         first_serial: Serial(record.first_serial.get()),
         serial_next: Serial(record.serial_next.get()),
         destaged: Serial(record.destaged.get()),
+        merged_upto: Serial(record.merged_upto.get()),
         size_bytes: record.size_bytes.get(),
         under: Image {
             device: 0,

@@ -4,9 +4,9 @@
 //! been. It makes recovery and evacuation read one place instead of every record. Nothing
 //! depends on it: without a footer the records are read one by one.
 
-use super::record::{EntryKind, FLAG_MORE, MAX_SECTOR};
+use super::record::{EntryKind, MAX_SECTOR, flags_of, split_flags};
 use super::{FormatError, Kind, PREFIX_BYTES, Prefix, block, check, seal, zeroes};
-use crate::types::{BLOCK_BYTES, Generation, Geometry, Serial, Span, Uuid, VolumeId};
+use crate::types::{BLOCK_BYTES, EpochNumber, Generation, Geometry, Serial, Span, Uuid, VolumeId};
 use alloc::vec::Vec;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -61,6 +61,7 @@ pub struct FooterEntry {
     pub block: u32,
     /// The write goes on in a further entry of the same serial.
     pub more: bool,
+    pub epoch: EpochNumber,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,10 +97,8 @@ impl Footer {
         let mut bytes = block(HEADER_BYTES + body.next_multiple_of(BLOCK_BYTES as usize));
         let mut at = HEADER_BYTES;
         for entry in &self.entries {
-            let (kind, mut flags) = entry.kind.codes();
-            if entry.more {
-                flags |= FLAG_MORE;
-            }
+            let (kind, flags) = entry.kind.codes();
+            let flags = flags_of(flags, entry.more, entry.epoch);
             let record = EntryBytes {
                 volume: U32::new(entry.volume.0),
                 generation: U32::new(entry.generation.0),
@@ -200,7 +199,8 @@ impl Footer {
 fn parse_entry(bytes: &[u8], geometry: Geometry) -> Result<FooterEntry, FormatError> {
     let record = EntryBytes::ref_from_bytes(bytes).map_err(|_| FormatError::Short)?;
     zeroes(&record.reserved)?;
-    let kind = EntryKind::of(record.kind, record.flags & !FLAG_MORE)?;
+    let (flags, more, epoch) = split_flags(record.flags);
+    let kind = EntryKind::of(record.kind, flags)?;
     let span = Span::new(record.sector.get(), u64::from(record.sectors.get()));
     if span.sectors == 0 || span.sector > MAX_SECTOR || span.sectors > MAX_SECTOR - span.sector {
         return Err(FormatError::Field("entry range"));
@@ -220,7 +220,8 @@ fn parse_entry(bytes: &[u8], geometry: Geometry) -> Result<FooterEntry, FormatEr
         span,
         kind,
         block: record.block.get(),
-        more: record.flags & FLAG_MORE != 0,
+        more,
+        epoch,
     })
 }
 

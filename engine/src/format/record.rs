@@ -8,7 +8,9 @@
 
 use super::{FormatError, Kind, PREFIX_BYTES, Prefix, check, check_prefix, checksum, seal, zeroes};
 use crate::adversary::{Bug, has};
-use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, Generation, Serial, Span, Tag, Uuid, VolumeId};
+use crate::types::{
+    BLOCK_BYTES, BLOCK_SECTORS, EpochNumber, Generation, Serial, Span, Tag, Uuid, VolumeId,
+};
 use alloc::vec::Vec;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -78,7 +80,20 @@ const KIND_WRITE: u8 = 1;
 const KIND_ZERO: u8 = 2;
 const FLAG_ALLOCATE: u8 = 1;
 /// More entries of the same serial follow: the write counts only when its last one is there.
-pub(crate) const FLAG_MORE: u8 = 2;
+const FLAG_MORE: u8 = 2;
+/// The other bits of the flags are the number of the epoch.
+const EPOCH_SHIFT: u8 = 2;
+
+/// The flags of an entry, and back.
+pub(crate) fn flags_of(of_kind: u8, more: bool, epoch: EpochNumber) -> u8 {
+    let more = if more { FLAG_MORE } else { 0 };
+    of_kind | more | epoch.get() << EPOCH_SHIFT
+}
+
+pub(crate) fn split_flags(flags: u8) -> (u8, bool, EpochNumber) {
+    let epoch = EpochNumber::of(flags >> EPOCH_SHIFT);
+    (flags & FLAG_ALLOCATE, flags & FLAG_MORE != 0, epoch)
+}
 
 /// What an entry does to its sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +140,7 @@ pub struct Entry {
     pub first_block: u16,
     /// The write goes on in a further entry of the same serial.
     pub more: bool,
+    pub epoch: EpochNumber,
     pub tag: Tag,
 }
 
@@ -184,10 +200,8 @@ pub fn encode_open(identity: &Identity) -> [u8; ENTRIES_AT] {
 
 /// An entry, bound to its record and to the sums of its payload.
 pub fn encode_entry(identity: &Identity, entry: &Entry, sums: &[u32]) -> [u8; ENTRY_BYTES] {
-    let (kind, mut flags) = entry.kind.code();
-    if entry.more {
-        flags |= FLAG_MORE;
-    }
+    let (kind, flags) = entry.kind.code();
+    let flags = flags_of(flags, entry.more, entry.epoch);
     let mut bytes = EntryBytes {
         checksum: U32::new(0),
         kind,
@@ -335,7 +349,8 @@ fn parse_entry(
     let at = ENTRIES_AT + at * ENTRY_BYTES;
     let bytes =
         EntryBytes::ref_from_bytes(&block[at..at + ENTRY_BYTES]).map_err(|_| FormatError::Short)?;
-    let kind = EntryKind::of(bytes.kind, bytes.flags & !FLAG_MORE)?;
+    let (flags, more, epoch) = split_flags(bytes.flags);
+    let kind = EntryKind::of(bytes.kind, flags)?;
     let span = Span::new(bytes.sector.get(), u64::from(bytes.sectors.get()));
     if span.sectors == 0 || span.sector > MAX_SECTOR || span.sectors > MAX_SECTOR - span.sector {
         return Err(FormatError::Field("entry range"));
@@ -347,7 +362,8 @@ fn parse_entry(
         serial: Serial(bytes.serial.get()),
         span,
         first_block: bytes.first_block.get(),
-        more: bytes.flags & FLAG_MORE != 0,
+        more,
+        epoch,
         tag: Tag {
             region: bytes.region.get(),
             counter: bytes.counter.get(),

@@ -39,8 +39,9 @@ use crate::map::{Change, Content};
 use crate::memory::{Area, Place};
 use crate::outbox::Cx;
 use crate::types::{
-    BLOCK_BYTES, BLOCK_SECTORS, ChunkIndex, Generation, Geometry, LogAddr, SECTOR_BYTES,
-    SegmentIndex, SegmentSeq, Serial, SlotIndex, Span, StreamSeq, Tag, Time, Uuid, VolumeId,
+    BLOCK_BYTES, BLOCK_SECTORS, ChunkIndex, EpochNumber, Generation, Geometry, LogAddr,
+    SECTOR_BYTES, SegmentIndex, SegmentSeq, Serial, SlotIndex, Span, StreamSeq, Tag, Time, Uuid,
+    VolumeId,
 };
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -206,6 +207,7 @@ pub struct Item {
     pub kind: EntryKind,
     /// The write goes on in a further item of the same serial.
     pub more: bool,
+    pub epoch: EpochNumber,
     pub tag: Tag,
 }
 
@@ -446,6 +448,7 @@ impl Log {
             span,
             first_block: if blocks > 0 { record.payload_blocks } else { 0 },
             more: item.more || span.sectors < item.span.sectors,
+            epoch: item.epoch,
             tag: item.tag,
         };
         let bytes = record::encode_entry(&record.identity, &entry, &sums[..blocks as usize]);
@@ -495,6 +498,7 @@ impl Log {
             kind: item.kind,
             block: in_segment,
             more: item.more || span.sectors < item.span.sectors,
+            epoch: item.epoch,
         });
     }
 

@@ -15,7 +15,7 @@ use crate::memory::{Area, Memory, Place};
 use crate::outbox::{Cx, Outbox, Pending, Timer};
 use crate::scratch::Scratch;
 use crate::types::{
-    BLOCK_BYTES, BLOCK_SECTORS, BufferId, Generation, Geometry, LogAddr, SECTOR_BYTES,
+    BLOCK_BYTES, BLOCK_SECTORS, BufferId, EpochNumber, Generation, Geometry, LogAddr, SECTOR_BYTES,
     SegmentIndex, Serial, Span, StreamSeq, Tag, Time, Uuid, VolumeId,
 };
 use alloc::collections::BTreeMap;
@@ -182,6 +182,7 @@ impl Model {
             span,
             kind: EntryKind::Write,
             more: false,
+            epoch: EpochNumber::default(),
             tag: Tag::default(),
         };
         let appended = with_cx!(self, |log, cx, scratch| log.append(

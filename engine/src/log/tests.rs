@@ -20,8 +20,8 @@ use crate::memory::{Area, Place};
 use crate::outbox::Cx;
 use crate::snapshot::SegmentCounts;
 use crate::types::{
-    BLOCK_BYTES, BLOCK_SECTORS, BufferId, ConnectionId, Generation, Geometry, LogAddr, RequestId,
-    SegmentIndex, SegmentSeq, Serial, Span, StreamSeq, Tag, Time, Uuid, VolumeId,
+    BLOCK_BYTES, BLOCK_SECTORS, BufferId, ConnectionId, EpochNumber, Generation, Geometry, LogAddr,
+    RequestId, SegmentIndex, SegmentSeq, Serial, Span, StreamSeq, Tag, Time, Uuid, VolumeId,
 };
 use StreamKind::{Overlay, Spill, Writes};
 use alloc::vec;
@@ -75,6 +75,7 @@ fn append(model: &mut Model, stream: StreamKind, span: Span, kind: EntryKind) ->
         span,
         kind,
         more: false,
+        epoch: EpochNumber::default(),
         tag: Tag::default(),
     };
     let source = Place::new(Area::Buffer(BufferId(0)), 0);

@@ -1,6 +1,7 @@
 //! Replay: accepted entries become volumes with epochs again.
 //!
-//! Always true: entries are taken in order of serial, whatever their place in the log; those that
+//! Always true: entries are taken in order of serial, whatever their place in the log, and epochs
+//! end where they ended before, so that a pending journal has whole epochs; entries that
 //! a reset voided or the ledger of the last checkpoint covers are not taken; every volume starts
 //! a new generation above all serials that were ever seen.
 
@@ -11,8 +12,8 @@ use crate::format::footer::FooterEntry;
 use crate::log::content_of;
 use crate::map::{ExtentMap, Piece};
 use crate::types::{
-    Generation, Geometry, Policy, SECTOR_BYTES, SegmentIndex, Serial, StreamSeq, Tag, Time,
-    VolumeId,
+    EpochNumber, Generation, Geometry, Policy, SECTOR_BYTES, SegmentIndex, Serial, StreamSeq, Tag,
+    Time, VolumeId,
 };
 use crate::volume::{Epoch, Volume};
 use alloc::vec::Vec;
@@ -29,6 +30,7 @@ pub struct Replayed {
 struct Found {
     volume: u32,
     serial: Serial,
+    epoch: EpochNumber,
     piece: Piece,
 }
 
@@ -47,13 +49,12 @@ pub fn replay(checkpoint: &Checkpoint, accepted: &Accepted, geometry: Geometry) 
     }
     let mut found = Vec::new();
     for segment in &accepted.segments {
-        let index = SegmentIndex(segment.index);
         for entry in &segment.footer.entries {
             let volume = volumes
                 .get(entry.volume.0 as usize)
                 .and_then(Option::as_ref);
             if volume.is_some_and(|volume| counts(volume, entry, accepted.overlay_valid)) {
-                let content = content_of(geometry, index, entry);
+                let content = content_of(geometry, SegmentIndex(segment.index), entry);
                 let piece = Piece {
                     span: entry.span,
                     content,
@@ -61,6 +62,7 @@ pub fn replay(checkpoint: &Checkpoint, accepted: &Accepted, geometry: Geometry) 
                 found.push(Found {
                     volume: entry.volume.0,
                     serial: entry.serial,
+                    epoch: entry.epoch,
                     piece,
                 });
             }
@@ -143,23 +145,30 @@ fn take(volume: &mut Volume, mut found: &mut [Found]) {
     } else {
         u64::MAX
     };
+    // What is of one epoch, whatever its entries say.
+    let merged_upto = volume.merged_upto;
+    let merged = |found: &Found| !owes || found.serial <= merged_upto;
     while let Some(first) = found.first() {
-        let serial = first.serial;
-        let full = volume.epochs.back().is_some_and(|epoch| {
-            epoch.map.sectors() >= full_sectors && epoch.last_serial != serial
+        let (serial, number, is_merged) = (first.serial, first.epoch, merged(first));
+        let ended = volume.epochs.back().is_none_or(|epoch| {
+            let full = epoch.map.sectors() >= full_sectors && epoch.last_serial != serial;
+            !is_merged && (full || epoch.number != number)
         });
-        if volume.epochs.is_empty() || full {
+        if ended {
             if let Some(epoch) = volume.epochs.back_mut() {
                 epoch.sealed = true;
             }
-            volume.epochs.push_back(new_epoch(serial));
+            volume.epochs.push_back(new_epoch(serial, number));
         }
         let epoch = volume.epochs.back_mut().expect("one was just pushed");
         // As many as cannot fill it before the last of them.
-        let room = full_sectors.saturating_sub(epoch.map.sectors());
+        let room = match is_merged {
+            true => u64::MAX,
+            false => full_sectors.saturating_sub(epoch.map.sectors()),
+        };
         let mut sectors = 0;
         let fits = found.iter().take_while(|found| {
-            let fits = sectors < room;
+            let fits = sectors < room && (merged(found) || found.epoch == number);
             sectors += found.piece.span.sectors;
             fits
         });
@@ -168,9 +177,10 @@ fn take(volume: &mut Volume, mut found: &mut [Found]) {
         for found in &*now {
             // What was cut or moved has several entries, and is one write.
             let begun = epoch.last_serial == found.serial && epoch.writes > 0;
-            epoch.last_serial = found.serial;
+            (epoch.number, epoch.last_serial) = (found.epoch, found.serial);
             epoch.writes += u64::from(!begun);
         }
+        volume.epoch_number = epoch.number;
         insert(&mut epoch.map, now);
         found = later;
     }
@@ -195,9 +205,10 @@ fn insert(map: &mut ExtentMap, found: &mut [Found]) {
     }
 }
 
-fn new_epoch(first: Serial) -> Epoch {
+fn new_epoch(first: Serial, number: EpochNumber) -> Epoch {
     Epoch {
         map: ExtentMap::new(),
+        number,
         cut: 0,
         last_serial: first,
         // Recovery has synced it.
@@ -241,6 +252,7 @@ mod tests {
             first_serial: Serial(1),
             serial_next: Serial(1),
             destaged: Serial(0),
+            merged_upto: Serial(0),
             size_bytes: 1 << 20,
             name: "disk".into(),
             origin: "/disk.img".into(),
@@ -290,6 +302,7 @@ mod tests {
             kind,
             block,
             more: false,
+            epoch: EpochNumber::default(),
         };
         let footer = Footer {
             cache: Uuid([7; 16]),
@@ -345,11 +358,38 @@ mod tests {
         assert_eq!(at(24).content, zeroes);
     }
 
+    #[test]
+    fn epochs_end_where_their_entries_say_and_an_overlay_has_one() {
+        let lasts = |policy, merged_upto| {
+            let mut volume = volume(0, policy, 1).expect("made");
+            volume.merged_upto = Serial(merged_upto);
+            let numbers = [(1, 62), (2, 62), (4, 63), (7, 0), (8, 0), (9, 1)];
+            let mut found: Vec<Found> = numbers
+                .map(|(serial, epoch)| Found {
+                    volume: 0,
+                    serial: Serial(serial),
+                    epoch: EpochNumber::of(epoch),
+                    piece: zeroes(serial * 8, 4096),
+                })
+                .into();
+            super::take(&mut volume, &mut found);
+            assert_eq!(volume.next_epoch(), volume.epoch_number, "it is open");
+            let epochs = volume.epochs.iter();
+            epochs.map(|it| it.last_serial.0).collect::<Vec<_>>()
+        };
+        assert_eq!(lasts(Policy::WriteBack, 0), [2, 4, 8, 9]);
+        assert_eq!(lasts(Policy::WriteBack, 3), [2, 4, 8, 9]);
+        assert_eq!(lasts(Policy::WriteBack, 4), [4, 8, 9]);
+        assert_eq!(lasts(Policy::WriteBack, 7), [8, 9]);
+        assert_eq!(lasts(Policy::Ephemeral, 0), [9]);
+    }
+
     fn take(volume: &mut Volume, serial: Serial, piece: Piece) {
         let volume_id = volume.id.0;
         let found = Found {
             volume: volume_id,
             serial,
+            epoch: EpochNumber::default(),
             piece,
         };
         super::take(volume, &mut [found]);
@@ -377,6 +417,7 @@ mod tests {
                 found.push(Found {
                     volume: 0,
                     serial: Serial(serial),
+                    epoch: EpochNumber::default(),
                     piece,
                 });
                 for at in span.sector..span.end() {

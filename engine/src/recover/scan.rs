@@ -832,6 +832,7 @@ fn add_to_footer(footer: &mut Footer, found: &Found, geometry: Geometry) {
             kind: entry.kind,
             block,
             more: entry.more,
+            epoch: entry.epoch,
         });
     }
 }

@@ -215,6 +215,7 @@ pub fn volume() -> VolumeRecord {
         first_serial: Serial(1),
         serial_next: Serial(1),
         destaged: Serial(0),
+        merged_upto: Serial(0),
         size_bytes: 1 << 30,
         name: "disk".into(),
         origin: "/disk.img".into(),

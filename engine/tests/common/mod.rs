@@ -10,7 +10,7 @@ use engine::format::fill::Life;
 use engine::format::footer::{Footer, FooterEntry};
 use engine::format::ledger::{Ledger, Progress};
 use engine::format::record::{self, Entry, EntryKind, Identity};
-use engine::types::{Generation, Serial, Span, Tag, Uuid, VolumeId};
+use engine::types::{EpochNumber, Generation, Serial, Span, Tag, Uuid, VolumeId};
 
 pub const CACHE: Uuid = Uuid(*b"the cache itself");
 pub const VOLUME: Uuid = Uuid(*b"one of a volume.");
@@ -53,6 +53,7 @@ pub fn entry(serial: u64, kind: EntryKind, span: Span, first_block: u16, more: b
         span,
         first_block,
         more,
+        epoch: EpochNumber::default(),
         tag: Tag::NONE,
     }
 }
@@ -89,6 +90,7 @@ pub fn in_footer(entry: &Entry, block: u32) -> FooterEntry {
         kind: entry.kind,
         block,
         more: entry.more,
+        epoch: entry.epoch,
     }
 }
 

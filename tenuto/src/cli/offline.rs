@@ -134,7 +134,10 @@ pub fn open_error(error: OpenError) -> Error {
     let kind = match error {
         OpenError::Foreign(_) => Kind::Usage,
         OpenError::Damaged(_) => Kind::Damaged,
-        OpenError::Refused(_) | OpenError::StageLost(_) | OpenError::Image(_) => Kind::Refused,
+        OpenError::Refused(_)
+        | OpenError::StageLost(_)
+        | OpenError::Image(_)
+        | OpenError::JournalFirst => Kind::Refused,
         OpenError::Io(_) => Kind::Failed,
     };
     Error::new(kind, error.to_string())
@@ -293,7 +296,12 @@ pub fn replay(context: &Context, image: &Path, journal: Option<&Path>) -> Result
     let mut files = Files::without_cache();
     files.insert_volume(volume, opened);
     files
-        .settle(volume, Otherwise::TakeCopy, &mut patience(&mut progress))
+        .settle(
+            volume,
+            Otherwise::TakeCopy,
+            None,
+            &mut patience(&mut progress),
+        )
         .and_then(Settled::without_log)
         .map_err(open_error)?;
     if let Some(opened) = files.remove_volume(volume) {

@@ -18,7 +18,7 @@ use crate::shard::control::{
 use crate::shard::guest::kept;
 use engine::engine::{OpenError, Otherwise, Settled, inspect_origin};
 use engine::event::{Command, Device, Tuning, VolumeSpec};
-use engine::types::{DestageMode, Policy, SECTOR_BYTES, VolumeId};
+use engine::types::{DestageMode, Policy, SECTOR_BYTES, Uuid, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -71,6 +71,8 @@ pub(super) struct Joining {
     pub(super) renewed: bool,
     /// What the log has of it goes to the image that is there, whichever that is.
     pub(super) overwrite: bool,
+    /// A pending journal is finished before the volume is served.
+    pub(super) journal_first: bool,
 }
 
 impl Joining {
@@ -378,6 +380,11 @@ impl Daemon {
                 }
                 Ok(entry)
             }
+            Err(AttachError::Open(OpenError::JournalFirst)) if !joining.journal_first => {
+                let mut joining = joining;
+                joining.journal_first = true;
+                self.join(settings, joining)
+            }
             Err(AttachError::Open(error)) => {
                 // Beside what the log has of it a journal may be damaged.
                 let damaged = matches!(error, OpenError::Damaged(_));
@@ -605,14 +612,17 @@ impl Daemon {
 /// The directory of ledgers that lie beside no origin; made when the first volume may need it.
 pub(super) struct Ledgers {
     place: PathBuf,
+    /// Of the log that may have what their journals have.
+    cache: Uuid,
     /// It is there, and will be after a power loss.
     made: AtomicBool,
 }
 
 impl Ledgers {
-    pub fn new(state_dir: &Path) -> Ledgers {
+    pub fn new(state_dir: &Path, cache: Uuid) -> Ledgers {
         Ledgers {
             place: state_dir.join("ledgers"),
+            cache,
             made: AtomicBool::new(false),
         }
     }
@@ -635,24 +645,25 @@ pub(super) type Opened = Result<(OpenVolume, Settled), VolumeError>;
 /// The number of a volume among files that hold no other.
 const ALONE: VolumeId = VolumeId(0);
 
-/// Locks the files of a volume and finishes what its journal says; a reader of the image does
-/// that as its writer first.
+/// Locks the files of a volume and finishes what its journal says, unless the log may have that as
+/// well; a reader of the image does it as its writer first.
 pub(super) fn open_settled(
     settings: &VolumeSettings,
     ledgers: &Ledgers,
     joining: Joining,
 ) -> Opened {
-    let otherwise = joining.otherwise();
+    let mut joining = joining;
     let reader = settings.read_only || settings.policy == Policy::Ephemeral;
     if !reader || joining.commit {
-        return open_origin(settings, ledgers, Access::Write, otherwise);
+        return open_origin(settings, ledgers, Access::Write, joining);
     }
-    match open_origin(settings, ledgers, Access::Read, otherwise) {
+    joining.journal_first = true;
+    match open_origin(settings, ledgers, Access::Read, joining) {
         Err(VolumeError::Unfinished(why)) => {
             tracing::info!("{why}; finishing it");
-            let (files, _) = open_origin(settings, ledgers, Access::Write, otherwise)?;
+            let (files, _) = open_origin(settings, ledgers, Access::Write, joining)?;
             files.close();
-            open_origin(settings, ledgers, Access::Read, otherwise)
+            open_origin(settings, ledgers, Access::Read, joining)
         }
         opened => opened,
     }
@@ -662,7 +673,7 @@ fn open_origin(
     settings: &VolumeSettings,
     ledgers: &Ledgers,
     access: Access,
-    otherwise: Otherwise,
+    joining: Joining,
 ) -> Opened {
     let reader = access == Access::Read;
     if !reader && settings.journal_dir.is_none() {
@@ -692,8 +703,9 @@ fn open_origin(
     if reader {
         refuse_unfinished(&mut files, &settings.name)?;
     }
+    let cache = (!joining.journal_first).then_some(ledgers.cache);
     let settled = files
-        .settle(ALONE, otherwise, &mut patience)
+        .settle(ALONE, joining.otherwise(), cache, &mut patience)
         .map_err(|error| refused(&settings.name, error, true))?;
     let owned = matches!(settings.policy, Policy::WriteBack | Policy::Ephemeral);
     if owned && !reader && (journal || settings.policy == Policy::WriteBack) {

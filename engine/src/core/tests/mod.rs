@@ -13,6 +13,7 @@ mod destage;
 mod jobs;
 mod lines;
 mod lives;
+mod replay;
 mod resize;
 mod switch;
 mod write;

@@ -288,7 +288,7 @@ fn bytes_that_the_log_writes_are_counted() {
 fn reads_that_waited_for_their_volume_do_not_wait_for_writes_without_room() {
     let mut limited = spec(Policy::WriteBack, "disk");
     limited.tuning.dirty_limit_bytes = 20 * BLOCK_BYTES;
-    let (mut host, disk) = Host::of(limited.clone());
+    let (mut host, disk) = Host::write_back();
     host.fill(disk, 0, 20);
     host.flush(disk);
     let mut host = host.killed();

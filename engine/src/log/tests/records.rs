@@ -20,6 +20,7 @@ fn offer(model: &mut Model, (evacuating, more): (bool, bool), span: Span) -> Opt
         span,
         kind: EntryKind::Write,
         more,
+        epoch: EpochNumber::default(),
         tag: Tag::default(),
     };
     let source = Some(Place::new(Area::Buffer(BufferId(0)), 0));
@@ -75,6 +76,7 @@ fn a_record_of_the_stage_says_at_every_moment_what_was_appended() {
         span,
         first_block,
         more,
+        epoch: EpochNumber::default(),
         tag: Tag::default(),
     };
     let expected = [

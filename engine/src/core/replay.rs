@@ -1,0 +1,753 @@
+//! Replay of a pending journal while its volume is served.
+//!
+//! ```text
+//! Table ─▶ Stat ─▶ Begin ─▶ Copy ─▶ Sync ─▶ Seen ─▶ Finish
+//!   └── damaged ────────────┴─▶ the log destages the cut again
+//! ```
+//!
+//! A daemon that was killed in a destage has left a journal, and the log of its cache still has
+//! all writes that are in it. Reads are answered from the log, so the volume is served at once,
+//! and the journal is copied to the image meanwhile.
+//!
+//! Always true: until the ledger says *idle* no destage of the volume begins, so nothing writes
+//! over the journal; the image gets what the journal has, never what the log has since, so that
+//! journal and image together are one point in time after any crash; no entry is written before
+//! its checksum matched; after a sync that failed all entries are written again. A journal that
+//! is damaged, or that cannot be read for a minute, is given up: the log has what it had.
+//! Deliberately absent: journals that this log does not have; [`settle`](crate::settle) applies
+//! those before their volume is attached.
+
+use super::Core;
+use super::destage::{APPLY_MS_MAX, RETRY_MS};
+use super::resend::Pause;
+use crate::adversary::{Bug, Mark, has, mark, sync_unless};
+use crate::event::{Device, IoError, Op, Purpose, Stat};
+use crate::format::journal::{HEADER_BYTES, Journal, JournalEntry, payload_at};
+use crate::format::ledger::{Ledger, Progress};
+use crate::format::record::EntryKind;
+use crate::memory::{Place, Slice};
+use crate::outbox::{Cx, Pending, ReplayIo, Timer};
+use crate::settle::{check_table, payload_bytes};
+use crate::slab::Slab;
+use crate::snapshot::State;
+use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Serial, Span, Time, VolumeId};
+use crate::volume::{LedgerStep, Volume};
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+/// Pieces of memory that one read of the journal fills: 1 MiB with chunks of 256 KiB.
+const READ_PIECES_MAX: usize = 4;
+/// Reads of the journal in flight.
+const READS_MAX: usize = 4;
+/// A journal that could not be read for so long is given up.
+const UNREADABLE_MS: u64 = 60_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Table,
+    Stat,
+    Begin,
+    Copy,
+    Sync,
+    Seen,
+    Finish,
+}
+
+/// Neighbouring entries that were read together.
+struct Job {
+    entries: Range<usize>,
+    /// Where each of them lies in memory.
+    places: Vec<Place>,
+    pieces: Vec<u32>,
+    reading: bool,
+    /// Writes that have not ended, queued ones included.
+    writes: usize,
+}
+
+/// One request to the image, of neighbouring entries; without slices it zeroes.
+struct Write {
+    job: u32,
+    entries: Range<usize>,
+    span: Span,
+    kind: EntryKind,
+    slices: Vec<Slice>,
+}
+
+/// A journal on its way to the image.
+pub struct Replay {
+    step: Step,
+    /// Header and table, as far as they were read.
+    table: Vec<u8>,
+    /// The piece that the next part of the table is read to.
+    table_piece: Option<u32>,
+    entries: Vec<JournalEntry>,
+    upto: Serial,
+    /// Entries before it are in a job, are written, or are in `again`.
+    cursor: usize,
+    again: Vec<Range<usize>>,
+    jobs: Slab<Job>,
+    /// Jobs whose read has not ended.
+    reads: usize,
+    writes: VecDeque<Write>,
+    /// Writes in flight.
+    sent: usize,
+    /// A request without a job is in flight.
+    waiting: bool,
+    damaged: bool,
+    pause: Pause,
+    /// A write that is good does not tell that the next sync will be.
+    sync_failed: bool,
+    unreadable_since: Option<Time>,
+    apply_until: Time,
+}
+
+impl Replay {
+    /// Of the journal that this ledger names.
+    pub fn of(ledger: &Ledger) -> Replay {
+        let Progress::Apply { upto, .. } = ledger.progress else {
+            unreachable!("only a pending journal is replayed");
+        };
+        Replay {
+            step: Step::Table,
+            table: Vec::new(),
+            table_piece: None,
+            entries: Vec::new(),
+            upto,
+            cursor: 0,
+            again: Vec::new(),
+            jobs: Slab::default(),
+            reads: 0,
+            writes: VecDeque::new(),
+            sent: 0,
+            waiting: false,
+            damaged: false,
+            pause: Pause::default(),
+            sync_failed: false,
+            unreadable_since: None,
+            apply_until: Time(0),
+        }
+    }
+
+    /// Pieces of the destager's memory that it has.
+    pub fn pieces(&mut self) -> usize {
+        let held: usize = self.jobs.iter_mut().map(|job| job.pieces.len()).sum();
+        held + usize::from(self.table_piece.is_some())
+    }
+
+    /// Nothing of it is in flight.
+    pub fn rests(&self) -> bool {
+        let in_step = matches!(self.step, Step::Begin | Step::Finish);
+        self.jobs.len() == 0 && !self.waiting && !in_step
+    }
+
+    /// Entries that are to be copied next.
+    fn next_entries(&self) -> Option<Range<usize>> {
+        let rest = self.cursor..self.entries.len();
+        let rest = Some(rest).filter(|rest| rest.start < rest.end);
+        self.again.last().cloned().or(rest)
+    }
+
+    /// Entries up to here are in a job.
+    fn advance(&mut self, upto: usize) {
+        match self.again.last_mut() {
+            Some(range) => {
+                range.start = upto;
+                if range.start == range.end {
+                    self.again.pop();
+                }
+            }
+            None => self.cursor = upto,
+        }
+    }
+
+    fn begin_again(&mut self, now: Time) {
+        assert_eq!(self.jobs.len(), 0, "no entry is on its way");
+        (self.step, self.cursor) = (Step::Copy, 0);
+        self.again.clear();
+        self.pause.rest(now, RETRY_MS);
+    }
+
+    /// Entries whose write has failed or was not sent are read and written again.
+    fn writes_again(&mut self, entries: Range<usize>) {
+        self.again.push(entries);
+    }
+
+    /// The requests that write what a job has read, as few as its entries make.
+    fn writes_of(&mut self, id: u32) -> VecDeque<Write> {
+        let job = self.jobs.get(id);
+        let mut writes: VecDeque<Write> = VecDeque::new();
+        for (at, place) in job.entries.clone().zip(&job.places) {
+            let (span, kind) = (self.entries[at].span, self.entries[at].kind);
+            let slice = Slice {
+                place: *place,
+                bytes: span.sectors * SECTOR_BYTES,
+            };
+            let last = writes.back_mut();
+            let Some(last) = last.filter(|last| last.span.end() == span.sector) else {
+                writes.push_back(Write {
+                    job: id,
+                    entries: at..at + 1,
+                    span,
+                    kind,
+                    slices: alloc::vec![slice],
+                });
+                continue;
+            };
+            last.entries.end = at + 1;
+            last.span.sectors += span.sectors;
+            let before = last.slices.last_mut().expect("a write of data has memory");
+            match before.place.plus(before.bytes) == *place {
+                true => before.bytes += slice.bytes,
+                false => last.slices.push(slice),
+            }
+        }
+        job.writes = writes.len();
+        writes
+    }
+}
+
+impl Volume {
+    /// Something of ours may be writing its image, or is about to.
+    pub fn is_destaging(&self) -> bool {
+        self.destage.is_some() || self.replay.is_some()
+    }
+
+    /// How many of the oldest epochs its pending journal has.
+    pub(super) fn journaled_epochs(&self) -> usize {
+        let upto = self.replay.as_ref().map_or(Serial(0), |replay| replay.upto);
+        self.epochs
+            .partition_point(|epoch| epoch.last_serial <= upto)
+    }
+
+    fn replay(&mut self) -> &mut Replay {
+        self.replay.as_mut().expect("a replay is under way")
+    }
+
+    /// Gives up a replay whose image is another one, if nothing of it is in flight.
+    pub(super) fn abandon_replay(&mut self) {
+        let rests = self.replay.as_ref().is_some_and(Replay::rests);
+        if rests && self.misfit().is_some() {
+            self.replay = None;
+        }
+    }
+}
+
+impl Core {
+    /// Drives the replay of a volume as far as it goes without waiting.
+    pub(super) fn pump_replay(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        loop {
+            let Some(volume) = self.find(id) else { return };
+            let (serves, begun) = (volume.serves(), volume.unfinished_sectors > 0);
+            let Some(replay) = &mut volume.replay else {
+                return;
+            };
+            if replay.damaged || !serves {
+                self.drop_copies(id);
+            }
+            if !serves {
+                return;
+            }
+            let replay = self.volume(id).replay();
+            if replay.damaged && replay.rests() && !begun {
+                return self.give_up_replay(cx, id);
+            }
+            if replay.waiting || replay.damaged || replay.pause.is_under_way(cx.now) {
+                return;
+            }
+            let goes_on = match replay.step {
+                Step::Table => self.read_table(cx, id),
+                Step::Copy => self.pump_copies(cx, id),
+                Step::Stat | Step::Seen => self.order_replay(cx, id, Op::Stat),
+                Step::Sync => self.order_replay(cx, id, sync_unless(Bug::SkipReplaySync)),
+                Step::Begin | Step::Finish => false,
+            };
+            if !goes_on {
+                return;
+            }
+        }
+    }
+
+    fn order_replay(&mut self, cx: &mut Cx<'_>, id: VolumeId, op: Op) -> bool {
+        let volume = self.volume(id);
+        volume.replay().waiting = true;
+        let purpose = match op {
+            Op::Stat => Purpose::Ledger,
+            _ => Purpose::JournalApply,
+        };
+        volume.counters.origin.syncs += u64::from(op != Op::Stat);
+        let pending = Pending::Replay {
+            volume: id,
+            io: ReplayIo::Order,
+        };
+        cx.order(pending, purpose, Device::Origin(id), op, 0, 0);
+        false
+    }
+
+    /// Reads the header, then the table, a piece at a time.
+    fn read_table(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+        let held = self.held_pieces(id);
+        let Some(piece) = self.scratch.take_destage_piece(held) else {
+            self.turns.stand_in_line(id);
+            return false;
+        };
+        let (place, most) = (self.scratch.piece(piece), self.scratch.piece_bytes());
+        let replay = self.volume(id).replay();
+        let at = replay.table.len() as u64;
+        let left = match at {
+            0 => HEADER_BYTES as u64,
+            _ => table_bytes(&replay.table).expect("it was parsed before") - at,
+        };
+        replay.table_piece = Some(piece);
+        replay.waiting = true;
+        let bytes = left.min(most);
+        let slices = alloc::vec![Slice { place, bytes }];
+        read_journal(cx, id, ReplayIo::Table { bytes }, at, slices);
+        false
+    }
+
+    fn table_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, bytes: u64, ok: bool) {
+        let replay = self.volume(id).replay();
+        replay.waiting = false;
+        let piece = replay
+            .table_piece
+            .take()
+            .expect("a read of the table has a piece");
+        let place = self.scratch.piece(piece);
+        if ok {
+            let replay = self.volume(id).replay();
+            let at = replay.table.len();
+            replay.table.resize(at + bytes as usize, 0);
+            cx.memory.load(place, &mut replay.table[at..]);
+        }
+        self.scratch.free_destage_piece(piece);
+        match ok {
+            true => self.take_table(id),
+            false => self.replay_read_failed(cx, id),
+        }
+    }
+
+    /// Parses the table once all of it is there.
+    fn take_table(&mut self, id: VolumeId) {
+        let piece_bytes = self.scratch.piece_bytes();
+        let volume = self.volume(id);
+        let keeper = volume.keeper.as_ref().expect("its ledger names a journal");
+        let ledger = keeper.ledger.clone();
+        let replay = volume.replay();
+        replay.unreadable_since = None;
+        replay.pause.end();
+        let Progress::Apply { journal_bytes, .. } = ledger.progress else {
+            unreachable!("the ledger names the journal until its replay ends");
+        };
+        let Some(wanted) = table_bytes(&replay.table).filter(|it| *it <= journal_bytes) else {
+            replay.damaged = true;
+            return;
+        };
+        if (replay.table.len() as u64) < wanted {
+            return;
+        }
+        let table = core::mem::take(&mut replay.table);
+        let journal = Journal::parse(&table).ok();
+        let journal = journal.filter(|journal| check_table(journal, &ledger).is_ok());
+        // One that was written with other chunks is not read in pieces.
+        let fits = |entry: &JournalEntry| payload_bytes(entry) as u64 <= piece_bytes;
+        match journal.filter(|journal| journal.entries.iter().all(fits)) {
+            Some(journal) => {
+                replay.entries = journal.entries;
+                replay.step = Step::Stat;
+            }
+            None => replay.damaged = true,
+        }
+    }
+
+    /// Sends writes, and reads what is to be written next.
+    fn pump_copies(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+        loop {
+            let depth = self.destage_depth(cx.now, id);
+            let replay = self.volume(id).replay();
+            if replay.pause.is_under_way(cx.now) || replay.damaged {
+                return false;
+            }
+            if cx.now >= replay.apply_until {
+                // The ledger's word on the modification time runs out: write it again.
+                replay.step = Step::Stat;
+                return true;
+            }
+            let left = replay.next_entries().is_some();
+            if !left && replay.jobs.len() == 0 {
+                replay.step = Step::Sync;
+                return true;
+            }
+            let writes = !replay.writes.is_empty() && replay.sent < depth;
+            let reads = left && replay.reads < READS_MAX && replay.writes.len() < depth;
+            if !(writes || reads) || !self.has_turn(cx.now, id) || !self.has_place(cx.now, id) {
+                return false;
+            }
+            match writes {
+                true => self.send_copy(cx, id),
+                false if !self.read_entries(cx, id) => return false,
+                false => {}
+            }
+        }
+    }
+
+    /// Reads the next entries whose payload lies together. False when there is no memory now.
+    fn read_entries(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+        let (held, most) = (self.held_pieces(id), self.scratch.piece_bytes());
+        let volume = self.volumes[id.0 as usize].as_mut();
+        let replay = volume.expect("checked by the caller").replay();
+        let range = replay.next_entries().expect("checked by the caller");
+        let first = replay.entries[range.start];
+        if let EntryKind::Zero { .. } = first.kind {
+            self.zero_entry(id, range.start);
+            return true;
+        }
+        let (mut places, mut pieces) = (Vec::new(), Vec::new());
+        let (mut slices, mut end): (Vec<Slice>, _) = (Vec::new(), first.offset);
+        for entry in &replay.entries[range.clone()] {
+            let bytes = (payload_bytes(entry) as u64).next_multiple_of(BLOCK_BYTES);
+            if bytes == 0 || entry.offset != end {
+                break;
+            }
+            if slices.last().is_none_or(|last| last.bytes + bytes > most) {
+                if pieces.len() == READ_PIECES_MAX {
+                    break;
+                }
+                let Some(piece) = self.scratch.take_destage_piece(held + pieces.len()) else {
+                    break;
+                };
+                pieces.push(piece);
+                slices.push(Slice {
+                    place: self.scratch.piece(piece),
+                    bytes: 0,
+                });
+            }
+            let last = slices.last_mut().expect("there is one by now");
+            places.push(last.place.plus(last.bytes));
+            last.bytes += bytes;
+            end += bytes;
+        }
+        if pieces.is_empty() {
+            self.turns.stand_in_line(id);
+            return false;
+        }
+        let upto = range.start + places.len();
+        let job = replay.jobs.insert(Job {
+            entries: range.start..upto,
+            places,
+            pieces,
+            reading: true,
+            writes: 0,
+        });
+        replay.reads += 1;
+        replay.advance(upto);
+        self.replay_sent(cx.now, id, end - first.offset);
+        read_journal(cx, id, ReplayIo::Read { job }, first.offset, slices);
+        true
+    }
+
+    /// A range of zeroes is one request, and nothing is read for it.
+    fn zero_entry(&mut self, id: VolumeId, at: usize) {
+        let replay = self.volume(id).replay();
+        let job = replay.jobs.insert(Job {
+            entries: at..at + 1,
+            places: Vec::new(),
+            pieces: Vec::new(),
+            reading: false,
+            writes: 1,
+        });
+        let (span, kind) = (replay.entries[at].span, replay.entries[at].kind);
+        replay.writes.push_back(Write {
+            job,
+            entries: at..at + 1,
+            span,
+            kind,
+            slices: Vec::new(),
+        });
+        replay.advance(at + 1);
+    }
+
+    /// A request to the storage of a volume counts like one of a destage.
+    fn replay_sent(&mut self, now: Time, id: VolumeId, bytes: u64) {
+        let storage = self.volume(id).storage;
+        self.windows.sent(now, id, storage, 1);
+        self.turns.spend(now, id, bytes);
+    }
+
+    fn send_copy(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let volume = self.volume(id);
+        let write = volume
+            .replay()
+            .writes
+            .pop_front()
+            .expect("checked by the caller");
+        volume.replay().sent += 1;
+        volume.origin_in_flight += 1;
+        volume.counters.origin.writes += 1;
+        let pending = Pending::Replay {
+            volume: id,
+            io: ReplayIo::Write {
+                job: write.job,
+                first: write.entries.start as u32,
+                upto: write.entries.end as u32,
+            },
+        };
+        let (purpose, device) = (Purpose::JournalApply, Device::Origin(id));
+        let at = write.span.sector * SECTOR_BYTES;
+        let bytes = write.span.sectors * SECTOR_BYTES;
+        if let EntryKind::Zero { allocate } = write.kind {
+            self.replay_sent(cx.now, id, BLOCK_BYTES);
+            cx.order(pending, purpose, device, Op::Zero { allocate }, at, bytes);
+        } else {
+            volume.counters.origin.write_bytes += bytes;
+            self.replay_sent(cx.now, id, bytes);
+            cx.transfer(pending, purpose, device, Op::Write, at, write.slices);
+        }
+    }
+
+    /// A request of a replay has ended.
+    pub(super) fn replay_done(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (id, io): (VolumeId, ReplayIo),
+        (result, stat, started): (Result<(), IoError>, Option<Stat>, Time),
+    ) {
+        let ok = result.is_ok();
+        match io {
+            ReplayIo::Table { bytes } => self.table_read(cx, id, bytes, ok),
+            ReplayIo::Read { job } => self.entries_read(cx, id, job, ok),
+            ReplayIo::Write { job, first, upto } => {
+                let entries = first as usize..upto as usize;
+                self.copied(cx, id, (job, entries), result, started);
+            }
+            ReplayIo::Order => self.replay_ordered(cx, id, ok, stat),
+        }
+        // As many as have got memory before may do so again.
+        self.give_destage_memory(cx);
+        self.pump_replay(cx, id);
+        self.detach_progress(cx, id);
+    }
+
+    fn entries_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, at: u32, ok: bool) {
+        self.windows.done(cx.now, id, 1);
+        let replay = self.volume(id).replay();
+        replay.reads -= 1;
+        let job = replay.jobs.get(at);
+        job.reading = false;
+        if !ok {
+            let entries = job.entries.clone();
+            replay.writes_again(entries);
+            self.end_copy(id, at);
+            return self.replay_read_failed(cx, id);
+        }
+        let entries = &replay.entries[job.entries.clone()];
+        let whole = entries.iter().zip(&job.places).all(|(entry, place)| {
+            let sum = cx.memory.checksum(*place, payload_bytes(entry) as u64);
+            sum == entry.checksum
+        });
+        replay.unreadable_since = None;
+        if !whole {
+            replay.damaged = true;
+            return self.end_copy(id, at);
+        }
+        let writes = replay.writes_of(at);
+        replay.writes.extend(writes);
+    }
+
+    fn replay_read_failed(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let replay = self.volume(id).replay();
+        let since = *replay.unreadable_since.get_or_insert(cx.now);
+        replay.damaged |= cx.now >= since.plus_millis(UNREADABLE_MS);
+        self.replay_rests(cx, id, false);
+    }
+
+    /// Something failed: a pause, unless one has begun since it was sent.
+    fn replay_rests(&mut self, cx: &mut Cx<'_>, id: VolumeId, full: bool) {
+        let volume = self.volume(id);
+        volume.counters.origin.errors += 1;
+        let pause = &mut volume.replay().pause;
+        if let Some(until) = pause.longer(cx.now) {
+            cx.out.timer(until, Timer::Pace(id));
+        }
+        if full || !pause.is_first() {
+            volume.stall(full);
+        }
+        self.turns.rest(id);
+    }
+
+    fn replay_stalls(&mut self, id: VolumeId) {
+        let volume = self.volume(id);
+        volume.counters.origin.errors += 1;
+        volume.stall(false);
+        self.turns.rest(id);
+    }
+
+    fn copied(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        (at, entries): (u32, Range<usize>),
+        result: Result<(), IoError>,
+        started: Time,
+    ) {
+        self.windows.done(cx.now, id, 1);
+        let volume = self.volume(id);
+        volume.origin_in_flight -= 1;
+        volume.counters.origin.latency.add_ns(cx.now.since(started));
+        let replay = volume.replay();
+        replay.sent -= 1;
+        replay.jobs.get(at).writes -= 1;
+        if result.is_ok() {
+            replay.pause.end();
+            if volume.state == State::Stalled && !volume.replay().sync_failed {
+                (volume.state, volume.reason) = (State::Clean, None);
+            }
+            self.turns.moved(cx.now, id);
+        } else {
+            replay.writes_again(entries);
+            self.replay_rests(cx, id, result == Err(IoError::NoSpace));
+        }
+        self.end_copy(id, at);
+    }
+
+    /// Nothing is written any more, or not now: what has not been sent is read again.
+    pub(super) fn drop_copies(&mut self, id: VolumeId) {
+        let Some(replay) = &mut self.volume(id).replay else {
+            return;
+        };
+        let writes = core::mem::take(&mut replay.writes);
+        for write in writes {
+            let replay = self.volume(id).replay();
+            replay.jobs.get(write.job).writes -= 1;
+            replay.writes_again(write.entries);
+            self.end_copy(id, write.job);
+        }
+    }
+
+    /// Lets a job go that has nothing in flight.
+    fn end_copy(&mut self, id: VolumeId, at: u32) {
+        let replay = self.volume(id).replay();
+        let job = replay.jobs.get(at);
+        if job.reading || job.writes > 0 {
+            return;
+        }
+        for piece in replay.jobs.take(at).pieces {
+            self.scratch.free_destage_piece(piece);
+        }
+    }
+
+    /// A stat or the sync has ended.
+    fn replay_ordered(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool, stat: Option<Stat>) {
+        let now = cx.now;
+        let replay = self.volume(id).replay();
+        replay.waiting = false;
+        match (replay.step, stat.filter(|_| ok)) {
+            (Step::Sync, _) if ok => {
+                replay.sync_failed = false;
+                replay.step = Step::Seen;
+            }
+            // What a failed sync covered may be gone: all of it is written again.
+            (Step::Sync, _) => {
+                replay.sync_failed = true;
+                replay.begin_again(now);
+                self.replay_stalls(id);
+            }
+            (Step::Stat, Some(stat)) => self.begin_replay(cx, id, &stat),
+            (Step::Seen, Some(stat)) => self.replay_seen(cx, id, &stat),
+            _ => {
+                replay.pause.rest(now, RETRY_MS);
+                self.replay_stalls(id);
+            }
+        }
+    }
+
+    /// The image is the one of the journal: the ledger says until when it may be written.
+    fn begin_replay(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: &Stat) {
+        if !self.judge_image(cx, id, stat) {
+            return;
+        }
+        let replay = self.volume(id).replay();
+        replay.step = Step::Begin;
+        replay.apply_until = cx.now.plus_millis(APPLY_MS_MAX / 3);
+        self.note_apply(cx.now, id, stat);
+        self.write_ledger(cx, id, LedgerStep::Begin);
+    }
+
+    /// The ledger is written: entries may be.
+    pub(super) fn replay_begun(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let replay = self.volume(id).replay();
+        if replay.cursor == 0 {
+            mark(Mark::JournalReplayed);
+        }
+        replay.step = Step::Copy;
+        if has(Bug::SkipReplay) {
+            replay.cursor = replay.entries.len();
+        }
+        self.pump_replay(cx, id);
+        self.detach_progress(cx, id);
+    }
+
+    /// The image after its last write. One that does not fit is written again when it does.
+    fn replay_seen(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: &Stat) {
+        if !self.judge_image(cx, id, stat) {
+            return self.volume(id).replay().begin_again(cx.now);
+        }
+        let volume = self.volume(id);
+        volume.replay().step = Step::Finish;
+        let upto = volume.replay().upto;
+        let keeper = volume.keeper.as_mut().expect("its ledger names a journal");
+        if let Some(image) = stat.image {
+            keeper.ledger.image = image.kept();
+        }
+        keeper.ledger.progress = Progress::Idle;
+        keeper.ledger.destaged = upto;
+        self.write_ledger(cx, id, LedgerStep::Finish);
+    }
+
+    /// The ledger says that the image stands at the journal's cut.
+    pub(super) fn replay_finished(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let volume = self.volume(id);
+        let replay = volume.replay.take().expect("a replay is under way");
+        assert!(replay.rests_finished(), "all of it is at the image");
+        volume.destaged = volume.destaged.max(replay.upto);
+        let upto = volume.destaged;
+        let epochs = volume.epochs.iter();
+        let there = epochs.take_while(|epoch| epoch.last_serial <= upto).count();
+        let epochs: Vec<_> = volume.epochs.drain(..there).collect();
+        self.origin_reached(cx, id, epochs);
+    }
+
+    /// The journal cannot be used. The log has all that it had, so its cut is reached by a destage
+    /// as one in place that was cut short, with a journal that is written anew.
+    fn give_up_replay(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        mark(Mark::JournalGivenUp);
+        let mut volume = self.volumes[id.0 as usize]
+            .take()
+            .expect("checked by the caller");
+        let replay = volume.replay.take().expect("checked by the caller");
+        let keeper = volume.keeper.as_mut().expect("its ledger names a journal");
+        keeper.ledger.progress = Progress::Cut(replay.upto);
+        self.merge_epochs(&mut volume, 0, replay.upto);
+        volume.destage_upto = volume.destage_upto.max(replay.upto);
+        self.volumes[id.0 as usize] = Some(volume);
+        self.recount(id);
+        self.start_destage_if_due(cx, id);
+    }
+}
+
+impl Replay {
+    fn rests_finished(&self) -> bool {
+        self.step == Step::Finish && self.jobs.len() == 0 && !self.waiting
+    }
+}
+
+/// Bytes of header and table together; `None` if the header is none.
+fn table_bytes(table: &[u8]) -> Option<u64> {
+    Journal::parse_entries(table).ok().map(payload_at)
+}
+
+fn read_journal(cx: &mut Cx<'_>, id: VolumeId, io: ReplayIo, offset: u64, slices: Vec<Slice>) {
+    let pending = Pending::Replay { volume: id, io };
+    let (device, purpose) = (Device::Journal(id), Purpose::JournalApply);
+    cx.transfer(pending, purpose, device, Op::Read, offset, slices);
+}
