@@ -640,6 +640,53 @@ fn every_promise_names_its_test() {
     assert!(rows >= 10, "{rows} promises only");
 }
 
+/// Words that hide who acts: say guest, client, operator, the next daemon.
+const VAGUE_WORDS: &[&str] = &["whoever", "nobody", "somebody"];
+
+/// How often they may stand in the comments of a crate. The numbers may only fall: lower one when
+/// its crate has become better by more than [`VAGUE_SLACK`].
+const VAGUE_COMMENTS: &[(&str, usize)] = &[
+    ("engine", 118),
+    ("fuzz", 2),
+    ("mutants", 2),
+    ("sim", 15),
+    ("tenuto", 287),
+    ("vring", 9),
+    ("workload", 13),
+];
+
+/// So many fewer are no reason to change the number yet.
+const VAGUE_SLACK: usize = 20;
+
+#[test]
+fn documents_and_comments_say_who_acts() {
+    let vague = |line: &str| {
+        let line = line.to_lowercase();
+        VAGUE_WORDS.iter().filter(|it| has_word(&line, it)).count()
+    };
+    let mut found = Vec::new();
+    for source in files(&[".md"]) {
+        for (at, line) in source.text.lines().enumerate().filter(|it| vague(it.1) > 0) {
+            found.push(format!("{}:{}: {line}", source.path, at + 1));
+        }
+    }
+    assert!(found.is_empty(), "name who acts:\n{}", found.join("\n"));
+    let mut comments: BTreeMap<String, usize> = BTreeMap::new();
+    for source in rust() {
+        let of_source = source.text.lines().filter_map(|line| line.split_once("//"));
+        let count = of_source.map(|(_, comment)| vague(comment)).sum::<usize>();
+        let name = source.path.split('/').next().expect("a crate").to_owned();
+        *comments.entry(name).or_default() += count;
+    }
+    for (name, count) in comments {
+        let known = VAGUE_COMMENTS.iter().find(|(it, _)| *it == name);
+        let known = known.map_or(0, |(_, known)| *known);
+        let words = format!("{name}: {count} of {VAGUE_WORDS:?} in comments, {known} known");
+        assert!(count <= known, "{words}: name who acts");
+        assert!(count + VAGUE_SLACK >= known, "{words}: lower the number");
+    }
+}
+
 /// Tests from outside that a promise names and that do not say which mistake they notice: those
 /// that take a rule out themselves, and those below this number. It may only fall.
 const SILENT_TESTS: usize = 32;
