@@ -209,7 +209,7 @@ impl Files {
         let settled = settle_or(self, volume, otherwise)?;
         match &settled.journal_damage {
             None => tracing::info!("{name}: the journal beside it is finished"),
-            Some(why) => tracing::warn!("{name}: {why}; only a log that has it can go on"),
+            Some(why) => tracing::warn!("{name}: {why}; only a log with the same data can go on"),
         }
         Ok(settled)
     }

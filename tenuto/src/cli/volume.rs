@@ -611,7 +611,7 @@ fn wait_for_destage(context: &Context, client: Client, names: Vec<String>) -> Re
         let order = |path: &String| client.post(path, None, PATIENT);
         orders.iter().map(order).collect()
     };
-    let goes_on = "the daemon goes on with it; `tenuto volume ls` shows what is still dirty";
+    let goes_on = "the daemon goes on with it; `tenuto volume ls` shows its dirty data";
     progress::wait_for_order(Progress::new(context, work, Some(0)), left, order, goes_on)
 }
 
