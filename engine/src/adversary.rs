@@ -52,23 +52,23 @@ list! {
         SkipReplaySync,
         /// 5.2.6: what recovery accepted is not synced before it is served.
         SkipRecoverySync,
-        /// 2: what went past the log is not synced before a volume becomes write-back.
+        /// 2: what bypassed the log is not synced before a volume becomes write-back.
         SkipSwitchSync,
-        /// 2: a flush past the log does not sync the origin.
+        /// 2: a flush that bypasses the log does not sync the origin.
         SkipDirectSync,
         /// 2: a flush is answered before the log has what it covers.
         AcknowledgeBeforeLog,
         /// 2: a write with FUA, or without a write cache, is answered as any other.
         IgnoreFua,
-        /// 2: a write past the log with FUA is answered without its sync.
+        /// 2: a write with FUA that bypasses the log is answered without a sync.
         IgnoreDirectFua,
-        /// 5.2.5: after a failure the log is written again beside writes still on their way.
+        /// 5.2.5: after a failure the log is rewritten while stale writes are still in flight.
         WriteOverLate,
         /// 5.2.5: after a failed sync of the log nothing is written again, it is synced again only.
         SyncAgainOnly,
         /// 5.2.5: a sync that was under way when another one failed counts.
         CountOldSync,
-        /// 5.2.5: the log does not hear of a checkpoint's sync that failed.
+        /// 5.2.5: the failed sync of a checkpoint is not reported to the log.
         KeepQuietAboutSync,
         /// 5.2.5: after a failed sync of the origin a destage does not begin again.
         TakeFailedOriginSync,
@@ -80,19 +80,19 @@ list! {
         DropRecordSum,
         /// 5.1: the payload of a record in the tail counts as whole.
         DropTailSum,
-        /// 2: clean blocks are served without a look at their checksums.
+        /// 2: clean blocks are served without a check of their checksums.
         DropLineSum,
-        /// 2: blocks of the log are served without a look at their checksums.
+        /// 2: blocks of the log are served without a check of their checksums.
         DropLogSum,
-        /// 2: a block is given up when one read of it was wrong.
+        /// 2: a block counts as damaged after a single bad read.
         JudgeAtFirstRead,
-        /// 5.1: what records say of the last sync is not believed, so damage is a torn tail.
+        /// 5.1: the durable mark in records is ignored, so damage counts as a torn tail.
         IgnoreDurableUpto,
         /// 5.1: a record says that it is durable itself.
         AnnounceTooMuch,
         /// 2: records behind a hole in the tail are accepted.
         AcceptBehindHole,
-        /// 5.2.6: records count whichever run has written them into a segment.
+        /// 5.2.6: records of any earlier run in a segment count.
         MixRuns,
         /// 2: records that were open when the daemon died are not looked for.
         IgnoreOpenRecords,
@@ -100,9 +100,9 @@ list! {
         LeaveInStage,
         /// 5.1: the slots of the stage are cleared before the new checkpoint is written.
         ClearStageEarly,
-        /// 2: the stage of the new run is not announced before its checkpoint.
+        /// 2: the stage of the new run is not named before its checkpoint.
         AnnounceNoRun,
-        /// 2: a stage that is gone in the boot that needed it is not told.
+        /// 2: the loss of a stage that this boot needs is not reported.
         ForgetLostStage,
         /// 2: a slot still names its old chunk while its first header is blanked.
         KeepSlotName,
@@ -110,15 +110,15 @@ list! {
         ReuseSerials,
         /// 2: each piece of a write has a serial of its own.
         SerialForEachPiece,
-        /// 2: a write of which pieces are missing counts after a crash.
+        /// 2: a write with missing pieces counts after a crash.
         KeepUnfinished,
         /// 5.2.6: what recovery leaves out stays in the footers on the device.
         LeaveInFooters,
         /// 5.2.5: a footer that a failed recovery has left is synced again, and not written again.
         BelieveFailedRecovery,
-        /// 5.2.5: a footer that alone says what counts in its segment is written over.
+        /// 5.2.5: the authoritative footer of a segment is overwritten.
         WriteOverSettled,
-        /// 5.2.5: a ledger whose sync nobody has seen is read, and its older slot written over.
+        /// 5.2.5: a ledger without a confirmed sync is read, and its older slot overwritten.
         BelieveUnsyncedLedger,
         /// 5.2.6: entries that a reset has voided count again.
         CountVoided,
@@ -134,11 +134,11 @@ list! {
         ReuseSegmentEarly,
         /// 5.2.7: a segment is free before what replaced it is durable.
         FreeBeforeDurable,
-        /// 2: a segment dies of a write that is staged in part only.
+        /// 2: a segment is freed for a write that is only partially staged.
         DieOfUnfinished,
-        /// 2: a chunk of an overlay is let go unwritten for a write that is staged in part only.
+        /// 2: a chunk of an overlay is dropped unwritten for a partially staged write.
         LetGoForUnfinished,
-        /// 2: the first chunk of an overlay's segment is let go unwritten.
+        /// 2: the first chunk of an overlay's segment is dropped unwritten.
         LetGoFirstChunk,
         /// 5.2.4: an epoch goes to the origin before the log has it.
         DestagePastDurable,
@@ -154,7 +154,7 @@ list! {
         PassGateUnsynced,
         /// 5.1: the epoch of one disk is sealed without those of its group.
         SealAlone,
-        /// 5.1: a disk that turns away from its log seals its epoch in the middle of a cut.
+        /// 5.1: a disk that enters bypass seals its epoch in the middle of a cut.
         SwitchInCut,
         /// 5.2.10: a discard is answered and forgotten.
         ForgetDiscard,
@@ -174,7 +174,7 @@ list! {
         KeepLayer,
         /// 5.1: own clean blocks count after an unclean end as well.
         BelieveKilledLayers,
-        /// 5.2.7: clean blocks count of whichever life of their segment.
+        /// 5.2.7: clean blocks of any earlier generation of their segment count.
         IgnoreFillLife,
         /// 5.2.7: lines of a segment that is given back are still found.
         KeepRetiredLines,
@@ -182,17 +182,17 @@ list! {
         KeepCutBlock,
         /// 2: a volume becomes smaller though it has dirty data.
         ShrinkDirty,
-        /// 5.2.7: blocks that are being written past the log are filled meanwhile.
+        /// 5.2.7: blocks are filled while a write that bypasses the log is in flight to them.
         FillUnderWrite,
-        /// 5.1: writes past the log that overlap go to the origin side by side.
+        /// 5.1: overlapping writes that bypass the log go to the origin concurrently.
         WriteSideBySide,
-        /// 5.2.7: after a failed sync past the log the read cache is believed.
+        /// 5.2.7: after a failed sync in bypass the read cache still counts.
         BelieveAfterFailedSync,
-        /// 5.2.7: the volume that writes past the log keeps older blocks of the same place.
+        /// 5.2.7: a volume that bypasses the log keeps older clean blocks of a written range.
         KeepOverwritten,
-        /// 2: a flush past a failing device is answered before all is at the origin.
+        /// 2: a flush in bypass is answered before all dirty data is at the origin.
         AnswerBeforeRescue,
-        /// 2: nobody hears that the origin holds what was written past the log, and not synced.
+        /// 2: the origin is not marked as unsynced after writes in bypass.
         ForgetPastLog,
         /// 2: a volume that was direct when it was killed is write-back at once.
         StartWithoutSync,
@@ -204,17 +204,17 @@ list! {
         OpenReserve,
         /// 5.2.2: a write begins though the log has no room for all of it.
         BeginWithoutRoom,
-        /// 2: writes at the last limit of an overlay wait for ever.
+        /// 2: writes at the hard limit of an overlay wait for ever.
         NeverAnswerFull,
         /// 2: a reset is answered before it is durable.
         AnswerResetEarly,
         /// 5.2.4: a volume takes writes before its ledger names it.
         ServeUnclaimed,
-        /// 5.2.1: a write that was not recovered whole counts as taken for the rings of its guest.
+        /// 5.2.1: a write that was not recovered whole counts as already applied for its ring.
         TagUnfinished,
         /// 5.2.1: a part of a write that is too large for its volume counts as the write.
         TagParts,
-        /// 5.2.2: what a write replaces that is given up in the middle is used again at once.
+        /// 5.2.2: what an aborted write would have replaced is reused at once.
         DieOfGivenUp,
         /// 2: flow control never holds a write.
         NeverSlow,
@@ -228,7 +228,7 @@ list! {
         TornTail,
         /// Records below the last sync are missing.
         Damage,
-        /// Records of a run that nothing else tells of lie among those of a later one.
+        /// Records of a run without any other trace lie among those of a later run.
         OtherRun,
         /// A footer counts no more, because its segment was not synced.
         LateFooter,
@@ -250,9 +250,9 @@ list! {
         SpilledAgain,
         /// A chunk of an overlay leaves RAM.
         Spilled,
-        /// A chunk of an overlay in which nothing lives is let go unwritten.
+        /// A chunk of an overlay without live data is dropped unwritten.
         LetGo,
-        /// A record says after an idle time what is durable.
+        /// A record that marks what is durable is written after an idle time.
         Announced,
         /// A checkpoint fails and is written again.
         CheckpointFailed,
@@ -260,11 +260,11 @@ list! {
         Moved,
         /// Zeroes are moved out of a segment.
         MovedZeroes,
-        /// A volume meets its own limit.
+        /// A volume reaches its own limit.
         DirtyLimit,
         /// The log has no room for a write.
         LogFull,
-        /// A write waits too long at the last limit of an overlay.
+        /// A write waits too long at the hard limit of an overlay.
         NoSpace,
         /// A write is staged in part and waits for the rest.
         StagedInPart,
@@ -280,13 +280,13 @@ list! {
         SwitchedUnderLoad,
         /// A switch destages in rounds while the guest goes on.
         SwitchDrains,
-        /// A failing device is left for the origin.
+        /// An emergency destage from a failing device begins.
         Rescue,
-        /// Guests go on past the log.
+        /// Guests write in bypass.
         PastLog,
         /// Dirty data is only on a device that cannot be read.
         Held,
-        /// A device is good again after a life past the log.
+        /// A volume leaves bypass because its device works again.
         BackFromPast,
         /// Clean blocks that an orderly stop has named are found again.
         KeptLayer,
@@ -310,9 +310,9 @@ list! {
         Retired,
         /// Clean blocks that are asked for are written again.
         Reappended,
-        /// A write past the log waits for one that it overlaps.
+        /// A write that bypasses the log waits for one that it overlaps.
         OverlapWaits,
-        /// A guest finds the overlay of the one before thrown away.
+        /// An overlay is reset at the first attach of the next guest.
         ResetAtArrival,
         /// A pending journal is finished.
         JournalReplayed,

@@ -217,7 +217,7 @@ impl Files {
                 tracing::info!("{name}: the journal beside it, {mib} MiB, is finished meanwhile");
             }
             None => tracing::info!("{name}: the journal beside it is finished"),
-            Some(why) => tracing::warn!("{name}: {why}; only a log that has it can go on"),
+            Some(why) => tracing::warn!("{name}: {why}; only a log with the same data can go on"),
         }
         Ok(settled)
     }

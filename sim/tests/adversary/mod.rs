@@ -1,9 +1,12 @@
 //! The gates that the audit names and the marks are counted in: families of runs of the simulator.
 //!
-//! Always true: what a gate says follows from a seed. Deliberately absent: which rule it is for.
+//! Always true: what a gate says follows from a seed. Deliberately absent: which rule it is for;
+//! [`rules`] has that.
 
 // The audit needs more of it than the marks do.
 #![allow(dead_code)]
+
+pub mod rules;
 
 use engine::event::Admission;
 use engine::types::{DestageMode, Policy};
@@ -23,43 +26,64 @@ pub fn number(name: &str) -> Option<u64> {
     Some(text.parse().expect("a number"))
 }
 
-/// What notices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Gate {
+macro_rules! gates {
+    ($($(#[doc = $what:literal])+ $gate:ident,)*) => {
+        /// What notices.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Gate {
+            $($(#[doc = $what])+ $gate,)*
+            /// A bug of the past, by its name.
+            Scenario(&'static str),
+        }
+
+        impl Gate {
+            /// All but the scenarios.
+            pub const ALL: &[Gate] = &[$(Gate::$gate,)*];
+
+            /// The lines about it.
+            pub fn what(self) -> &'static str {
+                match self {
+                    $(Gate::$gate => concat!($($what),+),)*
+                    Gate::Scenario(name) => find(name).expect("a scenario of this name").broke,
+                }
+            }
+        }
+    };
+}
+
+gates! {
     /// Volumes of all policies, as a seed draws them.
     Seeds,
-    /// All of them change their policy again and again.
+    /// Volumes that change their policy again and again.
     Switches,
     /// One write-through volume, small and under load.
     WriteThrough,
     /// The cache device dies for minutes.
     Dying,
-    /// The disks of one machine.
+    /// Disks of one machine, in a group.
     Group,
-    /// Readers of a base image on a device that rots.
+    /// Readers of a base image on a device that damages clean blocks.
     CleanBlocks,
-    /// Clean blocks of volumes that are written.
+    /// Clean blocks of volumes that their guests write.
     OwnBlocks,
-    /// A bug of the past, by its name.
-    Scenario(&'static str),
-    /// The device loses writes of the log and says nothing: what is missing must be told.
+    /// The device loses writes of the log silently: recovery must report the loss.
     LostWrites,
-    /// Some guest is slowed.
+    /// Flow control must hold a write.
     HeldWrites,
-    /// A guest and a daemon that is killed between two stores.
+    /// A guest, and a daemon that is killed between two stores to shared memory.
     Rings,
-    /// Lives of a request or two, each ended by a power loss.
+    /// Starts that serve a request or two, each ended by a power loss.
     ShortLives,
-    /// The least of logs under large writes, with syncs that fail, over kills and power losses.
+    /// The smallest log under large writes, with failing syncs, over kills and power losses.
     SmallLog,
-    /// The same with writes that are larger than the share of their volume: taken in parts, so that
-    /// a crash, or an origin, may have the first parts of the last one.
+    /// As SmallLog with writes that are larger than the share of their volume: taken in parts, so
+    /// that a crash, or an origin, may have the first parts of the last one.
     LargeWrites,
-    /// Origins that fail again and again under volumes that only destage.
+    /// Origins that fail again and again under write-back volumes.
     Troubled,
     /// Readers of a base image over kills, without any checksum of clean blocks.
     NoSums,
-    /// The only copies of dirty data rot.
+    /// The only copies of dirty data are damaged.
     LastCopies,
     /// Checkpoints seldom come through, beside clean blocks that take every segment.
     BadCheckpoints,
@@ -72,7 +96,7 @@ pub enum Gate {
     EarlyDestages,
     /// Overlays that are committed to their images, over kills.
     Commits,
-    /// Seeds that differ as much as they can.
+    /// Seeds that draw limits and faults at random, as `tenuto sim` does.
     Swarm,
     /// Overlays that fill their cache, and have next to no stage.
     SmallOverlay,
@@ -251,33 +275,6 @@ fn dying(plan: &mut Plan) {
 }
 
 impl Gate {
-    pub const ALL: &[Gate] = &[
-        Seeds,
-        Switches,
-        WriteThrough,
-        Dying,
-        Group,
-        CleanBlocks,
-        OwnBlocks,
-        LostWrites,
-        HeldWrites,
-        Rings,
-        ShortLives,
-        SmallLog,
-        LargeWrites,
-        Troubled,
-        NoSums,
-        EarlyDestages,
-        Commits,
-        LastCopies,
-        BadCheckpoints,
-        ShortReads,
-        ShortSwitches,
-        Swarm,
-        SmallOverlay,
-        Resizes,
-    ];
-
     pub fn options(self, seed: u64) -> Options {
         match self {
             Seeds | HeldWrites | Rings => Options::from_seed(seed),

@@ -118,15 +118,15 @@ impl Held {
             Why::Unopened => "it is tried again every few seconds, and by `tenuto reload`".into(),
             Why::Damaged => "put it right, then run `tenuto reload`".into(),
             Why::StageLost => format!(
-                "go on with what is left, once its guest is down or has been looked at, by `tenuto \
+                "go on with the data in the log, once its guest is down or was checked, by `tenuto \
                  volume accept-loss {name}`"
             ),
             Why::Overlay => format!(
-                "put its image back and run `tenuto reload`, or throw the overlay away by \
+                "put its image back and run `tenuto reload`, or empty the overlay by \
                  `tenuto volume reset {name}`"
             ),
             Why::Image => format!(
-                "put its image back and run `tenuto reload`; or keep the image that is there \
+                "put its image back and run `tenuto reload`; or keep the present image \
                  by `tenuto volume accept-loss {name}`, or keep the log by `tenuto volume \
                  takeover {name} --overwrite`"
             ),

@@ -266,7 +266,7 @@ impl Admin {
         });
         // The order is carried out all the same; only its failure would not be told.
         if let Err(error) = waits {
-            tracing::warn!("nobody waits for an order: {error}");
+            tracing::warn!("the failure of an order will not be reported: {error}");
         }
     }
 

@@ -59,7 +59,7 @@ impl Observer {
     pub fn stop(self) {
         drop(self.stop);
         let _ = self.thread.join();
-        let words = "stops in order; what is not at the origins stays in the cache";
+        let words = "stops in order; dirty data stays in the cache";
         self.admin.events.settle_all(unix_ms_now());
         self.admin
             .events

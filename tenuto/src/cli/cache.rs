@@ -34,7 +34,7 @@ pub enum Command {
     /// Compare all that is in a cache with its checksums, beside the guests of a running daemon;
     /// ends with code 5 on damage
     Scrub(Look),
-    /// Change the size of a cache that owes nothing, while no daemon runs on it
+    /// Change the size of a cache without dirty data, while no daemon runs on it
     Resize(super::relayout::Resize),
 }
 
@@ -45,7 +45,7 @@ pub struct Create {
     /// Size of a cache file; of a block device, the part to use
     #[arg(long, value_name = "SIZE")]
     size: Option<String>,
-    /// Lose what lies there, dirty data of volumes included
+    /// Overwrite the device, dirty data of volumes included
     #[arg(long)]
     force: bool,
 }

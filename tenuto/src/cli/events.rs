@@ -21,7 +21,7 @@ const RETRY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub struct Events {
-    /// Go on with what happens from now on, until interrupted
+    /// Go on with new events, until interrupted
     #[arg(short, long)]
     follow: bool,
     /// Only events after the one with this number

@@ -35,12 +35,12 @@ fn settle(daemon: &Arc<Daemon>, name: String) {
     let daemon = daemon.clone();
     let thread = std::thread::Builder::new().name("orphan".into());
     let waits = thread.spawn(move || match daemon.settle_orphan(&name) {
-        Ok(()) => tracing::info!("volume {name}: named by nobody, is at its origin; detached"),
+        Ok(()) => tracing::info!("volume {name}: is not configured, is at its origin; detached"),
         // The next start finds it again.
         Err(error) => tracing::debug!("{error}"),
     });
     if let Err(error) = waits {
-        tracing::warn!("nobody detaches what is named by nobody: {error}");
+        tracing::warn!("volumes that are not configured stay attached: {error}");
     }
 }
 

@@ -186,7 +186,7 @@ fn configuration() -> Roff {
          take KiB, MiB, GiB and TiB, times take ms, s, m and h. An unknown key is an error, and \
          nothing is started. `tenuto config --check` checks a file, `tenuto config --explain` \
          shows the value of every key and where it comes from, `tenuto reload` applies a changed \
-         file. Behind each name stands its default.",
+         file. The default follows each name.",
     )]);
     section(&mut roff, "[host]", "The host and its places.", keys::HOST);
     section(

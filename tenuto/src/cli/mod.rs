@@ -136,7 +136,7 @@ pub enum Command {
     /// Inspect the ledger and journal beside an image, finish a pending journal
     #[command(subcommand)]
     Origin(origin::Command),
-    /// Bring everything to the origins and owe them nothing from then on, to take this host away
+    /// Destage everything and write through from then on, to take this host away
     Drain(drain::Drain),
     /// Apply a changed configuration file, and say what needs a restart
     Reload,

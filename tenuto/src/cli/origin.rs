@@ -67,7 +67,7 @@ fn text(found: &Beside) -> String {
             rows.push(("destaged", format!("up to serial {}", ledger.destaged)));
             let dirty = match ledger.dirty {
                 true => "the owner may hold newer data",
-                false => "nobody holds newer data",
+                false => "no cache holds newer data",
             };
             rows.push(("dirty", dirty.into()));
         }

@@ -30,7 +30,7 @@ pub struct Recover {
     /// Where ledgers and journals lie if not beside the origins
     #[arg(long, value_name = "DIR")]
     pub journal: Option<PathBuf>,
-    /// Only say what would be brought where
+    /// Only print which data would go where
     #[arg(long)]
     pub dry_run: bool,
 }

@@ -33,7 +33,7 @@ pub struct Resize {
     path: PathBuf,
     /// New size, as in 128GiB; of a block device, the part to use
     size: String,
-    /// Lose what ephemeral volumes have written
+    /// Lose the overlays of ephemeral volumes
     #[arg(long)]
     discard_overlays: bool,
 }

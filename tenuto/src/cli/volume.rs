@@ -29,7 +29,7 @@ pub enum Command {
     /// Bring dirty data to the origin
     #[command(visible_alias = "flush")]
     Destage(Destage),
-    /// Throw the overlay of an ephemeral volume away, so that its guest finds a clean disk
+    /// Empty the overlay of an ephemeral volume, so that its guest finds a clean disk
     Reset(Named),
     /// Make the overlay of an ephemeral volume the content of its image
     Commit(Named),
@@ -50,11 +50,11 @@ pub enum Command {
     /// Close a backup window (not in this version)
     #[command(display_order = 200)]
     Resume(Rest),
-    /// Show what lies where: RAM, SSD or origin
+    /// Show where each range lies: RAM, SSD or origin
     Map(super::map::Map),
     /// Go on with a held volume from its last destaged state
     AcceptLoss(Remove),
-    /// Keep the log of a volume whose image was replaced, and write it over the one that is there
+    /// Keep the log of a volume whose image was replaced, and write it over the present image
     Takeover(Takeover),
 }
 
@@ -111,7 +111,7 @@ pub struct Set {
 pub struct Remove {
     /// Name of the volume, as in `tenuto volume ls`
     name: String,
-    /// Lose what is not at the origin; names the volume again
+    /// Lose the data that is not at the origin; names the volume again
     #[arg(long, value_name = "NAME", require_equals = true)]
     discard_dirty: Option<String>,
 }
@@ -120,7 +120,7 @@ pub struct Remove {
 pub struct Takeover {
     /// Name of the volume, as in `tenuto volume ls`
     name: String,
-    /// Write what the log has over the image that is there; names the volume again
+    /// Write the data of the log over the present image; names the volume again
     #[arg(long, value_name = "NAME", require_equals = true, num_args = 0..=1)]
     #[arg(default_missing_value = "")]
     overwrite: Option<String>,
@@ -132,7 +132,7 @@ pub struct Resize {
     name: String,
     /// New size as in 40GiB, or +8GiB to add that much
     size: String,
-    /// Make the disk smaller and lose what is behind its new end
+    /// Make the disk smaller and lose the data after its new end
     #[arg(long)]
     shrink: bool,
 }
@@ -611,7 +611,7 @@ fn wait_for_destage(context: &Context, client: Client, names: Vec<String>) -> Re
         let order = |path: &String| client.post(path, None, PATIENT);
         orders.iter().map(order).collect()
     };
-    let goes_on = "the daemon goes on with it; `tenuto volume ls` shows what is still dirty";
+    let goes_on = "the daemon goes on with it; `tenuto volume ls` shows its dirty data";
     progress::wait_for_order(Progress::new(context, work, Some(0)), left, order, goes_on)
 }
 

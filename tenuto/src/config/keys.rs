@@ -480,7 +480,7 @@ pub const VOLUME: &[Key<Volume>] = &[
     Key {
         name: "share",
         default: "{ min = \"0\", weight = 100 }",
-        meaning: "min = room in the log that is its own; weight = its part of what is shared",
+        meaning: "min = room in the log that is its own; weight = its part of the shared room",
         set: set_share,
         show: |volume| {
             let Share { min_bytes, weight } = volume.share;

@@ -23,7 +23,7 @@ impl Token {
         let text = std::fs::read_to_string(path).map_err(|error| wrong(cause(&error)))?;
         let mode = std::fs::metadata(path).map_err(|error| wrong(cause(&error)))?;
         if mode.permissions().mode() & 0o007 != 0 {
-            return Err(wrong("everybody on this host can read it".into()));
+            return Err(wrong("every user of this host can read it".into()));
         }
         let token = text.trim();
         let letters = |byte: u8| byte.is_ascii_graphic();

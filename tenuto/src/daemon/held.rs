@@ -127,7 +127,7 @@ impl Daemon {
     /// Keeps a volume that must not join, and answers its clients with words.
     pub(super) fn hold(&self, settings: VolumeSettings, hold: Hold) -> Result<(), VolumeError> {
         let name = settings.name.clone();
-        tracing::error!(volume = %name, "{hold}; it is held, the others are not");
+        tracing::error!(volume = %name, "{hold}; it is held, the other volumes are served");
         self.refuse_clients(&name)?;
         self.listen(&name, settings.exports)?;
         self.table().held.insert(name, Held { settings, hold });
@@ -137,7 +137,7 @@ impl Daemon {
     /// The same for one whose socket is there and whose export refuses already.
     pub(super) fn hold_silently(&self, settings: VolumeSettings, hold: Hold) {
         let name = settings.name.clone();
-        tracing::error!(volume = %name, "{hold}; it is held, the others are not");
+        tracing::error!(volume = %name, "{hold}; it is held, the other volumes are served");
         self.table().held.insert(name, Held { settings, hold });
     }
 
@@ -269,7 +269,7 @@ impl Daemon {
         let entry = self.join_or_hold(settings, joining)?;
         self.table().held.remove(&claim.name);
         self.table().entries.insert(claim.name.clone(), entry);
-        tracing::warn!(volume = %name, "volume {name}: the log wins over the image that is there");
+        tracing::warn!(volume = %name, "volume {name}: the log is written over the present image");
         Ok(())
     }
 

@@ -136,9 +136,9 @@ impl Daemon {
         let path = cache.path.display();
         if gone {
             findings.lasting.push(format!(
-                "cache {path}: was removed or replaced while it is in use; what is dirty goes to \
-                 its origins, and guests write past the cache; put the file back, or stop the \
-                 daemon and make a new cache"
+                "cache {path}: was removed or replaced while it is in use; dirty data goes to its \
+                 origins, and guests bypass the cache; put the file back, or stop the daemon and \
+                 make a new cache"
             ));
         }
     }

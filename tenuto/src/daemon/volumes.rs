@@ -239,13 +239,13 @@ impl Daemon {
             Ok(entry) => {
                 tracing::warn!(
                     volume = %name,
-                    "volume {name}: named by nobody, has dirty data; destaging it"
+                    "volume {name}: is not configured, has dirty data; destaging it"
                 );
                 self.table().entries.insert(name, entry);
             }
             Err(error) => tracing::warn!(
                 volume = %name,
-                "{error}; nobody names {name}, and it has dirty data"
+                "{error}; {name} is not configured, and it has dirty data"
             ),
         }
     }

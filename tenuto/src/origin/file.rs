@@ -342,7 +342,7 @@ fn open_image(
     let limit = sys::file_bytes_max();
     if write && !target.block_device && target.size_bytes > limit {
         let fault = Fault::too_large(name, target.size_bytes, limit);
-        tracing::warn!("{fault}; what lies behind cannot be written");
+        tracing::warn!("{fault}; sectors beyond it cannot be written");
     }
     // The last sectors of such a file cannot be written directly without making it longer.
     if !target
@@ -435,7 +435,7 @@ fn open_side(
         }
         return Ok(Some((target, created)));
     }
-    let message = format!("{name}: is replaced again and again; stop who does that");
+    let message = format!("{name}: is replaced again and again; stop the program that does it");
     Err(Fault::new(Kind::InUse, message))
 }
 

@@ -518,7 +518,7 @@ impl<E: Decide> Shard<E> {
         let stuck = self.conns.iter().filter(|(_, conn)| conn.is_stuck(then));
         let stuck: Vec<u32> = stuck.map(|(slot, _)| slot).collect();
         for slot in stuck {
-            tracing::warn!("closing a client that holds buffers and does not move");
+            tracing::warn!("closing a client that holds buffers and makes no progress");
             self.with_conn(slot, |shard, conn| shard.kill(slot, conn));
         }
         self.timers.set(self.now.plus_millis(1000), Alarm::Starving);

@@ -230,6 +230,7 @@ fn show_and_status_have_all_their_keys() {
     daemon.stop();
 }
 
+/// Fails when: ledger and journal stay when a volume is removed.
 #[test]
 fn volumes_are_added_changed_and_removed_and_come_back_after_a_restart() {
     let rig = Rig::new();
@@ -305,6 +306,7 @@ fn rm_with_discard_dirty_loses_what_it_names_and_nothing_else() {
     daemon.stop();
 }
 
+/// Fails when: a reset begins a new generation and keeps the overlay.
 #[test]
 fn reset_is_for_ephemeral_volumes_without_a_client() {
     let rig = with_volumes();

@@ -202,6 +202,7 @@ fn same_as_export(rig: &Rig, reference: &Path) {
     );
 }
 
+/// Fails when: a discard is answered and forgotten (`ForgetDiscard`).
 #[test]
 fn a_discarded_range_reads_as_zeroes_and_stays_so() {
     if !have(
@@ -292,6 +293,7 @@ fn fio_verifies_what_it_wrote() {
     }
 }
 
+/// Fails when: holes of the origin are called data.
 #[test]
 fn block_status_shows_what_is_allocated() {
     if !have(
@@ -447,6 +449,7 @@ fn a_sparse_volume_is_copied_to_a_sparse_file() {
     }
 }
 
+/// Fails when: what the log holds is ignored, only the origin.
 #[test]
 fn data_is_never_called_zero_while_it_is_destaged() {
     let mut rig = Rig::new();
@@ -487,6 +490,7 @@ fn data_is_never_called_zero_while_it_is_destaged() {
     daemon.stop();
 }
 
+/// Fails when: a flush is answered before the log has what it covers (`AcknowledgeBeforeLog`).
 #[test]
 fn a_flush_on_one_connection_covers_writes_on_another() {
     let rig = with_volume("write-back");

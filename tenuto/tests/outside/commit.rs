@@ -71,6 +71,7 @@ fn compare(rig: &Rig, image: &Path) {
     }
 }
 
+/// Fails when: some of the writes to the image are left out.
 #[test]
 fn a_committed_overlay_is_the_content_of_its_image() {
     let mut rig = Rig::new();
@@ -115,6 +116,7 @@ fn a_committed_overlay_is_the_content_of_its_image() {
     daemon.stop();
 }
 
+/// Fails when: the other volumes of the image are not asked for.
 #[test]
 fn a_commit_is_refused_where_others_would_see_it() {
     let mut rig = Rig::new();
@@ -215,6 +217,7 @@ fn killed_in(phase: u64, nth: u64, random: &mut Random) -> bool {
     committed
 }
 
+/// Fails when: a pending journal is not finished before its volume is served (`SkipReplay`).
 #[test]
 fn a_commit_that_is_killed_is_whole_or_not_at_all() {
     let mut random = Random::new(seed(2));

@@ -646,6 +646,7 @@ fn tell(table: &Table) {
     }
 }
 
+/// Fails when: the checksum of a block of the log is not compared (`DropLogSum`).
 #[test]
 fn no_damage_to_any_structure_is_ever_wrong_data() {
     if !may_mount("no_damage_to_any_structure_is_ever_wrong_data") {

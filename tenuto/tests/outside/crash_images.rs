@@ -226,6 +226,7 @@ fn crash_images_show_a_missing_journal_sync() {
     }
 }
 
+/// Fails when: the log takes its records for durable without a sync (`SkipLogSync`).
 #[test]
 fn every_crash_image_of_an_atomic_and_a_write_through_volume_keeps_the_promises() {
     let test = "every_crash_image_of_an_atomic_and_a_write_through_volume_keeps_the_promises";
@@ -234,6 +235,7 @@ fn every_crash_image_of_an_atomic_and_a_write_through_volume_keeps_the_promises(
     }
 }
 
+/// Fails when: the log takes its records for durable without a sync (`SkipLogSync`).
 #[test]
 fn every_crash_image_of_other_volumes_keeps_the_promises() {
     if may_mount("every_crash_image_of_other_volumes_keeps_the_promises") {

@@ -117,6 +117,7 @@ fn judge(scene: &Scene, left: &Still) -> Result<(), String> {
     verified.map_err(|broken| format!("{broken}\n{log}"))
 }
 
+/// Fails when: recovery does not write to the log what only the stage has (`LeaveInStage`).
 #[test]
 fn a_daemon_that_dies_at_any_request_loses_nothing_acknowledged() {
     let test = "a_daemon_that_dies_at_any_request_loses_nothing_acknowledged";
@@ -157,6 +158,7 @@ fn a_daemon_that_dies_at_any_request_loses_nothing_acknowledged() {
     }
 }
 
+/// Fails when: the stage is cleared before the new checkpoint is written (`ClearStageEarly`).
 #[test]
 fn a_recovery_that_dies_at_any_request_loses_nothing_acknowledged() {
     let test = "a_recovery_that_dies_at_any_request_loses_nothing_acknowledged";

@@ -41,6 +41,7 @@ fn policy(rig: &Rig, name: &str) -> String {
     rig.show(name)["effective_policy"].to_string()
 }
 
+/// Fails when: the drained state of the host is not persisted.
 #[test]
 fn a_host_is_drained_under_load_stays_so_over_kills_and_comes_back() {
     let rig = rig();
@@ -138,6 +139,7 @@ fn a_host_is_drained_under_load_stays_so_over_kills_and_comes_back() {
     }
 }
 
+/// Fails when: what could not be drained is left out of the answer.
 #[test]
 fn what_cannot_be_drained_is_named_and_all_else_is_drained() {
     let mut rig = rig();

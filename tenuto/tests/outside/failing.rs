@@ -52,6 +52,8 @@ fn is(rig: &Rig, name: &str, key: &str, value: &str) -> bool {
     rig.show(name)[key] == value
 }
 
+/// Fails when: a flush in bypass is answered before all dirty data is at the origin
+/// (`AnswerBeforeRescue`).
 #[test]
 fn what_the_stage_still_has_survives_the_cache_device_and_guests_see_a_pause() {
     let test = "what_the_stage_still_has_survives_the_cache_device_and_guests_see_a_pause";
@@ -166,6 +168,7 @@ fn writes_there(client: &mut nbd::Client) -> u64 {
     u64::from(first == [2; 4096]) + there as u64
 }
 
+/// Fails when: a flush is answered before the log has what it covers (`AcknowledgeBeforeLog`).
 #[test]
 fn dirty_data_that_only_the_failed_device_has_stops_its_volume_until_it_is_given_up_by_name() {
     let test =

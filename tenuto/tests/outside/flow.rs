@@ -36,6 +36,7 @@ fn flow(rig: &Rig) -> serde_json::Value {
     rig.show("disk")["flow_control"].clone()
 }
 
+/// Fails when: flow control never holds a write (`NeverSlow`).
 #[test]
 fn writes_are_slowed_before_the_limit_none_fails_and_it_ends_by_itself() {
     let mut rig = Rig::new();

@@ -49,6 +49,7 @@ fn image_is_current(rig: &Rig) {
     );
 }
 
+/// Fails when: some of the writes to the image are left out.
 #[test]
 fn a_guest_boots_from_a_write_back_volume_and_finds_its_files_again() {
     let test = "a_guest_boots_from_a_write_back_volume_and_finds_its_files_again";
@@ -92,6 +93,7 @@ fn a_guest_boots_from_an_uncached_volume_and_finds_its_files_again() {
     daemon.stop();
 }
 
+/// Fails when: writes past the log are answered and not written.
 #[test]
 fn a_guest_on_a_write_through_volume_sees_write_through_and_finds_its_files_again() {
     let test = "a_guest_on_a_write_through_volume_sees_write_through_and_finds_its_files_again";
@@ -123,6 +125,7 @@ fn a_guest_on_a_write_through_volume_sees_write_through_and_finds_its_files_agai
     says(&machine.run(&image.to_string_lossy(), "check"), FILES);
 }
 
+/// Fails when: a reset begins a new generation and keeps the overlay.
 #[test]
 fn guests_on_ephemeral_volumes_of_one_image_do_not_see_each_other() {
     let test = "guests_on_ephemeral_volumes_of_one_image_do_not_see_each_other";
@@ -165,6 +168,7 @@ fn a_guest_with_the_write_cache_off_sees_write_through() {
     daemon.stop();
 }
 
+/// Fails when: the overlay is not reset when the guest starts again.
 #[test]
 fn a_guest_that_reboots_finds_a_clean_disk() {
     let test = "a_guest_that_reboots_finds_a_clean_disk";

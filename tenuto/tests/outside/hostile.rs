@@ -103,6 +103,7 @@ fn is_closed(mut stream: &UnixStream) {
     }
 }
 
+/// Fails when: unknown flags are accepted.
 #[test]
 fn requests_outside_the_volume_and_unknown_commands_get_an_error_and_the_session_goes_on() {
     let arena = Arena::new();
@@ -172,6 +173,7 @@ fn requests_outside_the_volume_and_unknown_commands_get_an_error_and_the_session
     arena.assert_unharmed();
 }
 
+/// Fails when: the payload that was announced is read as requests.
 #[test]
 fn a_write_of_a_giant_length_ends_its_own_session_only() {
     let arena = Arena::new();
@@ -292,6 +294,7 @@ fn overlapping_requests_in_flight_keep_the_order_of_one_writer() {
     arena.assert_unharmed();
 }
 
+/// Fails when: a connection that breaks leaves a descriptor behind.
 #[test]
 fn a_client_that_sends_a_header_and_stops_disturbs_nobody() {
     let mut arena = Arena::new();
@@ -351,6 +354,7 @@ fn a_client_that_never_takes_its_answers_does_not_grow_the_daemon() {
     arena.assert_unharmed();
 }
 
+/// Fails when: each session leaves 8 KiB behind.
 #[test]
 fn ten_thousand_connections_opened_and_dropped_leave_nothing_behind() {
     let arena = Arena::new();

@@ -529,6 +529,7 @@ fn case(arena: &Arena, number: u64, random: &mut Random) {
     }
 }
 
+/// Fails when: the front end is not told of a broken ring.
 #[test]
 fn guests_that_break_every_rule_of_their_rings_disturb_nobody_and_are_told() {
     let mut arena = Arena::new();
@@ -581,6 +582,7 @@ fn guests_that_break_every_rule_of_their_rings_disturb_nobody_and_are_told() {
     assert!(!log.contains("panicked"), "{log}");
 }
 
+/// Fails when: signals to a guest that is gone stay under way.
 #[test]
 fn events_that_nobody_takes_cost_no_more_than_one_signal_each() {
     let arena = Arena::new();
@@ -616,6 +618,7 @@ fn events_that_nobody_takes_cost_no_more_than_one_signal_each() {
     arena.daemon.stop();
 }
 
+/// Fails when: 32,768 descriptors are refused.
 #[test]
 fn rings_of_the_largest_size_are_served_to_their_last_request() {
     const LARGEST: u16 = 32_768;

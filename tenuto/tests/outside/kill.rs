@@ -257,6 +257,7 @@ fn destage_again_and_again(rig: &Rig, round: &Round) {
     }
 }
 
+/// Fails when: recovery does not write to the log what only the stage has (`LeaveInStage`).
 #[test]
 fn nothing_acknowledged_is_lost_when_the_daemon_is_killed() {
     let rounds_min = count("TENUTO_DRILL_ROUNDS", 10);
@@ -281,6 +282,7 @@ fn nothing_acknowledged_is_lost_when_the_daemon_is_killed() {
 
 /// The cut that destage leaves on the image: with `atomic` the image itself, after its journal
 /// was replayed, is a prefix of the writes at every instant.
+/// Fails when: a pending journal is not finished before its volume is served (`SkipReplay`).
 #[test]
 fn the_origin_of_an_atomic_volume_is_a_prefix_after_every_kill() {
     let seed = seed(2);

@@ -182,6 +182,7 @@ fn late_origin_write(policy: &str, lock: bool) -> Result<(), String> {
     Ok(())
 }
 
+/// Fails when: no lock is taken or waited for.
 #[test]
 fn a_late_write_to_the_cache_changes_nothing() {
     if may_mount("a_late_write_to_the_cache_changes_nothing") {
@@ -202,6 +203,7 @@ fn a_late_write_to_the_cache_does_damage_without_the_lock() {
     }
 }
 
+/// Fails when: a lock that no living process holds counts as free.
 #[test]
 fn a_late_write_to_an_uncached_origin_changes_nothing() {
     if may_mount("a_late_write_to_an_uncached_origin_changes_nothing") {
@@ -209,6 +211,7 @@ fn a_late_write_to_an_uncached_origin_changes_nothing() {
     }
 }
 
+/// Fails when: a lock that no living process holds counts as free.
 #[test]
 fn a_late_destage_changes_nothing() {
     if may_mount("a_late_destage_changes_nothing") {

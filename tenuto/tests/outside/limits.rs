@@ -74,6 +74,7 @@ fn an_image_from_the_far_future_is_served_and_written_like_any_other() {
     }
 }
 
+/// Fails when: `dirty-limit` is ignored.
 #[test]
 fn at_the_dirty_limit_writes_wait_for_destage_and_none_fails() {
     let mut rig = Rig::new();
@@ -110,6 +111,7 @@ fn at_the_dirty_limit_writes_wait_for_destage_and_none_fails() {
     daemon.stop();
 }
 
+/// Fails when: a write that waits for room is answered "no space".
 #[test]
 fn a_log_smaller_than_the_data_written_is_no_error() {
     let mut rig = Rig::new();
@@ -124,6 +126,7 @@ fn a_log_smaller_than_the_data_written_is_no_error() {
     daemon.stop();
 }
 
+/// Fails when: writes at the last limit of an overlay wait for ever (`NeverAnswerFull`).
 #[test]
 fn an_ephemeral_volume_at_its_last_limit_answers_no_space_and_reads_go_on() {
     let mut rig = Rig::new();
@@ -189,6 +192,7 @@ fn an_ephemeral_volume_at_its_last_limit_answers_no_space_and_reads_go_on() {
     assert!(log.contains(line), "{log}");
 }
 
+/// Fails when: a destage that failed is not tried again.
 #[test]
 fn while_the_origin_fails_writes_go_on_and_destage_resumes_by_itself() {
     if !may_mount("while_the_origin_fails_writes_go_on_and_destage_resumes_by_itself") {
@@ -226,6 +230,7 @@ fn while_the_origin_fails_writes_go_on_and_destage_resumes_by_itself() {
     daemon.stop();
 }
 
+/// Fails when: a read is given the origin's error at once.
 #[test]
 fn a_read_that_misses_is_held_while_the_origin_fails() {
     if !may_mount("a_read_that_misses_is_held_while_the_origin_fails") {
@@ -314,6 +319,7 @@ fn an_origin_without_room_is_not_told_as_an_overlay_without_room() {
     );
 }
 
+/// Fails when: FUA is ignored (`IgnoreFua`).
 #[test]
 fn a_failing_cache_device_acknowledges_no_flush_and_serves_no_stale_byte() {
     if !may_mount("a_failing_cache_device_acknowledges_no_flush_and_serves_no_stale_byte") {
@@ -378,6 +384,7 @@ fn a_failing_cache_device_acknowledges_no_flush_and_serves_no_stale_byte() {
     daemon.stop();
 }
 
+/// Fails when: `write-cache = "off"` is ignored (`IgnoreFua`).
 #[test]
 fn with_the_write_cache_off_an_acknowledged_write_is_durable() {
     let mut rig = Rig::new();
@@ -393,6 +400,7 @@ fn with_the_write_cache_off_an_acknowledged_write_is_durable() {
     daemon.stop();
 }
 
+/// Fails when: FUA is ignored (`IgnoreFua`).
 #[test]
 fn a_write_with_fua_is_durable_when_it_is_acknowledged() {
     let mut rig = Rig::new();

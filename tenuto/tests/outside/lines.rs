@@ -85,6 +85,7 @@ fn reads_without_the_origin(rig: &Rig, bytes: &[u8]) {
     assert_eq!(number(&show["ssd"]["read_bytes"]), IMAGE_BYTES, "{show}");
 }
 
+/// Fails when: each volume has an image of its own for the cache.
 #[test]
 fn what_one_clone_read_another_finds_on_the_ssd_after_a_stop_and_a_kill() {
     let mut rig = Rig::new();
@@ -115,6 +116,7 @@ fn what_one_clone_read_another_finds_on_the_ssd_after_a_stop_and_a_kill() {
     assert_eq!(number(&verified["bad_clean_blocks"]), 0, "{verified}");
 }
 
+/// Fails when: an image is known by its path alone.
 #[test]
 fn nothing_of_an_image_is_served_once_it_was_changed() {
     let mut rig = Rig::new();
@@ -132,6 +134,7 @@ fn nothing_of_an_image_is_served_once_it_was_changed() {
     daemon.stop();
 }
 
+/// Fails when: clean blocks are served without a check of their checksums (`DropLineSum`).
 #[test]
 fn a_rotten_clean_block_is_read_from_the_origin_again() {
     let mut rig = Rig::new();
@@ -209,6 +212,7 @@ fn overwrite(rig: &Rig, bytes: &mut [u8], seed: u64) {
     client.disconnect();
 }
 
+/// Fails when: blocks that a destage has replaced stay in the read cache (`ServeStaleBase`).
 #[test]
 fn a_volume_larger_than_the_ram_tier_is_read_again_from_the_ssd_and_never_stale() {
     for admission in ["all", "reuse"] {
@@ -255,6 +259,7 @@ fn admission_is_changed_while_a_volume_runs() {
     daemon.stop();
 }
 
+/// Fails when: own clean blocks count after an unclean end as well (`BelieveKilledLayers`).
 #[test]
 fn clean_blocks_of_a_written_image_outlive_an_orderly_stop_and_no_change_of_the_image() {
     let mut rig = Rig::new();

@@ -82,6 +82,7 @@ fn flood(rig: &Rig, volume: &str) {
     }
 }
 
+/// Fails when: each line is written.
 #[test]
 fn a_flood_of_failures_and_of_hostile_clients_leaves_few_lines() {
     let test = "a_flood_of_failures_and_of_hostile_clients_leaves_few_lines";
@@ -149,6 +150,7 @@ fn a_flood_of_failures_and_of_hostile_clients_leaves_few_lines() {
     daemon.stop();
 }
 
+/// Fails when: URLs are shown as they are.
 #[test]
 fn no_output_shows_the_password_of_a_url() {
     let rig_with = |origin: &str| {

@@ -215,6 +215,7 @@ fn server_and_daemon_die(policy: &str, lines: &str, promise: Promise, qemu: bool
     server.kill();
 }
 
+/// Fails when: a read is given the origin's error at once.
 #[test]
 fn a_write_back_volume_outlives_its_nbd_server_and_its_daemon() {
     let rig = Rig::new();
@@ -222,11 +223,13 @@ fn a_write_back_volume_outlives_its_nbd_server_and_its_daemon() {
     server_and_daemon_die("write-back", &lines, Promise::Prefix, false);
 }
 
+/// Fails when: recovery does not write to the log what only the stage has (`LeaveInStage`).
 #[test]
 fn a_write_back_volume_without_a_place_is_destaged_in_place_on_nbd() {
     server_and_daemon_die("write-back", "", Promise::Prefix, true);
 }
 
+/// Fails when: writes that a broken connection left unanswered count as done.
 #[test]
 fn an_uncached_volume_outlives_its_nbd_server_and_its_daemon() {
     server_and_daemon_die("uncached", "", Promise::Sectors, true);
@@ -314,6 +317,7 @@ fn late_write(policy: &str, cut: Cut, quiet: &str) -> Result<(), String> {
         .map_err(|violation| violation.to_string())
 }
 
+/// Fails when: `origin-quiet` is not waited for.
 #[test]
 fn a_write_that_lands_after_its_connection_changes_nothing() {
     for policy in ["write-back", "uncached"] {
@@ -334,6 +338,7 @@ fn a_write_that_lands_after_its_connection_does_damage_without_origin_quiet() {
 }
 
 /// A server that loses what it has not synced, with its connection.
+/// Fails when: a flush counts for writes of an earlier connection.
 #[test]
 fn a_flush_after_a_broken_connection_does_not_vouch_for_writes_before_it() {
     let mut rig = Rig::new();
@@ -363,6 +368,7 @@ fn a_flush_after_a_broken_connection_does_not_vouch_for_writes_before_it() {
     daemon.stop();
 }
 
+/// Fails when: a pending journal is not finished before its volume is served (`SkipReplay`).
 #[test]
 fn a_volume_with_its_journal_in_a_place_survives_kills_of_daemon_and_server() {
     let mut rig = Rig::new();
@@ -457,6 +463,7 @@ fn a_journal_over_a_slow_server_is_finished_with_many_writes_in_flight() {
     daemon.stop();
 }
 
+/// Fails when: the configuration is not searched for a second writer.
 #[test]
 fn two_writers_on_one_export_are_refused_in_one_configuration_and_between_two_daemons() {
     let mut rig = Rig::new();
@@ -505,6 +512,7 @@ fn an_export_for_reading_only_is_refused_to_writers_and_served_to_readers() {
     daemon.stop();
 }
 
+/// Fails when: a read is given the origin's error at once.
 #[test]
 fn a_read_that_misses_waits_for_its_origin_timeout_and_no_longer() {
     let mut rig = Rig::new();
@@ -535,6 +543,7 @@ fn a_read_that_misses_waits_for_its_origin_timeout_and_no_longer() {
     daemon.stop();
 }
 
+/// Fails when: an export with another size is accepted.
 #[test]
 fn an_export_that_changes_its_size_is_held_until_it_is_as_before() {
     let mut rig = Rig::new();

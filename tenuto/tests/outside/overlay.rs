@@ -104,6 +104,7 @@ fn overlay(rig: &Rig, volume: &str, key: &str) -> u64 {
         .unwrap_or_else(|| panic!("{key} in {shown}"))
 }
 
+/// Fails when: `overlay-ram` is ignored.
 #[test]
 fn an_overlay_beyond_its_ram_spills_and_the_others_keep_theirs() {
     let mut rig = Rig::new();
@@ -165,6 +166,7 @@ fn checkpoints(rig: &Rig) -> u64 {
     status["cache"]["checkpoints"].as_u64().expect("a count")
 }
 
+/// Fails when: the end of a guest is not noted.
 #[test]
 fn an_overlay_is_reset_when_its_guest_has_ended_in_order_and_another_comes() {
     const WRITTEN: [u8; 4096] = [7; 4096];
@@ -232,6 +234,7 @@ fn an_overlay_is_reset_when_its_guest_has_ended_in_order_and_another_comes() {
     daemon.stop();
 }
 
+/// Fails when: every orderly disconnect ends the overlay, whatever `reset-on` says.
 #[test]
 fn without_reset_on_disconnect_an_overlay_outlives_its_guest() {
     let mut rig = Rig::new();

@@ -78,6 +78,7 @@ fn the_package_holds_what_a_host_needs() {
     assert!(control.contains("Depends: libc6"), "{control}");
 }
 
+/// Fails when: a purge removes dirty data, and says that it keeps it.
 #[test]
 fn a_host_lives_with_the_package_from_its_installation_to_its_purge() {
     let test = "a_host_lives_with_the_package_from_its_installation_to_its_purge";

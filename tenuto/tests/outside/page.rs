@@ -121,6 +121,7 @@ fn over_tcp_nothing_can_be_ordered_and_nothing_seen_without_the_token() {
     assert!(!log.contains(TOKEN), "{log}");
 }
 
+/// Fails when: a request may take an hour to arrive.
 #[test]
 fn clients_that_send_nothing_or_a_byte_at_a_time_hold_no_place_of_others() {
     let (mut rig, address) = shown();

@@ -79,6 +79,7 @@ fn live(rig: &Rig, load: &mut Load, round: u64, random: &mut Random) {
     );
 }
 
+/// Fails when: recovery does not write to the log what only the stage has (`LeaveInStage`).
 #[test]
 fn policies_change_under_load_and_over_kills_and_nothing_is_lost() {
     let rounds = count("TENUTO_DRILL_ROUNDS", 4);
@@ -121,6 +122,7 @@ fn policies_change_under_load_and_over_kills_and_nothing_is_lost() {
     eprintln!("{} requests, {rounds} rounds", load.counts.answered);
 }
 
+/// Fails when: a policy that is set is not kept.
 #[test]
 fn a_policy_is_kept_over_a_restart_and_the_log_is_emptied_before_another_writes_the_image() {
     let rig = Rig::new();
@@ -152,6 +154,7 @@ fn a_policy_is_kept_over_a_restart_and_the_log_is_emptied_before_another_writes_
     daemon.stop();
 }
 
+/// Fails when: the policy of the file counts at once, also for a dirty volume.
 #[test]
 fn a_dirty_volume_whose_file_names_another_policy_is_destaged_and_then_follows_it() {
     let mut rig = Rig::new();
@@ -201,6 +204,7 @@ fn ephemeral_volumes_keep_their_policy_and_the_file_wins_at_the_next_start() {
     daemon.stop();
 }
 
+/// Fails when: `never` is taken for an age of zero.
 #[test]
 fn dirty_data_of_a_volume_that_is_never_destaged_for_its_age_stays_until_a_command() {
     let mut rig = Rig::new();
@@ -242,6 +246,7 @@ fn dirty_data_of_a_volume_that_is_never_destaged_for_its_age_stays_until_a_comma
     daemon.stop();
 }
 
+/// Fails when: clean blocks of a removed volume are found by the next one of its number.
 #[test]
 fn a_volume_that_takes_the_place_of_another_sees_nothing_of_it() {
     let rig = Rig::new();

@@ -260,6 +260,7 @@ impl Drill {
     }
 }
 
+/// Fails when: the log takes its records for durable without a sync (`SkipLogSync`).
 #[test]
 fn everything_flushed_survives_a_power_loss_of_cache_and_origin() {
     if !may_mount("everything_flushed_survives_a_power_loss_of_cache_and_origin") {
@@ -310,6 +311,7 @@ fn the_power_loss_drill_notices_a_missing_journal_sync() {
     }
 }
 
+/// Fails when: what the device has of an overlay is believed without its stage.
 #[test]
 fn an_ephemeral_volume_is_clean_after_a_power_loss() {
     let seed = seed(6);

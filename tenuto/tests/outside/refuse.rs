@@ -60,6 +60,7 @@ fn names(text: &str, parts: &[&str]) {
     }
 }
 
+/// Fails when: no lock is taken.
 #[test]
 fn a_second_daemon_on_the_same_cache_is_refused_with_the_owners_name() {
     let mut rig = Rig::new();
@@ -80,6 +81,7 @@ fn a_second_daemon_on_the_same_cache_is_refused_with_the_owners_name() {
     daemon.stop();
 }
 
+/// Fails when: no lock is taken.
 #[test]
 fn a_second_daemon_on_the_same_image_is_refused_with_the_owners_name() {
     let mut rig = Rig::new();
@@ -97,6 +99,7 @@ fn a_second_daemon_on_the_same_image_is_refused_with_the_owners_name() {
     daemon.stop();
 }
 
+/// Fails when: the configuration is not searched for a second writer.
 #[test]
 fn two_writers_on_one_image_in_one_configuration_are_refused() {
     let mut rig = Rig::new();
@@ -108,6 +111,7 @@ fn two_writers_on_one_image_in_one_configuration_are_refused() {
     assert!(!rig.cache_path().exists(), "nothing was started");
 }
 
+/// Fails when: QEMU's image locks are not taken.
 #[test]
 fn qemu_cannot_write_an_image_that_a_volume_uses() {
     if !have(
@@ -134,6 +138,7 @@ fn qemu_cannot_write_an_image_that_a_volume_uses() {
     daemon.stop();
 }
 
+/// Fails when: QEMU's image locks are not looked at.
 #[test]
 fn an_image_that_another_program_writes_is_refused() {
     if !have(
@@ -184,6 +189,7 @@ fn several_ephemeral_volumes_share_an_image_and_a_writer_is_refused() {
     daemon.stop();
 }
 
+/// Fails when: `cache create` takes a foreign file for a blank one.
 #[test]
 fn a_foreign_file_is_not_taken_for_a_cache() {
     let rig = Rig::new();
@@ -200,6 +206,7 @@ fn a_foreign_file_is_not_taken_for_a_cache() {
     );
 }
 
+/// Fails when: the version is not compared.
 #[test]
 fn a_cache_of_another_version_is_refused_and_not_changed() {
     let rig = Rig::new();
@@ -269,6 +276,7 @@ fn dirty_with(rig: &mut Rig, image: &Path, look: impl FnOnce(&Load, &mut Client)
     load
 }
 
+/// Fails when: `cache create` does not look for dirty data.
 #[test]
 fn a_dirty_cache_is_not_formatted_and_its_loss_is_named() {
     let mut rig = Rig::new();
@@ -279,6 +287,8 @@ fn a_dirty_cache_is_not_formatted_and_its_loss_is_named() {
     names(&line, &["disk", "MiB", "--"]);
 }
 
+/// Fails when: a ledger that says *dirty* is passed over, that of another cache and that of one
+/// made anew.
 #[test]
 fn a_dirty_volume_whose_cache_is_gone_is_held_and_never_serves_the_stale_image() {
     let mut rig = Rig::new();
@@ -313,6 +323,7 @@ fn without_its_cache() -> (Rig, std::path::PathBuf, Load) {
     (rig, image, load)
 }
 
+/// Fails when: a held volume ends the start.
 #[test]
 fn a_held_volume_stops_no_other_and_says_what_is_lost() {
     let (rig, image, _) = without_its_cache();
@@ -353,6 +364,7 @@ fn a_held_volume_stops_no_other_and_says_what_is_lost() {
     assert!(std::fs::read(&image).unwrap() == before);
 }
 
+/// Fails when: the name is not asked for a second time.
 #[test]
 fn a_loss_is_accepted_by_name_and_the_volume_goes_on() {
     let (rig, image, _) = without_its_cache();
@@ -387,6 +399,7 @@ fn a_loss_is_accepted_by_name_and_the_volume_goes_on() {
 
 /// The volume went on with the serials of what was lost, and far beyond them; so serials do not
 /// tell that what the old cache has is at the origin.
+/// Fails when: the ledger does not keep that a loss was accepted.
 #[test]
 fn a_cache_that_was_given_up_is_not_dropped_when_it_turns_up() {
     let mut rig = Rig::new();
@@ -417,6 +430,7 @@ fn a_cache_that_was_given_up_is_not_dropped_when_it_turns_up() {
     daemon.stop();
 }
 
+/// Fails when: `reload` reports success and does nothing.
 #[test]
 fn a_held_volume_is_tried_again_by_reload() {
     let mut rig = Rig::new();
@@ -437,6 +451,7 @@ fn a_held_volume_is_tried_again_by_reload() {
     daemon.stop();
 }
 
+/// Fails when: volumes that the configuration does not name are not attached.
 #[test]
 fn a_dirty_volume_that_nobody_names_is_kept_shown_and_destaged() {
     let mut rig = Rig::new();
@@ -466,6 +481,7 @@ fn a_dirty_volume_that_nobody_names_is_kept_shown_and_destaged() {
     daemon.stop();
 }
 
+/// Fails when: `recover` destages no volume and reports success.
 #[test]
 fn recover_brings_the_data_of_a_dead_hosts_cache_to_its_origin() {
     let mut rig = Rig::new();
@@ -488,6 +504,7 @@ fn recover_brings_the_data_of_a_dead_hosts_cache_to_its_origin() {
     );
 }
 
+/// Fails when: `--volume` is ignored.
 #[test]
 fn recover_brings_home_only_the_volume_it_is_asked_for() {
     let mut rig = Rig::new();
@@ -517,6 +534,7 @@ fn rig_client(image: &Path) -> Client {
     Client::connect(&dir.join("run/nbd.sock"), "other").expect("connect")
 }
 
+/// Fails when: the checksum of a block of the log is not compared (`DropLogSum`).
 #[test]
 fn a_flipped_bit_in_dirty_data_is_an_error_of_its_own_volume_only() {
     let mut rig = Rig::new();
@@ -585,6 +603,7 @@ fn flip(rig: &Rig, (serial, sector): (u64, u64)) -> u64 {
     sector
 }
 
+/// Fails when: a flush is answered before the log has what it covers (`AcknowledgeBeforeLog`).
 #[test]
 fn a_torn_tail_is_counted_and_not_an_error() {
     let mut rig = Rig::new();

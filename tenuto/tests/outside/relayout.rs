@@ -23,6 +23,7 @@ fn resize<'a>(cache: &'a str, rest: &[&'a str]) -> Vec<&'a str> {
     [&["cache", "resize", cache], rest].concat()
 }
 
+/// Fails when: `cache resize` does not look for what would be lost.
 #[test]
 fn a_cache_with_data_that_is_nowhere_else_keeps_its_size() {
     let rig = rig();
@@ -60,6 +61,7 @@ fn a_cache_with_data_that_is_nowhere_else_keeps_its_size() {
     daemon.stop();
 }
 
+/// Fails when: the new layout has no table of volumes.
 #[test]
 fn a_cache_grows_and_shrinks_and_its_volumes_go_on() {
     let rig = rig();

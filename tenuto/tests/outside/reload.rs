@@ -15,6 +15,7 @@ fn file(rig: &mut Rig, policy: &str, lines: &str) {
     rig.write_config();
 }
 
+/// Fails when: a changed key is noted and not applied.
 #[test]
 fn what_the_file_changes_is_applied_while_the_guest_goes_on() {
     let mut rig = Rig::new();
@@ -64,6 +65,7 @@ fn what_the_file_changes_is_applied_while_the_guest_goes_on() {
     daemon.stop();
 }
 
+/// Fails when: a file that cannot be read counts as unchanged.
 #[test]
 fn a_wrong_file_changes_nothing() {
     let mut rig = Rig::new();
@@ -80,6 +82,7 @@ fn a_wrong_file_changes_nothing() {
     daemon.stop();
 }
 
+/// Fails when: ledger and journal stay when a volume is detached.
 #[test]
 fn a_volume_that_is_gone_from_the_file_loses_neither_data_nor_client() {
     let mut rig = Rig::new();

@@ -54,6 +54,7 @@ fn live(rig: &Rig, load: &mut Load, round: u64, random: &mut Random) {
     daemon.kill();
 }
 
+/// Fails when: recovery does not write to the log what only the stage has (`LeaveInStage`).
 #[test]
 fn a_disk_grows_under_load_and_over_kills_and_nothing_is_lost() {
     let mut rig = Rig::new();
@@ -93,6 +94,7 @@ fn smaller<'a>(rest: &[&'a str]) -> Vec<&'a str> {
     [&["volume", "resize", "disk", "8MiB"], rest].concat()
 }
 
+/// Fails when: blocks after the new end stay in the read cache.
 #[test]
 fn a_disk_becomes_smaller_only_by_force_and_what_was_behind_never_comes_back() {
     let name = "a_disk_becomes_smaller_only_by_force_and_what_was_behind_never_comes_back";

@@ -105,6 +105,7 @@ fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().expect("a number")
 }
 
+/// Fails when: a scrub does not count bad dirty blocks.
 #[test]
 fn a_scrub_finds_what_is_bad_in_dirty_and_clean_data_under_a_daemon() {
     let house = house();
@@ -168,6 +169,7 @@ fn a_scrub_finds_what_is_bad_in_dirty_and_clean_data_under_a_daemon() {
     daemon.take().expect("it runs").stop();
 }
 
+/// Fails when: without a daemon, bad blocks are not counted.
 #[test]
 fn a_scrub_runs_beside_guests_once_and_ends_with_the_daemon() {
     let house = house();

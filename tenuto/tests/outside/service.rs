@@ -64,6 +64,7 @@ impl Manager {
     }
 }
 
+/// Fails when: signs of life are sent without asking the loop.
 #[test]
 fn a_loop_that_hangs_gives_no_sign_of_life_and_slow_devices_stop_none() {
     let test = "a_loop_that_hangs_gives_no_sign_of_life_and_slow_devices_stop_none";

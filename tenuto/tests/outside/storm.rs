@@ -95,6 +95,7 @@ fn watch(rig: &Rig, machine: &Machine, names: &[String]) -> Seen {
     }
 }
 
+/// Fails when: each volume has an image of its own for the cache.
 #[test]
 fn guests_that_boot_work_and_stop_on_overlays_of_one_image_leave_the_image_alone() {
     let test = "guests_that_boot_work_and_stop_on_overlays_of_one_image_leave_the_image_alone";
@@ -149,6 +150,7 @@ fn guests_that_boot_work_and_stop_on_overlays_of_one_image_leave_the_image_alone
     );
 }
 
+/// Fails when: each volume has an image of its own for the cache.
 #[test]
 fn a_second_guest_on_a_gold_image_reads_nothing_from_the_origin() {
     let test = "a_second_guest_on_a_gold_image_reads_nothing_from_the_origin";

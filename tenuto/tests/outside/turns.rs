@@ -91,6 +91,7 @@ fn slow_pair(lines: [&str; 2]) -> (Rig, Daemon) {
     (rig, daemon)
 }
 
+/// Fails when: all weights count as 100.
 #[test]
 fn volumes_destage_to_one_storage_by_their_weights_whatever_their_request_sizes() {
     let weights = ["share = { weight = 100 }", "share = { weight = 300 }"];
@@ -112,6 +113,7 @@ fn volumes_destage_to_one_storage_by_their_weights_whatever_their_request_sizes(
     daemon.stop();
 }
 
+/// Fails when: `share.min` is ignored.
 #[test]
 fn room_that_a_volume_has_reserved_is_there_while_its_neighbour_has_filled_the_log() {
     let mut rig = Rig::new();
@@ -147,6 +149,7 @@ fn room_that_a_volume_has_reserved_is_there_while_its_neighbour_has_filled_the_l
     daemon.kill();
 }
 
+/// Fails when: reserves are not added up.
 #[test]
 fn reserves_that_are_more_than_half_of_the_log_are_refused_with_their_line() {
     let mut rig = Rig::new();
@@ -171,6 +174,7 @@ fn reserves_that_are_more_than_half_of_the_log_are_refused_with_their_line() {
     );
 }
 
+/// Fails when: a volume that waits holds up the others.
 #[test]
 fn writes_go_on_while_a_neighbour_is_at_its_limit() {
     let mut rig = Rig::new();
@@ -236,6 +240,7 @@ fn written_in_turn(mut read: impl FnMut(usize, u64) -> [u8; 8], numbers: u64) ->
     count as u64
 }
 
+/// Fails when: an order to one disk is not for the others.
 #[test]
 fn the_disks_of_a_group_stand_at_one_point_in_time_at_their_images_and_after_a_kill() {
     let mut rig = Rig::new();

@@ -54,6 +54,7 @@ fn is_left_there(before: &Ended, after: &Ended) {
     is_there(&serials(&kept, "vda1"), &serials(&found, "vda1"));
 }
 
+/// Fails when: recovery takes nothing of a large volume from the log.
 #[test]
 fn a_guest_boots_from_a_volume_while_its_daemon_is_killed() {
     let test = "a_guest_boots_from_a_volume_while_its_daemon_is_killed";

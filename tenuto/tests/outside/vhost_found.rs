@@ -104,6 +104,7 @@ impl Guest {
     }
 }
 
+/// Fails when: each write that was under way counts as one that the stage has.
 #[test]
 fn a_write_that_the_stage_has_is_answered_after_a_kill_and_not_done_again() {
     let mut rig = Rig::new();

@@ -81,6 +81,7 @@ pub fn sum_of(image: &Path) -> String {
     format!("{:016x}", parts.fold(0, inside::sum))
 }
 
+/// Fails when: every disk is called write back.
 #[test]
 fn a_guest_sees_the_disk_that_it_was_promised_and_leaves_clean_file_systems() {
     let test = "a_guest_sees_the_disk_that_it_was_promised_and_leaves_clean_file_systems";

@@ -29,6 +29,7 @@ const WATCHED: Duration = Duration::from_secs(2);
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 const LOCK_OUT: &str = "TENUTO_DRILL_NO_LOCK";
 
+/// Fails when: recovery does not write to the log what only the stage has (`LeaveInStage`).
 #[test]
 fn a_guest_sees_a_pause_and_never_an_error_when_its_daemon_is_killed_or_stopped() {
     let test = "a_guest_sees_a_pause_and_never_an_error_when_its_daemon_is_killed_or_stopped";
@@ -189,6 +190,7 @@ fn late_read(test: &str, rule: Rule) -> Option<Result<(), String>> {
     Some(result)
 }
 
+/// Fails when: a lock that no living process holds counts as free.
 #[test]
 fn a_late_read_of_a_killed_daemon_changes_nothing_in_a_guests_memory() {
     let test = "a_late_read_of_a_killed_daemon_changes_nothing_in_a_guests_memory";
@@ -197,6 +199,7 @@ fn a_late_read_of_a_killed_daemon_changes_nothing_in_a_guests_memory() {
     }
 }
 
+/// Fails when: reads of an image that others read too go straight to the guest.
 #[test]
 fn a_late_read_of_an_image_that_others_read_too_changes_nothing_and_is_not_waited_for() {
     let test = "a_late_read_of_an_image_that_others_read_too_changes_nothing_and_is_not_waited_for";

@@ -105,6 +105,7 @@ fn move_on(vm: &mut Vm, machine: &Machine, rig: &Rig, shape: &Shape, witness: &W
     next
 }
 
+/// Fails when: pages that the daemon writes are not noted.
 #[test]
 fn a_guest_moves_under_load_and_finds_its_memory_and_its_disks_as_they_were() {
     for attempt in 1..=ATTEMPTS_MAX {

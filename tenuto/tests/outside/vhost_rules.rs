@@ -47,6 +47,7 @@ fn nobody_is_there(rig: &Rig) {
     });
 }
 
+/// Fails when: a front end that breaks off counts as ended in order.
 #[test]
 fn an_overlay_ends_with_the_last_guest_that_has_stopped_its_rings_and_with_no_other() {
     let (rig, socket) = rig("ephemeral", "reset-on = \"disconnect\"\n");
@@ -126,6 +127,7 @@ fn a_cache_that_was_switched_off_stays_off_over_a_restart_of_the_daemon() {
     daemon.stop();
 }
 
+/// Fails when: the guest's switch is ignored.
 #[test]
 fn a_guest_that_switches_its_cache_off_has_all_that_it_wrote_on_the_device() {
     let (rig, socket) = rig("write-back", "");

@@ -31,6 +31,7 @@ fn comes_back(vm: &mut Vm, lives: usize, kept: &[String]) {
     vm.goes_on(STEPS);
 }
 
+/// Fails when: some of the writes to the image are left out.
 #[test]
 fn a_guest_that_is_reset_or_killed_finds_its_disks_and_its_neighbours_notice_nothing() {
     let test = "a_guest_that_is_reset_or_killed_finds_its_disks_and_its_neighbours_notice_nothing";

@@ -24,6 +24,7 @@ fn serve() -> (Rig, Daemon, PathBuf) {
     (rig, daemon, socket)
 }
 
+/// Fails when: a new event is called for what is new alone.
 #[test]
 fn a_ring_that_is_to_call_somebody_else_calls_once_for_what_was_told_before() {
     let (_rig, daemon, socket) = serve();
@@ -44,6 +45,8 @@ fn a_ring_that_is_to_call_somebody_else_calls_once_for_what_was_told_before() {
     daemon.stop();
 }
 
+/// Fails when: the end of a ring does not wait for signals (one run in three notices); a ring that
+/// starts sends no interrupt.
 #[test]
 fn a_ring_has_ended_only_after_its_guest_was_called_for_its_last_request() {
     let (_rig, daemon, socket) = serve();
@@ -67,6 +70,7 @@ fn a_ring_has_ended_only_after_its_guest_was_called_for_its_last_request() {
     daemon.stop();
 }
 
+/// Fails when: the end of a ring does not wait for signals.
 #[test]
 fn an_event_that_is_full_holds_up_the_end_of_its_ring_for_a_moment_only() {
     let (_rig, daemon, socket) = serve();
@@ -88,6 +92,7 @@ fn an_event_that_is_full_holds_up_the_end_of_its_ring_for_a_moment_only() {
     daemon.stop();
 }
 
+/// Fails when: the end of a front end waits for signals like the end of a ring.
 #[test]
 fn nobody_waits_for_the_events_of_a_front_end_that_is_gone() {
     const ROUNDS: u32 = 20;

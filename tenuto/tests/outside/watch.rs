@@ -104,6 +104,7 @@ fn volume(rig: &mut Rig, name: &str, socket: &Path) {
     rig.volume(name, &image, "ephemeral", &lines);
 }
 
+/// Fails when: the guest is not told to go on.
 #[test]
 fn a_guest_is_stopped_while_its_disks_are_reset_also_over_kills_of_the_daemon() {
     let mut rig = Rig::new();
@@ -154,6 +155,7 @@ fn a_guest_is_stopped_while_its_disks_are_reset_also_over_kills_of_the_daemon() 
     daemon.stop();
 }
 
+/// Fails when: every end of QEMU counts as the guest's own.
 #[test]
 fn a_guest_that_switches_itself_off_has_ended_and_one_that_is_ended_has_not() {
     let mut rig = Rig::new();
@@ -179,6 +181,7 @@ fn a_guest_that_switches_itself_off_has_ended_and_one_that_is_ended_has_not() {
     daemon.stop();
 }
 
+/// Fails when: a monitor that was left is not tried again.
 #[test]
 fn a_monitor_that_talks_nonsense_is_left_and_tried_again() {
     let mut rig = Rig::new();

@@ -142,7 +142,7 @@ pub const ALL: &[Shape] = &[
         "FLAGS",
         12,
         16,
-        "what is special, as in `volume ls`",
+        "special states, as in `volume ls`",
     ),
 ];
 

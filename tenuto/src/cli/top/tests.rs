@@ -317,7 +317,7 @@ fn q_and_control_c_end_it_and_help_closes_by_any_key() {
     press(&mut top, &[KeyCode::Char('?')]);
     let lines = screen(&mut top, now, 80, 24).join("\n");
     assert!(
-        lines.contains("FLAGS  what is special"),
+        lines.contains("FLAGS  special states"),
         "all of it fits:\n{lines}"
     );
     assert!(lines.contains("any key closes this"), "{lines}");

@@ -145,7 +145,7 @@ impl Rights {
             command::WRITE | command::WRITE_ZEROES => Error::NoSpace,
             _ => Error::Invalid,
         };
-        Err((error, "the range ends behind the export"))
+        Err((error, "the range ends beyond the export"))
     }
 }
 

@@ -362,7 +362,7 @@ impl<D: DataSide> Handler<D> {
             tracing::warn!("the cache mode of a guest cannot be kept: {error}");
         }
         if mode.is_none() {
-            let why = "its guest ran before, and nobody here knows its cache mode";
+            let why = "its guest ran before, and its cache mode is not known here";
             tracing::info!("a front end is served without a write cache: {why}");
         }
         self.config.set_writeback(mode == Some(true) && first);

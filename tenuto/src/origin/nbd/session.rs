@@ -160,7 +160,7 @@ impl Session {
         match magic {
             nbd::SIMPLE_REPLY_MAGIC => self.simple(input),
             nbd::STRUCTURED_REPLY_MAGIC if self.structured => self.chunk(input),
-            _ => Err(Broken::new("the server sends what is no reply")),
+            _ => Err(Broken::new("the server sends bytes that are no reply")),
         }
     }
 

@@ -129,7 +129,7 @@ impl<E: Decide> Shard<E> {
         };
         if let Err(why) = export.stands_in_for(&remote.export) {
             let uri = &remote.uri;
-            tracing::error!(origin = %uri, "{uri}: {why}; it is not used until it is again");
+            tracing::error!(origin = %uri, "{uri}: {why}; it is not used until it is as before");
             remote.link.strange = true;
             return self.connect_later(id);
         }

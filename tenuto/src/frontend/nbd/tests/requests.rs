@@ -432,7 +432,7 @@ fn errors_are_simple_for_simple_clients_and_say_why_to_structured_ones() {
     let Reply::Chunk { payload, .. } = caller.ask(0, cmd::READ, u64::MAX, 1) else {
         panic!("structured");
     };
-    assert_eq!(&payload[6..], b"the range ends behind the export");
+    assert_eq!(&payload[6..], b"the range ends beyond the export");
 }
 
 #[test]
