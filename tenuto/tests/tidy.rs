@@ -376,7 +376,6 @@ fn crates_name_only_what_they_may() {
         "vhost",
         "vm_memory",
         "vmm_sys_util",
-        "plotters",
         "indicatif",
     ];
     let mut found = Vec::new();
