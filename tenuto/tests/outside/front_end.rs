@@ -5,9 +5,9 @@
 
 use crate::common::random::Random;
 use crate::common::{Background, Rig, have, wait_until};
+use lab::vhost_client::{Client, ClientError, Options, Request, Wait};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tenuto::vhost_client::{Client, ClientError, Options, Request, Wait};
 use vring::block::SectorRange;
 use vring::config;
 

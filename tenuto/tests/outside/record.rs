@@ -6,12 +6,12 @@ use crate::common::random::Random;
 use crate::common::{
     EXIT_FAILED, EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Rig, seed, signal, text_of, wait_until,
 };
+use lab::vhost_client::{self, Wait};
 use std::fs::File;
 use std::io::{BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tenuto::vhost_client::{self, Wait};
 use vring::block::SectorRange;
 use workload::trace::{Item, Op, Reader};
 

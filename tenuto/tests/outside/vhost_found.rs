@@ -5,9 +5,9 @@
 
 use crate::common::Rig;
 use crate::common::random::Random;
+use lab::vhost_client::{Client, Options, Request, Wait};
 use std::path::Path;
 use std::time::{Duration, Instant};
-use tenuto::vhost_client::{Client, Options, Request, Wait};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 4096;

@@ -1,0 +1,13 @@
+//! The laboratory: what measures the product, demonstrates it, and plays traces to it.
+//!
+//! Owns benchmarks, the demonstration, recording and replay of traces, the vhost-user client, and
+//! their reports. Always true: it drives the product through what the crate `host` offers to
+//! everybody, and the daemon knows nothing of it. Deliberately absent: everything a volume is
+//! served with.
+
+pub mod bench;
+pub mod cli;
+pub mod demo;
+pub mod plot;
+pub mod replay;
+pub mod vhost_client;
