@@ -3,17 +3,14 @@
 //! Always true: a figure comes with what it was measured on, and nothing is printed here.
 
 pub mod burst;
-mod daemon;
 pub mod desktops;
 pub mod destage;
 mod direct;
 pub mod engine;
-pub(crate) mod machine;
 pub mod micro;
 pub mod neighbour;
 mod null;
 mod null_rings;
-pub mod page;
 mod pipe;
 pub mod policies;
 pub mod range;

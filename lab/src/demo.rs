@@ -5,7 +5,6 @@
 //! storage network with the same limits; nothing is left behind but the report. What is not
 //! measured, or not by real guests, is told with the reason.
 
-pub(crate) mod client;
 mod content;
 mod figures;
 mod gold;
@@ -17,21 +16,18 @@ mod kit;
 mod load;
 mod measure;
 mod modules;
-pub(crate) mod page;
-pub(crate) mod place;
-pub(crate) mod plot;
-pub(crate) mod qemu;
-pub(crate) mod run;
+mod page;
+mod run;
 mod side;
-pub(crate) mod stats;
 mod summary;
 
+use crate::place::Place;
+use crate::qemu;
 use guest::Machine;
 use host::error::{Error, Kind, Result, cause};
 use indicatif::ProgressBar;
 use interrupt::Interrupt;
 use kit::Kit;
-use place::Place;
 use run::{Driver, Plan, Run, Watch};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

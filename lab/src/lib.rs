@@ -7,7 +7,14 @@
 
 pub mod bench;
 pub mod cli;
+mod client;
 pub mod demo;
-pub mod plot;
+mod in_process;
+mod machine;
+mod place;
+mod plot;
+mod qemu;
 pub mod replay;
+mod report;
+mod stats;
 pub mod vhost_client;

@@ -140,7 +140,8 @@ fn shown(tick: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-fn escape(text: &str) -> String {
+/// Text as it stands in a page.
+pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")
@@ -210,6 +211,32 @@ pub fn chart(x: Axis<'_>, y: Axis<'_>, curves: &[Curve]) -> String {
     }
     svg.push_str("</svg>");
     svg
+}
+
+pub struct Line {
+    /// Class of the style sheet: `uncached`, `overlays` or `cached`.
+    pub class: &'static str,
+    pub dashed: bool,
+    pub name: String,
+    pub points: Vec<(f64, f64)>,
+}
+
+/// One plot over the seconds of a run.
+pub fn over_seconds(name: &str, scale: Scale, lines: &[Line]) -> String {
+    let curves: Vec<Curve> = lines
+        .iter()
+        .map(|line| Curve {
+            class: line.class.to_owned(),
+            dashed: line.dashed,
+            name: line.name.clone(),
+            points: line.points.clone(),
+        })
+        .collect();
+    let time = Axis {
+        name: "time, s",
+        scale: Scale::Linear,
+    };
+    chart(time, Axis { name, scale }, &curves)
 }
 
 fn opening(height: f64, description: &str) -> String {

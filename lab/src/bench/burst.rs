@@ -11,10 +11,10 @@ mod guest;
 mod page;
 mod run;
 
-use super::machine;
 use super::range;
-use crate::demo::place::Place;
-use crate::demo::stats::{millis, quantile};
+use crate::machine;
+use crate::place::Place;
+use crate::stats::{millis, quantile};
 use engine::types::{DestageMode, Policy};
 use host::error::Result;
 use run::{Case, Run};
@@ -41,7 +41,7 @@ pub struct Report {
 /// Runs everything and writes the report.
 pub fn run(options: &Options) -> Result<Report> {
     range::within("--scale", options.scale, 1.0..=1000.0)?;
-    super::page::check(Some(&options.html))?;
+    crate::report::check(Some(&options.html))?;
     let place = Place::new()?;
     let case = |name, policy, burst| Case {
         name,
@@ -61,7 +61,7 @@ pub fn run(options: &Options) -> Result<Report> {
         runs: runs?,
         options: options.clone(),
     };
-    super::page::save(&options.html, &page::page(&report))?;
+    crate::report::save(&options.html, &page::page(&report))?;
     Ok(report)
 }
 

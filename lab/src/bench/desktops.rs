@@ -13,10 +13,10 @@ mod load;
 mod page;
 mod responses;
 
-use super::daemon::{Host, Sizes, make_image, san, volume};
-use super::machine;
 use super::range;
-use crate::demo::place::Place;
+use crate::in_process::{Host, Sizes, make_image, san, volume};
+use crate::machine;
+use crate::place::Place;
 use engine::event::Admission;
 use engine::snapshot::Counters;
 use engine::types::{DestageMode, Policy};
@@ -145,7 +145,7 @@ fn check(options: &Options) -> Result<()> {
 /// Calls `progress` with the seconds that were measured, of all cases.
 pub fn run(options: &Options, progress: impl Fn(f64)) -> Result<Report> {
     check(options)?;
-    super::page::check(options.html.as_deref())?;
+    crate::report::check(options.html.as_deref())?;
     let place = Place::below(&options.directory)?;
     let mut outcomes = Vec::new();
     for users in &options.users {
@@ -162,7 +162,7 @@ pub fn run(options: &Options, progress: impl Fn(f64)) -> Result<Report> {
         outcomes,
     };
     if let Some(path) = &options.html {
-        super::page::save(path, &page::page(&report))?;
+        crate::report::save(path, &page::page(&report))?;
     }
     Ok(report)
 }

@@ -9,10 +9,10 @@
 mod page;
 mod run;
 
-use super::machine;
 use super::range;
 use super::rounds::{self, Compared, Spread};
-use crate::demo::place::Place;
+use crate::machine;
+use crate::place::Place;
 use engine::types::DestageMode;
 use host::error::{Error, Result};
 use run::{Slot, Stage};
@@ -54,7 +54,7 @@ pub struct Report {
 
 pub fn run(options: &Options) -> Result<Report> {
     check(options)?;
-    super::page::check(options.html.as_deref())?;
+    crate::report::check(options.html.as_deref())?;
     let place = Place::below(&options.directory)?;
     let mut stage = Stage::new(&place, options)?;
     let mut rounds = Vec::new();
@@ -75,7 +75,7 @@ pub fn run(options: &Options) -> Result<Report> {
         origin_in_memory: place.has_memory(),
     };
     if let Some(path) = &options.html {
-        super::page::save(path, &page::page(&report))?;
+        crate::report::save(path, &page::page(&report))?;
     }
     if report.proven().count() == 0 {
         let last = report.rounds.last().expect("there is at least one round");
@@ -248,11 +248,5 @@ fn loss(ratio: Spread, sign: f64) -> Spread {
 }
 
 fn round_document(round: &Round) -> Value {
-    let [alone, beside, again] = round;
-    json!({
-        "proven": is_proven(round),
-        "alone": alone.document(),
-        "during_destage": beside.document(),
-        "alone_again": again.document(),
-    })
+    rounds::round(round, is_proven(round), "during_destage", Slot::document)
 }

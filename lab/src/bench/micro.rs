@@ -14,7 +14,7 @@ pub mod transport;
 
 use super::range;
 use super::rounds::{Compared, Spread};
-use crate::demo::place::Place;
+use crate::place::Place;
 use host::error::{Error, Result};
 use peer::Program;
 pub use report::HEAD;

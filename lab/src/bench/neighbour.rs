@@ -6,13 +6,13 @@
 //! and the guest itself was never held back. Deliberately absent: shares that an administrator
 //! gives; both volumes have the defaults.
 
-use super::daemon::{Host, Sizes, make_image, san, volume};
-use super::machine;
 use super::pipe::Pipe;
 use super::range;
 use super::rounds::{self, cell};
 use super::work::{BLOCK_BYTES, Carrier, Share, Tally, Verb, Walk, Work};
-use crate::demo::place::Place;
+use crate::in_process::{Host, Sizes, make_image, san, volume};
+use crate::machine;
+use crate::place::Place;
 use engine::types::{DestageMode, Policy};
 use host::error::{Error, Result};
 use serde_json::{Value, json};
@@ -251,13 +251,7 @@ fn is_proven(round: &Round) -> bool {
 }
 
 fn round_document(round: &Round) -> Value {
-    let [alone, beside, again] = round;
-    json!({
-        "proven": is_proven(round),
-        "alone": alone.document(),
-        "beside": beside.document(),
-        "alone_again": again.document(),
-    })
+    rounds::round(round, is_proven(round), "beside", Slot::document)
 }
 
 impl Report {

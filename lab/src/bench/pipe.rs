@@ -6,7 +6,7 @@
 //! bytes of a read; the drills look at those.
 
 use super::work::{BLOCK_BYTES, Carrier, Slot, Tally, Verb, Work};
-use crate::demo::client;
+use crate::client;
 use host::nbd::{self, RequestHead, command};
 use host::sys;
 use std::io::{self, Read, Write};

@@ -9,7 +9,7 @@ mod limits;
 pub mod page;
 pub mod qcow2;
 
-use super::machine;
+use crate::machine;
 use crate::replay::machine::{Machine, ReplayError, Sizes};
 use crate::replay::offline::{Volume, asks};
 use crate::replay::tally::{Kinds, Origin, Part as Tallied};

@@ -12,13 +12,13 @@
 //! Deliberately absent: other loads; where a request takes longer, the part of a recording in it is
 //! smaller.
 
-use super::daemon::make_image;
-use super::machine;
 use super::pipe::Pipe;
 use super::range;
 use super::rounds::{self, Spread, cell};
 use super::work::{BLOCK_BYTES, Carrier, Tally, Verb, Work};
-use crate::demo::place::{Place, make_cache};
+use crate::in_process::make_image;
+use crate::machine;
+use crate::place::{Place, make_cache};
 use host::admin::client::{Client, PROMPT};
 use host::error::{Error, Result, cause};
 use host::sys;
@@ -408,13 +408,7 @@ fn slot_document(slot: &Slot) -> Value {
 }
 
 fn round_document(round: &Round) -> Value {
-    let [alone, recorded, again] = round;
-    json!({
-        "proven": is_proven(round),
-        "alone": slot_document(alone),
-        "recorded": slot_document(recorded),
-        "alone_again": slot_document(again),
-    })
+    rounds::round(round, is_proven(round), "recorded", slot_document)
 }
 
 impl Report {

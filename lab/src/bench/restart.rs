@@ -10,14 +10,14 @@
 //! Deliberately absent: a loss of what the device was given and no sync has covered; that is for
 //! drills with real power, and leaves less to recover, never more.
 
-use super::daemon::make_image;
-use super::machine;
 use super::pipe::Pipe;
 use super::range;
 use super::rounds::{Spread, cell};
 use super::work::{BLOCK_BYTES, Carrier, Verb, Work};
-use crate::demo::client::Client as Guest;
-use crate::demo::place::Place;
+use crate::client::Client as Guest;
+use crate::in_process::make_image;
+use crate::machine;
+use crate::place::Place;
 use engine::engine::{format_cache, geometry_for};
 use engine::types::Uuid;
 use host::admin::client::{Client, PROMPT};

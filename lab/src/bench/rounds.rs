@@ -130,6 +130,17 @@ pub fn document<'a, S: 'a>(
     })
 }
 
+/// What is told of one round; `other` is as in [`document`].
+pub fn round<S>(round: &[S; 3], proven: bool, other: &str, slot: impl Fn(&S) -> Value) -> Value {
+    let [base, beside, again] = round.each_ref().map(slot);
+    json!({
+        "proven": proven,
+        "alone": base,
+        other: beside,
+        "alone_again": again,
+    })
+}
+
 /// As in a table, where there may be none.
 pub fn cell(it: Option<Spread>, digits: usize) -> String {
     it.map_or("-".into(), |it| it.text(1.0, digits))

@@ -8,10 +8,8 @@ use super::tools::{
 };
 use crate::bench::engine::{BenchError, Figures, Options, run as measure};
 use crate::bench::micro::peer::Program;
-use crate::bench::{
-    burst, desktops, destage, micro, neighbour, page as bench_page, policies, range, record,
-    restart,
-};
+use crate::bench::{burst, desktops, destage, micro, neighbour, policies, range, record, restart};
+use crate::report;
 use crate::vhost_client::Wait;
 use engine::event::Admission;
 use engine::types::{DestageMode, Policy};
@@ -111,7 +109,7 @@ fn policies(context: &Context, command: &BenchPolicies) -> Result<()> {
         admission: admission(&command.admission),
         qcow2_desktops: command.qcow2,
     };
-    bench_page::check(command.html.as_deref())?;
+    report::check(command.html.as_deref())?;
     let seconds = policies::seconds_of(&options) * policies::Column::ALL.len() as u64;
     let template = "{bar:40} {percent} % {elapsed}, {eta} left";
     let bar = progress::counter(context.common.quiet, seconds, template);
@@ -122,7 +120,7 @@ fn policies(context: &Context, command: &BenchPolicies) -> Result<()> {
     report.play(&|more| bar.inc(more));
     bar.finish_and_clear();
     if let Some(path) = &command.html {
-        bench_page::save(path, &policies::page::html(&report))?;
+        report::save(path, &policies::page::html(&report))?;
     }
     context.output().document(&report.document(), || {
         let head = report.head();

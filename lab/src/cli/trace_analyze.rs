@@ -123,10 +123,10 @@ impl Shown {
 }
 
 pub fn run(context: &Context, command: &Analyze) -> Result<()> {
-    crate::bench::page::check(command.html.as_deref())?;
+    crate::report::check(command.html.as_deref())?;
     let shown = analyze(context, command)?;
     if let Some(path) = &command.html {
-        crate::bench::page::save(path, &page::page(&shown))?;
+        crate::report::save(path, &page::page(&shown))?;
     }
     let document = document::document(&shown);
     context.output().document(&document, || text::text(&shown))

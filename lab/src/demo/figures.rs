@@ -4,10 +4,11 @@
 //! the storage no longer sees comes first, then what guests wait for, then times. Sentences about
 //! the figures are in `summary`.
 
-use super::run::{CACHE_BYTES, RAM_BYTES, Run, SAN, STAGE_BYTES};
+use super::run::{CACHE_BYTES, RAM_BYTES, Run, SAN};
 use super::side::Side;
-use super::stats::{Disk, Kind, Latency, median, millis};
 use super::{Drove, Report};
+use crate::in_process::STAGE_BYTES;
+use crate::stats::{Disk, Kind, Latency, median, millis};
 use serde_json::{Value, json};
 use std::time::Duration;
 

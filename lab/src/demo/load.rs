@@ -5,11 +5,11 @@
 //! latency is the time from sending a request to its answer, with nothing taken out; a read that
 //! returns wrong bytes ends the demonstration. Deliberately absent: anything about caches.
 
-use super::client::Client;
 use super::content::{self, BLOCK, LANE_BLOCKS, LANES, Rng};
 use super::run::Watch;
 use super::side;
-use super::stats::{Disk, Kind, Sample};
+use crate::client::Client;
+use crate::stats::{Disk, Kind, Sample};
 use host::error::{Error, Result};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};

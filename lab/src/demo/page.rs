@@ -7,29 +7,11 @@ use super::Report;
 use super::figures::{Figure, Section, grouped};
 use super::run::Run;
 use super::side::Side;
-use super::stats::{Disk, Kind, rate};
+use crate::plot::{Line, Scale, escape, over_seconds};
+use crate::report::STYLE;
+use crate::stats::{Disk, Kind, rate};
 use std::fmt::Write;
 use std::time::Duration;
-
-pub use super::plot::{Line, Scale, plot};
-
-pub const STYLE: &str = "\
-:root{color-scheme:light dark;--ink:#1c1e21;--paper:#fff;--faint:#d9dce1;--soft:#5c636e;\
---card:#f5f6f8;--uncached:#c2410c;--cached:#1d6fb8;--overlays:#7e22ce}\
-@media(prefers-color-scheme:dark){:root{--ink:#e8eaed;--paper:#16181c;--faint:#343941;\
---soft:#9aa3af;--card:#1f2329;--uncached:#fb923c;--cached:#60a5fa;--overlays:#c084fc}}\
-body{font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);\
-max-width:900px;margin:2rem auto;padding:0 1rem}\
-h1{font-size:1.6rem;line-height:1.25}h2{font-size:1.15rem;margin-top:2.5rem}\
-table{border-collapse:collapse;font-variant-numeric:tabular-nums}\
-th,td{padding:.25rem 1rem .25rem 0;border-bottom:1px solid var(--faint);text-align:right}\
-th:first-child,td:first-child{text-align:left}\
-svg{width:100%;height:auto}svg text{fill:var(--soft);font:12px system-ui,sans-serif}\
-.grid{stroke:var(--faint)}.axis{stroke:var(--soft)}\
-.line{fill:none;stroke-width:2}.dashed{stroke-dasharray:5 4}\
-.uncached{stroke:var(--uncached)}.cached{stroke:var(--cached)}\
-.overlays{stroke:var(--overlays)}\
-figure{margin:0}figcaption,.small{color:var(--soft);font-size:.9rem}";
 
 /// What only this page has.
 const MORE_STYLE: &str = "\
@@ -74,17 +56,17 @@ tenuto status
 ";
 
 pub fn page(report: &Report) -> String {
-    let requests = plot(
+    let requests = over_seconds(
         "requests to the images per second",
         Scale::Linear,
         &lines(report, request_points),
     );
-    let boots = plot(
+    let boots = over_seconds(
         "guests that have booted",
         Scale::Counts,
         &lines(report, boot_points),
     );
-    let mut parameters = vec![crate::bench::machine::text()];
+    let mut parameters = vec![crate::machine::text()];
     parameters.extend(report.parameters());
     let summary = report.summary().join(" ");
     format!(
@@ -144,7 +126,7 @@ fn latencies(report: &Report) -> String {
             });
         }
     }
-    let plot = plot("latency, ms (logarithmic)", Scale::Logarithmic, &all);
+    let plot = over_seconds("latency, ms (logarithmic)", Scale::Logarithmic, &all);
     format!(
         "<h2>Latency of the guests' requests</h2>\n{}\n",
         figure(&plot, LATENCY_CAPTION)
@@ -264,11 +246,4 @@ fn boot_points(run: &Run) -> Vec<(f64, f64)> {
         points.push((end, before as f64 + 1.0));
     }
     points
-}
-
-pub fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
 }

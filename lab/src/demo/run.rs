@@ -13,22 +13,20 @@ use super::interrupt::Interrupt;
 use super::kit::Kit;
 use super::load;
 use super::measure::{Look, Totals};
-use super::qemu;
 use super::side::{Disk, Disks, Side};
-use super::stats::Latency;
-use engine::event::{Admission, Command};
-use engine::flow::FlowLimits;
-use engine::types::{DestageMode, Policy};
-use host::daemon::{Daemon, Exports, SanSettings, Settings, VolumeSettings};
+use crate::in_process::{STAGE_BYTES, settings, volume, watched};
+use crate::place::{Place, make_cache};
+use crate::qemu;
+use crate::stats::Latency;
+use engine::event::Command;
+use engine::types::Policy;
+use host::daemon::{Daemon, SanSettings, Settings, VolumeSettings};
 use host::error::{Error, Result, cause};
 use indicatif::ProgressBar;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
-
-use super::place::{Place, make_cache};
 
 pub const SAN: SanSettings = SanSettings {
     latency: Duration::from_millis(5),
@@ -40,7 +38,8 @@ const GOLD: &str = "gold";
 pub const CACHE_BYTES: u64 = 256 << 20;
 const UNUSED_CACHE_BYTES: u64 = 128 << 20;
 pub const RAM_BYTES: u64 = 128 << 20;
-pub const STAGE_BYTES: u64 = 64 << 20;
+/// Short, so that a run pays for its destage.
+const DESTAGE_AFTER: Duration = Duration::from_secs(5);
 /// Between two looks at the counters.
 const LOOK: Duration = Duration::from_millis(250);
 /// One point of latency for so long.
@@ -125,7 +124,7 @@ pub struct Work {
     /// Rounds of guests, or requests of the client: done and asked for.
     pub done: (u64, u64),
     /// Of each request, where the driver measures it.
-    samples: Vec<super::stats::Sample>,
+    samples: Vec<crate::stats::Sample>,
 }
 
 /// What the kept disk is compared with in the end.
@@ -153,7 +152,10 @@ pub fn run(place: &Place, plan: &Plan<'_>, side: Side, watch: Watch<'_>) -> Resu
     };
     make_cache(&cache_path, cache_bytes)?;
     watch.interrupt.check()?;
-    let daemon = Daemon::start(settings(place, &cache_path, volumes.clone()));
+    let daemon = Daemon::start(Settings {
+        overlay_ram_bytes: STAGE_BYTES,
+        ..settings("demo", place, RAM_BYTES, volumes.clone())
+    });
     let daemon = daemon.map_err(|error| Error::failed(error.to_string()))?;
     let ended = serve(place, plan, side, &daemon, watch);
     let stopped = daemon.stop();
@@ -183,7 +185,12 @@ fn serve(
         began: Instant::now(),
         ..watch
     };
-    let ((work, check, destage, totals), looks) = watched(daemon, watch.began, || {
+    let look = || {
+        let totals = Totals::of(daemon).ok()?;
+        let at = watch.began.elapsed();
+        Some(Look { at, totals })
+    };
+    let ((work, check, destage, totals), looks) = watched(LOOK, look, || {
         let (work, check) = drive(plan, &disks.all, watch)?;
         bar.set_message(format!("{name}: destage and comparison"));
         let destage = destage(daemon)?;
@@ -212,25 +219,6 @@ fn names(clones: usize) -> Vec<String> {
     let mut names: Vec<String> = (0..clones).map(|it| format!("clone-{it}")).collect();
     names.push(KEPT.into());
     names
-}
-
-fn settings(place: &Place, cache_path: &Path, volumes: Vec<VolumeSettings>) -> Settings {
-    Settings {
-        run_dir: place.path("run"),
-        stage_dir: place.stage_dir().to_owned(),
-        state_dir: place.stage_dir().to_owned(),
-        cache_path: cache_path.to_owned(),
-        ram_bytes: RAM_BYTES,
-        stage_bytes: STAGE_BYTES,
-        overlay_ram_bytes: STAGE_BYTES,
-        index_ram_bytes: None,
-        host_name: "demo".into(),
-        group: None,
-        nbd_tcp: None,
-        adopt_orphans: true,
-        strict: true,
-        volumes,
-    }
 }
 
 /// Lets all guests boot and work.
@@ -301,15 +289,15 @@ fn make_volumes(place: &Place, plan: &Plan<'_>, side: Side) -> Result<Vec<Volume
             (Some(_), _) => make_overlay(place, plan, &name)?,
             (None, _) => make(&name)?,
         };
-        volumes.push(volume(name, origin, clone_policy));
+        volumes.push(disk(&name, origin, clone_policy));
     }
     if let (Some(gold), Side::Qcow2) = (gold, side) {
         volumes.push(VolumeSettings {
             read_only: true,
-            ..volume(GOLD.into(), gold, Policy::Uncached)
+            ..disk(GOLD, gold, Policy::Uncached)
         });
     }
-    volumes.push(volume(KEPT.into(), kept, kept_policy));
+    volumes.push(disk(KEPT, kept, kept_policy));
     Ok(volumes)
 }
 
@@ -353,60 +341,13 @@ fn copy(from: &Path, to: &File) -> std::io::Result<()> {
     Ok(())
 }
 
-fn volume(name: String, origin: PathBuf, policy: Policy) -> VolumeSettings {
+fn disk(name: &str, origin: PathBuf, policy: Policy) -> VolumeSettings {
     VolumeSettings {
-        name,
-        origin,
-        policy,
-        read_only: false,
-        shared: false,
-        write_cache: true,
-        destage: DestageMode::Atomic,
-        destage_after: Some(Duration::from_secs(5)),
-        journal_dir: None,
-        origin_quiet: Duration::ZERO,
-        origin_timeout: None,
-        format_raw: true,
+        destage_after: Some(DESTAGE_AFTER),
         dirty_limit_bytes: CACHE_BYTES / 4,
-        flow: FlowLimits::default(),
-        share: Default::default(),
-        group: String::new(),
-        origin_queue_depth: 32,
-        admission: Admission::Reuse,
-        overlay_timeout: Duration::from_secs(30),
-        overlay_ram_bytes: 256 << 20,
-        reset_on: engine::event::ResetOn::Command,
-        qmp: None,
-        exports: Exports::NBD,
         san: Some(SAN),
+        ..volume(name, origin, policy)
     }
-}
-
-/// Does the work while another thread reads the counters.
-fn watched<T>(
-    daemon: &Daemon,
-    began: Instant,
-    work: impl FnOnce() -> Result<T>,
-) -> Result<(T, Vec<Look>)> {
-    let (end, ended) = channel::<()>();
-    std::thread::scope(|scope| {
-        let watcher = scope.spawn(move || {
-            let mut looks = Vec::new();
-            loop {
-                if let Ok(totals) = Totals::of(daemon) {
-                    let at = began.elapsed();
-                    looks.push(Look { at, totals });
-                }
-                if ended.recv_timeout(LOOK) != Err(RecvTimeoutError::Timeout) {
-                    return looks;
-                }
-            }
-        });
-        let result = work();
-        drop(end);
-        let looks = watcher.join().expect("a panic ends the process");
-        Ok((result?, looks))
-    })
 }
 
 fn destage(daemon: &Daemon) -> Result<Duration> {

@@ -5,8 +5,8 @@
 //! has a QEMU of its own between itself and that storage, as it has in use.
 
 use super::load;
-use super::qemu::{self, Server};
 use super::run::Plan;
+use crate::qemu::{self, Server};
 use host::error::Result;
 use std::path::{Path, PathBuf};
 

@@ -7,7 +7,7 @@ use super::Report;
 use super::figures::grouped;
 use super::run::SAN;
 use super::side::Side;
-use super::stats::{Disk, Kind, millis};
+use crate::stats::{Disk, Kind, millis};
 
 impl Report {
     /// What was done, what the storage saw of it, and what guests felt: one sentence each.

@@ -6,7 +6,7 @@
 use super::run::{Look, Phase, Run, dirty_limit_bytes};
 use super::{Report, figures};
 use crate::bench::rounds::Spread;
-use crate::demo::stats::millis;
+use crate::stats::millis;
 use serde_json::{Value, json};
 
 const RATIO_WANTED: f64 = 4.0;

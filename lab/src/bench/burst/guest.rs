@@ -5,7 +5,7 @@
 
 use super::WRITE_BYTES;
 use super::run::{DEPTH, Phase, Write};
-use crate::demo::client::Client;
+use crate::client::Client;
 use host::error::{Error, Result};
 use std::path::Path;
 use std::sync::Mutex;

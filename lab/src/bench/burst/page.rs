@@ -5,9 +5,9 @@
 
 use super::run::{Look, Run};
 use super::{Report, WRITE_BYTES};
-use crate::bench::page::{self as frame, Table};
-use crate::demo::page::{Line, Scale, plot};
-use crate::demo::stats::millis;
+use crate::plot::{Line, Scale, over_seconds};
+use crate::report::{self as frame, Table};
+use crate::stats::millis;
 use std::time::Duration;
 
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -30,18 +30,18 @@ pub fn page(report: &Report) -> String {
         "{}<h2>Short bursts, uncached and write-back</h2>\n{}\n{}\n\
          <h2>Sustained bursts, write-back</h2>\n{}\n{}\n",
         frame::table(&phases),
-        plot(
+        over_seconds(
             "8 KiB writes per second",
             Scale::Linear,
             &short_rates(uncached, short)
         ),
-        plot(
+        over_seconds(
             LATENCY,
             Scale::Logarithmic,
             &short_latencies(uncached, short)
         ),
-        plot("8 KiB writes per second", Scale::Linear, &rates(sustained)),
-        plot(LATENCY, Scale::Logarithmic, &latencies(sustained)),
+        over_seconds("8 KiB writes per second", Scale::Linear, &rates(sustained)),
+        over_seconds(LATENCY, Scale::Logarithmic, &latencies(sustained)),
     );
     frame::page("bursts of a database", &lead, &first, &below)
 }

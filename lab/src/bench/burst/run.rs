@@ -3,14 +3,13 @@
 //! Always true: a run begins with an empty cache and a new image, and ends when everything is at
 //! the origin, so that no run pays for the one before.
 
-use super::super::daemon::{Host, Sizes, make_image, volume};
 use super::{Options, guest};
-use crate::demo::place::Place;
+use crate::in_process::{Host, Sizes, make_image, volume, watched};
+use crate::place::Place;
 use engine::types::Policy;
 use host::daemon::{SanSettings, VolumeSettings};
 use host::error::Result;
 use std::fs;
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// An eighth of a midrange array, so that two cores can be four times as fast.
@@ -120,10 +119,14 @@ pub fn run(place: &Place, options: &Options, case: Case) -> Result<Run> {
     let host = Host::start(place, sizes, vec![volume])?;
     let phases = phases(&case, options.scale);
     let began = Instant::now();
-    let watched = watched(&host, began, || {
-        let target = (image_bytes, options.seed);
-        guest::write(host.socket(), VOLUME, &phases, target, began)
-    });
+    let watched = watched(
+        LOOK,
+        || look(&host, began),
+        || {
+            let target = (image_bytes, options.seed);
+            guest::write(host.socket(), VOLUME, &phases, target, began)
+        },
+    );
     if case.policy == Policy::WriteBack && watched.is_ok() {
         host.destage(VOLUME)?;
     }
@@ -138,30 +141,6 @@ pub fn run(place: &Place, options: &Options, case: Case) -> Result<Run> {
         phases,
         writes,
         looks,
-    })
-}
-
-/// Does the work while another thread reads the counters.
-fn watched<T>(
-    host: &Host,
-    began: Instant,
-    work: impl FnOnce() -> Result<T>,
-) -> Result<(T, Vec<Look>)> {
-    let (end, ended) = channel::<()>();
-    std::thread::scope(|scope| {
-        let watcher = scope.spawn(move || {
-            let mut looks = Vec::new();
-            loop {
-                looks.extend(look(host, began));
-                if ended.recv_timeout(LOOK) != Err(RecvTimeoutError::Timeout) {
-                    return looks;
-                }
-            }
-        });
-        let result = work();
-        drop(end);
-        let looks = watcher.join().expect("a panic ends the process");
-        Ok((result?, looks))
     })
 }
 

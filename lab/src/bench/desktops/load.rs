@@ -9,7 +9,7 @@
 
 use super::responses::Responses;
 use crate::bench::pipe;
-use crate::demo::client;
+use crate::client;
 use host::nbd::{self, RequestHead, command};
 use host::origin::san::San;
 use std::collections::VecDeque;

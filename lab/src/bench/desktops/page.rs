@@ -3,9 +3,9 @@
 //! Always true: a curve is of one case with one number of users, its name says which.
 
 use super::{Case, Outcome, Report};
-use crate::bench::page::{self, Table};
-use crate::demo::page::escape;
+use crate::plot::escape;
 use crate::plot::{Axis, Curve, Scale, chart};
+use crate::report::{self as frame, Table};
 
 /// More points than pixels are of no use.
 const POINTS: usize = 400;
@@ -41,7 +41,7 @@ pub fn page(report: &Report) -> String {
             |it| { it.all.quantile_us(950).map(|us| us.max(1) as f64 / 1e3) }
         ),
     );
-    page::page("desktops on a slow shared storage", &lead, &table, &below)
+    frame::page("desktops on a slow shared storage", &lead, &table, &below)
 }
 
 fn distributions(report: &Report, case: Case) -> String {

@@ -5,10 +5,10 @@
 
 use super::run::{Look, Slot};
 use super::{Report, Round};
-use crate::bench::page::{self, Table};
 use crate::bench::rounds::Spread;
 use crate::bench::work::BLOCK_BYTES;
-use crate::demo::page::{Line, Scale, plot};
+use crate::plot::{Line, Scale, over_seconds};
+use crate::report::{self as frame, Table};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -55,10 +55,10 @@ pub fn page(report: &Report) -> String {
     ];
     let plots = format!(
         "<h2>Requests of the guest</h2>\n{}\n<h2>Latency that the guest sees</h2>\n{}\n",
-        plot("requests per second", Scale::Linear, &rates),
-        plot("p50, us", Scale::Linear, &latencies),
+        over_seconds("requests per second", Scale::Linear, &rates),
+        over_seconds("p50, us", Scale::Linear, &latencies),
     );
-    page::page("a guest during a destage", &lead, &table, &plots)
+    frame::page("a guest during a destage", &lead, &table, &plots)
 }
 
 pub fn series(report: &Report) -> Value {

@@ -5,11 +5,11 @@
 //! not merge into a few large requests; when a slot has ended its destage is waited for.
 
 use super::Options;
-use crate::bench::daemon::{Host, Sizes, make_image, san, volume};
 use crate::bench::pipe::Pipe;
 use crate::bench::work::{BLOCK_BYTES, Carrier, Sample, Share, Verb, Walk, Work};
-use crate::demo::client::Client;
-use crate::demo::place::Place;
+use crate::client::Client;
+use crate::in_process::{Host, Sizes, make_image, san, volume};
+use crate::place::Place;
 use engine::snapshot::{OriginCounters, VolumeSnapshot};
 use engine::types::Policy;
 use host::error::{Error, Result};

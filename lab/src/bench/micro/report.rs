@@ -3,9 +3,9 @@
 use super::peer::Program;
 use super::transport::Transport;
 use super::{Against, Line, Outcome, Report, Row};
-use crate::bench::machine;
 use crate::bench::rounds::Spread;
 use crate::bench::work::BLOCK_BYTES;
+use crate::machine;
 use crate::vhost_client::Wait;
 use serde_json::{Value, json};
 

@@ -6,7 +6,7 @@ use super::transport::Transport;
 use super::{Against, Line, Options, Outcome};
 use crate::bench::rounds::{Spread, compare, ratios};
 use crate::bench::work::{BLOCK_BYTES, Carrier, Tally, Verb, Work};
-use crate::demo::place::Place;
+use crate::place::Place;
 use host::error::{Error, Kind, Result};
 use host::sys;
 use std::ops::Range;

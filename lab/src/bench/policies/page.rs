@@ -2,10 +2,10 @@
 
 use super::qcow2::Measured;
 use super::{Column, NS_PER_SECOND, Played, Report};
-use crate::bench::page::{Table, page, table};
-use crate::demo::page::escape;
+use crate::plot::escape;
 use crate::plot::{Axis, Curve, Scale, bars, chart};
 use crate::replay::tally::Kinds;
+use crate::report::{Table, page, table};
 use workload::synth::peaks;
 
 /// Points of a curve of a peak, and of the week.

@@ -10,8 +10,8 @@ mod storage;
 mod tables;
 
 use super::{Column, Outcome};
-use crate::demo::place::Place;
-use crate::demo::qemu;
+use crate::place::Place;
+use crate::qemu;
 use crate::replay::tally::Count;
 use crate::replay::watch::{Sent, Verb};
 use host::error::{Error, Result};

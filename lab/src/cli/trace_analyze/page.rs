@@ -5,9 +5,9 @@
 
 use super::Shown;
 use super::text;
-use crate::bench::page::{self as frame, Table};
-use crate::demo::page::escape;
+use crate::plot::escape;
 use crate::plot::{Axis, Curve, Scale, bars, chart};
+use crate::report::{self as frame, Table};
 use workload::trace::analyze::blocks::BLOCK_BYTES;
 use workload::trace::analyze::flow::{Mix, share};
 use workload::trace::analyze::peaks::Peak;

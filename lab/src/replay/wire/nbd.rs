@@ -3,7 +3,7 @@
 //! Always true: this thread sends, another takes the answers; what was read is not looked at.
 
 use super::{Reader, Request, Shared, Wire};
-use crate::demo::client;
+use crate::client;
 use host::nbd::{self, RequestHead, command};
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;

@@ -11,7 +11,7 @@ use super::storage::{Content, Export, Note, Storage, veil};
 use super::tables::Tables;
 use super::{Format, Row, State, by_time};
 use crate::bench::policies::NS_PER_SECOND;
-use crate::demo::qemu::{self, Served};
+use crate::qemu::{self, Served};
 use crate::replay::watch::{Disk, Sent, Verb};
 use host::error::{Error, Result, cause};
 use std::collections::BTreeSet;

@@ -350,8 +350,8 @@ fn describe(out: &mut Vec<u8>, asked: u32, export: &Export) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo::client::Client;
-    use crate::demo::place::Place;
+    use crate::client::Client;
+    use crate::place::Place;
 
     #[test]
     fn each_request_is_noted_once_and_a_copy_begins_as_the_base_does() {

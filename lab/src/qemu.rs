@@ -5,7 +5,7 @@
 //! this process is killed. Deliberately absent: what they do with an image, which is what is
 //! measured.
 
-use super::client::Client;
+use crate::client::Client;
 use host::error::{Error, Kind, Result, cause};
 use host::sys;
 use std::io::{self, Read};

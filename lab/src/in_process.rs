@@ -1,9 +1,10 @@
-//! A daemon in this process for a benchmark: what `serve` starts, with volumes made for it.
+//! A daemon in this process: what `serve` starts, with volumes made for a benchmark or a
+//! demonstration.
 //!
 //! Always true: clients reach it through its sockets only; it begins with an empty cache, and its
 //! files go away with its place.
 
-use crate::demo::place::{Place, make_cache};
+use crate::place::{Place, make_cache};
 use engine::event::Command;
 use engine::flow::FlowLimits;
 use engine::snapshot::{Snapshot, VolumeSnapshot};
@@ -12,9 +13,10 @@ use host::daemon::{Daemon, Exports, SanSettings, Settings, VolumeSettings};
 use host::error::{Error, Result};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-const STAGE_BYTES: u64 = 64 << 20;
+pub const STAGE_BYTES: u64 = 64 << 20;
 
 /// Sizes of a daemon.
 #[derive(Clone, Copy, Debug)]
@@ -33,22 +35,7 @@ impl Host {
     pub fn start(place: &Place, sizes: Sizes, volumes: Vec<VolumeSettings>) -> Result<Host> {
         let (cache_path, run_dir) = (place.path("cache"), place.path("run"));
         make_cache(&cache_path, sizes.cache_bytes)?;
-        let daemon = Daemon::start(Settings {
-            run_dir: run_dir.clone(),
-            stage_dir: place.stage_dir().to_owned(),
-            cache_path: cache_path.clone(),
-            ram_bytes: sizes.ram_bytes,
-            stage_bytes: STAGE_BYTES,
-            overlay_ram_bytes: 16 << 20,
-            index_ram_bytes: None,
-            host_name: "bench".into(),
-            group: None,
-            nbd_tcp: None,
-            adopt_orphans: true,
-            strict: true,
-            state_dir: place.stage_dir().to_owned(),
-            volumes,
-        });
+        let daemon = Daemon::start(settings("bench", place, sizes.ram_bytes, volumes));
         Ok(Host {
             daemon: daemon.map_err(|error| Error::failed(error.to_string()))?,
             cache_path,
@@ -102,13 +89,62 @@ impl Host {
     }
 }
 
+/// Settings of a daemon whose cache is `cache` at the place.
+pub fn settings(
+    host_name: &str,
+    place: &Place,
+    ram_bytes: u64,
+    volumes: Vec<VolumeSettings>,
+) -> Settings {
+    Settings {
+        run_dir: place.path("run"),
+        stage_dir: place.stage_dir().to_owned(),
+        state_dir: place.stage_dir().to_owned(),
+        cache_path: place.path("cache"),
+        ram_bytes,
+        stage_bytes: STAGE_BYTES,
+        overlay_ram_bytes: 16 << 20,
+        index_ram_bytes: None,
+        host_name: host_name.into(),
+        group: None,
+        nbd_tcp: None,
+        adopt_orphans: true,
+        strict: true,
+        volumes,
+    }
+}
+
+/// Does the work while another thread looks every so often; a look may fail.
+pub fn watched<T, L: Send>(
+    every: Duration,
+    look: impl Fn() -> Option<L> + Send,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<(T, Vec<L>)> {
+    let (end, ended) = channel::<()>();
+    std::thread::scope(|scope| {
+        let watcher = scope.spawn(move || {
+            let mut looks = Vec::new();
+            loop {
+                looks.extend(look());
+                if ended.recv_timeout(every) != Err(RecvTimeoutError::Timeout) {
+                    return looks;
+                }
+            }
+        });
+        let result = work();
+        drop(end);
+        let looks = watcher.join().expect("a panic ends the process");
+        Ok((result?, looks))
+    })
+}
+
 /// A sparse image.
 pub fn make_image(path: &Path, bytes: u64) -> Result<()> {
     let made = File::create(path).and_then(|file| file.set_len(bytes));
     made.map_err(|error| Error::failed(format!("{}: {error}", path.display())))
 }
 
-/// A volume with the defaults of the product, and an age limit that no benchmark reaches.
+/// A volume with the defaults of the product, and an age limit that no run reaches.
 pub fn volume(name: &str, origin: PathBuf, policy: Policy) -> VolumeSettings {
     VolumeSettings {
         name: name.into(),

@@ -3,11 +3,28 @@
 //! Always true: it follows the reader's light or dark preference, and whatever comes from outside
 //! of the program is escaped. The plots are those of `plot`.
 
-use crate::demo::page::{STYLE, escape};
-use crate::plot;
+use crate::plot::{self, escape};
 use host::error::{Error, Result, cause};
 use std::fs::OpenOptions;
 use std::path::Path;
+
+pub const STYLE: &str = "\
+:root{color-scheme:light dark;--ink:#1c1e21;--paper:#fff;--faint:#d9dce1;--soft:#5c636e;\
+--card:#f5f6f8;--uncached:#c2410c;--cached:#1d6fb8;--overlays:#7e22ce}\
+@media(prefers-color-scheme:dark){:root{--ink:#e8eaed;--paper:#16181c;--faint:#343941;\
+--soft:#9aa3af;--card:#1f2329;--uncached:#fb923c;--cached:#60a5fa;--overlays:#c084fc}}\
+body{font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);\
+max-width:900px;margin:2rem auto;padding:0 1rem}\
+h1{font-size:1.6rem;line-height:1.25}h2{font-size:1.15rem;margin-top:2.5rem}\
+table{border-collapse:collapse;font-variant-numeric:tabular-nums}\
+th,td{padding:.25rem 1rem .25rem 0;border-bottom:1px solid var(--faint);text-align:right}\
+th:first-child,td:first-child{text-align:left}\
+svg{width:100%;height:auto}svg text{fill:var(--soft);font:12px system-ui,sans-serif}\
+.grid{stroke:var(--faint)}.axis{stroke:var(--soft)}\
+.line{fill:none;stroke-width:2}.dashed{stroke-dasharray:5 4}\
+.uncached{stroke:var(--uncached)}.cached{stroke:var(--cached)}\
+.overlays{stroke:var(--overlays)}\
+figure{margin:0}figcaption,.small{color:var(--soft);font-size:.9rem}";
 
 /// A table: heads, and rows of cells.
 pub struct Table<'a> {
