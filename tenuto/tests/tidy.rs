@@ -131,6 +131,7 @@ impl Source {
             .split('/')
             .any(|part| part == "tests" || part == "benches")
             || stem.ends_with("tests")
+            || stem.ends_with("/model")
             || stem.ends_with("/bench")
     }
 

@@ -178,11 +178,8 @@ mod tests {
 
     #[test]
     fn each_sector_is_where_a_reader_finds_it_first() {
-        let mut state = 11u64;
-        let mut random = move |below: u64| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
-            (state >> 33) % below
-        };
+        let mut rng = workload::rng::Rng::new(11);
+        let mut random = move |below: u64| rng.below(below);
         for _ in 0..300 {
             let sectors = 8 * (1 + random(40)) - random(8);
             let mut spots = Vec::new();

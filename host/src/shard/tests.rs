@@ -22,6 +22,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use workload::rng::Rng;
 
 const SIZE: u64 = 64 << 20;
 
@@ -405,32 +406,20 @@ impl Client {
     }
 }
 
-/// A small generator; the seed is printed by whoever uses it.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, below: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % below
-    }
-}
-
 #[test]
 fn requests_of_any_bytes_leave_what_a_plain_array_would_hold() {
     let house = house("disk", None);
     let mut client = Client::connect(&house, "disk");
     let (seed, span) = (0x5eed_0001u64, 300_032);
     println!("seed {seed:#x}");
-    let mut dice = Dice(seed);
+    let mut dice = Rng::new(seed);
     let mut model = vec![0u8; span as usize];
     for round in 0..3000u64 {
-        let offset = dice.roll(span);
-        let most = [3, 700, 9000, 100_000][dice.roll(4) as usize];
-        let length = (1 + dice.roll(most)).min(span - offset);
+        let offset = dice.below(span);
+        let most = [3, 700, 9000, 100_000][dice.below(4) as usize];
+        let length = (1 + dice.below(most)).min(span - offset);
         let range = offset as usize..(offset + length) as usize;
-        match dice.roll(10) {
+        match dice.below(10) {
             0 => {
                 client.call(ZEROES, offset, length as u32, &[]);
                 model[range].fill(0);

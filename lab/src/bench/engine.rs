@@ -19,6 +19,7 @@ use host::buffer::{Arena, BufferPool, HostMemory};
 use std::collections::VecDeque;
 use std::io;
 use std::time::Instant;
+use workload::rng::Rng;
 
 /// Nothing is stored, so the log can be larger than any disk here: it never has to be reused.
 const LOG_BYTES: u64 = 512 << 30;
@@ -92,15 +93,13 @@ pub fn run(options: Options, real: bool) -> Result<Figures, BenchError> {
         )));
     }
     let mut host = Host::start(options, geometry, real)?;
-    let mut rng = Rng(options.seed | 1);
+    let mut rng = Rng::new(options.seed);
     // A stride of its own for each extent: scattered, and no block twice.
     let stride = blocks / options.extents;
     let place = |extent: u64| extent * stride * BLOCK_SECTORS;
     // In random order, so that the map does not profit from sorted insertion.
     let mut order: Vec<u32> = (0..options.extents as u32).collect();
-    for at in (1..order.len()).rev() {
-        order.swap(at, rng.below(at as u64 + 1) as usize);
-    }
+    rng.shuffle(&mut order);
     let begun = Instant::now();
     for &extent in &order {
         host.write(place(u64::from(extent)))?;
@@ -112,7 +111,7 @@ pub fn run(options: Options, real: bool) -> Result<Figures, BenchError> {
     let cpu_begun = cpu_ns();
     let begun = Instant::now();
     for _ in 0..options.operations {
-        host.write(place(rng.below(options.extents)))?;
+        host.write(place(rng.scaled(options.extents)))?;
     }
     let each = |ns: u64| ns as f64 / options.operations as f64;
     let overwrite_ns = each(begun.elapsed().as_nanos() as u64);
@@ -253,19 +252,6 @@ fn spec(options: Options) -> VolumeSpec {
         admission: Admission::Reuse,
     };
     volume.spec(0, options.span_bytes)
-}
-
-/// xorshift64*, Vigna 2016; never zero.
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let high = self.0.wrapping_mul(0x2545_F491_4F6C_DD1D);
-        ((u128::from(high) * u128::from(bound)) >> 64) as u64
-    }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
+use workload::rng::Rng;
 
 /// Far more than all answers to a usual depth.
 const INPUT_BYTES: usize = 512 << 10;
@@ -255,12 +256,7 @@ impl Pace {
 
 /// A block that does not compress.
 pub fn noise() -> Vec<u8> {
-    let mut random = 0x9E37_79B9_7F4A_7C15_u64;
-    let words = (0..BLOCK_BYTES / 8).flat_map(|_| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random.to_le_bytes()
-    });
-    words.collect()
+    let mut block = vec![0; BLOCK_BYTES as usize];
+    Rng::new(0).fill(&mut block);
+    block
 }

@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
+use workload::rng::Rng;
 
 pub const BLOCK_BYTES: u64 = 4096;
 /// Samples that a record has room for before it must grow.
@@ -77,7 +78,7 @@ pub struct Work {
     pub per_second: Option<u32>,
     /// So many more, and no others.
     pub left: Option<u64>,
-    random: u64,
+    random: Rng,
 }
 
 impl Work {
@@ -90,7 +91,7 @@ impl Work {
             depth,
             per_second: None,
             left: None,
-            random: 0x2545_F491_4F6C_DD1D,
+            random: Rng::new(0),
         }
     }
 
@@ -113,11 +114,7 @@ impl Work {
         if let Some(left) = &mut self.left {
             *left = left.checked_sub(1)?;
         }
-        // xorshift64: any well-spread numbers will do.
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        let mut left = (self.random >> 32) as u32 % 1000;
+        let mut left = self.random.scaled(1000) as u32;
         let chosen = self.shares.iter().position(|share| {
             let inside = left < share.per_mille;
             left = left.saturating_sub(share.per_mille);

@@ -8,6 +8,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use workload::rng::{Rng, mixed};
 
 pub const BLOCK: usize = 4096;
 /// 256 MiB, sparse.
@@ -31,35 +32,6 @@ pub fn lane_block(lane: u64) -> u64 {
     WINDOW_BLOCK + lane * LANE_BLOCKS
 }
 
-/// xorshift64*, Vigna 2016; never zero.
-#[derive(Clone)]
-pub struct Rng(u64);
-
-impl Rng {
-    pub fn new(seed: u64) -> Rng {
-        Rng(mix(seed) | 1)
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
-    }
-
-    pub fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
-    }
-}
-
-/// The finalizer of splitmix64, Steele and others 2014.
-fn mix(number: u64) -> u64 {
-    let mut z = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
 /// Fills a block as its `version`-th writer of a volume left it; version 0 is the gold image.
 pub fn fill(seed: u64, volume: u64, block: u64, version: u32, bytes: &mut [u8]) {
     assert_eq!(bytes.len(), BLOCK, "one block at a time");
@@ -68,15 +40,12 @@ pub fn fill(seed: u64, volume: u64, block: u64, version: u32, bytes: &mut [u8]) 
         return;
     }
     let writer = if version == 0 { 0 } else { volume + 1 };
-    let who = mix(seed ^ mix(writer << 32 | u64::from(version)));
-    let mut rng = Rng::new(who ^ block);
-    for word in bytes.chunks_exact_mut(8) {
-        word.copy_from_slice(&rng.next().to_le_bytes());
-    }
+    let who = mixed(seed ^ mixed(writer << 32 | u64::from(version)));
+    Rng::new(who ^ block).fill(bytes);
 }
 
 fn has_content(seed: u64, extent: u64) -> bool {
-    mix(seed ^ mix(extent)).is_multiple_of(SPARSENESS)
+    mixed(seed ^ mixed(extent)).is_multiple_of(SPARSENESS)
 }
 
 /// Writes a whole image, with holes where there is no content.
@@ -99,7 +68,7 @@ pub fn boot_reads(seed: u64, guest: u64) -> Vec<(u64, u64)> {
     let mut extents: Vec<u64> = (0..BOOT_EXTENTS)
         .filter(|&it| has_content(seed, it))
         .collect();
-    shuffle(&mut extents, &mut Rng::new(seed));
+    Rng::new(seed).shuffle(&mut extents);
     for extent in extents {
         let mut block = extent * EXTENT_BLOCKS;
         for blocks in READ_BLOCKS {
@@ -110,15 +79,9 @@ pub fn boot_reads(seed: u64, guest: u64) -> Vec<(u64, u64)> {
     let mut rng = Rng::new(seed ^ (guest + 1) << 20);
     // A guest differs from the others in what it does within a few dozen reads.
     for near in reads.chunks_mut(32) {
-        shuffle(near, &mut rng);
+        rng.shuffle(near);
     }
     reads
-}
-
-fn shuffle<T>(items: &mut [T], rng: &mut Rng) {
-    for at in (1..items.len()).rev() {
-        items.swap(at, rng.below(at as u64 + 1) as usize);
-    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@
 //! wrong sum was given wrong bytes; the files depend on the seed only. Deliberately absent: a
 //! distribution; what counts here is that many small files are read, as a boot does.
 
-use super::content::Rng;
 use super::kit::Kit;
 use host::error::{Error, Result, cause};
 use std::fmt::Write as _;
@@ -13,6 +12,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use workload::rng::Rng;
 
 /// The root of a guest, sparse.
 pub const IMAGE_BYTES: u64 = 96 << 20;
@@ -93,16 +93,14 @@ fn fill(kit: &Kit, seed: u64, root: &Path) -> std::io::Result<()> {
     }
     for number in 0..FILES {
         let length = SIZES[rng.below(SIZES.len() as u64) as usize];
-        let words = (0..length.div_ceil(8)).flat_map(|_| rng.next().to_le_bytes());
+        let words = (0..length.div_ceil(8)).flat_map(|_| rng.word().to_le_bytes());
         let bytes: Vec<u8> = words.take(length).collect();
         let name = format!("{:02}/file-{number}", number % DIRECTORIES);
         fs::write(root.join("system").join(&name), bytes)?;
         names.push(name);
     }
     // A boot reads files as they are needed, not as they lie.
-    for at in (1..names.len()).rev() {
-        names.swap(at, rng.below(at as u64 + 1) as usize);
-    }
+    rng.shuffle(&mut names);
     let sums = Command::new(&kit.busybox)
         .arg("md5sum")
         .args(&names)

@@ -5,7 +5,7 @@
 //! latency is the time from sending a request to its answer, with nothing taken out; a read that
 //! returns wrong bytes ends the demonstration. Deliberately absent: anything about caches.
 
-use super::content::{self, BLOCK, LANE_BLOCKS, LANES, Rng};
+use super::content::{self, BLOCK, LANE_BLOCKS, LANES};
 use super::run::Watch;
 use super::side;
 use crate::client::Client;
@@ -13,6 +13,7 @@ use crate::stats::{Disk, Kind, Sample};
 use host::error::{Error, Result};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
+use workload::rng::Rng;
 
 /// Connections to a disk: one of each lane, and one that tries whether it is there.
 pub const CLIENTS: usize = LANES as usize + 1;

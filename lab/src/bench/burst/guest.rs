@@ -10,6 +10,7 @@ use host::error::{Error, Result};
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
+use workload::rng::Rng;
 
 /// Where the next write goes, and when.
 struct Pacer<'a> {
@@ -18,7 +19,7 @@ struct Pacer<'a> {
     phase: usize,
     next: Duration,
     sequential: u64,
-    random: u64,
+    random: Rng,
 }
 
 impl Pacer<'_> {
@@ -36,11 +37,7 @@ impl Pacer<'_> {
                 self.sequential += 1;
                 self.sequential % self.blocks
             } else {
-                // xorshift64: any well-spread numbers will do.
-                self.random ^= self.random << 13;
-                self.random ^= self.random >> 7;
-                self.random ^= self.random << 17;
-                self.random % self.blocks
+                self.random.below(self.blocks)
             };
             return Some((due, block));
         }
@@ -62,7 +59,7 @@ pub fn write(
         phase: 0,
         next: Duration::ZERO,
         sequential: 0,
-        random: seed | 1,
+        random: Rng::new(seed),
     });
     let mut writes = Vec::new();
     std::thread::scope(|scope| {

@@ -19,7 +19,7 @@ use fuser::{
     ReplyOpen, ReplyWrite, Request, WriteFlags,
 };
 
-use super::random::Random;
+use workload::rng::Rng;
 
 const SECTOR: usize = 512;
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -141,7 +141,7 @@ impl Disk {
     }
 
     /// Continues from what a power cut leaves: synced bytes and some of the unsynced sectors.
-    pub fn restore_power(&self, random: &mut Random) -> Loss {
+    pub fn restore_power(&self, random: &mut Rng) -> Loss {
         let mut guard = self.lock();
         let state = &mut *guard;
         assert!(!state.powered, "power is restored only after a cut");

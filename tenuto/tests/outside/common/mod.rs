@@ -20,7 +20,6 @@ pub mod inside;
 pub mod load;
 pub mod marks;
 pub mod nbd;
-pub mod random;
 pub mod scene;
 pub mod server;
 pub mod shelf;
@@ -39,7 +38,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 /// For [`inside`], which is also built where there is no such crate.
-use workload::stamp;
+use workload::{rng, stamp};
 
 /// Exit codes of the command line.
 pub const EXIT_DONE: i32 = 0;

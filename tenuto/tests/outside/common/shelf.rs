@@ -22,7 +22,7 @@ use fuser::{
     WriteFlags,
 };
 
-use super::random::Random;
+use workload::rng::Rng;
 
 const SECTOR: usize = 512;
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -331,7 +331,7 @@ impl Tape {
 
     /// The files after a loss of power behind the first `upto` lines: what was synced, and of the
     /// rest a seeded choice, torn at sectors.
-    pub fn torn(&self, upto: usize, random: &mut Random) -> (Image, Loss) {
+    pub fn torn(&self, upto: usize, random: &mut Rng) -> (Image, Loss) {
         let mut synced = self.start.clone();
         let mut pending: Vec<&Logged> = Vec::new();
         for logged in &self.log[..upto] {

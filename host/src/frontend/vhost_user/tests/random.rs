@@ -10,6 +10,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+use workload::rng::Rng;
 
 const SEEDS: u64 = 300;
 const MESSAGES: u64 = 60;
@@ -18,20 +19,15 @@ const NEED_REPLY: u32 = 1 << 3;
 const FEATURES: u64 = 1 << 32 | 1 << 30 | 3 << 28 | 1 << 9 | 1 << 11;
 const LOG_ALL: u64 = 1 << 26;
 
-/// SplitMix64.
-struct Random(u64);
+struct Random(Rng);
 
 impl Random {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        self.0.word()
     }
 
     fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
+        self.0.below(bound)
     }
 
     fn rarely(&mut self) -> bool {
@@ -283,7 +279,7 @@ fn no_sequence_of_messages_panics_or_leaves_anything_behind() {
     for seed in 0..SEEDS {
         // A panic in the thread of a connection shows here as a wait that does not end.
         println!("seed {seed}");
-        let mut random = Random(seed);
+        let mut random = Random(Rng::new(seed));
         let hands = Hands::new();
         let info = format!("/proc/self/fdinfo/{}", hands.event.as_raw_fd());
         let event = event_of(&fs::read_to_string(info).unwrap()).unwrap();

@@ -1,7 +1,19 @@
-//! The only source of chance in a run.
+//! The only source of chance: of the simulator, of loads, and of tests.
 //!
 //! Owns xoshiro256** (Blackman and Vigna, 2018), seeded by splitmix64. Always true: the same seed
-//! gives the same numbers on every machine. Deliberately absent: any other entropy.
+//! gives the same numbers on every machine; this file needs nothing but the standard library, since
+//! the program inside a guest is built with it. Deliberately absent: any other entropy.
+
+/// Between two states of splitmix64.
+const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// splitmix64 (Steele and others, 2014) of one number: neighbours become far apart.
+pub fn mixed(number: u64) -> u64 {
+    let mixed = number.wrapping_add(STEP);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^ (mixed >> 31)
+}
 
 /// A seeded generator.
 #[derive(Clone, Debug)]
@@ -13,10 +25,9 @@ impl Rng {
     pub fn new(seed: u64) -> Rng {
         let mut at = seed;
         let state = [(); 4].map(|()| {
-            at = at.wrapping_add(0x9E37_79B9_7F4A_7C15);
-            let mixed = (at ^ (at >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-            mixed ^ (mixed >> 31)
+            let word = mixed(at);
+            at = at.wrapping_add(STEP);
+            word
         });
         Rng { state }
     }
@@ -32,6 +43,24 @@ impl Rng {
     /// A number below `end`, which must not be 0. The bias of the remainder does not matter here.
     pub fn below(&mut self, end: u64) -> u64 {
         self.word() % end
+    }
+
+    /// A number below `end` as well, without a division, for loops that are measured.
+    pub fn scaled(&mut self, end: u64) -> u64 {
+        ((u128::from(self.word()) * u128::from(end)) >> 64) as u64
+    }
+
+    pub fn fill(&mut self, bytes: &mut [u8]) {
+        for part in bytes.chunks_mut(8) {
+            let word = self.word().to_le_bytes();
+            part.copy_from_slice(&word[..part.len()]);
+        }
+    }
+
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for at in (1..items.len()).rev() {
+            items.swap(at, self.scaled(at as u64 + 1) as usize);
+        }
     }
 
     /// A number in `first..end`.
@@ -73,6 +102,22 @@ mod tests {
         };
         assert_eq!(run(1), run(1));
         assert_ne!(run(1), run(2));
+    }
+
+    /// Seeds that are written down somewhere, with what they found, mean this sequence.
+    #[test]
+    fn a_seed_keeps_its_meaning() {
+        let mut rng = Rng::new(1);
+        let words = [(); 4].map(|()| rng.word());
+        assert_eq!(
+            words,
+            [
+                0xb3f2_af6d_0fc7_10c5,
+                0x853b_5596_4736_4cea,
+                0x92f8_9756_082a_4514,
+                0x642e_1c7b_c266_a3a7
+            ]
+        );
     }
 
     #[test]
