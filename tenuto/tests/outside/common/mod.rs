@@ -14,6 +14,7 @@ pub mod denied;
 pub mod disk;
 pub mod export;
 pub mod front_end;
+pub mod fuse;
 pub mod guest;
 pub mod history;
 pub mod inside;
