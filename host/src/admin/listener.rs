@@ -1,8 +1,9 @@
 //! A listener that keeps at most so many connections open, and one that keeps its socket.
 //!
 //! Always true: beyond the bound a client waits in the kernel's queue; a connection gives its
-//! place back when it is dropped, however it ended; a socket that somebody removes is made again,
-//! and who is connected stays.
+//! place back when it is dropped, however it ended; where the listener has a patience, a client
+//! that takes nothing of its reply for so long loses its connection; a socket that is removed is
+//! made again, and who is connected stays.
 
 use super::Admin;
 use super::events::{Kind, Notice, Severity};
@@ -13,11 +14,11 @@ use std::os::unix::net::UnixStream as StdStream;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Duration, Instant, sleep_until};
+use tokio::time::{Duration, Instant, Sleep, sleep, sleep_until};
 
 /// Administrators and monitoring together; far more than anyone needs.
 const CONNECTIONS_MAX: usize = 256;
@@ -98,12 +99,23 @@ impl Listener for Kept {
 pub struct Bounded<L> {
     inner: L,
     places: Arc<Semaphore>,
+    patience: Option<Duration>,
 }
 
 impl<L> Bounded<L> {
     pub fn new(inner: L) -> Bounded<L> {
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        Bounded { inner, places }
+        Bounded {
+            inner,
+            places,
+            patience: None,
+        }
+    }
+
+    /// Clients have to take a byte of their replies within this time.
+    pub fn with_patience(self, patience: Duration) -> Bounded<L> {
+        let patience = Some(patience);
+        Bounded { patience, ..self }
     }
 }
 
@@ -118,6 +130,7 @@ impl<L: Listener> Listener for Bounded<L> {
         (
             Held {
                 stream,
+                clock: self.patience.map(Clock::new),
                 _place: place,
             },
             address,
@@ -129,10 +142,59 @@ impl<L: Listener> Listener for Bounded<L> {
     }
 }
 
+/// Runs while there is something to be taken.
+struct Clock {
+    patience: Duration,
+    sleep: Pin<Box<Sleep>>,
+    waits: bool,
+}
+
+impl Clock {
+    fn new(patience: Duration) -> Clock {
+        Clock {
+            patience,
+            sleep: Box::pin(sleep(patience)),
+            waits: false,
+        }
+    }
+
+    /// Passes on what became of writing; an error if nothing has for too long.
+    fn timed<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.waits = false;
+            return written;
+        }
+        if !self.waits {
+            self.waits = true;
+            self.sleep.as_mut().reset(Instant::now() + self.patience);
+        }
+        ready!(self.sleep.as_mut().poll(context));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
 /// A connection and its place.
 pub struct Held<S> {
     stream: S,
+    clock: Option<Clock>,
     _place: OwnedSemaphorePermit,
+}
+
+impl<S> Held<S> {
+    fn timed<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        match &mut self.clock {
+            Some(clock) => clock.timed(context, written),
+            None => written,
+        }
+    }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Held<S> {
@@ -151,11 +213,13 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Held<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.timed(context, written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        self.timed(context, flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -13,16 +13,12 @@ use axum::serve::Listener;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use std::future::Future;
-use std::io;
-use std::pin::{Pin, pin};
-use std::task::{Context, Poll, ready};
+use std::pin::pin;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, Sleep, sleep};
 
 /// How long clients may take for what.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +45,7 @@ pub async fn serve(
     clocks: Clocks,
     end: watch::Receiver<()>,
 ) {
-    let mut listener = Bounded::new(listener);
+    let mut listener = Bounded::new(listener).with_patience(clocks.take);
     let mut connections = JoinSet::new();
     loop {
         let stream = tokio::select! {
@@ -58,7 +54,6 @@ pub async fn serve(
             // What has ended is forgotten as it ends.
             Some(_) = connections.join_next() => continue,
         };
-        let stream = Taken::new(stream, clocks.take);
         connections.spawn(converse(stream, router.clone(), clocks.head, end.clone()));
     }
     while connections.join_next().await.is_some() {}
@@ -83,74 +78,6 @@ where
 
 async fn closed(mut end: watch::Receiver<()>) {
     while end.changed().await.is_ok() {}
-}
-
-/// A stream whose other end has to take what it is sent.
-struct Taken<S> {
-    stream: S,
-    patience: Duration,
-    /// Runs while there is something to be taken.
-    clock: Pin<Box<Sleep>>,
-    waits: bool,
-}
-
-impl<S> Taken<S> {
-    fn new(stream: S, patience: Duration) -> Taken<S> {
-        Taken {
-            stream,
-            patience,
-            clock: Box::pin(sleep(patience)),
-            waits: false,
-        }
-    }
-
-    /// Passes on what became of writing; an error if nothing has for too long.
-    fn timed<T>(
-        &mut self,
-        context: &mut Context<'_>,
-        written: Poll<io::Result<T>>,
-    ) -> Poll<io::Result<T>> {
-        if written.is_ready() {
-            self.waits = false;
-            return written;
-        }
-        if !self.waits {
-            self.waits = true;
-            self.clock.as_mut().reset(Instant::now() + self.patience);
-        }
-        ready!(self.clock.as_mut().poll(context));
-        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Taken<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Taken<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.timed(context, written)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let flushed = Pin::new(&mut self.stream).poll_flush(context);
-        self.timed(context, flushed)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
 }
 
 #[cfg(test)]
