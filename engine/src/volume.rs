@@ -83,6 +83,16 @@ pub enum WaitKind {
 }
 
 impl Waiting {
+    /// Of a request that has just come; nothing holds it but what it waits for.
+    pub fn new(request: RequestId, kind: WaitKind, now: Time) -> Waiting {
+        Waiting {
+            request,
+            kind,
+            since: now,
+            due: Time(0),
+        }
+    }
+
     /// A write in part waits as a whole again.
     pub fn rewind(&mut self) {
         if let WaitKind::Write { span, offset, .. } = &mut self.kind {
