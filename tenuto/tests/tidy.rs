@@ -30,9 +30,21 @@ const OFFENDERS: &[(&str, &str, usize)] = &[
 const CRATES: &[(&str, &[&str])] = &[
     (
         "engine",
-        &["core", "alloc", "hashbrown", "thiserror", "zerocopy", "crc"],
+        &[
+            "core",
+            "alloc",
+            "rules",
+            "hashbrown",
+            "thiserror",
+            "zerocopy",
+            "crc",
+        ],
     ),
-    ("vring", &["core", "alloc", "thiserror", "zerocopy"]),
+    ("rules", &["core"]),
+    (
+        "vring",
+        &["core", "alloc", "rules", "thiserror", "zerocopy"],
+    ),
     ("workload", &["core", "std", "crc_fast"]),
     (
         "sim",
@@ -348,6 +360,7 @@ fn crates_name_only_what_they_may() {
         "std",
         "core",
         "alloc",
+        "rules",
         "engine",
         "vring",
         "workload",
@@ -404,7 +417,7 @@ fn crates_name_only_what_they_may() {
 
 #[test]
 fn the_pure_crates_have_no_std_and_no_unsafe_code() {
-    for name in ["engine", "vring"] {
+    for name in ["rules", "engine", "vring"] {
         let path = root().join(name).join("src/lib.rs");
         let text = std::fs::read_to_string(path).expect("a pure crate");
         assert!(text.contains("#![no_std]") && text.contains("#![forbid(unsafe_code)]"));
@@ -482,6 +495,7 @@ fn the_data_path_has_no_clock_and_no_thread() {
     let mut found = Vec::new();
     for source in rust() {
         let product = [
+            "rules/src/",
             "engine/src/",
             "vring/src/",
             "workload/src/",
