@@ -42,7 +42,7 @@ enum Command {
         shell: clap_complete::Shell,
     },
     #[command(flatten)]
-    Lab(lab::cli::Command),
+    Lab(Box<lab::cli::Command>),
     #[command(flatten)]
     Later(later::Command),
 }
@@ -76,7 +76,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Product(command) => host::cli::run(&context, command),
         Command::Man(command) => man::run(&context, &command),
         Command::Completions { shell } => completions::run(shell),
-        Command::Lab(command) => lab::cli::run(&context, command),
+        Command::Lab(command) => lab::cli::run(&context, *command),
         Command::Later(command) => Err(command.refuse()),
     }
 }
