@@ -12,24 +12,7 @@ use crate::event::Op;
 #[cfg(feature = "adversary")]
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-macro_rules! list {
-    ($(#[$about:meta])* $name:ident { $(#[doc = $what:literal] $item:ident,)* }) => {
-        $(#[$about])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-        pub enum $name { $(#[doc = $what] $item,)* }
-
-        impl $name {
-            pub const ALL: &[$name] = &[$($name::$item,)*];
-
-            /// The line about it.
-            pub const fn what(self) -> &'static str {
-                match self { $($name::$item => $what,)* }
-            }
-        }
-    };
-}
-
-list! {
+rules::list! {
     /// A rule that is broken, with the rule of the design before the colon.
     Bug {
         /// 5.2.5: the log takes its records for durable without a sync of the device.
@@ -221,7 +204,7 @@ list! {
     }
 }
 
-list! {
+rules::list! {
     /// A way that is seldom gone.
     Mark {
         /// A tail that was torn is dropped.
@@ -380,16 +363,15 @@ pub fn passed(mark: Mark) -> u64 {
 #[cfg(all(feature = "adversary", not(test)))]
 mod switch {
     use super::Bug;
-    use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-    static BROKEN: AtomicUsize = AtomicUsize::new(usize::MAX);
+    static BROKEN: rules::Switch = rules::Switch::new();
 
     pub fn is_set(bug: Bug) -> bool {
-        BROKEN.load(Relaxed) == bug as usize
+        BROKEN.is_set(bug as usize)
     }
 
     pub fn set(bug: Option<Bug>) {
-        BROKEN.store(bug.map_or(usize::MAX, |bug| bug as usize), Relaxed);
+        BROKEN.set(bug.map(|bug| bug as usize));
     }
 }
 

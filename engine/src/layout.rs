@@ -86,26 +86,20 @@ mod tests {
     use super::*;
     use crate::map::Piece;
     use crate::types::LogAddr;
-
-    fn random(state: &mut u64) -> u64 {
-        *state = state
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        *state >> 33
-    }
+    use workload::rng::Rng;
 
     #[test]
     fn the_newest_epoch_decides_sector_by_sector() {
-        let mut state = 5;
+        let mut rng = Rng::new(5);
         for round in 0..200 {
             let mut maps: Vec<ExtentMap> = (0..3).map(|_| ExtentMap::new()).collect();
             // Newest first, as the call wants it: the first map that covers a sector counts.
             let mut expected = [[None; 400]; 3];
             for write in 0..60 {
-                let at = (random(&mut state) % 3) as usize;
-                let span = Span::new(random(&mut state) % 360, 1 + random(&mut state) % 40);
+                let at = rng.below(3) as usize;
+                let span = Span::new(rng.below(360), 1 + rng.below(40));
                 let header = LogAddr(write * 64);
-                let (content, holds) = match random(&mut state) % 4 {
+                let (content, holds) = match rng.below(4) {
                     0 => (
                         Content::Zero {
                             header,
@@ -127,7 +121,7 @@ mod tests {
                     expected[at][sector as usize] = Some(holds);
                 }
             }
-            let asked = Span::new(random(&mut state) % 100, 1 + random(&mut state) % 300);
+            let asked = Span::new(rng.below(100), 1 + rng.below(300));
             let parts_max = 1 + (round % 20) as usize;
             let parts = layout(maps.iter(), asked, parts_max);
             assert!(!parts.is_empty() && parts.len() <= parts_max);

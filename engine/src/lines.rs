@@ -421,11 +421,8 @@ mod tests {
         let blocks = 64 * 32;
         let mut index = LineIndex::new(40_000, geometry(12), 3);
         let mut model: BTreeMap<(u16, u64), u32> = BTreeMap::new();
-        let mut state = 12345u64;
-        let mut random = move |below: u64| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
-            (state >> 33) % below
-        };
+        let mut rng = workload::rng::Rng::new(1);
+        let mut random = move |below: u64| rng.below(below);
         let mut next = [0u32; 12];
         for _ in 0..20_000 {
             let segment = random(12) as u32;

@@ -418,31 +418,25 @@ pub enum Change {
 mod tests {
     use super::*;
     use alloc::collections::BTreeMap;
+    use workload::rng::Rng;
 
     /// One entry per sector: simple enough to be right.
     #[derive(Default)]
     struct Reference(BTreeMap<u64, Content>);
 
-    fn random(state: &mut u64) -> u64 {
-        *state = state
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        *state >> 33
-    }
-
     #[test]
     fn agrees_with_a_map_of_single_sectors() {
-        let mut state = 7;
+        let mut rng = Rng::new(7);
         let mut map = ExtentMap::new();
         let mut reference = Reference::default();
         let mut charges: i64 = 0;
         for step in 0..40_000u64 {
-            let span = Span::new(random(&mut state) % 5000, 1 + random(&mut state) % 40);
+            let span = Span::new(rng.below(5000), 1 + rng.below(40));
             let mut changed = |change| match change {
                 Change::Added(piece) => charges += i64::from(piece.content.charge(piece.span)),
                 Change::Removed(piece) => charges -= i64::from(piece.content.charge(piece.span)),
             };
-            match random(&mut state) % 8 {
+            match rng.below(8) {
                 0 => {
                     map.remove(span, &mut changed);
                     (span.sector..span.end()).for_each(|at| {
@@ -465,7 +459,7 @@ mod tests {
                 }
             }
             if step % 64 == 0 {
-                let span = Span::new(random(&mut state) % 5000, 1 + random(&mut state) % 300);
+                let span = Span::new(rng.below(5000), 1 + rng.below(300));
                 let mut at = span.sector;
                 map.get(span, |part, content| {
                     assert_eq!(part.sector, at);
@@ -507,15 +501,15 @@ mod tests {
 
     #[test]
     fn an_insert_with_one_search_leaves_what_one_in_steps_leaves() {
-        let mut state = 11;
+        let mut rng = Rng::new(11);
         let (mut map, mut stepped) = (ExtentMap::new(), ExtentMap::new());
         let (mut addr, mut joined, mut replaced) = (0, 0, 0);
         for _ in 0..40_000 {
             // Runs of neighbours that touch in the log as well, so that many join; and over
             // enough sectors for dozens of leaves.
-            let mut sector = random(&mut state) % 20_000 * 8;
-            for _ in 0..=random(&mut state) % 4 {
-                let sectors = 1 + random(&mut state) % 12;
+            let mut sector = rng.below(20_000) * 8;
+            for _ in 0..=rng.below(4) {
+                let sectors = 1 + rng.below(12);
                 let (span, content) = (Span::new(sector, sectors), Content::Data(LogAddr(addr)));
                 let piece = Piece { span, content };
                 let same = map.at_or_after(sector).filter(|old| old.span == span);
@@ -536,10 +530,10 @@ mod tests {
                 }
                 assert_eq!(seen, expected);
                 joined += usize::from(seen.len() > 3);
-                addr += sectors + u64::from(random(&mut state).is_multiple_of(3));
+                addr += sectors + u64::from(rng.below(3) == 0);
                 sector += sectors;
             }
-            if random(&mut state).is_multiple_of(64) {
+            if rng.below(64) == 0 {
                 assert_eq!(pieces(&map), pieces(&stepped));
                 let firsts = map.leaves.iter().map(|leaf| leaf.extents[0].sector());
                 assert!(firsts.eq(map.firsts.iter().copied()));
@@ -554,10 +548,10 @@ mod tests {
 
     #[test]
     fn pieces_in_order_are_those_that_searches_find() {
-        let mut state = 5;
+        let mut rng = Rng::new(5);
         let mut map = ExtentMap::new();
         for n in 0..3000 {
-            let span = Span::new(random(&mut state) % 60_000, 1 + random(&mut state) % 9);
+            let span = Span::new(rng.below(60_000), 1 + rng.below(9));
             let content = Content::Data(LogAddr(n * 16));
             map.insert(Piece { span, content }, &mut |_| {});
         }
@@ -665,10 +659,10 @@ mod tests {
 
     #[test]
     fn a_scattered_extent_costs_at_most_24_bytes() {
-        let mut state = 3;
+        let mut rng = Rng::new(3);
         let mut map = ExtentMap::new();
         for n in 0..300_000u64 {
-            let sector = random(&mut state) % (1 << 28) * 8;
+            let sector = rng.below(1 << 28) * 8;
             let content = Content::Data(LogAddr(n * 8));
             map.insert(
                 Piece {

@@ -85,6 +85,16 @@ pub enum WaitKind {
 }
 
 impl Waiting {
+    /// Of a request that has just come; nothing holds it but what it waits for.
+    pub fn new(request: RequestId, kind: WaitKind, now: Time) -> Waiting {
+        Waiting {
+            request,
+            kind,
+            since: now,
+            due: Time(0),
+        }
+    }
+
     /// A write in part waits as a whole again.
     pub fn rewind(&mut self) {
         if let WaitKind::Write { span, offset, .. } = &mut self.kind {
@@ -550,15 +560,9 @@ mod tests {
     use super::*;
     use crate::map::Piece;
     use crate::types::LogAddr;
+    use workload::rng::Rng;
 
     const SECTORS: u64 = 500;
-
-    fn random(state: &mut u64) -> u64 {
-        *state = state
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        *state >> 33
-    }
 
     fn volume() -> Volume {
         Volume::known(VolumeRecord {
@@ -586,12 +590,12 @@ mod tests {
     /// The reference: an array of sectors for each epoch.
     #[test]
     fn epochs_agree_with_an_array_of_sectors_for_each() {
-        let mut state = 11;
+        let mut rng = Rng::new(11);
         let mut volume = volume();
         let mut reference: VecDeque<Vec<Option<Content>>> = VecDeque::new();
         let (mut sealed, mut gone) = (true, 0);
         for step in 0..20_000_u64 {
-            match random(&mut state) % 20 {
+            match rng.below(20) {
                 0 => {
                     if let Some(epoch) = volume.epochs.back_mut() {
                         epoch.sealed = true;
@@ -605,9 +609,9 @@ mod tests {
                     gone += 1;
                 }
                 _ => {
-                    let span = Span::new(random(&mut state) % (SECTORS - 40), 1 + step % 40);
+                    let span = Span::new(rng.below(SECTORS - 40), 1 + step % 40);
                     let header = LogAddr(step * 64);
-                    let content = match random(&mut state) % 4 {
+                    let content = match rng.below(4) {
                         0 => Content::Zero {
                             header,
                             allocate: step % 2 == 0,
@@ -626,7 +630,7 @@ mod tests {
                 }
             }
             assert_eq!(volume.epochs.len(), reference.len());
-            let asked = Span::new(random(&mut state) % 400, 1 + random(&mut state) % 100);
+            let asked = Span::new(rng.below(400), 1 + rng.below(100));
             let mut at = asked.sector;
             for (part, content) in volume.resolve(asked) {
                 assert_eq!(part.sector, at, "no gap");

@@ -8,6 +8,7 @@ use engine::format::superblock::CHECKPOINT_AT;
 use engine::media::Media;
 use engine::types::{Generation, Policy, Serial, Uuid, VolumeId};
 use std::collections::BTreeMap;
+use workload::rng::Rng;
 
 const SECTOR: usize = 512;
 /// The run before.
@@ -136,14 +137,6 @@ fn look(disk: &mut Disk) -> Result<CacheInfo, OpenError> {
     Ok(info)
 }
 
-/// A generator that is good enough to tear writes.
-fn random(seed: &mut u64) -> u64 {
-    *seed ^= *seed << 13;
-    *seed ^= *seed >> 7;
-    *seed ^= *seed << 17;
-    *seed >> 8
-}
-
 #[test]
 fn a_cache_that_gets_another_size_keeps_its_volumes_at_every_power_loss() {
     let mut torn = 0;
@@ -163,9 +156,9 @@ fn a_cache_that_gets_another_size_keeps_its_volumes_at_every_power_loss() {
                     let mut disk = whole.clone();
                     disk.calls_left = calls;
                     ended = resize_cache(&mut disk, geometry).is_ok();
-                    let mut seed = (seed + calls as u64 * 8).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                    let mut rng = Rng::new(seed + calls as u64 * 8);
                     torn += u64::from(!disk.unsynced.is_empty());
-                    disk.lose_power(|| random(&mut seed));
+                    disk.lose_power(|| rng.word());
                     let found = look(&mut disk).unwrap_or_else(|error| {
                         panic!("{old} to {new} MiB, sequence {sequence}, {calls} calls: {error}")
                     });

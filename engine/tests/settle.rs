@@ -15,6 +15,7 @@ use engine::format::ledger::{LOSS_ACCEPTED, Ledger, PAST_LOG, Progress};
 use engine::format::record::EntryKind;
 use engine::media::Media;
 use engine::types::{Generation, Serial, Span, VolumeId};
+use workload::rng::Rng;
 
 const ID: VolumeId = VolumeId(2);
 const SECTOR: usize = 512;
@@ -61,9 +62,9 @@ impl File {
     }
 
     /// A sector that was not synced is new, old, or garbage.
-    fn lose_power(&mut self, seed: &mut u64) {
+    fn lose_power(&mut self, rng: &mut Rng) {
         for (at, part) in std::mem::take(&mut self.unsynced) {
-            match random(seed) % 3 {
+            match rng.below(3) {
                 0 => File::put(&mut self.synced, at, &part),
                 1 => File::put(&mut self.synced, at, &[0xaa; SECTOR]),
                 _ => {}
@@ -370,14 +371,6 @@ fn some_host() -> Host {
     host(SECTORS, &some())
 }
 
-/// A generator that is good enough to tear writes.
-fn random(seed: &mut u64) -> u64 {
-    *seed ^= *seed << 13;
-    *seed ^= *seed >> 7;
-    *seed ^= *seed << 17;
-    *seed >> 8
-}
-
 #[test]
 fn a_pending_journal_becomes_the_image() {
     let mut host = some_host();
@@ -415,9 +408,9 @@ fn settling_ends_with_the_same_image_after_every_power_loss() {
                 assert!(host.ledger.unsynced.is_empty(), "its word is synced");
             }
             torn += usize::from(!host.image.unsynced.is_empty());
-            let mut seed = (seed + calls as u64 * 16).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            host.image.lose_power(&mut seed);
-            host.ledger.lose_power(&mut seed);
+            let mut rng = Rng::new(seed + calls as u64 * 16);
+            host.image.lose_power(&mut rng);
+            host.ledger.lose_power(&mut rng);
             if host.ledger().progress == Progress::Idle {
                 assert_eq!(host.ledger().destaged, UPTO, "no word was taken back");
                 assert_eq!(host.image.synced, new(SECTORS, &some()));

@@ -6,7 +6,7 @@
 //! difference.
 
 use crate::source::Source;
-use tenuto::frontend::nbd::{
+use host::frontend::nbd::{
     Chunk, Closing, Command, Config, Error, Export, Extent, ExtentState, PAYLOAD_BYTES_MAX,
     Request, Session, Step,
 };

@@ -5,10 +5,10 @@
 //! missing; and the pieces in which the words came make no difference.
 
 use crate::source::Source;
+use host::nbd;
+use host::origin::nbd::handshake::{self, Handshake};
+use host::origin::nbd::session::{Ask, Session, Step};
 use std::collections::BTreeMap;
-use tenuto::nbd;
-use tenuto::origin::nbd::handshake::{self, Handshake};
-use tenuto::origin::nbd::session::{Ask, Session, Step};
 
 const READ_BYTES: u32 = 64;
 

@@ -3,7 +3,7 @@
 //! Invariants: a line is a message or an error, and what arrives in pieces of any size means the
 //! same as in one piece; after an error nothing more is believed.
 
-use tenuto::qmp::{Lines, Message, Wrong};
+use host::qmp::{Lines, Message, Wrong};
 
 /// All messages up to the first error.
 fn read(input: &[u8], step: usize) -> (Vec<Message>, Option<Wrong>) {

@@ -5,10 +5,10 @@
 //! the names of its volumes differ and can be parts of paths; an export's name printed is the same
 //! export; sizes and times read back as what they were printed for.
 
+use host::config::explain::{Row, explain};
+use host::config::{Config, Value, parse, units};
+use host::origin::nbd::uri::Uri;
 use std::path::Path;
-use tenuto::config::explain::{Row, explain};
-use tenuto::config::{Config, Value, parse, units};
-use tenuto::origin::nbd::uri::Uri;
 
 const FILE: &str = "fuzz.toml";
 

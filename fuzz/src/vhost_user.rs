@@ -6,16 +6,16 @@
 //! of them go over a socket in the product's own tests.
 
 use crate::source::Source;
+use host::frontend::vhost_user::guest_memory::{GuestMemory, Place};
+use host::frontend::vhost_user::handler::{Description, Handler, Refusal};
+use host::frontend::vhost_user::queue::Halves;
+use host::frontend::vhost_user::region::Region;
+use host::frontend::vhost_user::{DataError, DataSide, RingStart};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
-use tenuto::frontend::vhost_user::guest_memory::{GuestMemory, Place};
-use tenuto::frontend::vhost_user::handler::{Description, Handler, Refusal};
-use tenuto::frontend::vhost_user::queue::Halves;
-use tenuto::frontend::vhost_user::region::Region;
-use tenuto::frontend::vhost_user::{DataError, DataSide, RingStart};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use vring::Queue;
@@ -37,7 +37,7 @@ struct Hands {
 fn hands() -> &'static Hands {
     static HANDS: OnceLock<Hands> = OnceLock::new();
     HANDS.get_or_init(|| {
-        let memory = tenuto::sys::memory_file(c"tenuto-fuzz", MEMORY_BYTES);
+        let memory = host::sys::memory_file(c"tenuto-fuzz", MEMORY_BYTES);
         let event = EventFd::new(0).expect("an event");
         // Through a socket, because this is how one becomes a file without unsafe code.
         let (from, to) = UnixStream::pair().expect("a socket pair");

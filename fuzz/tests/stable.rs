@@ -8,6 +8,7 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use tenuto_fuzz::{TARGETS, Target};
+use workload::rng::Rng;
 
 const INPUTS: u64 = 20_000;
 const SEED: u64 = 0x7465_6e75_746f;
@@ -15,20 +16,15 @@ const INPUT_BYTES_MAX: u64 = 2048;
 /// One input in so many must get behind all checks.
 const ACCEPTED_SHARE: u64 = 50;
 
-/// SplitMix64: small, and good enough to choose inputs with.
-struct Random(u64);
+struct Random(Rng);
 
 impl Random {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        self.0.word()
     }
 
     fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
+        self.0.below(bound)
     }
 
     /// Noise of one of three textures, or a known input with a few bytes changed.
@@ -90,7 +86,7 @@ fn files(folder: PathBuf) -> Vec<Vec<u8>> {
 fn run(name: &str, target: Target) {
     let seed = number("TENUTO_FUZZ_SEED", SEED);
     let inputs = number("TENUTO_FUZZ_INPUTS", INPUTS);
-    let mut random = Random(seed);
+    let mut random = Random(Rng::new(seed));
     let mut known = files(here().join("corpus").join(name));
     let corpus = known.clone();
     known.extend(files(here().join("artifacts").join(name)));

@@ -18,7 +18,6 @@ pub mod oracle;
 pub mod plan;
 mod requests;
 pub mod rings;
-pub mod rng;
 mod run;
 pub mod scenario;
 pub mod shrink;
@@ -29,4 +28,5 @@ pub mod world;
 
 pub use broken::{Broken, Class};
 pub use run::{Failure, Options, Outcome, run};
+pub use workload::rng;
 pub use world::Sabotage;

@@ -10,6 +10,7 @@ use serde_json::Value;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use workload::rng::Rng;
 
 fn run(directory: &Path, arguments: &[&str]) -> (i32, String, String) {
     run_in(directory, None, arguments)
@@ -72,47 +73,33 @@ fn directory() -> tempfile::TempDir {
     tempfile::tempdir().expect("a directory")
 }
 
-fn random(state: &mut u64) -> u64 {
-    *state = state
-        .wrapping_mul(6364136223846793005)
-        .wrapping_add(1442695040888963407);
-    *state >> 33
-}
-
 /// Several disks over a bit more than a day: popular places, scans, odd beginnings and lengths.
 fn trace(seed: u64, lines: u64) -> String {
-    let mut state = seed;
+    let mut rng = Rng::new(seed);
     let mut text = String::new();
     let mut ticks = 128_166_372_003_061_629;
     let mut scan = 0;
     for _ in 0..lines {
-        ticks += match random(&mut state) % 30 {
-            0 => random(&mut state) % 2_000_000_000 * 10,
-            _ => random(&mut state) % 60_000_000,
+        ticks += match rng.below(30) {
+            0 => rng.below(2_000_000_000) * 10,
+            _ => rng.below(60_000_000),
         };
-        let disk = random(&mut state) % 4;
-        let op = ["Read", "Write", "Write"][random(&mut state) as usize % 3];
-        let (offset, bytes) = match random(&mut state) % 5 {
+        let disk = rng.below(4);
+        let op = ["Read", "Write", "Write"][rng.below(3) as usize];
+        let (offset, bytes) = match rng.below(5) {
             0 => {
                 scan += 65_536;
                 (scan, 65_536)
             }
-            1 => (
-                random(&mut state) % (1 << 33),
-                1 + random(&mut state) % 20_000,
-            ),
+            1 => (rng.below(1 << 33), 1 + rng.below(20_000)),
             _ => {
-                let place = random(&mut state) % 2000 * 4096;
-                let place = place + random(&mut state) % 3 % 2 * 512;
-                (place, 4096 * (1 + random(&mut state) % 8))
+                let place = rng.below(2000) * 4096;
+                let place = place + rng.below(3) % 2 * 512;
+                (place, 4096 * (1 + rng.below(8)))
             }
         };
         // Every fiftieth comes late.
-        let late = if random(&mut state).is_multiple_of(50) {
-            900_000
-        } else {
-            0
-        };
+        let late = if rng.below(50) == 0 { 900_000 } else { 0 };
         let when = ticks - late;
         writeln!(text, "{when},vm,{disk},{op},{offset},{bytes},10").expect("memory");
     }
@@ -331,8 +318,8 @@ fn what_is_wrong_is_said_in_one_line() {
 
 /// A file system with one file of random bytes, and where in it these bytes lie.
 fn file_system(place: &Path) -> (Vec<u8>, usize) {
-    let mut state = 5;
-    let content: Vec<u8> = (0..300_000).map(|_| random(&mut state) as u8).collect();
+    let mut rng = Rng::new(5);
+    let content: Vec<u8> = (0..300_000).map(|_| rng.word() as u8).collect();
     let home = place.join("tree/opt/ann");
     std::fs::create_dir_all(&home).expect("made");
     std::fs::write(home.join("a file"), &content).expect("written");

@@ -19,20 +19,32 @@ const OFFENDERS: &[(&str, &str, usize)] = &[
     // `append` is one step on purpose, bytes, sums, entry and map, and has too many lines for it.
     ("engine/src/log/mod.rs", "length", 1),
     // The many independent reads of recovery, before anything is served.
-    ("tenuto/src/files.rs", "clock or thread", 1),
+    ("host/src/files.rs", "clock or thread", 1),
     // What `stat` returns besides the origin's time.
-    ("tenuto/src/target.rs", "clock or thread", 1),
+    ("host/src/target.rs", "clock or thread", 1),
     // A kind of refusal that has the word in its name; no policy of a volume.
-    ("tenuto/src/frontend/nbd/reply.rs", "strangers", 1),
+    ("host/src/frontend/nbd/reply.rs", "strangers", 1),
 ];
 
 /// Crates and what they may name. `std` is a name like any other.
 const CRATES: &[(&str, &[&str])] = &[
     (
         "engine",
-        &["core", "alloc", "hashbrown", "thiserror", "zerocopy", "crc"],
+        &[
+            "core",
+            "alloc",
+            "rules",
+            "hashbrown",
+            "thiserror",
+            "zerocopy",
+            "crc",
+        ],
     ),
-    ("vring", &["core", "alloc", "thiserror", "zerocopy"]),
+    ("rules", &["core"]),
+    (
+        "vring",
+        &["core", "alloc", "rules", "thiserror", "zerocopy"],
+    ),
     ("workload", &["core", "std", "crc_fast"]),
     (
         "sim",
@@ -40,73 +52,69 @@ const CRATES: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Modules of `tenuto`, or parts of them, and the modules they must not name.
+/// Crates that `host`, which has the daemon, does not know: they measure, play or test it.
+const UNKNOWN_TO_THE_DAEMON: &[&str] = &["lab", "sim", "tenuto", "tenuto_fuzz"];
+
+/// Modules of `host` and `lab`, or parts of them, and the modules they must not name.
 const STRANGERS: &[(&str, &[&str])] = &[
+    ("host/src/frontend", &["origin", "admin", "config"]),
     (
-        "frontend",
-        &["origin", "admin", "cli", "config", "demo", "bench"],
-    ),
-    (
-        "frontend/vhost_user",
+        "host/src/frontend/vhost_user",
         &["shard", "daemon", "ring", "buffer", "stage", "cachedev"],
     ),
+    ("host/src/origin", &["frontend", "admin", "config", "shard"]),
     (
-        "origin",
-        &[
-            "frontend", "admin", "cli", "config", "demo", "bench", "shard",
-        ],
+        "host/src/ring",
+        &["frontend", "origin", "admin", "config", "shard"],
     ),
     (
-        "ring",
-        &["frontend", "origin", "admin", "cli", "config", "shard"],
+        "host/src/buffer",
+        &["frontend", "origin", "admin", "config", "shard"],
     ),
+    ("host/src/shard", &["admin", "config"]),
+    ("host/src/daemon", &["admin"]),
+    ("host/src/admin", &["shard", "frontend"]),
+    ("host/src/config", &["admin", "shard", "frontend"]),
+    ("lab/src/bench", &["demo"]),
+    ("lab/src/demo", &["bench"]),
+    ("lab/src/replay", &["bench", "demo"]),
     (
-        "buffer",
-        &["frontend", "origin", "admin", "cli", "config", "shard"],
-    ),
-    ("shard", &["admin", "cli", "config", "demo", "bench"]),
-    ("daemon", &["admin", "cli", "demo", "bench"]),
-    ("admin", &["cli", "shard", "frontend", "demo", "bench"]),
-    (
-        "config",
-        &["cli", "admin", "shard", "frontend", "demo", "bench"],
-    ),
-    ("demo", &["cli"]),
-    ("bench", &["cli"]),
-    (
-        "vhost_client",
-        &["shard", "daemon", "admin", "cli", "config", "demo", "bench"],
+        "lab/src/vhost_client",
+        &["shard", "daemon", "admin", "config", "demo", "bench"],
     ),
 ];
 
 /// Where clocks and threads may be: the loop that hands time to everybody else, start and stop,
 /// and what is off the data path. A late write is waited for by the clock, before serving.
 const CLOCKS_AND_THREADS: &[&str] = &[
-    "tenuto/src/shard",
-    "tenuto/src/daemon",
-    "tenuto/src/admin",
-    "tenuto/src/cli",
-    "tenuto/src/demo",
-    "tenuto/src/bench",
-    "tenuto/src/frontend/vhost_user/connection.rs",
-    "tenuto/src/frontend/vhost_user/turn.rs",
-    "tenuto/src/lock.rs",
-    "tenuto/src/main.rs",
-    "tenuto/src/replay/live.rs",
-    "tenuto/src/replay/wire/",
-    "tenuto/src/vhost_client",
+    "host/src/shard",
+    "host/src/daemon",
+    "host/src/admin",
+    "host/src/cli",
+    "host/src/frontend/vhost_user/connection.rs",
+    "host/src/frontend/vhost_user/turn.rs",
+    "host/src/lock.rs",
+    "lab/src/bench",
+    "lab/src/cli",
+    "lab/src/demo",
+    "lab/src/in_process.rs",
+    "lab/src/machine.rs",
+    "lab/src/qemu.rs",
+    "lab/src/replay/live.rs",
+    "lab/src/replay/wire/",
+    "lab/src/vhost_client",
 ];
 
 /// Where `unsafe` may be: the kernel's interfaces and the memory it shares with us.
 const UNSAFE: &[&str] = &[
-    "tenuto/src/ring",
-    "tenuto/src/buffer",
-    "tenuto/src/lent.rs",
-    "tenuto/src/stage",
-    "tenuto/src/sys.rs",
-    "tenuto/src/frontend/vhost_user/guest_memory.rs",
-    "tenuto/src/frontend/vhost_user/mapping.rs",
-    "tenuto/src/frontend/vhost_user/lost.rs",
+    "host/src/ring",
+    "host/src/buffer",
+    "host/src/lent.rs",
+    "host/src/stage",
+    "host/src/sys.rs",
+    "host/src/frontend/vhost_user/guest_memory.rs",
+    "host/src/frontend/vhost_user/mapping.rs",
+    "host/src/frontend/vhost_user/lost.rs",
     "tenuto/tests/outside/common",
 ];
 
@@ -135,6 +143,7 @@ impl Source {
             .split('/')
             .any(|part| part == "tests" || part == "benches")
             || stem.ends_with("tests")
+            || stem.ends_with("/model")
             || stem.ends_with("/bench")
     }
 
@@ -228,15 +237,14 @@ fn has_word(line: &str, word: &str) -> bool {
     })
 }
 
-/// Whether `line` names something inside `module` of its own crate.
+/// Whether `line` names something inside `module` of its own crate or of `host`.
 fn names_module(line: &str, module: &str) -> bool {
-    let direct = [format!("crate::{module}"), format!("tenuto::{module}")];
-    if direct.iter().any(|path| has_word(line, path)) {
-        return true;
-    }
-    // `use crate::{admin, cli::Context};`, as far as it stands on one line.
-    line.split_once("crate::{")
-        .is_some_and(|(_, rest)| has_word(rest, module))
+    ["crate", "host"].iter().any(|name| {
+        // `use crate::{admin, cli::Context};`, as far as it stands on one line.
+        let group = line.split_once(&format!("{name}::{{"));
+        has_word(line, &format!("{name}::{module}"))
+            || group.is_some_and(|(_, rest)| has_word(rest, module))
+    })
 }
 
 /// A file that nobody added builds here and nowhere else.
@@ -352,10 +360,13 @@ fn crates_name_only_what_they_may() {
         "std",
         "core",
         "alloc",
+        "rules",
         "engine",
         "vring",
         "workload",
         "sim",
+        "host",
+        "lab",
         "tenuto",
         "libc",
         "io_uring",
@@ -376,7 +387,6 @@ fn crates_name_only_what_they_may() {
         "vhost",
         "vm_memory",
         "vmm_sys_util",
-        "plotters",
         "indicatif",
     ];
     let mut found = Vec::new();
@@ -407,7 +417,7 @@ fn crates_name_only_what_they_may() {
 
 #[test]
 fn the_pure_crates_have_no_std_and_no_unsafe_code() {
-    for name in ["engine", "vring"] {
+    for name in ["rules", "engine", "vring"] {
         let path = root().join(name).join("src/lib.rs");
         let text = std::fs::read_to_string(path).expect("a pure crate");
         assert!(text.contains("#![no_std]") && text.contains("#![forbid(unsafe_code)]"));
@@ -415,23 +425,47 @@ fn the_pure_crates_have_no_std_and_no_unsafe_code() {
 }
 
 #[test]
+fn the_daemon_does_not_know_the_lab() {
+    let mut found = Vec::new();
+    for source in rust() {
+        if !source.path.starts_with("host/src/") {
+            continue;
+        }
+        for (at, line) in source.code() {
+            for name in UNKNOWN_TO_THE_DAEMON {
+                if has_word(line, name) && line.contains(&format!("{name}::")) {
+                    found.push((source.path.clone(), format!("{at}: names {name}")));
+                }
+            }
+        }
+    }
+    let manifest = std::fs::read_to_string(root().join("host/Cargo.toml")).expect("a crate");
+    for line in manifest.lines() {
+        let key = line.split(['.', ' ', '=']).next().unwrap_or("");
+        if UNKNOWN_TO_THE_DAEMON.contains(&key.replace('-', "_").as_str()) {
+            found.push(("host/Cargo.toml".to_owned(), format!("depends on {key}")));
+        }
+    }
+    judge("daemon", found);
+}
+
+#[test]
 fn modules_do_not_name_strangers() {
     let mut found = Vec::new();
     for source in rust() {
-        let Some(inside) = source.path.strip_prefix("tenuto/src/") else {
+        let crates = ["host/src/", "lab/src/"];
+        let inside = crates.iter().find_map(|it| source.path.strip_prefix(it));
+        let Some(inside) = inside else {
             continue;
         };
-        let module = inside
-            .split('/')
-            .next()
-            .unwrap_or("")
-            .trim_end_matches(".rs");
-        let mut strangers = vec!["main"];
-        if !["cli", "main", "lib"].contains(&module) {
-            strangers.push("cli");
-        }
+        let in_cli = inside.starts_with("cli");
+        let mut strangers = match in_cli || inside == "lib.rs" {
+            true => vec![],
+            false => vec!["cli"],
+        };
         for (name, list) in STRANGERS {
-            if *name == module || inside.starts_with(&format!("{name}/")) {
+            let file = source.path.strip_suffix(".rs").unwrap_or(&source.path);
+            if *name == file || source.path.starts_with(&format!("{name}/")) {
                 strangers.extend_from_slice(list);
             }
         }
@@ -442,10 +476,10 @@ fn modules_do_not_name_strangers() {
             {
                 found.push((source.path.clone(), format!("{at}: names {stranger}")));
             }
-            if module != "cli" && has_word(line, "sim") && line.contains("sim::") {
+            if !in_cli && has_word(line, "sim") && line.contains("sim::") {
                 found.push((source.path.clone(), format!("{at}: names the simulator")));
             }
-            if module == "frontend" && has_word(line, "Policy") {
+            if inside.starts_with("frontend/") && has_word(line, "Policy") {
                 found.push((source.path.clone(), format!("{at}: names a policy")));
             }
             if inside.starts_with("frontend/vhost_user/") && line.contains("engine::") {
@@ -461,10 +495,13 @@ fn the_data_path_has_no_clock_and_no_thread() {
     let mut found = Vec::new();
     for source in rust() {
         let product = [
+            "rules/src/",
             "engine/src/",
             "vring/src/",
             "workload/src/",
             "sim/src/",
+            "host/src/",
+            "lab/src/",
             "tenuto/src/",
         ];
         let allowed = CLOCKS_AND_THREADS
@@ -849,7 +886,7 @@ fn files_named_in_the_documents_exist() {
 
 #[test]
 fn vendored_files_are_what_was_published() {
-    let place = root().join("tenuto/src/admin/page");
+    let place = root().join("host/src/admin/page");
     let output = Command::new("sha256sum")
         .args(["--check", "--strict", "SHA256SUMS"])
         .current_dir(&place)
@@ -907,7 +944,7 @@ fn every_refusal_and_every_damage_has_its_line_in_the_operations() {
     let mut missing = Vec::new();
     for source in rust()
         .iter()
-        .filter(|source| source.path != "tenuto/src/error.rs")
+        .filter(|source| source.path != "host/src/error.rs")
     {
         for message in messages(source) {
             count += 1;

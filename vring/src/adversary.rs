@@ -5,27 +5,7 @@
 //! carries nothing of it; the switch is one for the process. Deliberately absent: gates, and the
 //! rules of the engine, which has its own.
 
-#[cfg(feature = "adversary")]
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-
-macro_rules! list {
-    ($(#[$about:meta])* $name:ident { $(#[doc = $what:literal] $item:ident,)* }) => {
-        $(#[$about])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-        pub enum $name { $(#[doc = $what] $item,)* }
-
-        impl $name {
-            pub const ALL: &[$name] = &[$($name::$item,)*];
-
-            /// The line about it.
-            pub const fn what(self) -> &'static str {
-                match self { $($name::$item => $what,)* }
-            }
-        }
-    };
-}
-
-list! {
+rules::list! {
     /// A rule that is broken, with the rule of the design before the colon.
     Bug {
         /// 5.2.1: a head that a repair has found ended is run again all the same.
@@ -42,7 +22,7 @@ list! {
 }
 
 #[cfg(feature = "adversary")]
-static BROKEN: AtomicUsize = AtomicUsize::new(usize::MAX);
+static BROKEN: rules::Switch = rules::Switch::new();
 
 /// Whether this rule is broken at the moment.
 #[cfg(not(feature = "adversary"))]
@@ -54,11 +34,11 @@ pub const fn has(_: Bug) -> bool {
 /// Whether this rule is broken at the moment.
 #[cfg(feature = "adversary")]
 pub fn has(bug: Bug) -> bool {
-    BROKEN.load(Relaxed) == bug as usize
+    BROKEN.is_set(bug as usize)
 }
 
 /// Breaks this rule and keeps all others.
 #[cfg(feature = "adversary")]
 pub fn break_rule(bug: Option<Bug>) {
-    BROKEN.store(bug.map_or(usize::MAX, |bug| bug as usize), Relaxed);
+    BROKEN.set(bug.map(|bug| bug as usize));
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{BUFFERS, GUEST_BYTES, Random, segment};
+use common::{BUFFERS, GUEST_BYTES, segment};
 use vring::block::{
     Command, DISCARD, Disk, FLUSH, GET_ID, IN, OUT, Parsed, RangeLimits, Scratch, SectorRange,
     Status, WRITE_ZEROES,
@@ -11,6 +11,7 @@ use vring::block::{
 use vring::chain::Chain;
 use vring::config::{self, Config, ConfigError, Hints};
 use vring::memory::{Address, Bytes, Memory, Segment};
+use workload::rng::Rng;
 
 const CAPACITY: u64 = 100_000;
 const WRITABLE: u64 = BUFFERS + 0x10000;
@@ -51,7 +52,7 @@ fn range(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
 }
 
 /// Cuts bytes that lie in one piece into segments; the same bytes, differently framed.
-fn cut(random: &mut Random, at: u64, bytes: u64, pieces: u64) -> Vec<Segment> {
+fn cut(random: &mut Rng, at: u64, bytes: u64, pieces: u64) -> Vec<Segment> {
     let mut cuts: Vec<u64> = (1..pieces).map(|_| random.below(bytes + 1)).collect();
     cuts.extend([0, bytes]);
     cuts.sort_unstable();
@@ -114,7 +115,7 @@ fn ask(disk: &Disk, readable: &[u8], writable: u64) -> Outcome {
     guest.write(Address(BUFFERS), readable).expect("inside");
     let mut whole = None;
     for seed in 0..40 {
-        let random = &mut Random(seed);
+        let random = &mut Rng::new(seed);
         let pieces = if seed == 0 { 1 } else { 1 + random.below(9) };
         let out = cut(random, BUFFERS, readable.len() as u64, pieces);
         let into = cut(random, WRITABLE, writable, pieces);

@@ -3,11 +3,12 @@
 
 mod common;
 
-use common::{BUFFERS, GUEST_BYTES, Pair, QUEUE, Random, TABLES, plus, segment, setup};
+use common::{BUFFERS, GUEST_BYTES, Pair, QUEUE, TABLES, plus, segment, setup};
 use vring::chain::{Batch, INDIRECT, NEXT, WRITE};
 use vring::memory::{Address, Bytes, Memory, Outside};
 use vring::rings::Shared;
 use vring::split::Broken;
+use workload::rng::Rng;
 
 /// A pair whose guest offers what `descriptors` say, at head 0.
 fn offered(descriptors: &[(u64, u32, u16, u16)], indirect: bool) -> Pair {
@@ -187,7 +188,7 @@ fn a_ring_whose_memory_went_away_under_its_requests_comes_to_an_end() {
 }
 
 /// Memory that is different at each look: what is read twice is not the same.
-struct Restless<'a>(&'a Bytes, std::cell::RefCell<Random>);
+struct Restless<'a>(&'a Bytes, std::cell::RefCell<Rng>);
 
 impl Restless<'_> {
     /// Damages a few bytes of tables, rings or region, mostly by small numbers.
@@ -197,7 +198,7 @@ impl Restless<'_> {
             return;
         }
         let near = [0x4000, 0x5000, 0x6000, TABLES][random.below(4) as usize];
-        let value = [random.next() as u8, random.below(9) as u8][random.below(2) as usize];
+        let value = [random.word() as u8, random.below(9) as u8][random.below(2) as usize];
         let at = Address(near + random.below(160));
         self.0.store_u8(at, value).expect("inside");
     }
@@ -235,15 +236,15 @@ impl Memory for Restless<'_> {
 fn a_guest_that_changes_everything_at_any_moment_breaks_its_own_ring_only() {
     let (mut broken, mut whole) = (0, 0);
     for seed in 0..3000 {
-        let random = &mut Random(seed);
+        let random = &mut Rng::new(seed);
         let mut pair = Pair::new(setup(0, 8, seed & 1 == 1, seed & 2 == 2), seed as u16);
         let mut running = Vec::new();
         for _ in 0..60 {
-            let table = random.flag().then_some(Address(TABLES));
+            let table = random.chance(500).then_some(Address(TABLES));
             let parts = [segment(BUFFERS, 9), segment(BUFFERS + 9, 9)];
             let _ = pair.driver.offer(&pair.guest, &parts, &parts, table);
             let _ = pair.driver.show(&pair.guest);
-            let memory = Restless(&pair.guest, Random(random.next()).into());
+            let memory = Restless(&pair.guest, Rng::new(random.word()).into());
             let shared = Shared {
                 guest: &memory,
                 region: &pair.region,
@@ -260,7 +261,7 @@ fn a_guest_that_changes_everything_at_any_moment_breaks_its_own_ring_only() {
                 }
                 running.push(taken.head);
             }
-            if random.flag() {
+            if random.chance(500) {
                 for head in running.drain(..) {
                     pair.rings.complete(QUEUE, head, 0);
                 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{BUFFERS, GUEST_BYTES, Pair, QUEUE, Random, TABLES, plus, segment, setup};
+use common::{BUFFERS, GUEST_BYTES, Pair, QUEUE, TABLES, plus, segment, setup};
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use vring::Head;
@@ -12,11 +12,12 @@ use vring::driver::Driver;
 use vring::memory::{Address, Bytes, Memory, Outside, Segment};
 use vring::rings::Shared;
 use vring::split::SetupError;
+use workload::rng::Rng;
 
 type Lists = (Vec<Segment>, Vec<Segment>);
 
 /// A few segments, some without bytes, none where the ring lies.
-fn lists(random: &mut Random, longest: u64) -> Lists {
+fn lists(random: &mut Rng, longest: u64) -> Lists {
     let mut list = |count| -> Vec<Segment> {
         (0..count)
             .map(|_| {
@@ -36,7 +37,7 @@ fn with_bytes(list: &[Segment]) -> Vec<Segment> {
 /// Takes what there is, in batches of any size, and holds it against what was offered.
 fn take_and_compare(
     pair: &mut Pair,
-    random: &mut Random,
+    random: &mut Rng,
     offered: &mut VecDeque<(Head, Lists)>,
     running: &mut Vec<Head>,
 ) {
@@ -58,10 +59,10 @@ fn take_and_compare(
 }
 
 fn drive(seed: u64) {
-    let random = &mut Random(seed);
+    let random = &mut Rng::new(seed);
     let (event_idx, indirect) = (seed & 1 == 1, seed & 2 == 2);
     let size = 4 << random.below(5);
-    let base = random.next() as u16;
+    let base = random.word() as u16;
     let mut pair = Pair::new(setup(0, size, event_idx, indirect), base);
     let mut offered = VecDeque::new();
     let mut running: Vec<Head> = Vec::new();
@@ -71,7 +72,7 @@ fn drive(seed: u64) {
             0 => {
                 let longest = 1 + random.below(size.into());
                 let lists = lists(random, longest);
-                let table = (indirect && random.flag())
+                let table = (indirect && random.chance(500))
                     .then_some(Address(TABLES + step % 64 * 16 * u64::from(size)));
                 let head = pair
                     .driver
@@ -87,13 +88,13 @@ fn drive(seed: u64) {
             1 => {
                 for _ in 0..random.below(4).min(running.len() as u64) {
                     let head = running.swap_remove(random.below(running.len() as u64) as usize);
-                    written.insert(head.0, random.next() as u32);
+                    written.insert(head.0, random.word() as u32);
                     pair.rings.complete(QUEUE, head, written[&head.0]);
                 }
             }
             2 => {
                 // A guest that looks by itself finds it before the host asks about interrupts.
-                match random.flag() {
+                match random.chance(500) {
                     true => pair.show(),
                     false => drop(pair.publish()),
                 }

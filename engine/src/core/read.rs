@@ -107,16 +107,7 @@ impl Core {
         let span = Span::new(sector, sectors);
         if !volume.serves() {
             let kind = WaitKind::Read { span, buffer };
-            self.wait(
-                cx,
-                id,
-                Waiting {
-                    request,
-                    kind,
-                    since: cx.now,
-                    due: Time(0),
-                },
-            );
+            self.wait(cx, id, Waiting::new(request, kind, cx.now));
             return;
         }
         self.start_read(cx, id, request, span, buffer, cx.now);

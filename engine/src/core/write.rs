@@ -58,16 +58,7 @@ impl Core {
             fua,
             tag,
         };
-        self.take_or_wait(
-            cx,
-            id,
-            Waiting {
-                request,
-                kind,
-                since: cx.now,
-                due: Time(0),
-            },
-        );
+        self.take_or_wait(cx, id, Waiting::new(request, kind, cx.now));
     }
 
     pub(super) fn zero(
@@ -89,16 +80,7 @@ impl Core {
             fua,
             allocate,
         };
-        self.take_or_wait(
-            cx,
-            id,
-            Waiting {
-                request,
-                kind,
-                since: cx.now,
-                due: Time(0),
-            },
-        );
+        self.take_or_wait(cx, id, Waiting::new(request, kind, cx.now));
     }
 
     /// The origin had to write these zeroes; it is not asked to do so for a mere hint again.
@@ -143,16 +125,7 @@ impl Core {
             return;
         }
         if !volume.serves() {
-            self.wait(
-                cx,
-                id,
-                Waiting {
-                    request,
-                    kind: WaitKind::Flush,
-                    since: cx.now,
-                    due: Time(0),
-                },
-            );
+            self.wait(cx, id, Waiting::new(request, WaitKind::Flush, cx.now));
             return;
         }
         self.start_flush(cx, id, request);

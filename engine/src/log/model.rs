@@ -21,6 +21,7 @@ use crate::types::{
 use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
+use workload::rng::Rng;
 
 pub(super) const GEOMETRY: Geometry = Geometry {
     chunk_blocks: 8,
@@ -33,16 +34,6 @@ const PIECES: u64 = 10;
 const BLOCKS_MAX: u64 = 5;
 const STEPS: u64 = 12_000;
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        let next = self.0.wrapping_mul(6364136223846793005);
-        self.0 = next.wrapping_add(1442695040888963407);
-        (self.0 >> 33) % bound
-    }
-}
-
 /// Something appended that nothing has replaced.
 struct Living {
     piece: Piece,
@@ -51,7 +42,7 @@ struct Living {
 }
 
 pub(super) struct Model {
-    random: Random,
+    random: Rng,
     pub(super) now: Time,
     pub(super) log: Log,
     pub(super) memory: Bytes,
@@ -116,7 +107,7 @@ impl Model {
         let scratch = 256 * BLOCK_BYTES + PIECES * GEOMETRY.chunk_bytes();
         let device = vec![0; (LOG_AT + GEOMETRY.log_bytes()) as usize];
         Model {
-            random: Random(seed),
+            random: Rng::new(seed),
             now: Time(1),
             log,
             memory: Bytes {

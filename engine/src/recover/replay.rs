@@ -398,13 +398,8 @@ mod tests {
     /// What a map of sectors says after these entries, each of one content, taken one by one.
     #[test]
     fn entries_taken_together_lie_as_if_they_had_been_taken_one_by_one() {
-        let mut random = 0x2545_f491_4f6c_dd1d_u64;
-        let mut below = |limit: u64| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            random % limit
-        };
+        let mut rng = workload::rng::Rng::new(1);
+        let mut below = |limit: u64| rng.below(limit);
         for round in 0..200 {
             let mut volume = volume(0, Policy::WriteBack, 1).expect("made");
             let places = 1 + below(400);

@@ -3,13 +3,14 @@
 //! Always true: where a file lies is found by its bytes in the image, by no program that knows
 //! NTFS. Images are made by the programs of ntfs-3g, without a mount where that is possible.
 
-use super::{directory, document, have, random, run, run_in, skip};
+use super::{directory, document, have, run, run_in, skip};
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io::{Seek, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use workload::rng::Rng;
 
 const CLUSTER: usize = 4096;
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -20,8 +21,9 @@ const READERS: [&str; 3] = ["partx", "prlimit", "fiwalk"];
 const MAKERS: [&str; 2] = ["mkntfs", "ntfscp"];
 
 fn bytes(seed: u64, count: usize) -> Vec<u8> {
-    let mut state = seed;
-    (0..count).map(|_| random(&mut state) as u8).collect()
+    let mut bytes = vec![0; count];
+    Rng::new(seed).fill(&mut bytes);
+    bytes
 }
 
 fn makes(test: &str, more: &[&str]) -> bool {
@@ -268,7 +270,7 @@ fn directories_holes_and_second_names_of_an_ntfs_image_are_known() {
 
 /// Zeroes, bits or whole records, in the boot sector, in the table of files or anywhere.
 fn damage(image: &mut [u8], seed: u64) {
-    let mut state = seed << 20 | 1;
+    let mut rng = Rng::new(seed);
     let table = image[0x30..0x38].try_into().expect("eight bytes");
     let table = u64::from_le_bytes(table) as usize * CLUSTER;
     let (first, end) = match seed % 4 {
@@ -278,7 +280,7 @@ fn damage(image: &mut [u8], seed: u64) {
         2 => (table, table + (128 << 10)),
         _ => (11, image.len()),
     };
-    let mut below = |bound: usize| random(&mut state) as usize % bound;
+    let mut below = |bound: usize| rng.below(bound as u64) as usize;
     for _ in 0..[1, 4, 30, 300][below(4)] {
         let at = first + below(end - first);
         match below(4) {

@@ -4,13 +4,13 @@
 //! configuration of the machine that is named, and notes its process.
 
 use crate::common::agents::{Side, long_replay, whoever_goes_away_ends_it_on_all};
-use crate::common::random::Random;
 use crate::common::{Daemon, Rig, seed};
 use serde_json::Value;
 use std::fmt::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
+use workload::rng::Rng;
 
 const BYTES: u64 = 64 << 20;
 
@@ -96,7 +96,7 @@ impl Machines {
 
 /// Three disks, whose requests meet.
 fn trace(rig: &Rig, seed: u64) -> PathBuf {
-    let mut random = Random::new(seed);
+    let mut random = Rng::new(seed);
     let (mut text, mut ticks) = (String::new(), 0);
     for at in 0..6000 {
         ticks += random.below(100_000);

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::common::nbd::{
     Allocation, CMD_TRIM, CMD_WRITE_ZEROES, Client, FLAG_NO_HOLE, Mapper, STATE_ZERO,
 };
-use crate::common::random::Random;
 use crate::common::{Rig, have, run, seed};
+use workload::rng::Rng;
 
 const BYTES: u64 = 32 << 20;
 
@@ -95,7 +95,7 @@ fn nbdcopy_brings_an_image_in_and_out_unchanged() {
         let daemon = rig.serve();
         let (from, back) = (rig.dir.join("from.img"), rig.dir.join("back.img"));
         let mut bytes = vec![0; BYTES as usize];
-        Random::new(seed(12)).fill(&mut bytes[1 << 20..9 << 20]);
+        Rng::new(seed(12)).fill(&mut bytes[1 << 20..9 << 20]);
         std::fs::write(&from, &bytes).unwrap();
         run("nbdcopy", &["--flush", &from.to_string_lossy(), &uri(&rig)]);
         std::fs::File::create(&back)
@@ -113,7 +113,7 @@ fn nbdcopy_brings_an_image_in_and_out_unchanged() {
 
 /// What `qemu-io` is asked to do, chosen at random: unaligned reads, writes, FUA and flushes, and
 /// zeroes where the driver between can do them.
-fn random_commands(random: &mut Random, count: usize, zeroes: bool) -> Vec<String> {
+fn random_commands(random: &mut Rng, count: usize, zeroes: bool) -> Vec<String> {
     let mut commands = Vec::new();
     for _ in 0..count {
         let length = 1 + random.below(200_000);
@@ -150,7 +150,7 @@ fn qemu_io_sees_the_same_bytes_as_in_a_raw_file() {
     ) {
         return;
     }
-    let mut random = Random::new(seed(13));
+    let mut random = Rng::new(seed(13));
     for policy in ["uncached", "write-back", "ephemeral"] {
         let rig = with_volume(policy);
         let daemon = rig.serve();
@@ -310,7 +310,7 @@ fn block_status_shows_what_is_allocated() {
         file.sync_all().unwrap();
         let mut model = std::fs::read(&image).unwrap();
         let mut daemon = rig.serve();
-        let mut random = Random::new(seed(14));
+        let mut random = Rng::new(seed(14));
         for round in 0..4 {
             change(&mut rig.connect("disk"), &mut random, &mut model);
             check_maps(&rig, policy, &model);
@@ -332,7 +332,7 @@ fn block_status_shows_what_is_allocated() {
 
 /// Writes, zeroes and discards in the first half of the volume, a discard of what the image had,
 /// and one large write.
-fn change(client: &mut Client, random: &mut Random, model: &mut [u8]) {
+fn change(client: &mut Client, random: &mut Rng, model: &mut [u8]) {
     let mut zero = |client: &mut Client, command, flags, at: u64, length: u64| {
         assert_eq!(client.command(command, flags, at, length as u32), 0);
         model[at as usize..(at + length) as usize].fill(0);

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::common::marks::Marks;
-use crate::common::random::Random;
 use crate::common::{EXIT_REFUSED, Rig, nbd, seed, text_of};
+use workload::rng::Rng;
 
 const BYTES: usize = 16 << 20;
 /// Marks of the kill drill: destage and ledger, journal write, journal apply, checkpoint.
@@ -22,7 +22,7 @@ fn image(rig: &Rig, name: &str) -> Vec<u8> {
 }
 
 /// What a guest does to its disk, and to `disk` in the same way.
-fn scribble(client: &mut nbd::Client, disk: &mut [u8], random: &mut Random) {
+fn scribble(client: &mut nbd::Client, disk: &mut [u8], random: &mut Rng) {
     for _ in 0..150 {
         let length = 512 * (1 + random.below(16)) as usize;
         let at = 512 * random.below((BYTES - length) as u64 / 512) as usize;
@@ -82,7 +82,7 @@ fn a_committed_overlay_is_the_content_of_its_image() {
     let mut client = rig.connect("clone");
     // Into the caches of the image as it was.
     assert_eq!(client.read(5 << 20, 65_536), disk[5 << 20..][..65_536]);
-    scribble(&mut client, &mut disk, &mut Random::new(seed(1)));
+    scribble(&mut client, &mut disk, &mut Rng::new(seed(1)));
     client.disconnect();
     rig.gone_clients("clone");
     let before = rig.show("clone")["generation"].as_u64();
@@ -168,7 +168,7 @@ fn a_commit_is_refused_where_others_would_see_it() {
 
 /// One commit that is killed in the middle of the nth piece of work of a kind. Returns whether the
 /// image was changed.
-fn killed_in(phase: u64, nth: u64, random: &mut Random) -> bool {
+fn killed_in(phase: u64, nth: u64, random: &mut Rng) -> bool {
     let mut rig = Rig::new();
     let before = image(&rig, "base.img");
     let mut after = before.clone();
@@ -220,7 +220,7 @@ fn killed_in(phase: u64, nth: u64, random: &mut Random) -> bool {
 /// Fails when: a pending journal is not finished before its volume is served (`SkipReplay`).
 #[test]
 fn a_commit_that_is_killed_is_whole_or_not_at_all() {
-    let mut random = Random::new(seed(2));
+    let mut random = Rng::new(seed(2));
     let mut outcomes = [0, 0];
     for phase in PHASES {
         for nth in [1, 2, 3, 4, 6] {

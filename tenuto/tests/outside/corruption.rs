@@ -21,7 +21,6 @@ use workload::stamp::{self, SECTOR_BYTES};
 use crate::common::anatomy::{self, Part, fields};
 use crate::common::history::History;
 use crate::common::nbd::Client;
-use crate::common::random::Random;
 use crate::common::scene::{
     ATOMIC, CACHE, OVERLAY, SECTORS, Scene, Script, Stage, Volume, image_name,
 };
@@ -30,6 +29,7 @@ use crate::common::{
     EXIT_DAMAGE, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, count, may_mount, seed,
     wait_until,
 };
+use workload::rng::Rng;
 
 /// Room for clean blocks beside what is dirty.
 const SEGMENTS: u32 = 32;
@@ -558,7 +558,7 @@ fn fields_of(part: &Part) -> Vec<anatomy::Field> {
     .collect()
 }
 
-fn cases(state: &State, seen: &mut Vec<&'static str>, random: &mut Random) -> Vec<Case> {
+fn cases(state: &State, seen: &mut Vec<&'static str>, random: &mut Rng) -> Vec<Case> {
     let mut cases = Vec::new();
     for (place, parts) in parts(state) {
         for Chosen { part, twin, fields } in chosen(&parts) {
@@ -655,7 +655,7 @@ fn no_damage_to_any_structure_is_ever_wrong_data() {
     let (seed, start) = (seed(25), Instant::now());
     let scene = scene();
     let states = states(&scene, seed);
-    let mut random = Random::new(seed);
+    let mut random = Rng::new(seed);
     let (mut table, mut wrong, mut seen) = (Table::new(), Vec::new(), Vec::new());
     let (mut tried, mut made) = (0u64, 0u64);
     let step = count("TENUTO_CORRUPTION_STEP", 1);

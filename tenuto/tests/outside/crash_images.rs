@@ -12,12 +12,12 @@ use std::time::Instant;
 use workload::check::{Crash, Model};
 
 use crate::common::history::History;
-use crate::common::random::Random;
 use crate::common::scene::{
     ATOMIC, CACHE, IN_PLACE, OVERLAY, Scene, Script, THROUGH, UNCACHED, Volume,
 };
 use crate::common::shelf::{Change, Image, Loss, Tape, apply};
 use crate::common::{Daemon, count, may_mount, seed, text_of};
+use workload::rng::Rng;
 
 /// Rounds of the load: with fewer the log does not begin anew.
 const ROUNDS: u64 = 14;
@@ -126,7 +126,7 @@ struct Counts {
 /// All prefixes, or each of so many, and torn images; the first promise that is broken.
 fn try_images(scene: &Scene, recorded: &Recorded, seed: u64) -> (Counts, Result<(), String>) {
     let mut counts = Counts::default();
-    let mut random = Random::new(seed);
+    let mut random = Rng::new(seed);
     let lines = recorded.tape.log.len();
     let mut image = recorded.tape.start.clone();
     for upto in 0..=lines {
@@ -198,7 +198,7 @@ fn is_seen_without(sync: &str, seed: u64) {
         .env("TENUTO_MARKS", marks.to_str().expect("a plain path"));
     let recorded = record(&scene, seed, ROUNDS);
     scene.rig.env("TENUTO_DRILL_SKIP_SYNC", "");
-    let mut random = Random::new(seed);
+    let mut random = Rng::new(seed);
     let lines = recorded.tape.log.len() as u64;
     for tried in 1..=IMAGES_TO_SEE_IT {
         let upto = 1 + random.below(lines) as usize;

@@ -3,13 +3,13 @@
 //! What it wrote must be read back, in each way of waiting and over several queues; what was in
 //! flight when the daemon was killed must be answered by the next one.
 
-use crate::common::random::Random;
 use crate::common::{Background, Rig, have, wait_until};
+use lab::vhost_client::{Client, ClientError, Options, Request, Wait};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tenuto::vhost_client::{Client, ClientError, Options, Request, Wait};
 use vring::block::SectorRange;
 use vring::config;
+use workload::rng::Rng;
 
 const DISK_BYTES: u64 = 64 << 20;
 const BLOCK: usize = 4096;
@@ -29,7 +29,7 @@ fn options(queues: u16, wait: Wait) -> Options {
 /// Each block says where it is, and how often it was written.
 fn block(number: u64, version: u64) -> Vec<u8> {
     let mut bytes = vec![0; BLOCK];
-    Random::new(number << 8 | version).fill(&mut bytes);
+    Rng::new(number << 8 | version).fill(&mut bytes);
     bytes
 }
 
@@ -213,7 +213,7 @@ fn no_kick_is_lost_however_soon_the_next_request_comes() {
     let (rig, socket) = rig();
     let _daemon = rig.serve();
     let mut client = Client::connect(&socket, options(2, Wait::Polling)).unwrap();
-    let mut random = Random::new(1);
+    let mut random = Rng::new(1);
     for round in 0..30_000 {
         if random.below(50) == 0 {
             // The daemon has gone to sleep, or is about to.

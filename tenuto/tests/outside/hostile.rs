@@ -10,8 +10,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::common::nbd::{self, Client};
-use crate::common::random::Random;
 use crate::common::{Daemon, Rig, count, seed, wait_until};
+use workload::rng::Rng;
 
 const BYTES: u64 = 16 << 20;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -389,7 +389,7 @@ fn ten_thousand_connections_opened_and_dropped_leave_nothing_behind() {
 #[test]
 fn random_bytes_never_end_the_daemon() {
     let arena = Arena::new();
-    let mut random = Random::new(seed(11));
+    let mut random = Rng::new(seed(11));
     for round in 0..count("TENUTO_HOSTILE_ROUNDS", 400) {
         let mut bytes = vec![0; 1 + random.below(600) as usize];
         random.fill(&mut bytes);

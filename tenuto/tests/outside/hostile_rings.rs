@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::common::front_end::*;
-use crate::common::random::Random;
 use crate::common::{Daemon, Rig, SetWhenDropped, count, seed, wait_until};
+use workload::rng::Rng;
 
 const BYTES: u64 = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -69,7 +69,7 @@ impl Arena {
     }
 
     /// The attacked volume serves whoever keeps the rules.
-    fn is_served(&self, random: &mut Random) {
+    fn is_served(&self, random: &mut Rng) {
         let mut client = Polite::connect(&self.socket("disk")).expect("the volume is served");
         let mut bytes = vec![0; 8192];
         random.fill(&mut bytes);
@@ -83,7 +83,7 @@ impl Arena {
 
 /// Works on with every byte checked until the flag is set; how many rounds it made.
 fn work_in_peace(done: &AtomicBool, rounds: &AtomicU64, mut round: impl FnMut(u64, &[u8])) {
-    let mut random = Random::new(5);
+    let mut random = Rng::new(5);
     while !done.load(Ordering::SeqCst) {
         let mut bytes = vec![0; 512 * (1 + random.below(16) as usize)];
         random.fill(&mut bytes);
@@ -212,7 +212,7 @@ impl Attack {
 }
 
 /// Chains that are none: each must be told as the breach of a rule.
-fn no_chain(attack: &mut Attack, random: &mut Random) -> &'static str {
+fn no_chain(attack: &mut Attack, random: &mut Rng) -> &'static str {
     let some = 1 + random.below(7) as u16;
     let beyond = SIZE + random.below(u64::from(u16::MAX - SIZE)) as u16;
     match random.below(13) {
@@ -280,7 +280,7 @@ fn no_chain(attack: &mut Attack, random: &mut Random) -> &'static str {
 }
 
 /// Good chains with a request that is wrong; the place of its status byte.
-fn bad_request(attack: &mut Attack, random: &mut Random) -> (&'static str, u64) {
+fn bad_request(attack: &mut Attack, random: &mut Rng) -> (&'static str, u64) {
     let sectors = BYTES / 512;
     let far = [sectors, sectors + 1, u64::MAX, u64::MAX - 7, 1 << 62][random.below(5) as usize];
     let into = random.below(2) == 0;
@@ -334,7 +334,7 @@ fn bad_request(attack: &mut Attack, random: &mut Random) -> (&'static str, u64) 
             let kind = [DISCARD, WRITE_ZEROES][random.below(2) as usize];
             let count = [0, 1, 33][random.below(3) as usize];
             let mut range = far.to_le_bytes().to_vec();
-            range.extend((random.next() as u32).to_le_bytes());
+            range.extend((random.word() as u32).to_le_bytes());
             range.extend((random.below(4) as u32 | 2).to_le_bytes());
             attack.ram.write(DATA, &range.repeat(count.max(1)));
             let data = [(DATA, 16 * count as u32, false)];
@@ -344,11 +344,11 @@ fn bad_request(attack: &mut Attack, random: &mut Random) -> (&'static str, u64) 
 }
 
 /// Anything in table and available half, mostly small numbers that point at each other.
-fn garbage(attack: &mut Attack, random: &mut Random) {
+fn garbage(attack: &mut Attack, random: &mut Rng) {
     for at in 0..SIZE {
         let flags = random.below(8) as u16;
         let place = match random.below(8) {
-            0 => random.next(),
+            0 => random.word(),
             1 => MEMORY - random.below(600),
             // The rings themselves.
             2 => random.below(TABLES),
@@ -357,7 +357,7 @@ fn garbage(attack: &mut Attack, random: &mut Random) {
             _ => DATA + 512 * random.below(1000),
         };
         let bytes = match random.below(8) {
-            0 => random.next() as u32,
+            0 => random.word() as u32,
             1 => 0,
             2 => 1,
             3 => 16,
@@ -383,7 +383,7 @@ fn garbage(attack: &mut Attack, random: &mut Random) {
 }
 
 /// A ring full of good requests that take a while.
-fn full_of_requests(attack: &mut Attack, random: &mut Random, at: u64) {
+fn full_of_requests(attack: &mut Attack, random: &mut Rng, at: u64) {
     for _ in 0..SIZE / 3 {
         let into = random.below(2) == 0;
         let kind = if into { IN } else { OUT };
@@ -394,7 +394,7 @@ fn full_of_requests(attack: &mut Attack, random: &mut Random, at: u64) {
 }
 
 /// Somebody writes into everything while it is used, and kicks.
-fn restless(attack: &mut Attack, random: &mut Random) {
+fn restless(attack: &mut Attack, random: &mut Rng) {
     full_of_requests(attack, random, DATA);
     for _ in 0..200 {
         let near = [
@@ -406,7 +406,7 @@ fn restless(attack: &mut Attack, random: &mut Random) {
             HEADERS,
         ];
         let at = near[random.below(6) as usize] + random.below(1100);
-        let value = [random.next() as u8, random.below(9) as u8][random.below(2) as usize];
+        let value = [random.word() as u8, random.below(9) as u8][random.below(2) as usize];
         attack.ram.write(at, &[value]);
         if random.below(8) == 0 {
             attack.requests = attack.requests.wrapping_add(random.below(9) as u16);
@@ -416,7 +416,7 @@ fn restless(attack: &mut Attack, random: &mut Random) {
 }
 
 /// Memory that goes while requests use it.
-fn removed(attack: &mut Attack, random: &mut Random) {
+fn removed(attack: &mut Attack, random: &mut Rng) {
     let far = Ram::new(MEMORY);
     assert!(attack.front.add(&far, FAR).expect("add memory"));
     full_of_requests(attack, random, FAR);
@@ -444,14 +444,14 @@ fn removed(attack: &mut Attack, random: &mut Random) {
     }
 }
 
-fn full_again(attack: &mut Attack, random: &mut Random) {
+fn full_again(attack: &mut Attack, random: &mut Rng) {
     attack.ring.answered(&attack.ram, attack.requests);
     attack.descriptors = 0;
     full_of_requests(attack, random, DATA);
 }
 
 /// The file of the memory shrinks while requests use it.
-fn shrunk(attack: &mut Attack, random: &mut Random) {
+fn shrunk(attack: &mut Attack, random: &mut Rng) {
     full_of_requests(attack, random, DATA);
     let left = [0, 4096, DATA, DATA + 4096][random.below(4) as usize];
     attack.ram.file.set_len(left).expect("shrink the memory");
@@ -461,7 +461,7 @@ fn shrunk(attack: &mut Attack, random: &mut Random) {
 }
 
 /// Kicks without end, some of which the guest takes away again.
-fn storm(attack: &mut Attack, random: &mut Random) {
+fn storm(attack: &mut Attack, random: &mut Rng) {
     full_of_requests(attack, random, DATA);
     for _ in 0..2000 {
         match random.below(3) {
@@ -473,11 +473,11 @@ fn storm(attack: &mut Attack, random: &mut Random) {
 }
 
 /// Rings of sizes that are none, or that hardly are.
-fn sizes(arena: &Arena, random: &mut Random) {
+fn sizes(arena: &Arena, random: &mut Rng) {
     let front = FrontEnd::connect(&arena.socket("disk")).expect("connect");
     let ram = Ram::new(8 << 20);
     assert!(front.share(&[(&ram, 0)]).expect("share memory"));
-    for size in [0, 3, 48, 65_535, 65_536, u32::MAX, random.next() as u32 | 3] {
+    for size in [0, 3, 48, 65_535, 65_536, u32::MAX, random.word() as u32 | 3] {
         let taken = front.set_size(0, size).expect("an answer");
         assert!(!taken, "a ring of {size}");
     }
@@ -499,7 +499,7 @@ fn sizes(arena: &Arena, random: &mut Random) {
 }
 
 /// One case of those that make up most of the test.
-fn case(arena: &Arena, number: u64, random: &mut Random) {
+fn case(arena: &Arena, number: u64, random: &mut Rng) {
     if number % 40 == 39 {
         return sizes(arena, random);
     }
@@ -558,7 +558,7 @@ fn guests_that_break_every_rule_of_their_rings_disturb_nobody_and_are_told() {
         });
         let mut before = None;
         for number in 0..cases {
-            let mut random = Random::new(seed << 32 | number);
+            let mut random = Rng::new(seed << 32 | number);
             case(&arena, number, &mut random);
             if number % 100 == 99 {
                 arena.is_served(&mut random);
@@ -577,7 +577,7 @@ fn guests_that_break_every_rule_of_their_rings_disturb_nobody_and_are_told() {
     let rounds = rounds.map(AtomicU64::into_inner);
     assert!(rounds.iter().all(|rounds| *rounds > 0), "{rounds:?}");
     assert!(arena.daemon.is_alive());
-    arena.is_served(&mut Random::new(seed));
+    arena.is_served(&mut Rng::new(seed));
     let log = arena.daemon.stop();
     assert!(!log.contains("panicked"), "{log}");
 }
@@ -614,7 +614,7 @@ fn events_that_nobody_takes_cost_no_more_than_one_signal_each() {
     wait_until("descriptors are given back", PATIENCE, || {
         arena.daemon.descriptors() <= descriptors + 8
     });
-    arena.is_served(&mut Random::new(1));
+    arena.is_served(&mut Rng::new(1));
     arena.daemon.stop();
 }
 
@@ -672,6 +672,6 @@ fn rings_of_the_largest_size_are_served_to_their_last_request() {
     assert!(answers.iter().all(|status| *status == 0));
     rings.iter().for_each(|ring| drop(front.stop(ring.queue)));
     drop(front);
-    arena.is_served(&mut Random::new(1));
+    arena.is_served(&mut Rng::new(1));
     arena.daemon.stop();
 }

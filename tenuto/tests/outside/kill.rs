@@ -12,8 +12,8 @@ use workload::check::{Crash, Promise};
 
 use crate::common::load::{End, Load, Mix};
 use crate::common::marks::{Marks, PHASES};
-use crate::common::random::Random;
 use crate::common::{Rig, SetWhenDropped, copy_with_neighbours, count, seed};
+use workload::rng::Rng;
 
 const VOLUME_BYTES: u64 = 48 << 20;
 const KILLS_IN_EACH_PHASE: u64 = 3;
@@ -48,7 +48,7 @@ struct Drill {
     rig: Rig,
     marks: Marks,
     loads: Vec<Load>,
-    random: Random,
+    random: Rng,
     kills: [u64; PHASES.len()],
     segments: u64,
     segments_reused: u64,
@@ -92,7 +92,7 @@ impl Drill {
             rig,
             marks,
             loads,
-            random: Random::new(seed),
+            random: Rng::new(seed),
             kills: [0; PHASES.len()],
             segments: 0,
             segments_reused: 0,
@@ -295,7 +295,7 @@ fn the_origin_of_an_atomic_volume_is_a_prefix_after_every_kill() {
         "write-back",
         "destage = \"atomic\"\ndestage-after = \"1s\"",
     );
-    let mut random = Random::new(seed);
+    let mut random = Rng::new(seed);
     let mut load = Load::new(1, bytes, Promise::Prefix, seed);
     let rounds = count("TENUTO_DRILL_ROUNDS", 10);
     let mut newest_on_origin = 0;

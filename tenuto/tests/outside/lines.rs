@@ -1,12 +1,12 @@
 //! Clean blocks on the SSD: those of base images shared, found after a restart, never those of
 //! another image; those of images that volumes write, never older than what was written.
 
-use crate::common::random::Random;
 use crate::common::{Rig, wait_until};
 use serde_json::Value;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+use workload::rng::Rng;
 
 const MIB: u64 = 1 << 20;
 /// Four times the read tier of these rigs, so that most of it cannot stay there.
@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 fn fill(path: &Path, seed: u64) -> Vec<u8> {
     let mut bytes = vec![0; IMAGE_BYTES as usize];
-    Random::new(seed).fill(&mut bytes);
+    Rng::new(seed).fill(&mut bytes);
     std::fs::write(path, &bytes).expect("write the image");
     bytes
 }
@@ -198,7 +198,7 @@ fn read_until_clean(rig: &Rig, bytes: &[u8]) {
 
 /// Overwrites some blocks, whole ones and parts.
 fn overwrite(rig: &Rig, bytes: &mut [u8], seed: u64) {
-    let mut random = Random::new(seed);
+    let mut random = Rng::new(seed);
     let mut client = rig.connect("own");
     for _ in 0..200 {
         let sectors = 1 + random.below(40);

@@ -13,8 +13,8 @@ use crate::common::disk::{Disk, FileSystem, Mounted};
 use crate::common::guest::Machine;
 use crate::common::load::{End, Load};
 use crate::common::nbd::Client;
-use crate::common::random::Random;
 use crate::common::{Background, Rig, have, may_mount, run, wait_until};
+use workload::rng::Rng;
 
 #[test]
 fn a_power_cut_keeps_synced_bytes_and_loses_some_of_the_others() {
@@ -22,7 +22,7 @@ fn a_power_cut_keeps_synced_bytes_and_loses_some_of_the_others() {
         return;
     }
     let rig = Rig::new();
-    let mut random = Random::new(1);
+    let mut random = Rng::new(1);
     let (mut lost, mut kept) = (0, 0);
     for round in 1..=6u8 {
         let disk = Disk::new(4 << 20);
@@ -62,7 +62,7 @@ fn a_file_system_on_the_disk_survives_a_power_cut_with_what_was_synced() {
     let disk = Disk::new(32 << 20);
     let base = rig.dir.join("disk");
     FileSystem::make(&disk, &base);
-    let mut random = Random::new(2);
+    let mut random = Rng::new(2);
     for round in 0..4u8 {
         let system = FileSystem::mount(&disk, &base);
         if round > 0 {

@@ -14,8 +14,8 @@ use crate::common::export::Export;
 use crate::common::load::{End, Load, Mix};
 use crate::common::marks::Marks;
 use crate::common::nbd::{CMD_FLUSH, EIO};
-use crate::common::random::Random;
 use crate::common::{Daemon, EXIT_FAILED, EXIT_USAGE, Rig, run, seed, wait_until};
+use workload::rng::Rng;
 
 const BYTES: u64 = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -377,7 +377,7 @@ fn a_volume_with_its_journal_in_a_place_survives_kills_of_daemon_and_server() {
     let lines = place(&rig) + "destage-after = \"100ms\"\norigin-quiet = \"300ms\"";
     rig.volume("disk", &server.uri(), "write-back", &lines);
     let mut load = Load::new(1, BYTES, Promise::Prefix, seed(24));
-    let mut random = Random::new(seed(24));
+    let mut random = Rng::new(seed(24));
     for round in 0..12 {
         let daemon = server.serve(&rig);
         let mut client = rig.connect("disk");

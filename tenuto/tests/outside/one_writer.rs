@@ -2,10 +2,10 @@
 
 use crate::common::nbd::EPERM;
 use crate::common::{Background, Daemon, Rig, have, run, wait_until};
+use lab::vhost_client::{Client, ClientError, Options, Wait};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
-use tenuto::vhost_client::{Client, ClientError, Options, Wait};
 
 const BYTES: u64 = 8 << 20;
 const BLOCK: usize = 4096;

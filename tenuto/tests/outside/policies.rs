@@ -6,8 +6,8 @@ use std::time::Duration;
 use workload::check::{Crash, Promise};
 
 use crate::common::load::{End, Load};
-use crate::common::random::Random;
 use crate::common::{EXIT_REFUSED, Rig, SetWhenDropped, count, seed, wait_until};
+use workload::rng::Rng;
 
 const BYTES: u64 = 32 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -39,7 +39,7 @@ fn is_effective(rig: &Rig, policy: &str) {
 
 /// One life of the daemon: the policy goes round under load; at the end it is killed, in the
 /// middle of a change every second time.
-fn live(rig: &Rig, load: &mut Load, round: u64, random: &mut Random) {
+fn live(rig: &Rig, load: &mut Load, round: u64, random: &mut Rng) {
     let daemon = rig.serve();
     let client = rig.connect("disk");
     let over = AtomicBool::new(false);
@@ -86,7 +86,7 @@ fn policies_change_under_load_and_over_kills_and_nothing_is_lost() {
     let mut rig = Rig::new();
     let cache = rig.cache_path();
     rig.cache(&cache, "128MiB", "ram = \"8MiB\"\nstage = \"8MiB\"");
-    let mut random = Random::new(seed(3));
+    let mut random = Rng::new(seed(3));
     let mut load = Load::new(1, BYTES, Promise::Sectors, seed(3));
     let daemon = rig.serve();
     add(&rig, "write-back");

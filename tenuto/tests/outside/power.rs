@@ -15,8 +15,8 @@ use workload::check::{Crash, Promise};
 use crate::common::disk::{Device, Disk, FileSystem, unmount};
 use crate::common::load::{Load, Mix};
 use crate::common::nbd;
-use crate::common::random::Random;
 use crate::common::{Rig, SetWhenDropped, copy_with_neighbours, count, may_mount, seed};
+use workload::rng::Rng;
 
 const CACHE_BYTES: usize = 128 << 20;
 const ORIGIN_BYTES: usize = 160 << 20;
@@ -47,7 +47,7 @@ struct Drill {
     origin: Disk,
     journal: Disk,
     loads: Vec<Load>,
-    random: Random,
+    random: Rng,
     lost_sectors: u64,
 }
 
@@ -138,7 +138,7 @@ impl Drill {
             origin,
             journal,
             loads,
-            random: Random::new(seed),
+            random: Rng::new(seed),
             lost_sectors: 0,
         }
     }

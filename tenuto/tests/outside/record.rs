@@ -2,17 +2,17 @@
 //! is lost is marked; the file can be read after every end.
 
 use crate::common::nbd::{CMD_FLUSH, CMD_TRIM, CMD_WRITE_ZEROES, Client, FLAG_FUA, request_header};
-use crate::common::random::Random;
 use crate::common::{
     EXIT_FAILED, EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Rig, seed, signal, text_of, wait_until,
 };
+use lab::vhost_client::{self, Wait};
 use std::fs::File;
 use std::io::{BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tenuto::vhost_client::{self, Wait};
 use vring::block::SectorRange;
+use workload::rng::Rng;
 use workload::trace::{Item, Op, Reader};
 
 const MIB: u64 = 1 << 20;
@@ -134,7 +134,7 @@ fn touched(op: Op, offset: u64, bytes: u64) -> Asked {
 }
 
 /// Requests of an NBD client one after another, not all of them whole sectors.
-fn ask_over_nbd(client: &mut Client, random: &mut Random, count: u64) -> Vec<Asked> {
+fn ask_over_nbd(client: &mut Client, random: &mut Rng, count: u64) -> Vec<Asked> {
     let mut asked = Vec::new();
     for _ in 0..count {
         let unit = [1, 512, 4096][random.below(3) as usize];
@@ -169,7 +169,7 @@ fn ask_over_nbd(client: &mut Client, random: &mut Random, count: u64) -> Vec<Ask
 }
 
 /// Requests of a front end with rings.
-fn ask_over_rings(client: &mut vhost_client::Client, random: &mut Random) -> Vec<Asked> {
+fn ask_over_rings(client: &mut vhost_client::Client, random: &mut Rng) -> Vec<Asked> {
     let mut asked = Vec::new();
     for _ in 0..200 {
         let (sector, sectors) = (random.below(4096), 1 + random.below(16));
@@ -211,7 +211,7 @@ fn what_guests_ask_over_nbd_and_rings_is_recorded_request_for_request() {
     rig.guest_volume("two", &images[1], "write-back", "");
     rig.volume("other", &images[2], "write-back", "");
     let daemon = rig.serve();
-    let mut random = Random::new(seed(23));
+    let mut random = Rng::new(seed(23));
     let mut one = rig.connect("one");
     // Before and beside the recording: none of it is in the trace.
     ask_over_nbd(&mut one, &mut random, 50);
@@ -327,7 +327,7 @@ fn a_full_file_ends_a_recording_and_is_whole() {
     let daemon = rig.serve();
     let mut client = rig.connect("one");
     let mut recorder = Recorder::start(&rig, &["one"], "a.trace", &["--limit", "64KiB"]);
-    let mut random = Random::new(seed(24));
+    let mut random = Rng::new(seed(24));
     let mut asked = Vec::new();
     wait_until("the file is full", PATIENCE, || {
         asked.extend(ask_over_nbd(&mut client, &mut random, 100));
@@ -356,7 +356,7 @@ fn a_daemon_that_goes_away_leaves_a_trace_that_can_be_read_and_says_that_it_was_
         let daemon = rig.serve();
         let recorder = Recorder::start(&rig, &["one"], "a.trace", &[]);
         let mut client = rig.connect("one");
-        let asked = ask_over_nbd(&mut client, &mut Random::new(seed(25)), 100);
+        let asked = ask_over_nbd(&mut client, &mut Rng::new(seed(25)), 100);
         wait_until("the file grows", PATIENCE, || {
             std::fs::metadata(&recorder.file).expect("a file").len() > 500
         });

@@ -2,20 +2,21 @@
 
 use std::time::Duration;
 
+use crate::common::fuse::Mount;
 use crate::common::nbd::{CMD_TRIM, CMD_WRITE_ZEROES};
-use crate::common::server::{Server, Share};
+use crate::common::server::{self, Server};
 use crate::common::{Rig, may_mount, wait_until};
 
 const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A rig whose volume `disk` has its image on a server, with these bytes in it.
-fn on_a_server(policy: &str, bytes: Vec<u8>) -> (Rig, Server, Share) {
+fn on_a_server(policy: &str, bytes: Vec<u8>) -> (Rig, Server, Mount) {
     let mut rig = Rig::new();
     let server = Server::default();
     server.put("disk.img", bytes);
     let place = rig.dir.join("share");
-    let share = Share::mount(&server, &place);
+    let share = server::mount(&server, &place);
     rig.volume("disk", &place.join("disk.img"), policy, "");
     (rig, server, share)
 }

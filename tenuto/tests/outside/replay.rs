@@ -2,17 +2,17 @@
 //!
 //! The trace is made here, as MSR writes it; requests overlap and are not in whole blocks.
 
-use crate::common::random::Random;
 use crate::common::{Rig, seed};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use workload::rng::Rng;
 
 const MIB: u64 = 1 << 20;
 const BYTES: u64 = 64 * MIB;
 
 /// Half a minute of two disks.
 fn trace(rig: &Rig, seed: u64) -> PathBuf {
-    let mut random = Random::new(seed);
+    let mut random = Rng::new(seed);
     let mut text = String::new();
     let mut ticks = 0;
     for _ in 0..4000 {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use workload::check::{Crash, Promise};
 
 use crate::common::load::{End, Load};
-use crate::common::random::Random;
 use crate::common::{EXIT_REFUSED, EXIT_USAGE, Rig, SetWhenDropped, count, have, run, seed};
+use workload::rng::Rng;
 
 const BYTES: u64 = 16 << 20;
 const MORE: u64 = 1 << 20;
@@ -19,7 +19,7 @@ fn length(rig: &Rig) -> u64 {
 
 /// A life of the daemon in which the disk grows under load while it is destaged all the time, and
 /// that a kill ends, in the middle of a change every second time.
-fn live(rig: &Rig, load: &mut Load, round: u64, random: &mut Random) {
+fn live(rig: &Rig, load: &mut Load, round: u64, random: &mut Rng) {
     let daemon = rig.serve();
     let client = rig.connect("disk");
     let over = AtomicBool::new(false);
@@ -62,7 +62,7 @@ fn a_disk_grows_under_load_and_over_kills_and_nothing_is_lost() {
     rig.cache(&cache, "128MiB", "ram = \"8MiB\"\nstage = \"8MiB\"");
     let image = rig.image("disk.img", BYTES);
     rig.volume("disk", &image, "write-back", "destage-after = \"20ms\"");
-    let mut random = Random::new(seed(5));
+    let mut random = Rng::new(seed(5));
     let mut load = Load::new(1, BYTES, Promise::Prefix, seed(5));
     for round in 0..count("TENUTO_DRILL_ROUNDS", 4) {
         live(&rig, &mut load, round, &mut random);

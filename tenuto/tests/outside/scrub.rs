@@ -1,7 +1,6 @@
 //! Scrub: damage is found where it lies, while guests go on; what can be had elsewhere is had from
 //! there, what cannot is named.
 
-use crate::common::random::Random;
 use crate::common::{EXIT_DAMAGE, EXIT_REFUSED, Rig, wait_until};
 use crate::lines::settled;
 use crate::openapi::ask;
@@ -10,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Output;
 use std::time::Duration;
+use workload::rng::Rng;
 
 const MIB: usize = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -25,7 +25,7 @@ struct House {
 
 fn random(seed: u64, bytes: usize) -> Vec<u8> {
     let mut all = vec![0; bytes];
-    Random::new(seed).fill(&mut all);
+    Rng::new(seed).fill(&mut all);
     all
 }
 

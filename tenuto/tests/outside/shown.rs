@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use lab::vhost_client::{self, Wait};
 use serde_json::Value;
-use tenuto::vhost_client::{self, Wait};
 
 use crate::common::{Rig, wait_until};
 

@@ -1,9 +1,9 @@
 //! Memory of the trace tools: of ten times as many requests they take no more.
 
-use crate::common::random::Random;
 use crate::common::seed;
 use std::io::BufWriter;
 use std::process::{Command, Stdio};
+use workload::rng::Rng;
 use workload::trace::native::Writer;
 use workload::trace::{NameId, Op, Record};
 
@@ -27,7 +27,7 @@ fn peak_kib(arguments: &str, requests: u64, seed: u64) -> u64 {
         .expect("run tenuto");
     let input = BufWriter::new(child.stdin.take().expect("a pipe"));
     let mut trace = Writer::new(input).expect("write the trace");
-    let mut random = Random::new(seed);
+    let mut random = Rng::new(seed);
     for at in 0..requests {
         let block = random.below(BLOCKS / 4 - REQUEST_BLOCKS);
         let op = [Op::Read, Op::Write][random.below(2) as usize];

@@ -4,10 +4,10 @@
 //! falls between the two is chance, so there are kills until some have.
 
 use crate::common::Rig;
-use crate::common::random::Random;
+use lab::vhost_client::{Client, Options, Request, Wait};
 use std::path::Path;
 use std::time::{Duration, Instant};
-use tenuto::vhost_client::{Client, Options, Request, Wait};
+use workload::rng::Rng;
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 4096;
@@ -17,7 +17,7 @@ const SLOTS: u16 = 32;
 /// What a guest has asked for, and what it knows to be on its disk.
 struct Guest {
     client: Client,
-    random: Random,
+    random: Rng,
     /// By block, how often it was written.
     versions: Vec<u64>,
     /// The block that each slot writes.
@@ -27,7 +27,7 @@ struct Guest {
 
 fn bytes_of(block: u64, version: u64) -> Vec<u8> {
     let mut bytes = vec![0; BLOCK];
-    Random::new(version << 16 | block).fill(&mut bytes);
+    Rng::new(version << 16 | block).fill(&mut bytes);
     bytes
 }
 
@@ -41,7 +41,7 @@ impl Guest {
         };
         Guest {
             client: Client::connect(socket, options).unwrap(),
-            random: Random::new(7),
+            random: Rng::new(7),
             versions: vec![0; BLOCKS as usize],
             held: vec![None; 256],
             busy: vec![false; BLOCKS as usize],

@@ -11,12 +11,12 @@ use std::time::Duration;
 use crate::common::disk::{Device, Disk as Parking};
 use crate::common::guest::Machine;
 use crate::common::inside;
-use crate::common::random::Random;
 use crate::common::vm::{Shape, Vm};
 use crate::common::{Rig, count, may_mount, seed, wait_until};
 use crate::vhost_guest::{
     blocks_image, ext4_image, is_clean, is_there, serials, sum_of, vhost, xfs_image,
 };
+use workload::rng::Rng;
 
 /// Everybody inside gets on by that much between two kills.
 const STEPS: u64 = 2;
@@ -47,7 +47,7 @@ fn a_guest_sees_a_pause_and_never_an_error_when_its_daemon_is_killed_or_stopped(
         rig.guest_volume(name, image, "write-back", "destage-after = \"1s\"");
     }
     let rounds = count("TENUTO_DRILL_ROUNDS", 10);
-    let mut random = Random::new(seed(41));
+    let mut random = Rng::new(seed(41));
     let mut daemon = rig.serve();
     let shape = Shape {
         name: "guest".to_owned(),

@@ -3,9 +3,9 @@
 
 use crate::common::front_end::Polite;
 use crate::common::{Rig, wait_until};
+use lab::vhost_client::{Client, Options, Wait};
 use std::path::PathBuf;
 use std::time::Duration;
-use tenuto::vhost_client::{Client, Options, Wait};
 
 const BLOCK: usize = 4096;
 const SLOW: Duration = Duration::from_secs(60);

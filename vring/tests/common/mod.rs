@@ -19,27 +19,6 @@ pub const TABLES: u64 = 0x40000;
 pub const BUFFERS: u64 = 0x80000;
 pub const RING_STRIDE: u64 = 0x4000;
 
-/// SplitMix64.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    pub fn flag(&mut self) -> bool {
-        self.below(2) == 1
-    }
-}
-
 pub fn setup(queue: u16, size: u16, event_idx: bool, indirect: bool) -> Setup {
     let at = RING_STRIDE * (u64::from(queue) + 1);
     Setup {

@@ -4,15 +4,15 @@
 //! depends on seed, purpose and index alone, so that a desktop is the same in every run.
 //! Deliberately absent: any source of entropy.
 
+use crate::rng::mixed;
+
 #[derive(Clone, Debug)]
 pub struct Random(u64, u64);
 
 fn splitmix(state: &mut u64) -> u64 {
+    let word = mixed(*state);
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut mixed = *state;
-    mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ mixed >> 31
+    word
 }
 
 impl Random {

@@ -2,6 +2,7 @@
 
 use super::native::Writer;
 use super::{Complaints, Format, Item, NameId, Op, Reader, Record, TraceError};
+use crate::rng::Rng;
 
 /// Records as `(microseconds, disk, op, sector, sectors)`.
 type Plain = (u64, String, Op, u64, u32);
@@ -156,38 +157,27 @@ fn what_nobody_knows_is_refused() {
     }
 }
 
-fn random(state: &mut u64) -> u64 {
-    *state = state
-        .wrapping_mul(6364136223846793005)
-        .wrapping_add(1442695040888963407);
-    *state >> 33
-}
-
 /// Records of a few disks, some with paths, and what is lost between them.
 fn items(count: u64) -> Vec<(Item, String, Option<String>)> {
-    let mut state = 3;
+    let mut rng = Rng::new(3);
     let mut time_ns = 0;
     let items = (0..count).map(|number| {
-        time_ns += random(&mut state) % 5_000_000;
+        time_ns += rng.below(5_000_000);
         if number % 1000 == 999 {
             return (Item::Lost(number), String::new(), None);
         }
-        let op = Op::ALL[(random(&mut state) % 4) as usize];
+        let op = Op::ALL[(rng.below(4)) as usize];
         let flush = op == Op::Flush;
         let record = Record {
             time_ns,
             disk: NameId(0),
             op,
-            sector: if flush { 0 } else { random(&mut state) * 8 },
-            sectors: if flush {
-                0
-            } else {
-                1 + random(&mut state) as u32 % 256
-            },
+            sector: if flush { 0 } else { rng.below(1 << 31) * 8 },
+            sectors: if flush { 0 } else { 1 + rng.below(256) as u32 },
             path: None,
         };
-        let disk = format!("desk-{}", random(&mut state) % 5);
-        let path = (number % 3 == 0).then(|| format!("/usr/lib/{}", random(&mut state) % 100));
+        let disk = format!("desk-{}", rng.below(5));
+        let path = (number % 3 == 0).then(|| format!("/usr/lib/{}", rng.below(100)));
         (Item::Record(record), disk, path)
     });
     items.collect()
@@ -272,9 +262,9 @@ fn a_file_that_was_cut_anywhere_gives_its_whole_frames_and_says_so() {
     let items = items(20_000);
     let bytes = written(&items);
     let whole = from_zero(items);
-    let mut state = 9;
+    let mut rng = Rng::new(9);
     for _ in 0..200 {
-        let end = 16 + (random(&mut state) as usize) % (bytes.len() - 16);
+        let end = 16 + rng.below((bytes.len() - 16) as u64) as usize;
         let (found, complaints) = read_back(&bytes[..end]);
         assert!(complaints.cut, "at {end}");
         assert_eq!(complaints.bad, 0);
@@ -304,12 +294,12 @@ fn a_damaged_frame_costs_its_own_records_alone() {
     let items = items(20_000);
     let bytes = written(&items);
     let whole = from_zero(items);
-    let mut state = 21;
+    let mut rng = Rng::new(21);
     for _ in 0..100 {
         let mut bytes = bytes.clone();
         // Behind the lengths, in a frame that is not the first, which has the names.
-        let at = 70_000 + (random(&mut state) as usize) % (bytes.len() - 70_100);
-        bytes[at] ^= 1 << (random(&mut state) % 8);
+        let at = 70_000 + rng.below((bytes.len() - 70_100) as u64) as usize;
+        bytes[at] ^= 1 << (rng.below(8));
         let (found, complaints) = read_back(&bytes);
         if complaints.cut {
             // It was the length of a frame.

@@ -85,10 +85,9 @@ fn zeroes_that_are_moved_twice() -> bool {
 
     let mut moved_together = 0;
     let mut before = zeroes_of(&mut host, disk, 1);
-    let mut state = 12345u64;
+    let mut rng = workload::rng::Rng::new(1);
     for n in 0..4_000 {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
-        host.write(overlay, (state >> 33) % 400, 1);
+        host.write(overlay, rng.below(400), 1);
         if n % 3 == 0 {
             // What dies at once, so that the segment of the zeroes is always the cheapest.
             host.write(disk, 300, 1);

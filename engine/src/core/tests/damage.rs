@@ -69,12 +69,7 @@ fn an_order_to_destage_what_cannot_be_read_ends_and_names_it() {
 #[test]
 fn an_order_to_a_group_ends_when_one_of_it_is_damaged() {
     let mut host = Host::new();
-    let disks = ["a", "b"].map(|name| {
-        let mut member = spec(Policy::WriteBack, name);
-        member.group = "vm".into();
-        member.tuning.group_members = 2;
-        host.attach(member)
-    });
+    let disks = host.attach_pair();
     host.fill(disks[1], 0, 7);
     host.flush(disks[1]);
     let other = host.attach(spec(Policy::WriteBack, "other"));

@@ -190,12 +190,7 @@ fn no_origin_of_a_group_is_written_before_all_of_the_cut_is_prepared() {
     ];
     for hold in holds {
         let mut host = Host::new();
-        let disks = ["a", "b"].map(|name| {
-            let mut member = spec(Policy::WriteBack, name);
-            member.group = "vm".into();
-            member.tuning.group_members = 2;
-            host.attach(member)
-        });
+        let disks = host.attach_pair();
         for disk in disks {
             host.fill(disk, 0, 3);
         }

@@ -244,6 +244,16 @@ impl Host {
         Host::of(spec(Policy::WriteBack, "disk"))
     }
 
+    /// Two disks of one machine.
+    fn attach_pair(&mut self) -> [VolumeId; 2] {
+        ["a", "b"].map(|name| {
+            let mut member = spec(Policy::WriteBack, name);
+            member.group = "vm".into();
+            member.tuning.group_members = 2;
+            self.attach(member)
+        })
+    }
+
     fn attach(&mut self, spec: VolumeSpec) -> VolumeId {
         let id = self.core.place(&spec.name);
         self.attach_as(id, spec, Settled::default());

@@ -8,23 +8,21 @@
 //! to a far array does it; no other request waits for them.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
 use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
-    INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty,
-    ReplyOpen, ReplyWrite, Request, WriteFlags,
+    Errno, FileAttr, FileHandle, Filesystem, INodeNo, KernelConfig, LockOwner, OpenFlags,
+    ReplyAttr, ReplyData, ReplyEmpty, ReplyOpen, ReplyWrite, Request, WriteFlags,
 };
 
-use super::random::Random;
+use super::fuse::{self, Mount, SECTOR};
+use workload::rng::Rng;
 
-const SECTOR: usize = 512;
-const MOUNT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Requests without an answer that the kernel has at a time, parked ones among them.
-const IN_FLIGHT_MAX: u16 = 256;
+const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the kernel may believe attributes; the size never changes.
 const ATTRIBUTES_FOR: Duration = Duration::from_secs(3600);
 
@@ -141,7 +139,7 @@ impl Disk {
     }
 
     /// Continues from what a power cut leaves: synced bytes and some of the unsynced sectors.
-    pub fn restore_power(&self, random: &mut Random) -> Loss {
+    pub fn restore_power(&self, random: &mut Rng) -> Loss {
         let mut guard = self.lock();
         let state = &mut *guard;
         assert!(!state.powered, "power is restored only after a cut");
@@ -245,36 +243,14 @@ impl Disk {
 
     fn attributes(&self) -> FileAttr {
         let size = self.lock().now.len() as u64;
-        let time = SystemTime::UNIX_EPOCH;
-        FileAttr {
-            ino: INodeNo::ROOT,
-            size,
-            blocks: size / SECTOR as u64,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            crtime: time,
-            kind: FileType::RegularFile,
-            perm: 0o600,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        }
+        fuse::file(INodeNo::ROOT, size, SystemTime::UNIX_EPOCH)
     }
 }
 
 /// The disk as the only file of a file system. The calls answer at once or park.
 impl Filesystem for Disk {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // Else a loop device waits for one request before it sends the next.
-        config
-            .add_capabilities(InitFlags::FUSE_ASYNC_DIO)
-            .expect("the kernel has asynchronous direct input and output");
-        let _ = config.set_max_background(IN_FLIGHT_MAX);
-        Ok(())
+        fuse::side_by_side(config)
     }
 
     fn getattr(&self, _: &Request, _: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
@@ -282,10 +258,7 @@ impl Filesystem for Disk {
     }
 
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        reply.opened(
-            FileHandle(0),
-            FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
-        );
+        reply.opened(FileHandle(0), fuse::DIRECT);
     }
 
     fn read(
@@ -300,8 +273,10 @@ impl Filesystem for Disk {
         reply: ReplyData,
     ) {
         let mut state = self.lock();
-        let from = (offset as usize).min(state.now.len());
-        let to = (from + size as usize).min(state.now.len());
+        let Range {
+            start: from,
+            end: to,
+        } = fuse::readable(state.now.len(), offset, size);
         let held = state
             .hold_reads
             .is_some_and(|held| (from as u64) < held.1 && held.0 < to as u64);
@@ -387,38 +362,17 @@ impl State {
 }
 
 /// The disk as a plain file, by FUSE. Unmounted when dropped.
-pub struct Mounted {
-    file: PathBuf,
-    _session: BackgroundSession,
-}
+pub struct Mounted(Mount);
 
 impl Mounted {
     /// Mounts `disk` over `file`, which is created.
     pub fn new(disk: &Disk, file: &Path) -> Mounted {
         std::fs::write(file, []).expect("create the file to mount over");
-        let session = fuser::spawn_mount(disk.clone(), file, &Config::default())
-            .expect("mount a disk by FUSE");
-        let bytes = disk.lock().now.len() as u64;
-        let start = Instant::now();
-        while std::fs::metadata(file).map(|data| data.len()).unwrap_or(0) != bytes {
-            assert!(start.elapsed() < MOUNT_TIMEOUT, "not mounted in time");
-            std::thread::yield_now();
-        }
-        Mounted {
-            file: file.to_owned(),
-            _session: session,
-        }
+        Mounted(Mount::new(disk.clone(), file))
     }
 
     pub fn path(&self) -> &Path {
-        &self.file
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        // Lazily, because a killed daemon's request may still hold the file.
-        let _ = Command::new("umount").arg("-l").arg(&self.file).status();
+        self.0.path()
     }
 }
 
@@ -550,7 +504,7 @@ pub fn unmount(place: &Path) {
         .status()
         .is_ok_and(|status| status.success())
     {
-        if start.elapsed() > MOUNT_TIMEOUT {
+        if start.elapsed() > UNMOUNT_TIMEOUT {
             eprintln!("{} could not be unmounted", place.display());
             break;
         }

@@ -361,7 +361,7 @@ fn program() -> &'static [u8] {
         let common = root.join("tests/outside/common");
         let text = [
             ("stamp", root.join("../workload/src/stamp.rs")),
-            ("random", common.join("random.rs")),
+            ("rng", root.join("../workload/src/rng.rs")),
             ("inside", common.join("inside.rs")),
         ]
         .map(|(name, file)| format!("#[path = {file:?}]\nmod {name};\n"))

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::random::Random;
+use super::rng::Rng;
 use super::stamp::{self, Reading, SECTOR_BYTES};
 
 /// Of a disk of `blocks`: a library that nobody changes, and a part for each lane.
@@ -396,7 +396,7 @@ fn survey(file: &File, lane: &Lane) -> Result<Vec<u64>> {
 fn blocks(file: &File, lane: &Lane, work: &Work, count: &AtomicU64) -> Result<()> {
     let mut serials = survey(file, lane)?;
     let mut serial = serials.iter().copied().max().unwrap_or(0);
-    let mut random = Random::new(serial << 8 | lane.tag);
+    let mut random = Rng::new(serial << 8 | lane.tag);
     let mut buffer = Buffer::new(BLOCKS_MAX as usize * BLOCK);
     while !work.stop.load(Ordering::SeqCst) {
         let blocks = 1 + random.below(BLOCKS_MAX);
@@ -440,7 +440,7 @@ fn readers(
     count: &AtomicU64,
     pass: &AtomicU64,
 ) -> Result<()> {
-    let mut random = Random::new(reader);
+    let mut random = Rng::new(reader);
     let mut kept: Vec<(Buffer, Option<u64>)> = Vec::new();
     kept.resize_with(CHUNKS_KEPT, || (Buffer::new(CHUNK), None));
     while !work.stop.load(Ordering::SeqCst) {
@@ -468,7 +468,7 @@ fn file_of(directory: &str, lane: u64, serial: u64) -> String {
 }
 
 fn file_bytes(lane: u64, serial: u64) -> usize {
-    let sectors = 1 + Random::new(serial << 8 | lane).below(FILE_SECTORS_MAX);
+    let sectors = 1 + Rng::new(serial << 8 | lane).below(FILE_SECTORS_MAX);
     sectors as usize * SECTOR_BYTES
 }
 
@@ -504,7 +504,7 @@ fn files(directory: &str, lane: &Lane, work: &Work, count: &AtomicU64) -> Result
     let parent = File::open(directory).map_err(|error| error.to_string())?;
     let mut serial = lane.kept.load(Ordering::SeqCst);
     let mut buffer = Buffer::new(FILE_SECTORS_MAX as usize * SECTOR_BYTES);
-    let mut random = Random::new(lane.tag);
+    let mut random = Rng::new(lane.tag);
     while !work.stop.load(Ordering::SeqCst) {
         serial += 1;
         let path = file_of(directory, lane.tag, serial);

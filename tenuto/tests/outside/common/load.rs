@@ -17,7 +17,7 @@ use workload::check::{Crash, FlushPoint, Found, Kind, Model, Promise, ReadPoint,
 use workload::stamp;
 
 use super::nbd::{self, Client};
-use super::random::Random;
+use workload::rng::Rng;
 
 pub const QUEUE_DEPTH: usize = 16;
 /// A request that waits longer than this is lost, whatever the host's load.
@@ -54,7 +54,7 @@ pub struct Load {
     pub counts: Counts,
     tag: u64,
     promise: Promise,
-    random: Random,
+    random: Rng,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -102,7 +102,7 @@ impl Load {
             counts: Counts::default(),
             tag,
             promise,
-            random: Random::new(seed ^ tag.wrapping_mul(0x1234_5678_9abc_def1)),
+            random: Rng::new(seed ^ tag.wrapping_mul(0x1234_5678_9abc_def1)),
         }
     }
 

@@ -14,13 +14,13 @@ pub mod denied;
 pub mod disk;
 pub mod export;
 pub mod front_end;
+pub mod fuse;
 pub mod guest;
 pub mod history;
 pub mod inside;
 pub mod load;
 pub mod marks;
 pub mod nbd;
-pub mod random;
 pub mod scene;
 pub mod server;
 pub mod shelf;
@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 /// For [`inside`], which is also built where there is no such crate.
-use workload::stamp;
+use workload::{rng, stamp};
 
 /// Exit codes of the command line.
 pub const EXIT_DONE: i32 = 0;

@@ -18,9 +18,9 @@ use workload::stamp::SECTOR_BYTES;
 
 use super::history::History;
 use super::nbd::{self, Client};
-use super::random::Random;
 use super::shelf::{Image, MountedShelf, Shelf};
 use super::{Daemon, Rig};
+use workload::rng::Rng;
 
 /// A guest's disk, in sectors.
 pub const SECTORS: u64 = 1024;
@@ -267,7 +267,7 @@ pub struct Stage {
 
 /// The requests of all guests, the same for one seed.
 pub struct Script {
-    random: Random,
+    random: Rng,
     /// Rounds between two destages of one volume.
     destage_every: u64,
 }
@@ -275,7 +275,7 @@ pub struct Script {
 impl Script {
     pub fn new(seed: u64, destage_every: u64) -> Script {
         Script {
-            random: Random::new(seed),
+            random: Rng::new(seed),
             destage_every,
         }
     }

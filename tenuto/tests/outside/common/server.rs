@@ -7,15 +7,16 @@
 
 use std::ffi::OsStr;
 use std::path::Path;
-use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
 use fuser::{
-    BackgroundSession, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem,
-    FopenFlags, Generation, INodeNo, LockOwner, OpenFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, Errno, FileAttr, FileHandle, Filesystem, FopenFlags, Generation, INodeNo,
+    LockOwner, OpenFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen,
+    ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
+
+use super::fuse::{self, Mount};
 
 /// Nothing is believed for longer than this.
 const NOW: Duration = Duration::ZERO;
@@ -102,36 +103,15 @@ impl Server {
     }
 }
 
-fn attributes(number: u64, bytes: Option<u64>) -> FileAttr {
-    let time = SystemTime::UNIX_EPOCH;
-    let (kind, perm) = match bytes {
-        Some(_) => (FileType::RegularFile, 0o600),
-        None => (FileType::Directory, 0o700),
-    };
-    FileAttr {
-        ino: INodeNo(number),
-        size: bytes.unwrap_or(0),
-        blocks: bytes.unwrap_or(0) / 512,
-        atime: time,
-        mtime: time,
-        ctime: time,
-        crtime: time,
-        kind,
-        perm,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        blksize: 4096,
-        flags: 0,
-    }
+fn attributes(number: u64, bytes: u64) -> FileAttr {
+    fuse::file(INodeNo(number), bytes, SystemTime::UNIX_EPOCH)
 }
 
 impl Filesystem for Server {
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
         match self.lock().named(name) {
             Some(file) => {
-                let attr = attributes(file.number, Some(file.bytes.len() as u64));
+                let attr = attributes(file.number, file.bytes.len() as u64);
                 reply.entry(&NOW, &attr, Generation(0));
             }
             None => reply.error(Errno::ENOENT),
@@ -140,12 +120,12 @@ impl Filesystem for Server {
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         if number == INodeNo::ROOT {
-            return reply.attr(&NOW, &attributes(1, None));
+            return reply.attr(&NOW, &fuse::root());
         }
         match self.lock().file(number) {
             Some(file) => {
                 let bytes = file.bytes.len() as u64;
-                reply.attr(&NOW, &attributes(number.0, Some(bytes)));
+                reply.attr(&NOW, &attributes(number.0, bytes));
             }
             None => reply.error(Errno::ESTALE),
         }
@@ -193,7 +173,7 @@ impl Filesystem for Server {
         let mut state = self.lock();
         let number = state.make(&name.to_string_lossy(), Vec::new());
         let handle = FileHandle(state.epoch);
-        let attr = attributes(number, Some(0));
+        let attr = attributes(number, 0);
         reply.created(
             &NOW,
             &attr,
@@ -226,9 +206,7 @@ impl Filesystem for Server {
         let Some(file) = state.file(number) else {
             return reply.error(Errno::ESTALE);
         };
-        let from = (offset as usize).min(file.bytes.len());
-        let to = (from + size as usize).min(file.bytes.len());
-        reply.data(&file.bytes[from..to]);
+        reply.data(&file.bytes[fuse::readable(file.bytes.len(), offset, size)]);
     }
 
     fn write(
@@ -260,10 +238,7 @@ impl Filesystem for Server {
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, handle: FileHandle, _: bool, reply: ReplyEmpty) {
-        match self.lock().check(handle) {
-            Ok(()) => reply.ok(),
-            Err(error) => reply.error(error),
-        }
+        fuse::answer(reply, self.lock().check(handle));
     }
 
     fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
@@ -276,25 +251,7 @@ impl Filesystem for Server {
 }
 
 /// The directory of a server, mounted. Unmounted when dropped.
-pub struct Share {
-    place: std::path::PathBuf,
-    _session: BackgroundSession,
-}
-
-impl Share {
-    pub fn mount(server: &Server, place: &Path) -> Share {
-        std::fs::create_dir_all(place).expect("make the mount point");
-        let session = fuser::spawn_mount(server.clone(), place, &Config::default());
-        Share {
-            place: place.to_owned(),
-            _session: session.expect("mount a server by FUSE"),
-        }
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        // Lazily, because a daemon may hold files.
-        let _ = Command::new("umount").arg("-l").arg(&self.place).status();
-    }
+pub fn mount(server: &Server, place: &Path) -> Mount {
+    std::fs::create_dir_all(place).expect("make the mount point");
+    Mount::new(server.clone(), place)
 }

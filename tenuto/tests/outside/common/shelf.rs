@@ -11,24 +11,20 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use fuser::{
-    BackgroundSession, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem,
-    FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr,
-    ReplyCreate, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, TimeOrNow,
-    WriteFlags,
+    BsdFileFlags, Errno, FileAttr, FileHandle, Filesystem, Generation, INodeNo, KernelConfig,
+    LockOwner, OpenFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen,
+    ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
 
-use super::random::Random;
+use super::fuse::{self, Mount, SECTOR};
+use workload::rng::Rng;
 
-const SECTOR: usize = 512;
-const MOUNT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between the start of a process and its name.
 const AIM_TIMEOUT: Duration = Duration::from_secs(20);
-const IN_FLIGHT_MAX: u16 = 256;
 /// Nothing is remembered by the kernel: the files may be other ones in the next moment.
 const NOT_KEPT: Duration = Duration::ZERO;
 /// The first number of a file; 1 is the directory.
@@ -227,30 +223,12 @@ impl State {
     }
 
     fn attributes(&mut self, inode: INodeNo) -> Option<FileAttr> {
-        let (kind, perm, size, time) = if inode == INodeNo::ROOT {
-            (FileType::Directory, 0o700, 0, SystemTime::UNIX_EPOCH)
-        } else {
-            let stored = self.files.get(&self.name(inode)?)?;
-            let size = stored.bytes.len() as u64;
-            (FileType::RegularFile, 0o600, size, stored.modified)
-        };
-        Some(FileAttr {
-            ino: inode,
-            size,
-            blocks: size.div_ceil(SECTOR as u64),
-            atime: time,
-            mtime: time,
-            ctime: time,
-            crtime: time,
-            kind,
-            perm,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        })
+        if inode == INodeNo::ROOT {
+            return Some(fuse::root());
+        }
+        let stored = self.files.get(&self.name(inode)?)?;
+        let bytes = stored.bytes.len() as u64;
+        Some(fuse::file(inode, bytes, stored.modified))
     }
 }
 
@@ -331,7 +309,7 @@ impl Tape {
 
     /// The files after a loss of power behind the first `upto` lines: what was synced, and of the
     /// rest a seeded choice, torn at sectors.
-    pub fn torn(&self, upto: usize, random: &mut Random) -> (Image, Loss) {
+    pub fn torn(&self, upto: usize, random: &mut Rng) -> (Image, Loss) {
         let mut synced = self.start.clone();
         let mut pending: Vec<&Logged> = Vec::new();
         for logged in &self.log[..upto] {
@@ -386,11 +364,7 @@ impl Tape {
 
 impl Filesystem for Shelf {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        config
-            .add_capabilities(InitFlags::FUSE_ASYNC_DIO)
-            .expect("the kernel has asynchronous direct input and output");
-        let _ = config.set_max_background(IN_FLIGHT_MAX);
-        Ok(())
+        fuse::side_by_side(config)
     }
 
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
@@ -443,10 +417,7 @@ impl Filesystem for Shelf {
     }
 
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        reply.opened(
-            FileHandle(0),
-            FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
-        );
+        reply.opened(FileHandle(0), fuse::DIRECT);
     }
 
     fn create(
@@ -472,7 +443,7 @@ impl Filesystem for Shelf {
                 &attributes,
                 Generation(0),
                 FileHandle(0),
-                FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
+                fuse::DIRECT,
             ),
             Err(error) => reply.error(error),
         }
@@ -503,9 +474,8 @@ impl Filesystem for Shelf {
         let name = state.name(inode).unwrap_or_default();
         match state.files.get(&name) {
             Some(stored) => {
-                let from = (offset as usize).min(stored.bytes.len());
-                let to = (from + size as usize).min(stored.bytes.len());
-                reply.data(&stored.bytes[from..to]);
+                let asked = fuse::readable(stored.bytes.len(), offset, size);
+                reply.data(&stored.bytes[asked]);
             }
             None => reply.error(Errno::ENOENT),
         }
@@ -580,47 +550,19 @@ fn answer(state: &mut State, inode: INodeNo, what: &str, change: Change, reply: 
         true => state.change(inode, change),
         false => Err(Errno::EIO),
     };
-    match done {
-        Ok(()) => reply.ok(),
-        Err(error) => reply.error(error),
-    }
+    fuse::answer(reply, done);
 }
 
 /// The shelf as a directory. Unmounted when dropped.
-pub struct MountedShelf {
-    directory: PathBuf,
-    _session: BackgroundSession,
-}
+pub struct MountedShelf(Mount);
 
 impl MountedShelf {
     pub fn new(shelf: &Shelf, directory: &Path) -> MountedShelf {
         std::fs::create_dir_all(directory).expect("a directory to mount on");
-        let empty = std::fs::metadata(directory).expect("it is there");
-        let session = fuser::spawn_mount(shelf.clone(), directory, &Config::default())
-            .expect("mount a directory by FUSE");
-        let start = Instant::now();
-        let device = |meta: &std::fs::Metadata| std::os::unix::fs::MetadataExt::dev(meta);
-        while std::fs::metadata(directory).map_or(true, |now| device(&now) == device(&empty)) {
-            assert!(start.elapsed() < MOUNT_TIMEOUT, "not mounted in time");
-            std::thread::yield_now();
-        }
-        MountedShelf {
-            directory: directory.to_owned(),
-            _session: session,
-        }
+        MountedShelf(Mount::new(shelf.clone(), directory))
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.directory.join(name)
-    }
-}
-
-impl Drop for MountedShelf {
-    fn drop(&mut self) {
-        // Lazily, because a killed daemon's request may still hold a file.
-        let _ = Command::new("umount")
-            .arg("-l")
-            .arg(&self.directory)
-            .status();
+        self.0.path().join(name)
     }
 }

@@ -1,22 +1,13 @@
 //! The same figures as everybody would compute them, sector by sector and with all of the trace in
 //! memory, and small random traces to hold both against each other.
 
-use super::blocks::mixed;
+use crate::rng::Rng;
 use crate::trace::{NameId, Op, Record};
 use std::collections::{BTreeMap, BTreeSet};
 
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(1);
-        mixed(self.0) % bound
-    }
-}
-
 /// A few disks that ask for a small and a large part of their places, over some hours.
 pub fn records(seed: u64, count: usize, disks: u64) -> Vec<Record> {
-    let mut random = Random(seed << 32);
+    let mut random = Rng::new(seed << 32);
     let mut time_ns = 0;
     let records = (0..count).map(|_| {
         time_ns += match random.below(20) {

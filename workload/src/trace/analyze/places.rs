@@ -212,7 +212,7 @@ pub fn paths(entries: &[Entry]) -> HashMap<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::analyze::naive::Random;
+    use crate::rng::Rng;
 
     const STATS: &str = "Block size:               4096\nInode blocks per group:   512\n\
         Group  0: block bitmap at 259, inode bitmap at 275, inode table at 291\n           \
@@ -274,7 +274,7 @@ mod tests {
             "/",
         ];
         for seed in 0..3000 {
-            let mut random = Random(seed << 20);
+            let mut random = Rng::new(seed << 20);
             let text: String = (0..random.below(60))
                 .map(|_| match random.below(4) {
                     0 => odd[random.below(odd.len() as u64) as usize],

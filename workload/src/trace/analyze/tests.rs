@@ -1,8 +1,9 @@
 //! The whole pass against the naive reference, and its bounds.
 
-use super::naive::{Figures, Random, figures, records};
+use super::naive::{Figures, figures, records};
 use super::rewrites::INTERVALS_MS;
 use super::*;
+use crate::rng::Rng;
 
 fn analyzed(records: &[Record], options: Options) -> Report {
     let mut analysis = Analysis::new(options);
@@ -66,7 +67,7 @@ fn a_named_period_of_everything_is_the_whole() {
 
 #[test]
 fn few_chunks_change_shares_little_and_say_so() {
-    let mut random = Random(77);
+    let mut random = Rng::new(77);
     let mut records = records(8, 60_000, 2);
     for record in &mut records {
         // Places that are asked for again and again, far more than are kept.

@@ -155,7 +155,7 @@ fn unescaped(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::analyze::naive::Random;
+    use crate::rng::Rng;
 
     const WALK: &str = include_str!("../../../../fuzz/corpus/fiwalk/two_volumes");
 
@@ -224,7 +224,7 @@ mod tests {
         let pieces: Vec<&str> = WALK.split_inclusive(['>', '\'', '/', '\n', ' ']).collect();
         let odd = ["18446744073709551615", "-", "<", "len='", "é", "</", "\n"];
         for seed in 0..3000 {
-            let mut random = Random(seed << 20);
+            let mut random = Rng::new(seed << 20);
             let text: String = (0..random.below(200))
                 .map(|at| match random.below(8) {
                     0 => odd[random.below(odd.len() as u64) as usize],

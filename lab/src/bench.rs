@@ -1,0 +1,21 @@
+//! Measurements of the product by itself.
+//!
+//! Always true: a figure comes with what it was measured on, and nothing is printed here.
+
+pub mod burst;
+pub mod desktops;
+pub mod destage;
+mod direct;
+pub mod engine;
+pub mod micro;
+pub mod neighbour;
+mod null;
+mod null_rings;
+mod pipe;
+pub mod policies;
+pub mod range;
+pub mod record;
+pub mod restart;
+mod rings;
+mod rounds;
+mod work;

@@ -1,0 +1,377 @@
+//! Arguments of the commands that drive the product instead of serving with it.
+
+use clap::{Args, Subcommand};
+use std::path::PathBuf;
+use workload::synth::DESKTOPS_MAX;
+
+/// Clones of an image and a disk that is kept, on raw images, on qcow2 overlays and on Tenuto
+///
+/// All on one simulated slow storage, in less than a minute. Prints what the storage had to serve,
+/// what requests took by policy, and times, and writes a page with plots. Overlays need qemu-nbd
+/// and qemu-img.
+#[derive(Clone, Debug, Args)]
+pub struct Demo {
+    /// Where the report goes
+    #[arg(
+        long,
+        visible_alias = "html",
+        value_name = "FILE",
+        default_value = "tenuto-demo.html"
+    )]
+    pub report: PathBuf,
+    /// Seed of everything random
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Who drives the disks: guests in QEMU, emulated and for minutes if need be, the built-in
+    /// client, or guests if hardware acceleration works here
+    #[arg(long, value_enum, value_name = "WHO", default_value = "auto")]
+    pub client: DemoClient,
+    /// The same as --client builtin
+    #[arg(long, visible_alias = "no-qemu", conflicts_with = "client")]
+    pub no_guests: bool,
+    /// Throw-away guests beside the one that is kept; without it, as many as suit this machine
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=32))]
+    pub guests: Option<u16>,
+    /// Kernel of the guests; without it, the newest one of this machine that can be read
+    #[arg(long, value_name = "FILE")]
+    pub kernel: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum DemoClient {
+    Auto,
+    Qemu,
+    Builtin,
+}
+
+/// Run the engine against a simulated host that is killed and loses power
+#[derive(Clone, Debug, Args)]
+pub struct Sim {
+    /// Seed of the run; without it, one is chosen and printed
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Stop after this time; a seed that was asked for runs to its end
+    #[arg(long, value_name = "N", default_value_t = 30)]
+    pub seconds: u64,
+    /// Stop after this many seeds
+    #[arg(long, value_name = "N")]
+    pub seeds: Option<u64>,
+    /// Operations of each seed
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub operations: u64,
+    /// Fewer restarts than a seed has
+    #[arg(long, value_name = "N")]
+    pub restarts: Option<u32>,
+    /// Leave these classes of guests, limits and faults out, with commas between
+    #[arg(long, value_name = "FEATURES", value_delimiter = ',')]
+    pub without: Vec<sim::swarm::Feature>,
+    /// Report a failing seed as it is instead of looking for the smallest case of it
+    #[arg(long)]
+    pub no_shrink: bool,
+    /// A rule that the simulated host breaks, for tests of this command
+    #[arg(long, value_name = "RULE", hide = true)]
+    #[arg(value_parser = ["cache-sync", "answers", "asserts"])]
+    pub breaks: Option<String>,
+}
+
+/// Measure the running product or its engine
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// Speed of the engine alone: write hits per second, bytes per extent
+    Engine(BenchEngine),
+    /// Single requests through NBD, against other servers and the bare device
+    Micro(BenchMicro),
+    /// Bursts of a database over a simulated SAN, short and sustained
+    Burst(BenchBurst),
+    /// How many desktops a simulated SAN carries, with the cache on their host, beside it, and with
+    /// none
+    Desktops(BenchDesktops),
+    /// A week of an office under four policies, what reaches shared storage at its peaks
+    Policies(BenchPolicies),
+    /// Many hosts boot one image (not in this version)
+    Storm(host::cli::later::Rest),
+    /// Guest speed while a destage runs, against the same load without one, in alternating rounds
+    Destage(BenchDestage),
+    /// Latency of a guest beside a volume at its dirty limit, against the same guest alone
+    Neighbour(BenchNeighbour),
+    /// Guest speed while its requests are recorded, against the same load without that
+    Record(BenchRecord),
+    /// Start of the process to the first reply, after an orderly stop, a kill, a loss of power
+    Restart(BenchRestart),
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchMicro {
+    /// A file on the device to be measured; files of the run lie beside it and go away with it,
+    /// the file itself is not touched
+    #[arg(long, value_name = "FILE")]
+    pub path: PathBuf,
+    /// How the product is asked
+    #[arg(long, value_name = "CLIENT", default_value = "nbd")]
+    #[arg(value_parser = ["nbd", "vhost-user"])]
+    pub client: String,
+    /// Look at the rings all the time instead of waiting to be called (vhost-user)
+    #[arg(long)]
+    pub polling: bool,
+    /// Rings over which the requests are spread, 1 to 4 (vhost-user); default: 1
+    #[arg(long, value_name = "N")]
+    pub queues: Option<u16>,
+    /// Whom to compare with; auto: nbdkit for ram-read and staged-write, qemu-nbd for ssd-read,
+    /// the bare device for write-flush; through rings the bare device, and
+    /// qsd for ram-read in depth
+    #[arg(long, value_name = "PEER", default_value = "auto")]
+    #[arg(value_parser = ["auto", "raw", "nbdkit", "qemu-nbd", "qsd"])]
+    pub against: String,
+    /// Which rows, with commas between; default: all. Hits in RAM, writes below the dirty limit,
+    /// hits on the cache device, a write and the flush behind it
+    #[arg(long, value_name = "ROWS", value_delimiter = ',')]
+    #[arg(value_parser = ["ram-read", "staged-write", "ssd-read", "write-flush"])]
+    pub rows: Vec<String>,
+    /// Rounds in which everybody has a slot
+    #[arg(long, value_name = "N", default_value_t = 15)]
+    pub rounds: u32,
+    /// Length of one slot
+    #[arg(long, value_name = "S", default_value_t = 0.5)]
+    pub seconds: f64,
+    /// Requests in flight, with commas between; write-flush has always one with --client nbd
+    #[arg(
+        long,
+        value_name = "N,N",
+        value_delimiter = ',',
+        default_value = "1,32"
+    )]
+    pub qd: Vec<usize>,
+    /// NBD connections over which they are spread; default: 1
+    #[arg(long, value_name = "N")]
+    pub connections: Option<usize>,
+    /// Size of the set of ssd-read
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    pub size: String,
+}
+
+/// A guest alone and beside something, over a simulated SAN.
+#[derive(Clone, Debug, Args)]
+pub struct BenchSlots {
+    /// Latency of the simulated SAN
+    #[arg(long, value_name = "TIME", default_value = "1ms")]
+    pub origin_latency: String,
+    /// Requests per second that the simulated SAN takes
+    #[arg(long, value_name = "N", default_value_t = 2000)]
+    pub origin_iops: u32,
+    /// Rounds of three slots: alone, beside the neighbour or during the destage, alone again
+    #[arg(long, value_name = "N", default_value_t = 15)]
+    pub rounds: u32,
+    /// Length of one slot
+    #[arg(long, value_name = "S", default_value_t = 2.0)]
+    pub seconds: f64,
+    /// Destage through a journal (atomic) or directly (in-place)
+    #[arg(long, value_name = "MODE", default_value = "atomic")]
+    #[arg(value_parser = ["in-place", "atomic"])]
+    pub destage: String,
+    /// Directory on the device that holds the cache; default: that of temporary files
+    #[arg(long, value_name = "DIR")]
+    pub path: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchNeighbour {
+    #[command(flatten)]
+    pub slots: BenchSlots,
+    /// Requests of the guest in a second
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub rate: u32,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchRecord {
+    /// Rounds of six slots: alone, recorded, alone again, and the same backwards
+    #[arg(long, value_name = "N", default_value_t = 15)]
+    pub rounds: u32,
+    /// Length of one slot
+    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    pub seconds: f64,
+    /// Requests of the guest in flight
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub qd: usize,
+    /// Directory on the device that holds the cache and the trace; default: that of temporary files
+    #[arg(long, value_name = "DIR")]
+    pub path: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchRestart {
+    /// Rounds of four starts: after an orderly stop, a kill, a kill with the stage gone, and a kill
+    /// in a destage
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub rounds: u32,
+    /// Size of the cache; only what is written to it takes room
+    #[arg(long, value_name = "SIZE", default_value = "40GiB")]
+    pub cache: String,
+    /// Dirty data in scattered blocks of 4 KiB; at most a third of the cache
+    #[arg(long, value_name = "SIZE", default_value = "4GiB")]
+    pub dirty: String,
+    /// Another version of the product, of the same cache format, to be started; default: this one
+    #[arg(long, value_name = "FILE")]
+    pub program: Option<PathBuf>,
+    /// Directory on the device that holds cache and image; default: that of temporary files
+    #[arg(long, value_name = "DIR")]
+    pub path: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchDestage {
+    #[command(flatten)]
+    pub slots: BenchSlots,
+    /// Requests of the guest in flight
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub qd: usize,
+    /// Of a hundred requests, writes
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub writes: u32,
+    /// Of a thousand requests, reads that only the origin has
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub misses: u32,
+    /// Size of the cache
+    #[arg(long, value_name = "SIZE", default_value = "2GiB")]
+    pub cache: String,
+    /// Write the curves over time as a page
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchBurst {
+    /// All times and limits are divided by this; 1 takes 36 minutes
+    #[arg(long, value_name = "N", default_value_t = 20.0)]
+    pub scale: f64,
+    /// Destage through a journal (atomic) or directly (in-place)
+    #[arg(long, value_name = "MODE", default_value = "in-place")]
+    #[arg(value_parser = ["in-place", "atomic"])]
+    pub destage: String,
+    /// Where the page with the plots goes
+    #[arg(
+        long,
+        alias = "report",
+        value_name = "FILE",
+        default_value = "tenuto-burst.html"
+    )]
+    pub html: PathBuf,
+    /// Seed of everything random
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchDesktops {
+    /// Numbers of desktops, with commas between, up to 4096; each is measured by itself
+    #[arg(
+        long,
+        value_name = "N,N",
+        value_delimiter = ',',
+        default_value = "100,300,1000"
+    )]
+    pub users: Vec<u32>,
+    /// What they do; those of boot and login come one after the other
+    #[arg(long, value_name = "PATTERN", default_value = "office")]
+    #[arg(value_parser = ["office", "heavy", "mixed", "login", "boot"])]
+    pub pattern: String,
+    /// Where the cache is, with commas between: none, beside the origin, on the host
+    #[arg(long, value_name = "CASE,CASE", value_delimiter = ',')]
+    #[arg(default_value = "none,beside,host", value_parser = ["none", "beside", "host"])]
+    pub cases: Vec<String>,
+    /// Policy of the volumes where there is a cache
+    #[arg(long, value_name = "POLICY", default_value = "write-back")]
+    #[arg(value_parser = ["write-back", "write-through", "ephemeral"])]
+    pub policy: String,
+    /// Latency of the simulated SAN
+    #[arg(long, value_name = "TIME", default_value = "5ms")]
+    pub origin_latency: String,
+    /// Requests per second that the simulated SAN takes
+    #[arg(long, value_name = "N", default_value_t = 2000)]
+    pub origin_iops: u32,
+    /// The part of its latency that a cache beside the origin does not spare; default: half
+    #[arg(long, value_name = "TIME")]
+    pub path_latency: Option<String>,
+    /// Length of one case with one number of desktops
+    #[arg(long, value_name = "S", default_value_t = 60.0)]
+    pub seconds: f64,
+    /// Destage through a journal (atomic) or directly (in-place)
+    #[arg(long, value_name = "MODE", default_value = "atomic")]
+    #[arg(value_parser = ["in-place", "atomic"])]
+    pub destage: String,
+    /// Age at which dirty data goes to shared storage; short, so that a short run pays for it
+    #[arg(long, value_name = "TIME", default_value = "20s")]
+    pub destage_after: String,
+    /// Size of the cache
+    #[arg(long, value_name = "SIZE", default_value = "8GiB")]
+    pub cache: String,
+    /// Size of its read tier
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    pub ram: String,
+    /// Which blocks of their own images are kept on the cache device
+    #[arg(long, default_value = "reuse", value_parser = ["reuse", "all"])]
+    pub admission: String,
+    /// Seed of everything random
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Directory on the device that holds the cache; default: that of temporary files
+    #[arg(long, value_name = "DIR")]
+    pub path: Option<PathBuf>,
+    /// Write the curves as a page
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchPolicies {
+    /// Desktops of the office
+    #[arg(long, value_name = "N", default_value_t = 55)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(DESKTOPS_MAX)))]
+    pub desktops: u32,
+    /// Size of the cache of all of them
+    #[arg(long, value_name = "SIZE", default_value = "500GiB")]
+    pub cache: String,
+    /// Size of its read tier
+    #[arg(long, value_name = "SIZE", default_value = "8GiB")]
+    pub ram: String,
+    /// Age at which dirty data goes to shared storage
+    #[arg(long, value_name = "TIME", default_value = "10m")]
+    pub destage_after: String,
+    /// Destage through a journal (atomic) or directly (in-place)
+    #[arg(long, value_name = "MODE", default_value = "atomic")]
+    #[arg(value_parser = ["in-place", "atomic"])]
+    pub destage: String,
+    /// Which blocks are kept on the cache device
+    #[arg(long, default_value = "all", value_parser = ["reuse", "all"])]
+    pub admission: String,
+    /// Desktops whose requests in the peaks are played again through QEMU's qcow2 driver, to count
+    /// what qcow2 clones at the storage make of them; 0: none
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=16))]
+    pub qcow2: u32,
+    /// Seed of everything random
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// A report with plots, into this file
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchEngine {
+    /// Extents in the map before measuring
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    pub extents: u64,
+    /// Size of the volume over which they are scattered
+    #[arg(long, value_name = "SIZE", default_value = "1TiB")]
+    pub span: String,
+    /// Write hits that are measured in each round
+    #[arg(long, value_name = "N", default_value_t = 2_000_000)]
+    pub operations: u64,
+    /// Rounds of each measurement, in turn; the median counts
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub rounds: u32,
+    /// Seed of everything random
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}

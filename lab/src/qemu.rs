@@ -1,0 +1,250 @@
+//! QEMU's own programs, as child processes: what people run today, to be compared with.
+//!
+//! Owns each process from its start to its end. Always true: one that has ended by itself, or does
+//! not end in its time, is an error with the last thing it said; none is left behind, also where
+//! this process is killed. Deliberately absent: what they do with an image, which is what is
+//! measured.
+
+use crate::client::Client;
+use host::error::{Error, Kind, Result, cause};
+use host::sys;
+use std::io::{self, Read};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
+
+const PACKAGE: &str = "qemu-utils";
+const NBD: &str = "qemu-nbd";
+const IMG: &str = "qemu-img";
+/// Until one that was started must listen, and until it must have ended; far beyond what a busy
+/// machine needs.
+const LISTEN_MAX: Duration = Duration::from_secs(60);
+const END_MAX: Duration = Duration::from_secs(120);
+const LOOK: Duration = Duration::from_millis(5);
+/// Of what it says; the rest is read and forgotten.
+const SAID_BYTES_MAX: u64 = 16 << 10;
+
+struct Process {
+    name: &'static str,
+    child: Child,
+    /// What it has said, once it has ended.
+    heard: Receiver<String>,
+}
+
+impl Process {
+    fn start(name: &'static str, arguments: &[&str]) -> Result<Process> {
+        let mut command = Command::new(name);
+        command.args(arguments).stdin(Stdio::null());
+        // A group of its own: Ctrl-C is for this process, which ends it in order.
+        command.process_group(0);
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        sys::end_with_parent(&mut command);
+        let mut child = command.spawn().map_err(|error| absent(name, &error))?;
+        let stderr = child.stderr.take().expect("it was asked for");
+        let (say, heard) = sync_channel(1);
+        std::thread::spawn(move || {
+            let (mut said, mut stderr) = (Vec::new(), stderr);
+            let read = (&mut stderr).take(SAID_BYTES_MAX).read_to_end(&mut said);
+            // Only its end counts from here on.
+            let _ = read.and_then(|_| io::copy(&mut stderr, &mut io::sink()));
+            let _ = say.send(String::from_utf8_lossy(&said).into_owned());
+        });
+        Ok(Process { name, child, heard })
+    }
+
+    /// Waits until it ends, as long as it may take.
+    fn end(mut self) -> Result<()> {
+        match self.heard.recv_timeout(END_MAX) {
+            Ok(said) => match self.status()? {
+                status if status.success() => Ok(()),
+                status => Err(self.ended(status, &said)),
+            },
+            Err(_) => {
+                let (name, seconds) = (self.name, END_MAX.as_secs());
+                Err(Error::failed(format!("{name}: did not end in {seconds} s")))
+            }
+        }
+    }
+
+    /// It has closed its standard error, so this takes no time.
+    fn status(&mut self) -> Result<ExitStatus> {
+        let name = self.name;
+        let waited = self.child.wait();
+        waited.map_err(|error| Error::failed(format!("{name}: {}", cause(&error))))
+    }
+
+    fn ended(&self, status: ExitStatus, said: &str) -> Error {
+        let last = said.lines().rev().find(|line| !line.trim().is_empty());
+        let (name, last) = (self.name, last.unwrap_or("it said nothing"));
+        Error::failed(format!("{name}: has ended ({status}): {}", last.trim()))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // One that has ended by itself needs no end.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn absent(name: &str, error: &io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::NotFound => Error::new(
+            Kind::NotFound,
+            format!("{name} is not installed; Debian has it in {PACKAGE}"),
+        ),
+        _ => Error::failed(format!("{name}: {}", cause(error))),
+    }
+}
+
+/// The version of the programs, or why there is none.
+pub fn version() -> Result<String> {
+    let mut version = None;
+    for name in [NBD, IMG] {
+        let mut command = Command::new(name);
+        command.arg("--version").stdin(Stdio::null());
+        sys::end_with_parent(&mut command);
+        let done = command.output().map_err(|error| absent(name, &error))?;
+        let text = String::from_utf8_lossy(&done.stdout);
+        let line = text.lines().next().unwrap_or_default();
+        if !done.status.success() || line.is_empty() {
+            return Err(Error::failed(format!("{name}: does not tell its version")));
+        }
+        version.get_or_insert(line.to_owned());
+    }
+    Ok(version.expect("there is one of each program"))
+}
+
+/// Runs `qemu-img`.
+pub fn img(arguments: &[&str]) -> Result<()> {
+    Process::start(IMG, arguments)?.end()
+}
+
+/// What QEMU is told to open: an export below this driver.
+pub fn node(driver: &str, socket: &Path, export: &str) -> String {
+    let socket = socket.display().to_string().replace(',', ",,");
+    format!(
+        "driver={driver},file.driver=nbd,file.server.type=unix,file.server.path={socket},\
+         file.export={export}"
+    )
+}
+
+/// Makes an empty overlay over an export, without a look at that.
+pub fn overlay(path: &Path, bytes: u64, socket: &Path, base: &str, options: &str) -> Result<()> {
+    let backing = format!("nbd+unix:///{base}?socket={}", socket.display());
+    let (path, bytes) = (path.display().to_string(), bytes.to_string());
+    let create = ["create", "-q", "-f", "qcow2", "-u", "-b", &backing];
+    let rest = ["-F", "raw", "-o", options, &path, &bytes];
+    img(&[&create[..], &rest].concat())
+}
+
+/// An image that QEMU serves.
+pub struct Server {
+    process: Process,
+    socket: PathBuf,
+}
+
+impl Server {
+    /// For so many clients at once; it stays when they go. `image` is a node in QEMU's words.
+    pub fn start(socket: &Path, image: &str, clients: usize) -> Result<Server> {
+        let shared = format!("--shared={clients}");
+        Server::with(socket, image, &["--persistent", &shared])
+    }
+
+    fn with(socket: &Path, image: &str, more: &[&str]) -> Result<Server> {
+        // Left by the one before; if there is none, all is well.
+        let _ = std::fs::remove_file(socket);
+        let path = socket.display().to_string();
+        let all = [more, &["--socket", &path, "--image-opts", image]].concat();
+        Ok(Server {
+            process: Process::start(NBD, &all)?,
+            socket: socket.to_owned(),
+        })
+    }
+
+    /// Connects as soon as it listens.
+    pub fn connect(&mut self) -> Result<Client> {
+        let begun = Instant::now();
+        loop {
+            let error = match Client::connect(&self.socket, "") {
+                Ok(client) => return Ok(client),
+                Err(error) => error,
+            };
+            // The pause ends when it ends.
+            match self.process.heard.recv_timeout(LOOK) {
+                Err(RecvTimeoutError::Timeout) if begun.elapsed() < LISTEN_MAX => {}
+                Err(_) => {
+                    let why = cause(&error);
+                    return Err(Error::failed(format!("{NBD}: does not listen: {why}")));
+                }
+                Ok(said) => {
+                    let status = self.process.status()?;
+                    return Err(self.process.ended(status, &said));
+                }
+            }
+        }
+    }
+
+    /// Why an answer did not come.
+    fn lost(&mut self, error: &io::Error) -> Error {
+        match self.process.heard.recv_timeout(LOOK * 20) {
+            Ok(said) => match self.process.status() {
+                Ok(status) => self.process.ended(status, &said),
+                Err(error) => error,
+            },
+            Err(_) => Error::failed(format!("{NBD}: {}", cause(error))),
+        }
+    }
+}
+
+/// An image that QEMU serves to one client, and closes when that one goes.
+pub struct Served {
+    client: Option<Client>,
+    server: Server,
+}
+
+impl Served {
+    /// `image` is a node in QEMU's words.
+    pub fn start(socket: &Path, image: &str) -> Result<Served> {
+        let mut server = Server::with(socket, image, &[])?;
+        Ok(Served {
+            client: Some(server.connect()?),
+            server,
+        })
+    }
+
+    pub fn client(&mut self) -> &mut Client {
+        self.client.as_mut().expect("it is there until the end")
+    }
+
+    /// Why an answer did not come.
+    pub fn lost(&mut self, error: &io::Error) -> Error {
+        self.server.lost(error)
+    }
+
+    /// Says goodbye; what QEMU still holds back goes to the storage.
+    pub fn close(mut self) -> Result<()> {
+        self.client = None;
+        self.server.process.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_fails_is_told_of_in_one_line_with_what_it_said_last() {
+        let failing = "echo first >&2; echo 'the disk is full' >&2; exit 3";
+        let process = Process::start("sh", &["-c", failing]).expect("it starts");
+        let error = process.end().expect_err("it has failed");
+        let wanted = "sh: has ended (exit status: 3): the disk is full";
+        assert_eq!(error.message, wanted);
+        let missing = Process::start("no-such-program-of-qemu", &[]);
+        let error = missing.err().expect("it is not there");
+        assert!(error.message.contains("not installed; Debian has it in"));
+    }
+}
