@@ -216,6 +216,16 @@ list! {
         TagParts,
         /// 5.2.2: what a write replaces that is given up in the middle is used again at once.
         DieOfGivenUp,
+        /// 2: a volume goes on with an image that it has seen not to fit.
+        AskMisfit,
+        /// 5.2.4: nobody looks at an image between its last write and the word that all is there.
+        SkipLastLook,
+        /// 5.2.4: a destage goes on where it was when its image was cut short and put back.
+        GoOnBehindMisfit,
+        /// 5.2.7: what was read of an image while it was cut short is kept.
+        KeepCutShort,
+        /// 5.2.7: what was read of a base before another program wrote it is kept.
+        KeepChangedBase,
         /// 2: flow control never holds a write.
         NeverSlow,
     }

@@ -112,10 +112,12 @@ pub fn settle_or(
     volume: VolumeId,
     otherwise: Otherwise,
 ) -> Result<Settled, OpenError> {
-    let origin = media.stat(Device::Origin(volume)).ok();
+    // Who does not know its image cannot tell it from another one later.
+    let stat = media.stat(Device::Origin(volume));
+    let origin = stat.map_err(|_| OpenError::Io("the origin"))?;
     let as_it_is = Settled {
-        origin,
-        image: origin.and_then(|origin| origin.image),
+        origin: Some(origin),
+        image: origin.image,
         overwrite: otherwise == Otherwise::KeepLog,
         ..Settled::default()
     };

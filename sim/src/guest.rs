@@ -92,6 +92,8 @@ pub enum Pending {
     Read {
         point: ReadPoint,
         buffer: BufferId,
+        /// It was under way while the image was cut short and nobody knew.
+        blurred: bool,
     },
     Write {
         serial: u64,
@@ -108,6 +110,10 @@ pub enum Pending {
     },
     /// Of each member of the group.
     Destage {
+        points: Vec<(usize, FlushPoint)>,
+    },
+    /// Whether the image still fits; behind a destage that has ended only then.
+    Look {
         points: Vec<(usize, FlushPoint)>,
     },
     Reset,
@@ -149,6 +155,7 @@ impl Pending {
             Pending::Flush { .. } => "flush".to_owned(),
             Pending::Outside { .. } => "read beyond the end".to_owned(),
             Pending::Destage { .. } => "destage".to_owned(),
+            Pending::Look { .. } => "look".to_owned(),
             Pending::Reset => "reset".to_owned(),
             Pending::Leave => "leave".to_owned(),
             Pending::Tune(_) => "tune".to_owned(),
@@ -222,6 +229,13 @@ pub struct Guest {
     look: Option<u64>,
     /// Sectors it had at the begin.
     sectors_first: u64,
+    /// The daemon knows its image, and has seen that it does not fit.
+    pub knows_image: bool,
+    pub misfits: bool,
+    /// Its base was written, and nobody has told the daemon.
+    pub stale_base: bool,
+    /// The last look at it had no answer.
+    pub unseen: bool,
     /// Sectors that could not be read after the last copy was destroyed.
     pub lost: u64,
     rng: Rng,
@@ -291,6 +305,10 @@ impl Guest {
             shrunk: false,
             look: None,
             sectors_first: origin.sectors,
+            knows_image: false,
+            misfits: false,
+            stale_base: false,
+            unseen: false,
             lost: 0,
             model,
             plan,
@@ -728,6 +746,7 @@ impl Guest {
         self.id = None;
         self.resetting = false;
         self.sizing = None;
+        (self.knows_image, self.misfits, self.stale_base) = (false, false, false);
         self.crash = self.crash.max(Some(crash));
     }
 }

@@ -250,6 +250,7 @@ impl World {
             self.check_commit(volume, None)?;
         }
         let elsewhere = self.plan.hosts > 1 && self.is_owed_elsewhere(id);
+        self.guests[volume].knows_image = settled.image.is_some();
         let settled = self.taken_or(settled);
         let spec = self.spec(volume);
         let engine = self.engine.as_mut().expect("the engine is open");
@@ -274,6 +275,7 @@ impl World {
             Ok(()) => {}
         }
         self.guests[volume].id = Some(id);
+        self.look_later(volume);
         self.pay(volume, id);
         self.apply(Event::Tick)?;
         if self.struck {
@@ -407,7 +409,7 @@ impl World {
         let busy = |guest: &Guest| {
             !guest.pending.is_empty() || !guest.gone.is_empty() || guest.commit.is_some()
         };
-        let busy = |world: &World| world.guests.iter().any(busy);
+        let busy = |world: &World| world.guests.iter().any(busy) || world.is_image_astray();
         self.run_while(busy, "guests without faults").map(|_| ())
     }
 
@@ -451,6 +453,7 @@ impl World {
         self.served = self.engine.is_some();
         self.faults.life_ends();
         self.engine = None;
+        self.put_all_back();
         let late = self.orphaned();
         let power = matches!(
             ending,
@@ -507,6 +510,10 @@ impl World {
             let mut image = vec![0; origin.image.size() as usize];
             stamp::fill(&mut image, tag, 0, 0);
             origin.image = Disk::new(image);
+            if origin.inode > 0 {
+                origin.inode += 2;
+                origin.image.touch(crate::devices::MADE_NS);
+            }
             for (n, guest) in guests.iter_mut().enumerate() {
                 guest.renew(tag + 1000 * (n as u64 + 1), tag);
             }

@@ -13,6 +13,7 @@ mod faults;
 pub mod guest;
 pub mod host;
 mod hosts;
+mod images;
 pub mod memory;
 pub mod oracle;
 pub mod plan;

@@ -28,6 +28,9 @@ impl World {
     /// Reads each volume that has crashed through the engine, and judges it.
     pub fn verify(&mut self) -> Result<Step, Broken> {
         self.heal(true);
+        if self.plan.rates.knows_images() && self.reset_misfits()? == Step::Struck {
+            return Ok(Step::Struck);
+        }
         let crashed =
             |at: &usize| self.guests[*at].crash.is_some() && self.guests[*at].id.is_some();
         let volumes: Vec<usize> = (0..self.guests.len()).filter(crashed).collect();
@@ -211,6 +214,8 @@ impl World {
         for &member in members.iter().filter(|_| members.len() > 1) {
             let mut origin = self.devices.origins[self.guests[member].plan.origin].clone();
             let mut rng = self.rng.fork();
+            // As it is when it was put back.
+            (origin.path, origin.cut) = Default::default();
             for disk in [&mut origin.image, &mut origin.journal, &mut origin.ledger] {
                 disk.power_loss(Power::Kept, false, &mut rng);
             }
@@ -234,6 +239,8 @@ impl World {
             } else {
                 Power::Lost
             };
+            // As it is when it was put back.
+            (origin.path, origin.cut) = Default::default();
             for disk in [&mut origin.image, &mut origin.journal, &mut origin.ledger] {
                 disk.power_loss(power, false, &mut rng);
             }

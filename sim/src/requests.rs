@@ -37,6 +37,7 @@ impl World {
             self.budget -= 1;
             self.trace.counters.operations += 1;
             self.make_trouble();
+            self.make_images_misfit();
             self.submit(volume, request)?;
             if self.struck {
                 return Ok(());
@@ -53,7 +54,7 @@ impl World {
         Ok(())
     }
 
-    fn request_id(&mut self, volume: usize, admin: bool) -> RequestId {
+    pub(crate) fn request_id(&mut self, volume: usize, admin: bool) -> RequestId {
         let guest = &mut self.guests[volume];
         let connection = volume as u32 + CONNECTIONS * (2 * guest.connection + u32::from(admin));
         RequestId {
@@ -82,7 +83,13 @@ impl World {
                 let point = self.guests[volume].model.read_begin(sector, sectors);
                 let buffer = self.buffer(sectors, 0xEE);
                 self.trace.counters.reads += 1;
-                self.read(volume, sector, sectors, Pending::Read { point, buffer })
+                let blurred = self.is_blurred(volume);
+                let pending = Pending::Read {
+                    point,
+                    buffer,
+                    blurred,
+                };
+                self.read(volume, sector, sectors, pending)
             }
             Request::Write { .. } | Request::Discard { .. } | Request::WriteZeroes { .. } => {
                 self.change(volume, id, request)
@@ -357,6 +364,7 @@ impl World {
         let clock = self.clock();
         let guest = &mut self.guests[volume];
         match pending {
+            Pending::Read { blurred: true, .. } => {}
             Pending::Read { point, .. } if result.is_ok() => {
                 guest
                     .model
@@ -368,15 +376,16 @@ impl World {
                 self.trace.counters.acknowledged += 1;
             }
             Pending::Flush { point } if result.is_ok() => guest.model.flush_done(point),
-            Pending::Destage { points } if result.is_ok() => {
-                for (member, point) in points {
-                    let origin = self.guests[member].origin.as_mut();
-                    origin
-                        .expect("only such volumes are destaged")
-                        .flush_done(point);
+            // What was written may have gone to a file that nobody finds any more.
+            Pending::Destage { points } if result.is_ok() && self.plan.rates.knows_images() => {
+                self.look(volume, points)?;
+            }
+            Pending::Destage { points } if result.is_ok() => self.is_home(volume, points)?,
+            Pending::Look { points } if result.is_ok() => {
+                self.fits(volume)?;
+                if !points.is_empty() {
+                    self.is_home(volume, points)?;
                 }
-                self.check_origins(true)?;
-                self.check_cut(volume)?;
             }
             Pending::Reset => guest.model.reset_done(result.is_ok()),
             Pending::Tune(tuning) => {
@@ -397,6 +406,19 @@ impl World {
             _ => {}
         }
         Ok(())
+    }
+
+    /// The origins have what an order to destage was for.
+    fn is_home(&mut self, volume: usize, points: Vec<(usize, FlushPoint)>) -> Result<(), Broken> {
+        for (member, point) in points {
+            self.check_reached(member)?;
+            let origin = self.guests[member].origin.as_mut();
+            origin
+                .expect("only such volumes are destaged")
+                .flush_done(point);
+        }
+        self.check_origins(true)?;
+        self.check_cut(volume)
     }
 
     /// A volume has its new size when that is answered, and its image with it.
@@ -474,7 +496,10 @@ impl World {
     ) -> Result<(), Broken> {
         let plan = &self.guests[volume].plan;
         let (policy, direct) = (plan.policy, plan.goes_direct());
+        let held = self.members(volume).any(|it| self.guests[it].misfits);
         let allowed = match (pending, refusal) {
+            (Pending::Look { .. }, it) => it == Refusal::Held && self.may_be_held(volume),
+            (_, Refusal::Held) if held => true,
             (Pending::Outside { .. }, it) => it == Refusal::OutOfRange,
             (Pending::Write { .. }, Refusal::NoSpace) => policy == Policy::Ephemeral,
             (Pending::Write { .. }, Refusal::OriginFull | Refusal::Io) => direct && self.faulty(),

@@ -628,4 +628,56 @@ pub const ALL: &[Scenario] = &[
             options.operations = 1500;
         },
     },
+    Scenario {
+        name: "an-image-loses-its-name-while-it-is-served",
+        broke: "2: an image was renamed or removed under its daemon: all went to a file that \
+                nobody finds any more, and was called at the origin",
+        bend: |options, plan| {
+            plan.rates.image_moved = 10;
+            for volume in &mut plan.volumes {
+                volume.tuning.destage_after_ms = Some(200);
+            }
+            options.operations = 1500;
+        },
+    },
+    Scenario {
+        name: "an-image-is-cut-short-while-it-is-served",
+        broke: "2: behind the new end of an image zeroes were read, kept, and served when the \
+                image was whole again",
+        bend: |options, plan| {
+            plan.rates.image_shrunk = 10;
+            for volume in &mut plan.volumes {
+                volume.tuning.destage_after_ms = Some(200);
+                volume.tuning.admission = Admission::All;
+            }
+            options.operations = 1500;
+        },
+    },
+    Scenario {
+        name: "an-image-is-cut-short-in-the-middle-of-a-destage",
+        broke: "5.2.4: what a destage had written behind the new end of an image was gone when \
+                the image was put back; the rest was written, and all of it called there",
+        bend: |options, plan| {
+            only(plan, Policy::WriteBack, 1);
+            plan.rates.image_shrunk = 40;
+            plan.rates.origin_slow = 12;
+            plan.volumes[0].depth = 8;
+            plan.volumes[0].tuning.destage_after_ms = Some(20);
+            plan.volumes[0].tuning.origin_queue_depth = 1;
+            options.operations = 2000;
+        },
+    },
+    Scenario {
+        name: "a-base-is-written-while-it-is-served",
+        broke: "5.2.7: what was kept of a base in RAM and on the device was served after another \
+                program had written the base",
+        bend: |options, plan| {
+            only(plan, Policy::Ephemeral, 3);
+            plan.origins[0].tag = Some(1001);
+            plan.rates.base_written = 10;
+            plan.rates.image_moved = 2;
+            plan.volumes[1].reader = true;
+            options.operations = 1500;
+        },
+    },
 ];

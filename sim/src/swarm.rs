@@ -59,13 +59,16 @@ pub enum Feature {
     Foreign,
     Hosts,
     StageGone,
+    ImageMoved,
+    ImageShrunk,
+    BaseWritten,
 }
 
 use Feature as F;
 
 impl Feature {
     /// All of them, with their names and how many of a thousand seeds have them.
-    pub const ALL: [(Feature, &'static str, u64); 41] = [
+    pub const ALL: [(Feature, &'static str, u64); 44] = [
         (F::Neighbours, "neighbours", 800),
         (F::Ephemeral, "ephemeral", 600),
         (F::Direct, "direct", 600),
@@ -107,6 +110,9 @@ impl Feature {
         (F::Foreign, "foreign", 500),
         (F::Hosts, "hosts", 350),
         (F::StageGone, "stage-gone", 150),
+        (F::ImageMoved, "image-moved", 80),
+        (F::ImageShrunk, "image-shrunk", 80),
+        (F::BaseWritten, "base-written", 80),
     ];
 
     pub fn name(self) -> &'static str {
@@ -446,6 +452,9 @@ fn faults(plan: &mut Plan, seed: u64, features: Features) {
     };
     rates.new_image = draw(F::NewImages, &[300, 700]);
     rates.foreign = draw(F::Foreign, &[300, 800]);
+    rates.image_moved = draw(F::ImageMoved, &[2, 6]);
+    rates.image_shrunk = draw(F::ImageShrunk, &[2, 6]);
+    rates.base_written = draw(F::BaseWritten, &[2, 6]);
     rates.origin_slow = draw(F::SlowOrigin, &[3, 6, 12]).max(1);
     rates.cache_slow = draw(F::SlowCache, &[5, 20, 60]).max(1);
     rates.burst_ns = F::SlowOrigin

@@ -67,6 +67,7 @@ pub struct Counters {
     pub sectors_garbage: u64,
     pub clock_jumps: u64,
     pub foreign_writes: u64,
+    pub images: Images,
     pub moves: u64,
     pub visits: u64,
     pub held_elsewhere: u64,
@@ -85,6 +86,31 @@ pub struct Counters {
     pub acknowledged: u64,
     pub sizes: Sizes,
     pub steps: u64,
+}
+
+/// Images that did not fit while they were served.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Images {
+    pub moved: u64,
+    pub shrunk: u64,
+    /// Bases that another program wrote.
+    pub written: u64,
+    /// Volumes that saw it.
+    pub held: u64,
+    /// Overlays that lay on another base than the one that was there.
+    pub overlays: u64,
+}
+
+impl Images {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 5] {
+        [
+            ("bases written", &mut self.written),
+            ("images moved", &mut self.moved),
+            ("images cut short", &mut self.shrunk),
+            ("volumes held for their image", &mut self.held),
+            ("overlays on another base", &mut self.overlays),
+        ]
+    }
 }
 
 /// Changes of size.
@@ -178,7 +204,9 @@ impl Counters {
             ("writes acknowledged", &mut self.acknowledged),
             ("steps", &mut self.steps),
         ];
-        fields.into_iter().chain(self.sizes.fields()).collect()
+        let sizes = self.sizes.fields();
+        let images = self.images.fields();
+        fields.into_iter().chain(sizes).chain(images).collect()
     }
 
     /// Adds the counts of another run.
@@ -210,6 +238,9 @@ impl Counters {
             + self.clock_jumps
             + self.foreign_writes
             + self.images_renewed
+            + self.images.moved
+            + self.images.shrunk
+            + self.images.written
     }
 
     /// Whether each sort of fault, and each thing that a host does about it, is among them.
@@ -223,6 +254,10 @@ impl Counters {
             self.clock_jumps,
             self.foreign_writes,
             self.images_renewed,
+            self.images.moved,
+            self.images.shrunk,
+            self.images.written,
+            self.images.held,
             self.moves,
             self.visits,
             self.held_elsewhere,

@@ -183,6 +183,12 @@ impl Model {
         }
     }
 
+    /// What the volume held before its first write is another image now, stamped with this tag.
+    /// What was written stays over it.
+    pub fn base_written(&mut self, tag: u64) {
+        self.initial = Initial::Stamped(tag);
+    }
+
     /// The serial that the next write will get.
     pub fn next_serial(&self) -> u64 {
         self.first + self.writes.len() as u64

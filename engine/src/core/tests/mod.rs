@@ -10,6 +10,7 @@ mod broken;
 mod checkpoint;
 mod damage;
 mod destage;
+mod images;
 mod jobs;
 mod lines;
 mod lives;
@@ -107,6 +108,8 @@ struct Host {
     /// Which of them do not end, and which fail.
     holds: fn(&Io) -> bool,
     fails: fn(&Io) -> Option<IoError>,
+    /// What a look at an image finds.
+    stat: Stat,
 }
 
 fn config() -> Config {
@@ -212,6 +215,7 @@ impl Host {
             requests: 0,
             holds: none,
             fails: fine,
+            stat: STAT,
         }
     }
 
@@ -307,7 +311,7 @@ impl Host {
             if result.is_ok() {
                 self.carry(&io);
             }
-            let stat = (io.op == Op::Stat).then_some(STAT);
+            let stat = (io.op == Op::Stat).then_some(self.stat);
             let io = io.id;
             self.apply(Event::Done { io, result, stat });
         }
