@@ -216,6 +216,18 @@ list! {
         TagParts,
         /// 5.2.2: what a write replaces that is given up in the middle is used again at once.
         DieOfGivenUp,
+        /// 2: dirty data is laid over an image that it does not belong to.
+        LayOverAny,
+        /// 2: a journal is applied to an image that it was not made for.
+        ReplayToAny,
+        /// 2: an overlay lies over another base than the one it was written on.
+        LayOverAnyBase,
+        /// 2: what the log has of a volume comes back after its loss was accepted.
+        KeepAfterLoss,
+        /// 2: a loss that was accepted is not in the ledger before a direct volume is served.
+        KeepLossToItself,
+        /// 2: a cache file that nobody finds any more is written as before.
+        TrustGoneCache,
         /// 2: a volume goes on with an image that it has seen not to fit.
         AskMisfit,
         /// 5.2.4: nobody looks at an image between its last write and the word that all is there.

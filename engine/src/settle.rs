@@ -47,6 +47,8 @@ pub struct Settled {
     pub image: Option<Image>,
     /// What the log has goes to the image that is there, whichever that is.
     pub overwrite: bool,
+    /// What the ledger said to be dirty was given up just now.
+    pub loss_accepted: bool,
 }
 
 /// What becomes of a pending journal whose image is not the one it was made for.
@@ -83,6 +85,7 @@ impl Settled {
         };
         if ledger.dirty {
             ledger.compatible |= LOSS_ACCEPTED;
+            self.loss_accepted = true;
         }
         ledger.dirty = false;
         if let Progress::Cut(upto) = ledger.progress {
@@ -279,7 +282,7 @@ fn check_image(
     }
     let image = stat.image.unwrap_or_default();
     let (known, named) = (ledger.image.written(), Named::Unknown);
-    let taken = known.is_unknown() || otherwise == Otherwise::TakeCopy;
+    let taken = known.is_unknown() || otherwise == Otherwise::TakeCopy || has(Bug::ReplayToAny);
     let same = taken || compare(&known, Some(&image), named) != Finding::Replaced;
     if !same {
         return Err(OpenError::Image(

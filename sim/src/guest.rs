@@ -5,7 +5,9 @@
 //! both models number the writes alike. Deliberately absent: how requests reach the engine.
 
 use crate::plan::{OriginPlan, VolumePlan};
+use crate::replaced::{Laid, Replaced};
 use crate::rng::Rng;
+use crate::unlinked::CacheLost;
 use engine::event::Tuning;
 use engine::types::{BufferId, DestageMode, Policy, Tag, VolumeId};
 use std::collections::BTreeMap;
@@ -127,6 +129,8 @@ pub enum Pending {
     Commit,
     Scrub,
     Detach,
+    /// What the log has of a volume that is held is given up.
+    Drop,
     /// A part of the check that reads the whole volume.
     Part {
         sector: u64,
@@ -165,6 +169,7 @@ impl Pending {
             Pending::Commit => "commit".to_owned(),
             Pending::Scrub => "scrub".to_owned(),
             Pending::Detach => "detach".to_owned(),
+            Pending::Drop => "drop".to_owned(),
             Pending::Part { sector, .. } => format!("check from sector {sector}"),
         }
     }
@@ -229,6 +234,15 @@ pub struct Guest {
     look: Option<u64>,
     /// Sectors it had at the begin.
     sectors_first: u64,
+    /// It has had an answer to its attach in this life.
+    pub served: bool,
+    /// The cache that had its data is gone.
+    pub cache_lost: Option<CacheLost>,
+    /// Its image is another one, and nobody has decided yet, or what its log had lies over that.
+    pub replaced: Option<Replaced>,
+    pub laid: Option<Laid>,
+    /// What lay over another image is not there yet.
+    pub doubts_origin: bool,
     /// The daemon knows its image, and has seen that it does not fit.
     pub knows_image: bool,
     pub misfits: bool,
@@ -305,6 +319,11 @@ impl Guest {
             shrunk: false,
             look: None,
             sectors_first: origin.sectors,
+            served: false,
+            cache_lost: None,
+            replaced: None,
+            laid: None,
+            doubts_origin: false,
             knows_image: false,
             misfits: false,
             stale_base: false,
@@ -743,6 +762,7 @@ impl Guest {
         self.owed.extend(owed);
         self.gone.clear();
         self.whole = None;
+        self.served = self.id.is_some();
         self.id = None;
         self.resetting = false;
         self.sizing = None;

@@ -89,6 +89,10 @@ impl World {
 
     /// Starts the daemon, through further crashes, until all volumes are judged.
     pub fn start(&mut self) -> Result<(), Broken> {
+        // Who was let in earlier than others asks nothing before all are judged.
+        if self.plan.rates.knows_images() {
+            self.budget = 0;
+        }
         for attempt in 0..STARTS_MAX {
             let calm = attempt >= CRASHES_MAX;
             if self.try_start(calm)? == Start::Again {
@@ -225,6 +229,13 @@ impl World {
         let engine = self.engine.as_mut().expect("the engine is open");
         let id = engine.place(&plan.name);
         self.devices.places.insert(id, plan.origin);
+        if self.guests[volume].replaced.is_some() {
+            match self.attach_replaced(volume, id)? {
+                Some(true) => return self.die(true).map(|()| Start::Again),
+                Some(false) => return Ok(Start::Up),
+                None => {}
+            }
+        }
         let unlucky = !calm && self.rng.chance(self.plan.rates.crash_in_recovery / 8);
         let fuse = unlucky.then(|| self.rng.below(20));
         let mut rng = self.rng.fork();
@@ -252,6 +263,7 @@ impl World {
         let elsewhere = self.plan.hosts > 1 && self.is_owed_elsewhere(id);
         self.guests[volume].knows_image = settled.image.is_some();
         let settled = self.taken_or(settled);
+        let again = settled.clone();
         let spec = self.spec(volume);
         let engine = self.engine.as_mut().expect("the engine is open");
         let mut attached = engine.attach(Time(self.now), id, spec.clone(), settled.clone());
@@ -264,6 +276,14 @@ impl World {
                 ..settled
             };
             attached = engine.attach(Time(self.now), id, spec, accepted);
+        }
+        if matches!(&attached, Err(OpenError::Refused(_))) && self.guests[volume].accepts_loss() {
+            self.trace.counters.images.losses += 1;
+            let mut settled = again;
+            settled.accept_loss();
+            let spec = self.spec(volume);
+            let engine = self.engine.as_mut().expect("the engine is open");
+            attached = engine.attach(Time(self.now), id, spec, settled);
         }
         match attached {
             Err(OpenError::Refused(why)) if elsewhere => {
@@ -386,6 +406,7 @@ impl World {
         }
         if matches!(ending, Ending::Orderly { .. } | Ending::Move) {
             self.quiet()?;
+            self.save_from_removed_cache()?;
             self.park()?;
             self.run_while(|world| !world.parked, "park")?;
         }
@@ -470,6 +491,8 @@ impl World {
             }
         }
         self.take_sizes()?;
+        let served = |at: &usize| self.guests[*at].id.is_some();
+        let served: Vec<usize> = (0..self.guests.len()).filter(served).collect();
         for guest in &mut self.guests {
             // Parking has put everything acknowledged into the log.
             let logged = guest.plan.policy == Policy::WriteBack && !guest.plan.switches;
@@ -480,8 +503,10 @@ impl World {
                 Crash::Kill
             });
         }
+        let in_order = self.parked;
         self.parked = false;
         self.struck = false;
+        self.lose_cache(in_order)?;
         if power {
             self.renew_images();
         }
@@ -489,6 +514,7 @@ impl World {
             self.clock_is_set();
             self.foreign_writes(&owed_nothing);
         }
+        self.replace_images(&served)?;
         self.check_origins(true)
     }
 

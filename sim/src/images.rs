@@ -35,7 +35,7 @@ pub struct Misfit {
     synced_at: u64,
     mtime: u64,
     /// Its time of change is another one than when some overlays were begun.
-    written: bool,
+    pub written: bool,
     /// What was behind the end when it was cut short.
     tail: Vec<u8>,
 }

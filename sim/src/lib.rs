@@ -17,6 +17,7 @@ mod images;
 pub mod memory;
 pub mod oracle;
 pub mod plan;
+mod replaced;
 mod requests;
 pub mod rings;
 pub mod rng;
@@ -26,6 +27,7 @@ pub mod shrink;
 mod spoil;
 pub mod swarm;
 pub mod trace;
+mod unlinked;
 pub mod world;
 
 pub use broken::{Broken, Class};

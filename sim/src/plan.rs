@@ -56,6 +56,10 @@ pub struct Rates {
     pub image_shrunk: u64,
     /// The same for a base that another program writes while volumes read it.
     pub base_written: u64,
+    /// Per guest request: the cache file is removed.
+    pub cache_gone: u64,
+    /// Per end of a life: an image is another file afterwards.
+    pub image_replaced: u64,
     /// How many times longer everything takes; all the time, or in every second burst.
     pub origin_slow: u64,
     pub cache_slow: u64,
@@ -65,7 +69,7 @@ pub struct Rates {
 impl Rates {
     /// Whether the storage tells what images are known by, and daemons look at them.
     pub fn knows_images(&self) -> bool {
-        self.image_moved + self.image_shrunk + self.base_written > 0
+        self.image_moved + self.image_shrunk + self.base_written + self.image_replaced > 0
     }
 
     /// How often a read brings a bit that is not what the device has.
@@ -330,6 +334,8 @@ fn rates(rng: &mut Rng) -> Rates {
         image_moved: 0,
         image_shrunk: 0,
         base_written: 0,
+        image_replaced: 0,
+        cache_gone: 0,
         origin_slow: 1,
         cache_slow: 1,
         burst_ns: 0,

@@ -14,7 +14,9 @@ use workload::stamp;
 /// Connections number as volume + this x (2 x count + whether it is the administrator's).
 const CONNECTIONS: u32 = 1000;
 /// The connection of commands to the whole host.
-const HOST: u32 = CONNECTIONS - 1;
+pub(crate) const HOST: u32 = CONNECTIONS - 1;
+/// The number of the word that the cache file was looked for.
+pub(crate) const CACHE_SEEN: u32 = 1;
 
 impl World {
     pub fn wake_guests(&mut self) {
@@ -38,6 +40,7 @@ impl World {
             self.trace.counters.operations += 1;
             self.make_trouble();
             self.make_images_misfit();
+            self.remove_cache();
             self.submit(volume, request)?;
             if self.struck {
                 return Ok(());
@@ -318,6 +321,9 @@ impl World {
         result: Result<(), Refusal>,
     ) -> Result<(), Broken> {
         let volume = (id.connection.0 % CONNECTIONS) as usize;
+        if volume == HOST as usize && id.number == CACHE_SEEN {
+            return result.map_err(|refusal| format!("a look was refused: {refusal}").into());
+        }
         if volume == HOST as usize {
             self.parked = result.is_ok();
             return result.map_err(|refusal| format!("park was refused: {refusal}").into());

@@ -629,6 +629,39 @@ pub const ALL: &[Scenario] = &[
         },
     },
     Scenario {
+        name: "an-image-is-replaced-between-two-lives",
+        broke: "2: the dirty blocks of a volume went into another image that lay under its path \
+                after a stop, and an overlay lay over another base, without a word",
+        bend: |options, plan| {
+            plan.rates.image_replaced = 500;
+            plan.rates.absent = 0;
+            let (stop, off) = (
+                Ending::Orderly { power_off: false },
+                Ending::Orderly { power_off: true },
+            );
+            options.endings = vec![stop, Ending::Kill, off, Ending::PowerLoss, stop, stop];
+            options.restarts = 6;
+            options.operations = 1200;
+        },
+    },
+    Scenario {
+        name: "a-cache-file-is-removed-under-its-daemon",
+        broke: "2: flushes were acknowledged into a cache file that nobody finds any more, and an \
+                orderly stop let go of all that was dirty",
+        bend: |options, plan| {
+            plan.rates.cache_gone = 8;
+            for volume in &mut plan.volumes {
+                volume.switches = volume.policy != Policy::Ephemeral;
+                volume.tuning.destage = DestageMode::Atomic;
+                volume.journal_possible = true;
+            }
+            let stop = Ending::Orderly { power_off: false };
+            options.endings = vec![stop, Ending::Kill, stop, Ending::PowerLoss, stop, stop];
+            options.restarts = 6;
+            options.operations = 1200;
+        },
+    },
+    Scenario {
         name: "an-image-loses-its-name-while-it-is-served",
         broke: "2: an image was renamed or removed under its daemon: all went to a file that \
                 nobody finds any more, and was called at the origin",

@@ -62,13 +62,16 @@ pub enum Feature {
     ImageMoved,
     ImageShrunk,
     BaseWritten,
+    ImageReplaced,
+    CacheGone,
+    Resizes,
 }
 
 use Feature as F;
 
 impl Feature {
     /// All of them, with their names and how many of a thousand seeds have them.
-    pub const ALL: [(Feature, &'static str, u64); 44] = [
+    pub const ALL: [(Feature, &'static str, u64); 47] = [
         (F::Neighbours, "neighbours", 800),
         (F::Ephemeral, "ephemeral", 600),
         (F::Direct, "direct", 600),
@@ -113,6 +116,9 @@ impl Feature {
         (F::ImageMoved, "image-moved", 80),
         (F::ImageShrunk, "image-shrunk", 80),
         (F::BaseWritten, "base-written", 80),
+        (F::ImageReplaced, "image-replaced", 80),
+        (F::CacheGone, "cache-gone", 60),
+        (F::Resizes, "resizes", 80),
     ];
 
     pub fn name(self) -> &'static str {
@@ -417,6 +423,11 @@ fn load(plan: &mut Plan, seed: u64, features: Features) {
         volume.spares.commands = !features.has(F::Commands);
         volume.spares.fua = !features.has(F::Fua);
     }
+    let mut sizes = F::Resizes.numbers(seed);
+    for volume in &mut plan.volumes {
+        // Those that stand alone.
+        volume.resizes = features.has(F::Resizes) && sizes.chance(700) && volume.group.is_empty();
+    }
     let mut zeroes = F::Discards.numbers(seed);
     if features.has(F::Discards) && zeroes.chance(200) {
         plan.volumes.last_mut().expect("there is one").zeroes = true;
@@ -455,13 +466,15 @@ fn faults(plan: &mut Plan, seed: u64, features: Features) {
     rates.image_moved = draw(F::ImageMoved, &[2, 6]);
     rates.image_shrunk = draw(F::ImageShrunk, &[2, 6]);
     rates.base_written = draw(F::BaseWritten, &[2, 6]);
+    rates.image_replaced = draw(F::ImageReplaced, &[200, 500]);
+    rates.cache_gone = draw(F::CacheGone, &[3, 10]);
     rates.origin_slow = draw(F::SlowOrigin, &[3, 6, 12]).max(1);
     rates.cache_slow = draw(F::SlowCache, &[5, 20, 60]).max(1);
     rates.burst_ns = F::SlowOrigin
         .numbers(!seed)
         .pick(&[0, 50_000_000, 2_000_000_000]);
     plan.hosts = 1 + usize::from(features.has(F::Hosts));
-    if features.has(F::CacheDies) {
+    if features.has(F::CacheDies) || features.has(F::CacheGone) {
         // In-place destage of what the log has lost is no promise, and who cannot go past a log
         // waits for it.
         for volume in &mut plan.volumes {

@@ -95,6 +95,16 @@ pub struct Images {
     pub shrunk: u64,
     /// Bases that another program wrote.
     pub written: u64,
+    /// While nobody served them; volumes that were held for it; and what became of them.
+    pub replaced: u64,
+    pub refused: u64,
+    pub put_back: u64,
+    pub kept_images: u64,
+    pub kept_logs: u64,
+    /// Cache files that were removed, and were gone at the end of a life; losses accepted for that.
+    pub caches: u64,
+    pub caches_lost: u64,
+    pub losses: u64,
     /// Volumes that saw it.
     pub held: u64,
     /// Overlays that lay on another base than the one that was there.
@@ -102,8 +112,16 @@ pub struct Images {
 }
 
 impl Images {
-    fn fields(&mut self) -> [(&'static str, &mut u64); 5] {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 13] {
         [
+            ("cache files removed", &mut self.caches),
+            ("caches lost", &mut self.caches_lost),
+            ("losses accepted", &mut self.losses),
+            ("images replaced", &mut self.replaced),
+            ("volumes refused for that", &mut self.refused),
+            ("images put back", &mut self.put_back),
+            ("images kept", &mut self.kept_images),
+            ("logs kept", &mut self.kept_logs),
             ("bases written", &mut self.written),
             ("images moved", &mut self.moved),
             ("images cut short", &mut self.shrunk),
@@ -241,6 +259,8 @@ impl Counters {
             + self.images.moved
             + self.images.shrunk
             + self.images.written
+            + self.images.replaced
+            + self.images.caches
     }
 
     /// Whether each sort of fault, and each thing that a host does about it, is among them.
@@ -258,6 +278,10 @@ impl Counters {
             self.images.shrunk,
             self.images.written,
             self.images.held,
+            self.images.replaced,
+            self.images.caches_lost,
+            self.images.losses,
+            self.sizes.shrunk,
             self.moves,
             self.visits,
             self.held_elsewhere,

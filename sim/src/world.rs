@@ -38,6 +38,10 @@ pub(crate) enum Wake {
     Late(File, u64),
     /// The daemon looks at the image of a volume.
     Look(usize),
+    /// The daemon looks for its cache file.
+    Cache {
+        found: bool,
+    },
     /// Somebody puts an image back.
     PutBack(usize),
 }
@@ -128,6 +132,8 @@ pub struct World {
     pub guests: Vec<Guest>,
     pub(crate) faults: Faults,
     pub(crate) images: Vec<Misfit>,
+    /// The cache file has no name any more.
+    pub(crate) cache_gone: bool,
     pub healthy: bool,
     /// Guest requests that may still be made in this phase.
     pub budget: u64,
@@ -203,6 +209,7 @@ impl World {
             idle: VecDeque::new(),
             faults: Faults::new(plan.origins.len()),
             images: vec![Misfit::default(); plan.origins.len()],
+            cache_gone: false,
             machine: Uuid(rng.bytes16()),
             boot: Uuid(rng.bytes16()),
             plan,
@@ -305,6 +312,7 @@ impl World {
         match wake {
             Wake::Done(id) => self.complete(id),
             Wake::Guest(volume) => self.wake_guest(volume),
+            Wake::Cache { found } => self.see_cache(found),
             Wake::Look(volume) => self.look_in_turn(volume),
             Wake::PutBack(origin) => {
                 self.put_back_if_seen(origin);

@@ -108,6 +108,9 @@ impl Core {
             volume.tenant = self.log.move_in();
         }
         volume.keeper = self.keeper_at_attach(&volume, ledger, spec.commit, image);
+        if let Some(keeper) = volume.keeper.as_mut() {
+            keeper.unsaid = settled.loss_accepted;
+        }
         while self.volumes.len() <= id.0 as usize {
             self.volumes.push(None);
         }
@@ -280,7 +283,9 @@ impl Core {
             volume.first_serial = volume.serial_next;
         }
         // Ids are used again; whatever the log still has under this one is of another volume.
-        volume.base_generation = volume.generation;
+        if !has(Bug::KeepAfterLoss) {
+            volume.base_generation = volume.generation;
+        }
         Ok(volume)
     }
 
@@ -297,6 +302,7 @@ impl Core {
             step: None,
             piece: None,
             failed: false,
+            unsaid: false,
             clock_ahead_ns: 0,
             clock_there: (0, Time(0)),
         }
@@ -336,8 +342,10 @@ impl Core {
             return;
         }
         let Some(volume) = self.find(id) else { return };
-        let owner = volume.policy == Policy::WriteBack && volume.keeper.is_some();
-        if owner && !has(Bug::ServeUnclaimed) {
+        let owner = volume.policy == Policy::WriteBack;
+        let says = |keeper: &Keeper| owner || keeper.unsaid && !has(Bug::KeepLossToItself);
+        let says = volume.keeper.as_ref().is_some_and(says);
+        if says && !has(Bug::ServeUnclaimed) {
             self.write_ledger(cx, id, LedgerStep::Claim);
         } else {
             self.open_for_requests(cx, id);
@@ -739,7 +747,7 @@ fn know_image(volume: &mut Volume, image: Image, policy: Policy) {
 
 /// Whether an overlay lies on another image than this.
 fn overlay_misfit(under: &Image, image: &Image) -> Finding {
-    match under.is_unknown() || image.is_unknown() {
+    match under.is_unknown() || image.is_unknown() || has(Bug::LayOverAnyBase) {
         true => Finding::Same,
         false => compare(under, Some(image), Named::Unknown),
     }
@@ -762,9 +770,11 @@ fn check_image(volume: &Volume, spec: &VolumeSpec, settled: &Settled) -> Result<
             found.words()
         )));
     }
-    let owed = volume.is_dirty() && ledger.is_some_and(|ledger| !is_home(volume, ledger));
+    // What the ledger counts as destaged goes nowhere any more.
+    let owed = volume.epochs.iter().any(left);
+    let owed = owed && ledger.is_some_and(|ledger| !is_home(volume, ledger));
     let found = ledger.map_or(Finding::Same, |ledger| of_ledger(ledger, &image));
-    if !owed || settled.overwrite || found == Finding::Same {
+    if !owed || settled.overwrite || found == Finding::Same || has(Bug::LayOverAny) {
         return Ok(());
     }
     Err(OpenError::Image(format!(

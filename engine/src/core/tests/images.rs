@@ -2,7 +2,7 @@
 
 use super::{Host, STAT, fine, none, spec};
 use crate::engine::Settled;
-use crate::event::{Command, Device, Event, Io, IoError, Op, Refusal, Stat};
+use crate::event::{Command, Device, Event, Io, IoError, Op, Purpose, Refusal, Stat};
 use crate::image::{Image, Named};
 use crate::types::{Policy, VolumeId};
 
@@ -55,6 +55,10 @@ fn reads_origin(io: &Io) -> bool {
 
 fn fails_reads(io: &Io) -> Option<IoError> {
     reads_origin(io).then_some(IoError::Failed)
+}
+
+fn fails_checkpoints(io: &Io) -> Option<IoError> {
+    (io.purpose == Purpose::Checkpoint).then_some(IoError::Failed)
 }
 
 fn looks(io: &Io) -> bool {
@@ -117,4 +121,62 @@ fn a_destage_whose_own_look_lets_its_volume_go_on_takes_one_step() {
     // Its order was refused meanwhile.
     assert_eq!(host.answer(destage), Some(Err(Refusal::Held)));
     assert_eq!(host.show(disk).dirty_bytes, 0, "it has gone on by itself");
+}
+
+/// The log forgets with its next checkpoint only, and after a dead device past it, not at all.
+#[test]
+fn what_is_at_its_image_does_not_stop_a_volume_whose_image_was_written_since() {
+    let (mut host, disk) = with_image();
+    assert!(host.write(disk, 0, 1));
+    host.fail(fails_checkpoints);
+    let destage = host.destage(disk);
+    host.pass(1_000);
+    assert_eq!(host.answer(destage), Some(Ok(())));
+    let mut host = host.killed();
+    let left = host.show(disk).dirty_bytes;
+    assert_eq!(left, 4096, "the log knows nothing of it");
+    let settled = crate::settle::settle(&mut host.disks, disk).expect("the ledger is whole");
+    let written = Image {
+        mtime_ns: 2,
+        ..IMAGE
+    };
+    let settled = Settled {
+        image: Some(written),
+        ..settled
+    };
+    host.attach_as(disk, spec(Policy::WriteBack, "disk"), settled);
+    assert_eq!(host.show(disk).dirty_bytes, 0);
+}
+
+fn syncs_ledger(io: &Io) -> bool {
+    io.op == Op::Sync && matches!(io.device, Device::Ledger(_))
+}
+
+/// Else every start refuses the volume again, and a cache that turns up lays its data over what
+/// was written since.
+#[test]
+fn a_loss_that_was_accepted_for_a_direct_volume_is_in_its_ledger_before_it_is_served() {
+    let (mut host, disk) = Host::write_back();
+    assert!(host.write(disk, 0, 1));
+    let ledger = host.disks.0.remove(&Device::Ledger(disk));
+    let mut host = Host::new();
+    let direct = spec(Policy::Uncached, "disk");
+    let disk = host.core.place(&direct.name);
+    host.disks
+        .0
+        .insert(Device::Ledger(disk), ledger.expect("it was claimed"));
+    let settle = |host: &mut Host| crate::settle::settle(&mut host.disks, disk);
+    let mut settled = settle(&mut host).expect("the ledger is whole");
+    assert!(settled.ledger.as_ref().is_some_and(|ledger| ledger.dirty));
+    settled.accept_loss();
+    host.hold(syncs_ledger);
+    host.attach_as(disk, direct, settled);
+    let read = host.ask(disk, 0, 1);
+    host.pass(1_000);
+    assert_eq!(host.answer(read), None, "the ledger does not say so yet");
+    host.hold(none);
+    host.pass(1_000);
+    assert_eq!(host.answer(read), Some(Ok(())));
+    let settled = settle(&mut host).expect("the ledger is whole");
+    assert!(settled.ledger.is_some_and(|ledger| !ledger.dirty));
 }
