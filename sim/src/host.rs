@@ -263,28 +263,8 @@ impl World {
         let elsewhere = self.plan.hosts > 1 && self.is_owed_elsewhere(id);
         self.guests[volume].knows_image = settled.image.is_some();
         let settled = self.taken_or(settled);
-        let again = settled.clone();
         let spec = self.spec(volume);
-        let engine = self.engine.as_mut().expect("the engine is open");
-        let mut attached = engine.attach(Time(self.now), id, spec.clone(), settled.clone());
-        if let (true, Err(OpenError::StageLost(why))) = (self.stage_gone, &attached) {
-            self.trace.counters.stages_lost += 1;
-            self.trace.tell(format_args!("v{volume} is held: {why}"));
-            self.guests[volume].stage_lost();
-            let accepted = Settled {
-                without_stage: true,
-                ..settled
-            };
-            attached = engine.attach(Time(self.now), id, spec, accepted);
-        }
-        if matches!(&attached, Err(OpenError::Refused(_))) && self.guests[volume].accepts_loss() {
-            self.trace.counters.images.losses += 1;
-            let mut settled = again;
-            settled.accept_loss();
-            let spec = self.spec(volume);
-            let engine = self.engine.as_mut().expect("the engine is open");
-            attached = engine.attach(Time(self.now), id, spec, settled);
-        }
+        let attached = self.attach_or_accept(volume, id, spec, settled);
         match attached {
             Err(OpenError::Refused(why)) if elsewhere => {
                 self.trace.counters.held_elsewhere += 1;
@@ -302,6 +282,35 @@ impl World {
             return self.die(true).map(|()| Start::Again);
         }
         Ok(Start::Up)
+    }
+
+    /// Where something is lost its administrator accepts that.
+    fn attach_or_accept(
+        &mut self,
+        volume: usize,
+        id: VolumeId,
+        spec: VolumeSpec,
+        settled: Settled,
+    ) -> Result<(), OpenError> {
+        let engine = self.engine.as_mut().expect("the engine is open");
+        let mut attached = engine.attach(Time(self.now), id, spec.clone(), settled.clone());
+        if let (true, Err(OpenError::StageLost(why))) = (self.stage_gone, &attached) {
+            self.trace.counters.stages_lost += 1;
+            self.trace.tell(format_args!("v{volume} is held: {why}"));
+            self.guests[volume].stage_lost();
+            let accepted = Settled {
+                without_stage: true,
+                ..settled.clone()
+            };
+            attached = engine.attach(Time(self.now), id, spec.clone(), accepted);
+        }
+        if matches!(&attached, Err(OpenError::Refused(_))) && self.guests[volume].accepts_loss() {
+            self.trace.counters.images.losses += 1;
+            let mut accepted = settled;
+            accepted.accept_loss();
+            attached = engine.attach(Time(self.now), id, spec, accepted);
+        }
+        attached
     }
 
     /// A host that takes all believes no ledger that says *dirty*.
@@ -405,10 +414,7 @@ impl World {
             ending = Ending::Orderly { power_off: true };
         }
         if matches!(ending, Ending::Orderly { .. } | Ending::Move) {
-            self.quiet()?;
-            self.save_from_removed_cache()?;
-            self.park()?;
-            self.run_while(|world| !world.parked, "park")?;
+            self.stop()?;
         }
         self.check_origins(false)?;
         self.end(ending)?;
@@ -421,6 +427,14 @@ impl World {
             Ending::Visit => self.visit(),
             _ => Ok(()),
         }
+    }
+
+    /// An orderly stop, up to its end.
+    fn stop(&mut self) -> Result<(), Broken> {
+        self.quiet()?;
+        self.save_from_removed_cache()?;
+        self.park()?;
+        self.run_while(|world| !world.parked, "park").map(|_| ())
     }
 
     /// Waits until all guests have their answers, and what lost connections had begun has ended.

@@ -1,10 +1,10 @@
 //! Images that are replaced while nobody serves them, with ledger and journal still beside them.
 //!
 //! ```text
-//! a life ends ─▶ another file has the name ─▶ attach ─ nothing is owed ─▶ goes on with the new one
-//!                                               └─ held ─▶ put back:       as if nothing had been
-//!                                                      ├─▶ image is kept:  all that was owed is gone
-//!                                                      └─▶ log is kept:    laid over the new image
+//! a life ends ─▶ another file has the name ─▶ attach ─ nothing is owed ─▶ the new one
+//!                                               └─ held ─▶ put back: as if nothing had been
+//!                                                      ├─▶ image is kept: all owed is gone
+//!                                                      └─▶ log is kept: laid over the new one
 //! ```
 //!
 //! Always true: a volume that comes without a word owed nothing, so the image that was there has

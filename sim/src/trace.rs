@@ -222,9 +222,8 @@ impl Counters {
             ("writes acknowledged", &mut self.acknowledged),
             ("steps", &mut self.steps),
         ];
-        let sizes = self.sizes.fields();
-        let images = self.images.fields();
-        fields.into_iter().chain(sizes).chain(images).collect()
+        let fields = fields.into_iter().chain(self.sizes.fields());
+        fields.chain(self.images.fields()).collect()
     }
 
     /// Adds the counts of another run.

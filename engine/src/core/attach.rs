@@ -107,10 +107,8 @@ impl Core {
         if volume.policy == Policy::Ephemeral && volume.tenant == Tenant::NOBODY {
             volume.tenant = self.log.move_in();
         }
-        volume.keeper = self.keeper_at_attach(&volume, ledger, spec.commit, image);
-        if let Some(keeper) = volume.keeper.as_mut() {
-            keeper.unsaid = settled.loss_accepted;
-        }
+        let unsaid = settled.loss_accepted;
+        volume.keeper = self.keeper_at_attach(&volume, ledger, spec.commit, (image, unsaid));
         while self.volumes.len() <= id.0 as usize {
             self.volumes.push(None);
         }
@@ -147,7 +145,7 @@ impl Core {
         volume: &Volume,
         ledger: Option<Ledger>,
         commit: bool,
-        image: Image,
+        (image, unsaid): (Image, bool),
     ) -> Option<Keeper> {
         let owned = volume.policy == Policy::WriteBack;
         let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
@@ -156,6 +154,7 @@ impl Core {
             let mut keeper = self.keeper_of(volume, ledger, owned);
             // Nothing of ours writes it from here on without a word in the ledger.
             keeper.ledger.image = image.kept();
+            keeper.unsaid = unsaid;
             keeper
         })
     }
