@@ -224,6 +224,8 @@ list! {
         LayOverAnyBase,
         /// 2: what the log has of a volume comes back after its loss was accepted.
         KeepAfterLoss,
+        /// 2: an overlay is reset though its guest has only slept.
+        ResetUnderSleeper,
         /// 2: a loss that was accepted is not in the ledger before a direct volume is served.
         KeepLossToItself,
         /// 2: a cache file that nobody finds any more is written as before.

@@ -43,6 +43,8 @@ pub enum Request {
     Disconnect,
     Destage,
     Reset,
+    /// Its rings stop as at an end, and then it goes on: it was saved, or moved away and back.
+    Sleep,
     Tune(Tuning),
     Switch(Policy),
     /// To so many sectors.
@@ -119,7 +121,9 @@ pub enum Pending {
         points: Vec<(usize, FlushPoint)>,
     },
     Reset,
-    /// The first half of a reset by going and coming back.
+    /// It comes back and goes on.
+    Wake,
+    /// The first half of a reset, or of a sleep, by going and coming back.
     Leave,
     Tune(Tuning),
     Switch(Policy),
@@ -162,6 +166,7 @@ impl Pending {
             Pending::Look { .. } => "look".to_owned(),
             Pending::Reset => "reset".to_owned(),
             Pending::Leave => "leave".to_owned(),
+            Pending::Wake => "wake".to_owned(),
             Pending::Tune(_) => "tune".to_owned(),
             Pending::Switch(policy) => format!("switch to {}", policy.name()),
             Pending::Resize(sectors) => format!("resize to {sectors} sectors"),
@@ -224,6 +229,7 @@ pub struct Guest {
     hot: u64,
     next: u64,
     resetting: bool,
+    sleeping: bool,
     /// How far a commit is; its guest is away until its end.
     pub commit: Option<Commit>,
     /// A change of its size that is wanted or under way.
@@ -314,6 +320,7 @@ impl Guest {
             hot: rng.below(origin.sectors),
             next: 0,
             resetting: false,
+            sleeping: false,
             commit: None,
             sizing: None,
             shrunk: false,
@@ -385,7 +392,7 @@ impl Guest {
         let reset = self
             .pending
             .values()
-            .any(|pending| matches!(pending, Pending::Reset));
+            .any(|pending| matches!(pending, Pending::Reset | Pending::Wake));
         if reset || self.commit.is_some() || self.pending.len() >= self.depth {
             return None;
         }
@@ -395,6 +402,11 @@ impl Guest {
         }
         if self.resetting {
             return self.reset_when_quiet();
+        }
+        if self.sleeping || self.plan.sleeps && self.rng.chance(20) {
+            // Its rings stop when all is answered.
+            self.sleeping = !self.pending.is_empty();
+            return (!self.sleeping).then_some(Request::Sleep);
         }
         if let Some(end) = self.look.take() {
             return Some(self.look_at(end));
@@ -764,7 +776,7 @@ impl Guest {
         self.whole = None;
         self.served = self.id.is_some();
         self.id = None;
-        self.resetting = false;
+        (self.resetting, self.sleeping) = (false, false);
         self.sizing = None;
         (self.knows_image, self.misfits, self.stale_base) = (false, false, false);
         self.crash = self.crash.max(Some(crash));

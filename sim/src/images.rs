@@ -184,8 +184,8 @@ impl World {
         astray || self.guests.iter().any(|it| it.misfits || it.stale_base)
     }
 
-    /// What was cut off is put back when all have seen that, because what happened between two looks
-    /// leaves no trace at an image that volumes write.
+    /// What was cut off is put back when all have seen that, because what happens between two
+    /// looks leaves no trace at an image that volumes write.
     pub(crate) fn put_back_if_seen(&mut self, at: usize) {
         let origin = &self.devices.origins[at];
         let sees = |it: usize| self.guests[it].knows_image && !self.guests[it].misfits;

@@ -121,6 +121,8 @@ pub struct VolumePlan {
     pub commits: bool,
     /// Its administrator changes its size again and again, mostly to no whole number of blocks.
     pub resizes: bool,
+    /// An overlay whose guest sleeps now and then.
+    pub sleeps: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -273,6 +275,7 @@ impl Plan {
             spares: Spares::default(),
             commits: false,
             resizes: false,
+            sleeps: false,
         });
     }
 

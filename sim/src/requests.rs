@@ -122,6 +122,7 @@ impl World {
             }
             Request::Destage
             | Request::Reset
+            | Request::Sleep
             | Request::Tune(_)
             | Request::Switch(_)
             | Request::Resize(_)
@@ -258,6 +259,7 @@ impl World {
                     }
                 }
             }
+            Request::Sleep => (self.sleep(at, volume)?, Pending::Wake),
             Request::Tune(tuning) => {
                 guest.tune_begin(&tuning);
                 (Command::Tune { volume, tuning }, Pending::Tune(tuning))
@@ -303,6 +305,15 @@ impl World {
             request: id,
             command,
         })
+    }
+
+    /// The rings of a guest stop as at its end, and it goes on.
+    fn sleep(&mut self, at: usize, volume: VolumeId) -> Result<Command, Broken> {
+        self.trace.counters.images.sleeps += 1;
+        let why = self.guests[at].tuning.reset_on;
+        self.leave(at, volume, why)?;
+        let goes_on = true;
+        Ok(Command::Arrive { volume, goes_on })
     }
 
     /// The guest ends in order. It comes back at once, before or after that is durable.
@@ -509,7 +520,7 @@ impl World {
             (Pending::Outside { .. }, it) => it == Refusal::OutOfRange,
             (Pending::Write { .. }, Refusal::NoSpace) => policy == Policy::Ephemeral,
             (Pending::Write { .. }, Refusal::OriginFull | Refusal::Io) => direct && self.faulty(),
-            (Pending::Reset, it) => it == Refusal::Gone,
+            (Pending::Reset | Pending::Wake, it) => it == Refusal::Gone,
             (Pending::Resize(_), Refusal::Policy) => policy == Policy::Ephemeral,
             (Pending::Resize(_), Refusal::CacheFailed) => self.faulty(),
             (Pending::Resize(sectors), Refusal::Dirty) => {

@@ -9,7 +9,7 @@ use crate::host::Ending;
 use crate::plan::Plan;
 use crate::run::{Failure, Options, run};
 use crate::trace::Counters;
-use engine::event::Admission;
+use engine::event::{Admission, ResetOn};
 use engine::types::{DestageMode, Policy};
 
 /// Seeds of each scenario.
@@ -659,6 +659,19 @@ pub const ALL: &[Scenario] = &[
             options.endings = vec![stop, Ending::Kill, stop, Ending::PowerLoss, stop, stop];
             options.restarts = 6;
             options.operations = 1200;
+        },
+    },
+    Scenario {
+        name: "a-guest-only-slept",
+        broke: "2: the rings of a guest that was saved stopped as at its end; when the living \
+                guest was restored its overlay was reset under it",
+        bend: |options, plan| {
+            only(plan, Policy::Ephemeral, 2);
+            for volume in &mut plan.volumes {
+                volume.sleeps = true;
+                volume.tuning.reset_on = ResetOn::Disconnect;
+            }
+            options.operations = 1000;
         },
     },
     Scenario {

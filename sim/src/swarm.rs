@@ -11,6 +11,7 @@ use crate::host::Ending;
 use crate::plan::{Plan, VolumePlan};
 use crate::rng::Rng;
 use crate::run::Options;
+use engine::event::ResetOn;
 use engine::types::{DestageMode, Policy};
 use std::fmt;
 use std::str::FromStr;
@@ -65,13 +66,14 @@ pub enum Feature {
     ImageReplaced,
     CacheGone,
     Resizes,
+    Sleeps,
 }
 
 use Feature as F;
 
 impl Feature {
     /// All of them, with their names and how many of a thousand seeds have them.
-    pub const ALL: [(Feature, &'static str, u64); 47] = [
+    pub const ALL: [(Feature, &'static str, u64); 48] = [
         (F::Neighbours, "neighbours", 800),
         (F::Ephemeral, "ephemeral", 600),
         (F::Direct, "direct", 600),
@@ -119,6 +121,7 @@ impl Feature {
         (F::ImageReplaced, "image-replaced", 80),
         (F::CacheGone, "cache-gone", 60),
         (F::Resizes, "resizes", 80),
+        (F::Sleeps, "sleeps", 150),
     ];
 
     pub fn name(self) -> &'static str {
@@ -422,6 +425,12 @@ fn load(plan: &mut Plan, seed: u64, features: Features) {
         volume.spares.unaligned = !features.has(F::Unaligned);
         volume.spares.commands = !features.has(F::Commands);
         volume.spares.fua = !features.has(F::Fua);
+    }
+    for volume in &mut plan.volumes {
+        volume.sleeps = features.has(F::Sleeps) && volume.policy == Policy::Ephemeral;
+        if volume.sleeps {
+            volume.tuning.reset_on = ResetOn::Disconnect;
+        }
     }
     let mut sizes = F::Resizes.numbers(seed);
     for volume in &mut plan.volumes {

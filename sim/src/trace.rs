@@ -88,7 +88,7 @@ pub struct Counters {
     pub steps: u64,
 }
 
-/// Images that did not fit while they were served.
+/// Images that did not fit, cache files that were gone, and guests that only slept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Images {
     pub moved: u64,
@@ -105,6 +105,7 @@ pub struct Images {
     pub caches: u64,
     pub caches_lost: u64,
     pub losses: u64,
+    pub sleeps: u64,
     /// Volumes that saw it.
     pub held: u64,
     /// Overlays that lay on another base than the one that was there.
@@ -112,8 +113,9 @@ pub struct Images {
 }
 
 impl Images {
-    fn fields(&mut self) -> [(&'static str, &mut u64); 13] {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 14] {
         [
+            ("sleeps", &mut self.sleeps),
             ("cache files removed", &mut self.caches),
             ("caches lost", &mut self.caches_lost),
             ("losses accepted", &mut self.losses),

@@ -401,6 +401,7 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         Bug::LayOverAny | Bug::ReplayToAny | Bug::LayOverAnyBase | Bug::KeepAfterLoss => {
             Scenario("an-image-is-replaced-between-two-lives")
         }
+        Bug::ResetUnderSleeper => Scenario("a-guest-only-slept"),
         Bug::TrustGoneCache | Bug::KeepLossToItself => {
             Scenario("a-cache-file-is-removed-under-its-daemon")
         }

@@ -49,7 +49,8 @@ fn every_seed_of_the_swarm_keeps_every_promise() {
 }
 
 /// Features that came later: without them a seed is what it was.
-const LATER: &str = "image-moved,image-shrunk,base-written,image-replaced,cache-gone,resizes";
+const LATER: &str = "image-moved,image-shrunk,base-written,image-replaced,cache-gone,resizes,\
+                     sleeps";
 
 /// What a long run has found, as it told it.
 fn found_by_a_long_run(seed: u64, operations: u64, without: &str) -> Outcome {
