@@ -199,6 +199,30 @@ rules::list! {
         TagParts,
         /// 5.2.2: what an aborted write would have replaced is reused at once.
         DieOfGivenUp,
+        /// 2: dirty data is laid over an image that it does not belong to.
+        LayOverAny,
+        /// 2: a journal is applied to an image that it was not made for.
+        ReplayToAny,
+        /// 2: an overlay lies over another base than the one it was written on.
+        LayOverAnyBase,
+        /// 2: what the log has of a volume comes back after its loss was accepted.
+        KeepAfterLoss,
+        /// 2: an overlay is reset though its guest has only slept.
+        ResetUnderSleeper,
+        /// 2: a loss that was accepted is not in the ledger before a direct volume is served.
+        KeepLossToItself,
+        /// 2: a cache file that lost its name is written as before.
+        TrustGoneCache,
+        /// 2: a volume goes on with an image that it has seen not to fit.
+        AskMisfit,
+        /// 5.2.4: nobody looks at an image between its last write and the word that all is there.
+        SkipLastLook,
+        /// 5.2.4: a destage goes on where it was when its image was cut short and put back.
+        GoOnBehindMisfit,
+        /// 5.2.7: what was read of an image while it was cut short is kept.
+        KeepCutShort,
+        /// 5.2.7: what was read of a base before another program wrote it is kept.
+        KeepChangedBase,
         /// 2: flow control never holds a write.
         NeverSlow,
     }

@@ -49,6 +49,8 @@ pub struct Settled {
     pub image: Option<Image>,
     /// What the log has goes to the image that is there, whichever that is.
     pub overwrite: bool,
+    /// What the ledger said to be dirty was given up just now.
+    pub loss_accepted: bool,
 }
 
 /// What becomes of a pending journal whose image is not the one it was made for.
@@ -85,6 +87,7 @@ impl Settled {
         };
         if ledger.dirty {
             ledger.compatible |= LOSS_ACCEPTED;
+            self.loss_accepted = true;
         }
         ledger.dirty = false;
         if let Progress::Cut(upto) = ledger.progress {
@@ -125,10 +128,12 @@ pub fn settle_for(
     otherwise: Otherwise,
     cache: Option<Uuid>,
 ) -> Result<Settled, OpenError> {
-    let origin = media.stat(Device::Origin(volume)).ok();
+    // Who does not know its image cannot tell it from another one later.
+    let stat = media.stat(Device::Origin(volume));
+    let origin = stat.map_err(|_| OpenError::Io("the origin"))?;
     let as_it_is = Settled {
-        origin,
-        image: origin.and_then(|origin| origin.image),
+        origin: Some(origin),
+        image: origin.image,
         overwrite: otherwise == Otherwise::KeepLog,
         ..Settled::default()
     };
@@ -157,8 +162,7 @@ pub fn settle_for(
         }
         checked => checked?,
     };
-    let ours = cache == Some(ledger.cache) && ledger.dirty;
-    if ours && otherwise == Otherwise::Refuse {
+    if cache == Some(ledger.cache) && ledger.dirty && otherwise == Otherwise::Refuse {
         return Ok(Settled {
             ledger: Some(ledger),
             journal_left: true,
@@ -301,7 +305,7 @@ fn check_image(
     }
     let image = stat.image.unwrap_or_default();
     let (known, named) = (ledger.image.written(), Named::Unknown);
-    let taken = known.is_unknown() || otherwise == Otherwise::TakeCopy;
+    let taken = known.is_unknown() || otherwise == Otherwise::TakeCopy || has(Bug::ReplayToAny);
     let same = taken || compare(&known, Some(&image), named) != Finding::Replaced;
     if !same {
         return Err(OpenError::Image(

@@ -125,6 +125,8 @@ pub struct Keeper {
     pub piece: Option<u32>,
     /// The last attempt failed: due again at housekeeping.
     pub failed: bool,
+    /// It says what has to be on media before the volume is served, also of a direct one.
+    pub unsaid: bool,
     /// How far the clock of the origin's file system is ahead of ours.
     pub clock_ahead_ns: u64,
     /// The time over there when it was read, and when that was. The wall clock here may be set back

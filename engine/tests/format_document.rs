@@ -60,7 +60,7 @@ fn on_the_cache_device() -> Vec<Layout> {
             "Checkpoint volume", checkpoint::VolumeBytes,
             uuid, id, generation, base_generation, policy, flags, first_serial, serial_next,
             destaged, size_bytes, name_bytes, origin_bytes, name, origin, under_inode,
-            under_birth_ns, under_bytes, under_mtime_ns, reserved
+            under_birth_ns, under_bytes, under_mtime_ns, merged_upto, reserved
         ),
         layout!(
             "Checkpoint segment", checkpoint::SegmentBytes,

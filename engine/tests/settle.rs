@@ -81,6 +81,8 @@ struct Host {
     image_mtime_ns: u64,
     ledger_mtime_ns: u64,
     now_ns: u64,
+    /// The image cannot be looked at.
+    unseen: bool,
     /// Changes and syncs that succeed before one fails.
     calls_left: usize,
     /// Lengths of requests to the journal's payload and to the image, in their order, and what
@@ -197,6 +199,9 @@ impl Media for Host {
     }
 
     fn stat(&mut self, device: Device) -> Result<Stat, IoError> {
+        if self.unseen && device == IMAGE {
+            return Err(IoError::Failed);
+        }
         let size_bytes = self.file(device).now().len() as u64;
         Ok(Stat {
             size_bytes,
@@ -316,6 +321,7 @@ fn host(sectors: u64, parts: &[Part]) -> Host {
         image_mtime_ns: MADE_NS,
         ledger_mtime_ns: MADE_NS,
         now_ns: FOUND_NS,
+        unseen: false,
         calls_left: usize::MAX,
         reads: Vec::new(),
         writes: Vec::new(),
@@ -565,6 +571,19 @@ fn without_a_pending_journal_settling_syncs_the_ledger_and_does_nothing_else() {
     torn.ledger.synced.fill(7);
     let error = torn.settled().expect_err("both slots").to_string();
     assert!(error.starts_with("ledger "), "{error}");
+}
+
+/// It would go on with any image, in all of that life.
+#[test]
+fn a_volume_whose_image_cannot_be_looked_at_does_not_come() {
+    let mut host = some_host();
+    host.unseen = true;
+    assert_eq!(host.settled(), Err(OpenError::Io("the origin")));
+    host.unseen = false;
+    host.settled().expect("it is looked at again");
+    host.unseen = true;
+    // No journal is pending any more, which would want to know the image by itself.
+    assert_eq!(host.settled(), Err(OpenError::Io("the origin")));
 }
 
 #[test]

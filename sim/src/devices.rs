@@ -7,6 +7,7 @@
 use crate::disk::{Change, Damage, Disk};
 use crate::rng::Rng;
 use engine::event::{Device, IoError, Op, Stat};
+use engine::image::{Image, Named};
 use engine::media::Media;
 use engine::types::VolumeId;
 use std::collections::BTreeMap;
@@ -15,6 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The wall clock at the begin of the run; any time that is not 0 will do.
 const EPOCH_NS: u64 = 1_700_000_000_000_000_000;
+/// When the images were made.
+pub const MADE_NS: u64 = EPOCH_NS - 86_400_000_000_000;
 /// File systems stamp changes with the time of the last tick.
 const MTIME_TICK_NS: u64 = 4_000_000;
 
@@ -28,6 +31,63 @@ pub struct Origin {
     pub skew_ns: u64,
     /// Which image it is, of those that lay there one after the other.
     pub version: u64,
+    /// The number of its file; 0 where its storage tells nothing of its images.
+    pub inode: u64,
+    pub path: Path,
+    /// Cut off behind so many bytes, until what was there is put back.
+    pub cut: Option<u64>,
+}
+
+/// Where the path of an image leads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Path {
+    #[default]
+    Here,
+    /// The image was renamed, or removed.
+    Gone,
+    /// The same, and another file has its name.
+    Elsewhere,
+}
+
+/// The file system that all images lie on.
+const FILE_SYSTEM: u64 = 7;
+
+impl Origin {
+    /// Whether a volume may go on with it.
+    pub fn fits(&self) -> bool {
+        self.path == Path::Here && self.cut.is_none()
+    }
+
+    /// What its storage tells of it.
+    fn image(&self) -> Option<Image> {
+        (self.inode > 0).then(|| Image {
+            device: FILE_SYSTEM,
+            inode: self.inode,
+            birth_ns: 0,
+            size_bytes: self.bytes(),
+            mtime_ns: self.image.mtime(),
+            lasts: true,
+        })
+    }
+
+    fn named(&self) -> Named {
+        let Some(image) = self.image() else {
+            return Named::Unknown;
+        };
+        match self.path {
+            Path::Here => Named::To(image),
+            Path::Gone => Named::Gone,
+            Path::Elsewhere => Named::To(Image {
+                inode: self.inode + 1,
+                ..image
+            }),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        let all = self.image.size();
+        self.cut.map_or(all, |cut| cut.min(all))
+    }
 }
 
 /// One of the disks.
@@ -109,14 +169,22 @@ impl Devices {
 
     pub fn stat(&mut self, file: File, now: u64) -> Stat {
         let now_ns = self.wall(now);
+        let known = match file {
+            File::Image(at) => Some(&self.origins[at]),
+            _ => None,
+        };
+        let image = known.and_then(Origin::image);
+        let named = known.map_or(Named::Unknown, Origin::named);
+        let inode = known.map_or(0, |it| it.inode);
+        let cut = known.map(Origin::bytes);
         let disk = self.disk(file);
         Stat {
-            size_bytes: disk.size(),
+            size_bytes: cut.unwrap_or(disk.size()),
             mtime_ns: disk.mtime(),
             now_ns,
-            print: Some(0),
-            image: None,
-            named: engine::image::Named::Unknown,
+            print: Some(inode),
+            image,
+            named,
         }
     }
 }

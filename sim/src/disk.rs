@@ -240,6 +240,29 @@ impl Disk {
         self.seen.mtime
     }
 
+    /// Another program writes, durably, and leaves the time of change as it was.
+    pub fn put(&mut self, offset: u64, bytes: Vec<u8>) {
+        let put = Open {
+            change: Change::Bytes { offset, bytes },
+            order: 0,
+            live: Vec::new(),
+            doomed: false,
+            time: 0,
+        };
+        put.change.apply(&mut self.seen, &[]);
+        put.change.apply(&mut self.safe, &[]);
+        for earlier in &mut self.completed {
+            earlier.overtaken(&put);
+        }
+        self.completed.retain(Open::lives);
+    }
+
+    /// Another program sets the time of change.
+    pub fn touch(&mut self, time: u64) {
+        self.seen.mtime = time;
+        self.safe.mtime = time;
+    }
+
     /// Reads what is visible now; of changes in flight each sector shows the old or the new.
     pub fn read(&self, offset: u64, to: &mut [u8], rng: &mut Rng) {
         self.seen.read(offset, to);

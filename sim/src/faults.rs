@@ -253,6 +253,7 @@ impl World {
         self.healthy = healthy;
         self.faults.troubles.fill(Trouble::default());
         self.faults.dead_until = 0;
+        self.put_back_soon();
     }
 
     /// Perhaps the cache device dies, an origin begins to hang, to fail or to be full, or the

@@ -5,7 +5,9 @@
 //! both models number the writes alike. Deliberately absent: how requests reach the engine.
 
 use crate::plan::{OriginPlan, VolumePlan};
+use crate::replaced::{Laid, Replaced};
 use crate::rng::Rng;
+use crate::unlinked::CacheLost;
 use engine::event::Tuning;
 use engine::types::{BufferId, DestageMode, Policy, Tag, VolumeId};
 use std::collections::BTreeMap;
@@ -41,6 +43,8 @@ pub enum Request {
     Disconnect,
     Destage,
     Reset,
+    /// Its rings stop as at an end, and then it goes on: it was saved, or moved away and back.
+    Sleep,
     Tune(Tuning),
     Switch(Policy),
     /// To so many sectors.
@@ -92,6 +96,8 @@ pub enum Pending {
     Read {
         point: ReadPoint,
         buffer: BufferId,
+        /// It was under way while the image was cut short and nobody knew.
+        blurred: bool,
     },
     Write {
         serial: u64,
@@ -110,8 +116,14 @@ pub enum Pending {
     Destage {
         points: Vec<(usize, FlushPoint)>,
     },
+    /// Whether the image still fits; behind a destage that has ended only then.
+    Look {
+        points: Vec<(usize, FlushPoint)>,
+    },
     Reset,
-    /// The first half of a reset by going and coming back.
+    /// It comes back and goes on.
+    Wake,
+    /// The first half of a reset, or of a sleep, by going and coming back.
     Leave,
     Tune(Tuning),
     Switch(Policy),
@@ -121,6 +133,8 @@ pub enum Pending {
     Commit,
     Scrub,
     Detach,
+    /// What the log has of a volume that is held is given up.
+    Drop,
     /// A part of the check that reads the whole volume.
     Part {
         sector: u64,
@@ -149,8 +163,10 @@ impl Pending {
             Pending::Flush { .. } => "flush".to_owned(),
             Pending::Outside { .. } => "read beyond the end".to_owned(),
             Pending::Destage { .. } => "destage".to_owned(),
+            Pending::Look { .. } => "look".to_owned(),
             Pending::Reset => "reset".to_owned(),
             Pending::Leave => "leave".to_owned(),
+            Pending::Wake => "wake".to_owned(),
             Pending::Tune(_) => "tune".to_owned(),
             Pending::Switch(policy) => format!("switch to {}", policy.name()),
             Pending::Resize(sectors) => format!("resize to {sectors} sectors"),
@@ -158,6 +174,7 @@ impl Pending {
             Pending::Commit => "commit".to_owned(),
             Pending::Scrub => "scrub".to_owned(),
             Pending::Detach => "detach".to_owned(),
+            Pending::Drop => "drop".to_owned(),
             Pending::Part { sector, .. } => format!("check from sector {sector}"),
         }
     }
@@ -212,6 +229,7 @@ pub struct Guest {
     hot: u64,
     next: u64,
     resetting: bool,
+    sleeping: bool,
     /// How far a commit is; its guest is away until its end.
     pub commit: Option<Commit>,
     /// A change of its size that is wanted or under way.
@@ -222,6 +240,22 @@ pub struct Guest {
     look: Option<u64>,
     /// Sectors it had at the begin.
     sectors_first: u64,
+    /// It has had an answer to its attach in this life.
+    pub served: bool,
+    /// The cache that had its data is gone.
+    pub cache_lost: Option<CacheLost>,
+    /// Its image is another one, and nobody has decided yet, or what its log had lies over that.
+    pub replaced: Option<Replaced>,
+    pub laid: Option<Laid>,
+    /// What lay over another image is not there yet.
+    pub doubts_origin: bool,
+    /// The daemon knows its image, and has seen that it does not fit.
+    pub knows_image: bool,
+    pub misfits: bool,
+    /// Its base was written, and nobody has told the daemon.
+    pub stale_base: bool,
+    /// The last look at it had no answer.
+    pub unseen: bool,
     /// Sectors that could not be read after the last copy was destroyed.
     pub lost: u64,
     rng: Rng,
@@ -286,11 +320,21 @@ impl Guest {
             hot: rng.below(origin.sectors),
             next: 0,
             resetting: false,
+            sleeping: false,
             commit: None,
             sizing: None,
             shrunk: false,
             look: None,
             sectors_first: origin.sectors,
+            served: false,
+            cache_lost: None,
+            replaced: None,
+            laid: None,
+            doubts_origin: false,
+            knows_image: false,
+            misfits: false,
+            stale_base: false,
+            unseen: false,
             lost: 0,
             model,
             plan,
@@ -348,7 +392,7 @@ impl Guest {
         let reset = self
             .pending
             .values()
-            .any(|pending| matches!(pending, Pending::Reset));
+            .any(|pending| matches!(pending, Pending::Reset | Pending::Wake));
         if reset || self.commit.is_some() || self.pending.len() >= self.depth {
             return None;
         }
@@ -358,6 +402,11 @@ impl Guest {
         }
         if self.resetting {
             return self.reset_when_quiet();
+        }
+        if self.sleeping || self.plan.sleeps && self.rng.chance(20) {
+            // Its rings stop when all is answered.
+            self.sleeping = !self.pending.is_empty();
+            return (!self.sleeping).then_some(Request::Sleep);
         }
         if let Some(end) = self.look.take() {
             return Some(self.look_at(end));
@@ -725,9 +774,11 @@ impl Guest {
         self.owed.extend(owed);
         self.gone.clear();
         self.whole = None;
+        self.served = self.id.is_some();
         self.id = None;
-        self.resetting = false;
+        (self.resetting, self.sleeping) = (false, false);
         self.sizing = None;
+        (self.knows_image, self.misfits, self.stale_base) = (false, false, false);
         self.crash = self.crash.max(Some(crash));
     }
 }

@@ -89,6 +89,10 @@ impl World {
 
     /// Starts the daemon, through further crashes, until all volumes are judged.
     pub fn start(&mut self) -> Result<(), Broken> {
+        // Who was let in earlier than others asks nothing before all are judged.
+        if self.plan.rates.knows_images() {
+            self.budget = 0;
+        }
         for attempt in 0..STARTS_MAX {
             let calm = attempt >= CRASHES_MAX;
             if self.try_start(calm)? == Start::Again {
@@ -256,6 +260,13 @@ impl World {
         let engine = self.engine.as_mut().expect("the engine is open");
         let id = engine.place(&plan.name);
         self.devices.places.insert(id, plan.origin);
+        if self.guests[volume].replaced.is_some() {
+            match self.attach_replaced(volume, id)? {
+                Some(true) => return self.die(true).map(|()| Start::Again),
+                Some(false) => return Ok(Start::Up),
+                None => {}
+            }
+        }
         // What the log has of a journal is replayed while the volume is served, but in some lives.
         let leaves = !self.boot.0[0].is_multiple_of(4);
         let Some(settled) = self.settle(volume, id, leaves, (calm, errors))? else {
@@ -267,28 +278,16 @@ impl World {
             self.check_commit(volume, None)?;
         }
         let elsewhere = self.plan.hosts > 1 && self.is_owed_elsewhere(id);
-        let mut settled = self.taken_or(settled);
+        self.guests[volume].knows_image = settled.image.is_some();
+        let settled = self.taken_or(settled);
         let spec = self.spec(volume);
-        let engine = self.engine.as_mut().expect("the engine is open");
-        let mut attached = engine.attach(Time(self.now), id, spec.clone(), settled.clone());
+        let mut attached = self.attach_or_accept(volume, id, spec.clone(), settled);
         if attached == Err(OpenError::JournalFirst) {
             let Some(whole) = self.settle(volume, id, false, (calm, errors))? else {
                 return Ok(Start::Again);
             };
-            settled = self.taken_or(whole);
-            let engine = self.engine.as_mut().expect("the engine is open");
-            attached = engine.attach(Time(self.now), id, spec.clone(), settled.clone());
-        }
-        let engine = self.engine.as_mut().expect("the engine is open");
-        if let (true, Err(OpenError::StageLost(why))) = (self.stage_gone, &attached) {
-            self.trace.counters.stages_lost += 1;
-            self.trace.tell(format_args!("v{volume} is held: {why}"));
-            self.guests[volume].stage_lost();
-            let accepted = Settled {
-                without_stage: true,
-                ..settled
-            };
-            attached = engine.attach(Time(self.now), id, spec, accepted);
+            let whole = self.taken_or(whole);
+            attached = self.attach_or_accept(volume, id, spec, whole);
         }
         match attached {
             Err(OpenError::Refused(why)) if elsewhere => {
@@ -300,12 +299,42 @@ impl World {
             Ok(()) => {}
         }
         self.guests[volume].id = Some(id);
+        self.look_later(volume);
         self.pay(volume, id);
         self.apply(Event::Tick)?;
         if self.struck {
             return self.die(true).map(|()| Start::Again);
         }
         Ok(Start::Up)
+    }
+
+    /// Where something is lost its administrator accepts that.
+    fn attach_or_accept(
+        &mut self,
+        volume: usize,
+        id: VolumeId,
+        spec: VolumeSpec,
+        settled: Settled,
+    ) -> Result<(), OpenError> {
+        let engine = self.engine.as_mut().expect("the engine is open");
+        let mut attached = engine.attach(Time(self.now), id, spec.clone(), settled.clone());
+        if let (true, Err(OpenError::StageLost(why))) = (self.stage_gone, &attached) {
+            self.trace.counters.stages_lost += 1;
+            self.trace.tell(format_args!("v{volume} is held: {why}"));
+            self.guests[volume].stage_lost();
+            let accepted = Settled {
+                without_stage: true,
+                ..settled.clone()
+            };
+            attached = engine.attach(Time(self.now), id, spec.clone(), accepted);
+        }
+        if matches!(&attached, Err(OpenError::Refused(_))) && self.guests[volume].accepts_loss() {
+            self.trace.counters.images.losses += 1;
+            let mut accepted = settled;
+            accepted.accept_loss();
+            attached = engine.attach(Time(self.now), id, spec, accepted);
+        }
+        attached
     }
 
     /// A host that takes all believes no ledger that says *dirty*.
@@ -409,9 +438,7 @@ impl World {
             ending = Ending::Orderly { power_off: true };
         }
         if matches!(ending, Ending::Orderly { .. } | Ending::Move) {
-            self.quiet()?;
-            self.park()?;
-            self.run_while(|world| !world.parked, "park")?;
+            self.stop()?;
         }
         self.check_origins(false)?;
         self.end(ending)?;
@@ -426,6 +453,14 @@ impl World {
         }
     }
 
+    /// An orderly stop, up to its end.
+    fn stop(&mut self) -> Result<(), Broken> {
+        self.quiet()?;
+        self.save_from_removed_cache()?;
+        self.park()?;
+        self.run_while(|world| !world.parked, "park").map(|_| ())
+    }
+
     /// Waits until all guests have their answers, and what lost connections had begun has ended.
     pub fn quiet(&mut self) -> Result<(), Broken> {
         self.budget = 0;
@@ -433,7 +468,7 @@ impl World {
         let busy = |guest: &Guest| {
             !guest.pending.is_empty() || !guest.gone.is_empty() || guest.commit.is_some()
         };
-        let busy = |world: &World| world.guests.iter().any(busy);
+        let busy = |world: &World| world.guests.iter().any(busy) || world.is_image_astray();
         self.run_while(busy, "guests without faults").map(|_| ())
     }
 
@@ -477,6 +512,7 @@ impl World {
         self.served = self.engine.is_some();
         self.faults.life_ends();
         self.engine = None;
+        self.put_all_back();
         let late = self.orphaned();
         let power = matches!(
             ending,
@@ -493,6 +529,8 @@ impl World {
             }
         }
         self.take_sizes()?;
+        let served = |at: &usize| self.guests[*at].id.is_some();
+        let served: Vec<usize> = (0..self.guests.len()).filter(served).collect();
         for guest in &mut self.guests {
             // Parking has put everything acknowledged into the log.
             let logged = guest.plan.policy == Policy::WriteBack && !guest.plan.switches;
@@ -503,8 +541,10 @@ impl World {
                 Crash::Kill
             });
         }
+        let in_order = self.parked;
         self.parked = false;
         self.struck = false;
+        self.lose_cache(in_order)?;
         if power {
             self.renew_images();
         }
@@ -512,6 +552,7 @@ impl World {
             self.clock_is_set();
             self.foreign_writes(&owed_nothing);
         }
+        self.replace_images(&served)?;
         self.check_origins(true)
     }
 
@@ -533,6 +574,10 @@ impl World {
             let mut image = vec![0; origin.image.size() as usize];
             stamp::fill(&mut image, tag, 0, 0);
             origin.image = Disk::new(image);
+            if origin.inode > 0 {
+                origin.inode += 2;
+                origin.image.touch(crate::devices::MADE_NS);
+            }
             for (n, guest) in guests.iter_mut().enumerate() {
                 guest.renew(tag + 1000 * (n as u64 + 1), tag);
             }

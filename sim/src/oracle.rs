@@ -7,12 +7,14 @@
 use crate::devices::{Blocking, Devices, Origin};
 use crate::disk::Power;
 use crate::guest::Whole;
+use crate::unlinked::CacheLost;
 use crate::world::{Broken, Step, World};
 use engine::engine::settle;
 use engine::event::{Device, Refusal};
 use engine::media::Media;
 use engine::types::VolumeId;
-use workload::check::{Crash, Found, Model, Promise};
+use std::ops::Range;
+use workload::check::{Crash, Found, Model, Promise, Violation};
 use workload::stamp::SECTOR_BYTES;
 
 /// Sectors of one read of the check.
@@ -28,6 +30,9 @@ impl World {
     /// Reads each volume that has crashed through the engine, and judges it.
     pub fn verify(&mut self) -> Result<Step, Broken> {
         self.heal(true);
+        if self.plan.rates.knows_images() && self.reset_misfits()? == Step::Struck {
+            return Ok(Step::Struck);
+        }
         let crashed =
             |at: &usize| self.guests[*at].crash.is_some() && self.guests[*at].id.is_some();
         let volumes: Vec<usize> = (0..self.guests.len()).filter(crashed).collect();
@@ -54,6 +59,11 @@ impl World {
             found.push((volume, self.judge(volume)?));
         }
         self.check_together(&found, "a crash")?;
+        let laid = |at: &usize| self.guests[*at].doubts_origin && self.guests[*at].id.is_some();
+        let laid: Vec<usize> = (0..self.guests.len()).filter(laid).collect();
+        if self.bring_laid_home(&laid)? == Step::Struck {
+            return Ok(Step::Struck);
+        }
         for (volume, found) in found {
             // What was lost is expected no more.
             let times = self.guests[volume].times.iter_mut();
@@ -150,12 +160,25 @@ impl World {
         let guest = &mut self.guests[volume];
         let crash = guest.crash.take().expect("only such volumes are judged");
         let whole = guest.whole.take().expect("the volume was read");
-        let found = guest.model.verify(crash, |sectors, bytes| {
+        let read = |sectors: Range<u64>, bytes: &mut [u8]| {
             bytes.copy_from_slice(
                 &whole.image[sectors.start as usize * SECTOR_BYTES..][..bytes.len()],
             );
             Ok(())
-        });
+        };
+        guest.doubts_origin |= guest.laid.is_some();
+        guest.replaced = None;
+        let found = match guest.laid.take() {
+            Some(it) => {
+                let laid = |sector: u64| it.laid[sector as usize];
+                guest
+                    .model
+                    .verify_laid(crash, (it.tag, &it.old), laid, read)
+            }
+            None if guest.cache_lost == Some(CacheLost::Accepted) => guest.verify_given_up(read),
+            None => guest.model.verify(crash, read),
+        };
+        guest.cache_lost = None;
         let name = guest.plan.policy.name();
         let found = found.map_err(|it| format!("v{volume} ({name}) after {crash:?}: {it}"))?;
         if let Some(origin) = &mut guest.origin {
@@ -211,6 +234,8 @@ impl World {
         for &member in members.iter().filter(|_| members.len() > 1) {
             let mut origin = self.devices.origins[self.guests[member].plan.origin].clone();
             let mut rng = self.rng.fork();
+            // As it is when it was put back.
+            (origin.path, origin.cut) = Default::default();
             for disk in [&mut origin.image, &mut origin.journal, &mut origin.ledger] {
                 disk.power_loss(Power::Kept, false, &mut rng);
             }
@@ -224,7 +249,9 @@ impl World {
     /// host loses power, so that everything that completed is there.
     pub fn check_origins(&mut self, kept: bool) -> Result<(), Broken> {
         for volume in 0..self.guests.len() {
-            if self.guests[volume].origin.is_none() || self.guests[volume].is_shrinking() {
+            let guest = &self.guests[volume];
+            let other = guest.replaced.is_some() || guest.laid.is_some() || guest.doubts_origin;
+            if guest.origin.is_none() || guest.is_shrinking() || other {
                 continue;
             }
             let mut origin = self.devices.origins[self.guests[volume].plan.origin].clone();
@@ -234,6 +261,8 @@ impl World {
             } else {
                 Power::Lost
             };
+            // As it is when it was put back.
+            (origin.path, origin.cut) = Default::default();
             for disk in [&mut origin.image, &mut origin.journal, &mut origin.ledger] {
                 disk.power_loss(power, false, &mut rng);
             }
@@ -258,6 +287,19 @@ impl World {
 }
 
 impl crate::guest::Guest {
+    /// What reached its origin is there, and from now on that is all there ever was.
+    fn verify_given_up<R>(&mut self, mut read: R) -> Result<Found, Violation>
+    where
+        R: FnMut(Range<u64>, &mut [u8]) -> Result<(), String>,
+    {
+        let promise = self.origin_promise();
+        let origin = self.origin.as_mut().expect("it had a log");
+        let found = origin.examine(promise, &mut read)?;
+        self.model.given_up(read)?;
+        *origin = self.model.clone();
+        Ok(found)
+    }
+
     fn whole_done(&self) -> bool {
         let asked = self
             .pending

@@ -51,6 +51,15 @@ pub struct Rates {
     pub clock_jumps: u64,
     /// Per orderly stop: another program writes an image that is owed nothing.
     pub foreign: u64,
+    /// Per guest request: an image loses its name, or is cut short where it lies.
+    pub image_moved: u64,
+    pub image_shrunk: u64,
+    /// The same for a base that another program writes while volumes read it.
+    pub base_written: u64,
+    /// Per guest request: the cache file is removed.
+    pub cache_gone: u64,
+    /// Per end of a life: an image is another file afterwards.
+    pub image_replaced: u64,
     /// How many times longer everything takes; all the time, or in every second burst.
     pub origin_slow: u64,
     pub cache_slow: u64,
@@ -58,6 +67,11 @@ pub struct Rates {
 }
 
 impl Rates {
+    /// Whether the storage tells what images are known by, and daemons look at them.
+    pub fn knows_images(&self) -> bool {
+        self.image_moved + self.image_shrunk + self.base_written + self.image_replaced > 0
+    }
+
     /// How often a read brings a bit that is not what the device has.
     pub fn flips(&self, purpose: Purpose) -> u64 {
         match purpose {
@@ -107,6 +121,8 @@ pub struct VolumePlan {
     pub commits: bool,
     /// Its administrator changes its size again and again, mostly to no whole number of blocks.
     pub resizes: bool,
+    /// An overlay whose guest sleeps now and then.
+    pub sleeps: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -259,6 +275,7 @@ impl Plan {
             spares: Spares::default(),
             commits: false,
             resizes: false,
+            sleeps: false,
         });
     }
 
@@ -317,6 +334,11 @@ fn rates(rng: &mut Rng) -> Rates {
         all_full: false,
         clock_jumps: 0,
         foreign: 0,
+        image_moved: 0,
+        image_shrunk: 0,
+        base_written: 0,
+        image_replaced: 0,
+        cache_gone: 0,
         origin_slow: 1,
         cache_slow: 1,
         burst_ns: 0,

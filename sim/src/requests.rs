@@ -14,7 +14,9 @@ use workload::stamp;
 /// Connections number as volume + this x (2 x count + whether it is the administrator's).
 const CONNECTIONS: u32 = 1000;
 /// The connection of commands to the whole host.
-const HOST: u32 = CONNECTIONS - 1;
+pub(crate) const HOST: u32 = CONNECTIONS - 1;
+/// The number of the word that the cache file was looked for.
+pub(crate) const CACHE_SEEN: u32 = 1;
 
 impl World {
     pub fn wake_guests(&mut self) {
@@ -37,6 +39,8 @@ impl World {
             self.budget -= 1;
             self.trace.counters.operations += 1;
             self.make_trouble();
+            self.make_images_misfit();
+            self.remove_cache();
             self.submit(volume, request)?;
             if self.struck {
                 return Ok(());
@@ -53,7 +57,7 @@ impl World {
         Ok(())
     }
 
-    fn request_id(&mut self, volume: usize, admin: bool) -> RequestId {
+    pub(crate) fn request_id(&mut self, volume: usize, admin: bool) -> RequestId {
         let guest = &mut self.guests[volume];
         let connection = volume as u32 + CONNECTIONS * (2 * guest.connection + u32::from(admin));
         RequestId {
@@ -82,7 +86,13 @@ impl World {
                 let point = self.guests[volume].model.read_begin(sector, sectors);
                 let buffer = self.buffer(sectors, 0xEE);
                 self.trace.counters.reads += 1;
-                self.read(volume, sector, sectors, Pending::Read { point, buffer })
+                let blurred = self.is_blurred(volume);
+                let pending = Pending::Read {
+                    point,
+                    buffer,
+                    blurred,
+                };
+                self.read(volume, sector, sectors, pending)
             }
             Request::Write { .. } | Request::Discard { .. } | Request::WriteZeroes { .. } => {
                 self.change(volume, id, request)
@@ -112,6 +122,7 @@ impl World {
             }
             Request::Destage
             | Request::Reset
+            | Request::Sleep
             | Request::Tune(_)
             | Request::Switch(_)
             | Request::Resize(_)
@@ -248,6 +259,7 @@ impl World {
                     }
                 }
             }
+            Request::Sleep => (self.sleep(at, volume)?, Pending::Wake),
             Request::Tune(tuning) => {
                 guest.tune_begin(&tuning);
                 (Command::Tune { volume, tuning }, Pending::Tune(tuning))
@@ -295,6 +307,15 @@ impl World {
         })
     }
 
+    /// The rings of a guest stop as at its end, and it goes on.
+    fn sleep(&mut self, at: usize, volume: VolumeId) -> Result<Command, Broken> {
+        self.trace.counters.images.sleeps += 1;
+        let why = self.guests[at].tuning.reset_on;
+        self.leave(at, volume, why)?;
+        let goes_on = true;
+        Ok(Command::Arrive { volume, goes_on })
+    }
+
     /// The guest ends in order. It comes back at once, before or after that is durable.
     fn leave(&mut self, at: usize, volume: VolumeId, why: ResetOn) -> Result<(), Broken> {
         let request = self.request_id(at, true);
@@ -311,6 +332,9 @@ impl World {
         result: Result<(), Refusal>,
     ) -> Result<(), Broken> {
         let volume = (id.connection.0 % CONNECTIONS) as usize;
+        if volume == HOST as usize && id.number == CACHE_SEEN {
+            return result.map_err(|refusal| format!("a look was refused: {refusal}").into());
+        }
         if volume == HOST as usize {
             self.parked = result.is_ok();
             return result.map_err(|refusal| format!("park was refused: {refusal}").into());
@@ -357,6 +381,7 @@ impl World {
         let clock = self.clock();
         let guest = &mut self.guests[volume];
         match pending {
+            Pending::Read { blurred: true, .. } => {}
             Pending::Read { point, .. } if result.is_ok() => {
                 guest
                     .model
@@ -368,15 +393,16 @@ impl World {
                 self.trace.counters.acknowledged += 1;
             }
             Pending::Flush { point } if result.is_ok() => guest.model.flush_done(point),
-            Pending::Destage { points } if result.is_ok() => {
-                for (member, point) in points {
-                    let origin = self.guests[member].origin.as_mut();
-                    origin
-                        .expect("only such volumes are destaged")
-                        .flush_done(point);
+            // What was written may have gone to a file that nobody finds any more.
+            Pending::Destage { points } if result.is_ok() && self.plan.rates.knows_images() => {
+                self.look(volume, points)?;
+            }
+            Pending::Destage { points } if result.is_ok() => self.is_home(volume, points)?,
+            Pending::Look { points } if result.is_ok() => {
+                self.fits(volume)?;
+                if !points.is_empty() {
+                    self.is_home(volume, points)?;
                 }
-                self.check_origins(true)?;
-                self.check_cut(volume)?;
             }
             Pending::Reset => guest.model.reset_done(result.is_ok()),
             Pending::Tune(tuning) => {
@@ -397,6 +423,19 @@ impl World {
             _ => {}
         }
         Ok(())
+    }
+
+    /// The origins have what an order to destage was for.
+    fn is_home(&mut self, volume: usize, points: Vec<(usize, FlushPoint)>) -> Result<(), Broken> {
+        for (member, point) in points {
+            self.check_reached(member)?;
+            let origin = self.guests[member].origin.as_mut();
+            origin
+                .expect("only such volumes are destaged")
+                .flush_done(point);
+        }
+        self.check_origins(true)?;
+        self.check_cut(volume)
     }
 
     /// A volume has its new size when that is answered, and its image with it.
@@ -474,11 +513,14 @@ impl World {
     ) -> Result<(), Broken> {
         let plan = &self.guests[volume].plan;
         let (policy, direct) = (plan.policy, plan.goes_direct());
+        let held = self.members(volume).any(|it| self.guests[it].misfits);
         let allowed = match (pending, refusal) {
+            (Pending::Look { .. }, it) => it == Refusal::Held && self.may_be_held(volume),
+            (_, Refusal::Held) if held => true,
             (Pending::Outside { .. }, it) => it == Refusal::OutOfRange,
             (Pending::Write { .. }, Refusal::NoSpace) => policy == Policy::Ephemeral,
             (Pending::Write { .. }, Refusal::OriginFull | Refusal::Io) => direct && self.faulty(),
-            (Pending::Reset, it) => it == Refusal::Gone,
+            (Pending::Reset | Pending::Wake, it) => it == Refusal::Gone,
             (Pending::Resize(_), Refusal::Policy) => policy == Policy::Ephemeral,
             (Pending::Resize(_), Refusal::CacheFailed) => self.faulty(),
             (Pending::Resize(sectors), Refusal::Dirty) => {

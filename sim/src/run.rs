@@ -173,6 +173,7 @@ fn finish(world: &mut World, options: &Options) -> Result<(), Broken> {
     world.budget = options
         .operations
         .saturating_sub(world.trace.counters.operations);
+    world.plan.rates.cache_gone = 0;
     world.wake_guests();
     // As in a life: faults may delay each of many requests, but somebody has to get on.
     while world.budget > 0 {

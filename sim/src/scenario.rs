@@ -9,7 +9,7 @@ use crate::host::Ending;
 use crate::plan::Plan;
 use crate::run::{Failure, Options, run};
 use crate::trace::Counters;
-use engine::event::Admission;
+use engine::event::{Admission, ResetOn};
 use engine::types::{DestageMode, Policy};
 
 /// Seeds of each scenario.
@@ -625,6 +625,104 @@ pub const ALL: &[Scenario] = &[
             plan.limit_requests();
             options.endings = vec![Ending::PowerLoss; 6];
             options.restarts = 6;
+            options.operations = 1500;
+        },
+    },
+    Scenario {
+        name: "an-image-is-replaced-between-two-lives",
+        broke: "2: the dirty blocks of a volume went into another image that lay under its path \
+                after a stop, and an overlay lay over another base, without a word",
+        bend: |options, plan| {
+            plan.rates.image_replaced = 500;
+            plan.rates.absent = 0;
+            let (stop, off) = (
+                Ending::Orderly { power_off: false },
+                Ending::Orderly { power_off: true },
+            );
+            options.endings = vec![stop, Ending::Kill, off, Ending::PowerLoss, stop, stop];
+            options.restarts = 6;
+            options.operations = 1200;
+        },
+    },
+    Scenario {
+        name: "a-cache-file-is-removed-under-its-daemon",
+        broke: "2: flushes were acknowledged into a cache file that nobody finds any more, and an \
+                orderly stop let go of all that was dirty",
+        bend: |options, plan| {
+            plan.rates.cache_gone = 8;
+            for volume in &mut plan.volumes {
+                volume.switches = volume.policy != Policy::Ephemeral;
+                volume.tuning.destage = DestageMode::Atomic;
+                volume.journal_possible = true;
+            }
+            let stop = Ending::Orderly { power_off: false };
+            options.endings = vec![stop, Ending::Kill, stop, Ending::PowerLoss, stop, stop];
+            options.restarts = 6;
+            options.operations = 1200;
+        },
+    },
+    Scenario {
+        name: "a-guest-only-slept",
+        broke: "2: the rings of a guest that was saved stopped as at its end; when the living \
+                guest was restored its overlay was reset under it",
+        bend: |options, plan| {
+            only(plan, Policy::Ephemeral, 2);
+            for volume in &mut plan.volumes {
+                volume.sleeps = true;
+                volume.tuning.reset_on = ResetOn::Disconnect;
+            }
+            options.operations = 1000;
+        },
+    },
+    Scenario {
+        name: "an-image-loses-its-name-while-it-is-served",
+        broke: "2: an image was renamed or removed under its daemon: all went to a file that \
+                nobody finds any more, and was called at the origin",
+        bend: |options, plan| {
+            plan.rates.image_moved = 10;
+            for volume in &mut plan.volumes {
+                volume.tuning.destage_after_ms = Some(200);
+            }
+            options.operations = 1500;
+        },
+    },
+    Scenario {
+        name: "an-image-is-cut-short-while-it-is-served",
+        broke: "2: behind the new end of an image zeroes were read, kept, and served when the \
+                image was whole again",
+        bend: |options, plan| {
+            plan.rates.image_shrunk = 10;
+            for volume in &mut plan.volumes {
+                volume.tuning.destage_after_ms = Some(200);
+                volume.tuning.admission = Admission::All;
+            }
+            options.operations = 1500;
+        },
+    },
+    Scenario {
+        name: "an-image-is-cut-short-in-the-middle-of-a-destage",
+        broke: "5.2.4: what a destage had written behind the new end of an image was gone when \
+                the image was put back; the rest was written, and all of it called there",
+        bend: |options, plan| {
+            only(plan, Policy::WriteBack, 1);
+            plan.rates.image_shrunk = 40;
+            plan.rates.origin_slow = 12;
+            plan.volumes[0].depth = 8;
+            plan.volumes[0].tuning.destage_after_ms = Some(20);
+            plan.volumes[0].tuning.origin_queue_depth = 1;
+            options.operations = 2000;
+        },
+    },
+    Scenario {
+        name: "a-base-is-written-while-it-is-served",
+        broke: "5.2.7: what was kept of a base in RAM and on the device was served after another \
+                program had written the base",
+        bend: |options, plan| {
+            only(plan, Policy::Ephemeral, 3);
+            plan.origins[0].tag = Some(1001);
+            plan.rates.base_written = 10;
+            plan.rates.image_moved = 2;
+            plan.volumes[1].reader = true;
             options.operations = 1500;
         },
     },

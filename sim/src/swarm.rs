@@ -11,6 +11,7 @@ use crate::host::Ending;
 use crate::plan::{Plan, VolumePlan};
 use crate::rng::Rng;
 use crate::run::Options;
+use engine::event::ResetOn;
 use engine::types::{DestageMode, Policy};
 use std::fmt;
 use std::str::FromStr;
@@ -59,13 +60,20 @@ pub enum Feature {
     Foreign,
     Hosts,
     StageGone,
+    ImageMoved,
+    ImageShrunk,
+    BaseWritten,
+    ImageReplaced,
+    CacheGone,
+    Resizes,
+    Sleeps,
 }
 
 use Feature as F;
 
 impl Feature {
     /// All of them, with their names and how many of a thousand seeds have them.
-    pub const ALL: [(Feature, &'static str, u64); 41] = [
+    pub const ALL: [(Feature, &'static str, u64); 48] = [
         (F::Neighbours, "neighbours", 800),
         (F::Ephemeral, "ephemeral", 600),
         (F::Direct, "direct", 600),
@@ -107,6 +115,13 @@ impl Feature {
         (F::Foreign, "foreign", 500),
         (F::Hosts, "hosts", 350),
         (F::StageGone, "stage-gone", 150),
+        (F::ImageMoved, "image-moved", 80),
+        (F::ImageShrunk, "image-shrunk", 80),
+        (F::BaseWritten, "base-written", 80),
+        (F::ImageReplaced, "image-replaced", 80),
+        (F::CacheGone, "cache-gone", 60),
+        (F::Resizes, "resizes", 80),
+        (F::Sleeps, "sleeps", 150),
     ];
 
     pub fn name(self) -> &'static str {
@@ -411,6 +426,17 @@ fn load(plan: &mut Plan, seed: u64, features: Features) {
         volume.spares.commands = !features.has(F::Commands);
         volume.spares.fua = !features.has(F::Fua);
     }
+    for volume in &mut plan.volumes {
+        volume.sleeps = features.has(F::Sleeps) && volume.policy == Policy::Ephemeral;
+        if volume.sleeps {
+            volume.tuning.reset_on = ResetOn::Disconnect;
+        }
+    }
+    let mut sizes = F::Resizes.numbers(seed);
+    for volume in &mut plan.volumes {
+        // Those that stand alone.
+        volume.resizes = features.has(F::Resizes) && sizes.chance(700) && volume.group.is_empty();
+    }
     let mut zeroes = F::Discards.numbers(seed);
     if features.has(F::Discards) && zeroes.chance(200) {
         plan.volumes.last_mut().expect("there is one").zeroes = true;
@@ -446,13 +472,18 @@ fn faults(plan: &mut Plan, seed: u64, features: Features) {
     };
     rates.new_image = draw(F::NewImages, &[300, 700]);
     rates.foreign = draw(F::Foreign, &[300, 800]);
+    rates.image_moved = draw(F::ImageMoved, &[2, 6]);
+    rates.image_shrunk = draw(F::ImageShrunk, &[2, 6]);
+    rates.base_written = draw(F::BaseWritten, &[2, 6]);
+    rates.image_replaced = draw(F::ImageReplaced, &[200, 500]);
+    rates.cache_gone = draw(F::CacheGone, &[3, 10]);
     rates.origin_slow = draw(F::SlowOrigin, &[3, 6, 12]).max(1);
     rates.cache_slow = draw(F::SlowCache, &[5, 20, 60]).max(1);
     rates.burst_ns = F::SlowOrigin
         .numbers(!seed)
         .pick(&[0, 50_000_000, 2_000_000_000]);
     plan.hosts = 1 + usize::from(features.has(F::Hosts));
-    if features.has(F::CacheDies) {
+    if features.has(F::CacheDies) || features.has(F::CacheGone) {
         // In-place destage of what the log has lost is no promise, and who cannot go past a log
         // waits for it.
         for volume in &mut plan.volumes {

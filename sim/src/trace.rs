@@ -67,6 +67,7 @@ pub struct Counters {
     pub sectors_garbage: u64,
     pub clock_jumps: u64,
     pub foreign_writes: u64,
+    pub images: Images,
     pub moves: u64,
     pub visits: u64,
     pub held_elsewhere: u64,
@@ -85,6 +86,51 @@ pub struct Counters {
     pub acknowledged: u64,
     pub sizes: Sizes,
     pub steps: u64,
+}
+
+/// Images that did not fit, cache files that were gone, and guests that only slept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Images {
+    pub moved: u64,
+    pub shrunk: u64,
+    /// Bases that another program wrote.
+    pub written: u64,
+    /// While nobody served them; volumes that were held for it; and what became of them.
+    pub replaced: u64,
+    pub refused: u64,
+    pub put_back: u64,
+    pub kept_images: u64,
+    pub kept_logs: u64,
+    /// Cache files that were removed, and were gone at the end of a life; losses accepted for that.
+    pub caches: u64,
+    pub caches_lost: u64,
+    pub losses: u64,
+    pub sleeps: u64,
+    /// Volumes that saw it.
+    pub held: u64,
+    /// Overlays that lay on another base than the one that was there.
+    pub overlays: u64,
+}
+
+impl Images {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 14] {
+        [
+            ("sleeps", &mut self.sleeps),
+            ("cache files removed", &mut self.caches),
+            ("caches lost", &mut self.caches_lost),
+            ("losses accepted", &mut self.losses),
+            ("images replaced", &mut self.replaced),
+            ("volumes refused for that", &mut self.refused),
+            ("images put back", &mut self.put_back),
+            ("images kept", &mut self.kept_images),
+            ("logs kept", &mut self.kept_logs),
+            ("bases written", &mut self.written),
+            ("images moved", &mut self.moved),
+            ("images cut short", &mut self.shrunk),
+            ("volumes held for their image", &mut self.held),
+            ("overlays on another base", &mut self.overlays),
+        ]
+    }
 }
 
 /// Changes of size.
@@ -178,7 +224,8 @@ impl Counters {
             ("writes acknowledged", &mut self.acknowledged),
             ("steps", &mut self.steps),
         ];
-        fields.into_iter().chain(self.sizes.fields()).collect()
+        let fields = fields.into_iter().chain(self.sizes.fields());
+        fields.chain(self.images.fields()).collect()
     }
 
     /// Adds the counts of another run.
@@ -210,6 +257,11 @@ impl Counters {
             + self.clock_jumps
             + self.foreign_writes
             + self.images_renewed
+            + self.images.moved
+            + self.images.shrunk
+            + self.images.written
+            + self.images.replaced
+            + self.images.caches
     }
 
     /// Whether each sort of fault, and each thing that a host does about it, is among them.
@@ -223,6 +275,14 @@ impl Counters {
             self.clock_jumps,
             self.foreign_writes,
             self.images_renewed,
+            self.images.moved,
+            self.images.shrunk,
+            self.images.written,
+            self.images.held,
+            self.images.replaced,
+            self.images.caches_lost,
+            self.images.losses,
+            self.sizes.shrunk,
             self.moves,
             self.visits,
             self.held_elsewhere,

@@ -11,6 +11,7 @@ use crate::disk::{Change, Disk, SyncPoint};
 use crate::faults::Faults;
 use crate::guest::Guest;
 use crate::hosts::Idle;
+use crate::images::Misfit;
 use crate::memory::SimMemory;
 use crate::plan::Plan;
 use crate::rng::Rng;
@@ -35,6 +36,14 @@ pub(crate) enum Wake {
     Guest(usize),
     /// A write of a killed daemon lands.
     Late(File, u64),
+    /// The daemon looks at the image of a volume.
+    Look(usize),
+    /// The daemon looks for its cache file.
+    Cache {
+        found: bool,
+    },
+    /// Somebody puts an image back.
+    PutBack(usize),
 }
 
 /// A request to a device under way.
@@ -122,6 +131,9 @@ pub struct World {
     flights: BTreeMap<IoId, Flight>,
     pub guests: Vec<Guest>,
     pub(crate) faults: Faults,
+    pub(crate) images: Vec<Misfit>,
+    /// The cache file has no name any more.
+    pub(crate) cache_gone: bool,
     pub healthy: bool,
     /// Guest requests that may still be made in this phase.
     pub budget: u64,
@@ -151,9 +163,15 @@ fn devices_of(plan: &Plan, rng: &mut Rng) -> Devices {
         let skew_ns = rng.pick(&[0, 3_600_000_000_000]);
         let mut image = Disk::new(image);
         image.served = plan.hosts > 1;
+        let mut inode = 0;
+        if plan.rates.knows_images() {
+            inode = 1000 * (devices.origins.len() as u64 + 1);
+            image.touch(devices::MADE_NS);
+        }
         devices.origins.push(devices::Origin {
             image,
             skew_ns,
+            inode,
             ..Default::default()
         });
     }
@@ -190,6 +208,8 @@ impl World {
             host: 0,
             idle: VecDeque::new(),
             faults: Faults::new(plan.origins.len()),
+            images: vec![Misfit::default(); plan.origins.len()],
+            cache_gone: false,
             machine: Uuid(rng.bytes16()),
             boot: Uuid(rng.bytes16()),
             plan,
@@ -292,6 +312,12 @@ impl World {
         match wake {
             Wake::Done(id) => self.complete(id),
             Wake::Guest(volume) => self.wake_guest(volume),
+            Wake::Cache { found } => self.see_cache(found),
+            Wake::Look(volume) => self.look_in_turn(volume),
+            Wake::PutBack(origin) => {
+                self.put_back_if_seen(origin);
+                Ok(())
+            }
             Wake::Late(file, ticket) => {
                 self.land(file, ticket);
                 Ok(())
@@ -425,6 +451,7 @@ impl World {
         if changes && guest.plan.policy == Policy::Ephemeral && guest.commit.is_none() {
             return Err(format!("the base of an ephemeral volume is written: {io:?}").into());
         }
+        self.check_fits(io)?;
         let (group, switches) = (&guest.plan.group, guest.plan.switches);
         let grouped = !group.is_empty() && self.sabotage != Some(Sabotage::NoGroups);
         if changes && matches!(io.device, Device::Origin(_)) && grouped && !switches {
@@ -518,6 +545,7 @@ impl World {
         }
         let statted = io.op == Op::Stat && result.is_ok();
         let stat = statted.then(|| self.devices.stat(file, self.now));
+        self.note_image(&io, file, result);
         self.passes(io.purpose, true);
         if self.struck {
             return Ok(());
@@ -545,6 +573,7 @@ impl World {
                 .read(io.offset, &mut bytes, &mut self.rng);
             bytes
         });
+        self.cut_short(file, io.offset, &mut bytes);
         if flipped {
             devices::flip(&mut bytes, &mut self.rng);
         }

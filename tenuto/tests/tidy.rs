@@ -685,9 +685,11 @@ const VAGUE_WORDS: &[&str] = &["whoever", "nobody", "somebody"];
 const VAGUE_COMMENTS: &[(&str, usize)] = &[
     ("engine", 118),
     ("fuzz", 2),
+    ("host", 196),
+    ("lab", 80),
     ("mutants", 2),
     ("sim", 15),
-    ("tenuto", 287),
+    ("tenuto", 60),
     ("vring", 9),
     ("workload", 13),
 ];

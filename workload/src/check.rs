@@ -183,6 +183,30 @@ impl Model {
         }
     }
 
+    /// What the volume held before its first write is another image now, stamped with this tag.
+    /// What was written stays over it.
+    pub fn base_written(&mut self, tag: u64) {
+        self.initial = Initial::Stamped(tag);
+    }
+
+    /// Another image took the place of this one, and nothing of what was before counts.
+    pub fn replaced(&mut self, tag: u64) {
+        self.initial = Initial::Stamped(tag);
+        self.committed = None;
+        self.resetting = false;
+        self.rebase(self.clean());
+    }
+
+    /// What is there now was all there ever was: a loss was accepted.
+    pub fn given_up<R>(&mut self, read: R) -> Result<(), Violation>
+    where
+        R: FnMut(Range<u64>, &mut [u8]) -> Result<(), String>,
+    {
+        let contents = self.contents(read)?;
+        self.rebase(contents);
+        Ok(())
+    }
+
     /// The serial that the next write will get.
     pub fn next_serial(&self) -> u64 {
         self.first + self.writes.len() as u64
@@ -326,6 +350,43 @@ impl Model {
             self.rebase(contents);
         }
         self.resetting = false;
+        Ok(found)
+    }
+
+    /// Judges a volume whose image was replaced by one with this tag, and over which what was not
+    /// at the image before was laid: with `old`, which was that image, it keeps its promises, and
+    /// where `laid` does not say so there is the new image. Goes on from what it holds.
+    pub fn verify_laid<R>(
+        &mut self,
+        crash: Crash,
+        (tag, old): (u64, &[u8]),
+        laid: impl Fn(u64) -> bool,
+        read: R,
+    ) -> Result<Found, Violation>
+    where
+        R: FnMut(Range<u64>, &mut [u8]) -> Result<(), String>,
+    {
+        let before = self.contents(|sectors, bytes| {
+            bytes.copy_from_slice(&old[sectors.start as usize * SECTOR_BYTES..][..bytes.len()]);
+            Ok(())
+        })?;
+        let initial = core::mem::replace(&mut self.initial, Initial::Stamped(tag));
+        let contents = self.contents(read);
+        self.initial = initial;
+        let contents = contents?;
+        let mut whole = contents.clone();
+        for (at, found) in whole.iter_mut().enumerate() {
+            // The new image has nothing but its stamps.
+            match *found {
+                0 => *found = before[at],
+                other if laid(at as u64) || other == before[at] => {}
+                other => return Err(Violation::StaleRead(difference(at as u64, other, 0))),
+            }
+        }
+        let found = self.judge(self.promise, crash, &whole)?;
+        self.initial = Initial::Stamped(tag);
+        self.resetting = false;
+        self.rebase(contents);
         Ok(found)
     }
 

@@ -104,7 +104,8 @@ impl Core {
         if volume.policy == Policy::Ephemeral && volume.tenant == Tenant::NOBODY {
             volume.tenant = self.log.move_in();
         }
-        volume.keeper = self.keeper_at_attach(&volume, ledger, spec.commit, image);
+        let unsaid = settled.loss_accepted;
+        volume.keeper = self.keeper_at_attach(&volume, ledger, spec.commit, (image, unsaid));
         let kept = volume.keeper.is_some() || volume.replay.is_none();
         assert!(kept, "a journal that is left has a ledger");
         while self.volumes.len() <= id.0 as usize {
@@ -158,7 +159,7 @@ impl Core {
         volume: &Volume,
         ledger: Option<Ledger>,
         commit: bool,
-        image: Image,
+        (image, unsaid): (Image, bool),
     ) -> Option<Keeper> {
         let owned = volume.policy == Policy::WriteBack;
         let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
@@ -167,6 +168,7 @@ impl Core {
             let mut keeper = self.keeper_of(volume, ledger, owned);
             // Nothing of ours writes it from here on without a word in the ledger.
             keeper.ledger.image = image.kept();
+            keeper.unsaid = unsaid;
             keeper
         })
     }
@@ -294,7 +296,9 @@ impl Core {
             volume.first_serial = volume.serial_next;
         }
         // Ids are used again; whatever the log still has under this one is of another volume.
-        volume.base_generation = volume.generation;
+        if !has(Bug::KeepAfterLoss) {
+            volume.base_generation = volume.generation;
+        }
         Ok(volume)
     }
 
@@ -311,6 +315,7 @@ impl Core {
             step: None,
             piece: None,
             failed: false,
+            unsaid: false,
             clock_ahead_ns: 0,
             clock_there: (0, Time(0)),
         }
@@ -350,8 +355,10 @@ impl Core {
             return;
         }
         let Some(volume) = self.find(id) else { return };
-        let owner = volume.policy == Policy::WriteBack && volume.keeper.is_some();
-        if owner && !has(Bug::ServeUnclaimed) {
+        let owner = volume.policy == Policy::WriteBack;
+        let says = |keeper: &Keeper| owner || keeper.unsaid && !has(Bug::KeepLossToItself);
+        let says = volume.keeper.as_ref().is_some_and(says);
+        if says && !has(Bug::ServeUnclaimed) {
             self.write_ledger(cx, id, LedgerStep::Claim);
         } else {
             self.open_for_requests(cx, id);
@@ -759,7 +766,7 @@ fn know_image(volume: &mut Volume, image: Image, policy: Policy) {
 
 /// Whether an overlay lies on another image than this.
 fn overlay_misfit(under: &Image, image: &Image) -> Finding {
-    match under.is_unknown() || image.is_unknown() {
+    match under.is_unknown() || image.is_unknown() || has(Bug::LayOverAnyBase) {
         true => Finding::Same,
         false => compare(under, Some(image), Named::Unknown),
     }
@@ -782,9 +789,11 @@ fn check_image(volume: &Volume, spec: &VolumeSpec, settled: &Settled) -> Result<
             found.words()
         )));
     }
-    let owed = volume.is_dirty() && ledger.is_some_and(|ledger| !is_home(volume, ledger));
+    // What the ledger counts as destaged goes nowhere any more.
+    let owed = volume.epochs.iter().any(left);
+    let owed = owed && ledger.is_some_and(|ledger| !is_home(volume, ledger));
     let found = ledger.map_or(Finding::Same, |ledger| of_ledger(ledger, &image));
-    if !owed || settled.overwrite || found == Finding::Same {
+    if !owed || settled.overwrite || found == Finding::Same || has(Bug::LayOverAny) {
         return Ok(());
     }
     Err(OpenError::Image(format!(

@@ -144,6 +144,7 @@ impl Core {
 
     /// The host has looked for the cache file under its name.
     pub(super) fn cache_gone(&mut self, cx: &mut Cx<'_>, request: RequestId, gone: bool) {
+        let gone = gone && !has(Bug::TrustGoneCache);
         self.health.gone = gone;
         if gone {
             self.health.failing_since.get_or_insert(cx.now);

@@ -669,7 +669,7 @@ impl Core {
             }
             Phase::ApplySync => {
                 // A storage that tells nothing of its images is not asked.
-                if self.volume(id).image.seen.is_unknown() {
+                if self.volume(id).image.seen.is_unknown() || has(Bug::SkipLastLook) {
                     return self.finish_destage(cx, id);
                 }
                 self.phase(id).phase = Phase::Seen;
@@ -692,8 +692,8 @@ impl Core {
 
     /// The image after its last write. Of one that does not fit nothing was reached: all of it is
     /// written again when it does.
-    fn seen_at_end(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: &Stat) {
-        if !self.judge_image(cx, id, stat) {
+    fn seen_at_end(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: &Stat, fits: bool) {
+        if !fits || self.phase(id).failed {
             let now = cx.now;
             self.phase(id).phase = Phase::Apply;
             self.begin_phase_again(now, id);
@@ -718,16 +718,18 @@ impl Core {
         let now = cx.now;
         let atomic = self.volume(id).effective_destage() == DestageMode::Atomic;
         let prepared = self.is_prepared(id);
+        // A volume that goes on with its image must not ask once more for what is here.
+        let fits = stat.map(|stat| self.judge_image(cx, id, &stat));
         let destage = self.phase(id);
         destage.waiting = false;
-        let Some(stat) = stat else {
+        let (Some(stat), Some(fits)) = (stat, fits) else {
             self.begin_phase_again(now, id);
             return;
         };
         if destage.phase == Phase::Seen {
-            return self.seen_at_end(cx, id, &stat);
+            return self.seen_at_end(cx, id, &stat, fits);
         }
-        if !self.judge_image(cx, id, &stat) {
+        if !fits {
             return match self.volume(id).committing {
                 Some(_) => self.give_up_commit(cx, id),
                 None => self.detach_progress(cx, id),

@@ -12,6 +12,7 @@
 //! Deliberately absent: what the image is compared by ([`crate::image`]).
 
 use super::Core;
+use crate::adversary::{Bug, has};
 use crate::event::{Device, Op, Purpose, Refusal, Stat};
 use crate::format::ledger::{Ledger, Progress};
 use crate::image::{Finding, Image, Named, compare};
@@ -52,6 +53,9 @@ impl Known {
 impl Volume {
     /// Why it is held for its image.
     pub fn misfit(&self) -> Option<Finding> {
+        if has(Bug::AskMisfit) {
+            return None;
+        }
         // One whose guest has ended is reset before anybody reads it.
         let overlay = self.image.overlay_misfits && !self.ended;
         let overlay = overlay.then_some(Finding::Replaced);
@@ -151,7 +155,19 @@ impl Core {
 
     fn hold_for_image(&mut self, cx: &mut Cx<'_>, id: VolumeId, found: Finding) {
         let volume = self.volume(id);
-        volume.image.misfit = Some(found);
+        let begins = volume.image.misfit.replace(found).is_none();
+        // What was written of an epoch may be cut off: all of it is written again.
+        if let Some(destage) = volume.destage.as_mut().filter(|it| it.applies())
+            && !has(Bug::GoOnBehindMisfit)
+        {
+            destage.failed = true;
+        }
+        volume.write_replay_again();
+        // What was read of it before anybody looked may be zeroes, whatever its time says later.
+        if begins && found == Finding::Shrunk && !has(Bug::KeepCutShort) {
+            self.take_new_layer(id);
+        }
+        let volume = self.volume(id);
         let waiters = core::mem::take(&mut volume.destage_waiters);
         for (request, _) in waiters {
             cx.out.reply(request, Err(Refusal::Held));
@@ -172,12 +188,19 @@ impl Core {
 
     /// Somebody writes an image that volumes only read: nothing that is kept of it counts.
     fn base_changed(&mut self, id: VolumeId, image: Option<Image>) {
-        self.layers += 1;
-        let layer = Layer(self.layers);
         let volume = self.volume(id);
         volume.image.seen = image.unwrap_or_default();
         volume.image.base_changed = true;
-        let old = core::mem::replace(&mut volume.layer, layer);
+        if !has(Bug::KeepChangedBase) {
+            self.take_new_layer(id);
+        }
+    }
+
+    /// Nothing that is kept of an image counts for this volume any more, of a base either.
+    fn take_new_layer(&mut self, id: VolumeId) {
+        self.layers += 1;
+        let layer = Layer(self.layers);
+        let old = core::mem::replace(&mut self.volume(id).layer, layer);
         self.forget_layer(old);
     }
 }

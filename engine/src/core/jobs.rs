@@ -290,8 +290,15 @@ impl Core {
             return;
         }
         let purpose = self.apply_purpose(id);
+        let misfits = self.volume(id).misfit().is_some();
         let destage = self.phase(id);
         let applying = destage.applying;
+        if applying && misfits {
+            self.keep_unsent(id, job);
+            self.end_job(cx, id, job);
+            return self.detach_progress(cx, id);
+        }
+        let destage = self.phase(id);
         let it = destage.jobs.get(job);
         let (offset, bytes) = (it.offset, it.bytes());
         let (slices, parts, again) = (it.slices.clone(), it.parts.clone(), it.again);

@@ -328,12 +328,7 @@ impl Core {
 
     fn keep_house(&mut self, cx: &mut Cx<'_>) {
         self.log.retry_footers();
-        for fill in core::mem::take(&mut self.held_fills) {
-            self.issue_fill(cx, fill);
-        }
-        for (read, part) in core::mem::take(&mut self.held_reads) {
-            self.issue_origin_read(cx, read, part);
-        }
+        self.retry_held_reads(cx);
         if self.log.is_low() && self.log.has_dead() {
             self.log.want_sync();
             self.checkpoint.wanted |= self.log.freeable() > 0;

@@ -86,6 +86,7 @@ impl Core {
         }
         // The order to reset may have been taken back meanwhile.
         let goes_on = volume.arrivals.iter().any(|(_, goes_on)| *goes_on);
+        let goes_on = goes_on && !has(Bug::ResetUnderSleeper);
         if volume.ended && volume.tuning.reset_on != ResetOn::Command && !goes_on {
             mark(Mark::ResetAtArrival);
             self.begin_reset(cx, id);

@@ -421,7 +421,58 @@ impl Core {
         self.log.unpin(segment);
         let volume = self.reads.get(read).volume;
         self.fills.get(id).source = Source::Origin(volume);
+        if self.volume(volume).misfit().is_some() {
+            return self.hold_fill(volume, id);
+        }
         self.issue_fill(cx, id);
+    }
+
+    /// Asks again for what origins did not give. Of an image that does not fit nothing is asked;
+    /// who lets go of the volume does not wait for it.
+    pub(super) fn retry_held_reads(&mut self, cx: &mut Cx<'_>) {
+        for id in core::mem::take(&mut self.held_fills) {
+            let Source::Origin(source) = self.fills.get(id).source else {
+                unreachable!("only such fills are held");
+            };
+            match self.fate_of_held(source) {
+                Held::Asks => self.issue_fill(cx, id),
+                Held::Waits => self.held_fills.push(id),
+                Held::Ends => {
+                    let fill = self.fills.take(id);
+                    self.volume(source).reads_held -= u32::from(fill.held);
+                    self.hand_out(cx, fill, false);
+                }
+            }
+        }
+        for (read, part) in core::mem::take(&mut self.held_reads) {
+            let volume = self.reads.get(read).volume;
+            match self.fate_of_held(volume) {
+                Held::Asks => self.issue_origin_read(cx, read, part),
+                Held::Waits => self.held_reads.push((read, part)),
+                Held::Ends => {
+                    self.reads.get(read).result = Err(Refusal::Io);
+                    self.read_progress(cx, read);
+                }
+            }
+        }
+    }
+
+    fn fate_of_held(&mut self, id: VolumeId) -> Held {
+        let volume = self.volume(id);
+        match (
+            volume.misfit(),
+            volume.detaching.is_some() || volume.suspending.is_some(),
+        ) {
+            (None, _) => Held::Asks,
+            (Some(_), true) => Held::Ends,
+            (Some(_), false) => Held::Waits,
+        }
+    }
+
+    fn hold_fill(&mut self, source: VolumeId, id: u32) {
+        self.held_fills.push(id);
+        let first = !core::mem::replace(&mut self.fills.get(id).held, true);
+        self.volume(source).reads_held += u32::from(first);
     }
 
     pub(super) fn issue_fill(&mut self, cx: &mut Cx<'_>, id: u32) {
@@ -466,10 +517,7 @@ impl Core {
             let begun = self.fills.get(id).begun;
             if self.may_hold(source, begun, cx.now) {
                 mark(Mark::FillHeld);
-                self.held_fills.push(id);
-                let first = !core::mem::replace(&mut self.fills.get(id).held, true);
-                self.volume(source).reads_held += u32::from(first);
-                return;
+                return self.hold_fill(source, id);
             }
         }
         let fill = self.fills.take(id);
@@ -607,6 +655,13 @@ impl Core {
         let limit = volume.tuning.origin_timeout_ms;
         volume.detaching.is_none() && limit.is_none_or(|limit| now < begun.plus_millis(limit))
     }
+}
+
+/// What becomes of a read that its origin did not give.
+enum Held {
+    Asks,
+    Waits,
+    Ends,
 }
 
 /// The part of a range that lies in blocks `first..end`.

@@ -95,6 +95,8 @@ pub struct Replay {
     /// A request without a job is in flight.
     waiting: bool,
     damaged: bool,
+    /// The image did not fit meanwhile: all entries are written again.
+    rewrite: bool,
     pause: Pause,
     /// A write that is good does not tell that the next sync will be.
     sync_failed: bool,
@@ -122,6 +124,7 @@ impl Replay {
             sent: 0,
             waiting: false,
             damaged: false,
+            rewrite: false,
             pause: Pause::default(),
             sync_failed: false,
             unreadable_since: None,
@@ -163,7 +166,7 @@ impl Replay {
 
     fn begin_again(&mut self, now: Time) {
         assert_eq!(self.jobs.len(), 0, "no entry is on its way");
-        (self.step, self.cursor) = (Step::Copy, 0);
+        (self.step, self.cursor, self.rewrite) = (Step::Copy, 0, false);
         self.again.clear();
         self.pause.rest(now, RETRY_MS);
     }
@@ -224,6 +227,13 @@ impl Volume {
         self.replay.as_mut().expect("a replay is under way")
     }
 
+    /// What was copied to an image that misfits is written again when it fits.
+    pub(super) fn write_replay_again(&mut self) {
+        if let Some(replay) = &mut self.replay {
+            replay.rewrite |= replay.cursor > 0;
+        }
+    }
+
     /// Gives up a replay whose image is another one, if nothing of it is in flight.
     pub(super) fn abandon_replay(&mut self) {
         let rests = self.replay.as_ref().is_some_and(Replay::rests);
@@ -251,6 +261,9 @@ impl Core {
             let replay = self.volume(id).replay();
             if replay.damaged && replay.rests() && !begun {
                 return self.give_up_replay(cx, id);
+            }
+            if replay.rewrite && replay.rests() {
+                replay.begin_again(cx.now);
             }
             if replay.waiting || replay.damaged || replay.pause.is_under_way(cx.now) {
                 return;

@@ -206,6 +206,19 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         Bug::PassGateEarly | Bug::SealAlone => Group,
         Bug::PassGateUnsynced => Scenario("a-disk-of-a-group-hangs-in-the-sync-of-its-journal"),
         Bug::KeepCutBlock | Bug::ShrinkDirty => Resizes,
+        Bug::LayOverAny | Bug::ReplayToAny | Bug::LayOverAnyBase | Bug::KeepAfterLoss => {
+            Scenario("an-image-is-replaced-between-two-lives")
+        }
+        Bug::ResetUnderSleeper => Scenario("a-guest-only-slept"),
+        Bug::TrustGoneCache | Bug::KeepLossToItself => {
+            Scenario("a-cache-file-is-removed-under-its-daemon")
+        }
+        Bug::AskMisfit => Scenario("an-image-loses-its-name-while-it-is-served"),
+        Bug::SkipLastLook | Bug::KeepCutShort => {
+            Scenario("an-image-is-cut-short-while-it-is-served")
+        }
+        Bug::GoOnBehindMisfit => Scenario("an-image-is-cut-short-in-the-middle-of-a-destage"),
+        Bug::KeepChangedBase => Scenario("a-base-is-written-while-it-is-served"),
         Bug::SwitchInCut => Swarm,
         Bug::StartWithoutSync => ShortSwitches,
         Bug::DestagePastDurable => EarlyDestages,

@@ -10,6 +10,7 @@ mod broken;
 mod checkpoint;
 mod damage;
 mod destage;
+mod images;
 mod jobs;
 mod lines;
 mod lives;
@@ -108,6 +109,8 @@ struct Host {
     /// Which of them do not end, and which fail.
     holds: fn(&Io) -> bool,
     fails: fn(&Io) -> Option<IoError>,
+    /// What a look at an image finds.
+    stat: Stat,
 }
 
 fn config() -> Config {
@@ -213,6 +216,7 @@ impl Host {
             requests: 0,
             holds: none,
             fails: fine,
+            stat: STAT,
         }
     }
 
@@ -318,7 +322,7 @@ impl Host {
             if result.is_ok() {
                 self.carry(&io);
             }
-            let stat = (io.op == Op::Stat).then_some(STAT);
+            let stat = (io.op == Op::Stat).then_some(self.stat);
             let io = io.id;
             self.apply(Event::Done { io, result, stat });
         }

@@ -1,0 +1,182 @@
+//! Volumes whose image does not fit, in the middle of what they were doing with it.
+
+use super::{Host, STAT, fine, none, spec};
+use crate::engine::Settled;
+use crate::event::{Command, Device, Event, Io, IoError, Op, Purpose, Refusal, Stat};
+use crate::image::{Image, Named};
+use crate::types::{Policy, VolumeId};
+
+const IMAGE: Image = Image {
+    device: 1,
+    inode: 12,
+    birth_ns: 0,
+    size_bytes: STAT.size_bytes,
+    mtime_ns: 1,
+    lasts: true,
+};
+
+fn seen(image: Image) -> Stat {
+    Stat {
+        image: Some(image),
+        named: Named::To(image),
+        ..STAT
+    }
+}
+
+fn cut_short() -> Stat {
+    seen(Image {
+        size_bytes: 4096,
+        ..IMAGE
+    })
+}
+
+/// A write-back volume that knows its image.
+fn with_image() -> (Host, VolumeId) {
+    let mut host = Host::new();
+    host.stat = seen(IMAGE);
+    let spec = spec(Policy::WriteBack, "disk");
+    let id = host.core.place(&spec.name);
+    let settled = Settled {
+        image: Some(IMAGE),
+        ..Settled::default()
+    };
+    host.attach_as(id, spec, settled);
+    (host, id)
+}
+
+fn look(host: &mut Host, volume: VolumeId) -> Option<Result<(), Refusal>> {
+    let look = host.order(Command::Look { volume });
+    host.answer(look)
+}
+
+fn reads_origin(io: &Io) -> bool {
+    io.op == Op::Read && matches!(io.device, Device::Origin(_))
+}
+
+fn fails_reads(io: &Io) -> Option<IoError> {
+    reads_origin(io).then_some(IoError::Failed)
+}
+
+fn fails_checkpoints(io: &Io) -> Option<IoError> {
+    (io.purpose == Purpose::Checkpoint).then_some(IoError::Failed)
+}
+
+fn looks(io: &Io) -> bool {
+    io.op == Op::Stat && matches!(io.device, Device::Origin(_))
+}
+
+#[test]
+fn a_read_that_its_origin_did_not_give_waits_for_an_image_that_fits() {
+    let (mut host, disk) = with_image();
+    host.fail(fails_reads);
+    let read = host.ask(disk, 0, 1);
+    host.stat = cut_short();
+    assert_eq!(look(&mut host, disk), Some(Err(Refusal::Held)));
+    host.fail(fine);
+    host.count(reads_origin);
+    host.pass(5_000);
+    assert_eq!(host.count(reads_origin), 0, "nothing is asked of it");
+    host.stat = seen(IMAGE);
+    assert_eq!(look(&mut host, disk), Some(Ok(())));
+    host.pass(1_000);
+    assert_eq!(host.answer(read), Some(Ok(())));
+}
+
+#[test]
+fn who_lets_go_of_a_volume_does_not_wait_for_its_image_to_fit() {
+    let (mut host, disk) = with_image();
+    host.fail(fails_reads);
+    let read = host.ask(disk, 0, 1);
+    host.stat = cut_short();
+    assert_eq!(look(&mut host, disk), Some(Err(Refusal::Held)));
+    let detach = host.order(Command::Detach {
+        volume: disk,
+        discard_dirty: true,
+    });
+    host.pass(1_000);
+    assert_eq!(host.answer(read), Some(Err(Refusal::Io)));
+    assert_eq!(host.answer(detach), Some(Ok(())));
+}
+
+/// What a look of a destage has found, and what the host has asked for beside it.
+#[test]
+fn a_destage_whose_own_look_lets_its_volume_go_on_takes_one_step() {
+    let (mut host, disk) = with_image();
+    assert!(host.write(disk, 0, 1));
+    host.hold(looks);
+    let destage = host.destage(disk);
+    host.order(Command::Look { volume: disk });
+    let mut found = [Some(seen(IMAGE)), Some(cut_short())];
+    assert_eq!(host.flights.len(), 2, "the destage has asked first");
+    for at in [1, 0] {
+        let (io, stat) = (host.flights.remove(at).id, found[at].take());
+        host.send(Event::Done {
+            io,
+            result: Ok(()),
+            stat,
+        });
+    }
+    host.hold(none);
+    host.pass(1_000);
+    // Its order was refused meanwhile.
+    assert_eq!(host.answer(destage), Some(Err(Refusal::Held)));
+    assert_eq!(host.show(disk).dirty_bytes, 0, "it has gone on by itself");
+}
+
+/// The log forgets with its next checkpoint only, and after a dead device past it, not at all.
+#[test]
+fn what_is_at_its_image_does_not_stop_a_volume_whose_image_was_written_since() {
+    let (mut host, disk) = with_image();
+    assert!(host.write(disk, 0, 1));
+    host.fail(fails_checkpoints);
+    let destage = host.destage(disk);
+    host.pass(1_000);
+    assert_eq!(host.answer(destage), Some(Ok(())));
+    let mut host = host.killed();
+    let left = host.show(disk).dirty_bytes;
+    assert_eq!(left, 4096, "the log knows nothing of it");
+    let settled = crate::settle::settle(&mut host.disks, disk).expect("the ledger is whole");
+    let written = Image {
+        mtime_ns: 2,
+        ..IMAGE
+    };
+    let settled = Settled {
+        image: Some(written),
+        ..settled
+    };
+    host.attach_as(disk, spec(Policy::WriteBack, "disk"), settled);
+    assert_eq!(host.show(disk).dirty_bytes, 0);
+}
+
+fn syncs_ledger(io: &Io) -> bool {
+    io.op == Op::Sync && matches!(io.device, Device::Ledger(_))
+}
+
+/// Else every start refuses the volume again, and a cache that turns up lays its data over what
+/// was written since.
+#[test]
+fn a_loss_that_was_accepted_for_a_direct_volume_is_in_its_ledger_before_it_is_served() {
+    let (mut host, disk) = Host::write_back();
+    assert!(host.write(disk, 0, 1));
+    let ledger = host.disks.0.remove(&Device::Ledger(disk));
+    let mut host = Host::new();
+    let direct = spec(Policy::Uncached, "disk");
+    let disk = host.core.place(&direct.name);
+    host.disks
+        .0
+        .insert(Device::Ledger(disk), ledger.expect("it was claimed"));
+    let settle = |host: &mut Host| crate::settle::settle(&mut host.disks, disk);
+    let mut settled = settle(&mut host).expect("the ledger is whole");
+    assert!(settled.ledger.as_ref().is_some_and(|ledger| ledger.dirty));
+    settled.accept_loss();
+    host.hold(syncs_ledger);
+    host.attach_as(disk, direct, settled);
+    let read = host.ask(disk, 0, 1);
+    host.pass(1_000);
+    assert_eq!(host.answer(read), None, "the ledger does not say so yet");
+    host.hold(none);
+    host.pass(1_000);
+    assert_eq!(host.answer(read), Some(Ok(())));
+    let settled = settle(&mut host).expect("the ledger is whole");
+    assert!(settled.ledger.is_some_and(|ledger| !ledger.dirty));
+}
