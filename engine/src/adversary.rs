@@ -215,7 +215,7 @@ rules::list! {
         TrustGoneCache,
         /// 2: a volume goes on with an image that it has seen not to fit.
         AskMisfit,
-        /// 5.2.4: nobody looks at an image between its last write and the word that all is there.
+        /// 5.2.4: an image is not looked at between its last write and the word that all is there.
         SkipLastLook,
         /// 5.2.4: a destage goes on where it was when its image was cut short and put back.
         GoOnBehindMisfit,

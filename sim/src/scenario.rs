@@ -646,7 +646,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "a-cache-file-is-removed-under-its-daemon",
-        broke: "2: flushes were acknowledged into a cache file that nobody finds any more, and an \
+        broke: "2: flushes were acknowledged into a cache file that had lost its name, and an \
                 orderly stop let go of all that was dirty",
         bend: |options, plan| {
             plan.rates.cache_gone = 8;
@@ -677,7 +677,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "an-image-loses-its-name-while-it-is-served",
         broke: "2: an image was renamed or removed under its daemon: all went to a file that \
-                nobody finds any more, and was called at the origin",
+                had no name any more, and was called at the origin",
         bend: |options, plan| {
             plan.rates.image_moved = 10;
             for volume in &mut plan.volumes {
