@@ -173,7 +173,7 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         | Bug::WriteSideBySide
         | Bug::KeepOverwritten => WriteThrough,
         Bug::BelieveAfterFailedSync | Bug::AnswerBeforeRescue | Bug::IgnoreLedger => Dying,
-        Bug::SkipCheckpointSync => ShortLives,
+        Bug::SkipCheckpointSync | Bug::DropTailSum => ShortLives,
         Bug::OverwriteCheckpoint
         | Bug::FreeBeforeDurable
         | Bug::OpenReserve
@@ -226,13 +226,13 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         Bug::BelieveKilledLayers => ShortReads,
         Bug::MoveWithNewSerial => Scenario("zeroes-of-one-record-and-a-write-between"),
         Bug::NeverSlow => HeldWrites,
-        Bug::DropTailSum | Bug::JudgeAtFirstRead => Swarm,
+        Bug::JudgeAtFirstRead => Swarm,
         _ => Seeds,
     };
     let seeds = match bug {
         // Those before them take minutes.
         Bug::LetGoForUnfinished => 126..132,
-        Bug::StartWithoutSync => 74..80,
+        Bug::StartWithoutSync => 238..246,
         _ => 0..SEEDS_MAX,
     };
     (gate, seeds)
