@@ -96,7 +96,7 @@ pub enum Pending {
     Read {
         point: ReadPoint,
         buffer: BufferId,
-        /// It was under way while the image was cut short and nobody knew.
+        /// It was under way while the image was cut short, unnoticed.
         blurred: bool,
     },
     Write {
@@ -244,7 +244,7 @@ pub struct Guest {
     pub served: bool,
     /// The cache that had its data is gone.
     pub cache_lost: Option<CacheLost>,
-    /// Its image is another one, and nobody has decided yet, or what its log had lies over that.
+    /// Its image is another one, undecided yet, or what its log had lies over that.
     pub replaced: Option<Replaced>,
     pub laid: Option<Laid>,
     /// What lay over another image is not there yet.
@@ -252,7 +252,7 @@ pub struct Guest {
     /// The daemon knows its image, and has seen that it does not fit.
     pub knows_image: bool,
     pub misfits: bool,
-    /// Its base was written, and nobody has told the daemon.
+    /// Its base was written, and the daemon was not told.
     pub stale_base: bool,
     /// The last look at it had no answer.
     pub unseen: bool,

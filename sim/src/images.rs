@@ -11,7 +11,7 @@
 //! until it was told that it fits again; a destage is not answered whose last sync went to a file
 //! that has lost its name; what is read before the first look at an image that was cut short is no
 //! promise, what is read when it was put back is. Deliberately absent: images that are replaced
-//! while nobody serves them ([`host`](crate::host)).
+//! while they are not served ([`host`](crate::host)).
 
 use crate::devices::{File, Origin, Path};
 use crate::guest::{Guest, Pending, Request};
@@ -138,7 +138,7 @@ impl World {
         }
     }
 
-    /// Only who has a log can write again what goes behind an end that nobody has seen.
+    /// Only who has a log can write again what goes behind an end that was not seen.
     fn back_up(&mut self, at: usize) {
         let origin = &self.devices.origins[at];
         let logs = |it: &Guest| it.plan.policy == Policy::WriteBack && !it.plan.goes_direct();
@@ -162,8 +162,8 @@ impl World {
         }
     }
 
-    /// The image of a volume was cut short, or is a base that was written, and nobody has told the
-    /// engine.
+    /// The image of a volume was cut short, or is a base that was written, and the engine does
+    /// not know.
     pub(crate) fn is_blurred(&self, volume: usize) -> bool {
         let guest = &self.guests[volume];
         let cut = self.devices.origins[guest.plan.origin].cut.is_some();
@@ -359,7 +359,7 @@ impl World {
         let guest = &self.guests[volume];
         let (origin, misfit) = (guest.plan.origin, &self.images[guest.plan.origin]);
         let astray = !self.devices.origins[origin].fits() && misfit.since < misfit.synced_at;
-        // Past the log nobody looks but at the end, and the storage may not have answered.
+        // Past the log the image is looked at only at the end; there may be no answer.
         let unseen = guest.unseen && guest.plan.goes_direct();
         if astray && guest.knows_image && !unseen {
             return Err(format!(

@@ -1,4 +1,4 @@
-//! Images that are replaced while nobody serves them, with ledger and journal still beside them.
+//! Images that are replaced while they are not served, with ledger and journal still beside them.
 //!
 //! ```text
 //! a life ends ─▶ another file has the name ─▶ attach ─ nothing is owed ─▶ the new one

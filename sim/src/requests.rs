@@ -393,7 +393,7 @@ impl World {
                 self.trace.counters.acknowledged += 1;
             }
             Pending::Flush { point } if result.is_ok() => guest.model.flush_done(point),
-            // What was written may have gone to a file that nobody finds any more.
+            // What was written may have gone to a file without a name.
             Pending::Destage { points } if result.is_ok() && self.plan.rates.knows_images() => {
                 self.look(volume, points)?;
             }

@@ -95,7 +95,7 @@ pub struct Images {
     pub shrunk: u64,
     /// Bases that another program wrote.
     pub written: u64,
-    /// While nobody served them; volumes that were held for it; and what became of them.
+    /// While they were not served; volumes that were held for it; and what became of them.
     pub replaced: u64,
     pub refused: u64,
     pub put_back: u64,

@@ -38,7 +38,7 @@ pub enum CacheLost {
 }
 
 impl World {
-    /// Perhaps somebody removes the cache file.
+    /// Perhaps the cache file is removed.
     pub(crate) fn remove_cache(&mut self) {
         let rate = self.plan.rates.cache_gone;
         let may = rate > 0 && !self.healthy && !self.cache_gone && self.plan.hosts == 1;
@@ -72,7 +72,7 @@ impl World {
         self.apply(Event::Admin { request, command })
     }
 
-    /// Before an orderly stop: what lies in a cache file that nobody will find goes to the origins.
+    /// Before an orderly stop: what lies in a cache file without a name goes to the origins.
     pub(crate) fn save_from_removed_cache(&mut self) -> Result<(), Broken> {
         if !self.cache_gone {
             return Ok(());

@@ -42,7 +42,7 @@ pub(crate) enum Wake {
     Cache {
         found: bool,
     },
-    /// Somebody puts an image back.
+    /// An image is put back.
     PutBack(usize),
 }
 

@@ -686,7 +686,7 @@ const VAGUE_COMMENTS: &[(&str, usize)] = &[
     ("engine", 118),
     ("fuzz", 2),
     ("host", 196),
-    ("lab", 80),
+    ("lab", 41),
     ("mutants", 2),
     ("sim", 15),
     ("tenuto", 60),
