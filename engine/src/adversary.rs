@@ -127,6 +127,8 @@ rules::list! {
         DestagePastDurable,
         /// 5.2.4: the ledger says "apply" of a journal that was not written.
         ApplyWithoutJournal,
+        /// 2: a record counts that a slot of the stage has of its chunk before.
+        CountLeftInSlot,
         /// 5.2.4: a pending journal is not finished before its volume is served.
         SkipReplay,
         /// 5.2.4: the table of a journal is made anew after it has waited.

@@ -337,6 +337,8 @@ impl Volume {
     /// As the next checkpoint has it; `logged`: all that was acknowledged is durable in the log,
     /// and nothing more will be.
     pub fn record(&self, logged: bool) -> VolumeRecord {
+        // One that becomes smaller may stay as it was, and then has writes up to there.
+        let returns = self.resize.map(|resize| resize.bytes_to_return_to());
         VolumeRecord {
             id: self.id,
             uuid: self.uuid,
@@ -352,7 +354,7 @@ impl Volume {
             serial_next: self.serial_next,
             destaged: self.destaged,
             merged_upto: self.merged_upto,
-            size_bytes: self.size_bytes,
+            size_bytes: self.size_bytes.max(returns.unwrap_or(0)),
             under: self.image.under,
             name: self.name.clone(),
             origin: self.origin.clone(),

@@ -39,6 +39,16 @@ enum Step {
     Name,
 }
 
+impl Resize {
+    /// The size to which the volume goes back if its image does not get the new one.
+    pub fn bytes_to_return_to(&self) -> u64 {
+        match self.step {
+            Step::Wait | Step::Set => self.old_bytes,
+            Step::Name => 0,
+        }
+    }
+}
+
 impl Volume {
     /// No destage may begin.
     pub fn holds_destage(&self) -> bool {

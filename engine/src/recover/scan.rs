@@ -511,6 +511,7 @@ impl Scan<'_> {
             self.walk(candidate, position, bytes, staged);
         }
         keep_youngest(&mut candidate.records);
+        keep_ascending(&mut candidate.records);
         Ok(())
     }
 
@@ -795,6 +796,17 @@ fn keep_youngest(records: &mut Vec<Found>) {
         mark(Mark::OtherRun);
     }
     records.retain(|found| Some(run(found)) == youngest || has(Bug::MixRuns));
+}
+
+/// A slot of the stage that changed hands within one segment still has, behind its new records, those
+/// of the chunk before. They are in their own chunk, where they are on the device.
+fn keep_ascending(records: &mut Vec<Found>) {
+    let mut last = 0;
+    records.retain(|found| {
+        let follows = found.seq() > last || has(Bug::CountLeftInSlot);
+        last = last.max(found.seq());
+        follows
+    });
 }
 
 /// The writes that are named; the last piece of a write speaks for all of it.
