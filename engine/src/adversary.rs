@@ -127,8 +127,6 @@ rules::list! {
         DestagePastDurable,
         /// 5.2.4: the ledger says "apply" of a journal that was not written.
         ApplyWithoutJournal,
-        /// 2: a record counts that a slot of the stage has of its chunk before.
-        CountLeftInSlot,
         /// 5.2.4: a pending journal is not finished before its volume is served.
         SkipReplay,
         /// 5.2.4: the table of a journal is made anew after it has waited.
@@ -325,8 +323,6 @@ rules::list! {
         ResetAtArrival,
         /// A pending journal is finished.
         JournalReplayed,
-        /// A journal that its volume's log has as well cannot be used.
-        JournalGivenUp,
         /// A block of the log is read again by itself.
         ReadAgain,
         /// Newer writes have covered what was damaged.

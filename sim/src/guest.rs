@@ -258,6 +258,8 @@ pub struct Guest {
     pub unseen: bool,
     /// Sectors that could not be read after the last copy was destroyed.
     pub lost: u64,
+    /// A journal was left to the engine when it was attached.
+    pub journal_left: bool,
     rng: Rng,
 }
 
@@ -336,6 +338,7 @@ impl Guest {
             stale_base: false,
             unseen: false,
             lost: 0,
+            journal_left: false,
             model,
             plan,
             rng,

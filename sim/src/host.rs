@@ -281,12 +281,14 @@ impl World {
         self.guests[volume].knows_image = settled.image.is_some();
         let settled = self.taken_or(settled);
         let spec = self.spec(volume);
+        self.guests[volume].journal_left = settled.journal_left;
         let mut attached = self.attach_or_accept(volume, id, spec.clone(), settled);
         if attached == Err(OpenError::JournalFirst) {
             let Some(whole) = self.settle(volume, id, false, (calm, errors))? else {
                 return Ok(Start::Again);
             };
             let whole = self.taken_or(whole);
+            self.guests[volume].journal_left = false;
             attached = self.attach_or_accept(volume, id, spec, whole);
         }
         match attached {

@@ -80,6 +80,8 @@ pub struct Destage {
     /// What cannot be read, and when that is tried again.
     pub(super) bad: Vec<Want>,
     pub(super) reread_at: Time,
+    /// An order wants it to be read at once, also where a request hangs when the order comes.
+    pub(super) reread_asked: bool,
     /// The ranges of the volume that it is of.
     pub(super) damaged: Vec<Span>,
     /// Something failed for want of space.
@@ -282,6 +284,7 @@ impl Core {
             resend: Resend::default(),
             bad: Vec::new(),
             reread_at: Time(0),
+            reread_asked: false,
             damaged: Vec::new(),
             full: false,
             retry_at: Time(0),

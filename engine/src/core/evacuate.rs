@@ -363,14 +363,11 @@ fn live_parts(
     parts
 }
 
-/// The epoch of a volume that has a write; none if it is at the origin.
+/// The epoch of a volume that has a write, or the oldest, which may have what is at the origin.
 fn epoch_of(volume: &Volume, serial: Serial) -> Range<usize> {
     let all = 0..volume.epochs.len();
     if volume.policy == Policy::Ephemeral || has(Bug::MoveZeroesOldestFirst) {
         return all;
-    }
-    if serial <= volume.destaged {
-        return 0..0;
     }
     let at = volume
         .epochs

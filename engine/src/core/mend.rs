@@ -28,8 +28,10 @@ impl Core {
     /// yet to be read again.
     pub(super) fn is_damaged_still(&mut self, now: Time, id: VolumeId) -> bool {
         let bad = core::mem::take(&mut self.phase(id).bad);
-        let reread_at = self.phase(id).reread_at;
-        if self.merge_over(id, &bad) || now >= reread_at {
+        let destage = self.phase(id);
+        let asked = core::mem::take(&mut destage.reread_asked);
+        let due = asked || now >= destage.reread_at;
+        if self.merge_over(id, &bad) || due {
             return false;
         }
         let destage = self.phase(id);
@@ -42,7 +44,7 @@ impl Core {
     pub(super) fn read_bad_again(&mut self, now: Time, id: VolumeId) {
         let destage = self.volume(id).destage.as_mut();
         if let Some(destage) = destage.filter(|destage| destage.met_damage()) {
-            (destage.reread_at, destage.retry_at) = (now, now);
+            (destage.reread_asked, destage.retry_at) = (true, now);
         }
     }
 

@@ -733,7 +733,6 @@ impl Core {
     /// The journal cannot be used. The log has all that it had, so its cut is reached by a destage
     /// as one in place that was cut short, with a journal that is written anew.
     fn give_up_replay(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        mark(Mark::JournalGivenUp);
         let mut volume = self.volumes[id.0 as usize]
             .take()
             .expect("checked by the caller");

@@ -286,11 +286,12 @@ fn make_durable(
     let chunk_at = |chunk: u32| superblock.log_at + u64::from(chunk) * geometry.chunk_bytes();
     let staged = core::mem::take(&mut accepted.staged);
     staged.iter().for_each(|_| mark(Mark::SavedFromStage));
-    let writes = staged.iter().map(|(at, bytes)| (*at, &bytes[..]));
     if !has(Bug::LeaveInStage) {
+        let writes = staged.iter().map(|(at, bytes)| (*at, &bytes[..]));
         write_together(media, &writes.collect::<Vec<_>>())?;
     }
     drop(staged);
+    write_again(media, &core::mem::take(&mut accepted.unsynced))?;
     if has(Bug::SkipRecoverySync) {
         return Ok(());
     }
@@ -307,6 +308,26 @@ fn make_durable(
     let writes = footers.iter().map(|(at, bytes)| (*at, &bytes[..]));
     write_together(media, &writes.collect::<Vec<_>>())?;
     media.sync(Device::Cache).map_err(|_| CACHE)
+}
+
+/// A recovery before this one may have met a sync that failed, after which a sync alone proves
+/// nothing: what it was to cover is written again.
+fn write_again(media: &mut dyn Media, ranges: &[(u64, u64)]) -> Result<(), OpenError> {
+    let mut memory: Vec<(u64, Vec<u8>)> = Vec::new();
+    for (at, bytes) in ranges {
+        memory.push((*at, alloc::vec![0; *bytes as usize]));
+    }
+    let mut reads: Vec<(u64, &mut [u8])> = Vec::new();
+    for (at, bytes) in &mut memory {
+        reads.push((*at, &mut bytes[..]));
+    }
+    if !reads.is_empty() {
+        media
+            .read_many(Device::Cache, &mut reads)
+            .map_err(|_| CACHE)?;
+    }
+    let writes = memory.iter().map(|(at, bytes)| (*at, &bytes[..]));
+    write_together(media, &writes.collect::<Vec<_>>())
 }
 
 /// Writes of no order among each other, so many in flight as the host can have.

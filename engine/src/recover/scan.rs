@@ -157,6 +157,8 @@ pub struct Accepted {
     pub fills: Vec<(u32, u64)>,
     /// What only the stage has for certain, and where on the device it belongs.
     pub staged: Vec<(u64, Vec<u8>)>,
+    /// Where records lie on the device, with their bytes, that no sync is known to have covered.
+    pub unsynced: Vec<(u64, u64)>,
     pub stream_seq_next: u64,
     pub segment_seq_next: u64,
     pub virgin_from: u32,
@@ -763,11 +765,19 @@ impl Scan<'_> {
         for of_chunk in records.chunk_by(|a, b| a.chunk == b.chunk) {
             let synced = |found: &&Found| stream.is_chained() && found.seq() <= self.durable;
             let synced = of_chunk.iter().take_while(synced).count();
-            let Some(from) = of_chunk.get(synced).filter(|found| found.staged) else {
+            let Some(from) = of_chunk.get(synced) else {
                 continue;
             };
-            let chunk = ChunkIndex(first + from.chunk);
             let end = of_chunk.iter().map(Found::end_block).max().unwrap_or(0);
+            let skipped = u64::from(from.block) * BLOCK_BYTES;
+            let chunk_at = u64::from(from.chunk) * geometry.chunk_bytes();
+            let at = self.segment_at(index) + chunk_at + skipped;
+            if !from.staged {
+                let bytes = u64::from(end) * BLOCK_BYTES - skipped;
+                self.accepted.unsynced.push((at, bytes));
+                continue;
+            }
+            let chunk = ChunkIndex(first + from.chunk);
             let mut bytes = alloc::vec![0; end as usize * BLOCK];
             let found = self.stage.load_chunk(chunk, seq, &mut bytes);
             assert!(found, "its records came from it");
@@ -777,10 +787,7 @@ impl Scan<'_> {
                 let (entries, blocks) = (found.record.entries.len(), found.record.sums.len());
                 record::seal_record(header, entries as u16, blocks as u16);
             }
-            let skipped = u64::from(from.block) * BLOCK_BYTES;
             bytes.drain(..skipped as usize);
-            let chunk_at = u64::from(from.chunk) * geometry.chunk_bytes();
-            let at = self.segment_at(index) + chunk_at + skipped;
             self.accepted.staged.push((at, bytes));
         }
     }
@@ -803,7 +810,7 @@ fn keep_youngest(records: &mut Vec<Found>) {
 fn keep_ascending(records: &mut Vec<Found>) {
     let mut last = 0;
     records.retain(|found| {
-        let follows = found.seq() > last || has(Bug::CountLeftInSlot);
+        let follows = found.seq() > last;
         last = last.max(found.seq());
         follows
     });
