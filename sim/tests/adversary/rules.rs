@@ -232,7 +232,7 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
     let seeds = match bug {
         // Those before them take minutes.
         Bug::LetGoForUnfinished => 126..132,
-        Bug::StartWithoutSync => 238..246,
+        Bug::StartWithoutSync => 418..424,
         _ => 0..SEEDS_MAX,
     };
     (gate, seeds)
