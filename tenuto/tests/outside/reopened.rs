@@ -144,3 +144,61 @@ fn dirty_data_is_not_written_to_another_file_that_a_stale_path_leads_to() {
     daemon.stop();
     assert!(server.bytes("disk.img").iter().all(|byte| *byte == 6));
 }
+
+/// Fails when: the start waits until the journal is applied, or the journal is written over.
+///
+/// The daemon is killed in the middle of a destage. Its journal cannot be applied, because the
+/// server takes no writes; its volume is served all the same, by what the log has.
+#[test]
+fn a_volume_is_served_before_the_journal_of_a_killed_destage_is_applied() {
+    let name = "a_volume_is_served_before_the_journal_of_a_killed_destage_is_applied";
+    if !may_mount(name) {
+        return;
+    }
+    let (rig, server, _share) = on_a_server("write-back", vec![5; 16 << 20]);
+    let daemon = rig.serve();
+    let mut client = rig.connect("disk");
+    for block in 0..64 {
+        client.write(block * 65_536, &[1; 4096]);
+    }
+    client.flush();
+    server.refuse_writes(Some("disk.img"));
+    rig.done(&["volume", "destage", "disk"]);
+    let state = |state: &str| rig.show("disk")["state"] == state;
+    wait_until("the destage is stuck", PATIENCE, || state("stalled"));
+    // Of the journal nothing, of the guest all.
+    client.write(0, &[2; 4096]);
+    client.flush();
+    daemon.kill();
+
+    let daemon = rig.serve();
+    let mut client = rig.connect("disk");
+    assert_eq!(client.read(0, 4096), [2; 4096]);
+    assert_eq!(
+        client.read(63 * 65_536, 8192),
+        [[1; 4096], [5; 4096]].concat()
+    );
+    client.write(65_536, &[3; 4096]);
+    client.flush();
+    wait_until("the replay is stuck", PATIENCE, || state("stalled"));
+    names(
+        &daemon.log(),
+        &["the journal beside it", "is finished meanwhile"],
+    );
+    assert!(
+        !server.bytes("disk.img").contains(&1),
+        "nothing was applied"
+    );
+    server.refuse_writes(None);
+    rig.done(&["volume", "destage", "disk", "--wait"]);
+    let bytes = server.bytes("disk.img");
+    assert_eq!(bytes[..4096], [2; 4096]);
+    assert_eq!(bytes[65_536..][..4096], [3; 4096]);
+    assert_eq!(
+        bytes[63 * 65_536..][..8192],
+        [[1; 4096], [5; 4096]].concat()
+    );
+    assert!(state("clean"));
+    client.disconnect();
+    daemon.stop();
+}

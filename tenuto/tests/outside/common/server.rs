@@ -36,6 +36,8 @@ struct State {
     /// What handles of earlier epochs answer.
     errno: i32,
     written: u64,
+    /// Writes to this file fail.
+    refused: Option<String>,
 }
 
 impl State {
@@ -95,6 +97,11 @@ impl Server {
         let mut state = self.lock();
         state.epoch += 1;
         state.errno = errno;
+    }
+
+    /// From here on writes to this file fail; `None` ends that.
+    pub fn refuse_writes(&self, name: Option<&str>) {
+        self.lock().refused = name.map(str::to_owned);
     }
 
     /// Bytes written so far, zeroes as well.
@@ -225,15 +232,19 @@ impl Filesystem for Server {
         if let Err(error) = state.check(handle) {
             return reply.error(error);
         }
-        state.written += data.len() as u64;
+        let refused = state.refused.clone();
         let Some(file) = state.file(number) else {
             return reply.error(Errno::ESTALE);
         };
+        if refused.is_some_and(|name| name == file.name) {
+            return reply.error(Errno::EIO);
+        }
         let (from, to) = (offset as usize, offset as usize + data.len());
         if to > file.bytes.len() {
             file.bytes.resize(to, 0);
         }
         file.bytes[from..to].copy_from_slice(data);
+        state.written += data.len() as u64;
         reply.written(data.len() as u32);
     }
 
