@@ -66,6 +66,18 @@ const VOLUME_METRICS: &[Metric] = &[
         v.counters.discards
     }),
     (
+        "dropped_discards_total",
+        "counter",
+        "Discards that the origin cannot do cheaply, and that were dropped.",
+        |v| v.counters.dropped_discards,
+    ),
+    (
+        "origin_zeroed_bytes_total",
+        "counter",
+        "Bytes of zeroes written at an origin that makes no holes.",
+        |v| v.counters.origin.zeroed_bytes,
+    ),
+    (
         "origin_reads_total",
         "counter",
         "Reads at the origin.",

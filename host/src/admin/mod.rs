@@ -50,6 +50,9 @@ pub type Started = Box<dyn FnOnce() -> Result<()> + Send>;
 pub trait Machine: Send + Sync + 'static {
     fn look(&self) -> Result<Look>;
     fn add(&self, settings: VolumeSettings) -> Result<()>;
+    /// The same for one that the configuration names: if it cannot go on it is held, and the reason
+    /// is returned.
+    fn add_or_hold(&self, settings: VolumeSettings) -> Result<Option<String>>;
     fn tune(&self, settings: VolumeSettings) -> Result<()>;
     fn remove(&self, name: &str, discard_dirty: bool) -> Result<()>;
     /// Orders another policy; returns when the order is taken, what it returns when it is done.

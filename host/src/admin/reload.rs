@@ -47,16 +47,18 @@ impl Admin {
         let name = &volume.name;
         let Some(at) = known.volumes.iter().position(|old| old.name == *name) else {
             let added = self.refuse_drained(name);
-            return Some(
-                match added.and_then(|()| self.machine.add(volume.settings())) {
-                    Ok(()) => {
-                        known.volumes.push(volume.clone());
-                        format!("volume {name}: attached")
+            let added = added.and_then(|()| self.machine.add_or_hold(volume.settings()));
+            return Some(match added {
+                Ok(held) => {
+                    known.volumes.push(volume.clone());
+                    match held {
+                        None => format!("volume {name}: attached"),
+                        // One image that does not open keeps no other volume away.
+                        Some(why) => format!("held: {why}"),
                     }
-                    // One image that does not open keeps no other volume away.
-                    Err(error) => format!("not attached: {error}"),
-                },
-            );
+                }
+                Err(error) => format!("not attached: {error}"),
+            });
         };
         if let Some(held) = look.held(name) {
             known.volumes[at] = volume.clone();

@@ -118,6 +118,10 @@ impl Machine for Fake {
         Ok(())
     }
 
+    fn add_or_hold(&self, settings: VolumeSettings) -> Result<Option<String>> {
+        self.add(settings).map(|()| None)
+    }
+
     fn tune(&self, settings: VolumeSettings) -> Result<()> {
         let limit = settings.dirty_limit_bytes;
         self.state()

@@ -93,6 +93,13 @@ impl Machine for Live {
             .map_err(|error| volume_error(&name, error))
     }
 
+    fn add_or_hold(&self, settings: VolumeSettings) -> Result<Option<String>> {
+        let name = settings.name.clone();
+        let held = self.0.volume_add_or_hold(settings);
+        let held = held.map_err(|error| volume_error(&name, error))?;
+        Ok(held.map(|hold| hold.to_string()))
+    }
+
     fn tune(&self, settings: VolumeSettings) -> Result<()> {
         let name = settings.name.clone();
         self.0

@@ -4,7 +4,7 @@
 //! join, export. Always true: an origin is written by nobody before its lock is held and its
 //! ledger has been read; a volume that did not join leaves nothing behind.
 
-use super::held::{Held, refused};
+use super::held::{Held, Hold, refused};
 use super::{Daemon, Exports, StartError, VolumeError, VolumeSettings, host, identity, open};
 use crate::config::share;
 use crate::fault::{Fault, Kind};
@@ -167,6 +167,20 @@ impl Daemon {
     /// the last writes of a dead owner, and for as long as the origin takes.
     pub fn volume_add(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
         self.volume_join(settings, None)
+    }
+
+    /// The same for a volume that the configuration names: one that cannot go on is held, as at a
+    /// start, and the reason is returned.
+    pub fn volume_add_or_hold(
+        &self,
+        settings: VolumeSettings,
+    ) -> Result<Option<Hold>, VolumeError> {
+        let Err(error) = self.volume_join(settings.clone(), None) else {
+            return Ok(None);
+        };
+        let hold = Hold::of(&settings.name, error)?;
+        self.hold(settings, hold.clone())?;
+        Ok(Some(hold))
     }
 
     /// The same for one whose origin may be open already.

@@ -132,3 +132,29 @@ fn a_volume_that_is_gone_from_the_file_loses_neither_data_nor_client() {
     assert!(rig.done(&["reload"]).contains("nothing has changed"));
     daemon.stop();
 }
+
+/// Fails when: a new volume whose image is missing is passed over until the next reload.
+#[test]
+fn a_new_volume_whose_image_is_missing_is_held_and_served_when_it_is_there() {
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", BYTES);
+    rig.volume("disk", &image, "write-back", "");
+    let daemon = rig.serve();
+    let later = rig.dir.join("later.img");
+    rig.volume("later", &later, "write-back", "");
+    rig.write_config();
+    let said = rig.done(&["reload"]);
+    assert!(said.starts_with("held: "), "{said}");
+    assert!(said.contains("later.img"), "{said}");
+    assert_eq!(rig.show("later")["state"], "held");
+    assert!(rig.done(&["reload"]).contains("held"), "still");
+    rig.image("later.img", BYTES);
+    wait_until("it is looked for by itself", PATIENCE, || {
+        rig.show("later")["state"] == "clean"
+    });
+    let mut client = rig.connect("later");
+    client.write(0, &[1; 4096]);
+    assert_eq!(client.read(0, 4096), vec![1; 4096]);
+    client.disconnect();
+    daemon.stop();
+}
