@@ -805,8 +805,8 @@ fn keep_youngest(records: &mut Vec<Found>) {
     records.retain(|found| Some(run(found)) == youngest || has(Bug::MixRuns));
 }
 
-/// A slot of the stage that changed hands within one segment still has, behind its new records, those
-/// of the chunk before. They are in their own chunk, where they are on the device.
+/// A slot of the stage that changed hands within one segment still has, behind its new records,
+/// those of the chunk before. They are in their own chunk, where they are on the device.
 fn keep_ascending(records: &mut Vec<Found>) {
     let mut last = 0;
     records.retain(|found| {
