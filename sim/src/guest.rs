@@ -556,7 +556,7 @@ impl Guest {
                     allocate: self.rng.chance(500),
                 }
             }
-            // Where the end is nobody knows while the volume grows.
+            // The end of the volume is not known while it grows.
             950..955 if self.sizing.is_none() => Request::Outside,
             955..965 => self.retuned(),
             965..985 if self.plan.switches => {

@@ -467,7 +467,7 @@ impl World {
     }
 
     /// No origin of a group is written before the journals of all its disks are durable: from then
-    /// on whoever has origins and journals has a whole cut.
+    /// on origins and journals together have a whole cut.
     fn check_journals(&self, written: usize, group: &str) -> Result<(), Broken> {
         let others = self.guests.iter().map(|it| &it.plan);
         let others = others.filter(|it| it.group == *group && it.origin != written);

@@ -581,11 +581,8 @@ impl Core {
         let Some((request, _)) = volume.detaching else {
             return;
         };
-        if volume.misfit().is_some() {
-            self.drop_copies(id);
-        }
+        self.abandon_destage(id);
         let volume = self.volume(id);
-        Core::abandon_destage(volume);
         if !volume.is_destaging() {
             self.turns.rest(id);
         }

@@ -151,8 +151,9 @@ impl Core {
         let failed = self.health.is_failed();
         let Some(volume) = self.find(id) else { return };
         if volume.suspending.is_some() && volume.misfit().is_some() {
-            Core::abandon_destage(volume);
+            self.abandon_destage(id);
         }
+        let volume = self.volume(id);
         let step = volume.keeper.as_ref().and_then(|keeper| keeper.step);
         // A write that has begun ends by itself, unless the device fails.
         let begun = volume.unfinished_sectors > 0 && !failed;

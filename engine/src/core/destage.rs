@@ -874,7 +874,11 @@ impl Core {
 
     /// A volume that is going away gives up a destage that has not touched the origin, if nothing
     /// of it is in flight; one with a request under way goes on to its end.
-    pub(super) fn abandon_destage(volume: &mut Volume) {
+    pub(super) fn abandon_destage(&mut self, id: VolumeId) {
+        if self.volume(id).misfit().is_some() {
+            self.drop_copies(id);
+        }
+        let volume = self.volume(id);
         volume.abandon_replay();
         let Some(destage) = &volume.destage else {
             return;

@@ -4,6 +4,7 @@ use super::{Host, fine, none, spec, syncs_origin, writes_journal, writes_origin}
 use crate::engine::{OpenError, Otherwise, settle_for};
 use crate::event::{Command, Device, Io, IoError, Op, Refusal};
 use crate::format::ledger::Progress;
+use crate::image::Finding;
 use crate::snapshot::State;
 use crate::types::{Policy, VolumeId};
 use alloc::vec;
@@ -233,6 +234,20 @@ fn a_volume_that_is_given_up_waits_for_its_replay() {
     host.pass(1_000);
     assert_eq!(host.answer(gone), Some(Ok(())));
     assert_eq!(host.image(disk), written.journaled);
+}
+
+/// Nothing of it is in flight, and some entries wait for the end of a pause.
+#[test]
+fn a_volume_whose_image_is_another_one_is_let_go_in_the_middle_of_its_replay() {
+    let (mut host, disk, _) = killed_in_a_destage();
+    host.hold(reads_journal);
+    host.attach_with_journal(disk);
+    host.core.volume(disk).tuning.origin_queue_depth = 1;
+    host.fail(|io| writes_origin(io).then_some(IoError::Failed));
+    host.hold(none);
+    host.core.volume(disk).image.misfit = Some(Finding::Replaced);
+    let gone = host.order(Command::Suspend { volume: disk });
+    assert_eq!(host.answer(gone), Some(Ok(())));
 }
 
 /// Its ledger is on its way, and what was to follow it is not there any more.
