@@ -34,7 +34,7 @@ use crate::ram::{Key, Layer};
 use crate::slab::Slab;
 use crate::snapshot::State;
 use crate::types::{BLOCK_SECTORS, DestageMode, Policy, RequestId, Serial, Span, Time, VolumeId};
-use crate::volume::{Epoch, LedgerStep, Volume};
+use crate::volume::{Epoch, LedgerStep};
 use alloc::vec::Vec;
 
 /// Pause before a phase that failed starts again, and longest one before a write is sent again.

@@ -220,7 +220,7 @@ impl Host {
         loop {
             let asked = Guest::connect(&socket, NAME).and_then(|mut it| it.read(0, &mut block));
             match asked {
-                Ok(()) => return Ok(begun.elapsed()),
+                Ok(()) => break,
                 Err(error) => {
                     let ended = daemon.0.try_wait().map_err(failed)?;
                     if ended.is_some() || begun.elapsed() > WAIT_MAX {
@@ -230,6 +230,15 @@ impl Host {
             }
             std::thread::sleep(LOOK);
         }
+        let first_reply = begun.elapsed();
+        // Its admin socket is there a moment after its exports.
+        while let Err(error) = self.client.get("/v1/status") {
+            if begun.elapsed() > WAIT_MAX {
+                return Err(error);
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(first_reply)
     }
 
     fn volume(&self) -> Result<Value> {
