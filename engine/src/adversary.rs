@@ -8,7 +8,6 @@
 //! crate, which run side by side, have one for each thread, with the feature or without it.
 //! Deliberately absent: gates.
 
-use crate::event::Op;
 #[cfg(feature = "adversary")]
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -351,14 +350,6 @@ pub fn has(bug: Bug) -> bool {
 #[cfg(any(test, feature = "adversary"))]
 pub fn break_rule(bug: Option<Bug>) {
     switch::set(bug);
-}
-
-/// A sync, but where this rule is broken: then something that changes nothing.
-pub fn sync_unless(bug: Bug) -> Op {
-    match has(bug) {
-        true => Op::Stat,
-        false => Op::Sync,
-    }
 }
 
 #[cfg(feature = "adversary")]

@@ -4,10 +4,11 @@
 //! waiting for earlier ones, and answers each exactly once by [`Event::Done`]. Sectors are
 //! checked against the volume by the engine; lengths against the buffer by the host.
 
+use crate::adversary::{Bug, has};
 use crate::flow::FlowLimits;
 use crate::image::{Image, Named};
 use crate::memory::Slice;
-use crate::turns::WEIGHT_DEFAULT;
+use crate::round_robin::WEIGHT_DEFAULT;
 use crate::types::{
     BufferId, ConnectionId, DestageMode, IoId, Policy, RequestId, Tag, Uuid, VolumeId,
 };
@@ -243,6 +244,16 @@ pub enum Op {
     Remove,
     /// Gives an origin the size of `bytes` and makes that durable. New space reads as zeroes.
     Resize,
+}
+
+impl Op {
+    /// A sync, but where this rule is broken: then something that changes nothing.
+    pub fn sync_unless(bug: Bug) -> Op {
+        match has(bug) {
+            true => Op::Stat,
+            false => Op::Sync,
+        }
+    }
 }
 
 /// What `Stat` returns, on the clock of the origin's file system.

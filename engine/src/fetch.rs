@@ -29,7 +29,7 @@ pub enum Owner {
     Read(u32),
     Destage { volume: VolumeId, job: u32 },
     Evacuate,
-    Relook,
+    RetryRead,
     Scrub,
 }
 

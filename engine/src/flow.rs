@@ -140,7 +140,7 @@ pub struct Flow {
     highest_ns: u64,
     last_due: Time,
     /// The volume was full: writes are released one by one until it is not.
-    walled: bool,
+    at_hard_limit: bool,
     not_before: Time,
     /// A timer is set for the first held write.
     pub timer: Option<Time>,
@@ -169,7 +169,7 @@ impl Default for Flow {
             delay_ns: 0,
             highest_ns: 0,
             last_due: Time(0),
-            walled: false,
+            at_hard_limit: false,
             not_before: Time(0),
             timer: None,
             held_writes: 0,
@@ -242,13 +242,13 @@ impl Flow {
     }
 
     /// A write was refused because the volume is full.
-    pub fn wall(&mut self) {
-        self.walled = true;
+    pub fn hit_hard_limit(&mut self) {
+        self.at_hard_limit = true;
     }
 
     /// A write was admitted: behind a wall the next one follows as room comes.
     pub fn admitted(&mut self, now: Time, blocks: u64) {
-        if self.walled && self.is_active() {
+        if self.at_hard_limit && self.is_active() {
             self.not_before = Time(now.0 + self.gap_ns(blocks));
         }
     }
@@ -261,7 +261,7 @@ impl Flow {
 
     /// When the next write of a full volume may be tried.
     pub fn not_before(&self) -> Time {
-        if self.walled && self.is_active() {
+        if self.at_hard_limit && self.is_active() {
             self.not_before
         } else {
             Time(0)
@@ -473,7 +473,7 @@ impl Flow {
         } else {
             self.delay_ns = 0;
             self.held_blocks = 0;
-            self.walled = false;
+            self.at_hard_limit = false;
         }
     }
 
@@ -482,7 +482,7 @@ impl Flow {
         let unit = self.unit_ns();
         let fill = per_mille(gauges.dirty_blocks, gauges.room_blocks).min(1000);
         if fill < FILL_STEEP {
-            self.walled = false;
+            self.at_hard_limit = false;
             return unit + 3 * unit * fill / FILL_STEEP;
         }
         let steep = DELAY_NS_MAX - 4 * unit;

@@ -4,7 +4,7 @@
 //! kept here too, because they are the other way by which the engine hears from the host again.
 
 use crate::event::{Action, Device, Io, Op, Purpose, Refusal};
-use crate::log::StreamKind;
+use crate::format::record::StreamKind;
 use crate::memory::{Memory, Slice};
 use crate::types::{IoId, RequestId, SegmentIndex, SlotIndex, Span, Time, VolumeId};
 use alloc::collections::{BinaryHeap, VecDeque};

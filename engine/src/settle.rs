@@ -10,13 +10,13 @@
 //! is what `origin replay` does.
 
 use crate::adversary::{Bug, Mark, has, mark};
-use crate::engine::OpenError;
 use crate::event::{Device, Stat};
 use crate::format::journal::{self, Journal, JournalEntry, payload_at};
 use crate::format::ledger::{LEDGER_BYTES, LEDGER_SLOTS, LOSS_ACCEPTED, Ledger, Progress};
 use crate::format::record::EntryKind;
 use crate::image::{Finding, Image, Named, compare};
 use crate::media::Media;
+use crate::open::OpenError;
 use crate::types::{SECTOR_BYTES, Uuid, VolumeId};
 use alloc::format;
 use alloc::string::String;

@@ -11,7 +11,7 @@ use crate::flow::{Flow, FlowLimits};
 use crate::format::checkpoint::VolumeRecord;
 use crate::format::ledger::Ledger;
 use crate::image::Image;
-use crate::log::Tenant;
+use crate::log::QuotaOwner;
 use crate::map::{Content, ExtentMap};
 use crate::ram::Layer;
 use crate::snapshot::{Counters, State};
@@ -232,7 +232,7 @@ pub struct Volume {
     /// Guests that wait to be let in, and which of them have only slept.
     pub arrivals: Vec<(RequestId, bool)>,
     /// For whom the log counts what an overlay holds.
-    pub tenant: Tenant,
+    pub quota_owner: QuotaOwner,
     /// The write that is being staged goes beyond the overlay's share of RAM.
     pub spills: bool,
     /// When the overlay took its first write; not known of one that a recovery found.
@@ -304,7 +304,7 @@ impl Volume {
             suspending: None,
             resize: None,
             arrivals: Vec::new(),
-            tenant: Tenant::NOBODY,
+            quota_owner: QuotaOwner::NONE,
             spills: false,
             overlay_since: None,
         }
@@ -407,8 +407,8 @@ impl Volume {
     }
 
     /// A write was refused because the volume is full.
-    pub fn wall(&mut self) {
-        self.flow.wall();
+    pub fn hit_hard_limit(&mut self) {
+        self.flow.hit_hard_limit();
         self.wants_room = true;
     }
 

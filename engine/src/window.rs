@@ -17,13 +17,14 @@
 //! Always true: a volume that is held up here has somebody's requests before it, or is asked again
 //! at the next housekeeping; a volume whose requests hang for [`PATIENCE_NS`] takes no room of the
 //! others; where no guest reads, and where the dirty data is near its limit, nobody is held up.
-//! Deliberately absent: who of those held up is next ([`Turns`](crate::turns::Turns)), and what one
-//! volume may have in flight by itself.
+//! Deliberately absent: which of those held up is next
+//! ([`RoundRobin`](crate::round_robin::RoundRobin)), and what one volume may have in flight by
+//! itself.
 //!
 //! A share of the queue depth for each storage was tried on paper first: it is too much for a
 //! storage that takes requests one after the other, and too little for one that is far away.
 
-use crate::turns::PATIENCE_NS;
+use crate::round_robin::PATIENCE_NS;
 use crate::types::{Time, VolumeId};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;

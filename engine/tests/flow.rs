@@ -182,7 +182,7 @@ impl Model {
                 break;
             }
             if self.dirty() + WRITE_BLOCKS > self.room {
-                self.flow.wall();
+                self.flow.hit_hard_limit();
                 break;
             }
             self.waiting.pop_front();

@@ -5,6 +5,9 @@
 //! may only shrink; `docs/promises.md` is what the tests say of themselves. Deliberately works on
 //! text, not on syntax trees: the rules are simple enough, and a formatter runs before.
 
+#[path = "tidy/structure.rs"]
+mod structure;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;

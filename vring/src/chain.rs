@@ -8,11 +8,41 @@
 //! learns that when it translates them, and answers that one request with an error.
 
 use crate::memory::{Address, Memory, Outside, Segment};
-use crate::split::Broken;
 use crate::{Counter, Head, Queue};
 use alloc::vec::Vec;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Which rule a guest broke. Its ring stands still from then on; others go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    #[error("the available index went from {from} to {to}, by more than the queue has entries")]
+    Jump { from: u16, to: u16 },
+    #[error("the available ring names descriptor {head}, which is not in the table")]
+    Head { head: u16 },
+    #[error("descriptor {head} was made available again while in flight")]
+    HeadInFlight { head: u16 },
+    #[error("a chain goes on at descriptor {next}, which is not in its table")]
+    Next { next: u16 },
+    #[error("a chain is longer than its table, so it has a loop")]
+    ChainLength,
+    #[error("a chain of more than 4 GiB")]
+    ChainBytes,
+    #[error("{bytes} bytes at {at:#x} go beyond the last address")]
+    Address { at: u64, bytes: u32 },
+    #[error("a chain has a readable descriptor after a writable one")]
+    ReadableAfterWritable,
+    #[error("an indirect descriptor, which was not negotiated")]
+    IndirectNotNegotiated,
+    #[error("an indirect descriptor that also names a next one")]
+    IndirectWithNext,
+    #[error("an indirect descriptor inside an indirect table")]
+    IndirectNested,
+    #[error("an indirect table of {bytes} bytes; 16 for each of 1 to 1024 descriptors is right")]
+    IndirectBytes { bytes: u32 },
+    #[error("{0}")]
+    Outside(#[from] Outside),
+}
 
 pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;

@@ -14,18 +14,19 @@ use super::checkpoint::Waiter;
 use super::image::{Known, of_ledger};
 use super::keep::name_of;
 use super::{Bypass, Core, Replay, Switch};
-use crate::adversary::{Bug, Mark, has, mark, sync_unless};
-use crate::engine::{OpenError, Settled};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose, Refusal, ResetOn, Stat, VolumeSpec};
 use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
 use crate::format::ledger::{
     LEDGER_BYTES, LOSS_ACCEPTED, Ledger, OWNER_BYTES_MAX, PAST_LOG, Progress,
 };
 use crate::image::{Finding, Image, Named, compare};
-use crate::log::Tenant;
+use crate::log::QuotaOwner;
 use crate::memory::Slice;
+use crate::open::OpenError;
 use crate::outbox::{Cx, Pending};
 use crate::ram::Layer;
+use crate::settle::Settled;
 use crate::snapshot::State;
 use crate::types::{Generation, Policy, RequestId, Serial, Time, Uuid, VolumeId};
 use crate::volume::{Keeper, LedgerStep, Volume};
@@ -101,8 +102,8 @@ impl Core {
         volume.replay = ledger.as_ref().filter(|_| left).map(Replay::of);
         volume.layer = self.layer_of(&volume, spec.base_layer, unchanged);
         self.join_group(&mut volume, &spec.group, spec.policy);
-        if volume.policy == Policy::Ephemeral && volume.tenant == Tenant::NOBODY {
-            volume.tenant = self.log.move_in();
+        if volume.policy == Policy::Ephemeral && volume.quota_owner == QuotaOwner::NONE {
+            volume.quota_owner = self.log.open_quota();
         }
         let unsaid = settled.loss_accepted;
         volume.keeper = self.keeper_at_attach(&volume, ledger, spec.commit, (image, unsaid));
@@ -201,7 +202,7 @@ impl Core {
         {
             mark(Mark::ReachedMeanwhile);
             let epoch = volume.epochs.pop_front().expect("just seen");
-            self.bury(epoch.map);
+            self.free_later(epoch.map);
         }
         volume.epochs.len() < before
     }
@@ -451,7 +452,7 @@ impl Core {
         self.scratch.free_piece(piece);
         if ok {
             let pending = Pending::LedgerSync { volume: id };
-            let (device, op) = (Device::Ledger(id), sync_unless(bug));
+            let (device, op) = (Device::Ledger(id), Op::sync_unless(bug));
             cx.order(pending, Purpose::Ledger, device, op, 0, 0);
         } else {
             self.volume(id).counters.origin.errors += 1;
@@ -635,12 +636,12 @@ impl Core {
         let volume = self.volumes[id.0 as usize]
             .take()
             .expect("checked by the caller");
-        self.log.move_out(volume.tenant);
+        self.log.close_quota(volume.quota_owner);
         self.forget_layer(volume.layer);
         self.turns.forget(id);
         self.admission.forget(id);
         for epoch in volume.epochs {
-            self.checkpoint.doom(epoch.map);
+            self.checkpoint.free_after_checkpoint(epoch.map);
         }
         self.count_writers();
         self.checkpoint.wait(Waiter::Detach(request));

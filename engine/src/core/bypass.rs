@@ -6,13 +6,13 @@
 //!           ▲                        └──────── a good sync ────────┬──────────┘
 //!           └──────────────────────────────────────────────────────┘
 //!          gone ─▶ Failed; found again ─▶ Doubtful
-//! volume:  None ─failed─▶ Rescue ─all is at the origin─▶ Release ─the ledger says so─▶ Past
+//! volume:  None ─failed─▶ Emergency ─all is at the origin─▶ Release ─the ledger says so─▶ Bypassed
 //!           ▲               └─ nobody else has a block ─▶ Held                           │
 //!           └──── good again ──────────────┴──────────── good again: a switch ───────────┘
 //! ```
 //!
 //! Only write-back volumes have a way to go; direct ones do not need the device, and ephemeral
-//! ones live from RAM and answer no space at its end. In *Rescue* and *Release* writes wait, and
+//! ones live from RAM and answer no space at its end. In *Emergency* and *Release* writes wait, and
 //! flushes wait for the origin instead of the log. The stage still has what the log could not
 //! take, so most volumes lose nothing and their guests see a pause.
 //!
@@ -45,34 +45,34 @@ pub const DOUBT_MS: u64 = 10_000;
 pub enum Bypass {
     #[default]
     None,
-    Rescue,
+    Emergency,
     /// `back`: when the device is good again the volume becomes write-back.
     Release {
         back: bool,
     },
-    Past,
+    Bypassed,
     Held,
 }
 
 impl Bypass {
     /// New writes wait.
     pub fn holds_writes(self) -> bool {
-        matches!(self, Bypass::Rescue | Bypass::Release { .. })
+        matches!(self, Bypass::Emergency | Bypass::Release { .. })
     }
 
     fn reason(self, gone: bool) -> Option<&'static str> {
         match self {
             Bypass::None => None,
-            Bypass::Rescue | Bypass::Release { .. } if gone => {
+            Bypass::Emergency | Bypass::Release { .. } if gone => {
                 Some("the cache file was removed; what it holds is being brought to the origin")
             }
-            Bypass::Past if gone => {
+            Bypass::Bypassed if gone => {
                 Some("the cache file was removed; guests read and write the origin")
             }
-            Bypass::Rescue | Bypass::Release { .. } => {
+            Bypass::Emergency | Bypass::Release { .. } => {
                 Some("the cache device fails; what it holds is being brought to the origin")
             }
-            Bypass::Past => Some("the cache device fails; guests read and write the origin"),
+            Bypass::Bypassed => Some("the cache device fails; guests read and write the origin"),
             Bypass::Held => {
                 Some("the cache device fails, and dirty data that nothing else has is on it")
             }
@@ -137,7 +137,7 @@ impl Core {
         self.forgive();
         if core::mem::take(&mut self.health.failed) {
             for at in 0..self.volumes.len() {
-                self.come_back(cx, VolumeId(at as u32));
+                self.leave_bypass(cx, VolumeId(at as u32));
             }
         }
     }
@@ -188,14 +188,14 @@ impl Core {
         for at in 0..self.volumes.len() {
             let id = VolumeId(at as u32);
             if self.volumes[at].is_some() {
-                self.turn_away(cx, id);
+                self.enter_bypass(cx, id);
                 self.pump_bypass(cx, id);
             }
         }
     }
 
     /// Takes a volume out of the log, if it needs it and is not on its way already.
-    fn turn_away(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    fn enter_bypass(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
         let here = volume.attached && volume.ready && volume.detaching.is_none();
         if !here || volume.read_only || volume.policy == Policy::Ephemeral {
@@ -208,7 +208,7 @@ impl Core {
             return;
         }
         mark(Mark::Rescue);
-        volume.bypass = Bypass::Rescue;
+        volume.bypass = Bypass::Emergency;
         if has(Bug::AnswerBeforeRescue) {
             self.answer_log_waiters(cx, id, Ok(()));
         }
@@ -256,7 +256,7 @@ impl Core {
             self.volume(id).keeper = Some(keeper);
         }
         let volume = self.volume(id);
-        let back = volume.bypass == Bypass::Past || configured;
+        let back = volume.bypass == Bypass::Bypassed || configured;
         volume.bypass = Bypass::Release { back };
         self.release_past_log(cx, id);
     }
@@ -267,7 +267,7 @@ impl Core {
         let Some(volume) = here else { return };
         let done = volume.epochs.is_empty() && !volume.is_destaging();
         match volume.bypass {
-            Bypass::Rescue | Bypass::Held if done => {
+            Bypass::Emergency | Bypass::Held if done => {
                 volume.bypass = Bypass::Release { back: true };
                 self.release_past_log(cx, id);
             }
@@ -311,7 +311,7 @@ impl Core {
             return self.release_past_log(cx, id);
         }
         mark(Mark::PastLog);
-        volume.bypass = if back { Bypass::Past } else { Bypass::None };
+        volume.bypass = if back { Bypass::Bypassed } else { Bypass::None };
         if volume.policy.is_direct() {
             // A checkpoint may be on its way that says otherwise.
             volume.logged_policy = volume.policy;
@@ -325,7 +325,7 @@ impl Core {
         self.count_writers();
         self.open_for_requests(cx, id);
         if !self.health.failed {
-            self.come_back(cx, id);
+            self.leave_bypass(cx, id);
         }
     }
 
@@ -339,7 +339,7 @@ impl Core {
 
     fn hold(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
-        if volume.bypass != Bypass::Rescue {
+        if volume.bypass != Bypass::Emergency {
             return;
         }
         mark(Mark::Held);
@@ -360,18 +360,18 @@ impl Core {
     }
 
     /// The device is good again: everything staged is in the log, or will be.
-    fn come_back(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    fn leave_bypass(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let here = self.find(id).filter(|volume| volume.detaching.is_none());
         let Some(volume) = here else { return };
         match volume.bypass {
             Bypass::None | Bypass::Release { .. } => return,
-            Bypass::Rescue => volume.bypass = Bypass::None,
+            Bypass::Emergency => volume.bypass = Bypass::None,
             Bypass::Held => {
                 volume.bypass = Bypass::None;
                 volume.state = State::Clean;
                 volume.reason = None;
             }
-            Bypass::Past => {
+            Bypass::Bypassed => {
                 mark(Mark::BackFromPast);
                 self.switch_back(id);
             }

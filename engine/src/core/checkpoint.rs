@@ -5,7 +5,7 @@
 //! after it. A failed one is written again as a whole.
 
 use super::Core;
-use crate::adversary::{Bug, Mark, has, mark, sync_unless};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose, Refusal};
 use crate::format::checkpoint::Checkpoint;
 use crate::format::superblock::CHECKPOINT_AT;
@@ -95,7 +95,7 @@ impl Keeper {
     }
 
     /// Drops a map with the next checkpoint.
-    pub fn doom(&mut self, map: ExtentMap) {
+    pub fn free_after_checkpoint(&mut self, map: ExtentMap) {
         self.doomed.push(map);
     }
 }
@@ -201,7 +201,7 @@ impl Core {
             self.write_checkpoint_part(cx);
         } else {
             let pending = Pending::CheckpointSync;
-            let op = sync_unless(Bug::SkipCheckpointSync);
+            let op = Op::sync_unless(Bug::SkipCheckpointSync);
             cx.order(pending, Purpose::Checkpoint, Device::Cache, op, 0, 0);
         }
     }
@@ -248,7 +248,10 @@ impl Core {
         keeper.written += 1;
         self.scratch.free_piece(running.piece);
         self.log.free(&running.freed);
-        running.doomed.into_iter().for_each(|map| self.bury(map));
+        running
+            .doomed
+            .into_iter()
+            .for_each(|map| self.free_later(map));
         for waiter in running.waiters {
             match waiter {
                 Waiter::Attach(volume) => self.claim(cx, volume),

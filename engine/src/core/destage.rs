@@ -16,12 +16,12 @@
 //! the segments are used again; the checkpoint decides that.
 
 use super::jobs::{JOB_PIECES_MAX, Job, write_journal};
-use super::mend::REREAD_MS;
-use super::resend::Resend;
+use super::merge_damage::REREAD_MS;
+use super::resend::{RETRY_MS, Resend};
 use super::runs::{journal_entries_max, next_run};
 use super::stride::Pace;
 use super::{Bypass, Core};
-use crate::adversary::{Bug, Mark, has, mark, sync_unless};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Stat};
 use crate::fetch::Want;
 use crate::format::journal::{self, Journal, JournalEntry};
@@ -37,8 +37,6 @@ use crate::types::{BLOCK_SECTORS, DestageMode, Policy, RequestId, Serial, Span, 
 use crate::volume::{Epoch, LedgerStep};
 use alloc::vec::Vec;
 
-/// Pause before a phase that failed starts again, and longest one before a write is sent again.
-pub(super) const RETRY_MS: u64 = 500;
 /// Applying may change the origin's modification time up to so long after the ledger was written;
 /// after a third of it the ledger is written again. A request may hang for the rest.
 pub(super) const APPLY_MS_MAX: u64 = 15 * 60_000;
@@ -521,7 +519,7 @@ impl Core {
         self.turns.join(now, id, storage, weight);
         let may = self.turns.may(now, id);
         if !may {
-            self.turns.stand_in_line(id);
+            self.turns.enqueue(id);
         }
         may
     }
@@ -529,13 +527,13 @@ impl Core {
     /// Memory was given back, and a place at a storage: the volumes in line try in turn, until one
     /// has got some.
     pub(super) fn give_destage_memory(&mut self, cx: &mut Cx<'_>) {
-        for _ in 0..self.turns.line_len() {
-            let Some(id) = self.turns.next_in_line() else {
+        for _ in 0..self.turns.queue_len() {
+            let Some(id) = self.turns.dequeue() else {
                 return;
             };
             let held = self.held_pieces(id);
             if !self.scratch.may_take_destage_piece(held) || !self.is_place_free(cx.now, id) {
-                self.turns.stand_in_line(id);
+                self.turns.enqueue(id);
                 continue;
             }
             let taken = self.scratch.destage_pieces();
@@ -550,13 +548,13 @@ impl Core {
     pub(super) fn give_destage_turns(&mut self, cx: &mut Cx<'_>) {
         // Where memory is short, who gives some back calls the next.
         while self.scratch.may_take_destage_piece(0) && self.turns.take_opened() {
-            for _ in 0..self.turns.line_len() {
-                let Some(id) = self.turns.next_in_line() else {
+            for _ in 0..self.turns.queue_len() {
+                let Some(id) = self.turns.dequeue() else {
                     break;
                 };
                 match self.is_place_free(cx.now, id) {
                     true => self.pump_destage(cx, id),
-                    false => self.turns.stand_in_line(id),
+                    false => self.turns.enqueue(id),
                 }
             }
         }
@@ -648,7 +646,7 @@ impl Core {
         };
         self.volume(id).counters.origin.syncs += 1;
         let pending = Pending::DestageSync { volume: id };
-        cx.order(pending, purpose, device, sync_unless(bug), 0, 0);
+        cx.order(pending, purpose, device, Op::sync_unless(bug), 0, 0);
         false
     }
 
@@ -832,7 +830,7 @@ impl Core {
             if !has(Bug::ServeStaleBase) {
                 self.forget_destaged(layer, &epoch.map);
             }
-            self.bury(epoch.map);
+            self.free_later(epoch.map);
         }
         self.recount(id);
         self.forgive_if_read(id);

@@ -14,7 +14,7 @@
 //! order, as on a plain disk.
 
 use super::Core;
-use crate::adversary::{Bug, Mark, has, mark, sync_unless};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending};
@@ -156,7 +156,7 @@ impl Core {
             sync_after: false,
         });
         let (pending, device) = (Pending::Direct { call }, Device::Origin(id));
-        let op = sync_unless(Bug::SkipDirectSync);
+        let op = Op::sync_unless(Bug::SkipDirectSync);
         cx.order(pending, Purpose::GuestWrite, device, op, 0, 0);
     }
 

@@ -298,7 +298,7 @@ impl Core {
         let volume = self.volumes[entry.volume.0 as usize]
             .as_mut()
             .expect("checked by the caller");
-        let tenant = volume.tenant;
+        let quota_owner = volume.quota_owner;
         for (at, part, _) in live_parts(volume, entry.serial, span, old) {
             let epoch = &mut volume.epochs[at];
             let content = new.advance(part.sector - span.sector);
@@ -310,7 +310,7 @@ impl Core {
             };
             epoch
                 .map
-                .insert(piece, &mut |c| charge += log.account(tenant, c));
+                .insert(piece, &mut |c| charge += log.account(quota_owner, c));
             epoch.charge = epoch.charge.strict_add_signed(charge);
             let grown = epoch.map.len() as i64 - extents;
             self.dirty_extents = self.dirty_extents.strict_add_signed(grown);
@@ -325,7 +325,7 @@ impl Core {
         self.scratch.free_piece(evacuation.piece);
         self.log.unpin(evacuation.segment);
         // What could not be moved would be chosen again at once.
-        let left = self.log.live_of(evacuation.segment) > 0 && self.graveyard.is_empty();
+        let left = self.log.live_of(evacuation.segment) > 0 && self.deferred_free.is_empty();
         if evacuation.damaged || left {
             self.log.mark_stuck(evacuation.segment);
         }

@@ -21,7 +21,7 @@
 use super::Core;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Refusal;
-use crate::log::Tenant;
+use crate::log::QuotaOwner;
 use crate::map::Change;
 use crate::outbox::Cx;
 use crate::snapshot::State;
@@ -114,7 +114,7 @@ impl Core {
             let (mut at, mut charge) = (0, 0);
             while let Some(piece) = newer.map.at_or_after(at) {
                 at = piece.span.end();
-                let account = &mut |change| charge += log.account(Tenant::NOBODY, change);
+                let account = &mut |change| charge += log.account(QuotaOwner::NONE, change);
                 oldest.map.insert(piece, account);
             }
             oldest.charge = oldest.charge.strict_add_signed(charge);
@@ -124,7 +124,7 @@ impl Core {
             self.dirty_extents += oldest.map.len();
             self.dirty_extents -= extents + newer.map.len();
             while let Some(piece) = newer.map.pop() {
-                self.log.account(Tenant::NOBODY, Change::Removed(piece));
+                self.log.account(QuotaOwner::NONE, Change::Removed(piece));
             }
         }
     }

@@ -111,7 +111,7 @@ impl Core {
         }
         let mut job = Job::at(self.phase(id).journal_at);
         if !self.grow(id, &mut job) {
-            self.turns.stand_in_line(id);
+            self.turns.enqueue(id);
             return None;
         }
         let (wants, cursor) = match applying {
@@ -415,7 +415,7 @@ impl Core {
         let held = self.held_pieces(id);
         let piece = self.scratch.take_destage_piece(held);
         if piece.is_none() {
-            self.turns.stand_in_line(id);
+            self.turns.enqueue(id);
         }
         piece
     }

@@ -116,7 +116,7 @@ fn once_part(bytes: u64) -> u64 {
 }
 
 impl Lines {
-    pub fn new(config: &crate::engine::Config, geometry: Geometry) -> Lines {
+    pub fn new(config: &crate::open::Config, geometry: Geometry) -> Lines {
         let bytes = config.index_bytes_max;
         Lines {
             index: LineIndex::new(index_part(bytes), geometry, config.hash_seed),

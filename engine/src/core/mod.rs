@@ -1,9 +1,9 @@
 //! The shard behind the seam: dispatches events and runs the fixed list of maintenance steps.
 //!
-//! Each verb has a file: `read`, `lines`, `layers`, `keep`, `write`, `direct`, `destage`, `mend`,
-//! `switch`, `image`, `evacuate`, `scrub`, `checkpoint`, `attach`. Always true after an `apply`:
-//! whatever could be decided has been decided; what is left waits for a device, for room, or for a
-//! time that is in the timers.
+//! Each verb has a file: `read`, `lines`, `layers`, `keep`, `write`, `direct`, `destage`, `replay`,
+//! `merge_damage`, `switch`, `image`, `evacuate`, `scrub`, `checkpoint`, `attach`. Always true
+//! after an `apply`: all that could be decided has been decided; what is left waits for a device,
+//! for room, or for a time that is in the timers.
 
 mod attach;
 mod bypass;
@@ -18,14 +18,14 @@ mod jobs;
 mod keep;
 mod layers;
 mod lines;
-mod mend;
+mod merge_damage;
 mod overlay;
 mod pace;
 mod read;
-mod relook;
 mod replay;
 mod resend;
 mod resize;
+mod retry_read;
 mod runs;
 mod scrub;
 mod share;
@@ -40,9 +40,9 @@ pub use bypass::Bypass;
 pub use destage::Destage;
 pub use image::Known;
 pub use lines::{FoundFill, segments_max};
-pub use relook::Unread;
 pub use replay::Replay;
 pub use resize::Resize;
+pub use retry_read::Unread;
 pub use share::Own;
 pub use switch::Switch;
 
@@ -51,16 +51,16 @@ pub fn checkpoint_keeper(sequence: u64) -> checkpoint::Keeper {
     checkpoint::Keeper::after(sequence)
 }
 
-use crate::engine::Config;
 use crate::event::{Command, Event, IoError, Refusal, Stat};
 use crate::fetch::{Fetched, Fetches, Owner};
 use crate::log::{Log, Waiter};
 use crate::map::ExtentMap;
+use crate::open::Config;
 use crate::outbox::{Cx, Pending, Timer};
 use crate::ram::{Layer, RamTier};
+use crate::round_robin::{PATIENCE_NS, QUANTUM_BYTES, RoundRobin};
 use crate::scratch::Scratch;
 use crate::slab::Slab;
-use crate::turns::{PATIENCE_NS, QUANTUM_BYTES, Turns};
 use crate::types::{Generation, LogAddr, RequestId, StreamSeq, Tag, Time, Uuid, VolumeId};
 use crate::volume::Volume;
 use crate::window::Windows;
@@ -113,24 +113,24 @@ pub struct Core {
     queue: VecDeque<VolumeId>,
     groups: Vec<group::Group>,
     /// Whose destage may write its origin, and who waits for that or for memory.
-    turns: Turns,
+    turns: RoundRobin,
     /// What the destages on one storage may have there beside the reads of guests.
     windows: Windows,
     pub checkpoint: checkpoint::Keeper,
     evacuation: Option<evacuate::Evacuation>,
     scrub: Option<scrub::Scrub>,
-    graveyard: Vec<ExtentMap>,
+    deferred_free: Vec<ExtentMap>,
     pub dirty_extents: u64,
     /// The next generation for any volume: old entries under a reused id stay void.
     pub generation_next: Generation,
     /// What the volumes that may hold dirty data have reserved.
     reserved: share::Reserved,
     /// Whose waiting writes may take room that is nobody's own.
-    admission: Turns,
+    admission: RoundRobin,
     parking: Option<Parking>,
     /// An orderly stop was ordered: no volume is claimed any more.
     stopping: bool,
-    relook: Option<relook::Relook>,
+    retry_read: Option<retry_read::RetryRead>,
     health: bypass::Health,
     /// When this life took its first event.
     began: Option<Time>,
@@ -167,19 +167,19 @@ impl Core {
             calls: Slab::default(),
             queue: VecDeque::new(),
             groups: Vec::new(),
-            turns: Turns::new(QUANTUM_BYTES, PATIENCE_NS),
+            turns: RoundRobin::new(QUANTUM_BYTES, PATIENCE_NS),
             windows: Windows::default(),
             checkpoint,
             evacuation: None,
             scrub: None,
-            graveyard: Vec::new(),
+            deferred_free: Vec::new(),
             dirty_extents: 0,
             generation_next: Generation(1),
             reserved: share::Reserved::default(),
-            admission: Turns::new(share::QUANTUM_BYTES, share::PATIENCE_NS),
+            admission: RoundRobin::new(share::QUANTUM_BYTES, share::PATIENCE_NS),
             parking: None,
             stopping: false,
-            relook: None,
+            retry_read: None,
             health: bypass::Health::default(),
             began: None,
             layers: 0,
@@ -188,15 +188,15 @@ impl Core {
     }
 
     /// Counts what recovery found. Flushed data that is missing stops every volume it may be of.
-    pub fn take_over(&mut self, report: &crate::engine::Report) {
+    pub fn take_over(&mut self, report: &crate::open::Report) {
         for volume in self.volumes.iter_mut().flatten() {
             if volume.policy == crate::types::Policy::Ephemeral {
-                volume.tenant = self.log.move_in();
+                volume.quota_owner = self.log.open_quota();
             }
             for epoch in &mut volume.epochs {
                 for piece in epoch.map.pieces_from(0) {
                     let change = crate::map::Change::Added(piece);
-                    let charge = self.log.account(volume.tenant, change);
+                    let charge = self.log.account(volume.quota_owner, change);
                     epoch.charge = epoch.charge.strict_add_signed(charge);
                 }
                 self.dirty_extents += epoch.map.len();
@@ -295,7 +295,7 @@ impl Core {
         self.dirty_extents > 0
             || !self.held_fills.is_empty()
             || !self.held_reads.is_empty()
-            || !self.graveyard.is_empty()
+            || !self.deferred_free.is_empty()
             || !self.queue.is_empty()
             || self.evacuation.is_some()
             || self
@@ -336,7 +336,7 @@ impl Core {
         self.look_at_cache(cx);
         self.look_at_origins(cx);
         self.windows.look(cx.now);
-        self.look_again(cx);
+        self.retry_bad_reads(cx);
         #[cfg(feature = "adversary")]
         self.check_counts();
         for at in 0..self.volumes.len() {
@@ -479,7 +479,7 @@ impl Core {
             }
             Owner::Destage { volume, job } => self.job_fetched(cx, volume, job, &fetched.bad),
             Owner::Evacuate => self.evacuation_fetched(cx, fetched.is_damaged()),
-            Owner::Relook => self.looked_again(cx.now, !fetched.is_damaged()),
+            Owner::RetryRead => self.read_retried(cx.now, !fetched.is_damaged()),
             Owner::Scrub => self.scrub_fetched(cx, &fetched.bad),
         }
     }
@@ -590,24 +590,24 @@ impl Core {
     fn sweep(&mut self) {
         let mut left = SWEEP_EXTENTS;
         while left > 0 {
-            let Some(map) = self.graveyard.last_mut() else {
+            let Some(map) = self.deferred_free.last_mut() else {
                 return;
             };
             let Some(piece) = map.pop() else {
-                self.graveyard.pop();
+                self.deferred_free.pop();
                 continue;
             };
             let change = crate::map::Change::Removed(piece);
-            self.log.account(crate::log::Tenant::NOBODY, change);
+            self.log.account(crate::log::QuotaOwner::NONE, change);
             self.dirty_extents -= 1;
             left -= 1;
         }
     }
 
     /// Drops a map: its extents keep nothing alive any more.
-    fn bury(&mut self, map: ExtentMap) {
+    fn free_later(&mut self, map: ExtentMap) {
         if !map.is_empty() {
-            self.graveyard.push(map);
+            self.deferred_free.push(map);
         }
     }
 

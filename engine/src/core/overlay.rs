@@ -116,7 +116,7 @@ impl Core {
             let half = half.expect("a write that has begun waits first");
             cx.out.reply(half.request, Err(Refusal::Io));
         }
-        let tenant = self.log.move_in();
+        let quota_owner = self.log.open_quota();
         let volume = self.volume(id);
         volume.ready = false;
         volume.ended = false;
@@ -128,11 +128,11 @@ impl Core {
         volume.state = State::Clean;
         volume.reason = None;
         volume.overlay_since = None;
-        let old = core::mem::replace(&mut volume.tenant, tenant);
+        let old = core::mem::replace(&mut volume.quota_owner, quota_owner);
         let epochs = core::mem::take(&mut volume.epochs);
-        self.log.move_out(old);
+        self.log.close_quota(old);
         for epoch in epochs {
-            self.checkpoint.doom(epoch.map);
+            self.checkpoint.free_after_checkpoint(epoch.map);
         }
         self.recount(id);
     }

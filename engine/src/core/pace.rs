@@ -177,7 +177,7 @@ impl Core {
                 // It waits for the requests of others: it does not hang.
                 self.turns.moved(now, id);
             }
-            self.turns.stand_in_line(id);
+            self.turns.enqueue(id);
         }
         open
     }

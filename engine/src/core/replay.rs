@@ -18,9 +18,9 @@
 //! those before their volume is attached.
 
 use super::Core;
-use super::destage::{APPLY_MS_MAX, RETRY_MS};
-use super::resend::Pause;
-use crate::adversary::{Bug, Mark, has, mark, sync_unless};
+use super::destage::APPLY_MS_MAX;
+use super::resend::{Pause, RETRY_MS};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Stat};
 use crate::format::journal::{HEADER_BYTES, Journal, JournalEntry, payload_at};
 use crate::format::ledger::{Ledger, Progress};
@@ -272,7 +272,7 @@ impl Core {
                 Step::Table => self.read_table(cx, id),
                 Step::Copy => self.pump_copies(cx, id),
                 Step::Stat | Step::Seen => self.order_replay(cx, id, Op::Stat),
-                Step::Sync => self.order_replay(cx, id, sync_unless(Bug::SkipReplaySync)),
+                Step::Sync => self.order_replay(cx, id, Op::sync_unless(Bug::SkipReplaySync)),
                 Step::Begin | Step::Finish => false,
             };
             if !goes_on {
@@ -301,7 +301,7 @@ impl Core {
     fn read_table(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         let held = self.held_pieces(id);
         let Some(piece) = self.scratch.take_destage_piece(held) else {
-            self.turns.stand_in_line(id);
+            self.turns.enqueue(id);
             return false;
         };
         let (place, most) = (self.scratch.piece(piece), self.scratch.piece_bytes());
@@ -441,7 +441,7 @@ impl Core {
             end += bytes;
         }
         if pieces.is_empty() {
-            self.turns.stand_in_line(id);
+            self.turns.enqueue(id);
             return false;
         }
         let upto = range.start + places.len();

@@ -11,7 +11,6 @@
 //! left. Deliberately absent: syncs; after one that failed the whole phase is written again.
 
 use super::Core;
-use super::destage::RETRY_MS;
 use super::jobs::{JOB_PIECES_MAX, Job};
 use super::runs::next_run;
 use crate::fetch::Want;
@@ -23,6 +22,8 @@ use crate::volume::Volume;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
+/// Pause before a phase that failed starts again, and longest one before a write is sent again.
+pub(super) const RETRY_MS: u64 = 500;
 /// Pause after the first round that fails.
 const FIRST_MS: u64 = 10;
 
@@ -230,7 +231,7 @@ impl Core {
         let offset = self.first_unsent(id).offset;
         let mut job = Job::at(offset);
         if !self.grow(id, &mut job) {
-            self.turns.stand_in_line(id);
+            self.turns.enqueue(id);
             return false;
         }
         let unsent = self.phase(id).resend.queue.pop_front();

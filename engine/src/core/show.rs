@@ -112,7 +112,7 @@ impl Core {
 
     fn show_overlay(&self, volume: &Volume, now: Time) -> Option<OverlaySnapshot> {
         (volume.policy == Policy::Ephemeral).then(|| {
-            let holding = self.log.holding(volume.tenant);
+            let holding = self.log.usage(volume.quota_owner);
             OverlaySnapshot {
                 ram_blocks: holding.ram,
                 ssd_blocks: holding.ssd,
@@ -154,7 +154,7 @@ impl Core {
             group_in_place,
             state,
             reason: self.why(volume, reason),
-            past_log: volume.bypass == Bypass::Past,
+            past_log: volume.bypass == Bypass::Bypassed,
             orphan: !volume.attached,
             ready: volume.ready,
             size_bytes: volume.size_bytes,

@@ -27,8 +27,8 @@
 
 use super::checkpoint::Waiter;
 use super::{Bypass, Core};
-use crate::adversary::{Bug, Mark, has, mark, sync_unless};
-use crate::event::{Device, Purpose, Refusal};
+use crate::adversary::{Bug, Mark, has, mark};
+use crate::event::{Device, Op, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
 use crate::types::{Policy, RequestId, Serial, Time, VolumeId};
@@ -220,7 +220,7 @@ impl Core {
                 volume.origin_in_flight += 1;
                 volume.counters.origin.syncs += 1;
                 let (pending, device) = (Pending::SwitchSync { volume: id }, Device::Origin(id));
-                let op = sync_unless(Bug::SkipSwitchSync);
+                let op = Op::sync_unless(Bug::SkipSwitchSync);
                 cx.order(pending, Purpose::GuestWrite, device, op, 0, 0);
                 false
             }

@@ -419,7 +419,7 @@ impl Core {
     pub(super) fn stream_of(&self, volume: &Volume, blocks: u64) -> StreamKind {
         let limit = volume.tuning.overlay_ram_bytes / BLOCK_BYTES;
         match volume.policy {
-            Policy::Ephemeral if self.log.holding(volume.tenant).ram + blocks > limit => {
+            Policy::Ephemeral if self.log.usage(volume.quota_owner).ram + blocks > limit => {
                 StreamKind::Spill
             }
             Policy::Ephemeral => StreamKind::Overlay,
@@ -518,7 +518,7 @@ impl Core {
         if volume.epochs.is_empty() {
             volume.overlay_since = Some(cx.now);
         }
-        let tenant = volume.tenant;
+        let quota_owner = volume.quota_owner;
         volume.wants_room = false;
         let epoch = volume.open_epoch(cx.now);
         assert_eq!(epoch.number, item.epoch, "the log names the epoch");
@@ -531,9 +531,9 @@ impl Core {
             content: appended.content,
         };
         let (log, mut charge) = (&mut self.log, 0);
-        epoch
-            .map
-            .insert(piece, &mut |change| charge += log.account(tenant, change));
+        epoch.map.insert(piece, &mut |change| {
+            charge += log.account(quota_owner, change)
+        });
         let overwritten = before + appended.span.sectors - epoch.map.sectors();
         let grown = epoch.map.len() as i64 - extents as i64;
         epoch.charge = epoch.charge.strict_add_signed(charge);
@@ -586,7 +586,7 @@ impl Core {
         let limited = volume.policy == Policy::WriteBack && charge + blocks > limit;
         if limited && charge > 0 {
             mark(Mark::DirtyLimit);
-            volume.wall();
+            volume.hit_hard_limit();
             return Gate::Shut;
         }
         // A write adds an extent for each chunk it begins, and one where it cuts an old one.
@@ -597,7 +597,7 @@ impl Core {
             return Gate::Open;
         }
         mark(Mark::LogFull);
-        self.volume(id).wall();
+        self.volume(id).hit_hard_limit();
         Gate::Shut
     }
 

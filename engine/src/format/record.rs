@@ -32,6 +32,44 @@ pub const STREAM_OVERLAY: u16 = 2;
 /// Not a stream of records: clean blocks, see `fill`.
 pub const STREAM_FILL: u16 = 3;
 
+/// The appenders of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamKind {
+    /// Logged writes: written soon, made durable by flushes.
+    Writes,
+    /// Ephemeral overlays: written only when their slots run out.
+    Overlay,
+    /// Overlays beyond their own share of RAM: written as soon as a chunk is full. To everybody
+    /// who reads the log it is the same stream.
+    Spill,
+}
+
+impl StreamKind {
+    /// Those that own slots, and that the log tells apart.
+    pub const STORED: [StreamKind; 2] = [StreamKind::Writes, StreamKind::Overlay];
+
+    pub fn code(self) -> u16 {
+        match self {
+            StreamKind::Writes => STREAM_WRITES,
+            StreamKind::Overlay | StreamKind::Spill => STREAM_OVERLAY,
+        }
+    }
+
+    pub fn of_code(code: u16) -> Option<StreamKind> {
+        StreamKind::STORED
+            .into_iter()
+            .find(|kind| kind.code() == code)
+    }
+
+    /// Whose slots it takes.
+    pub(crate) fn stored(self) -> StreamKind {
+        match self {
+            StreamKind::Writes => StreamKind::Writes,
+            StreamKind::Overlay | StreamKind::Spill => StreamKind::Overlay,
+        }
+    }
+}
+
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct HeadBytes {

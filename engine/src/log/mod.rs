@@ -19,15 +19,16 @@
 //! Segments of clean blocks go another way, see `clean`.
 
 mod clean;
-mod holding;
 #[cfg(test)]
 mod model;
+mod quota;
 mod space;
 #[cfg(test)]
 mod tests;
 mod write;
 
-pub use holding::{Holding, Tenant};
+pub use crate::format::record::StreamKind;
+pub use quota::{QuotaOwner, Usage};
 pub use space::{Adopted, content_of};
 pub use write::Waiter;
 
@@ -45,44 +46,6 @@ use crate::types::{
 };
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
-
-/// The appenders of a shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StreamKind {
-    /// Logged writes: written soon, made durable by flushes.
-    Writes,
-    /// Ephemeral overlays: written only when their slots run out.
-    Overlay,
-    /// Overlays beyond their own share of RAM: written as soon as a chunk is full. To everybody
-    /// who reads the log it is the same stream.
-    Spill,
-}
-
-impl StreamKind {
-    /// Those that own slots, and that the log tells apart.
-    pub const STORED: [StreamKind; 2] = [StreamKind::Writes, StreamKind::Overlay];
-
-    pub fn code(self) -> u16 {
-        match self {
-            StreamKind::Writes => record::STREAM_WRITES,
-            StreamKind::Overlay | StreamKind::Spill => record::STREAM_OVERLAY,
-        }
-    }
-
-    pub fn of_code(code: u16) -> Option<StreamKind> {
-        StreamKind::STORED
-            .into_iter()
-            .find(|kind| kind.code() == code)
-    }
-
-    /// Whose slots it takes.
-    fn stored(self) -> StreamKind {
-        match self {
-            StreamKind::Writes => StreamKind::Writes,
-            StreamKind::Overlay | StreamKind::Spill => StreamKind::Overlay,
-        }
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SegmentState {
@@ -150,7 +113,7 @@ struct Slot {
     /// It goes to the device as soon as it is closed.
     spilling: bool,
     /// Live blocks of overlays in it, until it is safe on the device.
-    tenants: Vec<(Tenant, u64)>,
+    quota_owners: Vec<(QuotaOwner, u64)>,
 }
 
 struct OpenRecord {
@@ -223,8 +186,8 @@ pub struct Log {
     chunk_live: Vec<u32>,
     slots: Vec<Slot>,
     streams: [Stream; 3],
-    holdings: BTreeMap<Tenant, Holding>,
-    tenants: u32,
+    usages: BTreeMap<QuotaOwner, Usage>,
+    quota_owners: u32,
     ready: VecDeque<SegmentIndex>,
     preparing: bool,
     /// Ready segments that a waiting write needs.
@@ -311,7 +274,7 @@ impl Slot {
             counted: false,
             reusable: false,
             spilling: false,
-            tenants: Vec::new(),
+            quota_owners: Vec::new(),
         }
     }
 }
@@ -359,8 +322,8 @@ impl Log {
                 stream(start.stage_slots..slots_total),
                 stream(0..0),
             ],
-            holdings: BTreeMap::new(),
-            tenants: 0,
+            usages: BTreeMap::new(),
+            quota_owners: 0,
             ready: VecDeque::new(),
             preparing: false,
             ready_wanted: 0,
@@ -792,14 +755,14 @@ impl Log {
 
     /// Follows a change of an extent map: what it keeps alive, where, and for which overlay.
     /// Returns the change of the charge in blocks.
-    pub fn account(&mut self, tenant: Tenant, change: Change) -> i64 {
+    pub fn account(&mut self, quota_owner: QuotaOwner, change: Change) -> i64 {
         let (piece, sign) = match change {
             Change::Added(piece) => (piece, 1),
             Change::Removed(piece) => (piece, -1),
         };
         let charge = piece.content.charge(piece.span);
         let chunk = self.geometry.chunk_of(piece.content.addr());
-        self.hold(tenant, chunk, charge, sign > 0);
+        self.hold(quota_owner, chunk, charge, sign > 0);
         let segment = &mut self.segments[(chunk.0 / self.geometry.segment_chunks) as usize];
         let chunk_live = &mut self.chunk_live[chunk.0 as usize];
         if sign > 0 {

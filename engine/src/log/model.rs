@@ -5,7 +5,7 @@
 //! of segments are those of the list; and a segment is freed only when nothing in it lives and
 //! what replaced it is durable. Writes end in any order and late, some fail, and so do syncs.
 
-use super::{Item, Log, Start, StreamKind, Tenant};
+use super::{Item, Log, QuotaOwner, Start, StreamKind};
 use crate::event::{Action, Io, Op};
 use crate::format::record::EntryKind;
 use crate::format::{checksum, stage};
@@ -192,7 +192,7 @@ impl Model {
             span: appended.span,
             content: appended.content,
         };
-        self.log.account(Tenant::NOBODY, Change::Added(piece));
+        self.log.account(QuotaOwner::NONE, Change::Added(piece));
         self.living.push(Living {
             piece,
             seq: appended.seq,
@@ -204,7 +204,7 @@ impl Model {
     fn replace(&mut self, at: usize) {
         let gone = self.living.swap_remove(at);
         self.log
-            .account(Tenant::NOBODY, Change::Removed(gone.piece));
+            .account(QuotaOwner::NONE, Change::Removed(gone.piece));
         let segment = GEOMETRY.segment_of(addr_of(&gone.piece));
         self.died.insert(segment, self.log.newest());
     }

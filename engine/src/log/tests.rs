@@ -10,7 +10,7 @@ mod records;
 
 use super::model::{GEOMETRY, Model, SLOTS, start, with_cx};
 use super::space::SEGMENTS_RESERVED;
-use super::{Adopted, Appended, Holding, Item, Log, Segment, Start, StreamKind, Tenant, Waiter};
+use super::{Adopted, Appended, Item, Log, QuotaOwner, Segment, Start, StreamKind, Usage, Waiter};
 use crate::event::{Op, Purpose};
 use crate::format::fill::{FillFooter, RECORD_BLOCKS_MAX, Run, runs_max};
 use crate::format::footer::{body_blocks, entries_max};
@@ -96,15 +96,15 @@ fn put_chunk(model: &mut Model, stream: StreamKind, lives: bool) {
     for blocks in [5, 2] {
         let appended = put(model, stream, blocks);
         if lives {
-            added(model, Tenant::NOBODY, appended);
+            added(model, QuotaOwner::NONE, appended);
         }
     }
 }
 
-fn added(model: &mut Model, tenant: Tenant, appended: Appended) -> i64 {
+fn added(model: &mut Model, quota_owner: QuotaOwner, appended: Appended) -> i64 {
     let Appended { span, content, .. } = appended;
     let piece = Piece { span, content };
-    model.log.account(tenant, Change::Added(piece))
+    model.log.account(quota_owner, Change::Added(piece))
 }
 
 /// Blocks of a segment come to life.
@@ -112,7 +112,7 @@ fn live(model: &mut Model, segment: u64, blocks: u64) {
     let content = Content::Data(LogAddr(segment * GEOMETRY.segment_sectors()));
     let span = Span::new(0, blocks * BLOCK_SECTORS);
     let piece = Piece { span, content };
-    model.log.account(Tenant::NOBODY, Change::Added(piece));
+    model.log.account(QuotaOwner::NONE, Change::Added(piece));
 }
 
 fn seal_and_pump(model: &mut Model) {
@@ -162,22 +162,22 @@ fn end_log_writes(model: &mut Model) {
 #[test]
 fn what_lives_is_charged_to_its_overlay_until_it_dies_or_the_overlay_moves_out() {
     let mut model = empty();
-    let tenant = model.log.move_in();
+    let quota_owner = model.log.open_quota();
     let staged = put(&mut model, Overlay, 3);
     let spilled = put(&mut model, Spill, 2);
-    assert_eq!(added(&mut model, tenant, staged), 3);
-    assert_eq!(added(&mut model, tenant, spilled), 2);
-    assert_eq!(model.log.holding(tenant), Holding { ram: 3, ssd: 2 });
+    assert_eq!(added(&mut model, quota_owner, staged), 3);
+    assert_eq!(added(&mut model, quota_owner, spilled), 2);
+    assert_eq!(model.log.usage(quota_owner), Usage { ram: 3, ssd: 2 });
     assert_eq!(model.log.gauge().live, 5);
     let first = Piece {
         span: Span::new(0, BLOCK_SECTORS),
         content: staged.content,
     };
-    let removed = model.log.account(tenant, Change::Removed(first));
+    let removed = model.log.account(quota_owner, Change::Removed(first));
     assert_eq!(removed, -1);
-    assert_eq!(model.log.holding(tenant), Holding { ram: 2, ssd: 2 });
-    model.log.move_out(tenant);
-    assert_eq!(model.log.holding(tenant), Holding::default());
+    assert_eq!(model.log.usage(quota_owner), Usage { ram: 2, ssd: 2 });
+    model.log.close_quota(quota_owner);
+    assert_eq!(model.log.usage(quota_owner), Usage::default());
     assert_eq!(model.log.gauge().live, 4, "it lives until it is swept");
 }
 
@@ -275,7 +275,7 @@ fn what_is_logged_is_in_ram_alone_until_a_sync_and_what_is_spilled_until_it_is_w
     assert!(!model.log.is_staged_only(addr) && !model.log.has_unwritten());
 
     let appended = put(&mut model, Spill, 5);
-    added(&mut model, Tenant::NOBODY, appended);
+    added(&mut model, QuotaOwner::NONE, appended);
     put(&mut model, Spill, 2);
     // This one closes the chunk.
     put(&mut model, Spill, 1);

@@ -6,7 +6,7 @@
 //! guest is answered; a waiter comes back and its owner decides.
 
 use super::{Log, StreamKind};
-use crate::adversary::{Bug, Mark, has, mark, sync_unless};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose};
 use crate::format::stage;
 use crate::memory::{Area, Place, Slice};
@@ -73,13 +73,13 @@ pub struct WriteState {
     spills_in_flight: u32,
     /// Overlay chunks and footers that are on the device and wait for a sync to cover them, and
     /// those that the sync in flight covers.
-    loose: Loose,
-    covered: Loose,
+    unsynced: Unsynced,
+    syncing: Unsynced,
 }
 
 /// What a failed sync would take along, besides the records in the tail.
 #[derive(Default)]
-struct Loose {
+struct Unsynced {
     slots: Vec<SlotIndex>,
     footers: Vec<SegmentIndex>,
 }
@@ -267,7 +267,7 @@ impl Log {
             }
             (_, true) if attempt == self.write.attempt => {
                 slot.written = upto;
-                self.write.loose.slots.push(slot_at);
+                self.write.unsynced.slots.push(slot_at);
             }
             (_, _) => {
                 slot.issued = 0;
@@ -316,7 +316,7 @@ impl Log {
         let upto = self.written_upto();
         let overlay = &self.streams[StreamKind::Overlay as usize];
         let overlay_at_hand = overlay.free_slots.len() + overlay.reusable.len();
-        let spilled = !self.write.loose.slots.is_empty()
+        let spilled = !self.write.unsynced.slots.is_empty()
             && (overlay_at_hand <= overlay.slots_low || self.is_low());
         if self.write.sync.is_some() || (upto <= self.durable && !spilled) {
             return;
@@ -330,11 +330,11 @@ impl Log {
         if asked || self.is_unsynced_too_long(cx, upto) {
             (self.write.unsynced_bytes, self.write.unsynced_since) = (0, None);
             self.write.sync = Some(upto);
-            self.write.covered = core::mem::take(&mut self.write.loose);
+            self.write.syncing = core::mem::take(&mut self.write.unsynced);
             let pending = Pending::CacheSync {
                 attempt: self.write.attempt,
             };
-            let op = sync_unless(Bug::SkipLogSync);
+            let op = Op::sync_unless(Bug::SkipLogSync);
             cx.order(pending, Purpose::Log, Device::Cache, op, 0, 0);
         }
     }
@@ -374,13 +374,13 @@ impl Log {
         }
         assert!(covers >= self.durable, "durable only grows");
         self.durable = covers;
-        let covered = core::mem::take(&mut self.write.covered);
-        for slot_at in covered.slots {
+        let synced = core::mem::take(&mut self.write.syncing);
+        for slot_at in synced.slots {
             let slot = &mut self.slots[slot_at.0 as usize];
             slot.synced = slot.sealed;
             self.slot_progress(slot_at);
         }
-        for segment in covered.footers {
+        for segment in synced.footers {
             self.footer_synced(segment);
         }
         while self.tail.front().is_some_and(|tail| tail.seq <= covers) {
@@ -405,7 +405,7 @@ impl Log {
 
     /// A footer is on the device.
     pub(super) fn footer_written(&mut self, segment: SegmentIndex) {
-        self.write.loose.footers.push(segment);
+        self.write.unsynced.footers.push(segment);
     }
 
     /// Everything that no good sync covers goes to the device once more; where a write is still
@@ -425,16 +425,16 @@ impl Log {
             slot.late = slot.in_flight;
             self.queue_slot(slot_at);
         }
-        for loose in [
-            core::mem::take(&mut self.write.covered),
-            core::mem::take(&mut self.write.loose),
+        for unsynced in [
+            core::mem::take(&mut self.write.syncing),
+            core::mem::take(&mut self.write.unsynced),
         ] {
-            for slot_at in loose.slots {
+            for slot_at in unsynced.slots {
                 let slot = &mut self.slots[slot_at.0 as usize];
                 (slot.issued, slot.written) = (0, 0);
                 self.spill_again(slot_at);
             }
-            for segment in loose.footers {
+            for segment in unsynced.footers {
                 self.footer_again(segment);
             }
         }
@@ -492,8 +492,8 @@ impl Log {
         let low = self.is_low();
         loop {
             let coming = self.write.spills_in_flight as usize
-                + self.write.loose.slots.len()
-                + self.write.covered.slots.len();
+                + self.write.unsynced.slots.len()
+                + self.write.syncing.slots.len();
             let beyond = &mut self.streams[StreamKind::Spill as usize].unspilled;
             if self.write.spills_in_flight < WRITES_IN_FLIGHT_MAX
                 && let Some(slot_at) = beyond.pop_front()

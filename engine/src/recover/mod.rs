@@ -17,7 +17,6 @@ mod scan;
 
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::core::{Core, FoundFill};
-use crate::engine::{Config, OpenError, Report, read_superblock};
 use crate::event::Device;
 use crate::format::checkpoint::{Checkpoint, VolumeRecord};
 use crate::format::footer::Footer;
@@ -26,6 +25,7 @@ use crate::format::superblock::{CHECKPOINT_AT, SUPERBLOCK_AT, Superblock};
 use crate::log::{Adopted, Log, Start, StreamKind};
 use crate::media::Media;
 use crate::memory::{Area, Memory, Place};
+use crate::open::{Config, OpenError, Report, read_superblock};
 use crate::types::{BLOCK_BYTES, Generation, SegmentIndex, SegmentSeq, StreamSeq, Uuid};
 use alloc::format;
 use alloc::string::String;

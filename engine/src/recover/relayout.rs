@@ -13,11 +13,11 @@
 //! what is dirty; who asks has seen that nothing is.
 
 use super::{CACHE, read_checkpoint, write_checkpoint};
-use crate::engine::{OpenError, read_superblock};
 use crate::event::Device;
 use crate::format::checkpoint::Checkpoint;
 use crate::format::superblock::{SUPERBLOCK_AT, Superblock};
 use crate::media::Media;
+use crate::open::{OpenError, read_superblock};
 use crate::types::Geometry;
 use alloc::vec::Vec;
 

@@ -8,7 +8,6 @@
 
 use super::{CACHE, note};
 use crate::adversary::{Bug, Mark, has, mark};
-use crate::engine::{Config, OpenError, Report};
 use crate::event::Device;
 use crate::format::checkpoint::{Checkpoint, SegmentRecord};
 use crate::format::fill::{FillFooter, FillRecord, Life};
@@ -19,6 +18,7 @@ use crate::format::superblock::Superblock;
 use crate::log::StreamKind;
 use crate::media::Media;
 use crate::memory::{Area, Memory, Place};
+use crate::open::{Config, OpenError, Report};
 use crate::types::{
     BLOCK_BYTES, ChunkIndex, Generation, Geometry, SegmentIndex, Tag, Uuid, VolumeId,
 };
@@ -644,7 +644,7 @@ impl Scan<'_> {
         }
     }
 
-    /// Turns a candidate into a segment with a footer, or into nothing.
+    /// RoundRobin a candidate into a segment with a footer, or into nothing.
     fn finish(&mut self, candidate: Candidate) {
         let geometry = self.superblock.geometry;
         let Candidate {

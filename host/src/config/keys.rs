@@ -13,7 +13,7 @@ use crate::daemon::Exports;
 use crate::origin::nbd::uri::{self, Uri};
 use engine::event::{Admission, ResetOn, Share};
 use engine::flow::FlowLimits;
-use engine::turns::WEIGHT_MAX;
+use engine::round_robin::WEIGHT_MAX;
 use engine::types::{DestageMode, Policy};
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;

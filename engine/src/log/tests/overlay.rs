@@ -28,17 +28,17 @@ fn offsets(model: &Model) -> Vec<u64> {
 #[test]
 fn each_overlay_is_counted_by_itself() {
     let mut model = empty();
-    let (one, other) = (model.log.move_in(), model.log.move_in());
-    assert!(one != other && one != Tenant::NOBODY);
+    let (one, other) = (model.log.open_quota(), model.log.open_quota());
+    assert!(one != other && one != QuotaOwner::NONE);
     let appended = put(&mut model, Overlay, 3);
     added(&mut model, one, appended);
     let appended = put(&mut model, Overlay, 2);
     added(&mut model, other, appended);
     let appended = put(&mut model, Writes, 1);
-    added(&mut model, Tenant::NOBODY, appended);
-    assert_eq!(model.log.holding(one), Holding { ram: 3, ssd: 0 });
-    assert_eq!(model.log.holding(other), Holding { ram: 2, ssd: 0 });
-    assert_eq!(model.log.holding(Tenant::NOBODY), Holding::default());
+    added(&mut model, QuotaOwner::NONE, appended);
+    assert_eq!(model.log.usage(one), Usage { ram: 3, ssd: 0 });
+    assert_eq!(model.log.usage(other), Usage { ram: 2, ssd: 0 });
+    assert_eq!(model.log.usage(QuotaOwner::NONE), Usage::default());
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn the_footer_of_an_overlay_waits_until_a_sync_covers_all_that_it_speaks_of() {
 fn a_chunk_of_an_overlay_that_the_device_did_not_take_is_written_again() {
     let mut model = with_slots(8, 0);
     let appended = put(&mut model, Spill, 5);
-    added(&mut model, Tenant::NOBODY, appended);
+    added(&mut model, QuotaOwner::NONE, appended);
     put(&mut model, Spill, 2);
     put(&mut model, Spill, 1);
     model.pump();
@@ -155,11 +155,11 @@ fn a_chunk_whose_blocks_have_died_is_let_go_as_one_in_which_none_lived() {
     let mut model = with_slots(8, 0);
     put_chunk(&mut model, Spill, true);
     let appended = put(&mut model, Spill, 5);
-    added(&mut model, Tenant::NOBODY, appended);
+    added(&mut model, QuotaOwner::NONE, appended);
     put(&mut model, Spill, 2);
     let Appended { span, content, .. } = appended;
     let piece = Piece { span, content };
-    let given_back = model.log.account(Tenant::NOBODY, Change::Removed(piece));
+    let given_back = model.log.account(QuotaOwner::NONE, Change::Removed(piece));
     assert_eq!(given_back, -5);
     put_chunk(&mut model, Spill, true);
     model.pump();

@@ -75,7 +75,7 @@ impl Core {
             return false;
         };
         mark(Mark::Mended);
-        let tenant = volume.tenant;
+        let quota_owner = volume.quota_owner;
         let mut merged = volume.epochs.pop_front().expect("one is being destaged");
         let newer: Vec<Epoch> = volume.epochs.drain(..newest).collect();
         volume.destage = None;
@@ -85,7 +85,7 @@ impl Core {
             let mut at = 0;
             while let Some(piece) = epoch.map.at_or_after(at) {
                 at = piece.span.end();
-                let mut changed = |change| charge += log.account(tenant, change);
+                let mut changed = |change| charge += log.account(quota_owner, change);
                 merged.map.insert(piece, &mut changed);
             }
             merged.charge = merged.charge.strict_add_signed(charge);
@@ -94,7 +94,7 @@ impl Core {
             merged.writes += epoch.writes;
             let grown = merged.map.len() as i64 - extents;
             self.dirty_extents = self.dirty_extents.strict_add_signed(grown);
-            self.bury(epoch.map);
+            self.free_later(epoch.map);
         }
         let volume = self.volume(id);
         volume.merged_upto = merged.last_serial;

@@ -2,7 +2,7 @@
 //!
 //! Always true: every live block of an overlay is counted once, for the overlay that it belongs
 //! to; it counts as RAM from its append until its chunk is safe on the device, but from the start
-//! as of the device where it was appended to be spilled. A reset begins a new tenancy, so that
+//! as of the device where it was appended to be spilled. A reset opens a new quota, so that
 //! what is swept of the old one later changes no count. Deliberately absent: limits; the writer
 //! decides by these counts where the next write goes.
 
@@ -11,41 +11,47 @@ use crate::types::{ChunkIndex, SlotIndex};
 
 /// One life of an overlay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Tenant(u32);
+pub struct QuotaOwner(u32);
 
-impl Tenant {
+impl QuotaOwner {
     /// Data that is no overlay's.
-    pub const NOBODY: Tenant = Tenant(0);
+    pub const NONE: QuotaOwner = QuotaOwner(0);
 }
 
 /// Blocks of the log that an overlay keeps alive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Holding {
+pub struct Usage {
     pub ram: u64,
     pub ssd: u64,
 }
 
 impl Log {
     /// Begins to count for a new life of an overlay.
-    pub fn move_in(&mut self) -> Tenant {
-        self.tenants += 1;
-        let tenant = Tenant(self.tenants);
-        self.holdings.insert(tenant, Holding::default());
-        tenant
+    pub fn open_quota(&mut self) -> QuotaOwner {
+        self.quota_owners += 1;
+        let quota_owner = QuotaOwner(self.quota_owners);
+        self.usages.insert(quota_owner, Usage::default());
+        quota_owner
     }
 
     /// Nobody asks for the counts of this life any more.
-    pub fn move_out(&mut self, tenant: Tenant) {
-        self.holdings.remove(&tenant);
+    pub fn close_quota(&mut self, quota_owner: QuotaOwner) {
+        self.usages.remove(&quota_owner);
     }
 
-    pub fn holding(&self, tenant: Tenant) -> Holding {
-        self.holdings.get(&tenant).copied().unwrap_or_default()
+    pub fn usage(&self, quota_owner: QuotaOwner) -> Usage {
+        self.usages.get(&quota_owner).copied().unwrap_or_default()
     }
 
     /// Blocks in a chunk have come to life, or died.
-    pub(super) fn hold(&mut self, tenant: Tenant, chunk: ChunkIndex, blocks: u32, added: bool) {
-        let Some(holding) = self.holdings.get_mut(&tenant) else {
+    pub(super) fn hold(
+        &mut self,
+        quota_owner: QuotaOwner,
+        chunk: ChunkIndex,
+        blocks: u32,
+        added: bool,
+    ) {
+        let Some(usage) = self.usages.get_mut(&quota_owner) else {
             return;
         };
         let slot = self.chunk_slot[chunk.0 as usize].checked_sub(1);
@@ -54,26 +60,30 @@ impl Log {
             slot.stream == StreamKind::Overlay && !slot.spilling && !slot.reusable
         };
         let Some(slot) = slot.filter(in_ram) else {
-            change(&mut holding.ssd, u64::from(blocks), added);
+            change(&mut usage.ssd, u64::from(blocks), added);
             return;
         };
-        change(&mut holding.ram, u64::from(blocks), added);
-        match slot.tenants.iter_mut().find(|(known, _)| *known == tenant) {
+        change(&mut usage.ram, u64::from(blocks), added);
+        match slot
+            .quota_owners
+            .iter_mut()
+            .find(|(known, _)| *known == quota_owner)
+        {
             Some((_, count)) => change(count, u64::from(blocks), added),
             None => {
                 assert!(added, "what dies has lived in the chunk");
-                slot.tenants.push((tenant, u64::from(blocks)));
+                slot.quota_owners.push((quota_owner, u64::from(blocks)));
             }
         }
     }
 
     /// A chunk is safe on the device: what lives in it is no longer counted as RAM.
     pub(super) fn spilled(&mut self, slot: SlotIndex) {
-        let tenants = core::mem::take(&mut self.slots[slot.0 as usize].tenants);
-        for (tenant, blocks) in tenants {
-            if let Some(holding) = self.holdings.get_mut(&tenant) {
-                change(&mut holding.ram, blocks, false);
-                change(&mut holding.ssd, blocks, true);
+        let quota_owners = core::mem::take(&mut self.slots[slot.0 as usize].quota_owners);
+        for (quota_owner, blocks) in quota_owners {
+            if let Some(usage) = self.usages.get_mut(&quota_owner) {
+                change(&mut usage.ram, blocks, false);
+                change(&mut usage.ssd, blocks, true);
             }
         }
     }

@@ -4,7 +4,7 @@
 //! Always checked: what members that always have work have spent, in any window, differs from
 //! their weights by two quanta and two requests at most; while somebody has work something is done.
 
-use engine::turns::{PATIENCE_NS, QUANTUM_BYTES, Turns};
+use engine::round_robin::{PATIENCE_NS, QUANTUM_BYTES, RoundRobin};
 use engine::types::{Time, VolumeId};
 use std::collections::VecDeque;
 
@@ -50,7 +50,7 @@ fn member(weight: u32, request_bytes: u64) -> Member {
 
 /// One storage for all, or one for each lane, that carries so many bytes in a second.
 struct Model {
-    turns: Turns,
+    turns: RoundRobin,
     now: u64,
     members: Vec<Member>,
     bytes_per_second: u64,
@@ -60,7 +60,7 @@ struct Model {
 impl Model {
     fn new(bytes_per_second: u64, members: Vec<Member>) -> Model {
         Model {
-            turns: Turns::new(QUANTUM_BYTES, PATIENCE_NS),
+            turns: RoundRobin::new(QUANTUM_BYTES, PATIENCE_NS),
             now: SECOND,
             members,
             bytes_per_second,
@@ -197,7 +197,7 @@ fn who_was_idle_has_saved_up_nothing() {
 
 #[test]
 fn who_leaves_with_a_debt_comes_back_with_it() {
-    let mut turns = Turns::new(QUANTUM_BYTES, PATIENCE_NS);
+    let mut turns = RoundRobin::new(QUANTUM_BYTES, PATIENCE_NS);
     let (a, b) = (VolumeId(0), VolumeId(1));
     turns.join(Time(0), a, 0, 100);
     assert!(turns.may(Time(0), a));

@@ -4,11 +4,11 @@
 //! minute later, block by block, and so on until it is good or nobody needs it. Always true: one
 //! block is looked at at a time; a volume that met damage is called good only when all that it
 //! remembers is, and nothing stands in the way of its destage. Deliberately absent: what a destage
-//! has met ([`mend`](super::mend)), and what was met while the whole device failed
+//! has met ([`merge_damage`](super::mend)), and what was met while the whole device failed
 //! ([`bypass`](super::bypass)).
 
 use super::Core;
-use super::mend::REREAD_MS;
+use super::merge_damage::REREAD_MS;
 use crate::event::Purpose;
 use crate::fetch::{Owner, Want};
 use crate::outbox::Cx;
@@ -28,7 +28,7 @@ pub struct Unread {
 }
 
 /// A block is being read again.
-pub struct Relook {
+pub struct RetryRead {
     volume: VolumeId,
     block: LogAddr,
     piece: u32,
@@ -58,8 +58,8 @@ impl Unread {
 
 impl Core {
     /// Reads the next block that is due.
-    pub(super) fn look_again(&mut self, cx: &mut Cx<'_>) {
-        if self.relook.is_some() {
+    pub(super) fn retry_bad_reads(&mut self, cx: &mut Cx<'_>) {
+        if self.retry_read.is_some() {
             return;
         }
         let due = |it: &&Volume| {
@@ -82,35 +82,35 @@ impl Core {
             sectors: BLOCK_SECTORS,
             to: self.scratch.piece(piece),
         };
-        let relook = Relook {
+        let retry_read = RetryRead {
             volume: id,
             block,
             piece,
         };
-        self.relook = Some(relook);
+        self.retry_read = Some(retry_read);
         let parts = (&mut self.log, &mut self.scratch);
-        let owner = Owner::Relook;
+        let owner = Owner::RetryRead;
         if !self
             .fetches
             .start(cx, parts, owner, Purpose::Scrub, &[want])
         {
-            self.looked_again(cx.now, true);
+            self.read_retried(cx.now, true);
         }
     }
 
-    pub(super) fn looked_again(&mut self, now: Time, good: bool) {
-        let relook = self.relook.take().expect("a block was being read");
-        self.scratch.free_piece(relook.piece);
-        let Some(volume) = self.find(relook.volume) else {
+    pub(super) fn read_retried(&mut self, now: Time, good: bool) {
+        let retry_read = self.retry_read.take().expect("a block was being read");
+        self.scratch.free_piece(retry_read.piece);
+        let Some(volume) = self.find(retry_read.volume) else {
             return;
         };
-        volume.unread.blocks.retain(|it| *it != relook.block);
+        volume.unread.blocks.retain(|it| *it != retry_read.block);
         if !good {
             // The others have their turn first.
-            volume.unread.blocks.push(relook.block);
+            volume.unread.blocks.push(retry_read.block);
             volume.unread.look_at = now.plus_millis(REREAD_MS);
         }
-        self.forgive_if_read(relook.volume);
+        self.forgive_if_read(retry_read.volume);
     }
 
     /// Nothing of the volume is known to be bad any more.

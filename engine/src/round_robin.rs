@@ -38,7 +38,7 @@ struct Member {
 }
 
 /// Members are volumes, by their index: there are never more than a cache has.
-pub struct Turns {
+pub struct RoundRobin {
     quantum_bytes: u64,
     patience_ns: u64,
     members: Vec<Option<Member>>,
@@ -48,11 +48,11 @@ pub struct Turns {
     opened: bool,
 }
 
-impl Turns {
+impl RoundRobin {
     /// The heaviest member gets `quantum_bytes` in a round; one that has not moved for
     /// `patience_ns` is not waited for.
-    pub fn new(quantum_bytes: u64, patience_ns: u64) -> Turns {
-        Turns {
+    pub fn new(quantum_bytes: u64, patience_ns: u64) -> RoundRobin {
+        RoundRobin {
             quantum_bytes,
             patience_ns,
             members: Vec::new(),
@@ -129,19 +129,19 @@ impl Turns {
         }
     }
 
-    pub fn stand_in_line(&mut self, id: VolumeId) {
+    pub fn enqueue(&mut self, id: VolumeId) {
         if !core::mem::replace(&mut self.member(id).in_line, true) {
             self.line.push_back(id);
         }
     }
 
-    pub fn next_in_line(&mut self) -> Option<VolumeId> {
+    pub fn dequeue(&mut self) -> Option<VolumeId> {
         let id = self.line.pop_front()?;
         self.member(id).in_line = false;
         Some(id)
     }
 
-    pub fn line_len(&self) -> usize {
+    pub fn queue_len(&self) -> usize {
         self.line.len()
     }
 
