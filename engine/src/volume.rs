@@ -119,7 +119,7 @@ pub enum LedgerStep {
 }
 
 /// The ledger of a volume as it is, or is being written.
-pub struct Keeper {
+pub struct LedgerWriter {
     pub ledger: Ledger,
     pub step: Option<LedgerStep>,
     pub piece: Option<u32>,
@@ -176,7 +176,7 @@ pub struct Volume {
     pub ready: bool,
     /// A host has opened its origin; else only the log knows it.
     pub attached: bool,
-    pub keeper: Option<Keeper>,
+    pub ledger_writer: Option<LedgerWriter>,
     /// Of the ledger as it is on its medium; 0 while there is none.
     pub ledger_generation: Generation,
     pub destage: Option<Destage>,
@@ -273,7 +273,7 @@ impl Volume {
             reason: None,
             ready: false,
             attached: false,
-            keeper: None,
+            ledger_writer: None,
             ledger_generation: Generation(0),
             destage: None,
             replay: None,
@@ -414,7 +414,9 @@ impl Volume {
 
     /// Its ledger could not be written; due again.
     pub fn ledger_failed(&self) -> bool {
-        self.keeper.as_ref().is_some_and(|keeper| keeper.failed)
+        self.ledger_writer
+            .as_ref()
+            .is_some_and(|ledger_writer| ledger_writer.failed)
     }
 
     /// Blocks of the log that its extents keep alive.

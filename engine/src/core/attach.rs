@@ -29,7 +29,7 @@ use crate::ram::Layer;
 use crate::settle::Settled;
 use crate::snapshot::State;
 use crate::types::{Generation, Policy, RequestId, Serial, Time, Uuid, VolumeId};
-use crate::volume::{Keeper, LedgerStep, Volume};
+use crate::volume::{LedgerStep, LedgerWriter, Volume};
 use alloc::format;
 use alloc::string::String;
 
@@ -106,8 +106,9 @@ impl Core {
             volume.quota_owner = self.log.open_quota();
         }
         let unsaid = settled.loss_accepted;
-        volume.keeper = self.keeper_at_attach(&volume, ledger, spec.commit, (image, unsaid));
-        let kept = volume.keeper.is_some() || volume.replay.is_none();
+        volume.ledger_writer =
+            self.ledger_writer_at_attach(&volume, ledger, spec.commit, (image, unsaid));
+        let kept = volume.ledger_writer.is_some() || volume.replay.is_none();
         assert!(kept, "a journal that is left has a ledger");
         while self.volumes.len() <= id.0 as usize {
             self.volumes.push(None);
@@ -155,22 +156,22 @@ impl Core {
     }
 
     /// The ledger of a volume that may write its origin, while it is attached like this.
-    fn keeper_at_attach(
+    fn ledger_writer_at_attach(
         &self,
         volume: &Volume,
         ledger: Option<Ledger>,
         commit: bool,
         (image, unsaid): (Image, bool),
-    ) -> Option<Keeper> {
+    ) -> Option<LedgerWriter> {
         let owned = volume.policy == Policy::WriteBack;
         let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
         let keeps = writes && (owned || ledger.is_some());
         (keeps || commit).then(|| {
-            let mut keeper = self.keeper_of(volume, ledger, owned);
+            let mut ledger_writer = self.ledger_writer_of(volume, ledger, owned);
             // Nothing of ours writes it from here on without a word in the ledger.
-            keeper.ledger.image = image.kept();
-            keeper.unsaid = unsaid;
-            keeper
+            ledger_writer.ledger.image = image.kept();
+            ledger_writer.unsaid = unsaid;
+            ledger_writer
         })
     }
 
@@ -304,14 +305,19 @@ impl Core {
     }
 
     /// The ledger of a volume as it is to be written next; `dirty` claims it.
-    pub(super) fn keeper_of(&self, volume: &Volume, old: Option<Ledger>, dirty: bool) -> Keeper {
+    pub(super) fn ledger_writer_of(
+        &self,
+        volume: &Volume,
+        old: Option<Ledger>,
+        dirty: bool,
+    ) -> LedgerWriter {
         let mut ledger = self.claim_of(volume, old);
         ledger.dirty = dirty;
         if dirty {
             // Who claims has synced the origin.
             ledger.compatible &= !PAST_LOG;
         }
-        Keeper {
+        LedgerWriter {
             ledger,
             step: None,
             piece: None,
@@ -357,8 +363,10 @@ impl Core {
         }
         let Some(volume) = self.find(id) else { return };
         let owner = volume.policy == Policy::WriteBack;
-        let says = |keeper: &Keeper| owner || keeper.unsaid && !has(Bug::KeepLossToItself);
-        let says = volume.keeper.as_ref().is_some_and(says);
+        let says = |ledger_writer: &LedgerWriter| {
+            owner || ledger_writer.unsaid && !has(Bug::KeepLossToItself)
+        };
+        let says = volume.ledger_writer.as_ref().is_some_and(says);
         if says && !has(Bug::ServeUnclaimed) {
             self.write_ledger(cx, id, LedgerStep::Claim);
         } else {
@@ -389,42 +397,42 @@ impl Core {
         self.detach_progress(cx, id);
     }
 
-    /// Writes the ledger as it stands in the keeper, then syncs it, then takes the step. One that
+    /// Writes the ledger as its writer has it, then syncs it, then takes the step. One that
     /// is being removed is not written again, and its volume takes no step any more.
     pub(super) fn write_ledger(&mut self, cx: &mut Cx<'_>, id: VolumeId, step: LedgerStep) {
         let volume = self.volume(id);
         if volume.removing {
             return;
         }
-        let keeper = volume
-            .keeper
+        let ledger_writer = volume
+            .ledger_writer
             .as_mut()
             .expect("only claimed volumes get here");
-        assert_eq!(keeper.step, None, "one step of the ledger at a time");
-        keeper.step = Some(step);
-        keeper.ledger.sequence += 1;
+        assert_eq!(ledger_writer.step, None, "one step of the ledger at a time");
+        ledger_writer.step = Some(step);
+        ledger_writer.ledger.sequence += 1;
         self.put_ledger(cx, id);
     }
 
     fn put_ledger(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(piece) = self.scratch.take_piece() else {
             self.volume(id)
-                .keeper
+                .ledger_writer
                 .as_mut()
                 .expect("checked by the caller")
                 .failed = true;
             return;
         };
         let place = self.scratch.piece(piece);
-        let keeper = self
+        let ledger_writer = self
             .volume(id)
-            .keeper
+            .ledger_writer
             .as_mut()
             .expect("checked by the caller");
-        keeper.failed = false;
-        keeper.piece = Some(piece);
-        cx.memory.store(place, &keeper.ledger.encode());
-        let at = Ledger::slot_at(keeper.ledger.sequence);
+        ledger_writer.failed = false;
+        ledger_writer.piece = Some(piece);
+        cx.memory.store(place, &ledger_writer.ledger.encode());
+        let at = Ledger::slot_at(ledger_writer.ledger.sequence);
         let slices = alloc::vec![Slice {
             place,
             bytes: LEDGER_BYTES as u64
@@ -441,14 +449,17 @@ impl Core {
     }
 
     pub(super) fn ledger_written(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
-        let keeper = self
+        let ledger_writer = self
             .volume(id)
-            .keeper
+            .ledger_writer
             .as_mut()
             .expect("a ledger was written");
-        let piece = keeper.piece.take().expect("a ledger write holds a piece");
-        keeper.failed = !ok;
-        let bug = unsynced_at(keeper.step);
+        let piece = ledger_writer
+            .piece
+            .take()
+            .expect("a ledger write holds a piece");
+        ledger_writer.failed = !ok;
+        let bug = unsynced_at(ledger_writer.step);
         self.scratch.free_piece(piece);
         if ok {
             let pending = Pending::LedgerSync { volume: id };
@@ -461,17 +472,17 @@ impl Core {
 
     pub(super) fn ledger_synced(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
         let volume = self.volume(id);
-        let keeper = volume.keeper.as_mut().expect("a ledger was synced");
+        let ledger_writer = volume.ledger_writer.as_mut().expect("a ledger was synced");
         if !ok {
-            keeper.failed = true;
+            ledger_writer.failed = true;
             volume.counters.origin.errors += 1;
             return;
         }
-        volume.ledger_generation = keeper.ledger.generation;
-        match keeper.step.take().expect("a step was under way") {
+        volume.ledger_generation = ledger_writer.ledger.generation;
+        match ledger_writer.step.take().expect("a step was under way") {
             LedgerStep::Claim => {
                 // It ends when the time of the ledger is known as well.
-                keeper.step = Some(LedgerStep::Claim);
+                ledger_writer.step = Some(LedgerStep::Claim);
                 volume.origin_in_flight += 1;
                 let pending = Pending::Clock { volume: id };
                 cx.order(pending, Purpose::Ledger, Device::Ledger(id), Op::Stat, 0, 0);
@@ -492,16 +503,16 @@ impl Core {
     pub(super) fn clock_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
         let volume = self.volume(id);
         volume.origin_in_flight -= 1;
-        let keeper = volume.keeper.as_mut().expect("a ledger was written");
+        let ledger_writer = volume.ledger_writer.as_mut().expect("a ledger was written");
         let Some(stat) = stat else {
             // Without it the next journal may not be replayed after a crash: all of it again.
-            keeper.failed = true;
+            ledger_writer.failed = true;
             volume.counters.origin.errors += 1;
             return;
         };
-        keeper.step = None;
-        keeper.clock_ahead_ns = stat.mtime_ns.saturating_sub(stat.now_ns);
-        keeper.clock_there = (stat.mtime_ns, cx.now);
+        ledger_writer.step = None;
+        ledger_writer.clock_ahead_ns = stat.mtime_ns.saturating_sub(stat.now_ns);
+        ledger_writer.clock_there = (stat.mtime_ns, cx.now);
         if !self.switch_claimed(cx, id) && !self.commit_claimed(cx, id) {
             self.open_for_requests(cx, id);
         }
@@ -524,11 +535,11 @@ impl Core {
             return;
         };
         let clean = !volume.is_dirty() && volume.replay.is_none() && volume.waiting.is_empty();
-        let Some(keeper) = volume.keeper.as_mut() else {
+        let Some(ledger_writer) = volume.ledger_writer.as_mut() else {
             return;
         };
-        if clean && keeper.step.is_none() && keeper.ledger.dirty {
-            keeper.ledger.dirty = false;
+        if clean && ledger_writer.step.is_none() && ledger_writer.ledger.dirty {
+            ledger_writer.ledger.dirty = false;
             volume.ready = false;
             self.write_ledger(cx, id, LedgerStep::Release);
         }
@@ -588,23 +599,26 @@ impl Core {
             self.turns.rest(id);
         }
         let volume = self.volume(id);
-        let keeper_busy = volume
-            .keeper
+        let ledger_busy = volume
+            .ledger_writer
             .as_ref()
-            .is_some_and(|keeper| keeper.step.is_some());
+            .is_some_and(|ledger_writer| ledger_writer.step.is_some());
         let busy = volume.is_destaging()
             || volume.origin_in_flight > 0
             || volume.reads_in_flight > 0
-            || keeper_busy;
+            || ledger_busy;
         if busy || volume.removing {
             return;
         }
         // A journal that is being applied is the only whole state there is.
-        let applying = |keeper: &Keeper| matches!(keeper.ledger.progress, Progress::Apply { .. });
-        let kept = volume.bypass == Bypass::Held && volume.keeper.as_ref().is_some_and(applying);
+        let applying = |ledger_writer: &LedgerWriter| {
+            matches!(ledger_writer.ledger.progress, Progress::Apply { .. })
+        };
+        let kept =
+            volume.bypass == Bypass::Held && volume.ledger_writer.as_ref().is_some_and(applying);
         // A first ledger that was cut short by a power loss is none, but there may be a file.
         let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
-        let beside = volume.keeper.is_some() || (writes && volume.attached);
+        let beside = volume.ledger_writer.is_some() || (writes && volume.attached);
         if beside && !kept {
             volume.removing = true;
             let pending = Pending::Remove { volume: id };

@@ -250,10 +250,10 @@ impl Core {
         if !self.volume(id).policy.is_direct() {
             return;
         }
-        if self.volume(id).keeper.is_none() {
+        if self.volume(id).ledger_writer.is_none() {
             let volume = self.volumes[id.0 as usize].as_ref().expect("just seen");
-            let keeper = self.keeper_of(volume, None, false);
-            self.volume(id).keeper = Some(keeper);
+            let ledger_writer = self.ledger_writer_of(volume, None, false);
+            self.volume(id).ledger_writer = Some(ledger_writer);
         }
         let volume = self.volume(id);
         let back = volume.bypass == Bypass::Bypassed || configured;
@@ -280,15 +280,15 @@ impl Core {
     fn release_past_log(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
         assert!(!volume.is_dirty(), "the origin has what the log has");
-        let keeper = volume
-            .keeper
+        let ledger_writer = volume
+            .ledger_writer
             .as_mut()
             .expect("claimed volumes have a ledger");
-        if keeper.step.is_some() {
+        if ledger_writer.step.is_some() {
             return;
         }
-        keeper.ledger.dirty = false;
-        keeper.ledger.compatible |= PAST_LOG;
+        ledger_writer.ledger.dirty = false;
+        ledger_writer.ledger.compatible |= PAST_LOG;
         self.write_ledger(cx, id, LedgerStep::Release);
     }
 
@@ -304,9 +304,9 @@ impl Core {
         // Another step of the ledger has ended; ours is still to come. The device may be good by
         // now, and then nobody else looks.
         if volume
-            .keeper
+            .ledger_writer
             .as_ref()
-            .is_none_or(|keeper| keeper.ledger.compatible & PAST_LOG == 0)
+            .is_none_or(|ledger_writer| ledger_writer.ledger.compatible & PAST_LOG == 0)
         {
             return self.release_past_log(cx, id);
         }
@@ -403,7 +403,7 @@ impl Core {
     /// A volume that joins while the device fails. One that owes something waits for the device.
     fn attach_past_log(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
-        let logs = volume.policy == Policy::WriteBack && volume.keeper.is_some();
+        let logs = volume.policy == Policy::WriteBack && volume.ledger_writer.is_some();
         if volume.policy == Policy::Ephemeral || volume.owes() {
             self.checkpoint.wait(Waiter::Attach(id));
         } else if logs {

@@ -40,7 +40,7 @@ pub enum Waiter {
 }
 
 #[derive(Default)]
-pub struct Keeper {
+pub struct CheckpointWriter {
     /// One should be written, though nobody waits.
     pub wanted: bool,
     /// Sequence of the newest durable one.
@@ -64,12 +64,12 @@ struct Running {
     failed: bool,
 }
 
-impl Keeper {
+impl CheckpointWriter {
     /// As it stands when a checkpoint with this sequence is the newest.
-    pub fn after(sequence: u64) -> Keeper {
-        Keeper {
+    pub fn after(sequence: u64) -> CheckpointWriter {
+        CheckpointWriter {
             sequence,
-            ..Keeper::default()
+            ..CheckpointWriter::default()
         }
     }
 
@@ -103,9 +103,9 @@ impl Keeper {
 impl Core {
     pub(super) fn pump_checkpoint(&mut self, cx: &mut Cx<'_>) {
         let low = self.log.is_low() && self.log.freeable() > 0;
-        let keeper = &self.checkpoint;
-        let due = keeper.wanted || !keeper.waiters.is_empty() || low;
-        if keeper.running.is_some() || !due || cx.now < keeper.retry_at {
+        let writer = &self.checkpoint;
+        let due = writer.wanted || !writer.waiters.is_empty() || low;
+        if writer.running.is_some() || !due || cx.now < writer.retry_at {
             return;
         }
         let Some(piece) = self.scratch.take_piece() else {
@@ -115,11 +115,11 @@ impl Core {
         if has(Bug::ReuseSegmentEarly) {
             self.log.free(&core::mem::take(&mut freed));
         }
-        let keeper = &mut self.checkpoint;
-        keeper.wanted = false;
-        let waiters = core::mem::take(&mut keeper.waiters);
-        let doomed = core::mem::take(&mut keeper.doomed);
-        keeper.running = Some(Running {
+        let writer = &mut self.checkpoint;
+        writer.wanted = false;
+        let waiters = core::mem::take(&mut writer.waiters);
+        let doomed = core::mem::take(&mut writer.doomed);
+        writer.running = Some(Running {
             waiters,
             doomed,
             freed,
@@ -207,14 +207,14 @@ impl Core {
     }
 
     fn checkpoint_failed(&mut self, cx: &mut Cx<'_>) {
-        let keeper = &mut self.checkpoint;
+        let writer = &mut self.checkpoint;
         mark(Mark::CheckpointFailed);
-        let running = keeper.running.take().expect("one was being written");
-        keeper.waiters.extend(running.waiters);
-        keeper.doomed.extend(running.doomed);
-        keeper.wanted = true;
-        keeper.retry_at = cx.now.plus_millis(RETRY_MS);
-        cx.out.timer(keeper.retry_at, Timer::Housekeeping);
+        let running = writer.running.take().expect("one was being written");
+        writer.waiters.extend(running.waiters);
+        writer.doomed.extend(running.doomed);
+        writer.wanted = true;
+        writer.retry_at = cx.now.plus_millis(RETRY_MS);
+        cx.out.timer(writer.retry_at, Timer::Housekeeping);
         self.log.counters.cache_errors += 1;
         self.scratch.free_piece(running.piece);
     }
@@ -242,10 +242,10 @@ impl Core {
             self.checkpoint_failed(cx);
             return;
         }
-        let keeper = &mut self.checkpoint;
-        let running = keeper.running.take().expect("one was being written");
-        keeper.sequence += 1;
-        keeper.written += 1;
+        let writer = &mut self.checkpoint;
+        let running = writer.running.take().expect("one was being written");
+        writer.sequence += 1;
+        writer.written += 1;
         self.scratch.free_piece(running.piece);
         self.log.free(&running.freed);
         running

@@ -33,7 +33,7 @@ impl Core {
     pub(super) fn commit(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
         let volume = self.volume(id);
         let able = volume.policy == Policy::Ephemeral
-            && volume.keeper.is_some()
+            && volume.ledger_writer.is_some()
             && volume.effective_destage() == DestageMode::Atomic;
         let refusal = match volume.state {
             _ if !able => Some(Refusal::Policy),
@@ -154,7 +154,7 @@ impl Core {
             self.abandon_destage(id);
         }
         let volume = self.volume(id);
-        let step = volume.keeper.as_ref().and_then(|keeper| keeper.step);
+        let step = volume.ledger_writer.as_ref().and_then(|it| it.step);
         // A write that has begun ends by itself, unless the device fails.
         let begun = volume.unfinished_sectors > 0 && !failed;
         let busy = begun
@@ -170,7 +170,7 @@ impl Core {
         let volume = self.volume(id);
         volume.ready = false;
         volume.attached = false;
-        volume.keeper = None;
+        volume.ledger_writer = None;
         let left = core::mem::take(&mut volume.waiting).into_iter();
         let left = left.map(|waiting| waiting.request);
         let arrivals = core::mem::take(&mut volume.arrivals);

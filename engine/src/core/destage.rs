@@ -260,9 +260,9 @@ impl Core {
         let piece_bytes = self.scratch.piece_bytes();
         let volume = self.volume(id);
         let sequence = volume
-            .keeper
+            .ledger_writer
             .as_ref()
-            .map_or(0, |keeper| keeper.ledger.sequence);
+            .map_or(0, |ledger_writer| ledger_writer.ledger.sequence);
         let epochs = volume.epochs.len() as u64;
         assert!(
             volume.replay.is_none(),
@@ -709,7 +709,7 @@ impl Core {
     fn ledger(&mut self, id: VolumeId) -> &mut Ledger {
         &mut self
             .volume(id)
-            .keeper
+            .ledger_writer
             .as_mut()
             .expect("write-back volumes have a ledger")
             .ledger
@@ -757,12 +757,12 @@ impl Core {
 
     /// Puts into the ledger how the image is, and until when writing it may change its time.
     pub(super) fn note_apply(&mut self, now: Time, id: VolumeId, stat: &Stat) {
-        let keeper = self.volume(id).keeper.as_mut();
-        let keeper = keeper.expect("write-back volumes have a ledger");
-        let (there, read_at) = keeper.clock_there;
+        let ledger_writer = self.volume(id).ledger_writer.as_mut();
+        let ledger_writer = ledger_writer.expect("write-back volumes have a ledger");
+        let (there, read_at) = ledger_writer.clock_there;
         let clock = there.saturating_add(now.since(read_at));
-        let clock = clock.max(stat.now_ns.saturating_add(keeper.clock_ahead_ns));
-        let ledger = &mut keeper.ledger;
+        let clock = clock.max(stat.now_ns.saturating_add(ledger_writer.clock_ahead_ns));
+        let ledger = &mut ledger_writer.ledger;
         ledger.origin_bytes = stat.size_bytes;
         if let Some(image) = stat.image {
             ledger.image = image.kept();

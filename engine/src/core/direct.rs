@@ -30,7 +30,7 @@ const KEPT_BLOCKS_MAX: u64 = 64;
 const NO_FILL: u32 = u32::MAX;
 
 /// A write, discard or flush on its way to the origin.
-pub struct Call {
+pub struct DirectIo {
     volume: VolumeId,
     request: RequestId,
     kind: Kind,
@@ -38,7 +38,7 @@ pub struct Call {
     sync_after: bool,
 }
 
-impl Call {
+impl DirectIo {
     pub fn volume(&self) -> VolumeId {
         self.volume
     }
@@ -130,13 +130,13 @@ impl Core {
         let layer = volume.layer;
         volume.origin_in_flight += 1;
         volume.counters.origin.writes += 1;
-        let call = Call {
+        let call = DirectIo {
             volume: id,
             request,
             kind,
             sync_after: fua || !volume.tuning.write_cache,
         };
-        let call = self.calls.insert(call);
+        let call = self.direct_ios.insert(call);
         self.volume(id).direct.push((call, span));
         if cached && !has(Bug::KeepOverwritten) {
             let (first, end) = blocks_of(span);
@@ -149,7 +149,7 @@ impl Core {
         let volume = self.volume(id);
         volume.origin_in_flight += 1;
         volume.counters.origin.syncs += 1;
-        let call = self.calls.insert(Call {
+        let call = self.direct_ios.insert(DirectIo {
             volume: id,
             request,
             kind: Kind::Sync,
@@ -167,7 +167,7 @@ impl Core {
         result: Result<(), IoError>,
         started: Time,
     ) {
-        let call = self.calls.take(at);
+        let call = self.direct_ios.take(at);
         let id = call.volume;
         let volume = self.volume(id);
         volume.origin_in_flight -= 1;

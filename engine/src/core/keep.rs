@@ -91,7 +91,10 @@ impl Core {
         for volume in self.volumes.iter_mut().flatten() {
             let owner = matches!(volume.policy, Policy::WriteBack | Policy::WriteThrough);
             // An orderly stop has closed it already, because it is clean.
-            let released = volume.keeper.as_ref().is_some_and(|it| !it.ledger.dirty);
+            let released = volume
+                .ledger_writer
+                .as_ref()
+                .is_some_and(|it| !it.ledger.dirty);
             let sound = volume.attached
                 && (volume.ready || released)
                 && !volume.read_only

@@ -46,9 +46,9 @@ pub use retry_read::Unread;
 pub use share::Own;
 pub use switch::Switch;
 
-/// The keeper of checkpoints after one with this sequence was written.
-pub fn checkpoint_keeper(sequence: u64) -> checkpoint::Keeper {
-    checkpoint::Keeper::after(sequence)
+/// The writer of checkpoints after one with this sequence was written.
+pub fn checkpoint_writer(sequence: u64) -> checkpoint::CheckpointWriter {
+    checkpoint::CheckpointWriter::after(sequence)
 }
 
 use crate::event::{Command, Event, IoError, Refusal, Stat};
@@ -108,7 +108,7 @@ pub struct Core {
     held_fills: Vec<u32>,
     /// The same for reads past the tier, with the part that is missing.
     held_reads: Vec<(u32, crate::types::Span)>,
-    calls: Slab<direct::Call>,
+    direct_ios: Slab<direct::DirectIo>,
     /// Volumes whose first waiting request wants another try, in turn.
     queue: VecDeque<VolumeId>,
     groups: Vec<group::Group>,
@@ -116,7 +116,7 @@ pub struct Core {
     turns: RoundRobin,
     /// What the destages on one storage may have there beside the reads of guests.
     windows: Windows,
-    pub checkpoint: checkpoint::Keeper,
+    pub checkpoint: checkpoint::CheckpointWriter,
     evacuation: Option<evacuate::Evacuation>,
     scrub: Option<scrub::Scrub>,
     deferred_free: Vec<ExtentMap>,
@@ -144,7 +144,7 @@ impl Core {
         superblock: crate::format::superblock::Superblock,
         log: Log,
         volumes: Vec<Option<Volume>>,
-        checkpoint: checkpoint::Keeper,
+        checkpoint: checkpoint::CheckpointWriter,
     ) -> Core {
         let ram = RamTier::new(config.ram_blocks, config.hash_seed);
         let lines = lines::Lines::new(&config, superblock.geometry);
@@ -164,7 +164,7 @@ impl Core {
             fills: Slab::default(),
             held_fills: Vec::new(),
             held_reads: Vec::new(),
-            calls: Slab::default(),
+            direct_ios: Slab::default(),
             queue: VecDeque::new(),
             groups: Vec::new(),
             turns: RoundRobin::new(QUANTUM_BYTES, PATIENCE_NS),
@@ -564,9 +564,9 @@ impl Core {
         }
         let parking = self.parking.as_ref().expect("just seen");
         let waits = |v: &Volume| {
-            v.keeper
+            v.ledger_writer
                 .as_ref()
-                .is_some_and(|keeper| keeper.step.is_some())
+                .is_some_and(|ledger_writer| ledger_writer.step.is_some())
         };
         let busy = self.volumes.iter().flatten().any(waits) || self.lines.is_busy(cx.now);
         let overdue = cx.now >= parking.until;

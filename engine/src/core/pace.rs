@@ -124,7 +124,7 @@ impl Core {
             Pending::Fill { fill } => self.fills.get(fill).origin().map(|id| (id, 1)),
             Pending::OriginRead { read, .. } => Some((self.reads.get(read).volume, 1)),
             Pending::Destage { volume, job } => Some((volume, self.job_blocks(volume, job))),
-            Pending::Direct { call } => Some((self.calls.get(call).volume(), 0)),
+            Pending::Direct { call } => Some((self.direct_ios.get(call).volume(), 0)),
             Pending::SwitchSync { volume }
             | Pending::Resize { volume }
             | Pending::Clock { volume }

@@ -344,8 +344,11 @@ impl Core {
     fn take_table(&mut self, id: VolumeId) {
         let piece_bytes = self.scratch.piece_bytes();
         let volume = self.volume(id);
-        let keeper = volume.keeper.as_ref().expect("its ledger names a journal");
-        let ledger = keeper.ledger.clone();
+        let ledger_writer = volume
+            .ledger_writer
+            .as_ref()
+            .expect("its ledger names a journal");
+        let ledger = ledger_writer.ledger.clone();
         let replay = volume.replay();
         replay.unreadable_since = None;
         replay.pause.end();
@@ -708,12 +711,15 @@ impl Core {
         let volume = self.volume(id);
         volume.replay().step = Step::Finish;
         let upto = volume.replay().upto;
-        let keeper = volume.keeper.as_mut().expect("its ledger names a journal");
+        let ledger_writer = volume
+            .ledger_writer
+            .as_mut()
+            .expect("its ledger names a journal");
         if let Some(image) = stat.image {
-            keeper.ledger.image = image.kept();
+            ledger_writer.ledger.image = image.kept();
         }
-        keeper.ledger.progress = Progress::Idle;
-        keeper.ledger.destaged = upto;
+        ledger_writer.ledger.progress = Progress::Idle;
+        ledger_writer.ledger.destaged = upto;
         self.write_ledger(cx, id, LedgerStep::Finish);
     }
 
@@ -737,8 +743,11 @@ impl Core {
             .take()
             .expect("checked by the caller");
         let replay = volume.replay.take().expect("checked by the caller");
-        let keeper = volume.keeper.as_mut().expect("its ledger names a journal");
-        keeper.ledger.progress = Progress::Cut(replay.upto);
+        let ledger_writer = volume
+            .ledger_writer
+            .as_mut()
+            .expect("its ledger names a journal");
+        ledger_writer.ledger.progress = Progress::Cut(replay.upto);
         self.merge_epochs(&mut volume, 0, replay.upto);
         volume.destage_upto = volume.destage_upto.max(replay.upto);
         self.volumes[id.0 as usize] = Some(volume);

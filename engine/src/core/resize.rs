@@ -106,8 +106,8 @@ impl Core {
         let Some(resize) = volume.resize.as_mut().filter(|it| it.step == Step::Wait) else {
             return;
         };
-        let keeper = volume.keeper.as_ref();
-        let writes = destages || keeper.is_some_and(|it| it.step.is_some());
+        let ledger_writer = volume.ledger_writer.as_ref();
+        let writes = destages || ledger_writer.is_some_and(|it| it.step.is_some());
         let shrinks = resize.new_bytes < resize.old_bytes;
         let touched = volume.origin_in_flight > 0
             || volume.reads_in_flight > 0

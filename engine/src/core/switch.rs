@@ -284,14 +284,14 @@ impl Core {
             !volume.is_dirty(),
             "the log holds nothing that the origin has not"
         );
-        let keeper = volume
-            .keeper
+        let ledger_writer = volume
+            .ledger_writer
             .as_mut()
             .expect("claimed volumes have a ledger");
-        if keeper.step.is_some() {
+        if ledger_writer.step.is_some() {
             return false;
         }
-        keeper.ledger.dirty = false;
+        ledger_writer.ledger.dirty = false;
         self.set_step(id, Step::Release);
         self.write_ledger(cx, id, LedgerStep::Release);
         false
@@ -329,9 +329,12 @@ impl Core {
             Some(Step::Name) if self.stopping => return,
             Some(Step::Name) => {
                 let volume = self.volumes[id.0 as usize].as_ref().expect("just seen");
-                let old = volume.keeper.as_ref().map(|keeper| keeper.ledger.clone());
-                let keeper = self.keeper_of(volume, old, true);
-                self.volume(id).keeper = Some(keeper);
+                let old = volume
+                    .ledger_writer
+                    .as_ref()
+                    .map(|ledger_writer| ledger_writer.ledger.clone());
+                let ledger_writer = self.ledger_writer_of(volume, old, true);
+                self.volume(id).ledger_writer = Some(ledger_writer);
                 self.set_step(id, Step::Claim);
                 self.write_ledger(cx, id, LedgerStep::Claim);
             }

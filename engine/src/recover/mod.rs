@@ -223,8 +223,8 @@ pub fn recover(
             settled: segment.settled,
         });
     }
-    let keeper = crate::core::checkpoint_keeper(next.sequence);
-    let mut core = Core::new(config, superblock, log, replayed.volumes, keeper);
+    let ledger_writer = crate::core::checkpoint_writer(next.sequence);
+    let mut core = Core::new(config, superblock, log, replayed.volumes, ledger_writer);
     core.adopt_fills(fills);
     core.taken = replay::taken(&tags, &core.volumes);
     core.log.collect_ready();

@@ -499,8 +499,8 @@ impl Host {
     }
 
     fn ledger(&mut self, id: VolumeId) -> Ledger {
-        let keeper = self.core.volume(id).keeper.as_ref();
-        keeper.expect("it has a ledger").ledger.clone()
+        let ledger_writer = self.core.volume(id).ledger_writer.as_ref();
+        ledger_writer.expect("it has a ledger").ledger.clone()
     }
 
     /// Requests to devices of this kind since the test counted last.
