@@ -1,6 +1,6 @@
 //! The shard behind the seam: dispatches events and runs the fixed list of maintenance steps.
 //!
-//! Each verb has a file: `read`, `lines`, `layers`, `keep`, `write`, `direct`, `destage`, `replay`,
+//! Each verb has a file: `read`, `fill`, `lines`, `layers`, `keep`, `write`, `direct`, `destage`, `replay`,
 //! `merge_damage`, `switch`, `image`, `evacuate`, `scrub`, `checkpoint`, `attach`. Always true
 //! after an `apply`: all that could be decided has been decided; what is left waits for a device,
 //! for room, or for a time that is in the timers.
@@ -12,6 +12,7 @@ mod commit;
 mod destage;
 mod direct;
 mod evacuate;
+mod fill;
 mod group;
 mod image;
 mod jobs;
@@ -103,7 +104,7 @@ pub struct Core {
     pub scratch: Scratch,
     fetches: Fetches,
     reads: Slab<read::ReadOp>,
-    fills: Slab<read::Fill>,
+    fills: Slab<fill::Fill>,
     /// Fills whose origin did not answer; due again at housekeeping.
     held_fills: Vec<u32>,
     /// The same for reads past the tier, with the part that is missing.

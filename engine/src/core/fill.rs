@@ -1,0 +1,427 @@
+//! Fills: clean blocks on their way into the read tier.
+//!
+//! Always true: a block that is missing is read from its origin once, however many ask for it; what
+//! came from the cache device has the checksum that it was kept with, or is read from the origin;
+//! while an origin does not answer, or answers with errors, its fills are held and tried again,
+//! until the volume's `origin-timeout`. Deliberately absent: who asks ([`super::read`]), and which
+//! blocks are on the device ([`super::lines`]).
+
+use super::Core;
+use super::layers::is_base;
+use super::read::clip;
+use crate::adversary::{Bug, Mark, has, mark};
+use crate::event::{Admission, Device, IoError, Op, Purpose, Refusal};
+use crate::log::Log;
+use crate::memory::Slice;
+use crate::outbox::{Cx, Pending};
+use crate::ram::{CleanCache, Key, Layer, Published, RamTier};
+use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, SegmentIndex, Span, Time, VolumeId};
+use alloc::vec::Vec;
+use core::ops::Range;
+
+/// Blocks of one origin read into the tier.
+pub(super) const FILL_BLOCKS_MAX: u64 = 64;
+
+/// Where blocks of a fill come from.
+#[derive(Clone, Copy)]
+enum Source {
+    Origin(VolumeId),
+    /// Blocks of the log in a row. Their segment is pinned.
+    Device {
+        base: u32,
+        segment: SegmentIndex,
+        tried: bool,
+        /// They are to be written again.
+        again: bool,
+    },
+}
+
+/// Blocks on their way into the tier.
+pub struct Fill {
+    source: Source,
+    layer: Layer,
+    first_block: u64,
+    slots: Vec<u32>,
+    /// Reads that want a part of it.
+    waiters: Vec<(u32, Span)>,
+    begun: Time,
+    /// Its origin did not give it, and is asked again.
+    held: bool,
+}
+
+impl Fill {
+    /// The volume whose origin is read.
+    pub(super) fn origin(&self) -> Option<VolumeId> {
+        match self.source {
+            Source::Origin(volume) => Some(volume),
+            Source::Device { .. } => None,
+        }
+    }
+
+    /// The block behind the last one.
+    pub(super) fn end_block(&self) -> u64 {
+        self.first_block + self.slots.len() as u64
+    }
+}
+
+impl Core {
+    /// Cuts blocks that the tier does not have into those in a row on the device and those that
+    /// only the origin has.
+    pub(super) fn start_fills(
+        &mut self,
+        cx: &mut Cx<'_>,
+        read: u32,
+        part: Span,
+        blocks: Range<u64>,
+    ) {
+        let id = self.reads.get(read).volume;
+        let layer = self.volume(id).layer;
+        let mut block = blocks.start;
+        while block < blocks.end {
+            let place = |block| self.lines.find(cx.now, Key { layer, block });
+            let base = place(block);
+            let mut upto = block + 1;
+            // Between the blocks of two segments lies a footer: a row never goes over it.
+            while upto < blocks.end && place(upto) == base.map(|base| base + (upto - block) as u32)
+            {
+                upto += 1;
+            }
+            let source = match base {
+                Some(base) => self.device_source(base, false),
+                None => Source::Origin(id),
+            };
+            let wanted = clip(part, block, upto);
+            if let Some(fill) = self.reserve_fill(cx.now, source, layer, block..upto) {
+                self.join_fill(read, fill, wanted);
+                self.issue(cx, fill);
+            } else {
+                // The tier is full of blocks on their way: read past it.
+                self.read_origin(cx, read, wanted);
+            }
+            block = upto;
+        }
+    }
+
+    /// Brings blocks of a segment that is given back into the tier, to be written again.
+    pub(super) fn read_again(
+        &mut self,
+        cx: &mut Cx<'_>,
+        layer: Layer,
+        blocks: Range<u64>,
+        base: u32,
+    ) {
+        let source = self.device_source(base, true);
+        if let Some(fill) = self.reserve_fill(cx.now, source, layer, blocks) {
+            self.issue(cx, fill);
+        }
+    }
+
+    /// A read waits for a part of a fill.
+    pub(super) fn join_fill(&mut self, read: u32, fill: u32, part: Span) {
+        self.fills.get(fill).waiters.push((read, part));
+        self.reads.get(read).waits += 1;
+    }
+
+    fn device_source(&mut self, base: u32, again: bool) -> Source {
+        Source::Device {
+            base,
+            segment: self.log.pin(Log::block_addr(base)),
+            tried: false,
+            again,
+        }
+    }
+
+    /// A fill with places in the tier; `None` if there are not enough.
+    fn reserve_fill(
+        &mut self,
+        begun: Time,
+        source: Source,
+        layer: Layer,
+        blocks: Range<u64>,
+    ) -> Option<u32> {
+        let fill = self.fills.insert(Fill {
+            source,
+            layer,
+            first_block: blocks.start,
+            slots: Vec::with_capacity((blocks.end - blocks.start) as usize),
+            waiters: Vec::new(),
+            begun,
+            held: false,
+        });
+        for block in blocks {
+            match self.ram.reserve(Key { layer, block }, fill) {
+                Some(slot) => self.fills.get(fill).slots.push(slot),
+                None => {
+                    let fill = self.fills.take(fill);
+                    self.abandon(fill);
+                    return None;
+                }
+            }
+        }
+        Some(fill)
+    }
+
+    fn abandon(&mut self, fill: Fill) {
+        fill.slots.iter().for_each(|slot| self.ram.abandon(*slot));
+        if let Source::Device { segment, .. } = fill.source {
+            self.log.unpin(segment);
+        }
+    }
+
+    fn issue(&mut self, cx: &mut Cx<'_>, id: u32) {
+        match self.fills.get(id).source {
+            Source::Origin(_) => self.issue_fill(cx, id),
+            Source::Device { base, .. } => self.issue_line_read(cx, id, base),
+        }
+    }
+
+    fn issue_line_read(&mut self, cx: &mut Cx<'_>, id: u32, base: u32) {
+        let fill = self.fills.get(id);
+        let slice = |&slot: &u32| Slice {
+            place: RamTier::place(slot),
+            bytes: BLOCK_BYTES,
+        };
+        let slices: Vec<Slice> = fill.slots.iter().map(slice).collect();
+        let asker = fill.waiters.first().map(|(read, _)| *read);
+        let bytes = slices.len() as u64 * BLOCK_BYTES;
+        if let Some(read) = asker {
+            let volume = self.reads.get(read).volume;
+            self.volume(volume).counters.ssd_read_bytes += bytes;
+        }
+        self.lines.count_read(bytes);
+        let at = self.log.device_at(Log::block_addr(base));
+        let pending = Pending::LineRead { fill: id };
+        let (purpose, device) = (Purpose::LineRead, Device::Cache);
+        cx.transfer(pending, purpose, device, Op::Read, at, slices);
+    }
+
+    /// Blocks came from the device. What is wrong twice is forgotten and asked of the origin.
+    pub(super) fn line_read(&mut self, cx: &mut Cx<'_>, id: u32, ok: bool) {
+        let fill = self.fills.get(id);
+        let (layer, first) = (fill.layer, fill.first_block);
+        let Source::Device {
+            base,
+            segment,
+            tried,
+            again,
+        } = fill.source
+        else {
+            unreachable!("only such fills read the device");
+        };
+        let is_good = |at: usize, slot: u32| {
+            let sum = cx.memory.checksum(RamTier::place(slot), BLOCK_BYTES);
+            let right = sum == self.log.sum(Log::block_addr(base + at as u32));
+            ok && (right || has(Bug::DropLineSum))
+        };
+        let slots = fill.slots.iter().enumerate();
+        let bad: Vec<u64> = slots
+            .filter(|(at, slot)| !is_good(*at, **slot))
+            .map(|(at, _)| first + at as u64)
+            .collect();
+        if !bad.is_empty() && !tried {
+            self.fills.get(id).source = Source::Device {
+                base,
+                segment,
+                tried: true,
+                again,
+            };
+            self.issue_line_read(cx, id, base);
+            return;
+        }
+        if bad.is_empty() {
+            self.log.unpin(segment);
+            let fill = self.fills.take(id);
+            if !fill.waiters.is_empty() {
+                let blocks = first..first + fill.slots.len() as u64;
+                blocks.for_each(|block| self.lines.hit(Key { layer, block }));
+            }
+            self.hand_out(cx, fill, true);
+            return;
+        }
+        if !ok {
+            self.lines.device_failed(cx.now);
+        }
+        for block in bad {
+            mark(Mark::BadLine);
+            self.lines.drop_bad(Key { layer, block }, !ok);
+        }
+        let Some((read, _)) = self.fills.get(id).waiters.first().copied() else {
+            let fill = self.fills.take(id);
+            self.abandon(fill);
+            return;
+        };
+        self.log.unpin(segment);
+        let volume = self.reads.get(read).volume;
+        self.fills.get(id).source = Source::Origin(volume);
+        if self.volume(volume).misfit().is_some() {
+            return self.hold_fill(volume, id);
+        }
+        self.issue_fill(cx, id);
+    }
+
+    /// Asks again for what origins did not give. Of an image that does not fit nothing is asked;
+    /// who lets go of the volume does not wait for it.
+    pub(super) fn retry_held_reads(&mut self, cx: &mut Cx<'_>) {
+        for id in core::mem::take(&mut self.held_fills) {
+            let Source::Origin(source) = self.fills.get(id).source else {
+                unreachable!("only such fills are held");
+            };
+            match self.fate_of_held(source) {
+                Held::Asks => self.issue_fill(cx, id),
+                Held::Waits => self.held_fills.push(id),
+                Held::Ends => {
+                    let fill = self.fills.take(id);
+                    self.volume(source).reads_held -= u32::from(fill.held);
+                    self.hand_out(cx, fill, false);
+                }
+            }
+        }
+        for (read, part) in core::mem::take(&mut self.held_reads) {
+            let volume = self.reads.get(read).volume;
+            match self.fate_of_held(volume) {
+                Held::Asks => self.issue_origin_read(cx, read, part),
+                Held::Waits => self.held_reads.push((read, part)),
+                Held::Ends => {
+                    self.reads.get(read).result = Err(Refusal::Io);
+                    self.read_progress(cx, read);
+                }
+            }
+        }
+    }
+
+    fn fate_of_held(&mut self, id: VolumeId) -> Held {
+        let volume = self.volume(id);
+        match (
+            volume.misfit(),
+            volume.detaching.is_some() || volume.suspending.is_some(),
+        ) {
+            (None, _) => Held::Asks,
+            (Some(_), true) => Held::Ends,
+            (Some(_), false) => Held::Waits,
+        }
+    }
+
+    fn hold_fill(&mut self, source: VolumeId, id: u32) {
+        self.held_fills.push(id);
+        let first = !core::mem::replace(&mut self.fills.get(id).held, true);
+        self.volume(source).reads_held += u32::from(first);
+    }
+
+    pub(super) fn issue_fill(&mut self, cx: &mut Cx<'_>, id: u32) {
+        let fill = self.fills.get(id);
+        let Source::Origin(volume) = fill.source else {
+            unreachable!("only such fills read the origin");
+        };
+        let at = fill.first_block * BLOCK_BYTES;
+        let slots = fill.slots.clone();
+        let size = self.volume(volume).size_bytes;
+        let mut slices = Vec::with_capacity(slots.len());
+        for (n, &slot) in slots.iter().enumerate() {
+            let bytes = BLOCK_BYTES.min(size - at - n as u64 * BLOCK_BYTES);
+            let place = RamTier::place(slot);
+            if bytes < BLOCK_BYTES {
+                // Behind the end lies nothing of whoever had the place before.
+                cx.memory.zero(place.plus(bytes), BLOCK_BYTES - bytes);
+            }
+            slices.push(Slice { place, bytes });
+        }
+        let bytes: u64 = slices.iter().map(|slice| slice.bytes).sum();
+        let volume = self.volume(volume);
+        volume.origin_in_flight += 1;
+        volume.counters.origin.reads += 1;
+        volume.counters.origin.read_bytes += bytes;
+        volume.guest_read_at = Some(cx.now);
+        let (device, storage) = (Device::Origin(volume.id), volume.storage);
+        self.windows.read_sent(cx.now, storage);
+        let pending = Pending::Fill { fill: id };
+        cx.transfer(pending, Purpose::GuestRead, device, Op::Read, at, slices);
+    }
+
+    pub(super) fn filled(&mut self, cx: &mut Cx<'_>, id: u32, ok: bool, started: Time) {
+        let Source::Origin(source) = self.fills.get(id).source else {
+            unreachable!("only such fills read the origin");
+        };
+        let volume = self.volume(source);
+        volume.origin_in_flight -= 1;
+        volume.counters.origin.latency.add_ns(cx.now.since(started));
+        volume.origin_answered(cx.now, if ok { Ok(()) } else { Err(IoError::Failed) });
+        if !ok {
+            let begun = self.fills.get(id).begun;
+            if self.may_hold(source, begun, cx.now) {
+                mark(Mark::FillHeld);
+                return self.hold_fill(source, id);
+            }
+        }
+        let fill = self.fills.take(id);
+        self.volume(source).reads_held -= u32::from(fill.held);
+        self.hand_out(cx, fill, ok);
+        self.detach_progress(cx, source);
+    }
+
+    /// The end of a fill: its blocks go to whoever waits, stay in the tier, and go on to the
+    /// device.
+    fn hand_out(&mut self, cx: &mut Cx<'_>, fill: Fill, ok: bool) {
+        for (read, part) in &fill.waiters {
+            let first = part.sector / BLOCK_SECTORS;
+            let last = (part.end() - 1) / BLOCK_SECTORS;
+            for block in first..=last {
+                let slot = fill.slots[(block - fill.first_block) as usize];
+                self.deliver(cx, *read, slot, block, *part);
+            }
+            let op = self.reads.get(*read);
+            let asker = op.volume;
+            if !ok {
+                op.result = Err(Refusal::Io);
+            }
+            let reads = &mut self.volume(asker).counters.reads;
+            match fill.source {
+                Source::Origin(_) => reads.origin += 1,
+                Source::Device { .. } => reads.ssd_hits += 1,
+            }
+        }
+        let onward = match fill.source {
+            Source::Origin(volume) => Some(Some(volume)),
+            Source::Device { again, .. } => again.then_some(None),
+        };
+        let first_time = match fill.source {
+            Source::Origin(volume) if !is_base(fill.layer) => {
+                self.volume(volume).tuning.admission == Admission::All
+            }
+            Source::Origin(_) | Source::Device { .. } => true,
+        };
+        let (layer, seed) = (fill.layer, self.config.hash_seed);
+        let blocks = fill.first_block..;
+        for (slot, block) in fill.slots.into_iter().zip(blocks) {
+            if !ok {
+                self.ram.abandon(slot);
+                continue;
+            }
+            let key = Key { layer, block };
+            let worth = match self.ram.publish(slot) {
+                Published::Overtaken => false,
+                Published::New => first_time || self.lines.came_before(key.hash(seed)),
+                Published::Again => true,
+            };
+            if let Some(volume) = onward.filter(|_| worth) {
+                self.admit(cx.now, key, slot, volume);
+            }
+        }
+        for (read, _) in fill.waiters {
+            self.read_progress(cx, read);
+        }
+    }
+
+    /// Whether a read that its origin did not give waits for another try.
+    pub(super) fn may_hold(&mut self, id: VolumeId, begun: Time, now: Time) -> bool {
+        let volume = self.volume(id);
+        let limit = volume.tuning.origin_timeout_ms;
+        volume.detaching.is_none() && limit.is_none_or(|limit| now < begun.plus_millis(limit))
+    }
+}
+
+/// What becomes of a read that its origin did not give.
+enum Held {
+    Asks,
+    Waits,
+    Ends,
+}
