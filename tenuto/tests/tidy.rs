@@ -48,6 +48,7 @@ const CRATES: &[(&str, &[&str])] = &[
         "vring",
         &["core", "alloc", "rules", "thiserror", "zerocopy"],
     ),
+    ("image", &["core", "alloc", "thiserror", "zerocopy"]),
     ("workload", &["core", "std", "crc_fast"]),
     (
         "sim",
@@ -366,6 +367,8 @@ fn crates_name_only_what_they_may() {
         "rules",
         "engine",
         "vring",
+        "flate2",
+        "ruzstd",
         "workload",
         "sim",
         "host",
@@ -420,10 +423,23 @@ fn crates_name_only_what_they_may() {
 
 #[test]
 fn the_pure_crates_have_no_std_and_no_unsafe_code() {
-    for name in ["rules", "engine", "vring"] {
+    for name in ["rules", "engine", "vring", "image"] {
         let path = root().join(name).join("src/lib.rs");
         let text = std::fs::read_to_string(path).expect("a pure crate");
         assert!(text.contains("#![no_std]") && text.contains("#![forbid(unsafe_code)]"));
+    }
+}
+
+/// A module of the engine has the name of a crate, so that manifests tell more than names do.
+#[test]
+fn the_pure_crates_do_not_know_each_other() {
+    let pure = ["engine", "vring", "image"];
+    for name in pure {
+        let manifest = std::fs::read_to_string(root().join(name).join("Cargo.toml"));
+        let manifest = manifest.expect("a crate");
+        let keys = manifest.lines().map(|it| it.split(['.', ' ']).next());
+        let others: Vec<&str> = keys.flatten().filter(|it| pure.contains(it)).collect();
+        assert!(others.is_empty(), "{name} depends on {others:?}");
     }
 }
 
@@ -501,6 +517,7 @@ fn the_data_path_has_no_clock_and_no_thread() {
             "rules/src/",
             "engine/src/",
             "vring/src/",
+            "image/src/",
             "workload/src/",
             "sim/src/",
             "host/src/",

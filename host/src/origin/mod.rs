@@ -4,7 +4,10 @@
 //! frontends, policies, and any cache.
 
 pub mod beside;
+pub mod chain;
+pub mod content;
 pub mod file;
+pub mod inflate;
 pub mod nbd;
 pub mod reopen;
 pub mod san;
