@@ -13,9 +13,11 @@ use crate::layout::Part;
 use crate::media::Media;
 use crate::memory::Memory;
 use crate::open::volumes_max;
+use crate::origin::Map;
 use crate::outbox::{Cx, Outbox};
 use crate::snapshot::{Snapshot, VolumeSnapshot};
 use crate::types::{Geometry, Policy, Span, Tag, Time, Uuid, VolumeId};
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 pub use crate::open::read_superblock;
@@ -73,6 +75,17 @@ impl Engine {
         ledger: Settled,
     ) -> Result<(), OpenError> {
         self.core.attach(id, spec, ledger)
+    }
+
+    /// The same for a volume on an image of a format, which only reads it.
+    pub fn attach_mapped(
+        &mut self,
+        id: VolumeId,
+        spec: VolumeSpec,
+        ledger: Settled,
+        map: Box<dyn Map>,
+    ) -> Result<(), OpenError> {
+        self.core.attach_mapped(id, spec, ledger, Some(map))
     }
 
     /// Takes one event. Never blocks, never fails.

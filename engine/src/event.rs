@@ -8,6 +8,7 @@ use crate::adversary::{Bug, has};
 use crate::flow::FlowLimits;
 use crate::image::{Image, Named};
 use crate::memory::Slice;
+use crate::origin::{FileIndex, Packed};
 use crate::round_robin::WEIGHT_DEFAULT;
 use crate::types::{
     BufferId, ConnectionId, DestageMode, IoId, Policy, RequestId, Tag, Uuid, VolumeId,
@@ -224,6 +225,8 @@ pub struct VolumeSpec {
 pub enum Device {
     Cache,
     Origin(VolumeId),
+    /// A file below the origin of a volume, which all volumes above it share and nobody writes.
+    Base(VolumeId, FileIndex),
     Journal(VolumeId),
     Ledger(VolumeId),
 }
@@ -232,6 +235,9 @@ pub enum Device {
 pub enum Op {
     Read,
     Write,
+    /// Reads a compressed cluster that begins at the offset; a part of what it holds fills the
+    /// slices.
+    Unpack(Packed),
     /// Makes the range read as zeroes; may release its space unless `allocate`. No slices.
     Zero {
         allocate: bool,

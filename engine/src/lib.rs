@@ -10,6 +10,7 @@
 extern crate alloc;
 
 pub mod adversary;
+pub mod chain;
 pub mod chart;
 pub(crate) mod core;
 pub mod engine;
@@ -27,6 +28,7 @@ pub mod map;
 pub mod media;
 pub mod memory;
 pub(crate) mod open;
+pub mod origin;
 pub(crate) mod outbox;
 pub(crate) mod ram;
 pub(crate) mod recover;

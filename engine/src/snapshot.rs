@@ -226,6 +226,8 @@ pub struct VolumeSnapshot {
     pub counters: Counters,
     /// Of ephemeral volumes.
     pub overlay: Option<OverlaySnapshot>,
+    /// RAM for the tables of an image that is not raw; volumes on one image share it.
+    pub map_bytes: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,13 +6,14 @@
 
 use crate::adversary::{Bug, has};
 use crate::core::{Bypass, Destage, Known, Own, Replay, Resize, Switch, Unread};
-use crate::event::{Admission, IoError, ResetOn, Share, Tuning, VolumeSpec};
+use crate::event::{Admission, Device, IoError, ResetOn, Share, Tuning, VolumeSpec};
 use crate::flow::{Flow, FlowLimits};
 use crate::format::checkpoint::VolumeRecord;
 use crate::format::ledger::Ledger;
 use crate::image::Image;
 use crate::log::QuotaOwner;
 use crate::map::{Content, ExtentMap};
+use crate::origin::MapId;
 use crate::ram::Layer;
 use crate::snapshot::{Counters, State};
 use crate::types::{
@@ -217,6 +218,8 @@ pub struct Volume {
     /// In the queue of volumes whose first waiting request wants another try.
     pub queued: bool,
     pub counters: Counters,
+    /// Where its bytes lie in the files of its image; none = raw.
+    pub map: Option<MapId>,
     /// The origin writes zeroes where others make a hole.
     pub zeroes_dearly: bool,
     /// The last guest has ended, so that the next one finds a clean disk.
@@ -297,6 +300,7 @@ impl Volume {
             wants_room: false,
             queued: false,
             counters: Counters::default(),
+            map: None,
             zeroes_dearly: false,
             ended: record.ended,
             stage_lost: record.stage_lost,
@@ -381,6 +385,15 @@ impl Volume {
 
     pub fn sectors(&self) -> u64 {
         self.size_bytes / SECTOR_BYTES
+    }
+
+    /// Where sectors of the volume are written. Only raw images are.
+    pub fn written_at(&self, span: Span) -> (Device, u64) {
+        assert!(
+            self.map.is_none(),
+            "an image with a map is read, never written"
+        );
+        (Device::Origin(self.id), span.sector * SECTOR_BYTES)
     }
 
     pub fn acked(&self) -> Serial {

@@ -25,6 +25,8 @@ const MTIME_TICK_NS: u64 = 4_000_000;
 #[derive(Clone, Debug, Default)]
 pub struct Origin {
     pub image: Disk,
+    /// The file below it, of a base that is not raw.
+    pub base: Option<Disk>,
     pub journal: Disk,
     pub ledger: Disk,
     /// How far the clock of its file server is ahead of the host's.
@@ -95,6 +97,7 @@ impl Origin {
 pub enum File {
     Cache,
     Image(usize),
+    Base(usize),
     Journal(usize),
     Ledger(usize),
 }
@@ -104,7 +107,7 @@ impl File {
     pub fn origin(self) -> Option<usize> {
         match self {
             File::Cache => None,
-            File::Image(at) | File::Journal(at) | File::Ledger(at) => Some(at),
+            File::Image(at) | File::Base(at) | File::Journal(at) | File::Ledger(at) => Some(at),
         }
     }
 }
@@ -132,6 +135,7 @@ impl Devices {
         match device {
             Device::Cache => File::Cache,
             Device::Origin(id) => File::Image(place(id)),
+            Device::Base(id, _) => File::Base(place(id)),
             Device::Journal(id) => File::Journal(place(id)),
             Device::Ledger(id) => File::Ledger(place(id)),
         }
@@ -141,6 +145,10 @@ impl Devices {
         match file {
             File::Cache => &mut self.cache,
             File::Image(at) => &mut self.origins[at].image,
+            File::Base(at) => {
+                let base = self.origins[at].base.as_mut();
+                base.expect("only mapped images have a file below")
+            }
             File::Journal(at) => &mut self.origins[at].journal,
             File::Ledger(at) => &mut self.origins[at].ledger,
         }
@@ -204,7 +212,7 @@ pub fn change(
         Op::Zero { .. } => Some(Change::Zero { offset, bytes }),
         Op::Remove => Some(Change::Cut),
         Op::Resize => Some(Change::Size(bytes)),
-        Op::Read | Op::Sync | Op::Stat => None,
+        Op::Read | Op::Unpack(_) | Op::Sync | Op::Stat => None,
     }
 }
 

@@ -114,7 +114,7 @@ impl World {
             }
             Op::Sync => (rates.cache_sync_error, &mut counters.cache_sync_errors),
             Op::Read => return self.fate_of_read(io),
-            Op::Stat | Op::Remove | Op::Resize => return Fate::of(Ok(())),
+            Op::Unpack(_) | Op::Stat | Op::Remove | Op::Resize => return Fate::of(Ok(())),
         };
         let rate = match io.purpose {
             Purpose::Checkpoint => rate.max(rates.checkpoint_error),
@@ -171,7 +171,7 @@ impl World {
         let grows = match io.device {
             Device::Journal(_) => true,
             Device::Origin(_) | Device::Ledger(_) => self.plan.rates.all_full,
-            Device::Cache => false,
+            Device::Cache | Device::Base(..) => false,
         };
         if grows && io.op == Op::Write && self.now < trouble.full_until {
             counters.origin_full += 1;
@@ -242,6 +242,7 @@ impl World {
             // failed before: of what was flushed that is the last copy.
             File::Cache => return self.served,
             File::Journal(_) => return true,
+            File::Base(_) => return false,
             File::Image(origin) => origin,
         };
         let mut guests = self.guests.iter().filter(|it| it.plan.origin == origin);

@@ -15,6 +15,7 @@
 use crate::devices::Blocking;
 use crate::disk::{Disk, Power};
 use crate::guest::{Commit, Guest};
+use crate::mapped;
 use crate::oracle::ANSWER_NS_MAX;
 use crate::world::{Broken, LATE_NS_MAX, Sabotage, Step, Trigger, World};
 use engine::engine::{Engine, OpenError, Otherwise, Settled, format_cache, settle_for};
@@ -318,8 +319,7 @@ impl World {
         spec: VolumeSpec,
         settled: Settled,
     ) -> Result<(), OpenError> {
-        let engine = self.engine.as_mut().expect("the engine is open");
-        let mut attached = engine.attach(Time(self.now), id, spec.clone(), settled.clone());
+        let mut attached = self.attach_as(volume, id, spec.clone(), settled.clone());
         if let (true, Err(OpenError::StageLost(why))) = (self.stage_gone, &attached) {
             self.trace.counters.stages_lost += 1;
             self.trace.tell(format_args!("v{volume} is held: {why}"));
@@ -328,15 +328,35 @@ impl World {
                 without_stage: true,
                 ..settled.clone()
             };
-            attached = engine.attach(Time(self.now), id, spec.clone(), accepted);
+            attached = self.attach_as(volume, id, spec.clone(), accepted);
         }
         if matches!(&attached, Err(OpenError::Refused(_))) && self.guests[volume].accepts_loss() {
             self.trace.counters.images.losses += 1;
             let mut accepted = settled;
             accepted.accept_loss();
-            attached = engine.attach(Time(self.now), id, spec, accepted);
+            attached = self.attach_as(volume, id, spec, accepted);
         }
         attached
+    }
+
+    /// With a map where its base is not raw.
+    fn attach_as(
+        &mut self,
+        volume: usize,
+        id: VolumeId,
+        spec: VolumeSpec,
+        settled: Settled,
+    ) -> Result<(), OpenError> {
+        let origin = &self.devices.origins[self.guests[volume].plan.origin];
+        let engine = self.engine.as_mut().expect("the engine is open");
+        let Some((base, identity)) = origin.base.as_ref().zip(spec.base_layer) else {
+            return engine.attach(Time(self.now), id, spec, settled);
+        };
+        let mut top = vec![0; origin.image.size() as usize];
+        origin.image.read_landed(0, &mut top);
+        let map = mapped::map(&top, base.size(), identity);
+        self.trace.counters.mapped += 1;
+        engine.attach_mapped(id, spec, settled, map)
     }
 
     /// A host that takes all believes no ledger that says *dirty*.
@@ -573,8 +593,13 @@ impl World {
             let origin = &mut self.devices.origins[at];
             origin.version += 1;
             let tag = (at as u64 + 1) * 1_000_000 + origin.version;
-            let mut image = vec![0; origin.image.size() as usize];
+            let mut image = vec![0; self.plan.origins[at].sectors as usize * stamp::SECTOR_BYTES];
             stamp::fill(&mut image, tag, 0, 0);
+            if origin.base.is_some() {
+                let [top, below] = mapped::files(&image, tag);
+                origin.base = Some(Disk::new(below));
+                image = top;
+            }
             origin.image = Disk::new(image);
             if origin.inode > 0 {
                 origin.inode += 2;

@@ -14,6 +14,7 @@ pub mod guest;
 pub mod host;
 mod hosts;
 mod images;
+mod mapped;
 pub mod memory;
 pub mod oracle;
 pub mod plan;

@@ -51,6 +51,8 @@ pub struct Counters {
     pub lines_retired: u64,
     pub lines_reappended: u64,
     pub images_renewed: u64,
+    /// Volumes attached to a base that is not raw.
+    pub mapped: u64,
     pub held_writes: u64,
     pub cache_deaths: u64,
     /// Looks at a volume that found it past its log, or held, because of that.
@@ -195,6 +197,7 @@ impl Counters {
             ("line segments retired", &mut self.lines_retired),
             ("line blocks reappended", &mut self.lines_reappended),
             ("images renewed", &mut self.images_renewed),
+            ("bases that are not raw", &mut self.mapped),
             ("held writes", &mut self.held_writes),
             ("cache deaths", &mut self.cache_deaths),
             ("seen past log", &mut self.seen_past_log),
@@ -275,6 +278,7 @@ impl Counters {
             self.clock_jumps,
             self.foreign_writes,
             self.images_renewed,
+            self.mapped,
             self.images.moved,
             self.images.shrunk,
             self.images.written,
@@ -457,6 +461,7 @@ impl Trace {
                     Op::Stat => 4,
                     Op::Remove => 5,
                     Op::Resize => 6,
+                    Op::Unpack(_) => 7,
                 };
                 self.add(&[20, io.id.0, op, io.purpose as u64, io.offset, io.bytes]);
                 for slice in &io.slices {

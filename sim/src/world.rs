@@ -12,6 +12,7 @@ use crate::faults::Faults;
 use crate::guest::Guest;
 use crate::hosts::Idle;
 use crate::images::Misfit;
+use crate::mapped;
 use crate::memory::SimMemory;
 use crate::plan::Plan;
 use crate::rng::Rng;
@@ -161,6 +162,14 @@ fn devices_of(plan: &Plan, rng: &mut Rng) -> Devices {
             stamp::fill(&mut image, tag, 0, 0);
         }
         let skew_ns = rng.pick(&[0, 3_600_000_000_000]);
+        let base = devices.origins.len();
+        let (image, base) = match mapped::is_mapped(plan, base) {
+            true => {
+                let [top, below] = mapped::files(&image, origin.tag.unwrap_or(0));
+                (top, Some(Disk::new(below)))
+            }
+            false => (image, None),
+        };
         let mut image = Disk::new(image);
         image.served = plan.hosts > 1;
         let mut inode = 0;
@@ -170,6 +179,7 @@ fn devices_of(plan: &Plan, rng: &mut Rng) -> Devices {
         }
         devices.origins.push(devices::Origin {
             image,
+            base,
             skew_ns,
             inode,
             ..Default::default()

@@ -24,12 +24,14 @@ use crate::image::{Finding, Image, Named, compare};
 use crate::log::QuotaOwner;
 use crate::memory::Slice;
 use crate::open::OpenError;
+use crate::origin::Map;
 use crate::outbox::{Cx, Pending};
 use crate::ram::Layer;
 use crate::settle::Settled;
 use crate::snapshot::State;
 use crate::types::{Generation, Policy, RequestId, Serial, Time, Uuid, VolumeId};
 use crate::volume::{LedgerStep, LedgerWriter, Volume};
+use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 
@@ -55,7 +57,20 @@ impl Core {
         spec: VolumeSpec,
         settled: Settled,
     ) -> Result<(), OpenError> {
+        self.attach_mapped(id, spec, settled, None)
+    }
+
+    /// The same where a map says where the bytes of its image lie.
+    pub fn attach_mapped(
+        &mut self,
+        id: VolumeId,
+        spec: VolumeSpec,
+        settled: Settled,
+        map: Option<Box<dyn Map>>,
+    ) -> Result<(), OpenError> {
         self.check_spec(id, &spec)?;
+        let map = map.map(|map| check_map(&spec).map(|base| (base, map)));
+        let map = map.transpose()?;
         let mut settled = settled;
         self.check_journal(id, &mut settled)?;
         let left = settled.journal_left;
@@ -101,6 +116,7 @@ impl Core {
         volume.logged_policy = volume.policy;
         volume.replay = ledger.as_ref().filter(|_| left).map(Replay::of);
         volume.layer = self.layer_of(&volume, spec.base_layer, unchanged);
+        volume.map = map.map(|(base, map)| self.maps.open(base, map));
         self.join_group(&mut volume, &spec.group, spec.policy);
         if volume.policy == Policy::Ephemeral && volume.quota_owner == QuotaOwner::NONE {
             volume.quota_owner = self.log.open_quota();
@@ -243,7 +259,7 @@ impl Core {
         mut volume: Volume,
         spec: &VolumeSpec,
         settled: &Settled,
-    ) -> Result<Volume, (alloc::boxed::Box<Volume>, OpenError)> {
+    ) -> Result<Volume, (Box<Volume>, OpenError)> {
         let (ledger, overwrite) = (settled.ledger.as_ref(), settled.overwrite);
         let fits = check_dirty(&volume, spec, ledger, overwrite)
             .map_err(|why| OpenError::Refused(format!("volume {}: {why}", volume.name)))
@@ -251,7 +267,7 @@ impl Core {
             .and_then(|()| check_image(&volume, spec, settled))
             .and_then(|()| check_stage(&volume, settled));
         if let Err(error) = fits {
-            return Err((alloc::boxed::Box::new(volume), error));
+            return Err((Box::new(volume), error));
         }
         volume.stage_lost = false;
         if let Some(ledger) = ledger {
@@ -652,6 +668,9 @@ impl Core {
             .expect("checked by the caller");
         self.log.close_quota(volume.quota_owner);
         self.forget_layer(volume.layer);
+        if let Some(map) = volume.map {
+            self.maps.close(map);
+        }
         self.turns.forget(id);
         self.admission.forget(id);
         for epoch in volume.epochs {
@@ -670,6 +689,19 @@ fn unsynced_at(step: Option<LedgerStep>) -> Bug {
         LedgerStep::Finish => Bug::SkipLedgerSyncAtFinish,
         LedgerStep::Release => Bug::SkipLedgerSyncAtRelease,
     }
+}
+
+/// The base that a volume with a map stands on. Nothing is written to such an image yet.
+fn check_map(spec: &VolumeSpec) -> Result<Uuid, OpenError> {
+    let writes = !spec.read_only && spec.policy != Policy::Ephemeral || spec.commit;
+    let base = spec.base_layer.filter(|_| !writes);
+    base.ok_or_else(|| {
+        OpenError::Refused(format!(
+            "volume {}: an image that is not raw is served read-only or as ephemeral in this \
+             version",
+            spec.name
+        ))
+    })
 }
 
 /// Why the dirty data of a volume that the log knows must not be served like this.

@@ -171,6 +171,7 @@ impl Core {
         volume.ready = false;
         volume.attached = false;
         volume.ledger_writer = None;
+        let map = volume.map.take();
         let left = core::mem::take(&mut volume.waiting).into_iter();
         let left = left.map(|waiting| waiting.request);
         let arrivals = core::mem::take(&mut volume.arrivals);
@@ -179,6 +180,9 @@ impl Core {
             cx.out.reply(request, Err(Refusal::Gone));
         }
         cx.out.reply(request, Ok(()));
+        if let Some(map) = map {
+            self.maps.close(map);
+        }
         self.count_writers();
     }
 }

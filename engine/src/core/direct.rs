@@ -84,7 +84,7 @@ impl Core {
             place: source,
             bytes
         }];
-        let (device, at) = (Device::Origin(who.0), span.sector * SECTOR_BYTES);
+        let (device, at) = self.volume(who.0).written_at(span);
         cx.transfer(pending, Purpose::GuestWrite, device, Op::Write, at, slices);
         true
     }
@@ -101,7 +101,7 @@ impl Core {
         let Some(pending) = self.begin_direct(who, span, Kind::Zero, fua) else {
             return false;
         };
-        let (device, at) = (Device::Origin(who.0), span.sector * SECTOR_BYTES);
+        let (device, at) = self.volume(who.0).written_at(span);
         let op = Op::Zero { allocate };
         let bytes = span.sectors * SECTOR_BYTES;
         cx.order(pending, Purpose::GuestWrite, device, op, at, bytes);

@@ -12,10 +12,11 @@ use super::read::clip;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Admission, Device, IoError, Op, Purpose, Refusal};
 use crate::log::Log;
-use crate::memory::Slice;
+use crate::memory::{Place, Slice};
+use crate::origin::{Extent, Lies, Resolved};
 use crate::outbox::{Cx, Pending};
-use crate::ram::{CleanCache, Key, Layer, Published, RamTier};
-use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, SegmentIndex, Span, Time, VolumeId};
+use crate::ram::{CleanCache, Key, Layer, Lookup, Published, RamTier};
+use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES, SegmentIndex, Span, Time, VolumeId};
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -42,6 +43,11 @@ pub struct Fill {
     layer: Layer,
     first_block: u64,
     slots: Vec<u32>,
+    /// Where its bytes lie at the origin. Files that are read so are not written while it lasts.
+    extents: Vec<Extent>,
+    /// Requests to the origin that have not ended, and whether one of them failed.
+    asked: u32,
+    failed: bool,
     /// Reads that want a part of it.
     waiters: Vec<(u32, Span)>,
     begun: Time,
@@ -74,8 +80,7 @@ impl Core {
         part: Span,
         blocks: Range<u64>,
     ) {
-        let id = self.reads.get(read).volume;
-        let layer = self.volume(id).layer;
+        let layer = self.layer_of_read(read);
         let mut block = blocks.start;
         while block < blocks.end {
             let place = |block| self.lines.find(cx.now, Key { layer, block });
@@ -86,19 +91,124 @@ impl Core {
             {
                 upto += 1;
             }
-            let source = match base {
-                Some(base) => self.device_source(base, false),
-                None => Source::Origin(id),
-            };
             let wanted = clip(part, block, upto);
-            if let Some(fill) = self.reserve_fill(cx.now, source, layer, block..upto) {
-                self.join_fill(read, fill, wanted);
-                self.issue(cx, fill);
-            } else {
-                // The tier is full of blocks on their way: read past it.
-                self.read_origin(cx, read, wanted);
+            match base {
+                Some(base) => {
+                    let source = self.device_source(base, false);
+                    self.start_fill(cx, (read, wanted), source, layer, block..upto, Vec::new());
+                }
+                None => self.fill_from_origin(cx, read, wanted, layer, block..upto),
             }
             block = upto;
+        }
+    }
+
+    /// The same for blocks that only the origin has. A read that does not know where they lie
+    /// waits without a place in the tier.
+    fn fill_from_origin(
+        &mut self,
+        cx: &mut Cx<'_>,
+        read: u32,
+        wanted: Span,
+        layer: Layer,
+        blocks: Range<u64>,
+    ) {
+        let volume = self.reads.get(read).volume;
+        if self.volume(volume).misfit().is_some() {
+            self.reads.get(read).waits += 1;
+            return self.hold_read(read, wanted);
+        }
+        let extents = match self.locate_blocks(read, &blocks) {
+            Resolved::Ready(extents) => extents,
+            Resolved::Missing(missing) => {
+                return self.await_table(cx, read, wanted, false, missing);
+            }
+            Resolved::Damaged => return self.read_damaged(read),
+        };
+        let (blocks, extents) = self.with_cluster(cx.now, read, blocks, extents);
+        let source = Source::Origin(self.reads.get(read).volume);
+        self.start_fill(cx, (read, wanted), source, layer, blocks, extents);
+    }
+
+    /// Where blocks lie, as far as their volume goes.
+    fn locate_blocks(&mut self, read: u32, blocks: &Range<u64>) -> Resolved {
+        let op = self.reads.get(read);
+        let (id, guests) = (op.volume, op.is_guests());
+        let mut end = blocks.end * BLOCK_SECTORS;
+        if guests {
+            end = end.min(self.volume(id).sectors());
+        }
+        let first = blocks.start * BLOCK_SECTORS;
+        self.locate(read, Span::new(first, end - first))
+    }
+
+    /// Of a compressed cluster all is there once it is unpacked, so all of it that the cache does
+    /// not have is filled.
+    fn with_cluster(
+        &mut self,
+        now: Time,
+        read: u32,
+        blocks: Range<u64>,
+        extents: Vec<Extent>,
+    ) -> (Range<u64>, Vec<Extent>) {
+        let [
+            Extent {
+                span,
+                lies: Lies::Packed { packed, .. },
+            },
+        ] = extents[..]
+        else {
+            return (blocks, extents);
+        };
+        let layer = self.layer_of_read(read);
+        let start = span
+            .sector
+            .saturating_sub(u64::from(packed.skip) / SECTOR_BYTES);
+        let cluster = start / BLOCK_SECTORS
+            ..(start + u64::from(packed.cluster_bytes) / SECTOR_BYTES).div_ceil(BLOCK_SECTORS);
+        let volume = self.reads.get(read).volume;
+        let last = self.volume(volume).sectors().div_ceil(BLOCK_SECTORS);
+        let absent = |core: &mut Core, block: u64| {
+            let key = Key { layer, block };
+            core.ram.lookup(key) == Lookup::Miss && core.lines.find(now, key).is_none()
+        };
+        let mut wide = blocks.clone();
+        while wide.start > cluster.start
+            && wide.end - wide.start < FILL_BLOCKS_MAX
+            && absent(self, wide.start - 1)
+        {
+            wide.start -= 1;
+        }
+        while wide.end < cluster.end.min(last)
+            && wide.end - wide.start < FILL_BLOCKS_MAX
+            && absent(self, wide.end)
+        {
+            wide.end += 1;
+        }
+        match self.locate_blocks(read, &wide) {
+            Resolved::Ready(all) => (wide, all),
+            Resolved::Missing(_) | Resolved::Damaged => (blocks, extents),
+        }
+    }
+
+    /// A fill that a read waits for.
+    fn start_fill(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (read, wanted): (u32, Span),
+        source: Source,
+        layer: Layer,
+        blocks: Range<u64>,
+        extents: Vec<Extent>,
+    ) {
+        match self.reserve_fill(cx.now, source, layer, blocks) {
+            Some(fill) => {
+                self.fills.get(fill).extents = extents;
+                self.join_fill(read, fill, wanted);
+                self.issue(cx, fill);
+            }
+            // The tier is full of blocks on their way: read past it.
+            None => self.read_origin(cx, read, wanted),
         }
     }
 
@@ -144,6 +254,9 @@ impl Core {
             layer,
             first_block: blocks.start,
             slots: Vec::with_capacity((blocks.end - blocks.start) as usize),
+            extents: Vec::new(),
+            asked: 0,
+            failed: false,
             waiters: Vec::new(),
             begun,
             held: false,
@@ -245,18 +358,11 @@ impl Core {
             mark(Mark::BadLine);
             self.lines.drop_bad(Key { layer, block }, !ok);
         }
-        let Some((read, _)) = self.fills.get(id).waiters.first().copied() else {
-            let fill = self.fills.take(id);
-            self.abandon(fill);
-            return;
-        };
-        self.log.unpin(segment);
-        let volume = self.reads.get(read).volume;
-        self.fills.get(id).source = Source::Origin(volume);
-        if self.volume(volume).misfit().is_some() {
-            return self.hold_fill(volume, id);
+        let mut fill = self.fills.take(id);
+        for (read, part) in core::mem::take(&mut fill.waiters) {
+            self.read_anew(read, part);
         }
-        self.issue_fill(cx, id);
+        self.abandon(fill);
     }
 
     /// Asks again for what origins did not give. Of an image that does not fit nothing is asked;
@@ -279,7 +385,7 @@ impl Core {
         for (read, part) in core::mem::take(&mut self.held_reads) {
             let volume = self.reads.get(read).volume;
             match self.fate_of_held(volume) {
-                Held::Asks => self.issue_origin_read(cx, read, part),
+                Held::Asks => self.read_part_again(cx, read, part),
                 Held::Waits => self.held_reads.push((read, part)),
                 Held::Ends => {
                     self.reads.get(read).result = Err(Refusal::Io);
@@ -312,29 +418,42 @@ impl Core {
         let Source::Origin(volume) = fill.source else {
             unreachable!("only such fills read the origin");
         };
-        let at = fill.first_block * BLOCK_BYTES;
-        let slots = fill.slots.clone();
-        let size = self.volume(volume).size_bytes;
-        let mut slices = Vec::with_capacity(slots.len());
-        for (n, &slot) in slots.iter().enumerate() {
-            let bytes = BLOCK_BYTES.min(size - at - n as u64 * BLOCK_BYTES);
-            let place = RamTier::place(slot);
-            if bytes < BLOCK_BYTES {
-                // Behind the end lies nothing of whoever had the place before.
-                cx.memory.zero(place.plus(bytes), BLOCK_BYTES - bytes);
+        let first = fill.first_block * BLOCK_SECTORS;
+        let (slots, extents) = (fill.slots.clone(), core::mem::take(&mut fill.extents));
+        fill.failed = false;
+        let end = first + slots.len() as u64 * BLOCK_SECTORS;
+        let covered = extents.last().map_or(first, |extent| extent.span.end());
+        assert!(
+            first < covered && covered <= end,
+            "a fill has where its blocks lie"
+        );
+        // The tail is zeroed, so that what the place had before cannot leak.
+        let tail = Span::new(covered, end - covered);
+        places(&slots, first, tail, |place, bytes| {
+            cx.memory.zero(place, bytes)
+        });
+        let mut asked = 0;
+        for extent in &extents {
+            if extent.lies == Lies::Nowhere {
+                places(&slots, first, extent.span, |place, bytes| {
+                    cx.memory.zero(place, bytes);
+                });
+                continue;
             }
-            slices.push(Slice { place, bytes });
+            let mut slices = Vec::with_capacity(slots.len());
+            places(&slots, first, extent.span, |place, bytes| {
+                slices.push(Slice { place, bytes });
+            });
+            asked += 1;
+            let pending = Pending::Fill { fill: id };
+            self.ask_origin(cx, volume, extent.lies, slices, pending);
         }
-        let bytes: u64 = slices.iter().map(|slice| slice.bytes).sum();
-        let volume = self.volume(volume);
-        volume.origin_in_flight += 1;
-        volume.counters.origin.reads += 1;
-        volume.counters.origin.read_bytes += bytes;
-        volume.guest_read_at = Some(cx.now);
-        let (device, storage) = (Device::Origin(volume.id), volume.storage);
-        self.windows.read_sent(cx.now, storage);
-        let pending = Pending::Fill { fill: id };
-        cx.transfer(pending, Purpose::GuestRead, device, Op::Read, at, slices);
+        let fill = self.fills.get(id);
+        fill.extents = extents;
+        fill.asked = asked;
+        if asked == 0 {
+            self.fill_over(cx, id);
+        }
     }
 
     pub(super) fn filled(&mut self, cx: &mut Cx<'_>, id: u32, ok: bool, started: Time) {
@@ -345,36 +464,57 @@ impl Core {
         volume.origin_in_flight -= 1;
         volume.counters.origin.latency.add_ns(cx.now.since(started));
         volume.origin_answered(cx.now, if ok { Ok(()) } else { Err(IoError::Failed) });
-        if !ok {
-            let begun = self.fills.get(id).begun;
-            if self.may_hold(source, begun, cx.now) {
-                mark(Mark::FillHeld);
-                return self.hold_fill(source, id);
-            }
+        let fill = self.fills.get(id);
+        fill.asked -= 1;
+        fill.failed |= !ok;
+        if fill.asked == 0 {
+            self.fill_over(cx, id);
+        }
+        self.detach_progress(cx, source);
+    }
+
+    /// The origin has answered all that a fill asked of it.
+    fn fill_over(&mut self, cx: &mut Cx<'_>, id: u32) {
+        let fill = self.fills.get(id);
+        let Source::Origin(source) = fill.source else {
+            unreachable!("only such fills read the origin");
+        };
+        let (failed, begun) = (fill.failed, fill.begun);
+        if failed && self.may_hold(source, begun, cx.now) {
+            mark(Mark::FillHeld);
+            return self.hold_fill(source, id);
         }
         let fill = self.fills.take(id);
         self.volume(source).reads_held -= u32::from(fill.held);
-        self.hand_out(cx, fill, ok);
-        self.detach_progress(cx, source);
+        self.hand_out(cx, fill, !failed);
     }
 
     /// The end of a fill: its blocks go to whoever waits, stay in the tier, and go on to the
     /// device.
     fn hand_out(&mut self, cx: &mut Cx<'_>, fill: Fill, ok: bool) {
         for (read, part) in &fill.waiters {
-            let first = part.sector / BLOCK_SECTORS;
-            let last = (part.end() - 1) / BLOCK_SECTORS;
-            for block in first..=last {
-                let slot = fill.slots[(block - fill.first_block) as usize];
-                self.deliver(cx, *read, slot, block, *part);
-            }
             let op = self.reads.get(*read);
-            let asker = op.volume;
+            let (asker, guests) = (op.volume, op.is_guests());
+            let origin = fill.origin();
+            if !ok && origin.is_some_and(|origin| origin != asker) {
+                // Only the volume that asked cannot have it.
+                op.waits += 1;
+                self.read_anew(*read, *part);
+                continue;
+            }
             if !ok {
                 op.result = Err(Refusal::Io);
+            } else {
+                let first = part.sector / BLOCK_SECTORS;
+                let last = (part.end() - 1) / BLOCK_SECTORS;
+                for block in first..=last {
+                    let slot = fill.slots[(block - fill.first_block) as usize];
+                    self.deliver(cx, *read, slot, block, *part);
+                }
             }
             let reads = &mut self.volume(asker).counters.reads;
             match fill.source {
+                _ if !guests => {}
                 Source::Origin(_) => reads.origin += 1,
                 Source::Device { .. } => reads.ssd_hits += 1,
             }
@@ -424,4 +564,17 @@ enum Held {
     Asks,
     Waits,
     Ends,
+}
+
+/// The places of a span in the slots of a fill that begins at sector `first`.
+fn places(slots: &[u32], first: u64, span: Span, mut each: impl FnMut(Place, u64)) {
+    let mut sector = span.sector;
+    while sector < span.end() {
+        let slot = slots[((sector - first) / BLOCK_SECTORS) as usize];
+        let phase = (sector - first) % BLOCK_SECTORS;
+        let sectors = (BLOCK_SECTORS - phase).min(span.end() - sector);
+        let place = RamTier::place(slot).plus(phase * SECTOR_BYTES);
+        each(place, sectors * SECTOR_BYTES);
+        sector += sectors;
+    }
 }

@@ -8,7 +8,9 @@
 //!
 //! Always true: while a volume is held for its image no request to that image begins, guests
 //! wait, a destage stays where it is and is not called ended; whoever waits for a destage is
-//! refused. One look of a volume is under way at a time; who asks meanwhile waits for that.
+//! refused. An image that a map describes is held for any change, because the tables that the map
+//! has seen may be others now. One look of a volume is under way at a time; who asks meanwhile
+//! waits for that.
 //! Deliberately absent: what the image is compared by ([`crate::image`]).
 
 use super::Core;
@@ -141,9 +143,11 @@ impl Core {
             known = known.written();
         }
         let found = compare(&known, stat.image.as_ref(), stat.named);
+        // The tables that a map has seen say nothing of an image that was written since.
+        let mapped = volume.map.is_some() && found != Finding::Same;
         match found {
             Finding::Away => return volume.misfit().is_none(),
-            _ if found.is_misfit() => self.hold_for_image(cx, id, found),
+            _ if found.is_misfit() || mapped => self.hold_for_image(cx, id, found),
             Finding::Grown | Finding::ChangedInPlace if !writes => {
                 self.base_changed(id, stat.image);
                 self.go_on_with_image(cx, id);

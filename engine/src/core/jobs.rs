@@ -262,12 +262,10 @@ impl Core {
         volume.origin_in_flight += 1;
         volume.counters.origin.writes += 1;
         let pending = Pending::Destage { volume: id, job };
-        let (at, bytes) = (
-            run.span.sector * SECTOR_BYTES,
-            run.span.sectors * SECTOR_BYTES,
-        );
+        let (device, at) = volume.written_at(run.span);
+        let bytes = run.span.sectors * SECTOR_BYTES;
         let (purpose, op) = (self.apply_purpose(id), Op::Zero { allocate });
-        cx.order(pending, purpose, Device::Origin(id), op, at, bytes);
+        cx.order(pending, purpose, device, op, at, bytes);
     }
 
     fn apply_purpose(&mut self, id: VolumeId) -> Purpose {
@@ -304,12 +302,12 @@ impl Core {
         let (slices, parts, again) = (it.slices.clone(), it.parts.clone(), it.again);
         let pending = Pending::Destage { volume: id, job };
         if applying {
-            let at = parts[0].span.sector * SECTOR_BYTES;
             let volume = self.volume(id);
+            let (device, at) = volume.written_at(parts[0].span);
             volume.origin_in_flight += 1;
             volume.counters.origin.writes += 1;
             volume.counters.origin.write_bytes += bytes;
-            cx.transfer(pending, purpose, Device::Origin(id), Op::Write, at, slices);
+            cx.transfer(pending, purpose, device, Op::Write, at, slices);
             return;
         }
         for Part { span, place, at } in parts {

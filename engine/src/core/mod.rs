@@ -1,6 +1,6 @@
 //! The shard behind the seam: dispatches events and runs the fixed list of maintenance steps.
 //!
-//! Each verb has a file: `read`, `fill`, `lines`, `layers`, `keep`, `write`, `direct`, `destage`, `replay`,
+//! Each verb has a file: `read`, `fill`, `tables`, `lines`, `layers`, `keep`, `write`, `direct`, `destage`, `replay`,
 //! `merge_damage`, `switch`, `image`, `evacuate`, `scrub`, `checkpoint`, `attach`. Always true
 //! after an `apply`: all that could be decided has been decided; what is left waits for a device,
 //! for room, or for a time that is in the timers.
@@ -33,6 +33,7 @@ mod share;
 mod show;
 mod stride;
 mod switch;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -57,6 +58,7 @@ use crate::fetch::{Fetched, Fetches, Owner};
 use crate::log::{Log, Waiter};
 use crate::map::ExtentMap;
 use crate::open::Config;
+use crate::origin::Maps;
 use crate::outbox::{Cx, Pending, Timer};
 use crate::ram::{Layer, RamTier};
 use crate::round_robin::{PATIENCE_NS, QUANTUM_BYTES, RoundRobin};
@@ -109,6 +111,9 @@ pub struct Core {
     held_fills: Vec<u32>,
     /// The same for reads past the tier, with the part that is missing.
     held_reads: Vec<(u32, crate::types::Span)>,
+    /// Where the bytes of images lie that are not raw.
+    maps: Maps,
+    tables: tables::Tables,
     direct_ios: Slab<direct::DirectIo>,
     /// Volumes whose first waiting request wants another try, in turn.
     queue: VecDeque<VolumeId>,
@@ -165,6 +170,8 @@ impl Core {
             fills: Slab::default(),
             held_fills: Vec::new(),
             held_reads: Vec::new(),
+            maps: Maps::default(),
+            tables: tables::Tables::default(),
             direct_ios: Slab::default(),
             queue: VecDeque::new(),
             groups: Vec::new(),
@@ -271,6 +278,7 @@ impl Core {
 
     /// Runs after each event. Each step is cheap when it has nothing to do.
     fn maintain(&mut self, cx: &mut Cx<'_>) {
+        self.continue_reads(cx);
         self.retry_waiting(cx, TURNS_PER_EVENT);
         self.give_destage_turns(cx);
         self.log.pump_writes(cx);

@@ -4,20 +4,22 @@
 //! Always true: a part covered by an epoch comes from the log, whatever the tiers hold; a block
 //! that is missing is read from its origin once, however many ask for it; while an origin does not
 //! answer, or answers with errors, reads of it are held and tried again, until the volume's
-//! `origin-timeout`, whatever the policy. Uncached
-//! volumes read past the tier, so that a switch never finds blocks of another time, and so does
-//! everybody where a write is on its way to the origin past the log: a fill would bring half of it.
+//! `origin-timeout`, whatever the policy. Uncached volumes read past the tier, so that a switch
+//! never finds blocks of another time, and so does every volume where a write is on its way to the
+//! origin past the log: a fill would bring half of it.
 
 use super::Core;
 use super::fill::FILL_BLOCKS_MAX;
 use super::layers::is_base;
+use super::tables::Table;
 use crate::adversary::{Mark, mark};
-use crate::event::{Device, IoError, Op, Purpose, Refusal};
+use crate::event::{IoError, Purpose, Refusal};
 use crate::fetch::{Owner, Want};
 use crate::map::Content;
 use crate::memory::{Area, Place, Slice};
+use crate::origin::{Lies, Resolved};
 use crate::outbox::{Cx, Pending};
-use crate::ram::{CleanCache, Key, Lookup, RamTier};
+use crate::ram::{CleanCache, Key, Layer, Lookup, RamTier};
 use crate::snapshot::State;
 use crate::types::{
     BLOCK_SECTORS, BufferId, Policy, RequestId, SECTOR_BYTES, Span, Time, VolumeId,
@@ -29,14 +31,45 @@ use alloc::vec::Vec;
 pub struct ReadOp {
     pub volume: VolumeId,
     pub result: Result<(), Refusal>,
-    request: RequestId,
+    pub goal: Goal,
+    /// Of the volume; of its file for a table.
     span: Span,
-    buffer: BufferId,
     started: Time,
+    /// Tables that it has waited for.
+    pub tables: u32,
     /// Fetches, fills and origin reads it waits for, and one while it is being taken apart.
     pub(super) waits: u32,
     /// Its origin did not give a part of it, and is asked again.
     pub(super) held: bool,
+}
+
+/// What a read is for.
+pub enum Goal {
+    Guest {
+        request: RequestId,
+        buffer: BufferId,
+    },
+    Table(Table),
+}
+
+impl ReadOp {
+    pub fn new(volume: VolumeId, goal: Goal, span: Span, started: Time) -> ReadOp {
+        ReadOp {
+            volume,
+            result: Ok(()),
+            goal,
+            span,
+            started,
+            tables: 0,
+            waits: 1,
+            held: false,
+        }
+    }
+
+    /// Whether it counts among the reads of its volume.
+    pub fn is_guests(&self) -> bool {
+        matches!(self.goal, Goal::Guest { .. })
+    }
 }
 
 impl Core {
@@ -81,23 +114,13 @@ impl Core {
         started: Time,
     ) {
         let volume = self.volume(id);
-        let uncached = volume.policy == Policy::Uncached;
         volume.reads_in_flight += 1;
         let parts = volume.resolve(span);
         if volume.policy == Policy::Ephemeral && parts.iter().any(|(_, part)| part.is_some()) {
             volume.counters.overlay_hits += 1;
         }
-        let op = ReadOp {
-            volume: id,
-            result: Ok(()),
-            request,
-            span,
-            buffer,
-            started,
-            waits: 1,
-            held: false,
-        };
-        let read = self.reads.insert(op);
+        let goal = Goal::Guest { request, buffer };
+        let read = self.reads.insert(ReadOp::new(id, goal, span, started));
         let mut wants = Vec::new();
         for (part, content) in parts {
             let to = target(buffer, span, part.sector);
@@ -110,10 +133,7 @@ impl Core {
                     });
                 }
                 Some(Content::Zero { .. }) => cx.memory.zero(to, part.sectors * SECTOR_BYTES),
-                None if uncached || self.is_being_written(id, part) => {
-                    self.read_origin(cx, read, part);
-                }
-                None => self.read_clean(cx, read, part),
+                None => self.read_uncovered(cx, read, part),
             }
         }
         if !wants.is_empty() {
@@ -135,6 +155,17 @@ impl Core {
         self.read_progress(cx, read);
     }
 
+    /// A part that no epoch covers: through the tier, or past it.
+    pub(super) fn read_uncovered(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
+        let op = self.reads.get(read);
+        let (id, guests) = (op.volume, op.is_guests());
+        let uncached = self.volume(id).policy == Policy::Uncached;
+        match guests && (uncached || self.is_being_written(id, part)) {
+            true => self.read_origin(cx, read, part),
+            false => self.read_clean(cx, read, part),
+        }
+    }
+
     /// One of the things a read waits for has ended.
     pub(super) fn read_progress(&mut self, cx: &mut Cx<'_>, read: u32) {
         let op = self.reads.get(read);
@@ -146,14 +177,30 @@ impl Core {
         let volume = self.volume(op.volume);
         volume.reads_in_flight -= 1;
         volume.reads_held -= u32::from(op.held);
-        cx.out.reply(op.request, op.result);
+        match op.goal {
+            Goal::Guest { request, .. } => cx.out.reply(request, op.result),
+            Goal::Table(table) => self.map_table_read(cx, (read, op.volume), table, op.result),
+        }
         self.detach_progress(cx, op.volume);
     }
 
-    /// A part that no epoch covers: from the tier, joined to a fill, or by a new fill.
-    fn read_clean(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
-        let id = self.reads.get(read).volume;
-        let layer = self.volume(id).layer;
+    /// Whose clean blocks a read takes.
+    pub(super) fn layer_of_read(&mut self, read: u32) -> Layer {
+        let op = self.reads.get(read);
+        match &op.goal {
+            Goal::Table(table) => table.layer,
+            Goal::Guest { .. } => {
+                let id = op.volume;
+                self.volume(id).layer
+            }
+        }
+    }
+
+    /// From the tier, joined to a fill, or by a new fill.
+    pub(super) fn read_clean(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
+        let op = self.reads.get(read);
+        let (id, guests) = (op.volume, op.is_guests());
+        let layer = self.layer_of_read(read);
         let first = part.sector / BLOCK_SECTORS;
         let last = (part.end() - 1) / BLOCK_SECTORS;
         let mut block = first;
@@ -194,7 +241,7 @@ impl Core {
                 }
             }
         }
-        if hit {
+        if hit && guests {
             self.volume(id).counters.reads.ram_hits += 1;
         }
     }
@@ -212,41 +259,79 @@ impl Core {
         let op = self.reads.get(read);
         let offset = (wanted.sector - block * BLOCK_SECTORS) * SECTOR_BYTES;
         let from = RamTier::place(slot).plus(offset);
-        let to = target(op.buffer, op.span, wanted.sector);
-        cx.memory.copy(from, to, wanted.sectors * SECTOR_BYTES);
+        let bytes = wanted.sectors * SECTOR_BYTES;
+        match &mut op.goal {
+            Goal::Guest { buffer, .. } => {
+                let to = target(*buffer, op.span, wanted.sector);
+                cx.memory.copy(from, to, bytes);
+            }
+            Goal::Table(table) => {
+                let at = ((wanted.sector - op.span.sector) * SECTOR_BYTES) as usize;
+                cx.memory
+                    .load(from, &mut table.bytes[at..at + bytes as usize]);
+            }
+        }
     }
 
-    /// Reads exactly these sectors from the origin into the buffer, past the tier.
+    /// Reads exactly these sectors from the origin, past the tier. A table has no place to be read
+    /// to but the tier, and waits for one.
     pub(super) fn read_origin(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
         let op = self.reads.get(read);
-        op.waits += 1;
+        if !op.is_guests() {
+            op.waits += 1;
+            return self.hold_read(read, part);
+        }
         let id = op.volume;
         self.volume(id).counters.reads.origin += 1;
-        self.issue_origin_read(cx, read, part);
+        self.read_past_tier(cx, read, part);
     }
 
-    pub(super) fn issue_origin_read(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
+    /// A part of a read is tried again later.
+    pub(super) fn hold_read(&mut self, read: u32, part: Span) {
+        self.held_reads.push((read, part));
         let op = self.reads.get(read);
-        let (id, place) = (op.volume, target(op.buffer, op.span, part.sector));
-        let bytes = part.sectors * SECTOR_BYTES;
-        let volume = self.volume(id);
-        volume.origin_in_flight += 1;
-        volume.counters.origin.reads += 1;
-        volume.counters.origin.read_bytes += bytes;
-        volume.guest_read_at = Some(cx.now);
-        let storage = volume.storage;
-        self.windows.read_sent(cx.now, storage);
-        let at = part.sector * SECTOR_BYTES;
-        let slices = alloc::vec![Slice { place, bytes }];
-        let pending = Pending::OriginRead { read, part };
-        cx.transfer(
-            pending,
-            Purpose::GuestRead,
-            Device::Origin(id),
-            Op::Read,
-            at,
-            slices,
-        );
+        let (id, first) = (op.volume, !core::mem::replace(&mut op.held, true));
+        self.volume(id).reads_held += u32::from(first);
+    }
+
+    pub(super) fn read_past_tier(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
+        let id = self.reads.get(read).volume;
+        if self.volume(id).misfit().is_some() {
+            self.reads.get(read).waits += 1;
+            return self.hold_read(read, part);
+        }
+        let extents = match self.locate(read, part) {
+            Resolved::Ready(extents) => extents,
+            Resolved::Missing(missing) => return self.await_table(cx, read, part, true, missing),
+            Resolved::Damaged => return self.read_damaged(read),
+        };
+        let op = self.reads.get(read);
+        let Goal::Guest { buffer, .. } = op.goal else {
+            unreachable!("a table is read through the tier");
+        };
+        let span = op.span;
+        for extent in extents {
+            let part = extent.span;
+            let place = target(buffer, span, part.sector);
+            let bytes = part.sectors * SECTOR_BYTES;
+            if extent.lies == Lies::Nowhere {
+                cx.memory.zero(place, bytes);
+                continue;
+            }
+            self.reads.get(read).waits += 1;
+            let slices = alloc::vec![Slice { place, bytes }];
+            let pending = Pending::OriginRead { read, part };
+            self.ask_origin(cx, id, extent.lies, slices, pending);
+        }
+    }
+
+    /// Asks once more for a part that its origin did not give, or that found no place in the tier.
+    pub(super) fn read_part_again(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
+        match self.reads.get(read).is_guests() {
+            true => self.read_past_tier(cx, read, part),
+            false => self.read_clean(cx, read, part),
+        }
+        self.read_progress(cx, read);
     }
 
     pub(super) fn origin_read_done(
@@ -266,10 +351,7 @@ impl Core {
         if result.is_err() {
             if self.may_hold(id, begun, cx.now) {
                 mark(Mark::ReadHeld);
-                self.held_reads.push((read, part));
-                let first = !core::mem::replace(&mut self.reads.get(read).held, true);
-                self.volume(id).reads_held += u32::from(first);
-                return;
+                return self.hold_read(read, part);
             }
             self.reads.get(read).result = Err(Refusal::Io);
         }

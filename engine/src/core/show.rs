@@ -182,6 +182,7 @@ impl Core {
             destaging: volume.is_destaging(),
             counters: volume.counters,
             overlay: self.show_overlay(volume, now),
+            map_bytes: volume.map.map(|map| self.maps.bytes(map)),
         }
     }
 }

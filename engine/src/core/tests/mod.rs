@@ -14,6 +14,7 @@ mod images;
 mod jobs;
 mod lines;
 mod lives;
+mod origin;
 mod replay;
 mod resize;
 mod switch;
@@ -334,11 +335,11 @@ impl Host {
         for slice in &io.slices {
             let mut bytes = self.memory.get(slice.place, slice.bytes).to_vec();
             let done = match io.op {
-                Op::Read => self.disks.read(io.device, at, &mut bytes),
+                Op::Read | Op::Unpack(_) => self.disks.read(io.device, at, &mut bytes),
                 _ => self.disks.write(io.device, at, &bytes),
             };
             done.expect("this one does not fail");
-            if io.op == Op::Read {
+            if matches!(io.op, Op::Read | Op::Unpack(_)) {
                 self.memory.store(slice.place, &bytes);
             }
             at += slice.bytes;

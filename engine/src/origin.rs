@@ -1,0 +1,256 @@
+//! Where the bytes of a volume lie: the seam between guest sectors and the files of an image.
+//!
+//! ```text
+//! raw     a byte of the volume lies at the same offset of its one file
+//! mapped  a [`Map`] says where: resolve(span) ─▶ extents
+//!                                            └─▶ missing (file, bytes) ─▶ read, supply, again
+//! ```
+//!
+//! Always true: extents cover what was asked for, in order, without a gap; a map never waits and
+//! keeps no state between two calls but the tables it was given, so the same call may be made again
+//! at any time; what it says is checked against its files before it is believed. Deliberately
+//! absent: formats (a map is made by the host), and who reads the files ([`crate::core`]).
+
+use crate::types::{Span, Uuid};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::fmt;
+
+/// Files that one image may consist of.
+pub const FILES_MAX: usize = 64;
+/// Bytes of a file that a map may miss at once.
+pub const TABLE_BYTES_MAX: u64 = 64 << 10;
+
+/// A file of an image: 0 is the origin itself, the others lie below it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileIndex(pub u8);
+
+impl FileIndex {
+    pub const TOP: FileIndex = FileIndex(0);
+}
+
+/// How a cluster is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codec {
+    Deflate,
+    Zstd,
+}
+
+/// A compressed cluster and the part of it that is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packed {
+    pub codec: Codec,
+    /// At most so many bytes of the file hold it.
+    pub packed_bytes: u32,
+    pub cluster_bytes: u32,
+    /// How far into the cluster the wanted bytes begin.
+    pub skip: u32,
+}
+
+/// Where a part of a volume lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lies {
+    At {
+        file: FileIndex,
+        offset: u64,
+    },
+    Packed {
+        file: FileIndex,
+        offset: u64,
+        packed: Packed,
+    },
+    /// Nothing has it: it reads as zeroes.
+    Nowhere,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    pub span: Span,
+    pub lies: Lies,
+}
+
+/// A part of a file that a map has to see before it can answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Missing {
+    pub file: FileIndex,
+    /// A multiple of 4 KiB.
+    pub offset: u64,
+    /// At most [`TABLE_BYTES_MAX`]. What lies behind the end of the file is zero.
+    pub bytes: u64,
+    /// Which part of it the map waits for; for the map alone.
+    pub wanted: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Resolved {
+    Ready(Vec<Extent>),
+    Missing(Missing),
+    /// What the image says of itself cannot be.
+    Damaged,
+}
+
+/// What an image of a format knows of itself.
+pub trait Map: Send {
+    /// Where these sectors lie. They are not behind the end of the volume.
+    fn resolve(&mut self, span: Span) -> Resolved;
+
+    /// Bytes that were missing. They may be forgotten again.
+    fn supply(&mut self, missing: Missing, bytes: &[u8]);
+
+    /// Of each file a name for its tables among clean blocks: of the file at one moment of its
+    /// life, as a base layer has it. The first is the origin.
+    fn tables(&self) -> &[Uuid];
+
+    /// RAM that it holds.
+    fn bytes(&self) -> u64;
+}
+
+/// The one extent of a raw image.
+pub fn raw(span: Span) -> Resolved {
+    Resolved::Ready(alloc::vec![Extent {
+        span,
+        lies: Lies::At {
+            file: FileIndex::TOP,
+            offset: span.sector * crate::types::SECTOR_BYTES,
+        },
+    }])
+}
+
+/// A map that volumes share, by the name of the base that they stand on.
+pub struct Shared {
+    identity: Uuid,
+    users: u32,
+    map: Box<dyn Map>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "map {} of {} volumes", self.identity, self.users)
+    }
+}
+
+/// Number of a map in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MapId(u32);
+
+/// All maps in use.
+#[derive(Default)]
+pub struct Maps {
+    slots: Vec<Option<Shared>>,
+}
+
+impl Maps {
+    /// One more volume stands on this image. A map that is there already is kept: it has tables.
+    pub fn open(&mut self, identity: Uuid, map: Box<dyn Map>) -> MapId {
+        let files = map.tables().len();
+        assert!(
+            (1..=FILES_MAX).contains(&files),
+            "an image has a first file"
+        );
+        let same = |it: &Option<Shared>| it.as_ref().is_some_and(|it| it.identity == identity);
+        let free = || self.slots.iter().position(Option::is_none);
+        let at = self.slots.iter().position(same).or_else(free);
+        let at = at.unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
+        let shared = self.slots[at].get_or_insert(Shared {
+            identity,
+            users: 0,
+            map,
+        });
+        assert_eq!(
+            shared.map.tables().len(),
+            files,
+            "one identity is one chain of files"
+        );
+        shared.users += 1;
+        MapId(at as u32)
+    }
+
+    /// One volume less; the last one takes the map along.
+    pub fn close(&mut self, id: MapId) {
+        let slot = &mut self.slots[id.0 as usize];
+        let shared = slot.as_mut().expect("a volume stands on it");
+        shared.users -= 1;
+        if shared.users == 0 {
+            *slot = None;
+        }
+    }
+
+    pub fn get(&mut self, id: MapId) -> &mut dyn Map {
+        let slot = self.slots[id.0 as usize].as_mut();
+        &mut *slot.expect("a volume stands on it").map
+    }
+
+    pub fn bytes(&self, id: MapId) -> u64 {
+        let slot = self.slots[id.0 as usize].as_ref();
+        slot.expect("a volume stands on it").map.bytes()
+    }
+}
+
+/// Whether extents cover a span in order, without a gap.
+pub fn covers(span: Span, extents: &[Extent]) -> bool {
+    let mut at = span.sector;
+    for extent in extents {
+        if extent.span.sector != at || extent.span.sectors == 0 {
+            return false;
+        }
+        at = extent.span.end();
+    }
+    at == span.end()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nothing([Uuid; 1]);
+
+    impl Map for Nothing {
+        fn resolve(&mut self, _: Span) -> Resolved {
+            Resolved::Damaged
+        }
+
+        fn supply(&mut self, _: Missing, _: &[u8]) {}
+
+        fn tables(&self) -> &[Uuid] {
+            &self.0
+        }
+
+        fn bytes(&self) -> u64 {
+            7
+        }
+    }
+
+    fn map() -> Box<dyn Map> {
+        Box::new(Nothing([Uuid([1; 16])]))
+    }
+
+    #[test]
+    fn volumes_on_one_image_share_its_map_until_the_last_one_goes() {
+        let mut maps = Maps::default();
+        let one = maps.open(Uuid([1; 16]), map());
+        let other = maps.open(Uuid([2; 16]), map());
+        assert_ne!(one, other);
+        assert_eq!(maps.open(Uuid([1; 16]), map()), one);
+        maps.close(one);
+        assert_eq!(maps.bytes(one), 7);
+        maps.close(one);
+        assert_eq!(maps.open(Uuid([3; 16]), map()), one, "its place is free");
+    }
+
+    #[test]
+    fn extents_cover_a_span_without_a_gap() {
+        let extent = |sector, sectors| Extent {
+            span: Span::new(sector, sectors),
+            lies: Lies::Nowhere,
+        };
+        let span = Span::new(8, 8);
+        assert!(covers(span, &[extent(8, 3), extent(11, 5)]));
+        assert!(!covers(span, &[extent(8, 3), extent(12, 4)]));
+        assert!(!covers(span, &[extent(8, 9)]));
+        assert!(!covers(span, &[extent(8, 0), extent(8, 8)]));
+        assert!(!covers(span, &[]));
+    }
+}

@@ -1,0 +1,149 @@
+//! Bases of overlays that are no raw images: a qcow2 file over a raw one.
+//!
+//! Owns the bytes of both files. Always true: the disk that the two describe is the stamped image
+//! that a raw base would have; each file has other bytes where the other one has the disk's, so
+//! that a block from the wrong place is seen. Deliberately absent: compressed clusters, because the
+//! simulated host unpacks nothing.
+
+use crate::plan::Plan;
+use crate::rng::Rng;
+use engine::chain::ChainMap;
+use engine::origin::Map;
+use engine::types::{Policy, Uuid};
+use image::types::FileId;
+use image::{Chain, File, Format, Header};
+
+/// What a file has where the other one has the disk.
+const OTHERS: u8 = 0xA7;
+const TABLES_BYTES_MAX: u64 = 1 << 20;
+const NAME: &[u8] = b"base.raw";
+const HEADER_BYTES: usize = 104;
+
+/// Whether an origin of a plan is such a base, by its tag.
+pub fn is_mapped(plan: &Plan, origin: usize) -> bool {
+    let mut mine = plan.volumes.iter().filter(|it| it.origin == origin);
+    let even = plan.origins[origin].tag.is_some_and(|tag| tag % 2 == 0);
+    let base =
+        mine.all(|it| it.policy == Policy::Ephemeral && !it.commits && !it.sleeps && !it.resizes);
+    even && base && !plan.rates.knows_images()
+}
+
+/// The files of a base with this content: the first one, and the one below.
+pub fn files(content: &[u8], seed: u64) -> [Vec<u8>; 2] {
+    let mut rng = Rng::new(seed);
+    let bits = rng.pick(&[9_u32, 12, 16]);
+    let cluster = 1_usize << bits;
+    let mut top = Top::new(content.len(), bits);
+    let mut below = content.to_vec();
+    let mut order: Vec<usize> = (0..content.len().div_ceil(cluster)).collect();
+    for at in (1..order.len()).rev() {
+        order.swap(at, rng.below(at as u64 + 1) as usize);
+    }
+    for number in order {
+        if !rng.chance(600) {
+            continue;
+        }
+        let range = number * cluster..content.len().min((number + 1) * cluster);
+        top.put(number, &content[range.clone()]);
+        below[range].fill(OTHERS);
+    }
+    [top.bytes, below]
+}
+
+/// A qcow2 file that is being filled. Its refcounts are those of an empty one, which no reader of
+/// data looks at.
+struct Top {
+    bytes: Vec<u8>,
+    cluster: usize,
+    /// Where each L2 table lies, and L1 itself.
+    tables: Vec<usize>,
+    l1_at: usize,
+}
+
+impl Top {
+    fn new(disk_bytes: usize, bits: u32) -> Top {
+        let cluster = 1 << bits;
+        let table_span = cluster / 8 * cluster;
+        let tables = disk_bytes.div_ceil(table_span);
+        let l1_clusters = (tables * 8).div_ceil(cluster);
+        let l1_at = 3 * cluster;
+        let mut bytes = vec![0; l1_at + l1_clusters * cluster];
+        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        put(0, b"QFI\xfb");
+        put(4, &3_u32.to_be_bytes());
+        put(20, &bits.to_be_bytes());
+        put(24, &(disk_bytes as u64).to_be_bytes());
+        put(36, &(tables as u32).to_be_bytes());
+        put(40, &(l1_at as u64).to_be_bytes());
+        put(48, &(cluster as u64).to_be_bytes());
+        put(56, &1_u32.to_be_bytes());
+        put(96, &4_u32.to_be_bytes());
+        put(100, &(HEADER_BYTES as u32).to_be_bytes());
+        // The format of the backing, the end of the extensions, the name of the backing.
+        put(HEADER_BYTES, &0xE279_2ACA_u32.to_be_bytes());
+        put(HEADER_BYTES + 4, &3_u32.to_be_bytes());
+        put(HEADER_BYTES + 8, b"raw");
+        let name_at = HEADER_BYTES + 24;
+        put(name_at, NAME);
+        put(8, &(name_at as u64).to_be_bytes());
+        put(16, &(NAME.len() as u32).to_be_bytes());
+        // The one block of refcounts.
+        put(cluster, &(2 * cluster as u64).to_be_bytes());
+        Top {
+            bytes,
+            cluster,
+            tables: vec![0; tables],
+            l1_at,
+        }
+    }
+
+    fn append(&mut self) -> usize {
+        let at = self.bytes.len();
+        self.bytes.resize(at + self.cluster, OTHERS);
+        at
+    }
+
+    fn point(&mut self, entry_at: usize, to: usize) {
+        let word = 1_u64 << 63 | to as u64;
+        self.bytes[entry_at..entry_at + 8].copy_from_slice(&word.to_be_bytes());
+    }
+
+    fn put(&mut self, number: usize, content: &[u8]) {
+        let entries = self.cluster / 8;
+        let table = number / entries;
+        if self.tables[table] == 0 {
+            let at = self.append();
+            self.bytes[at..].fill(0);
+            self.tables[table] = at;
+            self.point(self.l1_at + table * 8, at);
+        }
+        let at = self.append();
+        self.bytes[at..at + content.len()].copy_from_slice(content);
+        self.point(self.tables[table] + number % entries * 8, at);
+    }
+}
+
+/// How the engine finds the bytes of a base with these files.
+pub fn map(top: &[u8], below_bytes: u64, identity: Uuid) -> Box<dyn Map> {
+    let header = Header::parse(top, top.len() as u64).expect("a header as it was written");
+    let file = |number, file_bytes, format| File {
+        id: FileId(number),
+        file_bytes,
+        format,
+    };
+    let files = vec![
+        file(0, top.len() as u64, Format::Qcow2(Box::new(header))),
+        file(1, below_bytes, Format::Raw),
+    ];
+    let chain = Chain::new(files).expect("a chain of two");
+    let name = |number: u8| {
+        let mut name = identity;
+        name.0[1] = number;
+        name
+    };
+    Box::new(ChainMap::new(
+        chain,
+        vec![name(1), name(2)],
+        TABLES_BYTES_MAX,
+    ))
+}
