@@ -20,6 +20,7 @@ mod sockets;
 mod volumes;
 mod watch;
 
+use crate::origin::Format;
 use crate::shard::control::{CommandError, Handle, ListenerScope, Stopped};
 use crate::stage::Stage;
 use crate::target::Target;
@@ -39,6 +40,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+pub use volumes::ImagePlaces;
 use volumes::{Ledgers, Table};
 pub use watch::Watched;
 use watch::Watches;
@@ -63,6 +65,8 @@ pub struct Settings {
     /// Group of the sockets; `None` leaves the group of the process.
     pub group: Option<String>,
     pub nbd_tcp: Option<SocketAddr>,
+    /// Where files below images may lie.
+    pub images: ImagePlaces,
     pub volumes: Vec<VolumeSettings>,
     /// Destage dirty data of volumes that nobody names.
     pub adopt_orphans: bool,
@@ -92,7 +96,7 @@ pub struct VolumeSettings {
     /// How long reads wait for an origin that does not answer; `None` = for ever.
     pub origin_timeout: Option<Duration>,
     /// False looks at the first bytes of an NBD origin; those of files were looked at before.
-    pub format_raw: bool,
+    pub format: Format,
     pub dirty_limit_bytes: u64,
     /// When guests are slowed before that.
     pub flow: FlowLimits,
@@ -244,7 +248,11 @@ impl Daemon {
         let opened = open::open(&settings)?;
         let recovery = begun.elapsed();
         let orphans = open::orphans(&opened.parts.engine, &settings);
-        let ledgers = Ledgers::new(&settings.state_dir, opened.parts.engine.cache());
+        let ledgers = Ledgers::new(
+            &settings.state_dir,
+            opened.parts.engine.cache(),
+            settings.images.clone(),
+        );
         let cache = opened.parts.files.share(Device::Cache);
         let cache = Arc::downgrade(&cache.expect("it was just opened"));
         let started = crate::shard::start(opened.parts);

@@ -65,6 +65,7 @@ impl Files {
         match device {
             Device::Cache => self.cache.as_ref(),
             Device::Origin(volume) => self.volumes.get(&volume)?.origin.file(),
+            Device::Base(volume, file) => self.volumes.get(&volume)?.base(file),
             Device::Ledger(volume) => self.volumes.get(&volume)?.ledger.as_ref(),
             Device::Journal(volume) => self.volumes.get(&volume)?.journal.as_ref(),
         }
@@ -82,7 +83,7 @@ impl Files {
         let (volume, ledger) = match device {
             Device::Ledger(volume) => (volume, true),
             Device::Journal(volume) => (volume, false),
-            Device::Cache | Device::Origin(_) => return Err(IoError::Failed),
+            Device::Cache | Device::Origin(_) | Device::Base(..) => return Err(IoError::Failed),
         };
         let open = self.volumes.get_mut(&volume).ok_or(IoError::Failed)?;
         if open.origin.read_only() {
@@ -116,7 +117,9 @@ impl Files {
         let removed = match device {
             Device::Journal(volume) => self.cut_journal(volume),
             Device::Ledger(volume) => self.remove_sides(volume),
-            Device::Cache | Device::Origin(_) => panic!("{device:?} is never removed"),
+            Device::Cache | Device::Origin(_) | Device::Base(..) => {
+                panic!("{device:?} is never removed")
+            }
         };
         removed.map_err(|error| {
             tracing::warn!("cannot remove {device:?}: {error}");
@@ -279,7 +282,7 @@ pub fn stat_of_export(size_bytes: u64) -> Stat {
 fn missing(device: Device) -> Result<(), IoError> {
     match device {
         Device::Ledger(_) | Device::Journal(_) => Ok(()),
-        Device::Cache | Device::Origin(_) => Err(IoError::Failed),
+        Device::Cache | Device::Origin(_) | Device::Base(..) => Err(IoError::Failed),
     }
 }
 
@@ -410,6 +413,11 @@ impl Media for Files {
         if let Some(client) = self.client(device) {
             return Ok(stat_of_export(client.export().size_bytes));
         }
+        if let Device::Origin(volume) = device
+            && let Some(image) = self.volume(volume).and_then(|open| open.mapped.as_ref())
+        {
+            return image.stat();
+        }
         match self.target(device) {
             Some(target) => target.stat(),
             None => missing(device).map(|()| Stat {
@@ -427,6 +435,7 @@ impl Media for Files {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::origin::Format;
     use crate::origin::file::{Access, Request, open};
 
     const VOLUME: VolumeId = VolumeId(3);
@@ -440,7 +449,8 @@ mod tests {
         let request = Request {
             path,
             access: Access::Write,
-            format_raw: false,
+            format: Format::Auto,
+            allow: Vec::new(),
             journal_place: None,
             ledger_place: None,
             quiet: std::time::Duration::ZERO,

@@ -11,6 +11,7 @@ use engine::snapshot::{Snapshot, VolumeSnapshot};
 use engine::types::{DestageMode, Policy};
 use host::daemon::{Daemon, Exports, SanSettings, Settings, VolumeSettings};
 use host::error::{Error, Result};
+use host::origin::Format;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -110,6 +111,7 @@ pub fn settings(
         nbd_tcp: None,
         adopt_orphans: true,
         strict: true,
+        images: Default::default(),
         volumes,
     }
 }
@@ -158,7 +160,7 @@ pub fn volume(name: &str, origin: PathBuf, policy: Policy) -> VolumeSettings {
         journal_dir: None,
         origin_quiet: Duration::ZERO,
         origin_timeout: None,
-        format_raw: true,
+        format: Format::Raw,
         dirty_limit_bytes: 4 << 30,
         flow: FlowLimits::default(),
         share: Default::default(),

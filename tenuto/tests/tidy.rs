@@ -38,6 +38,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "alloc",
             "rules",
             "hashbrown",
+            "image",
             "thiserror",
             "zerocopy",
             "crc",

@@ -103,6 +103,7 @@ impl Held {
             destaging: false,
             counters: Counters::default(),
             overlay: None,
+            map_bytes: None,
         }
     }
 

@@ -140,6 +140,7 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
         "nbd_socket": socket(view, volume, "nbd"),
         "vhost_socket": socket(view, volume, "vhost"),
     });
+    document["image"] = image(view, volume);
     let held = view.look.held(&volume.name);
     document["held"] = held.map_or(Value::Null, |held| held.document(volume));
     if let Some(held) = held {
@@ -152,6 +153,22 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
         document.extend(counters);
     }
     document
+}
+
+/// What is known of an image that is not raw; null for a raw one.
+fn image(view: &View, volume: &VolumeSnapshot) -> Value {
+    let Some(image) = view.look.images.get(&volume.name) else {
+        return Value::Null;
+    };
+    json!({
+        "format": "qcow2",
+        "unit_bytes": image.unit_bytes,
+        "chain": image.chain,
+        "snapshots": image.snapshots,
+        // Nothing is written to it.
+        "guard": Value::Null,
+        "metadata_ram_bytes": volume.map_bytes,
+    })
 }
 
 /// Whether what guests write comes to the origin by destages, or still has to.

@@ -32,6 +32,7 @@ use crate::config::{self, Config, Volume, check, keys, parse, state, units};
 use crate::daemon::{Noticed, VolumeSettings, Watched, Why};
 use crate::error::{Error, Kind, Result};
 use crate::latency::Latency;
+use crate::origin::mapped::ImageShown;
 use engine::chart::Spot;
 use engine::snapshot::{Snapshot, State, VolumeSnapshot};
 use engine::types::{Policy, VolumeId};
@@ -95,6 +96,8 @@ pub struct Look {
     /// Connections by volume, in the order of volumes; one that is not in it has none.
     pub clients: Vec<(VolumeId, u64)>,
     pub held: Vec<Held>,
+    /// Images that are not raw, by volume.
+    pub images: BTreeMap<String, ImageShown>,
     /// Guests that are watched, by volume.
     pub watched: BTreeMap<String, Watched>,
     /// Files and sockets of the daemon that were removed under it.

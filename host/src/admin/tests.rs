@@ -63,6 +63,7 @@ impl Machine for Fake {
     fn look(&self) -> Result<Look> {
         let state = self.state();
         Ok(Look {
+            images: Default::default(),
             engine: Snapshot {
                 volumes: state.volumes.clone(),
                 log_bytes: 1 << 30,
@@ -240,6 +241,7 @@ fn snapshot(id: VolumeId, settings: &VolumeSettings) -> VolumeSnapshot {
         destaging: false,
         counters: Counters::default(),
         overlay: None,
+        map_bytes: None,
     }
 }
 

@@ -67,6 +67,7 @@ impl Machine for Live {
             engine: snapshot.engine,
             watched: self.0.watched(),
             noticed: self.0.noticed(),
+            images: self.0.images(),
             held: self.0.held().into_iter().map(held).chain(misfits).collect(),
             recovery: Recovery {
                 ms: self.0.recovery_time().as_millis() as u64,

@@ -16,6 +16,7 @@ use crate::fault::{self, Fault};
 use crate::files::Files;
 use crate::inspect;
 use crate::lock::Patience;
+use crate::origin::Format;
 use crate::origin::file::{self, Access};
 use engine::engine::{Config, Engine, OpenError, Otherwise, Report, Settled};
 use engine::event::{Admission, Command, Device, IoError, Stat};
@@ -284,7 +285,8 @@ pub fn replay(context: &Context, image: &Path, journal: Option<&Path>) -> Result
     let request = file::Request {
         path: image.to_path_buf(),
         access: Access::Write,
-        format_raw: true,
+        format: Format::Raw,
+        allow: Vec::new(),
         journal_place: journal.map(Path::to_path_buf),
         ledger_place: None,
         quiet: DEFAULT_QUIET,
@@ -355,6 +357,7 @@ pub fn destage_all(
         // Each volume that was asked for is added by name, and no other.
         adopt_orphans: false,
         strict: true,
+        images: Default::default(),
         volumes: Vec::new(),
     };
     let daemon = Daemon::start(settings).map_err(start_error);
@@ -430,7 +433,7 @@ fn settings_of(volume: &VolumeSnapshot, places: &Places) -> VolumeSettings {
         journal_dir: places.journal.clone(),
         origin_quiet: DEFAULT_QUIET,
         origin_timeout: None,
-        format_raw: true,
+        format: Format::Raw,
         dirty_limit_bytes: volume.dirty_bytes.max(1 << 20),
         flow: FlowLimits::default(),
         share: Default::default(),

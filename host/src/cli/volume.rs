@@ -309,6 +309,7 @@ fn show_text(output: &Output, volume: &Value) -> String {
     let mut rows = vec![
         ("name", text(&volume["name"])),
         ("origin", text(&volume["origin"]["path"])),
+        ("image", image_text(&volume["image"])),
         ("policy", policy_text(volume)),
         ("write cache", on_off(&volume["write_cache"])),
         ("destage", text(&volume["effective_destage"])),
@@ -329,6 +330,9 @@ fn show_text(output: &Output, volume: &Value) -> String {
     if volume["held"].is_null() {
         rows.retain(|(name, _)| !matches!(*name, "lost" | "to go on"));
     }
+    if volume["image"].is_null() {
+        rows.retain(|(name, _)| *name != "image");
+    }
     let not_its_own = match volume["overlay"].is_null() {
         true => "overlay",
         false => "dirty",
@@ -348,6 +352,24 @@ fn policy_text(volume: &Value) -> String {
         true => text(effective),
         false => format!("{} ({} is ordered)", text(effective), text(wanted)),
     }
+}
+
+/// The files below the origin, which stands in a row of its own.
+fn image_text(image: &Value) -> String {
+    let chain = image["chain"].as_array().map_or(&[][..], Vec::as_slice);
+    let below = match chain.len() {
+        0 | 1 => String::new(),
+        _ => {
+            let names: Vec<String> = chain[1..].iter().map(text).collect();
+            format!(" on {}", names.join(" on "))
+        }
+    };
+    format!(
+        "{}, units of {}, {} of tables in RAM{below}",
+        text(&image["format"]),
+        bytes(&image["unit_bytes"]),
+        bytes(&image["metadata_ram_bytes"]),
+    )
 }
 
 fn on_off(value: &Value) -> String {

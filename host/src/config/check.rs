@@ -5,8 +5,9 @@
 //! daemon takes, this page only says it earlier and with a line number.
 
 use super::token::Token;
-use super::{Config, ConfigError, Format, Source, Volume, Wrong, share};
+use super::{Config, ConfigError, Source, Volume, Wrong, share};
 use crate::error::cause;
+use crate::origin::Format;
 use crate::origin::Place;
 use crate::origin::nbd::uri;
 use crate::signature;
@@ -137,8 +138,8 @@ fn check_image(config: &Config, volume: &Volume) -> Result<Origin, ConfigError> 
     let origin = look(&volume.origin).map_err(|wrong| fail("origin", wrong))?;
     // The first bytes of an export are looked at when it is opened.
     let export = matches!(origin.identity, Identity::Export(_));
-    if volume.format == Format::Auto && !export {
-        check_raw(&volume.origin).map_err(|wrong| fail("format", wrong))?;
+    if !export && !is_mapped(volume).map_err(|wrong| fail("format", wrong))? {
+        check_sectors(volume, &origin).map_err(|wrong| fail("origin", wrong))?;
     }
     if let Some(journal) = &volume.journal {
         check_directory(journal).map_err(|wrong| fail("journal", wrong))?;
@@ -308,16 +309,6 @@ pub fn look(path: &Path) -> Result<Origin, Wrong> {
             "give it its size first, as in truncate -s 10G",
         ));
     }
-    if !size_bytes.is_multiple_of(SECTOR_BYTES) {
-        let what = format!(
-            "{} has {size_bytes} bytes, which is no multiple of {SECTOR_BYTES}",
-            path.display()
-        );
-        return Err(Wrong::new(
-            what,
-            "extend it to whole sectors, as in truncate -s %512",
-        ));
-    }
     Ok(Origin {
         canonical,
         identity: identity(&meta),
@@ -342,8 +333,48 @@ fn identity(meta: &Metadata) -> Identity {
     }
 }
 
-/// Refuses to guess that a guest's disk is raw when it begins like something else.
-fn check_raw(path: &Path) -> Result<(), Wrong> {
+/// A raw image is a disk of whole sectors; a qcow2 file says what its disk is.
+fn check_sectors(volume: &Volume, origin: &Origin) -> Result<(), Wrong> {
+    let size_bytes = origin.size_bytes.unwrap_or(0);
+    if size_bytes.is_multiple_of(SECTOR_BYTES) {
+        return Ok(());
+    }
+    let what = format!(
+        "{} has {size_bytes} bytes, which is no multiple of {SECTOR_BYTES}",
+        volume.origin.display()
+    );
+    Err(Wrong::new(
+        what,
+        "extend it to whole sectors, as in truncate -s %512",
+    ))
+}
+
+/// Whether the image is served as qcow2. Refuses to guess that a guest's disk is raw when it
+/// begins like something else.
+fn is_mapped(volume: &Volume) -> Result<bool, Wrong> {
+    let path = &volume.origin;
+    let format = match volume.format {
+        Format::Raw => return Ok(false),
+        Format::Qcow2 => Some("qcow2"),
+        Format::Auto => format_of(path)?,
+    };
+    match format {
+        None => Ok(false),
+        Some("qcow2") if !volume.writes_origin() => Ok(true),
+        Some("qcow2") => Err(Wrong::later(
+            format!("{} looks like qcow2, whose destage is", path.display()),
+            "write policy = \"ephemeral\" or read-only = true, convert it to raw, or write \
+             format = \"raw\" if it is a guest's own data",
+        )),
+        Some(name) => Err(Wrong::new(
+            format!("{} looks like {name}", path.display()),
+            "convert it to raw, or write format = \"raw\" if it is a guest's own data",
+        )),
+    }
+}
+
+/// What the first bytes of an image look like.
+fn format_of(path: &Path) -> Result<Option<&'static str>, Wrong> {
     let mut first = Vec::with_capacity(signature::HEAD_BYTES);
     let limit = signature::HEAD_BYTES as u64;
     let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut first));
@@ -351,17 +382,7 @@ fn check_raw(path: &Path) -> Result<(), Wrong> {
         let what = format!("{}: {}", path.display(), cause(&error));
         return Err(Wrong::new(what, "name an image that can be read"));
     }
-    match signature::image_format(&first) {
-        None => Ok(()),
-        Some("qcow2") => Err(Wrong::later(
-            format!("{} looks like qcow2, which is", path.display()),
-            "convert it to raw, or write format = \"raw\" if it is a guest's own data",
-        )),
-        Some(name) => Err(Wrong::new(
-            format!("{} looks like {name}", path.display()),
-            "convert it to raw, or write format = \"raw\" if it is a guest's own data",
-        )),
-    }
+    Ok(signature::image_format(&first))
 }
 
 /// The number of a group by its name or number, from `/etc/group`.

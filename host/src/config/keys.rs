@@ -7,9 +7,10 @@
 
 use super::check::SOCKET_PATH_MAX;
 use super::values::Value;
-use super::{Cache, Format, Host, Images, Listen, LogFormat, Volume, Wrong};
+use super::{Cache, Host, Images, Listen, LogFormat, Volume, Wrong};
 use crate::config::units;
 use crate::daemon::Exports;
+use crate::origin::Format;
 use crate::origin::nbd::uri::{self, Uri};
 use engine::event::{Admission, ResetOn, Share};
 use engine::flow::FlowLimits;
@@ -219,7 +220,7 @@ pub const LISTEN: &[Key<Listen>] = &[
 pub const IMAGES: &[Key<Images>] = &[Key {
     name: "allow",
     default: "",
-    meaning: "where backing files may lie; raw images have none",
+    meaning: "where files below images may lie; default: the directories of the origins",
     set: |images, value| {
         let list = value.words("write a list of directories")?;
         images.allow = list.into_iter().map(PathBuf::from).collect();
@@ -256,7 +257,7 @@ pub const VOLUME: &[Key<Volume>] = &[
             volume.format = match value.word(&["raw", "auto", "qcow2"])? {
                 "raw" => Format::Raw,
                 "auto" => Format::Auto,
-                _ => return Err(Wrong::later("qcow2 is", "convert the image to raw")),
+                _ => Format::Qcow2,
             };
             Ok(())
         },
@@ -264,6 +265,7 @@ pub const VOLUME: &[Key<Volume>] = &[
             quote(match volume.format {
                 Format::Auto => "auto",
                 Format::Raw => "raw",
+                Format::Qcow2 => "qcow2",
             })
         },
     },

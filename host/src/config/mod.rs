@@ -18,8 +18,9 @@ mod values;
 
 pub use values::Value;
 
-use crate::daemon::{Exports, Settings, VolumeSettings};
+use crate::daemon::{Exports, ImagePlaces, Settings, VolumeSettings};
 use crate::error::{Error, Kind, Result, cause};
+pub use crate::origin::Format;
 use engine::event::{Admission, ResetOn, Share};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
@@ -60,13 +61,6 @@ impl Source {
 
 /// What was written where; keys that are not in it have their defaults.
 pub type Sources = BTreeMap<&'static str, Source>;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// By the first bytes of the image.
-    Auto,
-    Raw,
-}
 
 /// How the lines of the log look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,7 +163,7 @@ impl Volume {
             journal_dir: self.journal.clone(),
             origin_quiet: Duration::from_millis(self.origin_quiet_ms),
             origin_timeout: self.origin_timeout_ms.map(Duration::from_millis),
-            format_raw: self.format == Format::Raw,
+            format: self.format,
             dirty_limit_bytes: self.dirty_limit_bytes,
             flow: self.flow,
             share: self.share,
@@ -241,7 +235,22 @@ impl Config {
             nbd_tcp: self.listen.nbd,
             adopt_orphans: true,
             strict: false,
+            images: self.image_places(volumes),
             volumes: volumes.iter().map(Volume::settings).collect(),
+        }
+    }
+
+    fn image_places(&self, volumes: &[Volume]) -> ImagePlaces {
+        let place = |volume: &Volume| {
+            let path = volume.origin.canonicalize().ok()?;
+            path.parent().map(Path::to_path_buf)
+        };
+        let mut of_origins: Vec<PathBuf> = volumes.iter().filter_map(place).collect();
+        of_origins.sort();
+        of_origins.dedup();
+        ImagePlaces {
+            named: self.images.allow.clone(),
+            of_origins,
         }
     }
 

@@ -10,8 +10,9 @@
 use super::host;
 use crate::origin::Place;
 use crate::origin::file::OpenVolume;
+use crate::origin::mapped::Mapped;
 use crate::origin::nbd::uri::Server;
-use crate::target::is_settled;
+use crate::target::{Target, is_settled};
 use engine::types::{BLOCK_BYTES, Uuid};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -58,11 +59,47 @@ pub(super) fn storage(origin: &Path, files: &OpenVolume) -> u64 {
 
 /// Place, size, times and first block of an image whose lock is held.
 pub(super) fn of(files: &OpenVolume) -> Option<Uuid> {
-    let Some(origin) = files.origin.file() else {
-        return Some(host::fresh());
+    match (&files.mapped, files.origin.file()) {
+        (Some(mapped), _) => of_chain(mapped).first().copied(),
+        (None, Some(origin)) => of_file(origin, None),
+        (None, None) => Some(host::fresh()),
+    }
+}
+
+/// Of each file of an image, as it is seen with all that lies below it. What a file has of its own
+/// is another thing where another file lies below.
+pub(super) fn of_chain(mapped: &Mapped) -> Vec<Uuid> {
+    let mut below = Uuid::NIL;
+    let links = mapped.links().iter().rev();
+    let mut found: Vec<Uuid> = links
+        .map(|link| {
+            below = of_file(&link.target, Some(below)).unwrap_or_else(host::fresh);
+            below
+        })
+        .collect();
+    found.reverse();
+    found
+}
+
+/// Names of the tables of these files, which are no blocks of the disk.
+pub(super) fn of_tables(chain: &[Uuid]) -> Vec<Uuid> {
+    let name = |identity: &Uuid| {
+        let mut hash = Fnv(FNV_START);
+        hash.add(b"tables");
+        hash.add(&identity.0);
+        Uuid(hash.0.to_le_bytes())
     };
+    chain.iter().map(name).collect()
+}
+
+/// `below` is the identity of what lies below a file of an image that is not raw.
+fn of_file(origin: &Target, below: Option<Uuid>) -> Option<Uuid> {
     let meta = origin.file.metadata().ok()?;
     let mut hash = Fnv(FNV_START);
+    if let Some(below) = below {
+        hash.add(b"below");
+        hash.add(&below.0);
+    }
     let path = origin.path.as_os_str().as_bytes();
     hash.add(&(path.len() as u64).to_le_bytes());
     hash.add(path);

@@ -11,6 +11,7 @@ use crate::fault::{Fault, Kind};
 use crate::files::Files;
 use crate::lock::Patience;
 use crate::marks;
+use crate::origin::Format;
 use crate::shard::Parts;
 use crate::stage::Stage;
 use crate::target::Target;
@@ -169,7 +170,7 @@ pub(super) fn orphans(engine: &Engine, settings: &Settings) -> Vec<VolumeSetting
         journal_dir: None,
         origin_quiet: DEFAULT_QUIET,
         origin_timeout: None,
-        format_raw: true,
+        format: Format::Raw,
         dirty_limit_bytes: volume.dirty_bytes,
         flow: FlowLimits::default(),
         share: Default::default(),

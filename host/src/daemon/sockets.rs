@@ -284,6 +284,7 @@ mod tests {
             nbd_tcp: None,
             adopt_orphans: false,
             strict: true,
+            images: Default::default(),
             volumes: Vec::new(),
         })
     }

@@ -11,6 +11,7 @@ use crate::fault::{Fault, Kind};
 use crate::files::Files;
 use crate::lock::Patience;
 use crate::origin::file::{self, Access, OpenVolume};
+use crate::origin::mapped::ImageShown;
 use crate::origin::san::Params;
 use crate::shard::control::{
     Attach, AttachError, CommandError, CommandReply, Export, ListenerScope,
@@ -18,7 +19,8 @@ use crate::shard::control::{
 use crate::shard::guest::kept;
 use engine::engine::{OpenError, Otherwise, Settled, inspect_origin};
 use engine::event::{Command, Device, Tuning, VolumeSpec};
-use engine::types::{DestageMode, Policy, SECTOR_BYTES, Uuid, VolumeId};
+use engine::origin::Map;
+use engine::types::{DestageMode, Policy, Uuid, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -103,6 +105,7 @@ pub(super) struct Entry {
     pub(super) id: VolumeId,
     pub(super) settings: VolumeSettings,
     pub(super) size_bytes: u64,
+    pub(super) image: Option<ImageShown>,
     /// Attached only so that its dirty data reaches its origin.
     orphan: bool,
 }
@@ -156,6 +159,15 @@ impl Daemon {
     /// What a volume was added with, for `volume show`.
     pub fn volume_settings(&self, name: &str) -> Option<VolumeSettings> {
         self.entry(name).map(|entry| entry.settings)
+    }
+
+    /// Of each volume whose image is not raw what is known of that.
+    pub fn images(&self) -> BTreeMap<String, ImageShown> {
+        let table = self.table();
+        let entries = table.entries.iter();
+        entries
+            .filter_map(|(name, entry)| Some((name.clone(), entry.image.clone()?)))
+            .collect()
     }
 
     /// True for a volume that nobody names, kept until its dirty data is at its origin.
@@ -358,7 +370,7 @@ impl Daemon {
             settled.accept_loss();
         }
         settled.without_stage = joining.without_stage;
-        let size_bytes = files.origin.size_bytes().next_multiple_of(SECTOR_BYTES);
+        let size_bytes = files.size_bytes();
         let export = Export {
             volume: id,
             size_bytes,
@@ -368,6 +380,7 @@ impl Daemon {
         };
         let shown = !joining.orphan && !joining.commit;
         let by_nbd = shown && settings.exports.nbd;
+        let image = files.mapped.as_ref().map(|mapped| mapped.shown());
         let attach = Attach {
             id,
             spec: spec(
@@ -377,6 +390,7 @@ impl Daemon {
                 joining,
                 self.group_members(&settings),
             ),
+            map: map(&files),
             files,
             settled,
             exports: by_nbd.then(|| (name.clone(), export)).into_iter().collect(),
@@ -387,6 +401,7 @@ impl Daemon {
                     id,
                     settings,
                     size_bytes,
+                    image,
                     orphan: joining.orphan,
                 };
                 if shown && entry.settings.exports.vhost_user {
@@ -630,11 +645,34 @@ pub(super) struct Ledgers {
     cache: Uuid,
     /// It is there, and will be after a power loss.
     made: AtomicBool,
+    pub images: ImagePlaces,
+}
+
+/// Where files below images may lie.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ImagePlaces {
+    /// Directories that an administrator has named.
+    pub named: Vec<PathBuf>,
+    /// Without those: the directories of all origins of the configuration.
+    pub of_origins: Vec<PathBuf>,
+}
+
+impl ImagePlaces {
+    /// Those for an image at this path.
+    fn allow(&self, origin: &Path) -> Vec<PathBuf> {
+        if !self.named.is_empty() {
+            return self.named.clone();
+        }
+        let own = origin.canonicalize().ok();
+        let own = own.and_then(|path| path.parent().map(Path::to_path_buf));
+        self.of_origins.iter().cloned().chain(own).collect()
+    }
 }
 
 impl Ledgers {
-    pub fn new(state_dir: &Path, cache: Uuid) -> Ledgers {
+    pub fn new(state_dir: &Path, cache: Uuid, images: ImagePlaces) -> Ledgers {
         Ledgers {
+            images,
             place: state_dir.join("ledgers"),
             cache,
             made: AtomicBool::new(false),
@@ -699,7 +737,8 @@ fn open_origin(
     let request = file::Request {
         path: settings.origin.clone(),
         access,
-        format_raw: settings.format_raw,
+        format: settings.format,
+        allow: ledgers.images.allow(&settings.origin),
         journal_place: settings.journal_dir.clone(),
         ledger_place: Some(ledgers.place.clone()),
         quiet: settings.origin_quiet,
@@ -788,6 +827,13 @@ fn spec(
             ..tuning(settings, group_members)
         },
     }
+}
+
+/// How the bytes of an image are found that is not raw.
+fn map(files: &OpenVolume) -> Option<Box<dyn Map>> {
+    let mapped = files.mapped.as_ref()?;
+    let chain = identity::of_chain(mapped);
+    Some(mapped.map(identity::of_tables(&chain)))
 }
 
 fn tuning(settings: &VolumeSettings, group_members: u32) -> Tuning {

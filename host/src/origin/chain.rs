@@ -297,6 +297,8 @@ fn open_file(path: &Path, patience: &mut Patience) -> Result<Target, Fault> {
     let name = name_of(path);
     let failed = |doing, error| Fault::io(&name, doing, error);
     let mut target = Target::open(path, How::default()).map_err(|e| failed("open it", e))?;
+    target.lasts = !sys::forgets_inodes(&target.file);
+    target.named = std::path::absolute(path).ok();
     // As for a raw origin: on NFS a shared flock would keep other readers from looking for writers.
     if !sys::is_nfs(&target.file) {
         lock::acquire(&target.file, &name, Mode::Shared, patience)?;

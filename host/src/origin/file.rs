@@ -9,12 +9,14 @@ use crate::cachedev::{refuse_used_device, sync_directory};
 use crate::fault::{Fault, Kind};
 use crate::lock::{self, Mode, Patience};
 use crate::origin::beside::{self, in_place};
+use crate::origin::mapped::{self, Mapped};
 use crate::origin::nbd::open::{Leavings, NbdOrigin};
 use crate::origin::san::Params;
-use crate::origin::{Place, nbd};
+use crate::origin::{Format, Place, nbd};
 use crate::signature;
 use crate::sys;
 use crate::target::{How, Target};
+use engine::origin::FileIndex;
 use engine::types::SECTOR_BYTES;
 use std::fs;
 use std::io;
@@ -39,8 +41,9 @@ pub enum Access {
 pub struct Request {
     pub path: PathBuf,
     pub access: Access,
-    /// The user said `format = "raw"`: do not look at the first bytes.
-    pub format_raw: bool,
+    pub format: Format,
+    /// Directories in which files below an image may lie.
+    pub allow: Vec<PathBuf>,
     /// Where ledger and journal lie if not beside the image; see [`beside::in_place`].
     pub journal_place: Option<PathBuf>,
     /// Where the ledger alone lies if nothing can lie beside the origin and no place is named:
@@ -108,6 +111,8 @@ impl Origin {
 #[derive(Debug)]
 pub struct OpenVolume {
     pub origin: Origin,
+    /// How the bytes of its image are found where it is not raw; the origin is its first file.
+    pub mapped: Option<Arc<Mapped>>,
     pub ledger: Option<Arc<Target>>,
     pub journal: Option<Arc<Target>>,
     /// Where they are or would be; `None` where there is no place for them.
@@ -131,10 +136,18 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fa
     // Two names of one image must find one ledger.
     let path = fs::canonicalize(&request.path);
     let path = path.map_err(|error| Fault::io(&name, "open it", error))?;
-    let origin = open_image(&path, &name, request, patience)?;
+    let mapped = match request.access {
+        Access::Read => mapped::open(request, patience)?,
+        Access::Write => None,
+    };
+    let origin = match &mapped {
+        Some(mapped) => mapped.top().clone(),
+        None => Arc::new(open_image(&path, &name, request, patience)?),
+    };
     let (ledger_path, journal_path) = side_paths(request, &path, origin.block_device)?;
     let mut volume = OpenVolume {
-        origin: Origin::File(Arc::new(origin)),
+        origin: Origin::File(origin),
+        mapped: mapped.map(Arc::new),
         ledger: None,
         journal: None,
         ledger_path,
@@ -147,6 +160,19 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fa
 }
 
 impl OpenVolume {
+    /// What the guest sees.
+    pub fn size_bytes(&self) -> u64 {
+        match &self.mapped {
+            Some(mapped) => mapped.size_bytes(),
+            None => self.origin.size_bytes().next_multiple_of(SECTOR_BYTES),
+        }
+    }
+
+    /// A file below the origin.
+    pub fn base(&self, file: FileIndex) -> Option<&Arc<Target>> {
+        self.mapped.as_ref()?.below(file)
+    }
+
     /// What lies beside the origin, to be made or opened apart from it.
     pub fn sides(&self) -> Sides {
         Sides {
@@ -319,7 +345,7 @@ fn open_image(
         let message = format!("{name}: was replaced while it was opened; try again");
         return Err(Fault::new(Kind::InUse, message));
     }
-    if !request.format_raw {
+    if request.format != Format::Raw {
         refuse_other_formats(&target, name)?;
     }
     // Only now: a writer that was killed in the middle of a resize has ended.
@@ -364,11 +390,18 @@ fn refuse_other_formats(target: &Target, name: &str) -> Result<(), Fault> {
     let Some(format) = signature::image_format(&head) else {
         return Ok(());
     };
+    let served = match format {
+        "qcow2" => {
+            "which is served with read-only = true or policy = \"ephemeral\", and not written in \
+             this version"
+        }
+        _ => "which is not in this version",
+    };
     Err(Fault::new(
         Kind::Foreign,
         format!(
-            "{name}: its first bytes look like {format}, which is not in this version; \
-             if it is a raw image all the same, say format = \"raw\""
+            "{name}: its first bytes look like {format}, {served}; if it is a raw image all the \
+             same, say format = \"raw\""
         ),
     ))
 }

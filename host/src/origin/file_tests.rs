@@ -17,7 +17,8 @@ fn request(path: &Path, access: Access) -> Request {
     Request {
         path: path.to_path_buf(),
         access,
-        format_raw: false,
+        format: Format::Auto,
+        allow: Vec::new(),
         journal_place: None,
         ledger_place: None,
         quiet: std::time::Duration::ZERO,
@@ -214,7 +215,7 @@ fn an_image_of_another_format_is_served_only_when_it_is_called_raw() {
     assert_eq!(fault.kind, Kind::Foreign);
     assert!(fault.message.contains("qcow2") && fault.message.contains("format = \"raw\""));
     let raw = Request {
-        format_raw: true,
+        format: Format::Raw,
         ..request(&path, Access::Write)
     };
     freed(|| open(&raw, &mut Patience::none()));

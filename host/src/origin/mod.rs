@@ -8,12 +8,23 @@ pub mod chain;
 pub mod content;
 pub mod file;
 pub mod inflate;
+pub mod mapped;
 pub mod nbd;
 pub mod reopen;
 pub mod san;
 
 use nbd::uri::Uri;
 use std::path::{Path, PathBuf};
+
+/// What an image is, as its user says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// By its first bytes.
+    #[default]
+    Auto,
+    Raw,
+    Qcow2,
+}
 
 /// An origin as the configuration names it.
 #[derive(Clone, Debug, PartialEq, Eq)]

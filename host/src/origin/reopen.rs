@@ -10,6 +10,7 @@
 use crate::fault::Fault;
 use crate::lock::{self, Mode, Patience};
 use crate::origin::file::{OpenVolume, Origin};
+use crate::origin::mapped::Mapped;
 use crate::origin::san::Params;
 use crate::sys;
 use crate::target::{How, Target};
@@ -37,6 +38,9 @@ pub struct Closed {
     ledger_path: Option<PathBuf>,
     journal_path: Option<PathBuf>,
     san: Option<Params>,
+    /// Of an image of several files: how they stand on each other. They are locked for reading
+    /// only, which keeps no other reader out.
+    mapped: Option<Arc<Mapped>>,
 }
 
 /// Why they are not open again.
@@ -62,14 +66,25 @@ impl Closed {
             ledger_path: files.ledger_path,
             journal_path: files.journal_path,
             san: files.san,
+            mapped: files.mapped,
         }))
     }
 
     /// Blocks for as long as the storage does.
     pub fn open(&self) -> Result<OpenVolume, Trouble> {
         let beside = |was: &Option<Was>| was.as_ref().map(Was::open).transpose();
+        let mapped = self
+            .mapped
+            .as_ref()
+            .map(|mapped| mapped.reopened(|target| Was::of(target, true).open()));
+        let mapped = mapped.transpose()?.map(Arc::new);
+        let origin = match &mapped {
+            Some(mapped) => mapped.top().clone(),
+            None => self.origin.open()?,
+        };
         Ok(OpenVolume {
-            origin: Origin::File(self.origin.open()?),
+            origin: Origin::File(origin),
+            mapped,
             ledger: beside(&self.ledger)?,
             journal: beside(&self.journal)?,
             ledger_path: self.ledger_path.clone(),

@@ -140,7 +140,11 @@ impl<E: Decide> Shard<E> {
             length,
             extents_max,
         };
-        let origin = self.files.share(Device::Origin(volume));
+        // Holes of a file say nothing of the disk that its tables describe.
+        let origin = match self.mapped(Device::Origin(volume)) {
+            Some(_) => None,
+            None => self.files.share(Device::Origin(volume)),
+        };
         let origin = origin.filter(|origin| asked.needs_origin() && !origin.block_device);
         let at_once = asked.extents(|_| ALL_DATA);
         if let Some(target) = origin {

@@ -165,6 +165,7 @@ impl<E: Decide> Shard<E> {
             spec,
             mut files,
             settled,
+            map,
             exports,
         } = attach;
         let volume = Volume {
@@ -177,7 +178,7 @@ impl<E: Decide> Shard<E> {
         };
         self.add_remote(id, &mut files);
         self.files.insert_volume(id, files);
-        if let Err(error) = self.engine.attach(self.now, id, spec, settled) {
+        if let Err(error) = self.engine.attach(self.now, id, spec, settled, map) {
             self.let_files_go(id);
             return Err(error);
         }

@@ -15,6 +15,7 @@ use crate::ring::Waker;
 use engine::chart::{Cursor, Page};
 use engine::engine::{OpenError, Settled};
 use engine::event::{Command, Refusal, VolumeSpec};
+use engine::origin::Map;
 use engine::snapshot::Snapshot;
 use engine::types::{Time, VolumeId};
 use std::fs::File;
@@ -82,6 +83,8 @@ pub struct Attach<S = Settled> {
     pub spec: VolumeSpec,
     pub files: OpenVolume,
     pub settled: S,
+    /// Where the bytes of its image lie, if that is not raw.
+    pub map: Option<Box<dyn Map>>,
     pub exports: Vec<(String, Export)>,
 }
 

@@ -11,6 +11,7 @@ use crate::buffer::{Arena, HostMemory};
 use crate::drill;
 use crate::marks::{self, Phase};
 use crate::origin::file::Sides;
+use crate::origin::mapped::Mapped;
 use crate::ring::{Completed, Span};
 use crate::target::{Target, misaligned};
 use engine::event::{Device, Event, Io, IoError, Op, Stat};
@@ -70,7 +71,9 @@ pub(super) type Ending = (Result<(), IoError>, Option<Stat>);
 pub(super) fn owner(device: Device) -> Lane {
     match device {
         Device::Cache => None,
-        Device::Origin(id) | Device::Journal(id) | Device::Ledger(id) => Some(id),
+        Device::Origin(id) | Device::Base(id, _) | Device::Journal(id) | Device::Ledger(id) => {
+            Some(id)
+        }
     }
 }
 
@@ -198,7 +201,7 @@ impl<E: Decide> Shard<E> {
             }
             Op::Sync if drill::leaves_out_sync(io.device) => self.ring.nothing(tag),
             Op::Sync => self.ring.sync(tag, fd, target.datasync()),
-            Op::Stat | Op::Remove | Op::Resize => self.bounce(slot),
+            Op::Unpack(_) | Op::Stat | Op::Remove | Op::Resize => self.bounce(slot),
         }
     }
 
@@ -211,6 +214,11 @@ impl<E: Decide> Shard<E> {
                 offset: io.offset,
                 bytes: io.bytes,
             },
+            Op::Unpack(packed) => Work::Unpack {
+                offset: io.offset,
+                packed,
+                bytes: io.bytes,
+            },
             Op::Write => Work::Write {
                 offset: io.offset,
                 data: self.gather(io),
@@ -220,12 +228,17 @@ impl<E: Decide> Shard<E> {
                 bytes: io.bytes,
                 allocate,
             },
-            Op::Stat => Work::Stat,
+            Op::Stat => match self.mapped(io.device) {
+                Some(image) => Work::StatImage(image),
+                None => Work::Stat,
+            },
             Op::Resize => Work::Resize(io.bytes),
             Op::Remove => match io.device {
                 Device::Ledger(volume) => Work::Unlink(self.beside(volume)),
                 Device::Journal(_) => Work::Truncate,
-                Device::Cache | Device::Origin(_) => panic!("only what lies beside is removed"),
+                Device::Cache | Device::Origin(_) | Device::Base(..) => {
+                    panic!("only what lies beside is removed")
+                }
             },
             Op::Sync => panic!("a sync fits every device"),
         };
@@ -243,6 +256,14 @@ impl<E: Decide> Shard<E> {
             tracing::error!("cannot start a worker thread");
             self.end_io(slot, (Err(IoError::Failed), None));
         }
+    }
+
+    /// The image that a device is the first file of.
+    pub(super) fn mapped(&self, device: Device) -> Option<Arc<Mapped>> {
+        let Device::Origin(volume) = device else {
+            return None;
+        };
+        self.files.volume(volume)?.mapped.clone()
     }
 
     /// Files that an orderly removal of the volume takes away.
@@ -317,7 +338,8 @@ impl<E: Decide> Shard<E> {
             self.files.take_sides(volume, *sides);
         }
         let running = self.running.get(slot).expect("a job ends once");
-        if running.io.op == Op::Read && outcome.result.is_ok() {
+        let brings = matches!(running.io.op, Op::Read | Op::Unpack(_));
+        if brings && outcome.result.is_ok() {
             let mut at = 0;
             for slice in &running.io.slices {
                 let end = at + slice.bytes as usize;

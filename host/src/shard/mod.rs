@@ -42,6 +42,7 @@ use engine::engine::{Engine, OpenError, Settled};
 use engine::event::{Action, Device, Event, Refusal, VolumeSpec};
 use engine::layout::Part;
 use engine::memory::Memory;
+use engine::origin::Map;
 use engine::snapshot::Snapshot;
 use engine::types::{ConnectionId, IoId, Policy, RequestId, Span as Sectors, Tag, Time, VolumeId};
 use guest::Guest;
@@ -80,6 +81,7 @@ pub trait Decide: Send + 'static {
         id: VolumeId,
         spec: VolumeSpec,
         settled: Self::Settled,
+        map: Option<Box<dyn Map>>,
     ) -> Result<(), OpenError>;
     fn apply(&mut self, now: Time, event: Event, memory: &mut dyn Memory);
     fn poll_action(&mut self) -> Option<Action>;
@@ -111,8 +113,12 @@ impl Decide for Engine {
         id: VolumeId,
         spec: VolumeSpec,
         settled: Settled,
+        map: Option<Box<dyn Map>>,
     ) -> Result<(), OpenError> {
-        Engine::attach(self, now, id, spec, settled)
+        match map {
+            Some(map) => Engine::attach_mapped(self, id, spec, settled, map),
+            None => Engine::attach(self, now, id, spec, settled),
+        }
     }
 
     fn apply(&mut self, now: Time, event: Event, memory: &mut dyn Memory) {

@@ -5,6 +5,7 @@ use super::{Decide, Parts};
 use crate::buffer::{Arena, BufferPool, HostMemory, POOL_BYTES_DEFAULT};
 use crate::files::Files;
 use crate::lock::Patience;
+use crate::origin::Format;
 use crate::origin::file::{self, Access};
 use crate::origin::san::Params;
 use engine::chart::{Cursor, Page};
@@ -14,6 +15,7 @@ use engine::event::{
 };
 use engine::layout::{Holds, Part};
 use engine::memory::{Area, Memory, Place, Slice};
+use engine::origin::Map;
 use engine::snapshot::{CacheState, Snapshot};
 use engine::types::{DestageMode, IoId, Policy, RequestId, Span, Tag, Time, Uuid, VolumeId};
 use std::collections::{BTreeMap, VecDeque};
@@ -68,7 +70,14 @@ impl Decide for PassThrough {
         VolumeId(self.names.len() as u32 - 1)
     }
 
-    fn attach(&mut self, _: Time, _: VolumeId, _: VolumeSpec, _: ()) -> Result<(), OpenError> {
+    fn attach(
+        &mut self,
+        _: Time,
+        _: VolumeId,
+        _: VolumeSpec,
+        _: (),
+        _: Option<Box<dyn Map>>,
+    ) -> Result<(), OpenError> {
         Ok(())
     }
 
@@ -234,7 +243,8 @@ fn house(name: &str, san: Option<Params>) -> House {
     let request = file::Request {
         path: image,
         access: Access::Write,
-        format_raw: true,
+        format: Format::Raw,
+        allow: Vec::new(),
         journal_place: None,
         ledger_place: None,
         quiet: std::time::Duration::ZERO,
@@ -254,6 +264,7 @@ fn house(name: &str, san: Option<Params>) -> House {
         spec: spec(name),
         files,
         settled: (),
+        map: None,
         exports: vec![(name.to_owned(), export)],
     };
     handle.attach(attach).expect("joins");

@@ -19,10 +19,14 @@ use super::slots::Slots;
 use crate::fault::Kind;
 use crate::frontend::nbd::Extent;
 use crate::origin::file::Sides;
+use crate::origin::inflate::inflate;
+use crate::origin::mapped::Mapped;
 use crate::origin::reopen::Closed;
 use crate::ring::Waker;
 use crate::target::Target;
+use ::image::header::Compression;
 use engine::event::{IoError, Stat};
+use engine::origin::{Codec, Packed};
 use engine::types::RequestId;
 use engine::types::VolumeId;
 use std::collections::{BTreeMap, VecDeque};
@@ -42,6 +46,12 @@ pub(super) enum Work {
         offset: u64,
         bytes: u64,
     },
+    /// Reads a compressed cluster; so many bytes of what it holds are wanted.
+    Unpack {
+        offset: u64,
+        packed: Packed,
+        bytes: u64,
+    },
     Write {
         offset: u64,
         data: Vec<u8>,
@@ -52,6 +62,8 @@ pub(super) enum Work {
         allocate: bool,
     },
     Stat,
+    /// The same of all files of an image.
+    StatImage(Arc<Mapped>),
     /// Gives an image another size and makes that durable.
     Resize(u64),
     /// Cuts a journal to nothing.
@@ -286,6 +298,11 @@ impl Job {
                 data.resize(bytes as usize, 0);
                 target.read(offset, &mut data)
             }
+            Work::Unpack {
+                offset,
+                packed,
+                bytes,
+            } => unpack(target, offset, packed, bytes).map(|found| data = found),
             Work::Write { offset, data } => target.write(offset, &data),
             Work::Zero {
                 offset,
@@ -295,6 +312,7 @@ impl Job {
                 .zero(offset, bytes, allocate)
                 .map(|by_writing| zeroed = by_writing),
             Work::Stat => target.stat().map(|found| stat = Some(found)),
+            Work::StatImage(image) => image.stat().map(|found| stat = Some(found)),
             Work::Resize(bytes) => resize(target, bytes),
             Work::Truncate => truncate(target),
             Work::Unlink(paths) => unlink(&paths),
@@ -319,6 +337,25 @@ impl Job {
             sides,
         }
     }
+}
+
+/// The wanted part of a compressed cluster.
+fn unpack(target: &Target, offset: u64, packed: Packed, bytes: u64) -> Result<Vec<u8>, IoError> {
+    let mut from = vec![0; packed.packed_bytes as usize];
+    target.read(offset, &mut from)?;
+    let how = match packed.codec {
+        Codec::Deflate => Compression::Zlib,
+        Codec::Zstd => Compression::Zstd,
+    };
+    let mut cluster = vec![0; packed.cluster_bytes as usize];
+    inflate(how, &from, &mut cluster).map_err(|why| {
+        let name = target.name();
+        tracing::warn!("{name}: the compressed cluster at {offset:#x} {why}");
+        IoError::Failed
+    })?;
+    let start = packed.skip as usize;
+    let wanted = cluster.get(start..start + bytes as usize);
+    Ok(wanted.expect("an extent lies in its cluster").to_vec())
 }
 
 /// The two with what was written again, if anything was.

@@ -93,7 +93,10 @@ pub struct Tally {
 
 impl Tally {
     pub fn add(&mut self, now_ns: u64, io: &Io) {
-        let moves = matches!(io.op, Op::Read | Op::Write | Op::Zero { .. });
+        let moves = matches!(
+            io.op,
+            Op::Read | Op::Unpack(_) | Op::Write | Op::Zero { .. }
+        );
         let (count, kind) = match (io.device, io.op) {
             (Device::Cache, Op::Read) => return self.flash_reads.add(io.bytes),
             (Device::Cache, Op::Write) => return self.flash_writes.add(io.bytes),
@@ -103,8 +106,10 @@ impl Tally {
                 return;
             }
             _ if !moves => return,
-            (Device::Origin(_), Op::Read) => (&mut self.origin.reads, 0),
-            (Device::Origin(_), _) => (&mut self.origin.writes, 1),
+            (Device::Origin(_) | Device::Base(..), Op::Read | Op::Unpack(_)) => {
+                (&mut self.origin.reads, 0)
+            }
+            (Device::Origin(_) | Device::Base(..), _) => (&mut self.origin.writes, 1),
             (Device::Journal(_), _) => (&mut self.origin.journal, 2),
             (Device::Ledger(_), _) => (&mut self.origin.ledger, 3),
         };

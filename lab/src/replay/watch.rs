@@ -55,14 +55,14 @@ impl Watch {
     pub fn add(&mut self, now_ns: u64, io: &Io) {
         let (volume, image) = match io.device {
             Device::Cache => return,
-            Device::Origin(volume) => (volume, true),
+            Device::Origin(volume) | Device::Base(volume, _) => (volume, true),
             Device::Journal(volume) | Device::Ledger(volume) => (volume, false),
         };
         let Some(&disk) = self.volumes.get(&volume) else {
             return;
         };
         let verb = match io.op {
-            Op::Read => Verb::Read,
+            Op::Read | Op::Unpack(_) => Verb::Read,
             Op::Write | Op::Zero { .. } => Verb::Write,
             Op::Sync => Verb::Flush,
             _ => return,

@@ -46,6 +46,7 @@ mod page;
 mod policies;
 mod power;
 mod progress;
+mod qcow2;
 mod record;
 mod refuse;
 mod relayout;

@@ -12,6 +12,7 @@ use super::uri::Uri;
 use crate::cachedev::sync_directory;
 use crate::fault::{Fault, Kind};
 use crate::lock::Patience;
+use crate::origin::Format;
 use crate::origin::beside::{self, in_place};
 use crate::origin::file::{Access, OpenVolume, Origin, Request};
 use crate::signature;
@@ -69,6 +70,7 @@ pub fn open(uri: &Uri, request: &Request, patience: &mut Patience) -> Result<Ope
             unclean: false,
             writer: None,
         })),
+        mapped: None,
         ledger: None,
         journal: None,
         san: None,
@@ -77,7 +79,7 @@ pub fn open(uri: &Uri, request: &Request, patience: &mut Patience) -> Result<Ope
     volume.journal = volume.side(volume.journal_path.as_deref(), request.create, patience)?;
     let writer = path(ledgers, beside::WRITER)?.filter(|_| write);
     let origin = volume.origin.nbd_mut().expect("was just made");
-    if !request.format_raw {
+    if request.format != Format::Raw {
         let client = origin.client.as_mut().expect("was just made");
         refuse_other_formats(client, &name)?;
     }

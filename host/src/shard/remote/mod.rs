@@ -347,7 +347,9 @@ impl<E: Decide> Shard<E> {
                 Op::Zero { allocate } if export.write_zeroes => What::Zero { keep: allocate },
                 Op::Zero { .. } => What::WriteZeroes,
                 Op::Sync => What::Flush { covers: 0 },
-                Op::Stat | Op::Remove | Op::Resize => panic!("{op:?} is no request to a server"),
+                Op::Unpack(_) | Op::Stat | Op::Remove | Op::Resize => {
+                    panic!("{op:?} is no request to a server")
+                }
             };
             remote.queue.push_back(Piece::new(slot, what, part));
         }

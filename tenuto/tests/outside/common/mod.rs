@@ -218,7 +218,18 @@ impl Rig {
 
     /// One volume with its origin, policy and further lines as in the file.
     pub fn volume(&mut self, name: &str, origin: &Path, policy: &str, lines: &str) -> &mut Rig {
-        self.exported(&["nbd"], name, origin, policy, lines)
+        self.exported(&["nbd"], name, (origin, "raw"), policy, lines)
+    }
+
+    /// The same on a qcow2 image.
+    pub fn qcow2_volume(
+        &mut self,
+        name: &str,
+        image: &Path,
+        policy: &str,
+        lines: &str,
+    ) -> &mut Rig {
+        self.exported(&["nbd"], name, (image, "qcow2"), policy, lines)
     }
 
     /// The same for one that a guest has over vhost-user.
@@ -229,20 +240,20 @@ impl Rig {
         policy: &str,
         lines: &str,
     ) -> &mut Rig {
-        self.exported(&["vhost-user", "nbd"], name, origin, policy, lines)
+        self.exported(&["vhost-user", "nbd"], name, (origin, "raw"), policy, lines)
     }
 
     fn exported(
         &mut self,
         exports: &[&str],
         name: &str,
-        origin: &Path,
+        (origin, format): (&Path, &str),
         policy: &str,
         lines: &str,
     ) -> &mut Rig {
         write!(
             self.volumes,
-            "[[volume]]\nname = \"{name}\"\norigin = \"{}\"\nformat = \"raw\"\n\
+            "[[volume]]\nname = \"{name}\"\norigin = \"{}\"\nformat = \"{format}\"\n\
              policy = \"{policy}\"\nexport = {exports:?}\n{lines}\n",
             origin.display()
         )

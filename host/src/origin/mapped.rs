@@ -1,0 +1,209 @@
+//! An image of qcow2 files under a volume: what it takes to find its bytes.
+//!
+//! Always true: a file below is open once for all volumes above it, as long as one of them is
+//! there; what an image is known by covers all of its files, so that a file below which was
+//! replaced or written by another program is noticed like the first one. Deliberately absent:
+//! writing such an image.
+
+use super::Format;
+use super::chain::{self, Link, Rules, Stated};
+use super::file::Request;
+use crate::fault::{Fault, Kind};
+use crate::lock::Patience;
+use crate::signature;
+use crate::target::Target;
+use ::image::{Chain, Header};
+use engine::chain::ChainMap;
+use engine::event::{IoError, Stat};
+use engine::image::{Image, Named};
+use engine::origin::{FileIndex, Map};
+use engine::types::{SECTOR_BYTES, Uuid};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
+
+/// RAM for the tables of one image.
+const TABLES_BYTES_MAX: u64 = 16 << 20;
+
+/// By device and inode.
+type OpenFiles = BTreeMap<(u64, u64), Weak<Target>>;
+
+/// Files below images that are open.
+static BELOW: LazyLock<Mutex<OpenFiles>> = LazyLock::new(Mutex::default);
+
+/// The files of an image and how they stand on each other.
+#[derive(Debug)]
+pub struct Mapped {
+    links: Vec<Link>,
+    chain: Chain,
+}
+
+/// What is told of an image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImageShown {
+    /// What can be allocated alone.
+    pub unit_bytes: u64,
+    /// Its files, from the top down.
+    pub chain: Vec<PathBuf>,
+    /// Names of the internal snapshots of its first file.
+    pub snapshots: Vec<String>,
+}
+
+/// Opens an image for reading, if it is of a format; `None` for a raw one.
+pub fn open(request: &Request, patience: &mut Patience) -> Result<Option<Mapped>, Fault> {
+    let top = match request.format {
+        Format::Raw => return Ok(None),
+        Format::Auto if !begins_as_qcow2(&request.path) => return Ok(None),
+        Format::Auto => None,
+        Format::Qcow2 => Some(Stated::Qcow2),
+    };
+    let rules = Rules {
+        top,
+        allow: Some(&request.allow),
+    };
+    let opened = chain::open(&request.path, &rules, patience)?;
+    let mut links = opened.links;
+    for link in links.iter_mut().skip(1) {
+        link.target = shared(&link.target);
+    }
+    let mapped = Mapped {
+        links,
+        chain: opened.chain,
+    };
+    if mapped.chain.size_bytes() == 0 {
+        let name = chain::name_of(&request.path);
+        return Err(Fault::new(
+            Kind::Invalid,
+            format!("{name}: is a disk of 0 bytes; a guest's disk has at least one sector"),
+        ));
+    }
+    Ok(Some(mapped))
+}
+
+/// A look before it is opened in earnest; what cannot be read is told there.
+fn begins_as_qcow2(path: &Path) -> bool {
+    let mut head = Vec::new();
+    let limit = signature::HEAD_BYTES as u64;
+    let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut head));
+    read.is_ok() && signature::image_format(&head) == Some("qcow2")
+}
+
+/// The same file as another volume has it open, if it is as it was then.
+fn shared(target: &Arc<Target>) -> Arc<Target> {
+    let mut below = BELOW.lock().expect("no holder of this lock panics");
+    below.retain(|_, known| known.strong_count() > 0);
+    let as_it_is = |target: &Target| {
+        let meta = target.file.metadata().ok()?;
+        Some((
+            meta.size(),
+            (meta.mtime(), meta.mtime_nsec()),
+            (meta.ctime(), meta.ctime_nsec()),
+        ))
+    };
+    let known = below.get(&target.identity).and_then(Weak::upgrade);
+    let known = known.filter(|known| {
+        known.size_bytes == target.size_bytes && as_it_is(known) == as_it_is(target)
+    });
+    known.unwrap_or_else(|| {
+        below.insert(target.identity, Arc::downgrade(target));
+        target.clone()
+    })
+}
+
+impl Mapped {
+    /// What the guest sees.
+    pub fn size_bytes(&self) -> u64 {
+        self.chain.size_bytes().next_multiple_of(SECTOR_BYTES)
+    }
+
+    pub fn shown(&self) -> ImageShown {
+        let header = self.chain.files()[0].header();
+        ImageShown {
+            unit_bytes: header.map_or(0, Header::unit_bytes),
+            chain: self.links.iter().map(|link| link.path.clone()).collect(),
+            snapshots: Vec::new(),
+        }
+    }
+
+    /// The files, from the top down.
+    pub fn links(&self) -> &[Link] {
+        &self.links
+    }
+
+    pub fn top(&self) -> &Arc<Target> {
+        &self.links[0].target
+    }
+
+    /// A file below the top.
+    pub fn below(&self, file: FileIndex) -> Option<&Arc<Target>> {
+        let link = self.links.get(usize::from(file.0));
+        link.filter(|_| file != FileIndex::TOP)
+            .map(|link| &link.target)
+    }
+
+    /// The same files, each opened again.
+    pub fn reopened<E>(
+        &self,
+        open: impl Fn(&Target) -> Result<Arc<Target>, E>,
+    ) -> Result<Mapped, E> {
+        let mut links = self.links.clone();
+        for (at, link) in links.iter_mut().enumerate() {
+            let target = open(&link.target)?;
+            link.target = match at {
+                0 => target,
+                _ => shared(&target),
+            };
+        }
+        let chain = self.chain.clone();
+        Ok(Mapped { links, chain })
+    }
+
+    /// How its bytes are found; `names` are those of its files.
+    pub fn map(&self, names: Vec<Uuid>) -> Box<dyn Map> {
+        Box::new(ChainMap::new(self.chain.clone(), names, TABLES_BYTES_MAX))
+    }
+
+    /// What all of its files together are known by.
+    pub fn stat(&self) -> Result<Stat, IoError> {
+        let mut stats = self.links.iter().map(|link| link.target.stat());
+        let mut all = stats.next().expect("an image has a first file")?;
+        for stat in stats {
+            let stat = stat?;
+            all.print = all
+                .print
+                .zip(stat.print)
+                .map(|(one, other)| mix(one, other));
+            all.image = all.image.zip(stat.image).map(both);
+            all.named = match (all.named, stat.named) {
+                (Named::Gone, _) | (_, Named::Gone) => Named::Gone,
+                (Named::Unknown, _) | (_, Named::Unknown) => Named::Unknown,
+                (Named::To(one), Named::To(other)) => Named::To(both((one, other))),
+            };
+        }
+        Ok(all)
+    }
+}
+
+/// What an image is known by together with the file below it.
+fn both((above, below): (Image, Image)) -> Image {
+    Image {
+        device: mix(above.device, below.device),
+        inode: mix(above.inode, below.inode),
+        birth_ns: match above.birth_ns.min(below.birth_ns) {
+            0 => 0,
+            _ => mix(above.birth_ns, below.birth_ns),
+        },
+        size_bytes: above.size_bytes + below.size_bytes,
+        mtime_ns: mix(above.mtime_ns, below.mtime_ns),
+        lasts: above.lasts && below.lasts,
+    }
+}
+
+/// A number that is another one where either of the two is; never 0.
+fn mix(one: u64, other: u64) -> u64 {
+    const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
+    (one.wrapping_mul(ODD).rotate_left(29) ^ other).wrapping_mul(ODD) | 1
+}
