@@ -329,6 +329,11 @@ impl Core {
     }
 
     fn claim_of(&self, volume: &Volume, old: Option<Ledger>) -> Ledger {
+        // A ledger that came back from a backup may name a cut that is behind the log; a ledger
+        // that said so once more would be none.
+        let reached = |it: Progress| matches!(it, Progress::Cut(upto) if upto < volume.destaged);
+        let progress = old.as_ref().map(|ledger| ledger.progress);
+        let progress = progress.filter(|it| !reached(*it));
         let mut owner = self.config.host_name.clone();
         while owner.len() > OWNER_BYTES_MAX {
             owner.pop();
@@ -343,9 +348,7 @@ impl Core {
             generation: volume.generation,
             destaged: volume.destaged,
             // A cut that was begun is reached by the recovered log, which covers it.
-            progress: old
-                .as_ref()
-                .map_or(Progress::Idle, |ledger| ledger.progress),
+            progress: progress.unwrap_or(Progress::Idle),
             dirty: true,
             origin_bytes: volume.size_bytes,
             mtime_before_ns: old.as_ref().map_or(0, |ledger| ledger.mtime_before_ns),
