@@ -568,6 +568,12 @@ impl Core {
             return;
         }
         volume.detaching = Some((request, discard_dirty));
+        // A commit that has begun goes to its end, if its image is touched by then.
+        if self.checkpoint.is_waited_for(Waiter::Attach(id))
+            && let Some(commit) = self.volume(id).committing.take()
+        {
+            cx.out.reply(commit, Err(Refusal::Gone));
+        }
         self.give_up_unfinished(id);
         let volume = self.volume(id);
         let waiting = core::mem::take(&mut volume.waiting);
@@ -596,9 +602,15 @@ impl Core {
         let Some((request, _)) = volume.detaching else {
             return;
         };
+        let destaged = self.volume(id).is_destaging();
         self.abandon_destage(id);
         let volume = self.volume(id);
         if !volume.is_destaging() {
+            // A commit goes with its destage.
+            let commit = volume.committing.take_if(|_| destaged);
+            commit
+                .into_iter()
+                .for_each(|request| cx.out.reply(request, Err(Refusal::Gone)));
             self.turns.rest(id);
         }
         let volume = self.volume(id);
@@ -609,6 +621,7 @@ impl Core {
         let busy = volume.is_destaging()
             || volume.origin_in_flight > 0
             || volume.reads_in_flight > 0
+            || volume.committing.is_some()
             || ledger_busy;
         if busy || volume.removing {
             return;
@@ -635,24 +648,33 @@ impl Core {
             );
             return;
         }
-        self.forget(request, id);
+        self.forget(cx, request, id);
     }
 
     /// Ledger and journal are gone, or could not be removed; the data is at the origin anyway.
-    pub(super) fn removed(&mut self, _cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
+    pub(super) fn removed(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
         let volume = self.volume(id);
         if !ok {
             volume.counters.origin.errors += 1;
         }
         let (request, _) = volume.detaching.expect("only detached volumes are removed");
-        self.forget(request, id);
+        self.forget(cx, request, id);
     }
 
-    fn forget(&mut self, request: RequestId, id: VolumeId) {
+    fn forget(&mut self, cx: &mut Cx<'_>, request: RequestId, id: VolumeId) {
         self.end_given_up(id);
         let volume = self.volumes[id.0 as usize]
             .take()
             .expect("checked by the caller");
+        // What has come since it was told to go, or could not be brought to its end.
+        self.checkpoint.forget(Waiter::Resize(id));
+        let waiting = volume.waiting.iter().map(|waiting| waiting.request);
+        let orders = volume.destage_waiters.iter().map(|(order, _)| *order);
+        let others = volume.resize.map(|resize| resize.request());
+        let others = others.into_iter().chain(volume.suspending);
+        for gone in waiting.chain(orders).chain(others) {
+            cx.out.reply(gone, Err(Refusal::Gone));
+        }
         self.log.close_quota(volume.quota_owner);
         self.forget_layer(volume.layer);
         self.turns.forget(id);

@@ -85,6 +85,12 @@ impl CheckpointWriter {
         }
     }
 
+    /// Whether somebody still waits for the next one, or for the one under way.
+    pub fn is_waited_for(&self, waiter: Waiter) -> bool {
+        let running = self.running.iter().flat_map(|running| &running.waiters);
+        self.waiters.iter().chain(running).any(|it| *it == waiter)
+    }
+
     /// One is to be written.
     pub fn is_due(&self) -> bool {
         self.wanted || !self.waiters.is_empty()

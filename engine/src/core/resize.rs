@@ -40,6 +40,11 @@ enum Step {
 }
 
 impl Resize {
+    /// Who has ordered it.
+    pub fn request(&self) -> RequestId {
+        self.request
+    }
+
     /// The size to which the volume goes back if its image does not get the new one.
     pub fn bytes_to_return_to(&self) -> u64 {
         match self.step {
