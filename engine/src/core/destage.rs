@@ -731,9 +731,11 @@ impl Core {
             return self.seen_at_end(cx, id, &stat, fits);
         }
         if !fits {
+            // One that is applied already goes on when its image fits again.
+            let applying = destage.applying;
             return match self.volume(id).committing {
-                Some(_) => self.give_up_commit(cx, id),
-                None => self.detach_progress(cx, id),
+                Some(_) if !applying => self.give_up_commit(cx, id),
+                _ => self.detach_progress(cx, id),
             };
         }
         let destage = self.phase(id);
