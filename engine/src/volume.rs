@@ -188,6 +188,8 @@ pub struct Volume {
     pub detaching: Option<(RequestId, bool)>,
     /// Its ledger is being removed.
     pub removing: bool,
+    /// It is gone, or could not be removed.
+    pub removed: bool,
     /// Requests to its origin in flight, and reads that are not answered.
     pub origin_in_flight: u32,
     pub reads_in_flight: u32,
@@ -281,6 +283,7 @@ impl Volume {
             destage_waiters: Vec::new(),
             detaching: None,
             removing: false,
+            removed: false,
             origin_in_flight: 0,
             reads_in_flight: 0,
             unfinished_sectors: 0,

@@ -623,7 +623,7 @@ impl Core {
             || volume.reads_in_flight > 0
             || volume.committing.is_some()
             || ledger_busy;
-        if busy || volume.removing {
+        if busy || (volume.removing && !volume.removed) {
             return;
         }
         // A journal that is being applied is the only whole state there is.
@@ -635,7 +635,7 @@ impl Core {
         // A first ledger that was cut short by a power loss is none, but there may be a file.
         let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
         let beside = volume.ledger_writer.is_some() || (writes && volume.attached);
-        if beside && !kept {
+        if beside && !kept && !volume.removed {
             volume.removing = true;
             let pending = Pending::Remove { volume: id };
             cx.order(
@@ -657,8 +657,10 @@ impl Core {
         if !ok {
             volume.counters.origin.errors += 1;
         }
-        let (request, _) = volume.detaching.expect("only detached volumes are removed");
-        self.forget(cx, request, id);
+        assert!(volume.detaching.is_some() && volume.removing);
+        // A guest may have read from it meanwhile.
+        volume.removed = true;
+        self.detach_progress(cx, id);
     }
 
     fn forget(&mut self, cx: &mut Cx<'_>, request: RequestId, id: VolumeId) {

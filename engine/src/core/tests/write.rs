@@ -385,3 +385,22 @@ fn a_discard_is_dropped_before_the_map_where_the_origin_writes_zeroes() {
     assert_eq!(shown.dirty_bytes, 8 * SECTOR_BYTES, "the write alone");
     assert_eq!(shown.dirty_writes, 1);
 }
+
+/// Fails when: a volume is forgotten while a read of its guest is at its origin.
+#[test]
+fn a_read_that_comes_while_the_ledger_is_removed_is_answered_before_its_volume_goes() {
+    let (mut host, disk) = Host::write_back();
+    host.hold(|io| io.op == Op::Remove);
+    let gone = host.order(Command::Detach {
+        volume: disk,
+        discard_dirty: false,
+    });
+    host.hold(|io| io.op == Op::Remove || io.op == Op::Read);
+    let read = host.ask(disk, 0, 1);
+    host.hold(|io| io.op == Op::Read);
+    assert_eq!((host.answer(read), host.answer(gone)), (None, None));
+    host.hold(none);
+    host.pass(1_000);
+    assert_eq!(host.answer(read), Some(Ok(())));
+    assert_eq!(host.answer(gone), Some(Ok(())));
+}
