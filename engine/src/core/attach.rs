@@ -20,6 +20,7 @@ use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
 use crate::format::ledger::{
     LEDGER_BYTES, LOSS_ACCEPTED, Ledger, OWNER_BYTES_MAX, PAST_LOG, Progress,
 };
+use crate::format::record::MAX_SECTOR;
 use crate::image::{Finding, Image, Named, compare};
 use crate::log::QuotaOwner;
 use crate::memory::Slice;
@@ -28,10 +29,13 @@ use crate::outbox::{Cx, Pending};
 use crate::ram::Layer;
 use crate::settle::Settled;
 use crate::snapshot::State;
-use crate::types::{Generation, Policy, RequestId, Serial, Time, Uuid, VolumeId};
+use crate::types::{Generation, Policy, RequestId, SECTOR_BYTES, Serial, Time, Uuid, VolumeId};
 use crate::volume::{LedgerStep, LedgerWriter, Volume};
 use alloc::format;
 use alloc::string::String;
+
+/// No record of the log can name more of a volume.
+pub(super) const BYTES_MAX: u64 = MAX_SECTOR * SECTOR_BYTES;
 
 impl Core {
     /// The id a volume of this name has, or will have.
@@ -214,6 +218,12 @@ impl Core {
             return Err(OpenError::Refused(format!(
                 "volume {name}: name or place of the origin is too long; \
                  at most {NAME_BYTES_MAX} and {ORIGIN_BYTES_MAX} bytes"
+            )));
+        }
+        if spec.size_bytes > BYTES_MAX {
+            return Err(OpenError::Refused(format!(
+                "volume {name}: size {} is more than a volume can have; at most {BYTES_MAX} bytes",
+                spec.size_bytes
             )));
         }
         if spec.size_bytes == 0 || !spec.size_bytes.is_multiple_of(512) {

@@ -15,6 +15,7 @@
 //! for that only when nobody is connected and nothing is dirty.
 
 use super::Core;
+use super::attach::BYTES_MAX;
 use super::checkpoint::Waiter;
 use crate::adversary::{Bug, has};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
@@ -80,9 +81,8 @@ impl Core {
             || volume.resize.is_some();
         let refusal = match volume.state {
             _ if gone => Some(Refusal::Gone),
-            _ if new_bytes == 0 || !new_bytes.is_multiple_of(SECTOR_BYTES) => {
-                Some(Refusal::OutOfRange)
-            }
+            _ if new_bytes == 0 || new_bytes > BYTES_MAX => Some(Refusal::OutOfRange),
+            _ if !new_bytes.is_multiple_of(SECTOR_BYTES) => Some(Refusal::OutOfRange),
             // Others stand on the image.
             _ if volume.read_only || !volume.owns_image() => Some(Refusal::Policy),
             _ if volume.misfit().is_some() => Some(Refusal::Held),

@@ -1,7 +1,9 @@
 //! Which writes are taken, which wait, and what a stage charges and counts.
 
 use super::{CAPACITY_BLOCKS, Host, fine, none, spec, writes_journal};
+use crate::engine::{OpenError, Settled};
 use crate::event::{Command, Device, Event, Io, IoError, Op, Purpose, Refusal};
+use crate::format::record::MAX_SECTOR;
 use crate::snapshot::State;
 use crate::types::{BLOCK_BYTES, ConnectionId, Policy, SECTOR_BYTES, Serial, VolumeId};
 
@@ -403,4 +405,32 @@ fn a_read_that_comes_while_the_ledger_is_removed_is_answered_before_its_volume_g
     host.pass(1_000);
     assert_eq!(host.answer(read), Some(Ok(())));
     assert_eq!(host.answer(gone), Some(Ok(())));
+}
+
+#[test]
+fn a_disk_is_no_longer_than_the_log_can_name() {
+    let longest = MAX_SECTOR * SECTOR_BYTES;
+    let of_bytes = |size_bytes| {
+        let mut long = spec(Policy::WriteBack, "disk");
+        long.size_bytes = size_bytes;
+        let mut host = Host::new();
+        let id = host.core.place("disk");
+        let attached = host.core.attach(id, long, Settled::default());
+        host.send(Event::Tick);
+        (host, id, attached)
+    };
+    let (mut host, disk, attached) = of_bytes(longest);
+    assert_eq!(attached, Ok(()));
+    let order = host.order(Command::Resize {
+        volume: disk,
+        size_bytes: longest + SECTOR_BYTES,
+    });
+    assert_eq!(host.answer(order), Some(Err(Refusal::OutOfRange)));
+    let last = host.write_sectors(disk, MAX_SECTOR - 1, 1);
+    assert_eq!(host.answer(last), Some(Ok(())));
+    let (_, _, attached) = of_bytes(longest + SECTOR_BYTES);
+    assert!(
+        matches!(attached, Err(OpenError::Refused(_))),
+        "{attached:?}"
+    );
 }
