@@ -167,6 +167,10 @@ impl Core {
         commit: bool,
         (image, unsaid): (Image, bool),
     ) -> Option<LedgerWriter> {
+        assert!(
+            volume.destaged < volume.serial_next,
+            "the next serial is not destaged"
+        );
         let owned = volume.policy == Policy::WriteBack;
         let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
         let keeps = writes && (owned || ledger.is_some());
@@ -442,9 +446,15 @@ impl Core {
             .ledger_writer
             .as_mut()
             .expect("checked by the caller");
+        assert!(
+            ledger_writer.step.is_some() && ledger_writer.piece.is_none(),
+            "a ledger is written once at a time, and for a step"
+        );
         ledger_writer.failed = false;
         ledger_writer.piece = Some(piece);
-        cx.memory.store(place, &ledger_writer.ledger.encode());
+        let bytes = ledger_writer.ledger.encode();
+        assert!(Ledger::parse(&bytes).is_ok(), "what is written can be read");
+        cx.memory.store(place, &bytes);
         let at = Ledger::slot_at(ledger_writer.ledger.sequence);
         let slices = alloc::vec![Slice {
             place,
@@ -523,6 +533,10 @@ impl Core {
             volume.counters.origin.errors += 1;
             return;
         };
+        assert!(
+            ledger_writer.step == Some(LedgerStep::Claim),
+            "a claim asks for the time"
+        );
         ledger_writer.step = None;
         ledger_writer.clock_ahead_ns = stat.mtime_ns.saturating_sub(stat.now_ns);
         ledger_writer.clock_there = (stat.mtime_ns, cx.now);
@@ -678,6 +692,14 @@ impl Core {
         let volume = self.volumes[id.0 as usize]
             .take()
             .expect("checked by the caller");
+        assert!(
+            volume.origin_in_flight == 0
+                && volume.reads_in_flight == 0
+                && volume.unfinished_sectors == 0
+                && !volume.is_destaging(),
+            "nothing of a volume that goes is in flight"
+        );
+        assert!(volume.group.is_none(), "it has left its group");
         // What has come since it was told to go, or could not be brought to its end.
         self.checkpoint.forget(Waiter::Resize(id));
         let waiting = volume.waiting.iter().map(|waiting| waiting.request);

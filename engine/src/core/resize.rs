@@ -121,6 +121,10 @@ impl Core {
         if !serves || writes || (shrinks && touched) {
             return;
         }
+        assert!(
+            resize.old_bytes == volume.size_bytes,
+            "a size changes once at a time"
+        );
         resize.step = Step::Set;
         let bytes = resize.new_bytes;
         if shrinks {
@@ -139,6 +143,7 @@ impl Core {
             .resize
             .as_mut()
             .expect("a change of size is under way");
+        assert!(resize.step == Step::Set, "its image was told the new size");
         let end = resize.old_bytes.min(resize.new_bytes);
         let longest = resize.old_bytes.max(resize.new_bytes);
         match result {
@@ -166,6 +171,7 @@ impl Core {
             false => end / SECTOR_BYTES / BLOCK_SECTORS,
         };
         let blocks = longest.div_ceil(SECTOR_BYTES * BLOCK_SECTORS) - first;
+        assert!(first * BLOCK_SECTORS * SECTOR_BYTES <= longest);
         self.forget_blocks(layer, first, blocks);
         self.start_destage_if_due(cx, id);
         self.pump_switch(cx, id);
@@ -176,6 +182,7 @@ impl Core {
     pub(super) fn resize_named(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
         if let Some(resize) = volume.resize.take() {
+            assert!(resize.step == Step::Name, "its image has the new size");
             cx.out.reply(resize.request, Ok(()));
         }
     }
