@@ -60,6 +60,7 @@ impl Fifo {
     };
 
     fn push(&mut self, links: &mut [Link], slot: u32) {
+        assert!(self.is_consistent(), "an empty list has no ends");
         let link = &mut links[slot as usize];
         link.newer = NONE;
         link.older = self.newest;
@@ -71,7 +72,13 @@ impl Fifo {
         self.len += 1;
     }
 
+    /// Both ends are there, or none and no slot.
+    fn is_consistent(&self) -> bool {
+        (self.newest == NONE) == (self.len == 0) && (self.oldest == NONE) == (self.len == 0)
+    }
+
     fn remove(&mut self, links: &mut [Link], slot: u32) {
+        assert!(self.len > 0, "a list that has the slot is not empty");
         let Link { newer, older, .. } = links[slot as usize];
         match newer {
             NONE => self.newest = older,
@@ -82,11 +89,13 @@ impl Fifo {
             older => links[older as usize].newer = newer,
         }
         self.len -= 1;
+        assert!(self.is_consistent(), "an empty list has no ends");
     }
 }
 
 impl S3Fifo {
     pub fn new(slots: usize) -> S3Fifo {
+        assert!(slots < NONE as usize, "a slot has a number");
         let free = Link {
             newer: NONE,
             older: NONE,
@@ -155,6 +164,15 @@ impl S3Fifo {
             if slot == NONE {
                 return None;
             }
+            let queue = if from_small {
+                Queue::Small
+            } else {
+                Queue::Main
+            };
+            assert!(
+                self.links[slot as usize].queue == queue,
+                "a slot knows its queue"
+            );
             self.remove(slot);
             let link = &mut self.links[slot as usize];
             let hits = link.hits;
@@ -182,6 +200,7 @@ impl S3Fifo {
             Queue::None => unreachable!("a slot enters a queue"),
         }
         self.links[slot as usize].queue = queue;
+        assert!(self.small.len + self.main.len <= self.links.len());
     }
 }
 

@@ -51,6 +51,12 @@ const EPOCHS_PER_ROOM: u64 = 16;
 const EPOCH_BLOCKS_MIN: u64 = 1024;
 const EPOCHS_CALM: u64 = 4;
 
+const _: () = assert!(LEVEL_CALM < LEVEL_DRAIN && LEVEL_DRAIN < LEVEL_RELEASE);
+const _: () = assert!(LEVEL_RELEASE < LEVEL_FULL && FILL_STEEP < 1000);
+const _: () = assert!(UNIT_NS_MIN < UNIT_NS_MAX && 4 * UNIT_NS_MAX <= DELAY_NS_MAX);
+const _: () = assert!(RATE_EVERY_NS < RATE_FIRST_NS && RATE_FIRST_NS < RATE_TAU_NS);
+const _: () = assert!(EPOCHS_CALM <= EPOCHS_PER_ROOM);
+
 /// When flow control starts, as the administrator wants it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowLimits {
@@ -181,6 +187,10 @@ impl Flow {
     /// Counts a write that arrives. True when the gauges must be looked at before it is taken;
     /// far from every limit that is one comparison.
     pub fn arrives(&mut self, now: Time, blocks: u64) -> bool {
+        assert!(
+            self.ease_blocks == 0 || !self.is_active(),
+            "who is slowed is looked at for each write"
+        );
         if self.ease_blocks >= blocks {
             self.ease_blocks -= blocks;
             return false;
@@ -233,6 +243,10 @@ impl Flow {
         if !self.is_active() || has(Bug::NeverSlow) {
             return Time(0);
         }
+        assert!(
+            self.delay_ns > 0 && self.delay_ns <= self.highest_ns,
+            "a delay lies below the longest of this fill"
+        );
         self.held_writes += 1;
         // Writes that come in a bunch would be released in one, and come back in one.
         let spread = self.gap_ns(blocks) / 2;
@@ -486,12 +500,16 @@ impl Flow {
             return unit + 3 * unit * fill / FILL_STEEP;
         }
         let steep = DELAY_NS_MAX - 4 * unit;
-        4 * unit + steep * (fill - FILL_STEEP) / (1000 - FILL_STEEP)
+        let highest = 4 * unit + steep * (fill - FILL_STEEP) / (1000 - FILL_STEEP);
+        assert!(highest <= DELAY_NS_MAX, "no write is held for ever");
+        highest
     }
 
     /// One step of the delay towards what the measured rate asks for.
     fn steer(&mut self, level: u64, high: u64, gauges: &Gauges) {
+        assert!(self.is_active(), "only who is slowed has a delay");
         let unit = self.unit_ns();
+        assert!(unit <= high, "no delay is below the latency");
         // Writes come and go in bunches: a look at the wrong moment finds few of those in flight.
         self.held_blocks = gauges
             .held_blocks
@@ -521,6 +539,7 @@ impl Flow {
 
     /// How much may come before any gauge can be at `level`.
     fn ease(&mut self, level: u64, now: Time, limits: &FlowLimits, gauges: &Gauges) {
+        assert!(!self.is_active() && level <= LEVEL_FULL);
         let left = |now: u64, limit: u64| (limit.saturating_mul(level) / 1000).saturating_sub(now);
         let room = gauges
             .room_blocks

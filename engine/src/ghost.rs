@@ -16,6 +16,11 @@ const NONE: u16 = 0;
 #[repr(transparent)]
 struct Bucket([u16; WAYS]);
 
+const _: () = assert!(
+    64 % size_of::<Bucket>() == 0,
+    "a bucket lies in one cache line"
+);
+
 pub struct Ghost {
     buckets: Vec<Bucket>,
 }
@@ -30,7 +35,12 @@ impl Ghost {
 
     /// As many keys as fit into so much memory.
     pub fn of_bytes(bytes: u64) -> Ghost {
-        Ghost::new(bytes as usize / size_of::<Bucket>() * WAYS)
+        let ghost = Ghost::new(bytes as usize / size_of::<Bucket>() * WAYS);
+        assert!(
+            ghost.bytes() as u64 <= bytes,
+            "memory is bounded from the start"
+        );
+        ghost
     }
 
     pub fn bytes(&self) -> usize {
@@ -46,6 +56,7 @@ impl Ghost {
 
     pub fn remember(&mut self, hash: u64) {
         if let Some((bucket, print)) = self.find(hash) {
+            assert!(print != NONE, "an empty way is that of no key");
             // Not `rotate_right`, which calls out for so few.
             bucket.copy_within(..WAYS - 1, 1);
             bucket[0] = print;

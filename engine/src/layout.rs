@@ -59,6 +59,10 @@ pub fn layout<'a>(
         }
         from = end;
     }
+    debug_assert!(
+        parts.is_sorted_by(|a, b| a.span.end() == b.span.sector && a.holds != b.holds),
+        "parts follow one another, and neighbours differ"
+    );
     parts
 }
 
@@ -68,6 +72,7 @@ pub(crate) fn next<'a>(
     from: u64,
     end: u64,
 ) -> (Option<Content>, u64) {
+    assert!(from < end, "a range has sectors");
     let mut end = end;
     for map in maps {
         let Some(piece) = map.at_or_after(from) else {
@@ -77,6 +82,7 @@ pub(crate) fn next<'a>(
             return (Some(piece.content), end.min(piece.span.end()));
         }
         end = end.min(piece.span.sector);
+        assert!(from < end, "each step goes on");
     }
     (None, end)
 }

@@ -43,6 +43,11 @@ struct Entry {
 }
 
 const _: () = assert!(size_of::<Entry>() == 16);
+const _: () = assert!(
+    LINE_BLOCKS == u16::BITS as u64,
+    "a bitmap has a bit for each block"
+);
+const _: () = assert!(HITS_MAX < 1 << (u32::BITS - CHAIN_BITS));
 
 pub struct LineIndex {
     entries: Vec<Entry>,
@@ -90,6 +95,7 @@ impl Entry {
 impl LineRun {
     /// Where the block with this number in the line lies.
     fn slot(&self, bit: u32) -> u32 {
+        assert!(self.bitmap >> bit & 1 == 1, "the run has the block");
         self.base + (self.bitmap & ((1 << bit) - 1)).count_ones()
     }
 
@@ -180,11 +186,18 @@ impl LineIndex {
         }
         self.held[layer] += added;
         self.blocks += u64::from(added);
+        assert!(
+            u64::from(self.held[layer]) <= self.blocks,
+            "blocks of a layer are blocks of the index"
+        );
     }
 
     fn discount(&mut self, layer: u16, dropped: u32) {
-        self.held[usize::from(layer)] -= dropped;
+        let held = &mut self.held[usize::from(layer)];
+        assert!(*held >= dropped, "only what was counted is dropped");
+        *held -= dropped;
         self.blocks -= u64::from(dropped);
+        assert!(u64::from(*held) <= self.blocks);
     }
 
     /// The block of the log that holds this block of a layer.
@@ -216,6 +229,7 @@ impl LineIndex {
         let Some(at) = self.take_entry() else {
             return false;
         };
+        assert!(self.entries.len() <= self.entries_max && at != NONE);
         self.entries[at as usize] = Entry {
             line: run.line,
             layer: run.layer,
@@ -223,6 +237,7 @@ impl LineIndex {
             base: run.base,
             chain: self.chains[segment],
         };
+        debug_assert!(self.chains[segment] != at, "an entry is on one chain");
         self.chains[segment] = at;
         self.count(run.layer, run.bitmap.count_ones());
         let (entries, seed) = (&self.entries, self.seed);
@@ -299,6 +314,10 @@ impl LineIndex {
     }
 
     fn drop_bits(&mut self, layer: u16, line: u32, bits: Range<u32>) {
+        assert!(
+            bits.start < bits.end && bits.end <= LINE_BLOCKS as u32,
+            "the blocks lie in one line"
+        );
         let low = ((1u32 << bits.start) - 1) as u16;
         let upto = ((1u32 << bits.end) - 1) as u16;
         while let Some(at) = self.find_any(layer, line, upto & !low) {
@@ -306,6 +325,10 @@ impl LineIndex {
             let (below, above) = (run.bitmap & low, run.bitmap & !upto);
             let behind = run.base + (run.bitmap & upto).count_ones();
             let kept = if below != 0 { below } else { above };
+            assert!(
+                kept & upto & !low == 0 && kept != run.bitmap,
+                "each step drops a block"
+            );
             self.discount(layer, (run.bitmap & !kept).count_ones());
             let entry = &mut self.entries[at as usize];
             entry.bitmap = kept;
@@ -347,6 +370,10 @@ impl LineIndex {
         while at != NONE {
             let entry = self.entries[at as usize];
             if entry.bitmap != 0 {
+                assert!(
+                    entry.base / self.segment_blocks == segment.0,
+                    "a chain has entries of its segment"
+                );
                 runs.push(entry.run());
             }
             at = entry.next();
@@ -361,6 +388,10 @@ impl LineIndex {
         while at != NONE {
             let entry = self.entries[at as usize];
             if entry.bitmap != 0 {
+                assert!(
+                    entry.base / self.segment_blocks == segment.0,
+                    "a chain has entries of its segment"
+                );
                 self.unlink(at);
                 self.discount(entry.layer, entry.bitmap.count_ones());
                 runs.push((entry.run(), entry.hits()));

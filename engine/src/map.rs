@@ -121,6 +121,9 @@ impl Extent {
     }
 }
 
+const _: () = assert!(size_of::<Extent>() == 16);
+const _: () = assert!(LEAF_EXTENTS_MAX.is_multiple_of(LEAF_GROWTH));
+
 struct Leaf {
     extents: Vec<Extent>,
 }
@@ -199,6 +202,7 @@ impl ExtentMap {
                 return;
             };
             let old = self.leaves[leaf_at].extents[at].piece();
+            assert!(old.span.end() > from, "what is found ends behind");
             if old.span.sector >= span.end() {
                 return;
             }
@@ -241,6 +245,7 @@ impl ExtentMap {
                 from = piece.span.sector;
             }
             let end = piece.span.end().min(span.end());
+            assert!(end > from, "each piece goes on from the one before");
             let content = piece.content.advance(from - piece.span.sector);
             visit(Span::new(from, end - from), Some(content));
             from = end;
@@ -328,6 +333,12 @@ impl ExtentMap {
         } else if at == 0 {
             self.firsts[leaf] = extents[0].sector();
         }
+        assert!(self.firsts.len() == self.leaves.len());
+        assert!(
+            (self.extents == 0) == (self.sectors == 0)
+                && (self.extents == 0) == self.leaves.is_empty(),
+            "counts and leaves agree"
+        );
     }
 
     /// Stores a piece into free room, merged with its left neighbour where the log is
@@ -353,6 +364,13 @@ impl ExtentMap {
             span: Span::new(left.span.sector, left.span.sectors + piece.span.sectors),
             content: left.content,
         };
+        let extents = &self.leaves[leaf].extents;
+        assert!(
+            extents
+                .get(at)
+                .is_none_or(|next| piece.span.end() <= next.sector()),
+            "extents do not overlap"
+        );
         self.leaves[leaf].extents[at - 1] = Extent::pack(whole);
         self.sectors += piece.span.sectors;
         changed(Change::Removed(left));
@@ -399,11 +417,16 @@ impl ExtentMap {
         } else {
             extents.len() / 2
         };
+        assert!(keep > 0 && keep < extents.len(), "no leaf is empty");
         let tail = extents[keep..].to_vec();
         extents.truncate(keep);
         extents.shrink_to(keep.next_multiple_of(LEAF_GROWTH));
         self.firsts.insert(leaf + 1, tail[0].sector());
         self.leaves.insert(leaf + 1, Leaf { extents: tail });
+        assert!(
+            self.firsts[leaf] < self.firsts[leaf + 1],
+            "leaves are in order of their sectors"
+        );
     }
 }
 

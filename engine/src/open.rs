@@ -109,6 +109,7 @@ pub fn geometry_for(bytes: u64) -> Result<Geometry, String> {
     while device_bytes(geometry) > bytes {
         geometry.segments -= 1;
     }
+    assert!(geometry.segments >= SEGMENTS_MIN, "the smallest one fits");
     Ok(geometry)
 }
 

@@ -188,6 +188,10 @@ impl Outbox {
         let taken = slot.expect("the host answers each request to a device once");
         self.free.push(io.0 as u32);
         self.in_flight -= 1;
+        assert!(
+            self.in_flight == self.pending.len() - self.free.len(),
+            "a number is free or in flight"
+        );
         taken
     }
 
@@ -199,8 +203,10 @@ impl Outbox {
                 self.pending.len() as u32 - 1
             }
         };
-        self.pending[index as usize] = Some((pending, now));
+        let before = self.pending[index as usize].replace((pending, now));
+        assert!(before.is_none(), "a free number has no request");
         self.in_flight += 1;
+        assert!(self.in_flight == self.pending.len() - self.free.len());
         io.id = IoId(u64::from(index));
         self.actions.push_back(Action::Io(io));
     }
@@ -257,6 +263,11 @@ impl Cx<'_> {
         // A compressed cluster begins anywhere.
         let aligned = offset.is_multiple_of(512) || matches!(op, Op::Unpack(_));
         assert!(bytes > 0 && aligned, "transfers are whole sectors");
+        assert!(
+            matches!(op, Op::Read | Op::Unpack(_) | Op::Write),
+            "only these have payload"
+        );
+        debug_assert!(slices.iter().all(|slice| slice.bytes > 0));
         let io = Io {
             id: IoId(0),
             device,
@@ -279,6 +290,7 @@ impl Cx<'_> {
         offset: u64,
         bytes: u64,
     ) {
+        assert!(!matches!(op, Op::Read | Op::Write), "these have payload");
         let io = Io {
             id: IoId(0),
             device,

@@ -161,8 +161,11 @@ impl RamTier {
     }
 
     fn release(&mut self, slot: u32) {
-        self.slots[slot as usize].state = SlotState::Free;
+        let slot_now = &mut self.slots[slot as usize];
+        assert!(slot_now.state != SlotState::Free, "a slot is freed once");
+        slot_now.state = SlotState::Free;
         self.free.push(slot);
+        assert!(self.free.len() <= self.slots.len());
     }
 
     fn evict(&mut self) -> Option<u32> {
@@ -170,6 +173,10 @@ impl RamTier {
         let slot = self
             .queues
             .evict(|slot| slots[slot as usize].key.hash(seed))?;
+        assert!(
+            slots[slot as usize].state == SlotState::Valid,
+            "what is filled or pinned stays"
+        );
         self.unindex(slot);
         Some(slot)
     }
@@ -178,6 +185,7 @@ impl RamTier {
     pub fn pin(&mut self, slot: u32) -> bool {
         let valid = self.slots[slot as usize].state == SlotState::Valid;
         if valid {
+            debug_assert!(self.find(self.slots[slot as usize].key) == Some(slot));
             self.queues.remove(slot);
             self.slots[slot as usize].state = SlotState::Pinned;
         }
@@ -249,6 +257,10 @@ impl CleanCache for RamTier {
         self.index.insert_unique(key.hash(seed), slot, |&slot| {
             slots[slot as usize].key.hash(seed)
         });
+        assert!(
+            self.index.len() + self.free.len() <= self.slots.len(),
+            "a free slot is not found"
+        );
         Some(slot)
     }
 
@@ -272,6 +284,13 @@ impl CleanCache for RamTier {
     }
 
     fn abandon(&mut self, slot: u32) {
+        assert!(
+            matches!(
+                self.slots[slot as usize].state,
+                SlotState::Filling(_) | SlotState::Stale
+            ),
+            "only fills are abandoned"
+        );
         self.drop_block(slot);
         self.release(slot);
     }

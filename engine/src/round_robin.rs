@@ -26,6 +26,12 @@ pub const WEIGHT_MAX: u32 = 10_000;
 /// The weight of a volume that was given none.
 pub const WEIGHT_DEFAULT: u32 = 100;
 
+const _: () = assert!(WEIGHT_DEFAULT > 0 && WEIGHT_DEFAULT <= WEIGHT_MAX);
+const _: () = assert!(
+    QUANTUM_BYTES >= WEIGHT_MAX as u64,
+    "the lightest gets something"
+);
+
 #[derive(Clone, Copy)]
 struct Member {
     lane: u64,
@@ -52,6 +58,7 @@ impl RoundRobin {
     /// The heaviest member gets `quantum_bytes` in a round; one that has not moved for
     /// `patience_ns` is not waited for.
     pub fn new(quantum_bytes: u64, patience_ns: u64) -> RoundRobin {
+        assert!(quantum_bytes > 0 && patience_ns > 0);
         RoundRobin {
             quantum_bytes,
             patience_ns,
@@ -100,6 +107,7 @@ impl RoundRobin {
         if let Some(member) = self.members.get_mut(id.0 as usize) {
             *member = None;
         }
+        debug_assert!(!self.line.contains(&id), "who is gone is not in line");
     }
 
     /// Whether a member may do its next piece of work now.
@@ -118,6 +126,7 @@ impl RoundRobin {
     pub fn spend(&mut self, now: Time, id: VolumeId, bytes: u64) {
         let member = self.member(id);
         assert!(member.busy, "only members with work spend");
+        assert!(bytes > 0, "work has bytes");
         member.credit -= bytes as i64;
         member.moved = now;
     }
@@ -133,11 +142,16 @@ impl RoundRobin {
         if !core::mem::replace(&mut self.member(id).in_line, true) {
             self.line.push_back(id);
         }
+        assert!(
+            self.line.len() <= self.members.len(),
+            "a member is in line once"
+        );
     }
 
     pub fn dequeue(&mut self) -> Option<VolumeId> {
         let id = self.line.pop_front()?;
-        self.member(id).in_line = false;
+        let was_in_line = core::mem::replace(&mut self.member(id).in_line, false);
+        assert!(was_in_line, "line and members agree");
         Some(id)
     }
 
@@ -212,6 +226,10 @@ impl RoundRobin {
                 .saturating_add(gets)
                 .min(most.max(member.credit));
         }
+        assert!(
+            !self.is_spent(now, lane),
+            "somebody may go on after a round"
+        );
         self.opened = true;
     }
 }

@@ -50,6 +50,10 @@ impl Scratch {
             return None;
         }
         self.destage_pieces += 1;
+        assert!(
+            self.destage_pieces <= self.pieces / 2,
+            "destage has half of the pieces at most"
+        );
         self.pieces_free.pop()
     }
 
@@ -67,6 +71,7 @@ impl Scratch {
     }
 
     pub fn free_piece(&mut self, piece: u32) {
+        assert!((piece as usize) < self.pieces, "it was taken from here");
         assert!(
             !self.pieces_free.contains(&piece),
             "a piece is given back once"
@@ -75,11 +80,17 @@ impl Scratch {
     }
 
     pub fn free_destage_piece(&mut self, piece: u32) {
+        assert!(self.destage_pieces > 0, "destage has taken the piece");
         self.destage_pieces -= 1;
         self.free_piece(piece);
+        assert!(self.destage_pieces + self.pieces_free.len() <= self.pieces);
     }
 
     pub fn piece(&self, piece: u32) -> Place {
+        assert!(
+            (piece as usize) < self.pieces,
+            "a piece lies in the scratch memory"
+        );
         let offset = u64::from(BLOCKS) * BLOCK_BYTES + u64::from(piece) * self.piece_bytes;
         Place::new(Area::Scratch, offset)
     }
@@ -89,6 +100,7 @@ impl Scratch {
     }
 
     pub fn free_block(&mut self, block: u32) {
+        debug_assert!(!self.blocks_free.contains(&block));
         self.blocks_free.push(block);
         assert!(
             self.blocks_free.len() <= BLOCKS as usize,
@@ -97,6 +109,7 @@ impl Scratch {
     }
 
     pub fn block(&self, block: u32) -> Place {
+        assert!(block < BLOCKS, "a block lies in the scratch memory");
         Place::new(Area::Scratch, u64::from(block) * BLOCK_BYTES)
     }
 }

@@ -29,6 +29,8 @@ const STEP_BYTES: usize = 8 << 20;
 /// Longest request to journal or origin, unless one entry is longer.
 const REQUEST_BYTES: usize = 256 << 10;
 
+const _: () = assert!(REQUEST_BYTES <= STEP_BYTES, "a request lies in one step");
+
 /// A ledger that was read and whose pending journal was finished, unless that is damaged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settled {
@@ -202,6 +204,10 @@ fn finish(
     journal: &Journal,
     mtime_ns: u64,
 ) -> Result<Option<Image>, OpenError> {
+    assert!(
+        matches!(ledger.progress, Progress::Apply { upto, .. } if upto == journal.upto),
+        "the ledger names the journal"
+    );
     // Applying changes the modification time, and may be cut short: the next one must know.
     // The clock over there is read off the ledger, which is written for it.
     ledger.mtime_limit_ns = ledger.mtime_limit_ns.max(mtime_ns);
@@ -239,8 +245,10 @@ fn write_ledger(
 ) -> Result<(), OpenError> {
     ledger.sequence += 1;
     let at = Ledger::slot_at(ledger.sequence);
+    let bytes = ledger.encode();
+    assert!(Ledger::parse(&bytes).is_ok(), "what is written can be read");
     media
-        .write(Device::Ledger(volume), at, &ledger.encode())
+        .write(Device::Ledger(volume), at, &bytes)
         .map_err(|_| OpenError::Io("the ledger"))?;
     sync_ledger(media, volume)
 }
@@ -421,6 +429,7 @@ fn apply(media: &mut dyn Media, volume: VolumeId, journal: &Journal) -> Result<(
         });
         let writes: Vec<_> = writes.collect();
         let written = media.write_many(origin, &writes);
+        assert!(rest.is_empty(), "all of a step is written");
         written.map_err(|_| OpenError::Io("the origin"))?;
     }
     Ok(())
@@ -468,6 +477,7 @@ fn placed(step: &[JournalEntry]) -> impl Iterator<Item = (&JournalEntry, usize)>
 fn joined(ranges: impl Iterator<Item = (u64, usize)>) -> Vec<(u64, usize)> {
     let mut joined: Vec<(u64, usize)> = Vec::new();
     for (at, bytes) in ranges {
+        assert!(bytes > 0, "a range has bytes");
         match joined.last_mut() {
             Some((start, length))
                 if *start + *length as u64 == at && *length + bytes <= REQUEST_BYTES =>
@@ -496,6 +506,7 @@ fn read_payload(
         rest = later;
         reads.push((offset, now));
     }
+    assert!(rest.is_empty(), "all of a step is read");
     let read = media.read_many(Device::Journal(volume), &mut reads);
     read.map_err(|_| OpenError::Io("the journal"))
 }

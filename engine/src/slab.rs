@@ -23,7 +23,8 @@ impl<T> Slab<T> {
     pub fn insert(&mut self, item: T) -> u32 {
         match self.free.pop() {
             Some(at) => {
-                self.items[at as usize] = Some(item);
+                let before = self.items[at as usize].replace(item);
+                assert!(before.is_none(), "a free number names nothing");
                 at
             }
             None => {
@@ -44,6 +45,10 @@ impl<T> Slab<T> {
             .take()
             .expect("the number is in use");
         self.free.push(at);
+        assert!(
+            self.free.len() <= self.items.len(),
+            "no more numbers are free than there are"
+        );
         item
     }
 

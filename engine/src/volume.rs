@@ -100,6 +100,7 @@ impl Waiting {
     pub fn rewind(&mut self) {
         if let WaitKind::Write { span, offset, .. } = &mut self.kind {
             let sectors = *offset / SECTOR_BYTES;
+            assert!(sectors <= span.sector, "a write began where its rest says");
             *span = Span::new(span.sector - sectors, span.sectors + sectors);
             *offset = 0;
         }
@@ -189,6 +190,8 @@ pub struct Volume {
     pub detaching: Option<(RequestId, bool)>,
     /// Its ledger is being removed.
     pub removing: bool,
+    /// It is gone, or could not be removed.
+    pub removed: bool,
     /// Requests to its origin in flight, and reads that are not answered.
     pub origin_in_flight: u32,
     pub reads_in_flight: u32,
@@ -284,6 +287,7 @@ impl Volume {
             destage_waiters: Vec::new(),
             detaching: None,
             removing: false,
+            removed: false,
             origin_in_flight: 0,
             reads_in_flight: 0,
             unfinished_sectors: 0,
@@ -341,6 +345,10 @@ impl Volume {
     /// As the next checkpoint has it; `logged`: all that was acknowledged is durable in the log,
     /// and nothing more will be.
     pub fn record(&self, logged: bool) -> VolumeRecord {
+        assert!(
+            self.destaged < self.serial_next && self.first_serial <= self.serial_next,
+            "the next serial is above all that was given"
+        );
         // One that becomes smaller may stay as it was, and then has writes up to there.
         let returns = self.resize.map(|resize| resize.bytes_to_return_to());
         VolumeRecord {
@@ -474,6 +482,11 @@ impl Volume {
             assert!(
                 last.is_none_or(|epoch| epoch.cut < self.cut),
                 "a cut of a group is one epoch of each member"
+            );
+            let before = self.epochs.back();
+            assert!(
+                before.is_none_or(|epoch| epoch.last_serial <= self.acked()),
+                "serials only grow"
             );
             self.epoch_number = self.epoch_number.next();
             self.epochs.push_back(Epoch {

@@ -52,6 +52,10 @@ const FORGOTTEN_NS: u64 = 600_000_000_000;
 const FILL_EASY: u64 = 500;
 const FILL_OPEN: u64 = 900;
 
+const _: () = assert!(WINDOW_MIN <= WINDOW_FIRST && WINDOW_FIRST <= WINDOW_MAX);
+const _: () = assert!(FILL_EASY < FILL_OPEN && FILL_OPEN <= 1000);
+const _: () = assert!(LATE_NS_MIN < INTERVAL_NS && INTERVAL_NS < PERIOD_NS);
+
 struct Storage {
     window: u32,
     /// Of all volumes whose requests do not hang.
@@ -164,6 +168,10 @@ impl Storage {
         self.samples += 1;
         self.fastest_ns = self.fastest_ns.min(latency_ns);
         self.least_ns[0] = self.least_ns[0].min(latency_ns);
+        assert!(
+            self.least_ns[0] <= self.fastest_ns,
+            "an interval lies in its period"
+        );
         if now.since(self.began) < INTERVAL_NS || self.samples < SAMPLES_MIN {
             return;
         }
@@ -190,6 +198,7 @@ impl Storage {
         } else if self.held {
             self.window = (window + (window / 8).max(1)).min(WINDOW_MAX);
         }
+        assert!((WINDOW_MIN..=WINDOW_MAX).contains(&self.window));
     }
 }
 
@@ -223,6 +232,7 @@ impl Windows {
 
     /// A request of a volume goes to its storage.
     pub fn sent(&mut self, now: Time, id: VolumeId, storage: u64, width: u32) {
+        assert!(width > 0, "a request takes room");
         let at = id.0 as usize;
         if self.members.len() <= at {
             self.members.resize(at + 1, Member::default());
@@ -246,12 +256,17 @@ impl Windows {
     pub fn done(&mut self, now: Time, id: VolumeId, width: u32) {
         let member = &mut self.members[id.0 as usize];
         let before = if member.aside { 0 } else { member.in_flight };
+        assert!(member.in_flight >= width, "only what was sent ends");
         member.in_flight -= width;
         (member.moved, member.aside) = (now, false);
         let Member {
             storage, in_flight, ..
         } = *member;
         let storage = self.storage(now, storage);
+        assert!(
+            storage.in_flight >= before,
+            "a storage counts what its members have in flight"
+        );
         storage.in_flight = storage.in_flight - before + in_flight;
     }
 
@@ -262,7 +277,12 @@ impl Windows {
             if hangs && !member.aside {
                 member.aside = true;
                 let storage = self.storages.get_mut(&member.storage);
-                storage.expect("it is in use").in_flight -= member.in_flight;
+                let storage = storage.expect("it is in use");
+                assert!(
+                    storage.in_flight >= member.in_flight,
+                    "a storage counts what its members have in flight"
+                );
+                storage.in_flight -= member.in_flight;
             }
         }
         let members = &self.members;

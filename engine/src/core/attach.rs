@@ -20,6 +20,7 @@ use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
 use crate::format::ledger::{
     LEDGER_BYTES, LOSS_ACCEPTED, Ledger, OWNER_BYTES_MAX, PAST_LOG, Progress,
 };
+use crate::format::record::MAX_SECTOR;
 use crate::image::{Finding, Image, Named, compare};
 use crate::log::QuotaOwner;
 use crate::memory::Slice;
@@ -29,11 +30,14 @@ use crate::outbox::{Cx, Pending};
 use crate::ram::Layer;
 use crate::settle::Settled;
 use crate::snapshot::State;
-use crate::types::{Generation, Policy, RequestId, Serial, Time, Uuid, VolumeId};
+use crate::types::{Generation, Policy, RequestId, SECTOR_BYTES, Serial, Time, Uuid, VolumeId};
 use crate::volume::{LedgerStep, LedgerWriter, Volume};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
+
+/// No record of the log can name more of a volume.
+pub(super) const BYTES_MAX: u64 = MAX_SECTOR * SECTOR_BYTES;
 
 impl Core {
     /// The id a volume of this name has, or will have.
@@ -179,6 +183,10 @@ impl Core {
         commit: bool,
         (image, unsaid): (Image, bool),
     ) -> Option<LedgerWriter> {
+        assert!(
+            volume.destaged < volume.serial_next,
+            "the next serial is not destaged"
+        );
         let owned = volume.policy == Policy::WriteBack;
         let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
         let keeps = writes && (owned || ledger.is_some());
@@ -230,6 +238,12 @@ impl Core {
             return Err(OpenError::Refused(format!(
                 "volume {name}: name or place of the origin is too long; \
                  at most {NAME_BYTES_MAX} and {ORIGIN_BYTES_MAX} bytes"
+            )));
+        }
+        if spec.size_bytes > BYTES_MAX {
+            return Err(OpenError::Refused(format!(
+                "volume {name}: size {} is more than a volume can have; at most {BYTES_MAX} bytes",
+                spec.size_bytes
             )));
         }
         if spec.size_bytes == 0 || !spec.size_bytes.is_multiple_of(512) {
@@ -345,6 +359,11 @@ impl Core {
     }
 
     fn claim_of(&self, volume: &Volume, old: Option<Ledger>) -> Ledger {
+        // A ledger that came back from a backup may name a cut that is behind the log; a ledger
+        // that said so once more would be none.
+        let reached = |it: Progress| matches!(it, Progress::Cut(upto) if upto < volume.destaged);
+        let progress = old.as_ref().map(|ledger| ledger.progress);
+        let progress = progress.filter(|it| !reached(*it));
         let mut owner = self.config.host_name.clone();
         while owner.len() > OWNER_BYTES_MAX {
             owner.pop();
@@ -359,9 +378,7 @@ impl Core {
             generation: volume.generation,
             destaged: volume.destaged,
             // A cut that was begun is reached by the recovered log, which covers it.
-            progress: old
-                .as_ref()
-                .map_or(Progress::Idle, |ledger| ledger.progress),
+            progress: progress.unwrap_or(Progress::Idle),
             dirty: true,
             origin_bytes: volume.size_bytes,
             mtime_before_ns: old.as_ref().map_or(0, |ledger| ledger.mtime_before_ns),
@@ -445,9 +462,15 @@ impl Core {
             .ledger_writer
             .as_mut()
             .expect("checked by the caller");
+        assert!(
+            ledger_writer.step.is_some() && ledger_writer.piece.is_none(),
+            "a ledger is written once at a time, and for a step"
+        );
         ledger_writer.failed = false;
         ledger_writer.piece = Some(piece);
-        cx.memory.store(place, &ledger_writer.ledger.encode());
+        let bytes = ledger_writer.ledger.encode();
+        assert!(Ledger::parse(&bytes).is_ok(), "what is written can be read");
+        cx.memory.store(place, &bytes);
         let at = Ledger::slot_at(ledger_writer.ledger.sequence);
         let slices = alloc::vec![Slice {
             place,
@@ -526,6 +549,10 @@ impl Core {
             volume.counters.origin.errors += 1;
             return;
         };
+        assert!(
+            ledger_writer.step == Some(LedgerStep::Claim),
+            "a claim asks for the time"
+        );
         ledger_writer.step = None;
         ledger_writer.clock_ahead_ns = stat.mtime_ns.saturating_sub(stat.now_ns);
         ledger_writer.clock_there = (stat.mtime_ns, cx.now);
@@ -581,6 +608,12 @@ impl Core {
             return;
         }
         volume.detaching = Some((request, discard_dirty));
+        // A commit that has begun goes to its end, if its image is touched by then.
+        if self.checkpoint.is_waited_for(Waiter::Attach(id))
+            && let Some(commit) = self.volume(id).committing.take()
+        {
+            cx.out.reply(commit, Err(Refusal::Gone));
+        }
         self.give_up_unfinished(id);
         let volume = self.volume(id);
         let waiting = core::mem::take(&mut volume.waiting);
@@ -609,9 +642,15 @@ impl Core {
         let Some((request, _)) = volume.detaching else {
             return;
         };
+        let destaged = self.volume(id).is_destaging();
         self.abandon_destage(id);
         let volume = self.volume(id);
         if !volume.is_destaging() {
+            // A commit goes with its destage.
+            let commit = volume.committing.take_if(|_| destaged);
+            commit
+                .into_iter()
+                .for_each(|request| cx.out.reply(request, Err(Refusal::Gone)));
             self.turns.rest(id);
         }
         let volume = self.volume(id);
@@ -622,8 +661,9 @@ impl Core {
         let busy = volume.is_destaging()
             || volume.origin_in_flight > 0
             || volume.reads_in_flight > 0
+            || volume.committing.is_some()
             || ledger_busy;
-        if busy || volume.removing {
+        if busy || (volume.removing && !volume.removed) {
             return;
         }
         // A journal that is being applied is the only whole state there is.
@@ -635,7 +675,7 @@ impl Core {
         // A first ledger that was cut short by a power loss is none, but there may be a file.
         let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
         let beside = volume.ledger_writer.is_some() || (writes && volume.attached);
-        if beside && !kept {
+        if beside && !kept && !volume.removed {
             volume.removing = true;
             let pending = Pending::Remove { volume: id };
             cx.order(
@@ -648,24 +688,43 @@ impl Core {
             );
             return;
         }
-        self.forget(request, id);
+        self.forget(cx, request, id);
     }
 
     /// Ledger and journal are gone, or could not be removed; the data is at the origin anyway.
-    pub(super) fn removed(&mut self, _cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
+    pub(super) fn removed(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
         let volume = self.volume(id);
         if !ok {
             volume.counters.origin.errors += 1;
         }
-        let (request, _) = volume.detaching.expect("only detached volumes are removed");
-        self.forget(request, id);
+        assert!(volume.detaching.is_some() && volume.removing);
+        // A guest may have read from it meanwhile.
+        volume.removed = true;
+        self.detach_progress(cx, id);
     }
 
-    fn forget(&mut self, request: RequestId, id: VolumeId) {
+    fn forget(&mut self, cx: &mut Cx<'_>, request: RequestId, id: VolumeId) {
         self.end_given_up(id);
         let volume = self.volumes[id.0 as usize]
             .take()
             .expect("checked by the caller");
+        assert!(
+            volume.origin_in_flight == 0
+                && volume.reads_in_flight == 0
+                && volume.unfinished_sectors == 0
+                && !volume.is_destaging(),
+            "nothing of a volume that goes is in flight"
+        );
+        assert!(volume.group.is_none(), "it has left its group");
+        // What has come since it was told to go, or could not be brought to its end.
+        self.checkpoint.forget(Waiter::Resize(id));
+        let waiting = volume.waiting.iter().map(|waiting| waiting.request);
+        let orders = volume.destage_waiters.iter().map(|(order, _)| *order);
+        let others = volume.resize.map(|resize| resize.request());
+        let others = others.into_iter().chain(volume.suspending);
+        for gone in waiting.chain(orders).chain(others) {
+            cx.out.reply(gone, Err(Refusal::Gone));
+        }
         self.log.close_quota(volume.quota_owner);
         self.forget_layer(volume.layer);
         if let Some(map) = volume.map {

@@ -34,7 +34,7 @@ use crate::format::ledger::PAST_LOG;
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::{CacheState, State};
 use crate::types::{Policy, RequestId, Time, VolumeId};
-use crate::volume::{LedgerStep, Volume};
+use crate::volume::{LedgerStep, Volume, WaitKind};
 
 /// How long a device may fail before guests stop waiting for it. Longer than the resets of a
 /// controller usually take, shorter than the patience of a guest's file system.
@@ -230,6 +230,10 @@ impl Core {
         }
         mark(Mark::Rewound);
         let waiting = volume.waiting.front_mut().expect("its rest waits");
+        assert!(
+            matches!(waiting.kind, WaitKind::Write { .. }),
+            "only writes are staged in part"
+        );
         waiting.rewind();
         self.give_up_unfinished(id);
     }
@@ -311,6 +315,7 @@ impl Core {
             return self.release_past_log(cx, id);
         }
         mark(Mark::PastLog);
+        assert!(!volume.is_dirty(), "the origin has what the log had");
         volume.bypass = if back { Bypass::Bypassed } else { Bypass::None };
         if volume.policy.is_direct() {
             // A checkpoint may be on its way that says otherwise.
@@ -361,6 +366,7 @@ impl Core {
 
     /// The device is good again: everything staged is in the log, or will be.
     fn leave_bypass(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        assert!(!self.health.failed, "the device is good again");
         let here = self.find(id).filter(|volume| volume.detaching.is_none());
         let Some(volume) = here else { return };
         match volume.bypass {

@@ -85,6 +85,12 @@ impl CheckpointWriter {
         }
     }
 
+    /// Whether it still waits for the next one, or for the one under way.
+    pub fn is_waited_for(&self, waiter: Waiter) -> bool {
+        let running = self.running.iter().flat_map(|running| &running.waiters);
+        self.waiters.iter().chain(running).any(|it| *it == waiter)
+    }
+
     /// One is to be written.
     pub fn is_due(&self) -> bool {
         self.wanted || !self.waiters.is_empty()
@@ -92,6 +98,13 @@ impl CheckpointWriter {
 
     pub fn take_waiters(&mut self) -> Vec<Waiter> {
         core::mem::take(&mut self.waiters)
+    }
+
+    /// Of the maps that go with checkpoints to come.
+    #[cfg(feature = "adversary")]
+    pub fn extents(&self) -> u64 {
+        let running = self.running.iter().flat_map(|running| &running.doomed);
+        self.doomed.iter().chain(running).map(ExtentMap::len).sum()
     }
 
     /// Drops a map with the next checkpoint.
@@ -112,6 +125,10 @@ impl Core {
             return;
         };
         let (bytes, mut freed) = self.encode_checkpoint(self.checkpoint.sequence + 1);
+        assert!(
+            bytes.len() as u64 <= self.superblock.checkpoint_slot_bytes,
+            "a checkpoint fits its slot"
+        );
         if has(Bug::ReuseSegmentEarly) {
             self.log.free(&core::mem::take(&mut freed));
         }
@@ -155,7 +172,17 @@ impl Core {
                 .collect(),
             segments,
         };
-        (checkpoint.encode(), freed)
+        assert!(self.log.durable <= self.log.newest());
+        debug_assert!(
+            checkpoint.volumes.is_sorted_by(|a, b| a.id < b.id),
+            "each volume is named once"
+        );
+        let bytes = checkpoint.encode();
+        debug_assert!(
+            Checkpoint::parse(&bytes, self.cache).is_ok(),
+            "what is written can be read"
+        );
+        (bytes, freed)
     }
 
     fn write_checkpoint_part(&mut self, cx: &mut Cx<'_>) {
@@ -167,6 +194,10 @@ impl Core {
             .running
             .as_mut()
             .expect("one is being written");
+        assert!(
+            running.at < running.bytes.len(),
+            "something is left to write"
+        );
         let bytes = (running.bytes.len() - running.at).min(self.scratch.piece_bytes() as usize);
         let place = self.scratch.piece(running.piece);
         cx.memory
@@ -244,6 +275,10 @@ impl Core {
         }
         let writer = &mut self.checkpoint;
         let running = writer.running.take().expect("one was being written");
+        assert!(
+            running.at == running.bytes.len(),
+            "a checkpoint counts when all of it is there"
+        );
         writer.sequence += 1;
         writer.written += 1;
         self.scratch.free_piece(running.piece);

@@ -59,6 +59,7 @@ impl Core {
             return;
         }
         assert!(volume.epochs.len() <= 1, "an overlay is one epoch");
+        assert!(volume.unfinished_sectors == 0, "no write is staged in part");
         assert!(
             volume.reads_in_flight == 0 && volume.waiting.is_empty(),
             "nobody is served by a volume that is committed"
@@ -85,7 +86,11 @@ impl Core {
     pub(super) fn give_up_commit(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
         assert!(volume.committing.is_some(), "checked by the caller");
-        volume.destage = None;
+        let destage = volume.destage.take();
+        assert!(
+            destage.is_some_and(|it| it.is_idle() && !it.applies()),
+            "the image was not written"
+        );
         let epoch = volume.epochs.front_mut().expect("it was being destaged");
         epoch.sealed = false;
         if volume.state == State::Stalled {
@@ -109,6 +114,10 @@ impl Core {
 
     /// The reset is durable; the journal has had its day.
     pub(super) fn commit_reset(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        assert!(
+            self.find(id).is_some_and(|it| it.committing.is_some()),
+            "a volume stays while it is committed"
+        );
         let pending = Pending::CutJournal { volume: id };
         let device = Device::Journal(id);
         cx.order(pending, Purpose::Ledger, device, Op::Remove, 0, 0);

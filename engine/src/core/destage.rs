@@ -123,8 +123,14 @@ impl Destage {
         !self.bad.is_empty()
     }
 
+    /// Nothing of it is in flight, and it has no memory.
+    pub(super) fn is_idle(&self) -> bool {
+        self.jobs.len() == 0 && self.width == 0 && !self.waiting && self.table_piece.is_none()
+    }
+
     /// Its jobs are all to be done, once more.
     fn begin_jobs(&mut self) {
+        assert!(self.is_idle(), "no range is on its way twice");
         self.failed = false;
         self.resend.clear();
         self.cursor = 0;
@@ -267,6 +273,14 @@ impl Core {
         assert!(
             volume.replay.is_none(),
             "a pending journal is not written over"
+        );
+        assert!(
+            volume.destage.is_none(),
+            "one epoch of a volume is on its way"
+        );
+        assert!(
+            volume.unfinished_sectors == 0 || epochs > 1,
+            "a write is destaged as a whole"
         );
         let epoch = volume.epochs.front_mut().expect("the volume is dirty");
         epoch.sealed = true;
@@ -450,6 +464,7 @@ impl Core {
         if !map_end || !destage.resend.is_empty() {
             return false;
         }
+        assert!(destage.is_idle(), "a phase ends when all of it is there");
         destage.cursor = 0;
         destage.phase = match destage.phase {
             Phase::Journal => Phase::Table,
@@ -580,8 +595,16 @@ impl Core {
                 entries: core::mem::take(&mut destage.entries),
             }
             .encode();
+            debug_assert!(
+                Journal::parse(&destage.table).is_ok(),
+                "what is written can be read"
+            );
         }
         let at = destage.table_at;
+        assert!(
+            at < destage.table.len() && destage.table.len() as u64 <= destage.journal_at,
+            "the table lies before the payload"
+        );
         let left = destage.table.len() - at;
         if destage.resend.is_resting(cx.now) || !self.has_turn(cx.now, id) {
             return false;
@@ -613,6 +636,7 @@ impl Core {
 
     pub(super) fn table_written(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
         let destage = self.phase(id);
+        assert!(destage.waiting && destage.phase == Phase::Table);
         destage.waiting = false;
         let piece = destage
             .table_piece
@@ -639,7 +663,9 @@ impl Core {
     }
 
     fn order_sync(&mut self, cx: &mut Cx<'_>, id: VolumeId, device: Device) -> bool {
-        self.phase(id).waiting = true;
+        let destage = self.phase(id);
+        assert!(destage.is_idle(), "a sync covers what has ended");
+        destage.waiting = true;
         let (purpose, bug) = match device {
             Device::Journal(_) => (Purpose::JournalWrite, Bug::SkipJournalSync),
             _ => (Purpose::DestageWrite, Bug::SkipOriginSync),
@@ -654,6 +680,7 @@ impl Core {
         let now = cx.now;
         self.turns.moved(now, id);
         let destage = self.phase(id);
+        assert!(destage.waiting, "one sync is in flight");
         destage.waiting = false;
         if !ok && !has(Bug::TakeFailedOriginSync) {
             // What a failed sync covered may be gone: it is written again, not synced again.
@@ -686,6 +713,7 @@ impl Core {
         destage.phase = Phase::Finish;
         let upto = destage.upto;
         let ledger = self.ledger(id);
+        assert!(ledger.destaged <= upto, "a destage goes forward");
         ledger.progress = Progress::Idle;
         ledger.destaged = upto;
         self.write_ledger(cx, id, LedgerStep::Finish);
@@ -722,6 +750,10 @@ impl Core {
         // A volume that goes on with its image must not ask once more for what is here.
         let fits = stat.map(|stat| self.judge_image(cx, id, &stat));
         let destage = self.phase(id);
+        assert!(
+            destage.waiting && matches!(destage.phase, Phase::Stat | Phase::Seen),
+            "a look at the image was asked for"
+        );
         destage.waiting = false;
         let (Some(stat), Some(fits)) = (stat, fits) else {
             self.begin_phase_again(now, id);
@@ -731,9 +763,11 @@ impl Core {
             return self.seen_at_end(cx, id, &stat, fits);
         }
         if !fits {
+            // One that is applied already goes on when its image fits again.
+            let applying = destage.applying;
             return match self.volume(id).committing {
-                Some(_) => self.give_up_commit(cx, id),
-                None => self.detach_progress(cx, id),
+                Some(_) if !applying => self.give_up_commit(cx, id),
+                _ => self.detach_progress(cx, id),
             };
         }
         let destage = self.phase(id);
@@ -781,6 +815,10 @@ impl Core {
     /// The ledger says that the origin may be written now.
     pub(super) fn destage_begun(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let destage = self.phase(id);
+        assert!(
+            destage.phase == Phase::Begin,
+            "the ledger was written for it"
+        );
         destage.phase = Phase::Apply;
         destage.applying = true;
         self.pump_destage(cx, id);
@@ -792,7 +830,12 @@ impl Core {
     pub(super) fn destage_finished(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
         let destage = volume.destage.take().expect("a destage is under way");
+        assert!(
+            destage.phase == Phase::Finish && destage.is_idle(),
+            "a destage ends when all of it is there"
+        );
         let epoch = volume.epochs.pop_front().expect("an epoch was destaged");
+        assert!(epoch.sealed, "what is on its way takes no writes");
         assert_eq!(
             epoch.last_serial, destage.upto,
             "the epoch that was begun is the one that ends"
@@ -806,6 +849,17 @@ impl Core {
     /// goes on.
     pub(super) fn origin_reached(&mut self, cx: &mut Cx<'_>, id: VolumeId, epochs: Vec<Epoch>) {
         let volume = self.volume(id);
+        assert!(
+            volume.destaged < volume.serial_next,
+            "only writes that were given a serial are destaged"
+        );
+        assert!(
+            volume
+                .epochs
+                .front()
+                .is_none_or(|epoch| epoch.last_serial > volume.destaged),
+            "what is at the origin is not dirty"
+        );
         let all = volume.destaged.0 + 1 == volume.serial_next.0;
         if volume.state == State::Stalled || volume.epochs.is_empty() {
             volume.state = State::Clean;
@@ -890,6 +944,7 @@ impl Core {
         let stuck = volume.bypass == Bypass::Held || volume.misfit().is_some();
         let early = early || (stuck && !in_step);
         if early && destage.jobs.len() == 0 && !destage.waiting {
+            assert!(destage.is_idle(), "no memory goes with it");
             volume.destage = None;
         }
     }

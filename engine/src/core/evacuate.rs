@@ -93,6 +93,10 @@ impl Core {
         let place = self.scratch.piece(piece);
         let addr = self.log.footer_at(segment);
         self.log.pin(addr);
+        assert!(
+            self.evacuation.is_none(),
+            "one segment is emptied at a time"
+        );
         self.evacuation = Some(Evacuation {
             segment,
             state: State::ReadFooter,
@@ -121,6 +125,7 @@ impl Core {
 
     pub(super) fn evacuation_footer(&mut self, cx: &mut Cx<'_>, ok: bool) {
         let evacuation = self.evacuation.as_mut().expect("a footer was asked for");
+        assert!(evacuation.state == State::ReadFooter && evacuation.entries.is_empty());
         let place = self.scratch.piece(evacuation.piece);
         let mut bytes = alloc::vec![0; self.scratch.piece_bytes() as usize];
         cx.memory.load(place, &mut bytes);
@@ -143,6 +148,7 @@ impl Core {
     /// Collects live parts until the piece is full, and asks for their bytes.
     fn gather(&mut self, cx: &mut Cx<'_>) -> bool {
         let evacuation = self.evacuation.as_mut().expect("checked by the caller");
+        assert!(evacuation.batch.is_empty(), "the batch before was appended");
         let (segment, piece) = (evacuation.segment, evacuation.piece);
         let place = self.scratch.piece(piece);
         let blocks_max = self.scratch.piece_bytes() / BLOCK_BYTES;
@@ -210,6 +216,7 @@ impl Core {
 
     pub(super) fn evacuation_fetched(&mut self, _cx: &mut Cx<'_>, damaged: bool) {
         let evacuation = self.evacuation.as_mut().expect("bytes were asked for");
+        assert!(evacuation.state == State::Fetch && evacuation.appended == 0);
         if !damaged {
             evacuation.state = State::Append;
             return;
@@ -286,6 +293,10 @@ impl Core {
                 self.log.want_sync();
                 return false;
             };
+            assert!(
+                appended.span.sector == part.sector && appended.span.sectors <= part.sectors,
+                "the start of a part is appended"
+            );
             mark(Mark::Moved);
             self.log.counters.evacuated_bytes += appended.span.sectors * SECTOR_BYTES;
             let old = content.advance(appended.span.sector - span.sector);
@@ -303,7 +314,7 @@ impl Core {
             let epoch = &mut volume.epochs[at];
             let content = new.advance(part.sector - span.sector);
             let (log, mut charge) = (&mut self.log, 0);
-            let extents = epoch.map.len() as i64;
+            let (extents, sectors) = (epoch.map.len() as i64, epoch.map.sectors());
             let piece = Piece {
                 span: part,
                 content,
@@ -311,6 +322,10 @@ impl Core {
             epoch
                 .map
                 .insert(piece, &mut |c| charge += log.account(quota_owner, c));
+            assert!(
+                epoch.map.sectors() == sectors,
+                "what moves is dirty as before"
+            );
             epoch.charge = epoch.charge.strict_add_signed(charge);
             let grown = epoch.map.len() as i64 - extents;
             self.dirty_extents = self.dirty_extents.strict_add_signed(grown);
@@ -322,6 +337,10 @@ impl Core {
         let Some(evacuation) = self.evacuation.take() else {
             return;
         };
+        assert!(
+            evacuation.damaged || evacuation.next == evacuation.entries.len(),
+            "all entries were looked at"
+        );
         self.scratch.free_piece(evacuation.piece);
         self.log.unpin(evacuation.segment);
         // What could not be moved would be chosen again at once.

@@ -60,6 +60,7 @@ impl Core {
         let at = at.unwrap_or_else(|| self.new_group(name));
         let group = &mut self.groups[at];
         group.wanted = group.wanted.max(volume.tuning.group_members);
+        assert!(group.open > 0, "cut 0 is of what was recovered");
         (volume.group, volume.cut) = (Some(at), group.open);
         // Those that a pending journal has are at the origin before any other is.
         let journaled = volume.journaled_epochs();
@@ -109,6 +110,10 @@ impl Core {
         while volume.epochs.len() > from + 1 && early(volume) {
             let mut newer = volume.epochs.remove(from + 1).expect("there are two");
             let oldest = &mut volume.epochs[from];
+            assert!(
+                oldest.last_serial <= newer.last_serial,
+                "epochs are in order of their serials"
+            );
             let (log, extents) = (&mut self.log, oldest.map.len());
             volume.merged_upto = newer.last_serial;
             let (mut at, mut charge) = (0, 0);
@@ -153,6 +158,10 @@ impl Core {
             );
             volume.cut += 1;
             let forgotten = member != id && has(Bug::SealAlone);
+            debug_assert!(
+                volume.epochs.iter().rev().skip(1).all(|it| it.sealed),
+                "one epoch is open"
+            );
             if let Some(epoch) = volume.epochs.back_mut().filter(|_| !forgotten) {
                 epoch.sealed = true;
             }

@@ -92,6 +92,7 @@ impl Job {
 
     pub fn fill(&mut self, bytes: u64) {
         let last = self.slices.last_mut().expect("a job of data has memory");
+        assert!(bytes > 0, "what is added has bytes");
         last.bytes += bytes;
     }
 }
@@ -109,7 +110,8 @@ impl Core {
             self.start_zero(cx, id, &run, allocate, applying);
             return Some(run.span.end());
         }
-        let mut job = Job::at(self.phase(id).journal_at);
+        assert!(run.span.sectors > 0, "a run has sectors");
+        let (from, mut job) = (run.span.sector, Job::at(self.phase(id).journal_at));
         if !self.grow(id, &mut job) {
             self.turns.enqueue(id);
             return None;
@@ -118,6 +120,7 @@ impl Core {
             true => self.fill_for_origin(id, &mut job, run),
             false => self.fill_for_journal(id, &mut job, run),
         };
+        assert!(cursor > from, "each job goes on");
         if !applying {
             self.phase(id).journal_at += job.bytes();
         }
@@ -127,6 +130,12 @@ impl Core {
 
     /// Reads what a job carries.
     pub(super) fn fetch_job(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: Job, wants: &[Want]) {
+        assert!(!job.parts.is_empty(), "a job carries something");
+        debug_assert!(
+            wants.iter().map(|want| want.sectors).sum::<u64>()
+                == job.parts.iter().map(|part| part.span.sectors).sum::<u64>(),
+            "all that a job carries is read"
+        );
         self.turns.spend(cx.now, id, job.bytes());
         self.phase(id).pace.spend(cx.now, wants.len() as u64);
         let job = self.insert_job(cx.now, id, job);
@@ -146,7 +155,12 @@ impl Core {
         self.windows.sent(now, id, storage, width as u32);
         let destage = self.phase(id);
         destage.width += width;
-        destage.jobs.insert(job)
+        let job = destage.jobs.insert(job);
+        assert!(
+            destage.jobs.len() <= destage.width,
+            "each job has a width of one at least"
+        );
+        job
     }
 
     /// Gives a job that is being filled one more piece of memory, if it may have it and there is
@@ -164,6 +178,7 @@ impl Core {
             place: self.scratch.piece(piece),
             bytes: 0,
         });
+        assert!(job.pieces.len() == job.slices.len());
         true
     }
 
@@ -187,6 +202,11 @@ impl Core {
             job.fill(bytes);
             span.sectors += sectors;
         }
+        assert!(
+            span.sectors > 0 && job.bytes() == span.sectors * SECTOR_BYTES,
+            "memory holds the range as a whole"
+        );
+        assert!(job.filled() <= piece_bytes);
         job.parts.push(Part { span, place, at: 0 });
         (wants, span.end())
     }
@@ -214,6 +234,10 @@ impl Core {
                 room => self.run_that_fits(id, cursor, room),
             };
         }
+        assert!(
+            at == job.bytes(),
+            "places in the journal and in memory go on together"
+        );
         (wants, cursor)
     }
 
@@ -302,6 +326,10 @@ impl Core {
         let (slices, parts, again) = (it.slices.clone(), it.parts.clone(), it.again);
         let pending = Pending::Destage { volume: id, job };
         if applying {
+            assert!(
+                parts.len() == 1 && bytes == parts[0].span.sectors * SECTOR_BYTES,
+                "one range as a whole goes to the origin"
+            );
             let volume = self.volume(id);
             let (device, at) = volume.written_at(parts[0].span);
             volume.origin_in_flight += 1;
@@ -341,6 +369,7 @@ impl Core {
         let volume = self.volume(id);
         let applying = volume.destage.as_ref().is_some_and(|d| d.applying);
         if applying {
+            assert!(volume.origin_in_flight > 0, "only what was sent ends");
             volume.origin_in_flight -= 1;
             volume.counters.origin.latency.add_ns(cx.now.since(started));
         }
@@ -387,6 +416,7 @@ impl Core {
         let destage = self.phase(id);
         let job = destage.jobs.take(job);
         destage.width -= job.width();
+        assert!(destage.jobs.len() <= destage.width);
         self.windows.done(cx.now, id, job.width() as u32);
         for piece in &job.pieces {
             self.scratch.free_destage_piece(*piece);
@@ -427,6 +457,10 @@ pub(super) fn write_journal(
     offset: u64,
     slices: Vec<Slice>,
 ) {
+    assert!(
+        offset.is_multiple_of(BLOCK_BYTES),
+        "a journal is written in whole blocks"
+    );
     let (device, purpose) = (Device::Journal(id), Purpose::JournalWrite);
     cx.transfer(pending, purpose, device, Op::Write, offset, slices);
 }

@@ -157,6 +157,7 @@ impl Core {
         if let Some(parking) = &mut self.parking
             && let Keep::Looking(_, asked) = &mut parking.keep
         {
+            assert!(*asked > 0, "each look was asked for");
             *asked -= 1;
         }
         self.detach_progress(cx, id);
@@ -186,6 +187,7 @@ impl Core {
                 Some(bytes) => self.put_fill_footer(cx, segment, piece, &bytes),
                 None => self.scratch.free_piece(piece),
             }
+            assert!(self.footers <= FOOTERS_MAX);
         }
         false
     }
@@ -200,8 +202,10 @@ impl Core {
 
     /// What of a segment the next daemon can use, as its footer says it.
     fn named_runs(&self, segment: SegmentIndex) -> Vec<Run> {
-        let first = segment.0 * self.log.geometry.segment_blocks() as u32;
+        let blocks = self.log.geometry.segment_blocks() as u32;
+        let first = segment.0 * blocks;
         let runs = self.lines.runs_of(segment).into_iter().filter_map(|run| {
+            assert!(run.base - first < blocks, "a run lies in its segment");
             let (layer, own) = self.lines.layers.named(run.layer)?;
             Some(Run {
                 layer,
@@ -214,6 +218,10 @@ impl Core {
         let mut runs: Vec<Run> = runs.collect();
         // Runs that lost a block in the middle are two.
         runs.sort_unstable_by_key(|run| (run.own, run.slot));
+        debug_assert!(
+            runs.is_sorted_by(|a, b| a.own != b.own || a.slot + a.blocks() <= b.slot),
+            "a block of a segment is of one run"
+        );
         runs.truncate(runs_max(self.log.geometry));
         runs.sort_unstable_by_key(|run| run.slot);
         runs

@@ -52,6 +52,8 @@ const REAPPEND_PART: u32 = 4;
 /// Blocks (4 GiB) that are looked up one line at a time; a larger range takes all of its layer.
 const RANGE_BLOCKS_MAX: u64 = 1 << 20;
 
+const _: () = assert!(POLITE_MS < LINGER_MS && LINGER_MS < STUCK_MS);
+
 /// A block of the tier that is to be written.
 #[derive(Clone, Copy)]
 struct Item {
@@ -264,6 +266,7 @@ impl Lines {
             count -= 1;
         }
         let count = if count == 0 { most } else { count };
+        assert!(count <= room, "the record has room for all of them");
         self.queue.drain(..count).collect()
     }
 
@@ -291,6 +294,7 @@ impl Lines {
                 bitmap,
             });
         }
+        assert!(numbers.len() == runs.len(), "each run has its layer");
         (numbers, runs)
     }
 }
@@ -402,6 +406,7 @@ impl Core {
             orphan: false,
             volume,
         });
+        assert!(lines.queue.len() <= lines.queue_max);
     }
 
     fn release_queue(&mut self) {
@@ -438,6 +443,10 @@ impl Core {
             .map(|slice| cx.memory.checksum(slice.place, BLOCK_BYTES))
             .collect();
         let (numbers, mut runs) = self.lines.runs_for(&items);
+        assert!(
+            runs.iter().map(Run::blocks).sum::<u32>() as usize == sums.len(),
+            "each block of a run has its sum"
+        );
         let at = self.log.place_fill(&mut runs, &sums);
         let first = at.segment.0 * self.log.geometry.segment_blocks() as u32;
         let record = FillRecord {
@@ -462,6 +471,8 @@ impl Core {
             header,
         });
         self.lines.in_flight += 1;
+        assert!(self.lines.in_flight <= BATCHES_MAX);
+        assert!(self.lines.batches.len() == self.lines.in_flight as usize);
         self.lines.polite_at = cx.now.plus_millis(POLITE_MS);
         self.lines.oldest = cx.now;
         let offset = self.log.device_at(Log::block_addr(first + at.block));
@@ -487,6 +498,7 @@ impl Core {
     pub(super) fn batch_done(&mut self, cx: &mut Cx<'_>, batch: u32, ok: bool) {
         let batch = self.lines.batches.take(batch);
         self.lines.in_flight -= 1;
+        assert!(self.lines.batches.len() == self.lines.in_flight as usize);
         self.scratch.free_block(batch.header);
         self.log.unpin(batch.segment);
         let mut stale: Vec<(u16, u64)> = Vec::new();
@@ -540,6 +552,10 @@ impl Core {
         piece: u32,
         bytes: &[u8],
     ) {
+        assert!(
+            bytes.len() as u64 <= self.scratch.piece_bytes(),
+            "a footer fits its piece"
+        );
         let place = self.scratch.piece(piece);
         cx.memory.store(place, bytes);
         let bytes = bytes.len() as u64;
@@ -554,6 +570,7 @@ impl Core {
 
     /// A footer that could not be written is not missed: the records say the same.
     pub(super) fn fill_footer_done(&mut self, segment: SegmentIndex, piece: u32, ok: bool) {
+        assert!(self.footers > 0, "only what was written ends");
         self.footers -= 1;
         self.scratch.free_piece(piece);
         self.log.unpin(segment);
@@ -578,6 +595,7 @@ impl Core {
             return;
         }
         for (run, _) in runs.into_iter().filter(|(_, hits)| *hits > 0) {
+            assert!(self.lines.queue.len() <= self.lines.queue_max);
             let room = self.lines.queue_max - self.lines.queue.len();
             if run.bitmap.count_ones() > left || room < LINE_BLOCKS as usize {
                 return;

@@ -28,6 +28,7 @@ impl Core {
     /// yet to be read again.
     pub(super) fn is_damaged_still(&mut self, now: Time, id: VolumeId) -> bool {
         let bad = core::mem::take(&mut self.phase(id).bad);
+        assert!(!bad.is_empty(), "it has met damage");
         let destage = self.phase(id);
         let asked = core::mem::take(&mut destage.reread_asked);
         let due = asked || now >= destage.reread_at;
@@ -78,8 +79,16 @@ impl Core {
         let quota_owner = volume.quota_owner;
         let mut merged = volume.epochs.pop_front().expect("one is being destaged");
         let newer: Vec<Epoch> = volume.epochs.drain(..newest).collect();
-        volume.destage = None;
+        let destage = volume.destage.take();
+        assert!(
+            destage.is_some_and(|it| it.is_idle()),
+            "nothing of what is merged is on its way"
+        );
         for epoch in newer {
+            assert!(
+                merged.last_serial <= epoch.last_serial,
+                "epochs are in order of their serials"
+            );
             let extents = merged.map.len() as i64;
             let (log, mut charge) = (&mut self.log, 0);
             let mut at = 0;
@@ -98,6 +107,10 @@ impl Core {
         }
         let volume = self.volume(id);
         volume.merged_upto = merged.last_serial;
+        debug_assert!(
+            needed(&merged.map, bad).is_empty(),
+            "nothing that is bad is needed any more"
+        );
         volume.epochs.push_front(merged);
         self.recount(id);
         self.begin_destage(id);

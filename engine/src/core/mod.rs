@@ -81,6 +81,8 @@ const SWEEP_EXTENTS: usize = 4096;
 /// How long an orderly stop waits for ledgers.
 const PARK_MS_MAX: u64 = 5_000;
 
+const _: () = assert!(keep::SPARE_MS < PARK_MS_MAX);
+
 /// An orderly stop under way.
 struct Parking {
     request: RequestId,
@@ -197,6 +199,7 @@ impl Core {
 
     /// Counts what recovery found. Flushed data that is missing stops every volume it may be of.
     pub fn take_over(&mut self, report: &crate::open::Report) {
+        assert!(self.dirty_extents == 0, "it is counted once");
         for volume in self.volumes.iter_mut().flatten() {
             if volume.policy == crate::types::Policy::Ephemeral {
                 volume.quota_owner = self.log.open_quota();
@@ -347,7 +350,10 @@ impl Core {
         self.windows.look(cx.now);
         self.retry_bad_reads(cx);
         #[cfg(feature = "adversary")]
-        self.check_counts();
+        {
+            self.check_counts();
+            self.check_volumes();
+        }
         for at in 0..self.volumes.len() {
             let id = VolumeId(at as u32);
             if self.volumes[at].is_none() {
@@ -370,6 +376,51 @@ impl Core {
             }
         }
         self.retry_waiting(cx, usize::MAX);
+    }
+
+    /// That counts are those of what they count, and each volume is in order.
+    #[cfg(feature = "adversary")]
+    fn check_volumes(&mut self) {
+        let (mut unfinished, mut given_up, mut extents) = (0, 0, 0);
+        for volume in self.volumes.iter().flatten() {
+            let begun = volume.unfinished_sectors > 0;
+            unfinished += u32::from(begun);
+            given_up += u32::from(volume.given_up);
+            extents += volume.dirty_extents();
+            assert!(
+                !begun || volume.waiting.front().is_some_and(|it| it.blocks() > 0),
+                "the rest of a write waits first"
+            );
+            let epochs = &volume.epochs;
+            assert!(
+                epochs.iter().rev().skip(1).all(|epoch| epoch.sealed),
+                "one epoch is open"
+            );
+            assert!(
+                epochs.iter().is_sorted_by_key(|epoch| epoch.last_serial),
+                "epochs are in order of their serials"
+            );
+            let given = volume.serial_next.0 + u64::from(begun);
+            assert!(
+                epochs.iter().all(|it| it.last_serial.0 < given),
+                "only what was given a serial is dirty"
+            );
+        }
+        assert_eq!(unfinished, self.log.unfinished);
+        assert_eq!(given_up, self.log.given_up);
+        let dropped: u64 = self.deferred_free.iter().map(ExtentMap::len).sum();
+        assert_eq!(
+            self.dirty_extents,
+            extents + dropped + self.checkpoint.extents(),
+            "each extent is counted once"
+        );
+        assert!(self.scratch.destage_pieces() <= self.all_held_pieces());
+    }
+
+    #[cfg(feature = "adversary")]
+    fn all_held_pieces(&mut self) -> usize {
+        let ids = 0..self.volumes.len() as u32;
+        ids.map(|id| self.held_pieces(VolumeId(id))).sum()
     }
 
     fn done(
@@ -608,6 +659,7 @@ impl Core {
             };
             let change = crate::map::Change::Removed(piece);
             self.log.account(crate::log::QuotaOwner::NONE, change);
+            assert!(self.dirty_extents > 0, "each extent was counted");
             self.dirty_extents -= 1;
             left -= 1;
         }

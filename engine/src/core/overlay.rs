@@ -118,6 +118,11 @@ impl Core {
         }
         let quota_owner = self.log.open_quota();
         let volume = self.volume(id);
+        assert!(
+            volume.policy == Policy::Ephemeral && volume.destage.is_none(),
+            "only overlays are reset, and none that is being committed"
+        );
+        assert!(volume.generation < generation, "a generation is given once");
         volume.ready = false;
         volume.ended = false;
         volume.image.overlay_misfits = false;
@@ -131,6 +136,7 @@ impl Core {
         let old = core::mem::replace(&mut volume.quota_owner, quota_owner);
         let epochs = core::mem::take(&mut volume.epochs);
         self.log.close_quota(old);
+        assert!(epochs.len() <= 1, "an overlay is one epoch");
         for epoch in epochs {
             self.checkpoint.free_after_checkpoint(epoch.map);
         }

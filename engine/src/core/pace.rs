@@ -96,6 +96,7 @@ impl Core {
 
     /// Sets the timer for the first held write of a volume.
     pub(super) fn wake_at(&mut self, cx: &mut Cx<'_>, id: VolumeId, at: Time) {
+        assert!(at > cx.now, "what is due now is not waited for");
         let flow = &mut self.volume(id).flow;
         if flow.timer.is_none_or(|set| set > at) {
             flow.timer = Some(at);
@@ -202,6 +203,8 @@ impl Core {
             return depth;
         }
         let fill = volume.dirty_fill() as usize;
-        (depth * (250 + fill * 3 / 4) / 1000).max(1)
+        let kept = (depth * (250 + fill * 3 / 4) / 1000).max(1);
+        assert!(kept <= depth, "a part is no more than the whole");
+        kept
     }
 }

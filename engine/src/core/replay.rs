@@ -155,12 +155,16 @@ impl Replay {
     fn advance(&mut self, upto: usize) {
         match self.again.last_mut() {
             Some(range) => {
+                assert!(range.start < upto && upto <= range.end, "it goes forward");
                 range.start = upto;
                 if range.start == range.end {
                     self.again.pop();
                 }
             }
-            None => self.cursor = upto,
+            None => {
+                assert!(self.cursor < upto && upto <= self.entries.len());
+                self.cursor = upto;
+            }
         }
     }
 
@@ -173,12 +177,20 @@ impl Replay {
 
     /// Entries whose write has failed or was not sent are read and written again.
     fn writes_again(&mut self, entries: Range<usize>) {
+        assert!(
+            entries.start < entries.end && entries.end <= self.cursor,
+            "they were on their way before"
+        );
         self.again.push(entries);
     }
 
     /// The requests that write what a job has read, as few as its entries make.
     fn writes_of(&mut self, id: u32) -> VecDeque<Write> {
         let job = self.jobs.get(id);
+        assert!(
+            job.entries.len() == job.places.len() && !job.reading,
+            "each entry was read to its place"
+        );
         let mut writes: VecDeque<Write> = VecDeque::new();
         for (at, place) in job.entries.clone().zip(&job.places) {
             let (span, kind) = (self.entries[at].span, self.entries[at].kind);
@@ -311,6 +323,7 @@ impl Core {
             0 => HEADER_BYTES as u64,
             _ => table_bytes(&replay.table).expect("it was parsed before") - at,
         };
+        assert!(replay.table_piece.is_none() && !replay.waiting);
         replay.table_piece = Some(piece);
         replay.waiting = true;
         let bytes = left.min(most);
@@ -447,6 +460,7 @@ impl Core {
             self.turns.enqueue(id);
             return false;
         }
+        assert!(pieces.len() == slices.len() && !places.is_empty());
         let upto = range.start + places.len();
         let job = replay.jobs.insert(Job {
             entries: range.start..upto,
@@ -549,6 +563,7 @@ impl Core {
         let replay = self.volume(id).replay();
         replay.reads -= 1;
         let job = replay.jobs.get(at);
+        assert!(job.reading, "a read ends once");
         job.reading = false;
         if !ok {
             let entries = job.entries.clone();
@@ -611,6 +626,7 @@ impl Core {
         volume.origin_in_flight -= 1;
         volume.counters.origin.latency.add_ns(cx.now.since(started));
         let replay = volume.replay();
+        assert!(replay.sent > 0 && replay.jobs.get(at).writes > 0);
         replay.sent -= 1;
         replay.jobs.get(at).writes -= 1;
         if result.is_ok() {
@@ -650,6 +666,11 @@ impl Core {
         for piece in replay.jobs.take(at).pieces {
             self.scratch.free_destage_piece(piece);
         }
+        let replay = self.volume(id).replay();
+        assert!(
+            replay.reads <= replay.jobs.len(),
+            "what is read belongs to a job"
+        );
     }
 
     /// A stat or the sync has ended.
@@ -683,6 +704,7 @@ impl Core {
             return;
         }
         let replay = self.volume(id).replay();
+        assert!(replay.step == Step::Stat, "the image was looked at");
         replay.step = Step::Begin;
         replay.apply_until = cx.now.plus_millis(APPLY_MS_MAX / 3);
         self.note_apply(cx.now, id, stat);
@@ -692,6 +714,7 @@ impl Core {
     /// The ledger is written: entries may be.
     pub(super) fn replay_begun(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let replay = self.volume(id).replay();
+        assert!(replay.step == Step::Begin, "the ledger was written for it");
         if replay.cursor == 0 {
             mark(Mark::JournalReplayed);
         }
@@ -728,6 +751,10 @@ impl Core {
         let volume = self.volume(id);
         let replay = volume.replay.take().expect("a replay is under way");
         assert!(replay.rests_finished(), "all of it is at the image");
+        assert!(
+            replay.cursor == replay.entries.len() && replay.again.is_empty(),
+            "each entry was written"
+        );
         volume.destaged = volume.destaged.max(replay.upto);
         let upto = volume.destaged;
         let epochs = volume.epochs.iter();
@@ -743,6 +770,10 @@ impl Core {
             .take()
             .expect("checked by the caller");
         let replay = volume.replay.take().expect("checked by the caller");
+        assert!(
+            replay.rests() && replay.table_piece.is_none() && volume.unfinished_sectors == 0,
+            "nothing of it is on its way"
+        );
         let ledger_writer = volume
             .ledger_writer
             .as_mut()

@@ -27,6 +27,8 @@ pub(super) const RETRY_MS: u64 = 500;
 /// Pause after the first round that fails.
 const FIRST_MS: u64 = 10;
 
+const _: () = assert!(FIRST_MS > 0 && FIRST_MS < RETRY_MS);
+
 /// Ranges of one write, each with its place behind `offset` in the journal. To the origin goes one.
 struct Unsent {
     ranges: Vec<(Span, u64)>,
@@ -62,6 +64,7 @@ impl Pause {
         if self.is_under_way(now) {
             return None;
         }
+        assert!(self.ms <= RETRY_MS);
         self.ms = (self.ms * 2).clamp(FIRST_MS, RETRY_MS);
         self.until = now.plus_millis(self.ms);
         Some(self.until)
@@ -214,6 +217,10 @@ impl Core {
         let Some(end) = self.start_job(cx, id, run.up_to(span.sectors), true) else {
             return false;
         };
+        assert!(
+            end > span.sector && end <= span.end(),
+            "a part of the range is on its way"
+        );
         let rest = Span::new(end, span.end() - end);
         match rest.sectors {
             0 => drop(self.phase(id).resend.queue.pop_front()),
@@ -249,6 +256,10 @@ impl Core {
             });
             job.fill((span.sectors * SECTOR_BYTES).next_multiple_of(BLOCK_BYTES));
         }
+        debug_assert!(
+            wants.iter().all(|want| want.sectors > 0),
+            "what is sent again is in the log"
+        );
         // Its entries are in the table already.
         job.again = true;
         self.fetch_job(cx, id, job, &wants);

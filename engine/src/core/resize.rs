@@ -15,6 +15,7 @@
 //! for that only when nobody is connected and nothing is dirty.
 
 use super::Core;
+use super::attach::BYTES_MAX;
 use super::checkpoint::Waiter;
 use crate::adversary::{Bug, has};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
@@ -40,6 +41,11 @@ enum Step {
 }
 
 impl Resize {
+    /// Who has ordered it.
+    pub fn request(&self) -> RequestId {
+        self.request
+    }
+
     /// The size to which the volume goes back if its image does not get the new one.
     pub fn bytes_to_return_to(&self) -> u64 {
         match self.step {
@@ -75,9 +81,8 @@ impl Core {
             || volume.resize.is_some();
         let refusal = match volume.state {
             _ if gone => Some(Refusal::Gone),
-            _ if new_bytes == 0 || !new_bytes.is_multiple_of(SECTOR_BYTES) => {
-                Some(Refusal::OutOfRange)
-            }
+            _ if new_bytes == 0 || new_bytes > BYTES_MAX => Some(Refusal::OutOfRange),
+            _ if !new_bytes.is_multiple_of(SECTOR_BYTES) => Some(Refusal::OutOfRange),
             // Others stand on the image.
             _ if volume.read_only || !volume.owns_image() => Some(Refusal::Policy),
             _ if volume.misfit().is_some() => Some(Refusal::Held),
@@ -116,6 +121,10 @@ impl Core {
         if !serves || writes || (shrinks && touched) {
             return;
         }
+        assert!(
+            resize.old_bytes == volume.size_bytes,
+            "a size changes once at a time"
+        );
         resize.step = Step::Set;
         let bytes = resize.new_bytes;
         if shrinks {
@@ -134,6 +143,7 @@ impl Core {
             .resize
             .as_mut()
             .expect("a change of size is under way");
+        assert!(resize.step == Step::Set, "its image was told the new size");
         let end = resize.old_bytes.min(resize.new_bytes);
         let longest = resize.old_bytes.max(resize.new_bytes);
         match result {
@@ -161,6 +171,7 @@ impl Core {
             false => end / SECTOR_BYTES / BLOCK_SECTORS,
         };
         let blocks = longest.div_ceil(SECTOR_BYTES * BLOCK_SECTORS) - first;
+        assert!(first * BLOCK_SECTORS * SECTOR_BYTES <= longest);
         self.forget_blocks(layer, first, blocks);
         self.start_destage_if_due(cx, id);
         self.pump_switch(cx, id);
@@ -171,6 +182,7 @@ impl Core {
     pub(super) fn resize_named(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
         if let Some(resize) = volume.resize.take() {
+            assert!(resize.step == Step::Name, "its image has the new size");
             cx.out.reply(resize.request, Ok(()));
         }
     }

@@ -44,6 +44,7 @@ impl Unread {
             if !self.blocks.contains(&block) && self.blocks.len() < BLOCKS_MAX {
                 self.blocks.push(block);
             }
+            assert!(self.blocks.len() <= BLOCKS_MAX);
         }
     }
 
@@ -100,6 +101,10 @@ impl Core {
 
     pub(super) fn read_retried(&mut self, now: Time, good: bool) {
         let retry_read = self.retry_read.take().expect("a block was being read");
+        assert!(
+            retry_read.block.0.is_multiple_of(BLOCK_SECTORS),
+            "whole blocks are read again"
+        );
         self.scratch.free_piece(retry_read.piece);
         let Some(volume) = self.find(retry_read.volume) else {
             return;

@@ -29,6 +29,10 @@ impl Run {
             left -= *sectors;
             *sectors > 0
         });
+        assert!(
+            left == 0 || self.kind != EntryKind::Write,
+            "the parts make up the range"
+        );
         self
     }
 }
@@ -47,6 +51,7 @@ pub(super) fn next_run(map: &ExtentMap, cursor: u64, bytes_max: u64) -> Option<R
     let first = pieces.next()?;
     let skipped = cursor.saturating_sub(first.span.sector);
     let sector = first.span.sector + skipped;
+    assert!(skipped < first.span.sectors, "what is found ends behind");
     let sectors = first.span.sectors - skipped;
     let Content::Data(addr) = first.content.advance(skipped) else {
         let Content::Zero { allocate, .. } = first.content else {

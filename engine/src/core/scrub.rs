@@ -46,6 +46,8 @@ const RETRY_MS: u64 = 10;
 /// When to look again at a device that has failed something: nothing is judged meanwhile.
 const FAILING_MS: u64 = 100;
 
+const _: () = assert!(CHECK_BLOCKS_MAX > 1 && REST_NS_MIN < REST_NS_MAX);
+
 /// Where to look next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
@@ -116,6 +118,7 @@ impl Check {
     /// What of it lies in this block of the log, if any.
     fn part(&self, block: u64) -> Option<Check> {
         let (first, blocks) = (self.addr.block(), 1);
+        assert!(self.blocks > 0, "a check has blocks");
         let at = block.checked_sub(first).filter(|at| *at < self.blocks)?;
         Some(match self.of {
             Of::Clean { layer, block } => Check {
@@ -235,6 +238,7 @@ impl Core {
             return self.rest_scrub(cx, cx.now.plus_millis(RETRY_MS));
         };
         let scrub = self.scrub.as_mut().expect("it runs");
+        assert!(scrub.piece.is_none(), "a scrub has one piece of memory");
         scrub.piece = Some(piece);
         scrub.batch_began = cx.now;
         for _ in 0..LOOKS_MAX {
@@ -337,7 +341,9 @@ impl Core {
 
     /// Blocks of one read: what fits into a piece, also of the small ones of a small cache.
     fn check_blocks(&self) -> u64 {
-        CHECK_BLOCKS_MAX.min(self.scratch.piece_bytes() / BLOCK_BYTES)
+        let blocks = CHECK_BLOCKS_MAX.min(self.scratch.piece_bytes() / BLOCK_BYTES);
+        assert!(blocks > 1, "each look goes on by a block at least");
+        blocks
     }
 
     fn clean_checks(&self, segment: SegmentIndex) -> Vec<Check> {
@@ -400,6 +406,10 @@ impl Core {
         }
         let collects = matches!(scrub.at, At::Dirty { .. });
         let goes = full || (!collects && !scrub.batch.is_empty());
+        assert!(
+            blocks <= room && scrub.batch.len() <= BATCH_MAX,
+            "a batch fits its piece"
+        );
         self.scrub = Some(scrub);
         goes
     }
@@ -428,6 +438,7 @@ impl Core {
     /// A batch was read, and these blocks of it are bad.
     pub(super) fn scrub_fetched(&mut self, cx: &mut Cx<'_>, bad: &[Want]) {
         let scrub = self.scrub.as_mut().expect("something of it was in flight");
+        assert!(scrub.step == Step::Fetch, "a batch was asked for");
         let batch = core::mem::take(&mut scrub.batch);
         if self.health.state() != CacheState::Good {
             scrub.queue.extend(batch);
@@ -473,6 +484,7 @@ impl Core {
     }
 
     fn ask_scrub_footer(&mut self, cx: &mut Cx<'_>, segment: SegmentIndex, tries: u8) {
+        assert!(tries < TRIES_MAX);
         let scrub = self.scrub.as_mut().expect("it runs");
         let piece = scrub.piece.expect("taken before anything is looked for");
         scrub.step = Step::Footer { segment, tries };

@@ -22,6 +22,11 @@ pub const QUANTUM_BYTES: u64 = 1 << 20;
 /// Room that nobody takes for so long is for who comes first.
 pub const PATIENCE_NS: u64 = 50_000_000;
 
+const _: () = assert!(
+    QUANTUM_BYTES >= crate::round_robin::WEIGHT_MAX as u64,
+    "the lightest gets something"
+);
+
 /// What the parts are made of.
 #[derive(Clone, Copy)]
 pub enum Pool {
@@ -142,6 +147,11 @@ impl Core {
             self.reserved.kept.log += volume.own.kept.log;
             self.reserved.kept.map += volume.own.kept.map;
         }
+        let kept = self.reserved.kept;
+        assert!(
+            kept.log <= capacity[0] / 2 && kept.map <= capacity[1] / 2,
+            "all parts together are half of a pool"
+        );
     }
 
     /// To be called when what a volume holds dirty has changed.
@@ -151,6 +161,10 @@ impl Core {
         let (now, before) = (kept(volume), volume.own.kept);
         volume.own.kept = now;
         let all = &mut self.reserved.kept;
+        assert!(
+            before.log <= all.log && before.map <= all.map,
+            "what a volume keeps is counted"
+        );
         all.log = all.log + now.log - before.log;
         all.map = all.map + now.map - before.map;
     }

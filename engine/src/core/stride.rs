@@ -42,6 +42,7 @@ impl Pace {
 
     /// A request with so many extents starts.
     pub fn spend(&mut self, now: Time, extents: u64) {
+        assert!(extents > 0, "a request carries something");
         let earliest = Time(now.0.saturating_sub(self.gap_ns * CATCH_UP));
         self.next = Time(self.next.max(earliest).0 + self.gap_ns * extents);
     }

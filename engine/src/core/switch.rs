@@ -42,6 +42,8 @@ const LAST_SHARE_OF_LOG: u64 = 64;
 /// An origin that could not be synced is tried again so much later.
 const REST_MS: u64 = 60_000;
 
+const _: () = assert!(LAST_BLOCKS_MAX > 0 && LAST_SHARE_OF_LOG > 1);
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Start,
@@ -237,6 +239,10 @@ impl Core {
 
     fn start_switch(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         let volume = self.volume(id);
+        assert!(
+            volume.detaching.is_none() && volume.attached,
+            "a volume that goes keeps its policy"
+        );
         let wanted = volume.switch.as_ref().expect("it starts").wanted;
         let owned = volume.policy == Policy::WriteBack && !volume.read_only;
         if wanted == volume.policy {
@@ -306,6 +312,7 @@ impl Core {
         if switch.step != Step::Release {
             return;
         }
+        assert!(volume.epochs.is_empty(), "the origin has what the log had");
         switch.step = Step::Table;
         volume.logged_policy = if switch.wanted.is_direct() {
             switch.wanted
@@ -395,6 +402,10 @@ impl Core {
         let volume = self.volume(id);
         let before = volume.policy;
         assert!(!policy.is_direct() || !volume.is_dirty() || before == policy);
+        assert!(
+            before == policy || volume.unfinished_sectors == 0,
+            "a policy changes between two writes"
+        );
         if before != policy && !volume.waiting.is_empty() {
             mark(Mark::SwitchedUnderLoad);
         }

@@ -133,6 +133,7 @@ impl Core {
 
     fn start_flush(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
         let volume = self.volume(id);
+        assert!(volume.serves(), "a flush waits for its volume");
         if volume.read_only {
             cx.out.reply(request, Ok(()));
             return;
@@ -298,6 +299,7 @@ impl Core {
                     let Some((taken, at)) = self.stage_write(cx, id, *span, source, *tag) else {
                         return false;
                     };
+                    assert!(taken > 0 && taken <= span.sectors, "each step goes on");
                     *span = Span::new(span.sector + taken, span.sectors - taken);
                     *offset += taken * SECTOR_BYTES;
                     seq = at;
@@ -336,6 +338,11 @@ impl Core {
         tag: Tag,
     ) -> Option<(u64, StreamSeq)> {
         let begun = self.volume(id).unfinished_sectors;
+        assert!(
+            begun <= span.sectors,
+            "what is left to stage is in the request"
+        );
+        assert!(begun == 0 || self.log.unfinished > 0);
         let mut whole = if begun > 0 { begun } else { span.sectors };
         let mut open = begun > 0 || self.opens(cx.now, id, span);
         let part_blocks = self.share(id).min(self.log.gauge().capacity / 8);
@@ -395,6 +402,7 @@ impl Core {
             }
             self.choose_stream(id, 1);
             let (taken, at) = self.stage(cx, id, part, kind, None, false)?;
+            assert!(taken > 0 && taken <= part.sectors, "each step goes on");
             self.finish_serial(id);
             *span = Span::new(span.sector + taken, span.sectors - taken);
             seq = at;
@@ -440,6 +448,10 @@ impl Core {
     /// All entries of the next serial are staged.
     fn finish_serial(&mut self, id: VolumeId) {
         let volume = self.volume(id);
+        assert!(
+            volume.unfinished_sectors == 0 || has(Bug::SerialForEachPiece),
+            "all pieces of a write have one serial"
+        );
         volume.serial_next = Serial(volume.serial_next.0 + 1);
         self.end_given_up(id);
     }
@@ -448,6 +460,10 @@ impl Core {
     /// was never acknowledged, and its serial is not given again.
     pub(super) fn give_up_unfinished(&mut self, id: VolumeId) {
         if self.volume(id).unfinished_sectors > 0 {
+            assert!(
+                self.log.unfinished > 0,
+                "the log counts what is staged in part"
+            );
             self.volume(id).unfinished_sectors = 0;
             self.log.unfinished -= 1;
             self.finish_serial(id);
@@ -460,6 +476,7 @@ impl Core {
     /// does not drop it; or it is at the origin; or the volume ends.
     pub(super) fn end_given_up(&mut self, id: VolumeId) {
         if core::mem::take(&mut self.volume(id).given_up) {
+            assert!(self.log.given_up > 0, "the log counts what stays in part");
             self.log.given_up -= 1;
         }
     }
@@ -467,6 +484,10 @@ impl Core {
     /// An epoch ends before a write that would make it too large for one journal.
     fn seal_if_full(&mut self, id: VolumeId) {
         let volume = self.volume(id);
+        assert!(
+            volume.unfinished_sectors == 0,
+            "an epoch ends between two writes"
+        );
         let open = volume.epochs.back().filter(|epoch| !epoch.sealed);
         let full = open.is_some_and(|epoch| {
             let full = epoch.map.sectors() * SECTOR_BYTES >= EPOCH_BYTES_MAX;
@@ -495,6 +516,7 @@ impl Core {
             .as_mut()
             .expect("checked by the caller");
         let (generation, serial) = (volume.generation, volume.serial_next);
+        assert!(serial > volume.destaged && !volume.policy.is_direct());
         let item = Item {
             volume: id,
             generation,
@@ -522,6 +544,7 @@ impl Core {
         volume.wants_room = false;
         let epoch = volume.open_epoch(cx.now);
         assert_eq!(epoch.number, item.epoch, "the log names the epoch");
+        assert!(epoch.last_serial <= serial, "serials only grow");
         epoch.last_serial = serial;
         epoch.last_seq = appended.seq;
         epoch.writes += u64::from(!begun);
@@ -561,6 +584,10 @@ impl Core {
                 }
             }
             volume.wants_room &= !volume.waiting.is_empty();
+            assert!(
+                volume.unfinished_sectors == 0 || !volume.waiting.is_empty(),
+                "the rest of a write waits"
+            );
         }
     }
 

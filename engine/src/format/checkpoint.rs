@@ -47,6 +47,8 @@ pub struct HeaderBytes {
 }
 
 const _: () = assert!(size_of::<HeaderBytes>() == PREFIX_BYTES + 88);
+const _: () = assert!(size_of::<HeaderBytes>() <= HEADER_BYTES);
+const _: () = assert!(HEADER_BYTES as u64 == BLOCK_BYTES);
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -87,6 +89,10 @@ pub struct SegmentBytes {
 }
 
 const _: () = assert!(size_of::<SegmentBytes>() == SEGMENT_BYTES);
+const _: () = assert!(
+    VOLUME_BYTES.is_multiple_of(SEGMENT_BYTES),
+    "entries are aligned"
+);
 
 /// A volume as the log knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -163,6 +169,11 @@ const FLAG_STAGED: u16 = 8;
 const FLAG_STAGE_LOST: u16 = 16;
 const FLAGS: u16 =
     FLAG_IN_PLACE | FLAG_JOURNAL_POSSIBLE | FLAG_ENDED | FLAG_STAGED | FLAG_STAGE_LOST;
+const _: () = assert!(FLAGS.count_ones() == 5, "a flag has its own bit");
+const _: () = assert!(
+    STATE_LIVE != 0 && STATE_SETTLED != 0,
+    "a blank entry is none"
+);
 
 fn policy_code(policy: Policy) -> u16 {
     match policy {
@@ -194,6 +205,10 @@ impl Checkpoint {
             at += VOLUME_BYTES;
         }
         for segment in &self.segments {
+            assert!(
+                segment.index < self.segments_total,
+                "a segment lies in the log"
+            );
             let record = SegmentBytes {
                 seq: U64::new(segment.seq),
                 first_stream_seq: U64::new(segment.first_stream_seq),

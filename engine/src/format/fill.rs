@@ -63,6 +63,10 @@ pub struct RunBytes {
 }
 
 const _: () = assert!(size_of::<RunBytes>() == RUN_BYTES);
+const _: () = assert!(
+    HEAD_BYTES + RECORD_BLOCKS_MAX * (RUN_BYTES + 4) <= HEADER_BYTES,
+    "a full record fits its header"
+);
 
 /// The layer is one that a volume writes. A program that does not know the bit refuses the run.
 const FLAG_OWN: u16 = 1;
@@ -153,6 +157,7 @@ impl Run {
 
 fn put(bytes: &mut [u8], runs: &[Run], sums: &[u32]) {
     let (head, tail) = bytes.split_at_mut(runs.len() * RUN_BYTES);
+    assert!(tail.len() >= sums.len() * 4, "all sums have their place");
     for (to, run) in head.chunks_exact_mut(RUN_BYTES).zip(runs) {
         to.copy_from_slice(run.encode().as_bytes());
     }

@@ -32,6 +32,7 @@ pub struct HeaderBytes {
 }
 
 const _: () = assert!(size_of::<HeaderBytes>() == PREFIX_BYTES + 72);
+const _: () = assert!(size_of::<HeaderBytes>() <= HEADER_BYTES);
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -117,6 +118,7 @@ impl Footer {
             bytes[at..at + 4].copy_from_slice(&sum.to_le_bytes());
             at += 4;
         }
+        assert!(at == HEADER_BYTES + body, "the counts say what follows");
         let header = HeaderBytes {
             prefix: Prefix::new(Kind::Footer),
             cache: self.cache.0,

@@ -34,6 +34,8 @@ pub struct HeaderBytes {
 }
 
 const _: () = assert!(size_of::<HeaderBytes>() == PREFIX_BYTES + 56);
+const _: () = assert!(size_of::<HeaderBytes>() <= HEADER_BYTES);
+const _: () = assert!(ENTRIES_MAX <= u32::MAX as usize, "a count fits its field");
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -79,6 +81,7 @@ impl Journal {
     /// Header and table.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = block(payload_at(self.entries.len()) as usize);
+        assert!(self.entries.len() <= ENTRIES_MAX);
         let mut at = HEADER_BYTES;
         for entry in &self.entries {
             let (kind, flags) = entry.kind.codes();

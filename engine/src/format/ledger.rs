@@ -55,6 +55,9 @@ pub struct LedgerBytes {
 }
 
 const _: () = assert!(size_of::<LedgerBytes>() == PREFIX_BYTES + 252);
+const _: () = assert!(size_of::<LedgerBytes>() <= LEDGER_BYTES);
+const _: () = assert!(PAST_LOG & LOSS_ACCEPTED == 0, "a bit has one meaning");
+const _: () = assert!(LEDGER_SLOTS == 2, "the ledger before is left whole");
 
 /// What is going on at the origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -76,6 +76,7 @@ pub struct Prefix {
 pub const PREFIX_BYTES: usize = 16;
 pub(crate) const CHECKSUM_AT: usize = 12;
 const _: () = assert!(size_of::<Prefix>() == PREFIX_BYTES);
+const _: () = assert!(core::mem::offset_of!(Prefix, checksum) == CHECKSUM_AT);
 
 impl Prefix {
     pub fn new(kind: Kind) -> Prefix {
@@ -107,6 +108,10 @@ fn sealed_sum(bytes: &[u8]) -> u32 {
 
 /// Writes the checksum into a finished structure.
 pub fn seal(bytes: &mut [u8]) {
+    assert!(
+        bytes.len() >= PREFIX_BYTES,
+        "a structure begins with a prefix"
+    );
     let sum = sealed_sum(bytes);
     bytes[CHECKSUM_AT..PREFIX_BYTES].copy_from_slice(&sum.to_le_bytes());
 }

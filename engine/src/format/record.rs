@@ -31,6 +31,7 @@ pub const STREAM_WRITES: u16 = 1;
 pub const STREAM_OVERLAY: u16 = 2;
 /// Not a stream of records: clean blocks, see `fill`.
 pub const STREAM_FILL: u16 = 3;
+const _: () = assert!(STREAM_WRITES != STREAM_OVERLAY && STREAM_OVERLAY != STREAM_FILL);
 
 /// The appenders of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,9 +122,12 @@ const FLAG_ALLOCATE: u8 = 1;
 const FLAG_MORE: u8 = 2;
 /// The other bits of the flags are the number of the epoch.
 const EPOCH_SHIFT: u8 = 2;
+const _: () = assert!(FLAG_ALLOCATE & FLAG_MORE == 0, "a flag has its own bit");
+const _: () = assert!(FLAG_ALLOCATE | FLAG_MORE < 1 << EPOCH_SHIFT);
 
 /// The flags of an entry, and back.
 pub(crate) fn flags_of(of_kind: u8, more: bool, epoch: EpochNumber) -> u8 {
+    assert!(of_kind & !FLAG_ALLOCATE == 0, "a flag has its own bit");
     let more = if more { FLAG_MORE } else { 0 };
     of_kind | more | epoch.get() << EPOCH_SHIFT
 }
@@ -238,6 +242,10 @@ pub fn encode_open(identity: &Identity) -> [u8; ENTRIES_AT] {
 
 /// An entry, bound to its record and to the sums of its payload.
 pub fn encode_entry(identity: &Identity, entry: &Entry, sums: &[u32]) -> [u8; ENTRY_BYTES] {
+    assert!(
+        sums.len() as u64 == entry.blocks(),
+        "each block of a payload has its sum"
+    );
     let (kind, flags) = entry.kind.code();
     let flags = flags_of(flags, entry.more, entry.epoch);
     let mut bytes = EntryBytes {
@@ -425,6 +433,7 @@ fn parse_entry(
 
 /// Largest guest sector: 2 PiB volumes, as the extent map packs 44 bits.
 pub const MAX_SECTOR: u64 = (2 << 50) / (BLOCK_BYTES / BLOCK_SECTORS);
+const _: () = assert!(MAX_SECTOR < 1 << 44, "an extent of the map can name it");
 
 #[cfg(test)]
 mod tests {

@@ -29,6 +29,8 @@ pub struct HeaderBytes {
 }
 
 const _: () = assert!(size_of::<HeaderBytes>() == PREFIX_BYTES + 48);
+const _: () = assert!(size_of::<HeaderBytes>() <= HEADER_BYTES);
+const _: () = assert!(HEADER_AT[1] + HEADER_BYTES as u64 <= TABLE_AT);
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -42,6 +44,10 @@ pub struct SlotBytes {
 }
 
 const _: () = assert!(size_of::<SlotBytes>() == SLOT_BYTES);
+const _: () = assert!(
+    (BLOCK_BYTES as usize).is_multiple_of(SLOT_BYTES),
+    "an entry lies in one page"
+);
 
 /// What the stage is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +73,8 @@ pub struct StageSlot {
 pub const TABLE_AT: u64 = BLOCK_BYTES;
 
 pub fn slot_at(index: u32, slots: u32, chunk_blocks: u32) -> u64 {
+    // Behind the last slot the stage ends.
+    assert!(index <= slots, "a slot lies in the stage");
     TABLE_AT
         + (u64::from(slots) * SLOT_BYTES as u64).next_multiple_of(BLOCK_BYTES)
         + u64::from(index) * u64::from(chunk_blocks) * BLOCK_BYTES
@@ -85,6 +93,10 @@ impl StageHeader {
         let mut bytes = block(HEADER_BYTES);
         bytes[..size_of::<HeaderBytes>()].copy_from_slice(header.as_bytes());
         seal(&mut bytes);
+        debug_assert!(
+            StageHeader::parse(&bytes).as_ref() == Ok(self),
+            "what is written can be read"
+        );
         bytes
     }
 
@@ -116,6 +128,10 @@ impl StageSlot {
         let mut bytes = [0; SLOT_BYTES];
         bytes.copy_from_slice(slot.as_bytes());
         seal(&mut bytes);
+        debug_assert!(
+            StageSlot::parse(&bytes).as_ref() == Ok(self),
+            "what is written can be read"
+        );
         bytes
     }
 

@@ -36,6 +36,12 @@ pub struct SuperblockBytes {
 }
 
 const _: () = assert!(size_of::<SuperblockBytes>() == PREFIX_BYTES + 72);
+const _: () = assert!(size_of::<SuperblockBytes>() <= SUPERBLOCK_BYTES);
+const _: () = assert!(
+    SUPERBLOCK_AT[0] + SUPERBLOCK_BYTES as u64 <= SUPERBLOCK_AT[1]
+        && SUPERBLOCK_AT[1] + SUPERBLOCK_BYTES as u64 <= CHECKPOINT_AT,
+    "nothing lies over the superblock"
+);
 
 /// What a cache is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

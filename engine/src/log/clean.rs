@@ -72,6 +72,7 @@ impl Log {
         }
         let open = self.clean.open.as_ref().expect("just opened");
         let left = body_blocks(self.geometry) - open.next_block;
+        assert!(left >= 2, "a full segment was sealed");
         Some((left as usize - 1).min(RECORD_BLOCKS_MAX))
     }
 
@@ -98,6 +99,10 @@ impl Log {
             segment.state == SegmentState::Ready && segment.live == 0 && segment.pins == 0,
             "nothing is left of its former life"
         );
+        assert!(
+            self.clean.open.is_none() && self.clean.leaving <= self.clean.held,
+            "one segment is filled at a time"
+        );
         *segment = Segment::empty(SegmentState::Filling);
         segment.seq = seq;
         segment.sums = alloc::vec![0; body_blocks(self.geometry) as usize];
@@ -120,12 +125,17 @@ impl Log {
         open.next_block += 1 + sums.len() as u32;
         assert!(open.next_block <= body, "a record lies in one segment");
         let segment = &mut self.segments[index.0 as usize];
+        assert!(segment.state == SegmentState::Filling && !sums.is_empty());
         segment.pins += 1;
         let first = block as usize + 1;
         segment.sums[first..first + sums.len()].copy_from_slice(sums);
         for run in runs.iter_mut() {
             run.slot += block + 1;
         }
+        assert!(
+            runs.first().is_none_or(|run| run.slot == block + 1),
+            "the blocks lie behind their header"
+        );
         open.runs.extend_from_slice(runs);
         let life = Life {
             cache: self.cache,
@@ -147,7 +157,10 @@ impl Log {
         let Some(open) = self.clean.open.take() else {
             return;
         };
-        self.segments[open.segment.0 as usize].state = SegmentState::Clean;
+        assert!(self.clean.sealed.is_none(), "one footer is due at a time");
+        let segment = &mut self.segments[open.segment.0 as usize];
+        assert!(segment.state == SegmentState::Filling);
+        segment.state = SegmentState::Clean;
         self.clean.fifo.push_back(open.segment);
         self.clean.sealed = Some((open.segment, open.runs));
     }
@@ -211,6 +224,7 @@ impl Log {
     /// newer clean data.
     pub fn clean_excess(&self) -> usize {
         let clean = &self.clean;
+        assert!(clean.leaving <= clean.held, "only what is held leaves");
         if clean.held == clean.leaving {
             return 0;
         }
@@ -237,6 +251,10 @@ impl Log {
         segment.state = SegmentState::Retired;
         self.clean.retired.push(index);
         self.clean.leaving += 1;
+        assert!(
+            self.clean.leaving <= self.clean.held,
+            "only what is held leaves"
+        );
         self.clean.starved = false;
         Some(index)
     }
@@ -247,6 +265,7 @@ impl Log {
         let before = self.clean.retired.len();
         self.clean.retired.retain(|index| {
             let segment = &mut segments[index.0 as usize];
+            assert!(segment.state == SegmentState::Retired && segment.live == 0);
             if segment.pins == 0 {
                 segment.state = SegmentState::Dead;
                 segment.dead_after = StreamSeq(0);
@@ -259,8 +278,10 @@ impl Log {
 
     /// A dead clean segment is back in use.
     pub(super) fn clean_freed(&mut self) {
+        assert!(self.clean.leaving > 0, "what is free has left before");
         self.clean.held -= 1;
         self.clean.leaving -= 1;
+        assert!(self.clean.leaving <= self.clean.held);
     }
 
     /// Where a block of the log lies, counted from its first one.

@@ -449,7 +449,21 @@ impl Log {
         let segment = SegmentIndex(chunk.0 / self.geometry.segment_chunks);
         let in_segment =
             (chunk.0 % self.geometry.segment_chunks) * self.geometry.chunk_blocks + block;
+        let entries_max = footer::entries_max(self.geometry);
         let segment = &mut self.segments[segment.0 as usize];
+        assert!(
+            segment.state == SegmentState::Open,
+            "only open segments take entries"
+        );
+        assert!(span.sectors > 0 && span.sectors <= item.span.sectors);
+        assert!(
+            span.sectors <= u64::from(u32::MAX) && span.end() <= record::MAX_SECTOR,
+            "an entry has room for its range"
+        );
+        assert!(
+            item.kind == EntryKind::Write || (item.tag == Tag::NONE && sums.is_empty()),
+            "zeroes have neither a tag nor blocks"
+        );
         for (n, sum) in sums.iter().enumerate() {
             segment.sums[in_segment as usize + n] = *sum;
         }
@@ -463,6 +477,10 @@ impl Log {
             more: item.more || span.sectors < item.span.sectors,
             epoch: item.epoch,
         });
+        assert!(
+            segment.entries.len() <= entries_max,
+            "the entries of a segment fit its footer"
+        );
     }
 
     /// Makes sure a record with room for an entry and `blocks` of payload is open.
@@ -506,6 +524,11 @@ impl Log {
             .open
             .as_mut()
             .expect("a chunk was opened");
+        assert!(open.record.is_none(), "one record is open at a time");
+        assert!(
+            open.next_block + 2 <= geometry.chunk_blocks,
+            "a header and a block fit"
+        );
         let slot_at = stage::slot_at(open.slot.0, slots_total, geometry.chunk_blocks);
         let header =
             Place::new(Area::Stage, slot_at).plus(u64::from(open.next_block) * BLOCK_BYTES);
@@ -540,6 +563,14 @@ impl Log {
             .segment
             .expect("an open chunk lies in an open segment");
         let segment = &mut self.segments[segment.0 as usize];
+        assert!(
+            segment.last_stream_seq < seq,
+            "the records of a segment ascend"
+        );
+        assert!(
+            kind != StreamKind::Writes || durable_upto < seq.0,
+            "a new record is not durable"
+        );
         if segment.first_stream_seq.0 == 0 {
             segment.first_stream_seq = seq;
         }
@@ -569,6 +600,10 @@ impl Log {
         let slot_at = self.take_slot(kind).expect("checked above");
         let segment = &mut self.segments[segment_at.0 as usize];
         let position = segment.sums.len() as u32 / self.geometry.chunk_blocks;
+        assert!(
+            segment.state == SegmentState::Open && position + 1 < self.geometry.segment_chunks,
+            "the last chunk is for the footer"
+        );
         let chunk = ChunkIndex(self.geometry.first_chunk(segment_at).0 + position);
         segment
             .sums
@@ -621,6 +656,9 @@ impl Log {
     fn take_slot(&mut self, kind: StreamKind) -> Option<SlotIndex> {
         let stream = &mut self.streams[kind.stored() as usize];
         if let Some(slot) = stream.free_slots.pop() {
+            let chunk = self.slots[slot.0 as usize].chunk;
+            let mirror = chunk.map(|chunk| self.chunk_slot[chunk.0 as usize]);
+            assert!(mirror != Some(slot.0 + 1), "a free slot mirrors nothing");
             return Some(slot);
         }
         let slot_at = stream.reusable.pop_front()?;
@@ -630,6 +668,10 @@ impl Log {
             "only safe slots are used again"
         );
         let chunk = slot.chunk.expect("a reusable slot mirrors a chunk");
+        assert!(
+            slot.reusable && self.chunk_slot[chunk.0 as usize] == slot_at.0 + 1,
+            "a chunk and its slot name each other"
+        );
         self.chunk_slot[chunk.0 as usize] = 0;
         Some(slot_at)
     }
@@ -642,6 +684,11 @@ impl Log {
         let Some(record) = open.record.take() else {
             return;
         };
+        assert!(
+            usize::from(record.entries) <= record::ENTRIES_MAX
+                && usize::from(record.payload_blocks) <= record::SUMS_MAX,
+            "a record fits its header"
+        );
         let slot_at = stage::slot_at(
             open.slot.0,
             self.stage_slots_total,
@@ -665,9 +712,15 @@ impl Log {
             "a record ends where the next one starts"
         );
         let slot = open.slot;
+        assert!(
+            self.slots[slot.0 as usize].sealed == record.header_block,
+            "a record begins where the one before it ends"
+        );
         self.slots[slot.0 as usize].sealed = end_block;
         if kind == StreamKind::Writes {
             let seq = StreamSeq(record.identity.stream_seq);
+            let last = self.tail.back().map_or(self.durable, |tail| tail.seq);
+            assert!(last < seq, "the tail is in order of the stream");
             self.tail.push_back(Tail {
                 seq,
                 slot,
@@ -687,7 +740,12 @@ impl Log {
             open.record.is_none(),
             "records are sealed before their chunk is closed"
         );
-        self.slots[open.slot.0 as usize].closed = true;
+        let slot = &mut self.slots[open.slot.0 as usize];
+        assert!(
+            !slot.closed && slot.chunk == Some(open.chunk) && slot.sealed == open.next_block,
+            "a chunk is closed once, and all of it is sealed"
+        );
+        slot.closed = true;
         if kind != StreamKind::Writes {
             self.streams[kind as usize].unspilled.push_back(open.slot);
         }
@@ -702,6 +760,7 @@ impl Log {
     pub fn staged(&self, addr: LogAddr) -> Option<Place> {
         let chunk = self.geometry.chunk_of(addr);
         let slot = self.chunk_slot[chunk.0 as usize].checked_sub(1)?;
+        debug_assert!(self.slots[slot as usize].chunk == Some(chunk));
         let at = stage::slot_at(slot, self.stage_slots_total, self.geometry.chunk_blocks);
         let offset = addr.0 - self.geometry.chunk_addr(chunk).0;
         Some(Place::new(Area::Stage, at + offset * SECTOR_BYTES))
@@ -743,7 +802,15 @@ impl Log {
     /// Keeps a segment from being used again while a request to it is in flight.
     pub fn pin(&mut self, addr: LogAddr) -> SegmentIndex {
         let segment = self.geometry.segment_of(addr);
-        self.segments[segment.0 as usize].pins += 1;
+        let pinned = &mut self.segments[segment.0 as usize];
+        assert!(
+            !matches!(
+                pinned.state,
+                SegmentState::Virgin | SegmentState::Preparing | SegmentState::Ready
+            ),
+            "a segment without content has no requests"
+        );
+        pinned.pins += 1;
         segment
     }
 
@@ -766,6 +833,13 @@ impl Log {
         let segment = &mut self.segments[(chunk.0 / self.geometry.segment_chunks) as usize];
         let chunk_live = &mut self.chunk_live[chunk.0 as usize];
         if sign > 0 {
+            assert!(
+                matches!(
+                    segment.state,
+                    SegmentState::Open | SegmentState::Sealed | SegmentState::Footered
+                ),
+                "what lives lies in a segment with records"
+            );
             segment.live += charge;
             *chunk_live += charge;
             self.live_total += u64::from(charge);
@@ -782,6 +856,10 @@ impl Log {
                     .push(SegmentIndex(chunk.0 / self.geometry.segment_chunks));
             }
         }
+        assert!(
+            *chunk_live <= segment.live && u64::from(segment.live) <= self.live_total,
+            "what lives in a chunk lives in its segment"
+        );
         sign * i64::from(charge)
     }
 

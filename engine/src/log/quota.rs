@@ -30,7 +30,11 @@ impl Log {
     pub fn open_quota(&mut self) -> QuotaOwner {
         self.quota_owners += 1;
         let quota_owner = QuotaOwner(self.quota_owners);
-        self.usages.insert(quota_owner, Usage::default());
+        let before = self.usages.insert(quota_owner, Usage::default());
+        assert!(
+            before.is_none(),
+            "each life of an overlay has a number of its own"
+        );
         quota_owner
     }
 
@@ -63,6 +67,10 @@ impl Log {
             change(&mut usage.ssd, u64::from(blocks), added);
             return;
         };
+        assert!(
+            slot.chunk == Some(chunk),
+            "a chunk and its slot name each other"
+        );
         change(&mut usage.ram, u64::from(blocks), added);
         match slot
             .quota_owners
@@ -79,7 +87,12 @@ impl Log {
 
     /// A chunk is safe on the device: what lives in it is no longer counted as RAM.
     pub(super) fn spilled(&mut self, slot: SlotIndex) {
-        let quota_owners = core::mem::take(&mut self.slots[slot.0 as usize].quota_owners);
+        let slot = &mut self.slots[slot.0 as usize];
+        assert!(
+            slot.reusable && slot.in_flight == 0,
+            "a chunk that is safe is not written any more"
+        );
+        let quota_owners = core::mem::take(&mut slot.quota_owners);
         for (quota_owner, blocks) in quota_owners {
             if let Some(usage) = self.usages.get_mut(&quota_owner) {
                 change(&mut usage.ram, blocks, false);

@@ -91,7 +91,12 @@ impl Log {
         let Some(index) = stream.segment.take() else {
             return;
         };
-        self.segments[index.0 as usize].state = SegmentState::Sealed;
+        let segment = &mut self.segments[index.0 as usize];
+        assert!(
+            segment.state == SegmentState::Open,
+            "only open segments are sealed"
+        );
+        segment.state = SegmentState::Sealed;
         self.footer_if_due(index);
     }
 
@@ -129,6 +134,10 @@ impl Log {
             let segment = &mut self.segments[index.0 as usize];
             let emptied = segment.state == SegmentState::Footered && segment.live == 0;
             if emptied && segment.pins == 0 {
+                assert!(
+                    segment.unwritten_chunks == 0 && !segment.footer_in_flight,
+                    "nothing is written to a dead segment"
+                );
                 segment.state = SegmentState::Dead;
                 segment.dead_after = newest;
             } else if emptied {
@@ -154,9 +163,17 @@ impl Log {
             return false;
         };
         let bytes = self.footer_of(index).encode();
+        assert!(
+            bytes.len() as u64 <= self.geometry.chunk_bytes(),
+            "a footer fits its chunk"
+        );
         let place = scratch.piece(piece);
         cx.memory.store(place, &bytes);
         let segment = &mut self.segments[index.0 as usize];
+        assert!(
+            segment.state == SegmentState::Sealed && segment.unwritten_chunks == 0,
+            "a footer speaks of what is on the device"
+        );
         segment.footer_in_flight = true;
         segment.pins += 1;
         let at = self.device_at(self.footer_at(index));
@@ -198,6 +215,10 @@ impl Log {
             let lives = |entry: &FooterEntry| self.chunk_live[chunk(entry) as usize] > 0;
             segment.entries.retain(lives);
         }
+        assert!(
+            segment.sums.len() <= body,
+            "the sums are those of the blocks before the footer"
+        );
         segment.sums.resize(body, 0);
         segment
             .entries
@@ -225,6 +246,10 @@ impl Log {
         scratch.free_piece(piece);
         self.unpin(index);
         let segment = &mut self.segments[index.0 as usize];
+        assert!(
+            segment.footer_in_flight && segment.state == SegmentState::Sealed,
+            "one footer of a segment is in flight"
+        );
         segment.footer_in_flight = false;
         if !ok {
             self.counters.cache_errors += 1;
@@ -252,6 +277,7 @@ impl Log {
         let there = segment.state == SegmentState::Footered && !segment.entries.is_empty();
         if there && !has(Bug::ForgetFooter) {
             mark(Mark::FooterAgain);
+            assert!(!segment.footer_in_flight, "the one before has ended");
             segment.state = SegmentState::Sealed;
             self.footers_due.push(index);
         }
@@ -263,6 +289,7 @@ impl Log {
     }
 
     fn prepare(&mut self, cx: &mut Cx<'_>, scratch: &mut Scratch) {
+        assert!(!self.preparing, "one segment is prepared at a time");
         let virgin = self
             .segments
             .iter()
@@ -304,8 +331,9 @@ impl Log {
         ok: bool,
     ) {
         scratch.free_piece(piece);
-        self.preparing = false;
         let segment = &mut self.segments[index.0 as usize];
+        assert!(self.preparing && segment.state == SegmentState::Preparing);
+        self.preparing = false;
         if ok {
             segment.state = SegmentState::Ready;
             self.ready.push_back(index);
@@ -319,6 +347,14 @@ impl Log {
     /// Takes over a segment that recovery found; extents are accounted afterwards.
     pub fn adopt(&mut self, adopted: Adopted) {
         let segment = &mut self.segments[adopted.index.0 as usize];
+        assert!(
+            segment.state == SegmentState::Ready,
+            "a segment is found once"
+        );
+        assert!(
+            adopted.sums.len() == crate::format::footer::body_blocks(self.geometry) as usize,
+            "each block before the footer has its sum"
+        );
         segment.state = SegmentState::Footered;
         segment.stream = adopted.stream;
         segment.seq = adopted.seq;
@@ -331,6 +367,7 @@ impl Log {
 
     /// After recovery: all segments that were written once and hold nothing are ready.
     pub fn collect_ready(&mut self) {
+        assert!(self.ready.is_empty(), "they are collected once");
         for (index, segment) in self.segments.iter().enumerate() {
             if segment.state == SegmentState::Ready {
                 self.ready.push_back(SegmentIndex(index as u32));
@@ -373,6 +410,7 @@ impl Log {
             self.segments[segment.0 as usize].entries.len() * 2
                 > crate::format::footer::entries_max(geometry)
         });
+        assert!(opened <= per_segment, "the last chunk is for the footer");
         let left = if crowded { 0 } else { per_segment - opened };
         let enough = left + ready * per_segment >= wanted;
         let segments = wanted.div_ceil(per_segment) as usize;
@@ -461,6 +499,7 @@ impl Log {
             // A slot may still mirror a chunk of the former life.
             let first = self.geometry.first_chunk(index).0;
             for chunk in first..first + self.geometry.segment_chunks {
+                assert!(self.chunk_live[chunk as usize] == 0, "nothing in it lives");
                 self.forget_mirror(ChunkIndex(chunk));
             }
         }
@@ -472,6 +511,10 @@ impl Log {
         };
         self.chunk_slot[chunk.0 as usize] = 0;
         let slot = &mut self.slots[slot_at as usize];
+        assert!(
+            slot.chunk == Some(chunk),
+            "a chunk and its slot name each other"
+        );
         assert!(
             slot.reusable && slot.in_flight == 0,
             "a freed segment is on the device"
@@ -533,6 +576,7 @@ impl Log {
         let mine = self.slots.iter().filter(|slot| slot.stream == kind).count();
         let stream = &self.streams[kind as usize];
         let idle = stream.free_slots.len() + stream.reusable.len();
+        assert!(idle <= mine, "a slot is idle once");
         (mine as u32, (mine - idle) as u32)
     }
 

@@ -94,6 +94,7 @@ impl Log {
         if guest {
             self.write.eager_until = cx.now.plus_millis(EAGER_MS);
         }
+        assert!(seq <= self.newest(), "who waits has something staged");
         let last = self
             .write
             .waiters
@@ -198,6 +199,10 @@ impl Log {
         }
         let chunk = slot.chunk.expect("a slot with records mirrors a chunk");
         let (from, upto) = (slot.issued, slot.sealed);
+        assert!(
+            slot.synced <= from && from < upto && upto <= self.geometry.chunk_blocks,
+            "what is written follows what is synced"
+        );
         slot.issued = upto;
         slot.in_flight += 1;
         let base = stage::slot_at(
@@ -216,6 +221,7 @@ impl Log {
             StreamKind::Writes => self.write.in_flight += 1,
             StreamKind::Overlay | StreamKind::Spill => self.write.spills_in_flight += 1,
         }
+        assert!(self.write.in_flight <= WRITES_IN_FLIGHT_MAX);
         self.counters.write_bytes += bytes;
         let attempt = self.write.attempt;
         let pending = Pending::Log {
@@ -251,21 +257,31 @@ impl Log {
             StreamKind::Overlay | StreamKind::Spill => self.write.spills_in_flight -= 1,
         }
         let slot = &mut self.slots[slot_at.0 as usize];
+        assert!(
+            slot.in_flight > 0 && from < upto && upto <= slot.sealed,
+            "what ends was issued, and is in the slot still"
+        );
         slot.in_flight -= 1;
         match (stream, ok) {
             (StreamKind::Writes, true) if attempt == self.write.attempt => {
                 slot.written += upto - from;
+                assert!(slot.written <= slot.issued);
                 self.mark_written(slot_at, from, upto);
                 self.write.unsynced_bytes += u64::from(upto - from) * BLOCK_BYTES;
             }
             (StreamKind::Writes, false) if attempt == self.write.attempt => self.write_again(cx),
             (StreamKind::Writes, _) => {
                 slot.late -= 1;
+                assert!(slot.late <= slot.in_flight);
                 if slot.late == 0 {
                     self.queue_slot(slot_at);
                 }
             }
             (_, true) if attempt == self.write.attempt => {
+                assert!(
+                    from == 0 && upto == slot.sealed,
+                    "a chunk of an overlay is written at once"
+                );
                 slot.written = upto;
                 self.write.unsynced.slots.push(slot_at);
             }
@@ -302,6 +318,7 @@ impl Log {
         {
             self.write.written += 1;
         }
+        assert!(self.write.written <= self.tail.len());
     }
 
     /// The last record of the leading ones that are on the device.
@@ -314,6 +331,7 @@ impl Log {
 
     fn sync_if_due(&mut self, cx: &mut Cx<'_>) {
         let upto = self.written_upto();
+        assert!(upto >= self.durable, "what is durable was written");
         let overlay = &self.streams[StreamKind::Overlay as usize];
         let overlay_at_hand = overlay.free_slots.len() + overlay.reusable.len();
         let spilled = !self.write.unsynced.slots.is_empty()
@@ -377,6 +395,10 @@ impl Log {
         let synced = core::mem::take(&mut self.write.syncing);
         for slot_at in synced.slots {
             let slot = &mut self.slots[slot_at.0 as usize];
+            assert!(
+                slot.written == slot.sealed,
+                "a sync covers only what was written"
+            );
             slot.synced = slot.sealed;
             self.slot_progress(slot_at);
         }
@@ -385,6 +407,7 @@ impl Log {
         }
         while self.tail.front().is_some_and(|tail| tail.seq <= covers) {
             let tail = self.tail.pop_front().expect("just seen");
+            assert!(tail.written, "a sync covers only what was written");
             self.write.written -= 1;
             self.slots[tail.slot.0 as usize].synced = tail.end_block;
             self.slot_progress(tail.slot);
@@ -405,6 +428,8 @@ impl Log {
 
     /// A footer is on the device.
     pub(super) fn footer_written(&mut self, segment: SegmentIndex) {
+        let state = self.segments[segment.0 as usize].state;
+        assert!(state == super::SegmentState::Footered);
         self.write.unsynced.footers.push(segment);
     }
 
@@ -460,6 +485,7 @@ impl Log {
         if slot.closed && complete && !slot.counted {
             slot.counted = true;
             let segment = SegmentIndex(chunk.0 / self.geometry.segment_chunks);
+            assert!(self.segments[segment.0 as usize].unwritten_chunks > 0);
             self.segments[segment.0 as usize].unwritten_chunks -= 1;
             self.footer_if_due(segment);
         }
@@ -467,6 +493,10 @@ impl Log {
         let safe = slot.synced == slot.sealed || has(Bug::ReuseSlotEarly);
         let idle = slot.closed && slot.written == slot.sealed && slot.in_flight == 0;
         if idle && safe && !slot.reusable {
+            assert!(
+                slot.late == 0,
+                "nothing writes over a slot that is used again"
+            );
             slot.reusable = true;
             self.streams[slot.stream as usize]
                 .reusable
@@ -478,6 +508,11 @@ impl Log {
     /// The device did not take a chunk of an overlay, or may have lost it.
     fn spill_again(&mut self, slot_at: SlotIndex) {
         mark(Mark::SpilledAgain);
+        let slot = &self.slots[slot_at.0 as usize];
+        assert!(
+            slot.stream == StreamKind::Overlay && slot.closed && slot.issued == 0,
+            "only full chunks of overlays are spilled"
+        );
         let kind = match self.slots[slot_at.0 as usize].spilling {
             true => StreamKind::Spill,
             false => StreamKind::Overlay,
@@ -518,6 +553,10 @@ impl Log {
         let whole = self.is_whole() || has(Bug::LetGoForUnfinished);
         let slot = &mut self.slots[slot_at.0 as usize];
         let chunk = slot.chunk.expect("an unspilled slot mirrors a chunk");
+        assert!(
+            slot.closed && slot.issued == 0 && slot.written == 0,
+            "a chunk is spilled once at a time"
+        );
         // The first chunk is written in any case: its first record names the segment's life.
         // So is one that died of a write which is not whole yet, and may never be.
         let first = chunk.0.is_multiple_of(self.geometry.segment_chunks);
@@ -536,6 +575,10 @@ impl Log {
     /// An empty record says after an idle flush what is durable, so that recovery can tell a
     /// damaged last record from one that never was.
     pub fn announce(&mut self, cx: &mut Cx<'_>) {
+        assert!(
+            self.announced <= self.durable,
+            "only what is durable is announced"
+        );
         if self.announced == self.durable || self.newest() != self.durable {
             return;
         }

@@ -33,6 +33,7 @@ pub fn load(
     let mut found = Vec::new();
     for some in lives[older..].chunks(AT_ONCE) {
         let footers = by_footers(media, superblock, some);
+        assert!(footers.len() == some.len(), "each segment has its answer");
         for ((index, seq), footer) in some.iter().zip(footers) {
             let named = footer
                 .map(|(found, life)| believed(found, life.incarnation == incarnation))
@@ -40,6 +41,7 @@ pub fn load(
             found.extend(named.filter(|found| !found.runs.is_empty()));
         }
     }
+    debug_assert!(found.is_sorted_by_key(|found: &FoundFill| found.seq));
     found
 }
 
@@ -90,6 +92,7 @@ fn by_footers(
 /// Reads as much as the memory for each of these places asks for; where the device does not give
 /// all of it together, one by one, and nothing of what it does not give.
 fn read_those(media: &mut dyn Media, places: &[u64], memory: &mut [Vec<u8>]) {
+    assert!(places.len() == memory.len(), "each place has its memory");
     let wanted = places.iter().copied().zip(memory.iter_mut());
     let wanted = wanted.filter(|(_, bytes)| !bytes.is_empty());
     let mut reads: Vec<_> = wanted.map(|(at, it)| (at, it.as_mut_slice())).collect();

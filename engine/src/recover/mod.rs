@@ -110,9 +110,16 @@ fn write_checkpoint(
     checkpoint: &Checkpoint,
 ) -> Result<(), OpenError> {
     let at = checkpoint_at(superblock, checkpoint.sequence);
-    media
-        .write(Device::Cache, at, &checkpoint.encode())
-        .map_err(|_| CACHE)?;
+    let bytes = checkpoint.encode();
+    assert!(
+        bytes.len() as u64 <= superblock.checkpoint_slot_bytes,
+        "a checkpoint fits its slot"
+    );
+    debug_assert!(
+        Checkpoint::parse(&bytes, superblock.cache).is_ok(),
+        "what is written can be read"
+    );
+    media.write(Device::Cache, at, &bytes).map_err(|_| CACHE)?;
     media.sync(Device::Cache).map_err(|_| CACHE)
 }
 
@@ -251,6 +258,12 @@ fn next_checkpoint(
     (accepted, fills): (&Accepted, &[FoundFill]),
     replayed: &Replayed,
 ) -> Checkpoint {
+    assert!(
+        accepted.stream_seq_next >= last.stream_seq_next
+            && accepted.segment_seq_next >= last.segment_seq_next
+            && replayed.generation_next.0 >= last.generation_next,
+        "no number is given again"
+    );
     Checkpoint {
         cache: last.cache,
         boot,
@@ -305,6 +318,8 @@ fn make_durable(
             (at, segment.footer.encode())
         })
         .collect();
+    let fits = |(_, bytes): &(u64, Vec<u8>)| bytes.len() as u64 <= geometry.chunk_bytes();
+    assert!(footers.iter().all(fits), "a footer fits its chunk");
     let writes = footers.iter().map(|(at, bytes)| (*at, &bytes[..]));
     write_together(media, &writes.collect::<Vec<_>>())?;
     media.sync(Device::Cache).map_err(|_| CACHE)
@@ -375,6 +390,15 @@ fn reset_stage(
     let header = stage_header(config, superblock, incarnation);
     // One copy is whole and names this run while the other is written.
     let table = (u64::from(slots) * stage::SLOT_BYTES as u64).next_multiple_of(BLOCK_BYTES);
+    let bytes = Config::stage_bytes(superblock.geometry.chunk_bytes(), slots);
+    assert!(
+        bytes == stage::slot_at(slots, slots, superblock.geometry.chunk_blocks),
+        "the host and the format lay out one stage"
+    );
+    assert!(
+        bytes <= memory.stage_bytes(),
+        "the host gives as much as it was asked for"
+    );
     memory.zero(Place::new(Area::Stage, stage::TABLE_AT), table);
     for at in stage::HEADER_AT {
         memory.store(Place::new(Area::Stage, at), &header.encode());

@@ -138,6 +138,7 @@ fn counts(volume: &Volume, entry: &FooterEntry, overlay_valid: bool) -> bool {
 
 /// Takes entries of one volume, in order of serial.
 fn take(volume: &mut Volume, mut found: &mut [Found]) {
+    debug_assert!(found.is_sorted_by_key(|found| found.serial));
     // An overlay is one epoch, because it is committed as one.
     let owes = volume.policy != Policy::Ephemeral;
     let full_sectors = if owes {
@@ -184,6 +185,9 @@ fn take(volume: &mut Volume, mut found: &mut [Found]) {
         insert(&mut epoch.map, now);
         found = later;
     }
+    let older = volume.epochs.iter().rev().skip(1);
+    debug_assert!(older.clone().all(|epoch| epoch.sealed), "one epoch is open");
+    debug_assert!(volume.epochs.iter().is_sorted_by_key(|it| it.last_serial));
 }
 
 /// Order of serial counts only where entries overlap. Those groups go in by their place, because a

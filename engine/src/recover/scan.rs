@@ -261,6 +261,12 @@ pub fn scan(
         scan.finish(candidate);
     }
     scan.drop_unfinished();
+    debug_assert!(
+        scan.accepted
+            .segments
+            .is_sorted_by(|a, b| a.index < b.index),
+        "a segment is accepted once"
+    );
     Ok(scan.accepted)
 }
 
@@ -508,6 +514,7 @@ impl Scan<'_> {
                 .read_many(Device::Cache, &mut reads)
                 .map_err(|_| CACHE)?;
         }
+        assert!(staged.len() == chunks, "each chunk comes from one place");
         let parts = memory.chunks_exact(geometry.chunk_bytes() as usize);
         for ((position, bytes), staged) in (0u32..).zip(parts).zip(staged) {
             self.walk(candidate, position, bytes, staged);
@@ -769,6 +776,7 @@ impl Scan<'_> {
                 continue;
             };
             let end = of_chunk.iter().map(Found::end_block).max().unwrap_or(0);
+            assert!(from.block < end && end <= geometry.chunk_blocks);
             let skipped = u64::from(from.block) * BLOCK_BYTES;
             let chunk_at = u64::from(from.chunk) * geometry.chunk_bytes();
             let at = self.segment_at(index) + chunk_at + skipped;
@@ -835,6 +843,10 @@ fn payload_is_good(record: &Record, payload: &[u8]) -> bool {
 
 fn add_to_footer(footer: &mut Footer, found: &Found, geometry: Geometry) {
     let header = found.chunk * geometry.chunk_blocks + found.block;
+    assert!(
+        header as usize + found.record.sums.len() < footer.sums.len(),
+        "a record lies before the footer"
+    );
     for (n, sum) in found.record.sums.iter().enumerate() {
         footer.sums[header as usize + 1 + n] = *sum;
     }

@@ -264,7 +264,7 @@ fn what_is_not_served_is_refused_with_what_would_be_right() {
     if !have(test, &["qemu-img", "qemu-io"]) {
         return;
     }
-    let mut rig = Rig::new();
+    let rig = Rig::new();
     let gold = image(&rig.dir, "gold.qcow2", &["16M"], &[]);
     let origin = format!("origin={}", gold.display());
     let outside = rig.dir.join("outside");

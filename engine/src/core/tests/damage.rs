@@ -250,3 +250,61 @@ fn a_journal_that_is_damaged_stops_its_volume_where_the_log_has_not_all_of_it() 
     let refused = refused.expect_err("its log is empty");
     assert!(matches!(refused, OpenError::Damaged(_)), "{refused}");
 }
+
+fn detach(host: &mut Host, volume: VolumeId) -> RequestId {
+    let discard_dirty = true;
+    host.order(Command::Detach {
+        volume,
+        discard_dirty,
+    })
+}
+
+/// Fails when: a volume is forgotten while its commit still has a checkpoint or a journal to come.
+#[test]
+fn a_volume_that_is_being_committed_goes_when_that_has_ended() {
+    for holds in [
+        (|io| io.purpose == Purpose::Checkpoint) as fn(&Io) -> bool,
+        writes_origin,
+        |io| io.op == Op::Remove,
+    ] {
+        let (mut host, disk) = overlay();
+        host.hold(holds);
+        let order = commit(&mut host, disk);
+        let gone = detach(&mut host, disk);
+        host.pass(1_000);
+        assert_eq!((host.answer(order), host.answer(gone)), (None, None));
+        host.hold(none);
+        host.pass(1_000);
+        let ends = (host.answer(order), host.answer(gone));
+        assert_eq!(ends, (Some(Ok(())), Some(Ok(()))));
+    }
+}
+
+#[test]
+fn a_commit_that_has_not_touched_its_image_ends_with_its_volume() {
+    let (mut host, disk) = overlay();
+    host.fail(|io| writes_journal(io).then_some(IoError::Failed));
+    let order = commit(&mut host, disk);
+    let gone = detach(&mut host, disk);
+    host.pass(1_000);
+    assert_eq!(host.answer(order), Some(Err(Refusal::Gone)));
+    assert_eq!(host.answer(gone), Some(Ok(())));
+    // Nor one whose volume no checkpoint names yet.
+    let mut host = Host::new();
+    host.hold(|io| io.purpose == Purpose::Checkpoint);
+    let mut spec = spec(Policy::Ephemeral, "disk");
+    spec.commit = true;
+    let disk = host.attach(spec);
+    let (order, flush) = (commit(&mut host, disk), host.flush(disk));
+    let gone = detach(&mut host, disk);
+    assert_eq!(host.answer(order), Some(Err(Refusal::Gone)));
+    let late = host.flush(disk);
+    host.hold(none);
+    host.pass(1_000);
+    assert_eq!(host.answer(gone), Some(Ok(())));
+    let flushes = (host.answer(flush), host.answer(late));
+    assert_eq!(
+        flushes,
+        (Some(Err(Refusal::Gone)), Some(Err(Refusal::Gone)))
+    );
+}

@@ -1,6 +1,6 @@
 //! Volumes whose image does not fit, in the middle of what they were doing with it.
 
-use super::{Host, STAT, fine, none, spec};
+use super::{Host, STAT, fine, none, spec, writes_origin};
 use crate::engine::Settled;
 use crate::event::{Command, Device, Event, Io, IoError, Op, Purpose, Refusal, Stat};
 use crate::image::{Image, Named};
@@ -179,4 +179,33 @@ fn a_loss_that_was_accepted_for_a_direct_volume_is_in_its_ledger_before_it_is_se
     assert_eq!(host.answer(read), Some(Ok(())));
     let settled = settle(&mut host).expect("the ledger is whole");
     assert!(settled.ledger.is_some_and(|ledger| !ledger.dirty));
+}
+
+/// Fails when: a commit that has begun to write its image is given up with requests in flight.
+#[test]
+fn a_commit_whose_image_is_away_for_a_while_in_the_middle_goes_to_its_end() {
+    let mut host = Host::new();
+    host.stat = seen(IMAGE);
+    let mut overlay = spec(Policy::Ephemeral, "disk");
+    overlay.commit = true;
+    let disk = host.core.place(&overlay.name);
+    let settled = Settled {
+        image: Some(IMAGE),
+        ..Settled::default()
+    };
+    host.attach_as(disk, overlay, settled);
+    host.fill(disk, 0, 3);
+    host.hold(writes_origin);
+    let order = host.order(Command::Commit { volume: disk });
+    // The ledger is to be written again for the rest, and the image is looked at before.
+    host.stat = cut_short();
+    host.pass(400_000);
+    host.hold(none);
+    host.pass(1_000);
+    assert_eq!(host.answer(order), None);
+    host.stat = seen(IMAGE);
+    assert_eq!(look(&mut host, disk), Some(Ok(())));
+    host.pass(1_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(host.show(disk).dirty_bytes, 0);
 }

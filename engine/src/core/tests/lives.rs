@@ -3,8 +3,8 @@
 use super::{Host, none, spec, syncs_origin, writes_journal, writes_origin};
 use crate::engine::{OpenError, Settled, settle};
 use crate::event::{Command, Device, Event, Io, Op, Purpose, ResetOn, VolumeSpec};
-use crate::format::ledger::Progress;
-use crate::types::{BLOCK_SECTORS, BufferId, DestageMode, Policy, Tag, VolumeId};
+use crate::format::ledger::{Ledger, Progress};
+use crate::types::{BLOCK_SECTORS, BufferId, DestageMode, Policy, Serial, Tag, VolumeId};
 use alloc::format;
 use alloc::string::String;
 use alloc::vec;
@@ -343,5 +343,34 @@ fn an_end_that_is_taken_back_stays_so_after_a_kill() {
         host.read(volume, 0, 1),
         wanted,
         "no end is left to be minded"
+    );
+}
+
+/// A ledger beside an image comes back from a backup with it, and names a cut that is long there.
+#[test]
+fn a_ledger_that_is_older_than_the_log_names_no_cut_that_was_reached() {
+    let (mut host, disk) = Host::of(with_mode(DestageMode::InPlace));
+    host.fill(disk, 0, 1);
+    host.hold(writes_origin);
+    host.destage(disk);
+    let old = host.disks.0[&Device::Ledger(disk)].clone();
+    let of_old = Ledger::parse_file(&old).expect("whole").expect("written");
+    let upto = Serial(of_old.destaged.0 + 1);
+    assert_eq!(of_old.progress, Progress::Cut(upto));
+    host.hold(none);
+    host.fill(disk, 1, 1);
+    host.destage(disk);
+    host.order(Command::Park);
+    host.pass(1_000);
+    let mut host = host.killed();
+    let destaged = host.core.volume(disk).destaged;
+    assert!(destaged > upto, "the checkpoint names both writes");
+    host.disks.0.insert(Device::Ledger(disk), old);
+    let disk = host.attach_again(with_mode(DestageMode::InPlace));
+    let written = Ledger::parse_file(&host.disks.0[&Device::Ledger(disk)]);
+    let written = written.expect("it can be read").expect("it was claimed");
+    assert_eq!(
+        (written.progress, written.destaged),
+        (Progress::Idle, destaged)
     );
 }

@@ -1,7 +1,7 @@
 //! Disks that become larger and smaller, to sizes that are no multiple of a block.
 
-use super::{Host, fine, spec};
-use crate::event::{Command, Device, Event, IoError, Op, Refusal};
+use super::{Host, fine, none, spec};
+use crate::event::{Command, Device, Event, Io, IoError, Op, Purpose, Refusal};
 use crate::snapshot::State;
 use crate::types::{BufferId, Policy, SECTOR_BYTES, VolumeId};
 use alloc::vec::Vec;
@@ -105,5 +105,28 @@ fn an_overlay_keeps_the_size_of_its_image() {
     let (mut host, disk) = disk(Policy::Ephemeral);
     for other in [SHORT, LONG + 6] {
         assert_eq!(resize(&mut host, disk, other), Some(Err(Refusal::Policy)));
+    }
+}
+
+#[test]
+fn who_resizes_a_volume_that_goes_is_answered() {
+    for holds in [
+        (|io| io.purpose == Purpose::Checkpoint) as fn(&Io) -> bool,
+        |io| io.op == Op::Resize,
+    ] {
+        let (mut host, volume) = disk(Policy::WriteBack);
+        host.hold(holds);
+        let size_bytes = SHORT * SECTOR_BYTES;
+        let order = host.order(Command::Resize { volume, size_bytes });
+        let discard_dirty = true;
+        let gone = host.order(Command::Detach {
+            volume,
+            discard_dirty,
+        });
+        host.pass(1_000);
+        host.hold(none);
+        host.pass(1_000);
+        assert_eq!(host.answer(order), Some(Err(Refusal::Gone)));
+        assert_eq!(host.answer(gone), Some(Ok(())));
     }
 }

@@ -1,7 +1,9 @@
 //! Which writes are taken, which wait, and what a stage charges and counts.
 
 use super::{CAPACITY_BLOCKS, Host, fine, none, spec, writes_journal};
+use crate::engine::{OpenError, Settled};
 use crate::event::{Command, Device, Event, Io, IoError, Op, Purpose, Refusal};
+use crate::format::record::MAX_SECTOR;
 use crate::snapshot::State;
 use crate::types::{BLOCK_BYTES, ConnectionId, Policy, SECTOR_BYTES, Serial, VolumeId};
 
@@ -384,4 +386,51 @@ fn a_discard_is_dropped_before_the_map_where_the_origin_writes_zeroes() {
     assert_eq!(shown.counters.origin.zeroed_bytes, BLOCK_BYTES);
     assert_eq!(shown.dirty_bytes, 8 * SECTOR_BYTES, "the write alone");
     assert_eq!(shown.dirty_writes, 1);
+}
+
+/// Fails when: a volume is forgotten while a read of its guest is at its origin.
+#[test]
+fn a_read_that_comes_while_the_ledger_is_removed_is_answered_before_its_volume_goes() {
+    let (mut host, disk) = Host::write_back();
+    host.hold(|io| io.op == Op::Remove);
+    let gone = host.order(Command::Detach {
+        volume: disk,
+        discard_dirty: false,
+    });
+    host.hold(|io| io.op == Op::Remove || io.op == Op::Read);
+    let read = host.ask(disk, 0, 1);
+    host.hold(|io| io.op == Op::Read);
+    assert_eq!((host.answer(read), host.answer(gone)), (None, None));
+    host.hold(none);
+    host.pass(1_000);
+    assert_eq!(host.answer(read), Some(Ok(())));
+    assert_eq!(host.answer(gone), Some(Ok(())));
+}
+
+#[test]
+fn a_disk_is_no_longer_than_the_log_can_name() {
+    let longest = MAX_SECTOR * SECTOR_BYTES;
+    let of_bytes = |size_bytes| {
+        let mut long = spec(Policy::WriteBack, "disk");
+        long.size_bytes = size_bytes;
+        let mut host = Host::new();
+        let id = host.core.place("disk");
+        let attached = host.core.attach(id, long, Settled::default());
+        host.send(Event::Tick);
+        (host, id, attached)
+    };
+    let (mut host, disk, attached) = of_bytes(longest);
+    assert_eq!(attached, Ok(()));
+    let order = host.order(Command::Resize {
+        volume: disk,
+        size_bytes: longest + SECTOR_BYTES,
+    });
+    assert_eq!(host.answer(order), Some(Err(Refusal::OutOfRange)));
+    let last = host.write_sectors(disk, MAX_SECTOR - 1, 1);
+    assert_eq!(host.answer(last), Some(Ok(())));
+    let (_, _, attached) = of_bytes(longest + SECTOR_BYTES);
+    assert!(
+        matches!(attached, Err(OpenError::Refused(_))),
+        "{attached:?}"
+    );
 }
