@@ -342,6 +342,19 @@ impl Volume {
         })
     }
 
+    /// What its host says of it.
+    pub fn take(&mut self, spec: &VolumeSpec) {
+        assert!(!self.attached, "a volume is attached once");
+        self.name.clone_from(&spec.name);
+        self.origin.clone_from(&spec.origin);
+        self.size_bytes = spec.size_bytes;
+        self.read_only = spec.read_only;
+        self.journal_possible = spec.journal_possible;
+        self.storage = spec.storage;
+        self.tuning = spec.tuning;
+        self.attached = true;
+    }
+
     /// As the next checkpoint has it; `logged`: all that was acknowledged is durable in the log,
     /// and nothing more will be.
     pub fn record(&self, logged: bool) -> VolumeRecord {

@@ -355,7 +355,7 @@ impl World {
         let mut top = vec![0; origin.image.size() as usize];
         origin.image.read_landed(0, &mut top);
         let map = mapped::map(&top, base.size(), identity);
-        self.trace.counters.mapped += 1;
+        self.trace.counters.images.mapped += 1;
         engine.attach_mapped(id, spec, settled, map)
     }
 

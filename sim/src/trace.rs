@@ -51,8 +51,6 @@ pub struct Counters {
     pub lines_retired: u64,
     pub lines_reappended: u64,
     pub images_renewed: u64,
-    /// Volumes attached to a base that is not raw.
-    pub mapped: u64,
     pub held_writes: u64,
     pub cache_deaths: u64,
     /// Looks at a volume that found it past its log, or held, because of that.
@@ -93,6 +91,8 @@ pub struct Counters {
 /// Images that did not fit, cache files that were gone, and guests that only slept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Images {
+    /// Volumes attached to a base that is not raw.
+    pub mapped: u64,
     pub moved: u64,
     pub shrunk: u64,
     /// Bases that another program wrote.
@@ -115,12 +115,13 @@ pub struct Images {
 }
 
 impl Images {
-    fn fields(&mut self) -> [(&'static str, &mut u64); 14] {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 15] {
         [
             ("sleeps", &mut self.sleeps),
             ("cache files removed", &mut self.caches),
             ("caches lost", &mut self.caches_lost),
             ("losses accepted", &mut self.losses),
+            ("bases that are not raw", &mut self.mapped),
             ("images replaced", &mut self.replaced),
             ("volumes refused for that", &mut self.refused),
             ("images put back", &mut self.put_back),
@@ -197,7 +198,6 @@ impl Counters {
             ("line segments retired", &mut self.lines_retired),
             ("line blocks reappended", &mut self.lines_reappended),
             ("images renewed", &mut self.images_renewed),
-            ("bases that are not raw", &mut self.mapped),
             ("held writes", &mut self.held_writes),
             ("cache deaths", &mut self.cache_deaths),
             ("seen past log", &mut self.seen_past_log),
@@ -278,7 +278,7 @@ impl Counters {
             self.clock_jumps,
             self.foreign_writes,
             self.images_renewed,
-            self.mapped,
+            self.images.mapped,
             self.images.moved,
             self.images.shrunk,
             self.images.written,

@@ -84,14 +84,7 @@ impl Core {
         if let Some(Progress::Cut(upto)) = ledger.as_ref().map(|ledger| ledger.progress) {
             self.merge_epochs(&mut volume, 0, upto);
         }
-        volume.name = spec.name;
-        volume.origin = spec.origin;
-        volume.size_bytes = spec.size_bytes;
-        volume.read_only = spec.read_only;
-        volume.journal_possible = spec.journal_possible;
-        volume.storage = spec.storage;
-        volume.tuning = spec.tuning;
-        volume.attached = true;
+        volume.take(&spec);
         let read = ledger.as_ref().map(|ledger| ledger.generation);
         volume.ledger_generation = read.unwrap_or(Generation(0));
         let dropped = self.drop_destaged(&mut volume);

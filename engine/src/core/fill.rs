@@ -8,7 +8,7 @@
 
 use super::Core;
 use super::layers::is_base;
-use super::read::clip;
+use super::read_op::{FILL_BLOCKS_MAX, clip};
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Admission, Device, IoError, Op, Purpose, Refusal};
 use crate::log::Log;
@@ -19,9 +19,6 @@ use crate::ram::{CleanCache, Key, Layer, Lookup, Published, RamTier};
 use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES, SegmentIndex, Span, Time, VolumeId};
 use alloc::vec::Vec;
 use core::ops::Range;
-
-/// Blocks of one origin read into the tier.
-pub(super) const FILL_BLOCKS_MAX: u64 = 64;
 
 /// Where blocks of a fill come from.
 #[derive(Clone, Copy)]

@@ -1,9 +1,9 @@
 //! The shard behind the seam: dispatches events and runs the fixed list of maintenance steps.
 //!
-//! Each verb has a file: `read`, `fill`, `tables`, `lines`, `layers`, `keep`, `write`, `direct`, `destage`, `replay`,
-//! `merge_damage`, `switch`, `image`, `evacuate`, `scrub`, `checkpoint`, `attach`. Always true
-//! after an `apply`: all that could be decided has been decided; what is left waits for a device,
-//! for room, or for a time that is in the timers.
+//! Each verb has a file: `read`, `fill`, `tables`, `lines`, `layers`, `keep`, `write`, `direct`,
+//! `destage`, `replay`, `merge_damage`, `switch`, `image`, `evacuate`, `scrub`, `checkpoint`,
+//! `attach`. Always true after an `apply`: all that could be decided has been decided; what is left
+//! waits for a device, for room, or for a time that is in the timers.
 
 mod attach;
 mod bypass;
@@ -23,6 +23,7 @@ mod merge_damage;
 mod overlay;
 mod pace;
 mod read;
+mod read_op;
 mod replay;
 mod resend;
 mod resize;
@@ -107,7 +108,7 @@ pub struct Core {
     footers: u32,
     pub scratch: Scratch,
     fetches: Fetches,
-    reads: Slab<read::ReadOp>,
+    reads: Slab<read_op::ReadOp>,
     fills: Slab<fill::Fill>,
     /// Fills whose origin did not answer; due again at housekeeping.
     held_fills: Vec<u32>,

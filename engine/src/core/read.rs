@@ -9,14 +9,13 @@
 //! origin past the log: a fill would bring half of it.
 
 use super::Core;
-use super::fill::FILL_BLOCKS_MAX;
 use super::layers::is_base;
-use super::tables::Table;
+use super::read_op::{FILL_BLOCKS_MAX, Goal, ReadOp, clip, target};
 use crate::adversary::{Mark, mark};
 use crate::event::{IoError, Purpose, Refusal};
 use crate::fetch::{Owner, Want};
 use crate::map::Content;
-use crate::memory::{Area, Place, Slice};
+use crate::memory::Slice;
 use crate::origin::{Lies, Resolved};
 use crate::outbox::{Cx, Pending};
 use crate::ram::{CleanCache, Key, Layer, Lookup, RamTier};
@@ -26,51 +25,6 @@ use crate::types::{
 };
 use crate::volume::{WaitKind, Waiting};
 use alloc::vec::Vec;
-
-/// A read under way.
-pub struct ReadOp {
-    pub volume: VolumeId,
-    pub result: Result<(), Refusal>,
-    pub goal: Goal,
-    /// Of the volume; of its file for a table.
-    span: Span,
-    started: Time,
-    /// Tables that it has waited for.
-    pub tables: u32,
-    /// Fetches, fills and origin reads it waits for, and one while it is being taken apart.
-    pub(super) waits: u32,
-    /// Its origin did not give a part of it, and is asked again.
-    pub(super) held: bool,
-}
-
-/// What a read is for.
-pub enum Goal {
-    Guest {
-        request: RequestId,
-        buffer: BufferId,
-    },
-    Table(Table),
-}
-
-impl ReadOp {
-    pub fn new(volume: VolumeId, goal: Goal, span: Span, started: Time) -> ReadOp {
-        ReadOp {
-            volume,
-            result: Ok(()),
-            goal,
-            span,
-            started,
-            tables: 0,
-            waits: 1,
-            held: false,
-        }
-    }
-
-    /// Whether it counts among the reads of its volume.
-    pub fn is_guests(&self) -> bool {
-        matches!(self.goal, Goal::Guest { .. })
-    }
-}
 
 impl Core {
     pub(super) fn read(
@@ -357,16 +311,4 @@ impl Core {
         }
         self.read_progress(cx, read);
     }
-}
-
-/// The part of a range that lies in blocks `first..end`.
-pub(super) fn clip(part: Span, first: u64, end: u64) -> Span {
-    let from = part.sector.max(first * BLOCK_SECTORS);
-    let upto = part.end().min(end * BLOCK_SECTORS);
-    Span::new(from, upto - from)
-}
-
-/// Where a sector of a request lies in its buffer.
-fn target(buffer: BufferId, span: Span, sector: u64) -> Place {
-    Place::new(Area::Buffer(buffer), (sector - span.sector) * SECTOR_BYTES)
 }

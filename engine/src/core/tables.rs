@@ -6,46 +6,22 @@
 //! ```
 //!
 //! Always true: a read that waits for a table holds no place in the tier, so tables always find
-//! one; a table is read once, however many wait for it; who waited looks at everything anew, because
-//! the tier may have the block by then. A table that its volume cannot get fails the reads of that
-//! volume only; others on the same image ask for it themselves. Deliberately absent: what tables
-//! mean ([`crate::origin`]).
+//! one; a table is read once, however many wait for it; a read that has waited looks at everything
+//! anew, because the tier may have the block by then. A table that its volume cannot get fails the
+//! reads of that volume only; others on the same image ask for it themselves. Deliberately absent:
+//! what tables mean ([`crate::origin`]).
 
 use super::Core;
-use super::read::{Goal, ReadOp};
+use super::read_op::{Behind, Goal, ReadOp, Table};
 use crate::event::{Device, Op, Purpose, Refusal};
 use crate::memory::Slice;
 use crate::origin::{self, FileIndex, Lies, MapId, Missing, Resolved, TABLE_BYTES_MAX};
 use crate::outbox::{Cx, Pending};
-use crate::ram::Layer;
 use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Span, VolumeId};
 use alloc::vec::Vec;
 
 /// Tables that one read may ask for. A chain of 64 files needs a few of each.
 const TABLES_PER_READ_MAX: u32 = 1024;
-
-/// A table on its way to its map.
-pub struct Table {
-    map: MapId,
-    missing: Missing,
-    /// Whose clean blocks it is read as.
-    pub layer: Layer,
-    pub bytes: Vec<u8>,
-    waiters: Vec<Behind>,
-}
-
-impl Table {
-    pub fn file(&self) -> FileIndex {
-        self.missing.file
-    }
-}
-
-/// A part of a read that goes on behind a table.
-struct Behind {
-    read: u32,
-    part: Span,
-    past_tier: bool,
-}
 
 /// Tables under way.
 #[derive(Default)]

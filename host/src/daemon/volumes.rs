@@ -383,13 +383,7 @@ impl Daemon {
         let image = files.mapped.as_ref().map(|mapped| mapped.shown());
         let attach = Attach {
             id,
-            spec: spec(
-                &settings,
-                &files,
-                size_bytes,
-                joining,
-                self.group_members(&settings),
-            ),
+            spec: spec(&settings, &files, joining, self.group_members(&settings)),
             map: map(&files),
             files,
             settled,
@@ -797,7 +791,6 @@ fn refuse_unfinished(files: &mut Files, name: &str) -> Result<(), VolumeError> {
 fn spec(
     settings: &VolumeSettings,
     files: &OpenVolume,
-    size_bytes: u64,
     joining: Joining,
     group_members: u32,
 ) -> VolumeSpec {
@@ -811,7 +804,7 @@ fn spec(
         origin: files.origin.name(),
         new_uuid: host::fresh(),
         policy: settings.policy,
-        size_bytes,
+        size_bytes: files.size_bytes(),
         read_only: settings.read_only,
         base_layer: files.origin.read_only().then(identity).flatten(),
         journal_possible: files.journal.is_some(),

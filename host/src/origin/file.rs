@@ -137,7 +137,7 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fa
     let path = fs::canonicalize(&request.path);
     let path = path.map_err(|error| Fault::io(&name, "open it", error))?;
     let mapped = match request.access {
-        Access::Read => mapped::open(request, patience)?,
+        Access::Read => mapped::open(&request.path, request.format, &request.allow, patience)?,
         Access::Write => None,
     };
     let origin = match &mapped {

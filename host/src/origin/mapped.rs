@@ -7,7 +7,6 @@
 
 use super::Format;
 use super::chain::{self, Link, Rules, Stated};
-use super::file::Request;
 use crate::fault::{Fault, Kind};
 use crate::lock::Patience;
 use crate::signature;
@@ -53,18 +52,24 @@ pub struct ImageShown {
 }
 
 /// Opens an image for reading, if it is of a format; `None` for a raw one.
-pub fn open(request: &Request, patience: &mut Patience) -> Result<Option<Mapped>, Fault> {
-    let top = match request.format {
+/// Files below it have to lie in one of the directories of `allow`.
+pub fn open(
+    path: &Path,
+    format: Format,
+    allow: &[PathBuf],
+    patience: &mut Patience,
+) -> Result<Option<Mapped>, Fault> {
+    let top = match format {
         Format::Raw => return Ok(None),
-        Format::Auto if !begins_as_qcow2(&request.path) => return Ok(None),
+        Format::Auto if !begins_as_qcow2(path) => return Ok(None),
         Format::Auto => None,
         Format::Qcow2 => Some(Stated::Qcow2),
     };
     let rules = Rules {
         top,
-        allow: Some(&request.allow),
+        allow: Some(allow),
     };
-    let opened = chain::open(&request.path, &rules, patience)?;
+    let opened = chain::open(path, &rules, patience)?;
     let mut links = opened.links;
     for link in links.iter_mut().skip(1) {
         link.target = shared(&link.target);
@@ -74,7 +79,7 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<Option<Mapped>
         chain: opened.chain,
     };
     if mapped.chain.size_bytes() == 0 {
-        let name = chain::name_of(&request.path);
+        let name = chain::name_of(path);
         return Err(Fault::new(
             Kind::Invalid,
             format!("{name}: is a disk of 0 bytes; a guest's disk has at least one sector"),

@@ -100,3 +100,33 @@ fn a_guest_boots_from_a_volume_while_its_daemon_is_killed() {
     works(&mut alone);
     is_left_there(&second, &alone.end());
 }
+
+/// Fails when: a block of a compressed image is another one after a restart of the daemon.
+#[test]
+fn a_guest_boots_from_a_clone_of_a_compressed_qcow2_image() {
+    let test = "a_guest_boots_from_a_clone_of_a_compressed_qcow2_image";
+    let mut rig = Rig::new();
+    let Some(machine) = boot::machine(test, &rig.dir) else {
+        return;
+    };
+    let raw = rig.dir.join("root.img");
+    boot::image(&machine, &rig.dir, &raw, WORDS);
+    let gold = rig.dir.join("gold.qcow2");
+    let [from, to] = [&raw, &gold].map(|path| path.display().to_string());
+    let convert = ["convert", "-c", "-f", "raw", "-O", "qcow2", &from, &to];
+    run("qemu-img", &convert);
+    rig.qcow2_guest("root", &gold, "ephemeral", "");
+    let daemon = rig.serve();
+    let (mut vm, daemon) = start(&rig, "first", daemon, &KILLED_AT[..1]);
+    works(&mut vm);
+    let first = vm.end();
+    daemon.kill();
+    let (mut vm, daemon) = start(&rig, "second", rig.serve(), &[]);
+    works(&mut vm);
+    // The overlay has what the first one left, and the image nothing.
+    is_left_there(&first, &vm.end());
+    daemon.stop();
+    let [raw, gold] = [from, to];
+    let compare = ["compare", "-f", "raw", "-F", "qcow2", &raw, &gold];
+    run("qemu-img", &compare);
+}

@@ -243,6 +243,17 @@ impl Rig {
         self.exported(&["vhost-user", "nbd"], name, (origin, "raw"), policy, lines)
     }
 
+    /// The same for a guest over vhost-user.
+    pub fn qcow2_guest(&mut self, name: &str, image: &Path, policy: &str, lines: &str) -> &mut Rig {
+        self.exported(
+            &["vhost-user", "nbd"],
+            name,
+            (image, "qcow2"),
+            policy,
+            lines,
+        )
+    }
+
     fn exported(
         &mut self,
         exports: &[&str],
