@@ -42,10 +42,6 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
             "replicas: -1 is not a number from 0 to 8; write a whole number from 0 to 8",
         ),
         (
-            "format = \"qcow2\"",
-            "format: qcow2 is not in this version; convert the image to raw",
-        ),
-        (
             "format = \"vmdk\"",
             "format: \"vmdk\" is not one of its values; write \"raw\", \"auto\" or \"qcow2\"",
         ),
@@ -322,13 +318,27 @@ fn volumes_that_never_write_may_share_an_image() {
 }
 
 #[test]
+fn a_qcow2_image_of_any_length_is_for_readers() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("q");
+    std::fs::write(&path, b"QFI\xfb and no whole sector").expect("written");
+    for keys in ["policy = \"ephemeral\"", "read-only = true"] {
+        for format in ["", "format = \"qcow2\"\n"] {
+            let origin = path.display();
+            let text = format!("[[volume]]\nname = \"a\"\norigin = \"{origin}\"\n{keys}\n{format}");
+            check_text(&text, directory.path()).expect("for readers");
+        }
+    }
+}
+
+#[test]
 fn an_image_that_looks_like_another_format_must_be_named_raw() {
     let directory = tempfile::tempdir().expect("a directory");
     for (name, magic, what) in [
         (
             "q",
             &b"QFI\xfb"[..],
-            "looks like qcow2, which is not in this version",
+            "looks like qcow2, whose destage is not in this version",
         ),
         ("v", b"KDMV", "looks like vmdk"),
         ("x", b"vhdxfile", "looks like vhdx"),
