@@ -17,6 +17,7 @@ mod images;
 pub mod memory;
 pub mod oracle;
 pub mod plan;
+pub mod qcow2;
 mod replaced;
 mod requests;
 pub mod rings;
