@@ -11,6 +11,7 @@ pub mod format;
 pub mod nbd;
 pub mod nbd_client;
 pub mod places;
+pub mod qcow2;
 pub mod qmp;
 pub mod repair;
 pub mod rings;
@@ -24,7 +25,7 @@ pub mod vhost_user;
 pub type Target = fn(&[u8]) -> bool;
 
 /// Every target under the name of its binary and its corpus.
-pub const TARGETS: [(&str, Target); 23] = [
+pub const TARGETS: [(&str, Target); 31] = [
     ("nbd_session", nbd::session),
     ("nbd_client", nbd_client::session),
     ("qmp", qmp::lines),
@@ -48,4 +49,12 @@ pub const TARGETS: [(&str, Target); 23] = [
     ("trace_text", trace::text),
     ("debugfs", places::debugfs),
     ("fiwalk", places::fiwalk),
+    ("image_header", qcow2::header),
+    ("image_extensions", qcow2::extensions),
+    ("image_entry", qcow2::entries),
+    ("image_refcount", qcow2::refcounts),
+    ("image_snapshot", qcow2::snapshots),
+    ("image_resolve", qcow2::walks),
+    ("image_check", qcow2::check),
+    ("image_inflate", qcow2::compressed),
 ];

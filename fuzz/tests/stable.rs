@@ -165,4 +165,12 @@ targets! {
     traces_of_others_survive_any_text: "trace_text",
     maps_of_images_survive_any_text: "debugfs",
     maps_of_ntfs_survive_any_text: "fiwalk",
+    headers_of_images_survive_any_bytes: "image_header",
+    extensions_of_headers_survive_any_bytes: "image_extensions",
+    entries_of_tables_survive_any_bits: "image_entry",
+    refcounts_survive_any_bytes: "image_refcount",
+    snapshot_tables_survive_any_bytes: "image_snapshot",
+    walks_over_chains_survive_any_tables: "image_resolve",
+    checks_survive_any_tables: "image_check",
+    compressed_clusters_survive_any_bytes: "image_inflate",
 }

@@ -70,7 +70,7 @@ pub struct NewFile {
 
 /// The file for a disk of `size_bytes`, in whole sectors.
 pub fn create(size_bytes: u64, shape: Shape, backing: Option<Backing>) -> Result<NewFile, Error> {
-    let whole = size_bytes % SECTOR_BYTES == 0;
+    let whole = size_bytes.is_multiple_of(SECTOR_BYTES);
     if size_bytes == 0 || size_bytes > limits::VIRTUAL_BYTES_MAX || !whole {
         return Err(Error::VirtualSize(size_bytes));
     }
@@ -85,7 +85,7 @@ pub fn create(size_bytes: u64, shape: Shape, backing: Option<Backing>) -> Result
     // Header, refcount table, refcount block, L1 table.
     let clusters = 3 + l1_clusters;
     assert!(
-        clusters <= cluster_bytes * 8 >> REFCOUNT_ORDER,
+        clusters <= (cluster_bytes * 8) >> REFCOUNT_ORDER,
         "one block counts them"
     );
     let layout = Layout {

@@ -80,6 +80,8 @@ pub enum Error {
         at: u64,
         what: &'static str,
     },
+    #[error("has at offset {at:#x} a wrong bitmap directory: {what}")]
+    Bitmap { at: u64, what: &'static str },
     #[error("keeps its data in an external data file, which is not read in this version")]
     DataFile,
     #[error("is encrypted, which is not read in this version")]

@@ -23,6 +23,7 @@
 extern crate alloc;
 
 pub mod chain;
+pub mod check;
 pub mod create;
 pub mod error;
 pub mod format;
@@ -30,6 +31,7 @@ pub mod limits;
 pub mod map;
 pub mod meta;
 pub mod resolve;
+pub mod source;
 pub mod types;
 
 pub use chain::{Chain, File, Format};

@@ -19,6 +19,7 @@ pub const BACKING_NAME_BYTES_MAX: u32 = 1023;
 pub const FEATURE_NAMES_MAX: usize = 192;
 pub const SNAPSHOTS_MAX: u32 = 65_536;
 pub const SNAPSHOT_EXTRA_BYTES_MAX: u32 = 1024;
+pub const SNAPSHOT_TABLE_BYTES_MAX: u64 = 64 << 20;
 pub const BITMAPS_MAX: u32 = 65_535;
 pub const BITMAP_DIRECTORY_BYTES_MAX: u64 = 64 << 20;
 /// Entries of the table of one bitmap.

@@ -61,7 +61,9 @@ impl Sectors {
     /// Takes what was read for [`Missing`](crate::resolve::Missing): whole sectors from offset `at`
     /// of the file, and which of them was wanted. Neighbours are kept as far as one fill may.
     pub fn fill(&mut self, file: FileId, at: u64, bytes: &[u8], wanted: u64) {
-        assert!(at % SECTOR_BYTES == 0 && bytes.len() as u64 % SECTOR_BYTES == 0);
+        assert!(
+            at.is_multiple_of(SECTOR_BYTES) && (bytes.len() as u64).is_multiple_of(SECTOR_BYTES)
+        );
         let first = at / SECTOR_BYTES;
         let (sectors, _) = bytes.as_chunks::<{ SECTOR_BYTES as usize }>();
         let count = sectors.len() as u64;

@@ -206,10 +206,10 @@ impl Walk<'_> {
         if table.at == 0 {
             return Ok(nothing);
         }
-        if table.at % header.cluster_bytes() != 0 {
+        if !table.at.is_multiple_of(header.cluster_bytes()) {
             return Err(self.damaged(l1_at, span.at, l1.0, Wrong::TableMisaligned));
         }
-        let number = span.at % table_span >> header.cluster_bits;
+        let number = (span.at % table_span) >> header.cluster_bits;
         let entry_at = table.at + number * header.l2_entry_bytes();
         if entry_at >= self.file.file_bytes {
             return Ok(nothing);
@@ -304,7 +304,7 @@ impl Walk<'_> {
 
     /// Eight bytes of a table.
     fn word(&self, tables: &mut impl Tables, table: Range, at: u64) -> Result<u64, Stop> {
-        assert!(at % 8 == 0 && at >= table.at && at < table.end());
+        assert!(at.is_multiple_of(8) && at >= table.at && at < table.end());
         if at >= self.file.file_bytes {
             return Ok(0);
         }

@@ -18,6 +18,7 @@ mod mapped;
 pub mod memory;
 pub mod oracle;
 pub mod plan;
+pub mod qcow2;
 mod replaced;
 mod requests;
 pub mod rings;

@@ -12,6 +12,7 @@ mod cache;
 mod config;
 mod drain;
 mod events;
+mod image;
 pub mod later;
 mod live;
 mod log;
@@ -104,6 +105,9 @@ pub enum Command {
     /// Inspect the ledger and journal beside an image, finish a pending journal
     #[command(subcommand)]
     Origin(origin::Command),
+    /// Look at a qcow2 or raw image: what it is, whether it is right, what is where
+    #[command(subcommand)]
+    Image(image::Command),
     /// Destage everything and write through from then on, to take this host away
     Drain(drain::Drain),
     /// Apply a changed configuration file, and say what needs a restart
@@ -136,6 +140,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Cache(command) => cache::run(context, command),
         Command::Recover(command) => recover::run(context, &command),
         Command::Origin(command) => origin::run(context, command),
+        Command::Image(command) => image::run(context, command),
         Command::Drain(command) => drain::run(context, &command),
         Command::Reload => reload::run(context),
         Command::Version => version(context),

@@ -3,13 +3,14 @@
 //! Always true: what is read is what QEMU would read from the same files. Deliberately absent: any
 //! cache but that of tables and the cluster that was decompressed last; the shard serves guests.
 
-use super::chain::{Opened, name_of, read};
+use super::chain::{Link, Opened, name_of, read};
 use super::inflate::inflate;
 use crate::fault::{Fault, Kind};
 use image::Tables;
 use image::header::Compression;
 use image::meta::{Sector, Sectors};
 use image::resolve::{Content, Missing, Part, Stop, resolve};
+use image::source::Source;
 use image::types::{FileId, FileIndex, Span};
 
 /// For the tables of all files of a chain.
@@ -56,6 +57,34 @@ impl Metadata {
 impl Tables for Metadata {
     fn sector(&mut self, file: FileId, sector: u64) -> Option<&Sector> {
         self.sectors.sector(file, sector)
+    }
+}
+
+/// One file, for tools that go through all of it.
+#[derive(Debug)]
+pub struct FileSource<'a> {
+    link: &'a Link,
+}
+
+impl FileSource<'_> {
+    pub fn new(link: &Link) -> FileSource<'_> {
+        FileSource { link }
+    }
+}
+
+impl Source for FileSource<'_> {
+    type Error = Fault;
+
+    fn read(&mut self, at: u64, into: &mut [u8]) -> Result<(), Fault> {
+        let target = &self.link.target;
+        // A wrong table may name offsets that no file has.
+        let there = target.size_bytes.saturating_sub(at).min(into.len() as u64) as usize;
+        let (there, behind) = into.split_at_mut(there);
+        behind.fill(0);
+        if !there.is_empty() {
+            there.copy_from_slice(&read(target, &name_of(&self.link.path), at, there.len())?);
+        }
+        Ok(())
     }
 }
 

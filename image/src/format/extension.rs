@@ -60,9 +60,6 @@ pub fn parse(cluster: &[u8], start: usize, end: usize) -> Result<Vec<Extension>,
     let mut at = start;
     while at < end {
         let magic = be32(cluster, at);
-        if magic == END {
-            break;
-        }
         let wrong = |what| Error::Extension {
             magic,
             at: at as u64,
@@ -74,6 +71,9 @@ pub fn parse(cluster: &[u8], start: usize, end: usize) -> Result<Vec<Extension>,
         let length = be32(cluster, at + 4) as usize;
         if length > room {
             return Err(wrong("longer than the header has room"));
+        }
+        if magic == END {
+            break;
         }
         if found.len() == limits::EXTENSIONS_MAX {
             return Err(Error::ExtensionsMany);
@@ -152,7 +152,7 @@ pub fn bitmaps(bytes: &[u8], cluster_bytes: u64, file_bytes: u64) -> Result<Bitm
             "with a directory that is empty or larger than 64 MiB",
         ));
     }
-    if directory.at == 0 || directory.at % cluster_bytes != 0 {
+    if directory.at == 0 || !directory.at.is_multiple_of(cluster_bytes) {
         return Err(wrong("with a directory that begins inside a cluster"));
     }
     if !directory.is_inside(file_bytes) {
@@ -175,7 +175,7 @@ pub fn encryption(bytes: &[u8], cluster_bytes: u64) -> Result<Range, Error> {
         at: be64(bytes, 0),
         bytes: be64(bytes, 8),
     };
-    if range.at % cluster_bytes != 0 {
+    if !range.at.is_multiple_of(cluster_bytes) {
         return Err(wrong(
             "with an encryption header that begins inside a cluster",
         ));

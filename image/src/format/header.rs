@@ -302,10 +302,10 @@ impl Header {
             self.encryption_header = Some(extension::encryption(bytes, cluster_bytes)?);
         }
         let right = self.version >= 3 && self.autoclear & BITMAPS != 0;
-        if let Some(bytes) = extension::find(&self.extensions, extension::BITMAPS) {
-            if right {
-                self.bitmaps = Some(extension::bitmaps(bytes, cluster_bytes, file_bytes)?);
-            }
+        if let Some(bytes) = extension::find(&self.extensions, extension::BITMAPS)
+            && right
+        {
+            self.bitmaps = Some(extension::bitmaps(bytes, cluster_bytes, file_bytes)?);
         }
         Ok(())
     }
@@ -405,7 +405,10 @@ impl Layout {
                     return Err(Error::Short { bytes });
                 }
                 let bits = be32(&bytes, 20);
-                if header_bytes < V3_BYTES || header_bytes % 8 != 0 || header_bytes > 1 << bits {
+                if header_bytes < V3_BYTES
+                    || !header_bytes.is_multiple_of(8)
+                    || header_bytes > 1 << bits
+                {
                     return Err(Error::HeaderBytes(header_bytes));
                 }
                 let own = (header_bytes as usize).min(LAYOUT_BYTES);

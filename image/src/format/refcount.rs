@@ -24,7 +24,7 @@ impl TableEntry {
 
 /// How many clusters one block is about.
 pub const fn block_clusters(header: &Header) -> u64 {
-    header.cluster_bytes() * 8 >> header.refcount_order
+    (header.cluster_bytes() * 8) >> header.refcount_order
 }
 
 /// The highest count that fits.

@@ -10,9 +10,8 @@ use crate::limits;
 use crate::types::Range;
 use alloc::string::String;
 
-/// The longest entry: fixed part, extra data, identity and name.
-pub const ENTRY_BYTES_MAX: usize = FIXED_BYTES + 1024 + 2 * 0xffff;
-const FIXED_BYTES: usize = 40;
+/// The part of an entry that says how long it is.
+pub const FIXED_BYTES: usize = 40;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
@@ -29,8 +28,14 @@ pub struct Snapshot {
     pub entry_bytes: u64,
 }
 
+/// How long the entry is whose fixed part this is: no more than any entry may be.
+pub fn bytes_wanted(fixed: &[u8]) -> usize {
+    let extra = be32(fixed, 36).min(limits::SNAPSHOT_EXTRA_BYTES_MAX);
+    FIXED_BYTES + extra as usize + usize::from(be16(fixed, 12)) + usize::from(be16(fixed, 14))
+}
+
 /// The entry at the start of `bytes`, which lies at offset `at` of the file and has the number
-/// `number`. `bytes` are [`ENTRY_BYTES_MAX`], with zeroes behind the end of the file.
+/// `number`. `bytes` are as many as [`bytes_wanted`].
 pub fn parse(bytes: &[u8], header: &Header, number: u32, at: u64) -> Result<Snapshot, Error> {
     let wrong = |what| Error::Snapshot {
         number: number.saturating_add(1),

@@ -1,0 +1,349 @@
+//! A second reader of qcow2, to judge the first: the whole file in memory, one full scan.
+//!
+//! Owns what a guest sees of a chain of files, how often each cluster is used, and what is wrong,
+//! as `qemu-img check` counts. Always true: it shares no code with the crate that the product reads
+//! with, and takes numbers out of bytes one by one; a place behind the end of a file reads as zero.
+//! Deliberately absent: speed, any bound on memory, and decompression, which the caller has.
+
+use std::collections::BTreeMap;
+
+/// What is wrong with a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verdict {
+    pub errors: Vec<String>,
+    pub leaks: Vec<u64>,
+}
+
+/// One file of a chain, from the top down.
+#[derive(Clone, Copy, Debug)]
+pub struct Layer<'a> {
+    pub bytes: &'a [u8],
+    pub raw: bool,
+}
+
+/// Decompresses: whether it is zstd, the bytes, the size of the cluster.
+pub type Unpack<'a> = &'a dyn Fn(bool, &[u8], usize) -> Option<Vec<u8>>;
+
+fn number(bytes: &[u8], at: u64, width: u64) -> u64 {
+    let digit = |at: u64| u64::from(bytes.get(at as usize).copied().unwrap_or(0));
+    (0..width).fold(0, |sum, step| sum << 8 | digit(at.saturating_add(step)))
+}
+
+/// The fields of a header that matter here.
+struct Head<'a> {
+    file: &'a [u8],
+    version: u64,
+    cluster: u64,
+    size: u64,
+    l1: u64,
+    l1_entries: u64,
+    counts: u64,
+    counts_clusters: u64,
+    width_bits: u64,
+    snapshots: u64,
+    snapshots_at: u64,
+    extended: bool,
+    zstd: bool,
+}
+
+fn head(file: &[u8]) -> Result<Head<'_>, String> {
+    let field = |at, width| number(file, at, width);
+    if field(0, 4) != 0x5146_49fb || !(2..=3).contains(&field(4, 4)) {
+        return Err("no qcow2 of version 2 or 3".into());
+    }
+    let (version, bits) = (field(4, 4), field(20, 4));
+    if !(9..=21).contains(&bits) {
+        return Err("cluster size".into());
+    }
+    let cluster = 1 << bits;
+    let new = |at, width, old| if version == 3 { field(at, width) } else { old };
+    let (incompatible, length) = (new(72, 8, 0), new(100, 4, 72));
+    let method = if length > 104 { field(104, 1) } else { 0 };
+    let extended = incompatible >> 4 & 1 == 1;
+    let head = Head {
+        file,
+        version,
+        cluster,
+        size: field(24, 8),
+        l1: field(40, 8),
+        l1_entries: field(36, 4),
+        counts: field(48, 8),
+        counts_clusters: field(56, 4),
+        width_bits: 1 << new(96, 4, 4).min(7),
+        snapshots: field(60, 4),
+        snapshots_at: field(64, 8),
+        extended,
+        zstd: method == 1,
+    };
+    let starts = |at: u64| at.is_multiple_of(cluster) && at > 0;
+    let fits = |at: u64, bytes: u64| at <= file.len() as u64 && bytes <= file.len() as u64 - at;
+    let needed = head.size.div_ceil(cluster / head.entry_bytes() * cluster);
+    let tables = starts(head.l1)
+        && fits(head.l1, head.l1_entries * 8)
+        && (needed..=4 << 20).contains(&head.l1_entries)
+        && starts(head.counts)
+        && fits(head.counts, head.counts_clusters * cluster)
+        && (1..=8 << 20).contains(&(head.counts_clusters * cluster))
+        && head.snapshots <= 65_536
+        && (head.snapshots == 0 || starts(head.snapshots_at));
+    let sizes = head.width_bits <= 64
+        && (!extended || bits >= 14)
+        && (512..=256 << 40).contains(&head.size)
+        && field(32, 4) <= 2;
+    let length_is_right = (104..=cluster).contains(&length) && length % 8 == 0;
+    let known = incompatible >> 5 == 0
+        && method <= 1
+        && (method == 1) == (incompatible >> 3 & 1 == 1)
+        && (version == 2 || length_is_right);
+    let good = sizes && tables && known;
+    good.then_some(head)
+        .ok_or_else(|| "sizes, tables, features".into())
+}
+
+impl Head<'_> {
+    fn entry_bytes(&self) -> u64 {
+        if self.extended { 16 } else { 8 }
+    }
+
+    fn compressed(&self, entry: u64) -> (u64, u64) {
+        // The number of sectors has as many bits as a cluster has halves of a sector.
+        let size_bits = u64::from(self.cluster.trailing_zeros()) - 8;
+        let place = entry % (1 << (62 - size_bits));
+        let sectors = entry / (1 << (62 - size_bits)) % (1 << size_bits) + 1;
+        (place, sectors * 512 - place % 512)
+    }
+
+    /// The refcount that the file has of a cluster.
+    fn stored(&self, cluster: u64) -> Option<u64> {
+        let per_block = self.cluster * 8 / self.width_bits;
+        if cluster / per_block >= self.counts_clusters * self.cluster / 8 {
+            return Some(0);
+        }
+        let block = number(self.file, self.counts + cluster / per_block * 8, 8);
+        let block = block - block % 512;
+        if block == 0 {
+            return Some(0);
+        } else if !block.is_multiple_of(self.cluster) {
+            return None;
+        }
+        let place = cluster % per_block * self.width_bits;
+        if self.width_bits >= 8 {
+            return Some(number(self.file, block + place / 8, self.width_bits / 8));
+        }
+        let byte = number(self.file, block + place / 8, 1);
+        Some(byte / (1 << (place % 8)) % (1 << self.width_bits))
+    }
+}
+
+/// References, found one after the other.
+struct Scan<'a> {
+    head: Head<'a>,
+    used: BTreeMap<u64, u64>,
+    verdict: Verdict,
+}
+
+/// Judges one file by itself.
+pub fn judge(file: &[u8]) -> Verdict {
+    let (errors, leaks, used) = Default::default();
+    let mut verdict = Verdict { errors, leaks };
+    let head = match head(file) {
+        Ok(head) => head,
+        Err(why) => {
+            verdict.errors.push(why);
+            return verdict;
+        }
+    };
+    #[rustfmt::skip]
+    let mut scan = Scan { head, used, verdict };
+    scan.all();
+    scan.verdict
+}
+
+impl Scan<'_> {
+    fn wrong(&mut self, what: String) {
+        self.verdict.errors.push(what);
+    }
+
+    fn use_bytes(&mut self, what: &str, at: u64, bytes: u64) {
+        let cluster = self.head.cluster;
+        let end = at.saturating_add(bytes);
+        if bytes > 0 && end.saturating_sub(self.head.file.len() as u64) >= cluster {
+            self.wrong(format!("{what} at {at:#x} is behind the end"));
+        } else if bytes > 0 {
+            let clusters = at / cluster..end.div_ceil(cluster);
+            clusters.for_each(|it| *self.used.entry(it).or_default() += 1);
+        }
+    }
+
+    fn all(&mut self) {
+        self.use_bytes("header", 0, self.head.cluster);
+        self.table(self.head.l1, self.head.l1_entries, true);
+        let mut at = self.head.snapshots_at;
+        for _ in 0..self.head.snapshots {
+            let field = |offset, width| number(self.head.file, at + offset, width);
+            let (l1, entries) = (field(0, 8), field(8, 4));
+            let (extra, texts) = (field(36, 4), field(12, 2) + field(14, 2));
+            if extra > 1024 || l1 % self.head.cluster != 0 || entries > 4 << 20 {
+                self.wrong(format!("snapshot at {at:#x}"));
+            } else {
+                self.table(l1, entries, false);
+            }
+            at += (40 + extra.min(1024) + texts).div_ceil(8) * 8;
+        }
+        let start = self.head.snapshots_at;
+        self.use_bytes("snapshots", start, at - start);
+        let bytes = self.head.counts_clusters * self.head.cluster;
+        self.use_bytes("refcount table", self.head.counts, bytes);
+        self.blocks();
+        self.compare();
+    }
+
+    fn table(&mut self, l1: u64, entries: u64, active: bool) {
+        self.use_bytes("L1", l1, entries * 8);
+        for at in (0..entries).map(|it| l1 + it * 8) {
+            let entry = number(self.head.file, at, 8);
+            if entry == 0 {
+                continue;
+            }
+            let table = entry & 0x00ff_ffff_ffff_fe00;
+            self.use_bytes("L2", table, self.head.cluster);
+            if entry & 0x7f00_0000_0000_01ff != 0 || !table.is_multiple_of(self.head.cluster) {
+                self.wrong(format!("L1 entry {entry:#x}"));
+                continue;
+            }
+            if active && table != 0 {
+                self.copied(entry, table);
+            }
+            let step = self.head.entry_bytes();
+            for at in (table..table + self.head.cluster).step_by(step as usize) {
+                self.entry(at, active);
+            }
+        }
+    }
+
+    fn entry(&mut self, at: u64, active: bool) {
+        let entry = number(self.head.file, at, 8);
+        let extended = u64::from(self.head.extended);
+        let map = extended * number(self.head.file, at + 8, 8);
+        let (zeroes, data) = (map >> 32, map & 0xffff_ffff);
+        if entry >> 62 & 1 == 1 {
+            if entry >> 63 == 1 || map != 0 {
+                self.wrong(format!("compressed entry {entry:#x}, bitmap {map:#x}"));
+            }
+            let (place, bytes) = self.head.compressed(entry);
+            return self.use_bytes("compressed", place, bytes);
+        }
+        if entry & 0x3f00_0000_0000_01fe != 0 {
+            self.wrong(format!("L2 entry {entry:#x} has reserved bits"));
+        }
+        let place = entry & 0x00ff_ffff_ffff_fe00;
+        let impossible = if place == 0 { data } else { zeroes & data };
+        if impossible != 0 || !place.is_multiple_of(self.head.cluster) {
+            self.wrong(format!("data at {place:#x}, subclusters {map:#x}"));
+        }
+        if place == 0 {
+            return;
+        }
+        self.use_bytes("data", place, self.head.cluster);
+        if active {
+            self.copied(entry, place);
+        }
+    }
+
+    fn copied(&mut self, entry: u64, place: u64) {
+        let stored = self.head.stored(place / self.head.cluster);
+        if stored.is_some_and(|it| (it == 1) != (entry >> 63 == 1)) {
+            self.wrong(format!("COPIED of {entry:#x}, counted {stored:?}"));
+        }
+    }
+
+    fn blocks(&mut self) {
+        let clusters = (self.head.file.len() as u64).div_ceil(self.head.cluster);
+        let mut blocks = Vec::new();
+        for number_of in 0..self.head.counts_clusters * self.head.cluster / 8 {
+            let block = number(self.head.file, self.head.counts + number_of * 8, 8);
+            if !block.is_multiple_of(self.head.cluster) || block / self.head.cluster >= clusters {
+                self.wrong(format!("refcount block {block:#x}"));
+            } else if block != 0 {
+                self.use_bytes("refcount block", block, self.head.cluster);
+                blocks.push(block / self.head.cluster);
+            }
+        }
+        let shared = |block: &&u64| self.used.get(block) != Some(&1);
+        if let Some(block) = blocks.iter().find(shared) {
+            self.wrong(format!("refcount block {block} is used more than once"));
+        }
+    }
+
+    fn compare(&mut self) {
+        let clusters = (self.head.file.len() as u64).div_ceil(self.head.cluster);
+        let last = self.used.keys().last().map_or(0, |it| it + 1);
+        for cluster in 0..clusters.max(last) {
+            let used = self.used.get(&cluster).copied().unwrap_or(0);
+            match self.head.stored(cluster) {
+                Some(stored) if stored < used => {
+                    self.wrong(format!("cluster {cluster}: counted {stored}, used {used}"));
+                }
+                Some(stored) if stored > used => self.verdict.leaks.push(cluster),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// What the guest sees from `at` on, sector by sector.
+pub fn view(layers: &[Layer], at: u64, into: &mut [u8], unpack: Unpack) -> Result<(), String> {
+    for (sector, into) in (at / 512..).zip(into.chunks_mut(512)) {
+        let found = look(layers, sector * 512, unpack)?;
+        into.copy_from_slice(&found[..into.len()]);
+    }
+    Ok(())
+}
+
+fn look(layers: &[Layer], at: u64, unpack: Unpack) -> Result<Vec<u8>, String> {
+    let zeroes = vec![0; 512];
+    let take = |file: &[u8], at| (0..512).map(|it| number(file, at + it, 1) as u8).collect();
+    let Some((layer, below)) = layers.split_first() else {
+        return Ok(zeroes);
+    };
+    if layer.raw {
+        return Ok(take(layer.bytes, at));
+    }
+    let head = head(layer.bytes)?;
+    if at >= head.size / 512 * 512 {
+        return Ok(zeroes);
+    }
+    let entries = head.cluster / head.entry_bytes();
+    let (cluster, within) = (at / head.cluster, at % head.cluster);
+    let table = number(head.file, head.l1 + cluster / entries * 8, 8) & 0x00ff_ffff_ffff_fe00;
+    if table == 0 {
+        return look(below, at, unpack);
+    }
+    let entry_at = table + cluster % entries * head.entry_bytes();
+    let entry = number(head.file, entry_at, 8);
+    let place = entry & 0x00ff_ffff_ffff_fe00;
+    if entry >> 62 & 1 == 1 {
+        let (place, bytes) = head.compressed(entry);
+        let end = head.file.len() as u64;
+        let packed = &head.file[place.min(end) as usize..(place + bytes).min(end) as usize];
+        let cluster = unpack(head.zstd, packed, head.cluster as usize).ok_or("compressed data")?;
+        return Ok(cluster[within as usize..within as usize + 512].to_vec());
+    }
+    let (mut zero, mut data) = (entry & 1 == 1, place != 0);
+    if head.extended {
+        let map = number(head.file, entry_at + 8, 8);
+        let bit = within / (head.cluster / 32);
+        let allowed = if place == 0 { 0 } else { !(map >> 32) };
+        if map & 0xffff_ffff & !allowed != 0 {
+            return Err(format!("subclusters {map:#x}"));
+        }
+        (zero, data) = (map >> (32 + bit) & 1 == 1, map >> bit & 1 == 1);
+    } else if zero && head.version < 3 {
+        return Err("a zero cluster in version 2".into());
+    }
+    match (zero, data) {
+        (true, _) => Ok(zeroes),
+        (false, true) => Ok(take(head.file, place + within)),
+        (false, false) => look(below, at, unpack),
+    }
+}
