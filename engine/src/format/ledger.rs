@@ -185,6 +185,10 @@ impl Ledger {
             _ => return Err(FormatError::Field("ledger state")),
         };
         let destaged = Serial(record.destaged.get());
+        // The next write has the serial behind it.
+        if destaged.0 == u64::MAX {
+            return Err(FormatError::Field("ledger serial"));
+        }
         if progress != Progress::Idle && upto < destaged {
             return Err(FormatError::Field("ledger progress"));
         }

@@ -123,7 +123,7 @@ const FLAG_MORE: u8 = 2;
 /// The other bits of the flags are the number of the epoch.
 const EPOCH_SHIFT: u8 = 2;
 const _: () = assert!(FLAG_ALLOCATE & FLAG_MORE == 0, "a flag has its own bit");
-const _: () = assert!(FLAG_ALLOCATE | FLAG_MORE < 1 << EPOCH_SHIFT);
+const _: () = assert!(FLAG_ALLOCATE < 1 << EPOCH_SHIFT && FLAG_MORE < 1 << EPOCH_SHIFT);
 
 /// The flags of an entry, and back.
 pub(crate) fn flags_of(of_kind: u8, more: bool, epoch: EpochNumber) -> u8 {

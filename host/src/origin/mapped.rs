@@ -7,10 +7,12 @@
 
 use super::Format;
 use super::chain::{self, Link, Rules, Stated};
+use super::content::FileSource;
 use crate::fault::{Fault, Kind};
 use crate::lock::Patience;
 use crate::signature;
 use crate::target::Target;
+use ::image::source::list_snapshots;
 use ::image::{Chain, Header};
 use engine::chain::ChainMap;
 use engine::event::{IoError, Stat};
@@ -38,6 +40,8 @@ static BELOW: LazyLock<Mutex<OpenFiles>> = LazyLock::new(Mutex::default);
 pub struct Mapped {
     links: Vec<Link>,
     chain: Chain,
+    /// Names of the internal snapshots of the first file.
+    snapshots: Vec<String>,
 }
 
 /// What is told of an image.
@@ -74,9 +78,11 @@ pub fn open(
     for link in links.iter_mut().skip(1) {
         link.target = shared(&link.target);
     }
+    let snapshots = names_of_snapshots(&links[0]);
     let mapped = Mapped {
         links,
         chain: opened.chain,
+        snapshots,
     };
     if mapped.chain.size_bytes() == 0 {
         let name = chain::name_of(path);
@@ -86,6 +92,21 @@ pub fn open(
         ));
     }
     Ok(Some(mapped))
+}
+
+/// A list that cannot be read keeps nobody from the active state.
+fn names_of_snapshots(top: &Link) -> Vec<String> {
+    let ::image::Format::Qcow2(header) = &top.format else {
+        return Vec::new();
+    };
+    match list_snapshots(header, &mut FileSource::new(top)) {
+        Ok(listed) => listed.into_iter().map(|it| it.name).collect(),
+        Err(_) => {
+            let name = chain::name_of(&top.path);
+            tracing::warn!("{name}: its list of snapshots cannot be read");
+            Vec::new()
+        }
+    }
 }
 
 /// A look before it is opened in earnest; what cannot be read is told there.
@@ -129,7 +150,7 @@ impl Mapped {
         ImageShown {
             unit_bytes: header.map_or(0, Header::unit_bytes),
             chain: self.links.iter().map(|link| link.path.clone()).collect(),
-            snapshots: Vec::new(),
+            snapshots: self.snapshots.clone(),
         }
     }
 
@@ -162,8 +183,11 @@ impl Mapped {
                 _ => shared(&target),
             };
         }
-        let chain = self.chain.clone();
-        Ok(Mapped { links, chain })
+        Ok(Mapped {
+            links,
+            chain: self.chain.clone(),
+            snapshots: self.snapshots.clone(),
+        })
     }
 
     /// How its bytes are found; `names` are those of its files.

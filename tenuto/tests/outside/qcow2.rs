@@ -153,6 +153,10 @@ fn clones_of_an_image_read_each_of_its_blocks_once_and_find_them_after_a_restart
     image(&rig.dir, "base.qcow2", &["64M"], &["write -P 5 0 24M"]);
     let options = ["-b", "base.qcow2", "-F", "qcow2", "64M"];
     let gold = image(&rig.dir, "gold.qcow2", &options, &["write -P 6 8M 4M"]);
+    run(
+        "qemu-img",
+        &["snapshot", "-c", "before", &gold.display().to_string()],
+    );
     // Changed so lately an image has no identity that outlives the daemon.
     let past = std::time::SystemTime::now() - Duration::from_secs(60);
     for name in ["base.qcow2", "gold.qcow2"] {
@@ -179,6 +183,13 @@ fn clones_of_an_image_read_each_of_its_blocks_once_and_find_them_after_a_restart
         assert_eq!(read(&rig, name), 0, "all of it is in the cache");
     }
     let shown = rig.show("one");
+    let image = &shown["image"];
+    let chain = [&gold, &rig.dir.join("base.qcow2")].map(|path| path.display().to_string());
+    assert_eq!(image["format"], "qcow2", "{image}");
+    assert_eq!(image["chain"], serde_json::json!(chain), "{image}");
+    assert_eq!(image["snapshots"], serde_json::json!(["before"]), "{image}");
+    assert_eq!(image["unit_bytes"], 65536, "{image}");
+    assert!(image["metadata_ram_bytes"].as_u64() > Some(0), "{image}");
     daemon.stop();
     let daemon = rig.serve();
     let again = read(&rig, "two");
