@@ -4,12 +4,14 @@
 //! function here makes one call and turns its errno into `io::Error`. Deliberately absent: any
 //! decision, and mappings (those are in `buffer`).
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 /// `_IO(0x12, 127)`, `_IOR(0x12, 114, size_t)` and `_IO(0x12, 104)` of linux/fs.h.
@@ -180,6 +182,24 @@ pub fn direct_alignment(file: &File) -> Option<(u32, u32)> {
         return None;
     }
     Some((found.stx_dio_mem_align, found.stx_dio_offset_align))
+}
+
+/// Asks the storage about a directory, so that what it answers is not what a network file system
+/// keeps of it for up to a minute: from here on names in it are those of now.
+pub fn refresh(directory: &Path) -> io::Result<()> {
+    let path = CString::new(directory.as_os_str().as_bytes())?;
+    // SAFETY: statx is plain data, for which all zeroes are valid.
+    let mut found: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: a terminated path; `found` outlives the call.
+    check(unsafe {
+        libc::statx(
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            libc::AT_STATX_FORCE_SYNC,
+            libc::STATX_BASIC_STATS,
+            &mut found,
+        )
+    })
 }
 
 /// Takes O_DIRECT off an open file description.

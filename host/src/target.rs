@@ -394,6 +394,13 @@ impl Target {
         let Some(path) = &self.named else {
             return Named::Unknown;
         };
+        // An NFS client would tell for a minute where a name has led.
+        if self.file_system == sys::NFS_MAGIC
+            && let Some(directory) = self.path.parent()
+            && let Err(error) = sys::refresh(directory)
+        {
+            tracing::debug!("{}: {error}", directory.display());
+        }
         match fs::metadata(path) {
             Ok(meta) => Named::To(self.image_of(&meta)),
             Err(error) => match error.kind() {

@@ -267,8 +267,8 @@ impl Core {
         spec: &VolumeSpec,
         settled: &Settled,
     ) -> Result<Volume, (Box<Volume>, OpenError)> {
-        let (ledger, overwrite) = (settled.ledger.as_ref(), settled.overwrite);
-        let fits = check_dirty(&volume, spec, ledger, overwrite)
+        let ledger = settled.ledger.as_ref();
+        let fits = check_dirty(self.cache, &volume, spec, settled)
             .map_err(|why| OpenError::Refused(format!("volume {}: {why}", volume.name)))
             .and_then(|()| check_owner(self.cache, &volume.name, ledger))
             .and_then(|()| check_image(&volume, spec, settled))
@@ -758,11 +758,12 @@ fn check_map(spec: &VolumeSpec) -> Result<Uuid, OpenError> {
 
 /// Why the dirty data of a volume that the log knows must not be served like this.
 fn check_dirty(
+    cache: Uuid,
     volume: &Volume,
     spec: &VolumeSpec,
-    ledger: Option<&Ledger>,
-    overwrite: bool,
+    settled: &Settled,
 ) -> Result<(), String> {
+    let (ledger, overwrite) = (settled.ledger.as_ref(), settled.overwrite);
     if !volume.is_dirty() || ledger.is_some_and(|ledger| is_home(volume, ledger)) {
         return Ok(());
     }
@@ -805,6 +806,9 @@ fn check_dirty(
              volume {}",
             ledger.volume
         )),
+        // Written in this life, before the volume let go of its image: a recovery would have given
+        // it another generation.
+        Some(ledger) if ledger.generation == volume.generation && ledger.cache == cache => Ok(()),
         Some(ledger) if ledger.generation >= volume.generation => Err(format!(
             "has {bytes} dirty bytes of an older generation; {} owns it since",
             ledger.owner

@@ -14,6 +14,7 @@ use crate::origin::mapped::Mapped;
 use crate::origin::san::Params;
 use crate::sys;
 use crate::target::{How, Target};
+use engine::image::{self, Image, Named};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -22,16 +23,17 @@ use std::sync::Arc;
 struct Was {
     path: PathBuf,
     named: Option<PathBuf>,
-    identity: (u64, u64),
-    size_bytes: u64,
+    known: Image,
     read_only: bool,
     direct: bool,
     image: bool,
 }
 
-/// The files of a volume, closed.
+/// The files of a volume, which nothing uses any more.
 #[derive(Debug)]
-pub struct Closed {
+pub struct Lost {
+    /// As they were open; until they are closed.
+    open: Option<OpenVolume>,
     origin: Was,
     ledger: Option<Was>,
     journal: Option<Was>,
@@ -52,32 +54,36 @@ pub enum Trouble {
     Another(String),
 }
 
-impl Closed {
-    /// Closes all files of a volume whose origin is one. `Err` gives another volume back.
-    pub fn of(files: OpenVolume) -> Result<Box<Closed>, Box<OpenVolume>> {
+impl Lost {
+    /// Takes all files of a volume whose origin is one. `Err` gives another volume back.
+    pub fn of(files: OpenVolume) -> Result<Box<Lost>, Box<OpenVolume>> {
         let Origin::File(origin) = &files.origin else {
             return Err(Box::new(files));
         };
         let beside = |target: &Option<Arc<Target>>| target.as_deref().map(|it| Was::of(it, false));
-        Ok(Box::new(Closed {
+        Ok(Box::new(Lost {
             origin: Was::of(origin, true),
             ledger: beside(&files.ledger),
             journal: beside(&files.journal),
-            ledger_path: files.ledger_path,
-            journal_path: files.journal_path,
+            ledger_path: files.ledger_path.clone(),
+            journal_path: files.journal_path.clone(),
             san: files.san,
-            mapped: files.mapped,
+            mapped: files.mapped.clone(),
+            open: Some(files),
         }))
     }
 
-    /// Blocks for as long as the storage does.
-    pub fn open(&self) -> Result<OpenVolume, Trouble> {
+    /// Closes them and opens them again. Blocks for as long as the storage does.
+    pub fn open(&mut self) -> Result<OpenVolume, Trouble> {
+        drop(self.open.take());
         let beside = |was: &Option<Was>| was.as_ref().map(Was::open).transpose();
-        let mapped = self
-            .mapped
-            .as_ref()
-            .map(|mapped| mapped.reopened(|target| Was::of(target, true).open()));
-        let mapped = mapped.transpose()?.map(Arc::new);
+        let again = |mapped: &Arc<Mapped>| {
+            let files = mapped.reopened(|target| Was::of(target, true).open());
+            files.map(Arc::new)
+        };
+        let mapped = self.mapped.as_ref().map(again).transpose()?;
+        // What was open of it is closed here, too.
+        drop(self.mapped.take());
         let origin = match &mapped {
             Some(mapped) => mapped.top().clone(),
             None => self.origin.open()?,
@@ -104,8 +110,7 @@ impl Was {
         Was {
             path: target.path.clone(),
             named: target.named.clone(),
-            identity: target.identity,
-            size_bytes: target.size_bytes,
+            known: known_by(target, image),
             read_only: target.read_only,
             direct: target.direct,
             image,
@@ -134,14 +139,10 @@ impl Was {
         if self.image {
             lock::acquire_image(&target.file, &name, mode, &mut patience).map_err(away)?;
         }
-        if target.identity != self.identity {
-            let why = format!("{name}: is another file than the one that was open");
-            return Err(Trouble::Another(why));
-        }
-        if self.image && target.size_bytes < self.size_bytes {
-            let (now, before) = (target.size_bytes, self.size_bytes);
-            let why = format!("{name}: has {now} bytes, and had {before}");
-            return Err(Trouble::Another(why));
+        let found = known_by(&target, self.image);
+        let finding = image::compare(&self.known, Some(&found), Named::Unknown);
+        if finding.is_misfit() {
+            return Err(Trouble::Another(format!("{name}: {}", finding.words())));
         }
         if target.direct && !self.direct {
             let gone = target.go_buffered();
@@ -149,5 +150,84 @@ impl Was {
         }
         target.named = self.named.clone();
         Ok(Arc::new(target))
+    }
+}
+
+/// What an open file is known by. Of a ledger and a journal the size says nothing.
+fn known_by(target: &Target, image: bool) -> Image {
+    let (device, inode) = target.identity;
+    Image {
+        device,
+        inode,
+        size_bytes: if image { target.size_bytes } else { 0 },
+        ..Image::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::origin::Format;
+    use crate::origin::file::{self, Access, Request};
+    use std::fs::{self, File};
+    use std::path::Path;
+    use std::time::Duration;
+
+    fn lost(path: &Path) -> Box<Lost> {
+        let request = Request {
+            path: path.to_owned(),
+            access: Access::Write,
+            format: Format::Raw,
+            allow: Vec::new(),
+            journal_place: None,
+            ledger_place: None,
+            quiet: Duration::ZERO,
+            create: true,
+        };
+        let files = file::open(&request, &mut Patience::none()).expect("open the volume");
+        Lost::of(files).expect("its origin is a file")
+    }
+
+    fn size(path: &Path, bytes: u64) {
+        let mut how = File::options();
+        let file = how.write(true).create(true).truncate(false).open(path);
+        let file = file.expect("open the image");
+        file.set_len(bytes).expect("size the image");
+    }
+
+    #[test]
+    fn files_are_closed_and_opened_again_with_their_locks() {
+        let dir = tempfile::tempdir().expect("make a directory");
+        let path = dir.path().join("disk.img");
+        size(&path, 8192);
+        let mut lost = lost(&path);
+        size(&path, 16_384);
+        let files = lost.open().expect("open it again");
+        assert!(files.ledger.is_some() && files.journal.is_some());
+        let second = File::open(&path).expect("open the image");
+        assert!(second.try_lock().is_err(), "it is locked");
+    }
+
+    #[test]
+    fn an_image_that_is_another_one_or_smaller_is_not_taken() {
+        let dir = tempfile::tempdir().expect("make a directory");
+        let path = dir.path().join("disk.img");
+        let trouble = |lost: &mut Lost| match lost.open() {
+            Err(Trouble::Another(why)) => why,
+            other => panic!("{other:?}"),
+        };
+        size(&path, 8192);
+        let mut shrunk = lost(&path);
+        size(&path, 4096);
+        let why = trouble(&mut shrunk);
+        assert!(why.ends_with("disk.img: has shrunk"), "{why}");
+        size(&path, 8192);
+        shrunk.open().expect("it has its size again");
+        let mut replaced = lost(&path);
+        let other = dir.path().join("other.img");
+        size(&other, 8192);
+        fs::rename(&other, &path).expect("put another file there");
+        let why = trouble(&mut replaced);
+        assert!(why.ends_with("was replaced by another file"), "{why}");
     }
 }

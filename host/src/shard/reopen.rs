@@ -16,7 +16,7 @@
 use super::device::{Running, owner};
 use super::{Decide, Shard};
 use crate::origin::file::OpenVolume;
-use crate::origin::reopen::{Closed, Trouble};
+use crate::origin::reopen::{Lost, Trouble};
 use engine::event::{Device, Io, IoError, Op};
 use engine::snapshot::{Snapshot, State};
 use engine::types::{Time, VolumeId};
@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const PAUSE_MILLIS: u64 = 1000;
 
 /// What a thread says that has tried: the files, or why not, with what it takes to try again.
-pub(super) type Tried = Result<OpenVolume, (Trouble, Box<Closed>)>;
+pub(super) type Tried = Result<OpenVolume, (Trouble, Box<Lost>)>;
 
 enum Stage {
     /// Requests are under way on the old description.
@@ -34,7 +34,7 @@ enum Stage {
     /// A thread is at it.
     Opening,
     Closed {
-        files: Option<Box<Closed>>,
+        files: Option<Box<Lost>>,
         next: Time,
     },
 }
@@ -169,9 +169,9 @@ impl<E: Decide> Shard<E> {
                 self.reopens.doubt.insert(device);
             }
         }
-        let files = self.files.remove_volume(volume).map(Closed::of);
+        let files = self.files.remove_volume(volume).map(Lost::of);
         let files = match files {
-            Some(Ok(closed)) => Some(closed),
+            Some(Ok(lost)) => Some(lost),
             // Looked at before anything was parked.
             Some(Err(_)) => panic!("only files are opened again"),
             None => None,
@@ -226,7 +226,7 @@ impl<E: Decide> Shard<E> {
         }
     }
 
-    fn stay_closed(&mut self, volume: VolumeId, files: Box<Closed>, another: bool) {
+    fn stay_closed(&mut self, volume: VolumeId, files: Box<Lost>, another: bool) {
         let next = self.now.plus_millis(PAUSE_MILLIS);
         let reopen = self.reopens.all.get_mut(&volume);
         let reopen = reopen.expect("it is tried for its requests");

@@ -21,7 +21,7 @@ use crate::frontend::nbd::Extent;
 use crate::origin::file::Sides;
 use crate::origin::inflate::inflate;
 use crate::origin::mapped::Mapped;
-use crate::origin::reopen::Closed;
+use crate::origin::reopen::Lost;
 use crate::ring::Waker;
 use crate::target::Target;
 use ::image::header::Compression;
@@ -220,14 +220,14 @@ impl Pool {
     pub fn reopen(
         &mut self,
         volume: VolumeId,
-        files: Box<Closed>,
-    ) -> Result<(), (io::Error, Box<Closed>)> {
+        files: Box<Lost>,
+    ) -> Result<(), (io::Error, Box<Lost>)> {
         let (words, waker) = (self.words.clone(), self.waker.clone());
         // Handed over when the thread is there, so that nothing is lost where it is not.
-        let (sender, given) = mpsc::channel::<Box<Closed>>();
+        let (sender, given) = mpsc::channel::<Box<Lost>>();
         let thread = thread::Builder::new().name("tenuto-reopen".into());
         let begun = thread.spawn(move || {
-            let Ok(files) = given.recv() else {
+            let Ok(mut files) = given.recv() else {
                 return;
             };
             let tried = files.open().map_err(|trouble| (trouble, files));

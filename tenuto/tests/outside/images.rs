@@ -154,6 +154,75 @@ fn an_image_that_loses_its_name_while_it_is_served_is_held_until_it_has_it_again
     daemon.stop();
 }
 
+/// Fails when: the loss of a volume that is held while it is served cannot be accepted, or does not
+/// wait for the name, or what the log had comes back.
+#[test]
+fn the_loss_of_a_volume_whose_image_is_replaced_while_it_is_served_is_accepted_by_name() {
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", BYTES);
+    rig.volume("disk", &image, "write-back", LATE);
+    let daemon = rig.serve();
+    let mut client = rig.connect("disk");
+    client.write(0, &[1; 4096]);
+    client.flush();
+    replace(&image, 9);
+    rig.refused(&["volume", "destage", "disk", "--wait"], EXIT_REFUSED);
+    becomes(&rig, "disk", true);
+    tells(&rig, "disk", &["disk.img", "4096 bytes", "accept-loss"]);
+    let (order, named) = (["volume", "accept-loss", "disk"], "--discard-dirty=disk");
+    rig.refused(&order, EXIT_REFUSED);
+    rig.refused(&[&order[..], &[named]].concat(), EXIT_REFUSED);
+    assert!(is_held(&rig, "disk"), "a client is connected");
+    client.disconnect();
+    rig.gone_clients("disk");
+    rig.done(&[&order[..], &[named]].concat());
+    assert!(!is_held(&rig, "disk"), "{}", daemon.log());
+    let mut client = rig.connect("disk");
+    assert_eq!(client.read(0, 4096), [9; 4096]);
+    client.write(MIB, &[2; 4096]);
+    client.flush();
+    client.disconnect();
+    rig.done(&["volume", "destage", "disk", "--wait"]);
+    let bytes = fs::read(&image).unwrap();
+    assert_eq!(bytes[..4096], [9; 4096]);
+    assert_eq!(bytes[MIB as usize..][..4096], [2; 4096]);
+    daemon.stop();
+}
+
+/// Fails when: a ledger that this daemon has written itself is taken for one of another owner.
+#[test]
+fn the_log_of_a_volume_whose_image_is_replaced_while_it_is_served_is_kept_by_name() {
+    let mut rig = Rig::new();
+    let image = rig.image("disk.img", BYTES);
+    rig.volume("disk", &image, "write-back", LATE);
+    let daemon = rig.serve();
+    let mut client = rig.connect("disk");
+    client.write(0, &[1; 4096]);
+    client.flush();
+    replace(&image, 9);
+    rig.refused(&["volume", "destage", "disk", "--wait"], EXIT_REFUSED);
+    becomes(&rig, "disk", true);
+    client.disconnect();
+    rig.gone_clients("disk");
+    let takeover = ["volume", "takeover", "disk"];
+    let line = rig.refused(&[&takeover[..], &["--overwrite"]].concat(), EXIT_REFUSED);
+    assert!(line.contains("--overwrite=disk"), "{line}");
+    assert!(is_all(&image, 9), "nothing was written");
+    rig.done(&[&takeover[..], &["--overwrite=disk"]].concat());
+    assert!(!is_held(&rig, "disk"), "{}", daemon.log());
+    let mut client = rig.connect("disk");
+    assert_eq!(client.read(0, 4096), [1; 4096]);
+    client.write(MIB, &[2; 4096]);
+    client.flush();
+    client.disconnect();
+    rig.done(&["volume", "destage", "disk", "--wait"]);
+    let bytes = fs::read(&image).unwrap();
+    assert_eq!(bytes[..4096], [1; 4096]);
+    assert_eq!(bytes[4096..8192], [9; 4096], "what the log does not have");
+    assert_eq!(bytes[MIB as usize..][..4096], [2; 4096]);
+    daemon.stop();
+}
+
 #[test]
 fn an_image_that_is_truncated_is_held_and_a_base_that_is_written_is_read_anew() {
     let mut rig = Rig::new();

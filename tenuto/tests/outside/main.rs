@@ -37,6 +37,7 @@ mod machinery;
 mod man;
 mod monitoring;
 mod nbd_origin;
+mod nfs;
 mod one_writer;
 mod openapi;
 mod opinion;

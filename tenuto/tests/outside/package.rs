@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::common::guest::Machine;
-use crate::common::{Rig, have, run, skip, text_of};
+use crate::common::guest::{Machine, product};
+use crate::common::{Rig, have, is_root, run, skip, text_of};
 
 const PATIENCE: Duration = Duration::from_secs(420);
 /// What the proof needs in its guest, with all that these depend on.
@@ -76,6 +76,95 @@ fn the_package_holds_what_a_host_needs() {
     }
     let control = run("dpkg-deb", &["--info", &package]);
     assert!(control.contains("Depends: libc6"), "{control}");
+}
+
+/// A root directory with the program, a cache and the scripts of the package, as they are
+/// installed. The stage of the cache.
+fn installed(root: &Path) -> PathBuf {
+    product(root);
+    let places = [
+        "usr/bin",
+        "usr/share/tenuto",
+        "etc/tenuto",
+        "dev/shm",
+        "run/tenuto",
+        "mnt",
+    ];
+    for place in places.into_iter().chain(["var/lib/tenuto"]) {
+        std::fs::create_dir_all(root.join(place)).expect("make a directory");
+    }
+    std::fs::rename(root.join("bin/tenuto"), root.join("usr/bin/tenuto")).expect("move it");
+    let from = |name: &str, to: &str| {
+        std::fs::copy(packaging().join(name), root.join(to))
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+    };
+    from("tenuto.toml", "etc/tenuto/tenuto.toml");
+    for script in ["dirty", "stage"] {
+        from(
+            &format!("debian/{script}"),
+            &format!("usr/share/tenuto/{script}"),
+        );
+    }
+    for script in ["prerm", "postrm"] {
+        from(&format!("debian/{script}"), script);
+    }
+    inside(root, "/bin/busybox --install -s /bin");
+    let made = "tenuto cache create /var/lib/tenuto/cache --size 128MiB";
+    let made = inside(root, made);
+    let uuid = made.trim().rsplit(' ').next().expect("a uuid");
+    root.join(format!("dev/shm/tenuto-{uuid}"))
+}
+
+/// What a line of the shell says that is run where this is the root directory.
+fn inside(root: &Path, line: &str) -> String {
+    let line = format!("export PATH=/bin:/usr/bin; {line}");
+    run(
+        "chroot",
+        &[&root.to_string_lossy(), "/bin/busybox", "sh", "-c", &line],
+    )
+}
+
+/// Fails when: a purge takes every stage that it finds, or that of another cache, or one that has
+/// dirty data.
+#[test]
+fn a_purge_removes_the_stage_of_its_own_cache_only_and_none_with_dirty_data() {
+    let test = "a_purge_removes_the_stage_of_its_own_cache_only_and_none_with_dirty_data";
+    if !is_root() {
+        skip(test, "another root directory needs root");
+        return;
+    }
+    if !have(test, &["busybox", "strip", "ldd", "chroot"]) {
+        return;
+    }
+    let rig = Rig::new();
+    let root = rig.dir.join("root");
+    let own = installed(&root);
+    let state = root.join("var/lib/tenuto");
+    let others = [
+        "dev/shm/tenuto-00000000-0000-4000-8000-000000000001",
+        "mnt/disk.img",
+        "mnt/disk.img.tenuto",
+    ];
+    let others = others.map(|name| root.join(name));
+    for file in others.iter().chain([&own]) {
+        std::fs::write(file, "what it holds").expect("write a file");
+    }
+    let all_there = |files: &[PathBuf]| files.iter().all(|file| file.exists());
+    inside(&root, "sh /prerm remove");
+    // As where something is dirty.
+    std::fs::write(state.join("dirty"), "volume disk: 4096 bytes").expect("write a note");
+    inside(&root, "sh /postrm purge 2>&1");
+    assert!(all_there(&others) && own.exists() && state.join("cache").exists());
+    std::fs::remove_file(state.join("dirty")).expect("remove the note");
+    inside(&root, "sh /postrm remove");
+    assert!(own.exists() && state.exists(), "it is removed, not purged");
+    inside(&root, "sh /postrm purge");
+    assert!(!own.exists(), "the stage of its own cache is left");
+    assert!(!state.exists(), "its state is left");
+    assert!(all_there(&others), "of another it has taken something");
+    // Without a note of whose it is no stage is taken.
+    inside(&root, "mkdir -p /var/lib/tenuto && sh /postrm purge");
+    assert!(all_there(&others));
 }
 
 /// Fails when: a purge removes dirty data, and says that it keeps it.

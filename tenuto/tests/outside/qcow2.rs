@@ -169,6 +169,8 @@ fn clones_of_an_image_read_each_of_its_blocks_once_and_find_them_after_a_restart
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         now.unwrap().as_secs() as i64 > changed + 4
     });
+    let cache = rig.cache_path();
+    rig.cache(&cache, "256MiB", "ram = \"64MiB\"");
     for name in ["one", "two", "three"] {
         rig.qcow2_volume(name, &gold, "ephemeral", "");
     }

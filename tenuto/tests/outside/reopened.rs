@@ -103,6 +103,7 @@ fn names(text: &str, parts: &[&str]) {
     }
 }
 
+/// Fails when: a handle that is stale for good is used for ever.
 #[test]
 fn handles_that_are_stale_for_good_are_opened_again_and_all_goes_on() {
     if !may_mount("handles_that_are_stale_for_good_are_opened_again_and_all_goes_on") {
@@ -112,6 +113,7 @@ fn handles_that_are_stale_for_good_are_opened_again_and_all_goes_on() {
     goes_on_after(libc::ESTALE, "write-back");
 }
 
+/// Fails when: EIO of a handle is taken for an error of its range, or the lock is not taken again.
 #[test]
 fn a_file_whose_lock_the_server_has_lost_is_opened_and_locked_again() {
     if !may_mount("a_file_whose_lock_the_server_has_lost_is_opened_and_locked_again") {
@@ -120,6 +122,36 @@ fn a_file_whose_lock_the_server_has_lost_is_opened_and_locked_again() {
     goes_on_after(libc::EIO, "write-back");
 }
 
+/// Fails when: the thread that serves all volumes closes the files of one.
+#[test]
+fn a_server_that_does_not_answer_when_lost_files_are_closed_stops_no_other_volume() {
+    let name = "a_server_that_does_not_answer_when_lost_files_are_closed_stops_no_other_volume";
+    if !may_mount(name) {
+        return;
+    }
+    let (mut rig, server, _share) = on_a_server("write-back", vec![5; 4 << 20]);
+    let other = rig.image("other.img", 4 * MIB);
+    rig.volume("other", &other, "write-back", "");
+    let daemon = rig.serve();
+    let (mut client, mut second) = (rig.connect("disk"), rig.connect("other"));
+    client.write(0, &[1; 4096]);
+    client.flush();
+    let closes = server.hold_closes();
+    server.forget(libc::ESTALE);
+    rig.done(&["volume", "destage", "disk"]);
+    wait_until("a file is closed", PATIENCE, || server.closing() > 0);
+    second.write(0, &[2; 4096]);
+    second.flush();
+    rig.done(&["volume", "destage", "other", "--wait"]);
+    drop(closes);
+    rig.done(&["volume", "destage", "disk", "--wait"]);
+    assert_eq!(server.bytes("disk.img")[..4096], [1; 4096]);
+    client.disconnect();
+    second.disconnect();
+    daemon.stop();
+}
+
+/// Fails when: a file is taken for the image because it has its name.
 #[test]
 fn dirty_data_is_not_written_to_another_file_that_a_stale_path_leads_to() {
     if !may_mount("dirty_data_is_not_written_to_another_file_that_a_stale_path_leads_to") {

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use super::{have, run, skip};
+use super::{binary, have, run, skip};
 
 /// 6 to 8 seconds alone; two emulated guests and a build may share two cores.
 const RUN_TIMEOUT: Duration = Duration::from_secs(180);
@@ -54,6 +54,22 @@ const ROOT_ON_PARTITION: &str = "/bin/busybox mount -t ext4 /dev/vda1 /root \\
     || /bin/busybox poweroff -f
 for part in proc sys dev; do /bin/busybox mount --move /$part root/$part; done
 exec /bin/busybox switch_root /root /bin/inside
+";
+
+/// A guest that does what the test types on its console, line by line.
+const SHELL: &str = "export PATH=/bin
+/bin/busybox --install -s /bin
+# The kernel says nothing between our words but its last ones.
+dmesg -n 1
+ip link set lo up
+. /tools
+echo 'guest: ready'
+while read -r line; do
+    eval \"$line\" >/out 2>&1
+    code=$?
+    sed 's/^/guest: got /' /out
+    echo \"guest: did $code\"
+done
 ";
 
 /// What the guest does, by `tenuto.step=`. `check` reads through the block device with caches
@@ -161,6 +177,26 @@ impl Machine {
             return None;
         }
         Machine::with(test, dir, ROOT_ON_PARTITION, &[])
+    }
+
+    /// A machine with a shell on its console, which knows the words of `tools`, beside what is
+    /// already in the initramfs to be; these modules lie there to be loaded.
+    pub fn with_shell(test: &str, dir: &Path, tools: &str, packed: &[&str]) -> Option<Machine> {
+        let root = dir.join("initramfs");
+        std::fs::create_dir_all(root.join("modules")).expect("make a directory");
+        std::fs::write(root.join("tools"), tools).expect("write a script");
+        // Whether there is a kernel at all is looked at below.
+        let modules = kernel().map(|(_, modules)| modules).unwrap_or_default();
+        for module in packed {
+            let from = modules.join(format!("{module}.ko"));
+            if !from.is_file() {
+                skip(test, &format!("no kernel with {module} in /boot"));
+                return None;
+            }
+            let name = from.file_name().expect("a file name");
+            std::fs::copy(&from, root.join("modules").join(name)).expect("copy a module");
+        }
+        Machine::with(test, dir, SHELL, &[])
     }
 
     /// What runs in a guest, in a root file system to be.
@@ -332,6 +368,23 @@ impl Machine {
             "the guest did not come to its end:\n{console}"
         );
         said
+    }
+}
+
+/// Puts busybox, and the program that is tested with its libraries, in a root file system to be.
+pub fn product(root: &Path) {
+    std::fs::create_dir_all(root.join("bin")).expect("make a directory");
+    copy_busybox(root);
+    let (from, to) = (binary(), root.join("bin/tenuto"));
+    run("strip", &["-o", &to.to_string_lossy(), &from]);
+    let needs = run("ldd", &[&from]);
+    for library in needs
+        .split_whitespace()
+        .filter(|word| word.starts_with('/'))
+    {
+        let to = root.join(library.trim_start_matches('/'));
+        std::fs::create_dir_all(to.parent().expect("a directory")).expect("make a directory");
+        std::fs::copy(library, &to).unwrap_or_else(|error| panic!("{library}: {error}"));
     }
 }
 

@@ -21,6 +21,7 @@ pub mod inside;
 pub mod load;
 pub mod marks;
 pub mod nbd;
+pub mod nfs;
 pub mod scene;
 pub mod server;
 pub mod shelf;

@@ -6,6 +6,8 @@
 //! no line with the product's own protocol code, so that one mistake cannot hide the other.
 
 use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -95,7 +97,10 @@ fn take<const N: usize>(stream: &mut UnixStream) -> io::Result<[u8; N]> {
 
 /// Connects and exchanges greetings, no option yet: where hostile clients begin.
 pub fn greet(socket: &Path) -> io::Result<UnixStream> {
-    let mut stream = UnixStream::connect(socket)?;
+    greet_on(UnixStream::connect(socket)?)
+}
+
+fn greet_on(mut stream: UnixStream) -> io::Result<UnixStream> {
     stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
     let greeting: [u8; 18] = take(&mut stream)?;
@@ -111,7 +116,17 @@ pub fn greet(socket: &Path) -> io::Result<UnixStream> {
 impl Client {
     /// Opens an export; the empty name is the default export.
     pub fn connect(socket: &Path, export: &str) -> io::Result<Client> {
-        let mut stream = greet(socket)?;
+        Client::open(greet(socket)?, export)
+    }
+
+    /// The same over TCP: what is done with a stream is the same for both kinds.
+    pub fn connect_tcp(address: SocketAddr, export: &str) -> io::Result<Client> {
+        let stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        Client::open(greet_on(OwnedFd::from(stream).into())?, export)
+    }
+
+    fn open(mut stream: UnixStream, export: &str) -> io::Result<Client> {
         stream.write_all(&option(OPT_GO, &go_payload(export)))?;
         let (mut size, mut flags) = (0, 0);
         loop {

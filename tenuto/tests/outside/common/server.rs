@@ -38,6 +38,8 @@ struct State {
     written: u64,
     /// Writes to this file fail.
     refused: Option<String>,
+    /// While it is there, who closes a file waits here.
+    closing: Option<Vec<ReplyEmpty>>,
 }
 
 impl State {
@@ -104,9 +106,30 @@ impl Server {
         self.lock().refused = name.map(str::to_owned);
     }
 
+    /// Who closes a file waits until what this returns is dropped.
+    pub fn hold_closes(&self) -> Closes<'_> {
+        self.lock().closing = Some(Vec::new());
+        Closes(self)
+    }
+
+    /// How many wait.
+    pub fn closing(&self) -> usize {
+        self.lock().closing.as_ref().map_or(0, Vec::len)
+    }
+
     /// Bytes written so far, zeroes as well.
     pub fn written(&self) -> u64 {
         self.lock().written
+    }
+}
+
+/// Closed files get no answer.
+pub struct Closes<'a>(&'a Server);
+
+impl Drop for Closes<'_> {
+    fn drop(&mut self) {
+        let waiting = self.0.lock().closing.take();
+        waiting.into_iter().flatten().for_each(ReplyEmpty::ok);
     }
 }
 
@@ -257,7 +280,10 @@ impl Filesystem for Server {
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        reply.ok();
+        match &mut self.lock().closing {
+            Some(waiting) => waiting.push(reply),
+            None => reply.ok(),
+        }
     }
 }
 

@@ -86,10 +86,16 @@ pub struct Vm {
 
 impl Vm {
     pub fn start(machine: &Machine, dir: &Path, shape: &Shape) -> Vm {
+        Vm::start_with(machine, dir, shape, &[])
+    }
+
+    /// The same with more arguments for QEMU.
+    pub fn start_with(machine: &Machine, dir: &Path, shape: &Shape, more: &[String]) -> Vm {
         let [kernel, initramfs] = machine.files();
         let mut boot = Command::new("qemu-system-x86_64");
         boot.arg("-kernel").arg(kernel).arg("-initrd");
         boot.arg(initramfs).args(["-append", &command_line(shape)]);
+        boot.args(more);
         Vm::boot(boot, dir, shape)
     }
 
@@ -220,8 +226,14 @@ impl Vm {
     }
 
     pub fn tell(&mut self) {
+        self.type_line("now");
+    }
+
+    /// Types a line on its console.
+    pub fn type_line(&mut self, line: &str) {
         let input = self.input.as_mut().expect("a pipe");
-        input.write_all(b"now\n").expect("write to the console");
+        let typed = writeln!(input, "{line}");
+        typed.expect("write to the console");
     }
 
     /// Waits for the power-off of a guest that comes to its end.
