@@ -94,7 +94,7 @@ pub fn open(
     Ok(Some(mapped))
 }
 
-/// A list that cannot be read keeps nobody from the active state.
+/// Without a list that can be read the active state is served all the same.
 fn names_of_snapshots(top: &Link) -> Vec<String> {
     let ::image::Format::Qcow2(header) = &top.format else {
         return Vec::new();
