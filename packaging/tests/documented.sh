@@ -30,10 +30,13 @@ must mount --bind "$scratch/mnt" /mnt
 must mount -t tmpfs -o size=2g tmpfs /dev/shm
 must mount -t tmpfs tmpfs /run
 must mount -t tmpfs tmpfs /var/lib
-must mkdir -p /var/lib/tenuto /etc/tenuto /mnt/nfs/vms
+must mkdir -p /var/lib/tenuto /etc/tenuto /mnt/nfs/vms /mnt/nfs/gold
 must mount --bind "$scratch/state" /var/lib/tenuto
 for number in 1 2 3; do
     must truncate -s 64M "/mnt/nfs/vms/desk-00$number.img"
+done
+for image in /mnt/nfs/gold/runner.qcow2 /mnt/nfs/vms/desk-003.qcow2; do
+    must qemu-img create -q -f qcow2 "$image" 64M
 done
 export PATH=$scratch/bin:$PATH HOME=$scratch
 unset TENUTO_CONFIG TENUTO_SOCKET

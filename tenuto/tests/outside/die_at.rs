@@ -6,14 +6,14 @@
 //! recovers: it is killed at each of its own requests, and a third daemon must find everything.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use workload::check::{Crash, Model};
 
 use crate::common::history::History;
 use crate::common::scene::{ATOMIC, IN_PLACE, OVERLAY, Scene, Script, Stage, UNCACHED, Volume};
 use crate::common::shelf::Image;
-use crate::common::{Daemon, count, may_mount, seed};
+use crate::common::{Daemon, count, may_mount, seed, wait_until};
 
 const VOLUMES: [Volume; 4] = [ATOMIC, IN_PLACE, UNCACHED, OVERLAY];
 /// Rounds of the load before the run that dies, and in it.
@@ -23,10 +23,13 @@ const ROUNDS: u64 = 2;
 const DESTAGE_EVERY: u64 = 2;
 /// No run has so many requests: the loop would not end.
 const REQUESTS_MAX: u64 = 5000;
+/// What a journal is applied by.
+const APPLIES: &str = "write of atomic.img";
+const PATIENCE: Duration = Duration::from_secs(120);
 /// Deaths of a first daemon after which the second one dies at each of its requests: while a
 /// journal is applied, in a ledger, in the log.
 const FIRST_DEATHS: [(&str, u64); 3] = [
-    ("write of atomic.img", 2),
+    (APPLIES, 2),
     ("write of atomic.img.tenuto", 2),
     ("write of cache", 6),
 ];
@@ -158,6 +161,25 @@ fn a_daemon_that_dies_at_any_request_loses_nothing_acknowledged() {
     }
 }
 
+/// A journal is applied while its volume is served, so a daemon that is ready goes on until it
+/// dies of that. `left` by one that died in its destage.
+fn dies_while_it_serves(scene: &Scene, left: &Still, deaths: &mut Deaths) {
+    for lands in [false, true] {
+        scene.load(left.image.clone(), Some(&left.stage));
+        scene.shelf.set_trap(Some(APPLIES), 1, lands);
+        let starting = scene.rig.start();
+        scene.shelf.aim(starting.pid());
+        if let Ok(mut daemon) = starting.wait() {
+            wait_until("the journal is applied", PATIENCE, || !daemon.is_alive());
+        }
+        let request = scene.shelf.sprung().expect("it died of that");
+        deaths.count(&request);
+        judge(scene, left).unwrap_or_else(|broken| {
+            panic!("killed in a destage, then at a {request} while it serves: {broken}")
+        });
+    }
+}
+
 /// Fails when: the stage is cleared before the new checkpoint is written (`ClearStageEarly`).
 #[test]
 fn a_recovery_that_dies_at_any_request_loses_nothing_acknowledged() {
@@ -170,6 +192,9 @@ fn a_recovery_that_dies_at_any_request_loses_nothing_acknowledged() {
     let before = live_before(&scene, seed);
     let mut deaths = Deaths::default();
     for (first, left) in first_deaths(&scene, &before, seed) {
+        if first == APPLIES {
+            dies_while_it_serves(&scene, &left, &mut deaths);
+        }
         for nth in 1..REQUESTS_MAX {
             let lands = nth.is_multiple_of(2);
             scene.load(left.image.clone(), Some(&left.stage));

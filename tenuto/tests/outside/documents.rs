@@ -21,7 +21,7 @@ fn every_command_of_the_documents_runs_as_it_stands() {
         skip(test, "a name space of its own needs root");
         return;
     }
-    if !have(test, &["unshare", "mount", "timeout", "pidof"]) {
+    if !have(test, &["unshare", "mount", "timeout", "pidof", "qemu-img"]) {
         return;
     }
     let rig = Rig::new();

@@ -117,8 +117,9 @@ fn a_wrong_file_is_told_with_its_line_its_key_and_what_would_be_right() {
         ),
         (
             VOLUME.replace("disk.img", "guest.img"),
-            "2 FILE:17: origin: DIR/guest.img looks like qcow2, which is not in this version; \
-             convert it to raw, or write format = \"raw\" if it is a guest's own data",
+            "2 FILE:17: origin: DIR/guest.img looks like qcow2, whose destage is not in this \
+             version; write policy = \"ephemeral\" or read-only = true, convert it to raw, or \
+             write format = \"raw\" if it is a guest's own data",
         ),
         (
             format!("{VOLUME}{}", VOLUME.replace("\"a\"", "\"b\"")),
