@@ -20,12 +20,13 @@ pub struct ChainMap {
 }
 
 impl ChainMap {
-    /// `names` are of its files, as [`Map::tables`] gives them; tables take so many bytes of RAM.
-    pub fn new(chain: Chain, names: Vec<Uuid>, ram_bytes_max: u64) -> ChainMap {
+    /// `names` are of its files, as [`Map::tables`] gives them.
+    pub fn new(chain: Chain, names: Vec<Uuid>) -> ChainMap {
         assert_eq!(chain.files().len(), names.len(), "each file has a name");
         ChainMap {
             chain,
-            tables: Sectors::new(ram_bytes_max),
+            // Its share is given when it is in use.
+            tables: Sectors::new(0),
             names,
         }
     }
@@ -102,5 +103,9 @@ impl Map for ChainMap {
 
     fn bytes(&self) -> u64 {
         self.tables.bytes()
+    }
+
+    fn set_bytes_max(&mut self, bytes: u64) {
+        self.tables.set_bytes_max(bytes);
     }
 }

@@ -32,6 +32,8 @@ pub struct Config {
     /// Limit of the memory that finds clean blocks on the cache device; none are kept there if
     /// it is too small for a segment.
     pub index_bytes_max: u64,
+    /// RAM for the tables of all images that are not raw.
+    pub map_bytes_max: u64,
     pub hash_seed: u64,
 }
 

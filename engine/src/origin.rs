@@ -101,8 +101,11 @@ pub trait Map: Send {
     /// life, as a base layer has it. The first is the origin.
     fn tables(&self) -> &[Uuid];
 
-    /// RAM that it holds.
+    /// RAM that its tables hold.
     fn bytes(&self) -> u64;
+
+    /// The most that they may hold from now on. A map that needs more to answer at all takes that.
+    fn set_bytes_max(&mut self, bytes: u64);
 }
 
 /// The one extent of a raw image.
@@ -133,13 +136,27 @@ impl fmt::Debug for Shared {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MapId(u32);
 
-/// All maps in use.
-#[derive(Default)]
+/// All maps in use. They share the RAM for their tables.
 pub struct Maps {
     slots: Vec<Option<Shared>>,
+    bytes_max: u64,
 }
 
 impl Maps {
+    pub fn new(bytes_max: u64) -> Maps {
+        Maps {
+            slots: Vec::new(),
+            bytes_max,
+        }
+    }
+
+    fn share_out(&mut self) {
+        let maps = self.slots.iter().flatten().count() as u64;
+        for shared in self.slots.iter_mut().flatten() {
+            shared.map.set_bytes_max(self.bytes_max / maps);
+        }
+    }
+
     /// One more volume stands on this image. A map that is there already is kept: it has tables.
     pub fn open(&mut self, identity: Uuid, map: Box<dyn Map>) -> MapId {
         let files = map.tables().len();
@@ -165,6 +182,9 @@ impl Maps {
             "one identity is one chain of files"
         );
         shared.users += 1;
+        if shared.users == 1 {
+            self.share_out();
+        }
         MapId(at as u32)
     }
 
@@ -175,6 +195,7 @@ impl Maps {
         shared.users -= 1;
         if shared.users == 0 {
             *slot = None;
+            self.share_out();
         }
     }
 
@@ -205,7 +226,8 @@ pub fn covers(span: Span, extents: &[Extent]) -> bool {
 mod tests {
     use super::*;
 
-    struct Nothing([Uuid; 1]);
+    /// What it was given.
+    struct Nothing([Uuid; 1], u64);
 
     impl Map for Nothing {
         fn resolve(&mut self, _: Span) -> Resolved {
@@ -219,24 +241,31 @@ mod tests {
         }
 
         fn bytes(&self) -> u64 {
-            7
+            self.1
+        }
+
+        fn set_bytes_max(&mut self, bytes: u64) {
+            self.1 = bytes;
         }
     }
 
     fn map() -> Box<dyn Map> {
-        Box::new(Nothing([Uuid([1; 16])]))
+        Box::new(Nothing([Uuid([1; 16])], 0))
     }
 
     #[test]
     fn volumes_on_one_image_share_its_map_until_the_last_one_goes() {
-        let mut maps = Maps::default();
+        let mut maps = Maps::new(600);
         let one = maps.open(Uuid([1; 16]), map());
+        assert_eq!(maps.bytes(one), 600);
         let other = maps.open(Uuid([2; 16]), map());
         assert_ne!(one, other);
         assert_eq!(maps.open(Uuid([1; 16]), map()), one);
+        assert_eq!((maps.bytes(one), maps.bytes(other)), (300, 300));
         maps.close(one);
-        assert_eq!(maps.bytes(one), 7);
+        assert_eq!(maps.bytes(one), 300);
         maps.close(one);
+        assert_eq!(maps.bytes(other), 600, "what the other had is its own");
         assert_eq!(maps.open(Uuid([3; 16]), map()), one, "its place is free");
     }
 

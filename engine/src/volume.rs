@@ -207,6 +207,8 @@ pub struct Volume {
     pub direct: Vec<(u32, Span)>,
     /// A sync of the origin that no guest asked for has failed: the next flush says so.
     pub sync_failed: bool,
+    /// The sync before a switch to write-back is under way.
+    pub switch_syncs: bool,
     pub flow: Flow,
     /// When the last read of a guest went to the origin.
     pub guest_read_at: Option<Time>,
@@ -296,6 +298,7 @@ impl Volume {
             own: Own::default(),
             direct: Vec::new(),
             sync_failed: false,
+            switch_syncs: false,
             flow: Flow::default(),
             guest_read_at: None,
             reads_held: 0,

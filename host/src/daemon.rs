@@ -61,6 +61,8 @@ pub struct Settings {
     pub overlay_ram_bytes: u64,
     /// Limit of the index of clean blocks; `None` = by the size of the cache.
     pub index_ram_bytes: Option<u64>,
+    /// Limit of the tables of images that are not raw.
+    pub image_ram_bytes: u64,
     pub host_name: String,
     /// Group of the sockets; `None` leaves the group of the process.
     pub group: Option<String>,

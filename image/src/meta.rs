@@ -45,13 +45,24 @@ pub struct Sectors {
 impl Sectors {
     /// For so many bytes of sectors, at least [`SECTORS_MIN`] of them. Memory is taken as it fills.
     pub fn new(bytes_max: u64) -> Sectors {
-        let sectors = usize::try_from(bytes_max / SECTOR_BYTES).unwrap_or(usize::MAX);
         Sectors {
             slots: Vec::new(),
             index: BTreeMap::new(),
             hand: 0,
-            capacity: sectors.max(SECTORS_MIN),
+            capacity: capacity_of(bytes_max),
         }
+    }
+
+    /// Gives it another bound. What is beyond that is forgotten.
+    pub fn set_bytes_max(&mut self, bytes_max: u64) {
+        self.capacity = capacity_of(bytes_max);
+        if self.slots.len() > self.capacity {
+            self.slots.truncate(self.capacity);
+            self.slots.shrink_to_fit();
+            self.renumber();
+        }
+        self.hand = 0;
+        assert!(self.slots.len() <= self.capacity && self.index.len() == self.slots.len());
     }
 
     pub fn bytes(&self) -> u64 {
@@ -112,11 +123,20 @@ impl Sectors {
     pub fn forget(&mut self, file: FileId) {
         self.slots.retain(|slot| slot.file != file);
         self.hand = 0;
+        self.renumber();
+    }
+
+    fn renumber(&mut self) {
         self.index.clear();
         for (at, slot) in self.slots.iter().enumerate() {
             self.index.insert((slot.file, slot.sector), at);
         }
     }
+}
+
+fn capacity_of(bytes_max: u64) -> usize {
+    let sectors = usize::try_from(bytes_max / SECTOR_BYTES).unwrap_or(usize::MAX);
+    sectors.max(SECTORS_MIN)
 }
 
 impl Tables for Sectors {

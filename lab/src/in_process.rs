@@ -106,6 +106,7 @@ pub fn settings(
         stage_bytes: STAGE_BYTES,
         overlay_ram_bytes: 16 << 20,
         index_ram_bytes: None,
+        image_ram_bytes: 16 << 20,
         host_name: host_name.into(),
         group: None,
         nbd_tcp: None,

@@ -15,7 +15,6 @@ use image::{Chain, File, Format, Header};
 
 /// What a file has where the other one has the disk.
 const OTHERS: u8 = 0xA7;
-const TABLES_BYTES_MAX: u64 = 1 << 20;
 const NAME: &[u8] = b"base.raw";
 const HEADER_BYTES: usize = 104;
 
@@ -141,9 +140,5 @@ pub fn map(top: &[u8], below_bytes: u64, identity: Uuid) -> Box<dyn Map> {
         name.0[1] = number;
         name
     };
-    Box::new(ChainMap::new(
-        chain,
-        vec![name(1), name(2)],
-        TABLES_BYTES_MAX,
-    ))
+    Box::new(ChainMap::new(chain, vec![name(1), name(2)]))
 }

@@ -11,6 +11,8 @@ use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Geometry, Policy, Uuid};
 
 /// The largest write and read: 128 KiB.
+/// As little as a map takes at all.
+const MAP_BYTES_MAX: u64 = 0;
 const REQUEST_SECTORS_MAX: u64 = 256;
 /// Segments that hold no data of guests: reserve, open ones, slack.
 const SEGMENTS_RESERVED: u32 = 4;
@@ -291,6 +293,7 @@ impl Plan {
             scratch_bytes: Config::SCRATCH_BYTES_MIN,
             dirty_extents_max: self.dirty_extents_max,
             index_bytes_max: self.index_bytes_max,
+            map_bytes_max: MAP_BYTES_MAX,
             hash_seed,
         }
     }

@@ -278,7 +278,9 @@ impl Core {
         }
         volume.stage_lost = false;
         if let Some(ledger) = ledger {
-            if ledger.volume != volume.uuid {
+            // An overlay is nothing of its image until it is committed, whoever owned that last.
+            let others = ledger.volume != volume.uuid;
+            if others && !spec.commit {
                 // Another image under an old name: nothing that the log has of it counts.
                 volume.uuid = ledger.volume;
                 volume.generation = Generation(self.generation_next.0.max(ledger.generation.0 + 1));
@@ -289,7 +291,7 @@ impl Core {
                 volume.generation = Generation(ledger.generation.0 + 1);
             }
             // Of an overlay as well: a commit that a kill cut short of its reset has brought it.
-            if !has(Bug::IgnoreLedger) {
+            if !has(Bug::IgnoreLedger) && !(others && spec.commit) {
                 volume.destaged = volume.destaged.max(ledger.destaged);
             }
             volume.serial_next = Serial(volume.serial_next.0.max(ledger.destaged.0 + 1));

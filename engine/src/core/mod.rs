@@ -173,7 +173,7 @@ impl Core {
             fills: Slab::default(),
             held_fills: Vec::new(),
             held_reads: Vec::new(),
-            maps: Maps::default(),
+            maps: Maps::new(config.map_bytes_max),
             tables: tables::Tables::default(),
             direct_ios: Slab::default(),
             queue: VecDeque::new(),

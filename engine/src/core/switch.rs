@@ -216,9 +216,11 @@ impl Core {
                 let busy = volume.is_destaging() || volume.unfinished_sectors > 0;
                 !busy && self.release_ledger(cx, id)
             }
-            Step::Quiet if volume.direct.is_empty() => {
+            // A sync of a switch that was given up says nothing of what was written since.
+            Step::Quiet if volume.direct.is_empty() && !volume.switch_syncs => {
                 self.set_step(id, Step::Sync);
                 let volume = self.volume(id);
+                volume.switch_syncs = true;
                 volume.origin_in_flight += 1;
                 volume.counters.origin.syncs += 1;
                 let (pending, device) = (Pending::SwitchSync { volume: id }, Device::Origin(id));
@@ -365,7 +367,11 @@ impl Core {
     /// What went past the log is on stable media, or may be gone.
     pub(super) fn switch_synced(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
         let volume = self.volume(id);
+        assert!(volume.switch_syncs, "one sync of a switch at a time");
+        volume.switch_syncs = false;
         volume.origin_in_flight -= 1;
+        let step = volume.switch.as_ref().map(|switch| switch.step);
+        let ours = step == Some(Step::Sync);
         if !ok {
             // The guest has to hear of it, and to write again what it had not flushed.
             volume.counters.origin.errors += 1;
@@ -373,11 +379,11 @@ impl Core {
             self.renew_layer(id);
         }
         let volume = self.volume(id);
-        if volume.switch.is_some() && ok {
+        if ours && ok {
             volume.logged_policy = Policy::WriteBack;
             self.set_step(id, Step::Name);
             self.checkpoint.wait(Waiter::Switch(id));
-        } else if let Some(switch) = volume.switch.as_mut() {
+        } else if let Some(switch) = volume.switch.as_mut().filter(|_| ours) {
             if switch.wanted == Policy::WriteBack {
                 for request in switch.waiters.drain(..) {
                     cx.out.reply(request, Err(Refusal::Io));

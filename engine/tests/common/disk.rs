@@ -196,6 +196,7 @@ pub fn config() -> Config {
         scratch_bytes: Config::SCRATCH_BYTES_MIN,
         dirty_extents_max: 1000,
         index_bytes_max: 1 << 20,
+        map_bytes_max: 1 << 20,
         hash_seed: 1,
     }
 }

@@ -351,6 +351,7 @@ pub fn destage_all(
         stage_bytes: RECOVER_RAM_BYTES,
         overlay_ram_bytes: 0,
         index_ram_bytes: None,
+        image_ram_bytes: 0,
         host_name: crate::lock::host_name(),
         group: None,
         nbd_tcp: None,

@@ -159,11 +159,15 @@ pub const CACHE: &[Key<Cache>] = &[
         name: "index-ram",
         default: "auto",
         meaning: "limit of the RAM that finds clean blocks on the SSD; auto = 0.2 % of the cache",
-        set: |cache, value| index_ram(&mut cache.index_ram_bytes, value),
-        show: |cache| match cache.index_ram_bytes {
-            Some(bytes) => quote(&units::show_size(bytes)),
-            None => quote("auto"),
-        },
+        set: |cache, value| auto_ram(&mut cache.index_ram_bytes, value),
+        show: |cache| show_auto(cache.index_ram_bytes),
+    },
+    Key {
+        name: "image-ram",
+        default: "auto",
+        meaning: "RAM for the tables of qcow2 images; auto = 1/16 of ram, at least 16 MiB",
+        set: |cache, value| auto_ram(&mut cache.image_ram_bytes, value),
+        show: |cache| show_auto(cache.image_ram_bytes),
     },
 ];
 
@@ -757,7 +761,11 @@ fn within(to: &mut u64, value: &Value, example: &str, range: RangeInclusive<u64>
     Ok(())
 }
 
-fn index_ram(to: &mut Option<u64>, value: &Value) -> Set {
+fn show_auto(bytes: Option<u64>) -> String {
+    quote(&bytes.map_or_else(|| "auto".into(), units::show_size))
+}
+
+fn auto_ram(to: &mut Option<u64>, value: &Value) -> Set {
     if *value == Value::Text("auto".into()) {
         *to = None;
         return Ok(());
@@ -833,6 +841,7 @@ pub fn default_cache() -> Cache {
         stage_bytes: 256 * MIB,
         overlay_ram_bytes: 4 * GIB,
         index_ram_bytes: None,
+        image_ram_bytes: None,
         sources: Default::default(),
     }
 }

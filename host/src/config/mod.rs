@@ -59,6 +59,10 @@ impl Source {
     }
 }
 
+/// The tables of images take one part of so many of the read tier, and at least so much.
+const IMAGE_RAM_PART: u64 = 16;
+const IMAGE_RAM_MIN: u64 = 16 << 20;
+
 /// What was written where; keys that are not in it have their defaults.
 pub type Sources = BTreeMap<&'static str, Source>;
 
@@ -91,6 +95,8 @@ pub struct Cache {
     pub overlay_ram_bytes: u64,
     /// `None` = by the size of the cache.
     pub index_ram_bytes: Option<u64>,
+    /// `None` = by the size of the read tier.
+    pub image_ram_bytes: Option<u64>,
     pub sources: Sources,
 }
 
@@ -221,6 +227,7 @@ impl Config {
 
     /// What the daemon is started with. Volumes of the state directory come on top.
     pub fn settings(&self, volumes: &[Volume]) -> Settings {
+        let auto_image_ram = (self.cache.ram_bytes / IMAGE_RAM_PART).max(IMAGE_RAM_MIN);
         Settings {
             run_dir: self.host.run_dir.clone(),
             stage_dir: self.host.stage_dir.clone(),
@@ -230,6 +237,7 @@ impl Config {
             stage_bytes: self.cache.stage_bytes,
             overlay_ram_bytes: self.cache.overlay_ram_bytes,
             index_ram_bytes: self.cache.index_ram_bytes,
+            image_ram_bytes: self.cache.image_ram_bytes.unwrap_or(auto_image_ram),
             host_name: self.host.name.clone(),
             group: self.socket_group(),
             nbd_tcp: self.listen.nbd,

@@ -470,6 +470,7 @@ ram = "1GiB"
 stage = "256MiB"
 overlay-ram = "4GiB"
 index-ram = "auto"
+image-ram = "auto"
 [defaults]
 policy = "write-back"
 [[volume]]

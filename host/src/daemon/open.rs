@@ -66,6 +66,7 @@ pub(super) fn open(settings: &Settings) -> Result<Opened, StartError> {
         index_bytes_max: settings
             .index_ram_bytes
             .unwrap_or(superblock.geometry.log_bytes() / INDEX_PART),
+        map_bytes_max: settings.image_ram_bytes,
         hash_seed: u64::from_le_bytes(host::fresh().0[..8].try_into().expect("eight bytes")),
     };
     let wanted = Config::stage_bytes(chunk_bytes, config.stage_slots + config.overlay_slots);

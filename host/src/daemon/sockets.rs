@@ -279,6 +279,7 @@ mod tests {
             stage_bytes: 0,
             overlay_ram_bytes: 0,
             index_ram_bytes: None,
+            image_ram_bytes: 0,
             host_name: String::new(),
             group: None,
             nbd_tcp: None,

@@ -6,14 +6,16 @@
 //! writing such an image.
 
 use super::Format;
-use super::chain::{self, Link, Rules, Stated};
-use super::content::FileSource;
+use super::chain::{self, Link, Opened, Rules, Stated};
+use super::content::{FileSource, Metadata};
 use crate::fault::{Fault, Kind};
 use crate::lock::Patience;
 use crate::signature;
 use crate::target::Target;
+use ::image::Header;
+use ::image::resolve::{Content, Part, resolve};
 use ::image::source::list_snapshots;
-use ::image::{Chain, Header};
+use ::image::types::Span;
 use engine::chain::ChainMap;
 use engine::event::{IoError, Stat};
 use engine::image::{Image, Named};
@@ -26,8 +28,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, Weak};
 
-/// RAM for the tables of one image.
-const TABLES_BYTES_MAX: u64 = 16 << 20;
+/// So much of a disk is looked at in one step: at most 131,072 parts.
+const LOOK_BYTES_MAX: u64 = 64 << 20;
 
 /// By device and inode.
 type OpenFiles = BTreeMap<(u64, u64), Weak<Target>>;
@@ -38,8 +40,9 @@ static BELOW: LazyLock<Mutex<OpenFiles>> = LazyLock::new(Mutex::default);
 /// The files of an image and how they stand on each other.
 #[derive(Debug)]
 pub struct Mapped {
-    links: Vec<Link>,
-    chain: Chain,
+    opened: Opened,
+    /// Tables for questions about what the image holds, beside those that the shard has.
+    tables: Mutex<Metadata>,
     /// Names of the internal snapshots of the first file.
     snapshots: Vec<String>,
 }
@@ -73,18 +76,17 @@ pub fn open(
         top,
         allow: Some(allow),
     };
-    let opened = chain::open(path, &rules, patience)?;
-    let mut links = opened.links;
-    for link in links.iter_mut().skip(1) {
+    let mut opened = chain::open(path, &rules, patience)?;
+    for link in opened.links.iter_mut().skip(1) {
         link.target = shared(&link.target);
     }
-    let snapshots = names_of_snapshots(&links[0]);
+    let snapshots = names_of_snapshots(&opened.links[0]);
     let mapped = Mapped {
-        links,
-        chain: opened.chain,
+        opened,
+        tables: Mutex::default(),
         snapshots,
     };
-    if mapped.chain.size_bytes() == 0 {
+    if mapped.size_bytes() == 0 {
         let name = chain::name_of(path);
         return Err(Fault::new(
             Kind::Invalid,
@@ -142,30 +144,30 @@ fn shared(target: &Arc<Target>) -> Arc<Target> {
 impl Mapped {
     /// What the guest sees.
     pub fn size_bytes(&self) -> u64 {
-        self.chain.size_bytes().next_multiple_of(SECTOR_BYTES)
+        self.opened.chain.size_bytes().next_multiple_of(SECTOR_BYTES)
     }
 
     pub fn shown(&self) -> ImageShown {
-        let header = self.chain.files()[0].header();
+        let header = self.opened.chain.files()[0].header();
         ImageShown {
             unit_bytes: header.map_or(0, Header::unit_bytes),
-            chain: self.links.iter().map(|link| link.path.clone()).collect(),
+            chain: self.opened.links.iter().map(|link| link.path.clone()).collect(),
             snapshots: self.snapshots.clone(),
         }
     }
 
     /// The files, from the top down.
     pub fn links(&self) -> &[Link] {
-        &self.links
+        &self.opened.links
     }
 
     pub fn top(&self) -> &Arc<Target> {
-        &self.links[0].target
+        &self.opened.links[0].target
     }
 
     /// A file below the top.
     pub fn below(&self, file: FileIndex) -> Option<&Arc<Target>> {
-        let link = self.links.get(usize::from(file.0));
+        let link = self.opened.links.get(usize::from(file.0));
         link.filter(|_| file != FileIndex::TOP)
             .map(|link| &link.target)
     }
@@ -175,7 +177,7 @@ impl Mapped {
         &self,
         open: impl Fn(&Target) -> Result<Arc<Target>, E>,
     ) -> Result<Mapped, E> {
-        let mut links = self.links.clone();
+        let mut links = self.opened.links.clone();
         for (at, link) in links.iter_mut().enumerate() {
             let target = open(&link.target)?;
             link.target = match at {
@@ -184,20 +186,38 @@ impl Mapped {
             };
         }
         Ok(Mapped {
-            links,
-            chain: self.chain.clone(),
+            opened: Opened {
+                links,
+                chain: self.opened.chain.clone(),
+            },
+            tables: Mutex::default(),
             snapshots: self.snapshots.clone(),
         })
     }
 
     /// How its bytes are found; `names` are those of its files.
     pub fn map(&self, names: Vec<Uuid>) -> Box<dyn Map> {
-        Box::new(ChainMap::new(self.chain.clone(), names, TABLES_BYTES_MAX))
+        Box::new(ChainMap::new(self.opened.chain.clone(), names))
+    }
+
+    /// Where the first part of these bytes ends, and whether a file has data for it; the rest reads
+    /// as zeroes. Waits for its files; `None` where they do not tell.
+    pub fn part_at(&self, at: u64, bytes: u64) -> Option<(u64, bool)> {
+        let mut tables = self.tables.lock().expect("no holder of this lock panics");
+        let bytes = bytes.min(LOOK_BYTES_MAX);
+        let (span, mut parts) = (Span { at, bytes }, Vec::new());
+        while let Err(stop) = resolve(&self.opened.chain, span, &mut *tables, &mut parts) {
+            tables.meet(&self.opened, stop).ok()?;
+        }
+        let has_data = |part: &Part| part.content != Content::Zero;
+        let first = has_data(parts.first()?);
+        let alike = parts.iter().take_while(|part| has_data(part) == first);
+        alike.last().map(|part| (part.span.end(), first))
     }
 
     /// What all of its files together are known by.
     pub fn stat(&self) -> Result<Stat, IoError> {
-        let mut stats = self.links.iter().map(|link| link.target.stat());
+        let mut stats = self.opened.links.iter().map(|link| link.target.stat());
         let mut all = stats.next().expect("an image has a first file")?;
         for stat in stats {
             let stat = stat?;

@@ -15,11 +15,14 @@ use super::conn::Conn;
 use super::worker::{Job, Owner, Work};
 use super::{Decide, Sectors, Shard};
 use crate::frontend::nbd::{Extent, ExtentState, Ticket};
+use crate::origin::mapped::Mapped;
 use crate::sys;
+use crate::target::Target;
 use engine::event::Device;
 use engine::layout::{Holds, Part};
 use engine::types::{RequestId, SECTOR_BYTES, VolumeId};
 use std::fs::File;
+use std::sync::Arc;
 
 /// Extents of one answer, and so a bound of the seeks that one request costs.
 const EXTENTS_MAX: usize = 1024;
@@ -62,6 +65,22 @@ impl Asked {
                 known = Some((at, region));
                 region
             }
+        })
+    }
+
+    /// The answer over an image whose tables say what it holds. Waits for its files.
+    pub fn of_image(&self, image: &Mapped) -> Vec<Extent> {
+        let end = self.offset + self.length;
+        self.extents(|at| match image.part_at(at, end - at) {
+            Some((end, true)) => Region {
+                state: ExtentState::Data,
+                end,
+            },
+            Some((end, false)) => Region {
+                state: ExtentState::Hole,
+                end,
+            },
+            None => ALL_DATA,
         })
     }
 
@@ -140,18 +159,20 @@ impl<E: Decide> Shard<E> {
             length,
             extents_max,
         };
-        // Holes of a file say nothing of the disk that its tables describe.
-        let origin = match self.mapped(Device::Origin(volume)) {
-            Some(_) => None,
-            None => self.files.share(Device::Origin(volume)),
-        };
-        let origin = origin.filter(|origin| asked.needs_origin() && !origin.block_device);
+        let image = self.mapped(Device::Origin(volume));
+        let origin = self.files.share(Device::Origin(volume));
+        let tells = |target: &Arc<Target>| image.is_some() || !target.block_device;
+        let origin = origin.filter(|origin| asked.needs_origin() && tells(origin));
         let at_once = asked.extents(|_| ALL_DATA);
         if let Some(target) = origin {
             let job = Job {
                 owner: Owner::Client(request),
                 target,
-                work: Work::Allocation(asked),
+                // Holes of its file say nothing of a disk that tables describe.
+                work: match image {
+                    Some(image) => Work::AllocationOf(asked, image),
+                    None => Work::Allocation(asked),
+                },
             };
             if self.give(Some(volume), job).is_ok() {
                 return;

@@ -72,6 +72,8 @@ pub(super) enum Work {
     Unlink(Vec<PathBuf>),
     /// Finds out where the file has holes.
     Allocation(Asked),
+    /// The same of an image, by its tables.
+    AllocationOf(Asked, Arc<Mapped>),
     /// What was synced has to be found by the next daemon: written again where it was removed.
     Name(Box<Sides>),
     /// What a storage does that hangs: ends when the other end is dropped.
@@ -318,6 +320,10 @@ impl Job {
             Work::Unlink(paths) => unlink(&paths),
             Work::Allocation(asked) => {
                 extents = asked.of_file(&target.file);
+                Ok(())
+            }
+            Work::AllocationOf(asked, image) => {
+                extents = asked.of_image(&image);
                 Ok(())
             }
             Work::Name(found) => renew(found).map(|made| sides = made),

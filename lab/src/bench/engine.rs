@@ -159,6 +159,7 @@ impl Host {
             // overwrite.
             dirty_extents_max: (options.extents + options.operations) * 4,
             index_bytes_max: 0,
+            map_bytes_max: 0,
             hash_seed: options.seed,
         };
         let stage = Config::stage_bytes(geometry.chunk_bytes(), 2 * slots);

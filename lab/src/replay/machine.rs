@@ -148,6 +148,7 @@ impl Machine {
             scratch_bytes: SCRATCH_BYTES,
             dirty_extents_max: DIRTY_EXTENTS_MAX,
             index_bytes_max: geometry.log_bytes() / INDEX_PART,
+            map_bytes_max: 0,
             hash_seed: sizes.seed,
         };
         let stage = Config::stage_bytes(chunk, config.stage_slots + config.overlay_slots);

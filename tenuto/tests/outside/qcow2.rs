@@ -132,6 +132,10 @@ fn images_of_many_kinds_are_read_as_qemu_reads_them_and_never_written() {
             // From the tier, or past it again.
             assert_same(&rig, &volume, "qcow2", image);
         }
+        // Who copies a disk does not read what no file has.
+        if number == 0 {
+            assert_eq!(data_bytes(&rig, "clone0"), (3072 + 64 + 64 + 1024) << 10);
+        }
         let mut client = rig.connect(&format!("clone{number}"));
         client.write(MIB, &[9; 4096]);
         client.flush();
@@ -140,6 +144,15 @@ fn images_of_many_kinds_are_read_as_qemu_reads_them_and_never_written() {
     assert!(!daemon.log().contains("error"), "{}", daemon.log());
     daemon.stop();
     assert!(before == sums(&images), "no image was written");
+}
+
+/// Bytes of a volume that its export calls data.
+fn data_bytes(rig: &Rig, volume: &str) -> u64 {
+    let map = ["map", "--output=json", "-f", "raw", &rig.uri(volume)];
+    let map: serde_json::Value = serde_json::from_str(&run("qemu-img", &map)).expect("JSON");
+    let extents = map.as_array().expect("a list of extents").iter();
+    let data = extents.filter(|it| it["data"] == true);
+    data.map(|it| it["length"].as_u64().expect("a length")).sum()
 }
 
 /// Fails when: clones of one image have no common layer, or tables are read for each of them.

@@ -308,3 +308,29 @@ fn a_commit_that_has_not_touched_its_image_ends_with_its_volume() {
         (Some(Err(Refusal::Gone)), Some(Err(Refusal::Gone)))
     );
 }
+
+/// Fails when: an overlay that is to be committed takes the name of who owned its image before.
+#[test]
+fn an_overlay_stays_when_its_commit_to_an_image_that_another_volume_had_is_killed() {
+    let mut host = Host::new();
+    let owner = host.attach(spec(Policy::WriteBack, "owner"));
+    let mut ledger = host.ledger(owner);
+    ledger.dirty = false;
+    let disk = host.attach(spec(Policy::Ephemeral, "disk"));
+    host.fill(disk, 0, 3);
+    let suspended = host.order(Command::Suspend { volume: disk });
+    assert_eq!(host.answer(suspended), Some(Ok(())));
+    let settled = Settled {
+        ledger: Some(ledger),
+        ..Settled::default()
+    };
+    let mut to_commit = spec(Policy::Ephemeral, "disk");
+    to_commit.commit = true;
+    host.attach_as(disk, to_commit, settled);
+    host.hold(writes_journal);
+    commit(&mut host, disk);
+    host.pass(1_000);
+    let mut host = host.killed();
+    let disk = host.attach(spec(Policy::Ephemeral, "disk"));
+    assert_eq!(host.show(disk).dirty_bytes, 3 * 4096, "the overlay stays");
+}

@@ -125,6 +125,7 @@ fn config() -> Config {
         scratch_bytes: Config::SCRATCH_BYTES_MIN,
         dirty_extents_max: 100_000,
         index_bytes_max: 0,
+        map_bytes_max: 1 << 20,
         hash_seed: 7,
     }
 }

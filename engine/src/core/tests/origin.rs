@@ -114,6 +114,8 @@ impl Map for Backwards {
     fn bytes(&self) -> u64 {
         self.tables.len() as u64 * 4096
     }
+
+    fn set_bytes_max(&mut self, _: u64) {}
 }
 
 /// Parts of one compressed cluster are one extent.

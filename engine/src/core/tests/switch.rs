@@ -369,3 +369,26 @@ fn a_switch_cuts_no_write_that_has_begun() {
     assert_eq!(host.answer(begun), Some(Ok(())));
     assert_eq!(host.answer(order), Some(Ok(())));
 }
+
+/// Fails when: the end of a sync that was asked for by a switch that was given up counts for the
+/// next one.
+#[test]
+fn a_sync_of_a_switch_that_was_given_up_says_nothing_of_the_next_one() {
+    let (mut host, disk) = Host::of(spec(Policy::Uncached, "disk"));
+    assert!(host.write(disk, 0, 1));
+    host.hold(syncs_origin);
+    let first = host.switch(disk, Policy::WriteBack);
+    host.order(Command::CacheGone { gone: true });
+    host.pass(10_000);
+    assert_eq!(host.answer(first), Some(Err(Refusal::CacheFailed)));
+    host.order(Command::CacheGone { gone: false });
+    host.pass(10_000);
+    assert!(host.write(disk, 1, 1));
+    let second = host.switch(disk, Policy::WriteBack);
+    host.end(syncs_origin);
+    let shown = host.show(disk);
+    assert_eq!((shown.policy, host.answer(second)), (Policy::Uncached, None));
+    host.hold(none);
+    host.pass(1_000);
+    assert_eq!(host.answer(second), Some(Ok(())));
+}
