@@ -136,6 +136,15 @@ pub struct LedgerWriter {
     pub clock_there: (u64, Time),
 }
 
+/// Syncs of an origin that is written past the log.
+#[derive(Default)]
+pub struct Syncs {
+    /// A sync of the origin that no guest asked for has failed: the next flush says so.
+    pub failed: bool,
+    /// The sync before a switch to write-back is under way.
+    pub of_switch: bool,
+}
+
 pub struct Volume {
     pub id: VolumeId,
     pub name: String,
@@ -205,10 +214,7 @@ pub struct Volume {
     pub own: Own,
     /// Writes on their way to the origin past the log, by their call.
     pub direct: Vec<(u32, Span)>,
-    /// A sync of the origin that no guest asked for has failed: the next flush says so.
-    pub sync_failed: bool,
-    /// The sync before a switch to write-back is under way.
-    pub switch_syncs: bool,
+    pub syncs: Syncs,
     pub flow: Flow,
     /// When the last read of a guest went to the origin.
     pub guest_read_at: Option<Time>,
@@ -297,8 +303,7 @@ impl Volume {
             unread: Unread::default(),
             own: Own::default(),
             direct: Vec::new(),
-            sync_failed: false,
-            switch_syncs: false,
+            syncs: Syncs::default(),
             flow: Flow::default(),
             guest_read_at: None,
             reads_held: 0,

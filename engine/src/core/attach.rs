@@ -278,7 +278,7 @@ impl Core {
         }
         volume.stage_lost = false;
         if let Some(ledger) = ledger {
-            // An overlay is nothing of its image until it is committed, whoever owned that last.
+            // An overlay has a name of its own until it is committed.
             let others = ledger.volume != volume.uuid;
             if others && !spec.commit {
                 // Another image under an old name: nothing that the log has of it counts.
@@ -291,7 +291,8 @@ impl Core {
                 volume.generation = Generation(ledger.generation.0 + 1);
             }
             // Of an overlay as well: a commit that a kill cut short of its reset has brought it.
-            if !has(Bug::IgnoreLedger) && !(others && spec.commit) {
+            let ours = ledger.volume == volume.uuid;
+            if ours && !has(Bug::IgnoreLedger) {
                 volume.destaged = volume.destaged.max(ledger.destaged);
             }
             volume.serial_next = Serial(volume.serial_next.0.max(ledger.destaged.0 + 1));

@@ -217,10 +217,10 @@ impl Core {
                 !busy && self.release_ledger(cx, id)
             }
             // A sync of a switch that was given up says nothing of what was written since.
-            Step::Quiet if volume.direct.is_empty() && !volume.switch_syncs => {
+            Step::Quiet if volume.direct.is_empty() && !volume.syncs.of_switch => {
                 self.set_step(id, Step::Sync);
                 let volume = self.volume(id);
-                volume.switch_syncs = true;
+                volume.syncs.of_switch = true;
                 volume.origin_in_flight += 1;
                 volume.counters.origin.syncs += 1;
                 let (pending, device) = (Pending::SwitchSync { volume: id }, Device::Origin(id));
@@ -367,15 +367,15 @@ impl Core {
     /// What went past the log is on stable media, or may be gone.
     pub(super) fn switch_synced(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
         let volume = self.volume(id);
-        assert!(volume.switch_syncs, "one sync of a switch at a time");
-        volume.switch_syncs = false;
+        assert!(volume.syncs.of_switch, "one sync of a switch at a time");
+        volume.syncs.of_switch = false;
         volume.origin_in_flight -= 1;
         let step = volume.switch.as_ref().map(|switch| switch.step);
         let ours = step == Some(Step::Sync);
         if !ok {
             // The guest has to hear of it, and to write again what it had not flushed.
             volume.counters.origin.errors += 1;
-            volume.sync_failed = true;
+            volume.syncs.failed = true;
             self.renew_layer(id);
         }
         let volume = self.volume(id);

@@ -138,7 +138,7 @@ impl Core {
             cx.out.reply(request, Ok(()));
             return;
         }
-        if core::mem::take(&mut volume.sync_failed) {
+        if core::mem::take(&mut volume.syncs.failed) {
             cx.out.reply(request, Err(Refusal::Io));
             return;
         }

@@ -113,6 +113,7 @@ pub fn peek(files: &Files, superblock: &Superblock, stage_dir: &Path) -> Result<
         scratch_bytes: SCRATCH_BYTES,
         dirty_extents_max: DIRTY_EXTENTS_MAX,
         index_bytes_max: 0,
+        map_bytes_max: 0,
         hash_seed: 1,
     };
     let chunk_bytes = superblock.geometry.chunk_bytes();

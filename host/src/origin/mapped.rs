@@ -144,14 +144,22 @@ fn shared(target: &Arc<Target>) -> Arc<Target> {
 impl Mapped {
     /// What the guest sees.
     pub fn size_bytes(&self) -> u64 {
-        self.opened.chain.size_bytes().next_multiple_of(SECTOR_BYTES)
+        self.opened
+            .chain
+            .size_bytes()
+            .next_multiple_of(SECTOR_BYTES)
     }
 
     pub fn shown(&self) -> ImageShown {
         let header = self.opened.chain.files()[0].header();
         ImageShown {
             unit_bytes: header.map_or(0, Header::unit_bytes),
-            chain: self.opened.links.iter().map(|link| link.path.clone()).collect(),
+            chain: self
+                .opened
+                .links
+                .iter()
+                .map(|link| link.path.clone())
+                .collect(),
             snapshots: self.snapshots.clone(),
         }
     }

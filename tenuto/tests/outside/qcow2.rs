@@ -152,7 +152,8 @@ fn data_bytes(rig: &Rig, volume: &str) -> u64 {
     let map: serde_json::Value = serde_json::from_str(&run("qemu-img", &map)).expect("JSON");
     let extents = map.as_array().expect("a list of extents").iter();
     let data = extents.filter(|it| it["data"] == true);
-    data.map(|it| it["length"].as_u64().expect("a length")).sum()
+    data.map(|it| it["length"].as_u64().expect("a length"))
+        .sum()
 }
 
 /// Fails when: clones of one image have no common layer, or tables are read for each of them.

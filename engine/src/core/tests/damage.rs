@@ -1,7 +1,7 @@
 //! Destages that meet what they cannot read, and commits that cannot be brought to their end.
 
 use super::{Host, fine, none, spec, writes_journal, writes_origin};
-use crate::engine::OpenError;
+use crate::engine::{OpenError, Settled};
 use crate::event::{Command, Device, Io, IoError, Op, Purpose, Refusal};
 use crate::format::ledger::Progress;
 use crate::snapshot::State;

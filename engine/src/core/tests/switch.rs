@@ -387,7 +387,10 @@ fn a_sync_of_a_switch_that_was_given_up_says_nothing_of_the_next_one() {
     let second = host.switch(disk, Policy::WriteBack);
     host.end(syncs_origin);
     let shown = host.show(disk);
-    assert_eq!((shown.policy, host.answer(second)), (Policy::Uncached, None));
+    assert_eq!(
+        (shown.policy, host.answer(second)),
+        (Policy::Uncached, None)
+    );
     host.hold(none);
     host.pass(1_000);
     assert_eq!(host.answer(second), Some(Ok(())));
