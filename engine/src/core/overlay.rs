@@ -28,7 +28,14 @@ impl Core {
             cx.out.reply(request, Err(Refusal::Policy));
             return;
         }
-        if !volume.ready || volume.detaching.is_some() {
+        let gone = !volume.attached || volume.detaching.is_some() || volume.suspending.is_some();
+        let comes = !gone && !volume.ready && volume.committing.is_none();
+        if comes && !volume.is_dirty() {
+            // It has just come, with nothing to throw away: the checkpoint that names it says so.
+            self.checkpoint.wait(Waiter::Leave(request));
+            return;
+        }
+        if gone || !volume.ready {
             cx.out.reply(request, Err(Refusal::Gone));
             return;
         }

@@ -374,3 +374,17 @@ fn a_ledger_that_is_older_than_the_log_names_no_cut_that_was_reached() {
         (Progress::Idle, destaged)
     );
 }
+
+/// Fails when: an order to reset is refused until a checkpoint names the volume.
+#[test]
+fn a_volume_that_has_just_come_is_reset_when_it_is_there() {
+    let mut host = Host::new();
+    host.hold(|io| io.purpose == Purpose::Checkpoint);
+    let disk = host.attach(spec(Policy::Ephemeral, "disk"));
+    let order = host.order(Command::Reset { volume: disk });
+    assert_eq!(host.answer(order), None);
+    host.hold(none);
+    host.pass(1_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    assert!(host.write(disk, 0, 1));
+}
