@@ -85,9 +85,11 @@ impl Map for ChainMap {
             bytes: span.sectors * SECTOR_BYTES,
         };
         let mut parts = Vec::new();
-        match resolve(&self.chain, asked, &mut self.tables, &mut parts) {
-            Ok(()) => Resolved::Ready(parts.iter().map(|part| self.extent(part)).collect()),
-            Err(Stop::Missing(missing)) => Resolved::Missing(in_blocks(missing)),
+        let done = resolve(&self.chain, asked, &mut self.tables, &mut parts);
+        let extents = parts.iter().map(|part| self.extent(part));
+        match done {
+            Ok(()) => Resolved::Ready(extents.collect()),
+            Err(Stop::Missing(missing)) => Resolved::Missing(extents.collect(), in_blocks(missing)),
             Err(Stop::Damaged(_)) => Resolved::Damaged,
         }
     }

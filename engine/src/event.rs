@@ -225,7 +225,7 @@ pub struct VolumeSpec {
 pub enum Device {
     Cache,
     Origin(VolumeId),
-    /// A file below the origin of a volume, which all volumes above it share and nobody writes.
+    /// A file below the origin of a volume, shared by all volumes above it and never written.
     Base(VolumeId, FileIndex),
     Journal(VolumeId),
     Ledger(VolumeId),

@@ -2,11 +2,13 @@
 //!
 //! ```text
 //! raw     a byte of the volume lies at the same offset of its one file
-//! mapped  a [`Map`] says where: resolve(span) ─▶ extents
-//!                                            └─▶ missing (file, bytes) ─▶ read, supply, again
+//! mapped  a [`Map`] says where: resolve(span) ─▶ extents of all of it
+//!                                            └─▶ extents of its begin, and what is missing for
+//!                                                the rest ─▶ read, supply, again from there
 //! ```
 //!
-//! Always true: extents cover what was asked for, in order, without a gap; a map never waits and
+//! Always true: extents cover what was asked for, or its begin, in order, without a gap, so a map
+//! needs tables for no more than a block at once to go on; a map never waits and
 //! keeps no state between two calls but the tables it was given, so the same call may be made again
 //! at any time; what it says is checked against its files before it is believed. Deliberately
 //! absent: formats (a map is made by the host), and who reads the files ([`crate::core`]).
@@ -84,7 +86,8 @@ pub struct Missing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resolved {
     Ready(Vec<Extent>),
-    Missing(Missing),
+    /// So far, and no further without this.
+    Missing(Vec<Extent>, Missing),
     /// What the image says of itself cannot be.
     Damaged,
 }
@@ -210,21 +213,32 @@ impl Maps {
     }
 }
 
-/// Whether extents cover a span in order, without a gap.
-pub fn covers(span: Span, extents: &[Extent]) -> bool {
+/// Where extents end that cover a span from its begin on, in order and without a gap; `None` if
+/// they do not.
+pub fn covered(span: Span, extents: &[Extent]) -> Option<u64> {
     let mut at = span.sector;
     for extent in extents {
         if extent.span.sector != at || extent.span.sectors == 0 {
-            return false;
+            return None;
         }
         at = extent.span.end();
     }
-    at == span.end()
+    (at <= span.end()).then_some(at)
+}
+
+/// What of extents lies before this sector.
+pub fn up_to(mut extents: Vec<Extent>, end: u64) -> Vec<Extent> {
+    extents.retain(|extent| extent.span.sector < end);
+    if let Some(last) = extents.last_mut() {
+        last.span.sectors = last.span.sectors.min(end - last.span.sector);
+    }
+    extents
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec;
 
     /// What it was given.
     struct Nothing([Uuid; 1], u64);
@@ -276,10 +290,20 @@ mod tests {
             lies: Lies::Nowhere,
         };
         let span = Span::new(8, 8);
-        assert!(covers(span, &[extent(8, 3), extent(11, 5)]));
-        assert!(!covers(span, &[extent(8, 3), extent(12, 4)]));
-        assert!(!covers(span, &[extent(8, 9)]));
-        assert!(!covers(span, &[extent(8, 0), extent(8, 8)]));
-        assert!(!covers(span, &[]));
+        assert_eq!(covered(span, &[extent(8, 3), extent(11, 5)]), Some(16));
+        assert_eq!(covered(span, &[extent(8, 3)]), Some(11));
+        assert_eq!(covered(span, &[]), Some(8));
+        for wrong in [
+            vec![extent(8, 3), extent(12, 4)],
+            vec![extent(8, 9)],
+            vec![extent(8, 0), extent(8, 8)],
+            vec![extent(9, 7)],
+        ] {
+            assert_eq!(covered(span, &wrong), None, "{wrong:?}");
+        }
+        let all = vec![extent(8, 3), extent(11, 5)];
+        assert_eq!(up_to(all.clone(), 12), [extent(8, 3), extent(11, 1)]);
+        assert_eq!(up_to(all.clone(), 11), [extent(8, 3)]);
+        assert_eq!(up_to(all, 8), []);
     }
 }

@@ -228,7 +228,7 @@ impl RoundRobin {
         }
         assert!(
             !self.is_spent(now, lane),
-            "somebody may go on after a round"
+            "a member may go on after a round"
         );
         self.opened = true;
     }

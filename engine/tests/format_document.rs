@@ -54,7 +54,7 @@ fn on_the_cache_device() -> Vec<Layout> {
         layout!(
             "Checkpoint header", checkpoint::HeaderBytes,
             prefix, cache, boot, sequence, incarnation, stream_seq_next, segment_seq_next,
-            virgin_from, volumes, segments, tables_checksum, generation_next, reserved
+            unwritten_from, volumes, segments, tables_checksum, generation_next, reserved
         ),
         layout!(
             "Checkpoint volume", checkpoint::VolumeBytes,

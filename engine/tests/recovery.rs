@@ -225,7 +225,7 @@ fn the_next_checkpoint_gives_no_number_again() {
     assert_eq!((next.sequence, next.incarnation), (43, 10));
     assert_eq!(next.stream_seq_next, 101);
     assert_eq!(next.segment_seq_next, 61);
-    assert_eq!(next.virgin_from, 10);
+    assert_eq!(next.unwritten_from, 10);
     assert_eq!(next.generation_next, 9);
     let mut seen = Disk::new(Vec::new());
     seen.put_fill(9, 0, life(70, 3));

@@ -116,7 +116,7 @@ fn cache(mib: u64, sequence: u64) -> Disk {
         stream_seq_next: 1000,
         segment_seq_next: 50,
         generation_next: 8,
-        virgin_from: 3,
+        unwritten_from: 3,
         segments_total: superblock.geometry.segments,
         volumes: vec![volume()],
         segments: Vec::new(),

@@ -125,7 +125,7 @@ fn built_checkpoint(source: &mut Source, cache: Uuid) -> Checkpoint {
         stream_seq_next: source.number(),
         segment_seq_next: source.number(),
         generation_next: source.u32(),
-        virgin_from: source.u32(),
+        unwritten_from: source.u32(),
         segments_total,
         volumes,
         segments,

@@ -11,11 +11,25 @@ use crate::limits;
 use crate::types::Range;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::convert::Infallible;
 
 /// A file that is read. What lies behind its end is zeroes.
 pub trait Source {
     type Error;
     fn read(&mut self, at: u64, into: &mut [u8]) -> Result<(), Self::Error>;
+}
+
+/// A file in memory.
+impl Source for &[u8] {
+    type Error = Infallible;
+
+    fn read(&mut self, at: u64, into: &mut [u8]) -> Result<(), Infallible> {
+        let at = at.min(self.len() as u64) as usize;
+        let there = (self.len() - at).min(into.len());
+        into[..there].copy_from_slice(&self[at..at + there]);
+        into[there..].fill(0);
+        Ok(())
+    }
 }
 
 /// Why a list is not whole.

@@ -17,13 +17,12 @@ use std::process::{Command, Output};
 use host::fault::{Fault, Kind};
 use host::lock::Patience;
 use host::origin::chain::{self, Opened, Rules, Stated};
-use host::origin::content::{Metadata, Reader};
+use host::origin::content::Metadata;
 use host::origin::inflate::inflate;
 use image::check::check;
 use image::header::{Compression, bytes_wanted};
 use image::map::Walk;
 use image::resolve::{Content, Part};
-use image::source::Source;
 use image::types::FileIndex;
 use image::{Error, Header};
 use serde_json::Value;
@@ -253,21 +252,6 @@ fn layer(made: &mut Made, rng: &mut Rng, name: &str, size: u64) {
     }
 }
 
-/// Bytes in memory, as a file to check.
-struct InMemory<'a>(&'a [u8]);
-
-impl Source for InMemory<'_> {
-    type Error = ();
-
-    fn read(&mut self, at: u64, into: &mut [u8]) -> Result<(), ()> {
-        let at = at.min(self.0.len() as u64) as usize;
-        let there = (self.0.len() - at).min(into.len());
-        into[..there].copy_from_slice(&self.0[at..at + there]);
-        into[there..].fill(0);
-        Ok(())
-    }
-}
-
 fn parse(file: &[u8]) -> Result<Header, Error> {
     let wanted = bytes_wanted(file)?.min(file.len());
     Header::parse(&file[..wanted], file.len() as u64)
@@ -278,7 +262,7 @@ fn ours(file: &[u8]) -> (u64, u64, String) {
     match parse(file) {
         Err(error) => (1, 0, error.to_string()),
         Ok(header) => {
-            let report = check(&header, file.len() as u64, &mut InMemory(file));
+            let report = check(&header, file.len() as u64, &mut &file[..]);
             let report = report.expect("memory is read");
             (
                 report.corruptions,
@@ -343,8 +327,36 @@ fn open(path: &Path) -> Result<Opened, Fault> {
 fn our_view(path: &Path) -> Result<Vec<u8>, Fault> {
     let opened = open(path)?;
     let mut seen = vec![0; opened.chain.size_bytes() as usize];
-    Reader::new(opened).read(0, &mut seen)?;
+    for part in our_map(path)? {
+        let at = part.span.at as usize;
+        let into = &mut seen[at..at + part.span.bytes as usize];
+        if let Some(index) = part.file {
+            fetch(&opened, index, &part, into)?;
+        }
+    }
     Ok(seen)
+}
+
+/// The bytes of a run that lies in a file. Runs of compressed clusters are one cluster each.
+fn fetch(opened: &Opened, index: FileIndex, part: &Part, into: &mut [u8]) -> Result<(), Fault> {
+    let link = &opened.links[usize::from(index.0)];
+    let name = chain::name_of(&link.path);
+    match part.content {
+        Content::Zero => {}
+        Content::Data { at } => {
+            into.copy_from_slice(&chain::read(&link.target, &name, at, into.len())?);
+        }
+        Content::Compressed { from, cluster_at } => {
+            let header = opened.chain.file(index).header().expect("a qcow2 file");
+            let bytes = chain::read(&link.target, &name, from.at, from.bytes as usize)?;
+            let mut cluster = vec![0; header.cluster_bytes() as usize];
+            inflate(header.compression, &bytes, &mut cluster)
+                .map_err(|why| Fault::new(Kind::Invalid, format!("{name}: a cluster {why}")))?;
+            let skip = (part.span.at - cluster_at) as usize;
+            into.copy_from_slice(&cluster[skip..skip + into.len()]);
+        }
+    }
+    Ok(())
 }
 
 fn our_map(path: &Path) -> Result<Vec<Part>, Fault> {

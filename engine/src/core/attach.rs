@@ -809,9 +809,14 @@ fn check_dirty(
              volume {}",
             ledger.volume
         )),
-        // Written in this life, before the volume let go of its image: a recovery would have given
-        // it another generation.
-        Some(ledger) if ledger.generation == volume.generation && ledger.cache == cache => Ok(()),
+        // The last one that was written in this life, before the volume let go of its image: a
+        // recovery would have given it another generation.
+        Some(ledger)
+            if (ledger.generation, ledger.cache) == (volume.generation, cache)
+                && ledger.destaged == volume.destaged =>
+        {
+            Ok(())
+        }
         Some(ledger) if ledger.generation >= volume.generation => Err(format!(
             "has {bytes} dirty bytes of an older generation; {} owns it since",
             ledger.owner

@@ -162,7 +162,7 @@ impl Core {
             stream_seq_next: self.log.durable.0 + 1,
             segment_seq_next: self.log.segment_seq_next().0,
             generation_next: self.generation_next.0,
-            virgin_from: self.log.virgin_from(),
+            unwritten_from: self.log.unwritten_from(),
             segments_total: self.log.geometry.segments,
             volumes: self
                 .volumes

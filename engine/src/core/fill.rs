@@ -13,7 +13,7 @@ use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Admission, Device, IoError, Op, Purpose, Refusal};
 use crate::log::Log;
 use crate::memory::{Place, Slice};
-use crate::origin::{Extent, Lies, Resolved};
+use crate::origin::{self, Extent, Lies, Resolved};
 use crate::outbox::{Cx, Pending};
 use crate::ram::{CleanCache, Key, Layer, Lookup, Published, RamTier};
 use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES, SegmentIndex, Span, Time, VolumeId};
@@ -115,16 +115,26 @@ impl Core {
             self.reads.get(read).waits += 1;
             return self.hold_read(read, wanted);
         }
-        let extents = match self.locate_blocks(read, &blocks) {
-            Resolved::Ready(extents) => extents,
-            Resolved::Missing(missing) => {
-                return self.await_table(cx, read, wanted, false, missing);
+        let source = Source::Origin(volume);
+        match self.locate_blocks(read, &blocks) {
+            Resolved::Ready(extents) => {
+                let (blocks, extents) = self.with_cluster(cx.now, read, blocks, extents);
+                self.start_fill(cx, (read, wanted), source, layer, blocks, extents);
             }
-            Resolved::Damaged => return self.read_damaged(read),
-        };
-        let (blocks, extents) = self.with_cluster(cx.now, read, blocks, extents);
-        let source = Source::Origin(self.reads.get(read).volume);
-        self.start_fill(cx, (read, wanted), source, layer, blocks, extents);
+            Resolved::Missing(extents, missing) => {
+                // The blocks before that which are known as a whole.
+                let end = extents.last().map_or(0, |extent| extent.span.end());
+                let known = blocks.start..(end / BLOCK_SECTORS).max(blocks.start);
+                if !known.is_empty() {
+                    let extents = origin::up_to(extents, known.end * BLOCK_SECTORS);
+                    let wanted = clip(wanted, known.start, known.end);
+                    self.start_fill(cx, (read, wanted), source, layer, known.clone(), extents);
+                }
+                let rest = clip(wanted, known.end, blocks.end);
+                self.await_table(cx, read, rest, false, missing);
+            }
+            Resolved::Damaged => self.read_damaged(read),
+        }
     }
 
     /// Where blocks lie, as far as their volume goes.
@@ -184,7 +194,7 @@ impl Core {
         }
         match self.locate_blocks(read, &wide) {
             Resolved::Ready(all) => (wide, all),
-            Resolved::Missing(_) | Resolved::Damaged => (blocks, extents),
+            Resolved::Missing(..) | Resolved::Damaged => (blocks, extents),
         }
     }
 
@@ -486,7 +496,7 @@ impl Core {
         self.hand_out(cx, fill, !failed);
     }
 
-    /// The end of a fill: its blocks go to whoever waits, stay in the tier, and go on to the
+    /// The end of a fill: its blocks go to the reads that wait, stay in the tier, and go on to the
     /// device.
     fn hand_out(&mut self, cx: &mut Cx<'_>, fill: Fill, ok: bool) {
         for (read, part) in &fill.waiters {

@@ -254,11 +254,13 @@ impl Core {
             self.reads.get(read).waits += 1;
             return self.hold_read(read, part);
         }
-        let extents = match self.locate(read, part) {
-            Resolved::Ready(extents) => extents,
-            Resolved::Missing(missing) => return self.await_table(cx, read, part, true, missing),
+        let (extents, missing) = match self.locate(read, part) {
+            Resolved::Ready(extents) => (extents, None),
+            Resolved::Missing(extents, missing) => (extents, Some(missing)),
             Resolved::Damaged => return self.read_damaged(read),
         };
+        let from = extents.last().map_or(part.sector, |it| it.span.end());
+        let rest = Span::new(from, part.end() - from);
         let op = self.reads.get(read);
         let Goal::Guest { buffer, .. } = op.goal else {
             unreachable!("a table is read through the tier");
@@ -276,6 +278,9 @@ impl Core {
             let slices = alloc::vec![Slice { place, bytes }];
             let pending = Pending::OriginRead { read, part };
             self.ask_origin(cx, id, extent.lies, slices, pending);
+        }
+        if let Some(missing) = missing {
+            self.await_table(cx, read, rest, true, missing);
         }
     }
 

@@ -23,7 +23,7 @@ pub struct ReadOp {
     pub span: Span,
     pub started: Time,
     /// Tables that it has waited for.
-    pub tables: u32,
+    pub tables: u64,
     /// Fetches, fills and origin reads it waits for, and one while it is being taken apart.
     pub waits: u32,
     /// Its origin did not give a part of it, and is asked again.

@@ -20,8 +20,8 @@ use crate::outbox::{Cx, Pending};
 use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Span, VolumeId};
 use alloc::vec::Vec;
 
-/// Tables that one read may ask for. A chain of 64 files needs a few of each.
-const TABLES_PER_READ_MAX: u32 = 1024;
+/// Tables that a read may ask for with each of its blocks. A chain of 64 files needs two of each.
+const TABLES_PER_BLOCK_MAX: u64 = 1024;
 
 /// Tables under way.
 #[derive(Default)]
@@ -47,9 +47,13 @@ impl Core {
             None => origin::raw(part),
             Some(map) => self.maps.get(map).resolve(part),
         };
-        if let Resolved::Ready(extents) = &resolved {
-            assert!(origin::covers(part, extents), "{part:?} in {extents:?}");
-        }
+        let (extents, whole) = match &resolved {
+            Resolved::Ready(extents) => (extents, true),
+            Resolved::Missing(extents, _) => (extents, false),
+            Resolved::Damaged => return resolved,
+        };
+        let end = origin::covered(part, extents).expect("extents in order");
+        assert!((end == part.end()) == whole, "{part:?} in {extents:?}");
         resolved
     }
 
@@ -72,7 +76,7 @@ impl Core {
     ) {
         let op = self.reads.get(read);
         op.tables += 1;
-        if op.tables > TABLES_PER_READ_MAX {
+        if op.tables > TABLES_PER_BLOCK_MAX * op.span.blocks() {
             return self.read_damaged(read);
         }
         op.waits += 1;

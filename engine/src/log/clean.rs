@@ -80,14 +80,14 @@ impl Log {
         if self.clean.sealed.is_some() || self.unfinished > 0 {
             return None;
         }
-        let floor = match self.has_virgin() {
+        let floor = match self.has_unwritten_segment() {
             true => super::space::READY_WANTED.max(self.ready_wanted),
             false => self.low_water() + self.spare(),
         };
         let room = self.ready.len() > floor;
         let allowed = self.clean.held < segments_max;
         // While some segments were never used the next one is on its way.
-        self.clean.starved = !allowed || (!room && !self.has_virgin());
+        self.clean.starved = !allowed || (!room && !self.has_unwritten_segment());
         if !room || !allowed {
             return None;
         }
@@ -217,7 +217,7 @@ impl Log {
 
     /// Writes may soon wait for what clean data holds.
     pub fn is_pressed(&self) -> bool {
-        self.ready.len() < self.low_water() && !self.has_virgin()
+        self.ready.len() < self.low_water() && !self.has_unwritten_segment()
     }
 
     /// How many segments clean data should give back now: for writes, which come first, or for
@@ -228,7 +228,7 @@ impl Log {
         if clean.held == clean.leaving {
             return 0;
         }
-        let pool = match self.has_virgin() {
+        let pool = match self.has_unwritten_segment() {
             true => 0,
             false => self.low_water() + self.spare(),
         };

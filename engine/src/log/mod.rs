@@ -11,7 +11,7 @@
 //! as free.
 //!
 //! ```text
-//! segment:  Virgin ─prepare─▶ Ready ─open─▶ Open ─full─▶ Sealed ─footer─▶ Footered
+//! segment:  Unwritten ─prepare─▶ Ready ─open─▶ Open ─full─▶ Sealed ─footer─▶ Footered
 //!                               ▲                                            │ nothing lives
 //!                               └────────── checkpoint ── Dead ◀─────────────┘
 //! ```
@@ -51,7 +51,7 @@ use alloc::vec::Vec;
 enum SegmentState {
     /// Never written: it is zeroed before its first use, because a sync into merely allocated
     /// blocks costs twice.
-    Virgin,
+    Unwritten,
     Preparing,
     Ready,
     Open,
@@ -230,7 +230,7 @@ pub struct Start {
     pub incarnation: u64,
     pub stream_seq_next: u64,
     pub segment_seq_next: u64,
-    pub virgin_from: u32,
+    pub unwritten_from: u32,
     pub stage_slots: u32,
     pub overlay_slots: u32,
 }
@@ -285,10 +285,10 @@ impl Log {
         let geometry = start.geometry;
         let slots_total = start.stage_slots + start.overlay_slots;
         let segment = |index: u32| {
-            Segment::empty(if index < start.virgin_from {
+            Segment::empty(if index < start.unwritten_from {
                 SegmentState::Ready
             } else {
-                SegmentState::Virgin
+                SegmentState::Unwritten
             })
         };
         let slot = |index: u32| {
@@ -806,7 +806,7 @@ impl Log {
         assert!(
             !matches!(
                 pinned.state,
-                SegmentState::Virgin | SegmentState::Preparing | SegmentState::Ready
+                SegmentState::Unwritten | SegmentState::Preparing | SegmentState::Ready
             ),
             "a segment without content has no requests"
         );

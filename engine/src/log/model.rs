@@ -72,7 +72,7 @@ pub(super) fn start() -> Start {
         incarnation: 1,
         stream_seq_next: 1,
         segment_seq_next: 1,
-        virgin_from: 0,
+        unwritten_from: 0,
         stage_slots: SLOTS,
         overlay_slots: 2,
     }

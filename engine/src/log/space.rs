@@ -290,11 +290,11 @@ impl Log {
 
     fn prepare(&mut self, cx: &mut Cx<'_>, scratch: &mut Scratch) {
         assert!(!self.preparing, "one segment is prepared at a time");
-        let virgin = self
+        let unwritten = self
             .segments
             .iter()
-            .position(|s| s.state == SegmentState::Virgin);
-        let Some(index) = virgin else { return };
+            .position(|s| s.state == SegmentState::Unwritten);
+        let Some(index) = unwritten else { return };
         let Some(piece) = scratch.take_piece() else {
             return;
         };
@@ -338,7 +338,7 @@ impl Log {
             segment.state = SegmentState::Ready;
             self.ready.push_back(index);
         } else {
-            segment.state = SegmentState::Virgin;
+            segment.state = SegmentState::Unwritten;
             self.counters.cache_errors += 1;
             self.back_off(cx);
         }
@@ -425,12 +425,12 @@ impl Log {
     /// Room is short: fewer ready segments than evacuation and the streams should have.
     pub fn is_low(&self) -> bool {
         // What clean data holds is room: it is given back first.
-        self.ready.len() + self.clean_held() < self.low_water() && !self.has_virgin()
+        self.ready.len() + self.clean_held() < self.low_water() && !self.has_unwritten_segment()
     }
 
-    pub(super) fn has_virgin(&self) -> bool {
+    pub(super) fn has_unwritten_segment(&self) -> bool {
         let last = self.segments.last();
-        last.is_some_and(|s| s.state == SegmentState::Virgin)
+        last.is_some_and(|s| s.state == SegmentState::Unwritten)
     }
 
     pub fn has_dead(&self) -> bool {
@@ -442,7 +442,7 @@ impl Log {
         let (mut live, mut freed) = (Vec::new(), Vec::new());
         for (index, segment) in self.segments.iter().enumerate() {
             match segment.state {
-                SegmentState::Virgin | SegmentState::Preparing | SegmentState::Ready => {}
+                SegmentState::Unwritten | SegmentState::Preparing | SegmentState::Ready => {}
                 SegmentState::Dead if self.is_replaced(segment) => {
                     freed.push(SegmentIndex(index as u32));
                 }
@@ -467,10 +467,11 @@ impl Log {
         (live, freed)
     }
 
-    pub fn virgin_from(&self) -> u32 {
-        let virgin =
-            |s: &super::Segment| matches!(s.state, SegmentState::Virgin | SegmentState::Preparing);
-        let used = self.segments.iter().rposition(|s| !virgin(s));
+    pub fn unwritten_from(&self) -> u32 {
+        let unwritten = |s: &super::Segment| {
+            matches!(s.state, SegmentState::Unwritten | SegmentState::Preparing)
+        };
+        let used = self.segments.iter().rposition(|s| !unwritten(s));
         used.map_or(0, |at| at as u32 + 1)
     }
 
@@ -557,7 +558,7 @@ impl Log {
         let mut counts = SegmentCounts::default();
         for segment in &self.segments {
             match (segment.state, segment.stream) {
-                (SegmentState::Virgin | SegmentState::Preparing | SegmentState::Ready, _) => {
+                (SegmentState::Unwritten | SegmentState::Preparing | SegmentState::Ready, _) => {
                     counts.free += 1;
                 }
                 (SegmentState::Open, StreamKind::Writes) => counts.write += 1,

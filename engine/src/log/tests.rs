@@ -57,7 +57,7 @@ fn holding(written: u32, clean: u32, start: Start) -> Model {
 
 fn used() -> Start {
     Start {
-        virgin_from: SEGMENTS,
+        unwritten_from: SEGMENTS,
         ..start()
     }
 }
@@ -210,12 +210,12 @@ fn segments_and_slots_are_counted_by_what_they_are_for() {
 #[test]
 fn a_new_log_has_what_was_written_before_ready_and_nothing_to_announce() {
     let begun = Start {
-        virgin_from: 3,
+        unwritten_from: 3,
         stream_seq_next: 5,
         ..start()
     };
     let mut model = holding(0, 0, begun);
-    assert_eq!(model.log.virgin_from(), 3);
+    assert_eq!(model.log.unwritten_from(), 3);
     assert_eq!(model.log.ready.len(), 3);
     with_cx!(&mut model, |log, cx, scratch| log.announce(cx));
     assert_eq!(model.log.newest(), StreamSeq(4), "all of it is announced");
@@ -428,7 +428,7 @@ fn room_is_low_below_the_mark_but_for_clean_blocks_and_what_was_never_used() {
     assert_eq!(judged(11, 0, used()), (3, true, true));
     assert_eq!(judged(10, 1, used()), (3, false, true), "it gives one back");
     let begun = Start {
-        virgin_from: 3,
+        unwritten_from: 3,
         ..start()
     };
     assert_eq!(judged(0, 0, begun), (3, false, false), "more is coming");
@@ -449,8 +449,8 @@ fn clean_blocks_get_a_segment_above_what_writes_may_need_and_none_beside_half_a_
     // The low-water mark and half of it: four and two.
     assert_eq!(room(SEGMENTS - 6, used()), None);
     assert_eq!(room(SEGMENTS - 7, used()), Some(BODY - 1));
-    let begun = |virgin_from| Start {
-        virgin_from,
+    let begun = |unwritten_from| Start {
+        unwritten_from,
         ..start()
     };
     assert_eq!(room(0, begun(4)), None);
@@ -548,7 +548,7 @@ fn clean_blocks_give_back_what_writes_are_short_of_and_no_more_than_there_is() {
     log.retire_oldest().expect("the second");
     assert_eq!(log.clean_excess(), 0);
     let begun = Start {
-        virgin_from: 3,
+        unwritten_from: 3,
         ..start()
     };
     assert_eq!(holding(0, 3, begun).log.clean_excess(), 0);

@@ -81,7 +81,7 @@ pub fn format(media: &mut dyn Media, superblock: Superblock) -> Result<(), OpenE
         stream_seq_next: 1,
         segment_seq_next: 1,
         generation_next: 1,
-        virgin_from: 0,
+        unwritten_from: 0,
         segments_total: superblock.geometry.segments,
         volumes: Vec::new(),
         segments: Vec::new(),
@@ -211,7 +211,7 @@ pub fn recover(
         incarnation: next.incarnation,
         stream_seq_next: next.stream_seq_next,
         segment_seq_next: next.segment_seq_next,
-        virgin_from: next.virgin_from,
+        unwritten_from: next.unwritten_from,
         stage_slots: config.stage_slots,
         overlay_slots: config.overlay_slots,
     });
@@ -272,7 +272,7 @@ fn next_checkpoint(
         stream_seq_next: accepted.stream_seq_next,
         segment_seq_next: accepted.segment_seq_next,
         generation_next: replayed.generation_next.0,
-        virgin_from: accepted.virgin_from,
+        unwritten_from: accepted.unwritten_from,
         segments_total: last.segments_total,
         volumes: replayed
             .volumes

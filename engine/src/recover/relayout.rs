@@ -32,7 +32,7 @@ pub fn relayout(media: &mut dyn Media, segments: u32) -> Result<Superblock, Open
     let last = read_checkpoint(media, &old)?;
     let mut empty = Checkpoint {
         incarnation: last.incarnation + 1,
-        virgin_from: 0,
+        unwritten_from: 0,
         segments: Vec::new(),
         ..last
     };

@@ -341,7 +341,7 @@ mod tests {
             stream_seq_next: 1,
             segment_seq_next: 1,
             generation_next: 1,
-            virgin_from: 0,
+            unwritten_from: 0,
             segments_total: geometry.segments,
             volumes: vec![record(0, Policy::WriteBack, 1)],
             segments: Vec::new(),

@@ -161,7 +161,7 @@ pub struct Accepted {
     pub unsynced: Vec<(u64, u64)>,
     pub stream_seq_next: u64,
     pub segment_seq_next: u64,
-    pub virgin_from: u32,
+    pub unwritten_from: u32,
     pub overlay_valid: bool,
     /// Writes that whole records name by their tags, with their generations.
     pub tags: Vec<(VolumeId, Generation, Tag)>,
@@ -230,7 +230,7 @@ pub fn scan(
         accepted: Accepted {
             stream_seq_next: checkpoint.stream_seq_next,
             segment_seq_next: checkpoint.segment_seq_next,
-            virgin_from: checkpoint.virgin_from,
+            unwritten_from: checkpoint.unwritten_from,
             overlay_valid: stage.overlay_valid,
             ..Accepted::default()
         },
@@ -357,7 +357,7 @@ impl Scan<'_> {
             self.accepted.fills.push((index, seq));
         }
         self.accepted.segment_seq_next = self.accepted.segment_seq_next.max(seq + 1);
-        self.accepted.virgin_from = self.accepted.virgin_from.max(index + 1);
+        self.accepted.unwritten_from = self.accepted.unwritten_from.max(index + 1);
         let stream = StreamKind::of_code(stream)?;
         let freed = listed.is_none() && seq < self.checkpoint.segment_seq_next;
         let void = !stream.is_chained() && !self.accepted.overlay_valid;
@@ -391,7 +391,7 @@ impl Scan<'_> {
         let accepted = &mut self.accepted;
         let next = life.segment_seq.saturating_add(1);
         accepted.segment_seq_next = accepted.segment_seq_next.max(next);
-        accepted.virgin_from = accepted.virgin_from.max(index + 1);
+        accepted.unwritten_from = accepted.unwritten_from.max(index + 1);
         Some(life)
     }
 

@@ -26,7 +26,7 @@ pub fn checkpoint(volumes: Vec<VolumeRecord>, segments: Vec<SegmentRecord>) -> C
         stream_seq_next: 100,
         segment_seq_next: 55,
         generation_next: 8,
-        virgin_from: 6,
+        unwritten_from: 6,
         segments_total: 8,
         volumes,
         segments,

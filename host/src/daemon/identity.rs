@@ -57,12 +57,11 @@ pub(super) fn storage(origin: &Path, files: &OpenVolume) -> u64 {
     hash.0 as u64
 }
 
-/// Place, size, times and first block of an image whose lock is held.
+/// Place, size, times and first block of a raw image whose lock is held.
 pub(super) fn of(files: &OpenVolume) -> Option<Uuid> {
-    match (&files.mapped, files.origin.file()) {
-        (Some(mapped), _) => of_chain(mapped).first().copied(),
-        (None, Some(origin)) => of_file(origin, None),
-        (None, None) => Some(host::fresh()),
+    match files.origin.file() {
+        Some(origin) => of_file(origin, None),
+        None => Some(host::fresh()),
     }
 }
 

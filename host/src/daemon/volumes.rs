@@ -380,11 +380,12 @@ impl Daemon {
         };
         let shown = !joining.orphan && !joining.commit;
         let by_nbd = shown && settings.exports.nbd;
-        let image = files.mapped.as_ref().map(|mapped| mapped.shown());
+        let (image, chain, map) = described(&files);
+        let members = self.group_members(&settings);
         let attach = Attach {
             id,
-            spec: spec(&settings, &files, joining, self.group_members(&settings)),
-            map: map(&files),
+            spec: spec(&settings, &files, &chain, joining, members),
+            map,
             files,
             settled,
             exports: by_nbd.then(|| (name.clone(), export)).into_iter().collect(),
@@ -791,13 +792,15 @@ fn refuse_unfinished(files: &mut Files, name: &str) -> Result<(), VolumeError> {
 fn spec(
     settings: &VolumeSettings,
     files: &OpenVolume,
+    chain: &[Uuid],
     joining: Joining,
     group_members: u32,
 ) -> VolumeSpec {
     // The times of an image that was written a moment ago may say nothing.
-    let identity = || match joining.renewed {
-        true => Some(host::fresh()),
-        false => identity::of(files),
+    let identity = || match chain.first() {
+        _ if joining.renewed => Some(host::fresh()),
+        Some(top) => Some(*top),
+        None => identity::of(files),
     };
     VolumeSpec {
         name: settings.name.clone(),
@@ -822,11 +825,15 @@ fn spec(
     }
 }
 
-/// How the bytes of an image are found that is not raw.
-fn map(files: &OpenVolume) -> Option<Box<dyn Map>> {
-    let mapped = files.mapped.as_ref()?;
+/// Of an image that is not raw: what is told of it, the names of its files, and how its bytes are
+/// found.
+fn described(files: &OpenVolume) -> (Option<ImageShown>, Vec<Uuid>, Option<Box<dyn Map>>) {
+    let Some(mapped) = &files.mapped else {
+        return (None, Vec::new(), None);
+    };
     let chain = identity::of_chain(mapped);
-    Some(mapped.map(identity::of_tables(&chain)))
+    let map = mapped.map(identity::of_tables(&chain));
+    (Some(mapped.shown()), chain, Some(map))
 }
 
 fn tuning(settings: &VolumeSettings, group_members: u32) -> Tuning {

@@ -1,17 +1,16 @@
-//! The bytes of a guest's disk out of its chain of files, read one after the other.
+//! Tables of images, read where a thread may wait for them: for tools, and for questions about
+//! what a disk holds.
 //!
-//! Always true: what is read is what QEMU would read from the same files. Deliberately absent: any
-//! cache but that of tables and the cluster that was decompressed last; the shard serves guests.
+//! Always true: they take no more RAM than they were given. Deliberately absent: the reads of
+//! guests, for which the shard asks.
 
 use super::chain::{Link, Opened, name_of, read};
-use super::inflate::inflate;
 use crate::fault::{Fault, Kind};
 use image::Tables;
-use image::header::Compression;
 use image::meta::{Sector, Sectors};
-use image::resolve::{Content, Missing, Part, Stop, resolve};
+use image::resolve::{Missing, Stop};
 use image::source::Source;
-use image::types::{FileId, FileIndex, Span};
+use image::types::FileId;
 
 /// For the tables of all files of a chain.
 const TABLES_BYTES_MAX: u64 = 16 << 20;
@@ -24,13 +23,17 @@ pub struct Metadata {
 
 impl Default for Metadata {
     fn default() -> Metadata {
-        Metadata {
-            sectors: Sectors::new(TABLES_BYTES_MAX),
-        }
+        Metadata::new(TABLES_BYTES_MAX)
     }
 }
 
 impl Metadata {
+    pub fn new(bytes_max: u64) -> Metadata {
+        Metadata {
+            sectors: Sectors::new(bytes_max),
+        }
+    }
+
     /// Reads what was missing, or says what is damaged.
     pub fn meet(&mut self, image: &Opened, stop: Stop) -> Result<(), Fault> {
         match stop {
@@ -83,89 +86,6 @@ impl Source for FileSource<'_> {
         behind.fill(0);
         if !there.is_empty() {
             there.copy_from_slice(&read(target, &name_of(&self.link.path), at, there.len())?);
-        }
-        Ok(())
-    }
-}
-
-/// Reads a disk.
-#[derive(Debug)]
-pub struct Reader {
-    pub image: Opened,
-    metadata: Metadata,
-    parts: Vec<Part>,
-    /// The cluster that was decompressed last, and whose it is.
-    cluster: Vec<u8>,
-    holds: Option<(FileIndex, u64)>,
-}
-
-impl Reader {
-    pub fn new(image: Opened) -> Reader {
-        Reader {
-            image,
-            metadata: Metadata::default(),
-            parts: Vec::new(),
-            cluster: Vec::new(),
-            holds: None,
-        }
-    }
-
-    /// Any bytes of the disk; zeroes behind its end.
-    pub fn read(&mut self, at: u64, into: &mut [u8]) -> Result<(), Fault> {
-        let span = Span {
-            at,
-            bytes: into.len() as u64,
-        };
-        let mut parts = std::mem::take(&mut self.parts);
-        while let Err(stop) = resolve(&self.image.chain, span, &mut self.metadata, &mut parts) {
-            self.metadata.meet(&self.image, stop)?;
-        }
-        let mut rest = into;
-        for part in &parts {
-            let (now, later) = rest.split_at_mut(part.span.bytes as usize);
-            self.fetch(part, now)?;
-            rest = later;
-        }
-        assert!(rest.is_empty(), "parts cover the span");
-        self.parts = parts;
-        Ok(())
-    }
-
-    fn fetch(&mut self, part: &Part, into: &mut [u8]) -> Result<(), Fault> {
-        let Some(index) = part.file else {
-            into.fill(0);
-            return Ok(());
-        };
-        let link = &self.image.links[usize::from(index.0)];
-        match part.content {
-            Content::Zero => into.fill(0),
-            Content::Data { at } => {
-                let bytes = read(&link.target, &name_of(&link.path), at, into.len())?;
-                into.copy_from_slice(&bytes);
-            }
-            Content::Compressed { from, cluster_at } => {
-                if self.holds != Some((index, cluster_at)) {
-                    let header = self.image.chain.file(index).header();
-                    let (bits, how) = header.map_or((9, Compression::Zlib), |it| {
-                        (it.cluster_bits, it.compression)
-                    });
-                    self.holds = None;
-                    self.cluster.resize(1 << bits, 0);
-                    let name = name_of(&link.path);
-                    let bytes = read(&link.target, &name, from.at, from.bytes as usize)?;
-                    inflate(how, &bytes, &mut self.cluster).map_err(|why| {
-                        let at = from.at;
-                        let message = format!(
-                            "{name}: its compressed cluster at {at:#x} {why}; restore it from a \
-                             backup"
-                        );
-                        Fault::new(Kind::Invalid, message)
-                    })?;
-                    self.holds = Some((index, cluster_at));
-                }
-                let skip = (part.span.at - cluster_at) as usize;
-                into.copy_from_slice(&self.cluster[skip..skip + into.len()]);
-            }
         }
         Ok(())
     }

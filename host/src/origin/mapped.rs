@@ -28,6 +28,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, Weak};
 
+/// RAM for the tables of such looks, of each image; guests have tables of their own.
+const LOOK_RAM_BYTES: u64 = 256 << 10;
 /// So much of a disk is looked at in one step: at most 131,072 parts.
 const LOOK_BYTES_MAX: u64 = 64 << 20;
 
@@ -83,7 +85,7 @@ pub fn open(
     let snapshots = names_of_snapshots(&opened.links[0]);
     let mapped = Mapped {
         opened,
-        tables: Mutex::default(),
+        tables: Mutex::new(Metadata::new(LOOK_RAM_BYTES)),
         snapshots,
     };
     if mapped.size_bytes() == 0 {
@@ -121,8 +123,8 @@ fn begins_as_qcow2(path: &Path) -> bool {
 
 /// The same file as another volume has it open, if it is as it was then.
 fn shared(target: &Arc<Target>) -> Arc<Target> {
-    let mut below = BELOW.lock().expect("no holder of this lock panics");
-    below.retain(|_, known| known.strong_count() > 0);
+    // A storage that does not answer holds up no opening on another one.
+    let below = || BELOW.lock().expect("no holder of this lock panics");
     let as_it_is = |target: &Target| {
         let meta = target.file.metadata().ok()?;
         Some((
@@ -131,11 +133,13 @@ fn shared(target: &Arc<Target>) -> Arc<Target> {
             (meta.ctime(), meta.ctime_nsec()),
         ))
     };
-    let known = below.get(&target.identity).and_then(Weak::upgrade);
+    let known = below().get(&target.identity).and_then(Weak::upgrade);
     let known = known.filter(|known| {
         known.size_bytes == target.size_bytes && as_it_is(known) == as_it_is(target)
     });
     known.unwrap_or_else(|| {
+        let mut below = below();
+        below.retain(|_, known| known.strong_count() > 0);
         below.insert(target.identity, Arc::downgrade(target));
         target.clone()
     })
@@ -198,7 +202,7 @@ impl Mapped {
                 links,
                 chain: self.opened.chain.clone(),
             },
-            tables: Mutex::default(),
+            tables: Mutex::new(Metadata::new(LOOK_RAM_BYTES)),
             snapshots: self.snapshots.clone(),
         })
     }
@@ -215,6 +219,10 @@ impl Mapped {
         let bytes = bytes.min(LOOK_BYTES_MAX);
         let (span, mut parts) = (Span { at, bytes }, Vec::new());
         while let Err(stop) = resolve(&self.opened.chain, span, &mut *tables, &mut parts) {
+            // What is known of the begin is an answer.
+            if !parts.is_empty() {
+                break;
+            }
             tables.meet(&self.opened, stop).ok()?;
         }
         let has_data = |part: &Part| part.content != Content::Zero;

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::common::{EXIT_REFUSED, Rig, nbd, text_of, wait_until};
+use crate::common::{Daemon, EXIT_REFUSED, Rig, nbd, text_of, wait_until};
 
 const MIB: u64 = 1 << 20;
 const BYTES: u64 = 4 * MIB;
@@ -154,11 +154,8 @@ fn an_image_that_loses_its_name_while_it_is_served_is_held_until_it_has_it_again
     daemon.stop();
 }
 
-/// Fails when: the loss of a volume that is held while it is served cannot be accepted, or does not
-/// wait for the name, or what the log had comes back.
-#[test]
-fn the_loss_of_a_volume_whose_image_is_replaced_while_it_is_served_is_accepted_by_name() {
-    let mut rig = Rig::new();
+/// A disk with dirty data that is held, because its image was replaced while it is served.
+fn replaced_while_served(rig: &mut Rig) -> (PathBuf, Daemon, nbd::Client) {
     let image = rig.image("disk.img", BYTES);
     rig.volume("disk", &image, "write-back", LATE);
     let daemon = rig.serve();
@@ -167,7 +164,16 @@ fn the_loss_of_a_volume_whose_image_is_replaced_while_it_is_served_is_accepted_b
     client.flush();
     replace(&image, 9);
     rig.refused(&["volume", "destage", "disk", "--wait"], EXIT_REFUSED);
-    becomes(&rig, "disk", true);
+    becomes(rig, "disk", true);
+    (image, daemon, client)
+}
+
+/// Fails when: the loss of a volume that is held while it is served cannot be accepted, or does not
+/// wait for the name, or what the log had comes back.
+#[test]
+fn the_loss_of_a_volume_whose_image_is_replaced_while_it_is_served_is_accepted_by_name() {
+    let mut rig = Rig::new();
+    let (image, daemon, client) = replaced_while_served(&mut rig);
     tells(&rig, "disk", &["disk.img", "4096 bytes", "accept-loss"]);
     let (order, named) = (["volume", "accept-loss", "disk"], "--discard-dirty=disk");
     rig.refused(&order, EXIT_REFUSED);
@@ -193,15 +199,7 @@ fn the_loss_of_a_volume_whose_image_is_replaced_while_it_is_served_is_accepted_b
 #[test]
 fn the_log_of_a_volume_whose_image_is_replaced_while_it_is_served_is_kept_by_name() {
     let mut rig = Rig::new();
-    let image = rig.image("disk.img", BYTES);
-    rig.volume("disk", &image, "write-back", LATE);
-    let daemon = rig.serve();
-    let mut client = rig.connect("disk");
-    client.write(0, &[1; 4096]);
-    client.flush();
-    replace(&image, 9);
-    rig.refused(&["volume", "destage", "disk", "--wait"], EXIT_REFUSED);
-    becomes(&rig, "disk", true);
+    let (image, daemon, client) = replaced_while_served(&mut rig);
     client.disconnect();
     rig.gone_clients("disk");
     let takeover = ["volume", "takeover", "disk"];

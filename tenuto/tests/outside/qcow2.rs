@@ -275,7 +275,7 @@ fn a_file_below_that_is_replaced_or_written_holds_the_volumes_above_it() {
     fs::rename(&aside, &base).unwrap();
     is_held(false);
     assert_eq!(rig.connect("clone").read(0, 4096), [5; 4096]);
-    // As a program does that asks nobody.
+    // As a program does that takes no lock.
     let mut bytes = fs::read(&base).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&base, bytes).unwrap();

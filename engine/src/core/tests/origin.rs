@@ -31,8 +31,8 @@ fn table_at(group: u64) -> u64 {
 struct Backwards {
     names: [Uuid; 2],
     tables: Vec<(u64, Vec<u8>)>,
-    /// Forgets each table at once.
-    forgets: bool,
+    /// Tables that it keeps.
+    room: usize,
     damaged: bool,
 }
 
@@ -40,7 +40,7 @@ fn backwards() -> Backwards {
     Backwards {
         names: [Uuid([11; 16]), Uuid([12; 16])],
         tables: Vec::new(),
-        forgets: false,
+        room: 64,
         damaged: false,
     }
 }
@@ -57,12 +57,13 @@ impl Map for Backwards {
             let offset = table_at(block / GROUP);
             let table = self.tables.iter().find(|(at, _)| *at == offset);
             let Some((_, table)) = table else {
-                return Resolved::Missing(Missing {
+                let missing = Missing {
                     file: BASE,
                     offset,
                     bytes: 4096,
                     wanted: 0,
-                });
+                };
+                return Resolved::Missing(extents, missing);
             };
             let phase = sector % BLOCK_SECTORS;
             let sectors = (BLOCK_SECTORS - phase).min(span.end() - sector);
@@ -95,16 +96,13 @@ impl Map for Backwards {
             push(&mut extents, extent);
             sector += sectors;
         }
-        if self.forgets {
-            self.tables.clear();
-        }
         Resolved::Ready(extents)
     }
 
     fn supply(&mut self, missing: Missing, bytes: &[u8]) {
-        if !self.forgets {
-            self.tables.push((missing.offset, bytes.to_vec()));
-        }
+        self.tables.push((missing.offset, bytes.to_vec()));
+        let over = self.tables.len().saturating_sub(self.room);
+        self.tables.drain(..over);
     }
 
     fn tables(&self) -> &[Uuid] {
@@ -295,11 +293,29 @@ fn one_part_of_a_fill_that_fails_is_asked_for_again_with_the_others() {
     assert!(is_right(host.read(clone, 8, 3), 8));
 }
 
+/// Fails when: a read that is longer than the tables at hand begins anew with each of them.
+#[test]
+fn a_long_read_goes_on_with_room_for_one_table() {
+    for policy in [Policy::Ephemeral, Policy::Uncached] {
+        let mut host = Host::new();
+        let map = Backwards {
+            room: 1,
+            ..backwards()
+        };
+        let disk = attach(&mut host, on_base(policy, "disk"), map, &[THERE; 64]);
+        // Over the border of two tables, which is no border of blocks that are read together.
+        assert!(is_right(host.read(disk, 230, 60), 230));
+        host.count(none);
+        assert!(is_right(host.read(disk, 500, 40), 500));
+        assert!(host.count(reads_table) <= 2);
+    }
+}
+
 #[test]
 fn a_map_that_never_has_enough_ends_the_read_with_an_error() {
     let mut host = Host::new();
     let map = Backwards {
-        forgets: true,
+        room: 0,
         ..backwards()
     };
     let clone = attach(

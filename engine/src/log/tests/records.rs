@@ -248,8 +248,8 @@ fn a_segment_is_footered_when_its_footer_is_on_the_device() {
 
 #[test]
 fn one_segment_more_than_writes_should_find_is_prepared() {
-    let begun = |virgin_from| Start {
-        virgin_from,
+    let begun = |unwritten_from| Start {
+        unwritten_from,
         ..start()
     };
     for (ready, prepares) in [(4, 1), (5, 0)] {
