@@ -357,15 +357,10 @@ fn policy_text(volume: &Value) -> String {
 /// The files below the origin, which stands in a row of its own.
 fn image_text(image: &Value) -> String {
     let chain = image["chain"].as_array().map_or(&[][..], Vec::as_slice);
-    let below = match chain.len() {
-        0 | 1 => String::new(),
-        _ => {
-            let names: Vec<String> = chain[1..].iter().map(text).collect();
-            format!(" on {}", names.join(" on "))
-        }
-    };
+    let below = chain.iter().skip(1).map(text);
+    let below: String = below.map(|name| format!(" on {name}")).collect();
     format!(
-        "{}, units of {}, {} of tables in RAM{below}",
+        "{}{below}; units of {}; {} of tables in RAM",
         text(&image["format"]),
         bytes(&image["unit_bytes"]),
         bytes(&image["metadata_ram_bytes"]),

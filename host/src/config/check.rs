@@ -291,7 +291,7 @@ pub fn look(path: &Path) -> Result<Origin, Wrong> {
             is_block_device: false,
         });
     }
-    let right = "name a raw image or block device that exists and can be read";
+    let right = "name an image or block device that exists and can be read";
     let wrong =
         |error: &std::io::Error| Wrong::new(format!("{}: {}", path.display(), cause(error)), right);
     let canonical = path.canonicalize().map_err(|error| wrong(&error))?;

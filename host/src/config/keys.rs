@@ -576,7 +576,7 @@ pub fn check_name(name: &str) -> Set {
 }
 
 fn set_origin(volume: &mut Volume, value: &Value) -> Set {
-    let right = "write the path of a raw image or block device, nbd://… or nbd+unix://…";
+    let right = "write the path of an image or block device, nbd://… or nbd+unix://…";
     let text = value.text(right)?;
     if Uri::claims(text) {
         Uri::parse(text).map_err(|why| Wrong::new(why, uri::RIGHT))?;

@@ -160,7 +160,7 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
 #[test]
 fn wrong_origins_and_names_are_answered_at_their_own_lines() {
     let origin = |value: &str| error_of(&format!("[[volume]]\nname = \"a\"\norigin = {value}\n"));
-    let right = "write the path of a raw image or block device, nbd://… or nbd+unix://…";
+    let right = "write the path of an image or block device, nbd://… or nbd+unix://…";
     let export = "write nbd://HOST:PORT/EXPORT or nbd+unix:///EXPORT?socket=/PATH";
     assert_eq!(
         origin("\"nbd://host:port/a\""),
@@ -180,7 +180,7 @@ fn wrong_origins_and_names_are_answered_at_their_own_lines() {
     );
     assert_eq!(
         origin("\"/no/such/image\""),
-        "t.toml:3: origin: /no/such/image: no such file or directory; name a raw image or block \
+        "t.toml:3: origin: /no/such/image: no such file or directory; name an image or block \
          device that exists and can be read"
     );
     assert_eq!(

@@ -107,12 +107,12 @@ fn a_wrong_file_is_told_with_its_line_its_key_and_what_would_be_right() {
         ),
         (
             VOLUME.replace("disk.img", "missing.img"),
-            "2 FILE:17: origin: DIR/missing.img: no such file or directory; name a raw image or \
+            "2 FILE:17: origin: DIR/missing.img: no such file or directory; name an image or \
              block device that exists and can be read",
         ),
         (
             VOLUME.replace("DIR/disk.img", "DIR"),
-            "2 FILE:17: origin: DIR is neither a file nor a block device; name a raw image or \
+            "2 FILE:17: origin: DIR is neither a file nor a block device; name an image or \
              block device that exists and can be read",
         ),
         (
@@ -128,7 +128,7 @@ fn a_wrong_file_is_told_with_its_line_its_key_and_what_would_be_right() {
         ),
         (
             VOLUME.replace("DIR/disk.img", "s3://bucket/prefix"),
-            "2 FILE:17: origin: s3 origins are not in this version; write the path of a raw image \
+            "2 FILE:17: origin: s3 origins are not in this version; write the path of an image \
              or block device, nbd://… or nbd+unix://…",
         ),
         (
