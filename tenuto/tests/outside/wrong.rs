@@ -306,7 +306,7 @@ fn wrong_orders_to_a_running_daemon_are_told() {
             (
                 &["volume", "add", "more", &missing],
                 EXIT_USAGE,
-                "volume more: origin: DIR/missing.img: no such file or directory; name a raw image \
+                "volume more: origin: DIR/missing.img: no such file or directory; name an image \
                  or block device that exists and can be read",
             ),
             (
