@@ -7,11 +7,23 @@
 //!                                                the rest ─▶ read, supply, again from there
 //! ```
 //!
+//! An image that is written has a [`Planner`] as well. It says what one destage does to the first
+//! file, cluster by cluster:
+//!
+//! ```text
+//! begin ─▶ plan(cluster) … ─▶ end ─▶ (all of it is at the file) ─▶ reached
+//!   ▲                          │
+//!   └──── anything failed ─────┘
+//! ```
+//!
 //! Always true: extents cover what was asked for, or its begin, in order, without a gap, so a map
 //! needs tables for no more than a block at once to go on; a map never waits and
 //! keeps no state between two calls but the tables it was given, so the same call may be made again
-//! at any time; what it says is checked against its files before it is believed. Deliberately
-//! absent: formats (a map is made by the host), and who reads the files ([`crate::core`]).
+//! at any time; what it says is checked against its files before it is believed. What a plan writes
+//! at once lies where nothing in the file refers to, so that the file is what it was until the
+//! journal of the plan is applied; until `reached` the map describes the file as it was before.
+//! Deliberately absent: formats (a map is made by the host), and who reads and writes the files
+//! ([`crate::core`]).
 
 use crate::types::{Span, Uuid};
 use alloc::boxed::Box;
@@ -109,6 +121,80 @@ pub trait Map: Send {
 
     /// The most that they may hold from now on. A map that needs more to answer at all takes that.
     fn set_bytes_max(&mut self, bytes: u64);
+
+    /// How the image is written; `None` for one that is only read.
+    fn planner(&mut self) -> Option<&mut dyn Planner> {
+        None
+    }
+}
+
+/// What an epoch has of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub span: Span,
+    /// It reads as zeroes; else there is data.
+    pub zero: bool,
+}
+
+/// When a plan may write a place of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// At once: nothing in the file refers to it.
+    Now,
+    /// By way of the journal.
+    Journal,
+}
+
+/// One thing that a plan does to the first file. Places are whole sectors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Data of the epoch goes to this place.
+    Data { span: Span, at: u64, when: When },
+    /// What the image says of this part before the plan goes to this place, at once.
+    Copy { extent: Extent, at: u64 },
+    /// The journal zeroes these bytes.
+    Zero { at: u64, bytes: u64 },
+    /// Tables, or sectors of them.
+    Table { at: u64, bytes: Vec<u8>, when: When },
+}
+
+/// What came of a step of a plan. One that is not `Done` has done nothing, and is made again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planned {
+    Done,
+    Missing(Missing),
+    Damaged,
+}
+
+/// How an image of a format is written. Its steps never wait.
+pub trait Planner {
+    /// So much of the disk is planned in one step, from a multiple of it on.
+    fn cluster_bytes(&self) -> u64;
+
+    /// A new plan. One before it that was not reached is forgotten; nothing of it is in flight.
+    fn begin(&mut self);
+
+    /// What becomes of the pieces of one cluster, which lie in it in order and do not overlap. It
+    /// is appended to `work`; clusters come in order, each once.
+    fn plan(&mut self, pieces: &[Piece], work: &mut Vec<Work>) -> Planned;
+
+    /// What is left when all clusters were planned.
+    fn end(&mut self, work: &mut Vec<Work>) -> Planned;
+
+    /// Bytes that were missing for the plan. They are of the file as it was before.
+    fn supply(&mut self, missing: Missing, bytes: &[u8]);
+
+    /// The first sector of the file with the guard set or cleared, made from the one that is there.
+    /// `None` if that is no header of this image any more.
+    fn guarded(&self, sector: &[u8], guard: bool) -> Option<Vec<u8>>;
+
+    /// All of the plan is at the file. Gives the ranges of it, in bytes, whose tables have changed.
+    fn reached(&mut self) -> Vec<(u64, u64)>;
+
+    /// The file was written past any plan of this map (a journal of another life was applied to
+    /// it): nothing that is known of its tables counts. `sector` is the first of the file, `bytes`
+    /// its length. False if that is no header of this image.
+    fn read_anew(&mut self, sector: &[u8], bytes: u64) -> bool;
 }
 
 /// The one extent of a raw image.
