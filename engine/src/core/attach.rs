@@ -372,6 +372,11 @@ impl Core {
         let reached = |it: Progress| matches!(it, Progress::Cut(upto) if upto < volume.destaged);
         let progress = old.as_ref().map(|ledger| ledger.progress);
         let progress = progress.filter(|it| !reached(*it));
+        // What a journal is for stays as it was: the file of an image that allocates is of another
+        // size than the volume.
+        let applies = matches!(progress, Some(Progress::Apply { .. }));
+        let origin_bytes = old.as_ref().filter(|_| applies);
+        let origin_bytes = origin_bytes.map_or(volume.size_bytes, |ledger| ledger.origin_bytes);
         let mut owner = self.config.host_name.clone();
         while owner.len() > OWNER_BYTES_MAX {
             owner.pop();
@@ -388,7 +393,7 @@ impl Core {
             // A cut that was begun is reached by the recovered log, which covers it.
             progress: progress.unwrap_or(Progress::Idle),
             dirty: true,
-            origin_bytes: volume.size_bytes,
+            origin_bytes,
             mtime_before_ns: old.as_ref().map_or(0, |ledger| ledger.mtime_before_ns),
             mtime_limit_ns: old.as_ref().map_or(0, |ledger| ledger.mtime_limit_ns),
             image: volume.image.seen.kept(),

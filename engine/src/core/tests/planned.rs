@@ -304,7 +304,13 @@ fn an_image_that_allocates_is_what_it_was_until_its_journal_counts() {
     let again = attach(&mut host, Backwards::default());
     assert_eq!(host.read(again, 0, 4), want, "from the log meanwhile");
     host.pass(2_000);
-    assert_eq!(guard(&host, again), 0);
+    assert_eq!(
+        guard(&host, again),
+        0,
+        "{:?} {:?}",
+        host.state(again),
+        host.ledger(again).progress
+    );
     assert_eq!(host.ledger(again).progress, Progress::Idle);
     assert_eq!(host.read(again, 0, 4), want, "from the image");
     let found: Vec<u8> = (0..4).flat_map(|it| view(&host, again, it)).collect();
