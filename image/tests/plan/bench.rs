@@ -52,10 +52,14 @@ pub struct Sparse {
 
 impl Sparse {
     pub fn write(&mut self, at: u64, bytes: &[u8]) {
-        for (step, byte) in bytes.iter().enumerate() {
-            let at = at + step as u64;
-            let page = self.pages.entry(at / PAGE);
-            page.or_insert_with(|| vec![0; PAGE as usize])[(at % PAGE) as usize] = *byte;
+        let mut done = 0;
+        while done < bytes.len() {
+            let here = at + done as u64;
+            let count = ((PAGE - here % PAGE) as usize).min(bytes.len() - done);
+            let page = self.pages.entry(here / PAGE);
+            let page = page.or_insert_with(|| vec![0; PAGE as usize]);
+            page[(here % PAGE) as usize..][..count].copy_from_slice(&bytes[done..done + count]);
+            done += count;
         }
         self.bytes = self.bytes.max(at + bytes.len() as u64);
     }
