@@ -52,9 +52,10 @@ pub struct LedgerBytes {
     pub image_birth_ns: U64,
     pub image_bytes: U64,
     pub image_mtime_ns: U64,
+    pub image_below: U64,
 }
 
-const _: () = assert!(size_of::<LedgerBytes>() == PREFIX_BYTES + 252);
+const _: () = assert!(size_of::<LedgerBytes>() == PREFIX_BYTES + 260);
 const _: () = assert!(size_of::<LedgerBytes>() <= LEDGER_BYTES);
 const _: () = assert!(PAST_LOG & LOSS_ACCEPTED == 0, "a bit has one meaning");
 const _: () = assert!(LEDGER_SLOTS == 2, "the ledger before is left whole");
@@ -153,6 +154,7 @@ impl Ledger {
             image_birth_ns: U64::new(self.image.birth_ns),
             image_bytes: U64::new(self.image.size_bytes),
             image_mtime_ns: U64::new(self.image.mtime_ns),
+            image_below: U64::new(self.image.below),
         };
         let mut bytes = block(LEDGER_BYTES);
         bytes[..size_of::<LedgerBytes>()].copy_from_slice(record.as_bytes());
@@ -219,6 +221,7 @@ impl Ledger {
                 size_bytes: record.image_bytes.get(),
                 mtime_ns: record.image_mtime_ns.get(),
                 lasts: record.image_inode.get() != 0,
+                below: record.image_below.get(),
             },
             compatible: record.compatible.get(),
         })

@@ -264,6 +264,7 @@ fn both((above, below): (Image, Image)) -> Image {
         size_bytes: above.size_bytes + below.size_bytes,
         mtime_ns: mix(above.mtime_ns, below.mtime_ns),
         lasts: above.lasts && below.lasts,
+        below: 0,
     }
 }
 
