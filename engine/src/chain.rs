@@ -30,6 +30,8 @@ pub struct ChainMap {
     chain: Chain,
     tables: Sectors,
     names: Vec<Uuid>,
+    /// Of the files below the first, where the first is written.
+    layers: Vec<Uuid>,
     writing: Option<Writing>,
 }
 
@@ -65,19 +67,23 @@ impl ChainMap {
             // Its share is given when it is in use.
             tables: Sectors::new(0),
             names,
+            layers: Vec::new(),
             writing: None,
         }
     }
 
-    /// The same, of a chain whose top is written. Refuses one that cannot be.
-    pub fn writable(chain: Chain, names: Vec<Uuid>) -> Result<ChainMap, Error> {
+    /// The same, of a chain whose top is written. Refuses one that cannot be. `layers` are of its
+    /// files below the top, as [`Map::layers`] gives them.
+    pub fn writable(chain: Chain, names: Vec<Uuid>, layers: Vec<Uuid>) -> Result<ChainMap, Error> {
         let header = chain.file(TOP).header().ok_or(Error::NotQcow2)?;
+        assert_eq!(chain.files().len() - 1, layers.len(), "one for each below");
         let writing = Writing {
             writer: Writer::new(header)?,
             tables: Sectors::new(PLAN_BYTES),
         };
         Ok(ChainMap {
             writing: Some(writing),
+            layers,
             ..ChainMap::new(chain, names)
         })
     }
@@ -216,6 +222,10 @@ impl Map for ChainMap {
         &self.names
     }
 
+    fn layers(&self) -> &[Uuid] {
+        &self.layers
+    }
+
     fn bytes(&self) -> u64 {
         self.tables.bytes()
     }
@@ -267,6 +277,11 @@ impl Planner for ChainMap {
         let id = self.chain.file(types::FileIndex(missing.file.0)).id;
         let (at, wanted) = (missing.offset, missing.wanted);
         self.writing().tables.fill(id, at, bytes, wanted);
+    }
+
+    fn grown(&mut self, bytes: u64) {
+        let file = self.chain.file_mut(TOP);
+        file.file_bytes = file.file_bytes.max(bytes);
     }
 
     fn guarded(&self, sector: &[u8], guard: bool) -> Option<Vec<u8>> {

@@ -191,6 +191,10 @@ pub trait Planner {
     /// Bytes that were missing for the plan. They are of the file as it was before.
     fn supply(&mut self, missing: Missing, bytes: &[u8]);
 
+    /// The file has so many bytes by now: tables that are read while a journal is applied may
+    /// refer to all of them.
+    fn grown(&mut self, bytes: u64);
+
     /// The first sector of the file with the guard set or cleared, made from the one that is there.
     /// `None` if that is no header of this image any more.
     fn guarded(&self, sector: &[u8], guard: bool) -> Option<Vec<u8>>;

@@ -153,7 +153,13 @@ impl Destage {
 
     /// Nothing of it is in flight, and it has no memory.
     pub(super) fn is_idle(&self) -> bool {
-        self.jobs.len() == 0 && self.width == 0 && !self.waiting && self.table_piece.is_none()
+        let reads = self.table_piece.is_some() || self.table_pieces() > 0;
+        self.jobs.len() == 0 && self.width == 0 && !self.waiting && !reads
+    }
+
+    /// Pieces of memory that tables of a plan have.
+    pub(super) fn table_pieces(&self) -> usize {
+        self.plan.as_ref().map_or(0, Plan::table_pieces)
     }
 
     /// Its jobs are all to be done, once more.
@@ -850,6 +856,9 @@ impl Core {
                 _ => self.detach_progress(cx, id),
             };
         }
+        if let Some(planner) = self.planner(id) {
+            planner.grown(stat.size_bytes);
+        }
         if self.phase(id).phase == Phase::Look {
             return self.prepare(cx, id, &stat);
         }
@@ -1071,7 +1080,7 @@ impl Core {
         let stuck = volume.bypass == Bypass::Held || volume.misfit().is_some();
         let early = early || (stuck && !in_step);
         if early && destage.jobs.len() == 0 && !destage.waiting {
-            if destage.table_piece.is_some() {
+            if destage.table_pieces() > 0 {
                 return;
             }
             assert!(destage.is_idle(), "no memory goes with it");

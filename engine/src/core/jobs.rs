@@ -467,7 +467,9 @@ impl Core {
             return 0;
         };
         let destage = volume.destage.as_ref();
-        let destage = destage.map_or(0, |it| it.width + usize::from(it.table_piece.is_some()));
+        let destage = destage.map_or(0, |it| {
+            it.width + usize::from(it.table_piece.is_some()) + it.table_pieces()
+        });
         destage + volume.replay.as_mut().map_or(0, |it| it.pieces())
     }
 

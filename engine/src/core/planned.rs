@@ -156,8 +156,9 @@ pub(super) struct Plan {
     /// To the file, and to the journal.
     growing: [Batch; 2],
     ready: VecDeque<Batch>,
-    /// A table that is being read.
+    /// A table that is being read, and the memory that it goes to.
     missing: Option<Missing>,
+    pieces: Vec<u32>,
 }
 
 impl Plan {
@@ -169,12 +170,18 @@ impl Plan {
             growing: [Batch::empty(When::Now), Batch::empty(When::Journal)],
             ready: VecDeque::new(),
             missing: None,
+            pieces: Vec::new(),
         }
     }
 
     fn is_at_end(&self) -> bool {
         let grows = self.growing.iter().any(|batch| !batch.parts.is_empty());
         self.ended && self.work.is_empty() && self.ready.is_empty() && !grows
+    }
+
+    /// Pieces of the destager's memory that a table has.
+    pub fn table_pieces(&self) -> usize {
+        self.pieces.len()
     }
 
     /// A batch that failed goes first.
@@ -262,7 +269,7 @@ impl Core {
             self.phase(id).plan = Some(Plan::new());
         }
         let destage = self.phase(id);
-        if cx.now >= destage.apply_until && destage.table_piece.is_none() {
+        if cx.now >= destage.apply_until {
             // The ledger's word on the modification time runs out: write it again.
             destage.phase = Phase::Look;
             return true;
@@ -413,23 +420,32 @@ impl Core {
         if !self.has_turn(cx.now, id) {
             return;
         }
-        let Some(piece) = self.take_destage_piece(id) else {
-            return;
-        };
-        let place = self.scratch.piece(piece);
-        assert!(missing.bytes <= self.scratch.piece_bytes(), "{missing:?}");
+        let piece_bytes = self.scratch.piece_bytes();
+        let (mut slices, mut left) = (Vec::new(), missing.bytes);
+        while left > 0 {
+            let Some(piece) = self.take_destage_piece(id) else {
+                return self.free_plan_pieces(id);
+            };
+            self.plan(id).pieces.push(piece);
+            let bytes = left.min(piece_bytes);
+            let place = self.scratch.piece(piece);
+            slices.push(Slice { place, bytes });
+            left -= bytes;
+        }
         self.turns.spend(cx.now, id, missing.bytes);
-        let destage = self.phase(id);
-        assert!(destage.table_piece.is_none(), "one table at a time");
-        destage.table_piece = Some(piece);
         self.plan(id).missing = Some(missing);
         let bytes = missing.bytes;
-        let slices = alloc::vec![Slice { place, bytes }];
         let device = file_device(id, missing.file);
         self.count_plan_read(id, bytes);
         let pending = Pending::PlanTable { volume: id };
         let (purpose, at) = (Purpose::DestageRead, missing.offset);
         cx.transfer(pending, purpose, device, Op::Read, at, slices);
+    }
+
+    fn free_plan_pieces(&mut self, id: VolumeId) {
+        for piece in core::mem::take(&mut self.plan(id).pieces) {
+            self.scratch.free_destage_piece(piece);
+        }
     }
 
     fn count_plan_read(&mut self, id: VolumeId, bytes: u64) {
@@ -441,13 +457,13 @@ impl Core {
 
     pub(super) fn plan_table_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
         self.volume(id).origin_in_flight -= 1;
-        let destage = self.phase(id);
-        let piece = destage.table_piece.take().expect("it was read to a piece");
-        let place = self.scratch.piece(piece);
         let missing = self.plan(id).missing.take().expect("it was asked for");
         if ok {
             let mut bytes = alloc::vec![0; missing.bytes as usize];
-            cx.memory.load(place, &mut bytes);
+            let parts = bytes.chunks_mut(self.scratch.piece_bytes() as usize);
+            for (part, piece) in parts.zip(self.plan(id).pieces.clone()) {
+                cx.memory.load(self.scratch.piece(piece), part);
+            }
             let planner = self.planner(id).expect("such an image has one");
             planner.supply(missing, &bytes);
             self.turns.moved(cx.now, id);
@@ -456,7 +472,7 @@ impl Core {
             self.volume(id).counters.origin.errors += 1;
             self.rest_after_failure(cx, id);
         }
-        self.scratch.free_destage_piece(piece);
+        self.free_plan_pieces(id);
         self.give_destage_turns(cx);
         self.pump_destage(cx, id);
         self.detach_progress(cx, id);
@@ -630,9 +646,10 @@ impl Core {
     fn end_plan(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         let now = cx.now;
         let destage = self.phase(id);
-        if destage.jobs.len() > 0 || destage.table_piece.is_some() {
+        if destage.jobs.len() > 0 || self.plan(id).missing.is_some() {
             return false;
         }
+        let destage = self.phase(id);
         if destage.failed {
             let damaged = destage.met_damage();
             match destage.contradicted {

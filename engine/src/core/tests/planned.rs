@@ -184,6 +184,8 @@ impl Planner for Backwards {
         self.planned.insert(missing.wanted, sector);
     }
 
+    fn grown(&mut self, _: u64) {}
+
     fn guarded(&self, sector: &[u8], guard: bool) -> Option<Vec<u8>> {
         let mut sector = sector.to_vec();
         sector[1] = u8::from(guard);
