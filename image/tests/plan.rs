@@ -134,6 +134,22 @@ fn a_refcount_table_that_is_full_grows() {
     }
 }
 
+#[test]
+fn a_refcount_block_behind_what_it_counts_gets_a_block_of_its_own() {
+    let knobs = Knobs {
+        bits: 12,
+        extended: false,
+        order: 6,
+        size: 2 << 20,
+        backed: false,
+        // A table and 512 clusters of data fill what the second block is about.
+        l1_cluster: 510,
+    };
+    let mut bench = Bench::new(1, build(knobs), Vec::new());
+    bench.destage(&[1; 4096]);
+    assert_eq!(bench.top.bytes, (1024 + 2) * 4096);
+}
+
 fn small(extended: bool) -> Knobs {
     Knobs {
         bits: if extended { 17 } else { 16 },
