@@ -39,7 +39,7 @@ pub struct ChainMap {
 #[derive(Debug)]
 struct Writing {
     writer: Writer,
-    /// Tables that were read for the plan, and for nobody else.
+    /// Tables that were read for the plan alone.
     tables: Sectors,
 }
 

@@ -399,7 +399,7 @@ impl Bench {
         marks
     }
 
-    /// A plan for these sectors. With `patience` it is given up after so many works.
+    /// A plan for these sectors.
     pub fn plan(&mut self, marks: &[u8]) -> Result<Made, Stop> {
         let cluster = (self.top.header().cluster_bytes() / 512) as usize;
         let mut out = Vec::new();
@@ -586,7 +586,8 @@ impl Bench {
         self.content_of(&chain)
     }
 
-    /// Some clusters that have nothing become compressed ones, two in a cluster of the file.
+    /// Two clusters that have nothing become compressed ones: in one cluster of the file, and the
+    /// second one goes on in the next.
     pub fn compress(&mut self) {
         let header = self.top.header();
         if header.refcount_order < 2 {
@@ -596,6 +597,10 @@ impl Bench {
             return;
         };
         let bytes = header.cluster_bytes();
+        if ((host >> header.cluster_bits) + 1).is_multiple_of(refcount::block_clusters(&header)) {
+            return;
+        }
+        self.top.bytes += bytes;
         let mut used = 0;
         for (_, table) in pointers(&self.top, header.l1()) {
             for number in 0..bytes / header.l2_entry_bytes() {
@@ -603,8 +608,8 @@ impl Bench {
                 let old = entry(&self.top, &header, at);
                 if used < 2 && (old.word, old.bitmap) == (0, 0) {
                     let shift = 62 - (header.cluster_bits - 8);
-                    let sectors = (bytes / 512 / 2 - 1).min(2);
-                    let word = 1 << 62 | sectors << shift | (host + used * bytes / 2 + 17);
+                    let at_host = host + used * (bytes - 100) + 17;
+                    let word = 1 << 62 | 2 << shift | at_host;
                     self.top.put(at, word);
                     used += 1;
                 }
