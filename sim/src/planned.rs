@@ -164,7 +164,9 @@ impl World {
         self.trace.counters.images.tops.runs += 1;
         self.stop()?;
         for (at, origin) in self.devices.origins.iter().enumerate() {
-            if origin.top {
+            // One that nobody serves is as a kill has left it.
+            let mut mine = self.guests.iter().filter(|it| it.plan.origin == at);
+            if origin.top && mine.any(|it| it.id.is_some()) {
                 tops::judge_at_rest(origin)
                     .map_err(|it| format!("origin {at} after an orderly stop: {it}"))?;
             }

@@ -111,7 +111,7 @@ impl Core {
         blocks: Range<u64>,
     ) {
         let volume = self.reads.get(read).volume;
-        if self.volume(volume).misfit().is_some() {
+        if self.volume(volume).is_unreadable() {
             self.reads.get(read).waits += 1;
             return self.hold_read(read, wanted);
         }
@@ -131,7 +131,7 @@ impl Core {
                 let rest = clip(wanted, known.end, blocks.end);
                 self.await_table(cx, read, rest, false, missing);
             }
-            Resolved::Damaged => self.read_damaged(read),
+            Resolved::Damaged => self.read_unresolved(read, wanted),
         }
     }
 
@@ -465,12 +465,12 @@ impl Core {
     fn fate_of_held(&mut self, id: VolumeId) -> Held {
         let volume = self.volume(id);
         match (
-            volume.misfit(),
+            volume.is_unreadable(),
             volume.detaching.is_some() || volume.suspending.is_some(),
         ) {
-            (None, _) => Held::Asks,
-            (Some(_), true) => Held::Ends,
-            (Some(_), false) => Held::Waits,
+            (false, _) => Held::Asks,
+            (true, true) => Held::Ends,
+            (true, false) => Held::Waits,
         }
     }
 

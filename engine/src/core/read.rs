@@ -255,14 +255,14 @@ impl Core {
 
     pub(super) fn read_past_tier(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
         let id = self.reads.get(read).volume;
-        if self.volume(id).misfit().is_some() {
+        if self.volume(id).is_unreadable() {
             self.reads.get(read).waits += 1;
             return self.hold_read(read, part);
         }
         let (extents, missing) = match self.locate(read, part) {
             Resolved::Ready(extents) => (extents, None),
             Resolved::Missing(extents, missing) => (extents, Some(missing)),
-            Resolved::Damaged => return self.read_damaged(read),
+            Resolved::Damaged => return self.read_unresolved(read, part),
         };
         let from = extents.last().map_or(part.sector, |it| it.span.end());
         let rest = Span::new(from, part.end() - from);

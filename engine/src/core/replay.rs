@@ -300,6 +300,13 @@ impl Replay {
 }
 
 impl Volume {
+    /// Nothing is asked of its image: it does not fit; or a journal that a start has found is not
+    /// applied yet, so that its tables may be anything.
+    pub(super) fn is_unreadable(&self) -> bool {
+        let torn = |it: &Replay| it.guards && !it.plan && !it.reached && it.upto > Serial(0);
+        self.misfit().is_some() || self.replay.as_ref().is_some_and(torn)
+    }
+
     /// Something of ours may be writing its image, or is about to.
     pub fn is_destaging(&self) -> bool {
         self.destage.is_some() || self.replay.is_some()
@@ -1035,6 +1042,7 @@ impl Core {
         );
         self.image_written(id, &replay);
         self.resume_behind_replay(cx, id);
+        self.retry_held_reads(cx);
     }
 
     /// Goes on with what waited for a replay.

@@ -65,6 +65,17 @@ impl Core {
         self.volume(id).counters.origin.errors += 1;
     }
 
+    /// The same, unless a journal is being applied: then a table may be read that is half of one
+    /// state and half of the other, and the part looks again later.
+    pub(super) fn read_unresolved(&mut self, read: u32, part: Span) {
+        let id = self.reads.get(read).volume;
+        if self.volume(id).replay.is_none() {
+            return self.read_damaged(read);
+        }
+        self.reads.get(read).waits += 1;
+        self.hold_read(read, part);
+    }
+
     /// A part of a read goes on when its map has seen this.
     pub(super) fn await_table(
         &mut self,
