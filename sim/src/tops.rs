@@ -39,7 +39,9 @@ impl Writing {
     pub fn refers_to(&mut self, origin: &Origin, bytes: &Range<u64>) -> Option<Range<u64>> {
         let parts = self.referenced.get_or_insert_with(|| {
             let mut parts = Vec::new();
-            for file in [origin.image.landed(), origin.image.durable()] {
+            let (seen, safe) = (origin.image.landed(), origin.image.durable());
+            let differs = seen != safe;
+            for file in std::iter::once(seen).chain(differs.then_some(safe)) {
                 let mut file = file.to_vec();
                 qcow2::unguard(&mut file);
                 parts.extend(qcow2::referenced(&file));
