@@ -161,6 +161,7 @@ impl World {
     }
 
     fn fate_at_origin(&mut self, io: &Io, origin: usize) -> Result<(), IoError> {
+        let longer = self.makes_longer(io, origin);
         let counters = &mut self.trace.counters;
         let trouble = self.faults.troubles[origin];
         if self.now < trouble.fails_until && self.rng.chance(700) {
@@ -170,16 +171,12 @@ impl World {
         }
         let grows = match io.device {
             Device::Journal(_) => true,
-            // What is allocated is new; the rest is there.
-            Device::Origin(_)
-                if self.devices.origins[origin].top && io.purpose != Purpose::JournalApply =>
-            {
-                io.offset + io.bytes > self.devices.origins[origin].image.size()
-            }
-            Device::Origin(_) | Device::Ledger(_) => self.plan.rates.all_full,
+            Device::Origin(_) => self.plan.rates.all_full || longer,
+            Device::Ledger(_) => self.plan.rates.all_full,
             Device::Cache | Device::Base(..) => false,
         };
-        if grows && io.op == Op::Write && self.now < trouble.full_until {
+        let writes = io.op == Op::Write || longer;
+        if grows && writes && self.now < trouble.full_until {
             counters.origin_full += 1;
             self.faults.at = self.now;
             return Err(IoError::NoSpace);

@@ -578,6 +578,7 @@ impl World {
         if power {
             self.renew_images();
         }
+        self.check_rests(&owed_nothing)?;
         if self.sabotage != Some(Sabotage::NoFence) {
             self.clock_is_set();
             self.foreign_writes(&owed_nothing);

@@ -128,6 +128,17 @@ impl World {
         }
     }
 
+    /// Whether an image that allocates has more bytes after a request.
+    pub(crate) fn makes_longer(&self, io: &Io, origin: usize) -> bool {
+        let here = &self.devices.origins[origin];
+        let end = match io.op {
+            Op::Write => io.offset + io.bytes,
+            Op::Resize => io.bytes,
+            _ => 0,
+        };
+        here.top && matches!(io.device, Device::Origin(_)) && end > here.image.size()
+    }
+
     /// A request to an image has ended: what a journal changes decides what it refers to.
     pub(crate) fn note_applied(&mut self, io: &Io, origin: usize) {
         if io.purpose == Purpose::JournalApply {
@@ -155,20 +166,33 @@ impl World {
         }
     }
 
-    /// The daemon stops in order, where it has images that allocate: then nothing is between two
-    /// states.
-    pub(crate) fn rest(&mut self) -> Result<(), Broken> {
-        if self.devices.origins.iter().all(|it| !it.top) {
+    /// Volumes of this daemon whose images allocate.
+    pub(crate) fn on_tops(&self) -> Vec<usize> {
+        let numbered = self.guests.iter().enumerate();
+        let served = numbered.filter(|(_, it)| it.id.is_some());
+        let on_top = served.filter(|(_, it)| self.devices.origins[it.plan.origin].top);
+        on_top.map(|(at, _)| at).collect()
+    }
+
+    /// The daemon stops in order, at the end of a run: it has brought all home, so the images of
+    /// these volumes are at rest.
+    pub(crate) fn rest(&mut self, volumes: &[usize]) -> Result<(), Broken> {
+        let tops = self.devices.origins.iter().any(|it| it.top);
+        self.trace.counters.images.tops.runs += u64::from(tops);
+        if volumes.is_empty() {
             return Ok(());
         }
-        self.trace.counters.images.tops.runs += 1;
         self.stop()?;
-        for (at, origin) in self.devices.origins.iter().enumerate() {
-            // One that nobody serves is as a kill has left it.
-            let mut mine = self.guests.iter().filter(|it| it.plan.origin == at);
-            if origin.top && mine.any(|it| it.id.is_some()) {
-                tops::judge_at_rest(origin)
-                    .map_err(|it| format!("origin {at} after an orderly stop: {it}"))?;
+        self.check_rests(volumes)
+    }
+
+    /// Volumes of which nothing is owed to their images, after an orderly stop.
+    pub(crate) fn check_rests(&self, volumes: &[usize]) -> Result<(), Broken> {
+        for &volume in volumes {
+            let origin = &self.devices.origins[self.guests[volume].plan.origin];
+            if origin.top {
+                let rests = tops::judge_at_rest(origin);
+                rests.map_err(|it| format!("image of v{volume} after an orderly stop: {it}"))?;
             }
         }
         Ok(())
@@ -238,7 +262,7 @@ mod tests {
         let parts = parts(&world);
         let end = world.devices.origins[0].image.size().next_multiple_of(512);
         let free = parts.windows(2).map(|it| it[0].end..it[1].start);
-        let free: Vec<_> = free.chain([end..end + 4096]).collect();
+        let free: Vec<_> = free.chain(std::iter::once(end..end + 4096)).collect();
         assert!(free.len() > 3, "there are places without data");
         for range in free {
             let io = zeroes(range, Purpose::DestageWrite);

@@ -221,7 +221,8 @@ pub fn judge(file: &[u8]) -> Verdict {
 /// of a cluster that has a place those units that read from it. All of a file that is no qcow2.
 pub fn referenced(file: &[u8]) -> Vec<Range<u64>> {
     let Ok(mut scan) = scan(file) else {
-        return vec![0..u64::MAX];
+        let all = 0..u64::MAX;
+        return Vec::from([all]);
     };
     merged(std::mem::take(&mut scan.held))
 }

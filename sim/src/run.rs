@@ -199,6 +199,7 @@ fn finish(world: &mut World, options: &Options) -> Result<(), Broken> {
         return Err("the last check was struck".into());
     }
     world.run_while(|world| ills(world).is_some(), "everybody")?;
+    let rests = world.on_tops();
     if world.plan.detaches {
         for volume in 0..world.guests.len() {
             if world.guests[volume].id.is_some() {
@@ -207,7 +208,7 @@ fn finish(world: &mut World, options: &Options) -> Result<(), Broken> {
         }
         world.quiet()?;
     }
-    world.rest()?;
+    world.rest(&rests)?;
     world.end(Ending::Kill)
 }
 

@@ -292,7 +292,7 @@ pub fn plan(seed: u64, features: Features) -> Plan {
 fn tops(plan: &mut Plan, seed: u64, features: Features) {
     let mut rng = F::Qcow2.numbers(seed);
     for at in 0..plan.origins.len() {
-        let (drawn, file) = (rng.chance(700), rng.word());
+        let (drawn, file) = (rng.chance(800), rng.word());
         let top = drawn && features.has(F::Qcow2) && plan.may_allocate(at);
         plan.origins[at].top = top.then_some(file);
     }
