@@ -32,8 +32,8 @@ pub struct Image {
     pub mtime_ns: u64,
     /// Its numbers are the same after the next mount.
     pub lasts: bool,
-    /// Of an image that stands on other files and is written: a print over all of those, which is
-    /// never 0.
+    /// Of an image that is written and has a format: a print over all files that it stands on, which
+    /// is never 0, also where there are none. Bytes of a raw one are the guest's.
     pub below: u64,
 }
 

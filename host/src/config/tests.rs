@@ -90,6 +90,14 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
              '.', a letter or digit first",
         ),
         (
+            "image-guard = \"dirty\"",
+            "image-guard: dirty is not in this version; write \"apply\"",
+        ),
+        (
+            "bitmaps = \"invalidate\"",
+            "bitmaps: invalidate is not in this version; write \"refuse\"",
+        ),
+        (
             "on-degraded = \"write-through\"",
             "on-degraded: write-through is not in this version; write \"continue\"",
         ),

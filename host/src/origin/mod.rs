@@ -12,6 +12,7 @@ pub mod mapped;
 pub mod nbd;
 pub mod reopen;
 pub mod san;
+pub mod written;
 
 use nbd::uri::Uri;
 use std::path::{Path, PathBuf};
