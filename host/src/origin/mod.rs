@@ -5,6 +5,7 @@
 
 pub mod beside;
 pub mod chain;
+pub mod clone;
 pub mod content;
 pub mod file;
 pub mod inflate;
