@@ -76,7 +76,7 @@ impl Image {
     /// What is kept over a life: the rest is of the running system.
     pub fn kept(self) -> Image {
         match self.lasts {
-            // A print over files below has no numbers of this life in it.
+            // In the print over files below are no numbers of this life.
             false => Image {
                 below: self.below,
                 ..Image::default()

@@ -309,8 +309,9 @@ pub fn replay(context: &Context, image: &Path, journal: Option<&Path>) -> Result
         )
         .and_then(Settled::without_log)
         .map_err(open_error)?;
+    let mut unguarded = false;
     if let Some(opened) = files.remove_volume(volume) {
-        opened.clear_guard().map_err(from_fault)?;
+        unguarded = opened.clear_guard().map_err(from_fault)?;
         opened.close();
     }
     let after = inspect::look_beside(image, journal)?;
@@ -318,13 +319,15 @@ pub fn replay(context: &Context, image: &Path, journal: Option<&Path>) -> Result
     let document = json!({
         "image": image.display().to_string(),
         "replayed": replayed,
+        "guard_cleared": unguarded,
         "state": inspect::beside_json(&after),
     });
     context.output().confirmation(&document, || {
         let image = image.display();
-        match replayed {
-            true => format!("{image}: the journal is finished, the image is consistent\n"),
-            false => format!("{image}: no journal was pending\n"),
+        match (replayed, unguarded) {
+            (true, _) => format!("{image}: the journal is finished, the image is consistent\n"),
+            (false, true) => format!("{image}: no journal was pending; its guard is cleared\n"),
+            (false, false) => format!("{image}: no journal was pending\n"),
         }
     })
 }

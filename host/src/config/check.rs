@@ -386,8 +386,9 @@ fn check_written(volume: &Volume) -> Result<(), Wrong> {
         ));
     }
     let header = written::look(&volume.origin).map_err(|why| {
-        let right = "name a qcow2 image, or restore it from a backup";
-        Wrong::new(format!("{path}: {why}"), right)
+        let right =
+            "restore it from a backup, or write format = \"raw\" if it is a guest's own data";
+        Wrong::new(format!("{path} looks like qcow2, and {why}"), right)
     })?;
     written::refusal(&header, &volume.origin).map_err(|why| {
         let what = format!("{path} {}", why.what);

@@ -10,6 +10,7 @@ use crate::config::share;
 use crate::fault::{Fault, Kind};
 use crate::files::Files;
 use crate::lock::Patience;
+use crate::origin::chain::name_of;
 use crate::origin::file::{self, Access, OpenVolume};
 use crate::origin::mapped::ImageShown;
 use crate::origin::san::Params;
@@ -376,7 +377,7 @@ impl Daemon {
     ) -> Result<Entry, VolumeError> {
         let name = settings.name.clone();
         let opened = opened.unwrap_or_else(|| open_settled(&settings, &self.ledgers, joining));
-        let (files, mut settled) = opened?;
+        let (files, mut settled) = opened.map_err(|error| self.name_writer(error))?;
         let id = self.handle.place(&name)?;
         let ledger = settled.ledger.clone();
         let stat = files.ledger.as_ref().and_then(|ledger| ledger.stat().ok());
@@ -435,6 +436,22 @@ impl Daemon {
             }
             Err(AttachError::Stopped(stopped)) => Err(stopped.into()),
         }
+    }
+
+    /// Of a file below an image that is in use by a volume here, which one that is.
+    fn name_writer(&self, error: VolumeError) -> VolumeError {
+        let VolumeError::InUse(message) = error else {
+            return error;
+        };
+        let is_of = |entry: &&Entry| {
+            let name = name_of(&entry.settings.origin);
+            message.starts_with(&format!("{name}: "))
+        };
+        let table = self.table();
+        VolumeError::InUse(match table.entries.values().find(is_of) {
+            Some(entry) => format!("{message} (volume {} of this daemon)", entry.settings.name),
+            None => message,
+        })
     }
 
     /// How many volumes were named with the group of one.
@@ -817,11 +834,9 @@ fn refuse_unwritten(name: &str, policy: Policy, destage: DestageMode) -> Result<
 
 /// What an image that is written stands on was not open when its first file was looked at.
 fn know_below(files: &OpenVolume, settled: &mut Settled) {
-    let (Some(mapped), Some(image)) = (&files.mapped, &mut settled.image) else {
-        return;
-    };
-    if mapped.is_written() {
-        image.below = mapped.print_below().unwrap_or(0);
+    let written = files.mapped.as_ref().filter(|mapped| mapped.is_written());
+    if let Some(image) = &mut settled.image {
+        image.below = written.map_or(0, |mapped| mapped.print_below().unwrap_or(0));
     }
 }
 

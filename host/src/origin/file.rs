@@ -17,6 +17,8 @@ use crate::origin::{Format, Place, nbd};
 use crate::signature;
 use crate::sys;
 use crate::target::{How, Target};
+use engine::event::{IoError, Stat};
+use engine::format::ledger::Ledger;
 use engine::origin::FileIndex;
 use engine::types::SECTOR_BYTES;
 use std::fs;
@@ -116,6 +118,9 @@ pub struct OpenVolume {
     pub origin: Origin,
     /// How the bytes of its image are found where it is not raw; the origin is its first file.
     pub mapped: Option<Arc<Mapped>>,
+    /// What the ledger says that its image stands on (see [`engine::image::Image::below`]), which
+    /// counts as long as that is not open.
+    pub below: u64,
     pub ledger: Option<Arc<Target>>,
     pub journal: Option<Arc<Target>>,
     /// Where they are or would be; `None` where there is no place for them.
@@ -139,6 +144,14 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fa
     // Two names of one image must find one ledger.
     let path = fs::canonicalize(&request.path);
     let path = path.map_err(|error| Fault::io(&name, "open it", error))?;
+    let device = fs::metadata(&path).is_ok_and(|meta| meta.file_type().is_block_device());
+    let (ledger_path, journal_path) = side_paths(request, &path, device)?;
+    if let (Access::Read, Some(ledger)) = (request.access, &ledger_path) {
+        // Before any file is opened that a guest may have named.
+        refuse_guess(request, written::read_ledger(ledger).as_ref(), || {
+            mapped::begins_as_qcow2(&path)
+        })?;
+    }
     let mapped = match request.access {
         Access::Read => mapped::open(&request.path, request.format, &request.allow, patience)?,
         Access::Write | Access::Bytes => None,
@@ -147,10 +160,10 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fa
         Some(mapped) => mapped.top().clone(),
         None => Arc::new(open_image(&path, &name, request, patience)?),
     };
-    let (ledger_path, journal_path) = side_paths(request, &path, origin.block_device)?;
     let mut volume = OpenVolume {
         origin: Origin::File(origin),
         mapped: mapped.map(Arc::new),
+        below: 0,
         ledger: None,
         journal: None,
         ledger_path,
@@ -159,7 +172,9 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fa
     };
     volume.ledger = volume.side(volume.ledger_path.as_deref(), request.create, patience)?;
     volume.journal = volume.side(volume.journal_path.as_deref(), request.create, patience)?;
-    volume.check_ledger(request)?;
+    let ledger = volume.ledger.as_deref().and_then(written::ledger_in);
+    volume.below = ledger.as_ref().map_or(0, |ledger| ledger.image.below);
+    volume.check_ledger(request, ledger.as_ref())?;
     Ok(volume)
 }
 
@@ -185,18 +200,29 @@ impl OpenVolume {
         Ok(())
     }
 
+    /// What its image is known by; `None` for an export.
+    pub fn stat(&self) -> Option<Result<Stat, IoError>> {
+        if let Some(mapped) = &self.mapped {
+            return Some(mapped.stat());
+        }
+        let mut stat = self.origin.file()?.stat();
+        if let Ok(Stat {
+            image: Some(image), ..
+        }) = &mut stat
+        {
+            image.below = self.below;
+        }
+        Some(stat)
+    }
+
     /// A qcow2 image under a guard has its ledger beside it, and that is the ledger of no raw one.
-    fn check_ledger(&self, request: &Request) -> Result<(), Fault> {
+    fn check_ledger(&self, request: &Request, ledger: Option<&Ledger>) -> Result<(), Fault> {
         let Origin::File(top) = &self.origin else {
             return Ok(());
         };
         let path = &request.path;
-        let ledger = self.ledger.as_deref().and_then(written::ledger_in);
-        let ledger = ledger.as_ref();
-        let guessed = request.access != Access::Bytes && request.format == Format::Auto;
-        if guessed && ledger.is_some_and(written::is_of_raw) && mapped::is_qcow2(top, Format::Auto)
-        {
-            return Err(written::refuse_guess(path));
+        if request.access == Access::Write {
+            refuse_guess(request, ledger, || mapped::is_qcow2(top, Format::Auto))?;
         }
         match (&self.mapped, request.access) {
             (Some(mapped), _) => match mapped.header() {
@@ -444,6 +470,19 @@ fn is_written_as_qcow2(target: &Target, request: &Request, name: &str) -> Result
         Access::Write if WRITES_QCOW2 && mapped::is_qcow2(target, request.format) => Ok(true),
         _ if request.format == Format::Raw => Ok(false),
         _ => refuse_other_formats(target, name).map(|()| false),
+    }
+}
+
+/// What was raw before is no qcow2 image because of its first bytes.
+fn refuse_guess(
+    request: &Request,
+    ledger: Option<&Ledger>,
+    looks_like_qcow2: impl FnOnce() -> bool,
+) -> Result<(), Fault> {
+    let raw = request.format == Format::Auto && ledger.is_some_and(written::is_of_raw);
+    match raw && looks_like_qcow2() {
+        true => Err(written::refuse_guess(&request.path)),
+        false => Ok(()),
     }
 }
 

@@ -150,7 +150,7 @@ fn names_of_snapshots(top: &Link) -> Vec<String> {
 }
 
 /// A look before it is opened in earnest; what cannot be read is told there.
-fn begins_as_qcow2(path: &Path) -> bool {
+pub fn begins_as_qcow2(path: &Path) -> bool {
     let mut head = Vec::new();
     let limit = signature::HEAD_BYTES as u64;
     let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut head));

@@ -254,7 +254,8 @@ fn check_backing(above: &Link, link: &Link) -> Result<(), Fault> {
     }
 }
 
-fn read_ledger(path: &Path) -> Option<Ledger> {
+/// What is written in the ledger file at this path.
+pub fn read_ledger(path: &Path) -> Option<Ledger> {
     let mut bytes = Vec::new();
     let limit = LEDGER_BYTES as u64 * LEDGER_SLOTS;
     File::open(path)
