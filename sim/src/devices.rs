@@ -25,8 +25,10 @@ const MTIME_TICK_NS: u64 = 4_000_000;
 #[derive(Clone, Debug, Default)]
 pub struct Origin {
     pub image: Disk,
-    /// The file below it, of a base that is not raw.
+    /// The file below it, of an image that is not raw.
     pub base: Option<Disk>,
+    /// It is not raw, and volumes write it.
+    pub top: bool,
     pub journal: Disk,
     pub ledger: Disk,
     /// How far the clock of its file server is ahead of the host's.

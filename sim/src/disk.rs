@@ -211,6 +211,8 @@ pub struct Disk {
     tickets: u64,
     /// It lies on a file server, whose times of change several hosts rely on.
     pub served: bool,
+    /// A power loss leaves no garbage in its first sector, which is the only copy of what is there.
+    pub keeps_head: bool,
 }
 
 impl Disk {
@@ -257,6 +259,15 @@ impl Disk {
         self.completed.retain(Open::lives);
     }
 
+    /// Another program writes all of it anew, durably.
+    pub fn replace(&mut self, bytes: Vec<u8>, time: u64) {
+        assert!(self.flying.is_empty(), "who writes it has it alone");
+        let (bytes, mtime) = (Arc::new(bytes), time);
+        self.seen = Image { bytes, mtime };
+        self.safe = self.seen.clone();
+        self.completed.clear();
+    }
+
     /// Another program sets the time of change.
     pub fn touch(&mut self, time: u64) {
         self.seen.mtime = time;
@@ -290,6 +301,21 @@ impl Disk {
     /// Reads what has completed, whatever is in flight.
     pub fn read_landed(&self, offset: u64, to: &mut [u8]) {
         self.seen.read(offset, to);
+    }
+
+    /// Reads what surely survives.
+    pub fn read_durable(&self, offset: u64, to: &mut [u8]) {
+        self.safe.read(offset, to);
+    }
+
+    /// All that has completed.
+    pub fn landed(&self) -> &[u8] {
+        &self.seen.bytes
+    }
+
+    /// All that surely survives.
+    pub fn durable(&self) -> &[u8] {
+        &self.safe.bytes
     }
 
     /// Takes a change under way. The ticket names it until it ends.
@@ -436,7 +462,8 @@ impl Disk {
             landed_late += landed;
             loss.lost += u64::from(landed == 0 && before > 0);
             loss.torn += u64::from(landed > 0 && landed < before);
-            if garbage && landed > 0 && rng.chance(GARBAGE) {
+            let head = self.keeps_head && open.change.range().0 == 0;
+            if garbage && landed > 0 && rng.chance(GARBAGE) && !head {
                 loss.garbage += u64::from(open.change.spoil(&open.live, rng));
             }
             open.change.apply(&mut self.safe, &open.live);

@@ -170,6 +170,12 @@ impl World {
         }
         let grows = match io.device {
             Device::Journal(_) => true,
+            // What is allocated is new; the rest is there.
+            Device::Origin(_)
+                if self.devices.origins[origin].top && io.purpose != Purpose::JournalApply =>
+            {
+                io.offset + io.bytes > self.devices.origins[origin].image.size()
+            }
             Device::Origin(_) | Device::Ledger(_) => self.plan.rates.all_full,
             Device::Cache | Device::Base(..) => false,
         };

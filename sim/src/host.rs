@@ -349,14 +349,21 @@ impl World {
     ) -> Result<(), OpenError> {
         let origin = &self.devices.origins[self.guests[volume].plan.origin];
         let engine = self.engine.as_mut().expect("the engine is open");
-        let Some((base, identity)) = origin.base.as_ref().zip(spec.base_layer) else {
-            return engine.attach(Time(self.now), id, spec, settled);
-        };
-        let mut top = vec![0; origin.image.size() as usize];
-        origin.image.read_landed(0, &mut top);
-        let map = mapped::map(&top, base.size(), identity);
-        self.trace.counters.images.mapped += 1;
-        engine.attach_mapped(id, spec, settled, map)
+        let (now, top) = (Time(self.now), origin.image.landed());
+        match (origin.base.as_ref(), spec.base_layer) {
+            (Some(base), _) if origin.top => {
+                // What was kept of its tables is of another life.
+                let map = mapped::written(top, base.size(), Uuid(self.rng.bytes16()));
+                self.trace.counters.images.tops.attached += 1;
+                engine.attach_mapped(id, spec, settled, map)
+            }
+            (Some(base), Some(identity)) => {
+                let map = mapped::map(top, base.size(), identity);
+                self.trace.counters.images.mapped += 1;
+                engine.attach_mapped(id, spec, settled, map)
+            }
+            _ => engine.attach(now, id, spec, settled),
+        }
     }
 
     /// A host that takes all believes no ledger that says *dirty*.
@@ -476,7 +483,7 @@ impl World {
     }
 
     /// An orderly stop, up to its end.
-    fn stop(&mut self) -> Result<(), Broken> {
+    pub(crate) fn stop(&mut self) -> Result<(), Broken> {
         self.quiet()?;
         self.save_from_removed_cache()?;
         self.park()?;
@@ -531,6 +538,7 @@ impl World {
     pub fn end(&mut self, ending: Ending) -> Result<(), Broken> {
         self.count();
         let owed_nothing = self.owed_nothing();
+        self.plans_end();
         self.served = self.engine.is_some();
         self.faults.life_ends();
         self.engine = None;

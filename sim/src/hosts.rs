@@ -16,7 +16,9 @@ use crate::devices::Blocking;
 use crate::disk::{Change, Disk};
 use crate::guest::Request;
 use crate::host::Ending;
+use crate::made;
 use crate::memory::SimMemory;
+use crate::tops;
 use crate::world::{Broken, Sabotage, World};
 use engine::engine::{device_bytes, inspect_origin, read_superblock};
 use engine::event::Device;
@@ -133,14 +135,37 @@ impl World {
                 continue;
             }
             self.now += FOREIGN_NS + self.rng.below(FOREIGN_NS);
+            if self.devices.origins[self.guests[at].plan.origin].top {
+                self.make_anew(at);
+                continue;
+            }
             for _ in 0..1 + self.rng.below(FOREIGN_MAX) {
                 self.foreign_write(at);
             }
         }
     }
 
-    /// To its guest it is as if a write of its own had been answered and flushed.
-    fn foreign_write(&mut self, at: usize) {
+    /// Another program makes an image that allocates anew, with one write more.
+    fn make_anew(&mut self, at: usize) {
+        let (sector, serial, bytes) = self.foreign_bytes(at);
+        let origin = self.guests[at].plan.origin;
+        let file = crate::devices::File::Image(origin);
+        let (time, seed) = (self.devices.stamp(file, self.now), self.rng.word());
+        let disk_bytes = self.guests[at].model.sectors() as usize * stamp::SECTOR_BYTES;
+        let here = &mut self.devices.origins[origin];
+        let mut disk = tops::disk(here, disk_bytes).expect("it was judged");
+        disk[sector as usize * stamp::SECTOR_BYTES..][..bytes.len()].copy_from_slice(&bytes);
+        let base = here.base.as_ref().map_or(&[][..], |it| it.landed());
+        let top = made::file_over(&disk, base, seed);
+        here.image.replace(top, time);
+        self.trace.counters.images.tops.foreign += 1;
+        self.trace.tell(format_args!(
+            "another program makes the image of v{at} anew, with #{serial}"
+        ));
+    }
+
+    /// What another program writes.
+    fn foreign_bytes(&mut self, at: usize) -> (u64, u64, Vec<u8>) {
         let clock = self.clock();
         let sectors = self.guests[at].model.sectors();
         let count = self.rng.range(1, 65).min(sectors);
@@ -154,13 +179,20 @@ impl World {
         }
         let mut bytes = vec![0; count as usize * stamp::SECTOR_BYTES];
         stamp::fill(&mut bytes, guest.tag, sector, serial);
-        let file = crate::devices::File::Image(guest.plan.origin);
+        (sector, serial, bytes)
+    }
+
+    /// To its guest it is as if a write of its own had been answered and flushed.
+    fn foreign_write(&mut self, at: usize) {
+        let (sector, serial, bytes) = self.foreign_bytes(at);
+        let file = crate::devices::File::Image(self.guests[at].plan.origin);
         let mut time = self.devices.stamp(file, self.now);
         if self.sabotage == Some(Sabotage::SameTimes) {
             time = self.devices.disk(file).mtime();
         }
         let disk = self.devices.disk(file);
         let offset = sector * stamp::SECTOR_BYTES as u64;
+        let count = bytes.len() / stamp::SECTOR_BYTES;
         let ticket = disk.start(Change::Bytes { offset, bytes });
         disk.finish(ticket, false, time, &mut self.rng);
         let point = disk.sync_point();

@@ -272,6 +272,7 @@ impl World {
     /// What the engine hears of an image with the end of a request.
     pub(crate) fn note_image(&mut self, io: &Io, file: File, result: Result<(), IoError>) {
         let File::Image(origin) = file else { return };
+        self.note_applied(io, origin);
         if io.op == Op::Sync && result.is_ok() {
             self.images[origin].synced_at = self.clock();
         }

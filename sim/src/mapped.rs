@@ -1,10 +1,12 @@
-//! Bases of overlays that are no raw images: a qcow2 file over a raw one.
+//! Bases of overlays that are no raw images: a qcow2 file over a raw one. And the maps that the
+//! engine is given of such files.
 //!
 //! Owns the bytes of both files. Always true: the disk that the two describe is the stamped image
 //! that a raw base would have; each file has other bytes where the other one has the disk's, so
 //! that a block from the wrong place is seen. Deliberately absent: compressed clusters, because the
 //! simulated host unpacks nothing.
 
+use crate::made::{self, OTHERS, Shape};
 use crate::plan::Plan;
 use crate::rng::Rng;
 use engine::chain::ChainMap;
@@ -12,11 +14,6 @@ use engine::origin::Map;
 use engine::types::{Policy, Uuid};
 use image::types::FileId;
 use image::{Chain, File, Format, Header};
-
-/// What a file has where the other one has the disk.
-const OTHERS: u8 = 0xA7;
-const NAME: &[u8] = b"base.raw";
-const HEADER_BYTES: usize = 104;
 
 /// Whether an origin of a plan is such a base, by its tag.
 pub fn is_mapped(plan: &Plan, origin: usize) -> bool {
@@ -66,28 +63,16 @@ impl Top {
         let tables = disk_bytes.div_ceil(table_span);
         let l1_clusters = (tables * 8).div_ceil(cluster);
         let l1_at = 3 * cluster;
-        let mut bytes = vec![0; l1_at + l1_clusters * cluster];
-        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
-        put(0, b"QFI\xfb");
-        put(4, &3_u32.to_be_bytes());
-        put(20, &bits.to_be_bytes());
-        put(24, &(disk_bytes as u64).to_be_bytes());
-        put(36, &(tables as u32).to_be_bytes());
-        put(40, &(l1_at as u64).to_be_bytes());
-        put(48, &(cluster as u64).to_be_bytes());
-        put(56, &1_u32.to_be_bytes());
-        put(96, &4_u32.to_be_bytes());
-        put(100, &(HEADER_BYTES as u32).to_be_bytes());
-        // The format of the backing, the end of the extensions, the name of the backing.
-        put(HEADER_BYTES, &0xE279_2ACA_u32.to_be_bytes());
-        put(HEADER_BYTES + 4, &3_u32.to_be_bytes());
-        put(HEADER_BYTES + 8, b"raw");
-        let name_at = HEADER_BYTES + 24;
-        put(name_at, NAME);
-        put(8, &(name_at as u64).to_be_bytes());
-        put(16, &(NAME.len() as u32).to_be_bytes());
+        let shape = Shape {
+            bits,
+            extended: false,
+            order: 4,
+        };
+        let whole = l1_at + l1_clusters * cluster;
+        let mut bytes = made::header(shape, disk_bytes, (l1_at, tables), whole);
         // The one block of refcounts.
-        put(cluster, &(2 * cluster as u64).to_be_bytes());
+        let block = (2 * cluster as u64).to_be_bytes();
+        bytes[cluster..cluster + 8].copy_from_slice(&block);
         Top {
             bytes,
             cluster,
@@ -124,6 +109,18 @@ impl Top {
 
 /// How the engine finds the bytes of a base with these files.
 pub fn map(top: &[u8], below_bytes: u64, identity: Uuid) -> Box<dyn Map> {
+    let (chain, names) = chain(top, below_bytes, identity);
+    Box::new(ChainMap::new(chain, names))
+}
+
+/// How the engine finds the bytes of an image that it writes, and how it writes them: of files that
+/// are as they are now.
+pub fn written(top: &[u8], below_bytes: u64, identity: Uuid) -> Box<dyn Map> {
+    let (chain, names) = chain(top, below_bytes, identity);
+    Box::new(ChainMap::new(chain, names))
+}
+
+fn chain(top: &[u8], below_bytes: u64, identity: Uuid) -> (Chain, Vec<Uuid>) {
     let header = Header::parse(top, top.len() as u64).expect("a header as it was written");
     let file = |number, file_bytes, format| File {
         id: FileId(number),
@@ -140,5 +137,5 @@ pub fn map(top: &[u8], below_bytes: u64, identity: Uuid) -> Box<dyn Map> {
         name.0[1] = number;
         name
     };
-    Box::new(ChainMap::new(chain, vec![name(1), name(2)]))
+    (chain, vec![name(1), name(2)])
 }

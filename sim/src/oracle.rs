@@ -7,6 +7,7 @@
 use crate::devices::{Blocking, Devices, Origin};
 use crate::disk::Power;
 use crate::guest::Whole;
+use crate::tops;
 use crate::unlinked::CacheLost;
 use crate::world::{Broken, Step, World};
 use engine::engine::settle;
@@ -281,8 +282,13 @@ impl World {
     fn judge_origin_of(&mut self, volume: usize, origin: Origin) -> Result<Found, Broken> {
         let guest = &self.guests[volume];
         let model = guest.origin.as_ref().expect("only such volumes have one");
-        judge_origin(origin, model, guest.origin_promise(), self.rng.fork())
-            .map_err(|broken| broken.at(format_args!("origin of v{volume} with its journal")))
+        let at = |broken: Broken| broken.at(format_args!("origin of v{volume} with its journal"));
+        let left = origin.top.then(|| tops::judge_left(&origin)).transpose();
+        let left = left.map_err(|it| at(it.into()))?;
+        let rng = self.rng.fork();
+        let found = judge_origin(origin, model, guest.origin_promise(), rng).map_err(at)?;
+        self.count_left(left);
+        Ok(found)
     }
 }
 
@@ -335,6 +341,16 @@ pub fn judge_origin(
     let mut now = 0;
     let mut media = Blocking::new(&mut devices, &mut rng, &mut now);
     settle(&mut media, id).map_err(|it| format!("cannot be settled: {it}"))?;
+    let origin = &media.devices.origins[0];
+    if origin.top {
+        tops::judge(origin).map_err(|it| format!("when it is settled: {it}"))?;
+        let disk = tops::disk(origin, model.sectors() as usize * SECTOR_BYTES)?;
+        let found = model.examine(promise, |sectors, bytes| {
+            bytes.copy_from_slice(&disk[sectors.start as usize * SECTOR_BYTES..][..bytes.len()]);
+            Ok(())
+        });
+        return found.map_err(|violation| violation.to_string().into());
+    }
     let found = model.examine(promise, |sectors, bytes| {
         let offset = sectors.start * SECTOR_BYTES as u64;
         media

@@ -132,6 +132,8 @@ pub struct OriginPlan {
     pub sectors: u64,
     /// Stamped with this tag before the run; `None` = zeroes.
     pub tag: Option<u64>,
+    /// Its image is a qcow2 file over a raw base, made from this seed; `None` = raw.
+    pub top: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -213,6 +215,23 @@ impl Plan {
         plan
     }
 
+    /// Whether the image of an origin may be one that allocates: one volume writes it, by way of
+    /// its log and a journal and in no other way, and it has one size and one file all the time.
+    pub fn may_allocate(&self, origin: usize) -> bool {
+        let rates = &self.rates;
+        let (dies, becomes) = (
+            rates.cache_dies + rates.cache_gone,
+            rates.image_shrunk + rates.image_replaced,
+        );
+        let mut mine = self.volumes.iter().filter(|it| it.origin == origin);
+        let alone = mine.next().filter(|_| mine.next().is_none());
+        alone.is_some_and(|it| {
+            let journaled = it.tuning.destage == DestageMode::Atomic && it.journal_possible;
+            let logs = it.policy == Policy::WriteBack && !it.switches;
+            logs && journaled && !it.resizes && !it.commits && dies + becomes == 0
+        })
+    }
+
     /// Fits the writes of the guests to the log; to be called after the plan was changed.
     pub fn limit_requests(&mut self) {
         let writers = self
@@ -242,7 +261,11 @@ impl Plan {
         let odd = if rng.chance(300) { rng.below(8) } else { 0 };
         let sectors = rng.range(1, 5) * 2048 + odd;
         let tag = rng.chance(700).then_some(1000 + self.origins.len() as u64);
-        self.origins.push(OriginPlan { sectors, tag });
+        self.origins.push(OriginPlan {
+            sectors,
+            tag,
+            top: None,
+        });
         let log_bytes = self.geometry.log_bytes();
         let tuning = Tuning {
             write_cache: rng.chance(850),

@@ -1,11 +1,17 @@
 //! A second reader of qcow2, to judge the first: the whole file in memory, one full scan.
 //!
-//! Owns what a guest sees of a chain of files, how often each cluster is used, and what is wrong,
-//! as `qemu-img check` counts. Always true: it shares no code with the crate that the product reads
-//! with, and takes numbers out of bytes one by one; a place behind the end of a file reads as zero.
-//! Deliberately absent: speed, any bound on memory, and decompression, which the caller has.
+//! Owns what a guest sees of a chain of files, how often each cluster is used, which bytes
+//! something refers to, and what is wrong, as `qemu-img check` counts. Always true: it shares no
+//! code with the crate that the product reads with, and takes numbers out of bytes one by one; a
+//! place behind the end of a file reads as zero. Deliberately absent: speed, any bound on memory,
+//! and decompression, which the caller has.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// The byte of a header, and its bit, by which the product says that a file is between two states.
+/// For every reader of the format it is a feature that nobody knows.
+const GUARD: (usize, u8) = (72, 0x20);
 
 /// What is wrong with a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,6 +29,18 @@ pub struct Layer<'a> {
 
 /// Decompresses: whether it is zstd, the bytes, the size of the cluster.
 pub type Unpack<'a> = &'a dyn Fn(bool, &[u8], usize) -> Option<Vec<u8>>;
+
+/// Whether the first bytes of a file have the guard.
+pub fn is_guarded(header: &[u8]) -> bool {
+    header.get(GUARD.0).is_some_and(|it| it & GUARD.1 != 0)
+}
+
+/// Takes the guard away, if it is there.
+pub fn unguard(header: &mut [u8]) {
+    if let Some(byte) = header.get_mut(GUARD.0) {
+        *byte &= !GUARD.1;
+    }
+}
 
 fn number(bytes: &[u8], at: u64, width: u64) -> u64 {
     let digit = |at: u64| u64::from(bytes.get(at as usize).copied().unwrap_or(0));
@@ -105,6 +123,31 @@ impl Head<'_> {
         if self.extended { 16 } else { 8 }
     }
 
+    /// What can be allocated alone, of one cluster.
+    fn units(&self) -> u64 {
+        if self.extended { 32 } else { 1 }
+    }
+
+    /// What an entry that is not compressed, with its bitmap, says of a unit.
+    fn state(&self, entry: u64, map: u64, unit: u64) -> Result<State, String> {
+        let placed = entry & 0x00ff_ffff_ffff_fe00 != 0;
+        let (mut zero, mut data) = (entry & 1 == 1, placed);
+        if self.extended {
+            let allowed = if placed { !(map >> 32) } else { 0 };
+            if map & 0xffff_ffff & !allowed != 0 {
+                return Err(format!("subclusters {map:#x}"));
+            }
+            (zero, data) = (map >> (32 + unit) & 1 == 1, map >> unit & 1 == 1);
+        } else if zero && self.version < 3 {
+            return Err("a zero cluster in version 2".into());
+        }
+        Ok(match (zero, data) {
+            (true, _) => State::Zero,
+            (false, true) => State::Data,
+            (false, false) => State::Below,
+        })
+    }
+
     fn compressed(&self, entry: u64) -> (u64, u64) {
         // The number of sectors has as many bits as a cluster has halves of a sector.
         let size_bits = u64::from(self.cluster.trailing_zeros()) - 8;
@@ -135,28 +178,91 @@ impl Head<'_> {
     }
 }
 
+/// Where a unit reads from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Data,
+    Zero,
+    Below,
+}
+
 /// References, found one after the other.
 struct Scan<'a> {
     head: Head<'a>,
     used: BTreeMap<u64, u64>,
+    /// Bytes that something refers to, as they were found.
+    held: Vec<Range<u64>>,
     verdict: Verdict,
+}
+
+fn scan(file: &[u8]) -> Result<Scan<'_>, String> {
+    let mut scan = Scan {
+        head: head(file)?,
+        used: BTreeMap::new(),
+        held: Vec::new(),
+        verdict: Verdict::default(),
+    };
+    scan.all();
+    Ok(scan)
 }
 
 /// Judges one file by itself.
 pub fn judge(file: &[u8]) -> Verdict {
-    let (errors, leaks, used) = Default::default();
-    let mut verdict = Verdict { errors, leaks };
-    let head = match head(file) {
-        Ok(head) => head,
-        Err(why) => {
-            verdict.errors.push(why);
-            return verdict;
-        }
+    match scan(file) {
+        Ok(scan) => scan.verdict,
+        Err(why) => Verdict {
+            errors: vec![why],
+            leaks: Vec::new(),
+        },
+    }
+}
+
+/// The bytes of a file that its header, a table, a count or an entry refers to, in whole sectors:
+/// of a cluster that has a place those units that read from it. All of a file that is no qcow2.
+pub fn referenced(file: &[u8]) -> Vec<Range<u64>> {
+    let Ok(mut scan) = scan(file) else {
+        return vec![0..u64::MAX];
     };
-    #[rustfmt::skip]
-    let mut scan = Scan { head, used, verdict };
-    scan.all();
-    scan.verdict
+    merged(std::mem::take(&mut scan.held))
+}
+
+/// The same ranges in order and apart.
+pub fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_by_key(|it| (it.start, it.end));
+    let mut merged: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match merged.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => merged.push(range),
+        }
+    }
+    merged
+}
+
+/// How much there is of a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extent {
+    /// The end of the highest cluster that is counted.
+    pub end: u64,
+    /// What all of its disk takes, and all the tables and counts for it.
+    pub disk_bytes: u64,
+}
+
+/// How far the clusters of a file go, and how many bytes all of its disk takes once more.
+pub fn extent(file: &[u8]) -> Extent {
+    let Ok(head) = head(file) else {
+        return Extent::default();
+    };
+    let clusters = (file.len() as u64).div_ceil(head.cluster);
+    let counted = |it: &u64| head.stored(*it).is_none_or(|count| count > 0);
+    let counted = (0..clusters).rev().find(counted).map_or(0, |it| it + 1);
+    let data = head.size.div_ceil(head.cluster);
+    let tables = data.div_ceil(head.cluster / head.entry_bytes());
+    let blocks = (data + tables).div_ceil(head.cluster * 8 / head.width_bits - 1);
+    Extent {
+        end: counted * head.cluster,
+        disk_bytes: (data + tables + blocks) * head.cluster,
+    }
 }
 
 impl Scan<'_> {
@@ -173,6 +279,15 @@ impl Scan<'_> {
             let clusters = at / cluster..end.div_ceil(cluster);
             clusters.for_each(|it| *self.used.entry(it).or_default() += 1);
         }
+        // Of data there are parts that nothing refers to.
+        if what != "data" {
+            self.hold(at, bytes);
+        }
+    }
+
+    fn hold(&mut self, at: u64, bytes: u64) {
+        let end = at.saturating_add(bytes);
+        self.held.push(at / 512 * 512..end.div_ceil(512) * 512);
     }
 
     fn all(&mut self) {
@@ -245,6 +360,11 @@ impl Scan<'_> {
             return;
         }
         self.use_bytes("data", place, self.head.cluster);
+        let (units, unit) = (self.head.units(), self.head.cluster / self.head.units());
+        let reads = |it: &u64| self.head.state(entry, map, *it) == Ok(State::Data);
+        for it in (0..units).filter(reads).collect::<Vec<_>>() {
+            self.hold(place + it * unit, unit);
+        }
         if active {
             self.copied(entry, place);
         }
@@ -329,21 +449,58 @@ fn look(layers: &[Layer], at: u64, unpack: Unpack) -> Result<Vec<u8>, String> {
         let cluster = unpack(head.zstd, packed, head.cluster as usize).ok_or("compressed data")?;
         return Ok(cluster[within as usize..within as usize + 512].to_vec());
     }
-    let (mut zero, mut data) = (entry & 1 == 1, place != 0);
-    if head.extended {
-        let map = number(head.file, entry_at + 8, 8);
-        let bit = within / (head.cluster / 32);
-        let allowed = if place == 0 { 0 } else { !(map >> 32) };
-        if map & 0xffff_ffff & !allowed != 0 {
-            return Err(format!("subclusters {map:#x}"));
+    let map = u64::from(head.extended) * number(head.file, entry_at + 8, 8);
+    match head.state(entry, map, within / (head.cluster / head.units()))? {
+        State::Zero => Ok(zeroes),
+        State::Data => Ok(take(head.file, place + within)),
+        State::Below => look(below, at, unpack),
+    }
+}
+
+/// All of the disk, so many bytes of it, unit by unit: of files without compressed clusters.
+pub fn disk(layers: &[Layer], bytes: usize) -> Result<Vec<u8>, String> {
+    let Some((layer, below)) = layers.split_first() else {
+        return Ok(vec![0; bytes]);
+    };
+    if layer.raw {
+        let mut disk = layer.bytes[..bytes.min(layer.bytes.len())].to_vec();
+        disk.resize(bytes, 0);
+        return Ok(disk);
+    }
+    let head = head(layer.bytes)?;
+    let mut disk = self::disk(below, bytes)?;
+    let size = bytes.min((head.size / 512 * 512) as usize);
+    disk[size..].fill(0);
+    let (entries, unit) = (
+        head.cluster / head.entry_bytes(),
+        head.cluster / head.units(),
+    );
+    for cluster in 0..(size as u64).div_ceil(head.cluster) {
+        let table = number(head.file, head.l1 + cluster / entries * 8, 8) & 0x00ff_ffff_ffff_fe00;
+        if table == 0 {
+            continue;
         }
-        (zero, data) = (map >> (32 + bit) & 1 == 1, map >> bit & 1 == 1);
-    } else if zero && head.version < 3 {
-        return Err("a zero cluster in version 2".into());
+        let entry_at = table + cluster % entries * head.entry_bytes();
+        let entry = number(head.file, entry_at, 8);
+        if entry >> 62 & 1 == 1 {
+            return Err("compressed data".into());
+        }
+        let map = u64::from(head.extended) * number(head.file, entry_at + 8, 8);
+        let place = entry & 0x00ff_ffff_ffff_fe00;
+        for number in 0..head.units() {
+            let (at, within) = (cluster * head.cluster + number * unit, number * unit);
+            let to = size.min(at as usize)..size.min((at + unit) as usize);
+            match head.state(entry, map, number)? {
+                State::Zero => disk[to].fill(0),
+                State::Data => {
+                    let file = head.file.get((place + within) as usize..).unwrap_or(&[]);
+                    let have = file.len().min(to.len());
+                    disk[to.start..to.start + have].copy_from_slice(&file[..have]);
+                    disk[to.start + have..to.end].fill(0);
+                }
+                State::Below => {}
+            }
+        }
     }
-    match (zero, data) {
-        (true, _) => Ok(zeroes),
-        (false, true) => Ok(take(head.file, place + within)),
-        (false, false) => look(below, at, unpack),
-    }
+    Ok(disk)
 }

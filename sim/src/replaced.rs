@@ -15,6 +15,7 @@
 use crate::devices::{Blocking, Devices, MADE_NS, Origin};
 use crate::disk::{Disk, Power};
 use crate::guest::{Guest, Pending};
+use crate::tops;
 use crate::world::{Broken, Step, World};
 use engine::chart::{Cursor, Site};
 use engine::engine::{OpenError, Otherwise, Settled, settle, settle_or};
@@ -140,6 +141,11 @@ impl World {
         let mut now = 0;
         let mut media = Blocking::new(&mut devices, &mut rng, &mut now);
         settle(&mut media, id).map_err(|it| format!("cannot be settled: {it}"))?;
+        let origin = &media.devices.origins[0];
+        if origin.top {
+            let sectors = self.plan.origins[at].sectors;
+            return Ok(tops::disk(origin, sectors as usize * SECTOR_BYTES)?);
+        }
         let read = media.read(Device::Origin(id), 0, &mut bytes);
         read.map_err(|_| "an image without faults cannot be read")?;
         Ok(bytes)

@@ -207,6 +207,7 @@ fn finish(world: &mut World, options: &Options) -> Result<(), Broken> {
         }
         world.quiet()?;
     }
+    world.rest()?;
     world.end(Ending::Kill)
 }
 

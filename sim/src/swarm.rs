@@ -67,13 +67,17 @@ pub enum Feature {
     CacheGone,
     Resizes,
     Sleeps,
+    Qcow2,
 }
 
 use Feature as F;
 
+/// Of a thousand seeds so many have images that allocate.
+pub const QCOW2: u64 = 0;
+
 impl Feature {
     /// All of them, with their names and how many of a thousand seeds have them.
-    pub const ALL: [(Feature, &'static str, u64); 48] = [
+    pub const ALL: [(Feature, &'static str, u64); 49] = [
         (F::Neighbours, "neighbours", 800),
         (F::Ephemeral, "ephemeral", 600),
         (F::Direct, "direct", 600),
@@ -122,6 +126,7 @@ impl Feature {
         (F::CacheGone, "cache-gone", 60),
         (F::Resizes, "resizes", 80),
         (F::Sleeps, "sleeps", 150),
+        (F::Qcow2, "qcow2", QCOW2),
     ];
 
     pub fn name(self) -> &'static str {
@@ -279,7 +284,18 @@ pub fn plan(seed: u64, features: Features) -> Plan {
     faults(&mut plan, seed, features);
     plan.detaches = seed.is_multiple_of(2);
     plan.limit_requests();
+    tops(&mut plan, seed, features);
     plan
+}
+
+/// Images that may allocate do, most of them.
+fn tops(plan: &mut Plan, seed: u64, features: Features) {
+    let mut rng = F::Qcow2.numbers(seed);
+    for at in 0..plan.origins.len() {
+        let (drawn, file) = (rng.chance(700), rng.word());
+        let top = drawn && features.has(F::Qcow2) && plan.may_allocate(at);
+        plan.origins[at].top = top.then_some(file);
+    }
 }
 
 fn volumes(plan: &mut Plan, seed: u64, features: Features) {
@@ -521,7 +537,7 @@ mod tests {
     #[test]
     fn seeds_differ_and_every_feature_has_some() {
         let drawn: Vec<Features> = (0..200).map(Features::of_seed).collect();
-        for (feature, name, _) in Feature::ALL {
+        for (feature, name, _) in Feature::ALL.into_iter().filter(|it| it.2 > 0) {
             let count = drawn.iter().filter(|it| it.has(feature)).count();
             assert!((1..200).contains(&count), "{name}: {count}");
         }

@@ -112,11 +112,12 @@ pub struct Images {
     pub held: u64,
     /// Overlays that lay on another base than the one that was there.
     pub overlays: u64,
+    pub tops: Tops,
 }
 
 impl Images {
-    fn fields(&mut self) -> [(&'static str, &mut u64); 15] {
-        [
+    fn fields(&mut self) -> impl Iterator<Item = (&'static str, &mut u64)> {
+        let fields = [
             ("sleeps", &mut self.sleeps),
             ("cache files removed", &mut self.caches),
             ("caches lost", &mut self.caches_lost),
@@ -132,7 +133,43 @@ impl Images {
             ("images cut short", &mut self.shrunk),
             ("volumes held for their image", &mut self.held),
             ("overlays on another base", &mut self.overlays),
+        ];
+        fields.into_iter().chain(self.tops.fields())
+    }
+}
+
+/// Images that allocate.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tops {
+    /// Runs that had one, and volumes that were attached to one.
+    pub runs: u64,
+    pub attached: u64,
+    /// Judged as a crash would leave them; of these under their guard, and with a journal pending.
+    pub judged: u64,
+    pub guarded: u64,
+    pub pending: u64,
+    /// Plans that a life ended in the middle of.
+    pub cut: u64,
+    /// Written anew by another program.
+    pub foreign: u64,
+}
+
+impl Tops {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 7] {
+        [
+            ("runs with images that allocate", &mut self.runs),
+            ("volumes on images that allocate", &mut self.attached),
+            ("of their images judged", &mut self.judged),
+            ("of these under a guard", &mut self.guarded),
+            ("of these with a journal", &mut self.pending),
+            ("plans cut short", &mut self.cut),
+            ("images that allocate made anew", &mut self.foreign),
         ]
+    }
+
+    /// Whether each of it was met.
+    pub fn is_rich(&self) -> bool {
+        self.clone().fields().into_iter().all(|it| *it.1 > 0)
     }
 }
 

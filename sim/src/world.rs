@@ -12,10 +12,12 @@ use crate::faults::Faults;
 use crate::guest::Guest;
 use crate::hosts::Idle;
 use crate::images::Misfit;
+use crate::made;
 use crate::mapped;
 use crate::memory::SimMemory;
 use crate::plan::Plan;
 use crate::rng::Rng;
+use crate::tops::Writing;
 use crate::trace::Trace;
 use engine::engine::{Config, Engine, device_bytes};
 use engine::event::{Action, Device, Event, Io, IoError, Op, Purpose};
@@ -133,6 +135,7 @@ pub struct World {
     pub guests: Vec<Guest>,
     pub(crate) faults: Faults,
     pub(crate) images: Vec<Misfit>,
+    pub(crate) tops: Vec<Writing>,
     /// The cache file has no name any more.
     pub(crate) cache_gone: bool,
     pub healthy: bool,
@@ -163,14 +166,19 @@ fn devices_of(plan: &Plan, rng: &mut Rng) -> Devices {
         }
         let skew_ns = rng.pick(&[0, 3_600_000_000_000]);
         let base = devices.origins.len();
-        let (image, base) = match mapped::is_mapped(plan, base) {
-            true => {
-                let [top, below] = mapped::files(&image, origin.tag.unwrap_or(0));
-                (top, Some(Disk::new(below)))
+        let files = match origin.top {
+            Some(seed) => Some(made::files(&image, seed)),
+            None if mapped::is_mapped(plan, base) => {
+                Some(mapped::files(&image, origin.tag.unwrap_or(0)))
             }
-            false => (image, None),
+            None => None,
+        };
+        let (image, base) = match files {
+            Some([top, below]) => (top, Some(Disk::new(below))),
+            None => (image, None),
         };
         let mut image = Disk::new(image);
+        image.keeps_head = origin.top.is_some();
         image.served = plan.hosts > 1;
         let mut inode = 0;
         if plan.rates.knows_images() {
@@ -180,6 +188,7 @@ fn devices_of(plan: &Plan, rng: &mut Rng) -> Devices {
         devices.origins.push(devices::Origin {
             image,
             base,
+            top: origin.top.is_some(),
             skew_ns,
             inode,
             ..Default::default()
@@ -219,6 +228,7 @@ impl World {
             idle: VecDeque::new(),
             faults: Faults::new(plan.origins.len()),
             images: vec![Misfit::default(); plan.origins.len()],
+            tops: vec![Writing::default(); plan.origins.len()],
             cache_gone: false,
             machine: Uuid(rng.bytes16()),
             boot: Uuid(rng.bytes16()),
@@ -420,6 +430,11 @@ impl World {
         Ok(())
     }
 
+    /// Requests to devices that have not ended.
+    pub(crate) fn in_flight(&self) -> impl Iterator<Item = &Io> {
+        self.flights.values().map(|it| &it.io)
+    }
+
     /// What the engine may ask of a device at all.
     fn check_io(&mut self, io: &Io) -> Result<(), Broken> {
         let bytes: u64 = io.slices.iter().map(|slice| slice.bytes).sum();
@@ -452,22 +467,27 @@ impl World {
             .file(io.device)
             .origin()
             .expect("not the cache device");
-        let owned = |guest: &&Guest| guest.plan.origin == origin;
-        let guest = self
-            .guests
-            .iter()
-            .find(owned)
-            .expect("each origin has a volume");
+        let owned = |guest: &Guest| guest.plan.origin == origin;
+        let owner = self.guests.iter().position(owned);
+        let owner = owner.expect("each origin has a volume");
+        let guest = &self.guests[owner];
         if changes && guest.plan.policy == Policy::Ephemeral && guest.commit.is_none() {
             return Err(format!("the base of an ephemeral volume is written: {io:?}").into());
         }
         self.check_fits(io)?;
+        let top = self.devices.origins[origin].top;
+        if top {
+            self.check_planned(io, origin)?;
+        }
+        let guest = &self.guests[owner];
+        // What a plan writes at once is there before any journal is.
+        let changes = changes && (!top || io.purpose == Purpose::JournalApply);
         let (group, switches) = (&guest.plan.group, guest.plan.switches);
         let grouped = !group.is_empty() && self.sabotage != Some(Sabotage::NoGroups);
         if changes && matches!(io.device, Device::Origin(_)) && grouped && !switches {
             self.check_journals(origin, group)?;
         }
-        let inside = !changes || end <= guest.model.sectors() * stamp::SECTOR_BYTES as u64;
+        let inside = !changes || top || end <= guest.model.sectors() * stamp::SECTOR_BYTES as u64;
         if matches!(io.device, Device::Origin(_))
             && !(inside && io.offset.is_multiple_of(512) && io.bytes.is_multiple_of(512))
         {

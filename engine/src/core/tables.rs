@@ -121,6 +121,7 @@ impl Core {
             missing,
             layer,
             bytes: alloc::vec![0; bytes as usize],
+            stale: false,
             waiters: alloc::vec![behind],
         };
         let span = Span::new(offset / SECTOR_BYTES, bytes / SECTOR_BYTES);
@@ -141,7 +142,8 @@ impl Core {
         result: Result<(), Refusal>,
     ) {
         self.tables.reads.retain(|other| *other != read);
-        if result.is_ok() {
+        // The file was written meanwhile: who waits asks again.
+        if result.is_ok() && !table.stale {
             let map = self.maps.get(table.map);
             map.supply(table.missing, &table.bytes);
         }
@@ -154,6 +156,25 @@ impl Core {
                     self.read_progress(cx, behind.read);
                 }
                 _ => self.tables.ready.push(behind),
+            }
+        }
+    }
+
+    /// Tables of the first file of an image have changed: these bytes of it, or all. What is kept
+    /// of them is stale, and so is what is being read.
+    pub(super) fn forget_tables(&mut self, id: VolumeId, ranges: Option<&[(u64, u64)]>) {
+        let map = self.volume(id).map.expect("raw images have no tables");
+        let identity = self.maps.get(map).tables()[0];
+        let layer = self.lines.layers.base(identity);
+        let all = [(0, u64::MAX / 2)];
+        for (at, bytes) in ranges.unwrap_or(&all) {
+            let first = at / BLOCK_BYTES;
+            let end = (at + bytes).div_ceil(BLOCK_BYTES);
+            self.forget_blocks(layer, first, end - first);
+        }
+        for read in &self.tables.reads {
+            if let Goal::Table(table) = &mut self.reads.get(*read).goal {
+                table.stale |= table.map == map && table.file() == FileIndex::TOP;
             }
         }
     }
