@@ -379,7 +379,7 @@ impl Mapped {
 
 /// How the bytes of an image are found that is written.
 fn written_map(chain: Chain, names: Vec<Uuid>) -> Result<Box<dyn Map>, ::image::Error> {
-    Ok(Box::new(ChainMap::new(chain, names)))
+    Ok(Box::new(ChainMap::writable(chain, names)?))
 }
 
 /// What an image is known by together with the file below it.

@@ -94,7 +94,11 @@ pub fn refusal(header: &Header, image: &Path) -> Result<(), Refused> {
             repair,
         ));
     }
-    if header.bitmaps.is_some() {
+    if header
+        .bitmaps
+        .as_ref()
+        .is_some_and(|bitmaps| bitmaps.count > 0)
+    {
         let right = format!(
             "serve it with read-only = true or policy = \"ephemeral\", or remove them with \
              `qemu-img bitmap --remove {image} BITMAP`"
@@ -107,7 +111,11 @@ pub fn refusal(header: &Header, image: &Path) -> Result<(), Refused> {
         let what = format!("has clusters of {bytes} bytes, and to write less than 4 KiB is");
         return Err(Refused::later(what, convert("-o cluster_size=64k ")));
     }
-    Ok(())
+    // What else there may be.
+    header.is_writable().map_err(|why| {
+        let right = "serve it with read-only = true or policy = \"ephemeral\"";
+        Refused::now(why.to_string(), right.into())
+    })
 }
 
 /// A device has no end to append to.
@@ -223,9 +231,7 @@ fn check_backing(above: &Link, link: &Link) -> Result<(), Fault> {
     let path = std::fs::canonicalize(&link.path).unwrap_or_else(|_| link.path.clone());
     let replay = format!("finish it with `tenuto origin replay {}`", path.display());
     let ledger = read_ledger(&beside::beside(&path, beside::LEDGER));
-    let idle = ledger
-        .as_ref()
-        .is_some_and(|it| it.progress == Progress::Idle);
+    let rests = ledger.as_ref().is_some_and(rests);
     if let Some(ledger) = &ledger {
         let owner = &ledger.owner;
         match ledger.progress {
@@ -237,17 +243,17 @@ fn check_backing(above: &Link, link: &Link) -> Result<(), Fault> {
                     "{owner} did not end a destage of it; start tenuto there"
                 ));
             }
-            Progress::Idle if ledger.dirty => {
+            Progress::Idle | Progress::Prepare if ledger.dirty => {
                 return refuse(format!(
                     "{owner} may hold data of it that it does not have; remove its volume there, \
                      or run `tenuto recover` on its cache"
                 ));
             }
-            Progress::Idle => {}
+            Progress::Idle | Progress::Prepare => {}
         }
     }
     match &link.format {
-        ::image::Format::Qcow2(header) if header.is_guarded() && !idle => {
+        ::image::Format::Qcow2(header) if header.is_guarded() && !rests => {
             refuse(format!("a destage of it was cut short; {replay}"))
         }
         _ => Ok(()),
@@ -266,11 +272,16 @@ pub fn read_ledger(path: &Path) -> Option<Ledger> {
     Ledger::parse_file(&bytes).ok().flatten()
 }
 
+/// The image is the state that its ledger names, whatever lies where nothing in it refers to.
+fn rests(ledger: &Ledger) -> bool {
+    matches!(ledger.progress, Progress::Idle | Progress::Prepare)
+}
+
 /// Clears the guard of an image with this ledger, if that says that nothing is pending. True if it
 /// was set; the image is synced then.
 pub fn clear_guard(image: &Target, ledger: Option<&Ledger>) -> Result<bool, IoError> {
     // On a raw disk these bytes are a guest's own.
-    let ours = ledger.is_some_and(|ledger| ledger.progress == Progress::Idle && !is_of_raw(ledger));
+    let ours = ledger.is_some_and(|ledger| rests(ledger) && !is_of_raw(ledger));
     let mut sector = [0; SECTOR_BYTES];
     if !ours || image.size_bytes < SECTOR_BYTES as u64 {
         return Ok(false);
