@@ -894,7 +894,8 @@ fn described(files: &OpenVolume) -> Result<Described, Fault> {
         return Ok((None, Vec::new(), None));
     };
     let chain = identity::of_chain(mapped);
-    let map = mapped.map(identity::of_tables(&chain))?;
+    let layers = chain.iter().skip(1).copied().collect();
+    let map = mapped.map(identity::of_tables(&chain), layers)?;
     Ok((Some(mapped.shown()), chain, Some(map)))
 }
 

@@ -281,11 +281,12 @@ impl Mapped {
     }
 
     /// How its bytes are found; `names` are those of its files.
-    pub fn map(&self, names: Vec<Uuid>) -> Result<Box<dyn Map>, Fault> {
+    /// For one that is written `layers` are what the disk is through each file below the first.
+    pub fn map(&self, names: Vec<Uuid>, layers: Vec<Uuid>) -> Result<Box<dyn Map>, Fault> {
         let chain = self.opened.chain.clone();
         match self.written {
             false => Ok(Box::new(ChainMap::new(chain, names))),
-            true => written_map(chain, names).map_err(|why| {
+            true => written_map(chain, names, layers).map_err(|why| {
                 let name = chain::name_of(&self.opened.links[0].path);
                 Fault::new(Kind::Invalid, format!("{name}: {why}"))
             }),
@@ -378,7 +379,11 @@ impl Mapped {
 }
 
 /// How the bytes of an image are found that is written.
-fn written_map(chain: Chain, names: Vec<Uuid>) -> Result<Box<dyn Map>, ::image::Error> {
+fn written_map(
+    chain: Chain,
+    names: Vec<Uuid>,
+    _layers: Vec<Uuid>,
+) -> Result<Box<dyn Map>, ::image::Error> {
     Ok(Box::new(ChainMap::writable(chain, names)?))
 }
 
