@@ -32,8 +32,8 @@ pub struct Image {
     pub mtime_ns: u64,
     /// Its numbers are the same after the next mount.
     pub lasts: bool,
-    /// Of an image that stands on other files and is written: a print over all of those, which is
-    /// never 0.
+    /// Of an image that is written and has a format: a print over all files that it stands on, which
+    /// is never 0, also where there are none. Bytes of a raw one are the guest's.
     pub below: u64,
 }
 
@@ -76,7 +76,7 @@ impl Image {
     /// What is kept over a life: the rest is of the running system.
     pub fn kept(self) -> Image {
         match self.lasts {
-            // A print over files below has no numbers of this life in it.
+            // In the print over files below are no numbers of this life.
             false => Image {
                 below: self.below,
                 ..Image::default()
