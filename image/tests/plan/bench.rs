@@ -431,6 +431,15 @@ impl Bench {
         };
         let (now, journal): (Vec<_>, Vec<_>) = out.into_iter().partition(is_now);
         disjoint(&now, &journal);
+        for work in &journal {
+            let Work::Table { at: 0, bytes, .. } = work else {
+                continue;
+            };
+            assert!(
+                bytes[72] & 0x20 != 0,
+                "a header in the journal has the guard"
+            );
+        }
         Ok(Made {
             now,
             journal,
