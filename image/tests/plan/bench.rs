@@ -559,7 +559,8 @@ impl Bench {
         }
         let l1 = self.append()?;
         let table = l1 + header.cluster_bytes();
-        let fits = (table >> header.cluster_bits) % refcount::block_clusters(&header) != 0;
+        let number = table >> header.cluster_bits;
+        let fits = !number.is_multiple_of(refcount::block_clusters(&header));
         if !fits || header.l1().bytes > header.cluster_bytes() {
             return None;
         }
