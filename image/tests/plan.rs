@@ -198,6 +198,19 @@ fn a_file_written_twice_goes_through_the_journal_in_place() {
     }
 }
 
+#[test]
+fn zeroes_up_to_the_end_of_the_disk_mark_a_unit_that_the_end_cuts() {
+    for extended in [false, true] {
+        let mut knobs = small(extended);
+        knobs.size -= 1024;
+        let mut bench = Bench::new(1, build(knobs), Vec::new());
+        bench.destage(&[1; 8190]);
+        bench.destage(&[2; 8190]);
+        let made = bench.plan(&[2; 8190]).unwrap();
+        assert_eq!((made.now, made.journal), (Vec::new(), Vec::new()));
+    }
+}
+
 fn refused(change: fn(&mut Header)) -> String {
     let mut header = build(small(false)).header();
     header.is_writable().unwrap();

@@ -217,7 +217,7 @@ impl Bench {
     }
 
     fn supply(&mut self, missing: Missing) {
-        assert!(missing.offset % 4096 == 0 && missing.bytes <= 64 << 10);
+        assert!(missing.offset.is_multiple_of(4096) && missing.bytes <= 64 << 10);
         let bytes = self.read(missing.file, missing.offset, missing.bytes);
         self.planner().supply(missing, &bytes);
     }

@@ -44,7 +44,7 @@ pub const LAZY_REFCOUNTS: u64 = 1 << 0;
 pub const BITMAPS: u64 = 1 << 0;
 /// Autoclear: the external data file can be read as a raw image.
 pub const RAW_EXTERNAL: u64 = 1 << 1;
-/// Autoclear, ours: nobody else has written the file.
+/// Autoclear, ours: no other program has written the file.
 pub const OURS: u64 = 1 << 61;
 
 /// The fields as they lie in the file. Version 2 ends before the features.

@@ -12,6 +12,7 @@ use crate::meta::{Sector, Tables};
 use crate::resolve::{Stop, Wrong};
 use crate::types::{Range, SECTOR_BYTES};
 use alloc::collections::BTreeMap;
+use alloc::collections::btree_map::Entry;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -165,10 +166,9 @@ impl Writer {
         let Some((block, at)) = self.count_at(view, cluster) else {
             return Ok(());
         };
-        if !self.plan.counts.contains_key(&(at / SECTOR_BYTES)) {
+        if let Entry::Vacant(room) = self.plan.counts.entry(at / SECTOR_BYTES) {
             let bytes = view.header.cluster_bytes();
-            let sector = view.sector(Range { at: block, bytes }, at)?;
-            self.plan.counts.insert(at / SECTOR_BYTES, sector);
+            room.insert(view.sector(Range { at: block, bytes }, at)?);
         }
         Ok(())
     }

@@ -126,8 +126,8 @@ impl Writer {
         };
     }
 
-    /// What becomes of the pieces of one cluster, which lie in it in order and do not overlap. It is
-    /// appended to `out`. Clusters come in order, each once. After `Damaged` the plan is over.
+    /// What becomes of the pieces of one cluster, which lie in it in order and do not overlap. It
+    /// is appended to `out`. Clusters come in order, each once. After `Damaged` the plan is over.
     pub fn cluster(
         &mut self,
         chain: &Chain,

@@ -431,6 +431,15 @@ impl Bench {
         };
         let (now, journal): (Vec<_>, Vec<_>) = out.into_iter().partition(is_now);
         disjoint(&now, &journal);
+        for work in &journal {
+            let Work::Table { at: 0, bytes, .. } = work else {
+                continue;
+            };
+            assert!(
+                bytes[72] & 0x20 != 0,
+                "a header in the journal has the guard"
+            );
+        }
         Ok(Made {
             now,
             journal,
@@ -550,7 +559,8 @@ impl Bench {
         }
         let l1 = self.append()?;
         let table = l1 + header.cluster_bytes();
-        let fits = (table >> header.cluster_bits) % refcount::block_clusters(&header) != 0;
+        let number = table >> header.cluster_bits;
+        let fits = !number.is_multiple_of(refcount::block_clusters(&header));
         if !fits || header.l1().bytes > header.cluster_bytes() {
             return None;
         }
