@@ -790,6 +790,9 @@ fn open_origin(
     let mut settled = files
         .settle(ALONE, joining.otherwise(), cache, &mut patience)
         .map_err(|error| refused(&settings.name, error, true))?;
+    let mut opened = files.remove_volume(ALONE).expect("was just inserted");
+    open_below(&mut opened, settings, &request, &mut settled, &mut patience)?;
+    files.insert_volume(ALONE, opened);
     let owned = matches!(settings.policy, Policy::WriteBack | Policy::Ephemeral);
     if owned && !reader && (journal || settings.policy == Policy::WriteBack) {
         let beside = [Device::Ledger(ALONE), Device::Journal(ALONE)];
@@ -804,14 +807,6 @@ fn open_origin(
         }
     }
     let mut opened = files.remove_volume(ALONE).expect("was just inserted");
-    if !settled.journal_left && !reader {
-        opened.clear_guard()?;
-    }
-    opened.open_below(&request, &mut patience)?;
-    if opened.mapped.as_ref().is_some_and(|it| it.is_written()) {
-        refuse_unwritten(&settings.name, settings.policy, settings.destage)?;
-    }
-    know_below(&opened, &mut settled);
     opened.san = settings.san.map(|san| Params {
         latency_ns: san.latency.as_nanos() as u64,
         iops: u64::from(san.iops.unwrap_or(0)),
@@ -832,12 +827,27 @@ fn refuse_unwritten(name: &str, policy: Policy, destage: DestageMode) -> Result<
     )))
 }
 
-/// What an image that is written stands on was not open when its first file was looked at.
-fn know_below(files: &OpenVolume, settled: &mut Settled) {
+/// Opens the files below an image that is written, when what was pending beside it is settled. They
+/// were not open when its first file was looked at.
+fn open_below(
+    files: &mut OpenVolume,
+    settings: &VolumeSettings,
+    request: &file::Request,
+    settled: &mut Settled,
+    patience: &mut Patience,
+) -> Result<(), VolumeError> {
+    if !settled.journal_left && request.access != Access::Read {
+        files.clear_guard()?;
+    }
+    files.open_below(request, patience)?;
     let written = files.mapped.as_ref().filter(|mapped| mapped.is_written());
+    if written.is_some() {
+        refuse_unwritten(&settings.name, settings.policy, settings.destage)?;
+    }
     if let Some(image) = &mut settled.image {
         image.below = written.map_or(0, |mapped| mapped.print_below().unwrap_or(0));
     }
+    Ok(())
 }
 
 /// A journal that was left in the middle is no reader's to finish.

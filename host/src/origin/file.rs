@@ -175,6 +175,7 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fa
     let ledger = volume.ledger.as_deref().and_then(written::ledger_in);
     volume.below = ledger.as_ref().map_or(0, |ledger| ledger.image.below);
     volume.check_ledger(request, ledger.as_ref())?;
+    volume.end_with_cluster(request)?;
     Ok(volume)
 }
 
@@ -235,6 +236,33 @@ impl OpenVolume {
             }
             (None, _) => Ok(()),
         }
+    }
+
+    /// A qcow2 file may be longer than its clusters, so one that is written ends with a whole one:
+    /// all of it can be written directly.
+    fn end_with_cluster(&mut self, request: &Request) -> Result<(), Fault> {
+        let qcow2 = |target: &Target| match request.access {
+            Access::Write => mapped::is_qcow2(target, request.format),
+            Access::Bytes => mapped::is_qcow2(target, Format::Auto),
+            Access::Read => false,
+        };
+        let Origin::File(origin) = &mut self.origin else {
+            return Ok(());
+        };
+        if !qcow2(origin) {
+            return Ok(());
+        }
+        let target = Arc::get_mut(origin).expect("it was just opened");
+        let name = target.name();
+        let align = u64::from(target.dio_align).max(SECTOR_BYTES);
+        if request.access == Access::Write && !target.size_bytes.is_multiple_of(align) {
+            let header = mapped::header_written(target, &request.path)?;
+            let bytes = target.size_bytes.next_multiple_of(header.cluster_bytes());
+            let extended = target.file.set_len(bytes);
+            extended.map_err(|error| Fault::io(&name, "make it longer", error))?;
+            target.size_bytes = bytes;
+        }
+        buffer_odd_end(target, &name)
     }
 
     /// Clears the guard of an image whose ledger says that nothing is pending. True if it was set.
@@ -435,9 +463,11 @@ fn open_image(
             .map_err(|e| Fault::io(name, "stat it", e))?;
         target.size_bytes = meta.len();
     }
+    // What is refused is left as it is; when it is not, its end is made whole.
     if qcow2 {
-        extend_to_clusters(&mut target, request)?;
-    } else if target.size_bytes == 0 || !target.size_bytes.is_multiple_of(SECTOR_BYTES) {
+        return Ok(target);
+    }
+    if target.size_bytes == 0 || !target.size_bytes.is_multiple_of(SECTOR_BYTES) {
         return Err(Fault::new(
             Kind::Invalid,
             format!(
@@ -451,15 +481,18 @@ fn open_image(
         let fault = Fault::too_large(name, target.size_bytes, limit);
         tracing::warn!("{fault}; sectors beyond it cannot be written");
     }
-    // The last sectors of such a file cannot be written directly without making it longer.
-    if !target
-        .size_bytes
-        .is_multiple_of(u64::from(target.dio_align))
-    {
-        let gone = target.go_buffered();
-        gone.map_err(|error| Fault::io(name, "turn direct I/O off", error))?;
-    }
+    buffer_odd_end(&mut target, name)?;
     Ok(target)
+}
+
+/// The last sectors of such a file cannot be written directly without making it longer.
+fn buffer_odd_end(target: &mut Target, name: &str) -> Result<(), Fault> {
+    let align = u64::from(target.dio_align);
+    if target.size_bytes.is_multiple_of(align) {
+        return Ok(());
+    }
+    let gone = target.go_buffered();
+    gone.map_err(|error| Fault::io(name, "turn direct I/O off", error))
 }
 
 /// Whether its bytes are those of a qcow2 file, which need not be whole sectors. What is neither
@@ -484,22 +517,6 @@ fn refuse_guess(
         true => Err(written::refuse_guess(&request.path)),
         false => Ok(()),
     }
-}
-
-/// The last bytes of a file cannot be written directly where it ends inside a block of its storage;
-/// one that is written as qcow2 may be longer than its clusters.
-fn extend_to_clusters(target: &mut Target, request: &Request) -> Result<(), Fault> {
-    let align = u64::from(target.dio_align).max(SECTOR_BYTES);
-    if request.access != Access::Write || target.size_bytes.is_multiple_of(align) {
-        return Ok(());
-    }
-    // What is refused is left as it is.
-    let header = mapped::header_written(target, &request.path)?;
-    let bytes = target.size_bytes.next_multiple_of(header.cluster_bytes());
-    let extended = target.file.set_len(bytes);
-    extended.map_err(|error| Fault::io(&target.name(), "make it longer", error))?;
-    target.size_bytes = bytes;
-    Ok(())
 }
 
 /// A guest can write any header into a raw disk; probing it at the next start would hand the
