@@ -1,15 +1,28 @@
-//! qcow2 files as a [`Map`]: from the tables of a chain to extents of its files.
+//! qcow2 files as a [`Map`]: from the tables of a chain to extents of its files. The top file may
+//! be written as well: then it is a [`Planner`].
 //!
 //! Always true: a table that is asked for lies in whole blocks of its file, so that it can be kept
-//! among clean blocks. Deliberately absent: the format (crate `image`), and opening files.
+//! among clean blocks; what a plan has read for itself is forgotten when the plan is over, and what
+//! it has changed when it is at the file. Deliberately absent: the format (crate `image`), and
+//! opening files.
 
-use crate::origin::{Codec, Extent, FileIndex, Lies, Map, Missing, Packed, Resolved};
+use crate::origin::{
+    Codec, Extent, FileIndex, Lies, Map, Missing, Packed, Piece, Planned, Planner, Resolved, When,
+    Work,
+};
 use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Span, Uuid};
 use ::image::header::Compression;
-use ::image::meta::Sectors;
+use ::image::meta::{Sector, Sectors, Tables};
+use ::image::plan::{self, Writer};
 use ::image::resolve::{self, Content, Part, Stop, resolve};
-use ::image::{Chain, types};
+use ::image::{Chain, Error, types};
 use alloc::vec::Vec;
+
+/// The file that is written.
+const TOP: types::FileIndex = types::FileIndex(0);
+/// What a plan may keep of the tables it has read: a piece that was asked for is kept whole, and
+/// each step finds all it needs.
+const PLAN_BYTES: u64 = 16 << 20;
 
 /// A chain of files with the tables that were read of it.
 #[derive(Debug)]
@@ -17,6 +30,32 @@ pub struct ChainMap {
     chain: Chain,
     tables: Sectors,
     names: Vec<Uuid>,
+    /// Of the files below the first, where the first is written.
+    layers: Vec<Uuid>,
+    writing: Option<Writing>,
+}
+
+/// What it takes to write the top file.
+#[derive(Debug)]
+struct Writing {
+    writer: Writer,
+    /// Tables that were read for the plan alone.
+    tables: Sectors,
+}
+
+/// Tables of a plan, and behind them those of the map.
+struct Both<'a> {
+    plan: &'a mut Sectors,
+    map: &'a mut Sectors,
+}
+
+impl Tables for Both<'_> {
+    fn sector(&mut self, file: types::FileId, sector: u64) -> Option<&Sector> {
+        match self.plan.sector(file, sector) {
+            Some(found) => Some(found),
+            None => self.map.sector(file, sector),
+        }
+    }
 }
 
 impl ChainMap {
@@ -28,6 +67,86 @@ impl ChainMap {
             // Its share is given when it is in use.
             tables: Sectors::new(0),
             names,
+            layers: Vec::new(),
+            writing: None,
+        }
+    }
+
+    /// The same, of a chain whose top is written. Refuses one that cannot be. `layers` are of its
+    /// files below the top, as [`Map::layers`] gives them.
+    pub fn writable(chain: Chain, names: Vec<Uuid>, layers: Vec<Uuid>) -> Result<ChainMap, Error> {
+        let header = chain.file(TOP).header().ok_or(Error::NotQcow2)?;
+        assert_eq!(chain.files().len() - 1, layers.len(), "one for each below");
+        let writing = Writing {
+            writer: Writer::new(header)?,
+            tables: Sectors::new(PLAN_BYTES),
+        };
+        Ok(ChainMap {
+            writing: Some(writing),
+            layers,
+            ..ChainMap::new(chain, names)
+        })
+    }
+
+    fn top(&self) -> &::image::Header {
+        let header = self.chain.file(TOP).header();
+        header.expect("it was made of one")
+    }
+
+    fn writing(&mut self) -> &mut Writing {
+        self.writing.as_mut().expect("it is written")
+    }
+
+    /// One step of the plan.
+    fn step(
+        &mut self,
+        work: &mut Vec<Work>,
+        step: impl FnOnce(&mut Writer, &Chain, &mut Both, &mut Vec<plan::Work>) -> Result<(), Stop>,
+    ) -> Planned {
+        let writing = self.writing.as_mut().expect("it is written");
+        let mut both = Both {
+            plan: &mut writing.tables,
+            map: &mut self.tables,
+        };
+        let mut made = Vec::new();
+        match step(&mut writing.writer, &self.chain, &mut both, &mut made) {
+            Err(Stop::Missing(missing)) => Planned::Missing(in_blocks(missing)),
+            Err(Stop::Damaged(_)) => Planned::Damaged,
+            Ok(()) => {
+                work.extend(made.into_iter().map(|it| self.work(it)));
+                Planned::Done
+            }
+        }
+    }
+
+    fn work(&self, work: plan::Work) -> Work {
+        let when = |when| match when {
+            plan::When::Now => When::Now,
+            plan::When::Journal => When::Journal,
+        };
+        match work {
+            plan::Work::Data { span, at, when: it } => Work::Data {
+                span: Span::new(span.at / SECTOR_BYTES, span.bytes / SECTOR_BYTES),
+                at,
+                when: when(it),
+            },
+            plan::Work::Copy { part, at } => Work::Copy {
+                extent: self.extent(&part),
+                at,
+            },
+            plan::Work::Zero { range } => Work::Zero {
+                at: range.at,
+                bytes: range.bytes,
+            },
+            plan::Work::Table {
+                at,
+                bytes,
+                when: it,
+            } => Work::Table {
+                at,
+                bytes,
+                when: when(it),
+            },
         }
     }
 
@@ -103,11 +222,96 @@ impl Map for ChainMap {
         &self.names
     }
 
+    fn layers(&self) -> &[Uuid] {
+        &self.layers
+    }
+
     fn bytes(&self) -> u64 {
         self.tables.bytes()
     }
 
     fn set_bytes_max(&mut self, bytes: u64) {
         self.tables.set_bytes_max(bytes);
+    }
+
+    fn planner(&mut self) -> Option<&mut dyn Planner> {
+        match self.writing {
+            Some(_) => Some(self),
+            None => None,
+        }
+    }
+}
+
+impl Planner for ChainMap {
+    fn cluster_bytes(&self) -> u64 {
+        self.top().cluster_bytes()
+    }
+
+    fn begin(&mut self) {
+        let writing = self.writing();
+        writing.tables = Sectors::new(PLAN_BYTES);
+        writing.writer.begin();
+    }
+
+    fn plan(&mut self, pieces: &[Piece], work: &mut Vec<Work>) -> Planned {
+        let of = |piece: &Piece| plan::Piece {
+            span: types::Span {
+                at: piece.span.sector * SECTOR_BYTES,
+                bytes: piece.span.sectors * SECTOR_BYTES,
+            },
+            zero: piece.zero,
+        };
+        let pieces: Vec<plan::Piece> = pieces.iter().map(of).collect();
+        self.step(work, |writer, chain, tables, out| {
+            writer.cluster(chain, tables, &pieces, out)
+        })
+    }
+
+    fn end(&mut self, work: &mut Vec<Work>) -> Planned {
+        self.step(work, |writer, chain, tables, out| {
+            writer.end(chain, tables, out)
+        })
+    }
+
+    fn supply(&mut self, missing: Missing, bytes: &[u8]) {
+        let id = self.chain.file(types::FileIndex(missing.file.0)).id;
+        let (at, wanted) = (missing.offset, missing.wanted);
+        self.writing().tables.fill(id, at, bytes, wanted);
+    }
+
+    fn grown(&mut self, bytes: u64) {
+        let file = self.chain.file_mut(TOP);
+        file.file_bytes = file.file_bytes.max(bytes);
+    }
+
+    fn guarded(&self, sector: &[u8], guard: bool) -> Option<Vec<u8>> {
+        self.top().guarded(sector, guard)
+    }
+
+    fn reached(&mut self) -> Vec<(u64, u64)> {
+        let writing = self.writing.as_mut().expect("it is written");
+        let changed = writing.writer.accept(&mut self.chain);
+        writing.tables = Sectors::new(PLAN_BYTES);
+        let id = self.chain.file(TOP).id;
+        for range in &changed {
+            self.tables.forget_range(id, *range);
+        }
+        changed.iter().map(|it| (it.at, it.bytes)).collect()
+    }
+
+    fn read_anew(&mut self, sector: &[u8], bytes: u64) -> bool {
+        let header = self.top().read_anew(sector, bytes);
+        let writer = header.and_then(|it| Ok((Writer::new(&it)?, it)));
+        let Ok((writer, header)) = writer else {
+            return false;
+        };
+        let file = self.chain.file_mut(TOP);
+        let id = file.id;
+        file.file_bytes = bytes;
+        *file.header_mut().expect("it was made of one") = header;
+        self.tables.forget(id);
+        let tables = Sectors::new(PLAN_BYTES);
+        self.writing = Some(Writing { writer, tables });
+        true
     }
 }

@@ -10,6 +10,9 @@
 //! base was changed where it lies ─▶ what is kept clean of it is forgotten, and the change is told
 //! ```
 //!
+//! An image that is written may stand on other files, which nobody writes: it misfits when one of
+//! them is another one than it was.
+//!
 //! Always true: only what is known on both sides is compared, so a storage that tells nothing (a
 //! server, a device without times) never makes a misfit; a storage that cannot be asked is away,
 //! and never a misfit. Our own writes change the time of an image, so of one that we write the
@@ -29,6 +32,9 @@ pub struct Image {
     pub mtime_ns: u64,
     /// Its numbers are the same after the next mount.
     pub lasts: bool,
+    /// Of an image that is written and has a format: a print over all files that it stands on, which
+    /// is never 0, also where there are none. Bytes of a raw one are the guest's.
+    pub below: u64,
 }
 
 /// Where the path of an image leads.
@@ -57,6 +63,8 @@ pub enum Finding {
     Grown,
     /// The same file, written by another program.
     ChangedInPlace,
+    /// One of the files below it is another one, or was written.
+    BelowChanged,
 }
 
 impl Image {
@@ -68,7 +76,11 @@ impl Image {
     /// What is kept over a life: the rest is of the running system.
     pub fn kept(self) -> Image {
         match self.lasts {
-            false => Image::default(),
+            // In the print over files below are no numbers of this life.
+            false => Image {
+                below: self.below,
+                ..Image::default()
+            },
             true => Image { device: 0, ..self },
         }
     }
@@ -105,7 +117,8 @@ impl Finding {
             Finding::Replaced
             | Finding::PathGone
             | Finding::PathLeadsElsewhere
-            | Finding::Shrunk => true,
+            | Finding::Shrunk
+            | Finding::BelowChanged => true,
         }
     }
 
@@ -120,6 +133,7 @@ impl Finding {
             Finding::Shrunk => "has shrunk",
             Finding::Grown => "has grown",
             Finding::ChangedInPlace => "was written by another program",
+            Finding::BelowChanged => "stands on a file that was changed or replaced",
         }
     }
 }
@@ -138,6 +152,9 @@ pub fn compare(known: &Image, open: Option<&Image>, named: Named) -> Finding {
     let Some(open) = open else {
         return Finding::Away;
     };
+    if known.below != 0 && open.below != 0 && known.below != open.below {
+        return Finding::BelowChanged;
+    }
     let differ = known.mtime_ns != 0 && open.mtime_ns != 0 && known.mtime_ns != open.mtime_ns;
     match open.size_bytes.cmp(&known.size_bytes) {
         core::cmp::Ordering::Less => Finding::Shrunk,
@@ -158,6 +175,7 @@ mod tests {
         size_bytes: 4096,
         mtime_ns: 2_000,
         lasts: true,
+        below: 7,
     };
 
     fn found(open: Image) -> Finding {
@@ -179,9 +197,13 @@ mod tests {
         assert_eq!(found(changed(|it| it.device = 6)), Finding::Same);
         assert_eq!(found(changed(|it| it.size_bytes = 512)), Finding::Shrunk);
         assert_eq!(found(changed(|it| it.size_bytes = 8192)), Finding::Grown);
+        assert_eq!(found(changed(|it| it.below = 8)), Finding::BelowChanged);
+        assert_eq!(found(changed(|it| it.below = 0)), Finding::Same);
+        assert!(Finding::BelowChanged.is_misfit());
         let written = changed(|it| it.mtime_ns = 1_999);
         assert_eq!(found(written), Finding::ChangedInPlace);
         let ours = KNOWN.written();
+        assert_eq!((ours.below, KNOWN.kept().below), (7, 7));
         let named = Named::To(written);
         assert_eq!(compare(&ours, Some(&written), named), Finding::Same);
     }

@@ -116,6 +116,13 @@ pub trait Map: Send {
     /// life, as a base layer has it. The first is the origin.
     fn tables(&self) -> &[Uuid];
 
+    /// Of each file below the first a name for what the disk is as seen through it and all below
+    /// it, as a base layer has it. Blocks that lie there are kept for all volumes together. None
+    /// for an image whose blocks are all of one layer.
+    fn layers(&self) -> &[Uuid] {
+        &[]
+    }
+
     /// RAM that its tables hold.
     fn bytes(&self) -> u64;
 
@@ -183,6 +190,10 @@ pub trait Planner {
 
     /// Bytes that were missing for the plan. They are of the file as it was before.
     fn supply(&mut self, missing: Missing, bytes: &[u8]);
+
+    /// The file has so many bytes by now: tables that are read while a journal is applied may
+    /// refer to all of them.
+    fn grown(&mut self, bytes: u64);
 
     /// The first sector of the file with the guard set or cleared, made from the one that is there.
     /// `None` if that is no header of this image any more.
@@ -312,6 +323,40 @@ pub fn covered(span: Span, extents: &[Extent]) -> Option<u64> {
     (at <= span.end()).then_some(at)
 }
 
+/// The file below the first that has a block and to which the block belongs: the highest one that
+/// has a part of it, if all of it is data of such files. `extents` cover the block.
+pub fn owner_below(block: Span, extents: &[Extent]) -> Option<FileIndex> {
+    let mut owner = None;
+    for extent in extents {
+        if extent.span.end() <= block.sector || extent.span.sector >= block.end() {
+            continue;
+        }
+        let file = match extent.lies {
+            Lies::At { file, .. } | Lies::Packed { file, .. } => file,
+            // Whose zeroes these are is not told.
+            Lies::Nowhere => return None,
+        };
+        owner = Some(owner.map_or(file, |other: FileIndex| other.min(file)));
+    }
+    owner.filter(|file| *file != FileIndex::TOP)
+}
+
+/// What of extents lies behind this sector.
+pub fn from(mut extents: Vec<Extent>, start: u64) -> Vec<Extent> {
+    extents.retain(|extent| extent.span.end() > start);
+    if let Some(first) = extents.first_mut().filter(|it| it.span.sector < start) {
+        let sectors = start - first.span.sector;
+        let bytes = sectors * crate::types::SECTOR_BYTES;
+        match &mut first.lies {
+            Lies::At { offset, .. } => *offset += bytes,
+            Lies::Packed { packed, .. } => packed.skip += bytes as u32,
+            Lies::Nowhere => {}
+        }
+        first.span = Span::new(start, first.span.sectors - sectors);
+    }
+    extents
+}
+
 /// What of extents lies before this sector.
 pub fn up_to(mut extents: Vec<Extent>, end: u64) -> Vec<Extent> {
     extents.retain(|extent| extent.span.sector < end);
@@ -388,8 +433,41 @@ mod tests {
             assert_eq!(covered(span, &wrong), None, "{wrong:?}");
         }
         let all = vec![extent(8, 3), extent(11, 5)];
+        assert_eq!(from(all.clone(), 10), [extent(10, 1), extent(11, 5)]);
+        assert_eq!(from(all.clone(), 11), [extent(11, 5)]);
         assert_eq!(up_to(all.clone(), 12), [extent(8, 3), extent(11, 1)]);
         assert_eq!(up_to(all.clone(), 11), [extent(8, 3)]);
         assert_eq!(up_to(all, 8), []);
+    }
+
+    /// Fails when: a block that the first file has a part of is kept for others.
+    #[test]
+    fn a_block_belongs_to_the_highest_file_that_has_a_part_of_it() {
+        let at = |sector, file, offset| Extent {
+            span: Span::new(sector, 4),
+            lies: Lies::At {
+                file: FileIndex(file),
+                offset,
+            },
+        };
+        let zero = Extent {
+            span: Span::new(12, 4),
+            lies: Lies::Nowhere,
+        };
+        let owner = |one, other| owner_below(Span::new(8, 8), &[at(0, 0, 0), one, other]);
+        assert_eq!(owner(at(8, 2, 0), at(12, 1, 0)), Some(FileIndex(1)));
+        assert_eq!(owner(at(8, 2, 0), at(12, 2, 0)), Some(FileIndex(2)));
+        assert_eq!(owner(at(8, 2, 0), at(12, 0, 0)), None);
+        assert_eq!(owner(at(8, 2, 0), zero), None);
+        assert_eq!(
+            from(vec![at(8, 1, 512)], 10),
+            [Extent {
+                span: Span::new(10, 2),
+                lies: Lies::At {
+                    file: FileIndex(1),
+                    offset: 1536,
+                },
+            }]
+        );
     }
 }

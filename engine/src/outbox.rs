@@ -89,6 +89,19 @@ pub enum Pending {
     JournalTable {
         volume: VolumeId,
     },
+    /// A table of the image that a plan has to see.
+    PlanTable {
+        volume: VolumeId,
+    },
+    /// What a batch copies from a file of the image.
+    PlanRead {
+        volume: VolumeId,
+        job: u32,
+    },
+    /// The first sector of the image, read or written for its guard.
+    Guard {
+        volume: VolumeId,
+    },
     /// A journal that is replayed while its volume is served.
     Replay {
         volume: VolumeId,
@@ -131,6 +144,8 @@ pub enum ReplayIo {
     Write { job: u32, first: u32, upto: u32 },
     /// A stat or a sync of the image.
     Order,
+    /// Its first sector, read or written.
+    Header,
 }
 
 /// Why the engine wants to be called again.

@@ -112,8 +112,12 @@ impl Waiting {
 pub enum LedgerStep {
     /// The volume is claimed; then it needs a checkpoint to be ready.
     Claim,
+    /// A destage may write places of the image that nothing in it refers to.
+    Prepare,
     /// A destage may start to write the origin.
     Begin,
+    /// All of a plan is at the image; its guard is left.
+    Reached,
     /// A destage has ended.
     Finish,
     /// Nothing is dirty any more and the owner goes away.

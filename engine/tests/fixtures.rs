@@ -288,6 +288,7 @@ fn an_image_lies_in_a_ledger_and_in_a_checkpoint_where_it_always_will() {
         size_bytes: 8192,
         mtime_ns: 2_000,
         lasts: true,
+        below: 0,
     };
     let words: Vec<u8> = [12u64, 1_000, 8192, 2_000]
         .into_iter()
@@ -297,6 +298,18 @@ fn an_image_lies_in_a_ledger_and_in_a_checkpoint_where_it_always_will() {
     let bytes = ledger.encode();
     assert_eq!(bytes[236..268], words);
     assert_eq!(Ledger::parse(&bytes), Ok(ledger));
+    assert_eq!(bytes[268..276], [0; 8]);
+    let below = Image {
+        below: 0x0102_0304,
+        ..image
+    };
+    let above = Ledger {
+        image: below,
+        ..self::ledger()
+    };
+    let bytes = above.encode();
+    assert_eq!(bytes[268..276], 0x0102_0304_u64.to_le_bytes());
+    assert_eq!(Ledger::parse(&bytes), Ok(above));
     let overlay = VolumeRecord {
         under: image,
         ..volume(0, Policy::Ephemeral)

@@ -25,7 +25,7 @@ pub mod vhost_user;
 pub type Target = fn(&[u8]) -> bool;
 
 /// Every target under the name of its binary and its corpus.
-pub const TARGETS: [(&str, Target); 31] = [
+pub const TARGETS: [(&str, Target); 32] = [
     ("nbd_session", nbd::session),
     ("nbd_client", nbd_client::session),
     ("qmp", qmp::lines),
@@ -56,5 +56,6 @@ pub const TARGETS: [(&str, Target); 31] = [
     ("image_snapshot", qcow2::snapshots),
     ("image_resolve", qcow2::walks),
     ("image_check", qcow2::check),
+    ("image_plan", qcow2::plans),
     ("image_inflate", qcow2::compressed),
 ];

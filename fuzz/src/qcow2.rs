@@ -3,7 +3,8 @@
 //! Invariants: nothing panics; what a header that was accepted says can be computed with; parts of
 //! a span touch each other, cover it, and lie inside their files; a span cut in two gives the same;
 //! a file that a check finds right is one that every walk gets through, but for what QEMU's check
-//! does not look at. Compressed data fills its cluster or is refused.
+//! does not look at; what a plan writes never goes to a table of the header but by way of the
+//! journal. Compressed data fills its cluster or is refused.
 
 use crate::source::Source;
 use host::origin::inflate::inflate;
@@ -13,9 +14,10 @@ use image::format::entry::{Cluster, L1, L2};
 use image::format::{extension, refcount, snapshot};
 use image::header::{BackingName, Compression, HEAD_BYTES, Layout, bytes_wanted, features};
 use image::meta::Sectors;
-use image::resolve::{Content, Part, Stop, TABLE_READ_BYTES, Wrong, resolve};
+use image::plan::{Piece, When, Work, Writer};
+use image::resolve::{Content, Missing, Part, Stop, TABLE_READ_BYTES, Wrong, resolve};
 use image::source::Source as FileSource;
-use image::types::{FileId, FileIndex, Span};
+use image::types::{FileId, FileIndex, Range, Span};
 use image::{Chain, File, Format, Header};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -260,6 +262,18 @@ fn stack(source: &mut Source) -> Option<Stack> {
 }
 
 impl Stack {
+    /// Brings what is missing. It is a piece of a table that lies inside its file.
+    fn supply(&mut self, missing: Missing) {
+        let bytes = &self.bytes[usize::from(missing.file.0)];
+        let range = missing.range;
+        assert!(range.bytes > 0 && range.bytes <= TABLE_READ_BYTES);
+        assert!(range.at < bytes.len() as u64 && range.at % 512 == 0);
+        let mut read = vec![0; range.bytes as usize];
+        let Ok(()) = (&bytes[..]).read(range.at, &mut read);
+        let id = self.chain.file(missing.file).id;
+        self.sectors.fill(id, range.at, &read, missing.wanted);
+    }
+
     fn parts(&mut self, span: Span) -> Result<Vec<Part>, Wrong> {
         let mut parts = Vec::new();
         for _ in 0..10_000 {
@@ -268,14 +282,7 @@ impl Stack {
                 Err(Stop::Damaged(damage)) => return Err(damage.why),
                 Err(Stop::Missing(missing)) => missing,
             };
-            let bytes = &self.bytes[usize::from(missing.file.0)];
-            let range = missing.range;
-            assert!(range.bytes > 0 && range.bytes <= TABLE_READ_BYTES);
-            assert!(range.at < bytes.len() as u64 && range.at % 512 == 0);
-            let mut read = vec![0; range.bytes as usize];
-            let Ok(()) = (&bytes[..]).read(range.at, &mut read);
-            let id = self.chain.file(missing.file).id;
-            self.sectors.fill(id, range.at, &read, missing.wanted);
+            self.supply(missing);
         }
         panic!("no progress in {span:?}");
     }
@@ -334,6 +341,123 @@ pub fn walks(input: &[u8]) -> bool {
         assert!(joined.len() <= parts.len() + 1);
     }
     found
+}
+
+/// Pieces of a cluster that begins here, in order.
+fn pieces(source: &mut Source, start: u64, end: u64) -> Vec<Piece> {
+    let mut found = Vec::new();
+    let mut at = start + 512 * source.below(4) as u64;
+    while at < end && found.len() < 4 {
+        let sectors = source.pick(&[1, 2, 5, 8, 16, 64]);
+        let bytes = (512 * sectors).min(end - at);
+        let (span, zero) = (Span { at, bytes }, source.flag());
+        found.push(Piece { span, zero });
+        at += bytes + 512 * source.below(3) as u64;
+    }
+    found
+}
+
+/// Data goes to no table of the header, and nothing to the middle of a sector.
+fn assert_harmless(header: &Header, work: &Work) {
+    let (range, table) = match work {
+        Work::Data { span, at, .. } => ((*at, span.bytes), None),
+        Work::Copy { part, at } => ((*at, part.span.bytes), None),
+        Work::Zero { range } => ((range.at, range.bytes), None),
+        Work::Table { at, bytes, when } => ((*at, bytes.len() as u64), Some(*when)),
+    };
+    let (at, bytes) = range;
+    let range = Range { at, bytes };
+    assert!(at % 512 == 0 && bytes % 512 == 0 && bytes > 0 && range.end() < 1 << 56);
+    if table == Some(When::Journal) {
+        return;
+    }
+    let bytes = header.cluster_bytes();
+    for kept in [Range { at: 0, bytes }, header.l1(), header.refcount_table] {
+        let end = kept.end().next_multiple_of(bytes);
+        assert!(
+            at >= end || range.end() <= kept.at,
+            "{work:?} is written to {kept:?}"
+        );
+    }
+}
+
+pub fn plans(input: &[u8]) -> bool {
+    let source = &mut Source::new(input);
+    let Some(mut stack) = stack(source) else {
+        return false;
+    };
+    let Some(header) = stack.chain.file(FileIndex(0)).header().cloned() else {
+        return false;
+    };
+    let Ok(mut writer) = Writer::new(&header) else {
+        return false;
+    };
+    let counted = CLUSTERS + source.below(3) as u64;
+    for cluster in 0..counted {
+        let block = stack.bytes[0].get_mut(2 << header.cluster_bits..);
+        if let Some(block) = block.filter(|it| it.len() > 128) {
+            refcount::set(block, header.refcount_order, cluster, 1);
+        }
+    }
+    stack.sectors = Sectors::new(16 << 20);
+    let mut work = Vec::new();
+    let mut planned = false;
+    for _ in 0..2 {
+        writer.begin();
+        planned = plan(source, &mut stack, &header, &mut writer, &mut work).is_ok();
+        // What a damaged place has stopped was harmless as well.
+        work.drain(..).for_each(|it| assert_harmless(&header, &it));
+        if planned {
+            break;
+        }
+    }
+    if planned {
+        let changed = writer.accept(&mut stack.chain);
+        assert!(changed.iter().all(|it| it.end() < 1 << 56));
+    }
+    planned
+}
+
+/// Some clusters, and the end.
+fn plan(
+    source: &mut Source,
+    stack: &mut Stack,
+    header: &Header,
+    writer: &mut Writer,
+    work: &mut Vec<Work>,
+) -> Result<(), Wrong> {
+    let cluster = header.cluster_bytes();
+    work.clear();
+    let mut at = 0;
+    for _ in 0..1 + source.below(6) {
+        at += source.pick(&[0, 0, 1, 3]) * cluster;
+        if at >= header.size_bytes {
+            break;
+        }
+        let end = (at + cluster).min(header.size_bytes);
+        let pieces = pieces(source, at, end);
+        at += cluster;
+        if !pieces.is_empty() {
+            until_done(stack, |it| {
+                writer.cluster(&it.chain, &mut it.sectors, &pieces, work)
+            })?;
+        }
+    }
+    until_done(stack, |it| writer.end(&it.chain, &mut it.sectors, work))
+}
+
+fn until_done(
+    stack: &mut Stack,
+    mut step: impl FnMut(&mut Stack) -> Result<(), Stop>,
+) -> Result<(), Wrong> {
+    for _ in 0..10_000 {
+        match step(stack) {
+            Ok(()) => return Ok(()),
+            Err(Stop::Damaged(damage)) => return Err(damage.why),
+            Err(Stop::Missing(missing)) => stack.supply(missing),
+        }
+    }
+    panic!("no progress");
 }
 
 pub fn check(input: &[u8]) -> bool {

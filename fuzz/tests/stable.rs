@@ -172,5 +172,6 @@ targets! {
     snapshot_tables_survive_any_bytes: "image_snapshot",
     walks_over_chains_survive_any_tables: "image_resolve",
     checks_survive_any_tables: "image_check",
+    plans_survive_any_tables: "image_plan",
     compressed_clusters_survive_any_bytes: "image_inflate",
 }

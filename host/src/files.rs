@@ -414,9 +414,9 @@ impl Media for Files {
             return Ok(stat_of_export(client.export().size_bytes));
         }
         if let Device::Origin(volume) = device
-            && let Some(image) = self.volume(volume).and_then(|open| open.mapped.as_ref())
+            && let Some(stat) = self.volume(volume).and_then(OpenVolume::stat)
         {
-            return image.stat();
+            return stat;
         }
         match self.target(device) {
             Some(target) => target.stat(),

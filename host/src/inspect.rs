@@ -265,6 +265,7 @@ pub fn beside_json(found: &Beside) -> Value {
 fn ledger_json(ledger: &Ledger) -> Value {
     let (state, upto) = match ledger.progress {
         Progress::Idle => ("idle", None),
+        Progress::Prepare => ("prepare", None),
         Progress::Cut(upto) => ("cut", Some(upto.0)),
         Progress::Apply { upto, .. } => ("apply", Some(upto.0)),
     };

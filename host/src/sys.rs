@@ -202,6 +202,35 @@ pub fn refresh(directory: &Path) -> io::Result<()> {
     })
 }
 
+/// Gives a file a new name that no other has; `AlreadyExists` where one has it.
+pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    let name = |path: &Path| CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other);
+    let (old, new) = (name(from)?, name(to)?);
+    // SAFETY: two names that end with a zero, and numbers.
+    let renamed = unsafe {
+        libc::syscall(
+            libc::SYS_renameat2,
+            libc::AT_FDCWD,
+            old.as_ptr(),
+            libc::AT_FDCWD,
+            new.as_ptr(),
+            libc::RENAME_NOREPLACE,
+        )
+    };
+    if renamed == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        // NFS, for one, has no such renaming.
+        Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP) => {
+            std::fs::hard_link(from, to)?;
+            std::fs::remove_file(from)
+        }
+        _ => Err(error),
+    }
+}
+
 /// Takes O_DIRECT off an open file description.
 pub fn clear_direct(file: &File) -> io::Result<()> {
     // SAFETY: an open descriptor and no memory.

@@ -386,6 +386,7 @@ impl Target {
             size_bytes: meta.len(),
             mtime_ns: nanoseconds(meta.mtime(), meta.mtime_nsec()),
             lasts: self.lasts,
+            below: 0,
         }
     }
 

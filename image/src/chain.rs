@@ -45,6 +45,14 @@ impl File {
             Format::Qcow2(header) => Some(header),
         }
     }
+
+    /// The same, for who writes the file.
+    pub fn header_mut(&mut self) -> Option<&mut Header> {
+        match &mut self.format {
+            Format::Raw => None,
+            Format::Qcow2(header) => Some(header),
+        }
+    }
 }
 
 /// All files of an image.

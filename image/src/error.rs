@@ -86,6 +86,22 @@ pub enum Error {
     DataFile,
     #[error("is encrypted, which is not read in this version")]
     Encrypted,
+    #[error(
+        "is qcow2 version 2, which is only read; `qemu-img amend -o compat=1.1` makes it version 3"
+    )]
+    WriteVersion,
+    #[error("has clusters of {0} bytes, which are only read; 4096 at least are written")]
+    WriteClusters(u64),
+    #[error("was not closed by who wrote it last; `qemu-img check -r all` repairs its refcounts")]
+    WriteDirty,
+    #[error("is marked as corrupt, and is only read; `qemu-img check -r all` may repair it")]
+    WriteCorrupt,
+    #[error("has {0} dirty bitmaps that a write would make wrong, and is only read")]
+    WriteBitmaps(u32),
+    #[error("has autoclear features that are not known here ({0:#x}), and is only read")]
+    WriteAutoclear(u64),
+    #[error("is another image than the one that was opened")]
+    Another,
     #[error("stands on a chain of {0} files; 1 to {max} are read", max = limits::CHAIN_FILES_MAX)]
     Deep(usize),
     #[error("is no chain: file {0} has a backing and none is given, or the other way round")]
@@ -103,6 +119,10 @@ impl Error {
             | Error::Encryption(_)
             | Error::DataFile
             | Error::Encrypted
+            | Error::WriteVersion
+            | Error::WriteClusters(_)
+            | Error::WriteBitmaps(_)
+            | Error::WriteAutoclear(_)
             | Error::Deep(_) => Kind::Unsupported,
             _ => Kind::Damaged,
         }

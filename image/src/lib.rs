@@ -16,6 +16,8 @@
 //!    the range (zeroes behind the end of the file), gives it to its [`Tables`], of which
 //!    [`Sectors`](meta::Sectors) is the bounded one, and makes the same call again.
 //!
+//! To write its top file takes a [`Writer`](plan::Writer).
+//!
 //! Who lists, checks or makes files uses [`map`], [`check`] and [`create`].
 #![no_std]
 #![forbid(unsafe_code)]
@@ -30,6 +32,7 @@ pub mod format;
 pub mod limits;
 pub mod map;
 pub mod meta;
+pub mod plan;
 pub mod resolve;
 pub mod source;
 pub mod types;

@@ -6,6 +6,8 @@
 /// Clusters of 512 bytes to 2 MiB.
 pub const CLUSTER_BITS_MIN: u32 = 9;
 pub const CLUSTER_BITS_MAX: u32 = 21;
+/// Of files that are written.
+pub const CLUSTER_BITS_WRITTEN_MIN: u32 = 12;
 /// With 32 subclusters of a sector each.
 pub const CLUSTER_BITS_EXTENDED_MIN: u32 = 14;
 /// The disk that a guest sees, so that its 64 KiB lines count in 32 bits.

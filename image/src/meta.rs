@@ -9,7 +9,7 @@
 //! One fill brings 1/256 of the capacity beside the sector that was wanted, so what was asked for
 //! before stays until the call has all it needs, at any capacity from [`SECTORS_MIN`] on.
 
-use crate::types::{FileId, SECTOR_BYTES};
+use crate::types::{FileId, Range, SECTOR_BYTES};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -124,6 +124,25 @@ impl Sectors {
         self.slots.retain(|slot| slot.file != file);
         self.hand = 0;
         self.renumber();
+    }
+
+    /// Forgets all sectors of this file that have a byte of the range: they were written.
+    pub fn forget_range(&mut self, file: FileId, range: Range) {
+        let first = range.at / SECTOR_BYTES;
+        let end = range.end().div_ceil(SECTOR_BYTES);
+        let found = self.index.range((file, first)..(file, end.max(first)));
+        let found: Vec<(FileId, u64)> = found.map(|(key, _)| *key).collect();
+        for key in found {
+            let at = self.index.remove(&key).expect("it was found");
+            self.slots.swap_remove(at);
+            if let Some(moved) = self.slots.get(at) {
+                self.index.insert((moved.file, moved.sector), at);
+            }
+        }
+        if self.hand >= self.slots.len() {
+            self.hand = 0;
+        }
+        assert_eq!(self.index.len(), self.slots.len());
     }
 
     fn renumber(&mut self) {

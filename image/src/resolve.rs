@@ -79,6 +79,24 @@ pub enum Wrong {
     Bitmap,
     #[error("compressed data behind the end of the file")]
     CompressedOutside,
+    #[error("reserved bits")]
+    Reserved,
+    #[error("a place behind the end of the clusters that are counted")]
+    Outside,
+    #[error("a refcount block inside a cluster")]
+    BlockMisaligned,
+    #[error("a table where the file has another one")]
+    TablesShared,
+    #[error("data where the file has a table")]
+    Table,
+    #[error("a cluster that is used and not counted")]
+    Uncounted,
+    #[error("a wrong snapshot")]
+    Snapshot,
+    #[error("a header of another image")]
+    Header,
+    #[error("no room for more clusters")]
+    Full,
 }
 
 /// Why a call went no further.
@@ -178,6 +196,22 @@ fn raw(file: &File, span: Span) -> Found {
     Found {
         bytes: span.bytes,
         content: Some(Content::Data { at: span.at }),
+    }
+}
+
+/// The piece of a table that is read for the byte at `at`, which lies inside the file.
+pub(crate) fn missing(file: FileIndex, table: Range, file_bytes: u64, at: u64) -> Missing {
+    let piece = at / TABLE_READ_BYTES * TABLE_READ_BYTES;
+    let start = piece.max(table.at);
+    let end = table.end().min(piece + TABLE_READ_BYTES).min(file_bytes);
+    let range = Range {
+        at: start,
+        bytes: (end - start).next_multiple_of(SECTOR_BYTES),
+    };
+    Missing {
+        file,
+        range,
+        wanted: at / SECTOR_BYTES,
     }
 }
 
@@ -308,25 +342,15 @@ impl Walk<'_> {
         if at >= self.file.file_bytes {
             return Ok(0);
         }
-        let wanted = at / SECTOR_BYTES;
-        if let Some(sector) = tables.sector(self.file.id, wanted) {
+        if let Some(sector) = tables.sector(self.file.id, at / SECTOR_BYTES) {
             return Ok(be64(sector, (at % SECTOR_BYTES) as usize));
         }
-        let piece = at / TABLE_READ_BYTES * TABLE_READ_BYTES;
-        let start = piece.max(table.at);
-        let end = table
-            .end()
-            .min(piece + TABLE_READ_BYTES)
-            .min(self.file.file_bytes);
-        let range = Range {
-            at: start,
-            bytes: (end - start).next_multiple_of(SECTOR_BYTES),
-        };
-        Err(Stop::Missing(Missing {
-            file: self.index,
-            range,
-            wanted,
-        }))
+        Err(Stop::Missing(missing(
+            self.index,
+            table,
+            self.file.file_bytes,
+            at,
+        )))
     }
 
     fn damaged(&self, entry_at: u64, guest_at: u64, word: u64, why: Wrong) -> Stop {

@@ -71,6 +71,7 @@ impl Origin {
             size_bytes: self.bytes(),
             mtime_ns: self.image.mtime(),
             lasts: true,
+            below: 0,
         })
     }
 

@@ -114,10 +114,13 @@ pub fn map(top: &[u8], below_bytes: u64, identity: Uuid) -> Box<dyn Map> {
 }
 
 /// How the engine finds the bytes of an image that it writes, and how it writes them: of files that
-/// are as they are now.
+/// are as they are now. What is kept of the file below is of one life as well.
 pub fn written(top: &[u8], below_bytes: u64, identity: Uuid) -> Box<dyn Map> {
     let (chain, names) = chain(top, below_bytes, identity);
-    Box::new(ChainMap::new(chain, names))
+    let mut below = names[1];
+    below.0[1] = 3;
+    let map = ChainMap::writable(chain, names, vec![below]);
+    Box::new(map.expect("an image that can be written"))
 }
 
 fn chain(top: &[u8], below_bytes: u64, identity: Uuid) -> (Chain, Vec<Uuid>) {

@@ -93,12 +93,36 @@ impl World {
     }
 
     fn check_at_once(&mut self, io: &Io, origin: usize) -> Result<(), Broken> {
-        let bytes = io.offset..io.offset + io.bytes;
+        let mut bytes = io.offset..io.offset + io.bytes;
+        if io.op == Op::Write {
+            // What is there already, as zeroes are behind the end, may be written again.
+            let written = self.memory.gather(&io.slices);
+            let image = &self.devices.origins[origin].image;
+            let there = [image.landed(), image.durable()];
+            let differs = |at: &usize| {
+                let new = &written[*at..at + SECTOR_BYTES as usize];
+                let byte = |file: &[u8], at: usize| file.get(at).copied().unwrap_or(0);
+                let start = io.offset as usize + at;
+                let same =
+                    |file: &&[u8]| (0..new.len()).all(|it| byte(file, start + it) == new[it]);
+                !there.iter().all(same)
+            };
+            let sectors = || (0..written.len()).step_by(SECTOR_BYTES as usize);
+            let first = sectors().find(differs).map_or(io.bytes, |at| at as u64);
+            let last = sectors().rev().find(differs);
+            let end = last.map_or(first, |at| at as u64 + SECTOR_BYTES);
+            bytes = io.offset + first..io.offset + end;
+        }
         let writing = &mut self.tops[origin];
         writing.planned += io.bytes;
+        if bytes.is_empty() {
+            return Ok(());
+        }
         match writing.refers_to(&self.devices.origins[origin], &bytes) {
             Some(part) => {
-                Err(format!("written at once where the image refers to, {part:?}: {io:?}").into())
+                let size = self.devices.origins[origin].image.size();
+                let where_to = format!("{part:?} of a file of {size} bytes");
+                Err(format!("written at once where the image refers to, {where_to}: {io:?}").into())
             }
             None => Ok(()),
         }

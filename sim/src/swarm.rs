@@ -73,7 +73,7 @@ pub enum Feature {
 use Feature as F;
 
 /// Of a thousand seeds so many have images that allocate.
-pub const QCOW2: u64 = 0;
+pub const QCOW2: u64 = 250;
 
 impl Feature {
     /// All of them, with their names and how many of a thousand seeds have them.

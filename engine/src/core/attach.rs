@@ -30,7 +30,9 @@ use crate::outbox::{Cx, Pending};
 use crate::ram::Layer;
 use crate::settle::Settled;
 use crate::snapshot::State;
-use crate::types::{Generation, Policy, RequestId, SECTOR_BYTES, Serial, Time, Uuid, VolumeId};
+use crate::types::{
+    DestageMode, Generation, Policy, RequestId, SECTOR_BYTES, Serial, Time, Uuid, VolumeId,
+};
 use crate::volume::{LedgerStep, LedgerWriter, Volume};
 use alloc::boxed::Box;
 use alloc::format;
@@ -73,9 +75,13 @@ impl Core {
         map: Option<Box<dyn Map>>,
     ) -> Result<(), OpenError> {
         self.check_spec(id, &spec)?;
-        let map = map.map(|map| check_map(&spec).map(|base| (base, map)));
-        let map = map.transpose()?;
+        let map = map.map(|map| check_map(&spec, map)).transpose()?;
         let mut settled = settled;
+        let plans = map.is_some() && spec.policy == Policy::WriteBack && !spec.read_only;
+        if let Some(why) = settled.journal_damage.take_if(|_| plans) {
+            // The log does not know the places that it has.
+            return Err(OpenError::Damaged(why));
+        }
         self.check_journal(id, &mut settled)?;
         let left = settled.journal_left;
         let mut volume = self.join(id, &spec, &settled)?;
@@ -96,11 +102,13 @@ impl Core {
         // What went past the log is not synced yet, and a flush has to cover it.
         let past_log = |ledger: &Ledger| ledger.compatible & PAST_LOG != 0;
         let past_log = ledger.as_ref().is_some_and(past_log) && !has(Bug::ForgetPastLog);
+        // Nothing of ours writes such an image past the log.
+        let past_log = past_log && !plans;
         if past_log && !owes && volume.policy == Policy::WriteBack {
             volume.policy = Policy::Uncached;
         }
         let unsynced = volume.policy.is_direct() && spec.policy == Policy::WriteBack;
-        let unsynced = unsynced && !has(Bug::StartWithoutSync);
+        let unsynced = unsynced && !plans && !has(Bug::StartWithoutSync);
         volume.policy = if unfinished {
             volume.switch = Some(Switch::towards(spec.policy));
             Policy::WriteBack
@@ -112,6 +120,10 @@ impl Core {
         };
         volume.logged_policy = volume.policy;
         volume.replay = ledger.as_ref().filter(|_| left).map(Replay::of);
+        if plans {
+            let journal = volume.replay.take().map(Replay::guarded);
+            volume.replay = Some(journal.unwrap_or_else(Replay::of_guard));
+        }
         volume.layer = self.layer_of(&volume, spec.base_layer, unchanged);
         volume.map = map.map(|(base, map)| self.maps.open(base, map));
         self.join_group(&mut volume, &spec.group, spec.policy);
@@ -360,6 +372,11 @@ impl Core {
         let reached = |it: Progress| matches!(it, Progress::Cut(upto) if upto < volume.destaged);
         let progress = old.as_ref().map(|ledger| ledger.progress);
         let progress = progress.filter(|it| !reached(*it));
+        // What a journal is for stays as it was: the file of an image that allocates is of another
+        // size than the volume.
+        let applies = matches!(progress, Some(Progress::Apply { .. }));
+        let origin_bytes = old.as_ref().filter(|_| applies);
+        let origin_bytes = origin_bytes.map_or(volume.size_bytes, |ledger| ledger.origin_bytes);
         let mut owner = self.config.host_name.clone();
         while owner.len() > OWNER_BYTES_MAX {
             owner.pop();
@@ -376,7 +393,7 @@ impl Core {
             // A cut that was begun is reached by the recovered log, which covers it.
             progress: progress.unwrap_or(Progress::Idle),
             dirty: true,
-            origin_bytes: volume.size_bytes,
+            origin_bytes,
             mtime_before_ns: old.as_ref().map_or(0, |ledger| ledger.mtime_before_ns),
             mtime_limit_ns: old.as_ref().map_or(0, |ledger| ledger.mtime_limit_ns),
             image: volume.image.seen.kept(),
@@ -522,6 +539,8 @@ impl Core {
                 let pending = Pending::Clock { volume: id };
                 cx.order(pending, Purpose::Ledger, Device::Ledger(id), Op::Stat, 0, 0);
             }
+            LedgerStep::Prepare => self.destage_prepared(cx, id),
+            LedgerStep::Reached => self.replay_reached(cx, id),
             LedgerStep::Begin if volume.replay.is_some() => self.replay_begun(cx, id),
             LedgerStep::Finish if volume.replay.is_some() => self.replay_finished(cx, id),
             LedgerStep::Begin => self.destage_begun(cx, id),
@@ -740,23 +759,34 @@ impl Core {
 fn unsynced_at(step: Option<LedgerStep>) -> Bug {
     match step.expect("a ledger is written for a step") {
         LedgerStep::Claim => Bug::SkipLedgerSyncAtClaim,
-        LedgerStep::Begin => Bug::SkipLedgerSyncAtBegin,
-        LedgerStep::Finish => Bug::SkipLedgerSyncAtFinish,
+        LedgerStep::Prepare | LedgerStep::Begin => Bug::SkipLedgerSyncAtBegin,
+        LedgerStep::Reached | LedgerStep::Finish => Bug::SkipLedgerSyncAtFinish,
         LedgerStep::Release => Bug::SkipLedgerSyncAtRelease,
     }
 }
 
-/// The base that a volume with a map stands on. Nothing is written to such an image yet.
-fn check_map(spec: &VolumeSpec) -> Result<Uuid, OpenError> {
-    let writes = !spec.read_only && spec.policy != Policy::Ephemeral || spec.commit;
-    let base = spec.base_layer.filter(|_| !writes);
-    base.ok_or_else(|| {
+/// A map, and under which name volumes share it: the base that they stand on. One that is written
+/// has one volume.
+fn check_map(spec: &VolumeSpec, mut map: Box<dyn Map>) -> Result<(Uuid, Box<dyn Map>), OpenError> {
+    let reads = spec.read_only || spec.policy == Policy::Ephemeral;
+    let planned = spec.policy == Policy::WriteBack
+        && spec.tuning.destage == DestageMode::Atomic
+        && spec.journal_possible
+        && map.planner().is_some();
+    let name = match (reads && !spec.commit, planned && !spec.commit) {
+        (true, _) => spec.base_layer,
+        (false, true) => map.tables().first().copied(),
+        (false, false) => None,
+    };
+    let refused = || {
         OpenError::Refused(format!(
-            "volume {}: an image that is not raw is served read-only or as ephemeral in this \
-             version",
+            "volume {}: an image that is not raw is served read-only, as ephemeral, or as \
+             write-back with destage = \"atomic\" in this version",
             spec.name
         ))
-    })
+    };
+    let name = name.ok_or_else(refused)?;
+    Ok((name, map))
 }
 
 /// Why the dirty data of a volume that the log knows must not be served like this.

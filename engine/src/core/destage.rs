@@ -4,7 +4,13 @@
 //! atomic:   WaitLog ─▶ Journal ─▶ Table ─▶ JournalSync ─▶ Gate
 //! in place: WaitLog ───────────────────────────────────▶ Gate
 //! both:     Gate ─▶ Stat ─▶ Begin ─▶ Apply ─▶ ApplySync ─▶ Seen ─▶ Finish
+//! planned:  WaitLog ─▶ Look ─▶ Prepare ─▶ Journal ─▶ Table ─▶ Guard ─▶ ImageSync ─▶ JournalSync
+//!           ─▶ Gate ─▶ Stat ─▶ Begin ─▶ (replay)
 //! ```
+//!
+//! The epoch of an image that allocates is destaged by a plan ([`super::planned`]): what nothing in
+//! the file refers to is written at once, the rest goes to the journal, and the journal is applied
+//! as one that was found ([`super::replay`]).
 //!
 //! Always true: the ledger says *apply* only while a whole, synced journal lies beside it, and
 //! *idle* only when the origin is synced; a phase that fails starts again from its own beginning,
@@ -17,10 +23,11 @@
 
 use super::jobs::{JOB_PIECES_MAX, Job, write_journal};
 use super::merge_damage::REREAD_MS;
+use super::planned::{Plan, entries_max};
 use super::resend::{RETRY_MS, Resend};
 use super::runs::{journal_entries_max, next_run};
 use super::stride::Pace;
-use super::{Bypass, Core};
+use super::{Bypass, Core, Replay};
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Stat};
 use crate::fetch::Want;
@@ -46,12 +53,19 @@ const JOURNAL_PART: usize = 4;
 const EXPECTED_PART: u64 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+pub(super) enum Phase {
     WaitLog {
         asked: bool,
     },
+    /// Before a plan writes the image it is looked at, and the ledger says that it may.
+    Look,
+    Prepare,
     Journal,
     Table,
+    /// The header of the image says that only its journal makes it whole.
+    Guard,
+    /// What a plan wrote at once, and the guard.
+    ImageSync,
     JournalSync,
     /// All members of a group prepare their part of a cut before the first of them begins.
     Gate,
@@ -66,7 +80,7 @@ enum Phase {
 
 /// A destage under way.
 pub struct Destage {
-    phase: Phase,
+    pub(super) phase: Phase,
     upto: Serial,
     pub(super) cursor: u64,
     pub(super) jobs: Slab<Job>,
@@ -86,6 +100,8 @@ pub struct Destage {
     pub(super) full: bool,
     pub(super) retry_at: Time,
     pub(super) entries: Vec<JournalEntry>,
+    /// The same of a plan, kept until they are applied.
+    pub(super) planned: Vec<JournalEntry>,
     pub(super) journal_at: u64,
     journal_sequence: u64,
     table: Vec<u8>,
@@ -94,11 +110,18 @@ pub struct Destage {
     table_sent: usize,
     pub(super) table_piece: Option<u32>,
     /// A request without a job is in flight: a sync or a stat.
-    waiting: bool,
+    pub(super) waiting: bool,
     /// Jobs write the origin, also while the ledger is written again in between.
     pub(super) applying: bool,
-    apply_until: Time,
+    pub(super) apply_until: Time,
     pub(super) pace: Pace,
+    /// Of an image that allocates.
+    pub(super) plan: Option<Plan>,
+    /// The image contradicts itself.
+    pub(super) contradicted: bool,
+    /// The guard is written; it was tried.
+    pub(super) guarded: bool,
+    pub(super) perhaps_guarded: bool,
     /// Of the epoch, as [`Flow::moved`](crate::flow::Flow::moved) counts.
     pub(super) moved_halves: u64,
 }
@@ -113,6 +136,11 @@ impl Destage {
         self.applying
     }
 
+    /// The image is being written, by a plan perhaps where nothing refers to.
+    pub fn writes_image(&self) -> bool {
+        self.applying || self.plan.is_some()
+    }
+
     /// Ranges of the volume that could not be read when that was tried last.
     pub fn damaged(&self) -> &[Span] {
         &self.damaged
@@ -125,7 +153,13 @@ impl Destage {
 
     /// Nothing of it is in flight, and it has no memory.
     pub(super) fn is_idle(&self) -> bool {
-        self.jobs.len() == 0 && self.width == 0 && !self.waiting && self.table_piece.is_none()
+        let reads = self.table_piece.is_some() || self.table_pieces() > 0;
+        self.jobs.len() == 0 && self.width == 0 && !self.waiting && !reads
+    }
+
+    /// Pieces of memory that tables of a plan have.
+    pub(super) fn table_pieces(&self) -> usize {
+        self.plan.as_ref().map_or(0, Plan::table_pieces)
     }
 
     /// Its jobs are all to be done, once more.
@@ -145,7 +179,8 @@ impl Destage {
     /// What the origin is to be written from is not complete and synced yet.
     pub fn is_preparing(&self) -> bool {
         match self.phase {
-            Phase::WaitLog { .. } | Phase::Journal | Phase::Table => true,
+            Phase::WaitLog { .. } | Phase::Look | Phase::Prepare => true,
+            Phase::Journal | Phase::Table | Phase::Guard | Phase::ImageSync => true,
             Phase::JournalSync => !has(Bug::PassGateUnsynced),
             _ => false,
         }
@@ -264,6 +299,7 @@ impl Core {
 
     fn begin_phase(&mut self, id: VolumeId, phase: Phase) {
         let piece_bytes = self.scratch.piece_bytes();
+        let cluster_bytes = self.planned_cluster(id);
         let volume = self.volume(id);
         let sequence = volume
             .ledger_writer
@@ -284,7 +320,11 @@ impl Core {
         );
         let epoch = volume.epochs.front_mut().expect("the volume is dirty");
         epoch.sealed = true;
-        let room = journal::payload_at(journal_entries_max(&epoch.map, piece_bytes));
+        let entries = match cluster_bytes {
+            Some(bytes) => entries_max(&epoch.map, piece_bytes, bytes),
+            None => journal_entries_max(&epoch.map, piece_bytes),
+        };
+        let room = journal::payload_at(entries);
         let pace = Pace::new(volume.tuning.destage_after_ms, epoch.map.len(), epochs);
         volume.destage = Some(Destage {
             phase,
@@ -301,6 +341,7 @@ impl Core {
             full: false,
             retry_at: Time(0),
             entries: Vec::new(),
+            planned: Vec::new(),
             journal_at: room,
             journal_sequence: sequence + 1,
             table: Vec::new(),
@@ -311,6 +352,10 @@ impl Core {
             applying: false,
             apply_until: Time(0),
             pace,
+            plan: None,
+            contradicted: false,
+            guarded: false,
+            perhaps_guarded: false,
             moved_halves: 0,
         });
     }
@@ -339,21 +384,25 @@ impl Core {
             if stuck && self.is_damaged_still(cx.now, id) {
                 return self.refuse_for_damage(cx, id);
             }
+            let plans = self.plans(id);
             let destage = self.phase(id);
             let goes_on = match destage.phase {
                 Phase::WaitLog { asked } => self.wait_for_log(cx, id, asked),
+                Phase::Journal if plans => self.pump_plan(cx, id),
                 Phase::Journal | Phase::Apply => self.pump_jobs(cx, id),
+                Phase::Guard => self.order_guard(cx, id),
+                Phase::ImageSync => self.order_sync(cx, id, Device::Origin(id)),
                 Phase::Table => self.write_table(cx, id),
                 Phase::JournalSync => self.order_sync(cx, id, Device::Journal(id)),
                 Phase::ApplySync => self.order_sync(cx, id, Device::Origin(id)),
                 Phase::Gate => self.pass_gate(cx, id),
-                Phase::Stat | Phase::Seen => {
+                Phase::Look | Phase::Stat | Phase::Seen => {
                     destage.waiting = true;
                     let pending = Pending::Stat { volume: id };
                     cx.order(pending, Purpose::Ledger, Device::Origin(id), Op::Stat, 0, 0);
                     false
                 }
-                Phase::Begin | Phase::Finish => false,
+                Phase::Prepare | Phase::Begin | Phase::Finish => false,
             };
             if !goes_on {
                 return;
@@ -393,7 +442,9 @@ impl Core {
             }
             return false;
         }
+        let plans = self.plans(id);
         self.phase(id).phase = match mode {
+            _ if plans => Phase::Look,
             DestageMode::Atomic if !has(Bug::ApplyWithoutJournal) => Phase::Journal,
             _ => Phase::Gate,
         };
@@ -473,25 +524,42 @@ impl Core {
         true
     }
 
+    /// What an image that allocates plans in one step.
+    fn planned_cluster(&mut self, id: VolumeId) -> Option<u64> {
+        let plans = self.plans(id);
+        let planner = self.planner(id).filter(|_| plans);
+        planner.map(|planner| planner.cluster_bytes())
+    }
+
     /// What is being destaged.
     pub(super) fn destaged_map(&mut self, id: VolumeId) -> &ExtentMap {
         let epoch = self.volume(id).epochs.front();
         &epoch.expect("an epoch is being destaged").map
     }
 
-    fn begin_phase_again(&mut self, now: Time, id: VolumeId) {
+    pub(super) fn begin_phase_again(&mut self, now: Time, id: VolumeId) {
         let piece_bytes = self.scratch.piece_bytes();
+        let cluster_bytes = self.planned_cluster(id);
         let volume = self.volume(id);
         let epoch = volume.epochs.front().expect("an epoch is being destaged");
-        let room = journal::payload_at(journal_entries_max(&epoch.map, piece_bytes));
+        let entries = match cluster_bytes {
+            Some(bytes) => entries_max(&epoch.map, piece_bytes, bytes),
+            None => journal_entries_max(&epoch.map, piece_bytes),
+        };
+        let room = journal::payload_at(entries);
         let destage = volume.destage.as_mut().expect("a destage is under way");
         let (damaged, full) = (!destage.bad.is_empty(), core::mem::take(&mut destage.full));
         mark(Mark::DestageAgain);
         destage.retry_at = now.plus_millis(if damaged { 0 } else { RETRY_MS });
         destage.reread_at = now.plus_millis(REREAD_MS);
         match destage.phase {
-            Phase::Journal | Phase::Table | Phase::JournalSync => {
+            Phase::Journal
+            | Phase::Table
+            | Phase::Guard
+            | Phase::ImageSync
+            | Phase::JournalSync => {
                 destage.phase = Phase::Journal;
+                (destage.plan, destage.guarded) = (None, false);
                 destage.begin_jobs();
                 destage.entries.clear();
                 destage.table = Vec::new();
@@ -504,6 +572,8 @@ impl Core {
             }
             // A look at the origin may come between jobs, which go on.
             Phase::WaitLog { .. }
+            | Phase::Look
+            | Phase::Prepare
             | Phase::Gate
             | Phase::Stat
             | Phase::Begin
@@ -577,15 +647,24 @@ impl Core {
 
     /// Writes header and table of the journal, a piece at a time.
     fn write_table(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+        let plans = self.plans(id);
+        if plans && self.phase(id).table.is_empty() && self.entries_overlap(id) {
+            self.plan_contradicted(cx.now, id);
+            return false;
+        }
         let volume = self.volume(id);
         let (uuid, generation) = (volume.uuid, volume.generation);
         let destage = volume.destage.as_mut().expect("a destage is under way");
         let at_start = destage.table_at == 0;
         // It is made once: it may have to wait, and the entries are gone by then.
         if destage.table.is_empty() || (at_start && has(Bug::MakeTableTwice)) {
-            destage
-                .entries
-                .sort_unstable_by_key(|entry| entry.span.sector);
+            match plans {
+                // In the order of their payload, in which they are read again.
+                true => destage.planned.clone_from(&destage.entries),
+                false => destage
+                    .entries
+                    .sort_unstable_by_key(|entry| entry.span.sector),
+            }
             destage.table = Journal {
                 volume: uuid,
                 generation,
@@ -650,7 +729,10 @@ impl Core {
             let whole = destage.table_at == destage.table.len();
             if whole {
                 destage.table = Vec::new();
-                destage.phase = Phase::JournalSync;
+                destage.phase = match destage.plan {
+                    Some(_) => Phase::Guard,
+                    None => Phase::JournalSync,
+                };
             }
             self.go_on_after_success(id);
         }
@@ -691,6 +773,10 @@ impl Core {
         }
         destage.resend.synced();
         match destage.phase {
+            Phase::ImageSync => {
+                destage.phase = Phase::JournalSync;
+                self.pump_destage(cx, id);
+            }
             Phase::JournalSync => {
                 destage.phase = Phase::Gate;
                 self.pump_destage(cx, id);
@@ -751,7 +837,7 @@ impl Core {
         let fits = stat.map(|stat| self.judge_image(cx, id, &stat));
         let destage = self.phase(id);
         assert!(
-            destage.waiting && matches!(destage.phase, Phase::Stat | Phase::Seen),
+            destage.waiting && matches!(destage.phase, Phase::Look | Phase::Stat | Phase::Seen),
             "a look at the image was asked for"
         );
         destage.waiting = false;
@@ -770,7 +856,18 @@ impl Core {
                 _ => self.detach_progress(cx, id),
             };
         }
+        if let Some(planner) = self.planner(id) {
+            planner.grown(stat.size_bytes);
+        }
+        if self.phase(id).phase == Phase::Look {
+            return self.prepare(cx, id, &stat);
+        }
         let destage = self.phase(id);
+        if destage.plan.is_some() && destage.failed {
+            // What it wrote may be gone.
+            destage.phase = Phase::Journal;
+            return self.begin_phase_again(now, id);
+        }
         assert!(prepared, "no origin is written before its group is ready");
         destage.phase = Phase::Begin;
         destage.apply_until = now.plus_millis(APPLY_MS_MAX / 3);
@@ -787,6 +884,29 @@ impl Core {
             Progress::Cut(upto)
         };
         self.write_ledger(cx, id, LedgerStep::Begin);
+    }
+
+    /// The image is the one that it was: the ledger says that a plan may write to it.
+    fn prepare(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: &Stat) {
+        let now = cx.now;
+        let destage = self.phase(id);
+        destage.phase = Phase::Prepare;
+        destage.apply_until = now.plus_millis(APPLY_MS_MAX / 3);
+        self.note_apply(now, id, stat);
+        self.ledger(id).progress = Progress::Prepare;
+        self.write_ledger(cx, id, LedgerStep::Prepare);
+    }
+
+    /// The ledger says that a plan may write to the image. One that was under way goes on.
+    pub(super) fn destage_prepared(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let destage = self.phase(id);
+        assert!(
+            destage.phase == Phase::Prepare,
+            "the ledger was written for it"
+        );
+        destage.phase = Phase::Journal;
+        self.pump_destage(cx, id);
+        self.detach_progress(cx, id);
     }
 
     /// Puts into the ledger how the image is, and until when writing it may change its time.
@@ -807,7 +927,7 @@ impl Core {
         // Until all of it is synced a power loss may bring back a time that was allowed before.
         let before = match ledger.progress {
             Progress::Idle => 0,
-            Progress::Cut(_) | Progress::Apply { .. } => ledger.mtime_limit_ns,
+            Progress::Prepare | Progress::Cut(_) | Progress::Apply { .. } => ledger.mtime_limit_ns,
         };
         ledger.mtime_limit_ns = limit.max(before);
     }
@@ -819,6 +939,15 @@ impl Core {
             destage.phase == Phase::Begin,
             "the ledger was written for it"
         );
+        if destage.plan.is_some() {
+            assert!(destage.is_idle() && destage.guarded, "the plan is written");
+            let (entries, upto) = (core::mem::take(&mut destage.planned), destage.upto);
+            let volume = self.volume(id);
+            volume.destage = None;
+            volume.replay = Some(Replay::of_plan(entries, upto, cx.now));
+            self.pump_replay(cx, id);
+            return self.detach_progress(cx, id);
+        }
         destage.phase = Phase::Apply;
         destage.applying = true;
         self.pump_destage(cx, id);
@@ -937,15 +1066,25 @@ impl Core {
         };
         let early = matches!(
             destage.phase,
-            Phase::WaitLog { .. } | Phase::Journal | Phase::Table | Phase::Gate | Phase::Stat
+            Phase::WaitLog { .. }
+                | Phase::Look
+                | Phase::Journal
+                | Phase::Table
+                | Phase::Guard
+                | Phase::ImageSync
+                | Phase::Gate
+                | Phase::Stat
         );
         // What it still needs cannot be read. A step of its ledger goes to its end first.
-        let in_step = matches!(destage.phase, Phase::Begin | Phase::Finish);
+        let in_step = matches!(destage.phase, Phase::Prepare | Phase::Begin | Phase::Finish);
         let stuck = volume.bypass == Bypass::Held || volume.misfit().is_some();
         let early = early || (stuck && !in_step);
         if early && destage.jobs.len() == 0 && !destage.waiting {
+            if destage.table_pieces() > 0 {
+                return;
+            }
             assert!(destage.is_idle(), "no memory goes with it");
-            volume.destage = None;
+            volume.drop_destage();
         }
     }
 }

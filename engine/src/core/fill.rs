@@ -75,9 +75,9 @@ impl Core {
         cx: &mut Cx<'_>,
         read: u32,
         part: Span,
+        layer: Layer,
         blocks: Range<u64>,
     ) {
-        let layer = self.layer_of_read(read);
         let mut block = blocks.start;
         while block < blocks.end {
             let place = |block| self.lines.find(cx.now, Key { layer, block });
@@ -111,15 +111,13 @@ impl Core {
         blocks: Range<u64>,
     ) {
         let volume = self.reads.get(read).volume;
-        if self.volume(volume).misfit().is_some() {
+        if self.volume(volume).is_unreadable() {
             self.reads.get(read).waits += 1;
             return self.hold_read(read, wanted);
         }
-        let source = Source::Origin(volume);
         match self.locate_blocks(read, &blocks) {
             Resolved::Ready(extents) => {
-                let (blocks, extents) = self.with_cluster(cx.now, read, blocks, extents);
-                self.start_fill(cx, (read, wanted), source, layer, blocks, extents);
+                self.fill_located(cx, (read, wanted), layer, blocks, extents);
             }
             Resolved::Missing(extents, missing) => {
                 // The blocks before that which are known as a whole.
@@ -128,13 +126,71 @@ impl Core {
                 if !known.is_empty() {
                     let extents = origin::up_to(extents, known.end * BLOCK_SECTORS);
                     let wanted = clip(wanted, known.start, known.end);
-                    self.start_fill(cx, (read, wanted), source, layer, known.clone(), extents);
+                    self.fill_located(cx, (read, wanted), layer, known.clone(), extents);
                 }
                 let rest = clip(wanted, known.end, blocks.end);
                 self.await_table(cx, read, rest, false, missing);
             }
-            Resolved::Damaged => self.read_damaged(read),
+            Resolved::Damaged => self.read_unresolved(read, wanted),
         }
+    }
+
+    /// The same where it is known where they lie. Blocks that a file below has belong to all volumes
+    /// above it: they are looked for, and kept, in its layer.
+    fn fill_located(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (read, wanted): (u32, Span),
+        layer: Layer,
+        blocks: Range<u64>,
+        extents: Vec<Extent>,
+    ) {
+        let source = Source::Origin(self.reads.get(read).volume);
+        let mut rest = extents;
+        let mut block = blocks.start;
+        while block < blocks.end {
+            let owner = self.owner_of(read, layer, block, &rest);
+            let mut upto = block + 1;
+            while upto < blocks.end && self.owner_of(read, layer, upto, &rest) == owner {
+                upto += 1;
+            }
+            let run = block..upto;
+            let behind = origin::from(rest.clone(), upto * BLOCK_SECTORS);
+            let extents = origin::up_to(rest, upto * BLOCK_SECTORS);
+            let wanted = clip(wanted, block, upto);
+            match owner {
+                Some(below) => self.read_layer(cx, read, wanted, below),
+                None => {
+                    let known = (layer, run, extents);
+                    let (run, extents) = self.with_cluster(cx.now, read, known);
+                    self.start_fill(cx, (read, wanted), source, layer, run, extents);
+                }
+            }
+            (rest, block) = (behind, upto);
+        }
+    }
+
+    /// The layer below that of a volume to which a block belongs. One that is not all in the volume
+    /// is kept for no other.
+    fn owner_of(
+        &mut self,
+        read: u32,
+        layer: Layer,
+        block: u64,
+        extents: &[Extent],
+    ) -> Option<Layer> {
+        let op = self.reads.get(read);
+        let (id, guests) = (op.volume, op.is_guests());
+        if !guests || is_base(layer) {
+            return None;
+        }
+        let span = Span::new(block * BLOCK_SECTORS, BLOCK_SECTORS);
+        let volume = self.volume(id);
+        let map = volume.map.filter(|_| span.end() <= volume.sectors())?;
+        let file = origin::owner_below(span, extents)?;
+        let names = self.maps.get(map).layers();
+        let name = *names.get(usize::from(file.0) - 1)?;
+        Some(self.lines.layers.base(name))
     }
 
     /// Where blocks lie, as far as their volume goes.
@@ -155,8 +211,7 @@ impl Core {
         &mut self,
         now: Time,
         read: u32,
-        blocks: Range<u64>,
-        extents: Vec<Extent>,
+        (layer, blocks, extents): (Layer, Range<u64>, Vec<Extent>),
     ) -> (Range<u64>, Vec<Extent>) {
         let [
             Extent {
@@ -167,14 +222,18 @@ impl Core {
         else {
             return (blocks, extents);
         };
-        let layer = self.layer_of_read(read);
         let start = span
             .sector
             .saturating_sub(u64::from(packed.skip) / SECTOR_BYTES);
         let cluster = start / BLOCK_SECTORS
             ..(start + u64::from(packed.cluster_bytes) / SECTOR_BYTES).div_ceil(BLOCK_SECTORS);
         let volume = self.reads.get(read).volume;
-        let last = self.volume(volume).sectors().div_ceil(BLOCK_SECTORS);
+        let sectors = self.volume(volume).sectors();
+        // A block that is kept for others is all in the volume.
+        let last = match is_base(layer) && layer != self.volume(volume).layer {
+            true => sectors / BLOCK_SECTORS,
+            false => sectors.div_ceil(BLOCK_SECTORS),
+        };
         let absent = |core: &mut Core, block: u64| {
             let key = Key { layer, block };
             core.ram.lookup(key) == Lookup::Miss && core.lines.find(now, key).is_none()
@@ -193,8 +252,9 @@ impl Core {
             wide.end += 1;
         }
         match self.locate_blocks(read, &wide) {
-            Resolved::Ready(all) => (wide, all),
-            Resolved::Missing(..) | Resolved::Damaged => (blocks, extents),
+            // What lies above a part of it hides that.
+            Resolved::Ready(all) if all.len() == 1 => (wide, all),
+            Resolved::Ready(_) | Resolved::Missing(..) | Resolved::Damaged => (blocks, extents),
         }
     }
 
@@ -405,12 +465,12 @@ impl Core {
     fn fate_of_held(&mut self, id: VolumeId) -> Held {
         let volume = self.volume(id);
         match (
-            volume.misfit(),
+            volume.is_unreadable(),
             volume.detaching.is_some() || volume.suspending.is_some(),
         ) {
-            (None, _) => Held::Asks,
-            (Some(_), true) => Held::Ends,
-            (Some(_), false) => Held::Waits,
+            (false, _) => Held::Asks,
+            (true, true) => Held::Ends,
+            (true, false) => Held::Waits,
         }
     }
 

@@ -8,7 +8,7 @@
 //!
 //! Always true: while a volume is held for its image no request to that image begins, guests
 //! wait, a destage stays where it is and is not called ended; whoever waits for a destage is
-//! refused. An image that a map describes is held for any change, because the tables that the map
+//! refused. An image that a map describes and nobody here writes is held for any change, because the tables that the map
 //! has seen may be others now. One look of a volume is under way at a time; who asks meanwhile
 //! waits for that.
 //! Deliberately absent: what the image is compared by ([`crate::image`]).
@@ -139,12 +139,15 @@ impl Core {
             // It has all of the volume, whatever else it has. Its time is our own doing.
             let last = stat.image.map_or(0, |image| image.size_bytes);
             let rest = last.next_multiple_of(SECTOR_BYTES) - last;
-            known.size_bytes = volume.size_bytes.saturating_sub(rest);
+            // One that allocates grows as it is written, and is never shorter.
+            if volume.map.is_none() {
+                known.size_bytes = volume.size_bytes.saturating_sub(rest);
+            }
             known = known.written();
         }
         let found = compare(&known, stat.image.as_ref(), stat.named);
         // The tables that a map has seen say nothing of an image that was written since.
-        let mapped = volume.map.is_some() && found != Finding::Same;
+        let mapped = volume.map.is_some() && !writes && found != Finding::Same;
         match found {
             Finding::Away => return volume.misfit().is_none(),
             _ if found.is_misfit() || mapped => self.hold_for_image(cx, id, found),
@@ -161,7 +164,7 @@ impl Core {
         let volume = self.volume(id);
         let begins = volume.image.misfit.replace(found).is_none();
         // What was written of an epoch may be cut off: all of it is written again.
-        if let Some(destage) = volume.destage.as_mut().filter(|it| it.applies())
+        if let Some(destage) = volume.destage.as_mut().filter(|it| it.writes_image())
             && !has(Bug::GoOnBehindMisfit)
         {
             destage.failed = true;

@@ -11,6 +11,7 @@
 //! told by the table alone. Deliberately absent: which phase comes next ([`super::destage`]).
 
 use super::Core;
+use super::planned::Batch;
 use super::runs::{Run, next_run};
 use crate::adversary::{Bug, has};
 use crate::event::{Device, Op, Purpose};
@@ -47,6 +48,11 @@ pub(super) struct Job {
     pub offset: u64,
     /// It has failed before.
     pub again: bool,
+    /// What it carries of a plan.
+    pub batch: Option<Batch>,
+    /// Reads that a batch waits for, and whether one of them failed.
+    pub waits: u32,
+    pub cut: bool,
 }
 
 impl Job {
@@ -59,6 +65,9 @@ impl Job {
             slices: Vec::new(),
             offset,
             again: false,
+            batch: None,
+            waits: 0,
+            cut: false,
         }
     }
 
@@ -70,7 +79,11 @@ impl Job {
         self.parts.iter().map(|part| part.span.blocks()).sum()
     }
 
-    fn bytes(&self) -> u64 {
+    pub fn slices(&self) -> Vec<Slice> {
+        self.slices.clone()
+    }
+
+    pub fn bytes(&self) -> u64 {
         self.slices.iter().map(|slice| slice.bytes).sum()
     }
 
@@ -149,7 +162,7 @@ impl Core {
         }
     }
 
-    fn insert_job(&mut self, now: Time, id: VolumeId, job: Job) -> u32 {
+    pub(super) fn insert_job(&mut self, now: Time, id: VolumeId, job: Job) -> u32 {
         let width = job.width();
         let storage = self.volume(id).storage;
         self.windows.sent(now, id, storage, width as u32);
@@ -308,8 +321,16 @@ impl Core {
             let destage = self.phase(id);
             destage.failed = true;
             destage.bad.extend_from_slice(bad);
+            let it = destage.jobs.get(job);
+            if it.batch.is_some() {
+                it.cut = true;
+                return self.batch_part_there(cx, id, job);
+            }
             self.end_job(cx, id, job);
             return;
+        }
+        if self.phase(id).jobs.get(job).batch.is_some() {
+            return self.batch_part_there(cx, id, job);
         }
         let purpose = self.apply_purpose(id);
         let misfits = self.volume(id).misfit().is_some();
@@ -367,7 +388,11 @@ impl Core {
         started: Time,
     ) {
         let volume = self.volume(id);
-        let applying = volume.destage.as_ref().is_some_and(|d| d.applying);
+        let destage = volume.destage.as_mut().expect("a destage is under way");
+        let batch = destage.jobs.get(job).batch.as_ref();
+        let planned = batch.is_some();
+        let now = batch.is_some_and(Batch::goes_to_file);
+        let applying = destage.applying || now;
         if applying {
             assert!(volume.origin_in_flight > 0, "only what was sent ends");
             volume.origin_in_flight -= 1;
@@ -375,7 +400,10 @@ impl Core {
         }
         if !ok {
             volume.counters.origin.errors += 1;
-            self.keep_unsent(id, job);
+            match planned {
+                true => self.keep_batch(id, job),
+                false => self.keep_unsent(id, job),
+            }
             self.rest_after_failure(cx, id);
         } else {
             self.turns.moved(cx.now, id);
@@ -391,9 +419,10 @@ impl Core {
     /// Blocks that a job carries; a range of zeroes counts as one.
     pub(super) fn job_blocks(&mut self, id: VolumeId, job: u32) -> u64 {
         let job = self.phase(id).jobs.get(job);
-        match job.pieces.len() {
-            0 => 1,
-            _ => job.blocks(),
+        match (&job.batch, job.pieces.len()) {
+            (Some(batch), _) => batch.blocks(),
+            (None, 0) => 1,
+            (None, _) => job.blocks(),
         }
     }
 
@@ -402,7 +431,11 @@ impl Core {
         let atomic = self.volume(id).effective_destage() == DestageMode::Atomic;
         let destage = self.phase(id);
         let job = destage.jobs.get(job);
+        let batch = job.batch.as_ref();
         let halves = match (atomic, job.pieces.len()) {
+            // What the journal has of a plan is moved once more when that is applied.
+            _ if batch.is_some_and(Batch::goes_to_file) => 2 * batch.map_or(0, Batch::blocks),
+            _ if batch.is_some() => batch.map_or(0, Batch::blocks),
             // A range of zeroes is no job of the journal.
             (_, 0) => 2,
             (true, _) => job.blocks(),
@@ -412,7 +445,7 @@ impl Core {
         self.volume(id).flow.moved(halves);
     }
 
-    fn end_job(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32) {
+    pub(super) fn end_job(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32) {
         let destage = self.phase(id);
         let job = destage.jobs.take(job);
         destage.width -= job.width();
@@ -434,7 +467,9 @@ impl Core {
             return 0;
         };
         let destage = volume.destage.as_ref();
-        let destage = destage.map_or(0, |it| it.width + usize::from(it.table_piece.is_some()));
+        let destage = destage.map_or(0, |it| {
+            it.width + usize::from(it.table_piece.is_some()) + it.table_pieces()
+        });
         destage + volume.replay.as_mut().map_or(0, |it| it.pieces())
     }
 

@@ -79,7 +79,7 @@ impl Core {
         let quota_owner = volume.quota_owner;
         let mut merged = volume.epochs.pop_front().expect("one is being destaged");
         let newer: Vec<Epoch> = volume.epochs.drain(..newest).collect();
-        let destage = volume.destage.take();
+        let destage = volume.drop_destage();
         assert!(
             destage.is_some_and(|it| it.is_idle()),
             "nothing of what is merged is on its way"

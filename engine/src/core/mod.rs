@@ -22,6 +22,7 @@ mod lines;
 mod merge_damage;
 mod overlay;
 mod pace;
+mod planned;
 mod read;
 mod read_op;
 mod replay;
@@ -486,6 +487,9 @@ impl Core {
             Pending::LookAtImage { volume } => {
                 self.image_seen(cx, volume, stat.filter(|_| ok));
             }
+            Pending::PlanTable { volume } => self.plan_table_read(cx, volume, ok),
+            Pending::PlanRead { volume, job } => self.plan_read_done(cx, volume, job, ok),
+            Pending::Guard { volume } => self.guard_done(cx, volume, ok),
             Pending::Stat { volume } => self.stat_done(cx, volume, stat.filter(|_| ok)),
             Pending::Clock { volume } => self.clock_read(cx, volume, stat.filter(|_| ok)),
             Pending::ScrubFooter => self.scrub_footer_read(cx, ok),

@@ -152,9 +152,14 @@ impl Core {
 
     /// From the tier, joined to a fill, or by a new fill.
     pub(super) fn read_clean(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
+        let layer = self.layer_of_read(read);
+        self.read_layer(cx, read, part, layer);
+    }
+
+    /// The same of blocks of this layer: its own, or one below that has them.
+    pub(super) fn read_layer(&mut self, cx: &mut Cx<'_>, read: u32, part: Span, layer: Layer) {
         let op = self.reads.get(read);
         let (id, guests) = (op.volume, op.is_guests());
-        let layer = self.layer_of_read(read);
         let first = part.sector / BLOCK_SECTORS;
         let last = (part.end() - 1) / BLOCK_SECTORS;
         let mut block = first;
@@ -190,7 +195,7 @@ impl Core {
                     {
                         upto += 1;
                     }
-                    self.start_fills(cx, read, part, block..upto);
+                    self.start_fills(cx, read, part, layer, block..upto);
                     block = upto;
                 }
             }
@@ -250,14 +255,14 @@ impl Core {
 
     pub(super) fn read_past_tier(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
         let id = self.reads.get(read).volume;
-        if self.volume(id).misfit().is_some() {
+        if self.volume(id).is_unreadable() {
             self.reads.get(read).waits += 1;
             return self.hold_read(read, part);
         }
         let (extents, missing) = match self.locate(read, part) {
             Resolved::Ready(extents) => (extents, None),
             Resolved::Missing(extents, missing) => (extents, Some(missing)),
-            Resolved::Damaged => return self.read_damaged(read),
+            Resolved::Damaged => return self.read_unresolved(read, part),
         };
         let from = extents.last().map_or(part.sector, |it| it.span.end());
         let rest = Span::new(from, part.end() - from);

@@ -66,6 +66,8 @@ pub struct Table {
     /// Whose clean blocks it is read as.
     pub layer: Layer,
     pub bytes: Vec<u8>,
+    /// The file was written since it was asked for.
+    pub stale: bool,
     pub waiters: Vec<Behind>,
 }
 

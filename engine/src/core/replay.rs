@@ -3,7 +3,18 @@
 //! ```text
 //! Table ─▶ Stat ─▶ Begin ─▶ Copy ─▶ Sync ─▶ Seen ─▶ Finish
 //!   └── damaged ────────────┴─▶ the log destages the cut again
+//!
+//! an image that allocates:
+//! a plan:   Copy ─▶ Sync ─▶ Seen ─▶ Reached ─▶ Header ─▶ HeaderSync ─▶ Last ─▶ Finish
+//! a start:  Stat ─▶ Header ─┬─▶ (no guard) done
+//!                           └─▶ Reached ─▶ Header ─▶ HeaderSync ─▶ Last ─▶ Finish
 //! ```
+//!
+//! Of an image that allocates the header has a guard, which says that only its journal makes it
+//! whole. It is cleared when the ledger has said that the journal is not needed any more, and only
+//! then; *Finish* comes behind it, so that whoever hears of the end finds a file that every program
+//! opens. The journal of such an image has places that the log does not know, so one that cannot
+//! be read is never given up: it is tried again for ever.
 //!
 //! A daemon that was killed in a destage has left a journal, and the log of its cache still has
 //! all writes that are in it. Reads are answered from the log, so the volume is served at once,
@@ -18,7 +29,7 @@
 //! those before their volume is attached.
 
 use super::Core;
-use super::destage::APPLY_MS_MAX;
+use super::destage::{APPLY_MS_MAX, Destage};
 use super::resend::{Pause, RETRY_MS};
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Stat};
@@ -42,6 +53,13 @@ const READ_PIECES_MAX: usize = 4;
 const READS_MAX: usize = 4;
 /// A journal that could not be read for so long is given up.
 const UNREADABLE_MS: u64 = 60_000;
+/// What no program but an administrator can put right is looked at again so much later.
+const FOREIGN_MS: u64 = 10_000;
+
+const FOREIGN: &str = "the file does not begin with the header of its image any more; restore it, \
+                       and destage goes on";
+const JOURNAL_DAMAGED: &str = "the journal beside the image cannot be read, and only it makes the \
+                               image whole; restore it, and destage goes on";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
@@ -51,6 +69,12 @@ enum Step {
     Copy,
     Sync,
     Seen,
+    /// The ledger is told that the image has all of it.
+    Reached,
+    /// The guard is looked for, and cleared.
+    Header,
+    HeaderSync,
+    Last,
     Finish,
 }
 
@@ -102,16 +126,60 @@ pub struct Replay {
     sync_failed: bool,
     unreadable_since: Option<Time>,
     apply_until: Time,
+    /// The image has a guard.
+    guards: bool,
+    /// It is of a plan of this life, which knows what changes.
+    plan: bool,
+    /// The image has all of it, and the ledger says so.
+    reached: bool,
+    /// The first sector of the image as it is, and its length.
+    header: Vec<u8>,
+    file_bytes: u64,
+    /// What was seen of the image last, before its header is written.
+    stat: Option<Stat>,
+    header_piece: Option<u32>,
+    clearing: bool,
 }
 
 impl Replay {
+    /// Of what a plan of this life has journaled.
+    pub fn of_plan(entries: Vec<JournalEntry>, upto: Serial, now: Time) -> Replay {
+        Replay {
+            entries,
+            apply_until: now.plus_millis(APPLY_MS_MAX / 3),
+            guards: true,
+            plan: true,
+            ..Replay::new(Step::Copy, upto)
+        }
+    }
+
+    /// Of nothing but the guard that an image may have.
+    pub fn of_guard() -> Replay {
+        Replay {
+            guards: true,
+            ..Replay::new(Step::Stat, Serial(0))
+        }
+    }
+
+    /// The same journal of an image that has a guard.
+    pub fn guarded(self) -> Replay {
+        Replay {
+            guards: true,
+            ..self
+        }
+    }
+
     /// Of the journal that this ledger names.
     pub fn of(ledger: &Ledger) -> Replay {
         let Progress::Apply { upto, .. } = ledger.progress else {
             unreachable!("only a pending journal is replayed");
         };
+        Replay::new(Step::Table, upto)
+    }
+
+    fn new(step: Step, upto: Serial) -> Replay {
         Replay {
-            step: Step::Table,
+            step,
             table: Vec::new(),
             table_piece: None,
             entries: Vec::new(),
@@ -129,18 +197,27 @@ impl Replay {
             sync_failed: false,
             unreadable_since: None,
             apply_until: Time(0),
+            guards: false,
+            plan: false,
+            reached: false,
+            header: Vec::new(),
+            file_bytes: 0,
+            stat: None,
+            header_piece: None,
+            clearing: false,
         }
     }
 
     /// Pieces of the destager's memory that it has.
     pub fn pieces(&mut self) -> usize {
         let held: usize = self.jobs.iter_mut().map(|job| job.pieces.len()).sum();
-        held + usize::from(self.table_piece.is_some())
+        let single = [self.table_piece, self.header_piece];
+        held + single.iter().flatten().count()
     }
 
     /// Nothing of it is in flight.
     pub fn rests(&self) -> bool {
-        let in_step = matches!(self.step, Step::Begin | Step::Finish);
+        let in_step = matches!(self.step, Step::Begin | Step::Reached | Step::Finish);
         self.jobs.len() == 0 && !self.waiting && !in_step
     }
 
@@ -223,6 +300,13 @@ impl Replay {
 }
 
 impl Volume {
+    /// Nothing is asked of its image: it does not fit; or a journal that a start has found is not
+    /// applied yet, so that its tables may be anything.
+    pub(super) fn is_unreadable(&self) -> bool {
+        let torn = |it: &Replay| it.guards && !it.plan && !it.reached && it.upto > Serial(0);
+        self.misfit().is_some() || self.replay.as_ref().is_some_and(torn)
+    }
+
     /// Something of ours may be writing its image, or is about to.
     pub fn is_destaging(&self) -> bool {
         self.destage.is_some() || self.replay.is_some()
@@ -239,10 +323,22 @@ impl Volume {
         self.replay.as_mut().expect("a replay is under way")
     }
 
+    /// Gives up a destage of which nothing is in flight. The guard that its plan may have set is
+    /// cleared by itself.
+    pub(super) fn drop_destage(&mut self) -> Option<Destage> {
+        let destage = self.destage.take();
+        if destage.as_ref().is_some_and(|it| it.perhaps_guarded) {
+            assert!(self.replay.is_none(), "a destage or a replay");
+            self.replay = Some(Replay::of_guard());
+        }
+        destage
+    }
+
     /// What was copied to an image that misfits is written again when it fits.
     pub(super) fn write_replay_again(&mut self) {
         if let Some(replay) = &mut self.replay {
-            replay.rewrite |= replay.cursor > 0;
+            // Behind that a look comes before the end once more.
+            replay.rewrite |= replay.cursor > 0 && !replay.reached;
         }
     }
 
@@ -271,7 +367,7 @@ impl Core {
                 return;
             }
             let replay = self.volume(id).replay();
-            if replay.damaged && replay.rests() && !begun {
+            if replay.damaged && replay.rests() && (!begun || replay.guards) {
                 return self.give_up_replay(cx, id);
             }
             if replay.rewrite && replay.rests() {
@@ -283,9 +379,11 @@ impl Core {
             let goes_on = match replay.step {
                 Step::Table => self.read_table(cx, id),
                 Step::Copy => self.pump_copies(cx, id),
-                Step::Stat | Step::Seen => self.order_replay(cx, id, Op::Stat),
+                Step::Stat | Step::Seen | Step::Last => self.order_replay(cx, id, Op::Stat),
                 Step::Sync => self.order_replay(cx, id, Op::sync_unless(Bug::SkipReplaySync)),
-                Step::Begin | Step::Finish => false,
+                Step::HeaderSync => self.order_replay(cx, id, Op::Sync),
+                Step::Header => self.read_header(cx, id),
+                Step::Begin | Step::Reached | Step::Finish => false,
             };
             if !goes_on {
                 return;
@@ -434,27 +532,42 @@ impl Core {
         let (mut places, mut pieces) = (Vec::new(), Vec::new());
         let (mut slices, mut end): (Vec<Slice>, _) = (Vec::new(), first.offset);
         for entry in &replay.entries[range.clone()] {
-            let bytes = (payload_bytes(entry) as u64).next_multiple_of(BLOCK_BYTES);
-            if bytes == 0 || entry.offset != end {
+            let bytes = payload_bytes(entry) as u64;
+            // What fills up a block lies between two of them.
+            let gap = entry.offset.checked_sub(end);
+            let Some(gap) = gap.filter(|gap| bytes > 0 && *gap < BLOCK_BYTES) else {
                 break;
-            }
-            if slices.last().is_none_or(|last| last.bytes + bytes > most) {
-                if pieces.len() == READ_PIECES_MAX {
+            };
+            let fits = |last: &Slice| last.bytes + gap + bytes <= most;
+            if !slices.last().is_some_and(fits) {
+                let filled = slices.last().map_or(0, |last| last.bytes);
+                if pieces.len() == READ_PIECES_MAX || filled + gap > most {
                     break;
                 }
                 let Some(piece) = self.scratch.take_destage_piece(held + pieces.len()) else {
                     break;
                 };
                 pieces.push(piece);
+                if let Some(last) = slices.last_mut() {
+                    last.bytes += gap;
+                }
                 slices.push(Slice {
                     place: self.scratch.piece(piece),
                     bytes: 0,
                 });
+            } else if let Some(last) = slices.last_mut() {
+                last.bytes += gap;
             }
             let last = slices.last_mut().expect("there is one by now");
             places.push(last.place.plus(last.bytes));
             last.bytes += bytes;
-            end += bytes;
+            end = entry.offset + bytes;
+        }
+        // A journal consists of whole blocks.
+        let rest = end.next_multiple_of(BLOCK_BYTES) - end;
+        if let Some(last) = slices.last_mut().filter(|last| last.bytes + rest <= most) {
+            last.bytes += rest;
+            end += rest;
         }
         if pieces.is_empty() {
             self.turns.enqueue(id);
@@ -551,6 +664,7 @@ impl Core {
                 self.copied(cx, id, (job, entries), result, started);
             }
             ReplayIo::Order => self.replay_ordered(cx, id, ok, stat),
+            ReplayIo::Header => self.header_done(cx, id, ok),
         }
         // As many as have got memory before may do so again.
         self.give_destage_memory(cx);
@@ -689,8 +803,15 @@ impl Core {
                 replay.begin_again(now);
                 self.replay_stalls(id);
             }
+            (Step::HeaderSync, _) if ok => replay.step = Step::Last,
+            (Step::HeaderSync, _) => {
+                replay.step = Step::Header;
+                replay.pause.rest(now, RETRY_MS);
+                self.replay_stalls(id);
+            }
             (Step::Stat, Some(stat)) => self.begin_replay(cx, id, &stat),
             (Step::Seen, Some(stat)) => self.replay_seen(cx, id, &stat),
+            (Step::Last, Some(stat)) => self.header_seen(cx, id, &stat),
             _ => {
                 replay.pause.rest(now, RETRY_MS);
                 self.replay_stalls(id);
@@ -705,6 +826,11 @@ impl Core {
         }
         let replay = self.volume(id).replay();
         assert!(replay.step == Step::Stat, "the image was looked at");
+        (replay.file_bytes, replay.stat) = (stat.size_bytes, Some(*stat));
+        if replay.upto == Serial(0) && replay.entries.is_empty() {
+            replay.step = Step::Header;
+            return;
+        }
         replay.step = Step::Begin;
         replay.apply_until = cx.now.plus_millis(APPLY_MS_MAX / 3);
         self.note_apply(cx.now, id, stat);
@@ -731,6 +857,165 @@ impl Core {
         if !self.judge_image(cx, id, stat) {
             return self.volume(id).replay().begin_again(cx.now);
         }
+        let replay = self.volume(id).replay();
+        (replay.file_bytes, replay.stat) = (stat.size_bytes, Some(*stat));
+        match replay.guards {
+            true => self.say_reached(cx, id),
+            false => self.end_replay(cx, id, stat),
+        }
+    }
+
+    /// The image has all that the journal has: the ledger says so before the guard is cleared.
+    fn say_reached(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let replay = self.volume(id).replay();
+        replay.step = Step::Reached;
+        let upto = replay.upto;
+        let stat = replay.stat.take().expect("the image was looked at");
+        self.note_apply(cx.now, id, &stat);
+        let ledger_writer = self.volume(id).ledger_writer.as_mut();
+        let ledger = &mut ledger_writer.expect("written images have a ledger").ledger;
+        ledger.progress = Progress::Prepare;
+        ledger.destaged = ledger.destaged.max(upto);
+        self.write_ledger(cx, id, LedgerStep::Reached);
+    }
+
+    /// The ledger says that nothing needs the journal any more.
+    pub(super) fn replay_reached(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let replay = self.volume(id).replay();
+        assert!(
+            replay.step == Step::Reached,
+            "the ledger was written for it"
+        );
+        (replay.step, replay.reached) = (Step::Header, true);
+        self.pump_replay(cx, id);
+        self.detach_progress(cx, id);
+    }
+
+    fn read_header(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+        let Some(piece) = self.take_destage_piece(id) else {
+            return false;
+        };
+        let place = self.scratch.piece(piece);
+        let replay = self.volume(id).replay();
+        assert!(replay.header_piece.is_none() && !replay.clearing);
+        replay.header_piece = Some(piece);
+        self.send_header(cx, id, Op::Read, place);
+        false
+    }
+
+    fn send_header(&mut self, cx: &mut Cx<'_>, id: VolumeId, op: Op, place: Place) {
+        let volume = self.volume(id);
+        volume.replay().waiting = true;
+        volume.origin_in_flight += 1;
+        let pending = Pending::Replay {
+            volume: id,
+            io: ReplayIo::Header,
+        };
+        let slice = Slice {
+            place,
+            bytes: SECTOR_BYTES,
+        };
+        let (purpose, device) = (Purpose::JournalApply, Device::Origin(id));
+        cx.transfer(pending, purpose, device, op, 0, alloc::vec![slice]);
+    }
+
+    /// The first sector was read, or written without the guard.
+    fn header_done(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
+        let volume = self.volume(id);
+        volume.origin_in_flight -= 1;
+        let misfits = volume.misfit().is_some();
+        let replay = volume.replay();
+        replay.waiting = false;
+        let piece = replay.header_piece.take().expect("it has a piece");
+        let clearing = core::mem::take(&mut replay.clearing);
+        let place = self.scratch.piece(piece);
+        if !ok || misfits {
+            let replay = self.volume(id).replay();
+            replay.pause.rest(cx.now, RETRY_MS);
+            self.scratch.free_destage_piece(piece);
+            return self.replay_stalls(id);
+        }
+        if clearing {
+            self.scratch.free_destage_piece(piece);
+            self.volume(id).replay().step = Step::HeaderSync;
+            return;
+        }
+        let mut sector = alloc::vec![0; SECTOR_BYTES as usize];
+        cx.memory.load(place, &mut sector);
+        let cleared = self.planner(id).and_then(|it| it.guarded(&sector, false));
+        let Some(cleared) = cleared else {
+            self.scratch.free_destage_piece(piece);
+            return self.header_is_foreign(cx.now, id);
+        };
+        let set = cleared != sector;
+        let volume = self.volume(id);
+        volume.replay().header.clone_from(&cleared);
+        let ledger_writer = volume.ledger_writer.as_ref();
+        let ledger = &ledger_writer.expect("written images have a ledger").ledger;
+        let idle = ledger.progress == Progress::Idle;
+        let replay = volume.replay();
+        if set && replay.reached {
+            cx.memory.store(place, &cleared);
+            replay.header_piece = Some(piece);
+            replay.clearing = true;
+            return self.send_header(cx, id, Op::Write, place);
+        }
+        self.scratch.free_destage_piece(piece);
+        let replay = self.volume(id).replay();
+        match (replay.reached, set || !idle) {
+            // The clearing of a life before may not be on media.
+            (true, _) => replay.step = Step::HeaderSync,
+            (false, true) => self.say_reached(cx, id),
+            (false, false) => self.end_guard(cx, id),
+        }
+    }
+
+    /// What lies at the beginning of the file is not the header of this image.
+    fn header_is_foreign(&mut self, now: Time, id: VolumeId) {
+        let volume = self.volume(id);
+        volume.replay().pause.rest(now, FOREIGN_MS);
+        volume.counters.origin.errors += 1;
+        volume.state = State::Stalled;
+        volume.reason = Some(FOREIGN);
+        self.turns.rest(id);
+    }
+
+    /// The image behind its last write.
+    fn header_seen(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: &Stat) {
+        if !self.judge_image(cx, id, stat) {
+            self.volume(id).replay().step = Step::Header;
+            return;
+        }
+        let replay = self.volume(id).replay();
+        replay.file_bytes = stat.size_bytes;
+        self.end_replay(cx, id, stat);
+    }
+
+    /// A guard was looked for, and there was none.
+    fn end_guard(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let replay = self.volume(id).replay.take();
+        self.image_written(id, &replay.expect("it is under way"));
+        self.resume_behind_replay(cx, id);
+    }
+
+    /// The map of the image learns what has become of it.
+    fn image_written(&mut self, id: VolumeId, replay: &Replay) {
+        if !replay.guards {
+            return;
+        }
+        if !replay.plan {
+            let (header, bytes) = (&replay.header, replay.file_bytes);
+            let planner = self.planner(id).expect("such an image has one");
+            let known = planner.read_anew(header, bytes);
+            assert!(known, "its header was looked at");
+            return self.forget_tables(id, None);
+        }
+        let planner = self.planner(id).expect("such an image has one");
+        let ranges = planner.reached();
+        self.forget_tables(id, Some(&ranges));
+    }
+
+    fn end_replay(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: &Stat) {
         let volume = self.volume(id);
         volume.replay().step = Step::Finish;
         let upto = volume.replay().upto;
@@ -742,7 +1027,7 @@ impl Core {
             ledger_writer.ledger.image = image.kept();
         }
         ledger_writer.ledger.progress = Progress::Idle;
-        ledger_writer.ledger.destaged = upto;
+        ledger_writer.ledger.destaged = ledger_writer.ledger.destaged.max(upto);
         self.write_ledger(cx, id, LedgerStep::Finish);
     }
 
@@ -755,7 +1040,17 @@ impl Core {
             replay.cursor == replay.entries.len() && replay.again.is_empty(),
             "each entry was written"
         );
-        volume.destaged = volume.destaged.max(replay.upto);
+        self.image_written(id, &replay);
+        self.resume_behind_replay(cx, id);
+        self.retry_held_reads(cx);
+    }
+
+    /// Goes on with what waited for a replay.
+    fn resume_behind_replay(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let volume = self.volume(id);
+        let ledger_writer = volume.ledger_writer.as_ref();
+        let destaged = ledger_writer.map_or(Serial(0), |it| it.ledger.destaged);
+        volume.destaged = volume.destaged.max(destaged);
         let upto = volume.destaged;
         let epochs = volume.epochs.iter();
         let there = epochs.take_while(|epoch| epoch.last_serial <= upto).count();
@@ -766,6 +1061,9 @@ impl Core {
     /// The journal cannot be used. The log has all that it had, so its cut is reached by a destage
     /// as one in place that was cut short, with a journal that is written anew.
     fn give_up_replay(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        if self.volume(id).replay().guards {
+            return self.read_journal_again(cx.now, id);
+        }
         let mut volume = self.volumes[id.0 as usize]
             .take()
             .expect("checked by the caller");
@@ -784,6 +1082,28 @@ impl Core {
         self.volumes[id.0 as usize] = Some(volume);
         self.recount(id);
         self.start_destage_if_due(cx, id);
+    }
+}
+
+impl Core {
+    /// Nobody but the journal has all of what it has.
+    fn read_journal_again(&mut self, now: Time, id: VolumeId) {
+        let volume = self.volume(id);
+        let replay = volume.replay();
+        replay.damaged = false;
+        replay.unreadable_since = None;
+        replay.table.clear();
+        if !replay.plan {
+            replay.step = Step::Table;
+            replay.entries.clear();
+        }
+        replay.cursor = 0;
+        replay.again.clear();
+        replay.pause.rest(now, FOREIGN_MS);
+        volume.counters.origin.errors += 1;
+        volume.state = State::Stalled;
+        volume.reason = Some(JOURNAL_DAMAGED);
+        self.turns.rest(id);
     }
 }
 

@@ -85,6 +85,8 @@ impl Core {
             _ if !new_bytes.is_multiple_of(SECTOR_BYTES) => Some(Refusal::OutOfRange),
             // Others stand on the image.
             _ if volume.read_only || !volume.owns_image() => Some(Refusal::Policy),
+            // Its size stands in its header.
+            _ if volume.map.is_some() => Some(Refusal::Policy),
             _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
             _ if failed => Some(Refusal::CacheFailed),

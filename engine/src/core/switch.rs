@@ -140,6 +140,8 @@ impl Core {
         let refusal = match volume.state {
             _ if volume.detaching.is_some() || !volume.attached => Some(Refusal::Gone),
             _ if ephemeral && wanted != volume.policy => Some(Refusal::Policy),
+            // An image that allocates is written by plans only.
+            _ if volume.map.is_some() && wanted != volume.policy => Some(Refusal::Policy),
             _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
             _ if failed && wanted == Policy::WriteBack => Some(Refusal::CacheFailed),

@@ -65,6 +65,17 @@ impl Core {
         self.volume(id).counters.origin.errors += 1;
     }
 
+    /// The same, unless a journal is being applied: then a table may be read that is half of one
+    /// state and half of the other, and the part looks again later.
+    pub(super) fn read_unresolved(&mut self, read: u32, part: Span) {
+        let id = self.reads.get(read).volume;
+        if self.volume(id).replay.is_none() {
+            return self.read_damaged(read);
+        }
+        self.reads.get(read).waits += 1;
+        self.hold_read(read, part);
+    }
+
     /// A part of a read goes on when its map has seen this.
     pub(super) fn await_table(
         &mut self,
@@ -121,6 +132,7 @@ impl Core {
             missing,
             layer,
             bytes: alloc::vec![0; bytes as usize],
+            stale: false,
             waiters: alloc::vec![behind],
         };
         let span = Span::new(offset / SECTOR_BYTES, bytes / SECTOR_BYTES);
@@ -141,7 +153,8 @@ impl Core {
         result: Result<(), Refusal>,
     ) {
         self.tables.reads.retain(|other| *other != read);
-        if result.is_ok() {
+        // The file was written meanwhile: who waits asks again.
+        if result.is_ok() && !table.stale {
             let map = self.maps.get(table.map);
             map.supply(table.missing, &table.bytes);
         }
@@ -154,6 +167,25 @@ impl Core {
                     self.read_progress(cx, behind.read);
                 }
                 _ => self.tables.ready.push(behind),
+            }
+        }
+    }
+
+    /// Tables of the first file of an image have changed: these bytes of it, or all. What is kept
+    /// of them is stale, and so is what is being read.
+    pub(super) fn forget_tables(&mut self, id: VolumeId, ranges: Option<&[(u64, u64)]>) {
+        let map = self.volume(id).map.expect("raw images have no tables");
+        let identity = self.maps.get(map).tables()[0];
+        let layer = self.lines.layers.base(identity);
+        let all = [(0, u64::MAX / 2)];
+        for (at, bytes) in ranges.unwrap_or(&all) {
+            let first = at / BLOCK_BYTES;
+            let end = (at + bytes).div_ceil(BLOCK_BYTES);
+            self.forget_blocks(layer, first, end - first);
+        }
+        for read in &self.tables.reads {
+            if let Goal::Table(table) = &mut self.reads.get(*read).goal {
+                table.stale |= table.map == map && table.file() == FileIndex::TOP;
             }
         }
     }

@@ -392,6 +392,7 @@ fn parse_volume(bytes: &[u8]) -> Result<VolumeRecord, FormatError> {
             size_bytes: record.under_bytes.get(),
             mtime_ns: record.under_mtime_ns.get(),
             lasts: record.under_inode.get() != 0,
+            below: 0,
         },
         name: text(&record.name, record.name_bytes.get())?,
         origin: text(&record.origin, record.origin_bytes.get())?,

@@ -6,7 +6,7 @@
 
 use super::record::{EntryKind, MAX_SECTOR};
 use super::{FormatError, Kind, PREFIX_BYTES, Prefix, block, check, seal, zeroes};
-use crate::types::{BLOCK_BYTES, Generation, Serial, Span, Uuid};
+use crate::types::{BLOCK_BYTES, Generation, SECTOR_BYTES, Serial, Span, Uuid};
 use alloc::vec::Vec;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -56,7 +56,8 @@ const _: () = assert!(size_of::<EntryBytes>() == ENTRY_BYTES);
 pub struct JournalEntry {
     pub span: Span,
     pub kind: EntryKind,
-    /// Where its payload lies in the journal; a multiple of 4 KiB. Of a zero entry, 0.
+    /// Where its payload lies in the journal, in whole sectors; what is written together begins
+    /// with a block. Of a zero entry, 0.
     pub offset: u64,
     pub checksum: u32,
 }
@@ -170,9 +171,9 @@ fn parse_entry(bytes: &[u8], payload_at: u64, total: u64) -> Result<JournalEntry
         EntryKind::Write => {
             span.sectors <= PIECE_SECTORS_MAX
                 && offset >= payload_at
-                && offset % BLOCK_BYTES == 0
+                && offset % SECTOR_BYTES == 0
                 && total >= offset
-                && total - offset >= span.sectors * crate::types::SECTOR_BYTES
+                && total - offset >= span.sectors * SECTOR_BYTES
         }
     };
     if !fits {

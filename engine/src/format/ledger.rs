@@ -52,9 +52,10 @@ pub struct LedgerBytes {
     pub image_birth_ns: U64,
     pub image_bytes: U64,
     pub image_mtime_ns: U64,
+    pub image_below: U64,
 }
 
-const _: () = assert!(size_of::<LedgerBytes>() == PREFIX_BYTES + 252);
+const _: () = assert!(size_of::<LedgerBytes>() == PREFIX_BYTES + 260);
 const _: () = assert!(size_of::<LedgerBytes>() <= LEDGER_BYTES);
 const _: () = assert!(PAST_LOG & LOSS_ACCEPTED == 0, "a bit has one meaning");
 const _: () = assert!(LEDGER_SLOTS == 2, "the ledger before is left whole");
@@ -64,6 +65,8 @@ const _: () = assert!(LEDGER_SLOTS == 2, "the ledger before is left whole");
 pub enum Progress {
     /// The origin is exactly the state after `destaged`.
     Idle,
+    /// The same, and places of the image that nothing in it refers to are being written.
+    Prepare,
     /// In-place destage is writing the origin towards this serial.
     Cut(Serial),
     /// The journal with this sequence and length brings the origin to this serial.
@@ -103,6 +106,7 @@ pub struct Ledger {
 const STATE_IDLE: u16 = 1;
 const STATE_CUT: u16 = 2;
 const STATE_APPLY: u16 = 3;
+const STATE_PREPARE: u16 = 4;
 const FLAG_DIRTY: u16 = 1;
 
 impl Ledger {
@@ -116,6 +120,7 @@ impl Ledger {
         let owner_bytes = put_text(&mut owner, &self.owner);
         let (state, upto, journal_sequence, journal_bytes) = match self.progress {
             Progress::Idle => (STATE_IDLE, 0, 0, 0),
+            Progress::Prepare => (STATE_PREPARE, 0, 0, 0),
             Progress::Cut(upto) => (STATE_CUT, upto.0, 0, 0),
             Progress::Apply {
                 upto,
@@ -149,6 +154,7 @@ impl Ledger {
             image_birth_ns: U64::new(self.image.birth_ns),
             image_bytes: U64::new(self.image.size_bytes),
             image_mtime_ns: U64::new(self.image.mtime_ns),
+            image_below: U64::new(self.image.below),
         };
         let mut bytes = block(LEDGER_BYTES);
         bytes[..size_of::<LedgerBytes>()].copy_from_slice(record.as_bytes());
@@ -176,6 +182,7 @@ impl Ledger {
         let upto = Serial(record.upto.get());
         let progress = match record.state.get() {
             STATE_IDLE => Progress::Idle,
+            STATE_PREPARE => Progress::Prepare,
             STATE_CUT => Progress::Cut(upto),
             STATE_APPLY => Progress::Apply {
                 upto,
@@ -189,7 +196,8 @@ impl Ledger {
         if destaged.0 == u64::MAX {
             return Err(FormatError::Field("ledger serial"));
         }
-        if progress != Progress::Idle && upto < destaged {
+        let rests = matches!(progress, Progress::Idle | Progress::Prepare);
+        if !rests && upto < destaged {
             return Err(FormatError::Field("ledger progress"));
         }
         Ok(Ledger {
@@ -213,6 +221,7 @@ impl Ledger {
                 size_bytes: record.image_bytes.get(),
                 mtime_ns: record.image_mtime_ns.get(),
                 lasts: record.image_inode.get() != 0,
+                below: record.image_below.get(),
             },
             compatible: record.compatible.get(),
         })

@@ -165,8 +165,8 @@ fn image(view: &View, volume: &VolumeSnapshot) -> Value {
         "unit_bytes": image.unit_bytes,
         "chain": image.chain,
         "snapshots": image.snapshots,
-        // Nothing is written to it.
-        "guard": Value::Null,
+        // Of one that is only read nothing is said.
+        "guard": image.guard,
         "metadata_ram_bytes": volume.map_bytes,
     })
 }

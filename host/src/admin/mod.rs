@@ -8,6 +8,7 @@
 
 mod changes;
 pub mod client;
+mod clone;
 pub mod drain;
 pub mod events;
 pub mod held;
@@ -32,6 +33,8 @@ use crate::config::{self, Config, Volume, check, keys, parse, state, units};
 use crate::daemon::{Noticed, VolumeSettings, Watched, Why};
 use crate::error::{Error, Kind, Result};
 use crate::latency::Latency;
+use crate::origin;
+use crate::origin::clone::CloneOf;
 use crate::origin::mapped::ImageShown;
 use engine::chart::Spot;
 use engine::snapshot::{Snapshot, State, VolumeSnapshot};
@@ -278,6 +281,17 @@ impl Admin {
 
     /// Attaches a volume and keeps it for the next start.
     pub fn add(&self, name: &str, values: &[(String, config::Value)]) -> Result<Outcome> {
+        self.add_new(name, values, None)
+    }
+
+    /// The same; the file of its origin is made first where it is a clone, and goes again where the
+    /// volume is not attached.
+    pub fn add_new(
+        &self,
+        name: &str,
+        values: &[(String, config::Value)],
+        clone: Option<&CloneOf>,
+    ) -> Result<Outcome> {
         self.refuse_drained(name)?;
         let _order = self.order();
         let mut known = self.known().clone();
@@ -287,15 +301,29 @@ impl Admin {
             let message = format!("volume {name}: exists already; choose another name");
             return Err(Error::usage(message).about(name));
         }
-        check_against(&known, &volume).map_err(|error| of_volume(name, error))?;
-        state::save(&known.config, &volume)?;
-        if let Err(error) = self.machine.add(volume.settings()) {
-            state::remove(&known.config, name)?;
-            return Err(error);
+        let volume = match clone {
+            None => volume,
+            Some(of) => clone::make(&known, volume, of)?,
+        };
+        let added = self.attach_new(&known, &volume);
+        if added.is_err() && clone.is_some() {
+            origin::clone::remove(&volume.origin);
         }
+        added?;
         known.volumes.push(volume);
         *self.known() = known;
         Ok(Outcome::default())
+    }
+
+    fn attach_new(&self, known: &Known, volume: &Volume) -> Result<()> {
+        let name = &volume.name;
+        check_against(known, volume).map_err(|error| of_volume(name, error))?;
+        state::save(&known.config, volume)?;
+        let added = self.machine.add(volume.settings());
+        if added.is_err() {
+            state::remove(&known.config, name)?;
+        }
+        added
     }
 
     /// Changes tunables of a running volume, and its policy. What it returns beside waits until

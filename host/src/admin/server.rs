@@ -14,6 +14,7 @@ use crate::config::Listen;
 use crate::config::check::group_id;
 use crate::config::token::Token;
 use crate::error::{Error, Kind, Result, cause};
+use crate::origin::clone::CloneOf;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
@@ -323,13 +324,34 @@ async fn add_volume(State(admin): App, body: String) -> Response {
             .get("name")
             .and_then(Value::as_str)
             .ok_or_else(|| Error::usage("name: is missing; write {\"name\": …, \"origin\": …}"))?;
-        let values = values_from_json(&document, &["name"])?;
+        let clone = clone_from_json(&document)?;
+        let values = values_from_json(&document, &["name", "clone_of", "plain"])?;
         told(&admin, "add", Some(name), || {
-            let outcome = admin.add(name, &values)?;
+            let outcome = admin.add_new(name, &values, clone.as_ref())?;
             shown(&admin, name, outcome)
         })
     })
     .await
+}
+
+/// What a new volume is a clone of.
+fn clone_from_json(document: &Map<String, Value>) -> Result<Option<CloneOf>> {
+    let plain = match document.get("plain") {
+        None => false,
+        Some(Value::Bool(plain)) => *plain,
+        Some(_) => return Err(Error::usage("plain: is true or false")),
+    };
+    match document.get("clone_of") {
+        None if plain => Err(Error::usage("plain: goes with clone_of")),
+        None => Ok(None),
+        Some(Value::String(image)) if !image.is_empty() => Ok(Some(CloneOf {
+            image: image.into(),
+            plain,
+        })),
+        Some(_) => Err(Error::usage(
+            "clone_of: is no path; write that of the image to stand on",
+        )),
+    }
 }
 
 /// Carries out an order and tells of it, however it ends.

@@ -9,7 +9,7 @@ use super::Context;
 use super::live::{command_error, start_error, volume_error};
 use super::progress::{self, Pending, Progress};
 use crate::buffer::{Arena, BUFFER_BYTES_MAX, BufferPool, HostMemory};
-use crate::daemon::{DEFAULT_QUIET, Daemon, Exports, Settings, VolumeSettings};
+use crate::daemon::{DEFAULT_QUIET, Daemon, Exports, ImagePlaces, Settings, VolumeSettings};
 use crate::drill;
 use crate::error::{Error, Kind, Result, cause};
 use crate::fault::{self, Fault};
@@ -18,6 +18,7 @@ use crate::inspect;
 use crate::lock::Patience;
 use crate::origin::Format;
 use crate::origin::file::{self, Access};
+use crate::origin::written;
 use engine::engine::{Config, Engine, OpenError, Otherwise, Report, Settled};
 use engine::event::{Admission, Command, Device, IoError, Stat};
 use engine::flow::FlowLimits;
@@ -40,6 +41,7 @@ const LATE_WRITES_WAIT: Duration = Duration::from_secs(120);
 const WRITTEN_BLOCKS_MAX: usize = 1 << 20;
 /// Memory of a daemon that only destages.
 const RECOVER_RAM_BYTES: u64 = 64 << 20;
+const IMAGE_RAM_BYTES: u64 = 16 << 20;
 const SCRATCH_BYTES: u64 = 64 << 20;
 const DIRTY_EXTENTS_MAX: u64 = 8 << 20;
 /// Slots of a stage that is not there: recovery has to append a little.
@@ -285,8 +287,8 @@ pub fn replay(context: &Context, image: &Path, journal: Option<&Path>) -> Result
     let before = inspect::look_beside(image, journal)?;
     let request = file::Request {
         path: image.to_path_buf(),
-        access: Access::Write,
-        format: Format::Raw,
+        access: Access::Bytes,
+        format: Format::Auto,
         allow: Vec::new(),
         journal_place: journal.map(Path::to_path_buf),
         ledger_place: None,
@@ -307,7 +309,9 @@ pub fn replay(context: &Context, image: &Path, journal: Option<&Path>) -> Result
         )
         .and_then(Settled::without_log)
         .map_err(open_error)?;
+    let mut unguarded = false;
     if let Some(opened) = files.remove_volume(volume) {
+        unguarded = opened.clear_guard().map_err(from_fault)?;
         opened.close();
     }
     let after = inspect::look_beside(image, journal)?;
@@ -315,13 +319,15 @@ pub fn replay(context: &Context, image: &Path, journal: Option<&Path>) -> Result
     let document = json!({
         "image": image.display().to_string(),
         "replayed": replayed,
+        "guard_cleared": unguarded,
         "state": inspect::beside_json(&after),
     });
     context.output().confirmation(&document, || {
         let image = image.display();
-        match replayed {
-            true => format!("{image}: the journal is finished, the image is consistent\n"),
-            false => format!("{image}: no journal was pending\n"),
+        match (replayed, unguarded) {
+            (true, _) => format!("{image}: the journal is finished, the image is consistent\n"),
+            (false, true) => format!("{image}: no journal was pending; its guard is cleared\n"),
+            (false, false) => format!("{image}: no journal was pending\n"),
         }
     })
 }
@@ -332,6 +338,8 @@ pub struct Places {
     pub state_dir: PathBuf,
     /// Of ledgers and journals that do not lie beside their origins.
     pub journal: Option<PathBuf>,
+    /// Where files below images may lie.
+    pub images: ImagePlaces,
 }
 
 /// Destages these volumes of a cache to their origins, by the daemon's own way, with sockets
@@ -352,14 +360,14 @@ pub fn destage_all(
         stage_bytes: RECOVER_RAM_BYTES,
         overlay_ram_bytes: 0,
         index_ram_bytes: None,
-        image_ram_bytes: 0,
+        image_ram_bytes: IMAGE_RAM_BYTES,
         host_name: crate::lock::host_name(),
         group: None,
         nbd_tcp: None,
         // Each volume that was asked for is added by name, and no other.
         adopt_orphans: false,
         strict: true,
-        images: Default::default(),
+        images: places.images.clone(),
         volumes: Vec::new(),
     };
     let daemon = Daemon::start(settings).map_err(start_error);
@@ -423,9 +431,13 @@ fn destage_one(daemon: &Daemon, volume: &VolumeSnapshot, places: &Places) -> Res
 }
 
 fn settings_of(volume: &VolumeSnapshot, places: &Places) -> VolumeSettings {
+    let origin = PathBuf::from(&volume.origin);
+    let beside = inspect::look_beside(&origin, places.journal.as_deref());
+    let ledger = beside.ok().and_then(|beside| beside.ledger);
+    let format = written::format_in_log(&origin, volume.size_bytes, ledger.as_ref());
     VolumeSettings {
         name: volume.name.clone(),
-        origin: PathBuf::from(&volume.origin),
+        origin,
         policy: volume.policy,
         read_only: false,
         shared: false,
@@ -435,7 +447,7 @@ fn settings_of(volume: &VolumeSnapshot, places: &Places) -> VolumeSettings {
         journal_dir: places.journal.clone(),
         origin_quiet: DEFAULT_QUIET,
         origin_timeout: None,
-        format: Format::Raw,
+        format,
         dirty_limit_bytes: volume.dirty_bytes.max(1 << 20),
         flow: FlowLimits::default(),
         share: Default::default(),

@@ -72,6 +72,9 @@ pub fn run(context: &Context, command: &Recover) -> Result<()> {
         stage_dir,
         state_dir,
         journal: command.journal.clone(),
+        images: configured.as_ref().map_or_else(Default::default, |config| {
+            config.image_places(&config.volumes)
+        }),
     };
     let work = Work {
         verb: "recover",

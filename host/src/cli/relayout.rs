@@ -57,6 +57,7 @@ pub fn run(context: &Context, command: &Resize) -> Result<()> {
             None => default_host().state_dir,
         },
         journal: None,
+        images: Default::default(),
     };
     drop(locked(command, &before, &places)?);
     // What a daemon that was killed has left is put in order as its next start would.

@@ -13,6 +13,7 @@ use crate::config::units::{human_bytes, human_seconds, parse_size};
 use crate::error::{Error, Kind, Result};
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
+use std::path::PathBuf;
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -21,7 +22,7 @@ pub enum Command {
     /// Show everything about one volume, and what is lost if this host dies now
     Show(Show),
     /// Attach a volume and keep it for the next start
-    Add(Keys),
+    Add(Add),
     /// Change keys of a volume while its guest goes on, its policy included
     Set(Set),
     /// Detach and forget a volume; its origin's data is never touched
@@ -96,6 +97,18 @@ pub struct Keys {
     /// Any key of [[volume]], as in origin=/srv/a.img policy=write-back
     #[arg(value_name = "KEY=VALUE", required = true)]
     keys: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct Add {
+    #[command(flatten)]
+    keys: Keys,
+    /// Make the file that origin names: a qcow2 file that stands on this image
+    #[arg(long, value_name = "FILE")]
+    clone_of: Option<PathBuf>,
+    /// With --clone-of: no extended L2 entries, which older programs do not know
+    #[arg(long, requires = "clone_of")]
+    plain: bool,
 }
 
 #[derive(Debug, Args)]
@@ -470,12 +483,18 @@ fn latency_text(values: &Value) -> String {
     [part("p50"), part("p99"), part("p999")].join(", ")
 }
 
-fn add(context: &Context, command: &Keys) -> Result<()> {
-    let name = &command.name;
+fn add(context: &Context, command: &Add) -> Result<()> {
+    let name = &command.keys.name;
     check_name(name)
         .map_err(|wrong| Error::usage(format!("name: {}; {}", wrong.what, wrong.right)))?;
-    let mut body = body(&command.keys)?;
+    let mut body = body(&command.keys.keys)?;
     body.insert("name".into(), json!(name));
+    if let Some(image) = &command.clone_of {
+        // The daemon has another working directory.
+        let image = std::path::absolute(image).unwrap_or_else(|_| image.clone());
+        body.insert("clone_of".into(), json!(image.display().to_string()));
+        body.insert("plain".into(), json!(command.plain));
+    }
     let reply = context
         .client()?
         .post("/v1/volumes", Some(&Value::Object(body)), PATIENT)?;

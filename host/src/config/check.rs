@@ -10,6 +10,7 @@ use crate::error::cause;
 use crate::origin::Format;
 use crate::origin::Place;
 use crate::origin::nbd::uri;
+use crate::origin::written::{self, WRITES_QCOW2};
 use crate::signature;
 use engine::event::ResetOn;
 use engine::types::Policy;
@@ -361,6 +362,7 @@ fn is_mapped(volume: &Volume) -> Result<bool, Wrong> {
     match format {
         None => Ok(false),
         Some("qcow2") if !volume.writes_origin() => Ok(true),
+        Some("qcow2") if WRITES_QCOW2 => check_written(volume).map(|()| true),
         Some("qcow2") => Err(Wrong::later(
             format!("{} looks like qcow2, whose destage is", path.display()),
             "write policy = \"ephemeral\" or read-only = true, convert it to raw, or write \
@@ -371,6 +373,30 @@ fn is_mapped(volume: &Volume) -> Result<bool, Wrong> {
             "convert it to raw, or write format = \"raw\" if it is a guest's own data",
         )),
     }
+}
+
+/// How a qcow2 image is written, and which.
+fn check_written(volume: &Volume) -> Result<(), Wrong> {
+    let path = volume.origin.display();
+    if let Some(what) = written::unwritten(volume.policy, volume.destage) {
+        return Err(Wrong::later(
+            format!("{path} looks like qcow2, and {what} is"),
+            "write policy = \"write-back\" with destage = \"atomic\", policy = \"ephemeral\" or \
+             read-only = true, or format = \"raw\" if it is a guest's own data",
+        ));
+    }
+    let header = written::look(&volume.origin).map_err(|why| {
+        let right =
+            "restore it from a backup, or write format = \"raw\" if it is a guest's own data";
+        Wrong::new(format!("{path} looks like qcow2, and {why}"), right)
+    })?;
+    written::refusal(&header, &volume.origin).map_err(|why| {
+        let what = format!("{path} {}", why.what);
+        match why.later {
+            true => Wrong::later(what, why.right),
+            false => Wrong::new(what, why.right),
+        }
+    })
 }
 
 /// What the first bytes of an image look like.

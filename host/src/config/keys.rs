@@ -311,6 +311,26 @@ pub const VOLUME: &[Key<Volume>] = &[
         show: |_| quote("continue"),
     },
     Key {
+        name: "image-guard",
+        default: "apply",
+        meaning: "qcow2: when other programs are kept from opening it; apply = within a destage",
+        set: |_, value| match value.word(&["apply", "dirty", "off"])? {
+            "apply" => Ok(()),
+            other => Err(Wrong::later(format!("{other} is"), "write \"apply\"")),
+        },
+        show: |_| quote("apply"),
+    },
+    Key {
+        name: "bitmaps",
+        default: "refuse",
+        meaning: "qcow2 with dirty bitmaps, which a write makes invalid",
+        set: |_, value| match value.word(&["refuse", "invalidate"])? {
+            "refuse" => Ok(()),
+            other => Err(Wrong::later(format!("{other} is"), "write \"refuse\"")),
+        },
+        show: |_| quote("refuse"),
+    },
+    Key {
         name: "destage-after",
         default: "10m",
         meaning: "dirty data older than this goes to the origin; never = for want of space only",

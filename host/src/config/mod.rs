@@ -248,7 +248,8 @@ impl Config {
         }
     }
 
-    fn image_places(&self, volumes: &[Volume]) -> ImagePlaces {
+    /// Where files below images may lie.
+    pub fn image_places(&self, volumes: &[Volume]) -> ImagePlaces {
         let place = |volume: &Volume| {
             let path = volume.origin.canonicalize().ok()?;
             path.parent().map(Path::to_path_buf)

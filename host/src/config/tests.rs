@@ -1,6 +1,7 @@
 //! Configurations that are wrong, and the line each must be answered with.
 
 use super::*;
+use crate::origin::written::WRITES_QCOW2;
 use std::path::Path;
 
 fn error_of(text: &str) -> String {
@@ -88,6 +89,14 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
             "group = \"vm 1\"",
             "group: \"vm 1\" is not a name for a group; write 1 to 63 letters, digits, '-', '_' or \
              '.', a letter or digit first",
+        ),
+        (
+            "image-guard = \"dirty\"",
+            "image-guard: dirty is not in this version; write \"apply\"",
+        ),
+        (
+            "bitmaps = \"invalidate\"",
+            "bitmaps: invalidate is not in this version; write \"refuse\"",
         ),
         (
             "on-degraded = \"write-through\"",
@@ -338,7 +347,10 @@ fn an_image_that_looks_like_another_format_must_be_named_raw() {
         (
             "q",
             &b"QFI\xfb"[..],
-            "looks like qcow2, whose destage is not in this version",
+            match WRITES_QCOW2 {
+                true => "looks like qcow2, and has clusters of 2^0 bytes",
+                false => "looks like qcow2, whose destage is not in this version",
+            },
         ),
         ("v", b"KDMV", "looks like vmdk"),
         ("x", b"vhdxfile", "looks like vhdx"),

@@ -66,7 +66,7 @@ pub(super) fn of(files: &OpenVolume) -> Option<Uuid> {
 }
 
 /// Of each file of an image, as it is seen with all that lies below it. What a file has of its own
-/// is another thing where another file lies below.
+/// is another thing where another file lies below; of one that is written nothing is said.
 pub(super) fn of_chain(mapped: &Mapped) -> Vec<Uuid> {
     let mut below = Uuid::NIL;
     let links = mapped.links().iter().rev();
@@ -77,6 +77,9 @@ pub(super) fn of_chain(mapped: &Mapped) -> Vec<Uuid> {
         })
         .collect();
     found.reverse();
+    if mapped.is_written() {
+        found[0] = host::fresh();
+    }
     found
 }
 

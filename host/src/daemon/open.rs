@@ -11,7 +11,7 @@ use crate::fault::{Fault, Kind};
 use crate::files::Files;
 use crate::lock::Patience;
 use crate::marks;
-use crate::origin::Format;
+use crate::origin::written;
 use crate::shard::Parts;
 use crate::stage::Stage;
 use crate::target::Target;
@@ -20,6 +20,7 @@ use engine::event::Admission;
 use engine::flow::FlowLimits;
 use engine::format::FormatError;
 use engine::format::superblock::{SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
+use engine::snapshot::VolumeSnapshot;
 use engine::types::{BLOCK_BYTES, DestageMode, Policy};
 use std::io;
 use std::path::PathBuf;
@@ -159,9 +160,16 @@ pub(super) fn orphans(engine: &Engine, settings: &Settings) -> Vec<VolumeSetting
             .any(|other| other.name == volume.name);
         !named && volume.policy == Policy::WriteBack && volume.dirty_bytes > 0
     });
-    let orphan = left.map(|volume| VolumeSettings {
+    left.map(orphan).collect()
+}
+
+fn orphan(volume: VolumeSnapshot) -> VolumeSettings {
+    let origin = PathBuf::from(volume.origin);
+    let ledger = written::ledger_beside(&origin);
+    let format = written::format_in_log(&origin, volume.size_bytes, ledger.as_ref());
+    VolumeSettings {
         name: volume.name,
-        origin: PathBuf::from(volume.origin),
+        origin,
         policy: volume.policy,
         read_only: false,
         shared: false,
@@ -171,7 +179,7 @@ pub(super) fn orphans(engine: &Engine, settings: &Settings) -> Vec<VolumeSetting
         journal_dir: None,
         origin_quiet: DEFAULT_QUIET,
         origin_timeout: None,
-        format: Format::Raw,
+        format,
         dirty_limit_bytes: volume.dirty_bytes,
         flow: FlowLimits::default(),
         share: Default::default(),
@@ -184,6 +192,5 @@ pub(super) fn orphans(engine: &Engine, settings: &Settings) -> Vec<VolumeSetting
         qmp: None,
         exports: super::Exports::NONE,
         san: None,
-    });
-    orphan.collect()
+    }
 }

@@ -1,6 +1,6 @@
 //! Changing the size of a volume and of its image.
 //!
-//! Owns which images can change here: files, of a volume that has its image alone. Always true:
+//! Owns which images can change here: raw files, of a volume that has its image alone. Always true:
 //! clients that come are shown the size that volume and image have; those that are there keep the
 //! size they were shown, because NBD has no way to tell them, and a volume becomes smaller only
 //! when nobody is there. Deliberately absent: the order of the steps; see the engine.
@@ -31,6 +31,12 @@ impl Daemon {
 
     fn check_resize(&self, entry: &Entry) -> Result<(), VolumeError> {
         let name = &entry.settings.name;
+        if entry.is_written_image() {
+            return Err(VolumeError::Settings(format!(
+                "volume {name}: to change the size of a qcow2 image is not in this version; remove \
+                 the volume, use `qemu-img resize`, and add it"
+            )));
+        }
         let sides = self.handle.sides(entry.id)?;
         let sides = sides.ok_or_else(|| VolumeError::Unknown(name.clone()))?;
         let image = sides.image_file().and_then(|file| file.metadata().ok());

@@ -10,9 +10,11 @@ use crate::config::share;
 use crate::fault::{Fault, Kind};
 use crate::files::Files;
 use crate::lock::Patience;
+use crate::origin::chain::name_of;
 use crate::origin::file::{self, Access, OpenVolume};
 use crate::origin::mapped::ImageShown;
 use crate::origin::san::Params;
+use crate::origin::written;
 use crate::shard::control::{
     Attach, AttachError, CommandError, CommandReply, Export, ListenerScope,
 };
@@ -111,6 +113,19 @@ pub(super) struct Entry {
 }
 
 impl Entry {
+    /// Its image is no raw one, and is written.
+    pub(super) fn is_written_image(&self) -> bool {
+        let image = self.image.as_ref();
+        image.is_some_and(|image| image.guard.is_some())
+    }
+
+    fn refuse_unwritten(&self, policy: Policy, destage: DestageMode) -> Result<(), VolumeError> {
+        match self.is_written_image() {
+            true => refuse_unwritten(&self.settings.name, policy, destage),
+            false => Ok(()),
+        }
+    }
+
     pub(super) fn export(&self) -> Export {
         Export {
             volume: self.id,
@@ -362,7 +377,7 @@ impl Daemon {
     ) -> Result<Entry, VolumeError> {
         let name = settings.name.clone();
         let opened = opened.unwrap_or_else(|| open_settled(&settings, &self.ledgers, joining));
-        let (files, mut settled) = opened?;
+        let (files, mut settled) = opened.map_err(|error| self.name_writer(error))?;
         let id = self.handle.place(&name)?;
         let ledger = settled.ledger.clone();
         let stat = files.ledger.as_ref().and_then(|ledger| ledger.stat().ok());
@@ -380,7 +395,7 @@ impl Daemon {
         };
         let shown = !joining.orphan && !joining.commit;
         let by_nbd = shown && settings.exports.nbd;
-        let (image, chain, map) = described(&files);
+        let (image, chain, map) = described(&files)?;
         let members = self.group_members(&settings);
         let attach = Attach {
             id,
@@ -421,6 +436,22 @@ impl Daemon {
             }
             Err(AttachError::Stopped(stopped)) => Err(stopped.into()),
         }
+    }
+
+    /// Of a file below an image that is in use by a volume here, which one that is.
+    fn name_writer(&self, error: VolumeError) -> VolumeError {
+        let VolumeError::InUse(message) = error else {
+            return error;
+        };
+        let is_of = |entry: &&Entry| {
+            let name = name_of(&entry.settings.origin);
+            message.starts_with(&format!("{name}: "))
+        };
+        let table = self.table();
+        VolumeError::InUse(match table.entries.values().find(is_of) {
+            Some(entry) => format!("{message} (volume {} of this daemon)", entry.settings.name),
+            None => message,
+        })
     }
 
     /// How many volumes were named with the group of one.
@@ -502,6 +533,7 @@ impl Daemon {
             )));
         }
         self.check_share(&settings)?;
+        entry.refuse_unwritten(entry.settings.policy, settings.destage)?;
         let tuning = tuning(&settings, self.group_members(&settings));
         let volume = entry.id;
         self.command(name, Command::Tune { volume, tuning })?;
@@ -524,6 +556,7 @@ impl Daemon {
         let claim = self.claim(name)?;
         let mut entry = self.known(name)?;
         let old = entry.settings.policy;
+        entry.refuse_unwritten(policy, entry.settings.destage)?;
         if policy != old && (policy == Policy::Ephemeral || old == Policy::Ephemeral) {
             let (old, new) = (old.name(), policy.name());
             return Err(VolumeError::Settings(format!(
@@ -653,13 +686,15 @@ pub struct ImagePlaces {
 }
 
 impl ImagePlaces {
-    /// Those for an image at this path.
-    fn allow(&self, origin: &Path) -> Vec<PathBuf> {
+    /// Those for an image at this path, also for one that is not made yet.
+    pub fn allow(&self, origin: &Path) -> Vec<PathBuf> {
         if !self.named.is_empty() {
             return self.named.clone();
         }
-        let own = origin.canonicalize().ok();
-        let own = own.and_then(|path| path.parent().map(Path::to_path_buf));
+        let own = match origin.canonicalize() {
+            Ok(path) => path.parent().map(Path::to_path_buf),
+            Err(_) => origin.parent().and_then(|place| place.canonicalize().ok()),
+        };
         self.of_origins.iter().cloned().chain(own).collect()
     }
 }
@@ -708,7 +743,7 @@ pub(super) fn open_settled(
     match open_origin(settings, ledgers, Access::Read, joining) {
         Err(VolumeError::Unfinished(why)) => {
             tracing::info!("{why}; finishing it");
-            let (files, _) = open_origin(settings, ledgers, Access::Write, joining)?;
+            let (files, _) = open_origin(settings, ledgers, Access::Bytes, joining)?;
             files.close();
             open_origin(settings, ledgers, Access::Read, joining)
         }
@@ -752,7 +787,7 @@ fn open_origin(
         refuse_unfinished(&mut files, &settings.name)?;
     }
     let cache = (!joining.journal_first).then_some(ledgers.cache);
-    let settled = files
+    let mut settled = files
         .settle(ALONE, joining.otherwise(), cache, &mut patience)
         .map_err(|error| refused(&settings.name, error, true))?;
     let owned = matches!(settings.policy, Policy::WriteBack | Policy::Ephemeral);
@@ -769,6 +804,14 @@ fn open_origin(
         }
     }
     let mut opened = files.remove_volume(ALONE).expect("was just inserted");
+    if !settled.journal_left && !reader {
+        opened.clear_guard()?;
+    }
+    opened.open_below(&request, &mut patience)?;
+    if opened.mapped.as_ref().is_some_and(|it| it.is_written()) {
+        refuse_unwritten(&settings.name, settings.policy, settings.destage)?;
+    }
+    know_below(&opened, &mut settled);
     opened.san = settings.san.map(|san| Params {
         latency_ns: san.latency.as_nanos() as u64,
         iops: u64::from(san.iops.unwrap_or(0)),
@@ -776,6 +819,25 @@ fn open_origin(
         ..Params::default()
     });
     Ok((opened, settled))
+}
+
+/// How a qcow2 image is not written.
+fn refuse_unwritten(name: &str, policy: Policy, destage: DestageMode) -> Result<(), VolumeError> {
+    let Some(what) = written::unwritten(policy, destage) else {
+        return Ok(());
+    };
+    Err(VolumeError::Settings(format!(
+        "volume {name}: has a qcow2 image, and {what} is not in this version; write policy = \
+         \"write-back\" with destage = \"atomic\""
+    )))
+}
+
+/// What an image that is written stands on was not open when its first file was looked at.
+fn know_below(files: &OpenVolume, settled: &mut Settled) {
+    let written = files.mapped.as_ref().filter(|mapped| mapped.is_written());
+    if let Some(image) = &mut settled.image {
+        image.below = written.map_or(0, |mapped| mapped.print_below().unwrap_or(0));
+    }
 }
 
 /// A journal that was left in the middle is no reader's to finish.
@@ -827,14 +889,17 @@ fn spec(
 
 /// Of an image that is not raw: what is told of it, the names of its files, and how its bytes are
 /// found.
-fn described(files: &OpenVolume) -> (Option<ImageShown>, Vec<Uuid>, Option<Box<dyn Map>>) {
+fn described(files: &OpenVolume) -> Result<Described, Fault> {
     let Some(mapped) = &files.mapped else {
-        return (None, Vec::new(), None);
+        return Ok((None, Vec::new(), None));
     };
     let chain = identity::of_chain(mapped);
-    let map = mapped.map(identity::of_tables(&chain));
-    (Some(mapped.shown()), chain, Some(map))
+    let layers = chain.iter().skip(1).copied().collect();
+    let map = mapped.map(identity::of_tables(&chain), layers)?;
+    Ok((Some(mapped.shown()), chain, Some(map)))
 }
+
+type Described = (Option<ImageShown>, Vec<Uuid>, Option<Box<dyn Map>>);
 
 fn tuning(settings: &VolumeSettings, group_members: u32) -> Tuning {
     Tuning {

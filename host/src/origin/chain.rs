@@ -1,4 +1,5 @@
-//! The files of a qcow2 image: opened from the top down, read-only, each under QEMU's image locks.
+//! The files of a qcow2 image: opened from the top down, each under QEMU's image locks, and
+//! read-only; a first file that is written was opened before.
 //!
 //! Owns what a name in a file may mean, and which files are followed. Always true: a relative name
 //! is taken from the directory of the name under which its file was opened, before any link is
@@ -85,6 +86,15 @@ pub fn follow(
     links: &mut Vec<Link>,
 ) -> Result<(), Fault> {
     links.push(first(path, rules.top, patience)?);
+    follow_below(rules, patience, links)
+}
+
+/// The same for what lies below a first file that is open.
+pub fn follow_below(
+    rules: &Rules,
+    patience: &mut Patience,
+    links: &mut Vec<Link>,
+) -> Result<(), Fault> {
     while let Some(last) = links.last() {
         let Format::Qcow2(header) = &last.format else {
             break;
@@ -117,7 +127,7 @@ pub fn first(path: &Path, top: Option<Stated>, patience: &mut Patience) -> Resul
     let name = name_of(path);
     let format = match top.or(probe(&target, &name)?) {
         None | Some(Stated::Raw) => Format::Raw,
-        Some(Stated::Qcow2) => qcow2(&target, &name)?,
+        Some(Stated::Qcow2) => Format::Qcow2(qcow2(&target, &name)?),
     };
     Ok(Link {
         path: path.to_path_buf(),
@@ -252,7 +262,7 @@ fn open_backing(
     }
     let format = match wanted.stated {
         Some(Stated::Raw) => Format::Raw,
-        Some(Stated::Qcow2) => qcow2(&target, &name)?,
+        Some(Stated::Qcow2) => Format::Qcow2(qcow2(&target, &name)?),
         None => match probe(&target, &name)? {
             None | Some(Stated::Raw) => Format::Raw,
             Some(Stated::Qcow2) => unstated(qcow2(&target, &name)?, &name, above)?,
@@ -266,13 +276,10 @@ fn open_backing(
 }
 
 /// A qcow2 backing whose format no file states, which is believed only if it names no other file.
-fn unstated(format: Format, name: &str, above: &str) -> Result<Format, Fault> {
-    let leads_on = match &format {
-        Format::Raw => false,
-        Format::Qcow2(header) => header.backing.is_some() || header.data_file.is_some(),
-    };
+fn unstated(header: Box<Header>, name: &str, above: &str) -> Result<Format, Fault> {
+    let leads_on = header.backing.is_some() || header.data_file.is_some();
     if !leads_on {
-        return Ok(format);
+        return Ok(Format::Qcow2(header));
     }
     let message = format!(
         "{above}: does not say what its backing {name} is, and that names further files; say it \
@@ -334,14 +341,15 @@ fn probe(target: &Target, name: &str) -> Result<Option<Stated>, Fault> {
     }
 }
 
-fn qcow2(target: &Target, name: &str) -> Result<Format, Fault> {
+/// The header of a qcow2 file.
+pub fn qcow2(target: &Target, name: &str) -> Result<Box<Header>, Fault> {
     let refused = |why: error::Error| unreadable(name, &why);
     let length = |wanted: usize| target.size_bytes.min(wanted as u64) as usize;
     let head = read(target, name, 0, length(header::HEAD_BYTES))?;
     let wanted = header::bytes_wanted(&head).map_err(refused)?;
     let cluster = read(target, name, 0, length(wanted))?;
     let header = Header::parse(&cluster, target.size_bytes).map_err(refused)?;
-    Ok(Format::Qcow2(Box::new(header)))
+    Ok(Box::new(header))
 }
 
 /// Whole bytes, zeroes behind the end.

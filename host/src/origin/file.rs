@@ -1,4 +1,4 @@
-//! A raw image, in a file or on a block device, with its ledger and journal.
+//! The file or block device of an image, with its ledger and journal.
 //!
 //! Always true: every description that is written here carries an exclusive `flock`, so late
 //! writes of a killed daemon have landed before anything is read (rule 5.2.1); while it is open
@@ -12,10 +12,13 @@ use crate::origin::beside::{self, in_place};
 use crate::origin::mapped::{self, Mapped};
 use crate::origin::nbd::open::{Leavings, NbdOrigin};
 use crate::origin::san::Params;
+use crate::origin::written::{self, WRITES_QCOW2};
 use crate::origin::{Format, Place, nbd};
 use crate::signature;
 use crate::sys;
 use crate::target::{How, Target};
+use engine::event::{IoError, Stat};
+use engine::format::ledger::Ledger;
 use engine::origin::FileIndex;
 use engine::types::SECTOR_BYTES;
 use std::fs;
@@ -32,11 +35,13 @@ const REPLACED_TRIES_MAX: u32 = 3;
 pub enum Access {
     /// The only writer.
     Write,
+    /// The only writer of its bytes, whatever they mean: a journal is finished.
+    Bytes,
     /// One of several readers.
     Read,
 }
 
-/// How to open a raw image.
+/// How to open an image.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub path: PathBuf,
@@ -113,6 +118,9 @@ pub struct OpenVolume {
     pub origin: Origin,
     /// How the bytes of its image are found where it is not raw; the origin is its first file.
     pub mapped: Option<Arc<Mapped>>,
+    /// What the ledger says that its image stands on (see [`engine::image::Image::below`]), which
+    /// counts as long as that is not open.
+    pub below: u64,
     pub ledger: Option<Arc<Target>>,
     pub journal: Option<Arc<Target>>,
     /// Where they are or would be; `None` where there is no place for them.
@@ -124,7 +132,7 @@ pub struct OpenVolume {
 
 pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fault> {
     assert!(
-        !request.create || request.access == Access::Write,
+        !request.create || request.access != Access::Read,
         "a reader creates nothing"
     );
     match Place::parse(&request.path) {
@@ -136,18 +144,26 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fa
     // Two names of one image must find one ledger.
     let path = fs::canonicalize(&request.path);
     let path = path.map_err(|error| Fault::io(&name, "open it", error))?;
+    let device = fs::metadata(&path).is_ok_and(|meta| meta.file_type().is_block_device());
+    let (ledger_path, journal_path) = side_paths(request, &path, device)?;
+    if let (Access::Read, Some(ledger)) = (request.access, &ledger_path) {
+        // Before any file is opened that a guest may have named.
+        refuse_guess(request, written::read_ledger(ledger).as_ref(), || {
+            mapped::begins_as_qcow2(&path)
+        })?;
+    }
     let mapped = match request.access {
         Access::Read => mapped::open(&request.path, request.format, &request.allow, patience)?,
-        Access::Write => None,
+        Access::Write | Access::Bytes => None,
     };
     let origin = match &mapped {
         Some(mapped) => mapped.top().clone(),
         None => Arc::new(open_image(&path, &name, request, patience)?),
     };
-    let (ledger_path, journal_path) = side_paths(request, &path, origin.block_device)?;
     let mut volume = OpenVolume {
         origin: Origin::File(origin),
         mapped: mapped.map(Arc::new),
+        below: 0,
         ledger: None,
         journal: None,
         ledger_path,
@@ -156,6 +172,9 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fa
     };
     volume.ledger = volume.side(volume.ledger_path.as_deref(), request.create, patience)?;
     volume.journal = volume.side(volume.journal_path.as_deref(), request.create, patience)?;
+    let ledger = volume.ledger.as_deref().and_then(written::ledger_in);
+    volume.below = ledger.as_ref().map_or(0, |ledger| ledger.image.below);
+    volume.check_ledger(request, ledger.as_ref())?;
     Ok(volume)
 }
 
@@ -166,6 +185,68 @@ impl OpenVolume {
             Some(mapped) => mapped.size_bytes(),
             None => self.origin.size_bytes().next_multiple_of(SECTOR_BYTES),
         }
+    }
+
+    /// Opens what lies below the origin, where it is a qcow2 image that is written. No journal of
+    /// it is pending any more, or its volume finishes it.
+    pub fn open_below(&mut self, request: &Request, patience: &mut Patience) -> Result<(), Fault> {
+        let Origin::File(top) = &self.origin else {
+            return Ok(());
+        };
+        if request.access == Access::Write && mapped::is_qcow2(top, request.format) {
+            let mapped = mapped::open_below(top, &request.path, &request.allow, patience)?;
+            self.mapped = Some(Arc::new(mapped));
+        }
+        Ok(())
+    }
+
+    /// What its image is known by; `None` for an export.
+    pub fn stat(&self) -> Option<Result<Stat, IoError>> {
+        if let Some(mapped) = &self.mapped {
+            return Some(mapped.stat());
+        }
+        let mut stat = self.origin.file()?.stat();
+        if let Ok(Stat {
+            image: Some(image), ..
+        }) = &mut stat
+        {
+            image.below = self.below;
+        }
+        Some(stat)
+    }
+
+    /// A qcow2 image under a guard has its ledger beside it, and that is the ledger of no raw one.
+    fn check_ledger(&self, request: &Request, ledger: Option<&Ledger>) -> Result<(), Fault> {
+        let Origin::File(top) = &self.origin else {
+            return Ok(());
+        };
+        let path = &request.path;
+        if request.access == Access::Write {
+            refuse_guess(request, ledger, || mapped::is_qcow2(top, Format::Auto))?;
+        }
+        match (&self.mapped, request.access) {
+            (Some(mapped), _) => match mapped.header() {
+                Some(header) => written::check_guard(header, path, ledger),
+                None => Ok(()),
+            },
+            (None, Access::Write) if mapped::is_qcow2(top, request.format) => {
+                let header = mapped::header_written(top, path)?;
+                written::check_guard(&header, path, ledger)
+            }
+            (None, _) => Ok(()),
+        }
+    }
+
+    /// Clears the guard of an image whose ledger says that nothing is pending. True if it was set.
+    pub fn clear_guard(&self) -> Result<bool, Fault> {
+        let (Origin::File(image), Some(ledger)) = (&self.origin, &self.ledger) else {
+            return Ok(false);
+        };
+        let ledger = written::ledger_in(ledger);
+        written::clear_guard(image, ledger.as_ref()).map_err(|_| {
+            let message = format!("{}: its first sector cannot be written", image.name());
+            Fault::new(Kind::Io, message)
+        })
     }
 
     /// A file below the origin.
@@ -323,7 +404,7 @@ fn open_image(
     request: &Request,
     patience: &mut Patience,
 ) -> Result<Target, Fault> {
-    let write = request.access == Access::Write;
+    let write = request.access != Access::Read;
     let mode = if write { Mode::Exclusive } else { Mode::Shared };
     if write {
         refuse_used_device(path, name)?;
@@ -345,9 +426,7 @@ fn open_image(
         let message = format!("{name}: was replaced while it was opened; try again");
         return Err(Fault::new(Kind::InUse, message));
     }
-    if request.format != Format::Raw {
-        refuse_other_formats(&target, name)?;
-    }
+    let qcow2 = is_written_as_qcow2(&target, request, name)?;
     // Only now: a writer that was killed in the middle of a resize has ended.
     if !target.block_device {
         let meta = target
@@ -356,7 +435,9 @@ fn open_image(
             .map_err(|e| Fault::io(name, "stat it", e))?;
         target.size_bytes = meta.len();
     }
-    if target.size_bytes == 0 || !target.size_bytes.is_multiple_of(SECTOR_BYTES) {
+    if qcow2 {
+        extend_to_clusters(&mut target, request)?;
+    } else if target.size_bytes == 0 || !target.size_bytes.is_multiple_of(SECTOR_BYTES) {
         return Err(Fault::new(
             Kind::Invalid,
             format!(
@@ -379,6 +460,46 @@ fn open_image(
         gone.map_err(|error| Fault::io(name, "turn direct I/O off", error))?;
     }
     Ok(target)
+}
+
+/// Whether its bytes are those of a qcow2 file, which need not be whole sectors. What is neither
+/// that nor raw is refused.
+fn is_written_as_qcow2(target: &Target, request: &Request, name: &str) -> Result<bool, Fault> {
+    match request.access {
+        Access::Bytes => Ok(mapped::is_qcow2(target, Format::Auto)),
+        Access::Write if WRITES_QCOW2 && mapped::is_qcow2(target, request.format) => Ok(true),
+        _ if request.format == Format::Raw => Ok(false),
+        _ => refuse_other_formats(target, name).map(|()| false),
+    }
+}
+
+/// What was raw before is no qcow2 image because of its first bytes.
+fn refuse_guess(
+    request: &Request,
+    ledger: Option<&Ledger>,
+    looks_like_qcow2: impl FnOnce() -> bool,
+) -> Result<(), Fault> {
+    let raw = request.format == Format::Auto && ledger.is_some_and(written::is_of_raw);
+    match raw && looks_like_qcow2() {
+        true => Err(written::refuse_guess(&request.path)),
+        false => Ok(()),
+    }
+}
+
+/// The last bytes of a file cannot be written directly where it ends inside a block of its storage;
+/// one that is written as qcow2 may be longer than its clusters.
+fn extend_to_clusters(target: &mut Target, request: &Request) -> Result<(), Fault> {
+    let align = u64::from(target.dio_align).max(SECTOR_BYTES);
+    if request.access != Access::Write || target.size_bytes.is_multiple_of(align) {
+        return Ok(());
+    }
+    // What is refused is left as it is.
+    let header = mapped::header_written(target, &request.path)?;
+    let bytes = target.size_bytes.next_multiple_of(header.cluster_bytes());
+    let extended = target.file.set_len(bytes);
+    extended.map_err(|error| Fault::io(&target.name(), "make it longer", error))?;
+    target.size_bytes = bytes;
+    Ok(())
 }
 
 /// A guest can write any header into a raw disk; probing it at the next start would hand the

@@ -209,11 +209,11 @@ fn an_image_of_another_format_is_served_only_when_it_is_called_raw() {
     fs::OpenOptions::new()
         .write(true)
         .open(&path)
-        .and_then(|mut file| file.write_all(b"QFI\xfb\0\0\0\x03"))
+        .and_then(|mut file| file.write_all(b"KDMV\x01\0\0\0"))
         .expect("written");
-    let fault = try_open(&path, Access::Write).expect_err("looks like qcow2");
+    let fault = try_open(&path, Access::Write).expect_err("looks like vmdk");
     assert_eq!(fault.kind, Kind::Foreign);
-    assert!(fault.message.contains("qcow2") && fault.message.contains("format = \"raw\""));
+    assert!(fault.message.contains("vmdk") && fault.message.contains("format = \"raw\""));
     let raw = Request {
         format: Format::Raw,
         ..request(&path, Access::Write)
@@ -291,4 +291,181 @@ fn a_place_for_journals_is_used_and_a_symlink_in_it_is_refused() {
     });
     assert_eq!(fault.kind, Kind::Foreign);
     assert!(!dir.path().join("victim").exists());
+}
+
+/// What a qcow2 image is tried with: a new one on a file that is not there, cut at no whole sector.
+fn qcow2(dir: &tempfile::TempDir, changes: &[(u64, &[u8])]) -> PathBuf {
+    use ::image::create::{Backing, BackingFormat, Shape, create};
+    use std::os::unix::fs::FileExt;
+    let path = dir.path().join("disk.qcow2");
+    let backing = Backing {
+        name: "gone.img",
+        format: BackingFormat::Raw,
+    };
+    let new = create(64 << 20, Shape::Extended, Some(backing)).expect("a size that can be");
+    let file = fs::File::create(&path).expect("made");
+    for extent in &new.extents {
+        file.write_all_at(&extent.bytes, extent.at)
+            .expect("written");
+    }
+    for (at, bytes) in changes {
+        file.write_all_at(bytes, *at).expect("written");
+    }
+    file.set_len(new.file_bytes + 8).expect("sized");
+    path
+}
+
+/// A journal that brings one sector of the image to these bytes, and the ledger that asks for it.
+fn write_journal(path: &Path, sector: u64, bytes: &[u8; 512], below: u64) {
+    use engine::format::checksum;
+    use engine::format::journal::{Journal, JournalEntry, payload_at};
+    use engine::format::ledger::{Ledger, Progress};
+    use engine::format::record::EntryKind;
+    use engine::types::{Generation, Serial, Span, Uuid};
+    let volume = Uuid([1; 16]);
+    let journal = Journal {
+        volume,
+        generation: Generation(1),
+        sequence: 3,
+        upto: Serial(9),
+        total_bytes: payload_at(1) + 4096,
+        entries: vec![JournalEntry {
+            span: Span::new(sector, 1),
+            kind: EntryKind::Write,
+            offset: payload_at(1),
+            checksum: checksum(&[bytes]),
+        }],
+    };
+    let mut written = journal.encode();
+    written.extend(bytes);
+    written.resize(journal.total_bytes as usize, 0);
+    fs::write(beside::beside(path, beside::JOURNAL), written).expect("written");
+    let ledger = Ledger {
+        sequence: 2,
+        volume,
+        cache: Uuid([2; 16]),
+        machine: Uuid([3; 16]),
+        boot: Uuid([4; 16]),
+        owner: "host-a".into(),
+        generation: Generation(1),
+        destaged: Serial(5),
+        progress: Progress::Apply {
+            upto: Serial(9),
+            journal_sequence: 3,
+            journal_bytes: journal.total_bytes,
+        },
+        dirty: true,
+        origin_bytes: fs::metadata(path).expect("stat").len(),
+        mtime_before_ns: 0,
+        mtime_limit_ns: u64::MAX,
+        image: engine::image::Image {
+            below,
+            ..Default::default()
+        },
+        compatible: 0,
+    };
+    fs::write(beside::beside(path, beside::LEDGER), ledger.encode()).expect("written");
+}
+
+const GUARDED: (u64, &[u8]) = (72, &[0x20]);
+
+/// Fails when: a replay wants the files below an image or whole sectors of it, or leaves its guard.
+#[test]
+fn a_journal_of_a_qcow2_image_is_finished_without_the_files_below_it() {
+    use crate::files::Files;
+    use engine::engine::Otherwise;
+    use engine::types::VolumeId;
+    let dir = directory();
+    let path = qcow2(&dir, &[GUARDED]);
+    write_journal(&path, 800, &[7; 512], 5);
+    let volume = VolumeId(0);
+    let mut files = Files::without_cache();
+    files.insert_volume(volume, freed(|| try_open(&path, Access::Bytes)));
+    let opened = |files: &Files| {
+        let opened = files.volume(volume).expect("is open");
+        opened.clear_guard().expect("can be written")
+    };
+    assert!(!opened(&files), "the journal is pending");
+    let settled = files.settle(volume, Otherwise::TakeCopy, None, &mut Patience::none());
+    settled.expect("the journal is whole");
+    assert!(opened(&files), "the guard was set");
+    let bytes = fs::read(&path).expect("read");
+    assert_eq!(bytes[800 * 512..][..512], [7; 512]);
+    assert_eq!(bytes[72], 0, "the guard is cleared");
+}
+
+/// Fails when: bytes that a guest wrote into its raw disk are taken for the header of an image.
+#[test]
+fn a_disk_that_was_written_raw_is_no_qcow2_image_because_its_guest_wrote_a_header() {
+    let dir = directory();
+    let path = qcow2(&dir, &[]);
+    write_journal(&path, 800, &[7; 512], 0);
+    for access in [Access::Read, Access::Write] {
+        let fault = try_open(&path, access).expect_err("it may be a guest's");
+        assert!(fault.message.contains("format = \"raw\""), "{fault}");
+        let told = access == Access::Read || WRITES_QCOW2;
+        assert!(
+            !told || fault.message.contains("raw image before"),
+            "{fault}"
+        );
+    }
+}
+
+/// Fails when: what cannot be read directly costs a written image its direct I/O, one that is
+/// refused is changed, or its files below are opened before its journal is finished.
+#[test]
+fn a_qcow2_image_that_is_written_ends_with_whole_clusters() {
+    if !WRITES_QCOW2 {
+        return;
+    }
+    let dir = directory();
+    let path = qcow2(&dir, &[]);
+    let length = || fs::metadata(&path).expect("stat").len();
+    let before = length();
+    let mut opened = freed(|| try_open(&path, Access::Write));
+    let origin = opened.origin.file().expect("a file").clone();
+    let whole = before.next_multiple_of(128 << 10);
+    assert!(origin.dio_align == 1 || length() == whole, "{}", length());
+    let request = request(&path, Access::Write);
+    let fault = opened.open_below(&request, &mut Patience::none());
+    let fault = fault.expect_err("its backing is not there");
+    assert!(fault.message.contains("gone.img"), "{fault}");
+    drop((opened, origin));
+    for (changes, part) in [
+        (vec![(7, &[2_u8][..])], "amend"),
+        (vec![(79, &[0x11])], "check -r all"),
+        (vec![GUARDED], "its ledger and its journal"),
+    ] {
+        let path = qcow2(&dir, &changes);
+        let before = fs::read(&path).expect("read");
+        let fault = try_open(&path, Access::Write).expect_err(part);
+        assert!(fault.message.contains(part), "{fault}");
+        if changes != [GUARDED] {
+            assert!(
+                fs::read(&path).expect("read") == before,
+                "it is not changed"
+            );
+        }
+    }
+}
+
+/// Fails when: a volume above an image does not notice that its owner owes it data.
+#[test]
+fn an_image_whose_owner_owes_it_data_is_no_backing() {
+    let dir = directory();
+    let below = dir.path().join("gone.img");
+    fs::File::create(&below)
+        .and_then(|file| file.set_len(1 << 20))
+        .expect("made");
+    let path = qcow2(&dir, &[]);
+    let allowed = Request {
+        allow: vec![dir.path().to_path_buf()],
+        ..request(&path, Access::Read)
+    };
+    drop(open(&allowed, &mut Patience::none()).expect("all is as it should be"));
+    write_journal(&below, 8, &[7; 512], 0);
+    let fault = open(&allowed, &mut Patience::none()).expect_err("a journal is pending");
+    for part in ["gone.img", "disk.qcow2", "host-a", "tenuto origin replay"] {
+        assert!(fault.message.contains(part), "{part:?}: {fault}");
+    }
 }

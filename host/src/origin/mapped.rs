@@ -1,21 +1,26 @@
 //! An image of qcow2 files under a volume: what it takes to find its bytes.
 //!
+//! One that is written is opened in two steps, because a journal that is pending is finished before
+//! anything is believed of what the first file says: that file, and then all that lies below it.
+//!
 //! Always true: a file below is open once for all volumes above it, as long as one of them is
 //! there; what an image is known by covers all of its files, so that a file below which was
-//! replaced or written by another program is noticed like the first one. Deliberately absent:
-//! writing such an image.
+//! replaced or written by another program is noticed like the first one. What is known of one that
+//! is written is that of its first file, and apart from it what it stands on. Deliberately absent:
+//! how such an image is written.
 
 use super::Format;
 use super::chain::{self, Link, Opened, Rules, Stated};
 use super::content::{FileSource, Metadata};
+use super::written;
 use crate::fault::{Fault, Kind};
 use crate::lock::Patience;
 use crate::signature;
 use crate::target::Target;
-use ::image::Header;
 use ::image::resolve::{Content, Part, resolve};
 use ::image::source::list_snapshots;
 use ::image::types::Span;
+use ::image::{Chain, Header};
 use engine::chain::ChainMap;
 use engine::event::{IoError, Stat};
 use engine::image::{Image, Named};
@@ -47,6 +52,8 @@ pub struct Mapped {
     tables: Mutex<Metadata>,
     /// Names of the internal snapshots of the first file.
     snapshots: Vec<String>,
+    /// Its first file is written.
+    written: bool,
 }
 
 /// What is told of an image.
@@ -58,6 +65,8 @@ pub struct ImageShown {
     pub chain: Vec<PathBuf>,
     /// Names of the internal snapshots of its first file.
     pub snapshots: Vec<String>,
+    /// Of one that is written: whether its guard was set when it was attached.
+    pub guard: Option<bool>,
 }
 
 /// Opens an image for reading, if it is of a format; `None` for a raw one.
@@ -78,24 +87,51 @@ pub fn open(
         top,
         allow: Some(allow),
     };
-    let mut opened = chain::open(path, &rules, patience)?;
-    for link in opened.links.iter_mut().skip(1) {
-        link.target = shared(&link.target);
-    }
-    let snapshots = names_of_snapshots(&opened.links[0]);
-    let mapped = Mapped {
-        opened,
-        tables: Mutex::new(Metadata::new(LOOK_RAM_BYTES)),
-        snapshots,
+    Mapped::new(chain::open(path, &rules, patience)?, false).map(Some)
+}
+
+/// Opens what lies below the first file of an image, which is open for writing and has no journal
+/// that is pending. `path` is the name that it was asked for by.
+pub fn open_below(
+    top: &Arc<Target>,
+    path: &Path,
+    allow: &[PathBuf],
+    patience: &mut Patience,
+) -> Result<Mapped, Fault> {
+    let rules = Rules {
+        top: Some(Stated::Qcow2),
+        allow: Some(allow),
     };
-    if mapped.size_bytes() == 0 {
-        let name = chain::name_of(path);
-        return Err(Fault::new(
-            Kind::Invalid,
-            format!("{name}: is a disk of 0 bytes; a guest's disk has at least one sector"),
-        ));
+    let mut links = vec![Link {
+        path: path.to_path_buf(),
+        target: top.clone(),
+        format: ::image::Format::Qcow2(header_written(top, path)?),
+    }];
+    chain::follow_below(&rules, patience, &mut links)?;
+    Mapped::new(chain::chain_of(links)?, true)
+}
+
+/// The header of an image that may be written.
+pub fn header_written(top: &Target, path: &Path) -> Result<Box<Header>, Fault> {
+    let header = chain::qcow2(top, &chain::name_of(path))?;
+    written::refusal(&header, path).map_err(|why| why.fault(path))?;
+    match top.block_device {
+        false => Ok(header),
+        true => Err(written::refuse_device().fault(path)),
     }
-    Ok(Some(mapped))
+}
+
+/// Whether an open file is a qcow2 image, as far as its user leaves that to its first bytes.
+pub fn is_qcow2(target: &Target, format: Format) -> bool {
+    let mut head = [0; signature::HEAD_BYTES];
+    match format {
+        Format::Raw => false,
+        Format::Qcow2 => true,
+        // What cannot be read is told by who reads on.
+        Format::Auto => {
+            target.read(0, &mut head).is_ok() && signature::image_format(&head) == Some("qcow2")
+        }
+    }
 }
 
 /// Without a list that can be read the active state is served all the same.
@@ -114,7 +150,7 @@ fn names_of_snapshots(top: &Link) -> Vec<String> {
 }
 
 /// A look before it is opened in earnest; what cannot be read is told there.
-fn begins_as_qcow2(path: &Path) -> bool {
+pub fn begins_as_qcow2(path: &Path) -> bool {
     let mut head = Vec::new();
     let limit = signature::HEAD_BYTES as u64;
     let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut head));
@@ -146,6 +182,34 @@ fn shared(target: &Arc<Target>) -> Arc<Target> {
 }
 
 impl Mapped {
+    fn new(opened: Opened, written: bool) -> Result<Mapped, Fault> {
+        written::check_below(&opened.links)?;
+        let mut opened = opened;
+        for link in opened.links.iter_mut().skip(1) {
+            link.target = shared(&link.target);
+        }
+        let snapshots = names_of_snapshots(&opened.links[0]);
+        let mapped = Mapped {
+            opened,
+            tables: Mutex::new(Metadata::new(LOOK_RAM_BYTES)),
+            snapshots,
+            written,
+        };
+        if mapped.size_bytes() == 0 {
+            let name = chain::name_of(&mapped.opened.links[0].path);
+            return Err(Fault::new(
+                Kind::Invalid,
+                format!("{name}: is a disk of 0 bytes; a guest's disk has at least one sector"),
+            ));
+        }
+        Ok(mapped)
+    }
+
+    /// Its first file is written.
+    pub fn is_written(&self) -> bool {
+        self.written
+    }
+
     /// What the guest sees.
     pub fn size_bytes(&self) -> u64 {
         self.opened
@@ -154,8 +218,13 @@ impl Mapped {
             .next_multiple_of(SECTOR_BYTES)
     }
 
+    /// That of its first file.
+    pub fn header(&self) -> Option<&Header> {
+        self.opened.chain.files()[0].header()
+    }
+
     pub fn shown(&self) -> ImageShown {
-        let header = self.opened.chain.files()[0].header();
+        let header = self.header();
         ImageShown {
             unit_bytes: header.map_or(0, Header::unit_bytes),
             chain: self
@@ -165,6 +234,9 @@ impl Mapped {
                 .map(|link| link.path.clone())
                 .collect(),
             snapshots: self.snapshots.clone(),
+            guard: header
+                .filter(|_| self.written)
+                .map(|header| header.is_guarded()),
         }
     }
 
@@ -204,21 +276,42 @@ impl Mapped {
             },
             tables: Mutex::new(Metadata::new(LOOK_RAM_BYTES)),
             snapshots: self.snapshots.clone(),
+            written: self.written,
         })
     }
 
     /// How its bytes are found; `names` are those of its files.
-    pub fn map(&self, names: Vec<Uuid>) -> Box<dyn Map> {
-        Box::new(ChainMap::new(self.opened.chain.clone(), names))
+    /// For one that is written `layers` are what the disk is through each file below the first.
+    pub fn map(&self, names: Vec<Uuid>, layers: Vec<Uuid>) -> Result<Box<dyn Map>, Fault> {
+        let chain = self.opened.chain.clone();
+        match self.written {
+            false => Ok(Box::new(ChainMap::new(chain, names))),
+            true => written_map(chain, names, layers).map_err(|why| {
+                let name = chain::name_of(&self.opened.links[0].path);
+                Fault::new(Kind::Invalid, format!("{name}: {why}"))
+            }),
+        }
     }
 
     /// Where the first part of these bytes ends, and whether a file has data for it; the rest reads
     /// as zeroes. Waits for its files; `None` where they do not tell.
     pub fn part_at(&self, at: u64, bytes: u64) -> Option<(u64, bool)> {
-        let mut tables = self.tables.lock().expect("no holder of this lock panics");
         let bytes = bytes.min(LOOK_BYTES_MAX);
-        let (span, mut parts) = (Span { at, bytes }, Vec::new());
-        while let Err(stop) = resolve(&self.opened.chain, span, &mut *tables, &mut parts) {
+        if self.written {
+            // Each destage makes other tables and a longer file.
+            let mut chain = self.opened.chain.clone();
+            let top = self.top().file.metadata().ok()?;
+            chain.file_mut(::image::types::FileIndex(0)).file_bytes = top.len();
+            let mut tables = Metadata::new(LOOK_RAM_BYTES);
+            return self.part_of(&chain, &mut tables, Span { at, bytes });
+        }
+        let mut tables = self.tables.lock().expect("no holder of this lock panics");
+        self.part_of(&self.opened.chain, &mut tables, Span { at, bytes })
+    }
+
+    fn part_of(&self, chain: &Chain, tables: &mut Metadata, span: Span) -> Option<(u64, bool)> {
+        let mut parts = Vec::new();
+        while let Err(stop) = resolve(chain, span, &mut *tables, &mut parts) {
             // What is known of the begin is an answer.
             if !parts.is_empty() {
                 break;
@@ -231,8 +324,17 @@ impl Mapped {
         alike.last().map(|part| (part.span.end(), first))
     }
 
-    /// What all of its files together are known by.
+    /// What it is known by: all of its files together, or for one that is written the first file
+    /// and a print over the others.
     pub fn stat(&self) -> Result<Stat, IoError> {
+        if self.written {
+            let mut stat = self.top().stat()?;
+            let below = self.print_below()?;
+            for image in stat.image.iter_mut() {
+                image.below = below;
+            }
+            return Ok(stat);
+        }
         let mut stats = self.opened.links.iter().map(|link| link.target.stat());
         let mut all = stats.next().expect("an image has a first file")?;
         for stat in stats {
@@ -250,6 +352,39 @@ impl Mapped {
         }
         Ok(all)
     }
+
+    /// A number that is another one where a file below the first is another one, by what its name
+    /// leads to, or was written. Never 0, also where there is none.
+    pub fn print_below(&self) -> Result<u64, IoError> {
+        let mut print = mix(1, 1);
+        for link in self.opened.links.iter().skip(1) {
+            let stat = link.target.stat()?;
+            let found = match stat.named {
+                Named::To(image) => image,
+                Named::Gone => Image::default(),
+                Named::Unknown => stat.image.unwrap_or_default(),
+            };
+            let identity = match found.lasts {
+                true => [found.inode, found.birth_ns],
+                // Numbers of the next life are others.
+                false => [0, 0],
+            };
+            let [inode, born] = identity;
+            for number in [inode, born, found.size_bytes, found.mtime_ns] {
+                print = mix(print, number);
+            }
+        }
+        Ok(print)
+    }
+}
+
+/// How the bytes of an image are found that is written.
+fn written_map(
+    chain: Chain,
+    names: Vec<Uuid>,
+    _layers: Vec<Uuid>,
+) -> Result<Box<dyn Map>, ::image::Error> {
+    Ok(Box::new(ChainMap::writable(chain, names)?))
 }
 
 /// What an image is known by together with the file below it.
@@ -264,6 +399,7 @@ fn both((above, below): (Image, Image)) -> Image {
         size_bytes: above.size_bytes + below.size_bytes,
         mtime_ns: mix(above.mtime_ns, below.mtime_ns),
         lasts: above.lasts && below.lasts,
+        below: 0,
     }
 }
 

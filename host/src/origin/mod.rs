@@ -5,6 +5,7 @@
 
 pub mod beside;
 pub mod chain;
+pub mod clone;
 pub mod content;
 pub mod file;
 pub mod inflate;
@@ -12,6 +13,7 @@ pub mod mapped;
 pub mod nbd;
 pub mod reopen;
 pub mod san;
+pub mod written;
 
 use nbd::uri::Uri;
 use std::path::{Path, PathBuf};

@@ -91,6 +91,7 @@ impl Lost {
         Ok(OpenVolume {
             origin: Origin::File(origin),
             mapped,
+            below: 0,
             ledger: beside(&self.ledger)?,
             journal: beside(&self.journal)?,
             ledger_path: self.ledger_path.clone(),

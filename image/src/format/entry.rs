@@ -7,7 +7,9 @@
 /// The cluster that an entry points to is used once, so that it may be written in place.
 pub const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
-const ZERO: u64 = 1;
+/// A cluster reads as zeroes, wherever its entry points; not of an extended entry.
+pub const ZERO: u64 = 1;
+/// Where the cluster lies that is not compressed.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 const L1_RESERVED: u64 = 0x7f00_0000_0000_01ff;
 const L2_RESERVED: u64 = 0x3f00_0000_0000_01fe;

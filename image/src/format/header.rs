@@ -44,6 +44,8 @@ pub const LAZY_REFCOUNTS: u64 = 1 << 0;
 pub const BITMAPS: u64 = 1 << 0;
 /// Autoclear: the external data file can be read as a raw image.
 pub const RAW_EXTERNAL: u64 = 1 << 1;
+/// Autoclear, ours: nobody else has written the file.
+pub const OURS: u64 = 1 << 61;
 
 /// The fields as they lie in the file. Version 2 ends before the features.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -150,10 +152,7 @@ impl Header {
             size_bytes: layout.size_bytes.get() / SECTOR_BYTES * SECTOR_BYTES,
             l1_entries: layout.l1_entries.get(),
             l1_at: layout.l1_at.get(),
-            refcount_table: Range {
-                at: layout.refcount_table_at.get(),
-                bytes: u64::from(layout.refcount_table_clusters.get()) << layout.cluster_bits.get(),
-            },
+            refcount_table: layout.refcount_table(),
             refcount_order: layout.refcount_order.get(),
             snapshots: layout.snapshots.get(),
             snapshots_at: layout.snapshots_at.get(),
@@ -382,6 +381,87 @@ impl Header {
             Encryption::Aes | Encryption::Luks => Err(Error::Encrypted),
         }
     }
+
+    /// Whether it can be written so that it stays right for all its readers.
+    pub fn is_writable(&self) -> Result<(), Error> {
+        self.is_readable()?;
+        let unknown = self.autoclear & !(BITMAPS | RAW_EXTERNAL | OURS);
+        match self.bitmaps {
+            _ if self.version < 3 => Err(Error::WriteVersion),
+            _ if self.is_corrupt() => Err(Error::WriteCorrupt),
+            _ if self.is_dirty() => Err(Error::WriteDirty),
+            _ if self.cluster_bits < limits::CLUSTER_BITS_WRITTEN_MIN => {
+                Err(Error::WriteClusters(self.cluster_bytes()))
+            }
+            Some(bitmaps) if bitmaps.count > 0 => Err(Error::WriteBitmaps(bitmaps.count)),
+            _ if unknown != 0 => Err(Error::WriteAutoclear(unknown)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The fields of this sector, the first of the file, if they are of this image.
+    fn own_layout(&self, sector: &[u8]) -> Option<Layout> {
+        let layout = Layout::of(sector.get(..HEAD_BYTES)?).ok()?;
+        let size_bytes = layout.size_bytes.get() / SECTOR_BYTES * SECTOR_BYTES;
+        let same = layout.magic.get() == MAGIC
+            && layout.version.get() == self.version
+            && layout.cluster_bits.get() == self.cluster_bits
+            && layout.refcount_order.get() == self.refcount_order
+            && size_bytes == self.size_bytes;
+        same.then_some(layout)
+    }
+
+    /// The first sector of the file with the guard set or cleared; `None` if the one that is there
+    /// is of another image, or of version 2, which has none.
+    pub fn guarded(&self, sector: &[u8], guard: bool) -> Option<Vec<u8>> {
+        let layout = self.own_layout(sector)?;
+        if self.version < 3 {
+            return None;
+        }
+        let bits = match guard {
+            true => layout.incompatible.get() | GUARD,
+            false => layout.incompatible.get() & !GUARD,
+        };
+        let mut bytes = sector.to_vec();
+        let at = core::mem::offset_of!(Layout, incompatible);
+        bytes[at..at + 8].copy_from_slice(&bits.to_be_bytes());
+        Some(bytes)
+    }
+
+    /// The first sector of the file when its refcount table lies elsewhere, with the guard: it goes
+    /// through the journal.
+    pub fn with_refcount_table(&self, sector: &[u8], table: Range) -> Option<Vec<u8>> {
+        let mut bytes = self.guarded(sector, true)?;
+        let clusters = (table.bytes >> self.cluster_bits) as u32;
+        let at = core::mem::offset_of!(Layout, refcount_table_at);
+        bytes[at..at + 8].copy_from_slice(&table.at.to_be_bytes());
+        let at = core::mem::offset_of!(Layout, refcount_table_clusters);
+        bytes[at..at + 4].copy_from_slice(&clusters.to_be_bytes());
+        Some(bytes)
+    }
+
+    /// The same header with what another writer may have changed, by the first sector of the file,
+    /// which has this length: its tables and its features.
+    pub fn read_anew(&self, sector: &[u8], file_bytes: u64) -> Result<Header, Error> {
+        let layout = self.own_layout(sector).ok_or(Error::Another)?;
+        let mut header = self.clone();
+        header.l1_entries = layout.l1_entries.get();
+        header.l1_at = layout.l1_at.get();
+        header.refcount_table = layout.refcount_table();
+        header.snapshots = layout.snapshots.get();
+        header.snapshots_at = layout.snapshots_at.get();
+        header.incompatible = layout.incompatible.get();
+        header.compatible = layout.compatible.get();
+        header.autoclear = layout.autoclear.get();
+        let fixed = COMPRESSION | EXTENDED_L2;
+        if (header.incompatible ^ self.incompatible) & fixed != 0 {
+            return Err(Error::Another);
+        }
+        header.check_features()?;
+        header.check_sizes(layout.size_bytes.get())?;
+        header.check_tables(file_bytes)?;
+        Ok(header)
+    }
 }
 
 impl Layout {
@@ -416,6 +496,13 @@ impl Layout {
                 Ok(zerocopy::transmute!(bytes))
             }
             other => Err(Error::Version(other)),
+        }
+    }
+
+    fn refcount_table(&self) -> Range {
+        Range {
+            at: self.refcount_table_at.get(),
+            bytes: u64::from(self.refcount_table_clusters.get()) << self.cluster_bits.get(),
         }
     }
 

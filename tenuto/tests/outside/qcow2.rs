@@ -304,7 +304,8 @@ fn what_is_not_served_is_refused_with_what_would_be_right() {
     let above = image(&inside, "above.qcow2", &options, &[]);
     let above = format!("origin={}", above.display());
     let daemon = rig.serve();
-    let line = rig.refused(&["volume", "add", "w", &origin], EXIT_USAGE);
+    let add = ["volume", "add", "w", &origin, "policy=uncached"];
+    let line = rig.refused(&add, EXIT_USAGE);
     for part in ["qcow2", "not in this version", "ephemeral", "read-only"] {
         assert!(line.contains(part), "{part:?} is missing in: {line}");
     }

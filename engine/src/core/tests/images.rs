@@ -13,6 +13,7 @@ const IMAGE: Image = Image {
     size_bytes: STAT.size_bytes,
     mtime_ns: 1,
     lasts: true,
+    below: 0,
 };
 
 fn seen(image: Image) -> Stat {

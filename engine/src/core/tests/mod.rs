@@ -15,6 +15,7 @@ mod jobs;
 mod lines;
 mod lives;
 mod origin;
+mod planned;
 mod replay;
 mod resize;
 mod switch;

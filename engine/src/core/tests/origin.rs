@@ -419,6 +419,7 @@ fn a_mapped_image_that_was_written_by_another_program_is_not_read_any_more() {
         size_bytes: 4096,
         mtime_ns,
         lasts: true,
+        below: 0,
     };
     let seen = |mtime_ns| Stat {
         image: Some(image(mtime_ns)),

@@ -71,6 +71,7 @@ pub fn open(uri: &Uri, request: &Request, patience: &mut Patience) -> Result<Ope
             writer: None,
         })),
         mapped: None,
+        below: 0,
         ledger: None,
         journal: None,
         san: None,

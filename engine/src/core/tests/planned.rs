@@ -1,0 +1,415 @@
+//! Destage of an image that allocates, by a planner that no format has: blocks lie backwards in
+//! their file, each where nothing is until it is written.
+
+use super::{Host, STAT, fine, none, spec};
+use crate::engine::Settled;
+use crate::event::{Command, Device, Event, Io, IoError, Op, Purpose, Refusal};
+use crate::format::ledger::Progress;
+use crate::origin::{
+    Extent, FileIndex, Lies, Map, Missing, Piece, Planned, Planner, Resolved, When, Work,
+};
+use crate::snapshot::State;
+use crate::types::{BLOCK_SECTORS, Policy, Span, Uuid, VolumeId};
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// The file is shorter than what a look says of it.
+const BLOCKS: u64 = 32 * super::MIB / 4096;
+/// The header is one block; the table has a byte for each block of the disk; then come the blocks.
+const TABLE_AT: u64 = 4096;
+const DATA_AT: u64 = TABLE_AT + BLOCKS;
+const MAGIC: u8 = 0xB5;
+
+/// A file that has no block, as a writer of this format makes it.
+fn empty_file() -> Vec<u8> {
+    let mut file = vec![0; DATA_AT as usize];
+    file[0] = MAGIC;
+    file
+}
+
+fn place(block: u64) -> u64 {
+    DATA_AT + (BLOCKS - 1 - block) * 4096
+}
+
+#[derive(Default)]
+struct Backwards {
+    /// Sectors of the table that were seen, for readers and for the plan.
+    seen: BTreeMap<u64, Vec<u8>>,
+    planned: BTreeMap<u64, Vec<u8>>,
+    changed: BTreeMap<u64, Vec<u8>>,
+    /// One that it cannot make sense of.
+    broken: bool,
+}
+
+const SECTOR: u64 = 512;
+
+impl Backwards {
+    fn missing(sector: u64) -> Missing {
+        let offset = (TABLE_AT + sector * SECTOR) / 4096 * 4096;
+        Missing {
+            file: FileIndex::TOP,
+            offset,
+            bytes: 4096,
+            wanted: sector,
+        }
+    }
+
+    fn has(seen: &BTreeMap<u64, Vec<u8>>, block: u64) -> Result<bool, Missing> {
+        let sector = block / SECTOR;
+        let bytes = seen.get(&sector).ok_or(Backwards::missing(sector))?;
+        Ok(bytes[(block % SECTOR) as usize] == 1)
+    }
+}
+
+impl Map for Backwards {
+    fn resolve(&mut self, span: Span) -> Resolved {
+        let mut extents = Vec::new();
+        let mut at = span.sector;
+        while at < span.end() {
+            let block = at / BLOCK_SECTORS;
+            let end = span.end().min((block + 1) * BLOCK_SECTORS);
+            let lies = match Backwards::has(&self.seen, block) {
+                Err(missing) => return Resolved::Missing(extents, missing),
+                Ok(false) => Lies::Nowhere,
+                Ok(true) => Lies::At {
+                    file: FileIndex::TOP,
+                    offset: place(block) + at % BLOCK_SECTORS * SECTOR,
+                },
+            };
+            let span = Span::new(at, end - at);
+            extents.push(Extent { span, lies });
+            at = end;
+        }
+        Resolved::Ready(extents)
+    }
+
+    fn supply(&mut self, missing: Missing, bytes: &[u8]) {
+        let from = (missing.wanted * SECTOR + TABLE_AT - missing.offset) as usize;
+        let sector = bytes[from..from + SECTOR as usize].to_vec();
+        self.seen.insert(missing.wanted, sector);
+    }
+
+    fn tables(&self) -> &[Uuid] {
+        const NAMES: [Uuid; 1] = [Uuid([0xB5; 16])];
+        &NAMES
+    }
+
+    fn bytes(&self) -> u64 {
+        0
+    }
+
+    fn set_bytes_max(&mut self, _: u64) {}
+
+    fn planner(&mut self) -> Option<&mut dyn Planner> {
+        Some(self)
+    }
+}
+
+impl Planner for Backwards {
+    fn cluster_bytes(&self) -> u64 {
+        4096
+    }
+
+    fn begin(&mut self) {
+        self.planned.clear();
+        self.changed.clear();
+    }
+
+    fn plan(&mut self, pieces: &[Piece], work: &mut Vec<Work>) -> Planned {
+        if self.broken {
+            return Planned::Damaged;
+        }
+        let block = pieces[0].span.sector / BLOCK_SECTORS;
+        let had = match Backwards::has(&self.planned, block) {
+            Ok(had) => had,
+            Err(missing) => return Planned::Missing(missing),
+        };
+        let when = if had { When::Journal } else { When::Now };
+        let mut at = block * BLOCK_SECTORS;
+        let copy = |from: u64, upto: u64| Work::Copy {
+            extent: Extent {
+                span: Span::new(from, upto - from),
+                lies: Lies::Nowhere,
+            },
+            at: place(block) + from % BLOCK_SECTORS * SECTOR,
+        };
+        for piece in pieces {
+            let Span { sector, sectors } = piece.span;
+            assert!(sector / BLOCK_SECTORS == block && sector >= at);
+            if !had && sector > at {
+                work.push(copy(at, sector));
+            }
+            let to = place(block) + sector % BLOCK_SECTORS * SECTOR;
+            work.push(match piece.zero {
+                true if had => Work::Zero {
+                    at: to,
+                    bytes: sectors * SECTOR,
+                },
+                true => copy(sector, sector + sectors),
+                false => Work::Data {
+                    span: piece.span,
+                    at: to,
+                    when,
+                },
+            });
+            at = sector + sectors;
+        }
+        if !had {
+            if at < (block + 1) * BLOCK_SECTORS {
+                work.push(copy(at, (block + 1) * BLOCK_SECTORS));
+            }
+            let sector = self.planned.get_mut(&(block / SECTOR)).expect("just seen");
+            sector[(block % SECTOR) as usize] = 1;
+            self.changed.insert(block / SECTOR, sector.clone());
+        }
+        Planned::Done
+    }
+
+    fn end(&mut self, work: &mut Vec<Work>) -> Planned {
+        for (sector, bytes) in &self.changed {
+            work.push(Work::Table {
+                at: TABLE_AT + sector * SECTOR,
+                bytes: bytes.clone(),
+                when: When::Journal,
+            });
+        }
+        Planned::Done
+    }
+
+    fn supply(&mut self, missing: Missing, bytes: &[u8]) {
+        let from = (missing.wanted * SECTOR + TABLE_AT - missing.offset) as usize;
+        let sector = bytes[from..from + SECTOR as usize].to_vec();
+        self.planned.insert(missing.wanted, sector);
+    }
+
+    fn grown(&mut self, _: u64) {}
+
+    fn guarded(&self, sector: &[u8], guard: bool) -> Option<Vec<u8>> {
+        let mut sector = sector.to_vec();
+        sector[1] = u8::from(guard);
+        (sector[0] == MAGIC).then_some(sector)
+    }
+
+    fn reached(&mut self) -> Vec<(u64, u64)> {
+        let changed = core::mem::take(&mut self.changed);
+        let ranges = changed.keys().map(|it| (TABLE_AT + it * SECTOR, SECTOR));
+        let ranges = ranges.collect();
+        self.seen.extend(changed);
+        ranges
+    }
+
+    fn read_anew(&mut self, sector: &[u8], _: u64) -> bool {
+        self.seen.clear();
+        sector[0] == MAGIC
+    }
+}
+
+fn attach(host: &mut Host, map: Backwards) -> VolumeId {
+    let mut spec = spec(Policy::WriteBack, "disk");
+    spec.size_bytes = BLOCKS * 4096;
+    let id = host.core.place(&spec.name);
+    let file = host.disks.0.entry(Device::Origin(id));
+    file.or_insert_with(empty_file);
+    let cache = Some(host.core.cache);
+    let otherwise = crate::settle::Otherwise::Refuse;
+    let settled = crate::settle::settle_for(&mut host.disks, id, otherwise, cache);
+    let settled: Settled = settled.expect("the ledger is whole");
+    let map: Box<dyn Map> = Box::new(map);
+    let attached = host.core.attach_mapped(id, spec, settled, Some(map));
+    attached.expect("it fits");
+    host.send(Event::Tick);
+    id
+}
+
+fn with_image() -> (Host, VolumeId) {
+    let mut host = Host::new();
+    let id = attach(&mut host, Backwards::default());
+    (host, id)
+}
+
+/// What a program sees that reads the file by itself.
+fn view(host: &Host, id: VolumeId, block: u64) -> Vec<u8> {
+    let file = &host.disks.0[&Device::Origin(id)];
+    match file[(TABLE_AT + block) as usize] {
+        1 => file[place(block) as usize..][..4096].to_vec(),
+        _ => vec![0; 4096],
+    }
+}
+
+fn guard(host: &Host, id: VolumeId) -> u8 {
+    host.disks.0[&Device::Origin(id)][1]
+}
+
+fn end_destage(host: &mut Host, id: VolumeId) {
+    let order = host.destage(id);
+    host.pass(2_000);
+    assert_eq!(host.answer(order), Some(Ok(())), "{:?}", host.state(id));
+}
+
+fn applies(io: &Io) -> bool {
+    io.purpose == Purpose::JournalApply && io.op == Op::Write
+}
+
+fn writes_now(io: &Io) -> bool {
+    io.purpose == Purpose::DestageWrite && io.op == Op::Write && io.offset >= DATA_AT
+}
+
+#[test]
+fn an_epoch_reaches_an_image_that_allocates_and_is_read_where_it_lies() {
+    let (mut host, disk) = with_image();
+    assert_eq!(host.read(disk, 4, 1), Some(vec![0; 4096]), "no block yet");
+    host.fill(disk, 3, 3);
+    host.write_sectors(disk, 10 * BLOCK_SECTORS + 3, 2);
+    let want = host.read(disk, 3, 8);
+    end_destage(&mut host, disk);
+    assert_eq!(guard(&host, disk), 0, "every program opens it");
+    assert_eq!(host.ledger(disk).progress, Progress::Idle);
+    let found: Vec<u8> = (3..11).flat_map(|it| view(&host, disk, it)).collect();
+    assert_eq!(Some(&found), want.as_ref());
+    assert_eq!(host.read(disk, 3, 8), want, "by its new tables");
+    assert_eq!(host.show(disk).dirty_bytes, 0);
+    // In place, over what is there, and zeroes.
+    host.fill(disk, 4, 3);
+    host.zero(disk, 3, 1);
+    let want = host.read(disk, 3, 8);
+    host.count(writes_now);
+    end_destage(&mut host, disk);
+    let found: Vec<u8> = (3..11).flat_map(|it| view(&host, disk, it)).collect();
+    assert_eq!(Some(&found), want.as_ref());
+    assert_eq!(host.count(writes_now), 1, "one block of them was new");
+    assert_eq!(host.read(disk, 3, 8), want);
+}
+
+/// Until the ledger says *apply* nothing but free places and the guard are written.
+#[test]
+fn an_image_that_allocates_is_what_it_was_until_its_journal_counts() {
+    let (mut host, disk) = with_image();
+    host.fill(disk, 0, 4);
+    end_destage(&mut host, disk);
+    let before = view(&host, disk, 1);
+    host.write_sectors(disk, BLOCK_SECTORS + 1, 3);
+    host.fill(disk, 100, 2);
+    host.hold(applies);
+    let order = host.destage(disk);
+    host.pass(1_000);
+    assert_eq!(host.answer(order), None);
+    assert_eq!(view(&host, disk, 1), before);
+    assert_eq!(view(&host, disk, 100), vec![0; 4096]);
+    assert_eq!(guard(&host, disk), 1);
+    let progress = host.ledger(disk).progress;
+    assert!(matches!(progress, Progress::Apply { .. }), "{progress:?}");
+    // The daemon ends here, and another one finds it.
+    let want = host.read(disk, 0, 4);
+    let mut host = host.killed();
+    let again = attach(&mut host, Backwards::default());
+    assert_eq!(host.read(again, 0, 4), want, "from the log meanwhile");
+    host.pass(2_000);
+    assert_eq!(
+        guard(&host, again),
+        0,
+        "{:?} {:?}",
+        host.state(again),
+        host.ledger(again).progress
+    );
+    assert_eq!(host.ledger(again).progress, Progress::Idle);
+    assert_eq!(host.read(again, 0, 4), want, "from the image");
+    let found: Vec<u8> = (0..4).flat_map(|it| view(&host, again, it)).collect();
+    assert_eq!(Some(found), want);
+}
+
+fn fails_reads_of_bases(io: &Io) -> Option<IoError> {
+    let late = io.purpose == Purpose::DestageRead && matches!(io.device, Device::Origin(_));
+    (late || writes_now(io)).then_some(IoError::Failed)
+}
+
+#[test]
+fn a_plan_goes_on_behind_requests_that_failed() {
+    let (mut host, disk) = with_image();
+    host.fill(disk, 0, 9);
+    host.fail(fails_reads_of_bases);
+    let order = host.destage(disk);
+    host.pass(3_000);
+    assert_eq!(host.answer(order), None);
+    assert_eq!(host.state(disk).0, State::Stalled);
+    host.fail(fine);
+    host.pass(3_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(Some(view(&host, disk, 8)), host.read(disk, 8, 1));
+    assert_eq!(host.state(disk).0, State::Clean);
+}
+
+#[test]
+fn an_image_that_contradicts_itself_is_told_of_and_nothing_of_it_is_written() {
+    let mut host = Host::new();
+    let broken = Backwards {
+        broken: true,
+        ..Backwards::default()
+    };
+    let disk = attach(&mut host, broken);
+    host.fill(disk, 0, 2);
+    let before = host.disks.0[&Device::Origin(disk)].clone();
+    let order = host.destage(disk);
+    host.pass(100_000);
+    assert_eq!(host.answer(order), None);
+    let (state, reason) = host.state(disk);
+    assert_eq!(state, State::Stalled);
+    assert!(
+        reason.is_some_and(|it| it.contains("contradict")),
+        "{reason:?}"
+    );
+    assert!(before == host.disks.0[&Device::Origin(disk)]);
+    assert!(host.read(disk, 0, 2).is_some(), "guests go on");
+}
+
+#[test]
+fn a_volume_that_goes_clears_the_guard_that_its_plan_has_set() {
+    let (mut host, disk) = with_image();
+    host.fill(disk, 0, 2);
+    let looks = |io: &Io| io.op == Op::Sync && matches!(io.device, Device::Journal(_));
+    host.hold(looks);
+    host.destage(disk);
+    host.pass(1_000);
+    assert_eq!(guard(&host, disk), 1);
+    let detach = host.order(Command::Detach {
+        volume: disk,
+        discard_dirty: true,
+    });
+    host.hold(none);
+    host.pass(3_000);
+    assert_eq!(host.answer(detach), Some(Ok(())));
+    assert_eq!(guard(&host, disk), 0);
+}
+
+#[test]
+fn a_guard_that_a_kill_has_left_is_cleared_at_the_next_start() {
+    let (mut host, disk) = with_image();
+    host.fill(disk, 0, 2);
+    let writes = |io: &Io| io.op == Op::Sync && matches!(io.device, Device::Journal(_));
+    host.hold(writes);
+    host.destage(disk);
+    host.pass(1_000);
+    assert_eq!(guard(&host, disk), 1);
+    assert_eq!(host.ledger(disk).progress, Progress::Prepare);
+    let mut host = host.without_power();
+    let again = attach(&mut host, Backwards::default());
+    host.pass(1_000);
+    assert_eq!(guard(&host, again), 0);
+    assert_eq!(host.ledger(again).progress, Progress::Idle);
+}
+
+#[test]
+fn a_policy_that_goes_past_the_log_and_another_size_are_refused() {
+    let (mut host, disk) = with_image();
+    for policy in [Policy::Uncached, Policy::WriteThrough, Policy::Ephemeral] {
+        let switch = host.switch(disk, policy);
+        assert_eq!(host.answer(switch), Some(Err(Refusal::Policy)));
+    }
+    let resize = host.order(Command::Resize {
+        volume: disk,
+        size_bytes: BLOCKS * 8192,
+    });
+    assert_eq!(host.answer(resize), Some(Err(Refusal::Policy)));
+    assert_eq!(host.stat, STAT);
+}

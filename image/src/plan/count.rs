@@ -1,0 +1,285 @@
+//! The end of a plan: refcounts, L1, and the end of the file.
+//!
+//! Owns how many clusters a plan appends in the end. A new refcount block counts itself, and so
+//! does a refcount table that has grown, so their number is found by trying. Always true: every
+//! cluster that the plan has appended is counted once, and the file reaches its highest one; a
+//! count that would leave its bounds says that the file is damaged, before anything is told.
+
+use super::{Ended, Plan, View, When, Work, Writer, damaged};
+use crate::format::refcount;
+use crate::limits;
+use crate::meta::{Sector, Tables};
+use crate::resolve::{Stop, Wrong};
+use crate::types::{Range, SECTOR_BYTES};
+use alloc::collections::BTreeMap;
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// What a plan needs to count all that it has appended.
+struct Room {
+    /// One past its last cluster.
+    append: u64,
+    /// New blocks: their number and their cluster.
+    blocks: Vec<(u64, u64)>,
+    /// A larger refcount table: its first cluster, and how many.
+    table: Option<(u64, u64)>,
+}
+
+impl Writer {
+    pub(super) fn plan_end<T: Tables>(
+        &mut self,
+        view: &mut View<T>,
+        out: &mut Vec<Work>,
+    ) -> Result<(), Stop> {
+        let room = self.room(view)?;
+        let mut released = self.plan.released.clone();
+        let mut header = None;
+        let mut refcount_table = view.header.refcount_table;
+        if let Some((first, clusters)) = room.table {
+            let old = refcount_table.at >> view.header.cluster_bits;
+            let count = refcount_table.bytes >> view.header.cluster_bits;
+            (old..old + count).for_each(|it| *released.entry(it).or_default() += 1);
+            refcount_table = Range {
+                at: view.cluster_of(first).at,
+                bytes: clusters << view.header.cluster_bits,
+            };
+            let (at, bytes) = (0, view.header.cluster_bytes());
+            let sector = view.sector(Range { at, bytes }, 0)?;
+            let changed = view.header.with_refcount_table(&sector, refcount_table);
+            header = Some(changed.ok_or(damaged(0, 0, 0, Wrong::Header))?);
+        }
+        self.read_counts(view, &room, &released)?;
+        let mut counts = core::mem::take(&mut self.plan.counts);
+        let blocks = self.count(view, &room, &released, &mut counts)?;
+        // From here on nothing is missing.
+        let plan = &mut self.plan;
+        plan.leave(view, out);
+        for (at, bytes) in blocks {
+            plan.put(at, bytes, When::Now, out);
+        }
+        plan.put_sectors(view, &counts, out);
+        self.put_refcount_table(view, &room, refcount_table, out);
+        let plan = &mut self.plan;
+        if let Some(sector) = header {
+            plan.put(0, sector, When::Journal, out);
+        }
+        let l1 = core::mem::take(&mut plan.l1);
+        plan.put_sectors(view, &l1, out);
+        plan.append = room.append;
+        plan.reach_end(view, out);
+        let blocks = room.blocks.into_iter();
+        plan.ended = Some(Ended {
+            refcount_table,
+            blocks: blocks
+                .map(|(number, cluster)| (number, view.cluster_of(cluster).at))
+                .collect(),
+        });
+        Ok(())
+    }
+
+    /// Tries until all fits.
+    fn room<T: Tables>(&self, view: &View<T>) -> Result<Room, Stop> {
+        let cluster_bytes = view.header.cluster_bytes();
+        let per_block = refcount::block_clusters(view.header);
+        let full = || damaged(0, 0, self.plan.append, Wrong::Full);
+        let last = |room: &Room| (room.append - 1) / per_block;
+        let room = self.try_room(per_block, 0);
+        if room.append == self.plan.start || last(&room) < view.header.refcount_table.bytes / 8 {
+            return Ok(room);
+        }
+        let most = limits::REFCOUNT_TABLE_BYTES_MAX / cluster_bytes;
+        let wanted = last(&room) + 1;
+        let roomy = (wanted + wanted / 2 + 1) * 8;
+        let mut clusters = roomy.div_ceil(cluster_bytes).min(most);
+        while clusters <= most {
+            let room = self.try_room(per_block, clusters);
+            if room.append >= view.clusters_max() {
+                break;
+            }
+            if last(&room) < clusters * cluster_bytes / 8 {
+                return Ok(room);
+            }
+            clusters += 1;
+        }
+        Err(full())
+    }
+
+    /// With a new refcount table of so many clusters.
+    fn try_room(&self, per_block: u64, table_clusters: u64) -> Room {
+        let mut append = self.plan.append;
+        let table = (table_clusters > 0).then_some((append, table_clusters));
+        append += table_clusters;
+        let mut blocks = Vec::new();
+        if append > self.plan.start {
+            let mut number = self.plan.start / per_block;
+            while number <= (append - 1) / per_block {
+                if self.block_at(number) == 0 {
+                    blocks.push((number, append));
+                    append += 1;
+                }
+                number += 1;
+            }
+        }
+        Room {
+            append,
+            blocks,
+            table,
+        }
+    }
+
+    /// Where a refcount block lies that the file has; zero if it has none.
+    fn block_at(&self, number: u64) -> u64 {
+        let found = usize::try_from(number).ok();
+        let found = found.and_then(|it| self.known().blocks.get(it));
+        found.copied().unwrap_or(0)
+    }
+
+    /// The block and the sector with the count of a cluster, if the file has them.
+    fn count_at<T>(&self, view: &View<T>, cluster: u64) -> Option<(u64, u64)> {
+        let per_block = refcount::block_clusters(view.header);
+        let block = self.block_at(cluster / per_block);
+        let byte = refcount::byte_of(view.header.refcount_order, cluster % per_block);
+        (block != 0).then_some((block, block + byte))
+    }
+
+    /// Has all sectors of counts at hand that change.
+    fn read_counts<T: Tables>(
+        &mut self,
+        view: &mut View<T>,
+        room: &Room,
+        released: &BTreeMap<u64, u64>,
+    ) -> Result<(), Stop> {
+        let per_sector = (SECTOR_BYTES * 8) >> view.header.refcount_order;
+        let mut cluster = self.plan.start;
+        while cluster < room.append {
+            self.read_count(view, cluster)?;
+            cluster = (cluster / per_sector + 1) * per_sector;
+        }
+        for &cluster in released.keys() {
+            self.read_count(view, cluster)?;
+        }
+        Ok(())
+    }
+
+    fn read_count<T: Tables>(&mut self, view: &mut View<T>, cluster: u64) -> Result<(), Stop> {
+        let Some((block, at)) = self.count_at(view, cluster) else {
+            return Ok(());
+        };
+        if !self.plan.counts.contains_key(&(at / SECTOR_BYTES)) {
+            let bytes = view.header.cluster_bytes();
+            let sector = view.sector(Range { at: block, bytes }, at)?;
+            self.plan.counts.insert(at / SECTOR_BYTES, sector);
+        }
+        Ok(())
+    }
+
+    /// Counts what was appended and what was released; gives the new blocks with their places.
+    fn count<T: Tables>(
+        &self,
+        view: &View<T>,
+        room: &Room,
+        released: &BTreeMap<u64, u64>,
+        counts: &mut BTreeMap<u64, Sector>,
+    ) -> Result<Vec<(u64, Vec<u8>)>, Stop> {
+        let order = view.header.refcount_order;
+        let per_block = refcount::block_clusters(view.header);
+        let per_sector = (SECTOR_BYTES * 8) >> order;
+        let new = |&(_, cluster): &(u64, u64)| {
+            let range = view.cluster_of(cluster);
+            (range.at, vec![0; range.bytes as usize])
+        };
+        let mut blocks: Vec<(u64, Vec<u8>)> = room.blocks.iter().map(new).collect();
+        let appended = (self.plan.start..room.append).map(|it| (it, None));
+        let less = released
+            .iter()
+            .map(|(cluster, times)| (*cluster, Some(*times)));
+        for (cluster, times) in less.chain(appended) {
+            let Some((_, at)) = self.count_at(view, cluster) else {
+                let number = cluster / per_block;
+                let block = room.blocks.iter().position(|it| it.0 == number);
+                let (Some(block), None) = (block, times) else {
+                    return Err(damaged(0, 0, cluster, Wrong::Uncounted));
+                };
+                refcount::set(&mut blocks[block].1, order, cluster % per_block, 1);
+                continue;
+            };
+            let sector = counts.get_mut(&(at / SECTOR_BYTES)).expect("it was read");
+            let counted = refcount::get(sector, order, cluster % per_sector);
+            let count = match times {
+                None if counted != 0 => None,
+                None => Some(1),
+                Some(times) => counted.checked_sub(times),
+            };
+            let count = count.ok_or(damaged(at, 0, cluster, Wrong::Uncounted))?;
+            refcount::set(sector, order, cluster % per_sector, count);
+        }
+        Ok(blocks)
+    }
+
+    /// Entries of new blocks, or all of a new table.
+    fn put_refcount_table<T: Tables>(
+        &mut self,
+        view: &mut View<T>,
+        room: &Room,
+        table: Range,
+        out: &mut Vec<Work>,
+    ) {
+        if room.blocks.is_empty() {
+            return;
+        }
+        let known = self.load.known().expect("each step loads it first");
+        let old = known.blocks.iter().copied();
+        let new = room.blocks.iter();
+        let new = new.map(|(number, cluster)| (*number, view.cluster_of(*cluster).at));
+        let put = |into: &mut [u8], first: u64| {
+            let last = first + into.len() as u64 / 8;
+            let listed = (0..).zip(old.clone()).chain(new.clone());
+            for (number, at) in listed.filter(|it| it.1 != 0 && (first..last).contains(&it.0)) {
+                let place = ((number - first) * 8) as usize;
+                into[place..place + 8].copy_from_slice(&at.to_be_bytes());
+            }
+        };
+        let bits = view.header.cluster_bits;
+        let appended = room.blocks.iter().map(|it| it.1);
+        self.plan.tables.extend(appended);
+        if room.table.is_some() {
+            let mut bytes = vec![0; table.bytes as usize];
+            put(&mut bytes, 0);
+            let clusters = table.at >> bits..table.end() >> bits;
+            self.plan.tables.extend(clusters);
+            return self.plan.put(table.at, bytes, When::Now, out);
+        }
+        let mut sectors = BTreeMap::new();
+        for (number, _) in &room.blocks {
+            let first = number / 64 * 64;
+            let at = (table.at + first * 8) / SECTOR_BYTES;
+            sectors.entry(at).or_insert_with(|| {
+                let mut sector = [0; SECTOR_BYTES as usize];
+                put(&mut sector, first);
+                sector
+            });
+        }
+        self.plan.put_sectors(view, &sectors, out);
+    }
+}
+
+impl Plan {
+    /// The file ends no earlier than its highest cluster: its last sector is written, if neither
+    /// the file nor the plan comes so far. Nothing lies there but what a cluster does not use.
+    fn reach_end<T>(&mut self, view: &View<T>, out: &mut Vec<Work>) {
+        let end = self.append << view.header.cluster_bits;
+        let reached = self
+            .end_bytes
+            .max(view.file_bytes.next_multiple_of(SECTOR_BYTES));
+        if reached < end {
+            let at = end - SECTOR_BYTES;
+            let bytes = SECTOR_BYTES;
+            self.wrote(Range { at, bytes });
+            out.push(Work::Table {
+                at,
+                bytes: vec![0; SECTOR_BYTES as usize],
+                when: When::Now,
+            });
+        }
+    }
+}

@@ -1,0 +1,550 @@
+//! Volumes that write qcow2 images, judged by QEMU's own tools.
+//!
+//! Always true of each: `qemu-img check` finds no error and no leak in an image that was destaged
+//! to or recovered, and what QEMU reads of it is what guests wrote.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use workload::check::{Crash, Promise};
+use workload::rng::Rng;
+
+use crate::common::load::{End, Load};
+use crate::common::marks::Marks;
+use crate::common::{
+    EXIT_USAGE, Rig, SetWhenDropped, copy_with_neighbours, count, have, run, seed, skip,
+};
+
+const MIB: u64 = 1 << 20;
+
+/// Whether this version serves such volumes; notes a skip if not.
+fn served(test: &str) -> bool {
+    skip(test, "volumes do not write qcow2 images in this version");
+    false
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn create(dir: &Path, name: &str, options: &[&str]) -> PathBuf {
+    let path = dir.join(name);
+    let (size, options) = options.split_last().expect("a size");
+    let create = ["create", "-q", "-f", "qcow2"];
+    run(
+        "qemu-img",
+        &[&create[..], options, &[&shown(&path), size]].concat(),
+    );
+    path
+}
+
+fn write(path: &Path, format: &str, commands: &[&str]) {
+    let mut arguments = vec!["-f", format];
+    for command in commands {
+        arguments.extend(["-c", command]);
+    }
+    let path = shown(path);
+    arguments.push(&path);
+    run("qemu-io", &arguments);
+}
+
+/// No error and no leak: each ends with another code.
+fn check(image: &Path) {
+    run("qemu-img", &["check", "-f", "qcow2", &shown(image)]);
+}
+
+fn assert_same(one: (&str, &Path), other: (&str, &Path)) {
+    let formats = ["-f", one.0, "-F", other.0];
+    let images = [&*shown(one.1), &*shown(other.1)];
+    run(
+        "qemu-img",
+        &[&["compare"], &formats[..], &images[..]].concat(),
+    );
+}
+
+/// What `qemu-img info` says of one file.
+fn info(image: &Path) -> serde_json::Value {
+    let text = run(
+        "qemu-img",
+        &["info", "-U", "--output=json", "-f", "qcow2", &shown(image)],
+    );
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// Fails when: a clone is no image for QEMU, has another disk than its image, takes the place of a
+/// file, or stays where its volume was not attached.
+#[test]
+fn a_clone_is_a_new_file_on_its_image_and_is_there_only_with_its_volume() {
+    let test = "a_clone_is_a_new_file_on_its_image_and_is_there_only_with_its_volume";
+    if !have(test, &["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let rig = Rig::new();
+    let gold = create(&rig.dir, "gold.qcow2", &["48M"]);
+    write(&gold, "qcow2", &["write -P 5 1M 2M", "write -P 6 30M 512"]);
+    let raw = rig.image("raw.img", 20 * MIB);
+    write(&raw, "raw", &["write -P 7 3M 1M"]);
+    let daemon = rig.serve();
+    for (name, base, format, plain) in [
+        ("extended", &gold, "qcow2", false),
+        ("plain", &gold, "qcow2", true),
+        ("onraw", &raw, "raw", false),
+    ] {
+        let clone = rig.dir.join(format!("{name}.qcow2"));
+        let (origin, base_name) = (format!("origin={}", clone.display()), shown(base));
+        let mut add = vec!["volume", "add", name, "--clone-of", &base_name, &origin];
+        add.extend(["policy=ephemeral", "export=nbd"]);
+        if plain {
+            add.push("--plain");
+        }
+        let start = Instant::now();
+        let document = rig.json(&add);
+        eprintln!("{name}: attached after {:?}", start.elapsed());
+        assert_eq!(document["image"]["format"], "qcow2", "{document}");
+        check(&clone);
+        let told = info(&clone);
+        assert_eq!(told["backing-filename"], shown(base), "{told}");
+        assert_eq!(told["backing-filename-format"], format, "{told}");
+        let cluster = if plain { 64 << 10 } else { 128 << 10 };
+        assert_eq!(told["cluster-size"], cluster, "{told}");
+        let data = &told["format-specific"]["data"];
+        assert_eq!(data["extended-l2"], !plain, "{told}");
+        let uri = rig.uri(name);
+        let compare = ["compare", "-U", "-f", "raw", "-F", format];
+        run("qemu-img", &[&compare[..], &[&uri, &base_name]].concat());
+        assert_eq!(rig.connect(name).read(3 * MIB, 512).len(), 512);
+        let before = fs::read(&clone).unwrap();
+        let line = rig.refused(
+            &["volume", "add", "again", "--clone-of", &base_name, &origin],
+            EXIT_USAGE,
+        );
+        assert!(line.contains("exists already"), "{line}");
+        assert!(fs::read(&clone).unwrap() == before);
+    }
+    let fresh = rig.dir.join("fresh.qcow2");
+    let (origin, base) = (format!("origin={}", fresh.display()), shown(&gold));
+    let missing = shown(&rig.dir.join("none.qcow2"));
+    for (keys, part) in [
+        (
+            vec!["--clone-of", &base, "policy=uncached"],
+            "not in this version",
+        ),
+        (
+            vec!["--clone-of", &missing, "policy=ephemeral"],
+            "none.qcow2",
+        ),
+        (vec!["--clone-of", &base, "format=raw"], "is a qcow2 file"),
+        (vec!["--plain", "policy=ephemeral"], "--clone-of"),
+    ] {
+        let add = [&["volume", "add", "fresh", &origin][..], &keys].concat();
+        let line = rig.refused(&add, EXIT_USAGE);
+        assert!(line.contains(part), "{part:?} is missing in: {line}");
+        let left = fs::read_dir(&rig.dir).unwrap();
+        let left = left.filter(|it| {
+            let name = it.as_ref().unwrap().file_name();
+            name.to_string_lossy().contains("fresh")
+        });
+        assert_eq!(left.count(), 0, "nothing is left of it: {line}");
+    }
+    daemon.stop();
+}
+
+/// Images that are written, each with what it holds before.
+fn kinds(dir: &Path) -> Vec<PathBuf> {
+    let base = create(dir, "base.qcow2", &["-o", "cluster_size=64k", "16M"]);
+    let data = ["write -P 1 0 3M", "write -z 6M 1M", "write -P 3 9M 4k"];
+    write(&base, "qcow2", &data);
+    let mut all = Vec::new();
+    for (name, options) in [
+        ("extended", "extended_l2=on,cluster_size=128k"),
+        ("halves", "extended_l2=on,cluster_size=16k"),
+        ("plain", "cluster_size=64k"),
+        ("small", "cluster_size=4k"),
+        ("large", "cluster_size=2M"),
+        ("wide", "refcount_bits=64"),
+        ("bits", "refcount_bits=1"),
+        ("lazy", "lazy_refcounts=on"),
+    ] {
+        let name = format!("{name}.qcow2");
+        let options = ["-o", options, "-b", "base.qcow2", "-F", "qcow2", "16M"];
+        let image = create(dir, &name, &options);
+        write(&image, "qcow2", &["write -P 8 9M 1k", "write -z 2M 64k"]);
+        all.push(image);
+    }
+    let longer = ["-b", "base.qcow2", "-F", "qcow2", "20M"];
+    all.push(create(dir, "longer.qcow2", &longer));
+    all.push(create(dir, "alone.qcow2", &["16M"]));
+    let packed = dir.join("packed.qcow2");
+    let convert = ["convert", "-c", "-f", "qcow2", "-O", "qcow2"];
+    let names = [&*shown(&base), &*shown(&packed)];
+    run("qemu-img", &[&convert[..], &names].concat());
+    all.push(packed);
+    let kept = create(dir, "kept.qcow2", &["16M"]);
+    write(&kept, "qcow2", &["write -P 4 1M 1M"]);
+    run("qemu-img", &["snapshot", "-c", "before", &shown(&kept)]);
+    all.push(kept);
+    all
+}
+
+/// Writes and zeroes of random places and lengths, to the volume and to a raw copy of it.
+fn change(
+    client: &mut crate::common::nbd::Client,
+    shadow: &fs::File,
+    bytes: u64,
+    random: &mut Rng,
+) {
+    use std::os::unix::fs::FileExt;
+    for number in 0..80_u8 {
+        let sectors = 1 + random.below([4, 64, 600][usize::from(number) % 3]);
+        let sector = random.below(bytes / 512 - sectors);
+        let zero = number % 5 == 4;
+        let data = vec![if zero { 0 } else { number | 0x80 }; (sectors * 512) as usize];
+        match zero {
+            true => {
+                let (offset, length) = (sector * 512, (sectors * 512) as u32);
+                // NBD_CMD_WRITE_ZEROES
+                assert_eq!(client.command(6, 0, offset, length), 0);
+            }
+            false => client.write(sector * 512, &data),
+        }
+        shadow.write_all_at(&data, sector * 512).unwrap();
+    }
+    client.flush();
+}
+
+/// Fails when: a table, a refcount or the rest of a cluster is written wrong, or a length is that
+/// of another moment.
+#[test]
+fn what_guests_write_is_what_qemu_reads_of_each_kind_of_image() {
+    let test = "what_guests_write_is_what_qemu_reads_of_each_kind_of_image";
+    if !served(test) || !have(test, &["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let mut random = Rng::new(seed(11));
+    let mut rig = Rig::new();
+    let images = kinds(&rig.dir);
+    let name = |image: &Path| image.file_stem().unwrap().to_string_lossy().into_owned();
+    let mut shadows = Vec::new();
+    for image in &images {
+        let shadow = image.with_extension("raw");
+        let convert = ["convert", "-f", "qcow2", "-O", "raw"];
+        let names = [&*shown(image), &*shown(&shadow)];
+        run("qemu-img", &[&convert[..], &names].concat());
+        shadows.push(shadow);
+        rig.qcow2_volume(&name(image), image, "write-back", "");
+    }
+    for _ in 0..2 {
+        let daemon = rig.serve();
+        for (image, shadow) in images.iter().zip(&shadows) {
+            let volume = name(image);
+            let file = fs::File::options().write(true).open(shadow).unwrap();
+            let bytes = file.metadata().unwrap().len();
+            for _ in 0..2 {
+                let mut client = rig.connect(&volume);
+                change(&mut client, &file, bytes, &mut random);
+                client.disconnect();
+                rig.done(&["volume", "destage", &volume, "--wait"]);
+                let uri = rig.uri(&volume);
+                run(
+                    "qemu-img",
+                    &["compare", "-f", "raw", "-F", "raw", &uri, &shown(shadow)],
+                );
+            }
+        }
+        daemon.stop();
+        for (image, shadow) in images.iter().zip(&shadows) {
+            check(image);
+            assert_same(("qcow2", image), ("raw", shadow));
+        }
+    }
+    let kept = shown(&rig.dir.join("kept.qcow2"));
+    run("qemu-img", &["snapshot", "-a", "before", &kept]);
+    let was = ["-c", "read -P 4 1M 1M", "-c", "read -P 0 2M 1M"];
+    run("qemu-io", &[&["-f", "qcow2"], &was[..], &[&kept]].concat());
+}
+
+/// Fails when: a destage that is cut short leaves an image that QEMU takes and that is torn, or one
+/// that `origin replay` or the next start does not make whole.
+#[test]
+fn a_kill_in_the_middle_of_a_destage_leaves_an_image_that_is_made_whole() {
+    let test = "a_kill_in_the_middle_of_a_destage_leaves_an_image_that_is_made_whole";
+    if !served(test) || !have(test, &["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let bytes = 48 * MIB;
+    let mut rig = Rig::new();
+    let cache = rig.cache_path();
+    rig.cache(&cache, "128MiB", "ram = \"8MiB\"\nstage = \"8MiB\"");
+    create(&rig.dir, "base.qcow2", &["48M"]);
+    let options = ["-o", "extended_l2=on,cluster_size=128k"];
+    let below = ["-b", "base.qcow2", "-F", "qcow2", "48M"];
+    let image = create(&rig.dir, "disk.qcow2", &[&options[..], &below].concat());
+    rig.qcow2_volume("disk", &image, "write-back", "destage-after = \"1s\"");
+    let marks = Marks::new(&rig.dir.join("marks"));
+    rig.env("TENUTO_MARKS", &shown(marks.path()));
+    let mut load = Load::new(1, bytes, Promise::Prefix, seed(12));
+    let mut random = Rng::new(12);
+    for round in 0..count("TENUTO_DRILL_ROUNDS", 6) {
+        let daemon = rig.serve();
+        let client = rig.connect("disk");
+        // Within a destage, its journal, or applying that; else at any moment.
+        match round % 4 {
+            3 => {}
+            phase => marks.arm(3 + phase, 1 + random.below(12)),
+        }
+        let patience = load.counts.answered + 200 + random.below(400);
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::SeqCst) {
+                    rig.tenuto(&["volume", "destage", "disk", "--wait"]);
+                }
+            });
+            let _over = SetWhenDropped(&over);
+            let end = load.run(client, |counts| {
+                if counts.answered > patience {
+                    daemon.signal(libc::SIGKILL);
+                }
+                true
+            });
+            assert_eq!(end.expect("reads are right"), End::Broken);
+        });
+        daemon.kill();
+        marks.disarm();
+        // Beside its backing, which the copy names as well.
+        let copy = rig.dir.join("copy.qcow2");
+        copy_with_neighbours(&image, &copy);
+        rig.done(&["origin", "replay", &shown(&copy)]);
+        check(&copy);
+        let raw = rig.dir.join("copy.raw");
+        let convert = ["convert", "-f", "qcow2", "-O", "raw"];
+        let names = [&*shown(&copy), &*shown(&raw)];
+        run("qemu-img", &[&convert[..], &names].concat());
+        load.examine(&raw)
+            .unwrap_or_else(|violation| panic!("round {round}: the origin: {violation}"));
+        let daemon = rig.serve();
+        let mut client = rig.connect("disk");
+        load.verify(Crash::Kill, &mut client)
+            .unwrap_or_else(|violation| panic!("round {round}: {violation}"));
+        client.disconnect();
+        rig.done(&["volume", "destage", "disk", "--wait"]);
+        daemon.stop();
+        check(&image);
+    }
+}
+
+/// Fails when: dirty data of a dead host goes past the tables of its image.
+#[test]
+fn the_data_of_a_dead_host_reaches_a_qcow2_image_through_its_tables() {
+    let test = "the_data_of_a_dead_host_reaches_a_qcow2_image_through_its_tables";
+    if !served(test) || !have(test, &["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let mut rig = Rig::new();
+    let base = create(&rig.dir, "base.qcow2", &["16M"]);
+    write(&base, "qcow2", &["write -P 1 0 8M"]);
+    let below = ["-b", "base.qcow2", "-F", "qcow2", "16M"];
+    let image = create(&rig.dir, "disk.qcow2", &below);
+    rig.qcow2_volume("disk", &image, "write-back", "destage-after = \"never\"");
+    let shadow = image.with_extension("raw");
+    let convert = ["convert", "-f", "qcow2", "-O", "raw"];
+    let names = [&*shown(&image), &*shown(&shadow)];
+    run("qemu-img", &[&convert[..], &names].concat());
+    let daemon = rig.serve();
+    let mut client = rig.connect("disk");
+    let file = fs::File::options().write(true).open(&shadow).unwrap();
+    change(&mut client, &file, 16 * MIB, &mut Rng::new(seed(13)));
+    client.disconnect();
+    daemon.kill();
+    rig.done(&["recover", "--cache", &shown(&rig.cache_path())]);
+    check(&image);
+    assert_same(("qcow2", &image), ("raw", &shadow));
+}
+
+/// Fails when: an image that is not written is taken, is changed, or is refused without what would
+/// make it one that is.
+#[test]
+fn each_image_that_is_not_written_is_refused_with_what_would_be_right() {
+    let test = "each_image_that_is_not_written_is_refused_with_what_would_be_right";
+    if !served(test) || !have(test, &["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let rig = Rig::new();
+    let dir = &rig.dir;
+    let make = |name: &str, options: &str| create(dir, name, &["-o", options, "8M"]);
+    let bit = |name: &str, at: usize, bits: u8| {
+        let path = make(name, "cluster_size=64k");
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[at] |= bits;
+        fs::write(&path, bytes).unwrap();
+        path
+    };
+    let secret = [
+        "--object",
+        "secret,id=s,data=x",
+        "-o",
+        "encrypt.format=luks,encrypt.key-secret=s",
+    ];
+    let bitmaps = make("bitmaps.qcow2", "cluster_size=64k");
+    run("qemu-img", &["bitmap", "--add", &shown(&bitmaps), "b0"]);
+    let data_file = format!("data_file={}", dir.join("data.raw").display());
+    let good = make("good.qcow2", "cluster_size=64k");
+    let wrong: Vec<(PathBuf, &[&str], [&str; 2])> = vec![
+        (
+            make("old.qcow2", "compat=0.10"),
+            &[],
+            ["version 2", "qemu-img amend -o compat=1.1"],
+        ),
+        (
+            bit("dirty.qcow2", 79, 1),
+            &[],
+            ["dirty", "qemu-img check -r all"],
+        ),
+        (
+            bit("corrupt.qcow2", 79, 2),
+            &[],
+            ["corrupt", "qemu-img check -r all"],
+        ),
+        (
+            bit("guard.qcow2", 72, 0x20),
+            &[],
+            ["cut short", "its ledger and its journal"],
+        ),
+        (
+            bit("unknown.qcow2", 76, 0x80),
+            &[],
+            ["features that are not known", "qcow2"],
+        ),
+        (bitmaps, &[], ["bitmaps", "qemu-img bitmap --remove"]),
+        (
+            make("small.qcow2", "cluster_size=2k"),
+            &[],
+            ["2048 bytes", "-o cluster_size=64k"],
+        ),
+        (
+            make("data.qcow2", &data_file),
+            &[],
+            ["external file", "qemu-img convert"],
+        ),
+        (
+            create(dir, "luks.qcow2", &[&secret[..], &["8M"]].concat()),
+            &[],
+            ["encrypted", "qemu-img convert"],
+        ),
+        (
+            good.clone(),
+            &["policy=write-through"],
+            ["write-through", "not in this version"],
+        ),
+        (
+            good.clone(),
+            &["policy=uncached"],
+            ["uncached", "not in this version"],
+        ),
+        (
+            good.clone(),
+            &["destage=in-place"],
+            ["in-place", "not in this version"],
+        ),
+        (
+            good.clone(),
+            &["image-guard=off"],
+            ["image-guard", "not in this version"],
+        ),
+        (
+            good.clone(),
+            &["bitmaps=invalidate"],
+            ["bitmaps", "not in this version"],
+        ),
+    ];
+    let daemon = rig.serve();
+    for (image, keys, parts) in &wrong {
+        let before = fs::read(image).unwrap();
+        let origin = format!("origin={}", image.display());
+        let add = [&["volume", "add", "w", &origin], *keys].concat();
+        let line = rig.refused(&add, EXIT_USAGE);
+        for part in parts {
+            assert!(line.contains(part), "{part:?} is missing in: {line}");
+        }
+        assert_eq!(line.lines().count(), 1, "{line}");
+        assert!(fs::read(image).unwrap() == before, "{image:?} is changed");
+    }
+    let origin = format!("origin={}", good.display());
+    rig.done(&["volume", "add", "good", &origin]);
+    for order in [
+        vec!["volume", "set", "good", "policy=write-through"],
+        vec!["volume", "set", "good", "destage=in-place"],
+        vec!["volume", "resize", "good", "16M"],
+    ] {
+        let line = rig.refused(&order, EXIT_USAGE);
+        assert!(line.contains("not in this version"), "{line}");
+    }
+    assert_eq!(rig.show("good")["image"]["guard"], false);
+    let above = create(
+        dir,
+        "above.qcow2",
+        &["-b", "good.qcow2", "-F", "qcow2", "-u", "8M"],
+    );
+    let origin = format!("origin={}", above.display());
+    let output = rig.tenuto(&["volume", "add", "above", &origin]);
+    let line = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        line.contains("good.qcow2") && line.contains("volume good"),
+        "{line}"
+    );
+    daemon.stop();
+    assert!(
+        Command::new("qemu-img")
+            .args(["check", &shown(&good)])
+            .output()
+            .unwrap()
+            .status
+            .success()
+    );
+}
+
+/// A look comes every ten seconds; the machine may be slow.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Fails when: what an image that is written stands on is not looked at, or dirty data is laid over
+/// another disk than its guest saw.
+#[test]
+fn a_file_below_an_image_that_is_written_which_changes_holds_its_volume() {
+    let test = "a_file_below_an_image_that_is_written_which_changes_holds_its_volume";
+    if !served(test) || !have(test, &["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let mut rig = Rig::new();
+    let base = create(&rig.dir, "base.qcow2", &["8M"]);
+    write(&base, "qcow2", &["write -P 5 0 4M"]);
+    let below = ["-b", "base.qcow2", "-F", "qcow2", "8M"];
+    let image = create(&rig.dir, "disk.qcow2", &below);
+    rig.qcow2_volume("disk", &image, "write-back", "destage-after = \"never\"");
+    let daemon = rig.serve();
+    let mut client = rig.connect("disk");
+    client.write(MIB, &[9; 4096]);
+    client.flush();
+    let aside = rig.dir.join("aside.qcow2");
+    fs::rename(&base, &aside).unwrap();
+    fs::copy(&aside, &base).unwrap();
+    let is_held = |held: bool| {
+        crate::common::wait_until("the look at its image", PATIENCE, || {
+            (rig.show("disk")["state"] == "held") == held
+        });
+    };
+    is_held(true);
+    client.disconnect();
+    daemon.stop();
+    let daemon = rig.serve();
+    is_held(true);
+    daemon.stop();
+    fs::rename(&aside, &base).unwrap();
+    let daemon = rig.serve();
+    is_held(false);
+    rig.done(&["volume", "destage", "disk", "--wait"]);
+    daemon.stop();
+    check(&image);
+}
