@@ -211,7 +211,8 @@ pub struct Disk {
     tickets: u64,
     /// It lies on a file server, whose times of change several hosts rely on.
     pub served: bool,
-    /// A power loss leaves no garbage in its first sector, which is the only copy of what is there.
+    /// A power loss leaves no garbage in its first sector, which is the only copy of what is there,
+    /// nor behind its end.
     pub keeps_head: bool,
 }
 
@@ -462,8 +463,10 @@ impl Disk {
             landed_late += landed;
             loss.lost += u64::from(landed == 0 && before > 0);
             loss.torn += u64::from(landed > 0 && landed < before);
-            let head = self.keeps_head && open.change.range().0 == 0;
-            if garbage && landed > 0 && rng.chance(GARBAGE) && !head {
+            // A file becomes longer only when what is there was written.
+            let (first, end) = (open.change.range().0, self.safe.bytes.len() as u64);
+            let kept = self.keeps_head && (first == 0 || first >= end);
+            if garbage && landed > 0 && rng.chance(GARBAGE) && !kept {
                 loss.garbage += u64::from(open.change.spoil(&open.live, rng));
             }
             open.change.apply(&mut self.safe, &open.live);
