@@ -136,9 +136,9 @@ impl Destage {
         self.applying
     }
 
-    /// The image is being written, by a plan perhaps where nothing refers to.
-    pub fn writes_image(&self) -> bool {
-        self.applying || self.plan.is_some()
+    /// A plan writes the image, where nothing refers to.
+    pub fn is_planned(&self) -> bool {
+        self.plan.is_some()
     }
 
     /// Ranges of the volume that could not be read when that was tried last.
@@ -833,6 +833,7 @@ impl Core {
         let now = cx.now;
         let atomic = self.volume(id).effective_destage() == DestageMode::Atomic;
         let prepared = self.is_prepared(id);
+        let replans = self.members(id).into_iter().any(|it| self.plans(it));
         // A volume that goes on with its image must not ask once more for what is here.
         let fits = stat.map(|stat| self.judge_image(cx, id, &stat));
         let destage = self.phase(id);
@@ -867,6 +868,11 @@ impl Core {
             // What it wrote may be gone.
             destage.phase = Phase::Journal;
             return self.begin_phase_again(now, id);
+        }
+        if !prepared && replans {
+            // A member has to write its part once more.
+            destage.phase = Phase::Gate;
+            return self.pump_destage(cx, id);
         }
         assert!(prepared, "no origin is written before its group is ready");
         destage.phase = Phase::Begin;

@@ -13,7 +13,7 @@
 //! waits for that.
 //! Deliberately absent: what the image is compared by ([`crate::image`]).
 
-use super::Core;
+use super::{Core, Destage};
 use crate::adversary::{Bug, has};
 use crate::event::{Device, Op, Purpose, Refusal, Stat};
 use crate::format::ledger::{Ledger, Progress};
@@ -164,7 +164,9 @@ impl Core {
         let volume = self.volume(id);
         let begins = volume.image.misfit.replace(found).is_none();
         // What was written of an epoch may be cut off: all of it is written again.
-        if let Some(destage) = volume.destage.as_mut().filter(|it| it.writes_image())
+        let cut = found == Finding::Shrunk;
+        let written = |it: &&mut Destage| it.applies() || cut && it.is_planned();
+        if let Some(destage) = volume.destage.as_mut().filter(written)
             && !has(Bug::GoOnBehindMisfit)
         {
             destage.failed = true;

@@ -905,7 +905,12 @@ fn described(files: &OpenVolume) -> Result<Described, Fault> {
     };
     let chain = identity::of_chain(mapped);
     let layers = chain.iter().skip(1).copied().collect();
-    let map = mapped.map(identity::of_tables(&chain), layers)?;
+    let mut tables = identity::of_tables(&chain);
+    if mapped.is_written() {
+        // What was kept of its tables may be of another state of the file.
+        tables[0] = host::fresh();
+    }
+    let map = mapped.map(tables, layers)?;
     Ok((Some(mapped.shown()), chain, Some(map)))
 }
 

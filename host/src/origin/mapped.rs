@@ -382,9 +382,9 @@ impl Mapped {
 fn written_map(
     chain: Chain,
     names: Vec<Uuid>,
-    _layers: Vec<Uuid>,
+    layers: Vec<Uuid>,
 ) -> Result<Box<dyn Map>, ::image::Error> {
-    Ok(Box::new(ChainMap::writable(chain, names)?))
+    Ok(Box::new(ChainMap::writable(chain, names, layers)?))
 }
 
 /// What an image is known by together with the file below it.

@@ -22,7 +22,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// Volumes of policy write-back are served on qcow2 images.
-pub const WRITES_QCOW2: bool = false;
+pub const WRITES_QCOW2: bool = true;
 
 /// Smaller clusters are less than a block of the cache.
 const CLUSTER_BYTES_MIN: u64 = 4096;

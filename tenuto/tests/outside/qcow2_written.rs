@@ -15,16 +15,10 @@ use workload::rng::Rng;
 use crate::common::load::{End, Load};
 use crate::common::marks::Marks;
 use crate::common::{
-    EXIT_USAGE, Rig, SetWhenDropped, copy_with_neighbours, count, have, run, seed, skip,
+    EXIT_USAGE, Rig, SetWhenDropped, copy_with_neighbours, count, have, run, seed,
 };
 
 const MIB: u64 = 1 << 20;
-
-/// Whether this version serves such volumes; notes a skip if not.
-fn served(test: &str) -> bool {
-    skip(test, "volumes do not write qcow2 images in this version");
-    false
-}
 
 fn shown(path: &Path) -> String {
     path.display().to_string()
@@ -220,7 +214,7 @@ fn change(
 #[test]
 fn what_guests_write_is_what_qemu_reads_of_each_kind_of_image() {
     let test = "what_guests_write_is_what_qemu_reads_of_each_kind_of_image";
-    if !served(test) || !have(test, &["qemu-img", "qemu-io"]) {
+    if !have(test, &["qemu-img", "qemu-io"]) {
         return;
     }
     let mut random = Rng::new(seed(11));
@@ -271,7 +265,7 @@ fn what_guests_write_is_what_qemu_reads_of_each_kind_of_image() {
 #[test]
 fn a_kill_in_the_middle_of_a_destage_leaves_an_image_that_is_made_whole() {
     let test = "a_kill_in_the_middle_of_a_destage_leaves_an_image_that_is_made_whole";
-    if !served(test) || !have(test, &["qemu-img", "qemu-io"]) {
+    if !have(test, &["qemu-img", "qemu-io"]) {
         return;
     }
     let bytes = 48 * MIB;
@@ -340,7 +334,7 @@ fn a_kill_in_the_middle_of_a_destage_leaves_an_image_that_is_made_whole() {
 #[test]
 fn the_data_of_a_dead_host_reaches_a_qcow2_image_through_its_tables() {
     let test = "the_data_of_a_dead_host_reaches_a_qcow2_image_through_its_tables";
-    if !served(test) || !have(test, &["qemu-img", "qemu-io"]) {
+    if !have(test, &["qemu-img", "qemu-io"]) {
         return;
     }
     let mut rig = Rig::new();
@@ -369,7 +363,7 @@ fn the_data_of_a_dead_host_reaches_a_qcow2_image_through_its_tables() {
 #[test]
 fn each_image_that_is_not_written_is_refused_with_what_would_be_right() {
     let test = "each_image_that_is_not_written_is_refused_with_what_would_be_right";
-    if !served(test) || !have(test, &["qemu-img", "qemu-io"]) {
+    if !have(test, &["qemu-img", "qemu-io"]) {
         return;
     }
     let rig = Rig::new();
@@ -514,7 +508,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 #[test]
 fn a_file_below_an_image_that_is_written_which_changes_holds_its_volume() {
     let test = "a_file_below_an_image_that_is_written_which_changes_holds_its_volume";
-    if !served(test) || !have(test, &["qemu-img", "qemu-io"]) {
+    if !have(test, &["qemu-img", "qemu-io"]) {
         return;
     }
     let mut rig = Rig::new();
