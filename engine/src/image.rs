@@ -10,8 +10,8 @@
 //! base was changed where it lies ─▶ what is kept clean of it is forgotten, and the change is told
 //! ```
 //!
-//! An image that is written may stand on other files, which nobody writes: it misfits when one of
-//! them is another one than it was.
+//! An image that is written may stand on other files, which it never writes: it misfits when one
+//! of them is another one than it was.
 //!
 //! Always true: only what is known on both sides is compared, so a storage that tells nothing (a
 //! server, a device without times) never makes a misfit; a storage that cannot be asked is away,
@@ -32,8 +32,8 @@ pub struct Image {
     pub mtime_ns: u64,
     /// Its numbers are the same after the next mount.
     pub lasts: bool,
-    /// Of an image that is written and has a format: a print over all files that it stands on, which
-    /// is never 0, also where there are none. Bytes of a raw one are the guest's.
+    /// Of an image that is written and is not raw: a print over all files that it stands on, which
+    /// is never 0, also where there are none.
     pub below: u64,
 }
 

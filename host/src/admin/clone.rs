@@ -32,6 +32,6 @@ pub(super) fn make(known: &Known, volume: Volume, of: &CloneOf) -> Result<Volume
     })?;
     let mut volume = volume;
     volume.format = Format::Qcow2;
-    volume.sources.insert("format".into(), Source::Command);
+    volume.sources.insert("format", Source::Command);
     Ok(volume)
 }

@@ -53,7 +53,7 @@ pub fn make(path: &Path, of: &CloneOf, allow: &[PathBuf]) -> Result<u64, Fault> 
         .and_then(|()| judge(&temporary, path, allow))
         .and_then(|()| name(&temporary, path, &shown));
     if made.is_err() {
-        // Its name is ours alone; what cannot be removed is no image of anybody.
+        // Its name is ours alone; what cannot be removed is no image.
         let _ = fs::remove_file(&temporary);
     }
     made.map(|()| size_bytes)
@@ -96,7 +96,7 @@ fn below(
     Ok((name.to_owned(), format, size_bytes))
 }
 
-/// A name in the same directory that is nobody else's.
+/// A name in the same directory that no other program uses.
 fn temporary(path: &Path) -> PathBuf {
     let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
