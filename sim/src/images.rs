@@ -245,7 +245,7 @@ impl World {
             return Ok(());
         }
         self.look_later(volume);
-        let asked = |it: &Pending| matches!(it, Pending::Look { .. });
+        let asked = |it: &Pending| matches!(it, Pending::Look { .. } | Pending::Detach);
         let guest = &self.guests[volume];
         if guest.pending.values().any(asked) || guest.commit.is_some() || self.parked {
             return Ok(());

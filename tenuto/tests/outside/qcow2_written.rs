@@ -471,7 +471,7 @@ fn each_image_that_is_not_written_is_refused_with_what_would_be_right() {
     for order in [
         vec!["volume", "set", "good", "policy=write-through"],
         vec!["volume", "set", "good", "destage=in-place"],
-        vec!["volume", "resize", "good", "16M"],
+        vec!["volume", "resize", "good", "16MiB"],
     ] {
         let line = rig.refused(&order, EXIT_USAGE);
         assert!(line.contains("not in this version"), "{line}");
