@@ -222,6 +222,22 @@ rules::list! {
         KeepCutShort,
         /// 5.2.7: what was read of a base before another program wrote it is kept.
         KeepChangedBase,
+        /// 7: what a plan wrote at once is not synced before the ledger points to its journal.
+        SkipPlanSync,
+        /// 7: what a journal has of an image that allocates is written at once.
+        WriteAtOnce,
+        /// 7: the header of an image that allocates says nothing while its journal is applied.
+        SkipGuard,
+        /// 7: the guard is cleared before the ledger says that the journal is not needed.
+        ClearGuardEarly,
+        /// 7: tables are read while a journal that a start has found is not applied.
+        ReadTornTables,
+        /// 7: tables that a plan has changed are kept.
+        KeepTables,
+        /// 7: a map is not told that its file has grown.
+        ForgetGrowth,
+        /// 7: a block that the written file has a part of is kept for all volumes on its base.
+        ShareMixedBlock,
         /// 2: flow control never holds a write.
         NeverSlow,
     }

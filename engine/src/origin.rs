@@ -25,6 +25,7 @@
 //! Deliberately absent: formats (a map is made by the host), and who reads and writes the files
 //! ([`crate::core`]).
 
+use crate::adversary::{Bug, has};
 use crate::types::{Span, Uuid};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -338,7 +339,10 @@ pub fn owner_below(block: Span, extents: &[Extent]) -> Option<FileIndex> {
         };
         owner = Some(owner.map_or(file, |other: FileIndex| other.min(file)));
     }
-    owner.filter(|file| *file != FileIndex::TOP)
+    match owner {
+        Some(FileIndex::TOP) if has(Bug::ShareMixedBlock) => Some(FileIndex(1)),
+        other => other.filter(|file| *file != FileIndex::TOP),
+    }
 }
 
 /// What of extents lies behind this sector.

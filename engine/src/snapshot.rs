@@ -228,6 +228,17 @@ pub struct VolumeSnapshot {
     pub overlay: Option<OverlaySnapshot>,
     /// RAM for the tables of an image that is not raw; volumes on one image share it.
     pub map_bytes: Option<u64>,
+    /// Of a volume that writes such an image.
+    pub written: Option<WrittenSnapshot>,
+}
+
+/// An image that allocates, as its header and its ledger are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WrittenSnapshot {
+    /// The header may say that only the journal beside it makes it whole.
+    pub guarded: bool,
+    /// Of the journal that is to be applied, or is being applied.
+    pub journal_bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -267,7 +267,7 @@ impl Stack {
         let bytes = &self.bytes[usize::from(missing.file.0)];
         let range = missing.range;
         assert!(range.bytes > 0 && range.bytes <= TABLE_READ_BYTES);
-        assert!(range.at < bytes.len() as u64 && range.at % 512 == 0);
+        assert!(range.at < bytes.len() as u64 && range.at.is_multiple_of(512));
         let mut read = vec![0; range.bytes as usize];
         let Ok(()) = (&bytes[..]).read(range.at, &mut read);
         let id = self.chain.file(missing.file).id;

@@ -422,9 +422,8 @@ impl Core {
     fn attach_past_log(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
         let logs = volume.policy == Policy::WriteBack && volume.ledger_writer.is_some();
-        if volume.policy == Policy::Ephemeral || volume.owes() {
-            self.checkpoint.wait(Waiter::Attach(id));
-        } else if logs && volume.map.is_some() {
+        let planned = logs && volume.map.is_some();
+        if volume.policy == Policy::Ephemeral || volume.owes() || planned {
             self.checkpoint.wait(Waiter::Attach(id));
         } else if logs {
             let switch = volume.switch.take();

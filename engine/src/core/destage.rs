@@ -648,8 +648,10 @@ impl Core {
         let destage = self.phase(id);
         assert!(destage.is_idle(), "a sync covers what has ended");
         destage.waiting = true;
+        let prepares = destage.is_preparing();
         let (purpose, bug) = match device {
             Device::Journal(_) => (Purpose::JournalWrite, Bug::SkipJournalSync),
+            _ if prepares => (Purpose::DestageWrite, Bug::SkipPlanSync),
             _ => (Purpose::DestageWrite, Bug::SkipOriginSync),
         };
         self.volume(id).counters.origin.syncs += 1;
@@ -757,7 +759,7 @@ impl Core {
                 _ => self.detach_progress(cx, id),
             };
         }
-        if let Some(planner) = self.planner(id) {
+        if let Some(planner) = self.planner(id).filter(|_| !has(Bug::ForgetGrowth)) {
             planner.grown(stat.size_bytes);
         }
         if self.phase(id).phase == Phase::Look {

@@ -16,16 +16,36 @@ use super::Core;
 use super::destage::Phase;
 use super::replay::{FOREIGN_MS, Replay, Step};
 use super::resend::RETRY_MS;
+use crate::adversary::{Bug, has};
 use crate::event::{Device, Op, Purpose, Stat};
 use crate::format::ledger::Progress;
 use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending, PlanIo, ReplayIo};
-use crate::snapshot::State;
-use crate::types::{SECTOR_BYTES, Time, VolumeId};
-use crate::volume::LedgerStep;
+use crate::snapshot::{State, WrittenSnapshot};
+use crate::types::{Policy, SECTOR_BYTES, Serial, Time, VolumeId};
+use crate::volume::{LedgerStep, Volume};
 
 const FOREIGN: &str = "the file does not begin with the header of its image any more; restore it, \
                        and destage goes on";
+
+impl Volume {
+    /// What is to be shown of an image that it writes.
+    pub(super) fn written(&self) -> Option<WrittenSnapshot> {
+        let writes = self.policy == Policy::WriteBack && !self.read_only;
+        self.map.filter(|_| writes)?;
+        let destage = self.destage.as_ref();
+        let replay = self.replay.as_ref();
+        let ledger = self.ledger_writer.as_ref().map(|it| &it.ledger);
+        Some(WrittenSnapshot {
+            guarded: destage.is_some_and(|it| it.perhaps_guarded)
+                || replay.is_some_and(|it| it.reached || it.upto > Serial(0)),
+            journal_bytes: match ledger.map(|it| it.progress) {
+                Some(Progress::Apply { journal_bytes, .. }) => journal_bytes,
+                _ => 0,
+            },
+        })
+    }
+}
 
 impl Core {
     /// Reads the first sector of the file, to write it with the guard set.
@@ -70,7 +90,7 @@ impl Core {
             let mut sector = alloc::vec![0; SECTOR_BYTES as usize];
             cx.memory.load(place, &mut sector);
             let planner = self.planner(id).expect("such an image has one");
-            match planner.guarded(&sector, true) {
+            match planner.guarded(&sector, !has(Bug::SkipGuard)) {
                 Some(sector) => {
                     cx.memory.store(place, &sector);
                     let destage = self.phase(id);

@@ -17,6 +17,7 @@ use super::Core;
 use super::batch::{Plan, Source, next_pieces};
 use super::destage::Phase;
 use super::jobs::{Job, write_journal};
+use crate::adversary::{Bug, has};
 use crate::event::{Device, Op, Purpose};
 use crate::fetch::{Owner, Want};
 use crate::format::journal::{self, JournalEntry};
@@ -187,6 +188,10 @@ impl Core {
 
     fn sort_work(&mut self, id: VolumeId, work: Work, piece_bytes: u64) {
         match work {
+            Work::Data { span, at, .. } if has(Bug::WriteAtOnce) => {
+                let from = Source::Epoch(span);
+                self.plan(id).add(When::Now, at, from, piece_bytes);
+            }
             Work::Data { span, at, when } => {
                 self.plan(id)
                     .add(when, at, Source::Epoch(span), piece_bytes);

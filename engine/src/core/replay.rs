@@ -302,6 +302,7 @@ impl Volume {
     /// applied yet, so that its tables may be anything.
     pub(super) fn is_unreadable(&self) -> bool {
         let torn = |it: &Replay| it.guards && !it.plan && !it.reached && it.upto > Serial(0);
+        let torn = |it: &Replay| torn(it) && !has(Bug::ReadTornTables);
         self.misfit().is_some() || self.replay.as_ref().is_some_and(torn)
     }
 
@@ -858,6 +859,9 @@ impl Core {
         let replay = self.volume(id).replay();
         (replay.file_bytes, replay.stat) = (stat.size_bytes, Some(*stat));
         match replay.guards {
+            true if has(Bug::ClearGuardEarly) => {
+                (replay.step, replay.reached) = (Step::Header, true);
+            }
             true => self.say_reached(cx, id),
             false => self.end_replay(cx, id, stat),
         }

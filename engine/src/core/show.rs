@@ -183,6 +183,7 @@ impl Core {
             counters: volume.counters,
             overlay: self.show_overlay(volume, now),
             map_bytes: volume.map.map(|map| self.maps.bytes(map)),
+            written: volume.written(),
         }
     }
 }

@@ -104,6 +104,7 @@ impl Held {
             counters: Counters::default(),
             overlay: None,
             map_bytes: None,
+            written: None,
         }
     }
 

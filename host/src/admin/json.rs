@@ -166,7 +166,8 @@ fn image(view: &View, volume: &VolumeSnapshot) -> Value {
         "chain": image.chain,
         "snapshots": image.snapshots,
         // Of one that is only read nothing is said.
-        "guard": image.guard,
+        "guard": volume.written.map(|it| it.guarded),
+        "pending_journal_bytes": volume.written.map(|it| it.journal_bytes),
         "metadata_ram_bytes": volume.map_bytes,
     })
 }

@@ -242,6 +242,7 @@ fn snapshot(id: VolumeId, settings: &VolumeSettings) -> VolumeSnapshot {
         counters: Counters::default(),
         overlay: None,
         map_bytes: None,
+        written: None,
     }
 }
 

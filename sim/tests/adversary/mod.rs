@@ -102,12 +102,15 @@ gates! {
     SmallOverlay,
     /// Volumes that become larger and smaller.
     Resizes,
+    /// Volumes on qcow2 files that allocate, over kills and power losses.
+    Tops,
 }
 
 use Gate::{
     BadCheckpoints, CleanBlocks, Commits, Dying, EarlyDestages, Group, HeldWrites, LargeWrites,
     LastCopies, LostWrites, NoSums, OwnBlocks, Resizes, Rings, Scenario, Seeds, ShortLives,
-    ShortReads, ShortSwitches, SmallLog, SmallOverlay, Swarm, Switches, Troubled, WriteThrough,
+    ShortReads, ShortSwitches, SmallLog, SmallOverlay, Swarm, Switches, Tops, Troubled,
+    WriteThrough,
 };
 
 /// A plan with all that write bent towards a life past the log.
@@ -120,6 +123,23 @@ fn bent(seed: u64, bend: impl Fn(&mut Plan)) -> Options {
         plan: Some(plan),
         ..Options::from_seed(seed)
     }
+}
+
+fn tops(plan: &mut Plan) {
+    only_write_back(plan);
+    for volume in &mut plan.volumes {
+        (volume.tuning.destage, volume.journal_possible) = (DestageMode::Atomic, true);
+        (volume.resizes, volume.commits, volume.switches) = (false, false, false);
+    }
+    for at in 0..plan.origins.len() {
+        let file = 1 + at as u64 * 7919 + plan.origins[at].sectors;
+        plan.origins[at].top = plan.may_allocate(at).then_some(file);
+    }
+}
+
+fn tops_end() -> Vec<Ending> {
+    let (kill, power) = (Ending::Kill, Ending::PowerLoss);
+    vec![power, kill, power, kill, power, power]
 }
 
 fn switches(plan: &mut Plan) {
@@ -288,6 +308,7 @@ impl Gate {
             Group => group(seed),
             CleanBlocks => clean_blocks(seed),
             OwnBlocks => own_blocks(seed),
+            Tops => ending(bent(seed, tops), tops_end(), 400),
             ShortLives => ending(bent(seed, only_write_back), vec![Ending::PowerLoss; 6], 14),
             // No write is larger than the share of its volume, so none is taken in parts.
             SmallLog => small_logs(seed, 8),

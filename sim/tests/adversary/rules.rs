@@ -219,7 +219,14 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         }
         Bug::GoOnBehindMisfit => Scenario("an-image-is-cut-short-in-the-middle-of-a-destage"),
         Bug::KeepChangedBase => Scenario("a-base-is-written-while-it-is-served"),
-        Bug::SwitchInCut => Swarm,
+        Bug::SwitchInCut | Bug::ReadTornTables => Swarm,
+        Bug::SkipPlanSync
+        | Bug::WriteAtOnce
+        | Bug::SkipGuard
+        | Bug::ClearGuardEarly
+        | Bug::KeepTables
+        | Bug::ForgetGrowth
+        | Bug::ShareMixedBlock => Tops,
         Bug::StartWithoutSync => ShortSwitches,
         Bug::DestagePastDurable => EarlyDestages,
         Bug::ReuseSegmentEarly => BadCheckpoints,
@@ -233,6 +240,7 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         // Those before them take minutes.
         Bug::LetGoForUnfinished => 9..15,
         Bug::StartWithoutSync => 418..424,
+        Bug::ReadTornTables => 378..384,
         _ => 0..SEEDS_MAX,
     };
     (gate, seeds)
