@@ -47,6 +47,10 @@ const NUMBERS: &[(&str, &str)] = &[
         "segments with little live data are evacuated, from a reserve that guests cannot take",
     ),
     ("5.2.10", "discards and zeroes read as zeroes, and stay so"),
+    (
+        "7",
+        "an image that allocates is what it was until its journal counts, and says so meanwhile",
+    ),
 ];
 
 const HEAD: &str = "# Rules that tests break
