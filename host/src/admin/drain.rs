@@ -43,13 +43,15 @@ impl Admin {
             };
             left.extend(ended.err().map(|error| error.to_string()));
         }
-        let unnamed = |volume: &&VolumeSnapshot| {
+        // An image that allocates is written by destages only: what it is owed now goes there.
+        let stays = |volume: &&VolumeSnapshot| {
+            let unnamed = known.volumes.iter().all(|named| named.name != volume.name);
             volume.dirty_bytes > 0
                 && volume.policy == Policy::WriteBack
-                && known.volumes.iter().all(|named| named.name != volume.name)
+                && (unnamed || volume.written.is_some())
         };
         // They are on their way already; held ones were told of above.
-        for volume in look.engine.volumes.iter().filter(unnamed).filter(|_| wait) {
+        for volume in look.engine.volumes.iter().filter(stays).filter(|_| wait) {
             let ended = self.machine.destage(volume.id);
             // One that is gone by now has nothing left.
             let failed = ended.err().filter(|error| error.kind != Kind::NotFound);
