@@ -18,7 +18,7 @@ pub const LEDGER_SLOTS: u64 = 2;
 pub const OWNER_BYTES_MAX: usize = 64;
 const INCOMPATIBLE_KNOWN: u64 = 0;
 /// A compatible bit: a volume that was write-back goes past the log, because that failed or by
-/// another policy, and perhaps nobody has synced what its guests have written to the origin.
+/// another policy, and what its guests have written to the origin may not be synced.
 pub const PAST_LOG: u64 = 1;
 /// A compatible feature: once a loss was accepted, so that serials of an older generation were
 /// given again and say nothing of what is at the origin.
@@ -110,7 +110,7 @@ const STATE_PREPARE: u16 = 4;
 const FLAG_DIRTY: u16 = 1;
 
 impl Ledger {
-    /// From here on the origin may have what nobody has synced. Whether it did not say so before.
+    /// From here on the origin may hold writes without a sync. False if that was said before.
     pub fn go_past_log(&mut self) -> bool {
         let new = self.compatible & PAST_LOG == 0;
         self.compatible |= PAST_LOG;
