@@ -395,13 +395,18 @@ impl World {
             Pending::Flush { point } if result.is_ok() => guest.model.flush_done(point),
             // What was written may have gone to a file without a name.
             Pending::Destage { points } if result.is_ok() && self.plan.rates.knows_images() => {
+                // Before a look is answered the next cut may be at some of the origins.
+                self.check_cut(volume)?;
                 self.look(volume, points)?;
             }
-            Pending::Destage { points } if result.is_ok() => self.is_home(volume, points)?,
+            Pending::Destage { points } if result.is_ok() => {
+                self.is_home(points)?;
+                self.check_cut(volume)?;
+            }
             Pending::Look { points } if result.is_ok() => {
                 self.fits(volume)?;
                 if !points.is_empty() {
-                    self.is_home(volume, points)?;
+                    self.is_home(points)?;
                 }
             }
             Pending::Reset => guest.model.reset_done(result.is_ok()),
@@ -426,7 +431,7 @@ impl World {
     }
 
     /// The origins have what an order to destage was for.
-    fn is_home(&mut self, volume: usize, points: Vec<(usize, FlushPoint)>) -> Result<(), Broken> {
+    fn is_home(&mut self, points: Vec<(usize, FlushPoint)>) -> Result<(), Broken> {
         for (member, point) in points {
             self.check_reached(member)?;
             let origin = self.guests[member].origin.as_mut();
@@ -434,8 +439,7 @@ impl World {
                 .expect("only such volumes are destaged")
                 .flush_done(point);
         }
-        self.check_origins(true)?;
-        self.check_cut(volume)
+        self.check_origins(true)
     }
 
     /// A volume has its new size when that is answered, and its image with it.

@@ -148,6 +148,15 @@ fn a_ledger_that_landed_late_is_there_when_the_next_one_is_lost() {
     assert!(outcome.counters.power_losses > 0, "the power went");
 }
 
+/// A look was answered minutes after the destage that it was for, and the origins were judged then:
+/// one of the next cut, and one whose image had been cut short before it was begun.
+#[test]
+fn a_group_is_judged_when_its_destage_is_answered() {
+    let outcome = run(&Case::from_seed(7013).options()).unwrap_or_else(|it| panic!("{it}"));
+    assert!(outcome.counters.images.shrunk > 0, "an image was cut short");
+    assert!(outcome.counters.cuts_verified > 0, "cuts were judged");
+}
+
 #[test]
 fn the_same_case_gives_the_same_trace_and_another_seed_another() {
     let trace = |seed| run(&options(seed)).unwrap_or_else(|it| panic!("{it}"));

@@ -176,7 +176,8 @@ impl Core {
             let mut ledger_writer = self.ledger_writer_of(volume, ledger, owned);
             // Nothing of ours writes it from here on without a word in the ledger.
             ledger_writer.ledger.image = image.kept();
-            ledger_writer.unsaid = unsaid;
+            let new = volume.policy.is_direct() && ledger_writer.ledger.go_past_log();
+            ledger_writer.unsaid = unsaid || new;
             ledger_writer
         })
     }

@@ -304,7 +304,7 @@ impl Core {
             return;
         }
         ledger_writer.ledger.dirty = false;
-        ledger_writer.ledger.compatible |= PAST_LOG;
+        ledger_writer.ledger.go_past_log();
         self.write_ledger(cx, id, LedgerStep::Release);
     }
 

@@ -16,7 +16,8 @@
 //! Members write one stream of the log, so what a crash leaves of them is a prefix of what they
 //! wrote together; nothing has to be done for that. Deliberately absent: one word that commits the
 //! ledgers of all members at once. A host that is lost for good between the first and the last of
-//! them leaves origins at two cuts next to each other.
+//! them leaves origins at two cuts next to each other. Usually that is a moment; a member whose
+//! image is found not to fit just then makes it as long as that lasts.
 
 use super::Core;
 use crate::adversary::{Bug, Mark, has, mark};

@@ -18,12 +18,14 @@
 //! Always true: the policy in effect changes at the end, in one step, and is what every
 //! acknowledgment follows until then. The origin is written past the log only after the ledger
 //! says that all of the log is there and a checkpoint no longer needs it; a checkpoint names a
-//! volume write-back only when all that went past the log is synced, so that no flush, before or
-//! after a kill, is left without its data; the log takes a write only when checkpoint and ledger
-//! say so. Killed at any time, a recovery finds a volume that either has dirty data, and is
-//! write-back until that is destaged, or one that goes on by the way it had last. A switch to
-//! uncached gives the layer a new identity. Deliberately absent: ephemeral volumes, which owe
-//! their origin nothing and never change.
+//! volume write-back only when all that went past the log is synced, so that no flush, before
+//! or after a kill, is left without its data; the ledger of a volume that goes past the log
+//! says so ([`go_past_log`](crate::format::ledger::Ledger::go_past_log)), for a cache that does
+//! not know the volume; the log takes a write only when checkpoint and ledger say so. Killed at
+//! any time, a recovery finds a volume that either has dirty data, and is write-back until that
+//! is destaged, or one that goes on by the way it had last. A switch to uncached gives the
+//! layer a new identity. Deliberately absent: ephemeral volumes, which owe their origin nothing
+//! and never change.
 
 use super::checkpoint::Waiter;
 use super::{Bypass, Core};
@@ -302,6 +304,8 @@ impl Core {
             return false;
         }
         ledger_writer.ledger.dirty = false;
+        // A log that does not know the volume has to know from here that its flushes owe a sync.
+        ledger_writer.ledger.go_past_log();
         self.set_step(id, Step::Release);
         self.write_ledger(cx, id, LedgerStep::Release);
         false

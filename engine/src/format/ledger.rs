@@ -17,8 +17,8 @@ pub const LEDGER_BYTES: usize = 4096;
 pub const LEDGER_SLOTS: u64 = 2;
 pub const OWNER_BYTES_MAX: usize = 64;
 const INCOMPATIBLE_KNOWN: u64 = 0;
-/// A compatible bit: guests of a write-back volume have written the origin past a log that failed,
-/// and perhaps nobody has synced it since.
+/// A compatible bit: a volume that was write-back goes past the log, because that failed or by
+/// another policy, and what its guests have written to the origin may not be synced.
 pub const PAST_LOG: u64 = 1;
 /// A compatible feature: once a loss was accepted, so that serials of an older generation were
 /// given again and say nothing of what is at the origin.
@@ -110,6 +110,13 @@ const STATE_PREPARE: u16 = 4;
 const FLAG_DIRTY: u16 = 1;
 
 impl Ledger {
+    /// From here on the origin may hold writes without a sync. False if that was said before.
+    pub fn go_past_log(&mut self) -> bool {
+        let new = self.compatible & PAST_LOG == 0;
+        self.compatible |= PAST_LOG;
+        new
+    }
+
     /// Where the next sequence is written.
     pub fn slot_at(sequence: u64) -> u64 {
         (sequence % LEDGER_SLOTS) * LEDGER_BYTES as u64

@@ -1,7 +1,7 @@
 //! How the rounds of a switch end, who waits meanwhile, and what those are told who ordered it.
 
 use super::{CAPACITY_BLOCKS, Host, fine, none, spec, syncs_origin, writes_journal, writes_origin};
-use crate::event::{Command, Event, Io, IoError, Purpose, Refusal};
+use crate::event::{Command, Device, Event, Io, IoError, Purpose, Refusal};
 use crate::snapshot::State;
 use crate::types::{Policy, RequestId, VolumeId};
 
@@ -394,4 +394,48 @@ fn a_sync_of_a_switch_that_was_given_up_says_nothing_of_the_next_one() {
     host.hold(none);
     host.pass(1_000);
     assert_eq!(host.answer(second), Some(Ok(())));
+}
+
+/// The ledger is all that a daemon finds whose cache was made anew.
+fn on_a_new_cache(mut host: Host, disk: VolumeId) -> Host {
+    let ledger = host.disks.0.remove(&Device::Ledger(disk));
+    let mut host = Host::new();
+    let ledger = ledger.expect("it was claimed");
+    host.disks.0.insert(Device::Ledger(disk), ledger);
+    host
+}
+
+/// Fails when: a volume that goes past the log, by an order or from its start, does not say so
+/// beside its origin.
+#[test]
+fn a_flush_on_a_new_cache_covers_what_the_life_before_wrote_past_the_log() {
+    for ordered in [true, false] {
+        let (mut host, disk) = Host::write_back();
+        host.fill(disk, 0, 1);
+        let order = host.switch(disk, Policy::Uncached);
+        host.pass(1_000);
+        assert_eq!(host.answer(order), Some(Ok(())));
+        if !ordered {
+            let back = host.switch(disk, Policy::WriteBack);
+            host.pass(1_000);
+            assert_eq!(host.answer(back), Some(Ok(())));
+            host.order(Command::Park);
+            host.pass(1_000);
+            host = host.killed();
+            host.attach_again(spec(Policy::Uncached, "disk"));
+        }
+        host.hold(syncs_origin);
+        assert!(host.write(disk, 5, 1));
+
+        let mut host = on_a_new_cache(host, disk);
+        host.hold(syncs_origin);
+        let disk = host.attach_again(spec(Policy::WriteBack, "disk"));
+        let flush = host.flush(disk);
+        host.pass(1_000);
+        assert_eq!(host.answer(flush), None, "by order: {ordered}");
+        host.hold(none);
+        host.pass(1_000);
+        assert_eq!(host.answer(flush), Some(Ok(())));
+        assert_eq!(host.show(disk).policy, Policy::WriteBack);
+    }
 }
