@@ -89,18 +89,10 @@ pub enum Pending {
     JournalTable {
         volume: VolumeId,
     },
-    /// A table of the image that a plan has to see.
-    PlanTable {
+    /// A destage of an image that allocates.
+    Plan {
         volume: VolumeId,
-    },
-    /// What a batch copies from a file of the image.
-    PlanRead {
-        volume: VolumeId,
-        job: u32,
-    },
-    /// The first sector of the image, read or written for its guard.
-    Guard {
-        volume: VolumeId,
+        io: PlanIo,
     },
     /// A journal that is replayed while its volume is served.
     Replay {
@@ -146,6 +138,17 @@ pub enum ReplayIo {
     Order,
     /// Its first sector, read or written.
     Header,
+}
+
+/// The requests that only plans make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlanIo {
+    /// A table of the image that a plan has to see.
+    Table,
+    /// What a batch copies from a file of the image.
+    Read { job: u32 },
+    /// The first sector of the image, read or written for its guard.
+    Guard,
 }
 
 /// Why the engine wants to be called again.

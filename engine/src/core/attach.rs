@@ -71,12 +71,11 @@ impl Core {
         &mut self,
         id: VolumeId,
         spec: VolumeSpec,
-        settled: Settled,
+        mut settled: Settled,
         map: Option<Box<dyn Map>>,
     ) -> Result<(), OpenError> {
         self.check_spec(id, &spec)?;
         let map = map.map(|map| check_map(&spec, map)).transpose()?;
-        let mut settled = settled;
         let plans = map.is_some() && spec.policy == Policy::WriteBack && !spec.read_only;
         if let Some(why) = settled.journal_damage.take_if(|_| plans) {
             // The log does not know the places that it has.
@@ -96,29 +95,7 @@ impl Core {
         let dropped = self.drop_destaged(&mut volume);
         know_image(&mut volume, image, spec.policy);
         let unchanged = settled.origin.filter(|_| !dropped);
-        // A switch cut short: what is dirty or claimed is write-back until it is at the origin.
-        let owes = volume.owes() || ledger.as_ref().is_some_and(|ledger| ledger.dirty);
-        let unfinished = owes && spec.policy.is_direct() && !spec.read_only;
-        // What went past the log is not synced yet, and a flush has to cover it.
-        let past_log = |ledger: &Ledger| ledger.compatible & PAST_LOG != 0;
-        let past_log = ledger.as_ref().is_some_and(past_log) && !has(Bug::ForgetPastLog);
-        // Nothing of ours writes such an image past the log.
-        let past_log = past_log && !plans;
-        if past_log && !owes && volume.policy == Policy::WriteBack {
-            volume.policy = Policy::Uncached;
-        }
-        let unsynced = volume.policy.is_direct() && spec.policy == Policy::WriteBack;
-        let unsynced = unsynced && !plans && !has(Bug::StartWithoutSync);
-        volume.policy = if unfinished {
-            volume.switch = Some(Switch::towards(spec.policy));
-            Policy::WriteBack
-        } else if unsynced && !owes && !spec.read_only {
-            volume.switch = Some(Switch::towards(spec.policy));
-            volume.policy
-        } else {
-            spec.policy
-        };
-        volume.logged_policy = volume.policy;
+        policy_at_attach(&mut volume, &spec, ledger.as_ref(), plans);
         volume.replay = ledger.as_ref().filter(|_| left).map(Replay::of);
         if plans {
             let journal = volume.replay.take().map(Replay::guarded);
@@ -765,6 +742,32 @@ fn unsynced_at(step: Option<LedgerStep>) -> Bug {
     }
 }
 
+/// The policy that is in effect at first, and the switch to the one that is wanted.
+fn policy_at_attach(volume: &mut Volume, spec: &VolumeSpec, ledger: Option<&Ledger>, plans: bool) {
+    // A switch cut short: what is dirty or claimed is write-back until it is at the origin.
+    let owes = volume.owes() || ledger.is_some_and(|ledger| ledger.dirty);
+    let unfinished = owes && spec.policy.is_direct() && !spec.read_only;
+    // What went past the log is not synced yet, and a flush has to cover it. Nothing of ours
+    // writes an image that allocates past the log.
+    let past_log = |ledger: &Ledger| ledger.compatible & PAST_LOG != 0;
+    let past_log = ledger.is_some_and(past_log) && !has(Bug::ForgetPastLog);
+    if past_log && !plans && !owes && volume.policy == Policy::WriteBack {
+        volume.policy = Policy::Uncached;
+    }
+    let unsynced = volume.policy.is_direct() && spec.policy == Policy::WriteBack;
+    let unsynced = unsynced && !plans && !has(Bug::StartWithoutSync);
+    volume.policy = if unfinished {
+        volume.switch = Some(Switch::towards(spec.policy));
+        Policy::WriteBack
+    } else if unsynced && !owes && !spec.read_only {
+        volume.switch = Some(Switch::towards(spec.policy));
+        volume.policy
+    } else {
+        spec.policy
+    };
+    volume.logged_policy = volume.policy;
+}
+
 /// A map, and under which name volumes share it: the base that they stand on. One that is written
 /// has one volume.
 fn check_map(spec: &VolumeSpec, mut map: Box<dyn Map>) -> Result<(Uuid, Box<dyn Map>), OpenError> {
@@ -781,7 +784,7 @@ fn check_map(spec: &VolumeSpec, mut map: Box<dyn Map>) -> Result<(Uuid, Box<dyn 
     let refused = || {
         OpenError::Refused(format!(
             "volume {}: an image that is not raw is served read-only, as ephemeral, or as \
-             write-back with destage = \"atomic\" in this version",
+             write-back with an atomic destage in this version",
             spec.name
         ))
     };

@@ -21,8 +21,8 @@
 //! the ledger counts as destaged. The ledger also says that the origin may hold what nobody synced
 //! ([`PAST_LOG`]), so that who makes the volume write-back again syncs it first. A held volume
 //! answers errors: neither its writes nor its flushes are acknowledged, nothing stale is read.
-//! The image of a volume that allocates is never written past the log: in *Emergency* all of it goes
-//! to the origin, and then its guests wait until the device is good again.
+//! The image of a volume that allocates is never written past the log: in *Emergency* all of it
+//! goes to the origin, and then its guests wait until the device is good again.
 //! A cache file that lost its name goes the same way, though it answers, because it ends with the
 //! process that has it open.
 //! Deliberately absent: bad blocks of a device that takes writes; they are the business of `fetch`

@@ -21,9 +21,9 @@
 //! image: one that does not fit is not written, and no epoch ends there. Deliberately absent: when
 //! the segments are used again; the checkpoint decides that.
 
-use super::jobs::{JOB_PIECES_MAX, Job, write_journal};
+use super::batch::{Plan, entries_max};
+use super::jobs::{JOB_PIECES_MAX, Job};
 use super::merge_damage::REREAD_MS;
-use super::planned::{Plan, entries_max};
 use super::resend::{RETRY_MS, Resend};
 use super::runs::{journal_entries_max, next_run};
 use super::stride::Pace;
@@ -31,11 +31,10 @@ use super::{Bypass, Core, Replay};
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Stat};
 use crate::fetch::Want;
-use crate::format::journal::{self, Journal, JournalEntry};
+use crate::format::journal::{self, JournalEntry};
 use crate::format::ledger::{Ledger, Progress};
 use crate::log::Waiter;
 use crate::map::{Content, ExtentMap};
-use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
 use crate::ram::{Key, Layer};
 use crate::slab::Slab;
@@ -81,7 +80,7 @@ pub(super) enum Phase {
 /// A destage under way.
 pub struct Destage {
     pub(super) phase: Phase,
-    upto: Serial,
+    pub(super) upto: Serial,
     pub(super) cursor: u64,
     pub(super) jobs: Slab<Job>,
     /// Of the jobs, together: pieces of memory, and one for each that has none.
@@ -103,11 +102,11 @@ pub struct Destage {
     /// The same of a plan, kept until they are applied.
     pub(super) planned: Vec<JournalEntry>,
     pub(super) journal_at: u64,
-    journal_sequence: u64,
-    table: Vec<u8>,
-    table_at: usize,
+    pub(super) journal_sequence: u64,
+    pub(super) table: Vec<u8>,
+    pub(super) table_at: usize,
     /// The piece of the table that is being written.
-    table_sent: usize,
+    pub(super) table_sent: usize,
     pub(super) table_piece: Option<u32>,
     /// A request without a job is in flight: a sync or a stat.
     pub(super) waiting: bool,
@@ -642,105 +641,6 @@ impl Core {
                     false => self.turns.enqueue(id),
                 }
             }
-        }
-    }
-
-    /// Writes header and table of the journal, a piece at a time.
-    fn write_table(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
-        let plans = self.plans(id);
-        if plans && self.phase(id).table.is_empty() && self.entries_overlap(id) {
-            self.plan_contradicted(cx.now, id);
-            return false;
-        }
-        let volume = self.volume(id);
-        let (uuid, generation) = (volume.uuid, volume.generation);
-        let destage = volume.destage.as_mut().expect("a destage is under way");
-        let at_start = destage.table_at == 0;
-        // It is made once: it may have to wait, and the entries are gone by then.
-        if destage.table.is_empty() || (at_start && has(Bug::MakeTableTwice)) {
-            match plans {
-                // In the order of their payload, in which they are read again.
-                true => destage.planned.clone_from(&destage.entries),
-                false => destage
-                    .entries
-                    .sort_unstable_by_key(|entry| entry.span.sector),
-            }
-            destage.table = Journal {
-                volume: uuid,
-                generation,
-                sequence: destage.journal_sequence,
-                upto: destage.upto,
-                total_bytes: destage.journal_at,
-                entries: core::mem::take(&mut destage.entries),
-            }
-            .encode();
-            debug_assert!(
-                Journal::parse(&destage.table).is_ok(),
-                "what is written can be read"
-            );
-        }
-        let at = destage.table_at;
-        assert!(
-            at < destage.table.len() && destage.table.len() as u64 <= destage.journal_at,
-            "the table lies before the payload"
-        );
-        let left = destage.table.len() - at;
-        if destage.resend.is_resting(cx.now) || !self.has_turn(cx.now, id) {
-            return false;
-        }
-        let Some(piece) = self.take_destage_piece(id) else {
-            return false;
-        };
-        let bytes = left.min(self.scratch.piece_bytes() as usize);
-        self.turns.spend(cx.now, id, bytes as u64);
-        let place = self.scratch.piece(piece);
-        let destage = self.phase(id);
-        destage.table_piece = Some(piece);
-        destage.waiting = true;
-        cx.memory.store(place, &destage.table[at..at + bytes]);
-        destage.table_at += bytes;
-        destage.table_sent = bytes;
-        self.volume(id).counters.origin.journal_bytes += bytes as u64;
-        let pending = Pending::JournalTable { volume: id };
-        let bytes = bytes as u64;
-        write_journal(
-            cx,
-            id,
-            pending,
-            at as u64,
-            alloc::vec![Slice { place, bytes }],
-        );
-        false
-    }
-
-    pub(super) fn table_written(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
-        let destage = self.phase(id);
-        assert!(destage.waiting && destage.phase == Phase::Table);
-        destage.waiting = false;
-        let piece = destage
-            .table_piece
-            .take()
-            .expect("a table write holds a piece");
-        if !ok {
-            destage.table_at -= destage.table_sent;
-            self.volume(id).counters.origin.errors += 1;
-            self.rest_after_failure(cx, id);
-        } else {
-            let whole = destage.table_at == destage.table.len();
-            if whole {
-                destage.table = Vec::new();
-                destage.phase = match destage.plan {
-                    Some(_) => Phase::Guard,
-                    None => Phase::JournalSync,
-                };
-            }
-            self.go_on_after_success(id);
-        }
-        self.scratch.free_destage_piece(piece);
-        self.give_destage_turns(cx);
-        self.pump_destage(cx, id);
-        if !ok {
-            self.detach_progress(cx, id);
         }
     }
 

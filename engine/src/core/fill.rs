@@ -135,8 +135,8 @@ impl Core {
         }
     }
 
-    /// The same where it is known where they lie. Blocks that a file below has belong to all volumes
-    /// above it: they are looked for, and kept, in its layer.
+    /// The same where it is known where they lie. Blocks that a file below has belong to all
+    /// volumes above it: they are looked for, and kept, in its layer.
     fn fill_located(
         &mut self,
         cx: &mut Cx<'_>,

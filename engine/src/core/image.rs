@@ -8,9 +8,9 @@
 //!
 //! Always true: while a volume is held for its image no request to that image begins, guests
 //! wait, a destage stays where it is and is not called ended; whoever waits for a destage is
-//! refused. An image that a map describes and nobody here writes is held for any change, because the tables that the map
-//! has seen may be others now. One look of a volume is under way at a time; who asks meanwhile
-//! waits for that.
+//! refused. An image that a map describes and that is only read is held for any change, because
+//! the tables that the map has seen may be others now. One look of a volume is under way at a
+//! time; who asks meanwhile waits for that.
 //! Deliberately absent: what the image is compared by ([`crate::image`]).
 
 use super::{Core, Destage};

@@ -11,7 +11,7 @@
 //! told by the table alone. Deliberately absent: which phase comes next ([`super::destage`]).
 
 use super::Core;
-use super::planned::Batch;
+use super::batch::Batch;
 use super::runs::{Run, next_run};
 use crate::adversary::{Bug, has};
 use crate::event::{Device, Op, Purpose};

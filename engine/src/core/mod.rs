@@ -6,6 +6,7 @@
 //! waits for a device, for room, or for a time that is in the timers.
 
 mod attach;
+mod batch;
 mod bypass;
 mod checkpoint;
 mod commit;
@@ -14,8 +15,10 @@ mod direct;
 mod evacuate;
 mod fill;
 mod group;
+mod guard;
 mod image;
 mod jobs;
+mod journal;
 mod keep;
 mod layers;
 mod lines;
@@ -484,12 +487,8 @@ impl Core {
             Pending::DestageSync { volume } => self.destage_synced(cx, volume, ok),
             Pending::JournalTable { volume } => self.table_written(cx, volume, ok),
             Pending::Replay { volume, io } => self.replay_done(cx, (volume, io), ended),
-            Pending::LookAtImage { volume } => {
-                self.image_seen(cx, volume, stat.filter(|_| ok));
-            }
-            Pending::PlanTable { volume } => self.plan_table_read(cx, volume, ok),
-            Pending::PlanRead { volume, job } => self.plan_read_done(cx, volume, job, ok),
-            Pending::Guard { volume } => self.guard_done(cx, volume, ok),
+            Pending::LookAtImage { volume } => self.image_seen(cx, volume, stat.filter(|_| ok)),
+            Pending::Plan { volume, io } => self.plan_io_done(cx, (volume, io), ok),
             Pending::Stat { volume } => self.stat_done(cx, volume, stat.filter(|_| ok)),
             Pending::Clock { volume } => self.clock_read(cx, volume, stat.filter(|_| ok)),
             Pending::ScrubFooter => self.scrub_footer_read(cx, ok),

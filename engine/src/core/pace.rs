@@ -134,9 +134,7 @@ impl Core {
             | Pending::LedgerSync { volume }
             | Pending::DestageSync { volume }
             | Pending::JournalTable { volume }
-            | Pending::PlanTable { volume }
-            | Pending::PlanRead { volume, .. }
-            | Pending::Guard { volume }
+            | Pending::Plan { volume, .. }
             | Pending::Replay { volume, .. }
             | Pending::Stat { volume }
             | Pending::LookAtImage { volume }

@@ -7,28 +7,28 @@
 //! ```
 //!
 //! Always true: a plan is made in the order of the disk, and a table is read once for it; a batch
-//! is one request, and says what it carries so that it can be put together again after a failure;
-//! a batch to the file lies where nothing in the file refers to ([`crate::origin`]); an entry of the
-//! journal names a place of the file. Work waits for memory, never for the read tier or the log, so
-//! that a destage makes room whatever else is full. What is read for a plan is of the file as it
-//! was before: nothing of it is kept. Deliberately absent: what a plan decides
+//! ([`super::batch`]) to the file lies where nothing in the file refers to ([`crate::origin`]); an
+//! entry of the journal names a place of the file. Work waits for memory, never for the read tier
+//! or the log, so that a destage makes room whatever else is full. What is read for a plan is of
+//! the file as it was before: nothing of it is kept. Deliberately absent: what a plan decides
 //! ([`Planner`]), and the phases around it ([`super::destage`]).
 
 use super::Core;
+use super::batch::{Plan, Source, next_pieces};
 use super::destage::Phase;
 use super::jobs::{Job, write_journal};
-use super::resend::RETRY_MS;
 use crate::event::{Device, Op, Purpose};
 use crate::fetch::{Owner, Want};
 use crate::format::journal::{self, JournalEntry};
 use crate::format::record::EntryKind;
-use crate::map::{Content, ExtentMap};
+use crate::map::Content;
 use crate::memory::Slice;
-use crate::origin::{Extent, FileIndex, Lies, Missing, Piece, Planned, Planner, When, Work};
-use crate::outbox::{Cx, Pending, Timer};
+use crate::origin::{
+    Extent, FileIndex, Lies, Missing, Planned, Planner, TABLE_BYTES_MAX, When, Work,
+};
+use crate::outbox::{Cx, Pending, PlanIo, Timer};
 use crate::snapshot::State;
 use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Span, Time, VolumeId};
-use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 /// Steps of a plan in one turn of the engine.
@@ -41,206 +41,6 @@ const DAMAGED_MS: u64 = 60_000;
 /// Why an epoch does not reach an image that contradicts itself.
 const CONTRADICTS: &str = "the tables of the image contradict each other; look at it with \
                            `qemu-img check`, and destage goes on when it is repaired";
-
-/// Where the bytes of a part come from.
-#[derive(Clone, Debug)]
-enum From {
-    Epoch(Span),
-    File(Extent),
-    Bytes(Vec<u8>),
-}
-
-/// Some bytes of a batch.
-#[derive(Clone, Debug)]
-struct Part {
-    /// Where they lie in the batch.
-    at: u64,
-    bytes: u64,
-    from: From,
-    /// Where they belong in the file.
-    place: u64,
-}
-
-/// What one request carries.
-#[derive(Clone, Debug)]
-pub(super) struct Batch {
-    when: When,
-    /// Where it goes: a place of the file, or of the journal once it has one.
-    at: Option<u64>,
-    bytes: u64,
-    parts: Vec<Part>,
-}
-
-impl Batch {
-    const fn empty(when: When) -> Batch {
-        Batch {
-            when,
-            at: None,
-            bytes: 0,
-            parts: Vec::new(),
-        }
-    }
-
-    /// It goes to the file itself.
-    pub fn goes_to_file(&self) -> bool {
-        self.when == When::Now
-    }
-
-    /// Where in it the next part begins; `None` if that has to be another batch.
-    fn next_at(&self, place: u64, from: &From, piece_bytes: u64) -> Option<u64> {
-        let at = match (self.when, from) {
-            (When::Now, _) => self.bytes,
-            (When::Journal, From::Bytes(_)) => self.bytes,
-            (When::Journal, _) => self.bytes.next_multiple_of(BLOCK_BYTES),
-        };
-        let follows = match (self.when, self.at) {
-            (When::Now, Some(start)) => start + self.bytes == place,
-            _ => true,
-        };
-        (follows && at < piece_bytes).then_some(at)
-    }
-
-    /// Data blocks of the epoch in it.
-    pub fn blocks(&self) -> u64 {
-        let blocks = |part: &Part| match part.from {
-            From::Epoch(span) => span.blocks(),
-            From::File(_) | From::Bytes(_) => 0,
-        };
-        self.parts.iter().map(blocks).sum()
-    }
-}
-
-impl From {
-    /// Takes the first bytes off.
-    fn split(&mut self, bytes: u64) -> From {
-        let sectors = bytes / SECTOR_BYTES;
-        match self {
-            From::Epoch(span) => {
-                let first = Span::new(span.sector, sectors);
-                *span = Span::new(first.end(), span.sectors - sectors);
-                From::Epoch(first)
-            }
-            From::File(extent) => {
-                let mut first = *extent;
-                first.span.sectors = sectors;
-                extent.span = Span::new(first.span.end(), extent.span.sectors - sectors);
-                match &mut extent.lies {
-                    Lies::At { offset, .. } => *offset += bytes,
-                    Lies::Packed { packed, .. } => packed.skip += bytes as u32,
-                    Lies::Nowhere => {}
-                }
-                From::File(first)
-            }
-            From::Bytes(all) => {
-                let rest = all.split_off(bytes as usize);
-                From::Bytes(core::mem::replace(all, rest))
-            }
-        }
-    }
-
-    fn bytes(&self) -> u64 {
-        match self {
-            From::Epoch(span) => span.sectors * SECTOR_BYTES,
-            From::File(extent) => extent.span.sectors * SECTOR_BYTES,
-            From::Bytes(bytes) => bytes.len() as u64,
-        }
-    }
-}
-
-/// A plan under way.
-pub(super) struct Plan {
-    /// What lies before it is planned.
-    cursor: u64,
-    ended: bool,
-    work: VecDeque<Work>,
-    /// To the file, and to the journal.
-    growing: [Batch; 2],
-    ready: VecDeque<Batch>,
-    /// A table that is being read, and the memory that it goes to.
-    missing: Option<Missing>,
-    pieces: Vec<u32>,
-}
-
-impl Plan {
-    fn new() -> Plan {
-        Plan {
-            cursor: 0,
-            ended: false,
-            work: VecDeque::new(),
-            growing: [Batch::empty(When::Now), Batch::empty(When::Journal)],
-            ready: VecDeque::new(),
-            missing: None,
-            pieces: Vec::new(),
-        }
-    }
-
-    fn is_at_end(&self) -> bool {
-        let grows = self.growing.iter().any(|batch| !batch.parts.is_empty());
-        self.ended && self.work.is_empty() && self.ready.is_empty() && !grows
-    }
-
-    /// Pieces of the destager's memory that a table has.
-    pub fn table_pieces(&self) -> usize {
-        self.pieces.len()
-    }
-
-    /// A batch that failed goes first.
-    pub fn put_back(&mut self, batch: Batch) {
-        self.ready.push_front(batch);
-    }
-
-    fn close(&mut self, when: When) {
-        let batch = &mut self.growing[when as usize];
-        if !batch.parts.is_empty() {
-            let batch = core::mem::replace(batch, Batch::empty(when));
-            self.ready.push_back(batch);
-        }
-    }
-
-    /// Adds bytes for this place of the file to the batch that grows, or to the next ones.
-    fn add(&mut self, when: When, mut place: u64, mut from: From, piece_bytes: u64) {
-        while from.bytes() > 0 {
-            let batch = &self.growing[when as usize];
-            let Some(at) = batch.next_at(place, &from, piece_bytes) else {
-                self.close(when);
-                continue;
-            };
-            let bytes = from.bytes().min(piece_bytes - at);
-            assert!(bytes > 0 && bytes.is_multiple_of(SECTOR_BYTES));
-            let first = from.split(bytes);
-            let batch = &mut self.growing[when as usize];
-            if when == When::Now {
-                batch.at.get_or_insert(place);
-            }
-            batch.bytes = at + bytes;
-            batch.parts.push(Part {
-                at,
-                bytes,
-                from: first,
-                place,
-            });
-            place += bytes;
-        }
-    }
-}
-
-/// Upper bound of the entries that a plan journals for an epoch.
-pub(super) fn entries_max(map: &ExtentMap, piece_bytes: u64, cluster_bytes: u64) -> usize {
-    let cluster = cluster_bytes / SECTOR_BYTES;
-    let (mut parts, mut clusters, mut last) = (0, 0, None);
-    for piece in map.pieces_from(0) {
-        let (first, end) = (
-            piece.span.sector / cluster,
-            piece.span.end().div_ceil(cluster),
-        );
-        parts += end - first + piece.span.sectors * SECTOR_BYTES / piece_bytes;
-        clusters += end - first - u64::from(last == Some(first));
-        last = Some(end - 1);
-    }
-    // Of each cluster its entry, its table's entry, and refcounts of what it had and gets.
-    let entries = 2 * parts + 8 * clusters + 256;
-    entries.min(journal::ENTRIES_MAX as u64) as usize
-}
 
 /// What a step of a plan has done.
 #[derive(PartialEq, Eq)]
@@ -263,7 +63,12 @@ impl Core {
 
     /// Takes the plan of a destage as far as it goes without waiting.
     pub(super) fn pump_plan(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+        assert!(
+            !self.phase(id).applying,
+            "a plan is made before it is applied"
+        );
         if self.phase(id).plan.is_none() {
+            assert!(self.phase(id).entries.is_empty(), "a plan begins anew");
             let planner = self.planner(id);
             planner.expect("such an image has one").begin();
             self.phase(id).plan = Some(Plan::new());
@@ -340,6 +145,7 @@ impl Core {
         match planned {
             Planned::Done => {
                 let plan = self.plan(id);
+                assert!(plan.work.is_empty() && !plan.ended, "one step at a time");
                 plan.work.extend(work);
                 match next {
                     Some((_, end)) => plan.cursor = end,
@@ -348,6 +154,11 @@ impl Core {
                 Went::On
             }
             Planned::Missing(missing) => {
+                assert!(work.is_empty(), "a step that misses something does nothing");
+                assert!(
+                    (1..=TABLE_BYTES_MAX).contains(&missing.bytes),
+                    "{missing:?}"
+                );
                 self.read_for_plan(cx, id, missing);
                 Went::Nowhere
             }
@@ -377,14 +188,16 @@ impl Core {
     fn sort_work(&mut self, id: VolumeId, work: Work, piece_bytes: u64) {
         match work {
             Work::Data { span, at, when } => {
-                self.plan(id).add(when, at, From::Epoch(span), piece_bytes);
+                self.plan(id)
+                    .add(when, at, Source::Epoch(span), piece_bytes);
             }
             Work::Copy { extent, at } => {
-                let from = From::File(extent);
+                let from = Source::File(extent);
                 self.plan(id).add(When::Now, at, from, piece_bytes);
             }
             Work::Table { at, bytes, when } => {
-                self.plan(id).add(when, at, From::Bytes(bytes), piece_bytes);
+                self.plan(id)
+                    .add(when, at, Source::Bytes(bytes), piece_bytes);
             }
             Work::Zero { at, bytes } => self.journal_zeroes(id, at, bytes),
         }
@@ -437,7 +250,8 @@ impl Core {
         let bytes = missing.bytes;
         let device = file_device(id, missing.file);
         self.count_plan_read(id, bytes);
-        let pending = Pending::PlanTable { volume: id };
+        let (volume, io) = (id, PlanIo::Table);
+        let pending = Pending::Plan { volume, io };
         let (purpose, at) = (Purpose::DestageRead, missing.offset);
         cx.transfer(pending, purpose, device, Op::Read, at, slices);
     }
@@ -478,6 +292,20 @@ impl Core {
         self.detach_progress(cx, id);
     }
 
+    /// A request that only plans make has ended.
+    pub(super) fn plan_io_done(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (volume, io): (VolumeId, PlanIo),
+        ok: bool,
+    ) {
+        match io {
+            PlanIo::Table => self.plan_table_read(cx, volume, ok),
+            PlanIo::Read { job } => self.plan_read_done(cx, volume, job, ok),
+            PlanIo::Guard => self.guard_done(cx, volume, ok),
+        }
+    }
+
     /// Brings the first of the batches that are ready into memory.
     fn start_batch(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> Went {
         let mut job = Job::at(0);
@@ -500,6 +328,10 @@ impl Core {
         }
         let place = job.end();
         job.offset = batch.at.expect("each batch has a place by now");
+        assert!(
+            batch.bytes > 0 && padded <= self.scratch.piece_bytes(),
+            "a batch fits its memory"
+        );
         job.fill(padded);
         let (mut wants, mut reads) = (Vec::new(), Vec::new());
         let mut filled = 0;
@@ -508,12 +340,12 @@ impl Core {
             filled = part.at + part.bytes;
             let mut to = place.plus(part.at);
             match &part.from {
-                From::Bytes(bytes) => cx.memory.store(to, bytes),
-                From::File(extent) if extent.lies == Lies::Nowhere => {
+                Source::Bytes(bytes) => cx.memory.store(to, bytes),
+                Source::File(extent) if extent.lies == Lies::Nowhere => {
                     cx.memory.zero(to, part.bytes);
                 }
-                From::File(extent) => reads.push((*extent, to)),
-                From::Epoch(span) => self.destaged_map(id).get(*span, |part, content| {
+                Source::File(extent) => reads.push((*extent, to)),
+                Source::Epoch(span) => self.destaged_map(id).get(*span, |part, content| {
                     let Some(Content::Data(addr)) = content else {
                         unreachable!("an epoch keeps its data while it is on its way");
                     };
@@ -560,7 +392,8 @@ impl Core {
         };
         let bytes = extent.span.sectors * SECTOR_BYTES;
         self.count_plan_read(id, bytes);
-        let pending = Pending::PlanRead { volume: id, job };
+        let (volume, io) = (id, PlanIo::Read { job });
+        let pending = Pending::Plan { volume, io };
         let slices = alloc::vec![Slice { place, bytes }];
         let device = file_device(id, file);
         cx.transfer(pending, Purpose::DestageRead, device, op, at, slices);
@@ -580,6 +413,7 @@ impl Core {
     /// One of the things that a batch waits for is there. When all are, it is written.
     pub(super) fn batch_part_there(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32) {
         let it = self.phase(id).jobs.get(job);
+        assert!(it.waits > 0, "what is there was waited for");
         it.waits -= 1;
         if it.waits > 0 {
             return;
@@ -619,6 +453,7 @@ impl Core {
             .map(|part| (part.at, part.bytes, part.place))
             .collect();
         let pending = Pending::Destage { volume: id, job };
+        assert!(at.is_multiple_of(SECTOR_BYTES) && bytes > 0);
         if when == When::Now {
             let volume = self.volume(id);
             volume.origin_in_flight += 1;
@@ -660,6 +495,7 @@ impl Core {
             return damaged;
         }
         let done = self.plan(id).is_at_end();
+        assert!(self.plan(id).table_pieces() == 0, "no table is being read");
         if done {
             let destage = self.phase(id);
             assert!(destage.is_idle(), "a plan ends when all of it is written");
@@ -677,71 +513,6 @@ impl Core {
         let overlap = |pair: &[Span]| pair[0].end() > pair[1].sector;
         spans.windows(2).any(overlap) || spans.len() > journal::ENTRIES_MAX
     }
-
-    /// Reads the first sector of the file, to write it with the guard set.
-    pub(super) fn order_guard(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
-        let Some(piece) = self.take_destage_piece(id) else {
-            return false;
-        };
-        let place = self.scratch.piece(piece);
-        let destage = self.phase(id);
-        destage.waiting = true;
-        destage.table_piece = Some(piece);
-        self.send_guard(cx, id, Op::Read, place);
-        false
-    }
-
-    fn send_guard(&mut self, cx: &mut Cx<'_>, id: VolumeId, op: Op, place: crate::memory::Place) {
-        self.volume(id).origin_in_flight += 1;
-        let slice = Slice {
-            place,
-            bytes: SECTOR_BYTES,
-        };
-        let pending = Pending::Guard { volume: id };
-        let (purpose, device) = (Purpose::DestageWrite, Device::Origin(id));
-        cx.transfer(pending, purpose, device, op, 0, alloc::vec![slice]);
-    }
-
-    pub(super) fn guard_done(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
-        let volume = self.volume(id);
-        volume.origin_in_flight -= 1;
-        let misfits = volume.misfit().is_some();
-        let destage = self.phase(id);
-        let piece = destage.table_piece.expect("it has a piece");
-        let place = self.scratch.piece(piece);
-        let written = self.phase(id).guarded;
-        let mut foreign = false;
-        if ok && !written && !misfits {
-            let mut sector = alloc::vec![0; SECTOR_BYTES as usize];
-            cx.memory.load(place, &mut sector);
-            let planner = self.planner(id).expect("such an image has one");
-            match planner.guarded(&sector, true) {
-                Some(sector) => {
-                    cx.memory.store(place, &sector);
-                    let destage = self.phase(id);
-                    (destage.guarded, destage.perhaps_guarded) = (true, true);
-                    return self.send_guard(cx, id, Op::Write, place);
-                }
-                None => foreign = true,
-            }
-        }
-        let destage = self.phase(id);
-        (destage.waiting, destage.table_piece) = (false, None);
-        self.scratch.free_destage_piece(piece);
-        let destage = self.phase(id);
-        if foreign {
-            self.plan_contradicted(cx.now, id);
-        } else if ok && destage.guarded {
-            destage.phase = Phase::ImageSync;
-        } else {
-            destage.guarded = false;
-            destage.retry_at = cx.now.plus_millis(RETRY_MS);
-            self.volume(id).counters.origin.errors += u64::from(!ok);
-        }
-        self.give_destage_turns(cx);
-        self.pump_destage(cx, id);
-        self.detach_progress(cx, id);
-    }
 }
 
 /// The device that a file of an image is.
@@ -750,27 +521,4 @@ pub(super) fn file_device(id: VolumeId, file: FileIndex) -> Device {
         FileIndex::TOP => Device::Origin(id),
         file => Device::Base(id, file),
     }
-}
-
-/// What an epoch has of the first cluster from `cursor` on, and where that cluster ends.
-fn next_pieces(map: &ExtentMap, cursor: u64, cluster: u64) -> Option<(Vec<Piece>, u64)> {
-    let first = map.at_or_after(cursor)?;
-    let end = (first.span.sector.max(cursor) / cluster + 1) * cluster;
-    let mut pieces: Vec<Piece> = Vec::new();
-    for piece in map.pieces_from(cursor) {
-        let from = piece.span.sector.max(cursor);
-        if from >= end {
-            break;
-        }
-        let span = Span::new(from, piece.span.end().min(end) - from);
-        let zero = !matches!(piece.content, Content::Data(_));
-        match pieces.last_mut() {
-            Some(last) if last.span.end() == span.sector && last.zero == zero => {
-                last.span.sectors += span.sectors;
-            }
-            _ => pieces.push(Piece { span, zero }),
-        }
-    }
-    assert!(!pieces.is_empty(), "what was found is in its cluster");
-    Some((pieces, end))
 }

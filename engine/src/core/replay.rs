@@ -54,15 +54,13 @@ const READS_MAX: usize = 4;
 /// A journal that could not be read for so long is given up.
 const UNREADABLE_MS: u64 = 60_000;
 /// What no program but an administrator can put right is looked at again so much later.
-const FOREIGN_MS: u64 = 10_000;
+pub(super) const FOREIGN_MS: u64 = 10_000;
 
-const FOREIGN: &str = "the file does not begin with the header of its image any more; restore it, \
-                       and destage goes on";
 const JOURNAL_DAMAGED: &str = "the journal beside the image cannot be read, and only it makes the \
                                image whole; restore it, and destage goes on";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+pub(super) enum Step {
     Table,
     Stat,
     Begin,
@@ -100,13 +98,13 @@ struct Write {
 
 /// A journal on its way to the image.
 pub struct Replay {
-    step: Step,
+    pub(super) step: Step,
     /// Header and table, as far as they were read.
     table: Vec<u8>,
     /// The piece that the next part of the table is read to.
     table_piece: Option<u32>,
-    entries: Vec<JournalEntry>,
-    upto: Serial,
+    pub(super) entries: Vec<JournalEntry>,
+    pub(super) upto: Serial,
     /// Entries before it are in a job, are written, or are in `again`.
     cursor: usize,
     again: Vec<Range<usize>>,
@@ -117,28 +115,28 @@ pub struct Replay {
     /// Writes in flight.
     sent: usize,
     /// A request without a job is in flight.
-    waiting: bool,
+    pub(super) waiting: bool,
     damaged: bool,
     /// The image did not fit meanwhile: all entries are written again.
     rewrite: bool,
-    pause: Pause,
+    pub(super) pause: Pause,
     /// A write that is good does not tell that the next sync will be.
     sync_failed: bool,
     unreadable_since: Option<Time>,
     apply_until: Time,
     /// The image has a guard.
-    guards: bool,
+    pub(super) guards: bool,
     /// It is of a plan of this life, which knows what changes.
-    plan: bool,
+    pub(super) plan: bool,
     /// The image has all of it, and the ledger says so.
-    reached: bool,
+    pub(super) reached: bool,
     /// The first sector of the image as it is, and its length.
-    header: Vec<u8>,
-    file_bytes: u64,
+    pub(super) header: Vec<u8>,
+    pub(super) file_bytes: u64,
     /// What was seen of the image last, before its header is written.
-    stat: Option<Stat>,
-    header_piece: Option<u32>,
-    clearing: bool,
+    pub(super) stat: Option<Stat>,
+    pub(super) header_piece: Option<u32>,
+    pub(super) clearing: bool,
 }
 
 impl Replay {
@@ -319,7 +317,7 @@ impl Volume {
             .partition_point(|epoch| epoch.last_serial <= upto)
     }
 
-    fn replay(&mut self) -> &mut Replay {
+    pub(super) fn replay(&mut self) -> &mut Replay {
         self.replay.as_mut().expect("a replay is under way")
     }
 
@@ -720,7 +718,7 @@ impl Core {
         self.turns.rest(id);
     }
 
-    fn replay_stalls(&mut self, id: VolumeId) {
+    pub(super) fn replay_stalls(&mut self, id: VolumeId) {
         let volume = self.volume(id);
         volume.counters.origin.errors += 1;
         volume.stall(false);
@@ -865,157 +863,7 @@ impl Core {
         }
     }
 
-    /// The image has all that the journal has: the ledger says so before the guard is cleared.
-    fn say_reached(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let replay = self.volume(id).replay();
-        replay.step = Step::Reached;
-        let upto = replay.upto;
-        let stat = replay.stat.take().expect("the image was looked at");
-        self.note_apply(cx.now, id, &stat);
-        let ledger_writer = self.volume(id).ledger_writer.as_mut();
-        let ledger = &mut ledger_writer.expect("written images have a ledger").ledger;
-        ledger.progress = Progress::Prepare;
-        ledger.destaged = ledger.destaged.max(upto);
-        self.write_ledger(cx, id, LedgerStep::Reached);
-    }
-
-    /// The ledger says that nothing needs the journal any more.
-    pub(super) fn replay_reached(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let replay = self.volume(id).replay();
-        assert!(
-            replay.step == Step::Reached,
-            "the ledger was written for it"
-        );
-        (replay.step, replay.reached) = (Step::Header, true);
-        self.pump_replay(cx, id);
-        self.detach_progress(cx, id);
-    }
-
-    fn read_header(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
-        let Some(piece) = self.take_destage_piece(id) else {
-            return false;
-        };
-        let place = self.scratch.piece(piece);
-        let replay = self.volume(id).replay();
-        assert!(replay.header_piece.is_none() && !replay.clearing);
-        replay.header_piece = Some(piece);
-        self.send_header(cx, id, Op::Read, place);
-        false
-    }
-
-    fn send_header(&mut self, cx: &mut Cx<'_>, id: VolumeId, op: Op, place: Place) {
-        let volume = self.volume(id);
-        volume.replay().waiting = true;
-        volume.origin_in_flight += 1;
-        let pending = Pending::Replay {
-            volume: id,
-            io: ReplayIo::Header,
-        };
-        let slice = Slice {
-            place,
-            bytes: SECTOR_BYTES,
-        };
-        let (purpose, device) = (Purpose::JournalApply, Device::Origin(id));
-        cx.transfer(pending, purpose, device, op, 0, alloc::vec![slice]);
-    }
-
-    /// The first sector was read, or written without the guard.
-    fn header_done(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
-        let volume = self.volume(id);
-        volume.origin_in_flight -= 1;
-        let misfits = volume.misfit().is_some();
-        let replay = volume.replay();
-        replay.waiting = false;
-        let piece = replay.header_piece.take().expect("it has a piece");
-        let clearing = core::mem::take(&mut replay.clearing);
-        let place = self.scratch.piece(piece);
-        if !ok || misfits {
-            let replay = self.volume(id).replay();
-            replay.pause.rest(cx.now, RETRY_MS);
-            self.scratch.free_destage_piece(piece);
-            return self.replay_stalls(id);
-        }
-        if clearing {
-            self.scratch.free_destage_piece(piece);
-            self.volume(id).replay().step = Step::HeaderSync;
-            return;
-        }
-        let mut sector = alloc::vec![0; SECTOR_BYTES as usize];
-        cx.memory.load(place, &mut sector);
-        let cleared = self.planner(id).and_then(|it| it.guarded(&sector, false));
-        let Some(cleared) = cleared else {
-            self.scratch.free_destage_piece(piece);
-            return self.header_is_foreign(cx.now, id);
-        };
-        let set = cleared != sector;
-        let volume = self.volume(id);
-        volume.replay().header.clone_from(&cleared);
-        let ledger_writer = volume.ledger_writer.as_ref();
-        let ledger = &ledger_writer.expect("written images have a ledger").ledger;
-        let idle = ledger.progress == Progress::Idle;
-        let replay = volume.replay();
-        if set && replay.reached {
-            cx.memory.store(place, &cleared);
-            replay.header_piece = Some(piece);
-            replay.clearing = true;
-            return self.send_header(cx, id, Op::Write, place);
-        }
-        self.scratch.free_destage_piece(piece);
-        let replay = self.volume(id).replay();
-        match (replay.reached, set || !idle) {
-            // The clearing of a life before may not be on media.
-            (true, _) => replay.step = Step::HeaderSync,
-            (false, true) => self.say_reached(cx, id),
-            (false, false) => self.end_guard(cx, id),
-        }
-    }
-
-    /// What lies at the beginning of the file is not the header of this image.
-    fn header_is_foreign(&mut self, now: Time, id: VolumeId) {
-        let volume = self.volume(id);
-        volume.replay().pause.rest(now, FOREIGN_MS);
-        volume.counters.origin.errors += 1;
-        volume.state = State::Stalled;
-        volume.reason = Some(FOREIGN);
-        self.turns.rest(id);
-    }
-
-    /// The image behind its last write.
-    fn header_seen(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: &Stat) {
-        if !self.judge_image(cx, id, stat) {
-            self.volume(id).replay().step = Step::Header;
-            return;
-        }
-        let replay = self.volume(id).replay();
-        replay.file_bytes = stat.size_bytes;
-        self.end_replay(cx, id, stat);
-    }
-
-    /// A guard was looked for, and there was none.
-    fn end_guard(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let replay = self.volume(id).replay.take();
-        self.image_written(id, &replay.expect("it is under way"));
-        self.resume_behind_replay(cx, id);
-    }
-
-    /// The map of the image learns what has become of it.
-    fn image_written(&mut self, id: VolumeId, replay: &Replay) {
-        if !replay.guards {
-            return;
-        }
-        if !replay.plan {
-            let (header, bytes) = (&replay.header, replay.file_bytes);
-            let planner = self.planner(id).expect("such an image has one");
-            let known = planner.read_anew(header, bytes);
-            assert!(known, "its header was looked at");
-            return self.forget_tables(id, None);
-        }
-        let planner = self.planner(id).expect("such an image has one");
-        let ranges = planner.reached();
-        self.forget_tables(id, Some(&ranges));
-    }
-
-    fn end_replay(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: &Stat) {
+    pub(super) fn end_replay(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: &Stat) {
         let volume = self.volume(id);
         volume.replay().step = Step::Finish;
         let upto = volume.replay().upto;
@@ -1046,7 +894,7 @@ impl Core {
     }
 
     /// Goes on with what waited for a replay.
-    fn resume_behind_replay(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    pub(super) fn resume_behind_replay(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
         let ledger_writer = volume.ledger_writer.as_ref();
         let destaged = ledger_writer.map_or(Serial(0), |it| it.ledger.destaged);
@@ -1086,7 +934,7 @@ impl Core {
 }
 
 impl Core {
-    /// Nobody but the journal has all of what it has.
+    /// The journal alone has all of what it has.
     fn read_journal_again(&mut self, now: Time, id: VolumeId) {
         let volume = self.volume(id);
         let replay = volume.replay();

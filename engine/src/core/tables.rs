@@ -179,6 +179,7 @@ impl Core {
         let layer = self.lines.layers.base(identity);
         let all = [(0, u64::MAX / 2)];
         for (at, bytes) in ranges.unwrap_or(&all) {
+            assert!(*bytes > 0, "what has changed has bytes");
             let first = at / BLOCK_BYTES;
             let end = (at + bytes).div_ceil(BLOCK_BYTES);
             self.forget_blocks(layer, first, end - first);

@@ -1,0 +1,238 @@
+//! What a plan has on its way: work that is sorted into batches, each of which is one request.
+//!
+//! Always true: a batch says what it carries, so that it can be put together again after a
+//! failure; one to the file covers one range without a gap; a part of the journal begins with a
+//! sector, data with a block; no batch is longer than a piece of memory. Deliberately absent:
+//! reading and writing ([`super::planned`]).
+
+use crate::format::journal;
+use crate::map::{Content, ExtentMap};
+use crate::origin::{Extent, Lies, Missing, Piece, When, Work};
+use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Span};
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+/// Where the bytes of a part come from.
+#[derive(Clone, Debug)]
+pub(super) enum Source {
+    Epoch(Span),
+    File(Extent),
+    Bytes(Vec<u8>),
+}
+
+/// Some bytes of a batch.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    /// Where they lie in the batch.
+    pub at: u64,
+    pub bytes: u64,
+    pub from: Source,
+    /// Where they belong in the file.
+    pub place: u64,
+}
+
+/// What one request carries.
+#[derive(Clone, Debug)]
+pub(super) struct Batch {
+    pub when: When,
+    /// Where it goes: a place of the file, or of the journal once it has one.
+    pub at: Option<u64>,
+    pub bytes: u64,
+    pub parts: Vec<Part>,
+}
+
+impl Batch {
+    const fn empty(when: When) -> Batch {
+        Batch {
+            when,
+            at: None,
+            bytes: 0,
+            parts: Vec::new(),
+        }
+    }
+
+    /// It goes to the file itself.
+    pub fn goes_to_file(&self) -> bool {
+        self.when == When::Now
+    }
+
+    /// Where in it the next part begins; `None` if that has to be another batch.
+    fn next_at(&self, place: u64, from: &Source, piece_bytes: u64) -> Option<u64> {
+        let at = match (self.when, from) {
+            (When::Now, _) => self.bytes,
+            (When::Journal, Source::Bytes(_)) => self.bytes,
+            (When::Journal, _) => self.bytes.next_multiple_of(BLOCK_BYTES),
+        };
+        let follows = match (self.when, self.at) {
+            (When::Now, Some(start)) => start + self.bytes == place,
+            _ => true,
+        };
+        (follows && at < piece_bytes).then_some(at)
+    }
+
+    /// Data blocks of the epoch in it.
+    pub fn blocks(&self) -> u64 {
+        let blocks = |part: &Part| match part.from {
+            Source::Epoch(span) => span.blocks(),
+            Source::File(_) | Source::Bytes(_) => 0,
+        };
+        self.parts.iter().map(blocks).sum()
+    }
+}
+
+impl Source {
+    /// Takes the first bytes off.
+    fn split(&mut self, bytes: u64) -> Source {
+        let sectors = bytes / SECTOR_BYTES;
+        match self {
+            Source::Epoch(span) => {
+                let first = Span::new(span.sector, sectors);
+                *span = Span::new(first.end(), span.sectors - sectors);
+                Source::Epoch(first)
+            }
+            Source::File(extent) => {
+                let mut first = *extent;
+                first.span.sectors = sectors;
+                extent.span = Span::new(first.span.end(), extent.span.sectors - sectors);
+                match &mut extent.lies {
+                    Lies::At { offset, .. } => *offset += bytes,
+                    Lies::Packed { packed, .. } => packed.skip += bytes as u32,
+                    Lies::Nowhere => {}
+                }
+                Source::File(first)
+            }
+            Source::Bytes(all) => {
+                let rest = all.split_off(bytes as usize);
+                Source::Bytes(core::mem::replace(all, rest))
+            }
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        match self {
+            Source::Epoch(span) => span.sectors * SECTOR_BYTES,
+            Source::File(extent) => extent.span.sectors * SECTOR_BYTES,
+            Source::Bytes(bytes) => bytes.len() as u64,
+        }
+    }
+}
+
+/// A plan under way.
+pub(super) struct Plan {
+    /// What lies before it is planned.
+    pub cursor: u64,
+    pub ended: bool,
+    pub work: VecDeque<Work>,
+    /// To the file, and to the journal.
+    pub growing: [Batch; 2],
+    pub ready: VecDeque<Batch>,
+    /// A table that is being read, and the memory that it goes to.
+    pub missing: Option<Missing>,
+    pub pieces: Vec<u32>,
+}
+
+impl Plan {
+    pub fn new() -> Plan {
+        Plan {
+            cursor: 0,
+            ended: false,
+            work: VecDeque::new(),
+            growing: [Batch::empty(When::Now), Batch::empty(When::Journal)],
+            ready: VecDeque::new(),
+            missing: None,
+            pieces: Vec::new(),
+        }
+    }
+
+    pub fn is_at_end(&self) -> bool {
+        let grows = self.growing.iter().any(|batch| !batch.parts.is_empty());
+        self.ended && self.work.is_empty() && self.ready.is_empty() && !grows
+    }
+
+    /// Pieces of the destager's memory that a table has.
+    pub fn table_pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// A batch that failed goes first.
+    pub fn put_back(&mut self, batch: Batch) {
+        assert!(batch.at.is_some(), "it was on its way");
+        self.ready.push_front(batch);
+    }
+
+    pub fn close(&mut self, when: When) {
+        let batch = &mut self.growing[when as usize];
+        if !batch.parts.is_empty() {
+            let batch = core::mem::replace(batch, Batch::empty(when));
+            self.ready.push_back(batch);
+        }
+    }
+
+    /// Adds bytes for this place of the file to the batch that grows, or to the next ones.
+    pub fn add(&mut self, when: When, mut place: u64, mut from: Source, piece_bytes: u64) {
+        while from.bytes() > 0 {
+            let batch = &self.growing[when as usize];
+            let Some(at) = batch.next_at(place, &from, piece_bytes) else {
+                self.close(when);
+                continue;
+            };
+            let bytes = from.bytes().min(piece_bytes - at);
+            assert!(bytes > 0 && bytes.is_multiple_of(SECTOR_BYTES));
+            let first = from.split(bytes);
+            let batch = &mut self.growing[when as usize];
+            if when == When::Now {
+                batch.at.get_or_insert(place);
+            }
+            assert!(at >= batch.bytes && at + bytes <= piece_bytes);
+            batch.bytes = at + bytes;
+            batch.parts.push(Part {
+                at,
+                bytes,
+                from: first,
+                place,
+            });
+            place += bytes;
+        }
+    }
+}
+
+/// Upper bound of the entries that a plan journals for an epoch.
+pub(super) fn entries_max(map: &ExtentMap, piece_bytes: u64, cluster_bytes: u64) -> usize {
+    let cluster = cluster_bytes / SECTOR_BYTES;
+    let (mut parts, mut clusters, mut last) = (0, 0, None);
+    for piece in map.pieces_from(0) {
+        let (first, end) = (
+            piece.span.sector / cluster,
+            piece.span.end().div_ceil(cluster),
+        );
+        parts += end - first + piece.span.sectors * SECTOR_BYTES / piece_bytes;
+        clusters += end - first - u64::from(last == Some(first));
+        last = Some(end - 1);
+    }
+    // Of each cluster its entry, its table's entry, and refcounts of what it had and gets.
+    let entries = 2 * parts + 8 * clusters + 256;
+    entries.min(journal::ENTRIES_MAX as u64) as usize
+}
+
+/// What an epoch has of the first cluster from `cursor` on, and where that cluster ends.
+pub(super) fn next_pieces(map: &ExtentMap, cursor: u64, cluster: u64) -> Option<(Vec<Piece>, u64)> {
+    let first = map.at_or_after(cursor)?;
+    let end = (first.span.sector.max(cursor) / cluster + 1) * cluster;
+    let mut pieces: Vec<Piece> = Vec::new();
+    for piece in map.pieces_from(cursor) {
+        let from = piece.span.sector.max(cursor);
+        if from >= end {
+            break;
+        }
+        let span = Span::new(from, piece.span.end().min(end) - from);
+        let zero = !matches!(piece.content, Content::Data(_));
+        match pieces.last_mut() {
+            Some(last) if last.span.end() == span.sector && last.zero == zero => {
+                last.span.sectors += span.sectors;
+            }
+            _ => pieces.push(Piece { span, zero }),
+        }
+    }
+    assert!(!pieces.is_empty(), "what was found is in its cluster");
+    Some((pieces, end))
+}
