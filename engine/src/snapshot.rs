@@ -223,6 +223,8 @@ pub struct VolumeSnapshot {
     pub waiting_requests: u64,
     pub flow: FlowSnapshot,
     pub destaging: bool,
+    /// Its image has a guard, or may have one, so that no other program takes it for a disk.
+    pub guarded: bool,
     pub counters: Counters,
     /// Of ephemeral volumes.
     pub overlay: Option<OverlaySnapshot>,

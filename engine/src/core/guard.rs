@@ -22,10 +22,18 @@ use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending, PlanIo, ReplayIo};
 use crate::snapshot::State;
 use crate::types::{SECTOR_BYTES, Time, VolumeId};
-use crate::volume::LedgerStep;
+use crate::volume::{LedgerStep, Volume};
 
 const FOREIGN: &str = "the file does not begin with the header of its image any more; restore it, \
                        and destage goes on";
+
+impl Volume {
+    /// Its image has a guard, as far as is known: one that was looked for counts as one.
+    pub(super) fn is_guarded(&self) -> bool {
+        let set = self.destage.as_ref().is_some_and(|it| it.perhaps_guarded);
+        set || self.replay.as_ref().is_some_and(|it| it.guards)
+    }
+}
 
 impl Core {
     /// Reads the first sector of the file, to write it with the guard set.

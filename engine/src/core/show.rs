@@ -180,6 +180,7 @@ impl Core {
                 held_writes: volume.flow.held_writes,
             },
             destaging: volume.is_destaging(),
+            guarded: volume.is_guarded(),
             counters: volume.counters,
             overlay: self.show_overlay(volume, now),
             map_bytes: volume.map.map(|map| self.maps.bytes(map)),

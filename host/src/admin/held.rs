@@ -101,6 +101,7 @@ impl Held {
             waiting_requests: 0,
             flow: FlowSnapshot::default(),
             destaging: false,
+            guarded: false,
             counters: Counters::default(),
             overlay: None,
             map_bytes: None,

@@ -166,7 +166,7 @@ fn image(view: &View, volume: &VolumeSnapshot) -> Value {
         "chain": image.chain,
         "snapshots": image.snapshots,
         // Of one that is only read nothing is said.
-        "guard": image.guard,
+        "guard": image.written.then_some(volume.guarded),
         "metadata_ram_bytes": volume.map_bytes,
     })
 }

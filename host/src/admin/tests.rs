@@ -239,6 +239,7 @@ fn snapshot(id: VolumeId, settings: &VolumeSettings) -> VolumeSnapshot {
         waiting_requests: 0,
         flow: Default::default(),
         destaging: false,
+        guarded: false,
         counters: Counters::default(),
         overlay: None,
         map_bytes: None,

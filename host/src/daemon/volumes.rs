@@ -116,7 +116,7 @@ impl Entry {
     /// Its image is no raw one, and is written.
     pub(super) fn is_written_image(&self) -> bool {
         let image = self.image.as_ref();
-        image.is_some_and(|image| image.guard.is_some())
+        image.is_some_and(|image| image.written)
     }
 
     fn refuse_unwritten(&self, policy: Policy, destage: DestageMode) -> Result<(), VolumeError> {

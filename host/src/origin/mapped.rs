@@ -65,8 +65,8 @@ pub struct ImageShown {
     pub chain: Vec<PathBuf>,
     /// Names of the internal snapshots of its first file.
     pub snapshots: Vec<String>,
-    /// Of one that is written: whether its guard was set when it was attached.
-    pub guard: Option<bool>,
+    /// Its first file is written, under a guard while a destage is applied to it.
+    pub written: bool,
 }
 
 /// Opens an image for reading, if it is of a format; `None` for a raw one.
@@ -234,9 +234,7 @@ impl Mapped {
                 .map(|link| link.path.clone())
                 .collect(),
             snapshots: self.snapshots.clone(),
-            guard: header
-                .filter(|_| self.written)
-                .map(|header| header.is_guarded()),
+            written: self.written,
         }
     }
 

@@ -257,6 +257,9 @@ impl Drill {
         self.destage();
         for top in &self.tops {
             assert!(!is_guarded(&top.image), "the guard of {}", top.name);
+            // Also where one was found at the start.
+            let shown = &self.rig.show(&top.name)["image"]["guard"];
+            assert_eq!(*shown, false, "the guard of {}", top.name);
             let mut client = self.rig.connect(&top.name);
             top.compare(&mut client);
             client.disconnect();
@@ -366,14 +369,14 @@ impl Drill {
 }
 
 /// Fails when: clusters of some size, of a snapshot or packed ones are changed in place or counted
-/// wrong after a kill.
+/// wrong after a kill, or a guard is shown that is not there.
 #[test]
 fn tops_of_each_kind_are_whole_for_qemu_after_kills_with_destages_under_way() {
     let test = "tops_of_each_kind_are_whole_for_qemu_after_kills_with_destages_under_way";
     if !have(test, &["qemu-img", "qemu-io"]) {
         return;
     }
-    let mut drill = Drill::new(seed(21));
+    let mut drill = Drill::new(seed(110));
     let dir = drill.rig.dir.clone();
     let base = create(&dir, "base.qcow2", &["12M"]);
     let data = ["write -P 1 0 3M", "write -z 6M 1M", "write -P 3 9M 4k"];
@@ -452,7 +455,7 @@ fn tops_over_each_kind_of_base_are_whole_for_qemu_after_kills_with_destages_unde
     if !have(test, &["qemu-img", "qemu-io"]) {
         return;
     }
-    let mut drill = Drill::new(seed(22));
+    let mut drill = Drill::new(seed(112));
     let dir = drill.rig.dir.clone();
     let bases = bases(&dir);
     let files: Vec<PathBuf> = bases.iter().map(|(path, _)| path.clone()).collect();

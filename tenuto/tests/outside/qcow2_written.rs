@@ -476,7 +476,9 @@ fn each_image_that_is_not_written_is_refused_with_what_would_be_right() {
         let line = rig.refused(&order, EXIT_USAGE);
         assert!(line.contains("not in this version"), "{line}");
     }
-    assert_eq!(rig.show("good")["image"]["guard"], false);
+    crate::common::wait_until("it was looked for a guard", PATIENCE, || {
+        rig.show("good")["image"]["guard"] == false
+    });
     let above = create(
         dir,
         "above.qcow2",
