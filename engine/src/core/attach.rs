@@ -90,11 +90,10 @@ impl Core {
             self.merge_epochs(&mut volume, 0, upto);
         }
         volume.take(&spec);
-        let read = ledger.as_ref().map(|ledger| ledger.generation);
-        volume.ledger_generation = read.unwrap_or(Generation(0));
+        volume.ledger_generation = ledger.as_ref().map_or(Generation(0), |it| it.generation);
         let dropped = self.drop_destaged(&mut volume);
-        know_image(&mut volume, image, spec.policy);
         let unchanged = settled.origin.filter(|_| !dropped);
+        know_image(&mut volume, image, spec.policy);
         policy_at_attach(&mut volume, &spec, ledger.as_ref(), plans);
         volume.replay = ledger.as_ref().filter(|_| left).map(Replay::of);
         if plans {
@@ -350,8 +349,7 @@ impl Core {
         let reached = |it: Progress| matches!(it, Progress::Cut(upto) if upto < volume.destaged);
         let progress = old.as_ref().map(|ledger| ledger.progress);
         let progress = progress.filter(|it| !reached(*it));
-        // What a journal is for stays as it was: the file of an image that allocates is of another
-        // size than the volume.
+        // A journal stays for the file that it was made for, which may not be as long as the volume.
         let applies = matches!(progress, Some(Progress::Apply { .. }));
         let origin_bytes = old.as_ref().filter(|_| applies);
         let origin_bytes = origin_bytes.map_or(volume.size_bytes, |ledger| ledger.origin_bytes);

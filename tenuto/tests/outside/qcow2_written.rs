@@ -20,11 +20,11 @@ use crate::common::{
 
 const MIB: u64 = 1 << 20;
 
-fn shown(path: &Path) -> String {
+pub fn shown(path: &Path) -> String {
     path.display().to_string()
 }
 
-fn create(dir: &Path, name: &str, options: &[&str]) -> PathBuf {
+pub fn create(dir: &Path, name: &str, options: &[&str]) -> PathBuf {
     let path = dir.join(name);
     let (size, options) = options.split_last().expect("a size");
     let create = ["create", "-q", "-f", "qcow2"];
@@ -35,7 +35,7 @@ fn create(dir: &Path, name: &str, options: &[&str]) -> PathBuf {
     path
 }
 
-fn write(path: &Path, format: &str, commands: &[&str]) {
+pub fn write(path: &Path, format: &str, commands: &[&str]) {
     let mut arguments = vec!["-f", format];
     for command in commands {
         arguments.extend(["-c", command]);
@@ -46,11 +46,11 @@ fn write(path: &Path, format: &str, commands: &[&str]) {
 }
 
 /// No error and no leak: each ends with another code.
-fn check(image: &Path) {
+pub fn check(image: &Path) {
     run("qemu-img", &["check", "-f", "qcow2", &shown(image)]);
 }
 
-fn assert_same(one: (&str, &Path), other: (&str, &Path)) {
+pub fn assert_same(one: (&str, &Path), other: (&str, &Path)) {
     let formats = ["-f", one.0, "-F", other.0];
     let images = [&*shown(one.1), &*shown(other.1)];
     run(
@@ -380,7 +380,7 @@ fn each_image_that_is_not_written_is_refused_with_what_would_be_right() {
         "--object",
         "secret,id=s,data=x",
         "-o",
-        "encrypt.format=luks,encrypt.key-secret=s",
+        "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10",
     ];
     let bitmaps = make("bitmaps.qcow2", "cluster_size=64k");
     run("qemu-img", &["bitmap", "--add", &shown(&bitmaps), "b0"]);
@@ -476,7 +476,9 @@ fn each_image_that_is_not_written_is_refused_with_what_would_be_right() {
         let line = rig.refused(&order, EXIT_USAGE);
         assert!(line.contains("not in this version"), "{line}");
     }
-    assert_eq!(rig.show("good")["image"]["guard"], false);
+    crate::common::wait_until("it was looked for a guard", PATIENCE, || {
+        rig.show("good")["image"]["guard"] == false
+    });
     let above = create(
         dir,
         "above.qcow2",

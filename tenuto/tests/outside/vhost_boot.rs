@@ -101,6 +101,60 @@ fn a_guest_boots_from_a_volume_while_its_daemon_is_killed() {
     is_left_there(&second, &alone.end());
 }
 
+/// Fails when: what a guest writes to a clone is not in its file as QEMU reads it.
+#[test]
+fn a_guest_boots_under_qemu_alone_from_the_clone_that_it_wrote_while_its_daemon_was_killed() {
+    let test =
+        "a_guest_boots_under_qemu_alone_from_the_clone_that_it_wrote_while_its_daemon_was_killed";
+    let rig = Rig::new();
+    let Some(machine) = boot::machine(test, &rig.dir) else {
+        return;
+    };
+    let raw = rig.dir.join("root.img");
+    boot::image(&machine, &rig.dir, &raw, WORDS);
+    let gold = rig.dir.join("gold.qcow2");
+    let [from, to] = [&raw, &gold].map(|path| path.display().to_string());
+    let convert = ["convert", "-c", "-f", "raw", "-O", "qcow2", &from, &to];
+    run("qemu-img", &convert);
+    let daemon = rig.serve();
+    let clone = rig.dir.join("root.qcow2");
+    let origin = format!("origin={}", clone.display());
+    let add = ["volume", "add", "root", "--clone-of", &to, &origin];
+    let keys = [
+        "policy=write-back",
+        "export=vhost-user,nbd",
+        "destage-after=1s",
+    ];
+    rig.done(&[&add[..], &keys].concat());
+    let (mut vm, mut daemon) = start(&rig, "first", daemon, &[]);
+    works(&mut vm);
+    for _ in 0..count("TENUTO_DRILL_ROUNDS", 10).div_ceil(5) {
+        daemon.kill();
+        daemon = rig.serve();
+        vm.goes_on(STEPS);
+        rig.done(&["volume", "destage", "root", "--wait"]);
+    }
+    let first = vm.end();
+    rig.done(&["volume", "destage", "root", "--wait"]);
+    daemon.stop();
+    let clone_name = clone.display().to_string();
+    run("qemu-img", &["check", "-f", "qcow2", &clone_name]);
+    let alone = Shape {
+        name: "alone".to_owned(),
+        disks: vec![Disk::Qcow2(clone)],
+        uses: &[],
+        step: "",
+        processors: 2,
+        words: "",
+        incoming: None,
+    };
+    let mut alone = Vm::start_from_disk(&rig.dir, &alone);
+    works(&mut alone);
+    is_left_there(&first, &alone.end());
+    let compare = ["compare", "-f", "raw", "-F", "qcow2", &from, &to];
+    run("qemu-img", &compare);
+}
+
 /// Fails when: a block of a compressed image is another one after a restart of the daemon.
 #[test]
 fn a_guest_boots_from_a_clone_of_a_compressed_qcow2_image() {

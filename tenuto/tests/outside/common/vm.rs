@@ -52,6 +52,8 @@ pub enum Disk {
     Vhost(PathBuf),
     /// A raw image without the product.
     Image(PathBuf),
+    /// The same of a qcow2 image.
+    Qcow2(PathBuf),
 }
 
 /// What one guest is started with.
@@ -336,16 +338,21 @@ fn arguments(number: usize, disk: &Disk) -> [String; 4] {
             "-device".to_owned(),
             format!("vhost-user-blk-pci,chardev=disk{number},num-queues={QUEUES}"),
         ],
-        Disk::Image(image) => [
-            "-drive".to_owned(),
-            format!(
-                "if=none,id=disk{number},format=raw,file={}",
-                image.display()
-            ),
-            "-device".to_owned(),
-            format!("virtio-blk-pci,drive=disk{number}"),
-        ],
+        Disk::Image(image) => drive(number, "raw", image),
+        Disk::Qcow2(image) => drive(number, "qcow2", image),
     }
+}
+
+fn drive(number: usize, format: &str, image: &Path) -> [String; 4] {
+    [
+        "-drive".to_owned(),
+        format!(
+            "if=none,id=disk{number},format={format},file={}",
+            image.display()
+        ),
+        "-device".to_owned(),
+        format!("virtio-blk-pci,drive=disk{number}"),
+    ]
 }
 
 fn listen(mut pipe: impl Read + Send + 'static, to: &Screen) -> std::thread::JoinHandle<()> {
