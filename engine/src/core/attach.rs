@@ -349,7 +349,7 @@ impl Core {
         let reached = |it: Progress| matches!(it, Progress::Cut(upto) if upto < volume.destaged);
         let progress = old.as_ref().map(|ledger| ledger.progress);
         let progress = progress.filter(|it| !reached(*it));
-        // A journal stays for the file that it was made for, which may not be as long as the volume.
+        // A journal stays for its file, which may not be as long as the volume.
         let applies = matches!(progress, Some(Progress::Apply { .. }));
         let origin_bytes = old.as_ref().filter(|_| applies);
         let origin_bytes = origin_bytes.map_or(volume.size_bytes, |ledger| ledger.origin_bytes);
