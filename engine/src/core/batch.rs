@@ -39,6 +39,8 @@ pub(super) struct Batch {
     pub at: Option<u64>,
     pub bytes: u64,
     pub parts: Vec<Part>,
+    /// The table of the journal has its entries.
+    pub told: bool,
 }
 
 impl Batch {
@@ -48,6 +50,7 @@ impl Batch {
             at: None,
             bytes: 0,
             parts: Vec::new(),
+            told: false,
         }
     }
 

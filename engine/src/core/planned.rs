@@ -328,8 +328,6 @@ impl Core {
         if batch.when == When::Journal && batch.at.is_none() {
             batch.at = Some(destage.journal_at);
             destage.journal_at += padded;
-        } else {
-            job.again = batch.when == When::Journal;
         }
         let place = job.end();
         job.offset = batch.at.expect("each batch has a place by now");
@@ -450,9 +448,10 @@ impl Core {
     fn send_planned(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32) {
         let destage = self.phase(id);
         let it = destage.jobs.get(job);
-        let (again, slices, at) = (it.again, it.slices(), it.offset);
-        let batch = it.batch.as_ref().expect("it is of a plan");
-        let (when, bytes) = (batch.when, it.bytes());
+        let (slices, at, bytes) = (it.slices(), it.offset, it.bytes());
+        let batch = it.batch.as_mut().expect("it is of a plan");
+        let when = batch.when;
+        let told = core::mem::replace(&mut batch.told, when == When::Journal);
         let parts = batch.parts.iter();
         let parts: Vec<_> = parts
             .map(|part| (part.at, part.bytes, part.place))
@@ -469,7 +468,7 @@ impl Core {
             return;
         }
         let place = slices[0].place;
-        for (from, bytes, lies_at) in parts.into_iter().filter(|_| !again) {
+        for (from, bytes, lies_at) in parts.into_iter().filter(|_| !told) {
             let entry = JournalEntry {
                 span: Span::new(lies_at / SECTOR_BYTES, bytes / SECTOR_BYTES),
                 kind: EntryKind::Write,

@@ -117,8 +117,8 @@ fn a_wrong_file_is_told_with_its_line_its_key_and_what_would_be_right() {
         ),
         (
             VOLUME.replace("disk.img", "guest.img"),
-            "2 FILE:17: origin: DIR/guest.img looks like qcow2, whose destage is not in this \
-             version; write policy = \"ephemeral\" or read-only = true, convert it to raw, or \
+            "2 FILE:17: origin: DIR/guest.img looks like qcow2, and has clusters of 2^0 bytes; 2^9 \
+             to 2^21 are allowed, 2^14 at least with subclusters; restore it from a backup, or \
              write format = \"raw\" if it is a guest's own data",
         ),
         (

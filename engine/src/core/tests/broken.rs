@@ -4,6 +4,7 @@
 //! where it is broken. So these tests have been seen failing whenever they pass. The audit of the
 //! simulator names them. Deliberately absent: rules that a gate of the audit notices.
 
+use super::planned::read_beside_a_torn_table;
 use super::{Disks, GEOMETRY, Host, config, memory, none, spec, syncs_origin, writes_journal};
 use crate::adversary::{Bug, break_rule};
 use crate::engine::Config;
@@ -55,6 +56,11 @@ fn flush_after_a_life_past_the_log() -> bool {
 #[test]
 fn a_flush_covers_what_a_life_past_a_dead_log_has_left_unsynced() {
     notices(Bug::ForgetPastLog, flush_after_a_life_past_the_log);
+}
+
+#[test]
+fn nothing_is_read_by_tables_that_a_power_loss_may_have_torn() {
+    notices(Bug::ReadTornTables, read_beside_a_torn_table);
 }
 
 /// Where the zeroes of a block lie, in each epoch that has some.

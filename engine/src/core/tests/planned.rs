@@ -319,6 +319,32 @@ fn an_image_that_allocates_is_what_it_was_until_its_journal_counts() {
     assert_eq!(Some(found), want);
 }
 
+fn reads_journal(io: &Io) -> bool {
+    io.op == Op::Read && matches!(io.device, Device::Journal(_))
+}
+
+/// A power loss has torn a table that a journal was being applied to. A block that the journal says
+/// nothing of is read by the next life before it has replayed the journal.
+pub(super) fn read_beside_a_torn_table() -> bool {
+    let (mut host, disk) = with_image();
+    host.fill(disk, 0, 4);
+    host.hold(applies);
+    host.destage(disk);
+    host.pass(1_000);
+    let mut host = host.killed();
+    let file = host.disks.0.get_mut(&Device::Origin(disk));
+    let file = file.expect("it was written");
+    file.resize(place(0) as usize + 4096, 0x66);
+    file[TABLE_AT as usize..][..SECTOR as usize].fill(1);
+    host.hold(reads_journal);
+    let again = attach(&mut host, Backwards::default());
+    let early = host.read(again, 300, 1);
+    host.hold(none);
+    host.pass(2_000);
+    assert_eq!(host.read(again, 300, 1), Some(vec![0; 4096]));
+    early.is_none()
+}
+
 fn fails_reads_of_bases(io: &Io) -> Option<IoError> {
     let late = io.purpose == Purpose::DestageRead && matches!(io.device, Device::Origin(_));
     (late || writes_now(io)).then_some(IoError::Failed)
