@@ -15,7 +15,7 @@ use workload::rng::Rng;
 use crate::common::load::{End, Load};
 use crate::common::marks::Marks;
 use crate::common::{
-    EXIT_USAGE, Rig, SetWhenDropped, copy_with_neighbours, count, have, run, seed,
+    EXIT_FAILED, EXIT_USAGE, Rig, SetWhenDropped, copy_with_neighbours, count, have, run, seed,
 };
 
 const MIB: u64 = 1 << 20;
@@ -499,6 +499,34 @@ fn each_image_that_is_not_written_is_refused_with_what_would_be_right() {
             .unwrap()
             .status
             .success()
+    );
+}
+
+/// Fails when: a drain leaves what such a volume owes in the log.
+#[test]
+fn a_drain_brings_what_a_qcow2_image_is_owed_to_it_and_says_what_stays() {
+    let test = "a_drain_brings_what_a_qcow2_image_is_owed_to_it_and_says_what_stays";
+    if !have(test, &["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let mut rig = Rig::new();
+    let image = create(&rig.dir, "disk.qcow2", &["8M"]);
+    rig.qcow2_volume("disk", &image, "write-back", "");
+    let daemon = rig.serve();
+    let mut client = rig.connect("disk");
+    client.write(1 << 20, &[0x31; 4096]);
+    client.flush();
+    client.disconnect();
+    assert_eq!(rig.show("disk")["dirty_bytes"], 4096);
+    let line = rig.refused(&["drain"], EXIT_FAILED);
+    assert!(line.contains("volume disk") && line.contains("not in this version"));
+    assert_eq!(rig.show("disk")["dirty_bytes"], 0);
+    rig.done(&["drain", "--undo"]);
+    daemon.stop();
+    check(&image);
+    run(
+        "qemu-io",
+        &["-f", "qcow2", "-c", "read -P 0x31 1M 4k", &shown(&image)],
     );
 }
 
