@@ -157,6 +157,14 @@ fn a_group_is_judged_when_its_destage_is_answered() {
     assert!(outcome.counters.cuts_verified > 0, "cuts were judged");
 }
 
+/// Segments could not be read while the device failed, were never evacuated again, and guests
+/// waited for room for ever.
+#[test]
+fn segments_that_a_failing_device_did_not_give_make_room_later() {
+    let outcome = run(&Case::from_seed(21435).options()).unwrap_or_else(|it| panic!("{it}"));
+    assert!(outcome.counters.evacuated_bytes > 0, "there were some");
+}
+
 #[test]
 fn the_same_case_gives_the_same_trace_and_another_seed_another() {
     let trace = |seed| run(&options(seed)).unwrap_or_else(|it| panic!("{it}"));

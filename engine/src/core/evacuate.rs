@@ -21,12 +21,16 @@ use crate::map::{Content, Piece};
 use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending};
 use crate::types::{
-    BLOCK_BYTES, BLOCK_SECTORS, Policy, SECTOR_BYTES, SegmentIndex, Serial, Span, Tag,
+    BLOCK_BYTES, BLOCK_SECTORS, Policy, SECTOR_BYTES, SegmentIndex, Serial, Span, Tag, Time,
 };
 use crate::volume::Volume;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::ops::Range;
+
+/// A segment of which something could not be read is tried again so much later. While the device
+/// fails all of them may be such, and later no room would be made for guests.
+const STUCK_MS: u64 = 30_000;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -84,7 +88,7 @@ impl Core {
     }
 
     fn start_evacuation(&mut self, cx: &mut Cx<'_>) {
-        let Some(segment) = self.log.victim() else {
+        let Some(segment) = self.log.victim(cx.now) else {
             return;
         };
         let Some(piece) = self.scratch.take_piece() else {
@@ -140,7 +144,7 @@ impl Core {
             _ => {
                 // Without its footer nobody can say which serials lie here; it stays as it is.
                 evacuation.damaged = true;
-                self.end_evacuation();
+                self.end_evacuation(cx.now);
             }
         }
     }
@@ -186,7 +190,7 @@ impl Core {
             }
         }
         if evacuation.batch.is_empty() {
-            self.end_evacuation();
+            self.end_evacuation(cx.now);
             return false;
         }
         assert!(blocks <= blocks_max, "a batch fits its piece");
@@ -214,7 +218,7 @@ impl Core {
         true
     }
 
-    pub(super) fn evacuation_fetched(&mut self, _cx: &mut Cx<'_>, damaged: bool) {
+    pub(super) fn evacuation_fetched(&mut self, cx: &Cx<'_>, damaged: bool) {
         let evacuation = self.evacuation.as_mut().expect("bytes were asked for");
         assert!(evacuation.state == State::Fetch && evacuation.appended == 0);
         if !damaged {
@@ -223,7 +227,7 @@ impl Core {
         }
         // Which part is bad shows when it is read by its owner; here the segment just stays.
         evacuation.damaged = true;
-        self.end_evacuation();
+        self.end_evacuation(cx.now);
     }
 
     /// Appends the batch as far as there is room. True when the batch is done.
@@ -333,7 +337,7 @@ impl Core {
         self.recount(entry.volume);
     }
 
-    fn end_evacuation(&mut self) {
+    fn end_evacuation(&mut self, now: Time) {
         let Some(evacuation) = self.evacuation.take() else {
             return;
         };
@@ -346,7 +350,8 @@ impl Core {
         // What could not be moved would be chosen again at once.
         let left = self.log.live_of(evacuation.segment) > 0 && self.deferred_free.is_empty();
         if evacuation.damaged || left {
-            self.log.mark_stuck(evacuation.segment);
+            let until = now.plus_millis(STUCK_MS);
+            self.log.mark_stuck(evacuation.segment, until);
         }
     }
 }

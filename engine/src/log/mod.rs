@@ -81,8 +81,9 @@ struct Segment {
     footer_in_flight: bool,
     /// Its footer was made by recovery and alone says which of its records count.
     settled: bool,
-    /// A block in it cannot be read: evacuating it would lose it.
-    stuck: bool,
+    /// Not all of it could be moved: evacuating it is tried again then, because a device may give
+    /// later what it does not give now.
+    stuck_until: Time,
     /// It died holding clean blocks.
     was_clean: bool,
     /// The newest record when it died; what replaced its content is durable with it.
@@ -249,7 +250,7 @@ impl Segment {
             unwritten_chunks: 0,
             footer_in_flight: false,
             settled: false,
-            stuck: false,
+            stuck_until: Time(0),
             was_clean: false,
             dead_after: StreamSeq(0),
             entries: Vec::new(),

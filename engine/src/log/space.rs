@@ -16,7 +16,7 @@ use crate::outbox::{Cx, Pending};
 use crate::scratch::Scratch;
 use crate::snapshot::SegmentCounts;
 use crate::types::{
-    BLOCK_SECTORS, ChunkIndex, Geometry, LogAddr, SegmentIndex, SegmentSeq, StreamSeq,
+    BLOCK_SECTORS, ChunkIndex, Geometry, LogAddr, SegmentIndex, SegmentSeq, StreamSeq, Time,
 };
 use alloc::vec::Vec;
 
@@ -77,7 +77,7 @@ impl Log {
         segment.first_stream_seq = StreamSeq(0);
         segment.last_stream_seq = StreamSeq(0);
         segment.unwritten_chunks = 0;
-        segment.stuck = false;
+        segment.stuck_until = Time(0);
         segment.settled = false;
         segment.entries.clear();
         segment.sums.clear();
@@ -525,11 +525,13 @@ impl Log {
         stream.free_slots.push(crate::types::SlotIndex(slot_at));
     }
 
-    /// The segment that is cheapest to empty: the fewest live blocks, none that is stuck.
-    pub fn victim(&self) -> Option<SegmentIndex> {
+    /// The segment that is cheapest to empty: the fewest live blocks, and not one that was tried in
+    /// vain just now.
+    pub fn victim(&self, now: Time) -> Option<SegmentIndex> {
         let body = crate::format::footer::body_blocks(self.geometry);
         let candidates = self.segments.iter().enumerate().filter(|(_, s)| {
-            s.state == SegmentState::Footered && !s.stuck && s.live > 0 && s.live < body * 9 / 10
+            let partly = s.live > 0 && s.live < body * 9 / 10;
+            s.state == SegmentState::Footered && now >= s.stuck_until && partly
         });
         let (index, _) = candidates.min_by_key(|(_, s)| s.live)?;
         Some(SegmentIndex(index as u32))
@@ -550,8 +552,8 @@ impl Log {
         all.filter(|it| it.state == SegmentState::Footered).count() as u64
     }
 
-    pub fn mark_stuck(&mut self, index: SegmentIndex) {
-        self.segments[index.0 as usize].stuck = true;
+    pub fn mark_stuck(&mut self, index: SegmentIndex, until: Time) {
+        self.segments[index.0 as usize].stuck_until = until;
     }
 
     pub fn counts(&self) -> SegmentCounts {

@@ -364,12 +364,16 @@ fn the_victim_has_a_footer_is_readable_and_has_the_least_that_lives() {
     for (segment, blocks) in [(0, 2), (2, 6), (3, 5), (4, 21), (5, 1)] {
         live(&mut model, segment, blocks);
     }
-    model.log.mark_stuck(SegmentIndex(0));
-    assert_eq!(model.log.victim(), Some(SegmentIndex(3)));
-    model.log.mark_stuck(SegmentIndex(3));
-    assert_eq!(model.log.victim(), Some(SegmentIndex(2)));
-    model.log.mark_stuck(SegmentIndex(2));
-    assert_eq!(model.log.victim(), None, "nine tenths are too much to move");
+    model.log.mark_stuck(SegmentIndex(0), Time(9));
+    assert_eq!(model.log.victim(Time(1)), Some(SegmentIndex(3)));
+    model.log.mark_stuck(SegmentIndex(3), Time(9));
+    assert_eq!(model.log.victim(Time(1)), Some(SegmentIndex(2)));
+    model.log.mark_stuck(SegmentIndex(2), Time(9));
+    assert_eq!(
+        model.log.victim(Time(1)),
+        None,
+        "nine tenths are too much to move"
+    );
 }
 
 /// Three segments are ready, and one of them is opened.
