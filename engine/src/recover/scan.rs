@@ -415,6 +415,16 @@ impl Scan<'_> {
         }
     }
 
+    /// What a record of this log says of syncs was so, wherever it lies: one that a device has put
+    /// in another place, as it may two that it has exchanged, still tells what is missing.
+    fn heard(&mut self, record: &Record) {
+        let identity = &record.identity;
+        let chained = StreamKind::of_code(identity.stream).is_some_and(StreamKind::is_chained);
+        if identity.cache == self.superblock.cache && chained {
+            self.was_synced(identity.durable_upto);
+        }
+    }
+
     /// Notes numbers that must not be given again.
     fn saw(&mut self, record: &Record) {
         let next = self
@@ -533,6 +543,9 @@ impl Scan<'_> {
             let at = block as usize * BLOCK;
             let header = &bytes[at..at + BLOCK];
             let mut parsed = record::parse_sealed(header);
+            if let Ok(record) = &parsed {
+                self.heard(record);
+            }
             if parsed.is_err() && staged && !has(Bug::IgnoreOpenRecords) {
                 parsed = record::parse_open(header);
             }

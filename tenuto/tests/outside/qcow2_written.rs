@@ -376,12 +376,6 @@ fn each_image_that_is_not_written_is_refused_with_what_would_be_right() {
         fs::write(&path, bytes).unwrap();
         path
     };
-    let secret = [
-        "--object",
-        "secret,id=s,data=x",
-        "-o",
-        "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10",
-    ];
     let bitmaps = make("bitmaps.qcow2", "cluster_size=64k");
     run("qemu-img", &["bitmap", "--add", &shown(&bitmaps), "b0"]);
     let data_file = format!("data_file={}", dir.join("data.raw").display());
@@ -424,7 +418,8 @@ fn each_image_that_is_not_written_is_refused_with_what_would_be_right() {
             ["external file", "qemu-img convert"],
         ),
         (
-            create(dir, "luks.qcow2", &[&secret[..], &["8M"]].concat()),
+            // On a busy machine QEMU cannot time its key, and makes no such file.
+            bit("luks.qcow2", 35, 2),
             &[],
             ["encrypted", "qemu-img convert"],
         ),
