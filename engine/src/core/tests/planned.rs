@@ -439,3 +439,97 @@ fn a_policy_that_goes_past_the_log_and_another_size_are_refused() {
     assert_eq!(host.answer(resize), Some(Err(Refusal::Policy)));
     assert_eq!(host.stat, STAT);
 }
+
+fn overwrite_first_byte(host: &mut Host, id: VolumeId, byte: u8) {
+    let file = host.disks.0.get_mut(&Device::Origin(id));
+    file.expect("it was written")[0] = byte;
+}
+
+/// Fails when: what another program has laid over the beginning of the file is written over, or
+/// the volume does not go on when its image is restored.
+#[test]
+fn a_file_that_does_not_begin_with_its_header_any_more_is_told_of_and_left_alone() {
+    let (mut host, disk) = with_image();
+    host.fill(disk, 0, 2);
+    host.hold(applies);
+    let order = host.destage(disk);
+    host.pass(1_000);
+    overwrite_first_byte(&mut host, disk, 0x77);
+    host.hold(none);
+    host.pass(30_000);
+    assert_eq!(host.answer(order), None);
+    let (state, reason) = host.state(disk);
+    assert_eq!(state, State::Stalled);
+    assert!(reason.is_some_and(|it| it.contains("header")), "{reason:?}");
+    assert_eq!(host.disks.0[&Device::Origin(disk)][0], 0x77);
+    overwrite_first_byte(&mut host, disk, MAGIC);
+    host.pass(30_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(guard(&host, disk), 0);
+    assert_eq!(host.state(disk).0, State::Clean);
+}
+
+/// Fails when: a journal of such an image that cannot be read is given up, and its cut is planned
+/// once more over a half of it.
+#[test]
+fn a_pending_journal_that_is_damaged_waits_until_it_is_restored() {
+    let (mut host, disk) = with_image();
+    host.fill(disk, 0, 3);
+    host.hold(applies);
+    host.destage(disk);
+    host.pass(1_000);
+    let want = host.read(disk, 0, 3);
+    let mut host = host.killed();
+    let journal = Device::Journal(disk);
+    let whole = host.disks.0[&journal].clone();
+    let bytes = host.disks.0.get_mut(&journal).expect("it was written");
+    let last = bytes.iter().rposition(|it| *it != 0).expect("not empty");
+    bytes[last] ^= 1;
+    let file = host.disks.0[&Device::Origin(disk)].clone();
+    let again = attach(&mut host, Backwards::default());
+    host.pass(100_000);
+    let (state, reason) = host.state(again);
+    assert_eq!(state, State::Stalled);
+    assert!(
+        reason.is_some_and(|it| it.contains("journal")),
+        "{reason:?}"
+    );
+    assert!(file == host.disks.0[&Device::Origin(disk)], "nothing of it");
+    assert_eq!(host.read(again, 0, 3), want, "guests go on from the log");
+    host.disks.0.insert(journal, whole);
+    host.pass(30_000);
+    assert_eq!(guard(&host, again), 0);
+    assert_eq!(host.read(again, 0, 3), want);
+    let found: Vec<u8> = (0..3).flat_map(|it| view(&host, again, it)).collect();
+    assert_eq!(Some(found), want);
+}
+
+fn is_dead(io: &Io) -> Option<IoError> {
+    (io.device == Device::Cache && io.op != Op::Read).then_some(IoError::Failed)
+}
+
+/// Fails when: a guest writes such an image past the log, or what it has written does not come
+/// home, or its flush is never answered.
+#[test]
+fn guests_of_an_image_that_allocates_wait_while_the_cache_device_is_dead() {
+    let (mut host, disk) = with_image();
+    host.fill(disk, 0, 2);
+    host.fail(is_dead);
+    let flush = host.flush(disk);
+    host.pass(20_000);
+    assert_eq!(
+        host.answer(flush),
+        Some(Ok(())),
+        "all of it is at the image"
+    );
+    assert_eq!(host.show(disk).dirty_bytes, 0);
+    assert_eq!(Some(view(&host, disk, 1)), host.read(disk, 1, 1));
+    let write = host.write_sectors(disk, 64, 8);
+    host.pass(60_000);
+    assert_eq!(host.answer(write), None);
+    host.fail(fine);
+    host.pass(60_000);
+    assert_eq!(host.answer(write), Some(Ok(())));
+    end_destage(&mut host, disk);
+    assert_eq!(Some(view(&host, disk, 8)), host.read(disk, 8, 1));
+}
