@@ -56,10 +56,12 @@ impl Core {
         match &mut parking.keep {
             Keep::Start => {
                 self.log.seal_fill();
+                // Its footer is due from here on, and perhaps nothing else happens any more.
+                self.pump_lines(cx);
                 let volumes = self.close_volumes();
                 let looks = self.look_at_idle(cx, volumes, 0);
                 self.set_keep(looks);
-                false
+                self.pump_keep(cx)
             }
             Keep::Looking(volumes, asked) => {
                 let done = volumes.is_empty() && *asked == 0;

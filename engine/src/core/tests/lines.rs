@@ -2,7 +2,7 @@
 
 use super::{Host, config, spec};
 use crate::engine::Config;
-use crate::event::{Admission, Device, Io, Op, Purpose};
+use crate::event::{Admission, Command, Device, Io, Op, Purpose};
 use crate::types::{Policy, VolumeId};
 
 /// The budget of clean blocks: 3,276 blocks are remembered.
@@ -65,4 +65,24 @@ fn where_all_are_kept_one_read_is_enough() {
     assert_eq!(scan(&mut host, disk, 0..4), (4, true));
     scan(&mut host, disk, 1000..1100);
     assert_eq!(scan(&mut host, disk, 0..4), (0, false));
+}
+
+/// Fails when: a stop waits for a timer where nothing is left to wait for.
+#[test]
+fn a_daemon_that_has_clean_blocks_and_no_volume_stops_at_once() {
+    let (mut host, disk) = reader(Admission::All);
+    scan(&mut host, disk, 0..4);
+    let detach = host.order(Command::Detach {
+        volume: disk,
+        discard_dirty: false,
+    });
+    host.pass(10_000);
+    assert_eq!(host.answer(detach), Some(Ok(())));
+    let begun = host.now;
+    let stop = host.order(Command::Park);
+    while host.answer(stop).is_none() {
+        host.pass(50);
+    }
+    let millis = host.now.since(begun) / 1_000_000;
+    assert!(millis <= 200, "{millis} ms");
 }
