@@ -137,7 +137,7 @@ pub enum ReplayIo {
     /// A stat or a sync of the image.
     Order,
     /// Its first sector, read or written.
-    Header,
+    Header { writes: bool },
 }
 
 /// The requests that only plans make.
@@ -148,7 +148,7 @@ pub enum PlanIo {
     /// What a batch copies from a file of the image.
     Read { job: u32 },
     /// The first sector of the image, read or written for its guard.
-    Guard,
+    Guard { writes: bool },
 }
 
 /// Why the engine wants to be called again.

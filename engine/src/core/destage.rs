@@ -118,9 +118,8 @@ pub struct Destage {
     pub(super) plan: Option<Plan>,
     /// The image contradicts itself.
     pub(super) contradicted: bool,
-    /// The guard is written; it was tried.
+    /// The image may have a guard of this plan, or of one before it.
     pub(super) guarded: bool,
-    pub(super) perhaps_guarded: bool,
     /// Of the epoch, as [`Flow::moved`](crate::flow::Flow::moved) counts.
     pub(super) moved_halves: u64,
 }
@@ -354,7 +353,6 @@ impl Core {
             plan: None,
             contradicted: false,
             guarded: false,
-            perhaps_guarded: false,
             moved_halves: 0,
         });
     }
@@ -558,7 +556,7 @@ impl Core {
             | Phase::ImageSync
             | Phase::JournalSync => {
                 destage.phase = Phase::Journal;
-                (destage.plan, destage.guarded) = (None, false);
+                destage.plan = None;
                 destage.begin_jobs();
                 destage.entries.clear();
                 destage.table = Vec::new();

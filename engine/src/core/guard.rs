@@ -37,7 +37,7 @@ impl Volume {
         let replay = self.replay.as_ref();
         let ledger = self.ledger_writer.as_ref().map(|it| &it.ledger);
         Some(WrittenSnapshot {
-            guarded: destage.is_some_and(|it| it.perhaps_guarded)
+            guarded: destage.is_some_and(|it| it.guarded)
                 || replay.is_some_and(|it| it.reached || it.upto > Serial(0)),
             journal_bytes: match ledger.map(|it| it.progress) {
                 Some(Progress::Apply { journal_bytes, .. }) => journal_bytes,
@@ -71,20 +71,25 @@ impl Core {
             place,
             bytes: SECTOR_BYTES,
         };
-        let (volume, io) = (id, PlanIo::Guard);
+        let writes = op == Op::Write;
+        let (volume, io) = (id, PlanIo::Guard { writes });
         let pending = Pending::Plan { volume, io };
         let (purpose, device) = (Purpose::DestageWrite, Device::Origin(id));
         cx.transfer(pending, purpose, device, op, 0, alloc::vec![slice]);
     }
 
-    pub(super) fn guard_done(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
+    pub(super) fn guard_done(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        (ok, written): (bool, bool),
+    ) {
         let volume = self.volume(id);
         volume.origin_in_flight -= 1;
         let misfits = volume.misfit().is_some();
         let destage = self.phase(id);
         let piece = destage.table_piece.expect("it has a piece");
         let place = self.scratch.piece(piece);
-        let written = self.phase(id).guarded;
         let mut foreign = false;
         if ok && !written && !misfits {
             let mut sector = alloc::vec![0; SECTOR_BYTES as usize];
@@ -93,8 +98,7 @@ impl Core {
             match planner.guarded(&sector, !has(Bug::SkipGuard)) {
                 Some(sector) => {
                     cx.memory.store(place, &sector);
-                    let destage = self.phase(id);
-                    (destage.guarded, destage.perhaps_guarded) = (true, true);
+                    self.phase(id).guarded = true;
                     return self.send_guard(cx, id, Op::Write, place);
                 }
                 None => foreign = true,
@@ -106,10 +110,9 @@ impl Core {
         let destage = self.phase(id);
         if foreign {
             self.plan_contradicted(cx.now, id);
-        } else if ok && destage.guarded {
+        } else if ok && written {
             destage.phase = Phase::ImageSync;
         } else {
-            destage.guarded = false;
             destage.retry_at = cx.now.plus_millis(RETRY_MS);
             self.volume(id).counters.origin.errors += u64::from(!ok);
         }
@@ -127,7 +130,7 @@ impl Core {
         );
         replay.step = Step::Reached;
         let upto = replay.upto;
-        let stat = replay.stat.take().expect("the image was looked at");
+        let stat = replay.stat.expect("the image was looked at");
         self.note_apply(cx.now, id, &stat);
         let ledger_writer = self.volume(id).ledger_writer.as_mut();
         let ledger = &mut ledger_writer.expect("written images have a ledger").ledger;
@@ -154,7 +157,7 @@ impl Core {
         };
         let place = self.scratch.piece(piece);
         let replay = self.volume(id).replay();
-        assert!(replay.header_piece.is_none() && !replay.clearing);
+        assert!(replay.header_piece.is_none() && !replay.waiting);
         replay.header_piece = Some(piece);
         self.send_header(cx, id, Op::Read, place);
         false
@@ -166,7 +169,9 @@ impl Core {
         volume.origin_in_flight += 1;
         let pending = Pending::Replay {
             volume: id,
-            io: ReplayIo::Header,
+            io: ReplayIo::Header {
+                writes: op == Op::Write,
+            },
         };
         let slice = Slice {
             place,
@@ -177,14 +182,18 @@ impl Core {
     }
 
     /// The first sector was read, or written without the guard.
-    pub(super) fn header_done(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
+    pub(super) fn header_done(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        (ok, written): (bool, bool),
+    ) {
         let volume = self.volume(id);
         volume.origin_in_flight -= 1;
         let misfits = volume.misfit().is_some();
         let replay = volume.replay();
         replay.waiting = false;
         let piece = replay.header_piece.take().expect("it has a piece");
-        let clearing = core::mem::take(&mut replay.clearing);
         let place = self.scratch.piece(piece);
         if !ok || misfits {
             let replay = self.volume(id).replay();
@@ -192,7 +201,7 @@ impl Core {
             self.scratch.free_destage_piece(piece);
             return self.replay_stalls(id);
         }
-        if clearing {
+        if written {
             self.scratch.free_destage_piece(piece);
             self.volume(id).replay().step = Step::HeaderSync;
             return;
@@ -219,7 +228,6 @@ impl Core {
         if set && replay.reached {
             cx.memory.store(place, &cleared);
             replay.header_piece = Some(piece);
-            replay.clearing = true;
             return self.send_header(cx, id, Op::Write, place);
         }
         self.scratch.free_destage_piece(piece);
@@ -250,7 +258,7 @@ impl Core {
         }
         let replay = self.volume(id).replay();
         assert!(replay.reached, "the ledger said so before");
-        replay.file_bytes = stat.size_bytes;
+        replay.stat = Some(*stat);
         self.end_replay(cx, id, stat);
     }
 
@@ -267,9 +275,9 @@ impl Core {
             return;
         }
         if !replay.plan {
-            let (header, bytes) = (&replay.header, replay.file_bytes);
+            let stat = replay.stat.expect("the image was looked at");
             let planner = self.planner(id).expect("such an image has one");
-            let known = planner.read_anew(header, bytes);
+            let known = planner.read_anew(&replay.header, stat.size_bytes);
             assert!(known, "its header was looked at");
             return self.forget_tables(id, None);
         }

@@ -307,7 +307,7 @@ impl Core {
         match io {
             PlanIo::Table => self.plan_table_read(cx, volume, ok),
             PlanIo::Read { job } => self.plan_read_done(cx, volume, job, ok),
-            PlanIo::Guard => self.guard_done(cx, volume, ok),
+            PlanIo::Guard { writes } => self.guard_done(cx, volume, (ok, writes)),
         }
     }
 

@@ -130,13 +130,11 @@ pub struct Replay {
     pub(super) plan: bool,
     /// The image has all of it, and the ledger says so.
     pub(super) reached: bool,
-    /// The first sector of the image as it is, and its length.
+    /// The first sector of the image, without the guard.
     pub(super) header: Vec<u8>,
-    pub(super) file_bytes: u64,
-    /// What was seen of the image last, before its header is written.
+    /// What was seen of the image last.
     pub(super) stat: Option<Stat>,
     pub(super) header_piece: Option<u32>,
-    pub(super) clearing: bool,
 }
 
 impl Replay {
@@ -199,10 +197,8 @@ impl Replay {
             plan: false,
             reached: false,
             header: Vec::new(),
-            file_bytes: 0,
             stat: None,
             header_piece: None,
-            clearing: false,
         }
     }
 
@@ -326,7 +322,7 @@ impl Volume {
     /// cleared by itself.
     pub(super) fn drop_destage(&mut self) -> Option<Destage> {
         let destage = self.destage.take();
-        if destage.as_ref().is_some_and(|it| it.perhaps_guarded) {
+        if destage.as_ref().is_some_and(|it| it.guarded) {
             assert!(self.replay.is_none(), "a destage or a replay");
             self.replay = Some(Replay::of_guard());
         }
@@ -663,7 +659,7 @@ impl Core {
                 self.copied(cx, id, (job, entries), result, started);
             }
             ReplayIo::Order => self.replay_ordered(cx, id, ok, stat),
-            ReplayIo::Header => self.header_done(cx, id, ok),
+            ReplayIo::Header { writes } => self.header_done(cx, id, (ok, writes)),
         }
         // As many as have got memory before may do so again.
         self.give_destage_memory(cx);
@@ -825,7 +821,7 @@ impl Core {
         }
         let replay = self.volume(id).replay();
         assert!(replay.step == Step::Stat, "the image was looked at");
-        (replay.file_bytes, replay.stat) = (stat.size_bytes, Some(*stat));
+        replay.stat = Some(*stat);
         if replay.upto == Serial(0) && replay.entries.is_empty() {
             replay.step = Step::Header;
             return;
@@ -857,7 +853,7 @@ impl Core {
             return self.volume(id).replay().begin_again(cx.now);
         }
         let replay = self.volume(id).replay();
-        (replay.file_bytes, replay.stat) = (stat.size_bytes, Some(*stat));
+        replay.stat = Some(*stat);
         match replay.guards {
             true if has(Bug::ClearGuardEarly) => {
                 (replay.step, replay.reached) = (Step::Header, true);
