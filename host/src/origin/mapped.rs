@@ -56,6 +56,44 @@ pub struct Mapped {
     written: bool,
 }
 
+/// An image whose files are closed: a description that stays open would keep its lock, and a new
+/// one out.
+#[derive(Debug)]
+pub struct Closed<W> {
+    links: Vec<(PathBuf, ::image::Format, W)>,
+    chain: Chain,
+    snapshots: Vec<String>,
+    written: bool,
+}
+
+impl<W> Closed<W> {
+    /// The same files, each opened again.
+    pub fn open<E>(&self, open: impl Fn(&W) -> Result<Arc<Target>, E>) -> Result<Mapped, E> {
+        let mut links = Vec::with_capacity(self.links.len());
+        for (path, format, was) in &self.links {
+            let target = open(was)?;
+            links.push(Link {
+                path: path.clone(),
+                target: if links.is_empty() {
+                    target
+                } else {
+                    shared(&target)
+                },
+                format: format.clone(),
+            });
+        }
+        Ok(Mapped {
+            opened: Opened {
+                links,
+                chain: self.chain.clone(),
+            },
+            tables: Mutex::new(Metadata::new(LOOK_RAM_BYTES)),
+            snapshots: self.snapshots.clone(),
+            written: self.written,
+        })
+    }
+}
+
 /// What is told of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageShown {
@@ -254,28 +292,18 @@ impl Mapped {
             .map(|link| &link.target)
     }
 
-    /// The same files, each opened again.
-    pub fn reopened<E>(
-        &self,
-        open: impl Fn(&Target) -> Result<Arc<Target>, E>,
-    ) -> Result<Mapped, E> {
-        let mut links = self.opened.links.clone();
-        for (at, link) in links.iter_mut().enumerate() {
-            let target = open(&link.target)?;
-            link.target = match at {
-                0 => target,
-                _ => shared(&target),
-            };
-        }
-        Ok(Mapped {
-            opened: Opened {
-                links,
-                chain: self.opened.chain.clone(),
-            },
-            tables: Mutex::new(Metadata::new(LOOK_RAM_BYTES)),
+    /// How the files stand on each other, without what is open of them; `was` says what each is
+    /// known by.
+    pub fn closed<W>(&self, was: impl Fn(&Target) -> W) -> Closed<W> {
+        let links = self.opened.links.iter();
+        Closed {
+            links: links
+                .map(|link| (link.path.clone(), link.format.clone(), was(&link.target)))
+                .collect(),
+            chain: self.opened.chain.clone(),
             snapshots: self.snapshots.clone(),
             written: self.written,
-        })
+        }
     }
 
     /// How its bytes are found; `names` are those of its files.

@@ -10,7 +10,7 @@
 use crate::fault::Fault;
 use crate::lock::{self, Mode, Patience};
 use crate::origin::file::{OpenVolume, Origin};
-use crate::origin::mapped::Mapped;
+use crate::origin::mapped::Closed;
 use crate::origin::san::Params;
 use crate::sys;
 use crate::target::{How, Target};
@@ -26,6 +26,7 @@ struct Was {
     known: Image,
     read_only: bool,
     direct: bool,
+    lasts: bool,
     image: bool,
 }
 
@@ -40,9 +41,8 @@ pub struct Lost {
     ledger_path: Option<PathBuf>,
     journal_path: Option<PathBuf>,
     san: Option<Params>,
-    /// Of an image of several files: how they stand on each other. They are locked for reading
-    /// only, which keeps no other reader out.
-    mapped: Option<Arc<Mapped>>,
+    /// Of an image of a format: its files and how they stand on each other.
+    mapped: Option<Closed<Was>>,
 }
 
 /// Why they are not open again.
@@ -61,14 +61,15 @@ impl Lost {
             return Err(Box::new(files));
         };
         let beside = |target: &Option<Arc<Target>>| target.as_deref().map(|it| Was::of(it, false));
+        let of_image = |target: &Target| Was::of(target, true);
         Ok(Box::new(Lost {
-            origin: Was::of(origin, true),
+            origin: of_image(origin),
             ledger: beside(&files.ledger),
             journal: beside(&files.journal),
             ledger_path: files.ledger_path.clone(),
             journal_path: files.journal_path.clone(),
             san: files.san,
-            mapped: files.mapped.clone(),
+            mapped: files.mapped.as_ref().map(|mapped| mapped.closed(of_image)),
             open: Some(files),
         }))
     }
@@ -77,13 +78,8 @@ impl Lost {
     pub fn open(&mut self) -> Result<OpenVolume, Trouble> {
         drop(self.open.take());
         let beside = |was: &Option<Was>| was.as_ref().map(Was::open).transpose();
-        let again = |mapped: &Arc<Mapped>| {
-            let files = mapped.reopened(|target| Was::of(target, true).open());
-            files.map(Arc::new)
-        };
+        let again = |mapped: &Closed<Was>| mapped.open(Was::open).map(Arc::new);
         let mapped = self.mapped.as_ref().map(again).transpose()?;
-        // What was open of it is closed here, too.
-        drop(self.mapped.take());
         let origin = match &mapped {
             Some(mapped) => mapped.top().clone(),
             None => self.origin.open()?,
@@ -114,6 +110,7 @@ impl Was {
             known: known_by(target, image),
             read_only: target.read_only,
             direct: target.direct,
+            lasts: target.lasts,
             image,
         }
     }
@@ -150,6 +147,7 @@ impl Was {
             gone.map_err(|error| away(Fault::io(&name, "turn direct I/O off", error)))?;
         }
         target.named = self.named.clone();
+        target.lasts = self.lasts;
         Ok(Arc::new(target))
     }
 }
@@ -169,24 +167,59 @@ fn known_by(target: &Target, image: bool) -> Image {
 mod tests {
     use super::*;
     use crate::origin::Format;
+    use crate::origin::clone::{self, CloneOf};
     use crate::origin::file::{self, Access, Request};
     use std::fs::{self, File};
     use std::path::Path;
     use std::time::Duration;
 
     fn lost(path: &Path) -> Box<Lost> {
+        lost_of(path, Format::Raw, &[])
+    }
+
+    fn lost_of(path: &Path, format: Format, allow: &[PathBuf]) -> Box<Lost> {
         let request = Request {
             path: path.to_owned(),
             access: Access::Write,
-            format: Format::Raw,
-            allow: Vec::new(),
+            format,
+            allow: allow.to_vec(),
             journal_place: None,
             ledger_place: None,
             quiet: Duration::ZERO,
             create: true,
         };
-        let files = file::open(&request, &mut Patience::none()).expect("open the volume");
+        let mut files = file::open(&request, &mut Patience::none()).expect("open the volume");
+        let below = files.open_below(&request, &mut Patience::none());
+        below.expect("open what lies below");
         Lost::of(files).expect("its origin is a file")
+    }
+
+    /// What is known of an image must not change with the loss, or it looks like another one.
+    #[test]
+    fn an_image_that_is_written_is_opened_again_and_known_by_the_same() {
+        let dir = tempfile::tempdir().expect("make a directory");
+        let allow = [dir.path().to_owned()];
+        let (base, path) = (dir.path().join("base.raw"), dir.path().join("disk.qcow2"));
+        size(&base, 1 << 20);
+        let of = CloneOf {
+            image: base,
+            plain: false,
+        };
+        clone::make(&path, &of, &allow).expect("make the image");
+        let known = |files: &OpenVolume| {
+            let stat = files.stat().expect("its origin is a file");
+            stat.expect("it can be looked at").image
+        };
+        let mut lost = lost_of(&path, Format::Qcow2, &allow);
+        let before = lost.open.as_ref().and_then(known);
+        assert!(before.is_some_and(|image| image.lasts && image.below != 0));
+        for _ in 0..2 {
+            let files = lost.open().expect("open it again");
+            assert_eq!(known(&files), before);
+            let second = File::open(&path).expect("open the image");
+            assert!(second.try_lock().is_err(), "it is locked");
+            lost = Lost::of(files).expect("its origin is a file");
+        }
     }
 
     fn size(path: &Path, bytes: u64) {
