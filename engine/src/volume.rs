@@ -5,11 +5,10 @@
 //! bytes and devices; see `engine::write` for the way of a write.
 
 use crate::adversary::{Bug, has};
-use crate::core::{Bypass, Destage, Known, Own, Replay, Resize, Switch, Unread};
+use crate::core::{Bypass, Destage, Known, LedgerWriter, Own, Replay, Resize, Switch, Unread};
 use crate::event::{Admission, Device, IoError, ResetOn, Share, Tuning, VolumeSpec};
 use crate::flow::{Flow, FlowLimits};
 use crate::format::checkpoint::VolumeRecord;
-use crate::format::ledger::Ledger;
 use crate::image::Image;
 use crate::log::QuotaOwner;
 use crate::map::{Content, ExtentMap};
@@ -105,39 +104,6 @@ impl Waiting {
             *offset = 0;
         }
     }
-}
-
-/// What is written to the ledger, and what follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LedgerStep {
-    /// The volume is claimed; then it needs a checkpoint to be ready.
-    Claim,
-    /// A destage may write places of the image that nothing in it refers to.
-    Prepare,
-    /// A destage may start to write the origin.
-    Begin,
-    /// All of a plan is at the image; its guard is left.
-    Reached,
-    /// A destage has ended.
-    Finish,
-    /// Nothing is dirty any more and the owner goes away.
-    Release,
-}
-
-/// The ledger of a volume as it is, or is being written.
-pub struct LedgerWriter {
-    pub ledger: Ledger,
-    pub step: Option<LedgerStep>,
-    pub piece: Option<u32>,
-    /// The last attempt failed: due again at housekeeping.
-    pub failed: bool,
-    /// It says what has to be on media before the volume is served, also of a direct one.
-    pub unsaid: bool,
-    /// How far the clock of the origin's file system is ahead of ours.
-    pub clock_ahead_ns: u64,
-    /// The time over there when it was read, and when that was. The wall clock here may be set back
-    /// since.
-    pub clock_there: (u64, Time),
 }
 
 /// Syncs of an origin that is written past the log.

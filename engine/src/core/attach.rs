@@ -7,23 +7,20 @@
 //!
 //! Always true: a ledger is claimed only after the log knows the volume, so a ledger that says
 //! "dirty on this cache" finds its volume there; a volume whose ledger does not fit is refused
-//! and nothing of it is touched. Writing the ledger of a volume is done here as well, one write
-//! and one sync at a time.
+//! and nothing of it is touched. Deliberately absent: writing a ledger ([`super::ledger`]).
 
 use super::checkpoint::Waiter;
 use super::image::{Known, of_ledger};
 use super::keep::name_of;
+use super::ledger::{LedgerStep, LedgerWriter};
 use super::{Bypass, Core, Replay, Switch};
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose, Refusal, ResetOn, Stat, VolumeSpec};
 use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
-use crate::format::ledger::{
-    LEDGER_BYTES, LOSS_ACCEPTED, Ledger, OWNER_BYTES_MAX, PAST_LOG, Progress,
-};
+use crate::format::ledger::{LOSS_ACCEPTED, Ledger, OWNER_BYTES_MAX, PAST_LOG, Progress};
 use crate::format::record::MAX_SECTOR;
 use crate::image::{Finding, Image, Named, compare};
 use crate::log::QuotaOwner;
-use crate::memory::Slice;
 use crate::open::OpenError;
 use crate::origin::Map;
 use crate::outbox::{Cx, Pending};
@@ -33,7 +30,7 @@ use crate::snapshot::State;
 use crate::types::{
     DestageMode, Generation, Policy, RequestId, SECTOR_BYTES, Serial, Time, Uuid, VolumeId,
 };
-use crate::volume::{LedgerStep, LedgerWriter, Volume};
+use crate::volume::Volume;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
@@ -419,149 +416,6 @@ impl Core {
         self.detach_progress(cx, id);
     }
 
-    /// Writes the ledger as its writer has it, then syncs it, then takes the step. One that
-    /// is being removed is not written again, and its volume takes no step any more.
-    pub(super) fn write_ledger(&mut self, cx: &mut Cx<'_>, id: VolumeId, step: LedgerStep) {
-        let volume = self.volume(id);
-        if volume.removing {
-            return;
-        }
-        let ledger_writer = volume
-            .ledger_writer
-            .as_mut()
-            .expect("only claimed volumes get here");
-        assert_eq!(ledger_writer.step, None, "one step of the ledger at a time");
-        ledger_writer.step = Some(step);
-        ledger_writer.ledger.sequence += 1;
-        self.put_ledger(cx, id);
-    }
-
-    fn put_ledger(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let Some(piece) = self.scratch.take_piece() else {
-            self.volume(id)
-                .ledger_writer
-                .as_mut()
-                .expect("checked by the caller")
-                .failed = true;
-            return;
-        };
-        let place = self.scratch.piece(piece);
-        let ledger_writer = self
-            .volume(id)
-            .ledger_writer
-            .as_mut()
-            .expect("checked by the caller");
-        assert!(
-            ledger_writer.step.is_some() && ledger_writer.piece.is_none(),
-            "a ledger is written once at a time, and for a step"
-        );
-        ledger_writer.failed = false;
-        ledger_writer.piece = Some(piece);
-        let bytes = ledger_writer.ledger.encode();
-        assert!(Ledger::parse(&bytes).is_ok(), "what is written can be read");
-        cx.memory.store(place, &bytes);
-        let at = Ledger::slot_at(ledger_writer.ledger.sequence);
-        let slices = alloc::vec![Slice {
-            place,
-            bytes: LEDGER_BYTES as u64
-        }];
-        let pending = Pending::Ledger { volume: id };
-        cx.transfer(
-            pending,
-            Purpose::Ledger,
-            Device::Ledger(id),
-            Op::Write,
-            at,
-            slices,
-        );
-    }
-
-    pub(super) fn ledger_written(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
-        let ledger_writer = self
-            .volume(id)
-            .ledger_writer
-            .as_mut()
-            .expect("a ledger was written");
-        let piece = ledger_writer
-            .piece
-            .take()
-            .expect("a ledger write holds a piece");
-        ledger_writer.failed = !ok;
-        let bug = unsynced_at(ledger_writer.step);
-        self.scratch.free_piece(piece);
-        if ok {
-            let pending = Pending::LedgerSync { volume: id };
-            let (device, op) = (Device::Ledger(id), Op::sync_unless(bug));
-            cx.order(pending, Purpose::Ledger, device, op, 0, 0);
-        } else {
-            self.volume(id).counters.origin.errors += 1;
-        }
-    }
-
-    pub(super) fn ledger_synced(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
-        let volume = self.volume(id);
-        let ledger_writer = volume.ledger_writer.as_mut().expect("a ledger was synced");
-        if !ok {
-            ledger_writer.failed = true;
-            volume.counters.origin.errors += 1;
-            return;
-        }
-        volume.ledger_generation = ledger_writer.ledger.generation;
-        match ledger_writer.step.take().expect("a step was under way") {
-            LedgerStep::Claim => {
-                // It ends when the time of the ledger is known as well.
-                ledger_writer.step = Some(LedgerStep::Claim);
-                volume.origin_in_flight += 1;
-                let pending = Pending::Clock { volume: id };
-                cx.order(pending, Purpose::Ledger, Device::Ledger(id), Op::Stat, 0, 0);
-            }
-            LedgerStep::Prepare => self.destage_prepared(cx, id),
-            LedgerStep::Reached => self.replay_reached(cx, id),
-            LedgerStep::Begin if volume.replay.is_some() => self.replay_begun(cx, id),
-            LedgerStep::Finish if volume.replay.is_some() => self.replay_finished(cx, id),
-            LedgerStep::Begin => self.destage_begun(cx, id),
-            LedgerStep::Finish => self.destage_finished(cx, id),
-            LedgerStep::Release => {
-                self.switch_released(id);
-                self.bypass_released(cx, id);
-                self.detach_progress(cx, id);
-            }
-        }
-    }
-
-    /// The ledger was written a moment ago, so its time is the present one over there.
-    pub(super) fn clock_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
-        let volume = self.volume(id);
-        volume.origin_in_flight -= 1;
-        let ledger_writer = volume.ledger_writer.as_mut().expect("a ledger was written");
-        let Some(stat) = stat else {
-            // Without it the next journal may not be replayed after a crash: all of it again.
-            ledger_writer.failed = true;
-            volume.counters.origin.errors += 1;
-            return;
-        };
-        assert!(
-            ledger_writer.step == Some(LedgerStep::Claim),
-            "a claim asks for the time"
-        );
-        ledger_writer.step = None;
-        ledger_writer.clock_ahead_ns = stat.mtime_ns.saturating_sub(stat.now_ns);
-        ledger_writer.clock_there = (stat.mtime_ns, cx.now);
-        if !self.switch_claimed(cx, id) && !self.commit_claimed(cx, id) {
-            self.open_for_requests(cx, id);
-        }
-        self.resize_progress(cx, id);
-        self.pump_bypass(cx, id);
-    }
-
-    /// A ledger that could not be written is due again.
-    pub(super) fn retry_ledger(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        if self.volume(id).ledger_failed() {
-            mark(Mark::LedgerAgain);
-            self.put_ledger(cx, id);
-        }
-    }
-
     /// At an orderly stop the ledger of a clean volume that was in use says that nobody holds
     /// anything of it.
     pub(super) fn release_if_clean(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
@@ -728,16 +582,6 @@ impl Core {
         }
         self.count_writers();
         self.checkpoint.wait(Waiter::Detach(request));
-    }
-}
-
-/// What breaks when a ledger is not synced at this step.
-fn unsynced_at(step: Option<LedgerStep>) -> Bug {
-    match step.expect("a ledger is written for a step") {
-        LedgerStep::Claim => Bug::SkipLedgerSyncAtClaim,
-        LedgerStep::Prepare | LedgerStep::Begin => Bug::SkipLedgerSyncAtBegin,
-        LedgerStep::Reached | LedgerStep::Finish => Bug::SkipLedgerSyncAtFinish,
-        LedgerStep::Release => Bug::SkipLedgerSyncAtRelease,
     }
 }
 

@@ -30,13 +30,14 @@
 
 use super::Core;
 use super::checkpoint::Waiter;
+use super::ledger::LedgerStep;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Refusal;
 use crate::format::ledger::PAST_LOG;
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::{CacheState, State};
 use crate::types::{Policy, RequestId, Time, VolumeId};
-use crate::volume::{LedgerStep, Volume, WaitKind};
+use crate::volume::{Volume, WaitKind};
 
 /// How long a device may fail before guests stop waiting for it. Longer than the resets of a
 /// controller usually take, shorter than the patience of a guest's file system.

@@ -21,12 +21,12 @@
 
 use super::Core;
 use super::checkpoint::Waiter;
+use super::ledger::LedgerStep;
 use crate::adversary::{Mark, mark};
 use crate::event::{Device, Op, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
 use crate::types::{DestageMode, Policy, RequestId, VolumeId};
-use crate::volume::LedgerStep;
 
 impl Core {
     /// An administrator's order, for a volume that was attached to be committed.

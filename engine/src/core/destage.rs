@@ -23,6 +23,7 @@
 
 use super::batch::{Plan, entries_max};
 use super::jobs::{JOB_PIECES_MAX, Job};
+use super::ledger::LedgerStep;
 use super::merge_damage::REREAD_MS;
 use super::resend::{RETRY_MS, Resend};
 use super::runs::{journal_entries_max, next_run};
@@ -40,7 +41,7 @@ use crate::ram::{Key, Layer};
 use crate::slab::Slab;
 use crate::snapshot::State;
 use crate::types::{BLOCK_SECTORS, DestageMode, Policy, RequestId, Serial, Span, Time, VolumeId};
-use crate::volume::{Epoch, LedgerStep};
+use crate::volume::Epoch;
 use alloc::vec::Vec;
 
 /// Applying may change the origin's modification time up to so long after the ledger was written;

@@ -14,6 +14,7 @@
 
 use super::Core;
 use super::destage::Phase;
+use super::ledger::LedgerStep;
 use super::replay::{FOREIGN_MS, Replay, Step};
 use super::resend::RETRY_MS;
 use crate::adversary::{Bug, has};
@@ -23,7 +24,7 @@ use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending, PlanIo, ReplayIo};
 use crate::snapshot::{State, WrittenSnapshot};
 use crate::types::{Policy, SECTOR_BYTES, Serial, Time, VolumeId};
-use crate::volume::{LedgerStep, Volume};
+use crate::volume::Volume;
 
 const FOREIGN: &str = "the file does not begin with the header of its image any more; restore it, \
                        and destage goes on";

@@ -13,6 +13,7 @@
 //! time; who asks meanwhile waits for that.
 //! Deliberately absent: what the image is compared by ([`crate::image`]).
 
+use super::layers::is_base;
 use super::{Core, Destage};
 use crate::adversary::{Bug, has};
 use crate::event::{Device, Op, Purpose, Refusal, Stat};
@@ -112,6 +113,10 @@ impl Core {
 
     pub(super) fn image_seen(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
         let volume = self.volume(id);
+        assert!(
+            volume.image.looking && volume.origin_in_flight > 0,
+            "a look was under way"
+        );
         volume.origin_in_flight -= 1;
         volume.image.looking = false;
         let waiters = core::mem::take(&mut volume.image.waiters);
@@ -162,6 +167,7 @@ impl Core {
 
     fn hold_for_image(&mut self, cx: &mut Cx<'_>, id: VolumeId, found: Finding) {
         let volume = self.volume(id);
+        assert!(volume.attached, "images of attached volumes are looked at");
         let begins = volume.image.misfit.replace(found).is_none();
         // What was written of an epoch may be cut off: all of it is written again.
         let cut = found == Finding::Shrunk;
@@ -209,6 +215,7 @@ impl Core {
     fn take_new_layer(&mut self, id: VolumeId) {
         self.layers += 1;
         let layer = Layer(self.layers);
+        assert!(!is_base(layer), "private layers are below those of bases");
         let old = core::mem::replace(&mut self.volume(id).layer, layer);
         self.forget_layer(old);
     }

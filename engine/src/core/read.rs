@@ -123,12 +123,17 @@ impl Core {
     /// One of the things a read waits for has ended.
     pub(super) fn read_progress(&mut self, cx: &mut Cx<'_>, read: u32) {
         let op = self.reads.get(read);
+        assert!(op.waits > 0, "a read that has ended waits for nothing");
         op.waits -= 1;
         if op.waits > 0 {
             return;
         }
         let op = self.reads.take(read);
         let volume = self.volume(op.volume);
+        assert!(
+            volume.reads_in_flight > 0 && volume.reads_held >= u32::from(op.held),
+            "a volume counts its reads"
+        );
         volume.reads_in_flight -= 1;
         volume.reads_held -= u32::from(op.held);
         match op.goal {
@@ -216,6 +221,10 @@ impl Core {
     ) {
         let wanted = clip(part, block, block + 1);
         let op = self.reads.get(read);
+        assert!(
+            wanted.sector >= op.span.sector && wanted.end() <= op.span.end(),
+            "a block goes to the part of the buffer that asked for it"
+        );
         let offset = (wanted.sector - block * BLOCK_SECTORS) * SECTOR_BYTES;
         let from = RamTier::place(slot).plus(offset);
         let bytes = wanted.sectors * SECTOR_BYTES;

@@ -30,6 +30,7 @@
 
 use super::Core;
 use super::destage::{APPLY_MS_MAX, Destage};
+use super::ledger::LedgerStep;
 use super::resend::{Pause, RETRY_MS};
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Stat};
@@ -42,7 +43,7 @@ use crate::settle::{check_table, payload_bytes};
 use crate::slab::Slab;
 use crate::snapshot::State;
 use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Serial, Span, Time, VolumeId};
-use crate::volume::{LedgerStep, Volume};
+use crate::volume::Volume;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::ops::Range;

@@ -9,7 +9,9 @@
 //! touches its image; *Set* gives the image its size and syncs it; *Name* is a checkpoint.
 //!
 //! Always true: no destage begins between *Wait* and the end of *Set*, because a journal counts
-//! only for an image of the size that it was written for. A volume is never larger than its image:
+//! only for an image of the size that it was written for. Before *Set* the ledger forgets the time
+//! of the image: two changes that come back to the size that it names would look like a write of
+//! another program. A volume is never larger than its image:
 //! the image grows first, and shrinks last. Killed at any time, the next start takes the size that
 //! the image has. Deliberately absent: what is lost when a volume becomes smaller; the host asks
 //! for that only when nobody is connected and nothing is dirty.
@@ -17,6 +19,7 @@
 use super::Core;
 use super::attach::BYTES_MAX;
 use super::checkpoint::Waiter;
+use super::ledger::LedgerStep;
 use crate::adversary::{Bug, has};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
@@ -127,8 +130,16 @@ impl Core {
             resize.old_bytes == volume.size_bytes,
             "a size changes once at a time"
         );
-        resize.step = Step::Set;
         let bytes = resize.new_bytes;
+        assert!(volume.map.is_none(), "only raw images change their size");
+        if let Some(writer) = volume.ledger_writer.as_mut()
+            && writer.ledger.image.mtime_ns != 0
+        {
+            writer.ledger.image = writer.ledger.image.written();
+            self.write_ledger(cx, id, LedgerStep::Resize);
+            return;
+        }
+        resize.step = Step::Set;
         if shrinks {
             volume.size_bytes = bytes;
         }

@@ -28,13 +28,14 @@
 //! and never change.
 
 use super::checkpoint::Waiter;
+use super::ledger::LedgerStep;
 use super::{Bypass, Core};
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
 use crate::types::{Policy, RequestId, Serial, Time, VolumeId};
-use crate::volume::{LedgerStep, Volume};
+use crate::volume::Volume;
 use alloc::vec::Vec;
 
 /// Blocks (1 MiB) that are few enough to hold writes for while they are destaged; of a small log

@@ -1,9 +1,11 @@
 //! Volumes whose image does not fit, in the middle of what they were doing with it.
 
+use super::super::image::of_ledger;
 use super::{Host, STAT, fine, none, spec, writes_origin};
 use crate::engine::Settled;
 use crate::event::{Command, Device, Event, Io, IoError, Op, Purpose, Refusal, Stat};
-use crate::image::{Image, Named};
+use crate::format::ledger::Ledger;
+use crate::image::{Finding, Image, Named};
 use crate::types::{Policy, VolumeId};
 
 const IMAGE: Image = Image {
@@ -209,4 +211,28 @@ fn a_commit_whose_image_is_away_for_a_while_in_the_middle_goes_to_its_end() {
     host.pass(1_000);
     assert_eq!(host.answer(order), Some(Ok(())));
     assert_eq!(host.show(disk).dirty_bytes, 0);
+}
+
+/// It would look like a write of another program, and the volume be held after the next start.
+#[test]
+fn an_image_that_is_resized_and_comes_back_to_its_size_is_still_known() {
+    let (mut host, disk) = with_image();
+    assert!(host.write(disk, 0, 1));
+    let order = host.destage(disk);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(host.ledger(disk).image.mtime_ns, 1, "the destage names it");
+    for size_bytes in [IMAGE.size_bytes + 4096, IMAGE.size_bytes] {
+        let volume = disk;
+        let order = host.order(Command::Resize { volume, size_bytes });
+        host.pass(1_000);
+        assert_eq!(host.answer(order), Some(Ok(())));
+    }
+    let ledger = host.disks.0[&Device::Ledger(disk)].clone();
+    let ledger = Ledger::parse_file(&ledger).expect("its slots are whole");
+    let ledger = ledger.expect("there is one");
+    let resized = Image {
+        mtime_ns: IMAGE.mtime_ns + 1,
+        ..IMAGE
+    };
+    assert_eq!(of_ledger(&ledger, &resized), Finding::Same);
 }

@@ -1,0 +1,214 @@
+//! The writer of a ledger: one write and one sync at a time, then the step that it was for.
+//!
+//! ```text
+//! write_ledger ─▶ written ─▶ synced ─▶ (claim: clock) ─▶ the step is taken
+//!                   └── failed ─▶ (housekeeping) ─▶ written again
+//! ```
+//!
+//! Always true: a ledger is written for a step, and no other step begins before it is taken; the
+//! one that is removed is never written again. Deliberately absent: what a ledger says, which is
+//! decided by who asks for the step.
+
+use super::Core;
+use crate::adversary::{Bug, Mark, mark};
+use crate::event::{Device, Op, Purpose, Stat};
+use crate::format::ledger::{LEDGER_BYTES, Ledger};
+use crate::memory::Slice;
+use crate::outbox::{Cx, Pending};
+use crate::types::{Time, VolumeId};
+
+/// What is written to the ledger, and what follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LedgerStep {
+    /// The volume is claimed; then it needs a checkpoint to be ready.
+    Claim,
+    /// A destage may write places of the image that nothing in it refers to.
+    Prepare,
+    /// A destage may start to write the origin.
+    Begin,
+    /// All of a plan is at the image; its guard is left.
+    Reached,
+    /// A destage has ended.
+    Finish,
+    /// The size of the image may change.
+    Resize,
+    /// Nothing is dirty any more and the owner goes away.
+    Release,
+}
+
+/// The ledger of a volume as it is, or is being written.
+pub struct LedgerWriter {
+    pub ledger: Ledger,
+    pub step: Option<LedgerStep>,
+    pub piece: Option<u32>,
+    /// The last attempt failed: due again at housekeeping.
+    pub failed: bool,
+    /// It says what has to be on media before the volume is served, also of a direct one.
+    pub unsaid: bool,
+    /// How far the clock of the origin's file system is ahead of ours.
+    pub clock_ahead_ns: u64,
+    /// The time over there when it was read, and when that was. The wall clock here may be set back
+    /// since.
+    pub clock_there: (u64, Time),
+}
+
+impl Core {
+    /// Writes the ledger as its writer has it, then syncs it, then takes the step. One that
+    /// is being removed is not written again, and its volume takes no step any more.
+    pub(super) fn write_ledger(&mut self, cx: &mut Cx<'_>, id: VolumeId, step: LedgerStep) {
+        let volume = self.volume(id);
+        if volume.removing {
+            return;
+        }
+        let ledger_writer = volume
+            .ledger_writer
+            .as_mut()
+            .expect("only claimed volumes get here");
+        assert_eq!(ledger_writer.step, None, "one step of the ledger at a time");
+        ledger_writer.step = Some(step);
+        ledger_writer.ledger.sequence += 1;
+        self.put_ledger(cx, id);
+    }
+
+    fn put_ledger(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let Some(piece) = self.scratch.take_piece() else {
+            self.volume(id)
+                .ledger_writer
+                .as_mut()
+                .expect("checked by the caller")
+                .failed = true;
+            return;
+        };
+        let place = self.scratch.piece(piece);
+        let ledger_writer = self
+            .volume(id)
+            .ledger_writer
+            .as_mut()
+            .expect("checked by the caller");
+        assert!(
+            ledger_writer.step.is_some() && ledger_writer.piece.is_none(),
+            "a ledger is written once at a time, and for a step"
+        );
+        ledger_writer.failed = false;
+        ledger_writer.piece = Some(piece);
+        let bytes = ledger_writer.ledger.encode();
+        assert!(Ledger::parse(&bytes).is_ok(), "what is written can be read");
+        cx.memory.store(place, &bytes);
+        let at = Ledger::slot_at(ledger_writer.ledger.sequence);
+        let slices = alloc::vec![Slice {
+            place,
+            bytes: LEDGER_BYTES as u64
+        }];
+        let pending = Pending::Ledger { volume: id };
+        cx.transfer(
+            pending,
+            Purpose::Ledger,
+            Device::Ledger(id),
+            Op::Write,
+            at,
+            slices,
+        );
+    }
+
+    pub(super) fn ledger_written(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
+        let ledger_writer = self
+            .volume(id)
+            .ledger_writer
+            .as_mut()
+            .expect("a ledger was written");
+        let piece = ledger_writer
+            .piece
+            .take()
+            .expect("a ledger write holds a piece");
+        ledger_writer.failed = !ok;
+        let bug = unsynced_at(ledger_writer.step);
+        self.scratch.free_piece(piece);
+        if ok {
+            let pending = Pending::LedgerSync { volume: id };
+            let (device, op) = (Device::Ledger(id), Op::sync_unless(bug));
+            cx.order(pending, Purpose::Ledger, device, op, 0, 0);
+        } else {
+            self.volume(id).counters.origin.errors += 1;
+        }
+    }
+
+    pub(super) fn ledger_synced(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
+        let volume = self.volume(id);
+        let ledger_writer = volume.ledger_writer.as_mut().expect("a ledger was synced");
+        if !ok {
+            ledger_writer.failed = true;
+            volume.counters.origin.errors += 1;
+            return;
+        }
+        volume.ledger_generation = ledger_writer.ledger.generation;
+        match ledger_writer.step.take().expect("a step was under way") {
+            LedgerStep::Claim => {
+                // It ends when the time of the ledger is known as well.
+                ledger_writer.step = Some(LedgerStep::Claim);
+                volume.origin_in_flight += 1;
+                let pending = Pending::Clock { volume: id };
+                cx.order(pending, Purpose::Ledger, Device::Ledger(id), Op::Stat, 0, 0);
+            }
+            LedgerStep::Prepare => self.destage_prepared(cx, id),
+            LedgerStep::Reached => self.replay_reached(cx, id),
+            LedgerStep::Begin if volume.replay.is_some() => self.replay_begun(cx, id),
+            LedgerStep::Finish if volume.replay.is_some() => self.replay_finished(cx, id),
+            LedgerStep::Begin => self.destage_begun(cx, id),
+            LedgerStep::Finish => self.destage_finished(cx, id),
+            LedgerStep::Resize => {
+                self.pump_bypass(cx, id);
+                self.detach_progress(cx, id);
+            }
+            LedgerStep::Release => {
+                self.switch_released(id);
+                self.bypass_released(cx, id);
+                self.detach_progress(cx, id);
+            }
+        }
+    }
+
+    /// The ledger was written a moment ago, so its time is the present one over there.
+    pub(super) fn clock_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
+        let volume = self.volume(id);
+        volume.origin_in_flight -= 1;
+        let ledger_writer = volume.ledger_writer.as_mut().expect("a ledger was written");
+        let Some(stat) = stat else {
+            // Without it the next journal may not be replayed after a crash: all of it again.
+            ledger_writer.failed = true;
+            volume.counters.origin.errors += 1;
+            return;
+        };
+        assert!(
+            ledger_writer.step == Some(LedgerStep::Claim),
+            "a claim asks for the time"
+        );
+        ledger_writer.step = None;
+        ledger_writer.clock_ahead_ns = stat.mtime_ns.saturating_sub(stat.now_ns);
+        ledger_writer.clock_there = (stat.mtime_ns, cx.now);
+        if !self.switch_claimed(cx, id) && !self.commit_claimed(cx, id) {
+            self.open_for_requests(cx, id);
+        }
+        self.resize_progress(cx, id);
+        self.pump_bypass(cx, id);
+    }
+
+    /// A ledger that could not be written is due again.
+    pub(super) fn retry_ledger(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        if self.volume(id).ledger_failed() {
+            mark(Mark::LedgerAgain);
+            self.put_ledger(cx, id);
+        }
+    }
+}
+
+/// What breaks when a ledger is not synced at this step.
+fn unsynced_at(step: Option<LedgerStep>) -> Bug {
+    match step.expect("a ledger is written for a step") {
+        LedgerStep::Claim => Bug::SkipLedgerSyncAtClaim,
+        LedgerStep::Prepare | LedgerStep::Begin => Bug::SkipLedgerSyncAtBegin,
+        LedgerStep::Reached | LedgerStep::Finish | LedgerStep::Resize => {
+            Bug::SkipLedgerSyncAtFinish
+        }
+        LedgerStep::Release => Bug::SkipLedgerSyncAtRelease,
+    }
+}
