@@ -66,6 +66,18 @@ pub fn layout<'a>(
     parts
 }
 
+/// Calls data what only the origin knows, where it may not be asked.
+pub fn assume_data(parts: &mut Vec<Part>) {
+    for part in parts.iter_mut().filter(|it| it.holds == Holds::Origin) {
+        part.holds = Holds::Data;
+    }
+    parts.dedup_by(|next, before| {
+        let joins = next.holds == before.holds;
+        before.span.sectors += if joins { next.span.sectors } else { 0 };
+        joins
+    });
+}
+
 /// The newest content at `from`, and up to where nothing newer begins.
 pub(crate) fn next<'a>(
     maps: impl Iterator<Item = &'a ExtentMap>,

@@ -35,7 +35,11 @@ impl Core {
             return Err(Refusal::OutOfRange);
         }
         let maps = volume.epochs.iter().rev().map(|epoch| &epoch.map);
-        Ok(layout::layout(maps, span, parts_max))
+        let mut parts = layout::layout(maps, span, parts_max);
+        if volume.is_unreadable() {
+            layout::assume_data(&mut parts);
+        }
+        Ok(parts)
     }
 
     pub fn snapshot(&self, now: Time) -> Snapshot {

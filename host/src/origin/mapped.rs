@@ -26,12 +26,13 @@ use engine::event::{IoError, Stat};
 use engine::image::{Image, Named};
 use engine::origin::{FileIndex, Map};
 use engine::types::{SECTOR_BYTES, Uuid};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock, Mutex, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Weak};
 
 /// RAM for the tables of such looks, of each image; guests have tables of their own.
 const LOOK_RAM_BYTES: u64 = 256 << 10;
@@ -64,6 +65,42 @@ pub struct Closed<W> {
     chain: Chain,
     snapshots: Vec<String>,
     written: bool,
+}
+
+/// A look at what an image holds.
+pub struct Look<'a> {
+    opened: &'a Opened,
+    chain: Cow<'a, Chain>,
+    tables: Tables<'a>,
+}
+
+enum Tables<'a> {
+    Kept(MutexGuard<'a, Metadata>),
+    New(Metadata),
+}
+
+impl Look<'_> {
+    /// Where the first part of these bytes ends, and whether a file has data for it; the rest reads
+    /// as zeroes. Waits for its files; `None` where they do not tell.
+    pub fn part_at(&mut self, at: u64, bytes: u64) -> Option<(u64, bool)> {
+        let bytes = bytes.min(LOOK_BYTES_MAX);
+        let tables = match &mut self.tables {
+            Tables::Kept(tables) => &mut **tables,
+            Tables::New(tables) => tables,
+        };
+        let mut parts = Vec::new();
+        while let Err(stop) = resolve(&self.chain, Span { at, bytes }, &mut *tables, &mut parts) {
+            // What is known of the begin is an answer.
+            if !parts.is_empty() {
+                break;
+            }
+            tables.meet(self.opened, stop).ok()?;
+        }
+        let has_data = |part: &Part| part.content != Content::Zero;
+        let first = has_data(parts.first()?);
+        let alike = parts.iter().take_while(|part| has_data(part) == first);
+        alike.last().map(|part| (part.span.end(), first))
+    }
 }
 
 impl<W> Closed<W> {
@@ -319,35 +356,25 @@ impl Mapped {
         }
     }
 
-    /// Where the first part of these bytes ends, and whether a file has data for it; the rest reads
-    /// as zeroes. Waits for its files; `None` where they do not tell.
-    pub fn part_at(&self, at: u64, bytes: u64) -> Option<(u64, bool)> {
-        let bytes = bytes.min(LOOK_BYTES_MAX);
-        if self.written {
-            // Each destage makes other tables and a longer file.
-            let mut chain = self.opened.chain.clone();
-            let top = self.top().file.metadata().ok()?;
-            chain.file_mut(::image::types::FileIndex(0)).file_bytes = top.len();
-            let mut tables = Metadata::new(LOOK_RAM_BYTES);
-            return self.part_of(&chain, &mut tables, Span { at, bytes });
-        }
-        let mut tables = self.tables.lock().expect("no holder of this lock panics");
-        self.part_of(&self.opened.chain, &mut tables, Span { at, bytes })
-    }
-
-    fn part_of(&self, chain: &Chain, tables: &mut Metadata, span: Span) -> Option<(u64, bool)> {
-        let mut parts = Vec::new();
-        while let Err(stop) = resolve(chain, span, &mut *tables, &mut parts) {
-            // What is known of the begin is an answer.
-            if !parts.is_empty() {
-                break;
+    /// To look at what the image holds; `None` where its first file does not tell. Of one that is
+    /// written it tells what is there from now on: each destage makes other tables and a longer
+    /// file.
+    pub fn look(&self) -> Option<Look<'_>> {
+        let mut chain = Cow::Borrowed(&self.opened.chain);
+        let tables = match self.written {
+            false => Tables::Kept(self.tables.lock().expect("no holder of this lock panics")),
+            true => {
+                let top = self.top().file.metadata().ok()?;
+                let first = ::image::types::FileIndex(0);
+                chain.to_mut().file_mut(first).file_bytes = top.len();
+                Tables::New(Metadata::new(LOOK_RAM_BYTES))
             }
-            tables.meet(&self.opened, stop).ok()?;
-        }
-        let has_data = |part: &Part| part.content != Content::Zero;
-        let first = has_data(parts.first()?);
-        let alike = parts.iter().take_while(|part| has_data(part) == first);
-        alike.last().map(|part| (part.span.end(), first))
+        };
+        Some(Look {
+            opened: &self.opened,
+            chain,
+            tables,
+        })
     }
 
     /// What it is known by: all of its files together, or for one that is written the first file

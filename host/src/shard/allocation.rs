@@ -71,7 +71,9 @@ impl Asked {
     /// The answer over an image whose tables say what it holds. Waits for its files.
     pub fn of_image(&self, image: &Mapped) -> Vec<Extent> {
         let end = self.offset + self.length;
-        self.extents(|at| match image.part_at(at, end - at) {
+        let mut look = image.look();
+        let mut part_at = |at| look.as_mut()?.part_at(at, end - at);
+        self.extents(|at| match part_at(at) {
             Some((end, true)) => Region {
                 state: ExtentState::Data,
                 end,

@@ -5,6 +5,7 @@ use super::{Host, STAT, fine, none, spec};
 use crate::engine::Settled;
 use crate::event::{Command, Device, Event, Io, IoError, Op, Purpose, Refusal};
 use crate::format::ledger::Progress;
+use crate::layout::Holds;
 use crate::origin::{
     Extent, FileIndex, Lies, Map, Missing, Piece, Planned, Planner, Resolved, When, Work,
 };
@@ -339,10 +340,17 @@ pub(super) fn read_beside_a_torn_table() -> bool {
     host.hold(reads_journal);
     let again = attach(&mut host, Backwards::default());
     let early = host.read(again, 300, 1);
+    // A client that copies what is told to hold data would leave out what the table hides.
+    let holds = |host: &Host| {
+        let parts = host.core.layout(again, Span::new(300 * 8, 8), 8);
+        parts.expect("the volume is there")[0].holds
+    };
+    let told = holds(&host);
     host.hold(none);
     host.pass(2_000);
     assert_eq!(host.read(again, 300, 1), Some(vec![0; 4096]));
-    early.is_none()
+    assert_eq!(holds(&host), Holds::Origin);
+    early.is_none() && told == Holds::Data
 }
 
 fn fails_reads_of_bases(io: &Io) -> Option<IoError> {
