@@ -312,7 +312,11 @@ pub fn replay(context: &Context, image: &Path, journal: Option<&Path>) -> Result
     let mut unguarded = false;
     if let Some(opened) = files.remove_volume(volume) {
         unguarded = opened.clear_guard().map_err(from_fault)?;
+        let torn = opened.is_torn();
         opened.close();
+        if torn {
+            return Err(Error::new(Kind::Damaged, written::torn(image).message));
+        }
     }
     let after = inspect::look_beside(image, journal)?;
     let replayed = before.pending() && !after.pending();

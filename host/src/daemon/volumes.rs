@@ -827,6 +827,14 @@ fn refuse_unwritten(name: &str, policy: Policy, destage: DestageMode) -> Result<
     )))
 }
 
+fn unread_below(settings: &VolumeSettings) -> VolumeError {
+    let (name, image) = (&settings.name, settings.origin.display());
+    VolumeError::Origin(format!(
+        "volume {name}: the files below {image} cannot be looked at; try again when their storage \
+         answers"
+    ))
+}
+
 /// Opens the files below an image that is written, when what was pending beside it is settled. They
 /// were not open when its first file was looked at.
 fn open_below(
@@ -839,13 +847,15 @@ fn open_below(
     if !settled.journal_left && request.access != Access::Read {
         files.clear_guard()?;
     }
-    files.open_below(request, patience)?;
-    let written = files.mapped.as_ref().filter(|mapped| mapped.is_written());
-    if written.is_some() {
+    if files.writes_qcow2(request) {
         refuse_unwritten(&settings.name, settings.policy, settings.destage)?;
     }
+    files.open_below(request, patience)?;
+    let written = files.mapped.as_ref().filter(|mapped| mapped.is_written());
     if let Some(image) = &mut settled.image {
-        image.below = written.map_or(0, |mapped| mapped.print_below().unwrap_or(0));
+        // Without it a file below that was changed later would look as it was.
+        let below = written.map(|mapped| mapped.print_below()).transpose();
+        image.below = below.map_err(|_| unread_below(settings))?.unwrap_or(0);
     }
     Ok(())
 }

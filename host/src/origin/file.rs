@@ -18,7 +18,7 @@ use crate::signature;
 use crate::sys;
 use crate::target::{How, Target};
 use engine::event::{IoError, Stat};
-use engine::format::ledger::Ledger;
+use engine::format::ledger::{Ledger, Progress};
 use engine::origin::FileIndex;
 use engine::types::SECTOR_BYTES;
 use std::fs;
@@ -175,7 +175,7 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fa
     let ledger = volume.ledger.as_deref().and_then(written::ledger_in);
     volume.below = ledger.as_ref().map_or(0, |ledger| ledger.image.below);
     volume.check_ledger(request, ledger.as_ref())?;
-    volume.end_with_cluster(request)?;
+    volume.keep_end(request, ledger.as_ref())?;
     Ok(volume)
 }
 
@@ -191,14 +191,30 @@ impl OpenVolume {
     /// Opens what lies below the origin, where it is a qcow2 image that is written. No journal of
     /// it is pending any more, or its volume finishes it.
     pub fn open_below(&mut self, request: &Request, patience: &mut Patience) -> Result<(), Fault> {
-        let Origin::File(top) = &self.origin else {
+        if !self.writes_qcow2(request) {
             return Ok(());
-        };
-        if request.access == Access::Write && mapped::is_qcow2(top, request.format) {
-            let mapped = mapped::open_below(top, &request.path, &request.allow, patience)?;
-            self.mapped = Some(Arc::new(mapped));
         }
+        let mut open = |volume: &OpenVolume| {
+            let top = volume.origin.file().expect("it is a file");
+            let mapped = mapped::open_below(top, &request.path, &request.allow, patience);
+            mapped.map(|mapped| (mapped, top.size_bytes.is_multiple_of(top.dio_align.into())))
+        };
+        let (mut mapped, whole) = open(self)?;
+        if !whole {
+            // What is refused is not changed, so it is opened a second time for this.
+            drop(mapped);
+            self.end_with_cluster(request)?;
+            (mapped, _) = open(self)?;
+        }
+        self.mapped = Some(Arc::new(mapped));
         Ok(())
+    }
+
+    /// Whether the origin is a qcow2 image that is written.
+    pub fn writes_qcow2(&self, request: &Request) -> bool {
+        let top = self.origin.file();
+        request.access == Access::Write
+            && top.is_some_and(|top| mapped::is_qcow2(top, request.format))
     }
 
     /// What its image is known by; `None` for an export.
@@ -225,44 +241,55 @@ impl OpenVolume {
         if request.access == Access::Write {
             refuse_guess(request, ledger, || mapped::is_qcow2(top, Format::Auto))?;
         }
+        // One that does not tell what it is known by is told by who reads on.
+        let image = top.stat().ok().and_then(|stat| stat.image);
+        let image = image.unwrap_or_default();
         match (&self.mapped, request.access) {
             (Some(mapped), _) => match mapped.header() {
-                Some(header) => written::check_guard(header, path, ledger),
+                Some(header) => written::check_guard(header, path, ledger, &image),
                 None => Ok(()),
             },
             (None, Access::Write) if mapped::is_qcow2(top, request.format) => {
                 let header = mapped::header_written(top, path)?;
-                written::check_guard(&header, path, ledger)
+                written::check_guard(&header, path, ledger, &image)
             }
             (None, _) => Ok(()),
         }
     }
 
-    /// A qcow2 file may be longer than its clusters, so one that is written ends with a whole one:
-    /// all of it can be written directly.
-    fn end_with_cluster(&mut self, request: &Request) -> Result<(), Fault> {
-        let qcow2 = |target: &Target| match request.access {
-            Access::Write => mapped::is_qcow2(target, request.format),
-            Access::Bytes => mapped::is_qcow2(target, Format::Auto),
+    /// The last sectors of a qcow2 file may be less than can be written directly. One that is only
+    /// repaired, or whose journal counts on its length, keeps that; see `end_with_cluster`.
+    fn keep_end(&mut self, request: &Request, ledger: Option<&Ledger>) -> Result<(), Fault> {
+        let pending = |ledger: &Ledger| matches!(ledger.progress, Progress::Apply { .. });
+        let kept = match request.access {
+            Access::Write => ledger.is_some_and(pending),
+            Access::Bytes => true,
             Access::Read => false,
         };
         let Origin::File(origin) = &mut self.origin else {
             return Ok(());
         };
-        if !qcow2(origin) {
+        if !kept || !mapped::is_qcow2(origin, format_of(request)) {
             return Ok(());
         }
         let target = Arc::get_mut(origin).expect("it was just opened");
         let name = target.name();
-        let align = u64::from(target.dio_align).max(SECTOR_BYTES);
-        if request.access == Access::Write && !target.size_bytes.is_multiple_of(align) {
-            let header = mapped::header_written(target, &request.path)?;
-            let bytes = target.size_bytes.next_multiple_of(header.cluster_bytes());
-            let extended = target.file.set_len(bytes);
-            extended.map_err(|error| Fault::io(&name, "make it longer", error))?;
-            target.size_bytes = bytes;
-        }
         buffer_odd_end(target, &name)
+    }
+
+    /// A qcow2 file may be longer than its clusters, so one that is written ends with a whole one:
+    /// all of it can be written directly.
+    fn end_with_cluster(&mut self, request: &Request) -> Result<(), Fault> {
+        let Origin::File(origin) = &mut self.origin else {
+            return Ok(());
+        };
+        let header = mapped::header_written(origin, &request.path)?;
+        let target = Arc::get_mut(origin).expect("nothing uses it yet");
+        let bytes = target.size_bytes.next_multiple_of(header.cluster_bytes());
+        let extended = target.file.set_len(bytes);
+        extended.map_err(|error| Fault::io(&target.name(), "make it longer", error))?;
+        target.size_bytes = bytes;
+        Ok(())
     }
 
     /// Clears the guard of an image whose ledger says that nothing is pending. True if it was set.
@@ -275,6 +302,15 @@ impl OpenVolume {
             let message = format!("{}: its first sector cannot be written", image.name());
             Fault::new(Kind::Io, message)
         })
+    }
+
+    /// Whether the image is under a guard, and no ledger says how it goes on.
+    pub fn is_torn(&self) -> bool {
+        let Some(image) = self.origin.file() else {
+            return false;
+        };
+        let ledger = self.ledger.as_deref().and_then(written::ledger_in);
+        ledger.is_none() && written::is_guarded(image).unwrap_or(false)
     }
 
     /// A file below the origin.
@@ -483,6 +519,14 @@ fn open_image(
     }
     buffer_odd_end(&mut target, name)?;
     Ok(target)
+}
+
+/// A copy that is repaired is what its first bytes say.
+fn format_of(request: &Request) -> Format {
+    match request.access {
+        Access::Bytes => Format::Auto,
+        Access::Read | Access::Write => request.format,
+    }
 }
 
 /// The last sectors of such a file cannot be written directly without making it longer.

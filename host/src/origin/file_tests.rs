@@ -423,14 +423,22 @@ fn a_qcow2_image_that_is_written_ends_with_whole_clusters() {
     let length = || fs::metadata(&path).expect("stat").len();
     let before = length();
     let mut opened = freed(|| try_open(&path, Access::Write));
-    let origin = opened.origin.file().expect("a file").clone();
-    let whole = before.next_multiple_of(128 << 10);
-    assert!(origin.dio_align == 1 || length() == whole, "{}", length());
-    let request = request(&path, Access::Write);
+    let request = Request {
+        allow: vec![dir.path().to_owned()],
+        ..request(&path, Access::Write)
+    };
     let fault = opened.open_below(&request, &mut Patience::none());
     let fault = fault.expect_err("its backing is not there");
     assert!(fault.message.contains("gone.img"), "{fault}");
-    drop((opened, origin));
+    assert_eq!(length(), before, "what is refused is not changed");
+    // Now its backing is there.
+    fs::write(dir.path().join("gone.img"), [0; 4096]).expect("written");
+    let below = opened.open_below(&request, &mut Patience::none());
+    below.expect("all of it is there");
+    let align = opened.origin.file().expect("a file").dio_align;
+    let whole = before.next_multiple_of(128 << 10);
+    assert!(align == 1 || length() == whole, "{}", length());
+    drop(opened);
     for (changes, part) in [
         (vec![(7, &[2_u8][..])], "amend"),
         (vec![(79, &[0x11])], "check -r all"),

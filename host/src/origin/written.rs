@@ -15,6 +15,7 @@ use crate::target::Target;
 use ::image::header::{self, EXTERNAL_DATA, GUARD, Header};
 use engine::event::IoError;
 use engine::format::ledger::{LEDGER_BYTES, LEDGER_SLOTS, Ledger, Progress};
+use engine::image::{Finding, Image, Named, compare};
 use engine::types::{DestageMode, Policy};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -198,17 +199,33 @@ pub fn refuse_guess(image: &Path) -> Fault {
     Fault::new(Kind::Foreign, message)
 }
 
-/// An image under a guard is torn, unless the ledger beside it tells how it goes on.
-pub fn check_guard(header: &Header, path: &Path, ledger: Option<&Ledger>) -> Result<(), Fault> {
-    if !header.is_guarded() || ledger.is_some() {
+/// An image under a guard is torn, unless the ledger beside it tells how it goes on: that of this
+/// very file, because a copy that was taken while a journal was applied is torn whatever the ledger
+/// of another one says.
+pub fn check_guard(
+    header: &Header,
+    path: &Path,
+    ledger: Option<&Ledger>,
+    image: &Image,
+) -> Result<(), Fault> {
+    let is_of = |ledger: &Ledger| {
+        let known = ledger.image.written();
+        known.is_unknown() || compare(&known, Some(image), Named::Unknown) != Finding::Replaced
+    };
+    if !header.is_guarded() || ledger.is_some_and(is_of) {
         return Ok(());
     }
+    Err(torn(path))
+}
+
+/// An image under a guard without the ledger that says what is pending.
+pub fn torn(path: &Path) -> Fault {
     let message = format!(
         "{}: a destage of it was cut short, and the ledger that belongs to it is not beside it; \
          restore it with its ledger and its journal, or take another copy of it",
         name_of(path)
     );
-    Err(Fault::new(Kind::Invalid, message))
+    Fault::new(Kind::Invalid, message)
 }
 
 /// Every file below is as its last writer left it, and that writer owes it nothing.
@@ -281,23 +298,35 @@ fn rests(ledger: &Ledger) -> bool {
 /// was set; the image is synced then.
 pub fn clear_guard(image: &Target, ledger: Option<&Ledger>) -> Result<bool, IoError> {
     // On a raw disk these bytes are a guest's own.
-    let ours = ledger.is_some_and(|ledger| rests(ledger) && !is_of_raw(ledger));
-    let mut sector = [0; SECTOR_BYTES];
-    if !ours || image.size_bytes < SECTOR_BYTES as u64 {
+    if !ledger.is_some_and(|ledger| rests(ledger) && !is_of_raw(ledger)) {
         return Ok(false);
     }
-    image.read(0, &mut sector)?;
-    let place = INCOMPATIBLE_AT..INCOMPATIBLE_AT + 8;
-    let bits = u64::from_be_bytes(sector[place.clone()].try_into().expect("eight bytes"));
-    let version = u32::from_be_bytes(sector[4..8].try_into().expect("four bytes"));
-    let qcow2 = signature::image_format(&sector) == Some("qcow2") && version == 3;
-    if !qcow2 || bits & GUARD == 0 {
+    let Some((mut sector, bits)) = guarded(image)? else {
         return Ok(false);
-    }
-    sector[place].copy_from_slice(&(bits & !GUARD).to_be_bytes());
+    };
+    sector[INCOMPATIBLE_AT..INCOMPATIBLE_AT + 8].copy_from_slice(&(bits & !GUARD).to_be_bytes());
     image.write(0, &sector)?;
     image.sync()?;
     Ok(true)
+}
+
+/// Whether an image is under a guard, by its first sector.
+pub fn is_guarded(image: &Target) -> Result<bool, IoError> {
+    guarded(image).map(|found| found.is_some())
+}
+
+/// The first sector of an image under a guard, and its incompatible features.
+fn guarded(image: &Target) -> Result<Option<([u8; SECTOR_BYTES], u64)>, IoError> {
+    let mut sector = [0; SECTOR_BYTES];
+    if image.size_bytes < SECTOR_BYTES as u64 {
+        return Ok(None);
+    }
+    image.read(0, &mut sector)?;
+    let place = INCOMPATIBLE_AT..INCOMPATIBLE_AT + 8;
+    let bits = u64::from_be_bytes(sector[place].try_into().expect("eight bytes"));
+    let version = u32::from_be_bytes(sector[4..8].try_into().expect("four bytes"));
+    let qcow2 = signature::image_format(&sector) == Some("qcow2") && version == 3;
+    Ok((qcow2 && bits & GUARD != 0).then_some((sector, bits)))
 }
 
 #[cfg(test)]

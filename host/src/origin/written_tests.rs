@@ -137,13 +137,30 @@ fn an_image_under_a_guard_needs_the_ledger_that_says_how_it_goes_on() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = image(&dir, &[GUARDED]);
     let header = look(&path).expect("a header");
-    let fault = check_guard(&header, &path, None).expect_err("no ledger");
-    assert!(
-        fault.message.contains("its ledger and its journal"),
-        "{fault}"
-    );
-    let idle = ledger(Progress::Idle, 7);
-    check_guard(&header, &path, Some(&idle)).expect("the ledger is there");
+    let image = |inode| Image {
+        inode,
+        device: 1,
+        ..Image::default()
+    };
+    let idle = |inode| Ledger {
+        image: Image {
+            below: 7,
+            ..image(inode)
+        },
+        ..ledger(Progress::Idle, 7)
+    };
+    // A copy in the place of the image has the ledger of that one beside it.
+    for beside in [None, Some(idle(12))] {
+        let fault = check_guard(&header, &path, beside.as_ref(), &image(13));
+        let fault = fault.expect_err("it is not its ledger");
+        assert!(
+            fault.message.contains("its ledger and its journal"),
+            "{fault}"
+        );
+    }
+    for known in [idle(13), ledger(Progress::Idle, 7)] {
+        check_guard(&header, &path, Some(&known), &image(13)).expect("the ledger is there");
+    }
 }
 
 /// Fails when: a volume that only the log knows is destaged past the tables of its image, or a

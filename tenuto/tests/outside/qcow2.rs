@@ -4,10 +4,11 @@
 //! an image changes, whatever guests write.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::common::{EXIT_FAILED, EXIT_USAGE, Rig, have, run, text_of, wait_until};
+use crate::common::{EXIT_DAMAGE, EXIT_FAILED, EXIT_USAGE, Rig, have, run, text_of, wait_until};
 
 const MIB: u64 = 1 << 20;
 /// A look comes every ten seconds; the machine may be slow.
@@ -33,6 +34,25 @@ fn write(path: &Path, commands: &[&str]) {
     let shown = path.display().to_string();
     arguments.push(&shown);
     run("qemu-io", &arguments);
+}
+
+/// Only its ledger and its journal make it whole, and they are not there.
+#[test]
+fn an_image_under_a_guard_without_its_ledger_is_no_image_that_origin_replay_calls_well() {
+    let test = "an image under a guard without its ledger";
+    if !have(test, &["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let rig = Rig::new();
+    let path = image(&rig.dir, "torn.qcow2", &["1M"], &["write -P 1 0 64k"]);
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    file.write_all_at(&[0x20], 72).unwrap();
+    let before = fs::read(&path).unwrap();
+    let replayed = rig.tenuto(&["origin", "replay", &path.display().to_string()]);
+    let told = text_of(&replayed);
+    assert_eq!(replayed.status.code(), Some(EXIT_DAMAGE), "{told}");
+    assert!(told.contains("its ledger and its journal"), "{told}");
+    assert_eq!(fs::read(&path).unwrap(), before, "it is not changed");
 }
 
 /// All of a volume is what QEMU reads of the image.
