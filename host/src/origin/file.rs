@@ -60,6 +60,15 @@ pub struct Request {
     pub create: bool,
 }
 
+impl Request {
+    fn places(&self) -> mapped::Places<'_> {
+        mapped::Places {
+            allow: &self.allow,
+            journal: self.journal_place.as_deref(),
+        }
+    }
+}
+
 /// What carries the bytes of a volume.
 #[derive(Debug)]
 pub enum Origin {
@@ -153,7 +162,7 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fa
         })?;
     }
     let mapped = match request.access {
-        Access::Read => mapped::open(&request.path, request.format, &request.allow, patience)?,
+        Access::Read => mapped::open(&request.path, request.format, request.places(), patience)?,
         Access::Write | Access::Bytes => None,
     };
     let origin = match &mapped {
@@ -196,7 +205,7 @@ impl OpenVolume {
         }
         let mut open = |volume: &OpenVolume| {
             let top = volume.origin.file().expect("it is a file");
-            let mapped = mapped::open_below(top, &request.path, &request.allow, patience);
+            let mapped = mapped::open_below(top, &request.path, request.places(), patience);
             mapped.map(|mapped| (mapped, top.size_bytes.is_multiple_of(top.dio_align.into())))
         };
         let (mut mapped, whole) = open(self)?;

@@ -474,4 +474,17 @@ fn an_image_whose_owner_owes_it_data_is_no_backing() {
     for part in ["gone.img", "disk.qcow2", "host-a", "tenuto origin replay"] {
         assert!(fault.message.contains(part), "{part:?}: {fault}");
     }
+    // Its owner may have its ledger in a place of its own.
+    let place = dir.path().join("journals");
+    fs::create_dir(&place).expect("made");
+    let real = fs::canonicalize(&below).expect("it is there");
+    let there = beside::in_place(&place, &real, beside::LEDGER).expect("a name that is short");
+    fs::rename(beside::beside(&below, beside::LEDGER), there).expect("moved");
+    drop(open(&allowed, &mut Patience::none()).expect("nothing is known of that place"));
+    let told = Request {
+        journal_place: Some(place),
+        ..allowed
+    };
+    let fault = open(&told, &mut Patience::none()).expect_err("a journal is pending");
+    assert!(fault.message.contains(" --journal "), "{fault}");
 }

@@ -144,12 +144,20 @@ pub struct ImageShown {
     pub written: bool,
 }
 
+/// Where files below images are, and what lies beside them.
+#[derive(Clone, Copy)]
+pub struct Places<'a> {
+    /// Files below have to lie in one of these directories.
+    pub allow: &'a [PathBuf],
+    /// Ledgers of theirs may lie here, and not beside them.
+    pub journal: Option<&'a Path>,
+}
+
 /// Opens an image for reading, if it is of a format; `None` for a raw one.
-/// Files below it have to lie in one of the directories of `allow`.
 pub fn open(
     path: &Path,
     format: Format,
-    allow: &[PathBuf],
+    places: Places<'_>,
     patience: &mut Patience,
 ) -> Result<Option<Mapped>, Fault> {
     let top = match format {
@@ -160,9 +168,9 @@ pub fn open(
     };
     let rules = Rules {
         top,
-        allow: Some(allow),
+        allow: Some(places.allow),
     };
-    Mapped::new(chain::open(path, &rules, patience)?, false).map(Some)
+    Mapped::new(chain::open(path, &rules, patience)?, false, places).map(Some)
 }
 
 /// Opens what lies below the first file of an image, which is open for writing and has no journal
@@ -170,12 +178,12 @@ pub fn open(
 pub fn open_below(
     top: &Arc<Target>,
     path: &Path,
-    allow: &[PathBuf],
+    places: Places<'_>,
     patience: &mut Patience,
 ) -> Result<Mapped, Fault> {
     let rules = Rules {
         top: Some(Stated::Qcow2),
-        allow: Some(allow),
+        allow: Some(places.allow),
     };
     let mut links = vec![Link {
         path: path.to_path_buf(),
@@ -183,7 +191,7 @@ pub fn open_below(
         format: ::image::Format::Qcow2(header_written(top, path)?),
     }];
     chain::follow_below(&rules, patience, &mut links)?;
-    Mapped::new(chain::chain_of(links)?, true)
+    Mapped::new(chain::chain_of(links)?, true, places)
 }
 
 /// The header of an image that may be written.
@@ -257,8 +265,8 @@ fn shared(target: &Arc<Target>) -> Arc<Target> {
 }
 
 impl Mapped {
-    fn new(opened: Opened, written: bool) -> Result<Mapped, Fault> {
-        written::check_below(&opened.links)?;
+    fn new(opened: Opened, written: bool, places: Places<'_>) -> Result<Mapped, Fault> {
+        written::check_below(&opened.links, places.journal)?;
         let mut opened = opened;
         for link in opened.links.iter_mut().skip(1) {
             link.target = shared(&link.target);

@@ -142,9 +142,11 @@ pub fn format_in_log(image: &Path, size_bytes: u64, ledger: Option<&Ledger>) -> 
     let is_qcow2 = match ledger {
         Some(ledger) => !is_of_raw(ledger),
         None => {
-            let length = std::fs::metadata(image).map_or(0, |meta| meta.len());
-            let header = look(image).ok().filter(|_| length != size_bytes);
-            header.is_some_and(|header| header.size_bytes == size_bytes)
+            // The length of a device is another one than that of its node, and none is written.
+            let length = std::fs::metadata(image).ok().filter(|it| it.is_file());
+            let header = look(image).ok();
+            let other = length.is_some_and(|meta| meta.len() != size_bytes);
+            other && header.is_some_and(|header| header.size_bytes == size_bytes)
         }
     };
     match is_qcow2 {
@@ -229,14 +231,15 @@ pub fn torn(path: &Path) -> Fault {
 }
 
 /// Every file below is as its last writer left it, and that writer owes it nothing.
-pub fn check_below(links: &[Link]) -> Result<(), Fault> {
+/// Their ledgers lie beside them, or in `journal`.
+pub fn check_below(links: &[Link], journal: Option<&Path>) -> Result<(), Fault> {
     for pair in links.windows(2) {
-        check_backing(&pair[0], &pair[1])?;
+        check_backing(&pair[0], &pair[1], journal)?;
     }
     Ok(())
 }
 
-fn check_backing(above: &Link, link: &Link) -> Result<(), Fault> {
+fn check_backing(above: &Link, link: &Link, journal: Option<&Path>) -> Result<(), Fault> {
     if link.target.block_device {
         return Ok(());
     }
@@ -246,8 +249,17 @@ fn check_backing(above: &Link, link: &Link) -> Result<(), Fault> {
         Err(Fault::new(Kind::InUse, message))
     };
     let path = std::fs::canonicalize(&link.path).unwrap_or_else(|_| link.path.clone());
-    let replay = format!("finish it with `tenuto origin replay {}`", path.display());
-    let ledger = read_ledger(&beside::beside(&path, beside::LEDGER));
+    let in_place = journal.and_then(|place| beside::in_place(place, &path, beside::LEDGER).ok());
+    let ledger = in_place.as_deref().and_then(read_ledger);
+    let journal = journal.filter(|_| ledger.is_some());
+    let ledger = ledger.or_else(|| read_ledger(&beside::beside(&path, beside::LEDGER)));
+    let place = journal.map_or(String::new(), |place| {
+        format!(" --journal {}", place.display())
+    });
+    let replay = format!(
+        "finish it with `tenuto origin replay {}{place}`",
+        path.display()
+    );
     let rests = ledger.as_ref().is_some_and(rests);
     if let Some(ledger) = &ledger {
         let owner = &ledger.owner;
