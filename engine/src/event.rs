@@ -358,4 +358,6 @@ pub enum Refusal {
     CacheFailed,
     #[error("dirty data cannot be read from the cache device any more")]
     Damaged,
+    #[error("the tables of the image contradict each other")]
+    Contradicts,
 }

@@ -110,7 +110,7 @@ impl Core {
         self.scratch.free_destage_piece(piece);
         let destage = self.phase(id);
         if foreign {
-            self.plan_contradicted(cx.now, id);
+            self.plan_contradicted(cx, id);
         } else if ok && written {
             destage.phase = Phase::ImageSync;
         } else {

@@ -19,7 +19,7 @@ impl Core {
     pub(super) fn write_table(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         let plans = self.plans(id);
         if plans && self.phase(id).table.is_empty() && self.entries_overlap(id) {
-            self.plan_contradicted(cx.now, id);
+            self.plan_contradicted(cx, id);
             return false;
         }
         let volume = self.volume(id);

@@ -18,7 +18,7 @@ use super::batch::{Plan, Source, next_pieces};
 use super::destage::Phase;
 use super::jobs::{Job, write_journal};
 use crate::adversary::{Bug, has};
-use crate::event::{Device, Op, Purpose};
+use crate::event::{Device, Op, Purpose, Refusal};
 use crate::fetch::{Owner, Want};
 use crate::format::journal::{self, JournalEntry};
 use crate::format::record::EntryKind;
@@ -29,7 +29,7 @@ use crate::origin::{
 };
 use crate::outbox::{Cx, Pending, PlanIo, Timer};
 use crate::snapshot::State;
-use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Span, Time, VolumeId};
+use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Span, VolumeId};
 use alloc::vec::Vec;
 
 /// Steps of a plan in one turn of the engine.
@@ -173,17 +173,23 @@ impl Core {
 
     /// The image says of itself what cannot be. Nothing that it refers to was written; all is
     /// planned anew after a while.
-    pub(super) fn plan_contradicted(&mut self, now: Time, id: VolumeId) {
-        self.begin_phase_again(now, id);
+    pub(super) fn plan_contradicted(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        self.begin_phase_again(cx.now, id);
         let destage = self.phase(id);
         destage.contradicted = false;
-        destage.retry_at = now.plus_millis(DAMAGED_MS);
+        destage.retry_at = cx.now.plus_millis(DAMAGED_MS);
         let volume = self.volume(id);
         volume.counters.origin.errors += 1;
         if volume.state != State::Damaged {
             volume.state = State::Stalled;
             volume.reason = Some(CONTRADICTS);
         }
+        // Nothing tells when it will be repaired, so orders do not wait for that.
+        let waiters = core::mem::take(&mut volume.destage_waiters);
+        for (request, _) in waiters {
+            cx.out.reply(request, Err(Refusal::Contradicts));
+        }
+        self.refuse_group(cx, id, Refusal::Contradicts);
     }
 
     fn sort_work(&mut self, id: VolumeId, work: Work, piece_bytes: u64) {
@@ -483,7 +489,6 @@ impl Core {
 
     /// Goes on to the table when all of the plan is written.
     fn end_plan(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
-        let now = cx.now;
         let destage = self.phase(id);
         if destage.jobs.len() > 0 || self.plan(id).missing.is_some() {
             return false;
@@ -492,8 +497,8 @@ impl Core {
         if destage.failed {
             let damaged = destage.met_damage();
             match destage.contradicted {
-                true => self.plan_contradicted(now, id),
-                false => self.begin_phase_again(now, id),
+                true => self.plan_contradicted(cx, id),
+                false => self.begin_phase_again(cx.now, id),
             }
             self.detach_progress(cx, id);
             return damaged;

@@ -309,6 +309,10 @@ pub fn command_error(name: &str, error: CommandError) -> Error {
             Kind::Damaged,
             "it can be destaged when these blocks were overwritten or can be read again",
         ),
+        Refusal::Contradicts => (
+            Kind::Damaged,
+            "look at it with `qemu-img check`; destage goes on when it is repaired",
+        ),
         Refusal::Policy => (Kind::Refused, "see `tenuto volume show`"),
         Refusal::Gone => (Kind::NotFound, "see `tenuto volume ls`"),
         Refusal::Io => (

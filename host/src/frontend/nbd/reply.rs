@@ -150,7 +150,8 @@ impl From<Refusal> for Error {
             | Refusal::Held
             | Refusal::CacheFailed
             | Refusal::Dirty
-            | Refusal::Damaged => Error::Io,
+            | Refusal::Damaged
+            | Refusal::Contradicts => Error::Io,
             Refusal::NoSpace | Refusal::OriginFull => Error::NoSpace,
             Refusal::OutOfRange | Refusal::Policy => Error::Invalid,
             Refusal::ReadOnly => Error::NotPermitted,
