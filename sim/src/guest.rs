@@ -254,6 +254,8 @@ pub struct Guest {
     pub misfits: bool,
     /// Its base was written, and the daemon was not told.
     pub stale_base: bool,
+    /// Its overlay lies on another base, and its reset is still to come.
+    pub awaits_reset: bool,
     /// The last look at it had no answer.
     pub unseen: bool,
     /// Sectors that could not be read after the last copy was destroyed.
@@ -336,6 +338,7 @@ impl Guest {
             knows_image: false,
             misfits: false,
             stale_base: false,
+            awaits_reset: false,
             unseen: false,
             lost: 0,
             journal_left: false,

@@ -308,6 +308,13 @@ impl World {
             .filter(|it| it.overlay_misfits)
             .map(|it| it.id)
             .collect();
+        for at in 0..self.guests.len() {
+            let guest = &mut self.guests[at];
+            guest.awaits_reset = guest.id.is_some_and(|id| misfits.contains(&id));
+            if guest.awaits_reset && !self.images[guest.plan.origin].written {
+                return Err(format!("v{at}: its overlay is said to lie on another base").into());
+            }
+        }
         let ready = |world: &World| {
             let engine = world.engine.as_ref().expect("the engine is open");
             let volumes = engine.snapshot().volumes.into_iter();
@@ -317,12 +324,8 @@ impl World {
             return Ok(Step::Struck);
         }
         for at in 0..self.guests.len() {
-            let guest = &self.guests[at];
-            if !guest.id.is_some_and(|id| misfits.contains(&id)) {
+            if !self.guests[at].awaits_reset {
                 continue;
-            }
-            if !self.images[guest.plan.origin].written {
-                return Err(format!("v{at}: its overlay is said to lie on another base").into());
             }
             self.trace.counters.images.overlays += 1;
             self.submit(at, Request::Reset)?;
@@ -333,18 +336,21 @@ impl World {
         let resets = |it: &Pending| matches!(it, Pending::Reset | Pending::Leave);
         let busy = |guest: &Guest| guest.pending.values().any(resets);
         let busy = |world: &World| world.guests.iter().any(busy);
-        self.run_while(busy, "overlays that lie on another base")
+        let step = self.run_while(busy, "overlays that lie on another base")?;
+        for guest in &mut self.guests {
+            guest.awaits_reset = false;
+        }
+        Ok(step)
     }
 
     /// Whether a look may say that a volume is held: its image does not fit, or it waits for the
     /// reset of an overlay on another one.
     pub(crate) fn may_be_held(&self, volume: usize) -> bool {
         let guest = &self.guests[volume];
-        let resets = guest
-            .pending
-            .values()
-            .any(|it| matches!(it, Pending::Reset));
-        guest.misfits || resets && self.images[guest.plan.origin].written
+        let mut pending = guest.pending.values();
+        let resets = pending.any(|it| matches!(it, Pending::Reset));
+        let written = self.images[guest.plan.origin].written;
+        guest.misfits || guest.awaits_reset || resets && written
     }
 
     /// A look was answered: its image fits.

@@ -165,6 +165,14 @@ fn segments_that_a_failing_device_did_not_give_make_room_later() {
     assert!(outcome.counters.evacuated_bytes > 0, "there were some");
 }
 
+/// A look came between the start of the daemon and the reset of an overlay whose image had been
+/// replaced, and was told that the volume is held.
+#[test]
+fn an_overlay_on_another_base_is_held_until_its_reset() {
+    let outcome = run(&Case::from_seed(20673).options()).unwrap_or_else(|it| panic!("{it}"));
+    assert!(outcome.counters.images.overlays > 0, "there was one");
+}
+
 #[test]
 fn the_same_case_gives_the_same_trace_and_another_seed_another() {
     let trace = |seed| run(&options(seed)).unwrap_or_else(|it| panic!("{it}"));
