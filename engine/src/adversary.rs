@@ -226,6 +226,8 @@ rules::list! {
         SkipPlanSync,
         /// 7: what a journal has of an image that allocates is written at once.
         WriteAtOnce,
+        /// 7: data of an image that allocates is written in place without a word of the ledger.
+        CutUnsaid,
         /// 7: the header of an image that allocates says nothing while its journal is applied.
         SkipGuard,
         /// 7: the guard is cleared before the ledger says that the journal is not needed.

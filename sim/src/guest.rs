@@ -618,6 +618,9 @@ impl Guest {
             ..self.tuning
         };
         tuning.write_cache = self.rng.chance(800);
+        if self.plan.journal_possible && !self.is_atomic() {
+            tuning.destage = self.rng.pick(&[DestageMode::Atomic, DestageMode::InPlace]);
+        }
         Request::Tune(tuning)
     }
 

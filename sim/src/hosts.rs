@@ -70,7 +70,7 @@ impl World {
     }
 
     /// Brings all that is owed to the origins, so that any other host may go on. False if a volume
-    /// is not there to be brought home.
+    /// is not there to be brought home, or was held because the cache device failed.
     pub(crate) fn bring_home(&mut self) -> Result<bool, Broken> {
         self.quiet()?;
         for volume in 0..self.guests.len() {
@@ -79,7 +79,13 @@ impl World {
             }
         }
         self.quiet()?;
-        Ok(self.guests.iter().all(|guest| guest.id.is_some()))
+        let engine = self.engine.as_ref().expect("the engine is open");
+        let clean = engine
+            .snapshot()
+            .volumes
+            .iter()
+            .all(|it| it.dirty_bytes == 0);
+        Ok(clean && self.guests.iter().all(|guest| guest.id.is_some()))
     }
 
     /// Another host helps out while this one is down.

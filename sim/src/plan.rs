@@ -226,9 +226,8 @@ impl Plan {
         let mut mine = self.volumes.iter().filter(|it| it.origin == origin);
         let alone = mine.next().filter(|_| mine.next().is_none());
         alone.is_some_and(|it| {
-            let journaled = it.tuning.destage == DestageMode::Atomic && it.journal_possible;
             let logs = it.policy == Policy::WriteBack && !it.switches;
-            logs && journaled && !it.resizes && !it.commits && dies + becomes == 0
+            logs && it.journal_possible && !it.resizes && !it.commits && dies + becomes == 0
         })
     }
 

@@ -192,6 +192,8 @@ struct Scan<'a> {
     used: BTreeMap<u64, u64>,
     /// Bytes that something refers to, as they were found.
     held: Vec<Range<u64>>,
+    /// The same of data that is not compressed.
+    data: Vec<Range<u64>>,
     verdict: Verdict,
 }
 
@@ -200,6 +202,7 @@ fn scan(file: &[u8]) -> Result<Scan<'_>, String> {
         head: head(file)?,
         used: BTreeMap::new(),
         held: Vec::new(),
+        data: Vec::new(),
         verdict: Verdict::default(),
     };
     scan.all();
@@ -224,7 +227,23 @@ pub fn referenced(file: &[u8]) -> Vec<Range<u64>> {
         let all = 0..u64::MAX;
         return Vec::from([all]);
     };
-    merged(std::mem::take(&mut scan.held))
+    scan.held.append(&mut scan.data);
+    merged(scan.held)
+}
+
+/// The same without the data that one entry alone refers to.
+pub fn fixed(file: &[u8]) -> Vec<Range<u64>> {
+    let Ok(mut scan) = scan(file) else {
+        let all = 0..u64::MAX;
+        return Vec::from([all]);
+    };
+    let data = std::mem::take(&mut scan.data).into_iter();
+    let shared = data.filter(|it| {
+        let cluster = it.start / scan.head.cluster;
+        scan.used.get(&cluster) != Some(&1) || scan.head.stored(cluster) != Some(1)
+    });
+    scan.held.extend(shared);
+    merged(scan.held)
 }
 
 /// The same ranges in order and apart.
@@ -364,7 +383,7 @@ impl Scan<'_> {
         let (units, unit) = (self.head.units(), self.head.cluster / self.head.units());
         let reads = |it: &u64| self.head.state(entry, map, *it) == Ok(State::Data);
         for it in (0..units).filter(reads).collect::<Vec<_>>() {
-            self.hold(place + it * unit, unit);
+            self.data.push(place + it * unit..place + (it + 1) * unit);
         }
         if active {
             self.copied(entry, place);

@@ -1,9 +1,10 @@
 //! The image of a volume that is a qcow2 file: what it has and what is wrong with it, at any time.
 //!
 //! ```text
-//! plan:    bytes go where nothing refers to ─▶ guard ─▶ synced, with the journal
-//! decided: the ledger says *apply* ─▶ the journal is applied under the guard ─▶ *idle*
-//!          ─▶ guard off
+//! plan:    (the ledger says *cut*, data goes where it has a place) bytes go where nothing refers
+//!          to ─▶ guard ─▶ synced, with the journal
+//! decided: the ledger says *apply* ─▶ the journal is applied under the guard ─▶ guard off
+//!          ─▶ *idle*
 //! ```
 //!
 //! Always true: it is judged by a reader of its own, on bytes that nobody changes meanwhile; while
@@ -22,8 +23,8 @@ const SLACK_BYTES: u64 = 1 << 20;
 /// What is known of the writes to one image.
 #[derive(Clone, Debug, Default)]
 pub struct Writing {
-    /// What something in the file refers to, until a journal is applied.
-    referenced: Option<Vec<Range<u64>>>,
+    /// What a plan may not write, until a journal is applied, and whether that was of one in place.
+    referenced: Option<(bool, Vec<Range<u64>>)>,
     /// Bytes that a plan has written since a journal was applied.
     pub planned: u64,
 }
@@ -35,19 +36,24 @@ impl Writing {
     }
 
     /// A part of these bytes that something refers to, in the file as it is seen or as it surely
-    /// is.
+    /// is; where the ledger surely says *cut*, without the data that one entry alone refers to.
     pub fn refers_to(&mut self, origin: &Origin, bytes: &Range<u64>) -> Option<Range<u64>> {
-        let parts = self.referenced.get_or_insert_with(|| {
+        let in_place = is_cut(origin.ledger.durable());
+        let found = self.referenced.take().filter(|it| it.0 == in_place);
+        let (_, parts) = self.referenced.insert(found.unwrap_or_else(|| {
             let mut parts = Vec::new();
             let (seen, safe) = (origin.image.landed(), origin.image.durable());
             let differs = seen != safe;
             for file in std::iter::once(seen).chain(differs.then_some(safe)) {
                 let mut file = file.to_vec();
                 qcow2::unguard(&mut file);
-                parts.extend(qcow2::referenced(&file));
+                parts.extend(match in_place {
+                    false => qcow2::referenced(&file),
+                    true => qcow2::fixed(&file),
+                });
             }
-            qcow2::merged(parts)
-        });
+            (in_place, qcow2::merged(parts))
+        }));
         let first = parts.partition_point(|it| it.end <= bytes.start);
         let part = parts.get(first).filter(|it| it.start < bytes.end);
         part.map(|it| it.start.max(bytes.start)..it.end.min(bytes.end))
@@ -56,10 +62,19 @@ impl Writing {
 
 /// Whether a ledger of these bytes names a journal that is to be applied.
 pub fn is_pending(ledger: &[u8]) -> bool {
+    matches!(progress(ledger), Some(Progress::Apply { .. }))
+}
+
+/// Whether it names a destage in place that has not ended.
+fn is_cut(ledger: &[u8]) -> bool {
+    matches!(progress(ledger), Some(Progress::Cut(_)))
+}
+
+fn progress(ledger: &[u8]) -> Option<Progress> {
     let mut slots = ledger.to_vec();
     slots.resize(LEDGER_BYTES * LEDGER_SLOTS as usize, 0);
     let ledger = Ledger::parse_file(&slots);
-    matches!(ledger, Ok(Some(it)) if matches!(it.progress, Progress::Apply { .. }))
+    ledger.ok().flatten().map(|it| it.progress)
 }
 
 /// How an image was found.

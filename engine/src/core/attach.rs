@@ -27,9 +27,7 @@ use crate::outbox::{Cx, Pending};
 use crate::ram::Layer;
 use crate::settle::Settled;
 use crate::snapshot::State;
-use crate::types::{
-    DestageMode, Generation, Policy, RequestId, SECTOR_BYTES, Serial, Time, Uuid, VolumeId,
-};
+use crate::types::{Generation, Policy, RequestId, SECTOR_BYTES, Serial, Time, Uuid, VolumeId};
 use crate::volume::Volume;
 use alloc::boxed::Box;
 use alloc::format;
@@ -615,10 +613,8 @@ fn policy_at_attach(volume: &mut Volume, spec: &VolumeSpec, ledger: Option<&Ledg
 /// has one volume.
 fn check_map(spec: &VolumeSpec, mut map: Box<dyn Map>) -> Result<(Uuid, Box<dyn Map>), OpenError> {
     let reads = spec.read_only || spec.policy == Policy::Ephemeral;
-    let planned = spec.policy == Policy::WriteBack
-        && spec.tuning.destage == DestageMode::Atomic
-        && spec.journal_possible
-        && map.planner().is_some();
+    let planned =
+        spec.policy == Policy::WriteBack && spec.journal_possible && map.planner().is_some();
     let name = match (reads && !spec.commit, planned && !spec.commit) {
         (true, _) => spec.base_layer,
         (false, true) => map.tables().first().copied(),
@@ -627,7 +623,7 @@ fn check_map(spec: &VolumeSpec, mut map: Box<dyn Map>) -> Result<(Uuid, Box<dyn 
     let refused = || {
         OpenError::Refused(format!(
             "volume {}: an image that is not raw is served read-only, as ephemeral, or as \
-             write-back with an atomic destage in this version",
+             write-back with a place for its journal in this version",
             spec.name
         ))
     };

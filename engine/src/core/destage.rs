@@ -10,7 +10,8 @@
 //!
 //! The epoch of an image that allocates is destaged by a plan ([`super::planned`]): what nothing in
 //! the file refers to is written at once, the rest goes to the journal, and the journal is applied
-//! as one that was found ([`super::replay`]).
+//! as one that was found ([`super::replay`]). In place, bytes of the disk that have a place are
+//! written there at once as well, and the ledger says *cut* from *Prepare* on.
 //!
 //! Always true: the ledger says *apply* only while a whole, synced journal lies beside it, and
 //! *idle* only when the origin is synced; a phase that fails starts again from its own beginning,
@@ -117,6 +118,9 @@ pub struct Destage {
     pub(super) pace: Pace,
     /// Of an image that allocates.
     pub(super) plan: Option<Plan>,
+    /// As the volume was set when it began: the ledger says *cut* while bytes of the disk are
+    /// written where they belong. A plan writes those at once, and its tables by a journal.
+    pub(super) in_place: bool,
     /// The image contradicts itself.
     pub(super) contradicted: bool,
     /// The image may have a guard of this plan, or of one before it.
@@ -300,10 +304,9 @@ impl Core {
         let piece_bytes = self.scratch.piece_bytes();
         let cluster_bytes = self.planned_cluster(id);
         let volume = self.volume(id);
-        let sequence = volume
-            .ledger_writer
-            .as_ref()
-            .map_or(0, |ledger_writer| ledger_writer.ledger.sequence);
+        let ledger_writer = volume.ledger_writer.as_ref();
+        let sequence = ledger_writer.map_or(0, |it| it.ledger.sequence);
+        let in_place = volume.effective_destage() == DestageMode::InPlace;
         let epochs = volume.epochs.len() as u64;
         assert!(
             volume.replay.is_none(),
@@ -352,6 +355,7 @@ impl Core {
             apply_until: Time(0),
             pace,
             plan: None,
+            in_place,
             contradicted: false,
             guarded: false,
             moved_halves: 0,
@@ -424,12 +428,8 @@ impl Core {
 
     fn wait_for_log(&mut self, cx: &mut Cx<'_>, id: VolumeId, asked: bool) -> bool {
         let volume = self.volume(id);
-        let seq = volume
-            .epochs
-            .front()
-            .expect("an epoch is being destaged")
-            .last_seq;
-        let mode = volume.effective_destage();
+        let epoch = volume.epochs.front();
+        let seq = epoch.expect("an epoch is being destaged").last_seq;
         // A log that fails never gets there, and what it has lost by then no recovery misses: the
         // ledger will be ahead of it.
         let ready = self.log.durable >= seq || has(Bug::DestagePastDurable);
@@ -441,9 +441,10 @@ impl Core {
             return false;
         }
         let plans = self.plans(id);
-        self.phase(id).phase = match mode {
+        let destage = self.phase(id);
+        destage.phase = match destage.in_place {
             _ if plans => Phase::Look,
-            DestageMode::Atomic if !has(Bug::ApplyWithoutJournal) => Phase::Journal,
+            false if !has(Bug::ApplyWithoutJournal) => Phase::Journal,
             _ => Phase::Gate,
         };
         true
@@ -732,7 +733,6 @@ impl Core {
 
     pub(super) fn stat_done(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
         let now = cx.now;
-        let atomic = self.volume(id).effective_destage() == DestageMode::Atomic;
         let prepared = self.is_prepared(id);
         let replans = self.members(id).into_iter().any(|it| self.plans(it));
         // A volume that goes on with its image must not ask once more for what is here.
@@ -776,12 +776,13 @@ impl Core {
             return self.pump_destage(cx, id);
         }
         assert!(prepared, "no origin is written before its group is ready");
+        let journaled = destage.plan.is_some() || !destage.in_place;
         destage.phase = Phase::Begin;
         destage.apply_until = now.plus_millis(APPLY_MS_MAX / 3);
         let (upto, journal_sequence, journal_bytes) =
             (destage.upto, destage.journal_sequence, destage.journal_at);
         self.note_apply(now, id, &stat);
-        self.ledger(id).progress = if atomic {
+        self.ledger(id).progress = if journaled {
             Progress::Apply {
                 upto,
                 journal_sequence,
@@ -799,8 +800,15 @@ impl Core {
         let destage = self.phase(id);
         destage.phase = Phase::Prepare;
         destage.apply_until = now.plus_millis(APPLY_MS_MAX / 3);
+        let (in_place, upto) = (destage.in_place, destage.upto);
         self.note_apply(now, id, stat);
-        self.ledger(id).progress = Progress::Prepare;
+        let ledger = self.ledger(id);
+        ledger.progress = match ledger.progress {
+            // An image between two states is that until a journal has been applied.
+            Progress::Cut(before) => Progress::Cut(before.max(upto)),
+            _ if in_place && !has(Bug::CutUnsaid) => Progress::Cut(upto),
+            _ => Progress::Prepare,
+        };
         self.write_ledger(cx, id, LedgerStep::Prepare);
     }
 
@@ -814,29 +822,6 @@ impl Core {
         destage.phase = Phase::Journal;
         self.pump_destage(cx, id);
         self.detach_progress(cx, id);
-    }
-
-    /// Puts into the ledger how the image is, and until when writing it may change its time.
-    pub(super) fn note_apply(&mut self, now: Time, id: VolumeId, stat: &Stat) {
-        let ledger_writer = self.volume(id).ledger_writer.as_mut();
-        let ledger_writer = ledger_writer.expect("write-back volumes have a ledger");
-        let (there, read_at) = ledger_writer.clock_there;
-        let clock = there.saturating_add(now.since(read_at));
-        let clock = clock.max(stat.now_ns.saturating_add(ledger_writer.clock_ahead_ns));
-        let ledger = &mut ledger_writer.ledger;
-        ledger.origin_bytes = stat.size_bytes;
-        if let Some(image) = stat.image {
-            ledger.image = image.kept();
-        }
-        ledger.mtime_before_ns = stat.mtime_ns;
-        let began = clock.max(stat.mtime_ns);
-        let limit = began.saturating_add(APPLY_MS_MAX * 1_000_000);
-        // Until all of it is synced a power loss may bring back a time that was allowed before.
-        let before = match ledger.progress {
-            Progress::Idle => 0,
-            Progress::Prepare | Progress::Cut(_) | Progress::Apply { .. } => ledger.mtime_limit_ns,
-        };
-        ledger.mtime_limit_ns = limit.max(before);
     }
 
     /// The ledger says that the origin may be written now.

@@ -135,7 +135,9 @@ impl Core {
         self.note_apply(cx.now, id, &stat);
         let ledger_writer = self.volume(id).ledger_writer.as_mut();
         let ledger = &mut ledger_writer.expect("written images have a ledger").ledger;
-        ledger.progress = Progress::Prepare;
+        if upto > Serial(0) || !matches!(ledger.progress, Progress::Cut(_)) {
+            ledger.progress = Progress::Prepare;
+        }
         ledger.destaged = ledger.destaged.max(upto);
         self.write_ledger(cx, id, LedgerStep::Reached);
     }
@@ -224,7 +226,7 @@ impl Core {
         volume.replay().header.clone_from(&cleared);
         let ledger_writer = volume.ledger_writer.as_ref();
         let ledger = &ledger_writer.expect("written images have a ledger").ledger;
-        let idle = ledger.progress == Progress::Idle;
+        let idle = matches!(ledger.progress, Progress::Idle | Progress::Cut(_));
         let replay = volume.replay();
         if set && replay.reached {
             cx.memory.store(place, &cleared);

@@ -20,7 +20,7 @@ use crate::format::journal::JournalEntry;
 use crate::format::record::EntryKind;
 use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending};
-use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, DestageMode, SECTOR_BYTES, Span, Time, VolumeId};
+use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES, Span, Time, VolumeId};
 use alloc::vec::Vec;
 
 /// Pieces of memory that one request fills: 1 MiB with chunks of 256 KiB. A storage that counts
@@ -306,9 +306,9 @@ impl Core {
     }
 
     fn apply_purpose(&mut self, id: VolumeId) -> Purpose {
-        match self.volume(id).effective_destage() {
-            DestageMode::Atomic => Purpose::JournalApply,
-            DestageMode::InPlace => Purpose::DestageWrite,
+        match self.phase(id).in_place {
+            false => Purpose::JournalApply,
+            true => Purpose::DestageWrite,
         }
     }
 
@@ -428,18 +428,18 @@ impl Core {
 
     /// A job has reached the journal or the origin.
     fn count_moved(&mut self, id: VolumeId, job: u32) {
-        let atomic = self.volume(id).effective_destage() == DestageMode::Atomic;
         let destage = self.phase(id);
+        let in_place = destage.in_place;
         let job = destage.jobs.get(job);
         let batch = job.batch.as_ref();
-        let halves = match (atomic, job.pieces.len()) {
+        let halves = match (in_place, job.pieces.len()) {
             // What the journal has of a plan is moved once more when that is applied.
             _ if batch.is_some_and(Batch::goes_to_file) => 2 * batch.map_or(0, Batch::blocks),
             _ if batch.is_some() => batch.map_or(0, Batch::blocks),
             // A range of zeroes is no job of the journal.
             (_, 0) => 2,
-            (true, _) => job.blocks(),
-            (false, _) => 2 * job.blocks(),
+            (false, _) => job.blocks(),
+            (true, _) => 2 * job.blocks(),
         };
         destage.moved_halves += halves;
         self.volume(id).flow.moved(halves);

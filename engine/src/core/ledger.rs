@@ -10,9 +10,10 @@
 //! decided by who asks for the step.
 
 use super::Core;
+use super::destage::APPLY_MS_MAX;
 use crate::adversary::{Bug, Mark, mark};
 use crate::event::{Device, Op, Purpose, Stat};
-use crate::format::ledger::{LEDGER_BYTES, Ledger};
+use crate::format::ledger::{LEDGER_BYTES, Ledger, Progress};
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
 use crate::types::{Time, VolumeId};
@@ -198,6 +199,29 @@ impl Core {
             mark(Mark::LedgerAgain);
             self.put_ledger(cx, id);
         }
+    }
+
+    /// Puts into the ledger how the image is, and until when writing it may change its time.
+    pub(super) fn note_apply(&mut self, now: Time, id: VolumeId, stat: &Stat) {
+        let ledger_writer = self.volume(id).ledger_writer.as_mut();
+        let ledger_writer = ledger_writer.expect("write-back volumes have a ledger");
+        let (there, read_at) = ledger_writer.clock_there;
+        let clock = there.saturating_add(now.since(read_at));
+        let clock = clock.max(stat.now_ns.saturating_add(ledger_writer.clock_ahead_ns));
+        let ledger = &mut ledger_writer.ledger;
+        ledger.origin_bytes = stat.size_bytes;
+        if let Some(image) = stat.image {
+            ledger.image = image.kept();
+        }
+        ledger.mtime_before_ns = stat.mtime_ns;
+        let began = clock.max(stat.mtime_ns);
+        let limit = began.saturating_add(APPLY_MS_MAX * 1_000_000);
+        // Until all of it is synced a power loss may bring back a time that was allowed before.
+        let before = match ledger.progress {
+            Progress::Idle => 0,
+            Progress::Prepare | Progress::Cut(_) | Progress::Apply { .. } => ledger.mtime_limit_ns,
+        };
+        ledger.mtime_limit_ns = limit.max(before);
     }
 }
 

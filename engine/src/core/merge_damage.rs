@@ -14,7 +14,7 @@ use crate::event::Refusal;
 use crate::fetch::Want;
 use crate::map::{Content, ExtentMap};
 use crate::outbox::Cx;
-use crate::types::{DestageMode, Span, Time, VolumeId};
+use crate::types::{Span, Time, VolumeId};
 use crate::volume::{Epoch, Volume};
 use alloc::vec::Vec;
 
@@ -120,10 +120,11 @@ impl Core {
 
 /// The newest of the epochs behind the oldest that together have all that is bad in it.
 fn covering(volume: &Volume, bad: &[Want]) -> Option<usize> {
-    let applies = volume.destage.as_ref().is_some_and(|it| it.applies());
-    let journal = volume.effective_destage() == DestageMode::Atomic;
+    // What a journal has does not change any more.
+    let destage = volume.destage.as_ref();
+    let applies = destage.is_some_and(|it| it.applies() && !it.in_place);
     let free = volume.group.is_none() && volume.committing.is_none();
-    if !free || volume.unfinished_sectors > 0 || (applies && journal) {
+    if !free || volume.unfinished_sectors > 0 || applies {
         return None;
     }
     let mut missing = needed(&volume.epochs.front()?.map, bad);

@@ -199,6 +199,10 @@ impl Core {
                 self.plan(id).add(When::Now, at, from, piece_bytes);
             }
             Work::Data { span, at, when } => {
+                let when = match self.phase(id).in_place {
+                    true => When::Now,
+                    false => when,
+                };
                 self.plan(id)
                     .add(when, at, Source::Epoch(span), piece_bytes);
             }

@@ -875,7 +875,11 @@ impl Core {
         if let Some(image) = stat.image {
             ledger_writer.ledger.image = image.kept();
         }
-        ledger_writer.ledger.progress = Progress::Idle;
+        // A guard that was cleared alone leaves an image between two states where it is.
+        let cut = matches!(ledger_writer.ledger.progress, Progress::Cut(_));
+        if upto > Serial(0) || !cut {
+            ledger_writer.ledger.progress = Progress::Idle;
+        }
         ledger_writer.ledger.destaged = ledger_writer.ledger.destaged.max(upto);
         self.write_ledger(cx, id, LedgerStep::Finish);
     }

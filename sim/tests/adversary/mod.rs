@@ -127,8 +127,9 @@ fn bent(seed: u64, bend: impl Fn(&mut Plan)) -> Options {
 
 fn tops(plan: &mut Plan) {
     only_write_back(plan);
-    for volume in &mut plan.volumes {
-        (volume.tuning.destage, volume.journal_possible) = (DestageMode::Atomic, true);
+    for (at, volume) in plan.volumes.iter_mut().enumerate() {
+        let modes = [DestageMode::Atomic, DestageMode::InPlace];
+        (volume.tuning.destage, volume.journal_possible) = (modes[at % 2], true);
         (volume.resizes, volume.commits, volume.switches) = (false, false, false);
     }
     for at in 0..plan.origins.len() {

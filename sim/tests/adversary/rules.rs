@@ -229,6 +229,7 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         Bug::SwitchInCut => Swarm,
         Bug::SkipPlanSync
         | Bug::WriteAtOnce
+        | Bug::CutUnsaid
         | Bug::SkipGuard
         | Bug::ClearGuardEarly
         | Bug::KeepTables

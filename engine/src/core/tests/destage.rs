@@ -2,7 +2,7 @@
 
 use super::{CAPACITY_BLOCKS, Host, fine, none, spec, writes_journal, writes_origin};
 use crate::engine::Config;
-use crate::event::{Command, Device, Io, IoError, Op, Purpose, VolumeSpec};
+use crate::event::{Command, Device, Io, IoError, Op, Purpose, Tuning, VolumeSpec};
 use crate::format::ledger::{Ledger, Progress};
 use crate::ram::{CleanCache, Key, Published, RamTier};
 use crate::snapshot::State;
@@ -572,4 +572,35 @@ fn destages_on_one_storage_share_what_it_takes_beside_reads() {
     }
     host.pass(100);
     assert_eq!(written(&host), [0, 10, 10], "nobody reads any more");
+}
+
+/// The ledger named a journal that nobody had written, or a cut of a destage that had one.
+#[test]
+fn a_destage_ends_as_it_was_begun_whatever_is_set_meanwhile() {
+    use DestageMode::{Atomic, InPlace};
+    for (before, after) in [(InPlace, Atomic), (Atomic, InPlace)] {
+        let mut odd = spec(Policy::WriteBack, "disk");
+        odd.tuning.destage = before;
+        let (mut host, volume) = Host::of(odd);
+        assert!(host.write(volume, 0, 2));
+        host.hold(|io| io.op == Op::Stat && matches!(io.device, Device::Origin(_)));
+        let order = host.destage(volume);
+        host.pass(1_000);
+        let tuning = Tuning {
+            destage: after,
+            ..host.core.volume(volume).tuning
+        };
+        let tune = host.order(Command::Tune { volume, tuning });
+        assert_eq!(host.answer(tune), Some(Ok(())));
+        host.hold(writes_origin);
+        host.pass(1_000);
+        let progress = host.ledger(volume).progress;
+        match before {
+            InPlace => assert!(matches!(progress, Progress::Cut(_)), "{progress:?}"),
+            Atomic => assert!(matches!(progress, Progress::Apply { .. }), "{progress:?}"),
+        }
+        host.hold(none);
+        host.pass(1_000);
+        assert_eq!(host.answer(order), Some(Ok(())));
+    }
 }

@@ -3,14 +3,14 @@
 
 use super::{Host, STAT, fine, none, spec};
 use crate::engine::Settled;
-use crate::event::{Command, Device, Event, Io, IoError, Op, Purpose, Refusal};
+use crate::event::{Command, Device, Event, Io, IoError, Op, Purpose, Refusal, Tuning};
 use crate::format::ledger::Progress;
 use crate::layout::Holds;
 use crate::origin::{
     Extent, FileIndex, Lies, Map, Missing, Piece, Planned, Planner, Resolved, When, Work,
 };
 use crate::snapshot::State;
-use crate::types::{BLOCK_SECTORS, Policy, Span, Uuid, VolumeId};
+use crate::types::{BLOCK_SECTORS, DestageMode, Policy, Span, Uuid, VolumeId};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec;
@@ -316,6 +316,59 @@ fn an_image_that_allocates_is_what_it_was_until_its_journal_counts() {
     );
     assert_eq!(host.ledger(again).progress, Progress::Idle);
     assert_eq!(host.read(again, 0, 4), want, "from the image");
+    let found: Vec<u8> = (0..4).flat_map(|it| view(&host, again, it)).collect();
+    assert_eq!(Some(found), want);
+}
+
+fn set_destage(host: &mut Host, volume: VolumeId, destage: DestageMode) {
+    let tuning = Tuning {
+        destage,
+        ..host.core.volume(volume).tuning
+    };
+    let order = host.order(Command::Tune { volume, tuning });
+    assert_eq!(host.answer(order), Some(Ok(())));
+}
+
+/// A destage in place writes what has a place there, whose tables stay as they are, and is cut
+/// short: the ledger says so until another one has ended.
+#[test]
+fn an_image_that_allocates_is_between_two_states_only_in_place() {
+    let (mut host, disk) = with_image();
+    set_destage(&mut host, disk, DestageMode::InPlace);
+    host.fill(disk, 0, 4);
+    end_destage(&mut host, disk);
+    assert_eq!(host.ledger(disk).progress, Progress::Idle);
+    let before = view(&host, disk, 2);
+    host.write_sectors(disk, BLOCK_SECTORS, 2 * BLOCK_SECTORS);
+    host.fill(disk, 100, 2);
+    let want = host.read(disk, 0, 4);
+    assert_ne!(want.as_ref().map(|it| &it[8192..12288]), Some(&before[..]));
+    host.count(writes_now);
+    let journal_bytes = host.show(disk).counters.origin.journal_bytes;
+    host.hold(|io| io.op == Op::Sync && matches!(io.device, Device::Journal(_)));
+    host.destage(disk);
+    host.pass(1_000);
+    let found: Vec<u8> = (0..4).flat_map(|it| view(&host, disk, it)).collect();
+    assert_eq!(Some(&found), want.as_ref(), "they are there");
+    assert_eq!(view(&host, disk, 100), vec![0; 4096], "no table says so");
+    let journaled = host.show(disk).counters.origin.journal_bytes - journal_bytes;
+    // Its header and the sector of the table; the two blocks would be 8 KiB more.
+    assert!(journaled <= 12_288, "{journaled} bytes");
+    let cut = host.ledger(disk).progress;
+    assert!(matches!(cut, Progress::Cut(_)), "{cut:?}");
+    // The setting of the next life changes nothing of what is owed.
+    let mut host = host.killed();
+    let again = attach(&mut host, Backwards::default());
+    host.pass(2_000);
+    assert_eq!(host.ledger(again).progress, cut, "it is owed");
+    assert_eq!(
+        guard(&host, again),
+        0,
+        "what nothing needs does not keep others away"
+    );
+    assert_eq!(host.read(again, 0, 4), want);
+    end_destage(&mut host, again);
+    assert_eq!(host.ledger(again).progress, Progress::Idle);
     let found: Vec<u8> = (0..4).flat_map(|it| view(&host, again, it)).collect();
     assert_eq!(Some(found), want);
 }
