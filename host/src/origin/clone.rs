@@ -182,7 +182,7 @@ fn not_there(image: &Path, mut fault: Fault) -> Fault {
     fault
 }
 
-/// Mode and owner of a new file: those of the image below, because whoever may use that has to be
+/// Mode and owner of a new file: those of the image below, because the users of that have to be
 /// able to use this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rights {
@@ -201,8 +201,8 @@ impl Rights {
         })
     }
 
-    /// The owner may write it, which is what it is for; nobody else may do what the image below
-    /// does not let him. Without its group everybody who was in it may be any other one.
+    /// The owner may write it, which is what it is for; no other user may do what the image below
+    /// does not let him. Without its group a member of that counts as one of all the others.
     fn mode(&self, has_group: bool) -> u32 {
         let others = match has_group {
             true => self.mode & 0o066,

@@ -147,7 +147,7 @@ fn a_file_that_appears_under_the_name_of_a_clone_meanwhile_stays() {
     assert_eq!(fs::read(&there).expect("read"), b"of another program");
 }
 
-/// Fails when: a file stays that has its name, and that nobody is told of.
+/// Fails when: a file stays that has its name, although its volume was refused.
 #[test]
 fn a_clone_whose_name_may_not_last_is_taken_away() {
     let dir = tempfile::tempdir().expect("a directory");

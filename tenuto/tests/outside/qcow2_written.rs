@@ -538,12 +538,11 @@ fn each_image_that_is_not_written_is_refused_with_what_would_be_right() {
     );
 }
 
-/// Fails when: a file below an image that is written is written by another volume, or it is not said
-/// which volume stands on it; or a file of another program is said to be one of a volume.
+/// Fails when: a file below an image is written by another volume, or it is not said which volume
+/// stands on it; or a file of another program is said to be one of a volume.
 #[test]
-fn a_file_that_a_volume_stands_on_is_written_by_no_other_one_which_is_told_whose_it_is() {
-    let test =
-        "a_file_that_a_volume_stands_on_is_written_by_no_other_one_which_is_told_whose_it_is";
+fn a_file_that_a_volume_stands_on_is_refused_to_another_one_with_its_name() {
+    let test = "a_file_that_a_volume_stands_on_is_refused_to_another_one_with_its_name";
     if !have(test, &["qemu-img", "qemu-io"]) {
         return;
     }
