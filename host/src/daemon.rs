@@ -20,6 +20,7 @@ mod sockets;
 mod volumes;
 mod watch;
 
+use crate::fault::FileId;
 use crate::origin::Format;
 use crate::shard::control::{CommandError, Handle, ListenerScope, Stopped};
 use crate::stage::Stage;
@@ -201,9 +202,15 @@ pub enum VolumeError {
     /// A journal beside the origin has to be finished first.
     #[error("{0}")]
     Unfinished(String),
-    /// Another program or host has the origin.
+    /// Another program or host has a file of the origin, or we have, by which file.
+    #[error("{message}")]
+    InUse {
+        message: String,
+        ours: Option<FileId>,
+    },
+    /// A volume of this daemon has a file of the origin; the message names it.
     #[error("{0}")]
-    InUse(String),
+    Taken(String),
     /// Going on would lose dirty data, here or on another host, or invent some.
     #[error("{0}")]
     Held(Box<Hold>),
@@ -380,7 +387,7 @@ impl From<VolumeError> for StartError {
     fn from(error: VolumeError) -> StartError {
         let message = error.to_string();
         match error {
-            VolumeError::InUse(_) => StartError::InUse(message),
+            VolumeError::InUse { .. } | VolumeError::Taken(_) => StartError::InUse(message),
             VolumeError::Settings(_) | VolumeError::Image(_) | VolumeError::Exists(_) => {
                 StartError::Settings(message)
             }

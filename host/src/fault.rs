@@ -5,7 +5,9 @@
 
 use crate::config::units::human_bytes;
 use crate::error::cause;
+use std::fs::Metadata;
 use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 /// Few kinds, for exit codes and for the admin interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +30,23 @@ pub enum Kind {
 pub struct Fault {
     pub kind: Kind,
     pub message: String,
+    /// Of one that is in use by this very process.
+    pub ours: Option<FileId>,
     #[source]
     pub source: Option<io::Error>,
+}
+
+/// Which file it is, whatever its name: device and inode, of a device its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileId(u64, u64);
+
+impl FileId {
+    pub fn of(meta: &Metadata) -> FileId {
+        match meta.file_type().is_block_device() {
+            true => FileId(meta.rdev(), 0),
+            false => FileId(meta.dev(), meta.ino()),
+        }
+    }
 }
 
 impl Fault {
@@ -37,6 +54,7 @@ impl Fault {
         Fault {
             kind,
             message: message.into(),
+            ours: None,
             source: None,
         }
     }
@@ -61,6 +79,7 @@ impl Fault {
         Fault {
             kind,
             message: format!("{object}: cannot {doing}: {}", cause(&source)),
+            ours: None,
             source: Some(source),
         }
     }

@@ -6,7 +6,7 @@
 //! to a bound. The name comes from the kernel (`/proc`), because a side file with a pid in it can
 //! be stale or lie.
 
-use crate::fault::{Fault, Kind};
+use crate::fault::{Fault, FileId, Kind};
 use crate::sys;
 use std::fs::{self, File, TryLockError};
 use std::os::fd::AsRawFd;
@@ -139,7 +139,8 @@ pub fn sharer(file: &File) -> Option<String> {
     let mut bytes = bases.flat_map(|base| perms.map(|perm| base + perm));
     let held = bytes.find(|byte| matches!(sys::byte_conflict(file, *byte), Ok(Some(_))))?;
     let unseen = || "a program that cannot be seen from here".to_owned();
-    Some(owner(file, Culprit::Byte(held)).unwrap_or_else(unseen))
+    let owner = owner(file, Culprit::Byte(held));
+    Some(owner.map_or_else(unseen, |owner| owner.describe()))
 }
 
 /// The lock of somebody else that was met.
@@ -197,10 +198,13 @@ fn retry(
         };
         if let Some(owner) = owner(file, culprit) {
             let what = culprit.describe();
-            return Err(Fault::new(
-                Kind::InUse,
-                format!("{object}: in use by {owner}, which {what}; stop it first"),
-            ));
+            let owner_is = owner.describe();
+            let message = format!("{object}: in use by {owner_is}, which {what}; stop it first");
+            let meta = file.metadata().ok().filter(|_| owner.is_us());
+            return Err(Fault {
+                ours: meta.as_ref().map(FileId::of),
+                ..Fault::new(Kind::InUse, message)
+            });
         }
         if start.elapsed() >= patience.wait {
             return Err(Fault::new(
@@ -225,21 +229,37 @@ fn retry(
     }
 }
 
-/// A living process that holds this lock by another description, as
-/// `qemu-io (pid 17) on host-a`.
-fn owner(file: &File, culprit: Culprit) -> Option<String> {
-    let pid = owner_by_descriptors(file, culprit).or_else(|| owner_by_lock_table(file, culprit))?;
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    let name = match name.trim() {
-        "" => "a process",
-        name => name,
-    };
-    let us = if pid == std::process::id() {
-        ", this very process"
-    } else {
-        ""
-    };
-    Some(format!("{name} (pid {pid}{us}) on {}", host_name()))
+/// A living process.
+struct Owner {
+    pid: u32,
+}
+
+impl Owner {
+    fn is_us(&self) -> bool {
+        self.pid == std::process::id()
+    }
+
+    /// As `qemu-io (pid 17) on host-a`.
+    fn describe(&self) -> String {
+        let pid = self.pid;
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let name = match name.trim() {
+            "" => "a process",
+            name => name,
+        };
+        let us = match self.is_us() {
+            true => ", this very process",
+            false => "",
+        };
+        format!("{name} (pid {pid}{us}) on {}", host_name())
+    }
+}
+
+/// Who holds this lock by another description.
+fn owner(file: &File, culprit: Culprit) -> Option<Owner> {
+    let by_descriptors = owner_by_descriptors(file, culprit);
+    let pid = by_descriptors.or_else(|| owner_by_lock_table(file, culprit))?;
+    Some(Owner { pid })
 }
 
 pub fn host_name() -> String {

@@ -228,6 +228,7 @@ fn full(name: &str, needed: u64, free: u64, error: io::Error) -> Fault {
             "{name}: needs {needed} more, {free} are free on its file system; \
              make that larger, or cache.stage or cache.overlay-ram smaller"
         ),
+        ours: None,
         source: Some(error),
     }
 }

@@ -225,7 +225,9 @@ pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
         // NFS, for one, has no such renaming.
         Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP) => {
             std::fs::hard_link(from, to)?;
-            std::fs::remove_file(from)
+            std::fs::remove_file(from).inspect_err(|_| {
+                let _ = std::fs::remove_file(to);
+            })
         }
         _ => Err(error),
     }

@@ -8,11 +8,11 @@ use super::Known;
 use crate::config::{Source, Volume};
 use crate::error::{Error, Kind, Result};
 use crate::fault;
-use crate::origin::clone::{self, CloneOf};
+use crate::origin::clone::{self, CloneOf, Made};
 use crate::origin::{Format, Place};
 
-/// Makes the file; the volume as it is to be attached.
-pub(super) fn make(known: &Known, volume: Volume, of: &CloneOf) -> Result<Volume> {
+/// Makes the file; with it the volume as it is to be attached.
+pub(super) fn make(known: &Known, volume: Volume, of: &CloneOf) -> Result<(Volume, Made)> {
     let name = &volume.name;
     let usage = |why: &str| Err(Error::usage(format!("volume {name}: {why}")).about(name.clone()));
     if !matches!(Place::parse(&volume.origin), Ok(Place::File(_))) {
@@ -23,7 +23,7 @@ pub(super) fn make(known: &Known, volume: Volume, of: &CloneOf) -> Result<Volume
     }
     let places = known.config.image_places(&known.volumes);
     let made = clone::make(&volume.origin, of, &places.allow(&volume.origin));
-    made.map_err(|fault| {
+    let made = made.map_err(|fault| {
         let kind = match fault.kind {
             fault::Kind::NotFound | fault::Kind::Invalid | fault::Kind::Foreign => Kind::Usage,
             _ => Kind::Failed,
@@ -33,5 +33,5 @@ pub(super) fn make(known: &Known, volume: Volume, of: &CloneOf) -> Result<Volume
     let mut volume = volume;
     volume.format = Format::Qcow2;
     volume.sources.insert("format", Source::Command);
-    Ok(volume)
+    Ok((volume, made))
 }

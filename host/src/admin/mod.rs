@@ -33,7 +33,6 @@ use crate::config::{self, Config, Volume, check, keys, parse, state, units};
 use crate::daemon::{Noticed, VolumeSettings, Watched, Why};
 use crate::error::{Error, Kind, Result};
 use crate::latency::Latency;
-use crate::origin;
 use crate::origin::clone::CloneOf;
 use crate::origin::mapped::ImageShown;
 use engine::chart::Spot;
@@ -301,13 +300,16 @@ impl Admin {
             let message = format!("volume {name}: exists already; choose another name");
             return Err(Error::usage(message).about(name));
         }
-        let volume = match clone {
-            None => volume,
-            Some(of) => clone::make(&known, volume, of)?,
+        let (volume, made) = match clone {
+            None => (volume, None),
+            Some(of) => {
+                let (volume, made) = clone::make(&known, volume, of)?;
+                (volume, Some(made))
+            }
         };
         let added = self.attach_new(&known, &volume);
-        if added.is_err() && clone.is_some() {
-            origin::clone::remove(&volume.origin);
+        if let (Err(_), Some(made)) = (&added, made) {
+            made.remove();
         }
         added?;
         known.volumes.push(volume);
@@ -318,12 +320,17 @@ impl Admin {
     fn attach_new(&self, known: &Known, volume: &Volume) -> Result<()> {
         let name = &volume.name;
         check_against(known, volume).map_err(|error| of_volume(name, error))?;
-        state::save(&known.config, volume)?;
-        let added = self.machine.add(volume.settings());
-        if added.is_err() {
-            state::remove(&known.config, name)?;
+        if let Err(error) = state::save(&known.config, volume) {
+            // It may have its name already; what could not be written may not be there to remove.
+            let _ = state::remove(&known.config, name);
+            return Err(error);
         }
-        added
+        self.machine.add(volume.settings()).map_err(|mut error| {
+            if let Err(left) = state::remove(&known.config, name) {
+                error.message += &format!("; it would be tried again at the next start: {left}");
+            }
+            error
+        })
     }
 
     /// Changes tunables of a running volume, and its policy. What it returns beside waits until

@@ -12,7 +12,7 @@ use engine::event::Tuning;
 use engine::snapshot::{CacheState, Counters, SegmentCounts, State};
 use engine::types::{DestageMode, Generation, Serial, Time, Uuid};
 use serde_json::{Value as Json, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A machine that does what it is told and remembers it.
@@ -27,6 +27,8 @@ struct FakeState {
     clients: Vec<(VolumeId, u64)>,
     latency: BTreeMap<VolumeId, Arc<Recorder>>,
     orders: Vec<String>,
+    /// Its next volume is refused, with the file of this name turned into a directory before.
+    breaks: Option<PathBuf>,
 }
 
 impl Fake {
@@ -114,6 +116,11 @@ impl Machine for Fake {
     fn add(&self, settings: VolumeSettings) -> Result<()> {
         let mut state = self.state();
         state.orders.push(format!("add {}", settings.name));
+        if let Some(path) = state.breaks.take() {
+            std::fs::remove_file(&path).expect("a file");
+            std::fs::create_dir(&path).expect("made");
+            return Err(Error::refused("the machine is full"));
+        }
         let id = VolumeId(state.volumes.len() as u32);
         state.volumes.push(snapshot(id, &settings));
         Ok(())
@@ -312,6 +319,34 @@ fn removing_a_dirty_volume_is_refused_with_bytes_age_and_the_flag_that_forces_it
     assert_eq!(error.kind, Kind::Usage);
     house.admin.remove("a", Some("a")).expect("forced");
     assert_eq!(house.fake.orders(), ["add a", "remove a true"]);
+}
+
+/// Fails when: why a volume was not attached gets lost behind what went wrong after that, or the
+/// file that was made for it stays.
+#[test]
+fn a_refused_volume_whose_record_stays_says_both_and_its_clone_goes() {
+    let house = House::new();
+    let base = house.image("base");
+    let kept = house.directory.path().join("state/volumes/a.toml");
+    let clone = house.directory.path().join("a.qcow2");
+    house.fake.state().breaks = Some(kept.clone());
+    let of = CloneOf {
+        image: base.into(),
+        plain: false,
+    };
+    let origin = Value::Text(clone.display().to_string());
+    let values = [("origin".to_string(), origin)];
+    let error = house.admin.add_new("a", &values, Some(&of));
+    let error = error.expect_err("refused");
+    assert_eq!(error.kind, Kind::Refused);
+    for part in [
+        "the machine is full",
+        "next start",
+        &kept.display().to_string(),
+    ] {
+        assert!(error.message.contains(part), "{part:?}: {error}");
+    }
+    assert!(!clone.exists());
 }
 
 #[test]

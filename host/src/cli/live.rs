@@ -280,10 +280,13 @@ pub fn volume_error(name: &str, error: VolumeError) -> Error {
         VolumeError::Unknown(_) => Kind::NotFound,
         VolumeError::Exists(_) => Kind::Usage,
         VolumeError::Held(hold) if hold.why == Why::Damaged => Kind::Damaged,
-        VolumeError::Busy { .. } | VolumeError::Held(_) | VolumeError::Refused(_) => Kind::Refused,
+        VolumeError::Busy { .. }
+        | VolumeError::Taken(_)
+        | VolumeError::Held(_)
+        | VolumeError::Refused(_) => Kind::Refused,
         VolumeError::Settings(_) | VolumeError::Image(_) => Kind::Usage,
         VolumeError::Origin(_)
-        | VolumeError::InUse(_)
+        | VolumeError::InUse { .. }
         | VolumeError::Changing(_)
         | VolumeError::Unfinished(_) => Kind::Failed,
         VolumeError::Stopped(stopped) => return stopping(stopped),

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 pub enum Command {
     /// Show ledger and journal beside an image; ends with code 5 if they are damaged
     Inspect(Image),
-    /// Finish a pending journal, so that the image is consistent by itself
+    /// Finish a pending journal and clear a guard, so that the image is consistent by itself
     Replay(Image),
 }
 

@@ -10,7 +10,7 @@ use crate::error::cause;
 use crate::origin::Format;
 use crate::origin::Place;
 use crate::origin::nbd::uri;
-use crate::origin::written::{self, WRITES_QCOW2};
+use crate::origin::written;
 use crate::signature;
 use engine::event::ResetOn;
 use engine::types::Policy;
@@ -362,12 +362,7 @@ fn is_mapped(volume: &Volume) -> Result<bool, Wrong> {
     match format {
         None => Ok(false),
         Some("qcow2") if !volume.writes_origin() => Ok(true),
-        Some("qcow2") if WRITES_QCOW2 => check_written(volume).map(|()| true),
-        Some("qcow2") => Err(Wrong::later(
-            format!("{} looks like qcow2, whose destage is", path.display()),
-            "write policy = \"ephemeral\" or read-only = true, convert it to raw, or write \
-             format = \"raw\" if it is a guest's own data",
-        )),
+        Some("qcow2") => check_written(volume).map(|()| true),
         Some(name) => Err(Wrong::new(
             format!("{} looks like {name}", path.display()),
             "convert it to raw, or write format = \"raw\" if it is a guest's own data",
@@ -378,11 +373,10 @@ fn is_mapped(volume: &Volume) -> Result<bool, Wrong> {
 /// How a qcow2 image is written, and which.
 fn check_written(volume: &Volume) -> Result<(), Wrong> {
     let path = volume.origin.display();
-    if let Some(what) = written::unwritten(volume.policy, volume.destage) {
+    if let Some(what) = written::unwritten(volume.policy) {
         return Err(Wrong::later(
             format!("{path} looks like qcow2, and {what} is"),
-            "write policy = \"write-back\" with destage = \"atomic\", policy = \"ephemeral\" or \
-             read-only = true, or format = \"raw\" if it is a guest's own data",
+            "write policy = \"write-back\", policy = \"ephemeral\" or read-only = true, or format = \"raw\" if it is a guest's own data",
         ));
     }
     let header = written::look(&volume.origin).map_err(|why| {

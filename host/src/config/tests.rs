@@ -1,7 +1,6 @@
 //! Configurations that are wrong, and the line each must be answered with.
 
 use super::*;
-use crate::origin::written::WRITES_QCOW2;
 use std::path::Path;
 
 fn error_of(text: &str) -> String {
@@ -347,10 +346,7 @@ fn an_image_that_looks_like_another_format_must_be_named_raw() {
         (
             "q",
             &b"QFI\xfb"[..],
-            match WRITES_QCOW2 {
-                true => "looks like qcow2, and has clusters of 2^0 bytes",
-                false => "looks like qcow2, whose destage is not in this version",
-            },
+            "looks like qcow2, and has clusters of 2^0 bytes",
         ),
         ("v", b"KDMV", "looks like vmdk"),
         ("x", b"vhdxfile", "looks like vhdx"),

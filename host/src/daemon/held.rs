@@ -58,7 +58,8 @@ impl Hold {
         match error {
             VolumeError::Held(hold) => Ok(*hold),
             VolumeError::Image(why)
-            | VolumeError::InUse(why)
+            | VolumeError::InUse { message: why, .. }
+            | VolumeError::Taken(why)
             | VolumeError::Origin(why)
             | VolumeError::Unfinished(why) => {
                 let reason = match why.starts_with("volume ") {

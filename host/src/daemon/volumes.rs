@@ -7,10 +7,9 @@
 use super::held::{Held, Hold, refused};
 use super::{Daemon, Exports, StartError, VolumeError, VolumeSettings, host, identity, open};
 use crate::config::share;
-use crate::fault::{Fault, Kind};
+use crate::fault::{Fault, FileId, Kind};
 use crate::files::Files;
 use crate::lock::Patience;
-use crate::origin::chain::name_of;
 use crate::origin::file::{self, Access, OpenVolume};
 use crate::origin::mapped::ImageShown;
 use crate::origin::san::Params;
@@ -119,9 +118,9 @@ impl Entry {
         image.is_some_and(|image| image.written)
     }
 
-    fn refuse_unwritten(&self, policy: Policy, destage: DestageMode) -> Result<(), VolumeError> {
+    fn refuse_unwritten(&self, policy: Policy) -> Result<(), VolumeError> {
         match self.is_written_image() {
-            true => refuse_unwritten(&self.settings.name, policy, destage),
+            true => refuse_unwritten(&self.settings.name, policy),
             false => Ok(()),
         }
     }
@@ -232,6 +231,9 @@ impl Daemon {
             None => {}
         }
         self.check_share(&settings)?;
+        // A volume that is attached is not refused any more.
+        let prepared = self.watches.prepare(&settings);
+        prepared.map_err(|error| cannot_watch(&settings.name, &error))?;
         // A held one has its socket already, and is tried again.
         let held = self.table().held.contains_key(&claim.name);
         self.table().name_in_group(&settings);
@@ -263,10 +265,7 @@ impl Daemon {
         let begun = self
             .watches
             .set(entry.id, settings, &self.handle, &self.state_dir);
-        begun.map_err(|error| {
-            let name = &settings.name;
-            VolumeError::Settings(format!("volume {name}: cannot watch its guest: {error}"))
-        })
+        begun.map_err(|error| cannot_watch(&settings.name, &error))
     }
 
     /// Joins a volume that only has to be destaged. One that cannot be opened stays in the log.
@@ -377,7 +376,7 @@ impl Daemon {
     ) -> Result<Entry, VolumeError> {
         let name = settings.name.clone();
         let opened = opened.unwrap_or_else(|| open_settled(&settings, &self.ledgers, joining));
-        let (files, mut settled) = opened.map_err(|error| self.name_writer(error))?;
+        let (files, mut settled) = opened.map_err(|error| self.name_owner(error))?;
         let id = self.handle.place(&name)?;
         let ledger = settled.ledger.clone();
         let stat = files.ledger.as_ref().and_then(|ledger| ledger.stat().ok());
@@ -438,20 +437,37 @@ impl Daemon {
         }
     }
 
-    /// Of a file below an image that is in use by a volume here, which one that is.
-    fn name_writer(&self, error: VolumeError) -> VolumeError {
-        let VolumeError::InUse(message) = error else {
+    /// Of a file that is in use by a volume here, which one that is.
+    fn name_owner(&self, error: VolumeError) -> VolumeError {
+        let VolumeError::InUse {
+            message,
+            ours: Some(file),
+        } = error
+        else {
             return error;
         };
-        let is_of = |entry: &&Entry| {
-            let name = name_of(&entry.settings.origin);
-            message.starts_with(&format!("{name}: "))
+        let files = |entry: &Entry| {
+            let image = entry.image.as_ref();
+            let below = image.map_or(&[][..], |image| &image.chain);
+            let files = below.iter().chain([&entry.settings.origin]);
+            (entry.settings.name.clone(), files.cloned().collect())
         };
-        let table = self.table();
-        VolumeError::InUse(match table.entries.values().find(is_of) {
-            Some(entry) => format!("{message} (volume {} of this daemon)", entry.settings.name),
-            None => message,
-        })
+        // To look at a file may take long.
+        let all: Vec<(String, Vec<PathBuf>)> = self.table().entries.values().map(files).collect();
+        let is_it = |path: &PathBuf| {
+            let meta = std::fs::metadata(path);
+            meta.is_ok_and(|meta| FileId::of(&meta) == file)
+        };
+        let found = all.iter().find(|(_, files)| files.iter().any(is_it));
+        match found {
+            Some((name, _)) => {
+                VolumeError::Taken(format!("{message} (volume {name} of this daemon)"))
+            }
+            None => VolumeError::InUse {
+                message,
+                ours: Some(file),
+            },
+        }
     }
 
     /// How many volumes were named with the group of one.
@@ -487,7 +503,10 @@ impl Daemon {
     /// Makes the sockets of a volume: all of them, or none.
     pub(super) fn listen(&self, name: &str, exports: Exports) -> Result<(), VolumeError> {
         let refused = |error| match error {
-            StartError::InUse(message) => VolumeError::InUse(message),
+            StartError::InUse(message) => VolumeError::InUse {
+                message,
+                ours: None,
+            },
             other => VolumeError::Settings(other.to_string()),
         };
         if exports.nbd {
@@ -533,7 +552,6 @@ impl Daemon {
             )));
         }
         self.check_share(&settings)?;
-        entry.refuse_unwritten(entry.settings.policy, settings.destage)?;
         let tuning = tuning(&settings, self.group_members(&settings));
         let volume = entry.id;
         self.command(name, Command::Tune { volume, tuning })?;
@@ -556,7 +574,7 @@ impl Daemon {
         let claim = self.claim(name)?;
         let mut entry = self.known(name)?;
         let old = entry.settings.policy;
-        entry.refuse_unwritten(policy, entry.settings.destage)?;
+        entry.refuse_unwritten(policy)?;
         if policy != old && (policy == Policy::Ephemeral || old == Policy::Ephemeral) {
             let (old, new) = (old.name(), policy.name());
             return Err(VolumeError::Settings(format!(
@@ -817,13 +835,13 @@ fn open_origin(
 }
 
 /// How a qcow2 image is not written.
-fn refuse_unwritten(name: &str, policy: Policy, destage: DestageMode) -> Result<(), VolumeError> {
-    let Some(what) = written::unwritten(policy, destage) else {
+fn refuse_unwritten(name: &str, policy: Policy) -> Result<(), VolumeError> {
+    let Some(what) = written::unwritten(policy) else {
         return Ok(());
     };
     Err(VolumeError::Settings(format!(
         "volume {name}: has a qcow2 image, and {what} is not in this version; write policy = \
-         \"write-back\" with destage = \"atomic\""
+         \"write-back\""
     )))
 }
 
@@ -848,7 +866,7 @@ fn open_below(
         files.clear_guard()?;
     }
     if files.writes_qcow2(request) {
-        refuse_unwritten(&settings.name, settings.policy, settings.destage)?;
+        refuse_unwritten(&settings.name, settings.policy)?;
     }
     files.open_below(request, patience)?;
     let written = files.mapped.as_ref().filter(|mapped| mapped.is_written());
@@ -946,6 +964,10 @@ fn tuning(settings: &VolumeSettings, group_members: u32) -> Tuning {
     }
 }
 
+fn cannot_watch(name: &str, error: &std::io::Error) -> VolumeError {
+    VolumeError::Settings(format!("volume {name}: cannot watch its guest: {error}"))
+}
+
 /// The first thing that differs and cannot change in place.
 fn needs_restart(old: &VolumeSettings, new: &VolumeSettings) -> Option<&'static str> {
     let differing = [
@@ -964,7 +986,10 @@ impl From<Fault> for VolumeError {
     fn from(fault: Fault) -> VolumeError {
         let message = fault.to_string();
         match fault.kind {
-            Kind::InUse => VolumeError::InUse(message),
+            Kind::InUse => VolumeError::InUse {
+                message,
+                ours: fault.ours,
+            },
             Kind::NotFound | Kind::Invalid => VolumeError::Image(message),
             _ => VolumeError::Origin(message),
         }

@@ -80,6 +80,15 @@ impl Watches {
         known(&self.known).clone()
     }
 
+    /// All that it takes to watch the guest of a volume is there, if it is to be watched.
+    pub(super) fn prepare(&self, settings: &VolumeSettings) -> io::Result<()> {
+        let mut running = self.running();
+        if monitor_of(settings).is_some() && running.is_none() {
+            *running = Some(start()?);
+        }
+        Ok(())
+    }
+
     /// Begins to watch the guest of a volume, if it is to be watched; ends an earlier watch.
     pub(super) fn set(
         &self,
@@ -90,9 +99,7 @@ impl Watches {
     ) -> io::Result<()> {
         let name = &settings.name;
         self.end(name, shard, state_dir);
-        let wanted =
-            settings.policy == Policy::Ephemeral && settings.reset_on == ResetOn::GuestReset;
-        let Some(path) = settings.qmp.clone().filter(|_| wanted) else {
+        let Some(path) = monitor_of(settings) else {
             return Ok(());
         };
         let mut running = self.running();
@@ -150,6 +157,12 @@ impl Watches {
         let task = running.runtime.spawn(watch.run());
         running.tasks.insert(path.to_owned(), task.abort_handle());
     }
+}
+
+/// The monitor of a guest that is to be watched.
+fn monitor_of(settings: &VolumeSettings) -> Option<PathBuf> {
+    let wanted = settings.policy == Policy::Ephemeral && settings.reset_on == ResetOn::GuestReset;
+    settings.qmp.clone().filter(|_| wanted)
 }
 
 fn start() -> io::Result<Running> {

@@ -12,7 +12,7 @@ use crate::origin::beside::{self, in_place};
 use crate::origin::mapped::{self, Mapped};
 use crate::origin::nbd::open::{Leavings, NbdOrigin};
 use crate::origin::san::Params;
-use crate::origin::written::{self, WRITES_QCOW2};
+use crate::origin::written;
 use crate::origin::{Format, Place, nbd};
 use crate::signature;
 use crate::sys;
@@ -553,7 +553,7 @@ fn buffer_odd_end(target: &mut Target, name: &str) -> Result<(), Fault> {
 fn is_written_as_qcow2(target: &Target, request: &Request, name: &str) -> Result<bool, Fault> {
     match request.access {
         Access::Bytes => Ok(mapped::is_qcow2(target, Format::Auto)),
-        Access::Write if WRITES_QCOW2 && mapped::is_qcow2(target, request.format) => Ok(true),
+        Access::Write if mapped::is_qcow2(target, request.format) => Ok(true),
         _ if request.format == Format::Raw => Ok(false),
         _ => refuse_other_formats(target, name).map(|()| false),
     }

@@ -399,15 +399,35 @@ fn a_journal_of_a_qcow2_image_is_finished_without_the_files_below_it() {
 fn a_disk_that_was_written_raw_is_no_qcow2_image_because_its_guest_wrote_a_header() {
     let dir = directory();
     let path = qcow2(&dir, &[]);
+    let as_format = |access, format| {
+        let asked = Request {
+            format,
+            ..request(&path, access)
+        };
+        open(&asked, &mut Patience::none())
+    };
+    let accesses = [Access::Read, Access::Write];
     write_journal(&path, 800, &[7; 512], 0);
-    for access in [Access::Read, Access::Write] {
+    for access in accesses {
         let fault = try_open(&path, access).expect_err("it may be a guest's");
-        assert!(fault.message.contains("format = \"raw\""), "{fault}");
-        let told = access == Access::Read || WRITES_QCOW2;
-        assert!(
-            !told || fault.message.contains("raw image before"),
-            "{fault}"
-        );
+        assert_eq!(fault.kind, Kind::Foreign);
+        for part in ["raw image before", "format = \"raw\"", "format = \"qcow2\""] {
+            assert!(fault.message.contains(part), "{part:?}: {fault}");
+        }
+    }
+    drop(freed(|| as_format(Access::Write, Format::Qcow2)));
+    // An image that was written as one is taken by its first bytes.
+    write_journal(&path, 800, &[7; 512], 5);
+    let fault = try_open(&path, Access::Read).expect_err("its backing is not there");
+    assert!(fault.message.contains("gone.img"), "{fault}");
+    drop(freed(|| try_open(&path, Access::Write)));
+    // Last, because a raw image has whole sectors.
+    let file = fs::File::options().write(true).open(&path).expect("open");
+    file.set_len(1 << 20).expect("sized");
+    write_journal(&path, 800, &[7; 512], 0);
+    for access in accesses {
+        let raw = freed(|| as_format(access, Format::Raw));
+        assert!(raw.mapped.is_none() && raw.size_bytes() == 1 << 20);
     }
 }
 
@@ -415,9 +435,6 @@ fn a_disk_that_was_written_raw_is_no_qcow2_image_because_its_guest_wrote_a_heade
 /// refused is changed, or its files below are opened before its journal is finished.
 #[test]
 fn a_qcow2_image_that_is_written_ends_with_whole_clusters() {
-    if !WRITES_QCOW2 {
-        return;
-    }
     let dir = directory();
     let path = qcow2(&dir, &[]);
     let length = || fs::metadata(&path).expect("stat").len();
@@ -435,9 +452,15 @@ fn a_qcow2_image_that_is_written_ends_with_whole_clusters() {
     fs::write(dir.path().join("gone.img"), [0; 4096]).expect("written");
     let below = opened.open_below(&request, &mut Patience::none());
     below.expect("all of it is there");
-    let align = opened.origin.file().expect("a file").dio_align;
     let whole = before.next_multiple_of(128 << 10);
-    assert!(align == 1 || length() == whole, "{}", length());
+    assert_ne!(before, whole);
+    assert_eq!(length(), whole);
+    let best = Target::open(&path, How::default()).expect("open");
+    let origin = opened.origin.file().expect("a file");
+    assert_eq!(
+        (origin.direct, origin.dio_align),
+        (best.direct, best.dio_align)
+    );
     drop(opened);
     for (changes, part) in [
         (vec![(7, &[2_u8][..])], "amend"),

@@ -1,7 +1,8 @@
 //! An image of qcow2 files under a volume: what it takes to find its bytes.
 //!
-//! One that is written is opened in two steps, because a journal that is pending is finished before
-//! anything is believed of what the first file says: that file, and then all that lies below it.
+//! One that is written is opened in two steps: its first file, and all that lies below it when the
+//! journal beside it is finished, or left for its volume to finish. Until that has happened nothing
+//! but the header is believed of what the first file says.
 //!
 //! Always true: a file below is open once for all volumes above it, as long as one of them is
 //! there; what an image is known by covers all of its files, so that a file below which was
@@ -174,7 +175,7 @@ pub fn open(
 }
 
 /// Opens what lies below the first file of an image, which is open for writing and has no journal
-/// that is pending. `path` is the name that it was asked for by.
+/// that is pending, or one that its volume finishes. `path` is the name that it was asked for by.
 pub fn open_below(
     top: &Arc<Target>,
     path: &Path,

@@ -16,14 +16,11 @@ use ::image::header::{self, EXTERNAL_DATA, GUARD, Header};
 use engine::event::IoError;
 use engine::format::ledger::{LEDGER_BYTES, LEDGER_SLOTS, Ledger, Progress};
 use engine::image::{Finding, Image, Named, compare};
-use engine::types::{DestageMode, Policy};
+use engine::types::Policy;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-
-/// Volumes of policy write-back are served on qcow2 images.
-pub const WRITES_QCOW2: bool = true;
 
 /// Smaller clusters are less than a block of the cache.
 const CLUSTER_BYTES_MIN: u64 = 4096;
@@ -128,11 +125,10 @@ pub fn refuse_device() -> Refused {
 }
 
 /// Of a volume that writes a qcow2 image: what of it is for a later version.
-pub fn unwritten(policy: Policy, destage: DestageMode) -> Option<String> {
-    match (policy, destage) {
-        (Policy::WriteBack, DestageMode::Atomic) => None,
-        (Policy::WriteBack, DestageMode::InPlace) => Some("destage = \"in-place\" on one".into()),
-        (other, _) => Some(format!("policy = \"{}\" on one", other.name())),
+pub fn unwritten(policy: Policy) -> Option<String> {
+    match policy {
+        Policy::WriteBack => None,
+        other => Some(format!("policy = \"{}\" on one", other.name())),
     }
 }
 
@@ -301,9 +297,13 @@ pub fn read_ledger(path: &Path) -> Option<Ledger> {
     Ledger::parse_file(&bytes).ok().flatten()
 }
 
-/// The image is the state that its ledger names, whatever lies where nothing in it refers to.
+/// No journal is pending: the tables of the image are those of one state, whatever lies where
+/// nothing in it refers to, or what a destage in place has written of its data.
 fn rests(ledger: &Ledger) -> bool {
-    matches!(ledger.progress, Progress::Idle | Progress::Prepare)
+    match ledger.progress {
+        Progress::Idle | Progress::Prepare | Progress::Cut(_) => true,
+        Progress::Apply { .. } => false,
+    }
 }
 
 /// Clears the guard of an image with this ledger, if that says that nothing is pending. True if it

@@ -247,7 +247,6 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
     let seeds = match bug {
         // Those before them take minutes.
         Bug::LetGoForUnfinished => 9..15,
-        Bug::StartWithoutSync => 418..424,
         _ => 0..SEEDS_MAX,
     };
     (gate, seeds)

@@ -301,25 +301,7 @@ fn the_origin_of_an_atomic_volume_is_a_prefix_after_every_kill() {
     let mut newest_on_origin = 0;
     for round in 0..rounds {
         let daemon = rig.serve();
-        let client = rig.connect("disk");
-        let patience = load.counts.answered + 50 + random.below(600);
-        let over = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !over.load(Ordering::SeqCst) {
-                    rig.tenuto(&["volume", "destage", "disk", "--wait"]);
-                }
-            });
-            let _over = SetWhenDropped(&over);
-            let end = load.run(client, |counts| {
-                if counts.answered > patience {
-                    daemon.signal(libc::SIGKILL);
-                }
-                true
-            });
-            assert_eq!(end.expect("reads are right"), End::Broken);
-        });
-        daemon.kill();
+        load.run_until_killed(&rig, "disk", daemon, 50 + random.below(600));
         let copy = rig.dir.join("copy.img");
         copy_with_neighbours(&image, &copy);
         rig.done(&["origin", "replay", &copy.to_string_lossy()]);

@@ -16,29 +16,15 @@ use workload::stamp;
 use crate::common::marks::Marks;
 use crate::common::nbd::{self, Client};
 use crate::common::{Daemon, Rig, SetWhenDropped, copy_with_neighbours, count, have, run, seed};
-use crate::qcow2_written::{assert_same, check, create, shown, write};
+use crate::qcow2_written::{
+    APPLY, GUARD_ROUNDS_MAX, assert_same, check, convert, create, is_guarded, is_refused_by_qemu,
+    shown, write,
+};
 
 const MIB: u64 = 1 << 20;
 /// What one top takes before its data is brought home and looked at, without a kill.
 const QUIET_REQUESTS: u64 = 40;
 const READ_BYTES: u64 = MIB;
-/// Of the header: the byte of the incompatible features that has the guard, and its bit.
-const GUARD: (u64, u8) = (72, 0x20);
-
-fn convert(from: (&str, &Path), to: (&str, &Path), options: &[&str]) {
-    let formats = ["-f", from.0, "-O", to.0];
-    let names = [&*shown(from.1), &*shown(to.1)];
-    let parts = [&["convert"], &formats[..], options, &names[..]];
-    run("qemu-img", &parts.concat());
-}
-
-fn is_guarded(image: &Path) -> bool {
-    let mut features = [0];
-    let file = fs::File::open(image).expect("open the image");
-    let read = file.read_exact_at(&mut features, GUARD.0);
-    read.expect("read the header");
-    features[0] & GUARD.1 != 0
-}
 
 /// One request of a guest.
 #[derive(Clone, Copy, Debug)]
@@ -213,6 +199,8 @@ struct Drill {
     tops: Vec<Top>,
     below: Vec<(PathBuf, Vec<u8>)>,
     random: Rng,
+    /// So many images had a guard when their daemon was dead.
+    guards: u64,
 }
 
 impl Drill {
@@ -226,6 +214,7 @@ impl Drill {
             tops: Vec::new(),
             below: Vec::new(),
             random: Rng::new(seed),
+            guards: 0,
         }
     }
 
@@ -266,9 +255,8 @@ impl Drill {
         }
     }
 
-    /// Guests work until the daemon dies: in a destage, in its journal, while that is applied, or
-    /// after this many answers.
-    fn die(&mut self, daemon: Daemon, phase: Option<u64>) {
+    /// Guests work until the daemon dies: in the nth entry of a phase, or after some answers.
+    fn die(&mut self, daemon: Daemon, mark: Option<(u64, u64)>) {
         let answers = AtomicU64::new(0);
         let least = self.tops.len() as u64 * 8;
         let patience = least + self.random.below(least * 5);
@@ -278,8 +266,8 @@ impl Drill {
             .iter()
             .map(|top| self.rig.connect(&top.name))
             .collect();
-        if let Some(phase) = phase {
-            self.marks.arm(phase, 1 + self.random.below(24));
+        if let Some((phase, nth)) = mark {
+            self.marks.arm(phase, nth);
         }
         let rig = &self.rig;
         std::thread::scope(|scope| {
@@ -307,6 +295,11 @@ impl Drill {
         });
         daemon.kill();
         self.marks.disarm();
+        let refused = self
+            .tops
+            .iter()
+            .filter(|top| is_refused_by_qemu(&top.image));
+        self.guards += refused.count() as u64;
     }
 
     /// A copy of one top is made whole by hand, as on a host that has nothing but the storage.
@@ -353,17 +346,24 @@ impl Drill {
     }
 
     fn run(&mut self, mut daemon: Daemon) {
-        for round in 0..count("TENUTO_DRILL_ROUNDS", 4) {
+        let rounds = count("TENUTO_DRILL_ROUNDS", 4);
+        let mut round = 0;
+        while round < rounds || self.guards == 0 {
+            assert!(round < rounds + GUARD_ROUNDS_MAX, "no kill met a guard");
             self.quiet();
-            let phase = match round % 4 {
-                3 => None,
-                phase => Some(3 + phase),
+            // In a destage, in its journal, while that is applied, or at any moment.
+            let mark = match (round < rounds, round % 4) {
+                (true, 3) => None,
+                (true, phase) => Some((3 + phase, 1 + self.random.below(24))),
+                (false, _) => Some((APPLY, 1)),
             };
-            self.die(daemon, phase);
+            self.die(daemon, mark);
             self.replay_a_copy();
             daemon = self.rig.serve();
             self.is_there();
+            round += 1;
         }
+        eprintln!("{} images had a guard after {round} kills", self.guards);
         self.end(daemon);
     }
 }

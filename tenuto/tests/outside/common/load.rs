@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,6 +18,7 @@ use workload::check::{Crash, FlushPoint, Found, Kind, Model, Promise, ReadPoint,
 use workload::stamp;
 
 use super::nbd::{self, Client};
+use super::{Daemon, Rig, SetWhenDropped};
 use workload::rng::Rng;
 
 pub const QUEUE_DEPTH: usize = 16;
@@ -270,6 +272,30 @@ impl Load {
                 .try_read(range.start * stamp::SECTOR_BYTES as u64, bytes)
                 .map_err(|error| format!("read of sectors {range:?}: NBD error {error}"))
         })
+    }
+
+    /// Runs until this daemon is dead: by a mark, or after so many more answers. All the while
+    /// what is dirty is brought home.
+    pub fn run_until_killed(&mut self, rig: &Rig, volume: &str, daemon: Daemon, answers: u64) {
+        let client = rig.connect(volume);
+        let patience = self.counts.answered + answers;
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::SeqCst) {
+                    rig.tenuto(&["volume", "destage", volume, "--wait"]);
+                }
+            });
+            let _over = SetWhenDropped(&over);
+            let end = self.run(client, |counts| {
+                if counts.answered > patience {
+                    daemon.signal(libc::SIGKILL);
+                }
+                true
+            });
+            assert_eq!(end.expect("reads are right"), End::Broken);
+        });
+        daemon.kill();
     }
 
     /// Judges an image that follows the volume: it must be a prefix of the writes, which may end
