@@ -103,7 +103,10 @@ fn head(file: &[u8]) -> Result<Head<'_>, String> {
         && fits(head.counts, head.counts_clusters * cluster)
         && (1..=8 << 20).contains(&(head.counts_clusters * cluster))
         && head.snapshots <= 65_536
-        && (head.snapshots == 0 || starts(head.snapshots_at));
+        && match head.snapshots {
+            0 => head.snapshots_at.is_multiple_of(cluster) && head.snapshots_at >> 63 == 0,
+            _ => starts(head.snapshots_at),
+        };
     let sizes = head.width_bits <= 64
         && (!extended || bits >= 14)
         && (512..=256 << 40).contains(&head.size)

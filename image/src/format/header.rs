@@ -232,7 +232,15 @@ impl Header {
             });
         }
         if self.snapshots == 0 {
-            return Ok(());
+            // QEMU takes no odd place of a table that is empty either.
+            let at = self.snapshots_at;
+            let odd = !at.is_multiple_of(self.cluster_bytes()) || at > i64::MAX as u64;
+            let what = "snapshot table";
+            return if odd {
+                Err(Error::Misaligned { what, at })
+            } else {
+                Ok(())
+            };
         }
         // Its length is known when it was read.
         let snapshots = Range {
