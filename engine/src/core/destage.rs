@@ -24,7 +24,7 @@
 
 use super::batch::{Plan, entries_max};
 use super::jobs::{JOB_PIECES_MAX, Job};
-use super::ledger::LedgerStep;
+use super::ledger::{APPLY_MS_MAX, LedgerStep};
 use super::merge_damage::REREAD_MS;
 use super::resend::{RETRY_MS, Resend};
 use super::runs::{journal_entries_max, next_run};
@@ -45,9 +45,6 @@ use crate::types::{BLOCK_SECTORS, DestageMode, Policy, RequestId, Serial, Span, 
 use crate::volume::Epoch;
 use alloc::vec::Vec;
 
-/// Applying may change the origin's modification time up to so long after the ledger was written;
-/// after a third of it the ledger is written again. A request may hang for the rest.
-pub(super) const APPLY_MS_MAX: u64 = 15 * 60_000;
 /// Of the requests that an origin takes at once, one part of so many may go to a journal.
 const JOURNAL_PART: usize = 4;
 /// Of what the read tier remembers, one part of so many may come from one epoch.

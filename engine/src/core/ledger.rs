@@ -10,13 +10,16 @@
 //! decided by who asks for the step.
 
 use super::Core;
-use super::destage::APPLY_MS_MAX;
 use crate::adversary::{Bug, Mark, mark};
 use crate::event::{Device, Op, Purpose, Stat};
 use crate::format::ledger::{LEDGER_BYTES, Ledger, Progress};
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
 use crate::types::{Time, VolumeId};
+
+/// Applying may change the origin's modification time up to so long after the ledger was written;
+/// after a third of it the ledger is written again. A request may hang for the rest.
+pub(super) const APPLY_MS_MAX: u64 = 15 * 60_000;
 
 /// What is written to the ledger, and what follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

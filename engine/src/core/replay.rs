@@ -29,8 +29,8 @@
 //! those before their volume is attached.
 
 use super::Core;
-use super::destage::{APPLY_MS_MAX, Destage};
-use super::ledger::LedgerStep;
+use super::destage::Destage;
+use super::ledger::{APPLY_MS_MAX, LedgerStep};
 use super::resend::{Pause, RETRY_MS};
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Stat};

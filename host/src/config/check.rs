@@ -376,7 +376,8 @@ fn check_written(volume: &Volume) -> Result<(), Wrong> {
     if let Some(what) = written::unwritten(volume.policy) {
         return Err(Wrong::later(
             format!("{path} looks like qcow2, and {what} is"),
-            "write policy = \"write-back\", policy = \"ephemeral\" or read-only = true, or format = \"raw\" if it is a guest's own data",
+            "write policy = \"write-back\", policy = \"ephemeral\" or read-only = true, or \
+             format = \"raw\" if it is a guest's own data",
         ));
     }
     let header = written::look(&volume.origin).map_err(|why| {
