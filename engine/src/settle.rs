@@ -147,6 +147,12 @@ pub fn settle_for(
     if !has(Bug::BelieveUnsyncedLedger) {
         sync_ledger(media, volume)?;
     }
+    // A destage in place that was cut short leaves what no sync has covered. Where the log that has
+    // the rest is lost, guests read it, and what they have read has to stay.
+    if matches!(ledger.progress, Progress::Cut(_)) {
+        let synced = media.sync(Device::Origin(volume));
+        synced.map_err(|_| OpenError::Io("the origin"))?;
+    }
     let Progress::Apply { upto, .. } = ledger.progress else {
         return Ok(Settled {
             ledger: Some(ledger),

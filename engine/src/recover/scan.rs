@@ -571,7 +571,14 @@ impl Scan<'_> {
                 payload_good,
                 accepted: false,
             };
-            block = found.end_block();
+            // Behind a head without its payload may be other records: a device that has exchanged
+            // two heads puts each before the wrong bytes. It has none then.
+            let covers = |before: &Found| before.chunk == chunk && before.end_block() > block;
+            while candidate.records.pop_if(|it| covers(it)).is_some() {}
+            block = match payload_good {
+                true => found.end_block(),
+                false => block + 1,
+            };
             candidate.records.push(found);
         }
     }
