@@ -148,8 +148,10 @@ impl Load {
         self.begun = Instant::now();
         loop {
             let now = self.now();
-            let more = now < lasts_ns;
-            while more && let Some(record) = records.next_if(|it| it.time_ns <= now) {
+            // One that is due before the end is sent, also where this loop wakes behind it: all
+            // cases are asked the same.
+            let due = |it: &Record| it.time_ns <= now && it.time_ns < lasts_ns;
+            while let Some(record) = records.next_if(due) {
                 self.told.late.add((now - record.time_ns) / 1000);
                 self.arrive(&record)?;
             }
@@ -161,7 +163,8 @@ impl Load {
                 ticked = now + 250_000_000;
                 tick(Duration::from_nanos(now));
             }
-            let next = records.peek().filter(|_| more).map(|it| it.time_ns);
+            let next = records.peek().map(|it| it.time_ns);
+            let next = next.filter(|time_ns| *time_ns < lasts_ns);
             let way = self.on_the_way.front().map(|it| it.0);
             let due = [next, way].into_iter().flatten().min();
             self.wait(due.unwrap_or(u64::MAX).min(now + 50_000_000))?;
