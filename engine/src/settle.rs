@@ -147,12 +147,7 @@ pub fn settle_for(
     if !has(Bug::BelieveUnsyncedLedger) {
         sync_ledger(media, volume)?;
     }
-    // A destage in place that was cut short leaves what no sync has covered. Where the log that has
-    // the rest is lost, guests read it, and what they have read has to stay.
-    if matches!(ledger.progress, Progress::Cut(_)) {
-        let synced = media.sync(Device::Origin(volume));
-        synced.map_err(|_| OpenError::Io("the origin"))?;
-    }
+    sync_cut(media, volume, &ledger)?;
     let Progress::Apply { upto, .. } = ledger.progress else {
         return Ok(Settled {
             ledger: Some(ledger),
@@ -262,6 +257,18 @@ fn write_ledger(
 fn sync_ledger(media: &mut dyn Media, volume: VolumeId) -> Result<(), OpenError> {
     let synced = media.sync(Device::Ledger(volume));
     synced.map_err(|_| OpenError::Io("the ledger"))
+}
+
+/// A destage in place that was cut short leaves what no sync has covered. Where the log that has the
+/// rest is lost, guests read it, and what they have read has to stay.
+fn sync_cut(media: &mut dyn Media, volume: VolumeId, ledger: &Ledger) -> Result<(), OpenError> {
+    match ledger.progress {
+        Progress::Cut(_) => {
+            let synced = media.sync(Device::Origin(volume));
+            synced.map_err(|_| OpenError::Io("the origin"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The bytes of a journal that `settle` would finish, by the ledger alone.
