@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod epochs;
 pub mod fill;
 pub mod format;
 pub mod nbd;
@@ -25,7 +26,7 @@ pub mod vhost_user;
 pub type Target = fn(&[u8]) -> bool;
 
 /// Every target under the name of its binary and its corpus.
-pub const TARGETS: [(&str, Target); 32] = [
+pub const TARGETS: [(&str, Target); 34] = [
     ("nbd_session", nbd::session),
     ("nbd_client", nbd_client::session),
     ("qmp", qmp::lines),
@@ -51,11 +52,13 @@ pub const TARGETS: [(&str, Target); 32] = [
     ("fiwalk", places::fiwalk),
     ("image_header", qcow2::header),
     ("image_extensions", qcow2::extensions),
+    ("image_backing", qcow2::backing),
     ("image_entry", qcow2::entries),
     ("image_refcount", qcow2::refcounts),
     ("image_snapshot", qcow2::snapshots),
     ("image_resolve", qcow2::walks),
     ("image_check", qcow2::check),
     ("image_plan", qcow2::plans),
+    ("image_epochs", epochs::epochs),
     ("image_inflate", qcow2::compressed),
 ];

@@ -7,6 +7,7 @@
 //! journal. Compressed data fills its cluster or is refused.
 
 use crate::source::Source;
+use host::origin::chain::json_backing;
 use host::origin::inflate::inflate;
 use image::check::{FINDINGS_MAX, check as check_file};
 use image::create::append;
@@ -111,7 +112,7 @@ fn file(source: &mut Source, backed: bool) -> Vec<u8> {
     bytes
 }
 
-fn parsed(bytes: &[u8]) -> Option<Header> {
+pub(crate) fn parsed(bytes: &[u8]) -> Option<Header> {
     let wanted = bytes_wanted(&bytes[..bytes.len().min(HEAD_BYTES)]).ok()?;
     let cluster = &bytes[..bytes.len().min(wanted)];
     Header::parse(cluster, bytes.len() as u64).ok()
@@ -165,6 +166,56 @@ pub fn extensions(input: &[u8]) -> bool {
         let _ = extension::bitmaps(&it.bytes, 4096, source.number());
     }
     !list.is_empty()
+}
+
+/// What an image says of the file below it: a path, JSON that names one and no more, or another
+/// protocol.
+pub fn backing(input: &[u8]) -> bool {
+    let source = &mut Source::new(input);
+    let keys = [
+        "driver",
+        "file.filename",
+        "file.driver",
+        "file",
+        "filename",
+        "x",
+    ];
+    let values = [
+        "\"qcow2\"",
+        "\"raw\"",
+        "\"file\"",
+        "\"/a/b\"",
+        "\"c\"",
+        "1",
+        "{}",
+        "{\"filename\":\"/d\"}",
+    ];
+    let name = match source.below(3) {
+        0 => source.text(40),
+        1 => format!("json:{}", source.text(60)),
+        _ => {
+            let pair = |_| format!("\"{}\":{}", source.pick(&keys), source.pick(&values));
+            let pairs: Vec<String> = (0..3).map(pair).collect();
+            format!("json:{{{}}}", pairs.join(","))
+        }
+    };
+    match BackingName::of(&name) {
+        BackingName::Path(path) => name.ends_with(path),
+        BackingName::Protocol(protocol) => {
+            assert!(!protocol.contains('/') && name.starts_with(protocol));
+            false
+        }
+        BackingName::Json(text) => match json_backing(text) {
+            Ok((path, _)) => {
+                assert!(path.is_absolute(), "{path:?}");
+                true
+            }
+            Err(why) => {
+                assert!(!why.is_empty() && !why.contains('\n'), "{why:?}");
+                false
+            }
+        },
+    }
 }
 
 pub fn entries(input: &[u8]) -> bool {
@@ -234,10 +285,10 @@ pub fn snapshots(input: &[u8]) -> bool {
 }
 
 /// Files in memory under their chain.
-struct Stack {
-    bytes: Vec<Vec<u8>>,
-    chain: Chain,
-    sectors: Sectors,
+pub(crate) struct Stack {
+    pub bytes: Vec<Vec<u8>>,
+    pub chain: Chain,
+    pub sectors: Sectors,
 }
 
 fn stack(source: &mut Source) -> Option<Stack> {
@@ -263,7 +314,7 @@ fn stack(source: &mut Source) -> Option<Stack> {
 
 impl Stack {
     /// Brings what is missing. It is a piece of a table that lies inside its file.
-    fn supply(&mut self, missing: Missing) {
+    pub fn supply(&mut self, missing: Missing) {
         let bytes = &self.bytes[usize::from(missing.file.0)];
         let range = missing.range;
         assert!(range.bytes > 0 && range.bytes <= TABLE_READ_BYTES);
@@ -274,7 +325,7 @@ impl Stack {
         self.sectors.fill(id, range.at, &read, missing.wanted);
     }
 
-    fn parts(&mut self, span: Span) -> Result<Vec<Part>, Wrong> {
+    pub fn parts(&mut self, span: Span) -> Result<Vec<Part>, Wrong> {
         let mut parts = Vec::new();
         for _ in 0..10_000 {
             let missing = match resolve(&self.chain, span, &mut self.sectors, &mut parts) {

@@ -167,11 +167,13 @@ targets! {
     maps_of_ntfs_survive_any_text: "fiwalk",
     headers_of_images_survive_any_bytes: "image_header",
     extensions_of_headers_survive_any_bytes: "image_extensions",
+    names_of_backings_survive_any_text: "image_backing",
     entries_of_tables_survive_any_bits: "image_entry",
     refcounts_survive_any_bytes: "image_refcount",
     snapshot_tables_survive_any_bytes: "image_snapshot",
     walks_over_chains_survive_any_tables: "image_resolve",
     checks_survive_any_tables: "image_check",
     plans_survive_any_tables: "image_plan",
+    epochs_leave_images_right: "image_epochs",
     compressed_clusters_survive_any_bytes: "image_inflate",
 }

@@ -190,7 +190,7 @@ fn beside(above: &Path, name: &str) -> PathBuf {
 }
 
 /// The file and its driver, where that is all that is said. Any other key could mean other bytes.
-fn json_backing(text: &str) -> Result<(PathBuf, Stated), String> {
+pub fn json_backing(text: &str) -> Result<(PathBuf, Stated), String> {
     let wrong = |key: &str| Err(format!("whose key {key:?} is not in this version"));
     let value: Value = serde_json::from_str(text).map_err(|_| "which is no JSON".to_owned())?;
     let Value::Object(object) = value else {
