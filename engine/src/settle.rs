@@ -142,12 +142,7 @@ pub fn settle_for(
     let Some(mut ledger) = read_ledger(media, volume)? else {
         return Ok(as_it_is);
     };
-    // Whoever wrote it may have died before its sync; the next one goes over the last that is
-    // known to be synced.
-    if !has(Bug::BelieveUnsyncedLedger) {
-        sync_ledger(media, volume)?;
-    }
-    sync_cut(media, volume, &ledger)?;
+    sync_left(media, volume, &ledger)?;
     let Progress::Apply { upto, .. } = ledger.progress else {
         return Ok(Settled {
             ledger: Some(ledger),
@@ -259,16 +254,18 @@ fn sync_ledger(media: &mut dyn Media, volume: VolumeId) -> Result<(), OpenError>
     synced.map_err(|_| OpenError::Io("the ledger"))
 }
 
-/// A destage in place that was cut short leaves what no sync has covered. Where the log that has the
-/// rest is lost, guests read it, and what they have read has to stay.
-fn sync_cut(media: &mut dyn Media, volume: VolumeId, ledger: &Ledger) -> Result<(), OpenError> {
-    match ledger.progress {
-        Progress::Cut(_) => {
-            let synced = media.sync(Device::Origin(volume));
-            synced.map_err(|_| OpenError::Io("the origin"))
-        }
-        _ => Ok(()),
+/// Syncs what a daemon that has died may have left unsynced: its ledger, because the next one goes
+/// over the last that is known to be synced; and of a destage in place that was cut short the
+/// image. Where the log that has the rest is lost, guests read that, and it has to stay.
+fn sync_left(media: &mut dyn Media, volume: VolumeId, ledger: &Ledger) -> Result<(), OpenError> {
+    if !has(Bug::BelieveUnsyncedLedger) {
+        sync_ledger(media, volume)?;
     }
+    if matches!(ledger.progress, Progress::Cut(_)) {
+        let synced = media.sync(Device::Origin(volume));
+        synced.map_err(|_| OpenError::Io("the origin"))?;
+    }
+    Ok(())
 }
 
 /// The bytes of a journal that `settle` would finish, by the ledger alone.
