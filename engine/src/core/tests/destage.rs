@@ -574,7 +574,7 @@ fn destages_on_one_storage_share_what_it_takes_beside_reads() {
     assert_eq!(written(&host), [0, 10, 10], "nobody reads any more");
 }
 
-/// The ledger named a journal that nobody had written, or a cut of a destage that had one.
+/// The ledger named a journal that was never written, or a cut of a destage that had one.
 #[test]
 fn a_destage_ends_as_it_was_begun_whatever_is_set_meanwhile() {
     use DestageMode::{Atomic, InPlace};
