@@ -87,9 +87,16 @@ pub fn is_refused_by_qemu(image: &Path) -> bool {
     let qemu = |program: &str, arguments: &[&str]| {
         let mut command = Command::new(program);
         command.args(arguments).arg(image);
-        let output = command.output().expect("it is installed");
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        (output.status.code(), said)
+        let mut found = (None, String::new());
+        // The locks of the killed daemon stay until its last request has ended.
+        crate::common::wait_until("the image is free", PATIENCE, || {
+            let output = command.output().expect("it is installed");
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let free = !said.contains(" lock");
+            found = (output.status.code(), said);
+            free
+        });
+        found
     };
     if !is_guarded(image) {
         let (code, said) = qemu("qemu-img", &["check", "-f", "qcow2"]);
@@ -323,6 +330,23 @@ fn a_kill_in_the_middle_of_a_destage_leaves_an_image_that_is_made_whole() {
     if !have(test, &["qemu-img", "qemu-io"]) {
         return;
     }
+    kill_in_destages("atomic");
+}
+
+/// Fails when: a destage in place that is cut short leaves tables that QEMU finds wrong, or one
+/// that the next start does not bring to its end.
+#[test]
+fn a_kill_in_the_middle_of_a_destage_in_place_leaves_right_tables_and_loses_nothing() {
+    let test = "a_kill_in_the_middle_of_a_destage_in_place_leaves_right_tables_and_loses_nothing";
+    if !have(test, &["qemu-img", "qemu-io"]) {
+        return;
+    }
+    kill_in_destages("in-place");
+}
+
+/// Until a kill met an image with its guard. Between two destages in place an image is of no single
+/// moment; its tables are right all the same.
+fn kill_in_destages(mode: &str) {
     let bytes = 48 * MIB;
     let mut rig = Rig::new();
     let cache = rig.cache_path();
@@ -331,7 +355,8 @@ fn a_kill_in_the_middle_of_a_destage_leaves_an_image_that_is_made_whole() {
     let options = ["-o", "extended_l2=on,cluster_size=128k"];
     let below = ["-b", "base.qcow2", "-F", "qcow2", "48M"];
     let image = create(&rig.dir, "disk.qcow2", &[&options[..], &below].concat());
-    rig.qcow2_volume("disk", &image, "write-back", "destage-after = \"1s\"");
+    let keys = format!("destage-after = \"1s\"\ndestage = \"{mode}\"");
+    rig.qcow2_volume("disk", &image, "write-back", &keys);
     let marks = Marks::new(&rig.dir.join("marks"));
     rig.env("TENUTO_MARKS", &shown(marks.path()));
     let mut load = Load::new(1, bytes, Promise::Prefix, seed(12));
@@ -351,6 +376,9 @@ fn a_kill_in_the_middle_of_a_destage_leaves_an_image_that_is_made_whole() {
         marks.disarm();
         let raw = rig.dir.join("copy.raw");
         let examine = |image: &Path| {
+            if mode == "in-place" {
+                return;
+            }
             convert(("qcow2", image), ("raw", &raw), &[]);
             let prefix = load.examine(&raw);
             prefix.unwrap_or_else(|violation| panic!("round {round}: {image:?}: {violation}"));
