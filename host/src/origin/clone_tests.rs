@@ -2,9 +2,8 @@
 
 use super::*;
 use crate::origin::beside::{LEDGER, beside};
-use engine::format::ledger::{Ledger, Progress};
-use engine::image::Image;
-use engine::types::{Generation, Serial, Uuid};
+use crate::origin::written::tests::ledger;
+use engine::format::ledger::Progress;
 use std::collections::BTreeMap;
 
 fn raw(dir: &Path, name: &str, bytes: u64) -> PathBuf {
@@ -214,30 +213,11 @@ fn a_disk_that_was_written_raw_is_cloned_neither_as_qcow2_nor_by_a_guess() {
     let disk = dir.path().join("disk.qcow2");
     make(&disk, &of("base.img", false), &allow).expect("made");
     let path = dir.path().join("new.qcow2");
-    let ledger = |below: u64| {
-        let ledger = Ledger {
-            sequence: 2,
-            volume: Uuid([1; 16]),
-            cache: Uuid([2; 16]),
-            machine: Uuid([3; 16]),
-            boot: Uuid([4; 16]),
-            owner: "host-a".into(),
-            generation: Generation(1),
-            destaged: Serial(5),
-            progress: Progress::Idle,
-            dirty: false,
-            origin_bytes: 0,
-            mtime_before_ns: 0,
-            mtime_limit_ns: 0,
-            image: Image {
-                below,
-                ..Image::default()
-            },
-            compatible: 0,
-        };
+    let write = |below: u64| {
+        let ledger = ledger(Progress::Idle, below);
         fs::write(beside(&disk, LEDGER), ledger.encode()).expect("written");
     };
-    ledger(0);
+    write(0);
     // Also by another name of it.
     let alias = dir.path().join("alias");
     std::os::unix::fs::symlink(&disk, &alias).expect("linked");
@@ -249,7 +229,7 @@ fn a_disk_that_was_written_raw_is_cloned_neither_as_qcow2_nor_by_a_guess() {
         }
         assert!(!path.exists());
     }
-    ledger(7);
+    write(7);
     make(&path, &of(&disk, false), &allow).expect("an image that was written as qcow2");
 }
 

@@ -317,6 +317,7 @@ fn qcow2(dir: &tempfile::TempDir, changes: &[(u64, &[u8])]) -> PathBuf {
 
 /// A journal that brings one sector of the image to these bytes, and the ledger that asks for it.
 fn write_journal(path: &Path, sector: u64, bytes: &[u8; 512], below: u64) {
+    use crate::origin::written::tests::ledger;
     use engine::format::checksum;
     use engine::format::journal::{Journal, JournalEntry, payload_at};
     use engine::format::ledger::{Ledger, Progress};
@@ -340,29 +341,17 @@ fn write_journal(path: &Path, sector: u64, bytes: &[u8; 512], below: u64) {
     written.extend(bytes);
     written.resize(journal.total_bytes as usize, 0);
     fs::write(beside::beside(path, beside::JOURNAL), written).expect("written");
+    let apply = Progress::Apply {
+        upto: Serial(9),
+        journal_sequence: 3,
+        journal_bytes: journal.total_bytes,
+    };
     let ledger = Ledger {
-        sequence: 2,
         volume,
-        cache: Uuid([2; 16]),
-        machine: Uuid([3; 16]),
-        boot: Uuid([4; 16]),
-        owner: "host-a".into(),
-        generation: Generation(1),
-        destaged: Serial(5),
-        progress: Progress::Apply {
-            upto: Serial(9),
-            journal_sequence: 3,
-            journal_bytes: journal.total_bytes,
-        },
         dirty: true,
         origin_bytes: fs::metadata(path).expect("stat").len(),
-        mtime_before_ns: 0,
         mtime_limit_ns: u64::MAX,
-        image: engine::image::Image {
-            below,
-            ..Default::default()
-        },
-        compatible: 0,
+        ..ledger(apply, below)
     };
     fs::write(beside::beside(path, beside::LEDGER), ledger.encode()).expect("written");
 }

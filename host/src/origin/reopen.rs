@@ -166,12 +166,27 @@ fn known_by(target: &Target, image: bool) -> Image {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::testing::freed;
     use crate::origin::Format;
     use crate::origin::clone::{self, CloneOf};
     use crate::origin::file::{self, Access, Request};
     use std::fs::{self, File};
     use std::path::Path;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
+
+    /// Another test that starts a program has a copy of every descriptor, and of its lock, until the
+    /// program runs.
+    fn again(lost: &mut Lost) -> Result<OpenVolume, Trouble> {
+        let start = Instant::now();
+        loop {
+            match lost.open() {
+                Err(Trouble::Away(_)) if start.elapsed() < Duration::from_secs(60) => {
+                    std::thread::yield_now();
+                }
+                opened => return opened,
+            }
+        }
+    }
 
     fn lost(path: &Path) -> Box<Lost> {
         lost_of(path, Format::Raw, &[])
@@ -188,7 +203,7 @@ mod tests {
             quiet: Duration::ZERO,
             create: true,
         };
-        let mut files = file::open(&request, &mut Patience::none()).expect("open the volume");
+        let mut files = freed(|| file::open(&request, &mut Patience::none()));
         let below = files.open_below(&request, &mut Patience::none());
         below.expect("open what lies below");
         Lost::of(files).expect("its origin is a file")
@@ -214,7 +229,7 @@ mod tests {
         let before = lost.open.as_ref().and_then(known);
         assert!(before.is_some_and(|image| image.lasts && image.below != 0));
         for _ in 0..2 {
-            let files = lost.open().expect("open it again");
+            let files = again(&mut lost).expect("open it again");
             assert_eq!(known(&files), before);
             let second = File::open(&path).expect("open the image");
             assert!(second.try_lock().is_err(), "it is locked");
@@ -236,7 +251,7 @@ mod tests {
         size(&path, 8192);
         let mut lost = lost(&path);
         size(&path, 16_384);
-        let files = lost.open().expect("open it again");
+        let files = again(&mut lost).expect("open it again");
         assert!(files.ledger.is_some() && files.journal.is_some());
         let second = File::open(&path).expect("open the image");
         assert!(second.try_lock().is_err(), "it is locked");
@@ -246,7 +261,7 @@ mod tests {
     fn an_image_that_is_another_one_or_smaller_is_not_taken() {
         let dir = tempfile::tempdir().expect("make a directory");
         let path = dir.path().join("disk.img");
-        let trouble = |lost: &mut Lost| match lost.open() {
+        let trouble = |lost: &mut Lost| match again(lost) {
             Err(Trouble::Another(why)) => why,
             other => panic!("{other:?}"),
         };
@@ -256,7 +271,7 @@ mod tests {
         let why = trouble(&mut shrunk);
         assert!(why.ends_with("disk.img: has shrunk"), "{why}");
         size(&path, 8192);
-        shrunk.open().expect("it has its size again");
+        again(&mut shrunk).expect("it has its size again");
         let mut replaced = lost(&path);
         let other = dir.path().join("other.img");
         size(&other, 8192);

@@ -343,4 +343,4 @@ fn guarded(image: &Target) -> Result<Option<([u8; SECTOR_BYTES], u64)>, IoError>
 
 #[cfg(test)]
 #[path = "written_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -25,7 +25,8 @@ fn image(dir: &tempfile::TempDir, changes: &[(u64, &[u8])]) -> PathBuf {
     path
 }
 
-fn ledger(progress: Progress, below: u64) -> Ledger {
+/// The ledger of a clean image; `below` is zero for a raw one.
+pub fn ledger(progress: Progress, below: u64) -> Ledger {
     Ledger {
         sequence: 2,
         volume: Uuid([1; 16]),
