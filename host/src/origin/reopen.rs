@@ -174,8 +174,8 @@ mod tests {
     use std::path::Path;
     use std::time::{Duration, Instant};
 
-    /// Another test that starts a program has a copy of every descriptor, and of its lock, until the
-    /// program runs.
+    /// Another test that starts a program has a copy of every descriptor, and of its lock, until
+    /// the program runs.
     fn again(lost: &mut Lost) -> Result<OpenVolume, Trouble> {
         let start = Instant::now();
         loop {
