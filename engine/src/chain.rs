@@ -6,11 +6,13 @@
 //! it has changed when it is at the file. Deliberately absent: the format (crate `image`), and
 //! opening files.
 
+use crate::image::{Mark, Marked};
 use crate::origin::{
     Codec, Extent, FileIndex, Lies, Map, Missing, Packed, Piece, Planned, Planner, Resolved, When,
     Work,
 };
-use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Span, Uuid};
+use crate::types::{BLOCK_BYTES, Generation, SECTOR_BYTES, Serial, Span, Uuid};
+use ::image::format::mark;
 use ::image::header::Compression;
 use ::image::meta::{Sector, Sectors, Tables};
 use ::image::plan::{self, Writer};
@@ -23,6 +25,26 @@ const TOP: types::FileIndex = types::FileIndex(0);
 /// What a plan may keep of the tables it has read: a piece that was asked for is kept whole, and
 /// each step finds all it needs.
 const PLAN_BYTES: u64 = 16 << 20;
+
+/// A mark as it stands in a file.
+fn in_file(mark: Mark) -> mark::Mark {
+    mark::Mark {
+        volume: mark.volume.0,
+        generation: mark.generation.0,
+        serial: mark.serial.0,
+    }
+}
+
+/// What a file with this first sector says of the volume that has written it.
+pub fn marked(sector: &[u8]) -> Marked {
+    mark::Mark::of(sector).map_or(Marked::Nobody, |found| {
+        Marked::By(Mark {
+            volume: Uuid(found.volume),
+            generation: Generation(found.generation),
+            serial: Serial(found.serial),
+        })
+    })
+}
 
 /// A chain of files with the tables that were read of it.
 #[derive(Debug)]
@@ -247,10 +269,10 @@ impl Planner for ChainMap {
         self.top().cluster_bytes()
     }
 
-    fn begin(&mut self) {
+    fn begin(&mut self, mark: Mark) {
         let writing = self.writing();
         writing.tables = Sectors::new(PLAN_BYTES);
-        writing.writer.begin();
+        writing.writer.begin(Some(in_file(mark)));
     }
 
     fn plan(&mut self, pieces: &[Piece], work: &mut Vec<Work>) -> Planned {
@@ -286,6 +308,10 @@ impl Planner for ChainMap {
 
     fn guarded(&self, sector: &[u8], guard: bool) -> Option<Vec<u8>> {
         self.top().guarded(sector, guard)
+    }
+
+    fn marked(&self, sector: &[u8], mark: Mark) -> Vec<u8> {
+        self.top().with_mark(sector, &in_file(mark))
     }
 
     fn reached(&mut self) -> Vec<(u64, u64)> {

@@ -13,12 +13,18 @@
 //! An image that is written may stand on other files, which it never writes: it misfits when one
 //! of them is another one than it was.
 //!
+//! An image of a format may say of itself which volume has written it, and how far: a [`Mark`]. It
+//! is gone where another program has opened the file to write it, and is of another moment where a
+//! file came back from a backup.
+//!
 //! Always true: only what is known on both sides is compared, so a storage that tells nothing (a
 //! server, a device without times) never makes a misfit; a storage that cannot be asked is away,
 //! and never a misfit. Our own writes change the time of an image, so of one that we write the
 //! time counts only where the ledger saw it after the last of them. Numbers of devices are given
 //! anew at each mount, so they are compared within one life only and never kept. Deliberately
 //! absent: how the host finds these numbers.
+
+use crate::types::{Generation, Serial, Uuid};
 
 /// The numbers that a file system tells of an image. Zero stands for what it does not tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +41,26 @@ pub struct Image {
     /// Of an image that is written and is not raw: a print over all files that it stands on, which
     /// is never 0, also where there are none.
     pub below: u64,
+    pub marked: Marked,
+}
+
+/// What an image says of the volume that has written it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Marked {
+    /// It cannot say, or was not asked.
+    #[default]
+    Unknown,
+    /// Nobody has, or another program since.
+    Nobody,
+    By(Mark),
+}
+
+/// The volume that wrote an image, and what of it the image has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    pub volume: Uuid,
+    pub generation: Generation,
+    pub serial: Serial,
 }
 
 /// Where the path of an image leads.
@@ -65,6 +91,10 @@ pub enum Finding {
     ChangedInPlace,
     /// One of the files below it is another one, or was written.
     BelowChanged,
+    /// Another program has opened it to write it.
+    OpenedElsewhere,
+    /// It is the image of another moment.
+    OtherMoment,
 }
 
 impl Image {
@@ -79,6 +109,7 @@ impl Image {
             // In the print over files below are no numbers of this life.
             false => Image {
                 below: self.below,
+                marked: self.marked,
                 ..Image::default()
             },
             true => Image { device: 0, ..self },
@@ -107,6 +138,25 @@ impl Image {
     }
 }
 
+impl Marked {
+    /// What counts for this volume.
+    pub fn of(self, volume: Uuid) -> Marked {
+        match self {
+            Marked::By(mark) if mark.volume != volume => Marked::Nobody,
+            other => other,
+        }
+    }
+
+    /// Whether nobody but the volume that made the mark before has written the image since.
+    fn goes_on_from(self, before: Marked) -> bool {
+        match (before, self) {
+            (Marked::Unknown | Marked::Nobody, _) | (_, Marked::Unknown) => true,
+            (Marked::By(_), Marked::Nobody) => false,
+            (Marked::By(one), Marked::By(other)) => one.volume == other.volume,
+        }
+    }
+}
+
 impl Finding {
     /// Whether going on would write or read what is not the image of the volume. One that has
     /// grown has all that the volume has; one that was changed where it lies is the business of
@@ -118,7 +168,9 @@ impl Finding {
             | Finding::PathGone
             | Finding::PathLeadsElsewhere
             | Finding::Shrunk
-            | Finding::BelowChanged => true,
+            | Finding::BelowChanged
+            | Finding::OpenedElsewhere
+            | Finding::OtherMoment => true,
         }
     }
 
@@ -134,6 +186,10 @@ impl Finding {
             Finding::Grown => "has grown",
             Finding::ChangedInPlace => "was written by another program",
             Finding::BelowChanged => "stands on a file that was changed or replaced",
+            Finding::OpenedElsewhere => "was opened by another program to write it",
+            Finding::OtherMoment => {
+                "is of another moment than its ledger: one of them was restored"
+            }
         }
     }
 }
@@ -154,6 +210,9 @@ pub fn compare(known: &Image, open: Option<&Image>, named: Named) -> Finding {
     };
     if known.below != 0 && open.below != 0 && known.below != open.below {
         return Finding::BelowChanged;
+    }
+    if !open.marked.goes_on_from(known.marked) {
+        return Finding::OpenedElsewhere;
     }
     let differ = known.mtime_ns != 0 && open.mtime_ns != 0 && known.mtime_ns != open.mtime_ns;
     match open.size_bytes.cmp(&known.size_bytes) {
@@ -176,6 +235,7 @@ mod tests {
         mtime_ns: 2_000,
         lasts: true,
         below: 7,
+        marked: Marked::Unknown,
     };
 
     fn found(open: Image) -> Finding {

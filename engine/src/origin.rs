@@ -26,6 +26,7 @@
 //! ([`crate::core`]).
 
 use crate::adversary::{Bug, has};
+use crate::image::Mark;
 use crate::types::{Span, Uuid};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -179,8 +180,9 @@ pub trait Planner {
     /// So much of the disk is planned in one step, from a multiple of it on.
     fn cluster_bytes(&self) -> u64;
 
-    /// A new plan. One before it that was not reached is forgotten; nothing of it is in flight.
-    fn begin(&mut self);
+    /// A new plan. One before it that was not reached is forgotten; nothing of it is in flight. It
+    /// puts this mark into the image if that has none of this volume, and room for it.
+    fn begin(&mut self, mark: Mark);
 
     /// What becomes of the pieces of one cluster, which lie in it in order and do not overlap. It
     /// is appended to `work`; clusters come in order, each once.
@@ -199,6 +201,9 @@ pub trait Planner {
     /// The first sector of the file with the guard set or cleared, made from the one that is there.
     /// `None` if that is no header of this image any more.
     fn guarded(&self, sector: &[u8], guard: bool) -> Option<Vec<u8>>;
+
+    /// The first sector of the file with this mark in the place of the one that it has, if any.
+    fn marked(&self, sector: &[u8], mark: Mark) -> Vec<u8>;
 
     /// All of the plan is at the file. Gives the ranges of it, in bytes, whose tables have changed.
     fn reached(&mut self) -> Vec<(u64, u64)>;

@@ -17,7 +17,7 @@ use engine::format::ledger::{Ledger, Progress};
 use engine::format::record::{self, EntryKind, Record};
 use engine::format::stage::{StageHeader, StageSlot};
 use engine::format::superblock::Superblock;
-use engine::image::Image;
+use engine::image::{Image, Mark, Marked};
 use engine::types::{ChunkIndex, Generation, Geometry, Policy, Serial, Span, Uuid, VolumeId};
 use std::path::{Path, PathBuf};
 
@@ -289,6 +289,7 @@ fn an_image_lies_in_a_ledger_and_in_a_checkpoint_where_it_always_will() {
         mtime_ns: 2_000,
         lasts: true,
         below: 0,
+        marked: Marked::Unknown,
     };
     let words: Vec<u8> = [12u64, 1_000, 8192, 2_000]
         .into_iter()
@@ -297,7 +298,7 @@ fn an_image_lies_in_a_ledger_and_in_a_checkpoint_where_it_always_will() {
     let ledger = Ledger { image, ..ledger() };
     let bytes = ledger.encode();
     assert_eq!(bytes[236..268], words);
-    assert_eq!(Ledger::parse(&bytes), Ok(ledger));
+    assert_eq!(Ledger::parse(&bytes).as_ref(), Ok(&ledger));
     assert_eq!(bytes[268..276], [0; 8]);
     let below = Image {
         below: 0x0102_0304,
@@ -310,6 +311,24 @@ fn an_image_lies_in_a_ledger_and_in_a_checkpoint_where_it_always_will() {
     let bytes = above.encode();
     assert_eq!(bytes[268..276], 0x0102_0304_u64.to_le_bytes());
     assert_eq!(Ledger::parse(&bytes), Ok(above));
+    assert_eq!(bytes[276..288], [0; 12]);
+    let mark = Mark {
+        volume: ledger.volume,
+        generation: Generation(5),
+        serial: Serial(0x0708),
+    };
+    let marked = Image {
+        marked: Marked::By(mark),
+        ..image
+    };
+    let marked = Ledger {
+        image: marked,
+        ..self::ledger()
+    };
+    let bytes = marked.encode();
+    assert_eq!(bytes[276..284], 0x0708_u64.to_le_bytes());
+    assert_eq!(bytes[284..288], 5_u32.to_le_bytes());
+    assert_eq!(Ledger::parse(&bytes), Ok(marked));
     let overlay = VolumeRecord {
         under: image,
         ..volume(0, Policy::Ephemeral)

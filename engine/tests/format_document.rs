@@ -113,7 +113,8 @@ fn elsewhere() -> Vec<Layout> {
             prefix, incompatible, compatible, sequence, volume, cache, machine, boot, generation,
             state, flags, destaged, upto, journal_sequence, journal_bytes, origin_bytes,
             mtime_before_ns, mtime_limit_ns, replicas, owner_bytes, owner, image_inode,
-            image_birth_ns, image_bytes, image_mtime_ns, image_below
+            image_birth_ns, image_bytes, image_mtime_ns, image_below,
+            mark_serial, mark_generation
         ),
         layout!(
             "Journal header", journal::HeaderBytes,

@@ -8,6 +8,7 @@
 use crate::qcow2::Stack;
 use crate::source::Source;
 use image::check::check;
+use image::format::mark::Mark;
 use image::format::refcount;
 use image::header::Layout;
 use image::meta::Sectors;
@@ -18,6 +19,12 @@ use image::{Chain, File, Format};
 use zerocopy::{FromZeros, IntoBytes};
 
 const SECTOR: usize = 512;
+/// What the volume that writes is called in the file.
+pub const MARK: Mark = Mark {
+    volume: [7; 16],
+    generation: 3,
+    serial: 12,
+};
 /// Header, refcount table and block, L1.
 const CLUSTERS: u64 = 4;
 const SECTORS_MAX: usize = 512;
@@ -114,7 +121,7 @@ impl Image {
         let header = self.stack.chain.file(FileIndex(0)).header();
         let sectors = header.expect("it is qcow2").cluster_bytes() as usize / SECTOR;
         let mut work = Vec::new();
-        self.writer.begin();
+        self.writer.begin(Some(MARK));
         for (number, marks) in marks.chunks(sectors).enumerate() {
             let pieces = pieces(marks, number * sectors);
             if !pieces.is_empty() {

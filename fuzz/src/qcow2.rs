@@ -6,6 +6,7 @@
 //! does not look at; what a plan writes never goes to a table of the header but by way of the
 //! journal. Compressed data fills its cluster or is refused.
 
+use crate::epochs::MARK;
 use crate::source::Source;
 use host::origin::chain::json_backing;
 use host::origin::inflate::inflate;
@@ -454,7 +455,7 @@ pub fn plans(input: &[u8]) -> bool {
     let mut work = Vec::new();
     let mut planned = false;
     for _ in 0..2 {
-        writer.begin();
+        writer.begin(Some(MARK));
         planned = plan(source, &mut stack, &header, &mut writer, &mut work).is_ok();
         // What a damaged place has stopped was harmless as well.
         work.drain(..).for_each(|it| assert_harmless(&header, &it));

@@ -7,7 +7,7 @@
 
 use crate::sys;
 use engine::event::{IoError, Stat};
-use engine::image::{Image, Named};
+use engine::image::{Image, Marked, Named};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -387,6 +387,7 @@ impl Target {
             mtime_ns: nanoseconds(meta.mtime(), meta.mtime_nsec()),
             lasts: self.lasts,
             below: 0,
+            marked: Marked::Unknown,
         }
     }
 

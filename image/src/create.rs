@@ -19,6 +19,8 @@ use zerocopy::big_endian::{U32, U64};
 const REFCOUNT_ORDER: u32 = 4;
 const FEATURE_NAME_BYTES: usize = 46;
 
+const GUARD_NAME: (u8, u8, &str) = (0, 61, "tenuto: run \"tenuto origin replay\"");
+
 /// Bits that a reader may not know, by set and number, so that its message names them.
 const FEATURE_NAMES: [(u8, u8, &str); 9] = [
     (0, 0, "dirty bit"),
@@ -26,7 +28,7 @@ const FEATURE_NAMES: [(u8, u8, &str); 9] = [
     (0, 2, "external data file"),
     (0, 3, "compression type"),
     (0, 4, "extended L2 entries"),
-    (0, 61, "tenuto: run \"tenuto origin replay\""),
+    GUARD_NAME,
     (1, 0, "lazy refcounts"),
     (2, 0, "bitmaps"),
     (2, 1, "raw external data"),
@@ -167,13 +169,19 @@ pub fn append(to: &mut Vec<u8>, magic: u32, bytes: &[u8]) {
 }
 
 fn feature_names() -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for (set, bit, name) in FEATURE_NAMES {
-        assert!(name.len() <= FEATURE_NAME_BYTES);
-        bytes.extend([set, bit]);
-        bytes.extend(name.as_bytes());
-        bytes.resize(bytes.len() + FEATURE_NAME_BYTES - name.len(), 0);
-    }
+    FEATURE_NAMES.into_iter().flat_map(feature_name).collect()
+}
+
+/// What the guard is called in a list of feature names.
+pub(crate) fn guard_name() -> Vec<u8> {
+    feature_name(GUARD_NAME)
+}
+
+fn feature_name((set, bit, name): (u8, u8, &str)) -> Vec<u8> {
+    assert!(name.len() <= FEATURE_NAME_BYTES);
+    let mut bytes = vec![set, bit];
+    bytes.extend(name.as_bytes());
+    bytes.resize(2 + FEATURE_NAME_BYTES, 0);
     bytes
 }
 

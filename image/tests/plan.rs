@@ -7,7 +7,7 @@
 #[path = "plan/bench.rs"]
 mod bench;
 
-use bench::{Bench, Knobs, Rng, Sparse, build};
+use bench::{Bench, Knobs, MARK, Rng, Sparse, build};
 use image::Header;
 use image::error::Error;
 use image::plan::{When, Work};
@@ -81,6 +81,7 @@ fn random_epochs_leave_random_images_right_at_each_step() {
     for seed in first..first + number("TENUTO_SEEDS", 40) {
         println!("TENUTO_SEED={seed} TENUTO_SEEDS=1");
         let mut bench = image(seed);
+        bench.mark = Some(MARK);
         let mut snapshot = None;
         for _ in 0..2 + bench.rng.below(5) {
             let marks = bench.epoch();

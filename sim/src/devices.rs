@@ -7,13 +7,15 @@
 use crate::disk::{Change, Damage, Disk};
 use crate::rng::Rng;
 use engine::event::{Device, IoError, Op, Stat};
-use engine::image::{Image, Named};
+use engine::image::{Image, Marked, Named};
 use engine::media::Media;
 use engine::types::VolumeId;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// The first of them is the header of an image that is not raw.
+const SECTOR_BYTES: usize = 512;
 /// The wall clock at the begin of the run; any time that is not 0 will do.
 const EPOCH_NS: u64 = 1_700_000_000_000_000_000;
 /// When the images were made.
@@ -72,7 +74,16 @@ impl Origin {
             mtime_ns: self.image.mtime(),
             lasts: true,
             below: 0,
+            marked: self.marked(),
         })
+    }
+
+    /// What an image that is not raw says of the volume that has written it.
+    fn marked(&self) -> Marked {
+        match self.image.landed().get(..SECTOR_BYTES) {
+            Some(sector) if self.top => engine::chain::marked(sector),
+            _ => Marked::Unknown,
+        }
     }
 
     fn named(&self) -> Named {

@@ -55,12 +55,18 @@ impl World {
         }
     }
 
-    /// Whether this is the first sector as it is there, but for the guard.
+    /// Whether this is the first sector as it is there, but for the guard; where that goes, for the
+    /// mark as well.
     fn changes_guard_alone(&self, origin: usize, head: &[u8]) -> bool {
         let (mut old, mut new) = (vec![0; head.len()], head.to_vec());
         self.devices.origins[origin].image.read_landed(0, &mut old);
-        qcow2::unguard(&mut old);
-        qcow2::unguard(&mut new);
+        let guarded = qcow2::is_guarded(head);
+        for header in [&mut old, &mut new] {
+            qcow2::unguard(header);
+            if !guarded {
+                qcow2::unmark(header);
+            }
+        }
         old == new
     }
 
@@ -75,6 +81,12 @@ impl World {
         let pending = tops::is_pending(self.devices.origins[origin].ledger.durable());
         if pending && !qcow2::is_guarded(head) {
             return Err(format!("a journal may be pending, and the guard goes: {io:?}").into());
+        }
+        let destaged = tops::destaged(self.devices.origins[origin].ledger.durable());
+        let said = qcow2::mark(head).filter(|_| !qcow2::is_guarded(head));
+        if said.is_some_and(|said| said != destaged) {
+            let why = format!("the image says that it has {said:?}, its ledger {destaged}: {io:?}");
+            return Err(why.into());
         }
         Ok(())
     }

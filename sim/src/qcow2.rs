@@ -12,6 +12,8 @@ use std::ops::Range;
 /// The byte of a header, and its bit, by which the product says that a file is between two states.
 /// For every reader of the format it is a feature that nobody knows.
 const GUARD: (usize, u8) = (72, 0x20);
+/// The byte and the bit that say that no other program has written the file.
+const AUTOCLEAR: (usize, u8) = (88, 0x20);
 
 /// What is wrong with a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,6 +42,26 @@ pub fn unguard(header: &mut [u8]) {
     if let Some(byte) = header.get_mut(GUARD.0) {
         *byte &= !GUARD.1;
     }
+}
+
+/// The serial that a mark behind the header names, as far as that is the first extension.
+pub fn mark(header: &[u8]) -> Option<u64> {
+    let at = mark_at(header)?;
+    (header.get(AUTOCLEAR.0)? & AUTOCLEAR.1 != 0).then(|| number(header, at as u64 + 32, 8))
+}
+
+/// Takes a mark and its bit away; its place stays.
+pub fn unmark(header: &mut [u8]) {
+    if let Some(at) = mark_at(header) {
+        header[at + 8..at + 40].fill(0);
+        header[AUTOCLEAR.0] &= !AUTOCLEAR.1;
+    }
+}
+
+fn mark_at(header: &[u8]) -> Option<usize> {
+    let at = number(header, 100, 4) as usize;
+    let whole = header.get(at..at + 40)?;
+    (number(header, 4, 4) == 3 && whole.starts_with(b"TNUT\0\0\0\x20")).then_some(at)
 }
 
 fn number(bytes: &[u8], at: u64, width: u64) -> u64 {

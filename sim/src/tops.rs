@@ -65,16 +65,25 @@ pub fn is_pending(ledger: &[u8]) -> bool {
     matches!(progress(ledger), Some(Progress::Apply { .. }))
 }
 
+/// How far it says that the image is.
+pub fn destaged(ledger: &[u8]) -> u64 {
+    parse(ledger).map_or(0, |it| it.destaged.0)
+}
+
 /// Whether it names a destage in place that has not ended.
 fn is_cut(ledger: &[u8]) -> bool {
     matches!(progress(ledger), Some(Progress::Cut(_)))
 }
 
 fn progress(ledger: &[u8]) -> Option<Progress> {
+    parse(ledger).map(|it| it.progress)
+}
+
+fn parse(ledger: &[u8]) -> Option<Ledger> {
     let mut slots = ledger.to_vec();
     slots.resize(LEDGER_BYTES * LEDGER_SLOTS as usize, 0);
     let ledger = Ledger::parse_file(&slots);
-    ledger.ok().flatten().map(|it| it.progress)
+    ledger.ok().flatten()
 }
 
 /// How an image was found.

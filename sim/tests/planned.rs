@@ -5,15 +5,22 @@
 //! `TENUTO_SEEDS` sets how many files, `TENUTO_SEED` where they begin.
 
 use engine::chain::ChainMap;
+use engine::image::Mark;
 use engine::origin::{
     Extent, FileIndex, Lies, Map, Missing, Piece, Planned, Planner, Resolved, When, Work,
 };
-use engine::types::{Span, Uuid};
+use engine::types::{Generation, Serial, Span, Uuid};
 use image::types::FileId;
 use image::{Chain, File, Format, Header};
 use sim::qcow2::{Layer, Verdict, judge, view};
 use workload::rng::Rng;
 
+/// What the volume that writes is called in the file.
+const MARK: Mark = Mark {
+    volume: Uuid([7; 16]),
+    generation: Generation(3),
+    serial: Serial(12),
+};
 const SECTOR: u64 = 512;
 
 fn number(variable: &str, default: u64) -> u64 {
@@ -183,7 +190,7 @@ impl Bench {
     }
 
     fn plan(&mut self, marks: &[u8]) -> Vec<Work> {
-        self.planner().begin();
+        self.planner().begin(MARK);
         let cluster = self.planner().cluster_bytes() / SECTOR;
         let mut work = Vec::new();
         for (number, marks) in marks.chunks(cluster as usize).enumerate() {

@@ -728,7 +728,10 @@ fn know_image(volume: &mut Volume, image: Image, policy: Policy) {
     volume.image = Known {
         seen: match volume.read_only || policy == Policy::Ephemeral {
             true => image,
-            false => image.written(),
+            false => Image {
+                marked: image.marked.of(volume.uuid),
+                ..image.written()
+            },
         },
         overlay_misfits: overlay && overlay_misfit(&under, &image) != Finding::Same,
         ..Known::default()

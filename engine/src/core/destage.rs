@@ -715,6 +715,8 @@ impl Core {
         }
         if let Some(image) = stat.image {
             self.ledger(id).image = image.kept();
+            let volume = self.volume(id);
+            volume.image.seen.marked = image.marked.of(volume.uuid);
         }
         self.finish_destage(cx, id);
     }

@@ -20,6 +20,7 @@ use super::resend::RETRY_MS;
 use crate::adversary::{Bug, has};
 use crate::event::{Device, Op, Purpose, Stat};
 use crate::format::ledger::Progress;
+use crate::image::Mark;
 use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending, PlanIo, ReplayIo};
 use crate::snapshot::{State, WrittenSnapshot};
@@ -30,6 +31,15 @@ const FOREIGN: &str = "the file does not begin with the header of its image any 
                        and destage goes on";
 
 impl Volume {
+    /// What an image says that has all writes of the volume up to this one.
+    pub(super) fn mark(&self, serial: Serial) -> Mark {
+        Mark {
+            volume: self.uuid,
+            generation: self.generation,
+            serial,
+        }
+    }
+
     /// What is to be shown of an image that it writes.
     pub(super) fn written(&self) -> Option<WrittenSnapshot> {
         let writes = self.policy == Policy::WriteBack && !self.read_only;
@@ -227,9 +237,15 @@ impl Core {
         let ledger_writer = volume.ledger_writer.as_ref();
         let ledger = &ledger_writer.expect("written images have a ledger").ledger;
         let idle = matches!(ledger.progress, Progress::Idle | Progress::Cut(_));
+        let destaged = ledger.destaged;
         let replay = volume.replay();
         if set && replay.reached {
-            cx.memory.store(place, &cleared);
+            let mark = self.volume(id).mark(destaged);
+            let planner = self.planner(id).expect("such an image has one");
+            let marked = planner.marked(&cleared, mark);
+            cx.memory.store(place, &marked);
+            let replay = self.volume(id).replay();
+            replay.header = marked;
             replay.header_piece = Some(piece);
             return self.send_header(cx, id, Op::Write, place);
         }

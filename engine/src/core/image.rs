@@ -18,7 +18,7 @@ use super::{Core, Destage};
 use crate::adversary::{Bug, has};
 use crate::event::{Device, Op, Purpose, Refusal, Stat};
 use crate::format::ledger::{Ledger, Progress};
-use crate::image::{Finding, Image, Named, compare};
+use crate::image::{Finding, Image, Marked, Named, compare};
 use crate::outbox::{Cx, Pending};
 use crate::ram::Layer;
 use crate::types::{RequestId, SECTOR_BYTES, VolumeId};
@@ -87,11 +87,30 @@ pub fn of_ledger(ledger: &Ledger, image: &Image) -> Finding {
         known = known.written();
     }
     known.size_bytes = image.size_bytes;
+    if !is_of_moment(ledger, image.marked) {
+        return Finding::OtherMoment;
+    }
     let late = ledger.progress != Progress::Idle && image.mtime_ns > ledger.mtime_limit_ns;
     match compare(&known, Some(image), Named::Unknown) {
         Finding::Same if late => Finding::ChangedInPlace,
         found => found,
     }
+}
+
+/// Whether an image with this mark is the one that the ledger saw last, or what the destage has
+/// made of it that was under way. What has no mark is judged by the rest.
+fn is_of_moment(ledger: &Ledger, now: Marked) -> bool {
+    let (Marked::By(before), Marked::By(now)) = (ledger.image.marked, now.of(ledger.volume)) else {
+        return true;
+    };
+    let most = match ledger.progress {
+        Progress::Idle => return now == before,
+        Progress::Prepare => ledger.destaged,
+        Progress::Cut(upto) | Progress::Apply { upto, .. } => upto.max(ledger.destaged),
+    };
+    let later = before.generation != now.generation || before.serial <= now.serial;
+    let written = now.generation == ledger.generation && later && now.serial <= most;
+    now == before || written
 }
 
 impl Core {

@@ -70,8 +70,10 @@ impl Core {
         );
         if self.phase(id).plan.is_none() {
             assert!(self.phase(id).entries.is_empty(), "a plan begins anew");
+            let upto = self.phase(id).upto;
+            let mark = self.volume(id).mark(upto);
             let planner = self.planner(id);
-            planner.expect("such an image has one").begin();
+            planner.expect("such an image has one").begin(mark);
             self.phase(id).plan = Some(Plan::new());
         }
         let destage = self.phase(id);

@@ -874,6 +874,7 @@ impl Core {
             .expect("its ledger names a journal");
         if let Some(image) = stat.image {
             ledger_writer.ledger.image = image.kept();
+            volume.image.seen.marked = image.marked.of(volume.uuid);
         }
         // A guard that was cleared alone leaves an image between two states where it is.
         let cut = matches!(ledger_writer.ledger.progress, Progress::Cut(_));

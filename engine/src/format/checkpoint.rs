@@ -7,7 +7,7 @@
 use super::{
     FormatError, Kind, PREFIX_BYTES, Prefix, block, check, put_text, seal, text, uuid, zeroes,
 };
-use crate::image::Image;
+use crate::image::{Image, Marked};
 use crate::types::{BLOCK_BYTES, Generation, Policy, Serial, Uuid, VolumeId};
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -393,6 +393,7 @@ fn parse_volume(bytes: &[u8]) -> Result<VolumeRecord, FormatError> {
             mtime_ns: record.under_mtime_ns.get(),
             lasts: record.under_inode.get() != 0,
             below: 0,
+            marked: Marked::Unknown,
         },
         name: text(&record.name, record.name_bytes.get())?,
         origin: text(&record.origin, record.origin_bytes.get())?,

@@ -6,7 +6,7 @@
 //! are synced at the origin.
 
 use super::{FormatError, Kind, PREFIX_BYTES, Prefix, block, check, put_text, seal, text, zeroes};
-use crate::image::Image;
+use crate::image::{Image, Mark, Marked};
 use crate::types::{Generation, Serial, Uuid};
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -53,9 +53,11 @@ pub struct LedgerBytes {
     pub image_bytes: U64,
     pub image_mtime_ns: U64,
     pub image_below: U64,
+    pub mark_serial: U64,
+    pub mark_generation: U32,
 }
 
-const _: () = assert!(size_of::<LedgerBytes>() == PREFIX_BYTES + 260);
+const _: () = assert!(size_of::<LedgerBytes>() == PREFIX_BYTES + 272);
 const _: () = assert!(size_of::<LedgerBytes>() <= LEDGER_BYTES);
 const _: () = assert!(PAST_LOG & LOSS_ACCEPTED == 0, "a bit has one meaning");
 const _: () = assert!(LEDGER_SLOTS == 2, "the ledger before is left whole");
@@ -108,6 +110,8 @@ const STATE_CUT: u16 = 2;
 const STATE_APPLY: u16 = 3;
 const STATE_PREPARE: u16 = 4;
 const FLAG_DIRTY: u16 = 1;
+/// The image has a mark of the volume.
+const FLAG_MARKED: u16 = 2;
 
 impl Ledger {
     /// From here on the origin may hold writes without a sync. False if that was said before.
@@ -135,6 +139,11 @@ impl Ledger {
                 journal_bytes,
             } => (STATE_APPLY, upto.0, journal_sequence, journal_bytes),
         };
+        let mark = match self.image.marked {
+            Marked::By(mark) if mark.volume == self.volume => Some(mark),
+            _ => None,
+        };
+        let dirty = if self.dirty { FLAG_DIRTY } else { 0 };
         let record = LedgerBytes {
             prefix: Prefix::new(Kind::Ledger),
             incompatible: U64::new(0),
@@ -146,7 +155,7 @@ impl Ledger {
             boot: self.boot.0,
             generation: U32::new(self.generation.0),
             state: U16::new(state),
-            flags: U16::new(if self.dirty { FLAG_DIRTY } else { 0 }),
+            flags: U16::new(dirty | mark.map_or(0, |_| FLAG_MARKED)),
             destaged: U64::new(self.destaged.0),
             upto: U64::new(upto),
             journal_sequence: U64::new(journal_sequence),
@@ -162,6 +171,8 @@ impl Ledger {
             image_bytes: U64::new(self.image.size_bytes),
             image_mtime_ns: U64::new(self.image.mtime_ns),
             image_below: U64::new(self.image.below),
+            mark_serial: U64::new(mark.map_or(0, |mark| mark.serial.0)),
+            mark_generation: U32::new(mark.map_or(0, |mark| mark.generation.0)),
         };
         let mut bytes = block(LEDGER_BYTES);
         bytes[..size_of::<LedgerBytes>()].copy_from_slice(record.as_bytes());
@@ -180,7 +191,7 @@ impl Ledger {
         if unknown != 0 {
             return Err(FormatError::Incompatible(unknown));
         }
-        if record.flags.get() & !FLAG_DIRTY != 0 {
+        if record.flags.get() & !(FLAG_DIRTY | FLAG_MARKED) != 0 {
             return Err(FormatError::Field("ledger flags"));
         }
         if record.replicas.get() != 0 {
@@ -221,15 +232,7 @@ impl Ledger {
             origin_bytes: record.origin_bytes.get(),
             mtime_before_ns: record.mtime_before_ns.get(),
             mtime_limit_ns: record.mtime_limit_ns.get(),
-            image: Image {
-                device: 0,
-                inode: record.image_inode.get(),
-                birth_ns: record.image_birth_ns.get(),
-                size_bytes: record.image_bytes.get(),
-                mtime_ns: record.image_mtime_ns.get(),
-                lasts: record.image_inode.get() != 0,
-                below: record.image_below.get(),
-            },
+            image: image_of(record),
             compatible: record.compatible.get(),
         })
     }
@@ -265,5 +268,26 @@ impl Ledger {
             (None, Some(error)) => Err(error),
             (None, None) => Ok(None),
         }
+    }
+}
+
+fn image_of(record: &LedgerBytes) -> Image {
+    let mark = Mark {
+        volume: Uuid(record.volume),
+        generation: Generation(record.mark_generation.get()),
+        serial: Serial(record.mark_serial.get()),
+    };
+    Image {
+        device: 0,
+        inode: record.image_inode.get(),
+        birth_ns: record.image_birth_ns.get(),
+        size_bytes: record.image_bytes.get(),
+        mtime_ns: record.image_mtime_ns.get(),
+        lasts: record.image_inode.get() != 0,
+        below: record.image_below.get(),
+        marked: match record.flags.get() & FLAG_MARKED != 0 {
+            true => Marked::By(mark),
+            false => Marked::Unknown,
+        },
     }
 }

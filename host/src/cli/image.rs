@@ -11,6 +11,7 @@ use crate::lock::Patience;
 use crate::origin::chain::{self, Link, Opened, Rules};
 use crate::origin::content::{FileSource, Metadata};
 use clap::{Args, Subcommand};
+use engine::types::Uuid;
 use image::check::{Report, check as check_file};
 use image::format::header::features;
 use image::format::snapshot::Snapshot;
@@ -159,6 +160,11 @@ fn info_json(top: &Link, links: &[Link], snapshots: &[Snapshot], broken: Option<
         "data_file": header.data_file,
         "bitmaps": header.bitmaps.map_or(0, |it| it.count),
         "snapshots": snapshots.collect::<Vec<Value>>(),
+        "written_by": header.mark().map(|it| json!({
+            "volume": Uuid(it.volume).to_string(),
+            "generation": it.generation,
+            "serial": it.serial,
+        })),
     });
     if let (Value::Object(all), Value::Object(facts)) = (&mut document, facts) {
         all.extend(facts);
@@ -207,6 +213,11 @@ fn header_rows(header: &Header) -> Vec<(&'static str, String)> {
     let features = features(header);
     if !features.is_empty() {
         rows.push(("features", features.join(", ")));
+    }
+    if let Some(mark) = header.mark() {
+        let volume = Uuid(mark.volume);
+        let text = format!("volume {volume}, up to write {}", mark.serial);
+        rows.push(("written by", text));
     }
     let states = [
         (

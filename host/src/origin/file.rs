@@ -238,7 +238,16 @@ impl OpenVolume {
         {
             image.below = self.below;
         }
-        Some(stat)
+        Some(stat.and_then(|stat| self.with_mark(stat)))
+    }
+
+    /// Of a qcow2 image whose files below are not open.
+    fn with_mark(&self, mut stat: Stat) -> Result<Stat, IoError> {
+        let top = self.origin.file().filter(|_| self.below != 0);
+        if let (Some(top), Some(image)) = (top, &mut stat.image) {
+            (image.marked, _) = written::marked(top)?;
+        }
+        Ok(stat)
     }
 
     /// A qcow2 image under a guard has its ledger beside it, and that is the ledger of no raw one.

@@ -24,7 +24,7 @@ use ::image::types::Span;
 use ::image::{Chain, Header};
 use engine::chain::ChainMap;
 use engine::event::{IoError, Stat};
-use engine::image::{Image, Named};
+use engine::image::{Image, Marked, Named};
 use engine::origin::{FileIndex, Map};
 use engine::types::{SECTOR_BYTES, Uuid};
 use std::borrow::Cow;
@@ -386,15 +386,17 @@ impl Mapped {
         })
     }
 
-    /// What it is known by: all of its files together, or for one that is written the first file
-    /// and a print over the others.
+    /// What it is known by: all of its files together, or for one that is written the first file,
+    /// what that says of its writer, and a print over the others.
     pub fn stat(&self) -> Result<Stat, IoError> {
         if self.written {
             let mut stat = self.top().stat()?;
             let below = self.print_below()?;
+            let (marked, print) = written::marked(self.top())?;
             for image in stat.image.iter_mut() {
-                image.below = below;
+                (image.below, image.marked) = (below, marked);
             }
+            stat.print = stat.print.map(|it| mix(it, print));
             return Ok(stat);
         }
         let mut stats = self.opened.links.iter().map(|link| link.target.stat());
@@ -462,6 +464,7 @@ fn both((above, below): (Image, Image)) -> Image {
         mtime_ns: mix(above.mtime_ns, below.mtime_ns),
         lasts: above.lasts && below.lasts,
         below: 0,
+        marked: Marked::Unknown,
     }
 }
 

@@ -15,7 +15,7 @@ use crate::target::Target;
 use ::image::header::{self, EXTERNAL_DATA, GUARD, Header};
 use engine::event::IoError;
 use engine::format::ledger::{LEDGER_BYTES, LEDGER_SLOTS, Ledger, Progress};
-use engine::image::{Finding, Image, Named, compare};
+use engine::image::{Finding, Image, Marked, Named, compare};
 use engine::types::Policy;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -320,6 +320,21 @@ pub fn clear_guard(image: &Target, ledger: Option<&Ledger>) -> Result<bool, IoEr
     image.write(0, &sector)?;
     image.sync()?;
     Ok(true)
+}
+
+/// What an image says of the volume that has written it, and a number that changes with it.
+pub fn marked(image: &Target) -> Result<(Marked, u64), IoError> {
+    let mut sector = [0; SECTOR_BYTES];
+    if image.size_bytes < SECTOR_BYTES as u64 {
+        return Ok((Marked::Nobody, 0));
+    }
+    image.read(0, &mut sector)?;
+    let marked = engine::chain::marked(&sector);
+    let print = match marked {
+        Marked::By(mark) => mark.serial.0 ^ u64::from(mark.generation.0) << 40,
+        Marked::Unknown | Marked::Nobody => 0,
+    };
+    Ok((marked, print))
 }
 
 /// Whether an image is under a guard, by its first sector.

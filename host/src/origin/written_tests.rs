@@ -3,7 +3,7 @@
 use super::*;
 use crate::target::How;
 use ::image::create::{Shape, create};
-use engine::image::Image;
+use engine::image::{Image, Marked};
 use engine::types::{Generation, Serial, Uuid};
 use std::path::PathBuf;
 
@@ -43,6 +43,7 @@ pub fn ledger(progress: Progress, below: u64) -> Ledger {
         mtime_limit_ns: 0,
         image: Image {
             below,
+            marked: Marked::Unknown,
             ..Image::default()
         },
         compatible: 0,
@@ -146,6 +147,7 @@ fn an_image_under_a_guard_needs_the_ledger_that_says_how_it_goes_on() {
     let idle = |inode| Ledger {
         image: Image {
             below: 7,
+            marked: Marked::Unknown,
             ..image(inode)
         },
         ..ledger(Progress::Idle, 7)

@@ -434,7 +434,7 @@ impl<E: Decide> Shard<E> {
         let running = self.running.get(slot).expect("a request ends once");
         match running.not_before {
             Some(at) if at > self.now => {
-                self.timers.set(at, Alarm::Delayed(slot, ending));
+                self.timers.set(at, Alarm::Delayed(slot, Box::new(ending)));
             }
             _ => self.report_io(slot, ending),
         }

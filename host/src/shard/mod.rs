@@ -231,7 +231,7 @@ enum Alarm {
     /// Requests of a client that said goodbye are not answered.
     Drain(u32),
     /// The simulated storage network answers.
-    Delayed(u32, Ending),
+    Delayed(u32, Box<Ending>),
     /// An origin without a connection is tried again.
     Connect(VolumeId),
     /// Writes that waited for `origin-quiet` may go.
@@ -500,7 +500,7 @@ impl<E: Decide> Shard<E> {
                 self.with_conn(slot, |shard, conn| shard.kill(slot, conn));
             }
             Alarm::Drain(slot) => self.with_conn(slot, |shard, conn| shard.kill(slot, conn)),
-            Alarm::Delayed(slot, ending) => self.report_io(slot, ending),
+            Alarm::Delayed(slot, ending) => self.report_io(slot, *ending),
             Alarm::Connect(volume) => self.connect(volume),
             Alarm::Remote(volume) => self.pump_remote(volume),
             Alarm::Accept(slot) => self.accept(slot),

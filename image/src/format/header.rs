@@ -408,7 +408,7 @@ impl Header {
     }
 
     /// The fields of this sector, the first of the file, if they are of this image.
-    fn own_layout(&self, sector: &[u8]) -> Option<Layout> {
+    pub(super) fn own_layout(&self, sector: &[u8]) -> Option<Layout> {
         let layout = Layout::of(sector.get(..HEAD_BYTES)?).ok()?;
         let size_bytes = layout.size_bytes.get() / SECTOR_BYTES * SECTOR_BYTES;
         let same = layout.magic.get() == MAGIC
@@ -474,7 +474,7 @@ impl Header {
 
 impl Layout {
     /// The fields of both versions in one form: version 2 gets what it implies.
-    fn of(cluster: &[u8]) -> Result<Layout, Error> {
+    pub(crate) fn of(cluster: &[u8]) -> Result<Layout, Error> {
         let mut bytes = [0; LAYOUT_BYTES];
         let there = cluster.len().min(LAYOUT_BYTES);
         bytes[..there].copy_from_slice(&cluster[..there]);

@@ -5,6 +5,7 @@
 pub mod entry;
 pub mod extension;
 pub mod header;
+pub mod mark;
 pub mod refcount;
 pub mod snapshot;
 

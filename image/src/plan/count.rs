@@ -6,6 +6,7 @@
 //! count that would leave its bounds says that the file is damaged, before anything is told.
 
 use super::{Ended, Plan, View, When, Work, Writer, damaged};
+use crate::format::mark::Mark;
 use crate::format::refcount;
 use crate::limits;
 use crate::meta::{Sector, Tables};
@@ -34,8 +35,8 @@ impl Writer {
     ) -> Result<(), Stop> {
         let room = self.room(view)?;
         let mut released = self.plan.released.clone();
-        let mut header = None;
         let mut refcount_table = view.header.refcount_table;
+        let mut moved = false;
         if let Some((first, clusters)) = room.table {
             let old = refcount_table.at >> view.header.cluster_bits;
             let count = refcount_table.bytes >> view.header.cluster_bits;
@@ -44,11 +45,9 @@ impl Writer {
                 at: view.cluster_of(first).at,
                 bytes: clusters << view.header.cluster_bits,
             };
-            let (at, bytes) = (0, view.header.cluster_bytes());
-            let sector = view.sector(Range { at, bytes }, 0)?;
-            let changed = view.header.with_refcount_table(&sector, refcount_table);
-            header = Some(changed.ok_or(damaged(0, 0, 0, Wrong::Header))?);
+            moved = true;
         }
+        let (header, mark) = self.header(view, moved.then_some(refcount_table))?;
         self.read_counts(view, &room, &released)?;
         let mut counts = core::mem::take(&mut self.plan.counts);
         let blocks = self.count(view, &room, &released, &mut counts)?;
@@ -61,8 +60,8 @@ impl Writer {
         plan.put_sectors(view, &counts, out);
         self.put_refcount_table(view, &room, refcount_table, out);
         let plan = &mut self.plan;
-        if let Some(sector) = header {
-            plan.put(0, sector, When::Journal, out);
+        if let Some(bytes) = header {
+            plan.put(0, bytes, When::Journal, out);
         }
         let l1 = core::mem::take(&mut plan.l1);
         plan.put_sectors(view, &l1, out);
@@ -71,11 +70,39 @@ impl Writer {
         let blocks = room.blocks.into_iter();
         plan.ended = Some(Ended {
             refcount_table,
+            mark,
             blocks: blocks
                 .map(|(number, cluster)| (number, view.cluster_of(cluster).at))
                 .collect(),
         });
         Ok(())
+    }
+
+    /// The begin of the file, if it changes: another refcount table, a mark where there is none.
+    /// A mark that is there names this plan, because the sector may be known from before.
+    fn header<T: Tables>(
+        &self,
+        view: &mut View<T>,
+        refcount_table: Option<Range>,
+    ) -> Result<(Option<Vec<u8>>, Option<Mark>), Stop> {
+        let mark = self.plan.mark;
+        if refcount_table.is_none() && mark.is_none() {
+            return Ok((None, None));
+        }
+        let (at, bytes) = (0, view.header.cluster_bytes());
+        let mut sector = view.sector(Range { at, bytes }, 0)?.to_vec();
+        if let Some(table) = refcount_table {
+            let changed = view.header.with_refcount_table(&sector, table);
+            sector = changed.ok_or(damaged(0, 0, 0, Wrong::Header))?;
+        }
+        let there = Mark::of(&sector).map(|it| it.volume);
+        let new = mark.filter(|it| there != Some(it.volume));
+        let marked = new.and_then(|it| view.header.marked(&sector, &it));
+        if let (Some(_), None, Some(mark)) = (refcount_table, &marked, &mark) {
+            sector = view.header.with_mark(&sector, mark);
+        }
+        let put_in = new.filter(|_| marked.is_some());
+        Ok((marked.or(refcount_table.map(|_| sector)), put_in))
     }
 
     /// Tries until all fits.

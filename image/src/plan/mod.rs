@@ -29,6 +29,7 @@ mod table;
 use crate::chain::Chain;
 use crate::error::Error;
 use crate::format::header::Header;
+use crate::format::mark::Mark;
 use crate::meta::{Sector, Tables};
 use crate::resolve::{self, Damage, Part, Stop, Wrong};
 use crate::types::{FileId, FileIndex, Range, SECTOR_BYTES, Span};
@@ -80,6 +81,7 @@ struct Plan {
     /// The first cluster that it appends, and the next. Nothing while the file is not loaded.
     start: u64,
     append: u64,
+    mark: Option<Mark>,
     /// Sectors of L1 that change.
     l1: BTreeMap<u64, Sector>,
     /// The L2 table that the walk is in.
@@ -105,6 +107,8 @@ struct Plan {
 #[derive(Clone, Debug)]
 struct Ended {
     refcount_table: Range,
+    /// It was put into the header.
+    mark: Option<Mark>,
     /// New refcount blocks: their number and their cluster.
     blocks: Vec<(u64, u64)>,
 }
@@ -116,12 +120,14 @@ impl Writer {
         Ok(Writer::default())
     }
 
-    /// A new plan. One before it that was not accepted is forgotten.
-    pub fn begin(&mut self) {
+    /// A new plan. One before it that was not accepted is forgotten. This mark is put in where the
+    /// file has none of its volume, and room.
+    pub fn begin(&mut self, mark: Option<Mark>) {
         let append = self.load.known().map_or(0, |it| it.append);
         self.plan = Plan {
             start: append,
             append,
+            mark,
             ..Plan::default()
         };
     }
@@ -174,9 +180,12 @@ impl Writer {
         file.file_bytes = file.file_bytes.max(plan.end_bytes);
         let header = file.header_mut().expect("it is a qcow2 file");
         header.refcount_table = ended.refcount_table;
+        if let Some(mark) = ended.mark {
+            header.accept_mark(&mark);
+        }
         let known = self.load.known_mut().expect("each step loads it first");
         known.accept(plan.append, plan.tables, &ended.blocks);
-        self.begin();
+        self.begin(None);
         plan.changed
     }
 }

@@ -9,6 +9,7 @@ use std::convert::Infallible;
 
 use image::check::check;
 use image::format::entry::{COPIED, Cluster, L1, L2};
+use image::format::mark::Mark;
 use image::format::refcount;
 use image::header::{Layout, bytes_wanted};
 use image::meta::Sectors;
@@ -19,6 +20,12 @@ use image::types::{FileId, FileIndex, Range, Span};
 use image::{Chain, File, Format, Header};
 use zerocopy::{FromZeros, IntoBytes};
 
+/// What the volume that writes is called in the file.
+pub const MARK: Mark = Mark {
+    volume: [7; 16],
+    generation: 3,
+    serial: 12,
+};
 const PAGE: u64 = 4096;
 /// So much is enough for any step of a plan.
 const TABLES_BYTES: u64 = 16 << 20;
@@ -271,6 +278,7 @@ pub struct Bench {
     pub writer: Writer,
     pub model: Vec<u8>,
     pub counted: u64,
+    pub mark: Option<Mark>,
 }
 
 /// What one plan is to do, and did.
@@ -303,6 +311,7 @@ impl Bench {
             top,
             below,
             counted: 0,
+            mark: None,
         };
         bench.model = bench.content();
         bench
@@ -403,7 +412,7 @@ impl Bench {
     pub fn plan(&mut self, marks: &[u8]) -> Result<Made, Stop> {
         let cluster = (self.top.header().cluster_bytes() / 512) as usize;
         let mut out = Vec::new();
-        self.writer.begin();
+        self.writer.begin(self.mark);
         for (number, marks) in marks.chunks(cluster).enumerate() {
             let pieces = pieces(marks, (number * cluster) as u64 * 512);
             if pieces.is_empty() {
@@ -547,8 +556,11 @@ impl Bench {
             return None;
         }
         let at = next << header.cluster_bits;
+        if self.top.word(header.refcount_table.at + block * 8) == 0 {
+            return None;
+        }
         self.top.bytes = at + header.cluster_bytes();
-        (self.top.word(header.refcount_table.at + block * 8) != 0).then_some(at)
+        Some(at)
     }
 
     /// An internal snapshot, as QEMU takes one; gives its L1 table.
@@ -562,6 +574,8 @@ impl Bench {
         let number = table >> header.cluster_bits;
         let fits = !number.is_multiple_of(refcount::block_clusters(&header));
         if !fits || header.l1().bytes > header.cluster_bytes() {
+            // The file may be longer by now.
+            self.reopen();
             return None;
         }
         let mut bytes = vec![0; header.l1().bytes as usize];
@@ -608,6 +622,7 @@ impl Bench {
         };
         let bytes = header.cluster_bytes();
         if ((host >> header.cluster_bits) + 1).is_multiple_of(refcount::block_clusters(&header)) {
+            self.reopen();
             return;
         }
         self.top.bytes += bytes;

@@ -4,9 +4,9 @@ use super::super::image::of_ledger;
 use super::{Host, STAT, fine, none, spec, writes_origin};
 use crate::engine::Settled;
 use crate::event::{Command, Device, Event, Io, IoError, Op, Purpose, Refusal, Stat};
-use crate::format::ledger::Ledger;
-use crate::image::{Finding, Image, Named};
-use crate::types::{Policy, VolumeId};
+use crate::format::ledger::{Ledger, Progress};
+use crate::image::{Finding, Image, Mark, Marked, Named};
+use crate::types::{Generation, Policy, Serial, Uuid, VolumeId};
 
 const IMAGE: Image = Image {
     device: 1,
@@ -16,6 +16,7 @@ const IMAGE: Image = Image {
     mtime_ns: 1,
     lasts: true,
     below: 0,
+    marked: Marked::Unknown,
 };
 
 fn seen(image: Image) -> Stat {
@@ -235,4 +236,76 @@ fn an_image_that_is_resized_and_comes_back_to_its_size_is_still_known() {
         ..IMAGE
     };
     assert_eq!(of_ledger(&ledger, &resized), Finding::Same);
+}
+
+fn mark(serial: u64) -> Mark {
+    Mark {
+        volume: Uuid([3; 16]),
+        generation: Generation(1),
+        serial: Serial(serial),
+    }
+}
+
+fn marked_by(mark: Mark) -> Image {
+    Image {
+        marked: Marked::By(mark),
+        ..IMAGE
+    }
+}
+
+/// The time of a file says nothing while a destage was under way; the mark still does.
+#[test]
+fn an_image_whose_mark_is_gone_or_of_another_moment_is_not_the_one_of_its_ledger() {
+    let (mut host, disk) = with_image();
+    assert!(host.write(disk, 0, 1));
+    let mut ledger = host.ledger(disk);
+    ledger.volume = mark(0).volume;
+    ledger.generation = mark(0).generation;
+    ledger.destaged = Serial(7);
+    ledger.image = marked_by(mark(5)).kept();
+    ledger.mtime_limit_ns = IMAGE.mtime_ns;
+    let found = |ledger: &Ledger, image: Image| of_ledger(ledger, &image);
+    let nobody = Image {
+        marked: Marked::Nobody,
+        ..IMAGE
+    };
+    let other = Mark {
+        volume: Uuid([4; 16]),
+        ..mark(5)
+    };
+    let under_way = [
+        Progress::Prepare,
+        Progress::Cut(Serial(9)),
+        Progress::Apply {
+            upto: Serial(9),
+            journal_sequence: 1,
+            journal_bytes: 4096,
+        },
+    ];
+    for progress in [Progress::Idle].into_iter().chain(under_way) {
+        ledger.progress = progress;
+        assert_eq!(found(&ledger, nobody), Finding::OpenedElsewhere);
+        assert_eq!(found(&ledger, marked_by(other)), Finding::OpenedElsewhere);
+        assert_eq!(found(&ledger, marked_by(mark(5))), Finding::Same);
+        assert_eq!(found(&ledger, marked_by(mark(4))), Finding::OtherMoment);
+        assert_eq!(found(&ledger, marked_by(mark(10))), Finding::OtherMoment);
+        assert_eq!(found(&ledger, IMAGE), Finding::Same, "it cannot say");
+        let reached = match progress {
+            Progress::Idle => Finding::OtherMoment,
+            _ => Finding::Same,
+        };
+        assert_eq!(found(&ledger, marked_by(mark(7))), reached, "{progress:?}");
+    }
+    // Serials begin anew behind a loss that was accepted.
+    ledger.generation = Generation(2);
+    let next = Mark {
+        generation: Generation(2),
+        ..mark(1)
+    };
+    assert_eq!(found(&ledger, marked_by(next)), Finding::Same);
+    ledger.progress = Progress::Idle;
+    assert_eq!(found(&ledger, marked_by(next)), Finding::OtherMoment);
+    // One that nobody had marked may be marked by now.
+    ledger.image = IMAGE.kept();
+    assert_eq!(found(&ledger, marked_by(mark(5))), Finding::Same);
 }

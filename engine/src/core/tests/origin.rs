@@ -420,6 +420,7 @@ fn a_mapped_image_that_was_written_by_another_program_is_not_read_any_more() {
         mtime_ns,
         lasts: true,
         below: 0,
+        marked: crate::image::Marked::Unknown,
     };
     let seen = |mtime_ns| Stat {
         image: Some(image(mtime_ns)),

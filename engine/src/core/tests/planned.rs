@@ -5,6 +5,7 @@ use super::{Host, STAT, fine, none, spec};
 use crate::engine::Settled;
 use crate::event::{Command, Device, Event, Io, IoError, Op, Purpose, Refusal, Tuning};
 use crate::format::ledger::Progress;
+use crate::image::Mark;
 use crate::layout::Holds;
 use crate::origin::{
     Extent, FileIndex, Lies, Map, Missing, Piece, Planned, Planner, Resolved, When, Work,
@@ -113,7 +114,7 @@ impl Planner for Backwards {
         4096
     }
 
-    fn begin(&mut self) {
+    fn begin(&mut self, _: Mark) {
         self.planned.clear();
         self.changed.clear();
     }
@@ -191,6 +192,12 @@ impl Planner for Backwards {
         let mut sector = sector.to_vec();
         sector[1] = u8::from(guard);
         (sector[0] == MAGIC).then_some(sector)
+    }
+
+    fn marked(&self, sector: &[u8], mark: Mark) -> Vec<u8> {
+        let mut sector = sector.to_vec();
+        sector[2] = mark.serial.0 as u8;
+        sector
     }
 
     fn reached(&mut self) -> Vec<(u64, u64)> {
