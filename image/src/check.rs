@@ -376,7 +376,13 @@ impl<S: Source> Pass<'_, S> {
             return Ok(());
         }
         let mut tables = Vec::new();
-        let listed = source::snapshots(self.header, self.source, |it| tables.push(it.l1));
+        let mut cut = Vec::new();
+        let listed = source::snapshots(self.header, self.source, |it| {
+            if !it.whole {
+                cut.push((tables.len() as u32 + 1, it.at));
+            }
+            tables.push(it.l1);
+        });
         let bytes = match listed {
             Ok(bytes) => bytes,
             Err(Failed::Read(error)) => return Err(error),
@@ -385,6 +391,15 @@ impl<S: Source> Pass<'_, S> {
                 return Ok(());
             }
         };
+        for (number, at) in cut {
+            let (of, what) = (self.header.snapshots, "without the sizes of version 3");
+            self.find_once(Finding::Table(Error::Snapshot {
+                number,
+                of,
+                at,
+                what,
+            }));
+        }
         let at = self.header.snapshots_at;
         self.count("the snapshot table", Range { at, bytes });
         for l1 in tables {

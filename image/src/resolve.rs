@@ -91,6 +91,8 @@ pub enum Wrong {
     Table,
     #[error("a cluster that is used and not counted")]
     Uncounted,
+    #[error("a cluster that it says is used once, and is counted otherwise")]
+    Copied,
     #[error("a wrong snapshot")]
     Snapshot,
     #[error("a header of another image")]

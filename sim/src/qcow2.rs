@@ -131,6 +131,7 @@ fn head(file: &[u8]) -> Result<Head<'_>, String> {
         };
     let sizes = head.width_bits <= 64
         && (!extended || bits >= 14)
+        && new(88, 8, 0) >> 1 & 1 <= incompatible >> 2 & 1
         && (512..=256 << 40).contains(&head.size)
         && field(32, 4) <= 2;
     let length_is_right = (104..=cluster).contains(&length) && length % 8 == 0;
@@ -347,6 +348,9 @@ impl Scan<'_> {
                 self.wrong(format!("snapshot at {at:#x}"));
             } else {
                 self.table(l1, entries, false);
+            }
+            if extra < 16 && self.head.version >= 3 {
+                self.wrong(format!("snapshot at {at:#x} without its sizes"));
             }
             at += (40 + extra.min(1024) + texts).div_ceil(8) * 8;
         }

@@ -178,6 +178,9 @@ impl Header {
     }
 
     fn check_features(&self) -> Result<(), Error> {
+        if self.autoclear & RAW_EXTERNAL != 0 && self.incompatible & EXTERNAL_DATA == 0 {
+            return Err(Error::RawWithoutDataFile);
+        }
         let unknown = self.incompatible & !KNOWN;
         if unknown == 0 {
             return Ok(());

@@ -12,6 +12,8 @@ use alloc::string::String;
 
 /// The part of an entry that says how long it is.
 pub const FIXED_BYTES: usize = 40;
+/// Two sizes, which version 3 always has behind the fixed part.
+const EXTRA_BYTES_MIN: usize = 16;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
@@ -24,7 +26,10 @@ pub struct Snapshot {
     pub state_bytes: u64,
     /// Size of the disk when it was taken; zero in old files.
     pub disk_bytes: u64,
-    /// Bytes of this entry: the next begins behind them.
+    /// It has the sizes that each entry of version 3 has.
+    pub whole: bool,
+    /// Where it lies. The next begins behind its bytes.
+    pub at: u64,
     pub entry_bytes: u64,
 }
 
@@ -72,6 +77,8 @@ pub fn parse(bytes: &[u8], header: &Header, number: u32, at: u64) -> Result<Snap
         taken_seconds: be32(bytes, 16),
         state_bytes,
         disk_bytes: be64(extra, 8),
+        whole: header.version < 3 || extra_bytes >= EXTRA_BYTES_MIN,
+        at,
         entry_bytes: end.next_multiple_of(8) as u64,
     })
 }

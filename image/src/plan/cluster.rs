@@ -11,7 +11,7 @@
 //!
 //! Always true: all is looked up before anything changes; what is written at once goes to a unit
 //! that the file does not refer to, and fills it; what the epoch does not have of it comes from the
-//! chain as it was. A cluster that is shared or compressed is left whole: what of it stays goes
+//! chain as it was. What changes in place lies in a cluster that is counted once. A cluster that is shared or compressed is left whole: what of it stays goes
 //! along to the new one. Behind the end of the disk there are zeroes. Nothing becomes a hole that
 //! was not one.
 
@@ -69,7 +69,9 @@ impl Writer {
         asked.take_along(fates);
         let writes = asked.writes(view, fates)?;
         let releases = match asked.place {
-            Some(_) => Vec::new(),
+            Some(place) => self
+                .used_once(view, place, &found, span)
+                .map(|()| Vec::new())?,
             None => self.releases(view, &asked, &found)?,
         };
         self.plan.prepare(view, &found)?;
@@ -148,6 +150,27 @@ impl Writer {
             cluster,
             place: at.filter(|_| found.is_copied()),
         })
+    }
+
+    /// What the file says is used once is counted so: else something in it refers there as well, and
+    /// would be written over.
+    fn used_once<T: Tables>(
+        &self,
+        view: &mut View<T>,
+        place: u64,
+        found: &Found,
+        span: Span,
+    ) -> Result<(), Stop> {
+        let number = place >> view.header.cluster_bits;
+        match self.counted(view, number)? {
+            1 => Ok(()),
+            _ => Err(damaged(
+                found.entry_at(),
+                span.at,
+                found.entry.word,
+                Wrong::Copied,
+            )),
+        }
     }
 
     /// The clusters that lose a reference when the entry no longer points there.

@@ -170,6 +170,18 @@ impl Writer {
         (block != 0).then_some((block, block + byte))
     }
 
+    /// How often a cluster that the file has is counted.
+    pub(super) fn counted<T: Tables>(&self, view: &mut View<T>, cluster: u64) -> Result<u64, Stop> {
+        let Some((block, at)) = self.count_at(view, cluster) else {
+            return Ok(0);
+        };
+        let order = view.header.refcount_order;
+        let per_sector = (SECTOR_BYTES * 8) >> order;
+        let bytes = view.header.cluster_bytes();
+        let sector = view.sector(Range { at: block, bytes }, at)?;
+        Ok(refcount::get(&sector, order, cluster % per_sector))
+    }
+
     /// Has all sectors of counts at hand that change.
     fn read_counts<T: Tables>(
         &mut self,
