@@ -230,6 +230,8 @@ rules::list! {
         CutUnsaid,
         /// 7: the header of an image that allocates says nothing while its journal is applied.
         SkipGuard,
+        /// 7: an image says that it has more than its ledger.
+        MarkAhead,
         /// 7: the guard is cleared before the ledger says that the journal is not needed.
         ClearGuardEarly,
         /// 7: tables are read while a journal that a start has found is not applied.

@@ -24,6 +24,7 @@
 
 extern crate alloc;
 
+pub mod adversary;
 pub mod chain;
 pub mod check;
 pub mod create;

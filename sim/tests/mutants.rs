@@ -16,6 +16,7 @@ use adversary::Gate::{
 use adversary::number;
 use adversary::rules::{OWN_TESTS, Rule, SEEDS_MAX, SURVIVORS};
 use engine::adversary as of_engine;
+use image::adversary as of_image;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Mutex;
@@ -32,6 +33,7 @@ fn set(rule: Rule, broken: bool) {
     match rule {
         Rule::Engine(bug) => of_engine::break_rule(broken.then_some(bug)),
         Rule::Rings(bug) => of_rings::break_rule(broken.then_some(bug)),
+        Rule::Image(bug) => of_image::break_rule(broken.then_some(bug)),
     }
 }
 

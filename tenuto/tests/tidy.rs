@@ -49,7 +49,10 @@ const CRATES: &[(&str, &[&str])] = &[
         "vring",
         &["core", "alloc", "rules", "thiserror", "zerocopy"],
     ),
-    ("image", &["core", "alloc", "thiserror", "zerocopy"]),
+    (
+        "image",
+        &["core", "alloc", "rules", "thiserror", "zerocopy"],
+    ),
     ("workload", &["core", "std", "crc_fast"]),
     (
         "sim",

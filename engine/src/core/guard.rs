@@ -240,7 +240,8 @@ impl Core {
         let destaged = ledger.destaged;
         let replay = volume.replay();
         if set && replay.reached {
-            let mark = self.volume(id).mark(destaged);
+            let ahead = u64::from(has(Bug::MarkAhead));
+            let mark = self.volume(id).mark(Serial(destaged.0 + ahead));
             let planner = self.planner(id).expect("such an image has one");
             let marked = planner.marked(&cleared, mark);
             cx.memory.store(place, &marked);

@@ -11,11 +11,12 @@
 //!
 //! Always true: all is looked up before anything changes; what is written at once goes to a unit
 //! that the file does not refer to, and fills it; what the epoch does not have of it comes from the
-//! chain as it was. What changes in place lies in a cluster that is counted once. A cluster that is shared or compressed is left whole: what of it stays goes
-//! along to the new one. Behind the end of the disk there are zeroes. Nothing becomes a hole that
-//! was not one.
+//! chain as it was. What changes in place lies in a cluster that is counted once. One that is shared
+//! or compressed is left whole: what of it stays goes along to the new one. Behind the end of the
+//! disk there are zeroes. Nothing becomes a hole that was not one.
 
 use super::{Piece, Plan, View, When, Work, Writer, damaged};
+use crate::adversary::{Bug, has};
 use crate::format::entry::{COPIED, Cluster, L2, SUBCLUSTERS, Unit, ZERO};
 use crate::meta::Tables;
 use crate::plan::table::Found;
@@ -265,6 +266,7 @@ impl Asked<'_> {
                 (Unit::Data, _) if self.place.is_some() => Fate::Overwrite,
                 (Unit::Data, _) | (_, true) => Fate::Write,
                 (Unit::Zero, false) => Fate::Keep,
+                (Unit::Unallocated, false) if has(Bug::LeaveHole) => Fate::Keep,
                 (Unit::Unallocated, false) if self.reads_nothing(view, span)? => Fate::Keep,
                 (Unit::Unallocated, false) if covered == visible => Fate::Zero,
                 (Unit::Unallocated, false) => Fate::Write,

@@ -6,6 +6,7 @@
 //! count that would leave its bounds says that the file is damaged, before anything is told.
 
 use super::{Ended, Plan, View, When, Work, Writer, damaged};
+use crate::adversary::{Bug, has};
 use crate::format::mark::Mark;
 use crate::format::refcount;
 use crate::limits;
@@ -246,6 +247,7 @@ impl Writer {
             let counted = refcount::get(sector, order, cluster % per_sector);
             let count = match times {
                 None if counted != 0 => None,
+                None if has(Bug::LeaveUncounted) => Some(0),
                 None => Some(1),
                 Some(times) => counted.checked_sub(times),
             };

@@ -11,6 +11,7 @@
 //! ```
 
 use super::{View, damaged};
+use crate::adversary::{Bug, has};
 use crate::format::be64;
 use crate::format::entry::L1;
 use crate::format::refcount::{self, TableEntry};
@@ -45,7 +46,9 @@ impl Known {
         tables.sort_unstable();
         assert!(append >= self.append && tables.iter().all(|it| *it >= self.append));
         self.tables.extend(tables);
-        self.append = append;
+        if !has(Bug::GiveTwice) {
+            self.append = append;
+        }
         for &(number, at) in blocks {
             self.set_block(number, at);
         }

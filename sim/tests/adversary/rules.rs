@@ -6,6 +6,7 @@
 
 use super::Gate::{self, *};
 use engine::adversary::Bug;
+use image::adversary::Bug as ImageBug;
 use std::ops::Range;
 use vring::adversary::Bug as RingBug;
 
@@ -121,18 +122,22 @@ pub const OWN_TESTS: &[(Bug, &str, &str)] = &[
 pub enum Rule {
     Engine(Bug),
     Rings(RingBug),
+    Image(ImageBug),
 }
 
 impl Rule {
     pub fn all() -> impl Iterator<Item = Rule> {
         let engine = Bug::ALL.iter().map(|bug| Rule::Engine(*bug));
-        engine.chain(RingBug::ALL.iter().map(|bug| Rule::Rings(*bug)))
+        let rings = RingBug::ALL.iter().map(|bug| Rule::Rings(*bug));
+        let image = ImageBug::ALL.iter().map(|bug| Rule::Image(*bug));
+        engine.chain(rings).chain(image)
     }
 
     pub fn name(self) -> String {
         match self {
             Rule::Engine(bug) => format!("{bug:?}"),
             Rule::Rings(bug) => format!("{bug:?}"),
+            Rule::Image(bug) => format!("{bug:?}"),
         }
     }
 
@@ -141,6 +146,7 @@ impl Rule {
         let line = match self {
             Rule::Engine(bug) => bug.what(),
             Rule::Rings(bug) => bug.what(),
+            Rule::Image(bug) => bug.what(),
         };
         let (number, wrong) = line.split_once(": ").expect("a number comes first");
         (number.trim(), wrong)
@@ -165,6 +171,7 @@ impl Rule {
     pub fn gate(self) -> (Gate, Range<u64>) {
         match self {
             Rule::Rings(_) => (Rings, 0..SEEDS_MAX),
+            Rule::Image(_) => (Tops, 0..SEEDS_MAX),
             Rule::Engine(bug) => gate_of(bug),
         }
     }
@@ -232,6 +239,7 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         | Bug::CutUnsaid
         | Bug::SkipGuard
         | Bug::ClearGuardEarly
+        | Bug::MarkAhead
         | Bug::KeepTables
         | Bug::ForgetGrowth
         | Bug::ShareMixedBlock => Tops,

@@ -1,0 +1,40 @@
+//! Rules of writing a file that can be broken on purpose.
+//!
+//! Owns their list. A test that is built with the feature `adversary` breaks one at a time and must
+//! see a gate notice. Always true: without the feature [`has`] is constantly false, so the product
+//! carries nothing of it; the switch is one for the process. Deliberately absent: gates, and the
+//! rules of the engine, which has its own.
+
+rules::list! {
+    /// A rule that is broken, with the rule of the design before the colon.
+    Bug {
+        /// 7: a cluster that a plan appends is not counted.
+        LeaveUncounted,
+        /// 7: what is discarded over a file below stays nothing in the table.
+        LeaveHole,
+        /// 7: clusters that a plan has appended are given to the next one as well.
+        GiveTwice,
+    }
+}
+
+#[cfg(feature = "adversary")]
+static BROKEN: rules::Switch = rules::Switch::new();
+
+/// Whether this rule is broken at the moment.
+#[cfg(not(feature = "adversary"))]
+#[inline(always)]
+pub const fn has(_: Bug) -> bool {
+    false
+}
+
+/// Whether this rule is broken at the moment.
+#[cfg(feature = "adversary")]
+pub fn has(bug: Bug) -> bool {
+    BROKEN.is_set(bug as usize)
+}
+
+/// Breaks this rule and keeps all others.
+#[cfg(feature = "adversary")]
+pub fn break_rule(bug: Option<Bug>) {
+    BROKEN.set(bug.map(|bug| bug as usize));
+}
