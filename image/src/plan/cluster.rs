@@ -11,9 +11,9 @@
 //!
 //! Always true: all is looked up before anything changes; what is written at once goes to a unit
 //! that the file does not refer to, and fills it; what the epoch does not have of it comes from the
-//! chain as it was. What changes in place lies in a cluster that is counted once. One that is shared
-//! or compressed is left whole: what of it stays goes along to the new one. Behind the end of the
-//! disk there are zeroes. Nothing becomes a hole that was not one.
+//! chain as it was. What changes in place lies in a cluster that is counted once. A cluster that is
+//! shared or compressed is left whole: what of it stays goes along to the new one. Behind the end
+//! of the disk there are zeroes. Nothing becomes a hole that was not one.
 
 use super::{Piece, Plan, View, When, Work, Writer, damaged};
 use crate::adversary::{Bug, has};
@@ -153,8 +153,8 @@ impl Writer {
         })
     }
 
-    /// What the file says is used once is counted so: else something in it refers there as well, and
-    /// would be written over.
+    /// What the file says is used once is counted so: else something in it refers there as well,
+    /// and would be written over.
     fn used_once<T: Tables>(
         &self,
         view: &mut View<T>,
