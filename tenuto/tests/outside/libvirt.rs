@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use crate::common::guest::{KERNEL_WORDS, Machine};
-use crate::common::{Background, Rig, have, is_root, text_of, wait_until};
+use crate::common::{Background, Daemon, Rig, have, is_root, text_of, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(180);
 const NOBODY: &str = "65534";
@@ -115,56 +115,130 @@ fn domain(machine: &Machine, printed: &str, console: &Path, step: &str) -> Strin
     )
 }
 
+/// A guest of libvirt on a volume of this policy over this export.
+struct Stage {
+    rig: Rig,
+    machine: Machine,
+    libvirt: Libvirt,
+    daemon: Daemon,
+    printed: String,
+}
+
+impl Stage {
+    fn new(test: &str, policy: &str, export: &str) -> Option<Stage> {
+        let programs = ["libvirtd", "virt-qemu-run", "virsh", "setpriv", "chown"];
+        if !have(test, &programs) {
+            return None;
+        }
+        let mut rig = Rig::new();
+        let machine = Machine::new(test, &rig.dir)?;
+        let image = rig.dir.join("root.img");
+        machine.root_image(&rig.dir, &image, 64 << 20);
+        let image = image.display();
+        rig.section(&format!(
+            "[[volume]]\nname = \"root\"\norigin = \"{image}\"\nformat = \"raw\"\n\
+             policy = \"{policy}\"\nexport = [\"{export}\"]\n"
+        ));
+        if is_root() {
+            let open = std::fs::Permissions::from_mode(0o755);
+            std::fs::set_permissions(&rig.dir, open).expect("open the directory");
+        }
+        let daemon = rig.serve();
+        let libvirt = Libvirt::start(rig.dir.join("libvirt"));
+        let printed = rig.done(&["volume", "show", "root", "--libvirt"]);
+        Some(Stage {
+            rig,
+            machine,
+            libvirt,
+            daemon,
+            printed,
+        })
+    }
+
+    fn console(&self, step: &str) -> PathBuf {
+        self.libvirt.dir.join("HOME").join(step)
+    }
+
+    /// What the guest said in this step.
+    fn said(&self, step: &str) -> String {
+        let console = std::fs::read(self.console(step)).unwrap_or_default();
+        String::from_utf8_lossy(&console).into_owned()
+    }
+
+    /// The guest begins this step and comes so far that it says this.
+    fn run(&self, step: &str, said: &str) {
+        let xml = self.libvirt.dir.join("guest.xml");
+        let domain = domain(&self.machine, &self.printed, &self.console(step), step);
+        std::fs::write(&xml, domain).expect("write it");
+        self.libvirt.done(&["define", &xml.display().to_string()]);
+        self.libvirt.done(&["start", "guest"]);
+        wait_until(said, PATIENCE, || {
+            self.said(step).contains(&format!("guest: {said}"))
+        });
+    }
+
+    fn is_off(&self) -> bool {
+        self.libvirt.done(&["domstate", "guest"]) == "shut off"
+    }
+
+    fn end(self) {
+        self.libvirt.done(&["undefine", "guest"]);
+        drop(self.libvirt);
+        self.daemon.stop();
+    }
+}
+
 /// A volume over this export carries a guest that writes, is looked at again, and is ended from
 /// outside.
 fn run_a_guest(test: &str, export: &str) {
-    let programs = ["libvirtd", "virt-qemu-run", "virsh", "setpriv", "chown"];
-    if !have(test, &programs) {
-        return;
-    }
-    let mut rig = Rig::new();
-    let Some(machine) = Machine::new(test, &rig.dir) else {
+    let Some(stage) = Stage::new(test, "write-back", export) else {
         return;
     };
-    let image = rig.dir.join("root.img");
-    machine.root_image(&rig.dir, &image, 64 << 20);
-    let image = image.display();
-    rig.section(&format!(
-        "[[volume]]\nname = \"root\"\norigin = \"{image}\"\nformat = \"raw\"\n\
-         policy = \"write-back\"\nexport = [\"{export}\"]\n"
-    ));
-    if is_root() {
-        let open = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(&rig.dir, open).expect("open the directory");
-    }
-    let daemon = rig.serve();
-    let libvirt = Libvirt::start(rig.dir.join("libvirt"));
-    let printed = rig.done(&["volume", "show", "root", "--libvirt"]);
-    let run = |step: &str, said: &str| {
-        let console = libvirt.dir.join("HOME").join(step);
-        let xml = libvirt.dir.join("guest.xml");
-        std::fs::write(&xml, domain(&machine, &printed, &console, step)).expect("write it");
-        libvirt.done(&["define", &xml.display().to_string()]);
-        libvirt.done(&["start", "guest"]);
-        wait_until(said, PATIENCE, || {
-            let console = std::fs::read(&console).unwrap_or_default();
-            String::from_utf8_lossy(&console).contains(&format!("guest: {said}"))
-        });
-    };
-    let is_off = || libvirt.done(&["domstate", "guest"]) == "shut off";
-    run("write", "written");
-    wait_until("the guest has switched itself off", PATIENCE, is_off);
-    let written = rig.show("root")["writes"]["requests"].as_u64();
+    let off = || wait_until("the guest is off", PATIENCE, || stage.is_off());
+    stage.run("write", "written");
+    off();
+    let written = stage.rig.show("root")["writes"]["requests"].as_u64();
     assert!(written > Some(0), "the guest wrote to another disk");
     // One that is ended in the middle lets go of its disk, and the next one has it.
-    run("check", "write-cache");
-    libvirt.done(&["destroy", "guest"]);
-    rig.gone_clients("root");
-    run("check", "same 19");
-    wait_until("the guest has switched itself off", PATIENCE, is_off);
-    libvirt.done(&["undefine", "guest"]);
-    drop(libvirt);
-    daemon.stop();
+    stage.run("check", "write-cache");
+    stage.libvirt.done(&["destroy", "guest"]);
+    stage.rig.gone_clients("root");
+    stage.run("check", "same 19");
+    off();
+    stage.end();
+}
+
+/// The highest turn in which the guest found all its files whole.
+fn turns(said: &str) -> Option<u64> {
+    let lines = said
+        .lines()
+        .filter_map(|it| it.trim().strip_prefix("guest: whole "));
+    lines.filter_map(|it| it.parse().ok()).max()
+}
+
+/// Fails when: an overlay is reset while its guest sleeps in a file.
+#[test]
+fn a_guest_that_libvirt_saves_and_starts_again_goes_on_over_its_overlay() {
+    let test = "a_guest_that_libvirt_saves_and_starts_again_goes_on_over_its_overlay";
+    let Some(stage) = Stage::new(test, "ephemeral", "vhost-user") else {
+        return;
+    };
+    stage.run("linger", "whole 1");
+    for _ in 0..2 {
+        let before = turns(&stage.said("linger"));
+        assert!(before.is_some());
+        stage.libvirt.done(&["managedsave", "guest"]);
+        assert!(stage.is_off());
+        stage.rig.gone_clients("root");
+        stage.libvirt.done(&["start", "guest"]);
+        wait_until("the guest goes on", PATIENCE, || {
+            let said = stage.said("linger");
+            assert!(!said.contains("guest: torn"), "{said}");
+            turns(&said) > before.map(|it| it + 2)
+        });
+    }
+    stage.libvirt.done(&["destroy", "guest"]);
+    stage.end();
 }
 
 #[test]

@@ -109,6 +109,19 @@ check)
     (cd /data && busybox sha256sum -c sums >/dev/null 2>&1) \\
         && say \"same $(busybox wc -l < /data/sums)\"
     ;;
+linger)
+    busybox mkdir -p /data
+    fill 4 first
+    sums > /data/sums && busybox sync
+    number=0
+    while :; do
+        echo 3 > /proc/sys/vm/drop_caches
+        (cd /data && busybox sha256sum -c sums >/dev/null 2>&1) \\
+            && say \"whole $number\" || say torn
+        number=$((number + 1))
+        busybox sleep 1
+    done
+    ;;
 clean)
     busybox test -e /data || say nothing-there
     ;;
