@@ -78,3 +78,4 @@ mod vhost_several;
 mod vhost_told;
 mod watch;
 mod wrong;
+mod wrong_images;
