@@ -14,8 +14,8 @@ use workload::rng::Rng;
 
 use crate::common::disk::{Device, Disk as Lossy, FileSystem};
 use crate::common::guest::{Machine, with_libraries};
-use crate::common::vm::{Disk, PATIENCE, Shape, Vm};
-use crate::common::{Daemon, Rig, copy_with_neighbours, count, may_mount, run, seed, wait_until};
+use crate::common::vm::{Disk, Shape, Vm};
+use crate::common::{Daemon, Rig, copy_with_neighbours, count, may_mount, run, seed};
 use crate::qcow2_written::{assert_same, check, convert, create, shown, write};
 use crate::vhost_guest::vhost;
 
@@ -295,13 +295,6 @@ impl Host {
         Guest(vm)
     }
 
-    /// Waits until the guest writes.
-    fn is_written(&self) {
-        let requests = || self.rig.show("guest")["writes"]["requests"].as_u64();
-        let before = requests();
-        wait_until("the guest writes", PATIENCE, || requests() > before);
-    }
-
     /// The guest and the daemon are gone, and so is what was not synced; a copy of what is left of
     /// the image is right for QEMU when its journal is finished.
     fn lose_power(
@@ -387,7 +380,7 @@ fn drill(test: &str, (kind, base, top): (&str, Base, Top), random: &mut Rng) -> 
     for cut in 0..cuts {
         for _ in kills * cut / cuts..kills * (cut + 1) / cuts {
             guest.goes_on("step", random.below(STEPS));
-            host.is_written();
+            guest.0.wait_for("a request", |vm| vm.in_flight() > 0);
             daemon.kill();
             hits += u64::from(guest.0.in_flight() > 0);
             daemon = host.rig.serve();

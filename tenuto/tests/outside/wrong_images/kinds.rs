@@ -342,7 +342,7 @@ const FEATURES: &[Kind] = &[
     ),
     kind(
         "datafile",
-        Made(|dir, image| data_file(dir, image)),
+        Made(data_file),
         "keeps its data in an external",
         [
             Helped(EXIT_USAGE, "qemu-img convert -O qcow2 IMAGE COPY"),
@@ -471,7 +471,7 @@ const BACKINGS: &[Kind] = &[
     ),
     kind(
         "circle",
-        Made(|dir, image| circle(dir, image)),
+        Made(circle),
         "is a backing of itself",
         [Helped(
             EXIT_FAILED,
@@ -556,13 +556,17 @@ pub fn all() -> impl Iterator<Item = &'static Kind> {
     tables.into_iter().flatten()
 }
 
+/// An image with data, made once for each choice of options.
 pub fn plain(image: &Path, options: &str) {
-    let name = shown(image);
-    run(
-        "qemu-img",
-        &["create", "-q", "-f", "qcow2", "-o", options, &name, "8M"],
-    );
-    write(image, "qcow2", &["write -P 1 0 64k", "write -P 2 5M 4k"]);
+    let name = options.replace(|letter: char| !letter.is_alphanumeric(), "-");
+    let model = image.with_file_name(format!("model-{name}"));
+    if !model.exists() {
+        let file = shown(&model);
+        let create = ["create", "-q", "-f", "qcow2", "-o", options, &file, "8M"];
+        run("qemu-img", &create);
+        write(&model, "qcow2", &["write -P 1 0 64k", "write -P 2 5M 4k"]);
+    }
+    fs::copy(model, image).unwrap();
 }
 
 fn snapshot(image: &Path) {
