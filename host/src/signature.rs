@@ -70,6 +70,14 @@ const CONTENTS: [Magic; 26] = [
     magic("an MBR partition table", 510, b"\x55\xaa"),
 ];
 
+/// What `qemu-img` calls an image format.
+pub fn qemu_name(format: &str) -> &str {
+    match format {
+        "vhd" => "vpc",
+        other => other,
+    }
+}
+
 /// Which image format these first bytes of a file look like.
 pub fn image_format(head: &[u8]) -> Option<&'static str> {
     let found = IMAGES.iter().find(|magic| {

@@ -365,7 +365,12 @@ fn is_mapped(volume: &Volume) -> Result<bool, Wrong> {
         Some("qcow2") => check_written(volume).map(|()| true),
         Some(name) => Err(Wrong::new(
             format!("{} looks like {name}", path.display()),
-            "convert it to raw, or write format = \"raw\" if it is a guest's own data",
+            format!(
+                "copy it with `qemu-img convert -f {} -O qcow2 {} COPY`, or write format = \"raw\" \
+                 if it is a guest's own data",
+                signature::qemu_name(name),
+                path.display()
+            ),
         )),
     }
 }

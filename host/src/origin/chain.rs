@@ -18,6 +18,7 @@ use image::limits::CHAIN_FILES_MAX;
 use image::types::FileId;
 use image::{Chain, File, Format, Header, error};
 use serde_json::Value;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -111,11 +112,12 @@ pub fn follow_below(
         if links.len() == CHAIN_FILES_MAX {
             let message = format!(
                 "{above}: is file {CHAIN_FILES_MAX} of its chain and has a backing still; shorten \
-                 it with `qemu-img rebase -b BASE -F FORMAT {above}`"
+                 it with `qemu-img rebase -b BASE -F FORMAT {}`",
+                last.path.display()
             );
             return Err(Fault::new(Kind::Foreign, message));
         }
-        let link = open_backing(&above, &wanted, rules, links, patience)?;
+        let link = open_backing(&last.path, &wanted, rules, links, patience)?;
         links.push(link);
     }
     Ok(())
@@ -146,6 +148,7 @@ struct Wanted {
 /// Where the backing of the file at `above` lies, and what it is said to be.
 fn backing(above: &Path, name: &str, format: Option<&str>) -> Result<Wanted, Fault> {
     let shown = name_of(above);
+    let rebase = rebase(above);
     let foreign = |why: String| Err(Fault::new(Kind::Foreign, format!("{shown}: {why}")));
     let stated = match format {
         None | Some("") => None,
@@ -153,25 +156,36 @@ fn backing(above: &Path, name: &str, format: Option<&str>) -> Result<Wanted, Fau
         Some("qcow2") => Some(Stated::Qcow2),
         Some(other) => {
             return foreign(format!(
-                "says that its backing is {other:?}, which is not in this version; raw and qcow2 \
-                 are, as `qemu-img convert -O qcow2` makes them"
+                "says that its backing is {other:?}, which is not in this version; make a raw or \
+                 qcow2 file of that with `qemu-img convert`, and name it with {rebase}"
             ));
         }
     };
     let path = match BackingName::of(name) {
-        BackingName::Path("") => return foreign("names no file as its backing".into()),
+        BackingName::Path("") => {
+            return foreign(format!(
+                "names no file as its backing; name one with {rebase}"
+            ));
+        }
+        // QEMU takes such a name from where it was started, and a plain one from beside the file.
+        BackingName::Path(path) if name.starts_with("file:") && !path.starts_with('/') => {
+            return foreign(format!(
+                "names its backing by file: with a relative name, which depends on where a program \
+                 was started; name the file instead with {rebase}"
+            ));
+        }
         BackingName::Path(path) => beside(above, path),
         BackingName::Protocol(other) => {
             return foreign(format!(
                 "has its backing behind {other}:, which is not in this version; copy it into a \
-                 file and say so with `qemu-img rebase -u -b FILE -F FORMAT {shown}`"
+                 file and say so with {rebase}"
             ));
         }
         BackingName::Json(text) => {
             let (path, driver) = json_backing(text).map_err(|why| {
                 let message = format!(
                     "{shown}: names its backing by json:, {why}; name the file instead with \
-                     `qemu-img rebase -u -b FILE -F FORMAT {shown}`"
+                     {rebase}"
                 );
                 Fault::new(Kind::Foreign, message)
             })?;
@@ -182,6 +196,12 @@ fn backing(above: &Path, name: &str, format: Option<&str>) -> Result<Wanted, Fau
         }
     };
     Ok(Wanted { path, stated })
+}
+
+/// The command that gives the file at `above` another backing.
+fn rebase(above: &Path) -> String {
+    let above = above.display();
+    format!("`qemu-img rebase -u -b FILE -F FORMAT {above}`")
 }
 
 /// A name as the file at `above` means it.
@@ -230,26 +250,37 @@ pub fn json_backing(text: &str) -> Result<(PathBuf, Stated), String> {
 }
 
 fn open_backing(
-    above: &str,
+    above_path: &Path,
     wanted: &Wanted,
     rules: &Rules,
     links: &[Link],
     patience: &mut Patience,
 ) -> Result<Link, Fault> {
+    let (above, rebase) = (name_of(above_path), rebase(above_path));
+    let itself = || {
+        let message = format!(
+            "{}: is a backing of itself: {above} names it again; say what it stands on with \
+             {rebase}",
+            name_of(&wanted.path)
+        );
+        Err(Fault::new(Kind::Foreign, message))
+    };
+    // A first file that is written is locked by this process: say so before its lock is tried.
+    let meta = std::fs::metadata(&wanted.path).ok();
+    if meta.is_some_and(|meta| is_among(links, (meta.dev(), meta.ino()))) {
+        return itself();
+    }
     let target = open_file(&wanted.path, patience).map_err(|mut fault| {
         fault.message = format!("{}, which is the backing of {above}", fault.message);
+        if fault.kind == Kind::NotFound {
+            fault.message += &format!("; put it there, or name another one with {rebase}");
+        }
         fault
     })?;
     let name = name_of(&wanted.path);
     let foreign = |why: String| Err(Fault::new(Kind::Foreign, format!("{name}: {why}")));
-    if links
-        .iter()
-        .any(|link| link.target.identity == target.identity)
-    {
-        return foreign(format!(
-            "is a backing of itself: {above} names it again; say what it stands on with \
-             `qemu-img rebase -u -b FILE -F FORMAT {above}`"
-        ));
+    if is_among(links, target.identity) {
+        return itself();
     }
     if let Some(allow) = rules.allow {
         let place = sys_path(&target)?;
@@ -265,7 +296,7 @@ fn open_backing(
         Some(Stated::Qcow2) => Format::Qcow2(qcow2(&target, &name)?),
         None => match probe(&target, &name)? {
             None | Some(Stated::Raw) => Format::Raw,
-            Some(Stated::Qcow2) => unstated(qcow2(&target, &name)?, &name, above)?,
+            Some(Stated::Qcow2) => unstated(qcow2(&target, &name)?, &wanted.path, above_path)?,
         },
     };
     Ok(Link {
@@ -275,15 +306,24 @@ fn open_backing(
     })
 }
 
+/// A file with this device and inode is open already.
+fn is_among(links: &[Link], identity: (u64, u64)) -> bool {
+    links.iter().any(|link| link.target.identity == identity)
+}
+
 /// A qcow2 backing whose format no file states, which is believed only if it names no other file.
-fn unstated(header: Box<Header>, name: &str, above: &str) -> Result<Format, Fault> {
+fn unstated(header: Box<Header>, backing: &Path, above: &Path) -> Result<Format, Fault> {
     let leads_on = header.backing.is_some() || header.data_file.is_some();
     if !leads_on {
         return Ok(Format::Qcow2(header));
     }
     let message = format!(
-        "{above}: does not say what its backing {name} is, and that names further files; say it \
-         with `qemu-img rebase -u -b {name} -F qcow2 {above}`"
+        "{}: does not say what its backing {} is, and that names further files; say it with \
+         `qemu-img rebase -u -b {} -F qcow2 {}`",
+        name_of(above),
+        name_of(backing),
+        backing.display(),
+        above.display()
     );
     Err(Fault::new(Kind::Foreign, message))
 }
@@ -334,7 +374,9 @@ fn probe(target: &Target, name: &str) -> Result<Option<Stated>, Fault> {
         Some(other) => {
             let message = format!(
                 "{name}: its first bytes look like {other}, which is not in this version; make it \
-                 qcow2 with `qemu-img convert -f {other} -O qcow2`"
+                 qcow2 with `qemu-img convert -f {} -O qcow2 {} COPY`",
+                signature::qemu_name(other),
+                target.path.display()
             );
             Err(Fault::new(Kind::Foreign, message))
         }
@@ -363,17 +405,23 @@ pub fn read(target: &Target, name: &str, at: u64, bytes: usize) -> Result<Vec<u8
     Ok(found)
 }
 
-/// A file whose header says that it is not read, or that it is broken.
+/// A file whose header says that it is not read, or that it is broken. Two of the kinds that are
+/// not read here can be copied by QEMU.
 fn unreadable(name: &str, why: &error::Error) -> Fault {
-    let (kind, help) = match why.kind() {
-        error::Kind::Damaged => (Kind::Invalid, "; restore it from a backup"),
-        error::Kind::Foreign => (Kind::Foreign, "; name a qcow2 file"),
-        error::Kind::Unsupported => (
-            Kind::Foreign,
-            "; make it plain with `qemu-img convert -O qcow2`",
-        ),
+    let (kind, help) = match (why.kind(), why) {
+        (error::Kind::Damaged, _) => (Kind::Invalid, "restore it from a backup".to_owned()),
+        (error::Kind::Foreign, _) => (Kind::Foreign, "name a qcow2 file".to_owned()),
+        (_, error::Error::DataFile | error::Error::Encrypted) => {
+            let path = name.strip_prefix("image ").unwrap_or(name);
+            let convert = format!("copy it with `qemu-img convert -O qcow2 {path} COPY`");
+            (Kind::Foreign, convert)
+        }
+        (error::Kind::Unsupported, _) => {
+            let help = "copy it with the program that made it, or restore it from a backup";
+            (Kind::Foreign, help.to_owned())
+        }
     };
-    Fault::new(kind, format!("{name}: {why}{help}"))
+    Fault::new(kind, format!("{name}: {why}; {help}"))
 }
 
 /// As messages name a file.

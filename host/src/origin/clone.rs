@@ -173,12 +173,11 @@ fn refuse_guess(image: &Path) -> Result<(), Fault> {
     Err(Fault::new(Kind::Foreign, message))
 }
 
-/// The image below is not there, or a file that it stands on.
+/// The image below is not there, or a file that it stands on, of which the message says what to do.
 fn not_there(image: &Path, mut fault: Fault) -> Fault {
-    fault.message += match image.exists() {
-        true => "; put it there, or say what the image stands on with `qemu-img rebase -u`",
-        false => "; name an image that is there",
-    };
+    if !image.exists() {
+        fault.message += "; name an image that is there";
+    }
     fault
 }
 

@@ -390,7 +390,28 @@ pub fn product(root: &Path) {
     copy_busybox(root);
     let (from, to) = (binary(), root.join("bin/tenuto"));
     run("strip", &["-o", &to.to_string_lossy(), &from]);
-    let needs = run("ldd", &[&from]);
+    libraries(root, &from);
+}
+
+/// Puts busybox, and these programs of file systems, in a root file system to be; they are in
+/// `e2`, because busybox has names of its own like theirs.
+pub fn with_libraries(root: &Path, programs: &[&str]) {
+    for part in ["bin", "e2"] {
+        std::fs::create_dir_all(root.join(part)).expect("make a directory");
+    }
+    copy_busybox(root);
+    for program in programs {
+        let places = ["/usr/sbin", "/sbin"].map(|place| Path::new(place).join(program));
+        let from = places.iter().find(|path| path.is_file());
+        let from = from.unwrap_or_else(|| panic!("{program} is in none of {places:?}"));
+        std::fs::copy(from, root.join("e2").join(program)).expect("copy a program");
+        libraries(root, &from.to_string_lossy());
+    }
+}
+
+/// Puts the libraries of a program in a root file system to be.
+fn libraries(root: &Path, program: &str) {
+    let needs = run("ldd", &[program]);
     for library in needs
         .split_whitespace()
         .filter(|word| word.starts_with('/'))

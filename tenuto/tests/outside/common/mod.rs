@@ -233,6 +233,17 @@ impl Rig {
         self.exported(&["nbd"], name, (image, "qcow2"), policy, lines)
     }
 
+    /// The same on an image of this format.
+    pub fn volume_of(
+        &mut self,
+        name: &str,
+        image: (&Path, &str),
+        policy: &str,
+        lines: &str,
+    ) -> &mut Rig {
+        self.exported(&["nbd"], name, image, policy, lines)
+    }
+
     /// The same for one that a guest has over vhost-user.
     pub fn guest_volume(
         &mut self,
