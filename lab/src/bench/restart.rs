@@ -173,7 +173,10 @@ struct Host {
 impl Host {
     fn new(place: &Place, options: &Options, beside: Beside) -> Result<Host> {
         let name = |what: &str| format!("{}{what}", beside.prefix());
-        let (cache, run_dir) = (place.path(&name("cache")), place.path(&name("run")));
+        let cache = place.path(&name("cache"));
+        // In memory where there is room, as /run is: a file system on a disk takes milliseconds to
+        // make a socket where others were removed a moment ago.
+        let run_dir = place.stage_dir().join(name("run"));
         let stage_dir = place.stage_dir().join(name("stage"));
         let image = place.image(&name(NAME));
         make_image(&image, options.image_bytes())?;
