@@ -93,6 +93,8 @@ pub struct OriginCounters {
     pub writes: u64,
     pub write_bytes: u64,
     pub journal_bytes: u64,
+    /// Reads and writes of the journal and the ledger, and of the header for the guard.
+    pub journal_requests: u64,
     pub syncs: u64,
     /// Zeroes that were written because the origin cannot make a hole.
     pub zeroed_bytes: u64,

@@ -7,10 +7,13 @@ pub mod desktops;
 pub mod destage;
 mod direct;
 pub mod engine;
+pub mod images;
+
 pub mod micro;
 pub mod neighbour;
 mod null;
 mod null_rings;
+mod own_process;
 mod pipe;
 pub mod policies;
 pub mod range;

@@ -12,7 +12,9 @@ use engine::types::{DestageMode, Policy};
 use host::daemon::{Daemon, Exports, SanSettings, Settings, VolumeSettings};
 use host::error::{Error, Result};
 use host::origin::Format;
+use image::create::{Shape, create};
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
@@ -145,6 +147,19 @@ pub fn watched<T, L: Send>(
 pub fn make_image(path: &Path, bytes: u64) -> Result<()> {
     let made = File::create(path).and_then(|file| file.set_len(bytes));
     made.map_err(|error| Error::failed(format!("{}: {error}", path.display())))
+}
+
+/// A qcow2 image without data that stands on no other one, with clusters of 64 KiB.
+pub fn make_qcow2(path: &Path, bytes: u64) -> Result<()> {
+    let failed = |why: String| Error::failed(format!("{}: {why}", path.display()));
+    let new = create(bytes, Shape::Plain, None).map_err(|why| failed(why.to_string()))?;
+    let made = File::create_new(path).and_then(|file| {
+        for extent in &new.extents {
+            file.write_all_at(&extent.bytes, extent.at)?;
+        }
+        file.set_len(new.file_bytes)
+    });
+    made.map_err(|error| failed(error.to_string()))
 }
 
 /// A volume with the defaults of the product, and an age limit that no run reaches.

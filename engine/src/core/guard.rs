@@ -77,7 +77,9 @@ impl Core {
     }
 
     fn send_guard(&mut self, cx: &mut Cx<'_>, id: VolumeId, op: Op, place: Place) {
-        self.volume(id).origin_in_flight += 1;
+        let volume = self.volume(id);
+        volume.origin_in_flight += 1;
+        volume.counters.origin.journal_requests += 1;
         let slice = Slice {
             place,
             bytes: SECTOR_BYTES,
@@ -180,6 +182,7 @@ impl Core {
         let volume = self.volume(id);
         volume.replay().waiting = true;
         volume.origin_in_flight += 1;
+        volume.counters.origin.journal_requests += 1;
         let pending = Pending::Replay {
             volume: id,
             io: ReplayIo::Header {

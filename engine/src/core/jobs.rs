@@ -376,6 +376,7 @@ impl Core {
             }
         }
         self.volume(id).counters.origin.journal_bytes += bytes;
+        self.volume(id).counters.origin.journal_requests += 1;
         write_journal(cx, id, pending, offset, slices);
     }
 

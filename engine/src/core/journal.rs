@@ -71,6 +71,7 @@ impl Core {
         destage.table_at += bytes;
         destage.table_sent = bytes;
         self.volume(id).counters.origin.journal_bytes += bytes as u64;
+        self.volume(id).counters.origin.journal_requests += 1;
         let pending = Pending::JournalTable { volume: id };
         let bytes = bytes as u64;
         write_journal(

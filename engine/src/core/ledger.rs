@@ -104,6 +104,7 @@ impl Core {
             bytes: LEDGER_BYTES as u64
         }];
         let pending = Pending::Ledger { volume: id };
+        self.volume(id).counters.origin.journal_requests += 1;
         cx.transfer(
             pending,
             Purpose::Ledger,

@@ -490,6 +490,7 @@ impl Core {
             self.phase(id).entries.push(entry);
         }
         self.volume(id).counters.origin.journal_bytes += bytes;
+        self.volume(id).counters.origin.journal_requests += 1;
         write_journal(cx, id, pending, at, slices);
     }
 

@@ -422,6 +422,7 @@ impl Core {
         replay.waiting = true;
         let bytes = left.min(most);
         let slices = alloc::vec![Slice { place, bytes }];
+        self.volume(id).counters.origin.journal_requests += 1;
         read_journal(cx, id, ReplayIo::Table { bytes }, at, slices);
         false
     }
@@ -581,6 +582,7 @@ impl Core {
         replay.reads += 1;
         replay.advance(upto);
         self.replay_sent(cx.now, id, end - first.offset);
+        self.volume(id).counters.origin.journal_requests += 1;
         read_journal(cx, id, ReplayIo::Read { job }, first.offset, slices);
         true
     }

@@ -292,6 +292,7 @@ fn counters(view: &View, volume: &VolumeSnapshot) -> Value {
             "writes": origin.writes,
             "write_bytes": origin.write_bytes,
             "journal_bytes": origin.journal_bytes,
+            "journal_requests": origin.journal_requests,
             "syncs": origin.syncs,
             "zeroed_bytes": origin.zeroed_bytes,
             "errors": origin.errors,

@@ -9,7 +9,7 @@
 //! pay `path_latency` and a place among the requests per second, and what the cache does not have
 //! pays the rest. Deliberately absent: what desktops do (`workload::synth`).
 
-mod load;
+pub(super) mod load;
 mod page;
 mod responses;
 

@@ -9,7 +9,7 @@
 pub mod peer;
 mod report;
 mod row;
-mod serve;
+pub mod serve;
 pub mod transport;
 
 use super::range;

@@ -12,6 +12,7 @@
 //! Deliberately absent: other loads; where a request takes longer, the part of a recording in it is
 //! smaller.
 
+use super::own_process::{self, Process, Served, this_program};
 use super::pipe::Pipe;
 use super::range;
 use super::rounds::{self, Spread, cell};
@@ -19,15 +20,14 @@ use super::work::{BLOCK_BYTES, Carrier, Tally, Verb, Work};
 use crate::in_process::make_image;
 use crate::machine;
 use crate::place::{Place, make_cache};
-use host::admin::client::{Client, PROMPT};
+use host::admin::client::PROMPT;
 use host::error::{Error, Result, cause};
 use host::sys;
 use serde_json::{Value, json};
 use std::fs;
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 /// What is asked of the product: so much of the requests per second is left.
@@ -143,42 +143,15 @@ pub struct Report {
     rounds: Vec<Round>,
 }
 
-/// A process that ends with its owner.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // One that has ended already is as well.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn failed(error: std::io::Error) -> Error {
     Error::failed(format!("bench record: {}", cause(&error)))
 }
 
-/// This program with other arguments.
-fn this_program(output: Stdio) -> Result<Command> {
-    let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-    command
-        .env_remove("TENUTO_SOCKET")
-        .env_remove("TENUTO_CONFIG");
-    sys::end_with_parent(&mut command);
-    command
-        .stdin(Stdio::null())
-        .stdout(output)
-        .stderr(Stdio::null());
-    Ok(command)
-}
-
 /// A daemon with one volume.
 struct Host {
-    run_dir: PathBuf,
-    client: Client,
+    served: Served,
     /// Recordings so far: nobody else makes any.
     recordings: u64,
-    daemon: Process,
 }
 
 impl Host {
@@ -187,39 +160,23 @@ impl Host {
         let image = place.stage_dir().join("guest.img");
         make_image(&image, HOT.end * BLOCK_BYTES)?;
         make_cache(&cache, CACHE_BYTES)?;
-        fs::create_dir_all(&run_dir).map_err(failed)?;
-        let group = fs::metadata(&run_dir).map_err(failed)?.gid();
+        let sizes = "ram = \"128MiB\"\nstage = \"16MiB\"";
+        let head = own_process::config(&run_dir, place.stage_dir(), &cache, sizes)?;
         let text = format!(
-            "[host]\nname = \"bench\"\ngroup = \"{group}\"\nrun-dir = {run_dir:?}\nstage-dir = \
-             {stage:?}\nstate-dir = {stage:?}\n[cache]\npath = {cache:?}\nram = \"128MiB\"\nstage \
-             = \"16MiB\"\noverlay-ram = \"16MiB\"\n[[volume]]\nname = \"{NAME}\"\norigin = \
-             {image:?}\nformat = \"raw\"\npolicy = \"write-back\"\nexport = [\"nbd\"]\n",
-            stage = place.stage_dir(),
+            "{head}[[volume]]\nname = \"{NAME}\"\norigin = {image:?}\nformat = \"raw\"\npolicy = \
+             \"write-back\"\nexport = [\"nbd\"]\n",
         );
         let config = place.path("tenuto.toml");
         fs::write(&config, text).map_err(failed)?;
-        let mut command = this_program(Stdio::null())?;
-        let daemon = command.arg("serve").arg("--config").arg(&config).spawn();
-        let mut host = Host {
-            client: Client::new(&run_dir.join("tenuto.sock")),
-            run_dir,
+        Ok(Host {
+            served: Served::start(&this_program()?, &config, &run_dir)?,
             recordings: 0,
-            daemon: Process(daemon.map_err(failed)?),
-        };
-        let begun = Instant::now();
-        while let Err(error) = host.client.get("/v1/status") {
-            let ended = host.daemon.0.try_wait().map_err(failed)?;
-            if ended.is_some() || begun.elapsed() > WAIT_MAX {
-                return Err(Error::failed(format!("bench record: its daemon: {error}")));
-            }
-            std::thread::sleep(LOOK);
-        }
-        Ok(host)
+        })
     }
 
     /// Requests of the guest until now.
     fn requests(&self) -> Result<u64> {
-        let volume = self.client.get(&format!("/v1/volumes/{NAME}"))?;
+        let volume = self.served.volume(NAME)?;
         let of = |what: &str| volume[what]["requests"].as_u64();
         let counted = of("reads").zip(of("writes"));
         let counted = counted.map(|(reads, writes)| reads + writes);
@@ -228,7 +185,7 @@ impl Host {
 
     /// Time on processors until now, without a recorder's.
     fn cpu(&self) -> Result<Cpu> {
-        let pid = self.daemon.0.id();
+        let pid = self.served.pid();
         Ok(Cpu {
             daemon: sys::process_cpu(Some(pid)).map_err(failed)?,
             shard: sys::named_threads_cpu(pid, SHARD).map_err(failed)?,
@@ -238,10 +195,10 @@ impl Host {
 
     /// Starts a recorder; returns when it records, and how long it was on processors before.
     fn record(&mut self, trace: &Path) -> Result<(Process, Duration)> {
-        let mut command = this_program(Stdio::piped())?;
+        let mut command = own_process::command(&this_program()?, Stdio::piped());
         command.args(["trace", "record", NAME, "--json", "--force", "--output"]);
         command.arg(trace);
-        command.arg("--socket").arg(self.client.socket());
+        command.arg("--socket").arg(self.served.client.socket());
         let _ = fs::remove_file(trace);
         let mut recorder = Process(command.spawn().map_err(failed)?);
         let begun = Instant::now();
@@ -260,7 +217,7 @@ impl Host {
     /// Ends a recorder in order.
     fn end(&self, (mut recorder, before): (Process, Duration)) -> Result<Said> {
         let place = format!("/v1/trace/{}", self.recordings);
-        self.client.delete(&place, PROMPT)?;
+        self.served.client.delete(&place, PROMPT)?;
         let said = recorder.0.stdout.take().expect("it is a pipe");
         let said: Value = serde_json::from_reader(said).map_err(|error| {
             Error::failed(format!("bench record: the recorder says nothing: {error}"))
@@ -362,7 +319,7 @@ pub fn run(options: &Options) -> Result<Report> {
 }
 
 fn measure(host: &mut Host, options: &Options, trace: &Path) -> Result<Vec<Round>> {
-    let socket = host.run_dir.join("nbd.sock");
+    let socket = host.served.socket();
     let mut pipe = Pipe::connect(&socket, NAME, 1).map_err(failed)?;
     let mut warm = Work::only(Verb::Read, HOT, options.depth);
     warm.left = Some(2 * (HOT.end - HOT.start));

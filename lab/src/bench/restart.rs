@@ -6,10 +6,14 @@
 //! applies a journal. A figure is the time from the start of the process to the answer to the
 //! first read. Always true: a start counts only if the daemon shows the dirty data that was there
 //! before it (without the stage: most of it), and one in a destage only if the image had got a part
-//! of it when the daemon was killed.
+//! of it when the daemon was killed. With other volumes beside that one there are two caches in
+//! turn, whose volumes are raw images and clones, and the daemon of only one of them runs.
 //! Deliberately absent: a loss of what the device was given and no sync has covered; that is for
 //! drills with real power, and leaves less to recover, never more.
 
+mod fleet;
+
+use super::own_process::{self, Process, number};
 use super::pipe::Pipe;
 use super::range;
 use super::rounds::{Spread, cell};
@@ -20,6 +24,7 @@ use crate::machine;
 use crate::place::Place;
 use engine::engine::{format_cache, geometry_for};
 use engine::types::Uuid;
+pub use fleet::Beside;
 use host::admin::client::{Client, PROMPT};
 use host::cachedev;
 use host::error::{Error, Result, cause};
@@ -28,9 +33,8 @@ use host::lock::Patience;
 use host::sys;
 use serde_json::{Value, json};
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 /// What is asked of the product.
@@ -39,6 +43,9 @@ const NAME: &str = "disk";
 /// The cache is at least so many times as large as what is dirty in it, or it would be destaged
 /// for want of room.
 const CACHE_PER_DIRTY: u64 = 3;
+/// Of many volumes the dirty one has so much of the log for its own: twice what its blocks take
+/// there with their headers, and twice that, because a destage begins at a half.
+const SHARE_PER_DIRTY: u64 = 8;
 /// Dirty data lies in every other block or less.
 const IMAGE_PER_DIRTY: u64 = 2;
 const DEPTH: usize = 64;
@@ -54,6 +61,8 @@ pub struct Options {
     pub rounds: u32,
     pub cache_bytes: u64,
     pub dirty_bytes: u64,
+    /// So many more volumes, of raw images and of clones in turn; 0: none.
+    pub clones: u32,
     /// The product that is measured, which may be another version than this one.
     pub program: PathBuf,
     pub directory: PathBuf,
@@ -98,7 +107,10 @@ impl Way {
 /// One start.
 struct Start {
     way: Way,
+    beside: Beside,
     first_reply: Duration,
+    /// Until every volume has answered.
+    all_replies: Duration,
     /// Of that, reading the cache and making durable what it holds.
     recovery_ms: u64,
     records_replayed: u64,
@@ -123,8 +135,10 @@ impl Start {
     fn document(&self) -> Value {
         json!({
             "end": self.way.key(),
+            "beside": self.beside.key(),
             "proven": self.is_proven(),
             "first_reply_ms": self.first_reply.as_secs_f64() * 1e3,
+            "all_replies_ms": self.all_replies.as_secs_f64() * 1e3,
             "recovery_ms": self.recovery_ms,
             "records_replayed": self.records_replayed,
             "dirty_bytes": self.dirty_after,
@@ -142,17 +156,6 @@ fn failed(error: std::io::Error) -> Error {
     Error::failed(format!("bench restart: {}", cause(&error)))
 }
 
-/// A process that ends with its owner.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // One that has ended already is as well.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// A daemon that runs, or has just ended.
 struct Host {
     program: PathBuf,
@@ -162,35 +165,46 @@ struct Host {
     client: Client,
     /// Name of the boot: a loss of power takes it along, with the stage.
     boot: String,
+    /// Names of the volumes beside the one that is dirty.
+    others: Vec<String>,
     daemon: Option<Process>,
 }
 
 impl Host {
-    fn new(place: &Place, options: &Options) -> Result<Host> {
-        let (cache, run_dir) = (place.path("cache"), place.path("run"));
-        let image = place.image(NAME);
+    fn new(place: &Place, options: &Options, beside: Beside) -> Result<Host> {
+        let name = |what: &str| format!("{}{what}", beside.prefix());
+        let cache = place.path(&name("cache"));
+        // In memory where there is room, as /run is: a file system on a disk takes milliseconds to
+        // make a socket where others were removed a moment ago.
+        let run_dir = place.stage_dir().join(name("run"));
+        let stage_dir = place.stage_dir().join(name("stage"));
+        let image = place.image(&name(NAME));
         make_image(&image, options.image_bytes())?;
         sparse_cache(&cache, options.cache_bytes)?;
-        fs::create_dir_all(&run_dir).map_err(failed)?;
-        let group = fs::metadata(&run_dir).map_err(failed)?.gid();
-        let text = format!(
-            "[host]\nname = \"bench\"\ngroup = \"{group}\"\nrun-dir = {run_dir:?}\nstage-dir = \
-             {stage:?}\nstate-dir = {stage:?}\n[cache]\npath = {cache:?}\nram = \"64MiB\"\n\
-             overlay-ram = \"16MiB\"\n[[volume]]\nname = \"{NAME}\"\norigin = {image:?}\nformat = \
-             \"raw\"\npolicy = \"write-back\"\nexport = [\"nbd\"]\ndestage-after = \"never\"\n\
-             dirty-limit = \"{limit}MiB\"\n",
-            stage = place.stage_dir(),
-            limit = (options.dirty_bytes >> 19).max(64),
+        let mut text = own_process::config(&run_dir, &stage_dir, &cache, "ram = \"64MiB\"")?;
+        let limit = (options.dirty_bytes >> 19).max(64);
+        text += &format!(
+            "[[volume]]\nname = \"{NAME}\"\norigin = {image:?}\nformat = \"raw\"\npolicy = \
+             \"write-back\"\nexport = [\"nbd\"]\ndestage-after = \"never\"\ndirty-limit = \
+             \"{limit}MiB\"\n",
         );
-        let config = place.path("tenuto.toml");
+        if options.clones > 0 {
+            // The part of one among many would be less than is dirty, and be destaged.
+            let share = SHARE_PER_DIRTY * options.dirty_bytes;
+            text += &format!("share = {{ min = \"{}MiB\" }}\n", share >> 20);
+        }
+        let others = fleet::make(place, beside, options.clones)?;
+        others.iter().for_each(|other| text += &other.config());
+        let config = place.path(&name("tenuto.toml"));
         fs::write(&config, text).map_err(failed)?;
         Ok(Host {
             program: options.program.clone(),
             config,
             client: Client::new(&run_dir.join("tenuto.sock")),
             run_dir,
-            stage_dir: place.stage_dir().to_owned(),
+            stage_dir,
             boot: uuid::Uuid::new_v4().to_string(),
+            others: others.into_iter().map(|other| other.name).collect(),
             daemon: None,
         })
     }
@@ -199,38 +213,21 @@ impl Host {
         self.run_dir.join("nbd.sock")
     }
 
-    /// Starts it; the time until a guest has its first answer.
-    fn start(&mut self) -> Result<Duration> {
-        let mut command = Command::new(&self.program);
-        command
-            .env_remove("TENUTO_SOCKET")
-            .env_remove("TENUTO_CONFIG")
-            .env("TENUTO_DRILL_BOOT", &self.boot);
-        sys::end_with_parent(&mut command);
+    /// Starts it; the time until a guest has its first answer, and until the guest of each volume
+    /// has one.
+    fn start(&mut self) -> Result<(Duration, Duration)> {
+        let mut command = own_process::command(&self.program, Stdio::null());
+        command.env("TENUTO_DRILL_BOOT", &self.boot);
         command.arg("serve").arg("--config").arg(&self.config);
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
         let begun = Instant::now();
         let daemon = command.spawn().map_err(failed)?;
-        let daemon = self.daemon.insert(Process(daemon));
-        let socket = self.run_dir.join("nbd.sock");
-        let mut block = [0; BLOCK_BYTES as usize];
-        loop {
-            let asked = Guest::connect(&socket, NAME).and_then(|mut it| it.read(0, &mut block));
-            match asked {
-                Ok(()) => break,
-                Err(error) => {
-                    let ended = daemon.0.try_wait().map_err(failed)?;
-                    if ended.is_some() || begun.elapsed() > WAIT_MAX {
-                        return Err(failed(error));
-                    }
-                }
-            }
-            std::thread::sleep(LOOK);
+        self.daemon = Some(Process(daemon));
+        self.wait_for_answer(begun, NAME)?;
+        let first = begun.elapsed();
+        for other in self.others.clone() {
+            self.wait_for_answer(begun, &other)?;
         }
-        let first_reply = begun.elapsed();
+        let last = begun.elapsed();
         // Its admin socket is there a moment after its exports.
         while let Err(error) = self.client.get("/v1/status") {
             if begun.elapsed() > WAIT_MAX {
@@ -238,7 +235,25 @@ impl Host {
             }
             std::thread::sleep(LOOK);
         }
-        Ok(first_reply)
+        Ok((first, last))
+    }
+
+    /// Reads until there is an answer.
+    fn wait_for_answer(&mut self, begun: Instant, name: &str) -> Result<()> {
+        let socket = self.socket();
+        let daemon = self.daemon.as_mut().expect("it was started");
+        let mut block = [0; BLOCK_BYTES as usize];
+        loop {
+            let asked = Guest::connect(&socket, name).and_then(|mut it| it.read(0, &mut block));
+            let Err(error) = asked else {
+                return Ok(());
+            };
+            let ended = daemon.0.try_wait().map_err(failed)?;
+            if ended.is_some() || begun.elapsed() > WAIT_MAX {
+                return Err(failed(error));
+            }
+            std::thread::sleep(LOOK);
+        }
     }
 
     fn volume(&self) -> Result<Value> {
@@ -302,11 +317,6 @@ impl Host {
     }
 }
 
-fn number(value: &Value) -> Result<u64> {
-    let number = value.as_u64();
-    number.ok_or_else(|| Error::failed("bench restart: its daemon counts nothing"))
-}
-
 /// A cache in a file without blocks: only what is written to it takes room.
 fn sparse_cache(path: &Path, bytes: u64) -> Result<()> {
     let wrong = |why: String| Error::failed(format!("cache {}: {why}", path.display()));
@@ -323,6 +333,18 @@ impl Options {
     fn image_bytes(&self) -> u64 {
         (IMAGE_PER_DIRTY * self.dirty_bytes).next_power_of_two()
     }
+
+    fn work(&self) -> Work {
+        Work::only(Verb::Write, 0..self.image_bytes() / BLOCK_BYTES, DEPTH)
+    }
+
+    /// What stands beside the volume that is dirty: each is a cache of its own.
+    pub fn beside(&self) -> &'static [Beside] {
+        match self.clones {
+            0 => &[Beside::Nothing],
+            _ => &[Beside::Raw, Beside::Clones],
+        }
+    }
 }
 
 /// Writes on until so much is dirty, and then a little of it again.
@@ -338,26 +360,30 @@ fn fill(host: &Host, work: &mut Work, options: &Options) -> Result<()> {
 pub fn run(options: &Options, mut done: impl FnMut(u64)) -> Result<Report> {
     range::at_least_one("--rounds", options.rounds)?;
     range::size_within("--dirty", options.dirty_bytes, 1 << 20..=64 << 30)?;
-    let least = (CACHE_PER_DIRTY * options.dirty_bytes).max(128 << 20);
+    let least = match options.clones {
+        0 => CACHE_PER_DIRTY,
+        _ => 2 * SHARE_PER_DIRTY,
+    };
+    let least = (least * options.dirty_bytes).max(128 << 20);
     range::size_at_least("--cache", options.cache_bytes, least)?;
+    range::within("--clones", options.clones, 0..=fleet::VOLUMES_MAX)?;
     let place = Place::below(&options.directory)?;
-    let mut host = Host::new(&place, options)?;
-    host.start()?;
-    let blocks = options.image_bytes() / BLOCK_BYTES;
-    let mut work = Work::only(Verb::Write, 0..blocks, DEPTH);
+    let hosts = options.beside().iter();
+    let hosts = hosts.map(|beside| Host::new(&place, options, *beside));
+    let mut hosts = hosts.collect::<Result<Vec<Host>>>()?;
+    let mut works: Vec<Work> = hosts.iter().map(|_| options.work()).collect();
     let mut starts: Vec<Start> = Vec::new();
-    for round in 0..u64::from(options.rounds) {
-        for (way, number) in Way::ALL.into_iter().zip(1..) {
-            for _ in 0..ATTEMPTS {
-                fill(&host, &mut work, options)?;
-                let start = start_after(&mut host, way)?;
-                let enough = way != Way::KilledInDestage || start.is_proven();
-                starts.push(start);
-                if enough {
-                    break;
-                }
+    let mut number = 0;
+    for round in 0..options.rounds {
+        for way in Way::ALL {
+            for turn in 0..hosts.len() {
+                let at = (turn + round as usize) % hosts.len();
+                let beside = options.beside()[at];
+                let (host, work) = (&mut hosts[at], &mut works[at]);
+                measure(host, work, options, (way, beside), &mut starts)?;
+                number += 1;
+                done(number);
             }
-            done(round * Way::ALL.len() as u64 + number);
         }
     }
     Ok(Report {
@@ -366,14 +392,43 @@ pub fn run(options: &Options, mut done: impl FnMut(u64)) -> Result<Report> {
     })
 }
 
-fn start_after(host: &mut Host, way: Way) -> Result<Start> {
+/// Starts after one way to end, until one is proven.
+fn measure(
+    host: &mut Host,
+    work: &mut Work,
+    options: &Options,
+    (way, beside): (Way, Beside),
+    starts: &mut Vec<Start>,
+) -> Result<()> {
+    if host.daemon.is_none() {
+        host.start()?;
+    }
+    for _ in 0..ATTEMPTS {
+        fill(host, work, options)?;
+        let start = start_after(host, way, beside)?;
+        let enough = way != Way::KilledInDestage || start.is_proven();
+        starts.push(start);
+        if enough {
+            break;
+        }
+    }
+    // Of two the other one has the machine next.
+    if options.clones > 0 {
+        host.end(Way::InOrder)?;
+    }
+    Ok(())
+}
+
+fn start_after(host: &mut Host, way: Way, beside: Beside) -> Result<Start> {
     let dirty_before = host.dirty_bytes()?;
     let applied_bytes = host.end(way)?;
-    let first_reply = host.start()?;
+    let (first_reply, all_replies) = host.start()?;
     let recovery = host.client.get("/v1/status")?["recovery"].take();
     Ok(Start {
         way,
+        beside,
         first_reply,
+        all_replies,
         recovery_ms: number(&recovery["ms"])?,
         records_replayed: number(&recovery["records_replayed"])?,
         dirty_before,
@@ -383,26 +438,44 @@ fn start_after(host: &mut Host, way: Way) -> Result<Start> {
 }
 
 impl Report {
-    fn of(&self, way: Way) -> impl Iterator<Item = &Start> {
+    fn of(&self, way: Way, beside: Beside) -> impl Iterator<Item = &Start> {
         let starts = self.starts.iter();
-        starts.filter(move |start| start.way == way && start.is_proven())
+        starts.filter(move |it| (it.way, it.beside) == (way, beside) && it.is_proven())
     }
 
-    fn spread(&self, way: Way, of: impl Fn(&Start) -> f64) -> Option<Spread> {
-        Spread::of(self.of(way).map(of))
+    fn spread(&self, of: (Way, Beside), figure: impl Fn(&Start) -> f64) -> Option<Spread> {
+        Spread::of(self.of(of.0, of.1).map(figure))
     }
 
-    fn reply_ms(&self, way: Way) -> Option<Spread> {
-        self.spread(way, |start| start.first_reply.as_secs_f64() * 1e3)
+    fn reply_ms(&self, of: (Way, Beside)) -> Option<Spread> {
+        self.spread(of, |start| start.first_reply.as_secs_f64() * 1e3)
+    }
+
+    fn all_replies_ms(&self, of: (Way, Beside)) -> Option<Spread> {
+        self.spread(of, |start| start.all_replies.as_secs_f64() * 1e3)
+    }
+
+    /// So much later a guest has its answer beside clones than beside raw volumes, in the median.
+    fn more_ms(&self, way: Way, of: fn(&Report, (Way, Beside)) -> Option<Spread>) -> Option<f64> {
+        let [raw, clones] = [Beside::Raw, Beside::Clones].map(|it| of(self, (way, it)));
+        Some(clones?.median - raw?.median)
     }
 
     pub fn headline(&self) -> String {
+        let options = &self.options;
+        let beside = match options.clones {
+            0 => String::new(),
+            count => format!(
+                "beside it {count} volumes of {} MiB, raw and qcow2 clones of one base in turn; ",
+                fleet::VOLUME_BYTES >> 20
+            ),
+        };
         format!(
             "process start to the first answer over NBD; cache of {} MiB, {} MiB dirty in \
-             scattered blocks of 4 KiB; {} of {} starts proven",
-            self.options.cache_bytes >> 20,
-            self.options.dirty_bytes >> 20,
-            Way::ALL.into_iter().flat_map(|way| self.of(way)).count(),
+             scattered blocks of 4 KiB; {beside}{} of {} starts proven",
+            options.cache_bytes >> 20,
+            options.dirty_bytes >> 20,
+            self.starts.iter().filter(|it| it.is_proven()).count(),
             self.starts.len(),
         )
     }
@@ -411,26 +484,37 @@ impl Report {
         machine::text()
     }
 
-    pub const HEAD: [&'static str; 5] = [
+    pub const HEAD: [&'static str; 6] = [
         "THE DAEMON BEFORE ENDED",
         "FIRST REPLY, MS",
+        "ALL VOLUMES, MS",
         "OF IT RECOVERY, MS",
         "DIRTY, MIB",
         "WANTED, MS",
     ];
 
     pub fn rows(&self) -> Vec<Vec<String>> {
-        let row = |way: Way| {
-            let dirty = self.spread(way, |start| start.dirty_after as f64 / (1 << 20) as f64);
-            vec![
-                way.name().to_owned(),
-                cell(self.reply_ms(way), 0),
-                cell(self.spread(way, |start| start.recovery_ms as f64), 0),
-                cell(dirty, 0),
-                format!("< {}", WANTED.as_millis()),
-            ]
-        };
-        Way::ALL.into_iter().map(row).collect()
+        let mut rows = Vec::new();
+        for way in Way::ALL {
+            for beside in self.options.beside() {
+                let of = (way, *beside);
+                let dirty = self.spread(of, |start| start.dirty_after as f64 / (1 << 20) as f64);
+                let wanted = match beside {
+                    Beside::Clones => format!("< raw + {}", WANTED.as_millis()),
+                    Beside::Nothing => format!("< {}", WANTED.as_millis()),
+                    Beside::Raw => "-".into(),
+                };
+                rows.push(vec![
+                    format!("{}{}", way.name(), beside.words()),
+                    cell(self.reply_ms(of), 0),
+                    cell(self.all_replies_ms(of), 0),
+                    cell(self.spread(of, |start| start.recovery_ms as f64), 0),
+                    cell(dirty, 0),
+                    wanted,
+                ]);
+            }
+        }
+        rows
     }
 
     pub fn document(&self) -> Value {
@@ -441,15 +525,31 @@ impl Report {
                 "rounds": self.options.rounds,
                 "cache_bytes": self.options.cache_bytes,
                 "dirty_bytes": self.options.dirty_bytes,
+                "clones": self.options.clones,
             },
             "wanted_ms": WANTED.as_millis() as u64,
             "starts": self.starts.iter().map(Start::document).collect::<Vec<Value>>(),
         });
+        let figures = |way: Way, beside: Beside| {
+            let of = (way, beside);
+            json!({
+                "proven": self.of(way, beside).count(),
+                "first_reply_ms": self.reply_ms(of).map(|it| it.document()),
+                "all_replies_ms": self.all_replies_ms(of).map(|it| it.document()),
+            })
+        };
         for way in Way::ALL {
-            document[way.key()] = json!({
-                "proven": self.of(way).count(),
-                "first_reply_ms": self.reply_ms(way).map(|it| it.document()),
-            });
+            document[way.key()] = match self.options.clones {
+                0 => figures(way, Beside::Nothing),
+                _ => json!({
+                    "raw": figures(way, Beside::Raw),
+                    "clones": figures(way, Beside::Clones),
+                    "clones_more_ms": {
+                        "first_reply": self.more_ms(way, Report::reply_ms),
+                        "all_replies": self.more_ms(way, Report::all_replies_ms),
+                    },
+                }),
+            };
         }
         document
     }

@@ -98,6 +98,8 @@ pub enum Bench {
     Record(BenchRecord),
     /// Start of the process to the first reply, after an orderly stop, a kill, a loss of power
     Restart(BenchRestart),
+    /// What a qcow2 clone costs more than a raw image: requests, destages, the guard, memory
+    Images(BenchImages),
 }
 
 #[derive(Clone, Debug, Args)]
@@ -207,13 +209,70 @@ pub struct BenchRestart {
     /// Size of the cache; only what is written to it takes room
     #[arg(long, value_name = "SIZE", default_value = "40GiB")]
     pub cache: String,
-    /// Dirty data in scattered blocks of 4 KiB; at most a third of the cache
+    /// Dirty data in scattered blocks of 4 KiB; at most a third of the cache, with --clones a
+    /// sixteenth
     #[arg(long, value_name = "SIZE", default_value = "4GiB")]
     pub dirty: String,
+    /// So many more volumes of 64 MiB beside the dirty one, raw ones and qcow2 clones of one base
+    /// in turn
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub clones: u32,
     /// Another version of the product, of the same cache format, to be started; default: this one
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
     /// Directory on the device that holds cache and image; default: that of temporary files
+    #[arg(long, value_name = "DIR")]
+    pub path: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchImages {
+    /// Which parts, with commas between: requests that no image is asked for, destages into new
+    /// clones, the guard of an image under a desktop, the index of clean data
+    #[arg(long, value_name = "PARTS", value_delimiter = ',')]
+    #[arg(default_value = "requests,destage,guard,index")]
+    #[arg(value_parser = ["requests", "destage", "guard", "index"])]
+    pub parts: Vec<String>,
+    /// Rounds of six slots: raw, clone, raw again, and the same backwards
+    #[arg(long, value_name = "N", default_value_t = 11)]
+    pub rounds: u32,
+    /// Length of one slot
+    #[arg(long, value_name = "S", default_value_t = 0.15)]
+    pub seconds: f64,
+    /// Requests in flight, with commas between
+    #[arg(
+        long,
+        value_name = "N,N",
+        value_delimiter = ',',
+        default_value = "1,32"
+    )]
+    pub qd: Vec<usize>,
+    /// Size of the cache
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    pub cache: String,
+    /// Content of the raw image and of the base; both are disks of 16 GiB
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    pub data: String,
+    /// Rounds of three destages: of the raw image, of a new clone, of the raw image again
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub destages: u32,
+    /// Writes of 4 KiB before each destage, scattered over what has content
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    pub writes: u64,
+    /// How long the guard is watched
+    #[arg(long, value_name = "S", default_value_t = 45.0)]
+    pub desktop_seconds: f64,
+    /// Times of the desktop, and the 10 minutes until a destage, are divided by this
+    #[arg(long, value_name = "N", default_value_t = 120.0)]
+    pub scale: f64,
+    /// Size of the cache whose index is measured when it is 85 % full: 512 MiB to the size of the
+    /// content
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    pub fill: String,
+    /// Seed of the desktop
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Directory on the device that holds cache and images; default: that of temporary files
     #[arg(long, value_name = "DIR")]
     pub path: Option<PathBuf>,
 }

@@ -209,6 +209,7 @@ fn add(sum: &mut Counters, more: &Counters) {
     sum.origin.writes += more.origin.writes;
     sum.origin.write_bytes += more.origin.write_bytes;
     sum.origin.journal_bytes += more.origin.journal_bytes;
+    sum.origin.journal_requests += more.origin.journal_requests;
     sum.origin.syncs += more.origin.syncs;
     sum.ssd_read_bytes += more.ssd_read_bytes;
     sum.ssd_write_bytes += more.ssd_write_bytes;

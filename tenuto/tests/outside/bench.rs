@@ -129,6 +129,101 @@ fn the_benchmark_of_a_start_proves_what_was_there_before_each() {
 }
 
 #[test]
+fn the_benchmark_of_a_start_beside_clones_has_an_answer_of_each_of_them() {
+    let rig = Rig::new();
+    let place = rig.dir.display().to_string();
+    let sizes = ["--rounds", "1", "--cache", "256MiB", "--dirty", "4MiB"];
+    let all = [
+        &["bench", "restart"],
+        &sizes[..],
+        &["--clones", "12", "--path", &place],
+    ]
+    .concat();
+    let document = rig.json(&all);
+    assert_eq!(document["parameters"]["clones"], 12, "{document}");
+    for end in ["in_order", "killed", "power_loss", "killed_in_destage"] {
+        for beside in ["raw", "clones"] {
+            let figures = &document[end][beside];
+            assert!(figures["proven"].as_u64() > Some(0), "{end}: {document}");
+            // The dirty volume is the first that is asked.
+            let first = number(&figures["first_reply_ms"]["median"]);
+            assert!(
+                first < number(&figures["all_replies_ms"]["median"]),
+                "{document}"
+            );
+        }
+        assert!(
+            document[end]["clones_more_ms"]["first_reply"].is_f64(),
+            "{document}"
+        );
+    }
+    let starts = document["starts"].as_array().expect("a list of starts");
+    let beside = |what: &str| starts.iter().filter(|it| it["beside"] == what).count();
+    assert!(beside("raw") >= 4 && beside("clones") >= 4, "{document}");
+}
+
+/// In smoke size; a clone has no journal for what is new, and its guard is set and cleared.
+#[test]
+fn the_benchmark_of_images_proves_what_a_clone_asks_its_origin_for() {
+    let rig = Rig::new();
+    let place = rig.dir.display().to_string();
+    let short = [
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.03",
+        "--destages",
+        "1",
+        "--writes",
+        "256",
+    ];
+    let sizes = ["--cache", "512MiB", "--data", "64MiB", "--path", &place];
+    let rest = ["--parts", "requests,destage,guard", "--scale", "600"];
+    let desktop = ["--desktop-seconds", "3"];
+    let all = [&["bench", "images"], &short[..], &sizes, &rest, &desktop].concat();
+    let document = rig.json(&all);
+    assert_told_on_what(&document);
+    let rows = document["rows"].as_array().expect("a list of rows");
+    assert_eq!(rows.len(), 6, "three rows at two depths: {document}");
+    for row in rows {
+        assert_eq!(row["rounds_proven"], 1, "{row}");
+        for slot in ["raw", "clone", "raw_again"] {
+            assert_eq!(row["rounds"][0][slot]["origin_requests"], 0, "{row}");
+        }
+        for figure in ["iops", "p50_us"] {
+            let told = &row[figure]["ratio"]["median"];
+            let is_seen = (figure == "p50_us") == (row["queue_depth"] == 1);
+            assert_eq!(told.is_f64(), is_seen, "{row}");
+        }
+        assert!(
+            number(&row["shard_cpu_us"]["a_a_ratio"]["median"]) > 0.0,
+            "{row}"
+        );
+    }
+    let round = &document["destages"]["rounds"][0];
+    let of = |slot: &str, what: &str| round[slot][what].as_u64().expect("a count");
+    // The raw image has each block in its journal first, the clone some sectors of tables.
+    assert!(of("raw", "journal_bytes") > 256 * 4096, "{round}");
+    assert!(of("clone", "journal_bytes") < 64 * 1024, "{round}");
+    assert!(of("clone", "write_bytes") >= 256 * 4096, "{round}");
+    for slot in ["raw", "clone", "raw_again"] {
+        // Of the journal at least its table, of the ledger its steps.
+        assert!(of(slot, "journal_requests") >= 4, "{round}");
+        assert_eq!(of(slot, "guest_writes"), 256, "{round}");
+    }
+    let guard = &document["guard"];
+    assert!(guard["times"].as_u64() > Some(0), "{guard}");
+    assert!(number(&guard["part_of_time_scaled"]) < 1.0, "{guard}");
+    let document = rig.json(&["bench", "images", "--parts", "index", "--path", &place]);
+    let index = &document["index"];
+    assert!(number(&index["fill"]) >= 0.85, "{index}");
+    let tables = index["metadata_ram_bytes"]
+        .as_array()
+        .expect("of each clone");
+    assert!(tables.iter().all(|it| it.as_u64() > Some(0)), "{index}");
+}
+
+#[test]
 fn the_benchmark_of_single_requests_says_which_path_each_row_measured() {
     let rig = Rig::new();
     let path = rig.dir.join("file").display().to_string();

@@ -176,6 +176,7 @@ fn show_and_status_have_all_their_keys() {
                 "writes",
                 "write_bytes",
                 "journal_bytes",
+                "journal_requests",
                 "syncs",
                 "errors",
                 "latency_us",

@@ -602,3 +602,27 @@ fn guests_of_an_image_that_allocates_wait_while_the_cache_device_is_dead() {
     end_destage(&mut host, disk);
     assert_eq!(Some(view(&host, disk, 8)), host.read(disk, 8, 1));
 }
+
+/// What lies beside an image is asked as well, and its header for the guard.
+#[test]
+fn requests_to_the_journal_the_ledger_and_the_guard_are_counted() {
+    let (mut host, disk) = with_image();
+    host.fill(disk, 0, 4);
+    end_destage(&mut host, disk);
+    // Of what has a place the journal has it all.
+    host.fill(disk, 1, 3);
+    let before = host.show(disk).counters.origin.journal_requests;
+    host.asked.clear();
+    end_destage(&mut host, disk);
+    let beside = host.count(|io| {
+        let moves = matches!(io.op, Op::Read | Op::Write);
+        let header = matches!(io.device, Device::Origin(_)) && io.bytes == 512 && io.offset == 0;
+        moves && (header || matches!(io.device, Device::Journal(_) | Device::Ledger(_)))
+    });
+    let counted = host.show(disk).counters.origin.journal_requests - before;
+    assert!(
+        counted >= 8,
+        "{counted}: the guard twice, each read and written; two and two beside"
+    );
+    assert_eq!(counted, beside as u64);
+}

@@ -274,6 +274,7 @@ fn since(before: &VolumeSnapshot, after: &VolumeSnapshot) -> OriginCounters {
         writes: new.writes - old.writes,
         write_bytes: new.write_bytes - old.write_bytes,
         journal_bytes: new.journal_bytes - old.journal_bytes,
+        journal_requests: new.journal_requests - old.journal_requests,
         syncs: new.syncs - old.syncs,
         zeroed_bytes: new.zeroed_bytes - old.zeroed_bytes,
         errors: new.errors - old.errors,
