@@ -329,6 +329,8 @@ pub enum Action {
 pub enum IoError {
     Failed,
     NoSpace,
+    /// What lies there is not what it has to be, and will not be when it is read again.
+    Damaged,
     /// It cannot be asked at present; nothing was done.
     Away,
 }

@@ -508,6 +508,12 @@ impl Volume {
         self.origin_failed = result.err().map(|error| (now, error));
     }
 
+    /// Whether what could not be read may be there another time. While a journal is being applied a
+    /// table may be half of one state and half of the other.
+    pub fn may_read_again(&self, result: Result<(), IoError>) -> bool {
+        result != Err(IoError::Damaged) || self.replay.is_some()
+    }
+
     /// In what way guests wait for an origin that fails, or were just told that it does.
     pub fn origin_fails(&self, now: Time) -> Option<&'static str> {
         if self.reads_held > 0 {
@@ -516,6 +522,9 @@ impl Volume {
         let (at, error) = self.origin_failed?;
         (now.since(at) < ORIGIN_FAILS_NS).then_some(match error {
             IoError::NoSpace => "there is no space left at the origin; writes end with that error",
+            IoError::Damaged => {
+                "a compressed cluster of the image cannot be unpacked; its reads end with an error"
+            }
             IoError::Failed | IoError::Away => "the origin answers with errors",
         })
     }

@@ -84,6 +84,8 @@ pub enum Error {
     Bitmap { at: u64, what: &'static str },
     #[error("keeps its data in an external data file, which is not read in this version")]
     DataFile,
+    #[error("is encrypted by LUKS, and does not say where the keys are")]
+    NoEncryptionHeader,
     #[error("says of an external data file that it is raw, and has none")]
     RawWithoutDataFile,
     #[error("is encrypted, which is not read in this version")]

@@ -531,7 +531,10 @@ fn is_unseen(error: &Error) -> bool {
         if *what == "name of its backing");
     name || matches!(
         error,
-        Error::Extension { .. } | Error::ExtensionTwice { .. } | Error::Name { .. }
+        Error::Extension { .. }
+            | Error::ExtensionTwice { .. }
+            | Error::NoEncryptionHeader
+            | Error::Name { .. }
     )
 }
 

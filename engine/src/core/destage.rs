@@ -244,6 +244,10 @@ impl Core {
         if volume.destage.is_some() || !volume.owes() || !volume.attached || !volume.serves() {
             return;
         }
+        // What a volume that goes still has is given up. Its ledger takes no step any more.
+        if volume.detaching.is_some() {
+            return;
+        }
         if volume.holds_destage() {
             return;
         }

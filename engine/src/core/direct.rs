@@ -175,7 +175,7 @@ impl Core {
         volume.counters.origin.latency.add_ns(cx.now.since(started));
         volume.origin_answered(cx.now, result);
         let result = result.map_err(|error| match error {
-            IoError::Failed | IoError::Away => Refusal::Io,
+            IoError::Failed | IoError::Away | IoError::Damaged => Refusal::Io,
             IoError::NoSpace => Refusal::OriginFull,
         });
         match (call.kind, result) {

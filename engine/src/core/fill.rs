@@ -45,6 +45,8 @@ pub struct Fill {
     /// Requests to the origin that have not ended, and whether one of them failed.
     asked: u32,
     failed: bool,
+    /// It will fail again.
+    damaged: bool,
     /// Reads that want a part of it.
     waiters: Vec<(u32, Span)>,
     begun: Time,
@@ -324,6 +326,7 @@ impl Core {
             extents: Vec::new(),
             asked: 0,
             failed: false,
+            damaged: false,
             waiters: Vec::new(),
             begun,
             held: false,
@@ -487,7 +490,7 @@ impl Core {
         };
         let first = fill.first_block * BLOCK_SECTORS;
         let (slots, extents) = (fill.slots.clone(), core::mem::take(&mut fill.extents));
-        fill.failed = false;
+        (fill.failed, fill.damaged) = (false, false);
         let end = first + slots.len() as u64 * BLOCK_SECTORS;
         let covered = extents.last().map_or(first, |extent| extent.span.end());
         assert!(
@@ -523,17 +526,25 @@ impl Core {
         }
     }
 
-    pub(super) fn filled(&mut self, cx: &mut Cx<'_>, id: u32, ok: bool, started: Time) {
+    pub(super) fn filled(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: u32,
+        result: Result<(), IoError>,
+        started: Time,
+    ) {
         let Source::Origin(source) = self.fills.get(id).source else {
             unreachable!("only such fills read the origin");
         };
         let volume = self.volume(source);
         volume.origin_in_flight -= 1;
         volume.counters.origin.latency.add_ns(cx.now.since(started));
-        volume.origin_answered(cx.now, if ok { Ok(()) } else { Err(IoError::Failed) });
+        volume.origin_answered(cx.now, result);
+        let again = volume.may_read_again(result);
         let fill = self.fills.get(id);
         fill.asked -= 1;
-        fill.failed |= !ok;
+        fill.failed |= result.is_err();
+        fill.damaged |= !again;
         if fill.asked == 0 {
             self.fill_over(cx, id);
         }
@@ -546,8 +557,8 @@ impl Core {
         let Source::Origin(source) = fill.source else {
             unreachable!("only such fills read the origin");
         };
-        let (failed, begun) = (fill.failed, fill.begun);
-        if failed && self.may_hold(source, begun, cx.now) {
+        let (failed, damaged, begun) = (fill.failed, fill.damaged, fill.begun);
+        if failed && !damaged && self.may_hold(source, begun, cx.now) {
             mark(Mark::FillHeld);
             return self.hold_fill(source, id);
         }

@@ -472,7 +472,7 @@ impl Core {
                     self.fetched(cx, fetched);
                 }
             }
-            Pending::Fill { fill } => self.filled(cx, fill, ok, started),
+            Pending::Fill { fill } => self.filled(cx, fill, result, started),
             Pending::LineRead { fill } => self.line_read(cx, fill, ok),
             Pending::FillBatch { batch } => self.batch_done(cx, batch, ok),
             Pending::FillFooter { segment, piece } => self.fill_footer_done(segment, piece, ok),
@@ -490,7 +490,7 @@ impl Core {
             Pending::JournalTable { volume } => self.table_written(cx, volume, ok),
             Pending::Replay { volume, io } => self.replay_done(cx, (volume, io), ended),
             Pending::LookAtImage { volume } => self.image_seen(cx, volume, stat.filter(|_| ok)),
-            Pending::Plan { volume, io } => self.plan_io_done(cx, (volume, io), ok),
+            Pending::Plan { volume, io } => self.plan_io_done(cx, (volume, io), result),
             Pending::Stat { volume } => self.stat_done(cx, volume, stat.filter(|_| ok)),
             Pending::Clock { volume } => self.clock_read(cx, volume, stat.filter(|_| ok)),
             Pending::ScrubFooter => self.scrub_footer_read(cx, ok),

@@ -18,7 +18,7 @@ use super::batch::{Plan, Source, next_pieces};
 use super::destage::Phase;
 use super::jobs::{Job, write_journal};
 use crate::adversary::{Bug, has};
-use crate::event::{Device, Op, Purpose, Refusal};
+use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::fetch::{Owner, Want};
 use crate::format::journal::{self, JournalEntry};
 use crate::format::record::EntryKind;
@@ -314,8 +314,13 @@ impl Core {
         &mut self,
         cx: &mut Cx<'_>,
         (volume, io): (VolumeId, PlanIo),
-        ok: bool,
+        result: Result<(), IoError>,
     ) {
+        let ok = result.is_ok();
+        if result == Err(IoError::Damaged) && !self.phase(volume).is_idle() {
+            let destage = self.phase(volume);
+            (destage.failed, destage.contradicted) = (true, true);
+        }
         match io {
             PlanIo::Table => self.plan_table_read(cx, volume, ok),
             PlanIo::Read { job } => self.plan_read_done(cx, volume, job, ok),

@@ -321,8 +321,9 @@ impl Core {
         volume.origin_in_flight -= 1;
         volume.counters.origin.latency.add_ns(cx.now.since(started));
         volume.origin_answered(cx.now, result);
+        let again = volume.may_read_again(result);
         if result.is_err() {
-            if self.may_hold(id, begun, cx.now) {
+            if again && self.may_hold(id, begun, cx.now) {
                 mark(Mark::ReadHeld);
                 return self.hold_read(read, part);
             }

@@ -172,7 +172,7 @@ impl Core {
                 volume.resize = None;
                 let refusal = match error {
                     IoError::NoSpace => Refusal::OriginFull,
-                    IoError::Failed | IoError::Away => Refusal::Io,
+                    IoError::Failed | IoError::Away | IoError::Damaged => Refusal::Io,
                 };
                 cx.out.reply(request, Err(refusal));
             }

@@ -357,7 +357,7 @@ fn unpack(target: &Target, offset: u64, packed: Packed, bytes: u64) -> Result<Ve
     inflate(how, &from, &mut cluster).map_err(|why| {
         let name = target.name();
         tracing::warn!("{name}: the compressed cluster at {offset:#x} {why}");
-        IoError::Failed
+        IoError::Damaged
     })?;
     let start = packed.skip as usize;
     let end = start + bytes as usize;

@@ -310,6 +310,8 @@ impl Header {
                 });
             }
             self.encryption_header = Some(extension::encryption(bytes, cluster_bytes)?);
+        } else if self.encryption == Encryption::Luks {
+            return Err(Error::NoEncryptionHeader);
         }
         let right = self.version >= 3 && self.autoclear & BITMAPS != 0;
         if let Some(bytes) = extension::find(&self.extensions, extension::BITMAPS)

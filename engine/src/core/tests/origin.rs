@@ -367,6 +367,38 @@ fn a_compressed_cluster_is_unpacked_once_and_all_of_it_is_kept() {
     assert_eq!(host.count(|io| matches!(io.op, Op::Unpack(_))), 0);
 }
 
+/// It would be so for ever, and the guest would wait as long.
+#[test]
+fn a_compressed_cluster_that_cannot_be_unpacked_ends_the_reads_of_it_with_an_error() {
+    let (mut host, first) = clone_of_base();
+    let spec = on_base(Policy::Ephemeral, "second");
+    let second = attach(&mut host, spec, backwards(), &[THERE; 64]);
+    let torn = |io: &Io| matches!(io.op, Op::Unpack(_)).then_some(IoError::Damaged);
+    host.fail(torn);
+    let reads = [first, second].map(|disk| host.ask(disk, 41 * GROUP, 2));
+    host.pass(1_000);
+    for read in reads {
+        assert_eq!(host.answer(read), Some(Err(Refusal::Io)));
+    }
+    assert_eq!(
+        host.count(|io| matches!(io.op, Op::Unpack(_))),
+        2,
+        "once each"
+    );
+    let whole = host.ask(first, 0, 1);
+    host.pass(1_000);
+    assert_eq!(host.answer(whole), Some(Ok(())), "the rest is read");
+    // What a storage does not give for a while is waited for.
+    let away = |io: &Io| matches!(io.op, Op::Unpack(_)).then_some(IoError::Failed);
+    host.fail(away);
+    let read = host.ask(first, 41 * GROUP, 2);
+    host.pass(1_000);
+    assert_eq!(host.answer(read), None);
+    host.fail(fine);
+    host.pass(1_000);
+    assert_eq!(host.answer(read), Some(Ok(())));
+}
+
 #[test]
 fn a_volume_that_leaves_does_not_fail_the_reads_of_others_on_its_base() {
     for fails in [fails_tables as fn(&Io) -> Option<IoError>, fails_data] {

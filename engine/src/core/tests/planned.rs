@@ -458,6 +458,32 @@ fn an_image_that_contradicts_itself_is_told_of_and_nothing_of_it_is_written() {
     assert!(host.read(disk, 0, 2).is_some(), "guests go on");
 }
 
+/// The ledger that is being removed takes no step, so a destage would wait for it for ever.
+#[test]
+fn a_volume_that_goes_begins_no_destage_while_its_ledger_is_being_removed() {
+    let mut host = Host::new();
+    let broken = Backwards {
+        broken: true,
+        ..Backwards::default()
+    };
+    let disk = attach(&mut host, broken);
+    host.fill(disk, 0, 2);
+    let order = host.destage(disk);
+    host.pass(1_000);
+    assert_eq!(host.answer(order), Some(Err(Refusal::Contradicts)));
+    let removes = |io: &Io| io.op == Op::Remove;
+    host.hold(removes);
+    let detach = host.order(Command::Detach {
+        volume: disk,
+        discard_dirty: true,
+    });
+    host.pass(200_000);
+    assert_eq!(host.answer(detach), None);
+    host.hold(none);
+    host.pass(3_000);
+    assert_eq!(host.answer(detach), Some(Ok(())));
+}
+
 #[test]
 fn a_volume_that_goes_clears_the_guard_that_its_plan_has_set() {
     let (mut host, disk) = with_image();
