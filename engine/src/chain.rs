@@ -3,10 +3,13 @@
 //!
 //! Always true: a table that is asked for lies in whole blocks of its file, so that it can be kept
 //! among clean blocks; what a plan has read for itself is forgotten when the plan is over, and what
-//! it has changed when it is at the file. Deliberately absent: the format (crate `image`), and
+//! it has changed when it is at the file. Lines of the disk that lie in one piece are known beside
+//! the tables (`whole`), so that most reads need none. Deliberately absent: the format (crate `image`), and
 //! opening files.
 
 use crate::image::{Mark, Marked};
+mod whole;
+
 use crate::origin::{
     Codec, Extent, FileIndex, Lies, Map, Missing, Packed, Piece, Planned, Planner, Resolved, When,
     Work,
@@ -19,6 +22,7 @@ use ::image::plan::{self, Writer};
 use ::image::resolve::{self, Content, Part, Stop, resolve};
 use ::image::{Chain, Error, types};
 use alloc::vec::Vec;
+use whole::WholeLines;
 
 /// The file that is written.
 const TOP: types::FileIndex = types::FileIndex(0);
@@ -51,6 +55,7 @@ pub fn marked(sector: &[u8]) -> Marked {
 pub struct ChainMap {
     chain: Chain,
     tables: Sectors,
+    lines: WholeLines,
     names: Vec<Uuid>,
     /// Of the files below the first, where the first is written.
     layers: Vec<Uuid>,
@@ -88,6 +93,7 @@ impl ChainMap {
             chain,
             // Its share is given when it is in use.
             tables: Sectors::new(0),
+            lines: WholeLines::default(),
             names,
             layers: Vec::new(),
             writing: None,
@@ -221,18 +227,28 @@ fn in_blocks(missing: resolve::Missing) -> Missing {
 
 impl Map for ChainMap {
     fn resolve(&mut self, span: Span) -> Resolved {
-        let asked = types::Span {
-            at: span.sector * SECTOR_BYTES,
-            bytes: span.sectors * SECTOR_BYTES,
+        let line = WholeLines::line_of(span, self.chain.size_bytes() / SECTOR_BYTES);
+        let Some(line) = line else {
+            return self.look_up(span);
         };
-        let mut parts = Vec::new();
-        let done = resolve(&self.chain, asked, &mut self.tables, &mut parts);
-        let extents = parts.iter().map(|part| self.extent(part));
-        match done {
-            Ok(()) => Resolved::Ready(extents.collect()),
-            Err(Stop::Missing(missing)) => Resolved::Missing(extents.collect(), in_blocks(missing)),
-            Err(Stop::Damaged(_)) => Resolved::Damaged,
+        if let Some(known) = self.lines.find(line, span) {
+            return Resolved::Ready(alloc::vec![known]);
         }
+        let found = self.look_up(span);
+        // Where its line is known, what follows needs no table.
+        if let Resolved::Ready(extents) = &found
+            && matches!(
+                extents[..],
+                [Extent {
+                    lies: Lies::At { .. },
+                    ..
+                }]
+            )
+            && let Resolved::Ready(all) = self.look_up(line)
+        {
+            self.lines.keep(line, &all);
+        }
+        found
     }
 
     fn supply(&mut self, missing: Missing, bytes: &[u8]) {
@@ -249,17 +265,36 @@ impl Map for ChainMap {
     }
 
     fn bytes(&self) -> u64 {
-        self.tables.bytes()
+        self.tables.bytes() + self.lines.bytes()
     }
 
     fn set_bytes_max(&mut self, bytes: u64) {
         self.tables.set_bytes_max(bytes);
+        self.lines.set_bytes_max(bytes);
     }
 
     fn planner(&mut self) -> Option<&mut dyn Planner> {
         match self.writing {
             Some(_) => Some(self),
             None => None,
+        }
+    }
+}
+
+impl ChainMap {
+    /// What the tables say.
+    fn look_up(&mut self, span: Span) -> Resolved {
+        let asked = types::Span {
+            at: span.sector * SECTOR_BYTES,
+            bytes: span.sectors * SECTOR_BYTES,
+        };
+        let mut parts = Vec::new();
+        let done = resolve(&self.chain, asked, &mut self.tables, &mut parts);
+        let extents = parts.iter().map(|part| self.extent(part));
+        match done {
+            Ok(()) => Resolved::Ready(extents.collect()),
+            Err(Stop::Missing(missing)) => Resolved::Missing(extents.collect(), in_blocks(missing)),
+            Err(Stop::Damaged(_)) => Resolved::Damaged,
         }
     }
 }
@@ -317,6 +352,7 @@ impl Planner for ChainMap {
     fn reached(&mut self) -> Vec<(u64, u64)> {
         let writing = self.writing.as_mut().expect("it is written");
         let changed = writing.writer.accept(&mut self.chain);
+        self.lines.forget();
         writing.tables = Sectors::new(PLAN_BYTES);
         let id = self.chain.file(TOP).id;
         for range in &changed {
@@ -336,6 +372,7 @@ impl Planner for ChainMap {
         file.file_bytes = bytes;
         *file.header_mut().expect("it was made of one") = header;
         self.tables.forget(id);
+        self.lines.forget();
         let tables = Sectors::new(PLAN_BYTES);
         self.writing = Some(Writing { writer, tables });
         true
