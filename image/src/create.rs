@@ -148,7 +148,7 @@ fn first_cluster(mut layout: Layout, backing: Option<Backing>) -> Result<Vec<u8>
         }
         if found > most as usize {
             let (found, most) = (found as u64, u64::from(most));
-            let what = "name of its backing";
+            let what = "backing name";
             return Err(Error::TooLarge { what, found, most });
         }
         layout.backing_at = U64::new((LAYOUT_BYTES + extensions.len()) as u64);

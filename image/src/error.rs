@@ -44,7 +44,7 @@ pub enum Error {
     Features(String),
     #[error("has its {what} at offset {at:#x}, which is no multiple of its cluster")]
     Misaligned { what: &'static str, at: u64 },
-    #[error("has a {what} of {found}; {most} is the most")]
+    #[error("is too large in its {what} of {found}; {most} is the most")]
     TooLarge {
         what: &'static str,
         found: u64,

@@ -221,7 +221,7 @@ const REFUSED: [Case; 20] = [
     (
         "name",
         |it| it.put32(16, 60_000),
-        "name of its backing of 60000; 1023 is the most",
+        "backing name of 60000; 1023 is the most",
     ),
 ];
 

@@ -528,7 +528,7 @@ fn is_stricter(error: &Error) -> bool {
 /// What the second reader does not look at.
 fn is_unseen(error: &Error) -> bool {
     let name = matches!(error, Error::Outside { what, .. } | Error::TooLarge { what, .. }
-        if *what == "name of its backing");
+        if *what == "backing name");
     name || matches!(
         error,
         Error::Extension { .. }

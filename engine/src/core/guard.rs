@@ -147,10 +147,7 @@ impl Core {
         self.note_apply(cx.now, id, &stat);
         let ledger_writer = self.volume(id).ledger_writer.as_mut();
         let ledger = &mut ledger_writer.expect("written images have a ledger").ledger;
-        if upto > Serial(0) || !matches!(ledger.progress, Progress::Cut(_)) {
-            ledger.progress = Progress::Prepare;
-        }
-        ledger.destaged = ledger.destaged.max(upto);
+        ledger.reach(upto, Progress::Prepare);
         self.write_ledger(cx, id, LedgerStep::Reached);
     }
 

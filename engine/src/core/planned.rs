@@ -17,6 +17,7 @@ use super::Core;
 use super::batch::{Plan, Source, next_pieces};
 use super::destage::Phase;
 use super::jobs::{Job, write_journal};
+use super::tables::{file_device, read_of};
 use crate::adversary::{Bug, has};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::fetch::{Owner, Want};
@@ -24,9 +25,7 @@ use crate::format::journal::{self, JournalEntry};
 use crate::format::record::EntryKind;
 use crate::map::Content;
 use crate::memory::Slice;
-use crate::origin::{
-    Extent, FileIndex, Lies, Missing, Planned, Planner, TABLE_BYTES_MAX, When, Work,
-};
+use crate::origin::{Extent, Lies, Missing, Planned, Planner, TABLE_BYTES_MAX, When, Work};
 use crate::outbox::{Cx, Pending, PlanIo, Timer};
 use crate::snapshot::State;
 use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Span, VolumeId};
@@ -41,7 +40,7 @@ const DAMAGED_MS: u64 = 60_000;
 
 /// Why an epoch does not reach an image that contradicts itself.
 const CONTRADICTS: &str = "the tables of the image contradict each other; look at it with \
-                           `qemu-img check`, and destage goes on when it is repaired";
+                           `qemu-img check -U`, and destage goes on when it is repaired";
 
 /// What a step of a plan has done.
 #[derive(PartialEq, Eq)]
@@ -401,21 +400,12 @@ impl Core {
         extent: &Extent,
         place: crate::memory::Place,
     ) {
-        let (file, at, op) = match extent.lies {
-            Lies::At { file, offset } => (file, offset, Op::Read),
-            Lies::Packed {
-                file,
-                offset,
-                packed,
-            } => (file, offset, Op::Unpack(packed)),
-            Lies::Nowhere => unreachable!("nothing is read for it"),
-        };
+        let (device, at, op) = read_of(id, extent.lies);
         let bytes = extent.span.sectors * SECTOR_BYTES;
         self.count_plan_read(id, bytes);
         let (volume, io) = (id, PlanIo::Read { job });
         let pending = Pending::Plan { volume, io };
         let slices = alloc::vec![Slice { place, bytes }];
-        let device = file_device(id, file);
         cx.transfer(pending, Purpose::DestageRead, device, op, at, slices);
     }
 
@@ -533,13 +523,5 @@ impl Core {
         spans.sort_unstable_by_key(|span| span.sector);
         let overlap = |pair: &[Span]| pair[0].end() > pair[1].sector;
         spans.windows(2).any(overlap) || spans.len() > journal::ENTRIES_MAX
-    }
-}
-
-/// The device that a file of an image is.
-pub(super) fn file_device(id: VolumeId, file: FileIndex) -> Device {
-    match file {
-        FileIndex::TOP => Device::Origin(id),
-        file => Device::Base(id, file),
     }
 }

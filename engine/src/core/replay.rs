@@ -878,12 +878,7 @@ impl Core {
             ledger_writer.ledger.image = image.kept();
             volume.image.seen.marked = image.marked.of(volume.uuid);
         }
-        // A guard that was cleared alone leaves an image between two states where it is.
-        let cut = matches!(ledger_writer.ledger.progress, Progress::Cut(_));
-        if upto > Serial(0) || !cut {
-            ledger_writer.ledger.progress = Progress::Idle;
-        }
-        ledger_writer.ledger.destaged = ledger_writer.ledger.destaged.max(upto);
+        ledger_writer.ledger.reach(upto, Progress::Idle);
         self.write_ledger(cx, id, LedgerStep::Finish);
     }
 

@@ -228,19 +228,7 @@ impl Core {
         slices: Vec<Slice>,
         pending: Pending,
     ) {
-        let (file, offset, op) = match lies {
-            Lies::At { file, offset } => (file, offset, Op::Read),
-            Lies::Packed {
-                file,
-                offset,
-                packed,
-            } => (file, offset, Op::Unpack(packed)),
-            Lies::Nowhere => unreachable!("nothing has it"),
-        };
-        let device = match file {
-            FileIndex::TOP => Device::Origin(id),
-            file => Device::Base(id, file),
-        };
+        let (device, offset, op) = read_of(id, lies);
         let bytes: u64 = slices.iter().map(|slice| slice.bytes).sum();
         assert!(bytes > 0, "an extent has sectors");
         let volume = self.volume(id);
@@ -251,5 +239,26 @@ impl Core {
         let storage = volume.storage;
         self.windows.read_sent(cx.now, storage);
         cx.transfer(pending, Purpose::GuestRead, device, op, offset, slices);
+    }
+}
+
+/// The device that a file of an image is.
+pub(super) fn file_device(id: VolumeId, file: FileIndex) -> Device {
+    match file {
+        FileIndex::TOP => Device::Origin(id),
+        file => Device::Base(id, file),
+    }
+}
+
+/// How bytes are read that lie in a file of an image.
+pub(super) fn read_of(id: VolumeId, lies: Lies) -> (Device, u64, Op) {
+    match lies {
+        Lies::At { file, offset } => (file_device(id, file), offset, Op::Read),
+        Lies::Packed {
+            file,
+            offset,
+            packed,
+        } => (file_device(id, file), offset, Op::Unpack(packed)),
+        Lies::Nowhere => unreachable!("nothing is read for it"),
     }
 }

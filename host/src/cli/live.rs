@@ -314,7 +314,7 @@ pub fn command_error(name: &str, error: CommandError) -> Error {
         ),
         Refusal::Contradicts => (
             Kind::Damaged,
-            "look at it with `qemu-img check`; destage goes on when it is repaired",
+            "look at it with `qemu-img check -U`; destage goes on when it is repaired",
         ),
         Refusal::Policy => (Kind::Refused, "see `tenuto volume show`"),
         Refusal::Gone => (Kind::NotFound, "see `tenuto volume ls`"),

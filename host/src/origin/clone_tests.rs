@@ -107,7 +107,7 @@ fn what_is_not_made_leaves_nothing_and_changes_nothing() {
             &fresh,
             gone.clone(),
             Kind::NotFound,
-            ["base.img", "say what the image stands on"],
+            ["base.img", "qemu-img rebase -u -b FILE"],
         ),
         (
             &nowhere,

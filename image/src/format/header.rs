@@ -553,7 +553,7 @@ fn backing_range(layout: &Layout, cluster_bytes: u64) -> Result<Option<Range>, E
     if range.at == 0 {
         return Ok(None);
     }
-    let what = "name of its backing";
+    let what = "backing name";
     let most = u64::from(limits::BACKING_NAME_BYTES_MAX);
     if range.bytes > most {
         let found = range.bytes;

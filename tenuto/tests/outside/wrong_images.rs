@@ -287,7 +287,7 @@ fn is_torn(bench: &Bench, torn: &Torn) -> Result<(), String> {
     let line = bench
         .rig
         .refused(&["volume", "destage", name, "--wait"], EXIT_DAMAGE);
-    let helps = "contradict each other; look at it with `qemu-img check`";
+    let helps = "contradict each other; look at it with `qemu-img check -U`";
     if !line.contains(helps) || line.lines().count() != 1 {
         return Err(format!("{helps:?} is missing in: {line}"));
     }
@@ -296,6 +296,8 @@ fn is_torn(bench: &Bench, torn: &Torn) -> Result<(), String> {
     client.disconnect();
     bench.rig.gone_clients(name);
     bench.rig.refused(&["volume", "rm", name], EXIT_REFUSED);
+    let named = format!("--discard-dirty={name}");
+    bench.rig.done(&["volume", "rm", name, &named]);
     let after = fs::read(&image).unwrap();
     match after.starts_with(&before) {
         true => Ok(()),

@@ -317,7 +317,7 @@ const REFUSED: [Case; 17] = [
         "encrypted",
         |it| {
             write(it, "bad", MIB, Shape::Plain, None);
-            patch(it, "bad", 32, &[0, 0, 0, 2]);
+            patch(it, "bad", 32, &[0, 0, 0, 1]);
         },
         2,
         "is encrypted, which is not read in this version",

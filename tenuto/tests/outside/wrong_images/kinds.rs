@@ -355,12 +355,11 @@ const FEATURES: &[Kind] = &[
         "is encrypted",
         COPIED,
     ),
-    // On a busy machine QEMU cannot time its key, and makes no such file.
-    kind(
-        "cipher",
-        Patched(PLAIN, &[(35, b"\x02")]),
-        "is encrypted",
-        COPIED,
+    // On a busy machine QEMU cannot time its key, and makes no whole one.
+    damaged(
+        "keyless",
+        &[(35, b"\x02")],
+        "does not say where the keys are",
     ),
 ];
 
@@ -623,6 +622,8 @@ pub const TORN: &[Torn] = &[
     ("onl1", PLAIN, &[(L2, b"\x80\0\0\0\0\x03\0\0")], true),
     ("tableodd", PLAIN, &[(L1, b"\x80\0\0\0\0\x04\x02\0")], false),
     ("tablebeyond", PLAIN, &[(L1, b"\x80\0\x01\0\0\0\0\0")], true),
+    // A compressed cluster, where there is no deflate stream.
+    ("torn", PLAIN, &[(L2, b"\x40\0\0\0\0\x05\0\0")], false),
     ("overlap", PLAIN, &[(40, b"\0\0\0\0\0\x01\0\0")], true),
     (
         "subclusters",
