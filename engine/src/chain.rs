@@ -4,7 +4,7 @@
 //! Always true: a table that is asked for lies in whole blocks of its file, so that it can be kept
 //! among clean blocks; what a plan has read for itself is forgotten when the plan is over, and what
 //! it has changed when it is at the file. Lines of the disk that lie in one piece are known beside
-//! the tables (`whole`), so that most reads need none. Deliberately absent: the format (crate `image`), and
+//! the tables, so that most reads need none. Deliberately absent: the format (crate `image`), and
 //! opening files.
 
 use crate::image::{Mark, Marked};

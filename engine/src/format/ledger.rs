@@ -121,8 +121,8 @@ impl Ledger {
         new
     }
 
-    /// The image has the journal up to this serial, or there was none (0) and only a guard to clear.
-    /// What a destage in place has cut short stays so until a journal was applied.
+    /// The image has the journal up to this serial, or there was none (0) and only a guard to
+    /// clear. What a destage in place has cut short stays so until a journal was applied.
     pub fn reach(&mut self, upto: Serial, progress: Progress) {
         if upto > Serial(0) || !matches!(self.progress, Progress::Cut(_)) {
             self.progress = progress;
