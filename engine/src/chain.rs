@@ -7,9 +7,9 @@
 //! the tables, so that most reads need none. Deliberately absent: the format (crate `image`), and
 //! opening files.
 
-use crate::image::{Mark, Marked};
 mod whole;
 
+use crate::image::{Mark, Marked};
 use crate::origin::{
     Codec, Extent, FileIndex, Lies, Map, Missing, Packed, Piece, Planned, Planner, Resolved, When,
     Work,
