@@ -307,9 +307,46 @@ impl Scan<'_> {
         for index in 0..segments {
             let at = index as usize * 2 * BLOCK;
             let (head, foot) = (&bytes[at..at + BLOCK], &bytes[at + BLOCK..at + 2 * BLOCK]);
+            let foot = match self.is_strangers(media, index, head, foot)? {
+                true => &[],
+                false => foot,
+            };
             candidates.extend(self.candidate(index, head, foot));
         }
         Ok(candidates)
+    }
+
+    /// Whether the header of a footer is before the body of another one, and names a younger life
+    /// than the first record: a device has exchanged it, as it may with that of another segment.
+    /// A life writes its first record long before its footer. What the header says of syncs was
+    /// so all the same.
+    fn is_strangers(
+        &mut self,
+        media: &mut dyn Media,
+        index: u32,
+        head: &[u8],
+        foot: &[u8],
+    ) -> Result<bool, OpenError> {
+        let (geometry, cache) = (self.superblock.geometry, self.superblock.cache);
+        let first = record::parse_sealed(head).ok();
+        let first = first.filter(|it| it.identity.cache == cache);
+        let footer = Footer::parse_header(foot, geometry, cache).ok();
+        let (Some(first), Some((footer, bytes))) = (first, footer) else {
+            return Ok(false);
+        };
+        if footer.segment_seq <= first.identity.segment_seq {
+            return Ok(false);
+        }
+        let mut whole = alloc::vec![0; bytes as usize];
+        let read = media.read(Device::Cache, self.footer_at(index), &mut whole);
+        read.map_err(|_| CACHE)?;
+        if Footer::parse(&whole, geometry, cache).is_ok() {
+            return Ok(false);
+        }
+        self.was_synced(footer.durable_upto);
+        let next = &mut self.accepted.stream_seq_next;
+        *next = (*next).max(footer.last_stream_seq + 1);
+        Ok(true)
     }
 
     fn candidate(&mut self, index: u32, head: &[u8], foot: &[u8]) -> Option<Candidate> {

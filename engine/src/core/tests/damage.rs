@@ -1,12 +1,13 @@
 //! Destages that meet what they cannot read, and commits that cannot be brought to their end.
 
-use super::{Host, fine, memory, none, spec, writes_journal, writes_origin};
+use super::{GEOMETRY, Host, fine, memory, none, spec, writes_journal, writes_origin};
 use crate::engine::{OpenError, Settled};
 use crate::event::{Command, Device, Io, IoError, Op, Purpose, Refusal};
+use crate::format::footer::Footer;
 use crate::format::ledger::Progress;
 use crate::format::record::parse_sealed;
 use crate::snapshot::State;
-use crate::types::{Policy, RequestId, VolumeId};
+use crate::types::{Policy, RequestId, Uuid, VolumeId};
 use alloc::vec::Vec;
 
 const DAMAGED: Option<&str> = Some("dirty data cannot be read from the cache device any more");
@@ -19,6 +20,38 @@ fn heads(host: &Host) -> Vec<usize> {
     let mut heads: Vec<(u64, usize)> = blocks.filter_map(sealed).collect();
     heads.sort_unstable();
     heads.iter().rev().map(|(_, at)| *at).collect()
+}
+
+/// Where the footers of the log have their headers on the device, newest first.
+fn footers(host: &Host) -> Vec<usize> {
+    let cache = &host.disks.0[&Device::Cache];
+    let blocks = cache.chunks_exact(4096).enumerate();
+    let sealed = |(at, block): (usize, &[u8])| {
+        let header = Footer::parse_header(block, GEOMETRY, Uuid([9; 16])).ok()?;
+        Some((header.0.segment_seq, at * 4096))
+    };
+    let mut found: Vec<(u64, usize)> = blocks.filter_map(sealed).collect();
+    found.sort_unstable();
+    found.iter().rev().map(|(_, at)| *at).collect()
+}
+
+/// Exchanges two blocks of the cache and recovers without the stage: all is there, or told of.
+fn exchange(mut host: Host, (one, other): (usize, usize), blocks: u64) {
+    let cache = host.disks.0.get_mut(&Device::Cache).expect("it is there");
+    let (first, second) = cache.split_at_mut(one.max(other));
+    first[one.min(other)..][..4096].swap_with_slice(&mut second[..4096]);
+    let mut memory = memory(&host.core.config);
+    let mut config = host.core.config.clone();
+    config.boot.0[0] += 1;
+    let recovered = crate::recover::recover(config, &mut host.disks, &mut memory);
+    let (core, report) = recovered.expect("the rest is whole");
+    let volumes = core.snapshot(host.now).volumes;
+    let kept = volumes.iter().map(|it| it.dirty_bytes).sum::<u64>();
+    let told = !report.damage.is_empty();
+    assert!(
+        told || kept == blocks * 4096,
+        "{blocks}, {one}, {other}: {kept} bytes"
+    );
 }
 
 /// Whichever segments they lie in. Fails when: what a record says of syncs counts only where the
@@ -38,22 +71,31 @@ fn two_records_that_a_device_has_exchanged_are_told_of_and_not_taken_for_a_torn_
         let (Some(&one), Some(&other)) = (heads.get(pair.0), heads.get(pair.1)) else {
             continue;
         };
-        let cache = host.disks.0.get_mut(&Device::Cache).expect("it is there");
-        let (first, second) = cache.split_at_mut(one.max(other));
-        first[one.min(other)..][..4096].swap_with_slice(&mut second[..4096]);
-        let mut memory = memory(&host.core.config);
-        let mut config = host.core.config.clone();
-        config.boot.0[0] += 1;
-        let recovered = crate::recover::recover(config, &mut host.disks, &mut memory);
-        let (core, report) = recovered.expect("the rest is whole");
-        let volumes = core.snapshot(host.now).volumes;
-        let kept = volumes.iter().map(|it| it.dirty_bytes).sum::<u64>();
-        let told = !report.damage.is_empty();
-        assert!(
-            told || kept == (blocks + 2) * 4096,
-            "{blocks}, {pair:?}: {kept} bytes"
-        );
+        exchange(host, (one, other), blocks + 2);
     }
+}
+
+/// Fails when: the header of a footer before the body of another one says whose life a segment is.
+#[test]
+fn two_footers_whose_headers_a_device_has_exchanged_take_no_segment_away() {
+    let mut exchanged = 0;
+    for blocks in (20..100).step_by(4) {
+        for pair in [(0, 1), (0, 2), (1, 2), (1, 3)] {
+            let (mut host, disk) = Host::write_back();
+            host.fill(disk, 0, blocks);
+            host.flush(disk);
+            host.pass(1_000);
+            // The checkpoint of a recovery counts on them.
+            let host = host.without_power();
+            let footers = footers(&host);
+            let (Some(&one), Some(&other)) = (footers.get(pair.0), footers.get(pair.1)) else {
+                continue;
+            };
+            exchanged += 1;
+            exchange(host, (one, other), blocks);
+        }
+    }
+    assert!(exchanged > 10, "{exchanged} times");
 }
 
 fn reads_log(io: &Io) -> bool {
