@@ -14,6 +14,7 @@ use crate::common::{Background, Daemon, Rig, have, is_root, text_of, wait_until}
 
 const PATIENCE: Duration = Duration::from_secs(180);
 const NOBODY: &str = "65534";
+const RESET: &str = "reset-on = \"disconnect\"\n";
 /// By which a guest is known that is defined again.
 const GUEST: &str = "7f2d41a6-3c5e-4f0b-9d18-6a1e52c0b7d4";
 
@@ -125,7 +126,7 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(test: &str, policy: &str, export: &str) -> Option<Stage> {
+    fn new(test: &str, (policy, lines): (&str, &str), export: &str) -> Option<Stage> {
         let programs = ["libvirtd", "virt-qemu-run", "virsh", "setpriv", "chown"];
         if !have(test, &programs) {
             return None;
@@ -137,7 +138,7 @@ impl Stage {
         let image = image.display();
         rig.section(&format!(
             "[[volume]]\nname = \"root\"\norigin = \"{image}\"\nformat = \"raw\"\n\
-             policy = \"{policy}\"\nexport = [\"{export}\"]\n"
+             policy = \"{policy}\"\nexport = [\"{export}\"]\n{lines}"
         ));
         if is_root() {
             let open = std::fs::Permissions::from_mode(0o755);
@@ -191,7 +192,7 @@ impl Stage {
 /// A volume over this export carries a guest that writes, is looked at again, and is ended from
 /// outside.
 fn run_a_guest(test: &str, export: &str) {
-    let Some(stage) = Stage::new(test, "write-back", export) else {
+    let Some(stage) = Stage::new(test, ("write-back", ""), export) else {
         return;
     };
     let off = || wait_until("the guest is off", PATIENCE, || stage.is_off());
@@ -220,7 +221,7 @@ fn turns(said: &str) -> Option<u64> {
 #[test]
 fn a_guest_that_libvirt_saves_and_starts_again_goes_on_over_its_overlay() {
     let test = "a_guest_that_libvirt_saves_and_starts_again_goes_on_over_its_overlay";
-    let Some(stage) = Stage::new(test, "ephemeral", "vhost-user") else {
+    let Some(stage) = Stage::new(test, ("ephemeral", RESET), "vhost-user") else {
         return;
     };
     stage.run("linger", "whole 1");
