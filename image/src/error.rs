@@ -84,6 +84,11 @@ pub enum Error {
     Bitmap { at: u64, what: &'static str },
     #[error("keeps its data in an external data file, which is not read in this version")]
     DataFile,
+    #[error(
+        "keeps its data in an external data file, which is not read in this version, and does not \
+         name it"
+    )]
+    DataFileUnnamed,
     #[error("is encrypted by LUKS, and does not say where the keys are")]
     NoEncryptionHeader,
     #[error("says of an external data file that it is raw, and has none")]
@@ -122,6 +127,7 @@ impl Error {
             | Error::Compression(_)
             | Error::Encryption(_)
             | Error::DataFile
+            | Error::DataFileUnnamed
             | Error::Encrypted
             | Error::WriteVersion
             | Error::WriteClusters(_)

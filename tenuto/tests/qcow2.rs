@@ -534,6 +534,7 @@ fn is_unseen(error: &Error) -> bool {
         Error::Extension { .. }
             | Error::ExtensionTwice { .. }
             | Error::NoEncryptionHeader
+            | Error::DataFileUnnamed
             | Error::Name { .. }
     )
 }

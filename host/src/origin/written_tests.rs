@@ -77,7 +77,12 @@ fn an_image_that_is_not_written_is_refused_with_what_makes_it_one() {
             "qemu-img check -r all",
         ),
         (
-            vec![(INCOMPATIBLE_LOW, &[extended | 4])],
+            // With an extension that names it, and no other.
+            vec![
+                (INCOMPATIBLE_LOW, &[extended | 4]),
+                (112, b"DATA\0\0\0\x04data\0\0\0\0"),
+                (128, &[0; 8]),
+            ],
             "external file",
             "qemu-img convert -O qcow2",
         ),

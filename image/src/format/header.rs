@@ -295,6 +295,9 @@ impl Header {
         };
         let format = named(extension::BACKING_FORMAT, "backing format")?;
         let data_file = named(extension::DATA_FILE, "external data file")?;
+        if self.incompatible & EXTERNAL_DATA != 0 && data_file.is_none() {
+            return Err(Error::DataFileUnnamed);
+        }
         (self.backing_format, self.data_file) = (format, data_file);
         Ok(())
     }
