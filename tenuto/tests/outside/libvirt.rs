@@ -116,12 +116,13 @@ fn domain(machine: &Machine, printed: &str, console: &Path, step: &str) -> Strin
     )
 }
 
-/// A guest of libvirt on a volume of this policy over this export.
+/// A guest of libvirt on a volume of this policy over this export. They go in this order: a guest
+/// that is left is ended while its libvirtd can still be asked.
 struct Stage {
-    rig: Rig,
-    machine: Machine,
     libvirt: Libvirt,
     daemon: Daemon,
+    machine: Machine,
+    rig: Rig,
     printed: String,
 }
 
