@@ -41,7 +41,7 @@ fn in_file(mark: Mark) -> mark::Mark {
 
 /// What a file with this first sector says of the volume that has written it.
 pub fn marked(sector: &[u8]) -> Marked {
-    mark::Mark::of(sector).map_or(Marked::Nobody, |found| {
+    mark::Mark::of(sector).map_or(Marked::Absent, |found| {
         Marked::By(Mark {
             volume: Uuid(found.volume),
             generation: Generation(found.generation),

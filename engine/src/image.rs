@@ -50,8 +50,8 @@ pub enum Marked {
     /// It cannot say, or was not asked.
     #[default]
     Unknown,
-    /// Nobody has, or another program since.
-    Nobody,
+    /// It has no mark, or another program took it away.
+    Absent,
     By(Mark),
 }
 
@@ -142,7 +142,7 @@ impl Marked {
     /// What counts for this volume.
     pub fn of(self, volume: Uuid) -> Marked {
         match self {
-            Marked::By(mark) if mark.volume != volume => Marked::Nobody,
+            Marked::By(mark) if mark.volume != volume => Marked::Absent,
             other => other,
         }
     }
@@ -150,8 +150,8 @@ impl Marked {
     /// Whether nobody but the volume that made the mark before has written the image since.
     fn goes_on_from(self, before: Marked) -> bool {
         match (before, self) {
-            (Marked::Unknown | Marked::Nobody, _) | (_, Marked::Unknown) => true,
-            (Marked::By(_), Marked::Nobody) => false,
+            (Marked::Unknown | Marked::Absent, _) | (_, Marked::Unknown) => true,
+            (Marked::By(_), Marked::Absent) => false,
             (Marked::By(one), Marked::By(other)) => one.volume == other.volume,
         }
     }

@@ -5,10 +5,9 @@
 //! all of it makes; behind it the file is right again and has what was written; a journal makes no
 //! file longer, and its header has the guard.
 
-use crate::qcow2::Stack;
+use crate::qcow2::{MARK, Stack};
 use crate::source::Source;
 use image::check::check;
-use image::format::mark::Mark;
 use image::format::refcount;
 use image::header::Layout;
 use image::meta::Sectors;
@@ -19,12 +18,6 @@ use image::{Chain, File, Format};
 use zerocopy::{FromZeros, IntoBytes};
 
 const SECTOR: usize = 512;
-/// What the volume that writes is called in the file.
-pub const MARK: Mark = Mark {
-    volume: [7; 16],
-    generation: 3,
-    serial: 12,
-};
 /// Header, refcount table and block, L1.
 const CLUSTERS: u64 = 4;
 const SECTORS_MAX: usize = 512;

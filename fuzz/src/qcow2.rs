@@ -6,13 +6,13 @@
 //! does not look at; what a plan writes never goes to a table of the header but by way of the
 //! journal. Compressed data fills its cluster or is refused.
 
-use crate::epochs::MARK;
 use crate::source::Source;
 use host::origin::chain::json_backing;
 use host::origin::inflate::inflate;
 use image::check::{FINDINGS_MAX, check as check_file};
-use image::create::append;
 use image::format::entry::{Cluster, L1, L2};
+use image::format::extension::append;
+use image::format::mark::Mark;
 use image::format::{extension, refcount, snapshot};
 use image::header::{BackingName, Compression, HEAD_BYTES, Layout, bytes_wanted, features};
 use image::meta::Sectors;
@@ -25,6 +25,12 @@ use zerocopy::{FromZeros, IntoBytes};
 
 /// Clusters of a file that is made: header, refcount table and block, L1, L2, and data.
 const CLUSTERS: u64 = 8;
+/// What the volume that writes is called in the file.
+pub const MARK: Mark = Mark {
+    volume: [7; 16],
+    generation: 3,
+    serial: 12,
+};
 const VIRTUAL_BYTES_MAX: u64 = 1 << 20;
 
 fn layout(source: &mut Source) -> Layout {

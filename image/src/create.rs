@@ -5,8 +5,8 @@
 //! counted is inside the file. Deliberately absent: writing, and names of temporary files.
 
 use crate::error::Error;
-use crate::format::extension;
-use crate::format::header::{self, EXTENDED_L2, LAYOUT_BYTES, Layout, MAGIC};
+use crate::format::extension::{self, GUARD_NAME, append, feature_name};
+use crate::format::header::{EXTENDED_L2, LAYOUT_BYTES, Layout, MAGIC};
 use crate::format::refcount;
 use crate::limits;
 use crate::types::SECTOR_BYTES;
@@ -17,9 +17,6 @@ use zerocopy::big_endian::{U32, U64};
 
 /// Refcounts of 16 bits.
 const REFCOUNT_ORDER: u32 = 4;
-const FEATURE_NAME_BYTES: usize = 46;
-
-const GUARD_NAME: (u8, u8, &str) = (0, 61, "tenuto: run \"tenuto origin replay\"");
 
 /// Bits that a reader may not know, by set and number, so that its message names them.
 const FEATURE_NAMES: [(u8, u8, &str); 9] = [
@@ -160,29 +157,6 @@ fn first_cluster(mut layout: Layout, backing: Option<Backing>) -> Result<Vec<u8>
     Ok(bytes)
 }
 
-/// Appends an extension with its padding.
-pub fn append(to: &mut Vec<u8>, magic: u32, bytes: &[u8]) {
-    to.extend(magic.to_be_bytes());
-    to.extend((bytes.len() as u32).to_be_bytes());
-    to.extend(bytes);
-    to.resize(to.len().next_multiple_of(8), 0);
-}
-
 fn feature_names() -> Vec<u8> {
     FEATURE_NAMES.into_iter().flat_map(feature_name).collect()
 }
-
-/// What the guard is called in a list of feature names.
-pub(crate) fn guard_name() -> Vec<u8> {
-    feature_name(GUARD_NAME)
-}
-
-fn feature_name((set, bit, name): (u8, u8, &str)) -> Vec<u8> {
-    assert!(name.len() <= FEATURE_NAME_BYTES);
-    let mut bytes = vec![set, bit];
-    bytes.extend(name.as_bytes());
-    bytes.resize(2 + FEATURE_NAME_BYTES, 0);
-    bytes
-}
-
-const _: () = assert!(header::GUARD == 1 << 61, "its name stands above");

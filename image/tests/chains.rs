@@ -4,10 +4,11 @@
 
 #![allow(clippy::unwrap_used)]
 
-use image::create::{Backing, BackingFormat, Shape, append, create};
+use image::create::{Backing, BackingFormat, Shape, create};
 use image::error::{Error, Kind};
 use image::format::entry::Compressed;
 use image::format::extension;
+use image::format::extension::append;
 use image::format::header::{self, BackingName, LAYOUT_BYTES};
 use image::meta::{SECTORS_MIN, Sectors};
 use image::resolve::{Content, Part, Stop, Wrong, resolve};

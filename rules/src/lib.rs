@@ -26,6 +26,34 @@ macro_rules! list {
     };
 }
 
+/// The switch of a crate for its list: constantly off without its feature `adversary`.
+#[macro_export]
+macro_rules! switch {
+    ($name:ident) => {
+        #[cfg(feature = "adversary")]
+        static BROKEN: $crate::Switch = $crate::Switch::new();
+
+        /// Whether this rule is broken at the moment.
+        #[cfg(not(feature = "adversary"))]
+        #[inline(always)]
+        pub const fn has(_: $name) -> bool {
+            false
+        }
+
+        /// Whether this rule is broken at the moment.
+        #[cfg(feature = "adversary")]
+        pub fn has(bug: $name) -> bool {
+            BROKEN.is_set(bug as usize)
+        }
+
+        /// Breaks this rule and keeps all others.
+        #[cfg(feature = "adversary")]
+        pub fn break_rule(bug: Option<$name>) {
+            BROKEN.set(bug.map(|bug| bug as usize));
+        }
+    };
+}
+
 /// Which rule of a list is broken, for all of the process.
 #[derive(Debug)]
 pub struct Switch(AtomicUsize);

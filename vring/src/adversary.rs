@@ -21,24 +21,4 @@ rules::list! {
     }
 }
 
-#[cfg(feature = "adversary")]
-static BROKEN: rules::Switch = rules::Switch::new();
-
-/// Whether this rule is broken at the moment.
-#[cfg(not(feature = "adversary"))]
-#[inline(always)]
-pub const fn has(_: Bug) -> bool {
-    false
-}
-
-/// Whether this rule is broken at the moment.
-#[cfg(feature = "adversary")]
-pub fn has(bug: Bug) -> bool {
-    BROKEN.is_set(bug as usize)
-}
-
-/// Breaks this rule and keeps all others.
-#[cfg(feature = "adversary")]
-pub fn break_rule(bug: Option<Bug>) {
-    BROKEN.set(bug.map(|bug| bug as usize));
-}
+rules::switch!(Bug);

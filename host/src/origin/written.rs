@@ -326,13 +326,13 @@ pub fn clear_guard(image: &Target, ledger: Option<&Ledger>) -> Result<bool, IoEr
 pub fn marked(image: &Target) -> Result<(Marked, u64), IoError> {
     let mut sector = [0; SECTOR_BYTES];
     if image.size_bytes < SECTOR_BYTES as u64 {
-        return Ok((Marked::Nobody, 0));
+        return Ok((Marked::Absent, 0));
     }
     image.read(0, &mut sector)?;
     let marked = engine::chain::marked(&sector);
     let print = match marked {
         Marked::By(mark) => mark.serial.0 ^ u64::from(mark.generation.0) << 40,
-        Marked::Unknown | Marked::Nobody => 0,
+        Marked::Unknown | Marked::Absent => 0,
     };
     Ok((marked, print))
 }

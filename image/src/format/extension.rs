@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::limits;
 use crate::types::Range;
 use alloc::string::{String, ToString};
+use alloc::vec;
 use alloc::vec::Vec;
 
 pub const END: u32 = 0;
@@ -19,6 +20,9 @@ pub const DATA_FILE: u32 = 0x4441_5441;
 pub const ENCRYPTION: u32 = 0x0537_be77;
 
 const FEATURE_BYTES: usize = 48;
+const FEATURE_NAME_BYTES: usize = FEATURE_BYTES - 2;
+/// The guard by set and number, and what a program says that does not know it.
+pub(crate) const GUARD_NAME: (u8, u8, &str) = (0, 61, "tenuto: run \"tenuto origin replay\"");
 const BITMAPS_BYTES: usize = 24;
 const ENCRYPTION_BYTES: usize = 16;
 
@@ -184,4 +188,26 @@ pub fn encryption(bytes: &[u8], cluster_bytes: u64) -> Result<Range, Error> {
         return Err(wrong("with an encryption header behind all files"));
     }
     Ok(range)
+}
+
+/// Appends an extension with its padding.
+pub fn append(to: &mut Vec<u8>, magic: u32, bytes: &[u8]) {
+    to.extend(magic.to_be_bytes());
+    to.extend((bytes.len() as u32).to_be_bytes());
+    to.extend(bytes);
+    to.resize(to.len().next_multiple_of(8), 0);
+}
+
+/// What the guard is called in a list of feature names.
+pub(crate) fn guard_name() -> Vec<u8> {
+    feature_name(GUARD_NAME)
+}
+
+/// One entry of that list.
+pub(crate) fn feature_name((set, bit, name): (u8, u8, &str)) -> Vec<u8> {
+    assert!(name.len() <= FEATURE_NAME_BYTES);
+    let mut bytes = vec![set, bit];
+    bytes.extend(name.as_bytes());
+    bytes.resize(2 + FEATURE_NAME_BYTES, 0);
+    bytes
 }

@@ -14,7 +14,6 @@
 use super::extension::{self, Extension, FEATURE_NAMES};
 use super::header::{GUARD, HEAD_BYTES, Header, LAYOUT_BYTES, Layout, OURS};
 use super::{be32, be64};
-use crate::create;
 use crate::limits;
 use crate::types::SECTOR_BYTES;
 use alloc::vec::Vec;
@@ -133,15 +132,15 @@ impl Header {
         }
         self.own_layout(sector)?;
         let mut bytes = sector.get(..header_bytes)?.to_vec();
-        create::append(&mut bytes, MARK, &mark.encode());
+        extension::append(&mut bytes, MARK, &mark.encode());
         let others = self.others();
         if others.len() >= limits::EXTENSIONS_MAX {
             return None;
         }
         for it in &others {
-            create::append(&mut bytes, it.magic, &it.bytes);
+            extension::append(&mut bytes, it.magic, &it.bytes);
         }
-        create::append(&mut bytes, extension::END, &[]);
+        extension::append(&mut bytes, extension::END, &[]);
         if let Some(backing) = &self.backing {
             let at = bytes.len() as u64;
             let place = offset_of!(Layout, backing_at);
@@ -159,7 +158,7 @@ impl Header {
 /// Feature names with that of the guard, by which a program that refuses the file says why.
 fn named(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
-    let ours = create::guard_name();
+    let ours = extension::guard_name();
     let known = |it: &[u8]| it[..2] == ours[..2];
     if bytes.len().is_multiple_of(FEATURE_BYTES) && !bytes.chunks(FEATURE_BYTES).any(known) {
         bytes.extend(ours);
@@ -173,6 +172,10 @@ fn set_bits(bytes: &mut [u8], at: usize, bits: u64) {
 }
 
 const _: () = assert!(LAYOUT_BYTES + WHOLE_BYTES <= HEAD_BYTES);
+const _: () = assert!(
+    GUARD == 1 << extension::GUARD_NAME.1,
+    "the bit that is named"
+);
 
 #[cfg(test)]
 mod tests {

@@ -8,6 +8,7 @@
 mod destages;
 mod host;
 mod memory;
+mod options;
 mod report;
 mod slots;
 mod window;
@@ -16,58 +17,13 @@ use super::range;
 use crate::place::Place;
 use ::host::error::Result;
 use host::Host;
+pub use options::{Options, Part};
 pub use report::Report;
-use std::path::PathBuf;
 
-/// By so much of raw a clone may be slower.
-const RATIO_WANTED: f64 = 0.02;
 const RAM_BYTES: u64 = 256 << 20;
 /// A desktop writes at least once in an age of so many seconds.
 const SCALE_MAX: f64 = 600.0;
 const FILL_MIN: u64 = 512 << 20;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    Requests,
-    Destage,
-    Guard,
-    Index,
-}
-
-impl Part {
-    pub const ALL: [Part; 4] = [Part::Requests, Part::Destage, Part::Guard, Part::Index];
-
-    /// As it is called in options.
-    pub fn key(self) -> &'static str {
-        match self {
-            Part::Requests => "requests",
-            Part::Destage => "destage",
-            Part::Guard => "guard",
-            Part::Index => "index",
-        }
-    }
-}
-
-#[derive(Clone, Debug)]
-pub struct Options {
-    pub parts: Vec<Part>,
-    pub rounds: u32,
-    pub seconds: f64,
-    pub depths: Vec<usize>,
-    pub cache_bytes: u64,
-    /// Content of the raw image and of the base.
-    pub data_bytes: u64,
-    pub destages: u32,
-    /// Before each destage.
-    pub writes: u64,
-    pub desktop_seconds: f64,
-    /// Times of the desktop are divided by it.
-    pub scale: f64,
-    /// Size of the cache that is filled.
-    pub fill_bytes: u64,
-    pub seed: u64,
-    pub directory: PathBuf,
-}
 
 impl Options {
     fn check(&self) -> Result<()> {
@@ -90,10 +46,6 @@ impl Options {
         // In a smaller one the log keeps more than the rest for itself.
         range::size_within("--fill", self.fill_bytes, FILL_MIN..=1 << 40)?;
         range::size_at_least("--data", self.data_bytes, self.fill_bytes)
-    }
-
-    fn has(&self, part: Part) -> bool {
-        self.parts.contains(&part)
     }
 
     /// Steps of which [`run`] tells.

@@ -265,8 +265,8 @@ fn an_image_whose_mark_is_gone_or_of_another_moment_is_not_the_one_of_its_ledger
     ledger.image = marked_by(mark(5)).kept();
     ledger.mtime_limit_ns = IMAGE.mtime_ns;
     let found = |ledger: &Ledger, image: Image| of_ledger(ledger, &image);
-    let nobody = Image {
-        marked: Marked::Nobody,
+    let absent = Image {
+        marked: Marked::Absent,
         ..IMAGE
     };
     let other = Mark {
@@ -284,7 +284,7 @@ fn an_image_whose_mark_is_gone_or_of_another_moment_is_not_the_one_of_its_ledger
     ];
     for progress in [Progress::Idle].into_iter().chain(under_way) {
         ledger.progress = progress;
-        assert_eq!(found(&ledger, nobody), Finding::OpenedElsewhere);
+        assert_eq!(found(&ledger, absent), Finding::OpenedElsewhere);
         assert_eq!(found(&ledger, marked_by(other)), Finding::OpenedElsewhere);
         assert_eq!(found(&ledger, marked_by(mark(5))), Finding::Same);
         assert_eq!(found(&ledger, marked_by(mark(4))), Finding::OtherMoment);
@@ -305,7 +305,7 @@ fn an_image_whose_mark_is_gone_or_of_another_moment_is_not_the_one_of_its_ledger
     assert_eq!(found(&ledger, marked_by(next)), Finding::Same);
     ledger.progress = Progress::Idle;
     assert_eq!(found(&ledger, marked_by(next)), Finding::OtherMoment);
-    // One that nobody had marked may be marked by now.
+    // One without a mark may have one by now.
     ledger.image = IMAGE.kept();
     assert_eq!(found(&ledger, marked_by(mark(5))), Finding::Same);
 }

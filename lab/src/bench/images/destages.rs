@@ -6,8 +6,8 @@
 //! written during the destage, which includes the cache. A round counts only if no data went to an
 //! origin before the destage, and none is dirty behind it.
 
-use super::Options;
 use super::host::{Host, Origin, RAW};
+use super::options::Options;
 use crate::bench::own_process::number;
 use crate::bench::rounds::{self, Compared, Spread};
 use crate::bench::work::{BLOCK_BYTES, Verb, Work};

@@ -5,8 +5,8 @@
 //! clean data with its checksums; what it took before anything was clean stands beside it, because
 //! a part of it grows with the cache and not with what is in it; tables of images are apart.
 
-use super::Options;
 use super::host::{Host, failed};
+use super::options::Options;
 use crate::bench::own_process::number;
 use crate::place::Place;
 use host::error::Result;

@@ -5,9 +5,9 @@
 
 use super::destages::{self, Destages};
 use super::memory::{Memory, PART_WANTED};
+use super::options::{Options, RATIO_WANTED};
 use super::slots::Line;
 use super::window::Window;
-use super::{Options, RATIO_WANTED};
 use crate::bench::rounds::cell;
 use crate::machine;
 use serde_json::{Value, json};

@@ -4,8 +4,8 @@
 //! if nothing went to an origin, no write was held back, and each read was found in RAM. Beside the
 //! speed stands the processor time of the shard, which others who use the machine hardly change.
 
-use super::Options;
 use super::host::{CLONE, Host, Origin, RAW, failed};
+use super::options::Options;
 use crate::bench::own_process::number;
 use crate::bench::pipe::Pipe;
 use crate::bench::rounds::{self, Compared, Spread};

@@ -6,8 +6,8 @@
 //! between two looks belongs to the first of them.
 //! Deliberately absent: whether the daemon knows its own guard; the tests look at that.
 
-use super::Options;
 use super::host::{DISK_BYTES, Host, Origin, failed};
+use super::options::Options;
 use crate::bench::desktops::load::Load;
 use crate::bench::rounds::Spread;
 use crate::in_process::watched;
