@@ -47,7 +47,7 @@ fn a_write_behind_the_limit_of_file_sizes_is_an_error_of_its_guest_only() {
     other.flush();
     assert_eq!(other.read(0, 4096), [3; 4096]);
     assert!(daemon.is_alive());
-    names(&daemon.log(), &["large.img", "LimitFSIZE"]);
+    daemon.says(&["large.img", "LimitFSIZE"]);
     daemon.stop();
     // A cache that is there, but behind the limit, would fail with each write.
     rig.file_bytes_max(Some(100 * MIB));

@@ -426,7 +426,7 @@ fn a_cache_that_was_given_up_is_not_dropped_when_it_turns_up() {
     let daemon = rig.serve();
     let shown = rig.show("disk");
     assert_eq!(shown["state"], "held", "{shown}");
-    assert!(daemon.log().contains("dirty bytes of an older generation"));
+    daemon.says(&["dirty bytes of an older generation"]);
     daemon.stop();
 }
 
@@ -470,7 +470,7 @@ fn a_dirty_volume_that_nobody_names_is_kept_shown_and_destaged() {
     });
     let orphan = |flags: &serde_json::Value| flags.as_array().unwrap().contains(&"orphan".into());
     assert!(flags.iter().all(orphan), "shown as an orphan: {flags:?}");
-    assert!(daemon.log().contains("disk"), "the log names it");
+    daemon.says(&["disk"]);
     daemon.stop();
     // By itself, without the cache: the image holds everything.
     let mut plain = Rig::new();

@@ -87,7 +87,7 @@ fn goes_on_after(errno: i32, policy: &str) {
     let bytes = server.bytes("disk.img");
     assert_eq!(bytes[4096..12_288], [2; 8192], "{policy}");
     assert_eq!(bytes[9 << 20..][..4096], [3; 4096], "{policy}");
-    names(&daemon.log(), &["disk.img: is open again"]);
+    daemon.says(&["disk.img: is open again"]);
     // Its locks are there again.
     let mut second = Rig::new();
     second.volume("disk", &rig.dir.join("share/disk.img"), "uncached", "");
@@ -213,10 +213,7 @@ fn a_volume_is_served_before_the_journal_of_a_killed_destage_is_applied() {
     client.write(65_536, &[3; 4096]);
     client.flush();
     wait_until("the replay is stuck", PATIENCE, || state("stalled"));
-    names(
-        &daemon.log(),
-        &["the journal beside it", "is finished meanwhile"],
-    );
+    daemon.says(&["the journal beside it", "is finished meanwhile"]);
     assert!(
         !server.bytes("disk.img").contains(&1),
         "nothing was applied"

@@ -291,6 +291,7 @@ fn a_guest_that_shares_none_of_its_memory_is_told_of_once_with_the_fix() {
         drop(front);
         rig.gone_clients("disk");
     }
+    daemon.says(&["the front end has gone"]);
     let log = daemon.log();
     let lines: Vec<&str> = log.lines().filter(|it| it.contains("share=on")).collect();
     assert_eq!(lines.len(), 1, "{log}");

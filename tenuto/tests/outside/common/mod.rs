@@ -36,6 +36,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -53,6 +54,8 @@ pub const EXIT_DAMAGE: i32 = 5;
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// An orderly stop writes what is acknowledged to the log; it does not destage.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a line of the log may take.
+const SAID: Duration = Duration::from_secs(120);
 
 /// The program that is tested: the one that `TENUTO_BINARY` names, as `./test` does with the one it
 /// built as it is shipped, or that of this build.
@@ -519,10 +522,16 @@ impl Rig {
             .expect("start the daemon");
         let log = Arc::new(Mutex::new(String::new()));
         let (ready, is_ready) = channel();
-        listen(child.stdout.take().expect("a pipe"), &log, ready.clone());
-        listen(child.stderr.take().expect("a pipe"), &log, ready);
+        let readers = vec![
+            listen(child.stdout.take().expect("a pipe"), &log, ready.clone()),
+            listen(child.stderr.take().expect("a pipe"), &log, ready),
+        ];
         Starting {
-            daemon: Daemon { child, log },
+            daemon: Daemon {
+                child,
+                log,
+                readers,
+            },
             is_ready,
         }
     }
@@ -704,7 +713,7 @@ impl Starting {
             Ok(()) => Ok(self.daemon),
             Err(RecvTimeoutError::Disconnected) => {
                 let status = self.daemon.child.wait().expect("the daemon's exit status");
-                Err((status, self.daemon.log()))
+                Err((status, self.daemon.last_words()))
             }
             Err(RecvTimeoutError::Timeout) => {
                 panic!("not ready within {READY_TIMEOUT:?}:\n{}", self.daemon.log())
@@ -727,7 +736,7 @@ fn listen(
     pipe: impl Read + Send + 'static,
     log: &Arc<Mutex<String>>,
     ready: std::sync::mpsc::Sender<()>,
-) {
+) -> JoinHandle<()> {
     let log = Arc::clone(log);
     std::thread::spawn(move || {
         for line in BufReader::new(pipe).lines() {
@@ -741,13 +750,15 @@ fn listen(
                 let _ = ready.send(());
             }
         }
-    });
+    })
 }
 
 /// A running daemon. Killed when dropped.
 pub struct Daemon {
     child: Child,
     log: Arc<Mutex<String>>,
+    /// The threads that read its output: they end with it.
+    readers: Vec<JoinHandle<()>>,
 }
 
 impl Daemon {
@@ -755,8 +766,30 @@ impl Daemon {
         self.child.id()
     }
 
+    /// What it has said as far as it was read: a line may come after what it tells of.
     pub fn log(&self) -> String {
         self.log.lock().unwrap().clone()
+    }
+
+    /// Waits until it has said all of these.
+    pub fn says(&self, parts: &[&str]) {
+        let start = Instant::now();
+        loop {
+            let log = self.log();
+            let Some(part) = parts.iter().find(|part| !log.contains(**part)) else {
+                return;
+            };
+            assert!(start.elapsed() < SAID, "{part:?} is missing in: {log}");
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+    }
+
+    /// All that it has said, once its process has ended.
+    fn last_words(&mut self) -> String {
+        for reader in self.readers.drain(..) {
+            reader.join().expect("read what a daemon says");
+        }
+        self.log()
     }
 
     pub fn is_alive(&mut self) -> bool {
@@ -767,7 +800,7 @@ impl Daemon {
     pub fn kill(mut self) -> String {
         self.child.kill().expect("kill the daemon");
         self.child.wait().expect("reap the daemon");
-        self.log()
+        self.last_words()
     }
 
     pub fn signal(&self, signal: i32) {
@@ -786,8 +819,9 @@ impl Daemon {
             status.is_some()
         });
         let status = status.expect("it was waited for");
-        assert_eq!(status.code(), Some(0), "orderly stop:\n{}", self.log());
-        self.log()
+        let log = self.last_words();
+        assert_eq!(status.code(), Some(0), "orderly stop:\n{log}");
+        log
     }
 
     /// How many descriptors are open.
@@ -864,10 +898,10 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
         if std::thread::panicking() {
             eprintln!("the daemon said:\n{}", self.log());
         }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
