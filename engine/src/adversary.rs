@@ -36,6 +36,8 @@ rules::list! {
         SkipRecoverySync,
         /// 2: what bypassed the log is not synced before a volume becomes write-back.
         SkipSwitchSync,
+        /// 7: what refers to a cluster is written before the cluster is synced.
+        ReferUnsynced,
         /// 2: a flush that bypasses the log does not sync the origin.
         SkipDirectSync,
         /// 2: a flush is answered before the log has what it covers.
@@ -250,6 +252,8 @@ rules::list! {
 rules::list! {
     /// A way that is seldom gone.
     Mark {
+        /// A direct write of an image that allocates has got its place.
+        Allocated,
         /// A tail that was torn is dropped.
         TornTail,
         /// Records below the last sync are missing.

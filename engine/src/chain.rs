@@ -11,8 +11,8 @@ mod whole;
 
 use crate::image::{Mark, Marked};
 use crate::origin::{
-    Codec, Extent, FileIndex, Lies, Map, Missing, Packed, Piece, Planned, Planner, Resolved, When,
-    Work,
+    Codec, Extent, FileIndex, Lies, Map, Missing, Packed, Piece, Planned, Planner, Rank, Resolved,
+    When, Work,
 };
 use crate::types::{BLOCK_BYTES, Generation, SECTOR_BYTES, Serial, Span, Uuid};
 use ::image::format::mark;
@@ -166,14 +166,17 @@ impl ChainMap {
                 at: range.at,
                 bytes: range.bytes,
             },
-            plan::Work::Table {
+            plan::Work::Table { at, bytes, rank } => Work::Table {
                 at,
                 bytes,
-                when: it,
-            } => Work::Table {
-                at,
-                bytes,
-                when: when(it),
+                rank: match rank {
+                    plan::Rank::Unused => Rank::Unused,
+                    plan::Rank::Mark => Rank::Mark,
+                    plan::Rank::Count => Rank::Count,
+                    plan::Rank::Hook => Rank::Hook,
+                    plan::Rank::Refer => Rank::Refer,
+                    plan::Rank::Release => Rank::Release,
+                },
             },
         }
     }
@@ -310,6 +313,26 @@ impl Planner for ChainMap {
         writing.writer.begin(Some(in_file(mark)));
     }
 
+    fn begin_ordered(&mut self) {
+        let writing = self.writing();
+        writing.tables = Sectors::new(PLAN_BYTES);
+        writing.writer.begin_ordered();
+    }
+
+    fn in_place(&mut self, span: Span) -> Option<Vec<(Span, u64)>> {
+        let writing = self.writing.as_ref().expect("it is written");
+        let asked = types::Span {
+            at: span.sector * SECTOR_BYTES,
+            bytes: span.sectors * SECTOR_BYTES,
+        };
+        let places = writing
+            .writer
+            .in_place(&self.chain, &mut self.tables, asked)?;
+        let sectors = |it: types::Span| Span::new(it.at / SECTOR_BYTES, it.bytes / SECTOR_BYTES);
+        let places = places.into_iter();
+        Some(places.map(|(span, at)| (sectors(span), at)).collect())
+    }
+
     fn plan(&mut self, pieces: &[Piece], work: &mut Vec<Work>) -> Planned {
         let of = |piece: &Piece| plan::Piece {
             span: types::Span {
@@ -359,6 +382,16 @@ impl Planner for ChainMap {
             self.tables.forget_range(id, *range);
         }
         changed.iter().map(|it| (it.at, it.bytes)).collect()
+    }
+
+    fn written_through(&mut self, tables: &[(u64, Vec<u8>)]) -> Vec<(u64, u64)> {
+        let ranges = self.reached();
+        let id = self.chain.file(TOP).id;
+        // The header is changed by others as well, and read anew by each plan.
+        for (at, bytes) in tables.iter().filter(|it| it.0 > 0) {
+            self.tables.overwrite(id, *at, bytes);
+        }
+        ranges
     }
 
     fn read_anew(&mut self, sector: &[u8], bytes: u64) -> bool {

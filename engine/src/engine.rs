@@ -114,6 +114,14 @@ impl Engine {
         Some(volume.policy)
     }
 
+    /// Whether direct writes of this life have given clusters of the volume's image, and none of
+    /// those can have leaked: nothing of them is under way, and none was cut short.
+    pub fn has_allocated(&self, volume: VolumeId) -> bool {
+        let volume = self.core.volumes.get(volume.0 as usize);
+        let volume = volume.and_then(Option::as_ref);
+        volume.is_some_and(|it| it.allocator.has_ended())
+    }
+
     /// Whether recovery has found this write of the run before: the volume holds it, synced, or has
     /// destaged it, and its guest need only be told so. A write that is not found may be there all
     /// the same, where an earlier recovery found it or much was written after it.

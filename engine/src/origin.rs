@@ -154,6 +154,34 @@ pub enum When {
     Journal,
 }
 
+/// What of a plan's tables must be durable before what, where no journal brings them to the file
+/// together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rank {
+    /// Nothing in the file refers to the place.
+    Unused,
+    /// It says that counts may be too high from here on.
+    Mark,
+    /// It counts clusters that nothing refers to yet.
+    Count,
+    /// It says where clusters are counted: those counts come first.
+    Hook,
+    /// It refers to clusters: they and their counts come first.
+    Refer,
+    /// It counts clusters less often: what referred to them comes first.
+    Release,
+}
+
+impl Rank {
+    /// When it is written, where a journal is.
+    pub fn when(self) -> When {
+        match self {
+            Rank::Unused => When::Now,
+            _ => When::Journal,
+        }
+    }
+}
+
 /// One thing that a plan does to the first file. Places are whole sectors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
@@ -164,7 +192,7 @@ pub enum Work {
     /// The journal zeroes these bytes.
     Zero { at: u64, bytes: u64 },
     /// Tables, or sectors of them.
-    Table { at: u64, bytes: Vec<u8>, when: When },
+    Table { at: u64, bytes: Vec<u8>, rank: Rank },
 }
 
 /// What came of a step of a plan. One that is not `Done` has done nothing, and is made again.
@@ -183,6 +211,14 @@ pub trait Planner {
     /// A new plan. One before it that was not reached is forgotten; nothing of it is in flight. It
     /// puts this mark into the image if that has none of this volume, and room for it.
     fn begin(&mut self, mark: Mark);
+
+    /// The same of a plan whose tables go to the file in the order of their ranks, without a
+    /// journal.
+    fn begin_ordered(&mut self);
+
+    /// Where these sectors lie in the first file, if all of them may be written where they are.
+    /// `None` where that is not so or not at hand: then a plan says what becomes of them.
+    fn in_place(&mut self, span: Span) -> Option<Vec<(Span, u64)>>;
 
     /// What becomes of the pieces of one cluster, which lie in it in order and do not overlap. It
     /// is appended to `work`; clusters come in order, each once.
@@ -207,6 +243,9 @@ pub trait Planner {
 
     /// All of the plan is at the file. Gives the ranges of it, in bytes, whose tables have changed.
     fn reached(&mut self) -> Vec<(u64, u64)>;
+
+    /// The same of a plan that was ordered: these tables, with their places, were written.
+    fn written_through(&mut self, tables: &[(u64, Vec<u8>)]) -> Vec<(u64, u64)>;
 
     /// The file was written past any plan of this map (a journal of another life was applied to
     /// it): nothing that is known of its tables counts. `sector` is the first of the file, `bytes`

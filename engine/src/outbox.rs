@@ -94,6 +94,11 @@ pub enum Pending {
         volume: VolumeId,
         io: PlanIo,
     },
+    /// Direct writes of an image that allocates.
+    Allocate {
+        volume: VolumeId,
+        io: AllocateIo,
+    },
     /// A journal that is replayed while its volume is served.
     Replay {
         volume: VolumeId,
@@ -149,6 +154,24 @@ pub enum PlanIo {
     Read { job: u32 },
     /// The first sector of the image, read or written for its guard.
     Guard { writes: bool },
+}
+
+/// The requests of direct writes of an image that allocates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AllocateIo {
+    /// A table that their plan has to see.
+    Table,
+    /// The first sector of the image.
+    Header,
+    /// What a write copies from a file of the image.
+    Read {
+        job: u32,
+    },
+    Write {
+        job: u32,
+    },
+    /// A stat, a sync, or a range that becomes zeroes.
+    Order,
 }
 
 /// Why the engine wants to be called again.

@@ -5,7 +5,9 @@
 //! bytes and devices; see `engine::write` for the way of a write.
 
 use crate::adversary::{Bug, has};
-use crate::core::{Bypass, Destage, Known, LedgerWriter, Own, Replay, Resize, Switch, Unread};
+use crate::core::{
+    Allocator, Bypass, Destage, Known, LedgerWriter, Own, Replay, Resize, Switch, Unread,
+};
 use crate::event::{Admission, Device, IoError, ResetOn, Share, Tuning, VolumeSpec};
 use crate::flow::{Flow, FlowLimits};
 use crate::format::checkpoint::VolumeRecord;
@@ -115,6 +117,17 @@ pub struct Syncs {
     pub of_switch: bool,
 }
 
+/// Of an ephemeral volume.
+#[derive(Default)]
+pub struct Overlay {
+    /// It answered a write for want of room, and has taken none since.
+    pub full: bool,
+    /// The write that is being staged goes beyond the overlay's share of RAM.
+    pub spills: bool,
+    /// When the overlay took its first write; not known of one that a recovery found.
+    pub since: Option<Time>,
+}
+
 pub struct Volume {
     pub id: VolumeId,
     pub name: String,
@@ -184,6 +197,7 @@ pub struct Volume {
     pub own: Own,
     /// Writes on their way to the origin past the log, by their call.
     pub direct: Vec<(u32, Span)>,
+    pub allocator: Allocator,
     pub syncs: Syncs,
     pub flow: Flow,
     /// When the last read of a guest went to the origin.
@@ -192,8 +206,6 @@ pub struct Volume {
     pub reads_held: u32,
     /// When the last request that a guest waited for failed at the origin; none after a good one.
     pub origin_failed: Option<(Time, IoError)>,
-    /// An ephemeral volume that answered a write for want of room, and has taken none since.
-    pub overlay_full: bool,
     /// Its first waiting write wants room that only a destage makes; not just a slot of the stage.
     pub wants_room: bool,
     /// In the queue of volumes whose first waiting request wants another try.
@@ -217,10 +229,7 @@ pub struct Volume {
     pub arrivals: Vec<(RequestId, bool)>,
     /// For whom the log counts what an overlay holds.
     pub quota_owner: QuotaOwner,
-    /// The write that is being staged goes beyond the overlay's share of RAM.
-    pub spills: bool,
-    /// When the overlay took its first write; not known of one that a recovery found.
-    pub overlay_since: Option<Time>,
+    pub overlay: Overlay,
 }
 
 impl Volume {
@@ -273,12 +282,12 @@ impl Volume {
             unread: Unread::default(),
             own: Own::default(),
             direct: Vec::new(),
+            allocator: Allocator::default(),
             syncs: Syncs::default(),
             flow: Flow::default(),
             guest_read_at: None,
             reads_held: 0,
             origin_failed: None,
-            overlay_full: false,
             wants_room: false,
             queued: false,
             counters: Counters::default(),
@@ -291,8 +300,7 @@ impl Volume {
             resize: None,
             arrivals: Vec::new(),
             quota_owner: QuotaOwner::NONE,
-            spills: false,
-            overlay_since: None,
+            overlay: Overlay::default(),
         }
     }
 
@@ -386,12 +394,9 @@ impl Volume {
         self.size_bytes / SECTOR_BYTES
     }
 
-    /// Where sectors of the volume are written. Only raw images are.
+    /// Where sectors of the volume are written, of a raw image.
     pub fn written_at(&self, span: Span) -> (Device, u64) {
-        assert!(
-            self.map.is_none(),
-            "an image with a map is read, never written"
-        );
+        assert!(self.map.is_none(), "where a map has them a plan says");
         (Device::Origin(self.id), span.sector * SECTOR_BYTES)
     }
 

@@ -182,7 +182,7 @@ impl Image {
         }
         let at_once = |it: &Work| match it {
             Work::Data { when, .. } => in_place || *when == When::Now,
-            Work::Table { when, .. } => *when == When::Now,
+            Work::Table { rank, .. } => rank.when() == When::Now,
             Work::Copy { .. } => true,
             Work::Zero { .. } => false,
         };

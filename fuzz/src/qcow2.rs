@@ -421,7 +421,7 @@ fn assert_harmless(header: &Header, work: &Work) {
         Work::Data { span, at, .. } => ((*at, span.bytes), None),
         Work::Copy { part, at } => ((*at, part.span.bytes), None),
         Work::Zero { range } => ((range.at, range.bytes), None),
-        Work::Table { at, bytes, when } => ((*at, bytes.len() as u64), Some(*when)),
+        Work::Table { at, bytes, rank } => ((*at, bytes.len() as u64), Some(rank.when())),
     };
     let (at, bytes) = range;
     let range = Range { at, bytes };

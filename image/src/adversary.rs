@@ -14,6 +14,8 @@ rules::list! {
         LeaveHole,
         /// 7: clusters that a plan has appended are given to the next one as well.
         GiveTwice,
+        /// 7: the header says that clusters may leak when they are counted, not before.
+        AnnounceLate,
     }
 }
 

@@ -4,7 +4,8 @@
 //! a meaning, a COPIED bit that lies. A *leak* is a cluster counted and not used; it wastes space
 //! and nothing else. Always true: the file is only read; memory is 16 MiB of counts, as much of
 //! sectors, and pieces of 64 KiB, whatever the file says. A file of more clusters than one window
-//! holds is gone through once for each window. Deliberately absent: repair, and backing files.
+//! holds is gone through once for each window. Leaks are listed for who frees them.
+//! Deliberately absent: writing, repair of corruptions, and backing files.
 
 use crate::error::Error;
 use crate::format::be64;
@@ -12,7 +13,7 @@ use crate::format::entry::{Cluster, L1, L2};
 use crate::format::header::Header;
 use crate::format::refcount::{self, TableEntry};
 use crate::limits;
-use crate::meta::{Sectors, Tables};
+use crate::meta::{Sector, Sectors, Tables};
 use crate::source::{self, Failed, Source};
 use crate::types::{FileId, Range, SECTOR_BYTES};
 use alloc::vec;
@@ -86,12 +87,29 @@ pub struct Report {
     pub findings: Vec<Finding>,
 }
 
+/// A cluster that is counted more often than it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leak {
+    pub cluster: u64,
+    pub used: u64,
+}
+
 /// Goes through the whole file. Ends early only when it cannot be read, or is too large.
 pub fn check<S: Source>(
     header: &Header,
     file_bytes: u64,
     source: &mut S,
 ) -> Result<Report, Failed<S::Error>> {
+    check_and_list(header, file_bytes, source, 0).map(|(report, _)| report)
+}
+
+/// The same with the first leaks, at most so many, in the order of the file.
+pub fn check_and_list<S: Source>(
+    header: &Header,
+    file_bytes: u64,
+    source: &mut S,
+    leaks_max: usize,
+) -> Result<(Report, Vec<Leak>), Failed<S::Error>> {
     let clusters = file_bytes.div_ceil(header.cluster_bytes());
     if clusters > limits::CHECKED_CLUSTERS_MAX {
         return Err(Failed::Format(Error::TooLarge {
@@ -109,6 +127,8 @@ pub fn check<S: Source>(
         start: 0,
         sectors: Sectors::new(SECTORS_BYTES),
         report: Report::default(),
+        leaks: Vec::new(),
+        leaks_max,
     };
     // A cluster that begins at the end of the file may be used in part.
     while pass.start <= clusters {
@@ -119,7 +139,38 @@ pub fn check<S: Source>(
         pass.compare().map_err(Failed::Read)?;
         pass.start += count;
     }
-    Ok(pass.report)
+    Ok((pass.report, pass.leaks))
+}
+
+/// The sectors of refcounts, with their numbers, in which these clusters are counted as often as
+/// they are used.
+pub fn without_leaks<S: Source>(
+    header: &Header,
+    source: &mut S,
+    leaks: &[Leak],
+) -> Result<Vec<(u64, Sector)>, S::Error> {
+    let order = header.refcount_order;
+    let per_block = refcount::block_clusters(header);
+    let mut changed: Vec<(u64, Sector)> = Vec::new();
+    for &Leak { cluster, used } in leaks {
+        let mut entry = [0; 8];
+        source.read(
+            header.refcount_table.at + cluster / per_block * 8,
+            &mut entry,
+        )?;
+        let block = TableEntry(u64::from_be_bytes(entry)).block_at();
+        let at = block + refcount::byte_of(order, cluster % per_block);
+        let number = at / SECTOR_BYTES;
+        if changed.last().is_none_or(|it| it.0 != number) {
+            let mut sector = [0; SECTOR_BYTES as usize];
+            source.read(number * SECTOR_BYTES, &mut sector)?;
+            changed.push((number, sector));
+        }
+        let (_, sector) = changed.last_mut().expect("just put there");
+        let per_sector = (SECTOR_BYTES * 8) >> order;
+        refcount::set(sector, order, cluster % per_sector, used);
+    }
+    Ok(changed)
 }
 
 /// One way through the file. In the first one structure is judged as well.
@@ -133,6 +184,8 @@ struct Pass<'a, S: Source> {
     start: u64,
     sectors: Sectors,
     report: Report,
+    leaks: Vec<Leak>,
+    leaks_max: usize,
 }
 
 impl<S: Source> Pass<'_, S> {
@@ -529,6 +582,9 @@ impl<S: Source> Pass<'_, S> {
                     counted,
                 });
             } else if used < counted {
+                if self.leaks.len() < self.leaks_max {
+                    self.leaks.push(Leak { cluster, used });
+                }
                 self.find(Finding::Leak {
                     cluster,
                     used,

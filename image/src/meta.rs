@@ -92,6 +92,19 @@ impl Sectors {
         assert!(self.slots.len() <= self.capacity && self.index.len() == self.slots.len());
     }
 
+    /// Takes what was written to a file: sectors that are at hand become the new ones, and so do
+    /// those of a range that is short.
+    pub fn overwrite(&mut self, file: FileId, at: u64, bytes: &[u8]) {
+        let (sectors, rest) = bytes.as_chunks::<{ SECTOR_BYTES as usize }>();
+        assert!(at.is_multiple_of(SECTOR_BYTES) && rest.is_empty());
+        let short = sectors.len() <= self.capacity / 256;
+        for (number, sector) in (at / SECTOR_BYTES..).zip(sectors) {
+            if short || self.index.contains_key(&(file, number)) {
+                self.put(file, number, sector, true);
+            }
+        }
+    }
+
     fn put(&mut self, file: FileId, sector: u64, bytes: &Sector, asked: bool) {
         if let Some(&at) = self.index.get(&(file, sector)) {
             *self.slots[at].bytes = *bytes;

@@ -105,7 +105,10 @@ fn random_epochs_leave_random_images_right_at_each_step() {
                 }
                 _ => {}
             }
-            bench.destage(&marks);
+            match bench.rng.below(3) {
+                0 => bench.write_through(&marks),
+                _ => bench.destage(&marks),
+            }
             if let Some((l1, before)) = &snapshot {
                 assert!(bench.seen_by(*l1) == *before, "the snapshot is what it was");
             }
@@ -115,7 +118,7 @@ fn random_epochs_leave_random_images_right_at_each_step() {
 
 #[test]
 fn a_refcount_table_that_is_full_grows() {
-    for order in [5, 6] {
+    for (order, journaled) in [(5, true), (6, true), (5, false), (6, false)] {
         let per_block = (4096 * 8) >> order;
         let knobs = Knobs {
             bits: 12,
@@ -129,7 +132,10 @@ fn a_refcount_table_that_is_full_grows() {
         for _ in 0..2 {
             let mut marks = bench.epoch();
             marks[..100].fill(1);
-            bench.destage(&marks);
+            match journaled {
+                true => bench.destage(&marks),
+                false => bench.write_through(&marks),
+            }
         }
         assert_eq!(bench.counted, 1, "it has grown once");
         bench.reopen();

@@ -17,6 +17,7 @@ use crate::disk::{Disk, Power};
 use crate::guest::{Commit, Guest};
 use crate::mapped;
 use crate::oracle::ANSWER_NS_MAX;
+use crate::tops;
 use crate::world::{Broken, LATE_NS_MAX, Sabotage, Step, Trigger, World};
 use engine::engine::{Engine, OpenError, Otherwise, Settled, format_cache, settle_for};
 use engine::event::{Event, Purpose, VolumeSpec};
@@ -347,7 +348,11 @@ impl World {
         spec: VolumeSpec,
         settled: Settled,
     ) -> Result<(), OpenError> {
-        let origin = &self.devices.origins[self.guests[volume].plan.origin];
+        let origin = &mut self.devices.origins[self.guests[volume].plan.origin];
+        if origin.top && !settled.journal_left {
+            let freed = tops::open(&mut origin.image, spec.policy.is_direct());
+            self.trace.counters.images.tops.freed += freed as u64;
+        }
         let engine = self.engine.as_mut().expect("the engine is open");
         let (now, top) = (Time(self.now), origin.image.landed());
         match (origin.base.as_ref(), spec.base_layer) {

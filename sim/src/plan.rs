@@ -215,19 +215,15 @@ impl Plan {
         plan
     }
 
-    /// Whether the image of an origin may be one that allocates: one volume writes it, by way of
-    /// its log and a journal and in no other way, and it has one size and one file all the time.
+    /// Whether the image of an origin may be one that allocates: one volume writes it, with a place
+    /// for its journal, and it has one size and one file all the time.
     pub fn may_allocate(&self, origin: usize) -> bool {
-        let rates = &self.rates;
-        let (dies, becomes) = (
-            rates.cache_dies + rates.cache_gone,
-            rates.image_shrunk + rates.image_replaced,
-        );
+        let becomes = self.rates.image_shrunk + self.rates.image_replaced;
         let mut mine = self.volumes.iter().filter(|it| it.origin == origin);
         let alone = mine.next().filter(|_| mine.next().is_none());
         alone.is_some_and(|it| {
-            let logs = it.policy == Policy::WriteBack && !it.switches;
-            logs && it.journal_possible && !it.resizes && !it.commits && dies + becomes == 0
+            let writes = it.policy != Policy::Ephemeral && it.journal_possible;
+            writes && !it.resizes && !it.commits && becomes == 0
         })
     }
 

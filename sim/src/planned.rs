@@ -35,6 +35,9 @@ impl World {
         if !(io.offset.is_multiple_of(SECTOR_BYTES) && io.bytes.is_multiple_of(SECTOR_BYTES)) {
             return Err(format!("not in whole sectors of the image: {io:?}").into());
         }
+        if io.purpose == Purpose::GuestWrite {
+            return self.check_direct(io, origin);
+        }
         let written = (io.op == Op::Write).then(|| self.memory.gather(&io.slices));
         let head = written.filter(|_| io.offset == 0);
         let head = head.map(|mut bytes| {
@@ -53,6 +56,19 @@ impl World {
             }
             _ => self.check_at_once(io, origin),
         }
+    }
+
+    /// A direct write: nothing else has the image.
+    fn check_direct(&mut self, io: &Io, origin: usize) -> Result<(), Broken> {
+        self.tops[origin].forget();
+        let here = &self.devices.origins[origin];
+        if tops::is_pending(here.ledger.landed()) || tops::is_pending(here.ledger.durable()) {
+            return Err(format!("written beside a journal: {io:?}").into());
+        }
+        if qcow2::is_guarded(here.image.landed()) {
+            return Err(format!("written under a guard: {io:?}").into());
+        }
+        Ok(())
     }
 
     /// Whether this is the first sector as it is there, but for the guard; where that goes, for the
@@ -153,7 +169,7 @@ impl World {
 
     /// A request to an image has ended: what a journal changes decides what it refers to.
     pub(crate) fn note_applied(&mut self, io: &Io, origin: usize) {
-        if io.purpose == Purpose::JournalApply {
+        if matches!(io.purpose, Purpose::JournalApply | Purpose::GuestWrite) {
             self.tops[origin].forget();
         }
     }
@@ -195,6 +211,13 @@ impl World {
             return Ok(());
         }
         self.stop()?;
+        for &volume in volumes {
+            let guest = &self.guests[volume];
+            let engine = self.engine.as_ref().expect("it was stopped in order");
+            if guest.id.is_some_and(|id| engine.has_allocated(id)) {
+                tops::end_allocations(&mut self.devices.origins[guest.plan.origin].image);
+            }
+        }
         self.check_rests(volumes)
     }
 
@@ -226,7 +249,7 @@ mod tests {
         let mut plan = Plan::from_seed(1);
         plan.volumes.truncate(1);
         plan.origins.truncate(1);
-        assert!(plan.may_allocate(0), "a write-back volume, alone");
+        assert!(plan.may_allocate(0), "a volume of its own");
         plan.origins[0].top = Some(4);
         let mut world = World::new(plan, 1, None, false);
         world.devices.places.insert(VolumeId(0), 0);

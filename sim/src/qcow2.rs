@@ -14,6 +14,8 @@ use std::ops::Range;
 const GUARD: (usize, u8) = (72, 0x20);
 /// The byte and the bit that say that no other program has written the file.
 const AUTOCLEAR: (usize, u8) = (88, 0x20);
+/// In the same byte.
+const LEAKS: u8 = 0x40;
 
 /// What is wrong with a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,6 +50,11 @@ pub fn unguard(header: &mut [u8]) {
 pub fn mark(header: &[u8]) -> Option<u64> {
     let at = mark_at(header)?;
     (header.get(AUTOCLEAR.0)? & AUTOCLEAR.1 != 0).then(|| number(header, at as u64 + 32, 8))
+}
+
+/// Whether the first bytes of a file say that clusters may be counted that nothing refers to.
+pub fn may_leak(header: &[u8]) -> bool {
+    header.get(AUTOCLEAR.0).is_some_and(|it| it & LEAKS != 0)
 }
 
 /// Takes a mark and its bit away; its place stays.

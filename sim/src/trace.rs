@@ -152,10 +152,12 @@ pub struct Tops {
     pub cut: u64,
     /// Written anew by another program.
     pub foreign: u64,
+    /// Clusters that had leaked, freed when the image was opened.
+    pub freed: u64,
 }
 
 impl Tops {
-    fn fields(&mut self) -> [(&'static str, &mut u64); 7] {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 8] {
         [
             ("runs with images that allocate", &mut self.runs),
             ("volumes on images that allocate", &mut self.attached),
@@ -164,6 +166,7 @@ impl Tops {
             ("of these with a journal", &mut self.pending),
             ("plans cut short", &mut self.cut),
             ("images that allocate made anew", &mut self.foreign),
+            ("clusters that leaked, freed", &mut self.freed),
         ]
     }
 

@@ -277,7 +277,8 @@ impl Bench {
             }
         }
         let is_now = |it: &Work| match it {
-            Work::Data { when, .. } | Work::Table { when, .. } => *when == When::Now,
+            Work::Data { when, .. } => *when == When::Now,
+            Work::Table { rank, .. } => rank.when() == When::Now,
             Work::Copy { .. } => true,
             Work::Zero { .. } => false,
         };

@@ -71,8 +71,8 @@ impl Core {
     ) -> Result<(), OpenError> {
         self.check_spec(id, &spec)?;
         let map = map.map(|map| check_map(&spec, map)).transpose()?;
-        let plans = map.is_some() && spec.policy == Policy::WriteBack && !spec.read_only;
-        if let Some(why) = settled.journal_damage.take_if(|_| plans) {
+        let written = map.is_some() && spec.policy != Policy::Ephemeral && !spec.read_only;
+        if let Some(why) = settled.journal_damage.take_if(|_| written) {
             // The log does not know the places that it has.
             return Err(OpenError::Damaged(why));
         }
@@ -89,7 +89,8 @@ impl Core {
         let dropped = self.drop_destaged(&mut volume);
         let unchanged = settled.origin.filter(|_| !dropped);
         know_image(&mut volume, image, spec.policy);
-        policy_at_attach(&mut volume, &spec, ledger.as_ref(), plans);
+        policy_at_attach(&mut volume, &spec, ledger.as_ref());
+        let plans = written && volume.policy == Policy::WriteBack;
         volume.replay = ledger.as_ref().filter(|_| left).map(Replay::of);
         if plans {
             let journal = volume.replay.take().map(Replay::guarded);
@@ -584,19 +585,18 @@ impl Core {
 }
 
 /// The policy that is in effect at first, and the switch to the one that is wanted.
-fn policy_at_attach(volume: &mut Volume, spec: &VolumeSpec, ledger: Option<&Ledger>, plans: bool) {
+fn policy_at_attach(volume: &mut Volume, spec: &VolumeSpec, ledger: Option<&Ledger>) {
     // A switch cut short: what is dirty or claimed is write-back until it is at the origin.
     let owes = volume.owes() || ledger.is_some_and(|ledger| ledger.dirty);
     let unfinished = owes && spec.policy.is_direct() && !spec.read_only;
-    // What went past the log is not synced yet, and a flush has to cover it. Nothing of ours
-    // writes an image that allocates past the log.
+    // What went past the log is not synced yet, and a flush has to cover it.
     let past_log = |ledger: &Ledger| ledger.compatible & PAST_LOG != 0;
     let past_log = ledger.is_some_and(past_log) && !has(Bug::ForgetPastLog);
-    if past_log && !plans && !owes && volume.policy == Policy::WriteBack {
+    if past_log && !owes && volume.policy == Policy::WriteBack {
         volume.policy = Policy::Uncached;
     }
     let unsynced = volume.policy.is_direct() && spec.policy == Policy::WriteBack;
-    let unsynced = unsynced && !plans && !has(Bug::StartWithoutSync);
+    let unsynced = unsynced && !has(Bug::StartWithoutSync);
     volume.policy = if unfinished {
         volume.switch = Some(Switch::towards(spec.policy));
         Policy::WriteBack
@@ -613,8 +613,8 @@ fn policy_at_attach(volume: &mut Volume, spec: &VolumeSpec, ledger: Option<&Ledg
 /// has one volume.
 fn check_map(spec: &VolumeSpec, mut map: Box<dyn Map>) -> Result<(Uuid, Box<dyn Map>), OpenError> {
     let reads = spec.read_only || spec.policy == Policy::Ephemeral;
-    let planned =
-        spec.policy == Policy::WriteBack && spec.journal_possible && map.planner().is_some();
+    let journaled = spec.journal_possible || spec.policy.is_direct();
+    let planned = journaled && map.planner().is_some();
     let name = match (reads && !spec.commit, planned && !spec.commit) {
         (true, _) => spec.base_layer,
         (false, true) => map.tables().first().copied(),
@@ -622,8 +622,8 @@ fn check_map(spec: &VolumeSpec, mut map: Box<dyn Map>) -> Result<(Uuid, Box<dyn 
     };
     let refused = || {
         OpenError::Refused(format!(
-            "volume {}: an image that is not raw is served read-only, as ephemeral, or as \
-             write-back with a place for its journal in this version",
+            "volume {}: an image that is not raw is served read-only, as ephemeral, or with a \
+             place for its journal",
             spec.name
         ))
     };

@@ -21,8 +21,6 @@
 //! the ledger counts as destaged. The ledger also says that the origin may hold what nobody synced
 //! ([`PAST_LOG`]), so that who makes the volume write-back again syncs it first. A held volume
 //! answers errors: neither its writes nor its flushes are acknowledged, nothing stale is read.
-//! The image of a volume that allocates is never written past the log: in *Emergency* all of it
-//! goes to the origin, and then its guests wait until the device is good again.
 //! A cache file that lost its name goes the same way, though it answers, because it ends with the
 //! process that has it open.
 //! Deliberately absent: bad blocks of a device that takes writes; they are the business of `fetch`
@@ -272,17 +270,8 @@ impl Core {
     pub(super) fn pump_bypass(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let here = self.find(id).filter(|volume| volume.detaching.is_none());
         let Some(volume) = here else { return };
-        let done = volume.epochs.is_empty() && !volume.is_destaging();
-        // An image that allocates is not written past the log: its guests wait for the device, and
-        // what they have is at the origin.
-        if volume.map.is_some() && matches!(volume.bypass, Bypass::Emergency | Bypass::Held) {
-            if done {
-                volume.bypass = Bypass::Emergency;
-                volume.state = State::Clean;
-                self.answer_log_waiters(cx, id, Ok(()));
-            }
-            return;
-        }
+        let writes = volume.is_destaging() || volume.replay.is_some();
+        let done = volume.epochs.is_empty() && !writes;
         match volume.bypass {
             Bypass::Emergency | Bypass::Held if done => {
                 volume.bypass = Bypass::Release { back: true };
@@ -423,8 +412,9 @@ impl Core {
     fn attach_past_log(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
         let logs = volume.policy == Policy::WriteBack && volume.ledger_writer.is_some();
-        let planned = logs && volume.map.is_some();
-        if volume.policy == Policy::Ephemeral || volume.owes() || planned {
+        // A guard of the life before is looked for by a volume that has its log.
+        let replays = volume.map.is_some() && volume.replay.is_some();
+        if volume.policy == Policy::Ephemeral || volume.owes() || replays {
             self.checkpoint.wait(Waiter::Attach(id));
         } else if logs {
             let switch = volume.switch.take();

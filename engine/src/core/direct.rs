@@ -11,7 +11,8 @@
 //! fills them, so neither a fill it has overtaken nor half of it is ever served from there; what
 //! the tier holds of it afterwards are the bytes that the origin has acknowledged. A failed sync
 //! leaves open what the origin holds, so the tier forgets the volume. Uncached writes take no
-//! order, as on a plain disk.
+//! order, as on a plain disk; those of an image that allocates do. Deliberately absent: writes that
+//! have no place in such an image yet ([`super::allocate`]).
 
 use super::Core;
 use crate::adversary::{Bug, Mark, has, mark};
@@ -36,6 +37,9 @@ pub struct DirectIo {
     kind: Kind,
     /// A sync follows before it is acknowledged.
     sync_after: bool,
+    /// Requests that it consists of, as far as they have not ended, and the first error.
+    waits: u32,
+    failed: Option<IoError>,
 }
 
 impl DirectIo {
@@ -76,16 +80,32 @@ impl Core {
             source,
             layer,
         };
-        let Some(pending) = self.begin_direct(who, span, kind, fua) else {
+        let Some(call) = self.begin_direct(who, span, kind, fua) else {
             return false;
         };
-        self.volume(who.0).counters.origin.write_bytes += bytes;
-        let slices = alloc::vec![Slice {
-            place: source,
-            bytes
-        }];
-        let (device, at) = self.volume(who.0).written_at(span);
-        cx.transfer(pending, Purpose::GuestWrite, device, Op::Write, at, slices);
+        let places = match self.volume(who.0).allocates() {
+            true => self.placed(who.0, span),
+            false => Some(alloc::vec![(span, self.volume(who.0).written_at(span).1)]),
+        };
+        let Some(places) = places else {
+            self.allocate(cx, who.0, call, (span, Some(source)));
+            return true;
+        };
+        let requests = places.len() as u32;
+        assert!(requests > 0, "a write has sectors");
+        self.direct_ios.get(call).waits = requests;
+        let volume = self.volume(who.0);
+        volume.origin_in_flight += requests - 1;
+        volume.counters.origin.writes += u64::from(requests);
+        volume.counters.origin.write_bytes += bytes;
+        for (part, at) in places {
+            let slices = alloc::vec![Slice {
+                place: source.plus((part.sector - span.sector) * SECTOR_BYTES),
+                bytes: part.sectors * SECTOR_BYTES,
+            }];
+            let (pending, device) = (Pending::Direct { call }, Device::Origin(who.0));
+            cx.transfer(pending, Purpose::GuestWrite, device, Op::Write, at, slices);
+        }
         true
     }
 
@@ -98,12 +118,18 @@ impl Core {
         fua: bool,
         allocate: bool,
     ) -> bool {
-        let Some(pending) = self.begin_direct(who, span, Kind::Zero, fua) else {
+        let Some(call) = self.begin_direct(who, span, Kind::Zero, fua) else {
             return false;
         };
-        let (device, at) = self.volume(who.0).written_at(span);
+        let volume = self.volume(who.0);
+        if volume.allocates() {
+            self.allocate(cx, who.0, call, (span, None));
+            return true;
+        }
+        volume.counters.origin.writes += 1;
+        let (device, at) = volume.written_at(span);
+        let (pending, bytes) = (Pending::Direct { call }, span.sectors * SECTOR_BYTES);
         let op = Op::Zero { allocate };
-        let bytes = span.sectors * SECTOR_BYTES;
         cx.order(pending, Purpose::GuestWrite, device, op, at, bytes);
         true
     }
@@ -115,26 +141,27 @@ impl Core {
         span: Span,
         kind: Kind,
         fua: bool,
-    ) -> Option<Pending> {
+    ) -> Option<u32> {
         let volume = self.volume(id);
         assert!(
             volume.policy.is_direct() && !volume.is_dirty(),
             "the origin is written past the log only while the log holds nothing newer"
         );
         let cached = volume.policy == Policy::WriteThrough;
-        let in_turn = cached && !has(Bug::WriteSideBySide);
+        let in_turn = (cached || volume.map.is_some()) && !has(Bug::WriteSideBySide);
         if in_turn && volume.direct.iter().any(|(_, other)| other.overlaps(span)) {
             mark(Mark::OverlapWaits);
             return None;
         }
         let layer = volume.layer;
         volume.origin_in_flight += 1;
-        volume.counters.origin.writes += 1;
         let call = DirectIo {
             volume: id,
             request,
             kind,
             sync_after: fua || !volume.tuning.write_cache,
+            waits: 1,
+            failed: None,
         };
         let call = self.direct_ios.insert(call);
         self.volume(id).direct.push((call, span));
@@ -142,7 +169,7 @@ impl Core {
             let (first, end) = blocks_of(span);
             self.forget_blocks(layer, first, end - first);
         }
-        Some(Pending::Direct { call })
+        Some(call)
     }
 
     pub(super) fn sync_origin(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
@@ -154,6 +181,8 @@ impl Core {
             request,
             kind: Kind::Sync,
             sync_after: false,
+            waits: 1,
+            failed: None,
         });
         let (pending, device) = (Pending::Direct { call }, Device::Origin(id));
         let op = Op::sync_unless(Bug::SkipDirectSync);
@@ -167,10 +196,18 @@ impl Core {
         result: Result<(), IoError>,
         started: Time,
     ) {
-        let call = self.direct_ios.take(at);
+        let call = self.direct_ios.get(at);
         let id = call.volume;
+        call.waits -= 1;
+        call.failed = call.failed.or(result.err());
+        let (left, result) = (call.waits, call.failed.map_or(Ok(()), Err));
         let volume = self.volume(id);
         volume.origin_in_flight -= 1;
+        if left > 0 {
+            return;
+        }
+        let call = self.direct_ios.take(at);
+        let volume = self.volume(id);
         volume.direct.retain(|(other, _)| *other != at);
         volume.counters.origin.latency.add_ns(cx.now.since(started));
         volume.origin_answered(cx.now, result);
@@ -188,6 +225,7 @@ impl Core {
                 Ok(()),
             ) if layer == volume.layer => self.keep_written(cx, layer, span, source),
             (Kind::Sync, Err(_)) if !has(Bug::BelieveAfterFailedSync) => {
+                volume.allocator.doubt();
                 self.renew_layer(id);
             }
             _ => {}

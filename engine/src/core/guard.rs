@@ -42,7 +42,7 @@ impl Volume {
 
     /// What is to be shown of an image that it writes.
     pub(super) fn written(&self) -> Option<WrittenSnapshot> {
-        let writes = self.policy == Policy::WriteBack && !self.read_only;
+        let writes = self.policy != Policy::Ephemeral && !self.read_only;
         self.map.filter(|_| writes)?;
         let destage = self.destage.as_ref();
         let replay = self.replay.as_ref();

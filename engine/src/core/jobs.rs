@@ -471,7 +471,8 @@ impl Core {
         let destage = destage.map_or(0, |it| {
             it.width + usize::from(it.table_piece.is_some()) + it.table_pieces()
         });
-        destage + volume.replay.as_mut().map_or(0, |it| it.pieces())
+        let replay = volume.replay.as_mut().map_or(0, |it| it.pieces());
+        destage + replay + volume.allocator.pieces()
     }
 
     /// Memory for one request, or a place in the line of those that wait for it.

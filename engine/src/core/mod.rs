@@ -5,6 +5,7 @@
 //! `attach`. Always true after an `apply`: all that could be decided has been decided; what is left
 //! waits for a device, for room, or for a time that is in the timers.
 
+mod allocate;
 mod attach;
 mod batch;
 mod bypass;
@@ -44,6 +45,7 @@ mod tables;
 mod tests;
 mod write;
 
+pub use allocate::Allocator;
 pub use bypass::Bypass;
 pub use destage::Destage;
 pub use image::Known;
@@ -124,6 +126,8 @@ pub struct Core {
     maps: Maps,
     tables: tables::Tables,
     direct_ios: Slab<direct::DirectIo>,
+    /// Volumes with direct writes that allocate.
+    allocating: Vec<VolumeId>,
     /// Volumes whose first waiting request wants another try, in turn.
     queue: VecDeque<VolumeId>,
     groups: Vec<group::Group>,
@@ -182,6 +186,7 @@ impl Core {
             maps: Maps::new(config.map_bytes_max),
             tables: tables::Tables::default(),
             direct_ios: Slab::default(),
+            allocating: Vec::new(),
             queue: VecDeque::new(),
             groups: Vec::new(),
             turns: RoundRobin::new(QUANTUM_BYTES, PATIENCE_NS),
@@ -290,6 +295,7 @@ impl Core {
     fn maintain(&mut self, cx: &mut Cx<'_>) {
         self.continue_reads(cx);
         self.retry_waiting(cx, TURNS_PER_EVENT);
+        self.pump_allocations(cx);
         self.give_destage_turns(cx);
         self.log.pump_writes(cx);
         self.log.pump_space(cx, &mut self.scratch);
@@ -316,6 +322,7 @@ impl Core {
             || !self.held_reads.is_empty()
             || !self.deferred_free.is_empty()
             || !self.queue.is_empty()
+            || !self.allocating.is_empty()
             || self.evacuation.is_some()
             || self
                 .volumes
@@ -437,8 +444,8 @@ impl Core {
         result: Result<(), IoError>,
         stat: Option<Stat>,
     ) {
-        let (pending, started) = cx.out.take(io);
-        let (ok, ended) = (result.is_ok(), (result, stat, started));
+        let ((pending, started), ok) = (cx.out.take(io), result.is_ok());
+        let ended = (result, stat, started);
         self.time_origin(cx.now, &pending, started, ok);
         self.observe_cache(cx.now, &pending, ok);
         self.note_full(&pending, result);
@@ -451,9 +458,8 @@ impl Core {
                 from,
                 upto,
             } => {
+                self.log.count_write(cx.now.since(started));
                 let place = (slot, stream, segment);
-                self.log.counters.writes += 1;
-                self.log.counters.write_ns += cx.now.since(started);
                 self.log.write_done(cx, place, (attempt, from, upto), ok);
             }
             Pending::CacheSync { attempt } => self.log_synced(cx, attempt, ok),
@@ -480,6 +486,7 @@ impl Core {
                 self.origin_read_done(cx, read, part, result, started);
             }
             Pending::Direct { call } => self.call_done(cx, call, result, started),
+            Pending::Allocate { volume, io } => self.allocate_done(cx, (volume, io), ended),
             Pending::Look { volume, op } => self.looked(cx, volume, op, ok, stat),
             Pending::Resize { volume } => self.resized(cx, volume, result),
             Pending::SwitchSync { volume } => self.switch_synced(cx, volume, ok),

@@ -139,7 +139,7 @@ impl Core {
         volume.first_serial = volume.serial_next;
         volume.state = State::Clean;
         volume.reason = None;
-        volume.overlay_since = None;
+        volume.overlay.since = None;
         let old = core::mem::replace(&mut volume.quota_owner, quota_owner);
         let epochs = core::mem::take(&mut volume.epochs);
         self.log.close_quota(old);

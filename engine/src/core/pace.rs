@@ -135,6 +135,7 @@ impl Core {
             | Pending::DestageSync { volume }
             | Pending::JournalTable { volume }
             | Pending::Plan { volume, .. }
+            | Pending::Allocate { volume, .. }
             | Pending::Replay { volume, .. }
             | Pending::Stat { volume }
             | Pending::LookAtImage { volume }

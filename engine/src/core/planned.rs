@@ -211,9 +211,9 @@ impl Core {
                 let from = Source::File(extent);
                 self.plan(id).add(When::Now, at, from, piece_bytes);
             }
-            Work::Table { at, bytes, when } => {
+            Work::Table { at, bytes, rank } => {
                 self.plan(id)
-                    .add(when, at, Source::Bytes(bytes), piece_bytes);
+                    .add(rank.when(), at, Source::Bytes(bytes), piece_bytes);
             }
             Work::Zero { at, bytes } => self.journal_zeroes(id, at, bytes),
         }

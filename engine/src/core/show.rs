@@ -121,9 +121,9 @@ impl Core {
                 ram_blocks: holding.ram,
                 ssd_blocks: holding.ssd,
                 ram_limit_bytes: volume.tuning.overlay_ram_bytes,
-                age_ns: volume.overlay_since.map(|since| now.since(since)),
+                age_ns: volume.overlay.since.map(|since| now.since(since)),
                 ended: volume.ended,
-                full: volume.overlay_full && holding.ram + holding.ssd > 0,
+                full: volume.overlay.full && holding.ram + holding.ssd > 0,
             }
         })
     }

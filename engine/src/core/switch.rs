@@ -143,8 +143,10 @@ impl Core {
         let refusal = match volume.state {
             _ if volume.detaching.is_some() || !volume.attached => Some(Refusal::Gone),
             _ if ephemeral && wanted != volume.policy => Some(Refusal::Policy),
-            // An image that allocates is written by plans only.
-            _ if volume.map.is_some() && wanted != volume.policy => Some(Refusal::Policy),
+            // A plan has its journal.
+            _ if volume.map.is_some() && wanted == Policy::WriteBack && !journal_possible => {
+                Some(Refusal::Policy)
+            }
             _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
             _ if failed && wanted == Policy::WriteBack => Some(Refusal::CacheFailed),
@@ -218,11 +220,16 @@ impl Core {
                 false
             }
             Step::Last => {
-                let busy = volume.is_destaging() || volume.unfinished_sectors > 0;
+                let writes = volume.is_destaging() || volume.replay.is_some();
+                let busy = writes || volume.unfinished_sectors > 0;
                 !busy && self.release_ledger(cx, id)
             }
             // A sync of a switch that was given up says nothing of what was written since.
-            Step::Quiet if volume.direct.is_empty() && !volume.syncs.of_switch => {
+            Step::Quiet
+                if volume.direct.is_empty()
+                    && volume.allocator.is_idle()
+                    && !volume.syncs.of_switch =>
+            {
                 self.set_step(id, Step::Sync);
                 let volume = self.volume(id);
                 volume.syncs.of_switch = true;
@@ -383,6 +390,7 @@ impl Core {
             // The guest has to hear of it, and to write again what it had not flushed.
             volume.counters.origin.errors += 1;
             volume.syncs.failed = true;
+            volume.allocator.doubt();
             self.renew_layer(id);
         }
         let volume = self.volume(id);

@@ -304,7 +304,7 @@ impl Core {
                     *offset += taken * SECTOR_BYTES;
                     seq = at;
                 }
-                self.volume(id).overlay_full = false;
+                self.volume(id).overlay.full = false;
                 self.acknowledge_write(cx, id, request, seq, *fua);
                 true
             }
@@ -441,7 +441,7 @@ impl Core {
             .as_ref()
             .expect("checked by the caller");
         let stream = self.stream_of(volume, blocks);
-        self.volume(id).spills = stream == StreamKind::Spill;
+        self.volume(id).overlay.spills = stream == StreamKind::Spill;
         stream
     }
 
@@ -529,7 +529,7 @@ impl Core {
         };
         let source = source.map(|(place, _)| place);
         let stream = match volume.policy {
-            Policy::Ephemeral if volume.spills => StreamKind::Spill,
+            Policy::Ephemeral if volume.overlay.spills => StreamKind::Spill,
             Policy::Ephemeral => StreamKind::Overlay,
             _ => StreamKind::Writes,
         };
@@ -538,7 +538,7 @@ impl Core {
             .as_mut()
             .expect("checked by the caller");
         if volume.epochs.is_empty() {
-            volume.overlay_since = Some(cx.now);
+            volume.overlay.since = Some(cx.now);
         }
         let quota_owner = volume.quota_owner;
         volume.wants_room = false;
@@ -674,7 +674,7 @@ impl Core {
             }
             let volume = self.volume(id);
             volume.waiting.pop_front();
-            volume.overlay_full = true;
+            volume.overlay.full = true;
             volume.counters.overlay_refused += 1;
             mark(Mark::NoSpace);
             let refusal = Err(Refusal::NoSpace);

@@ -243,6 +243,12 @@ impl Log {
         );
     }
 
+    /// A request that has ended, and how long it took.
+    pub fn count_write(&mut self, ns: u64) {
+        self.counters.writes += 1;
+        self.counters.write_ns += ns;
+    }
+
     /// The end of a log write.
     pub fn write_done(
         &mut self,

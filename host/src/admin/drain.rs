@@ -43,12 +43,10 @@ impl Admin {
             };
             left.extend(ended.err().map(|error| error.to_string()));
         }
-        // An image that allocates is written by destages only: what it is owed now goes there.
+        // Of a volume that no configuration names the policy stays, and its data goes home.
         let stays = |volume: &&VolumeSnapshot| {
             let unnamed = known.volumes.iter().all(|named| named.name != volume.name);
-            volume.dirty_bytes > 0
-                && volume.policy == Policy::WriteBack
-                && (unnamed || volume.written.is_some())
+            volume.dirty_bytes > 0 && volume.policy == Policy::WriteBack && unnamed
         };
         // They are on their way already; held ones were told of above.
         for volume in look.engine.volumes.iter().filter(stays).filter(|_| wait) {

@@ -378,13 +378,6 @@ fn is_mapped(volume: &Volume) -> Result<bool, Wrong> {
 /// How a qcow2 image is written, and which.
 fn check_written(volume: &Volume) -> Result<(), Wrong> {
     let path = volume.origin.display();
-    if let Some(what) = written::unwritten(volume.policy) {
-        return Err(Wrong::later(
-            format!("{path} looks like qcow2, and {what} is"),
-            "write policy = \"write-back\", policy = \"ephemeral\" or read-only = true, or \
-             format = \"raw\" if it is a guest's own data",
-        ));
-    }
     let header = written::look(&volume.origin).map_err(|why| {
         let right =
             "restore it from a backup, or write format = \"raw\" if it is a guest's own data";

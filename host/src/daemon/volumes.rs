@@ -13,7 +13,6 @@ use crate::lock::Patience;
 use crate::origin::file::{self, Access, OpenVolume};
 use crate::origin::mapped::ImageShown;
 use crate::origin::san::Params;
-use crate::origin::written;
 use crate::shard::control::{
     Attach, AttachError, CommandError, CommandReply, Export, ListenerScope,
 };
@@ -116,13 +115,6 @@ impl Entry {
     pub(super) fn is_written_image(&self) -> bool {
         let image = self.image.as_ref();
         image.is_some_and(|image| image.written)
-    }
-
-    fn refuse_unwritten(&self, policy: Policy) -> Result<(), VolumeError> {
-        match self.is_written_image() {
-            true => refuse_unwritten(&self.settings.name, policy),
-            false => Ok(()),
-        }
     }
 
     pub(super) fn export(&self) -> Export {
@@ -574,7 +566,6 @@ impl Daemon {
         let claim = self.claim(name)?;
         let mut entry = self.known(name)?;
         let old = entry.settings.policy;
-        entry.refuse_unwritten(policy)?;
         if policy != old && (policy == Policy::Ephemeral || old == Policy::Ephemeral) {
             let (old, new) = (old.name(), policy.name());
             return Err(VolumeError::Settings(format!(
@@ -834,17 +825,6 @@ fn open_origin(
     Ok((opened, settled))
 }
 
-/// How a qcow2 image is not written.
-fn refuse_unwritten(name: &str, policy: Policy) -> Result<(), VolumeError> {
-    let Some(what) = written::unwritten(policy) else {
-        return Ok(());
-    };
-    Err(VolumeError::Settings(format!(
-        "volume {name}: has a qcow2 image, and {what} is not in this version; write policy = \
-         \"write-back\""
-    )))
-}
-
 fn unread_below(settings: &VolumeSettings) -> VolumeError {
     let (name, image) = (&settings.name, settings.origin.display());
     VolumeError::Origin(format!(
@@ -865,10 +845,7 @@ fn open_below(
     if !settled.journal_left && request.access != Access::Read {
         files.clear_guard()?;
     }
-    if files.writes_qcow2(request) {
-        refuse_unwritten(&settings.name, settings.policy)?;
-    }
-    files.open_below(request, patience)?;
+    files.open_below(request, !settled.journal_left, patience)?;
     let written = files.mapped.as_ref().filter(|mapped| mapped.is_written());
     if let Some(image) = &mut settled.image {
         // Without it a file below that was changed later would look as it was.

@@ -9,6 +9,7 @@ use crate::cachedev::{refuse_used_device, sync_directory};
 use crate::fault::{Fault, Kind};
 use crate::lock::{self, Mode, Patience};
 use crate::origin::beside::{self, in_place};
+use crate::origin::leaks;
 use crate::origin::mapped::{self, Mapped};
 use crate::origin::nbd::open::{Leavings, NbdOrigin};
 use crate::origin::san::Params;
@@ -17,6 +18,7 @@ use crate::origin::{Format, Place, nbd};
 use crate::signature;
 use crate::sys;
 use crate::target::{How, Target};
+use ::image::Header;
 use engine::event::{IoError, Stat};
 use engine::format::ledger::{Ledger, Progress};
 use engine::origin::FileIndex;
@@ -198,8 +200,13 @@ impl OpenVolume {
     }
 
     /// Opens what lies below the origin, where it is a qcow2 image that is written. No journal of
-    /// it is pending any more, or its volume finishes it.
-    pub fn open_below(&mut self, request: &Request, patience: &mut Patience) -> Result<(), Fault> {
+    /// it is pending any more, or its volume finishes it: then it is not `at_rest`.
+    pub fn open_below(
+        &mut self,
+        request: &Request,
+        at_rest: bool,
+        patience: &mut Patience,
+    ) -> Result<(), Fault> {
         if !self.writes_qcow2(request) {
             return Ok(());
         }
@@ -213,6 +220,10 @@ impl OpenVolume {
             // What is refused is not changed, so it is opened a second time for this.
             drop(mapped);
             self.end_with_cluster(request)?;
+            (mapped, _) = open(self)?;
+        }
+        let leaky = mapped.header().is_some_and(Header::may_leak);
+        if leaky && at_rest && leaks::free(mapped.top(), &request.path) {
             (mapped, _) = open(self)?;
         }
         self.mapped = Some(Arc::new(mapped));
@@ -357,6 +368,20 @@ impl OpenVolume {
         patience: &mut Patience,
     ) -> Result<Option<Arc<Target>>, Fault> {
         self.sides().open(path, create, patience)
+    }
+
+    /// No write is on its way: an image that allocates has no cluster that nothing refers to.
+    /// Blocks.
+    pub fn end_allocations(&self) {
+        let written = self.mapped.as_ref().filter(|mapped| mapped.is_written());
+        let header = written.and_then(|mapped| Some((mapped, mapped.header()?)));
+        if let Some((mapped, header)) = header
+            && leaks::none(mapped.top(), header).is_err()
+        {
+            // The next start looks for some.
+            let name = self.origin.name();
+            tracing::warn!("{name}: its first sector cannot be written");
+        }
     }
 
     /// Lets go of files that nobody else uses. Blocks.

@@ -433,13 +433,13 @@ fn a_qcow2_image_that_is_written_ends_with_whole_clusters() {
         allow: vec![dir.path().to_owned()],
         ..request(&path, Access::Write)
     };
-    let fault = opened.open_below(&request, &mut Patience::none());
+    let fault = opened.open_below(&request, true, &mut Patience::none());
     let fault = fault.expect_err("its backing is not there");
     assert!(fault.message.contains("gone.img"), "{fault}");
     assert_eq!(length(), before, "what is refused is not changed");
     // Now its backing is there.
     fs::write(dir.path().join("gone.img"), [0; 4096]).expect("written");
-    let below = opened.open_below(&request, &mut Patience::none());
+    let below = opened.open_below(&request, true, &mut Patience::none());
     below.expect("all of it is there");
     let whole = before.next_multiple_of(128 << 10);
     assert_ne!(before, whole);

@@ -9,6 +9,7 @@ pub mod clone;
 pub mod content;
 pub mod file;
 pub mod inflate;
+pub mod leaks;
 pub mod mapped;
 pub mod nbd;
 pub mod reopen;

@@ -204,7 +204,7 @@ mod tests {
             create: true,
         };
         let mut files = freed(|| file::open(&request, &mut Patience::none()));
-        let below = files.open_below(&request, &mut Patience::none());
+        let below = files.open_below(&request, false, &mut Patience::none());
         below.expect("open what lies below");
         Lost::of(files).expect("its origin is a file")
     }

@@ -16,7 +16,6 @@ use ::image::header::{self, EXTERNAL_DATA, GUARD, Header};
 use engine::event::IoError;
 use engine::format::ledger::{LEDGER_BYTES, LEDGER_SLOTS, Ledger, Progress};
 use engine::image::{Finding, Image, Marked, Named, compare};
-use engine::types::Policy;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
@@ -122,14 +121,6 @@ pub fn refuse_device() -> Refused {
         "is a block device with a qcow2 image, and to write that is",
         "serve it with read-only = true or policy = \"ephemeral\"".into(),
     )
-}
-
-/// Of a volume that writes a qcow2 image: what of it is for a later version.
-pub fn unwritten(policy: Policy) -> Option<String> {
-    match policy {
-        Policy::WriteBack => None,
-        other => Some(format!("policy = \"{}\" on one", other.name())),
-    }
 }
 
 /// What the image of a volume is that only a log knows, by its ledger; without one by its size: the

@@ -88,6 +88,8 @@ pub trait Decide: Send + 'static {
     fn next_deadline(&self) -> Option<Time>;
     /// The policy in effect; `None` of a volume that is not there.
     fn policy(&self, volume: VolumeId) -> Option<Policy>;
+    /// Whether clusters of its image were given past the log, and none of them can have leaked.
+    fn has_allocated(&self, volume: VolumeId) -> bool;
     /// Whether a write of the run before was found, and is not to be done again.
     fn has_taken(&self, volume: VolumeId, tag: Tag) -> bool;
     fn layout(
@@ -135,6 +137,10 @@ impl Decide for Engine {
 
     fn policy(&self, volume: VolumeId) -> Option<Policy> {
         Engine::policy(self, volume)
+    }
+
+    fn has_allocated(&self, volume: VolumeId) -> bool {
+        Engine::has_allocated(self, volume)
     }
 
     fn has_taken(&self, volume: VolumeId, tag: Tag) -> bool {
@@ -445,6 +451,16 @@ impl<E: Decide> Shard<E> {
             // A device did not answer in time. The kernel may still use this memory.
             tracing::warn!("stopping with requests to devices in flight");
             std::mem::forget(self);
+            return;
+        }
+        for id in self
+            .volumes
+            .keys()
+            .filter(|id| self.engine.has_allocated(**id))
+        {
+            if let Some(files) = self.files.volume(*id) {
+                files.end_allocations();
+            }
         }
     }
 

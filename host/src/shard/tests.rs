@@ -81,6 +81,10 @@ impl Decide for PassThrough {
         Ok(())
     }
 
+    fn has_allocated(&self, _: VolumeId) -> bool {
+        false
+    }
+
     fn policy(&self, _: VolumeId) -> Option<Policy> {
         Some(Policy::Uncached)
     }

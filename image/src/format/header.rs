@@ -46,6 +46,9 @@ pub const BITMAPS: u64 = 1 << 0;
 pub const RAW_EXTERNAL: u64 = 1 << 1;
 /// Autoclear, ours: no other program has written the file.
 pub const OURS: u64 = 1 << 61;
+/// Autoclear, ours: clusters are given without a journal, so some may be counted that nothing
+/// refers to.
+pub const ALLOCATING: u64 = 1 << 62;
 
 /// The fields as they lie in the file. Version 2 ends before the features.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -401,7 +404,7 @@ impl Header {
     /// Whether it can be written so that it stays right for all its readers.
     pub fn is_writable(&self) -> Result<(), Error> {
         self.is_readable()?;
-        let unknown = self.autoclear & !(BITMAPS | RAW_EXTERNAL | OURS);
+        let unknown = self.autoclear & !(BITMAPS | RAW_EXTERNAL | OURS | ALLOCATING);
         match self.bitmaps {
             _ if self.version < 3 => Err(Error::WriteVersion),
             _ if self.is_corrupt() => Err(Error::WriteCorrupt),
@@ -444,15 +447,34 @@ impl Header {
         Some(bytes)
     }
 
-    /// The first sector of the file when its refcount table lies elsewhere, with the guard: it goes
-    /// through the journal.
-    pub fn with_refcount_table(&self, sector: &[u8], table: Range) -> Option<Vec<u8>> {
-        let mut bytes = self.guarded(sector, true)?;
+    /// The first sector of the file when its refcount table lies elsewhere. In a journal it has the
+    /// guard.
+    pub fn with_refcount_table(&self, sector: &[u8], table: Range, guard: bool) -> Option<Vec<u8>> {
+        let mut bytes = self.guarded(sector, guard)?;
         let clusters = (table.bytes >> self.cluster_bits) as u32;
         let at = core::mem::offset_of!(Layout, refcount_table_at);
         bytes[at..at + 8].copy_from_slice(&table.at.to_be_bytes());
         let at = core::mem::offset_of!(Layout, refcount_table_clusters);
         bytes[at..at + 4].copy_from_slice(&clusters.to_be_bytes());
+        Some(bytes)
+    }
+
+    /// Clusters may be counted that nothing refers to.
+    pub fn may_leak(&self) -> bool {
+        self.autoclear & ALLOCATING != 0
+    }
+
+    /// The first sector of the file with the bit that says so set or cleared, made from the one
+    /// that is there. `None` if that is no header of this image any more.
+    pub fn allocating(&self, sector: &[u8], set: bool) -> Option<Vec<u8>> {
+        let layout = self.own_layout(sector)?;
+        let bits = match set {
+            true => layout.autoclear.get() | ALLOCATING,
+            false => layout.autoclear.get() & !ALLOCATING,
+        };
+        let mut bytes = sector.to_vec();
+        let at = core::mem::offset_of!(Layout, autoclear);
+        bytes[at..at + 8].copy_from_slice(&bits.to_be_bytes());
         Some(bytes)
     }
 

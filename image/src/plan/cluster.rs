@@ -108,6 +108,48 @@ impl Writer {
         Ok(())
     }
 
+    /// Where the bytes of a span lie, if each of its units is data of a cluster that is used once.
+    pub(super) fn places<T: Tables>(
+        &self,
+        view: &mut View<T>,
+        span: Span,
+    ) -> Result<Option<Vec<(Span, u64)>>, Stop> {
+        let bytes = view.header.cluster_bytes();
+        let start = self.known().append;
+        let written = Plan {
+            start,
+            ..Plan::default()
+        };
+        let mut places: Vec<(Span, u64)> = Vec::new();
+        let mut at = span.at;
+        while at < span.end() {
+            let cluster = at / bytes * bytes;
+            let end = span.end().min(cluster + bytes);
+            let part = Span {
+                at,
+                bytes: end - at,
+            };
+            let pieces = [Piece {
+                span: part,
+                zero: false,
+            }];
+            let found = written.find(view, at)?;
+            let whole = Span { at: cluster, bytes };
+            let asked = self.ask(view, &found, &pieces, whole)?;
+            let mut fates = [Fate::Keep; SUBCLUSTERS as usize];
+            let fates = &mut fates[..(bytes / asked.unit_bytes) as usize];
+            asked.judge(view, fates)?;
+            let stays = |it: &Fate| matches!(it, Fate::Keep | Fate::Overwrite);
+            let Some(place) = asked.place.filter(|_| fates.iter().all(stays)) else {
+                return Ok(None);
+            };
+            self.used_once(view, place, &found, whole)?;
+            places.push((part, place + (at - cluster)));
+            at = end;
+        }
+        Ok(Some(places))
+    }
+
     /// Judges what the file says of the cluster.
     fn ask<'a, T: Tables>(
         &self,

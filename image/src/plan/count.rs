@@ -5,7 +5,7 @@
 //! cluster that the plan has appended is counted once, and the file reaches its highest one; a
 //! count that would leave its bounds says that the file is damaged, before anything is told.
 
-use super::{Ended, Plan, View, When, Work, Writer, damaged};
+use super::{Ended, Plan, Rank, View, Work, Writer, damaged};
 use crate::adversary::{Bug, has};
 use crate::format::mark::Mark;
 use crate::format::refcount;
@@ -49,29 +49,46 @@ impl Writer {
             moved = true;
         }
         let (header, mark) = self.header(view, moved.then_some(refcount_table))?;
+        let counts_more = room.append > self.plan.start || !released.is_empty();
+        let announced = self.announced(view, counts_more)?;
         self.read_counts(view, &room, &released)?;
-        let mut counts = core::mem::take(&mut self.plan.counts);
-        let blocks = self.count(view, &room, &released, &mut counts)?;
+        let before = core::mem::take(&mut self.plan.counts);
+        let mut counts = before.clone();
+        let blocks = self.count(view, &room, &mut counts)?;
+        let counted = counts.clone();
+        self.uncount(view, &released, &mut counts)?;
         // From here on nothing is missing.
         let plan = &mut self.plan;
         plan.leave(view, out);
         for (at, bytes) in blocks {
-            plan.put(at, bytes, When::Now, out);
+            plan.put(at, bytes, Rank::Unused, out);
         }
-        plan.put_sectors(view, &counts, out);
+        let may_leak = plan.announce(announced, out);
+        let less = match plan.ordered {
+            true => {
+                plan.put_sectors(view, &changed(&before, counted.clone()), Rank::Count, out);
+                changed(&counted, counts)
+            }
+            false => {
+                plan.put_sectors(view, &counts, Rank::Count, out);
+                BTreeMap::new()
+            }
+        };
         self.put_refcount_table(view, &room, refcount_table, out);
         let plan = &mut self.plan;
         if let Some(bytes) = header {
-            plan.put(0, bytes, When::Journal, out);
+            plan.put(0, bytes, Rank::Hook, out);
         }
         let l1 = core::mem::take(&mut plan.l1);
-        plan.put_sectors(view, &l1, out);
+        plan.put_sectors(view, &l1, Rank::Refer, out);
+        plan.put_sectors(view, &less, Rank::Release, out);
         plan.append = room.append;
         plan.reach_end(view, out);
         let blocks = room.blocks.into_iter();
         plan.ended = Some(Ended {
             refcount_table,
             mark,
+            may_leak,
             blocks: blocks
                 .map(|(number, cluster)| (number, view.cluster_of(cluster).at))
                 .collect(),
@@ -90,10 +107,15 @@ impl Writer {
         if refcount_table.is_none() && mark.is_none() {
             return Ok((None, None));
         }
-        let (at, bytes) = (0, view.header.cluster_bytes());
-        let mut sector = view.sector(Range { at, bytes }, 0)?.to_vec();
+        let mut sector = first_sector(view)?;
+        if self.plan.ordered {
+            let set = view.header.allocating(&sector, true);
+            sector = set.ok_or(damaged(0, 0, 0, Wrong::Header))?;
+        }
         if let Some(table) = refcount_table {
-            let changed = view.header.with_refcount_table(&sector, table);
+            let changed = view
+                .header
+                .with_refcount_table(&sector, table, !self.plan.ordered);
             sector = changed.ok_or(damaged(0, 0, 0, Wrong::Header))?;
         }
         let there = Mark::of(&sector).map(|it| it.volume);
@@ -104,6 +126,20 @@ impl Writer {
         }
         let put_in = new.filter(|_| marked.is_some());
         Ok((marked.or(refcount_table.map(|_| sector)), put_in))
+    }
+
+    /// The first sector with the bit that says that counts may be too high, if that is not set.
+    fn announced<T: Tables>(
+        &self,
+        view: &mut View<T>,
+        counts_more: bool,
+    ) -> Result<Option<Vec<u8>>, Stop> {
+        if !self.plan.ordered || !counts_more || view.header.may_leak() {
+            return Ok(None);
+        }
+        let sector = first_sector(view)?;
+        let set = view.header.allocating(&sector, true);
+        set.ok_or(damaged(0, 0, 0, Wrong::Header)).map(Some)
     }
 
     /// Tries until all fits.
@@ -213,12 +249,11 @@ impl Writer {
         Ok(())
     }
 
-    /// Counts what was appended and what was released; gives the new blocks with their places.
+    /// Counts what was appended; gives the new blocks with their places.
     fn count<T: Tables>(
         &self,
         view: &View<T>,
         room: &Room,
-        released: &BTreeMap<u64, u64>,
         counts: &mut BTreeMap<u64, Sector>,
     ) -> Result<Vec<(u64, Vec<u8>)>, Stop> {
         let order = view.header.refcount_order;
@@ -229,32 +264,42 @@ impl Writer {
             (range.at, vec![0; range.bytes as usize])
         };
         let mut blocks: Vec<(u64, Vec<u8>)> = room.blocks.iter().map(new).collect();
-        let appended = (self.plan.start..room.append).map(|it| (it, None));
-        let less = released
-            .iter()
-            .map(|(cluster, times)| (*cluster, Some(*times)));
-        for (cluster, times) in less.chain(appended) {
+        for cluster in self.plan.start..room.append {
             let Some((_, at)) = self.count_at(view, cluster) else {
                 let number = cluster / per_block;
                 let block = room.blocks.iter().position(|it| it.0 == number);
-                let (Some(block), None) = (block, times) else {
-                    return Err(damaged(0, 0, cluster, Wrong::Uncounted));
-                };
+                let block = block.ok_or(damaged(0, 0, cluster, Wrong::Uncounted))?;
                 refcount::set(&mut blocks[block].1, order, cluster % per_block, 1);
                 continue;
             };
             let sector = counts.get_mut(&(at / SECTOR_BYTES)).expect("it was read");
-            let counted = refcount::get(sector, order, cluster % per_sector);
-            let count = match times {
-                None if counted != 0 => None,
-                None if has(Bug::LeaveUncounted) => Some(0),
-                None => Some(1),
-                Some(times) => counted.checked_sub(times),
-            };
-            let count = count.ok_or(damaged(at, 0, cluster, Wrong::Uncounted))?;
+            if refcount::get(sector, order, cluster % per_sector) != 0 {
+                return Err(damaged(at, 0, cluster, Wrong::Uncounted));
+            }
+            let count = u64::from(!has(Bug::LeaveUncounted));
             refcount::set(sector, order, cluster % per_sector, count);
         }
         Ok(blocks)
+    }
+
+    /// Counts what was released.
+    fn uncount<T: Tables>(
+        &self,
+        view: &View<T>,
+        released: &BTreeMap<u64, u64>,
+        counts: &mut BTreeMap<u64, Sector>,
+    ) -> Result<(), Stop> {
+        let order = view.header.refcount_order;
+        let per_sector = (SECTOR_BYTES * 8) >> order;
+        for (&cluster, &times) in released {
+            let wrong = |at| damaged(at, 0, cluster, Wrong::Uncounted);
+            let (_, at) = self.count_at(view, cluster).ok_or(wrong(0))?;
+            let sector = counts.get_mut(&(at / SECTOR_BYTES)).expect("it was read");
+            let counted = refcount::get(sector, order, cluster % per_sector);
+            let count = counted.checked_sub(times).ok_or(wrong(at))?;
+            refcount::set(sector, order, cluster % per_sector, count);
+        }
+        Ok(())
     }
 
     /// Entries of new blocks, or all of a new table.
@@ -288,7 +333,7 @@ impl Writer {
             put(&mut bytes, 0);
             let clusters = table.at >> bits..table.end() >> bits;
             self.plan.tables.extend(clusters);
-            return self.plan.put(table.at, bytes, When::Now, out);
+            return self.plan.put(table.at, bytes, Rank::Unused, out);
         }
         let mut sectors = BTreeMap::new();
         for (number, _) in &room.blocks {
@@ -300,11 +345,38 @@ impl Writer {
                 sector
             });
         }
-        self.plan.put_sectors(view, &sectors, out);
+        self.plan.put_sectors(view, &sectors, Rank::Hook, out);
     }
 }
 
+fn first_sector<T: Tables>(view: &mut View<T>) -> Result<Vec<u8>, Stop> {
+    let (at, bytes) = (0, view.header.cluster_bytes());
+    Ok(view.sector(Range { at, bytes }, 0)?.to_vec())
+}
+
+/// The sectors that are others than before.
+fn changed(
+    before: &BTreeMap<u64, Sector>,
+    mut now: BTreeMap<u64, Sector>,
+) -> BTreeMap<u64, Sector> {
+    now.retain(|number, sector| before.get(number) != Some(sector));
+    now
+}
+
 impl Plan {
+    /// The header says that counts may be too high, if it is given. Whether it is.
+    fn announce(&mut self, sector: Option<Vec<u8>>, out: &mut Vec<Work>) -> bool {
+        let Some(sector) = sector else {
+            return false;
+        };
+        let rank = match has(Bug::AnnounceLate) {
+            true => Rank::Hook,
+            false => Rank::Mark,
+        };
+        self.put(0, sector, rank, out);
+        true
+    }
+
     /// The file ends no earlier than its highest cluster: its last sector is written, if neither
     /// the file nor the plan comes so far. Nothing lies there but what a cluster does not use.
     fn reach_end<T>(&mut self, view: &View<T>, out: &mut Vec<Work>) {
@@ -319,7 +391,7 @@ impl Plan {
             out.push(Work::Table {
                 at,
                 bytes: vec![0; SECTOR_BYTES as usize],
-                when: When::Now,
+                rank: Rank::Unused,
             });
         }
     }

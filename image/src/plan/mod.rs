@@ -17,6 +17,8 @@
 //! the journal is applied the file is what it was; the journal may be applied in any order, and
 //! after it the file is a right qcow2 file whose refcounts are exact. Clusters are only appended,
 //! behind the highest one that is counted; one that a plan frees is not used again by this writer.
+//! Without a journal the tables go to the file in the order of their [`Rank`]s; then it is a right
+//! qcow2 file at every instant, whose counts are at most too high.
 //! All clusters that a plan appends are counted once. A sector 0 in the journal has the guard.
 //! Deliberately absent: reading, writing, compression, and whether entries of a journal overlap
 //! because two places of the disk share a cluster.
@@ -28,7 +30,7 @@ mod table;
 
 use crate::chain::Chain;
 use crate::error::Error;
-use crate::format::header::Header;
+use crate::format::header::{ALLOCATING, Header};
 use crate::format::mark::Mark;
 use crate::meta::{Sector, Tables};
 use crate::resolve::{self, Damage, Part, Stop, Wrong};
@@ -55,6 +57,34 @@ pub enum When {
     Journal,
 }
 
+/// What of a plan's tables must be durable before what, where no journal brings them to the file
+/// together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rank {
+    /// Nothing in the file refers to the place.
+    Unused,
+    /// It says that counts may be too high from here on.
+    Mark,
+    /// It counts clusters that nothing refers to yet.
+    Count,
+    /// It says where clusters are counted: those counts come first.
+    Hook,
+    /// It refers to clusters: they and their counts come first.
+    Refer,
+    /// It counts clusters less often: what referred to them comes first.
+    Release,
+}
+
+impl Rank {
+    /// When it is written, where a journal is.
+    pub fn when(self) -> When {
+        match self {
+            Rank::Unused => When::Now,
+            _ => When::Journal,
+        }
+    }
+}
+
 /// One thing that a plan does to the top file. Places are whole sectors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
@@ -65,7 +95,7 @@ pub enum Work {
     /// The journal zeroes these bytes.
     Zero { range: Range },
     /// Tables, or sectors of them.
-    Table { at: u64, bytes: Vec<u8>, when: When },
+    Table { at: u64, bytes: Vec<u8>, rank: Rank },
 }
 
 /// What is kept of the top file to write it, and the plan that is being made.
@@ -82,6 +112,8 @@ struct Plan {
     start: u64,
     append: u64,
     mark: Option<Mark>,
+    /// No journal brings it to the file: its tables have an order.
+    ordered: bool,
     /// Sectors of L1 that change.
     l1: BTreeMap<u64, Sector>,
     /// The L2 table that the walk is in.
@@ -109,6 +141,8 @@ struct Ended {
     refcount_table: Range,
     /// It was put into the header.
     mark: Option<Mark>,
+    /// The header says that counts may be too high.
+    may_leak: bool,
     /// New refcount blocks: their number and their cluster.
     blocks: Vec<(u64, u64)>,
 }
@@ -130,6 +164,13 @@ impl Writer {
             mark,
             ..Plan::default()
         };
+    }
+
+    /// The same, of a plan whose tables go to the file in the order of their ranks, with all of
+    /// one rank synced before the next. It puts no mark in.
+    pub fn begin_ordered(&mut self) {
+        self.begin(None);
+        self.plan.ordered = true;
     }
 
     /// What becomes of the pieces of one cluster, which lie in it in order and do not overlap. It
@@ -160,6 +201,19 @@ impl Writer {
         self.plan_end(view, out)
     }
 
+    /// Where the bytes of a span lie, if all of them may be written where they are. `None` where
+    /// that is not so or not at hand: then a plan says what becomes of it.
+    pub fn in_place(
+        &self,
+        chain: &Chain,
+        tables: &mut impl Tables,
+        span: Span,
+    ) -> Option<Vec<(Span, u64)>> {
+        self.load.known()?;
+        let view = &mut View::new(chain, tables);
+        self.places(view, span).ok().flatten()
+    }
+
     fn load(&mut self, view: &mut View<impl Tables>) -> Result<(), Stop> {
         if self.load.known().is_none() {
             let append = self.load.go(view)?.append;
@@ -180,6 +234,9 @@ impl Writer {
         file.file_bytes = file.file_bytes.max(plan.end_bytes);
         let header = file.header_mut().expect("it is a qcow2 file");
         header.refcount_table = ended.refcount_table;
+        if ended.may_leak {
+            header.autoclear |= ALLOCATING;
+        }
         if let Some(mark) = ended.mark {
             header.accept_mark(&mark);
         }
@@ -202,17 +259,17 @@ impl Plan {
     }
 
     /// Tells of a table, or of sectors of one.
-    fn put(&mut self, at: u64, bytes: Vec<u8>, when: When, out: &mut Vec<Work>) {
+    fn put(&mut self, at: u64, bytes: Vec<u8>, rank: Rank, out: &mut Vec<Work>) {
         assert!(at.is_multiple_of(SECTOR_BYTES) && !bytes.is_empty());
         let range = Range {
             at,
             bytes: bytes.len() as u64,
         };
         self.changed.push(range);
-        if when == When::Now {
+        if rank == Rank::Unused {
             self.wrote(range);
         }
-        out.push(Work::Table { at, bytes, when });
+        out.push(Work::Table { at, bytes, rank });
     }
 }
 

@@ -4,7 +4,7 @@
 //! new one is told of whole and at once, a table that was there by its changed sectors, through the
 //! journal. A table that the L1 entry does not call its own is copied whole before it changes.
 
-use super::{Plan, View, When, Work, damaged};
+use super::{Plan, Rank, View, Work, damaged};
 use crate::format::be64;
 use crate::format::entry::{COPIED, L1, L2};
 use crate::meta::{Sector, Tables};
@@ -203,8 +203,8 @@ impl Plan {
             return;
         };
         match table.bytes {
-            Bytes::New(bytes) => self.put(table.at, bytes, When::Now, out),
-            Bytes::Changed(sectors) => self.put_sectors(view, &sectors, out),
+            Bytes::New(bytes) => self.put(table.at, bytes, Rank::Unused, out),
+            Bytes::Changed(sectors) => self.put_sectors(view, &sectors, Rank::Refer, out),
         }
     }
 
@@ -214,6 +214,7 @@ impl Plan {
         &mut self,
         view: &mut View<T>,
         sectors: &BTreeMap<u64, Sector>,
+        rank: Rank,
         out: &mut Vec<Work>,
     ) {
         let per_cluster = view.header.cluster_bytes() / SECTOR_BYTES;
@@ -221,9 +222,10 @@ impl Plan {
         for (&number, sector) in sectors {
             if let Some((first, bytes)) = &mut run {
                 let next = *first + bytes.len() as u64 / SECTOR_BYTES;
-                let near = number == next
-                    || number - next <= GAP_SECTORS
-                        && (next - 1) / per_cluster == number / per_cluster;
+                // What lies between may be another by an earlier rank.
+                let bridged = rank != Rank::Release && number - next <= GAP_SECTORS;
+                let near =
+                    number == next || bridged && (next - 1) / per_cluster == number / per_cluster;
                 let gap = (next..number).map(|it| view.peek(it));
                 if let Some(gap) = near.then(|| gap.collect::<Option<Vec<_>>>()).flatten() {
                     gap.iter().for_each(|it| bytes.extend(it));
@@ -233,11 +235,11 @@ impl Plan {
             }
             let before = run.replace((number, sector.to_vec()));
             if let Some((first, bytes)) = before {
-                self.put(first * SECTOR_BYTES, bytes, When::Journal, out);
+                self.put(first * SECTOR_BYTES, bytes, rank, out);
             }
         }
         if let Some((first, bytes)) = run {
-            self.put(first * SECTOR_BYTES, bytes, When::Journal, out);
+            self.put(first * SECTOR_BYTES, bytes, rank, out);
         }
     }
 

@@ -7,13 +7,13 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 
-use image::check::check;
+use image::check::{check, check_and_list, without_leaks};
 use image::format::entry::{COPIED, Cluster, L1, L2};
 use image::format::mark::Mark;
 use image::format::refcount;
 use image::header::{Layout, bytes_wanted};
 use image::meta::Sectors;
-use image::plan::{Piece, When, Work, Writer};
+use image::plan::{Piece, Rank, When, Work, Writer};
 use image::resolve::{Content, Part, Stop, resolve};
 use image::source::{Source, snapshots};
 use image::types::{FileId, FileIndex, Range, Span};
@@ -410,9 +410,36 @@ impl Bench {
 
     /// A plan for these sectors.
     pub fn plan(&mut self, marks: &[u8]) -> Result<Made, Stop> {
+        self.writer.begin(self.mark);
+        let (out, model) = self.walk(marks)?;
+        let is_now = |it: &Work| match it {
+            Work::Data { when, .. } => *when == When::Now,
+            Work::Table { rank, .. } => rank.when() == When::Now,
+            Work::Copy { .. } => true,
+            Work::Zero { .. } => false,
+        };
+        let (now, journal): (Vec<_>, Vec<_>) = out.into_iter().partition(is_now);
+        disjoint(&now, &journal);
+        for work in &journal {
+            let Work::Table { at: 0, bytes, .. } = work else {
+                continue;
+            };
+            assert!(
+                bytes[72] & 0x20 != 0,
+                "a header in the journal has the guard"
+            );
+        }
+        Ok(Made {
+            now,
+            journal,
+            model,
+        })
+    }
+
+    /// The steps of a plan that has begun, and what the disk is behind it.
+    fn walk(&mut self, marks: &[u8]) -> Result<(Vec<Work>, Vec<u8>), Stop> {
         let cluster = (self.top.header().cluster_bytes() / 512) as usize;
         let mut out = Vec::new();
-        self.writer.begin(self.mark);
         for (number, marks) in marks.chunks(cluster).enumerate() {
             let pieces = pieces(marks, (number * cluster) as u64 * 512);
             if pieces.is_empty() {
@@ -433,27 +460,70 @@ impl Bench {
                 _ => sector.fill(0),
             }
         }
-        let is_now = |it: &Work| match it {
-            Work::Data { when, .. } | Work::Table { when, .. } => *when == When::Now,
-            Work::Copy { .. } => true,
-            Work::Zero { .. } => false,
+        Ok((out, model))
+    }
+
+    /// All of one plan without a journal: tables in the order of their ranks, and within a rank in
+    /// any order. Whatever part of a rank has come, each sector is the old one or the new one.
+    pub fn write_through(&mut self, marks: &[u8]) {
+        self.writer.begin_ordered();
+        let (mut out, model) = self.walk(marks).unwrap();
+        let rank = |it: &Work| match it {
+            Work::Table { rank, .. } => *rank,
+            Work::Data { .. } | Work::Copy { .. } | Work::Zero { .. } => Rank::Unused,
         };
-        let (now, journal): (Vec<_>, Vec<_>) = out.into_iter().partition(is_now);
-        disjoint(&now, &journal);
-        for work in &journal {
-            let Work::Table { at: 0, bytes, .. } = work else {
-                continue;
-            };
-            assert!(
-                bytes[72] & 0x20 != 0,
-                "a header in the journal has the guard"
-            );
+        self.shuffle(&mut out);
+        out.sort_by_key(rank);
+        let stop = self.rng.below(out.len() as u64 + 1) as usize;
+        let table = self.top.header().refcount_table;
+        for (number, work) in out.iter().enumerate() {
+            if number == stop {
+                self.check_between(&model);
+            }
+            self.carry_out(work, &model);
         }
-        Ok(Made {
-            now,
-            journal,
-            model,
-        })
+        for range in self.writer.accept(&mut self.chain) {
+            self.tables.forget_range(FileId(0), range);
+        }
+        self.counted += u64::from(self.top.header().refcount_table != table);
+        assert_eq!(
+            self.chain.file(FileIndex(0)).header(),
+            Some(&self.top.header())
+        );
+        self.model = model;
+        assert!(self.content() == self.model, "by what is known");
+        let fresh = Bench::new(0, self.top.clone(), self.below.clone());
+        assert!(fresh.model == self.model, "by the file");
+        self.check("written through");
+    }
+
+    /// The file in the middle of a plan without a journal: nothing but leaks.
+    fn check_between(&mut self, model: &[u8]) {
+        let header = self.top.header();
+        assert!(!header.is_guarded(), "nothing says how it would go on");
+        let report = check(&header, self.top.bytes, &mut &self.top).unwrap();
+        assert_eq!(report.corruptions, 0, "{:#?}", report.findings);
+        if report.leaks > 0 {
+            assert!(header.may_leak(), "who opens it looks for leaks");
+            self.check_freed(&header, report.leaks);
+        }
+        let fresh = Bench::new(0, self.top.clone(), self.below.clone());
+        let disks = fresh.model.chunks(512).zip(self.model.chunks(512));
+        for (number, ((now, old), new)) in disks.zip(model.chunks(512)).enumerate() {
+            assert!(now == old || now == new, "sector {number} is another");
+        }
+    }
+
+    /// What has leaked is found and freed.
+    fn check_freed(&self, header: &Header, leaks: u64) {
+        let mut top = self.top.clone();
+        let (_, listed) = check_and_list(header, top.bytes, &mut &top, 1 << 20).unwrap();
+        assert_eq!(listed.len() as u64, leaks);
+        for (number, sector) in without_leaks(header, &mut &top, &listed).unwrap() {
+            top.write(number * 512, &sector);
+        }
+        let report = check(header, top.bytes, &mut &top).unwrap();
+        assert_eq!((report.corruptions, report.leaks), (0, 0), "freed");
     }
 
     fn step(

@@ -242,6 +242,7 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         | Bug::MarkAhead
         | Bug::KeepTables
         | Bug::ForgetGrowth
+        | Bug::ReferUnsynced
         | Bug::ShareMixedBlock => Tops,
         Bug::StartWithoutSync => ShortSwitches,
         Bug::DestagePastDurable => EarlyDestages,

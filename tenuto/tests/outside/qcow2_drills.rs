@@ -61,6 +61,8 @@ struct Top {
     random: Rng,
     /// Sent and not answered.
     open: Option<Change>,
+    /// Its writes go past the log.
+    direct: bool,
 }
 
 impl Top {
@@ -84,7 +86,17 @@ impl Top {
             serial: 0,
             random: random.fork(),
             open: None,
+            direct: false,
         }
+    }
+
+    /// Sets its policy, while its daemon runs and nobody is connected.
+    fn set_policy(&mut self, rig: &Rig) {
+        let policies = ["write-back", "write-back", "write-through", "uncached"];
+        let policy = self.random.pick(&policies);
+        self.direct = policy != "write-back";
+        let key = format!("policy={policy}");
+        rig.done(&["volume", "set", &self.name, &key, "--wait"]);
     }
 
     fn shadow_path(&self) -> PathBuf {
@@ -160,7 +172,13 @@ impl Top {
         let found = client.read(change.offset(), new.len());
         let whole = found == new || found == old;
         let up_to = |at: usize| found[..at] == new[..at] && found[at..] == old[at..];
+        let sector_of_either = |at: usize| {
+            let sector = &found[at..at + 512];
+            sector == &old[at..at + 512] || sector == &new[at..at + 512]
+        };
         let fits = match change.command {
+            // As on a plain disk.
+            _ if self.direct => (0..new.len()).step_by(512).all(sector_of_either),
             nbd::CMD_WRITE => whole,
             _ => whole || (0..new.len()).step_by(512).any(up_to),
         };
@@ -308,6 +326,11 @@ impl Drill {
         let copy = self.rig.dir.join("copy.qcow2");
         copy_with_neighbours(&top.image, &copy);
         self.rig.done(&["origin", "replay", &shown(&copy)]);
+        if top.direct {
+            // A volume frees what leaked when it opens the image, and so does QEMU when it is told.
+            let repair = ["check", "-q", "-r", "leaks", "-f", "qcow2", &shown(&copy)];
+            run("qemu-img", &repair);
+        }
         check(&copy);
     }
 
@@ -350,6 +373,9 @@ impl Drill {
         let mut round = 0;
         while round < rounds || self.guards == 0 {
             assert!(round < rounds + GUARD_ROUNDS_MAX, "no kill met a guard");
+            for top in &mut self.tops {
+                top.set_policy(&self.rig);
+            }
             self.quiet();
             // In a destage, in its journal, while that is applied, or at any moment.
             let mark = match (round < rounds, round % 4) {

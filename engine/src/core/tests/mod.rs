@@ -6,6 +6,7 @@
 //! Deliberately absent: chance and crashes, which are the simulator's.
 
 mod admission;
+mod allocate;
 mod broken;
 mod checkpoint;
 mod damage;

@@ -1,0 +1,892 @@
+//! Direct writes of an image that allocates: clusters are given before the acknowledgment.
+//!
+//! ```text
+//! write ─▶ all of it has its place ─▶ written there (`direct`)
+//!      └─▶ queued ─▶ (Stat ─▶ Header ─▶) Plan ─▶ Place ─▶ (Mark ─▶ Sync ─▶) Count
+//!             ─▶ (Sync ─▶ Hook ─▶) Sync ─▶ Refer ─▶ answered ─▶ (Sync ─▶ Release)
+//! ```
+//!
+//! Owns the writes of a volume that need a plan, and the plan that is under way. What waits is
+//! planned together, so that many writes share a sync; each step but *Plan* and *Place* is left
+//! out where the plan has nothing for it. *Stat* and *Header* read the file anew behind a failed
+//! sync, when it is not known which of its tables are on media. *Mark* says once in the header
+//! that counts may be too high after a crash: whoever opens the file to write it looks for leaks.
+//!
+//! Always true: one plan of an image is under way, and no destage. A write is answered when the
+//! file itself refers to it, so that the end of this process loses nothing that was acknowledged.
+//! What refers to a cluster is written when the cluster and its count are synced, so that at each
+//! instant the file is a right qcow2 file of old or new sectors, whose counts are at most too high.
+//! Places and their bytes are decided once; a plan that fails is not made again with other places.
+//! Deliberately absent: what becomes of a cluster ([`Planner`]), and the order of writes that
+//! overlap ([`super::direct`]).
+
+use super::Core;
+use super::batch::{Batch, Plan, Source};
+use super::tables::read_of;
+use crate::adversary::{Bug, Mark, mark};
+use crate::event::{Device, IoError, Op, Purpose, Stat};
+use crate::memory::{Place, Slice};
+use crate::origin::{
+    Extent, FileIndex, Lies, Missing, Piece, Planned, Planner, Rank, TABLE_BYTES_MAX, When, Work,
+};
+use crate::outbox::{AllocateIo, Cx, Pending};
+use crate::slab::Slab;
+use crate::types::{SECTOR_BYTES, Span, Time, VolumeId};
+use crate::volume::Volume;
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+
+/// What one plan covers at most: data, and zeroes, which need only their tables.
+const DATA_SECTORS_MAX: u64 = (16 << 20) / SECTOR_BYTES;
+const ZERO_SECTORS_MAX: u64 = (1 << 30) / SECTOR_BYTES;
+const CALLS_MAX: usize = 256;
+/// Requests of one plan at once.
+const DEPTH: usize = 16;
+/// Steps of a plan in one turn of the engine.
+const STEPS_MAX: usize = 512;
+
+/// The writes of a volume that allocate.
+#[derive(Default)]
+pub struct Allocator {
+    queue: VecDeque<Queued>,
+    plan: Option<Box<Allocation>>,
+    /// A sync has failed: what the file has of its tables is read anew.
+    stale: bool,
+    /// There was a plan in this life.
+    used: bool,
+    /// One was cut short behind its counts.
+    leaked: bool,
+}
+
+/// A write, or a part of it.
+#[derive(Clone, Copy)]
+struct Queued {
+    call: u32,
+    span: Span,
+    /// The place of its first byte; none for zeroes.
+    source: Option<Place>,
+    since: Time,
+    /// Nothing of the write follows.
+    last: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Step {
+    Stat,
+    Header,
+    Plan,
+    Place,
+    Mark,
+    CountSync,
+    Count,
+    HookSync,
+    Hook,
+    ReferSync,
+    Refer,
+    ReleaseSync,
+    Release,
+}
+
+/// One plan on its way to the file.
+struct Allocation {
+    step: Step,
+    /// What it covers, in the order of the disk, without overlap.
+    parts: Vec<Queued>,
+    plan: Plan,
+    work: Vec<Work>,
+    /// Ranges of the file that become zeroes in *Place*.
+    zeroes: Vec<(u64, u64)>,
+    jobs: Slab<Job>,
+    /// A request without a job is in flight.
+    waiting: bool,
+    header_piece: Option<u32>,
+    file_bytes: u64,
+    failed: Option<IoError>,
+}
+
+/// One write to the file.
+struct Job {
+    piece: u32,
+    batch: Batch,
+    /// Reads that it waits for.
+    waits: u32,
+}
+
+/// What a step has done.
+#[derive(PartialEq, Eq)]
+enum Went {
+    On,
+    Nowhere,
+}
+
+impl Allocator {
+    /// Nothing waits, and nothing is under way.
+    pub fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.plan.is_none()
+    }
+
+    /// There were plans, and each has come to its end.
+    pub fn has_ended(&self) -> bool {
+        self.used && !self.leaked && self.is_idle()
+    }
+
+    /// What the file has of its tables may be another than what is known.
+    pub fn doubt(&mut self) {
+        self.stale = true;
+    }
+
+    /// Pieces of memory that it holds.
+    pub fn pieces(&self) -> usize {
+        self.plan.as_ref().map_or(0, |it| {
+            it.jobs.len() + it.plan.table_pieces() + usize::from(it.header_piece.is_some())
+        })
+    }
+}
+
+impl Volume {
+    /// Its image is written past the log, and allocates.
+    pub fn allocates(&self) -> bool {
+        self.map.is_some() && self.policy.is_direct() && !self.read_only
+    }
+}
+
+impl Allocation {
+    fn new(step: Step) -> Allocation {
+        Allocation {
+            step,
+            parts: Vec::new(),
+            plan: Plan::new(),
+            work: Vec::new(),
+            zeroes: Vec::new(),
+            jobs: Slab::default(),
+            waiting: false,
+            header_piece: None,
+            file_bytes: 0,
+            failed: None,
+        }
+    }
+
+    /// Takes what one plan may cover off the queue.
+    fn take_from(&mut self, queue: &mut VecDeque<Queued>) {
+        let (mut data, mut zeroes) = (DATA_SECTORS_MAX, ZERO_SECTORS_MAX);
+        while let Some(first) = queue.front_mut() {
+            let room = match first.source {
+                Some(_) => &mut data,
+                None => &mut zeroes,
+            };
+            let sectors = first.span.sectors.min(*room);
+            if sectors == 0 || self.parts.len() == CALLS_MAX {
+                break;
+            }
+            *room -= sectors;
+            let whole = sectors == first.span.sectors;
+            let span = Span::new(first.span.sector, sectors);
+            let last = first.last && whole;
+            self.parts.push(Queued {
+                span,
+                last,
+                ..*first
+            });
+            if whole {
+                queue.pop_front();
+                continue;
+            }
+            first.span = Span::new(span.end(), first.span.sectors - sectors);
+            first.source = first.source.map(|place| place.plus(sectors * SECTOR_BYTES));
+        }
+        self.parts.sort_unstable_by_key(|part| part.span.sector);
+        let overlap = |pair: &[Queued]| pair[0].span.end() > pair[1].span.sector;
+        assert!(
+            !self.parts.is_empty() && !self.parts.windows(2).any(overlap),
+            "writes that overlap come one after the other"
+        );
+    }
+
+    /// The pieces of the first cluster from `cursor` on, and where that cluster ends.
+    fn next_pieces(&self, cluster: u64) -> Option<(Vec<Piece>, u64)> {
+        let cursor = self.plan.cursor;
+        let from = self.parts.partition_point(|it| it.span.end() <= cursor);
+        let first = self.parts.get(from)?;
+        assert!(
+            first.span.end() > cursor && cluster > 0,
+            "it is not planned yet"
+        );
+        let end = (first.span.sector.max(cursor) / cluster + 1) * cluster;
+        let mut pieces: Vec<Piece> = Vec::new();
+        for part in &self.parts[from..] {
+            let at = part.span.sector.max(cursor);
+            if at >= end {
+                break;
+            }
+            let span = Span::new(at, part.span.end().min(end) - at);
+            let zero = part.source.is_none();
+            match pieces.last_mut() {
+                Some(last) if last.span.end() == at && last.zero == zero => {
+                    last.span.sectors += span.sectors;
+                }
+                _ => pieces.push(Piece { span, zero }),
+            }
+        }
+        assert!(!pieces.is_empty(), "what was found is in its cluster");
+        Some((pieces, end))
+    }
+
+    /// Where the guests' bytes of a span lie, part by part.
+    fn sources(&self, span: Span) -> Vec<(Place, u64)> {
+        let from = self
+            .parts
+            .partition_point(|it| it.span.end() <= span.sector);
+        let (mut at, mut found) = (span.sector, Vec::new());
+        for part in &self.parts[from..] {
+            if at == span.end() {
+                break;
+            }
+            let source = part.source.expect("data has a source");
+            assert!(part.span.sector <= at, "what is placed was asked for");
+            let end = part.span.end().min(span.end());
+            let skip = (at - part.span.sector) * SECTOR_BYTES;
+            found.push((source.plus(skip), (end - at) * SECTOR_BYTES));
+            at = end;
+        }
+        assert_eq!(at, span.end(), "what is placed was asked for");
+        found
+    }
+
+    fn has(&self, rank: Rank) -> bool {
+        let of_rank = |work: &Work| matches!(work, Work::Table { rank: it, .. } if *it == rank);
+        self.work.iter().any(of_rank)
+    }
+
+    /// Something is written where nothing in the file refers to.
+    fn places(&self) -> bool {
+        let places = |work: &Work| match work {
+            Work::Data { when, .. } => *when == When::Now,
+            Work::Copy { .. } => true,
+            Work::Table { rank, .. } => *rank == Rank::Unused,
+            Work::Zero { .. } => false,
+        };
+        self.work.iter().any(places)
+    }
+
+    /// Whether there is something to do in this step.
+    fn needs(&self, step: Step) -> bool {
+        match step {
+            Step::Stat | Step::Header | Step::Plan | Step::Place => true,
+            Step::Mark | Step::CountSync => self.has(Rank::Mark),
+            Step::Count => self.has(Rank::Count),
+            Step::HookSync | Step::Hook => self.has(Rank::Hook),
+            Step::ReferSync => {
+                let before = self.places() || self.has(Rank::Count) || self.has(Rank::Hook);
+                before && self.has(Rank::Refer)
+            }
+            Step::Refer => self.has(Rank::Refer),
+            Step::ReleaseSync | Step::Release => self.has(Rank::Release),
+        }
+    }
+
+    /// Sorts what this step writes into batches.
+    fn load(&mut self, piece_bytes: u64) {
+        let step = self.step;
+        assert!(
+            self.plan.ready.is_empty() && self.zeroes.is_empty(),
+            "a step is loaded once"
+        );
+        for work in &self.work {
+            let (place, from) = match work {
+                Work::Data { span, at, .. } if step == Step::Place => (*at, Source::Epoch(*span)),
+                Work::Copy { extent, at } if step == Step::Place => (*at, Source::File(*extent)),
+                Work::Zero { at, bytes } if step == Step::Place => {
+                    self.zeroes.push((*at, *bytes));
+                    continue;
+                }
+                Work::Table { at, bytes, rank } if step_of(*rank) == step => {
+                    (*at, Source::Bytes(bytes.clone()))
+                }
+                _ => continue,
+            };
+            self.plan.add(When::Now, place, from, piece_bytes);
+        }
+        self.plan.close(When::Now);
+    }
+
+    /// Where the file ends at least when it has what is placed.
+    fn end_bytes(&self) -> u64 {
+        let end = |work: &Work| match work {
+            Work::Data { span, at, .. } => at + span.sectors * SECTOR_BYTES,
+            Work::Copy { extent, at } => at + extent.span.sectors * SECTOR_BYTES,
+            Work::Table { at, bytes, .. } => at + bytes.len() as u64,
+            Work::Zero { .. } => 0,
+        };
+        self.work.iter().map(end).max().unwrap_or(0)
+    }
+}
+
+fn step_of(rank: Rank) -> Step {
+    match rank {
+        Rank::Unused => Step::Place,
+        Rank::Mark => Step::Mark,
+        Rank::Count => Step::Count,
+        Rank::Hook => Step::Hook,
+        Rank::Refer => Step::Refer,
+        Rank::Release => Step::Release,
+    }
+}
+
+impl Step {
+    /// The one behind it.
+    fn next(self) -> Option<Step> {
+        match self {
+            Step::Stat => Some(Step::Header),
+            Step::Header => Some(Step::Plan),
+            Step::Plan => Some(Step::Place),
+            Step::Place => Some(Step::Mark),
+            Step::Mark => Some(Step::CountSync),
+            Step::CountSync => Some(Step::Count),
+            Step::Count => Some(Step::HookSync),
+            Step::HookSync => Some(Step::Hook),
+            Step::Hook => Some(Step::ReferSync),
+            Step::ReferSync => Some(Step::Refer),
+            Step::Refer => Some(Step::ReleaseSync),
+            Step::ReleaseSync => Some(Step::Release),
+            Step::Release => None,
+        }
+    }
+
+    fn is_sync(self) -> bool {
+        match self {
+            Step::CountSync | Step::HookSync | Step::ReferSync | Step::ReleaseSync => true,
+            Step::Stat | Step::Header | Step::Plan | Step::Place | Step::Mark => false,
+            Step::Count | Step::Hook | Step::Refer | Step::Release => false,
+        }
+    }
+}
+
+impl Core {
+    /// A write that needs a plan.
+    pub(super) fn allocate(
+        &mut self,
+        cx: &Cx<'_>,
+        id: VolumeId,
+        call: u32,
+        (span, source): (Span, Option<Place>),
+    ) {
+        let volume = self.volume(id);
+        assert!(volume.allocates(), "a raw image has its places");
+        assert!(
+            volume.origin_in_flight > 0 && span.sectors > 0,
+            "its write is under way"
+        );
+        volume.allocator.queue.push_back(Queued {
+            call,
+            span,
+            source,
+            since: cx.now,
+            last: true,
+        });
+        if !self.allocating.contains(&id) {
+            self.allocating.push(id);
+        }
+    }
+
+    /// Where a write goes at once, if all of it has its place in the file.
+    pub(super) fn placed(&mut self, id: VolumeId, span: Span) -> Option<Vec<(Span, u64)>> {
+        let volume = self.volume(id);
+        if volume.allocator.stale || volume.replay.is_some() {
+            return None;
+        }
+        self.planner(id)?.in_place(span)
+    }
+
+    /// Takes all plans as far as they go without waiting.
+    pub(super) fn pump_allocations(&mut self, cx: &mut Cx<'_>) {
+        for id in core::mem::take(&mut self.allocating) {
+            let mut steps = 0;
+            while steps < STEPS_MAX && self.allocate_step(cx, id) == Went::On {
+                steps += 1;
+            }
+            let busy = self.find(id).is_some_and(|it| !it.allocator.is_idle());
+            if !busy {
+                self.detach_progress(cx, id);
+                self.pump_switch(cx, id);
+                continue;
+            }
+            self.allocating.push(id);
+            if steps == STEPS_MAX {
+                // The others have their turn in between.
+                cx.out.timer(cx.now, crate::outbox::Timer::Pace(id));
+            }
+        }
+    }
+
+    fn allocation(&mut self, id: VolumeId) -> &mut Allocation {
+        let plan = self.volume(id).allocator.plan.as_mut();
+        plan.expect("a plan is under way")
+    }
+
+    fn allocate_step(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> Went {
+        let Some(volume) = self.find(id) else {
+            return Went::Nowhere;
+        };
+        let Some(plan) = volume.allocator.plan.as_ref() else {
+            return self.begin_allocation(cx, id);
+        };
+        let idle = plan.jobs.len() == 0 && !plan.waiting && plan.plan.missing.is_none();
+        let misfits = volume.misfit().is_some();
+        if let Some(error) = plan.failed.filter(|_| idle) {
+            return self.fail_allocation(cx, id, error);
+        }
+        if misfits && idle {
+            return self.put_allocation_off(id);
+        }
+        if plan.failed.is_some() || misfits || plan.waiting {
+            return Went::Nowhere;
+        }
+        match plan.step {
+            Step::Stat => self.order_allocation(cx, id, Op::Stat),
+            Step::Header => self.read_first_sector(cx, id),
+            Step::Plan => self.plan_allocation(cx, id),
+            step if step.is_sync() => {
+                self.volume(id).counters.origin.syncs += 1;
+                let op = match step {
+                    Step::ReferSync => Op::sync_unless(Bug::ReferUnsynced),
+                    _ => Op::Sync,
+                };
+                self.order_allocation(cx, id, op)
+            }
+            _ => self.write_allocation(cx, id),
+        }
+    }
+
+    /// Takes what waits, unless something else has the image.
+    fn begin_allocation(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> Went {
+        let volume = self.volume(id);
+        let goes = volume.detaching.is_some() || volume.suspending.is_some();
+        if volume.misfit().is_some() && goes {
+            let queue = core::mem::take(&mut volume.allocator.queue);
+            for it in queue.iter().filter(|it| it.last) {
+                self.call_done(cx, it.call, Err(IoError::Away), it.since);
+            }
+            return Went::Nowhere;
+        }
+        let free = volume.misfit().is_none() && volume.replay.is_none() && !volume.is_destaging();
+        if volume.allocator.queue.is_empty() || !free {
+            return Went::Nowhere;
+        }
+        let step = match volume.allocator.stale {
+            true => Step::Stat,
+            false => Step::Plan,
+        };
+        let mut plan = Box::new(Allocation::new(step));
+        plan.take_from(&mut volume.allocator.queue);
+        assert!(volume.policy.is_direct(), "the log has its own plans");
+        volume.allocator.plan = Some(plan);
+        volume.allocator.used = true;
+        if step == Step::Plan {
+            self.allocation_planner(id).begin_ordered();
+        }
+        Went::On
+    }
+
+    fn allocation_planner(&mut self, id: VolumeId) -> &mut dyn Planner {
+        self.planner(id).expect("such an image has one")
+    }
+
+    /// The next step that has something to do. The writes are answered once the file refers to
+    /// them.
+    fn next_step(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let piece_bytes = self.scratch.piece_bytes();
+        let plan = self.allocation(id);
+        assert!(plan.jobs.len() == 0 && plan.plan.ready.is_empty() && plan.zeroes.is_empty());
+        let before = plan.step;
+        let mut next = before.next();
+        while let Some(step) = next.filter(|it| !plan.needs(*it)) {
+            next = step.next();
+        }
+        if let Some(step) = next {
+            plan.step = step;
+            if step >= Step::Place {
+                plan.load(piece_bytes);
+            }
+        }
+        let end = plan.end_bytes();
+        if next == Some(Step::Plan) {
+            self.allocation_planner(id).begin_ordered();
+        }
+        if next == Some(Step::Refer) {
+            // Tables that are read from here on may refer to all of it.
+            self.allocation_planner(id).grown(end);
+        }
+        let referred = |step: Option<Step>| step.is_none_or(|it| it > Step::Refer);
+        if referred(next) && !referred(Some(before)) {
+            self.answer_allocation(cx, id);
+        }
+        if next.is_none()
+            && let Some(volume) = self.find(id)
+        {
+            volume.allocator.plan = None;
+        }
+    }
+
+    /// The file refers to all of it.
+    fn answer_allocation(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let plan = self.allocation(id);
+        let mut tables: Vec<(Rank, u64, Vec<u8>)> = Vec::new();
+        for work in &plan.work {
+            if let Work::Table { at, bytes, rank } = work {
+                tables.push((*rank, *at, bytes.clone()));
+            }
+        }
+        tables.sort_by_key(|it| it.0);
+        let tables: Vec<_> = tables
+            .into_iter()
+            .map(|(_, at, bytes)| (at, bytes))
+            .collect();
+        let end = plan.end_bytes();
+        let parts = core::mem::take(&mut plan.parts);
+        mark(Mark::Allocated);
+        assert!(
+            tables.iter().all(|it| !it.1.is_empty()),
+            "a table has bytes"
+        );
+        let planner = self.allocation_planner(id);
+        planner.grown(end);
+        let ranges = planner.written_through(&tables);
+        if !ranges.is_empty() {
+            self.forget_tables(id, Some(&ranges));
+        }
+        for part in parts.iter().filter(|it| it.last) {
+            self.call_done(cx, part.call, Ok(()), part.since);
+        }
+    }
+
+    /// What was placed is forgotten, and so is what was not planned yet of its writes. Behind
+    /// *Place* the file may have a part of the tables: it is read anew.
+    fn fail_allocation(&mut self, cx: &mut Cx<'_>, id: VolumeId, error: IoError) -> Went {
+        let plan = self.drop_allocation(id);
+        let queue = &mut self.volume(id).allocator.queue;
+        queue.retain(|it| plan.parts.iter().all(|part| part.call != it.call));
+        if plan.step.is_sync() {
+            // What was written before may be lost, and the guest has to hear of it.
+            self.volume(id).syncs.failed = true;
+            self.renew_layer(id);
+        }
+        let calls = plan.parts.iter().map(|part| (part.call, part.since));
+        let calls: BTreeMap<u32, Time> = calls.collect();
+        for (call, since) in calls {
+            self.call_done(cx, call, Err(error), since);
+        }
+        Went::On
+    }
+
+    /// The image is not the one that it was. Its writes wait until it is, and are planned anew.
+    fn put_allocation_off(&mut self, id: VolumeId) -> Went {
+        let plan = self.drop_allocation(id);
+        let queue = &mut self.volume(id).allocator.queue;
+        for part in plan.parts.into_iter().rev() {
+            queue.push_front(part);
+        }
+        Went::On
+    }
+
+    /// Forgets a plan that nothing is in flight of.
+    fn drop_allocation(&mut self, id: VolumeId) -> Box<Allocation> {
+        let allocator = &mut self.volume(id).allocator;
+        let plan = allocator.plan.take().expect("it is under way");
+        assert!(plan.jobs.len() == 0 && plan.header_piece.is_none());
+        assert!(plan.plan.table_pieces() == 0, "no table is being read");
+        allocator.stale |= plan.step != Step::Plan && plan.step != Step::Place;
+        allocator.leaked |= plan.step > Step::Place;
+        self.allocation_planner(id).begin_ordered();
+        plan
+    }
+
+    fn plan_allocation(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> Went {
+        if self.allocation(id).plan.missing.is_some() {
+            return Went::Nowhere;
+        }
+        let planner = self.allocation_planner(id);
+        let cluster = planner.cluster_bytes() / SECTOR_BYTES;
+        let next = self.allocation(id).next_pieces(cluster);
+        let mut work = Vec::new();
+        let planner = self.allocation_planner(id);
+        let planned = match &next {
+            Some((pieces, _)) => planner.plan(pieces, &mut work),
+            None => planner.end(&mut work),
+        };
+        match planned {
+            Planned::Done => {
+                let plan = self.allocation(id);
+                plan.work.extend(work);
+                match next {
+                    Some((_, end)) => plan.plan.cursor = end,
+                    None => self.next_step(cx, id),
+                }
+                Went::On
+            }
+            Planned::Missing(missing) => {
+                assert!(work.is_empty(), "a step that misses something does nothing");
+                assert!((1..=TABLE_BYTES_MAX).contains(&missing.bytes));
+                self.read_table_to_allocate(cx, id, missing)
+            }
+            Planned::Damaged => {
+                self.volume(id).counters.origin.errors += 1;
+                self.allocation(id).failed = Some(IoError::Damaged);
+                Went::On
+            }
+        }
+    }
+
+    fn read_table_to_allocate(&mut self, cx: &mut Cx<'_>, id: VolumeId, missing: Missing) -> Went {
+        let piece_bytes = self.scratch.piece_bytes();
+        let (mut slices, mut left) = (Vec::new(), missing.bytes);
+        while left > 0 {
+            let held = self.held_pieces(id);
+            let Some(piece) = self.scratch.take_destage_piece(held) else {
+                for piece in core::mem::take(&mut self.allocation(id).plan.pieces) {
+                    self.scratch.free_destage_piece(piece);
+                }
+                return Went::Nowhere;
+            };
+            self.allocation(id).plan.pieces.push(piece);
+            let bytes = left.min(piece_bytes);
+            let place = self.scratch.piece(piece);
+            slices.push(Slice { place, bytes });
+            left -= bytes;
+        }
+        self.allocation(id).plan.missing = Some(missing);
+        let lies = Lies::At {
+            file: missing.file,
+            offset: missing.offset,
+        };
+        self.read_to_allocate(cx, id, AllocateIo::Table, lies, slices);
+        Went::On
+    }
+
+    fn read_to_allocate(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        io: AllocateIo,
+        lies: Lies,
+        slices: Vec<Slice>,
+    ) {
+        let (device, at, op) = read_of(id, lies);
+        let volume = self.volume(id);
+        volume.origin_in_flight += 1;
+        volume.counters.origin.reads += 1;
+        volume.counters.origin.read_bytes += slices.iter().map(|it| it.bytes).sum::<u64>();
+        let pending = Pending::Allocate { volume: id, io };
+        cx.transfer(pending, Purpose::GuestWrite, device, op, at, slices);
+    }
+
+    fn order_allocation(&mut self, cx: &mut Cx<'_>, id: VolumeId, op: Op) -> Went {
+        let volume = self.volume(id);
+        volume.origin_in_flight += 1;
+        self.allocation(id).waiting = true;
+        let (volume, io) = (id, AllocateIo::Order);
+        let pending = Pending::Allocate { volume, io };
+        cx.order(pending, Purpose::GuestWrite, Device::Origin(id), op, 0, 0);
+        Went::On
+    }
+
+    fn read_first_sector(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> Went {
+        let held = self.held_pieces(id);
+        let Some(piece) = self.scratch.take_destage_piece(held) else {
+            return Went::Nowhere;
+        };
+        let place = self.scratch.piece(piece);
+        let plan = self.allocation(id);
+        (plan.waiting, plan.header_piece) = (true, Some(piece));
+        let (file, offset) = (FileIndex::TOP, 0);
+        let bytes = SECTOR_BYTES;
+        let slices = alloc::vec![Slice { place, bytes }];
+        let lies = Lies::At { file, offset };
+        self.read_to_allocate(cx, id, AllocateIo::Header, lies, slices);
+        Went::On
+    }
+
+    /// Sends what this step writes; the next step follows when all of it is there.
+    fn write_allocation(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> Went {
+        let plan = self.allocation(id);
+        if plan.jobs.len() >= DEPTH {
+            return Went::Nowhere;
+        }
+        if let Some((at, bytes)) = plan.zeroes.pop() {
+            plan.waiting = true;
+            let volume = self.volume(id);
+            volume.origin_in_flight += 1;
+            volume.counters.origin.writes += 1;
+            let (volume, io) = (id, AllocateIo::Order);
+            let pending = Pending::Allocate { volume, io };
+            let (purpose, device) = (Purpose::GuestWrite, Device::Origin(id));
+            let op = Op::Zero { allocate: false };
+            cx.order(pending, purpose, device, op, at, bytes);
+            return Went::On;
+        }
+        if plan.plan.ready.is_empty() {
+            if plan.jobs.len() > 0 {
+                return Went::Nowhere;
+            }
+            self.next_step(cx, id);
+            return Went::On;
+        }
+        let held = self.held_pieces(id);
+        let Some(piece) = self.scratch.take_destage_piece(held) else {
+            return Went::Nowhere;
+        };
+        let plan = self.allocation(id);
+        let batch = plan.plan.ready.pop_front().expect("just seen");
+        self.put_together(cx, id, piece, batch);
+        Went::On
+    }
+
+    /// Brings a batch into memory; it is written when all of it is there.
+    fn put_together(&mut self, cx: &mut Cx<'_>, id: VolumeId, piece: u32, batch: Batch) {
+        let place = self.scratch.piece(piece);
+        let mut reads: Vec<(Extent, Place)> = Vec::new();
+        let plan = self.allocation(id);
+        for part in &batch.parts {
+            let mut to = place.plus(part.at);
+            match &part.from {
+                Source::Bytes(bytes) => cx.memory.store(to, bytes),
+                Source::File(extent) if extent.lies == Lies::Nowhere => {
+                    cx.memory.zero(to, part.bytes);
+                }
+                Source::File(extent) => reads.push((*extent, to)),
+                Source::Epoch(span) => {
+                    for (from, bytes) in plan.sources(*span) {
+                        cx.memory.copy(from, to, bytes);
+                        to = to.plus(bytes);
+                    }
+                }
+            }
+        }
+        assert!(batch.bytes > 0, "a batch has bytes");
+        let waits = reads.len() as u32;
+        let job = plan.jobs.insert(Job {
+            piece,
+            batch,
+            waits,
+        });
+        for (extent, place) in reads {
+            let bytes = extent.span.sectors * SECTOR_BYTES;
+            let slices = alloc::vec![Slice { place, bytes }];
+            let io = AllocateIo::Read { job };
+            self.read_to_allocate(cx, id, io, extent.lies, slices);
+        }
+        if waits == 0 {
+            self.send_allocation(cx, id, job);
+        }
+    }
+
+    fn send_allocation(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32) {
+        let it = self.allocation(id).jobs.get(job);
+        let (at, bytes, piece) = (it.batch.at, it.batch.bytes, it.piece);
+        let at = at.expect("what goes to the file has a place");
+        assert!(at.is_multiple_of(SECTOR_BYTES) && bytes > 0);
+        let place = self.scratch.piece(piece);
+        let volume = self.volume(id);
+        volume.origin_in_flight += 1;
+        volume.counters.origin.writes += 1;
+        volume.counters.origin.write_bytes += bytes;
+        let (volume, io) = (id, AllocateIo::Write { job });
+        let pending = Pending::Allocate { volume, io };
+        let slices = alloc::vec![Slice { place, bytes }];
+        let (purpose, device) = (Purpose::GuestWrite, Device::Origin(id));
+        cx.transfer(pending, purpose, device, Op::Write, at, slices);
+    }
+
+    /// A request of a plan has ended.
+    pub(super) fn allocate_done(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (id, io): (VolumeId, AllocateIo),
+        (result, stat, _): (Result<(), IoError>, Option<Stat>, Time),
+    ) {
+        let volume = self.volume(id);
+        assert!(volume.origin_in_flight > 0, "a volume counts its requests");
+        volume.origin_in_flight -= 1;
+        volume.counters.origin.errors += u64::from(result.is_err());
+        let plan = self.allocation(id);
+        if let Err(error) = result {
+            plan.failed.get_or_insert(error);
+        }
+        match io {
+            AllocateIo::Table => self.allocation_table_read(cx, id, result.is_ok()),
+            AllocateIo::Header => self.first_sector_read(cx, id, result.is_ok()),
+            AllocateIo::Read { job } => {
+                let it = plan.jobs.get(job);
+                assert!(it.waits > 0, "what is there was waited for");
+                it.waits -= 1;
+                if it.waits > 0 {
+                    return;
+                }
+                let failed = plan.failed.is_some();
+                match failed || self.volume(id).misfit().is_some() {
+                    false => self.send_allocation(cx, id, job),
+                    true => self.end_allocation_job(id, job),
+                }
+            }
+            AllocateIo::Write { job } => self.end_allocation_job(id, job),
+            AllocateIo::Order => {
+                plan.waiting = false;
+                match plan.step {
+                    Step::Stat => {
+                        plan.file_bytes = stat.map_or(0, |it| it.size_bytes);
+                        plan.step = Step::Header;
+                    }
+                    step if step.is_sync() && result.is_ok() => self.next_step(cx, id),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn end_allocation_job(&mut self, id: VolumeId, job: u32) {
+        let job = self.allocation(id).jobs.take(job);
+        self.scratch.free_destage_piece(job.piece);
+    }
+
+    fn allocation_table_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
+        let plan = self.allocation(id);
+        let missing = plan.plan.missing.take().expect("it was asked for");
+        let pieces = core::mem::take(&mut plan.plan.pieces);
+        if ok {
+            let mut bytes = alloc::vec![0; missing.bytes as usize];
+            let parts = bytes.chunks_mut(self.scratch.piece_bytes() as usize);
+            for (part, piece) in parts.zip(&pieces) {
+                cx.memory.load(self.scratch.piece(*piece), part);
+            }
+            self.allocation_planner(id).supply(missing, &bytes);
+            // Writes and reads that follow need it as well. The header is another's to change.
+            let map = self.volume(id).map.expect("it allocates");
+            if missing.offset > 0 {
+                self.maps.get(map).supply(missing, &bytes);
+            }
+        }
+        for piece in pieces {
+            self.scratch.free_destage_piece(piece);
+        }
+    }
+
+    fn first_sector_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
+        let plan = self.allocation(id);
+        plan.waiting = false;
+        let piece = plan.header_piece.take().expect("it has a piece");
+        let file_bytes = plan.file_bytes;
+        let mut sector = alloc::vec![0; SECTOR_BYTES as usize];
+        cx.memory.load(self.scratch.piece(piece), &mut sector);
+        self.scratch.free_destage_piece(piece);
+        if !ok {
+            return;
+        }
+        if !self.allocation_planner(id).read_anew(&sector, file_bytes) {
+            self.allocation(id).failed = Some(IoError::Damaged);
+            return;
+        }
+        self.forget_tables(id, None);
+        self.volume(id).allocator.stale = false;
+        self.next_step(cx, id);
+    }
+}

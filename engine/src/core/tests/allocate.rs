@@ -1,0 +1,127 @@
+//! Direct writes of an image that allocates, by the planner of [`planned`](super::planned).
+
+use super::planned::{DATA_AT, TABLE_AT, view, with_image};
+use super::{Host, fine, none};
+use crate::event::{Io, IoError, Op, Purpose, Refusal};
+use crate::types::{BLOCK_SECTORS, Policy, VolumeId};
+use alloc::vec;
+
+fn with_direct(policy: Policy) -> (Host, VolumeId) {
+    let (mut host, disk) = with_image();
+    let order = host.switch(disk, policy);
+    host.pass(2_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    (host, disk)
+}
+
+fn is_direct(io: &Io) -> bool {
+    io.purpose == Purpose::GuestWrite
+}
+
+fn refers(io: &Io) -> bool {
+    is_direct(io) && io.op == Op::Write && (TABLE_AT..DATA_AT).contains(&io.offset)
+}
+
+fn places(io: &Io) -> bool {
+    is_direct(io) && io.op == Op::Write && io.offset >= DATA_AT
+}
+
+fn syncs(io: &Io) -> bool {
+    is_direct(io) && io.op == Op::Sync
+}
+
+/// Fails when: a write is answered before the file refers to it, or its table is written before
+/// its bytes are synced.
+#[test]
+fn a_direct_write_is_answered_when_the_file_refers_to_it() {
+    for policy in [Policy::WriteThrough, Policy::Uncached] {
+        let (mut host, disk) = with_direct(policy);
+        host.hold(syncs);
+        let write = host.write_sectors(disk, 3 * BLOCK_SECTORS + 1, 3 * BLOCK_SECTORS);
+        assert_eq!(host.count(refers), 0, "its bytes are not on media");
+        host.hold(refers);
+        assert_eq!(host.answer(write), None);
+        assert_eq!(view(&host, disk, 4), vec![0; 4096], "nothing refers to it");
+        host.hold(none);
+        assert_eq!(host.answer(write), Some(Ok(())));
+        let read = host.read(disk, 3, 4).expect("it is read");
+        for block in 3..7 {
+            let at = (block - 3) as usize * 4096;
+            assert_eq!(view(&host, disk, block), read[at..at + 4096], "{policy:?}");
+        }
+        assert_eq!(host.show(disk).dirty_bytes, 0, "the log has nothing of it");
+    }
+}
+
+/// Fails when: writes that come while a plan is under way have a sync each.
+#[test]
+fn writes_that_wait_for_a_plan_share_the_next_one() {
+    let (mut host, disk) = with_direct(Policy::WriteThrough);
+    host.hold(syncs);
+    let first = host.write_sectors(disk, 0, BLOCK_SECTORS);
+    let more: vec::Vec<_> = (1..9)
+        .map(|block| host.write_sectors(disk, block * 2 * BLOCK_SECTORS, BLOCK_SECTORS))
+        .collect();
+    host.count(syncs);
+    host.hold(none);
+    assert_eq!(host.answer(first), Some(Ok(())));
+    assert!(more.iter().all(|it| host.answer(*it) == Some(Ok(()))));
+    assert_eq!(host.count(syncs), 1, "one for all that have waited");
+}
+
+/// Fails when: a plan that fails leaves its writes without an answer, or what it has placed is
+/// taken for what the disk has.
+#[test]
+fn a_direct_write_that_fails_says_so_and_the_next_one_goes_on() {
+    let (mut host, disk) = with_direct(Policy::WriteThrough);
+    type Fails = fn(&Io) -> Option<IoError>;
+    let no_space: Fails = |io| places(io).then_some(IoError::NoSpace);
+    let no_table: Fails = |io| refers(io).then_some(IoError::Failed);
+    let no_sync: Fails = |io| syncs(io).then_some(IoError::Failed);
+    for (fails, refusal, unsynced) in [
+        (no_space, Refusal::OriginFull, false),
+        (no_table, Refusal::Io, false),
+        (no_sync, Refusal::Io, true),
+    ] {
+        host.fail(fails);
+        let write = host.write_sectors(disk, 8 * BLOCK_SECTORS, BLOCK_SECTORS);
+        host.pass(1_000);
+        assert_eq!(host.answer(write), Some(Err(refusal)));
+        host.fail(fine);
+        let flush = host.flush(disk);
+        let told = host.answer(flush).expect("an answer");
+        assert_eq!(
+            told.is_err(),
+            unsynced,
+            "who flushes hears of a failed sync"
+        );
+        let found = host.read(disk, 8, 1).expect("it is read");
+        assert_eq!(found, view(&host, disk, 8), "what the file has");
+    }
+    host.fill(disk, 8, 1);
+    let found = host.read(disk, 8, 1).expect("it is read");
+    assert_eq!(found, view(&host, disk, 8));
+    assert_ne!(found, vec![0; 4096]);
+}
+
+/// Fails when: a switch lets the log take writes while a plan is under way.
+#[test]
+fn a_volume_becomes_write_back_when_its_direct_writes_are_at_their_end() {
+    let (mut host, disk) = with_direct(Policy::Uncached);
+    host.hold(refers);
+    let write = host.write_sectors(disk, 0, BLOCK_SECTORS);
+    let order = host.switch(disk, Policy::WriteBack);
+    host.pass(1_000);
+    assert_eq!((host.answer(write), host.answer(order)), (None, None));
+    host.hold(none);
+    host.pass(1_000);
+    assert_eq!(host.answer(write), Some(Ok(())));
+    assert_eq!(host.answer(order), Some(Ok(())));
+    host.fill(disk, 20, 2);
+    let want = host.read(disk, 20, 2);
+    let order = host.destage(disk);
+    host.pass(2_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    let found = [view(&host, disk, 20), view(&host, disk, 21)].concat();
+    assert_eq!(Some(found), want);
+}
