@@ -14,6 +14,8 @@ rules::list! {
         LeaveHole,
         /// 7: clusters that a plan has appended are given to the next one as well.
         GiveTwice,
+        /// 7: entries that L1 gets where it lies are what was behind it.
+        KeepBehindTable,
     }
 }
 

@@ -216,7 +216,7 @@ impl Plan {
     }
 
     /// Whether the image of an origin may be one that allocates: one volume writes it, by way of
-    /// its log and a journal and in no other way, and it has one size and one file all the time.
+    /// its log and a journal and in no other way, and it has one file all the time.
     pub fn may_allocate(&self, origin: usize) -> bool {
         let rates = &self.rates;
         let (dies, becomes) = (
@@ -227,7 +227,7 @@ impl Plan {
         let alone = mine.next().filter(|_| mine.next().is_none());
         alone.is_some_and(|it| {
             let logs = it.policy == Policy::WriteBack && !it.switches;
-            logs && it.journal_possible && !it.resizes && !it.commits && dies + becomes == 0
+            logs && it.journal_possible && !it.commits && dies + becomes == 0
         })
     }
 

@@ -5,7 +5,7 @@
 //! cluster that the plan has appended is counted once, and the file reaches its highest one; a
 //! count that would leave its bounds says that the file is damaged, before anything is told.
 
-use super::{Ended, Plan, View, When, Work, Writer, damaged};
+use super::{Ended, Longer, Plan, View, When, Work, Writer, damaged};
 use crate::adversary::{Bug, has};
 use crate::format::mark::Mark;
 use crate::format::refcount;
@@ -48,7 +48,9 @@ impl Writer {
             };
             moved = true;
         }
-        let (header, mark) = self.header(view, moved.then_some(refcount_table))?;
+        let l1 = self.plan.longer.as_ref().map(Longer::range);
+        let tables = (moved.then_some(refcount_table), l1);
+        let (header, mark) = self.header(view, tables)?;
         self.read_counts(view, &room, &released)?;
         let mut counts = core::mem::take(&mut self.plan.counts);
         let blocks = self.count(view, &room, &released, &mut counts)?;
@@ -64,13 +66,15 @@ impl Writer {
         if let Some(bytes) = header {
             plan.put(0, bytes, When::Journal, out);
         }
-        let l1 = core::mem::take(&mut plan.l1);
-        plan.put_sectors(view, &l1, out);
+        let sectors = core::mem::take(&mut plan.l1);
+        plan.put_sectors(view, &sectors, out);
+        plan.put_longer(out);
         plan.append = room.append;
         plan.reach_end(view, out);
         let blocks = room.blocks.into_iter();
         plan.ended = Some(Ended {
             refcount_table,
+            l1,
             mark,
             blocks: blocks
                 .map(|(number, cluster)| (number, view.cluster_of(cluster).at))
@@ -79,15 +83,17 @@ impl Writer {
         Ok(())
     }
 
-    /// The begin of the file, if it changes: another refcount table, a mark where there is none.
+    /// The begin of the file, if it changes: another refcount table, a longer L1, a mark where
+    /// there is none.
     /// A mark that is there names this plan, because the sector may be known from before.
     fn header<T: Tables>(
         &self,
         view: &mut View<T>,
-        refcount_table: Option<Range>,
+        (refcount_table, l1): (Option<Range>, Option<Range>),
     ) -> Result<(Option<Vec<u8>>, Option<Mark>), Stop> {
         let mark = self.plan.mark;
-        if refcount_table.is_none() && mark.is_none() {
+        let moves = refcount_table.is_some() || l1.is_some();
+        if !moves && mark.is_none() {
             return Ok((None, None));
         }
         let (at, bytes) = (0, view.header.cluster_bytes());
@@ -96,14 +102,18 @@ impl Writer {
             let changed = view.header.with_refcount_table(&sector, table);
             sector = changed.ok_or(damaged(0, 0, 0, Wrong::Header))?;
         }
+        if let Some(l1) = l1 {
+            let changed = view.header.with_l1(&sector, l1);
+            sector = changed.ok_or(damaged(0, 0, 0, Wrong::Header))?;
+        }
         let there = Mark::of(&sector).map(|it| it.volume);
         let new = mark.filter(|it| there != Some(it.volume));
         let marked = new.and_then(|it| view.header.marked(&sector, &it));
-        if let (Some(_), None, Some(mark)) = (refcount_table, &marked, &mark) {
+        if let (true, None, Some(mark)) = (moves, &marked, &mark) {
             sector = view.header.with_mark(&sector, mark);
         }
         let put_in = new.filter(|_| marked.is_some());
-        Ok((marked.or(refcount_table.map(|_| sector)), put_in))
+        Ok((marked.or(moves.then_some(sector)), put_in))
     }
 
     /// Tries until all fits.

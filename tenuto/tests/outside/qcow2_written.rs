@@ -461,7 +461,7 @@ fn what_a_volume_does_not_do_with_an_image_that_it_writes_is_refused() {
     rig.done(&["volume", "add", "good", &origin]);
     for order in [
         vec!["volume", "set", "good", "policy=write-through"],
-        vec!["volume", "resize", "good", "16MiB"],
+        vec!["volume", "resize", "good", "4MiB"],
     ] {
         let line = rig.refused(&order, EXIT_USAGE);
         assert!(line.contains("not in this version"), "{line}");
