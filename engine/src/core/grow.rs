@@ -51,9 +51,7 @@ impl Core {
     /// Why an image that allocates cannot become so large.
     pub(super) fn growth_refusal(&mut self, id: VolumeId, new_bytes: u64) -> Option<Refusal> {
         let volume = self.volume(id);
-        if volume.map.is_none() {
-            return None;
-        }
+        volume.map?;
         let shrinks = new_bytes < volume.size_bytes;
         let plans = self.plans(id);
         match self.planner(id).map(|it| it.growth(new_bytes)) {

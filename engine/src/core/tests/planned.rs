@@ -3,7 +3,7 @@
 
 use super::{Host, STAT, fine, none, spec};
 use crate::engine::Settled;
-use crate::event::{Command, Device, Event, Io, IoError, Op, Purpose, Refusal, Tuning};
+use crate::event::{Command, Device, Event, Io, IoError, Op, Purpose, Refusal, Tuning, VolumeSpec};
 use crate::format::ledger::Progress;
 use crate::image::Mark;
 use crate::layout::Holds;
@@ -14,6 +14,7 @@ use crate::snapshot::State;
 use crate::types::{BLOCK_SECTORS, DestageMode, Policy, RequestId, Span, Uuid, VolumeId};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
+use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -238,6 +239,10 @@ fn attach(host: &mut Host, map: Backwards) -> VolumeId {
 fn attach_of(host: &mut Host, map: Backwards, blocks: u64) -> VolumeId {
     let mut spec = spec(Policy::WriteBack, "disk");
     spec.size_bytes = blocks * 4096;
+    attach_spec(host, map, spec)
+}
+
+fn attach_spec(host: &mut Host, map: Backwards, spec: VolumeSpec) -> VolumeId {
     let id = host.core.place(&spec.name);
     let file = host.disks.0.entry(Device::Origin(id));
     file.or_insert_with(empty_file);
@@ -641,6 +646,35 @@ fn a_disk_that_cannot_grow_is_as_it_was_and_its_destage_goes_on() {
     assert_eq!(host.answer(order), Some(Ok(())));
     assert_eq!(size(&host, disk), BLOCKS * 4096);
     end_destage(&mut host, disk);
+}
+
+/// Fails when: a disk that grows waits for the others of its group, which have no part in that.
+#[test]
+fn a_disk_of_a_group_grows_by_itself_and_the_group_goes_on() {
+    let mut host = Host::new();
+    let mut member = |name: &str| {
+        let mut spec = spec(Policy::WriteBack, name);
+        spec.size_bytes = BLOCKS * 2048;
+        spec.group = String::from("vm");
+        spec.tuning.group_members = 2;
+        attach_spec(&mut host, Backwards::default(), spec)
+    };
+    let (disk, other) = (member("disk"), member("other"));
+    assert_eq!(other, VolumeId(1));
+    host.fill(other, 0, 2);
+    host.hold(|io| io.device == Device::Journal(VolumeId(1)) && io.op == Op::Sync);
+    let destage = host.destage(other);
+    host.pass(1_000);
+    let order = host.order(Command::Resize {
+        volume: disk,
+        size_bytes: BLOCKS * 4096,
+    });
+    host.pass(2_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(host.answer(destage), None, "its journal is not synced");
+    host.hold(|_| false);
+    host.pass(5_000);
+    assert_eq!(host.answer(destage), Some(Ok(())));
 }
 
 /// Fails when: a plan of its own follows one that was cut short in place, whose state the ledger
