@@ -164,6 +164,14 @@ rules::list! {
         KeepRetiredLines,
         /// 5.2.7: the block that the end of a smaller volume cuts stays in the read cache.
         KeepCutBlock,
+        /// 7: what a file below has behind the end of a disk shows when that grows.
+        ExposeBelow,
+        /// 7: the header of an image says a size for which there is no room.
+        SizeBeforeRoom,
+        /// 7: the header with the new size is not synced before a guest is told.
+        SkipSizeSync,
+        /// 7: a start believes the size of an image that a killed daemon has not synced.
+        BelieveUnsyncedSize,
         /// 2: a volume becomes smaller though it has dirty data.
         ShrinkDirty,
         /// 5.2.7: blocks are filled while a write that bypasses the log is in flight to them.
@@ -348,6 +356,8 @@ rules::list! {
         JournalReplayed,
         /// A block of the log is read again by itself.
         ReadAgain,
+        /// A plan makes room for a larger disk.
+        RoomMade,
         /// Newer writes have covered what was damaged.
         Mended,
         /// An overlay becomes the content of its image.

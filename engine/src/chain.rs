@@ -18,7 +18,7 @@ use crate::types::{BLOCK_BYTES, Generation, SECTOR_BYTES, Serial, Span, Uuid};
 use ::image::format::mark;
 use ::image::header::Compression;
 use ::image::meta::{Sector, Sectors, Tables};
-use ::image::plan::{self, Writer};
+use ::image::plan::{self, Writer, exposed};
 use ::image::resolve::{self, Content, Part, Stop, resolve};
 use ::image::{Chain, Error, types};
 use alloc::vec::Vec;
@@ -308,6 +308,7 @@ impl Planner for ChainMap {
     }
 
     fn begin(&mut self, mark: Mark) {
+        self.chain.file_mut(TOP).grows_to = None;
         let writing = self.writing();
         writing.tables = Sectors::new(PLAN_BYTES);
         writing.writer.begin(Some(in_file(mark)));
@@ -331,6 +332,20 @@ impl Planner for ChainMap {
         let sectors = |it: types::Span| Span::new(it.at / SECTOR_BYTES, it.bytes / SECTOR_BYTES);
         let places = places.into_iter();
         Some(places.map(|(span, at)| (sectors(span), at)).collect())
+    }
+
+    fn growth(&self, size_bytes: u64) -> Option<Span> {
+        self.top().l1_entries_for(size_bytes)?;
+        let types::Span { at, bytes } = exposed(&self.chain, size_bytes);
+        Some(Span::new(at / SECTOR_BYTES, bytes / SECTOR_BYTES))
+    }
+
+    fn begin_growth(&mut self, mark: Mark, size_bytes: u64) {
+        self.begin(mark);
+        let entries = self.top().l1_entries_for(size_bytes);
+        let entries = entries.expect("it was asked for its growth");
+        self.chain.file_mut(TOP).grows_to = Some(size_bytes);
+        self.writing().writer.lengthen(entries);
     }
 
     fn plan(&mut self, pieces: &[Piece], work: &mut Vec<Work>) -> Planned {
@@ -372,6 +387,16 @@ impl Planner for ChainMap {
         self.top().with_mark(sector, &in_file(mark))
     }
 
+    fn sized(&self, sector: &[u8], size_bytes: u64) -> Option<Vec<u8>> {
+        self.top().with_size(sector, size_bytes)
+    }
+
+    fn set_size(&mut self, size_bytes: u64) {
+        let header = self.chain.file_mut(TOP).header_mut();
+        header.expect("it was made of one").size_bytes = size_bytes;
+        self.lines.forget();
+    }
+
     fn reached(&mut self) -> Vec<(u64, u64)> {
         let writing = self.writing.as_mut().expect("it is written");
         let changed = writing.writer.accept(&mut self.chain);
@@ -403,6 +428,7 @@ impl Planner for ChainMap {
         let file = self.chain.file_mut(TOP);
         let id = file.id;
         file.file_bytes = bytes;
+        file.grows_to = None;
         *file.header_mut().expect("it was made of one") = header;
         self.tables.forget(id);
         self.lines.forget();

@@ -220,6 +220,14 @@ pub trait Planner {
     /// `None` where that is not so or not at hand: then a plan says what becomes of them.
     fn in_place(&mut self, span: Span) -> Option<Vec<(Span, u64)>>;
 
+    /// What of a disk of this size lies behind the end that it has, and may be anything but zeroes;
+    /// `None` if the image cannot be so large.
+    fn growth(&self, size_bytes: u64) -> Option<Span>;
+
+    /// The same as `begin`, for a plan that makes room for a disk of this size, and knows what lies
+    /// behind its end.
+    fn begin_growth(&mut self, mark: Mark, size_bytes: u64);
+
     /// What becomes of the pieces of one cluster, which lie in it in order and do not overlap. It
     /// is appended to `work`; clusters come in order, each once.
     fn plan(&mut self, pieces: &[Piece], work: &mut Vec<Work>) -> Planned;
@@ -240,6 +248,13 @@ pub trait Planner {
 
     /// The first sector of the file with this mark in the place of the one that it has, if any.
     fn marked(&self, sector: &[u8], mark: Mark) -> Vec<u8>;
+
+    /// The first sector of the file when the disk has this size, for which there is room. `None` if
+    /// that is no header of this image any more.
+    fn sized(&self, sector: &[u8], size_bytes: u64) -> Option<Vec<u8>>;
+
+    /// The file says that the disk has this size.
+    fn set_size(&mut self, size_bytes: u64);
 
     /// All of the plan is at the file. Gives the ranges of it, in bytes, whose tables have changed.
     fn reached(&mut self) -> Vec<(u64, u64)>;

@@ -255,13 +255,15 @@ fn sync_ledger(media: &mut dyn Media, volume: VolumeId) -> Result<(), OpenError>
 }
 
 /// Syncs what a daemon that has died may have left unsynced: its ledger, because the next one goes
-/// over the last that is known to be synced; and of a destage in place that was cut short the
-/// image. Where the log that has the rest is lost, guests read that, and it has to stay.
+/// over the last that is known to be synced; the image whose size may have changed, because guests
+/// are told what it says; and that of a destage in place that was cut short. Where the log that has
+/// the rest is lost, guests read that, and it has to stay.
 fn sync_left(media: &mut dyn Media, volume: VolumeId, ledger: &Ledger) -> Result<(), OpenError> {
     if !has(Bug::BelieveUnsyncedLedger) {
         sync_ledger(media, volume)?;
     }
-    if matches!(ledger.progress, Progress::Cut(_)) {
+    let resized = ledger.image.mtime_ns == 0 && !has(Bug::BelieveUnsyncedSize);
+    if resized || matches!(ledger.progress, Progress::Cut(_)) {
         let synced = media.sync(Device::Origin(volume));
         synced.map_err(|_| OpenError::Io("the origin"))?;
     }

@@ -65,6 +65,7 @@ impl Image {
         let file = File {
             id: FileId(0),
             file_bytes: bytes.len() as u64,
+            grows_to: None,
             format: Format::Qcow2(Box::new(header)),
         };
         let stack = Stack {

@@ -308,6 +308,7 @@ fn stack(source: &mut Source) -> Option<Stack> {
         Some(File {
             id: FileId(id),
             file_bytes: it.len() as u64,
+            grows_to: None,
             format: Format::Qcow2(Box::new(parsed(it)?)),
         })
     });
@@ -542,6 +543,7 @@ pub fn check(input: &[u8]) -> bool {
     let file = File {
         id: FileId(0),
         file_bytes: bytes.len() as u64,
+        grows_to: None,
         format: Format::Qcow2(Box::new(header)),
     };
     let mut stack = Stack {

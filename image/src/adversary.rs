@@ -16,6 +16,8 @@ rules::list! {
         GiveTwice,
         /// 7: the header says that clusters may leak when they are counted, not before.
         AnnounceLate,
+        /// 7: entries that L1 gets where it lies are what was behind it.
+        KeepBehindTable,
     }
 }
 

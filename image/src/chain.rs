@@ -24,6 +24,8 @@ pub struct File {
     pub id: FileId,
     /// Its length. Who lets it grow says so here.
     pub file_bytes: u64,
+    /// The disk that a plan makes room for, where the file still says a smaller one.
+    pub grows_to: Option<u64>,
     pub format: Format,
 }
 
@@ -35,7 +37,7 @@ impl File {
                 .file_bytes
                 .div_ceil(SECTOR_BYTES)
                 .saturating_mul(SECTOR_BYTES),
-            Format::Qcow2(header) => header.size_bytes,
+            Format::Qcow2(header) => self.grows_to.unwrap_or(header.size_bytes),
         }
     }
 

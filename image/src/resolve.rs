@@ -233,7 +233,12 @@ impl Walk<'_> {
             bytes,
             content: None,
         };
-        let l1_at = header.l1_at + span.at / table_span * 8;
+        let index = span.at / table_span;
+        // A disk that is about to grow has more than its file has entries for.
+        if index >= u64::from(header.l1_entries) {
+            return Ok(nothing);
+        }
+        let l1_at = header.l1_at + index * 8;
         let l1 = L1(self.word(tables, header.l1(), l1_at)?);
         let table = Range {
             at: l1.table_at(),

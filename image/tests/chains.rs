@@ -69,6 +69,7 @@ impl Bytes {
         File {
             id: FileId(id),
             file_bytes: self.0.len() as u64,
+            grows_to: None,
             format: Format::Qcow2(Box::new(self.header().unwrap())),
         }
     }
@@ -89,6 +90,7 @@ impl Stack {
         all.extend(raw.map(|file_bytes| File {
             id: FileId(99),
             file_bytes,
+            grows_to: None,
             format: Format::Raw,
         }));
         Stack {

@@ -64,6 +64,14 @@ impl Origin {
         self.path == Path::Here && self.cut.is_none()
     }
 
+    /// The disk that it has; of one that allocates, what its header says.
+    pub fn disk_bytes(&self) -> u64 {
+        match self.top {
+            true => crate::qcow2::size(self.image.landed()),
+            false => self.image.size(),
+        }
+    }
+
     /// What its storage tells of it.
     fn image(&self) -> Option<Image> {
         (self.inode > 0).then(|| Image {

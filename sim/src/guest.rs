@@ -240,6 +240,8 @@ pub struct Guest {
     look: Option<u64>,
     /// Sectors it had at the begin.
     sectors_first: u64,
+    /// Its image allocates, and becomes larger only.
+    only_grows: bool,
     /// It has had an answer to its attach in this life.
     pub served: bool,
     /// The cache that had its data is gone.
@@ -330,6 +332,7 @@ impl Guest {
             shrunk: false,
             look: None,
             sectors_first: origin.sectors,
+            only_grows: origin.top.is_some(),
             served: false,
             cache_lost: None,
             replaced: None,
@@ -426,7 +429,9 @@ impl Guest {
         let often = if self.shrunk { 150 } else { 30 };
         if self.plan.resizes && self.sizing.is_none() && self.rng.chance(often) {
             self.want_size();
-            return Some(Request::Flush);
+            if self.sizing.is_some() {
+                return Some(Request::Flush);
+            }
         }
         // What a lost connection has sent may overlap with what comes after it.
         let ordered = self.plan.policy != Policy::Uncached && !self.plan.switches;
@@ -482,8 +487,12 @@ impl Guest {
             (false, true) => now + self.rng.range(1, 40),
             (false, false) => now.saturating_sub(self.rng.range(1, 40)),
         };
-        self.sizing = Some(Sizing {
-            sectors: sectors.clamp(least, most),
+        let sectors = match self.only_grows {
+            true => (now + now.abs_diff(sectors)).min(most),
+            false => sectors.clamp(least, most),
+        };
+        self.sizing = (sectors != now || !self.only_grows).then_some(Sizing {
+            sectors,
             step: SizingStep::Wanted,
         });
     }
@@ -786,7 +795,9 @@ impl Guest {
         self.served = self.id.is_some();
         self.id = None;
         (self.resetting, self.sleeping) = (false, false);
-        self.sizing = None;
+        // Of an image that allocates it is sure when its ledger was settled.
+        let unsure = |it: &Sizing| it.step == SizingStep::Ordered && self.only_grows;
+        self.sizing = self.sizing.filter(unsure);
         (self.knows_image, self.misfits, self.stale_base) = (false, false, false);
         self.crash = self.crash.max(Some(crash));
     }

@@ -274,6 +274,9 @@ impl World {
         let Some(settled) = self.settle(volume, id, leaves, (calm, errors))? else {
             return Ok(Start::Again);
         };
+        if self.devices.origins[plan.origin].top {
+            self.take_size(volume)?;
+        }
         // One that is only wanted waits for answers, and has not begun.
         let commit = self.guests[volume].commit.take();
         if commit.is_some_and(|step| step != Commit::Wanted) {

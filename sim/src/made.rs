@@ -168,7 +168,9 @@ impl Top {
         let tables = disk_bytes.div_ceil(cluster).div_ceil(shape.entries());
         let l1_at = 2 * cluster;
         let clusters = 2 + (tables * 8).div_ceil(cluster);
-        let bytes = header(shape, disk_bytes, (l1_at, tables), clusters * cluster);
+        let mut bytes = header(shape, disk_bytes, (l1_at, tables), clusters * cluster);
+        // Nothing says what lies behind a table.
+        bytes[l1_at + tables * 8..].fill(OTHERS);
         Top {
             shape,
             bytes,

@@ -128,6 +128,7 @@ fn chain(top: &[u8], below_bytes: u64, identity: Uuid) -> (Chain, Vec<Uuid>) {
     let file = |number, file_bytes, format| File {
         id: FileId(number),
         file_bytes,
+        grows_to: None,
         format,
     };
     let files = vec![

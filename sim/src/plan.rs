@@ -216,14 +216,16 @@ impl Plan {
     }
 
     /// Whether the image of an origin may be one that allocates: one volume writes it, with a place
-    /// for its journal, and it has one size and one file all the time.
+    /// for its journal, and it has one file all the time.
     pub fn may_allocate(&self, origin: usize) -> bool {
         let becomes = self.rates.image_shrunk + self.rates.image_replaced;
         let mut mine = self.volumes.iter().filter(|it| it.origin == origin);
         let alone = mine.next().filter(|_| mine.next().is_none());
         alone.is_some_and(|it| {
             let writes = it.policy != Policy::Ephemeral && it.journal_possible;
-            writes && !it.resizes && !it.commits && becomes == 0
+            // Only by way of its log does it become larger.
+            let resizes = it.resizes && it.goes_direct();
+            writes && !resizes && !it.commits && becomes == 0
         })
     }
 

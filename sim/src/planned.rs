@@ -3,7 +3,8 @@
 //! Owns the look at each such request. Always true: what is written at once lies where nothing in
 //! the file refers to, in the file as it is seen and as it surely is; the image is written in other
 //! places only while the ledger surely names a journal and the image surely has its guard; the
-//! guard is taken away only when the ledger surely names none, and one request at a time writes it.
+//! guard is taken away only when the ledger surely names none; a larger disk is named when there is
+//! room for it and what is new surely reads as zeroes; one request at a time writes the header.
 //! Deliberately absent: what the bytes have to be ([`tops`](crate::tops)).
 
 use crate::devices::File;
@@ -50,6 +51,9 @@ impl World {
                 .is_some_and(|head| self.changes_guard_alone(origin, head));
         match head {
             Some(head) if guards => self.check_guard(io, origin, &head),
+            Some(head) if io.bytes == SECTOR_BYTES && self.changes_size(origin, &head) => {
+                self.check_size(io, origin, &head)
+            }
             head if io.purpose == Purpose::JournalApply => {
                 let guarded = head.is_none_or(|head| qcow2::is_guarded(&head));
                 self.check_applied(io, origin, guarded)
@@ -86,14 +90,39 @@ impl World {
         old == new
     }
 
-    fn check_guard(&self, io: &Io, origin: usize, head: &[u8]) -> Result<(), Broken> {
+    fn changes_size(&self, origin: usize, head: &[u8]) -> bool {
+        let there = self.devices.origins[origin].disk_bytes();
+        qcow2::size(head) != there
+    }
+
+    /// A header with another size, and nothing else.
+    fn check_size(&self, io: &Io, origin: usize, head: &[u8]) -> Result<(), Broken> {
+        let here = &self.devices.origins[origin];
+        let (mut old, mut new) = (vec![0; head.len()], head.to_vec());
+        here.image.read_landed(0, &mut old);
+        for it in [&mut old, &mut new] {
+            qcow2::unsize(it);
+        }
+        if old != new || qcow2::is_guarded(head) || tops::is_pending(here.ledger.durable()) {
+            return Err(format!("more than a size changes, or not at rest: {io:?}").into());
+        }
+        self.check_one_header(io, origin)?;
+        tops::judge_grown(here, head).map_err(|it| format!("a larger disk: {it}: {io:?}").into())
+    }
+
+    fn check_one_header(&self, io: &Io, origin: usize) -> Result<(), Broken> {
         let first = |it: &Io| {
             let image = self.devices.file(it.device) == File::Image(origin);
             image && it.offset < SECTOR_BYTES && matches!(it.op, Op::Write | Op::Zero { .. })
         };
-        if let Some(other) = self.in_flight().find(|it| first(it)) {
-            return Err(format!("{io:?} is written over {other:?}").into());
+        match self.in_flight().find(|it| first(it)) {
+            Some(other) => Err(format!("{io:?} is written over {other:?}").into()),
+            None => Ok(()),
         }
+    }
+
+    fn check_guard(&self, io: &Io, origin: usize, head: &[u8]) -> Result<(), Broken> {
+        self.check_one_header(io, origin)?;
         let pending = tops::is_pending(self.devices.origins[origin].ledger.durable());
         if pending && !qcow2::is_guarded(head) {
             return Err(format!("a journal may be pending, and the guard goes: {io:?}").into());

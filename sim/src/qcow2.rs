@@ -31,6 +31,9 @@ pub struct Layer<'a> {
     pub raw: bool,
 }
 
+/// Where a header has the size of the disk.
+const SIZE_AT: u64 = 24;
+
 /// Decompresses: whether it is zstd, the bytes, the size of the cluster.
 pub type Unpack<'a> = &'a dyn Fn(bool, &[u8], usize) -> Option<Vec<u8>>;
 
@@ -44,6 +47,16 @@ pub fn unguard(header: &mut [u8]) {
     if let Some(byte) = header.get_mut(GUARD.0) {
         *byte &= !GUARD.1;
     }
+}
+
+/// The disk that a header names.
+pub fn size(header: &[u8]) -> u64 {
+    number(header, SIZE_AT, 8)
+}
+
+/// Takes the size away.
+pub fn unsize(header: &mut [u8]) {
+    header[SIZE_AT as usize..SIZE_AT as usize + 8].fill(0);
 }
 
 /// The serial that a mark behind the header names, as far as that is the first extension.

@@ -5,6 +5,7 @@
 //! ([`guest`](crate::guest)) and when they arrive ([`world`](crate::world)).
 
 use crate::guest::{Commit, Guest, Pending, Request, SizingStep};
+use crate::qcow2;
 use crate::world::{Broken, Sabotage, Wake, World};
 use engine::event::{Command, Event, Refusal, ResetOn};
 use engine::types::{BufferId, ConnectionId, Policy, RequestId, VolumeId};
@@ -460,10 +461,12 @@ impl World {
         counters.changed += 1;
         counters.shrunk += u64::from(sectors < guest.model.sectors());
         guest.resized(Some(sectors));
-        let image = &self.devices.origins[guest.plan.origin].image;
+        let ephemeral = guest.plan.policy == Policy::Ephemeral;
         let bytes = sectors * stamp::SECTOR_BYTES as u64;
-        if guest.plan.policy == Policy::Ephemeral || image.size() != bytes {
-            let found = image.size();
+        let origin = &self.devices.origins[guest.plan.origin];
+        let found = origin.disk_bytes();
+        let sure = !origin.top || qcow2::size(origin.image.durable()) == bytes;
+        if ephemeral || found != bytes || !sure {
             return Err(format!("resized to {bytes} bytes, but its image has {found}").into());
         }
         Ok(())
@@ -471,23 +474,32 @@ impl World {
 
     /// A daemon is gone in the middle of a change of size: what the image has counts.
     pub(crate) fn take_sizes(&mut self) -> Result<(), Broken> {
-        for (at, guest) in self.guests.iter_mut().enumerate() {
-            let image = &self.devices.origins[guest.plan.origin].image;
-            let found = image.size() / stamp::SECTOR_BYTES as u64;
-            if !guest.plan.resizes || found == guest.model.sectors() {
-                continue;
-            }
-            let ordered = guest.sizing.filter(|it| it.step == SizingStep::Ordered);
-            if ordered.is_none_or(|it| it.sectors != found) {
-                let known = guest.model.sectors();
-                return Err(format!(
-                    "the image of v{at} has {found} sectors, not {known}, after {ordered:?}"
-                )
-                .into());
-            }
-            self.trace.counters.sizes.cut_short += 1;
-            guest.resized(Some(found));
+        let raw = |it: &usize| !self.devices.origins[self.guests[*it].plan.origin].top;
+        let raw: Vec<usize> = (0..self.guests.len()).filter(raw).collect();
+        raw.into_iter().try_for_each(|at| self.take_size(at))
+    }
+
+    /// The same of one, whose image is sure.
+    pub(crate) fn take_size(&mut self, at: usize) -> Result<(), Broken> {
+        let guest = &mut self.guests[at];
+        let origin = &self.devices.origins[guest.plan.origin];
+        let found = origin.disk_bytes() / stamp::SECTOR_BYTES as u64;
+        let ordered = guest.sizing.filter(|it| it.step == SizingStep::Ordered);
+        if !guest.plan.resizes || found == guest.model.sectors() {
+            guest.sizing = guest.sizing.filter(|_| ordered.is_none());
+            return Ok(());
         }
+        if ordered.is_none_or(|it| it.sectors != found) {
+            let known = guest.model.sectors();
+            let words =
+                format!("the image of v{at} has {found} sectors, not {known}, after {ordered:?}");
+            return Err(words.into());
+        }
+        if origin.top && qcow2::size(origin.image.durable()) != origin.disk_bytes() {
+            return Err(format!("the size of v{at} counts and is not sure").into());
+        }
+        self.trace.counters.sizes.cut_short += 1;
+        guest.resized(Some(found));
         Ok(())
     }
 
@@ -526,7 +538,7 @@ impl World {
             (Pending::Write { .. }, Refusal::OriginFull | Refusal::Io) => direct && self.faulty(),
             (Pending::Reset | Pending::Wake, it) => it == Refusal::Gone,
             (Pending::Resize(_), Refusal::Policy) => policy == Policy::Ephemeral,
-            (Pending::Resize(_), Refusal::CacheFailed) => self.faulty(),
+            (Pending::Resize(_), Refusal::CacheFailed | Refusal::OriginFull) => self.faulty(),
             (Pending::Resize(sectors), Refusal::Dirty) => {
                 // With a log that holds data, that is.
                 let logged = policy == Policy::WriteBack || plan.switches;

@@ -254,6 +254,42 @@ pub fn resizes(seed: u64) -> Options {
     options
 }
 
+/// Volumes whose images allocate and that become larger all the time, while they are dirty and
+/// destaged, cut by nearly every end.
+pub fn grows(seed: u64) -> Options {
+    let mut options = Options::from_seed(seed);
+    let mut plan = Plan::from_seed(seed);
+    only(&mut plan, Policy::WriteBack, 2);
+    let rates = &mut plan.rates;
+    (rates.cache_dies, rates.cache_gone) = (0, 0);
+    (rates.image_shrunk, rates.image_replaced) = (0, 0);
+    plan.origins = vec![plan.origins[0].clone(); 2];
+    for at in 0..2 {
+        // Two tables of the smallest clusters are not far.
+        plan.origins[at].sectors = 300 + seed % 8 + at as u64 * (3000 + seed % 64);
+        plan.origins[at].top = Some(seed * 2 + at as u64);
+        let volume = &mut plan.volumes[at];
+        volume.origin = at;
+        volume.resizes = true;
+        volume.depth = volume.depth.min(4);
+        volume.journal_possible = true;
+        volume.switches = false;
+        volume.commits = false;
+        volume.reader = (seed / 4 + at as u64).is_multiple_of(2);
+        volume.tuning.admission = Admission::All;
+    }
+    plan.limit_requests();
+    let orderly = Ending::Orderly { power_off: false };
+    let ends = [Ending::Kill, Ending::PowerLoss, orderly, Ending::PowerLoss];
+    options.endings = (0..6)
+        .map(|life| ends[(seed as usize + life) % 4])
+        .collect();
+    options.restarts = 6;
+    options.operations = 1500;
+    options.plan = Some(plan);
+    options
+}
+
 /// Two or three disks of one VM, and a volume that stands alone beside them.
 pub fn group(seed: u64) -> Options {
     let mut options = Options::from_seed(seed);

@@ -189,6 +189,29 @@ pub fn disk(origin: &Origin, bytes: usize) -> Result<Vec<u8>, String> {
     qcow2::disk(&layers, bytes)
 }
 
+/// Judges an image as it surely is, if its header were this one, which names a larger disk: what is
+/// new reads as zeroes.
+pub fn judge_grown(origin: &Origin, header: &[u8]) -> Result<(), String> {
+    let mut bytes = origin.image.durable().to_vec();
+    let (old, new) = (qcow2::size(&bytes), qcow2::size(header));
+    bytes[..header.len()].copy_from_slice(header);
+    let grown = Origin {
+        image: Disk::new(bytes),
+        base: origin.base.clone(),
+        ..Origin::default()
+    };
+    if old > new {
+        return Err(format!("it becomes smaller: {new} of {old} bytes"));
+    }
+    judge(&grown)?;
+    let disk = disk(&grown, new as usize)?;
+    let other = disk[old as usize..].iter().position(|it| *it != 0);
+    match other {
+        Some(at) => Err(format!("byte {} is no zero", old + at as u64)),
+        None => Ok(()),
+    }
+}
+
 /// An image at rest: nothing is between two states, and it says so.
 pub fn judge_at_rest(origin: &Origin) -> Result<(), String> {
     let (seen, safe) = (origin.image.landed(), origin.image.durable());

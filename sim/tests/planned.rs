@@ -76,6 +76,7 @@ fn map(files: &[Vec<u8>]) -> ChainMap {
     let described = (0..).zip(files).map(|(id, bytes)| File {
         id: FileId(id),
         file_bytes: bytes.len() as u64,
+        grows_to: None,
         format: match id {
             0 => {
                 let cluster = &bytes[..1 << bytes[23]];

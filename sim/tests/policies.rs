@@ -7,7 +7,7 @@ mod common;
 use engine::types::Policy;
 use sim::Options;
 use sim::plan::Plan;
-use sim::scenario::resizes;
+use sim::scenario::{grows, resizes};
 use sim::trace::Counters;
 
 /// The options of a seed with its first volumes changed.
@@ -80,4 +80,22 @@ fn volumes_of_every_policy_become_larger_and_smaller_and_nothing_is_lost_or_come
     // That takes the order while something is dirty, and an end of the daemon in the middle.
     let (refused, cut) = (sizes.refused, sizes.cut_short);
     assert!(count < 20 || (refused > 0 && cut > 0), "{counters:?}");
+}
+
+/// Fails when: a larger disk shows what a base has behind the old end, its size comes before its
+/// room, or a kill in between leaves anything but the old disk or the new one.
+#[test]
+fn images_that_allocate_become_larger_under_load_and_are_right_behind_every_end() {
+    if common::is_told_of_one(grows) {
+        return;
+    }
+    let seeds = common::seeds(40, 3);
+    let count = seeds.end - seeds.start;
+    let counters = common::every_seed("grows", seeds, grows);
+    let sizes = &counters.sizes;
+    assert!(
+        sizes.changed > 4 * count && sizes.shrunk == 0,
+        "{counters:?}"
+    );
+    assert!(count < 20 || sizes.cut_short > 0, "{counters:?}");
 }

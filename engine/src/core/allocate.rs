@@ -469,7 +469,9 @@ impl Core {
             }
             return Went::Nowhere;
         }
-        let free = volume.misfit().is_none() && volume.replay.is_none() && !volume.is_destaging();
+        // A change of size writes the header.
+        let written = volume.replay.is_some() || volume.is_destaging() || volume.resize.is_some();
+        let free = volume.misfit().is_none() && !written;
         if volume.allocator.queue.is_empty() || !free {
             return Went::Nowhere;
         }

@@ -10,6 +10,7 @@
 //! and nothing of it is touched. Deliberately absent: writing a ledger ([`super::ledger`]).
 
 use super::checkpoint::Waiter;
+use super::destage::Phase;
 use super::image::{Known, of_ledger};
 use super::keep::name_of;
 use super::ledger::{LedgerStep, LedgerWriter};
@@ -533,6 +534,41 @@ impl Core {
             return;
         }
         self.forget(cx, request, id);
+    }
+
+    /// A volume that is going away gives up a destage that has not touched the origin, if nothing
+    /// of it is in flight; one with a request under way goes on to its end.
+    pub(super) fn abandon_destage(&mut self, id: VolumeId) {
+        if self.volume(id).misfit().is_some() {
+            self.drop_copies(id);
+        }
+        let volume = self.volume(id);
+        volume.abandon_replay();
+        let Some(destage) = &volume.destage else {
+            return;
+        };
+        let early = matches!(
+            destage.phase,
+            Phase::WaitLog { .. }
+                | Phase::Look
+                | Phase::Journal
+                | Phase::Table
+                | Phase::Guard
+                | Phase::ImageSync
+                | Phase::Gate
+                | Phase::Stat
+        );
+        // What it still needs cannot be read. A step of its ledger goes to its end first.
+        let in_step = matches!(destage.phase, Phase::Prepare | Phase::Begin | Phase::Finish);
+        let stuck = volume.bypass == Bypass::Held || volume.misfit().is_some();
+        let early = early || (stuck && !in_step);
+        if early && destage.jobs.len() == 0 && !destage.waiting {
+            if destage.table_pieces() > 0 {
+                return;
+            }
+            assert!(destage.is_idle(), "no memory goes with it");
+            volume.drop_destage();
+        }
     }
 
     /// Ledger and journal are gone, or could not be removed; the data is at the origin anyway.

@@ -5,10 +5,12 @@
 //! sector, data with a block; no batch is longer than a piece of memory. Deliberately absent:
 //! reading and writing ([`super::planned`]).
 
+use super::runs::journal_entries_max;
+use crate::adversary::{Bug, has};
 use crate::format::journal;
-use crate::map::{Content, ExtentMap};
+use crate::map::{self, Content, ExtentMap};
 use crate::origin::{Extent, Lies, Missing, Piece, When, Work};
-use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Span};
+use crate::types::{BLOCK_BYTES, LogAddr, SECTOR_BYTES, Span};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
@@ -199,8 +201,40 @@ impl Plan {
     }
 }
 
+/// What a destage makes room for.
+pub(super) struct Growth {
+    /// The disk.
+    pub bytes: u64,
+    /// What becomes zeroes.
+    pub zeroes: ExtentMap,
+}
+
+impl Growth {
+    pub fn new(bytes: u64, exposed: Span) -> Growth {
+        let mut zeroes = ExtentMap::new();
+        if exposed.sectors > 0 && !has(Bug::ExposeBelow) {
+            // Nothing of the log stands behind them.
+            let content = Content::Zero {
+                header: LogAddr(0),
+                allocate: false,
+            };
+            let span = exposed;
+            zeroes.insert(map::Piece { span, content }, &mut |_| ());
+        }
+        Growth { bytes, zeroes }
+    }
+}
+
+/// The bytes before the payload of a journal of this map.
+pub(super) fn journal_room(map: &ExtentMap, piece_bytes: u64, cluster_bytes: Option<u64>) -> u64 {
+    journal::payload_at(match cluster_bytes {
+        Some(bytes) => entries_max(map, piece_bytes, bytes),
+        None => journal_entries_max(map, piece_bytes),
+    })
+}
+
 /// Upper bound of the entries that a plan journals for an epoch.
-pub(super) fn entries_max(map: &ExtentMap, piece_bytes: u64, cluster_bytes: u64) -> usize {
+fn entries_max(map: &ExtentMap, piece_bytes: u64, cluster_bytes: u64) -> usize {
     let cluster = cluster_bytes / SECTOR_BYTES;
     let (mut parts, mut clusters, mut last) = (0, 0, None);
     for piece in map.pieces_from(0) {

@@ -22,18 +22,18 @@
 //! image: one that does not fit is not written, and no epoch ends there. Deliberately absent: when
 //! the segments are used again; the checkpoint decides that.
 
-use super::batch::{Plan, entries_max};
+use super::batch::{Growth, Plan, journal_room};
 use super::jobs::{JOB_PIECES_MAX, Job};
 use super::ledger::{APPLY_MS_MAX, LedgerStep};
 use super::merge_damage::REREAD_MS;
 use super::resend::{RETRY_MS, Resend};
-use super::runs::{journal_entries_max, next_run};
+use super::runs::next_run;
 use super::stride::Pace;
-use super::{Bypass, Core, Replay};
+use super::{Core, Replay};
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Stat};
 use crate::fetch::Want;
-use crate::format::journal::{self, JournalEntry};
+use crate::format::journal::JournalEntry;
 use crate::format::ledger::{Ledger, Progress};
 use crate::log::Waiter;
 use crate::map::{Content, ExtentMap};
@@ -122,6 +122,8 @@ pub struct Destage {
     pub(super) contradicted: bool,
     /// The image may have a guard of this plan, or of one before it.
     pub(super) guarded: bool,
+    /// It is of no epoch: it makes room for a larger disk.
+    pub(super) grows: Option<Growth>,
     /// Of the epoch, as [`Flow::moved`](crate::flow::Flow::moved) counts.
     pub(super) moved_halves: u64,
 }
@@ -323,15 +325,23 @@ impl Core {
         );
         let epoch = volume.epochs.front_mut().expect("the volume is dirty");
         epoch.sealed = true;
-        let entries = match cluster_bytes {
-            Some(bytes) => entries_max(&epoch.map, piece_bytes, bytes),
-            None => journal_entries_max(&epoch.map, piece_bytes),
-        };
-        let room = journal::payload_at(entries);
+        let room = journal_room(&epoch.map, piece_bytes, cluster_bytes);
         let pace = Pace::new(volume.tuning.destage_after_ms, epoch.map.len(), epochs);
+        let upto = epoch.last_serial;
         volume.destage = Some(Destage {
+            in_place,
+            pace,
+            ..Destage::new(phase, upto, sequence, room)
+        });
+    }
+}
+
+impl Destage {
+    /// One that comes behind the ledger of this sequence, with so much room for its table.
+    pub(super) fn new(phase: Phase, upto: Serial, sequence: u64, room: u64) -> Destage {
+        Destage {
             phase,
-            upto: epoch.last_serial,
+            upto,
             cursor: 0,
             jobs: Slab::default(),
             width: 0,
@@ -354,15 +364,18 @@ impl Core {
             waiting: false,
             applying: false,
             apply_until: Time(0),
-            pace,
+            pace: Pace::new(None, 0, 1),
             plan: None,
-            in_place,
+            in_place: false,
             contradicted: false,
             guarded: false,
+            grows: None,
             moved_halves: 0,
-        });
+        }
     }
+}
 
+impl Core {
     /// Drives the destage of a volume as far as it goes without waiting.
     pub(super) fn pump_destage(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         loop {
@@ -378,6 +391,9 @@ impl Core {
             let failed = destage.retry_at > Time(0) || destage.is_hopeless();
             if volume.committing.is_some() && failed && !destage.applying {
                 return self.give_up_commit(cx, id);
+            }
+            if destage.has_grown_in_vain(failed) {
+                return self.give_up_growth(cx, id);
             }
             if cx.now < destage.retry_at || destage.waiting {
                 return;
@@ -525,7 +541,7 @@ impl Core {
     }
 
     /// What an image that allocates plans in one step.
-    fn planned_cluster(&mut self, id: VolumeId) -> Option<u64> {
+    pub(super) fn planned_cluster(&mut self, id: VolumeId) -> Option<u64> {
         let plans = self.plans(id);
         let planner = self.planner(id).filter(|_| plans);
         planner.map(|planner| planner.cluster_bytes())
@@ -533,22 +549,23 @@ impl Core {
 
     /// What is being destaged.
     pub(super) fn destaged_map(&mut self, id: VolumeId) -> &ExtentMap {
-        let epoch = self.volume(id).epochs.front();
+        let volume = self.volume(id);
+        if let Some(growth) = volume.destage.as_ref().and_then(|it| it.grows.as_ref()) {
+            return &growth.zeroes;
+        }
+        let epoch = volume.epochs.front();
         &epoch.expect("an epoch is being destaged").map
     }
 
     pub(super) fn begin_phase_again(&mut self, now: Time, id: VolumeId) {
         let piece_bytes = self.scratch.piece_bytes();
         let cluster_bytes = self.planned_cluster(id);
+        let room = journal_room(self.destaged_map(id), piece_bytes, cluster_bytes);
         let volume = self.volume(id);
-        let epoch = volume.epochs.front().expect("an epoch is being destaged");
-        let entries = match cluster_bytes {
-            Some(bytes) => entries_max(&epoch.map, piece_bytes, bytes),
-            None => journal_entries_max(&epoch.map, piece_bytes),
-        };
-        let room = journal::payload_at(entries);
         let destage = volume.destage.as_mut().expect("a destage is under way");
-        let (damaged, full) = (!destage.bad.is_empty(), core::mem::take(&mut destage.full));
+        let (damaged, full) = (!destage.bad.is_empty(), destage.full);
+        // An order that is given up tells of it.
+        destage.full &= destage.grows.is_some();
         mark(Mark::DestageAgain);
         destage.retry_at = now.plus_millis(if damaged { 0 } else { RETRY_MS });
         destage.reread_at = now.plus_millis(REREAD_MS);
@@ -681,7 +698,11 @@ impl Core {
                 self.pump_destage(cx, id);
             }
             Phase::JournalSync => {
-                destage.phase = Phase::Gate;
+                // What no epoch has waits for no others.
+                destage.phase = match destage.grows {
+                    Some(_) => Phase::Stat,
+                    None => Phase::Gate,
+                };
                 self.pump_destage(cx, id);
             }
             Phase::ApplySync => {
@@ -736,7 +757,8 @@ impl Core {
 
     pub(super) fn stat_done(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
         let now = cx.now;
-        let prepared = self.is_prepared(id);
+        let grows = self.phase(id).grows.is_some();
+        let prepared = grows || self.is_prepared(id);
         let replans = self.members(id).into_iter().any(|it| self.plans(it));
         // A volume that goes on with its image must not ask once more for what is here.
         let fits = stat.map(|stat| self.judge_image(cx, id, &stat));
@@ -837,9 +859,12 @@ impl Core {
         if destage.plan.is_some() {
             assert!(destage.is_idle() && destage.guarded, "the plan is written");
             let (entries, upto) = (core::mem::take(&mut destage.planned), destage.upto);
+            let grows = destage.grows.is_some();
             let volume = self.volume(id);
             volume.destage = None;
-            volume.replay = Some(Replay::of_plan(entries, upto, cx.now));
+            let mut replay = Replay::of_plan(entries, upto, cx.now);
+            replay.grows = grows;
+            volume.replay = Some(replay);
             self.pump_replay(cx, id);
             return self.detach_progress(cx, id);
         }
@@ -945,41 +970,6 @@ impl Core {
                 expected -= 1;
                 self.ram.expect(Key { layer, block });
             }
-        }
-    }
-
-    /// A volume that is going away gives up a destage that has not touched the origin, if nothing
-    /// of it is in flight; one with a request under way goes on to its end.
-    pub(super) fn abandon_destage(&mut self, id: VolumeId) {
-        if self.volume(id).misfit().is_some() {
-            self.drop_copies(id);
-        }
-        let volume = self.volume(id);
-        volume.abandon_replay();
-        let Some(destage) = &volume.destage else {
-            return;
-        };
-        let early = matches!(
-            destage.phase,
-            Phase::WaitLog { .. }
-                | Phase::Look
-                | Phase::Journal
-                | Phase::Table
-                | Phase::Guard
-                | Phase::ImageSync
-                | Phase::Gate
-                | Phase::Stat
-        );
-        // What it still needs cannot be read. A step of its ledger goes to its end first.
-        let in_step = matches!(destage.phase, Phase::Prepare | Phase::Begin | Phase::Finish);
-        let stuck = volume.bypass == Bypass::Held || volume.misfit().is_some();
-        let early = early || (stuck && !in_step);
-        if early && destage.jobs.len() == 0 && !destage.waiting {
-            if destage.table_pieces() > 0 {
-                return;
-            }
-            assert!(destage.is_idle(), "no memory goes with it");
-            volume.drop_destage();
         }
     }
 }

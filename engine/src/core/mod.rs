@@ -16,6 +16,7 @@ mod direct;
 mod evacuate;
 mod fill;
 mod group;
+mod grow;
 mod guard;
 mod image;
 mod jobs;
@@ -374,6 +375,7 @@ impl Core {
                 continue;
             }
             self.retry_ledger(cx, id);
+            self.resize_progress(cx, id);
             let volume = self.volume(id);
             // The gauges of a volume compare it with all others: not for nothing.
             if volume.is_dirty() || volume.flow.is_pressing() || !volume.waiting.is_empty() {

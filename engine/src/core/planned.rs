@@ -71,8 +71,12 @@ impl Core {
             assert!(self.phase(id).entries.is_empty(), "a plan begins anew");
             let upto = self.phase(id).upto;
             let mark = self.volume(id).mark(upto);
-            let planner = self.planner(id);
-            planner.expect("such an image has one").begin(mark);
+            let grows = self.phase(id).grows.as_ref().map(|it| it.bytes);
+            let planner = self.planner(id).expect("such an image has one");
+            match grows {
+                Some(bytes) => planner.begin_growth(mark, bytes),
+                None => planner.begin(mark),
+            }
             self.phase(id).plan = Some(Plan::new());
         }
         let destage = self.phase(id);
@@ -175,6 +179,9 @@ impl Core {
     /// The image says of itself what cannot be. Nothing that it refers to was written; all is
     /// planned anew after a while.
     pub(super) fn plan_contradicted(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        if self.phase(id).grows.is_some() {
+            return self.refuse_growth(cx, id, Refusal::Contradicts);
+        }
         self.begin_phase_again(cx.now, id);
         let destage = self.phase(id);
         destage.contradicted = false;

@@ -129,6 +129,8 @@ pub struct Replay {
     pub(super) guards: bool,
     /// It is of a plan of this life, which knows what changes.
     pub(super) plan: bool,
+    /// The same, of one that makes room for a larger disk.
+    pub(super) grows: bool,
     /// The image has all of it, and the ledger says so.
     pub(super) reached: bool,
     /// The first sector of the image, without the guard.
@@ -196,6 +198,7 @@ impl Replay {
             apply_until: Time(0),
             guards: false,
             plan: false,
+            grows: false,
             reached: false,
             header: Vec::new(),
             stat: None,

@@ -3,6 +3,9 @@
 //! ```text
 //! Wait ─▶ Set ─▶ Name ─▶ (done)
 //!          └─ fails ─▶ (as before)
+//!
+//! an image that allocates ([`super::grow`]):
+//! Wait ─▶ Room ─▶ HeaderRead ─▶ HeaderWrite ─▶ HeaderSync ─▶ Name ─▶ (done)
 //! ```
 //!
 //! *Wait* is for a destage on its way, and when the volume becomes smaller for everything that
@@ -24,7 +27,7 @@ use crate::adversary::{Bug, has};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
-use crate::types::{BLOCK_SECTORS, RequestId, SECTOR_BYTES, VolumeId};
+use crate::types::{BLOCK_SECTORS, RequestId, SECTOR_BYTES, Time, VolumeId};
 use crate::volume::Volume;
 
 /// A change of size that is under way.
@@ -32,13 +35,24 @@ use crate::volume::Volume;
 pub struct Resize {
     request: RequestId,
     old_bytes: u64,
-    new_bytes: u64,
-    step: Step,
+    pub(super) new_bytes: u64,
+    pub(super) step: Step,
+    /// Of an image that allocates: it has room for the new size.
+    pub(super) has_room: bool,
+    /// Its header may say the new size.
+    pub(super) header_sent: bool,
+    pub(super) piece: Option<u32>,
+    pub(super) retry_at: Time,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+pub(super) enum Step {
     Wait,
+    /// A plan makes room, or the header is written again after a while.
+    Room,
+    HeaderRead,
+    HeaderWrite,
+    HeaderSync,
     Set,
     Name,
 }
@@ -52,8 +66,8 @@ impl Resize {
     /// The size to which the volume goes back if its image does not get the new one.
     pub fn bytes_to_return_to(&self) -> u64 {
         match self.step {
-            Step::Wait | Step::Set => self.old_bytes,
             Step::Name => 0,
+            _ => self.old_bytes,
         }
     }
 }
@@ -61,7 +75,8 @@ impl Resize {
 impl Volume {
     /// No destage may begin.
     pub fn holds_destage(&self) -> bool {
-        self.resize.is_some_and(|resize| resize.step != Step::Name)
+        let changes = self.resize.is_some_and(|resize| resize.step != Step::Name);
+        changes && !self.is_between_states()
     }
 }
 
@@ -75,6 +90,7 @@ impl Core {
         new_bytes: u64,
     ) {
         let failed = self.health.is_failed();
+        let growth = self.growth_refusal(id, new_bytes);
         let volume = self.volume(id);
         let shrinks = new_bytes < volume.size_bytes;
         let gone = !volume.attached
@@ -88,8 +104,7 @@ impl Core {
             _ if !new_bytes.is_multiple_of(SECTOR_BYTES) => Some(Refusal::OutOfRange),
             // Others stand on the image.
             _ if volume.read_only || !volume.owns_image() => Some(Refusal::Policy),
-            // Its size stands in its header.
-            _ if volume.map.is_some() => Some(Refusal::Policy),
+            _ if growth.is_some() => growth,
             _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
             _ if failed => Some(Refusal::CacheFailed),
@@ -105,7 +120,17 @@ impl Core {
             old_bytes: volume.size_bytes,
             new_bytes,
             step: Step::Wait,
+            has_room: false,
+            header_sent: false,
+            piece: None,
+            retry_at: Time(0),
         });
+        if volume.is_between_states()
+            && let Some(epoch) = volume.epochs.front()
+        {
+            volume.destage_upto = volume.destage_upto.max(epoch.last_serial);
+            self.start_destage_if_due(cx, id);
+        }
         self.resize_progress(cx, id);
     }
 
@@ -113,7 +138,8 @@ impl Core {
     pub(super) fn resize_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
         let (serves, destages) = (volume.serves(), volume.is_destaging());
-        let Some(resize) = volume.resize.as_mut().filter(|it| it.step == Step::Wait) else {
+        let waits = |it: &&mut Resize| matches!(it.step, Step::Wait | Step::Room);
+        let Some(resize) = volume.resize.as_mut().filter(waits) else {
             return;
         };
         let ledger_writer = volume.ledger_writer.as_ref();
@@ -131,7 +157,9 @@ impl Core {
             "a size changes once at a time"
         );
         let bytes = resize.new_bytes;
-        assert!(volume.map.is_none(), "only raw images change their size");
+        if volume.map.is_some() {
+            return self.growth_progress(cx, id);
+        }
         if let Some(writer) = volume.ledger_writer.as_mut()
             && writer.ledger.image.mtime_ns != 0
         {
@@ -150,33 +178,52 @@ impl Core {
 
     /// The image has its new size, or could not get it.
     pub(super) fn resized(&mut self, cx: &mut Cx<'_>, id: VolumeId, result: Result<(), IoError>) {
+        if self.resizing(id).step != Step::Set {
+            return self.header_resized(cx, id, result);
+        }
         let volume = self.volume(id);
         volume.origin_in_flight -= 1;
-        let resize = volume
-            .resize
-            .as_mut()
-            .expect("a change of size is under way");
-        assert!(resize.step == Step::Set, "its image was told the new size");
-        let end = resize.old_bytes.min(resize.new_bytes);
-        let longest = resize.old_bytes.max(resize.new_bytes);
         match result {
-            Ok(()) => {
-                resize.step = Step::Name;
-                volume.size_bytes = resize.new_bytes;
-                self.checkpoint.wait(Waiter::Resize(id));
-            }
+            Ok(()) => self.has_size(cx, id),
             Err(error) => {
-                volume.size_bytes = resize.old_bytes;
                 volume.counters.origin.errors += 1;
-                let request = resize.request;
-                volume.resize = None;
                 let refusal = match error {
                     IoError::NoSpace => Refusal::OriginFull,
                     IoError::Failed | IoError::Away | IoError::Damaged => Refusal::Io,
                 };
-                cx.out.reply(request, Err(refusal));
+                self.keep_size(cx, id, refusal);
             }
         }
+    }
+
+    pub(super) fn resizing(&mut self, id: VolumeId) -> &mut Resize {
+        let resize = self.volume(id).resize.as_mut();
+        resize.expect("a change of size is under way")
+    }
+
+    /// The image has its new size, durably.
+    pub(super) fn has_size(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let resize = self.resizing(id);
+        assert!(resize.step != Step::Name, "a size is named once");
+        resize.step = Step::Name;
+        let resize = *resize;
+        self.volume(id).size_bytes = resize.new_bytes;
+        self.checkpoint.wait(Waiter::Resize(id));
+        self.forget_end(cx, id, &resize);
+    }
+
+    /// The image could not get the new size.
+    pub(super) fn keep_size(&mut self, cx: &mut Cx<'_>, id: VolumeId, refusal: Refusal) {
+        let volume = self.volume(id);
+        let resize = volume.resize.take().expect("a change of size is under way");
+        volume.size_bytes = resize.old_bytes;
+        cx.out.reply(resize.request, Err(refusal));
+        self.forget_end(cx, id, &resize);
+    }
+
+    fn forget_end(&mut self, cx: &mut Cx<'_>, id: VolumeId, resize: &Resize) {
+        let end = resize.old_bytes.min(resize.new_bytes);
+        let longest = resize.old_bytes.max(resize.new_bytes);
         // Whatever is behind the shorter end reads as zeroes, should it come back.
         let layer = self.volume(id).layer;
         let first = match has(Bug::KeepCutBlock) {

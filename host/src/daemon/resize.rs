@@ -1,13 +1,16 @@
 //! Changing the size of a volume and of its image.
 //!
-//! Owns which images can change here: raw files, of a volume that has its image alone. Always true:
-//! clients that come are shown the size that volume and image have; those that are there keep the
-//! size they were shown, because NBD has no way to tell them, and a volume becomes smaller only
-//! when nobody is there. Deliberately absent: the order of the steps; see the engine.
+//! Owns which images can change here: files, of a volume that has its image alone; qcow2 files
+//! become larger only. Always true: clients that come are shown the size that volume and image
+//! have; those that are there keep the size they were shown, because NBD has no way to tell them,
+//! and a volume becomes smaller only when nobody is there. Deliberately absent: the order of the
+//! steps; see the engine.
 
 use super::volumes::Entry;
 use super::{Daemon, VolumeError};
-use engine::event::Command;
+use crate::shard::control::CommandError;
+use engine::event::{Command, Refusal};
+use engine::types::Policy;
 
 impl Daemon {
     /// Returns when volume and image have the size, durably.
@@ -15,12 +18,13 @@ impl Daemon {
         let claim = self.claim(name)?;
         let name = &claim.name;
         let mut entry = self.known(name)?;
-        self.check_resize(&entry)?;
+        self.check_resize(&entry, size_bytes)?;
         if size_bytes < entry.size_bytes {
             self.hold_alone(&entry)?;
         }
         let volume = entry.id;
         let resized = self.command(name, Command::Resize { volume, size_bytes });
+        let resized = resized.map_err(|error| too_large(&entry, error));
         if resized.is_ok() {
             entry.size_bytes = size_bytes;
             self.table().entries.insert(name.clone(), entry.clone());
@@ -29,12 +33,19 @@ impl Daemon {
         resized
     }
 
-    fn check_resize(&self, entry: &Entry) -> Result<(), VolumeError> {
+    fn check_resize(&self, entry: &Entry, size_bytes: u64) -> Result<(), VolumeError> {
         let name = &entry.settings.name;
-        if entry.is_written_image() {
+        if entry.is_written_image() && size_bytes < entry.size_bytes {
             return Err(VolumeError::Settings(format!(
-                "volume {name}: to change the size of a qcow2 image is not in this version; remove \
-                 the volume, use `qemu-img resize`, and add it"
+                "volume {name}: to make the disk of a qcow2 image smaller is not in this version; \
+                 remove the volume, use `qemu-img resize --shrink`, and add it"
+            )));
+        }
+        if entry.is_written_image() && entry.settings.policy != Policy::WriteBack {
+            return Err(VolumeError::Settings(format!(
+                "volume {name}: the disk of a qcow2 image grows with policy = \"write-back\"; set \
+                 that with `tenuto volume set {name} policy=write-back --wait`, and the other one \
+                 again when it has its size"
             )));
         }
         let sides = self.handle.sides(entry.id)?;
@@ -48,5 +59,24 @@ impl Daemon {
                 entry.settings.origin.display()
             ))),
         }
+    }
+}
+
+/// What it means that an image that allocates has no room.
+fn too_large(entry: &Entry, error: VolumeError) -> VolumeError {
+    let is_range = matches!(
+        error,
+        VolumeError::Command {
+            error: CommandError::Refused(Refusal::OutOfRange),
+            ..
+        }
+    );
+    match is_range && entry.is_written_image() {
+        true => VolumeError::Settings(format!(
+            "volume {}: its image cannot have so large a disk with clusters of this size; \
+             `qemu-img convert` makes one with larger clusters, and the most is 256 TiB",
+            entry.settings.name
+        )),
+        false => error,
     }
 }

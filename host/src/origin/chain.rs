@@ -68,6 +68,7 @@ pub fn chain_of(links: Vec<Link>) -> Result<Opened, Fault> {
     let file = |(number, link): (usize, &Link)| File {
         id: FileId(number as u32),
         file_bytes: link.target.size_bytes,
+        grows_to: None,
         format: link.format.clone(),
     };
     let files = links.iter().enumerate().map(file).collect();

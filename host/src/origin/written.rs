@@ -124,7 +124,7 @@ pub fn refuse_device() -> Refused {
 }
 
 /// What the image of a volume is that only a log knows, by its ledger; without one by its size: the
-/// disk of a raw image is as long as its file.
+/// disk of a raw image is as long as its file. One of qcow2 may have grown since the log was told.
 pub fn format_in_log(image: &Path, size_bytes: u64, ledger: Option<&Ledger>) -> Format {
     let is_qcow2 = match ledger {
         Some(ledger) => !is_of_raw(ledger),
@@ -133,7 +133,7 @@ pub fn format_in_log(image: &Path, size_bytes: u64, ledger: Option<&Ledger>) -> 
             let length = std::fs::metadata(image).ok().filter(|it| it.is_file());
             let header = look(image).ok();
             let other = length.is_some_and(|meta| meta.len() != size_bytes);
-            other && header.is_some_and(|header| header.size_bytes == size_bytes)
+            other && header.is_some_and(|header| header.size_bytes >= size_bytes)
         }
     };
     match is_qcow2 {

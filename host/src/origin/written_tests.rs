@@ -171,8 +171,8 @@ fn an_image_under_a_guard_needs_the_ledger_that_says_how_it_goes_on() {
     }
 }
 
-/// Fails when: a volume that only the log knows is destaged past the tables of its image, or a
-/// guest's own bytes are taken for tables.
+/// Fails when: a volume that only the log knows is destaged past the tables of its image, also of
+/// one that has just grown, or a guest's own bytes are taken for tables.
 #[test]
 fn the_format_of_an_image_that_only_the_log_knows_is_that_of_its_ledger() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -186,4 +186,5 @@ fn the_format_of_an_image_that_only_the_log_knows_is_that_of_its_ledger() {
     assert_eq!(of(disk, None), Format::Qcow2);
     assert_eq!(of(length, None), Format::Raw);
     assert_eq!(of(disk + 512, None), Format::Raw);
+    assert_eq!(of(disk - 512, None), Format::Qcow2, "it has grown since");
 }

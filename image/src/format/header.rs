@@ -459,6 +459,43 @@ impl Header {
         Some(bytes)
     }
 
+    /// The same when L1 lies elsewhere, or is longer.
+    pub(crate) fn with_l1(&self, sector: &[u8], l1: Range) -> Option<Vec<u8>> {
+        let mut bytes = self.guarded(sector, true)?;
+        let entries = (l1.bytes / 8) as u32;
+        let at = core::mem::offset_of!(Layout, l1_at);
+        bytes[at..at + 8].copy_from_slice(&l1.at.to_be_bytes());
+        let at = core::mem::offset_of!(Layout, l1_entries);
+        bytes[at..at + 4].copy_from_slice(&entries.to_be_bytes());
+        Some(bytes)
+    }
+
+    /// The first sector of the file when its disk is so large; also of one that says so already.
+    /// `None` if it is of another image, or has no room for that.
+    pub fn with_size(&self, sector: &[u8], size_bytes: u64) -> Option<Vec<u8>> {
+        let grown = Header {
+            size_bytes,
+            ..self.clone()
+        };
+        let layout = self.own_layout(sector);
+        let layout = layout.or_else(|| grown.own_layout(sector))?;
+        grown.check_sizes(size_bytes).ok()?;
+        if layout.l1_entries.get() != self.l1_entries || layout.l1_at.get() != self.l1_at {
+            return None;
+        }
+        let mut bytes = sector.to_vec();
+        let at = core::mem::offset_of!(Layout, size_bytes);
+        bytes[at..at + 8].copy_from_slice(&size_bytes.to_be_bytes());
+        Some(bytes)
+    }
+
+    /// Entries of L1 that a disk of this size needs; `None` if no table can have so many.
+    pub fn l1_entries_for(&self, size_bytes: u64) -> Option<u32> {
+        let entries = size_bytes.div_ceil(self.table_span_bytes());
+        let fits = size_bytes <= limits::VIRTUAL_BYTES_MAX && entries * 8 <= limits::L1_BYTES_MAX;
+        fits.then_some(entries as u32)
+    }
+
     /// Clusters may be counted that nothing refers to.
     pub fn may_leak(&self) -> bool {
         self.autoclear & ALLOCATING != 0

@@ -186,7 +186,7 @@ impl Writer {
         }
         Ok(Asked {
             span,
-            disk_end: header.size_bytes,
+            disk_end: view.disk_bytes,
             unit_bytes: header.unit_bytes(),
             pieces,
             old,
@@ -256,10 +256,7 @@ fn span_of<T>(view: &View<T>, pieces: &[Piece]) -> Span {
         assert!(piece.at % SECTOR_BYTES == 0 && piece.bytes % SECTOR_BYTES == 0);
         at = piece.end();
     }
-    assert!(
-        at <= span.end().min(view.header.size_bytes),
-        "of one cluster"
-    );
+    assert!(at <= span.end().min(view.disk_bytes), "of one cluster");
     span
 }
 

@@ -5,7 +5,7 @@
 //! cluster that the plan has appended is counted once, and the file reaches its highest one; a
 //! count that would leave its bounds says that the file is damaged, before anything is told.
 
-use super::{Ended, Plan, Rank, View, Work, Writer, damaged};
+use super::{Ended, Longer, Plan, Rank, View, Work, Writer, damaged};
 use crate::adversary::{Bug, has};
 use crate::format::mark::Mark;
 use crate::format::refcount;
@@ -48,7 +48,9 @@ impl Writer {
             };
             moved = true;
         }
-        let (header, mark) = self.header(view, moved.then_some(refcount_table))?;
+        let l1 = self.plan.longer.as_ref().map(Longer::range);
+        let tables = (moved.then_some(refcount_table), l1);
+        let (header, mark) = self.header(view, tables)?;
         let counts_more = room.append > self.plan.start || !released.is_empty();
         let announced = self.announced(view, counts_more)?;
         self.read_counts(view, &room, &released)?;
@@ -79,14 +81,16 @@ impl Writer {
         if let Some(bytes) = header {
             plan.put(0, bytes, Rank::Hook, out);
         }
-        let l1 = core::mem::take(&mut plan.l1);
-        plan.put_sectors(view, &l1, Rank::Refer, out);
+        let sectors = core::mem::take(&mut plan.l1);
+        plan.put_sectors(view, &sectors, Rank::Refer, out);
+        plan.put_longer(out);
         plan.put_sectors(view, &less, Rank::Release, out);
         plan.append = room.append;
         plan.reach_end(view, out);
         let blocks = room.blocks.into_iter();
         plan.ended = Some(Ended {
             refcount_table,
+            l1,
             mark,
             may_leak,
             blocks: blocks
@@ -96,15 +100,17 @@ impl Writer {
         Ok(())
     }
 
-    /// The begin of the file, if it changes: another refcount table, a mark where there is none.
+    /// The begin of the file, if it changes: another refcount table, a longer L1, a mark where
+    /// there is none.
     /// A mark that is there names this plan, because the sector may be known from before.
     fn header<T: Tables>(
         &self,
         view: &mut View<T>,
-        refcount_table: Option<Range>,
+        (refcount_table, l1): (Option<Range>, Option<Range>),
     ) -> Result<(Option<Vec<u8>>, Option<Mark>), Stop> {
         let mark = self.plan.mark;
-        if refcount_table.is_none() && mark.is_none() {
+        let moves = refcount_table.is_some() || l1.is_some();
+        if !moves && mark.is_none() {
             return Ok((None, None));
         }
         let mut sector = first_sector(view)?;
@@ -118,14 +124,18 @@ impl Writer {
                 .with_refcount_table(&sector, table, !self.plan.ordered);
             sector = changed.ok_or(damaged(0, 0, 0, Wrong::Header))?;
         }
+        if let Some(l1) = l1 {
+            let changed = view.header.with_l1(&sector, l1);
+            sector = changed.ok_or(damaged(0, 0, 0, Wrong::Header))?;
+        }
         let there = Mark::of(&sector).map(|it| it.volume);
         let new = mark.filter(|it| there != Some(it.volume));
         let marked = new.and_then(|it| view.header.marked(&sector, &it));
-        if let (Some(_), None, Some(mark)) = (refcount_table, &marked, &mark) {
+        if let (true, None, Some(mark)) = (moves, &marked, &mark) {
             sector = view.header.with_mark(&sector, mark);
         }
         let put_in = new.filter(|_| marked.is_some());
-        Ok((marked.or(refcount_table.map(|_| sector)), put_in))
+        Ok((marked.or(moves.then_some(sector)), put_in))
     }
 
     /// The first sector with the bit that says that counts may be too high, if that is not set.

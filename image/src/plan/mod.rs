@@ -25,8 +25,11 @@
 
 mod cluster;
 mod count;
+mod grow;
 mod load;
 mod table;
+
+pub use grow::exposed;
 
 use crate::chain::Chain;
 use crate::error::Error;
@@ -37,6 +40,7 @@ use crate::resolve::{self, Damage, Part, Stop, Wrong};
 use crate::types::{FileId, FileIndex, Range, SECTOR_BYTES, Span};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use grow::Longer;
 use load::{Known, Load};
 use table::Table;
 
@@ -114,7 +118,12 @@ struct Plan {
     mark: Option<Mark>,
     /// No journal brings it to the file: its tables have an order.
     ordered: bool,
-    /// Sectors of L1 that change.
+    /// So many entries L1 is to have.
+    l1_wanted: Option<u32>,
+    /// L1 as it becomes longer; `l1_copied`: of the one that moves, as far as it was read.
+    longer: Option<Longer>,
+    l1_copied: Vec<u8>,
+    /// Sectors of L1 that change, where it lies now.
     l1: BTreeMap<u64, Sector>,
     /// The L2 table that the walk is in.
     table: Option<Table>,
@@ -139,6 +148,8 @@ struct Plan {
 #[derive(Clone, Debug)]
 struct Ended {
     refcount_table: Range,
+    /// Of one that became longer.
+    l1: Option<Range>,
     /// It was put into the header.
     mark: Option<Mark>,
     /// The header says that counts may be too high.
@@ -219,7 +230,7 @@ impl Writer {
             let append = self.load.go(view)?.append;
             (self.plan.start, self.plan.append) = (append, append);
         }
-        Ok(())
+        self.make_longer(view)
     }
 
     fn known(&self) -> &Known {
@@ -232,10 +243,15 @@ impl Writer {
         let ended = plan.ended.expect("the plan was made to its end");
         let file = chain.file_mut(FileIndex(0));
         file.file_bytes = file.file_bytes.max(plan.end_bytes);
+        file.grows_to = None;
         let header = file.header_mut().expect("it is a qcow2 file");
         header.refcount_table = ended.refcount_table;
         if ended.may_leak {
             header.autoclear |= ALLOCATING;
+        }
+        if let Some(l1) = ended.l1 {
+            header.l1_at = l1.at;
+            header.l1_entries = (l1.bytes / 8) as u32;
         }
         if let Some(mark) = ended.mark {
             header.accept_mark(&mark);
@@ -279,6 +295,8 @@ struct View<'a, T> {
     header: &'a Header,
     id: FileId,
     file_bytes: u64,
+    /// The disk as it is when the plan is at the file.
+    disk_bytes: u64,
     tables: &'a mut T,
 }
 
@@ -290,6 +308,7 @@ impl<'a, T: Tables> View<'a, T> {
             header: file.header().expect("a writer is made of its header"),
             id: file.id,
             file_bytes: file.file_bytes,
+            disk_bytes: file.size_bytes(),
             tables,
         }
     }

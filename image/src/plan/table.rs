@@ -4,7 +4,7 @@
 //! new one is told of whole and at once, a table that was there by its changed sectors, through the
 //! journal. A table that the L1 entry does not call its own is copied whole before it changes.
 
-use super::{Plan, Rank, View, Work, damaged};
+use super::{Longer, Plan, Rank, View, Work, damaged};
 use crate::format::be64;
 use crate::format::entry::{COPIED, L1, L2};
 use crate::meta::{Sector, Tables};
@@ -73,11 +73,7 @@ impl Plan {
         let index = guest_at / header.table_span_bytes();
         let number = (guest_at % header.table_span_bytes()) >> header.cluster_bits;
         let offset = number * header.l2_entry_bytes();
-        let l1_at = header.l1_at + index * 8;
-        let l1 = match self.l1.get(&(l1_at / SECTOR_BYTES)) {
-            Some(sector) => *sector,
-            None => view.sector(header.l1(), l1_at)?,
-        };
+        let (l1_at, l1) = self.l1_sector(view, index)?;
         let word = L1(be64(&l1, (l1_at % SECTOR_BYTES) as usize));
         if word.has_reserved_bits() {
             return Err(damaged(l1_at, guest_at, word.0, Wrong::Reserved));
@@ -112,6 +108,31 @@ impl Plan {
             found.entry.bitmap = be64(&found.sector, within + 8);
         }
         Ok(found)
+    }
+
+    /// The sector of L1 that has this entry, as the plan has it, and where the entry lies.
+    fn l1_sector<T: Tables>(&self, view: &mut View<T>, index: u64) -> Result<(u64, Sector), Stop> {
+        if let Some(found) = self.longer.as_ref().and_then(|it| it.sector(index)) {
+            return Ok(found);
+        }
+        let at = view.header.l1_at + index * 8;
+        let sector = match self.l1.get(&(at / SECTOR_BYTES)) {
+            Some(sector) => *sector,
+            None => view.sector(view.header.l1(), at)?,
+        };
+        Ok((at, sector))
+    }
+
+    fn set_l1(&mut self, found: &Found, word: u64) {
+        if let Some(bytes) = self.longer.as_mut().and_then(Longer::bytes_mut) {
+            let at = found.index as usize * 8;
+            bytes[at..at + 8].copy_from_slice(&word.to_be_bytes());
+            return;
+        }
+        let sector = self.l1.entry(found.l1_at / SECTOR_BYTES);
+        let sector = sector.or_insert(found.l1);
+        let within = (found.l1_at % SECTOR_BYTES) as usize;
+        sector[within..within + 8].copy_from_slice(&word.to_be_bytes());
     }
 
     /// Has at hand what it takes to change the entry.
@@ -172,12 +193,7 @@ impl Plan {
             shared: found.table_at != 0,
             bytes: Bytes::New(bytes),
         });
-        let l1 = self
-            .l1
-            .entry(found.l1_at / SECTOR_BYTES)
-            .or_insert(found.l1);
-        let within = (found.l1_at % SECTOR_BYTES) as usize;
-        l1[within..within + 8].copy_from_slice(&(at | COPIED).to_be_bytes());
+        self.set_l1(found, at | COPIED);
     }
 
     /// Changes the entry, in the table that was entered.

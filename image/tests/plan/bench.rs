@@ -13,7 +13,7 @@ use image::format::mark::Mark;
 use image::format::refcount;
 use image::header::{Layout, bytes_wanted};
 use image::meta::Sectors;
-use image::plan::{Piece, Rank, When, Work, Writer};
+use image::plan::{Piece, Rank, When, Work, Writer, exposed};
 use image::resolve::{Content, Part, Stop, resolve};
 use image::source::{Source, snapshots};
 use image::types::{FileId, FileIndex, Range, Span};
@@ -279,6 +279,8 @@ pub struct Bench {
     pub model: Vec<u8>,
     pub counted: u64,
     pub mark: Option<Mark>,
+    /// So many entries the next plan gives to L1.
+    pub l1_entries: Option<u32>,
 }
 
 /// What one plan is to do, and did.
@@ -296,6 +298,7 @@ impl Bench {
         let files = (0..).zip(files).map(|(id, (file, raw))| File {
             id: FileId(id),
             file_bytes: file.bytes,
+            grows_to: None,
             format: match raw {
                 true => Format::Raw,
                 false => Format::Qcow2(Box::new(file.header())),
@@ -312,6 +315,7 @@ impl Bench {
             below,
             counted: 0,
             mark: None,
+            l1_entries: None,
         };
         bench.model = bench.content();
         bench
@@ -411,6 +415,9 @@ impl Bench {
     /// A plan for these sectors.
     pub fn plan(&mut self, marks: &[u8]) -> Result<Made, Stop> {
         self.writer.begin(self.mark);
+        if let Some(entries) = self.l1_entries {
+            self.writer.lengthen(entries);
+        }
         let (out, model) = self.walk(marks)?;
         let is_now = |it: &Work| match it {
             Work::Data { when, .. } => *when == When::Now,
@@ -602,6 +609,33 @@ impl Bench {
         self.check("after");
     }
 
+    /// Grows the disk to this size and L1 to so many entries. What lies behind L1 is no zeroes.
+    pub fn grow(&mut self, size: u64, l1_entries: u32) {
+        let header = self.top.header();
+        let behind = header.l1().end().next_multiple_of(header.cluster_bytes()) - header.l1().end();
+        self.top
+            .write(header.l1().end(), &vec![0x5A; behind as usize]);
+        self.reopen();
+        let exposed = exposed(&self.chain, size);
+        let mut marks = vec![0; (exposed.end() / 512) as usize];
+        marks[(exposed.at / 512) as usize..].fill(2);
+        self.chain.file_mut(FileIndex(0)).grows_to = Some(size);
+        self.l1_entries = Some(l1_entries);
+        self.destage(&marks);
+        self.l1_entries = None;
+        let mut sector = vec![0; 512];
+        self.top.fill(0, &mut sector);
+        let known = self.chain.file_mut(FileIndex(0)).header_mut().unwrap();
+        let sized = known.with_size(&sector, size).expect("there is room");
+        assert_eq!(known.with_size(&sized, size).as_ref(), Some(&sized));
+        known.size_bytes = size;
+        self.top.write(0, &sized);
+        self.model.resize(size as usize, 0);
+        assert!(self.content() == self.model, "what is new reads as zeroes");
+        self.reopen();
+        self.check("after");
+    }
+
     fn unguard(&mut self) {
         let mut sector = vec![0; 512];
         self.top.fill(0, &mut sector);
@@ -673,10 +707,12 @@ impl Bench {
     }
 
     /// What a guest would see of the snapshot with this L1 table.
-    pub fn seen_by(&mut self, l1: Range) -> Vec<u8> {
+    pub fn seen_by(&mut self, l1: Range, size: usize) -> Vec<u8> {
         let mut chain = self.chain.clone();
         let header = chain.file_mut(FileIndex(0)).header_mut().unwrap();
         header.l1_at = l1.at;
+        header.l1_entries = (l1.bytes / 8) as u32;
+        header.size_bytes = size as u64;
         self.content_of(&chain)
     }
 

@@ -13,7 +13,7 @@ use engine::types::{DestageMode, Policy};
 use sim::host::Ending;
 use sim::plan::Plan;
 use sim::scenario::{
-    bad_checkpoints, clean_blocks, commits, find, group, last_copies, own_blocks, resizes,
+    bad_checkpoints, clean_blocks, commits, find, group, grows, last_copies, own_blocks, resizes,
 };
 use sim::swarm::Case;
 use sim::{Options, Sabotage, rings, run};
@@ -102,14 +102,16 @@ gates! {
     SmallOverlay,
     /// Volumes that become larger and smaller.
     Resizes,
+    /// Volumes on qcow2 files that allocate and become larger.
+    Grows,
     /// Volumes on qcow2 files that allocate, over kills and power losses.
     Tops,
 }
 
 use Gate::{
-    BadCheckpoints, CleanBlocks, Commits, Dying, EarlyDestages, Group, HeldWrites, LargeWrites,
-    LastCopies, LostWrites, NoSums, OwnBlocks, Resizes, Rings, Scenario, Seeds, ShortLives,
-    ShortReads, ShortSwitches, SmallLog, SmallOverlay, Swarm, Switches, Tops, Troubled,
+    BadCheckpoints, CleanBlocks, Commits, Dying, EarlyDestages, Group, Grows, HeldWrites,
+    LargeWrites, LastCopies, LostWrites, NoSums, OwnBlocks, Resizes, Rings, Scenario, Seeds,
+    ShortLives, ShortReads, ShortSwitches, SmallLog, SmallOverlay, Swarm, Switches, Tops, Troubled,
     WriteThrough,
 };
 
@@ -325,6 +327,7 @@ impl Gate {
             }
             Commits => commits(seed),
             Resizes => resizes(seed),
+            Grows => grows(seed),
             LastCopies => last_copies(seed),
             ShortReads => short_reads(seed),
             ShortSwitches => short_switches(seed),

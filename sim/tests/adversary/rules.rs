@@ -171,6 +171,7 @@ impl Rule {
     pub fn gate(self) -> (Gate, Range<u64>) {
         match self {
             Rule::Rings(_) => (Rings, 0..SEEDS_MAX),
+            Rule::Image(ImageBug::KeepBehindTable) => (Grows, 0..SEEDS_MAX),
             Rule::Image(_) => (Tops, 0..SEEDS_MAX),
             Rule::Engine(bug) => gate_of(bug),
         }
@@ -220,6 +221,9 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         Bug::PassGateEarly | Bug::SealAlone => Group,
         Bug::PassGateUnsynced => Scenario("a-disk-of-a-group-hangs-in-the-sync-of-its-journal"),
         Bug::KeepCutBlock | Bug::ShrinkDirty => Resizes,
+        Bug::ExposeBelow | Bug::SizeBeforeRoom | Bug::SkipSizeSync | Bug::BelieveUnsyncedSize => {
+            Grows
+        }
         Bug::LayOverAny | Bug::ReplayToAny | Bug::LayOverAnyBase | Bug::KeepAfterLoss => {
             Scenario("an-image-is-replaced-between-two-lives")
         }

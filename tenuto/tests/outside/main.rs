@@ -49,6 +49,7 @@ mod power;
 mod progress;
 mod qcow2;
 mod qcow2_drills;
+mod qcow2_grown;
 mod qcow2_install;
 mod qcow2_marks;
 mod qcow2_written;

@@ -3,7 +3,7 @@
 
 use super::{Host, STAT, fine, none, spec};
 use crate::engine::Settled;
-use crate::event::{Command, Device, Event, Io, IoError, Op, Purpose, Refusal, Tuning};
+use crate::event::{Command, Device, Event, Io, IoError, Op, Purpose, Refusal, Tuning, VolumeSpec};
 use crate::format::ledger::Progress;
 use crate::image::Mark;
 use crate::layout::Holds;
@@ -11,9 +11,10 @@ use crate::origin::{
     Extent, FileIndex, Lies, Map, Missing, Piece, Planned, Planner, Rank, Resolved, When, Work,
 };
 use crate::snapshot::State;
-use crate::types::{BLOCK_SECTORS, DestageMode, Policy, Span, Uuid, VolumeId};
+use crate::types::{BLOCK_SECTORS, DestageMode, Policy, RequestId, Span, Uuid, VolumeId};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
+use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -213,6 +214,23 @@ impl Planner for Backwards {
         sector
     }
 
+    fn growth(&self, size_bytes: u64) -> Option<Span> {
+        let (old, new) = (BLOCKS / 2 * BLOCK_SECTORS, size_bytes / SECTOR);
+        (new <= BLOCKS * BLOCK_SECTORS).then(|| Span::new(old, BLOCK_SECTORS))
+    }
+
+    fn begin_growth(&mut self, mark: Mark, _: u64) {
+        self.begin(mark);
+    }
+
+    fn sized(&self, sector: &[u8], size_bytes: u64) -> Option<Vec<u8>> {
+        let mut sector = sector.to_vec();
+        sector[8..16].copy_from_slice(&size_bytes.to_be_bytes());
+        (sector[0] == MAGIC).then_some(sector)
+    }
+
+    fn set_size(&mut self, _: u64) {}
+
     fn reached(&mut self) -> Vec<(u64, u64)> {
         let changed = core::mem::take(&mut self.changed);
         let ranges = changed.keys().map(|it| (TABLE_AT + it * SECTOR, SECTOR));
@@ -228,8 +246,16 @@ impl Planner for Backwards {
 }
 
 fn attach(host: &mut Host, map: Backwards) -> VolumeId {
+    attach_of(host, map, BLOCKS)
+}
+
+fn attach_of(host: &mut Host, map: Backwards, blocks: u64) -> VolumeId {
     let mut spec = spec(Policy::WriteBack, "disk");
-    spec.size_bytes = BLOCKS * 4096;
+    spec.size_bytes = blocks * 4096;
+    attach_spec(host, map, spec)
+}
+
+fn attach_spec(host: &mut Host, map: Backwards, spec: VolumeSpec) -> VolumeId {
     let id = host.core.place(&spec.name);
     let file = host.disks.0.entry(Device::Origin(id));
     file.or_insert_with(empty_file);
@@ -534,7 +560,7 @@ fn a_guard_that_a_kill_has_left_is_cleared_at_the_next_start() {
 }
 
 #[test]
-fn another_size_and_a_policy_that_forgets_are_refused() {
+fn a_size_without_room_and_a_policy_that_forgets_are_refused() {
     let (mut host, disk) = with_image();
     let switch = host.switch(disk, Policy::Ephemeral);
     assert_eq!(host.answer(switch), Some(Err(Refusal::Policy)));
@@ -542,8 +568,150 @@ fn another_size_and_a_policy_that_forgets_are_refused() {
         volume: disk,
         size_bytes: BLOCKS * 8192,
     });
+    assert_eq!(host.answer(resize), Some(Err(Refusal::OutOfRange)));
+    let resize = host.order(Command::Resize {
+        volume: disk,
+        size_bytes: BLOCKS * 2048,
+    });
     assert_eq!(host.answer(resize), Some(Err(Refusal::Policy)));
     assert_eq!(host.stat, STAT);
+}
+
+/// What the file says of the size of the disk, once that has changed.
+fn size(host: &Host, id: VolumeId) -> u64 {
+    let bytes = &host.disks.0[&Device::Origin(id)][8..16];
+    u64::from_be_bytes(bytes.try_into().expect("eight bytes"))
+}
+
+/// A dirty volume that has half of what its image has room for, and the order to grow.
+fn growing(holds: fn(&Io) -> bool) -> (Host, VolumeId, RequestId) {
+    let mut host = Host::new();
+    let disk = attach_of(&mut host, Backwards::default(), BLOCKS / 2);
+    host.fill(disk, 0, 2);
+    host.hold(holds);
+    let order = host.order(Command::Resize {
+        volume: disk,
+        size_bytes: BLOCKS * 4096,
+    });
+    host.pass(1_000);
+    (host, disk, order)
+}
+
+fn writes_size(io: &Io) -> bool {
+    let file = matches!(io.device, Device::Origin(_));
+    file && io.purpose == Purpose::Ledger && io.op == Op::Write
+}
+
+/// Fails when: a larger disk waits for what is dirty, its header says so before there is room, or
+/// a destage begins in between.
+#[test]
+fn a_dirty_disk_grows_and_its_room_comes_before_its_size() {
+    let (mut host, disk, order) = growing(applies);
+    assert_eq!((host.answer(order), size(&host, disk)), (None, 0));
+    assert_eq!(guard(&host, disk), 1, "a plan makes room");
+    host.hold(writes_size);
+    host.pass(1_000);
+    assert_eq!(host.ledger(disk).progress, Progress::Idle);
+    assert_eq!((guard(&host, disk), size(&host, disk)), (0, 0));
+    let destage = host.destage(disk);
+    host.pass(1_000);
+    assert_eq!(
+        host.answer(destage),
+        None,
+        "it would write the header as well"
+    );
+    assert_eq!(host.show(disk).size_bytes, BLOCKS * 2048);
+    host.hold(|_| false);
+    host.pass(2_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(host.answer(destage), Some(Ok(())));
+    assert_eq!(size(&host, disk), BLOCKS * 4096);
+    assert_eq!(host.show(disk).size_bytes, BLOCKS * 4096);
+    host.fill(disk, BLOCKS - 2, 2);
+    end_destage(&mut host, disk);
+    assert_ne!(view(&host, disk, BLOCKS - 1), vec![0; 4096]);
+}
+
+/// Fails when: what could not be written is told as done, is tried for ever though nothing came of
+/// it, or the volume does not go on.
+#[test]
+fn a_disk_that_cannot_grow_is_as_it_was_and_its_destage_goes_on() {
+    let journal = |io: &Io| matches!(io.device, Device::Journal(_)) && io.op == Op::Write;
+    let (mut host, disk, order) = growing(journal);
+    host.fail(|io| matches!(io.device, Device::Journal(_)).then_some(IoError::NoSpace));
+    host.hold(|_| false);
+    host.pass(120_000);
+    assert_eq!(host.answer(order), Some(Err(Refusal::OriginFull)));
+    assert_eq!(host.show(disk).size_bytes, BLOCKS * 2048);
+    host.fail(|_| None);
+    end_destage(&mut host, disk);
+
+    // A header that may have been written is written until that is sure.
+    let (mut host, disk, order) = growing(writes_size);
+    host.fail(|io| writes_size(io).then_some(IoError::Failed));
+    host.hold(|_| false);
+    host.pass(30_000);
+    assert_eq!((host.answer(order), size(&host, disk)), (None, 0));
+    host.fail(|_| None);
+    host.pass(30_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(size(&host, disk), BLOCKS * 4096);
+    end_destage(&mut host, disk);
+}
+
+/// Fails when: a disk that grows waits for the others of its group, which have no part in that.
+#[test]
+fn a_disk_of_a_group_grows_by_itself_and_the_group_goes_on() {
+    let mut host = Host::new();
+    let mut member = |name: &str| {
+        let mut spec = spec(Policy::WriteBack, name);
+        spec.size_bytes = BLOCKS * 2048;
+        spec.group = String::from("vm");
+        spec.tuning.group_members = 2;
+        attach_spec(&mut host, Backwards::default(), spec)
+    };
+    let (disk, other) = (member("disk"), member("other"));
+    assert_eq!(other, VolumeId(1));
+    host.fill(other, 0, 2);
+    host.hold(|io| io.device == Device::Journal(VolumeId(1)) && io.op == Op::Sync);
+    let destage = host.destage(other);
+    host.pass(1_000);
+    let order = host.order(Command::Resize {
+        volume: disk,
+        size_bytes: BLOCKS * 4096,
+    });
+    host.pass(2_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(host.answer(destage), None, "its journal is not synced");
+    host.hold(|_| false);
+    host.pass(5_000);
+    assert_eq!(host.answer(destage), Some(Ok(())));
+}
+
+/// Fails when: a plan of its own follows one that was cut short in place, whose state the ledger
+/// would forget.
+#[test]
+fn a_disk_grows_when_a_destage_in_place_that_was_cut_short_has_ended() {
+    let mut host = Host::new();
+    let disk = attach_of(&mut host, Backwards::default(), BLOCKS / 2);
+    set_destage(&mut host, disk, DestageMode::InPlace);
+    host.fill(disk, 0, 4);
+    host.hold(|io| io.op == Op::Sync && matches!(io.device, Device::Journal(_)));
+    host.destage(disk);
+    host.pass(1_000);
+    let mut host = host.killed();
+    let again = attach_of(&mut host, Backwards::default(), BLOCKS / 2);
+    host.pass(2_000);
+    let cut = host.ledger(again).progress;
+    assert!(matches!(cut, Progress::Cut(_)), "{cut:?}");
+    let order = host.order(Command::Resize {
+        volume: again,
+        size_bytes: BLOCKS * 4096,
+    });
+    host.pass(3_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(host.ledger(again).progress, Progress::Idle);
+    assert_eq!(host.show(again).dirty_bytes, 0, "it has reached its end");
 }
 
 fn overwrite_first_byte(host: &mut Host, id: VolumeId, byte: u8) {

@@ -327,7 +327,7 @@ const FEATURES: &[Kind] = &[
     ),
     kind(
         "autoclear",
-        Patched(PLAIN, &[(88, b"\x40")]),
+        Patched(PLAIN, &[(88, b"\x10")]),
         "autoclear features that are not known here",
         [
             Refused(EXIT_USAGE, "serve it with read-only = true"),

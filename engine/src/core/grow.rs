@@ -1,0 +1,244 @@
+//! A larger disk of an image that allocates, while its guest goes on.
+//!
+//! ```text
+//! room: a destage of no epoch ─▶ journal ─▶ guard ─▶ (ledger says apply) ─▶ replay ─▶ idle
+//! size: ledger forgets the time of the image ─▶ header read ─▶ written ─▶ synced
+//! ```
+//!
+//! The room comes first: L1 has entries for the new disk, and what is behind the old end and may be
+//! anything has become zeroes, by one plan that goes the way of every plan. Then one sector says
+//! the new size. So a kill leaves the old disk or the new one, and never bytes of a base in what is
+//! new; room that was made for a size that never came is of no harm, and is used by the next try.
+//!
+//! Always true: the header is written while the ledger says *idle* or *prepare* and no destage may
+//! begin; the guest reads nothing behind the old end before the size is synced. A plan that fails
+//! is given up with its order; once the header may have been written it is written until that is
+//! synced. Deliberately absent: a smaller disk, and what a plan decides
+//! ([`Planner`](crate::origin::Planner)).
+
+use super::Core;
+use super::batch::{Growth, journal_room};
+use super::destage::{Destage, Phase};
+use super::ledger::LedgerStep;
+use super::resend::RETRY_MS;
+use super::resize::Step;
+use crate::adversary::{Bug, Mark, has, mark};
+use crate::event::{Device, IoError, Op, Purpose, Refusal};
+use crate::format::ledger::Progress;
+use crate::memory::Slice;
+use crate::outbox::{Cx, Pending};
+use crate::snapshot::State;
+use crate::types::{SECTOR_BYTES, VolumeId};
+use crate::volume::Volume;
+
+impl Destage {
+    /// It makes room, and has failed before the ledger said *apply*.
+    pub(super) fn has_grown_in_vain(&self, failed: bool) -> bool {
+        let in_step = matches!(self.phase, Phase::Prepare | Phase::Begin);
+        self.grows.is_some() && failed && self.is_idle() && !in_step
+    }
+}
+
+impl Volume {
+    /// A destage in place was cut short: another one has to reach its end first.
+    pub(super) fn is_between_states(&self) -> bool {
+        let ledger = self.ledger_writer.as_ref().map(|it| &it.ledger);
+        self.map.is_some() && ledger.is_some_and(|it| matches!(it.progress, Progress::Cut(_)))
+    }
+}
+
+impl Core {
+    /// Why an image that allocates cannot become so large.
+    pub(super) fn growth_refusal(&mut self, id: VolumeId, new_bytes: u64) -> Option<Refusal> {
+        let volume = self.volume(id);
+        volume.map?;
+        let shrinks = new_bytes < volume.size_bytes;
+        let plans = self.plans(id);
+        match self.planner(id).map(|it| it.growth(new_bytes)) {
+            None => Some(Refusal::Policy),
+            _ if shrinks || !plans => Some(Refusal::Policy),
+            Some(None) => Some(Refusal::OutOfRange),
+            Some(Some(_)) => None,
+        }
+    }
+
+    /// Goes on when nothing writes the image and nothing of its ledger is on its way.
+    pub(super) fn growth_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let volume = self.volume(id);
+        let goes = volume.detaching.is_some() || volume.suspending.is_some();
+        let resize = volume.resize.as_ref().expect("checked by the caller");
+        let rests = matches!(resize.step, Step::Wait | Step::Room) && cx.now >= resize.retry_at;
+        if goes || !rests || volume.is_between_states() {
+            return;
+        }
+        if !resize.has_room && !has(Bug::SizeBeforeRoom) {
+            return self.make_room(cx, id);
+        }
+        let writer = volume.ledger_writer.as_mut();
+        let writer = writer.expect("written images have a ledger");
+        if writer.ledger.image.mtime_ns != 0 {
+            writer.ledger.image = writer.ledger.image.written();
+            return self.write_ledger(cx, id, LedgerStep::Resize);
+        }
+        let Some(piece) = self.scratch.take_piece() else {
+            return;
+        };
+        let resize = self.resizing(id);
+        (resize.step, resize.piece) = (Step::HeaderRead, Some(piece));
+        self.send_size(cx, id, Op::Read);
+    }
+
+    /// A destage that has no epoch.
+    fn make_room(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let bytes = self.resizing(id).new_bytes;
+        assert!(
+            bytes >= self.volume(id).size_bytes,
+            "such a disk never becomes smaller"
+        );
+        let exposed = self.planner(id).and_then(|it| it.growth(bytes));
+        let growth = Growth::new(bytes, exposed.expect("it was asked for before"));
+        let (piece_bytes, cluster_bytes) = (self.scratch.piece_bytes(), self.planned_cluster(id));
+        let room = journal_room(&growth.zeroes, piece_bytes, cluster_bytes);
+        self.resizing(id).step = Step::Room;
+        let volume = self.volume(id);
+        assert!(!volume.is_destaging(), "one plan at a time");
+        let writer = volume.ledger_writer.as_ref();
+        let sequence = writer.map_or(0, |it| it.ledger.sequence);
+        // It brings no write to the image.
+        let destage = Destage::new(Phase::Look, volume.destaged, sequence, room);
+        let grows = Some(growth);
+        volume.destage = Some(Destage { grows, ..destage });
+        self.pump_destage(cx, id);
+    }
+
+    /// The plan is at the image.
+    pub(super) fn room_made(&mut self, id: VolumeId) {
+        if let Some(resize) = self.volume(id).resize.as_mut() {
+            assert!(resize.step == Step::Room, "it has waited for that");
+            mark(Mark::RoomMade);
+            resize.has_room = true;
+        }
+    }
+
+    /// A request for it has failed, and the image is as it was.
+    pub(super) fn give_up_growth(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let refusal = match self.phase(id).full {
+            true => Refusal::OriginFull,
+            false => Refusal::Io,
+        };
+        self.refuse_growth(cx, id, refusal);
+    }
+
+    pub(super) fn refuse_growth(&mut self, cx: &mut Cx<'_>, id: VolumeId, refusal: Refusal) {
+        let destage = self.phase(id);
+        assert!(
+            destage.grows.is_some() && destage.is_idle(),
+            "nothing of it is in flight"
+        );
+        let upto = destage.upto;
+        let volume = self.volume(id);
+        volume.drop_destage();
+        if volume.state == State::Stalled {
+            (volume.state, volume.reason) = (State::Clean, None);
+        }
+        let as_it_is = volume.mark(upto);
+        let resize = volume.resize.take();
+        // The disk is as large as the file says.
+        self.planner(id).expect("it has planned").begin(as_it_is);
+        self.turns.rest(id);
+        let request = resize.expect("an order was given").request();
+        cx.out.reply(request, Err(refusal));
+        self.start_destage_if_due(cx, id);
+        self.pump_switch(cx, id);
+    }
+
+    fn send_size(&mut self, cx: &mut Cx<'_>, id: VolumeId, op: Op) {
+        let piece = self.resizing(id).piece;
+        let volume = self.volume(id);
+        assert!(!volume.is_destaging(), "one request writes the header");
+        assert!(
+            piece.is_some() == matches!(op, Op::Read | Op::Write),
+            "what carries bytes has memory"
+        );
+        volume.origin_in_flight += 1;
+        volume.counters.origin.journal_requests += 1;
+        let (pending, device) = (Pending::Resize { volume: id }, Device::Origin(id));
+        let purpose = Purpose::Ledger;
+        let Some(piece) = piece else {
+            return cx.order(pending, purpose, device, op, 0, 0);
+        };
+        let slice = Slice {
+            place: self.scratch.piece(piece),
+            bytes: SECTOR_BYTES,
+        };
+        cx.transfer(pending, purpose, device, op, 0, alloc::vec![slice]);
+    }
+
+    /// A request for the header has ended.
+    pub(super) fn header_resized(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        result: Result<(), IoError>,
+    ) {
+        let volume = self.volume(id);
+        assert!(volume.origin_in_flight > 0, "a request was in flight");
+        volume.origin_in_flight -= 1;
+        let resize = self.resizing(id);
+        let (step, bytes, tried) = (resize.step, resize.new_bytes, resize.header_sent);
+        let refusal = match (step, result) {
+            (Step::HeaderRead, Ok(())) => match self.write_size(cx, id, bytes) {
+                true => return,
+                false => Some(Refusal::Contradicts),
+            },
+            (Step::HeaderWrite, Ok(())) => {
+                self.free_size_piece(id);
+                self.resizing(id).step = Step::HeaderSync;
+                return self.send_size(cx, id, Op::sync_unless(Bug::SkipSizeSync));
+            }
+            (Step::HeaderSync, Ok(())) => {
+                let planner = self.planner(id).expect("such an image has one");
+                planner.set_size(bytes);
+                return self.has_size(cx, id);
+            }
+            (Step::HeaderRead, Err(_)) if !tried => Some(Refusal::Io),
+            _ => None,
+        };
+        self.free_size_piece(id);
+        self.volume(id).counters.origin.errors += 1;
+        match refusal {
+            Some(refusal) => self.keep_size(cx, id, refusal),
+            None => {
+                let resize = self.resizing(id);
+                resize.step = Step::Room;
+                resize.retry_at = cx.now.plus_millis(RETRY_MS);
+                self.detach_progress(cx, id);
+            }
+        }
+    }
+
+    fn free_size_piece(&mut self, id: VolumeId) {
+        let piece = self.resizing(id).piece.take();
+        if let Some(piece) = piece {
+            self.scratch.free_piece(piece);
+        }
+    }
+
+    /// False if what was read is no header of this image.
+    fn write_size(&mut self, cx: &mut Cx<'_>, id: VolumeId, bytes: u64) -> bool {
+        let piece = self.resizing(id).piece.expect("it was read to");
+        let place = self.scratch.piece(piece);
+        let mut sector = alloc::vec![0; SECTOR_BYTES as usize];
+        cx.memory.load(place, &mut sector);
+        let planner = self.planner(id).expect("such an image has one");
+        let Some(sized) = planner.sized(&sector, bytes) else {
+            return false;
+        };
+        assert_eq!(sized.len() as u64, SECTOR_BYTES, "one sector says it");
+        cx.memory.store(place, &sized);
+        let resize = self.resizing(id);
+        (resize.step, resize.header_sent) = (Step::HeaderWrite, true);
+        self.send_size(cx, id, Op::Write);
+        true
+    }
+}
