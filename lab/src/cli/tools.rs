@@ -100,6 +100,8 @@ pub enum Bench {
     Restart(BenchRestart),
     /// What a qcow2 clone costs more than a raw image: requests, destages, the guard, memory
     Images(BenchImages),
+    /// The evaluation of the COWCache paper: a cache below copy-on-write against Tenuto, offline
+    Cow(BenchCow),
 }
 
 #[derive(Clone, Debug, Args)]
@@ -275,6 +277,23 @@ pub struct BenchImages {
     /// Directory on the device that holds cache and images; default: that of temporary files
     #[arg(long, value_name = "DIR")]
     pub path: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchCow {
+    /// A figure or table of the paper, or all; f9 and t1 are one run, and so are f12 and t2
+    #[arg(value_name = "EXPERIMENT")]
+    #[arg(value_parser = ["all", "f9", "t1", "f10", "f11", "f12", "t2", "f13", "memory"])]
+    pub experiment: String,
+    /// Numbers of requests are divided by this; 1: as many as in the paper
+    #[arg(long, value_name = "N", default_value_t = 10.0)]
+    pub scale: f64,
+    /// Seed of the loads
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// One HTML file with all tables and plots
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Args)]
