@@ -8,84 +8,23 @@
 
 mod experiments;
 mod load;
+mod options;
 mod page;
 mod paper;
 mod report;
 mod section;
 mod side;
+mod trace;
+mod weeks;
 
-use super::range;
 use experiments::Runner;
 use host::error::Result;
+pub use options::{Options, Part};
 pub use paper::Calibrated;
 pub use report::Report;
 pub use section::SIDES_LEGEND;
 pub use section::{Comparison, SIDES_HEAD};
-
-/// What one run is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    Tables,
-    Sizes,
-    Ratios,
-    Oltp,
-    Applications,
-    Memory,
-}
-
-impl Part {
-    pub const ALL: [Part; 6] = [
-        Part::Tables,
-        Part::Sizes,
-        Part::Ratios,
-        Part::Oltp,
-        Part::Applications,
-        Part::Memory,
-    ];
-
-    /// What the paper calls it; a figure and a table may be of one run.
-    pub fn keys(self) -> &'static [&'static str] {
-        match self {
-            Part::Tables => &["f9", "t1"],
-            Part::Sizes => &["f10"],
-            Part::Ratios => &["f11"],
-            Part::Oltp => &["f12", "t2"],
-            Part::Applications => &["f13"],
-            Part::Memory => &["memory"],
-        }
-    }
-
-    /// Loads that it runs, those of each side counted.
-    fn steps(self) -> u64 {
-        match self {
-            Part::Tables => 10,
-            Part::Sizes => 27,
-            Part::Ratios => 18,
-            Part::Oltp => 12,
-            Part::Applications => 9,
-            Part::Memory => 4,
-        }
-    }
-}
-
-#[derive(Clone, Debug)]
-pub struct Options {
-    pub parts: Vec<Part>,
-    /// Numbers of requests are divided by it.
-    pub scale: f64,
-    pub seed: u64,
-}
-
-impl Options {
-    fn check(&self) -> Result<()> {
-        range::within("--scale", self.scale, 1.0..=10_000.0)
-    }
-
-    /// Steps of which [`run`] tells.
-    pub fn steps(&self) -> u64 {
-        self.parts.iter().map(|part| part.steps()).sum()
-    }
-}
+pub use trace::Trace;
 
 /// Calls `done` with the steps so far.
 pub fn run(options: &Options, mut done: impl FnMut(u64)) -> Result<Report> {
@@ -114,6 +53,21 @@ pub fn run(options: &Options, mut done: impl FnMut(u64)) -> Result<Report> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+    use workload::trace::{NameId, Op, Record};
+
+    /// A write and a read every hour of four days.
+    fn small_trace() -> Trace {
+        let record = |at: u64| Record {
+            time_ns: at * 1_800_000_000_000,
+            disk: NameId(0),
+            op: [Op::Write, Op::Read][at as usize % 2],
+            sector: at * 1000,
+            sectors: 16,
+            path: None,
+        };
+        Trace::of("a small trace", (0..192).map(record)).expect("it has one disk")
+    }
 
     #[test]
     fn every_experiment_runs_small_and_says_what_the_paper_says() {
@@ -121,6 +75,7 @@ mod tests {
             parts: Part::ALL.into(),
             scale: 2000.0,
             seed: 1,
+            trace: Some(Arc::new(small_trace())),
         };
         let mut steps = 0;
         let report = run(&options, |done| steps = done).expect("it runs");

@@ -4,11 +4,15 @@
 //! not the paper's is one.
 
 use super::tools::BenchCow;
-use crate::bench::cow::{self, Comparison, Options, Part, Report};
+use super::trace::{self, From};
+use crate::bench::cow::{self, Comparison, Options, Part, Report, Trace};
 use crate::report;
 use host::cli::progress;
 use host::cli::{Context, output};
 use host::error::Result;
+use std::path::Path;
+use std::sync::Arc;
+use workload::trace::Item;
 
 pub fn run(context: &Context, command: &BenchCow) -> Result<()> {
     let asked = |part: &Part| {
@@ -19,6 +23,12 @@ pub fn run(context: &Context, command: &BenchCow) -> Result<()> {
         parts: Part::ALL.into_iter().filter(asked).collect(),
         scale: command.scale,
         seed: command.seed,
+        trace: command
+            .trace
+            .as_deref()
+            .map(load)
+            .transpose()?
+            .map(Arc::new),
     };
     report::check(command.html.as_deref())?;
     let template = "{bar:40} {pos} of {len} loads, {elapsed}";
@@ -32,6 +42,19 @@ pub fn run(context: &Context, command: &BenchCow) -> Result<()> {
     context
         .output()
         .document(&report.document(), || text(&report, command))
+}
+
+fn load(path: &Path) -> Result<Trace> {
+    let from = From::file(path);
+    let mut reader = trace::open(&from)?;
+    let mut records = Vec::new();
+    trace::each(&from, &mut reader, |_, item| {
+        if let Item::Record(record) = item {
+            records.push(record.clone());
+        }
+        Ok(())
+    })?;
+    Trace::of(&path.display().to_string(), records)
 }
 
 fn text(report: &Report, command: &BenchCow) -> String {

@@ -1,5 +1,7 @@
 //! Arguments of the commands that drive the product instead of serving with it.
 
+use crate::bench::cow;
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use workload::synth::DESKTOPS_MAX;
@@ -283,7 +285,7 @@ pub struct BenchImages {
 pub struct BenchCow {
     /// A figure or table of the paper, or all; f9 and t1 are one run, and so are f12 and t2
     #[arg(value_name = "EXPERIMENT")]
-    #[arg(value_parser = ["all", "f9", "t1", "f10", "f11", "f12", "t2", "f13", "memory"])]
+    #[arg(value_parser = PossibleValuesParser::new(experiments()))]
     pub experiment: String,
     /// Numbers of requests are divided by this; 1: as many as in the paper
     #[arg(long, value_name = "N", default_value_t = 10.0)]
@@ -291,9 +293,19 @@ pub struct BenchCow {
     /// Seed of the loads
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// A trace of one disk for f14 and f15, in a format of `trace info`; default: the synthetic
+    /// week of a desktop
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
     /// One HTML file with all tables and plots
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
+}
+
+/// All that `bench cow` can be asked for.
+fn experiments() -> Vec<&'static str> {
+    let parts = cow::Part::ALL.iter().flat_map(|part| part.keys());
+    ["all"].into_iter().chain(parts.copied()).collect()
 }
 
 #[derive(Clone, Debug, Args)]

@@ -47,6 +47,16 @@ pub struct From {
     format: Option<Format>,
 }
 
+impl From {
+    /// A file whose beginning tells its format.
+    pub(super) fn file(path: &Path) -> From {
+        From {
+            trace: path.to_owned(),
+            format: None,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 pub struct Convert {
     #[command(flatten)]

@@ -34,6 +34,8 @@ pub struct Origin {
     /// Data into images, zeroes included.
     pub writes: Count,
     pub journal: Count,
+    /// Of the journal, what was read back to be applied.
+    pub journal_reads: Count,
     pub ledger: Count,
     pub syncs: u64,
 }
@@ -54,6 +56,7 @@ impl Origin {
             reads: self.reads.since(before.reads),
             writes: self.writes.since(before.writes),
             journal: self.journal.since(before.journal),
+            journal_reads: self.journal_reads.since(before.journal_reads),
             ledger: self.ledger.since(before.ledger),
             syncs: self.syncs - before.syncs,
         }
@@ -140,7 +143,12 @@ impl Tally {
                 (&mut self.origin.reads, 0)
             }
             (Device::Origin(_) | Device::Base(..), _) => (&mut self.origin.writes, 1),
-            (Device::Journal(_), _) => (&mut self.origin.journal, 2),
+            (Device::Journal(_), op) => {
+                if op == Op::Read {
+                    self.origin.journal_reads.add(io.bytes);
+                }
+                (&mut self.origin.journal, 2)
+            }
             (Device::Ledger(_), _) => (&mut self.origin.ledger, 3),
         };
         count.add(io.bytes);

@@ -2,7 +2,7 @@
 //!
 //! Always true: a seed gives one load, on either side; a load says of itself how much of it is
 //! the paper's and how much a stand-in. Deliberately absent: times. The next request comes when
-//! fewer than the depth are under way, as with the paper's closed loops.
+//! fewer than the depth are under way, as in the paper's closed loops.
 
 use crate::replay::machine::Ask;
 use workload::rng::Rng;

@@ -1,6 +1,6 @@
 //! All that a run has shown, for people and for programs.
 
-use super::Options;
+use super::options::Options;
 use super::paper::Calibrated;
 use super::section::Section;
 use crate::machine;

@@ -94,7 +94,7 @@ pub struct Section {
     pub plots: Vec<(String, String)>,
 }
 
-pub const SIDES_HEAD: [&str; 13] = [
+pub const SIDES_HEAD: [&str; 14] = [
     "case",
     "side",
     "requests",
@@ -105,6 +105,7 @@ pub const SIDES_HEAD: [&str; 13] = [
     "fills",
     "network, GiB",
     "journal",
+    "read back",
     "misses per request",
     "later",
     "index",
@@ -114,8 +115,9 @@ pub const SIDES_HEAD: [&str; 13] = [
 pub const SIDES_LEGEND: &str = "flash: written to the cache device, without what a new device is \
     prepared with; of it tables of the image (at most), headers and footers of the log, and fills \
     with clean blocks; network: to and from storage, journal and ledger included, all of it \
-    destaged; misses per request: tables that a guest's request waited for; later: table reads of \
-    destages, for each request; index: RAM of the cache's index for each byte cached";
+    destaged; read back: of the journal, to apply it; misses per request: tables that a guest's \
+    request waited for; later: table reads of destages, for each request; index: RAM of the \
+    cache's index for each byte cached";
 
 impl Section {
     pub fn sides(&self) -> Vec<Vec<String>> {
@@ -162,6 +164,7 @@ fn cells(case: &str, kind: Kind, it: &Measured) -> Vec<String> {
         gib(it.flash.fills.bytes),
         gib(it.network_bytes()),
         gib(it.origin.journal.bytes),
+        gib(it.origin.journal_reads.bytes),
         format!("{:.3}", it.misses_per_request()),
         format!("{:.3}", it.later_per_request()),
         format!("{:.3} %", 100.0 * it.index_share()),
@@ -197,6 +200,7 @@ fn document(kind: Kind, it: &Measured) -> Value {
             "reads": count(it.origin.reads),
             "writes": count(it.origin.writes),
             "journal": count(it.origin.journal),
+            "journal_read_back": count(it.origin.journal_reads),
             "ledger": count(it.origin.ledger),
         },
         "plans": {
@@ -206,6 +210,7 @@ fn document(kind: Kind, it: &Measured) -> Value {
             "copied": count(it.plans.copied),
         },
         "index_bytes": it.index_bytes,
+        "empty_index_bytes": it.empty_index_bytes,
         "cached_bytes": it.cached_bytes,
     })
 }

@@ -11,7 +11,7 @@ use crate::replay::machine::{Ask, Machine, Sizes};
 use crate::replay::offline::Volume;
 use crate::replay::tally::{Count, Flash, Origin};
 use engine::event::{Admission, Command, VolumeSpec};
-use engine::types::{BLOCK_BYTES, DestageMode, Policy, SECTOR_BYTES, Uuid, VolumeId};
+use engine::types::{BLOCK_BYTES, DestageMode, Policy, SECTOR_BYTES, Time, Uuid, VolumeId};
 use host::error::{Error, Result};
 use host::origin::san::Params;
 use image::create::Shape;
@@ -46,6 +46,15 @@ impl Kind {
     }
 }
 
+/// When what is dirty goes to the storage.
+#[derive(Clone, Copy, Debug)]
+pub enum Destages {
+    /// After so many requests of the guest.
+    Every(u64),
+    /// At this age in milliseconds, as a volume by itself does.
+    After(u64),
+}
+
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub kind: Kind,
@@ -53,8 +62,9 @@ pub struct Setup {
     pub cache_bytes: u64,
     /// For tables of the image.
     pub table_ram_bytes: u64,
-    /// What is dirty goes to the storage after so many requests of the guest.
-    pub destage_every: u64,
+    /// What all volumes together may have dirty.
+    pub dirty_limit_bytes: u64,
+    pub destages: Destages,
     pub seed: u64,
 }
 
@@ -84,6 +94,8 @@ pub struct Measured {
     pub plans: kept::Counts,
     /// When it held most.
     pub index_bytes: u64,
+    /// Before anything was asked for.
+    pub empty_index_bytes: u64,
     pub cached_bytes: u64,
 }
 
@@ -140,7 +152,7 @@ pub struct Side {
     machine: Machine,
     disk: Disk,
     kind: Kind,
-    destage_every: u64,
+    destages: Destages,
     measured: Measured,
 }
 
@@ -160,12 +172,15 @@ fn sizes(setup: &Setup) -> Sizes {
     }
 }
 
-fn spec(policy: Policy, number: u32, size_bytes: u64, dirty_limit_bytes: u64) -> VolumeSpec {
+fn spec(setup: &Setup, policy: Policy, number: u32, size_bytes: u64) -> VolumeSpec {
     let volume = Volume {
         policy,
         destage: DestageMode::Atomic,
-        destage_after_ms: None,
-        dirty_limit_bytes,
+        destage_after_ms: match setup.destages {
+            Destages::Every(_) => None,
+            Destages::After(millis) => Some(millis),
+        },
+        dirty_limit_bytes: setup.dirty_limit_bytes,
         origin_queue_depth: 32,
         admission: Admission::All,
     };
@@ -175,11 +190,11 @@ fn spec(policy: Policy, number: u32, size_bytes: u64, dirty_limit_bytes: u64) ->
 impl Side {
     pub fn new(setup: &Setup) -> Result<Side> {
         let mut machine = Machine::start(sizes(setup))?;
-        let (limit, disk_bytes) = (setup.cache_bytes, setup.disk_bytes);
+        let disk_bytes = setup.disk_bytes;
         let disk = match setup.kind {
             Kind::Stacked(policy) => {
-                let base = machine.attach(spec(policy, 0, disk_bytes, limit))?;
-                let delta = machine.attach(spec(policy, 1, DELTA_TIMES * disk_bytes, limit))?;
+                let base = machine.attach(spec(setup, policy, 0, disk_bytes))?;
+                let delta = machine.attach(spec(setup, policy, 1, DELTA_TIMES * disk_bytes))?;
                 let shape = stacked::Shape {
                     disk_bytes,
                     table_ram_bytes: setup.table_ram_bytes,
@@ -195,17 +210,21 @@ impl Side {
                 let failed = |error: image::Error| Error::failed(format!("bench cow: {error}"));
                 let files = Files::over_raw(disk_bytes, shape).map_err(failed)?;
                 let map = files.map(disk_bytes, Uuid([9; 16])).map_err(failed)?;
-                let spec = spec(Policy::WriteBack, 0, disk_bytes, limit);
+                let spec = spec(setup, Policy::WriteBack, 0, disk_bytes);
                 let volume = machine.attach_mapped(spec, map)?;
                 Disk::Mapped { files, volume }
             }
+        };
+        let measured = Measured {
+            empty_index_bytes: machine.snapshot().index_bytes,
+            ..Measured::default()
         };
         Ok(Side {
             machine,
             disk,
             kind: setup.kind,
-            destage_every: setup.destage_every.max(1),
-            measured: Measured::default(),
+            destages: setup.destages,
+            measured,
         })
     }
 
@@ -256,20 +275,45 @@ impl Side {
         match ask {
             // Who syncs waits for it.
             Ask::Flush => self.wait_below(1),
-            _ if self.measured.requests.is_multiple_of(self.destage_every) => self.destage(),
+            _ if self.is_due() => self.destage(),
             _ => Ok(()),
+        }
+    }
+
+    fn is_due(&self) -> bool {
+        match self.destages {
+            Destages::Every(requests) => self.measured.requests.is_multiple_of(requests.max(1)),
+            Destages::After(_) => false,
+        }
+    }
+
+    /// The next request of the guest at its time, or later if too many are under way.
+    pub fn ask_at(&mut self, at: Time, ask: Ask) -> Result<()> {
+        self.machine.run_until(at);
+        self.ask(ask)
+    }
+
+    /// Lets a day pass; what has been written to flash since the begin.
+    pub fn end_day(&mut self, at: Time) -> u64 {
+        self.machine.run_until(at);
+        self.look_at_index();
+        let tally = &self.machine.tally;
+        tally.flash_writes.bytes - tally.flash.prepared.bytes
+    }
+
+    fn look_at_index(&mut self) {
+        let now = self.machine.snapshot();
+        let dirty: u64 = now.volumes.iter().map(|volume| volume.dirty_bytes).sum();
+        let cached = now.lines.blocks * BLOCK_BYTES + dirty;
+        if cached > self.measured.cached_bytes {
+            self.measured.cached_bytes = cached;
+            self.measured.index_bytes = now.index_bytes;
         }
     }
 
     /// Brings what is dirty to the storage; the guest waits, which no count depends on.
     fn destage(&mut self) -> Result<()> {
-        let before = self.machine.snapshot();
-        let dirty: u64 = before.volumes.iter().map(|volume| volume.dirty_bytes).sum();
-        let cached = before.lines.blocks * BLOCK_BYTES + dirty;
-        if cached > self.measured.cached_bytes {
-            self.measured.cached_bytes = cached;
-            self.measured.index_bytes = before.index_bytes;
-        }
+        self.look_at_index();
         let volumes = match &self.disk {
             Disk::Stacked { volumes, .. } => volumes.clone(),
             Disk::Mapped { volume, .. } => vec![*volume],
@@ -369,7 +413,8 @@ mod tests {
             disk_bytes: DISK_BYTES,
             cache_bytes: 4 << 30,
             table_ram_bytes: 128 * MIB,
-            destage_every: count,
+            dirty_limit_bytes: 4 << 30,
+            destages: Destages::Every(count),
             seed: 1,
         };
         let mut side = Side::new(&setup).expect("it starts");
@@ -410,7 +455,8 @@ mod tests {
             disk_bytes: DISK_BYTES,
             cache_bytes: 4 << 30,
             table_ram_bytes: MIB,
-            destage_every: 1000,
+            dirty_limit_bytes: 4 << 30,
+            destages: Destages::Every(1000),
             seed: 1,
         };
         let mut side = Side::new(&setup).expect("it starts");
