@@ -50,7 +50,7 @@ fn load(path: &Path) -> Result<Trace> {
     let mut records = Vec::new();
     trace::each(&from, &mut reader, |_, item| {
         if let Item::Record(record) = item {
-            records.push(record.clone());
+            records.push(*record);
         }
         Ok(())
     })?;
