@@ -8,7 +8,7 @@ use super::load::{Application, DISK_BYTES, Ratio, Writes};
 use super::options::{Options, Part};
 use super::paper::{GIB, Oltp, REQUESTS, TABLE_1, TABLE_2};
 use super::section::{Case, Comparison, Section};
-use super::side::{Destages, Kind, Measured, Setup, Side};
+use super::side::{DEPTH, Destages, Kind, Measured, Setup, Side};
 use crate::plot::{Axis, Curve, Scale, bars, chart};
 use crate::replay::machine::Ask;
 use engine::types::Policy;
@@ -51,6 +51,7 @@ pub struct Runner<'a> {
 struct Service<'a> {
     disk_bytes: u64,
     ram_bytes: u64,
+    in_flight: usize,
     destages: u64,
     kinds: &'a [Kind],
 }
@@ -61,6 +62,7 @@ impl Service<'_> {
         Service {
             disk_bytes: DISK_BYTES,
             ram_bytes: ram_mib << 20,
+            in_flight: DEPTH,
             destages: DESTAGES,
             kinds,
         }
@@ -95,13 +97,15 @@ impl Runner<'_> {
         human_bytes(self.disk_bytes())
     }
 
-    /// On a disk that is divided by the scale, with as large a part of its tables in RAM; of the
-    /// smallest RAM a larger part.
+    /// On a disk that is divided by the scale, with as large a part of its tables in RAM, and as
+    /// many requests under way for each of them; of the smallest RAM a larger part.
     fn scaled<'a>(&self, ram_mib: u64, kinds: &'a [Kind]) -> Service<'a> {
         let ram_bytes = ((ram_mib << 20) as f64 / self.options.scale) as u64;
+        let ram_bytes = ram_bytes.next_multiple_of(CLUSTER_BYTES).max(1 << 20);
         Service {
             disk_bytes: self.disk_bytes(),
-            ram_bytes: ram_bytes.next_multiple_of(CLUSTER_BYTES).max(1 << 20),
+            ram_bytes,
+            in_flight: (DEPTH * ram_bytes as usize).div_ceil((ram_mib as usize) << 20),
             ..Service::new(ram_mib, kinds)
         }
     }
@@ -120,6 +124,7 @@ impl Runner<'_> {
         let Service {
             disk_bytes,
             ram_bytes,
+            in_flight,
             destages,
             kinds,
         } = service;
@@ -131,6 +136,7 @@ impl Runner<'_> {
                 cache_bytes: self.cache_bytes(),
                 disk_bytes,
                 table_ram_bytes: ram_bytes,
+                in_flight,
                 dirty_limit_bytes: self.cache_bytes(),
                 destages: Destages::Every(every),
                 seed: self.options.seed,

@@ -62,6 +62,8 @@ pub struct Setup {
     pub cache_bytes: u64,
     /// For tables of the image.
     pub table_ram_bytes: u64,
+    /// Requests that the stacked disk takes for under way at once.
+    pub in_flight: usize,
     /// What all volumes together may have dirty.
     pub dirty_limit_bytes: u64,
     pub destages: Destages,
@@ -198,7 +200,7 @@ impl Side {
                 let shape = stacked::Shape {
                     disk_bytes,
                     table_ram_bytes: setup.table_ram_bytes,
-                    in_flight: DEPTH,
+                    in_flight: setup.in_flight,
                 };
                 Disk::Stacked {
                     mapper: Box::new(Stacked::new(shape)),
@@ -413,6 +415,7 @@ mod tests {
             disk_bytes: DISK_BYTES,
             cache_bytes: 4 << 30,
             table_ram_bytes: 128 * MIB,
+            in_flight: DEPTH,
             dirty_limit_bytes: 4 << 30,
             destages: Destages::Every(count),
             seed: 1,
@@ -455,6 +458,7 @@ mod tests {
             disk_bytes: DISK_BYTES,
             cache_bytes: 4 << 30,
             table_ram_bytes: MIB,
+            in_flight: DEPTH,
             dirty_limit_bytes: 4 << 30,
             destages: Destages::Every(1000),
             seed: 1,

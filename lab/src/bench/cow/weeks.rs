@@ -7,7 +7,7 @@
 use super::experiments::{BASELINE, EXTENDED, PLAIN, Runner, both};
 use super::paper::GIB;
 use super::section::{Case, Comparison, Section};
-use super::side::{Destages, Kind, Measured, Setup, Side};
+use super::side::{DEPTH, Destages, Kind, Measured, Setup, Side};
 use super::trace::Trace;
 use crate::plot::{Axis, Curve, Scale, bars, chart};
 use engine::engine::geometry_for;
@@ -56,6 +56,7 @@ impl Runner<'_> {
             cache_bytes,
             dirty_limit_bytes: limit,
             table_ram_bytes: TABLE_RAM_BYTES,
+            in_flight: DEPTH,
             destages: Destages::After(DESTAGE_AFTER_MS),
             seed: self.options.seed,
         })?;
