@@ -12,23 +12,20 @@ use host::cli::{Context, output};
 use host::error::Result;
 use std::path::Path;
 use std::sync::Arc;
-use workload::trace::Item;
+use workload::trace::{Format, Item};
 
 pub fn run(context: &Context, command: &BenchCow) -> Result<()> {
     let asked = |part: &Part| {
         let name = command.experiment.as_str();
         name == "all" || part.keys().contains(&name)
     };
+    let trace = command.trace.as_deref();
+    let trace = trace.map(|path| load(path, command.format));
     let options = Options {
         parts: Part::ALL.into_iter().filter(asked).collect(),
         scale: command.scale,
         seed: command.seed,
-        trace: command
-            .trace
-            .as_deref()
-            .map(load)
-            .transpose()?
-            .map(Arc::new),
+        trace: trace.transpose()?.map(Arc::new),
     };
     report::check(command.html.as_deref())?;
     let template = "{bar:40} {pos} of {len} loads, {elapsed}";
@@ -44,8 +41,8 @@ pub fn run(context: &Context, command: &BenchCow) -> Result<()> {
         .document(&report.document(), || text(&report, command))
 }
 
-fn load(path: &Path) -> Result<Trace> {
-    let from = From::file(path);
+fn load(path: &Path, format: Option<Format>) -> Result<Trace> {
+    let from = From::file(path, format);
     let mut reader = trace::open(&from)?;
     let mut records = Vec::new();
     trace::each(&from, &mut reader, |_, item| {

@@ -1,10 +1,12 @@
 //! Arguments of the commands that drive the product instead of serving with it.
 
+use super::trace::format_named;
 use crate::bench::cow;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use workload::synth::DESKTOPS_MAX;
+use workload::trace::Format;
 
 /// Clones of an image and a disk that is kept, on raw images, on qcow2 overlays and on Tenuto
 ///
@@ -297,6 +299,9 @@ pub struct BenchCow {
     /// week of a desktop
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+    /// What the trace is in, where its beginning does not tell
+    #[arg(long, value_name = "FORMAT", requires = "trace", value_parser = format_named)]
+    pub format: Option<Format>,
     /// One HTML file with all tables and plots
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,

@@ -48,11 +48,10 @@ pub struct From {
 }
 
 impl From {
-    /// A file whose beginning tells its format.
-    pub(super) fn file(path: &Path) -> From {
+    pub(super) fn file(path: &Path, format: Option<Format>) -> From {
         From {
             trace: path.to_owned(),
-            format: None,
+            format,
         }
     }
 }
