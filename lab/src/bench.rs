@@ -3,6 +3,7 @@
 //! Always true: a figure comes with what it was measured on, and nothing is printed here.
 
 pub mod burst;
+pub mod cow;
 pub mod desktops;
 pub mod destage;
 mod direct;

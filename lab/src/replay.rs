@@ -6,6 +6,7 @@
 //! are in the crate `workload`, and the arguments of the commands.
 
 pub mod blank;
+pub mod kept;
 pub mod live;
 pub mod machine;
 pub mod memory;

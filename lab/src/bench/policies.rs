@@ -217,6 +217,7 @@ fn replay(options: &Options, column: Column, progress: impl Fn(u64)) -> Result<O
         ram_bytes: options.ram_bytes,
         stage_bytes: 256 << 20,
         overlay_ram_bytes: 0,
+        map_bytes: 0,
         cache_latency_ns: 100_000,
         san: Params {
             latency_ns: 5_000_000,

@@ -2,6 +2,7 @@
 //!
 //! Always true: the text says what was left out of a figure.
 
+use super::bench_cow;
 use super::tools::{
     Bench, BenchBurst, BenchDesktops, BenchDestage, BenchEngine, BenchImages, BenchMicro,
     BenchNeighbour, BenchPolicies, BenchRecord, BenchRestart,
@@ -42,6 +43,7 @@ pub fn run(context: &Context, command: &Bench) -> Result<()> {
         Bench::Record(command) => record(context, command),
         Bench::Restart(command) => restart(context, command),
         Bench::Images(command) => images(context, command),
+        Bench::Cow(command) => bench_cow::run(context, command),
     }
 }
 

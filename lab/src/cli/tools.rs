@@ -1,8 +1,12 @@
 //! Arguments of the commands that drive the product instead of serving with it.
 
+use super::trace::format_named;
+use crate::bench::cow;
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use workload::synth::DESKTOPS_MAX;
+use workload::trace::Format;
 
 /// Clones of an image and a disk that is kept, on raw images, on qcow2 overlays and on Tenuto
 ///
@@ -100,6 +104,8 @@ pub enum Bench {
     Restart(BenchRestart),
     /// What a qcow2 clone costs more than a raw image: requests, destages, the guard, memory
     Images(BenchImages),
+    /// The evaluation of the COWCache paper: a cache below copy-on-write against Tenuto, offline
+    Cow(BenchCow),
 }
 
 #[derive(Clone, Debug, Args)]
@@ -275,6 +281,36 @@ pub struct BenchImages {
     /// Directory on the device that holds cache and images; default: that of temporary files
     #[arg(long, value_name = "DIR")]
     pub path: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchCow {
+    /// A figure or table of the paper, or all; f9 and t1 are one run, and so are f12 and t2
+    #[arg(value_name = "EXPERIMENT")]
+    #[arg(value_parser = PossibleValuesParser::new(experiments()))]
+    pub experiment: String,
+    /// Numbers of requests are divided by this; 1: as many as in the paper
+    #[arg(long, value_name = "N", default_value_t = 10.0)]
+    pub scale: f64,
+    /// Seed of the loads
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// A trace of one disk for f14 and f15, in a format of `trace info`; default: the synthetic
+    /// week of a desktop
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// What the trace is in, where its beginning does not tell
+    #[arg(long, value_name = "FORMAT", requires = "trace", value_parser = format_named)]
+    pub format: Option<Format>,
+    /// One HTML file with all tables and plots
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+/// All that `bench cow` can be asked for.
+fn experiments() -> Vec<&'static str> {
+    let parts = cow::Part::ALL.iter().flat_map(|part| part.keys());
+    ["all"].into_iter().chain(parts.copied()).collect()
 }
 
 #[derive(Clone, Debug, Args)]

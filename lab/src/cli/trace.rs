@@ -47,6 +47,15 @@ pub struct From {
     format: Option<Format>,
 }
 
+impl From {
+    pub(super) fn file(path: &Path, format: Option<Format>) -> From {
+        From {
+            trace: path.to_owned(),
+            format,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 pub struct Convert {
     #[command(flatten)]

@@ -122,6 +122,7 @@ impl Settings {
             ram_bytes: size("--ram", &self.ram)?,
             stage_bytes: size("--stage", &self.stage)?,
             overlay_ram_bytes: 0,
+            map_bytes: 0,
             cache_latency_ns: self.cache_latency * 1000,
             san: Params {
                 latency_ns: latency("--origin-latency", &self.origin_latency)?.as_nanos() as u64,

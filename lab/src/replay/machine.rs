@@ -14,6 +14,7 @@ use super::watch::Watch;
 use engine::engine::{Config, Engine, OpenError, format_cache, geometry_for, settle};
 use engine::event::{Action, Command, Device, Event, Io, Op, Purpose, Refusal, Stat, VolumeSpec};
 use engine::memory::Memory;
+use engine::origin::Map;
 use engine::snapshot::{Histogram, Snapshot};
 use engine::types::{
     BLOCK_BYTES, BufferId, ConnectionId, IoId, RequestId, SECTOR_BYTES, Tag, Time, Uuid, VolumeId,
@@ -44,6 +45,8 @@ pub struct Sizes {
     pub ram_bytes: u64,
     pub stage_bytes: u64,
     pub overlay_ram_bytes: u64,
+    /// For tables of images that are not raw.
+    pub map_bytes: u64,
     pub cache_latency_ns: u64,
     pub san: Params,
     pub seed: u64,
@@ -148,7 +151,7 @@ impl Machine {
             scratch_bytes: SCRATCH_BYTES,
             dirty_extents_max: DIRTY_EXTENTS_MAX,
             index_bytes_max: geometry.log_bytes() / INDEX_PART,
-            map_bytes_max: 0,
+            map_bytes_max: sizes.map_bytes,
             hash_seed: sizes.seed,
         };
         let stage = Config::stage_bytes(chunk, config.stage_slots + config.overlay_slots);
@@ -181,6 +184,19 @@ impl Machine {
         let volume = self.engine.place(&spec.name);
         let settled = settle(&mut self.media, volume)?;
         self.engine.attach(self.now, volume, spec, settled)?;
+        self.apply(Event::Tick);
+        Ok(volume)
+    }
+
+    /// The same, on an image of a format.
+    pub fn attach_mapped(
+        &mut self,
+        spec: VolumeSpec,
+        map: Box<dyn Map>,
+    ) -> Result<VolumeId, ReplayError> {
+        let volume = self.engine.place(&spec.name);
+        let settled = settle(&mut self.media, volume)?;
+        self.engine.attach_mapped(volume, spec, settled, map)?;
         self.apply(Event::Tick);
         Ok(volume)
     }
@@ -253,6 +269,17 @@ impl Machine {
     pub fn settle_until(&mut self, at: Time) -> bool {
         while self.in_flight() > 0 {
             if !self.step(at) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Lets time pass until fewer requests than this are without an answer; false if nothing
+    /// happens any more.
+    pub fn wait_below(&mut self, requests: usize) -> bool {
+        while self.in_flight() >= requests {
+            if !self.step(Time(u64::MAX)) {
                 return false;
             }
         }

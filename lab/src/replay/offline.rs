@@ -256,6 +256,7 @@ mod tests {
                 ram_bytes: 16 * MIB,
                 stage_bytes: 64 * MIB,
                 overlay_ram_bytes: 0,
+                map_bytes: 0,
                 cache_latency_ns: 100_000,
                 san: Params {
                     latency_ns: 5_000_000,

@@ -3,7 +3,7 @@
 //! Always true: everything that a storage network would see as a request is in `requests`: data,
 //! journal and ledger, reads and writes and zeroes; syncs and looks at a file's size are apart.
 
-use engine::event::{Device, Io, Op};
+use engine::event::{Device, Io, Op, Purpose};
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
 
@@ -15,7 +15,7 @@ pub struct Count {
 }
 
 impl Count {
-    fn add(&mut self, bytes: u64) {
+    pub fn add(&mut self, bytes: u64) {
         self.requests += 1;
         self.bytes += bytes;
     }
@@ -34,6 +34,8 @@ pub struct Origin {
     /// Data into images, zeroes included.
     pub writes: Count,
     pub journal: Count,
+    /// Of the journal, what was read back to be applied.
+    pub journal_reads: Count,
     pub ledger: Count,
     pub syncs: u64,
 }
@@ -54,6 +56,7 @@ impl Origin {
             reads: self.reads.since(before.reads),
             writes: self.writes.since(before.writes),
             journal: self.journal.since(before.journal),
+            journal_reads: self.journal_reads.since(before.journal_reads),
             ledger: self.ledger.since(before.ledger),
             syncs: self.syncs - before.syncs,
         }
@@ -82,11 +85,38 @@ pub struct Part {
     pub requests: [u64; 4],
 }
 
+/// What was written to the cache device, by what it is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flash {
+    /// Records with what guests wrote, headers and what fills up their blocks included.
+    pub records: Count,
+    pub footers: Count,
+    /// Clean blocks, with headers and footers of their own.
+    pub fills: Count,
+    /// Zeroes into segments that were never written, once in the life of a cache.
+    pub prepared: Count,
+    /// Checkpoints, and data that moves.
+    pub other: Count,
+}
+
+impl Flash {
+    fn of(&mut self, purpose: Purpose) -> &mut Count {
+        match purpose {
+            Purpose::Log => &mut self.records,
+            Purpose::Footer => &mut self.footers,
+            Purpose::Fill => &mut self.fills,
+            Purpose::Prepare => &mut self.prepared,
+            _ => &mut self.other,
+        }
+    }
+}
+
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     pub origin: Origin,
     pub flash_reads: Count,
     pub flash_writes: Count,
+    pub flash: Flash,
     /// Requests to shared storage in each second of virtual time.
     pub seconds: Vec<Kinds>,
 }
@@ -99,7 +129,10 @@ impl Tally {
         );
         let (count, kind) = match (io.device, io.op) {
             (Device::Cache, Op::Read) => return self.flash_reads.add(io.bytes),
-            (Device::Cache, Op::Write) => return self.flash_writes.add(io.bytes),
+            (Device::Cache, Op::Write) => {
+                self.flash.of(io.purpose).add(io.bytes);
+                return self.flash_writes.add(io.bytes);
+            }
             (Device::Cache, _) => return,
             (_, Op::Sync) => {
                 self.origin.syncs += 1;
@@ -110,7 +143,12 @@ impl Tally {
                 (&mut self.origin.reads, 0)
             }
             (Device::Origin(_) | Device::Base(..), _) => (&mut self.origin.writes, 1),
-            (Device::Journal(_), _) => (&mut self.origin.journal, 2),
+            (Device::Journal(_), op) => {
+                if op == Op::Read {
+                    self.origin.journal_reads.add(io.bytes);
+                }
+                (&mut self.origin.journal, 2)
+            }
             (Device::Ledger(_), _) => (&mut self.origin.ledger, 3),
         };
         count.add(io.bytes);
