@@ -132,12 +132,14 @@ impl Files {
             files.push(File {
                 id: FileId(at as u32),
                 file_bytes: stored.bytes,
+                grows_to: None,
                 format: Format::Qcow2(Box::new(Header::parse(&first, stored.bytes)?)),
             });
         }
         files.push(File {
             id: FileId(files.len() as u32),
             file_bytes: disk_bytes,
+            grows_to: None,
             format: Format::Raw,
         });
         let name = |kind: u8, at: usize| {
@@ -183,6 +185,23 @@ impl Kept {
         locked(&self.files.stored[usize::from(FileIndex::TOP.0)])
     }
 
+    /// All of a plan is at the file.
+    fn keep_planned(&mut self) {
+        let planned = std::mem::take(&mut self.planned);
+        let mut top = self.top();
+        for (at, bytes) in &planned {
+            top.write(*at, bytes);
+        }
+    }
+
+    fn forget_brought(&mut self, changed: &[(u64, u64)]) {
+        for (at, bytes) in changed {
+            for block in blocks(*at, *bytes) {
+                self.brought.remove(&(FileIndex::TOP, block));
+            }
+        }
+    }
+
     fn note(&mut self, work: &[Work]) {
         let mut counts = locked(&self.files.counts);
         for work in work {
@@ -194,8 +213,8 @@ impl Kept {
                     (*at, bytes)
                 }
                 Work::Zero { at, bytes } => (*at, *bytes),
-                Work::Table { at, bytes, when } => {
-                    match when {
+                Work::Table { at, bytes, rank } => {
+                    match rank.when() {
                         When::Now => counts.tables_at_once.add(bytes.len() as u64),
                         When::Journal => counts.tables_journaled.add(bytes.len() as u64),
                     }
@@ -262,6 +281,24 @@ impl Planner for Kept {
         self.inner.begin(mark);
     }
 
+    fn begin_ordered(&mut self) {
+        self.planned.clear();
+        self.inner.begin_ordered();
+    }
+
+    fn in_place(&mut self, span: Span) -> Option<Vec<(Span, u64)>> {
+        self.inner.in_place(span)
+    }
+
+    fn growth(&self, size_bytes: u64) -> Option<Span> {
+        self.inner.growth(size_bytes)
+    }
+
+    fn begin_growth(&mut self, mark: Mark, size_bytes: u64) {
+        self.planned.clear();
+        self.inner.begin_growth(mark, size_bytes);
+    }
+
     fn plan(&mut self, pieces: &[Piece], work: &mut Vec<Work>) -> Planned {
         let before = work.len();
         let planned = self.inner.plan(pieces, work);
@@ -303,19 +340,28 @@ impl Planner for Kept {
     }
 
     fn reached(&mut self) -> Vec<(u64, u64)> {
-        let planned = std::mem::take(&mut self.planned);
-        let mut top = self.top();
-        for (at, bytes) in &planned {
-            top.write(*at, bytes);
-        }
-        drop(top);
+        self.keep_planned();
         let changed = self.inner.reached();
-        for (at, bytes) in &changed {
-            for block in blocks(*at, *bytes) {
-                self.brought.remove(&(FileIndex::TOP, block));
-            }
-        }
+        self.forget_brought(&changed);
         changed
+    }
+
+    fn written_through(&mut self, tables: &[(u64, Vec<u8>)]) -> Vec<(u64, u64)> {
+        self.keep_planned();
+        let changed = self.inner.written_through(tables);
+        self.forget_brought(&changed);
+        changed
+    }
+
+    fn sized(&self, _nothing: &[u8], size_bytes: u64) -> Option<Vec<u8>> {
+        let header = self.top().header();
+        let sized = self.inner.sized(&header, size_bytes)?;
+        self.top().write(0, &sized);
+        Some(sized)
+    }
+
+    fn set_size(&mut self, size_bytes: u64) {
+        self.inner.set_size(size_bytes);
     }
 
     fn read_anew(&mut self, _nothing: &[u8], _of_no_file: u64) -> bool {
