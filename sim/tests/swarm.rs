@@ -76,15 +76,6 @@ fn a_host_comes_back_to_what_its_dead_device_has_kept() {
     assert!(outcome.counters.visits > 0, "another host had it");
 }
 
-/// A device failed reads for a while, and nothing was written meanwhile: the overlay whose guest
-/// had met that stayed `damaged`.
-#[test]
-fn a_device_that_failed_reads_only_leaves_no_damage() {
-    let without = "switches,in-place,few-extents,garbage,origin-trouble,foreign";
-    let outcome = found_by_a_long_run(410_823_709, 999, without);
-    assert!(outcome.counters.cache_deaths > 0, "the device was dead");
-}
-
 /// After a failure a chunk of the log was written once more while its first write was still on its
 /// way; a sync was believed, and the power went: where the first write was, there was garbage.
 #[test]
