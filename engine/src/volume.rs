@@ -217,8 +217,9 @@ pub struct Volume {
     pub zeroes_dearly: bool,
     /// The last guest has ended, so that the next one finds a clean disk.
     pub ended: bool,
-    /// See [`VolumeRecord::stage_lost`].
+    /// See [`VolumeRecord::stage_lost`] and [`VolumeRecord::damaged`].
     pub stage_lost: bool,
+    pub log_damaged: bool,
     /// Its overlay is becoming the content of its image.
     pub committing: Option<RequestId>,
     /// Its files are to be let go.
@@ -295,6 +296,7 @@ impl Volume {
             zeroes_dearly: false,
             ended: record.ended,
             stage_lost: record.stage_lost,
+            log_damaged: record.damaged,
             committing: None,
             suspending: None,
             resize: None,
@@ -317,6 +319,7 @@ impl Volume {
             ended: false,
             staged: false,
             stage_lost: false,
+            damaged: false,
             first_serial: Serial(1),
             serial_next: Serial(1),
             destaged: Serial(0),
@@ -361,6 +364,7 @@ impl Volume {
             ended: self.ended,
             staged: self.is_staged(logged),
             stage_lost: self.stage_lost,
+            damaged: self.log_damaged,
             first_serial: self.first_serial,
             serial_next: self.serial_next,
             destaged: self.destaged,
@@ -613,6 +617,7 @@ mod tests {
             ended: false,
             staged: false,
             stage_lost: false,
+            damaged: false,
             first_serial: Serial(1),
             serial_next: Serial(1),
             destaged: Serial(0),

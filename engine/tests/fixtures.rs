@@ -61,6 +61,7 @@ fn volume(id: u32, policy: Policy) -> VolumeRecord {
         ended: false,
         staged: false,
         stage_lost: false,
+        damaged: false,
         first_serial: Serial(1_000),
         serial_next: Serial(1_234_567_890_123),
         destaged: Serial(999),

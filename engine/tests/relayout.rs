@@ -88,6 +88,7 @@ fn volume() -> VolumeRecord {
         ended: false,
         staged: false,
         stage_lost: false,
+        damaged: false,
         first_serial: Serial(100),
         serial_next: Serial(120),
         destaged: Serial(119),

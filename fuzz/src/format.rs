@@ -160,6 +160,7 @@ fn volume(source: &mut Source) -> VolumeRecord {
         ended: source.flag(),
         staged: source.flag(),
         stage_lost: source.flag(),
+        damaged: source.flag(),
         first_serial: Serial(source.number()),
         serial_next: Serial(source.number()),
         destaged: Serial(source.number()),

@@ -211,7 +211,7 @@ impl Core {
     }
 
     /// Counts what recovery found. Flushed data that is missing stops every volume it may be of.
-    pub fn take_over(&mut self, report: &crate::open::Report) {
+    pub fn take_over(&mut self) {
         assert!(self.dirty_extents == 0, "it is counted once");
         for volume in self.volumes.iter_mut().flatten() {
             if volume.policy == crate::types::Policy::Ephemeral {
@@ -225,7 +225,7 @@ impl Core {
                 }
                 self.dirty_extents += epoch.map.len();
             }
-            if !report.damage.is_empty() && volume.policy == crate::types::Policy::WriteBack {
+            if volume.log_damaged {
                 volume.state = crate::snapshot::State::Held;
                 volume.reason = Some("flushed records of the log are missing");
             }

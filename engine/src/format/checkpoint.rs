@@ -112,6 +112,9 @@ pub struct VolumeRecord {
     /// The stage was gone when it was needed, so acknowledged writes may be missing; stays until
     /// the loss is accepted.
     pub stage_lost: bool,
+    /// Flushed records of the log were missing, so what it has of a write-back volume may not be a
+    /// prefix; stays until the loss is accepted.
+    pub damaged: bool,
     /// First serial of `generation`: the fork point.
     pub first_serial: Serial,
     /// No serial at or above this one had been given when the checkpoint was written.
@@ -167,9 +170,14 @@ const FLAG_JOURNAL_POSSIBLE: u16 = 2;
 const FLAG_ENDED: u16 = 4;
 const FLAG_STAGED: u16 = 8;
 const FLAG_STAGE_LOST: u16 = 16;
-const FLAGS: u16 =
-    FLAG_IN_PLACE | FLAG_JOURNAL_POSSIBLE | FLAG_ENDED | FLAG_STAGED | FLAG_STAGE_LOST;
-const _: () = assert!(FLAGS.count_ones() == 5, "a flag has its own bit");
+const FLAG_DAMAGED: u16 = 32;
+const FLAGS: u16 = FLAG_IN_PLACE
+    | FLAG_JOURNAL_POSSIBLE
+    | FLAG_ENDED
+    | FLAG_STAGED
+    | FLAG_STAGE_LOST
+    | FLAG_DAMAGED;
+const _: () = assert!(FLAGS.count_ones() == 6, "a flag has its own bit");
 const _: () = assert!(
     STATE_LIVE != 0 && STATE_SETTLED != 0,
     "a blank entry is none"
@@ -332,6 +340,7 @@ fn encode_volume(volume: &VolumeRecord) -> VolumeBytes {
         (volume.ended, FLAG_ENDED),
         (volume.staged, FLAG_STAGED),
         (volume.stage_lost, FLAG_STAGE_LOST),
+        (volume.damaged, FLAG_DAMAGED),
     ];
     let flags = flags.iter().filter(|(is, _)| *is);
     let flags = flags.fold(0, |all, (_, flag)| all | flag);
@@ -380,6 +389,7 @@ fn parse_volume(bytes: &[u8]) -> Result<VolumeRecord, FormatError> {
         ended: flags & FLAG_ENDED != 0,
         staged: flags & FLAG_STAGED != 0,
         stage_lost: flags & FLAG_STAGE_LOST != 0,
+        damaged: flags & FLAG_DAMAGED != 0,
         first_serial: Serial(record.first_serial.get()),
         serial_next: Serial(record.serial_next.get()),
         destaged: Serial(record.destaged.get()),

@@ -26,7 +26,7 @@ use crate::log::{Adopted, Log, Start, StreamKind};
 use crate::media::Media;
 use crate::memory::{Area, Memory, Place};
 use crate::open::{Config, OpenError, Report, read_superblock};
-use crate::types::{BLOCK_BYTES, Generation, SegmentIndex, SegmentSeq, StreamSeq, Uuid};
+use crate::types::{BLOCK_BYTES, Generation, Policy, SegmentIndex, SegmentSeq, StreamSeq, Uuid};
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -185,6 +185,9 @@ pub fn recover(
     if checkpoint.boot == config.boot && !stage_found {
         tell_stage_lost(&checkpoint, &mut replayed);
     }
+    if !accepted.report.damage.is_empty() {
+        tell_damaged(&mut replayed);
+    }
     let segments_max = crate::core::segments_max(superblock.geometry, config.index_bytes_max);
     let lives = core::mem::take(&mut accepted.fills);
     let fills = fills::load(
@@ -236,7 +239,7 @@ pub fn recover(
     core.taken = replay::taken(&tags, &core.volumes);
     core.log.collect_ready();
     core.generation_next = Generation(next.generation_next);
-    core.take_over(&report);
+    core.take_over();
     Ok((core, report))
 }
 
@@ -248,6 +251,15 @@ fn tell_stage_lost(last: &Checkpoint, replayed: &mut Replayed) {
     for record in last.volumes.iter().filter(|record| told(record.staged)) {
         let volume = replayed.volumes[record.id.0 as usize].as_mut();
         volume.expect("each that is named is replayed").stage_lost = true;
+    }
+}
+
+/// Flushed records are missing, of which volumes nobody can tell. The next life does not find that
+/// out again, because this one writes down what it has accepted.
+fn tell_damaged(replayed: &mut Replayed) {
+    let volumes = replayed.volumes.iter_mut().flatten();
+    for volume in volumes.filter(|volume| volume.policy == Policy::WriteBack) {
+        volume.log_damaged = true;
     }
 }
 

@@ -253,6 +253,7 @@ mod tests {
             ended: false,
             staged: false,
             stage_lost: false,
+            damaged: false,
             first_serial: Serial(1),
             serial_next: Serial(1),
             destaged: Serial(0),

@@ -213,6 +213,7 @@ pub fn volume() -> VolumeRecord {
         ended: false,
         staged: false,
         stage_lost: false,
+        damaged: false,
         first_serial: Serial(1),
         serial_next: Serial(1),
         destaged: Serial(0),

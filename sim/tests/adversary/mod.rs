@@ -132,7 +132,7 @@ fn tops(plan: &mut Plan) {
     for (at, volume) in plan.volumes.iter_mut().enumerate() {
         let modes = [DestageMode::Atomic, DestageMode::InPlace];
         (volume.tuning.destage, volume.journal_possible) = (modes[at % 2], true);
-        (volume.resizes, volume.commits, volume.switches) = (false, false, at > 0);
+        (volume.resizes, volume.commits, volume.switches) = (false, false, at > 1);
     }
     for at in 0..plan.origins.len() {
         let file = 1 + at as u64 * 7919 + plan.origins[at].sectors;

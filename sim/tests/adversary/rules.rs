@@ -182,6 +182,7 @@ impl Rule {
 fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
     let gate = match bug {
         Bug::SkipSwitchSync | Bug::KeepLayer => Switches,
+        Bug::ElideAcrossRecords => Swarm,
         Bug::SkipDirectSync
         | Bug::IgnoreDirectFua
         | Bug::FillUnderWrite

@@ -6,7 +6,7 @@ use crate::event::{Command, Device, Io, IoError, Op, Purpose, Refusal};
 use crate::format::footer::Footer;
 use crate::format::ledger::Progress;
 use crate::format::record::parse_sealed;
-use crate::snapshot::State;
+use crate::snapshot::{State, VolumeSnapshot};
 use crate::types::{Policy, RequestId, Uuid, VolumeId};
 use alloc::vec::Vec;
 
@@ -40,12 +40,24 @@ fn exchange(mut host: Host, (one, other): (usize, usize), blocks: u64) {
     let cache = host.disks.0.get_mut(&Device::Cache).expect("it is there");
     let (first, second) = cache.split_at_mut(one.max(other));
     first[one.min(other)..][..4096].swap_with_slice(&mut second[..4096]);
-    let mut memory = memory(&host.core.config);
-    let mut config = host.core.config.clone();
-    config.boot.0[0] += 1;
-    let recovered = crate::recover::recover(config, &mut host.disks, &mut memory);
-    let (core, report) = recovered.expect("the rest is whole");
+    let mut lives = 0..;
+    let mut recover = || {
+        let mut memory = memory(&host.core.config);
+        let mut config = host.core.config.clone();
+        config.boot.0[0] += 1 + lives.next().expect("there is no last");
+        let recovered = crate::recover::recover(config, &mut host.disks, &mut memory);
+        recovered.expect("the rest is whole")
+    };
+    let (core, report) = recover();
     let volumes = core.snapshot(host.now).volumes;
+    if !report.damage.is_empty() {
+        // The next life finds what this one has accepted, and no damage in it.
+        let (next, _) = recover();
+        for volumes in [&volumes, &next.snapshot(host.now).volumes] {
+            let held = |it: &VolumeSnapshot| it.state == State::Held;
+            assert!(volumes.iter().all(held), "{blocks}, {one}, {other}");
+        }
+    }
     let kept = volumes.iter().map(|it| it.dirty_bytes).sum::<u64>();
     let told = !report.damage.is_empty();
     assert!(
