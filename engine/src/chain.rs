@@ -57,7 +57,7 @@ pub struct ChainMap {
     tables: Sectors,
     lines: WholeLines,
     names: Vec<Uuid>,
-    /// Of the files below the first, where the first is written.
+    /// Of the files below the first.
     layers: Vec<Uuid>,
     writing: Option<Writing>,
 }
@@ -86,33 +86,32 @@ impl Tables for Both<'_> {
 }
 
 impl ChainMap {
-    /// `names` are of its files, as [`Map::tables`] gives them.
-    pub fn new(chain: Chain, names: Vec<Uuid>) -> ChainMap {
+    /// `names` are of its files, as [`Map::tables`] gives them, `layers` of those below the first,
+    /// as [`Map::layers`] gives them.
+    pub fn new(chain: Chain, names: Vec<Uuid>, layers: Vec<Uuid>) -> ChainMap {
         assert_eq!(chain.files().len(), names.len(), "each file has a name");
+        assert_eq!(chain.files().len() - 1, layers.len(), "one for each below");
         ChainMap {
             chain,
             // Its share is given when it is in use.
             tables: Sectors::new(0),
             lines: WholeLines::default(),
             names,
-            layers: Vec::new(),
+            layers,
             writing: None,
         }
     }
 
-    /// The same, of a chain whose top is written. Refuses one that cannot be. `layers` are of its
-    /// files below the top, as [`Map::layers`] gives them.
+    /// The same, of a chain whose top is written. Refuses one that cannot be.
     pub fn writable(chain: Chain, names: Vec<Uuid>, layers: Vec<Uuid>) -> Result<ChainMap, Error> {
         let header = chain.file(TOP).header().ok_or(Error::NotQcow2)?;
-        assert_eq!(chain.files().len() - 1, layers.len(), "one for each below");
         let writing = Writing {
             writer: Writer::new(header)?,
             tables: Sectors::new(PLAN_BYTES),
         };
         Ok(ChainMap {
             writing: Some(writing),
-            layers,
-            ..ChainMap::new(chain, names)
+            ..ChainMap::new(chain, names, layers)
         })
     }
 

@@ -120,7 +120,7 @@ pub trait Map: Send {
 
     /// Of each file below the first a name for what the disk is as seen through it and all below
     /// it, as a base layer has it. Blocks that lie there are kept for all volumes together. None
-    /// for an image whose blocks are all of one layer.
+    /// for an image whose blocks are all of one layer, as a raw one.
     fn layers(&self) -> &[Uuid] {
         &[]
     }

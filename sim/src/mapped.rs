@@ -110,7 +110,9 @@ impl Top {
 /// How the engine finds the bytes of a base with these files.
 pub fn map(top: &[u8], below_bytes: u64, identity: Uuid) -> Box<dyn Map> {
     let (chain, names) = chain(top, below_bytes, identity);
-    Box::new(ChainMap::new(chain, names))
+    let mut below = names[1];
+    below.0[1] = 3;
+    Box::new(ChainMap::new(chain, names, vec![below]))
 }
 
 /// How the engine finds the bytes of an image that it writes, and how it writes them: of files that

@@ -183,7 +183,8 @@ impl Core {
     ) -> Option<Layer> {
         let op = self.reads.get(read);
         let (id, guests) = (op.volume, op.is_guests());
-        if !guests || is_base(layer) {
+        let below = is_base(layer) && layer != self.volume(id).layer;
+        if !guests || below {
             return None;
         }
         let span = Span::new(block * BLOCK_SECTORS, BLOCK_SECTORS);

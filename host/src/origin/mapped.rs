@@ -352,12 +352,12 @@ impl Mapped {
         }
     }
 
-    /// How its bytes are found; `names` are those of its files.
-    /// For one that is written `layers` are what the disk is through each file below the first.
+    /// How its bytes are found; `names` are those of its files, `layers` what the disk is through
+    /// each file below the first.
     pub fn map(&self, names: Vec<Uuid>, layers: Vec<Uuid>) -> Result<Box<dyn Map>, Fault> {
         let chain = self.opened.chain.clone();
         match self.written {
-            false => Ok(Box::new(ChainMap::new(chain, names))),
+            false => Ok(Box::new(ChainMap::new(chain, names, layers))),
             true => written_map(chain, names, layers).map_err(|why| {
                 let name = chain::name_of(&self.opened.links[0].path);
                 Fault::new(Kind::Invalid, format!("{name}: {why}"))

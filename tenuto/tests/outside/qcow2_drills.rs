@@ -535,6 +535,12 @@ fn what_a_clone_has_read_of_its_image_other_clones_and_volumes_on_it_find() {
         add(volume, &image, &keys);
     }
     add("base", &base, &["policy=ephemeral"]);
+    // Overlays of its own, which nobody writes.
+    for (volume, key) in [("three", "policy=ephemeral"), ("four", "read-only=true")] {
+        let below = ["-b", "base.qcow2", "-F", "qcow2", "48M"];
+        let image = create(&rig.dir, &format!("{volume}.qcow2"), &below);
+        add(volume, &image, &[key]);
+    }
     let read = |volume: &str| {
         let mut client = rig.connect(volume);
         for offset in (0..20 * MIB).step_by(MIB as usize) {
@@ -553,5 +559,9 @@ fn what_a_clone_has_read_of_its_image_other_clones_and_volumes_on_it_find() {
     let (misses, bytes) = read("two");
     assert!(misses == 0 && bytes < MIB);
     assert_eq!(read("base"), (0, 0));
+    for volume in ["three", "four"] {
+        let (misses, bytes) = read(volume);
+        assert!(misses == 0 && bytes < MIB, "{volume}");
+    }
     daemon.stop();
 }
