@@ -28,6 +28,7 @@ pub const TRIES_MAX: u8 = 3;
 pub enum Owner {
     Read(u32),
     Destage { volume: VolumeId, job: u32 },
+    Replay { volume: VolumeId, job: u32 },
     Evacuate,
     RetryRead,
     Scrub,

@@ -46,6 +46,7 @@ fn volume(id: u32, policy: Policy, flag: u32) -> VolumeRecord {
         ended: flag & 4 != 0,
         staged: flag & 8 != 0,
         stage_lost: flag & 16 != 0,
+        damaged: flag & 32 != 0,
         first_serial: Serial(10),
         serial_next: Serial(30),
         destaged: Serial(20),
@@ -78,7 +79,7 @@ fn each_flag_of_a_volume_is_kept_with_any_other() {
         Policy::WriteThrough,
     ];
     for policy in policies {
-        let volumes = (0..32).map(|flag| volume(flag, policy, flag)).collect();
+        let volumes = (0..64).map(|flag| volume(flag, policy, flag)).collect();
         let good = a_checkpoint(volumes);
         assert_eq!(Checkpoint::parse(&good.encode(), CACHE), Ok(good));
     }

@@ -21,7 +21,7 @@
 //! overlap ([`super::direct`]).
 
 use super::Core;
-use super::batch::{Batch, Plan, Source};
+use super::batch::{Batch, Plan, Source, next_pieces};
 use super::tables::read_of;
 use crate::adversary::{Bug, Mark, mark};
 use crate::event::{Device, IoError, Op, Purpose, Stat};
@@ -203,33 +203,15 @@ impl Allocation {
         );
     }
 
-    /// The pieces of the first cluster from `cursor` on, and where that cluster ends.
+    /// The pieces of the first cluster that is not planned yet, and where that cluster ends.
     fn next_pieces(&self, cluster: u64) -> Option<(Vec<Piece>, u64)> {
         let cursor = self.plan.cursor;
         let from = self.parts.partition_point(|it| it.span.end() <= cursor);
-        let first = self.parts.get(from)?;
-        assert!(
-            first.span.end() > cursor && cluster > 0,
-            "it is not planned yet"
-        );
-        let end = (first.span.sector.max(cursor) / cluster + 1) * cluster;
-        let mut pieces: Vec<Piece> = Vec::new();
-        for part in &self.parts[from..] {
-            let at = part.span.sector.max(cursor);
-            if at >= end {
-                break;
-            }
-            let span = Span::new(at, part.span.end().min(end) - at);
-            let zero = part.source.is_none();
-            match pieces.last_mut() {
-                Some(last) if last.span.end() == at && last.zero == zero => {
-                    last.span.sectors += span.sectors;
-                }
-                _ => pieces.push(Piece { span, zero }),
-            }
-        }
-        assert!(!pieces.is_empty(), "what was found is in its cluster");
-        Some((pieces, end))
+        let pieces = self.parts[from..].iter().map(|part| Piece {
+            span: part.span,
+            zero: part.source.is_none(),
+        });
+        next_pieces(pieces, cursor, cluster)
     }
 
     /// Where the guests' bytes of a span lie, part by part.
@@ -297,7 +279,11 @@ impl Allocation {
                 Work::Data { span, at, .. } if step == Step::Place => (*at, Source::Epoch(*span)),
                 Work::Copy { extent, at } if step == Step::Place => (*at, Source::File(*extent)),
                 Work::Zero { at, bytes } if step == Step::Place => {
-                    self.zeroes.push((*at, *bytes));
+                    // Clusters of a long discard often lie together.
+                    match self.zeroes.last_mut() {
+                        Some(last) if last.0 + last.1 == *at => last.1 += bytes,
+                        _ => self.zeroes.push((*at, *bytes)),
+                    }
                     continue;
                 }
                 Work::Table { at, bytes, rank } if step_of(*rank) == step => {
@@ -847,6 +833,10 @@ impl Core {
 
     fn end_allocation_job(&mut self, id: VolumeId, job: u32) {
         let job = self.allocation(id).jobs.take(job);
+        assert!(
+            job.waits == 0,
+            "a read may still bring something to its memory"
+        );
         self.scratch.free_destage_piece(job.piece);
     }
 

@@ -11,7 +11,7 @@ use crate::format::journal;
 use crate::map::{self, Content, ExtentMap};
 use crate::origin::{Extent, Lies, Missing, Piece, When, Work};
 use crate::types::{BLOCK_BYTES, LogAddr, SECTOR_BYTES, Span};
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
 /// Where the bytes of a part come from.
@@ -122,6 +122,44 @@ impl Source {
     }
 }
 
+/// Entries whose source is remembered.
+const SOURCES_MAX: usize = 1 << 16;
+/// Bytes of tables that are kept for it.
+const BYTES_MAX: u64 = 8 << 20;
+
+/// By their places in the journal, where the bytes of entries come from.
+#[derive(Default)]
+pub(super) struct Sources {
+    by_place: BTreeMap<u64, Source>,
+    bytes: u64,
+}
+
+impl Sources {
+    pub fn keep(&mut self, at: u64, from: Source) {
+        let bytes = match &from {
+            Source::Epoch(_) => 0,
+            Source::Bytes(bytes) => bytes.len() as u64,
+            Source::File(_) => return,
+        };
+        if self.by_place.len() < SOURCES_MAX && self.bytes + bytes <= BYTES_MAX {
+            self.bytes += bytes;
+            let before = self.by_place.insert(at, from);
+            assert!(before.is_none(), "a place of a journal has one entry");
+        }
+    }
+
+    pub fn get(&self, at: u64) -> Option<&Source> {
+        self.by_place.get(&at)
+    }
+
+    pub fn forget(&mut self, at: u64) {
+        if let Some(Source::Bytes(bytes)) = self.by_place.remove(&at) {
+            assert!(self.bytes >= bytes.len() as u64, "what is kept is counted");
+            self.bytes -= bytes.len() as u64;
+        }
+    }
+}
+
 /// A plan under way.
 pub(super) struct Plan {
     /// What lies before it is planned.
@@ -134,6 +172,8 @@ pub(super) struct Plan {
     /// A table that is being read, and the memory that it goes to.
     pub missing: Option<Missing>,
     pub pieces: Vec<u32>,
+    /// Of what it has put into the journal.
+    pub sources: Sources,
 }
 
 impl Plan {
@@ -146,6 +186,7 @@ impl Plan {
             ready: VecDeque::new(),
             missing: None,
             pieces: Vec::new(),
+            sources: Sources::default(),
         }
     }
 
@@ -251,25 +292,39 @@ fn entries_max(map: &ExtentMap, piece_bytes: u64, cluster_bytes: u64) -> usize {
     entries.min(journal::ENTRIES_MAX as u64) as usize
 }
 
-/// What an epoch has of the first cluster from `cursor` on, and where that cluster ends.
-pub(super) fn next_pieces(map: &ExtentMap, cursor: u64, cluster: u64) -> Option<(Vec<Piece>, u64)> {
-    let first = map.at_or_after(cursor)?;
+/// What of these pieces, which come in order, lies in the first cluster from `cursor` on that has
+/// some, and where that cluster ends.
+pub(super) fn next_pieces(
+    pieces: impl Iterator<Item = Piece>,
+    cursor: u64,
+    cluster: u64,
+) -> Option<(Vec<Piece>, u64)> {
+    let mut pieces = pieces.peekable();
+    let first = pieces.peek()?;
+    assert!(first.span.end() > cursor && cluster > 0, "it lies before");
     let end = (first.span.sector.max(cursor) / cluster + 1) * cluster;
-    let mut pieces: Vec<Piece> = Vec::new();
-    for piece in map.pieces_from(cursor) {
-        let from = piece.span.sector.max(cursor);
+    let mut found: Vec<Piece> = Vec::new();
+    for Piece { span, zero } in pieces {
+        let from = span.sector.max(cursor);
         if from >= end {
             break;
         }
-        let span = Span::new(from, piece.span.end().min(end) - from);
-        let zero = !matches!(piece.content, Content::Data(_));
-        match pieces.last_mut() {
+        let span = Span::new(from, span.end().min(end) - from);
+        match found.last_mut() {
             Some(last) if last.span.end() == span.sector && last.zero == zero => {
                 last.span.sectors += span.sectors;
             }
-            _ => pieces.push(Piece { span, zero }),
+            _ => found.push(Piece { span, zero }),
         }
     }
-    assert!(!pieces.is_empty(), "what was found is in its cluster");
-    Some((pieces, end))
+    assert!(!found.is_empty(), "what was found is in its cluster");
+    Some((found, end))
+}
+
+/// What an epoch has from `cursor` on.
+pub(super) fn pieces_of(map: &ExtentMap, cursor: u64) -> impl Iterator<Item = Piece> {
+    map.pieces_from(cursor).map(|piece| Piece {
+        span: piece.span,
+        zero: !matches!(piece.content, Content::Data(_)),
+    })
 }

@@ -859,11 +859,12 @@ impl Core {
         if destage.plan.is_some() {
             assert!(destage.is_idle() && destage.guarded, "the plan is written");
             let (entries, upto) = (core::mem::take(&mut destage.planned), destage.upto);
+            let sources = destage.plan.take().map(|plan| plan.sources);
             let grows = destage.grows.is_some();
             let volume = self.volume(id);
             volume.destage = None;
             let mut replay = Replay::of_plan(entries, upto, cx.now);
-            replay.grows = grows;
+            (replay.grows, replay.sources) = (grows, sources.unwrap_or_default());
             volume.replay = Some(replay);
             self.pump_replay(cx, id);
             return self.detach_progress(cx, id);

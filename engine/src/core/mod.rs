@@ -32,6 +32,8 @@ mod planned;
 mod read;
 mod read_op;
 mod replay;
+mod replay_source;
+mod replay_table;
 mod resend;
 mod resize;
 mod retry_read;
@@ -553,6 +555,9 @@ impl Core {
                 self.read_progress(cx, read);
             }
             Owner::Destage { volume, job } => self.job_fetched(cx, volume, job, &fetched.bad),
+            Owner::Replay { volume, job } => {
+                self.entries_fetched(cx, volume, job, !fetched.is_damaged());
+            }
             Owner::Evacuate => self.evacuation_fetched(cx, fetched.is_damaged()),
             Owner::RetryRead => self.read_retried(cx.now, !fetched.is_damaged()),
             Owner::Scrub => self.scrub_fetched(cx, &fetched.bad),

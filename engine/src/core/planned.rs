@@ -14,7 +14,7 @@
 //! ([`Planner`]), and the phases around it ([`super::destage`]).
 
 use super::Core;
-use super::batch::{Plan, Source, next_pieces};
+use super::batch::{Plan, Source, next_pieces, pieces_of};
 use super::destage::Phase;
 use super::jobs::{Job, write_journal};
 use super::tables::{file_device, read_of};
@@ -141,7 +141,7 @@ impl Core {
         let planner = self.planner(id).expect("such an image has one");
         let cluster = planner.cluster_bytes() / SECTOR_BYTES;
         let cursor = self.plan(id).cursor;
-        let next = next_pieces(self.destaged_map(id), cursor, cluster);
+        let next = next_pieces(pieces_of(self.destaged_map(id), cursor), cursor, cluster);
         let mut work = Vec::new();
         let planner = self.planner(id).expect("just seen");
         let planned = match &next {
@@ -468,7 +468,7 @@ impl Core {
         let told = core::mem::replace(&mut batch.told, when == When::Journal);
         let parts = batch.parts.iter();
         let parts: Vec<_> = parts
-            .map(|part| (part.at, part.bytes, part.place))
+            .map(|part| (part.at, part.bytes, part.place, part.from.clone()))
             .collect();
         let pending = Pending::Destage { volume: id, job };
         assert!(at.is_multiple_of(SECTOR_BYTES) && bytes > 0);
@@ -482,7 +482,8 @@ impl Core {
             return;
         }
         let place = slices[0].place;
-        for (from, bytes, lies_at) in parts.into_iter().filter(|_| !told) {
+        for (from, bytes, lies_at, source) in parts.into_iter().filter(|_| !told) {
+            self.plan(id).sources.keep(at + from, source);
             let entry = JournalEntry {
                 span: Span::new(lies_at / SECTOR_BYTES, bytes / SECTOR_BYTES),
                 kind: EntryKind::Write,

@@ -29,17 +29,19 @@
 //! those before their volume is attached.
 
 use super::Core;
+use super::batch::Sources;
 use super::destage::Destage;
 use super::ledger::{APPLY_MS_MAX, LedgerStep};
+use super::replay_source::Brought;
 use super::resend::{Pause, RETRY_MS};
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Stat};
-use crate::format::journal::{HEADER_BYTES, Journal, JournalEntry, payload_at};
+use crate::format::journal::JournalEntry;
 use crate::format::ledger::{Ledger, Progress};
 use crate::format::record::EntryKind;
 use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending, ReplayIo, Timer};
-use crate::settle::{check_table, payload_bytes};
+use crate::settle::payload_bytes;
 use crate::slab::Slab;
 use crate::snapshot::State;
 use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Serial, Span, Time, VolumeId};
@@ -84,6 +86,8 @@ struct Job {
     places: Vec<Place>,
     pieces: Vec<u32>,
     reading: bool,
+    /// Of the log, not of the journal.
+    brought: bool,
     /// Writes that have not ended, queued ones included.
     writes: usize,
 }
@@ -101,14 +105,16 @@ struct Write {
 pub struct Replay {
     pub(super) step: Step,
     /// Header and table, as far as they were read.
-    table: Vec<u8>,
+    pub(super) table: Vec<u8>,
     /// The piece that the next part of the table is read to.
-    table_piece: Option<u32>,
+    pub(super) table_piece: Option<u32>,
     pub(super) entries: Vec<JournalEntry>,
     pub(super) upto: Serial,
     /// Entries before it are in a job, are written, or are in `again`.
     cursor: usize,
     again: Vec<Range<usize>>,
+    /// What need not be read from the journal.
+    pub(super) sources: Sources,
     jobs: Slab<Job>,
     /// Jobs whose read has not ended.
     reads: usize,
@@ -117,13 +123,13 @@ pub struct Replay {
     sent: usize,
     /// A request without a job is in flight.
     pub(super) waiting: bool,
-    damaged: bool,
+    pub(super) damaged: bool,
     /// The image did not fit meanwhile: all entries are written again.
     rewrite: bool,
     pub(super) pause: Pause,
     /// A write that is good does not tell that the next sync will be.
     sync_failed: bool,
-    unreadable_since: Option<Time>,
+    pub(super) unreadable_since: Option<Time>,
     apply_until: Time,
     /// The image has a guard.
     pub(super) guards: bool,
@@ -185,6 +191,7 @@ impl Replay {
             upto,
             cursor: 0,
             again: Vec::new(),
+            sources: Sources::default(),
             jobs: Slab::default(),
             reads: 0,
             writes: VecDeque::new(),
@@ -204,6 +211,15 @@ impl Replay {
             stat: None,
             header_piece: None,
         }
+    }
+
+    /// The entries of a job, and where each is to lie in memory.
+    pub(super) fn places_of(&mut self, job: u32) -> Vec<(usize, Place)> {
+        let job = self.jobs.get(job);
+        job.entries
+            .clone()
+            .zip(job.places.iter().copied())
+            .collect()
     }
 
     /// Pieces of the destager's memory that it has.
@@ -376,7 +392,7 @@ impl Core {
                 return;
             }
             let goes_on = match replay.step {
-                Step::Table => self.read_table(cx, id),
+                Step::Table => self.read_replay_table(cx, id),
                 Step::Copy => self.pump_copies(cx, id),
                 Step::Stat | Step::Seen | Step::Last => self.order_replay(cx, id, Op::Stat),
                 Step::Sync => self.order_replay(cx, id, Op::sync_unless(Bug::SkipReplaySync)),
@@ -404,87 +420,6 @@ impl Core {
         };
         cx.order(pending, purpose, Device::Origin(id), op, 0, 0);
         false
-    }
-
-    /// Reads the header, then the table, a piece at a time.
-    fn read_table(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
-        let held = self.held_pieces(id);
-        let Some(piece) = self.scratch.take_destage_piece(held) else {
-            self.turns.enqueue(id);
-            return false;
-        };
-        let (place, most) = (self.scratch.piece(piece), self.scratch.piece_bytes());
-        let replay = self.volume(id).replay();
-        let at = replay.table.len() as u64;
-        let left = match at {
-            0 => HEADER_BYTES as u64,
-            _ => table_bytes(&replay.table).expect("it was parsed before") - at,
-        };
-        assert!(replay.table_piece.is_none() && !replay.waiting);
-        replay.table_piece = Some(piece);
-        replay.waiting = true;
-        let bytes = left.min(most);
-        let slices = alloc::vec![Slice { place, bytes }];
-        self.volume(id).counters.origin.journal_requests += 1;
-        read_journal(cx, id, ReplayIo::Table { bytes }, at, slices);
-        false
-    }
-
-    fn table_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, bytes: u64, ok: bool) {
-        let replay = self.volume(id).replay();
-        replay.waiting = false;
-        let piece = replay
-            .table_piece
-            .take()
-            .expect("a read of the table has a piece");
-        let place = self.scratch.piece(piece);
-        if ok {
-            let replay = self.volume(id).replay();
-            let at = replay.table.len();
-            replay.table.resize(at + bytes as usize, 0);
-            cx.memory.load(place, &mut replay.table[at..]);
-        }
-        self.scratch.free_destage_piece(piece);
-        match ok {
-            true => self.take_table(id),
-            false => self.replay_read_failed(cx, id),
-        }
-    }
-
-    /// Parses the table once all of it is there.
-    fn take_table(&mut self, id: VolumeId) {
-        let piece_bytes = self.scratch.piece_bytes();
-        let volume = self.volume(id);
-        let ledger_writer = volume
-            .ledger_writer
-            .as_ref()
-            .expect("its ledger names a journal");
-        let ledger = ledger_writer.ledger.clone();
-        let replay = volume.replay();
-        replay.unreadable_since = None;
-        replay.pause.end();
-        let Progress::Apply { journal_bytes, .. } = ledger.progress else {
-            unreachable!("the ledger names the journal until its replay ends");
-        };
-        let Some(wanted) = table_bytes(&replay.table).filter(|it| *it <= journal_bytes) else {
-            replay.damaged = true;
-            return;
-        };
-        if (replay.table.len() as u64) < wanted {
-            return;
-        }
-        let table = core::mem::take(&mut replay.table);
-        let journal = Journal::parse(&table).ok();
-        let journal = journal.filter(|journal| check_table(journal, &ledger).is_ok());
-        // One that was written with other chunks is not read in pieces.
-        let fits = |entry: &JournalEntry| payload_bytes(entry) as u64 <= piece_bytes;
-        match journal.filter(|journal| journal.entries.iter().all(fits)) {
-            Some(journal) => {
-                replay.entries = journal.entries;
-                replay.step = Step::Stat;
-            }
-            None => replay.damaged = true,
-        }
     }
 
     /// Sends writes, and reads what is to be written next.
@@ -580,14 +515,36 @@ impl Core {
             places,
             pieces,
             reading: true,
+            brought: false,
             writes: 0,
         });
         replay.reads += 1;
         replay.advance(upto);
-        self.replay_sent(cx.now, id, end - first.offset);
-        self.volume(id).counters.origin.journal_requests += 1;
-        read_journal(cx, id, ReplayIo::Read { job }, first.offset, slices);
+        self.bring_or_read(cx, id, job, first.offset..end, slices);
         true
+    }
+
+    fn bring_or_read(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        job: u32,
+        payload: Range<u64>,
+        slices: Vec<Slice>,
+    ) {
+        assert!(payload.start < payload.end, "entries have bytes");
+        let brought = self.bring_entries(cx, id, job);
+        let volume = self.volume(id);
+        volume.replay().jobs.get(job).brought = brought != Brought::No;
+        match brought {
+            Brought::Later => {}
+            Brought::Now => self.entries_there(cx, id, job),
+            Brought::No => {
+                volume.counters.origin.journal_requests += 1;
+                self.replay_sent(cx.now, id, payload.end - payload.start);
+                read_journal(cx, id, ReplayIo::Read { job }, payload.start, slices);
+            }
+        }
     }
 
     /// A range of zeroes is one request, and nothing is read for it.
@@ -598,6 +555,7 @@ impl Core {
             places: Vec::new(),
             pieces: Vec::new(),
             reading: false,
+            brought: false,
             writes: 1,
         });
         let (span, kind) = (replay.entries[at].span, replay.entries[at].kind);
@@ -658,7 +616,7 @@ impl Core {
     ) {
         let ok = result.is_ok();
         match io {
-            ReplayIo::Table { bytes } => self.table_read(cx, id, bytes, ok),
+            ReplayIo::Table { bytes } => self.replay_table_read(cx, id, bytes, ok),
             ReplayIo::Read { job } => self.entries_read(cx, id, job, ok),
             ReplayIo::Write { job, first, upto } => {
                 let entries = first as usize..upto as usize;
@@ -675,23 +633,41 @@ impl Core {
 
     fn entries_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, at: u32, ok: bool) {
         self.windows.done(cx.now, id, 1);
+        if !ok {
+            self.bring_again(id, at);
+            return self.replay_read_failed(cx, id);
+        }
+        self.volume(id).replay().unreadable_since = None;
+        self.entries_there(cx, id, at);
+    }
+
+    /// The entries of a job are to be read once more.
+    pub(super) fn bring_again(&mut self, id: VolumeId, at: u32) {
         let replay = self.volume(id).replay();
         replay.reads -= 1;
         let job = replay.jobs.get(at);
         assert!(job.reading, "a read ends once");
         job.reading = false;
-        if !ok {
-            let entries = job.entries.clone();
-            replay.writes_again(entries);
-            self.end_copy(id, at);
-            return self.replay_read_failed(cx, id);
-        }
+        let entries = job.entries.clone();
+        replay.writes_again(entries);
+        self.end_copy(id, at);
+    }
+
+    /// The entries of a job are in memory.
+    pub(super) fn entries_there(&mut self, cx: &mut Cx<'_>, id: VolumeId, at: u32) {
+        let replay = self.volume(id).replay();
+        let job = replay.jobs.get(at);
         let entries = &replay.entries[job.entries.clone()];
         let whole = entries.iter().zip(&job.places).all(|(entry, place)| {
             let sum = cx.memory.checksum(*place, payload_bytes(entry) as u64);
             sum == entry.checksum
         });
-        replay.unreadable_since = None;
+        if !whole && job.brought {
+            return self.entries_differ(id, at);
+        }
+        assert!(job.reading, "a read ends once");
+        job.reading = false;
+        replay.reads -= 1;
         if !whole {
             replay.damaged = true;
             return self.end_copy(id, at);
@@ -700,7 +676,7 @@ impl Core {
         replay.writes.extend(writes);
     }
 
-    fn replay_read_failed(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    pub(super) fn replay_read_failed(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let replay = self.volume(id).replay();
         let since = *replay.unreadable_since.get_or_insert(cx.now);
         replay.damaged |= cx.now >= since.plus_millis(UNREADABLE_MS);
@@ -967,12 +943,13 @@ impl Replay {
     }
 }
 
-/// Bytes of header and table together; `None` if the header is none.
-fn table_bytes(table: &[u8]) -> Option<u64> {
-    Journal::parse_entries(table).ok().map(payload_at)
-}
-
-fn read_journal(cx: &mut Cx<'_>, id: VolumeId, io: ReplayIo, offset: u64, slices: Vec<Slice>) {
+pub(super) fn read_journal(
+    cx: &mut Cx<'_>,
+    id: VolumeId,
+    io: ReplayIo,
+    offset: u64,
+    slices: Vec<Slice>,
+) {
     let pending = Pending::Replay { volume: id, io };
     let (device, purpose) = (Device::Journal(id), Purpose::JournalApply);
     cx.transfer(pending, purpose, device, Op::Read, offset, slices);

@@ -185,17 +185,11 @@ pub fn recover(
     if checkpoint.boot == config.boot && !stage_found {
         tell_stage_lost(&checkpoint, &mut replayed);
     }
-    if !accepted.report.damage.is_empty() {
-        tell_damaged(&mut replayed);
-    }
+    tell_damage(&accepted.report, &mut replayed);
     let segments_max = crate::core::segments_max(superblock.geometry, config.index_bytes_max);
     let lives = core::mem::take(&mut accepted.fills);
-    let fills = fills::load(
-        media,
-        (&superblock, checkpoint.incarnation),
-        lives,
-        segments_max,
-    );
+    let of_cache = (&superblock, checkpoint.incarnation);
+    let fills = fills::load(media, of_cache, lives, segments_max);
     let next = next_checkpoint(&checkpoint, config.boot, (&accepted, &fills), &replayed);
     if vouches && !has(Bug::AnnounceNoRun) {
         announce(memory, &config, &superblock, &next);
@@ -256,8 +250,11 @@ fn tell_stage_lost(last: &Checkpoint, replayed: &mut Replayed) {
 
 /// Flushed records are missing, of which volumes nobody can tell. The next life does not find that
 /// out again, because this one writes down what it has accepted.
-fn tell_damaged(replayed: &mut Replayed) {
+fn tell_damage(report: &Report, replayed: &mut Replayed) {
     let volumes = replayed.volumes.iter_mut().flatten();
+    if report.damage.is_empty() {
+        return;
+    }
     for volume in volumes.filter(|volume| volume.policy == Policy::WriteBack) {
         volume.log_damaged = true;
     }

@@ -811,6 +811,33 @@ fn guests_of_an_image_that_allocates_write_it_while_the_cache_device_is_dead() {
     assert_eq!(Some(view(&host, disk, 20)), host.read(disk, 20, 1));
 }
 
+/// Fails when: the storage is asked for the bytes that it was given for a journal a moment ago.
+#[test]
+fn what_a_journal_of_this_life_was_made_of_is_not_read_back() {
+    let (mut host, disk) = with_image();
+    host.fill(disk, 0, 4);
+    end_destage(&mut host, disk);
+    host.fill(disk, 1, 3);
+    host.write_sectors(disk, 200 * BLOCK_SECTORS + 1, 2);
+    let want = host.read(disk, 0, 4);
+    let reads_journal = |io: &Io| matches!(io.device, Device::Journal(_)) && io.op == Op::Read;
+    host.asked.clear();
+    end_destage(&mut host, disk);
+    assert_eq!(host.count(reads_journal), 0);
+    let found: Vec<u8> = (0..4).flat_map(|it| view(&host, disk, it)).collect();
+    assert_eq!(Some(found), want);
+    // One that a start finds is another log's.
+    host.fill(disk, 1, 3);
+    host.hold(applies);
+    host.destage(disk);
+    host.pass(1_000);
+    let mut host = host.killed();
+    let again = attach(&mut host, Backwards::default());
+    host.pass(2_000);
+    assert!(host.count(reads_journal) > 0);
+    assert_eq!(guard(&host, again), 0);
+}
+
 /// What lies beside an image is asked as well, and its header for the guard.
 #[test]
 fn requests_to_the_journal_the_ledger_and_the_guard_are_counted() {
