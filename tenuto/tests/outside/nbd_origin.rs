@@ -594,3 +594,60 @@ fn an_export_of_large_blocks_is_written_by_any_sector() {
     drop(client);
     daemon.stop();
 }
+
+/// Fails when: a disk in the format of another program is read wrong, or written, or an overlay on
+/// it is seen by another volume.
+#[test]
+fn disks_in_the_formats_of_other_programs_are_bases_by_way_of_qemu_nbd() {
+    for (format, options) in [
+        ("vpc", "subformat=dynamic,force_size=on"),
+        ("vpc", "subformat=fixed,force_size=on"),
+        ("vmdk", "subformat=monolithicSparse"),
+        ("vmdk", "subformat=streamOptimized"),
+    ] {
+        let mut rig = Rig::new();
+        let mut wanted = vec![0; BYTES as usize];
+        let mut random = Rng::new(seed(27));
+        for block in wanted.chunks_mut(4096) {
+            if random.below(3) == 0 {
+                block.fill(1 + random.below(255) as u8);
+            }
+        }
+        let raw = rig.image("raw.img", BYTES);
+        std::fs::write(&raw, &wanted).expect("write the disk");
+        let disk = rig.dir.join("disk");
+        let paths = [&raw, &disk].map(|path| path.display().to_string());
+        let convert = ["convert", "-f", "raw", "-O", format, "-o", options];
+        run(
+            "qemu-img",
+            &[&convert[..], &[&paths[0], &paths[1]]].concat(),
+        );
+        let before = std::fs::read(&disk).expect("read the file");
+        let socket = rig.dir.join("origin.sock");
+        let arguments = format!(
+            "--read-only --persistent --shared=8 --format={format} --socket={} {}",
+            socket.display(),
+            disk.display()
+        );
+        let arguments = arguments.split(' ').map(str::to_owned).collect();
+        let server = Server::new("qemu-nbd", arguments, socket);
+        rig.volume("gold", &server.uri(), "uncached", "read-only = true");
+        rig.volume("desk", &server.uri(), "ephemeral", "");
+        let daemon = rig.serve();
+        let (mut gold, mut desk) = (rig.connect("gold"), rig.connect("desk"));
+        let holds = |client: &mut crate::common::nbd::Client, wanted: &[u8]| {
+            let found = client.read(0, wanted.len());
+            assert!(found == wanted, "{format}, {options}");
+        };
+        holds(&mut gold, &wanted);
+        holds(&mut desk, &wanted);
+        desk.write(5 << 20, &[0xD5; 8192]);
+        holds(&mut gold, &wanted);
+        wanted[5 << 20..][..8192].fill(0xD5);
+        holds(&mut desk, &wanted);
+        gold.disconnect();
+        desk.disconnect();
+        daemon.stop();
+        assert!(std::fs::read(&disk).unwrap() == before, "{format}: written");
+    }
+}

@@ -32,7 +32,7 @@ pub enum Kind {
     /// A copy-on-write disk over a cache that takes it for files.
     Stacked(Policy),
     /// A volume on an image with clusters of 64 KiB, or of 128 KiB with subclusters.
-    Mapped(Shape),
+    Mapped(Shape, Policy),
 }
 
 impl Kind {
@@ -40,8 +40,20 @@ impl Kind {
         match self {
             Kind::Stacked(Policy::WriteThrough) => "TRDCache, write-through",
             Kind::Stacked(_) => "TRDCache, write-back",
-            Kind::Mapped(Shape::Plain) => "Tenuto, 64 KiB clusters",
-            Kind::Mapped(Shape::Extended) => "Tenuto, subclusters",
+            Kind::Mapped(Shape::Plain, Policy::WriteThrough) => {
+                "Tenuto, 64 KiB clusters, write-through"
+            }
+            Kind::Mapped(Shape::Extended, Policy::WriteThrough) => {
+                "Tenuto, subclusters, write-through"
+            }
+            Kind::Mapped(Shape::Plain, _) => "Tenuto, 64 KiB clusters",
+            Kind::Mapped(Shape::Extended, _) => "Tenuto, subclusters",
+        }
+    }
+
+    fn policy(self) -> Policy {
+        match self {
+            Kind::Stacked(policy) | Kind::Mapped(_, policy) => policy,
         }
     }
 }
@@ -208,11 +220,11 @@ impl Side {
                     requests: Vec::new(),
                 }
             }
-            Kind::Mapped(shape) => {
+            Kind::Mapped(shape, policy) => {
                 let failed = |error: image::Error| Error::failed(format!("bench cow: {error}"));
                 let files = Files::over_raw(disk_bytes, shape).map_err(failed)?;
                 let map = files.map(disk_bytes, Uuid([9; 16])).map_err(failed)?;
-                let spec = spec(setup, Policy::WriteBack, 0, disk_bytes);
+                let spec = spec(setup, policy, 0, disk_bytes);
                 let volume = machine.attach_mapped(spec, map)?;
                 Disk::Mapped { files, volume }
             }
@@ -320,7 +332,7 @@ impl Side {
             Disk::Stacked { volumes, .. } => volumes.clone(),
             Disk::Mapped { volume, .. } => vec![*volume],
         };
-        if self.kind != Kind::Stacked(Policy::WriteThrough) {
+        if self.kind.policy() == Policy::WriteBack {
             for volume in volumes {
                 self.machine.order(Command::Destage { volume })?;
             }
@@ -440,7 +452,7 @@ mod tests {
         let data = stacked.flash_write_bytes - stacked.flash_table_bytes;
         assert!(data >= wanted && data < wanted + wanted / 10, "{stacked:?}");
         for shape in [Shape::Plain, Shape::Extended] {
-            let ours = run(Kind::Mapped(shape), block, count);
+            let ours = run(Kind::Mapped(shape, Policy::WriteBack), block, count);
             let wanted = count * block;
             let written = ours.flash_write_bytes;
             assert!(written >= wanted && written < wanted * 11 / 10, "{ours:?}");
@@ -454,7 +466,7 @@ mod tests {
     #[test]
     fn a_plan_finds_the_tables_that_the_one_before_it_made() {
         let setup = Setup {
-            kind: Kind::Mapped(Shape::Plain),
+            kind: Kind::Mapped(Shape::Plain, Policy::WriteBack),
             disk_bytes: DISK_BYTES,
             cache_bytes: 4 << 30,
             table_ram_bytes: MIB,
