@@ -123,6 +123,8 @@ impl Bench {
             .arg(image)
             .output()
             .expect("it is installed");
+        // Its end may be noticed later than it has ended.
+        self.rig.gone_clients("w");
         self.rig.done(&["volume", "rm", "w"]);
         match output.status.success() {
             true => Ok(()),

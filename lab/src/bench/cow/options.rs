@@ -50,7 +50,7 @@ impl Part {
     pub fn steps(self) -> u64 {
         match self {
             Part::Tables => 10,
-            Part::Sizes => 27,
+            Part::Sizes => 39,
             Part::Ratios => 18,
             Part::Oltp => 12,
             Part::Applications => 9,

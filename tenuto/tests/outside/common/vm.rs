@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use super::guest::{KERNEL_WORDS, Machine};
 
 /// A guest is up in seconds; two of them and a build may share two cores.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+pub const PATIENCE: Duration = Duration::from_secs(480);
 const MEMORY: &str = "256M";
 const QUEUES: u32 = 4;
 /// Of the in-flight region, as the protocol lays it out for a split ring.
