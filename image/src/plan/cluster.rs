@@ -18,15 +18,11 @@
 use super::{Piece, Plan, View, When, Work, Writer, damaged};
 use crate::adversary::{Bug, has};
 use crate::format::entry::{COPIED, Cluster, L2, SUBCLUSTERS, Unit, ZERO};
-use crate::format::refcount;
 use crate::meta::Tables;
 use crate::plan::table::Found;
 use crate::resolve::{Content, Part, Stop, Wrong, resolve};
 use crate::types::{Range, SECTOR_BYTES, Span};
 use alloc::vec::Vec;
-
-/// Sectors of counts that a plan remembers: 32 bytes each with refcounts of 16 bits.
-const ONCE_MAX: usize = 1 << 16;
 
 /// What becomes of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +71,7 @@ impl Writer {
         let writes = asked.writes(view, fates)?;
         let releases = match asked.place {
             Some(place) => self
-                .plans_used_once(view, place, &found, span)
+                .used_once(view, place, &found, span)
                 .map(|()| Vec::new())?,
             None => self.releases(view, &asked, &found)?,
         };
@@ -211,40 +207,12 @@ impl Writer {
         let number = place >> view.header.cluster_bits;
         match self.counted(view, number)? {
             1 => Ok(()),
-            _ => Err(copied_wrongly(found, span)),
-        }
-    }
-
-    /// The same for a plan, which remembers what it has seen of counts: the places of a disk that
-    /// is written in its order lie anywhere in the file, so their counts are asked for again and
-    /// again.
-    fn plans_used_once<T: Tables>(
-        &mut self,
-        view: &mut View<T>,
-        place: u64,
-        found: &Found,
-        span: Span,
-    ) -> Result<(), Stop> {
-        let number = place >> view.header.cluster_bits;
-        let per_sector = (SECTOR_BYTES * 8) >> view.header.refcount_order;
-        let (group, bit) = (number / per_sector, number % per_sector);
-        if !self.plan.once.contains_key(&group) {
-            let order = view.header.refcount_order;
-            let sector = self.counts_of(view, number)?;
-            let once = |bit: u64| sector.is_some_and(|it| refcount::get(&it, order, bit) == 1);
-            let mut bits = alloc::vec![0_u8; per_sector.div_ceil(8) as usize];
-            for bit in (0..per_sector).filter(|bit| once(*bit)) {
-                bits[(bit / 8) as usize] |= 1 << (bit % 8);
-            }
-            if self.plan.once.len() >= ONCE_MAX {
-                self.plan.once.clear();
-            }
-            self.plan.once.insert(group, bits);
-        }
-        let bits = &self.plan.once[&group];
-        match bits[(bit / 8) as usize] & 1 << (bit % 8) {
-            0 => Err(copied_wrongly(found, span)),
-            _ => Ok(()),
+            _ => Err(damaged(
+                found.entry_at(),
+                span.at,
+                found.entry.word,
+                Wrong::Copied,
+            )),
         }
     }
 
@@ -272,11 +240,6 @@ impl Writer {
         }
         Ok(clusters.collect())
     }
-}
-
-/// The cluster of an entry is marked as used once, and is counted otherwise.
-fn copied_wrongly(found: &Found, span: Span) -> Stop {
-    damaged(found.entry_at(), span.at, found.entry.word, Wrong::Copied)
 }
 
 /// The cluster that pieces lie in.

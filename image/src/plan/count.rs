@@ -219,23 +219,14 @@ impl Writer {
 
     /// How often a cluster that the file has is counted.
     pub(super) fn counted<T: Tables>(&self, view: &mut View<T>, cluster: u64) -> Result<u64, Stop> {
+        let Some((block, at)) = self.count_at(view, cluster) else {
+            return Ok(0);
+        };
         let order = view.header.refcount_order;
         let per_sector = (SECTOR_BYTES * 8) >> order;
-        let sector = self.counts_of(view, cluster)?;
-        Ok(sector.map_or(0, |it| refcount::get(&it, order, cluster % per_sector)))
-    }
-
-    /// The sector with the count of a cluster, if the file has one.
-    pub(super) fn counts_of<T: Tables>(
-        &self,
-        view: &mut View<T>,
-        cluster: u64,
-    ) -> Result<Option<Sector>, Stop> {
-        let Some((block, at)) = self.count_at(view, cluster) else {
-            return Ok(None);
-        };
         let bytes = view.header.cluster_bytes();
-        view.sector(Range { at: block, bytes }, at).map(Some)
+        let sector = view.sector(Range { at: block, bytes }, at)?;
+        Ok(refcount::get(&sector, order, cluster % per_sector))
     }
 
     /// Has all sectors of counts at hand that change.

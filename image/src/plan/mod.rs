@@ -131,8 +131,6 @@ struct Plan {
     copied: Option<(u64, Vec<u8>)>,
     /// How many references each of these clusters loses.
     released: BTreeMap<u64, u64>,
-    /// By sectors of refcounts that were looked at, which clusters are counted once.
-    once: BTreeMap<u64, Vec<u8>>,
     /// Sectors of refcounts that change, read at the end.
     counts: BTreeMap<u64, Sector>,
     /// Clusters of its new tables.
