@@ -103,7 +103,9 @@ pub fn check<S: Source>(
     check_and_list(header, file_bytes, source, 0).map(|(report, _)| report)
 }
 
-/// The same with the first leaks, at most so many, in the order of the file.
+/// The same with the first leaks, at most so many, in the order of the file. A count behind the
+/// end is listed as well, which `qemu-img check` does not see and the report does not name: the
+/// power can go when the count is on media and what was to make the file longer is not.
 pub fn check_and_list<S: Source>(
     header: &Header,
     file_bytes: u64,
@@ -138,6 +140,9 @@ pub fn check_and_list<S: Source>(
         pass.references().map_err(Failed::Read)?;
         pass.compare().map_err(Failed::Read)?;
         pass.start += count;
+    }
+    if pass.report.corruptions == 0 {
+        pass.list_behind_end().map_err(Failed::Read)?;
     }
     Ok((pass.report, pass.leaks))
 }
@@ -593,6 +598,28 @@ impl<S: Source> Pass<'_, S> {
             }
         }
         self.counts = counts;
+        Ok(())
+    }
+
+    /// Lists what is counted behind the end of the file.
+    fn list_behind_end(&mut self) -> Result<(), S::Error> {
+        let ends_in_cluster = self.counts.last().is_some_and(|used| *used > 0);
+        let first = self.clusters + u64::from(ends_in_cluster);
+        let per_block = refcount::block_clusters(self.header);
+        for number in first / per_block..self.header.refcount_table.bytes / 8 {
+            if matches!(self.block(number)?, Some(0) | None) {
+                continue;
+            }
+            let start = number * per_block;
+            for cluster in first.max(start)..start + per_block {
+                if self.leaks.len() >= self.leaks_max {
+                    return Ok(());
+                }
+                if self.counted(cluster)?.is_some_and(|counted| counted > 0) {
+                    self.leaks.push(Leak { cluster, used: 0 });
+                }
+            }
+        }
         Ok(())
     }
 }
