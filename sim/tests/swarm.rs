@@ -169,7 +169,10 @@ fn an_overlay_on_another_base_is_held_until_its_reset() {
 #[test]
 fn a_count_behind_the_end_of_an_image_is_freed() {
     let outcome = run(&Case::from_seed(717).options()).unwrap_or_else(|it| panic!("{it}"));
-    assert!(outcome.counters.images.tops.freed > 0, "a cluster was freed");
+    assert!(
+        outcome.counters.images.tops.freed > 0,
+        "a cluster was freed"
+    );
 }
 
 #[test]
