@@ -164,8 +164,8 @@ fn an_overlay_on_another_base_is_held_until_its_reset() {
     assert!(outcome.counters.images.overlays > 0, "there was one");
 }
 
-/// A count landed and the power went before the file became longer: the count behind the end was not
-/// seen, and the next plan made it a leak.
+/// A count landed and the power went before the file became longer: the count behind the end was
+/// not seen, and the next plan made it a leak.
 #[test]
 fn a_count_behind_the_end_of_an_image_is_freed() {
     let outcome = run(&Case::from_seed(717).options()).unwrap_or_else(|it| panic!("{it}"));
