@@ -93,7 +93,7 @@ impl FrontEnds {
     /// Sends those who are connected away, after their requests have ended.
     pub fn disconnect(&self, name: &str) {
         if !self.connections.disconnect(name, DRAIN_WAIT) {
-            tracing::warn!(volume = %name, "requests of a front end do not end");
+            tracing::warn!(volume = %name, "volume {name}: requests of a front end do not end");
         }
     }
 
@@ -113,7 +113,7 @@ impl FrontEnds {
         Arc::new(move |socket: OwnedFd| {
             let known = offers.lock().expect("no holder of this lock panics");
             let Some(offer) = known.get(&name).cloned() else {
-                tracing::debug!(volume = %name, "a front end comes to a volume that is not served");
+                tracing::debug!(volume = %name, "volume {name}: a front end comes, and it is not served");
                 return;
             };
             drop(known);
@@ -137,7 +137,7 @@ impl FrontEnds {
             };
             let connected = connections.connect(&name, UnixStream::from(socket), let_in);
             if let Err(refused) = connected {
-                tracing::warn!(volume = %name, "a front end is refused: {refused}");
+                tracing::warn!(volume = %name, "volume {name}: a front end is refused: {refused}");
             }
         })
     }

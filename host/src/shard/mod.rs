@@ -567,7 +567,7 @@ impl<E: Decide> Shard<E> {
         let name = name.unwrap_or_default();
         tracing::warn!(
             volume = name,
-            "a write was answered with `no space left`: {right}"
+            "volume {name}: a write was answered with `no space left`: {right}"
         );
     }
 

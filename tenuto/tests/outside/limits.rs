@@ -312,7 +312,7 @@ fn an_origin_without_room_is_not_told_as_an_overlay_without_room() {
     client.write(0, &[1; 4096]);
     assert_eq!(rig.show("disk")["state"], "clean");
     let log = daemon.stop();
-    let line = "answered with `no space left`: the storage of its origin";
+    let line = "volume disk: a write was answered with `no space left`: the storage of its origin";
     assert!(
         log.contains(line) && !log.contains("overlay has no"),
         "{log}"

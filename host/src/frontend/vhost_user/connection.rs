@@ -160,7 +160,9 @@ impl Connections {
                     let handler = Handler::new(description, data).of_peer(peer);
                     serve(&shared, &name, stream, handler);
                 }
-                Err(error) => tracing::warn!(volume = %name, "a front end is refused: {error}"),
+                Err(error) => {
+                    tracing::warn!(volume = %name, "volume {name}: a front end is refused: {error}");
+                }
             }
             stand_up(&shared, &name, id);
         };

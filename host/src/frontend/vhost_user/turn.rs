@@ -66,7 +66,8 @@ impl<D> Turn<D> {
             let lives = runs.is_some_and(|seat| !sys::reader_is_gone(&seat.stream));
             if lives && Instant::now() >= until {
                 let why = "the rings of another front end of this volume run";
-                tracing::warn!(volume = %self.device, "a front end is refused: {why}");
+                let name = &self.device;
+                tracing::warn!(volume = %name, "volume {name}: a front end is refused: {why}");
                 return Err(DataError::Refused(why.into()));
             }
             let waited = self.shared.ended.wait_timeout(state, LOOK);
