@@ -113,7 +113,10 @@ impl FrontEnds {
         Arc::new(move |socket: OwnedFd| {
             let known = offers.lock().expect("no holder of this lock panics");
             let Some(offer) = known.get(&name).cloned() else {
-                tracing::debug!(volume = %name, "volume {name}: a front end comes, and it is not served");
+                tracing::debug!(
+                    volume = %name,
+                    "volume {name}: a front end comes, and it is not served"
+                );
                 return;
             };
             drop(known);

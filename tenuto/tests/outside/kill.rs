@@ -301,7 +301,7 @@ fn the_origin_of_an_atomic_volume_is_a_prefix_after_every_kill() {
     let mut newest_on_origin = 0;
     for round in 0..rounds {
         let daemon = rig.serve();
-        load.run_until_killed(&rig, "disk", daemon, 50 + random.below(600));
+        load.run_until_killed(&rig, "disk", (daemon, 50 + random.below(600)), || {});
         let copy = rig.dir.join("copy.img");
         copy_with_neighbours(&image, &copy);
         rig.done(&["origin", "replay", &copy.to_string_lossy()]);

@@ -363,12 +363,14 @@ fn kill_in_destages(mode: &str) {
         assert!(round < rounds + GUARD_ROUNDS_MAX, "no kill met a guard");
         let daemon = rig.serve();
         // Within a destage, its journal, or applying that; else at any moment.
-        match (round < rounds, round % 4) {
+        let nth = 1 + random.below(12);
+        let arm = || match (round < rounds, round % 4) {
             (true, 3) => {}
-            (true, phase) => marks.arm(3 + phase, 1 + random.below(12)),
+            (true, phase) => marks.arm(3 + phase, nth),
             (false, _) => marks.arm(APPLY, 1),
-        }
-        load.run_until_killed(&rig, "disk", daemon, 200 + random.below(400));
+        };
+        let life = (daemon, 200 + random.below(400));
+        load.run_until_killed(&rig, "disk", life, arm);
         marks.disarm();
         let raw = rig.dir.join("copy.raw");
         let examine = |image: &Path| {

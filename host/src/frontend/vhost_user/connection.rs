@@ -161,7 +161,10 @@ impl Connections {
                     serve(&shared, &name, stream, handler);
                 }
                 Err(error) => {
-                    tracing::warn!(volume = %name, "volume {name}: a front end is refused: {error}");
+                    tracing::warn!(
+                        volume = %name,
+                        "volume {name}: a front end is refused: {error}"
+                    );
                 }
             }
             stand_up(&shared, &name, id);

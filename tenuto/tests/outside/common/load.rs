@@ -275,9 +275,17 @@ impl Load {
     }
 
     /// Runs until this daemon is dead: by a mark, or after so many more answers. All the while
-    /// what is dirty is brought home.
-    pub fn run_until_killed(&mut self, rig: &Rig, volume: &str, daemon: Daemon, answers: u64) {
+    /// what is dirty is brought home. A mark is armed by `arm`, once the client is connected: what
+    /// an earlier life left dirty may be on its way home at the start already.
+    pub fn run_until_killed(
+        &mut self,
+        rig: &Rig,
+        volume: &str,
+        (daemon, answers): (Daemon, u64),
+        arm: impl FnOnce(),
+    ) {
         let client = rig.connect(volume);
+        arm();
         let patience = self.counts.answered + answers;
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
