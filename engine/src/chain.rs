@@ -11,8 +11,7 @@ mod whole;
 
 use crate::image::{Mark, Marked};
 use crate::origin::{
-    Codec, Extent, FileIndex, Lies, Map, Missing, Packed, Piece, Planned, Planner, Rank, Resolved,
-    When, Work,
+    Codec, Extent, FileIndex, Lies, Map, Missing, Packed, Piece, Planned, Planner, Resolved, Work,
 };
 use crate::types::{BLOCK_BYTES, Generation, SECTOR_BYTES, Serial, Span, Uuid};
 use ::image::format::mark;
@@ -147,15 +146,11 @@ impl ChainMap {
     }
 
     fn work(&self, work: plan::Work) -> Work {
-        let when = |when| match when {
-            plan::When::Now => When::Now,
-            plan::When::Journal => When::Journal,
-        };
         match work {
-            plan::Work::Data { span, at, when: it } => Work::Data {
+            plan::Work::Data { span, at, when } => Work::Data {
                 span: Span::new(span.at / SECTOR_BYTES, span.bytes / SECTOR_BYTES),
                 at,
-                when: when(it),
+                when,
             },
             plan::Work::Copy { part, at } => Work::Copy {
                 extent: self.extent(&part),
@@ -165,18 +160,7 @@ impl ChainMap {
                 at: range.at,
                 bytes: range.bytes,
             },
-            plan::Work::Table { at, bytes, rank } => Work::Table {
-                at,
-                bytes,
-                rank: match rank {
-                    plan::Rank::Unused => Rank::Unused,
-                    plan::Rank::Mark => Rank::Mark,
-                    plan::Rank::Count => Rank::Count,
-                    plan::Rank::Hook => Rank::Hook,
-                    plan::Rank::Refer => Rank::Refer,
-                    plan::Rank::Release => Rank::Release,
-                },
-            },
+            plan::Work::Table { at, bytes, rank } => Work::Table { at, bytes, rank },
         }
     }
 
@@ -408,7 +392,7 @@ impl Planner for ChainMap {
         changed.iter().map(|it| (it.at, it.bytes)).collect()
     }
 
-    fn written_through(&mut self, tables: &[(u64, Vec<u8>)]) -> Vec<(u64, u64)> {
+    fn written_through(&mut self, tables: &[(u64, &[u8])]) -> Vec<(u64, u64)> {
         let ranges = self.reached();
         let id = self.chain.file(TOP).id;
         // The header is changed by others as well, and read anew by each plan.

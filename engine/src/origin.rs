@@ -28,6 +28,7 @@
 use crate::adversary::{Bug, has};
 use crate::image::Mark;
 use crate::types::{Span, Uuid};
+pub use ::image::plan::{Rank, When};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
@@ -145,43 +146,6 @@ pub struct Piece {
     pub zero: bool,
 }
 
-/// When a plan may write a place of the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
-    /// At once: nothing in the file refers to it.
-    Now,
-    /// By way of the journal.
-    Journal,
-}
-
-/// What of a plan's tables must be durable before what, where no journal brings them to the file
-/// together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Rank {
-    /// Nothing in the file refers to the place.
-    Unused,
-    /// It says that counts may be too high from here on.
-    Mark,
-    /// It counts clusters that nothing refers to yet.
-    Count,
-    /// It says where clusters are counted: those counts come first.
-    Hook,
-    /// It refers to clusters: they and their counts come first.
-    Refer,
-    /// It counts clusters less often: what referred to them comes first.
-    Release,
-}
-
-impl Rank {
-    /// When it is written, where a journal is.
-    pub fn when(self) -> When {
-        match self {
-            Rank::Unused => When::Now,
-            _ => When::Journal,
-        }
-    }
-}
-
 /// One thing that a plan does to the first file. Places are whole sectors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
@@ -260,7 +224,7 @@ pub trait Planner {
     fn reached(&mut self) -> Vec<(u64, u64)>;
 
     /// The same of a plan that was ordered: these tables, with their places, were written.
-    fn written_through(&mut self, tables: &[(u64, Vec<u8>)]) -> Vec<(u64, u64)>;
+    fn written_through(&mut self, tables: &[(u64, &[u8])]) -> Vec<(u64, u64)>;
 
     /// The file was written past any plan of this map (a journal of another life was applied to
     /// it): nothing that is known of its tables counts. `sector` is the first of the file, `bytes`

@@ -222,7 +222,7 @@ pub fn commits(seed: u64) -> Options {
 /// Volumes that become larger and smaller all the time, a block of theirs cut by nearly every end:
 /// one that is write-back, and one of each other policy in turn.
 pub fn resizes(seed: u64) -> Options {
-    let mut options = Options::from_seed(seed);
+    let options = Options::from_seed(seed);
     let mut plan = Plan::from_seed(seed);
     only(&mut plan, Policy::WriteBack, 2);
     plan.origins = vec![plan.origins[0].clone(); 2];
@@ -242,6 +242,11 @@ pub fn resizes(seed: u64) -> Options {
         2 => other.switches = true,
         _ => other.policy = Policy::Ephemeral,
     }
+    seven_lives(options, plan, seed)
+}
+
+/// Seven short runs of a daemon, six of which end in each way by turns.
+fn seven_lives(mut options: Options, mut plan: Plan, seed: u64) -> Options {
     plan.limit_requests();
     let orderly = Ending::Orderly { power_off: false };
     let ends = [Ending::Kill, Ending::PowerLoss, orderly, Ending::PowerLoss];
@@ -257,7 +262,7 @@ pub fn resizes(seed: u64) -> Options {
 /// Volumes whose images allocate and that become larger all the time, while they are dirty and
 /// destaged, cut by nearly every end.
 pub fn grows(seed: u64) -> Options {
-    let mut options = Options::from_seed(seed);
+    let options = Options::from_seed(seed);
     let mut plan = Plan::from_seed(seed);
     only(&mut plan, Policy::WriteBack, 2);
     let rates = &mut plan.rates;
@@ -278,16 +283,7 @@ pub fn grows(seed: u64) -> Options {
         volume.reader = (seed / 4 + at as u64).is_multiple_of(2);
         volume.tuning.admission = Admission::All;
     }
-    plan.limit_requests();
-    let orderly = Ending::Orderly { power_off: false };
-    let ends = [Ending::Kill, Ending::PowerLoss, orderly, Ending::PowerLoss];
-    options.endings = (0..6)
-        .map(|life| ends[(seed as usize + life) % 4])
-        .collect();
-    options.restarts = 6;
-    options.operations = 1500;
-    options.plan = Some(plan);
-    options
+    seven_lives(options, plan, seed)
 }
 
 /// Two or three disks of one VM, and a volume that stands alone beside them.

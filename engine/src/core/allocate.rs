@@ -10,7 +10,8 @@
 //! planned together, so that many writes share a sync; each step but *Plan* and *Place* is left
 //! out where the plan has nothing for it. *Stat* and *Header* read the file anew behind a failed
 //! sync, when it is not known which of its tables are on media. *Mark* says once in the header
-//! that counts may be too high after a crash: whoever opens the file to write it looks for leaks.
+//! that counts may be too high after a crash: the next host that opens the file for writing
+//! frees what leaked.
 //!
 //! Always true: one plan of an image is under way, and no destage. A write is answered when the
 //! file itself refers to it, so that the end of this process loses nothing that was acknowledged.
@@ -21,7 +22,7 @@
 //! overlap ([`super::direct`]).
 
 use super::Core;
-use super::batch::{Batch, Plan, Source, next_pieces};
+use super::batch::{Batch, NextPieces, Plan, Source, next_pieces, step_of_planner};
 use super::tables::read_of;
 use crate::adversary::{Bug, Mark, mark};
 use crate::event::{Device, IoError, Op, Purpose, Stat};
@@ -204,7 +205,7 @@ impl Allocation {
     }
 
     /// The pieces of the first cluster that is not planned yet, and where that cluster ends.
-    fn next_pieces(&self, cluster: u64) -> Option<(Vec<Piece>, u64)> {
+    fn next_pieces(&self, cluster: u64) -> Option<NextPieces> {
         let cursor = self.plan.cursor;
         let from = self.parts.partition_point(|it| it.span.end() <= cursor);
         let pieces = self.parts[from..].iter().map(|part| Piece {
@@ -519,27 +520,24 @@ impl Core {
     /// The file refers to all of it.
     fn answer_allocation(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let plan = self.allocation(id);
-        let mut tables: Vec<(Rank, u64, Vec<u8>)> = Vec::new();
-        for work in &plan.work {
+        let end = plan.end_bytes();
+        let parts = core::mem::take(&mut plan.parts);
+        let work = core::mem::take(&mut plan.work);
+        mark(Mark::Allocated);
+        let mut tables: Vec<(Rank, u64, &[u8])> = Vec::new();
+        for work in &work {
             if let Work::Table { at, bytes, rank } = work {
-                tables.push((*rank, *at, bytes.clone()));
+                assert!(!bytes.is_empty(), "a table has bytes");
+                tables.push((*rank, *at, bytes));
             }
         }
         tables.sort_by_key(|it| it.0);
-        let tables: Vec<_> = tables
-            .into_iter()
-            .map(|(_, at, bytes)| (at, bytes))
-            .collect();
-        let end = plan.end_bytes();
-        let parts = core::mem::take(&mut plan.parts);
-        mark(Mark::Allocated);
-        assert!(
-            tables.iter().all(|it| !it.1.is_empty()),
-            "a table has bytes"
-        );
+        let tables: Vec<(u64, &[u8])> = tables.into_iter().map(|it| (it.1, it.2)).collect();
         let planner = self.allocation_planner(id);
         planner.grown(end);
         let ranges = planner.written_through(&tables);
+        // Releases are written after the answer.
+        self.allocation(id).work = work;
         if !ranges.is_empty() {
             self.forget_tables(id, Some(&ranges));
         }
@@ -596,12 +594,7 @@ impl Core {
         let planner = self.allocation_planner(id);
         let cluster = planner.cluster_bytes() / SECTOR_BYTES;
         let next = self.allocation(id).next_pieces(cluster);
-        let mut work = Vec::new();
-        let planner = self.allocation_planner(id);
-        let planned = match &next {
-            Some((pieces, _)) => planner.plan(pieces, &mut work),
-            None => planner.end(&mut work),
-        };
+        let (planned, work) = step_of_planner(self.allocation_planner(id), next.as_ref());
         match planned {
             Planned::Done => {
                 let plan = self.allocation(id);
@@ -613,7 +606,6 @@ impl Core {
                 Went::On
             }
             Planned::Missing(missing) => {
-                assert!(work.is_empty(), "a step that misses something does nothing");
                 assert!((1..=TABLE_BYTES_MAX).contains(&missing.bytes));
                 self.read_table_to_allocate(cx, id, missing)
             }

@@ -9,7 +9,7 @@ use super::runs::journal_entries_max;
 use crate::adversary::{Bug, has};
 use crate::format::journal;
 use crate::map::{self, Content, ExtentMap};
-use crate::origin::{Extent, Lies, Missing, Piece, When, Work};
+use crate::origin::{Extent, Lies, Missing, Piece, Planned, Planner, When, Work};
 use crate::types::{BLOCK_BYTES, LogAddr, SECTOR_BYTES, Span};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -292,13 +292,33 @@ fn entries_max(map: &ExtentMap, piece_bytes: u64, cluster_bytes: u64) -> usize {
     entries.min(journal::ENTRIES_MAX as u64) as usize
 }
 
+/// The pieces of one cluster, and where it ends.
+pub(super) type NextPieces = (Vec<Piece>, u64);
+
+/// The step of a plan for these pieces; where none are left, its end.
+pub(super) fn step_of_planner(
+    planner: &mut dyn Planner,
+    next: Option<&NextPieces>,
+) -> (Planned, Vec<Work>) {
+    let mut work = Vec::new();
+    let planned = match next {
+        Some((pieces, _)) => planner.plan(pieces, &mut work),
+        None => planner.end(&mut work),
+    };
+    assert!(
+        planned == Planned::Done || work.is_empty(),
+        "a step that misses something does nothing"
+    );
+    (planned, work)
+}
+
 /// What of these pieces, which come in order, lies in the first cluster from `cursor` on that has
 /// some, and where that cluster ends.
 pub(super) fn next_pieces(
     pieces: impl Iterator<Item = Piece>,
     cursor: u64,
     cluster: u64,
-) -> Option<(Vec<Piece>, u64)> {
+) -> Option<NextPieces> {
     let mut pieces = pieces.peekable();
     let first = pieces.peek()?;
     assert!(first.span.end() > cursor && cluster > 0, "it lies before");

@@ -46,7 +46,7 @@ pub struct Layers {
     sweep_at: usize,
 }
 
-/// Whether this is the layer of a base image, which nobody writes.
+/// Whether this is the layer of a base image, which is never written.
 pub fn is_base(layer: Layer) -> bool {
     layer.0 >= BASE_LAYERS_FROM
 }

@@ -248,8 +248,8 @@ fn tell_stage_lost(last: &Checkpoint, replayed: &mut Replayed) {
     }
 }
 
-/// Flushed records are missing, of which volumes nobody can tell. The next life does not find that
-/// out again, because this one writes down what it has accepted.
+/// Flushed records are missing, and it is not known of which volumes. The next life does not find
+/// that out again, because this one writes down what it has accepted.
 fn tell_damage(report: &Report, replayed: &mut Replayed) {
     let volumes = replayed.volumes.iter_mut().flatten();
     if report.damage.is_empty() {

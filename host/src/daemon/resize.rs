@@ -3,7 +3,7 @@
 //! Owns which images can change here: files, of a volume that has its image alone; qcow2 files
 //! become larger only. Always true: clients that come are shown the size that volume and image
 //! have; those that are there keep the size they were shown, because NBD has no way to tell them,
-//! and a volume becomes smaller only when nobody is there. Deliberately absent: the order of the
+//! and a volume becomes smaller only without clients. Deliberately absent: the order of the
 //! steps; see the engine.
 
 use super::volumes::Entry;

@@ -346,7 +346,7 @@ impl Planner for Kept {
         changed
     }
 
-    fn written_through(&mut self, tables: &[(u64, Vec<u8>)]) -> Vec<(u64, u64)> {
+    fn written_through(&mut self, tables: &[(u64, &[u8])]) -> Vec<(u64, u64)> {
         self.keep_planned();
         let changed = self.inner.written_through(tables);
         self.forget_brought(&changed);

@@ -90,7 +90,7 @@ impl Top {
         }
     }
 
-    /// Sets its policy, while its daemon runs and nobody is connected.
+    /// Sets its policy, while its daemon runs without a client.
     fn set_policy(&mut self, rig: &Rig) {
         let policies = ["write-back", "write-back", "write-through", "uncached"];
         let policy = self.random.pick(&policies);
@@ -535,7 +535,7 @@ fn what_a_clone_has_read_of_its_image_other_clones_and_volumes_on_it_find() {
         add(volume, &image, &keys);
     }
     add("base", &base, &["policy=ephemeral"]);
-    // Overlays of its own, which nobody writes.
+    // Overlays of its own, which are only read.
     for (volume, key) in [("three", "policy=ephemeral"), ("four", "read-only=true")] {
         let below = ["-b", "base.qcow2", "-F", "qcow2", "48M"];
         let image = create(&rig.dir, &format!("{volume}.qcow2"), &below);

@@ -129,7 +129,7 @@ impl Planner for Backwards {
         None
     }
 
-    fn written_through(&mut self, _: &[(u64, Vec<u8>)]) -> Vec<(u64, u64)> {
+    fn written_through(&mut self, _: &[(u64, &[u8])]) -> Vec<(u64, u64)> {
         self.reached()
     }
 

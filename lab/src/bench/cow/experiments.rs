@@ -270,11 +270,7 @@ impl Runner<'_> {
         Ok(Section {
             name: "f10",
             title: "Copy-on-write, by size of the writes",
-            input: format!(
-                "{} random writes to a disk of {} whose tables fit into RAM",
-                self.count(REQUESTS),
-                self.disk()
-            ),
+            input: self.input("random writes"),
             plots: vec![flash_plot(&cases)],
             cases,
             comparisons,
@@ -289,6 +285,11 @@ impl Runner<'_> {
                     .into(),
             ],
         })
+    }
+
+    fn input(&self, asked: &str) -> String {
+        let (count, disk) = (self.count(REQUESTS), self.disk());
+        format!("{count} {asked} to a disk of {disk} whose tables fit into RAM")
     }
 
     fn ratios(&mut self) -> Result<Section> {
@@ -315,11 +316,7 @@ impl Runner<'_> {
         Ok(Section {
             name: "f11",
             title: "Share of writes that allocate",
-            input: format!(
-                "{} random requests of 4 KiB to a disk of {} whose tables fit into RAM",
-                self.count(REQUESTS),
-                self.disk()
-            ),
+            input: self.input("random requests of 4 KiB"),
             plots: vec![flash_plot(&cases)],
             cases,
             comparisons,
