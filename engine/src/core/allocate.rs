@@ -813,8 +813,12 @@ impl Core {
                 plan.waiting = false;
                 match plan.step {
                     Step::Stat => {
-                        plan.file_bytes = stat.map_or(0, |it| it.size_bytes);
-                        plan.step = Step::Header;
+                        let Some(stat) = stat else { return };
+                        (plan.file_bytes, plan.step) = (stat.size_bytes, Step::Header);
+                        // It may be another file by now, which nothing more is asked of.
+                        if !self.judge_image(cx, id, &stat) {
+                            self.allocation(id).step = Step::Stat;
+                        }
                     }
                     step if step.is_sync() && result.is_ok() => self.next_step(cx, id),
                     _ => {}
