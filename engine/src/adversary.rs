@@ -172,6 +172,14 @@ rules::list! {
         SkipSizeSync,
         /// 7: a start believes the size of an image that a killed daemon has not synced.
         BelieveUnsyncedSize,
+        /// 7: an image is called at rest before it has what was written.
+        RestUnfinished,
+        /// 7: an image is written while it rests.
+        DestageAtRest,
+        /// 7: files of an image are exchanged while requests to the old ones are on their way.
+        ExchangeUnderReads,
+        /// 7: the ledger does not say that another file may take the place of the image.
+        RefuseSuccessor,
         /// 2: a volume becomes smaller though it has dirty data.
         ShrinkDirty,
         /// 5.2.7: blocks are filled while a write that bypasses the log is in flight to them.
@@ -358,6 +366,12 @@ rules::list! {
         ReadAgain,
         /// A plan makes room for a larger disk.
         RoomMade,
+        /// The images of a volume and its group are to rest.
+        Quiesced,
+        /// A rest has ended because the log needed its room.
+        RestEnded,
+        /// Another file has taken the place of an image.
+        Exchanged,
         /// Newer writes have covered what was damaged.
         Mended,
         /// An overlay becomes the content of its image.

@@ -9,6 +9,7 @@ use crate::core::Core;
 use crate::event::{Action, Event, Refusal, VolumeSpec};
 use crate::format::ledger::Ledger;
 use crate::format::superblock::Superblock;
+use crate::image::Image;
 use crate::layout::Part;
 use crate::media::Media;
 use crate::memory::Memory;
@@ -86,6 +87,26 @@ impl Engine {
         map: Box<dyn Map>,
     ) -> Result<(), OpenError> {
         self.core.attach_mapped(id, spec, ledger, Some(map))
+    }
+
+    /// Another file has taken the place of the image of a volume, after the reply to
+    /// [`Command::Empty`](crate::event::Command::Empty). `map` is of the new one, right above the
+    /// old one, and `image` what it is known by. The host calls `apply` with a `Tick` to let
+    /// guests go on.
+    pub fn exchange(
+        &mut self,
+        now: Time,
+        id: VolumeId,
+        map: Box<dyn Map>,
+        image: Image,
+        memory: &mut dyn Memory,
+    ) {
+        let mut cx = Cx {
+            now,
+            memory,
+            out: &mut self.out,
+        };
+        self.core.exchange(&mut cx, id, map, image);
     }
 
     /// Takes one event. Never blocks, never fails.

@@ -95,6 +95,17 @@ pub enum Command {
     /// Lets go of the files of an ephemeral volume without clients, and keeps what the log has of
     /// it: it can be attached again. Replied to when nothing touches its origin any more.
     Suspend { volume: VolumeId },
+    /// Brings the images of a volume and of its group to rest, each with all that was written
+    /// before: nothing writes them until [`Command::Resume`], and guests go on in the log. Replied
+    /// to when they rest. Refused to a volume that is not write-back.
+    Quiesce { volume: VolumeId },
+    /// Ends that. Refused where nothing rests any more, because the log needed its room.
+    Resume { volume: VolumeId },
+    /// The image rests, and another file may take its place from the reply on: the ledger says so.
+    Announce { volume: VolumeId },
+    /// That file is there. Replied to when nothing of the image is in flight, and then nothing
+    /// begins until the host has exchanged what is open, or a [`Command::Resume`].
+    Empty { volume: VolumeId },
     /// Changes tunables of a running volume.
     Tune { volume: VolumeId, tuning: Tuning },
     /// Changes the policy of a volume while its guest goes on; replied to when the new one is in
@@ -362,4 +373,8 @@ pub enum Refusal {
     Damaged,
     #[error("the tables of the image contradict each other")]
     Contradicts,
+    #[error("something else is being done with the volume")]
+    Busy,
+    #[error("its image does not rest, or did not all the time")]
+    NotQuiesced,
 }

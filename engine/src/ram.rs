@@ -160,6 +160,25 @@ impl RamTier {
         entry.remove();
     }
 
+    /// All that is of one layer is of another one from now on. Looks at every block.
+    pub fn rename(&mut self, from: Layer, to: Layer) {
+        assert!(from != to, "a layer has another name afterwards");
+        for slot in 0..self.slots.len() as u32 {
+            let Slot { key, state } = self.slots[slot as usize];
+            if key.layer != from || matches!(state, SlotState::Free | SlotState::Stale) {
+                continue;
+            }
+            self.unindex(slot);
+            let key = Key { layer: to, ..key };
+            assert!(self.find(key).is_none(), "the other one is new");
+            self.slots[slot as usize].key = key;
+            let (slots, seed) = (&self.slots, self.seed);
+            self.index.insert_unique(key.hash(seed), slot, |&slot| {
+                slots[slot as usize].key.hash(seed)
+            });
+        }
+    }
+
     fn release(&mut self, slot: u32) {
         let slot_now = &mut self.slots[slot as usize];
         assert!(slot_now.state != SlotState::Free, "a slot is freed once");
@@ -374,6 +393,32 @@ mod tests {
         assert!(!tier.slots.is_empty() && tier.free.is_empty());
         tier.unpin(slot);
         assert_eq!(tier.free, [slot]);
+    }
+
+    /// Fails when: a block is found under the layer that it was of, or not under the new one.
+    #[test]
+    fn blocks_of_a_layer_that_is_renamed_are_found_under_the_new_name() {
+        let mut tier = RamTier::new(4, 9);
+        let other = Key {
+            layer: Layer(2),
+            block: 7,
+        };
+        for (fill, key) in [key(7), key(8), other].into_iter().enumerate() {
+            let slot = tier.reserve(key, fill as u32).expect("room");
+            if key.block == 7 {
+                assert_eq!(tier.publish(slot), Published::New);
+            }
+        }
+        tier.rename(Layer(1), Layer(9));
+        let renamed = |block| Key {
+            layer: Layer(9),
+            block,
+        };
+        assert!(matches!(tier.lookup(renamed(7)), Lookup::Hit(_)));
+        assert_eq!(tier.lookup(renamed(8)), Lookup::Filling(1));
+        assert!(matches!(tier.lookup(other), Lookup::Hit(_)));
+        assert_eq!(tier.lookup(key(7)), Lookup::Miss);
+        assert_eq!(tier.lookup(key(8)), Lookup::Miss);
     }
 
     #[test]

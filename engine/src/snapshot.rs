@@ -192,6 +192,8 @@ pub struct VolumeSnapshot {
     pub effective_destage: DestageMode,
     /// False where nothing can lie beside the origin.
     pub journal_possible: bool,
+    /// Its image rests by an administrator's order.
+    pub rests: bool,
     /// Its age alone brings no dirty data to the origin.
     pub never_aged: bool,
     pub share: Share,

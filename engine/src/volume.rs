@@ -6,7 +6,7 @@
 
 use crate::adversary::{Bug, has};
 use crate::core::{
-    Allocator, Bypass, Destage, Known, LedgerWriter, Own, Replay, Resize, Switch, Unread,
+    Allocator, Bypass, Destage, Known, LedgerWriter, Own, Quiesce, Replay, Resize, Switch, Unread,
 };
 use crate::event::{Admission, Device, IoError, ResetOn, Share, Tuning, VolumeSpec};
 use crate::flow::{Flow, FlowLimits};
@@ -28,6 +28,15 @@ use alloc::vec::Vec;
 /// An origin that failed a request of a guest is shown as failing for so long, unless it has
 /// carried one out since.
 const ORIGIN_FAILS_NS: u64 = 60_000_000_000;
+
+/// How far it is that the ledger of a volume that goes is removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Removal {
+    No,
+    Ordered,
+    /// Or it could not be removed.
+    Done,
+}
 
 /// Dirty data between two serials.
 pub struct Epoch {
@@ -180,10 +189,8 @@ pub struct Volume {
     pub destage_upto: Serial,
     pub destage_waiters: Vec<(RequestId, Serial)>,
     pub detaching: Option<(RequestId, bool)>,
-    /// Its ledger is being removed.
-    pub removing: bool,
-    /// It is gone, or could not be removed.
-    pub removed: bool,
+    /// Of its ledger and its journal.
+    pub removal: Removal,
     /// Requests to its origin in flight, and reads that are not answered.
     pub origin_in_flight: u32,
     pub reads_in_flight: u32,
@@ -226,6 +233,8 @@ pub struct Volume {
     pub suspending: Option<RequestId>,
     /// It and its image get another size.
     pub resize: Option<Resize>,
+    /// Its image rests, or is to.
+    pub quiesce: Option<Quiesce>,
     /// Guests that wait to be let in, and which of them have only slept.
     pub arrivals: Vec<(RequestId, bool)>,
     /// For whom the log counts what an overlay holds.
@@ -274,8 +283,7 @@ impl Volume {
             destage_upto: Serial(0),
             destage_waiters: Vec::new(),
             detaching: None,
-            removing: false,
-            removed: false,
+            removal: Removal::No,
             origin_in_flight: 0,
             reads_in_flight: 0,
             unfinished_sectors: 0,
@@ -300,6 +308,7 @@ impl Volume {
             committing: None,
             suspending: None,
             resize: None,
+            quiesce: None,
             arrivals: Vec::new(),
             quota_owner: QuotaOwner::NONE,
             overlay: Overlay::default(),

@@ -378,6 +378,7 @@ fn built_ledger(source: &mut Source) -> Ledger {
         origin_bytes: source.number(),
         mtime_before_ns: source.number(),
         mtime_limit_ns: source.number(),
+        may_succeed: source.flag(),
         compatible: source.number(),
         image: Default::default(),
     }

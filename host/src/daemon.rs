@@ -16,6 +16,7 @@ mod lookout;
 mod open;
 mod resize;
 mod rings;
+mod snapshot;
 mod sockets;
 mod volumes;
 mod watch;

@@ -106,6 +106,22 @@ pub fn acquire_image(
     })
 }
 
+/// Gives back what only a writer of this image needs, and goes on as one of its readers. No other
+/// program can write the image meanwhile. On NFS readers have the image locks alone.
+pub fn share(file: &File) -> std::io::Result<()> {
+    if crate::drill::leaves_out_locks() {
+        return Ok(());
+    }
+    match sys::is_nfs(file) {
+        true => file.unlock()?,
+        false => file.try_lock_shared()?,
+    }
+    for perm in [PERM_WRITE, PERM_RESIZE] {
+        sys::unlock_byte(file, PERM_BASE + perm)?;
+    }
+    Ok(())
+}
+
 /// Takes the bytes first and looks second, as QEMU does: of two that start together at least one
 /// sees the other. Returns a byte that somebody else holds against us.
 fn try_image(file: &File, used: &[i64]) -> std::io::Result<Option<i64>> {

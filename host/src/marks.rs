@@ -46,10 +46,12 @@ pub enum Phase {
     JournalApply = 5,
     Checkpoint = 6,
     Recovery = 7,
+    /// A step of putting another file in the place of an image.
+    Exchange = 8,
 }
 
 impl Phase {
-    pub const ALL: [Phase; 7] = [
+    pub const ALL: [Phase; 8] = [
         Phase::StageCopy,
         Phase::LogWrite,
         Phase::Destage,
@@ -57,6 +59,7 @@ impl Phase {
         Phase::JournalApply,
         Phase::Checkpoint,
         Phase::Recovery,
+        Phase::Exchange,
     ];
 
     /// The phase a request to a device belongs to.
@@ -122,6 +125,13 @@ pub fn enter(phase: Phase) {
     if on() {
         count_entry(words(), phase);
     }
+}
+
+/// A step that has been made: kills the process when the driver says so.
+pub fn passed(phase: Phase) {
+    enter(phase);
+    middle(phase);
+    leave(phase);
 }
 
 /// At completion.

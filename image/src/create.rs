@@ -6,7 +6,8 @@
 
 use crate::error::Error;
 use crate::format::extension::{self, GUARD_NAME, append, feature_name};
-use crate::format::header::{EXTENDED_L2, LAYOUT_BYTES, Layout, MAGIC};
+use crate::format::header::{EXTENDED_L2, Header, LAYOUT_BYTES, Layout, MAGIC};
+use crate::format::mark::Mark;
 use crate::format::refcount;
 use crate::limits;
 use crate::types::SECTOR_BYTES;
@@ -65,6 +66,24 @@ pub struct Extent {
 pub struct NewFile {
     pub extents: Vec<Extent>,
     pub file_bytes: u64,
+}
+
+impl NewFile {
+    /// The same file with the mark of a volume.
+    pub fn with_mark(mut self, mark: &Mark) -> Result<NewFile, Error> {
+        let head = &mut self.extents[0].bytes;
+        head.resize(head.len().next_multiple_of(SECTOR_BYTES as usize), 0);
+        let sector = SECTOR_BYTES as usize;
+        let header = Header::parse(head, self.file_bytes)?;
+        let marked = header.marked(&head[..sector], mark);
+        let mut marked = marked.expect("a new header is short");
+        // It is in no journal.
+        let header = Header::parse(&marked, self.file_bytes)?;
+        let first = header.guarded(&marked[..sector], false);
+        marked[..sector].copy_from_slice(&first.expect("a new file is of version 3"));
+        *head = marked;
+        Ok(self)
+    }
 }
 
 /// The file for a disk of `size_bytes`, in whole sectors.

@@ -49,6 +49,9 @@ pub enum Request {
     Switch(Policy),
     /// To so many sectors.
     Resize(u64),
+    /// Its image is to rest, and that of its group.
+    Quiesce,
+    Resume,
     /// The overlay becomes the content of its image.
     Commit,
     /// Of the whole cache device.
@@ -128,6 +131,11 @@ pub enum Pending {
     Tune(Tuning),
     Switch(Policy),
     Resize(u64),
+    /// Of each member of the group.
+    Quiesce {
+        points: Vec<(usize, FlushPoint)>,
+    },
+    Resume,
     /// The volume lets go of its image, before its commit and after it.
     Suspend,
     Commit,
@@ -170,6 +178,8 @@ impl Pending {
             Pending::Tune(_) => "tune".to_owned(),
             Pending::Switch(policy) => format!("switch to {}", policy.name()),
             Pending::Resize(sectors) => format!("resize to {sectors} sectors"),
+            Pending::Quiesce { .. } => "quiesce".to_owned(),
+            Pending::Resume => "resume".to_owned(),
             Pending::Suspend => "suspend".to_owned(),
             Pending::Commit => "commit".to_owned(),
             Pending::Scrub => "scrub".to_owned(),
@@ -234,6 +244,8 @@ pub struct Guest {
     pub commit: Option<Commit>,
     /// A change of its size that is wanted or under way.
     pub sizing: Option<Sizing>,
+    /// Its image rests, or is to.
+    pub rest: Option<Rest>,
     /// It has become smaller, and was not larger again.
     shrunk: bool,
     /// The end that was before it became larger, to be looked at.
@@ -278,6 +290,14 @@ pub enum Commit {
     Alone,
     /// It lets go of the image again.
     Returns,
+}
+
+/// A rest of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    Ordered,
+    Rests,
+    Ends,
 }
 
 /// A change of size. A volume becomes smaller only while its guest asks nothing.
@@ -329,6 +349,7 @@ impl Guest {
             sleeping: false,
             commit: None,
             sizing: None,
+            rest: None,
             shrunk: false,
             look: None,
             sectors_first: origin.sectors,
@@ -420,6 +441,11 @@ impl Guest {
         if let Some(end) = self.look.take() {
             return Some(self.look_at(end));
         }
+        if self.plan.rests
+            && let Some(order) = self.rest_on()
+        {
+            return Some(order);
+        }
         if let Some(sizing) = self.sizing {
             let order = self.resize_on(sizing);
             if order.is_some() || sizing.sectors < self.model.sectors() {
@@ -439,6 +465,20 @@ impl Guest {
             return Some(Request::Disconnect);
         }
         self.choose()
+    }
+
+    fn rest_on(&mut self) -> Option<Request> {
+        match self.rest {
+            None if self.rng.chance(20) => {
+                self.rest = Some(Rest::Ordered);
+                Some(Request::Quiesce)
+            }
+            Some(Rest::Rests) if self.rng.chance(50) => {
+                self.rest = Some(Rest::Ends);
+                Some(Request::Resume)
+            }
+            _ => None,
+        }
     }
 
     fn reset_when_quiet(&mut self) -> Option<Request> {
@@ -795,6 +835,7 @@ impl Guest {
         self.served = self.id.is_some();
         self.id = None;
         (self.resetting, self.sleeping) = (false, false);
+        self.rest = None;
         // Of an image that allocates it is sure when its ledger was settled.
         let unsure = |it: &Sizing| it.step == SizingStep::Ordered && self.only_grows;
         self.sizing = self.sizing.filter(unsure);

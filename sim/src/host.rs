@@ -566,6 +566,8 @@ impl World {
                 self.stage_gone = true;
             }
         }
+        self.rests.clear();
+        self.disturbed.clear();
         self.take_sizes()?;
         let served = |at: &usize| self.guests[*at].id.is_some();
         let served: Vec<usize> = (0..self.guests.len()).filter(served).collect();

@@ -23,6 +23,7 @@ mod planned;
 pub mod qcow2;
 mod replaced;
 mod requests;
+mod rests;
 pub mod rings;
 mod run;
 pub mod scenario;

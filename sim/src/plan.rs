@@ -125,6 +125,8 @@ pub struct VolumePlan {
     pub resizes: bool,
     /// An overlay whose guest sleeps now and then.
     pub sleeps: bool,
+    /// Its image, and that of its group, is brought to rest now and then.
+    pub rests: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -298,6 +300,7 @@ impl Plan {
             commits: false,
             resizes: false,
             sleeps: false,
+            rests: false,
         });
     }
 

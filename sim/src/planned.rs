@@ -394,6 +394,7 @@ mod tests {
             mtime_before_ns: 0,
             mtime_limit_ns: 0,
             image: Default::default(),
+            may_succeed: false,
             compatible: 0,
         };
         ledger.encode()

@@ -127,6 +127,8 @@ impl World {
             | Request::Tune(_)
             | Request::Switch(_)
             | Request::Resize(_)
+            | Request::Quiesce
+            | Request::Resume
             | Request::Commit
             | Request::Scrub
             | Request::Detach => self.command(volume, id, request),
@@ -223,7 +225,7 @@ impl World {
 
     /// What an order to destage has to bring to the origins: what the volume and its group have.
     fn origin_points(&mut self, at: usize, request: Request) -> Vec<(usize, FlushPoint)> {
-        if !matches!(request, Request::Destage) {
+        if !matches!(request, Request::Destage | Request::Quiesce) {
             return Vec::new();
         }
         let mut members: Vec<usize> = self.members(at).collect();
@@ -265,23 +267,18 @@ impl World {
                 guest.tune_begin(&tuning);
                 (Command::Tune { volume, tuning }, Pending::Tune(tuning))
             }
-            Request::Switch(policy) => {
-                guest.policies[0] = policy;
-                self.trace.counters.switches += 1;
-                let journal_possible = guest.plan.journal_possible;
-                let command = Command::Switch {
-                    volume,
-                    policy,
-                    journal_possible,
-                };
-                (command, Pending::Switch(policy))
-            }
+            Request::Switch(policy) => (self.switch(at, volume, policy), Pending::Switch(policy)),
             Request::Resize(sectors) => {
                 let size_bytes = sectors * stamp::SECTOR_BYTES as u64;
                 (
                     Command::Resize { volume, size_bytes },
                     Pending::Resize(sectors),
                 )
+            }
+            Request::Quiesce => (Command::Quiesce { volume }, Pending::Quiesce { points }),
+            Request::Resume => {
+                self.rested_at_end(at)?;
+                (Command::Resume { volume }, Pending::Resume)
             }
             Request::Commit => match guest.commit {
                 Some(Commit::Alone) => (Command::Commit { volume }, Pending::Commit),
@@ -306,6 +303,17 @@ impl World {
             request: id,
             command,
         })
+    }
+
+    fn switch(&mut self, at: usize, volume: VolumeId, policy: Policy) -> Command {
+        let guest = &mut self.guests[at];
+        guest.policies[0] = policy;
+        self.trace.counters.switches += 1;
+        Command::Switch {
+            volume,
+            policy,
+            journal_possible: guest.plan.journal_possible,
+        }
     }
 
     /// The rings of a guest stop as at its end, and it goes on.
@@ -416,6 +424,8 @@ impl World {
             }
             Pending::Switch(_) => guest.switch_done(result.is_ok()),
             Pending::Resize(sectors) => self.resize_answered(volume, sectors, result)?,
+            Pending::Quiesce { points } => self.quiesced(volume, points, result)?,
+            Pending::Resume => self.resumed(volume, result)?,
             Pending::Commit => self.check_commit(volume, Some(result.is_ok()))?,
             Pending::Scrub if result.is_ok() => self.scrubbed()?,
             Pending::Detach if result.is_ok() => {
@@ -432,7 +442,7 @@ impl World {
     }
 
     /// The origins have what an order to destage was for.
-    fn is_home(&mut self, points: Vec<(usize, FlushPoint)>) -> Result<(), Broken> {
+    pub(crate) fn is_home(&mut self, points: Vec<(usize, FlushPoint)>) -> Result<(), Broken> {
         for (member, point) in points {
             self.check_reached(member)?;
             let origin = self.guests[member].origin.as_mut();
@@ -537,6 +547,15 @@ impl World {
             (Pending::Write { .. }, Refusal::NoSpace) => policy == Policy::Ephemeral,
             (Pending::Write { .. }, Refusal::OriginFull | Refusal::Io) => direct && self.faulty(),
             (Pending::Reset | Pending::Wake, it) => it == Refusal::Gone,
+            (Pending::Destage { .. } | Pending::Resize(_), Refusal::Busy) => self.has_rests(volume),
+            (Pending::Switch(_), Refusal::Busy) => self.has_rests(volume),
+            (Pending::Quiesce { .. }, Refusal::Busy) => self.any_member(volume, |it| it.resizes),
+            (Pending::Quiesce { .. }, Refusal::Policy) => {
+                self.faulty() || self.any_member(volume, |it| it.switches)
+            }
+            (Pending::Quiesce { .. }, Refusal::CacheFailed) => self.faulty(),
+            // The log needed its room, or its device has failed.
+            (Pending::Resume, Refusal::NotQuiesced) => true,
             (Pending::Resize(_), Refusal::Policy) => policy == Policy::Ephemeral,
             (Pending::Resize(_), Refusal::CacheFailed | Refusal::OriginFull) => self.faulty(),
             (Pending::Resize(sectors), Refusal::Dirty) => {

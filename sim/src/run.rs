@@ -184,6 +184,12 @@ fn finish(world: &mut World, options: &Options) -> Result<(), Broken> {
     }
     world.quiet()?;
     for volume in 0..world.guests.len() {
+        if world.guests[volume].rest.is_some() {
+            world.submit(volume, Request::Resume)?;
+        }
+    }
+    world.quiet()?;
+    for volume in 0..world.guests.len() {
         let guest = &mut world.guests[volume];
         if guest.id.is_none() {
             continue;

@@ -286,6 +286,24 @@ pub fn grows(seed: u64) -> Options {
     seven_lives(options, plan, seed)
 }
 
+/// Images that are brought to rest again and again while their guests write: those of the disks of
+/// one VM, and of a volume that stands alone beside them; every second one allocates.
+pub fn rests(seed: u64) -> Options {
+    let mut options = Options::from_seed(seed);
+    let mut plan = Plan::from_seed(seed);
+    disks_of_one_vm(&mut options, &mut plan, seed);
+    let rates = &mut plan.rates;
+    (rates.image_shrunk, rates.image_replaced, rates.cache_gone) = (0, 0, 0);
+    let alone = plan.volumes.len() - 1;
+    for at in [0, alone] {
+        plan.volumes[at].rests = true;
+    }
+    for at in (0..=alone).filter(|at| (seed + *at as u64).is_multiple_of(2)) {
+        plan.origins[at].top = Some(seed * 4 + at as u64);
+    }
+    seven_lives(options, plan, seed)
+}
+
 /// Two or three disks of one VM, and a volume that stands alone beside them.
 pub fn group(seed: u64) -> Options {
     let mut options = Options::from_seed(seed);

@@ -68,6 +68,7 @@ pub enum Feature {
     Resizes,
     Sleeps,
     Qcow2,
+    Rests,
 }
 
 use Feature as F;
@@ -77,7 +78,7 @@ pub const QCOW2: u64 = 250;
 
 impl Feature {
     /// All of them, with their names and how many of a thousand seeds have them.
-    pub const ALL: [(Feature, &'static str, u64); 49] = [
+    pub const ALL: [(Feature, &'static str, u64); 50] = [
         (F::Neighbours, "neighbours", 800),
         (F::Ephemeral, "ephemeral", 600),
         (F::Direct, "direct", 600),
@@ -127,6 +128,7 @@ impl Feature {
         (F::Resizes, "resizes", 80),
         (F::Sleeps, "sleeps", 150),
         (F::Qcow2, "qcow2", QCOW2),
+        (F::Rests, "rests", 120),
     ];
 
     pub fn name(self) -> &'static str {
@@ -452,6 +454,23 @@ fn load(plan: &mut Plan, seed: u64, features: Features) {
     for volume in &mut plan.volumes {
         // Those that stand alone.
         volume.resizes = features.has(F::Resizes) && sizes.chance(700) && volume.group.is_empty();
+    }
+    let others = [
+        F::ImageMoved,
+        F::ImageShrunk,
+        F::BaseWritten,
+        F::ImageReplaced,
+        F::Hosts,
+    ];
+    let rest = features.has(F::Rests) && !others.into_iter().any(|it| features.has(it));
+    for at in 0..plan.volumes.len() {
+        let first = plan.volumes[at].group.is_empty()
+            || plan.volumes[..at]
+                .iter()
+                .all(|it| it.group != plan.volumes[at].group);
+        let volume = &mut plan.volumes[at];
+        let owned = volume.policy == Policy::WriteBack && !volume.switches;
+        volume.rests = rest && owned && first;
     }
     let mut zeroes = F::Discards.numbers(seed);
     if features.has(F::Discards) && zeroes.chance(200) {

@@ -113,6 +113,7 @@ pub struct Images {
     /// Overlays that lay on another base than the one that was there.
     pub overlays: u64,
     pub tops: Tops,
+    pub rests: Rests,
 }
 
 impl Images {
@@ -134,7 +135,8 @@ impl Images {
             ("volumes held for their image", &mut self.held),
             ("overlays on another base", &mut self.overlays),
         ];
-        fields.into_iter().chain(self.tops.fields())
+        let tops = fields.into_iter().chain(self.tops.fields());
+        tops.chain(self.rests.fields())
     }
 }
 
@@ -173,6 +175,26 @@ impl Tops {
     /// Whether each of it was met.
     pub fn is_rich(&self) -> bool {
         self.clone().fields().into_iter().all(|it| *it.1 > 0)
+    }
+}
+
+/// Images that were brought to rest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rests {
+    pub begun: u64,
+    /// Those that lasted until they were resumed.
+    pub kept: u64,
+    /// Those that the log did not have room for.
+    pub ended: u64,
+}
+
+impl Rests {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 3] {
+        [
+            ("rests", &mut self.begun),
+            ("of these until they were resumed", &mut self.kept),
+            ("rests that ended by themselves", &mut self.ended),
+        ]
     }
 }
 

@@ -22,7 +22,7 @@ use crate::trace::Trace;
 use engine::engine::{Config, Engine, device_bytes};
 use engine::event::{Action, Device, Event, Io, IoError, Op, Purpose};
 use engine::types::{IoId, Policy, Time, Uuid};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use workload::stamp;
 
 /// A run that takes more steps than this does not end by itself.
@@ -123,6 +123,10 @@ pub struct World {
     ticks: u32,
     pub devices: Devices,
     pub memory: SimMemory,
+    /// Images as they were when they came to rest, by their volumes.
+    pub(crate) rests: BTreeMap<usize, Vec<u8>>,
+    /// Those that were written since.
+    pub(crate) disturbed: BTreeSet<usize>,
     /// How far the journal of each origin had got when this life began.
     pub(crate) journals: Vec<SyncPoint>,
     pub engine: Option<Engine>,
@@ -229,6 +233,8 @@ impl World {
             faults: Faults::new(plan.origins.len()),
             images: vec![Misfit::default(); plan.origins.len()],
             tops: vec![Writing::default(); plan.origins.len()],
+            rests: BTreeMap::new(),
+            disturbed: BTreeSet::new(),
             cache_gone: false,
             machine: Uuid(rng.bytes16()),
             boot: Uuid(rng.bytes16()),

@@ -7,7 +7,7 @@ mod common;
 use engine::types::Policy;
 use sim::Options;
 use sim::plan::Plan;
-use sim::scenario::{grows, resizes};
+use sim::scenario::{grows, resizes, rests};
 use sim::trace::Counters;
 
 /// The options of a seed with its first volumes changed.
@@ -80,6 +80,24 @@ fn volumes_of_every_policy_become_larger_and_smaller_and_nothing_is_lost_or_come
     // That takes the order while something is dirty, and an end of the daemon in the middle.
     let (refused, cut) = (sizes.refused, sizes.cut_short);
     assert!(count < 20 || (refused > 0 && cut > 0), "{counters:?}");
+}
+
+/// Fails when: an image is called at rest before it has all that was written, or while something of
+/// a destage goes on; it is written before it is resumed; or disks of a group rest at other cuts.
+#[test]
+fn images_rest_with_all_that_was_written_before_and_are_not_touched_until_they_are_resumed() {
+    if common::is_told_of_one(rests) {
+        return;
+    }
+    let seeds = common::seeds(40, 3);
+    let count = seeds.end - seeds.start;
+    let counters = common::every_seed("rests", seeds, rests);
+    let rests = &counters.images.rests;
+    assert!(
+        rests.begun > 2 * count && rests.kept > count,
+        "{counters:?}"
+    );
+    assert!(count < 20 || rests.ended > 0, "{counters:?}");
 }
 
 /// Fails when: a larger disk shows what a base has behind the old end, its size comes before its

@@ -167,11 +167,8 @@ fn verbs_of_later_versions_say_so_and_end_with_code_2() {
     let house = house();
     for arguments in [
         "peer ls",
-        "volume snapshot a s1",
         "volume merge a",
         "volume rebase a --onto b",
-        "volume quiesce a",
-        "volume resume a",
         "volume takeover a",
     ] {
         let words: Vec<&str> = arguments.split(' ').collect();

@@ -29,7 +29,7 @@ use crate::ram::Layer;
 use crate::settle::Settled;
 use crate::snapshot::State;
 use crate::types::{Generation, Policy, RequestId, SECTOR_BYTES, Serial, Time, Uuid, VolumeId};
-use crate::volume::Volume;
+use crate::volume::{Removal, Volume};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
@@ -370,6 +370,7 @@ impl Core {
             mtime_before_ns: old.as_ref().map_or(0, |ledger| ledger.mtime_before_ns),
             mtime_limit_ns: old.as_ref().map_or(0, |ledger| ledger.mtime_limit_ns),
             image: volume.image.seen.kept(),
+            may_succeed: false,
             compatible: old.map_or(0, |ledger| ledger.compatible),
         }
     }
@@ -475,6 +476,7 @@ impl Core {
         for request in orders.chain(arrivals.into_iter().map(|(request, _)| request)) {
             cx.out.reply(request, Err(Refusal::Gone));
         }
+        self.forget_quiesce(cx, id);
         self.leave_group(cx, id);
         self.detach_progress(cx, id);
     }
@@ -483,6 +485,7 @@ impl Core {
     pub(super) fn detach_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         self.suspend_progress(cx, id);
         self.resize_progress(cx, id);
+        self.quiesce_progress(cx, id);
         let Some(volume) = self.find(id) else { return };
         let Some((request, _)) = volume.detaching else {
             return;
@@ -508,7 +511,7 @@ impl Core {
             || volume.reads_in_flight > 0
             || volume.committing.is_some()
             || ledger_busy;
-        if busy || (volume.removing && !volume.removed) {
+        if busy || volume.removal == Removal::Ordered {
             return;
         }
         // A journal that is being applied is the only whole state there is.
@@ -520,8 +523,8 @@ impl Core {
         // A first ledger that was cut short by a power loss is none, but there may be a file.
         let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
         let beside = volume.ledger_writer.is_some() || (writes && volume.attached);
-        if beside && !kept && !volume.removed {
-            volume.removing = true;
+        if beside && !kept && volume.removal == Removal::No {
+            volume.removal = Removal::Ordered;
             let pending = Pending::Remove { volume: id };
             cx.order(
                 pending,
@@ -577,9 +580,9 @@ impl Core {
         if !ok {
             volume.counters.origin.errors += 1;
         }
-        assert!(volume.detaching.is_some() && volume.removing);
+        assert!(volume.detaching.is_some() && volume.removal == Removal::Ordered);
         // A guest may have read from it meanwhile.
-        volume.removed = true;
+        volume.removal = Removal::Done;
         self.detach_progress(cx, id);
     }
 

@@ -176,6 +176,7 @@ impl Core {
         }
         self.give_up_unfinished(id);
         self.end_given_up(id);
+        self.forget_quiesce(cx, id);
         let volume = self.volume(id);
         volume.ready = false;
         volume.attached = false;

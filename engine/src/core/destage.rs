@@ -201,6 +201,10 @@ impl Core {
             cx.out.reply(request, Err(crate::event::Refusal::Policy));
             return;
         }
+        if volume.rests() && volume.is_dirty() {
+            cx.out.reply(request, Err(crate::event::Refusal::Busy));
+            return;
+        }
         if volume.misfit().is_some() {
             cx.out.reply(request, Err(crate::event::Refusal::Held));
             return;
@@ -250,9 +254,10 @@ impl Core {
         if volume.detaching.is_some() {
             return;
         }
-        if volume.holds_destage() {
+        if volume.holds_destage() || self.stays_at_rest(id) {
             return;
         }
+        let volume = self.volume(id);
         // A write is destaged whole: its epoch stays open until all of it is staged.
         if volume.unfinished_sectors > 0 && volume.epochs.len() == 1 {
             return;
@@ -946,6 +951,7 @@ impl Core {
         self.group_progress(cx, id);
         self.pump_bypass(cx, id);
         self.resize_progress(cx, id);
+        self.quiesce_progress(cx, id);
         self.start_destage_if_due(cx, id);
         if self.volume(id).destage.is_none() {
             self.turns.rest(id);

@@ -55,6 +55,13 @@ pub struct Fill {
 }
 
 impl Fill {
+    /// It is of another layer from now on.
+    pub(super) fn rename(&mut self, from: Layer, to: Layer) {
+        if self.layer == from {
+            self.layer = to;
+        }
+    }
+
     /// The volume whose origin is read.
     pub(super) fn origin(&self) -> Option<VolumeId> {
         match self.source {

@@ -221,6 +221,9 @@ impl Core {
         };
         let fronts: Vec<_> = owing.iter().map(|member| front(self, *member)).collect();
         let (oldest, sealed) = *fronts.iter().min().expect("somebody owes");
+        if self.group_stays_at_rest(id, oldest) {
+            return;
+        }
         if !sealed {
             if self.is_between(&members) {
                 return;
@@ -277,6 +280,20 @@ impl Core {
         let Some(cut) = upto else { return false };
         self.groups[group].waiters.push((id, request, cut));
         true
+    }
+
+    /// The newest cut that something is dirty of; the one before the open cut if nothing is.
+    pub(super) fn newest_cut(&mut self, id: VolumeId) -> u64 {
+        let Some(group) = self.volume(id).group else {
+            return 0;
+        };
+        let members = self.members(id);
+        let backs = members
+            .iter()
+            .filter_map(|it| self.volume(*it).epochs.back().map(|epoch| epoch.cut));
+        let newest = backs.max();
+        assert!(newest <= Some(self.groups[group].open), "no cut is ahead");
+        newest.unwrap_or(self.groups[group].open - 1)
     }
 
     /// A member has destaged something, or is gone.

@@ -67,7 +67,7 @@ impl Volume {
 
     /// Requests may begin.
     pub fn serves(&self) -> bool {
-        self.ready && self.misfit().is_none()
+        self.ready && self.misfit().is_none() && !self.holds_for_exchange()
     }
 
     /// The volume is the only one that writes its image.
@@ -80,6 +80,10 @@ impl Volume {
 pub fn of_ledger(ledger: &Ledger, image: &Image) -> Finding {
     let mut known = ledger.image;
     if known.is_unknown() || image.is_unknown() {
+        return Finding::Same;
+    }
+    let succeeds = image.marked == Marked::By(ledger.successor());
+    if ledger.may_succeed && succeeds && !has(Bug::RefuseSuccessor) {
         return Finding::Same;
     }
     // A size may change by order without a word of the ledger.
@@ -117,7 +121,8 @@ impl Core {
     /// The host wants to know whether the image of a volume still fits.
     pub(super) fn look_command(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
         let volume = self.volume(id);
-        if !volume.attached || volume.detaching.is_some() || volume.suspending.is_some() {
+        let goes = volume.detaching.is_some() || volume.suspending.is_some();
+        if !volume.attached || goes || volume.is_exchanging() {
             cx.out.reply(request, Ok(()));
             return;
         }
@@ -206,6 +211,7 @@ impl Core {
         for (request, _) in waiters {
             cx.out.reply(request, Err(Refusal::Held));
         }
+        self.refuse_quiesce(cx, id, Refusal::Held);
         self.turns.rest(id);
     }
 

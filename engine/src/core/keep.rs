@@ -165,7 +165,8 @@ impl Core {
         self.detach_progress(cx, id);
     }
 
-    /// Writes the footers anew of segments with blocks of named layers. True when all are there.
+    /// Writes the footers anew of segments with blocks of named layers, or of what has become a
+    /// base. True when all are there.
     fn write_names(&mut self, cx: &mut Cx<'_>) -> bool {
         while self.footers < FOOTERS_MAX {
             let Some(parking) = &mut self.parking else {
@@ -178,7 +179,7 @@ impl Core {
                 return self.footers == 0;
             };
             let runs = self.named_runs(segment);
-            if !runs.iter().any(|run| run.own) {
+            if !runs.iter().any(|run| run.own) && !self.has_promoted(segment) {
                 continue;
             }
             let Some(piece) = self.scratch.take_piece() else {
@@ -192,6 +193,11 @@ impl Core {
             assert!(self.footers <= FOOTERS_MAX);
         }
         false
+    }
+
+    fn has_promoted(&self, segment: SegmentIndex) -> bool {
+        let mut runs = self.lines.runs_of(segment).into_iter();
+        runs.any(|run| self.lines.layers.was_promoted(run.layer))
     }
 
     fn put_off(&mut self, segment: SegmentIndex) {

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! free ─▶ a base image (for this life)
-//!   ▲ └─▶ a volume's own layer ─forgotten─▶ dying ─▶ sweeping ─┐
+//!   ▲ │       ▲ promoted
+//!   │ └─▶ a volume's own layer ─forgotten─▶ dying ─▶ sweeping ─┐
 //!   └──────────────────────────────────────────────────────────┘
 //! ```
 //!
@@ -13,7 +14,7 @@
 use crate::lines::LineIndex;
 use crate::ram::Layer;
 use crate::types::Uuid;
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 /// Shared base layers are numbered above all layers of single volumes.
@@ -39,6 +40,8 @@ pub struct Layers {
     found: BTreeMap<Uuid, Layer>,
     /// Names that own layers have for the run to come.
     names: BTreeMap<u16, Uuid>,
+    /// Of bases that a volume has written in this life: what lies on the device is named otherwise.
+    promoted: BTreeSet<u16>,
     free: Vec<u16>,
     /// Forgotten since the sweep under way began.
     dying: Vec<u16>,
@@ -61,6 +64,27 @@ impl Layers {
         self.bases.insert(identity, layer);
         self.give(layer, Holder::Base(layer, identity));
         layer
+    }
+
+    /// A volume's own layer becomes that of a base image: what was written there is written no
+    /// more. Returns its new name, and keeps its number; `None` where that image has a layer.
+    pub fn promote(&mut self, own: Layer, identity: Uuid) -> Option<Layer> {
+        assert!(!is_base(own), "a base stays one");
+        if self.bases.contains_key(&identity) {
+            return None;
+        }
+        let Some(number) = self.numbers.remove(&own) else {
+            return Some(self.base(identity));
+        };
+        let holder = self.holders[usize::from(number)];
+        assert!(holder == Holder::Own(own), "it is numbered as what it is");
+        let layer = Layer(BASE_LAYERS_FROM + self.bases.len() as u64);
+        self.bases.insert(identity, layer);
+        self.names.remove(&number);
+        self.promoted.insert(number);
+        self.holders[usize::from(number)] = Holder::Base(layer, identity);
+        self.numbers.insert(layer, number);
+        Some(layer)
     }
 
     fn give(&mut self, layer: Layer, holder: Holder) -> Option<u16> {
@@ -123,6 +147,12 @@ impl Layers {
             Holder::Base(_, identity) => Some((identity, false)),
             Holder::Own(_) => self.names.get(&number).map(|name| (*name, true)),
         }
+    }
+
+    /// Whether a footer that was written in this life may name the layer of this number as that
+    /// of a volume.
+    pub fn was_promoted(&self, number: u16) -> bool {
+        self.promoted.contains(&number)
     }
 
     /// The identity of a base image; `None` for a layer that somebody writes.

@@ -16,6 +16,7 @@ use crate::format::ledger::{LEDGER_BYTES, Ledger, Progress};
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
 use crate::types::{Time, VolumeId};
+use crate::volume::Removal;
 
 /// Applying may change the origin's modification time up to so long after the ledger was written;
 /// after a third of it the ledger is written again. A request may hang for the rest.
@@ -36,6 +37,8 @@ pub enum LedgerStep {
     Finish,
     /// The size of the image may change.
     Resize,
+    /// Another file may take the place of the image, or has done so.
+    Exchange,
     /// Nothing is dirty any more and the owner goes away.
     Release,
 }
@@ -61,7 +64,7 @@ impl Core {
     /// is being removed is not written again, and its volume takes no step any more.
     pub(super) fn write_ledger(&mut self, cx: &mut Cx<'_>, id: VolumeId, step: LedgerStep) {
         let volume = self.volume(id);
-        if volume.removing {
+        if volume.removal != Removal::No {
             return;
         }
         let ledger_writer = volume
@@ -160,6 +163,7 @@ impl Core {
             LedgerStep::Finish if volume.replay.is_some() => self.replay_finished(cx, id),
             LedgerStep::Begin => self.destage_begun(cx, id),
             LedgerStep::Finish => self.destage_finished(cx, id),
+            LedgerStep::Exchange => self.exchange_said(cx, id),
             LedgerStep::Resize => {
                 self.pump_bypass(cx, id);
                 self.detach_progress(cx, id);
@@ -234,7 +238,7 @@ fn unsynced_at(step: Option<LedgerStep>) -> Bug {
     match step.expect("a ledger is written for a step") {
         LedgerStep::Claim => Bug::SkipLedgerSyncAtClaim,
         LedgerStep::Prepare | LedgerStep::Begin => Bug::SkipLedgerSyncAtBegin,
-        LedgerStep::Reached | LedgerStep::Finish | LedgerStep::Resize => {
+        LedgerStep::Reached | LedgerStep::Finish | LedgerStep::Resize | LedgerStep::Exchange => {
             Bug::SkipLedgerSyncAtFinish
         }
         LedgerStep::Release => Bug::SkipLedgerSyncAtRelease,

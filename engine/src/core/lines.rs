@@ -382,6 +382,17 @@ impl Core {
         }
     }
 
+    /// A volume's own layer becomes that of a base image. What is kept of it stays.
+    pub(super) fn promote_layer(&mut self, own: Layer, identity: Uuid) {
+        let Some(base) = self.lines.layers.promote(own, identity) else {
+            return self.forget_layer(own);
+        };
+        self.ram.rename(own, base);
+        for fill in self.fills.iter_mut() {
+            fill.rename(own, base);
+        }
+    }
+
     /// A block of the tier is worth a place on the device.
     pub(super) fn admit(&mut self, now: Time, key: Key, slot: u32, volume: Option<VolumeId>) {
         let lines = &mut self.lines;

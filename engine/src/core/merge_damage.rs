@@ -65,6 +65,7 @@ impl Core {
             cx.out.reply(request, Err(refusal));
         }
         self.refuse_group(cx, id, refusal);
+        self.refuse_quiesce(cx, id, refusal);
     }
 
     /// Merges what has to be merged so that the destage of a volume needs nothing that is bad.

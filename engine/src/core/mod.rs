@@ -29,6 +29,7 @@ mod merge_damage;
 mod overlay;
 mod pace;
 mod planned;
+mod quiesce;
 mod read;
 mod read_op;
 mod replay;
@@ -54,6 +55,7 @@ pub use destage::Destage;
 pub use image::Known;
 pub use ledger::LedgerWriter;
 pub use lines::{FoundFill, segments_max};
+pub use quiesce::Quiesce;
 pub use replay::Replay;
 pub use resize::Resize;
 pub use retry_read::Unread;
@@ -331,7 +333,7 @@ impl Core {
                 .volumes
                 .iter()
                 .flatten()
-                .any(|v| v.switch.is_some() || v.ledger_failed())
+                .any(|v| v.switch.is_some() || v.holds_for_exchange() || v.ledger_failed())
             || self.log.is_low()
             || self.health.has_chores()
             || self.parking.is_some()
@@ -378,6 +380,7 @@ impl Core {
             }
             self.retry_ledger(cx, id);
             self.resize_progress(cx, id);
+            self.quiesce_progress(cx, id);
             let volume = self.volume(id);
             // The gauges of a volume compare it with all others: not for nothing.
             if volume.is_dirty() || volume.flow.is_pressing() || !volume.waiting.is_empty() {
@@ -576,6 +579,10 @@ impl Core {
             | Command::Arrive { volume, .. }
             | Command::Commit { volume }
             | Command::Suspend { volume }
+            | Command::Quiesce { volume }
+            | Command::Resume { volume }
+            | Command::Announce { volume }
+            | Command::Empty { volume }
             | Command::Tune { volume, .. }
             | Command::Resize { volume, .. }
             | Command::Switch { volume, .. }
@@ -591,6 +598,10 @@ impl Core {
             Command::Arrive { volume, goes_on } => self.arrive(cx, volume, request, goes_on),
             Command::Commit { volume } => self.commit(cx, volume, request),
             Command::Suspend { volume } => self.suspend(cx, volume, request),
+            Command::Quiesce { volume } => self.quiesce(cx, volume, request),
+            Command::Resume { volume } => self.resume(cx, volume, request),
+            Command::Announce { volume } => self.announce_exchange(cx, volume, request),
+            Command::Empty { volume } => self.empty_for_exchange(cx, volume, request),
             Command::Resize { volume, size_bytes } => {
                 self.resize(cx, volume, request, size_bytes);
             }

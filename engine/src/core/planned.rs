@@ -193,6 +193,7 @@ impl Core {
             cx.out.reply(request, Err(Refusal::Contradicts));
         }
         self.refuse_group(cx, id, Refusal::Contradicts);
+        self.refuse_quiesce(cx, id, Refusal::Contradicts);
     }
 
     fn sort_work(&mut self, id: VolumeId, work: Work, piece_bytes: u64) {

@@ -107,6 +107,7 @@ impl Core {
             _ if growth.is_some() => growth,
             _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
+            _ if volume.quiesce.is_some() => Some(Refusal::Busy),
             _ if failed => Some(Refusal::CacheFailed),
             _ if shrinks && volume.is_dirty() && !has(Bug::ShrinkDirty) => Some(Refusal::Dirty),
             _ => None,

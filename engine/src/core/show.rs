@@ -151,6 +151,7 @@ impl Core {
             write_cache: volume.tuning.write_cache,
             effective_destage: volume.effective_destage(),
             journal_possible: volume.journal_possible,
+            rests: volume.rests(),
             never_aged: volume.tuning.destage_after_ms.is_none(),
             share: volume.tuning.share,
             group: self.group_name(volume),

@@ -101,6 +101,9 @@ pub struct Ledger {
     /// The image as it was when the ledger was written; after a destage also its time, which
     /// nobody has changed since. Unknown where the storage does not tell.
     pub image: Image,
+    /// Another file may have the place of the image: one with the [mark](Ledger::successor) of
+    /// this moment, which was made to stand on what was the image.
+    pub may_succeed: bool,
     /// Bits of newer releases that this one keeps.
     pub compatible: u64,
 }
@@ -112,6 +115,9 @@ const STATE_PREPARE: u16 = 4;
 const FLAG_DIRTY: u16 = 1;
 /// The image has a mark of the volume.
 const FLAG_MARKED: u16 = 2;
+/// See [`Ledger::may_succeed`].
+const FLAG_SUCCESSOR: u16 = 4;
+const FLAGS_KNOWN: u16 = FLAG_DIRTY | FLAG_MARKED | FLAG_SUCCESSOR;
 
 impl Ledger {
     /// From here on the origin may hold writes without a sync. False if that was said before.
@@ -128,6 +134,15 @@ impl Ledger {
             self.progress = progress;
         }
         self.destaged = self.destaged.max(upto);
+    }
+
+    /// The mark of a file that may take the place of the image now.
+    pub fn successor(&self) -> Mark {
+        Mark {
+            volume: self.volume,
+            generation: self.generation,
+            serial: self.destaged,
+        }
     }
 
     /// Where the next sequence is written.
@@ -153,6 +168,8 @@ impl Ledger {
             _ => None,
         };
         let dirty = if self.dirty { FLAG_DIRTY } else { 0 };
+        let successor = if self.may_succeed { FLAG_SUCCESSOR } else { 0 };
+        let marked = mark.map_or(0, |_| FLAG_MARKED);
         let record = LedgerBytes {
             prefix: Prefix::new(Kind::Ledger),
             incompatible: U64::new(0),
@@ -164,7 +181,7 @@ impl Ledger {
             boot: self.boot.0,
             generation: U32::new(self.generation.0),
             state: U16::new(state),
-            flags: U16::new(dirty | mark.map_or(0, |_| FLAG_MARKED)),
+            flags: U16::new(dirty | marked | successor),
             destaged: U64::new(self.destaged.0),
             upto: U64::new(upto),
             journal_sequence: U64::new(journal_sequence),
@@ -200,7 +217,7 @@ impl Ledger {
         if unknown != 0 {
             return Err(FormatError::Incompatible(unknown));
         }
-        if record.flags.get() & !(FLAG_DIRTY | FLAG_MARKED) != 0 {
+        if record.flags.get() & !FLAGS_KNOWN != 0 {
             return Err(FormatError::Field("ledger flags"));
         }
         if record.replicas.get() != 0 {
@@ -242,6 +259,7 @@ impl Ledger {
             mtime_before_ns: record.mtime_before_ns.get(),
             mtime_limit_ns: record.mtime_limit_ns.get(),
             image: image_of(record),
+            may_succeed: record.flags.get() & FLAG_SUCCESSOR != 0,
             compatible: record.compatible.get(),
         })
     }

@@ -131,6 +131,7 @@ pub fn ledger() -> Ledger {
         origin_bytes: 64 << 30,
         mtime_before_ns: 1_700_000_000_000_000_000,
         mtime_limit_ns: 1_700_000_000_000_000_001,
+        may_succeed: false,
         compatible: 1 << 40,
         image: Default::default(),
     }

@@ -68,6 +68,7 @@ impl Held {
             misfit: None,
             overlay_misfits: false,
             base_changed: false,
+            rests: false,
             id,
             name: self.name.clone(),
             uuid: ledger.map_or(Uuid::NIL, |ledger| ledger.volume),

@@ -348,6 +348,7 @@ fn flags(view: &View, volume: &VolumeSnapshot) -> Vec<&'static str> {
         ("opening", !volume.ready && !view.is_orphan(volume)),
         ("read-only", known.is_some_and(|known| known.read_only)),
         ("destaging", volume.destaging),
+        ("quiesced", volume.rests),
         ("slowed", volume.flow.active),
         (
             "in-place",

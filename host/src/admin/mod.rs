@@ -22,6 +22,7 @@ pub mod promise;
 pub mod record;
 mod reload;
 mod resize;
+mod rest;
 pub mod server;
 mod tcp;
 #[cfg(test)]
@@ -65,6 +66,11 @@ pub trait Machine: Send + Sync + 'static {
     fn reset(&self, volume: VolumeId) -> Result<()>;
     /// Makes an overlay the content of its image; returns when it is.
     fn commit(&self, name: &str) -> Result<()>;
+    /// Returns when the image of a volume rests, and that of each member of its group.
+    fn quiesce(&self, name: &str) -> Result<()>;
+    fn resume(&self, name: &str) -> Result<()>;
+    /// Freezes the images of a volume and its group under the name of a snapshot; the new names.
+    fn snapshot(&self, name: &str, snapshot: &str, plain: bool) -> Result<Vec<PathBuf>>;
     /// Returns when the volume and its image have this size.
     fn resize(&self, name: &str, size_bytes: u64) -> Result<()>;
     /// Keeps a volume for as long as its dirty data takes to its origin, and shows it to nobody;

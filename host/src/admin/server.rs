@@ -234,6 +234,11 @@ fn routes() -> Vec<Route> {
             get(volume_map).post(volume_map),
         ),
         ("/v1/volumes/{name}/resize", &["post"], post(resize_volume)),
+        (
+            "/v1/volumes/{name}/snapshot",
+            &["post"],
+            post(snapshot_volume),
+        ),
         ("/v1/volumes/{name}/{verb}", &["post"], post(volume_verb)),
         ("/v1/history", &["get"], get(history)),
         ("/v1/events", &["get"], get(follow_events)),
@@ -458,7 +463,9 @@ async fn volume_verb(
             return reply(Err::<Value, _>(error));
         }
         "commit" => |admin, name, _| admin.commit(name),
-        "snapshot" | "merge" | "rebase" | "quiesce" | "resume" => {
+        "quiesce" => |admin, name, _| admin.quiesce(name),
+        "resume" => |admin, name, _| admin.resume(name),
+        "merge" | "rebase" => {
             let error = Error::later(format!("volume {verb} is")).about(name);
             return reply(Err::<Value, _>(error));
         }
@@ -495,6 +502,34 @@ async fn resize_volume(
         let shrink = document.get("shrink").and_then(Value::as_bool);
         told(&admin, "resize", Some(&name), || {
             let outcome = admin.resize(&name, &size, shrink.unwrap_or(false))?;
+            shown(&admin, &name, outcome)
+        })
+    })
+    .await
+}
+
+async fn snapshot_volume(
+    State(admin): App,
+    UrlPath(name): UrlPath<String>,
+    body: String,
+) -> Response {
+    run(move || {
+        let document = match body.trim() {
+            "" => Map::new(),
+            body => parse_body(body)?,
+        };
+        let snapshot = match document.get("name") {
+            None => None,
+            Some(Value::String(name)) => Some(name.as_str()),
+            Some(_) => {
+                return Err(Error::usage(
+                    "name: is no text; write {\"name\": \"monday\"}",
+                ));
+            }
+        };
+        let plain = document.get("plain").and_then(Value::as_bool);
+        told(&admin, "snapshot", Some(&name), || {
+            let outcome = admin.snapshot(&name, snapshot, plain.unwrap_or(false))?;
             shown(&admin, &name, outcome)
         })
     })

@@ -191,6 +191,23 @@ impl Machine for Fake {
         Ok(())
     }
 
+    fn quiesce(&self, name: &str) -> Result<()> {
+        self.state().orders.push(format!("quiesce {name}"));
+        Ok(())
+    }
+
+    fn resume(&self, name: &str) -> Result<()> {
+        self.state().orders.push(format!("resume {name}"));
+        Ok(())
+    }
+
+    fn snapshot(&self, name: &str, snapshot: &str, plain: bool) -> Result<Vec<PathBuf>> {
+        self.state()
+            .orders
+            .push(format!("snapshot {name} {snapshot} {plain}"));
+        Ok(vec![PathBuf::from(format!("/{name}.{snapshot}.qcow2"))])
+    }
+
     fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
         self.state()
             .orders
@@ -213,6 +230,7 @@ fn snapshot(id: VolumeId, settings: &VolumeSettings) -> VolumeSnapshot {
         misfit: None,
         overlay_misfits: false,
         base_changed: false,
+        rests: false,
         id,
         name: settings.name.clone(),
         uuid: Uuid([7; 16]),
@@ -629,9 +647,20 @@ fn orders_and_refusals_go_over_the_socket_unchanged() {
         (Kind::NotFound, Some("b"))
     );
     let error = client
-        .post("/v1/volumes/a/snapshot", None, PROMPT)
+        .post("/v1/volumes/a/merge", None, PROMPT)
         .expect_err("later");
     assert_eq!(error.kind, Kind::NotInThisVersion);
+    let body = json!({ "name": "monday", "plain": true });
+    let shown = client
+        .post("/v1/volumes/a/snapshot", Some(&body), PROMPT)
+        .expect("taken");
+    let note = "/a.monday.qcow2: has what was written up to now; nothing writes it any more";
+    assert_eq!(shown["notes"], json!([note]));
+    let body = json!({ "name": "no/name" });
+    let error = client
+        .post("/v1/volumes/a/snapshot", Some(&body), PROMPT)
+        .expect_err("no name");
+    assert_eq!(error.kind, Kind::Usage);
     let error = client
         .post("/v1/volumes/a/reset", None, PROMPT)
         .expect_err("write-back");

@@ -13,6 +13,7 @@ use engine::chart::{Cursor, Spot};
 use engine::event::{Command, Refusal};
 use engine::snapshot::VolumeSnapshot;
 use engine::types::{Policy, VolumeId};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use workload::trace::{NameId, Record};
@@ -162,6 +163,21 @@ impl Machine for Live {
     fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
         let resized = self.0.volume_resize(name, size_bytes);
         resized.map_err(|error| volume_error(name, error))
+    }
+
+    fn quiesce(&self, name: &str) -> Result<()> {
+        let quiesced = self.0.volume_quiesce(name);
+        quiesced.map_err(|error| volume_error(name, error))
+    }
+
+    fn resume(&self, name: &str) -> Result<()> {
+        let resumed = self.0.volume_resume(name);
+        resumed.map_err(|error| volume_error(name, error))
+    }
+
+    fn snapshot(&self, name: &str, snapshot: &str, plain: bool) -> Result<Vec<PathBuf>> {
+        let taken = self.0.volume_snapshot(name, snapshot, plain);
+        taken.map_err(|error| volume_error(name, error))
     }
 
     fn orphan(&self, name: &str) -> Result<()> {
@@ -324,6 +340,12 @@ pub fn command_error(name: &str, error: CommandError) -> Error {
         ),
         Refusal::NoSpace => (Kind::Failed, "give the cache or the overlay more room"),
         Refusal::OriginFull => (Kind::Failed, "make room on the storage of its image"),
+        Refusal::Busy => (
+            Kind::Failed,
+            "wait until that has ended; a volume that was quiesced is resumed with `tenuto volume \
+             resume`",
+        ),
+        Refusal::NotQuiesced => (Kind::Failed, "try again"),
         Refusal::OutOfRange | Refusal::ReadOnly => (Kind::Failed, "see `tenuto volume show`"),
     };
     Error::new(kind, format!("volume {name}: {refusal}; {advice}")).about(name)

@@ -34,9 +34,8 @@ pub enum Command {
     Reset(Named),
     /// Make the overlay of an ephemeral volume the content of its image
     Commit(Named),
-    /// Take a snapshot (not in this version)
-    #[command(display_order = 200)]
-    Snapshot(Rest),
+    /// Freeze what a qcow2 image has now, while its guest goes on in a new file above it
+    Snapshot(Snapshot),
     /// Merge a layer (not in this version)
     #[command(display_order = 200)]
     Merge(Rest),
@@ -45,12 +44,10 @@ pub enum Command {
     Rebase(Rest),
     /// Change the size of a volume and its image, while its guest goes on
     Resize(Resize),
-    /// Open a backup window (not in this version)
-    #[command(display_order = 200)]
-    Quiesce(Rest),
-    /// Close a backup window (not in this version)
-    #[command(display_order = 200)]
-    Resume(Rest),
+    /// Open a backup window: the image has all that was written, and nothing writes it
+    Quiesce(Named),
+    /// Close a backup window
+    Resume(Named),
     /// Show where each range lies: RAM, SSD or origin
     Map(super::map::Map),
     /// Go on with a held volume from its last destaged state
@@ -151,6 +148,17 @@ pub struct Resize {
 }
 
 #[derive(Debug, Args)]
+pub struct Snapshot {
+    /// Name of the volume, as in `tenuto volume ls`; its group comes with it
+    name: String,
+    /// Name of the snapshot, which becomes part of the name of the file; the time by default
+    snapshot: Option<String>,
+    /// No extended L2 entries in the new file, which older programs do not know
+    #[arg(long)]
+    plain: bool,
+}
+
+#[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("which").required(true).args(["name", "all"])))]
 pub struct Destage {
     /// Name of the volume, as in `tenuto volume ls`
@@ -173,12 +181,12 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Destage(command) => destage(context, &command),
         Command::Reset(command) => reset(context, &command.name),
         Command::Commit(command) => commit(context, &command.name),
-        Command::Snapshot(_) => Err(not_yet("volume snapshot")),
+        Command::Snapshot(command) => snapshot(context, &command),
         Command::Merge(_) => Err(not_yet("volume merge")),
         Command::Rebase(_) => Err(not_yet("volume rebase")),
         Command::Resize(command) => resize(context, &command),
-        Command::Quiesce(_) => Err(not_yet("volume quiesce")),
-        Command::Resume(_) => Err(not_yet("volume resume")),
+        Command::Quiesce(command) => quiesce(context, &command.name),
+        Command::Resume(command) => resume(context, &command.name),
         Command::Map(command) => super::map::run(context, &command),
         Command::AcceptLoss(command) => accept_loss(context, &command),
         Command::Takeover(command) => takeover(context, &command),
@@ -591,6 +599,31 @@ fn resize(context: &Context, command: &Resize) -> Result<()> {
         .post(&url(name, "/resize")?, Some(&body), PATIENT)?;
     let size = bytes(&reply["size_bytes"]);
     done(context, &reply, &format!("volume {name}: has {size}"))
+}
+
+fn snapshot(context: &Context, command: &Snapshot) -> Result<()> {
+    let name = &command.name;
+    let body = match &command.snapshot {
+        Some(snapshot) => json!({ "name": snapshot, "plain": command.plain }),
+        None => json!({ "plain": command.plain }),
+    };
+    let path = url(name, "/snapshot")?;
+    let reply = context.client()?.post(&path, Some(&body), PATIENT)?;
+    done(context, &reply, &format!("volume {name}: snapshot taken"))
+}
+
+fn quiesce(context: &Context, name: &str) -> Result<()> {
+    let path = url(name, "/quiesce")?;
+    let reply = context.client()?.post(&path, None, PATIENT)?;
+    let done_is = "its image has all that was written, and rests until `tenuto volume resume`";
+    done(context, &reply, &format!("volume {name}: {done_is}"))
+}
+
+fn resume(context: &Context, name: &str) -> Result<()> {
+    let path = url(name, "/resume")?;
+    let reply = context.client()?.post(&path, None, PATIENT)?;
+    let what = "its image rested all the time, and is written again";
+    done(context, &reply, &format!("volume {name}: {what}"))
 }
 
 fn destage(context: &Context, command: &Destage) -> Result<()> {

@@ -908,15 +908,9 @@ fn described(files: &OpenVolume) -> Result<Described, Fault> {
     let Some(mapped) = &files.mapped else {
         return Ok((None, Vec::new(), None));
     };
-    let chain = identity::of_chain(mapped);
-    let layers = chain.iter().skip(1).copied().collect();
-    let mut tables = identity::of_tables(&chain);
-    if mapped.is_written() {
-        // What was kept of its tables may be of another state of the file.
-        tables[0] = host::fresh();
-    }
+    let (tables, layers) = identity::names(mapped);
     let map = mapped.map(tables, layers)?;
-    Ok((Some(mapped.shown()), chain, Some(map)))
+    Ok((Some(mapped.shown()), identity::of_chain(mapped), Some(map)))
 }
 
 type Described = (Option<ImageShown>, Vec<Uuid>, Option<Box<dyn Map>>);

@@ -336,7 +336,8 @@ fn sys_path(target: &Target) -> Result<PathBuf, Fault> {
     found.map_err(|error| Fault::io(&target.name(), "find out where it lies", error))
 }
 
-fn is_below(place: &Path, directory: &Path) -> bool {
+/// Whether a real path lies in this directory.
+pub fn is_below(place: &Path, directory: &Path) -> bool {
     let real = std::fs::canonicalize(directory);
     place.starts_with(real.as_deref().unwrap_or(directory))
 }

@@ -184,14 +184,14 @@ fn not_there(image: &Path, mut fault: Fault) -> Fault {
 /// Mode and owner of a new file: those of the image below, because the users of that have to be
 /// able to use this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Rights {
+pub(super) struct Rights {
     mode: u32,
     user: u32,
     group: u32,
 }
 
 impl Rights {
-    fn of(file: &File) -> io::Result<Rights> {
+    pub(super) fn of(file: &File) -> io::Result<Rights> {
         let meta = file.metadata()?;
         Ok(Rights {
             mode: meta.mode(),
@@ -261,7 +261,7 @@ fn remove_leavings(path: &Path) {
     }
 }
 
-fn write(path: &Path, new: &NewFile, rights: &Rights) -> io::Result<File> {
+pub(super) fn write(path: &Path, new: &NewFile, rights: &Rights) -> io::Result<File> {
     let mut options = File::options();
     let file = options
         .write(true)

@@ -13,6 +13,7 @@ use crate::origin::leaks;
 use crate::origin::mapped::{self, Mapped};
 use crate::origin::nbd::open::{Leavings, NbdOrigin};
 use crate::origin::san::Params;
+use crate::origin::successor;
 use crate::origin::written;
 use crate::origin::{Format, Place, nbd};
 use crate::signature;
@@ -171,6 +172,9 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fa
         Some(mapped) => mapped.top().clone(),
         None => Arc::new(open_image(&path, &name, request, patience)?),
     };
+    if request.access != Access::Read {
+        successor::remove_leavings(&origin)?;
+    }
     let mut volume = OpenVolume {
         origin: Origin::File(origin),
         mapped: mapped.map(Arc::new),

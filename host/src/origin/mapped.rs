@@ -289,6 +289,40 @@ impl Mapped {
         Ok(mapped)
     }
 
+    /// The image with this file on top of it, which has this header; `frozen` is the name that its
+    /// first file has by now. That goes on under the same open description.
+    pub fn with_top(
+        &self,
+        (top, header): (Arc<Target>, Box<Header>),
+        frozen: &str,
+        places: Places<'_>,
+    ) -> Result<Mapped, Fault> {
+        let old = &self.opened.links[0];
+        let path = old.path.with_file_name(frozen);
+        let name = chain::name_of(&path);
+        let failed = |error| Fault::io(&name, "open it", error);
+        let mut target = old.target.shared().map_err(failed)?;
+        target.size_bytes = target.file.metadata().map_err(failed)?.len();
+        target.named = std::path::absolute(&path).ok();
+        target.path = path.clone();
+        target.read_only = true;
+        let format = ::image::Format::Qcow2(chain::qcow2(&target, &name)?);
+        let mut links = vec![
+            Link {
+                path: old.path.clone(),
+                target: top,
+                format: ::image::Format::Qcow2(header),
+            },
+            Link {
+                path,
+                target: Arc::new(target),
+                format,
+            },
+        ];
+        links.extend(self.opened.links.iter().skip(1).cloned());
+        Mapped::new(chain::chain_of(links)?, true, places)
+    }
+
     /// Its first file is written.
     pub fn is_written(&self) -> bool {
         self.written

@@ -14,6 +14,7 @@ pub mod mapped;
 pub mod nbd;
 pub mod reopen;
 pub mod san;
+pub mod successor;
 pub mod written;
 
 use nbd::uri::Uri;

@@ -46,6 +46,7 @@ pub fn ledger(progress: Progress, below: u64) -> Ledger {
             marked: Marked::Unknown,
             ..Image::default()
         },
+        may_succeed: false,
         compatible: 0,
     }
 }

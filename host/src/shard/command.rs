@@ -4,10 +4,12 @@
 //! requests, park, cut the clients off, wait for devices. Always true: a volume's files are let
 //! go only after the engine has said that nothing touches them any more.
 
-use super::control::{Answer, Attach, Export, HostCounters, HostSnapshot, Request, VolumeClients};
+use super::control::{
+    Answer, Attach, Exchange, Export, HostCounters, HostSnapshot, Request, VolumeClients,
+};
 use super::{Alarm, Decide, Shard, Volume};
 use crate::buffer::POOL_BYTES_DEFAULT;
-use crate::origin::file::OpenVolume;
+use crate::origin::file::{OpenVolume, Origin};
 use crate::origin::nbd::open::Leavings;
 use engine::engine::OpenError;
 use engine::event::{Command, Event, Refusal};
@@ -28,6 +30,8 @@ const CONTROL: ConnectionId = ConnectionId(u32::MAX);
 /// Who waits for the reply to a command.
 pub(super) enum Waiter {
     Handle(Command, Answer<Result<(), Refusal>>),
+    /// A new image, which takes the place of the one that is empty by then.
+    Exchange(Box<Exchange>, Answer<Result<(), Refusal>>),
     /// Clients of a volume that is made ready for them.
     Arrival(VolumeId),
     Nobody,
@@ -89,6 +93,11 @@ impl<E: Decide> Shard<E> {
                 let _ = answer.send(self.attach(*attach));
             }
             Request::Command(command, answer) => self.begin_command(command, answer),
+            Request::Exchange(exchange, answer) => self.begin_exchange(exchange, answer),
+            Request::FindImage(volume, answer) => {
+                let files = self.files.volume(volume);
+                let _ = answer.send(files.and_then(|files| files.mapped.clone()));
+            }
             Request::FindSides(volume, answer) => {
                 let _ = answer.send(self.files.volume(volume).map(OpenVolume::sides));
             }
@@ -144,6 +153,13 @@ impl<E: Decide> Shard<E> {
             Request::Record(order) => self.record_order(order),
             Request::Stop(answer) => self.stop(answer),
         }
+    }
+
+    fn begin_exchange(&mut self, exchange: Box<Exchange>, answer: Answer<Result<(), Refusal>>) {
+        let volume = exchange.id;
+        let request = self.commands.enter(Waiter::Exchange(exchange, answer));
+        let command = Command::Empty { volume };
+        self.feed(Event::Admin { request, command });
     }
 
     fn begin_command(&mut self, command: Command, answer: Answer<Result<(), Refusal>>) {
@@ -238,10 +254,34 @@ impl<E: Decide> Shard<E> {
                 }
                 let _ = answer.send(result);
             }
+            Waiter::Exchange(exchange, answer) => {
+                let done = result.and_then(|()| self.exchange(*exchange));
+                let _ = answer.send(done);
+            }
             Waiter::Arrival(volume) => self.arrived(volume, result.is_ok()),
             Waiter::Nobody => {}
             Waiter::Stop => self.parked(result),
         }
+    }
+
+    /// Nothing of the image is on its way. Files that are lost just now are not exchanged.
+    fn exchange(&mut self, exchange: Exchange) -> Result<(), Refusal> {
+        let Exchange {
+            id,
+            origin,
+            mapped,
+            map,
+            image,
+        } = exchange;
+        let mut files = self.files.remove_volume(id).ok_or(Refusal::Io)?;
+        files.origin = Origin::File(origin);
+        files.mapped = Some(mapped);
+        self.files.insert_volume(id, files);
+        let exchanged = (map, image);
+        self.engine
+            .exchange(self.now, id, exchanged, &mut self.memory);
+        self.feed(Event::Tick);
+        Ok(())
     }
 
     pub(super) fn clients(&self, volume: VolumeId) -> u64 {

@@ -10,11 +10,14 @@ use crate::frontend::vhost_user::DataError;
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
 use crate::latency::Recorder;
 use crate::origin::file::{OpenVolume, Sides};
+use crate::origin::mapped::Mapped;
 use crate::peer::Peer;
 use crate::ring::Waker;
+use crate::target::Target;
 use engine::chart::{Cursor, Page};
 use engine::engine::{OpenError, Settled};
 use engine::event::{Command, Refusal, VolumeSpec};
+use engine::image::Image;
 use engine::origin::Map;
 use engine::snapshot::Snapshot;
 use engine::types::{Time, VolumeId};
@@ -86,6 +89,15 @@ pub struct Attach<S = Settled> {
     /// Where the bytes of its image lie, if that is not raw.
     pub map: Option<Box<dyn Map>>,
     pub exports: Vec<(String, Export)>,
+}
+
+/// Another file in the place of an image: what is open from now on, and what its volume knows.
+pub struct Exchange {
+    pub id: VolumeId,
+    pub origin: Arc<Target>,
+    pub mapped: Arc<Mapped>,
+    pub map: Box<dyn Map>,
+    pub image: Image,
 }
 
 /// What the host counted beside the engine. Counters run since start.
@@ -168,6 +180,8 @@ pub(super) enum Request<S> {
     Place(String, Answer<VolumeId>),
     Attach(Box<Attach<S>>, Answer<Result<(), OpenError>>),
     Command(Command, Answer<Result<(), Refusal>>),
+    Exchange(Box<Exchange>, Answer<Result<(), Refusal>>),
+    FindImage(VolumeId, Answer<Option<Arc<Mapped>>>),
     FindSides(VolumeId, Answer<Option<Sides>>),
     TakeSides(VolumeId, Box<Sides>, Answer<()>),
     MoveStage(File, Answer<io::Result<()>>),
@@ -263,6 +277,17 @@ impl<S> Handle<S> {
             .map_err(|_| Stopped)?;
         self.waker.wake();
         Ok(CommandReply(reply))
+    }
+
+    /// Exchanges the image of a volume that [`Command::Announce`] was replied for, while its guest
+    /// waits.
+    pub fn exchange(&self, exchange: Exchange) -> Result<(), CommandError> {
+        Ok(self.ask(|answer| Request::Exchange(Box::new(exchange), answer))??)
+    }
+
+    /// The files of an image that is not raw.
+    pub fn image(&self, volume: VolumeId) -> Result<Option<Arc<Mapped>>, Stopped> {
+        self.ask(|answer| Request::FindImage(volume, answer))
     }
 
     /// The open files of a volume, shared with the shard.

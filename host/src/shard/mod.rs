@@ -40,6 +40,7 @@ use device::{Ending, Running};
 use engine::chart::{Cursor, Page};
 use engine::engine::{Engine, OpenError, Settled};
 use engine::event::{Action, Device, Event, Refusal, VolumeSpec};
+use engine::image::Image;
 use engine::layout::Part;
 use engine::memory::Memory;
 use engine::origin::Map;
@@ -84,6 +85,14 @@ pub trait Decide: Send + 'static {
         map: Option<Box<dyn Map>>,
     ) -> Result<(), OpenError>;
     fn apply(&mut self, now: Time, event: Event, memory: &mut dyn Memory);
+    /// Another file has taken the place of an image that is empty for that.
+    fn exchange(
+        &mut self,
+        now: Time,
+        id: VolumeId,
+        exchanged: (Box<dyn Map>, Image),
+        memory: &mut dyn Memory,
+    );
     fn poll_action(&mut self) -> Option<Action>;
     fn next_deadline(&self) -> Option<Time>;
     /// The policy in effect; `None` of a volume that is not there.
@@ -125,6 +134,16 @@ impl Decide for Engine {
 
     fn apply(&mut self, now: Time, event: Event, memory: &mut dyn Memory) {
         Engine::apply(self, now, event, memory);
+    }
+
+    fn exchange(
+        &mut self,
+        now: Time,
+        id: VolumeId,
+        (map, image): (Box<dyn Map>, Image),
+        memory: &mut dyn Memory,
+    ) {
+        Engine::exchange(self, now, id, map, image, memory);
     }
 
     fn poll_action(&mut self) -> Option<Action> {

@@ -13,6 +13,7 @@ use engine::engine::OpenError;
 use engine::event::{
     Action, Admission, Command, Device, Event, Io, Op, Purpose, Refusal, Tuning, VolumeSpec,
 };
+use engine::image::Image;
 use engine::layout::{Holds, Part};
 use engine::memory::{Area, Memory, Place, Slice};
 use engine::origin::Map;
@@ -84,6 +85,8 @@ impl Decide for PassThrough {
     fn has_allocated(&self, _: VolumeId) -> bool {
         false
     }
+
+    fn exchange(&mut self, _: Time, _: VolumeId, _: (Box<dyn Map>, Image), _: &mut dyn Memory) {}
 
     fn policy(&self, _: VolumeId) -> Option<Policy> {
         Some(Policy::Uncached)

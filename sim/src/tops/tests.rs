@@ -329,6 +329,7 @@ mod planned {
             mtime_before_ns: 0,
             mtime_limit_ns: u64::MAX / 4,
             image: Default::default(),
+            may_succeed: false,
             compatible: 0,
         };
         ledger.encode()

@@ -14,6 +14,7 @@ use sim::host::Ending;
 use sim::plan::Plan;
 use sim::scenario::{
     bad_checkpoints, clean_blocks, commits, find, group, grows, last_copies, own_blocks, resizes,
+    rests,
 };
 use sim::swarm::Case;
 use sim::{Options, Sabotage, rings, run};
@@ -104,13 +105,15 @@ gates! {
     Resizes,
     /// Volumes on qcow2 files that allocate and become larger.
     Grows,
+    /// Images that are brought to rest.
+    Rests,
     /// Volumes on qcow2 files that allocate, over kills and power losses.
     Tops,
 }
 
 use Gate::{
     BadCheckpoints, CleanBlocks, Commits, Dying, EarlyDestages, Group, Grows, HeldWrites,
-    LargeWrites, LastCopies, LostWrites, NoSums, OwnBlocks, Resizes, Rings, Scenario, Seeds,
+    LargeWrites, LastCopies, LostWrites, NoSums, OwnBlocks, Resizes, Rests, Rings, Scenario, Seeds,
     ShortLives, ShortReads, ShortSwitches, SmallLog, SmallOverlay, Swarm, Switches, Tops, Troubled,
     WriteThrough,
 };
@@ -328,6 +331,7 @@ impl Gate {
             Commits => commits(seed),
             Resizes => resizes(seed),
             Grows => grows(seed),
+            Rests => rests(seed),
             LastCopies => last_copies(seed),
             ShortReads => short_reads(seed),
             ShortSwitches => short_switches(seed),

@@ -82,6 +82,18 @@ pub const OWN_TESTS: &[(Bug, &str, &str)] = &[
          table gives other bytes",
     ),
     (
+        Bug::ExchangeUnderReads,
+        "files_of_an_image_are_not_exchanged_under_a_read",
+        "a read of the image is under way when a snapshot puts another file in its place: its \
+         answer is taken for one of the new file",
+    ),
+    (
+        Bug::RefuseSuccessor,
+        "a_start_takes_the_file_that_a_snapshot_has_put_in_place_before_a_kill",
+        "a daemon is killed between the moment at which a snapshot has put a new file in the place \
+         of an image and the ledger that knows it: the next start holds the volume",
+    ),
+    (
         Bug::MoveZeroesOldestFirst,
         "zeroes_that_were_moved_cover_the_write_before_them_after_a_power_loss",
         "zeroes, a write over a part of them, and zeroes over that are in three epochs, none of \
@@ -225,6 +237,7 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         Bug::ExposeBelow | Bug::SizeBeforeRoom | Bug::SkipSizeSync | Bug::BelieveUnsyncedSize => {
             Grows
         }
+        Bug::RestUnfinished | Bug::DestageAtRest => Rests,
         Bug::LayOverAny | Bug::ReplayToAny | Bug::LayOverAnyBase | Bug::KeepAfterLoss => {
             Scenario("an-image-is-replaced-between-two-lives")
         }

@@ -372,9 +372,9 @@ fn wrong_orders_to_a_running_daemon_are_told() {
                  error]; see --help",
             ),
             (
-                &["volume", "snapshot", "disk"],
+                &["volume", "merge", "disk"],
                 EXIT_USAGE,
-                "`tenuto volume snapshot` is not in this version",
+                "`tenuto volume merge` is not in this version",
             ),
         ],
     );

@@ -5,6 +5,7 @@
 //! simulator names them. Deliberately absent: rules that a gate of the audit notices.
 
 use super::planned::read_beside_a_torn_table;
+use super::quiesce::{exchange_under_a_read, start_behind_a_snapshot};
 use super::{Disks, GEOMETRY, Host, config, memory, none, spec, syncs_origin, writes_journal};
 use crate::adversary::{Bug, break_rule};
 use crate::engine::Config;
@@ -61,6 +62,16 @@ fn a_flush_covers_what_a_life_past_a_dead_log_has_left_unsynced() {
 #[test]
 fn nothing_is_read_by_tables_that_a_power_loss_may_have_torn() {
     notices(Bug::ReadTornTables, read_beside_a_torn_table);
+}
+
+#[test]
+fn files_of_an_image_are_not_exchanged_under_a_read() {
+    notices(Bug::ExchangeUnderReads, exchange_under_a_read);
+}
+
+#[test]
+fn a_start_takes_the_file_that_a_snapshot_has_put_in_place_before_a_kill() {
+    notices(Bug::RefuseSuccessor, start_behind_a_snapshot);
 }
 
 /// Where the zeroes of a block lie, in each epoch that has some.

@@ -17,6 +17,7 @@ mod lines;
 mod lives;
 mod origin;
 mod planned;
+mod quiesce;
 mod replay;
 mod resize;
 mod switch;

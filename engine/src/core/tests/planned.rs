@@ -5,7 +5,7 @@ use super::{Host, STAT, fine, none, spec};
 use crate::engine::Settled;
 use crate::event::{Command, Device, Event, Io, IoError, Op, Purpose, Refusal, Tuning, VolumeSpec};
 use crate::format::ledger::Progress;
-use crate::image::Mark;
+use crate::image::{Image, Mark, Named};
 use crate::layout::Holds;
 use crate::origin::{
     Extent, FileIndex, Lies, Map, Missing, Piece, Planned, Planner, Rank, Resolved, When, Work,
@@ -26,18 +26,18 @@ pub(super) const DATA_AT: u64 = TABLE_AT + BLOCKS;
 const MAGIC: u8 = 0xB5;
 
 /// A file that has no block, as a writer of this format makes it.
-fn empty_file() -> Vec<u8> {
+pub(super) fn empty_file() -> Vec<u8> {
     let mut file = vec![0; DATA_AT as usize];
     file[0] = MAGIC;
     file
 }
 
-fn place(block: u64) -> u64 {
+pub(super) fn place(block: u64) -> u64 {
     DATA_AT + (BLOCKS - 1 - block) * 4096
 }
 
 #[derive(Default)]
-struct Backwards {
+pub(super) struct Backwards {
     /// Sectors of the table that were seen, for readers and for the plan.
     seen: BTreeMap<u64, Vec<u8>>,
     planned: BTreeMap<u64, Vec<u8>>,
@@ -270,6 +270,26 @@ fn attach_spec(host: &mut Host, map: Backwards, spec: VolumeSpec) -> VolumeId {
     id
 }
 
+/// Attaches a disk whose image is known by this; false if it is refused.
+pub(super) fn attach_known(host: &mut Host, image: Image) -> bool {
+    let mut spec = spec(Policy::WriteBack, "disk");
+    spec.size_bytes = BLOCKS * 4096;
+    let id = host.core.place(&spec.name);
+    let file = host.disks.0.entry(Device::Origin(id));
+    file.or_insert_with(empty_file);
+    host.stat.image = Some(image);
+    host.stat.named = Named::To(image);
+    let cache = Some(host.core.cache);
+    let otherwise = crate::settle::Otherwise::Refuse;
+    let settled = crate::settle::settle_for(&mut host.disks, id, otherwise, cache);
+    let mut settled: Settled = settled.expect("the ledger is whole");
+    settled.image = Some(image);
+    let map: Box<dyn Map> = Box::new(Backwards::default());
+    let attached = host.core.attach_mapped(id, spec, settled, Some(map));
+    host.send(Event::Tick);
+    attached.is_ok()
+}
+
 pub(super) fn with_image() -> (Host, VolumeId) {
     let mut host = Host::new();
     let id = attach(&mut host, Backwards::default());
@@ -289,7 +309,7 @@ fn guard(host: &Host, id: VolumeId) -> u8 {
     host.disks.0[&Device::Origin(id)][1]
 }
 
-fn end_destage(host: &mut Host, id: VolumeId) {
+pub(super) fn end_destage(host: &mut Host, id: VolumeId) {
     let order = host.destage(id);
     host.pass(2_000);
     assert_eq!(host.answer(order), Some(Ok(())), "{:?}", host.state(id));

@@ -151,7 +151,9 @@ impl From<Refusal> for Error {
             | Refusal::CacheFailed
             | Refusal::Dirty
             | Refusal::Damaged
-            | Refusal::Contradicts => Error::Io,
+            | Refusal::Contradicts
+            | Refusal::Busy
+            | Refusal::NotQuiesced => Error::Io,
             Refusal::NoSpace | Refusal::OriginFull => Error::NoSpace,
             Refusal::OutOfRange | Refusal::Policy => Error::Invalid,
             Refusal::ReadOnly => Error::NotPermitted,

@@ -16,7 +16,7 @@ const WORD_PHASES: u64 = 16;
 const WORDS_PER_PHASE: u64 = 4;
 
 /// Where a daemon can die, with the number the marks give it.
-pub const PHASES: [(u64, &str); 7] = [
+pub const PHASES: [(u64, &str); 8] = [
     (1, "stage copy"),
     (2, "log write"),
     (3, "destage"),
@@ -24,6 +24,7 @@ pub const PHASES: [(u64, &str); 7] = [
     (5, "journal apply"),
     (6, "checkpoint"),
     (7, "recovery"),
+    (8, "exchange"),
 ];
 
 pub struct Marks {

@@ -1,0 +1,392 @@
+//! Times in which the image of a volume rests: for a copy of it, or to put another file in its
+//! place.
+//!
+//! ```text
+//! Drain ─▶ Rest ─▶ (resumed)
+//!            │ └──▶ (ended: the log needs its room)
+//!            └─▶ Announce ─▶ Announced ─▶ Empty ─▶ Exchanged ─▶ Settle ─▶ (resumed)
+//! ```
+//!
+//! *Drain*: what was written before the order goes to the image; of a group all members go to one
+//! cut. *Rest*: the guest goes on in the log. *Announce*: the ledger says that another file with
+//! the mark of this moment may take the place of the image, so that a start which finds either of
+//! the two goes on with it ([`may_succeed`](crate::format::ledger::Ledger::may_succeed)). Then the
+//! host makes that file and gives it the name of the image. *Empty*: no request to the image
+//! begins, guests wait, and when the last one has ended the host exchanges the files. *Exchanged*:
+//! guests go on; what was the image lies below the new one, so what is kept clean of it is kept as
+//! a base. *Settle*: the ledger knows the new file.
+//!
+//! Always true: from *Rest* to the end nothing writes the image, its ledger says *idle*, it has no
+//! guard, and no destage of its volume or of a member of its group begins; nothing is exchanged
+//! while a request to the image is in flight or a table of it is on its way. Where the log needs
+//! room a rest ends by itself, because a guest that waits for a backup is worse than a backup that
+//! has to be made again; who resumes is told so. Deliberately absent: what the host does with the
+//! files meanwhile, and volumes that write past the log.
+
+use super::ledger::LedgerStep;
+use super::{Bypass, Core};
+use crate::adversary::{Bug, Mark, has, mark};
+use crate::event::Refusal;
+use crate::format::ledger::Progress;
+use crate::image::Image;
+use crate::origin::Map;
+use crate::outbox::{Cx, Timer};
+use crate::ram::Layer;
+use crate::snapshot::State;
+use crate::types::{Policy, RequestId, Serial, Time, VolumeId};
+use crate::volume::Volume;
+use alloc::boxed::Box;
+
+/// Guests do not wait longer than this for requests to an image that has to be exchanged.
+const EMPTY_MS_MAX: u64 = 10_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Drain,
+    Rest,
+    Announce,
+    Announced,
+    Empty { until: Time },
+    Exchanged,
+    Settle,
+}
+
+/// A rest of an image, or what comes before.
+#[derive(Clone, Copy, Debug)]
+pub struct Quiesce {
+    /// What the image has by then, of a volume that stands alone.
+    upto: Serial,
+    /// The last cut that the images of a group have by then.
+    cut: u64,
+    step: Step,
+    /// Who waits for the end of this step.
+    order: Option<RequestId>,
+}
+
+impl Volume {
+    /// Its image rests.
+    pub fn rests(&self) -> bool {
+        self.quiesce.is_some_and(|it| it.step != Step::Drain)
+    }
+
+    /// No request to its image begins.
+    pub fn holds_for_exchange(&self) -> bool {
+        let empties = |it: &Quiesce| matches!(it.step, Step::Empty { .. });
+        self.quiesce.as_ref().is_some_and(empties)
+    }
+
+    /// Another file takes the place of its image, or did so a moment ago.
+    pub fn is_exchanging(&self) -> bool {
+        let early = |it: &Quiesce| matches!(it.step, Step::Drain | Step::Rest);
+        self.quiesce.as_ref().is_some_and(|it| !early(it))
+    }
+
+    /// Of a volume that stands alone: its image has all that was written before it was to rest.
+    fn is_drained(&self) -> bool {
+        self.quiesce.is_some_and(|it| self.destaged >= it.upto)
+    }
+
+    /// Why its image cannot be brought to rest.
+    fn quiesce_refusal(&self, failed: bool) -> Option<Refusal> {
+        let goes = self.detaching.is_some() || self.suspending.is_some();
+        match self.state {
+            _ if !self.attached || goes || self.committing.is_some() => Some(Refusal::Gone),
+            _ if self.policy != Policy::WriteBack || self.read_only => Some(Refusal::Policy),
+            _ if self.switch.is_some() => Some(Refusal::Policy),
+            _ if self.resize.is_some() || self.quiesce.is_some() => Some(Refusal::Busy),
+            _ if self.misfit().is_some() => Some(Refusal::Held),
+            State::Held => Some(Refusal::Held),
+            _ if failed || self.bypass != Bypass::None => Some(Refusal::CacheFailed),
+            _ => None,
+        }
+    }
+
+    /// Nothing of a destage is on its way, and nothing of its ledger.
+    fn is_still(&self) -> bool {
+        let ledger = self.ledger_writer.as_ref();
+        let written = ledger.is_some_and(|it| it.step.is_some());
+        self.ready && !self.is_destaging() && !written
+    }
+}
+
+impl Core {
+    /// An administrator's order: the images of a volume and its group are to rest.
+    pub(super) fn quiesce(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
+        let failed = self.health.is_failed();
+        let members = self.members(id);
+        let mut refusals = members
+            .iter()
+            .map(|it| self.volume(*it).quiesce_refusal(failed));
+        if let Some(refusal) = refusals.find_map(|it| it) {
+            return cx.out.reply(request, Err(refusal));
+        }
+        let cut = self.newest_cut(id);
+        for member in &members {
+            let volume = self.volume(*member);
+            let newest = volume.epochs.back().map(|epoch| epoch.last_serial);
+            let upto = newest.map_or(volume.destaged, |it| it.max(volume.destaged));
+            volume.destage_upto = volume.destage_upto.max(upto);
+            assert!(volume.quiesce.is_none(), "one order at a time");
+            volume.quiesce = Some(Quiesce {
+                upto,
+                cut,
+                step: Step::Drain,
+                order: (*member == id).then_some(request),
+            });
+        }
+        mark(Mark::Quiesced);
+        self.start_destage_if_due(cx, id);
+        for member in members {
+            self.read_bad_again(cx.now, member);
+            self.pump_destage(cx, member);
+        }
+        self.quiesce_progress(cx, id);
+    }
+
+    /// Whether a volume that stands alone leaves what it has in the log.
+    pub(super) fn stays_at_rest(&mut self, id: VolumeId) -> bool {
+        let rests = self.volume(id).is_drained() && !has(Bug::DestageAtRest);
+        rests && !self.ends_rest(id)
+    }
+
+    /// The same of a group whose oldest dirty cut is this.
+    pub(super) fn group_stays_at_rest(&mut self, id: VolumeId, oldest: u64) -> bool {
+        let members = self.members(id);
+        let holds = |it: &VolumeId| self.volume(*it).quiesce.is_some_and(|it| it.cut < oldest);
+        let rests = members.iter().any(holds) && !has(Bug::DestageAtRest);
+        rests && !self.ends_rest(id)
+    }
+
+    /// Ends the rest of a volume, and of its group, where their guests would have to wait for it.
+    fn ends_rest(&mut self, id: VolumeId) -> bool {
+        let failed = self.health.is_failed();
+        let members = self.members(id);
+        let ended = |core: &mut Core, member: &VolumeId| {
+            let bypassed = core.volume(*member).bypass != Bypass::None;
+            failed || bypassed || core.is_room_scarce(*member)
+        };
+        let rests = |it: &VolumeId| {
+            self.volume(*it)
+                .quiesce
+                .is_none_or(|it| it.step == Step::Rest)
+        };
+        if !members.iter().all(rests) || !members.iter().any(|it| ended(self, it)) {
+            return false;
+        }
+        mark(Mark::RestEnded);
+        for member in members {
+            self.volume(member).quiesce = None;
+        }
+        true
+    }
+
+    /// Whether the image of this volume has all that was asked for.
+    fn has_reached_rest(&mut self, id: VolumeId) -> bool {
+        let members = self.members(id);
+        let grouped = self.volume(id).group.is_some();
+        let fronts = members
+            .iter()
+            .filter_map(|it| self.volume(*it).epochs.front().map(|epoch| epoch.cut));
+        let oldest = fronts.min().unwrap_or(u64::MAX);
+        let volume = self.volume(id);
+        let cut = volume.quiesce.map_or(0, |it| it.cut);
+        match grouped {
+            true => oldest > cut,
+            false => volume.is_drained(),
+        }
+    }
+
+    /// Something of the volume has ended: goes on with its rest.
+    pub(super) fn quiesce_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let Some(step) = self.find(id).and_then(|it| it.quiesce).map(|it| it.step) else {
+            return;
+        };
+        match step {
+            Step::Drain => self.begin_rest(cx, id),
+            Step::Empty { until } => self.emptied(cx, id, until),
+            _ => {}
+        }
+    }
+
+    fn begin_rest(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let members = self.members(id);
+        let still =
+            |it: &VolumeId| self.volume(*it).is_still() && self.volume(*it).quiesce.is_some();
+        let reached = members.iter().all(still) && self.has_reached_rest(id);
+        if !reached && !has(Bug::RestUnfinished) {
+            return;
+        }
+        // Who waits for more than that would wait for the end of the rest.
+        self.refuse_group(cx, id, Refusal::Busy);
+        for member in members {
+            let volume = self.volume(member);
+            for (order, _) in core::mem::take(&mut volume.destage_waiters) {
+                cx.out.reply(order, Err(Refusal::Busy));
+            }
+            let Some(quiesce) = volume.quiesce.as_mut() else {
+                continue;
+            };
+            quiesce.step = Step::Rest;
+            if let Some(order) = quiesce.order.take() {
+                cx.out.reply(order, Ok(()));
+            }
+        }
+    }
+
+    /// The image of a volume or of a member of its group cannot be brought to rest.
+    pub(super) fn refuse_quiesce(&mut self, cx: &mut Cx<'_>, id: VolumeId, refusal: Refusal) {
+        for member in self.members(id) {
+            let volume = self.volume(member);
+            let drains = volume.quiesce.take_if(|it| it.step == Step::Drain);
+            if let Some(order) = drains.and_then(|it| it.order) {
+                cx.out.reply(order, Err(refusal));
+            }
+        }
+    }
+
+    /// A volume goes, and with it what was ordered of its image.
+    pub(super) fn forget_quiesce(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let quiesce = self.volume(id).quiesce.take();
+        if let Some(order) = quiesce.and_then(|it| it.order) {
+            cx.out.reply(order, Err(Refusal::Gone));
+        }
+    }
+
+    /// The images are written again as before.
+    pub(super) fn resume(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
+        let Some(quiesce) = self.volume(id).quiesce else {
+            return cx.out.reply(request, Err(Refusal::NotQuiesced));
+        };
+        match quiesce.step {
+            Step::Drain | Step::Rest => {
+                self.refuse_quiesce(cx, id, Refusal::NotQuiesced);
+                for member in self.members(id) {
+                    let volume = self.volume(member);
+                    volume.quiesce.take_if(|it| it.step == Step::Rest);
+                }
+                cx.out.reply(request, Ok(()));
+                self.start_destage_if_due(cx, id);
+            }
+            Step::Announced | Step::Empty { .. } | Step::Exchanged => {
+                if let Some(order) = quiesce.order {
+                    cx.out.reply(order, Err(Refusal::Io));
+                }
+                self.succeed(cx, id, Step::Settle, request);
+                self.open_for_requests(cx, id);
+            }
+            Step::Announce | Step::Settle => cx.out.reply(request, Err(Refusal::Busy)),
+        }
+    }
+
+    /// Another file is about to take the place of the image.
+    pub(super) fn announce_exchange(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
+        let volume = self.volume(id);
+        let rests = volume.quiesce.is_some_and(|it| it.step == Step::Rest);
+        let refusal = match volume.ledger_writer.as_ref().map(|it| &it.ledger) {
+            _ if !rests => Refusal::NotQuiesced,
+            _ if !volume.is_still() || volume.map.is_none() => Refusal::Busy,
+            Some(ledger) if ledger.progress == Progress::Idle => {
+                return self.succeed(cx, id, Step::Announce, request);
+            }
+            _ => Refusal::Busy,
+        };
+        cx.out.reply(request, Err(refusal));
+    }
+
+    /// Writes the ledger with or without a successor.
+    fn succeed(&mut self, cx: &mut Cx<'_>, id: VolumeId, step: Step, request: RequestId) {
+        let volume = self.volume(id);
+        assert!(volume.is_still(), "nothing writes image or ledger");
+        let quiesce = volume.quiesce.as_mut().expect("its image rests");
+        (quiesce.step, quiesce.order) = (step, Some(request));
+        let ledger = volume.ledger_writer.as_mut();
+        let ledger = &mut ledger.expect("write-back volumes have a ledger").ledger;
+        ledger.may_succeed = step == Step::Announce;
+        self.write_ledger(cx, id, LedgerStep::Exchange);
+    }
+
+    /// The ledger says so.
+    pub(super) fn exchange_said(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let Some(quiesce) = self.volume(id).quiesce.as_mut() else {
+            return;
+        };
+        let order = quiesce.order.take().expect("it was ordered");
+        match quiesce.step {
+            Step::Announce => quiesce.step = Step::Announced,
+            step => {
+                assert!(step == Step::Settle, "a ledger is written in two steps");
+                self.volume(id).quiesce = None;
+            }
+        }
+        cx.out.reply(order, Ok(()));
+        self.start_destage_if_due(cx, id);
+        self.detach_progress(cx, id);
+    }
+
+    /// The new file is there: the host wants to exchange what is open.
+    pub(super) fn empty_for_exchange(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
+        let until = cx.now.plus_millis(EMPTY_MS_MAX);
+        let quiesce = self.volume(id).quiesce.as_mut();
+        let Some(quiesce) = quiesce.filter(|it| it.step == Step::Announced) else {
+            return cx.out.reply(request, Err(Refusal::NotQuiesced));
+        };
+        (quiesce.step, quiesce.order) = (Step::Empty { until }, Some(request));
+        cx.out.timer(until, Timer::Housekeeping);
+        self.emptied(cx, id, until);
+    }
+
+    /// Nothing of the image is on its way, or something is for too long.
+    fn emptied(&mut self, cx: &mut Cx<'_>, id: VolumeId, until: Time) {
+        // One that is asked for again lies where the files before had it.
+        let filling = self.fills.iter_mut().any(|fill| fill.origin() == Some(id));
+        let volume = self.volume(id);
+        let busy = filling || volume.origin_in_flight > 0 || volume.reads_in_flight > 0;
+        let busy = busy && !has(Bug::ExchangeUnderReads);
+        let quiesce = volume.quiesce.as_mut().expect("checked by the caller");
+        if busy && cx.now < until {
+            return;
+        }
+        let Some(order) = quiesce.order.take() else {
+            return;
+        };
+        if !busy {
+            return cx.out.reply(order, Ok(()));
+        }
+        quiesce.step = Step::Announced;
+        cx.out.reply(order, Err(Refusal::Io));
+        self.open_for_requests(cx, id);
+    }
+
+    /// The host has exchanged the files of a volume that is [empty](Self::empty_for_exchange):
+    /// the one below the first of the new map is what was the image.
+    pub fn exchange(&mut self, cx: &mut Cx<'_>, id: VolumeId, mut map: Box<dyn Map>, image: Image) {
+        let written = map.planner().is_some();
+        assert!(
+            map.tables().len() == map.layers().len() + 1,
+            "one name for each file, and one layer for each below"
+        );
+        let (name, below) = (map.tables()[0], map.layers()[0]);
+        self.layers += 1;
+        let own = Layer(self.layers);
+        let volume = self.volume(id);
+        assert!(written && volume.holds_for_exchange(), "the host was told");
+        assert!(!volume.is_destaging(), "the image has rested all the time");
+        let old = core::mem::replace(&mut volume.layer, own);
+        volume.image.seen = Image {
+            marked: image.marked.of(volume.uuid),
+            ..image.written()
+        };
+        let quiesce = volume.quiesce.as_mut().expect("it is empty");
+        quiesce.step = Step::Exchanged;
+        let ledger = volume.ledger_writer.as_mut();
+        let ledger = &mut ledger.expect("write-back volumes have a ledger").ledger;
+        ledger.image = image.kept();
+        let before = volume.map.take().expect("it is an image of a format");
+        self.maps.close(before);
+        let map = self.maps.open(name, map);
+        self.volume(id).map = Some(map);
+        self.promote_layer(old, below);
+        mark(Mark::Exchanged);
+        self.open_for_requests(cx, id);
+    }
+}
