@@ -370,8 +370,6 @@ rules::list! {
         Quiesced,
         /// A rest has ended because the log needed its room.
         RestEnded,
-        /// Another file has taken the place of an image.
-        Exchanged,
         /// Newer writes have covered what was damaged.
         Mended,
         /// An overlay becomes the content of its image.

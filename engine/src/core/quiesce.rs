@@ -386,7 +386,6 @@ impl Core {
         let map = self.maps.open(name, map);
         self.volume(id).map = Some(map);
         self.promote_layer(old, below);
-        mark(Mark::Exchanged);
         self.open_for_requests(cx, id);
     }
 }

@@ -92,9 +92,8 @@ pub fn check(plan: &Plan, allow: &[PathBuf]) -> Result<(), Fault> {
             path.display()
         ));
     }
-    let place = named
-        .parent()
-        .and_then(|place| fs::canonicalize(place).ok());
+    let path = std::path::absolute(named).unwrap_or_else(|_| named.to_path_buf());
+    let place = path.parent().and_then(|place| fs::canonicalize(place).ok());
     if !place.is_some_and(|place| allow.iter().any(|it| chain::is_below(&place, it))) {
         return invalid(
             "its directory lies outside of [images] allow, so that it could not be the backing of \

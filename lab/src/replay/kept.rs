@@ -114,6 +114,21 @@ impl Files {
         })
     }
 
+    /// The same image with an empty file on top of it.
+    pub fn with_top(&self, disk_bytes: u64, shape: Shape) -> Result<Files, Error> {
+        let backing = Backing {
+            name: "frozen",
+            format: BackingFormat::Qcow2,
+        };
+        let file = create(disk_bytes, shape, Some(backing))?;
+        let top = Arc::new(Mutex::new(Stored::of(&file)));
+        let stored = [top].into_iter().chain(self.stored.iter().cloned());
+        Ok(Files {
+            stored: stored.collect(),
+            counts: self.counts.clone(),
+        })
+    }
+
     pub fn counts(&self) -> Counts {
         *locked(&self.counts)
     }
@@ -142,13 +157,15 @@ impl Files {
             grows_to: None,
             format: Format::Raw,
         });
+        // A file keeps its name when another one comes to lie above it.
+        let depth = files.len();
         let name = |kind: u8, at: usize| {
             let mut name = identity;
-            (name.0[1], name.0[2]) = (kind, at as u8);
+            (name.0[1], name.0[2]) = (kind, (depth - at) as u8);
             name
         };
-        let names: Vec<Uuid> = (0..files.len()).map(|at| name(1, at)).collect();
-        let layers = (1..files.len()).map(|at| name(2, at)).collect();
+        let names: Vec<Uuid> = (0..depth).map(|at| name(1, at)).collect();
+        let layers = (1..depth).map(|at| name(2, at)).collect();
         let chain = Chain::new(files)?;
         Ok(Box::new(Kept {
             inner: ChainMap::writable(chain, names, layers)?,

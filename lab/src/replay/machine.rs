@@ -13,6 +13,7 @@ use super::tally::Tally;
 use super::watch::Watch;
 use engine::engine::{Config, Engine, OpenError, format_cache, geometry_for, settle};
 use engine::event::{Action, Command, Device, Event, Io, Op, Purpose, Refusal, Stat, VolumeSpec};
+use engine::image::Image;
 use engine::memory::Memory;
 use engine::origin::Map;
 use engine::snapshot::{Histogram, Snapshot};
@@ -199,6 +200,14 @@ impl Machine {
         self.engine.attach_mapped(volume, spec, settled, map)?;
         self.apply(Event::Tick);
         Ok(volume)
+    }
+
+    /// Another file takes the place of the image of a volume that is empty for that.
+    pub fn exchange(&mut self, volume: VolumeId, map: Box<dyn Map>) {
+        let (now, image) = (self.now, Image::default());
+        self.engine
+            .exchange(now, volume, map, image, &mut self.memory);
+        self.apply(Event::Tick);
     }
 
     pub fn now(&self) -> Time {

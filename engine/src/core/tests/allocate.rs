@@ -1,8 +1,10 @@
 //! Direct writes of an image that allocates, by the planner of [`planned`](super::planned).
 
-use super::planned::{DATA_AT, TABLE_AT, view, with_image};
+use super::planned::{DATA_AT, TABLE_AT, attach_known, view, with_image};
 use super::{Host, fine, none};
-use crate::event::{Io, IoError, Op, Purpose, Refusal};
+use crate::event::{Command, Io, IoError, Op, Purpose, Refusal};
+use crate::image::{Image, Named};
+use crate::snapshot::State;
 use crate::types::{BLOCK_SECTORS, Policy, VolumeId};
 use alloc::vec;
 
@@ -105,6 +107,51 @@ fn a_direct_write_that_fails_says_so_and_the_next_one_goes_on() {
 }
 
 /// Fails when: a switch lets the log take writes while a plan is under way.
+fn fails_syncs(io: &Io) -> Option<IoError> {
+    syncs(io).then_some(IoError::Failed)
+}
+
+fn reads_header(io: &Io) -> bool {
+    is_direct(io) && io.op == Op::Read && io.offset == 0
+}
+
+/// Fails when: a plan behind a failed sync reads the header of a file that has taken the place of
+/// its image.
+#[test]
+fn an_image_that_was_replaced_is_not_read_anew() {
+    let mut host = Host::new();
+    let image = Image {
+        device: 5,
+        inode: 12,
+        size_bytes: 64 * super::MIB,
+        mtime_ns: 1,
+        lasts: true,
+        below: 7,
+        ..Image::default()
+    };
+    assert!(attach_known(&mut host, image));
+    let disk = host.core.place("disk");
+    let order = host.switch(disk, Policy::WriteThrough);
+    host.pass(2_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    host.fail(fails_syncs);
+    let failed = host.write_sectors(disk, 8, 8);
+    host.pass(100);
+    assert_eq!(host.answer(failed), Some(Err(Refusal::Io)));
+    host.fail(fine);
+    let other = Image { inode: 13, ..image };
+    (host.stat.image, host.stat.named) = (Some(other), Named::To(other));
+    host.count(reads_header);
+    let write = host.write_sectors(disk, 16, 8);
+    host.pass(1_000);
+    assert_eq!((host.answer(write), host.count(reads_header)), (None, 0));
+    assert_eq!(host.state(disk).0, State::Held);
+    (host.stat.image, host.stat.named) = (Some(image), Named::To(image));
+    host.order(Command::Look { volume: disk });
+    host.pass(1_000);
+    assert_eq!(host.answer(write), Some(Ok(())));
+}
+
 #[test]
 fn a_volume_becomes_write_back_when_its_direct_writes_are_at_their_end() {
     let (mut host, disk) = with_direct(Policy::Uncached);

@@ -165,10 +165,20 @@ enum Disk {
 pub struct Side {
     machine: Machine,
     disk: Disk,
-    kind: Kind,
-    destages: Destages,
+    setup: Setup,
     measured: Measured,
 }
+
+/// What has happened up to a moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Day {
+    pub flash_bytes: u64,
+    /// Reads that the cache had, and those that went to the storage.
+    pub hits: u64,
+    pub misses: u64,
+}
+
+const IDENTITY: Uuid = Uuid([9; 16]);
 
 fn sizes(setup: &Setup) -> Sizes {
     Sizes {
@@ -221,9 +231,8 @@ impl Side {
                 }
             }
             Kind::Mapped(shape, policy) => {
-                let failed = |error: image::Error| Error::failed(format!("bench cow: {error}"));
                 let files = Files::over_raw(disk_bytes, shape).map_err(failed)?;
-                let map = files.map(disk_bytes, Uuid([9; 16])).map_err(failed)?;
+                let map = files.map(disk_bytes, IDENTITY).map_err(failed)?;
                 let spec = spec(setup, policy, 0, disk_bytes);
                 let volume = machine.attach_mapped(spec, map)?;
                 Disk::Mapped { files, volume }
@@ -236,8 +245,7 @@ impl Side {
         Ok(Side {
             machine,
             disk,
-            kind: setup.kind,
-            destages: setup.destages,
+            setup: *setup,
             measured,
         })
     }
@@ -269,12 +277,7 @@ impl Side {
                     Ask::Flush => mapper.flush(requests),
                     Ask::Discard { .. } => {}
                 }
-                for request in requests.drain(..) {
-                    let now = self.machine.now();
-                    let volume = volumes[request.file];
-                    measured.asked_bytes += u64::from(request.write) * request.bytes;
-                    self.machine.ask(now, volume, on_file(&request))?;
-                }
+                send(&mut self.machine, measured, volumes, requests)?;
                 if ask == Ask::Flush {
                     let (now, top) = (self.machine.now(), volumes.len() - 1);
                     self.machine.ask(now, volumes[top], Ask::Flush)?;
@@ -295,7 +298,7 @@ impl Side {
     }
 
     fn is_due(&self) -> bool {
-        match self.destages {
+        match self.setup.destages {
             Destages::Every(requests) => self.measured.requests.is_multiple_of(requests.max(1)),
             Destages::After(_) => false,
         }
@@ -307,12 +310,67 @@ impl Side {
         self.ask(ask)
     }
 
-    /// Lets a day pass; what has been written to flash since the begin.
-    pub fn end_day(&mut self, at: Time) -> u64 {
+    /// Lets a day pass; what has happened since the begin.
+    pub fn end_day(&mut self, at: Time) -> Day {
         self.machine.run_until(at);
         self.look_at_index();
         let tally = &self.machine.tally;
-        tally.flash_writes.bytes - tally.flash.prepared.bytes
+        let volumes = self.machine.snapshot().volumes;
+        let reads = volumes.iter().map(|volume| volume.counters.reads);
+        let (hits, misses) = reads.fold((0, 0), |(hits, misses), it| {
+            (hits + it.ram_hits + it.ssd_hits, misses + it.origin)
+        });
+        Day {
+            flash_bytes: tally.flash_writes.bytes - tally.flash.prepared.bytes,
+            hits,
+            misses,
+        }
+    }
+
+    /// What the disk has now is frozen, and it goes on in a new file.
+    pub fn snapshot(&mut self) -> Result<()> {
+        self.wait_below(1)?;
+        let (disk_bytes, policy) = (self.setup.disk_bytes, self.setup.kind.policy());
+        if let Disk::Stacked {
+            mapper,
+            volumes,
+            requests,
+        } = &mut self.disk
+        {
+            mapper.snapshot(requests);
+            send(&mut self.machine, &mut self.measured, volumes, requests)?;
+            let spec = spec(
+                &self.setup,
+                policy,
+                volumes.len() as u32,
+                DELTA_TIMES * disk_bytes,
+            );
+            volumes.push(self.machine.attach(spec)?);
+            return self.wait_below(1);
+        }
+        let (Kind::Mapped(shape, _), Disk::Mapped { files, volume }) =
+            (self.setup.kind, &self.disk)
+        else {
+            unreachable!("one of the two");
+        };
+        let volume = *volume;
+        let above = files.with_top(disk_bytes, shape).map_err(failed)?;
+        let map = above.map(disk_bytes, IDENTITY).map_err(failed)?;
+        for order in [
+            Command::Quiesce { volume },
+            Command::Announce { volume },
+            Command::Empty { volume },
+        ] {
+            self.machine.order(order)?;
+            self.wait_below(1)?;
+        }
+        self.machine.exchange(volume, map);
+        self.disk = Disk::Mapped {
+            files: above,
+            volume,
+        };
+        self.machine.order(Command::Resume { volume })?;
+        self.wait_below(1)
     }
 
     fn look_at_index(&mut self) {
@@ -332,7 +390,7 @@ impl Side {
             Disk::Stacked { volumes, .. } => volumes.clone(),
             Disk::Mapped { volume, .. } => vec![*volume],
         };
-        if self.kind.policy() == Policy::WriteBack {
+        if self.setup.kind.policy() == Policy::WriteBack {
             for volume in volumes {
                 self.machine.order(Command::Destage { volume })?;
             }
@@ -345,7 +403,7 @@ impl Side {
             true => Ok(()),
             false => Err(Error::failed(format!(
                 "bench cow: {}: requests wait for ever",
-                self.kind.name()
+                self.setup.kind.name()
             ))),
         }
     }
@@ -359,7 +417,7 @@ impl Side {
         self.wait_below(1)?;
         self.measured.origin_in_load = self.machine.tally.origin;
         self.destage()?;
-        let (name, answers) = (self.kind.name(), &self.machine.answers);
+        let (name, answers) = (self.setup.kind.name(), &self.machine.answers);
         match answers.first_refusal {
             None => Ok(self.counts()),
             Some(refusal) => Err(Error::failed(format!(
@@ -399,6 +457,25 @@ impl Side {
         }
         measured
     }
+}
+
+fn failed(error: image::Error) -> Error {
+    Error::failed(format!("bench cow: {error}"))
+}
+
+/// What a stacked disk asks of its files.
+fn send(
+    machine: &mut Machine,
+    measured: &mut Measured,
+    volumes: &[VolumeId],
+    requests: &mut Vec<Request>,
+) -> Result<()> {
+    for request in requests.drain(..) {
+        measured.asked_bytes += u64::from(request.write) * request.bytes;
+        let (now, volume) = (machine.now(), volumes[request.file]);
+        machine.ask(now, volume, on_file(&request))?;
+    }
+    Ok(())
 }
 
 /// A request on a file as one of a guest of its volume.
@@ -460,6 +537,52 @@ mod tests {
             let plain = shape == Shape::Plain;
             let copied = ours.plans.copied.bytes;
             assert_eq!(copied, if plain { count * 60 * 1024 } else { 0 });
+        }
+    }
+
+    /// Fails when: what was kept of an image counts for nothing after a snapshot, or a snapshot
+    /// makes a side write what it has written before.
+    #[test]
+    fn a_side_goes_on_behind_a_snapshot_with_what_it_has_kept() {
+        for kind in [
+            Kind::Stacked(Policy::WriteBack),
+            Kind::Mapped(Shape::Plain, Policy::WriteBack),
+            Kind::Mapped(Shape::Extended, Policy::WriteBack),
+        ] {
+            let mut side = Side::new(&Setup {
+                kind,
+                disk_bytes: DISK_BYTES,
+                cache_bytes: 4 << 30,
+                table_ram_bytes: 16 * MIB,
+                in_flight: DEPTH,
+                dirty_limit_bytes: 4 << 30,
+                destages: Destages::After(1000),
+                seed: 1,
+            })
+            .expect("it starts");
+            let mut at = 1_000_000_000;
+            let mut day = |side: &mut Side, writes: bool| {
+                for number in 0..1000 {
+                    let (sector, sectors) = (number * 1024, 128);
+                    let ask = match writes && number % 2 == 0 {
+                        true => Ask::Write { sector, sectors },
+                        false => Ask::Read { sector, sectors },
+                    };
+                    at += 1_000_000;
+                    side.ask_at(Time(at), ask).expect("it is served");
+                }
+                at += 10_000_000_000;
+                side.end_day(Time(at))
+            };
+            day(&mut side, true);
+            let before = [day(&mut side, false), day(&mut side, false)];
+            side.snapshot().expect("it is taken");
+            let after = day(&mut side, false);
+            let misses = after.misses - before[1].misses;
+            assert!(misses <= 1 + before[1].misses / 100, "{kind:?}: {misses}");
+            let written = after.flash_bytes - before[1].flash_bytes;
+            assert!(written < 4 * MIB, "{kind:?}: {written} bytes");
+            side.finish().expect("it ends");
         }
     }
 
