@@ -143,6 +143,8 @@ pub struct Counters {
     pub overlay_hits: u64,
     /// Writes answered for want of room in the overlay.
     pub overlay_refused: u64,
+    /// Times that its image rested until the log needed its room.
+    pub rests_ended: u64,
 }
 
 /// Flow control of one volume.

@@ -201,10 +201,11 @@ impl Core {
             cx.out.reply(request, Err(crate::event::Refusal::Policy));
             return;
         }
-        if volume.rests() && volume.is_dirty() {
+        if volume.rests() && self.group_owes(id) {
             cx.out.reply(request, Err(crate::event::Refusal::Busy));
             return;
         }
+        let volume = self.volume(id);
         if volume.misfit().is_some() {
             cx.out.reply(request, Err(crate::event::Refusal::Held));
             return;

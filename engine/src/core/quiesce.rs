@@ -112,6 +112,9 @@ impl Volume {
 impl Core {
     /// An administrator's order: the images of a volume and its group are to rest.
     pub(super) fn quiesce(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
+        if self.stopping {
+            return cx.out.reply(request, Err(Refusal::Gone));
+        }
         let failed = self.health.is_failed();
         let members = self.members(id);
         let mut refusals = members
@@ -141,6 +144,12 @@ impl Core {
             self.pump_destage(cx, member);
         }
         self.quiesce_progress(cx, id);
+    }
+
+    /// Whether a volume or a member of its group has something that its image has not.
+    pub(super) fn group_owes(&mut self, id: VolumeId) -> bool {
+        let members = self.members(id);
+        members.iter().any(|it| self.volume(*it).owes())
     }
 
     /// Whether a volume that stands alone leaves what it has in the log.
@@ -175,7 +184,9 @@ impl Core {
         }
         mark(Mark::RestEnded);
         for member in members {
-            self.volume(member).quiesce = None;
+            let volume = self.volume(member);
+            let rested = volume.quiesce.take().is_some();
+            volume.counters.rests_ended += u64::from(rested);
         }
         true
     }
@@ -210,8 +221,11 @@ impl Core {
 
     fn begin_rest(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let members = self.members(id);
-        let still =
-            |it: &VolumeId| self.volume(*it).is_still() && self.volume(*it).quiesce.is_some();
+        // One that has joined the group meanwhile rests from its begin on.
+        let still = |it: &VolumeId| {
+            let volume = self.volume(*it);
+            volume.is_still() || volume.quiesce.is_none()
+        };
         let reached = members.iter().all(still) && self.has_reached_rest(id);
         if !reached && !has(Bug::RestUnfinished) {
             return;
@@ -258,6 +272,8 @@ impl Core {
             return cx.out.reply(request, Err(Refusal::NotQuiesced));
         };
         match quiesce.step {
+            // The next start finds either of the two files.
+            _ if self.stopping => cx.out.reply(request, Err(Refusal::Gone)),
             Step::Drain | Step::Rest => {
                 self.refuse_quiesce(cx, id, Refusal::NotQuiesced);
                 for member in self.members(id) {
@@ -280,12 +296,13 @@ impl Core {
 
     /// Another file is about to take the place of the image.
     pub(super) fn announce_exchange(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
+        let stopping = self.stopping;
         let volume = self.volume(id);
         let rests = volume.quiesce.is_some_and(|it| it.step == Step::Rest);
         let refusal = match volume.ledger_writer.as_ref().map(|it| &it.ledger) {
             _ if !rests => Refusal::NotQuiesced,
             _ if !volume.is_still() || volume.map.is_none() => Refusal::Busy,
-            Some(ledger) if ledger.progress == Progress::Idle => {
+            Some(ledger) if ledger.progress == Progress::Idle && !stopping => {
                 return self.succeed(cx, id, Step::Announce, request);
             }
             _ => Refusal::Busy,
@@ -326,6 +343,9 @@ impl Core {
     /// The new file is there: the host wants to exchange what is open.
     pub(super) fn empty_for_exchange(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
         let until = cx.now.plus_millis(EMPTY_MS_MAX);
+        if self.stopping {
+            return cx.out.reply(request, Err(Refusal::Gone));
+        }
         let quiesce = self.volume(id).quiesce.as_mut();
         let Some(quiesce) = quiesce.filter(|it| it.step == Step::Announced) else {
             return cx.out.reply(request, Err(Refusal::NotQuiesced));
@@ -339,22 +359,25 @@ impl Core {
     fn emptied(&mut self, cx: &mut Cx<'_>, id: VolumeId, until: Time) {
         // One that is asked for again lies where the files before had it.
         let filling = self.fills.iter_mut().any(|fill| fill.origin() == Some(id));
+        let stopping = self.stopping;
         let volume = self.volume(id);
         let busy = filling || volume.origin_in_flight > 0 || volume.reads_in_flight > 0;
         let busy = busy && !has(Bug::ExchangeUnderReads);
         let quiesce = volume.quiesce.as_mut().expect("checked by the caller");
-        if busy && cx.now < until {
+        if busy && cx.now < until && !stopping {
             return;
         }
         let Some(order) = quiesce.order.take() else {
             return;
         };
-        if !busy {
+        if !busy && !stopping {
             return cx.out.reply(order, Ok(()));
         }
         quiesce.step = Step::Announced;
         cx.out.reply(order, Err(Refusal::Io));
-        self.open_for_requests(cx, id);
+        if !stopping {
+            self.open_for_requests(cx, id);
+        }
     }
 
     /// The host has exchanged the files of a volume that is [empty](Self::empty_for_exchange):

@@ -33,6 +33,7 @@ struct Seen {
     clients: u64,
     checksum_errors: u64,
     origin_errors: u64,
+    rests_ended: u64,
     /// The look in which it was last there.
     look: u64,
 }
@@ -235,6 +236,7 @@ impl Seen {
             clients: view.clients(volume.id),
             checksum_errors: volume.counters.checksum_errors,
             origin_errors: volume.counters.origin.errors,
+            rests_ended: volume.counters.rests_ended,
             look: 0,
         }
     }
@@ -445,6 +447,11 @@ impl Difference<'_> {
         if let Some(more) = more(now.origin_errors, before.origin_errors) {
             let words = format!("its origin has failed {more} requests");
             say(Severity::Warning, Kind::Origin, words);
+        }
+        if now.rests_ended > before.rests_ended {
+            let words = "its image is written again, because the log needs its room; a copy that \
+                         was being made is of no single moment";
+            say(Severity::Warning, Kind::Origin, words.into());
         }
         if now.ready && !before.ready {
             say(Severity::Info, Kind::Origin, "its origin is open".into());

@@ -142,7 +142,8 @@ fn a_rest_ends_where_the_log_needs_its_room() {
         assert!(host.write(disk, block % 700, 1), "the guest goes on");
         host.pass(10);
     }
-    assert!(!host.show(disk).rests);
+    let shown = host.show(disk);
+    assert_eq!((shown.rests, shown.counters.rests_ended), (false, 1));
     let resume = host.order(Command::Resume { volume: disk });
     assert_eq!(host.answer(resume), Some(Err(Refusal::NotQuiesced)));
 }
@@ -242,6 +243,38 @@ fn a_read_that_hangs_ends_the_exchange_and_not_the_guests() {
     assert!(!host.ledger(disk).may_succeed);
     host.hold(none);
     end_destage(&mut host, disk);
+}
+
+/// Fails when: a daemon that stops in the middle of a snapshot exchanges files or takes requests
+/// again, or fails for it.
+#[test]
+fn a_stop_in_the_middle_of_an_exchange_leaves_it_to_the_next_start() {
+    for empties in [false, true] {
+        let (mut host, disk) = with_image();
+        host.fill(disk, 3, 3);
+        end_destage(&mut host, disk);
+        for order in [
+            Command::Quiesce { volume: disk },
+            Command::Announce { volume: disk },
+        ] {
+            host.order(order);
+            host.pass(100);
+        }
+        host.hold(reads_image);
+        host.ask(disk, 5, 1);
+        let empty = empties.then(|| host.order(Command::Empty { volume: disk }));
+        let park = host.order(Command::Park);
+        host.pass(6_000);
+        assert_eq!(host.answer(park), Some(Ok(())));
+        let late = host.order(Command::Empty { volume: disk });
+        let resume = host.order(Command::Resume { volume: disk });
+        host.pass(100);
+        for order in [late, resume].into_iter().chain(empty) {
+            let answer = host.answer(order);
+            assert!(matches!(answer, Some(Err(_))), "{answer:?}");
+        }
+        assert!(host.ledger(disk).may_succeed, "either file may be there");
+    }
 }
 
 /// Whether the files wait for a read that is under way.

@@ -15,8 +15,9 @@ const WORD_KILLED_IN: u64 = 4;
 const WORD_PHASES: u64 = 16;
 const WORDS_PER_PHASE: u64 = 4;
 
-/// Where a daemon can die, with the number the marks give it.
-pub const PHASES: [(u64, &str); 8] = [
+/// Where a daemon can die while guests load it, with the number the marks give it. Steps of a
+/// snapshot are number 8.
+pub const PHASES: [(u64, &str); 7] = [
     (1, "stage copy"),
     (2, "log write"),
     (3, "destage"),
@@ -24,7 +25,6 @@ pub const PHASES: [(u64, &str); 8] = [
     (5, "journal apply"),
     (6, "checkpoint"),
     (7, "recovery"),
-    (8, "exchange"),
 ];
 
 pub struct Marks {
