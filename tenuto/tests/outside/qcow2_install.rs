@@ -5,6 +5,8 @@
 //! and its sums. Always true at the end: `qemu-img check` finds nothing, the image has the bytes
 //! that the guest's disk had before the last destage, no file below has changed, and the guest
 //! starts from the image under QEMU alone. Needs root: the disks that lose power are mounts.
+//!
+//! Another guest is frozen twice while it works; the frozen files have what it had synced.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -449,4 +451,70 @@ fn a_guest_that_installs_itself_on_a_clone_survives_kills_and_power_losses() {
             return;
         }
     }
+}
+
+/// What the frozen file system has: it is whole when its journal is replayed, and so are the trees
+/// that were synced before.
+fn judge_frozen(dir: &Path, frozen: &Path, synced: u64) {
+    check(frozen);
+    let (raw, part) = (dir.join("frozen.raw"), dir.join("frozen.ext4"));
+    convert(("qcow2", frozen), ("raw", &raw), &[]);
+    let mut bytes = vec![0; ROOT.1 as usize];
+    let disk = fs::File::open(&raw).expect("open the copy");
+    disk.read_exact_at(&mut bytes, ROOT.0)
+        .expect("read the copy");
+    fs::write(&part, bytes).expect("write the partition");
+    let replay = std::process::Command::new("e2fsck")
+        .args(["-p", &shown(&part)])
+        .output();
+    let replay = replay.expect("run e2fsck");
+    assert!(replay.status.code().is_some_and(|it| it <= 1), "{replay:?}");
+    run("e2fsck", &["-f", "-n", &shown(&part)]);
+    for number in [synced, synced - 1] {
+        let found = dir.join("found");
+        fs::create_dir_all(&found).expect("make a directory");
+        for what in ["tree", "sums"] {
+            let dump = format!("rdump /{what}-{number} {}", shown(&found));
+            run("debugfs", &["-R", &dump, &shown(&part)]);
+        }
+        let sums = found.join(format!("sums-{number}"));
+        let sums = fs::read_to_string(&sums).expect("the sums are there");
+        assert!(sums.lines().count() as u64 > FILES, "of all files");
+        let tree = found.join(format!("tree-{number}"));
+        let words = format!(
+            "cd {} && sha256sum -c --quiet ../sums-{number}",
+            shown(&tree)
+        );
+        run("sh", &["-c", &words]);
+    }
+}
+
+/// Fails when: a file system that is frozen under its guest lacks what was synced or is no state
+/// that it had, or the guest does not go on as if nothing had been.
+#[test]
+fn a_guest_that_installs_itself_is_frozen_and_goes_on() {
+    let test = "a_guest_that_installs_itself_is_frozen_and_goes_on";
+    let mut random = Rng::new(seed(44));
+    let Some(mut host) = Host::new(test) else {
+        return;
+    };
+    let (on, daemon) = host.install(Base::Plain, Top::Clone(&[]), &mut random);
+    let mut guest = host.boot("guest", vhost(&host.rig, "guest"));
+    guest.0.type_line("install &");
+    for snapshot in ["s1", "s2"] {
+        guest.0.wait_for("two trees", |vm| vm.number("synced") > 1);
+        guest.goes_on("step", random.below(STEPS));
+        let synced = guest.0.number("synced");
+        host.rig.done(&["volume", "snapshot", "guest", snapshot]);
+        guest.goes_on("step", STEPS);
+        let frozen = on.files.path().join(format!("top.{snapshot}.qcow2"));
+        judge_frozen(&host.rig.dir, &frozen, synced);
+    }
+    guest.run("touch /stop");
+    guest
+        .0
+        .wait_for("its end", |vm| !vm.said("ended").is_empty());
+    let synced = guest.0.number("synced");
+    guest.off();
+    host.end(&on, daemon, synced);
 }
