@@ -219,7 +219,8 @@ impl Core {
         let ledger = &mut ledger_writer.ledger;
         ledger.origin_bytes = stat.size_bytes;
         if let Some(image) = stat.image {
-            ledger.image = image.kept();
+            // It is written from here on. Who looks at it at the end may tell its time.
+            ledger.image = image.kept().written();
         }
         ledger.mtime_before_ns = stat.mtime_ns;
         let began = clock.max(stat.mtime_ns);

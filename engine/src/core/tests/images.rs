@@ -238,6 +238,25 @@ fn an_image_that_is_resized_and_comes_back_to_its_size_is_still_known() {
     assert_eq!(of_ledger(&ledger, &resized), Finding::Same);
 }
 
+/// Fails when: the ledger says the time that an image had before a destage, where the storage did
+/// not tell what it is known by at the start and so is not asked at the end.
+#[test]
+fn a_destage_without_a_look_at_its_end_leaves_no_time_in_the_ledger() {
+    let (mut host, disk) = Host::write_back();
+    host.stat = seen(IMAGE);
+    host.fill(disk, 0, 2);
+    let order = host.destage(disk);
+    host.pass(2_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    let ledger = host.ledger(disk);
+    let written = Image {
+        mtime_ns: IMAGE.mtime_ns + 1,
+        ..IMAGE
+    };
+    assert_eq!(ledger.progress, Progress::Idle);
+    assert_eq!(of_ledger(&ledger, &written), Finding::Same);
+}
+
 fn mark(serial: u64) -> Mark {
     Mark {
         volume: Uuid([3; 16]),
