@@ -189,6 +189,8 @@ fn finish(world: &mut World, options: &Options) -> Result<(), Broken> {
         }
     }
     world.quiet()?;
+    // An order to destage is refused as long as the device is not known to be good again.
+    world.run_while(is_cache_bad, "the cache device")?;
     for volume in 0..world.guests.len() {
         let guest = &mut world.guests[volume];
         if guest.id.is_none() {
@@ -245,6 +247,11 @@ pub(crate) fn ills(world: &World) -> Option<String> {
         }
     }
     None
+}
+
+fn is_cache_bad(world: &World) -> bool {
+    let engine = world.engine.as_ref();
+    engine.is_some_and(|it| it.snapshot().cache_state != CacheState::Good)
 }
 
 fn dirty_is_gone(world: &World) -> Result<(), Broken> {
