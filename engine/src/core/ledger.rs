@@ -165,6 +165,7 @@ impl Core {
             LedgerStep::Finish => self.destage_finished(cx, id),
             LedgerStep::Exchange => self.exchange_said(cx, id),
             LedgerStep::Resize => {
+                self.pump_switch(cx, id);
                 self.pump_bypass(cx, id);
                 self.detach_progress(cx, id);
             }

@@ -64,6 +64,8 @@ enum Step {
     Quiet,
     Sync,
     Name,
+    /// A checkpoint names it; a change of size may still write the ledger.
+    Named,
     Claim,
 }
 
@@ -109,7 +111,7 @@ impl Volume {
 
     /// A switch is under way that a log which fails would keep waiting.
     pub fn switch_waits_for_log(&self) -> bool {
-        let waits = |switch: &Switch| switch.step != Step::Claim;
+        let waits = |switch: &Switch| !matches!(switch.step, Step::Named | Step::Claim);
         self.switch.as_ref().is_some_and(waits)
     }
 
@@ -241,6 +243,10 @@ impl Core {
                 cx.order(pending, Purpose::GuestWrite, device, op, 0, 0);
                 false
             }
+            Step::Named => {
+                self.claim_by_switch(cx, id);
+                false
+            }
             Step::Release | Step::Table | Step::Name | Step::Claim | Step::Quiet | Step::Sync => {
                 false
             }
@@ -352,19 +358,26 @@ impl Core {
             // As in a crash here: the next life finds the way from what the ledger says.
             Some(Step::Name) if self.stopping => return,
             Some(Step::Name) => {
-                let volume = self.volumes[id.0 as usize].as_ref().expect("just seen");
-                let old = volume
-                    .ledger_writer
-                    .as_ref()
-                    .map(|ledger_writer| ledger_writer.ledger.clone());
-                let ledger_writer = self.ledger_writer_of(volume, old, true);
-                self.volume(id).ledger_writer = Some(ledger_writer);
-                self.set_step(id, Step::Claim);
-                self.write_ledger(cx, id, LedgerStep::Claim);
+                self.set_step(id, Step::Named);
             }
             _ => {}
         }
         self.pump_switch(cx, id);
+    }
+
+    /// Takes the ledger, unless it is being written for something else.
+    fn claim_by_switch(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let volume = self.volumes[id.0 as usize].as_ref();
+        let volume = volume.expect("checked by the caller");
+        let writer = volume.ledger_writer.as_ref();
+        if self.stopping || writer.is_some_and(|it| it.step.is_some()) {
+            return;
+        }
+        let old = writer.map(|it| it.ledger.clone());
+        let ledger_writer = self.ledger_writer_of(volume, old, true);
+        self.volume(id).ledger_writer = Some(ledger_writer);
+        self.set_step(id, Step::Claim);
+        self.write_ledger(cx, id, LedgerStep::Claim);
     }
 
     /// The ledger says that the log may hold newer data than the origin. False if it was not a

@@ -257,6 +257,31 @@ fn a_destage_without_a_look_at_its_end_leaves_no_time_in_the_ledger() {
     assert_eq!(of_ledger(&ledger, &written), Finding::Same);
 }
 
+/// Fails when: a volume that becomes write-back takes its ledger while a change of size writes it,
+/// so that the one is taken for durable when the other is.
+#[test]
+fn a_switch_takes_the_ledger_when_a_change_of_size_has_written_it() {
+    let (mut host, disk) = with_image();
+    let order = host.switch(disk, Policy::WriteThrough);
+    host.pass(2_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    host.hold(syncs_ledger);
+    let resize = host.order(Command::Resize {
+        volume: disk,
+        size_bytes: IMAGE.size_bytes + 4096,
+    });
+    host.count(syncs_ledger);
+    let switch = host.switch(disk, Policy::WriteBack);
+    host.pass(2_000);
+    assert_eq!(host.count(syncs_ledger), 0, "one at a time");
+    assert_eq!((host.answer(resize), host.answer(switch)), (None, None));
+    host.hold(none);
+    host.pass(2_000);
+    assert_eq!(host.answer(resize), Some(Ok(())));
+    assert_eq!(host.answer(switch), Some(Ok(())));
+    assert!(host.ledger(disk).dirty && host.write(disk, 3, 1));
+}
+
 fn mark(serial: u64) -> Mark {
     Mark {
         volume: Uuid([3; 16]),
