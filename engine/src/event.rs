@@ -99,13 +99,17 @@ pub enum Command {
     /// before: nothing writes them until [`Command::Resume`], and guests go on in the log. Replied
     /// to when they rest. Refused to a volume that is not write-back.
     Quiesce { volume: VolumeId },
-    /// Ends that. Refused where nothing rests any more, because the log needed its room.
+    /// Ends that, or gives it up. Refused where nothing rests any more, because the log needed its
+    /// room, and where another file takes the place of the image.
     Resume { volume: VolumeId },
     /// The image rests, and another file may take its place from the reply on: the ledger says so.
     Announce { volume: VolumeId },
     /// That file is there. Replied to when nothing of the image is in flight, and then nothing
-    /// begins until the host has exchanged what is open, or a [`Command::Resume`].
+    /// begins until the host has exchanged what is open, or a [`Command::EndExchange`].
     Empty { volume: VolumeId },
+    /// The file that is there now stays, be it the other one or the image as before: it is written
+    /// again.
+    EndExchange { volume: VolumeId },
     /// Changes tunables of a running volume.
     Tune { volume: VolumeId, tuning: Tuning },
     /// Changes the policy of a volume while its guest goes on; replied to when the new one is in
@@ -375,6 +379,6 @@ pub enum Refusal {
     Contradicts,
     #[error("something else is being done with the volume")]
     Busy,
-    #[error("its image does not rest, or did not all the time")]
+    #[error("its image does not rest")]
     NotQuiesced,
 }

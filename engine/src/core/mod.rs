@@ -583,6 +583,7 @@ impl Core {
             | Command::Resume { volume }
             | Command::Announce { volume }
             | Command::Empty { volume }
+            | Command::EndExchange { volume }
             | Command::Tune { volume, .. }
             | Command::Resize { volume, .. }
             | Command::Switch { volume, .. }
@@ -602,6 +603,7 @@ impl Core {
             Command::Resume { volume } => self.resume(cx, volume, request),
             Command::Announce { volume } => self.announce_exchange(cx, volume, request),
             Command::Empty { volume } => self.empty_for_exchange(cx, volume, request),
+            Command::EndExchange { volume } => self.end_exchange(cx, volume, request),
             Command::Resize { volume, size_bytes } => {
                 self.resize(cx, volume, request, size_bytes);
             }

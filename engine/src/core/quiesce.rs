@@ -4,7 +4,7 @@
 //! ```text
 //! Drain ─▶ Rest ─▶ (resumed)
 //!            │ └──▶ (ended: the log needs its room)
-//!            └─▶ Announce ─▶ Announced ─▶ Empty ─▶ Exchanged ─▶ Settle ─▶ (resumed)
+//!            └─▶ Announce ─▶ Announced ─▶ Empty ─▶ Exchanged ─▶ Settle ─▶ (ended by the host)
 //! ```
 //!
 //! *Drain*: what was written before the order goes to the image; of a group all members go to one
@@ -18,7 +18,8 @@
 //!
 //! Always true: from *Rest* to the end nothing writes the image, its ledger says *idle*, it has no
 //! guard, and no destage of its volume or of a member of its group begins; nothing is exchanged
-//! while a request to the image is in flight or a table of it is on its way. Where the log needs
+//! while a request to the image is in flight or a table of it is on its way; from *Announce* on
+//! only the host that exchanges can end it, not who resumes a rest. Where the log needs
 //! room a rest ends by itself, because a guest that waits for a backup is worse than a backup that
 //! has to be made again; who resumes is told so. Deliberately absent: what the host does with the
 //! files meanwhile, and volumes that write past the log.
@@ -266,32 +267,25 @@ impl Core {
         }
     }
 
-    /// The images are written again as before.
+    /// An administrator's order: the images are written again as before. Refused where they have
+    /// not come to rest, which is given up.
     pub(super) fn resume(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
-        let Some(quiesce) = self.volume(id).quiesce else {
-            return cx.out.reply(request, Err(Refusal::NotQuiesced));
+        let step = self.volume(id).quiesce.map(|it| it.step);
+        let answer = match step {
+            _ if self.stopping => Err(Refusal::Gone),
+            None | Some(Step::Drain) => Err(Refusal::NotQuiesced),
+            Some(Step::Rest) => Ok(()),
+            Some(_) => Err(Refusal::Busy),
         };
-        match quiesce.step {
-            // The next start finds either of the two files.
-            _ if self.stopping => cx.out.reply(request, Err(Refusal::Gone)),
-            Step::Drain | Step::Rest => {
-                self.refuse_quiesce(cx, id, Refusal::NotQuiesced);
-                for member in self.members(id) {
-                    let volume = self.volume(member);
-                    volume.quiesce.take_if(|it| it.step == Step::Rest);
-                }
-                cx.out.reply(request, Ok(()));
-                self.start_destage_if_due(cx, id);
+        if !self.stopping && matches!(step, Some(Step::Drain | Step::Rest)) {
+            self.refuse_quiesce(cx, id, Refusal::NotQuiesced);
+            for member in self.members(id) {
+                let volume = self.volume(member);
+                volume.quiesce.take_if(|it| it.step == Step::Rest);
             }
-            Step::Announced | Step::Empty { .. } | Step::Exchanged => {
-                if let Some(order) = quiesce.order {
-                    cx.out.reply(order, Err(Refusal::Io));
-                }
-                self.succeed(cx, id, Step::Settle, request);
-                self.open_for_requests(cx, id);
-            }
-            Step::Announce | Step::Settle => cx.out.reply(request, Err(Refusal::Busy)),
+            self.start_destage_if_due(cx, id);
         }
+        cx.out.reply(request, answer);
     }
 
     /// Another file is about to take the place of the image.
@@ -306,6 +300,25 @@ impl Core {
                 return self.succeed(cx, id, Step::Announce, request);
             }
             _ => Refusal::Busy,
+        };
+        cx.out.reply(request, Err(refusal));
+    }
+
+    /// The host has exchanged the files, or has given it up.
+    pub(super) fn end_exchange(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
+        let quiesce = self.volume(id).quiesce;
+        let refusal = match quiesce.map(|it| it.step) {
+            // The next start finds either of the two files.
+            _ if self.stopping => Refusal::Gone,
+            None | Some(Step::Drain | Step::Rest) => Refusal::NotQuiesced,
+            Some(Step::Announced | Step::Empty { .. } | Step::Exchanged) => {
+                if let Some(order) = quiesce.and_then(|it| it.order) {
+                    cx.out.reply(order, Err(Refusal::Io));
+                }
+                self.succeed(cx, id, Step::Settle, request);
+                return self.open_for_requests(cx, id);
+            }
+            Some(Step::Announce | Step::Settle) => Refusal::Busy,
         };
         cx.out.reply(request, Err(refusal));
     }

@@ -527,9 +527,21 @@ async fn snapshot_volume(
                 ));
             }
         };
-        let plain = document.get("plain").and_then(Value::as_bool);
+        let plain = match document.get("plain") {
+            None => false,
+            Some(Value::Bool(plain)) => *plain,
+            Some(_) => return Err(Error::usage("plain: is neither true nor false")),
+        };
+        let unknown = document
+            .keys()
+            .find(|key| !["name", "plain"].contains(&key.as_str()));
+        if let Some(key) = unknown {
+            return Err(Error::usage(format!(
+                "{key}: unknown key; there are name and plain"
+            )));
+        }
         told(&admin, "snapshot", Some(&name), || {
-            let outcome = admin.snapshot(&name, snapshot, plain.unwrap_or(false))?;
+            let outcome = admin.snapshot(&name, snapshot, plain)?;
             shown(&admin, &name, outcome)
         })
     })

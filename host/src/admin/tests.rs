@@ -656,11 +656,17 @@ fn orders_and_refusals_go_over_the_socket_unchanged() {
         .expect("taken");
     let note = "/a.monday.qcow2: has what was written up to now; nothing writes it any more";
     assert_eq!(shown["notes"], json!([note]));
-    let body = json!({ "name": "no/name" });
-    let error = client
-        .post("/v1/volumes/a/snapshot", Some(&body), PROMPT)
-        .expect_err("no name");
-    assert_eq!(error.kind, Kind::Usage);
+    for wrong in [
+        json!({ "name": "no/name" }),
+        json!({ "name": 7 }),
+        json!({ "nmae": "monday" }),
+        json!({ "plain": "yes" }),
+    ] {
+        let error = client
+            .post("/v1/volumes/a/snapshot", Some(&wrong), PROMPT)
+            .expect_err("it is wrong");
+        assert_eq!(error.kind, Kind::Usage, "{wrong}");
+    }
     let error = client
         .post("/v1/volumes/a/reset", None, PROMPT)
         .expect_err("write-back");

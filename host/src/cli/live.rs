@@ -345,7 +345,10 @@ pub fn command_error(name: &str, error: CommandError) -> Error {
             "wait until that has ended; a volume that was quiesced is resumed with `tenuto volume \
              resume`",
         ),
-        Refusal::NotQuiesced => (Kind::Failed, "try again"),
+        Refusal::NotQuiesced => (
+            Kind::Failed,
+            "it was resumed meanwhile, or the log needed its room; try again",
+        ),
         Refusal::OutOfRange | Refusal::ReadOnly => (Kind::Failed, "see `tenuto volume show`"),
     };
     Error::new(kind, format!("volume {name}: {refusal}; {advice}")).about(name)

@@ -89,7 +89,7 @@ pub struct Show {
 
 #[derive(Debug, Args)]
 pub struct Keys {
-    /// Name of the volume: letters, digits, - _ and .
+    /// Name of the volume: letters, digits, `.`, `-` and `_`
     name: String,
     /// Any key of [[volume]], as in origin=/srv/a.img policy=write-back
     #[arg(value_name = "KEY=VALUE", required = true)]

@@ -83,15 +83,15 @@ pub(super) fn of_chain(mapped: &Mapped) -> Vec<Uuid> {
     found
 }
 
-/// Of an image that is not raw: names of the tables of its files, and of what lies below the first.
-pub(super) fn names(mapped: &Mapped) -> (Vec<Uuid>, Vec<Uuid>) {
-    let chain = of_chain(mapped);
-    let mut tables = of_tables(&chain);
+/// Of an image of this [chain](of_chain): names of the tables of its files, and of what lies below
+/// the first.
+pub(super) fn names(mapped: &Mapped, chain: &[Uuid]) -> (Vec<Uuid>, Vec<Uuid>) {
+    let mut tables = of_tables(chain);
     if mapped.is_written() {
         // What was kept of its tables may be of another state of the file.
         tables[0] = host::fresh();
     }
-    (tables, chain.into_iter().skip(1).collect())
+    (tables, chain[1..].to_vec())
 }
 
 /// Names of the tables of these files, which are no blocks of the disk.

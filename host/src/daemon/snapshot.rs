@@ -61,21 +61,23 @@ impl Daemon {
         self.command(name, Command::Quiesce { volume })
     }
 
-    /// Fails where the image did not rest all the time.
+    /// Fails where the image did not rest all the time. Gives up a rest that has not begun yet.
     pub fn volume_resume(&self, name: &str) -> Result<(), VolumeError> {
         let volume = self.known(name)?.id;
         let resumed = self.command(name, Command::Resume { volume });
-        resumed.map_err(|error| match error {
-            VolumeError::Command {
-                error: CommandError::Refused(Refusal::NotQuiesced),
-                ..
-            } => VolumeError::Origin(format!(
-                "volume {name}: its image does not rest: it was not quiesced, the daemon was \
-                 started again since, or the log needed its room; a copy that was made meanwhile \
-                 may be of no single moment"
-            )),
-            other => other,
-        })
+        if is_refused(&resumed, Refusal::NotQuiesced) {
+            return Err(VolumeError::Origin(format!(
+                "volume {name}: its image does not rest: it was not quiesced, had not come to rest \
+                 yet, the daemon was started again since, or the log needed its room; a copy that \
+                 was made meanwhile may be of no single moment"
+            )));
+        }
+        if is_refused(&resumed, Refusal::Busy) {
+            return Err(VolumeError::Origin(format!(
+                "volume {name}: a snapshot of it is being taken; wait until that has ended"
+            )));
+        }
+        resumed
     }
 
     /// Freezes the image of a volume, and of all members of its group; the names that these have
@@ -100,9 +102,9 @@ impl Daemon {
         if taken.is_err() {
             undo(&mut members);
         }
-        let resumed = self.resume_members(&members);
+        let ended = self.end_rest(&members);
         taken?;
-        resumed?;
+        ended?;
         let frozen = members.iter().filter_map(|it| it.successor.as_ref());
         Ok(frozen.map(|it| it.frozen().to_path_buf()).collect())
     }
@@ -213,20 +215,15 @@ impl Daemon {
             journal: settings.journal_dir.as_deref(),
         };
         let successor = member.successor();
-        let shared = successor.top.shared();
-        let mut top = shared.map_err(|error| {
-            VolumeError::Origin(format!("volume {name}: cannot share its new file: {error}"))
-        })?;
-        top.path.clone_from(&successor.top.path);
-        top.named.clone_from(&successor.top.named);
-        let first = (Arc::new(top), Box::new(successor.header.clone()));
+        let first = (successor.top.clone(), successor.header.clone());
         let mapped = member.image.with_top(first, &member.frozen, places)?;
         let mapped = Arc::new(mapped);
         let stat = mapped.stat().ok().and_then(|stat| stat.image);
         let image = stat.ok_or_else(|| {
             VolumeError::Origin(format!("volume {name}: its new file cannot be looked at"))
         })?;
-        let (tables, layers) = identity::names(&mapped);
+        let chain = identity::of_chain(&mapped);
+        let (tables, layers) = identity::names(&mapped, &chain);
         let exchange = Exchange {
             id: member.entry.id,
             origin: mapped.top().clone(),
@@ -248,21 +245,20 @@ impl Daemon {
 
     /// Their images are written again. Of one whose new file could not be taken away from the place
     /// of its image the ledger goes on to say that either of the two may be there.
-    fn resume_members(&self, members: &[Member]) -> Result<(), VolumeError> {
+    fn end_rest(&self, members: &[Member]) -> Result<(), VolumeError> {
         let mut first = Ok(());
-        for member in members.iter().filter(|it| it.step != Step::InPlace) {
+        for member in members {
             let volume = member.entry.id;
-            let resumed = self.command(member.name(), Command::Resume { volume });
+            let end = match member.step {
+                Step::InPlace => continue,
+                Step::Rests => Command::Resume { volume },
+                Step::Announced | Step::Exchanged => Command::EndExchange { volume },
+            };
+            let ended = self.command(member.name(), end);
             // What rests in a group is resumed with its first member.
-            let was_first = matches!(
-                resumed,
-                Err(VolumeError::Command {
-                    error: CommandError::Refused(Refusal::NotQuiesced),
-                    ..
-                })
-            );
-            if member.step > Step::Rests || !was_first {
-                first = first.and(resumed);
+            let was_first = member.step == Step::Rests && is_refused(&ended, Refusal::NotQuiesced);
+            if !was_first {
+                first = first.and(ended);
             }
         }
         first
@@ -287,6 +283,14 @@ impl Member {
     fn successor(&self) -> &Successor {
         self.successor.as_ref().expect("it was made")
     }
+}
+
+fn is_refused(done: &Result<(), VolumeError>, refusal: Refusal) -> bool {
+    let refused = |error: &VolumeError| match error {
+        VolumeError::Command { error, .. } => *error == CommandError::Refused(refusal),
+        _ => false,
+    };
+    done.as_ref().is_err_and(refused)
 }
 
 fn check_policy(entry: &Entry, done: &str) -> Result<(), VolumeError> {

@@ -908,9 +908,10 @@ fn described(files: &OpenVolume) -> Result<Described, Fault> {
     let Some(mapped) = &files.mapped else {
         return Ok((None, Vec::new(), None));
     };
-    let (tables, layers) = identity::names(mapped);
+    let chain = identity::of_chain(mapped);
+    let (tables, layers) = identity::names(mapped, &chain);
     let map = mapped.map(tables, layers)?;
-    Ok((Some(mapped.shown()), identity::of_chain(mapped), Some(map)))
+    Ok((Some(mapped.shown()), chain, Some(map)))
 }
 
 type Described = (Option<ImageShown>, Vec<Uuid>, Option<Box<dyn Map>>);

@@ -1,4 +1,4 @@
-//! What ledger and journal of an origin are called.
+//! What ledger and journal of an origin are called, and what else lies beside it.
 //!
 //! Always true: two origins never share a name, because in a place of its own the name is the
 //! whole identity of the origin, escaped so that it can be read back; a name that would not fit
@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 
 pub const LEDGER: &str = ".tenuto";
 pub const JOURNAL: &str = ".tenuto-journal";
+/// What a snapshot is about to put in the place of the image.
+pub const NEW: &str = ".tenuto-new";
 /// Exists while a daemon may write an origin that has no fence.
 pub const WRITER: &str = ".tenuto-writer";
 /// Longest name that a directory takes.

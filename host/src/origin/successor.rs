@@ -28,9 +28,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-
-/// How the name of the new file ends until it has the place of the image.
-const NEW: &str = ".tenuto-new";
+use std::sync::Arc;
 
 /// A file that takes the place of an image.
 #[derive(Debug)]
@@ -42,8 +40,8 @@ pub struct Successor {
     /// Of the image: device and inode.
     identity: (u64, u64),
     /// The new file, locked for us alone.
-    pub top: Target,
-    pub header: Header,
+    pub top: Arc<Target>,
+    pub header: Box<Header>,
 }
 
 /// What the image is to be called from now on, and what its successor is like.
@@ -121,25 +119,24 @@ impl Successor {
         let new = create::create(plan.size_bytes, shape, Some(backing))
             .and_then(|new| new.with_mark(&plan.mark));
         let new = new.map_err(|why| wrong(why.to_string()))?;
-        let made = beside::beside(&image.path, NEW);
+        let made = beside::beside(&image.path, beside::NEW);
         let rights = clone::Rights::of(&image.file).map_err(|error| failed("stat it", error))?;
-        remove(&made).map_err(|error| failed("remove what is left beside it", error))?;
-        let opened = clone::write(&made, &new, &rights)
-            .map_err(|error| Fault::io(&name_of(&made), "make it", error))
-            .and_then(|_| sync_name(&made))
-            .and_then(|()| open(&made, image, plan.named));
-        let top = opened.inspect_err(|_| {
+        let written = clone::write(&made, &new, &rights);
+        written.map_err(|error| cannot_make(&made, error))?;
+        let opened = sync_name(&made)
+            .and_then(|()| open(&made, image, plan.named))
+            .and_then(|top| Ok((chain::qcow2(&top, &shown)?, top)));
+        let (header, top) = opened.inspect_err(|_| {
             let _ = remove(&made);
         })?;
-        let header = chain::qcow2(&top, &shown)?;
         marks::passed(Phase::Exchange);
         Ok(Successor {
             image: image.path.clone(),
             frozen: image.path.with_file_name(plan.frozen),
             made,
             identity: image.identity,
-            top,
-            header: *header,
+            top: Arc::new(top),
+            header,
         })
     }
 
@@ -206,25 +203,46 @@ impl Successor {
 }
 
 /// Takes away what a snapshot has left beside an image that is open for writing here, because a
-/// kill came before its last step.
+/// kill came before its last step. A qcow2 file under that name without a mark is none of ours, and
+/// stays.
 pub fn remove_leavings(image: &Target) -> Result<(), Fault> {
-    let made = beside::beside(&image.path, NEW);
+    let made = beside::beside(&image.path, beside::NEW);
     if fs::symlink_metadata(&made).is_err() {
         return Ok(());
     }
     let shown = name_of(&made);
     let failed = |error| Fault::io(&shown, "remove it", error);
     // A file whose header cannot be read was not whole, and then no link was made.
-    let backing = written::look(&made).ok().and_then(|header| header.backing);
+    let header = written::look(&made).ok();
+    if header
+        .as_ref()
+        .is_some_and(|header| header.mark().is_none())
+    {
+        tracing::warn!("{shown}: was not made by a snapshot; move it away before the next one");
+        return Ok(());
+    }
+    let backing = header.and_then(|header| header.backing);
     if let Some(frozen) = backing.map(|name| image.path.with_file_name(name)) {
         let meta = fs::symlink_metadata(&frozen).ok();
-        if meta.is_some_and(|meta| (meta.dev(), meta.ino()) == image.identity) {
+        let linked = meta.is_some_and(|meta| (meta.dev(), meta.ino()) == image.identity);
+        if linked && frozen != image.path {
             fs::remove_file(&frozen).map_err(failed)?;
         }
     }
     tracing::warn!("{shown}: is left of a snapshot that did not come to its end; removing it");
     remove(&made).map_err(failed)?;
     sync_name(&image.path)
+}
+
+fn cannot_make(made: &Path, error: io::Error) -> Fault {
+    let foreign = error.kind() == io::ErrorKind::AlreadyExists;
+    let mut fault = Fault::io(&name_of(made), "make it", error);
+    match foreign {
+        true => fault.message += "; move it away",
+        // What cannot be removed now is at the next start.
+        false => drop(remove(made)),
+    }
+    fault
 }
 
 fn open(made: &Path, image: &Target, named: &Path) -> Result<Target, Fault> {
@@ -256,3 +274,7 @@ fn sync_name(path: &Path) -> Result<(), Fault> {
     let synced = sync_directory(path);
     synced.map_err(|error| Fault::io(&name_of(path), "sync its directory", error))
 }
+
+#[cfg(test)]
+#[path = "successor_tests.rs"]
+mod tests;

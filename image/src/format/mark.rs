@@ -242,6 +242,22 @@ mod tests {
         assert_eq!(Mark::of(&sector), Some(later));
     }
 
+    /// Fails when: a new file for the place of an image is not known by its mark, is closed to
+    /// other programs, or has lost what it stands on.
+    #[test]
+    fn a_new_file_gets_a_mark_and_no_guard() {
+        let longest: String = core::iter::repeat_n('n', 1023).collect();
+        for (name, shape) in [("b", Shape::Plain), (&*longest, Shape::Extended)] {
+            let format = BackingFormat::Qcow2;
+            let new = create(1 << 30, shape, Some(Backing { name, format }));
+            let new = new.and_then(|new| new.with_mark(&MARK_OF)).expect("made");
+            let header = Header::parse(&new.extents[0].bytes, new.file_bytes).expect("right");
+            assert_eq!(header.mark(), Some(MARK_OF));
+            assert!(!header.is_guarded() && is_named(&header));
+            assert_eq!(header.backing.as_deref(), Some(name));
+        }
+    }
+
     #[test]
     fn a_program_that_clears_the_bit_or_moves_the_extension_takes_the_mark_away() {
         let (bytes, file_bytes) = file("base.qcow2");

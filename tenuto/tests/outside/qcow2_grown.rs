@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use workload::rng::Rng;
 
@@ -69,18 +69,31 @@ fn growing(rig: &Rig, number: u64) -> Growing {
     }
 }
 
-/// Writes that are dirty when the order comes, also to the shadow.
-fn dirty(client: &mut nbd::Client, shadow: &File, old: u64, random: &mut Rng) {
+/// Writes of some length at random places, also to the shadow.
+pub fn change(
+    client: &mut nbd::Client,
+    shadow: &Path,
+    random: &mut Rng,
+    place: impl Fn(&mut Rng, u64) -> u64,
+) {
+    let shadow = File::options().write(true).open(shadow);
+    let shadow = shadow.expect("open the shadow");
     for _ in 0..12 {
         let bytes = vec![1 + random.below(255) as u8; 512 * (1 + random.below(40)) as usize];
-        let near_end = old - bytes.len() as u64 - 512 * random.below(200);
-        let at = match random.chance(500) {
-            true => near_end,
-            false => 512 * random.below(4 * MIB / 512),
-        };
+        let at = place(random, bytes.len() as u64);
         client.write(at, &bytes);
         shadow.write_all_at(&bytes, at).expect("write the shadow");
     }
+}
+
+/// Writes that are dirty when the order comes.
+fn dirty(client: &mut nbd::Client, shadow: &Path, old: u64, random: &mut Rng) {
+    change(client, shadow, random, |random, length| {
+        match random.chance(500) {
+            true => old - length - 512 * random.below(200),
+            false => 512 * random.below(4 * MIB / 512),
+        }
+    });
 }
 
 /// Fails when: what a file below has behind the old end shows, a kill leaves another size or an
@@ -102,9 +115,7 @@ fn a_dirty_qcow2_disk_grows_and_a_kill_at_each_step_leaves_the_old_or_the_new_on
         let daemon = rig.serve();
         rig.done(&["volume", "add", "disk", &origin, "destage-after=never"]);
         let mut client = rig.connect("disk");
-        let shadow = File::options().write(true).open(&disk.shadow);
-        let shadow = shadow.expect("open the shadow");
-        dirty(&mut client, &shadow, disk.old, &mut random);
+        dirty(&mut client, &disk.shadow, disk.old, &mut random);
         // The first of each kind lives.
         let (phase, most) = PHASES[(round / 3 % 3) as usize];
         let nth = 1 + random.below(most);
@@ -128,9 +139,11 @@ fn a_dirty_qcow2_disk_grows_and_a_kill_at_each_step_leaves_the_old_or_the_new_on
         let right = size == disk.new || size == disk.old && !done;
         assert!(right, "{when}: {size} bytes, told {said:?}");
         grown += u64::from(size == disk.new);
-        shadow.set_len(size).expect("size the shadow");
+        let shadow = File::options().write(true).open(&disk.shadow);
+        let sized = shadow.and_then(|it| it.set_len(size));
+        sized.expect("size the shadow");
         let mut client = rig.connect("disk");
-        dirty(&mut client, &shadow, size, &mut random);
+        dirty(&mut client, &disk.shadow, size, &mut random);
         client.disconnect();
         rig.gone_clients("disk");
         rig.done(&["volume", "destage", "disk", "--wait"]);

@@ -7,12 +7,14 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use workload::rng::Rng;
 
 use crate::common::marks::Marks;
-use crate::common::{EXIT_FAILED, EXIT_USAGE, Rig, count, have, nbd, seed, wait_until};
+use crate::common::{EXIT_FAILED, EXIT_USAGE, Rig, count, have, nbd, seed, text_of, wait_until};
+use crate::qcow2_grown::change;
 use crate::qcow2_written::{assert_same, check, convert, create, shown, write};
 
 const MIB: u64 = 1 << 20;
@@ -75,17 +77,26 @@ impl Disk {
 
     /// What has to be in each snapshot from now on.
     fn change(&mut self, random: &mut Rng) {
-        let shadow = File::options().write(true).open(&self.shadow);
-        let shadow = shadow.expect("open the shadow");
-        for _ in 0..12 {
-            let bytes = vec![1 + random.below(255) as u8; 512 * (1 + random.below(40)) as usize];
-            let at = 512 * random.below((NUMBERED_AT - MIB) / 512);
-            self.client().write(at, &bytes);
-            shadow.write_all_at(&bytes, at).expect("write the shadow");
-        }
+        let shadow = self.shadow.clone();
+        change(self.client(), &shadow, random, |random, _| {
+            512 * random.below((NUMBERED_AT - MIB) / 512)
+        });
     }
 
-    /// The next of the numbered writes; false when nobody answers.
+    /// Its guest goes, and what it wrote gets to the image.
+    fn end(&mut self, rig: &Rig, name: &str) {
+        self.client.take().expect("it is there").disconnect();
+        rig.gone_clients(name);
+        rig.done(&["volume", "destage", name, "--wait"]);
+    }
+
+    /// Behind the end of the daemon: for QEMU it is what its guest has written.
+    fn judge(&self) {
+        check(&self.image);
+        assert_same(("qcow2", &self.image), ("raw", &self.shadow));
+    }
+
+    /// The next of the numbered writes; false without an answer.
     fn write_number(&mut self) -> bool {
         let at = NUMBERED_AT + self.numbered * NUMBERED_BYTES;
         let bytes = number(self.numbered);
@@ -206,8 +217,7 @@ fn a_snapshot_is_of_one_moment_and_a_kill_at_each_step_leaves_the_image_or_the_s
         if round % 2 == 1 {
             // As on another host, which has only the SSD and the storage.
             rig.done(&["recover", "--cache", &shown(&rig.cache_path())]);
-            check(&disk.image);
-            assert_same(("qcow2", &disk.image), ("raw", &disk.shadow));
+            disk.judge();
         }
         let daemon = rig.serve();
         let there = frozen.exists();
@@ -226,13 +236,10 @@ fn a_snapshot_is_of_one_moment_and_a_kill_at_each_step_leaves_the_image_or_the_s
         disk.client = Some(rig.connect("disk"));
         disk.change(&mut random);
         assert!(disk.write_number(), "{when}: the guest goes on");
-        disk.client.take().expect("it is there").disconnect();
-        rig.gone_clients("disk");
-        rig.done(&["volume", "destage", "disk", "--wait"]);
+        disk.end(&rig, "disk");
         rig.done(&["volume", "rm", "disk"]);
         daemon.stop();
-        check(&disk.image);
-        assert_same(("qcow2", &disk.image), ("raw", &disk.shadow));
+        disk.judge();
         if let Some(bytes) = frozen_bytes {
             let now = fs::read(&frozen).expect("read it");
             assert!(bytes == now, "{when}: {frozen:?} has changed");
@@ -280,15 +287,10 @@ fn the_disks_of_a_group_are_frozen_at_one_cut() {
     let [one, other] = found;
     assert!(one == other || one == other + 1, "{found:?}");
     for (disk, name) in disks.iter_mut().zip(names) {
-        disk.client.take().expect("it is there").disconnect();
-        rig.gone_clients(name);
-        rig.done(&["volume", "destage", name, "--wait"]);
+        disk.end(&rig, name);
     }
     daemon.stop();
-    for disk in &disks {
-        check(&disk.image);
-        assert_same(("qcow2", &disk.image), ("raw", &disk.shadow));
-    }
+    disks.iter().for_each(Disk::judge);
 }
 
 /// Fails when: an image at rest lacks what was acknowledged, changes before it is resumed, or the
@@ -326,16 +328,33 @@ fn an_image_that_rests_can_be_copied_while_its_guest_goes_on() {
     assert_eq!(judge(&copy, &before, least), least);
     let said = rig.refused(&["volume", "resume", "disk"], EXIT_FAILED);
     assert!(said.contains("its image does not rest"), "{said}");
-    disk.client.take().expect("it is there").disconnect();
-    rig.gone_clients("disk");
-    rig.done(&["volume", "destage", "disk", "--wait"]);
+    disk.end(&rig, "disk");
     daemon.stop();
-    check(&disk.image);
-    assert_same(("qcow2", &disk.image), ("raw", &disk.shadow));
+    disk.judge();
 }
 
-/// Fails when: what was cached of an image is read from the storage again after a snapshot, or
-/// after the next start of the daemon.
+/// What a new clone of an image asks of the storage for what its guest reads.
+fn reads_as_a_clone(rig: &Rig, image: &Path, read: impl Fn(&mut nbd::Client)) -> u64 {
+    let origin = format!("origin={}", shown(&image.with_extension("clone.qcow2")));
+    let add = ["volume", "add", "clone", "--clone-of", &shown(image)];
+    rig.done(&[&add[..], &[&origin, "policy=ephemeral"]].concat());
+    let mut client = rig.connect("clone");
+    read(&mut client);
+    client.disconnect();
+    let clone = rig.show("clone");
+    clone["origin"]["read_bytes"].as_u64().expect("told")
+}
+
+/// The locks keep a program out that wants to write a file of a volume.
+fn assert_no_writer(image: &Path) {
+    let arguments = ["-f", "qcow2", "-c", "write 0 512", &shown(image)];
+    let output = Command::new("qemu-io").args(arguments).output();
+    let said = text_of(&output.expect("run qemu-io"));
+    assert!(said.contains("\"write\" lock"), "{image:?}: {said}");
+}
+
+/// Fails when: what was cached of an image is read from the storage again after a snapshot, after
+/// the next start of the daemon, or by a clone of what is frozen; or a program may write these.
 #[test]
 fn the_cache_stays_warm_over_snapshots_and_the_next_start() {
     let test = "the_cache_stays_warm_over_snapshots_and_the_next_start";
@@ -378,13 +397,16 @@ fn the_cache_stays_warm_over_snapshots_and_the_next_start() {
         read(&mut client);
         last > 0 && before == last && from_storage(&rig) == before
     });
-    rig.done(&["volume", "snapshot", "disk", "monday"]);
-    read(&mut client);
-    // Tables of the new chain alone.
-    let after = from_storage(&rig) - before;
-    assert!(after <= MIB, "{after} bytes were read again");
-    rig.done(&["volume", "snapshot", "disk", "tuesday"]);
-    read(&mut client);
+    for snapshot in ["monday", "tuesday"] {
+        let before = from_storage(&rig);
+        rig.done(&["volume", "snapshot", "disk", snapshot]);
+        assert_no_writer(&disk.frozen(snapshot));
+        assert_no_writer(&disk.image);
+        read(&mut client);
+        // Tables of the new chain alone.
+        let after = from_storage(&rig) - before;
+        assert!(after <= MIB, "{after} bytes were read again");
+    }
     client.disconnect();
     daemon.stop();
     let daemon = rig.serve();
@@ -392,6 +414,11 @@ fn the_cache_stays_warm_over_snapshots_and_the_next_start() {
     read(&mut client);
     let again = from_storage(&rig);
     assert!(again <= MIB, "{again} bytes were read after the start");
+    let own = reads_as_a_clone(&rig, &disk.frozen("monday"), read);
+    assert!(
+        own <= MIB,
+        "{own} bytes were read by a clone of what is frozen"
+    );
     client.disconnect();
     daemon.stop();
 }

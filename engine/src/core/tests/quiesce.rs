@@ -78,6 +78,23 @@ fn exchange(host: &mut Host, volume: VolumeId) {
     host.send(Event::Tick);
 }
 
+/// Another file may take the place of the image from now on.
+fn announce(host: &mut Host, volume: VolumeId) {
+    for order in [Command::Quiesce { volume }, Command::Announce { volume }] {
+        let order = host.order(order);
+        host.pass(1_000);
+        assert_eq!(host.answer(order), Some(Ok(())));
+    }
+}
+
+fn announced() -> (Host, VolumeId) {
+    let (mut host, disk) = with_image();
+    host.fill(disk, 3, 3);
+    end_destage(&mut host, disk);
+    announce(&mut host, disk);
+    (host, disk)
+}
+
 fn reads_image(io: &Io) -> bool {
     let image = matches!(io.device, Device::Origin(_) | Device::Base(..));
     image && io.op == Op::Read && io.purpose == Purpose::GuestRead
@@ -175,6 +192,56 @@ fn the_disks_of_a_group_rest_together() {
     assert!(pair.iter().all(|it| host.show(*it).dirty_bytes == 0));
 }
 
+/// Fails when: a rest that has not begun is not given up, or who waits for it is not told.
+#[test]
+fn a_rest_that_has_not_begun_can_be_given_up() {
+    let mut host = Host::new();
+    let [one, other] = host.attach_pair();
+    host.fill(one, 0, 2);
+    host.hold(writes_origin);
+    let quiesce = host.order(Command::Quiesce { volume: one });
+    host.pass(1_000);
+    assert_eq!(host.answer(quiesce), None, "the storage takes nothing");
+    let resume = host.order(Command::Resume { volume: other });
+    let told = Some(Err(Refusal::NotQuiesced));
+    assert_eq!(
+        host.answer(resume),
+        told,
+        "a copy would be of no single moment"
+    );
+    assert_eq!(host.answer(quiesce), told);
+    host.hold(none);
+    host.pass(2_000);
+    assert!(!host.show(one).rests && !host.show(other).rests);
+    let end = host.order(Command::EndExchange { volume: one });
+    assert_eq!(host.answer(end), told, "nothing is exchanged");
+}
+
+/// Fails when: who resumes a rest has the image written while another file takes its place.
+#[test]
+fn an_exchange_is_ended_by_its_host_alone() {
+    let (mut host, disk) = announced();
+    host.fill(disk, 9, 1);
+    host.count(writes_origin);
+    let resume = |host: &mut Host| {
+        let resume = host.order(Command::Resume { volume: disk });
+        host.pass(2_000);
+        assert_eq!(host.answer(resume), Some(Err(Refusal::Busy)));
+        assert_eq!(host.count(writes_origin), 0);
+    };
+    resume(&mut host);
+    assert!(host.ledger(disk).may_succeed);
+    let empty = host.order(Command::Empty { volume: disk });
+    assert_eq!(host.answer(empty), Some(Ok(())));
+    resume(&mut host);
+    exchange(&mut host, disk);
+    resume(&mut host);
+    let end = host.order(Command::EndExchange { volume: disk });
+    host.pass(100);
+    assert_eq!(host.answer(end), Some(Ok(())));
+    assert!(!host.ledger(disk).may_succeed);
+}
+
 /// Fails when: files are exchanged under a request, guests read past the exchange, what is kept of
 /// the image is forgotten, or the ledger does not follow.
 #[test]
@@ -183,11 +250,7 @@ fn files_are_exchanged_when_nothing_is_on_its_way_and_what_is_kept_stays() {
     host.fill(disk, 3, 3);
     end_destage(&mut host, disk);
     let three = host.read(disk, 3, 1).expect("it is there");
-    let quiesce = host.order(Command::Quiesce { volume: disk });
-    let announce = host.order(Command::Announce { volume: disk });
-    host.pass(100);
-    assert_eq!(host.answer(quiesce), Some(Ok(())));
-    assert_eq!(host.answer(announce), Some(Ok(())));
+    announce(&mut host, disk);
     assert!(host.ledger(disk).may_succeed);
     host.fill(disk, 9, 1);
     host.hold(reads_image);
@@ -207,9 +270,9 @@ fn files_are_exchanged_when_nothing_is_on_its_way_and_what_is_kept_stays() {
     assert_eq!(host.count(reads_image), 0, "it was kept");
     let four = host.read(disk, 4, 1);
     assert_eq!(host.count(reads_image), 1);
-    let resume = host.order(Command::Resume { volume: disk });
+    let end = host.order(Command::EndExchange { volume: disk });
     host.pass(100);
-    assert_eq!(host.answer(resume), Some(Ok(())));
+    assert_eq!(host.answer(end), Some(Ok(())));
     let ledger = host.ledger(disk);
     assert!(!ledger.may_succeed && ledger.image == IMAGE.kept());
     // The next life reads it under the same name.
@@ -219,16 +282,7 @@ fn files_are_exchanged_when_nothing_is_on_its_way_and_what_is_kept_stays() {
 /// Fails when: a read that hangs holds all guests for good.
 #[test]
 fn a_read_that_hangs_ends_the_exchange_and_not_the_guests() {
-    let (mut host, disk) = with_image();
-    host.fill(disk, 3, 3);
-    end_destage(&mut host, disk);
-    for order in [
-        Command::Quiesce { volume: disk },
-        Command::Announce { volume: disk },
-    ] {
-        host.order(order);
-        host.pass(100);
-    }
+    let (mut host, disk) = announced();
     host.hold(reads_image);
     let hangs = host.ask(disk, 5, 1);
     let empty = host.order(Command::Empty { volume: disk });
@@ -237,9 +291,9 @@ fn a_read_that_hangs_ends_the_exchange_and_not_the_guests() {
     assert_eq!(host.answer(empty), Some(Err(Refusal::Io)));
     assert!(host.write(disk, 10, 1), "guests go on");
     assert_eq!(host.answer(hangs), None);
-    let resume = host.order(Command::Resume { volume: disk });
+    let end = host.order(Command::EndExchange { volume: disk });
     host.pass(100);
-    assert_eq!(host.answer(resume), Some(Ok(())));
+    assert_eq!(host.answer(end), Some(Ok(())));
     assert!(!host.ledger(disk).may_succeed);
     host.hold(none);
     end_destage(&mut host, disk);
@@ -250,16 +304,7 @@ fn a_read_that_hangs_ends_the_exchange_and_not_the_guests() {
 #[test]
 fn a_stop_in_the_middle_of_an_exchange_leaves_it_to_the_next_start() {
     for empties in [false, true] {
-        let (mut host, disk) = with_image();
-        host.fill(disk, 3, 3);
-        end_destage(&mut host, disk);
-        for order in [
-            Command::Quiesce { volume: disk },
-            Command::Announce { volume: disk },
-        ] {
-            host.order(order);
-            host.pass(100);
-        }
+        let (mut host, disk) = announced();
         host.hold(reads_image);
         host.ask(disk, 5, 1);
         let empty = empties.then(|| host.order(Command::Empty { volume: disk }));
@@ -267,9 +312,9 @@ fn a_stop_in_the_middle_of_an_exchange_leaves_it_to_the_next_start() {
         host.pass(6_000);
         assert_eq!(host.answer(park), Some(Ok(())));
         let late = host.order(Command::Empty { volume: disk });
-        let resume = host.order(Command::Resume { volume: disk });
+        let end = host.order(Command::EndExchange { volume: disk });
         host.pass(100);
-        for order in [late, resume].into_iter().chain(empty) {
+        for order in [late, end].into_iter().chain(empty) {
             let answer = host.answer(order);
             assert!(matches!(answer, Some(Err(_))), "{answer:?}");
         }
@@ -279,16 +324,7 @@ fn a_stop_in_the_middle_of_an_exchange_leaves_it_to_the_next_start() {
 
 /// Whether the files wait for a read that is under way.
 pub(super) fn exchange_under_a_read() -> bool {
-    let (mut host, disk) = with_image();
-    host.fill(disk, 3, 3);
-    end_destage(&mut host, disk);
-    for order in [
-        Command::Quiesce { volume: disk },
-        Command::Announce { volume: disk },
-    ] {
-        host.order(order);
-        host.pass(100);
-    }
+    let (mut host, disk) = announced();
     host.hold(reads_image);
     host.ask(disk, 5, 1);
     let empty = host.order(Command::Empty { volume: disk });
@@ -302,14 +338,7 @@ pub(super) fn start_behind_a_snapshot() -> bool {
     assert!(attach_known(&mut host, IMAGE));
     let disk = host.core.place("disk");
     host.fill(disk, 0, 2);
-    for order in [
-        Command::Quiesce { volume: disk },
-        Command::Announce { volume: disk },
-    ] {
-        let order = host.order(order);
-        host.pass(1_000);
-        assert_eq!(host.answer(order), Some(Ok(())));
-    }
+    announce(&mut host, disk);
     host.fill(disk, 4, 2);
     let ledger = host.ledger(disk);
     let mut host = host.killed();
@@ -340,13 +369,7 @@ fn a_start_goes_on_with_the_old_image_where_the_new_one_has_not_its_place() {
     assert!(attach_known(&mut host, IMAGE));
     let disk = host.core.place("disk");
     host.fill(disk, 0, 2);
-    for order in [
-        Command::Quiesce { volume: disk },
-        Command::Announce { volume: disk },
-    ] {
-        host.order(order);
-        host.pass(1_000);
-    }
+    announce(&mut host, disk);
     host.fill(disk, 4, 2);
     let mut host = host.killed();
     assert!(attach_known(&mut host, IMAGE));
@@ -366,6 +389,7 @@ fn volumes_that_write_their_images_past_the_log_do_not_rest() {
         |volume| Command::Announce { volume },
         |volume| Command::Empty { volume },
         |volume| Command::Resume { volume },
+        |volume| Command::EndExchange { volume },
     ]
     .map(|order: fn(VolumeId) -> Command| order(VolumeId(0)))
     .into();

@@ -369,7 +369,7 @@ impl Side {
             files: above,
             volume,
         };
-        self.machine.order(Command::Resume { volume })?;
+        self.machine.order(Command::EndExchange { volume })?;
         self.wait_below(1)
     }
 
