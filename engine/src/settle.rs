@@ -49,6 +49,9 @@ pub struct Settled {
     pub without_stage: bool,
     /// What the image is known by, also of one that was written just now.
     pub image: Option<Image>,
+    /// The same as the other kind of user knows it: who reads an image that is not raw has one
+    /// identity for all its files, who writes it has that of the first, and a print of the rest.
+    pub image_otherwise: Option<Image>,
     /// What the log has goes to the image that is there, whichever that is.
     pub overwrite: bool,
     /// What the ledger said to be dirty was given up just now.

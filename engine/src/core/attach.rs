@@ -72,7 +72,8 @@ impl Core {
     ) -> Result<(), OpenError> {
         self.check_spec(id, &spec)?;
         let map = map.map(|map| check_map(&spec, map)).transpose()?;
-        let written = map.is_some() && spec.policy != Policy::Ephemeral && !spec.read_only;
+        let owned = spec.policy != Policy::Ephemeral && !spec.read_only;
+        let written = map.is_some() && (owned || spec.commit);
         if let Some(why) = settled.journal_damage.take_if(|_| written) {
             // The log does not know the places that it has.
             return Err(OpenError::Damaged(why));
@@ -80,6 +81,11 @@ impl Core {
         self.check_journal(id, &mut settled)?;
         let left = settled.journal_left;
         let mut volume = self.join(id, &spec, &settled)?;
+        let commits = written && spec.commit;
+        let overlay = match commits {
+            true => Overlay::Commits,
+            false => left_by_commit(&volume, &settled),
+        };
         let (ledger, image) = (settled.ledger, settled.image.unwrap_or_default());
         // The origin is between two states until it has all of the cut that was begun.
         if let Some(Progress::Cut(upto)) = ledger.as_ref().map(|ledger| ledger.progress) {
@@ -89,9 +95,9 @@ impl Core {
         volume.ledger_generation = ledger.as_ref().map_or(Generation(0), |it| it.generation);
         let dropped = self.drop_destaged(&mut volume);
         let unchanged = settled.origin.filter(|_| !dropped);
-        know_image(&mut volume, image, spec.policy);
+        know_image(&mut volume, image, spec.policy, overlay);
         policy_at_attach(&mut volume, &spec, ledger.as_ref());
-        let plans = written && volume.policy == Policy::WriteBack;
+        let plans = written && volume.policy == Policy::WriteBack || commits;
         volume.replay = ledger.as_ref().filter(|_| left).map(Replay::of);
         if plans {
             let journal = volume.replay.take().map(Replay::guarded);
@@ -493,12 +499,15 @@ impl Core {
         let destaged = self.volume(id).is_destaging();
         self.abandon_destage(id);
         let volume = self.volume(id);
-        if !volume.is_destaging() {
+        let decided = volume.replay.as_ref().is_some_and(|replay| replay.plan);
+        if volume.destage.is_none() && !decided {
             // A commit goes with its destage.
             let commit = volume.committing.take_if(|_| destaged);
             commit
                 .into_iter()
                 .for_each(|request| cx.out.reply(request, Err(Refusal::Gone)));
+        }
+        if !self.volume(id).is_destaging() {
             self.turns.rest(id);
         }
         let volume = self.volume(id);
@@ -654,7 +663,7 @@ fn check_map(spec: &VolumeSpec, mut map: Box<dyn Map>) -> Result<(Uuid, Box<dyn 
     let reads = spec.read_only || spec.policy == Policy::Ephemeral;
     let journaled = spec.journal_possible || spec.policy.is_direct();
     let planned = journaled && map.planner().is_some();
-    let name = match (reads && !spec.commit, planned && !spec.commit) {
+    let name = match (reads && !spec.commit, planned) {
         (true, _) => spec.base_layer,
         (false, true) => map.tables().first().copied(),
         (false, false) => None,
@@ -759,24 +768,58 @@ fn check_stage(volume: &Volume, settled: &Settled) -> Result<(), OpenError> {
     }))
 }
 
+/// How an overlay lies on its image when its volume comes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Overlay {
+    /// On what it was begun on, or not.
+    AsEver,
+    /// A plan is about to write the image, which the ledger says from then on.
+    Commits,
+    /// Its commit was cut short, and another program has written the image since.
+    Misfits,
+}
+
+/// Whether the image is what a commit that was cut short before it was decided has left.
+fn left_by_commit(volume: &Volume, settled: &Settled) -> Overlay {
+    let ledger = settled.ledger.as_ref();
+    let cut_short = |it: &&Ledger| it.dirty && it.volume == volume.uuid;
+    let known = volume.image.under.is_unknown() && volume.policy == Policy::Ephemeral;
+    let ledger = ledger.filter(cut_short).filter(|_| known);
+    match ledger.zip(settled.image_otherwise) {
+        Some((ledger, image)) if of_ledger(ledger, &image) != Finding::Same => Overlay::Misfits,
+        _ => Overlay::AsEver,
+    }
+}
+
 /// What a volume knows its image by from now on. An overlay lies on the image that was there when
 /// its first write came; on another one it must not be read.
-fn know_image(volume: &mut Volume, image: Image, policy: Policy) {
-    let under = volume.image.under;
-    let overlay = policy == Policy::Ephemeral && volume.is_dirty();
+fn know_image(volume: &mut Volume, image: Image, policy: Policy, overlay: Overlay) {
+    let (under, commits) = (volume.image.under, overlay == Overlay::Commits);
+    assert!(
+        !commits || policy == Policy::Ephemeral,
+        "an overlay is committed"
+    );
+    let lies = policy == Policy::Ephemeral && volume.is_dirty();
+    let misfits = match overlay {
+        Overlay::AsEver => overlay_misfit(&under, &image) != Finding::Same,
+        Overlay::Commits => false,
+        Overlay::Misfits => true,
+    };
     volume.image = Known {
-        seen: match volume.read_only || policy == Policy::Ephemeral {
+        seen: match volume.read_only || policy == Policy::Ephemeral && !commits {
             true => image,
             false => Image {
                 marked: image.marked.of(volume.uuid),
                 ..image.written()
             },
         },
-        overlay_misfits: overlay && overlay_misfit(&under, &image) != Finding::Same,
+        overlay_misfits: lies && misfits,
         ..Known::default()
     };
     volume.image.under = match policy {
-        Policy::Ephemeral if overlay && !under.is_unknown() => under,
+        // The ledger tells, also at a start after the next.
+        Policy::Ephemeral if commits || overlay == Overlay::Misfits => Image::default(),
+        Policy::Ephemeral if lies && !under.is_unknown() => under,
         Policy::Ephemeral => image.kept(),
         _ => Image::default(),
     };
@@ -801,6 +844,7 @@ fn check_image(volume: &Volume, spec: &VolumeSpec, settled: &Settled) -> Result<
     let left = |epoch: &crate::volume::Epoch| epoch.last_serial > destaged;
     let (name, bytes) = (&spec.name, volume.dirty_bytes());
     if spec.policy == Policy::Ephemeral {
+        let image = settled.image_otherwise.unwrap_or(image);
         let found = overlay_misfit(&volume.image.under, &image);
         if !spec.commit || found == Finding::Same || !volume.epochs.iter().any(left) {
             return Ok(());

@@ -6,6 +6,7 @@
 //! ```
 //!
 //! The whole overlay goes through one redo journal beside the image, by the machine of a destage.
+//! An image that is not raw gets a plan: *Journal* writes what nothing in it refers to as well.
 //! So the word of the ledger is the one moment that decides: before it the image is untouched and
 //! the overlay has its usual fate; after it whoever opens the image next finishes the journal,
 //! this daemon or another, with or without this cache. The first design made the volume
@@ -27,14 +28,26 @@ use crate::event::{Device, Op, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
 use crate::types::{DestageMode, Policy, RequestId, VolumeId};
+use crate::volume::Volume;
+
+impl Volume {
+    /// It was attached to be committed, and has its image alone.
+    pub(super) fn may_commit(&self) -> bool {
+        self.policy == Policy::Ephemeral && self.ledger_writer.is_some()
+    }
+
+    /// Its commit is decided, and goes to an image that is not raw.
+    pub(super) fn applies_commit(&self) -> bool {
+        let decided = self.replay.as_ref().is_some_and(|it| it.plan);
+        self.committing.is_some() && decided && self.misfit().is_none()
+    }
+}
 
 impl Core {
     /// An administrator's order, for a volume that was attached to be committed.
     pub(super) fn commit(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
         let volume = self.volume(id);
-        let able = volume.policy == Policy::Ephemeral
-            && volume.ledger_writer.is_some()
-            && volume.effective_destage() == DestageMode::Atomic;
+        let able = volume.may_commit() && volume.effective_destage() == DestageMode::Atomic;
         let refusal = match volume.state {
             _ if !able => Some(Refusal::Policy),
             _ if volume.detaching.is_some() || volume.committing.is_some() => Some(Refusal::Gone),
@@ -55,7 +68,8 @@ impl Core {
     /// The volume is there for nobody but the commit.
     pub(super) fn begin_commit(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
-        if volume.committing.is_none() {
+        // The guard of an image that is not raw is cleared first.
+        if volume.committing.is_none() || volume.replay.is_some() {
             return;
         }
         assert!(volume.epochs.len() <= 1, "an overlay is one epoch");
@@ -63,6 +77,10 @@ impl Core {
         assert!(
             volume.reads_in_flight == 0 && volume.waiting.is_empty(),
             "nobody is served by a volume that is committed"
+        );
+        assert!(
+            volume.map.is_none() || volume.image.under.is_unknown(),
+            "a plan changes what the overlay lies on"
         );
         if !volume.is_dirty() {
             return self.end_commit(cx, id, Ok(()));
@@ -83,13 +101,13 @@ impl Core {
     }
 
     /// A commit that fails before it is decided is given up: there may be no room for its journal.
-    pub(super) fn give_up_commit(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    pub(super) fn give_up_commit(&mut self, cx: &mut Cx<'_>, id: VolumeId, why: Refusal) {
         let volume = self.volume(id);
         assert!(volume.committing.is_some(), "checked by the caller");
-        let destage = volume.destage.take();
+        let destage = volume.drop_destage();
         assert!(
             destage.is_some_and(|it| it.is_idle() && !it.applies()),
-            "the image was not written"
+            "nothing of the image refers to what was written"
         );
         let epoch = volume.epochs.front_mut().expect("it was being destaged");
         epoch.sealed = false;
@@ -97,14 +115,18 @@ impl Core {
             volume.state = State::Clean;
             volume.reason = None;
         }
-        self.end_commit(cx, id, Err(Refusal::Io));
+        self.end_commit(cx, id, Err(why));
     }
 
-    /// The ledger says that the image has it all: now the overlay goes.
+    /// The ledger says that the image has it all: now the overlay goes. Or it says that nothing is
+    /// pending beside an image that is not raw, and the commit begins.
     pub(super) fn commit_destaged(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
         if volume.committing.is_none() {
             return;
+        }
+        if volume.ready {
+            return self.begin_commit(cx, id);
         }
         mark(Mark::Committed);
         assert!(!volume.is_dirty(), "all of it was destaged");

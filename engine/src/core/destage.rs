@@ -31,7 +31,7 @@ use super::runs::next_run;
 use super::stride::Pace;
 use super::{Core, Replay};
 use crate::adversary::{Bug, Mark, has, mark};
-use crate::event::{Device, IoError, Op, Purpose, Stat};
+use crate::event::{Device, IoError, Op, Purpose, Refusal, Stat};
 use crate::fetch::Want;
 use crate::format::journal::JournalEntry;
 use crate::format::ledger::{Ledger, Progress};
@@ -300,7 +300,11 @@ impl Core {
     /// An overlay goes to its image as a whole. Its journal alone makes it safe, so nobody waits
     /// for the log.
     pub(super) fn destage_overlay(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        self.begin_phase(id, Phase::Journal);
+        let first = match self.plans(id) {
+            true => Phase::Look,
+            false => Phase::Journal,
+        };
+        self.begin_phase(id, first);
         self.pump_destage(cx, id);
     }
 
@@ -396,7 +400,7 @@ impl Core {
             // A phase that starts again before the ledger points to the journal has failed.
             let failed = destage.retry_at > Time(0) || destage.is_hopeless();
             if volume.committing.is_some() && failed && !destage.applying {
-                return self.give_up_commit(cx, id);
+                return self.give_up_commit(cx, id, Refusal::Io);
             }
             if destage.has_grown_in_vain(failed) {
                 return self.give_up_growth(cx, id);
@@ -785,7 +789,7 @@ impl Core {
             // One that is applied already goes on when its image fits again.
             let applying = destage.applying;
             return match self.volume(id).committing {
-                Some(_) if !applying => self.give_up_commit(cx, id),
+                Some(_) if !applying => self.give_up_commit(cx, id, Refusal::Io),
                 _ => self.detach_progress(cx, id),
             };
         }

@@ -28,7 +28,7 @@ use crate::memory::Slice;
 use crate::origin::{Extent, Lies, Missing, Planned, Planner, TABLE_BYTES_MAX, When, Work};
 use crate::outbox::{Cx, Pending, PlanIo, Timer};
 use crate::snapshot::State;
-use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Span, VolumeId};
+use crate::types::{BLOCK_BYTES, Policy, SECTOR_BYTES, Span, VolumeId};
 use alloc::vec::Vec;
 
 /// Steps of a plan in one turn of the engine.
@@ -56,9 +56,11 @@ impl Core {
         self.maps.get(map).planner()
     }
 
-    /// The image of the volume is written by plans.
+    /// The image of the volume is written by plans: by its destages, or by its commit.
     pub(super) fn plans(&mut self, id: VolumeId) -> bool {
-        self.volume(id).policy == crate::types::Policy::WriteBack && self.volume(id).map.is_some()
+        let volume = self.volume(id);
+        let writes = volume.policy == Policy::WriteBack || volume.may_commit();
+        writes && volume.map.is_some()
     }
 
     /// Takes the plan of a destage as far as it goes without waiting.
@@ -183,6 +185,9 @@ impl Core {
         destage.retry_at = cx.now.plus_millis(DAMAGED_MS);
         let volume = self.volume(id);
         volume.counters.origin.errors += 1;
+        if volume.committing.is_some() {
+            return self.give_up_commit(cx, id, Refusal::Contradicts);
+        }
         if volume.state != State::Damaged {
             volume.state = State::Stalled;
             volume.reason = Some(CONTRADICTS);

@@ -371,7 +371,8 @@ impl Core {
     pub(super) fn pump_replay(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         loop {
             let Some(volume) = self.find(id) else { return };
-            let (serves, begun) = (volume.serves(), volume.unfinished_sectors > 0);
+            let serves = volume.serves() || volume.applies_commit();
+            let begun = volume.unfinished_sectors > 0;
             let Some(replay) = &mut volume.replay else {
                 return;
             };

@@ -49,12 +49,6 @@ impl Daemon {
         if settings.read_only {
             return refuse("is read-only, so there is nothing to commit".into());
         }
-        if entry.image.is_some() {
-            return refuse(
-                "a commit to a qcow2 image is not in this version; commit one of a raw image"
-                    .into(),
-            );
-        }
         let others = self.others_on(entry)?;
         if !others.is_empty() {
             return refuse(format!(

@@ -745,7 +745,10 @@ pub(super) fn open_settled(
 ) -> Opened {
     let mut joining = joining;
     let reader = settings.read_only || settings.policy == Policy::Ephemeral;
-    if !reader || joining.commit {
+    if joining.commit {
+        return open_to_commit(settings, ledgers, joining);
+    }
+    if !reader {
         return open_origin(settings, ledgers, Access::Write, joining);
     }
     joining.journal_first = true;
@@ -756,8 +759,28 @@ pub(super) fn open_settled(
             files.close();
             open_origin(settings, ledgers, Access::Read, joining)
         }
+        Ok((files, _)) if files.is_guarded() => {
+            // A commit was cut short before it was decided: only other programs mind.
+            files.close();
+            let cleared = open_origin(settings, ledgers, Access::Bytes, joining);
+            match cleared {
+                Ok((files, _)) => files.close(),
+                Err(error) => tracing::warn!("{error}; the guard of its image stays"),
+            }
+            open_origin(settings, ledgers, Access::Read, joining)
+        }
         opened => opened,
     }
+}
+
+/// An overlay knows its image as who reads it does, so that is asked first.
+fn open_to_commit(settings: &VolumeSettings, ledgers: &Ledgers, joining: Joining) -> Opened {
+    let (files, read) = open_origin(settings, ledgers, Access::Read, joining)?;
+    let mapped = files.mapped.is_some();
+    files.close();
+    let (files, mut settled) = open_origin(settings, ledgers, Access::Write, joining)?;
+    settled.image_otherwise = read.image.filter(|_| mapped);
+    Ok((files, settled))
 }
 
 fn open_origin(
@@ -847,6 +870,10 @@ fn open_below(
     }
     files.open_below(request, !settled.journal_left, patience)?;
     let written = files.mapped.as_ref().filter(|mapped| mapped.is_written());
+    if let (Some(mapped), None) = (&files.mapped, written) {
+        let stat = mapped.stat_to_write().ok();
+        settled.image_otherwise = stat.and_then(|stat| stat.image);
+    }
     if let Some(image) = &mut settled.image {
         // Without it a file below that was changed later would look as it was.
         let below = written.map(|mapped| mapped.print_below()).transpose();

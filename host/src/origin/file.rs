@@ -319,6 +319,9 @@ impl OpenVolume {
         let header = mapped::header_written(origin, &request.path)?;
         let target = Arc::get_mut(origin).expect("nothing uses it yet");
         let bytes = target.size_bytes.next_multiple_of(header.cluster_bytes());
+        if bytes == target.size_bytes {
+            return Ok(());
+        }
         let extended = target.file.set_len(bytes);
         extended.map_err(|error| Fault::io(&target.name(), "make it longer", error))?;
         target.size_bytes = bytes;
@@ -344,6 +347,12 @@ impl OpenVolume {
         };
         let ledger = self.ledger.as_deref().and_then(written::ledger_in);
         ledger.is_none() && written::is_guarded(image).unwrap_or(false)
+    }
+
+    /// Whether its image, open for reading, is under a guard.
+    pub fn is_guarded(&self) -> bool {
+        let header = self.mapped.as_ref().and_then(|mapped| mapped.header());
+        header.is_some_and(Header::is_guarded)
     }
 
     /// A file below the origin.

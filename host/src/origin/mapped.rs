@@ -424,14 +424,7 @@ impl Mapped {
     /// what that says of its writer, and a print over the others.
     pub fn stat(&self) -> Result<Stat, IoError> {
         if self.written {
-            let mut stat = self.top().stat()?;
-            let below = self.print_below()?;
-            let (marked, print) = written::marked(self.top())?;
-            for image in stat.image.iter_mut() {
-                (image.below, image.marked) = (below, marked);
-            }
-            stat.print = stat.print.map(|it| mix(it, print));
-            return Ok(stat);
+            return self.stat_to_write();
         }
         let mut stats = self.opened.links.iter().map(|link| link.target.stat());
         let mut all = stats.next().expect("an image has a first file")?;
@@ -449,6 +442,18 @@ impl Mapped {
             };
         }
         Ok(all)
+    }
+
+    /// The same as who writes its first file is to know it.
+    pub fn stat_to_write(&self) -> Result<Stat, IoError> {
+        let mut stat = self.top().stat()?;
+        let below = self.print_below()?;
+        let (marked, print) = written::marked(self.top())?;
+        for image in stat.image.iter_mut() {
+            (image.below, image.marked) = (below, marked);
+        }
+        stat.print = stat.print.map(|it| mix(it, print));
+        Ok(stat)
     }
 
     /// A number that is another one where a file below the first is another one, by what its name

@@ -2,16 +2,65 @@
 //! what a kill in the middle leaves.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::common::marks::Marks;
-use crate::common::{EXIT_REFUSED, Rig, nbd, seed, text_of};
+use crate::common::{EXIT_REFUSED, Rig, have, nbd, seed, text_of};
+use crate::qcow2_written::{check, convert, create};
 use workload::rng::Rng;
 
 const BYTES: usize = 16 << 20;
 /// Marks of the kill drill: destage and ledger, journal write, journal apply, checkpoint.
 const PHASES: [u64; 4] = [3, 4, 5, 6];
+
+/// How an image is kept in its file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Raw,
+    /// All of it lies in one qcow2 file.
+    Qcow2,
+    /// A qcow2 file with subclusters that has nothing of its own yet.
+    Overlay,
+}
+
+impl Kind {
+    fn format(self) -> &'static str {
+        match self {
+            Kind::Raw => "raw",
+            Kind::Qcow2 | Kind::Overlay => "qcow2",
+        }
+    }
+
+    /// What QEMU reads in the image.
+    fn content(self, path: &Path) -> Vec<u8> {
+        if self == Kind::Raw {
+            return std::fs::read(path).expect("read the image");
+        }
+        let raw = path.with_extension("copy");
+        convert(("qcow2", path), ("raw", &raw), &["-U"]);
+        let bytes = std::fs::read(&raw).expect("read the copy");
+        std::fs::remove_file(&raw).expect("remove the copy");
+        bytes
+    }
+
+    /// An image that holds something everywhere.
+    fn image(self, rig: &Rig, name: &str) -> (PathBuf, Vec<u8>) {
+        let bytes = image(rig, "base.img");
+        let raw = rig.dir.join("base.img");
+        let path = rig.dir.join(name);
+        match self {
+            Kind::Raw => std::fs::rename(&raw, &path).expect("rename it"),
+            Kind::Qcow2 => convert(("raw", &raw), ("qcow2", &path), &[]),
+            Kind::Overlay => {
+                let options = ["-o", "extended_l2=on,cluster_size=128k"];
+                let below = ["-b", "base.img", "-F", "raw", "16M"];
+                create(&rig.dir, name, &[&options[..], &below].concat());
+            }
+        }
+        (path, bytes)
+    }
+}
 
 /// An image that holds something everywhere.
 fn image(rig: &Rig, name: &str) -> Vec<u8> {
@@ -59,9 +108,9 @@ fn same(one: &[u8], other: &[u8], what: &str) {
 }
 
 /// The image and the live export hold the same bytes, by another program's word.
-fn compare(rig: &Rig, image: &Path) {
+fn compare(rig: &Rig, image: &Path, format: &str) {
     let output = Command::new("qemu-img")
-        .args(["compare", "-U", "-f", "raw", "-F", "raw"])
+        .args(["compare", "-U", "-f", format, "-F", "raw"])
         .arg(image)
         .arg(rig.uri("clone"))
         .output();
@@ -74,10 +123,27 @@ fn compare(rig: &Rig, image: &Path) {
 /// Fails when: some of the writes to the image are left out.
 #[test]
 fn a_committed_overlay_is_the_content_of_its_image() {
+    committed(Kind::Raw);
+}
+
+/// Fails when: QEMU finds the tables of the image wrong, or another content than the guest; a guard
+/// is left.
+#[test]
+fn a_committed_overlay_is_the_content_of_its_qcow2_image() {
+    let test = "a_committed_overlay_is_the_content_of_its_qcow2_image";
+    if !have(test, &["qemu-img"]) {
+        return;
+    }
+    for kind in [Kind::Qcow2, Kind::Overlay] {
+        committed(kind);
+    }
+}
+
+fn committed(kind: Kind) {
     let mut rig = Rig::new();
-    let mut disk = image(&rig, "base.img");
-    let path = rig.dir.join("base.img");
-    rig.volume("clone", &path, "ephemeral", "reset-on = \"disconnect\"");
+    let (path, mut disk) = kind.image(&rig, "gold");
+    let lines = "reset-on = \"disconnect\"";
+    rig.volume_of("clone", (&path, kind.format()), "ephemeral", lines);
     let daemon = rig.serve();
     let mut client = rig.connect("clone");
     // Into the caches of the image as it was.
@@ -92,28 +158,31 @@ fn a_committed_overlay_is_the_content_of_its_image() {
     assert_eq!(shown["overlay"]["ended"], false);
     assert_eq!(shown["effective_policy"], "ephemeral");
     assert!(shown["generation"].as_u64() > before);
-    same(&std::fs::read(&path).unwrap(), &disk, "the image");
+    same(&kind.content(&path), &disk, "the image");
     same(&export(&rig), &disk, "the export");
-    compare(&rig, &path);
+    compare(&rig, &path, kind.format());
     let map = rig.json(&["volume", "map", "clone"]);
     assert_eq!(map["totals"]["log_bytes"], 0, "{map}");
-    let journal = rig.dir.join("base.img.tenuto-journal");
+    let journal = path.with_extension("tenuto-journal");
     assert_eq!(journal.metadata().expect("a journal").len(), 0, "cut");
     // The image stays untouched by what comes next, and another commit goes on from here.
     let mut client = rig.connect("clone");
     client.write(0, &[0xEE; 4096]);
-    same(&std::fs::read(&path).unwrap(), &disk, "the image");
+    same(&kind.content(&path), &disk, "the image");
     drop(client);
     rig.gone_clients("clone");
     rig.done(&["volume", "commit", "clone"]);
     disk[..4096].fill(0xEE);
-    same(&std::fs::read(&path).unwrap(), &disk, "the image");
+    same(&kind.content(&path), &disk, "the image");
     // With nothing in the overlay there is nothing to do.
     rig.done(&["volume", "commit", "clone"]);
     daemon.stop();
     let daemon = rig.serve();
     same(&export(&rig), &disk, "the export of another daemon");
     daemon.stop();
+    if kind != Kind::Raw {
+        check(&path);
+    }
 }
 
 /// Fails when: the other volumes of the image are not asked for.
@@ -168,12 +237,11 @@ fn a_commit_is_refused_where_others_would_see_it() {
 
 /// One commit that is killed in the middle of the nth piece of work of a kind. Returns whether the
 /// image was changed.
-fn killed_in(phase: u64, nth: u64, random: &mut Rng) -> bool {
+fn killed_in(kind: Kind, phase: u64, nth: u64, random: &mut Rng) -> bool {
     let mut rig = Rig::new();
-    let before = image(&rig, "base.img");
+    let (path, before) = kind.image(&rig, "gold");
     let mut after = before.clone();
-    let path = rig.dir.join("base.img");
-    rig.volume("clone", &path, "ephemeral", "");
+    rig.volume_of("clone", (&path, kind.format()), "ephemeral", "");
     let marks = Marks::new(&rig.dir.join("marks"));
     rig.env("TENUTO_MARKS", &marks.path().to_string_lossy());
     let daemon = rig.serve();
@@ -189,7 +257,7 @@ fn killed_in(phase: u64, nth: u64, random: &mut Rng) -> bool {
     // The overlay has outlived the daemon, or is in the image: the guest cannot tell.
     let daemon = rig.serve();
     same(&export(&rig), &after, "the export after a kill");
-    let bytes = std::fs::read(&path).unwrap();
+    let bytes = kind.content(&path);
     let committed = bytes == after;
     assert!(committed || bytes == before, "the image is in between");
     assert!(committed || !done, "it was said to be done");
@@ -203,31 +271,49 @@ fn killed_in(phase: u64, nth: u64, random: &mut Rng) -> bool {
         expected,
         "the export after the host was down",
     );
-    compare(&rig, &path);
+    compare(&rig, &path, kind.format());
     // It can be written and committed as ever.
     let mut client = rig.connect("clone");
     client.write(4096, &[0xCD; 512]);
     client.disconnect();
     rig.gone_clients("clone");
     rig.done(&["volume", "commit", "clone"]);
-    let bytes = std::fs::read(&path).unwrap();
+    let bytes = kind.content(&path);
     assert_eq!(bytes[4096..4608], [0xCD; 512]);
     same(&bytes[4608..], &expected[4608..], "the image at last");
     daemon.stop();
+    if kind != Kind::Raw {
+        check(&path);
+    }
     committed
+}
+
+fn drill(kinds: &[Kind], numbers: &[u64]) {
+    let mut random = Rng::new(seed(2));
+    let mut outcomes = [0, 0];
+    for phase in PHASES {
+        for (nth, kind) in numbers.iter().zip(kinds.iter().cycle()) {
+            let committed = killed_in(*kind, phase, *nth, &mut random);
+            eprintln!("{kind:?} killed in {phase}, {nth}: committed {committed}");
+            outcomes[usize::from(committed)] += 1;
+        }
+    }
+    assert!(outcomes[0] > 0 && outcomes[1] > 0, "{outcomes:?}");
 }
 
 /// Fails when: a pending journal is not finished before its volume is served (`SkipReplay`).
 #[test]
 fn a_commit_that_is_killed_is_whole_or_not_at_all() {
-    let mut random = Rng::new(seed(2));
-    let mut outcomes = [0, 0];
-    for phase in PHASES {
-        for nth in [1, 2, 3, 4, 6] {
-            let committed = killed_in(phase, nth, &mut random);
-            eprintln!("killed in {phase}, {nth}: committed {committed}");
-            outcomes[usize::from(committed)] += 1;
-        }
+    drill(&[Kind::Raw], &[1, 2, 3, 4, 6]);
+}
+
+/// Fails when: a plan changes what the image refers to before it is decided, a guard stays, or QEMU
+/// finds the tables of the image wrong.
+#[test]
+fn a_commit_to_a_qcow2_image_that_is_killed_is_whole_or_not_at_all() {
+    let test = "a_commit_to_a_qcow2_image_that_is_killed_is_whole_or_not_at_all";
+    if !have(test, &["qemu-img"]) {
+        return;
     }
-    assert!(outcomes[0] > 0 && outcomes[1] > 0, "{outcomes:?}");
+    drill(&[Kind::Qcow2, Kind::Overlay], &[1, 2, 3, 4, 6, 9]);
 }

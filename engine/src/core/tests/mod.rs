@@ -9,6 +9,7 @@ mod admission;
 mod allocate;
 mod broken;
 mod checkpoint;
+mod commits;
 mod damage;
 mod destage;
 mod images;

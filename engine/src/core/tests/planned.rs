@@ -19,7 +19,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 /// The file is shorter than what a look says of it.
-const BLOCKS: u64 = 32 * super::MIB / 4096;
+pub(super) const BLOCKS: u64 = 32 * super::MIB / 4096;
 /// The header is one block; the table has a byte for each block of the disk; then come the blocks.
 pub(super) const TABLE_AT: u64 = 4096;
 pub(super) const DATA_AT: u64 = TABLE_AT + BLOCKS;
@@ -49,6 +49,13 @@ pub(super) struct Backwards {
 const SECTOR: u64 = 512;
 
 impl Backwards {
+    pub(super) fn broken() -> Backwards {
+        Backwards {
+            broken: true,
+            ..Backwards::default()
+        }
+    }
+
     fn missing(sector: u64) -> Missing {
         let offset = (TABLE_AT + sector * SECTOR) / 4096 * 4096;
         Missing {
@@ -255,7 +262,7 @@ fn attach_of(host: &mut Host, map: Backwards, blocks: u64) -> VolumeId {
     attach_spec(host, map, spec)
 }
 
-fn attach_spec(host: &mut Host, map: Backwards, spec: VolumeSpec) -> VolumeId {
+pub(super) fn attach_spec(host: &mut Host, map: Backwards, spec: VolumeSpec) -> VolumeId {
     let id = host.core.place(&spec.name);
     let file = host.disks.0.entry(Device::Origin(id));
     file.or_insert_with(empty_file);
@@ -305,7 +312,7 @@ pub(super) fn view(host: &Host, id: VolumeId, block: u64) -> Vec<u8> {
     }
 }
 
-fn guard(host: &Host, id: VolumeId) -> u8 {
+pub(super) fn guard(host: &Host, id: VolumeId) -> u8 {
     host.disks.0[&Device::Origin(id)][1]
 }
 
@@ -315,7 +322,7 @@ pub(super) fn end_destage(host: &mut Host, id: VolumeId) {
     assert_eq!(host.answer(order), Some(Ok(())), "{:?}", host.state(id));
 }
 
-fn applies(io: &Io) -> bool {
+pub(super) fn applies(io: &Io) -> bool {
     io.purpose == Purpose::JournalApply && io.op == Op::Write
 }
 
@@ -496,11 +503,7 @@ fn a_plan_goes_on_behind_requests_that_failed() {
 #[test]
 fn an_image_that_contradicts_itself_is_told_of_and_nothing_of_it_is_written() {
     let mut host = Host::new();
-    let broken = Backwards {
-        broken: true,
-        ..Backwards::default()
-    };
-    let disk = attach(&mut host, broken);
+    let disk = attach(&mut host, Backwards::broken());
     host.fill(disk, 0, 2);
     let before = host.disks.0[&Device::Origin(disk)].clone();
     let order = host.destage(disk);
@@ -521,11 +524,7 @@ fn an_image_that_contradicts_itself_is_told_of_and_nothing_of_it_is_written() {
 #[test]
 fn a_volume_that_goes_begins_no_destage_while_its_ledger_is_being_removed() {
     let mut host = Host::new();
-    let broken = Backwards {
-        broken: true,
-        ..Backwards::default()
-    };
-    let disk = attach(&mut host, broken);
+    let disk = attach(&mut host, Backwards::broken());
     host.fill(disk, 0, 2);
     let order = host.destage(disk);
     host.pass(1_000);
