@@ -455,6 +455,7 @@ mod tests {
             ledger_place: None,
             quiet: std::time::Duration::ZERO,
             create,
+            keeps_end: false,
         };
         let mut files = Files::without_cache();
         let open = open(&request, &mut Patience::none()).expect("opened");

@@ -558,6 +558,7 @@ impl World {
             (Pending::Resume, Refusal::NotQuiesced) => true,
             (Pending::Resize(_), Refusal::Policy) => policy == Policy::Ephemeral,
             (Pending::Resize(_), Refusal::CacheFailed | Refusal::OriginFull) => self.faulty(),
+            (Pending::Commit, Refusal::OriginFull) => self.faulty(),
             (Pending::Resize(sectors), Refusal::Dirty) => {
                 // With a log that holds data, that is.
                 let logged = policy == Policy::WriteBack || plan.switches;

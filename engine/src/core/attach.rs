@@ -499,15 +499,12 @@ impl Core {
         let destaged = self.volume(id).is_destaging();
         self.abandon_destage(id);
         let volume = self.volume(id);
-        let decided = volume.replay.as_ref().is_some_and(|replay| replay.plan);
-        if volume.destage.is_none() && !decided {
+        if !volume.is_destaging() {
             // A commit goes with its destage.
             let commit = volume.committing.take_if(|_| destaged);
             commit
                 .into_iter()
                 .for_each(|request| cx.out.reply(request, Err(Refusal::Gone)));
-        }
-        if !self.volume(id).is_destaging() {
             self.turns.rest(id);
         }
         let volume = self.volume(id);
@@ -782,9 +779,9 @@ enum Overlay {
 /// Whether the image is what a commit that was cut short before it was decided has left.
 fn left_by_commit(volume: &Volume, settled: &Settled) -> Overlay {
     let ledger = settled.ledger.as_ref();
-    let cut_short = |it: &&Ledger| it.dirty && it.volume == volume.uuid;
-    let known = volume.image.under.is_unknown() && volume.policy == Policy::Ephemeral;
-    let ledger = ledger.filter(cut_short).filter(|_| known);
+    let unknown = volume.image.under.is_unknown() && volume.policy == Policy::Ephemeral;
+    let prepares = |it: &&Ledger| it.progress == Progress::Prepare && it.volume == volume.uuid;
+    let ledger = ledger.filter(prepares).filter(|_| unknown);
     match ledger.zip(settled.image_otherwise) {
         Some((ledger, image)) if of_ledger(ledger, &image) != Finding::Same => Overlay::Misfits,
         _ => Overlay::AsEver,

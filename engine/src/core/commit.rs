@@ -6,11 +6,11 @@
 //! ```
 //!
 //! The whole overlay goes through one redo journal beside the image, by the machine of a destage.
-//! An image that is not raw gets a plan: *Journal* writes what nothing in it refers to as well.
-//! So the word of the ledger is the one moment that decides: before it the image is untouched and
-//! the overlay has its usual fate; after it whoever opens the image next finishes the journal,
-//! this daemon or another, with or without this cache. The first design made the volume
-//! write-back for a while; then the overlay had to be written to the log once more before
+//! An image that is not raw gets a plan, and *Journal* writes what nothing in the file refers to.
+//! So the word of the ledger is the one moment that decides: before it the image has the content
+//! that it had, and the overlay has its usual fate; after it whoever opens the image next finishes
+//! the journal, this daemon or another, with or without this cache. The first design made the
+//! volume write-back for a while; then the overlay had to be written to the log once more before
 //! anything of it was safe, and a power loss in between left a volume that its file calls
 //! ephemeral and that owes its image.
 //!

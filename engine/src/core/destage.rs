@@ -173,11 +173,6 @@ impl Destage {
         self.moved_halves = 0;
     }
 
-    /// Requests have failed again and again, or there is no room for them.
-    fn is_hopeless(&self) -> bool {
-        self.resend.is_hopeless() && self.jobs.len() == 0 && !self.waiting
-    }
-
     /// What the origin is to be written from is not complete and synced yet.
     pub fn is_preparing(&self) -> bool {
         match self.phase {
@@ -397,12 +392,11 @@ impl Core {
             let Some(destage) = volume.destage.as_mut().filter(|_| !misfits) else {
                 return;
             };
-            // A phase that starts again before the ledger points to the journal has failed.
-            let failed = destage.retry_at > Time(0) || destage.is_hopeless();
-            if volume.committing.is_some() && failed && !destage.applying {
-                return self.give_up_commit(cx, id, Refusal::Io);
+            let (in_vain, why) = (destage.is_in_vain(), destage.why_in_vain());
+            if volume.committing.is_some() && in_vain {
+                return self.give_up_commit(cx, id, why);
             }
-            if destage.has_grown_in_vain(failed) {
+            if destage.grows.is_some() && in_vain {
                 return self.give_up_growth(cx, id);
             }
             if cx.now < destage.retry_at || destage.waiting {
@@ -572,10 +566,12 @@ impl Core {
         let cluster_bytes = self.planned_cluster(id);
         let room = journal_room(self.destaged_map(id), piece_bytes, cluster_bytes);
         let volume = self.volume(id);
+        let commits = volume.committing.is_some();
         let destage = volume.destage.as_mut().expect("a destage is under way");
+        let ordered = commits || destage.grows.is_some();
         let (damaged, full) = (!destage.bad.is_empty(), destage.full);
         // An order that is given up tells of it.
-        destage.full &= destage.grows.is_some();
+        destage.full &= ordered;
         mark(Mark::DestageAgain);
         destage.retry_at = now.plus_millis(if damaged { 0 } else { RETRY_MS });
         destage.reread_at = now.plus_millis(REREAD_MS);

@@ -28,14 +28,24 @@ use crate::format::ledger::Progress;
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
-use crate::types::{SECTOR_BYTES, VolumeId};
+use crate::types::{SECTOR_BYTES, Time, VolumeId};
 use crate::volume::Volume;
 
 impl Destage {
-    /// It makes room, and has failed before the ledger said *apply*.
-    pub(super) fn has_grown_in_vain(&self, failed: bool) -> bool {
+    /// It has failed before the ledger said *apply*, and nothing of it is under way: one that an
+    /// order waits for can be given up.
+    pub(super) fn is_in_vain(&self) -> bool {
+        // A phase starts again, requests have failed again and again, or there is no room for them.
+        let failed = self.retry_at > Time(0) || self.resend.is_hopeless();
         let in_step = matches!(self.phase, Phase::Prepare | Phase::Begin);
-        self.grows.is_some() && failed && self.is_idle() && !in_step
+        failed && self.is_idle() && !in_step && !self.applying
+    }
+
+    pub(super) fn why_in_vain(&self) -> Refusal {
+        match self.full {
+            true => Refusal::OriginFull,
+            false => Refusal::Io,
+        }
     }
 }
 
@@ -122,11 +132,8 @@ impl Core {
 
     /// A request for it has failed, and the image is as it was.
     pub(super) fn give_up_growth(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let refusal = match self.phase(id).full {
-            true => Refusal::OriginFull,
-            false => Refusal::Io,
-        };
-        self.refuse_growth(cx, id, refusal);
+        let why = self.phase(id).why_in_vain();
+        self.refuse_growth(cx, id, why);
     }
 
     pub(super) fn refuse_growth(&mut self, cx: &mut Cx<'_>, id: VolumeId, refusal: Refusal) {

@@ -294,6 +294,7 @@ pub fn replay(context: &Context, image: &Path, journal: Option<&Path>) -> Result
         ledger_place: None,
         quiet: DEFAULT_QUIET,
         create: false,
+        keeps_end: false,
     };
     let mut progress = tell;
     let opened = file::open(&request, &mut patience(&mut progress)).map_err(from_fault)?;

@@ -745,10 +745,7 @@ pub(super) fn open_settled(
 ) -> Opened {
     let mut joining = joining;
     let reader = settings.read_only || settings.policy == Policy::Ephemeral;
-    if joining.commit {
-        return open_to_commit(settings, ledgers, joining);
-    }
-    if !reader {
+    if !reader || joining.commit {
         return open_origin(settings, ledgers, Access::Write, joining);
     }
     joining.journal_first = true;
@@ -773,16 +770,6 @@ pub(super) fn open_settled(
     }
 }
 
-/// An overlay knows its image as who reads it does, so that is asked first.
-fn open_to_commit(settings: &VolumeSettings, ledgers: &Ledgers, joining: Joining) -> Opened {
-    let (files, read) = open_origin(settings, ledgers, Access::Read, joining)?;
-    let mapped = files.mapped.is_some();
-    files.close();
-    let (files, mut settled) = open_origin(settings, ledgers, Access::Write, joining)?;
-    settled.image_otherwise = read.image.filter(|_| mapped);
-    Ok((files, settled))
-}
-
 fn open_origin(
     settings: &VolumeSettings,
     ledgers: &Ledgers,
@@ -805,6 +792,7 @@ fn open_origin(
         ledger_place: Some(ledgers.place.clone()),
         quiet: settings.origin_quiet,
         create: false,
+        keeps_end: joining.commit,
     };
     let mut progress = |waiting: &str| tracing::info!("{waiting}");
     let mut patience = Patience {
@@ -870,9 +858,16 @@ fn open_below(
     }
     files.open_below(request, !settled.journal_left, patience)?;
     let written = files.mapped.as_ref().filter(|mapped| mapped.is_written());
-    if let (Some(mapped), None) = (&files.mapped, written) {
-        let stat = mapped.stat_to_write().ok();
-        settled.image_otherwise = stat.and_then(|stat| stat.image);
+    if let Some(mapped) = files
+        .mapped
+        .as_ref()
+        .filter(|_| settings.policy == Policy::Ephemeral)
+    {
+        let stat = match written {
+            Some(_) => mapped.stat_to_read(),
+            None => mapped.stat_to_write(),
+        };
+        settled.image_otherwise = stat.ok().and_then(|stat| stat.image);
     }
     if let Some(image) = &mut settled.image {
         // Without it a file below that was changed later would look as it was.

@@ -61,6 +61,8 @@ pub struct Request {
     pub quiet: Duration,
     /// Create ledger and journal (with `Access::Write` only).
     pub create: bool,
+    /// A qcow2 file is as long as before, also where it ends in the middle of a cluster.
+    pub keeps_end: bool,
 }
 
 impl Request {
@@ -291,11 +293,12 @@ impl OpenVolume {
     }
 
     /// The last sectors of a qcow2 file may be less than can be written directly. One that is only
-    /// repaired, or whose journal counts on its length, keeps that; see `end_with_cluster`.
+    /// repaired, or whose journal or overlay counts on its length, keeps that; see
+    /// `end_with_cluster`.
     fn keep_end(&mut self, request: &Request, ledger: Option<&Ledger>) -> Result<(), Fault> {
         let pending = |ledger: &Ledger| matches!(ledger.progress, Progress::Apply { .. });
         let kept = match request.access {
-            Access::Write => ledger.is_some_and(pending),
+            Access::Write => request.keeps_end || ledger.is_some_and(pending),
             Access::Bytes => true,
             Access::Read => false,
         };
@@ -319,9 +322,6 @@ impl OpenVolume {
         let header = mapped::header_written(origin, &request.path)?;
         let target = Arc::get_mut(origin).expect("nothing uses it yet");
         let bytes = target.size_bytes.next_multiple_of(header.cluster_bytes());
-        if bytes == target.size_bytes {
-            return Ok(());
-        }
         let extended = target.file.set_len(bytes);
         extended.map_err(|error| Fault::io(&target.name(), "make it longer", error))?;
         target.size_bytes = bytes;

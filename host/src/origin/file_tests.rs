@@ -23,6 +23,7 @@ fn request(path: &Path, access: Access) -> Request {
         ledger_place: None,
         quiet: std::time::Duration::ZERO,
         create: false,
+        keeps_end: false,
     }
 }
 
@@ -465,6 +466,34 @@ fn a_qcow2_image_that_is_written_ends_with_whole_clusters() {
             "it is not changed"
         );
     }
+}
+
+/// Fails when: the image of an overlay changes before its commit is accepted, or looks like another
+/// one to who is to commit.
+#[test]
+fn an_image_that_is_opened_to_be_committed_is_what_it_was() {
+    let dir = directory();
+    let path = qcow2(&dir, &[]);
+    fs::write(dir.path().join("gone.img"), [0; 4096]).expect("written");
+    let before = fs::read(&path).expect("read");
+    let request = |access| Request {
+        allow: vec![dir.path().to_owned()],
+        keeps_end: true,
+        ..request(&path, access)
+    };
+    let none = &mut Patience::none();
+    let reader = freed(|| open(&request(Access::Read), &mut Patience::none()));
+    let mapped = reader.mapped.clone().expect("it is qcow2");
+    let (read, to_write) = (mapped.stat(), mapped.stat_to_write());
+    drop((reader, mapped));
+    let mut writer = freed(|| open(&request(Access::Write), &mut Patience::none()));
+    let below = writer.open_below(&request(Access::Write), true, none);
+    below.expect("all of it is there");
+    let mapped = writer.mapped.clone().expect("it is written");
+    let image = |stat: Result<Stat, IoError>| stat.expect("told").image;
+    assert_eq!(image(mapped.stat_to_read()), image(read));
+    assert_eq!(image(mapped.stat()), image(to_write));
+    assert!(fs::read(&path).expect("read") == before);
 }
 
 /// Fails when: a volume above an image does not notice that its owner owes it data.

@@ -423,9 +423,14 @@ impl Mapped {
     /// What it is known by: all of its files together, or for one that is written the first file,
     /// what that says of its writer, and a print over the others.
     pub fn stat(&self) -> Result<Stat, IoError> {
-        if self.written {
-            return self.stat_to_write();
+        match self.written {
+            true => self.stat_to_write(),
+            false => self.stat_to_read(),
         }
+    }
+
+    /// The same as who reads all its files knows it.
+    pub fn stat_to_read(&self) -> Result<Stat, IoError> {
         let mut stats = self.opened.links.iter().map(|link| link.target.stat());
         let mut all = stats.next().expect("an image has a first file")?;
         for stat in stats {
@@ -444,7 +449,7 @@ impl Mapped {
         Ok(all)
     }
 
-    /// The same as who writes its first file is to know it.
+    /// The same as who writes its first file knows it.
     pub fn stat_to_write(&self) -> Result<Stat, IoError> {
         let mut stat = self.top().stat()?;
         let below = self.print_below()?;

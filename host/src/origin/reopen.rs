@@ -202,6 +202,7 @@ mod tests {
             ledger_place: None,
             quiet: Duration::ZERO,
             create: true,
+            keeps_end: false,
         };
         let mut files = freed(|| file::open(&request, &mut Patience::none()));
         let below = files.open_below(&request, false, &mut Patience::none());

@@ -31,7 +31,7 @@ fn left(dir: &Path, new: Option<NewFile>) -> Target {
     Target::open(&image, How::default()).expect("opened")
 }
 
-/// Fails when: half of a snapshot stays, the image goes with it, or a file of somebody else.
+/// Fails when: half of a snapshot stays, or the image or a file of another program goes with it.
 #[test]
 fn what_a_killed_snapshot_has_left_goes_and_nothing_else() {
     let marked = |name| on(name).with_mark(&Mark::default()).expect("it has room");

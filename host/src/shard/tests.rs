@@ -256,6 +256,7 @@ fn house(name: &str, san: Option<Params>) -> House {
         ledger_place: None,
         quiet: std::time::Duration::ZERO,
         create: false,
+        keeps_end: false,
     };
     let mut files = file::open(&request, &mut Patience::none()).expect("opens");
     files.san = san;

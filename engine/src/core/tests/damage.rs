@@ -244,7 +244,7 @@ fn a_commit_whose_journal_cannot_be_written_is_given_up() {
     host.fail(|io| writes_journal(io).then_some(IoError::NoSpace));
     let order = commit(&mut host, disk);
     host.pass(1_000);
-    assert_eq!(host.answer(order), Some(Err(Refusal::Io)));
+    assert_eq!(host.answer(order), Some(Err(Refusal::OriginFull)));
     assert_eq!(host.state(disk), (State::Clean, None));
     assert_eq!(host.show(disk).dirty_bytes, 3 * 4096, "the overlay stays");
     host.fail(fine);

@@ -8,7 +8,7 @@ use crate::format::ledger::{Ledger, Progress};
 use crate::image::{Finding, Image, Mark, Marked, Named};
 use crate::types::{Generation, Policy, Serial, Uuid, VolumeId};
 
-const IMAGE: Image = Image {
+pub(super) const IMAGE: Image = Image {
     device: 1,
     inode: 12,
     birth_ns: 0,

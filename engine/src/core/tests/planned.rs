@@ -326,7 +326,7 @@ pub(super) fn applies(io: &Io) -> bool {
     io.purpose == Purpose::JournalApply && io.op == Op::Write
 }
 
-fn writes_now(io: &Io) -> bool {
+pub(super) fn writes_now(io: &Io) -> bool {
     io.purpose == Purpose::DestageWrite && io.op == Op::Write && io.offset >= DATA_AT
 }
 

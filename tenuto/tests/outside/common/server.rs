@@ -94,6 +94,11 @@ impl Server {
         file.expect("the file is there").bytes.clone()
     }
 
+    pub fn names(&self) -> Vec<String> {
+        let state = self.lock();
+        state.files.iter().map(|file| file.name.clone()).collect()
+    }
+
     /// All that is open now answers with this errno from here on.
     pub fn forget(&self, errno: i32) {
         let mut state = self.lock();
