@@ -214,6 +214,9 @@ impl Core {
             self.answer_log_waiters(cx, id, Ok(()));
         }
         self.rewind_unfinished(id);
+        // Its image is about to be written, also where the log has nothing of it.
+        self.refuse_quiesce(cx, id, Refusal::CacheFailed);
+        self.ends_rest(id);
         let volume = self.volume(id);
         if let Some(epoch) = volume.epochs.back() {
             volume.destage_upto = volume.destage_upto.max(epoch.last_serial);
@@ -285,6 +288,10 @@ impl Core {
 
     fn release_past_log(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
+        if volume.is_exchanging() {
+            // Nothing writes the image before that has ended.
+            return;
+        }
         assert!(!volume.is_dirty(), "the origin has what the log has");
         let ledger_writer = volume
             .ledger_writer

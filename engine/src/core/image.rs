@@ -166,11 +166,15 @@ impl Core {
         let writes = volume.writes_image();
         if writes {
             // It has all of the volume, whatever else it has. Its time is our own doing.
-            let last = stat.image.map_or(0, |image| image.size_bytes);
-            let rest = last.next_multiple_of(SECTOR_BYTES) - last;
-            // One that allocates grows as it is written, and is never shorter.
-            if volume.map.is_none() {
-                known.size_bytes = volume.size_bytes.saturating_sub(rest);
+            // One that allocates grows as it is written, and is never shorter. Another one may end
+            // in the middle of a sector until that is written.
+            let odd = known.size_bytes.next_multiple_of(SECTOR_BYTES) == volume.size_bytes;
+            if volume.map.is_none() && !odd {
+                known.size_bytes = volume.size_bytes;
+            }
+            let now = stat.image.map_or(0, |image| image.size_bytes);
+            if volume.map.is_none() && known.size_bytes < now {
+                volume.image.seen.size_bytes = now.min(volume.size_bytes);
             }
             known = known.written();
         }

@@ -168,7 +168,7 @@ impl Core {
     }
 
     /// Ends the rest of a volume, and of its group, where their guests would have to wait for it.
-    fn ends_rest(&mut self, id: VolumeId) -> bool {
+    pub(super) fn ends_rest(&mut self, id: VolumeId) -> bool {
         let failed = self.health.is_failed();
         let members = self.members(id);
         let ended = |core: &mut Core, member: &VolumeId| {
@@ -350,6 +350,7 @@ impl Core {
         }
         cx.out.reply(order, Ok(()));
         self.start_destage_if_due(cx, id);
+        self.pump_bypass(cx, id);
         self.detach_progress(cx, id);
     }
 

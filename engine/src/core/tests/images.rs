@@ -185,6 +185,33 @@ fn a_loss_that_was_accepted_for_a_direct_volume_is_in_its_ledger_before_it_is_se
     assert!(settled.ledger.is_some_and(|ledger| !ledger.dirty));
 }
 
+/// Fails when: an image that has lost a part of its last sector is taken for one that never had it.
+#[test]
+fn a_part_of_a_sector_is_missed_from_an_image_that_had_it() {
+    let odd = Image {
+        size_bytes: IMAGE.size_bytes - 197,
+        ..IMAGE
+    };
+    let (mut host, disk) = with_image();
+    host.stat = seen(odd);
+    assert_eq!(look(&mut host, disk), Some(Err(Refusal::Held)));
+    let mut host = Host::new();
+    host.stat = seen(odd);
+    let spec = spec(Policy::WriteBack, "disk");
+    let disk = host.core.place(&spec.name);
+    let settled = Settled {
+        image: Some(odd),
+        ..Settled::default()
+    };
+    host.attach_as(disk, spec, settled);
+    assert_eq!(look(&mut host, disk), Some(Ok(())), "it never had it");
+    // Its last sector is written.
+    host.stat = seen(IMAGE);
+    assert_eq!(look(&mut host, disk), Some(Ok(())));
+    host.stat = seen(odd);
+    assert_eq!(look(&mut host, disk), Some(Err(Refusal::Held)));
+}
+
 /// Fails when: a commit that has begun to write its image is given up with requests in flight.
 #[test]
 fn a_commit_whose_image_is_away_for_a_while_in_the_middle_goes_to_its_end() {

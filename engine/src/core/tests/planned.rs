@@ -797,7 +797,7 @@ fn a_pending_journal_that_is_damaged_waits_until_it_is_restored() {
     assert_eq!(Some(found), want);
 }
 
-fn is_dead(io: &Io) -> Option<IoError> {
+pub(super) fn is_dead(io: &Io) -> Option<IoError> {
     (io.device == Device::Cache && io.op != Op::Read).then_some(IoError::Failed)
 }
 

@@ -1,7 +1,7 @@
 //! Images that rest, and files that take their place.
 
-use super::planned::{Backwards, attach_known, end_destage, place, view, with_image};
-use super::{Host, MIB, none, spec, writes_origin};
+use super::planned::{Backwards, attach_known, end_destage, is_dead, place, view, with_image};
+use super::{Host, MIB, fine, none, spec, writes_origin};
 use crate::event::{Command, Device, Event, Io, Op, Purpose, Refusal};
 use crate::format::ledger::Progress;
 use crate::image::{Image, Marked};
@@ -215,6 +215,66 @@ fn a_rest_that_has_not_begun_can_be_given_up() {
     assert!(!host.show(one).rests && !host.show(other).rests);
     let end = host.order(Command::EndExchange { volume: one });
     assert_eq!(host.answer(end), told, "nothing is exchanged");
+}
+
+/// The cache device dies, which the write of another disk meets.
+fn lose_cache(host: &mut Host, other: VolumeId) {
+    host.fail(is_dead);
+    host.write_sectors(other, 0, 8);
+    host.flush(other);
+    host.pass(20_000);
+}
+
+/// Fails when: an image that rests is written past a cache device that fails, and nobody is told; or
+/// it is written while another file takes its place.
+#[test]
+fn a_cache_device_that_fails_ends_a_rest_and_waits_for_an_exchange() {
+    let (mut host, disk) = with_image();
+    let other = host.attach(spec(Policy::WriteBack, "other"));
+    host.fill(disk, 3, 3);
+    end_destage(&mut host, disk);
+    let quiesce = host.order(Command::Quiesce { volume: disk });
+    host.pass(1_000);
+    assert_eq!(host.answer(quiesce), Some(Ok(())));
+    lose_cache(&mut host, other);
+    let write = host.write_sectors(disk, 64, 8);
+    host.pass(1_000);
+    assert_eq!(host.answer(write), Some(Ok(())), "past the log");
+    let shown = host.show(disk);
+    assert_eq!((shown.rests, shown.counters.rests_ended), (false, 1));
+    let resume = host.order(Command::Resume { volume: disk });
+    assert_eq!(host.answer(resume), Some(Err(Refusal::NotQuiesced)));
+
+    let (mut host, disk) = announced();
+    let other = host.attach(spec(Policy::WriteBack, "other"));
+    lose_cache(&mut host, other);
+    let write = host.write_sectors(disk, 64, 8);
+    host.pass(1_000);
+    assert_eq!(host.answer(write), None, "the old file is not written");
+    // Nobody looks at a device that is good.
+    host.fail(fine);
+    host.pass(60_000);
+    let end = host.order(Command::EndExchange { volume: disk });
+    host.pass(1_000);
+    let ends = (host.answer(end), host.answer(write));
+    assert_eq!(ends, (Some(Ok(())), Some(Ok(()))));
+}
+
+/// Fails when: a rest is reported that has not begun when the cache device fails.
+#[test]
+fn a_cache_device_that_fails_ends_what_comes_before_a_rest() {
+    let (mut host, disk) = with_image();
+    host.fill(disk, 3, 3);
+    host.hold(writes_origin);
+    let quiesce = host.order(Command::Quiesce { volume: disk });
+    host.pass(1_000);
+    host.fail(is_dead);
+    let write = host.write_sectors(disk, 64, 8);
+    host.pass(20_000);
+    assert_eq!(host.answer(quiesce), Some(Err(Refusal::CacheFailed)));
+    host.hold(none);
+    host.pass(20_000);
+    assert_eq!(host.answer(write), Some(Ok(())));
 }
 
 /// Fails when: who resumes a rest has the image written while another file takes its place.
