@@ -3,7 +3,7 @@
 //! ```text
 //! moved:  renamed or removed, and perhaps another file has its name ─▶ put back
 //! written: a base, by another program
-//! shrunk: cut short where it lies ─▶ seen by all who have it ─▶ put back, byte by byte
+//! shrunk: cut short where it lies ─▶ seen by all who have it ─▶ put back, sector by sector
 //! ```
 //!
 //! Owns when that happens, the looks of the daemon, and what each volume was told. Always true:
@@ -20,6 +20,7 @@ use engine::event::{Command, Device, Event, Io, IoError, Op};
 use engine::types::Policy;
 use workload::check::FlushPoint;
 use workload::stamp;
+use workload::stamp::SECTOR_BYTES;
 
 /// The daemon looks at an image at least as often.
 const LOOK_NS: u64 = 2_000_000_000;
@@ -38,6 +39,12 @@ pub struct Misfit {
     pub written: bool,
     /// What was behind the end when it was cut short.
     tail: Vec<u8>,
+}
+
+/// Where the sector of this byte begins. Who puts a part of one back beside what was written of it
+/// meanwhile tears it, and that is no fault of ours.
+fn whole(cut: u64) -> u64 {
+    cut / SECTOR_BYTES as u64 * SECTOR_BYTES as u64
 }
 
 impl World {
@@ -143,11 +150,11 @@ impl World {
         let origin = &self.devices.origins[at];
         let logs = |it: &Guest| it.plan.policy == Policy::WriteBack && !it.plan.goes_direct();
         let mut mine = self.guests.iter().filter(|it| it.plan.origin == at);
-        let cut = origin.cut.expect("it was cut short");
+        let from = whole(origin.cut.expect("it was cut short"));
         let kept = mine.all(logs);
-        let bytes = if kept { origin.image.size() - cut } else { 0 };
+        let bytes = if kept { origin.image.size() - from } else { 0 };
         let mut tail = vec![0; bytes as usize];
-        origin.image.read_landed(cut, &mut tail);
+        origin.image.read_landed(from, &mut tail);
         self.images[at].tail = tail;
     }
 
@@ -204,7 +211,7 @@ impl World {
         origin.path = Path::Here;
         let tail = std::mem::take(&mut self.images[at].tail);
         if let Some(cut) = cut.filter(|_| !tail.is_empty()) {
-            origin.image.put(cut, tail);
+            origin.image.put(whole(cut), tail);
         }
         self.trace.tell(format_args!("image {at} is put back"));
         if cut.is_none() {

@@ -19,10 +19,11 @@
 //! Always true: from *Rest* to the end nothing writes the image, its ledger says *idle*, it has no
 //! guard, and no destage of its volume or of a member of its group begins; nothing is exchanged
 //! while a request to the image is in flight or a table of it is on its way; from *Announce* on
-//! only the host that exchanges can end it, not who resumes a rest. Where the log needs
-//! room a rest ends by itself, because a guest that waits for a backup is worse than a backup that
-//! has to be made again; who resumes is told so. Deliberately absent: what the host does with the
-//! files meanwhile, and volumes that write past the log.
+//! only the host that exchanges can end it, and a volume whose cache device fails waits with its
+//! way past the log. Where the log needs room, or its device fails, a rest ends by itself, because
+//! a guest that waits for a backup is worse than a backup that has to be made again; who resumes is
+//! told so. Deliberately absent: what the host does with the files meanwhile, and volumes that
+//! write past the log.
 
 use super::ledger::LedgerStep;
 use super::{Bypass, Core};

@@ -225,8 +225,8 @@ fn lose_cache(host: &mut Host, other: VolumeId) {
     host.pass(20_000);
 }
 
-/// Fails when: an image that rests is written past a cache device that fails, and nobody is told; or
-/// it is written while another file takes its place.
+/// Fails when: an image that rests is written past a cache device that fails, and nobody is told;
+/// or it is written while another file takes its place.
 #[test]
 fn a_cache_device_that_fails_ends_a_rest_and_waits_for_an_exchange() {
     let (mut host, disk) = with_image();
