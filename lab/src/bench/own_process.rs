@@ -108,6 +108,21 @@ impl Served {
         self.client.get(&format!("/v1/volumes/{name}"))
     }
 
+    /// The daemon hears of a client's end a moment after the client.
+    pub fn wait_for_no_client(&self, name: &str) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            match number(&self.volume(name)?["clients"])? {
+                0 => return Ok(()),
+                _ if begun.elapsed() > WAIT_MAX => {
+                    let message = format!("volume {name}: its clients do not end");
+                    return Err(Error::failed(message));
+                }
+                _ => std::thread::sleep(LOOK),
+            }
+        }
+    }
+
     /// Ends it in order.
     pub fn stop(mut self) -> Result<()> {
         sys::ask_to_end(&self.process.0).map_err(failed)?;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use workload::check::{Crash, Promise};
 
-use crate::common::load::{End, Load, Mix};
+use crate::common::load::{End, Life, Load, Mix};
 use crate::common::marks::{Marks, PHASES};
 use crate::common::{Rig, SetWhenDropped, copy_with_neighbours, count, seed};
 use workload::rng::Rng;
@@ -301,7 +301,8 @@ fn the_origin_of_an_atomic_volume_is_a_prefix_after_every_kill() {
     let mut newest_on_origin = 0;
     for round in 0..rounds {
         let daemon = rig.serve();
-        load.run_until_killed(&rig, "disk", (daemon, 50 + random.below(600)), || {});
+        let life = Life::Answers(50 + random.below(600));
+        load.run_until_killed(&rig, "disk", (daemon, life), || {});
         let copy = rig.dir.join("copy.img");
         copy_with_neighbours(&image, &copy);
         rig.done(&["origin", "replay", &copy.to_string_lossy()]);

@@ -9,10 +9,12 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
 use workload::rng::Rng;
 use workload::stamp;
 
+use crate::common::load::Life;
 use crate::common::marks::Marks;
 use crate::common::nbd::{self, Client};
 use crate::common::{Daemon, Rig, SetWhenDropped, copy_with_neighbours, count, have, run, seed};
@@ -273,11 +275,9 @@ impl Drill {
         }
     }
 
-    /// Guests work until the daemon dies: in the nth entry of a phase, or after some answers.
-    fn die(&mut self, daemon: Daemon, mark: Option<(u64, u64)>) {
+    /// Guests work until the daemon dies: in the nth entry of a phase, or when `life` is over.
+    fn die(&mut self, daemon: Daemon, mark: Option<(u64, u64)>, life: Life) {
         let answers = AtomicU64::new(0);
-        let least = self.tops.len() as u64 * 8;
-        let patience = least + self.random.below(least * 5);
         let over = AtomicBool::new(false);
         let clients: Vec<Client> = self
             .tops
@@ -287,7 +287,7 @@ impl Drill {
         if let Some((phase, nth)) = mark {
             self.marks.arm(phase, nth);
         }
-        let rig = &self.rig;
+        let (rig, begun) = (&self.rig, Instant::now());
         std::thread::scope(|scope| {
             let destages = scope.spawn(|| {
                 while !over.load(Ordering::SeqCst) {
@@ -299,7 +299,7 @@ impl Drill {
                 let (answers, daemon) = (&answers, &daemon);
                 scope.spawn(move || {
                     while top.step(&mut client) {
-                        if answers.fetch_add(1, Ordering::SeqCst) > patience {
+                        if life.is_over(answers.fetch_add(1, Ordering::SeqCst), begun) {
                             daemon.signal(libc::SIGKILL);
                         }
                     }
@@ -383,7 +383,12 @@ impl Drill {
                 (true, phase) => Some((3 + phase, 1 + self.random.below(24))),
                 (false, _) => Some((APPLY, 1)),
             };
-            self.die(daemon, mark);
+            let least = self.tops.len() as u64 * 8;
+            let life = match round < rounds {
+                true => Life::Answers(least + self.random.below(least * 5)),
+                false => Life::UntilMark,
+            };
+            self.die(daemon, mark, life);
             self.replay_a_copy();
             daemon = self.rig.serve();
             self.is_there();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use workload::check::{Crash, Promise};
 use workload::rng::Rng;
 
-use crate::common::load::Load;
+use crate::common::load::{Life, Load};
 use crate::common::marks::Marks;
 use crate::common::{
     EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, Rig, copy_with_neighbours, count, have, run, seed,
@@ -369,8 +369,11 @@ fn kill_in_destages(mode: &str) {
             (true, phase) => marks.arm(3 + phase, nth),
             (false, _) => marks.arm(APPLY, 1),
         };
-        let life = (daemon, 200 + random.below(400));
-        load.run_until_killed(&rig, "disk", life, arm);
+        let life = match round < rounds {
+            true => Life::Answers(200 + random.below(400)),
+            false => Life::UntilMark,
+        };
+        load.run_until_killed(&rig, "disk", (daemon, life), arm);
         marks.disarm();
         let raw = rig.dir.join("copy.raw");
         let examine = |image: &Path| {
@@ -599,7 +602,10 @@ fn a_drained_volume_on_a_qcow2_image_writes_it_past_the_log() {
     read("read -P 0x31 1M 4k");
     read("read -P 0x33 3M 4k");
     let daemon = rig.serve();
-    assert_eq!(rig.show("disk")["effective_policy"], "write-through");
+    // The switch of a start goes on beside its guests.
+    crate::common::wait_until("it is drained again", PATIENCE, || {
+        rig.show("disk")["effective_policy"] == "write-through"
+    });
     rig.done(&["drain", "--undo"]);
     crate::common::wait_until("it is write-back again", PATIENCE, || {
         rig.show("disk")["effective_policy"] == "write-back"

@@ -134,8 +134,9 @@ impl<'a> Host<'a> {
         client.post("/v1/volumes", Some(&body), PATIENT).map(drop)
     }
 
-    /// A volume without dirty data; its image stays.
+    /// A volume without dirty data; its image stays. A client that has said goodbye is waited for.
     pub fn remove(&self, name: &str) -> Result<()> {
+        self.served.wait_for_no_client(name)?;
         let place = format!("/v1/volumes/{name}");
         self.served.client.delete(&place, PROMPT).map(drop)
     }

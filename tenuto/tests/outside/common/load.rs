@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use workload::check::{Crash, FlushPoint, Found, Kind, Model, Promise, ReadPoint, Violation};
 use workload::stamp;
@@ -24,6 +24,8 @@ use workload::rng::Rng;
 pub const QUEUE_DEPTH: usize = 16;
 /// A request that waits longer than this is lost, whatever the host's load.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// A mark that is reached no sooner than this is not reached.
+const MARK_PATIENCE: Duration = Duration::from_secs(120);
 /// Attempts to find a place that touches no write in flight.
 const PLACES_TRIED: usize = 64;
 
@@ -274,19 +276,19 @@ impl Load {
         })
     }
 
-    /// Runs until this daemon is dead: by a mark, or after so many more answers. All the while
-    /// what is dirty is brought home. A mark is armed by `arm`, once the client is connected: what
-    /// an earlier life left dirty may be on its way home at the start already.
+    /// Runs until this daemon is dead: by a mark, or when `life` is over. All the while what is
+    /// dirty is brought home. A mark is armed by `arm`, once the client is connected: what an
+    /// earlier life left dirty may be on its way home at the start already.
     pub fn run_until_killed(
         &mut self,
         rig: &Rig,
         volume: &str,
-        (daemon, answers): (Daemon, u64),
+        (daemon, life): (Daemon, Life),
         arm: impl FnOnce(),
     ) {
         let client = rig.connect(volume);
         arm();
-        let patience = self.counts.answered + answers;
+        let (before, begun) = (self.counts.answered, Instant::now());
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -296,7 +298,7 @@ impl Load {
             });
             let _over = SetWhenDropped(&over);
             let end = self.run(client, |counts| {
-                if counts.answered > patience {
+                if life.is_over(counts.answered - before, begun) {
                     daemon.signal(libc::SIGKILL);
                 }
                 true
@@ -318,6 +320,24 @@ impl Load {
         match found {
             Ok(Found { cut, .. }) | Err(Violation::Lost { cut, .. }) => Ok(cut),
             Err(violation) => Err(violation),
+        }
+    }
+}
+
+/// How long a daemon lives that no mark ends before.
+#[derive(Clone, Copy)]
+pub enum Life {
+    /// Until so many answers.
+    Answers(u64),
+    /// Until the mark ends it, however slow the machine is.
+    UntilMark,
+}
+
+impl Life {
+    pub fn is_over(self, answered: u64, begun: Instant) -> bool {
+        match self {
+            Life::Answers(most) => answered > most,
+            Life::UntilMark => begun.elapsed() > MARK_PATIENCE,
         }
     }
 }

@@ -245,9 +245,11 @@ impl Client {
         assert_eq!(self.command(CMD_FLUSH, 0, 0, 0), 0, "flush");
     }
 
-    /// Ends the session in order.
+    /// Ends the session in order; the daemon counts this client no more when this returns.
     pub fn disconnect(mut self) {
         let _ = self.send(CMD_DISC, 0, 0, 0, &[]);
+        // What is left to read are answers that nobody waits for.
+        let _ = io::copy(&mut self.stream, &mut io::sink());
     }
 }
 
