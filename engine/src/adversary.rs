@@ -268,6 +268,8 @@ rules::list! {
 rules::list! {
     /// A way that is seldom gone.
     Mark {
+        /// What a write copies to its new cluster was in the read tier.
+        CopiedFromTier,
         /// A direct write of an image that allocates has got its place.
         Allocated,
         /// A tail that was torn is dropped.

@@ -268,6 +268,15 @@ impl Map for ChainMap {
 }
 
 impl ChainMap {
+    /// All of a plan is at the file. Gives where tables have changed.
+    fn accept(&mut self) -> Vec<(u64, u64)> {
+        let writing = self.writing.as_mut().expect("it is written");
+        let changed = writing.writer.accept(&mut self.chain);
+        writing.tables = Sectors::new(PLAN_BYTES);
+        self.lines.forget();
+        changed.iter().map(|it| (it.at, it.bytes)).collect()
+    }
+
     /// What the tables say.
     fn look_up(&mut self, span: Span) -> Resolved {
         let asked = types::Span {
@@ -381,24 +390,32 @@ impl Planner for ChainMap {
     }
 
     fn reached(&mut self) -> Vec<(u64, u64)> {
-        let writing = self.writing.as_mut().expect("it is written");
-        let changed = writing.writer.accept(&mut self.chain);
-        self.lines.forget();
-        writing.tables = Sectors::new(PLAN_BYTES);
+        let changed = self.accept();
         let id = self.chain.file(TOP).id;
-        for range in &changed {
-            self.tables.forget_range(id, *range);
+        for (at, bytes) in changed.iter().copied() {
+            self.tables.forget_range(id, types::Range { at, bytes });
         }
-        changed.iter().map(|it| (it.at, it.bytes)).collect()
+        changed
     }
 
     fn written_through(&mut self, tables: &[(u64, &[u8])]) -> Vec<(u64, u64)> {
-        let ranges = self.reached();
+        let ranges = self.accept();
         let id = self.chain.file(TOP).id;
-        // The header is changed by others as well, and read anew by each plan.
-        for (at, bytes) in tables.iter().filter(|it| it.0 > 0) {
-            self.tables.overwrite(id, *at, bytes);
+        for (at, bytes) in tables {
+            match *at {
+                // The header is changed by others as well, and read anew by each plan.
+                0 => self.tables.forget_range(
+                    id,
+                    types::Range {
+                        at: 0,
+                        bytes: bytes.len() as u64,
+                    },
+                ),
+                at => self.tables.overwrite(id, at, bytes),
+            }
         }
+        let told = |range: &(u64, u64)| tables.iter().any(|it| it.0 == range.0);
+        assert!(ranges.iter().all(told), "what a plan changes is written");
         ranges
     }
 

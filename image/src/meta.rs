@@ -7,7 +7,8 @@
 //!
 //! Progress: a call of [`resolve`](crate::resolve::resolve) on the deepest chain needs 128 sectors.
 //! One fill brings 1/256 of the capacity beside the sector that was wanted, so what was asked for
-//! before stays until the call has all it needs, at any capacity from [`SECTORS_MIN`] on.
+//! before stays until the call has all it needs, at any capacity from [`SECTORS_MIN`] on. What a
+//! plan has written may push a part of that out, once for each plan.
 
 use crate::types::{FileId, Range, SECTOR_BYTES};
 use alloc::boxed::Box;
@@ -92,15 +93,15 @@ impl Sectors {
         assert!(self.slots.len() <= self.capacity && self.index.len() == self.slots.len());
     }
 
-    /// Takes what was written to a file: sectors that are at hand become the new ones, and so do
-    /// those of a range that is short.
+    /// Takes what was written to a file: sectors that are at hand become the new ones. Those of a
+    /// range that is short are at hand from now on.
     pub fn overwrite(&mut self, file: FileId, at: u64, bytes: &[u8]) {
         let (sectors, rest) = bytes.as_chunks::<{ SECTOR_BYTES as usize }>();
         assert!(at.is_multiple_of(SECTOR_BYTES) && rest.is_empty());
-        let short = sectors.len() <= self.capacity / 256;
+        let short = sectors.len() <= self.capacity / 16;
         for (number, sector) in (at / SECTOR_BYTES..).zip(sectors) {
             if short || self.index.contains_key(&(file, number)) {
-                self.put(file, number, sector, true);
+                self.put(file, number, sector, false);
             }
         }
     }

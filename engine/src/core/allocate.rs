@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! write ─▶ all of it has its place ─▶ written there (`direct`)
-//!      └─▶ queued ─▶ (Stat ─▶ Header ─▶) Plan ─▶ Place ─▶ (Mark ─▶ Sync ─▶) Count
+//!      └─▶ queued ─▶ (Stat ─▶ Header ─▶) Plan ─▶ Place ─▶ (Mark ─▶ Sync ─▶ Count)
 //!             ─▶ (Sync ─▶ Hook ─▶) Sync ─▶ Refer ─▶ answered ─▶ (Sync ─▶ Release)
 //! ```
 //!
@@ -11,15 +11,15 @@
 //! out where the plan has nothing for it. *Stat* and *Header* read the file anew behind a failed
 //! sync, when it is not known which of its tables are on media. *Mark* says once in the header
 //! that counts may be too high after a crash: the next host that opens the file for writing
-//! frees what leaked.
+//! frees what leaked. Once it says so, counts are written in *Place*.
 //!
 //! Always true: one plan of an image is under way, and no destage. A write is answered when the
 //! file itself refers to it, so that the end of this process loses nothing that was acknowledged.
 //! What refers to a cluster is written when the cluster and its count are synced, so that at each
 //! instant the file is a right qcow2 file of old or new sectors, whose counts are at most too high.
 //! Places and their bytes are decided once; a plan that fails is not made again with other places.
-//! Deliberately absent: what becomes of a cluster ([`Planner`]), and the order of writes that
-//! overlap ([`super::direct`]).
+//! Deliberately absent: what becomes of a cluster ([`Planner`]), what is copied to it
+//! ([`super::copied`]), and the order of writes that overlap ([`super::direct`]).
 
 use super::Core;
 use super::batch::{Batch, NextPieces, Plan, Source, next_pieces, step_of_planner};
@@ -28,9 +28,9 @@ use crate::adversary::{Bug, Mark, mark};
 use crate::event::{Device, IoError, Op, Purpose, Stat};
 use crate::memory::{Place, Slice};
 use crate::origin::{
-    Extent, FileIndex, Lies, Missing, Piece, Planned, Planner, Rank, TABLE_BYTES_MAX, When, Work,
+    FileIndex, Lies, Missing, Piece, Planned, Planner, Rank, TABLE_BYTES_MAX, When, Work,
 };
-use crate::outbox::{AllocateIo, Cx, Pending};
+use crate::outbox::{AllocateIo, Cx, Pending, Timer};
 use crate::slab::Slab;
 use crate::types::{SECTOR_BYTES, Span, Time, VolumeId};
 use crate::volume::Volume;
@@ -42,6 +42,9 @@ use alloc::vec::Vec;
 const DATA_SECTORS_MAX: u64 = (16 << 20) / SECTOR_BYTES;
 const ZERO_SECTORS_MAX: u64 = (1 << 30) / SECTOR_BYTES;
 const CALLS_MAX: usize = 256;
+/// For one more write a plan waits such a part of what the one before it took, and half of that
+/// for all.
+const COMPANY_PARTS: u64 = 2;
 /// Requests of one plan at once.
 const DEPTH: usize = 16;
 /// Steps of a plan in one turn of the engine.
@@ -58,6 +61,45 @@ pub struct Allocator {
     used: bool,
     /// One was cut short behind its counts.
     leaked: bool,
+    company: Option<Company>,
+}
+
+/// What the next plan waits for. Guests that were answered together often write on together: one
+/// plan of all costs less than two of the halves, each of which would wait for the other.
+#[derive(Clone, Copy)]
+struct Company {
+    /// So many writes are all that there are.
+    writes: usize,
+    /// No further one came until then.
+    until: Time,
+    end: Time,
+    pause_ns: u64,
+}
+
+impl Company {
+    /// Behind a plan that took so long.
+    fn behind(now: Time, took_ns: u64, writes: usize) -> Company {
+        let pause_ns = took_ns / COMPANY_PARTS;
+        Company {
+            writes: writes.min(CALLS_MAX),
+            until: after(now, pause_ns),
+            end: after(now, took_ns / 4 * 3),
+            pause_ns,
+        }
+    }
+
+    fn one_came(&mut self, now: Time) {
+        self.until = after(now, self.pause_ns).min(self.end);
+        assert!(self.until <= self.end && self.writes <= CALLS_MAX);
+    }
+
+    fn is_awaited(&self, now: Time, waiting: usize) -> bool {
+        waiting < self.writes && now < self.until
+    }
+}
+
+fn after(now: Time, nanos: u64) -> Time {
+    Time(now.0.saturating_add(nanos))
 }
 
 /// A write, or a part of it.
@@ -90,7 +132,7 @@ enum Step {
 }
 
 /// One plan on its way to the file.
-struct Allocation {
+pub(super) struct Allocation {
     step: Step,
     /// What it covers, in the order of the disk, without overlap.
     parts: Vec<Queued>,
@@ -98,20 +140,21 @@ struct Allocation {
     work: Vec<Work>,
     /// Ranges of the file that become zeroes in *Place*.
     zeroes: Vec<(u64, u64)>,
-    jobs: Slab<Job>,
+    pub jobs: Slab<Job>,
     /// A request without a job is in flight.
     waiting: bool,
     header_piece: Option<u32>,
     file_bytes: u64,
     failed: Option<IoError>,
+    begun: Time,
 }
 
 /// One write to the file.
-struct Job {
-    piece: u32,
-    batch: Batch,
+pub(super) struct Job {
+    pub piece: u32,
+    pub batch: Batch,
     /// Reads that it waits for.
-    waits: u32,
+    pub waits: u32,
 }
 
 /// What a step has done.
@@ -153,9 +196,10 @@ impl Volume {
 }
 
 impl Allocation {
-    fn new(step: Step) -> Allocation {
+    fn new(step: Step, begun: Time) -> Allocation {
         Allocation {
             step,
+            begun,
             parts: Vec::new(),
             plan: Plan::new(),
             work: Vec::new(),
@@ -216,7 +260,7 @@ impl Allocation {
     }
 
     /// Where the guests' bytes of a span lie, part by part.
-    fn sources(&self, span: Span) -> Vec<(Place, u64)> {
+    pub fn sources(&self, span: Span) -> Vec<(Place, u64)> {
         let from = self
             .parts
             .partition_point(|it| it.span.end() <= span.sector);
@@ -252,12 +296,35 @@ impl Allocation {
         self.work.iter().any(places)
     }
 
+    /// The header says already that counts may be too high, so they need no order with what is
+    /// placed.
+    fn counts_early(&self) -> bool {
+        !self.has(Rank::Mark)
+    }
+
+    /// The step in which tables of this rank are written.
+    fn step_of(&self, rank: Rank) -> Step {
+        match rank {
+            Rank::Count if self.counts_early() => Step::Place,
+            _ => step_of(rank),
+        }
+    }
+
+    /// Tables of the file may have changed in this step or before.
+    fn has_changed_tables(&self) -> bool {
+        match self.step {
+            Step::Stat | Step::Header | Step::Plan => false,
+            Step::Place => self.has(Rank::Count) && self.counts_early(),
+            _ => true,
+        }
+    }
+
     /// Whether there is something to do in this step.
     fn needs(&self, step: Step) -> bool {
         match step {
             Step::Stat | Step::Header | Step::Plan | Step::Place => true,
             Step::Mark | Step::CountSync => self.has(Rank::Mark),
-            Step::Count => self.has(Rank::Count),
+            Step::Count => self.has(Rank::Count) && !self.counts_early(),
             Step::HookSync | Step::Hook => self.has(Rank::Hook),
             Step::ReferSync => {
                 let before = self.places() || self.has(Rank::Count) || self.has(Rank::Hook);
@@ -287,7 +354,7 @@ impl Allocation {
                     }
                     continue;
                 }
-                Work::Table { at, bytes, rank } if step_of(*rank) == step => {
+                Work::Table { at, bytes, rank } if self.step_of(*rank) == step => {
                     (*at, Source::Bytes(bytes.clone()))
                 }
                 _ => continue,
@@ -353,7 +420,7 @@ impl Core {
     /// A write that needs a plan.
     pub(super) fn allocate(
         &mut self,
-        cx: &Cx<'_>,
+        cx: &mut Cx<'_>,
         id: VolumeId,
         call: u32,
         (span, source): (Span, Option<Place>),
@@ -371,6 +438,10 @@ impl Core {
             since: cx.now,
             last: true,
         });
+        if let Some(company) = &mut volume.allocator.company {
+            company.one_came(cx.now);
+            cx.out.timer(company.until, Timer::Pace(id));
+        }
         if !self.allocating.contains(&id) {
             self.allocating.push(id);
         }
@@ -401,12 +472,12 @@ impl Core {
             self.allocating.push(id);
             if steps == STEPS_MAX {
                 // The others have their turn in between.
-                cx.out.timer(cx.now, crate::outbox::Timer::Pace(id));
+                cx.out.timer(cx.now, Timer::Pace(id));
             }
         }
     }
 
-    fn allocation(&mut self, id: VolumeId) -> &mut Allocation {
+    pub(super) fn allocation(&mut self, id: VolumeId) -> &mut Allocation {
         let plan = self.volume(id).allocator.plan.as_mut();
         plan.expect("a plan is under way")
     }
@@ -459,14 +530,21 @@ impl Core {
         // A change of size writes the header.
         let written = volume.replay.is_some() || volume.is_destaging() || volume.resize.is_some();
         let free = volume.misfit().is_none() && !written;
-        if volume.allocator.queue.is_empty() || !free {
+        let allocator = &mut volume.allocator;
+        if allocator.queue.is_empty() || !free {
             return Went::Nowhere;
         }
+        let waiting = allocator.queue.len();
+        let awaited = |it: Company| it.is_awaited(cx.now, waiting);
+        if allocator.company.is_some_and(awaited) && !goes {
+            return Went::Nowhere;
+        }
+        allocator.company = None;
         let step = match volume.allocator.stale {
             true => Step::Stat,
             false => Step::Plan,
         };
-        let mut plan = Box::new(Allocation::new(step));
+        let mut plan = Box::new(Allocation::new(step, cx.now));
         plan.take_from(&mut volume.allocator.queue);
         assert!(volume.policy.is_direct(), "the log has its own plans");
         volume.allocator.plan = Some(plan);
@@ -541,7 +619,14 @@ impl Core {
         if !ranges.is_empty() {
             self.forget_tables(id, Some(&ranges));
         }
-        for part in parts.iter().filter(|it| it.last) {
+        let answered = parts.iter().filter(|it| it.last);
+        let begun = self.allocation(id).begun;
+        let allocator = &mut self.volume(id).allocator;
+        let writes = allocator.queue.len() + answered.clone().count();
+        let company = Company::behind(cx.now, cx.now.since(begun), writes);
+        allocator.company = Some(company);
+        cx.out.timer(company.until, Timer::Pace(id));
+        for part in answered {
             self.call_done(cx, part.call, Ok(()), part.since);
         }
     }
@@ -581,8 +666,9 @@ impl Core {
         let plan = allocator.plan.take().expect("it is under way");
         assert!(plan.jobs.len() == 0 && plan.header_piece.is_none());
         assert!(plan.plan.table_pieces() == 0, "no table is being read");
-        allocator.stale |= plan.step != Step::Plan && plan.step != Step::Place;
-        allocator.leaked |= plan.step > Step::Place;
+        let changed = plan.has_changed_tables();
+        allocator.stale |= changed;
+        allocator.leaked |= changed;
         self.allocation_planner(id).begin_ordered();
         plan
     }
@@ -643,7 +729,7 @@ impl Core {
         Went::On
     }
 
-    fn read_to_allocate(
+    pub(super) fn read_to_allocate(
         &mut self,
         cx: &mut Cx<'_>,
         id: VolumeId,
@@ -721,46 +807,8 @@ impl Core {
         Went::On
     }
 
-    /// Brings a batch into memory; it is written when all of it is there.
-    fn put_together(&mut self, cx: &mut Cx<'_>, id: VolumeId, piece: u32, batch: Batch) {
-        let place = self.scratch.piece(piece);
-        let mut reads: Vec<(Extent, Place)> = Vec::new();
-        let plan = self.allocation(id);
-        for part in &batch.parts {
-            let mut to = place.plus(part.at);
-            match &part.from {
-                Source::Bytes(bytes) => cx.memory.store(to, bytes),
-                Source::File(extent) if extent.lies == Lies::Nowhere => {
-                    cx.memory.zero(to, part.bytes);
-                }
-                Source::File(extent) => reads.push((*extent, to)),
-                Source::Epoch(span) => {
-                    for (from, bytes) in plan.sources(*span) {
-                        cx.memory.copy(from, to, bytes);
-                        to = to.plus(bytes);
-                    }
-                }
-            }
-        }
-        assert!(batch.bytes > 0, "a batch has bytes");
-        let waits = reads.len() as u32;
-        let job = plan.jobs.insert(Job {
-            piece,
-            batch,
-            waits,
-        });
-        for (extent, place) in reads {
-            let bytes = extent.span.sectors * SECTOR_BYTES;
-            let slices = alloc::vec![Slice { place, bytes }];
-            let io = AllocateIo::Read { job };
-            self.read_to_allocate(cx, id, io, extent.lies, slices);
-        }
-        if waits == 0 {
-            self.send_allocation(cx, id, job);
-        }
-    }
-
-    fn send_allocation(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32) {
+    pub(super) fn send_allocation(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32) {
+        self.complete(cx, id, job);
         let it = self.allocation(id).jobs.get(job);
         let (at, bytes, piece) = (it.batch.at, it.batch.bytes, it.piece);
         let at = at.expect("what goes to the file has a place");

@@ -28,7 +28,7 @@ use crate::types::{
 /// back soon.
 const KEPT_BLOCKS_MAX: u64 = 64;
 /// A block that is complete at once belongs to no fill.
-const NO_FILL: u32 = u32::MAX;
+pub(super) const NO_FILL: u32 = u32::MAX;
 
 /// A write, discard or flush on its way to the origin.
 pub struct DirectIo {

@@ -11,6 +11,7 @@ mod batch;
 mod bypass;
 mod checkpoint;
 mod commit;
+mod copied;
 mod destage;
 mod direct;
 mod evacuate;

@@ -15,8 +15,9 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 /// Sectors that did not change are written along between those that did, so that there are fewer
-/// requests.
+/// requests. Without a journal a guest waits for them, and they are written once.
 const GAP_SECTORS: u64 = 16;
+const GAP_SECTORS_ORDERED: u64 = 128;
 
 #[derive(Debug)]
 pub(super) struct Table {
@@ -234,12 +235,16 @@ impl Plan {
         out: &mut Vec<Work>,
     ) {
         let per_cluster = view.header.cluster_bytes() / SECTOR_BYTES;
+        let gap_max = match self.ordered {
+            true => GAP_SECTORS_ORDERED,
+            false => GAP_SECTORS,
+        };
         let mut run: Option<(u64, Vec<u8>)> = None;
         for (&number, sector) in sectors {
             if let Some((first, bytes)) = &mut run {
                 let next = *first + bytes.len() as u64 / SECTOR_BYTES;
                 // What lies between may be another by an earlier rank.
-                let bridged = rank != Rank::Release && number - next <= GAP_SECTORS;
+                let bridged = rank != Rank::Release && number - next <= gap_max;
                 let near =
                     number == next || bridged && (next - 1) / per_cluster == number / per_cluster;
                 let gap = (next..number).map(|it| view.peek(it));

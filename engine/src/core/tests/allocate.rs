@@ -71,6 +71,44 @@ fn writes_that_wait_for_a_plan_share_the_next_one() {
     assert_eq!(host.count(syncs), 1, "one for all that have waited");
 }
 
+/// Fails when: the first of guests that were answered together goes alone, and the others wait for
+/// its sync; or when it waits for one that does not come.
+#[test]
+fn guests_that_were_answered_together_share_the_next_plan_too() {
+    let (mut host, disk) = with_direct(Policy::WriteThrough);
+    let mut write = |host: &mut Host, block: u64| {
+        host.write_sectors(disk, block * BLOCK_SECTORS, BLOCK_SECTORS)
+    };
+    for (from, comes) in [(0, true), (20, false)] {
+        host.hold(syncs);
+        let first = write(&mut host, from);
+        let more: vec::Vec<_> = (1..4).map(|it| write(&mut host, from + it * 2)).collect();
+        host.pass(8);
+        host.count(syncs);
+        host.hold(none);
+        assert_eq!(host.answer(first), Some(Ok(())));
+        assert!(more.iter().all(|it| host.answer(*it).is_none()));
+        match comes {
+            true => {
+                let last = write(&mut host, from + 9);
+                assert_eq!(host.answer(last), Some(Ok(())));
+            }
+            false => host.pass(5),
+        }
+        assert!(more.iter().all(|it| host.answer(*it) == Some(Ok(()))));
+        assert_eq!(host.count(syncs), 1, "{comes}");
+        host.pass(1_000);
+    }
+    // One guest alone waits for nobody.
+    for block in 40..44 {
+        host.hold(syncs);
+        let write = write(&mut host, block);
+        host.pass(8);
+        host.hold(none);
+        assert_eq!(host.answer(write), Some(Ok(())));
+    }
+}
+
 /// Fails when: a plan that fails leaves its writes without an answer, or what it has placed is
 /// taken for what the disk has.
 #[test]
@@ -106,7 +144,6 @@ fn a_direct_write_that_fails_says_so_and_the_next_one_goes_on() {
     assert_ne!(found, vec![0; 4096]);
 }
 
-/// Fails when: a switch lets the log take writes while a plan is under way.
 fn fails_syncs(io: &Io) -> Option<IoError> {
     syncs(io).then_some(IoError::Failed)
 }
@@ -152,6 +189,7 @@ fn an_image_that_was_replaced_is_not_read_anew() {
     assert_eq!(host.answer(write), Some(Ok(())));
 }
 
+/// Fails when: a switch lets the log take writes while a plan is under way.
 #[test]
 fn a_volume_becomes_write_back_when_its_direct_writes_are_at_their_end() {
     let (mut host, disk) = with_direct(Policy::Uncached);
