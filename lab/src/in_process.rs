@@ -9,10 +9,10 @@ use engine::event::Command;
 use engine::flow::FlowLimits;
 use engine::snapshot::{Snapshot, VolumeSnapshot};
 use engine::types::{DestageMode, Policy};
-use host::daemon::{Daemon, Exports, SanSettings, Settings, VolumeSettings};
+use host::daemon::{Daemon, Exports, ImagePlaces, SanSettings, Settings, VolumeSettings};
 use host::error::{Error, Result};
 use host::origin::Format;
-use image::create::{Shape, create};
+use image::create::{Backing, BackingFormat, Shape, create};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -31,17 +31,25 @@ pub struct Sizes {
 pub struct Host {
     daemon: Daemon,
     cache_path: PathBuf,
+    stage_dir: PathBuf,
     socket: PathBuf,
 }
 
 impl Host {
     pub fn start(place: &Place, sizes: Sizes, volumes: Vec<VolumeSettings>) -> Result<Host> {
         let (cache_path, run_dir) = (place.path("cache"), place.path("run"));
+        let stage_dir = place.stage_dir().join("stage");
         make_cache(&cache_path, sizes.cache_bytes)?;
-        let daemon = Daemon::start(settings("bench", place, sizes.ram_bytes, volumes));
+        let made = fs::create_dir_all(&stage_dir);
+        made.map_err(|error| Error::failed(format!("{}: {error}", stage_dir.display())))?;
+        let daemon = Daemon::start(Settings {
+            stage_dir: stage_dir.clone(),
+            ..settings("bench", place, sizes.ram_bytes, volumes)
+        });
         Ok(Host {
             daemon: daemon.map_err(|error| Error::failed(error.to_string()))?,
             cache_path,
+            stage_dir,
             socket: run_dir.join("nbd.sock"),
         })
     }
@@ -86,8 +94,10 @@ impl Host {
 
     pub fn stop(self) -> Result<()> {
         let stopped = self.daemon.stop();
-        // The directory goes away anyway; this only keeps the peak low.
+        // They go away with their place anyway; this only keeps the peak low, and a stage may lie
+        // in memory.
         let _ = fs::remove_file(self.cache_path);
+        let _ = fs::remove_dir_all(self.stage_dir);
         stopped.map_err(|error| Error::failed(format!("stop: {error}")))
     }
 }
@@ -114,7 +124,10 @@ pub fn settings(
         nbd_tcp: None,
         adopt_orphans: true,
         strict: true,
-        images: Default::default(),
+        images: ImagePlaces {
+            of_origins: vec![place.directory().to_owned()],
+            ..Default::default()
+        },
         volumes,
     }
 }
@@ -151,8 +164,23 @@ pub fn make_image(path: &Path, bytes: u64) -> Result<()> {
 
 /// A qcow2 image without data that stands on no other one, with clusters of 64 KiB.
 pub fn make_qcow2(path: &Path, bytes: u64) -> Result<()> {
+    make_shaped(path, bytes, Shape::Plain, None)
+}
+
+/// An empty qcow2 image over this qcow2 base.
+pub fn make_clone(path: &Path, bytes: u64, shape: Shape, base: &Path) -> Result<()> {
+    let name = base.display().to_string();
+    let format = BackingFormat::Qcow2;
+    let backing = Backing {
+        name: &name,
+        format,
+    };
+    make_shaped(path, bytes, shape, Some(backing))
+}
+
+fn make_shaped(path: &Path, bytes: u64, shape: Shape, backing: Option<Backing>) -> Result<()> {
     let failed = |why: String| Error::failed(format!("{}: {why}", path.display()));
-    let new = create(bytes, Shape::Plain, None).map_err(|why| failed(why.to_string()))?;
+    let new = create(bytes, shape, backing).map_err(|why| failed(why.to_string()))?;
     let made = File::create_new(path).and_then(|file| {
         for extent in &new.extents {
             file.write_all_at(&extent.bytes, extent.at)?;

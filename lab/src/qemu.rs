@@ -15,9 +15,11 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
-const PACKAGE: &str = "qemu-utils";
 const NBD: &str = "qemu-nbd";
 const IMG: &str = "qemu-img";
+const STORAGE_DAEMON: &str = "qemu-storage-daemon";
+/// What a node is called that a storage daemon exports.
+const DISK: &str = "disk";
 /// Until one that was started must listen, and until it must have ended; far beyond what a busy
 /// machine needs.
 const LISTEN_MAX: Duration = Duration::from_secs(60);
@@ -90,11 +92,21 @@ impl Drop for Process {
     }
 }
 
+fn package(program: &str) -> &'static str {
+    match program {
+        STORAGE_DAEMON => "qemu-system-common or qemu-storage-daemon",
+        _ => "qemu-utils",
+    }
+}
+
 fn absent(name: &str, error: &io::Error) -> Error {
     match error.kind() {
         io::ErrorKind::NotFound => Error::new(
             Kind::NotFound,
-            format!("{name} is not installed; Debian has it in {PACKAGE}"),
+            format!(
+                "{name} is not installed; Debian has it in {}",
+                package(name)
+            ),
         ),
         _ => Error::failed(format!("{name}: {}", cause(error))),
     }
@@ -102,8 +114,17 @@ fn absent(name: &str, error: &io::Error) -> Error {
 
 /// The version of the programs, or why there is none.
 pub fn version() -> Result<String> {
+    version_of(&[NBD, IMG])
+}
+
+/// The version of what [`StorageDaemon`] needs and of what makes its images, or why there is none.
+pub fn storage_version() -> Result<String> {
+    version_of(&[STORAGE_DAEMON, IMG])
+}
+
+fn version_of(programs: &[&str]) -> Result<String> {
     let mut version = None;
-    for name in [NBD, IMG] {
+    for name in programs {
         let mut command = Command::new(name);
         command.arg("--version").stdin(Stdio::null());
         sys::end_with_parent(&mut command);
@@ -125,7 +146,7 @@ pub fn img(arguments: &[&str]) -> Result<()> {
 
 /// What QEMU is told to open: an export below this driver.
 pub fn node(driver: &str, socket: &Path, export: &str) -> String {
-    let socket = socket.display().to_string().replace(',', ",,");
+    let socket = escaped(socket);
     format!(
         "driver={driver},file.driver=nbd,file.server.type=unix,file.server.path={socket},\
          file.export={export}"
@@ -139,6 +160,23 @@ pub fn overlay(path: &Path, bytes: u64, socket: &Path, base: &str, options: &str
     let create = ["create", "-q", "-f", "qcow2", "-u", "-b", &backing];
     let rest = ["-F", "raw", "-o", options, &path, &bytes];
     img(&[&create[..], &rest].concat())
+}
+
+/// Makes an empty qcow2 clone with clusters of 64 KiB in one export, over a qcow2 base in another.
+pub fn clone_through(socket: &Path, clone: &str, base: &str, bytes: u64) -> Result<()> {
+    let url = |export: &str| format!("nbd+unix:///{export}?socket={}", socket.display());
+    let (clone, base, bytes) = (url(clone), url(base), bytes.to_string());
+    let create = ["create", "-q", "-f", "qcow2", "-u", "-b", &base];
+    let rest = ["-F", "qcow2", "-o", "cluster_size=65536", &clone, &bytes];
+    img(&[&create[..], &rest].concat())
+}
+
+/// Makes a qcow2 image with clusters of 64 KiB of a raw one.
+pub fn convert(raw: &Path, qcow2: &Path) -> Result<()> {
+    let (raw, qcow2) = (raw.display().to_string(), qcow2.display().to_string());
+    let formats = ["convert", "-f", "raw", "-O", "qcow2"];
+    let rest = ["-o", "cluster_size=65536", &raw, &qcow2];
+    img(&[&formats[..], &rest].concat())
 }
 
 /// An image that QEMU serves.
@@ -230,6 +268,79 @@ impl Served {
         self.client = None;
         self.server.process.end()
     }
+}
+
+/// A graph of nodes that `qemu-storage-daemon` exports by NBD.
+pub struct StorageDaemon {
+    process: Process,
+    socket: PathBuf,
+}
+
+impl StorageDaemon {
+    pub const EXPORT: &str = DISK;
+
+    /// `nodes` are block devices in QEMU's words, one of them with the name of the export. It
+    /// listens when this returns.
+    pub fn start(socket: &Path, nodes: &[String]) -> Result<StorageDaemon> {
+        // Left by the one before; if there is none, all is well.
+        let _ = std::fs::remove_file(socket);
+        let server = format!(
+            "addr.type=unix,addr.path={},max-connections=64",
+            escaped(socket)
+        );
+        let export = format!("type=nbd,id={DISK},node-name={DISK},name={DISK},writable=on");
+        let mut arguments = Vec::new();
+        for node in nodes {
+            arguments.extend(["--blockdev", node]);
+        }
+        arguments.extend(["--nbd-server", &server, "--export", &export]);
+        let process = Process::start(STORAGE_DAEMON, &arguments)?;
+        let mut daemon = StorageDaemon {
+            process,
+            socket: socket.to_owned(),
+        };
+        daemon.wait()?;
+        Ok(daemon)
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            let error = match Client::connect(&self.socket, DISK) {
+                Ok(_) => return Ok(()),
+                Err(error) => error,
+            };
+            match self.process.heard.recv_timeout(LOOK) {
+                Err(RecvTimeoutError::Timeout) if begun.elapsed() < LISTEN_MAX => {}
+                Err(_) => {
+                    let why = cause(&error);
+                    return Err(Error::failed(format!(
+                        "{STORAGE_DAEMON}: does not listen: {why}"
+                    )));
+                }
+                Ok(said) => {
+                    let status = self.process.status()?;
+                    return Err(self.process.ended(status, &said));
+                }
+            }
+        }
+    }
+
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Ends it in order: it writes the tables that it holds back.
+    pub fn stop(self) -> Result<()> {
+        let asked = sys::ask_to_end(&self.process.child);
+        asked.map_err(|error| Error::failed(format!("{STORAGE_DAEMON}: {}", cause(&error))))?;
+        self.process.end()
+    }
+}
+
+/// A path in an option of QEMU.
+pub fn escaped(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
 }
 
 #[cfg(test)]

@@ -4,9 +4,10 @@
 //! against the paper's table 1 before anything is compared with it; both sides are the same engine
 //! ([`side`]); figures of the paper stand beside ours and are named so; the number of requests is
 //! the paper's divided by the scale, and stands in the report. Deliberately absent: guests, devices
-//! and time. How fast a guest is, and which policy it needs for that, is for a run on real devices.
+//! and time, but in [`live`], which asks real daemons on real devices.
 
 mod experiments;
+pub mod live;
 mod load;
 mod options;
 mod page;

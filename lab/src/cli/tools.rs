@@ -105,6 +105,7 @@ pub enum Bench {
     /// What a qcow2 clone costs more than a raw image: requests, destages, the guard, memory
     Images(BenchImages),
     /// The evaluation of the COWCache paper: a cache below copy-on-write against Tenuto, offline
+    /// or live
     Cow(BenchCow),
 }
 
@@ -285,7 +286,9 @@ pub struct BenchImages {
 
 #[derive(Clone, Debug, Args)]
 pub struct BenchCow {
-    /// A figure or table of the paper, or all; f9 and t1 are one run, and so are f12 and t2
+    /// A figure or table of the paper, or all of them, offline; f9 and t1 are one run, and so are
+    /// f12 and t2. Or live: requests per second of f10, f11 and f12 beside qemu-storage-daemon over
+    /// a cache that knows nothing of its images, and over none
     #[arg(value_name = "EXPERIMENT")]
     #[arg(value_parser = PossibleValuesParser::new(experiments()))]
     pub experiment: String,
@@ -305,12 +308,56 @@ pub struct BenchCow {
     /// One HTML file with all tables and plots
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
+    #[command(flatten)]
+    pub live: BenchCowLive,
+}
+
+/// Of `bench cow live` alone.
+#[derive(Clone, Debug, Args)]
+pub struct BenchCowLive {
+    /// Rounds in which each side has a slot of each load (live); default: 5
+    #[arg(long, value_name = "N")]
+    pub rounds: Option<u32>,
+    /// Length of one slot at most (live); default: 0.3
+    #[arg(long, value_name = "S")]
+    pub seconds: Option<f64>,
+    /// Requests in flight (live); default: 16
+    #[arg(long, value_name = "N")]
+    pub qd: Option<usize>,
+    /// Size of the disk, all of which the base image has (live); default: 1GiB
+    #[arg(long, value_name = "SIZE")]
+    pub data: Option<String>,
+    /// Size of the cache, at least that of the disk (live); default: 2GiB
+    #[arg(long, value_name = "SIZE")]
+    pub cache: Option<String>,
+    /// Latency of the simulated storage (live); default: 1ms
+    #[arg(long, value_name = "TIME")]
+    pub origin_latency: Option<String>,
+    /// Requests per second that the simulated storage takes (live); default: 2000
+    #[arg(long, value_name = "N")]
+    pub origin_iops: Option<u32>,
+    /// Directory on the device that holds cache and images (live); default: that of temporary
+    /// files
+    #[arg(long, value_name = "DIR")]
+    pub path: Option<PathBuf>,
+}
+
+impl BenchCowLive {
+    pub fn is_given(&self) -> bool {
+        let texts = [&self.data, &self.cache, &self.origin_latency];
+        let numbers = [self.rounds, self.origin_iops];
+        self.seconds.is_some()
+            || self.qd.is_some()
+            || self.path.is_some()
+            || texts.iter().any(|it| it.is_some())
+            || numbers.iter().any(Option::is_some)
+    }
 }
 
 /// All that `bench cow` can be asked for.
 fn experiments() -> Vec<&'static str> {
     let parts = cow::Part::ALL.iter().flat_map(|part| part.keys());
-    ["all"].into_iter().chain(parts.copied()).collect()
+    ["all", "live"].into_iter().chain(parts.copied()).collect()
 }
 
 #[derive(Clone, Debug, Args)]

@@ -342,6 +342,64 @@ fn the_storage_daemon_of_qemu_is_asked_through_rings_as_ours_is() {
 }
 
 #[test]
+fn the_live_half_of_the_copy_on_write_benchmark_proves_the_path_of_each_side() {
+    let name = "the_live_half_of_the_copy_on_write_benchmark_proves_the_path_of_each_side";
+    if !have(name, &["qemu-storage-daemon", "qemu-img"]) {
+        return;
+    }
+    let rig = Rig::new();
+    let place = rig.dir.display().to_string();
+    let sizes = ["--data", "64MiB", "--cache", "256MiB", "--qd", "4"];
+    let fast = ["--origin-latency", "1ms", "--origin-iops", "20000"];
+    let short = ["--rounds", "1", "--seconds", "0.05", "--path", &place];
+    let all = [&["bench", "cow", "live"], &sizes[..], &fast, &short].concat();
+    let document = rig.json(&all);
+    assert_told_on_what(&document);
+    let rows = document["rows"].as_array().expect("a list of rows");
+    assert_eq!(rows.len(), 18, "nine loads in two policies");
+    for row in rows {
+        assert_eq!(row["rounds_proven"], 1, "{row}");
+        assert!(number(&row["a_a_ratio"]["median"]) > 0.0, "{row}");
+        let round = &row["rounds"][0];
+        let of = |side: &str, what: &str| number(&round[side]["daemon"][what]);
+        for side in ["trdcache", "tenuto", "tenuto_extended", "qemu"] {
+            assert!(number(&round[side]["requests"]) > 0.0, "{row}");
+            let back = row["policy"] == "write-back" && side != "qemu";
+            assert_eq!(of(side, "origin_writes") == 0.0, back, "{side}: {row}");
+            let moved = &round[side]["destaged"]["bytes"];
+            assert_eq!(moved.as_u64() > Some(0), back, "{side}: {row}");
+            assert_eq!(moved.is_null(), !back, "{side}: {row}");
+        }
+        assert_eq!(of("qemu", "flash_write_bytes"), 0.0, "{row}");
+        // What QEMU copies to a new cluster is a write to the cache below it.
+        if row["case"] == "f10, 4 KiB" && row["policy"] == "write-back" {
+            let each = |side| of(side, "write_bytes") / number(&round[side]["guest_writes"]);
+            assert!(
+                each("tenuto") < 5000.0 && each("trdcache") > 50_000.0,
+                "{row}"
+            );
+        }
+    }
+    assert_eq!(document["changes"].as_array().map(Vec::len), Some(6));
+    let left = std::fs::read_dir(&rig.dir).expect("list it").flatten();
+    let names: Vec<_> = left.map(|entry| entry.file_name()).collect();
+    let run = |name: &std::ffi::OsString| name.to_string_lossy().starts_with("tenuto-demo");
+    assert!(!names.iter().any(run), "the run is swept: {names:?}");
+}
+
+#[test]
+fn the_two_halves_of_the_copy_on_write_benchmark_do_not_take_each_other_s_options() {
+    let rig = Rig::new();
+    let asked: [&[&str]; 2] = [
+        &["bench", "cow", "f10", "--rounds", "1"],
+        &["bench", "cow", "live", "--html", "page.html"],
+    ];
+    for arguments in asked {
+        rig.refused(arguments, EXIT_USAGE);
+    }
+}
+
+#[test]
 fn options_of_one_client_are_refused_with_the_other() {
     let rig = Rig::new();
     for wrong in [

@@ -76,7 +76,7 @@ fn writes_that_wait_for_a_plan_share_the_next_one() {
 #[test]
 fn guests_that_were_answered_together_share_the_next_plan_too() {
     let (mut host, disk) = with_direct(Policy::WriteThrough);
-    let mut write = |host: &mut Host, block: u64| {
+    let write = |host: &mut Host, block: u64| {
         host.write_sectors(disk, block * BLOCK_SECTORS, BLOCK_SECTORS)
     };
     for (from, comes) in [(0, true), (20, false)] {

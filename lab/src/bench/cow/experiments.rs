@@ -452,7 +452,7 @@ fn index_parts(case: &str, it: &Measured) -> String {
 
 /// As [`TABLE_2`] has them. What the baseline writes more than COWCache is what it copies, so it
 /// says how many writes there were; the rest of COWCache's data is reads; tables tell of syncs.
-const OLTP: [Application; 4] = [
+pub(super) const OLTP: [Application; 4] = [
     oltp("OLTP2-1", 290_000, (2 * KIB, 731), (5680, 2)),
     oltp("OLTP2-8", 361_000, (2 * KIB, 688), (5700, 3)),
     oltp("OLTP8-1", 353_000, (8 * KIB, 745), (3900, 4)),
