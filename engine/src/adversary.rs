@@ -270,6 +270,8 @@ rules::list! {
     Mark {
         /// What a write copies to its new cluster was in the read tier.
         CopiedFromTier,
+        /// A read of more than what is copied has failed, and what is copied is read alone.
+        CopiedApart,
         /// A direct write of an image that allocates has got its place.
         Allocated,
         /// A tail that was torn is dropped.

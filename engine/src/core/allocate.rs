@@ -45,6 +45,8 @@ const CALLS_MAX: usize = 256;
 /// For one more write a plan waits such a part of what the one before it took, and half of that
 /// for all.
 const COMPANY_PARTS: u64 = 2;
+/// A plan that took longer than this met a storage that hung, or had more to do than the next one.
+const COMPANY_NS_MAX: u64 = 20_000_000;
 /// Requests of one plan at once.
 const DEPTH: usize = 16;
 /// Steps of a plan in one turn of the engine.
@@ -79,6 +81,7 @@ struct Company {
 impl Company {
     /// Behind a plan that took so long.
     fn behind(now: Time, took_ns: u64, writes: usize) -> Company {
+        let took_ns = took_ns.min(COMPANY_NS_MAX);
         let pause_ns = took_ns / COMPANY_PARTS;
         Company {
             writes: writes.min(CALLS_MAX),
@@ -89,6 +92,9 @@ impl Company {
     }
 
     fn one_came(&mut self, now: Time) {
+        if now >= self.until {
+            return;
+        }
         self.until = after(now, self.pause_ns).min(self.end);
         assert!(self.until <= self.end && self.writes <= CALLS_MAX);
     }
@@ -147,6 +153,8 @@ pub(super) struct Allocation {
     file_bytes: u64,
     failed: Option<IoError>,
     begun: Time,
+    /// A table of this step was sent.
+    tables_sent: bool,
 }
 
 /// One write to the file.
@@ -155,6 +163,10 @@ pub(super) struct Job {
     pub batch: Batch,
     /// Reads that it waits for.
     pub waits: u32,
+    /// One of them brings more than what is copied.
+    pub joined: bool,
+    /// That failed.
+    pub again: bool,
 }
 
 /// What a step has done.
@@ -168,6 +180,23 @@ impl Allocator {
     /// Nothing waits, and nothing is under way.
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.plan.is_none()
+    }
+
+    /// What waits is as much as one plan may cover.
+    fn is_full(&self) -> bool {
+        let mut data = 0;
+        let full = |it: &Queued| {
+            data += it.source.map_or(0, |_| it.span.sectors);
+            data >= DATA_SECTORS_MAX
+        };
+        self.queue.iter().any(full)
+    }
+
+    /// A write has found its place without a plan: it does not come to the next one.
+    pub fn one_is_placed(&mut self) {
+        if let Some(company) = &mut self.company {
+            company.writes = company.writes.saturating_sub(1);
+        }
     }
 
     /// There were plans, and each has come to its end.
@@ -209,6 +238,7 @@ impl Allocation {
             header_piece: None,
             file_bytes: 0,
             failed: None,
+            tables_sent: false,
         }
     }
 
@@ -280,6 +310,10 @@ impl Allocation {
         found
     }
 
+    pub fn has_failed(&self) -> bool {
+        self.failed.is_some()
+    }
+
     fn has(&self, rank: Rank) -> bool {
         let of_rank = |work: &Work| matches!(work, Work::Table { rank: it, .. } if *it == rank);
         self.work.iter().any(of_rank)
@@ -314,9 +348,26 @@ impl Allocation {
     fn has_changed_tables(&self) -> bool {
         match self.step {
             Step::Stat | Step::Header | Step::Plan => false,
-            Step::Place => self.has(Rank::Count) && self.counts_early(),
+            Step::Place => self.tables_sent && self.has(Rank::Count) && self.counts_early(),
             _ => true,
         }
+    }
+
+    /// A read of more than what is copied has failed: its parts are read one by one.
+    fn reads_apart(&mut self, io: AllocateIo) -> bool {
+        let AllocateIo::Read { job } = io else {
+            return false;
+        };
+        let job = self.jobs.get(job);
+        job.again |= job.joined;
+        job.joined
+    }
+
+    /// The next batch has tables, and something that is copied is not there yet: what cannot be
+    /// read then leaves nothing counted.
+    fn reads_first(&self) -> bool {
+        let tables = self.plan.ready.front().is_some_and(Batch::has_tables);
+        tables && self.jobs.iter().any(|job| job.waits > 0)
     }
 
     /// Whether there is something to do in this step.
@@ -453,7 +504,9 @@ impl Core {
         if volume.allocator.stale || volume.replay.is_some() {
             return None;
         }
-        self.planner(id)?.in_place(span)
+        let places = self.planner(id)?.in_place(span)?;
+        self.volume(id).allocator.one_is_placed();
+        Some(places)
     }
 
     /// Takes all plans as far as they go without waiting.
@@ -536,7 +589,9 @@ impl Core {
         }
         let waiting = allocator.queue.len();
         let awaited = |it: Company| it.is_awaited(cx.now, waiting);
-        if allocator.company.is_some_and(awaited) && !goes {
+        // No other comes where one plan has all that it may, or where writes wait for these.
+        let may_come = !allocator.is_full() && volume.waiting.is_empty();
+        if may_come && !goes && allocator.company.is_some_and(awaited) {
             return Went::Nowhere;
         }
         allocator.company = None;
@@ -625,7 +680,9 @@ impl Core {
         let writes = allocator.queue.len() + answered.clone().count();
         let company = Company::behind(cx.now, cx.now.since(begun), writes);
         allocator.company = Some(company);
-        cx.out.timer(company.until, Timer::Pace(id));
+        if !allocator.queue.is_empty() {
+            cx.out.timer(company.until, Timer::Pace(id));
+        }
         for part in answered {
             self.call_done(cx, part.call, Ok(()), part.since);
         }
@@ -797,12 +854,16 @@ impl Core {
             self.next_step(cx, id);
             return Went::On;
         }
+        if plan.reads_first() {
+            return Went::Nowhere;
+        }
         let held = self.held_pieces(id);
         let Some(piece) = self.scratch.take_destage_piece(held) else {
             return Went::Nowhere;
         };
         let plan = self.allocation(id);
         let batch = plan.plan.ready.pop_front().expect("just seen");
+        plan.tables_sent |= batch.has_tables();
         self.put_together(cx, id, piece, batch);
         Went::On
     }
@@ -837,25 +898,15 @@ impl Core {
         volume.origin_in_flight -= 1;
         volume.counters.origin.errors += u64::from(result.is_err());
         let plan = self.allocation(id);
-        if let Err(error) = result {
+        if let Err(error) = result
+            && !plan.reads_apart(io)
+        {
             plan.failed.get_or_insert(error);
         }
         match io {
             AllocateIo::Table => self.allocation_table_read(cx, id, result.is_ok()),
             AllocateIo::Header => self.first_sector_read(cx, id, result.is_ok()),
-            AllocateIo::Read { job } => {
-                let it = plan.jobs.get(job);
-                assert!(it.waits > 0, "what is there was waited for");
-                it.waits -= 1;
-                if it.waits > 0 {
-                    return;
-                }
-                let failed = plan.failed.is_some();
-                match failed || self.volume(id).misfit().is_some() {
-                    false => self.send_allocation(cx, id, job),
-                    true => self.end_allocation_job(id, job),
-                }
-            }
+            AllocateIo::Read { job } => self.copy_read(cx, id, job),
             AllocateIo::Write { job } => self.end_allocation_job(id, job),
             AllocateIo::Order => {
                 plan.waiting = false;
@@ -875,7 +926,7 @@ impl Core {
         }
     }
 
-    fn end_allocation_job(&mut self, id: VolumeId, job: u32) {
+    pub(super) fn end_allocation_job(&mut self, id: VolumeId, job: u32) {
         let job = self.allocation(id).jobs.take(job);
         assert!(
             job.waits == 0,
@@ -922,6 +973,8 @@ impl Core {
             return;
         }
         self.forget_tables(id, None);
+        // A part of what failed may be on the disk, and readers have found what was there before.
+        self.renew_layer(id);
         self.volume(id).allocator.stale = false;
         self.next_step(cx, id);
     }

@@ -56,6 +56,12 @@ impl Batch {
         }
     }
 
+    /// Bytes that the planner has made.
+    pub fn has_tables(&self) -> bool {
+        let is_table = |part: &Part| matches!(part.from, Source::Bytes(_));
+        self.parts.iter().any(is_table)
+    }
+
     /// It goes to the file itself.
     pub fn goes_to_file(&self) -> bool {
         self.when == When::Now

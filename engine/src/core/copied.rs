@@ -2,14 +2,15 @@
 //!
 //! Owns how the bytes of a batch come together: what the read tier has, what is read of the file,
 //! and last what the guest wrote. Always true: what is copied is what the image has at that place
-//! of the disk; nothing that was read of the file for it is kept, so that copies push nothing out
-//! of the tier that was asked for; only blocks which the tier had before are there afterwards as
-//! well. Deliberately absent: which parts are copied, and where to ([`crate::origin::Planner`]).
+//! of the disk; nothing that was read of the file for it is kept: only blocks which the tier had
+//! before are there afterwards as well, and of a large copy none; what cannot be read but is not
+//! copied either fails no write. Deliberately absent: which parts are copied, and where to
+//! ([`crate::origin::Planner`]).
 
 use super::Core;
 use super::allocate::Job;
 use super::batch::{Batch, Part, Source};
-use super::direct::NO_FILL;
+use super::direct::{KEPT_BLOCKS_MAX, NO_FILL};
 use super::read_op::clip;
 use crate::adversary::{Mark, mark};
 use crate::memory::{Place, Slice};
@@ -27,12 +28,18 @@ struct CopyRead {
     lies: Lies,
     at: u64,
     bytes: u64,
+    /// It brings more than what is copied.
+    joined: bool,
 }
 
 impl CopyRead {
     fn of(lies: Lies, part: &Part) -> CopyRead {
-        let (at, bytes) = (part.at, part.bytes);
-        CopyRead { lies, at, bytes }
+        CopyRead {
+            lies,
+            at: part.at,
+            bytes: part.bytes,
+            joined: false,
+        }
     }
 
     /// Brings this part as well, where it lies in the file as it does in the batch, and what
@@ -53,6 +60,7 @@ impl CopyRead {
         let fits = file == same && next == offset + self.bytes + gap;
         if fits && gap <= GAP_BYTES_MAX {
             self.bytes += gap + part.bytes;
+            self.joined |= gap > 0;
         }
         fits && gap <= GAP_BYTES_MAX
     }
@@ -83,21 +91,65 @@ impl Core {
             joins = true;
         }
         let waits = reads.len() as u32;
+        let joined = reads.iter().any(|it| it.joined);
         let job = self.allocation(id).jobs.insert(Job {
             piece,
             batch,
             waits,
+            joined,
+            again: false,
         });
-        for CopyRead { lies, at, bytes } in reads {
+        self.read_copies(cx, id, job, reads);
+        if waits == 0 {
+            self.send_allocation(cx, id, job);
+        }
+    }
+
+    fn read_copies(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32, reads: Vec<CopyRead>) {
+        let piece = self.allocation(id).jobs.get(job).piece;
+        let place = self.scratch.piece(piece);
+        for CopyRead {
+            lies, at, bytes, ..
+        } in reads
+        {
             assert!(at + bytes <= self.scratch.piece_bytes(), "it has its place");
             let place = place.plus(at);
             let slices = alloc::vec![Slice { place, bytes }];
             let io = AllocateIo::Read { job };
             self.read_to_allocate(cx, id, io, lies, slices);
         }
-        if waits == 0 {
-            self.send_allocation(cx, id, job);
+    }
+
+    /// A read of what a batch copies has ended.
+    pub(super) fn copy_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32) {
+        let plan = self.allocation(id);
+        let failed = plan.has_failed();
+        let it = plan.jobs.get(job);
+        assert!(it.waits > 0, "what is there was waited for");
+        it.waits -= 1;
+        if it.waits > 0 {
+            return;
         }
+        let again = core::mem::take(&mut it.again);
+        if failed || self.volume(id).misfit().is_some() {
+            return self.end_allocation_job(id, job);
+        }
+        if !again {
+            return self.send_allocation(cx, id, job);
+        }
+        let it = self.allocation(id).jobs.get(job);
+        let parts = it.batch.parts.iter();
+        let reads = parts.filter_map(|part| match part.from {
+            Source::File(extent) if extent.lies != Lies::Nowhere => {
+                Some(CopyRead::of(extent.lies, part))
+            }
+            _ => None,
+        });
+        let reads: Vec<CopyRead> = reads.collect();
+        assert!(!reads.is_empty() && it.joined, "parts were read together");
+        (it.joined, it.waits) = (false, reads.len() as u32);
+        mark(Mark::CopiedApart);
+        self.read_copies(cx, id, job, reads);
     }
 
     /// Takes a part that is copied from the read tier, if that has all of it. Its guest has read it
@@ -115,7 +167,7 @@ impl Core {
         };
         let above = usize::from(file.0).checked_sub(1);
         let name = above.and_then(|it| self.maps.get(map).layers().get(it).copied());
-        let below = name.map(|it| self.lines.layers.base(it));
+        let below = name.and_then(|it| self.lines.layers.find_base(it));
         let span = extent.span;
         let blocks = span.sector / BLOCK_SECTORS..span.end().div_ceil(BLOCK_SECTORS);
         let mut hit = |layer, block| match self.ram.lookup(Key { layer, block }) {
@@ -135,6 +187,9 @@ impl Core {
                 .copy(from, place_of(part.sector), part.sectors * SECTOR_BYTES);
         }
         mark(Mark::CopiedFromTier);
+        if blocks.end - blocks.start > KEPT_BLOCKS_MAX {
+            return true;
+        }
         for block in blocks {
             let whole = Span::new(block * BLOCK_SECTORS, BLOCK_SECTORS);
             if clip(span, block, block + 1) == whole && !self.is_being_written(id, whole) {

@@ -26,7 +26,7 @@ use crate::types::{
 
 /// Blocks of the largest write that goes to the tier; larger ones are streams, which nobody reads
 /// back soon.
-const KEPT_BLOCKS_MAX: u64 = 64;
+pub(super) const KEPT_BLOCKS_MAX: u64 = 64;
 /// A block that is complete at once belongs to no fill.
 pub(super) const NO_FILL: u32 = u32::MAX;
 

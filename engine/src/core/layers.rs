@@ -66,6 +66,11 @@ impl Layers {
         layer
     }
 
+    /// The same, if it has one by now.
+    pub fn find_base(&self, identity: Uuid) -> Option<Layer> {
+        self.bases.get(&identity).copied()
+    }
+
     /// A volume's own layer becomes that of a base image: what was written there is written no
     /// more. Returns its new name, and keeps its number; `None` where that image has a layer.
     pub fn promote(&mut self, own: Layer, identity: Uuid) -> Option<Layer> {

@@ -235,7 +235,7 @@ fn the_benchmark_of_single_requests_says_which_path_each_row_measured() {
         "--rounds",
         "2",
         "--seconds",
-        "0.05",
+        "0.3",
     ];
     let rest = ["--qd", "1,8", "--size", "64MiB", "--path", &path];
     let document = rig.json(&[&arguments[..], &rest].concat());
@@ -324,7 +324,7 @@ fn the_storage_daemon_of_qemu_is_asked_through_rings_as_ours_is() {
         "--queues",
         "2",
     ];
-    let short = ["--rounds", "1", "--seconds", "0.05", "--path", &path];
+    let short = ["--rounds", "1", "--seconds", "0.3", "--path", &path];
     let document = rig.json(&[&arguments[..], &rows, &short].concat());
     let rows = document["rows"].as_array().expect("a list of rows");
     assert_eq!(rows.len(), 2);

@@ -12,7 +12,7 @@ const MIB: u64 = 1 << 20;
 /// Four times the read tier of these rigs, so that most of it cannot stay there.
 const IMAGE_BYTES: u64 = 64 * MIB;
 const PART: u64 = 256 << 10;
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 fn fill(path: &Path, seed: u64) -> Vec<u8> {
     let mut bytes = vec![0; IMAGE_BYTES as usize];

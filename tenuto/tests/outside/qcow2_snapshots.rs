@@ -209,7 +209,11 @@ fn a_snapshot_is_of_one_moment_and_a_kill_at_each_step_leaves_the_image_or_the_s
         marks.disarm();
         let done = status.is_some_and(|it| it.success());
         let when = format!("round {round}, entry {nth} of phase {phase}");
-        assert_eq!(daemon.is_alive(), done, "{when}");
+        match done {
+            true => assert!(daemon.is_alive(), "{when}"),
+            // Its sockets close a moment before it is gone.
+            false => wait_until("the daemon is dead", PATIENCE, || !daemon.is_alive()),
+        }
         drop(disk.client.take());
         daemon.kill();
 

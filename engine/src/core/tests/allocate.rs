@@ -1,8 +1,8 @@
 //! Direct writes of an image that allocates, by the planner of [`planned`](super::planned).
 
-use super::planned::{DATA_AT, TABLE_AT, attach_known, view, with_image};
+use super::planned::{Backwards, DATA_AT, TABLE_AT, attach, attach_known, view, with_image};
 use super::{Host, fine, none};
-use crate::event::{Command, Io, IoError, Op, Purpose, Refusal};
+use crate::event::{Command, Device, Io, IoError, Op, Purpose, Refusal};
 use crate::image::{Image, Named};
 use crate::snapshot::State;
 use crate::types::{BLOCK_SECTORS, Policy, VolumeId};
@@ -142,6 +142,68 @@ fn a_direct_write_that_fails_says_so_and_the_next_one_goes_on() {
     let found = host.read(disk, 8, 1).expect("it is read");
     assert_eq!(found, view(&host, disk, 8));
     assert_ne!(found, vec![0; 4096]);
+}
+
+/// Fails when: what readers found behind a plan that failed is served still when the file is read
+/// anew, though a part of the plan is in it.
+#[test]
+fn what_a_failed_plan_has_brought_to_the_file_is_read_when_that_is_read_anew() {
+    let (mut host, disk) = with_direct(Policy::WriteThrough);
+    host.hold(syncs);
+    let write = |host: &mut Host, block: u64| {
+        host.write_sectors(disk, block * BLOCK_SECTORS, BLOCK_SECTORS)
+    };
+    // Their entries are in two sectors of the table, so two writes refer to them.
+    let first = write(&mut host, 0);
+    let both = [4, 1104].map(|block| write(&mut host, block));
+    host.fail(|io| (refers(io) && io.offset == TABLE_AT + 1024).then_some(IoError::Failed));
+    host.hold(none);
+    assert_eq!(host.answer(first), Some(Ok(())));
+    assert_eq!(both.map(|it| host.answer(it)), [Some(Err(Refusal::Io)); 2]);
+    host.fail(fine);
+    let brought = view(&host, disk, 4);
+    assert_ne!(brought, vec![0; 4096], "one of them is in the file");
+    let found = host.read(disk, 4, 1).expect("it is read");
+    assert!(found == brought || found == vec![0; 4096]);
+    host.fill(disk, 8, 1);
+    assert_eq!(host.read(disk, 4, 1), Some(brought));
+}
+
+const BELOW_AT: u64 = DATA_AT + 64 * 4096;
+
+fn copies(io: &Io) -> bool {
+    is_direct(io) && io.op == Op::Read && (BELOW_AT..BELOW_AT + 4096).contains(&io.offset)
+}
+
+/// Fails when: a write fails because what it writes over cannot be read.
+#[test]
+fn a_write_over_what_cannot_be_read_copies_what_is_beside_it() {
+    let mut host = Host::new();
+    let disk = attach(&mut host, Backwards::over(BELOW_AT));
+    let order = host.switch(disk, Policy::WriteThrough);
+    host.pass(2_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    let file = host.disks.0.get_mut(&Device::Origin(disk)).expect("a file");
+    file.resize((BELOW_AT + 4096) as usize, 0x77);
+    host.count(copies);
+    host.fail(|io| {
+        let bytes: u64 = io.slices.iter().map(|it| it.bytes).sum();
+        (copies(io) && bytes == 4096).then_some(IoError::Failed)
+    });
+    // In the middle of a block.
+    let write = host.write_sectors(disk, 3 * BLOCK_SECTORS + 2, 2);
+    assert_eq!(host.answer(write), Some(Ok(())));
+    assert_eq!(host.count(copies), 3, "all at once, and then two parts");
+    let found = view(&host, disk, 3);
+    assert_eq!(found[..1024], [0x77; 1024]);
+    assert_eq!(found[2048..], [0x77; 2048]);
+    // One whose parts cannot be read fails.
+    host.fail(|io| copies(io).then_some(IoError::Failed));
+    let write = host.write_sectors(disk, 5 * BLOCK_SECTORS + 2, 2);
+    assert_eq!(host.answer(write), Some(Err(Refusal::Io)));
+    host.fail(fine);
+    let write = host.write_sectors(disk, 5 * BLOCK_SECTORS + 2, 2);
+    assert_eq!(host.answer(write), Some(Ok(())));
 }
 
 fn fails_syncs(io: &Io) -> Option<IoError> {

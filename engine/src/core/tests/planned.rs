@@ -44,11 +44,20 @@ pub(super) struct Backwards {
     changed: BTreeMap<u64, Vec<u8>>,
     /// One that it cannot make sense of.
     broken: bool,
+    /// What a block has before it gets its place lies here, for a plan alone.
+    below_at: Option<u64>,
 }
 
 const SECTOR: u64 = 512;
 
 impl Backwards {
+    pub(super) fn over(below_at: u64) -> Backwards {
+        Backwards {
+            below_at: Some(below_at),
+            ..Backwards::default()
+        }
+    }
+
     pub(super) fn broken() -> Backwards {
         Backwards {
             broken: true,
@@ -151,10 +160,14 @@ impl Planner for Backwards {
         };
         let when = if had { When::Journal } else { When::Now };
         let mut at = block * BLOCK_SECTORS;
+        let below_at = self.below_at;
         let copy = |from: u64, upto: u64| Work::Copy {
             extent: Extent {
                 span: Span::new(from, upto - from),
-                lies: Lies::Nowhere,
+                lies: below_at.map_or(Lies::Nowhere, |at| Lies::At {
+                    file: FileIndex::TOP,
+                    offset: at + from % BLOCK_SECTORS * SECTOR,
+                }),
             },
             at: place(block) + from % BLOCK_SECTORS * SECTOR,
         };
@@ -252,7 +265,7 @@ impl Planner for Backwards {
     }
 }
 
-fn attach(host: &mut Host, map: Backwards) -> VolumeId {
+pub(super) fn attach(host: &mut Host, map: Backwards) -> VolumeId {
     attach_of(host, map, BLOCKS)
 }
 

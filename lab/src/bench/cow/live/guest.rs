@@ -11,11 +11,13 @@ use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use workload::stacked::CLUSTER_BYTES;
 
 const SECTOR_BYTES: u64 = 512;
+/// A load lasts until so many were answered, however slow the machine is: writes are among them.
+const REQUESTS_MIN: u64 = 32;
 /// Of one read that warms.
 const PIECE_BYTES: u64 = 1 << 20;
 
@@ -48,7 +50,7 @@ pub fn warm(socket: &Path, export: &str, bytes: u64) -> io::Result<()> {
         .try_for_each(|offset| client.read(offset, &mut piece))
 }
 
-/// Until all are answered or the time is over.
+/// Until all are answered, or the time is over and some were.
 pub fn carry(
     (socket, export): (&Path, &str),
     asks: &[Ask],
@@ -59,22 +61,25 @@ pub fn carry(
         .map(|_| Client::connect(socket, export))
         .collect();
     let (next, answered) = (AtomicUsize::new(0), AtomicU64::new(0));
-    let start = Barrier::new(depth + 1);
-    let (next, answered, start) = (&next, &answered, &start);
+    let (start, longer) = (Barrier::new(depth + 1), AtomicBool::new(false));
+    let (next, answered, start, longer) = (&next, &answered, &start, &longer);
     let (took, failed) = std::thread::scope(|scope| {
         let loops = clients?.into_iter().map(|mut client| {
             scope.spawn(move || {
                 let mut bytes = payload(asks);
                 start.wait();
                 let until = Instant::now() + lasts;
-                while Instant::now() < until {
+                let few = || answered.load(Ordering::Relaxed) < REQUESTS_MIN;
+                while Instant::now() < until || few() {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     let Some(ask) = asks.get(number) else {
                         break;
                     };
                     send(&mut client, *ask, number, &mut bytes)?;
-                    if Instant::now() <= until {
+                    let late = Instant::now() > until;
+                    if !late || few() {
                         answered.fetch_add(1, Ordering::Relaxed);
+                        longer.fetch_or(late, Ordering::Relaxed);
                     }
                 }
                 Ok(())
@@ -88,7 +93,10 @@ pub fn carry(
             .map(|it| it.join().expect("a panic ends the process"))
             .collect();
         // One that ends before the time has answered all.
-        let took = begun.elapsed().min(lasts);
+        let took = match longer.load(Ordering::Relaxed) {
+            true => begun.elapsed(),
+            false => begun.elapsed().min(lasts),
+        };
         Ok::<_, io::Error>((took, ends.into_iter().find_map(Result::err)))
     })?;
     if let Some(error) = failed {
