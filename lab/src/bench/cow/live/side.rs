@@ -439,9 +439,11 @@ fn is_proven(slot: &Slot, policy: Policy) -> bool {
     // Where QEMU allocates, more than what the guest wrote comes to the volumes, or as much.
     let came = counts.write_bytes >= carried.write_bytes && counts.writes > 0;
     let path = match policy {
-        // A destage may have begun; no request of the guest waits for it.
+        // Bytes for the log may still be in the stage, and a destage may have begun; no request
+        // of the guest waits for either.
         Policy::WriteBack => {
-            counts.log_writes > 0 && counts.origin_writes * DESTAGED_PART <= carried.writes
+            let logged = counts.flash_write_bytes > 0;
+            logged && counts.origin_writes * DESTAGED_PART <= carried.writes
         }
         Policy::WriteThrough => counts.origin_writes > 0,
         _ => counts.origin_writes > 0 && counts.flash_write_bytes == 0 && counts.cache_hits == 0,
