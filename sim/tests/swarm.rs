@@ -168,11 +168,11 @@ fn an_overlay_on_another_base_is_held_until_its_reset() {
 /// not seen, and the next plan made it a leak.
 #[test]
 fn a_count_behind_the_end_of_an_image_is_freed() {
-    let frees = |seed: u64| {
-        let outcome = run(&Case::from_seed(seed).options()).unwrap_or_else(|it| panic!("{it}"));
-        outcome.counters.images.tops.freed > 0
-    };
-    assert!((717..1117).any(frees), "a cluster was freed");
+    let outcome = run(&Case::from_seed(781).options()).unwrap_or_else(|it| panic!("{it}"));
+    assert!(
+        outcome.counters.images.tops.freed > 0,
+        "a cluster was freed"
+    );
 }
 
 #[test]

@@ -24,7 +24,7 @@
 use super::Core;
 use super::batch::{Batch, NextPieces, Plan, Source, next_pieces, step_of_planner};
 use super::tables::read_of;
-use crate::adversary::{Bug, Mark, mark};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Stat};
 use crate::memory::{Place, Slice};
 use crate::origin::{
@@ -42,9 +42,6 @@ use alloc::vec::Vec;
 const DATA_SECTORS_MAX: u64 = (16 << 20) / SECTOR_BYTES;
 const ZERO_SECTORS_MAX: u64 = (1 << 30) / SECTOR_BYTES;
 const CALLS_MAX: usize = 256;
-/// For one more write a plan waits such a part of what the one before it took, and half of that
-/// for all.
-const COMPANY_PARTS: u64 = 2;
 /// A plan that took longer than this met a storage that hung, or had more to do than the next one.
 const COMPANY_NS_MAX: u64 = 20_000_000;
 /// Requests of one plan at once.
@@ -72,17 +69,19 @@ pub struct Allocator {
 struct Company {
     /// So many writes are all that there are.
     writes: usize,
-    /// No further one came until then.
+    /// The wait is over then, unless one more comes before.
     until: Time,
+    /// It is over then in any case.
     end: Time,
     pause_ns: u64,
 }
 
 impl Company {
-    /// Behind a plan that took so long.
+    /// Behind a plan that took so long: half of that for one more write, and three quarters for
+    /// all.
     fn behind(now: Time, took_ns: u64, writes: usize) -> Company {
         let took_ns = took_ns.min(COMPANY_NS_MAX);
-        let pause_ns = took_ns / COMPANY_PARTS;
+        let pause_ns = took_ns / 2;
         Company {
             writes: writes.min(CALLS_MAX),
             until: after(now, pause_ns),
@@ -339,8 +338,13 @@ impl Allocation {
     /// The step in which tables of this rank are written.
     fn step_of(&self, rank: Rank) -> Step {
         match rank {
+            Rank::Unused => Step::Place,
+            Rank::Mark => Step::Mark,
             Rank::Count if self.counts_early() => Step::Place,
-            _ => step_of(rank),
+            Rank::Count => Step::Count,
+            Rank::Hook => Step::Hook,
+            Rank::Refer => Step::Refer,
+            Rank::Release => Step::Release,
         }
     }
 
@@ -424,17 +428,6 @@ impl Allocation {
             Work::Zero { .. } => 0,
         };
         self.work.iter().map(end).max().unwrap_or(0)
-    }
-}
-
-fn step_of(rank: Rank) -> Step {
-    match rank {
-        Rank::Unused => Step::Place,
-        Rank::Mark => Step::Mark,
-        Rank::Count => Step::Count,
-        Rank::Hook => Step::Hook,
-        Rank::Refer => Step::Refer,
-        Rank::Release => Step::Release,
     }
 }
 
@@ -589,9 +582,9 @@ impl Core {
         }
         let waiting = allocator.queue.len();
         let awaited = |it: Company| it.is_awaited(cx.now, waiting);
-        // No other comes where one plan has all that it may, or where writes wait for these.
-        let may_come = !allocator.is_full() && volume.waiting.is_empty();
-        if may_come && !goes && allocator.company.is_some_and(awaited) {
+        // No other comes where writes wait for these, or where one plan has all that it may.
+        let may_come = !goes && volume.waiting.is_empty();
+        if may_come && allocator.company.is_some_and(awaited) && !allocator.is_full() {
             return Went::Nowhere;
         }
         allocator.company = None;
@@ -974,7 +967,9 @@ impl Core {
         }
         self.forget_tables(id, None);
         // A part of what failed may be on the disk, and readers have found what was there before.
-        self.renew_layer(id);
+        if !has(Bug::KeepBehindFailedPlan) {
+            self.renew_layer(id);
+        }
         self.volume(id).allocator.stale = false;
         self.next_step(cx, id);
     }

@@ -12,7 +12,7 @@ use super::allocate::Job;
 use super::batch::{Batch, Part, Source};
 use super::direct::{KEPT_BLOCKS_MAX, NO_FILL};
 use super::read_op::clip;
-use crate::adversary::{Mark, mark};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::memory::{Place, Slice};
 use crate::origin::{Extent, Lies};
 use crate::outbox::{AllocateIo, Cx};
@@ -192,7 +192,8 @@ impl Core {
         }
         for block in blocks {
             let whole = Span::new(block * BLOCK_SECTORS, BLOCK_SECTORS);
-            if clip(span, block, block + 1) == whole && !self.is_being_written(id, whole) {
+            let written = self.is_being_written(id, whole) && !has(Bug::KeepCopiedUnderWrite);
+            if clip(span, block, block + 1) == whole && !written {
                 self.keep_copied(cx, Key { layer: own, block }, place_of(whole.sector));
             }
         }

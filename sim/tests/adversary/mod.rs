@@ -109,13 +109,16 @@ gates! {
     Rests,
     /// Volumes on qcow2 files that allocate, over kills and power losses.
     Tops,
+    /// Write-through volumes on qcow2 files that allocate, of short requests, whose origins fail
+    /// again and again.
+    DirectTops,
 }
 
 use Gate::{
-    BadCheckpoints, CleanBlocks, Commits, Dying, EarlyDestages, Group, Grows, HeldWrites,
-    LargeWrites, LastCopies, LostWrites, NoSums, OwnBlocks, Resizes, Rests, Rings, Scenario, Seeds,
-    ShortLives, ShortReads, ShortSwitches, SmallLog, SmallOverlay, Swarm, Switches, Tops, Troubled,
-    WriteThrough,
+    BadCheckpoints, CleanBlocks, Commits, DirectTops, Dying, EarlyDestages, Group, Grows,
+    HeldWrites, LargeWrites, LastCopies, LostWrites, NoSums, OwnBlocks, Resizes, Rests, Rings,
+    Scenario, Seeds, ShortLives, ShortReads, ShortSwitches, SmallLog, SmallOverlay, Swarm,
+    Switches, Tops, Troubled, WriteThrough,
 };
 
 /// A plan with all that write bent towards a life past the log.
@@ -137,6 +140,25 @@ fn tops(plan: &mut Plan) {
         (volume.tuning.destage, volume.journal_possible) = (modes[at % 2], true);
         (volume.resizes, volume.commits, volume.switches) = (false, false, at > 1);
     }
+    give_tops(plan);
+}
+
+fn direct_tops(plan: &mut Plan) {
+    plan.volumes.retain(|it| it.policy != Policy::Ephemeral);
+    (plan.rates.image_shrunk, plan.rates.image_replaced) = (0, 0);
+    plan.rates.origin_trouble = 60;
+    plan.ram_blocks = 512;
+    for volume in &mut plan.volumes {
+        volume.policy = Policy::WriteThrough;
+        (volume.switches, volume.resizes, volume.commits) = (false, false, false);
+        (volume.rests, volume.journal_possible) = (false, true);
+        (volume.depth, volume.request_sectors_max) = (64, 12);
+    }
+    give_tops(plan);
+}
+
+/// Each image that may allocate is a qcow2 file of its own kind.
+fn give_tops(plan: &mut Plan) {
     for at in 0..plan.origins.len() {
         let file = 1 + at as u64 * 7919 + plan.origins[at].sectors;
         plan.origins[at].top = plan.may_allocate(at).then_some(file);
@@ -315,6 +337,7 @@ impl Gate {
             CleanBlocks => clean_blocks(seed),
             OwnBlocks => own_blocks(seed),
             Tops => ending(bent(seed, tops), tops_end(), 400),
+            DirectTops => ending(bent(seed, direct_tops), tops_end(), 1000),
             ShortLives => ending(bent(seed, only_write_back), vec![Ending::PowerLoss; 6], 14),
             // No write is larger than the share of its volume, so none is taken in parts.
             SmallLog => small_logs(seed, 8),

@@ -82,6 +82,12 @@ pub const OWN_TESTS: &[(Bug, &str, &str)] = &[
          table gives other bytes",
     ),
     (
+        Bug::KeepBehindFailedPlan,
+        "what_a_failed_plan_has_brought_to_the_file_is_read_when_that_is_read_anew",
+        "one of two tables of a plan is written and the other fails, a reader finds what was there \
+         before, and finds it again when the file is read anew",
+    ),
+    (
         Bug::ExchangeUnderReads,
         "files_of_an_image_are_not_exchanged_under_a_read",
         "a read of the image is under way when a snapshot puts another file in its place: its \
@@ -262,6 +268,7 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         | Bug::ForgetGrowth
         | Bug::ReferUnsynced
         | Bug::ShareMixedBlock => Tops,
+        Bug::KeepCopiedUnderWrite => DirectTops,
         Bug::StartWithoutSync => ShortSwitches,
         Bug::DestagePastDurable => EarlyDestages,
         Bug::ReuseSegmentEarly => BadCheckpoints,
@@ -276,6 +283,8 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         Bug::LetGoForUnfinished => 440..446,
         // A size that is lost is rare: one seed in some hundred.
         Bug::BelieveUnsyncedSize => 120..180,
+        // The write has to come between two steps of a plan.
+        Bug::KeepCopiedUnderWrite => 60..120,
         _ => 0..SEEDS_MAX,
     };
     (gate, seeds)

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use crate::common::{Rig, have};
+use crate::common::{Daemon, Rig, have};
 use crate::qcow2_written::{check, create, shown, write};
 
 const KIB: u64 = 1 << 10;
@@ -21,15 +21,16 @@ fn since(before: [u64; 3], after: [u64; 3]) -> [u64; 3] {
     [0, 1, 2].map(|it| after[it] - before[it])
 }
 
-/// A clone on a base of data, with clusters of 64 KiB.
-fn clone_on_a_base(rig: &Rig) -> PathBuf {
+/// A write-through volume on a clone of a base that is full of data, with clusters of 64 KiB.
+fn serve_a_clone() -> (Rig, PathBuf, Daemon) {
+    let mut rig = Rig::new();
     let base = create(&rig.dir, "base.qcow2", &["16M"]);
     write(&base, "qcow2", &["write -P 7 0 16M"]);
-    create(
-        &rig.dir,
-        "disk.qcow2",
-        &["-b", "base.qcow2", "-F", "qcow2", "16M"],
-    )
+    let below = ["-b", "base.qcow2", "-F", "qcow2", "16M"];
+    let image = create(&rig.dir, "disk.qcow2", &below);
+    rig.qcow2_volume("disk", &image, "write-through", "");
+    let daemon = rig.serve();
+    (rig, image, daemon)
 }
 
 /// Whether QEMU reads these patterns.
@@ -49,10 +50,7 @@ fn a_short_write_to_a_clone_reads_the_rest_of_its_cluster_at_once() {
     if !have(test, &["qemu-img", "qemu-io"]) {
         return;
     }
-    let mut rig = Rig::new();
-    let image = clone_on_a_base(&rig);
-    rig.qcow2_volume("disk", &image, "write-through", "");
-    let daemon = rig.serve();
+    let (rig, image, daemon) = serve_a_clone();
     let mut client = rig.connect("disk");
     // The tables of the base and of the clone are read for it, and its own one is made.
     client.write(8 * KIB, &[1; 4096]);
@@ -101,10 +99,7 @@ fn what_a_clone_has_read_stays_in_the_cache_when_its_cluster_is_copied() {
     if !have(test, &["qemu-img", "qemu-io"]) {
         return;
     }
-    let mut rig = Rig::new();
-    let image = clone_on_a_base(&rig);
-    rig.qcow2_volume("disk", &image, "write-through", "");
-    let daemon = rig.serve();
+    let (rig, image, daemon) = serve_a_clone();
     let mut client = rig.connect("disk");
     client.write(MIB, &[1; 4096]);
     let warm = 2 * MIB;

@@ -4,6 +4,7 @@
 //! where it is broken. So these tests have been seen failing whenever they pass. The audit of the
 //! simulator names them. Deliberately absent: rules that a gate of the audit notices.
 
+use super::allocate::read_behind_a_failed_plan;
 use super::planned::read_beside_a_torn_table;
 use super::quiesce::{exchange_under_a_read, start_behind_a_snapshot};
 use super::{Disks, GEOMETRY, Host, config, memory, none, spec, syncs_origin, writes_journal};
@@ -62,6 +63,11 @@ fn a_flush_covers_what_a_life_past_a_dead_log_has_left_unsynced() {
 #[test]
 fn nothing_is_read_by_tables_that_a_power_loss_may_have_torn() {
     notices(Bug::ReadTornTables, read_beside_a_torn_table);
+}
+
+#[test]
+fn what_a_failed_plan_has_brought_to_the_file_is_read_when_that_is_read_anew() {
+    notices(Bug::KeepBehindFailedPlan, read_behind_a_failed_plan);
 }
 
 #[test]

@@ -248,7 +248,7 @@ impl Client {
     /// Ends the session in order; the daemon counts this client no more when this returns.
     pub fn disconnect(mut self) {
         let _ = self.send(CMD_DISC, 0, 0, 0, &[]);
-        // What is left to read are answers that nobody waits for.
+        // What is left to read are answers that this client does not wait for.
         let _ = io::copy(&mut self.stream, &mut io::sink());
     }
 }
