@@ -47,6 +47,16 @@ pub enum BackingFormat {
     Qcow2,
 }
 
+impl BackingFormat {
+    /// As it stands in a header.
+    pub const fn name(self) -> &'static str {
+        match self {
+            BackingFormat::Raw => "raw",
+            BackingFormat::Qcow2 => "qcow2",
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backing<'a> {
     /// As it shall stand in the file: relative to its directory, or absolute.
@@ -148,10 +158,7 @@ pub fn create(size_bytes: u64, shape: Shape, backing: Option<Backing>) -> Result
 fn first_cluster(mut layout: Layout, backing: Option<Backing>) -> Result<Vec<u8>, Error> {
     let mut extensions = Vec::new();
     if let Some(backing) = backing {
-        let format: &[u8] = match backing.format {
-            BackingFormat::Raw => b"raw",
-            BackingFormat::Qcow2 => b"qcow2",
-        };
+        let format = backing.format.name().as_bytes();
         append(&mut extensions, extension::BACKING_FORMAT, format);
     }
     append(&mut extensions, extension::FEATURE_NAMES, &feature_names());

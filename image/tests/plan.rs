@@ -100,9 +100,19 @@ fn random_epochs_leave_random_images_right_at_each_step() {
         let mut snapshot = None;
         for _ in 0..2 + bench.rng.below(5) {
             let marks = bench.epoch();
-            match bench.rng.below(7) {
+            match bench.rng.below(10) {
                 0 => bench.reopen(),
                 6 => grow(&mut bench),
+                7 | 8 if !bench.below.is_empty() && snapshot.is_none() => {
+                    bench.rebase();
+                    continue;
+                }
+                9 if snapshot.is_none() => {
+                    let sectors = bench.model.len() as u64 / 512;
+                    let size = 512 * (1 + bench.rng.below(sectors));
+                    bench.shrink(size);
+                    continue;
+                }
                 // It changes tables where they lie, also those of a snapshot.
                 1 if snapshot.is_none() => bench.compress(),
                 2 if snapshot.is_none() => {

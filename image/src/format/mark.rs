@@ -126,11 +126,16 @@ impl Header {
     /// what this header has of the rest. It goes through the journal, so it has the guard. `None`
     /// where the first cluster has no room for it.
     pub fn marked(&self, sector: &[u8], mark: &Mark) -> Option<Vec<u8>> {
+        self.own_layout(sector)?;
+        self.begin_with(sector, mark)
+    }
+
+    /// The same of a sector that is known to be the first.
+    pub(super) fn begin_with(&self, sector: &[u8], mark: &Mark) -> Option<Vec<u8>> {
         let header_bytes = self.header_bytes as usize;
         if self.version < 3 || header_bytes + WHOLE_BYTES > HEAD_BYTES {
             return None;
         }
-        self.own_layout(sector)?;
         let mut bytes = sector.get(..header_bytes)?.to_vec();
         extension::append(&mut bytes, MARK, &mark.encode());
         let others = self.others();
@@ -141,12 +146,16 @@ impl Header {
             extension::append(&mut bytes, it.magic, &it.bytes);
         }
         extension::append(&mut bytes, extension::END, &[]);
-        if let Some(backing) = &self.backing {
-            let at = bytes.len() as u64;
-            let place = offset_of!(Layout, backing_at);
-            bytes[place..place + 8].copy_from_slice(&at.to_be_bytes());
-            bytes.extend(backing.as_bytes());
-        }
+        let name = self.backing.as_deref().unwrap_or_default();
+        let at = match self.backing {
+            Some(_) => bytes.len() as u64,
+            None => 0,
+        };
+        let place = offset_of!(Layout, backing_at);
+        bytes[place..place + 8].copy_from_slice(&at.to_be_bytes());
+        let place = offset_of!(Layout, backing_bytes);
+        bytes[place..place + 4].copy_from_slice(&(name.len() as u32).to_be_bytes());
+        bytes.extend(name.as_bytes());
         bytes.resize(bytes.len().next_multiple_of(SECTOR_BYTES as usize), 0);
         set_bits(&mut bytes, offset_of!(Layout, autoclear), OURS);
         set_bits(&mut bytes, offset_of!(Layout, incompatible), GUARD);

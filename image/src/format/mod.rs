@@ -6,6 +6,7 @@ pub mod entry;
 pub mod extension;
 pub mod header;
 pub mod mark;
+pub mod onto;
 pub mod refcount;
 pub mod snapshot;
 

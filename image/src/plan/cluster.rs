@@ -19,6 +19,7 @@ use super::{Piece, Plan, View, When, Work, Writer, damaged};
 use crate::adversary::{Bug, has};
 use crate::format::entry::{COPIED, Cluster, L2, SUBCLUSTERS, Unit, ZERO};
 use crate::meta::Tables;
+use crate::plan::own::Aim;
 use crate::plan::table::Found;
 use crate::resolve::{Content, Part, Stop, Wrong, resolve};
 use crate::types::{Range, SECTOR_BYTES, Span};
@@ -26,7 +27,7 @@ use alloc::vec::Vec;
 
 /// What becomes of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+pub(super) enum Fate {
     Keep,
     /// Bytes of it change in place, by way of the journal.
     Overwrite,
@@ -37,16 +38,17 @@ enum Fate {
 }
 
 /// A cluster of the disk and how it is found.
-struct Asked<'a> {
-    span: Span,
+pub(super) struct Asked<'a> {
+    pub span: Span,
     /// Where the disk ends.
-    disk_end: u64,
+    pub disk_end: u64,
     unit_bytes: u64,
-    pieces: &'a [Piece],
-    old: L2,
+    pub pieces: &'a [Piece],
+    aim: Aim,
+    pub old: L2,
     cluster: Cluster,
     /// Its place in the file, if it may be written there.
-    place: Option<u64>,
+    pub place: Option<u64>,
 }
 
 impl Writer {
@@ -60,6 +62,9 @@ impl Writer {
         assert!(span.at >= self.plan.planned, "clusters come in order");
         let found = self.plan.find(view, span.at)?;
         let asked = self.ask(view, &found, pieces, span)?;
+        if asked.is_cut() {
+            return self.cut(view, &asked, &found, out);
+        }
         let mut fates = [Fate::Keep; SUBCLUSTERS as usize];
         let fates = &mut fates[..(span.bytes / asked.unit_bytes) as usize];
         asked.judge(view, fates)?;
@@ -99,7 +104,8 @@ impl Writer {
         });
         releases.into_iter().for_each(|it| self.plan.release(it));
         self.plan.put_data(place, writes, out);
-        if let Some(place) = asked.place {
+        // What is to be its own stays as it is.
+        if let Some(place) = asked.place.filter(|_| asked.aim != Aim::Own) {
             asked.overwrite(place, out);
         }
         if changes {
@@ -189,6 +195,7 @@ impl Writer {
             disk_end: view.disk_bytes,
             unit_bytes: header.unit_bytes(),
             pieces,
+            aim: self.plan.aim,
             old,
             cluster,
             place: at.filter(|_| found.is_copied()),
@@ -197,7 +204,7 @@ impl Writer {
 
     /// What the file says is used once is counted so: else something in it refers there as well,
     /// and would be written over.
-    fn used_once<T: Tables>(
+    pub(super) fn used_once<T: Tables>(
         &self,
         view: &mut View<T>,
         place: u64,
@@ -217,7 +224,7 @@ impl Writer {
     }
 
     /// The clusters that lose a reference when the entry no longer points there.
-    fn releases<T: Tables>(
+    pub(super) fn releases<T: Tables>(
         &self,
         view: &View<T>,
         asked: &Asked,
@@ -261,6 +268,13 @@ fn span_of<T>(view: &View<T>, pieces: &[Piece]) -> Span {
 }
 
 impl Asked<'_> {
+    /// All of it goes, with its entry.
+    fn is_cut(&self) -> bool {
+        let end = self.span.end().min(self.disk_end);
+        let covered: u64 = self.pieces.iter().map(|it| it.span.bytes).sum();
+        self.aim == Aim::Cut && covered == end - self.span.at
+    }
+
     fn unit_span(&self, number: usize) -> Span {
         Span {
             at: self.span.at + number as u64 * self.unit_bytes,
@@ -301,6 +315,7 @@ impl Asked<'_> {
             let visible = span.end().min(self.disk_end).saturating_sub(span.at);
             *fate = match (self.old_unit(number), data) {
                 _ if covered == 0 => Fate::Keep,
+                (unit, _) if self.aim == Aim::Own => self.own(view, unit, span)?,
                 (Unit::Data, false) if covered == visible => Fate::Zero,
                 (Unit::Data, _) if self.place.is_some() => Fate::Overwrite,
                 (Unit::Data, _) | (_, true) => Fate::Write,
@@ -352,7 +367,8 @@ impl Asked<'_> {
                 continue;
             }
             let mut at = span.at;
-            for piece in self.inside(span) {
+            // Where it is to be its own, all of it is what it was.
+            for piece in self.inside(span).filter(|_| self.aim != Aim::Own) {
                 self.fill(view, at, piece.span.at, &mut writes)?;
                 at = piece.span.end();
                 writes.push(self.piece(piece));

@@ -51,6 +51,7 @@ impl Writer {
         let l1 = self.plan.longer.as_ref().map(Longer::range);
         let tables = (moved.then_some(refcount_table), l1);
         let (header, mark) = self.header(view, tables)?;
+        let onto = self.plan.onto.clone();
         let counts_more = room.append > self.plan.start || !released.is_empty();
         let announced = self.announced(view, counts_more)?;
         self.read_counts(view, &room, &released)?;
@@ -92,6 +93,7 @@ impl Writer {
             refcount_table,
             l1,
             mark,
+            onto,
             may_leak,
             blocks: blocks
                 .map(|(number, cluster)| (number, view.cluster_of(cluster).at))
@@ -101,7 +103,7 @@ impl Writer {
     }
 
     /// The begin of the file, if it changes: another refcount table, a longer L1, a mark where
-    /// there is none.
+    /// there is none, another backing.
     /// A mark that is there names this plan, because the sector may be known from before.
     fn header<T: Tables>(
         &self,
@@ -109,8 +111,9 @@ impl Writer {
         (refcount_table, l1): (Option<Range>, Option<Range>),
     ) -> Result<(Option<Vec<u8>>, Option<Mark>), Stop> {
         let mark = self.plan.mark;
+        let onto = self.plan.onto.as_ref();
         let moves = refcount_table.is_some() || l1.is_some();
-        if !moves && mark.is_none() {
+        if !moves && mark.is_none() && onto.is_none() {
             return Ok((None, None));
         }
         let mut sector = first_sector(view)?;
@@ -129,8 +132,11 @@ impl Writer {
             sector = changed.ok_or(damaged(0, 0, 0, Wrong::Header))?;
         }
         let there = Mark::of(&sector).map(|it| it.volume);
-        let new = mark.filter(|it| there != Some(it.volume));
-        let marked = new.and_then(|it| view.header.marked(&sector, &it));
+        let new = mark.filter(|it| onto.is_some() || there != Some(it.volume));
+        let marked = match onto {
+            Some(onto) => Some(self.moved(view, &sector, onto)?),
+            None => new.and_then(|it| view.header.marked(&sector, &it)),
+        };
         if let (true, None, Some(mark)) = (moves, &marked, &mark) {
             sector = view.header.with_mark(&sector, mark);
         }

@@ -27,6 +27,7 @@ mod cluster;
 mod count;
 mod grow;
 mod load;
+mod own;
 mod table;
 
 pub use grow::exposed;
@@ -35,6 +36,7 @@ use crate::chain::Chain;
 use crate::error::Error;
 use crate::format::header::{ALLOCATING, Header};
 use crate::format::mark::Mark;
+use crate::format::onto::Onto;
 use crate::meta::{Sector, Tables};
 use crate::resolve::{self, Damage, Part, Stop, Wrong};
 use crate::types::{FileId, FileIndex, Range, SECTOR_BYTES, Span};
@@ -42,6 +44,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use grow::Longer;
 use load::{Known, Load};
+use own::Aim;
 use table::Table;
 
 /// What an epoch has of a cluster.
@@ -118,6 +121,9 @@ struct Plan {
     mark: Option<Mark>,
     /// No journal brings it to the file: its tables have an order.
     ordered: bool,
+    aim: Aim,
+    /// What the file is to stand on.
+    onto: Option<Onto>,
     /// So many entries L1 is to have.
     l1_wanted: Option<u32>,
     /// L1 as it becomes longer; `l1_copied`: of the one that moves, as far as it was read.
@@ -152,6 +158,8 @@ struct Ended {
     l1: Option<Range>,
     /// It was put into the header.
     mark: Option<Mark>,
+    /// The same.
+    onto: Option<Onto>,
     /// The header says that counts may be too high.
     may_leak: bool,
     /// New refcount blocks: their number and their cluster.
@@ -252,6 +260,9 @@ impl Writer {
         if let Some(l1) = ended.l1 {
             header.l1_at = l1.at;
             header.l1_entries = (l1.bytes / 8) as u32;
+        }
+        if let Some(onto) = &ended.onto {
+            header.set_onto(onto);
         }
         if let Some(mark) = ended.mark {
             header.accept_mark(&mark);

@@ -8,8 +8,10 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 
 use image::check::{check, check_and_list, without_leaks};
+use image::create::BackingFormat;
 use image::format::entry::{COPIED, Cluster, L1, L2};
 use image::format::mark::Mark;
+use image::format::onto::Onto;
 use image::format::refcount;
 use image::header::{Layout, bytes_wanted};
 use image::meta::Sectors;
@@ -78,6 +80,12 @@ impl Sparse {
             page[(bytes % PAGE) as usize..].fill(0);
         }
         self.bytes = bytes;
+    }
+
+    fn all(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.bytes as usize];
+        self.fill(0, &mut bytes);
+        bytes
     }
 
     pub fn word(&self, at: u64) -> u64 {
@@ -224,6 +232,20 @@ fn entries(file: &Sparse, header: &Header, table: u64) -> Vec<(u64, u64)> {
         .collect()
 }
 
+/// Entries of clusters that begin in this part of the disk.
+fn entries_within(file: &Sparse, header: &Header, part: std::ops::Range<u64>) -> u64 {
+    let l1 = header.l1();
+    let behind = pointers(file, l1).into_iter().map(|(l1_at, table)| {
+        let first = (l1_at - l1.at) / 8 * header.table_span_bytes();
+        let entries = entries(file, header, table).into_iter();
+        let guest = |at: u64| (at - table) / header.l2_entry_bytes() * header.cluster_bytes();
+        entries
+            .filter(|it| part.contains(&(first + guest(it.0))))
+            .count() as u64
+    });
+    behind.sum()
+}
+
 fn entry(file: &Sparse, header: &Header, at: u64) -> L2 {
     let extended = header.is_extended();
     let bitmap = if extended { file.word(at + 8) } else { 0 };
@@ -290,6 +312,14 @@ pub struct Bench {
     pub mark: Option<Mark>,
     /// So many entries the next plan gives to L1.
     pub l1_entries: Option<u32>,
+    /// What the next plan is for, where that is no epoch.
+    errand: Option<Errand>,
+}
+
+#[derive(Clone)]
+enum Errand {
+    Own(Option<Onto>),
+    Cut,
 }
 
 /// What one plan is to do, and did.
@@ -325,6 +355,7 @@ impl Bench {
             counted: 0,
             mark: None,
             l1_entries: None,
+            errand: None,
         };
         bench.model = bench.content();
         bench
@@ -427,7 +458,15 @@ impl Bench {
         if let Some(entries) = self.l1_entries {
             self.writer.lengthen(entries);
         }
-        let (out, model) = self.walk(marks)?;
+        match self.errand.clone() {
+            Some(Errand::Own(onto)) => self.writer.make_own(onto),
+            Some(Errand::Cut) => self.writer.cut_off(),
+            None => {}
+        }
+        let (out, mut model) = self.walk(marks)?;
+        if let Some(Errand::Own(_)) = self.errand {
+            model.clone_from(&self.model);
+        }
         let is_now = |it: &Work| match it {
             Work::Data { when, .. } => *when == When::Now,
             Work::Table { rank, .. } => rank.when() == When::Now,
@@ -662,6 +701,83 @@ impl Bench {
         self.top.write(0, &sized);
         self.model.resize(size as usize, 0);
         assert!(self.content() == self.model, "what is new reads as zeroes");
+        self.reopen();
+        self.check("after");
+    }
+
+    /// Lets the top stand on what is below the file below it, or on nothing. It gets what of the
+    /// disk would be another thing, sometimes in two plans, and more.
+    pub fn rebase(&mut self) {
+        let all = self.below.len();
+        let below = self.below[1 + self.rng.below(all as u64) as usize..].to_vec();
+        let mut seen = match below.split_first() {
+            None => Vec::new(),
+            Some(((file, true), _)) => file.all(),
+            Some(((file, false), rest)) => Bench::new(0, file.clone(), rest.to_vec()).model,
+        };
+        seen.resize(self.model.len(), 0);
+        let mut marks: Vec<u8> = self
+            .model
+            .chunks(512)
+            .zip(seen.chunks(512))
+            .map(|(one, other)| 2 * u8::from(one != other))
+            .collect();
+        if self.rng.below(2) == 0 {
+            let more = self.epoch();
+            let both = marks.iter_mut().zip(more);
+            both.for_each(|(mark, more)| *mark |= 2 * u8::from(more > 0));
+        }
+        if self.rng.below(2) == 0 {
+            self.errand = Some(Errand::Own(None));
+            self.destage(&marks);
+        }
+        let onto = match below.first() {
+            None => Onto::Nothing,
+            Some((_, raw)) => Onto::File {
+                name: "a name that is longer than the one before".into(),
+                format: match raw {
+                    true => BackingFormat::Raw,
+                    false => BackingFormat::Qcow2,
+                },
+            },
+        };
+        assert!(self.top.header().has_room_for(&onto));
+        self.errand = Some(Errand::Own(Some(onto)));
+        let made = self.plan(&marks).unwrap();
+        self.errand = None;
+        for work in made.now.iter().chain(&made.journal) {
+            self.carry_out(work, &made.model);
+        }
+        self.unguard();
+        self.writer.accept(&mut self.chain);
+        let known = self.chain.file(FileIndex(0)).header();
+        assert_eq!(known, Some(&self.top.header()));
+        self.below = below;
+        self.reopen();
+        self.check("after");
+    }
+
+    /// Makes the disk this small.
+    pub fn shrink(&mut self, size: u64) {
+        let mut marks = vec![0; self.model.len() / 512];
+        marks[(size / 512) as usize..].fill(2);
+        self.errand = Some(Errand::Cut);
+        let made = self.plan(&marks).unwrap();
+        self.errand = None;
+        for work in made.now.iter().chain(&made.journal) {
+            self.carry_out(work, &made.model);
+        }
+        self.unguard();
+        self.writer.accept(&mut self.chain);
+        let header = self.top.header();
+        let mut sector = vec![0; 512];
+        self.top.fill(0, &mut sector);
+        let sized = header.with_size(&sector, size).expect("there is room");
+        self.check("after");
+        let behind = entries_within(&self.top, &header, size..self.model.len() as u64);
+        assert_eq!(behind, 0, "what is behind the end has no cluster");
+        self.top.write(0, &sized);
+        self.model.truncate(size as usize);
         self.reopen();
         self.check("after");
     }
