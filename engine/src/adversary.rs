@@ -164,6 +164,8 @@ rules::list! {
         KeepRetiredLines,
         /// 5.2.7: the block that the end of a smaller volume cuts stays in the read cache.
         KeepCutBlock,
+        /// 7: while an image moves to another file its ledger goes on as before.
+        ClaimMoving,
         /// 7: what a file below has behind the end of a disk shows when that grows.
         ExposeBelow,
         /// 7: the header of an image says a size for which there is no room.

@@ -11,7 +11,8 @@ mod whole;
 
 use crate::image::{Mark, Marked};
 use crate::origin::{
-    Codec, Extent, FileIndex, Lies, Map, Missing, Packed, Piece, Planned, Planner, Resolved, Work,
+    Codec, Errand, Extent, FileIndex, Lies, Map, Missing, Packed, Piece, Planned, Planner,
+    Resolved, Work,
 };
 use crate::types::{BLOCK_BYTES, Generation, SECTOR_BYTES, Serial, Span, Uuid};
 use ::image::format::mark;
@@ -332,12 +333,18 @@ impl Planner for ChainMap {
         Some(Span::new(at / SECTOR_BYTES, bytes / SECTOR_BYTES))
     }
 
-    fn begin_growth(&mut self, mark: Mark, size_bytes: u64) {
+    fn begin_errand(&mut self, mark: Mark, errand: &Errand) {
         self.begin(mark);
-        let entries = self.top().l1_entries_for(size_bytes);
-        let entries = entries.expect("it was asked for its growth");
-        self.chain.file_mut(TOP).grows_to = Some(size_bytes);
-        self.writing().writer.lengthen(entries);
+        match errand {
+            Errand::Grow(size_bytes) => {
+                let entries = self.top().l1_entries_for(*size_bytes);
+                let entries = entries.expect("it was asked for its growth");
+                self.chain.file_mut(TOP).grows_to = Some(*size_bytes);
+                self.writing().writer.lengthen(entries);
+            }
+            Errand::Cut => self.writing().writer.cut_off(),
+            Errand::Own(onto) => self.writing().writer.make_own(onto.clone()),
+        }
     }
 
     fn plan(&mut self, pieces: &[Piece], work: &mut Vec<Work>) -> Planned {

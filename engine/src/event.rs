@@ -8,6 +8,7 @@ use crate::adversary::{Bug, has};
 use crate::flow::FlowLimits;
 use crate::image::{Image, Named};
 use crate::memory::Slice;
+use crate::origin::Move;
 use crate::origin::{FileIndex, Packed};
 use crate::round_robin::WEIGHT_DEFAULT;
 use crate::types::{
@@ -129,6 +130,11 @@ pub enum Command {
     /// Gives a volume and its image another size; replied to when both have it, durably. Refused
     /// to a volume that does not own its image, and to a smaller size while it is dirty.
     Resize { volume: VolumeId, size_bytes: u64 },
+    /// Makes parts of the disk the own of an image that allocates, which may stand on another file
+    /// then. Replied to when the image says so, synced; one that moves is served again after
+    /// [`Command::EndExchange`], and in between [`Command::Empty`] and its exchange. Refused while
+    /// it is dirty.
+    Rebase { volume: VolumeId, order: Move },
     /// Looks whether the image of a volume is still the one that it knows, under its path. A volume
     /// whose image does not fit is held until it does; then the reply is [`Refusal::Held`].
     Look { volume: VolumeId },

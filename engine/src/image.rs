@@ -194,6 +194,9 @@ impl Finding {
     }
 }
 
+/// Of the files below an image that moves to other ones nothing is said. No print is even.
+pub const BELOW_ANY: u64 = 2;
+
 /// Compares what is known of an image with its open file (`None`: it cannot be asked) and with
 /// where its path leads.
 pub fn compare(known: &Image, open: Option<&Image>, named: Named) -> Finding {
@@ -208,7 +211,8 @@ pub fn compare(known: &Image, open: Option<&Image>, named: Named) -> Finding {
     let Some(open) = open else {
         return Finding::Away;
     };
-    if known.below != 0 && open.below != 0 && known.below != open.below {
+    let told = |below: u64| below != 0 && below != BELOW_ANY;
+    if told(known.below) && told(open.below) && known.below != open.below {
         return Finding::BelowChanged;
     }
     if !open.marked.goes_on_from(known.marked) {
@@ -259,6 +263,7 @@ mod tests {
         assert_eq!(found(changed(|it| it.size_bytes = 8192)), Finding::Grown);
         assert_eq!(found(changed(|it| it.below = 8)), Finding::BelowChanged);
         assert_eq!(found(changed(|it| it.below = 0)), Finding::Same);
+        assert_eq!(found(changed(|it| it.below = BELOW_ANY)), Finding::Same);
         assert!(Finding::BelowChanged.is_misfit());
         let written = changed(|it| it.mtime_ns = 1_999);
         assert_eq!(found(written), Finding::ChangedInPlace);

@@ -28,6 +28,7 @@
 use crate::adversary::{Bug, has};
 use crate::image::Mark;
 use crate::types::{Span, Uuid};
+pub use ::image::format::onto::Onto;
 pub use ::image::plan::{Rank, When};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -159,6 +160,29 @@ pub enum Work {
     Table { at: u64, bytes: Vec<u8>, rank: Rank },
 }
 
+/// What a plan is for that brings no epoch. Its pieces are zeroes, where they are anything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Errand {
+    /// Room for a disk of so many bytes; its pieces lie behind the end.
+    Grow(u64),
+    /// Its pieces are the end of the disk, which goes.
+    Cut,
+    /// Its pieces become the first file's own, which stands on something else then, if that is
+    /// given.
+    Own(Option<Onto>),
+}
+
+/// What an administrator orders of the files below an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// In order: parts of the disk that become the image's own.
+    pub own: Vec<Span>,
+    /// What the image stands on then; as before if it is not given.
+    pub onto: Option<Onto>,
+    /// Whether the disk may be another one then.
+    pub changes: bool,
+}
+
 /// What came of a step of a plan. One that is not `Done` has done nothing, and is made again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Planned {
@@ -188,9 +212,9 @@ pub trait Planner {
     /// `None` if the image cannot be so large.
     fn growth(&self, size_bytes: u64) -> Option<Span>;
 
-    /// The same as `begin`, for a plan that makes room for a disk of this size, and knows what lies
-    /// behind its end.
-    fn begin_growth(&mut self, mark: Mark, size_bytes: u64);
+    /// The same as `begin`, for a plan that brings no epoch. A larger disk is one that it was asked
+    /// for its growth by.
+    fn begin_errand(&mut self, mark: Mark, errand: &Errand);
 
     /// What becomes of the pieces of one cluster, which lie in it in order and do not overlap. It
     /// is appended to `work`; clusters come in order, each once.

@@ -18,10 +18,6 @@ rules::list! {
         AnnounceLate,
         /// 7: entries that L1 gets where it lies are what was behind it.
         KeepBehindTable,
-        /// 7: what is to be a file's own is marked as zeroes, whatever lies below.
-        OwnZeroes,
-        /// 7: a cluster that the disk does not reach any more stays counted.
-        CutCounted,
     }
 }
 

@@ -341,6 +341,7 @@ impl Core {
             piece: None,
             failed: false,
             unsaid: false,
+            moves: false,
             clock_ahead_ns: 0,
             clock_there: (0, Time(0)),
         }
@@ -610,7 +611,8 @@ impl Core {
         let waiting = volume.waiting.iter().map(|waiting| waiting.request);
         let orders = volume.destage_waiters.iter().map(|(order, _)| *order);
         let others = volume.resize.map(|resize| resize.request());
-        let others = others.into_iter().chain(volume.suspending);
+        let rebase = volume.image.rebase.and_then(|it| it.request());
+        let others = others.into_iter().chain(volume.suspending).chain(rebase);
         for gone in waiting.chain(orders).chain(others) {
             cx.out.reply(gone, Err(Refusal::Gone));
         }

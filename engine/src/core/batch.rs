@@ -9,7 +9,7 @@ use super::runs::journal_entries_max;
 use crate::adversary::{Bug, has};
 use crate::format::journal;
 use crate::map::{self, Content, ExtentMap};
-use crate::origin::{Extent, Lies, Missing, Piece, Planned, Planner, When, Work};
+use crate::origin::{Errand, Extent, Lies, Missing, Piece, Planned, Planner, When, Work};
 use crate::types::{BLOCK_BYTES, LogAddr, SECTOR_BYTES, Span};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -248,27 +248,26 @@ impl Plan {
     }
 }
 
-/// What a destage makes room for.
-pub(super) struct Growth {
-    /// The disk.
-    pub bytes: u64,
-    /// What becomes zeroes.
-    pub zeroes: ExtentMap,
+/// What a destage is for that is of no epoch.
+pub(super) struct Task {
+    pub errand: Errand,
+    /// Its pieces.
+    pub map: ExtentMap,
 }
 
-impl Growth {
-    pub fn new(bytes: u64, exposed: Span) -> Growth {
-        let mut zeroes = ExtentMap::new();
-        if exposed.sectors > 0 && !has(Bug::ExposeBelow) {
+impl Task {
+    pub fn new(errand: Errand, pieces: &[Span]) -> Task {
+        let mut map = ExtentMap::new();
+        let exposes = matches!(errand, Errand::Grow(_)) && has(Bug::ExposeBelow);
+        for &span in pieces.iter().filter(|it| it.sectors > 0 && !exposes) {
             // Nothing of the log stands behind them.
             let content = Content::Zero {
                 header: LogAddr(0),
                 allocate: false,
             };
-            let span = exposed;
-            zeroes.insert(map::Piece { span, content }, &mut |_| ());
+            map.insert(map::Piece { span, content }, &mut |_| ());
         }
-        Growth { bytes, zeroes }
+        Task { errand, map }
     }
 }
 

@@ -22,7 +22,7 @@
 //! image: one that does not fit is not written, and no epoch ends there. Deliberately absent: when
 //! the segments are used again; the checkpoint decides that.
 
-use super::batch::{Growth, Plan, journal_room};
+use super::batch::{Plan, Task, journal_room};
 use super::jobs::{JOB_PIECES_MAX, Job};
 use super::ledger::{APPLY_MS_MAX, LedgerStep};
 use super::merge_damage::REREAD_MS;
@@ -122,8 +122,8 @@ pub struct Destage {
     pub(super) contradicted: bool,
     /// The image may have a guard of this plan, or of one before it.
     pub(super) guarded: bool,
-    /// It is of no epoch: it makes room for a larger disk.
-    pub(super) grows: Option<Growth>,
+    /// It is of no epoch.
+    pub(super) task: Option<Task>,
     /// Of the epoch, as [`Flow::moved`](crate::flow::Flow::moved) counts.
     pub(super) moved_halves: u64,
 }
@@ -374,7 +374,7 @@ impl Destage {
             in_place: false,
             contradicted: false,
             guarded: false,
-            grows: None,
+            task: None,
             moved_halves: 0,
         }
     }
@@ -396,8 +396,8 @@ impl Core {
             if volume.committing.is_some() && in_vain {
                 return self.give_up_commit(cx, id, why);
             }
-            if destage.grows.is_some() && in_vain {
-                return self.give_up_growth(cx, id);
+            if destage.task.is_some() && in_vain {
+                return self.give_up_task(cx, id);
             }
             if cx.now < destage.retry_at || destage.waiting {
                 return;
@@ -554,8 +554,8 @@ impl Core {
     /// What is being destaged.
     pub(super) fn destaged_map(&mut self, id: VolumeId) -> &ExtentMap {
         let volume = self.volume(id);
-        if let Some(growth) = volume.destage.as_ref().and_then(|it| it.grows.as_ref()) {
-            return &growth.zeroes;
+        if let Some(task) = volume.destage.as_ref().and_then(|it| it.task.as_ref()) {
+            return &task.map;
         }
         let epoch = volume.epochs.front();
         &epoch.expect("an epoch is being destaged").map
@@ -568,7 +568,7 @@ impl Core {
         let volume = self.volume(id);
         let commits = volume.committing.is_some();
         let destage = volume.destage.as_mut().expect("a destage is under way");
-        let ordered = commits || destage.grows.is_some();
+        let ordered = commits || destage.task.is_some();
         let (damaged, full) = (!destage.bad.is_empty(), destage.full);
         // An order that is given up tells of it.
         destage.full &= ordered;
@@ -705,7 +705,7 @@ impl Core {
             }
             Phase::JournalSync => {
                 // What no epoch has waits for no others.
-                destage.phase = match destage.grows {
+                destage.phase = match destage.task {
                     Some(_) => Phase::Stat,
                     None => Phase::Gate,
                 };
@@ -763,8 +763,8 @@ impl Core {
 
     pub(super) fn stat_done(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
         let now = cx.now;
-        let grows = self.phase(id).grows.is_some();
-        let prepared = grows || self.is_prepared(id);
+        let is_task = self.phase(id).task.is_some();
+        let prepared = is_task || self.is_prepared(id);
         let replans = self.members(id).into_iter().any(|it| self.plans(it));
         // A volume that goes on with its image must not ask once more for what is here.
         let fits = stat.map(|stat| self.judge_image(cx, id, &stat));
@@ -866,11 +866,11 @@ impl Core {
             assert!(destage.is_idle() && destage.guarded, "the plan is written");
             let (entries, upto) = (core::mem::take(&mut destage.planned), destage.upto);
             let sources = destage.plan.take().map(|plan| plan.sources);
-            let grows = destage.grows.is_some();
+            let is_task = destage.task.is_some();
             let volume = self.volume(id);
             volume.destage = None;
             let mut replay = Replay::of_plan(entries, upto, cx.now);
-            (replay.grows, replay.sources) = (grows, sources.unwrap_or_default());
+            (replay.is_task, replay.sources) = (is_task, sources.unwrap_or_default());
             volume.replay = Some(replay);
             self.pump_replay(cx, id);
             return self.detach_progress(cx, id);

@@ -1,4 +1,4 @@
-//! A larger disk of an image that allocates, while its guest goes on.
+//! Another size of the disk of an image that allocates: a larger one while its guest goes on.
 //!
 //! ```text
 //! room: a destage of no epoch ─▶ journal ─▶ guard ─▶ (ledger says apply) ─▶ replay ─▶ idle
@@ -9,16 +9,17 @@
 //! anything has become zeroes, by one plan that goes the way of every plan. Then one sector says
 //! the new size. So a kill leaves the old disk or the new one, and never bytes of a base in what is
 //! new; room that was made for a size that never came is of no harm, and is used by the next try.
+//! Where the disk becomes smaller the same plans give back what its end has, part by part from the
+//! end on, and the header follows; the host asks for that without a client.
 //!
 //! Always true: the header is written while the ledger says *idle* or *prepare* and no destage may
 //! begin; the guest reads nothing behind the old end before the size is synced. A plan that fails
 //! is given up with its order; once the header may have been written it is written until that is
-//! synced. Deliberately absent: a smaller disk, and what a plan decides
+//! synced. Deliberately absent: what a plan decides
 //! ([`Planner`](crate::origin::Planner)).
 
 use super::Core;
-use super::batch::{Growth, journal_room};
-use super::destage::{Destage, Phase};
+use super::batch::Task;
 use super::ledger::LedgerStep;
 use super::resend::RETRY_MS;
 use super::resize::Step;
@@ -26,28 +27,13 @@ use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::format::ledger::Progress;
 use crate::memory::Slice;
+use crate::origin::Errand;
 use crate::outbox::{Cx, Pending};
-use crate::snapshot::State;
-use crate::types::{SECTOR_BYTES, Time, VolumeId};
+use crate::types::{SECTOR_BYTES, Span, VolumeId};
 use crate::volume::Volume;
 
-impl Destage {
-    /// It has failed before the ledger said *apply*, and nothing of it is under way: one that an
-    /// order waits for can be given up.
-    pub(super) fn is_in_vain(&self) -> bool {
-        // A phase starts again, requests have failed again and again, or there is no room for them.
-        let failed = self.retry_at > Time(0) || self.resend.is_hopeless();
-        let in_step = matches!(self.phase, Phase::Prepare | Phase::Begin);
-        failed && self.is_idle() && !in_step && !self.applying
-    }
-
-    pub(super) fn why_in_vain(&self) -> Refusal {
-        match self.full {
-            true => Refusal::OriginFull,
-            false => Refusal::Io,
-        }
-    }
-}
+/// Clusters of the end of a disk that one plan takes away.
+const CUT_CLUSTERS_MAX: u64 = 1 << 18;
 
 impl Volume {
     /// A destage in place was cut short: another one has to reach its end first.
@@ -62,11 +48,10 @@ impl Core {
     pub(super) fn growth_refusal(&mut self, id: VolumeId, new_bytes: u64) -> Option<Refusal> {
         let volume = self.volume(id);
         volume.map?;
-        let shrinks = new_bytes < volume.size_bytes;
         let plans = self.plans(id);
         match self.planner(id).map(|it| it.growth(new_bytes)) {
             None => Some(Refusal::Policy),
-            _ if shrinks || !plans => Some(Refusal::Policy),
+            _ if !plans => Some(Refusal::Policy),
             Some(None) => Some(Refusal::OutOfRange),
             Some(Some(_)) => None,
         }
@@ -98,65 +83,51 @@ impl Core {
         self.send_size(cx, id, Op::Read);
     }
 
-    /// A destage that has no epoch.
+    /// A plan for the room, or for a part of what goes.
     fn make_room(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let bytes = self.resizing(id).new_bytes;
-        assert!(
-            bytes >= self.volume(id).size_bytes,
-            "such a disk never becomes smaller"
-        );
-        let exposed = self.planner(id).and_then(|it| it.growth(bytes));
-        let growth = Growth::new(bytes, exposed.expect("it was asked for before"));
-        let (piece_bytes, cluster_bytes) = (self.scratch.piece_bytes(), self.planned_cluster(id));
-        let room = journal_room(&growth.zeroes, piece_bytes, cluster_bytes);
+        let (old, new) = (self.volume(id).size_bytes, self.resizing(id).new_bytes);
+        let task = match new < old {
+            true => self.cut_next(id),
+            false => {
+                let exposed = self.planner(id).and_then(|it| it.growth(new));
+                let exposed = exposed.expect("it was asked for before");
+                Task::new(Errand::Grow(new), &[exposed])
+            }
+        };
         self.resizing(id).step = Step::Room;
-        let volume = self.volume(id);
-        assert!(!volume.is_destaging(), "one plan at a time");
-        let writer = volume.ledger_writer.as_ref();
-        let sequence = writer.map_or(0, |it| it.ledger.sequence);
-        // It brings no write to the image.
-        let destage = Destage::new(Phase::Look, volume.destaged, sequence, room);
-        let grows = Some(growth);
-        volume.destage = Some(Destage { grows, ..destage });
-        self.pump_destage(cx, id);
+        self.start_task(cx, id, task);
+    }
+
+    /// The last part of the disk that is there yet and goes. Each has a plan of its own, so that a
+    /// journal stays short.
+    fn cut_next(&mut self, id: VolumeId) -> Task {
+        let cluster_bytes = self.planned_cluster(id).expect("it is written by plans");
+        let resize = self.resizing(id);
+        let (from, end) = (resize.new_bytes, resize.cut_end);
+        let first = end
+            .saturating_sub(CUT_CLUSTERS_MAX * cluster_bytes)
+            .next_multiple_of(cluster_bytes)
+            .max(from);
+        assert!(first < end, "there is something to cut off");
+        let span = Span::new(first / SECTOR_BYTES, (end - first) / SECTOR_BYTES);
+        resize.cut_next = first;
+        Task::new(Errand::Cut, &[span])
     }
 
     /// The plan is at the image.
     pub(super) fn room_made(&mut self, id: VolumeId) {
-        if let Some(resize) = self.volume(id).resize.as_mut() {
-            assert!(resize.step == Step::Room, "it has waited for that");
-            mark(Mark::RoomMade);
-            resize.has_room = true;
-        }
-    }
-
-    /// A request for it has failed, and the image is as it was.
-    pub(super) fn give_up_growth(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let why = self.phase(id).why_in_vain();
-        self.refuse_growth(cx, id, why);
-    }
-
-    pub(super) fn refuse_growth(&mut self, cx: &mut Cx<'_>, id: VolumeId, refusal: Refusal) {
-        let destage = self.phase(id);
+        let resize = self.resizing(id);
+        assert!(resize.step == Step::Room, "it has waited for that");
+        let shrinks = resize.new_bytes < resize.old_bytes;
         assert!(
-            destage.grows.is_some() && destage.is_idle(),
-            "nothing of it is in flight"
+            resize.cut_next <= resize.cut_end,
+            "an end goes from its end on"
         );
-        let upto = destage.upto;
-        let volume = self.volume(id);
-        volume.drop_destage();
-        if volume.state == State::Stalled {
-            (volume.state, volume.reason) = (State::Clean, None);
+        match shrinks {
+            true => resize.cut_end = resize.cut_next,
+            false => mark(Mark::RoomMade),
         }
-        let as_it_is = volume.mark(upto);
-        let resize = volume.resize.take();
-        // The disk is as large as the file says.
-        self.planner(id).expect("it has planned").begin(as_it_is);
-        self.turns.rest(id);
-        let request = resize.expect("an order was given").request();
-        cx.out.reply(request, Err(refusal));
-        self.start_destage_if_due(cx, id);
-        self.pump_switch(cx, id);
+        resize.has_room = !shrinks || resize.cut_end == resize.new_bytes;
     }
 
     fn send_size(&mut self, cx: &mut Cx<'_>, id: VolumeId, op: Op) {

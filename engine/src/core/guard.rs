@@ -304,8 +304,8 @@ impl Core {
         let planner = self.planner(id).expect("such an image has one");
         let ranges = planner.reached();
         self.forget_tables(id, Some(&ranges));
-        if replay.grows {
-            self.room_made(id);
+        if replay.is_task {
+            self.task_reached(id);
         }
     }
 }

@@ -14,7 +14,7 @@
 //! Deliberately absent: what the image is compared by ([`crate::image`]).
 
 use super::layers::is_base;
-use super::{Core, Destage};
+use super::{Core, Destage, Rebase};
 use crate::adversary::{Bug, has};
 use crate::event::{Device, Op, Purpose, Refusal, Stat};
 use crate::format::ledger::{Ledger, Progress};
@@ -41,6 +41,8 @@ pub struct Known {
     pub base_changed: bool,
     pub looking: bool,
     pub waiters: Vec<RequestId>,
+    /// It gets more of the disk, or moves to another file.
+    pub rebase: Option<Rebase>,
 }
 
 impl Known {

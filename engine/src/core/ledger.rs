@@ -10,9 +10,10 @@
 //! decided by who asks for the step.
 
 use super::Core;
-use crate::adversary::{Bug, Mark, mark};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose, Stat};
 use crate::format::ledger::{LEDGER_BYTES, Ledger, Progress};
+use crate::image::BELOW_ANY;
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
 use crate::types::{Time, VolumeId};
@@ -39,6 +40,8 @@ pub enum LedgerStep {
     Resize,
     /// Another file may take the place of the image, or has done so.
     Exchange,
+    /// The image stands on another file.
+    Move,
     /// Nothing is dirty any more and the owner goes away.
     Release,
 }
@@ -52,6 +55,8 @@ pub struct LedgerWriter {
     pub failed: bool,
     /// It says what has to be on media before the volume is served, also of a direct one.
     pub unsaid: bool,
+    /// Its image moves to another file: see [`super::rebase`].
+    pub moves: bool,
     /// How far the clock of the origin's file system is ahead of ours.
     pub clock_ahead_ns: u64,
     /// The time over there when it was read, and when that was. The wall clock here may be set back
@@ -98,6 +103,10 @@ impl Core {
         );
         ledger_writer.failed = false;
         ledger_writer.piece = Some(piece);
+        if ledger_writer.moves && !has(Bug::ClaimMoving) {
+            ledger_writer.ledger.dirty = false;
+            ledger_writer.ledger.image.below = BELOW_ANY;
+        }
         let bytes = ledger_writer.ledger.encode();
         assert!(Ledger::parse(&bytes).is_ok(), "what is written can be read");
         cx.memory.store(place, &bytes);
@@ -164,6 +173,7 @@ impl Core {
             LedgerStep::Begin => self.destage_begun(cx, id),
             LedgerStep::Finish => self.destage_finished(cx, id),
             LedgerStep::Exchange => self.exchange_said(cx, id),
+            LedgerStep::Move => self.move_said(cx, id),
             LedgerStep::Resize => {
                 self.pump_switch(cx, id);
                 self.pump_bypass(cx, id);
@@ -243,6 +253,7 @@ fn unsynced_at(step: Option<LedgerStep>) -> Bug {
         LedgerStep::Reached | LedgerStep::Finish | LedgerStep::Resize | LedgerStep::Exchange => {
             Bug::SkipLedgerSyncAtFinish
         }
+        LedgerStep::Move => Bug::SkipLedgerSyncAtClaim,
         LedgerStep::Release => Bug::SkipLedgerSyncAtRelease,
     }
 }

@@ -33,6 +33,7 @@ mod planned;
 mod quiesce;
 mod read;
 mod read_op;
+mod rebase;
 mod replay;
 mod replay_source;
 mod replay_table;
@@ -46,6 +47,7 @@ mod show;
 mod stride;
 mod switch;
 mod tables;
+mod task;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -57,6 +59,7 @@ pub use image::Known;
 pub use ledger::LedgerWriter;
 pub use lines::{FoundFill, segments_max};
 pub use quiesce::Quiesce;
+pub use rebase::Rebase;
 pub use replay::Replay;
 pub use resize::Resize;
 pub use retry_read::Unread;
@@ -587,6 +590,7 @@ impl Core {
             | Command::EndExchange { volume }
             | Command::Tune { volume, .. }
             | Command::Resize { volume, .. }
+            | Command::Rebase { volume, .. }
             | Command::Switch { volume, .. }
             | Command::Detach { volume, .. }
                 if self.find(volume).is_none() =>
@@ -605,6 +609,7 @@ impl Core {
             Command::Announce { volume } => self.announce_exchange(cx, volume, request),
             Command::Empty { volume } => self.empty_for_exchange(cx, volume, request),
             Command::EndExchange { volume } => self.end_exchange(cx, volume, request),
+            Command::Rebase { volume, order } => self.rebase(cx, volume, request, order),
             Command::Resize { volume, size_bytes } => {
                 self.resize(cx, volume, request, size_bytes);
             }

@@ -73,10 +73,10 @@ impl Core {
             assert!(self.phase(id).entries.is_empty(), "a plan begins anew");
             let upto = self.phase(id).upto;
             let mark = self.volume(id).mark(upto);
-            let grows = self.phase(id).grows.as_ref().map(|it| it.bytes);
+            let errand = self.phase(id).task.as_ref().map(|it| it.errand.clone());
             let planner = self.planner(id).expect("such an image has one");
-            match grows {
-                Some(bytes) => planner.begin_growth(mark, bytes),
+            match errand {
+                Some(errand) => planner.begin_errand(mark, &errand),
                 None => planner.begin(mark),
             }
             self.phase(id).plan = Some(Plan::new());
@@ -176,8 +176,8 @@ impl Core {
     /// The image says of itself what cannot be. Nothing that it refers to was written; all is
     /// planned anew after a while.
     pub(super) fn plan_contradicted(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        if self.phase(id).grows.is_some() {
-            return self.refuse_growth(cx, id, Refusal::Contradicts);
+        if self.phase(id).task.is_some() {
+            return self.refuse_task(cx, id, Refusal::Contradicts);
         }
         self.begin_phase_again(cx.now, id);
         let destage = self.phase(id);

@@ -74,13 +74,13 @@ impl Volume {
     /// No request to its image begins.
     pub fn holds_for_exchange(&self) -> bool {
         let empties = |it: &Quiesce| matches!(it.step, Step::Empty { .. });
-        self.quiesce.as_ref().is_some_and(empties)
+        self.quiesce.as_ref().is_some_and(empties) || self.is_moving()
     }
 
     /// Another file takes the place of its image, or did so a moment ago.
     pub fn is_exchanging(&self) -> bool {
         let early = |it: &Quiesce| matches!(it.step, Step::Drain | Step::Rest);
-        self.quiesce.as_ref().is_some_and(|it| !early(it))
+        self.quiesce.as_ref().is_some_and(|it| !early(it)) || self.is_moving()
     }
 
     /// Of a volume that stands alone: its image has all that was written before it was to rest.
@@ -96,6 +96,7 @@ impl Volume {
             _ if self.policy != Policy::WriteBack || self.read_only => Some(Refusal::Policy),
             _ if self.switch.is_some() => Some(Refusal::Policy),
             _ if self.resize.is_some() || self.quiesce.is_some() => Some(Refusal::Busy),
+            _ if self.image.rebase.is_some() => Some(Refusal::Busy),
             _ if self.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
             _ if failed || self.bypass != Bypass::None => Some(Refusal::CacheFailed),
@@ -211,6 +212,7 @@ impl Core {
 
     /// Something of the volume has ended: goes on with its rest.
     pub(super) fn quiesce_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        self.rebase_progress(cx, id);
         let Some(step) = self.find(id).and_then(|it| it.quiesce).map(|it| it.step) else {
             return;
         };
@@ -307,6 +309,9 @@ impl Core {
 
     /// The host has exchanged the files, or has given it up.
     pub(super) fn end_exchange(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
+        if self.volume(id).is_moving() && !self.stopping {
+            return self.end_move(cx, id, request);
+        }
         let quiesce = self.volume(id).quiesce;
         let refusal = match quiesce.map(|it| it.step) {
             // The next start finds either of the two files.
@@ -361,6 +366,9 @@ impl Core {
         if self.stopping {
             return cx.out.reply(request, Err(Refusal::Gone));
         }
+        if self.volume(id).is_moving() {
+            return self.empty_to_move(cx, id, request);
+        }
         let quiesce = self.volume(id).quiesce.as_mut();
         let Some(quiesce) = quiesce.filter(|it| it.step == Step::Announced) else {
             return cx.out.reply(request, Err(Refusal::NotQuiesced));
@@ -396,13 +404,16 @@ impl Core {
     }
 
     /// The host has exchanged the files of a volume that is [empty](Self::empty_for_exchange):
-    /// the one below the first of the new map is what was the image.
+    /// the one below the first of the new map is what was the image, if that does not move.
     pub fn exchange(&mut self, cx: &mut Cx<'_>, id: VolumeId, mut map: Box<dyn Map>, image: Image) {
         let written = map.planner().is_some();
         assert!(
             map.tables().len() == map.layers().len() + 1,
             "one name for each file, and one layer for each below"
         );
+        if self.volume(id).is_moving() {
+            return self.moved(id, map, image);
+        }
         let (name, below) = (map.tables()[0], map.layers()[0]);
         self.layers += 1;
         let own = Layer(self.layers);

@@ -136,7 +136,7 @@ pub struct Replay {
     /// It is of a plan of this life, which knows what changes.
     pub(super) plan: bool,
     /// The same, of one that makes room for a larger disk.
-    pub(super) grows: bool,
+    pub(super) is_task: bool,
     /// The image has all of it, and the ledger says so.
     pub(super) reached: bool,
     /// The first sector of the image, without the guard.
@@ -205,7 +205,7 @@ impl Replay {
             apply_until: Time(0),
             guards: false,
             plan: false,
-            grows: false,
+            is_task: false,
             reached: false,
             header: Vec::new(),
             stat: None,
@@ -371,7 +371,7 @@ impl Core {
     pub(super) fn pump_replay(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         loop {
             let Some(volume) = self.find(id) else { return };
-            let serves = volume.serves() || volume.applies_commit();
+            let serves = volume.serves() || volume.applies_commit() || volume.applies_move();
             let begun = volume.unfinished_sectors > 0;
             let Some(replay) = &mut volume.replay else {
                 return;

@@ -34,11 +34,14 @@ use crate::volume::Volume;
 #[derive(Clone, Copy, Debug)]
 pub struct Resize {
     request: RequestId,
-    old_bytes: u64,
+    pub(super) old_bytes: u64,
     pub(super) new_bytes: u64,
     pub(super) step: Step,
-    /// Of an image that allocates: it has room for the new size.
+    /// Of an image that allocates: it has room for the new size, or has given back all behind it.
     pub(super) has_room: bool,
+    /// The disk is cut off from here on, and will be from there on.
+    pub(super) cut_end: u64,
+    pub(super) cut_next: u64,
     /// Its header may say the new size.
     pub(super) header_sent: bool,
     pub(super) piece: Option<u32>,
@@ -76,7 +79,7 @@ impl Volume {
     /// No destage may begin.
     pub fn holds_destage(&self) -> bool {
         let changes = self.resize.is_some_and(|resize| resize.step != Step::Name);
-        changes && !self.is_between_states()
+        self.image.rebase.is_some() || changes && !self.is_between_states()
     }
 }
 
@@ -97,7 +100,8 @@ impl Core {
             || volume.detaching.is_some()
             || volume.committing.is_some()
             || volume.suspending.is_some()
-            || volume.resize.is_some();
+            || volume.resize.is_some()
+            || volume.image.rebase.is_some();
         let refusal = match volume.state {
             _ if gone => Some(Refusal::Gone),
             _ if new_bytes == 0 || new_bytes > BYTES_MAX => Some(Refusal::OutOfRange),
@@ -122,6 +126,8 @@ impl Core {
             new_bytes,
             step: Step::Wait,
             has_room: false,
+            cut_end: volume.size_bytes,
+            cut_next: volume.size_bytes,
             header_sent: false,
             piece: None,
             retry_at: Time(0),

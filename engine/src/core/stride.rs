@@ -87,6 +87,7 @@ fn waits_for_destage(volume: &Volume) -> bool {
         || volume.group.is_some()
         || volume.switch.is_some()
         || volume.resize.is_some()
+        || volume.image.rebase.is_some()
         || volume.detaching.is_some()
         || volume.suspending.is_some()
         || volume.committing.is_some()

@@ -33,13 +33,6 @@ impl Admin {
             return Ok(Outcome { notes: vec![note] });
         }
         if new < old {
-            if volume.written.is_some() {
-                return Err(usage(
-                    "to make the disk of a qcow2 image smaller is not in this version; remove the \
-                     volume, use `qemu-img resize --shrink`, and add it"
-                        .into(),
-                ));
-            }
             let lost = old - new;
             if !shrink {
                 return Err(Error::refused(format!(

@@ -9,7 +9,7 @@ use super::events::{self, Notice};
 use super::listener::{Bounded, Kept};
 use super::observer::Observer;
 use super::tcp::Clocks;
-use super::{Admin, Outcome, json, metrics, tcp, values_from_json, web};
+use super::{Admin, Outcome, json, metrics, rebase, tcp, values_from_json, web};
 use crate::config::Listen;
 use crate::config::check::group_id;
 use crate::config::token::Token;
@@ -233,6 +233,8 @@ fn routes() -> Vec<Route> {
             &["get", "post"],
             get(volume_map).post(volume_map),
         ),
+        ("/v1/volumes/{name}/rebase", &["post"], post(rebase_volume)),
+        ("/v1/volumes/{name}/merge", &["post"], post(merge_volume)),
         ("/v1/volumes/{name}/resize", &["post"], post(resize_volume)),
         (
             "/v1/volumes/{name}/snapshot",
@@ -465,10 +467,6 @@ async fn volume_verb(
         "commit" => |admin, name, _| admin.commit(name),
         "quiesce" => |admin, name, _| admin.quiesce(name),
         "resume" => |admin, name, _| admin.resume(name),
-        "merge" | "rebase" => {
-            let error = Error::later(format!("volume {verb} is")).about(name);
-            return reply(Err::<Value, _>(error));
-        }
         _ => return no_such_path(),
     };
     run(move || {
@@ -502,6 +500,44 @@ async fn resize_volume(
         let shrink = document.get("shrink").and_then(Value::as_bool);
         told(&admin, "resize", Some(&name), || {
             let outcome = admin.resize(&name, &size, shrink.unwrap_or(false))?;
+            shown(&admin, &name, outcome)
+        })
+    })
+    .await
+}
+
+async fn rebase_volume(
+    State(admin): App,
+    UrlPath(name): UrlPath<String>,
+    body: String,
+) -> Response {
+    run(move || {
+        let order = rebase::Order::parse(&parse_body(&body)?).map_err(Error::usage)?;
+        told(&admin, "rebase", Some(&name), || {
+            let outcome = admin.rebase(&name, &order)?;
+            shown(&admin, &name, outcome)
+        })
+    })
+    .await
+}
+
+async fn merge_volume(State(admin): App, UrlPath(name): UrlPath<String>, body: String) -> Response {
+    run(move || {
+        let document = match body.trim() {
+            "" => Map::new(),
+            body => parse_body(body)?,
+        };
+        if let Some(key) = document.keys().find(|key| *key != "remove") {
+            let message = format!("{key}: unknown key; there is remove");
+            return Err(Error::usage(message));
+        }
+        let remove = match document.get("remove") {
+            None => false,
+            Some(Value::Bool(remove)) => *remove,
+            Some(_) => return Err(Error::usage("remove: is neither true nor false")),
+        };
+        told(&admin, "merge", Some(&name), || {
+            let outcome = admin.merge(&name, remove)?;
             shown(&admin, &name, outcome)
         })
     })

@@ -6,6 +6,7 @@ use super::client::{Client, PATIENT, PROMPT};
 use super::server::Server;
 use super::*;
 use crate::config::{Listen, Value};
+use crate::daemon::{Below, Rebased};
 use crate::error::Kind;
 use crate::latency::{Kind as Asked, Recorder};
 use engine::event::Tuning;
@@ -206,6 +207,26 @@ impl Machine for Fake {
             .orders
             .push(format!("snapshot {name} {snapshot} {plain}"));
         Ok(vec![PathBuf::from(format!("/{name}.{snapshot}.qcow2"))])
+    }
+
+    fn rebase(&self, name: &str, below: &Below, changes: bool) -> Result<Rebased> {
+        self.state()
+            .orders
+            .push(format!("rebase {name} {below:?} {changes}"));
+        Ok(Rebased {
+            own_bytes: 4096,
+            before: Some(PathBuf::from("/below")),
+            left: None,
+        })
+    }
+
+    fn merge(&self, name: &str, remove: bool) -> Result<Rebased> {
+        self.state().orders.push(format!("merge {name} {remove}"));
+        Ok(Rebased {
+            own_bytes: 0,
+            before: Some(PathBuf::from("/below")),
+            left: remove.then(|| "it is in use".to_owned()),
+        })
     }
 
     fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
@@ -647,9 +668,27 @@ fn orders_and_refusals_go_over_the_socket_unchanged() {
         (Kind::NotFound, Some("b"))
     );
     let error = client
-        .post("/v1/volumes/a/merge", None, PROMPT)
+        .post("/v1/volumes/a/takeover", None, PROMPT)
         .expect_err("later");
     assert_eq!(error.kind, Kind::NotInThisVersion);
+    let shown = client.post("/v1/volumes/a/merge", None, PROMPT);
+    assert_eq!(
+        shown.expect("merged")["notes"][0],
+        json!("volume a: its image got 0 B that lay below it")
+    );
+    let body = json!({ "backing": "base.img", "unsafe": true });
+    let shown = client.post("/v1/volumes/a/rebase", Some(&body), PROMPT);
+    shown.expect("rebased");
+    for wrong in [
+        json!({}),
+        json!({ "backing": "" }),
+        json!({ "backing": "a", "flatten": true }),
+        json!({ "flatten": 1 }),
+        json!({ "onto": "a" }),
+    ] {
+        let error = client.post("/v1/volumes/a/rebase", Some(&wrong), PROMPT);
+        assert_eq!(error.expect_err("it is wrong").kind, Kind::Usage, "{wrong}");
+    }
     let body = json!({ "name": "monday", "plain": true });
     let shown = client
         .post("/v1/volumes/a/snapshot", Some(&body), PROMPT)

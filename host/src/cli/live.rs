@@ -4,7 +4,9 @@
 
 use crate::admin::record::Tap;
 use crate::admin::{Held, Look, Machine, Recovery, Started};
-use crate::daemon::{self, Daemon, FrontEndCounters, StartError, VolumeError, VolumeSettings, Why};
+use crate::daemon::{
+    self, Below, Daemon, FrontEndCounters, Rebased, StartError, VolumeError, VolumeSettings, Why,
+};
 use crate::error::{Error, Kind, Result};
 use crate::ring::monotonic_ns;
 use crate::shard::control::{CommandError, Handle, HostCounters};
@@ -158,6 +160,16 @@ impl Machine for Live {
         self.0
             .volume_commit(name)
             .map_err(|error| volume_error(name, error))
+    }
+
+    fn rebase(&self, name: &str, below: &Below, changes: bool) -> Result<Rebased> {
+        let rebased = self.0.volume_rebase(name, below, changes);
+        rebased.map_err(|error| volume_error(name, error))
+    }
+
+    fn merge(&self, name: &str, remove: bool) -> Result<Rebased> {
+        let merged = self.0.volume_merge(name, remove);
+        merged.map_err(|error| volume_error(name, error))
     }
 
     fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use super::Context;
 use super::attach::{self, Disk};
-use super::later::{Rest, not_yet};
+use super::later::not_yet;
 use super::output::{self, Output};
 use super::progress::{self, Pending, Progress, Work};
 use crate::admin::client::{Client, PATIENT, PROMPT};
@@ -36,12 +36,10 @@ pub enum Command {
     Commit(Named),
     /// Freeze what a qcow2 image has now, while its guest goes on in a new file above it
     Snapshot(Snapshot),
-    /// Merge a layer (not in this version)
-    #[command(display_order = 200)]
-    Merge(Rest),
-    /// Change the base of a layer (not in this version)
-    #[command(display_order = 200)]
-    Rebase(Rest),
+    /// Give a qcow2 image what its backing has, and let it stand on what that stands on
+    Merge(Merge),
+    /// Let a qcow2 image stand on another file, or on none, with the same disk
+    Rebase(Rebase),
     /// Change the size of a volume and its image, while its guest goes on
     Resize(Resize),
     /// Open a backup window: the image has all that was written, and nothing writes it
@@ -148,6 +146,30 @@ pub struct Resize {
 }
 
 #[derive(Debug, Args)]
+pub struct Merge {
+    /// Name of the volume, as in `tenuto volume ls`
+    name: String,
+    /// Remove the backing, if a snapshot of this volume has made it and nothing else needs it
+    #[arg(long)]
+    remove: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("below").required(true).args(["backing", "flatten"])))]
+pub struct Rebase {
+    /// Name of the volume, as in `tenuto volume ls`
+    name: String,
+    /// File to stand on
+    backing: Option<PathBuf>,
+    /// Stand on no other file
+    #[arg(long)]
+    flatten: bool,
+    /// Compare and copy nothing: the disk reads what the other file has
+    #[arg(long)]
+    r#unsafe: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct Snapshot {
     /// Name of the volume, as in `tenuto volume ls`; its group comes with it
     name: String,
@@ -182,8 +204,8 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Reset(command) => reset(context, &command.name),
         Command::Commit(command) => commit(context, &command.name),
         Command::Snapshot(command) => snapshot(context, &command),
-        Command::Merge(_) => Err(not_yet("volume merge")),
-        Command::Rebase(_) => Err(not_yet("volume rebase")),
+        Command::Merge(command) => merge(context, &command),
+        Command::Rebase(command) => rebase(context, &command),
         Command::Resize(command) => resize(context, &command),
         Command::Quiesce(command) => quiesce(context, &command.name),
         Command::Resume(command) => resume(context, &command.name),
@@ -599,6 +621,33 @@ fn resize(context: &Context, command: &Resize) -> Result<()> {
         .post(&url(name, "/resize")?, Some(&body), PATIENT)?;
     let size = bytes(&reply["size_bytes"]);
     done(context, &reply, &format!("volume {name}: has {size}"))
+}
+
+fn merge(context: &Context, command: &Merge) -> Result<()> {
+    let name = &command.name;
+    let body = json!({ "remove": command.remove });
+    let path = url(name, "/merge")?;
+    let reply = context.client()?.post(&path, Some(&body), PATIENT)?;
+    done(context, &reply, &format!("volume {name}: merged"))
+}
+
+fn rebase(context: &Context, command: &Rebase) -> Result<()> {
+    let name = &command.name;
+    let mut body = json!({ "unsafe": command.r#unsafe });
+    match &command.backing {
+        None => body["flatten"] = true.into(),
+        Some(path) => {
+            // The daemon has another working directory.
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            let text = path.to_str().ok_or_else(|| {
+                Error::usage("the backing is no name in UTF-8; give it another one")
+            })?;
+            body["backing"] = text.into();
+        }
+    }
+    let path = url(name, "/rebase")?;
+    let reply = context.client()?.post(&path, Some(&body), PATIENT)?;
+    done(context, &reply, &format!("volume {name}: rebased"))
 }
 
 fn snapshot(context: &Context, command: &Snapshot) -> Result<()> {

@@ -1,10 +1,9 @@
 //! Changing the size of a volume and of its image.
 //!
-//! Owns which images can change here: files, of a volume that has its image alone; qcow2 files
-//! become larger only. Always true: clients that come are shown the size that volume and image
-//! have; those that are there keep the size they were shown, because NBD has no way to tell them,
-//! and a volume becomes smaller only without clients. Deliberately absent: the order of the
-//! steps; see the engine.
+//! Owns which images can change here: files, of a volume that has its image alone. Always true:
+//! clients that come are shown the size that volume and image have; those that are there keep the
+//! size they were shown, because NBD has no way to tell them, and a volume becomes smaller only
+//! without clients. Deliberately absent: the order of the steps; see the engine.
 
 use super::volumes::Entry;
 use super::{Daemon, VolumeError};
@@ -35,17 +34,19 @@ impl Daemon {
 
     fn check_resize(&self, entry: &Entry, size_bytes: u64) -> Result<(), VolumeError> {
         let name = &entry.settings.name;
-        if entry.is_written_image() && size_bytes < entry.size_bytes {
+        let shown = entry.image.as_ref().filter(|image| image.written);
+        let holds = shown.is_some_and(|image| !image.snapshots.is_empty());
+        if holds && size_bytes < entry.size_bytes {
             return Err(VolumeError::Settings(format!(
-                "volume {name}: to make the disk of a qcow2 image smaller is not in this version; \
-                 remove the volume, use `qemu-img resize --shrink`, and add it"
+                "volume {name}: its image has internal snapshots, which are as large as the disk; \
+                 delete them with `qemu-img snapshot -d` while the volume is removed"
             )));
         }
         if entry.is_written_image() && entry.settings.policy != Policy::WriteBack {
             return Err(VolumeError::Settings(format!(
-                "volume {name}: the disk of a qcow2 image grows with policy = \"write-back\"; set \
-                 that with `tenuto volume set {name} policy=write-back --wait`, and the other one \
-                 again when it has its size"
+                "volume {name}: the disk of a qcow2 image is resized with policy = \"write-back\"; \
+                 set that with `tenuto volume set {name} policy=write-back --wait`, and the other \
+                 one again when it has its size"
             )));
         }
         let sides = self.handle.sides(entry.id)?;

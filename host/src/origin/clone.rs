@@ -158,7 +158,7 @@ fn below(path: &Path, of: &CloneOf, allow: &[PathBuf]) -> Result<Below, Fault> {
 
 /// A guest can write the header of a qcow2 image, with the name of any file below it, into its raw
 /// disk. Said before any file is opened that it may have named.
-fn refuse_guess(image: &Path) -> Result<(), Fault> {
+pub(crate) fn refuse_guess(image: &Path) -> Result<(), Fault> {
     let ledger = written::ledger_beside(image);
     if !ledger.as_ref().is_some_and(written::is_of_raw) || !mapped::begins_as_qcow2(image) {
         return Ok(());
@@ -174,7 +174,7 @@ fn refuse_guess(image: &Path) -> Result<(), Fault> {
 }
 
 /// The image below is not there, or a file that it stands on, of which the message says what to do.
-fn not_there(image: &Path, mut fault: Fault) -> Fault {
+pub(crate) fn not_there(image: &Path, mut fault: Fault) -> Fault {
     if !image.exists() {
         fault.message += "; name an image that is there";
     }

@@ -323,6 +323,32 @@ impl Mapped {
         Mapped::new(chain::chain_of(links)?, true, places)
     }
 
+    /// Its first file, under the same open description, with the length that it has now.
+    pub fn top_as_it_is(&self) -> Result<Arc<Target>, Fault> {
+        let first = &self.opened.links[0];
+        let name = chain::name_of(&first.path);
+        let failed = |error| Fault::io(&name, "open it", error);
+        let mut target = first.target.shared().map_err(failed)?;
+        target.size_bytes = target.file.metadata().map_err(failed)?.len();
+        target.named.clone_from(&first.target.named);
+        Ok(Arc::new(target))
+    }
+
+    /// Its files as they are now, of one that is written and at rest: its header and its length may
+    /// have changed since it was opened.
+    pub fn as_it_is(&self) -> Result<Opened, Fault> {
+        let first = &self.opened.links[0];
+        let target = self.top_as_it_is()?;
+        let header = header_written(&target, &first.path)?;
+        let mut links = vec![Link {
+            path: first.path.clone(),
+            target,
+            format: ::image::Format::Qcow2(header),
+        }];
+        links.extend(self.opened.links.iter().skip(1).cloned());
+        chain::chain_of(links)
+    }
+
     /// Its first file is written.
     pub fn is_written(&self) -> bool {
         self.written

@@ -6,6 +6,7 @@
 pub mod beside;
 pub mod chain;
 pub mod clone;
+pub mod compare;
 pub mod content;
 pub mod file;
 pub mod inflate;

@@ -51,7 +51,6 @@ impl Writer {
         let l1 = self.plan.longer.as_ref().map(Longer::range);
         let tables = (moved.then_some(refcount_table), l1);
         let (header, mark) = self.header(view, tables)?;
-        let onto = self.plan.onto.clone();
         let counts_more = room.append > self.plan.start || !released.is_empty();
         let announced = self.announced(view, counts_more)?;
         self.read_counts(view, &room, &released)?;
@@ -89,15 +88,14 @@ impl Writer {
         plan.append = room.append;
         plan.reach_end(view, out);
         let blocks = room.blocks.into_iter();
+        let at = |(number, cluster)| (number, view.cluster_of(cluster).at);
         plan.ended = Some(Ended {
             refcount_table,
             l1,
             mark,
-            onto,
+            onto: plan.onto.take(),
             may_leak,
-            blocks: blocks
-                .map(|(number, cluster)| (number, view.cluster_of(cluster).at))
-                .collect(),
+            blocks: blocks.map(at).collect(),
         });
         Ok(())
     }

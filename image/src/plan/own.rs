@@ -2,17 +2,16 @@
 //!
 //! Owns two of them. One makes parts of the disk the file's own: what it has nothing of is copied
 //! from what lies below, or marked as zeroes where nothing lies there, and what it has stays. Then
-//! nobody can tell another file below it from the one before, if the two differ in these parts
-//! alone, and the end of the plan may say that the file stands on that. The other one cuts the end
-//! of the disk off: clusters behind it lose their entries. Always true: the disk that a guest sees
-//! through the chain as it was is the same before and after a plan that makes parts own; a cluster
-//! of which the disk keeps a part keeps its entry. Deliberately absent: which parts differ, and the
-//! size that the header says.
+//! the disk is the same on another file below it, if the two differ in these parts alone, and the
+//! end of the plan may say that the file stands on that. The other one cuts the end of the disk
+//! off: clusters behind it lose their entries. Always true: the disk that a guest sees through the
+//! chain as it was is the same before and after a plan that makes parts own; a cluster of which
+//! the disk keeps a part keeps its entry. Deliberately absent: which parts differ, and the size
+//! that the header says.
 
 use super::cluster::{Asked, Fate};
 use super::table::Found;
 use super::{View, Work, Writer, damaged};
-use crate::adversary::{Bug, has};
 use crate::format::entry::{L2, Unit};
 use crate::format::onto::Onto;
 use crate::meta::Tables;
@@ -67,11 +66,9 @@ impl Writer {
         // From here on nothing is missing.
         self.plan.planned = end;
         self.plan.enter(view, found, out);
-        if !has(Bug::CutCounted) {
-            releases.into_iter().for_each(|it| self.plan.release(it));
-        }
+        releases.into_iter().for_each(|it| self.plan.release(it));
         if let Some(at) = asked.place {
-            // Nobody else has it: a storage that can make holes gets its room back.
+            // It is free now: a storage that can make holes gets its room back.
             let bytes = view.header.cluster_bytes();
             let range = Range { at, bytes };
             out.push(Work::Zero { range });
@@ -119,7 +116,7 @@ impl Asked<'_> {
         };
         resolve(view.chain, visible, view.tables, &mut parts)?;
         let nothing = parts.iter().all(|it| it.content == Content::Zero);
-        Ok(match nothing || has(Bug::OwnZeroes) {
+        Ok(match nothing {
             true => Fate::Zero,
             false => Fate::Write,
         })

@@ -9,7 +9,9 @@
 use super::tally::Count;
 use engine::chain::ChainMap;
 use engine::image::Mark;
-use engine::origin::{FileIndex, Map, Missing, Piece, Planned, Planner, Resolved, When, Work};
+use engine::origin::{
+    Errand, FileIndex, Map, Missing, Piece, Planned, Planner, Resolved, When, Work,
+};
 use engine::types::{BLOCK_BYTES, SECTOR_BYTES, Span, Uuid};
 use image::create::{Backing, BackingFormat, NewFile, Shape, create};
 use image::types::FileId;
@@ -311,9 +313,9 @@ impl Planner for Kept {
         self.inner.growth(size_bytes)
     }
 
-    fn begin_growth(&mut self, mark: Mark, size_bytes: u64) {
+    fn begin_errand(&mut self, mark: Mark, errand: &Errand) {
         self.planned.clear();
-        self.inner.begin_growth(mark, size_bytes);
+        self.inner.begin_errand(mark, errand);
     }
 
     fn plan(&mut self, pieces: &[Piece], work: &mut Vec<Work>) -> Planned {

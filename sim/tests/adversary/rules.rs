@@ -94,6 +94,13 @@ pub const OWN_TESTS: &[(Bug, &str, &str)] = &[
          answer is taken for one of the new file",
     ),
     (
+        Bug::ClaimMoving,
+        "a_start_takes_an_image_that_a_kill_has_left_on_another_file",
+        "a daemon is killed while the journal is applied that puts the name of another backing \
+         into an image: the next start opens what lies below by a header that is not whole, or \
+         holds the volume for its backing",
+    ),
+    (
         Bug::RefuseSuccessor,
         "a_start_takes_the_file_that_a_snapshot_has_put_in_place_before_a_kill",
         "a daemon is killed between the moment at which a snapshot has put a new file in the place \

@@ -72,13 +72,13 @@ fn wrong_usage_ends_with_code_2() {
         &["volume", "show"],
         &["volume", "destage"],
         &["status", "--no-such-option"],
-        &["volume", "merge", "back"],
+        &["volume", "rebase", "back"],
         &["peer"],
         &["top"],
     ] {
         rig.refused(arguments, EXIT_USAGE);
     }
-    let later = rig.refused(&["volume", "merge", "back"], EXIT_USAGE);
+    let later = rig.refused(&["volume", "takeover", "back"], EXIT_USAGE);
     assert!(later.contains("not in this version"), "{later}");
 }
 

@@ -53,6 +53,7 @@ mod qcow2_drills;
 mod qcow2_grown;
 mod qcow2_install;
 mod qcow2_marks;
+mod qcow2_rebase;
 mod qcow2_snapshots;
 mod qcow2_written;
 mod record;

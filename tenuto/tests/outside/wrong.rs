@@ -372,9 +372,9 @@ fn wrong_orders_to_a_running_daemon_are_told() {
                  error]; see --help",
             ),
             (
-                &["volume", "merge", "disk"],
+                &["volume", "takeover", "disk"],
                 EXIT_USAGE,
-                "`tenuto volume merge` is not in this version",
+                "`tenuto volume takeover without --overwrite` is not in this version",
             ),
         ],
     );

@@ -7,6 +7,7 @@
 use super::allocate::read_behind_a_failed_plan;
 use super::planned::read_beside_a_torn_table;
 use super::quiesce::{exchange_under_a_read, start_behind_a_snapshot};
+use super::rebase::start_behind_a_move;
 use super::{Disks, GEOMETRY, Host, config, memory, none, spec, syncs_origin, writes_journal};
 use crate::adversary::{Bug, break_rule};
 use crate::engine::Config;
@@ -78,6 +79,11 @@ fn files_of_an_image_are_not_exchanged_under_a_read() {
 #[test]
 fn a_start_takes_the_file_that_a_snapshot_has_put_in_place_before_a_kill() {
     notices(Bug::RefuseSuccessor, start_behind_a_snapshot);
+}
+
+#[test]
+fn a_start_takes_an_image_that_a_kill_has_left_on_another_file() {
+    notices(Bug::ClaimMoving, start_behind_a_move);
 }
 
 /// Where the zeroes of a block lie, in each epoch that has some.

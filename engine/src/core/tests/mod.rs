@@ -19,6 +19,7 @@ mod lives;
 mod origin;
 mod planned;
 mod quiesce;
+mod rebase;
 mod replay;
 mod resize;
 mod switch;

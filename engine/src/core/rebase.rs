@@ -1,0 +1,268 @@
+//! Another file below an image, or none.
+//!
+//! ```text
+//! parts of the disk that are to be the image's own:
+//! Wait ─▶ Plan ─▶ (done)
+//!
+//! the image moves to another file:
+//! Wait ─▶ Plan ─▶ Moved ─▶ Empty ─▶ Exchanged ─▶ Claim ─▶ (done)
+//!           │       └── the host gives it up ──────▶ Claim ─▶ (as before, until the next start)
+//!           └── fails ─────────────────────────────▶ Claim ─▶ (refused)
+//! ```
+//!
+//! First the host compares the disk through the files below the image with the disk through the
+//! other ones, and orders the parts that differ to be the image's own, batch by batch; each is a
+//! plan ([`super::task`]) that changes nothing of the disk. Then the last plan puts the name of the
+//! other file into the header, and the host exchanges the map.
+//!
+//! Always true: nothing of the volume is dirty and no guest is served from the order of a move to
+//! its end. So long the ledger says that all of the log is at the image, and names no files below
+//! it: a kill before the journal of the last plan is decided leaves the image on the file before, a
+//! kill after it on the other one, for this host or another. Guests are served again when the
+//! ledger has been claimed once more. Deliberately absent: which parts differ, and opening files.
+
+use super::Core;
+use super::batch::Task;
+use super::ledger::LedgerStep;
+use crate::event::Refusal;
+use crate::image::Image;
+use crate::origin::{Errand, Map, Move};
+use crate::outbox::Cx;
+use crate::snapshot::State;
+use crate::types::{RequestId, SECTOR_BYTES, VolumeId};
+use crate::volume::Volume;
+use alloc::boxed::Box;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Wait,
+    Plan,
+    /// The plan is at the image.
+    Reached,
+    Moved,
+    Empty,
+    Exchanged,
+    Claim,
+}
+
+/// One that is under way.
+#[derive(Clone, Debug)]
+pub struct Rebase {
+    order: Move,
+    step: Step,
+    /// Who waits for the end of this step, and is refused then.
+    request: Option<RequestId>,
+    refusal: Option<Refusal>,
+}
+
+impl Rebase {
+    pub fn request(&self) -> Option<RequestId> {
+        self.request
+    }
+
+    fn moves(&self) -> bool {
+        self.order.onto.is_some()
+    }
+}
+
+impl Volume {
+    /// Its image moves to another file.
+    pub fn is_moving(&self) -> bool {
+        self.image.rebase.as_ref().is_some_and(Rebase::moves)
+    }
+
+    /// The plan of that is decided.
+    pub(super) fn applies_move(&self) -> bool {
+        let applied = matches!(
+            self.image.rebase,
+            Some(Rebase {
+                step: Step::Plan | Step::Reached,
+                ..
+            })
+        );
+        applied && self.ready && self.misfit().is_none()
+    }
+}
+
+impl Core {
+    /// An administrator's order.
+    pub(super) fn rebase(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        order: Move,
+    ) {
+        let failed = self.health.is_failed();
+        let plans = self.plans(id);
+        let volume = self.volume(id);
+        let gone = !volume.attached || volume.detaching.is_some() || volume.committing.is_some();
+        let busy =
+            volume.resize.is_some() || volume.quiesce.is_some() || volume.image.rebase.is_some();
+        let size = volume.size_bytes / SECTOR_BYTES;
+        let inside = order.own.iter().all(|it| it.end() <= size);
+        let refusal = match volume.state {
+            _ if gone || volume.suspending.is_some() => Some(Refusal::Gone),
+            _ if volume.read_only || !volume.owns_image() || !plans => Some(Refusal::Policy),
+            _ if !inside => Some(Refusal::OutOfRange),
+            _ if volume.misfit().is_some() => Some(Refusal::Held),
+            State::Held => Some(Refusal::Held),
+            _ if busy || volume.switch.is_some() => Some(Refusal::Busy),
+            _ if failed => Some(Refusal::CacheFailed),
+            _ if volume.is_dirty() || volume.is_between_states() => Some(Refusal::Dirty),
+            _ => None,
+        };
+        if let Some(refusal) = refusal {
+            cx.out.reply(request, Err(refusal));
+            return;
+        }
+        volume.image.rebase = Some(Rebase {
+            order,
+            step: Step::Wait,
+            request: Some(request),
+            refusal: None,
+        });
+        self.rebase_progress(cx, id);
+    }
+
+    /// Goes on when nothing is in its way any more.
+    pub(super) fn rebase_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let filling = self.fills.iter_mut().any(|fill| fill.origin() == Some(id));
+        let Some(volume) = self.find(id) else { return };
+        let (destages, touched) = (
+            volume.is_destaging(),
+            volume.origin_in_flight > 0 || volume.reads_in_flight > 0 || filling,
+        );
+        let serves = volume.ready && volume.misfit().is_none() && volume.detaching.is_none();
+        let writer = volume.ledger_writer.as_mut();
+        let Some(rebase) = volume.image.rebase.as_mut().filter(|_| serves) else {
+            return;
+        };
+        let writer = writer.expect("written images have a ledger");
+        if destages || writer.step.is_some() {
+            return;
+        }
+        match rebase.step {
+            Step::Wait => {
+                assert!(rebase.request.is_some(), "an order waits for its plan");
+                rebase.step = Step::Plan;
+                writer.moves = rebase.moves();
+                let (onto, own) = (rebase.order.onto.clone(), &rebase.order.own);
+                let task = Task::new(Errand::Own(onto), own);
+                self.start_task(cx, id, task);
+            }
+            Step::Reached => {
+                let request = rebase.request.take().expect("it was ordered");
+                match rebase.moves() {
+                    true => rebase.step = Step::Moved,
+                    false => volume.image.rebase = None,
+                }
+                cx.out.reply(request, Ok(()));
+                self.start_destage_if_due(cx, id);
+            }
+            Step::Empty if !touched => {
+                let request = rebase.request.take();
+                request.into_iter().for_each(|it| cx.out.reply(it, Ok(())));
+            }
+            Step::Plan | Step::Moved | Step::Empty | Step::Exchanged | Step::Claim => {}
+        }
+    }
+
+    /// The plan is at the image; its guard is left.
+    pub(super) fn rebase_reached(&mut self, id: VolumeId) {
+        let rebase = self.volume(id).image.rebase.as_mut();
+        let rebase = rebase.expect("checked by the caller");
+        assert!(rebase.step == Step::Plan, "it has waited for that");
+        rebase.step = Step::Reached;
+    }
+
+    /// Its plan was given up: the image is as it was.
+    pub(super) fn refuse_rebase(&mut self, cx: &mut Cx<'_>, id: VolumeId, refusal: Refusal) {
+        let volume = self.volume(id);
+        let rebase = volume.image.rebase.as_mut().expect("an order was given");
+        if rebase.moves() {
+            rebase.refusal = Some(refusal);
+            return self.claim_again(cx, id);
+        }
+        let request = rebase.request;
+        volume.image.rebase = None;
+        cx.out.reply(request.expect("it was ordered"), Err(refusal));
+    }
+
+    /// The host has what is open of the other files.
+    pub(super) fn empty_to_move(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
+        let rebase = self.volume(id).image.rebase.as_mut();
+        let Some(rebase) = rebase.filter(|it| it.step == Step::Moved) else {
+            return cx.out.reply(request, Err(Refusal::Busy));
+        };
+        (rebase.step, rebase.request) = (Step::Empty, Some(request));
+        self.rebase_progress(cx, id);
+    }
+
+    /// The host has exchanged what is open: from now on the image is read through this map.
+    pub(super) fn moved(&mut self, id: VolumeId, map: Box<dyn Map>, image: Image) {
+        let name = map.tables()[0];
+        let volume = self.volume(id);
+        let rebase = volume.image.rebase.as_mut().expect("checked by the caller");
+        assert!(
+            rebase.step == Step::Empty && rebase.request.is_none(),
+            "the host was told"
+        );
+        rebase.step = Step::Exchanged;
+        let changes = rebase.order.changes;
+        volume.image.seen = Image {
+            marked: image.marked.of(volume.uuid),
+            ..image.written()
+        };
+        let writer = volume.ledger_writer.as_mut();
+        let writer = writer.expect("written images have a ledger");
+        writer.ledger.image = image.kept();
+        assert!(writer.moves && !writer.ledger.dirty, "so the ledger says");
+        let before = volume.map.take().expect("it is an image of a format");
+        self.maps.close(before);
+        self.volume(id).map = Some(self.maps.open(name, map));
+        if changes {
+            // A block of which the image has a part alone may be another one.
+            self.renew_layer(id);
+        }
+    }
+
+    /// The host has exchanged what is open, or has given that up.
+    pub(super) fn end_move(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
+        let rebase = self.volume(id).image.rebase.as_mut();
+        let open =
+            |it: &&mut Rebase| matches!(it.step, Step::Moved | Step::Empty | Step::Exchanged);
+        let Some(rebase) = rebase.filter(open) else {
+            return cx.out.reply(request, Err(Refusal::Busy));
+        };
+        if let Some(order) = rebase.request.replace(request) {
+            cx.out.reply(order, Err(Refusal::Io));
+        }
+        self.claim_again(cx, id);
+    }
+
+    /// The ledger is to say as before that the log may have more than the image.
+    fn claim_again(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let volume = self.volume(id);
+        let rebase = volume.image.rebase.as_mut().expect("checked by the caller");
+        rebase.step = Step::Claim;
+        let writer = volume.ledger_writer.as_mut();
+        let writer = writer.expect("written images have a ledger");
+        (writer.moves, writer.ledger.dirty) = (false, true);
+        self.write_ledger(cx, id, LedgerStep::Move);
+    }
+
+    /// It says so.
+    pub(super) fn move_said(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let rebase = self.volume(id).image.rebase.take();
+        let rebase = rebase.expect("it was under way");
+        assert!(rebase.step == Step::Claim, "its ledger is written once");
+        let answer = rebase.refusal.map_or(Ok(()), Err);
+        cx.out
+            .reply(rebase.request.expect("it was ordered"), answer);
+        self.open_for_requests(cx, id);
+        self.start_destage_if_due(cx, id);
+        self.pump_bypass(cx, id);
+        self.detach_progress(cx, id);
+    }
+}

@@ -1,0 +1,96 @@
+//! Destages that bring no epoch: what an order changes of an image that allocates.
+//!
+//! ```text
+//! order ─▶ task ─▶ plan ─▶ journal ─▶ guard ─▶ (ledger says apply) ─▶ replay ─▶ idle
+//!            └── fails before that ─▶ refused
+//! ```
+//!
+//! Always true: a task goes the way of every plan, with the volume's last destaged write as its
+//! mark; one of a volume is under way at a time, and no destage of an epoch beside it; before its
+//! journal is decided it is given up with its order, afterwards it goes to its end. Deliberately
+//! absent: what a plan decides ([`Planner`](crate::origin::Planner)), and the orders
+//! ([`super::grow`], [`super::rebase`]).
+
+use super::Core;
+use super::batch::{Task, journal_room};
+use super::destage::{Destage, Phase};
+use crate::event::Refusal;
+use crate::outbox::Cx;
+use crate::snapshot::State;
+use crate::types::{Time, VolumeId};
+
+impl Destage {
+    /// It has failed before the ledger said *apply*, and nothing of it is under way: one that an
+    /// order waits for can be given up.
+    pub(super) fn is_in_vain(&self) -> bool {
+        // A phase starts again, requests have failed again and again, or there is no room for them.
+        let failed = self.retry_at > Time(0) || self.resend.is_hopeless();
+        let in_step = matches!(self.phase, Phase::Prepare | Phase::Begin);
+        failed && self.is_idle() && !in_step && !self.applying
+    }
+
+    pub(super) fn why_in_vain(&self) -> Refusal {
+        match self.full {
+            true => Refusal::OriginFull,
+            false => Refusal::Io,
+        }
+    }
+}
+
+impl Core {
+    pub(super) fn start_task(&mut self, cx: &mut Cx<'_>, id: VolumeId, task: Task) {
+        let (piece_bytes, cluster_bytes) = (self.scratch.piece_bytes(), self.planned_cluster(id));
+        let room = journal_room(&task.map, piece_bytes, cluster_bytes);
+        let volume = self.volume(id);
+        assert!(!volume.is_destaging(), "one plan at a time");
+        let writer = volume.ledger_writer.as_ref();
+        let sequence = writer.map_or(0, |it| it.ledger.sequence);
+        // It brings no write to the image.
+        let destage = Destage::new(Phase::Look, volume.destaged, sequence, room);
+        let task = Some(task);
+        volume.destage = Some(Destage { task, ..destage });
+        self.pump_destage(cx, id);
+    }
+
+    /// The plan is at the image.
+    pub(super) fn task_reached(&mut self, id: VolumeId) {
+        // One that goes was left without its order.
+        if self.volume(id).resize.is_some() {
+            self.room_made(id);
+        }
+        if self.volume(id).image.rebase.is_some() {
+            self.rebase_reached(id);
+        }
+    }
+
+    /// A request for it has failed, and the image is as it was.
+    pub(super) fn give_up_task(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let why = self.phase(id).why_in_vain();
+        self.refuse_task(cx, id, why);
+    }
+
+    pub(super) fn refuse_task(&mut self, cx: &mut Cx<'_>, id: VolumeId, refusal: Refusal) {
+        let destage = self.phase(id);
+        assert!(
+            destage.task.is_some() && destage.is_idle(),
+            "nothing of it is in flight"
+        );
+        let upto = destage.upto;
+        let volume = self.volume(id);
+        volume.drop_destage();
+        if volume.state == State::Stalled {
+            (volume.state, volume.reason) = (State::Clean, None);
+        }
+        let as_it_is = volume.mark(upto);
+        let resize = volume.resize.take();
+        // The disk is as the file says.
+        self.planner(id).expect("it has planned").begin(as_it_is);
+        self.turns.rest(id);
+        match resize {
+            Some(resize) => cx.out.reply(resize.request(), Err(refusal)),
+            None => self.refuse_rebase(cx, id, refusal),
+        }
+        self.start_destage_if_due(cx, id);
+        self.pump_switch(cx, id);
+    }
+}
