@@ -3,7 +3,7 @@
 //! What it wrote must be read back, in each way of waiting and over several queues; what was in
 //! flight when the daemon was killed must be answered by the next one.
 
-use crate::common::{Background, Rig, have, wait_until};
+use crate::common::{Background, PATIENCE, Rig, have, wait_until};
 use lab::vhost_client::{Client, ClientError, Options, Request, Wait};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,7 +15,6 @@ const DISK_BYTES: u64 = 64 << 20;
 const BLOCK: usize = 4096;
 const SECTORS: u64 = 8;
 const BLOCKS: u64 = 512;
-const SLOW: Duration = Duration::from_secs(60);
 
 fn options(queues: u16, wait: Wait) -> Options {
     Options {
@@ -259,7 +258,10 @@ fn the_front_end_speaks_to_the_storage_daemon_of_qemu() {
     );
     let arguments = ["--blockdev", &node, "--export", &export];
     let _server = Background::start("qemu-storage-daemon", &arguments);
-    wait_until("it listens", SLOW, || socket.exists());
+    // Its socket is there before it listens.
+    wait_until("it listens", PATIENCE, || {
+        Client::connect(&socket, options(1, Wait::Events)).is_ok()
+    });
     for (version, wait) in [(1, Wait::Events), (2, Wait::Polling)] {
         exercise(&socket, 2, wait, version);
     }

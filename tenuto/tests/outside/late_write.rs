@@ -12,12 +12,10 @@ use workload::check::{Crash, Promise};
 use crate::common::disk::{Device, Disk};
 use crate::common::load::{Load, Mix};
 use crate::common::nbd::CMD_FLUSH;
-use crate::common::{Rig, may_mount, seed, wait_until};
+use crate::common::{PATIENCE, Rig, may_mount, seed, wait_until};
 
-const PARK_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long a daemon that waits is watched. It does not shorten a wait that is right.
 const WATCHED: Duration = Duration::from_secs(2);
-const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Late writes to the log without the rule, of which one must do damage.
 const TRIES_TO_SEE_IT: u64 = 30;
 const LOCK_OUT: &str = "TENUTO_DRILL_NO_LOCK";
@@ -48,13 +46,13 @@ fn succeed(
     );
     let second = rig.start();
     // Without the rule it is ready as soon as the machine lets it; with it, not before the end.
-    let watched = if lock { WATCHED } else { START_TIMEOUT };
+    let watched = if lock { WATCHED } else { PATIENCE };
     if second.is_ready_within(watched) {
         meanwhile(rig);
         assert_eq!(disk.let_go(), late);
         return (second.daemon(), Second::WentOn);
     }
-    wait_until("the daemon says what it waits for", START_TIMEOUT, || {
+    wait_until("the daemon says what it waits for", PATIENCE, || {
         second.log().contains("waiting")
     });
     assert_eq!(disk.let_go(), late);
@@ -98,10 +96,7 @@ fn late_log_write(lock: bool, seed: u64) -> Result<(), String> {
     disk.hold_writes(0, 128 << 20);
     load.write_at(&mut client, 1000, 512);
     client.send(CMD_FLUSH, 0, 0, 0, &[]).expect("send a flush");
-    assert!(
-        disk.wait_parked(1, PARK_TIMEOUT),
-        "the flush writes the log"
-    );
+    assert!(disk.wait_parked(1, PATIENCE), "the flush writes the log");
     if !lock {
         let marks = rig.dir.join("marks");
         rig.env(LOCK_OUT, "1");
@@ -155,7 +150,7 @@ fn late_origin_write(policy: &str, lock: bool) -> Result<(), String> {
     } else {
         rig.done(&["volume", "destage", "disk"]);
     }
-    assert!(disk.wait_parked(1, PARK_TIMEOUT), "the origin is written");
+    assert!(disk.wait_parked(1, PATIENCE), "the origin is written");
     if !lock {
         let marks = rig.dir.join("marks");
         rig.env(LOCK_OUT, "1");

@@ -109,7 +109,7 @@ fn a_flood_of_failures_and_of_hostile_clients_leaves_few_lines() {
             "error-pwrite-rate=100%",
         ],
     );
-    wait_until("the server listens", PATIENCE, || socket.exists());
+    nbd::wait_for_server(&socket);
     let far = PathBuf::from(format!("nbd+unix:///?socket={socket_text}"));
     rig.volume("far", &far, "uncached", "");
     let start = Instant::now();

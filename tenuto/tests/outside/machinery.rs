@@ -5,7 +5,6 @@
 //! that a guest notices a changed byte.
 
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
 
 use workload::check::{Crash, Promise, Violation};
 
@@ -13,7 +12,7 @@ use crate::common::disk::{Disk, FileSystem, Mounted};
 use crate::common::guest::Machine;
 use crate::common::load::{End, Load};
 use crate::common::nbd::Client;
-use crate::common::{Background, Rig, have, may_mount, run, wait_until};
+use crate::common::{Background, PATIENCE, Rig, have, may_mount, run, wait_until};
 use workload::rng::Rng;
 
 #[test]
@@ -99,7 +98,7 @@ fn a_held_write_lands_late_and_only_then() {
         file.write_all_at(&[9; 4096], 8192).unwrap();
         file.sync_all().unwrap();
     });
-    assert!(disk.wait_parked(1, Duration::from_secs(10)));
+    assert!(disk.wait_parked(1, PATIENCE));
     assert_eq!(disk.bytes()[8192], 0);
     assert_eq!(disk.let_go(), 1);
     writer.join().unwrap();
@@ -120,7 +119,7 @@ fn the_stamped_load_is_verified_and_a_lost_write_is_seen() {
         "-f", "raw", "-t", "-e", "4", "-x", "disk", "-k", &place, &at,
     ];
     let server = Background::start("qemu-nbd", &arguments);
-    wait_until("qemu-nbd listens", Duration::from_secs(10), || {
+    wait_until("qemu-nbd listens", PATIENCE, || {
         Client::connect(&socket, "disk").is_ok()
     });
     let mut load = Load::new(1, 16 << 20, Promise::Sectors, 3);
@@ -166,7 +165,7 @@ fn a_guest_finds_its_files_again_and_notices_a_changed_byte() {
         &disk,
     ];
     let server = Background::start("qemu-nbd", &arguments);
-    wait_until("qemu-nbd listens", Duration::from_secs(10), || {
+    wait_until("qemu-nbd listens", PATIENCE, || {
         Client::connect(&socket, "disk").is_ok()
     });
     let uri = format!("nbd+unix:///disk?socket={}", socket.display());

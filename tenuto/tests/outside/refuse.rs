@@ -11,7 +11,7 @@ use workload::check::{Crash, Promise};
 use workload::stamp::{self, Reading};
 
 use crate::common::load::Load;
-use crate::common::nbd::Client;
+use crate::common::nbd::{Client, wait_for_server};
 use crate::common::{
     Background, EXIT_DAMAGE, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, Rig, have, seed,
     text_of, wait_until,
@@ -152,11 +152,7 @@ fn an_image_that_another_program_writes_is_refused() {
     let socket = rig.dir.join("other.sock");
     let (path, place) = (image.to_string_lossy(), socket.to_string_lossy());
     let owner = Background::start("qemu-nbd", &["-t", "-f", "raw", "-k", &place, &path]);
-    wait_until(
-        "qemu-nbd listens",
-        std::time::Duration::from_secs(10),
-        || socket.exists(),
-    );
+    wait_for_server(&socket);
     rig.volume("disk", &image, "write-back", "");
     let log = fails_strictly(&rig, EXIT_IN_USE);
     names(&log, &["qemu-nbd", &path]);

@@ -8,16 +8,17 @@ use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileType, Filesystem, FopenFlags, INodeNo,
     InitFlags, KernelConfig, ReplyEmpty,
 };
 
+use super::{PATIENCE, wait_until};
+
 /// The unit in which bytes are torn.
 pub const SECTOR: usize = 512;
-const MOUNT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Requests without an answer that the kernel has at a time, parked ones among them.
 const IN_FLIGHT_MAX: u16 = 256;
 
@@ -95,11 +96,9 @@ impl Mount {
         let below = device().expect("a place to mount on");
         let session = fuser::spawn_mount(system, place, &Config::default());
         let session = session.expect("mount by FUSE");
-        let start = Instant::now();
-        while device().map_or(true, |now| now == below) {
-            assert!(start.elapsed() < MOUNT_TIMEOUT, "not mounted in time");
-            std::thread::yield_now();
-        }
+        wait_until("it is mounted", PATIENCE, || {
+            device().is_ok_and(|now| now != below)
+        });
         Mount {
             place: place.to_owned(),
             _session: session,

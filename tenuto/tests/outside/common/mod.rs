@@ -51,6 +51,8 @@ pub const EXIT_UNREACHABLE: i32 = 3;
 pub const EXIT_REFUSED: i32 = 4;
 pub const EXIT_DAMAGE: i32 = 5;
 
+/// How long a state is waited for that is sure to come, however slow the machine is.
+pub const PATIENCE: Duration = Duration::from_secs(300);
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// An orderly stop writes what is acknowledged to the log; it does not destage.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);

@@ -12,6 +12,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use super::{PATIENCE, wait_until};
+
 pub const CMD_READ: u16 = 0;
 pub const CMD_WRITE: u16 = 1;
 pub const CMD_DISC: u16 = 2;
@@ -93,6 +95,14 @@ fn take<const N: usize>(stream: &mut UnixStream) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     stream.read_exact(&mut bytes)?;
     Ok(bytes)
+}
+
+/// Waits until a server answers for its default export. It has opened its image by then: some make
+/// their socket, and listen, before they have.
+pub fn wait_for_server(socket: &Path) {
+    wait_until("the server answers", PATIENCE, || {
+        Client::connect(socket, "").is_ok()
+    });
 }
 
 /// Connects and exchanges greetings, no option yet: where hostile clients begin.
