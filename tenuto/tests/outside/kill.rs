@@ -6,7 +6,7 @@
 //! was hit often enough and the log was used up several times.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use workload::check::{Crash, Promise};
 
@@ -20,8 +20,6 @@ const KILLS_IN_EACH_PHASE: u64 = 3;
 const LOG_WRAPS: u64 = 2;
 /// The drill ends in failure when it has not hit everything by then.
 const ROUNDS_MAX: u64 = 120;
-/// An armed place that is not reached in this time is not on the way of this round's load.
-const ROUND_TIME_MAX: Duration = Duration::from_secs(8);
 
 const VOLUMES: [(&str, &str, &str, Promise); 3] = [
     (
@@ -110,10 +108,13 @@ impl Drill {
         Some(PHASES[least].0)
     }
 
-    fn count_kills(&mut self) {
-        for phase in self.marks.died_in() {
+    /// Phases in which the daemon was when it died.
+    fn count_kills(&mut self) -> Vec<u64> {
+        let phases = self.marks.died_in();
+        for &phase in &phases {
             self.kills[phase as usize - 1] += 1;
         }
+        phases
     }
 
     /// One life and one death of the daemon under load.
@@ -125,12 +126,15 @@ impl Drill {
             .iter()
             .map(|(name, ..)| self.rig.connect(name))
             .collect();
-        match target {
-            // Recovery happens before anybody can load the daemon: it dies at the next start.
-            Some(7) | None => {}
-            Some(phase) => self.marks.arm(phase, 1 + self.random.below(12)),
-        }
-        let from_outside = matches!(target, Some(7) | None);
+        // Recovery happens before anybody can load the daemon: it dies at the next start.
+        let armed = target.filter(|&phase| phase != 7);
+        let life = match armed {
+            None => Life::Answers(patience),
+            Some(phase) => {
+                self.marks.arm(phase, 1 + self.random.below(12));
+                Life::UntilMark
+            }
+        };
         let round = Round::default();
         let start = Instant::now();
         std::thread::scope(|scope| {
@@ -144,8 +148,7 @@ impl Drill {
                     scope.spawn(move || {
                         let _over = SetWhenDropped(&round.over);
                         load.run(client, |counts| {
-                            let enough = from_outside && counts.answered - before > patience;
-                            if enough || start.elapsed() > ROUND_TIME_MAX {
+                            if life.is_over(counts.answered - before, start) {
                                 daemon.signal(libc::SIGKILL);
                             }
                             true
@@ -163,7 +166,11 @@ impl Drill {
         });
         daemon.kill();
         self.marks.disarm();
-        self.count_kills();
+        let phases = self.count_kills();
+        if let Some(phase) = armed {
+            let name = PHASES[phase as usize - 1].1;
+            assert!(phases.contains(&phase), "not reached under load: {name}");
+        }
         self.segments = self.segments.max(round.segments.into_inner());
         self.segments_reused += round.segments_reused.into_inner();
     }

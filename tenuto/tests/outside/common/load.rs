@@ -18,14 +18,12 @@ use workload::check::{Crash, FlushPoint, Found, Kind, Model, Promise, ReadPoint,
 use workload::stamp;
 
 use super::nbd::{self, Client};
-use super::{Daemon, Rig, SetWhenDropped};
+use super::{Daemon, PATIENCE, Rig, SetWhenDropped};
 use workload::rng::Rng;
 
 pub const QUEUE_DEPTH: usize = 16;
 /// A request that waits longer than this is lost, whatever the host's load.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// A mark that is reached no sooner than this is not reached.
-const MARK_PATIENCE: Duration = Duration::from_secs(120);
 /// Attempts to find a place that touches no write in flight.
 const PLACES_TRIED: usize = 64;
 
@@ -337,7 +335,7 @@ impl Life {
     pub fn is_over(self, answered: u64, begun: Instant) -> bool {
         match self {
             Life::Answers(most) => answered > most,
-            Life::UntilMark => begun.elapsed() > MARK_PATIENCE,
+            Life::UntilMark => begun.elapsed() > PATIENCE,
         }
     }
 }
