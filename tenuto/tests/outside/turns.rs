@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::export::{Export, Link};
-use crate::common::{Daemon, Rig, SetWhenDropped, nbd, wait_until};
+use crate::common::{Daemon, PATIENCE, Rig, SetWhenDropped, nbd, wait_until};
 
 const MIB: u64 = 1 << 20;
 const DISK_BYTES: u64 = 64 * MIB;
-const TURN_TIMEOUT: Duration = Duration::from_secs(120);
+/// Of each, before it is counted what both get: who was first has had the storage for itself.
+const TURNS_BYTES: u64 = 8 * MIB;
 /// Writes of a guest in flight.
 const DEPTH: usize = 64;
 
@@ -25,6 +26,8 @@ fn volume(rig: &mut Rig, name: &str, export: &Export, lines: &str) {
 /// Writes as fast as it can until it is told to stop: requests of one size, one in two places.
 fn fill(rig: &Rig, name: &str, request_bytes: u64, over: &AtomicBool) {
     let mut client = rig.connect(name);
+    let patience = client.stream.set_read_timeout(Some(PATIENCE));
+    patience.expect("a longer timeout");
     let payload = vec![7; request_bytes as usize];
     let mut at = 0;
     while !over.load(Ordering::SeqCst) {
@@ -47,12 +50,17 @@ fn fill(rig: &Rig, name: &str, request_bytes: u64, over: &AtomicBool) {
     }
 }
 
-fn written(rig: &Rig, name: &str) -> u64 {
+/// Whether a volume destages, and what of it has reached its origin so far.
+fn destaged(rig: &Rig, name: &str) -> (bool, u64) {
     let show = rig.show(name);
-    show["origin"]["write_bytes"].as_u64().expect("a count")
+    let flags = show["flags"].as_array().expect("a list");
+    let destages = flags.iter().any(|flag| flag == "destaging");
+    let bytes = show["origin"]["write_bytes"].as_u64();
+    (destages, bytes.expect("a count"))
 }
 
-/// What both have destaged in a while in which both had something to destage.
+/// What both have destaged while both had something to destage: between looks that found both at
+/// it. A machine that fills them more slowly than the storage empties them only looks longer.
 fn destaged_together(rig: &Rig, sizes: [(&str, u64); 2], bytes: u64) -> [u64; 2] {
     let over = AtomicBool::new(false);
     let names = sizes.map(|(name, _)| name);
@@ -62,17 +70,31 @@ fn destaged_together(rig: &Rig, sizes: [(&str, u64); 2], bytes: u64) -> [u64; 2]
             let over = &over;
             scope.spawn(move || fill(rig, name, request_bytes, over));
         }
-        wait_until("both are at their limit", TURN_TIMEOUT, || {
+        wait_until("both are at their limit", PATIENCE, || {
             names
                 .iter()
                 .all(|name| rig.show(name)["flow_control"]["active"] == true)
         });
-        let before = names.map(|name| written(rig, name));
-        let since = |rig: &Rig| [0, 1].map(|at| written(rig, names[at]) - before[at]);
-        wait_until("enough is destaged", TURN_TIMEOUT, || {
-            since(rig).iter().sum::<u64>() >= bytes
+        let look = || names.map(|name| destaged(rig, name));
+        let (first, mut last) = (look(), look());
+        wait_until("both have had their turns", PATIENCE, || {
+            last = look();
+            [0, 1]
+                .iter()
+                .all(|&at| last[at].1 - first[at].1 >= TURNS_BYTES)
         });
-        since(rig)
+        let mut sums = [0, 0];
+        wait_until("enough is destaged", PATIENCE, || {
+            let now = look();
+            if last.iter().chain(&now).all(|(destages, _)| *destages) {
+                for at in [0, 1] {
+                    sums[at] += now[at].1 - last[at].1;
+                }
+            }
+            last = now;
+            sums.iter().sum::<u64>() >= bytes
+        });
+        sums
     })
 }
 
@@ -134,7 +156,7 @@ fn room_that_a_volume_has_reserved_is_there_while_its_neighbour_has_filled_the_l
             .send(nbd::CMD_WRITE, 0, number * MIB, MIB as u32, &payload)
             .expect("the daemon takes requests");
     }
-    wait_until("the neighbour waits", TURN_TIMEOUT, || {
+    wait_until("the neighbour waits", PATIENCE, || {
         let show = rig.show("greedy");
         show["waiting_requests"].as_u64() > Some(0) && show["flow_control"]["delay_us"] == 1_000_000
     });
@@ -174,6 +196,16 @@ fn reserves_that_are_more_than_half_of_the_log_are_refused_with_their_line() {
     );
 }
 
+/// How long many writes take that are flushed one by one.
+fn write_and_flush(client: &mut nbd::Client) -> Duration {
+    let begun = Instant::now();
+    for number in 0..200 {
+        client.write(number % 64 * 65_536, &[number as u8; 4096]);
+        client.flush();
+    }
+    begun.elapsed()
+}
+
 /// Fails when: a volume that waits holds up the others.
 #[test]
 fn writes_go_on_while_a_neighbour_is_at_its_limit() {
@@ -185,28 +217,25 @@ fn writes_go_on_while_a_neighbour_is_at_its_limit() {
     let image = rig.image("quiet.img", 8 * MIB);
     rig.volume("quiet", &image, "write-back", "destage-after = \"1s\"");
     let daemon = rig.serve();
+    let mut client = rig.connect("quiet");
+    let alone = write_and_flush(&mut client);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _over = SetWhenDropped(&over);
         scope.spawn(|| fill(&rig, "noisy", 65_536, &over));
-        wait_until("the neighbour is at its limit", TURN_TIMEOUT, || {
+        wait_until("the neighbour is at its limit", PATIENCE, || {
             let show = rig.show("noisy");
             show["waiting_requests"].as_u64() > Some(0)
                 && show["flow_control"]["delay_us"].as_u64() > Some(500_000)
         });
-        let mut client = rig.connect("quiet");
-        let begun = Instant::now();
-        for number in 0..200 {
-            client.write(number % 64 * 65_536, &[number as u8; 4096]);
-            client.flush();
-        }
-        // Milliseconds where it does not matter; behind the neighbour it would be minutes.
-        assert!(
-            begun.elapsed() < Duration::from_secs(30),
-            "{:?}",
-            begun.elapsed()
-        );
+        // From now on it waits for ever, and so would who waits behind it.
+        slow.hold_writes(0, DISK_BYTES);
+        let beside = write_and_flush(&mut client);
+        // Half a minute of delays is one in each request, however slow the machine is.
+        let bound = Duration::from_secs(30) + 20 * alone;
+        assert!(beside < bound, "{beside:?}, and {alone:?} alone");
         assert!(rig.show("noisy")["waiting_requests"].as_u64() > Some(0));
+        assert_eq!(rig.show("quiet")["flow_control"]["held_writes"], 0);
         over.store(true, Ordering::SeqCst);
         daemon.kill();
     });
