@@ -2,7 +2,7 @@
 //!
 //! The trace is made here, as MSR writes it; requests overlap and are not in whole blocks.
 
-use crate::common::{Rig, seed};
+use crate::common::{PATIENCE, Rig, seed, wait_until};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use workload::rng::Rng;
@@ -114,16 +114,12 @@ fn data_that_changes_behind_a_replay_is_damage() {
     let more = ["--volume", "one", "--overwrite"];
     let arguments: Vec<&str> = arguments.into_iter().chain(more).collect();
     let child = rig.spawn(&arguments);
-    crate::common::wait_until(
-        "the first write",
-        std::time::Duration::from_secs(30),
-        || {
-            let mut bytes = [0; 8];
-            let file = std::fs::File::open(&image).expect("open the image");
-            std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).expect("read");
-            bytes != [0; 8]
-        },
-    );
+    wait_until("the first write", PATIENCE, || {
+        let mut bytes = [0; 8];
+        let file = std::fs::File::open(&image).expect("open the image");
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).expect("read");
+        bytes != [0; 8]
+    });
     let mut client = rig.connect("one");
     client.write(512, &[9; 512]);
     client.disconnect();
@@ -152,8 +148,7 @@ fn daemon_dies_under_replay(client: &str) {
     let path = path.to_str().expect("a name");
     let begin = ["trace", "replay", path, "--volume", "one", "--overwrite"];
     let child = rig.spawn(&[&begin[..], &["--client", client]].concat());
-    let patience = std::time::Duration::from_secs(30);
-    crate::common::wait_until("the first write", patience, || {
+    wait_until("the first write", PATIENCE, || {
         rig.show("one")["writes"]["requests"].as_u64() > Some(0)
     });
     daemon.kill();
@@ -164,50 +159,61 @@ fn daemon_dies_under_replay(client: &str) {
 }
 
 /// Through the engine alone as much reaches shared storage as from a live volume, within five of a
-/// hundred.
+/// hundred. The engine alone has all the time that it needs; a machine that others use may be late
+/// with a destage. Then all is done again more slowly, where the same delay is less.
 #[test]
 fn the_engine_alone_tells_what_a_live_volume_sends_to_its_origin() {
+    let mut differ = Vec::new();
+    for (speed, destage_after) in [("2", "2s"), ("1", "4s"), ("0.5", "8s"), ("0.25", "16s")] {
+        differ = differences(speed, destage_after);
+        if differ.is_empty() {
+            return;
+        }
+        eprintln!("at speed {speed}: {differ:?}");
+    }
+    panic!("at every speed, and at last {differ:?}");
+}
+
+/// What differs by more between a live volume and the engine alone.
+fn differences(speed: &str, destage_after: &str) -> Vec<String> {
     let mut rig = Rig::new();
     for name in ["one", "two"] {
         let image = rig.image(&format!("{name}.img"), BYTES);
-        rig.volume(name, &image, "write-back", "destage-after = \"2s\"");
+        let line = format!("destage-after = \"{destage_after}\"");
+        rig.volume(name, &image, "write-back", &line);
     }
     let trace = trace(&rig, seed(11));
     let daemon = rig.serve();
     let run = |more: &str| {
-        let begin = format!("trace replay --speed 2 {more}");
+        let begin = format!("trace replay --speed {speed} {more}");
         let mut words: Vec<&str> = begin.split(' ').collect();
         words.push(trace.to_str().expect("a name"));
         rig.json(&words)
     };
     let live = run("--volume one --volume two --overwrite");
-    let settings = "--destage-after 2s --origin-latency 1ms --cache 1GiB --ram 64MiB";
-    let alone = run(&format!("--offline {settings}"));
+    let settings = "--origin-latency 1ms --cache 1GiB --ram 64MiB";
+    let alone = run(&format!(
+        "--offline --destage-after {destage_after} {settings}"
+    ));
     let of_live = |key: &str| -> u64 {
         let volumes = live["volumes"].as_array().expect("volumes");
         let counts = volumes.iter().map(|it| it["origin"][key].as_u64());
         counts.map(|it| it.expect("a count")).sum()
     };
     let of_engine = |kind: &str, key: &str| alone["origin"][kind][key].as_u64().expect("a count");
-    for (what, live, alone) in [
-        ("reads", of_live("reads"), of_engine("reads", "requests")),
-        ("writes", of_live("writes"), of_engine("writes", "requests")),
-        (
-            "bytes",
-            of_live("write_bytes"),
-            of_engine("writes", "bytes"),
-        ),
-        (
-            "journal",
-            of_live("journal_bytes"),
-            of_engine("journal", "bytes"),
-        ),
-    ] {
-        assert!(live > 100, "{what}: {live} and {alone}");
-        assert!(
-            live.abs_diff(alone) * 20 <= live,
-            "{what}: {live} live, {alone} of the engine alone"
-        );
-    }
     daemon.stop();
+    let mut differ = Vec::new();
+    for (what, kind, key) in [
+        ("reads", "reads", "requests"),
+        ("writes", "writes", "requests"),
+        ("write_bytes", "writes", "bytes"),
+        ("journal_bytes", "journal", "bytes"),
+    ] {
+        let (live, alone) = (of_live(what), of_engine(kind, key));
+        assert!(live > 100, "{what}: {live} and {alone}");
+        if live.abs_diff(alone) * 20 > live {
+            differ.push(format!("{what}: {live} live, {alone} of the engine alone"));
+        }
+    }
+    differ
 }
