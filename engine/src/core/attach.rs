@@ -430,7 +430,8 @@ impl Core {
         let Some(volume) = self.find(id).filter(|volume| volume.ready) else {
             return;
         };
-        let clean = !volume.is_dirty() && volume.replay.is_none() && volume.waiting.is_empty();
+        let clean = !volume.is_dirty() && !volume.is_destaging() && volume.waiting.is_empty();
+        let clean = clean && volume.replay.is_none() && volume.image.rebase.is_none();
         let Some(ledger_writer) = volume.ledger_writer.as_mut() else {
             return;
         };

@@ -29,7 +29,7 @@ use crate::format::ledger::Progress;
 use crate::memory::Slice;
 use crate::origin::Errand;
 use crate::outbox::{Cx, Pending};
-use crate::types::{SECTOR_BYTES, Span, VolumeId};
+use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Span, VolumeId};
 use crate::volume::Volume;
 
 /// Clusters of the end of a disk that one plan takes away.
@@ -87,7 +87,13 @@ impl Core {
     fn make_room(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let (old, new) = (self.volume(id).size_bytes, self.resizing(id).new_bytes);
         let task = match new < old {
-            true => self.cut_next(id),
+            true => {
+                // What is kept of the end does not outlive it, however this ends.
+                let layer = self.volume(id).layer;
+                let first = new.div_ceil(BLOCK_BYTES);
+                self.forget_blocks(layer, first, old.div_ceil(BLOCK_BYTES) - first);
+                self.cut_next(id)
+            }
             false => {
                 let exposed = self.planner(id).and_then(|it| it.growth(new));
                 let exposed = exposed.expect("it was asked for before");

@@ -124,7 +124,8 @@ impl Core {
     pub(super) fn look_command(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
         let volume = self.volume(id);
         let goes = volume.detaching.is_some() || volume.suspending.is_some();
-        if !volume.attached || goes || volume.is_exchanging() {
+        let moved = volume.is_exchanging() && !volume.plans_move();
+        if !volume.attached || goes || moved {
             cx.out.reply(request, Ok(()));
             return;
         }

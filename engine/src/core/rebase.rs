@@ -21,9 +21,9 @@
 //! kill after it on the other one, for this host or another. Guests are served again when the
 //! ledger has been claimed once more. Deliberately absent: which parts differ, and opening files.
 
-use super::Core;
 use super::batch::Task;
 use super::ledger::LedgerStep;
+use super::{Bypass, Core};
 use crate::event::Refusal;
 use crate::image::Image;
 use crate::origin::{Errand, Map, Move};
@@ -71,6 +71,12 @@ impl Volume {
         self.image.rebase.as_ref().is_some_and(Rebase::moves)
     }
 
+    /// Its plan is not at the image yet, which stands where it stood.
+    pub(super) fn plans_move(&self) -> bool {
+        let early = |it: &Rebase| matches!(it.step, Step::Wait | Step::Plan | Step::Reached);
+        self.image.rebase.as_ref().is_some_and(early)
+    }
+
     /// The plan of that is decided.
     pub(super) fn applies_move(&self) -> bool {
         let applied = matches!(
@@ -108,7 +114,7 @@ impl Core {
             _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
             _ if busy || volume.switch.is_some() => Some(Refusal::Busy),
-            _ if failed => Some(Refusal::CacheFailed),
+            _ if failed || volume.bypass != Bypass::None => Some(Refusal::CacheFailed),
             _ if volume.is_dirty() || volume.is_between_states() => Some(Refusal::Dirty),
             _ => None,
         };
@@ -127,13 +133,30 @@ impl Core {
 
     /// Goes on when nothing is in its way any more.
     pub(super) fn rebase_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        self.end_misfit_task(cx, id);
         let filling = self.fills.iter_mut().any(|fill| fill.origin() == Some(id));
+        let waits = self.find(id).is_some_and(|it| {
+            let rebase = it.image.rebase.as_ref();
+            rebase.is_some_and(|it| it.step == Step::Wait)
+        });
+        if waits {
+            // Another policy may have come first, or another image.
+            let held = self.volume(id).misfit().is_some();
+            let refusal = match self.plans(id) {
+                _ if held => Some(Refusal::Held),
+                false => Some(Refusal::Policy),
+                true => None,
+            };
+            if let Some(refusal) = refusal {
+                return self.refuse_rebase(cx, id, refusal);
+            }
+        }
         let Some(volume) = self.find(id) else { return };
         let (destages, touched) = (
             volume.is_destaging(),
             volume.origin_in_flight > 0 || volume.reads_in_flight > 0 || filling,
         );
-        let serves = volume.ready && volume.misfit().is_none() && volume.detaching.is_none();
+        let serves = volume.ready && volume.detaching.is_none();
         let writer = volume.ledger_writer.as_mut();
         let Some(rebase) = volume.image.rebase.as_mut().filter(|_| serves) else {
             return;
@@ -174,13 +197,17 @@ impl Core {
         let rebase = rebase.expect("checked by the caller");
         assert!(rebase.step == Step::Plan, "it has waited for that");
         rebase.step = Step::Reached;
+        if rebase.moves() && rebase.order.changes {
+            // A block of which the image has a part alone may be another one.
+            self.renew_layer(id);
+        }
     }
 
     /// Its plan was given up: the image is as it was.
     pub(super) fn refuse_rebase(&mut self, cx: &mut Cx<'_>, id: VolumeId, refusal: Refusal) {
         let volume = self.volume(id);
         let rebase = volume.image.rebase.as_mut().expect("an order was given");
-        if rebase.moves() {
+        if rebase.moves() && rebase.step != Step::Wait {
             rebase.refusal = Some(refusal);
             return self.claim_again(cx, id);
         }
@@ -209,7 +236,6 @@ impl Core {
             "the host was told"
         );
         rebase.step = Step::Exchanged;
-        let changes = rebase.order.changes;
         volume.image.seen = Image {
             marked: image.marked.of(volume.uuid),
             ..image.written()
@@ -221,10 +247,6 @@ impl Core {
         let before = volume.map.take().expect("it is an image of a format");
         self.maps.close(before);
         self.volume(id).map = Some(self.maps.open(name, map));
-        if changes {
-            // A block of which the image has a part alone may be another one.
-            self.renew_layer(id);
-        }
     }
 
     /// The host has exchanged what is open, or has given that up.

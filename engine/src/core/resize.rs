@@ -19,10 +19,10 @@
 //! the image has. Deliberately absent: what is lost when a volume becomes smaller; the host asks
 //! for that only when nobody is connected and nothing is dirty.
 
-use super::Core;
 use super::attach::BYTES_MAX;
 use super::checkpoint::Waiter;
 use super::ledger::LedgerStep;
+use super::{Bypass, Core};
 use crate::adversary::{Bug, has};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
@@ -112,7 +112,7 @@ impl Core {
             _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
             _ if volume.quiesce.is_some() => Some(Refusal::Busy),
-            _ if failed => Some(Refusal::CacheFailed),
+            _ if failed || volume.bypass != Bypass::None => Some(Refusal::CacheFailed),
             _ if shrinks && volume.is_dirty() && !has(Bug::ShrinkDirty) => Some(Refusal::Dirty),
             _ => None,
         };

@@ -63,6 +63,22 @@ impl Core {
         }
     }
 
+    /// The image does not fit any more: what is not decided is given up, because nothing tells when
+    /// it will.
+    pub(super) fn end_misfit_task(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let Some(volume) = self.find(id).filter(|it| it.misfit().is_some()) else {
+            return;
+        };
+        let step = volume.ledger_writer.as_ref().and_then(|it| it.step);
+        let early = volume.destage.as_ref().is_some_and(|it| {
+            let in_step = matches!(it.phase, Phase::Prepare | Phase::Begin);
+            it.task.is_some() && it.is_idle() && !it.waiting && !it.applying && !in_step
+        });
+        if early && step.is_none() && volume.detaching.is_none() {
+            self.refuse_task(cx, id, Refusal::Held);
+        }
+    }
+
     /// A request for it has failed, and the image is as it was.
     pub(super) fn give_up_task(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let why = self.phase(id).why_in_vain();

@@ -4,6 +4,7 @@ use super::{Admin, Outcome, find, refuse_connected, refuse_held};
 use crate::config::units::human_bytes;
 use crate::daemon::{Below, Rebased};
 use crate::error::Result;
+use crate::origin::chain::Stated;
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 
@@ -17,10 +18,10 @@ pub struct Order {
 
 impl Order {
     pub fn parse(document: &Map<String, Value>) -> std::result::Result<Order, String> {
-        let known = ["backing", "flatten", "unsafe"];
+        let known = ["backing", "flatten", "format", "unsafe"];
         if let Some(key) = document.keys().find(|key| !known.contains(&key.as_str())) {
             return Err(format!(
-                "{key}: unknown key; there are backing, flatten and unsafe"
+                "{key}: unknown key; there are backing, flatten, format and unsafe"
             ));
         }
         let flag = |key: &str| match document.get(key) {
@@ -31,7 +32,14 @@ impl Order {
         let changes = flag("unsafe")?;
         let below = match (document.get("backing"), flag("flatten")?) {
             (Some(Value::String(path)), false) if !path.is_empty() => {
-                Below::File(PathBuf::from(path))
+                let path = PathBuf::from(path);
+                let format = match document.get("format").map(Value::as_str) {
+                    None | Some(Some("auto")) => None,
+                    Some(Some("raw")) => Some(Stated::Raw),
+                    Some(Some("qcow2")) => Some(Stated::Qcow2),
+                    Some(_) => return Err("format: is none of auto, raw and qcow2".into()),
+                };
+                Below::File { path, format }
             }
             (None, true) => Below::Nothing,
             _ => {
@@ -47,12 +55,17 @@ impl Order {
 }
 
 impl Admin {
-    /// Lets the image of a volume stand on another file, or on none.
-    pub fn rebase(&self, name: &str, order: &Order) -> Result<Outcome> {
+    /// It may take long, so no other order waits for it: the volume itself is claimed.
+    fn check_move(&self, name: &str, verb: &str) -> Result<()> {
         let _order = self.order();
         let look = self.look()?;
         refuse_held(&look, name)?;
-        refuse_connected(&look, find(&look, name)?, "rebase")?;
+        refuse_connected(&look, find(&look, name)?, verb)
+    }
+
+    /// Lets the image of a volume stand on another file, or on none.
+    pub fn rebase(&self, name: &str, order: &Order) -> Result<Outcome> {
+        self.check_move(name, "rebase")?;
         let done = self.machine.rebase(name, &order.below, order.changes)?;
         Ok(Outcome {
             notes: vec![copied(name, &done)],
@@ -61,10 +74,7 @@ impl Admin {
 
     /// Gives the image of a volume what its backing has.
     pub fn merge(&self, name: &str, remove: bool) -> Result<Outcome> {
-        let _order = self.order();
-        let look = self.look()?;
-        refuse_held(&look, name)?;
-        refuse_connected(&look, find(&look, name)?, "merge")?;
+        self.check_move(name, "merge")?;
         let done = self.machine.merge(name, remove)?;
         let before = done.before.clone().unwrap_or_default();
         let before = before.display();

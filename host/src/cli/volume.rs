@@ -161,6 +161,9 @@ pub struct Rebase {
     name: String,
     /// File to stand on
     backing: Option<PathBuf>,
+    /// What that file is; by its first bytes where that is not said
+    #[arg(long, requires = "backing", value_parser = ["raw", "qcow2"])]
+    format: Option<String>,
     /// Stand on no other file
     #[arg(long)]
     flatten: bool,
@@ -644,6 +647,9 @@ fn rebase(context: &Context, command: &Rebase) -> Result<()> {
             })?;
             body["backing"] = text.into();
         }
+    }
+    if let Some(format) = &command.format {
+        body["format"] = format.as_str().into();
     }
     let path = url(name, "/rebase")?;
     let reply = context.client()?.post(&path, Some(&body), PATIENT)?;

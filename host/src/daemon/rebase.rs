@@ -18,7 +18,7 @@ use super::{Daemon, VolumeError, identity};
 use crate::fault::Kind;
 use crate::lock::{self, Mode, Patience};
 use crate::marks::{self, Phase};
-use crate::origin::chain::{self, Link, Opened, Rules, name_of};
+use crate::origin::chain::{self, Link, Opened, Rules, Stated, name_of};
 use crate::origin::compare::{View, differing};
 use crate::origin::mapped::{self, Mapped, Places};
 use crate::origin::{beside, clone, written};
@@ -38,8 +38,12 @@ use std::sync::Arc;
 /// What an image is to stand on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Below {
-    /// As it shall stand in the file: relative to its directory, or absolute.
-    File(PathBuf),
+    File {
+        /// As it shall stand in the file: relative to its directory, or absolute.
+        path: PathBuf,
+        /// What it is; by its first bytes where that is not said.
+        format: Option<Stated>,
+    },
     Nothing,
 }
 
@@ -58,6 +62,21 @@ pub struct Rebased {
 struct Other {
     onto: Onto,
     opened: Option<Opened>,
+    /// Its files as they were when they were opened.
+    seen: Vec<Seen>,
+}
+
+/// What a file is known by: its device and number, its length, and its times.
+type Seen = Option<((u64, u64), u64, (i64, i64), (i64, i64))>;
+
+fn seen(links: &[Link]) -> Vec<Seen> {
+    let of = |link: &Link| {
+        let meta = link.target.file.metadata().ok()?;
+        let changed = (meta.ctime(), meta.ctime_nsec());
+        let written = (meta.mtime(), meta.mtime_nsec());
+        Some((link.target.identity, meta.len(), written, changed))
+    };
+    links.iter().map(of).collect()
 }
 
 impl Daemon {
@@ -75,7 +94,7 @@ impl Daemon {
         self.while_alone(&entry, || {
             let before = match below {
                 Below::Nothing => Some(backing_of(&entry, &image)?),
-                Below::File(_) => backing_of(&entry, &image).ok(),
+                Below::File { .. } => backing_of(&entry, &image).ok(),
             };
             let now = image.as_it_is()?;
             let other = self.other(&entry, &now, below)?;
@@ -99,7 +118,14 @@ impl Daemon {
             let before = backing_of(&entry, &image)?;
             let now = image.as_it_is()?;
             let below = match now.links.get(2) {
-                Some(link) => Below::File(name_from(&now.links[0], link)),
+                Some(link) => Below::File {
+                    path: name_from(&now.links[0], link),
+                    // Its first bytes may be a guest's.
+                    format: Some(match link.format {
+                        ::image::Format::Raw => Stated::Raw,
+                        ::image::Format::Qcow2(_) => Stated::Qcow2,
+                    }),
+                },
                 None => Below::Nothing,
             };
             let other = self.other(&entry, &now, &below)?;
@@ -161,10 +187,11 @@ impl Daemon {
     /// Opens what the image is to stand on.
     fn other(&self, entry: &Entry, now: &Opened, below: &Below) -> Result<Other, VolumeError> {
         let name = &entry.settings.name;
-        let Below::File(path) = below else {
+        let Below::File { path, format } = below else {
             return Ok(Other {
                 onto: Onto::Nothing,
                 opened: None,
+                seen: Vec::new(),
             });
         };
         let refuse = |why: String| Err(VolumeError::Settings(format!("volume {name}: {why}")));
@@ -187,10 +214,12 @@ impl Daemon {
         }
         let allow = self.ledgers.images.allow(&entry.settings.origin);
         let rules = Rules {
-            top: None,
+            top: *format,
             allow: Some(&allow),
         };
-        clone::refuse_guess(&path)?;
+        if format.is_none() {
+            clone::refuse_guess(&path)?;
+        }
         let opened = chain::open(&path, &rules, &mut Patience::none());
         let opened = opened.map_err(|fault| match fault.kind {
             Kind::NotFound => clone::not_there(&path, fault),
@@ -211,8 +240,9 @@ impl Daemon {
             name: text.to_owned(),
             format,
         };
+        let seen = seen(&opened.links);
         let opened = Some(opened);
-        Ok(Other { onto, opened })
+        Ok(Other { onto, opened, seen })
     }
 
     /// Said before anything is changed.
@@ -272,7 +302,12 @@ impl Daemon {
         let unit_bytes = header_of(&now).unit_bytes();
         let size = now.chain.size_bytes();
         let mut now = View::new(now);
-        let mut then = other.opened.map(View::new);
+        let Other {
+            onto,
+            opened,
+            seen: before,
+        } = other;
+        let mut then = opened.map(View::new);
         let (mut at, mut bytes) = (0, 0);
         let mut last = Vec::new();
         while at < size && !changes {
@@ -290,11 +325,20 @@ impl Daemon {
                 self.order_move(entry, own, None, changes)?;
             }
         }
-        drop((now, then));
+        drop(now);
+        // Its files stay locked until the volume has them.
+        let other = then.as_ref().map_or(&[][..], View::links);
+        if seen(other) != before {
+            return Err(VolumeError::Origin(format!(
+                "volume {name}: a file that its image was to stand on was written meanwhile; order \
+                 it again when that is over"
+            )));
+        }
         marks::passed(Phase::Exchange);
-        self.order_move(entry, last, Some(other.onto), changes)?;
+        self.order_move(entry, last, Some(onto), changes)?;
         marks::passed(Phase::Exchange);
-        let exchanged = self.exchange_below(entry, image);
+        let exchanged = self.exchange_below(entry, image, &before);
+        drop(then);
         let volume = entry.id;
         let ended = self.command(name, Command::EndExchange { volume });
         marks::passed(Phase::Exchange);
@@ -321,7 +365,12 @@ impl Daemon {
     }
 
     /// What is open from now on is what the header says.
-    fn exchange_below(&self, entry: &Entry, image: &Mapped) -> Result<(), VolumeError> {
+    fn exchange_below(
+        &self,
+        entry: &Entry,
+        image: &Mapped,
+        before: &[Seen],
+    ) -> Result<(), VolumeError> {
         let settings = &entry.settings;
         let name = settings.name.clone();
         let allow = self.ledgers.images.allow(&settings.origin);
@@ -331,6 +380,11 @@ impl Daemon {
         };
         let (top, path) = (image.top_as_it_is()?, &image.links()[0].path);
         let mapped = mapped::open_below(&top, path, places, &mut Patience::none())?;
+        if seen(&mapped.links()[1..]) != before {
+            return Err(VolumeError::Origin(format!(
+                "volume {name}: a file below its image was written meanwhile"
+            )));
+        }
         let mapped = Arc::new(mapped);
         let stat = mapped.stat().ok().and_then(|stat| stat.image);
         let stat = stat.ok_or_else(|| {
@@ -375,6 +429,9 @@ impl Daemon {
             ::image::Format::Qcow2(header) => header,
             ::image::Format::Raw => return Err("no snapshot has made it".into()),
         };
+        if header.snapshots > 0 {
+            return Err("it has internal snapshots".into());
+        }
         let sides = self.handle.sides(entry.id).ok().flatten();
         let ledger = sides.and_then(|sides| sides.ledger);
         let ledger = ledger.as_deref().and_then(written::ledger_in);
@@ -385,8 +442,11 @@ impl Daemon {
         if written::read_ledger(&beside::beside(&path, beside::LEDGER)).is_some() {
             return Err("a ledger lies beside it, of a volume on another host or cache".into());
         }
-        if let Some(other) = stands_on(&path, identity) {
-            return Err(format!("{} stands on it", other.display()));
+        if let Some(other) = may_stand_on(&path, identity) {
+            return Err(format!(
+                "{} stands on it, or cannot be judged",
+                other.display()
+            ));
         }
         // Who reads it has it locked; this process has no other description of it by now.
         drop(merged);
@@ -422,17 +482,27 @@ fn name_from(top: &Link, link: &Link) -> PathBuf {
     }
 }
 
-/// A qcow2 file in the same directory that names this one as its backing.
-fn stands_on(path: &Path, identity: (u64, u64)) -> Option<PathBuf> {
-    let entries = fs::read_dir(path.parent()?).ok()?;
-    let files = entries.flatten().map(|entry| entry.path());
+/// A qcow2 file in the same directory that names this one as its backing, or does not tell what it
+/// stands on.
+fn may_stand_on(path: &Path, identity: (u64, u64)) -> Option<PathBuf> {
+    let place = path.parent()?;
+    let Ok(entries) = fs::read_dir(place) else {
+        return Some(place.to_owned());
+    };
+    let is_file = |file: &PathBuf| fs::symlink_metadata(file).is_ok_and(|it| it.is_file());
+    let files = entries.flatten().map(|entry| entry.path()).filter(is_file);
     files.into_iter().find(|file| {
-        let is_file = fs::symlink_metadata(file).is_ok_and(|meta| meta.is_file());
-        let header = is_file.then(|| written::look(file).ok()).flatten();
-        let backing = header.and_then(|header| header.backing);
-        let named = backing.map(|name| file.with_file_name(name));
-        let meta = named.and_then(|named| fs::metadata(named).ok());
-        meta.is_some_and(|meta| (meta.dev(), meta.ino()) == identity)
+        let header = match written::look(file) {
+            Ok(header) => header,
+            Err(_) => return mapped::begins_as_qcow2(file),
+        };
+        match chain::backing_of(file, &header) {
+            Ok(None) => false,
+            Ok(Some(named)) => {
+                fs::metadata(named).is_ok_and(|meta| (meta.dev(), meta.ino()) == identity)
+            }
+            Err(_) => true,
+        }
     })
 }
 

@@ -124,6 +124,14 @@ pub fn follow_below(
     Ok(())
 }
 
+/// Where a file that lies here has its backing.
+pub fn backing_of(path: &Path, header: &Header) -> Result<Option<PathBuf>, Fault> {
+    let format = header.backing_format.as_deref();
+    let found = header.backing.as_deref();
+    let found = found.map(|name| backing(path, name, format)).transpose()?;
+    Ok(found.map(|wanted| wanted.path))
+}
+
 /// Opens the first file of a chain alone.
 pub fn first(path: &Path, top: Option<Stated>, patience: &mut Patience) -> Result<Link, Fault> {
     let target = open_file(path, patience)?;

@@ -14,12 +14,14 @@ use super::chain::{Link, Opened, name_of, read};
 use super::content::{FileSource, Metadata};
 use super::inflate::inflate;
 use crate::fault::{Fault, Kind};
+use crate::sys;
 use image::resolve::{Content, Part, resolve};
 use image::source::Source;
 use image::types::Span;
 
-/// So much is looked at in one step; a unit at least.
-const WINDOW_BYTES: u64 = 1 << 20;
+/// Of so much of the disk tables are looked at in one step, and so much of it is read.
+const LOOK_BYTES: u64 = 64 << 20;
+const READ_BYTES: u64 = 1 << 20;
 /// A batch has at most so many bytes that differ, and so many parts.
 const BATCH_BYTES_MAX: u64 = 64 << 20;
 const BATCH_PARTS_MAX: usize = 4096;
@@ -54,6 +56,11 @@ impl View {
         }
     }
 
+    /// Its files, from the top down.
+    pub fn links(&self) -> &[Link] {
+        &self.opened.links
+    }
+
     fn size_bytes(&self) -> u64 {
         self.opened.chain.size_bytes()
     }
@@ -77,7 +84,23 @@ impl View {
                 content: Content::Zero,
             });
         }
-        Ok(parts)
+        Ok(self.without_holes(parts))
+    }
+
+    /// What lies in holes of raw files is zeroes, which need no read.
+    fn without_holes(&self, parts: Vec<Part>) -> Vec<Part> {
+        let mut found = Vec::with_capacity(parts.len());
+        for part in parts {
+            let raw = part
+                .file
+                .map(|file| &self.opened.links[usize::from(file.0)])
+                .filter(|link| matches!(link.format, image::Format::Raw));
+            match (part.content, raw) {
+                (Content::Data { at }, Some(link)) => split(&part, at, link, &mut found),
+                _ => found.push(part),
+            }
+        }
+        found
     }
 
     fn link(&self, part: &Part) -> &Link {
@@ -105,11 +128,11 @@ impl View {
     /// Reads what of these parts lies in a range.
     fn fill(&self, parts: &[Part], at: u64, into: &mut [u8]) -> Result<(), Fault> {
         let end = at + into.len() as u64;
-        for part in parts {
-            let (from, upto) = (part.span.at.max(at), part.span.end().min(end));
-            if from >= upto {
-                continue;
+        for part in from_place(parts, at) {
+            if part.span.at >= end {
+                break;
             }
+            let (from, upto) = (part.span.at.max(at), part.span.end().min(end));
             let piece = &mut into[(from - at) as usize..(upto - at) as usize];
             let skipped = from - part.span.at;
             match part.content {
@@ -179,7 +202,8 @@ pub fn differing(
     unit_bytes: u64,
 ) -> Result<Batch, Fault> {
     let size = now.size_bytes();
-    let window = WINDOW_BYTES.next_multiple_of(unit_bytes);
+    let window = LOOK_BYTES.next_multiple_of(unit_bytes);
+    let step = READ_BYTES.next_multiple_of(unit_bytes);
     let mut batch = Batch {
         parts: Vec::new(),
         next: at,
@@ -194,10 +218,19 @@ pub fn differing(
             Some(then) => then.parts(at, end - at)?,
             None => Vec::new(),
         };
+        let sides = Sides {
+            now: (&*now, &old),
+            then: then.as_deref().map(|then| (then, new.as_slice())),
+            unit_bytes,
+        };
         for (from, upto) in lacking(&old) {
-            let then = then.as_deref();
-            if !is_same(now, &old, then, &new, (from, upto)) {
-                compare(now, &old, then, &new, (from, upto), unit_bytes, &mut batch)?;
+            let mut at = from;
+            while at < upto {
+                let end = ((at / step + 1) * step).min(upto);
+                if !sides.is_same(at, end) {
+                    sides.compare(at, end, &mut batch)?;
+                }
+                at = end;
             }
         }
         batch.next = end;
@@ -208,10 +241,8 @@ pub fn differing(
 /// Ranges of which the first file has nothing.
 fn lacking(parts: &[Part]) -> Vec<(u64, u64)> {
     let mut ranges: Vec<(u64, u64)> = Vec::new();
-    let below = parts
-        .iter()
-        .filter(|it| it.file.is_none_or(|file| file.0 > 0));
-    for Part { span, .. } in below {
+    let is_below = |it: &&Part| it.file.is_none_or(|file| file.0 > 0);
+    for Part { span, .. } in parts.iter().filter(is_below) {
         match ranges.last_mut() {
             Some(last) if last.1 == span.at => last.1 = span.end(),
             _ => ranges.push((span.at, span.end())),
@@ -220,65 +251,98 @@ fn lacking(parts: &[Part]) -> Vec<(u64, u64)> {
     ranges
 }
 
-/// Whether a range surely is the same, without a look at its bytes.
-fn is_same(
-    now: &View,
-    old: &[Part],
-    then: Option<&View>,
-    new: &[Part],
-    (from, upto): (u64, u64),
-) -> bool {
-    let place_of = |view: &View, parts: &[Part], at: u64| {
-        let part = parts
-            .iter()
-            .find(|it| it.span.at <= at && at < it.span.end());
-        part.map(|part| (view.place(part, at), part.span.end()))
-    };
-    let mut at = from;
-    while at < upto {
-        let Some((one, one_end)) = place_of(now, old, at) else {
-            return false;
-        };
-        let other = match then {
-            Some(then) => place_of(then, new, at),
-            None => Some((Place::Zeroes, upto)),
-        };
-        match other {
-            Some((other, other_end)) if other == one => at = one_end.min(other_end),
-            _ => return false,
-        }
-    }
-    true
+/// Both views of a part of the disk, with where its bytes lie.
+struct Sides<'a> {
+    now: (&'a View, &'a [Part]),
+    then: Option<(&'a View, &'a [Part])>,
+    unit_bytes: u64,
 }
 
-fn compare(
-    now: &View,
-    old: &[Part],
-    then: Option<&View>,
-    new: &[Part],
-    (from, upto): (u64, u64),
-    unit_bytes: u64,
-    batch: &mut Batch,
-) -> Result<(), Fault> {
-    let bytes = (upto - from) as usize;
-    let (mut one, mut other) = (vec![0; bytes], vec![0; bytes]);
-    now.fill(old, from, &mut one)?;
-    if let Some(then) = then {
-        then.fill(new, from, &mut other)?;
+impl Sides<'_> {
+    /// Whether a range surely is the same, without a look at its bytes.
+    fn is_same(&self, from: u64, upto: u64) -> bool {
+        let place_of = |(view, parts): (&View, &[Part]), at: u64| {
+            let part = from_place(parts, at).first();
+            part.map(|part| (view.place(part, at), part.span.end()))
+        };
+        let mut at = from;
+        while at < upto {
+            let one = place_of(self.now, at);
+            let other = match self.then {
+                Some(then) => place_of(then, at),
+                None => Some((Place::Zeroes, upto)),
+            };
+            match (one, other) {
+                (Some((one, one_end)), Some((other, other_end))) if one == other => {
+                    at = one_end.min(other_end);
+                }
+                _ => return false,
+            }
+        }
+        true
     }
-    let mut at = from;
-    while at < upto {
-        let end = ((at / unit_bytes + 1) * unit_bytes).min(upto);
-        let range = (at - from) as usize..(end - from) as usize;
-        if one[range.clone()] != other[range] {
-            batch.add(Span {
-                at,
-                bytes: end - at,
+
+    /// Reads a range through both.
+    fn compare(&self, from: u64, upto: u64, batch: &mut Batch) -> Result<(), Fault> {
+        let bytes = (upto - from) as usize;
+        let (mut one, mut other) = (vec![0; bytes], vec![0; bytes]);
+        let (now, old) = self.now;
+        now.fill(old, from, &mut one)?;
+        if let Some((then, new)) = self.then {
+            then.fill(new, from, &mut other)?;
+        }
+        let mut at = from;
+        while at < upto {
+            let end = ((at / self.unit_bytes + 1) * self.unit_bytes).min(upto);
+            let range = (at - from) as usize..(end - from) as usize;
+            if one[range.clone()] != other[range] {
+                let bytes = end - at;
+                batch.add(Span { at, bytes });
+            }
+            at = end;
+        }
+        Ok(())
+    }
+}
+
+/// A part of a raw file, by where that has data. A file that does not tell has it everywhere.
+fn split(part: &Part, place: u64, link: &Link, into: &mut Vec<Part>) {
+    let file = &link.target.file;
+    let (start, end) = (place, place + part.span.bytes);
+    let mut at = start;
+    let mut push = |from: u64, upto: u64, content: Content| {
+        let span = Span {
+            at: part.span.at + (from - start),
+            bytes: upto - from,
+        };
+        if upto > from {
+            into.push(Part {
+                span,
+                content,
+                ..*part
             });
         }
-        at = end;
+    };
+    while at < end {
+        let data = sys::seek_data(file, at).map(|found| found.unwrap_or(end).min(end));
+        let hole = data.and_then(|data| match data < end {
+            true => Ok((data, sys::seek_hole(file, data)?.min(end))),
+            false => Ok((end, end)),
+        });
+        // Behind the end of the file it is not asked.
+        let (data, hole) = match hole {
+            Ok((data, hole)) if hole > at => (data.max(at), hole),
+            _ => (at, end),
+        };
+        push(at, data, Content::Zero);
+        push(data, hole, Content::Data { at: data });
+        at = hole;
     }
-    Ok(())
+}
+
+/// The parts from this place of the disk on.
+fn from_place(parts: &[Part], at: u64) -> &[Part] {
+    &parts[parts.partition_point(|it| it.span.end() <= at)..]
 }
 
 #[cfg(test)]

@@ -53,6 +53,9 @@ fn units_that_differ_are_told_of_whole() {
     let found = differing(&mut now, Some(&mut then), 1 << 20, 64 << 10).expect("compared");
     assert_eq!(found.parts[0], span(1 << 20, 64 << 10));
 
+    let holes = now.parts(0, 3 << 20).expect("told");
+    let last = holes.last().expect("a part");
+    assert_eq!(last.span.end(), 3 << 20);
     let found = differing(&mut now, None, 0, UNIT).expect("compared");
     let expected = [span(8192, 3 * UNIT), span(2 << 20, UNIT)];
     assert_eq!(found.parts, expected);

@@ -133,7 +133,9 @@ impl Header {
     /// The same of a sector that is known to be the first.
     pub(super) fn begin_with(&self, sector: &[u8], mark: &Mark) -> Option<Vec<u8>> {
         let header_bytes = self.header_bytes as usize;
-        if self.version < 3 || header_bytes + WHOLE_BYTES > HEAD_BYTES {
+        let name = self.backing.as_deref().unwrap_or_default();
+        let named = name.len() <= limits::BACKING_NAME_BYTES_MAX as usize;
+        if self.version < 3 || header_bytes + WHOLE_BYTES > HEAD_BYTES || !named {
             return None;
         }
         let mut bytes = sector.get(..header_bytes)?.to_vec();
@@ -146,7 +148,6 @@ impl Header {
             extension::append(&mut bytes, it.magic, &it.bytes);
         }
         extension::append(&mut bytes, extension::END, &[]);
-        let name = self.backing.as_deref().unwrap_or_default();
         let at = match self.backing {
             Some(_) => bytes.len() as u64,
             None => 0,

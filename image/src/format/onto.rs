@@ -53,3 +53,22 @@ impl Header {
         moved.begin_with(&bytes, &Mark::default()).is_some()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::create::{Shape, create};
+
+    #[test]
+    fn a_name_that_no_reader_takes_has_no_room() {
+        let made = create(1 << 30, Shape::Extended, None).expect("it can be made");
+        let header = Header::parse(&made.extents[0].bytes, made.file_bytes);
+        let header = header.expect("it parses");
+        let named = |bytes: usize| Onto::File {
+            name: "a".repeat(bytes),
+            format: BackingFormat::Raw,
+        };
+        assert!(header.has_room_for(&Onto::Nothing) && header.has_room_for(&named(1023)));
+        assert!(!header.has_room_for(&named(1024)));
+    }
+}

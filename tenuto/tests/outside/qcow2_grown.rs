@@ -174,7 +174,7 @@ fn a_size_that_a_qcow2_image_cannot_have_is_refused_with_what_would_be_right() {
     rig.done(&["volume", "add", "read", &origin, "read-only=true"]);
     for (name, size, code, part) in [
         ("disk", "9TiB", EXIT_USAGE, "with larger clusters"),
-        ("disk", "32MiB", EXIT_USAGE, "qemu-img resize --shrink"),
+        ("disk", "32MiB", EXIT_REFUSED, "--shrink"),
         ("read", "65MiB", EXIT_REFUSED, "tenuto volume show"),
     ] {
         let said = rig.refused(&["volume", "resize", name, size], code);

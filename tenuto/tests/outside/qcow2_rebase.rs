@@ -243,6 +243,18 @@ fn what_cannot_be_rebased_is_refused_and_left_alone() {
     assert!(line.contains("policy=write-back"), "{line}");
     rig.done(&["volume", "set", "disk", "policy=write-back", "--wait"]);
 
+    // What another file stands on stays, however that names it.
+    let frozen = disk.image.with_extension("s1.qcow2");
+    let filename = shown(&frozen);
+    let json = format!(r#"json:{{"driver":"qcow2","file":{{"filename":"{filename}"}}}}"#);
+    let above = ["-u", "-b", &*json, "-F", "qcow2", "24M"];
+    let above = create(&rig.dir, "above.qcow2", &above);
+    let said = rig.done(&["volume", "merge", "disk", "--remove"]);
+    assert!(said.contains("above.qcow2 stands on it"), "{said}");
+    assert!(frozen.exists() && files_of(&rig) == 2);
+    fs::remove_file(above).expect("remove it");
+    assert_reads(&rig, &disk, DISK_BYTES);
+
     // As QEMU does it, the disk reads what lies below now.
     let other = shown(&rig.dir.join("other.img"));
     rig.done(&["volume", "destage", "disk", "--wait"]);

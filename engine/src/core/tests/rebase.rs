@@ -180,6 +180,63 @@ fn parts_become_the_images_own_while_it_is_clean_and_served() {
     assert_eq!(host.answer(outside), Some(Err(Refusal::OutOfRange)));
 }
 
+/// Fails when: an order waits for an image that does not fit, for which its volume is held; or the
+/// volume is not served when it fits again.
+#[test]
+fn an_order_on_an_image_that_does_not_fit_any_more_is_refused() {
+    for moves in [true, false] {
+        let (mut host, disk) = clean();
+        let syncs = |io: &Io| io.op == Op::Sync && matches!(io.device, Device::Journal(_));
+        host.hold(syncs);
+        let refused = order(&mut host, disk, moves);
+        host.pass(1_000);
+        assert_eq!(host.answer(refused), None);
+        host.stat.image = Some(MOVED);
+        host.hold(none);
+        host.pass(2_000);
+        assert_eq!(host.answer(refused), Some(Err(Refusal::Held)), "{moves}");
+        host.stat.image = Some(IMAGE);
+        let look = host.order(Command::Look { volume: disk });
+        host.pass(1_000);
+        assert_eq!(host.answer(look), Some(Ok(())));
+        assert!(host.ledger(disk).dirty);
+        host.fill(disk, 9, 1);
+        end_destage(&mut host, disk);
+    }
+}
+
+/// Fails when: a stop lets go of the ledger of a volume whose plan has a step of it before it.
+#[test]
+fn a_stop_in_the_middle_of_a_plan_leaves_its_ledger_to_the_next_start() {
+    let looks: fn(&Io) -> bool = |io| io.op == Op::Stat;
+    let syncs: fn(&Io) -> bool = |io| io.op == Op::Sync && matches!(io.device, Device::Journal(_));
+    let claims: fn(&Io) -> bool = |io| io.op == Op::Write && matches!(io.device, Device::Ledger(_));
+    let both: fn(&Io) -> bool = |io| {
+        let ledger = matches!(io.device, Device::Ledger(_)) && io.op == Op::Write;
+        let journal = matches!(io.device, Device::Journal(_)) && io.op == Op::Sync;
+        ledger || journal || io.op == Op::Stat
+    };
+    for held in [looks, syncs] {
+        let (mut host, disk) = clean();
+        host.hold(held);
+        order(&mut host, disk, false);
+        host.pass(1_000);
+        host.hold(both);
+        host.order(Command::Park);
+        host.pass(1_000);
+        // What the plan waited for comes while the ledger is on its way.
+        host.hold(claims);
+        host.pass(1_000);
+        host.hold(none);
+        host.pass(10_000);
+        let mut host = host.killed();
+        assert!(attach_known(&mut host, IMAGE));
+        let disk = host.core.place("disk");
+        host.fill(disk, 9, 1);
+        end_destage(&mut host, disk);
+    }
+}
+
 /// A kill while the journal of a move is applied; the next start finds the image on either file.
 pub(super) fn start_behind_a_move() -> bool {
     let (mut host, disk) = clean();
