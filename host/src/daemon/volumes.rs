@@ -801,12 +801,13 @@ fn open_origin(
     };
     let opened = file::open(&request, &mut patience)?;
     let journal = opened.journal_path.is_some();
+    let first = joining.journal_first || opened.has_torn_header(&request);
     let mut files = Files::without_cache();
     files.insert_volume(ALONE, opened);
     if reader {
         refuse_unfinished(&mut files, &settings.name)?;
     }
-    let cache = (!joining.journal_first).then_some(ledgers.cache);
+    let cache = (!first).then_some(ledgers.cache);
     let mut settled = files
         .settle(ALONE, joining.otherwise(), cache, &mut patience)
         .map_err(|error| refused(&settings.name, error, true))?;

@@ -196,6 +196,11 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fa
     Ok(volume)
 }
 
+/// A journal is pending.
+fn is_pending(ledger: &Ledger) -> bool {
+    matches!(ledger.progress, Progress::Apply { .. })
+}
+
 impl OpenVolume {
     /// What the guest sees.
     pub fn size_bytes(&self) -> u64 {
@@ -234,6 +239,13 @@ impl OpenVolume {
         }
         self.mapped = Some(Arc::new(mapped));
         Ok(())
+    }
+
+    /// Whether the header of a qcow2 image that is written cannot be read, as where a loss of power
+    /// has torn it.
+    pub fn has_torn_header(&self, request: &Request) -> bool {
+        let top = self.origin.file().filter(|_| self.writes_qcow2(request));
+        top.is_some_and(|top| mapped::header_written(top, &request.path).is_err())
     }
 
     /// Whether the origin is a qcow2 image that is written.
@@ -285,7 +297,12 @@ impl OpenVolume {
                 None => Ok(()),
             },
             (None, Access::Write) if mapped::is_qcow2(top, request.format) => {
-                let header = mapped::header_written(top, path)?;
+                let header = mapped::header_written(top, path);
+                // A loss of power may have torn it, and the journal makes it whole.
+                if header.is_err() && ledger.is_some_and(is_pending) {
+                    return Ok(());
+                }
+                let header = header?;
                 written::check_guard(&header, path, ledger, &image)
             }
             (None, _) => Ok(()),
@@ -296,9 +313,8 @@ impl OpenVolume {
     /// repaired, or whose journal or overlay counts on its length, keeps that; see
     /// `end_with_cluster`.
     fn keep_end(&mut self, request: &Request, ledger: Option<&Ledger>) -> Result<(), Fault> {
-        let pending = |ledger: &Ledger| matches!(ledger.progress, Progress::Apply { .. });
         let kept = match request.access {
-            Access::Write => request.keeps_end || ledger.is_some_and(pending),
+            Access::Write => request.keeps_end || ledger.is_some_and(is_pending),
             Access::Bytes => true,
             Access::Read => false,
         };

@@ -6,6 +6,7 @@
 //! the next life has ended.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,7 +15,9 @@ use workload::rng::Rng;
 use crate::common::marks::Marks;
 use crate::common::{EXIT_REFUSED, EXIT_USAGE, Rig, count, have, run, seed, wait_until};
 use crate::qcow2_grown::change;
-use crate::qcow2_written::{assert_same, check, convert, create, shown, write};
+use crate::qcow2_written::{
+    APPLY, GUARD_ROUNDS_MAX, assert_same, check, convert, create, is_guarded, shown, write,
+};
 
 const MIB: u64 = 1 << 20;
 const DISK_BYTES: u64 = 24 * MIB;
@@ -186,6 +189,56 @@ fn a_kill_at_each_step_of_another_backing_leaves_the_same_disk() {
         moved >= 5 && (killed > 0 || rounds < 10),
         "{killed} killed, {moved} moved"
     );
+}
+
+/// Fails when: a header that a loss of power has torn while it got another name keeps the journal
+/// away that makes it whole.
+#[test]
+fn a_header_that_is_torn_in_a_move_is_made_whole_by_the_next_start() {
+    let test = "a_header_that_is_torn_in_a_move_is_made_whole_by_the_next_start";
+    if !have(test, &["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let mut rig = Rig::new();
+    let marks = Marks::new(&rig.dir.join("marks"));
+    rig.env("TENUTO_MARKS", &shown(marks.path()));
+    let mut random = Rng::new(seed(53));
+    let mut torn = 0;
+    for round in 0..GUARD_ROUNDS_MAX {
+        let daemon = rig.serve();
+        let disk = disk(&rig, round, &mut random);
+        let other = shown(&rig.dir.join("other.img"));
+        // So that no other journal is pending.
+        rig.done(&["volume", "destage", "disk", "--wait"]);
+        marks.arm(APPLY, 1);
+        let words = ["volume", "rebase", "disk", &*other, "--unsafe"];
+        let mut ordered = rig.spawn(&words);
+        wait_until("the order or its end", PATIENCE, || {
+            ordered.try_wait().expect("look at the order").is_some()
+        });
+        marks.disarm();
+        daemon.kill();
+        let tears = is_guarded(&disk.image);
+        if tears {
+            // Half of it as it was, and half of nothing.
+            let file = fs::File::options().write(true).open(&disk.image);
+            let zeroes = vec![0xff; 1536];
+            let written = file.and_then(|it| it.write_all_at(&zeroes, 512));
+            written.expect("tear the header");
+            torn += 1;
+        }
+        let daemon = rig.serve();
+        let show = rig.show("disk");
+        assert_eq!(show["state"], "clean", "round {round}: {show}");
+        assert_eq!(files_of(&rig), 2, "round {round}");
+        rig.done(&["volume", "rm", "disk"]);
+        daemon.stop();
+        check(&disk.image);
+        if torn == 2 {
+            return;
+        }
+    }
+    panic!("{torn} headers were torn");
 }
 
 fn info(image: &Path) -> String {
