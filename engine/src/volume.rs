@@ -431,6 +431,14 @@ impl Volume {
         self.policy == Policy::WriteBack && self.is_dirty()
     }
 
+    /// It is not there for orders: not attached, on its way out, or being committed.
+    pub fn is_gone(&self) -> bool {
+        !self.attached
+            || self.detaching.is_some()
+            || self.suspending.is_some()
+            || self.committing.is_some()
+    }
+
     /// Nobody else stands on its image.
     pub fn owns_image(&self) -> bool {
         self.policy != Policy::Ephemeral

@@ -35,7 +35,7 @@ pub use held::{Held, Hold, Why};
 use images::Looks;
 use lookout::Lookout;
 pub use lookout::Noticed;
-pub use rebase::{Below, Rebased};
+pub use rebase::{Below, Merged};
 pub use rings::FrontEndCounters;
 use rings::FrontEnds;
 use sockets::Sockets;

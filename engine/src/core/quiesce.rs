@@ -90,9 +90,8 @@ impl Volume {
 
     /// Why its image cannot be brought to rest.
     fn quiesce_refusal(&self, failed: bool) -> Option<Refusal> {
-        let goes = self.detaching.is_some() || self.suspending.is_some();
         match self.state {
-            _ if !self.attached || goes || self.committing.is_some() => Some(Refusal::Gone),
+            _ if self.is_gone() => Some(Refusal::Gone),
             _ if self.policy != Policy::WriteBack || self.read_only => Some(Refusal::Policy),
             _ if self.switch.is_some() => Some(Refusal::Policy),
             _ if self.resize.is_some() || self.quiesce.is_some() => Some(Refusal::Busy),

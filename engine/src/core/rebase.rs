@@ -102,13 +102,12 @@ impl Core {
         let failed = self.health.is_failed();
         let plans = self.plans(id);
         let volume = self.volume(id);
-        let gone = !volume.attached || volume.detaching.is_some() || volume.committing.is_some();
         let busy =
             volume.resize.is_some() || volume.quiesce.is_some() || volume.image.rebase.is_some();
         let size = volume.size_bytes / SECTOR_BYTES;
         let inside = order.own.iter().all(|it| it.end() <= size);
         let refusal = match volume.state {
-            _ if gone || volume.suspending.is_some() => Some(Refusal::Gone),
+            _ if volume.is_gone() => Some(Refusal::Gone),
             _ if volume.read_only || !volume.owns_image() || !plans => Some(Refusal::Policy),
             _ if !inside => Some(Refusal::OutOfRange),
             _ if volume.misfit().is_some() => Some(Refusal::Held),
@@ -271,6 +270,10 @@ impl Core {
         let writer = volume.ledger_writer.as_mut();
         let writer = writer.expect("written images have a ledger");
         (writer.moves, writer.ledger.dirty) = (false, true);
+        if rebase.refusal.is_some() {
+            // The image stands where it stood.
+            writer.ledger.image.below = volume.image.seen.below;
+        }
         self.write_ledger(cx, id, LedgerStep::Move);
     }
 

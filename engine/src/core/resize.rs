@@ -96,12 +96,7 @@ impl Core {
         let growth = self.growth_refusal(id, new_bytes);
         let volume = self.volume(id);
         let shrinks = new_bytes < volume.size_bytes;
-        let gone = !volume.attached
-            || volume.detaching.is_some()
-            || volume.committing.is_some()
-            || volume.suspending.is_some()
-            || volume.resize.is_some()
-            || volume.image.rebase.is_some();
+        let gone = volume.is_gone() || volume.resize.is_some() || volume.image.rebase.is_some();
         let refusal = match volume.state {
             _ if gone => Some(Refusal::Gone),
             _ if new_bytes == 0 || new_bytes > BYTES_MAX => Some(Refusal::OutOfRange),

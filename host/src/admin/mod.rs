@@ -32,7 +32,7 @@ mod values;
 mod web;
 
 use crate::config::{self, Config, Volume, check, keys, parse, state, units};
-use crate::daemon::{Below, Noticed, Rebased, VolumeSettings, Watched, Why};
+use crate::daemon::{Below, Merged, Noticed, VolumeSettings, Watched, Why};
 use crate::error::{Error, Kind, Result};
 use crate::latency::Latency;
 use crate::origin::clone::CloneOf;
@@ -72,10 +72,11 @@ pub trait Machine: Send + Sync + 'static {
     fn resume(&self, name: &str) -> Result<()>;
     /// Freezes the images of a volume and its group under the name of a snapshot; the new names.
     fn snapshot(&self, name: &str, snapshot: &str, plain: bool) -> Result<Vec<PathBuf>>;
-    /// Lets the image of a volume stand on something else; `changes`: without comparing.
-    fn rebase(&self, name: &str, below: &Below, changes: bool) -> Result<Rebased>;
+    /// Lets the image of a volume stand on something else; gives the bytes that it got of the disk.
+    /// `changes`: without comparing.
+    fn rebase(&self, name: &str, below: &Below, changes: bool) -> Result<u64>;
     /// Gives the image what its backing has; `remove`: that goes if nothing else needs it.
-    fn merge(&self, name: &str, remove: bool) -> Result<Rebased>;
+    fn merge(&self, name: &str, remove: bool) -> Result<Merged>;
     /// Returns when the volume and its image have this size.
     fn resize(&self, name: &str, size_bytes: u64) -> Result<()>;
     /// Keeps a volume for as long as its dirty data takes to its origin, and shows it to nobody;

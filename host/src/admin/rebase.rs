@@ -2,7 +2,7 @@
 
 use super::{Admin, Outcome, find, refuse_connected, refuse_held};
 use crate::config::units::human_bytes;
-use crate::daemon::{Below, Rebased};
+use crate::daemon::Below;
 use crate::error::Result;
 use crate::origin::chain::Stated;
 use serde_json::{Map, Value};
@@ -66,9 +66,9 @@ impl Admin {
     /// Lets the image of a volume stand on another file, or on none.
     pub fn rebase(&self, name: &str, order: &Order) -> Result<Outcome> {
         self.check_move(name, "rebase")?;
-        let done = self.machine.rebase(name, &order.below, order.changes)?;
+        let bytes = self.machine.rebase(name, &order.below, order.changes)?;
         Ok(Outcome {
-            notes: vec![copied(name, &done)],
+            notes: vec![copied(name, bytes)],
         })
     }
 
@@ -76,8 +76,7 @@ impl Admin {
     pub fn merge(&self, name: &str, remove: bool) -> Result<Outcome> {
         self.check_move(name, "merge")?;
         let done = self.machine.merge(name, remove)?;
-        let before = done.before.clone().unwrap_or_default();
-        let before = before.display();
+        let before = done.before.display();
         let rest = match (&done.left, remove) {
             (Some(why), _) => format!("{before}: stays: {why}"),
             (None, true) => format!("{before}: was removed"),
@@ -87,12 +86,12 @@ impl Admin {
             ),
         };
         Ok(Outcome {
-            notes: vec![copied(name, &done), rest],
+            notes: vec![copied(name, done.own_bytes), rest],
         })
     }
 }
 
-fn copied(name: &str, done: &Rebased) -> String {
-    let bytes = human_bytes(done.own_bytes);
+fn copied(name: &str, bytes: u64) -> String {
+    let bytes = human_bytes(bytes);
     format!("volume {name}: its image got {bytes} that lay below it")
 }

@@ -6,7 +6,7 @@ use super::client::{Client, PATIENT, PROMPT};
 use super::server::Server;
 use super::*;
 use crate::config::{Listen, Value};
-use crate::daemon::{Below, Rebased};
+use crate::daemon::{Below, Merged};
 use crate::error::Kind;
 use crate::latency::{Kind as Asked, Recorder};
 use engine::event::Tuning;
@@ -209,22 +209,18 @@ impl Machine for Fake {
         Ok(vec![PathBuf::from(format!("/{name}.{snapshot}.qcow2"))])
     }
 
-    fn rebase(&self, name: &str, below: &Below, changes: bool) -> Result<Rebased> {
+    fn rebase(&self, name: &str, below: &Below, changes: bool) -> Result<u64> {
         self.state()
             .orders
             .push(format!("rebase {name} {below:?} {changes}"));
-        Ok(Rebased {
-            own_bytes: 4096,
-            before: Some(PathBuf::from("/below")),
-            left: None,
-        })
+        Ok(4096)
     }
 
-    fn merge(&self, name: &str, remove: bool) -> Result<Rebased> {
+    fn merge(&self, name: &str, remove: bool) -> Result<Merged> {
         self.state().orders.push(format!("merge {name} {remove}"));
-        Ok(Rebased {
+        Ok(Merged {
             own_bytes: 0,
-            before: Some(PathBuf::from("/below")),
+            before: PathBuf::from("/below"),
             left: remove.then(|| "it is in use".to_owned()),
         })
     }

@@ -5,7 +5,7 @@
 use crate::admin::record::Tap;
 use crate::admin::{Held, Look, Machine, Recovery, Started};
 use crate::daemon::{
-    self, Below, Daemon, FrontEndCounters, Rebased, StartError, VolumeError, VolumeSettings, Why,
+    self, Below, Daemon, FrontEndCounters, Merged, StartError, VolumeError, VolumeSettings, Why,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ring::monotonic_ns;
@@ -162,12 +162,12 @@ impl Machine for Live {
             .map_err(|error| volume_error(name, error))
     }
 
-    fn rebase(&self, name: &str, below: &Below, changes: bool) -> Result<Rebased> {
+    fn rebase(&self, name: &str, below: &Below, changes: bool) -> Result<u64> {
         let rebased = self.0.volume_rebase(name, below, changes);
         rebased.map_err(|error| volume_error(name, error))
     }
 
-    fn merge(&self, name: &str, remove: bool) -> Result<Rebased> {
+    fn merge(&self, name: &str, remove: bool) -> Result<Merged> {
         let merged = self.0.volume_merge(name, remove);
         merged.map_err(|error| volume_error(name, error))
     }

@@ -156,6 +156,7 @@ pub struct Merge {
 
 #[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("below").required(true).args(["backing", "flatten"])))]
+#[command(override_usage = "tenuto volume rebase [OPTIONS] <NAME> <BACKING|--flatten>")]
 pub struct Rebase {
     /// Name of the volume, as in `tenuto volume ls`
     name: String,

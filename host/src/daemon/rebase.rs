@@ -14,7 +14,7 @@
 //! absent: the order of steps inside the image; see the engine.
 
 use super::volumes::Entry;
-use super::{Daemon, VolumeError, identity};
+use super::{Daemon, VolumeError};
 use crate::fault::Kind;
 use crate::lock::{self, Mode, Patience};
 use crate::marks::{self, Phase};
@@ -22,7 +22,6 @@ use crate::origin::chain::{self, Link, Opened, Rules, Stated, name_of};
 use crate::origin::compare::{View, differing};
 use crate::origin::mapped::{self, Mapped, Places};
 use crate::origin::{beside, clone, written};
-use crate::shard::control::Exchange;
 use ::image::create::BackingFormat;
 use ::image::format::onto::Onto;
 use ::image::header::{BackingName, Header};
@@ -47,14 +46,14 @@ pub enum Below {
     Nothing,
 }
 
-/// What a rebase has done.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rebased {
+/// What a merge has done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Merged {
     /// Bytes of the disk that became the image's own.
     pub own_bytes: u64,
     /// The backing before, which the image does not need any more.
-    pub before: Option<PathBuf>,
-    /// Where a merge was to remove it and has left it: why.
+    pub before: PathBuf,
+    /// Where it was to be removed and stays: why.
     pub left: Option<String>,
 }
 
@@ -80,37 +79,31 @@ fn seen(links: &[Link]) -> Vec<Seen> {
 }
 
 impl Daemon {
-    /// Lets the image of a volume stand on another file. `changes`: what the disk reads there is
-    /// not compared.
+    /// Lets the image of a volume stand on another file; gives the bytes that became its own.
+    /// `changes`: what the disk reads there is not compared.
     pub fn volume_rebase(
         &self,
         name: &str,
         below: &Below,
         changes: bool,
-    ) -> Result<Rebased, VolumeError> {
+    ) -> Result<u64, VolumeError> {
         let claim = self.claim(name)?;
         let entry = self.known(&claim.name)?;
         let image = self.image_to_move(&entry, "rebased")?;
         self.while_alone(&entry, || {
-            let before = match below {
-                Below::Nothing => Some(backing_of(&entry, &image)?),
-                Below::File { .. } => backing_of(&entry, &image).ok(),
-            };
+            if *below == Below::Nothing {
+                backing_of(&entry, &image)?;
+            }
             let now = image.as_it_is()?;
             let other = self.other(&entry, &now, below)?;
             self.check_move(&entry, &now, &other, changes)?;
-            let own_bytes = self.move_to(&entry, &image, now, other, changes)?;
-            Ok(Rebased {
-                own_bytes,
-                before,
-                left: None,
-            })
+            self.move_to(&entry, &image, now, other, changes)
         })
     }
 
     /// Gives the image what its backing has, and lets it stand on what that stands on. `remove`:
     /// the backing goes, if nothing else needs it.
-    pub fn volume_merge(&self, name: &str, remove: bool) -> Result<Rebased, VolumeError> {
+    pub fn volume_merge(&self, name: &str, remove: bool) -> Result<Merged, VolumeError> {
         let claim = self.claim(name)?;
         let entry = self.known(&claim.name)?;
         let image = self.image_to_move(&entry, "merged")?;
@@ -134,9 +127,9 @@ impl Daemon {
             let own_bytes = self.move_to(&entry, &image, now, other, false)?;
             drop(image);
             let left = remove.then(|| self.remove_merged(&entry, merged).err());
-            Ok(Rebased {
+            Ok(Merged {
                 own_bytes,
-                before: Some(before),
+                before,
                 left: left.flatten(),
             })
         })
@@ -372,7 +365,7 @@ impl Daemon {
         before: &[Seen],
     ) -> Result<(), VolumeError> {
         let settings = &entry.settings;
-        let name = settings.name.clone();
+        let name = &settings.name;
         let allow = self.ledgers.images.allow(&settings.origin);
         let places = Places {
             allow: &allow,
@@ -385,29 +378,7 @@ impl Daemon {
                 "volume {name}: a file below its image was written meanwhile"
             )));
         }
-        let mapped = Arc::new(mapped);
-        let stat = mapped.stat().ok().and_then(|stat| stat.image);
-        let stat = stat.ok_or_else(|| {
-            VolumeError::Origin(format!("volume {name}: its image cannot be looked at"))
-        })?;
-        let chain = identity::of_chain(&mapped);
-        let (tables, layers) = identity::names(&mapped, &chain);
-        let exchange = Exchange {
-            id: entry.id,
-            origin: mapped.top().clone(),
-            map: mapped.map(tables, layers)?,
-            mapped: mapped.clone(),
-            image: stat,
-        };
-        let exchanged = self.handle.exchange(exchange);
-        exchanged.map_err(|error| VolumeError::Command {
-            name: name.clone(),
-            error,
-        })?;
-        let mut entry = entry.clone();
-        entry.image = Some(mapped.shown());
-        self.table().entries.insert(name, entry);
-        Ok(())
+        self.exchange_files(&mut entry.clone(), mapped)
     }
 
     /// Takes away the file that was the backing, if a snapshot of this volume has made it and

@@ -207,7 +207,6 @@ impl Daemon {
 
     /// The volume goes on in the new file, which has the name of the image by now.
     fn exchange(&self, member: &mut Member) -> Result<(), VolumeError> {
-        let name = member.name().to_owned();
         let settings = &member.entry.settings;
         let allow = self.ledgers.images.allow(&settings.origin);
         let places = Places {
@@ -217,29 +216,42 @@ impl Daemon {
         let successor = member.successor();
         let first = (successor.top.clone(), successor.header.clone());
         let mapped = member.image.with_top(first, &member.frozen, places)?;
+        self.exchange_files(&mut member.entry, mapped)?;
+        member.step = Step::Exchanged;
+        if let Err(error) = lock::share(&member.image.top().file) {
+            tracing::warn!("{}: its lock is kept: {error}", member.frozen);
+        }
+        Ok(())
+    }
+
+    /// The volume goes on with these files from now on.
+    pub(super) fn exchange_files(
+        &self,
+        entry: &mut Entry,
+        mapped: Mapped,
+    ) -> Result<(), VolumeError> {
+        let name = entry.settings.name.clone();
         let mapped = Arc::new(mapped);
         let stat = mapped.stat().ok().and_then(|stat| stat.image);
         let image = stat.ok_or_else(|| {
-            VolumeError::Origin(format!("volume {name}: its new file cannot be looked at"))
+            VolumeError::Origin(format!("volume {name}: its image cannot be looked at"))
         })?;
         let chain = identity::of_chain(&mapped);
         let (tables, layers) = identity::names(&mapped, &chain);
         let exchange = Exchange {
-            id: member.entry.id,
+            id: entry.id,
             origin: mapped.top().clone(),
             map: mapped.map(tables, layers)?,
             mapped: mapped.clone(),
             image,
         };
         let exchanged = self.handle.exchange(exchange);
-        exchanged.map_err(|error| VolumeError::Command { name, error })?;
-        member.step = Step::Exchanged;
-        if let Err(error) = lock::share(&member.image.top().file) {
-            tracing::warn!("{}: its lock is kept: {error}", member.frozen);
-        }
-        member.entry.image = Some(mapped.shown());
-        let entries = &mut self.table().entries;
-        entries.insert(member.name().to_owned(), member.entry.clone());
+        exchanged.map_err(|error| VolumeError::Command {
+            name: name.clone(),
+            error,
+        })?;
+        entry.image = Some(mapped.shown());
+        self.table().entries.insert(name, entry.clone());
         Ok(())
     }
 

@@ -8,7 +8,7 @@
 //! Owns the walk over both. Always true: what the first file has of its own is not looked at; a
 //! unit that differs is told of whole; bytes behind the end of a shorter file are zeroes. Nothing
 //! is changed, so the walk may begin anew at any place. Deliberately absent: who makes the image
-//! keep what differs, and that nobody writes it meanwhile.
+//! keep what differs, and that it is not written meanwhile.
 
 use super::chain::{Link, Opened, name_of, read};
 use super::content::{FileSource, Metadata};

@@ -15,11 +15,10 @@
 //! shared or compressed is left whole: what of it stays goes along to the new one. Behind the end
 //! of the disk there are zeroes. Nothing becomes a hole that was not one.
 
-use super::{Piece, Plan, View, When, Work, Writer, damaged};
+use super::{Aim, Piece, Plan, View, When, Work, Writer, damaged};
 use crate::adversary::{Bug, has};
 use crate::format::entry::{COPIED, Cluster, L2, SUBCLUSTERS, Unit, ZERO};
 use crate::meta::Tables;
-use crate::plan::own::Aim;
 use crate::plan::table::Found;
 use crate::resolve::{Content, Part, Stop, Wrong, resolve};
 use crate::types::{Range, SECTOR_BYTES, Span};

@@ -44,7 +44,6 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use grow::Longer;
 use load::{Known, Load};
-use own::Aim;
 use table::Table;
 
 /// What an epoch has of a cluster.
@@ -298,6 +297,18 @@ impl Plan {
         }
         out.push(Work::Table { at, bytes, rank });
     }
+}
+
+/// What pieces of a plan mean.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Aim {
+    /// What an epoch has.
+    #[default]
+    Write,
+    /// Parts that are to be the file's own.
+    Own,
+    /// The end of the disk, which goes.
+    Cut,
 }
 
 /// The chain, and what is at hand of its tables.

@@ -11,25 +11,13 @@
 
 use super::cluster::{Asked, Fate};
 use super::table::Found;
-use super::{View, Work, Writer, damaged};
+use super::{Aim, View, Work, Writer, damaged};
 use crate::format::entry::{L2, Unit};
 use crate::format::onto::Onto;
 use crate::meta::Tables;
 use crate::resolve::{Content, Stop, Wrong, resolve};
 use crate::types::{Range, Span};
 use alloc::vec::Vec;
-
-/// What pieces of a plan mean.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Aim {
-    /// What an epoch has.
-    #[default]
-    Write,
-    /// Parts that are to be the file's own.
-    Own,
-    /// The end of the disk, which goes.
-    Cut,
-}
 
 impl Writer {
     /// The plan that has just begun makes its pieces the file's own, and lets the file stand on

@@ -730,6 +730,7 @@ impl Bench {
         if self.rng.below(2) == 0 {
             self.errand = Some(Errand::Own(None));
             self.destage(&marks);
+            self.errand = None;
         }
         let onto = match below.first() {
             None => Onto::Nothing,
@@ -742,33 +743,41 @@ impl Bench {
             },
         };
         assert!(self.top.header().has_room_for(&onto));
-        self.errand = Some(Errand::Own(Some(onto)));
-        let made = self.plan(&marks).unwrap();
+        self.run_errand(Errand::Own(Some(onto)), &marks);
+        self.below = below;
+        self.reopen();
+        self.check("after");
+    }
+
+    /// All of a plan after which the disk or what lies below it is another one. Nothing is another
+    /// before its journal is applied, which comes in any order and in part twice.
+    fn run_errand(&mut self, errand: Errand, marks: &[u8]) {
+        self.errand = Some(errand);
+        let mut made = self.plan(marks).expect("the image is right");
         self.errand = None;
-        for work in made.now.iter().chain(&made.journal) {
+        self.shuffle(&mut made.now);
+        for work in &made.now {
+            self.carry_out(work, &made.model);
+        }
+        let fresh = Bench::new(0, self.top.clone(), self.below.clone());
+        assert!(fresh.model == self.model, "the journal is not applied");
+        self.check("before");
+        self.shuffle(&mut made.journal);
+        let part = self.rng.below(made.journal.len() as u64 + 1) as usize;
+        for work in made.journal[..part].iter().chain(&made.journal) {
             self.carry_out(work, &made.model);
         }
         self.unguard();
         self.writer.accept(&mut self.chain);
         let known = self.chain.file(FileIndex(0)).header();
         assert_eq!(known, Some(&self.top.header()));
-        self.below = below;
-        self.reopen();
-        self.check("after");
     }
 
     /// Makes the disk this small.
     pub fn shrink(&mut self, size: u64) {
         let mut marks = vec![0; self.model.len() / 512];
         marks[(size / 512) as usize..].fill(2);
-        self.errand = Some(Errand::Cut);
-        let made = self.plan(&marks).unwrap();
-        self.errand = None;
-        for work in made.now.iter().chain(&made.journal) {
-            self.carry_out(work, &made.model);
-        }
-        self.unguard();
-        self.writer.accept(&mut self.chain);
+        self.run_errand(Errand::Cut, &marks);
         let header = self.top.header();
         let mut sector = vec![0; 512];
         self.top.fill(0, &mut sector);

@@ -97,6 +97,25 @@ fn assert_reads(rig: &Rig, disk: &Disk, bytes: u64) {
     rig.gone_clients("disk");
 }
 
+/// A daemon to be, and the marks of where it may be killed.
+fn marked() -> (Rig, Marks) {
+    let mut rig = Rig::new();
+    let marks = Marks::new(&rig.dir.join("marks"));
+    rig.env("TENUTO_MARKS", &shown(marks.path()));
+    (rig, marks)
+}
+
+/// Gives an order and waits for its end, or that of the daemon; whether it was done.
+fn ordered(rig: &Rig, words: &[&str]) -> bool {
+    let mut order = rig.spawn(&[&["volume"], words].concat());
+    let mut status = None;
+    wait_until("the order or its end", PATIENCE, || {
+        status = order.try_wait().expect("look at the order");
+        status.is_some()
+    });
+    status.is_some_and(|it| it.success())
+}
+
 /// Fails when: the disk reads otherwise on the other backing, a kill leaves an image that is wrong
 /// or a volume that does not go on, or a file below changes.
 #[test]
@@ -105,9 +124,7 @@ fn a_kill_at_each_step_of_another_backing_leaves_the_same_disk() {
     if !have(test, &["qemu-img", "qemu-io"]) {
         return;
     }
-    let mut rig = Rig::new();
-    let marks = Marks::new(&rig.dir.join("marks"));
-    rig.env("TENUTO_MARKS", &shown(marks.path()));
+    let (rig, marks) = marked();
     let mut random = Rng::new(seed(51));
     let (mut killed, mut moved) = (0, 0);
     let rounds = count("TENUTO_DRILL_ROUNDS", 15);
@@ -127,16 +144,9 @@ fn a_kill_at_each_step_of_another_backing_leaves_the_same_disk() {
             .map(|it| it.replace("DIR", &shown(&rig.dir)))
             .map(|it| it.replace("SMALL", &SMALL_BYTES.to_string()))
             .collect();
-        let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
-        words.insert(0, "volume");
-        let mut ordered = rig.spawn(&words);
-        let mut status = None;
-        wait_until("the order or its end", PATIENCE, || {
-            status = ordered.try_wait().expect("look at the order");
-            status.is_some()
-        });
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let done = ordered(&rig, &words);
         marks.disarm();
-        let done = status.is_some_and(|it| it.success());
         let when = format!("round {round}, phase {phase}, {words:?}");
         match done {
             true => assert!(daemon.is_alive(), "{when}: {}", daemon.log()),
@@ -199,9 +209,7 @@ fn a_header_that_is_torn_in_a_move_is_made_whole_by_the_next_start() {
     if !have(test, &["qemu-img", "qemu-io"]) {
         return;
     }
-    let mut rig = Rig::new();
-    let marks = Marks::new(&rig.dir.join("marks"));
-    rig.env("TENUTO_MARKS", &shown(marks.path()));
+    let (rig, marks) = marked();
     let mut random = Rng::new(seed(53));
     let mut torn = 0;
     for round in 0..GUARD_ROUNDS_MAX {
@@ -211,11 +219,7 @@ fn a_header_that_is_torn_in_a_move_is_made_whole_by_the_next_start() {
         // So that no other journal is pending.
         rig.done(&["volume", "destage", "disk", "--wait"]);
         marks.arm(APPLY, 1);
-        let words = ["volume", "rebase", "disk", &*other, "--unsafe"];
-        let mut ordered = rig.spawn(&words);
-        wait_until("the order or its end", PATIENCE, || {
-            ordered.try_wait().expect("look at the order").is_some()
-        });
+        ordered(&rig, &["rebase", "disk", &*other, "--unsafe"]);
         marks.disarm();
         daemon.kill();
         let tears = is_guarded(&disk.image);

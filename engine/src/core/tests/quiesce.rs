@@ -11,7 +11,7 @@ use crate::types::{BLOCK_SECTORS, Policy, Span, Uuid, VolumeId};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-const IMAGE: Image = Image {
+pub(super) const IMAGE: Image = Image {
     device: 5,
     inode: 12,
     birth_ns: 1_000,

@@ -3,10 +3,11 @@
 use super::planned::{
     BLOCKS, Backwards, DATA_AT, attach_known, end_destage, guard, view, with_image,
 };
-use super::{Host, MIB, none};
+use super::quiesce::IMAGE;
+use super::{Host, none};
 use crate::event::{Command, Device, Event, Io, IoError, Op, Purpose, Refusal};
 use crate::format::ledger::Progress;
-use crate::image::{BELOW_ANY, Image, Marked};
+use crate::image::{BELOW_ANY, Image};
 use crate::origin::{Move, Onto};
 use crate::outbox::Cx;
 use crate::settle::{Otherwise, settle_for};
@@ -15,16 +16,6 @@ use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
 
-const IMAGE: Image = Image {
-    device: 5,
-    inode: 12,
-    birth_ns: 1_000,
-    size_bytes: 64 * MIB,
-    mtime_ns: 1,
-    lasts: true,
-    below: 7,
-    marked: Marked::Unknown,
-};
 /// The same on another file.
 const MOVED: Image = Image { below: 8, ..IMAGE };
 
@@ -140,7 +131,8 @@ fn a_move_whose_journal_cannot_be_written_is_refused_and_guests_go_on() {
         assert_eq!(host.answer(refused), Some(Err(Refusal::OriginFull)));
         host.fail(super::fine);
         host.pass(1_000);
-        assert!(host.ledger(disk).dirty);
+        let ledger = host.ledger(disk);
+        assert!(ledger.dirty && ledger.image.below == IMAGE.below);
         host.fill(disk, 9, 1);
         end_destage(&mut host, disk);
         let again = order(&mut host, disk, false);
