@@ -66,23 +66,11 @@ impl View {
     }
 
     fn parts(&mut self, at: u64, bytes: u64) -> Result<Vec<Part>, Fault> {
-        let visible = self.size_bytes().saturating_sub(at).min(bytes);
         let mut parts = Vec::new();
-        if visible > 0 {
-            let span = Span { at, bytes: visible };
-            while let Err(stop) = resolve(&self.opened.chain, span, &mut self.tables, &mut parts) {
-                self.tables.meet(&self.opened, stop)?;
-            }
-        }
-        if visible < bytes {
-            parts.push(Part {
-                span: Span {
-                    at: at + visible,
-                    bytes: bytes - visible,
-                },
-                file: None,
-                content: Content::Zero,
-            });
+        let span = Span { at, bytes };
+        // Behind the end of its disk there are zeroes.
+        while let Err(stop) = resolve(&self.opened.chain, span, &mut self.tables, &mut parts) {
+            self.tables.meet(&self.opened, stop)?;
         }
         Ok(self.without_holes(parts))
     }

@@ -5,6 +5,7 @@ use crate::lock::Patience;
 use crate::origin::chain::{self, Rules, Stated};
 use crate::origin::clone::{self, CloneOf};
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 const UNIT: u64 = 4096;
@@ -53,13 +54,33 @@ fn units_that_differ_are_told_of_whole() {
     let found = differing(&mut now, Some(&mut then), 1 << 20, 64 << 10).expect("compared");
     assert_eq!(found.parts[0], span(1 << 20, 64 << 10));
 
-    let holes = now.parts(0, 3 << 20).expect("told");
-    let last = holes.last().expect("a part");
-    assert_eq!(last.span.end(), 3 << 20);
     let found = differing(&mut now, None, 0, UNIT).expect("compared");
     let expected = [span(8192, 3 * UNIT), span(2 << 20, UNIT)];
     assert_eq!(found.parts, expected);
     let mut same = view(&one, Stated::Raw);
     let found = differing(&mut now, Some(&mut same), 0, UNIT).expect("compared");
     assert_eq!(found.parts, []);
+}
+
+/// Fails when: holes of a raw file are read.
+#[test]
+fn a_hole_of_a_raw_file_is_zeroes_that_need_no_read() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("sparse.img");
+    let file = fs::File::create(&path).expect("made");
+    file.set_len(1 << 30).expect("made long");
+    file.write_all_at(&[1; 4096], 512 << 20).expect("written");
+    drop(file);
+    let mut view = view(&path, Stated::Raw);
+    let parts = view.parts(0, 1 << 30).expect("told");
+    assert!(parts.windows(2).all(|it| it[0].span.end() == it[1].span.at));
+    let ends = parts.first().zip(parts.last()).expect("parts");
+    assert_eq!((ends.0.span.at, ends.1.span.end()), (0, 1 << 30));
+    let data = parts.iter().filter(|it| it.content != Content::Zero);
+    let [data] = data.collect::<Vec<_>>()[..] else {
+        panic!("{parts:?}");
+    };
+    let place = 512 << 20;
+    assert!(data.span.at <= place && data.span.end() >= place + 4096);
+    assert!(data.span.bytes <= 1 << 20, "{data:?}");
 }
