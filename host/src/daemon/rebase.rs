@@ -498,3 +498,7 @@ fn remove_alone(path: &Path, identity: (u64, u64)) -> Result<(), String> {
         .and_then(|place| place.sync_all())
         .map_err(|error| format!("its directory cannot be synced: {error}"))
 }
+
+#[cfg(test)]
+#[path = "rebase_tests.rs"]
+mod tests;
