@@ -149,7 +149,7 @@ pub struct Resize {
 pub struct Merge {
     /// Name of the volume, as in `tenuto volume ls`
     name: String,
-    /// Remove the backing, if a snapshot of this volume has made it and nothing else needs it
+    /// Remove the backing, if a snapshot of this volume has made it and nothing is seen to need it
     #[arg(long)]
     remove: bool,
 }
