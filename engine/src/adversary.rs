@@ -64,6 +64,10 @@ rules::list! {
         DropRecordSum,
         /// 5.1: the payload of a record in the tail counts as whole.
         DropTailSum,
+        /// 5.1: a header block that holds payload has no sum when it is sealed.
+        ForgetHeaderSum,
+        /// 5.1: a recovery sums a header block that holds payload as it found it, and seals it.
+        SumOpenHeader,
         /// 2: clean blocks are served without a check of their checksums.
         DropLineSum,
         /// 2: blocks of the log are served without a check of their checksums.

@@ -44,7 +44,7 @@ impl Content {
     /// Blocks of the log that this content of `span` keeps alive; at most.
     pub fn charge(self, span: Span) -> u32 {
         match self {
-            Content::Data(_) => span.blocks() as u32,
+            Content::Data(addr) => Span::new(addr.0, span.sectors).blocks() as u32,
             Content::Zero { .. } => 1,
         }
     }

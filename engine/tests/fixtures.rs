@@ -7,16 +7,16 @@
 mod common;
 
 use common::{BOOT, CACHE, VOLUME, checkpoint, entry, footer, identity, in_footer, ledger};
-use common::{life, open_record};
-use engine::format::FormatError;
+use common::{inline_entry, life, open_inline_record, open_record};
 use engine::format::checkpoint::{Checkpoint, SegmentRecord, VolumeRecord};
 use engine::format::fill::{FillFooter, FillRecord, Run};
 use engine::format::footer::{Footer, body_blocks};
 use engine::format::journal::{Journal, JournalEntry, payload_at};
 use engine::format::ledger::{Ledger, Progress};
-use engine::format::record::{self, EntryKind, Record};
+use engine::format::record::{self, EntryKind, Record, Shape};
 use engine::format::stage::{StageHeader, StageSlot};
 use engine::format::superblock::Superblock;
+use engine::format::{FormatError, Kind};
 use engine::image::{Image, Mark, Marked};
 use engine::types::{ChunkIndex, Generation, Geometry, Policy, Serial, Span, Uuid, VolumeId};
 use std::path::{Path, PathBuf};
@@ -44,9 +44,25 @@ fn golden(name: &str, encoded: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_superblock_of_version_1_is_written_and_read_the_same() {
-    let superblock = Superblock::new(CACHE, GEOMETRY, 16);
+    let superblock = Superblock {
+        inline_records: false,
+        ..Superblock::new(CACHE, GEOMETRY, 16)
+    };
     let bytes = golden("superblock", &superblock.encode());
     assert_eq!(Superblock::parse(&bytes), Ok(superblock));
+}
+
+/// The bit for payload in header blocks came later: what does not know it refuses the cache.
+#[test]
+fn a_superblock_with_payload_in_header_blocks_is_written_and_read_the_same() {
+    let superblock = Superblock::new(CACHE, GEOMETRY, 16);
+    let bytes = golden("superblock-inline", &superblock.encode());
+    assert_eq!(Superblock::parse(&bytes), Ok(superblock));
+    let mut unknown = superblock.encode();
+    unknown[16] |= 2;
+    engine::format::seal(&mut unknown);
+    let refused = Superblock::parse(&unknown);
+    assert_eq!(refused, Err(FormatError::Incompatible(2)));
 }
 
 fn volume(id: u32, policy: Policy) -> VolumeRecord {
@@ -108,6 +124,7 @@ fn a_checkpoint_of_version_1_is_written_and_read_the_same() {
 fn a_record() -> Record {
     let zero = |allocate| EntryKind::Zero { allocate };
     Record {
+        shape: Shape::Blocks,
         identity: identity(),
         entries: vec![
             entry(1_000, EntryKind::Write, Span::new(13, 11), 0, true),
@@ -138,6 +155,91 @@ fn a_sealed_record_of_version_1_is_written_and_read_the_same() {
     record::seal_record(&mut block, 4, 3);
     let bytes = golden("record", &block);
     assert_eq!(record::parse_sealed(&bytes), Ok(a_record()));
+}
+
+/// Two small writes in the header block, and one that did not fit there.
+fn an_inline_record() -> Record {
+    Record {
+        shape: Shape::Inline,
+        identity: identity(),
+        entries: vec![
+            inline_entry(1_000, Span::new(15, 2), 3),
+            inline_entry(1_001, Span::new(1 << 33, 3), 5),
+            entry(1_002, EntryKind::Write, Span::new(6, 4), 0, false),
+        ],
+        sums: vec![0x1111_1111, 0x2222_2222],
+    }
+}
+
+fn an_open_inline_record() -> Vec<u8> {
+    let record = an_inline_record();
+    let small = [(record.entries[0], 0xA1), (record.entries[1], 0xB2)];
+    open_inline_record(&small, &record.entries[2..], &record.sums)
+}
+
+#[test]
+fn a_record_with_payload_in_its_header_block_is_written_and_read_the_same() {
+    let bytes = golden("record-inline-open", &an_open_inline_record());
+    assert_eq!(record::parse_open(&bytes), Ok(an_inline_record()));
+    assert!(record::parse_sealed(&bytes).is_err());
+    let mut block = an_open_inline_record();
+    record::seal_record(&mut block, 3, 2);
+    let bytes = golden("record-inline", &block);
+    assert_eq!(record::parse_sealed(&bytes), Ok(an_inline_record()));
+}
+
+/// Of the stage, where nothing seals it: each entry is bound to its own payload.
+#[test]
+fn payload_in_a_header_block_counts_with_all_its_bytes() {
+    let whole = an_open_inline_record();
+    for (sector, entries) in [(3, 0), (4, 0), (5, 1), (6, 1), (7, 1)] {
+        let mut torn = whole.clone();
+        torn[sector * 512 + 100] ^= 1;
+        let found = record::parse_open(&torn).map(|it| it.entries.len());
+        assert_eq!(found, Ok(entries), "sector {sector}");
+    }
+    // An inline entry where it does not belong, and in a record of the other shape.
+    let mut record = an_inline_record();
+    record.entries[1].inline = Some(6);
+    record.entries[1].span.sectors = 2;
+    let small = [(record.entries[0], 0xA1), (record.entries[1], 0xB2)];
+    let moved = open_inline_record(&small, &[], &record.sums);
+    let found = record::parse_open(&moved).map(|it| it.entries.len());
+    assert_eq!(found, Ok(1), "they lie one after the other");
+    let mut other = whole;
+    other[10] = Kind::Record as u8;
+    let found = record::parse_open(&other).map(|it| it.entries.len());
+    assert_eq!(found, Ok(0));
+}
+
+#[test]
+fn a_footer_that_names_header_blocks_with_payload_is_written_and_read_the_same() {
+    let mut sums = vec![0; body_blocks(GEOMETRY) as usize];
+    sums[..3].copy_from_slice(&[0x8888_8888, 0x1111_1111, 0x2222_2222]);
+    let entries = an_inline_record().entries;
+    let footer = footer(
+        vec![
+            in_footer(&entries[2], 1),
+            in_footer(&entries[0], 0),
+            in_footer(&entries[1], 0),
+        ],
+        sums,
+    );
+    let bytes = golden("footer-inline", &footer.encode());
+    assert_eq!(Footer::parse(&bytes, GEOMETRY, CACHE), Ok(footer.clone()));
+    for (inline, sectors) in [(2, 2), (7, 2), (8, 1)] {
+        let mut wrong = footer.clone();
+        wrong.entries[1].inline = Some(5);
+        wrong.entries[1].span.sectors = sectors;
+        let mut bytes = wrong.encode();
+        bytes[4096 + 40 + 34] = inline;
+        let body = engine::format::checksum(&[&bytes[4096..]]).to_le_bytes();
+        bytes[36..40].copy_from_slice(&body);
+        engine::format::seal(&mut bytes[..4096]);
+        let refused = Footer::parse(&bytes, GEOMETRY, CACHE);
+        let expected = Err(FormatError::Field("inline payload"));
+        assert_eq!(refused, expected, "{inline}, {sectors} sectors");
+    }
 }
 
 #[test]

@@ -83,7 +83,7 @@ fn on_the_cache_device() -> Vec<Layout> {
         ),
         layout!(
             "Footer entry", footer::EntryBytes,
-            volume, generation, serial, sector, sectors, block, kind, flags, reserved
+            volume, generation, serial, sector, sectors, block, kind, flags, inline, reserved
         ),
         layout!(
             "Fill record", fill::RecordBytes,
@@ -220,6 +220,11 @@ fn kinds_and_what_their_checksums_cover_are_as_documented() {
         (Kind::Stage, "stage slot entry", stage::SLOT_BYTES),
         (Kind::FillRecord, "fill record", fill::HEADER_BYTES),
         (Kind::FillFooter, "fill footer header", fill::HEADER_BYTES),
+        (
+            Kind::InlineRecord,
+            "inline record header",
+            record::HEADER_BYTES,
+        ),
     ];
     let rows = rows(section(&document(), "Kinds"));
     let found: Vec<[String; 3]> = rows
@@ -259,6 +264,15 @@ fn places_and_bounds_are_as_documented() {
     says(&format!("From byte {} on, {sums} places", record::SUMS_AT));
     says(&format!("entries, at most {entries} |"));
     says(&format!("behind the header, at most {sums} |"));
+    let (entries, sums) = (record::INLINE_ENTRIES_MAX, record::INLINE_SUMS_MAX);
+    says(&format!("64 places; of an inline record {entries}."));
+    says(&format!(
+        "from byte {} on, {sums} places",
+        record::INLINE_SUMS_AT
+    ));
+    says("from byte 1536 on, lies the payload of its entries of kind 3");
+    assert_eq!(record::INLINE_FROM, 3);
+    says("a write of at most 5 sectors");
     let blocks = fill::RECORD_BLOCKS_MAX;
     says(&format!("blocks behind the header, 1 to {blocks} |"));
     assert_eq!(fill::LINE_BLOCKS, 16);

@@ -12,7 +12,7 @@ use engine::format::checkpoint::{
 use engine::format::footer::{self, Footer, FooterEntry};
 use engine::format::journal::{self, Journal, JournalEntry};
 use engine::format::ledger::{LEDGER_BYTES, Ledger, OWNER_BYTES_MAX, Progress};
-use engine::format::record::{self, Entry, EntryKind, Identity, Record};
+use engine::format::record::{self, Entry, EntryKind, Identity, Record, Shape};
 use engine::format::stage::{SLOT_BYTES, StageHeader, StageSlot};
 use engine::format::superblock::{SUPERBLOCK_BYTES, Superblock};
 use engine::types::{
@@ -172,10 +172,15 @@ fn volume(source: &mut Source) -> VolumeRecord {
     }
 }
 
+/// Payload that a header block may hold, at its end.
+const INLINE_BYTES: usize = record::INLINE_SECTORS as usize * 512;
+
 pub fn record(input: &[u8]) -> bool {
     let source = &mut Source::new(input);
-    let (mut bytes, repaired) = make(source, Kind::Record, record::HEADER_BYTES, |source| {
-        encode_record(&built_record(source))
+    let kind = source.pick(&[Kind::Record, Kind::InlineRecord]);
+    let (mut bytes, repaired) = make(source, kind, record::HEADER_BYTES, |source| {
+        let inline: Vec<u8> = (0..INLINE_BYTES).map(|_| source.u16() as u8).collect();
+        encode_record(&built_record(source), &inline)
     });
     if repaired {
         repair::record(&mut bytes);
@@ -190,11 +195,14 @@ pub fn record(input: &[u8]) -> bool {
         "the stage shows no less than the log"
     );
     assert!(open.sums.starts_with(&parsed.sums));
-    assert_eq!(record::parse_sealed(&encode_record(&parsed)), Ok(parsed));
+    let inline = &bytes[record::HEADER_BYTES - INLINE_BYTES..record::HEADER_BYTES];
+    let again = record::parse_sealed(&encode_record(&parsed, inline));
+    assert_eq!(again, Ok(parsed));
     true
 }
 
 fn built_record(source: &mut Source) -> Record {
+    let shape = source.pick(&[Shape::Blocks, Shape::Inline]);
     let identity = Identity {
         cache: Uuid(source.bytes16()),
         stream: source.u16() % 4,
@@ -204,8 +212,8 @@ fn built_record(source: &mut Source) -> Record {
         durable_upto: source.number(),
     };
     let mut entries = Vec::new();
-    let mut blocks = 0;
-    for _ in 0..source.below(record::ENTRIES_MAX + 1) {
+    let (mut blocks, mut sector) = (0, record::INLINE_FROM);
+    for _ in 0..source.below(shape.entries_max() + 1) {
         let mut entry = Entry {
             kind: entry_kind(source),
             volume: VolumeId(source.u32()),
@@ -213,6 +221,7 @@ fn built_record(source: &mut Source) -> Record {
             serial: Serial(source.number()),
             span: span(source),
             first_block: 0,
+            inline: None,
             more: source.flag(),
             epoch: EpochNumber::of(source.u16() as u8),
             tag: Tag::NONE,
@@ -223,10 +232,17 @@ fn built_record(source: &mut Source) -> Record {
                 counter: source.number(),
             };
         }
-        if entry.blocks() + blocks > record::SUMS_MAX as u64 {
+        let room = record::HEADER_BYTES as u64 / 512 - sector;
+        if shape == Shape::Inline && entry.kind == EntryKind::Write && room > 0 && source.flag() {
+            entry.span.sectors = 1 + entry.span.sectors % room;
+            entry.span.sector = entry.span.sector.min(record::MAX_SECTOR - room);
+            entry.inline = Some(sector as u8);
+            sector += entry.span.sectors;
+        }
+        if entry.blocks() + blocks > shape.sums_max() as u64 {
             break;
         }
-        if entry.kind == EntryKind::Write {
+        if entry.blocks() > 0 {
             entry.first_block = blocks as u16;
         }
         blocks += entry.blocks();
@@ -234,24 +250,38 @@ fn built_record(source: &mut Source) -> Record {
     }
     let sums = (0..blocks).map(|_| source.u32()).collect();
     Record {
+        shape,
         identity,
         entries,
         sums,
     }
 }
 
-fn encode_record(record: &Record) -> Vec<u8> {
+/// With payload for the end of the header block, if the record has some there.
+fn encode_record(record: &Record, inline: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; record::HEADER_BYTES];
-    bytes[..record::ENTRIES_AT].copy_from_slice(&record::encode_open(&record.identity));
+    let head = record::encode_open(record.shape, &record.identity);
+    bytes[..record::ENTRIES_AT].copy_from_slice(&head);
+    if record.shape == Shape::Inline {
+        bytes[record::HEADER_BYTES - INLINE_BYTES..].copy_from_slice(inline);
+    }
     for (at, entry) in record.entries.iter().enumerate() {
         let first = usize::from(entry.first_block);
-        let sums = &record.sums[first..first + entry.blocks() as usize];
+        let of_payload = entry.inline.map(|sector| {
+            let from = usize::from(sector) * 512;
+            let payload = &bytes[from..from + entry.span.sectors as usize * 512];
+            engine::format::checksum(&[payload])
+        });
+        let sums = match &of_payload {
+            Some(sum) => core::slice::from_ref(sum),
+            None => &record.sums[first..first + entry.blocks() as usize],
+        };
         let place = record::ENTRIES_AT + at * record::ENTRY_BYTES;
         let encoded = record::encode_entry(&record.identity, entry, sums);
         bytes[place..place + record::ENTRY_BYTES].copy_from_slice(&encoded);
     }
     for (at, sum) in record.sums.iter().enumerate() {
-        let place = record::SUMS_AT + at * 4;
+        let place = record.shape.sums_at() + at * 4;
         bytes[place..place + 4].copy_from_slice(&sum.to_le_bytes());
     }
     record::seal_record(
@@ -306,15 +336,23 @@ pub fn footer(input: &[u8]) -> bool {
 
 fn built_footer(source: &mut Source, geometry: Geometry, cache: Uuid) -> Footer {
     let entries = (0..source.below(footer::entries_max(geometry) + 1).min(40))
-        .map(|_| FooterEntry {
-            volume: VolumeId(source.u32()),
-            generation: Generation(source.u32()),
-            serial: Serial(source.number()),
-            span: span(source),
-            kind: entry_kind(source),
-            block: source.u32() % (footer::body_blocks(geometry) + 8),
-            more: source.flag(),
-            epoch: EpochNumber::of(source.u16() as u8),
+        .map(|_| {
+            let mut entry = FooterEntry {
+                volume: VolumeId(source.u32()),
+                generation: Generation(source.u32()),
+                serial: Serial(source.number()),
+                span: span(source),
+                kind: entry_kind(source),
+                block: source.u32() % (footer::body_blocks(geometry) + 8),
+                inline: None,
+                more: source.flag(),
+                epoch: EpochNumber::of(source.u16() as u8),
+            };
+            if entry.kind == EntryKind::Write && source.flag() {
+                entry.inline = Some(source.below(9).max(3) as u8);
+                entry.span.sectors = 1 + entry.span.sectors % 6;
+            }
+            entry
         })
         .collect();
     Footer {

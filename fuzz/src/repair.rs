@@ -73,29 +73,49 @@ pub fn journal(bytes: &mut [u8]) {
 
 /// The identity, each entry bound to its payload sums, and the whole block.
 pub fn record(bytes: &mut [u8]) {
-    use record::{ENTRIES_AT, ENTRIES_MAX, ENTRY_BYTES, HeadBytes};
+    use record::{ENTRIES_AT, ENTRY_BYTES, HeadBytes, Shape};
     if bytes.len() < record::HEADER_BYTES {
         return;
     }
+    let shape = match bytes[offset_of!(format::Prefix, kind)] == format::Kind::InlineRecord as u8 {
+        true => Shape::Inline,
+        false => Shape::Blocks,
+    };
     let identity = offset_of!(HeadBytes, identity);
     let sum = format::checksum(&[&bytes[identity + 4..offset_of!(HeadBytes, entries)]]);
     put(bytes, identity, sum);
     let incarnation = copied(bytes, offset_of!(HeadBytes, incarnation), 8);
     let stream_seq = copied(bytes, offset_of!(HeadBytes, stream_seq), 8);
     let mut next_block = 0;
-    for index in 0..ENTRIES_MAX {
+    for index in 0..shape.entries_max() {
         let at = ENTRIES_AT + index * ENTRY_BYTES;
         let entry = copied(bytes, at + 4, ENTRY_BYTES - 4);
         let blocks = payload_blocks(&bytes[at..at + ENTRY_BYTES]);
-        if next_block + blocks > record::SUMS_MAX {
+        if next_block + blocks > shape.sums_max() {
             break;
         }
-        let sums = copied(bytes, record::SUMS_AT + next_block * 4, blocks * 4);
+        let sums = match inline_sum(bytes, at) {
+            Some(sum) => sum.to_le_bytes().to_vec(),
+            None => copied(bytes, shape.sums_at() + next_block * 4, blocks * 4),
+        };
         let sum = format::checksum(&[&incarnation, &stream_seq, &entry, &sums]);
         put(bytes, at, sum);
         next_block += blocks;
     }
     seal(bytes, record::HEADER_BYTES);
+}
+
+/// The sum of the payload that an entry has in the header block, if it claims one that fits.
+fn inline_sum(bytes: &[u8], entry: usize) -> Option<u32> {
+    use record::EntryBytes;
+    let field = |at: usize| usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
+    let sector = field(entry + offset_of!(EntryBytes, first_block));
+    let sectors = field(entry + offset_of!(EntryBytes, sectors));
+    // Kind 3 is a write whose payload lies in the header block.
+    let is_inline = bytes[entry + offset_of!(EntryBytes, kind)] == 3;
+    let payload = bytes.get(sector * 512..(sector + sectors) * 512);
+    let payload = payload.filter(|_| is_inline)?;
+    Some(format::checksum(&[payload]))
 }
 
 fn copied(bytes: &[u8], at: usize, count: usize) -> Vec<u8> {

@@ -11,7 +11,7 @@ use crate::rng::Rng;
 use crate::trace::Counters;
 use crate::world::{Broken, Sabotage, Step, World};
 use engine::snapshot::{CacheState, State};
-use engine::types::Policy;
+use engine::types::{Policy, Time};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use workload::check::Crash;
@@ -222,7 +222,7 @@ fn finish(world: &mut World, options: &Options) -> Result<(), Broken> {
 
 /// A volume that is in no good state, a request that waits, or a device that is not trusted.
 pub(crate) fn ills(world: &World) -> Option<String> {
-    let snapshot = world.engine.as_ref()?.snapshot();
+    let snapshot = world.engine.as_ref()?.snapshot_at(Time(world.now));
     let cache = snapshot.cache_state;
     if cache != CacheState::Good {
         return Some(format!("the cache device is {cache:?}"));

@@ -4,7 +4,7 @@
 //! been. It makes recovery and evacuation read one place instead of every record. Nothing
 //! depends on it: without a footer the records are read one by one.
 
-use super::record::{EntryKind, MAX_SECTOR, flags_of, split_flags};
+use super::record::{EntryKind, MAX_SECTOR, flags_of, inline_at, split_flags};
 use super::{FormatError, Kind, PREFIX_BYTES, Prefix, block, check, seal, zeroes};
 use crate::types::{BLOCK_BYTES, EpochNumber, Generation, Geometry, Serial, Span, Uuid, VolumeId};
 use alloc::vec::Vec;
@@ -45,7 +45,8 @@ pub struct EntryBytes {
     pub block: U32,
     pub kind: u8,
     pub flags: u8,
-    pub reserved: [u8; 6],
+    pub inline: u8,
+    pub reserved: [u8; 5],
 }
 
 const _: () = assert!(size_of::<EntryBytes>() == ENTRY_BYTES);
@@ -58,11 +59,23 @@ pub struct FooterEntry {
     pub serial: Serial,
     pub span: Span,
     pub kind: EntryKind,
-    /// Block within the segment: first payload block, or the record's header of a zero entry.
+    /// Block within the segment: first payload block, or the record's header of an entry without.
     pub block: u32,
+    /// Where in the header block its payload begins, in sectors, if it lies there.
+    pub inline: Option<u8>,
     /// The write goes on in a further entry of the same serial.
     pub more: bool,
     pub epoch: EpochNumber,
+}
+
+impl FooterEntry {
+    /// Blocks that it needs to be whole; of zeroes the header that says so.
+    pub fn blocks(&self) -> u64 {
+        match (self.kind, self.inline) {
+            (EntryKind::Write, None) => self.span.blocks(),
+            (EntryKind::Write, Some(_)) | (EntryKind::Zero { .. }, _) => 1,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,7 +88,8 @@ pub struct Footer {
     pub last_stream_seq: u64,
     pub durable_upto: u64,
     pub entries: Vec<FooterEntry>,
-    /// One checksum per block of the segment before the footer; of header blocks, 0.
+    /// One checksum per block of the segment before the footer; of header blocks without payload,
+    /// 0.
     pub sums: Vec<u32>,
 }
 
@@ -97,8 +111,14 @@ impl Footer {
         let body = self.entries.len() * ENTRY_BYTES + self.sums.len() * 4;
         let mut bytes = block(HEADER_BYTES + body.next_multiple_of(BLOCK_BYTES as usize));
         let mut at = HEADER_BYTES;
+        assert!(
+            self.entries
+                .iter()
+                .all(|it| it.kind == EntryKind::Write || it.inline.is_none()),
+            "only writes have payload"
+        );
         for entry in &self.entries {
-            let (kind, flags) = entry.kind.codes();
+            let (kind, flags) = entry.kind.codes_at(entry.inline);
             let flags = flags_of(flags, entry.more, entry.epoch);
             let record = EntryBytes {
                 volume: U32::new(entry.volume.0),
@@ -109,7 +129,8 @@ impl Footer {
                 block: U32::new(entry.block),
                 kind,
                 flags,
-                reserved: [0; 6],
+                inline: entry.inline.unwrap_or(0),
+                reserved: [0; 5],
             };
             bytes[at..at + ENTRY_BYTES].copy_from_slice(record.as_bytes());
             at += ENTRY_BYTES;
@@ -202,29 +223,31 @@ fn parse_entry(bytes: &[u8], geometry: Geometry) -> Result<FooterEntry, FormatEr
     let record = EntryBytes::ref_from_bytes(bytes).map_err(|_| FormatError::Short)?;
     zeroes(&record.reserved)?;
     let (flags, more, epoch) = split_flags(record.flags);
-    let kind = EntryKind::of(record.kind, flags)?;
+    let (kind, inline) = EntryKind::parse_at(record.kind, flags)?;
     let span = Span::new(record.sector.get(), u64::from(record.sectors.get()));
     if span.sectors == 0 || span.sector > MAX_SECTOR || span.sectors > MAX_SECTOR - span.sector {
         return Err(FormatError::Field("entry range"));
     }
-    let blocks = if kind == EntryKind::Write {
-        span.blocks()
-    } else {
-        1
+    let inline = match (inline, record.inline) {
+        (true, sector) => Some(inline_at(u64::from(sector), span.sectors)?),
+        (false, 0) => None,
+        (false, _) => return Err(FormatError::Field("inline payload")),
     };
-    if u64::from(record.block.get()) + blocks > u64::from(body_blocks(geometry)) {
-        return Err(FormatError::Field("entry block"));
-    }
-    Ok(FooterEntry {
+    let entry = FooterEntry {
         volume: VolumeId(record.volume.get()),
         generation: Generation(record.generation.get()),
         serial: Serial(record.serial.get()),
         span,
         kind,
         block: record.block.get(),
+        inline,
         more,
         epoch,
-    })
+    };
+    if u64::from(entry.block) + entry.blocks() > u64::from(body_blocks(geometry)) {
+        return Err(FormatError::Field("entry block"));
+    }
+    Ok(entry)
 }
 
 #[cfg(test)]

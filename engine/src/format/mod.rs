@@ -38,6 +38,7 @@ pub enum Kind {
     Stage = 7,
     FillRecord = 8,
     FillFooter = 9,
+    InlineRecord = 10,
 }
 
 /// Why bytes are not what they should be.

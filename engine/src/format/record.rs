@@ -5,11 +5,16 @@
 //! of its payload, and `prefix.checksum` seals the whole block when the record is closed. So
 //! after a kill the stage is read entry by entry, and after a power loss the log is read record
 //! by record, from the same bytes.
+//!
+//! Two shapes: most records have payload in blocks of their own. One that begins with a small
+//! write keeps it inside the header block, behind fewer entries and sums, so that a flush of one
+//! small write costs one block of the device and not two.
 
 use super::{FormatError, Kind, PREFIX_BYTES, Prefix, check, check_prefix, checksum, seal, zeroes};
 use crate::adversary::{Bug, has};
 use crate::types::{
-    BLOCK_BYTES, BLOCK_SECTORS, EpochNumber, Generation, Serial, Span, Tag, Uuid, VolumeId,
+    BLOCK_BYTES, BLOCK_SECTORS, EpochNumber, Generation, SECTOR_BYTES, Serial, Span, Tag, Uuid,
+    VolumeId,
 };
 use alloc::vec::Vec;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -25,6 +30,63 @@ pub const ENTRY_BYTES: usize = 48;
 pub const SUMS_AT: usize = ENTRIES_AT + ENTRIES_MAX * ENTRY_BYTES;
 const END: usize = SUMS_AT + SUMS_MAX * 4;
 const _: () = assert!(END <= HEADER_BYTES);
+
+/// The first sector of a header block that holds payload, in records of that shape.
+pub const INLINE_FROM: u64 = 3;
+/// Sectors of payload that such a header block holds: 2.5 KiB.
+pub const INLINE_SECTORS: u64 = BLOCK_SECTORS - INLINE_FROM;
+pub const INLINE_ENTRIES_MAX: usize = 24;
+pub const INLINE_SUMS_MAX: usize = 64;
+pub const INLINE_SUMS_AT: usize = ENTRIES_AT + INLINE_ENTRIES_MAX * ENTRY_BYTES;
+const INLINE_AT: usize = INLINE_SUMS_AT + INLINE_SUMS_MAX * 4;
+const _: () = assert!(INLINE_AT == (INLINE_FROM * SECTOR_BYTES) as usize);
+const _: () = assert!(INLINE_ENTRIES_MAX <= ENTRIES_MAX && INLINE_SUMS_MAX <= SUMS_MAX);
+
+/// What the header block of a record is divided into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// Entries and sums; all payload lies in blocks behind.
+    Blocks,
+    /// Fewer of both, and payload of small writes behind them.
+    Inline,
+}
+
+impl Shape {
+    fn kind(self) -> Kind {
+        match self {
+            Shape::Blocks => Kind::Record,
+            Shape::Inline => Kind::InlineRecord,
+        }
+    }
+
+    fn of(block: &[u8]) -> Result<Shape, FormatError> {
+        match check_prefix(block, Kind::InlineRecord) {
+            Ok(()) => Ok(Shape::Inline),
+            Err(_) => check_prefix(block, Kind::Record).map(|()| Shape::Blocks),
+        }
+    }
+
+    pub fn entries_max(self) -> usize {
+        match self {
+            Shape::Blocks => ENTRIES_MAX,
+            Shape::Inline => INLINE_ENTRIES_MAX,
+        }
+    }
+
+    pub fn sums_max(self) -> usize {
+        match self {
+            Shape::Blocks => SUMS_MAX,
+            Shape::Inline => INLINE_SUMS_MAX,
+        }
+    }
+
+    pub fn sums_at(self) -> usize {
+        match self {
+            Shape::Blocks => SUMS_AT,
+            Shape::Inline => INLINE_SUMS_AT,
+        }
+    }
+}
 
 /// The stream of logged writes, and the one of ephemeral overlays.
 pub const STREAM_WRITES: u16 = 1;
@@ -117,6 +179,8 @@ const _: () = assert!(size_of::<EntryBytes>() == ENTRY_BYTES);
 
 const KIND_WRITE: u8 = 1;
 const KIND_ZERO: u8 = 2;
+/// A write whose payload lies in the header block.
+const KIND_INLINE: u8 = 3;
 const FLAG_ALLOCATE: u8 = 1;
 /// More entries of the same serial follow: the write counts only when its last one is there.
 const FLAG_MORE: u8 = 2;
@@ -168,6 +232,36 @@ impl EntryKind {
     pub(crate) fn codes(self) -> (u8, u8) {
         self.code()
     }
+
+    /// The codes of an entry that may be inline.
+    pub(crate) fn codes_at(self, inline: Option<u8>) -> (u8, u8) {
+        assert!(
+            inline.is_none_or(|at| u64::from(at) >= INLINE_FROM) || self != EntryKind::Write,
+            "the first sectors of a header block hold no payload"
+        );
+        match (self, inline) {
+            (EntryKind::Write, Some(_)) => (KIND_INLINE, 0),
+            (kind, _) => kind.code(),
+        }
+    }
+
+    /// The kind of an entry, and whether its payload is inline.
+    pub(crate) fn parse_at(kind: u8, flags: u8) -> Result<(EntryKind, bool), FormatError> {
+        match kind {
+            KIND_INLINE => Ok((EntryKind::of(KIND_WRITE, flags)?, true)),
+            kind => Ok((EntryKind::of(kind, flags)?, false)),
+        }
+    }
+}
+
+/// Where an inline payload of so many sectors may lie: its first sector in the header block.
+pub(crate) fn inline_at(sector: u64, sectors: u64) -> Result<u8, FormatError> {
+    let inside = (INLINE_FROM..BLOCK_SECTORS).contains(&sector);
+    let fits = inside && sectors <= BLOCK_SECTORS - sector;
+    match fits {
+        true => Ok(sector as u8),
+        false => Err(FormatError::Field("inline payload")),
+    }
 }
 
 /// One write, discard or write of zeroes.
@@ -178,8 +272,10 @@ pub struct Entry {
     pub generation: Generation,
     pub serial: Serial,
     pub span: Span,
-    /// First payload block within the record; of a zero entry, 0.
+    /// First payload block within the record; of an entry without one, 0.
     pub first_block: u16,
+    /// Where in the header block its payload begins, in sectors, if it lies there.
+    pub inline: Option<u8>,
     /// The write goes on in a further entry of the same serial.
     pub more: bool,
     pub epoch: EpochNumber,
@@ -189,9 +285,17 @@ pub struct Entry {
 impl Entry {
     /// Payload blocks the entry occupies.
     pub fn blocks(&self) -> u64 {
-        match self.kind {
-            EntryKind::Write => self.span.blocks(),
-            EntryKind::Zero { .. } => 0,
+        match (self.kind, self.inline) {
+            (EntryKind::Write, None) => self.span.blocks(),
+            (EntryKind::Write, Some(_)) | (EntryKind::Zero { .. }, _) => 0,
+        }
+    }
+
+    /// Sums that its own checksum covers: of its blocks, or of its inline payload.
+    fn sums(&self) -> u64 {
+        match self.inline {
+            Some(_) => 1,
+            None => self.blocks(),
         }
     }
 }
@@ -211,16 +315,24 @@ pub struct Identity {
 /// A record as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
+    pub shape: Shape,
     pub identity: Identity,
     pub entries: Vec<Entry>,
     /// One checksum per payload block.
     pub sums: Vec<u32>,
 }
 
+impl Record {
+    /// Whether the map points into its header block.
+    pub fn has_inline(&self) -> bool {
+        self.entries.iter().any(|entry| entry.inline.is_some())
+    }
+}
+
 /// The head as it is stored when the record is opened. The rest of the block must be zero.
-pub fn encode_open(identity: &Identity) -> [u8; ENTRIES_AT] {
+pub fn encode_open(shape: Shape, identity: &Identity) -> [u8; ENTRIES_AT] {
     let mut head = HeadBytes {
-        prefix: Prefix::new(Kind::Record),
+        prefix: Prefix::new(shape.kind()),
         identity: U32::new(0),
         shard: U16::new(0),
         stream: U16::new(identity.stream),
@@ -240,19 +352,21 @@ pub fn encode_open(identity: &Identity) -> [u8; ENTRIES_AT] {
     bytes
 }
 
-/// An entry, bound to its record and to the sums of its payload.
+/// An entry, bound to its record and to the sums of its payload: one for each block, or one of
+/// its sectors in the header block.
 pub fn encode_entry(identity: &Identity, entry: &Entry, sums: &[u32]) -> [u8; ENTRY_BYTES] {
     assert!(
-        sums.len() as u64 == entry.blocks(),
+        sums.len() as u64 == entry.sums(),
         "each block of a payload has its sum"
     );
-    let (kind, flags) = entry.kind.code();
+    let (kind, flags) = entry.kind.codes_at(entry.inline);
     let flags = flags_of(flags, entry.more, entry.epoch);
+    let first_block = entry.inline.map_or(entry.first_block, u16::from);
     let mut bytes = EntryBytes {
         checksum: U32::new(0),
         kind,
         flags,
-        first_block: U16::new(entry.first_block),
+        first_block: U16::new(first_block),
         volume: U32::new(entry.volume.0),
         generation: U32::new(entry.generation.0),
         serial: U64::new(entry.serial.0),
@@ -300,65 +414,88 @@ pub fn seal_record(block: &mut [u8], entries: u16, payload_blocks: u16) {
 /// Reads a closed record: from the log, or sealed in the stage.
 pub fn parse_sealed(block: &[u8]) -> Result<Record, FormatError> {
     let block = block.get(..HEADER_BYTES).ok_or(FormatError::Short)?;
-    match has(Bug::DropRecordSum) {
-        true => check_prefix(block, Kind::Record)?,
-        false => check(block, Kind::Record)?,
+    let shape = Shape::of(block)?;
+    if !has(Bug::DropRecordSum) {
+        check(block, shape.kind())?;
     }
     let (identity, head) = parse_head(block)?;
     let (count, blocks) = (
         head.entries.get() as usize,
         head.payload_blocks.get() as usize,
     );
-    if count > ENTRIES_MAX || blocks > SUMS_MAX {
+    if count > shape.entries_max() || blocks > shape.sums_max() {
         return Err(FormatError::Field("record counts"));
     }
-    zeroes(&block[END..])?;
-    let sums: Vec<u32> = (0..blocks).map(|at| sum_at(block, at)).collect();
-    let mut entries = Vec::with_capacity(count);
-    let mut next_block = 0;
+    if shape == Shape::Blocks {
+        zeroes(&block[END..])?;
+    }
+    let (mut entries, mut next) = (Vec::with_capacity(count), Next::new());
     for at in 0..count {
-        let entry = parse_entry(block, at, &identity, next_block)?;
-        next_block += entry.blocks();
+        let entry = parse_entry(block, (shape, at), &identity, next)?;
+        next.skip(&entry);
         entries.push(entry);
     }
-    if next_block != blocks as u64 {
+    if next.block != blocks as u64 {
         return Err(FormatError::Field("payload blocks"));
     }
     Ok(Record {
+        shape,
         identity,
         entries,
-        sums,
+        sums: (0..blocks).map(|at| sum_at(block, shape, at)).collect(),
     })
 }
 
 /// Reads a record that may be open: the head and as many entries as are valid.
 pub fn parse_open(block: &[u8]) -> Result<Record, FormatError> {
     let block = block.get(..HEADER_BYTES).ok_or(FormatError::Short)?;
-    check_prefix(block, Kind::Record)?;
+    let shape = Shape::of(block)?;
     let (identity, _) = parse_head(block)?;
-    let mut entries = Vec::new();
-    let mut next_block = 0;
-    for at in 0..ENTRIES_MAX {
-        match parse_entry(block, at, &identity, next_block) {
+    let (mut entries, mut next) = (Vec::new(), Next::new());
+    for at in 0..shape.entries_max() {
+        match parse_entry(block, (shape, at), &identity, next) {
             Ok(entry) => {
-                next_block += entry.blocks();
+                next.skip(&entry);
                 entries.push(entry);
             }
             Err(_) => break,
         }
     }
-    let sums = (0..next_block as usize)
-        .map(|at| sum_at(block, at))
-        .collect();
+    let blocks = next.block as usize;
     Ok(Record {
+        shape,
         identity,
         entries,
-        sums,
+        sums: (0..blocks).map(|at| sum_at(block, shape, at)).collect(),
     })
 }
 
-fn sum_at(block: &[u8], at: usize) -> u32 {
-    let at = SUMS_AT + at * 4;
+/// Where the payload of the next entry lies: one after the other, in blocks and in the header.
+#[derive(Clone, Copy)]
+struct Next {
+    block: u64,
+    sector: u64,
+}
+
+impl Next {
+    fn new() -> Next {
+        Next {
+            block: 0,
+            sector: INLINE_FROM,
+        }
+    }
+
+    fn skip(&mut self, entry: &Entry) {
+        self.block += entry.blocks();
+        if entry.inline.is_some() {
+            self.sector += entry.span.sectors;
+            assert!(self.sector <= BLOCK_SECTORS, "it was seen to fit");
+        }
+    }
+}
+
+fn sum_at(block: &[u8], shape: Shape, at: usize) -> u32 {
+    let at = shape.sums_at() + at * 4;
     u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
 }
 
@@ -385,29 +522,37 @@ fn parse_head(block: &[u8]) -> Result<(Identity, HeadBytes), FormatError> {
     Ok((identity, *head))
 }
 
-/// Entries lie one after the other, so the first block of each is known beforehand.
+/// Entries lie one after the other, so the place of each payload is known beforehand.
 fn parse_entry(
     block: &[u8],
-    at: usize,
+    (shape, at): (Shape, usize),
     identity: &Identity,
-    first_block: u64,
+    next: Next,
 ) -> Result<Entry, FormatError> {
     let at = ENTRIES_AT + at * ENTRY_BYTES;
     let bytes =
         EntryBytes::ref_from_bytes(&block[at..at + ENTRY_BYTES]).map_err(|_| FormatError::Short)?;
     let (flags, more, epoch) = split_flags(bytes.flags);
-    let kind = EntryKind::of(bytes.kind, flags)?;
+    let (kind, inline) = EntryKind::parse_at(bytes.kind, flags)?;
     let span = Span::new(bytes.sector.get(), u64::from(bytes.sectors.get()));
     if span.sectors == 0 || span.sector > MAX_SECTOR || span.sectors > MAX_SECTOR - span.sector {
         return Err(FormatError::Field("entry range"));
     }
-    let entry = Entry {
+    if inline && shape == Shape::Blocks {
+        return Err(FormatError::Field("entry kind"));
+    }
+    let inline = match inline {
+        true => Some(inline_at(next.sector, span.sectors)?),
+        false => None,
+    };
+    let mut entry = Entry {
         kind,
         volume: VolumeId(bytes.volume.get()),
         generation: Generation(bytes.generation.get()),
         serial: Serial(bytes.serial.get()),
         span,
-        first_block: bytes.first_block.get(),
+        first_block: 0,
+        inline,
         more,
         epoch,
         tag: Tag {
@@ -419,16 +564,34 @@ fn parse_entry(
     if !tagged && entry.tag != Tag::NONE {
         return Err(FormatError::Field("entry tag"));
     }
-    let expected = if entry.blocks() == 0 { 0 } else { first_block };
-    if u64::from(entry.first_block) != expected || first_block + entry.blocks() > SUMS_MAX as u64 {
+    let expected = match (inline, entry.blocks()) {
+        (Some(sector), _) => u64::from(sector),
+        (None, 0) => 0,
+        (None, _) => next.block,
+    };
+    let room = shape.sums_max() as u64;
+    if u64::from(bytes.first_block.get()) != expected || next.block + entry.blocks() > room {
         return Err(FormatError::Field("entry payload"));
     }
-    let mut sums = Vec::with_capacity(entry.blocks() as usize);
-    sums.extend((0..entry.blocks()).map(|n| sum_at(block, (first_block + n) as usize)));
+    let mut sums = Vec::with_capacity(entry.sums() as usize);
+    match inline {
+        Some(sector) => sums.push(inline_sum(block, u64::from(sector), span.sectors)),
+        None => {
+            entry.first_block = expected as u16;
+            let blocks = next.block..next.block + entry.blocks();
+            sums.extend(blocks.map(|at| sum_at(block, shape, at as usize)));
+        }
+    }
     if entry_sum(identity, bytes.as_bytes(), &sums) != bytes.checksum.get() {
         return Err(FormatError::Checksum);
     }
     Ok(entry)
+}
+
+/// The sum of payload that lies in a header block.
+fn inline_sum(block: &[u8], sector: u64, sectors: u64) -> u32 {
+    let at = (sector * SECTOR_BYTES) as usize;
+    checksum(&[&block[at..at + (sectors * SECTOR_BYTES) as usize]])
 }
 
 /// Largest guest sector: 2 PiB volumes, as the extent map packs 44 bits.

@@ -15,8 +15,10 @@ pub const SUPERBLOCK_BYTES: usize = 4096;
 pub const SUPERBLOCK_AT: [u64; 2] = [0, BLOCK_BYTES];
 /// Where the first checkpoint slot lies.
 pub const CHECKPOINT_AT: u64 = 1 << 20;
-/// Features a program must know to touch the cache. None yet.
-const INCOMPATIBLE_KNOWN: u64 = 0;
+/// Features a program must know to touch the cache: records may have payload in their header
+/// block.
+const INLINE_RECORDS: u64 = 1 << 0;
+const INCOMPATIBLE_KNOWN: u64 = INLINE_RECORDS;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -52,6 +54,9 @@ pub struct Superblock {
     pub volumes_max: u32,
     pub checkpoint_slot_bytes: u64,
     pub log_at: u64,
+    /// Whether records may have payload in their header block. Caches of the first programs say
+    /// no, until they are laid out anew.
+    pub inline_records: bool,
 }
 
 impl Superblock {
@@ -66,6 +71,7 @@ impl Superblock {
             volumes_max,
             checkpoint_slot_bytes: slot,
             log_at,
+            inline_records: true,
         }
     }
 
@@ -76,7 +82,10 @@ impl Superblock {
     pub fn encode(&self) -> Vec<u8> {
         let head = SuperblockBytes {
             prefix: Prefix::new(Kind::Superblock),
-            incompatible: U64::new(0),
+            incompatible: U64::new(match self.inline_records {
+                true => INLINE_RECORDS,
+                false => 0,
+            }),
             compatible: U64::new(0),
             cache: self.cache.0,
             shard: U32::new(self.shard),
@@ -138,6 +147,9 @@ impl Superblock {
         if head.log_at.get() != expected.log_at {
             return Err(FormatError::Field("log position"));
         }
-        Ok(expected)
+        Ok(Superblock {
+            inline_records: head.incompatible.get() & INLINE_RECORDS != 0,
+            ..expected
+        })
     }
 }

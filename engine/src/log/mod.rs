@@ -18,6 +18,7 @@
 //!
 //! Segments of clean blocks go another way, see `clean`.
 
+mod append;
 mod clean;
 #[cfg(test)]
 mod model;
@@ -28,21 +29,23 @@ mod tests;
 mod write;
 
 pub use crate::format::record::StreamKind;
+#[cfg(test)]
+use append::Appended;
+pub use append::Item;
+use append::OpenRecord;
 pub use quota::{QuotaOwner, Usage};
 pub use space::{Adopted, content_of};
 pub use write::Waiter;
 
 use crate::adversary::{Bug, has};
-use crate::format::footer::{self, FooterEntry};
-use crate::format::record::{self, Entry, EntryKind, Identity};
+use crate::format::footer::FooterEntry;
 use crate::format::stage::{self, StageSlot};
-use crate::map::{Change, Content};
+use crate::map::Change;
 use crate::memory::{Area, Place};
 use crate::outbox::Cx;
 use crate::types::{
-    BLOCK_BYTES, BLOCK_SECTORS, ChunkIndex, EpochNumber, Generation, Geometry, LogAddr,
-    SECTOR_BYTES, SegmentIndex, SegmentSeq, Serial, SlotIndex, Span, StreamSeq, Tag, Time, Uuid,
-    VolumeId,
+    BLOCK_BYTES, BLOCK_SECTORS, ChunkIndex, Geometry, LogAddr, SECTOR_BYTES, SegmentIndex,
+    SegmentSeq, SlotIndex, StreamSeq, Time, Uuid,
 };
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -117,14 +120,6 @@ struct Slot {
     quota_owners: Vec<(QuotaOwner, u64)>,
 }
 
-struct OpenRecord {
-    identity: Identity,
-    header_block: u32,
-    entries: u16,
-    payload_blocks: u16,
-    opened: Time,
-}
-
 struct OpenChunk {
     slot: SlotIndex,
     chunk: ChunkIndex,
@@ -153,33 +148,13 @@ struct Tail {
     written: bool,
 }
 
-/// What an append put where.
-#[derive(Clone, Copy, Debug)]
-pub struct Appended {
-    pub span: Span,
-    pub content: Content,
-    pub seq: StreamSeq,
-}
-
-/// What is appended, besides its bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct Item {
-    pub volume: VolumeId,
-    pub generation: Generation,
-    pub serial: Serial,
-    pub span: Span,
-    pub kind: EntryKind,
-    /// The write goes on in a further item of the same serial.
-    pub more: bool,
-    pub epoch: EpochNumber,
-    pub tag: Tag,
-}
-
 pub struct Log {
     pub geometry: Geometry,
     cache: Uuid,
     log_at: u64,
     pub incarnation: u64,
+    /// Small writes lie in the header blocks of their records.
+    inline_records: bool,
     stage_slots_total: u32,
     segments: Vec<Segment>,
     /// Slot + 1 that mirrors a chunk, or 0.
@@ -234,6 +209,7 @@ pub struct Start {
     pub unwritten_from: u32,
     pub stage_slots: u32,
     pub overlay_slots: u32,
+    pub inline_records: bool,
 }
 
 impl Segment {
@@ -313,6 +289,7 @@ impl Log {
             cache: start.cache,
             log_at: start.log_at,
             incarnation: start.incarnation,
+            inline_records: start.inline_records,
             stage_slots_total: slots_total,
             segments: (0..geometry.segments).map(segment).collect(),
             chunk_slot: alloc::vec![0; geometry.chunks() as usize],
@@ -341,249 +318,6 @@ impl Log {
             unfinished: 0,
             given_up: 0,
             counters: Counters::default(),
-        }
-    }
-
-    /// Appends one item, or as much of it from its start as fits into the open record. `source`
-    /// is where its first sector lies; zero items have none. Returns `None` when there is no
-    /// room; `evacuating` may use the segments reserved for making room.
-    pub fn append(
-        &mut self,
-        cx: &mut Cx<'_>,
-        stream: StreamKind,
-        item: Item,
-        source: Option<Place>,
-        evacuating: bool,
-    ) -> Option<Appended> {
-        assert!(item.span.sectors > 0, "an item covers something");
-        assert_eq!(
-            source.is_some(),
-            item.kind == EntryKind::Write,
-            "only writes carry bytes"
-        );
-        // What evacuation has opened of the reserve is for evacuation alone.
-        let reserved = !evacuating && !has(Bug::OpenReserve);
-        if reserved && self.ready.len() < space::SEGMENTS_RESERVED {
-            return None;
-        }
-        let blocks_wanted = if source.is_some() { 1 } else { 0 };
-        self.open_record(cx, stream, blocks_wanted, evacuating)?;
-        let open = self.streams[stream as usize]
-            .open
-            .as_mut()
-            .expect("a record was opened");
-        let record = open.record.as_mut().expect("a record was opened");
-        let slot_at = stage::slot_at(
-            open.slot.0,
-            self.stage_slots_total,
-            self.geometry.chunk_blocks,
-        );
-        let slot_place = Place::new(Area::Stage, slot_at);
-        let header_place = slot_place.plus(u64::from(record.header_block) * BLOCK_BYTES);
-        let chunk_addr = self.geometry.chunk_addr(open.chunk);
-
-        let mut span = item.span;
-        let mut sums = [0; record::SUMS_MAX];
-        let mut blocks = 0;
-        if let Some(source) = source {
-            let room = u64::from(self.geometry.chunk_blocks - open.next_block)
-                .min(record::SUMS_MAX as u64 - u64::from(record.payload_blocks));
-            let phase = span.sector % BLOCK_SECTORS;
-            span.sectors = span.sectors.min(room * BLOCK_SECTORS - phase);
-            blocks = span.blocks();
-            let at = slot_place.plus(u64::from(open.next_block) * BLOCK_BYTES);
-            copy_in(cx, source, at, span);
-            for n in 0..blocks {
-                sums[n as usize] = cx.memory.checksum(at.plus(n * BLOCK_BYTES), BLOCK_BYTES);
-            }
-            let sums_at = record::SUMS_AT as u64 + u64::from(record.payload_blocks) * 4;
-            let mut bytes = [0; record::SUMS_MAX * 4];
-            for (n, sum) in sums[..blocks as usize].iter().enumerate() {
-                bytes[n * 4..n * 4 + 4].copy_from_slice(&sum.to_le_bytes());
-            }
-            cx.memory
-                .store(header_place.plus(sums_at), &bytes[..blocks as usize * 4]);
-        }
-        let entry = Entry {
-            kind: item.kind,
-            volume: item.volume,
-            generation: item.generation,
-            serial: item.serial,
-            span,
-            first_block: if blocks > 0 { record.payload_blocks } else { 0 },
-            more: item.more || span.sectors < item.span.sectors,
-            epoch: item.epoch,
-            tag: item.tag,
-        };
-        let bytes = record::encode_entry(&record.identity, &entry, &sums[..blocks as usize]);
-        let entry_at = record::ENTRIES_AT + usize::from(record.entries) * record::ENTRY_BYTES;
-        cx.memory.store(header_place.plus(entry_at as u64), &bytes);
-
-        let first_block = open.next_block;
-        let header_block = record.header_block;
-        let seq = StreamSeq(record.identity.stream_seq);
-        record.entries += 1;
-        record.payload_blocks += blocks as u16;
-        open.next_block += blocks as u32;
-        let content = match item.kind {
-            EntryKind::Write => Content::Data(
-                chunk_addr
-                    .plus(u64::from(first_block) * BLOCK_SECTORS + span.sector % BLOCK_SECTORS),
-            ),
-            EntryKind::Zero { allocate } => Content::Zero {
-                header: chunk_addr.plus(u64::from(header_block) * BLOCK_SECTORS),
-                allocate,
-            },
-        };
-        let chunk = open.chunk;
-        let block = if blocks > 0 {
-            first_block
-        } else {
-            header_block
-        };
-        self.note_entry(chunk, block, item, span, &sums[..blocks as usize]);
-        Some(Appended { span, content, seq })
-    }
-
-    /// Remembers an entry for the footer, and the sums of its blocks for every read.
-    fn note_entry(&mut self, chunk: ChunkIndex, block: u32, item: Item, span: Span, sums: &[u32]) {
-        let segment = SegmentIndex(chunk.0 / self.geometry.segment_chunks);
-        let in_segment =
-            (chunk.0 % self.geometry.segment_chunks) * self.geometry.chunk_blocks + block;
-        let entries_max = footer::entries_max(self.geometry);
-        let segment = &mut self.segments[segment.0 as usize];
-        assert!(
-            segment.state == SegmentState::Open,
-            "only open segments take entries"
-        );
-        assert!(span.sectors > 0 && span.sectors <= item.span.sectors);
-        assert!(
-            span.sectors <= u64::from(u32::MAX) && span.end() <= record::MAX_SECTOR,
-            "an entry has room for its range"
-        );
-        assert!(
-            item.kind == EntryKind::Write || (item.tag == Tag::NONE && sums.is_empty()),
-            "zeroes have neither a tag nor blocks"
-        );
-        for (n, sum) in sums.iter().enumerate() {
-            segment.sums[in_segment as usize + n] = *sum;
-        }
-        segment.entries.push(FooterEntry {
-            volume: item.volume,
-            generation: item.generation,
-            serial: item.serial,
-            span,
-            kind: item.kind,
-            block: in_segment,
-            more: item.more || span.sectors < item.span.sectors,
-            epoch: item.epoch,
-        });
-        assert!(
-            segment.entries.len() <= entries_max,
-            "the entries of a segment fit its footer"
-        );
-    }
-
-    /// Makes sure a record with room for an entry and `blocks` of payload is open.
-    fn open_record(
-        &mut self,
-        cx: &mut Cx<'_>,
-        stream: StreamKind,
-        blocks: u32,
-        evacuating: bool,
-    ) -> Option<()> {
-        if let Some(open) = &self.streams[stream as usize].open {
-            if let Some(record) = &open.record {
-                let full = usize::from(record.entries) == record::ENTRIES_MAX
-                    || u32::from(record.payload_blocks) + blocks > record::SUMS_MAX as u32
-                    || open.next_block + blocks > self.geometry.chunk_blocks;
-                if !full {
-                    return Some(());
-                }
-                self.seal_open_record(cx, stream);
-            }
-            let open = self.streams[stream as usize]
-                .open
-                .as_ref()
-                .expect("still open");
-            // A header block alone is not worth it: two blocks are the least of a record.
-            if open.next_block + 2 > self.geometry.chunk_blocks {
-                self.close_chunk(stream);
-            }
-        }
-        if self.footer_is_full(stream) {
-            self.close_chunk(stream);
-            self.seal_segment(stream);
-        }
-        if self.streams[stream as usize].open.is_none() {
-            self.open_chunk(cx, stream, evacuating)?;
-        }
-        let geometry = self.geometry;
-        let identity = self.next_identity(stream);
-        let slots_total = self.stage_slots_total;
-        let open = self.streams[stream as usize]
-            .open
-            .as_mut()
-            .expect("a chunk was opened");
-        assert!(open.record.is_none(), "one record is open at a time");
-        assert!(
-            open.next_block + 2 <= geometry.chunk_blocks,
-            "a header and a block fit"
-        );
-        let slot_at = stage::slot_at(open.slot.0, slots_total, geometry.chunk_blocks);
-        let header =
-            Place::new(Area::Stage, slot_at).plus(u64::from(open.next_block) * BLOCK_BYTES);
-        cx.memory.zero(header, BLOCK_BYTES);
-        cx.memory.store(header, &record::encode_open(&identity));
-        open.record = Some(OpenRecord {
-            identity,
-            header_block: open.next_block,
-            entries: 0,
-            payload_blocks: 0,
-            opened: cx.now,
-        });
-        open.next_block += 1;
-        Some(())
-    }
-
-    /// The footer of the open segment has no room for the entries of one more record.
-    fn footer_is_full(&self, kind: StreamKind) -> bool {
-        let entries_max = footer::entries_max(self.geometry);
-        self.streams[kind as usize].segment.is_some_and(|segment| {
-            let entries = &self.segments[segment.0 as usize].entries;
-            entries.len() + record::ENTRIES_MAX > entries_max
-        })
-    }
-
-    fn next_identity(&mut self, kind: StreamKind) -> Identity {
-        let durable_upto = self.durable.0;
-        let stream = &mut self.streams[kind as usize];
-        let seq = stream.next_seq;
-        stream.next_seq = StreamSeq(seq.0 + 1);
-        let segment = stream
-            .segment
-            .expect("an open chunk lies in an open segment");
-        let segment = &mut self.segments[segment.0 as usize];
-        assert!(
-            segment.last_stream_seq < seq,
-            "the records of a segment ascend"
-        );
-        assert!(
-            kind != StreamKind::Writes || durable_upto < seq.0,
-            "a new record is not durable"
-        );
-        if segment.first_stream_seq.0 == 0 {
-            segment.first_stream_seq = seq;
-        }
-        segment.last_stream_seq = seq;
-        let too_much = has(Bug::AnnounceTooMuch);
-        Identity {
-            cache: self.cache,
-            stream: kind.code(),
-            incarnation: self.incarnation,
-            segment_seq: segment.seq.0,
-            stream_seq: seq.0,
-            durable_upto: if too_much { seq.0 } else { durable_upto },
         }
     }
 
@@ -675,61 +409,6 @@ impl Log {
         );
         self.chunk_slot[chunk.0 as usize] = 0;
         Some(slot_at)
-    }
-
-    /// Seals the open record: counts and checksum go into its header.
-    fn seal_open_record(&mut self, cx: &mut Cx<'_>, kind: StreamKind) {
-        let Some(open) = self.streams[kind as usize].open.as_mut() else {
-            return;
-        };
-        let Some(record) = open.record.take() else {
-            return;
-        };
-        assert!(
-            usize::from(record.entries) <= record::ENTRIES_MAX
-                && usize::from(record.payload_blocks) <= record::SUMS_MAX,
-            "a record fits its header"
-        );
-        let slot_at = stage::slot_at(
-            open.slot.0,
-            self.stage_slots_total,
-            self.geometry.chunk_blocks,
-        );
-        let place =
-            Place::new(Area::Stage, slot_at).plus(u64::from(record.header_block) * BLOCK_BYTES);
-        let mut counts = [0; 4];
-        counts[..2].copy_from_slice(&record.entries.to_le_bytes());
-        counts[2..].copy_from_slice(&record.payload_blocks.to_le_bytes());
-        cx.memory
-            .store(place.plus(record::COUNTS_AT as u64), &counts);
-        let sum = cx.memory.checksum(place, BLOCK_BYTES);
-        cx.memory.store(
-            place.plus(crate::format::CHECKSUM_AT as u64),
-            &sum.to_le_bytes(),
-        );
-        let end_block = record.header_block + 1 + u32::from(record.payload_blocks);
-        assert_eq!(
-            end_block, open.next_block,
-            "a record ends where the next one starts"
-        );
-        let slot = open.slot;
-        assert!(
-            self.slots[slot.0 as usize].sealed == record.header_block,
-            "a record begins where the one before it ends"
-        );
-        self.slots[slot.0 as usize].sealed = end_block;
-        if kind == StreamKind::Writes {
-            let seq = StreamSeq(record.identity.stream_seq);
-            let last = self.tail.back().map_or(self.durable, |tail| tail.seq);
-            assert!(last < seq, "the tail is in order of the stream");
-            self.tail.push_back(Tail {
-                seq,
-                slot,
-                end_block,
-                written: false,
-            });
-            self.queue_slot(slot);
-        }
     }
 
     /// Closes the open chunk; the last one before the footer seals the segment.
@@ -867,20 +546,5 @@ impl Log {
     /// The newest record of the write stream: durable means everything staged so far is.
     pub fn newest(&self) -> StreamSeq {
         StreamSeq(self.streams[StreamKind::Writes as usize].next_seq.0 - 1)
-    }
-}
-
-/// Copies the bytes of `span` to their phase in whole blocks; the rest of the blocks is zero.
-fn copy_in(cx: &mut Cx<'_>, source: Place, to: Place, span: Span) {
-    let phase = (span.sector % BLOCK_SECTORS) * SECTOR_BYTES;
-    let bytes = span.sectors * SECTOR_BYTES;
-    let whole = span.blocks() * BLOCK_BYTES;
-    if phase > 0 {
-        cx.memory.zero(to, phase);
-    }
-    cx.memory.copy(source, to.plus(phase), bytes);
-    if whole > phase + bytes {
-        cx.memory
-            .zero(to.plus(phase + bytes), whole - phase - bytes);
     }
 }

@@ -596,7 +596,10 @@ pub fn content_of(geometry: Geometry, segment: SegmentIndex, entry: &FooterEntry
     let first = LogAddr(u64::from(segment.0) * geometry.segment_sectors());
     let block = first.plus(u64::from(entry.block) * BLOCK_SECTORS);
     match entry.kind {
-        EntryKind::Write => Content::Data(block.plus(entry.span.sector % BLOCK_SECTORS)),
+        EntryKind::Write => {
+            let phase = entry.inline.map(u64::from);
+            Content::Data(block.plus(phase.unwrap_or(entry.span.sector % BLOCK_SECTORS)))
+        }
         EntryKind::Zero { allocate } => Content::Zero {
             header: block,
             allocate,

@@ -245,7 +245,11 @@ fn records_lie_one_behind_the_other_to_the_end_of_their_chunk() {
 
 #[test]
 fn around_a_write_of_sectors_its_blocks_are_zero() {
-    let mut model = empty();
+    let of_blocks = Start {
+        inline_records: false,
+        ..used()
+    };
+    let mut model = holding(0, 0, of_blocks);
     model.memory.stage.fill(0xaa);
     model.memory.buffer.fill(0x11);
     for (sector, sectors) in [(3, 2), (0, 3), (6, 2), (5, 9), (0, 8)] {

@@ -211,6 +211,7 @@ pub fn recover(
         unwritten_from: next.unwritten_from,
         stage_slots: config.stage_slots,
         overlay_slots: config.overlay_slots,
+        inline_records: superblock.inline_records,
     });
     let mut report = accepted.report;
     report.stage_found = stage_found;
@@ -533,7 +534,7 @@ fn verify_segment(footer: &Footer, index: u32, bytes: &[u8], report: &mut Verify
         .iter()
         .filter(|e| e.kind == crate::format::record::EntryKind::Write);
     for entry in writes {
-        for n in 0..entry.span.blocks() {
+        for n in 0..entry.blocks() {
             let block = entry.block as usize + n as usize;
             let at = block * BLOCK_BYTES as usize;
             let found = crate::format::checksum(&[&bytes[at..at + BLOCK_BYTES as usize]]);

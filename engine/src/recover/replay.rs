@@ -306,6 +306,7 @@ mod tests {
             span: Span::new(sector, 5),
             kind,
             block,
+            inline: None,
             more: false,
             epoch: EpochNumber::default(),
         };

@@ -184,6 +184,8 @@ struct Candidate {
 
 struct Found {
     record: Record,
+    /// The sum of its header block, if that holds payload.
+    header_sum: u32,
     chunk: u32,
     block: u32,
     staged: bool,
@@ -601,6 +603,7 @@ impl Scan<'_> {
             let believed = staged || has(Bug::DropTailSum);
             let payload_good = believed || payload_is_good(&record, &bytes[at + BLOCK..]);
             let found = Found {
+                header_sum: header_sum(&record, header),
                 record,
                 chunk,
                 block,
@@ -898,19 +901,34 @@ fn payload_is_good(record: &Record, payload: &[u8]) -> bool {
         .all(|(sum, block)| crate::format::checksum(&[block]) == *sum)
 }
 
+/// The sum of a header block that holds payload, as it is when the record is sealed with what it
+/// has; else 0.
+fn header_sum(record: &Record, header: &[u8]) -> u32 {
+    if !record.has_inline() {
+        return 0;
+    }
+    let mut sealed = header.to_vec();
+    let (entries, blocks) = (record.entries.len(), record.sums.len());
+    if !has(Bug::SumOpenHeader) {
+        record::seal_record(&mut sealed, entries as u16, blocks as u16);
+    }
+    crate::format::checksum(&[&sealed])
+}
+
 fn add_to_footer(footer: &mut Footer, found: &Found, geometry: Geometry) {
     let header = found.chunk * geometry.chunk_blocks + found.block;
     assert!(
         header as usize + found.record.sums.len() < footer.sums.len(),
         "a record lies before the footer"
     );
+    footer.sums[header as usize] = found.header_sum;
     for (n, sum) in found.record.sums.iter().enumerate() {
         footer.sums[header as usize + 1 + n] = *sum;
     }
     for entry in &found.record.entries {
-        let block = match entry.kind {
-            record::EntryKind::Write => header + 1 + u32::from(entry.first_block),
-            record::EntryKind::Zero { .. } => header,
+        let block = match entry.blocks() {
+            0 => header,
+            _ => header + 1 + u32::from(entry.first_block),
         };
         footer.entries.push(FooterEntry {
             volume: entry.volume,
@@ -919,6 +937,7 @@ fn add_to_footer(footer: &mut Footer, found: &Found, geometry: Geometry) {
             span: entry.span,
             kind: entry.kind,
             block,
+            inline: entry.inline,
             more: entry.more,
             epoch: entry.epoch,
         });

@@ -52,6 +52,7 @@ pub fn entry(serial: u64, kind: EntryKind, span: Span, first_block: u16, more: b
         serial: Serial(serial),
         span,
         first_block,
+        inline: None,
         more,
         epoch: EpochNumber::default(),
         tag: Tag::NONE,
@@ -65,7 +66,8 @@ pub fn open_record(entries: &[Entry], sums: &[u32]) -> Vec<u8> {
 
 pub fn open_record_of(identity: &Identity, entries: &[Entry], sums: &[u32]) -> Vec<u8> {
     let mut block = vec![0; record::HEADER_BYTES];
-    block[..record::ENTRIES_AT].copy_from_slice(&record::encode_open(identity));
+    let head = record::encode_open(record::Shape::Blocks, identity);
+    block[..record::ENTRIES_AT].copy_from_slice(&head);
     for (n, sum) in sums.iter().take(record::SUMS_MAX).enumerate() {
         let at = record::SUMS_AT + n * 4;
         block[at..at + 4].copy_from_slice(&sum.to_le_bytes());
@@ -80,6 +82,44 @@ pub fn open_record_of(identity: &Identity, entries: &[Entry], sums: &[u32]) -> V
     block
 }
 
+/// A record with payload in its header block: small writes of these sectors, one after the other,
+/// the bytes of each of one value, and then entries with blocks of their own.
+pub fn open_inline_record(small: &[(Entry, u8)], entries: &[Entry], sums: &[u32]) -> Vec<u8> {
+    let (identity, shape) = (identity(), record::Shape::Inline);
+    let mut block = vec![0; record::HEADER_BYTES];
+    block[..record::ENTRIES_AT].copy_from_slice(&record::encode_open(shape, &identity));
+    let mut at = record::ENTRIES_AT;
+    for (entry, fill) in small {
+        let from = usize::from(entry.inline.expect("it is inline")) * 512;
+        let payload = &mut block[from..from + entry.span.sectors as usize * 512];
+        payload.fill(*fill);
+        let sum = engine::format::checksum(&[payload]);
+        let bytes = record::encode_entry(&identity, entry, &[sum]);
+        block[at..at + record::ENTRY_BYTES].copy_from_slice(&bytes);
+        at += record::ENTRY_BYTES;
+    }
+    for (n, sum) in sums.iter().enumerate() {
+        let at = shape.sums_at() + n * 4;
+        block[at..at + 4].copy_from_slice(&sum.to_le_bytes());
+    }
+    for entry in entries {
+        let first = usize::from(entry.first_block);
+        let sums = &sums[first..first + entry.blocks() as usize];
+        let bytes = record::encode_entry(&identity, entry, sums);
+        block[at..at + record::ENTRY_BYTES].copy_from_slice(&bytes);
+        at += record::ENTRY_BYTES;
+    }
+    block
+}
+
+/// A small write whose payload lies in the header block, from this sector on.
+pub fn inline_entry(serial: u64, span: Span, at: u8) -> Entry {
+    Entry {
+        inline: Some(at),
+        ..entry(serial, EntryKind::Write, span, 0, false)
+    }
+}
+
 /// The same entry in the footer of its segment.
 pub fn in_footer(entry: &Entry, block: u32) -> FooterEntry {
     FooterEntry {
@@ -89,6 +129,7 @@ pub fn in_footer(entry: &Entry, block: u32) -> FooterEntry {
         span: entry.span,
         kind: entry.kind,
         block,
+        inline: entry.inline,
         more: entry.more,
         epoch: entry.epoch,
     }

@@ -215,6 +215,8 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         | Bug::KeepOverwritten => WriteThrough,
         Bug::BelieveAfterFailedSync | Bug::AnswerBeforeRescue | Bug::IgnoreLedger => Dying,
         Bug::SkipCheckpointSync | Bug::DropTailSum => ShortLives,
+        Bug::ForgetHeaderSum => Seeds,
+        Bug::SumOpenHeader => ShortLives,
         Bug::OverwriteCheckpoint
         | Bug::FreeBeforeDurable
         | Bug::OpenReserve

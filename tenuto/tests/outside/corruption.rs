@@ -709,6 +709,7 @@ fn forge(device: &mut [u8]) {
     let at = newest.expect("a record with payload").at;
     let (head, payload) = device[at..].split_at_mut(BLOCK_BYTES);
     let Record {
+        shape,
         identity,
         entries,
         mut sums,
@@ -716,14 +717,15 @@ fn forge(device: &mut [u8]) {
     payload[..BLOCK_BYTES].fill(0);
     sums[0] = checksum(&[&payload[..BLOCK_BYTES]]);
     let mut from = 0;
-    for (index, entry) in entries.iter().enumerate() {
+    let own = |(_, entry): &(usize, &record::Entry)| entry.inline.is_none();
+    for (index, entry) in entries.iter().enumerate().filter(own) {
         let to = from + entry.blocks() as usize;
         let bytes = record::encode_entry(&identity, entry, &sums[from..to]);
         let place = record::ENTRIES_AT + index * record::ENTRY_BYTES;
         head[place..place + record::ENTRY_BYTES].copy_from_slice(&bytes);
         from = to;
     }
-    head[record::SUMS_AT..record::SUMS_AT + 4].copy_from_slice(&sums[0].to_le_bytes());
+    head[shape.sums_at()..shape.sums_at() + 4].copy_from_slice(&sums[0].to_le_bytes());
     record::seal_record(head, entries.len() as u16, sums.len() as u16);
 }
 

@@ -3,10 +3,12 @@
 
 use super::*;
 use crate::format::footer::Footer;
-use crate::format::record::{self, Entry, Record};
+use crate::format::record::{self, Entry, Record, Shape};
 use crate::format::stage::{self, StageSlot};
 use crate::format::{checkpoint::SegmentRecord, checksum};
+use crate::log::content_of;
 use crate::memory::Memory;
+use crate::types::SECTOR_BYTES;
 
 const CACHE: Uuid = Uuid([7; 16]);
 
@@ -75,6 +77,7 @@ fn a_record_of_the_stage_says_at_every_moment_what_was_appended() {
         serial: Serial(serial),
         span,
         first_block,
+        inline: None,
         more,
         epoch: EpochNumber::default(),
         tag: Tag::default(),
@@ -106,6 +109,112 @@ fn a_record_takes_the_last_block_of_its_chunk() {
     let places = [5, 1, 1, 1].map(|blocks| put(&mut model, Writes, blocks).content);
     let data = |at: u64| Content::Data(LogAddr(at * BLOCK_SECTORS));
     assert_eq!(places, [data(1), data(6), data(7), data(8 + 1)]);
+}
+
+/// A write of bytes of one value.
+fn small(model: &mut Model, byte: u8, span: Span) -> (Appended, u8) {
+    model.memory.buffer.fill(byte);
+    (append(model, Writes, span, EntryKind::Write), byte)
+}
+
+/// What the header block at this place holds, by its sum and as it reads.
+fn header_holds(model: &Model, at: u64, parts: &[(Appended, u8)]) {
+    let head = block(model, at);
+    for (appended, byte) in parts {
+        let Content::Data(addr) = appended.content else {
+            panic!("a write");
+        };
+        assert_eq!(addr.block(), at, "in its header block");
+        let from = (addr.0 % BLOCK_SECTORS * SECTOR_BYTES) as usize;
+        let payload = &head[from..from + (appended.span.sectors * SECTOR_BYTES) as usize];
+        assert!(payload.iter().all(|it| it == byte), "{appended:?}");
+    }
+    let addr = LogAddr(at * BLOCK_SECTORS);
+    match record::parse_sealed(&head) {
+        Ok(_) => assert_eq!(model.log.sum(addr), checksum(&[&head])),
+        Err(_) => assert_eq!(model.log.sum(addr), 0, "not before it is sealed"),
+    }
+}
+
+#[test]
+fn small_writes_lie_in_the_header_block_and_one_that_is_flushed_is_one_block_of_the_device() {
+    let mut model = empty();
+    let one = small(&mut model, 1, Span::new(6, 4));
+    seal_and_pump(&mut model);
+    header_holds(&model, 0, &[one]);
+    assert_eq!(model.flights.len(), 1);
+    assert_eq!(model.flights[0].bytes, BLOCK_BYTES);
+    // Five sectors in one block, wherever they are in the volume; the next has one of its own.
+    let spans = [Span::new(7, 2), Span::new(100, 3), Span::new(13, 1)];
+    let [first, second] = [0, 1].map(|n| small(&mut model, n + 2, spans[usize::from(n)]));
+    let parts = [first, second];
+    let own = small(&mut model, 4, spans[2]).0;
+    let data = Content::Data(LogAddr(2 * BLOCK_SECTORS + 13 % BLOCK_SECTORS));
+    assert_eq!(own.content, data);
+    header_holds(&model, 1, &parts);
+    seal_and_pump(&mut model);
+    header_holds(&model, 1, &parts);
+    let record = record::parse_sealed(&block(&model, 1)).expect("sealed");
+    let inline = record.entries.iter().map(|entry| entry.inline);
+    assert_eq!(inline.collect::<Vec<_>>(), [Some(3), Some(5), None]);
+    has_its_sums(&model, 1, &record);
+    // One that is longer begins a record of the other shape.
+    append(&mut model, Writes, Span::new(0, 6), EntryKind::Write);
+    append(&mut model, Writes, Span::new(0, 1), EntryKind::Write);
+    assert_eq!(read(&model, 3).shape, Shape::Blocks);
+    assert_eq!(read(&model, 3).sums.len(), 2);
+}
+
+#[test]
+fn a_record_with_payload_in_its_header_is_full_with_fewer_entries() {
+    let mut model = empty();
+    let zero = EntryKind::Zero { allocate: false };
+    append(&mut model, Writes, Span::new(0, 5), EntryKind::Write);
+    for _ in 1..record::INLINE_ENTRIES_MAX {
+        append(&mut model, Writes, Span::new(8, 8), zero);
+    }
+    assert_eq!(read(&model, 0).entries.len(), record::INLINE_ENTRIES_MAX);
+    append(&mut model, Writes, Span::new(16, 8), zero);
+    let next = read(&model, 1);
+    assert_eq!((next.shape, next.entries.len()), (Shape::Blocks, 1));
+    assert!(record::parse_sealed(&block(&model, 0)).is_ok());
+}
+
+#[test]
+fn a_cache_that_does_not_know_payload_in_header_blocks_gets_none() {
+    let of_blocks = Start {
+        inline_records: false,
+        ..used()
+    };
+    let mut model = holding(0, 0, of_blocks);
+    append(&mut model, Writes, Span::new(0, 1), EntryKind::Write);
+    assert_eq!(read(&model, 0).shape, Shape::Blocks);
+    assert_eq!(read(&model, 0).sums.len(), 1);
+}
+
+/// What is recovered is where it was appended.
+#[test]
+fn a_footer_names_the_place_of_payload_in_header_blocks() {
+    let mut model = empty();
+    let mut appended = Vec::new();
+    while flights(&model, Purpose::Footer, Op::Write) == 0 {
+        let n = appended.len() as u64;
+        let span = Span::new(n * 8 + 6, 1 + n % 4);
+        appended.push(append(&mut model, Writes, span, EntryKind::Write));
+        model.pump();
+        end_log_writes(&mut model);
+    }
+    let footer = footers(&model).remove(0);
+    let inline = footer.entries.iter().filter(|it| it.inline.is_some());
+    assert!(inline.count() > 4);
+    for entry in &footer.entries {
+        let found = content_of(GEOMETRY, SegmentIndex(0), entry);
+        let put = appended[entry.serial.0 as usize - 1];
+        assert_eq!((found, entry.span), (put.content, put.span));
+        let addr = LogAddr(u64::from(entry.block) * BLOCK_SECTORS);
+        assert_ne!(footer.sums[entry.block as usize], 0);
+        assert_eq!(model.log.sum(addr), footer.sums[entry.block as usize]);
+    }
 }
 
 #[test]

@@ -151,7 +151,16 @@ fn of_record(parts: &mut Vec<Part>, at: usize, found: &Record) {
     let age = found.identity.stream_seq;
     parts.push(part("Record head", at, BLOCK, age));
     parts.push(part("Record entry", at + record::ENTRIES_AT, 48, age));
-    parts.push(part("record sums", at + record::SUMS_AT, 4, age));
+    parts.push(part("record sums", at + found.shape.sums_at(), 4, age));
+    let inline = found.entries.iter().find_map(|entry| entry.inline);
+    if let Some(sector) = inline {
+        parts.push(part(
+            "inline payload",
+            at + usize::from(sector) * 512,
+            512,
+            age,
+        ));
+    }
     if found.entries.iter().any(|entry| entry.blocks() > 0) {
         parts.push(part("dirty payload", at + BLOCK, BLOCK, age));
     }
