@@ -177,11 +177,15 @@ const INLINE_BYTES: usize = record::INLINE_SECTORS as usize * 512;
 
 pub fn record(input: &[u8]) -> bool {
     let source = &mut Source::new(input);
-    let kind = source.pick(&[Kind::Record, Kind::InlineRecord]);
-    let (mut bytes, repaired) = make(source, kind, record::HEADER_BYTES, |source| {
-        let inline: Vec<u8> = (0..INLINE_BYTES).map(|_| source.u16() as u8).collect();
-        encode_record(&built_record(source), &inline)
+    let (mut bytes, repaired) = make(source, Kind::Record, record::HEADER_BYTES, |source| {
+        let record = built_record(source);
+        let mut inline = source.take(INLINE_BYTES).to_vec();
+        inline.resize(INLINE_BYTES, 0);
+        encode_record(&record, &inline)
     });
+    if source.flag() {
+        repair::stamp(&mut bytes, Kind::InlineRecord);
+    }
     if repaired {
         repair::record(&mut bytes);
     }
@@ -202,7 +206,6 @@ pub fn record(input: &[u8]) -> bool {
 }
 
 fn built_record(source: &mut Source) -> Record {
-    let shape = source.pick(&[Shape::Blocks, Shape::Inline]);
     let identity = Identity {
         cache: Uuid(source.bytes16()),
         stream: source.u16() % 4,
@@ -212,6 +215,7 @@ fn built_record(source: &mut Source) -> Record {
         durable_upto: source.number(),
     };
     let mut entries = Vec::new();
+    let shape = source.pick(&[Shape::Blocks, Shape::Inline]);
     let (mut blocks, mut sector) = (0, record::INLINE_FROM);
     for _ in 0..source.below(shape.entries_max() + 1) {
         let mut entry = Entry {
@@ -234,10 +238,11 @@ fn built_record(source: &mut Source) -> Record {
         }
         let room = record::HEADER_BYTES as u64 / 512 - sector;
         if shape == Shape::Inline && entry.kind == EntryKind::Write && room > 0 && source.flag() {
-            entry.span.sectors = 1 + entry.span.sectors % room;
+            // One that is too long is refused.
+            entry.span.sectors = 1 + entry.span.sectors % (room + 1);
             entry.span.sector = entry.span.sector.min(record::MAX_SECTOR - room);
             entry.inline = Some(sector as u8);
-            sector += entry.span.sectors;
+            sector = (sector + entry.span.sectors).min(record::HEADER_BYTES as u64 / 512);
         }
         if entry.blocks() + blocks > shape.sums_max() as u64 {
             break;
@@ -269,7 +274,8 @@ fn encode_record(record: &Record, inline: &[u8]) -> Vec<u8> {
         let first = usize::from(entry.first_block);
         let of_payload = entry.inline.map(|sector| {
             let from = usize::from(sector) * 512;
-            let payload = &bytes[from..from + entry.span.sectors as usize * 512];
+            let end = from + entry.span.sectors as usize * 512;
+            let payload = &bytes[from..end.min(bytes.len())];
             engine::format::checksum(&[payload])
         });
         let sums = match &of_payload {

@@ -216,7 +216,7 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         Bug::BelieveAfterFailedSync | Bug::AnswerBeforeRescue | Bug::IgnoreLedger => Dying,
         Bug::SkipCheckpointSync | Bug::DropTailSum => ShortLives,
         Bug::ForgetHeaderSum => Seeds,
-        Bug::SumOpenHeader => ShortLives,
+        Bug::SumOpenHeader => Commits,
         Bug::OverwriteCheckpoint
         | Bug::FreeBeforeDurable
         | Bug::OpenReserve
