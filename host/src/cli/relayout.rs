@@ -45,7 +45,8 @@ pub fn run(context: &Context, command: &Resize) -> Result<()> {
     let geometry = geometry_for(asked)
         .map_err(|why| Error::usage(format!("cache {name}: {why}")).about(name.clone()))?;
     let before = superblock_of(path)?;
-    if before.geometry == geometry {
+    // A cache of a version that knew less is laid out anew in its own size.
+    if before.geometry == geometry && before.inline_records {
         let message = format!("cache {name}: has this size already");
         return Err(Error::usage(message).about(name));
     }

@@ -1,6 +1,7 @@
 //! A cache that gets another size, from outside.
 
 use crate::common::{EXIT_REFUSED, EXIT_USAGE, Rig};
+use engine::format::superblock::{SUPERBLOCK_AT, SUPERBLOCK_BYTES, Superblock};
 
 const BYTES: u64 = 16 << 20;
 
@@ -103,5 +104,54 @@ fn a_cache_grows_and_shrinks_and_its_volumes_go_on() {
         assert!(log <= size_bytes && log * 10 >= size_bytes * 8, "{log}");
         client.disconnect();
         daemon.stop();
+    }
+}
+
+/// The cache as a program has made it that did not know payload in header blocks.
+fn made_before(cache: &str) {
+    let mut bytes = std::fs::read(cache).expect("the cache");
+    let before = Superblock {
+        inline_records: false,
+        ..superblock(cache)
+    };
+    for at in SUPERBLOCK_AT {
+        let at = at as usize;
+        bytes[at..at + SUPERBLOCK_BYTES].copy_from_slice(&before.encode());
+    }
+    std::fs::write(cache, bytes).expect("its superblocks are written");
+}
+
+fn superblock(cache: &str) -> Superblock {
+    let bytes = std::fs::read(cache).expect("the cache");
+    Superblock::parse(&bytes[..SUPERBLOCK_BYTES]).expect("a superblock")
+}
+
+/// Fails when: a resize to the size that a cache has already is refused whatever it knows.
+#[test]
+fn a_cache_of_before_serves_and_is_laid_out_anew_in_its_own_size() {
+    let rig = rig();
+    let cache = rig.cache_path().display().to_string();
+    rig.serve().stop();
+    made_before(&cache);
+    for inline_records in [false, true] {
+        let daemon = rig.serve();
+        let mut client = rig.connect("disk");
+        client.write(1024, &[7; 1024]);
+        client.flush();
+        let said = rig.show("disk");
+        daemon.kill();
+        assert_eq!(superblock(&cache).inline_records, inline_records);
+        let daemon = rig.serve();
+        let read = rig.connect("disk").read(0, 4096);
+        assert!(read[1024..2048].iter().all(|byte| *byte == 7), "{said}");
+        rig.done(&["volume", "destage", "disk", "--wait"]);
+        daemon.stop();
+        match inline_records {
+            false => drop(rig.done(&resize(&cache, &["192MiB"]))),
+            true => {
+                let said = rig.refused(&resize(&cache, &["192MiB"]), EXIT_USAGE);
+                assert!(said.contains("already"), "{said}");
+            }
+        }
     }
 }
