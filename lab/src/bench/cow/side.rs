@@ -38,6 +38,7 @@ pub enum Kind {
 impl Kind {
     pub fn name(self) -> &'static str {
         match self {
+            Kind::Stacked(Policy::Uncached) => "qcow2 without a cache",
             Kind::Stacked(Policy::WriteThrough) => "TRDCache, write-through",
             Kind::Stacked(_) => "TRDCache, write-back",
             Kind::Mapped(Shape::Plain, Policy::WriteThrough) => {

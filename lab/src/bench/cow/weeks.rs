@@ -35,6 +35,39 @@ const HITS_LEFT: f64 = 0.95;
 /// Up to the end of each.
 type Days = Vec<Day>;
 
+/// All of a trace on one side, with a cache of this size and so much dirty in it at most.
+pub fn serve(
+    trace: &Trace,
+    kind: Kind,
+    (cache_bytes, limit): (u64, u64),
+    frozen: bool,
+    seed: u64,
+) -> Result<(Measured, Days)> {
+    let mut side = Side::new(&Setup {
+        kind,
+        disk_bytes: trace.disk_bytes,
+        cache_bytes,
+        dirty_limit_bytes: limit,
+        table_ram_bytes: TABLE_RAM_BYTES,
+        in_flight: DEPTH,
+        destages: Destages::After(DESTAGE_AFTER_MS),
+        seed,
+    })?;
+    let (mut days, part_ns) = (Vec::new(), part(trace).0);
+    for timed in &trace.requests {
+        let day = (timed.at_ns / part_ns) as usize;
+        while days.len() < day {
+            days.push(side.end_day(Time((days.len() as u64 + 1) * part_ns)));
+            if frozen {
+                side.snapshot()?;
+            }
+        }
+        side.ask_at(Time(timed.at_ns), timed.ask)?;
+    }
+    days.push(side.end_day(Time((days.len() as u64 + 1) * part_ns)));
+    Ok((side.finish()?, days))
+}
+
 impl Runner<'_> {
     fn trace(&self) -> Result<Arc<Trace>> {
         let options = self.options;
@@ -48,34 +81,12 @@ impl Runner<'_> {
         &mut self,
         trace: &Trace,
         kind: Kind,
-        (cache_bytes, limit): (u64, u64),
+        sizes: (u64, u64),
         frozen: bool,
     ) -> Result<(Measured, Days)> {
-        let mut side = Side::new(&Setup {
-            kind,
-            disk_bytes: trace.disk_bytes,
-            cache_bytes,
-            dirty_limit_bytes: limit,
-            table_ram_bytes: TABLE_RAM_BYTES,
-            in_flight: DEPTH,
-            destages: Destages::After(DESTAGE_AFTER_MS),
-            seed: self.options.seed,
-        })?;
-        let (mut days, part_ns) = (Vec::new(), part(trace).0);
-        for timed in &trace.requests {
-            let day = (timed.at_ns / part_ns) as usize;
-            while days.len() < day {
-                days.push(side.end_day(Time((days.len() as u64 + 1) * part_ns)));
-                if frozen {
-                    side.snapshot()?;
-                }
-            }
-            side.ask_at(Time(timed.at_ns), timed.ask)?;
-        }
-        days.push(side.end_day(Time((days.len() as u64 + 1) * part_ns)));
-        let measured = side.finish()?;
+        let served = serve(trace, kind, sizes, frozen, self.options.seed)?;
         (self.step)();
-        Ok((measured, days))
+        Ok(served)
     }
 
     pub fn days(&mut self) -> Result<Section> {
@@ -258,7 +269,7 @@ fn part(trace: &Trace) -> (u64, &'static str) {
 }
 
 /// The size of a cache that the engine takes, and at least this.
-fn smallest(wanted: u64) -> u64 {
+pub fn smallest(wanted: u64) -> u64 {
     let mut bytes = wanted.next_multiple_of(CACHE_STEP_BYTES);
     while geometry_for(bytes).is_err() {
         bytes += CACHE_STEP_BYTES;
