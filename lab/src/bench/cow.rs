@@ -8,6 +8,7 @@
 //! which the traces are replayed), [`scatter`] and [`recovery`]. Deliberately absent: figures 1, 2
 //! and 5 to 8, which measure nothing.
 
+mod behind;
 mod chapter;
 mod experiments;
 pub mod live;

@@ -4,11 +4,12 @@
 //! caches are parts of its working set, and a cache is never smaller than the engine takes; a
 //! snapshot comes at the end of a day. Deliberately absent: more than one snapshot in a day.
 
+use super::behind;
 use super::experiments::{BASELINE, EXTENDED, PLAIN, Runner, both};
 use super::paper::GIB;
 use super::section::{Case, Comparison, Section};
 use super::side::{DEPTH, Day, Destages, Kind, Measured, Setup, Side};
-use super::trace::Trace;
+use super::trace::{Timed, Trace};
 use crate::plot::{Axis, Curve, Scale, bars, chart};
 use engine::engine::geometry_for;
 use engine::types::Time;
@@ -18,7 +19,7 @@ use std::sync::Arc;
 
 const NS_PER_DAY: u64 = 86_400_000_000_000;
 /// As in the configuration where nothing is said.
-const DESTAGE_AFTER_MS: u64 = 600_000;
+pub const DESTAGE_AFTER_MS: u64 = 600_000;
 /// Of the working set.
 const CACHE_PERCENTS: [u64; 3] = [10, 20, 40];
 const TABLE_RAM_BYTES: u64 = 16 << 20;
@@ -33,17 +34,11 @@ const BY_DAY_FROZEN: f64 = 1.0 - 0.004;
 const HITS_LEFT: f64 = 0.95;
 
 /// Up to the end of each.
-type Days = Vec<Day>;
+pub type Days = Vec<Day>;
 
-/// All of a trace on one side, with a cache of this size and so much dirty in it at most.
-pub fn serve(
-    trace: &Trace,
-    kind: Kind,
-    (cache_bytes, limit): (u64, u64),
-    frozen: bool,
-    seed: u64,
-) -> Result<(Measured, Days)> {
-    let mut side = Side::new(&Setup {
+/// A side for a trace, with a cache of this size and so much dirty in it at most.
+pub fn setup(trace: &Trace, kind: Kind, (cache_bytes, limit): (u64, u64), seed: u64) -> Setup {
+    Setup {
         kind,
         disk_bytes: trace.disk_bytes,
         cache_bytes,
@@ -52,7 +47,16 @@ pub fn serve(
         in_flight: DEPTH,
         destages: Destages::After(DESTAGE_AFTER_MS),
         seed,
-    })?;
+    }
+}
+
+/// All of a trace, where each of its requests is asked by `each`.
+pub fn play(
+    side: &mut Side,
+    trace: &Trace,
+    frozen: bool,
+    each: &mut dyn FnMut(&mut Side, &Timed) -> Result<()>,
+) -> Result<Days> {
     let (mut days, part_ns) = (Vec::new(), part(trace).0);
     for timed in &trace.requests {
         let day = (timed.at_ns / part_ns) as usize;
@@ -62,9 +66,24 @@ pub fn serve(
                 side.snapshot()?;
             }
         }
-        side.ask_at(Time(timed.at_ns), timed.ask)?;
+        each(side, timed)?;
     }
     days.push(side.end_day(Time((days.len() as u64 + 1) * part_ns)));
+    Ok(days)
+}
+
+/// All of a trace on one side, and what has happened up to the end of each day.
+pub fn serve(
+    trace: &Trace,
+    kind: Kind,
+    sizes: (u64, u64),
+    frozen: bool,
+    seed: u64,
+) -> Result<(Measured, Days)> {
+    let mut side = Side::new(&setup(trace, kind, sizes, seed))?;
+    let days = play(&mut side, trace, frozen, &mut |side, timed| {
+        side.ask_timed(timed)
+    })?;
     Ok((side.finish()?, days))
 }
 
@@ -97,6 +116,12 @@ impl Runner<'_> {
         let (ours, aware) = self.serve(&trace, PLAIN, sizes, false)?;
         let (_, below_frozen) = self.serve(&trace, BASELINE, sizes, true)?;
         let (_, aware_frozen) = self.serve(&trace, PLAIN, sizes, true)?;
+        let mut apart = |frozen: bool| {
+            let parts = behind::divided(&trace, sizes, frozen, self.options.seed);
+            (self.step)();
+            parts
+        };
+        let (loose, behind) = (apart(false)?, apart(true)?);
         let part = part(&trace).1;
         let mut comparisons = by_day(part, "flash, GiB", (&below, &aware), BY_DAY);
         let what = "flash with a snapshot each, GiB";
@@ -142,6 +167,7 @@ impl Runner<'_> {
                  too."
                     .into(),
                 hits(part, &aware, &aware_frozen),
+                behind::note(part, &loose, &behind),
             ],
             plots: vec![("Written to flash".into(), chart(x, y, &curves))],
         })
@@ -234,23 +260,26 @@ fn by_day(
 
 /// How many of the reads of each day the cache has, with snapshots and without.
 fn hits(part: &str, plain: &Days, frozen: &Days) -> String {
-    let ratios = |days: &Days| -> Vec<f64> {
+    let counts = |days: &Days| -> Vec<(u64, u64)> {
         let before = [Day::default()].into_iter().chain(days.iter().copied());
         let days = days.iter().zip(before);
         days.map(|(day, before)| {
             let (hits, misses) = (day.hits - before.hits, day.misses - before.misses);
-            hits as f64 / (hits + misses).max(1) as f64
+            (hits, hits + misses)
         })
         .collect()
     };
-    let (plain, frozen) = (ratios(plain), ratios(frozen));
+    let ratio = |(hits, all): (u64, u64)| hits as f64 / all.max(1) as f64;
+    let (plain, frozen) = (counts(plain), counts(frozen));
     // The first has no snapshot before it.
     let left = plain.iter().zip(&frozen).skip(1);
-    let left = left.map(|(plain, frozen)| frozen / plain.max(f64::MIN_POSITIVE));
+    let left = left.map(|(plain, frozen)| ratio(*frozen) / ratio(*plain).max(f64::MIN_POSITIVE));
     let least = left.fold(f64::INFINITY, f64::min);
-    let shown = |ratios: &[f64]| {
-        let all: Vec<String> = ratios.iter().map(|it| format!("{it:.3}")).collect();
-        all.join(", ")
+    let shown = |counts: &[(u64, u64)]| {
+        let all = counts
+            .iter()
+            .map(|it| format!("{:.3} of {}", ratio(*it), it.1));
+        all.collect::<Vec<String>>().join(", ")
     };
     format!(
         "Hit ratio of each {part}: {} without, {} with a snapshot each; at least {least:.3} of it \
@@ -261,7 +290,7 @@ fn hits(part: &str, plain: &Days, frozen: &Days) -> String {
 }
 
 /// What is called a day of it: a seventh, if it is not as long as two; and its name.
-fn part(trace: &Trace) -> (u64, &'static str) {
+pub fn part(trace: &Trace) -> (u64, &'static str) {
     match trace.duration_ns() {
         short if short < 2 * NS_PER_DAY => (short / 7 + 1, "part"),
         _ => (NS_PER_DAY, "day"),

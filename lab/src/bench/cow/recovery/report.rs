@@ -35,25 +35,23 @@ const HEAD: [&str; 11] = [
 
 impl Line {
     fn proven(&self) -> impl Iterator<Item = &Round> {
-        self.rounds.iter().filter(|round| round.proven)
+        let rounds = self.rounds.iter();
+        rounds.filter(|round| round.is_proven(self.dirty_bytes))
     }
 
     fn seconds(&self, slot: Slot) -> Option<Spread> {
         Spread::of(self.proven().map(|it| it.seconds[slot as usize]))
     }
 
-    fn rate(&self, slot: Slot, bytes: u64) -> Option<Spread> {
-        let rates = self
-            .proven()
-            .map(|it| bytes as f64 / MB / it.seconds[slot as usize]);
+    fn rate(&self, slot: Slot) -> Option<Spread> {
+        let rates = self.proven().map(|it| it.rate(slot, self.dirty_bytes) / MB);
         Spread::of(rates)
     }
 
     /// The rate of one over that of another.
     fn ratio(&self, over: Slot, under: Slot) -> Option<Spread> {
-        let ratios = self
-            .proven()
-            .map(|it| it.seconds[under as usize] / it.seconds[over as usize]);
+        let rate = |it: &Round, slot| it.rate(slot, self.dirty_bytes);
+        let ratios = self.proven().map(|it| rate(it, over) / rate(it, under));
         Spread::of(ratios)
     }
 
@@ -62,8 +60,8 @@ impl Line {
         Some(ratio.median >= WANTED)
     }
 
-    fn cells(&self, bytes: u64) -> Vec<String> {
-        let rate = |slot| cell(self.rate(slot, bytes), 0);
+    fn cells(&self) -> Vec<String> {
+        let rate = |slot| cell(self.rate(slot), 0);
         let ratio = |over, under| cell(self.ratio(over, under), 2);
         vec![
             self.case.image.name().into(),
@@ -85,16 +83,20 @@ impl Line {
         ]
     }
 
-    fn document(&self, bytes: u64) -> Value {
+    fn document(&self) -> Value {
         let spread = |it: Option<Spread>| it.map(|it| it.document());
         let rounds = self.rounds.iter().map(|round| {
             let [sequential, pattern, recovery, again] = round.seconds;
             json!({
-                "proven": round.proven,
+                "proven": round.is_proven(self.dirty_bytes),
                 "sequential_seconds": sequential,
                 "pattern_seconds": pattern,
                 "recovery_seconds": recovery,
                 "sequential_again_seconds": again,
+                "dirty_bytes": round.recovered.map(|it| it.dirty_bytes),
+                "left_bytes": round.recovered.map(|it| it.left_bytes),
+                "image_bytes": round.recovered.map(|it| it.image_bytes),
+                "wrong_places": round.recovered.map(|it| it.wrong),
             })
         });
         json!({
@@ -102,7 +104,7 @@ impl Line {
             "piece_bytes": self.case.piece_bytes,
             "rounds_proven": self.proven().count(),
             "recovery_seconds": spread(self.seconds(Slot::Recovery)),
-            "recovery_mb_per_second": spread(self.rate(Slot::Recovery, bytes)),
+            "recovery_mb_per_second": spread(self.rate(Slot::Recovery)),
             "of_sequential": spread(self.ratio(Slot::Recovery, Slot::Sequential)),
             "of_pattern": spread(self.ratio(Slot::Recovery, Slot::Pattern)),
             "a_a_ratio": spread(self.ratio(Slot::SequentialAgain, Slot::Sequential)),
@@ -138,7 +140,6 @@ impl Report {
     }
 
     pub fn chapter(&self) -> Chapter {
-        let bytes = self.options.dirty_bytes;
         let unproven = self.unproven().into_iter();
         Chapter {
             name: "recovery",
@@ -146,7 +147,7 @@ impl Report {
             machine: machine::text(),
             grids: vec![Grid {
                 head: &HEAD,
-                rows: self.lines.iter().map(|it| it.cells(bytes)).collect(),
+                rows: self.lines.iter().map(|it| it.cells()).collect(),
                 words: 1,
             }],
             notes: unproven.map(|it| format!("not proven: {it}")).collect(),
@@ -157,7 +158,7 @@ impl Report {
 
     fn document(&self) -> Value {
         let bytes = self.options.dirty_bytes;
-        let lines = self.lines.iter().map(|it| it.document(bytes));
+        let lines = self.lines.iter().map(|it| it.document());
         json!({
             "benchmark": "cow recovery",
             "machine": machine::document(),
