@@ -5,8 +5,8 @@
 //! killed and its stage is gone, as with its host; `tenuto recover` is a process of its own and is
 //! timed from its start to its end; each slot has a new file on the same file system, and a plain
 //! write ends with a sync; a recovery counts if the cache had all that was written and has nothing
-//! afterwards, and its rate is of what the image got by it. Deliberately absent: a simulated storage, whose rate would be
-//! what was chosen.
+//! afterwards, and its rate is of what the image got by it. Deliberately absent: a simulated
+//! storage, whose rate would be what was chosen.
 
 mod plain;
 mod report;

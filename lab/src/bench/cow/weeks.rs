@@ -4,7 +4,7 @@
 //! caches are parts of its working set, and a cache is never smaller than the engine takes; a
 //! snapshot comes at the end of a day. Deliberately absent: more than one snapshot in a day.
 
-use super::behind;
+use super::behind::{self, Divided, Division};
 use super::experiments::{BASELINE, EXTENDED, PLAIN, Runner, both};
 use super::paper::GIB;
 use super::section::{Case, Comparison, Section};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 const NS_PER_DAY: u64 = 86_400_000_000_000;
 /// As in the configuration where nothing is said.
-pub const DESTAGE_AFTER_MS: u64 = 600_000;
+const DESTAGE_AFTER_MS: u64 = 600_000;
 /// Of the working set.
 const CACHE_PERCENTS: [u64; 3] = [10, 20, 40];
 const TABLE_RAM_BYTES: u64 = 16 << 20;
@@ -37,7 +37,7 @@ const HITS_LEFT: f64 = 0.95;
 pub type Days = Vec<Day>;
 
 /// A side for a trace, with a cache of this size and so much dirty in it at most.
-pub fn setup(trace: &Trace, kind: Kind, (cache_bytes, limit): (u64, u64), seed: u64) -> Setup {
+fn setup(trace: &Trace, kind: Kind, (cache_bytes, limit): (u64, u64), seed: u64) -> Setup {
     Setup {
         kind,
         disk_bytes: trace.disk_bytes,
@@ -51,7 +51,7 @@ pub fn setup(trace: &Trace, kind: Kind, (cache_bytes, limit): (u64, u64), seed: 
 }
 
 /// All of a trace, where each of its requests is asked by `each`.
-pub fn play(
+fn play(
     side: &mut Side,
     trace: &Trace,
     frozen: bool,
@@ -87,6 +87,17 @@ pub fn serve(
     Ok((side.finish()?, days))
 }
 
+/// The reads of each part, with a snapshot between them or without.
+fn divided(trace: &Trace, sizes: (u64, u64), frozen: bool, seed: u64) -> Result<Vec<Divided>> {
+    let mut side = Side::new(&setup(trace, PLAIN, sizes, seed))?;
+    let mut division = Division::new(part(trace).0, DESTAGE_AFTER_MS);
+    play(&mut side, trace, frozen, &mut |side, timed| {
+        division.ask(side, timed)
+    })?;
+    side.finish()?;
+    Ok(division.parts)
+}
+
 impl Runner<'_> {
     fn trace(&self) -> Result<Arc<Trace>> {
         let options = self.options;
@@ -117,7 +128,7 @@ impl Runner<'_> {
         let (_, below_frozen) = self.serve(&trace, BASELINE, sizes, true)?;
         let (_, aware_frozen) = self.serve(&trace, PLAIN, sizes, true)?;
         let mut apart = |frozen: bool| {
-            let parts = behind::divided(&trace, sizes, frozen, self.options.seed);
+            let parts = divided(&trace, sizes, frozen, self.options.seed);
             (self.step)();
             parts
         };
@@ -290,7 +301,7 @@ fn hits(part: &str, plain: &Days, frozen: &Days) -> String {
 }
 
 /// What is called a day of it: a seventh, if it is not as long as two; and its name.
-pub fn part(trace: &Trace) -> (u64, &'static str) {
+fn part(trace: &Trace) -> (u64, &'static str) {
     match trace.duration_ns() {
         short if short < 2 * NS_PER_DAY => (short / 7 + 1, "part"),
         _ => (NS_PER_DAY, "day"),
@@ -330,5 +341,48 @@ fn network(case: &Case, kind: Kind) -> Comparison {
         ours: ours.network_bytes() as f64 / GIB,
         paper: None,
         target: Some(BY_CACHE.1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::behind::Reads;
+    use super::*;
+    use workload::trace::{NameId, Op, Record};
+
+    const MINUTE_NS: u64 = 60_000_000_000;
+
+    /// Fails when: a read of what a snapshot has destaged is not told from others, or what was
+    /// written long before it, or after it, counts as dirty.
+    #[test]
+    fn reads_of_what_was_dirty_at_a_snapshot_are_told_from_others() {
+        let record = |minute: u64, op: Op, place: u64| Record {
+            time_ns: minute * MINUTE_NS,
+            disk: NameId(0),
+            op,
+            sector: place * 1024,
+            sectors: 8,
+            path: None,
+        };
+        // Parts are a little longer than an hour, so that the last request is in the seventh.
+        let records = [
+            record(1, Op::Write, 1),
+            record(40, Op::Write, 2),
+            record(59, Op::Write, 3),
+            record(60, Op::Write, 4),
+            record(62, Op::Read, 1),
+            record(63, Op::Read, 3),
+            record(64, Op::Write, 3),
+            record(65, Op::Read, 3),
+            record(66, Op::Read, 4),
+            record(420, Op::Read, 4),
+        ];
+        let trace = Trace::of("ten requests", records).expect("one disk");
+        let sizes = (256 << 20, 256 << 20);
+        let without = divided(&trace, sizes, false, 1).expect("it runs");
+        let with = divided(&trace, sizes, true, 1).expect("it runs");
+        assert_eq!(without[1].dirty, Reads { all: 2, hits: 2 });
+        assert_eq!((with[1].dirty.all, with[1].others.all), (2, 2));
+        assert_eq!(with[1].others, without[1].others, "nothing else changes");
     }
 }
