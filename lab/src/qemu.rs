@@ -8,6 +8,7 @@
 use crate::client::Client;
 use host::error::{Error, Kind, Result, cause};
 use host::sys;
+use serde_json::json;
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -139,6 +140,25 @@ fn version_of(programs: &[&str]) -> Result<String> {
     Ok(version.expect("there is one of each program"))
 }
 
+/// What a qcow2 file maps by itself, without the files below it, as `qemu-img map` has it.
+pub fn map(path: &Path) -> Result<String> {
+    let file = json!({ "driver": "file", "filename": path });
+    let node = json!({ "driver": "qcow2", "file": file, "backing": null });
+    let mut command = Command::new(IMG);
+    command.args(["map", "--output=json", &format!("json:{node}")]);
+    sys::end_with_parent(&mut command);
+    let done = command.stdin(Stdio::null()).output();
+    let done = done.map_err(|error| absent(IMG, &error))?;
+    match done.status.success() {
+        true => Ok(String::from_utf8_lossy(&done.stdout).into_owned()),
+        false => {
+            let said = String::from_utf8_lossy(&done.stderr);
+            let last = said.lines().last().unwrap_or("it said nothing");
+            Err(Error::failed(format!("{IMG} map: {last}")))
+        }
+    }
+}
+
 /// Runs `qemu-img`.
 pub fn img(arguments: &[&str]) -> Result<()> {
     Process::start(IMG, arguments)?.end()
@@ -162,12 +182,17 @@ pub fn overlay(path: &Path, bytes: u64, socket: &Path, base: &str, options: &str
     img(&[&create[..], &rest].concat())
 }
 
-/// Makes an empty qcow2 clone with clusters of 64 KiB in one export, over a qcow2 base in another.
-pub fn clone_through(socket: &Path, clone: &str, base: &str, bytes: u64) -> Result<()> {
+/// Makes an empty qcow2 clone with these options in one export, over a qcow2 base in another.
+pub fn clone_through(
+    socket: &Path,
+    (clone, base): (&str, &str),
+    bytes: u64,
+    options: &str,
+) -> Result<()> {
     let url = |export: &str| format!("nbd+unix:///{export}?socket={}", socket.display());
     let (clone, base, bytes) = (url(clone), url(base), bytes.to_string());
     let create = ["create", "-q", "-f", "qcow2", "-u", "-b", &base];
-    let rest = ["-F", "qcow2", "-o", "cluster_size=65536", &clone, &bytes];
+    let rest = ["-F", "qcow2", "-o", options, &clone, &bytes];
     img(&[&create[..], &rest].concat())
 }
 

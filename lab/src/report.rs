@@ -59,6 +59,9 @@ fn has_words(table: &Table<'_>, column: usize) -> bool {
 }
 
 pub fn table(table: &Table<'_>) -> String {
+    if table.head.is_empty() {
+        return String::new();
+    }
     let columns = 0..table.head.len();
     let words: Vec<bool> = columns.map(|at| has_words(table, at)).collect();
     let line = |tag: &str, cells: &mut dyn Iterator<Item = &str>| {

@@ -318,7 +318,7 @@ impl Host {
 }
 
 /// A cache in a file without blocks: only what is written to it takes room.
-fn sparse_cache(path: &Path, bytes: u64) -> Result<()> {
+pub fn sparse_cache(path: &Path, bytes: u64) -> Result<()> {
     let wrong = |why: String| Error::failed(format!("cache {}: {why}", path.display()));
     make_image(path, bytes)?;
     let geometry = geometry_for(bytes).map_err(wrong)?;

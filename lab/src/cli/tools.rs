@@ -286,20 +286,23 @@ pub struct BenchImages {
 
 #[derive(Clone, Debug, Args)]
 pub struct BenchCow {
-    /// A figure or table of the paper, or all of them, offline; f9 and t1 are one run, and so are
-    /// f12 and t2. Or live: requests per second of f10, f11 and f12 beside qemu-storage-daemon over
-    /// a cache that knows nothing of its images, and over none
-    #[arg(value_name = "EXPERIMENT")]
+    /// Figures and tables of the paper, of which f9 and t1 are one run, and so are f12 and t2; all:
+    /// those of the engine in virtual time, f9 to f15, t1, t2 and the memory of the index. f3:
+    /// requests at the storage for one of the guest, beside qemu-storage-daemon. f4: blocks in
+    /// pieces, and how whole the files are. live: requests per second of f10, f11 and f12 beside
+    /// qemu-storage-daemon over a cache that knows nothing of its images, and over none. recovery:
+    /// the dirty data of a dead host's cache
+    #[arg(value_name = "EXPERIMENT", required = true)]
     #[arg(value_parser = PossibleValuesParser::new(experiments()))]
-    pub experiment: String,
+    pub experiments: Vec<String>,
     /// Numbers of requests are divided by this; 1: as many as in the paper
     #[arg(long, value_name = "N", default_value_t = 10.0)]
     pub scale: f64,
     /// Seed of the loads
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// A trace of one disk for f14 and f15, in a format of `trace info`; default: the synthetic
-    /// week of a desktop
+    /// A trace of one disk for f14 and f15, and for f3 beside the desktop, in a format of `trace
+    /// info`; default: the synthetic week of a desktop
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// What the trace is in, where its beginning does not tell
@@ -312,22 +315,22 @@ pub struct BenchCow {
     pub live: BenchCowLive,
 }
 
-/// Of `bench cow live` alone.
+/// Of `bench cow` with f3, f4, live or recovery.
 #[derive(Clone, Debug, Args)]
 pub struct BenchCowLive {
-    /// Rounds in which each side has a slot of each load (live); default: 5
+    /// Rounds in which each side has its slots (live, f4, recovery); default: 5
     #[arg(long, value_name = "N")]
     pub rounds: Option<u32>,
     /// Length of one slot at most (live); default: 0.3
     #[arg(long, value_name = "S")]
     pub seconds: Option<f64>,
-    /// Requests in flight (live); default: 16
+    /// Requests in flight (live, f3); default: 16, of f3 1
     #[arg(long, value_name = "N")]
     pub qd: Option<usize>,
-    /// Size of the disk, all of which the base image has (live); default: 1GiB
+    /// Size of the disk, all of which the base image has (live, f4); default: 1GiB
     #[arg(long, value_name = "SIZE")]
     pub data: Option<String>,
-    /// Size of the cache, at least that of the disk (live); default: 2GiB
+    /// Size of the cache, at least that of the disk (live, f4); default: 2GiB
     #[arg(long, value_name = "SIZE")]
     pub cache: Option<String>,
     /// Latency of the simulated storage (live); default: 1ms
@@ -336,28 +339,48 @@ pub struct BenchCowLive {
     /// Requests per second that the simulated storage takes (live); default: 2000
     #[arg(long, value_name = "N")]
     pub origin_iops: Option<u32>,
-    /// Directory on the device that holds cache and images (live); default: that of temporary
-    /// files
+    /// Operations of each kind that need a table each (f3); default: 64
+    #[arg(long, value_name = "N")]
+    pub far: Option<u64>,
+    /// Operations of each kind that are close together (f3); default: 1024
+    #[arg(long, value_name = "N")]
+    pub near: Option<u64>,
+    /// Dirty data that is recovered (recovery); default: 512MiB
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<String>,
+    /// Sizes of the writes that it came from, with commas between (recovery); default: 64KiB,4KiB
+    #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',')]
+    pub pieces: Option<Vec<String>>,
+    /// Directory of the cache where it is not that of the images (recovery)
+    #[arg(long, value_name = "DIR")]
+    pub cache_path: Option<PathBuf>,
+    /// Directory on the device that holds cache and images (live, f3, f4, recovery); default: that
+    /// of temporary files
     #[arg(long, value_name = "DIR")]
     pub path: Option<PathBuf>,
 }
 
 impl BenchCowLive {
     pub fn is_given(&self) -> bool {
-        let texts = [&self.data, &self.cache, &self.origin_latency];
+        let sizes = [&self.data, &self.cache, &self.origin_latency, &self.size];
         let numbers = [self.rounds, self.origin_iops];
+        let counts = [self.far, self.near];
+        let directories = [&self.path, &self.cache_path];
         self.seconds.is_some()
             || self.qd.is_some()
-            || self.path.is_some()
-            || texts.iter().any(|it| it.is_some())
+            || self.pieces.is_some()
+            || sizes.iter().any(|it| it.is_some())
             || numbers.iter().any(Option::is_some)
+            || counts.iter().any(Option::is_some)
+            || directories.iter().any(|it| it.is_some())
     }
 }
 
 /// All that `bench cow` can be asked for.
 fn experiments() -> Vec<&'static str> {
     let parts = cow::Part::ALL.iter().flat_map(|part| part.keys());
-    ["all", "live"].into_iter().chain(parts.copied()).collect()
+    let live = ["all", "live", "f3", "f4", "recovery"];
+    live.into_iter().chain(parts.copied()).collect()
 }
 
 #[derive(Clone, Debug, Args)]

@@ -404,18 +404,147 @@ fn the_live_half_of_the_copy_on_write_benchmark_proves_the_path_of_each_side() {
         }
     }
     assert_eq!(document["changes"].as_array().map(Vec::len), Some(6));
+    assert_swept(&rig);
+}
+
+/// Where every run of a benchmark leaves nothing behind.
+fn assert_swept(rig: &Rig) {
     let left = std::fs::read_dir(&rig.dir).expect("list it").flatten();
     let names: Vec<_> = left.map(|entry| entry.file_name()).collect();
     let run = |name: &std::ffi::OsString| name.to_string_lossy().starts_with("tenuto-demo");
     assert!(!names.iter().any(run), "the run is swept: {names:?}");
 }
 
+/// Fails when: something that a guest asks for is not counted at the storage, on either side, or
+/// caches are not empty before an operation.
 #[test]
-fn the_two_halves_of_the_copy_on_write_benchmark_do_not_take_each_other_s_options() {
+fn the_requests_at_the_storage_are_those_of_tables_and_data_on_both_sides() {
+    let name = "the_requests_at_the_storage_are_those_of_tables_and_data_on_both_sides";
+    if !have(name, &["qemu-storage-daemon", "qemu-img"]) {
+        return;
+    }
     let rig = Rig::new();
-    let asked: [&[&str]; 2] = [
+    let place = rig.dir.display().to_string();
+    let small = ["--far", "3", "--near", "16", "--scale", "5000"];
+    let asked = ["bench", "cow", "f3", "--path", &place];
+    let document = rig.json(&[&asked[..], &small].concat());
+    assert_told_on_what(&document);
+    let rows = document["rows"].as_array().expect("a list of rows");
+    assert_eq!(
+        rows.len(),
+        2 * 6 * 7,
+        "two distances, six sides, seven operations"
+    );
+    let each = |operation: &str, tables: &str, side: &str| {
+        let is = |row: &&Value| {
+            let told = [&row["operation"], &row["tables"], &row["side"]];
+            told == [operation, tables, side]
+        };
+        let row = rows.iter().find(is);
+        let row = row.unwrap_or_else(|| panic!("{operation}, {tables}, {side}"));
+        assert_eq!(row["proven"], true, "{row}");
+        number(&row["requests_each"])
+    };
+    let far = "a table each";
+    for side in ["QEMU, 64 KiB", "QEMU, subclusters"] {
+        // A table and the data; and, of the base, the table of either file.
+        assert_eq!(each("rd-delta", far, side), 2.0, "{side}");
+        assert_eq!(each("rd-base", far, side), 3.0, "{side}");
+        assert_eq!(each("over-wt", far, side), 2.0, "{side}");
+        let new = each("new-wt, empty clone", far, side);
+        assert!(new > 3.0 && new <= 13.0, "{side}: {new}");
+    }
+    for side in ["Tenuto wb, 64 KiB", "Tenuto wt, subclusters"] {
+        // And the headers of both files, which are read once.
+        let cold = each("rd-base", far, side);
+        assert!((3.0..4.5).contains(&cold), "{side}: {cold}");
+        assert_eq!(each("rd-base, again", far, side), 0.0, "{side}");
+        assert_eq!(each("rd-delta, again", far, side), 0.0, "{side}");
+    }
+    let journal = |row: &Value| number(&row["storage"]["journal_and_ledger"]);
+    for row in rows {
+        let side = row["side"].as_str().expect("words");
+        let writes = row["operation"].as_str().expect("words").contains("-wt");
+        let journaled = side.starts_with("Tenuto wb") && writes;
+        assert_eq!(journal(row) > 0.0, journaled, "{row}");
+    }
+    let traces = document["traces"].as_array().expect("a list of traces");
+    assert_eq!(traces.len(), 2, "one trace in two caches");
+    for side in traces
+        .iter()
+        .flat_map(|it| it["sides"].as_array())
+        .flatten()
+    {
+        assert!(number(&side["requests_each"]) > 0.0, "{side}");
+    }
+    assert_swept(&rig);
+}
+
+/// Fails when: a recovery counts that did not bring home all that was in the cache, or a file's
+/// extents are not those that were written.
+#[test]
+fn pieces_of_files_and_recoveries_are_measured_and_stand_in_one_report_with_the_tables() {
+    let name = "pieces_of_files_and_recoveries_are_measured_and_stand_in_one_report";
+    if !have(name, &["qemu-storage-daemon", "qemu-img"]) {
+        return;
+    }
+    let rig = Rig::new();
+    let (place, page) = (rig.dir.display().to_string(), rig.dir.join("cow.html"));
+    let path = page.to_str().expect("a path in words");
+    let small = ["--data", "64MiB", "--cache", "256MiB", "--size", "8MiB"];
+    let short = ["--rounds", "1", "--scale", "5000", "--path", &place];
+    let asked = ["bench", "cow", "recovery", "f4", "f9", "--html", path];
+    let document = rig.json(&[&asked[..], &small, &short].concat());
+    let reports = document["reports"].as_array().expect("a list of reports");
+    let names: Vec<&str> = reports
+        .iter()
+        .map(|it| it["benchmark"].as_str().expect("words"))
+        .collect();
+    assert_eq!(names, ["cow", "cow f4", "cow recovery"]);
+    let [tables, scatter, recovery] = &reports[..] else {
+        unreachable!("three names");
+    };
+    assert_eq!(tables["experiments"][0]["experiment"], "f9, t1");
+    assert_told_on_what(scatter);
+    let accesses = scatter["accesses"].as_array().expect("a list");
+    for access in accesses {
+        for figure in ["whole_us", "at_once_us", "one_by_one_us", "a_a_ratio"] {
+            assert!(number(&access[figure]["median"]) > 0.0, "{access}");
+        }
+    }
+    let files = scatter["files"].as_array().expect("a list");
+    assert_eq!(files.len(), 6);
+    for file in files {
+        // Of 512 writes to 1,024 clusters some are in one cluster, and neighbours are in a piece.
+        let (extents, bytes) = (number(&file["extents"]), number(&file["bytes"]));
+        assert!(extents > 100.0 && extents <= 512.0, "{file}");
+        let whole = file["side"].as_str().expect("words").contains("64 KiB");
+        let unit = if whole { 65_536.0 } else { 4096.0 };
+        assert!(bytes >= 256.0 * unit && bytes <= 512.0 * unit, "{file}");
+        assert_eq!(file["proven"], true, "{file}");
+    }
+    assert_told_on_what(recovery);
+    let rows = recovery["rows"].as_array().expect("a list of rows");
+    assert_eq!(rows.len(), 4, "two images, two sizes");
+    for row in rows {
+        assert_eq!(row["rounds_proven"], 1, "{row}");
+        assert!(number(&row["of_sequential"]["median"]) > 0.0, "{row}");
+    }
+    let html = std::fs::read_to_string(&page).expect("a page");
+    for told in ["f9, t1", "MEAN EXTENT", "ONE RUN, MB/S", "<svg"] {
+        assert!(html.contains(told), "{told}");
+    }
+    assert_swept(&rig);
+}
+
+#[test]
+fn experiments_of_the_copy_on_write_benchmark_do_not_take_each_other_s_options() {
+    let rig = Rig::new();
+    let asked: [&[&str]; 4] = [
         &["bench", "cow", "f10", "--rounds", "1"],
-        &["bench", "cow", "live", "--html", "page.html"],
+        &["bench", "cow", "all", "f9", "--size", "1GiB"],
+        &["bench", "cow", "live", "--trace", "trace.csv"],
+        &["bench", "cow"],
     ];
     for arguments in asked {
         rig.refused(arguments, EXIT_USAGE);

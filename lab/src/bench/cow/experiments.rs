@@ -27,8 +27,8 @@ pub const BASELINE: Kind = Kind::Stacked(Policy::WriteBack);
 const THROUGH: Kind = Kind::Stacked(Policy::WriteThrough);
 pub const PLAIN: Kind = Kind::Mapped(Shape::Plain, Policy::WriteBack);
 pub const EXTENDED: Kind = Kind::Mapped(Shape::Extended, Policy::WriteBack);
-const PLAIN_THROUGH: Kind = Kind::Mapped(Shape::Plain, Policy::WriteThrough);
-const EXTENDED_THROUGH: Kind = Kind::Mapped(Shape::Extended, Policy::WriteThrough);
+pub const PLAIN_THROUGH: Kind = Kind::Mapped(Shape::Plain, Policy::WriteThrough);
+pub const EXTENDED_THROUGH: Kind = Kind::Mapped(Shape::Extended, Policy::WriteThrough);
 const ALL: [Kind; 3] = [BASELINE, PLAIN, EXTENDED];
 
 const NO_THROUGHPUT: &str = "Throughput of guests, which the paper's figure shows, is not measured \

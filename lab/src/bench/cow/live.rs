@@ -8,9 +8,9 @@
 //! device for the cache alone, so flash bytes are those that the daemon sends to it.
 
 mod case;
-mod guest;
+pub(super) mod guest;
 mod report;
-mod side;
+pub(super) mod side;
 
 use super::super::micro::serve::make_file;
 use super::super::range;

@@ -54,7 +54,7 @@ impl Part {
             Part::Ratios => 18,
             Part::Oltp => 12,
             Part::Applications => 9,
-            Part::Days => 4,
+            Part::Days => 6,
             Part::Caches => 9,
             Part::Memory => 5,
         }

@@ -1,28 +1,39 @@
 //! The report as one HTML file.
 
+use super::chapter::Chapter;
 use super::paper::Calibrated;
 use super::report::Report;
 use super::section::{Comparison, SIDES_HEAD, SIDES_LEGEND, Section};
 use crate::plot::escape;
 use crate::report::{self as frame, Table};
 
-impl Report {
-    pub fn page(&self) -> String {
-        let lead = format!("{}. {}.", self.headline(), self.machine());
-        let rows: Vec<Vec<String>> = self.calibrated.iter().map(Calibrated::cells).collect();
-        let table = Table {
-            head: &Calibrated::HEAD,
-            rows: &rows,
-        };
-        let sections: String = self.sections.iter().map(section).collect();
-        let below = format!(
-            "<p class=\"small\">The baseline TRDCache, a million random writes of 64 KiB, against \
-             the paper's table 1.</p>\n<p class=\"small\">{}</p>\n{sections}",
-            escape(SIDES_LEGEND)
-        );
-        frame::page("copy-on-write", &lead, &table, &below)
-    }
+/// The offline half where there is one, and the chapters that were asked for with it.
+pub fn page(report: Option<&Report>, chapters: &[Chapter]) -> String {
+    let chapters: String = chapters.iter().map(Chapter::html).collect();
+    let Some(report) = report else {
+        let lead = "the COWCache paper against Tenuto, on this machine";
+        return frame::page("copy-on-write", lead, &EMPTY, &chapters);
+    };
+    let lead = format!("{}. {}.", report.headline(), report.machine());
+    let rows: Vec<Vec<String>> = report.calibrated.iter().map(Calibrated::cells).collect();
+    let table = Table {
+        head: &Calibrated::HEAD,
+        rows: &rows,
+    };
+    let sections: String = report.sections.iter().map(section).collect();
+    let below = format!(
+        "<p class=\"small\">The baseline TRDCache, a million random writes of 64 KiB, against \
+         the paper's table 1.</p>\n<p class=\"small\">{}</p>\n{sections}{chapters}",
+        escape(SIDES_LEGEND)
+    );
+    frame::page("copy-on-write", &lead, &table, &below)
 }
+
+/// Every chapter has its own tables.
+const EMPTY: Table<'_> = Table {
+    head: &[],
+    rows: &[],
+};
 
 fn section(section: &Section) -> String {
     let (compared, sides) = (

@@ -6,6 +6,7 @@
 //! image over a raw base. Everything dirty is at the storage when a side is measured. Deliberately
 //! absent: how long a guest waits, which this cannot say.
 
+use super::trace::Timed;
 use crate::replay::kept::{self, Files};
 use crate::replay::machine::{Ask, Machine, Sizes};
 use crate::replay::offline::Volume;
@@ -38,6 +39,7 @@ pub enum Kind {
 impl Kind {
     pub fn name(self) -> &'static str {
         match self {
+            Kind::Stacked(Policy::Uncached) => "qcow2 without a cache",
             Kind::Stacked(Policy::WriteThrough) => "TRDCache, write-through",
             Kind::Stacked(_) => "TRDCache, write-back",
             Kind::Mapped(Shape::Plain, Policy::WriteThrough) => {
@@ -305,9 +307,23 @@ impl Side {
     }
 
     /// The next request of the guest at its time, or later if too many are under way.
-    pub fn ask_at(&mut self, at: Time, ask: Ask) -> Result<()> {
-        self.machine.run_until(at);
-        self.ask(ask)
+    pub fn ask_timed(&mut self, timed: &Timed) -> Result<()> {
+        self.machine.run_until(Time(timed.at_ns));
+        self.ask(timed.ask)
+    }
+
+    /// Waits until all is answered.
+    pub fn wait_idle(&mut self) -> Result<()> {
+        self.wait_below(1)
+    }
+
+    /// Reads that the cache had so far, and those that went to the storage.
+    pub fn reads(&self) -> (u64, u64) {
+        let volumes = self.machine.snapshot().volumes;
+        let reads = volumes.iter().map(|volume| volume.counters.reads);
+        reads.fold((0, 0), |(hits, misses), it| {
+            (hits + it.ram_hits + it.ssd_hits, misses + it.origin)
+        })
     }
 
     /// Lets a day pass; what has happened since the begin.
@@ -315,11 +331,7 @@ impl Side {
         self.machine.run_until(at);
         self.look_at_index();
         let tally = &self.machine.tally;
-        let volumes = self.machine.snapshot().volumes;
-        let reads = volumes.iter().map(|volume| volume.counters.reads);
-        let (hits, misses) = reads.fold((0, 0), |(hits, misses), it| {
-            (hits + it.ram_hits + it.ssd_hits, misses + it.origin)
-        });
+        let (hits, misses) = self.reads();
         Day {
             flash_bytes: tally.flash_writes.bytes - tally.flash.prepared.bytes,
             hits,
@@ -569,7 +581,8 @@ mod tests {
                         false => Ask::Read { sector, sectors },
                     };
                     at += 1_000_000;
-                    side.ask_at(Time(at), ask).expect("it is served");
+                    let timed = Timed { at_ns: at, ask };
+                    side.ask_timed(&timed).expect("it is served");
                 }
                 at += 10_000_000_000;
                 side.end_day(Time(at))

@@ -6,6 +6,7 @@
 use super::case::{CHANGE_WANTED, Case, Load, OLTP_SPAN_BYTES};
 use super::side::{Side, Slot};
 use super::{Line, Options};
+use crate::bench::cow::chapter::{Chapter, Grid};
 use crate::bench::rounds::{self, Spread, cell};
 use crate::machine;
 use engine::types::Policy;
@@ -192,7 +193,7 @@ impl Change {
 }
 
 impl Report {
-    pub const HEAD: [&'static str; 12] = [
+    const HEAD: [&'static str; 12] = [
         "LOAD",
         "POLICY",
         "TRDCACHE/S",
@@ -207,7 +208,7 @@ impl Report {
         "MET",
     ];
 
-    pub const PATHS_HEAD: [&'static str; 11] = [
+    const PATHS_HEAD: [&'static str; 11] = [
         "LOAD",
         "POLICY",
         "SIDE",
@@ -221,7 +222,7 @@ impl Report {
         "DESTAGED, MIB",
     ];
 
-    pub fn headline(&self) -> String {
+    fn headline(&self) -> String {
         let options = &self.options;
         format!(
             "a new clone of a qcow2 base of {} MiB in each slot, of which OLTP uses {} MiB that it \
@@ -239,17 +240,28 @@ impl Report {
         )
     }
 
-    pub fn machine(&self) -> String {
-        machine::text()
-    }
-
-    pub fn rows(&self) -> Vec<Vec<String>> {
-        self.lines.iter().map(Line::cells).collect()
-    }
-
-    /// What each side asked of cache and storage.
-    pub fn paths(&self) -> Vec<Vec<String>> {
-        self.lines.iter().flat_map(Line::paths).collect()
+    pub fn chapter(&self) -> Chapter {
+        Chapter {
+            name: "live",
+            headline: self.headline(),
+            machine: machine::text(),
+            grids: vec![
+                Grid {
+                    head: &Report::HEAD,
+                    rows: self.lines.iter().map(Line::cells).collect(),
+                    words: 2,
+                },
+                // What each side asked of cache and storage.
+                Grid {
+                    head: &Report::PATHS_HEAD,
+                    rows: self.lines.iter().flat_map(Line::paths).collect(),
+                    words: 3,
+                },
+            ],
+            notes: self.notes(),
+            document: self.document(),
+            unproven: self.unproven(),
+        }
     }
 
     fn changes(&self) -> Vec<Change> {
@@ -286,7 +298,7 @@ impl Report {
     }
 
     /// What is no row.
-    pub fn notes(&self) -> Vec<String> {
+    fn notes(&self) -> Vec<String> {
         let mut notes: Vec<String> = self.changes().iter().map(Change::text).collect();
         let (met, targets) = self.met();
         notes.push(format!("targets met: {met} of {targets}"));
@@ -305,7 +317,7 @@ impl Report {
     }
 
     /// What did not show what it should.
-    pub fn unproven(&self) -> Vec<String> {
+    fn unproven(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         for line in self.lines.iter().filter(|it| it.proven().count() == 0) {
             let slots = line.rounds.iter().flatten();
@@ -325,7 +337,7 @@ impl Report {
         wrong
     }
 
-    pub fn document(&self) -> Value {
+    fn document(&self) -> Value {
         let options = &self.options;
         let changes = self.changes();
         let (met, targets) = self.met();

@@ -33,10 +33,10 @@ use workload::stacked::CLUSTER_BYTES;
 
 const RAM_BYTES: u64 = 64 << 20;
 const CLONE: &str = "clone";
-const DELTA: &str = "delta";
-const BASE: &str = "base";
+pub const DELTA: &str = "delta";
+pub const BASE: &str = "base";
 /// An export cannot grow, so the delta has room for all that a clone can come to need.
-const DELTA_FIFTHS: u64 = 6;
+pub const DELTA_FIFTHS: u64 = 6;
 /// In write-back a destage makes at most such a part of the guest's writes while time is taken.
 const DESTAGED_PART: u64 = 10;
 /// What an empty clone is given at most, in bytes of its file.
@@ -377,7 +377,8 @@ impl Bench<'_> {
         };
         let host = self.host(vec![self.volume(DELTA, delta.clone(), policy), base])?;
         let socket = host.socket();
-        qemu::clone_through(socket, DELTA, BASE, self.options.disk_bytes)?;
+        let bytes = self.options.disk_bytes;
+        qemu::clone_through(socket, (DELTA, BASE), bytes, "cluster_size=65536")?;
         let nodes = nodes(socket);
         let qemu = StorageDaemon::start(&self.place.path("qsd.sock"), &nodes)?;
         Ok(Served {
@@ -389,7 +390,7 @@ impl Bench<'_> {
 }
 
 /// A qcow2 node over an export, whose tables are as in the paper's baseline.
-fn nodes(socket: &Path) -> Vec<String> {
+pub fn nodes(socket: &Path) -> Vec<String> {
     let path = qemu::escaped(socket);
     let below = |name: &str, more: &str| {
         format!(
@@ -410,7 +411,7 @@ fn nodes(socket: &Path) -> Vec<String> {
     ]
 }
 
-fn allocated(file: &Path) -> Result<u64> {
+pub fn allocated(file: &Path) -> Result<u64> {
     let metadata = fs::metadata(file).map_err(failed)?;
     Ok(metadata.blocks() * 512)
 }
