@@ -125,6 +125,8 @@ fn the_benchmark_of_a_recording_proves_that_all_was_recorded() {
     }
 }
 
+/// Fails when: a daemon is killed before its destage has applied something, and the start counts as
+/// proven.
 #[test]
 fn the_benchmark_of_a_start_proves_what_was_there_before_each() {
     let rig = Rig::new();

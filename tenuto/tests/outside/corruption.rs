@@ -730,6 +730,7 @@ fn forge(device: &mut [u8]) {
 }
 
 /// What no checksum can find the sweep must.
+/// Fails when: the sweep does not compare what it reads with what was written.
 #[test]
 fn the_sweep_notices_wrong_data_whose_sums_are_right() {
     if !may_mount("the_sweep_notices_wrong_data_whose_sums_are_right") {

@@ -290,6 +290,7 @@ fn a_read_that_misses_is_held_while_the_origin_fails() {
 }
 
 /// What is full is told, and which: an origin is not an overlay.
+/// Fails when: both have one error, or the volume is called clean meanwhile.
 #[test]
 fn an_origin_without_room_is_not_told_as_an_overlay_without_room() {
     if !may_mount("an_origin_without_room_is_not_told_as_an_overlay_without_room") {

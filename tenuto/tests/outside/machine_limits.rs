@@ -2,10 +2,11 @@
 //! directory of one's own. Each is told with what to change, and disturbs nothing else.
 
 use std::path::Path;
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use crate::common::nbd::{self, Client};
-use crate::common::{EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, Rig, text_of, wait_until};
+use crate::common::{Daemon, EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, Rig, text_of, wait_until};
 
 const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -18,7 +19,16 @@ fn names(text: &str, parts: &[&str]) {
 
 /// The start fails with this code; the log.
 fn fails(rig: &Rig, code: i32) -> String {
-    let (status, log) = rig.try_serve().err().expect("it does not start");
+    ended(rig.try_serve(), code)
+}
+
+/// The same where no image may be missing.
+fn fails_strictly(rig: &Rig, code: i32) -> String {
+    ended(rig.try_serve_strict(), code)
+}
+
+fn ended(start: Result<Daemon, (ExitStatus, String)>, code: i32) -> String {
+    let (status, log) = start.err().expect("it does not start");
     assert_eq!(status.code(), Some(code), "{log}");
     log
 }
@@ -28,6 +38,7 @@ fn state(rig: &Rig, volume: &str) -> String {
     shown["state"].as_str().expect("a state").to_owned()
 }
 
+/// Fails when: the signal of that limit ends the daemon, or a cache that is larger is opened.
 #[test]
 fn a_write_behind_the_limit_of_file_sizes_is_an_error_of_its_guest_only() {
     let mut rig = Rig::new();
@@ -60,6 +71,7 @@ fn a_write_behind_the_limit_of_file_sizes_is_an_error_of_its_guest_only() {
     assert!(!rig.cache_path().exists(), "nothing stays behind");
 }
 
+/// Fails when: the cache is made before the kernel was asked for an io_uring.
 #[test]
 fn an_io_uring_that_is_refused_is_told_with_what_to_change_and_leaves_no_cache() {
     let mut rig = Rig::new();
@@ -78,6 +90,7 @@ fn an_io_uring_that_is_refused_is_told_with_what_to_change_and_leaves_no_cache()
     rig.serve().stop();
 }
 
+/// Fails when: no lock is taken on the directory.
 #[test]
 fn two_daemons_do_not_share_a_state_directory() {
     let rig = Rig::new();
@@ -100,6 +113,7 @@ fn refused(rig: &Rig, volume: &str) {
     names(&refused.expect("no export").to_string(), &["held"]);
 }
 
+/// Fails when: an image that cannot be opened ends the start, or is not tried again by itself.
 #[test]
 fn an_image_that_is_missing_or_busy_keeps_no_other_volume_away_and_is_served_when_it_is_free() {
     let mut rig = Rig::new();
@@ -151,21 +165,22 @@ fn an_image_that_is_missing_or_busy_keeps_no_other_volume_away_and_is_served_whe
     daemon.stop();
 }
 
+/// Fails when: `--strict` is ignored.
 #[test]
 fn with_strict_an_image_that_cannot_be_opened_ends_the_start() {
     let mut rig = Rig::new();
     let image = rig.image("disk.img", 4 * MIB);
     rig.volume("disk", &image, "write-back", "");
-    rig.write_config();
     let mut owner = Rig::new();
     owner.volume("other", &image, "uncached", "");
     let owner = owner.serve();
-    let said = rig.refused(&["serve", "--strict"], EXIT_FAILED);
+    let said = fails_strictly(&rig, EXIT_FAILED);
     names(&said, &["disk.img", &format!("pid {}", owner.pid())]);
     owner.stop();
     std::fs::remove_file(&image).unwrap();
-    for arguments in [&["serve", "--strict"][..], &["config", "--check"]] {
-        let said = rig.refused(arguments, EXIT_USAGE);
+    let started = fails_strictly(&rig, EXIT_USAGE);
+    let checked = rig.refused(&["config", "--check"], EXIT_USAGE);
+    for said in [started, checked] {
         names(&said, &["tenuto.toml:", "origin", "disk.img"]);
     }
     // What the file says wrong is no matter of an image.

@@ -19,6 +19,8 @@ use workload::rng::Rng;
 
 const BYTES: u64 = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
+/// For a destage that pauses after each round of which a write fails.
+const LONG: Duration = Duration::from_secs(600);
 /// Longer than a late write of these tests takes, and than a slow machine hesitates.
 const QUIET: &str = "8s";
 
@@ -461,6 +463,56 @@ fn a_journal_over_a_slow_server_is_finished_with_many_writes_in_flight() {
         );
     }
     daemon.stop();
+}
+
+/// One write in thirty fails at the server, and is taken when it is sent again. A destage that
+/// wrote its whole phase again had written 228 MB for 12 MiB, and did not end.
+/// Fails when: a write of a destage that failed has the whole phase written again.
+#[test]
+fn a_destage_sends_only_those_writes_again_that_its_server_has_failed() {
+    const DIRTY: u64 = 12 << 20;
+    let byte_of = |block: u64| (block % 251) as u8 + 1;
+    for mode in ["atomic", "in-place"] {
+        let mut rig = Rig::new();
+        // Each block lies alone, so that each is a write.
+        let image = rig.image("origin.img", 2 * DIRTY);
+        let filters = ["--filter=error", "error-pwrite=EIO", "error-pwrite-rate=3%"];
+        let server = Server::nbdkit(&rig, &image, &filters);
+        let lines = match mode {
+            "atomic" => place(&rig),
+            _ => String::new(),
+        };
+        let lines = format!("{lines}destage = \"{mode}\"\ndestage-after = \"never\"");
+        rig.volume("disk", &server.uri(), "write-back", &lines);
+        let daemon = rig.serve();
+        let mut client = rig.connect("disk");
+        for block in 0..DIRTY / 4096 {
+            client.write(block * 8192, &[byte_of(block); 4096]);
+        }
+        client.flush();
+        client.disconnect();
+        let counter = |name: &str| rig.show("disk")["origin"][name].as_u64().expect("a number");
+        let mut order = rig.spawn(&["volume", "destage", "disk", "--wait"]);
+        wait_until("the destage ends", LONG, || {
+            let written = counter("write_bytes");
+            assert!(written <= 2 * DIRTY, "{mode}: {written} bytes of {DIRTY}");
+            order.try_wait().expect("look at the order").is_some()
+        });
+        let ended = order.wait().expect("reap the order");
+        assert!(ended.success(), "{mode}: {ended}, {}", daemon.log());
+        let (written, errors) = (counter("write_bytes"), counter("errors"));
+        eprintln!("{mode}: {written} bytes written, {errors} errors");
+        assert!(errors > 0, "{mode}: the server fails some writes");
+        assert!((DIRTY..=2 * DIRTY).contains(&written), "{mode}: {written}");
+        let found = std::fs::read(&image).expect("read the image");
+        for (at, pair) in found.chunks(8192).enumerate() {
+            let (own, behind) = pair.split_at(4096);
+            let wanted = [byte_of(at as u64); 4096];
+            assert!(own == wanted && behind == [0; 4096], "{mode}: block {at}");
+        }
+        assert_eq!(rig.show("disk")["state"], "clean", "{mode}");
+        daemon.stop();
+    }
 }
 
 /// Fails when: the configuration is not searched for a second writer.

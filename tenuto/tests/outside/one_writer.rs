@@ -68,6 +68,7 @@ fn names(daemon: &Daemon, pid: u32) {
     daemon.says(&[&format!("process {pid} (qemu-nbd) writes it")]);
 }
 
+/// Fails when: a client of NBD may write beside a guest.
 #[test]
 fn beside_a_guest_on_rings_another_process_only_reads() {
     let name = "beside_a_guest_on_rings_another_process_only_reads";
@@ -106,6 +107,8 @@ fn beside_a_guest_on_rings_another_process_only_reads() {
     daemon.stop();
 }
 
+/// Fails when: a second client of NBD may write, or the rings of a guest start beside a client that
+/// writes.
 #[test]
 fn whoever_comes_second_reads_or_hears_who_was_first_until_that_one_has_gone() {
     let name = "whoever_comes_second_reads_or_hears_who_was_first_until_that_one_has_gone";
@@ -133,6 +136,7 @@ fn whoever_comes_second_reads_or_hears_who_was_first_until_that_one_has_gone() {
     daemon.stop();
 }
 
+/// Fails when: `shared = true` is ignored.
 #[test]
 fn a_shared_volume_has_several_writers() {
     let name = "a_shared_volume_has_several_writers";
@@ -160,6 +164,7 @@ fn a_shared_volume_has_several_writers() {
     daemon.stop();
 }
 
+/// Fails when: each connection is a client of its own.
 #[test]
 fn several_connections_of_one_process_are_one_client() {
     let name = "several_connections_of_one_process_are_one_client";

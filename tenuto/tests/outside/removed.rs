@@ -38,6 +38,7 @@ fn rig_of_three() -> Rig {
     rig
 }
 
+/// Fails when: a stage that is gone counts as lost with the power (`ForgetLostStage`).
 #[test]
 fn a_stage_that_is_gone_in_its_boot_holds_what_may_miss_writes_until_the_loss_is_accepted() {
     let rig = rig_of_three();
@@ -111,6 +112,7 @@ fn events(rig: &Rig, kind: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
+/// Fails when: the sockets of volumes are not made again, or that of the orders is not.
 #[test]
 fn sockets_that_are_removed_are_made_again_and_who_is_connected_stays() {
     let mut rig = Rig::new();
@@ -158,6 +160,8 @@ fn block_of(image: &Path, block: usize) -> Vec<u8> {
     std::fs::read(image).unwrap()[block * 4096..][..4096].to_vec()
 }
 
+/// Fails when: it is not looked at whether the cache file has its name, or a stop in order leaves
+/// in that file what is dirty.
 #[test]
 fn what_lies_in_a_cache_file_that_was_removed_goes_to_its_origin_and_guests_go_on() {
     let (rig, image) = rig_of_a_dirty_volume();
@@ -201,6 +205,8 @@ fn what_lies_in_a_cache_file_that_was_removed_goes_to_its_origin_and_guests_go_o
     daemon.stop();
 }
 
+/// Fails when: ledger and journal are not looked for when they are synced, or not while they are at
+/// rest.
 #[test]
 fn a_ledger_and_a_journal_that_are_removed_are_written_again_before_anything_is_at_the_origin() {
     let (rig, image) = rig_of_a_dirty_volume();
@@ -233,6 +239,7 @@ fn a_ledger_and_a_journal_that_are_removed_are_written_again_before_anything_is_
     daemon.stop();
 }
 
+/// Fails when: no stage is made again, or the new file has nothing of the old one and gets nothing.
 #[test]
 fn a_stage_that_is_removed_is_made_again_and_a_kill_loses_nothing() {
     let rig = rig_of_three();

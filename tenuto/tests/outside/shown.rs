@@ -57,6 +57,8 @@ fn is_believable((all, median, most): (u64, f64, f64), waited_us: f64) {
     );
 }
 
+/// Fails when: a request counts as no time or as more than its client waited, or the figures go on
+/// under another policy.
 #[test]
 fn latencies_are_from_pickup_to_publication_and_of_one_policy() {
     let mut rig = Rig::new();

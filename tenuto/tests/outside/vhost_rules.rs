@@ -75,6 +75,8 @@ fn an_overlay_ends_with_the_last_guest_that_has_stopped_its_rings_and_with_no_ot
     guest.stop().unwrap();
 }
 
+/// Fails when: the overlay is reset under a ring that goes on (`ResetUnderSleeper`), or the guest
+/// is answered before it is durable that it has not ended.
 #[test]
 fn a_guest_that_only_slept_finds_its_overlay_as_it_left_it() {
     let (rig, socket) = rig("ephemeral", "reset-on = \"disconnect\"\n");
@@ -103,6 +105,7 @@ fn a_guest_that_only_slept_finds_its_overlay_as_it_left_it() {
     daemon.stop();
 }
 
+/// Fails when: rings that go on are given the cache that disks begin with.
 #[test]
 fn a_cache_that_was_switched_off_stays_off_over_a_restart_of_the_daemon() {
     let (rig, socket) = rig("write-back", "destage-after = \"1h\"\n");

@@ -299,6 +299,8 @@ fn outcome(row: Row, columns: Columns, counters: Counters, device: (u64, u64)) -
 mod tests {
     use super::*;
 
+    /// Fails when: blocks from RAM have no limit or are not allowed at all, or it is not looked at
+    /// what the device has read.
     #[test]
     fn a_handful_of_blocks_from_ram_leaves_a_row_of_the_ssd_proven_and_more_does_not() {
         let reads = 10_000;
