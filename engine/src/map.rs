@@ -41,10 +41,12 @@ impl Content {
         }
     }
 
-    /// Blocks of the log that this content of `span` keeps alive; at most.
+    /// Blocks of the log that this content of `span` keeps alive, or needs where it is moved to; at
+    /// most. Inline payload lies within one block, and may be given those of its place in the
+    /// volume.
     pub fn charge(self, span: Span) -> u32 {
         match self {
-            Content::Data(addr) => Span::new(addr.0, span.sectors).blocks() as u32,
+            Content::Data(_) => span.blocks() as u32,
             Content::Zero { .. } => 1,
         }
     }

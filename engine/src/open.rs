@@ -3,6 +3,7 @@
 //! Always true: an error says that nothing was changed. Deliberately absent: the opening itself
 //! ([`recover`](crate::recover)), and how volumes join ([`settle`](crate::settle)).
 
+use crate::format::FormatError;
 use crate::format::superblock::{SUPERBLOCK_AT, Superblock};
 use crate::media::Media;
 use crate::types::{BLOCK_BYTES, Geometry, Uuid};
@@ -134,8 +135,12 @@ pub fn read_superblock(media: &mut dyn Media) -> Result<Superblock, OpenError> {
             Ok(superblock) => return Ok(superblock),
             Err(error) => first = first.or(Some(error)),
         }
+        // The other copy may be of before.
+        if let Some(FormatError::Incompatible(_)) = first {
+            break;
+        }
     }
-    let error = first.expect("two copies were read");
+    let error = first.expect("a copy was read");
     Err(OpenError::Foreign(format!(
         "superblock is {error}; `tenuto cache create` makes a cache"
     )))

@@ -262,8 +262,8 @@ fn places_and_bounds_are_as_documented() {
         record::ENTRIES_AT
     ));
     says(&format!("From byte {} on, {sums} places", record::SUMS_AT));
-    says(&format!("entries, at most {entries} |"));
-    says(&format!("behind the header, at most {sums} |"));
+    says(&format!("entries, at most {entries}; of an"));
+    says(&format!("behind the header, at most {sums}; of an"));
     let (entries, sums) = (record::INLINE_ENTRIES_MAX, record::INLINE_SUMS_MAX);
     says(&format!("64 places; of an inline record {entries}."));
     says(&format!(

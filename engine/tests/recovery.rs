@@ -16,6 +16,7 @@ use engine::format::fill::{FillFooter, FillRecord, Life, Run};
 use engine::format::footer::{Footer, body_blocks};
 use engine::format::record::{self, Entry, EntryKind, Identity};
 use engine::format::stage::StageHeader;
+use engine::format::superblock::Superblock;
 use engine::types::{Generation, Policy, Serial, Span, Uuid, VolumeId};
 
 #[test]
@@ -925,5 +926,40 @@ fn an_overlay_is_there_after_every_kill_and_clean_after_the_host_was_down() {
     assert_eq!(
         disk.checkpoint(43).volumes[0].base_generation,
         Generation(8)
+    );
+}
+
+/// What a program of before, or a damage of the first copy, leaves in one of them would be believed
+/// when the other is lost.
+#[test]
+fn both_superblocks_say_the_same_behind_a_recovery() {
+    for (at, other) in [(0, 4096), (4096, 0)] {
+        let mut disk = Disk::new(Vec::new());
+        let whole = disk.superblock();
+        let before = Superblock {
+            inline_records: false,
+            ..whole
+        };
+        let left: &[u8] = match at {
+            0 => &[0; 4096],
+            _ => &before.encode(),
+        };
+        disk.bytes[at..at + 4096].copy_from_slice(left);
+        assert_eq!(disk.superblock(), whole);
+        Engine::open(config(), &mut disk, &mut Shared::new()).expect("opened");
+        disk.bytes[other..other + 4096].fill(0);
+        assert_eq!(disk.superblock(), whole, "the copy at {at}");
+    }
+}
+
+#[test]
+fn a_superblock_of_a_later_program_is_not_passed_over_for_the_other_copy() {
+    let mut disk = Disk::new(Vec::new());
+    disk.bytes[16] |= 4;
+    engine::format::seal(&mut disk.bytes[..4096]);
+    let refused = engine::engine::inspect(&mut disk).err();
+    assert!(
+        matches!(refused, Some(OpenError::Foreign(_))),
+        "{refused:?}"
     );
 }

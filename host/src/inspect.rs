@@ -330,6 +330,7 @@ fn parse_superblock(head: &[u8]) -> Found {
     let mut copies = head.chunks(SUPERBLOCK_BYTES).map(Superblock::parse);
     let first = copies.next().expect("there are two copies");
     match (first, copies.next().expect("there are two copies")) {
+        (Err(error @ FormatError::Incompatible(_)), _) => Err(NoCache(error)),
         (Ok(superblock), _) | (Err(_), Ok(superblock)) => Ok(superblock),
         // What says that it is a cache counts, also where the other copy has lost that.
         (Err(FormatError::Magic), Err(error)) | (Err(error), Err(_)) => Err(NoCache(error)),
@@ -347,6 +348,7 @@ pub fn superblock_json(path: &Path, superblock: &Superblock, in_use: Option<&str
         "segments": geometry.segments,
         "segment_bytes": geometry.segment_bytes(),
         "volumes_max": superblock.volumes_max,
+        "inline_records": superblock.inline_records,
         "in_use": in_use,
         "recovery": null,
         "volumes": null,

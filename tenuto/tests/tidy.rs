@@ -19,7 +19,6 @@ const FILE_LINES_MAX: usize = 1000;
 /// File, rule, how often it is broken. Lower or remove an entry when the code gets better; a new
 /// one needs a reason beside it.
 const OFFENDERS: &[(&str, &str, usize)] = &[
-    // `append` is one step on purpose, bytes, sums, entry and map, and has too many lines for it.
     // The many independent reads of recovery, before anything is served.
     ("host/src/files.rs", "clock or thread", 1),
     // What `stat` returns besides the origin's time.

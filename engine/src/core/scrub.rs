@@ -27,6 +27,7 @@ use crate::types::{
     BLOCK_BYTES, BLOCK_SECTORS, LogAddr, RequestId, SECTOR_BYTES, SegmentIndex, Span, Time,
     VolumeId,
 };
+use alloc::collections::BTreeSet;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
@@ -446,8 +447,10 @@ impl Core {
         }
         let blocks: u64 = batch.iter().map(|check| check.blocks).sum();
         scrub.seen.checked_bytes += blocks * BLOCK_BYTES;
+        // A header block may hold several of them, each of which has read it.
+        let bad: BTreeSet<u64> = bad.iter().map(|want| want.addr.block()).collect();
         for check in batch {
-            let parts = bad.iter().filter_map(|want| check.part(want.addr.block()));
+            let parts = bad.iter().filter_map(|block| check.part(*block));
             parts.for_each(|part| self.judge(cx.now, part));
         }
         self.scrub_rests(cx);

@@ -70,7 +70,7 @@ pub struct FooterEntry {
 
 impl FooterEntry {
     /// Blocks that it needs to be whole; of zeroes the header that says so.
-    pub fn blocks(&self) -> u64 {
+    pub fn blocks_needed(&self) -> u64 {
         match (self.kind, self.inline) {
             (EntryKind::Write, None) => self.span.blocks(),
             (EntryKind::Write, Some(_)) | (EntryKind::Zero { .. }, _) => 1,
@@ -111,12 +111,6 @@ impl Footer {
         let body = self.entries.len() * ENTRY_BYTES + self.sums.len() * 4;
         let mut bytes = block(HEADER_BYTES + body.next_multiple_of(BLOCK_BYTES as usize));
         let mut at = HEADER_BYTES;
-        assert!(
-            self.entries
-                .iter()
-                .all(|it| it.kind == EntryKind::Write || it.inline.is_none()),
-            "only writes have payload"
-        );
         for entry in &self.entries {
             let (kind, flags) = entry.kind.codes_at(entry.inline);
             let flags = flags_of(flags, entry.more, entry.epoch);
@@ -244,7 +238,7 @@ fn parse_entry(bytes: &[u8], geometry: Geometry) -> Result<FooterEntry, FormatEr
         more,
         epoch,
     };
-    if u64::from(entry.block) + entry.blocks() > u64::from(body_blocks(geometry)) {
+    if u64::from(entry.block) + entry.blocks_needed() > u64::from(body_blocks(geometry)) {
         return Err(FormatError::Field("entry block"));
     }
     Ok(entry)

@@ -236,8 +236,8 @@ impl EntryKind {
     /// The codes of an entry that may be inline.
     pub(crate) fn codes_at(self, inline: Option<u8>) -> (u8, u8) {
         assert!(
-            inline.is_none_or(|at| u64::from(at) >= INLINE_FROM) || self != EntryKind::Write,
-            "the first sectors of a header block hold no payload"
+            inline.is_none_or(|at| self == EntryKind::Write && u64::from(at) >= INLINE_FROM),
+            "only writes have payload, and none in the first sectors of a header block"
         );
         match (self, inline) {
             (EntryKind::Write, Some(_)) => (KIND_INLINE, 0),

@@ -27,6 +27,7 @@ use crate::media::Media;
 use crate::memory::{Area, Memory, Place};
 use crate::open::{Config, OpenError, Report, read_superblock};
 use crate::types::{BLOCK_BYTES, Generation, Policy, SegmentIndex, SegmentSeq, StreamSeq, Uuid};
+use alloc::collections::BTreeSet;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -98,6 +99,24 @@ pub fn format(media: &mut dyn Media, superblock: Superblock) -> Result<(), OpenE
             .map_err(|_| CACHE)?;
     }
     media.sync(Device::Cache).map_err(|_| CACHE)
+}
+
+/// Both copies of the superblock say the same before anything is written that depends on it. A
+/// resize that was cut short leaves one of them from before, and damage one that is none.
+fn mend_superblock(media: &mut dyn Media, superblock: &Superblock) -> Result<(), OpenError> {
+    for at in SUPERBLOCK_AT {
+        let mut bytes = alloc::vec![0; BLOCK_BYTES as usize];
+        media
+            .read(Device::Cache, at, &mut bytes)
+            .map_err(|_| CACHE)?;
+        if Superblock::parse(&bytes).as_ref() != Ok(superblock) {
+            media
+                .write(Device::Cache, at, &superblock.encode())
+                .map_err(|_| CACHE)?;
+            media.sync(Device::Cache).map_err(|_| CACHE)?;
+        }
+    }
+    Ok(())
 }
 
 fn checkpoint_at(superblock: &Superblock, sequence: u64) -> u64 {
@@ -176,6 +195,7 @@ pub fn recover(
 ) -> Result<(Core, Report), OpenError> {
     let superblock = read_superblock(media)?;
     let checkpoint = read_checkpoint(media, &superblock)?;
+    mend_superblock(media, &superblock)?;
     let stage = Stage::load(&*memory, &superblock, &checkpoint, config.boot);
     let mut accepted = scan::scan(media, &superblock, &checkpoint, &stage)?;
     let (stage_found, vouches) = (stage.found, stage.overlay_valid);
@@ -533,9 +553,14 @@ fn verify_segment(footer: &Footer, index: u32, bytes: &[u8], report: &mut Verify
         .entries
         .iter()
         .filter(|e| e.kind == crate::format::record::EntryKind::Write);
+    let mut seen = BTreeSet::new();
     for entry in writes {
-        for n in 0..entry.blocks() {
+        for n in 0..entry.blocks_needed() {
             let block = entry.block as usize + n as usize;
+            // A header block may hold payload of several entries.
+            if !seen.insert(block) {
+                continue;
+            }
             let at = block * BLOCK_BYTES as usize;
             let found = crate::format::checksum(&[&bytes[at..at + BLOCK_BYTES as usize]]);
             report.blocks += 1;

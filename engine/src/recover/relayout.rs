@@ -1,4 +1,5 @@
-//! Another size for a cache: the same volumes, an empty log.
+//! Another size for a cache, or its own with the features of this program: the same volumes, an
+//! empty log.
 //!
 //! ```text
 //! old, emptied ─▶ new checkpoint ─▶ superblock, both copies

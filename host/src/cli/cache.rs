@@ -473,6 +473,13 @@ fn superblock_text(path: &Path, superblock: &Superblock) -> String {
                 human_bytes(geometry.segment_bytes())
             ),
         ),
+        (
+            "flushed small writes",
+            match superblock.inline_records {
+                true => "in one block".into(),
+                false => "in two blocks, until it is resized".into(),
+            },
+        ),
     ])
 }
 

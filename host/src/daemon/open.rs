@@ -109,8 +109,12 @@ fn superblock(cache: &Target) -> Result<Superblock, StartError> {
             // What says that it is a cache counts, also where the other copy has lost that.
             Err(error) => found = found.filter(|it| *it != FormatError::Magic).or(Some(error)),
         }
+        // The other copy may be of before.
+        if let Some(FormatError::Incompatible(_)) = found {
+            break;
+        }
     }
-    let error = found.expect("there are two copies");
+    let error = found.expect("a copy was read");
     let right = match error {
         FormatError::Magic => "; make one with `tenuto cache create`",
         FormatError::Version(_) | FormatError::Incompatible(_) => "; use the program that made it",
