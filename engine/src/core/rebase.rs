@@ -77,16 +77,10 @@ impl Volume {
         self.image.rebase.as_ref().is_some_and(early)
     }
 
-    /// The plan of that is decided.
+    /// What is left of the plan before, for which the move waits, or what its own plan has decided,
+    /// goes to the image.
     pub(super) fn applies_move(&self) -> bool {
-        let applied = matches!(
-            self.image.rebase,
-            Some(Rebase {
-                step: Step::Plan | Step::Reached,
-                ..
-            })
-        );
-        applied && self.ready && self.misfit().is_none()
+        self.plans_move() && self.ready && self.misfit().is_none()
     }
 }
 

@@ -102,6 +102,22 @@ fn an_image_that_moves_serves_nobody_until_its_ledger_is_claimed_again() {
     assert_ne!(view(&host, disk, 8), vec![0; 4096]);
 }
 
+/// Fails when: a move waits for the guard of an image, and the guard for the move.
+#[test]
+fn a_move_that_is_ordered_before_a_guard_could_be_looked_at_comes_to_its_end() {
+    let mut host = Host::new();
+    host.fail(|io| applies(io).then_some(IoError::Failed));
+    assert!(attach_known(&mut host, IMAGE));
+    let disk = host.core.place("disk");
+    host.pass(1_000);
+    let moves = order(&mut host, disk, true);
+    host.pass(1_000);
+    assert_eq!(host.answer(moves), None);
+    host.fail(super::fine);
+    host.pass(120_000);
+    assert_eq!(host.answer(moves), Some(Ok(())));
+}
+
 /// Fails when: the host gives an exchange up and the volume does not go on as before.
 #[test]
 fn a_move_that_the_host_does_not_end_leaves_the_volume_as_it_was() {
