@@ -16,7 +16,6 @@ use crate::devices::Blocking;
 use crate::disk::{Change, Disk};
 use crate::guest::Request;
 use crate::host::Ending;
-use crate::made;
 use crate::memory::SimMemory;
 use crate::tops;
 use crate::world::{Broken, Sabotage, World};
@@ -157,12 +156,10 @@ impl World {
         let origin = self.guests[at].plan.origin;
         let file = crate::devices::File::Image(origin);
         let (time, seed) = (self.devices.stamp(file, self.now), self.rng.word());
-        let disk_bytes = self.guests[at].model.sectors() as usize * stamp::SECTOR_BYTES;
         let here = &mut self.devices.origins[origin];
-        let mut disk = tops::disk(here, disk_bytes).expect("it was judged");
+        let mut disk = tops::disk(here, here.disk_bytes() as usize).expect("it was judged");
         disk[sector as usize * stamp::SECTOR_BYTES..][..bytes.len()].copy_from_slice(&bytes);
-        let base = here.base.as_ref().map_or(&[][..], |it| it.landed());
-        let top = made::file_over(&disk, base, seed);
+        let top = here.below.image_over(&disk, seed);
         here.image.replace(top, time);
         self.trace.counters.images.tops.foreign += 1;
         self.trace.tell(format_args!(

@@ -32,6 +32,7 @@ impl World {
         }
         self.read_on(volume)?;
         self.commit_on(volume)?;
+        self.move_on(volume)?;
         while self.budget > 0 && self.guests[volume].whole.is_none() {
             let disconnect = self.plan.rates.disconnect;
             let Some(request) = self.guests[volume].next(disconnect) else {
@@ -130,6 +131,7 @@ impl World {
             | Request::Quiesce
             | Request::Resume
             | Request::Commit
+            | Request::Move
             | Request::Scrub
             | Request::Detach => self.command(volume, id, request),
         }
@@ -284,6 +286,7 @@ impl World {
                 Some(Commit::Alone) => (Command::Commit { volume }, Pending::Commit),
                 _ => (Command::Suspend { volume }, Pending::Suspend),
             },
+            Request::Move => (self.move_command(at, volume), Pending::Move),
             Request::Scrub => {
                 self.trace.counters.scrubs += 1;
                 (Command::Scrub, Pending::Scrub)
@@ -427,6 +430,7 @@ impl World {
             Pending::Quiesce { points } => self.quiesced(volume, points, result)?,
             Pending::Resume => self.resumed(volume, result)?,
             Pending::Commit => self.check_commit(volume, Some(result.is_ok()))?,
+            Pending::Move => self.move_answered(volume, result)?,
             Pending::Scrub if result.is_ok() => self.scrubbed()?,
             Pending::Detach if result.is_ok() => {
                 let id = guest.id.take().expect("it was attached");
@@ -464,8 +468,14 @@ impl World {
         let counters = &mut self.trace.counters.sizes;
         let refused = result == Err(Refusal::Dirty);
         counters.refused += u64::from(refused);
-        if result.is_err() {
-            guest.resized(None);
+        if let Err(refusal) = result {
+            // Its end may be gone when its header could not be read.
+            let tried = matches!(refusal, Refusal::Io | Refusal::OriginFull | Refusal::Held);
+            let origin = &self.devices.origins[guest.plan.origin];
+            match tried && origin.top && guest.is_shrinking() {
+                true => guest.doubt_end(),
+                false => guest.resized(None),
+            }
             return Ok(());
         }
         counters.changed += 1;
@@ -495,12 +505,17 @@ impl World {
         let origin = &self.devices.origins[guest.plan.origin];
         let found = origin.disk_bytes() / stamp::SECTOR_BYTES as u64;
         let ordered = guest.sizing.filter(|it| it.step == SizingStep::Ordered);
-        if !guest.plan.resizes || found == guest.model.sectors() {
+        let known = guest.sectors();
+        if origin.top && guest.is_shrinking() && found == known {
+            guest.doubt_end();
+            self.trace.counters.sizes.ends_doubted += 1;
+            return Ok(());
+        }
+        if !guest.plan.resizes || found == known {
             guest.sizing = guest.sizing.filter(|_| ordered.is_none());
             return Ok(());
         }
         if ordered.is_none_or(|it| it.sectors != found) {
-            let known = guest.model.sectors();
             let words =
                 format!("the image of v{at} has {found} sectors, not {known}, after {ordered:?}");
             return Err(words.into());
@@ -559,10 +574,11 @@ impl World {
             (Pending::Resize(_), Refusal::Policy) => policy == Policy::Ephemeral,
             (Pending::Resize(_), Refusal::CacheFailed | Refusal::OriginFull) => self.faulty(),
             (Pending::Commit, Refusal::OriginFull) => self.faulty(),
+            (Pending::Move, it) => self.may_refuse_move(volume, it),
             (Pending::Resize(sectors), Refusal::Dirty) => {
                 // With a log that holds data, that is.
                 let logged = policy == Policy::WriteBack || plan.switches;
-                logged && *sectors < self.guests[volume].model.sectors()
+                logged && *sectors < self.guests[volume].sectors()
             }
             (_, Refusal::Io | Refusal::Held | Refusal::Damaged) => self.faulty(),
             (Pending::Switch(_) | Pending::Scrub, Refusal::CacheFailed) => self.faulty(),
