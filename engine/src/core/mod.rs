@@ -333,11 +333,11 @@ impl Core {
             || !self.queue.is_empty()
             || !self.allocating.is_empty()
             || self.evacuation.is_some()
-            || self
-                .volumes
-                .iter()
-                .flatten()
-                .any(|v| v.switch.is_some() || v.holds_for_exchange() || v.ledger_failed())
+            || self.volumes.iter().flatten().any(|v| {
+                // A header that could not be written is written again after a while.
+                let ordered = v.switch.is_some() || v.resize.is_some();
+                ordered || v.holds_for_exchange() || v.ledger_failed()
+            })
             || self.log.is_low()
             || self.health.has_chores()
             || self.parking.is_some()

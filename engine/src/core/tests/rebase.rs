@@ -288,3 +288,23 @@ fn the_end_of_a_disk_goes_before_its_size() {
     host.fill(disk, 0, 1);
     end_destage(&mut host, disk);
 }
+
+/// Fails when: a header that could not be written is not written again where nothing else is to be
+/// done.
+#[test]
+fn the_header_of_a_smaller_disk_is_written_again_on_an_idle_host() {
+    let (mut host, disk) = clean();
+    host.pass(60_000);
+    host.fail(|io| {
+        let header = io.purpose == Purpose::Ledger && io.op == Op::Write;
+        (header && matches!(io.device, Device::Origin(_))).then_some(IoError::Failed)
+    });
+    let (volume, size_bytes) = (disk, BLOCKS * 2048);
+    let order = host.order(Command::Resize { volume, size_bytes });
+    host.pass(300);
+    assert_eq!(host.answer(order), None);
+    host.fail(super::fine);
+    host.pass(60_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(host.show(disk).size_bytes, size_bytes);
+}
