@@ -237,6 +237,7 @@ impl Core {
         let writer = writer.expect("written images have a ledger");
         writer.ledger.image = image.kept();
         assert!(writer.moves && !writer.ledger.dirty, "so the ledger says");
+        writer.below_unsaid = false;
         let before = volume.map.take().expect("it is an image of a format");
         self.maps.close(before);
         self.volume(id).map = Some(self.maps.open(name, map));
@@ -250,9 +251,14 @@ impl Core {
         let Some(rebase) = rebase.filter(open) else {
             return cx.out.reply(request, Err(Refusal::Busy));
         };
+        let given_up = rebase.step != Step::Exchanged;
         if let Some(order) = rebase.request.replace(request) {
             cx.out.reply(order, Err(Refusal::Io));
         }
+        let writer = self.volume(id).ledger_writer.as_mut();
+        let writer = writer.expect("written images have a ledger");
+        // What is open is seen again and again; the next start finds what the header names.
+        writer.below_unsaid |= given_up;
         self.claim_again(cx, id);
     }
 

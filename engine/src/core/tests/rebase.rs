@@ -118,7 +118,8 @@ fn a_move_that_is_ordered_before_a_guard_could_be_looked_at_comes_to_its_end() {
     assert_eq!(host.answer(moves), Some(Ok(())));
 }
 
-/// Fails when: the host gives an exchange up and the volume does not go on as before.
+/// Fails when: the host gives an exchange up and the volume does not go on as before, or a start
+/// after a kill refuses what is dirty because the header names the other file.
 #[test]
 fn a_move_that_the_host_does_not_end_leaves_the_volume_as_it_was() {
     let (mut host, disk) = clean();
@@ -131,6 +132,14 @@ fn a_move_that_the_host_does_not_end_leaves_the_volume_as_it_was() {
     assert!(host.ledger(disk).dirty);
     host.fill(disk, 9, 1);
     end_destage(&mut host, disk);
+    // What is open is seen at each destage, and the header names another file.
+    assert_eq!(host.ledger(disk).image.below, BELOW_ANY);
+    host.fill(disk, 3, 1);
+    let mut host = host.killed();
+    assert!(attach_known(&mut host, MOVED));
+    let disk = host.core.place("disk");
+    end_destage(&mut host, disk);
+    assert_eq!(host.ledger(disk).image.below, MOVED.below);
 }
 
 /// Fails when: a plan that fails is tried for ever, or its volume is not served again.
