@@ -118,8 +118,9 @@ fn a_move_that_is_ordered_before_a_guard_could_be_looked_at_comes_to_its_end() {
     assert_eq!(host.answer(moves), Some(Ok(())));
 }
 
-/// Fails when: the host gives an exchange up and the volume does not go on as before, or a start
-/// after a kill refuses what is dirty because the header names the other file.
+/// Fails when: the host gives an exchange up and the volume does not go on as before, a start
+/// after a kill refuses what is dirty because the header names the other file, or the disk becomes
+/// larger meanwhile.
 #[test]
 fn a_move_that_the_host_does_not_end_leaves_the_volume_as_it_was() {
     let (mut host, disk) = clean();
@@ -130,6 +131,10 @@ fn a_move_that_the_host_does_not_end_leaves_the_volume_as_it_was() {
     host.pass(1_000);
     assert_eq!(host.answer(end), Some(Ok(())));
     assert!(host.ledger(disk).dirty);
+    // The other file may have something behind the end.
+    let (volume, size_bytes) = (disk, (BLOCKS + 1) * 4096);
+    let larger = host.order(Command::Resize { volume, size_bytes });
+    assert_eq!(host.answer(larger), Some(Err(Refusal::Busy)));
     host.fill(disk, 9, 1);
     end_destage(&mut host, disk);
     // What is open is seen at each destage, and the header names another file.
