@@ -334,9 +334,9 @@ impl Core {
             || !self.allocating.is_empty()
             || self.evacuation.is_some()
             || self.volumes.iter().flatten().any(|v| {
-                // A header that could not be written is written again after a while.
+                // A request for an order that has failed is made again after a while.
                 let ordered = v.switch.is_some() || v.resize.is_some();
-                ordered || v.holds_for_exchange() || v.ledger_failed()
+                ordered || v.holds_for_exchange() || v.ledger_failed() || v.is_destaging()
             })
             || self.log.is_low()
             || self.health.has_chores()

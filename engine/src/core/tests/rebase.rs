@@ -322,3 +322,18 @@ fn the_header_of_a_smaller_disk_is_written_again_on_an_idle_host() {
     assert_eq!(host.answer(order), Some(Ok(())));
     assert_eq!(host.show(disk).size_bytes, size_bytes);
 }
+
+/// Fails when: a plan that is decided and fails is not tried again where nothing else is to be
+/// done.
+#[test]
+fn parts_become_the_images_own_on_an_idle_host_when_its_storage_is_good_again() {
+    let (mut host, disk) = clean();
+    host.pass(60_000);
+    host.fail(|io| (applies(io) && io.op == Op::Sync).then_some(IoError::Failed));
+    let own = order(&mut host, disk, false);
+    host.pass(300);
+    assert_eq!(host.answer(own), None);
+    host.fail(super::fine);
+    host.pass(120_000);
+    assert_eq!(host.answer(own), Some(Ok(())));
+}
