@@ -43,6 +43,8 @@ pub struct Below {
     pub to: Option<On>,
     /// What a daemon has open, from the highest file down.
     open: Option<Vec<usize>>,
+    /// That is not what the header names, or was not for a time.
+    pub given_up: bool,
 }
 
 impl Below {
@@ -63,6 +65,7 @@ impl Below {
             on,
             to: None,
             open: None,
+            given_up: false,
         }
     }
 
@@ -186,7 +189,7 @@ impl Below {
     /// A daemon opens what an image with these first bytes stands on.
     pub fn open(&mut self, image: &[u8]) -> Result<(), String> {
         self.on = self.stands_on(image)?;
-        self.to = None;
+        (self.to, self.given_up) = (None, false);
         self.open = Some(self.chain(self.on));
         Ok(())
     }
@@ -197,6 +200,12 @@ impl Below {
 
     pub fn is_open(&self) -> bool {
         self.open.is_some()
+    }
+
+    /// The image has moved, and the host did not exchange what is open.
+    pub fn give_up(&mut self) {
+        self.on = self.to.take().expect("it has moved");
+        self.given_up = true;
     }
 
     /// The number of a file that is open.

@@ -34,7 +34,7 @@ use std::collections::VecDeque;
 /// Parts of one batch at most, so that most moves have some.
 const PARTS_MAX: u64 = 12;
 /// Of a thousand moves so many are not brought to their end by the host, at each of two steps.
-const GIVEN_UP: u64 = 0;
+const GIVEN_UP: u64 = 60;
 
 /// A move under way.
 #[derive(Clone, Debug, Default)]
@@ -245,9 +245,8 @@ impl World {
         let moving = guest.moving.take().expect("a move is under way");
         let below = &mut self.devices.origins[guest.plan.origin].below;
         let moves = &mut self.trace.counters.images.moves;
-        if let Some(to) = below.to.take() {
-            // The header names it, whatever is open.
-            below.on = to;
+        if below.to.is_some() {
+            below.give_up();
             moves.given_up += 1;
         } else {
             moves.done += 1;

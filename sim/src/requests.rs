@@ -562,7 +562,11 @@ impl World {
             (Pending::Write { .. }, Refusal::NoSpace) => policy == Policy::Ephemeral,
             (Pending::Write { .. }, Refusal::OriginFull | Refusal::Io) => direct && self.faulty(),
             (Pending::Reset | Pending::Wake, it) => it == Refusal::Gone,
-            (Pending::Destage { .. } | Pending::Resize(_), Refusal::Busy) => self.has_rests(volume),
+            (Pending::Destage { .. }, Refusal::Busy) => self.has_rests(volume),
+            (Pending::Resize(_), Refusal::Busy) => {
+                let below = &self.devices.origins[plan.origin].below;
+                self.has_rests(volume) || below.given_up
+            }
             (Pending::Switch(_), Refusal::Busy) => self.has_rests(volume),
             (Pending::Quiesce { .. }, Refusal::Busy) => self.any_member(volume, |it| it.resizes),
             (Pending::Quiesce { .. }, Refusal::Policy) => {
