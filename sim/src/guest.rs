@@ -462,7 +462,7 @@ impl Guest {
             return Some(order);
         }
         let idle = self.rest.is_none() && self.sizing.is_none();
-        if self.plan.moves && idle && self.rng.chance(25) {
+        if self.plan.moves && idle && self.rng.chance(40) {
             self.moving = Some(Moving::default());
             return Some(Request::Flush);
         }

@@ -555,6 +555,7 @@ impl World {
     /// Ends the life of the daemon, and of its host if that is how it ends.
     pub fn end(&mut self, ending: Ending) -> Result<(), Broken> {
         self.count();
+        self.check_claims()?;
         let owed_nothing = self.owed_nothing();
         self.plans_end();
         self.served = self.engine.is_some();

@@ -2,8 +2,8 @@
 //!
 //! Owns the hosts that do not serve, each with a cache and a machine of its own. Always true: one
 //! host serves at a time, and one that ends to make way for another loses its power; a volume that
-//! another host may hold dirty data of is refused by all but that one, and by nobody else; another
-//! program writes only images of which nothing is owed. Deliberately absent: two hosts at once,
+//! another host may hold dirty data of is refused by all but that one, and by nobody else, so its
+//! ledger claims it as long as there is some; another program writes only images of which nothing is owed. Deliberately absent: two hosts at once,
 //! whom the storage's locks keep apart.
 //!
 //! ```text
@@ -22,7 +22,7 @@ use crate::world::{Broken, Sabotage, World};
 use engine::engine::{device_bytes, inspect_origin, read_superblock};
 use engine::event::Device;
 use engine::snapshot::State;
-use engine::types::{Uuid, VolumeId};
+use engine::types::{Policy, Uuid, VolumeId};
 use workload::check::Kind;
 use workload::stamp;
 
@@ -114,6 +114,29 @@ impl World {
             (Ok(Some(info)), Ok(here)) => info.ledger.dirty && info.ledger.cache != here,
             _ => false,
         }
+    }
+
+    /// Whose log has something that its image has not is claimed by its ledger, surely: else another
+    /// host would serve its image without that.
+    pub(crate) fn check_claims(&self) -> Result<(), Broken> {
+        let Some(engine) = self.engine.as_ref() else {
+            return Ok(());
+        };
+        let owing = engine.snapshot().volumes.into_iter();
+        for owing in owing.filter(|it| it.dirty_bytes > 0 && it.policy == Policy::WriteBack) {
+            let mut guests = self.guests.iter();
+            let Some(guest) = guests.find(|it| it.id == Some(owing.id)) else {
+                continue;
+            };
+            let ledger = &self.devices.origins[guest.plan.origin].ledger;
+            let claimed = tops::parse(ledger.durable()).is_some_and(|it| it.dirty);
+            if !claimed && !guest.plan.switches {
+                let (name, dirty) = (owing.name, owing.dirty_bytes);
+                let words = format!("{name} has {dirty} dirty bytes, and its ledger says none");
+                return Err(words.into());
+            }
+        }
+        Ok(())
     }
 
     /// Volumes of which nothing is owed to their images, now that all is parked.

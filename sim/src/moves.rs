@@ -19,7 +19,7 @@
 //! administrator orders it, and files that a guest could see change.
 
 use crate::below::On;
-use crate::guest::{Pending, Request};
+use crate::guest::{Guest, Pending, Request};
 use crate::mapped;
 use crate::qcow2;
 use crate::tops;
@@ -57,6 +57,14 @@ enum Step {
     Empties,
     Exchanges,
     Ends,
+}
+
+impl Guest {
+    /// A plan of its image brings nothing of the guest.
+    pub(crate) fn plans_move(&self) -> bool {
+        let plans = |it: &Moving| matches!(it.step, Step::Owns | Step::Moves);
+        self.moving.as_ref().is_some_and(plans)
+    }
 }
 
 impl World {
@@ -260,9 +268,7 @@ impl World {
 
     /// Whether the engine may refuse a step of a move.
     pub(crate) fn may_refuse_move(&self, volume: usize, refusal: Refusal) -> bool {
-        let moving = self.guests[volume].moving.as_ref();
-        let plans = moving.is_some_and(|it| matches!(it.step, Step::Owns | Step::Moves));
-        plans
+        self.guests[volume].plans_move()
             && match refusal {
                 Refusal::Io | Refusal::OriginFull | Refusal::CacheFailed => self.faulty(),
                 Refusal::Policy => self.faulty(),

@@ -568,7 +568,9 @@ impl World {
                 self.has_rests(volume) || below.given_up
             }
             (Pending::Switch(_), Refusal::Busy) => self.has_rests(volume),
-            (Pending::Quiesce { .. }, Refusal::Busy) => self.any_member(volume, |it| it.resizes),
+            (Pending::Quiesce { .. }, Refusal::Busy) => {
+                self.any_member(volume, |it| it.resizes || it.moves)
+            }
             (Pending::Quiesce { .. }, Refusal::Policy) => {
                 self.faulty() || self.any_member(volume, |it| it.switches)
             }

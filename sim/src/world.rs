@@ -492,7 +492,8 @@ impl World {
         let changes = changes && (!top || io.purpose == Purpose::JournalApply);
         let (group, switches) = (&guest.plan.group, guest.plan.switches);
         let grouped = !group.is_empty() && self.sabotage != Some(Sabotage::NoGroups);
-        if changes && matches!(io.device, Device::Origin(_)) && grouped && !switches {
+        let cuts = changes && matches!(io.device, Device::Origin(_)) && !guest.plans_move();
+        if cuts && grouped && !switches {
             self.check_journals(origin, group)?;
         }
         let inside = !changes || top || end <= guest.model.sectors() * stamp::SECTOR_BYTES as u64;
@@ -507,7 +508,9 @@ impl World {
     /// No origin of a group is written before the journals of all its disks are durable: from then
     /// on origins and journals together have a whole cut.
     fn check_journals(&self, written: usize, group: &str) -> Result<(), Broken> {
-        let others = self.guests.iter().map(|it| &it.plan);
+        // A plan of a move is no part of a cut.
+        let cuts = self.guests.iter().filter(|it| !it.plans_move());
+        let others = cuts.map(|it| &it.plan);
         let others = others.filter(|it| it.group == *group && it.origin != written);
         for other in others {
             let journal = &self.devices.origins[other.origin].journal;

@@ -24,6 +24,7 @@
 use super::batch::Task;
 use super::ledger::LedgerStep;
 use super::{Bypass, Core};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Refusal;
 use crate::image::Image;
 use crate::origin::{Errand, Map, Move};
@@ -170,7 +171,9 @@ impl Core {
                 assert!(rebase.request.is_some(), "an order waits for its plan");
                 rebase.step = Step::Plan;
                 writer.moves = rebase.moves();
-                let (onto, own) = (rebase.order.onto.clone(), &rebase.order.own);
+                let (onto, own) = (rebase.order.onto.clone(), &rebase.order.own[..]);
+                let early = onto.is_some() && has(Bug::MoveBeforeOwn);
+                let own = if early { &[][..] } else { own };
                 let task = Task::new(Errand::Own(onto), own);
                 self.start_task(cx, id, task);
             }
@@ -197,6 +200,10 @@ impl Core {
         let rebase = rebase.expect("checked by the caller");
         assert!(rebase.step == Step::Plan, "it has waited for that");
         rebase.step = Step::Reached;
+        mark(match rebase.moves() {
+            true => Mark::ImageMoved,
+            false => Mark::MadeOwn,
+        });
         if rebase.moves() && rebase.order.changes {
             // A block of which the image has a part alone may be another one.
             self.renew_layer(id);
@@ -209,6 +216,7 @@ impl Core {
         let rebase = volume.image.rebase.as_mut().expect("an order was given");
         if rebase.moves() && rebase.step != Step::Wait {
             rebase.refusal = Some(refusal);
+            mark(Mark::MoveRefused);
             return self.claim_again(cx, id);
         }
         let request = rebase.request;
@@ -245,6 +253,9 @@ impl Core {
         writer.ledger.image = image.kept();
         assert!(writer.moves && !writer.ledger.dirty, "so the ledger says");
         writer.below_unsaid = false;
+        if has(Bug::KeepMovedMap) {
+            return;
+        }
         let before = volume.map.take().expect("it is an image of a format");
         self.maps.close(before);
         self.volume(id).map = Some(self.maps.open(name, map));
@@ -266,6 +277,9 @@ impl Core {
         let writer = writer.expect("written images have a ledger");
         // What is open is seen again and again; the next start finds what the header names.
         writer.below_unsaid |= given_up;
+        if given_up {
+            mark(Mark::MoveLeft);
+        }
         self.claim_again(cx, id);
     }
 
@@ -276,7 +290,7 @@ impl Core {
         rebase.step = Step::Claim;
         let writer = volume.ledger_writer.as_mut();
         let writer = writer.expect("written images have a ledger");
-        (writer.moves, writer.ledger.dirty) = (false, true);
+        (writer.moves, writer.ledger.dirty) = (false, !has(Bug::ServeMoved));
         if rebase.refusal.is_some() {
             // The image stands where it stood.
             writer.ledger.image.below = volume.image.seen.below;
