@@ -254,6 +254,8 @@ pub struct Guest {
     /// Sectors of its disk that are to go, and may be anything until they are gone: an order to
     /// become smaller was cut short, and is given again.
     pub surplus: u64,
+    /// What its disk had there when it was to become smaller.
+    pub tail: Vec<u8>,
     /// Its image rests, or is to.
     pub rest: Option<Rest>,
     /// It has become smaller, and was not larger again.
@@ -362,6 +364,7 @@ impl Guest {
             moving: None,
             sizing: None,
             surplus: 0,
+            tail: Vec::new(),
             rest: None,
             shrunk: false,
             look: None,
@@ -598,8 +601,15 @@ impl Guest {
 
     /// Whether its image may lose what is behind the end, and may have lost it already.
     pub fn is_shrinking(&self) -> bool {
+        self.kept_sectors().is_some()
+    }
+
+    /// What of its disk stays, where it is about to become smaller.
+    pub fn kept_sectors(&self) -> Option<u64> {
         let ordered = self.sizing.filter(|it| it.step == SizingStep::Ordered);
-        ordered.is_some_and(|it| self.is_smaller(it))
+        ordered
+            .filter(|it| self.is_smaller(*it))
+            .map(|it| it.sectors)
     }
 
     /// An order to become smaller has not come to its end: the disk has its old size, and nothing

@@ -3,8 +3,8 @@
 //! Owns the hosts that do not serve, each with a cache and a machine of its own. Always true: one
 //! host serves at a time, and one that ends to make way for another loses its power; a volume that
 //! another host may hold dirty data of is refused by all but that one, and by nobody else, so its
-//! ledger claims it as long as there is some; another program writes only images of which nothing is owed. Deliberately absent: two hosts at once,
-//! whom the storage's locks keep apart.
+//! ledger claims it as long as there is some; another program writes only images of which nothing
+//! is owed. Deliberately absent: two hosts at once, whom the storage's locks keep apart.
 //!
 //! ```text
 //! move:  guests ─▶ all is brought home ─▶ parked ─▶ power off ─▶ the next host starts

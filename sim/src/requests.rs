@@ -6,6 +6,7 @@
 
 use crate::guest::{Commit, Guest, Pending, Request, SizingStep};
 use crate::qcow2;
+use crate::tops;
 use crate::world::{Broken, Sabotage, Wake, World};
 use engine::event::{Command, Event, Refusal, ResetOn};
 use engine::types::{BufferId, ConnectionId, Policy, RequestId, VolumeId};
@@ -272,6 +273,11 @@ impl World {
             Request::Switch(policy) => (self.switch(at, volume, policy), Pending::Switch(policy)),
             Request::Resize(sectors) => {
                 let size_bytes = sectors * stamp::SECTOR_BYTES as u64;
+                let origin = &self.devices.origins[guest.plan.origin];
+                if origin.top && guest.is_shrinking() {
+                    let disk = tops::disk(origin, origin.disk_bytes() as usize)?;
+                    guest.tail = disk[size_bytes as usize..].to_vec();
+                }
                 (
                     Command::Resize { volume, size_bytes },
                     Pending::Resize(sectors),
@@ -507,6 +513,8 @@ impl World {
         let ordered = guest.sizing.filter(|it| it.step == SizingStep::Ordered);
         let known = guest.sectors();
         if origin.top && guest.is_shrinking() && found == known {
+            let at = |why: String| format!("v{at} was to become smaller: {why}");
+            tops::judge_tail(origin, &guest.tail).map_err(at)?;
             guest.doubt_end();
             self.trace.counters.sizes.ends_doubted += 1;
             return Ok(());

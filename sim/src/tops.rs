@@ -220,6 +220,30 @@ pub fn judge_sized(origin: &Origin, header: &[u8]) -> Result<(), String> {
     }
 }
 
+/// Judges the end of a disk that was to go and is there yet: each sector is what it was, zeroes, or
+/// what the files below the image have there.
+pub fn judge_tail(origin: &Origin, before: &[u8]) -> Result<(), String> {
+    let bytes = origin.disk_bytes() as usize;
+    let (first, below) = (bytes - before.len(), &origin.below);
+    let now = disk(origin, bytes)?;
+    let below = qcow2::disk(&below.layers(below.on), bytes)?;
+    let sectors = |of: &[u8]| {
+        of.chunks(SECTOR_BYTES)
+            .map(<[u8]>::to_vec)
+            .collect::<Vec<_>>()
+    };
+    let (now, below) = (sectors(&now[first..]), sectors(&below[first..]));
+    let before = sectors(before);
+    let strange = (0..now.len()).find(|at| {
+        let zero = now[*at].iter().all(|byte| *byte == 0);
+        !zero && now[*at] != before[*at] && now[*at] != below[*at]
+    });
+    match strange {
+        Some(at) => Err(format!("sector {at} of its end is another one")),
+        None => Ok(()),
+    }
+}
+
 /// An image at rest: nothing is between two states, and it says so.
 pub fn judge_at_rest(origin: &Origin) -> Result<(), String> {
     let (seen, safe) = (origin.image.landed(), origin.image.durable());
