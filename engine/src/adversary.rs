@@ -170,6 +170,12 @@ rules::list! {
         KeepCutBlock,
         /// 7: while an image moves to another file its ledger goes on as before.
         ClaimMoving,
+        /// 7: an image moves to another file before the parts that differ are its own.
+        MoveBeforeOwn,
+        /// 7: guests are served behind a move before the ledger counts on the log again.
+        ServeMoved,
+        /// 7: behind a move an image is read by the map of the files before.
+        KeepMovedMap,
         /// 7: what a file below has behind the end of a disk shows when that grows.
         ExposeBelow,
         /// 7: the header of an image says a size for which there is no room.
@@ -380,6 +386,16 @@ rules::list! {
         ReadAgain,
         /// A plan makes room for a larger disk.
         RoomMade,
+        /// A plan has given back the end of a disk that becomes smaller.
+        EndCut,
+        /// Parts of a disk have become their image's own.
+        MadeOwn,
+        /// The header of an image names another file below it.
+        ImageMoved,
+        /// The plan of a move was given up, and its ledger is claimed again.
+        MoveRefused,
+        /// The host has not exchanged what is open behind a move.
+        MoveLeft,
         /// The images of a volume and its group are to rest.
         Quiesced,
         /// A rest has ended because the log needed its room.

@@ -18,6 +18,10 @@ rules::list! {
         AnnounceLate,
         /// 7: entries that L1 gets where it lies are what was behind it.
         KeepBehindTable,
+        /// 7: a part that is to be a file's own and reads as zeroes stays nothing in the table.
+        LeaveBare,
+        /// 7: clusters of the end of a disk are given back, and their entries stay.
+        KeepCutEntry,
     }
 }
 

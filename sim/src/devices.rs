@@ -4,6 +4,7 @@
 //! disks serve the running engine and its recovery, so that what one leaves the other finds.
 //! Deliberately absent: who may open what when; the world knows.
 
+use crate::below::Below;
 use crate::disk::{Change, Damage, Disk};
 use crate::rng::Rng;
 use engine::event::{Device, IoError, Op, Stat};
@@ -27,8 +28,8 @@ const MTIME_TICK_NS: u64 = 4_000_000;
 #[derive(Clone, Debug, Default)]
 pub struct Origin {
     pub image: Disk,
-    /// The file below it, of an image that is not raw.
-    pub base: Option<Disk>,
+    /// What it stands on, of an image that is not raw.
+    pub below: Below,
     /// It is not raw, and volumes write it.
     pub top: bool,
     pub journal: Disk,
@@ -73,7 +74,7 @@ impl Origin {
     }
 
     /// What its storage tells of it.
-    fn image(&self) -> Option<Image> {
+    pub fn image(&self) -> Option<Image> {
         (self.inode > 0).then(|| Image {
             device: FILE_SYSTEM,
             inode: self.inode,
@@ -81,9 +82,18 @@ impl Origin {
             size_bytes: self.bytes(),
             mtime_ns: self.image.mtime(),
             lasts: true,
-            below: 0,
+            below: self.print_below(),
             marked: self.marked(),
         })
+    }
+
+    /// Where nothing below it is open, what its ledger knows of that is kept.
+    fn print_below(&self) -> u64 {
+        let kept = || crate::tops::parse(self.ledger.landed()).map_or(0, |it| it.image.below);
+        match self.below.has_choice() {
+            true => self.below.print_open().unwrap_or_else(kept),
+            false => 0,
+        }
     }
 
     /// What an image that is not raw says of the volume that has written it.
@@ -119,7 +129,8 @@ impl Origin {
 pub enum File {
     Cache,
     Image(usize),
-    Base(usize),
+    /// A file below an image, by its number there.
+    Base(usize, usize),
     Journal(usize),
     Ledger(usize),
 }
@@ -129,7 +140,7 @@ impl File {
     pub fn origin(self) -> Option<usize> {
         match self {
             File::Cache => None,
-            File::Image(at) | File::Base(at) | File::Journal(at) | File::Ledger(at) => Some(at),
+            File::Image(at) | File::Base(at, _) | File::Journal(at) | File::Ledger(at) => Some(at),
         }
     }
 }
@@ -157,7 +168,10 @@ impl Devices {
         match device {
             Device::Cache => File::Cache,
             Device::Origin(id) => File::Image(place(id)),
-            Device::Base(id, _) => File::Base(place(id)),
+            Device::Base(id, file) => {
+                let at = place(id);
+                File::Base(at, self.origins[at].below.opened(file))
+            }
             Device::Journal(id) => File::Journal(place(id)),
             Device::Ledger(id) => File::Ledger(place(id)),
         }
@@ -167,10 +181,7 @@ impl Devices {
         match file {
             File::Cache => &mut self.cache,
             File::Image(at) => &mut self.origins[at].image,
-            File::Base(at) => {
-                let base = self.origins[at].base.as_mut();
-                base.expect("only mapped images have a file below")
-            }
+            File::Base(at, file) => self.origins[at].below.disk(file),
             File::Journal(at) => &mut self.origins[at].journal,
             File::Ledger(at) => &mut self.origins[at].ledger,
         }

@@ -245,7 +245,7 @@ impl World {
             // failed before: of what was flushed that is the last copy.
             File::Cache => return self.served,
             File::Journal(_) => return true,
-            File::Base(_) => return false,
+            File::Base(..) => return false,
             File::Image(origin) => origin,
         };
         let mut guests = self.guests.iter().filter(|it| it.plan.origin == origin);

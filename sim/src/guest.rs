@@ -4,6 +4,7 @@
 //! model of its origin: the same writes, judged by what a finished destage promised. Always true:
 //! both models number the writes alike. Deliberately absent: how requests reach the engine.
 
+use crate::moves::Moving;
 use crate::plan::{OriginPlan, VolumePlan};
 use crate::replaced::{Laid, Replaced};
 use crate::rng::Rng;
@@ -54,6 +55,8 @@ pub enum Request {
     Resume,
     /// The overlay becomes the content of its image.
     Commit,
+    /// The next step of a move of its image.
+    Move,
     /// Of the whole cache device.
     Scrub,
     /// The volume is given up; nothing of it is owed.
@@ -139,6 +142,7 @@ pub enum Pending {
     /// The volume lets go of its image, before its commit and after it.
     Suspend,
     Commit,
+    Move,
     Scrub,
     Detach,
     /// What the log has of a volume that is held is given up.
@@ -182,6 +186,7 @@ impl Pending {
             Pending::Resume => "resume".to_owned(),
             Pending::Suspend => "suspend".to_owned(),
             Pending::Commit => "commit".to_owned(),
+            Pending::Move => "move".to_owned(),
             Pending::Scrub => "scrub".to_owned(),
             Pending::Detach => "detach".to_owned(),
             Pending::Drop => "drop".to_owned(),
@@ -242,8 +247,15 @@ pub struct Guest {
     sleeping: bool,
     /// How far a commit is; its guest is away until its end.
     pub commit: Option<Commit>,
+    /// A move of its image to another file; its guest is away until its end.
+    pub moving: Option<Moving>,
     /// A change of its size that is wanted or under way.
     pub sizing: Option<Sizing>,
+    /// Sectors of its disk that are to go, and may be anything until they are gone: an order to
+    /// become smaller was cut short, and is given again.
+    pub surplus: u64,
+    /// What its disk had there when it was to become smaller.
+    pub tail: Vec<u8>,
     /// Its image rests, or is to.
     pub rest: Option<Rest>,
     /// It has become smaller, and was not larger again.
@@ -252,7 +264,8 @@ pub struct Guest {
     look: Option<u64>,
     /// Sectors it had at the begin.
     sectors_first: u64,
-    /// Its image allocates, and becomes larger only.
+    /// Its image allocates.
+    allocates: bool,
     only_grows: bool,
     /// It has had an answer to its attach in this life.
     pub served: bool,
@@ -348,12 +361,16 @@ impl Guest {
             resetting: false,
             sleeping: false,
             commit: None,
+            moving: None,
             sizing: None,
+            surplus: 0,
+            tail: Vec::new(),
             rest: None,
             shrunk: false,
             look: None,
             sectors_first: origin.sectors,
-            only_grows: origin.top.is_some(),
+            allocates: origin.top.is_some(),
+            only_grows: origin.top.is_some() && !plan.cuts,
             served: false,
             cache_lost: None,
             replaced: None,
@@ -423,7 +440,8 @@ impl Guest {
             .pending
             .values()
             .any(|pending| matches!(pending, Pending::Reset | Pending::Wake));
-        if reset || self.commit.is_some() || self.pending.len() >= self.depth {
+        let away = self.commit.is_some() || self.moving.is_some();
+        if reset || away || self.pending.len() >= self.depth {
             return None;
         }
         if self.rng.chance(10) {
@@ -446,13 +464,22 @@ impl Guest {
         {
             return Some(order);
         }
+        let idle = self.rest.is_none() && self.sizing.is_none();
+        if self.plan.moves && idle && self.rng.chance(40) {
+            self.moving = Some(Moving::default());
+            return Some(Request::Flush);
+        }
         if let Some(sizing) = self.sizing {
             let order = self.resize_on(sizing);
-            if order.is_some() || sizing.sectors < self.model.sectors() {
+            if order.is_some() || self.is_smaller(sizing) {
                 return order;
             }
         }
-        let often = if self.shrunk { 150 } else { 30 };
+        let often = if self.shrunk || self.surplus > 0 {
+            150
+        } else {
+            30
+        };
         if self.plan.resizes && self.sizing.is_none() && self.rng.chance(often) {
             self.want_size();
             if self.sizing.is_some() {
@@ -498,7 +525,7 @@ impl Guest {
     /// The next step of a change of size, once it can be made.
     fn resize_on(&mut self, sizing: Sizing) -> Option<Request> {
         let quiet = self.pending.is_empty() && self.gone.is_empty();
-        let shrinks = sizing.sectors < self.model.sectors();
+        let shrinks = self.is_smaller(sizing);
         let (step, request) = match sizing.step {
             SizingStep::Ordered => return None,
             _ if shrinks && !quiet => return None,
@@ -517,9 +544,23 @@ impl Guest {
         Some(request)
     }
 
+    /// What its disk has, with what is to go.
+    pub fn sectors(&self) -> u64 {
+        self.model.sectors() + self.surplus
+    }
+
+    fn is_smaller(&self, sizing: Sizing) -> bool {
+        sizing.sectors < self.sectors()
+    }
+
     /// Another size, mostly near this one, and mostly no whole number of blocks.
     fn want_size(&mut self) {
         let now = self.model.sectors();
+        if self.surplus > 0 {
+            let (sectors, step) = (now, SizingStep::Wanted);
+            self.sizing = Some(Sizing { sectors, step });
+            return;
+        }
         let (least, most) = (self.sectors_first / 2, self.sectors_first * 3 / 2);
         let grows = if self.shrunk { 800 } else { 300 };
         let sectors = match (self.rng.chance(200), self.rng.chance(grows)) {
@@ -551,6 +592,7 @@ impl Guest {
         self.sizing = None;
         let Some(sectors) = sectors else { return };
         let old = self.model.sectors();
+        self.surplus = 0;
         self.shrunk = sectors < old;
         self.look = (sectors > old).then_some(old);
         let models = std::iter::once(&mut self.model).chain(&mut self.origin);
@@ -559,8 +601,24 @@ impl Guest {
 
     /// Whether its image may lose what is behind the end, and may have lost it already.
     pub fn is_shrinking(&self) -> bool {
+        self.kept_sectors().is_some()
+    }
+
+    /// What of its disk stays, where it is about to become smaller.
+    pub fn kept_sectors(&self) -> Option<u64> {
         let ordered = self.sizing.filter(|it| it.step == SizingStep::Ordered);
-        ordered.is_some_and(|it| it.sectors < self.model.sectors())
+        ordered
+            .filter(|it| self.is_smaller(*it))
+            .map(|it| it.sectors)
+    }
+
+    /// An order to become smaller has not come to its end: the disk has its old size, and nothing
+    /// is known of what was to go.
+    pub fn doubt_end(&mut self) {
+        let sizing = self.sizing.take().expect("it was ordered");
+        let surplus = self.sectors() - sizing.sectors;
+        self.resized(Some(sizing.sectors));
+        self.surplus = surplus;
     }
 
     fn choose(&mut self) -> Option<Request> {
@@ -609,7 +667,7 @@ impl Guest {
                 }
             }
             // The end of the volume is not known while it grows.
-            950..955 if self.sizing.is_none() => Request::Outside,
+            950..955 if self.sizing.is_none() && self.surplus == 0 => Request::Outside,
             955..965 => self.retuned(),
             965..985 if self.plan.switches => {
                 let all = [Policy::WriteBack, Policy::WriteThrough, Policy::Uncached];
@@ -836,8 +894,9 @@ impl Guest {
         self.id = None;
         (self.resetting, self.sleeping) = (false, false);
         self.rest = None;
+        self.moving = None;
         // Of an image that allocates it is sure when its ledger was settled.
-        let unsure = |it: &Sizing| it.step == SizingStep::Ordered && self.only_grows;
+        let unsure = |it: &Sizing| it.step == SizingStep::Ordered && self.allocates;
         self.sizing = self.sizing.filter(unsure);
         (self.knows_image, self.misfits, self.stale_base) = (false, false, false);
         self.crash = self.crash.max(Some(crash));

@@ -12,6 +12,7 @@
 //!    +------- kill | kill in a memory operation | power loss | orderly stop
 //! ```
 
+use crate::below::Below;
 use crate::devices::Blocking;
 use crate::disk::{Disk, Power};
 use crate::guest::{Commit, Guest};
@@ -349,7 +350,7 @@ impl World {
         volume: usize,
         id: VolumeId,
         spec: VolumeSpec,
-        settled: Settled,
+        mut settled: Settled,
     ) -> Result<(), OpenError> {
         let origin = &mut self.devices.origins[self.guests[volume].plan.origin];
         if origin.top && !settled.journal_left {
@@ -357,21 +358,29 @@ impl World {
             self.trace.counters.images.tops.freed += freed as u64;
         }
         let engine = self.engine.as_mut().expect("the engine is open");
-        let (now, top) = (Time(self.now), origin.image.landed());
-        match (origin.base.as_ref(), spec.base_layer) {
-            (Some(base), _) if origin.top => {
-                // What was kept of its tables is of another life.
-                let map = mapped::written(top, base.size(), Uuid(self.rng.bytes16()));
-                self.trace.counters.images.tops.attached += 1;
-                engine.attach_mapped(id, spec, settled, map)
-            }
-            (Some(base), Some(identity)) => {
-                let map = mapped::map(top, base.size(), identity);
-                self.trace.counters.images.mapped += 1;
-                engine.attach_mapped(id, spec, settled, map)
-            }
-            _ => engine.attach(now, id, spec, settled),
+        if !origin.below.is_some() {
+            return engine.attach(Time(self.now), id, spec, settled);
         }
+        let top = origin.image.landed();
+        let opened = origin.below.open(top);
+        opened.map_err(OpenError::Damaged)?;
+        if let (Some(image), Some(below)) = (&mut settled.image, origin.below.print_open()) {
+            // It was not open when its first file was looked at.
+            image.below = below;
+        }
+        let below = origin.below.layers(origin.below.on);
+        let map = match spec.base_layer {
+            Some(identity) if !origin.top => {
+                self.trace.counters.images.mapped += 1;
+                mapped::map(top, &below, identity)
+            }
+            _ => {
+                // What was kept of its tables is of another life.
+                self.trace.counters.images.tops.attached += 1;
+                mapped::written(top, &below, Uuid(self.rng.bytes16()))
+            }
+        };
+        engine.attach_mapped(id, spec, settled, map)
     }
 
     /// A host that takes all believes no ledger that says *dirty*.
@@ -406,7 +415,7 @@ impl World {
             origin: format!("/images/{}.raw", guest.plan.origin),
             new_uuid: Uuid(self.rng.bytes16()),
             policy,
-            size_bytes: guest.model.sectors() * engine::types::SECTOR_BYTES,
+            size_bytes: guest.sectors() * engine::types::SECTOR_BYTES,
             read_only: false,
             base_layer: ephemeral.then_some(Uuid(identity)),
             journal_possible: guest.plan.journal_possible,
@@ -503,7 +512,8 @@ impl World {
         self.budget = 0;
         self.heal(true);
         let busy = |guest: &Guest| {
-            !guest.pending.is_empty() || !guest.gone.is_empty() || guest.commit.is_some()
+            let away = guest.commit.is_some() || guest.moving.is_some();
+            !guest.pending.is_empty() || !guest.gone.is_empty() || away
         };
         let busy = |world: &World| world.guests.iter().any(busy) || world.is_image_astray();
         self.run_while(busy, "guests without faults").map(|_| ())
@@ -545,6 +555,7 @@ impl World {
     /// Ends the life of the daemon, and of its host if that is how it ends.
     pub fn end(&mut self, ending: Ending) -> Result<(), Broken> {
         self.count();
+        self.check_claims()?;
         let owed_nothing = self.owed_nothing();
         self.plans_end();
         self.served = self.engine.is_some();
@@ -552,6 +563,7 @@ impl World {
         self.engine = None;
         self.put_all_back();
         let late = self.orphaned();
+        self.moves_end();
         let power = matches!(
             ending,
             Ending::PowerLoss | Ending::Visit | Ending::Move | Ending::Orderly { power_off: true }
@@ -614,9 +626,9 @@ impl World {
             let tag = (at as u64 + 1) * 1_000_000 + origin.version;
             let mut image = vec![0; self.plan.origins[at].sectors as usize * stamp::SECTOR_BYTES];
             stamp::fill(&mut image, tag, 0, 0);
-            if origin.base.is_some() {
+            if origin.below.is_some() {
                 let [top, below] = mapped::files(&image, tag);
-                origin.base = Some(Disk::new(below));
+                origin.below = Below::one(below);
                 image = top;
             }
             origin.image = Disk::new(image);

@@ -2,9 +2,9 @@
 //!
 //! Owns the hosts that do not serve, each with a cache and a machine of its own. Always true: one
 //! host serves at a time, and one that ends to make way for another loses its power; a volume that
-//! another host may hold dirty data of is refused by all but that one, and by nobody else; another
-//! program writes only images of which nothing is owed. Deliberately absent: two hosts at once,
-//! whom the storage's locks keep apart.
+//! another host may hold dirty data of is refused by all but that one, and by nobody else, so its
+//! ledger claims it as long as there is some; another program writes only images of which nothing
+//! is owed. Deliberately absent: two hosts at once, whom the storage's locks keep apart.
 //!
 //! ```text
 //! move:  guests ─▶ all is brought home ─▶ parked ─▶ power off ─▶ the next host starts
@@ -16,14 +16,13 @@ use crate::devices::Blocking;
 use crate::disk::{Change, Disk};
 use crate::guest::Request;
 use crate::host::Ending;
-use crate::made;
 use crate::memory::SimMemory;
 use crate::tops;
 use crate::world::{Broken, Sabotage, World};
 use engine::engine::{device_bytes, inspect_origin, read_superblock};
 use engine::event::Device;
 use engine::snapshot::State;
-use engine::types::{Uuid, VolumeId};
+use engine::types::{Policy, Uuid, VolumeId};
 use workload::check::Kind;
 use workload::stamp;
 
@@ -117,6 +116,29 @@ impl World {
         }
     }
 
+    /// Whose log has something that its image has not is claimed by its ledger, surely: else another
+    /// host would serve its image without that.
+    pub(crate) fn check_claims(&self) -> Result<(), Broken> {
+        let Some(engine) = self.engine.as_ref() else {
+            return Ok(());
+        };
+        let owing = engine.snapshot().volumes.into_iter();
+        for owing in owing.filter(|it| it.dirty_bytes > 0 && it.policy == Policy::WriteBack) {
+            let mut guests = self.guests.iter();
+            let Some(guest) = guests.find(|it| it.id == Some(owing.id)) else {
+                continue;
+            };
+            let ledger = &self.devices.origins[guest.plan.origin].ledger;
+            let claimed = tops::parse(ledger.durable()).is_some_and(|it| it.dirty);
+            if !claimed && !guest.plan.switches {
+                let (name, dirty) = (owing.name, owing.dirty_bytes);
+                let words = format!("{name} has {dirty} dirty bytes, and its ledger says none");
+                return Err(words.into());
+            }
+        }
+        Ok(())
+    }
+
     /// Volumes of which nothing is owed to their images, now that all is parked.
     pub(crate) fn owed_nothing(&self) -> Vec<usize> {
         let Some(engine) = self.engine.as_ref().filter(|_| self.parked) else {
@@ -157,12 +179,10 @@ impl World {
         let origin = self.guests[at].plan.origin;
         let file = crate::devices::File::Image(origin);
         let (time, seed) = (self.devices.stamp(file, self.now), self.rng.word());
-        let disk_bytes = self.guests[at].model.sectors() as usize * stamp::SECTOR_BYTES;
         let here = &mut self.devices.origins[origin];
-        let mut disk = tops::disk(here, disk_bytes).expect("it was judged");
+        let mut disk = tops::disk(here, here.disk_bytes() as usize).expect("it was judged");
         disk[sector as usize * stamp::SECTOR_BYTES..][..bytes.len()].copy_from_slice(&bytes);
-        let base = here.base.as_ref().map_or(&[][..], |it| it.landed());
-        let top = made::file_over(&disk, base, seed);
+        let top = here.below.image_over(&disk, seed);
         here.image.replace(top, time);
         self.trace.counters.images.tops.foreign += 1;
         self.trace.tell(format_args!(

@@ -79,7 +79,10 @@ impl World {
     fn lead_astray(&mut self, change: impl Fn(&mut Origin)) {
         let at = self.rng.below(self.devices.origins.len() as u64) as usize;
         let back = self.rng.below(ASTRAY_NS);
-        let busy = |it: usize| self.guests[it].plan.resizes || self.guests[it].commit.is_some();
+        let busy = |it: usize| {
+            let guest = &self.guests[it];
+            guest.plan.resizes || guest.commit.is_some() || guest.moving.is_some()
+        };
         if !self.devices.origins[at].fits() || self.on_image(at).any(busy) {
             return;
         }

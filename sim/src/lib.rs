@@ -5,6 +5,7 @@
 //! same seed gives the same trace. Deliberately absent: threads, clocks, files, and any hash map.
 #![forbid(unsafe_code)]
 
+pub mod below;
 pub mod broken;
 mod commit;
 pub mod devices;
@@ -17,6 +18,7 @@ mod images;
 mod made;
 mod mapped;
 pub mod memory;
+mod moves;
 pub mod oracle;
 pub mod plan;
 mod planned;

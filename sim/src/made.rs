@@ -18,6 +18,8 @@ pub const OTHERS: u8 = 0xA7;
 pub const COPIED: u64 = 1 << 63;
 const NAME: &[u8] = b"base.raw";
 const HEADER_BYTES: usize = 104;
+/// The extension that says what the file below is.
+const BACKING_FORMAT: u32 = 0xE279_2ACA;
 const EXTENDED: u64 = 1 << 4;
 
 /// The numbers of a file that never change.
@@ -79,7 +81,7 @@ pub fn header(shape: Shape, disk_bytes: usize, l1: (usize, usize), bytes: usize)
     put(96, &shape.order.to_be_bytes());
     put(100, &(HEADER_BYTES as u32).to_be_bytes());
     // The format of the backing, the end of the extensions, the name of the backing.
-    put(HEADER_BYTES, &0xE279_2ACA_u32.to_be_bytes());
+    put(HEADER_BYTES, &BACKING_FORMAT.to_be_bytes());
     put(HEADER_BYTES + 4, &3_u32.to_be_bytes());
     put(HEADER_BYTES + 8, b"raw");
     let name_at = HEADER_BYTES + 24;
@@ -87,6 +89,23 @@ pub fn header(shape: Shape, disk_bytes: usize, l1: (usize, usize), bytes: usize)
     put(8, &(name_at as u64).to_be_bytes());
     put(16, &(NAME.len() as u32).to_be_bytes());
     file
+}
+
+/// Lets a file name another one below it, or none, and whether that is raw.
+pub fn stand_on(file: &mut [u8], on: Option<(&str, bool)>) {
+    let end = HEADER_BYTES + 24 + NAME.len();
+    file[HEADER_BYTES..end].fill(0);
+    file[8..20].fill(0);
+    let mut put = |at: usize, field: &[u8]| file[at..at + field.len()].copy_from_slice(field);
+    let Some((name, raw)) = on else { return };
+    let format: &[u8] = if raw { b"raw" } else { b"qcow2" };
+    put(HEADER_BYTES, &BACKING_FORMAT.to_be_bytes());
+    put(HEADER_BYTES + 4, &(format.len() as u32).to_be_bytes());
+    put(HEADER_BYTES + 8, format);
+    let name_at = HEADER_BYTES + 24;
+    put(name_at, name.as_bytes());
+    put(8, &(name_at as u64).to_be_bytes());
+    put(16, &(name.len() as u32).to_be_bytes());
 }
 
 /// A file over a raw base that together have this content; the base is as long as the disk, shorter

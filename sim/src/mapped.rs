@@ -8,6 +8,7 @@
 
 use crate::made::{self, OTHERS, Shape};
 use crate::plan::Plan;
+use crate::qcow2::Layer;
 use crate::rng::Rng;
 use engine::chain::ChainMap;
 use engine::origin::Map;
@@ -108,40 +109,55 @@ impl Top {
 }
 
 /// How the engine finds the bytes of a base with these files.
-pub fn map(top: &[u8], below_bytes: u64, identity: Uuid) -> Box<dyn Map> {
-    let (chain, names) = chain(top, below_bytes, identity);
-    let mut below = names[1];
-    below.0[1] = 3;
-    Box::new(ChainMap::new(chain, names, vec![below]))
+pub fn map(top: &[u8], below: &[Layer], identity: Uuid) -> Box<dyn Map> {
+    let (chain, names) = chain(top, below, identity);
+    Box::new(ChainMap::new(chain, names.tables, names.layers))
 }
 
 /// How the engine finds the bytes of an image that it writes, and how it writes them: of files that
-/// are as they are now. What is kept of the file below is of one life as well.
-pub fn written(top: &[u8], below_bytes: u64, identity: Uuid) -> Box<dyn Map> {
-    let (chain, names) = chain(top, below_bytes, identity);
-    let mut below = names[1];
-    below.0[1] = 3;
-    let map = ChainMap::writable(chain, names, vec![below]);
+/// are as they are now. What is kept of the files below is of one life as well.
+pub fn written(top: &[u8], below: &[Layer], identity: Uuid) -> Box<dyn Map> {
+    let (chain, names) = chain(top, below, identity);
+    let map = ChainMap::writable(chain, names.tables, names.layers);
     Box::new(map.expect("an image that can be written"))
 }
 
-fn chain(top: &[u8], below_bytes: u64, identity: Uuid) -> (Chain, Vec<Uuid>) {
-    let header = Header::parse(top, top.len() as u64).expect("a header as it was written");
-    let file = |number, file_bytes, format| File {
-        id: FileId(number),
-        file_bytes,
-        grows_to: None,
-        format,
+/// Of the files of a chain.
+struct Names {
+    tables: Vec<Uuid>,
+    layers: Vec<Uuid>,
+}
+
+fn chain(top: &[u8], below: &[Layer], identity: Uuid) -> (Chain, Names) {
+    let layer = |bytes, raw| Layer { bytes, raw };
+    let all = std::iter::once(layer(top, false)).chain(below.iter().copied());
+    let file = |(number, layer): (usize, Layer)| {
+        let file_bytes = layer.bytes.len() as u64;
+        let format = match layer.raw {
+            true => Format::Raw,
+            false => {
+                let header = Header::parse(layer.bytes, file_bytes);
+                Format::Qcow2(Box::new(header.expect("a header as it was written")))
+            }
+        };
+        File {
+            id: FileId(number as u32),
+            file_bytes,
+            grows_to: None,
+            format,
+        }
     };
-    let files = vec![
-        file(0, top.len() as u64, Format::Qcow2(Box::new(header))),
-        file(1, below_bytes, Format::Raw),
-    ];
-    let chain = Chain::new(files).expect("a chain of two");
-    let name = |number: u8| {
+    let chain = Chain::new(all.enumerate().map(file).collect());
+    let name = |number: usize| {
         let mut name = identity;
-        name.0[1] = number;
+        name.0[1] = number as u8;
         name
     };
-    (chain, vec![name(1), name(2)])
+    let names = Names {
+        tables: (0..=below.len())
+            .map(|file| name((2 * file).max(1)))
+            .collect(),
+        layers: (1..=below.len()).map(|file| name(2 * file + 1)).collect(),
+    };
+    (chain.expect("a chain of files"), names)
 }

@@ -252,7 +252,10 @@ impl World {
         for volume in 0..self.guests.len() {
             let guest = &self.guests[volume];
             let other = guest.replaced.is_some() || guest.laid.is_some() || guest.doubts_origin;
-            if guest.origin.is_none() || guest.is_shrinking() || other {
+            // What of its end a raw image has is known when it was cut off.
+            let top = self.devices.origins[guest.plan.origin].top;
+            let shrinks = guest.is_shrinking() && !top;
+            if guest.origin.is_none() || shrinks || other {
                 continue;
             }
             let mut origin = self.devices.origins[self.guests[volume].plan.origin].clone();
@@ -286,6 +289,13 @@ impl World {
         let left = origin.top.then(|| tops::judge_left(&origin)).transpose();
         let left = left.map_err(|it| at(it.into()))?;
         let rng = self.rng.fork();
+        // Of the end that goes nothing is promised meanwhile.
+        let kept = guest.kept_sectors().map(|sectors| {
+            let mut kept = model.clone();
+            kept.resize(sectors);
+            kept
+        });
+        let model = kept.as_ref().unwrap_or(model);
         let found = judge_origin(origin, model, guest.origin_promise(), rng).map_err(at)?;
         self.count_left(left);
         Ok(found)

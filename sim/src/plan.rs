@@ -127,6 +127,10 @@ pub struct VolumePlan {
     pub sleeps: bool,
     /// Its image, and that of its group, is brought to rest now and then.
     pub rests: bool,
+    /// Its image allocates, and moves to another file below it now and then.
+    pub moves: bool,
+    /// Its image allocates, and becomes smaller as well.
+    pub cuts: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -231,6 +235,12 @@ impl Plan {
         })
     }
 
+    /// Whether the image of an origin has other files to move to.
+    pub fn moves(&self, origin: usize) -> bool {
+        let mut mine = self.volumes.iter().filter(|it| it.origin == origin);
+        self.origins[origin].top.is_some() && mine.any(|it| it.moves)
+    }
+
     /// Fits the writes of the guests to the log; to be called after the plan was changed.
     pub fn limit_requests(&mut self) {
         let writers = self
@@ -301,6 +311,8 @@ impl Plan {
             resizes: false,
             sleeps: false,
             rests: false,
+            moves: false,
+            cuts: false,
         });
     }
 

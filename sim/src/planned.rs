@@ -4,7 +4,9 @@
 //! the file refers to, in the file as it is seen and as it surely is; the image is written in other
 //! places only while the ledger surely names a journal and the image surely has its guard; the
 //! guard is taken away only when the ledger surely names none; a larger disk is named when there is
-//! room for it and what is new surely reads as zeroes; one request at a time writes the header.
+//! room for it and what is new surely reads as zeroes, a smaller one when nothing of its end is left;
+//! a ledger names what lies below only when the image surely does; one request at a time writes the
+//! header.
 //! Deliberately absent: what the bytes have to be ([`tops`](crate::tops)).
 
 use crate::devices::File;
@@ -107,7 +109,7 @@ impl World {
             return Err(format!("more than a size changes, or not at rest: {io:?}").into());
         }
         self.check_one_header(io, origin)?;
-        tops::judge_grown(here, head).map_err(|it| format!("a larger disk: {it}: {io:?}").into())
+        tops::judge_sized(here, head).map_err(|it| format!("another size: {it}: {io:?}").into())
     }
 
     fn check_one_header(&self, io: &Io, origin: usize) -> Result<(), Broken> {

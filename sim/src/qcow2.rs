@@ -59,6 +59,25 @@ pub fn unsize(header: &mut [u8]) {
     header[SIZE_AT as usize..SIZE_AT as usize + 8].fill(0);
 }
 
+/// What a header names as the file below, if anything.
+pub fn backing(header: &[u8]) -> Option<&[u8]> {
+    let (at, bytes) = (number(header, 8, 8), number(header, 16, 4));
+    if at == 0 {
+        return None;
+    }
+    let end = (at as usize).saturating_add(bytes as usize);
+    Some(header.get(at as usize..end).unwrap_or(&[]))
+}
+
+/// What can be allocated alone in a file with this header.
+pub fn unit_bytes(header: &[u8]) -> u64 {
+    let cluster = 1 << number(header, 20, 4);
+    match number(header, 72, 8) >> 4 & 1 {
+        1 => cluster / 32,
+        _ => cluster,
+    }
+}
+
 /// The serial that a mark behind the header names, as far as that is the first extension.
 pub fn mark(header: &[u8]) -> Option<u64> {
     let at = mark_at(header)?;
@@ -303,6 +322,25 @@ pub fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
         }
     }
     merged
+}
+
+/// The first place of a part of the disk of which a whole cluster that begins there has an entry.
+pub fn entered(file: &[u8], part: Range<u64>) -> Option<u64> {
+    let head = head(file).ok()?;
+    let entries = head.cluster / head.entry_bytes();
+    let held = |cluster: &u64| {
+        let table = number(file, head.l1 + cluster / entries * 8, 8) & 0x00ff_ffff_ffff_fe00;
+        let at = table + cluster % entries * head.entry_bytes();
+        let words = (0..head.entry_bytes() / 8).any(|it| number(file, at + it * 8, 8) != 0);
+        table != 0 && words
+    };
+    let end = part
+        .end
+        .div_ceil(head.cluster)
+        .min(head.l1_entries * entries);
+    let clusters = part.start.div_ceil(head.cluster)..end;
+    let cluster = clusters.into_iter().find(held)?;
+    Some(cluster * head.cluster)
 }
 
 /// How much there is of a file.

@@ -6,6 +6,7 @@
 
 use crate::guest::{Commit, Guest, Pending, Request, SizingStep};
 use crate::qcow2;
+use crate::tops;
 use crate::world::{Broken, Sabotage, Wake, World};
 use engine::event::{Command, Event, Refusal, ResetOn};
 use engine::types::{BufferId, ConnectionId, Policy, RequestId, VolumeId};
@@ -32,6 +33,7 @@ impl World {
         }
         self.read_on(volume)?;
         self.commit_on(volume)?;
+        self.move_on(volume)?;
         while self.budget > 0 && self.guests[volume].whole.is_none() {
             let disconnect = self.plan.rates.disconnect;
             let Some(request) = self.guests[volume].next(disconnect) else {
@@ -130,6 +132,7 @@ impl World {
             | Request::Quiesce
             | Request::Resume
             | Request::Commit
+            | Request::Move
             | Request::Scrub
             | Request::Detach => self.command(volume, id, request),
         }
@@ -270,6 +273,11 @@ impl World {
             Request::Switch(policy) => (self.switch(at, volume, policy), Pending::Switch(policy)),
             Request::Resize(sectors) => {
                 let size_bytes = sectors * stamp::SECTOR_BYTES as u64;
+                let origin = &self.devices.origins[guest.plan.origin];
+                if origin.top && guest.is_shrinking() {
+                    let disk = tops::disk(origin, origin.disk_bytes() as usize)?;
+                    guest.tail = disk[size_bytes as usize..].to_vec();
+                }
                 (
                     Command::Resize { volume, size_bytes },
                     Pending::Resize(sectors),
@@ -284,6 +292,7 @@ impl World {
                 Some(Commit::Alone) => (Command::Commit { volume }, Pending::Commit),
                 _ => (Command::Suspend { volume }, Pending::Suspend),
             },
+            Request::Move => (self.move_command(at, volume), Pending::Move),
             Request::Scrub => {
                 self.trace.counters.scrubs += 1;
                 (Command::Scrub, Pending::Scrub)
@@ -427,6 +436,7 @@ impl World {
             Pending::Quiesce { points } => self.quiesced(volume, points, result)?,
             Pending::Resume => self.resumed(volume, result)?,
             Pending::Commit => self.check_commit(volume, Some(result.is_ok()))?,
+            Pending::Move => self.move_answered(volume, result)?,
             Pending::Scrub if result.is_ok() => self.scrubbed()?,
             Pending::Detach if result.is_ok() => {
                 let id = guest.id.take().expect("it was attached");
@@ -464,8 +474,14 @@ impl World {
         let counters = &mut self.trace.counters.sizes;
         let refused = result == Err(Refusal::Dirty);
         counters.refused += u64::from(refused);
-        if result.is_err() {
-            guest.resized(None);
+        if let Err(refusal) = result {
+            // Its end may be gone when its header could not be read.
+            let tried = matches!(refusal, Refusal::Io | Refusal::OriginFull | Refusal::Held);
+            let origin = &self.devices.origins[guest.plan.origin];
+            match tried && origin.top && guest.is_shrinking() {
+                true => guest.doubt_end(),
+                false => guest.resized(None),
+            }
             return Ok(());
         }
         counters.changed += 1;
@@ -495,12 +511,19 @@ impl World {
         let origin = &self.devices.origins[guest.plan.origin];
         let found = origin.disk_bytes() / stamp::SECTOR_BYTES as u64;
         let ordered = guest.sizing.filter(|it| it.step == SizingStep::Ordered);
-        if !guest.plan.resizes || found == guest.model.sectors() {
+        let known = guest.sectors();
+        if origin.top && guest.is_shrinking() && found == known {
+            let at = |why: String| format!("v{at} was to become smaller: {why}");
+            tops::judge_tail(origin, &guest.tail).map_err(at)?;
+            guest.doubt_end();
+            self.trace.counters.sizes.ends_doubted += 1;
+            return Ok(());
+        }
+        if !guest.plan.resizes || found == known {
             guest.sizing = guest.sizing.filter(|_| ordered.is_none());
             return Ok(());
         }
         if ordered.is_none_or(|it| it.sectors != found) {
-            let known = guest.model.sectors();
             let words =
                 format!("the image of v{at} has {found} sectors, not {known}, after {ordered:?}");
             return Err(words.into());
@@ -547,9 +570,15 @@ impl World {
             (Pending::Write { .. }, Refusal::NoSpace) => policy == Policy::Ephemeral,
             (Pending::Write { .. }, Refusal::OriginFull | Refusal::Io) => direct && self.faulty(),
             (Pending::Reset | Pending::Wake, it) => it == Refusal::Gone,
-            (Pending::Destage { .. } | Pending::Resize(_), Refusal::Busy) => self.has_rests(volume),
+            (Pending::Destage { .. }, Refusal::Busy) => self.has_rests(volume),
+            (Pending::Resize(_), Refusal::Busy) => {
+                let below = &self.devices.origins[plan.origin].below;
+                self.has_rests(volume) || below.given_up
+            }
             (Pending::Switch(_), Refusal::Busy) => self.has_rests(volume),
-            (Pending::Quiesce { .. }, Refusal::Busy) => self.any_member(volume, |it| it.resizes),
+            (Pending::Quiesce { .. }, Refusal::Busy) => {
+                self.any_member(volume, |it| it.resizes || it.moves)
+            }
             (Pending::Quiesce { .. }, Refusal::Policy) => {
                 self.faulty() || self.any_member(volume, |it| it.switches)
             }
@@ -559,10 +588,11 @@ impl World {
             (Pending::Resize(_), Refusal::Policy) => policy == Policy::Ephemeral,
             (Pending::Resize(_), Refusal::CacheFailed | Refusal::OriginFull) => self.faulty(),
             (Pending::Commit, Refusal::OriginFull) => self.faulty(),
+            (Pending::Move, it) => self.may_refuse_move(volume, it),
             (Pending::Resize(sectors), Refusal::Dirty) => {
                 // With a log that holds data, that is.
                 let logged = policy == Policy::WriteBack || plan.switches;
-                logged && *sectors < self.guests[volume].model.sectors()
+                logged && *sectors < self.guests[volume].sectors()
             }
             (_, Refusal::Io | Refusal::Held | Refusal::Damaged) => self.faulty(),
             (Pending::Switch(_) | Pending::Scrub, Refusal::CacheFailed) => self.faulty(),

@@ -286,6 +286,32 @@ pub fn grows(seed: u64) -> Options {
     seven_lives(options, plan, seed)
 }
 
+/// Volumes whose images move to other files below them, again and again, and become smaller and
+/// larger in between: one that stands alone, and one beside it that shares the log.
+pub fn moves(seed: u64) -> Options {
+    let options = Options::from_seed(seed);
+    let mut plan = Plan::from_seed(seed);
+    only(&mut plan, Policy::WriteBack, 2);
+    let rates = &mut plan.rates;
+    (rates.cache_dies, rates.cache_gone) = (0, 0);
+    (rates.image_shrunk, rates.image_replaced) = (0, 0);
+    plan.origins = vec![plan.origins[0].clone(); 2];
+    for at in 0..2 {
+        plan.origins[at].sectors = 300 + seed % 8 + at as u64 * (1000 + seed % 64);
+        plan.origins[at].top = Some(seed * 2 + at as u64);
+        let volume = &mut plan.volumes[at];
+        volume.origin = at;
+        (volume.moves, volume.cuts) = (true, (seed + at as u64).is_multiple_of(2));
+        volume.resizes = volume.cuts;
+        volume.depth = volume.depth.min(4);
+        volume.journal_possible = true;
+        (volume.switches, volume.commits) = (false, false);
+        volume.reader = (seed / 4 + at as u64).is_multiple_of(2);
+        volume.tuning.admission = Admission::All;
+    }
+    seven_lives(options, plan, seed)
+}
+
 /// Images that are brought to rest again and again while their guests write: those of the disks of
 /// one VM, and of a volume that stands alone beside them; every second one allocates.
 pub fn rests(seed: u64) -> Options {

@@ -69,16 +69,19 @@ pub enum Feature {
     Sleeps,
     Qcow2,
     Rests,
+    Moves,
 }
 
 use Feature as F;
 
 /// Of a thousand seeds so many have images that allocate.
 pub const QCOW2: u64 = 250;
+/// So many have some that move to other files and become smaller.
+pub const MOVES: u64 = 120;
 
 impl Feature {
     /// All of them, with their names and how many of a thousand seeds have them.
-    pub const ALL: [(Feature, &'static str, u64); 50] = [
+    pub const ALL: [(Feature, &'static str, u64); 51] = [
         (F::Neighbours, "neighbours", 800),
         (F::Ephemeral, "ephemeral", 600),
         (F::Direct, "direct", 600),
@@ -129,6 +132,7 @@ impl Feature {
         (F::Sleeps, "sleeps", 150),
         (F::Qcow2, "qcow2", QCOW2),
         (F::Rests, "rests", 120),
+        (F::Moves, "moves", MOVES),
     ];
 
     pub fn name(self) -> &'static str {
@@ -295,8 +299,25 @@ fn tops(plan: &mut Plan, seed: u64, features: Features) {
     let mut rng = F::Qcow2.numbers(seed);
     for at in 0..plan.origins.len() {
         let (drawn, file) = (rng.chance(800), rng.word());
-        let top = drawn && features.has(F::Qcow2) && plan.may_allocate(at);
+        let has = features.has(F::Qcow2) || features.has(F::Moves);
+        let top = drawn && has && plan.may_allocate(at);
         plan.origins[at].top = top.then_some(file);
+    }
+    if features.has(F::Moves) {
+        moves(plan, seed);
+    }
+}
+
+/// Images that allocate move, of volumes that write only by way of their log.
+fn moves(plan: &mut Plan, seed: u64) {
+    let mut rng = F::Moves.numbers(!seed);
+    for volume in &mut plan.volumes {
+        let (moves, cuts) = (rng.chance(800), rng.chance(400));
+        let top = plan.origins[volume.origin].top.is_some();
+        let logged = volume.policy == Policy::WriteBack && !volume.goes_direct();
+        volume.moves = top && logged && moves;
+        volume.cuts = top && logged && cuts && volume.group.is_empty();
+        volume.resizes |= volume.cuts;
     }
 }
 

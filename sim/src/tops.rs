@@ -86,7 +86,8 @@ fn progress(ledger: &[u8]) -> Option<Progress> {
     parse(ledger).map(|it| it.progress)
 }
 
-fn parse(ledger: &[u8]) -> Option<Ledger> {
+/// What a ledger of these bytes says.
+pub fn parse(ledger: &[u8]) -> Option<Ledger> {
     let mut slots = ledger.to_vec();
     slots.resize(LEDGER_BYTES * LEDGER_SLOTS as usize, 0);
     let ledger = Ledger::parse_file(&slots);
@@ -120,6 +121,7 @@ pub fn judge_left(origin: &Origin) -> Result<Left, String> {
 pub fn judge(origin: &Origin) -> Result<(), String> {
     let mut file = origin.image.landed().to_vec();
     qcow2::unguard(&mut file);
+    origin.below.stands_on(&file)?;
     let verdict = qcow2::judge(&file);
     if let Some(first) = verdict.errors.first() {
         let count = verdict.errors.len();
@@ -179,35 +181,65 @@ pub fn end_allocations(image: &mut Disk) {
     image.put(0, head.expect("it is its header"));
 }
 
-/// The disk that an image and its base have, so many bytes of it.
+/// The disk that an image and what lies below it have, so many bytes of it.
 pub fn disk(origin: &Origin, bytes: usize) -> Result<Vec<u8>, String> {
     let mut file = origin.image.landed().to_vec();
     qcow2::unguard(&mut file);
-    let base = origin.base.as_ref().map(|it| it.landed());
-    let layer = |bytes, raw| Layer { bytes, raw };
-    let layers = [layer(&file, false), layer(base.unwrap_or(&[]), true)];
+    let top = Layer {
+        bytes: &file,
+        raw: false,
+    };
+    let below = origin.below.layers(origin.below.named(&file)?);
+    let layers: Vec<Layer> = std::iter::once(top).chain(below).collect();
     qcow2::disk(&layers, bytes)
 }
 
-/// Judges an image as it surely is, if its header were this one, which names a larger disk: what is
-/// new reads as zeroes.
-pub fn judge_grown(origin: &Origin, header: &[u8]) -> Result<(), String> {
+/// Judges an image as it surely is, if its header were this one, which names a disk of another
+/// size: what is new reads as zeroes; of what goes the file has nothing any more.
+pub fn judge_sized(origin: &Origin, header: &[u8]) -> Result<(), String> {
     let mut bytes = origin.image.durable().to_vec();
     let (old, new) = (qcow2::size(&bytes), qcow2::size(header));
     bytes[..header.len()].copy_from_slice(header);
-    let grown = Origin {
+    let sized = Origin {
         image: Disk::new(bytes),
-        base: origin.base.clone(),
+        below: origin.below.clone(),
         ..Origin::default()
     };
+    judge(&sized)?;
     if old > new {
-        return Err(format!("it becomes smaller: {new} of {old} bytes"));
+        return match qcow2::entered(sized.image.landed(), new..old) {
+            Some(at) => Err(format!("byte {at} of its end has an entry yet")),
+            None => Ok(()),
+        };
     }
-    judge(&grown)?;
-    let disk = disk(&grown, new as usize)?;
+    let disk = disk(&sized, new as usize)?;
     let other = disk[old as usize..].iter().position(|it| *it != 0);
     match other {
         Some(at) => Err(format!("byte {} is no zero", old + at as u64)),
+        None => Ok(()),
+    }
+}
+
+/// Judges the end of a disk that was to go and is there yet: each sector is what it was, zeroes, or
+/// what the files below the image have there.
+pub fn judge_tail(origin: &Origin, before: &[u8]) -> Result<(), String> {
+    let bytes = origin.disk_bytes() as usize;
+    let (first, below) = (bytes - before.len(), &origin.below);
+    let now = disk(origin, bytes)?;
+    let below = qcow2::disk(&below.layers(below.on), bytes)?;
+    let sectors = |of: &[u8]| {
+        of.chunks(SECTOR_BYTES)
+            .map(<[u8]>::to_vec)
+            .collect::<Vec<_>>()
+    };
+    let (now, below) = (sectors(&now[first..]), sectors(&below[first..]));
+    let before = sectors(before);
+    let strange = (0..now.len()).find(|at| {
+        let zero = now[*at].iter().all(|byte| *byte == 0);
+        !zero && now[*at] != before[*at] && now[*at] != below[*at]
+    });
+    match strange {
+        Some(at) => Err(format!("sector {at} of its end is another one")),
         None => Ok(()),
     }
 }

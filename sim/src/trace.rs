@@ -114,6 +114,7 @@ pub struct Images {
     pub overlays: u64,
     pub tops: Tops,
     pub rests: Rests,
+    pub moves: Moves,
 }
 
 impl Images {
@@ -136,7 +137,41 @@ impl Images {
             ("overlays on another base", &mut self.overlays),
         ];
         let tops = fields.into_iter().chain(self.tops.fields());
-        tops.chain(self.rests.fields())
+        tops.chain(self.rests.fields()).chain(self.moves.fields())
+    }
+}
+
+/// Images that move to another file below them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Moves {
+    pub begun: u64,
+    /// Parts of a disk that were ordered to be its image's own.
+    pub own: u64,
+    pub done: u64,
+    /// Those to nothing, and to the file below the backing.
+    pub flattened: u64,
+    pub merged: u64,
+    /// Those that the engine has refused, and those that the host did not bring to their end.
+    pub refused: u64,
+    pub given_up: u64,
+    /// By the end of a life, and how many of them had reached the other file.
+    pub cut_short: u64,
+    pub reached: u64,
+}
+
+impl Moves {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 9] {
+        [
+            ("moves to another backing", &mut self.begun),
+            ("parts made own for that", &mut self.own),
+            ("of these moves done", &mut self.done),
+            ("to nothing", &mut self.flattened),
+            ("to what is below the backing", &mut self.merged),
+            ("moves refused", &mut self.refused),
+            ("moves given up by the host", &mut self.given_up),
+            ("moves cut short", &mut self.cut_short),
+            ("of these on the other file", &mut self.reached),
+        ]
     }
 }
 
@@ -208,15 +243,18 @@ pub struct Sizes {
     pub refused: u64,
     /// By a kill or a power loss, when the image had its new size already.
     pub cut_short: u64,
+    /// The same of a smaller one that it had not yet.
+    pub ends_doubted: u64,
 }
 
 impl Sizes {
-    fn fields(&mut self) -> [(&'static str, &mut u64); 4] {
+    fn fields(&mut self) -> [(&'static str, &mut u64); 5] {
         [
             ("resizes", &mut self.changed),
             ("of these to a smaller one", &mut self.shrunk),
             ("shrinks refused", &mut self.refused),
             ("resizes cut short", &mut self.cut_short),
+            ("ends of a disk left in doubt", &mut self.ends_doubted),
         ]
     }
 }

@@ -5,6 +5,7 @@
 //! order in which they were made. Deliberately absent: lives and deaths of the daemon
 //! ([`host`](crate::host)) and what is right ([`oracle`](crate::oracle)).
 
+use crate::below::Below;
 pub use crate::broken::Broken;
 use crate::devices::{self, Devices, File};
 use crate::disk::{Change, Disk, SyncPoint};
@@ -170,28 +171,26 @@ fn devices_of(plan: &Plan, rng: &mut Rng) -> Devices {
         }
         let skew_ns = rng.pick(&[0, 3_600_000_000_000]);
         let base = devices.origins.len();
-        let files = match origin.top {
-            Some(seed) => Some(made::files(&image, seed)),
+        let over = |[top, below]: [Vec<u8>; 2]| (top, Below::one(below));
+        let (image, below) = match origin.top {
+            Some(seed) if plan.moves(base) => Below::made(&image, seed),
+            Some(seed) => over(made::files(&image, seed)),
             None if mapped::is_mapped(plan, base) => {
-                Some(mapped::files(&image, origin.tag.unwrap_or(0)))
+                over(mapped::files(&image, origin.tag.unwrap_or(0)))
             }
-            None => None,
-        };
-        let (image, base) = match files {
-            Some([top, below]) => (top, Some(Disk::new(below))),
-            None => (image, None),
+            None => (image, Below::default()),
         };
         let mut image = Disk::new(image);
         image.keeps_head = origin.top.is_some();
         image.served = plan.hosts > 1;
         let mut inode = 0;
-        if plan.rates.knows_images() {
+        if plan.rates.knows_images() || below.has_choice() {
             inode = 1000 * (devices.origins.len() as u64 + 1);
             image.touch(devices::MADE_NS);
         }
         devices.origins.push(devices::Origin {
             image,
-            base,
+            below,
             top: origin.top.is_some(),
             skew_ns,
             inode,
@@ -485,12 +484,16 @@ impl World {
         if top {
             self.check_planned(io, origin)?;
         }
+        if matches!(io.device, Device::Ledger(_)) {
+            self.check_below(io, origin)?;
+        }
         let guest = &self.guests[owner];
         // What a plan writes at once is there before any journal is.
         let changes = changes && (!top || io.purpose == Purpose::JournalApply);
         let (group, switches) = (&guest.plan.group, guest.plan.switches);
         let grouped = !group.is_empty() && self.sabotage != Some(Sabotage::NoGroups);
-        if changes && matches!(io.device, Device::Origin(_)) && grouped && !switches {
+        let cuts = changes && matches!(io.device, Device::Origin(_)) && !guest.plans_move();
+        if cuts && grouped && !switches {
             self.check_journals(origin, group)?;
         }
         let inside = !changes || top || end <= guest.model.sectors() * stamp::SECTOR_BYTES as u64;
@@ -505,7 +508,9 @@ impl World {
     /// No origin of a group is written before the journals of all its disks are durable: from then
     /// on origins and journals together have a whole cut.
     fn check_journals(&self, written: usize, group: &str) -> Result<(), Broken> {
-        let others = self.guests.iter().map(|it| &it.plan);
+        // A plan of a move is no part of a cut.
+        let cuts = self.guests.iter().filter(|it| !it.plans_move());
+        let others = cuts.map(|it| &it.plan);
         let others = others.filter(|it| it.group == *group && it.origin != written);
         for other in others {
             let journal = &self.devices.origins[other.origin].journal;

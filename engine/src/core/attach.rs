@@ -342,6 +342,7 @@ impl Core {
             failed: false,
             unsaid: false,
             moves: false,
+            below_unsaid: false,
             clock_ahead_ns: 0,
             clock_there: (0, Time(0)),
         }

@@ -130,7 +130,10 @@ impl Core {
             "an end goes from its end on"
         );
         match shrinks {
-            true => resize.cut_end = resize.cut_next,
+            true => {
+                resize.cut_end = resize.cut_next;
+                mark(Mark::EndCut);
+            }
             false => mark(Mark::RoomMade),
         }
         resize.has_room = !shrinks || resize.cut_end == resize.new_bytes;

@@ -239,7 +239,9 @@ impl Core {
         let idle = matches!(ledger.progress, Progress::Idle | Progress::Cut(_));
         let destaged = ledger.destaged;
         let replay = volume.replay();
-        if set && replay.reached {
+        if replay.reached {
+            // Also where it is clear by now: a sync that has failed, or a life before, may have
+            // left it so in memory alone.
             let ahead = u64::from(has(Bug::MarkAhead));
             let mark = self.volume(id).mark(Serial(destaged.0 + ahead));
             let planner = self.planner(id).expect("such an image has one");
@@ -251,12 +253,9 @@ impl Core {
             return self.send_header(cx, id, Op::Write, place);
         }
         self.scratch.free_destage_piece(piece);
-        let replay = self.volume(id).replay();
-        match (replay.reached, set || !idle) {
-            // The clearing of a life before may not be on media.
-            (true, _) => replay.step = Step::HeaderSync,
-            (false, true) => self.say_reached(cx, id),
-            (false, false) => self.end_guard(cx, id),
+        match set || !idle {
+            true => self.say_reached(cx, id),
+            false => self.end_guard(cx, id),
         }
     }
 

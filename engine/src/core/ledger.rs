@@ -57,6 +57,8 @@ pub struct LedgerWriter {
     pub unsaid: bool,
     /// Its image moves to another file: see [`super::rebase`].
     pub moves: bool,
+    /// The header names another file below the image than the one that is open, for this life.
+    pub below_unsaid: bool,
     /// How far the clock of the origin's file system is ahead of ours.
     pub clock_ahead_ns: u64,
     /// The time over there when it was read, and when that was. The wall clock here may be set back
@@ -105,6 +107,9 @@ impl Core {
         ledger_writer.piece = Some(piece);
         if ledger_writer.moves && !has(Bug::ClaimMoving) {
             ledger_writer.ledger.dirty = false;
+            ledger_writer.ledger.image.below = BELOW_ANY;
+        }
+        if ledger_writer.below_unsaid {
             ledger_writer.ledger.image.below = BELOW_ANY;
         }
         let bytes = ledger_writer.ledger.encode();

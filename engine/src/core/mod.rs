@@ -333,11 +333,11 @@ impl Core {
             || !self.queue.is_empty()
             || !self.allocating.is_empty()
             || self.evacuation.is_some()
-            || self
-                .volumes
-                .iter()
-                .flatten()
-                .any(|v| v.switch.is_some() || v.holds_for_exchange() || v.ledger_failed())
+            || self.volumes.iter().flatten().any(|v| {
+                // A request for an order that has failed is made again after a while.
+                let ordered = v.switch.is_some() || v.resize.is_some();
+                ordered || v.holds_for_exchange() || v.ledger_failed() || v.is_destaging()
+            })
             || self.log.is_low()
             || self.health.has_chores()
             || self.parking.is_some()

@@ -24,6 +24,7 @@
 use super::batch::Task;
 use super::ledger::LedgerStep;
 use super::{Bypass, Core};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Refusal;
 use crate::image::Image;
 use crate::origin::{Errand, Map, Move};
@@ -71,22 +72,23 @@ impl Volume {
         self.image.rebase.as_ref().is_some_and(Rebase::moves)
     }
 
+    /// Its header names another file below it than the one that is open: the host has given a move
+    /// up.
+    pub(super) fn names_another(&self) -> bool {
+        let writer = self.ledger_writer.as_ref();
+        writer.is_some_and(|it| it.below_unsaid)
+    }
+
     /// Its plan is not at the image yet, which stands where it stood.
     pub(super) fn plans_move(&self) -> bool {
         let early = |it: &Rebase| matches!(it.step, Step::Wait | Step::Plan | Step::Reached);
         self.image.rebase.as_ref().is_some_and(early)
     }
 
-    /// The plan of that is decided.
+    /// What is left of the plan before, for which the move waits, or what its own plan has decided,
+    /// goes to the image.
     pub(super) fn applies_move(&self) -> bool {
-        let applied = matches!(
-            self.image.rebase,
-            Some(Rebase {
-                step: Step::Plan | Step::Reached,
-                ..
-            })
-        );
-        applied && self.ready && self.misfit().is_none()
+        self.plans_move() && self.ready && self.misfit().is_none()
     }
 }
 
@@ -169,7 +171,9 @@ impl Core {
                 assert!(rebase.request.is_some(), "an order waits for its plan");
                 rebase.step = Step::Plan;
                 writer.moves = rebase.moves();
-                let (onto, own) = (rebase.order.onto.clone(), &rebase.order.own);
+                let (onto, own) = (rebase.order.onto.clone(), &rebase.order.own[..]);
+                let early = onto.is_some() && has(Bug::MoveBeforeOwn);
+                let own = if early { &[][..] } else { own };
                 let task = Task::new(Errand::Own(onto), own);
                 self.start_task(cx, id, task);
             }
@@ -196,6 +200,10 @@ impl Core {
         let rebase = rebase.expect("checked by the caller");
         assert!(rebase.step == Step::Plan, "it has waited for that");
         rebase.step = Step::Reached;
+        mark(match rebase.moves() {
+            true => Mark::ImageMoved,
+            false => Mark::MadeOwn,
+        });
         if rebase.moves() && rebase.order.changes {
             // A block of which the image has a part alone may be another one.
             self.renew_layer(id);
@@ -208,6 +216,7 @@ impl Core {
         let rebase = volume.image.rebase.as_mut().expect("an order was given");
         if rebase.moves() && rebase.step != Step::Wait {
             rebase.refusal = Some(refusal);
+            mark(Mark::MoveRefused);
             return self.claim_again(cx, id);
         }
         let request = rebase.request;
@@ -243,6 +252,10 @@ impl Core {
         let writer = writer.expect("written images have a ledger");
         writer.ledger.image = image.kept();
         assert!(writer.moves && !writer.ledger.dirty, "so the ledger says");
+        writer.below_unsaid = false;
+        if has(Bug::KeepMovedMap) {
+            return;
+        }
         let before = volume.map.take().expect("it is an image of a format");
         self.maps.close(before);
         self.volume(id).map = Some(self.maps.open(name, map));
@@ -256,8 +269,16 @@ impl Core {
         let Some(rebase) = rebase.filter(open) else {
             return cx.out.reply(request, Err(Refusal::Busy));
         };
+        let given_up = rebase.step != Step::Exchanged;
         if let Some(order) = rebase.request.replace(request) {
             cx.out.reply(order, Err(Refusal::Io));
+        }
+        let writer = self.volume(id).ledger_writer.as_mut();
+        let writer = writer.expect("written images have a ledger");
+        // What is open is seen again and again; the next start finds what the header names.
+        writer.below_unsaid |= given_up;
+        if given_up {
+            mark(Mark::MoveLeft);
         }
         self.claim_again(cx, id);
     }
@@ -269,7 +290,7 @@ impl Core {
         rebase.step = Step::Claim;
         let writer = volume.ledger_writer.as_mut();
         let writer = writer.expect("written images have a ledger");
-        (writer.moves, writer.ledger.dirty) = (false, true);
+        (writer.moves, writer.ledger.dirty) = (false, !has(Bug::ServeMoved));
         if rebase.refusal.is_some() {
             // The image stands where it stood.
             writer.ledger.image.below = volume.image.seen.below;

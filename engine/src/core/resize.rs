@@ -103,6 +103,8 @@ impl Core {
             _ if !new_bytes.is_multiple_of(SECTOR_BYTES) => Some(Refusal::OutOfRange),
             // Others stand on the image.
             _ if volume.read_only || !volume.owns_image() => Some(Refusal::Policy),
+            // What lies behind the end is in a file that is not open.
+            _ if volume.names_another() && new_bytes > volume.size_bytes => Some(Refusal::Busy),
             _ if growth.is_some() => growth,
             _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),

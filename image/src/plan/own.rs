@@ -12,6 +12,7 @@
 use super::cluster::{Asked, Fate};
 use super::table::Found;
 use super::{Aim, View, Work, Writer, damaged};
+use crate::adversary::{Bug, has};
 use crate::format::entry::{L2, Unit};
 use crate::format::onto::Onto;
 use crate::meta::Tables;
@@ -66,7 +67,9 @@ impl Writer {
             bitmap: 0,
             ..asked.old
         };
-        self.plan.set(found, nothing);
+        if !has(Bug::KeepCutEntry) {
+            self.plan.set(found, nothing);
+        }
         Ok(())
     }
 
@@ -105,6 +108,7 @@ impl Asked<'_> {
         resolve(view.chain, visible, view.tables, &mut parts)?;
         let nothing = parts.iter().all(|it| it.content == Content::Zero);
         Ok(match nothing {
+            true if has(Bug::LeaveBare) => Fate::Keep,
             true => Fate::Zero,
             false => Fate::Write,
         })

@@ -1,6 +1,7 @@
 //! Images as they are made, and one destage of them, judged after each of its steps.
 
 use super::*;
+use crate::below::Below;
 use crate::disk::{Change, Disk, Power};
 use crate::made;
 use crate::oracle::judge_origin;
@@ -14,7 +15,7 @@ fn origin(seed: u64) -> (Origin, Vec<u8>) {
     let [top, below] = made::files(&content, seed);
     let origin = Origin {
         image: Disk::new(top),
-        base: Some(Disk::new(below)),
+        below: Below::one(below),
         ..Origin::default()
     };
     (origin, content)
@@ -219,7 +220,7 @@ fn destage(seed: u64, wrong: Wrong) -> Option<Option<String>> {
     let mut writing = Writing::default();
     let origin = Origin {
         image: Disk::new(before.clone()),
-        base: Some(Disk::new(below)),
+        below: Below::one(below),
         top: true,
         ..Origin::default()
     };

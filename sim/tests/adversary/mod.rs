@@ -13,8 +13,8 @@ use engine::types::{DestageMode, Policy};
 use sim::host::Ending;
 use sim::plan::Plan;
 use sim::scenario::{
-    bad_checkpoints, clean_blocks, commits, find, group, grows, last_copies, own_blocks, resizes,
-    rests,
+    bad_checkpoints, clean_blocks, commits, find, group, grows, last_copies, moves, own_blocks,
+    resizes, rests,
 };
 use sim::swarm::Case;
 use sim::{Options, Sabotage, rings, run};
@@ -107,6 +107,8 @@ gates! {
     Grows,
     /// Images that are brought to rest.
     Rests,
+    /// Images that move to other files below them, and disks on them that become smaller.
+    Moves,
     /// Volumes on qcow2 files that allocate, over kills and power losses.
     Tops,
     /// Write-through volumes on qcow2 files that allocate, of short requests, whose origins fail
@@ -116,8 +118,8 @@ gates! {
 
 use Gate::{
     BadCheckpoints, CleanBlocks, Commits, DirectTops, Dying, EarlyDestages, Group, Grows,
-    HeldWrites, LargeWrites, LastCopies, LostWrites, NoSums, OwnBlocks, Resizes, Rests, Rings,
-    Scenario, Seeds, ShortLives, ShortReads, ShortSwitches, SmallLog, SmallOverlay, Swarm,
+    HeldWrites, LargeWrites, LastCopies, LostWrites, Moves, NoSums, OwnBlocks, Resizes, Rests,
+    Rings, Scenario, Seeds, ShortLives, ShortReads, ShortSwitches, SmallLog, SmallOverlay, Swarm,
     Switches, Tops, Troubled, WriteThrough,
 };
 
@@ -355,6 +357,7 @@ impl Gate {
             Resizes => resizes(seed),
             Grows => grows(seed),
             Rests => rests(seed),
+            Moves => moves(seed),
             LastCopies => last_copies(seed),
             ShortReads => short_reads(seed),
             ShortSwitches => short_switches(seed),

@@ -94,13 +94,6 @@ pub const OWN_TESTS: &[(Bug, &str, &str)] = &[
          answer is taken for one of the new file",
     ),
     (
-        Bug::ClaimMoving,
-        "a_start_takes_an_image_that_a_kill_has_left_on_another_file",
-        "a daemon is killed while the journal is applied that puts the name of another backing \
-         into an image: the next start opens what lies below by a header that is not whole, or \
-         holds the volume for its backing",
-    ),
-    (
         Bug::RefuseSuccessor,
         "a_start_takes_the_file_that_a_snapshot_has_put_in_place_before_a_kill",
         "a daemon is killed between the moment at which a snapshot has put a new file in the place \
@@ -197,6 +190,7 @@ impl Rule {
         match self {
             Rule::Rings(_) => (Rings, 0..SEEDS_MAX),
             Rule::Image(ImageBug::KeepBehindTable) => (Grows, 0..SEEDS_MAX),
+            Rule::Image(ImageBug::LeaveBare | ImageBug::KeepCutEntry) => (Moves, 0..SEEDS_MAX),
             Rule::Image(_) => (Tops, 0..SEEDS_MAX),
             Rule::Engine(bug) => gate_of(bug),
         }
@@ -253,6 +247,7 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
             Grows
         }
         Bug::RestUnfinished | Bug::DestageAtRest => Rests,
+        Bug::ClaimMoving | Bug::MoveBeforeOwn | Bug::ServeMoved | Bug::KeepMovedMap => Moves,
         Bug::LayOverAny | Bug::ReplayToAny | Bug::LayOverAnyBase | Bug::KeepAfterLoss => {
             Scenario("an-image-is-replaced-between-two-lives")
         }

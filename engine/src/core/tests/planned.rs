@@ -889,3 +889,29 @@ fn requests_to_the_journal_the_ledger_and_the_guard_are_counted() {
     );
     assert_eq!(counted, beside as u64);
 }
+
+/// Fails when: a guard that was cleared, and whose sync has failed, counts as cleared with the next
+/// good sync, though the device may never have got it.
+#[test]
+fn a_header_is_written_again_behind_a_sync_that_has_failed() {
+    let header: fn(&Io) -> bool = |io| applies(io) && io.op == Op::Write && io.offset == 0;
+    let (mut host, disk) = with_image();
+    host.fill(disk, 0, 1);
+    host.hold(header);
+    host.destage(disk);
+    host.pass(2_000);
+    assert_eq!(guard(&host, disk), 1);
+    host.fail(|io| {
+        let sync = io.purpose == Purpose::JournalApply && io.op == Op::Sync;
+        sync.then_some(IoError::Failed)
+    });
+    host.hold(none);
+    assert_eq!(guard(&host, disk), 0);
+    host.hold(header);
+    host.fail(fine);
+    host.pass(5_000);
+    assert_eq!(host.ledger(disk).progress, Progress::Prepare);
+    host.hold(none);
+    host.pass(2_000);
+    assert_eq!(host.ledger(disk).progress, Progress::Idle);
+}

@@ -102,7 +102,25 @@ fn an_image_that_moves_serves_nobody_until_its_ledger_is_claimed_again() {
     assert_ne!(view(&host, disk, 8), vec![0; 4096]);
 }
 
-/// Fails when: the host gives an exchange up and the volume does not go on as before.
+/// Fails when: a move waits for the guard of an image, and the guard for the move.
+#[test]
+fn a_move_that_is_ordered_before_a_guard_could_be_looked_at_comes_to_its_end() {
+    let mut host = Host::new();
+    host.fail(|io| applies(io).then_some(IoError::Failed));
+    assert!(attach_known(&mut host, IMAGE));
+    let disk = host.core.place("disk");
+    host.pass(1_000);
+    let moves = order(&mut host, disk, true);
+    host.pass(1_000);
+    assert_eq!(host.answer(moves), None);
+    host.fail(super::fine);
+    host.pass(120_000);
+    assert_eq!(host.answer(moves), Some(Ok(())));
+}
+
+/// Fails when: the host gives an exchange up and the volume does not go on as before, a start
+/// after a kill refuses what is dirty because the header names the other file, or the disk becomes
+/// larger meanwhile.
 #[test]
 fn a_move_that_the_host_does_not_end_leaves_the_volume_as_it_was() {
     let (mut host, disk) = clean();
@@ -113,8 +131,20 @@ fn a_move_that_the_host_does_not_end_leaves_the_volume_as_it_was() {
     host.pass(1_000);
     assert_eq!(host.answer(end), Some(Ok(())));
     assert!(host.ledger(disk).dirty);
+    // The other file may have something behind the end.
+    let (volume, size_bytes) = (disk, (BLOCKS + 1) * 4096);
+    let larger = host.order(Command::Resize { volume, size_bytes });
+    assert_eq!(host.answer(larger), Some(Err(Refusal::Busy)));
     host.fill(disk, 9, 1);
     end_destage(&mut host, disk);
+    // What is open is seen at each destage, and the header names another file.
+    assert_eq!(host.ledger(disk).image.below, BELOW_ANY);
+    host.fill(disk, 3, 1);
+    let mut host = host.killed();
+    assert!(attach_known(&mut host, MOVED));
+    let disk = host.core.place("disk");
+    end_destage(&mut host, disk);
+    assert_eq!(host.ledger(disk).image.below, MOVED.below);
 }
 
 /// Fails when: a plan that fails is tried for ever, or its volume is not served again.
@@ -271,4 +301,39 @@ fn the_end_of_a_disk_goes_before_its_size() {
     assert!(host.disks.0[&Device::Origin(disk)].len() as u64 >= DATA_AT);
     host.fill(disk, 0, 1);
     end_destage(&mut host, disk);
+}
+
+/// Fails when: a header that could not be written is not written again where nothing else is to be
+/// done.
+#[test]
+fn the_header_of_a_smaller_disk_is_written_again_on_an_idle_host() {
+    let (mut host, disk) = clean();
+    host.pass(60_000);
+    host.fail(|io| {
+        let header = io.purpose == Purpose::Ledger && io.op == Op::Write;
+        (header && matches!(io.device, Device::Origin(_))).then_some(IoError::Failed)
+    });
+    let (volume, size_bytes) = (disk, BLOCKS * 2048);
+    let order = host.order(Command::Resize { volume, size_bytes });
+    host.pass(300);
+    assert_eq!(host.answer(order), None);
+    host.fail(super::fine);
+    host.pass(60_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(host.show(disk).size_bytes, size_bytes);
+}
+
+/// Fails when: a plan that is decided and fails is not tried again where nothing else is to be
+/// done.
+#[test]
+fn parts_become_the_images_own_on_an_idle_host_when_its_storage_is_good_again() {
+    let (mut host, disk) = clean();
+    host.pass(60_000);
+    host.fail(|io| (applies(io) && io.op == Op::Sync).then_some(IoError::Failed));
+    let own = order(&mut host, disk, false);
+    host.pass(300);
+    assert_eq!(host.answer(own), None);
+    host.fail(super::fine);
+    host.pass(120_000);
+    assert_eq!(host.answer(own), Some(Ok(())));
 }
