@@ -24,12 +24,12 @@ use alloc::vec::Vec;
 const GAP_BYTES_MAX: u64 = 32 << 10;
 
 /// A read of what a batch copies: so many bytes, to this place of the batch.
-struct CopyRead {
-    lies: Lies,
-    at: u64,
-    bytes: u64,
+pub(super) struct CopyRead {
+    pub lies: Lies,
+    pub at: u64,
+    pub bytes: u64,
     /// It brings more than what is copied.
-    joined: bool,
+    pub joined: bool,
 }
 
 impl CopyRead {
@@ -40,6 +40,22 @@ impl CopyRead {
             bytes: part.bytes,
             joined: false,
         }
+    }
+
+    /// What a batch copies, of which parts that lie close together are one read, or of which each
+    /// is read by itself.
+    pub fn all_of(batch: &Batch, joins: bool) -> Vec<CopyRead> {
+        let mut reads: Vec<CopyRead> = Vec::new();
+        for part in &batch.parts {
+            let Source::File(extent) = part.from else {
+                continue;
+            };
+            let last = reads.last_mut().filter(|_| joins);
+            if extent.lies != Lies::Nowhere && !last.is_some_and(|it| it.join(extent.lies, part)) {
+                reads.push(CopyRead::of(extent.lies, part));
+            }
+        }
+        reads
     }
 
     /// Brings this part as well, where it lies in the file as it does in the batch, and what
@@ -138,14 +154,7 @@ impl Core {
             return self.send_allocation(cx, id, job);
         }
         let it = self.allocation(id).jobs.get(job);
-        let parts = it.batch.parts.iter();
-        let reads = parts.filter_map(|part| match part.from {
-            Source::File(extent) if extent.lies != Lies::Nowhere => {
-                Some(CopyRead::of(extent.lies, part))
-            }
-            _ => None,
-        });
-        let reads: Vec<CopyRead> = reads.collect();
+        let reads = CopyRead::all_of(&it.batch, false);
         assert!(!reads.is_empty() && it.joined, "parts were read together");
         (it.joined, it.waits) = (false, reads.len() as u32);
         mark(Mark::CopiedApart);

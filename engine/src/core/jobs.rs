@@ -53,6 +53,8 @@ pub(super) struct Job {
     /// Reads that a batch waits for, and whether one of them failed.
     pub waits: u32,
     pub cut: bool,
+    /// One of them brings more than what is copied.
+    pub joined: bool,
 }
 
 impl Job {
@@ -68,6 +70,7 @@ impl Job {
             batch: None,
             waits: 0,
             cut: false,
+            joined: false,
         }
     }
 
@@ -324,13 +327,13 @@ impl Core {
             let it = destage.jobs.get(job);
             if it.batch.is_some() {
                 it.cut = true;
-                return self.batch_part_there(cx, id, job);
+                return self.batch_filled(cx, id, job);
             }
             self.end_job(cx, id, job);
             return;
         }
         if self.phase(id).jobs.get(job).batch.is_some() {
-            return self.batch_part_there(cx, id, job);
+            return self.batch_filled(cx, id, job);
         }
         let purpose = self.apply_purpose(id);
         let misfits = self.volume(id).misfit().is_some();

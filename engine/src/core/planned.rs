@@ -15,17 +15,18 @@
 
 use super::Core;
 use super::batch::{Plan, Source, next_pieces, pieces_of, step_of_planner};
+use super::copied::CopyRead;
 use super::destage::Phase;
 use super::jobs::{Job, write_journal};
 use super::tables::{file_device, read_of};
-use crate::adversary::{Bug, has};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::fetch::{Owner, Want};
 use crate::format::journal::{self, JournalEntry};
 use crate::format::record::EntryKind;
 use crate::map::Content;
 use crate::memory::Slice;
-use crate::origin::{Extent, Lies, Missing, Planned, Planner, TABLE_BYTES_MAX, When, Work};
+use crate::origin::{Lies, Missing, Planned, Planner, TABLE_BYTES_MAX, When, Work};
 use crate::outbox::{Cx, Pending, PlanIo, Timer};
 use crate::snapshot::State;
 use crate::types::{BLOCK_BYTES, Policy, SECTOR_BYTES, Span, VolumeId};
@@ -353,15 +354,84 @@ impl Core {
             batch.at = Some(destage.journal_at);
             destage.journal_at += padded;
         }
-        let place = job.end();
         job.offset = batch.at.expect("each batch has a place by now");
         assert!(
             batch.bytes > 0 && padded <= self.scratch.piece_bytes(),
             "a batch fits its memory"
         );
         job.fill(padded);
-        let (mut wants, mut reads) = (Vec::new(), Vec::new());
-        let mut filled = 0;
+        let reads = CopyRead::all_of(&batch, batch.goes_to_file());
+        job.waits = reads.len() as u32;
+        job.joined = reads.iter().any(|it| it.joined);
+        job.batch = Some(batch);
+        self.turns.spend(cx.now, id, padded);
+        let job = self.insert_job(cx.now, id, job);
+        match reads.is_empty() {
+            true => self.complete_batch(cx, id, job),
+            false => {
+                self.phase(id).pace.spend(cx.now, reads.len() as u64);
+                self.read_for_batch(cx, (id, job), reads);
+            }
+        }
+        Went::On
+    }
+
+    fn read_for_batch(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (id, job): (VolumeId, u32),
+        reads: Vec<CopyRead>,
+    ) {
+        let place = self.phase(id).jobs.get(job).slices()[0].place;
+        for CopyRead {
+            lies, at, bytes, ..
+        } in reads
+        {
+            let (device, offset, op) = read_of(id, lies);
+            self.count_plan_read(id, bytes);
+            let (volume, io) = (id, PlanIo::Read { job });
+            let pending = Pending::Plan { volume, io };
+            let place = place.plus(at);
+            let slices = alloc::vec![Slice { place, bytes }];
+            cx.transfer(pending, Purpose::DestageRead, device, op, offset, slices);
+        }
+    }
+
+    /// A read for a batch has ended. Where one has failed that brought more than what is copied,
+    /// which may be what cannot be read, each part is read by itself.
+    pub(super) fn plan_read_done(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32, ok: bool) {
+        let volume = self.volume(id);
+        volume.origin_in_flight -= 1;
+        volume.counters.origin.errors += u64::from(!ok);
+        let it = self.phase(id).jobs.get(job);
+        assert!(it.waits > 0, "what is there was waited for");
+        it.waits -= 1;
+        it.cut |= !ok;
+        if it.waits > 0 {
+            return;
+        }
+        let joined = core::mem::take(&mut it.joined);
+        match it.cut {
+            false => self.complete_batch(cx, id, job),
+            true if joined => {
+                mark(Mark::CopiedApart);
+                it.cut = false;
+                let batch = it.batch.as_ref().expect("it is of a plan");
+                let reads = CopyRead::all_of(batch, false);
+                it.waits = reads.len() as u32;
+                self.read_for_batch(cx, (id, job), reads);
+            }
+            true => self.end_batch(cx, id, job),
+        }
+    }
+
+    /// What a batch copies is there; all else is laid over it: a read may have brought more.
+    fn complete_batch(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32) {
+        let it = self.phase(id).jobs.get(job);
+        let (place, padded) = (it.slices()[0].place, it.bytes());
+        it.waits = 1;
+        let batch = it.batch.take().expect("it is of a plan");
+        let (mut wants, mut filled) = (Vec::new(), 0);
         for part in &batch.parts {
             cx.memory.zero(place.plus(filled), part.at - filled);
             filled = part.at + part.bytes;
@@ -371,7 +441,7 @@ impl Core {
                 Source::File(extent) if extent.lies == Lies::Nowhere => {
                     cx.memory.zero(to, part.bytes);
                 }
-                Source::File(extent) => reads.push((*extent, to)),
+                Source::File(_) => {}
                 Source::Epoch(span) => self.destaged_map(id).get(*span, |part, content| {
                     let Some(Content::Data(addr)) = content else {
                         unreachable!("an epoch keeps its data while it is on its way");
@@ -383,72 +453,40 @@ impl Core {
             }
         }
         cx.memory.zero(place.plus(filled), padded - filled);
-        job.batch = Some(batch);
-        job.waits = 1 + reads.len() as u32;
-        self.turns.spend(cx.now, id, padded);
-        let steps = wants.len() + reads.len();
-        self.phase(id).pace.spend(cx.now, steps.max(1) as u64);
-        let job = self.insert_job(cx.now, id, job);
-        for (extent, to) in reads {
-            self.read_for_batch(cx, (id, job), &extent, to);
-        }
+        self.phase(id).jobs.get(job).batch = Some(batch);
+        self.phase(id).pace.spend(cx.now, wants.len().max(1) as u64);
         let owner = Owner::Destage { volume: id, job };
         let parts = (&mut self.log, &mut self.scratch);
         let purpose = Purpose::DestageRead;
         if wants.is_empty() || !self.fetches.start(cx, parts, owner, purpose, &wants) {
-            self.batch_part_there(cx, id, job);
+            self.batch_filled(cx, id, job);
         }
-        Went::On
     }
 
-    fn read_for_batch(
-        &mut self,
-        cx: &mut Cx<'_>,
-        (id, job): (VolumeId, u32),
-        extent: &Extent,
-        place: crate::memory::Place,
-    ) {
-        let (device, at, op) = read_of(id, extent.lies);
-        let bytes = extent.span.sectors * SECTOR_BYTES;
-        self.count_plan_read(id, bytes);
-        let (volume, io) = (id, PlanIo::Read { job });
-        let pending = Pending::Plan { volume, io };
-        let slices = alloc::vec![Slice { place, bytes }];
-        cx.transfer(pending, Purpose::DestageRead, device, op, at, slices);
-    }
-
-    /// A read for a batch has ended.
-    pub(super) fn plan_read_done(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32, ok: bool) {
-        let volume = self.volume(id);
-        volume.origin_in_flight -= 1;
-        if !ok {
-            volume.counters.origin.errors += 1;
-            self.phase(id).jobs.get(job).cut = true;
-        }
-        self.batch_part_there(cx, id, job);
-    }
-
-    /// One of the things that a batch waits for is there. When all are, it is written.
-    pub(super) fn batch_part_there(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32) {
+    /// All that a batch carries is there, or cannot be read.
+    pub(super) fn batch_filled(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32) {
         let it = self.phase(id).jobs.get(job);
-        assert!(it.waits > 0, "what is there was waited for");
-        it.waits -= 1;
-        if it.waits > 0 {
-            return;
-        }
+        assert!(it.waits == 1, "what is there was waited for");
+        it.waits = 0;
         let cut = it.cut;
         let batch = it.batch.as_ref().expect("it is of a plan");
         let to_file = batch.goes_to_file();
         let misfits = to_file && self.volume(id).misfit().is_some();
-        if cut || misfits {
-            self.keep_batch(id, job);
-            if cut && !self.phase(id).failed {
-                self.rest_after_failure(cx, id);
-            }
-            self.end_job(cx, id, job);
-            return self.detach_progress(cx, id);
+        match cut || misfits {
+            true => self.end_batch(cx, id, job),
+            false => self.send_planned(cx, id, job),
         }
-        self.send_planned(cx, id, job);
+    }
+
+    /// A batch is not sent: something of it cannot be read, or its image is another one.
+    fn end_batch(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32) {
+        let cut = self.phase(id).jobs.get(job).cut;
+        self.keep_batch(id, job);
+        if cut && !self.phase(id).failed {
+            self.rest_after_failure(cx, id);
+        }
+        self.end_job(cx, id, job);
+        self.detach_progress(cx, id);
     }
 
     /// A batch that failed, or was not sent, is put together again.

@@ -915,3 +915,49 @@ fn a_header_is_written_again_behind_a_sync_that_has_failed() {
     host.pass(2_000);
     assert_eq!(host.ledger(disk).progress, Progress::Idle);
 }
+
+const BELOW_AT: u64 = DATA_AT + 64 * 4096;
+
+fn copies(io: &Io) -> bool {
+    io.purpose == Purpose::DestageRead
+        && io.op == Op::Read
+        && (BELOW_AT..BELOW_AT + 4096).contains(&io.offset)
+}
+
+/// Fails when: what is before and what is behind a write are two reads, or what is written is not
+/// laid over the read that brings both, or what cannot be read there holds a destage.
+#[test]
+fn the_rest_of_what_is_written_is_copied_by_one_read() {
+    let mut host = Host::new();
+    let disk = attach(&mut host, Backwards::over(BELOW_AT));
+    let file = host.disks.0.get_mut(&Device::Origin(disk)).expect("a file");
+    file.resize((BELOW_AT + 4096) as usize, 0x77);
+    host.count(copies);
+    for (block, reads) in [(3, 1), (5, 3)] {
+        let write = host.write_sectors(disk, block * BLOCK_SECTORS + 2, 2);
+        assert_eq!(host.answer(write), Some(Ok(())));
+        let written = host.read(disk, block, 1).expect("it is read")[1024..2048].to_vec();
+        end_destage(&mut host, disk);
+        assert_eq!(host.count(copies), reads);
+        let found = view(&host, disk, block);
+        assert_eq!(found[..1024], [0x77; 1024]);
+        assert_eq!(found[1024..2048], written);
+        assert_eq!(found[2048..], [0x77; 2048]);
+        // Next time the middle cannot be read: all at once, and then two parts.
+        host.fail(|io| {
+            let bytes: u64 = io.slices.iter().map(|it| it.bytes).sum();
+            (copies(io) && bytes == 4096).then_some(IoError::Failed)
+        });
+    }
+    // Parts that cannot be read are waited for.
+    host.fail(|io| copies(io).then_some(IoError::Failed));
+    let write = host.write_sectors(disk, 7 * BLOCK_SECTORS + 2, 2);
+    assert_eq!(host.answer(write), Some(Ok(())));
+    let order = host.destage(disk);
+    host.pass(2_000);
+    assert_eq!(host.answer(order), None);
+    host.fail(fine);
+    host.pass(60_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(view(&host, disk, 7)[2048..], [0x77; 2048]);
+}
