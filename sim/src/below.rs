@@ -17,6 +17,8 @@ use crate::made;
 use crate::qcow2::{self, Layer};
 use crate::rng::Rng;
 use engine::origin::FileIndex;
+use engine::types::Span;
+use std::collections::VecDeque;
 
 /// What a file has where no other one has the same.
 const ANOTHER: u8 = 0x5C;
@@ -45,6 +47,29 @@ pub struct Below {
     open: Option<Vec<usize>>,
     /// That is not what the header names, or was not for a time.
     pub given_up: bool,
+}
+
+/// A move under way.
+#[derive(Clone, Debug, Default)]
+pub struct Moving {
+    pub step: Step,
+    pub onto: On,
+    /// What is to be the image's own, in the order in which it is told. The last batch goes with
+    /// the move itself.
+    pub own: VecDeque<Vec<Span>>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Step {
+    /// Ordered; the guest has to have all its answers first.
+    #[default]
+    Wanted,
+    Destages,
+    Owns,
+    Moves,
+    Empties,
+    Exchanges,
+    Ends,
 }
 
 impl Below {

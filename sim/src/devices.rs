@@ -8,6 +8,7 @@ use crate::below::Below;
 use crate::disk::{Change, Damage, Disk};
 use crate::rng::Rng;
 use engine::event::{Device, IoError, Op, Stat};
+use engine::format::ledger::{LEDGER_BYTES, LEDGER_SLOTS, Ledger};
 use engine::image::{Image, Marked, Named};
 use engine::media::Media;
 use engine::types::VolumeId;
@@ -56,6 +57,14 @@ pub enum Path {
     Elsewhere,
 }
 
+/// What a ledger of these bytes says.
+pub fn ledger_of(bytes: &[u8]) -> Option<Ledger> {
+    let mut slots = bytes.to_vec();
+    slots.resize(LEDGER_BYTES * LEDGER_SLOTS as usize, 0);
+    let ledger = Ledger::parse_file(&slots);
+    ledger.ok().flatten()
+}
+
 /// The file system that all images lie on.
 const FILE_SYSTEM: u64 = 7;
 
@@ -89,7 +98,7 @@ impl Origin {
 
     /// Where nothing below it is open, what its ledger knows of that is kept.
     fn print_below(&self) -> u64 {
-        let kept = || crate::tops::parse(self.ledger.landed()).map_or(0, |it| it.image.below);
+        let kept = || ledger_of(self.ledger.landed()).map_or(0, |it| it.image.below);
         match self.below.has_choice() {
             true => self.below.print_open().unwrap_or_else(kept),
             false => 0,

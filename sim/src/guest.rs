@@ -4,7 +4,7 @@
 //! model of its origin: the same writes, judged by what a finished destage promised. Always true:
 //! both models number the writes alike. Deliberately absent: how requests reach the engine.
 
-use crate::moves::Moving;
+use crate::below::Moving;
 use crate::plan::{OriginPlan, VolumePlan};
 use crate::replaced::{Laid, Replaced};
 use crate::rng::Rng;

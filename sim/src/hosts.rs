@@ -12,7 +12,7 @@
 //!        brings it home ─▶ power off ─▶ the first host comes back
 //! ```
 
-use crate::devices::Blocking;
+use crate::devices::{Blocking, ledger_of};
 use crate::disk::{Change, Disk};
 use crate::guest::Request;
 use crate::host::Ending;
@@ -116,8 +116,8 @@ impl World {
         }
     }
 
-    /// Whose log has something that its image has not is claimed by its ledger, surely: else another
-    /// host would serve its image without that.
+    /// A volume whose log has something that its image has not is claimed by its ledger, surely:
+    /// else another host would serve its image without that.
     pub(crate) fn check_claims(&self) -> Result<(), Broken> {
         let Some(engine) = self.engine.as_ref() else {
             return Ok(());
@@ -129,7 +129,7 @@ impl World {
                 continue;
             };
             let ledger = &self.devices.origins[guest.plan.origin].ledger;
-            let claimed = tops::parse(ledger.durable()).is_some_and(|it| it.dirty);
+            let claimed = ledger_of(ledger.durable()).is_some_and(|it| it.dirty);
             if !claimed && !guest.plan.switches {
                 let (name, dirty) = (owing.name, owing.dirty_bytes);
                 let words = format!("{name} has {dirty} dirty bytes, and its ledger says none");

@@ -18,7 +18,8 @@
 //! the order, and the next start opens what the header names. Deliberately absent: how often an
 //! administrator orders it, and files that a guest could see change.
 
-use crate::below::On;
+use crate::below::{Moving, Step};
+use crate::devices::ledger_of;
 use crate::guest::{Guest, Pending, Request};
 use crate::mapped;
 use crate::qcow2;
@@ -35,29 +36,6 @@ use std::collections::VecDeque;
 const PARTS_MAX: u64 = 12;
 /// Of a thousand moves so many are not brought to their end by the host, at each of two steps.
 const GIVEN_UP: u64 = 60;
-
-/// A move under way.
-#[derive(Clone, Debug, Default)]
-pub struct Moving {
-    step: Step,
-    onto: On,
-    /// What is to be the image's own, in the order in which it is told. The last batch goes with
-    /// the move itself.
-    own: VecDeque<Vec<Span>>,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Step {
-    /// Ordered; the guest has to have all its answers first.
-    #[default]
-    Wanted,
-    Destages,
-    Owns,
-    Moves,
-    Empties,
-    Exchanges,
-    Ends,
-}
 
 impl Guest {
     /// A plan of its image brings nothing of the guest.
@@ -207,8 +185,9 @@ impl World {
         let origin = &mut self.devices.origins[guest.plan.origin];
         let moving = guest.moving.as_mut().expect("a move is under way");
         if result.is_err() {
-            // The image stands where it stood.
+            // The image stands where it stood, and what is left in the journal is of no cut.
             origin.below.to = None;
+            self.journals[guest.plan.origin] = origin.journal.sync_point();
             self.give_up_move(volume);
             return self.check_origins(true);
         }
@@ -283,7 +262,7 @@ impl World {
         if io.op != Op::Write || !here.below.has_choice() {
             return Ok(());
         }
-        let Some(ledger) = tops::parse(&self.memory.gather(&io.slices)) else {
+        let Some(ledger) = ledger_of(&self.memory.gather(&io.slices)) else {
             return Ok(());
         };
         let told = ledger.image.below;

@@ -4,9 +4,8 @@
 //! the file refers to, in the file as it is seen and as it surely is; the image is written in other
 //! places only while the ledger surely names a journal and the image surely has its guard; the
 //! guard is taken away only when the ledger surely names none; a larger disk is named when there is
-//! room for it and what is new surely reads as zeroes, a smaller one when nothing of its end is left;
-//! a ledger names what lies below only when the image surely does; one request at a time writes the
-//! header.
+//! room for it and what is new surely reads as zeroes, a smaller one when nothing of its end is
+//! left; one request at a time writes the header.
 //! Deliberately absent: what the bytes have to be ([`tops`](crate::tops)).
 
 use crate::devices::File;

@@ -248,6 +248,12 @@ pub fn resizes(seed: u64) -> Options {
 /// Seven short runs of a daemon, six of which end in each way by turns.
 fn seven_lives(mut options: Options, mut plan: Plan, seed: u64) -> Options {
     plan.limit_requests();
+    six_ends(&mut options, seed);
+    options.plan = Some(plan);
+    options
+}
+
+fn six_ends(options: &mut Options, seed: u64) {
     let orderly = Ending::Orderly { power_off: false };
     let ends = [Ending::Kill, Ending::PowerLoss, orderly, Ending::PowerLoss];
     options.endings = (0..6)
@@ -255,8 +261,6 @@ fn seven_lives(mut options: Options, mut plan: Plan, seed: u64) -> Options {
         .collect();
     options.restarts = 6;
     options.operations = 1500;
-    options.plan = Some(plan);
-    options
 }
 
 /// Volumes whose images allocate and that become larger all the time, while they are dirty and
@@ -291,7 +295,12 @@ pub fn grows(seed: u64) -> Options {
 pub fn moves(seed: u64) -> Options {
     let options = Options::from_seed(seed);
     let mut plan = Plan::from_seed(seed);
-    only(&mut plan, Policy::WriteBack, 2);
+    moving(&mut plan, seed);
+    seven_lives(options, plan, seed)
+}
+
+fn moving(plan: &mut Plan, seed: u64) {
+    only(plan, Policy::WriteBack, 2);
     let rates = &mut plan.rates;
     (rates.cache_dies, rates.cache_gone) = (0, 0);
     (rates.image_shrunk, rates.image_replaced) = (0, 0);
@@ -309,7 +318,6 @@ pub fn moves(seed: u64) -> Options {
         volume.reader = (seed / 4 + at as u64).is_multiple_of(2);
         volume.tuning.admission = Admission::All;
     }
-    seven_lives(options, plan, seed)
 }
 
 /// Images that are brought to rest again and again while their guests write: those of the disks of
@@ -800,6 +808,26 @@ pub const ALL: &[Scenario] = &[
             plan.rates.image_moved = 2;
             plan.volumes[1].reader = true;
             options.operations = 1500;
+        },
+    },
+    Scenario {
+        name: "a-move-and-a-guard-that-wait-for-each-other",
+        broke: "7: a move held all requests to its image, and waited for a guard that could not be \
+                looked at before; what had failed was not tried again where nothing was dirty",
+        bend: |options, plan| {
+            moving(plan, options.seed);
+            plan.rates.origin_trouble = 40;
+            six_ends(options, options.seed);
+        },
+    },
+    Scenario {
+        name: "an-image-moves-and-its-host-does-not-follow",
+        broke: "7: behind a move that its host had given up a ledger named the file that was open, \
+                and a start refused what was dirty; a larger disk showed what the other file had",
+        bend: |options, plan| {
+            moving(plan, options.seed);
+            plan.rates.origin_trouble = 0;
+            six_ends(options, options.seed);
         },
     },
 ];

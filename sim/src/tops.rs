@@ -15,12 +15,12 @@
 //! journal is pending only under the guard. Deliberately absent: what the disk has to be
 //! ([`oracle`](crate::oracle)), and requests ([`planned`](crate::planned)).
 
-use crate::devices::Origin;
+use crate::devices::{Origin, ledger_of};
 use crate::disk::Disk;
 use crate::qcow2::{self, Layer};
 use ::image::Header;
 use ::image::check::{check_and_list, without_leaks};
-use engine::format::ledger::{LEDGER_BYTES, LEDGER_SLOTS, Ledger, Progress};
+use engine::format::ledger::Progress;
 use std::ops::Range;
 
 const SECTOR_BYTES: usize = 512;
@@ -74,7 +74,7 @@ pub fn is_pending(ledger: &[u8]) -> bool {
 
 /// How far it says that the image is.
 pub fn destaged(ledger: &[u8]) -> u64 {
-    parse(ledger).map_or(0, |it| it.destaged.0)
+    ledger_of(ledger).map_or(0, |it| it.destaged.0)
 }
 
 /// Whether it names a destage in place that has not ended.
@@ -83,15 +83,7 @@ fn is_cut(ledger: &[u8]) -> bool {
 }
 
 fn progress(ledger: &[u8]) -> Option<Progress> {
-    parse(ledger).map(|it| it.progress)
-}
-
-/// What a ledger of these bytes says.
-pub fn parse(ledger: &[u8]) -> Option<Ledger> {
-    let mut slots = ledger.to_vec();
-    slots.resize(LEDGER_BYTES * LEDGER_SLOTS as usize, 0);
-    let ledger = Ledger::parse_file(&slots);
-    ledger.ok().flatten()
+    ledger_of(ledger).map(|it| it.progress)
 }
 
 /// How an image was found.

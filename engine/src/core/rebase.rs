@@ -214,6 +214,7 @@ impl Core {
     pub(super) fn refuse_rebase(&mut self, cx: &mut Cx<'_>, id: VolumeId, refusal: Refusal) {
         let volume = self.volume(id);
         let rebase = volume.image.rebase.as_mut().expect("an order was given");
+        assert!(rebase.step != Step::Moved, "what is decided is not refused");
         if rebase.moves() && rebase.step != Step::Wait {
             rebase.refusal = Some(refusal);
             mark(Mark::MoveRefused);
@@ -269,6 +270,10 @@ impl Core {
         let Some(rebase) = rebase.filter(open) else {
             return cx.out.reply(request, Err(Refusal::Busy));
         };
+        assert!(
+            rebase.moves() && rebase.refusal.is_none(),
+            "its plan is at the image"
+        );
         let given_up = rebase.step != Step::Exchanged;
         if let Some(order) = rebase.request.replace(request) {
             cx.out.reply(order, Err(Refusal::Io));

@@ -6,6 +6,7 @@ use crate::disk::{Change, Disk, Power};
 use crate::made;
 use crate::oracle::judge_origin;
 use crate::rng::Rng;
+use engine::format::ledger::Ledger;
 use workload::check::{Initial, Kind, Model, Promise};
 use workload::stamp;
 
