@@ -102,6 +102,7 @@ impl Core {
                 && !volume.read_only
                 && volume.state != State::Held
                 && volume.misfit().is_none()
+                && volume.replay.is_none()
                 && volume.switch.is_none()
                 && volume.detaching.is_none();
             if owner && sound && lines.layers.number(volume.layer).is_some() {

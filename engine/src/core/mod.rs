@@ -663,9 +663,10 @@ impl Core {
         }
         let parking = self.parking.as_ref().expect("just seen");
         let waits = |v: &Volume| {
-            v.ledger_writer
-                .as_ref()
-                .is_some_and(|ledger_writer| ledger_writer.step.is_some())
+            let writes = v.ledger_writer.as_ref().is_some_and(|it| it.step.is_some());
+            // Nothing is left to be destaged, but the image has its guard: no program opens it.
+            let guards = v.replay.as_ref().is_some_and(|it| it.guards) && !v.is_dirty();
+            writes || guards
         };
         let busy = self.volumes.iter().flatten().any(waits) || self.lines.is_busy(cx.now);
         let overdue = cx.now >= parking.until;
