@@ -238,7 +238,7 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         Bug::NeverAnswerFull => SmallOverlay,
         Bug::MixRuns => Scenario("a-run-that-leaves-only-its-second-record"),
         Bug::BeginWithoutRoom => Scenario("a-half-staged-write-holds-the-log"),
-        Bug::LetGoFirstChunk => SmallOverlay,
+        Bug::LetGoFirstChunk => LostWrites,
         Bug::MakeTableTwice => Scenario("a-journal-whose-table-waits-for-its-turn"),
         Bug::PassGateEarly | Bug::SealAlone => Group,
         Bug::PassGateUnsynced => Scenario("a-disk-of-a-group-hangs-in-the-sync-of-its-journal"),
@@ -284,7 +284,10 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
     };
     let seeds = match bug {
         // One seed in some hundred notices it; the first ones take minutes.
-        Bug::LetGoForUnfinished => 440..446,
+        Bug::LetGoForUnfinished => 195..201,
+        // It needs two pieces of one write in segments of which one dies.
+        Bug::ElideAcrossRecords => 200..240,
+        Bug::LetGoFirstChunk => 50..60,
         // A size that is lost is rare: one seed in some hundred.
         Bug::BelieveUnsyncedSize => 120..180,
         // The write has to come between two steps of a plan.
