@@ -272,6 +272,8 @@ rules::list! {
         ForgetGrowth,
         /// 7: a block that the written file has a part of is kept for all volumes on its base.
         ShareMixedBlock,
+        /// 7: a block that the end of a disk cuts is kept for all volumes on its base.
+        CutAtVolume,
         /// 7: a block that was copied is kept while a part of it is being written.
         KeepCopiedUnderWrite,
         /// 7: what was read behind a plan that failed is kept when its file is read anew.

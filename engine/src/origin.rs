@@ -353,8 +353,17 @@ impl Maps {
     }
 
     pub fn bytes(&self, id: MapId) -> u64 {
+        self.see(id).bytes()
+    }
+
+    /// Names of the tables of its files, as [`Map::tables`] gives them.
+    pub fn tables(&self, id: MapId) -> &[Uuid] {
+        self.see(id).tables()
+    }
+
+    fn see(&self, id: MapId) -> &dyn Map {
         let slot = self.slots[id.0 as usize].as_ref();
-        slot.expect("a volume stands on it").map.bytes()
+        &*slot.expect("a volume stands on it").map
     }
 }
 

@@ -234,6 +234,9 @@ pub struct VolumeSnapshot {
     pub overlay: Option<OverlaySnapshot>,
     /// RAM for the tables of an image that is not raw; volumes on one image share it.
     pub map_bytes: Option<u64>,
+    /// Blocks with such tables that the cache device holds as clean data; shared likewise, and by
+    /// volumes that stand on one of its files.
+    pub table_blocks: Option<u64>,
     /// Of a volume that writes such an image.
     pub written: Option<WrittenSnapshot>,
 }

@@ -10,6 +10,8 @@ rules::list! {
     Bug {
         /// 7: a cluster that a plan appends is not counted.
         LeaveUncounted,
+        /// 7: the entry of a cluster does not say that it is used once.
+        ForgetCopied,
         /// 7: what is discarded over a file below stays nothing in the table.
         LeaveHole,
         /// 7: clusters that a plan has appended are given to the next one as well.

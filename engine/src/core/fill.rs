@@ -196,7 +196,8 @@ impl Core {
         }
         let span = Span::new(block * BLOCK_SECTORS, BLOCK_SECTORS);
         let volume = self.volume(id);
-        let map = volume.map.filter(|_| span.end() <= volume.sectors())?;
+        let whole = span.end() <= volume.sectors() || has(Bug::CutAtVolume);
+        let map = volume.map.filter(|_| whole)?;
         let file = origin::owner_below(span, extents)?;
         let names = self.maps.get(map).layers();
         let name = *names.get(usize::from(file.0) - 1)?;

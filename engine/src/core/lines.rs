@@ -177,6 +177,13 @@ impl Lines {
         }
     }
 
+    /// Blocks of base images of these names that the device holds.
+    pub fn blocks_of(&self, names: &[Uuid]) -> u64 {
+        let layers = names.iter().filter_map(|it| self.layers.find_base(*it));
+        let numbers = layers.filter_map(|it| self.layers.number(it));
+        numbers.map(|it| self.index.blocks_of(it)).sum()
+    }
+
     /// The runs that a segment holds, in no order.
     pub fn runs_of(&self, segment: SegmentIndex) -> Vec<LineRun> {
         self.index.runs_of(segment)

@@ -188,6 +188,7 @@ impl Core {
             counters: volume.counters,
             overlay: self.show_overlay(volume, now),
             map_bytes: volume.map.map(|map| self.maps.bytes(map)),
+            table_blocks: (volume.map).map(|map| self.lines.blocks_of(self.maps.tables(map))),
             written: volume.written(),
         }
     }

@@ -105,6 +105,7 @@ impl Held {
             counters: Counters::default(),
             overlay: None,
             map_bytes: None,
+            table_blocks: None,
             written: None,
         }
     }

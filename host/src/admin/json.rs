@@ -169,6 +169,7 @@ fn image(view: &View, volume: &VolumeSnapshot) -> Value {
         "guard": volume.written.map(|it| it.guarded),
         "pending_journal_bytes": volume.written.map(|it| it.journal_bytes),
         "metadata_ram_bytes": volume.map_bytes,
+        "metadata_ssd_bytes": volume.table_blocks.map(|it| it * BLOCK_BYTES),
     })
 }
 

@@ -284,6 +284,7 @@ fn snapshot(id: VolumeId, settings: &VolumeSettings) -> VolumeSnapshot {
         counters: Counters::default(),
         overlay: None,
         map_bytes: None,
+        table_blocks: None,
         written: None,
     }
 }

@@ -407,10 +407,11 @@ fn image_text(image: &Value) -> String {
     let below = chain.iter().skip(1).map(text);
     let below: String = below.map(|name| format!(" on {name}")).collect();
     format!(
-        "{}{below}; units of {}; {} of tables in RAM",
+        "{}{below}; units of {}; {} of tables in RAM, {} on the SSD",
         text(&image["format"]),
         bytes(&image["unit_bytes"]),
         bytes(&image["metadata_ram_bytes"]),
+        bytes(&image["metadata_ssd_bytes"]),
     )
 }
 

@@ -441,7 +441,8 @@ impl Asked<'_> {
     /// The new entry, of a cluster that has this place.
     fn entry(&self, fates: &[Fate], place: Option<u64>) -> L2 {
         let mut entry = self.old;
-        entry.word = place.map_or(0, |at| at | COPIED);
+        let copied = if has(Bug::ForgetCopied) { 0 } else { COPIED };
+        entry.word = place.map_or(0, |at| at | copied);
         if !entry.extended {
             if fates[0] == Fate::Zero {
                 entry.word |= ZERO;

@@ -94,6 +94,12 @@ pub const OWN_TESTS: &[(Bug, &str, &str)] = &[
          answer is taken for one of the new file",
     ),
     (
+        Bug::CutAtVolume,
+        "a_block_that_the_end_of_a_disk_cuts_is_whole_for_a_larger_disk_on_the_same_file",
+        "a disk ends within a block of the file below it and reads what it has of that: a larger \
+         disk on the same file finds zeroes behind it",
+    ),
+    (
         Bug::RefuseSuccessor,
         "a_start_takes_the_file_that_a_snapshot_has_put_in_place_before_a_kill",
         "a daemon is killed between the moment at which a snapshot has put a new file in the place \

@@ -48,6 +48,7 @@ mod policies;
 mod power;
 mod progress;
 mod qcow2;
+mod qcow2_boots;
 mod qcow2_direct;
 mod qcow2_drills;
 mod qcow2_grown;

@@ -22,17 +22,17 @@ const HEAD_BYTES: u64 = 16;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A request as a trace shows it: operation, sector, sectors.
-type Asked = (Op, u64, u32);
+pub type Asked = (Op, u64, u32);
 
 /// A recorder that runs.
-struct Recorder {
+pub struct Recorder {
     child: Option<Child>,
     file: PathBuf,
 }
 
 impl Recorder {
     /// Returns when the daemon records.
-    fn start(rig: &Rig, volumes: &[&str], file: &str, more: &[&str]) -> Recorder {
+    pub fn start(rig: &Rig, volumes: &[&str], file: &str, more: &[&str]) -> Recorder {
         let file = rig.dir.join(file);
         let name = file.to_str().expect("a name").to_owned();
         let arguments = [&["trace", "record"], volumes, &["--output", &name], more].concat();
@@ -64,7 +64,7 @@ impl Recorder {
     }
 
     /// Ends it as a user does; what it said.
-    fn interrupt(self) -> (String, PathBuf) {
+    pub fn interrupt(self) -> (String, PathBuf) {
         self.signal(libc::SIGINT);
         let (output, file) = self.ended();
         assert_eq!(output.status.code(), Some(0), "{}", text_of(&output));
@@ -82,14 +82,14 @@ impl Drop for Recorder {
 }
 
 /// What a trace holds: its items with the names of their disks, and whether it was cut.
-struct Trace {
+pub struct Trace {
     items: Vec<(String, Item)>,
     first_ns: Option<u64>,
     cut: bool,
 }
 
 impl Trace {
-    fn read(path: &Path) -> Trace {
+    pub fn read(path: &Path) -> Trace {
         let file = BufReader::new(File::open(path).expect("open the trace"));
         let mut reader = Reader::open(file, None).expect("a trace");
         let mut items = Vec::new();
@@ -122,7 +122,7 @@ impl Trace {
         records
     }
 
-    fn of(&self, disk: &str) -> Vec<Asked> {
+    pub fn of(&self, disk: &str) -> Vec<Asked> {
         let items = self.items.iter().filter(|(name, _)| name == disk);
         let asked = items.filter_map(|(_, item)| match item {
             Item::Record(record) => Some((record.op, record.sector, record.sectors)),
@@ -131,7 +131,7 @@ impl Trace {
         asked.collect()
     }
 
-    fn lost(&self) -> u64 {
+    pub fn lost(&self) -> u64 {
         let lost = self.items.iter().map(|(_, item)| match item {
             Item::Lost(lost) => *lost,
             Item::Record(_) => 0,

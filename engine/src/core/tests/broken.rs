@@ -6,7 +6,7 @@
 
 use super::allocate::read_behind_a_failed_plan;
 use super::planned::read_beside_a_torn_table;
-use super::quiesce::{exchange_under_a_read, start_behind_a_snapshot};
+use super::quiesce::{exchange_under_a_read, read_behind_a_smaller_disk, start_behind_a_snapshot};
 use super::rebase::start_behind_a_move;
 use super::{Disks, GEOMETRY, Host, config, memory, none, spec, syncs_origin, writes_journal};
 use crate::adversary::{Bug, break_rule};
@@ -74,6 +74,11 @@ fn what_a_failed_plan_has_brought_to_the_file_is_read_when_that_is_read_anew() {
 #[test]
 fn files_of_an_image_are_not_exchanged_under_a_read() {
     notices(Bug::ExchangeUnderReads, exchange_under_a_read);
+}
+
+#[test]
+fn a_block_that_the_end_of_a_disk_cuts_is_whole_for_a_larger_disk_on_the_same_file() {
+    notices(Bug::CutAtVolume, read_behind_a_smaller_disk);
 }
 
 #[test]

@@ -1,14 +1,17 @@
 //! Images that rest, and files that take their place.
 
-use super::planned::{Backwards, attach_known, end_destage, is_dead, place, view, with_image};
+use super::planned::{
+    BLOCKS, Backwards, attach_known, empty_file, end_destage, is_dead, place, view, with_image,
+};
 use super::{Host, MIB, fine, none, spec, writes_origin};
 use crate::event::{Command, Device, Event, Io, Op, Purpose, Refusal};
 use crate::format::ledger::Progress;
 use crate::image::{Image, Marked};
 use crate::origin::{Extent, FileIndex, Lies, Map, Missing, Planner, Resolved};
 use crate::outbox::Cx;
-use crate::types::{BLOCK_SECTORS, Policy, Span, Uuid, VolumeId};
+use crate::types::{BLOCK_SECTORS, BufferId, Policy, Span, Uuid, VolumeId};
 use alloc::boxed::Box;
+use alloc::string::ToString;
 use alloc::vec::Vec;
 
 pub(super) const IMAGE: Image = Image {
@@ -421,6 +424,39 @@ pub(super) fn start_behind_a_snapshot() -> bool {
         assert!(!attach_known(&mut host, other), "it is another one");
     }
     attach_known(&mut host, successor)
+}
+
+/// Whether a disk that goes on has what the file below it has, where a smaller one over that ends
+/// within a block and has read what it has of that.
+pub(super) fn read_behind_a_smaller_disk() -> bool {
+    let mut host = Host::new();
+    let blocks = 8;
+    let [smaller, larger] = [blocks * 4096 + 512, BLOCKS * 4096].map(|size_bytes| {
+        let mut spec = spec(Policy::WriteBack, &size_bytes.to_string());
+        spec.size_bytes = size_bytes;
+        let id = host.core.place(&spec.name);
+        host.disks.0.insert(Device::Origin(id), empty_file());
+        let mut below = empty_file();
+        below.resize(place(0) as usize + 4096, 7);
+        host.disks.0.insert(Device::Base(id, FileIndex(1)), below);
+        let map: Box<dyn Map> = Box::new(Above(Backwards::default()));
+        let settled = crate::engine::Settled::default();
+        let attached = host.core.attach_mapped(id, spec, settled, Some(map));
+        attached.expect("it fits");
+        host.send(Event::Tick);
+        id
+    });
+    let request = host.request();
+    host.send(Event::Read {
+        volume: smaller,
+        request,
+        sector: blocks * BLOCK_SECTORS,
+        sectors: 1,
+        buffer: BufferId(0),
+    });
+    assert_eq!(host.answer(request), Some(Ok(())));
+    assert!(host.memory.buffer[..512] == [7; 512]);
+    host.read(larger, blocks, 1) == Some(alloc::vec![7; 4096])
 }
 
 #[test]
