@@ -539,6 +539,14 @@ fn is_unseen(error: &Error) -> bool {
     )
 }
 
+/// A damaged file with those that it stands on: the name in it may lead to another one of them.
+fn chain_of(made: &Made, files: &[(Vec<u8>, bool)], file: &[u8]) -> Vec<(Vec<u8>, bool)> {
+    let named = parse(file).ok().and_then(|header| header.backing);
+    let is_named = |(name, _): &(String, bool)| named.as_ref() == Some(name);
+    let next = made.files.iter().position(is_named).unwrap_or(files.len());
+    [&[(file.to_vec(), false)], &files[next..]].concat()
+}
+
 /// Whether an error was seen. Where nothing is wrong, the content is what QEMU reads.
 fn judge_damaged(made: &Made, files: &[(Vec<u8>, bool)], file: &[u8], place: &str) -> bool {
     let path = made.path().join("damaged");
@@ -557,7 +565,7 @@ fn judge_damaged(made: &Made, files: &[(Vec<u8>, bool)], file: &[u8], place: &st
         return false;
     }
     let unseen = refused.as_ref().is_some_and(is_unseen) && second.errors.is_empty();
-    // It calls itself encrypted: QEMU wants a key before it looks at anything, so it has no verdict.
+    // It calls itself encrypted: QEMU wants a key before it looks at anything, and has no verdict.
     if qemu.2.contains("encrypt.key-secret") {
         assert!(our_view(&path).is_err(), "{why}");
         assert!((ours.0 > 0) != second.errors.is_empty() || unseen, "{why}");
@@ -590,9 +598,7 @@ fn judge_damaged(made: &Made, files: &[(Vec<u8>, bool)], file: &[u8], place: &st
             return wrong[0];
         }
     };
-    let mut files = files.to_vec();
-    files[0].0 = file.to_vec();
-    let seen = second_view(&files, content.len());
+    let seen = second_view(&chain_of(made, files, file), content.len());
     assert_eq!(seen.map(|it| it == content), Ok(true), "{why}");
     if !wrong[0] {
         must(made.path(), "qemu-img", &convert);

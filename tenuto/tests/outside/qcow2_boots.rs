@@ -201,7 +201,7 @@ fn a_hundred_clones_of_one_base_boot_at_once_and_ask_it_for_each_block_once() {
     let ram = tables("metadata_ram_bytes");
     println!(
         "made in {:?}, {:?} at most; {requests} bytes read by guests, {read} at the storage, \
-         {wanted} in blocks of the base; tables: {ram} bytes of RAM, {} of the SSD; {} KiB resident",
+         {wanted} in blocks of the base; tables: {ram} bytes in RAM, {} on the SSD; {} KiB in all",
         made[made.len() / 2],
         made[made.len() - 1],
         tables("metadata_ssd_bytes"),
