@@ -164,7 +164,11 @@ impl Core {
                 upto += 1;
             }
             let run = block..upto;
-            let behind = origin::from(rest.clone(), upto * BLOCK_SECTORS);
+            // Most often they are one run.
+            let behind = match upto < blocks.end {
+                true => origin::from(rest.clone(), upto * BLOCK_SECTORS),
+                false => Vec::new(),
+            };
             let extents = origin::up_to(rest, upto * BLOCK_SECTORS);
             let wanted = clip(wanted, block, upto);
             match owner {

@@ -252,9 +252,11 @@ fn prepare(host: &Host, options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// Nothing is dirty, because a read looks through that first, and one volume can have more of it.
 /// Reads twice, because what was asked for once leaves RAM first.
 fn warm(host: &Host, row: Row, options: &Options) -> Result<()> {
     for name in VOLUMES {
+        host.destage(name)?;
         let blocks = row.blocks(options);
         let mut warm = Work::only(Verb::Read, blocks.clone(), WARM_DEPTH);
         warm.left = Some(2 * (blocks.end - blocks.start));
