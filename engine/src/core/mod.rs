@@ -26,9 +26,11 @@ mod keep;
 mod layers;
 mod ledger;
 mod lines;
+mod maintain;
 mod merge_damage;
 mod overlay;
 mod pace;
+mod park;
 mod planned;
 mod quiesce;
 mod read;
@@ -82,33 +84,14 @@ use crate::ram::{Layer, RamTier};
 use crate::round_robin::{PATIENCE_NS, QUANTUM_BYTES, RoundRobin};
 use crate::scratch::Scratch;
 use crate::slab::Slab;
-use crate::types::{Generation, LogAddr, RequestId, StreamSeq, Tag, Time, Uuid, VolumeId};
+use crate::types::{Generation, LogAddr, RequestId, Tag, Time, Uuid, VolumeId};
 use crate::volume::Volume;
 use crate::window::Windows;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// How often ages, limits and failures are looked at while there is something to look at.
-const HOUSEKEEPING_MS: u64 = 100;
-/// Of the volumes with waiting requests, so many are tried after each event, in turn; thousands may
-/// wait for the same. Housekeeping tries all of them.
-const TURNS_PER_EVENT: usize = 32;
 /// Extents of dropped maps that one step takes out of the accounts.
 const SWEEP_EXTENTS: usize = 4096;
-
-/// How long an orderly stop waits for ledgers.
-const PARK_MS_MAX: u64 = 5_000;
-
-const _: () = assert!(keep::SPARE_MS < PARK_MS_MAX);
-
-/// An orderly stop under way.
-struct Parking {
-    request: RequestId,
-    until: Time,
-    /// The newest record at that time.
-    upto: StreamSeq,
-    keep: keep::Keep,
-}
 
 pub struct Core {
     pub config: Config,
@@ -155,7 +138,7 @@ pub struct Core {
     reserved: share::Reserved,
     /// Whose waiting writes may take room that is nobody's own.
     admission: RoundRobin,
-    parking: Option<Parking>,
+    parking: Option<park::Parking>,
     /// An orderly stop was ordered: no volume is claimed any more.
     stopping: bool,
     retry_read: Option<retry_read::RetryRead>,
@@ -300,52 +283,6 @@ impl Core {
         self.maintain(cx);
     }
 
-    /// Runs after each event. Each step is cheap when it has nothing to do.
-    fn maintain(&mut self, cx: &mut Cx<'_>) {
-        self.continue_reads(cx);
-        self.retry_waiting(cx, TURNS_PER_EVENT);
-        self.pump_allocations(cx);
-        self.give_destage_turns(cx);
-        self.log.pump_writes(cx);
-        self.log.pump_space(cx, &mut self.scratch);
-        self.fetches.pump(cx, &self.log, &mut self.scratch);
-        self.pump_evacuation(cx);
-        self.pump_lines(cx);
-        self.pump_scrub(cx);
-        self.do_without_checkpoint(cx);
-        self.pump_checkpoint(cx);
-        self.sweep();
-        self.pump_park(cx);
-        // What is in flight may never end; then its age is to be known.
-        let waits = cx.out.in_flight() > 0;
-        if !cx.out.keeps_house() && (waits || self.has_chores()) {
-            cx.out
-                .timer(cx.now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);
-        }
-    }
-
-    /// Whether time alone may bring something to do.
-    fn has_chores(&self) -> bool {
-        self.dirty_extents > 0
-            || !self.held_fills.is_empty()
-            || !self.held_reads.is_empty()
-            || !self.deferred_free.is_empty()
-            || !self.queue.is_empty()
-            || !self.allocating.is_empty()
-            || self.evacuation.is_some()
-            || self.volumes.iter().flatten().any(|v| {
-                // A request for an order that has failed is made again after a while.
-                let ordered = v.switch.is_some() || v.resize.is_some();
-                ordered || v.holds_for_exchange() || v.ledger_failed() || v.is_destaging()
-            })
-            || self.log.is_low()
-            || self.health.has_chores()
-            || self.parking.is_some()
-            || self.checkpoint.is_due()
-            || self.log.is_backing_off()
-            || self.lines.has_chores()
-    }
-
     fn tick(&mut self, cx: &mut Cx<'_>) {
         while let Some(timer) = cx.out.due(cx.now) {
             match timer {
@@ -361,51 +298,9 @@ impl Core {
         }
     }
 
-    fn keep_house(&mut self, cx: &mut Cx<'_>) {
-        self.log.retry_footers();
-        self.retry_held_reads(cx);
-        if self.log.is_low() && self.log.has_dead() {
-            self.log.want_sync();
-            self.checkpoint.wanted |= self.log.freeable() > 0;
-        }
-        self.look_at_cache(cx);
-        self.look_at_origins(cx);
-        self.windows.look(cx.now);
-        self.retry_bad_reads(cx);
-        #[cfg(feature = "adversary")]
-        {
-            self.check_counts();
-            self.check_volumes();
-        }
-        for at in 0..self.volumes.len() {
-            let id = VolumeId(at as u32);
-            if self.volumes[at].is_none() {
-                continue;
-            }
-            self.retry_ledger(cx, id);
-            self.resize_progress(cx, id);
-            self.quiesce_progress(cx, id);
-            let volume = self.volume(id);
-            // The gauges of a volume compare it with all others: not for nothing.
-            if volume.is_dirty() || volume.flow.is_pressing() || !volume.waiting.is_empty() {
-                self.look_at_flow(cx, id, 0);
-            }
-            self.time_out_waiting(cx, id);
-            self.start_destage_if_due(cx, id);
-            self.pump_destage(cx, id);
-            self.pump_switch(cx, id);
-            let volume = self.volume(id);
-            if !volume.waiting.is_empty() && !volume.queued {
-                volume.queued = true;
-                self.queue.push_back(id);
-            }
-        }
-        self.retry_waiting(cx, usize::MAX);
-    }
-
     /// That counts are those of what they count, and each volume is in order.
     #[cfg(feature = "adversary")]
-    fn check_volumes(&mut self) {
+    pub(super) fn check_volumes(&mut self) {
         let (mut unfinished, mut given_up, mut extents) = (0, 0, 0);
         for volume in self.volumes.iter().flatten() {
             let begun = volume.unfinished_sectors > 0;
@@ -631,59 +526,6 @@ impl Core {
                 self.detach(cx, volume, request, discard_dirty);
             }
         }
-    }
-
-    /// Everything acknowledged goes to the log, the ledgers of clean volumes say so, and a last
-    /// checkpoint tells what is durable.
-    fn park(&mut self, cx: &mut Cx<'_>, request: RequestId) {
-        self.stop_scrub(cx, Refusal::Gone);
-        self.stopping = true;
-        let until = cx.now.plus_millis(PARK_MS_MAX);
-        cx.out.timer(until, Timer::Housekeeping);
-        let looks_until = cx.now.plus_millis(PARK_MS_MAX - keep::SPARE_MS);
-        cx.out.timer(looks_until, Timer::Housekeeping);
-        let upto = self.log.newest();
-        self.parking = Some(Parking {
-            request,
-            until,
-            upto,
-            keep: keep::Keep::Start,
-        });
-        self.log.wait_durable(cx, upto, Waiter::Park);
-    }
-
-    /// Ledgers of origins that do not answer are not waited for longer than a while.
-    fn pump_park(&mut self, cx: &mut Cx<'_>) {
-        if self.parking.is_none() {
-            return;
-        }
-        // Also of one that became clean, or was claimed, only now.
-        for at in 0..self.volumes.len() {
-            self.release_if_clean(cx, VolumeId(at as u32));
-        }
-        let parking = self.parking.as_ref().expect("just seen");
-        let waits = |v: &Volume| {
-            let writes = v.ledger_writer.as_ref().is_some_and(|it| it.step.is_some());
-            // Nothing is left to be destaged, but the image has its guard: no program opens it.
-            let guards = v.replay.as_ref().is_some_and(|it| it.guards) && !v.is_dirty();
-            writes || guards
-        };
-        let busy = self.volumes.iter().flatten().any(waits) || self.lines.is_busy(cx.now);
-        let overdue = cx.now >= parking.until;
-        let logged = self.log.durable >= parking.upto || (self.health.is_failed() && overdue);
-        // A device that failed may be good again, and what it holds may reach its origin.
-        let owes = self.volumes.iter().flatten().any(|volume| volume.owes());
-        let kept = owes && self.health.is_failed();
-        if ((busy || kept) && !overdue) || !logged {
-            return;
-        }
-        let (request, late) = (parking.request, cx.now >= parking.until);
-        if !late && !self.pump_keep(cx) {
-            return;
-        }
-        self.parking = None;
-        self.checkpoint.wait(checkpoint::Waiter::Park(request));
-        self.pump_checkpoint(cx);
     }
 
     /// Takes the extents of dropped maps out of the accounts, in small steps.
