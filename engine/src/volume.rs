@@ -439,6 +439,14 @@ impl Volume {
             || self.committing.is_some()
     }
 
+    /// An order, or requests that wait, may wait for the end of what is in flight.
+    pub fn is_awaited(&self) -> bool {
+        let orders = self.switch.is_some() || self.resize.is_some() || self.quiesce.is_some();
+        let image = self.image.rebase.is_some() || self.committing.is_some();
+        let goes = self.detaching.is_some() || self.suspending.is_some();
+        orders || image || goes || !self.waiting.is_empty()
+    }
+
     /// Nobody else stands on its image.
     pub fn owns_image(&self) -> bool {
         self.policy != Policy::Ephemeral

@@ -511,8 +511,7 @@ impl Core {
             }
             let busy = self.find(id).is_some_and(|it| !it.allocator.is_idle());
             if !busy {
-                self.detach_progress(cx, id);
-                self.pump_switch(cx, id);
+                self.touch(id);
                 continue;
             }
             self.allocating.push(id);

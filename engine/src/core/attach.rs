@@ -413,22 +413,14 @@ impl Core {
         if serves {
             self.start_readers(cx, id);
         }
-        let waiting = !self.volume(id).waiting.is_empty();
-        if waiting {
-            self.enqueue(id);
-        }
-        self.let_in(cx, id);
-        self.begin_commit(cx, id);
-        self.suspend_progress(cx, id);
-        self.start_destage_if_due(cx, id);
-        self.pump_switch(cx, id);
-        self.detach_progress(cx, id);
+        self.touch(id);
     }
 
     /// At an orderly stop the ledger of a clean volume that was in use says that nobody holds
     /// anything of it.
     pub(super) fn release_if_clean(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let Some(volume) = self.find(id).filter(|volume| volume.ready) else {
+        let parks = self.parking.is_some();
+        let Some(volume) = self.find(id).filter(|volume| volume.ready && parks) else {
             return;
         };
         let clean = !volume.is_dirty() && !volume.is_destaging() && volume.waiting.is_empty();
@@ -487,14 +479,10 @@ impl Core {
         }
         self.forget_quiesce(cx, id);
         self.leave_group(cx, id);
-        self.detach_progress(cx, id);
     }
 
     /// Goes on with a detach when nothing of the volume is in flight any more.
     pub(super) fn detach_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        self.suspend_progress(cx, id);
-        self.resize_progress(cx, id);
-        self.quiesce_progress(cx, id);
         let Some(volume) = self.find(id) else { return };
         let Some((request, _)) = volume.detaching else {
             return;
@@ -580,11 +568,12 @@ impl Core {
             }
             assert!(destage.is_idle(), "no memory goes with it");
             volume.drop_destage();
+            self.touch(id);
         }
     }
 
     /// Ledger and journal are gone, or could not be removed; the data is at the origin anyway.
-    pub(super) fn removed(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
+    pub(super) fn removed(&mut self, id: VolumeId, ok: bool) {
         let volume = self.volume(id);
         if !ok {
             volume.counters.origin.errors += 1;
@@ -592,7 +581,6 @@ impl Core {
         assert!(volume.detaching.is_some() && volume.removal == Removal::Ordered);
         // A guest may have read from it meanwhile.
         volume.removal = Removal::Done;
-        self.detach_progress(cx, id);
     }
 
     fn forget(&mut self, cx: &mut Cx<'_>, request: RequestId, id: VolumeId) {

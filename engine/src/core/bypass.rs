@@ -129,7 +129,7 @@ impl Core {
 
     /// A sync has covered all that was written before it. One that found nothing of the log to
     /// cover proves little while the log cannot be written.
-    pub(super) fn cache_synced(&mut self, cx: &mut Cx<'_>) {
+    pub(super) fn cache_synced(&mut self) {
         let failing = self.health.failing_since.is_some() && !self.health.gone;
         if !failing || self.log.has_unwritten() {
             return;
@@ -138,7 +138,7 @@ impl Core {
         self.forgive();
         if core::mem::take(&mut self.health.failed) {
             for at in 0..self.volumes.len() {
-                self.leave_bypass(cx, VolumeId(at as u32));
+                self.leave_bypass(VolumeId(at as u32));
             }
         }
     }
@@ -190,7 +190,7 @@ impl Core {
             let id = VolumeId(at as u32);
             if self.volumes[at].is_some() {
                 self.enter_bypass(cx, id);
-                self.pump_bypass(cx, id);
+                self.touch(id);
             }
         }
     }
@@ -221,8 +221,6 @@ impl Core {
         if let Some(epoch) = volume.epochs.back() {
             volume.destage_upto = volume.destage_upto.max(epoch.last_serial);
         }
-        self.start_destage_if_due(cx, id);
-        self.pump_destage(cx, id);
     }
 
     /// The rest of a write that is staged in part finds no room any more: all of it waits again,
@@ -339,7 +337,7 @@ impl Core {
         self.count_writers();
         self.open_for_requests(cx, id);
         if !self.health.failed {
-            self.leave_bypass(cx, id);
+            self.leave_bypass(id);
         }
     }
 
@@ -374,7 +372,7 @@ impl Core {
     }
 
     /// The device is good again: everything staged is in the log, or will be.
-    fn leave_bypass(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    fn leave_bypass(&mut self, id: VolumeId) {
         assert!(!self.health.failed, "the device is good again");
         let here = self.find(id).filter(|volume| volume.detaching.is_none());
         let Some(volume) = here else { return };
@@ -391,11 +389,7 @@ impl Core {
                 self.switch_back(id);
             }
         }
-        if !self.volume(id).waiting.is_empty() {
-            self.enqueue(id);
-        }
-        self.start_destage_if_due(cx, id);
-        self.pump_switch(cx, id);
+        self.touch(id);
     }
 
     /// Checkpoints that nobody can write are not waited for, where the ledger is enough.

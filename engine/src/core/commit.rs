@@ -60,16 +60,16 @@ impl Core {
             return;
         }
         volume.committing = Some(request);
-        if volume.ready {
-            self.begin_commit(cx, id);
-        }
     }
 
     /// The volume is there for nobody but the commit.
     pub(super) fn begin_commit(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
         // The guard of an image that is not raw is cleared first.
-        if volume.committing.is_none() || volume.replay.is_some() {
+        let waits = volume.ready && volume.committing.is_some();
+        let writer = volume.ledger_writer.as_ref();
+        let busy = volume.replay.is_some() || writer.is_some_and(|it| it.step.is_some());
+        if !waits || busy {
             return;
         }
         assert!(volume.epochs.len() <= 1, "an overlay is one epoch");
@@ -91,12 +91,12 @@ impl Core {
     }
 
     /// The ledger is there. False if it was not a commit that wanted to know.
-    pub(super) fn commit_claimed(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+    pub(super) fn commit_claimed(&mut self, id: VolumeId) -> bool {
         let volume = self.volume(id);
         if volume.committing.is_none() {
             return false;
         }
-        self.destage_overlay(cx, id);
+        self.destage_overlay(id);
         true
     }
 
@@ -122,11 +122,9 @@ impl Core {
     /// pending beside an image that is not raw, and the commit begins.
     pub(super) fn commit_destaged(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
-        if volume.committing.is_none() {
+        // One that has not begun waited for the guard of its image.
+        if volume.committing.is_none() || volume.ready {
             return;
-        }
-        if volume.ready {
-            return self.begin_commit(cx, id);
         }
         mark(Mark::Committed);
         assert!(!volume.is_dirty(), "all of it was destaged");
@@ -174,7 +172,6 @@ impl Core {
             return;
         }
         volume.suspending = Some(request);
-        self.suspend_progress(cx, id);
     }
 
     /// Goes on with that when nothing of the volume is in flight any more.

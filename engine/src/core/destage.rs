@@ -212,10 +212,9 @@ impl Core {
         }
         if let Some(group) = volume.group {
             if self.command_group(id, request, group) {
-                self.start_destage_if_due(cx, id);
                 for member in self.members(id) {
                     self.read_bad_again(cx.now, member);
-                    self.pump_destage(cx, member);
+                    self.touch(member);
                 }
             } else {
                 cx.out.reply(request, Ok(()));
@@ -229,21 +228,20 @@ impl Core {
         volume.destage_upto = volume.destage_upto.max(upto);
         volume.destage_waiters.push((request, upto));
         self.read_bad_again(cx.now, id);
-        self.start_destage_if_due(cx, id);
         // One that was under way hurries from now on.
-        self.pump_destage(cx, id);
+        self.touch(id);
     }
 
     pub(super) fn start_destage_if_due(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let volume = self.volume(id);
-        if volume.replay.is_some() {
-            return self.pump_replay(cx, id);
-        }
-        if let Some(group) = volume.group {
-            self.start_group_if_due(cx, id, group);
+        let Some(volume) = self.find(id) else { return };
+        if volume.is_destaging() {
             return;
         }
-        if volume.destage.is_some() || !volume.owes() || !volume.attached || !volume.serves() {
+        if let Some(group) = volume.group {
+            self.start_group(cx, id, group);
+            return;
+        }
+        if !volume.owes() || !volume.attached || !volume.serves() {
             return;
         }
         // What a volume that goes still has is given up. Its ledger takes no step any more.
@@ -264,7 +262,16 @@ impl Core {
         let held = volume.state == State::Held;
         if commanded || (!held && self.is_destage_due(cx.now, id)) {
             self.begin_destage(id);
-            self.pump_destage(cx, id);
+        }
+    }
+
+    /// What is dirty now is to be destaged, whatever the triggers say.
+    pub(super) fn want_destage(&mut self, id: VolumeId) {
+        let volume = self.volume(id);
+        let newest = volume.epochs.back().map(|epoch| epoch.last_serial);
+        if let Some(upto) = newest.filter(|upto| *upto > volume.destage_upto) {
+            volume.destage_upto = upto;
+            self.touch(id);
         }
     }
 
@@ -294,13 +301,13 @@ impl Core {
 
     /// An overlay goes to its image as a whole. Its journal alone makes it safe, so nobody waits
     /// for the log.
-    pub(super) fn destage_overlay(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    pub(super) fn destage_overlay(&mut self, id: VolumeId) {
         let first = match self.plans(id) {
             true => Phase::Look,
             false => Phase::Journal,
         };
         self.begin_phase(id, first);
-        self.pump_destage(cx, id);
+        self.touch(id);
     }
 
     /// Takes the oldest epoch on its way.
@@ -385,9 +392,6 @@ impl Core {
     pub(super) fn pump_destage(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         loop {
             let Some(volume) = self.find(id) else { return };
-            if volume.replay.is_some() {
-                return self.pump_replay(cx, id);
-            }
             let misfits = volume.misfit().is_some();
             let Some(destage) = volume.destage.as_mut().filter(|_| !misfits) else {
                 return;
@@ -411,14 +415,14 @@ impl Core {
             let destage = self.phase(id);
             let goes_on = match destage.phase {
                 Phase::WaitLog { asked } => self.wait_for_log(cx, id, asked),
-                Phase::Journal if plans => self.pump_plan(cx, id),
-                Phase::Journal | Phase::Apply => self.pump_jobs(cx, id),
+                Phase::Journal if plans => self.make_plan(cx, id),
+                Phase::Journal | Phase::Apply => self.start_jobs(cx, id),
                 Phase::Guard => self.order_guard(cx, id),
                 Phase::ImageSync => self.order_sync(cx, id, Device::Origin(id)),
                 Phase::Table => self.write_table(cx, id),
                 Phase::JournalSync => self.order_sync(cx, id, Device::Journal(id)),
                 Phase::ApplySync => self.order_sync(cx, id, Device::Origin(id)),
-                Phase::Gate => self.pass_gate(cx, id),
+                Phase::Gate => self.pass_gate(id),
                 Phase::Look | Phase::Stat | Phase::Seen => {
                     destage.waiting = true;
                     let pending = Pending::Stat { volume: id };
@@ -472,7 +476,7 @@ impl Core {
     }
 
     /// Starts jobs up to the queue depth; at the end of the epoch goes to the next phase.
-    fn pump_jobs(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+    fn start_jobs(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         let piece_bytes = self.scratch.piece_bytes();
         loop {
             let depth = self.destage_depth(cx.now, id);
@@ -529,7 +533,6 @@ impl Core {
         if destage.failed {
             let damaged = destage.met_damage();
             self.begin_phase_again(now, id);
-            self.detach_progress(cx, id);
             return damaged;
         }
         if !map_end || !destage.resend.is_empty() {
@@ -632,42 +635,6 @@ impl Core {
         may
     }
 
-    /// Memory was given back, and a place at a storage: the volumes in line try in turn, until one
-    /// has got some.
-    pub(super) fn give_destage_memory(&mut self, cx: &mut Cx<'_>) {
-        for _ in 0..self.turns.queue_len() {
-            let Some(id) = self.turns.dequeue() else {
-                return;
-            };
-            let held = self.held_pieces(id);
-            if !self.scratch.may_take_destage_piece(held) || !self.is_place_free(cx.now, id) {
-                self.turns.enqueue(id);
-                continue;
-            }
-            let taken = self.scratch.destage_pieces();
-            self.pump_destage(cx, id);
-            if self.scratch.destage_pieces() > taken {
-                return;
-            }
-        }
-    }
-
-    /// A round of turns has begun, or somebody has left it: all in line try.
-    pub(super) fn give_destage_turns(&mut self, cx: &mut Cx<'_>) {
-        // Where memory is short, who gives some back calls the next.
-        while self.scratch.may_take_destage_piece(0) && self.turns.take_opened() {
-            for _ in 0..self.turns.queue_len() {
-                let Some(id) = self.turns.dequeue() else {
-                    break;
-                };
-                match self.is_place_free(cx.now, id) {
-                    true => self.pump_destage(cx, id),
-                    false => self.turns.enqueue(id),
-                }
-            }
-        }
-    }
-
     fn order_sync(&mut self, cx: &mut Cx<'_>, id: VolumeId, device: Device) -> bool {
         let destage = self.phase(id);
         assert!(destage.is_idle(), "a sync covers what has ended");
@@ -693,23 +660,17 @@ impl Core {
         if !ok && !has(Bug::TakeFailedOriginSync) {
             // What a failed sync covered may be gone: it is written again, not synced again.
             self.volume(id).counters.origin.errors += 1;
-            self.begin_phase_again(now, id);
-            self.pump_destage(cx, id);
-            return;
+            return self.begin_phase_again(now, id);
         }
         destage.resend.synced();
         match destage.phase {
-            Phase::ImageSync => {
-                destage.phase = Phase::JournalSync;
-                self.pump_destage(cx, id);
-            }
+            Phase::ImageSync => destage.phase = Phase::JournalSync,
             Phase::JournalSync => {
                 // What no epoch has waits for no others.
                 destage.phase = match destage.task {
                     Some(_) => Phase::Stat,
                     None => Phase::Gate,
                 };
-                self.pump_destage(cx, id);
             }
             Phase::ApplySync => {
                 // A storage that tells nothing of its images is not asked.
@@ -717,7 +678,6 @@ impl Core {
                     return self.finish_destage(cx, id);
                 }
                 self.phase(id).phase = Phase::Seen;
-                self.pump_destage(cx, id);
             }
             phase => unreachable!("no sync is ordered in {phase:?}"),
         }
@@ -784,10 +744,10 @@ impl Core {
         if !fits {
             // One that is applied already goes on when its image fits again.
             let applying = destage.applying;
-            return match self.volume(id).committing {
-                Some(_) if !applying => self.give_up_commit(cx, id, Refusal::Io),
-                _ => self.detach_progress(cx, id),
-            };
+            if self.volume(id).committing.is_some() && !applying {
+                self.give_up_commit(cx, id, Refusal::Io);
+            }
+            return;
         }
         if let Some(planner) = self.planner(id).filter(|_| !has(Bug::ForgetGrowth)) {
             planner.grown(stat.size_bytes);
@@ -804,7 +764,7 @@ impl Core {
         if !prepared && replans {
             // A member has to write its part once more.
             destage.phase = Phase::Gate;
-            return self.pump_destage(cx, id);
+            return;
         }
         assert!(prepared, "no origin is written before its group is ready");
         let journaled = destage.plan.is_some() || !destage.in_place;
@@ -844,15 +804,13 @@ impl Core {
     }
 
     /// The ledger says that a plan may write to the image. One that was under way goes on.
-    pub(super) fn destage_prepared(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    pub(super) fn destage_prepared(&mut self, id: VolumeId) {
         let destage = self.phase(id);
         assert!(
             destage.phase == Phase::Prepare,
             "the ledger was written for it"
         );
         destage.phase = Phase::Journal;
-        self.pump_destage(cx, id);
-        self.detach_progress(cx, id);
     }
 
     /// The ledger says that the origin may be written now.
@@ -872,14 +830,10 @@ impl Core {
             let mut replay = Replay::of_plan(entries, upto, cx.now);
             (replay.is_task, replay.sources) = (is_task, sources.unwrap_or_default());
             volume.replay = Some(replay);
-            self.pump_replay(cx, id);
-            return self.detach_progress(cx, id);
+            return;
         }
         destage.phase = Phase::Apply;
         destage.applying = true;
-        self.pump_destage(cx, id);
-        // It may have been told to go away meanwhile.
-        self.detach_progress(cx, id);
     }
 
     /// The ledger says the epoch is at the origin: its data is clean now.
@@ -944,20 +898,8 @@ impl Core {
         }
         self.recount(id);
         self.forgive_if_read(id);
-        if !self.volume(id).waiting.is_empty() {
-            self.enqueue(id);
-        }
         self.commit_destaged(cx, id);
-        self.pump_switch(cx, id);
-        self.group_progress(cx, id);
-        self.pump_bypass(cx, id);
-        self.resize_progress(cx, id);
-        self.quiesce_progress(cx, id);
-        self.start_destage_if_due(cx, id);
-        if self.volume(id).destage.is_none() {
-            self.turns.rest(id);
-        }
-        self.detach_progress(cx, id);
+        self.touch(id);
     }
 
     /// The origin has an epoch: what is kept clean of its blocks is stale. Whole blocks of data are

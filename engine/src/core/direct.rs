@@ -230,16 +230,12 @@ impl Core {
             }
             _ => {}
         }
-        if !self.volume(id).waiting.is_empty() {
-            self.enqueue(id);
-        }
         if call.sync_after && result.is_ok() && !has(Bug::IgnoreDirectFua) {
             self.sync_origin(cx, id, call.request);
         } else {
             cx.out.reply(call.request, result);
         }
-        self.pump_switch(cx, id);
-        self.detach_progress(cx, id);
+        self.touch_if_awaited(id);
     }
 
     /// The origin has these bytes: whole blocks of them go to the tier. No other write touches

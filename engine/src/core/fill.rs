@@ -467,7 +467,7 @@ impl Core {
                 Held::Waits => self.held_reads.push((read, part)),
                 Held::Ends => {
                     self.reads.get(read).result = Err(Refusal::Io);
-                    self.read_progress(cx, read);
+                    self.part_of_read_ended(cx, read);
                 }
             }
         }
@@ -556,7 +556,7 @@ impl Core {
         if fill.asked == 0 {
             self.fill_over(cx, id);
         }
-        self.detach_progress(cx, source);
+        self.touch_if_awaited(source);
     }
 
     /// The origin has answered all that a fill asked of it.
@@ -633,7 +633,7 @@ impl Core {
             }
         }
         for (read, _) in fill.waiters {
-            self.read_progress(cx, read);
+            self.part_of_read_ended(cx, read);
         }
     }
 

@@ -189,7 +189,7 @@ impl Core {
     }
 
     /// Begins to destage the oldest cut of a group, if it is due and nothing is in its way.
-    pub(super) fn start_group_if_due(&mut self, cx: &mut Cx<'_>, id: VolumeId, group: usize) {
+    pub(super) fn start_group(&mut self, cx: &mut Cx<'_>, id: VolumeId, group: usize) {
         let members = self.members(id);
         if (members.len() as u32) < self.groups[group].wanted {
             return;
@@ -233,9 +233,7 @@ impl Core {
         let batch = owing.into_iter().zip(fronts);
         for (member, _) in batch.filter(|(_, front)| front.0 == oldest) {
             self.begin_destage(member);
-        }
-        for member in members {
-            self.pump_destage(cx, member);
+            self.touch(member);
         }
     }
 
@@ -248,7 +246,7 @@ impl Core {
     }
 
     /// Whether all members of a cut have prepared theirs; then they all go on.
-    pub(super) fn pass_gate(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+    pub(super) fn pass_gate(&mut self, id: VolumeId) -> bool {
         if !self.is_prepared(id) && !has(Bug::PassGateEarly) {
             mark(Mark::GateWaits);
             // Nobody waits for its turn meanwhile.
@@ -257,7 +255,7 @@ impl Core {
         }
         for member in self.members(id) {
             if member != id && self.open_gate(member) {
-                self.pump_destage(cx, member);
+                self.touch(member);
             }
         }
         self.open_gate(id)
@@ -338,12 +336,8 @@ impl Core {
             cx.out.reply(request, Err(Refusal::Gone));
         }
         let others = self.volumes.iter().flatten();
-        let other = others
-            .filter(|it| it.is_member(group))
-            .map(|it| it.id)
-            .next();
-        if let Some(other) = other {
-            self.group_progress(cx, other);
+        for other in others.filter(|it| it.is_member(group)) {
+            self.touched.volume(other.id);
         }
     }
 

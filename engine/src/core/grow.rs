@@ -58,7 +58,7 @@ impl Core {
     }
 
     /// Goes on when nothing writes the image and nothing of its ledger is on its way.
-    pub(super) fn growth_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    pub(super) fn grow_image(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
         let goes = volume.detaching.is_some() || volume.suspending.is_some();
         let resize = volume.resize.as_ref().expect("checked by the caller");
@@ -67,7 +67,7 @@ impl Core {
             return;
         }
         if !resize.has_room && !has(Bug::SizeBeforeRoom) {
-            return self.make_room(cx, id);
+            return self.make_room(id);
         }
         let writer = volume.ledger_writer.as_mut();
         let writer = writer.expect("written images have a ledger");
@@ -84,7 +84,7 @@ impl Core {
     }
 
     /// A plan for the room, or for a part of what goes.
-    fn make_room(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    fn make_room(&mut self, id: VolumeId) {
         let (old, new) = (self.volume(id).size_bytes, self.resizing(id).new_bytes);
         let task = match new < old {
             true => {
@@ -101,7 +101,7 @@ impl Core {
             }
         };
         self.resizing(id).step = Step::Room;
-        self.start_task(cx, id, task);
+        self.start_task(id, task);
     }
 
     /// The last part of the disk that is there yet and goes. Each has a plan of its own, so that a
@@ -186,7 +186,7 @@ impl Core {
             (Step::HeaderSync, Ok(())) => {
                 let planner = self.planner(id).expect("such an image has one");
                 planner.set_size(bytes);
-                return self.has_size(cx, id);
+                return self.has_size(id);
             }
             (Step::HeaderRead, Err(_)) if !tried => Some(Refusal::Io),
             _ => None,
@@ -199,7 +199,6 @@ impl Core {
                 let resize = self.resizing(id);
                 resize.step = Step::Room;
                 resize.retry_at = cx.now.plus_millis(RETRY_MS);
-                self.detach_progress(cx, id);
             }
         }
     }

@@ -129,9 +129,6 @@ impl Core {
             destage.retry_at = cx.now.plus_millis(RETRY_MS);
             self.volume(id).counters.origin.errors += u64::from(!ok);
         }
-        self.give_destage_turns(cx);
-        self.pump_destage(cx, id);
-        self.detach_progress(cx, id);
     }
 
     /// The image has all that the journal has: the ledger says so before the guard is cleared.
@@ -152,15 +149,13 @@ impl Core {
     }
 
     /// The ledger says that nothing needs the journal any more.
-    pub(super) fn replay_reached(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    pub(super) fn replay_reached(&mut self, id: VolumeId) {
         let replay = self.volume(id).replay();
         assert!(
             replay.step == Step::Reached,
             "the ledger was written for it"
         );
         (replay.step, replay.reached) = (Step::Header, true);
-        self.pump_replay(cx, id);
-        self.detach_progress(cx, id);
     }
 
     pub(super) fn read_header(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {

@@ -155,7 +155,6 @@ impl Core {
         for request in waiters {
             cx.out.reply(request, result);
         }
-        self.detach_progress(cx, id);
     }
 
     /// Holds a volume whose image does not fit, and lets one go on whose image fits again. False
@@ -230,7 +229,6 @@ impl Core {
             return;
         }
         self.open_for_requests(cx, id);
-        self.pump_destage(cx, id);
     }
 
     /// Somebody writes an image that volumes only read: nothing that is kept of it counts.

@@ -341,8 +341,7 @@ impl Core {
         let applying = destage.applying;
         if applying && misfits {
             self.keep_unsent(id, job);
-            self.end_job(cx, id, job);
-            return self.detach_progress(cx, id);
+            return self.end_job(cx, id, job);
         }
         let destage = self.phase(id);
         let it = destage.jobs.get(job);
@@ -415,9 +414,6 @@ impl Core {
             self.go_on_after_success(id);
         }
         self.end_job(cx, id, job);
-        if !ok {
-            self.detach_progress(cx, id);
-        }
     }
 
     /// Blocks that a job carries; a range of zeroes counts as one.
@@ -459,10 +455,8 @@ impl Core {
             self.scratch.free_destage_piece(*piece);
         }
         // As many as have got some before may do so again.
-        for _ in 0..job.width() {
-            self.give_destage_memory(cx);
-        }
-        self.pump_destage(cx, id);
+        self.touched.places(job.width());
+        self.touch(id);
     }
 
     /// Pieces of memory that a destage has, or a few more.

@@ -108,10 +108,5 @@ impl Core {
             self.go_on_after_success(id);
         }
         self.scratch.free_destage_piece(piece);
-        self.give_destage_turns(cx);
-        self.pump_destage(cx, id);
-        if !ok {
-            self.detach_progress(cx, id);
-        }
     }
 }

@@ -48,7 +48,7 @@ pub fn name_of(volume: Uuid, ledger: Generation, stat: Stat) -> Option<Uuid> {
 
 impl Core {
     /// Goes on with the names of own layers; true when there is no more to do.
-    pub(super) fn pump_keep(&mut self, cx: &mut Cx<'_>) -> bool {
+    pub(super) fn keep_layers(&mut self, cx: &mut Cx<'_>) -> bool {
         let Some(parking) = &mut self.parking else {
             return true;
         };
@@ -57,11 +57,11 @@ impl Core {
             Keep::Start => {
                 self.log.seal_fill();
                 // Its footer is due from here on, and perhaps nothing else happens any more.
-                self.pump_lines(cx);
+                self.touched.shard();
                 let volumes = self.close_volumes();
                 let looks = self.look_at_idle(cx, volumes, 0);
                 self.set_keep(looks);
-                self.pump_keep(cx)
+                self.keep_layers(cx)
             }
             Keep::Looking(volumes, asked) => {
                 let done = volumes.is_empty() && *asked == 0;
@@ -163,7 +163,6 @@ impl Core {
             assert!(*asked > 0, "each look was asked for");
             *asked -= 1;
         }
-        self.detach_progress(cx, id);
     }
 
     /// Writes the footers anew of segments with blocks of named layers, or of what has become a

@@ -171,23 +171,19 @@ impl Core {
                 let pending = Pending::Clock { volume: id };
                 cx.order(pending, Purpose::Ledger, Device::Ledger(id), Op::Stat, 0, 0);
             }
-            LedgerStep::Prepare => self.destage_prepared(cx, id),
-            LedgerStep::Reached => self.replay_reached(cx, id),
-            LedgerStep::Begin if volume.replay.is_some() => self.replay_begun(cx, id),
+            LedgerStep::Prepare => self.destage_prepared(id),
+            LedgerStep::Reached => self.replay_reached(id),
+            LedgerStep::Begin if volume.replay.is_some() => self.replay_begun(id),
             LedgerStep::Finish if volume.replay.is_some() => self.replay_finished(cx, id),
             LedgerStep::Begin => self.destage_begun(cx, id),
             LedgerStep::Finish => self.destage_finished(cx, id),
             LedgerStep::Exchange => self.exchange_said(cx, id),
             LedgerStep::Move => self.move_said(cx, id),
-            LedgerStep::Resize => {
-                self.pump_switch(cx, id);
-                self.pump_bypass(cx, id);
-                self.detach_progress(cx, id);
-            }
+            // Who has it written looks again.
+            LedgerStep::Resize => {}
             LedgerStep::Release => {
                 self.switch_released(id);
                 self.bypass_released(cx, id);
-                self.detach_progress(cx, id);
             }
         }
     }
@@ -210,11 +206,9 @@ impl Core {
         ledger_writer.step = None;
         ledger_writer.clock_ahead_ns = stat.mtime_ns.saturating_sub(stat.now_ns);
         ledger_writer.clock_there = (stat.mtime_ns, cx.now);
-        if !self.switch_claimed(cx, id) && !self.commit_claimed(cx, id) {
+        if !self.switch_claimed(cx, id) && !self.commit_claimed(id) {
             self.open_for_requests(cx, id);
         }
-        self.resize_progress(cx, id);
-        self.pump_bypass(cx, id);
     }
 
     /// A ledger that could not be written is due again.

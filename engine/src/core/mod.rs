@@ -1,4 +1,4 @@
-//! The shard behind the seam: dispatches events and runs the fixed list of maintenance steps.
+//! The shard behind the seam: dispatches events, and touches the volume that each is of.
 //!
 //! Each verb has a file: `read`, `fill`, `tables`, `lines`, `layers`, `keep`, `write`, `direct`,
 //! `destage`, `replay`, `merge_damage`, `switch`, `image`, `evacuate`, `scrub`, `checkpoint`,
@@ -52,6 +52,7 @@ mod tables;
 mod task;
 #[cfg(test)]
 mod tests;
+mod touched;
 mod write;
 
 pub use allocate::Allocator;
@@ -120,6 +121,8 @@ pub struct Core {
     direct_ios: Slab<direct::DirectIo>,
     /// Volumes with direct writes that allocate.
     allocating: Vec<VolumeId>,
+    /// What the next run of the list of steps has to look at.
+    touched: touched::Touched,
     /// Volumes whose first waiting request wants another try, in turn.
     queue: VecDeque<VolumeId>,
     groups: Vec<group::Group>,
@@ -179,6 +182,7 @@ impl Core {
             tables: tables::Tables::default(),
             direct_ios: Slab::default(),
             allocating: Vec::new(),
+            touched: touched::Touched::default(),
             queue: VecDeque::new(),
             groups: Vec::new(),
             turns: RoundRobin::new(QUANTUM_BYTES, PATIENCE_NS),
@@ -290,7 +294,7 @@ impl Core {
                 Timer::Announce => self.log.announce(cx),
                 Timer::Housekeeping => self.keep_house(cx),
                 Timer::Flow(volume) => self.flow_due(cx, volume),
-                Timer::Pace(volume) => self.pace_due(cx, volume),
+                Timer::Pace(volume) => self.pace_due(volume),
                 Timer::Sync => self.log.sync_timer_over(),
                 // It goes on by itself after each event.
                 Timer::Scrub => {}
@@ -355,6 +359,7 @@ impl Core {
         self.time_origin(cx.now, &pending, started, ok);
         self.observe_cache(cx.now, &pending, ok);
         self.note_full(&pending, result);
+        pending.volume().into_iter().for_each(|id| self.touch(id));
         match pending {
             Pending::Log {
                 slot,
@@ -409,7 +414,7 @@ impl Core {
             Pending::ScrubFooter => self.scrub_footer_read(cx, ok),
             Pending::EvacuateFooter => self.evacuation_footer(cx, ok),
             Pending::CutJournal { volume } => self.journal_cut(cx, volume, ok),
-            Pending::Remove { volume } => self.removed(cx, volume, ok),
+            Pending::Remove { volume } => self.removed(volume, ok),
         }
     }
 
@@ -417,7 +422,7 @@ impl Core {
     fn checkpoint_on_media(&mut self, cx: &mut Cx<'_>, ok: bool) {
         self.checkpoint_synced(cx, ok);
         if ok {
-            self.cache_synced(cx);
+            self.cache_synced();
         }
     }
 
@@ -430,7 +435,7 @@ impl Core {
             self.durable(cx, waiter);
         }
         if ok {
-            self.cache_synced(cx);
+            self.cache_synced();
         }
     }
 
@@ -438,8 +443,9 @@ impl Core {
     fn durable(&mut self, cx: &mut Cx<'_>, waiter: Waiter) {
         match waiter {
             Waiter::Guest { request, .. } => cx.out.reply(request, Ok(())),
-            Waiter::Destage(volume) => self.pump_destage(cx, volume),
-            Waiter::Park => self.pump_park(cx),
+            Waiter::Destage(volume) => self.touch(volume),
+            // An orderly stop looks by itself.
+            Waiter::Park => {}
         }
     }
 
@@ -454,7 +460,7 @@ impl Core {
                     self.mark_damaged(cx.now, volume, bad);
                 }
                 self.volume(volume).counters.ssd_read_bytes += fetched.ssd_bytes;
-                self.read_progress(cx, read);
+                self.part_of_read_ended(cx, read);
             }
             Owner::Destage { volume, job } => self.job_fetched(cx, volume, job, &fetched.bad),
             Owner::Replay { volume, job } => {
@@ -467,31 +473,17 @@ impl Core {
     }
 
     fn command(&mut self, cx: &mut Cx<'_>, request: RequestId, command: Command) {
+        if let Some(id) = volume_of(&command) {
+            if self.find(id).is_none() {
+                cx.out.reply(request, Err(Refusal::Gone));
+                return;
+            }
+            self.touch(id);
+        }
         match command {
             Command::Park => self.park(cx, request),
             Command::Scrub => self.scrub(cx, request),
             Command::CacheGone { gone } => self.cache_gone(cx, request, gone),
-            Command::Destage { volume }
-            | Command::Look { volume }
-            | Command::Reset { volume }
-            | Command::Leave { volume, .. }
-            | Command::Arrive { volume, .. }
-            | Command::Commit { volume }
-            | Command::Suspend { volume }
-            | Command::Quiesce { volume }
-            | Command::Resume { volume }
-            | Command::Announce { volume }
-            | Command::Empty { volume }
-            | Command::EndExchange { volume }
-            | Command::Tune { volume, .. }
-            | Command::Resize { volume, .. }
-            | Command::Rebase { volume, .. }
-            | Command::Switch { volume, .. }
-            | Command::Detach { volume, .. }
-                if self.find(volume).is_none() =>
-            {
-                cx.out.reply(request, Err(Refusal::Gone));
-            }
             Command::Destage { volume } => self.destage_command(cx, volume, request),
             Command::Look { volume } => self.look_command(cx, volume, request),
             Command::Reset { volume } => self.reset(cx, volume, request),
@@ -598,5 +590,29 @@ impl Core {
             volume.queued = true;
             self.queue.push_back(id);
         }
+    }
+}
+
+/// The volume that a command is for.
+fn volume_of(command: &Command) -> Option<VolumeId> {
+    match *command {
+        Command::Park | Command::Scrub | Command::CacheGone { .. } => None,
+        Command::Destage { volume }
+        | Command::Look { volume }
+        | Command::Reset { volume }
+        | Command::Leave { volume, .. }
+        | Command::Arrive { volume, .. }
+        | Command::Commit { volume }
+        | Command::Suspend { volume }
+        | Command::Quiesce { volume }
+        | Command::Resume { volume }
+        | Command::Announce { volume }
+        | Command::Empty { volume }
+        | Command::EndExchange { volume }
+        | Command::Tune { volume, .. }
+        | Command::Resize { volume, .. }
+        | Command::Rebase { volume, .. }
+        | Command::Switch { volume, .. }
+        | Command::Detach { volume, .. } => Some(volume),
     }
 }

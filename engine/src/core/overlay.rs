@@ -80,17 +80,14 @@ impl Core {
             return;
         }
         volume.arrivals.push((request, goes_on));
-        if volume.ready {
-            self.let_in(cx, id);
-        }
     }
 
     /// Guests that have arrived find the disk as it has to be, or it is made so first.
     pub(super) fn let_in(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let volume = self.volume(id);
-        if volume.arrivals.is_empty() {
+        let here = self.find(id).filter(|volume| volume.ready);
+        let Some(volume) = here.filter(|volume| !volume.arrivals.is_empty()) else {
             return;
-        }
+        };
         // The order to reset may have been taken back meanwhile.
         let goes_on = volume.arrivals.iter().any(|(_, goes_on)| *goes_on);
         let goes_on = goes_on && !has(Bug::ResetUnderSleeper);

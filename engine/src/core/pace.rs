@@ -49,7 +49,7 @@ impl Core {
         let volume = self.volume(id);
         volume.flow.look(cx.now, &volume.tuning.flow, &gauges);
         if volume.flow.is_pressing() && !volume.is_destaging() {
-            self.start_destage_if_due(cx, id);
+            self.touch(id);
         }
     }
 
@@ -114,7 +114,7 @@ impl Core {
         volume.flow.timer = None;
         if !volume.waiting.is_empty() {
             self.look_at_flow(cx, id, 0);
-            self.enqueue(id);
+            self.touch(id);
         }
     }
 
@@ -126,21 +126,7 @@ impl Core {
             Pending::OriginRead { read, .. } => Some((self.reads.get(read).volume, 1)),
             Pending::Destage { volume, job } => Some((volume, self.job_blocks(volume, job))),
             Pending::Direct { call } => Some((self.direct_ios.get(call).volume(), 0)),
-            Pending::SwitchSync { volume }
-            | Pending::Resize { volume }
-            | Pending::Clock { volume }
-            | Pending::CutJournal { volume }
-            | Pending::Ledger { volume }
-            | Pending::LedgerSync { volume }
-            | Pending::DestageSync { volume }
-            | Pending::JournalTable { volume }
-            | Pending::Plan { volume, .. }
-            | Pending::Allocate { volume, .. }
-            | Pending::Replay { volume, .. }
-            | Pending::Stat { volume }
-            | Pending::LookAtImage { volume }
-            | Pending::Look { volume, .. } => Some((volume, 0)),
-            _ => None,
+            _ => pending.volume().map(|id| (id, 0)),
         }
     }
 

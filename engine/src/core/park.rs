@@ -8,7 +8,7 @@ use super::{Core, checkpoint, keep};
 use crate::event::Refusal;
 use crate::log::Waiter;
 use crate::outbox::{Cx, Timer};
-use crate::types::{RequestId, StreamSeq, Time, VolumeId};
+use crate::types::{RequestId, StreamSeq, Time};
 use crate::volume::Volume;
 
 /// How long an orderly stop waits for ledgers.
@@ -43,16 +43,13 @@ impl Core {
             keep: keep::Keep::Start,
         });
         self.log.wait_durable(cx, upto, Waiter::Park);
+        self.touch_all();
     }
 
     /// Ledgers of origins that do not answer are not waited for longer than a while.
     pub(super) fn pump_park(&mut self, cx: &mut Cx<'_>) {
         if self.parking.is_none() {
             return;
-        }
-        // Also of one that became clean, or was claimed, only now.
-        for at in 0..self.volumes.len() {
-            self.release_if_clean(cx, VolumeId(at as u32));
         }
         let parking = self.parking.as_ref().expect("just seen");
         let waits = |v: &Volume| {
@@ -71,11 +68,10 @@ impl Core {
             return;
         }
         let (request, late) = (parking.request, cx.now >= parking.until);
-        if !late && !self.pump_keep(cx) {
+        if !late && !self.keep_layers(cx) {
             return;
         }
         self.parking = None;
         self.checkpoint.wait(checkpoint::Waiter::Park(request));
-        self.pump_checkpoint(cx);
     }
 }

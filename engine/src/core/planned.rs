@@ -65,7 +65,7 @@ impl Core {
     }
 
     /// Takes the plan of a destage as far as it goes without waiting.
-    pub(super) fn pump_plan(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+    pub(super) fn make_plan(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         assert!(
             !self.phase(id).applying,
             "a plan is made before it is applied"
@@ -312,9 +312,6 @@ impl Core {
             self.rest_after_failure(cx, id);
         }
         self.free_plan_pieces(id);
-        self.give_destage_turns(cx);
-        self.pump_destage(cx, id);
-        self.detach_progress(cx, id);
     }
 
     /// A request that only plans make has ended.
@@ -486,7 +483,6 @@ impl Core {
             self.rest_after_failure(cx, id);
         }
         self.end_job(cx, id, job);
-        self.detach_progress(cx, id);
     }
 
     /// A batch that failed, or was not sent, is put together again.
@@ -549,7 +545,6 @@ impl Core {
                 true => self.plan_contradicted(cx, id),
                 false => self.begin_phase_again(cx.now, id),
             }
-            self.detach_progress(cx, id);
             return damaged;
         }
         let done = self.plan(id).is_at_end();

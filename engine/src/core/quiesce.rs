@@ -140,12 +140,10 @@ impl Core {
             });
         }
         mark(Mark::Quiesced);
-        self.start_destage_if_due(cx, id);
         for member in members {
             self.read_bad_again(cx.now, member);
-            self.pump_destage(cx, member);
+            self.touch(member);
         }
-        self.quiesce_progress(cx, id);
     }
 
     /// Whether a volume or a member of its group has something that its image has not.
@@ -211,7 +209,6 @@ impl Core {
 
     /// Something of the volume has ended: goes on with its rest.
     pub(super) fn quiesce_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        self.rebase_progress(cx, id);
         let Some(step) = self.find(id).and_then(|it| it.quiesce).map(|it| it.step) else {
             return;
         };
@@ -284,8 +281,8 @@ impl Core {
             for member in self.members(id) {
                 let volume = self.volume(member);
                 volume.quiesce.take_if(|it| it.step == Step::Rest);
+                self.touch(member);
             }
-            self.start_destage_if_due(cx, id);
         }
         cx.out.reply(request, answer);
     }
@@ -354,9 +351,6 @@ impl Core {
             }
         }
         cx.out.reply(order, Ok(()));
-        self.start_destage_if_due(cx, id);
-        self.pump_bypass(cx, id);
-        self.detach_progress(cx, id);
     }
 
     /// The new file is there: the host wants to exchange what is open.
@@ -374,7 +368,6 @@ impl Core {
         };
         (quiesce.step, quiesce.order) = (Step::Empty { until }, Some(request));
         cx.out.timer(until, Timer::Housekeeping);
-        self.emptied(cx, id, until);
     }
 
     /// Nothing of the image is on its way, or something is for too long.

@@ -106,7 +106,7 @@ impl Core {
                 reads.ram_hits += 1;
             }
         }
-        self.read_progress(cx, read);
+        self.part_of_read_ended(cx, read);
     }
 
     /// A part that no epoch covers: through the tier, or past it.
@@ -121,7 +121,7 @@ impl Core {
     }
 
     /// One of the things a read waits for has ended.
-    pub(super) fn read_progress(&mut self, cx: &mut Cx<'_>, read: u32) {
+    pub(super) fn part_of_read_ended(&mut self, cx: &mut Cx<'_>, read: u32) {
         let op = self.reads.get(read);
         assert!(op.waits > 0, "a read that has ended waits for nothing");
         op.waits -= 1;
@@ -140,7 +140,7 @@ impl Core {
             Goal::Guest { request, .. } => cx.out.reply(request, op.result),
             Goal::Table(table) => self.map_table_read(cx, (read, op.volume), table, op.result),
         }
-        self.detach_progress(cx, op.volume);
+        self.touch_if_awaited(op.volume);
     }
 
     /// Whose clean blocks a read takes.
@@ -304,7 +304,7 @@ impl Core {
             true => self.read_past_tier(cx, read, part),
             false => self.read_clean(cx, read, part),
         }
-        self.read_progress(cx, read);
+        self.part_of_read_ended(cx, read);
     }
 
     pub(super) fn origin_read_done(
@@ -329,6 +329,6 @@ impl Core {
             }
             self.reads.get(read).result = Err(Refusal::Io);
         }
-        self.read_progress(cx, read);
+        self.part_of_read_ended(cx, read);
     }
 }

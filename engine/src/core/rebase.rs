@@ -129,18 +129,17 @@ impl Core {
             request: Some(request),
             refusal: None,
         });
-        self.rebase_progress(cx, id);
     }
 
     /// Goes on when nothing is in its way any more.
     pub(super) fn rebase_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         self.end_misfit_task(cx, id);
+        let rebase = self.find(id).and_then(|it| it.image.rebase.as_ref());
+        let Some(step) = rebase.map(|it| it.step) else {
+            return;
+        };
         let filling = self.fills.iter_mut().any(|fill| fill.origin() == Some(id));
-        let waits = self.find(id).is_some_and(|it| {
-            let rebase = it.image.rebase.as_ref();
-            rebase.is_some_and(|it| it.step == Step::Wait)
-        });
-        if waits {
+        if step == Step::Wait {
             // Another policy may have come first, or another image.
             let held = self.volume(id).misfit().is_some();
             let refusal = match self.plans(id) {
@@ -175,7 +174,7 @@ impl Core {
                 let early = onto.is_some() && has(Bug::MoveBeforeOwn);
                 let own = if early { &[][..] } else { own };
                 let task = Task::new(Errand::Own(onto), own);
-                self.start_task(cx, id, task);
+                self.start_task(id, task);
             }
             Step::Reached => {
                 let request = rebase.request.take().expect("it was ordered");
@@ -184,7 +183,7 @@ impl Core {
                     false => volume.image.rebase = None,
                 }
                 cx.out.reply(request, Ok(()));
-                self.start_destage_if_due(cx, id);
+                self.touch(id);
             }
             Step::Empty if !touched => {
                 let request = rebase.request.take();
@@ -232,7 +231,6 @@ impl Core {
             return cx.out.reply(request, Err(Refusal::Busy));
         };
         (rebase.step, rebase.request) = (Step::Empty, Some(request));
-        self.rebase_progress(cx, id);
     }
 
     /// The host has exchanged what is open: from now on the image is read through this map.
@@ -312,8 +310,5 @@ impl Core {
         cx.out
             .reply(rebase.request.expect("it was ordered"), answer);
         self.open_for_requests(cx, id);
-        self.start_destage_if_due(cx, id);
-        self.pump_bypass(cx, id);
-        self.detach_progress(cx, id);
     }
 }

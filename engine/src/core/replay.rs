@@ -394,7 +394,7 @@ impl Core {
             }
             let goes_on = match replay.step {
                 Step::Table => self.read_replay_table(cx, id),
-                Step::Copy => self.pump_copies(cx, id),
+                Step::Copy => self.start_copies(cx, id),
                 Step::Stat | Step::Seen | Step::Last => self.order_replay(cx, id, Op::Stat),
                 Step::Sync => self.order_replay(cx, id, Op::sync_unless(Bug::SkipReplaySync)),
                 Step::HeaderSync => self.order_replay(cx, id, Op::Sync),
@@ -424,7 +424,7 @@ impl Core {
     }
 
     /// Sends writes, and reads what is to be written next.
-    fn pump_copies(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+    fn start_copies(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         loop {
             let depth = self.destage_depth(cx.now, id);
             let replay = self.volume(id).replay();
@@ -627,9 +627,7 @@ impl Core {
             ReplayIo::Header { writes } => self.header_done(cx, id, (ok, writes)),
         }
         // As many as have got memory before may do so again.
-        self.give_destage_memory(cx);
-        self.pump_replay(cx, id);
-        self.detach_progress(cx, id);
+        self.touched.places(1);
     }
 
     fn entries_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, at: u32, ok: bool) {
@@ -816,7 +814,7 @@ impl Core {
     }
 
     /// The ledger is written: entries may be.
-    pub(super) fn replay_begun(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    pub(super) fn replay_begun(&mut self, id: VolumeId) {
         let replay = self.volume(id).replay();
         assert!(replay.step == Step::Begin, "the ledger was written for it");
         if replay.cursor == 0 {
@@ -826,8 +824,6 @@ impl Core {
         if has(Bug::SkipReplay) {
             replay.cursor = replay.entries.len();
         }
-        self.pump_replay(cx, id);
-        self.detach_progress(cx, id);
     }
 
     /// The image after its last write. One that does not fit is written again when it does.
@@ -873,7 +869,7 @@ impl Core {
         );
         self.image_written(id, &replay);
         self.resume_behind_replay(cx, id);
-        self.retry_held_reads(cx);
+        self.touched.held_reads();
     }
 
     /// Goes on with what waited for a replay.
@@ -912,7 +908,7 @@ impl Core {
         volume.destage_upto = volume.destage_upto.max(replay.upto);
         self.volumes[id.0 as usize] = Some(volume);
         self.recount(id);
-        self.start_destage_if_due(cx, id);
+        self.touch(id);
     }
 }
 

@@ -84,9 +84,8 @@ impl Core {
             true => self.entries_there(cx, id, job),
             false => self.entries_differ(id, job),
         }
-        self.give_destage_memory(cx);
-        self.pump_replay(cx, id);
-        self.detach_progress(cx, id);
+        self.touched.places(1);
+        self.touch(id);
     }
 
     /// What the log has of them is not what the journal has: that is read.

@@ -133,9 +133,7 @@ impl Core {
             && let Some(epoch) = volume.epochs.front()
         {
             volume.destage_upto = volume.destage_upto.max(epoch.last_serial);
-            self.start_destage_if_due(cx, id);
         }
-        self.resize_progress(cx, id);
     }
 
     /// Goes on when nothing is in its way any more.
@@ -162,7 +160,7 @@ impl Core {
         );
         let bytes = resize.new_bytes;
         if volume.map.is_some() {
-            return self.growth_progress(cx, id);
+            return self.grow_image(cx, id);
         }
         if let Some(writer) = volume.ledger_writer.as_mut()
             && writer.ledger.image.mtime_ns != 0
@@ -188,7 +186,7 @@ impl Core {
         let volume = self.volume(id);
         volume.origin_in_flight -= 1;
         match result {
-            Ok(()) => self.has_size(cx, id),
+            Ok(()) => self.has_size(id),
             Err(error) => {
                 volume.counters.origin.errors += 1;
                 let refusal = match error {
@@ -206,14 +204,14 @@ impl Core {
     }
 
     /// The image has its new size, durably.
-    pub(super) fn has_size(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    pub(super) fn has_size(&mut self, id: VolumeId) {
         let resize = self.resizing(id);
         assert!(resize.step != Step::Name, "a size is named once");
         resize.step = Step::Name;
         let resize = *resize;
         self.volume(id).size_bytes = resize.new_bytes;
         self.checkpoint.wait(Waiter::Resize(id));
-        self.forget_end(cx, id, &resize);
+        self.forget_end(id, &resize);
     }
 
     /// The image could not get the new size.
@@ -222,10 +220,10 @@ impl Core {
         let resize = volume.resize.take().expect("a change of size is under way");
         volume.size_bytes = resize.old_bytes;
         cx.out.reply(resize.request, Err(refusal));
-        self.forget_end(cx, id, &resize);
+        self.forget_end(id, &resize);
     }
 
-    fn forget_end(&mut self, cx: &mut Cx<'_>, id: VolumeId, resize: &Resize) {
+    fn forget_end(&mut self, id: VolumeId, resize: &Resize) {
         let end = resize.old_bytes.min(resize.new_bytes);
         let longest = resize.old_bytes.max(resize.new_bytes);
         // Whatever is behind the shorter end reads as zeroes, should it come back.
@@ -237,9 +235,7 @@ impl Core {
         let blocks = longest.div_ceil(SECTOR_BYTES * BLOCK_SECTORS) - first;
         assert!(first * BLOCK_SECTORS * SECTOR_BYTES <= longest);
         self.forget_blocks(layer, first, blocks);
-        self.start_destage_if_due(cx, id);
-        self.pump_switch(cx, id);
-        self.detach_progress(cx, id);
+        self.touch(id);
     }
 
     /// A checkpoint names the new size.
@@ -248,6 +244,7 @@ impl Core {
         if let Some(resize) = volume.resize.take() {
             assert!(resize.step == Step::Name, "its image has the new size");
             cx.out.reply(resize.request, Ok(()));
+            self.touch(id);
         }
     }
 }

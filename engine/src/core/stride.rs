@@ -64,12 +64,12 @@ impl Core {
         true
     }
 
-    pub(super) fn pace_due(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    pub(super) fn pace_due(&mut self, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
         if let Some(destage) = volume.destage.as_mut() {
             destage.pace.timer = None;
         }
-        self.pump_destage(cx, id);
+        self.touch(id);
     }
 
     /// Whether more than its age asks for the destage of a volume.

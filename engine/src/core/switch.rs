@@ -176,13 +176,13 @@ impl Core {
             // Nothing has been given up yet.
             switch.step = Step::Start;
         }
-        self.pump_switch(cx, id);
     }
 
     /// The device is good again: what is write-back by its administrator's order becomes so.
     pub(super) fn switch_back(&mut self, id: VolumeId) {
         let switch = &mut self.volume(id).switch;
         switch.get_or_insert_with(|| Switch::towards(Policy::WriteBack));
+        self.touch(id);
     }
 
     /// Takes a switch as far as it goes without waiting.
@@ -210,16 +210,12 @@ impl Core {
             Step::Drain { upto, .. } => {
                 let done = volume.epochs.front().is_none_or(|e| e.last_serial > upto);
                 if done {
-                    self.next_round(cx, id);
-                } else {
-                    self.start_destage_if_due(cx, id);
+                    self.next_round(id);
                 }
                 done
             }
             Step::Last if volume.is_dirty() => {
-                let epoch = volume.epochs.back().expect("the volume is dirty");
-                volume.destage_upto = volume.destage_upto.max(epoch.last_serial);
-                self.start_destage_if_due(cx, id);
+                self.want_destage(id);
                 false
             }
             Step::Last => {
@@ -269,7 +265,7 @@ impl Core {
         if wanted == volume.policy {
             self.end_switch(cx, id, wanted);
         } else if owned {
-            self.next_round(cx, id);
+            self.next_round(id);
         } else if wanted == Policy::WriteBack && !volume.read_only {
             self.set_step(id, Step::Quiet);
         } else {
@@ -279,7 +275,7 @@ impl Core {
     }
 
     /// Begins to destage what is dirty now, or goes on to the end when that is little.
-    fn next_round(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    fn next_round(&mut self, id: VolumeId) {
         let few = LAST_BLOCKS_MAX.min(self.log.gauge().capacity / LAST_SHARE_OF_LOG);
         let volume = self.volume(id);
         let charge = volume.charge();
@@ -288,7 +284,8 @@ impl Core {
             return;
         };
         let (upto, open) = (epoch.last_serial, !epoch.sealed);
-        volume.destage_upto = volume.destage_upto.max(upto);
+        self.want_destage(id);
+        let volume = self.volume(id);
         // A write that has begun belongs to the epoch it began in.
         if has(Bug::SwitchInCut) {
             volume.epochs.back_mut().expect("just seen").sealed = true;
@@ -298,10 +295,7 @@ impl Core {
         mark(Mark::SwitchDrains);
         let room = (charge / 2).max(few);
         self.set_step(id, Step::Drain { upto, room });
-        if !self.volume(id).waiting.is_empty() {
-            self.enqueue(id);
-        }
-        self.start_destage_if_due(cx, id);
+        self.touch(id);
     }
 
     /// Everything is at the origin and synced: the ledger says so. False while it is busy.
@@ -362,7 +356,7 @@ impl Core {
             }
             _ => {}
         }
-        self.pump_switch(cx, id);
+        self.touch(id);
     }
 
     /// Takes the ledger, unless it is being written for something else.
@@ -388,7 +382,6 @@ impl Core {
             return false;
         }
         self.end_switch(cx, id, Policy::WriteBack);
-        self.pump_switch(cx, id);
         true
     }
 
@@ -424,12 +417,7 @@ impl Core {
                 // A later order, which needs no sync.
                 switch.step = Step::Start;
             }
-            if !self.volume(id).waiting.is_empty() {
-                self.enqueue(id);
-            }
         }
-        self.pump_switch(cx, id);
-        self.detach_progress(cx, id);
     }
 
     /// From the next request on the volume has this policy.
@@ -456,14 +444,12 @@ impl Core {
             switch.step = Step::Start;
             volume.switch = Some(switch);
         }
-        if !volume.waiting.is_empty() {
-            self.enqueue(id);
-        }
         let renewed = policy == Policy::Uncached && before != policy;
         if renewed && !has(Bug::KeepLayer) {
             self.renew_layer(id);
         }
         self.checkpoint.wanted |= before != policy;
         self.count_writers();
+        self.touch(id);
     }
 }

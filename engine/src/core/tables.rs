@@ -142,7 +142,7 @@ impl Core {
         self.volume(id).reads_in_flight += 1;
         self.tables.reads.push(read);
         self.read_clean(cx, read, span);
-        self.read_progress(cx, read);
+        self.part_of_read_ended(cx, read);
     }
 
     /// The read of a table has ended.
@@ -165,7 +165,7 @@ impl Core {
                 // Another volume asks for it itself.
                 Err(refusal) if op.volume == id => {
                     op.result = Err(refusal);
-                    self.read_progress(cx, behind.read);
+                    self.part_of_read_ended(cx, behind.read);
                 }
                 _ => self.tables.ready.push(behind),
             }
@@ -214,7 +214,7 @@ impl Core {
                     // Writes that go past the log may have begun meanwhile.
                     false => self.read_uncovered(cx, read, part),
                 }
-                self.read_progress(cx, read);
+                self.part_of_read_ended(cx, read);
             }
         }
     }

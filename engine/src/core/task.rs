@@ -38,7 +38,7 @@ impl Destage {
 }
 
 impl Core {
-    pub(super) fn start_task(&mut self, cx: &mut Cx<'_>, id: VolumeId, task: Task) {
+    pub(super) fn start_task(&mut self, id: VolumeId, task: Task) {
         let (piece_bytes, cluster_bytes) = (self.scratch.piece_bytes(), self.planned_cluster(id));
         let room = journal_room(&task.map, piece_bytes, cluster_bytes);
         let volume = self.volume(id);
@@ -49,7 +49,7 @@ impl Core {
         let destage = Destage::new(Phase::Look, volume.destaged, sequence, room);
         let task = Some(task);
         volume.destage = Some(Destage { task, ..destage });
-        self.pump_destage(cx, id);
+        self.touch(id);
     }
 
     /// The plan is at the image.
@@ -106,7 +106,6 @@ impl Core {
             Some(resize) => cx.out.reply(resize.request(), Err(refusal)),
             None => self.refuse_rebase(cx, id, refusal),
         }
-        self.start_destage_if_due(cx, id);
-        self.pump_switch(cx, id);
+        self.touch(id);
     }
 }

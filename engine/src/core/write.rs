@@ -204,7 +204,7 @@ impl Core {
         volume.waiting.push_back(waiting);
         if starts {
             self.log.want_sync();
-            self.start_destage_if_due(cx, id);
+            self.touch(id);
         }
         self.enqueue(id);
     }
@@ -219,6 +219,7 @@ impl Core {
                 continue;
             };
             volume.queued = false;
+            let mut goes_on = false;
             loop {
                 if let Some(at) = self.held_until(cx.now, id) {
                     self.wake_at(cx, id, at);
@@ -234,8 +235,11 @@ impl Core {
                     break;
                 }
                 self.volume(id).flow.admitted(cx.now, blocks);
+                goes_on = true;
             }
-            self.detach_progress(cx, id);
+            if goes_on {
+                self.touch_if_awaited(id);
+            }
         }
     }
 
@@ -584,6 +588,7 @@ impl Core {
                 }
             }
             volume.wants_room &= !volume.waiting.is_empty();
+            self.touched.volume(volume.id);
             assert!(
                 volume.unfinished_sectors == 0 || !volume.waiting.is_empty(),
                 "the rest of a write waits"
