@@ -9,12 +9,10 @@
 //! "dirty on this cache" finds its volume there; a volume whose ledger does not fit is refused
 //! and nothing of it is touched. Deliberately absent: writing a ledger ([`super::ledger`]).
 
+use super::Core;
 use super::checkpoint::Waiter;
-use super::destage::Phase;
-use super::image::{Known, of_ledger};
+use super::image::of_ledger;
 use super::keep::name_of;
-use super::ledger::{LedgerStep, LedgerWriter};
-use super::{Bypass, Core, Replay, Switch};
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose, Refusal, ResetOn, Stat, VolumeSpec};
 use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
@@ -29,7 +27,9 @@ use crate::ram::Layer;
 use crate::settle::Settled;
 use crate::snapshot::State;
 use crate::types::{Generation, Policy, RequestId, SECTOR_BYTES, Serial, Time, Uuid, VolumeId};
-use crate::volume::{Removal, Volume};
+use crate::volume::destage::Phase;
+use crate::volume::ledger::LedgerStep;
+use crate::volume::{Bypass, Known, LedgerWriter, Removal, Replay, Switch, Volume};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;

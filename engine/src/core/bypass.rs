@@ -28,58 +28,18 @@
 
 use super::Core;
 use super::checkpoint::Waiter;
-use super::ledger::LedgerStep;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Refusal;
 use crate::format::ledger::PAST_LOG;
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::{CacheState, State};
 use crate::types::{Policy, RequestId, Time, VolumeId};
-use crate::volume::{Volume, WaitKind};
+use crate::volume::ledger::LedgerStep;
+use crate::volume::{Bypass, Volume, WaitKind};
 
 /// How long a device may fail before guests stop waiting for it. Longer than the resets of a
 /// controller usually take, shorter than the patience of a guest's file system.
 pub const DOUBT_MS: u64 = 10_000;
-
-/// How far a volume has turned away from a failed device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Bypass {
-    #[default]
-    None,
-    Emergency,
-    /// `back`: when the device is good again the volume becomes write-back.
-    Release {
-        back: bool,
-    },
-    Bypassed,
-    Held,
-}
-
-impl Bypass {
-    /// New writes wait.
-    pub fn holds_writes(self) -> bool {
-        matches!(self, Bypass::Emergency | Bypass::Release { .. })
-    }
-
-    fn reason(self, gone: bool) -> Option<&'static str> {
-        match self {
-            Bypass::None => None,
-            Bypass::Emergency | Bypass::Release { .. } if gone => {
-                Some("the cache file was removed; what it holds is being brought to the origin")
-            }
-            Bypass::Bypassed if gone => {
-                Some("the cache file was removed; guests read and write the origin")
-            }
-            Bypass::Emergency | Bypass::Release { .. } => {
-                Some("the cache device fails; what it holds is being brought to the origin")
-            }
-            Bypass::Bypassed => Some("the cache device fails; guests read and write the origin"),
-            Bypass::Held => {
-                Some("the cache device fails, and dirty data that nothing else has is on it")
-            }
-        }
-    }
-}
 
 /// What is known of the device.
 #[derive(Default)]

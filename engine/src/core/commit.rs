@@ -22,13 +22,13 @@
 
 use super::Core;
 use super::checkpoint::Waiter;
-use super::ledger::LedgerStep;
 use crate::adversary::{Mark, mark};
 use crate::event::{Device, Op, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
 use crate::types::{DestageMode, Policy, RequestId, VolumeId};
 use crate::volume::Volume;
+use crate::volume::ledger::LedgerStep;
 
 impl Volume {
     /// It was attached to be committed, and has its image alone.

@@ -22,167 +22,32 @@
 //! image: one that does not fit is not written, and no epoch ends there. Deliberately absent: when
 //! the segments are used again; the checkpoint decides that.
 
-use super::batch::{Plan, Task, journal_room};
-use super::jobs::{JOB_PIECES_MAX, Job};
-use super::ledger::{APPLY_MS_MAX, LedgerStep};
-use super::merge_damage::REREAD_MS;
-use super::resend::{RETRY_MS, Resend};
-use super::runs::next_run;
-use super::stride::Pace;
-use super::{Core, Replay};
+use super::Core;
+use super::jobs::JOB_PIECES_MAX;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Refusal, Stat};
-use crate::fetch::Want;
-use crate::format::journal::JournalEntry;
 use crate::format::ledger::{Ledger, Progress};
 use crate::log::Waiter;
 use crate::map::{Content, ExtentMap};
 use crate::outbox::{Cx, Pending};
 use crate::ram::{Key, Layer};
-use crate::slab::Slab;
 use crate::snapshot::State;
-use crate::types::{BLOCK_SECTORS, DestageMode, Policy, RequestId, Serial, Span, Time, VolumeId};
-use crate::volume::Epoch;
+use crate::types::{BLOCK_SECTORS, DestageMode, Policy, RequestId, Time, VolumeId};
+use crate::volume::batch::journal_room;
+use crate::volume::destage::Phase;
+use crate::volume::ledger::{APPLY_MS_MAX, LedgerStep};
+use crate::volume::pace::Pace;
+use crate::volume::resend::RETRY_MS;
+use crate::volume::runs::next_run;
+use crate::volume::unread::REREAD_MS;
+use crate::volume::{Destage, Epoch, Replay};
 use alloc::vec::Vec;
 
 /// Of the requests that an origin takes at once, one part of so many may go to a journal.
 const JOURNAL_PART: usize = 4;
+
 /// Of what the read tier remembers, one part of so many may come from one epoch.
 const EXPECTED_PART: u64 = 4;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    WaitLog {
-        asked: bool,
-    },
-    /// Before a plan writes the image it is looked at, and the ledger says that it may.
-    Look,
-    Prepare,
-    Journal,
-    Table,
-    /// The header of the image says that only its journal makes it whole.
-    Guard,
-    /// What a plan wrote at once, and the guard.
-    ImageSync,
-    JournalSync,
-    /// All members of a group prepare their part of a cut before the first of them begins.
-    Gate,
-    Stat,
-    Begin,
-    Apply,
-    ApplySync,
-    /// All is there: whether that was the image is looked at once more.
-    Seen,
-    Finish,
-}
-
-/// A destage under way.
-pub struct Destage {
-    pub(super) phase: Phase,
-    pub(super) upto: Serial,
-    pub(super) cursor: u64,
-    pub(super) jobs: Slab<Job>,
-    /// Of the jobs, together: pieces of memory, and one for each that has none.
-    pub(super) width: usize,
-    /// Something cannot be read: the phase starts again when no job is left.
-    pub(super) failed: bool,
-    pub(super) resend: Resend,
-    /// What cannot be read, and when that is tried again.
-    pub(super) bad: Vec<Want>,
-    pub(super) reread_at: Time,
-    /// An order wants it to be read at once, also where a request hangs when the order comes.
-    pub(super) reread_asked: bool,
-    /// The ranges of the volume that it is of.
-    pub(super) damaged: Vec<Span>,
-    /// Something failed for want of space.
-    pub(super) full: bool,
-    pub(super) retry_at: Time,
-    pub(super) entries: Vec<JournalEntry>,
-    /// The same of a plan, kept until they are applied.
-    pub(super) planned: Vec<JournalEntry>,
-    pub(super) journal_at: u64,
-    pub(super) journal_sequence: u64,
-    pub(super) table: Vec<u8>,
-    pub(super) table_at: usize,
-    /// The piece of the table that is being written.
-    pub(super) table_sent: usize,
-    pub(super) table_piece: Option<u32>,
-    /// A request without a job is in flight: a sync or a stat.
-    pub(super) waiting: bool,
-    /// Jobs write the origin, also while the ledger is written again in between.
-    pub(super) applying: bool,
-    pub(super) apply_until: Time,
-    pub(super) pace: Pace,
-    /// Of an image that allocates.
-    pub(super) plan: Option<Plan>,
-    /// As the volume was set when it began: the ledger says *cut* while bytes of the disk are
-    /// written where they belong. A plan writes those at once, and its tables by a journal.
-    pub(super) in_place: bool,
-    /// The image contradicts itself.
-    pub(super) contradicted: bool,
-    /// The image may have a guard of this plan, or of one before it.
-    pub(super) guarded: bool,
-    /// It is of no epoch.
-    pub(super) task: Option<Task>,
-    /// Of the epoch, as [`Flow::moved`](crate::flow::Flow::moved) counts.
-    pub(super) moved_halves: u64,
-}
-
-impl Destage {
-    pub fn moved_halves(&self) -> u64 {
-        self.moved_halves
-    }
-
-    /// The origin is being written.
-    pub fn applies(&self) -> bool {
-        self.applying
-    }
-
-    /// A plan writes the image, where nothing refers to.
-    pub fn is_planned(&self) -> bool {
-        self.plan.is_some()
-    }
-
-    /// Ranges of the volume that could not be read when that was tried last.
-    pub fn damaged(&self) -> &[Span] {
-        &self.damaged
-    }
-
-    /// Something of the epoch could not be read, and is looked for.
-    pub fn met_damage(&self) -> bool {
-        !self.bad.is_empty()
-    }
-
-    /// Nothing of it is in flight, and it has no memory.
-    pub(super) fn is_idle(&self) -> bool {
-        let reads = self.table_piece.is_some() || self.table_pieces() > 0;
-        self.jobs.len() == 0 && self.width == 0 && !self.waiting && !reads
-    }
-
-    /// Pieces of memory that tables of a plan have.
-    pub(super) fn table_pieces(&self) -> usize {
-        self.plan.as_ref().map_or(0, Plan::table_pieces)
-    }
-
-    /// Its jobs are all to be done, once more.
-    fn begin_jobs(&mut self) {
-        assert!(self.is_idle(), "no range is on its way twice");
-        self.failed = false;
-        self.resend.clear();
-        self.cursor = 0;
-        self.moved_halves = 0;
-    }
-
-    /// What the origin is to be written from is not complete and synced yet.
-    pub fn is_preparing(&self) -> bool {
-        match self.phase {
-            Phase::WaitLog { .. } | Phase::Look | Phase::Prepare => true,
-            Phase::Journal | Phase::Table | Phase::Guard | Phase::ImageSync => true,
-            Phase::JournalSync => !has(Bug::PassGateUnsynced),
-            _ => false,
-        }
-    }
-}
 
 impl Core {
     pub(super) fn destage_command(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
@@ -345,45 +210,6 @@ impl Core {
             pace,
             ..Destage::new(phase, upto, sequence, room)
         });
-    }
-}
-
-impl Destage {
-    /// One that comes behind the ledger of this sequence, with so much room for its table.
-    pub(super) fn new(phase: Phase, upto: Serial, sequence: u64, room: u64) -> Destage {
-        Destage {
-            phase,
-            upto,
-            cursor: 0,
-            jobs: Slab::default(),
-            width: 0,
-            failed: false,
-            resend: Resend::default(),
-            bad: Vec::new(),
-            reread_at: Time(0),
-            reread_asked: false,
-            damaged: Vec::new(),
-            full: false,
-            retry_at: Time(0),
-            entries: Vec::new(),
-            planned: Vec::new(),
-            journal_at: room,
-            journal_sequence: sequence + 1,
-            table: Vec::new(),
-            table_at: 0,
-            table_sent: 0,
-            table_piece: None,
-            waiting: false,
-            applying: false,
-            apply_until: Time(0),
-            pace: Pace::new(None, 0, 1),
-            plan: None,
-            in_place: false,
-            contradicted: false,
-            guarded: false,
-            task: None,
-            moved_halves: 0,
-        }
     }
 }
 

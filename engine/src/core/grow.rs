@@ -19,29 +19,19 @@
 //! ([`Planner`](crate::origin::Planner)).
 
 use super::Core;
-use super::batch::Task;
-use super::ledger::LedgerStep;
-use super::resend::RETRY_MS;
-use super::resize::Step;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
-use crate::format::ledger::Progress;
 use crate::memory::Slice;
 use crate::origin::Errand;
 use crate::outbox::{Cx, Pending};
 use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Span, VolumeId};
-use crate::volume::Volume;
+use crate::volume::batch::Task;
+use crate::volume::ledger::LedgerStep;
+use crate::volume::resend::RETRY_MS;
+use crate::volume::resize::Step;
 
 /// Clusters of the end of a disk that one plan takes away.
 const CUT_CLUSTERS_MAX: u64 = 1 << 18;
-
-impl Volume {
-    /// A destage in place was cut short: another one has to reach its end first.
-    pub(super) fn is_between_states(&self) -> bool {
-        let ledger = self.ledger_writer.as_ref().map(|it| &it.ledger);
-        self.map.is_some() && ledger.is_some_and(|it| matches!(it.progress, Progress::Cut(_)))
-    }
-}
 
 impl Core {
     /// Why an image that allocates cannot become so large.

@@ -13,10 +13,7 @@
 //! ([`Planner`](crate::origin::Planner)).
 
 use super::Core;
-use super::destage::Phase;
-use super::ledger::LedgerStep;
-use super::replay::{FOREIGN_MS, Replay, Step};
-use super::resend::RETRY_MS;
+use super::replay::FOREIGN_MS;
 use crate::adversary::{Bug, has};
 use crate::event::{Device, Op, Purpose, Stat};
 use crate::format::ledger::Progress;
@@ -25,7 +22,11 @@ use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending, PlanIo, ReplayIo};
 use crate::snapshot::{State, WrittenSnapshot};
 use crate::types::{Policy, SECTOR_BYTES, Serial, Time, VolumeId};
-use crate::volume::Volume;
+use crate::volume::destage::Phase;
+use crate::volume::ledger::LedgerStep;
+use crate::volume::replay::Step;
+use crate::volume::resend::RETRY_MS;
+use crate::volume::{Replay, Volume};
 
 const FOREIGN: &str = "the file does not begin with the header of its image any more; restore it, \
                        and destage goes on";

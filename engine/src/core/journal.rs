@@ -5,13 +5,13 @@
 //! ([`super::jobs`], [`super::planned`]) and the sync behind it ([`super::destage`]).
 
 use super::Core;
-use super::destage::Phase;
 use super::jobs::write_journal;
 use crate::adversary::{Bug, has};
 use crate::format::journal::Journal;
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
 use crate::types::VolumeId;
+use crate::volume::destage::Phase;
 use alloc::vec::Vec;
 
 impl Core {

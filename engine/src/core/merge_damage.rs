@@ -8,18 +8,16 @@
 //! the new cut before the next write. Deliberately absent: groups, whose cuts end at one moment on
 //! all volumes: there damage stays until its volume is told to go on without.
 
-use super::{Bypass, Core};
+use super::Core;
 use crate::adversary::{Mark, mark};
 use crate::event::Refusal;
 use crate::fetch::Want;
 use crate::map::{Content, ExtentMap};
 use crate::outbox::Cx;
 use crate::types::{Span, Time, VolumeId};
-use crate::volume::{Epoch, Volume};
+use crate::volume::{Bypass, Epoch, Volume};
 use alloc::vec::Vec;
 
-/// What was bad is read again so much later; a device may have recovered.
-pub const REREAD_MS: u64 = 60_000;
 /// Meanwhile it is looked so often whether newer writes have covered it.
 const LOOK_MS: u64 = 1_000;
 

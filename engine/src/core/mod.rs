@@ -7,7 +7,6 @@
 
 mod allocate;
 mod attach;
-mod batch;
 mod bypass;
 mod checkpoint;
 mod commit;
@@ -42,7 +41,6 @@ mod replay_table;
 mod resend;
 mod resize;
 mod retry_read;
-mod runs;
 mod scrub;
 mod share;
 mod show;
@@ -55,19 +53,7 @@ mod tests;
 mod touched;
 mod write;
 
-pub use allocate::Allocator;
-pub use bypass::Bypass;
-pub use destage::Destage;
-pub use image::Known;
-pub use ledger::LedgerWriter;
 pub use lines::{FoundFill, segments_max};
-pub use quiesce::Quiesce;
-pub use rebase::Rebase;
-pub use replay::Replay;
-pub use resize::Resize;
-pub use retry_read::Unread;
-pub use share::Own;
-pub use switch::Switch;
 
 /// The writer of checkpoints after one with this sequence was written.
 pub fn checkpoint_writer(sequence: u64) -> checkpoint::CheckpointWriter {
@@ -86,7 +72,7 @@ use crate::round_robin::{PATIENCE_NS, QUANTUM_BYTES, RoundRobin};
 use crate::scratch::Scratch;
 use crate::slab::Slab;
 use crate::types::{Generation, LogAddr, RequestId, Tag, Time, Uuid, VolumeId};
-use crate::volume::Volume;
+use crate::volume::{Bypass, Volume};
 use crate::window::Windows;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;

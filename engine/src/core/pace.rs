@@ -5,11 +5,11 @@
 //! serial is given is never held. Deliberately absent: how long a delay is
 //! ([`Flow`](crate::flow::Flow)).
 
-use super::share::Pool;
 use super::{Core, Timer};
 use crate::flow::Gauges;
 use crate::outbox::{Cx, Pending};
 use crate::types::{Policy, Time, VolumeId};
+use crate::volume::share::Pool;
 use crate::volume::{WaitKind, Waiting};
 use crate::window::READS_LINGER_NS;
 use alloc::vec::Vec;

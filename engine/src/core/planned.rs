@@ -14,10 +14,8 @@
 //! ([`Planner`]), and the phases around it ([`super::destage`]).
 
 use super::Core;
-use super::batch::{Plan, Source, next_pieces, pieces_of, step_of_planner};
 use super::copied::CopyRead;
-use super::destage::Phase;
-use super::jobs::{Job, write_journal};
+use super::jobs::write_journal;
 use super::tables::{file_device, read_of};
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
@@ -30,6 +28,9 @@ use crate::origin::{Lies, Missing, Planned, Planner, TABLE_BYTES_MAX, When, Work
 use crate::outbox::{Cx, Pending, PlanIo, Timer};
 use crate::snapshot::State;
 use crate::types::{BLOCK_BYTES, Policy, SECTOR_BYTES, Span, VolumeId};
+use crate::volume::batch::{Plan, Source, next_pieces, pieces_of, step_of_planner};
+use crate::volume::destage::Phase;
+use crate::volume::jobs::Job;
 use alloc::vec::Vec;
 
 /// Steps of a plan in one turn of the engine.

@@ -21,9 +21,7 @@
 //! kill after it on the other one, for this host or another. Guests are served again when the
 //! ledger has been claimed once more. Deliberately absent: which parts differ, and opening files.
 
-use super::batch::Task;
-use super::ledger::LedgerStep;
-use super::{Bypass, Core};
+use super::Core;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Refusal;
 use crate::image::Image;
@@ -31,66 +29,11 @@ use crate::origin::{Errand, Map, Move};
 use crate::outbox::Cx;
 use crate::snapshot::State;
 use crate::types::{RequestId, SECTOR_BYTES, VolumeId};
-use crate::volume::Volume;
+use crate::volume::batch::Task;
+use crate::volume::ledger::LedgerStep;
+use crate::volume::rebase::Step;
+use crate::volume::{Bypass, Rebase};
 use alloc::boxed::Box;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    Wait,
-    Plan,
-    /// The plan is at the image.
-    Reached,
-    Moved,
-    Empty,
-    Exchanged,
-    Claim,
-}
-
-/// One that is under way.
-#[derive(Clone, Debug)]
-pub struct Rebase {
-    order: Move,
-    step: Step,
-    /// Who waits for the end of this step, and is refused then.
-    request: Option<RequestId>,
-    refusal: Option<Refusal>,
-}
-
-impl Rebase {
-    pub fn request(&self) -> Option<RequestId> {
-        self.request
-    }
-
-    fn moves(&self) -> bool {
-        self.order.onto.is_some()
-    }
-}
-
-impl Volume {
-    /// Its image moves to another file.
-    pub fn is_moving(&self) -> bool {
-        self.image.rebase.as_ref().is_some_and(Rebase::moves)
-    }
-
-    /// Its header names another file below it than the one that is open: the host has given a move
-    /// up.
-    pub(super) fn names_another(&self) -> bool {
-        let writer = self.ledger_writer.as_ref();
-        writer.is_some_and(|it| it.below_unsaid)
-    }
-
-    /// Its plan is not at the image yet, which stands where it stood.
-    pub(super) fn plans_move(&self) -> bool {
-        let early = |it: &Rebase| matches!(it.step, Step::Wait | Step::Plan | Step::Reached);
-        self.image.rebase.as_ref().is_some_and(early)
-    }
-
-    /// What is left of the plan before, for which the move waits, or what its own plan has decided,
-    /// goes to the image.
-    pub(super) fn applies_move(&self) -> bool {
-        self.plans_move() && self.ready && self.misfit().is_none()
-    }
-}
 
 impl Core {
     /// An administrator's order.

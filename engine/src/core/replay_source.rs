@@ -10,13 +10,13 @@
 //! Deliberately absent: journals that a start has found, whose log is another one.
 
 use super::Core;
-use super::batch::Source;
 use crate::event::Purpose;
 use crate::fetch::{Owner, Want};
 use crate::map::Content;
 use crate::memory::Place;
 use crate::outbox::Cx;
 use crate::types::{SECTOR_BYTES, VolumeId};
+use crate::volume::batch::Source;
 use alloc::vec::Vec;
 
 /// How far entries are in memory.

@@ -19,69 +19,17 @@
 //! the image has. Deliberately absent: what is lost when a volume becomes smaller; the host asks
 //! for that only when nobody is connected and nothing is dirty.
 
+use super::Core;
 use super::attach::BYTES_MAX;
 use super::checkpoint::Waiter;
-use super::ledger::LedgerStep;
-use super::{Bypass, Core};
 use crate::adversary::{Bug, has};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
 use crate::types::{BLOCK_SECTORS, RequestId, SECTOR_BYTES, Time, VolumeId};
-use crate::volume::Volume;
-
-/// A change of size that is under way.
-#[derive(Clone, Copy, Debug)]
-pub struct Resize {
-    request: RequestId,
-    pub(super) old_bytes: u64,
-    pub(super) new_bytes: u64,
-    pub(super) step: Step,
-    /// Of an image that allocates: it has room for the new size, or has given back all behind it.
-    pub(super) has_room: bool,
-    /// The disk is cut off from here on, and will be from there on.
-    pub(super) cut_end: u64,
-    pub(super) cut_next: u64,
-    /// Its header may say the new size.
-    pub(super) header_sent: bool,
-    pub(super) piece: Option<u32>,
-    pub(super) retry_at: Time,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
-    Wait,
-    /// A plan makes room, or the header is written again after a while.
-    Room,
-    HeaderRead,
-    HeaderWrite,
-    HeaderSync,
-    Set,
-    Name,
-}
-
-impl Resize {
-    /// Who has ordered it.
-    pub fn request(&self) -> RequestId {
-        self.request
-    }
-
-    /// The size to which the volume goes back if its image does not get the new one.
-    pub fn bytes_to_return_to(&self) -> u64 {
-        match self.step {
-            Step::Name => 0,
-            _ => self.old_bytes,
-        }
-    }
-}
-
-impl Volume {
-    /// No destage may begin.
-    pub fn holds_destage(&self) -> bool {
-        let changes = self.resize.is_some_and(|resize| resize.step != Step::Name);
-        self.image.rebase.is_some() || changes && !self.is_between_states()
-    }
-}
+use crate::volume::ledger::LedgerStep;
+use crate::volume::resize::Step;
+use crate::volume::{Bypass, Resize};
 
 impl Core {
     /// An administrator's order.

@@ -8,53 +8,19 @@
 //! ([`bypass`](super::bypass)).
 
 use super::Core;
-use super::merge_damage::REREAD_MS;
 use crate::event::Purpose;
 use crate::fetch::{Owner, Want};
 use crate::outbox::Cx;
 use crate::snapshot::State;
 use crate::types::{BLOCK_SECTORS, LogAddr, Time, VolumeId};
 use crate::volume::Volume;
-use alloc::vec::Vec;
-
-/// Blocks that a volume remembers. Who reads another one tells again.
-const BLOCKS_MAX: usize = 64;
-
-/// What of a volume could not be read.
-#[derive(Default)]
-pub struct Unread {
-    blocks: Vec<LogAddr>,
-    look_at: Time,
-}
+use crate::volume::unread::REREAD_MS;
 
 /// A block is being read again.
 pub struct RetryRead {
     volume: VolumeId,
     block: LogAddr,
     piece: u32,
-}
-
-impl Unread {
-    pub(super) fn add(&mut self, now: Time, bad: impl Iterator<Item = LogAddr>) {
-        if self.blocks.is_empty() {
-            self.look_at = now.plus_millis(REREAD_MS);
-        }
-        for addr in bad {
-            let block = LogAddr(addr.0 / BLOCK_SECTORS * BLOCK_SECTORS);
-            if !self.blocks.contains(&block) && self.blocks.len() < BLOCKS_MAX {
-                self.blocks.push(block);
-            }
-            assert!(self.blocks.len() <= BLOCKS_MAX);
-        }
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.blocks.clear();
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.blocks.is_empty()
-    }
 }
 
 impl Core {

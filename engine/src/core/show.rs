@@ -2,14 +2,14 @@
 //!
 //! Always true: a snapshot changes nothing and holds nothing of the engine.
 
-use super::{Bypass, Core};
+use super::Core;
 use crate::event::Refusal;
 use crate::flow::Reason;
 use crate::layout::{self, Part};
 use crate::log::StreamKind;
 use crate::snapshot::{FlowSnapshot, OverlaySnapshot, Snapshot, State, VolumeSnapshot};
 use crate::types::{BLOCK_BYTES, Policy, Serial, Span, Time, VolumeId};
-use crate::volume::{Epoch, Volume};
+use crate::volume::{Bypass, Epoch, Volume};
 use alloc::vec::Vec;
 
 /// An origin that has not answered for so long is shown as stalled.

@@ -27,107 +27,27 @@
 //! layer a new identity. Deliberately absent: ephemeral volumes, which owe their origin nothing
 //! and never change.
 
+use super::Core;
 use super::checkpoint::Waiter;
-use super::ledger::LedgerStep;
-use super::{Bypass, Core};
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
-use crate::types::{Policy, RequestId, Serial, Time, VolumeId};
-use crate::volume::Volume;
-use alloc::vec::Vec;
+use crate::types::{Policy, RequestId, VolumeId};
+use crate::volume::ledger::LedgerStep;
+use crate::volume::switch::Step;
+use crate::volume::{Bypass, Switch};
 
 /// Blocks (1 MiB) that are few enough to hold writes for while they are destaged; of a small log
 /// a small part.
 const LAST_BLOCKS_MAX: u64 = 256;
+
 const LAST_SHARE_OF_LOG: u64 = 64;
+
 /// An origin that could not be synced is tried again so much later.
 const REST_MS: u64 = 60_000;
 
 const _: () = assert!(LAST_BLOCKS_MAX > 0 && LAST_SHARE_OF_LOG > 1);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    Start,
-    Rest {
-        until: Time,
-    },
-    /// What is dirty up to here is being destaged; behind it so many blocks may become dirty.
-    Drain {
-        upto: Serial,
-        room: u64,
-    },
-    Last,
-    Release,
-    Table,
-    Quiet,
-    Sync,
-    Name,
-    /// A checkpoint names it; a change of size may still write the ledger.
-    Named,
-    Claim,
-}
-
-/// A change of policy under way.
-pub struct Switch {
-    pub wanted: Policy,
-    /// Those who ordered it.
-    pub waiters: Vec<RequestId>,
-    /// Asked for without an order too, and so not given up when it fails.
-    pub configured: bool,
-    step: Step,
-}
-
-impl Switch {
-    /// One that nobody has ordered.
-    pub fn towards(wanted: Policy) -> Switch {
-        Switch {
-            wanted,
-            waiters: Vec::new(),
-            configured: true,
-            step: Step::Start,
-        }
-    }
-}
-
-impl Volume {
-    /// New writes wait for the end of a switch; one that has begun is finished.
-    pub fn holds_writes(&self) -> bool {
-        let goes_on = |step| matches!(step, Step::Start | Step::Rest { .. } | Step::Drain { .. });
-        let held = |switch: &Switch| !goes_on(switch.step);
-        let switching = self.switch.as_ref().is_some_and(held);
-        self.unfinished_sectors == 0 && (switching || self.bypass.holds_writes())
-    }
-
-    /// Why a switch that nobody ordered is not at its end.
-    pub fn switch_reason(&self) -> Option<&'static str> {
-        let rests = |switch: &Switch| matches!(switch.step, Step::Rest { .. });
-        let rests = self.switch.as_ref().is_some_and(rests);
-        rests.then_some(
-            "the origin could not be synced, so write-back has to wait; it is tried each minute",
-        )
-    }
-
-    /// A switch is under way that a log which fails would keep waiting.
-    pub fn switch_waits_for_log(&self) -> bool {
-        let waits = |switch: &Switch| !matches!(switch.step, Step::Named | Step::Claim);
-        self.switch.as_ref().is_some_and(waits)
-    }
-
-    /// Whether a switch leaves room for so many more dirty blocks. While the origin does not take
-    /// them there is no end to wait for, and the volume's own limit counts alone.
-    pub fn has_switch_room(&self, blocks: u64) -> bool {
-        let Some(Step::Drain { upto, room }) = self.switch.as_ref().map(|switch| switch.step)
-        else {
-            return true;
-        };
-        let fresh = self.epochs.iter().filter(|epoch| epoch.last_serial > upto);
-        let fresh: u64 = fresh.map(|epoch| epoch.charge).sum();
-        let stuck = matches!(self.state, State::Stalled | State::Damaged);
-        stuck || fresh == 0 || fresh + blocks <= room
-    }
-}
 
 impl Core {
     /// An administrator's order.

@@ -12,12 +12,13 @@
 //! ([`super::grow`], [`super::rebase`]).
 
 use super::Core;
-use super::batch::{Task, journal_room};
-use super::destage::{Destage, Phase};
 use crate::event::Refusal;
 use crate::outbox::Cx;
 use crate::snapshot::State;
 use crate::types::{Time, VolumeId};
+use crate::volume::Destage;
+use crate::volume::batch::{Task, journal_room};
+use crate::volume::destage::Phase;
 
 impl Destage {
     /// It has failed before the ledger said *apply*, and nothing of it is under way: one that an

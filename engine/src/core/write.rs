@@ -6,7 +6,6 @@
 //! uncached and write-through volumes leave this way at [`direct`](super::direct).
 
 use super::Core;
-use super::share::Pool;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Refusal;
 use crate::format::record::EntryKind;
@@ -19,6 +18,7 @@ use crate::types::{
     BLOCK_BYTES, BLOCK_SECTORS, BufferId, ConnectionId, Policy, RequestId, SECTOR_BYTES, Serial,
     Span, StreamSeq, Tag, Time, VolumeId,
 };
+use crate::volume::share::Pool;
 use crate::volume::{Volume, WaitKind, Waiting};
 use alloc::collections::VecDeque;
 

@@ -2,12 +2,44 @@
 //!
 //! Always true: serials are given in order and never twice; `epochs` are in order of serial, all
 //! but the last sealed; a waiting request owns nothing and has no serial. Deliberately absent:
-//! bytes and devices; see `engine::write` for the way of a write.
+//! bytes and devices; see `core::write` for the way of a write.
+//!
+//! The states of what a volume is about lie in files below: a destage, a replay, a switch, and so
+//! on, with what each decides by itself. What drives them is in `core`, which knows this folder and
+//! is not known here.
+
+pub(crate) mod allocation;
+pub(crate) mod batch;
+mod bypass;
+pub(crate) mod destage;
+pub(crate) mod jobs;
+mod known;
+pub(crate) mod ledger;
+pub(crate) mod pace;
+pub(crate) mod quiesce;
+pub(crate) mod rebase;
+pub(crate) mod replay;
+pub(crate) mod resend;
+pub(crate) mod resize;
+pub(crate) mod runs;
+pub(crate) mod share;
+pub(crate) mod switch;
+pub(crate) mod unread;
+
+pub use allocation::Allocator;
+pub use bypass::Bypass;
+pub use destage::Destage;
+pub use known::Known;
+pub use ledger::LedgerWriter;
+pub use quiesce::Quiesce;
+pub use rebase::Rebase;
+pub use replay::Replay;
+pub use resize::Resize;
+pub use share::Own;
+pub use switch::Switch;
+pub use unread::Unread;
 
 use crate::adversary::{Bug, has};
-use crate::core::{
-    Allocator, Bypass, Destage, Known, LedgerWriter, Own, Quiesce, Replay, Resize, Switch, Unread,
-};
 use crate::event::{Admission, Device, IoError, ResetOn, Share, Tuning, VolumeSpec};
 use crate::flow::{Flow, FlowLimits};
 use crate::format::checkpoint::VolumeRecord;
