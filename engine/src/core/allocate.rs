@@ -60,7 +60,7 @@ impl Core {
         let volume = self.volume(id);
         assert!(volume.allocates(), "a raw image has its places");
         assert!(
-            volume.origin_in_flight > 0 && span.sectors > 0,
+            volume.has_requests() && span.sectors > 0,
             "its write is under way"
         );
         volume.allocator.queue.push_back(Queued {
@@ -152,7 +152,7 @@ impl Core {
     /// Takes what waits, unless something else has the image.
     fn begin_allocation(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> Went {
         let volume = self.volume(id);
-        let goes = volume.detaching.is_some() || volume.suspending.is_some();
+        let goes = volume.goes();
         if volume.misfit().is_some() && goes {
             let queue = core::mem::take(&mut volume.allocator.queue);
             for it in queue.iter().filter(|it| it.last) {
@@ -163,6 +163,7 @@ impl Core {
         // A change of size writes the header.
         let written = volume.replay.is_some() || volume.is_destaging() || volume.resize.is_some();
         let free = volume.misfit().is_none() && !written;
+        let served = !volume.has_waiting();
         let allocator = &mut volume.allocator;
         if allocator.queue.is_empty() || !free {
             return Went::Nowhere;
@@ -170,7 +171,7 @@ impl Core {
         let waiting = allocator.queue.len();
         let awaited = |it: Company| it.is_awaited(cx.now, waiting);
         // No other comes where writes wait for these, or where one plan has all that it may.
-        let may_come = !goes && volume.waiting.is_empty();
+        let may_come = !goes && served;
         if may_come && allocator.company.is_some_and(awaited) && !allocator.is_full() {
             return Went::Nowhere;
         }
@@ -276,7 +277,7 @@ impl Core {
         queue.retain(|it| plan.parts.iter().all(|part| part.call != it.call));
         if plan.step.is_sync() {
             // What was written before may be lost, and the guest has to hear of it.
-            self.volume(id).syncs.failed = true;
+            self.volume(id).sync_failed();
             self.renew_layer(id);
         }
         let calls = plan.parts.iter().map(|part| (part.call, part.since));
@@ -376,7 +377,7 @@ impl Core {
     ) {
         let (device, at, op) = read_of(id, lies);
         let volume = self.volume(id);
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         volume.counters.origin.reads += 1;
         volume.counters.origin.read_bytes += slices.iter().map(|it| it.bytes).sum::<u64>();
         let pending = Pending::Allocate { volume: id, io };
@@ -385,7 +386,7 @@ impl Core {
 
     fn order_allocation(&mut self, cx: &mut Cx<'_>, id: VolumeId, op: Op) -> Went {
         let volume = self.volume(id);
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         self.allocation(id).waiting = true;
         let (volume, io) = (id, AllocateIo::Order);
         let pending = Pending::Allocate { volume, io };
@@ -418,7 +419,7 @@ impl Core {
         if let Some((at, bytes)) = plan.zeroes.pop() {
             plan.waiting = true;
             let volume = self.volume(id);
-            volume.origin_in_flight += 1;
+            volume.request_begins();
             volume.counters.origin.writes += 1;
             let (volume, io) = (id, AllocateIo::Order);
             let pending = Pending::Allocate { volume, io };
@@ -456,7 +457,7 @@ impl Core {
         assert!(at.is_multiple_of(SECTOR_BYTES) && bytes > 0);
         let place = self.scratch.piece(piece);
         let volume = self.volume(id);
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         volume.counters.origin.writes += 1;
         volume.counters.origin.write_bytes += bytes;
         let (volume, io) = (id, AllocateIo::Write { job });
@@ -474,8 +475,8 @@ impl Core {
         (result, stat, _): (Result<(), IoError>, Option<Stat>, Time),
     ) {
         let volume = self.volume(id);
-        assert!(volume.origin_in_flight > 0, "a volume counts its requests");
-        volume.origin_in_flight -= 1;
+        assert!(volume.has_requests(), "a volume counts its requests");
+        volume.request_ends();
         volume.counters.origin.errors += u64::from(result.is_err());
         let plan = self.allocation(id);
         if let Err(error) = result

@@ -35,7 +35,7 @@ use crate::outbox::{Cx, Pending};
 use crate::snapshot::{CacheState, State};
 use crate::types::{Policy, RequestId, Time, VolumeId};
 use crate::volume::ledger::LedgerStep;
-use crate::volume::{Bypass, Volume, WaitKind};
+use crate::volume::{Bypass, Volume};
 
 /// How long a device may fail before guests stop waiting for it. Longer than the resets of a
 /// controller usually take, shorter than the patience of a guest's file system.
@@ -158,13 +158,13 @@ impl Core {
     /// Takes a volume out of the log, if it needs it and is not on its way already.
     fn enter_bypass(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
-        let here = volume.attached && volume.ready && volume.detaching.is_none();
+        let here = volume.is_attached() && volume.is_ready() && !volume.is_detaching();
         if !here || volume.read_only || volume.policy == Policy::Ephemeral {
             return;
         }
         self.abort_switch(cx, id);
         let volume = self.volume(id);
-        let logs = volume.policy == Policy::WriteBack && volume.state != State::Held;
+        let logs = volume.policy == Policy::WriteBack && volume.state() != State::Held;
         if !logs || volume.bypass != Bypass::None {
             return;
         }
@@ -179,7 +179,8 @@ impl Core {
         self.ends_rest(id);
         let volume = self.volume(id);
         if let Some(epoch) = volume.epochs.back() {
-            volume.destage_upto = volume.destage_upto.max(epoch.last_serial);
+            let upto = epoch.last_serial;
+            volume.want(upto);
         }
     }
 
@@ -187,16 +188,11 @@ impl Core {
     /// for the way past the log or for a device that is good again.
     fn rewind_unfinished(&mut self, id: VolumeId) {
         let volume = self.volume(id);
-        if volume.unfinished_sectors == 0 {
+        if !volume.is_in_part() {
             return;
         }
         mark(Mark::Rewound);
-        let waiting = volume.waiting.front_mut().expect("its rest waits");
-        assert!(
-            matches!(waiting.kind, WaitKind::Write { .. }),
-            "only writes are staged in part"
-        );
-        waiting.rewind();
+        volume.rewind_first();
         self.give_up_unfinished(id);
     }
 
@@ -229,7 +225,7 @@ impl Core {
 
     /// Goes on when nothing of the volume is only in the log any more.
     pub(super) fn pump_bypass(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let here = self.find(id).filter(|volume| volume.detaching.is_none());
+        let here = self.find(id).filter(|volume| !volume.is_detaching());
         let Some(volume) = here else { return };
         let writes = volume.is_destaging() || volume.replay.is_some();
         let done = volume.epochs.is_empty() && !writes;
@@ -269,7 +265,7 @@ impl Core {
         let Bypass::Release { back } = volume.bypass else {
             return;
         };
-        if volume.detaching.is_some() {
+        if volume.is_detaching() {
             return;
         }
         // Another step of the ledger has ended; ours is still to come. The device may be good by
@@ -289,7 +285,7 @@ impl Core {
             volume.logged_policy = volume.policy;
         } else {
             volume.policy = Policy::Uncached;
-            volume.state = State::Clean;
+            volume.recover();
             volume.flow.reset();
             self.renew_layer(id);
         }
@@ -316,8 +312,8 @@ impl Core {
         }
         mark(Mark::Held);
         volume.bypass = Bypass::Held;
-        volume.state = State::Held;
-        let waiting = core::mem::take(&mut volume.waiting);
+        volume.hold(None);
+        let waiting = volume.take_waiting();
         for it in waiting {
             cx.out.reply(it.request, Err(Refusal::Held));
         }
@@ -334,15 +330,14 @@ impl Core {
     /// The device is good again: everything staged is in the log, or will be.
     fn leave_bypass(&mut self, id: VolumeId) {
         assert!(!self.health.failed, "the device is good again");
-        let here = self.find(id).filter(|volume| volume.detaching.is_none());
+        let here = self.find(id).filter(|volume| !volume.is_detaching());
         let Some(volume) = here else { return };
         match volume.bypass {
             Bypass::None | Bypass::Release { .. } => return,
             Bypass::Emergency => volume.bypass = Bypass::None,
             Bypass::Held => {
                 volume.bypass = Bypass::None;
-                volume.state = State::Clean;
-                volume.reason = None;
+                volume.recover();
             }
             Bypass::Bypassed => {
                 mark(Mark::BackFromPast);

@@ -56,7 +56,7 @@ impl Core {
         let upto = volume
             .epochs
             .back()
-            .map_or(volume.destaged, |epoch| epoch.last_serial);
+            .map_or(volume.destaged(), |epoch| epoch.last_serial);
         if volume.policy == Policy::Ephemeral {
             cx.out.reply(request, Err(crate::event::Refusal::Policy));
             return;
@@ -70,7 +70,7 @@ impl Core {
             cx.out.reply(request, Err(crate::event::Refusal::Held));
             return;
         }
-        if volume.policy.is_direct() && volume.ready && !volume.read_only {
+        if volume.policy.is_direct() && volume.is_ready() && !volume.read_only {
             // All of it is there; on stable media it is after a sync.
             self.sync_origin(cx, id, request);
             return;
@@ -86,12 +86,11 @@ impl Core {
             }
             return;
         }
-        if !volume.owes() || volume.destaged >= upto {
+        if !volume.owes() || volume.destaged() >= upto {
             cx.out.reply(request, Ok(()));
             return;
         }
-        volume.destage_upto = volume.destage_upto.max(upto);
-        volume.destage_waiters.push((request, upto));
+        volume.order_destage(request, upto);
         self.read_bad_again(cx.now, id);
         // One that was under way hurries from now on.
         self.touch(id);
@@ -106,11 +105,11 @@ impl Core {
             self.start_group(cx, id, group);
             return;
         }
-        if !volume.owes() || !volume.attached || !volume.serves() {
+        if !volume.owes() || !volume.is_attached() || !volume.serves() {
             return;
         }
         // What a volume that goes still has is given up. Its ledger takes no step any more.
-        if volume.detaching.is_some() {
+        if volume.is_detaching() {
             return;
         }
         if volume.holds_destage() || self.stays_at_rest(id) {
@@ -118,13 +117,13 @@ impl Core {
         }
         let volume = self.volume(id);
         // A write is destaged whole: its epoch stays open until all of it is staged.
-        if volume.unfinished_sectors > 0 && volume.epochs.len() == 1 {
+        if volume.is_in_part() && volume.epochs.len() == 1 {
             return;
         }
-        let commanded = volume.destage_upto > volume.destaged;
+        let commanded = volume.is_commanded();
         // What a held volume has is not a prefix of its writes: it goes to the origin by order
         // only, never by itself.
-        let held = volume.state == State::Held;
+        let held = volume.state() == State::Held;
         if commanded || (!held && self.is_destage_due(cx.now, id)) {
             self.begin_destage(id);
         }
@@ -134,8 +133,7 @@ impl Core {
     pub(super) fn want_destage(&mut self, id: VolumeId) {
         let volume = self.volume(id);
         let newest = volume.epochs.back().map(|epoch| epoch.last_serial);
-        if let Some(upto) = newest.filter(|upto| *upto > volume.destage_upto) {
-            volume.destage_upto = upto;
+        if newest.is_some_and(|upto| volume.want(upto)) {
             self.touch(id);
         }
     }
@@ -161,7 +159,7 @@ impl Core {
         // it gives way within its own limit, and where it has more than its share.
         let stays = volume.tuning.destage_after_ms.is_none() && volume.charge() <= share;
         let scarce = low || ((full || dirty_extents_full) && !stays);
-        volume.flow.is_pressing() || volume.wants_room || scarce
+        volume.flow.is_pressing() || volume.wants_room() || scarce
     }
 
     /// An overlay goes to its image as a whole. Its journal alone makes it safe, so nobody waits
@@ -197,7 +195,7 @@ impl Core {
             "one epoch of a volume is on its way"
         );
         assert!(
-            volume.unfinished_sectors == 0 || epochs > 1,
+            !volume.is_in_part() || epochs > 1,
             "a write is destaged as a whole"
         );
         let epoch = volume.epochs.front_mut().expect("the volume is dirty");
@@ -218,12 +216,12 @@ impl Core {
     pub(super) fn pump_destage(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         loop {
             let Some(volume) = self.find(id) else { return };
-            let misfits = volume.misfit().is_some();
+            let (misfits, commits) = (volume.misfit().is_some(), volume.is_committing());
             let Some(destage) = volume.destage.as_mut().filter(|_| !misfits) else {
                 return;
             };
             let (in_vain, why) = (destage.is_in_vain(), destage.why_in_vain());
-            if volume.committing.is_some() && in_vain {
+            if commits && in_vain {
                 return self.give_up_commit(cx, id, why);
             }
             if destage.task.is_some() && in_vain {
@@ -395,7 +393,7 @@ impl Core {
         let cluster_bytes = self.planned_cluster(id);
         let room = journal_room(self.destaged_map(id), piece_bytes, cluster_bytes);
         let volume = self.volume(id);
-        let commits = volume.committing.is_some();
+        let commits = volume.is_committing();
         let destage = volume.destage.as_mut().expect("a destage is under way");
         let ordered = commits || destage.task.is_some();
         let (damaged, full) = (!destage.bad.is_empty(), destage.full);
@@ -570,7 +568,7 @@ impl Core {
         if !fits {
             // One that is applied already goes on when its image fits again.
             let applying = destage.applying;
-            if self.volume(id).committing.is_some() && !applying {
+            if self.volume(id).is_committing() && !applying {
                 self.give_up_commit(cx, id, Refusal::Io);
             }
             return;
@@ -676,8 +674,8 @@ impl Core {
             epoch.last_serial, destage.upto,
             "the epoch that was begun is the one that ends"
         );
-        assert!(destage.upto > volume.destaged || epoch.map.is_empty());
-        volume.destaged = volume.destaged.max(destage.upto);
+        assert!(destage.upto > volume.destaged() || epoch.map.is_empty());
+        volume.reach(destage.upto);
         self.origin_reached(cx, id, alloc::vec![epoch]);
     }
 
@@ -686,33 +684,25 @@ impl Core {
     pub(super) fn origin_reached(&mut self, cx: &mut Cx<'_>, id: VolumeId, epochs: Vec<Epoch>) {
         let volume = self.volume(id);
         assert!(
-            volume.destaged < volume.serial_next,
+            volume.destaged() < volume.serial_next(),
             "only writes that were given a serial are destaged"
         );
         assert!(
             volume
                 .epochs
                 .front()
-                .is_none_or(|epoch| epoch.last_serial > volume.destaged),
+                .is_none_or(|epoch| epoch.last_serial > volume.destaged()),
             "what is at the origin is not dirty"
         );
-        let all = volume.destaged.0 + 1 == volume.serial_next.0;
-        if volume.state == State::Stalled || volume.epochs.is_empty() {
-            volume.state = State::Clean;
-            volume.reason = None;
+        let all = volume.has_reached_all();
+        if volume.state() == State::Stalled || volume.epochs.is_empty() {
+            volume.recover();
             volume.unread.clear();
         }
         let layer = volume.layer;
-        let destaged = volume.destaged;
-        let clean = volume.epochs.is_empty();
-        let (ready, waiting): (Vec<_>, Vec<_>) = volume
-            .destage_waiters
-            .drain(..)
-            .partition(|(_, upto)| *upto <= destaged || clean);
-        volume.destage_waiters = waiting;
-        ready
-            .into_iter()
-            .for_each(|(request, _)| cx.out.reply(request, Ok(())));
+        for request in volume.take_reached_orders() {
+            cx.out.reply(request, Ok(()));
+        }
         if all {
             self.end_given_up(id);
         }

@@ -455,7 +455,7 @@ impl Core {
                 Held::Waits => self.held_fills.push(id),
                 Held::Ends => {
                     let fill = self.fills.take(id);
-                    self.volume(source).reads_held -= u32::from(fill.held);
+                    self.volume(source).held_read_ends(fill.held);
                     self.hand_out(cx, fill, false);
                 }
             }
@@ -475,10 +475,7 @@ impl Core {
 
     fn fate_of_held(&mut self, id: VolumeId) -> Held {
         let volume = self.volume(id);
-        match (
-            volume.is_unreadable(),
-            volume.detaching.is_some() || volume.suspending.is_some(),
-        ) {
+        match (volume.is_unreadable(), volume.goes()) {
             (false, _) => Held::Asks,
             (true, true) => Held::Ends,
             (true, false) => Held::Waits,
@@ -488,7 +485,9 @@ impl Core {
     fn hold_fill(&mut self, source: VolumeId, id: u32) {
         self.held_fills.push(id);
         let first = !core::mem::replace(&mut self.fills.get(id).held, true);
-        self.volume(source).reads_held += u32::from(first);
+        if first {
+            self.volume(source).read_is_held();
+        }
     }
 
     pub(super) fn issue_fill(&mut self, cx: &mut Cx<'_>, id: u32) {
@@ -545,7 +544,7 @@ impl Core {
             unreachable!("only such fills read the origin");
         };
         let volume = self.volume(source);
-        volume.origin_in_flight -= 1;
+        volume.request_ends();
         volume.counters.origin.latency.add_ns(cx.now.since(started));
         volume.origin_answered(cx.now, result);
         let again = volume.may_read_again(result);
@@ -571,7 +570,7 @@ impl Core {
             return self.hold_fill(source, id);
         }
         let fill = self.fills.take(id);
-        self.volume(source).reads_held -= u32::from(fill.held);
+        self.volume(source).held_read_ends(fill.held);
         self.hand_out(cx, fill, !failed);
     }
 
@@ -641,7 +640,7 @@ impl Core {
     pub(super) fn may_hold(&mut self, id: VolumeId, begun: Time, now: Time) -> bool {
         let volume = self.volume(id);
         let limit = volume.tuning.origin_timeout_ms;
-        volume.detaching.is_none() && limit.is_none_or(|limit| now < begun.plus_millis(limit))
+        !volume.is_detaching() && limit.is_none_or(|limit| now < begun.plus_millis(limit))
     }
 }
 

@@ -50,7 +50,7 @@ impl Core {
     /// Goes on when nothing writes the image and nothing of its ledger is on its way.
     pub(super) fn grow_image(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
-        let goes = volume.detaching.is_some() || volume.suspending.is_some();
+        let goes = volume.goes();
         let resize = volume.resize.as_ref().expect("checked by the caller");
         let rests = matches!(resize.step, Step::Wait | Step::Room) && cx.now >= resize.retry_at;
         if goes || !rests || volume.is_between_states() {
@@ -137,7 +137,7 @@ impl Core {
             piece.is_some() == matches!(op, Op::Read | Op::Write),
             "what carries bytes has memory"
         );
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         volume.counters.origin.journal_requests += 1;
         let (pending, device) = (Pending::Resize { volume: id }, Device::Origin(id));
         let purpose = Purpose::Ledger;
@@ -159,8 +159,8 @@ impl Core {
         result: Result<(), IoError>,
     ) {
         let volume = self.volume(id);
-        assert!(volume.origin_in_flight > 0, "a request was in flight");
-        volume.origin_in_flight -= 1;
+        assert!(volume.has_requests(), "a request was in flight");
+        volume.request_ends();
         let resize = self.resizing(id);
         let (step, bytes, tried) = (resize.step, resize.new_bytes, resize.header_sent);
         let refusal = match (step, result) {

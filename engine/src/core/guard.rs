@@ -20,7 +20,7 @@ use crate::format::ledger::Progress;
 use crate::image::Mark;
 use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending, PlanIo, ReplayIo};
-use crate::snapshot::{State, WrittenSnapshot};
+use crate::snapshot::WrittenSnapshot;
 use crate::types::{Policy, SECTOR_BYTES, Serial, Time, VolumeId};
 use crate::volume::destage::Phase;
 use crate::volume::ledger::LedgerStep;
@@ -36,7 +36,7 @@ impl Volume {
     pub(super) fn mark(&self, serial: Serial) -> Mark {
         Mark {
             volume: self.uuid,
-            generation: self.generation,
+            generation: self.generation(),
             serial,
         }
     }
@@ -79,7 +79,7 @@ impl Core {
 
     fn send_guard(&mut self, cx: &mut Cx<'_>, id: VolumeId, op: Op, place: Place) {
         let volume = self.volume(id);
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         volume.counters.origin.journal_requests += 1;
         let slice = Slice {
             place,
@@ -99,7 +99,7 @@ impl Core {
         (ok, written): (bool, bool),
     ) {
         let volume = self.volume(id);
-        volume.origin_in_flight -= 1;
+        volume.request_ends();
         let misfits = volume.misfit().is_some();
         let destage = self.phase(id);
         let piece = destage.table_piece.expect("it has a piece");
@@ -174,7 +174,7 @@ impl Core {
     fn send_header(&mut self, cx: &mut Cx<'_>, id: VolumeId, op: Op, place: Place) {
         let volume = self.volume(id);
         volume.replay().waiting = true;
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         volume.counters.origin.journal_requests += 1;
         let pending = Pending::Replay {
             volume: id,
@@ -198,7 +198,7 @@ impl Core {
         (ok, written): (bool, bool),
     ) {
         let volume = self.volume(id);
-        volume.origin_in_flight -= 1;
+        volume.request_ends();
         let misfits = volume.misfit().is_some();
         let replay = volume.replay();
         replay.waiting = false;
@@ -260,8 +260,7 @@ impl Core {
         let volume = self.volume(id);
         volume.replay().pause.rest(now, FOREIGN_MS);
         volume.counters.origin.errors += 1;
-        volume.state = State::Stalled;
-        volume.reason = Some(FOREIGN);
+        volume.stall_for(FOREIGN);
         self.turns.rest(id);
     }
 

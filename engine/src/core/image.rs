@@ -69,9 +69,9 @@ impl Core {
     /// The host wants to know whether the image of a volume still fits.
     pub(super) fn look_command(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
         let volume = self.volume(id);
-        let goes = volume.detaching.is_some() || volume.suspending.is_some();
+        let goes = volume.goes();
         let moved = volume.is_exchanging() && !volume.plans_move();
-        if !volume.attached || goes || moved {
+        if !volume.is_attached() || goes || moved {
             cx.out.reply(request, Ok(()));
             return;
         }
@@ -79,7 +79,7 @@ impl Core {
         if core::mem::replace(&mut volume.image.looking, true) {
             return;
         }
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         let pending = Pending::LookAtImage { volume: id };
         cx.order(pending, Purpose::Ledger, Device::Origin(id), Op::Stat, 0, 0);
     }
@@ -87,10 +87,10 @@ impl Core {
     pub(super) fn image_seen(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
         let volume = self.volume(id);
         assert!(
-            volume.image.looking && volume.origin_in_flight > 0,
+            volume.image.looking && volume.has_requests(),
             "a look was under way"
         );
-        volume.origin_in_flight -= 1;
+        volume.request_ends();
         volume.image.looking = false;
         let waiters = core::mem::take(&mut volume.image.waiters);
         if let Some(stat) = stat {
@@ -143,7 +143,10 @@ impl Core {
 
     fn hold_for_image(&mut self, cx: &mut Cx<'_>, id: VolumeId, found: Finding) {
         let volume = self.volume(id);
-        assert!(volume.attached, "images of attached volumes are looked at");
+        assert!(
+            volume.is_attached(),
+            "images of attached volumes are looked at"
+        );
         let begins = volume.image.misfit.replace(found).is_none();
         // What was written of an epoch may be cut off: all of it is written again.
         let cut = found == Finding::Shrunk;
@@ -159,8 +162,7 @@ impl Core {
             self.take_new_layer(id);
         }
         let volume = self.volume(id);
-        let waiters = core::mem::take(&mut volume.destage_waiters);
-        for (request, _) in waiters {
+        for request in volume.take_destage_orders() {
             cx.out.reply(request, Err(Refusal::Held));
         }
         self.refuse_quiesce(cx, id, Refusal::Held);
@@ -171,7 +173,7 @@ impl Core {
     fn go_on_with_image(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
         let before = volume.image.misfit.take();
-        if before.is_none() || volume.misfit().is_some() || !volume.ready {
+        if before.is_none() || volume.misfit().is_some() || !volume.is_ready() {
             return;
         }
         self.open_for_requests(cx, id);

@@ -214,7 +214,7 @@ impl Core {
         self.turns.spend(cx.now, id, BLOCK_BYTES);
         self.phase(id).pace.spend(cx.now, 1);
         let volume = self.volume(id);
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         volume.counters.origin.writes += 1;
         let pending = Pending::Destage { volume: id, job };
         let (device, at) = volume.written_at(run.span);
@@ -270,7 +270,7 @@ impl Core {
             );
             let volume = self.volume(id);
             let (device, at) = volume.written_at(parts[0].span);
-            volume.origin_in_flight += 1;
+            volume.request_begins();
             volume.counters.origin.writes += 1;
             volume.counters.origin.write_bytes += bytes;
             cx.transfer(pending, purpose, device, Op::Write, at, slices);
@@ -312,8 +312,8 @@ impl Core {
         let now = batch.is_some_and(Batch::goes_to_file);
         let applying = destage.applying || now;
         if applying {
-            assert!(volume.origin_in_flight > 0, "only what was sent ends");
-            volume.origin_in_flight -= 1;
+            assert!(volume.has_requests(), "only what was sent ends");
+            volume.request_ends();
             volume.counters.origin.latency.add_ns(cx.now.since(started));
         }
         if !ok {

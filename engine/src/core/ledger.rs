@@ -25,7 +25,7 @@ impl Core {
     /// is being removed is not written again, and its volume takes no step any more.
     pub(super) fn write_ledger(&mut self, cx: &mut Cx<'_>, id: VolumeId, step: LedgerStep) {
         let volume = self.volume(id);
-        if volume.removal != Removal::No {
+        if volume.removal() != Removal::No {
             return;
         }
         let ledger_writer = volume
@@ -121,7 +121,7 @@ impl Core {
             LedgerStep::Claim => {
                 // It ends when the time of the ledger is known as well.
                 ledger_writer.step = Some(LedgerStep::Claim);
-                volume.origin_in_flight += 1;
+                volume.request_begins();
                 let pending = Pending::Clock { volume: id };
                 cx.order(pending, Purpose::Ledger, Device::Ledger(id), Op::Stat, 0, 0);
             }
@@ -145,7 +145,7 @@ impl Core {
     /// The ledger was written a moment ago, so its time is the present one over there.
     pub(super) fn clock_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
         let volume = self.volume(id);
-        volume.origin_in_flight -= 1;
+        volume.request_ends();
         let ledger_writer = volume.ledger_writer.as_mut().expect("a ledger was written");
         let Some(stat) = stat else {
             // Without it the next journal may not be replayed after a crash: all of it again.

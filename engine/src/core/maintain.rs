@@ -7,7 +7,7 @@
 //!         ─▶ suspend ─▶ release ─▶ detach ─▶ turn given back ─▶ waiting requests queued
 //! ```
 //!
-//! Nobody is woken by hand. What changes something marks its volume with [`Core::touch`]; the end
+//! No step is called by hand. What changes something marks its volume with [`Core::touch`]; the end
 //! of a request, an order and a timer do so by themselves in `apply`. Each step looks whether it
 //! has something to do, and all of them are asked. A step that changes what an earlier one looks at
 //! touches the volume, and the list runs once more, until nothing is touched.
@@ -47,7 +47,10 @@ impl Core {
                 self.retry_held_reads(cx);
             }
             self.continue_reads(cx);
-            self.maintain_volumes(cx, &mut rounds);
+            match self.touched.is_marked() {
+                true => self.maintain_volumes(cx, &mut rounds),
+                false => self.give_destage_turns(cx),
+            }
             let all = self.touched.take_waiting_requests();
             self.retry_waiting(cx, if all { usize::MAX } else { TURNS_PER_EVENT });
             self.pump_allocations(cx);
@@ -61,7 +64,8 @@ impl Core {
             self.pump_park(cx);
             self.pump_checkpoint(cx);
             self.sweep();
-            if self.touched.is_empty() || rounds == 0 {
+            // A guest's request that is taken at once touches nothing.
+            if !self.touched.is_marked() || self.touched.is_over() || rounds == 0 {
                 break;
             }
             rounds -= 1;
@@ -137,7 +141,7 @@ impl Core {
 
     /// Requests of the volume that wait may have what they wait for.
     fn enqueue_if_waiting(&mut self, id: VolumeId) {
-        if self.find(id).is_some_and(|it| !it.waiting.is_empty()) {
+        if self.find(id).is_some_and(|it| it.has_waiting()) {
             self.enqueue(id);
         }
     }
@@ -200,7 +204,7 @@ impl Core {
     /// Whether time alone may bring something to do.
     fn has_chores(&self) -> bool {
         self.dirty_extents > 0
-            || !self.touched.is_empty()
+            || self.touched.is_marked()
             || !self.held_fills.is_empty()
             || !self.held_reads.is_empty()
             || !self.deferred_free.is_empty()
@@ -244,7 +248,7 @@ impl Core {
             self.retry_ledger(cx, id);
             let volume = self.volume(id);
             // The gauges of a volume compare it with all others: not for nothing.
-            if volume.is_dirty() || volume.flow.is_pressing() || !volume.waiting.is_empty() {
+            if volume.is_dirty() || volume.flow.is_pressing() || volume.has_waiting() {
                 self.look_at_flow(cx, id, 0);
             }
             self.time_out_waiting(cx, id);

@@ -58,8 +58,7 @@ impl Core {
         let destage = volume.destage.as_mut().expect("it has met damage");
         let map = &volume.epochs.front().expect("of this epoch").map;
         destage.damaged = joined(needed(map, &destage.bad));
-        let waiters = core::mem::take(&mut volume.destage_waiters);
-        for (request, _) in waiters {
+        for request in volume.take_destage_orders() {
             cx.out.reply(request, Err(refusal));
         }
         self.refuse_group(cx, id, refusal);
@@ -105,7 +104,7 @@ impl Core {
             self.free_later(epoch.map);
         }
         let volume = self.volume(id);
-        volume.merged_upto = merged.last_serial;
+        volume.merge_upto(merged.last_serial);
         debug_assert!(
             needed(&merged.map, bad).is_empty(),
             "nothing that is bad is needed any more"
@@ -122,8 +121,8 @@ fn covering(volume: &Volume, bad: &[Want]) -> Option<usize> {
     // What a journal has does not change any more.
     let destage = volume.destage.as_ref();
     let applies = destage.is_some_and(|it| it.applies() && !it.in_place);
-    let free = volume.group.is_none() && volume.committing.is_none();
-    if !free || volume.unfinished_sectors > 0 || applies {
+    let free = volume.group.is_none() && !volume.is_committing();
+    if !free || volume.is_in_part() || applies {
         return None;
     }
     let mut missing = needed(&volume.epochs.front()?.map, bad);

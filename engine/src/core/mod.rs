@@ -207,8 +207,7 @@ impl Core {
                 self.dirty_extents += epoch.map.len();
             }
             if volume.log_damaged {
-                volume.state = crate::snapshot::State::Held;
-                volume.reason = Some("flushed records of the log are missing");
+                volume.hold(Some("flushed records of the log are missing"));
             }
         }
         self.count_writers();
@@ -293,12 +292,12 @@ impl Core {
     pub(super) fn check_volumes(&mut self) {
         let (mut unfinished, mut given_up, mut extents) = (0, 0, 0);
         for volume in self.volumes.iter().flatten() {
-            let begun = volume.unfinished_sectors > 0;
+            let begun = volume.is_in_part();
             unfinished += u32::from(begun);
-            given_up += u32::from(volume.given_up);
+            given_up += u32::from(volume.is_given_up());
             extents += volume.dirty_extents();
             assert!(
-                !begun || volume.waiting.front().is_some_and(|it| it.blocks() > 0),
+                !begun || volume.first_waiting().is_some_and(|it| it.blocks() > 0),
                 "the rest of a write waits first"
             );
             let epochs = &volume.epochs;
@@ -310,7 +309,7 @@ impl Core {
                 epochs.iter().is_sorted_by_key(|epoch| epoch.last_serial),
                 "epochs are in order of their serials"
             );
-            let given = volume.serial_next.0 + u64::from(begun);
+            let given = volume.serial_next().0 + u64::from(begun);
             assert!(
                 epochs.iter().all(|it| it.last_serial.0 < given),
                 "only what was given a serial is dirty"
@@ -550,12 +549,11 @@ impl Core {
         if volume.bypass == Bypass::Held {
             return;
         }
-        if volume.state != crate::snapshot::State::Damaged {
+        if volume.state() != crate::snapshot::State::Damaged {
             volume.unread.clear();
         }
         volume.unread.add(now, bad);
-        volume.state = crate::snapshot::State::Damaged;
-        volume.reason = Some("dirty data cannot be read from the cache device any more");
+        volume.damage("dirty data cannot be read from the cache device any more");
     }
 
     /// Nothing that is kept clean of this volume counts any more. A base layer, which nobody
@@ -572,8 +570,7 @@ impl Core {
 
     fn enqueue(&mut self, id: VolumeId) {
         let volume = self.volume(id);
-        if !volume.queued {
-            volume.queued = true;
+        if volume.enqueue() {
             self.queue.push_back(id);
         }
     }

@@ -29,7 +29,7 @@ impl Core {
     /// Counts a write that arrives at a ready volume, and says when it may be admitted.
     pub(super) fn pace(&mut self, cx: &mut Cx<'_>, id: VolumeId, blocks: u64) -> Time {
         let volume = self.volume(id);
-        if volume.policy != Policy::WriteBack || !volume.ready {
+        if volume.policy != Policy::WriteBack || !volume.is_ready() {
             return Time(0);
         }
         if volume.flow.arrives(cx.now, blocks) {
@@ -61,7 +61,7 @@ impl Core {
         let room = self.most(id, Pool::Log);
         let extents_room = self.most(id, Pool::Map);
         let limit = volume.dirty_limit_blocks();
-        let held: u64 = volume.waiting.iter().map(Waiting::blocks).sum();
+        let held: u64 = volume.waiting().map(Waiting::blocks).sum();
         let batch = volume.epochs.front().map_or(0, |epoch| epoch.charge);
         let moved = volume
             .destage
@@ -82,9 +82,9 @@ impl Core {
     /// When the first waiting request of a volume has its turn, if that is not now.
     pub(super) fn held_until(&mut self, now: Time, id: VolumeId) -> Option<Time> {
         let volume = self.volume(id);
-        let first = volume.waiting.front()?;
+        let first = volume.first_waiting()?;
         // A write that has begun is finished: all others wait for it.
-        if volume.unfinished_sectors > 0 {
+        if volume.is_in_part() {
             return None;
         }
         let at = match first.blocks() {
@@ -112,7 +112,7 @@ impl Core {
             return;
         }
         volume.flow.timer = None;
-        if !volume.waiting.is_empty() {
+        if volume.has_waiting() {
             self.look_at_flow(cx, id, 0);
             self.touch(id);
         }
@@ -185,7 +185,7 @@ impl Core {
         let volume = self.volume(id);
         let depth = volume.tuning.origin_queue_depth.max(1) as usize;
         if volume
-            .guest_read_at
+            .guest_read_at()
             .is_none_or(|at| now.since(at) > READS_LINGER_NS)
         {
             return depth;

@@ -187,16 +187,14 @@ impl Core {
         destage.retry_at = cx.now.plus_millis(DAMAGED_MS);
         let volume = self.volume(id);
         volume.counters.origin.errors += 1;
-        if volume.committing.is_some() {
+        if volume.is_committing() {
             return self.give_up_commit(cx, id, Refusal::Contradicts);
         }
-        if volume.state != State::Damaged {
-            volume.state = State::Stalled;
-            volume.reason = Some(CONTRADICTS);
+        if volume.state() != State::Damaged {
+            volume.stall_for(CONTRADICTS);
         }
         // Nothing tells when it will be repaired, so orders do not wait for that.
-        let waiters = core::mem::take(&mut volume.destage_waiters);
-        for (request, _) in waiters {
+        for request in volume.take_destage_orders() {
             cx.out.reply(request, Err(Refusal::Contradicts));
         }
         self.refuse_group(cx, id, Refusal::Contradicts);
@@ -290,13 +288,13 @@ impl Core {
 
     fn count_plan_read(&mut self, id: VolumeId, bytes: u64) {
         let volume = self.volume(id);
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         volume.counters.origin.reads += 1;
         volume.counters.origin.read_bytes += bytes;
     }
 
     pub(super) fn plan_table_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
-        self.volume(id).origin_in_flight -= 1;
+        self.volume(id).request_ends();
         let missing = self.plan(id).missing.take().expect("it was asked for");
         if ok {
             let mut bytes = alloc::vec![0; missing.bytes as usize];
@@ -399,7 +397,7 @@ impl Core {
     /// which may be what cannot be read, each part is read by itself.
     pub(super) fn plan_read_done(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32, ok: bool) {
         let volume = self.volume(id);
-        volume.origin_in_flight -= 1;
+        volume.request_ends();
         volume.counters.origin.errors += u64::from(!ok);
         let it = self.phase(id).jobs.get(job);
         assert!(it.waits > 0, "what is there was waited for");
@@ -510,7 +508,7 @@ impl Core {
         assert!(at.is_multiple_of(SECTOR_BYTES) && bytes > 0);
         if when == When::Now {
             let volume = self.volume(id);
-            volume.origin_in_flight += 1;
+            volume.request_begins();
             volume.counters.origin.writes += 1;
             volume.counters.origin.write_bytes += bytes;
             let (purpose, device) = (Purpose::DestageWrite, Device::Origin(id));

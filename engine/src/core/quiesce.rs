@@ -60,8 +60,8 @@ impl Core {
         for member in &members {
             let volume = self.volume(*member);
             let newest = volume.epochs.back().map(|epoch| epoch.last_serial);
-            let upto = newest.map_or(volume.destaged, |it| it.max(volume.destaged));
-            volume.destage_upto = volume.destage_upto.max(upto);
+            let upto = newest.map_or(volume.destaged(), |it| it.max(volume.destaged()));
+            volume.want(upto);
             assert!(volume.quiesce.is_none(), "one order at a time");
             volume.quiesce = Some(Quiesce {
                 upto,
@@ -165,7 +165,7 @@ impl Core {
         self.refuse_group(cx, id, Refusal::Busy);
         for member in members {
             let volume = self.volume(member);
-            for (order, _) in core::mem::take(&mut volume.destage_waiters) {
+            for order in volume.take_destage_orders() {
                 cx.out.reply(order, Err(Refusal::Busy));
             }
             let Some(quiesce) = volume.quiesce.as_mut() else {
@@ -307,7 +307,7 @@ impl Core {
         let filling = self.fills.iter_mut().any(|fill| fill.origin() == Some(id));
         let stopping = self.stopping;
         let volume = self.volume(id);
-        let busy = filling || volume.origin_in_flight > 0 || volume.reads_in_flight > 0;
+        let busy = filling || volume.has_requests() || volume.has_reads();
         let busy = busy && !has(Bug::ExchangeUnderReads);
         let quiesce = volume.quiesce.as_mut().expect("checked by the caller");
         if busy && cx.now < until && !stopping {

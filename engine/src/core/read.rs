@@ -45,7 +45,7 @@ impl Core {
             cx.out.reply(request, Err(Refusal::OutOfRange));
             return;
         }
-        if volume.state == State::Held {
+        if volume.state() == State::Held {
             cx.out.reply(request, Err(Refusal::Held));
             return;
         }
@@ -68,7 +68,7 @@ impl Core {
         started: Time,
     ) {
         let volume = self.volume(id);
-        volume.reads_in_flight += 1;
+        volume.read_begins();
         let parts = volume.resolve(span);
         if volume.policy == Policy::Ephemeral && parts.iter().any(|(_, part)| part.is_some()) {
             volume.counters.overlay_hits += 1;
@@ -130,12 +130,7 @@ impl Core {
         }
         let op = self.reads.take(read);
         let volume = self.volume(op.volume);
-        assert!(
-            volume.reads_in_flight > 0 && volume.reads_held >= u32::from(op.held),
-            "a volume counts its reads"
-        );
-        volume.reads_in_flight -= 1;
-        volume.reads_held -= u32::from(op.held);
+        volume.read_ends(op.held);
         match op.goal {
             Goal::Guest { request, .. } => cx.out.reply(request, op.result),
             Goal::Table(table) => self.map_table_read(cx, (read, op.volume), table, op.result),
@@ -259,7 +254,9 @@ impl Core {
         self.held_reads.push((read, part));
         let op = self.reads.get(read);
         let (id, first) = (op.volume, !core::mem::replace(&mut op.held, true));
-        self.volume(id).reads_held += u32::from(first);
+        if first {
+            self.volume(id).read_is_held();
+        }
     }
 
     pub(super) fn read_past_tier(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
@@ -318,7 +315,7 @@ impl Core {
         let op = self.reads.get(read);
         let (id, begun) = (op.volume, op.started);
         let volume = self.volume(id);
-        volume.origin_in_flight -= 1;
+        volume.request_ends();
         volume.counters.origin.latency.add_ns(cx.now.since(started));
         volume.origin_answered(cx.now, result);
         let again = volume.may_read_again(result);

@@ -51,7 +51,7 @@ impl Core {
             volume.resize.is_some() || volume.quiesce.is_some() || volume.image.rebase.is_some();
         let size = volume.size_bytes / SECTOR_BYTES;
         let inside = order.own.iter().all(|it| it.end() <= size);
-        let refusal = match volume.state {
+        let refusal = match volume.state() {
             _ if volume.is_gone() => Some(Refusal::Gone),
             _ if volume.read_only || !volume.owns_image() || !plans => Some(Refusal::Policy),
             _ if !inside => Some(Refusal::OutOfRange),
@@ -97,9 +97,9 @@ impl Core {
         let Some(volume) = self.find(id) else { return };
         let (destages, touched) = (
             volume.is_destaging(),
-            volume.origin_in_flight > 0 || volume.reads_in_flight > 0 || filling,
+            volume.has_requests() || volume.has_reads() || filling,
         );
-        let serves = volume.ready && volume.detaching.is_none();
+        let serves = volume.is_ready() && !volume.is_detaching();
         let writer = volume.ledger_writer.as_mut();
         let Some(rebase) = volume.image.rebase.as_mut().filter(|_| serves) else {
             return;

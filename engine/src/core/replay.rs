@@ -66,7 +66,7 @@ impl Core {
         loop {
             let Some(volume) = self.find(id) else { return };
             let serves = volume.serves() || volume.applies_commit() || volume.applies_move();
-            let begun = volume.unfinished_sectors > 0;
+            let begun = volume.is_in_part();
             let Some(replay) = &mut volume.replay else {
                 return;
             };
@@ -279,7 +279,7 @@ impl Core {
             .pop_front()
             .expect("checked by the caller");
         volume.replay().sent += 1;
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         volume.counters.origin.writes += 1;
         let pending = Pending::Replay {
             volume: id,
@@ -407,7 +407,7 @@ impl Core {
     ) {
         self.windows.done(cx.now, id, 1);
         let volume = self.volume(id);
-        volume.origin_in_flight -= 1;
+        volume.request_ends();
         volume.counters.origin.latency.add_ns(cx.now.since(started));
         let replay = volume.replay();
         assert!(replay.sent > 0 && replay.jobs.get(at).writes > 0);
@@ -415,8 +415,8 @@ impl Core {
         replay.jobs.get(at).writes -= 1;
         if result.is_ok() {
             replay.pause.end();
-            if volume.state == State::Stalled && !volume.replay().sync_failed {
-                (volume.state, volume.reason) = (State::Clean, None);
+            if volume.state() == State::Stalled && !volume.replay().sync_failed {
+                volume.recover();
             }
             self.turns.moved(cx.now, id);
         } else {
@@ -571,8 +571,8 @@ impl Core {
         let volume = self.volume(id);
         let ledger_writer = volume.ledger_writer.as_ref();
         let destaged = ledger_writer.map_or(Serial(0), |it| it.ledger.destaged);
-        volume.destaged = volume.destaged.max(destaged);
-        let upto = volume.destaged;
+        volume.reach(destaged);
+        let upto = volume.destaged();
         let epochs = volume.epochs.iter();
         let there = epochs.take_while(|epoch| epoch.last_serial <= upto).count();
         let epochs: Vec<_> = volume.epochs.drain(..there).collect();
@@ -590,7 +590,7 @@ impl Core {
             .expect("checked by the caller");
         let replay = volume.replay.take().expect("checked by the caller");
         assert!(
-            replay.rests() && replay.table_piece.is_none() && volume.unfinished_sectors == 0,
+            replay.rests() && replay.table_piece.is_none() && !volume.is_in_part(),
             "nothing of it is on its way"
         );
         let ledger_writer = volume
@@ -599,7 +599,7 @@ impl Core {
             .expect("its ledger names a journal");
         ledger_writer.ledger.progress = Progress::Cut(replay.upto);
         self.merge_epochs(&mut volume, 0, replay.upto);
-        volume.destage_upto = volume.destage_upto.max(replay.upto);
+        volume.want(replay.upto);
         self.volumes[id.0 as usize] = Some(volume);
         self.recount(id);
         self.touch(id);
@@ -622,8 +622,7 @@ impl Core {
         replay.again.clear();
         replay.pause.rest(now, FOREIGN_MS);
         volume.counters.origin.errors += 1;
-        volume.state = State::Stalled;
-        volume.reason = Some(JOURNAL_DAMAGED);
+        volume.stall_for(JOURNAL_DAMAGED);
         self.turns.rest(id);
     }
 }

@@ -47,8 +47,8 @@ impl Core {
         destage.resend.pause.end();
         let failed = destage.resend.sync_failed;
         let volume = self.volume(id);
-        if volume.state == State::Stalled && !failed {
-            (volume.state, volume.reason) = (State::Clean, None);
+        if volume.state() == State::Stalled && !failed {
+            volume.recover();
         }
     }
 

@@ -45,7 +45,7 @@ impl Core {
         let volume = self.volume(id);
         let shrinks = new_bytes < volume.size_bytes;
         let gone = volume.is_gone() || volume.resize.is_some() || volume.image.rebase.is_some();
-        let refusal = match volume.state {
+        let refusal = match volume.state() {
             _ if gone => Some(Refusal::Gone),
             _ if new_bytes == 0 || new_bytes > BYTES_MAX => Some(Refusal::OutOfRange),
             _ if !new_bytes.is_multiple_of(SECTOR_BYTES) => Some(Refusal::OutOfRange),
@@ -80,7 +80,8 @@ impl Core {
         if volume.is_between_states()
             && let Some(epoch) = volume.epochs.front()
         {
-            volume.destage_upto = volume.destage_upto.max(epoch.last_serial);
+            let upto = epoch.last_serial;
+            volume.want(upto);
         }
     }
 
@@ -88,6 +89,10 @@ impl Core {
     pub(super) fn resize_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
         let (serves, destages) = (volume.serves(), volume.is_destaging());
+        let touched = volume.has_requests()
+            || volume.has_reads()
+            || volume.writes_directly()
+            || volume.has_waiting();
         let waits = |it: &&mut Resize| matches!(it.step, Step::Wait | Step::Room);
         let Some(resize) = volume.resize.as_mut().filter(waits) else {
             return;
@@ -95,10 +100,6 @@ impl Core {
         let ledger_writer = volume.ledger_writer.as_ref();
         let writes = destages || ledger_writer.is_some_and(|it| it.step.is_some());
         let shrinks = resize.new_bytes < resize.old_bytes;
-        let touched = volume.origin_in_flight > 0
-            || volume.reads_in_flight > 0
-            || !volume.direct.is_empty()
-            || !volume.waiting.is_empty();
         if !serves || writes || (shrinks && touched) {
             return;
         }
@@ -121,7 +122,7 @@ impl Core {
         if shrinks {
             volume.size_bytes = bytes;
         }
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         let (pending, device) = (Pending::Resize { volume: id }, Device::Origin(id));
         cx.order(pending, Purpose::GuestWrite, device, Op::Resize, 0, bytes);
     }
@@ -132,7 +133,7 @@ impl Core {
             return self.header_resized(cx, id, result);
         }
         let volume = self.volume(id);
-        volume.origin_in_flight -= 1;
+        volume.request_ends();
         match result {
             Ok(()) => self.has_size(id),
             Err(error) => {

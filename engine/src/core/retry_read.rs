@@ -30,7 +30,7 @@ impl Core {
             return;
         }
         let due = |it: &&Volume| {
-            it.state == State::Damaged && !it.unread.is_empty() && cx.now >= it.unread.look_at
+            it.state() == State::Damaged && !it.unread.is_empty() && cx.now >= it.unread.look_at
         };
         let Some(volume) = self.volumes.iter().flatten().find(due) else {
             return;
@@ -88,9 +88,8 @@ impl Core {
     pub(super) fn forgive_if_read(&mut self, id: VolumeId) {
         let volume = self.volume(id);
         let met = volume.destage.as_ref().is_some_and(|it| it.met_damage());
-        if volume.state == State::Damaged && volume.unread.is_empty() && !met {
-            volume.state = State::Clean;
-            volume.reason = None;
+        if volume.state() == State::Damaged && volume.unread.is_empty() && !met {
+            volume.recover();
         }
     }
 }

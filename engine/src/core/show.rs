@@ -98,7 +98,7 @@ impl Core {
                     epochs
                         .into_iter()
                         .find(durable)
-                        .map_or(volume.destaged, |e| e.last_serial)
+                        .map_or(volume.destaged(), |e| e.last_serial)
                 }
             }
             _ => volume.acked(),
@@ -160,8 +160,8 @@ impl Core {
             state,
             reason: self.why(volume, reason),
             past_log: volume.bypass == Bypass::Bypassed,
-            orphan: !volume.attached,
-            ready: volume.ready,
+            orphan: !volume.is_attached(),
+            ready: volume.is_ready(),
             size_bytes: volume.size_bytes,
             dirty_bytes: volume.dirty_bytes(),
             dirty_writes: volume.epochs.iter().map(|epoch| epoch.writes).sum(),
@@ -171,12 +171,12 @@ impl Core {
             acked_serial: volume.acked(),
             durable_serial: self.durable_serial(volume),
             destaged_serial: if volume.policy == Policy::WriteBack {
-                volume.destaged
+                volume.destaged()
             } else {
                 Serial(0)
             },
-            generation: volume.generation,
-            waiting_requests: volume.waiting.len() as u64,
+            generation: volume.generation(),
+            waiting_requests: volume.waiting().len() as u64,
             flow: FlowSnapshot {
                 active: volume.flow.is_active(),
                 delay_ns: volume.flow.delay_ns(),
@@ -195,7 +195,7 @@ impl Core {
 
 /// How a volume is shown, and why.
 fn state_of(volume: &Volume, now: Time) -> (State, Option<&'static str>) {
-    let (state, reason) = (volume.shown_state(), volume.reason);
+    let (state, reason) = (volume.shown_state(), volume.reason());
     if !matches!(state, State::Clean | State::Dirty) {
         return (state, reason);
     }

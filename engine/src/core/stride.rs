@@ -45,14 +45,14 @@ impl Core {
 }
 
 fn waits_for_destage(volume: &Volume) -> bool {
-    volume.destage_upto > volume.destaged
+    volume.is_commanded()
         || volume.policy != Policy::WriteBack
         || volume.group.is_some()
         || volume.switch.is_some()
         || volume.resize.is_some()
         || volume.image.rebase.is_some()
-        || volume.detaching.is_some()
-        || volume.suspending.is_some()
-        || volume.committing.is_some()
-        || !volume.waiting.is_empty()
+        || volume.is_detaching()
+        || volume.is_suspending()
+        || volume.is_committing()
+        || volume.has_waiting()
 }

@@ -62,8 +62,8 @@ impl Core {
         let failed = self.health.is_failed();
         let volume = self.volume(id);
         let ephemeral = wanted == Policy::Ephemeral || volume.policy == Policy::Ephemeral;
-        let refusal = match volume.state {
-            _ if volume.detaching.is_some() || !volume.attached => Some(Refusal::Gone),
+        let refusal = match volume.state() {
+            _ if volume.is_detaching() || !volume.is_attached() => Some(Refusal::Gone),
             _ if ephemeral && wanted != volume.policy => Some(Refusal::Policy),
             // A plan has its journal.
             _ if volume.map.is_some() && wanted == Policy::WriteBack && !journal_possible => {
@@ -140,19 +140,19 @@ impl Core {
             }
             Step::Last => {
                 let writes = volume.is_destaging() || volume.replay.is_some();
-                let busy = writes || volume.unfinished_sectors > 0;
+                let busy = writes || volume.is_in_part();
                 !busy && self.release_ledger(cx, id)
             }
             // A sync of a switch that was given up says nothing of what was written since.
             Step::Quiet
-                if volume.direct.is_empty()
+                if !volume.writes_directly()
                     && volume.allocator.is_idle()
-                    && !volume.syncs.of_switch =>
+                    && !volume.syncs_for_switch() =>
             {
                 self.set_step(id, Step::Sync);
                 let volume = self.volume(id);
-                volume.syncs.of_switch = true;
-                volume.origin_in_flight += 1;
+                volume.sync_of_switch_begins();
+                volume.request_begins();
                 volume.counters.origin.syncs += 1;
                 let (pending, device) = (Pending::SwitchSync { volume: id }, Device::Origin(id));
                 let op = Op::sync_unless(Bug::SkipSwitchSync);
@@ -177,7 +177,7 @@ impl Core {
     fn start_switch(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         let volume = self.volume(id);
         assert!(
-            volume.detaching.is_none() && volume.attached,
+            !volume.is_detaching() && volume.is_attached(),
             "a volume that goes keeps its policy"
         );
         let wanted = volume.switch.as_ref().expect("it starts").wanted;
@@ -308,15 +308,14 @@ impl Core {
     /// What went past the log is on stable media, or may be gone.
     pub(super) fn switch_synced(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
         let volume = self.volume(id);
-        assert!(volume.syncs.of_switch, "one sync of a switch at a time");
-        volume.syncs.of_switch = false;
-        volume.origin_in_flight -= 1;
+        volume.sync_of_switch_ends();
+        volume.request_ends();
         let step = volume.switch.as_ref().map(|switch| switch.step);
         let ours = step == Some(Step::Sync);
         if !ok {
             // The guest has to hear of it, and to write again what it had not flushed.
             volume.counters.origin.errors += 1;
-            volume.syncs.failed = true;
+            volume.sync_failed();
             volume.allocator.doubt();
             self.renew_layer(id);
         }
@@ -346,10 +345,10 @@ impl Core {
         let before = volume.policy;
         assert!(!policy.is_direct() || !volume.is_dirty() || before == policy);
         assert!(
-            before == policy || volume.unfinished_sectors == 0,
+            before == policy || !volume.is_in_part(),
             "a policy changes between two writes"
         );
-        if before != policy && !volume.waiting.is_empty() {
+        if before != policy && volume.has_waiting() {
             mark(Mark::SwitchedUnderLoad);
         }
         volume.policy = policy;

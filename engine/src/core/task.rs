@@ -14,7 +14,6 @@
 use super::Core;
 use crate::event::Refusal;
 use crate::outbox::Cx;
-use crate::snapshot::State;
 use crate::types::{Time, VolumeId};
 use crate::volume::Destage;
 use crate::volume::batch::{Task, journal_room};
@@ -47,7 +46,7 @@ impl Core {
         let writer = volume.ledger_writer.as_ref();
         let sequence = writer.map_or(0, |it| it.ledger.sequence);
         // It brings no write to the image.
-        let destage = Destage::new(Phase::Look, volume.destaged, sequence, room);
+        let destage = Destage::new(Phase::Look, volume.destaged(), sequence, room);
         let task = Some(task);
         volume.destage = Some(Destage { task, ..destage });
         self.touch(id);
@@ -75,7 +74,7 @@ impl Core {
             let in_step = matches!(it.phase, Phase::Prepare | Phase::Begin);
             it.task.is_some() && it.is_idle() && !it.waiting && !it.applying && !in_step
         });
-        if early && step.is_none() && volume.detaching.is_none() {
+        if early && step.is_none() && !volume.is_detaching() {
             self.refuse_task(cx, id, Refusal::Held);
         }
     }
@@ -95,9 +94,7 @@ impl Core {
         let upto = destage.upto;
         let volume = self.volume(id);
         volume.drop_destage();
-        if volume.state == State::Stalled {
-            (volume.state, volume.reason) = (State::Clean, None);
-        }
+        volume.recover_if_stalled();
         let as_it_is = volume.mark(upto);
         let resize = volume.resize.take();
         // The disk is as the file says.

@@ -11,6 +11,8 @@ use alloc::vec::Vec;
 /// Volumes of which something has changed, and what the whole shard is to try again.
 #[derive(Default)]
 pub struct Touched {
+    /// One look tells whether there may be something.
+    any: bool,
     order: VecDeque<VolumeId>,
     /// By the number of the volume: whether it stands in the order.
     marked: Vec<bool>,
@@ -30,6 +32,7 @@ impl Touched {
         if !core::mem::replace(&mut self.marked[at], true) {
             self.order.push_back(id);
         }
+        self.any = true;
         assert!(
             self.order.len() <= self.marked.len(),
             "a volume is in the order once"
@@ -39,22 +42,26 @@ impl Touched {
     /// The steps of the shard have something to do once more.
     pub fn shard(&mut self) {
         self.shard = true;
+        self.any = true;
     }
 
     /// Reads that their origin did not give are to be tried again.
     pub fn held_reads(&mut self) {
         self.reads = true;
+        self.any = true;
     }
 
     /// All volumes with waiting requests are to be tried, not just some.
     pub fn waiting_requests(&mut self) {
         self.requests = true;
+        self.any = true;
     }
 
     /// Memory of the destager, or a place at a storage, was given back so many times: as many of
     /// those in line may try.
     pub fn places(&mut self, count: usize) {
         self.places += count;
+        self.any = true;
     }
 
     /// The next volume in order.
@@ -87,10 +94,17 @@ impl Touched {
         self.shard = false;
     }
 
-    /// Nothing is left to be looked at.
-    pub fn is_empty(&self) -> bool {
+    /// Something was marked since nothing was left.
+    #[inline]
+    pub fn is_marked(&self) -> bool {
+        self.any
+    }
+
+    /// Whether nothing is left to be looked at.
+    pub fn is_over(&mut self) -> bool {
         let again = self.shard || self.reads || self.requests || self.places > 0;
-        self.order.is_empty() && !again
+        self.any = again || !self.order.is_empty();
+        !self.any
     }
 }
 
@@ -109,7 +123,7 @@ mod tests {
         touched.volume(VolumeId(7));
         let rest: Vec<u32> = core::iter::from_fn(|| touched.next().map(|id| id.0)).collect();
         assert_eq!(rest, [2, 0, 7]);
-        assert!(touched.is_empty());
+        assert!(touched.is_over() && !touched.is_marked());
     }
 
     #[test]
@@ -118,12 +132,12 @@ mod tests {
         touched.held_reads();
         touched.places(2);
         touched.places(1);
-        assert!(!touched.is_empty());
+        assert!(touched.is_marked() && !touched.is_over());
         assert!(touched.take_held_reads() && !touched.take_held_reads());
         assert_eq!((touched.take_places(), touched.take_places()), (3, 0));
         touched.shard();
-        assert!(!touched.is_empty());
+        assert!(touched.is_marked() && !touched.is_over());
         touched.begin();
-        assert!(touched.is_empty());
+        assert!(touched.is_over() && !touched.is_marked());
     }
 }

@@ -53,11 +53,11 @@ impl Volume {
 
     /// Requests may begin.
     pub fn serves(&self) -> bool {
-        self.ready && self.misfit().is_none() && !self.holds_for_exchange()
+        self.is_ready() && self.misfit().is_none() && !self.holds_for_exchange()
     }
 
     /// The volume is the only one that writes its image.
     pub(crate) fn writes_image(&self) -> bool {
-        !self.read_only && self.owns_image() || self.committing.is_some()
+        !self.read_only && self.owns_image() || self.is_committing()
     }
 }

@@ -51,12 +51,12 @@ impl Volume {
 
     /// Of a volume that stands alone: its image has all that was written before it was to rest.
     pub(crate) fn is_drained(&self) -> bool {
-        self.quiesce.is_some_and(|it| self.destaged >= it.upto)
+        self.quiesce.is_some_and(|it| self.destaged() >= it.upto)
     }
 
     /// Why its image cannot be brought to rest.
     pub(crate) fn quiesce_refusal(&self, failed: bool) -> Option<Refusal> {
-        match self.state {
+        match self.state() {
             _ if self.is_gone() => Some(Refusal::Gone),
             _ if self.policy != Policy::WriteBack || self.read_only => Some(Refusal::Policy),
             _ if self.switch.is_some() => Some(Refusal::Policy),
@@ -73,6 +73,6 @@ impl Volume {
     pub(crate) fn is_still(&self) -> bool {
         let ledger = self.ledger_writer.as_ref();
         let written = ledger.is_some_and(|it| it.step.is_some());
-        self.ready && !self.is_destaging() && !written
+        self.is_ready() && !self.is_destaging() && !written
     }
 }

@@ -62,6 +62,6 @@ impl Volume {
     /// What is left of the plan before, for which the move waits, or what its own plan has decided,
     /// goes to the image.
     pub(crate) fn applies_move(&self) -> bool {
-        self.plans_move() && self.ready && self.misfit().is_none()
+        self.plans_move() && self.is_ready() && self.misfit().is_none()
     }
 }

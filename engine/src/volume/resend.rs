@@ -3,8 +3,6 @@
 //! Always true: a pause ends by itself, and is never longer than the longest.
 //! Deliberately absent: who sends them (`core::resend`).
 
-use super::Volume;
-use crate::snapshot::State;
 use crate::types::{Span, Time};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -106,22 +104,5 @@ impl Resend {
 
     pub fn synced(&mut self) {
         self.sync_failed = false;
-    }
-}
-
-impl Volume {
-    /// Dirty data does not reach its origin.
-    pub(crate) fn stall(&mut self, full: bool) {
-        if matches!(self.state, State::Damaged | State::Held) {
-            return;
-        }
-        self.state = State::Stalled;
-        self.reason = Some(match full {
-            true => {
-                "there is no space left for the data or its journal beside the image; make room \
-                 there, and destage goes on by itself"
-            }
-            false => "the origin answers with errors; destage is tried again",
-        });
     }
 }

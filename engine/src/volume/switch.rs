@@ -58,7 +58,7 @@ impl Volume {
         let goes_on = |step| matches!(step, Step::Start | Step::Rest { .. } | Step::Drain { .. });
         let held = |switch: &Switch| !goes_on(switch.step);
         let switching = self.switch.as_ref().is_some_and(held);
-        self.unfinished_sectors == 0 && (switching || self.bypass.holds_writes())
+        !self.is_in_part() && (switching || self.bypass.holds_writes())
     }
 
     /// Why a switch that nobody ordered is not at its end.
@@ -85,7 +85,7 @@ impl Volume {
         };
         let fresh = self.epochs.iter().filter(|epoch| epoch.last_serial > upto);
         let fresh: u64 = fresh.map(|epoch| epoch.charge).sum();
-        let stuck = matches!(self.state, State::Stalled | State::Damaged);
+        let stuck = matches!(self.state(), State::Stalled | State::Damaged);
         stuck || fresh == 0 || fresh + blocks <= room
     }
 }
