@@ -286,7 +286,7 @@ impl Volume {
 
     /// Whether the stage may hold what nothing else has; of overlays it says what of them counts.
     fn is_staged(&self, logged: bool) -> bool {
-        let serves = self.is_attached() && !(logged && !self.has_waiting());
+        let serves = self.is_attached() && (!logged || self.has_waiting());
         match self.logged_policy {
             Policy::WriteBack => serves && !self.read_only,
             Policy::Ephemeral => serves || self.is_dirty(),
