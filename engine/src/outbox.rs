@@ -130,6 +130,37 @@ pub enum Pending {
     },
 }
 
+impl Pending {
+    /// The volume whose own work it was. What reads and writes of guests ask of an origin is none:
+    /// their end matters only where something waits for it.
+    pub fn volume(&self) -> Option<VolumeId> {
+        match *self {
+            Pending::SwitchSync { volume }
+            | Pending::Resize { volume }
+            | Pending::Clock { volume }
+            | Pending::CutJournal { volume }
+            | Pending::Remove { volume }
+            | Pending::Ledger { volume }
+            | Pending::LedgerSync { volume }
+            | Pending::Destage { volume, .. }
+            | Pending::DestageSync { volume }
+            | Pending::JournalTable { volume }
+            | Pending::Plan { volume, .. }
+            | Pending::Allocate { volume, .. }
+            | Pending::Replay { volume, .. }
+            | Pending::Stat { volume }
+            | Pending::LookAtImage { volume }
+            | Pending::Look { volume, .. } => Some(volume),
+            Pending::Log { .. } | Pending::CacheSync { .. } | Pending::Footer { .. } => None,
+            Pending::Prepare { .. } | Pending::Checkpoint | Pending::CheckpointSync => None,
+            Pending::Fetch { .. } | Pending::Fill { .. } | Pending::LineRead { .. } => None,
+            Pending::FillBatch { .. } | Pending::FillFooter { .. } => None,
+            Pending::OriginRead { .. } | Pending::Direct { .. } => None,
+            Pending::EvacuateFooter | Pending::ScrubFooter => None,
+        }
+    }
+}
+
 /// The requests of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplayIo {

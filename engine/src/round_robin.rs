@@ -101,6 +101,12 @@ impl RoundRobin {
         self.opened = true;
     }
 
+    /// A member has work.
+    pub fn is_busy(&self, id: VolumeId) -> bool {
+        let member = self.members.get(id.0 as usize).copied().flatten();
+        member.is_some_and(|member| member.busy)
+    }
+
     /// A volume is gone for good.
     pub fn forget(&mut self, id: VolumeId) {
         self.rest(id);

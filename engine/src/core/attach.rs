@@ -9,12 +9,10 @@
 //! "dirty on this cache" finds its volume there; a volume whose ledger does not fit is refused
 //! and nothing of it is touched. Deliberately absent: writing a ledger ([`super::ledger`]).
 
+use super::Core;
 use super::checkpoint::Waiter;
-use super::destage::Phase;
-use super::image::{Known, of_ledger};
+use super::image::of_ledger;
 use super::keep::name_of;
-use super::ledger::{LedgerStep, LedgerWriter};
-use super::{Bypass, Core, Replay, Switch};
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose, Refusal, ResetOn, Stat, VolumeSpec};
 use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
@@ -29,7 +27,9 @@ use crate::ram::Layer;
 use crate::settle::Settled;
 use crate::snapshot::State;
 use crate::types::{Generation, Policy, RequestId, SECTOR_BYTES, Serial, Time, Uuid, VolumeId};
-use crate::volume::{Removal, Volume};
+use crate::volume::destage::Phase;
+use crate::volume::ledger::LedgerStep;
+use crate::volume::{Bypass, Known, LedgerWriter, Removal, Replay, Switch, Volume};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
@@ -117,7 +117,7 @@ impl Core {
         while self.volumes.len() <= id.0 as usize {
             self.volumes.push(None);
         }
-        self.generation_next = Generation(self.generation_next.0.max(volume.generation.0 + 1));
+        self.generation_next = Generation(self.generation_next.0.max(volume.generation().0 + 1));
         self.volumes[id.0 as usize] = Some(volume);
         self.count_writers();
         self.checkpoint.wait(Waiter::Attach(id));
@@ -168,7 +168,7 @@ impl Core {
         (image, unsaid): (Image, bool),
     ) -> Option<LedgerWriter> {
         assert!(
-            volume.destaged < volume.serial_next,
+            volume.destaged() < volume.serial_next(),
             "the next serial is not destaged"
         );
         let owned = volume.policy == Policy::WriteBack;
@@ -208,7 +208,7 @@ impl Core {
         while volume
             .epochs
             .front()
-            .is_some_and(|epoch| epoch.last_serial <= volume.destaged)
+            .is_some_and(|epoch| epoch.last_serial <= volume.destaged())
         {
             mark(Mark::ReachedMeanwhile);
             let epoch = volume.epochs.pop_front().expect("just seen");
@@ -244,7 +244,7 @@ impl Core {
             )));
         }
         let attached = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
-        if attached.is_some_and(|volume| volume.attached) {
+        if attached.is_some_and(|volume| volume.is_attached()) {
             return Err(OpenError::Refused(format!(
                 "volume {name} is already attached"
             )));
@@ -275,19 +275,20 @@ impl Core {
             if others && !spec.commit {
                 // Another image under an old name: nothing that the log has of it counts.
                 volume.uuid = ledger.volume;
-                volume.generation = Generation(self.generation_next.0.max(ledger.generation.0 + 1));
-                volume.base_generation = volume.generation;
-                volume.destaged = Serial(0);
+                let next = self.generation_next.0.max(ledger.generation.0 + 1);
+                volume.set_generation(Generation(next));
+                volume.void_older();
+                volume.forget_destaged();
             }
-            if ledger.generation >= volume.generation {
-                volume.generation = Generation(ledger.generation.0 + 1);
+            if ledger.generation >= volume.generation() {
+                volume.set_generation(Generation(ledger.generation.0 + 1));
             }
             // Of an overlay as well: a commit that a kill cut short of its reset has brought it.
             let ours = ledger.volume == volume.uuid;
             if ours && !has(Bug::IgnoreLedger) {
-                volume.destaged = volume.destaged.max(ledger.destaged);
+                volume.reach(ledger.destaged);
             }
-            volume.serial_next = Serial(volume.serial_next.0.max(ledger.destaged.0 + 1));
+            volume.skip_to(ledger.destaged);
         }
         Ok(volume)
     }
@@ -300,7 +301,7 @@ impl Core {
     ) -> Result<Volume, OpenError> {
         check_owner(self.cache, &spec.name, ledger)?;
         let mut volume = Volume::fresh(id, spec);
-        volume.generation = self.generation_next;
+        volume.set_generation(self.generation_next);
         if let Some(ledger) = ledger {
             if ledger.dirty && spec.policy != Policy::Ephemeral && !spec.read_only {
                 return Err(OpenError::Refused(format!(
@@ -310,14 +311,14 @@ impl Core {
                 )));
             }
             volume.uuid = ledger.volume;
-            volume.generation = Generation(self.generation_next.0.max(ledger.generation.0 + 1));
-            volume.destaged = ledger.destaged;
-            volume.serial_next = Serial(ledger.destaged.0 + 1);
-            volume.first_serial = volume.serial_next;
+            let next = self.generation_next.0.max(ledger.generation.0 + 1);
+            volume.set_generation(Generation(next));
+            volume.reach(ledger.destaged);
+            volume.go_on_behind(ledger.destaged);
         }
         // Ids are used again; whatever the log still has under this one is of another volume.
         if !has(Bug::KeepAfterLoss) {
-            volume.base_generation = volume.generation;
+            volume.void_older();
         }
         Ok(volume)
     }
@@ -351,7 +352,7 @@ impl Core {
     fn claim_of(&self, volume: &Volume, old: Option<Ledger>) -> Ledger {
         // A ledger that came back from a backup may name a cut that is behind the log; a ledger
         // that said so once more would be none.
-        let reached = |it: Progress| matches!(it, Progress::Cut(upto) if upto < volume.destaged);
+        let reached = |it: Progress| matches!(it, Progress::Cut(upto) if upto < volume.destaged());
         let progress = old.as_ref().map(|ledger| ledger.progress);
         let progress = progress.filter(|it| !reached(*it));
         // A journal stays for its file, which may not be as long as the volume.
@@ -369,8 +370,8 @@ impl Core {
             machine: self.config.machine,
             boot: self.config.boot,
             owner,
-            generation: volume.generation,
-            destaged: volume.destaged,
+            generation: volume.generation(),
+            destaged: volume.destaged(),
             // A cut that was begun is reached by the recovered log, which covers it.
             progress: progress.unwrap_or(Progress::Idle),
             dirty: true,
@@ -404,41 +405,30 @@ impl Core {
 
     pub(super) fn open_for_requests(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
-        volume.ready = true;
+        volume.open();
         let serves = volume.serves();
-        // Waiting for room starts now.
-        for waiting in &mut volume.waiting {
-            waiting.since = cx.now;
-        }
+        volume.wait_from(cx.now);
         if serves {
             self.start_readers(cx, id);
         }
-        let waiting = !self.volume(id).waiting.is_empty();
-        if waiting {
-            self.enqueue(id);
-        }
-        self.let_in(cx, id);
-        self.begin_commit(cx, id);
-        self.suspend_progress(cx, id);
-        self.start_destage_if_due(cx, id);
-        self.pump_switch(cx, id);
-        self.detach_progress(cx, id);
+        self.touch(id);
     }
 
     /// At an orderly stop the ledger of a clean volume that was in use says that nobody holds
     /// anything of it.
     pub(super) fn release_if_clean(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let Some(volume) = self.find(id).filter(|volume| volume.ready) else {
+        let parks = self.parking.is_some();
+        let Some(volume) = self.find(id).filter(|volume| volume.is_ready() && parks) else {
             return;
         };
-        let clean = !volume.is_dirty() && !volume.is_destaging() && volume.waiting.is_empty();
+        let clean = !volume.is_dirty() && !volume.is_destaging() && !volume.has_waiting();
         let clean = clean && volume.replay.is_none() && volume.image.rebase.is_none();
         let Some(ledger_writer) = volume.ledger_writer.as_mut() else {
             return;
         };
         if clean && ledger_writer.step.is_none() && ledger_writer.ledger.dirty {
             ledger_writer.ledger.dirty = false;
-            volume.ready = false;
+            volume.close();
             self.write_ledger(cx, id, LedgerStep::Release);
         }
     }
@@ -451,7 +441,7 @@ impl Core {
         discard_dirty: bool,
     ) {
         let volume = self.volume(id);
-        let refusal = if volume.detaching.is_some() {
+        let refusal = if volume.is_detaching() {
             Some(Refusal::Gone)
         } else if volume.owes() && !discard_dirty {
             Some(Refusal::Dirty)
@@ -462,17 +452,17 @@ impl Core {
             cx.out.reply(request, Err(refusal));
             return;
         }
-        volume.detaching = Some((request, discard_dirty));
+        volume.begin_detach(request);
         // A commit that has begun goes to its end, if its image is touched by then.
         if self.checkpoint.is_waited_for(Waiter::Attach(id))
-            && let Some(commit) = self.volume(id).committing.take()
+            && let Some(commit) = self.volume(id).take_commit()
         {
             cx.out.reply(commit, Err(Refusal::Gone));
         }
         self.give_up_unfinished(id);
         let volume = self.volume(id);
-        let waiting = core::mem::take(&mut volume.waiting);
-        let destage_waiters = core::mem::take(&mut volume.destage_waiters);
+        let waiting = volume.take_waiting();
+        let orders = volume.take_destage_orders();
         let switch = volume.switch.take();
         for request in switch.into_iter().flat_map(|switch| switch.waiters) {
             cx.out.reply(request, Err(Refusal::Gone));
@@ -480,23 +470,18 @@ impl Core {
         for waiting in waiting {
             cx.out.reply(waiting.request, Err(Refusal::Gone));
         }
-        let arrivals = core::mem::take(&mut self.volume(id).arrivals);
-        let orders = destage_waiters.into_iter().map(|(request, _)| request);
-        for request in orders.chain(arrivals.into_iter().map(|(request, _)| request)) {
+        let arrivals = self.volume(id).take_arrivals();
+        for request in orders.chain(arrivals) {
             cx.out.reply(request, Err(Refusal::Gone));
         }
         self.forget_quiesce(cx, id);
         self.leave_group(cx, id);
-        self.detach_progress(cx, id);
     }
 
     /// Goes on with a detach when nothing of the volume is in flight any more.
     pub(super) fn detach_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        self.suspend_progress(cx, id);
-        self.resize_progress(cx, id);
-        self.quiesce_progress(cx, id);
         let Some(volume) = self.find(id) else { return };
-        let Some((request, _)) = volume.detaching else {
+        let Some(request) = volume.detach_order() else {
             return;
         };
         let destaged = self.volume(id).is_destaging();
@@ -504,7 +489,7 @@ impl Core {
         let volume = self.volume(id);
         if !volume.is_destaging() {
             // A commit goes with its destage.
-            let commit = volume.committing.take_if(|_| destaged);
+            let commit = destaged.then(|| volume.take_commit()).flatten();
             commit
                 .into_iter()
                 .for_each(|request| cx.out.reply(request, Err(Refusal::Gone)));
@@ -516,11 +501,11 @@ impl Core {
             .as_ref()
             .is_some_and(|ledger_writer| ledger_writer.step.is_some());
         let busy = volume.is_destaging()
-            || volume.origin_in_flight > 0
-            || volume.reads_in_flight > 0
-            || volume.committing.is_some()
+            || volume.has_requests()
+            || volume.has_reads()
+            || volume.is_committing()
             || ledger_busy;
-        if busy || volume.removal == Removal::Ordered {
+        if busy || volume.removal() == Removal::Ordered {
             return;
         }
         // A journal that is being applied is the only whole state there is.
@@ -531,9 +516,9 @@ impl Core {
             volume.bypass == Bypass::Held && volume.ledger_writer.as_ref().is_some_and(applying);
         // A first ledger that was cut short by a power loss is none, but there may be a file.
         let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
-        let beside = volume.ledger_writer.is_some() || (writes && volume.attached);
-        if beside && !kept && volume.removal == Removal::No {
-            volume.removal = Removal::Ordered;
+        let beside = volume.ledger_writer.is_some() || (writes && volume.is_attached());
+        if beside && !kept && volume.removal() == Removal::No {
+            volume.remove(Removal::Ordered);
             let pending = Pending::Remove { volume: id };
             cx.order(
                 pending,
@@ -580,41 +565,43 @@ impl Core {
             }
             assert!(destage.is_idle(), "no memory goes with it");
             volume.drop_destage();
+            self.touch(id);
         }
     }
 
     /// Ledger and journal are gone, or could not be removed; the data is at the origin anyway.
-    pub(super) fn removed(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
+    pub(super) fn removed(&mut self, id: VolumeId, ok: bool) {
         let volume = self.volume(id);
         if !ok {
             volume.counters.origin.errors += 1;
         }
-        assert!(volume.detaching.is_some() && volume.removal == Removal::Ordered);
+        assert!(volume.is_detaching() && volume.removal() == Removal::Ordered);
         // A guest may have read from it meanwhile.
-        volume.removal = Removal::Done;
-        self.detach_progress(cx, id);
+        volume.remove(Removal::Done);
     }
 
     fn forget(&mut self, cx: &mut Cx<'_>, request: RequestId, id: VolumeId) {
         self.end_given_up(id);
-        let volume = self.volumes[id.0 as usize]
+        let mut volume = self.volumes[id.0 as usize]
             .take()
             .expect("checked by the caller");
         assert!(
-            volume.origin_in_flight == 0
-                && volume.reads_in_flight == 0
-                && volume.unfinished_sectors == 0
+            !volume.has_requests()
+                && !volume.has_reads()
+                && !volume.is_in_part()
                 && !volume.is_destaging(),
             "nothing of a volume that goes is in flight"
         );
         assert!(volume.group.is_none(), "it has left its group");
         // What has come since it was told to go, or could not be brought to its end.
         self.checkpoint.forget(Waiter::Resize(id));
-        let waiting = volume.waiting.iter().map(|waiting| waiting.request);
-        let orders = volume.destage_waiters.iter().map(|(order, _)| *order);
+        let orders = volume.take_destage_orders();
+        let waiting = volume.take_waiting().into_iter();
+        let waiting = waiting.map(|waiting| waiting.request);
         let others = volume.resize.map(|resize| resize.request());
+        let suspend = volume.suspend_order();
         let rebase = volume.image.rebase.and_then(|it| it.request());
-        let others = others.into_iter().chain(volume.suspending).chain(rebase);
+        let others = others.into_iter().chain(suspend).chain(rebase);
         for gone in waiting.chain(orders).chain(others) {
             cx.out.reply(gone, Err(Refusal::Gone));
         }
@@ -733,12 +720,12 @@ fn check_dirty(
         // The last one that was written in this life, before the volume let go of its image: a
         // recovery would have given it another generation.
         Some(ledger)
-            if (ledger.generation, ledger.cache) == (volume.generation, cache)
-                && ledger.destaged == volume.destaged =>
+            if (ledger.generation, ledger.cache) == (volume.generation(), cache)
+                && ledger.destaged == volume.destaged() =>
         {
             Ok(())
         }
-        Some(ledger) if ledger.generation >= volume.generation => Err(format!(
+        Some(ledger) if ledger.generation >= volume.generation() => Err(format!(
             "has {bytes} dirty bytes of an older generation; {} owns it since",
             ledger.owner
         )),
@@ -880,7 +867,7 @@ fn has_journaled(volume: Option<&Volume>, ledger: Option<&Ledger>) -> Option<Ser
     };
     let mut epochs = volume.epochs.iter();
     let ends = epochs.any(|epoch| epoch.last_serial == upto);
-    let whole = volume.policy == Policy::WriteBack && volume.state != State::Held;
+    let whole = volume.policy == Policy::WriteBack && volume.state() != State::Held;
     let has = whole && ledger.volume == volume.uuid && ends;
     has.then_some(upto)
 }
@@ -890,7 +877,7 @@ fn has_journaled(volume: Option<&Volume>, ledger: Option<&Ledger>) -> Option<Ser
 /// the origin or the loss is accepted; so serials alone tell what became of the log of a cache
 /// device that was dead when its volumes went home.
 fn is_home(volume: &Volume, ledger: &Ledger) -> bool {
-    let since = ledger.volume == volume.uuid && ledger.generation >= volume.generation;
+    let since = ledger.volume == volume.uuid && ledger.generation >= volume.generation();
     let lossless = ledger.compatible & LOSS_ACCEPTED == 0;
     let last = volume.epochs.back().map(|epoch| epoch.last_serial);
     let destaged = last.is_none_or(|last| last <= ledger.destaged);

@@ -28,58 +28,18 @@
 
 use super::Core;
 use super::checkpoint::Waiter;
-use super::ledger::LedgerStep;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Refusal;
 use crate::format::ledger::PAST_LOG;
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::{CacheState, State};
 use crate::types::{Policy, RequestId, Time, VolumeId};
-use crate::volume::{Volume, WaitKind};
+use crate::volume::ledger::LedgerStep;
+use crate::volume::{Bypass, Volume};
 
 /// How long a device may fail before guests stop waiting for it. Longer than the resets of a
 /// controller usually take, shorter than the patience of a guest's file system.
 pub const DOUBT_MS: u64 = 10_000;
-
-/// How far a volume has turned away from a failed device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Bypass {
-    #[default]
-    None,
-    Emergency,
-    /// `back`: when the device is good again the volume becomes write-back.
-    Release {
-        back: bool,
-    },
-    Bypassed,
-    Held,
-}
-
-impl Bypass {
-    /// New writes wait.
-    pub fn holds_writes(self) -> bool {
-        matches!(self, Bypass::Emergency | Bypass::Release { .. })
-    }
-
-    fn reason(self, gone: bool) -> Option<&'static str> {
-        match self {
-            Bypass::None => None,
-            Bypass::Emergency | Bypass::Release { .. } if gone => {
-                Some("the cache file was removed; what it holds is being brought to the origin")
-            }
-            Bypass::Bypassed if gone => {
-                Some("the cache file was removed; guests read and write the origin")
-            }
-            Bypass::Emergency | Bypass::Release { .. } => {
-                Some("the cache device fails; what it holds is being brought to the origin")
-            }
-            Bypass::Bypassed => Some("the cache device fails; guests read and write the origin"),
-            Bypass::Held => {
-                Some("the cache device fails, and dirty data that nothing else has is on it")
-            }
-        }
-    }
-}
 
 /// What is known of the device.
 #[derive(Default)]
@@ -129,7 +89,7 @@ impl Core {
 
     /// A sync has covered all that was written before it. One that found nothing of the log to
     /// cover proves little while the log cannot be written.
-    pub(super) fn cache_synced(&mut self, cx: &mut Cx<'_>) {
+    pub(super) fn cache_synced(&mut self) {
         let failing = self.health.failing_since.is_some() && !self.health.gone;
         if !failing || self.log.has_unwritten() {
             return;
@@ -138,7 +98,7 @@ impl Core {
         self.forgive();
         if core::mem::take(&mut self.health.failed) {
             for at in 0..self.volumes.len() {
-                self.leave_bypass(cx, VolumeId(at as u32));
+                self.leave_bypass(VolumeId(at as u32));
             }
         }
     }
@@ -190,7 +150,7 @@ impl Core {
             let id = VolumeId(at as u32);
             if self.volumes[at].is_some() {
                 self.enter_bypass(cx, id);
-                self.pump_bypass(cx, id);
+                self.touch(id);
             }
         }
     }
@@ -198,13 +158,13 @@ impl Core {
     /// Takes a volume out of the log, if it needs it and is not on its way already.
     fn enter_bypass(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
-        let here = volume.attached && volume.ready && volume.detaching.is_none();
+        let here = volume.is_attached() && volume.is_ready() && !volume.is_detaching();
         if !here || volume.read_only || volume.policy == Policy::Ephemeral {
             return;
         }
         self.abort_switch(cx, id);
         let volume = self.volume(id);
-        let logs = volume.policy == Policy::WriteBack && volume.state != State::Held;
+        let logs = volume.policy == Policy::WriteBack && volume.state() != State::Held;
         if !logs || volume.bypass != Bypass::None {
             return;
         }
@@ -219,26 +179,20 @@ impl Core {
         self.ends_rest(id);
         let volume = self.volume(id);
         if let Some(epoch) = volume.epochs.back() {
-            volume.destage_upto = volume.destage_upto.max(epoch.last_serial);
+            let upto = epoch.last_serial;
+            volume.want(upto);
         }
-        self.start_destage_if_due(cx, id);
-        self.pump_destage(cx, id);
     }
 
     /// The rest of a write that is staged in part finds no room any more: all of it waits again,
     /// for the way past the log or for a device that is good again.
     fn rewind_unfinished(&mut self, id: VolumeId) {
         let volume = self.volume(id);
-        if volume.unfinished_sectors == 0 {
+        if !volume.is_in_part() {
             return;
         }
         mark(Mark::Rewound);
-        let waiting = volume.waiting.front_mut().expect("its rest waits");
-        assert!(
-            matches!(waiting.kind, WaitKind::Write { .. }),
-            "only writes are staged in part"
-        );
-        waiting.rewind();
+        volume.rewind_first();
         self.give_up_unfinished(id);
     }
 
@@ -271,7 +225,7 @@ impl Core {
 
     /// Goes on when nothing of the volume is only in the log any more.
     pub(super) fn pump_bypass(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let here = self.find(id).filter(|volume| volume.detaching.is_none());
+        let here = self.find(id).filter(|volume| !volume.is_detaching());
         let Some(volume) = here else { return };
         let writes = volume.is_destaging() || volume.replay.is_some();
         let done = volume.epochs.is_empty() && !writes;
@@ -311,7 +265,7 @@ impl Core {
         let Bypass::Release { back } = volume.bypass else {
             return;
         };
-        if volume.detaching.is_some() {
+        if volume.is_detaching() {
             return;
         }
         // Another step of the ledger has ended; ours is still to come. The device may be good by
@@ -331,7 +285,7 @@ impl Core {
             volume.logged_policy = volume.policy;
         } else {
             volume.policy = Policy::Uncached;
-            volume.state = State::Clean;
+            volume.recover();
             volume.flow.reset();
             self.renew_layer(id);
         }
@@ -339,7 +293,7 @@ impl Core {
         self.count_writers();
         self.open_for_requests(cx, id);
         if !self.health.failed {
-            self.leave_bypass(cx, id);
+            self.leave_bypass(id);
         }
     }
 
@@ -358,8 +312,8 @@ impl Core {
         }
         mark(Mark::Held);
         volume.bypass = Bypass::Held;
-        volume.state = State::Held;
-        let waiting = core::mem::take(&mut volume.waiting);
+        volume.hold(None);
+        let waiting = volume.take_waiting();
         for it in waiting {
             cx.out.reply(it.request, Err(Refusal::Held));
         }
@@ -374,28 +328,23 @@ impl Core {
     }
 
     /// The device is good again: everything staged is in the log, or will be.
-    fn leave_bypass(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    fn leave_bypass(&mut self, id: VolumeId) {
         assert!(!self.health.failed, "the device is good again");
-        let here = self.find(id).filter(|volume| volume.detaching.is_none());
+        let here = self.find(id).filter(|volume| !volume.is_detaching());
         let Some(volume) = here else { return };
         match volume.bypass {
             Bypass::None | Bypass::Release { .. } => return,
             Bypass::Emergency => volume.bypass = Bypass::None,
             Bypass::Held => {
                 volume.bypass = Bypass::None;
-                volume.state = State::Clean;
-                volume.reason = None;
+                volume.recover();
             }
             Bypass::Bypassed => {
                 mark(Mark::BackFromPast);
                 self.switch_back(id);
             }
         }
-        if !self.volume(id).waiting.is_empty() {
-            self.enqueue(id);
-        }
-        self.start_destage_if_due(cx, id);
-        self.pump_switch(cx, id);
+        self.touch(id);
     }
 
     /// Checkpoints that nobody can write are not waited for, where the ledger is enough.

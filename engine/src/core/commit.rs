@@ -22,13 +22,13 @@
 
 use super::Core;
 use super::checkpoint::Waiter;
-use super::ledger::LedgerStep;
 use crate::adversary::{Mark, mark};
 use crate::event::{Device, Op, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
 use crate::types::{DestageMode, Policy, RequestId, VolumeId};
 use crate::volume::Volume;
+use crate::volume::ledger::LedgerStep;
 
 impl Volume {
     /// It was attached to be committed, and has its image alone.
@@ -39,7 +39,7 @@ impl Volume {
     /// Its commit is decided, and goes to an image that is not raw.
     pub(super) fn applies_commit(&self) -> bool {
         let decided = self.replay.as_ref().is_some_and(|it| it.plan);
-        self.committing.is_some() && decided && self.misfit().is_none()
+        self.is_committing() && decided && self.misfit().is_none()
     }
 }
 
@@ -48,9 +48,9 @@ impl Core {
     pub(super) fn commit(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
         let volume = self.volume(id);
         let able = volume.may_commit() && volume.effective_destage() == DestageMode::Atomic;
-        let refusal = match volume.state {
+        let refusal = match volume.state() {
             _ if !able => Some(Refusal::Policy),
-            _ if volume.detaching.is_some() || volume.committing.is_some() => Some(Refusal::Gone),
+            _ if volume.is_detaching() || volume.is_committing() => Some(Refusal::Gone),
             _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
             _ => None,
@@ -59,23 +59,23 @@ impl Core {
             cx.out.reply(request, Err(refusal));
             return;
         }
-        volume.committing = Some(request);
-        if volume.ready {
-            self.begin_commit(cx, id);
-        }
+        volume.order_commit(request);
     }
 
     /// The volume is there for nobody but the commit.
     pub(super) fn begin_commit(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
         // The guard of an image that is not raw is cleared first.
-        if volume.committing.is_none() || volume.replay.is_some() {
+        let waits = volume.is_ready() && volume.is_committing();
+        let writer = volume.ledger_writer.as_ref();
+        let busy = volume.replay.is_some() || writer.is_some_and(|it| it.step.is_some());
+        if !waits || busy {
             return;
         }
         assert!(volume.epochs.len() <= 1, "an overlay is one epoch");
-        assert!(volume.unfinished_sectors == 0, "no write is staged in part");
+        assert!(!volume.is_in_part(), "no write is staged in part");
         assert!(
-            volume.reads_in_flight == 0 && volume.waiting.is_empty(),
+            !volume.has_reads() && !volume.has_waiting(),
             "nobody is served by a volume that is committed"
         );
         assert!(
@@ -85,25 +85,25 @@ impl Core {
         if !volume.is_dirty() {
             return self.end_commit(cx, id, Ok(()));
         }
-        volume.ready = false;
+        volume.close();
         // The clock over there is read off the ledger.
         self.write_ledger(cx, id, LedgerStep::Claim);
     }
 
     /// The ledger is there. False if it was not a commit that wanted to know.
-    pub(super) fn commit_claimed(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+    pub(super) fn commit_claimed(&mut self, id: VolumeId) -> bool {
         let volume = self.volume(id);
-        if volume.committing.is_none() {
+        if !volume.is_committing() {
             return false;
         }
-        self.destage_overlay(cx, id);
+        self.destage_overlay(id);
         true
     }
 
     /// A commit that fails before it is decided is given up: there may be no room for its journal.
     pub(super) fn give_up_commit(&mut self, cx: &mut Cx<'_>, id: VolumeId, why: Refusal) {
         let volume = self.volume(id);
-        assert!(volume.committing.is_some(), "checked by the caller");
+        assert!(volume.is_committing(), "checked by the caller");
         let destage = volume.drop_destage();
         assert!(
             destage.is_some_and(|it| it.is_idle() && !it.applies()),
@@ -111,10 +111,7 @@ impl Core {
         );
         let epoch = volume.epochs.front_mut().expect("it was being destaged");
         epoch.sealed = false;
-        if volume.state == State::Stalled {
-            volume.state = State::Clean;
-            volume.reason = None;
-        }
+        volume.recover_if_stalled();
         self.end_commit(cx, id, Err(why));
     }
 
@@ -122,11 +119,9 @@ impl Core {
     /// pending beside an image that is not raw, and the commit begins.
     pub(super) fn commit_destaged(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
-        if volume.committing.is_none() {
+        // One that has not begun waited for the guard of its image.
+        if !volume.is_committing() || volume.is_ready() {
             return;
-        }
-        if volume.ready {
-            return self.begin_commit(cx, id);
         }
         mark(Mark::Committed);
         assert!(!volume.is_dirty(), "all of it was destaged");
@@ -137,7 +132,7 @@ impl Core {
     /// The reset is durable; the journal has had its day.
     pub(super) fn commit_reset(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         assert!(
-            self.find(id).is_some_and(|it| it.committing.is_some()),
+            self.find(id).is_some_and(|it| it.is_committing()),
             "a volume stays while it is committed"
         );
         let pending = Pending::CutJournal { volume: id };
@@ -154,7 +149,7 @@ impl Core {
     }
 
     fn end_commit(&mut self, cx: &mut Cx<'_>, id: VolumeId, result: Result<(), Refusal>) {
-        let request = self.volume(id).committing.take();
+        let request = self.volume(id).take_commit();
         let request = request.expect("a commit is under way");
         cx.out.reply(request, result);
         self.open_for_requests(cx, id);
@@ -165,50 +160,47 @@ impl Core {
         let volume = self.volume(id);
         let misfits = volume.misfit().is_some();
         let free = (volume.policy == Policy::Ephemeral || misfits)
-            && volume.attached
-            && volume.detaching.is_none()
-            && volume.committing.is_none()
-            && volume.suspending.is_none();
+            && volume.is_attached()
+            && !volume.is_detaching()
+            && !volume.is_committing()
+            && !volume.is_suspending();
         if !free {
             cx.out.reply(request, Err(Refusal::Gone));
             return;
         }
-        volume.suspending = Some(request);
-        self.suspend_progress(cx, id);
+        volume.begin_suspend(request);
     }
 
     /// Goes on with that when nothing of the volume is in flight any more.
     pub(super) fn suspend_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let failed = self.health.is_failed();
         let Some(volume) = self.find(id) else { return };
-        if volume.suspending.is_some() && volume.misfit().is_some() {
+        if volume.is_suspending() && volume.misfit().is_some() {
             self.abandon_destage(id);
         }
         let volume = self.volume(id);
         let step = volume.ledger_writer.as_ref().and_then(|it| it.step);
         // A write that has begun ends by itself, unless the device fails.
-        let begun = volume.unfinished_sectors > 0 && !failed;
+        let begun = volume.is_in_part() && !failed;
         let busy = begun
-            || volume.origin_in_flight > 0
-            || volume.reads_in_flight > 0
+            || volume.has_requests()
+            || volume.has_reads()
             || volume.is_destaging()
             || step.is_some();
-        if volume.suspending.is_none() || !volume.ready || busy {
+        if !volume.is_suspending() || !volume.is_ready() || busy {
             return;
         }
         self.give_up_unfinished(id);
         self.end_given_up(id);
         self.forget_quiesce(cx, id);
         let volume = self.volume(id);
-        volume.ready = false;
-        volume.attached = false;
         volume.ledger_writer = None;
         let map = volume.map.take();
-        let left = core::mem::take(&mut volume.waiting).into_iter();
+        let left = volume.take_waiting().into_iter();
         let left = left.map(|waiting| waiting.request);
-        let arrivals = core::mem::take(&mut volume.arrivals);
-        let request = volume.suspending.take().expect("just seen");
-        for request in left.chain(arrivals.into_iter().map(|(request, _)| request)) {
+        let arrivals = volume.take_arrivals();
+        let request = volume.let_go();
+        for request in left.chain(arrivals) {
             cx.out.reply(request, Err(Refusal::Gone));
         }
         cx.out.reply(request, Ok(()));

@@ -8,8 +8,6 @@
 //! ([`crate::origin::Planner`]).
 
 use super::Core;
-use super::allocate::Job;
-use super::batch::{Batch, Part, Source};
 use super::direct::{KEPT_BLOCKS_MAX, NO_FILL};
 use super::read_op::clip;
 use crate::adversary::{Bug, Mark, has, mark};
@@ -18,6 +16,8 @@ use crate::origin::{Extent, Lies};
 use crate::outbox::{AllocateIo, Cx};
 use crate::ram::{CleanCache, Key, Lookup, RamTier};
 use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, Policy, SECTOR_BYTES, Span, VolumeId};
+use crate::volume::allocation::Job;
+use crate::volume::batch::{Batch, Part, Source};
 use alloc::vec::Vec;
 
 /// What is written of a cluster is read as well, if that makes one read of two.

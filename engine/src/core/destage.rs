@@ -22,167 +22,32 @@
 //! image: one that does not fit is not written, and no epoch ends there. Deliberately absent: when
 //! the segments are used again; the checkpoint decides that.
 
-use super::batch::{Plan, Task, journal_room};
-use super::jobs::{JOB_PIECES_MAX, Job};
-use super::ledger::{APPLY_MS_MAX, LedgerStep};
-use super::merge_damage::REREAD_MS;
-use super::resend::{RETRY_MS, Resend};
-use super::runs::next_run;
-use super::stride::Pace;
-use super::{Core, Replay};
+use super::Core;
+use super::jobs::JOB_PIECES_MAX;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Refusal, Stat};
-use crate::fetch::Want;
-use crate::format::journal::JournalEntry;
 use crate::format::ledger::{Ledger, Progress};
 use crate::log::Waiter;
 use crate::map::{Content, ExtentMap};
 use crate::outbox::{Cx, Pending};
 use crate::ram::{Key, Layer};
-use crate::slab::Slab;
 use crate::snapshot::State;
-use crate::types::{BLOCK_SECTORS, DestageMode, Policy, RequestId, Serial, Span, Time, VolumeId};
-use crate::volume::Epoch;
+use crate::types::{BLOCK_SECTORS, DestageMode, Policy, RequestId, Time, VolumeId};
+use crate::volume::batch::journal_room;
+use crate::volume::destage::Phase;
+use crate::volume::ledger::{APPLY_MS_MAX, LedgerStep};
+use crate::volume::pace::Pace;
+use crate::volume::resend::RETRY_MS;
+use crate::volume::runs::next_run;
+use crate::volume::unread::REREAD_MS;
+use crate::volume::{Destage, Epoch, Replay};
 use alloc::vec::Vec;
 
 /// Of the requests that an origin takes at once, one part of so many may go to a journal.
 const JOURNAL_PART: usize = 4;
+
 /// Of what the read tier remembers, one part of so many may come from one epoch.
 const EXPECTED_PART: u64 = 4;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    WaitLog {
-        asked: bool,
-    },
-    /// Before a plan writes the image it is looked at, and the ledger says that it may.
-    Look,
-    Prepare,
-    Journal,
-    Table,
-    /// The header of the image says that only its journal makes it whole.
-    Guard,
-    /// What a plan wrote at once, and the guard.
-    ImageSync,
-    JournalSync,
-    /// All members of a group prepare their part of a cut before the first of them begins.
-    Gate,
-    Stat,
-    Begin,
-    Apply,
-    ApplySync,
-    /// All is there: whether that was the image is looked at once more.
-    Seen,
-    Finish,
-}
-
-/// A destage under way.
-pub struct Destage {
-    pub(super) phase: Phase,
-    pub(super) upto: Serial,
-    pub(super) cursor: u64,
-    pub(super) jobs: Slab<Job>,
-    /// Of the jobs, together: pieces of memory, and one for each that has none.
-    pub(super) width: usize,
-    /// Something cannot be read: the phase starts again when no job is left.
-    pub(super) failed: bool,
-    pub(super) resend: Resend,
-    /// What cannot be read, and when that is tried again.
-    pub(super) bad: Vec<Want>,
-    pub(super) reread_at: Time,
-    /// An order wants it to be read at once, also where a request hangs when the order comes.
-    pub(super) reread_asked: bool,
-    /// The ranges of the volume that it is of.
-    pub(super) damaged: Vec<Span>,
-    /// Something failed for want of space.
-    pub(super) full: bool,
-    pub(super) retry_at: Time,
-    pub(super) entries: Vec<JournalEntry>,
-    /// The same of a plan, kept until they are applied.
-    pub(super) planned: Vec<JournalEntry>,
-    pub(super) journal_at: u64,
-    pub(super) journal_sequence: u64,
-    pub(super) table: Vec<u8>,
-    pub(super) table_at: usize,
-    /// The piece of the table that is being written.
-    pub(super) table_sent: usize,
-    pub(super) table_piece: Option<u32>,
-    /// A request without a job is in flight: a sync or a stat.
-    pub(super) waiting: bool,
-    /// Jobs write the origin, also while the ledger is written again in between.
-    pub(super) applying: bool,
-    pub(super) apply_until: Time,
-    pub(super) pace: Pace,
-    /// Of an image that allocates.
-    pub(super) plan: Option<Plan>,
-    /// As the volume was set when it began: the ledger says *cut* while bytes of the disk are
-    /// written where they belong. A plan writes those at once, and its tables by a journal.
-    pub(super) in_place: bool,
-    /// The image contradicts itself.
-    pub(super) contradicted: bool,
-    /// The image may have a guard of this plan, or of one before it.
-    pub(super) guarded: bool,
-    /// It is of no epoch.
-    pub(super) task: Option<Task>,
-    /// Of the epoch, as [`Flow::moved`](crate::flow::Flow::moved) counts.
-    pub(super) moved_halves: u64,
-}
-
-impl Destage {
-    pub fn moved_halves(&self) -> u64 {
-        self.moved_halves
-    }
-
-    /// The origin is being written.
-    pub fn applies(&self) -> bool {
-        self.applying
-    }
-
-    /// A plan writes the image, where nothing refers to.
-    pub fn is_planned(&self) -> bool {
-        self.plan.is_some()
-    }
-
-    /// Ranges of the volume that could not be read when that was tried last.
-    pub fn damaged(&self) -> &[Span] {
-        &self.damaged
-    }
-
-    /// Something of the epoch could not be read, and is looked for.
-    pub fn met_damage(&self) -> bool {
-        !self.bad.is_empty()
-    }
-
-    /// Nothing of it is in flight, and it has no memory.
-    pub(super) fn is_idle(&self) -> bool {
-        let reads = self.table_piece.is_some() || self.table_pieces() > 0;
-        self.jobs.len() == 0 && self.width == 0 && !self.waiting && !reads
-    }
-
-    /// Pieces of memory that tables of a plan have.
-    pub(super) fn table_pieces(&self) -> usize {
-        self.plan.as_ref().map_or(0, Plan::table_pieces)
-    }
-
-    /// Its jobs are all to be done, once more.
-    fn begin_jobs(&mut self) {
-        assert!(self.is_idle(), "no range is on its way twice");
-        self.failed = false;
-        self.resend.clear();
-        self.cursor = 0;
-        self.moved_halves = 0;
-    }
-
-    /// What the origin is to be written from is not complete and synced yet.
-    pub fn is_preparing(&self) -> bool {
-        match self.phase {
-            Phase::WaitLog { .. } | Phase::Look | Phase::Prepare => true,
-            Phase::Journal | Phase::Table | Phase::Guard | Phase::ImageSync => true,
-            Phase::JournalSync => !has(Bug::PassGateUnsynced),
-            _ => false,
-        }
-    }
-}
 
 impl Core {
     pub(super) fn destage_command(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
@@ -191,7 +56,7 @@ impl Core {
         let upto = volume
             .epochs
             .back()
-            .map_or(volume.destaged, |epoch| epoch.last_serial);
+            .map_or(volume.destaged(), |epoch| epoch.last_serial);
         if volume.policy == Policy::Ephemeral {
             cx.out.reply(request, Err(crate::event::Refusal::Policy));
             return;
@@ -205,49 +70,46 @@ impl Core {
             cx.out.reply(request, Err(crate::event::Refusal::Held));
             return;
         }
-        if volume.policy.is_direct() && volume.ready && !volume.read_only {
+        if volume.policy.is_direct() && volume.is_ready() && !volume.read_only {
             // All of it is there; on stable media it is after a sync.
             self.sync_origin(cx, id, request);
             return;
         }
         if let Some(group) = volume.group {
             if self.command_group(id, request, group) {
-                self.start_destage_if_due(cx, id);
                 for member in self.members(id) {
                     self.read_bad_again(cx.now, member);
-                    self.pump_destage(cx, member);
+                    self.touch(member);
                 }
             } else {
                 cx.out.reply(request, Ok(()));
             }
             return;
         }
-        if !volume.owes() || volume.destaged >= upto {
+        if !volume.owes() || volume.destaged() >= upto {
             cx.out.reply(request, Ok(()));
             return;
         }
-        volume.destage_upto = volume.destage_upto.max(upto);
-        volume.destage_waiters.push((request, upto));
+        volume.order_destage(request, upto);
         self.read_bad_again(cx.now, id);
-        self.start_destage_if_due(cx, id);
         // One that was under way hurries from now on.
-        self.pump_destage(cx, id);
+        self.touch(id);
     }
 
     pub(super) fn start_destage_if_due(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let volume = self.volume(id);
-        if volume.replay.is_some() {
-            return self.pump_replay(cx, id);
-        }
-        if let Some(group) = volume.group {
-            self.start_group_if_due(cx, id, group);
+        let Some(volume) = self.find(id) else { return };
+        if volume.is_destaging() {
             return;
         }
-        if volume.destage.is_some() || !volume.owes() || !volume.attached || !volume.serves() {
+        if let Some(group) = volume.group {
+            self.start_group(cx, id, group);
+            return;
+        }
+        if !volume.owes() || !volume.is_attached() || !volume.serves() {
             return;
         }
         // What a volume that goes still has is given up. Its ledger takes no step any more.
-        if volume.detaching.is_some() {
+        if volume.is_detaching() {
             return;
         }
         if volume.holds_destage() || self.stays_at_rest(id) {
@@ -255,16 +117,24 @@ impl Core {
         }
         let volume = self.volume(id);
         // A write is destaged whole: its epoch stays open until all of it is staged.
-        if volume.unfinished_sectors > 0 && volume.epochs.len() == 1 {
+        if volume.is_in_part() && volume.epochs.len() == 1 {
             return;
         }
-        let commanded = volume.destage_upto > volume.destaged;
+        let commanded = volume.is_commanded();
         // What a held volume has is not a prefix of its writes: it goes to the origin by order
         // only, never by itself.
-        let held = volume.state == State::Held;
+        let held = volume.state() == State::Held;
         if commanded || (!held && self.is_destage_due(cx.now, id)) {
             self.begin_destage(id);
-            self.pump_destage(cx, id);
+        }
+    }
+
+    /// What is dirty now is to be destaged, whatever the triggers say.
+    pub(super) fn want_destage(&mut self, id: VolumeId) {
+        let volume = self.volume(id);
+        let newest = volume.epochs.back().map(|epoch| epoch.last_serial);
+        if newest.is_some_and(|upto| volume.want(upto)) {
+            self.touch(id);
         }
     }
 
@@ -289,18 +159,18 @@ impl Core {
         // it gives way within its own limit, and where it has more than its share.
         let stays = volume.tuning.destage_after_ms.is_none() && volume.charge() <= share;
         let scarce = low || ((full || dirty_extents_full) && !stays);
-        volume.flow.is_pressing() || volume.wants_room || scarce
+        volume.flow.is_pressing() || volume.wants_room() || scarce
     }
 
     /// An overlay goes to its image as a whole. Its journal alone makes it safe, so nobody waits
     /// for the log.
-    pub(super) fn destage_overlay(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    pub(super) fn destage_overlay(&mut self, id: VolumeId) {
         let first = match self.plans(id) {
             true => Phase::Look,
             false => Phase::Journal,
         };
         self.begin_phase(id, first);
-        self.pump_destage(cx, id);
+        self.touch(id);
     }
 
     /// Takes the oldest epoch on its way.
@@ -325,7 +195,7 @@ impl Core {
             "one epoch of a volume is on its way"
         );
         assert!(
-            volume.unfinished_sectors == 0 || epochs > 1,
+            !volume.is_in_part() || epochs > 1,
             "a write is destaged as a whole"
         );
         let epoch = volume.epochs.front_mut().expect("the volume is dirty");
@@ -341,59 +211,17 @@ impl Core {
     }
 }
 
-impl Destage {
-    /// One that comes behind the ledger of this sequence, with so much room for its table.
-    pub(super) fn new(phase: Phase, upto: Serial, sequence: u64, room: u64) -> Destage {
-        Destage {
-            phase,
-            upto,
-            cursor: 0,
-            jobs: Slab::default(),
-            width: 0,
-            failed: false,
-            resend: Resend::default(),
-            bad: Vec::new(),
-            reread_at: Time(0),
-            reread_asked: false,
-            damaged: Vec::new(),
-            full: false,
-            retry_at: Time(0),
-            entries: Vec::new(),
-            planned: Vec::new(),
-            journal_at: room,
-            journal_sequence: sequence + 1,
-            table: Vec::new(),
-            table_at: 0,
-            table_sent: 0,
-            table_piece: None,
-            waiting: false,
-            applying: false,
-            apply_until: Time(0),
-            pace: Pace::new(None, 0, 1),
-            plan: None,
-            in_place: false,
-            contradicted: false,
-            guarded: false,
-            task: None,
-            moved_halves: 0,
-        }
-    }
-}
-
 impl Core {
     /// Drives the destage of a volume as far as it goes without waiting.
     pub(super) fn pump_destage(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         loop {
             let Some(volume) = self.find(id) else { return };
-            if volume.replay.is_some() {
-                return self.pump_replay(cx, id);
-            }
-            let misfits = volume.misfit().is_some();
+            let (misfits, commits) = (volume.misfit().is_some(), volume.is_committing());
             let Some(destage) = volume.destage.as_mut().filter(|_| !misfits) else {
                 return;
             };
             let (in_vain, why) = (destage.is_in_vain(), destage.why_in_vain());
-            if volume.committing.is_some() && in_vain {
+            if commits && in_vain {
                 return self.give_up_commit(cx, id, why);
             }
             if destage.task.is_some() && in_vain {
@@ -411,14 +239,14 @@ impl Core {
             let destage = self.phase(id);
             let goes_on = match destage.phase {
                 Phase::WaitLog { asked } => self.wait_for_log(cx, id, asked),
-                Phase::Journal if plans => self.pump_plan(cx, id),
-                Phase::Journal | Phase::Apply => self.pump_jobs(cx, id),
+                Phase::Journal if plans => self.make_plan(cx, id),
+                Phase::Journal | Phase::Apply => self.start_jobs(cx, id),
                 Phase::Guard => self.order_guard(cx, id),
                 Phase::ImageSync => self.order_sync(cx, id, Device::Origin(id)),
                 Phase::Table => self.write_table(cx, id),
                 Phase::JournalSync => self.order_sync(cx, id, Device::Journal(id)),
                 Phase::ApplySync => self.order_sync(cx, id, Device::Origin(id)),
-                Phase::Gate => self.pass_gate(cx, id),
+                Phase::Gate => self.pass_gate(id),
                 Phase::Look | Phase::Stat | Phase::Seen => {
                     destage.waiting = true;
                     let pending = Pending::Stat { volume: id };
@@ -472,7 +300,7 @@ impl Core {
     }
 
     /// Starts jobs up to the queue depth; at the end of the epoch goes to the next phase.
-    fn pump_jobs(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+    fn start_jobs(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         let piece_bytes = self.scratch.piece_bytes();
         loop {
             let depth = self.destage_depth(cx.now, id);
@@ -529,7 +357,6 @@ impl Core {
         if destage.failed {
             let damaged = destage.met_damage();
             self.begin_phase_again(now, id);
-            self.detach_progress(cx, id);
             return damaged;
         }
         if !map_end || !destage.resend.is_empty() {
@@ -566,7 +393,7 @@ impl Core {
         let cluster_bytes = self.planned_cluster(id);
         let room = journal_room(self.destaged_map(id), piece_bytes, cluster_bytes);
         let volume = self.volume(id);
-        let commits = volume.committing.is_some();
+        let commits = volume.is_committing();
         let destage = volume.destage.as_mut().expect("a destage is under way");
         let ordered = commits || destage.task.is_some();
         let (damaged, full) = (!destage.bad.is_empty(), destage.full);
@@ -632,42 +459,6 @@ impl Core {
         may
     }
 
-    /// Memory was given back, and a place at a storage: the volumes in line try in turn, until one
-    /// has got some.
-    pub(super) fn give_destage_memory(&mut self, cx: &mut Cx<'_>) {
-        for _ in 0..self.turns.queue_len() {
-            let Some(id) = self.turns.dequeue() else {
-                return;
-            };
-            let held = self.held_pieces(id);
-            if !self.scratch.may_take_destage_piece(held) || !self.is_place_free(cx.now, id) {
-                self.turns.enqueue(id);
-                continue;
-            }
-            let taken = self.scratch.destage_pieces();
-            self.pump_destage(cx, id);
-            if self.scratch.destage_pieces() > taken {
-                return;
-            }
-        }
-    }
-
-    /// A round of turns has begun, or somebody has left it: all in line try.
-    pub(super) fn give_destage_turns(&mut self, cx: &mut Cx<'_>) {
-        // Where memory is short, who gives some back calls the next.
-        while self.scratch.may_take_destage_piece(0) && self.turns.take_opened() {
-            for _ in 0..self.turns.queue_len() {
-                let Some(id) = self.turns.dequeue() else {
-                    break;
-                };
-                match self.is_place_free(cx.now, id) {
-                    true => self.pump_destage(cx, id),
-                    false => self.turns.enqueue(id),
-                }
-            }
-        }
-    }
-
     fn order_sync(&mut self, cx: &mut Cx<'_>, id: VolumeId, device: Device) -> bool {
         let destage = self.phase(id);
         assert!(destage.is_idle(), "a sync covers what has ended");
@@ -693,23 +484,17 @@ impl Core {
         if !ok && !has(Bug::TakeFailedOriginSync) {
             // What a failed sync covered may be gone: it is written again, not synced again.
             self.volume(id).counters.origin.errors += 1;
-            self.begin_phase_again(now, id);
-            self.pump_destage(cx, id);
-            return;
+            return self.begin_phase_again(now, id);
         }
         destage.resend.synced();
         match destage.phase {
-            Phase::ImageSync => {
-                destage.phase = Phase::JournalSync;
-                self.pump_destage(cx, id);
-            }
+            Phase::ImageSync => destage.phase = Phase::JournalSync,
             Phase::JournalSync => {
                 // What no epoch has waits for no others.
                 destage.phase = match destage.task {
                     Some(_) => Phase::Stat,
                     None => Phase::Gate,
                 };
-                self.pump_destage(cx, id);
             }
             Phase::ApplySync => {
                 // A storage that tells nothing of its images is not asked.
@@ -717,7 +502,6 @@ impl Core {
                     return self.finish_destage(cx, id);
                 }
                 self.phase(id).phase = Phase::Seen;
-                self.pump_destage(cx, id);
             }
             phase => unreachable!("no sync is ordered in {phase:?}"),
         }
@@ -784,10 +568,10 @@ impl Core {
         if !fits {
             // One that is applied already goes on when its image fits again.
             let applying = destage.applying;
-            return match self.volume(id).committing {
-                Some(_) if !applying => self.give_up_commit(cx, id, Refusal::Io),
-                _ => self.detach_progress(cx, id),
-            };
+            if self.volume(id).is_committing() && !applying {
+                self.give_up_commit(cx, id, Refusal::Io);
+            }
+            return;
         }
         if let Some(planner) = self.planner(id).filter(|_| !has(Bug::ForgetGrowth)) {
             planner.grown(stat.size_bytes);
@@ -804,7 +588,7 @@ impl Core {
         if !prepared && replans {
             // A member has to write its part once more.
             destage.phase = Phase::Gate;
-            return self.pump_destage(cx, id);
+            return;
         }
         assert!(prepared, "no origin is written before its group is ready");
         let journaled = destage.plan.is_some() || !destage.in_place;
@@ -844,15 +628,13 @@ impl Core {
     }
 
     /// The ledger says that a plan may write to the image. One that was under way goes on.
-    pub(super) fn destage_prepared(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    pub(super) fn destage_prepared(&mut self, id: VolumeId) {
         let destage = self.phase(id);
         assert!(
             destage.phase == Phase::Prepare,
             "the ledger was written for it"
         );
         destage.phase = Phase::Journal;
-        self.pump_destage(cx, id);
-        self.detach_progress(cx, id);
     }
 
     /// The ledger says that the origin may be written now.
@@ -872,14 +654,10 @@ impl Core {
             let mut replay = Replay::of_plan(entries, upto, cx.now);
             (replay.is_task, replay.sources) = (is_task, sources.unwrap_or_default());
             volume.replay = Some(replay);
-            self.pump_replay(cx, id);
-            return self.detach_progress(cx, id);
+            return;
         }
         destage.phase = Phase::Apply;
         destage.applying = true;
-        self.pump_destage(cx, id);
-        // It may have been told to go away meanwhile.
-        self.detach_progress(cx, id);
     }
 
     /// The ledger says the epoch is at the origin: its data is clean now.
@@ -896,8 +674,8 @@ impl Core {
             epoch.last_serial, destage.upto,
             "the epoch that was begun is the one that ends"
         );
-        assert!(destage.upto > volume.destaged || epoch.map.is_empty());
-        volume.destaged = volume.destaged.max(destage.upto);
+        assert!(destage.upto > volume.destaged() || epoch.map.is_empty());
+        volume.reach(destage.upto);
         self.origin_reached(cx, id, alloc::vec![epoch]);
     }
 
@@ -906,33 +684,25 @@ impl Core {
     pub(super) fn origin_reached(&mut self, cx: &mut Cx<'_>, id: VolumeId, epochs: Vec<Epoch>) {
         let volume = self.volume(id);
         assert!(
-            volume.destaged < volume.serial_next,
+            volume.destaged() < volume.serial_next(),
             "only writes that were given a serial are destaged"
         );
         assert!(
             volume
                 .epochs
                 .front()
-                .is_none_or(|epoch| epoch.last_serial > volume.destaged),
+                .is_none_or(|epoch| epoch.last_serial > volume.destaged()),
             "what is at the origin is not dirty"
         );
-        let all = volume.destaged.0 + 1 == volume.serial_next.0;
-        if volume.state == State::Stalled || volume.epochs.is_empty() {
-            volume.state = State::Clean;
-            volume.reason = None;
+        let all = volume.has_reached_all();
+        if volume.state() == State::Stalled || volume.epochs.is_empty() {
+            volume.recover();
             volume.unread.clear();
         }
         let layer = volume.layer;
-        let destaged = volume.destaged;
-        let clean = volume.epochs.is_empty();
-        let (ready, waiting): (Vec<_>, Vec<_>) = volume
-            .destage_waiters
-            .drain(..)
-            .partition(|(_, upto)| *upto <= destaged || clean);
-        volume.destage_waiters = waiting;
-        ready
-            .into_iter()
-            .for_each(|(request, _)| cx.out.reply(request, Ok(())));
+        for request in volume.take_reached_orders() {
+            cx.out.reply(request, Ok(()));
+        }
         if all {
             self.end_given_up(id);
         }
@@ -944,20 +714,8 @@ impl Core {
         }
         self.recount(id);
         self.forgive_if_read(id);
-        if !self.volume(id).waiting.is_empty() {
-            self.enqueue(id);
-        }
         self.commit_destaged(cx, id);
-        self.pump_switch(cx, id);
-        self.group_progress(cx, id);
-        self.pump_bypass(cx, id);
-        self.resize_progress(cx, id);
-        self.quiesce_progress(cx, id);
-        self.start_destage_if_due(cx, id);
-        if self.volume(id).destage.is_none() {
-            self.turns.rest(id);
-        }
-        self.detach_progress(cx, id);
+        self.touch(id);
     }
 
     /// The origin has an epoch: what is kept clean of its blocks is stale. Whole blocks of data are

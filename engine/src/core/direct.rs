@@ -95,7 +95,7 @@ impl Core {
         assert!(requests > 0, "a write has sectors");
         self.direct_ios.get(call).waits = requests;
         let volume = self.volume(who.0);
-        volume.origin_in_flight += requests - 1;
+        volume.requests_begin(requests - 1);
         volume.counters.origin.writes += u64::from(requests);
         volume.counters.origin.write_bytes += bytes;
         for (part, at) in places {
@@ -149,12 +149,12 @@ impl Core {
         );
         let cached = volume.policy == Policy::WriteThrough;
         let in_turn = (cached || volume.map.is_some()) && !has(Bug::WriteSideBySide);
-        if in_turn && volume.direct.iter().any(|(_, other)| other.overlaps(span)) {
+        if in_turn && volume.writes_directly_to(span) {
             mark(Mark::OverlapWaits);
             return None;
         }
         let layer = volume.layer;
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         let call = DirectIo {
             volume: id,
             request,
@@ -164,7 +164,7 @@ impl Core {
             failed: None,
         };
         let call = self.direct_ios.insert(call);
-        self.volume(id).direct.push((call, span));
+        self.volume(id).direct_begins(call, span);
         if cached && !has(Bug::KeepOverwritten) {
             let (first, end) = blocks_of(span);
             self.forget_blocks(layer, first, end - first);
@@ -174,7 +174,7 @@ impl Core {
 
     pub(super) fn sync_origin(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
         let volume = self.volume(id);
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         volume.counters.origin.syncs += 1;
         let call = self.direct_ios.insert(DirectIo {
             volume: id,
@@ -202,13 +202,13 @@ impl Core {
         call.failed = call.failed.or(result.err());
         let (left, result) = (call.waits, call.failed.map_or(Ok(()), Err));
         let volume = self.volume(id);
-        volume.origin_in_flight -= 1;
+        volume.request_ends();
         if left > 0 {
             return;
         }
         let call = self.direct_ios.take(at);
         let volume = self.volume(id);
-        volume.direct.retain(|(other, _)| *other != at);
+        volume.direct_ends(at);
         volume.counters.origin.latency.add_ns(cx.now.since(started));
         volume.origin_answered(cx.now, result);
         let result = result.map_err(|error| match error {
@@ -230,16 +230,12 @@ impl Core {
             }
             _ => {}
         }
-        if !self.volume(id).waiting.is_empty() {
-            self.enqueue(id);
-        }
         if call.sync_after && result.is_ok() && !has(Bug::IgnoreDirectFua) {
             self.sync_origin(cx, id, call.request);
         } else {
             cx.out.reply(call.request, result);
         }
-        self.pump_switch(cx, id);
-        self.detach_progress(cx, id);
+        self.touch_if_awaited(id);
     }
 
     /// The origin has these bytes: whole blocks of them go to the tier. No other write touches
@@ -267,8 +263,7 @@ impl Core {
     pub(super) fn is_being_written(&mut self, id: VolumeId, span: Span) -> bool {
         let (first, end) = blocks_of(span);
         let whole = Span::new(first * BLOCK_SECTORS, (end - first) * BLOCK_SECTORS);
-        let direct = &self.volume(id).direct;
-        direct.iter().any(|(_, other)| other.overlaps(whole)) && !has(Bug::FillUnderWrite)
+        self.volume(id).writes_directly_to(whole) && !has(Bug::FillUnderWrite)
     }
 }
 

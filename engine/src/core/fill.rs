@@ -460,7 +460,7 @@ impl Core {
                 Held::Waits => self.held_fills.push(id),
                 Held::Ends => {
                     let fill = self.fills.take(id);
-                    self.volume(source).reads_held -= u32::from(fill.held);
+                    self.volume(source).held_read_ends(fill.held);
                     self.hand_out(cx, fill, false);
                 }
             }
@@ -472,7 +472,7 @@ impl Core {
                 Held::Waits => self.held_reads.push((read, part)),
                 Held::Ends => {
                     self.reads.get(read).result = Err(Refusal::Io);
-                    self.read_progress(cx, read);
+                    self.part_of_read_ended(cx, read);
                 }
             }
         }
@@ -480,10 +480,7 @@ impl Core {
 
     fn fate_of_held(&mut self, id: VolumeId) -> Held {
         let volume = self.volume(id);
-        match (
-            volume.is_unreadable(),
-            volume.detaching.is_some() || volume.suspending.is_some(),
-        ) {
+        match (volume.is_unreadable(), volume.goes()) {
             (false, _) => Held::Asks,
             (true, true) => Held::Ends,
             (true, false) => Held::Waits,
@@ -493,7 +490,9 @@ impl Core {
     fn hold_fill(&mut self, source: VolumeId, id: u32) {
         self.held_fills.push(id);
         let first = !core::mem::replace(&mut self.fills.get(id).held, true);
-        self.volume(source).reads_held += u32::from(first);
+        if first {
+            self.volume(source).read_is_held();
+        }
     }
 
     pub(super) fn issue_fill(&mut self, cx: &mut Cx<'_>, id: u32) {
@@ -550,7 +549,7 @@ impl Core {
             unreachable!("only such fills read the origin");
         };
         let volume = self.volume(source);
-        volume.origin_in_flight -= 1;
+        volume.request_ends();
         volume.counters.origin.latency.add_ns(cx.now.since(started));
         volume.origin_answered(cx.now, result);
         let again = volume.may_read_again(result);
@@ -561,7 +560,7 @@ impl Core {
         if fill.asked == 0 {
             self.fill_over(cx, id);
         }
-        self.detach_progress(cx, source);
+        self.touch_if_awaited(source);
     }
 
     /// The origin has answered all that a fill asked of it.
@@ -576,7 +575,7 @@ impl Core {
             return self.hold_fill(source, id);
         }
         let fill = self.fills.take(id);
-        self.volume(source).reads_held -= u32::from(fill.held);
+        self.volume(source).held_read_ends(fill.held);
         self.hand_out(cx, fill, !failed);
     }
 
@@ -638,7 +637,7 @@ impl Core {
             }
         }
         for (read, _) in fill.waiters {
-            self.read_progress(cx, read);
+            self.part_of_read_ended(cx, read);
         }
     }
 
@@ -646,7 +645,7 @@ impl Core {
     pub(super) fn may_hold(&mut self, id: VolumeId, begun: Time, now: Time) -> bool {
         let volume = self.volume(id);
         let limit = volume.tuning.origin_timeout_ms;
-        volume.detaching.is_none() && limit.is_none_or(|limit| now < begun.plus_millis(limit))
+        !volume.is_detaching() && limit.is_none_or(|limit| now < begun.plus_millis(limit))
     }
 }
 

@@ -44,7 +44,7 @@ pub struct Group {
 impl Volume {
     /// Counts as a member of its group.
     fn is_member(&self, group: usize) -> bool {
-        self.group == Some(group) && self.detaching.is_none()
+        self.group == Some(group) && !self.is_detaching()
     }
 }
 
@@ -116,7 +116,7 @@ impl Core {
                 "epochs are in order of their serials"
             );
             let (log, extents) = (&mut self.log, oldest.map.len());
-            volume.merged_upto = newer.last_serial;
+            let upto = newer.last_serial;
             let (mut at, mut charge) = (0, 0);
             while let Some(piece) = newer.map.at_or_after(at) {
                 at = piece.span.end();
@@ -132,6 +132,7 @@ impl Core {
             while let Some(piece) = newer.map.pop() {
                 self.log.account(QuotaOwner::NONE, Change::Removed(piece));
             }
+            volume.merge_upto(upto);
         }
     }
 
@@ -153,10 +154,7 @@ impl Core {
     pub(super) fn seal(&mut self, id: VolumeId) {
         for member in self.members(id) {
             let volume = self.volume(member);
-            assert_eq!(
-                volume.unfinished_sectors, 0,
-                "a write is in one cut as a whole"
-            );
+            assert!(!volume.is_in_part(), "a write is in one cut as a whole");
             volume.cut += 1;
             let forgotten = member != id && has(Bug::SealAlone);
             debug_assert!(
@@ -185,11 +183,11 @@ impl Core {
         let volumes = self.volumes.iter().flatten();
         volumes
             .filter(|volume| members.contains(&volume.id))
-            .any(|volume| volume.unfinished_sectors > 0)
+            .any(|volume| volume.is_in_part())
     }
 
     /// Begins to destage the oldest cut of a group, if it is due and nothing is in its way.
-    pub(super) fn start_group_if_due(&mut self, cx: &mut Cx<'_>, id: VolumeId, group: usize) {
+    pub(super) fn start_group(&mut self, cx: &mut Cx<'_>, id: VolumeId, group: usize) {
         let members = self.members(id);
         if (members.len() as u32) < self.groups[group].wanted {
             return;
@@ -199,17 +197,18 @@ impl Core {
             .copied()
             .filter(|member| self.volume(*member).owes())
             .collect();
-        let busy =
-            |it: &Volume| it.is_destaging() || !it.attached || !it.serves() || it.holds_destage();
+        let busy = |it: &Volume| {
+            it.is_destaging() || !it.is_attached() || !it.serves() || it.holds_destage()
+        };
         if owing.is_empty() || members.iter().any(|member| busy(self.volume(*member))) {
             return;
         }
         let held = members
             .iter()
-            .any(|it| self.volume(*it).state == State::Held);
+            .any(|it| self.volume(*it).state() == State::Held);
         let due = |core: &mut Core, member: VolumeId| {
             let volume = core.volume(member);
-            let commanded = volume.destage_upto > volume.destaged;
+            let commanded = volume.is_commanded();
             commanded || (!held && core.is_destage_due(cx.now, member))
         };
         if !owing.iter().any(|member| due(self, *member)) {
@@ -233,9 +232,7 @@ impl Core {
         let batch = owing.into_iter().zip(fronts);
         for (member, _) in batch.filter(|(_, front)| front.0 == oldest) {
             self.begin_destage(member);
-        }
-        for member in members {
-            self.pump_destage(cx, member);
+            self.touch(member);
         }
     }
 
@@ -248,7 +245,7 @@ impl Core {
     }
 
     /// Whether all members of a cut have prepared theirs; then they all go on.
-    pub(super) fn pass_gate(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+    pub(super) fn pass_gate(&mut self, id: VolumeId) -> bool {
         if !self.is_prepared(id) && !has(Bug::PassGateEarly) {
             mark(Mark::GateWaits);
             // Nobody waits for its turn meanwhile.
@@ -257,7 +254,7 @@ impl Core {
         }
         for member in self.members(id) {
             if member != id && self.open_gate(member) {
-                self.pump_destage(cx, member);
+                self.touch(member);
             }
         }
         self.open_gate(id)
@@ -273,8 +270,9 @@ impl Core {
                 .back()
                 .filter(|_| volume.policy == Policy::WriteBack)
             {
-                volume.destage_upto = volume.destage_upto.max(epoch.last_serial);
-                upto = upto.max(Some(epoch.cut));
+                let (last, cut) = (epoch.last_serial, epoch.cut);
+                volume.want(last);
+                upto = upto.max(Some(cut));
             }
         }
         let Some(cut) = upto else { return false };
@@ -338,12 +336,8 @@ impl Core {
             cx.out.reply(request, Err(Refusal::Gone));
         }
         let others = self.volumes.iter().flatten();
-        let other = others
-            .filter(|it| it.is_member(group))
-            .map(|it| it.id)
-            .next();
-        if let Some(other) = other {
-            self.group_progress(cx, other);
+        for other in others.filter(|it| it.is_member(group)) {
+            self.touched.volume(other.id);
         }
     }
 

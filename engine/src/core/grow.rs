@@ -19,29 +19,19 @@
 //! ([`Planner`](crate::origin::Planner)).
 
 use super::Core;
-use super::batch::Task;
-use super::ledger::LedgerStep;
-use super::resend::RETRY_MS;
-use super::resize::Step;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
-use crate::format::ledger::Progress;
 use crate::memory::Slice;
 use crate::origin::Errand;
 use crate::outbox::{Cx, Pending};
 use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Span, VolumeId};
-use crate::volume::Volume;
+use crate::volume::batch::Task;
+use crate::volume::ledger::LedgerStep;
+use crate::volume::resend::RETRY_MS;
+use crate::volume::resize::Step;
 
 /// Clusters of the end of a disk that one plan takes away.
 const CUT_CLUSTERS_MAX: u64 = 1 << 18;
-
-impl Volume {
-    /// A destage in place was cut short: another one has to reach its end first.
-    pub(super) fn is_between_states(&self) -> bool {
-        let ledger = self.ledger_writer.as_ref().map(|it| &it.ledger);
-        self.map.is_some() && ledger.is_some_and(|it| matches!(it.progress, Progress::Cut(_)))
-    }
-}
 
 impl Core {
     /// Why an image that allocates cannot become so large.
@@ -58,16 +48,16 @@ impl Core {
     }
 
     /// Goes on when nothing writes the image and nothing of its ledger is on its way.
-    pub(super) fn growth_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    pub(super) fn grow_image(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
-        let goes = volume.detaching.is_some() || volume.suspending.is_some();
+        let goes = volume.goes();
         let resize = volume.resize.as_ref().expect("checked by the caller");
         let rests = matches!(resize.step, Step::Wait | Step::Room) && cx.now >= resize.retry_at;
         if goes || !rests || volume.is_between_states() {
             return;
         }
         if !resize.has_room && !has(Bug::SizeBeforeRoom) {
-            return self.make_room(cx, id);
+            return self.make_room(id);
         }
         let writer = volume.ledger_writer.as_mut();
         let writer = writer.expect("written images have a ledger");
@@ -84,7 +74,7 @@ impl Core {
     }
 
     /// A plan for the room, or for a part of what goes.
-    fn make_room(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    fn make_room(&mut self, id: VolumeId) {
         let (old, new) = (self.volume(id).size_bytes, self.resizing(id).new_bytes);
         let task = match new < old {
             true => {
@@ -101,7 +91,7 @@ impl Core {
             }
         };
         self.resizing(id).step = Step::Room;
-        self.start_task(cx, id, task);
+        self.start_task(id, task);
     }
 
     /// The last part of the disk that is there yet and goes. Each has a plan of its own, so that a
@@ -147,7 +137,7 @@ impl Core {
             piece.is_some() == matches!(op, Op::Read | Op::Write),
             "what carries bytes has memory"
         );
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         volume.counters.origin.journal_requests += 1;
         let (pending, device) = (Pending::Resize { volume: id }, Device::Origin(id));
         let purpose = Purpose::Ledger;
@@ -169,8 +159,8 @@ impl Core {
         result: Result<(), IoError>,
     ) {
         let volume = self.volume(id);
-        assert!(volume.origin_in_flight > 0, "a request was in flight");
-        volume.origin_in_flight -= 1;
+        assert!(volume.has_requests(), "a request was in flight");
+        volume.request_ends();
         let resize = self.resizing(id);
         let (step, bytes, tried) = (resize.step, resize.new_bytes, resize.header_sent);
         let refusal = match (step, result) {
@@ -186,7 +176,7 @@ impl Core {
             (Step::HeaderSync, Ok(())) => {
                 let planner = self.planner(id).expect("such an image has one");
                 planner.set_size(bytes);
-                return self.has_size(cx, id);
+                return self.has_size(id);
             }
             (Step::HeaderRead, Err(_)) if !tried => Some(Refusal::Io),
             _ => None,
@@ -199,7 +189,6 @@ impl Core {
                 let resize = self.resizing(id);
                 resize.step = Step::Room;
                 resize.retry_at = cx.now.plus_millis(RETRY_MS);
-                self.detach_progress(cx, id);
             }
         }
     }

@@ -13,19 +13,20 @@
 //! ([`Planner`](crate::origin::Planner)).
 
 use super::Core;
-use super::destage::Phase;
-use super::ledger::LedgerStep;
-use super::replay::{FOREIGN_MS, Replay, Step};
-use super::resend::RETRY_MS;
+use super::replay::FOREIGN_MS;
 use crate::adversary::{Bug, has};
 use crate::event::{Device, Op, Purpose, Stat};
 use crate::format::ledger::Progress;
 use crate::image::Mark;
 use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending, PlanIo, ReplayIo};
-use crate::snapshot::{State, WrittenSnapshot};
+use crate::snapshot::WrittenSnapshot;
 use crate::types::{Policy, SECTOR_BYTES, Serial, Time, VolumeId};
-use crate::volume::Volume;
+use crate::volume::destage::Phase;
+use crate::volume::ledger::LedgerStep;
+use crate::volume::replay::Step;
+use crate::volume::resend::RETRY_MS;
+use crate::volume::{Replay, Volume};
 
 const FOREIGN: &str = "the file does not begin with the header of its image any more; restore it, \
                        and destage goes on";
@@ -35,7 +36,7 @@ impl Volume {
     pub(super) fn mark(&self, serial: Serial) -> Mark {
         Mark {
             volume: self.uuid,
-            generation: self.generation,
+            generation: self.generation(),
             serial,
         }
     }
@@ -78,7 +79,7 @@ impl Core {
 
     fn send_guard(&mut self, cx: &mut Cx<'_>, id: VolumeId, op: Op, place: Place) {
         let volume = self.volume(id);
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         volume.counters.origin.journal_requests += 1;
         let slice = Slice {
             place,
@@ -98,7 +99,7 @@ impl Core {
         (ok, written): (bool, bool),
     ) {
         let volume = self.volume(id);
-        volume.origin_in_flight -= 1;
+        volume.request_ends();
         let misfits = volume.misfit().is_some();
         let destage = self.phase(id);
         let piece = destage.table_piece.expect("it has a piece");
@@ -129,9 +130,6 @@ impl Core {
             destage.retry_at = cx.now.plus_millis(RETRY_MS);
             self.volume(id).counters.origin.errors += u64::from(!ok);
         }
-        self.give_destage_turns(cx);
-        self.pump_destage(cx, id);
-        self.detach_progress(cx, id);
     }
 
     /// The image has all that the journal has: the ledger says so before the guard is cleared.
@@ -152,15 +150,13 @@ impl Core {
     }
 
     /// The ledger says that nothing needs the journal any more.
-    pub(super) fn replay_reached(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    pub(super) fn replay_reached(&mut self, id: VolumeId) {
         let replay = self.volume(id).replay();
         assert!(
             replay.step == Step::Reached,
             "the ledger was written for it"
         );
         (replay.step, replay.reached) = (Step::Header, true);
-        self.pump_replay(cx, id);
-        self.detach_progress(cx, id);
     }
 
     pub(super) fn read_header(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
@@ -178,7 +174,7 @@ impl Core {
     fn send_header(&mut self, cx: &mut Cx<'_>, id: VolumeId, op: Op, place: Place) {
         let volume = self.volume(id);
         volume.replay().waiting = true;
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         volume.counters.origin.journal_requests += 1;
         let pending = Pending::Replay {
             volume: id,
@@ -202,7 +198,7 @@ impl Core {
         (ok, written): (bool, bool),
     ) {
         let volume = self.volume(id);
-        volume.origin_in_flight -= 1;
+        volume.request_ends();
         let misfits = volume.misfit().is_some();
         let replay = volume.replay();
         replay.waiting = false;
@@ -264,8 +260,7 @@ impl Core {
         let volume = self.volume(id);
         volume.replay().pause.rest(now, FOREIGN_MS);
         volume.counters.origin.errors += 1;
-        volume.state = State::Stalled;
-        volume.reason = Some(FOREIGN);
+        volume.stall_for(FOREIGN);
         self.turns.rest(id);
     }
 

@@ -13,8 +13,8 @@
 //! time; who asks meanwhile waits for that.
 //! Deliberately absent: what the image is compared by ([`crate::image`]).
 
+use super::Core;
 use super::layers::is_base;
-use super::{Core, Destage, Rebase};
 use crate::adversary::{Bug, has};
 use crate::event::{Device, Op, Purpose, Refusal, Stat};
 use crate::format::ledger::{Ledger, Progress};
@@ -22,61 +22,7 @@ use crate::image::{Finding, Image, Marked, Named, compare};
 use crate::outbox::{Cx, Pending};
 use crate::ram::Layer;
 use crate::types::{RequestId, SECTOR_BYTES, VolumeId};
-use crate::volume::Volume;
-use alloc::vec::Vec;
-
-/// What a volume knows of its image.
-#[derive(Default)]
-pub struct Known {
-    /// As it was when the volume was attached, or seen last. Of an image that the volume writes
-    /// without its time.
-    pub seen: Image,
-    /// What the overlay lies on, as checkpoints name it.
-    pub under: Image,
-    /// Held for this.
-    pub misfit: Option<Finding>,
-    /// The overlay lies on another image than the one that is there.
-    pub overlay_misfits: bool,
-    /// A base was changed where it lies, in this life.
-    pub base_changed: bool,
-    pub looking: bool,
-    pub waiters: Vec<RequestId>,
-    /// It gets more of the disk, or moves to another file.
-    pub rebase: Option<Rebase>,
-}
-
-impl Known {
-    /// Of a volume that only the log knows.
-    pub fn under(image: Image) -> Known {
-        Known {
-            under: image,
-            ..Known::default()
-        }
-    }
-}
-
-impl Volume {
-    /// Why it is held for its image.
-    pub fn misfit(&self) -> Option<Finding> {
-        if has(Bug::AskMisfit) {
-            return None;
-        }
-        // One whose guest has ended is reset before anybody reads it.
-        let overlay = self.image.overlay_misfits && !self.ended;
-        let overlay = overlay.then_some(Finding::Replaced);
-        self.image.misfit.or(overlay)
-    }
-
-    /// Requests may begin.
-    pub fn serves(&self) -> bool {
-        self.ready && self.misfit().is_none() && !self.holds_for_exchange()
-    }
-
-    /// The volume is the only one that writes its image.
-    fn writes_image(&self) -> bool {
-        !self.read_only && self.owns_image() || self.committing.is_some()
-    }
-}
+use crate::volume::Destage;
 
 /// Whether an image is the one that the ledger saw last.
 pub fn of_ledger(ledger: &Ledger, image: &Image) -> Finding {
@@ -123,9 +69,9 @@ impl Core {
     /// The host wants to know whether the image of a volume still fits.
     pub(super) fn look_command(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
         let volume = self.volume(id);
-        let goes = volume.detaching.is_some() || volume.suspending.is_some();
+        let goes = volume.goes();
         let moved = volume.is_exchanging() && !volume.plans_move();
-        if !volume.attached || goes || moved {
+        if !volume.is_attached() || goes || moved {
             cx.out.reply(request, Ok(()));
             return;
         }
@@ -133,7 +79,7 @@ impl Core {
         if core::mem::replace(&mut volume.image.looking, true) {
             return;
         }
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         let pending = Pending::LookAtImage { volume: id };
         cx.order(pending, Purpose::Ledger, Device::Origin(id), Op::Stat, 0, 0);
     }
@@ -141,10 +87,10 @@ impl Core {
     pub(super) fn image_seen(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
         let volume = self.volume(id);
         assert!(
-            volume.image.looking && volume.origin_in_flight > 0,
+            volume.image.looking && volume.has_requests(),
             "a look was under way"
         );
-        volume.origin_in_flight -= 1;
+        volume.request_ends();
         volume.image.looking = false;
         let waiters = core::mem::take(&mut volume.image.waiters);
         if let Some(stat) = stat {
@@ -155,7 +101,6 @@ impl Core {
         for request in waiters {
             cx.out.reply(request, result);
         }
-        self.detach_progress(cx, id);
     }
 
     /// Holds a volume whose image does not fit, and lets one go on whose image fits again. False
@@ -198,7 +143,10 @@ impl Core {
 
     fn hold_for_image(&mut self, cx: &mut Cx<'_>, id: VolumeId, found: Finding) {
         let volume = self.volume(id);
-        assert!(volume.attached, "images of attached volumes are looked at");
+        assert!(
+            volume.is_attached(),
+            "images of attached volumes are looked at"
+        );
         let begins = volume.image.misfit.replace(found).is_none();
         // What was written of an epoch may be cut off: all of it is written again.
         let cut = found == Finding::Shrunk;
@@ -214,8 +162,7 @@ impl Core {
             self.take_new_layer(id);
         }
         let volume = self.volume(id);
-        let waiters = core::mem::take(&mut volume.destage_waiters);
-        for (request, _) in waiters {
+        for request in volume.take_destage_orders() {
             cx.out.reply(request, Err(Refusal::Held));
         }
         self.refuse_quiesce(cx, id, Refusal::Held);
@@ -226,11 +173,10 @@ impl Core {
     fn go_on_with_image(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
         let before = volume.image.misfit.take();
-        if before.is_none() || volume.misfit().is_some() || !volume.ready {
+        if before.is_none() || volume.misfit().is_some() || !volume.is_ready() {
             return;
         }
         self.open_for_requests(cx, id);
-        self.pump_destage(cx, id);
     }
 
     /// Somebody writes an image that volumes only read: nothing that is kept of it counts.

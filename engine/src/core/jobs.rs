@@ -11,107 +11,22 @@
 //! told by the table alone. Deliberately absent: which phase comes next ([`super::destage`]).
 
 use super::Core;
-use super::batch::Batch;
-use super::runs::{Run, next_run};
 use crate::adversary::{Bug, has};
 use crate::event::{Device, Op, Purpose};
 use crate::fetch::{Owner, Want};
 use crate::format::journal::JournalEntry;
 use crate::format::record::EntryKind;
-use crate::memory::{Place, Slice};
+use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
 use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES, Span, Time, VolumeId};
+use crate::volume::batch::Batch;
+use crate::volume::jobs::{Job, Part};
+use crate::volume::runs::{Run, next_run};
 use alloc::vec::Vec;
 
 /// Pieces of memory that one request fills: 1 MiB with chunks of 256 KiB. A storage that counts
 /// requests is asked for fewer.
 pub(super) const JOB_PIECES_MAX: usize = 4;
-
-/// A range, and where its bytes lie in memory and in its job.
-#[derive(Clone, Copy)]
-pub(super) struct Part {
-    pub span: Span,
-    place: Place,
-    pub at: u64,
-}
-
-/// What goes from the log to the journal or the origin in one request. To the origin goes one
-/// range; to the journal go as many as fill the memory, each from a block of its own on. A range of
-/// zeroes has no memory.
-pub(super) struct Job {
-    pub parts: Vec<Part>,
-    /// The range of one that has no memory.
-    pub zeroes: Option<Span>,
-    pieces: Vec<u32>,
-    slices: Vec<Slice>,
-    /// In the journal.
-    pub offset: u64,
-    /// It has failed before.
-    pub again: bool,
-    /// What it carries of a plan.
-    pub batch: Option<Batch>,
-    /// Reads that a batch waits for, and whether one of them failed.
-    pub waits: u32,
-    pub cut: bool,
-    /// One of them brings more than what is copied.
-    pub joined: bool,
-}
-
-impl Job {
-    /// One that carries nothing yet, and goes to this place if it goes to a journal.
-    pub fn at(offset: u64) -> Job {
-        Job {
-            parts: Vec::new(),
-            zeroes: None,
-            pieces: Vec::new(),
-            slices: Vec::new(),
-            offset,
-            again: false,
-            batch: None,
-            waits: 0,
-            cut: false,
-            joined: false,
-        }
-    }
-
-    pub fn add(&mut self, span: Span, place: Place, at: u64) {
-        self.parts.push(Part { span, place, at });
-    }
-
-    fn blocks(&self) -> u64 {
-        self.parts.iter().map(|part| part.span.blocks()).sum()
-    }
-
-    pub fn slices(&self) -> Vec<Slice> {
-        self.slices.clone()
-    }
-
-    pub fn bytes(&self) -> u64 {
-        self.slices.iter().map(|slice| slice.bytes).sum()
-    }
-
-    /// What it takes of the queue of the origin, and of the memory of the destager.
-    fn width(&self) -> usize {
-        self.pieces.len().max(1)
-    }
-
-    /// Where the next byte goes: behind the others in its piece.
-    pub fn end(&self) -> Place {
-        let last = self.slices.last().expect("a job of data has memory");
-        last.place.plus(last.bytes)
-    }
-
-    /// Bytes in its last piece.
-    fn filled(&self) -> u64 {
-        self.slices.last().map_or(0, |slice| slice.bytes)
-    }
-
-    pub fn fill(&mut self, bytes: u64) {
-        let last = self.slices.last_mut().expect("a job of data has memory");
-        assert!(bytes > 0, "what is added has bytes");
-        last.bytes += bytes;
-    }
-}
 
 impl Core {
     /// Takes a run on its way, and says how far it got. `None` when there is no memory for it now.
@@ -299,7 +214,7 @@ impl Core {
         self.turns.spend(cx.now, id, BLOCK_BYTES);
         self.phase(id).pace.spend(cx.now, 1);
         let volume = self.volume(id);
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         volume.counters.origin.writes += 1;
         let pending = Pending::Destage { volume: id, job };
         let (device, at) = volume.written_at(run.span);
@@ -341,8 +256,7 @@ impl Core {
         let applying = destage.applying;
         if applying && misfits {
             self.keep_unsent(id, job);
-            self.end_job(cx, id, job);
-            return self.detach_progress(cx, id);
+            return self.end_job(cx, id, job);
         }
         let destage = self.phase(id);
         let it = destage.jobs.get(job);
@@ -356,7 +270,7 @@ impl Core {
             );
             let volume = self.volume(id);
             let (device, at) = volume.written_at(parts[0].span);
-            volume.origin_in_flight += 1;
+            volume.request_begins();
             volume.counters.origin.writes += 1;
             volume.counters.origin.write_bytes += bytes;
             cx.transfer(pending, purpose, device, Op::Write, at, slices);
@@ -398,8 +312,8 @@ impl Core {
         let now = batch.is_some_and(Batch::goes_to_file);
         let applying = destage.applying || now;
         if applying {
-            assert!(volume.origin_in_flight > 0, "only what was sent ends");
-            volume.origin_in_flight -= 1;
+            assert!(volume.has_requests(), "only what was sent ends");
+            volume.request_ends();
             volume.counters.origin.latency.add_ns(cx.now.since(started));
         }
         if !ok {
@@ -415,9 +329,6 @@ impl Core {
             self.go_on_after_success(id);
         }
         self.end_job(cx, id, job);
-        if !ok {
-            self.detach_progress(cx, id);
-        }
     }
 
     /// Blocks that a job carries; a range of zeroes counts as one.
@@ -459,10 +370,8 @@ impl Core {
             self.scratch.free_destage_piece(*piece);
         }
         // As many as have got some before may do so again.
-        for _ in 0..job.width() {
-            self.give_destage_memory(cx);
-        }
-        self.pump_destage(cx, id);
+        self.touched.places(job.width());
+        self.touch(id);
     }
 
     /// Pieces of memory that a destage has, or a few more.

@@ -5,13 +5,13 @@
 //! ([`super::jobs`], [`super::planned`]) and the sync behind it ([`super::destage`]).
 
 use super::Core;
-use super::destage::Phase;
 use super::jobs::write_journal;
 use crate::adversary::{Bug, has};
 use crate::format::journal::Journal;
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
 use crate::types::VolumeId;
+use crate::volume::destage::Phase;
 use alloc::vec::Vec;
 
 impl Core {
@@ -23,7 +23,7 @@ impl Core {
             return false;
         }
         let volume = self.volume(id);
-        let (uuid, generation) = (volume.uuid, volume.generation);
+        let (uuid, generation) = (volume.uuid, volume.generation());
         let destage = volume.destage.as_mut().expect("a destage is under way");
         let at_start = destage.table_at == 0;
         // It is made once: it may have to wait, and the entries are gone by then.
@@ -108,10 +108,5 @@ impl Core {
             self.go_on_after_success(id);
         }
         self.scratch.free_destage_piece(piece);
-        self.give_destage_turns(cx);
-        self.pump_destage(cx, id);
-        if !ok {
-            self.detach_progress(cx, id);
-        }
     }
 }

@@ -48,7 +48,7 @@ pub fn name_of(volume: Uuid, ledger: Generation, stat: Stat) -> Option<Uuid> {
 
 impl Core {
     /// Goes on with the names of own layers; true when there is no more to do.
-    pub(super) fn pump_keep(&mut self, cx: &mut Cx<'_>) -> bool {
+    pub(super) fn keep_layers(&mut self, cx: &mut Cx<'_>) -> bool {
         let Some(parking) = &mut self.parking else {
             return true;
         };
@@ -57,11 +57,11 @@ impl Core {
             Keep::Start => {
                 self.log.seal_fill();
                 // Its footer is due from here on, and perhaps nothing else happens any more.
-                self.pump_lines(cx);
+                self.touched.shard();
                 let volumes = self.close_volumes();
                 let looks = self.look_at_idle(cx, volumes, 0);
                 self.set_keep(looks);
-                self.pump_keep(cx)
+                self.keep_layers(cx)
             }
             Keep::Looking(volumes, asked) => {
                 let done = volumes.is_empty() && *asked == 0;
@@ -97,16 +97,16 @@ impl Core {
                 .ledger_writer
                 .as_ref()
                 .is_some_and(|it| !it.ledger.dirty);
-            let sound = volume.attached
-                && (volume.ready || released)
+            let sound = volume.is_attached()
+                && (volume.is_ready() || released)
                 && !volume.read_only
-                && volume.state != State::Held
+                && volume.state() != State::Held
                 && volume.misfit().is_none()
                 && volume.replay.is_none()
                 && volume.switch.is_none()
-                && volume.detaching.is_none();
+                && !volume.is_detaching();
             if owner && sound && lines.layers.number(volume.layer).is_some() {
-                volume.ready = false;
+                volume.close();
                 closed.push(volume.id);
             }
         }
@@ -117,15 +117,15 @@ impl Core {
     fn look_at_idle(&mut self, cx: &mut Cx<'_>, volumes: Vec<VolumeId>, mut asked: u32) -> Keep {
         let mut busy = Vec::new();
         for id in volumes {
-            let Some(volume) = self.find(id).filter(|it| it.detaching.is_none()) else {
+            let Some(volume) = self.find(id).filter(|it| !it.is_detaching()) else {
                 continue;
             };
-            let writes = volume.is_destaging() || !volume.direct.is_empty();
-            if writes || volume.origin_in_flight > 0 {
+            let writes = volume.is_destaging() || volume.writes_directly();
+            if writes || volume.has_requests() {
                 busy.push(id);
                 continue;
             }
-            volume.origin_in_flight += 1;
+            volume.request_begins();
             asked += 1;
             let op = match volume.policy.is_direct() {
                 true => Op::Sync,
@@ -151,7 +151,7 @@ impl Core {
             order_look(cx, id, Op::Stat);
             return;
         }
-        volume.origin_in_flight -= 1;
+        volume.request_ends();
         let (layer, uuid, ledger) = (volume.layer, volume.uuid, volume.ledger_generation);
         let name = stat.filter(|_| ok).and_then(|it| name_of(uuid, ledger, it));
         if let Some(name) = name {
@@ -163,7 +163,6 @@ impl Core {
             assert!(*asked > 0, "each look was asked for");
             *asked -= 1;
         }
-        self.detach_progress(cx, id);
     }
 
     /// Writes the footers anew of segments with blocks of named layers, or of what has become a

@@ -18,60 +18,14 @@ use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
 use crate::types::{Time, VolumeId};
 use crate::volume::Removal;
-
-/// Applying may change the origin's modification time up to so long after the ledger was written;
-/// after a third of it the ledger is written again. A request may hang for the rest.
-pub(super) const APPLY_MS_MAX: u64 = 15 * 60_000;
-
-/// What is written to the ledger, and what follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LedgerStep {
-    /// The volume is claimed; then it needs a checkpoint to be ready.
-    Claim,
-    /// A destage may write places of the image that nothing in it refers to.
-    Prepare,
-    /// A destage may start to write the origin.
-    Begin,
-    /// All of a plan is at the image; its guard is left.
-    Reached,
-    /// A destage has ended.
-    Finish,
-    /// The size of the image may change.
-    Resize,
-    /// Another file may take the place of the image, or has done so.
-    Exchange,
-    /// The image stands on another file.
-    Move,
-    /// Nothing is dirty any more and the owner goes away.
-    Release,
-}
-
-/// The ledger of a volume as it is, or is being written.
-pub struct LedgerWriter {
-    pub ledger: Ledger,
-    pub step: Option<LedgerStep>,
-    pub piece: Option<u32>,
-    /// The last attempt failed: due again at housekeeping.
-    pub failed: bool,
-    /// It says what has to be on media before the volume is served, also of a direct one.
-    pub unsaid: bool,
-    /// Its image moves to another file: see [`super::rebase`].
-    pub moves: bool,
-    /// The header names another file below the image than the one that is open, for this life.
-    pub below_unsaid: bool,
-    /// How far the clock of the origin's file system is ahead of ours.
-    pub clock_ahead_ns: u64,
-    /// The time over there when it was read, and when that was. The wall clock here may be set back
-    /// since.
-    pub clock_there: (u64, Time),
-}
+use crate::volume::ledger::{APPLY_MS_MAX, LedgerStep};
 
 impl Core {
     /// Writes the ledger as its writer has it, then syncs it, then takes the step. One that
     /// is being removed is not written again, and its volume takes no step any more.
     pub(super) fn write_ledger(&mut self, cx: &mut Cx<'_>, id: VolumeId, step: LedgerStep) {
         let volume = self.volume(id);
-        if volume.removal != Removal::No {
+        if volume.removal() != Removal::No {
             return;
         }
         let ledger_writer = volume
@@ -167,27 +121,23 @@ impl Core {
             LedgerStep::Claim => {
                 // It ends when the time of the ledger is known as well.
                 ledger_writer.step = Some(LedgerStep::Claim);
-                volume.origin_in_flight += 1;
+                volume.request_begins();
                 let pending = Pending::Clock { volume: id };
                 cx.order(pending, Purpose::Ledger, Device::Ledger(id), Op::Stat, 0, 0);
             }
-            LedgerStep::Prepare => self.destage_prepared(cx, id),
-            LedgerStep::Reached => self.replay_reached(cx, id),
-            LedgerStep::Begin if volume.replay.is_some() => self.replay_begun(cx, id),
+            LedgerStep::Prepare => self.destage_prepared(id),
+            LedgerStep::Reached => self.replay_reached(id),
+            LedgerStep::Begin if volume.replay.is_some() => self.replay_begun(id),
             LedgerStep::Finish if volume.replay.is_some() => self.replay_finished(cx, id),
             LedgerStep::Begin => self.destage_begun(cx, id),
             LedgerStep::Finish => self.destage_finished(cx, id),
             LedgerStep::Exchange => self.exchange_said(cx, id),
             LedgerStep::Move => self.move_said(cx, id),
-            LedgerStep::Resize => {
-                self.pump_switch(cx, id);
-                self.pump_bypass(cx, id);
-                self.detach_progress(cx, id);
-            }
+            // Who has it written looks again.
+            LedgerStep::Resize => {}
             LedgerStep::Release => {
                 self.switch_released(id);
                 self.bypass_released(cx, id);
-                self.detach_progress(cx, id);
             }
         }
     }
@@ -195,7 +145,7 @@ impl Core {
     /// The ledger was written a moment ago, so its time is the present one over there.
     pub(super) fn clock_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
         let volume = self.volume(id);
-        volume.origin_in_flight -= 1;
+        volume.request_ends();
         let ledger_writer = volume.ledger_writer.as_mut().expect("a ledger was written");
         let Some(stat) = stat else {
             // Without it the next journal may not be replayed after a crash: all of it again.
@@ -210,11 +160,9 @@ impl Core {
         ledger_writer.step = None;
         ledger_writer.clock_ahead_ns = stat.mtime_ns.saturating_sub(stat.now_ns);
         ledger_writer.clock_there = (stat.mtime_ns, cx.now);
-        if !self.switch_claimed(cx, id) && !self.commit_claimed(cx, id) {
+        if !self.switch_claimed(cx, id) && !self.commit_claimed(id) {
             self.open_for_requests(cx, id);
         }
-        self.resize_progress(cx, id);
-        self.pump_bypass(cx, id);
     }
 
     /// A ledger that could not be written is due again.

@@ -8,18 +8,16 @@
 //! the new cut before the next write. Deliberately absent: groups, whose cuts end at one moment on
 //! all volumes: there damage stays until its volume is told to go on without.
 
-use super::{Bypass, Core};
+use super::Core;
 use crate::adversary::{Mark, mark};
 use crate::event::Refusal;
 use crate::fetch::Want;
 use crate::map::{Content, ExtentMap};
 use crate::outbox::Cx;
 use crate::types::{Span, Time, VolumeId};
-use crate::volume::{Epoch, Volume};
+use crate::volume::{Bypass, Epoch, Volume};
 use alloc::vec::Vec;
 
-/// What was bad is read again so much later; a device may have recovered.
-pub const REREAD_MS: u64 = 60_000;
 /// Meanwhile it is looked so often whether newer writes have covered it.
 const LOOK_MS: u64 = 1_000;
 
@@ -60,8 +58,7 @@ impl Core {
         let destage = volume.destage.as_mut().expect("it has met damage");
         let map = &volume.epochs.front().expect("of this epoch").map;
         destage.damaged = joined(needed(map, &destage.bad));
-        let waiters = core::mem::take(&mut volume.destage_waiters);
-        for (request, _) in waiters {
+        for request in volume.take_destage_orders() {
             cx.out.reply(request, Err(refusal));
         }
         self.refuse_group(cx, id, refusal);
@@ -107,7 +104,7 @@ impl Core {
             self.free_later(epoch.map);
         }
         let volume = self.volume(id);
-        volume.merged_upto = merged.last_serial;
+        volume.merge_upto(merged.last_serial);
         debug_assert!(
             needed(&merged.map, bad).is_empty(),
             "nothing that is bad is needed any more"
@@ -124,8 +121,8 @@ fn covering(volume: &Volume, bad: &[Want]) -> Option<usize> {
     // What a journal has does not change any more.
     let destage = volume.destage.as_ref();
     let applies = destage.is_some_and(|it| it.applies() && !it.in_place);
-    let free = volume.group.is_none() && volume.committing.is_none();
-    if !free || volume.unfinished_sectors > 0 || applies {
+    let free = volume.group.is_none() && !volume.is_committing();
+    if !free || volume.is_in_part() || applies {
         return None;
     }
     let mut missing = needed(&volume.epochs.front()?.map, bad);

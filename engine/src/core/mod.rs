@@ -1,4 +1,4 @@
-//! The shard behind the seam: dispatches events and runs the fixed list of maintenance steps.
+//! The shard behind the seam: dispatches events, and touches the volume that each is of.
 //!
 //! Each verb has a file: `read`, `fill`, `tables`, `lines`, `layers`, `keep`, `write`, `direct`,
 //! `destage`, `replay`, `merge_damage`, `switch`, `image`, `evacuate`, `scrub`, `checkpoint`,
@@ -7,7 +7,6 @@
 
 mod allocate;
 mod attach;
-mod batch;
 mod bypass;
 mod checkpoint;
 mod commit;
@@ -26,9 +25,11 @@ mod keep;
 mod layers;
 mod ledger;
 mod lines;
+mod maintain;
 mod merge_damage;
 mod overlay;
 mod pace;
+mod park;
 mod planned;
 mod quiesce;
 mod read;
@@ -40,7 +41,6 @@ mod replay_table;
 mod resend;
 mod resize;
 mod retry_read;
-mod runs;
 mod scrub;
 mod share;
 mod show;
@@ -50,21 +50,10 @@ mod tables;
 mod task;
 #[cfg(test)]
 mod tests;
+mod touched;
 mod write;
 
-pub use allocate::Allocator;
-pub use bypass::Bypass;
-pub use destage::Destage;
-pub use image::Known;
-pub use ledger::LedgerWriter;
 pub use lines::{FoundFill, segments_max};
-pub use quiesce::Quiesce;
-pub use rebase::Rebase;
-pub use replay::Replay;
-pub use resize::Resize;
-pub use retry_read::Unread;
-pub use share::Own;
-pub use switch::Switch;
 
 /// The writer of checkpoints after one with this sequence was written.
 pub fn checkpoint_writer(sequence: u64) -> checkpoint::CheckpointWriter {
@@ -82,33 +71,14 @@ use crate::ram::{Layer, RamTier};
 use crate::round_robin::{PATIENCE_NS, QUANTUM_BYTES, RoundRobin};
 use crate::scratch::Scratch;
 use crate::slab::Slab;
-use crate::types::{Generation, LogAddr, RequestId, StreamSeq, Tag, Time, Uuid, VolumeId};
-use crate::volume::Volume;
+use crate::types::{Generation, LogAddr, RequestId, Tag, Time, Uuid, VolumeId};
+use crate::volume::{Bypass, Volume};
 use crate::window::Windows;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// How often ages, limits and failures are looked at while there is something to look at.
-const HOUSEKEEPING_MS: u64 = 100;
-/// Of the volumes with waiting requests, so many are tried after each event, in turn; thousands may
-/// wait for the same. Housekeeping tries all of them.
-const TURNS_PER_EVENT: usize = 32;
 /// Extents of dropped maps that one step takes out of the accounts.
 const SWEEP_EXTENTS: usize = 4096;
-
-/// How long an orderly stop waits for ledgers.
-const PARK_MS_MAX: u64 = 5_000;
-
-const _: () = assert!(keep::SPARE_MS < PARK_MS_MAX);
-
-/// An orderly stop under way.
-struct Parking {
-    request: RequestId,
-    until: Time,
-    /// The newest record at that time.
-    upto: StreamSeq,
-    keep: keep::Keep,
-}
 
 pub struct Core {
     pub config: Config,
@@ -137,6 +107,8 @@ pub struct Core {
     direct_ios: Slab<direct::DirectIo>,
     /// Volumes with direct writes that allocate.
     allocating: Vec<VolumeId>,
+    /// What the next run of the list of steps has to look at.
+    touched: touched::Touched,
     /// Volumes whose first waiting request wants another try, in turn.
     queue: VecDeque<VolumeId>,
     groups: Vec<group::Group>,
@@ -155,7 +127,7 @@ pub struct Core {
     reserved: share::Reserved,
     /// Whose waiting writes may take room that is nobody's own.
     admission: RoundRobin,
-    parking: Option<Parking>,
+    parking: Option<park::Parking>,
     /// An orderly stop was ordered: no volume is claimed any more.
     stopping: bool,
     retry_read: Option<retry_read::RetryRead>,
@@ -196,6 +168,7 @@ impl Core {
             tables: tables::Tables::default(),
             direct_ios: Slab::default(),
             allocating: Vec::new(),
+            touched: touched::Touched::default(),
             queue: VecDeque::new(),
             groups: Vec::new(),
             turns: RoundRobin::new(QUANTUM_BYTES, PATIENCE_NS),
@@ -234,8 +207,7 @@ impl Core {
                 self.dirty_extents += epoch.map.len();
             }
             if volume.log_damaged {
-                volume.state = crate::snapshot::State::Held;
-                volume.reason = Some("flushed records of the log are missing");
+                volume.hold(Some("flushed records of the log are missing"));
             }
         }
         self.count_writers();
@@ -300,52 +272,6 @@ impl Core {
         self.maintain(cx);
     }
 
-    /// Runs after each event. Each step is cheap when it has nothing to do.
-    fn maintain(&mut self, cx: &mut Cx<'_>) {
-        self.continue_reads(cx);
-        self.retry_waiting(cx, TURNS_PER_EVENT);
-        self.pump_allocations(cx);
-        self.give_destage_turns(cx);
-        self.log.pump_writes(cx);
-        self.log.pump_space(cx, &mut self.scratch);
-        self.fetches.pump(cx, &self.log, &mut self.scratch);
-        self.pump_evacuation(cx);
-        self.pump_lines(cx);
-        self.pump_scrub(cx);
-        self.do_without_checkpoint(cx);
-        self.pump_checkpoint(cx);
-        self.sweep();
-        self.pump_park(cx);
-        // What is in flight may never end; then its age is to be known.
-        let waits = cx.out.in_flight() > 0;
-        if !cx.out.keeps_house() && (waits || self.has_chores()) {
-            cx.out
-                .timer(cx.now.plus_millis(HOUSEKEEPING_MS), Timer::Housekeeping);
-        }
-    }
-
-    /// Whether time alone may bring something to do.
-    fn has_chores(&self) -> bool {
-        self.dirty_extents > 0
-            || !self.held_fills.is_empty()
-            || !self.held_reads.is_empty()
-            || !self.deferred_free.is_empty()
-            || !self.queue.is_empty()
-            || !self.allocating.is_empty()
-            || self.evacuation.is_some()
-            || self.volumes.iter().flatten().any(|v| {
-                // A request for an order that has failed is made again after a while.
-                let ordered = v.switch.is_some() || v.resize.is_some();
-                ordered || v.holds_for_exchange() || v.ledger_failed() || v.is_destaging()
-            })
-            || self.log.is_low()
-            || self.health.has_chores()
-            || self.parking.is_some()
-            || self.checkpoint.is_due()
-            || self.log.is_backing_off()
-            || self.lines.has_chores()
-    }
-
     fn tick(&mut self, cx: &mut Cx<'_>) {
         while let Some(timer) = cx.out.due(cx.now) {
             match timer {
@@ -353,7 +279,7 @@ impl Core {
                 Timer::Announce => self.log.announce(cx),
                 Timer::Housekeeping => self.keep_house(cx),
                 Timer::Flow(volume) => self.flow_due(cx, volume),
-                Timer::Pace(volume) => self.pace_due(cx, volume),
+                Timer::Pace(volume) => self.pace_due(volume),
                 Timer::Sync => self.log.sync_timer_over(),
                 // It goes on by itself after each event.
                 Timer::Scrub => {}
@@ -361,59 +287,17 @@ impl Core {
         }
     }
 
-    fn keep_house(&mut self, cx: &mut Cx<'_>) {
-        self.log.retry_footers();
-        self.retry_held_reads(cx);
-        if self.log.is_low() && self.log.has_dead() {
-            self.log.want_sync();
-            self.checkpoint.wanted |= self.log.freeable() > 0;
-        }
-        self.look_at_cache(cx);
-        self.look_at_origins(cx);
-        self.windows.look(cx.now);
-        self.retry_bad_reads(cx);
-        #[cfg(feature = "adversary")]
-        {
-            self.check_counts();
-            self.check_volumes();
-        }
-        for at in 0..self.volumes.len() {
-            let id = VolumeId(at as u32);
-            if self.volumes[at].is_none() {
-                continue;
-            }
-            self.retry_ledger(cx, id);
-            self.resize_progress(cx, id);
-            self.quiesce_progress(cx, id);
-            let volume = self.volume(id);
-            // The gauges of a volume compare it with all others: not for nothing.
-            if volume.is_dirty() || volume.flow.is_pressing() || !volume.waiting.is_empty() {
-                self.look_at_flow(cx, id, 0);
-            }
-            self.time_out_waiting(cx, id);
-            self.start_destage_if_due(cx, id);
-            self.pump_destage(cx, id);
-            self.pump_switch(cx, id);
-            let volume = self.volume(id);
-            if !volume.waiting.is_empty() && !volume.queued {
-                volume.queued = true;
-                self.queue.push_back(id);
-            }
-        }
-        self.retry_waiting(cx, usize::MAX);
-    }
-
     /// That counts are those of what they count, and each volume is in order.
     #[cfg(feature = "adversary")]
-    fn check_volumes(&mut self) {
+    pub(super) fn check_volumes(&mut self) {
         let (mut unfinished, mut given_up, mut extents) = (0, 0, 0);
         for volume in self.volumes.iter().flatten() {
-            let begun = volume.unfinished_sectors > 0;
+            let begun = volume.is_in_part();
             unfinished += u32::from(begun);
-            given_up += u32::from(volume.given_up);
+            given_up += u32::from(volume.is_given_up());
             extents += volume.dirty_extents();
             assert!(
-                !begun || volume.waiting.front().is_some_and(|it| it.blocks() > 0),
+                !begun || volume.first_waiting().is_some_and(|it| it.blocks() > 0),
                 "the rest of a write waits first"
             );
             let epochs = &volume.epochs;
@@ -425,7 +309,7 @@ impl Core {
                 epochs.iter().is_sorted_by_key(|epoch| epoch.last_serial),
                 "epochs are in order of their serials"
             );
-            let given = volume.serial_next.0 + u64::from(begun);
+            let given = volume.serial_next().0 + u64::from(begun);
             assert!(
                 epochs.iter().all(|it| it.last_serial.0 < given),
                 "only what was given a serial is dirty"
@@ -460,6 +344,7 @@ impl Core {
         self.time_origin(cx.now, &pending, started, ok);
         self.observe_cache(cx.now, &pending, ok);
         self.note_full(&pending, result);
+        pending.volume().into_iter().for_each(|id| self.touch(id));
         match pending {
             Pending::Log {
                 slot,
@@ -514,7 +399,7 @@ impl Core {
             Pending::ScrubFooter => self.scrub_footer_read(cx, ok),
             Pending::EvacuateFooter => self.evacuation_footer(cx, ok),
             Pending::CutJournal { volume } => self.journal_cut(cx, volume, ok),
-            Pending::Remove { volume } => self.removed(cx, volume, ok),
+            Pending::Remove { volume } => self.removed(volume, ok),
         }
     }
 
@@ -522,7 +407,7 @@ impl Core {
     fn checkpoint_on_media(&mut self, cx: &mut Cx<'_>, ok: bool) {
         self.checkpoint_synced(cx, ok);
         if ok {
-            self.cache_synced(cx);
+            self.cache_synced();
         }
     }
 
@@ -535,7 +420,7 @@ impl Core {
             self.durable(cx, waiter);
         }
         if ok {
-            self.cache_synced(cx);
+            self.cache_synced();
         }
     }
 
@@ -543,8 +428,9 @@ impl Core {
     fn durable(&mut self, cx: &mut Cx<'_>, waiter: Waiter) {
         match waiter {
             Waiter::Guest { request, .. } => cx.out.reply(request, Ok(())),
-            Waiter::Destage(volume) => self.pump_destage(cx, volume),
-            Waiter::Park => self.pump_park(cx),
+            Waiter::Destage(volume) => self.touch(volume),
+            // An orderly stop looks by itself.
+            Waiter::Park => {}
         }
     }
 
@@ -559,7 +445,7 @@ impl Core {
                     self.mark_damaged(cx.now, volume, bad);
                 }
                 self.volume(volume).counters.ssd_read_bytes += fetched.ssd_bytes;
-                self.read_progress(cx, read);
+                self.part_of_read_ended(cx, read);
             }
             Owner::Destage { volume, job } => self.job_fetched(cx, volume, job, &fetched.bad),
             Owner::Replay { volume, job } => {
@@ -572,31 +458,17 @@ impl Core {
     }
 
     fn command(&mut self, cx: &mut Cx<'_>, request: RequestId, command: Command) {
+        if let Some(id) = volume_of(&command) {
+            if self.find(id).is_none() {
+                cx.out.reply(request, Err(Refusal::Gone));
+                return;
+            }
+            self.touch(id);
+        }
         match command {
             Command::Park => self.park(cx, request),
             Command::Scrub => self.scrub(cx, request),
             Command::CacheGone { gone } => self.cache_gone(cx, request, gone),
-            Command::Destage { volume }
-            | Command::Look { volume }
-            | Command::Reset { volume }
-            | Command::Leave { volume, .. }
-            | Command::Arrive { volume, .. }
-            | Command::Commit { volume }
-            | Command::Suspend { volume }
-            | Command::Quiesce { volume }
-            | Command::Resume { volume }
-            | Command::Announce { volume }
-            | Command::Empty { volume }
-            | Command::EndExchange { volume }
-            | Command::Tune { volume, .. }
-            | Command::Resize { volume, .. }
-            | Command::Rebase { volume, .. }
-            | Command::Switch { volume, .. }
-            | Command::Detach { volume, .. }
-                if self.find(volume).is_none() =>
-            {
-                cx.out.reply(request, Err(Refusal::Gone));
-            }
             Command::Destage { volume } => self.destage_command(cx, volume, request),
             Command::Look { volume } => self.look_command(cx, volume, request),
             Command::Reset { volume } => self.reset(cx, volume, request),
@@ -631,59 +503,6 @@ impl Core {
                 self.detach(cx, volume, request, discard_dirty);
             }
         }
-    }
-
-    /// Everything acknowledged goes to the log, the ledgers of clean volumes say so, and a last
-    /// checkpoint tells what is durable.
-    fn park(&mut self, cx: &mut Cx<'_>, request: RequestId) {
-        self.stop_scrub(cx, Refusal::Gone);
-        self.stopping = true;
-        let until = cx.now.plus_millis(PARK_MS_MAX);
-        cx.out.timer(until, Timer::Housekeeping);
-        let looks_until = cx.now.plus_millis(PARK_MS_MAX - keep::SPARE_MS);
-        cx.out.timer(looks_until, Timer::Housekeeping);
-        let upto = self.log.newest();
-        self.parking = Some(Parking {
-            request,
-            until,
-            upto,
-            keep: keep::Keep::Start,
-        });
-        self.log.wait_durable(cx, upto, Waiter::Park);
-    }
-
-    /// Ledgers of origins that do not answer are not waited for longer than a while.
-    fn pump_park(&mut self, cx: &mut Cx<'_>) {
-        if self.parking.is_none() {
-            return;
-        }
-        // Also of one that became clean, or was claimed, only now.
-        for at in 0..self.volumes.len() {
-            self.release_if_clean(cx, VolumeId(at as u32));
-        }
-        let parking = self.parking.as_ref().expect("just seen");
-        let waits = |v: &Volume| {
-            let writes = v.ledger_writer.as_ref().is_some_and(|it| it.step.is_some());
-            // Nothing is left to be destaged, but the image has its guard: no program opens it.
-            let guards = v.replay.as_ref().is_some_and(|it| it.guards) && !v.is_dirty();
-            writes || guards
-        };
-        let busy = self.volumes.iter().flatten().any(waits) || self.lines.is_busy(cx.now);
-        let overdue = cx.now >= parking.until;
-        let logged = self.log.durable >= parking.upto || (self.health.is_failed() && overdue);
-        // A device that failed may be good again, and what it holds may reach its origin.
-        let owes = self.volumes.iter().flatten().any(|volume| volume.owes());
-        let kept = owes && self.health.is_failed();
-        if ((busy || kept) && !overdue) || !logged {
-            return;
-        }
-        let (request, late) = (parking.request, cx.now >= parking.until);
-        if !late && !self.pump_keep(cx) {
-            return;
-        }
-        self.parking = None;
-        self.checkpoint.wait(checkpoint::Waiter::Park(request));
-        self.pump_checkpoint(cx);
     }
 
     /// Takes the extents of dropped maps out of the accounts, in small steps.
@@ -730,12 +549,11 @@ impl Core {
         if volume.bypass == Bypass::Held {
             return;
         }
-        if volume.state != crate::snapshot::State::Damaged {
+        if volume.state() != crate::snapshot::State::Damaged {
             volume.unread.clear();
         }
         volume.unread.add(now, bad);
-        volume.state = crate::snapshot::State::Damaged;
-        volume.reason = Some("dirty data cannot be read from the cache device any more");
+        volume.damage("dirty data cannot be read from the cache device any more");
     }
 
     /// Nothing that is kept clean of this volume counts any more. A base layer, which nobody
@@ -752,9 +570,32 @@ impl Core {
 
     fn enqueue(&mut self, id: VolumeId) {
         let volume = self.volume(id);
-        if !volume.queued {
-            volume.queued = true;
+        if volume.enqueue() {
             self.queue.push_back(id);
         }
+    }
+}
+
+/// The volume that a command is for.
+fn volume_of(command: &Command) -> Option<VolumeId> {
+    match *command {
+        Command::Park | Command::Scrub | Command::CacheGone { .. } => None,
+        Command::Destage { volume }
+        | Command::Look { volume }
+        | Command::Reset { volume }
+        | Command::Leave { volume, .. }
+        | Command::Arrive { volume, .. }
+        | Command::Commit { volume }
+        | Command::Suspend { volume }
+        | Command::Quiesce { volume }
+        | Command::Resume { volume }
+        | Command::Announce { volume }
+        | Command::Empty { volume }
+        | Command::EndExchange { volume }
+        | Command::Tune { volume, .. }
+        | Command::Resize { volume, .. }
+        | Command::Rebase { volume, .. }
+        | Command::Switch { volume, .. }
+        | Command::Detach { volume, .. } => Some(volume),
     }
 }

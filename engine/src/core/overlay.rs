@@ -17,7 +17,6 @@ use super::checkpoint::Waiter;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Refusal, ResetOn};
 use crate::outbox::Cx;
-use crate::snapshot::State;
 use crate::types::{Generation, Policy, RequestId, VolumeId};
 
 impl Core {
@@ -28,14 +27,14 @@ impl Core {
             cx.out.reply(request, Err(Refusal::Policy));
             return;
         }
-        let gone = !volume.attached || volume.detaching.is_some() || volume.suspending.is_some();
-        let comes = !gone && !volume.ready && volume.committing.is_none();
+        let gone = !volume.is_attached() || volume.goes();
+        let comes = !gone && !volume.is_ready() && !volume.is_committing();
         if comes && !volume.is_dirty() {
             // It has just come, with nothing to throw away: the checkpoint that names it says so.
             self.checkpoint.wait(Waiter::Leave(request));
             return;
         }
-        if gone || !volume.ready {
+        if gone || !volume.is_ready() {
             cx.out.reply(request, Err(Refusal::Gone));
             return;
         }
@@ -75,25 +74,21 @@ impl Core {
         goes_on: bool,
     ) {
         let volume = self.volume(id);
-        if volume.detaching.is_some() {
+        if volume.is_detaching() {
             cx.out.reply(request, Err(Refusal::Gone));
             return;
         }
-        volume.arrivals.push((request, goes_on));
-        if volume.ready {
-            self.let_in(cx, id);
-        }
+        volume.guest_arrives(request, goes_on);
     }
 
     /// Guests that have arrived find the disk as it has to be, or it is made so first.
     pub(super) fn let_in(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let volume = self.volume(id);
-        if volume.arrivals.is_empty() {
+        let here = self.find(id).filter(|volume| volume.is_ready());
+        let Some(volume) = here.filter(|volume| volume.has_arrivals()) else {
             return;
-        }
+        };
         // The order to reset may have been taken back meanwhile.
-        let goes_on = volume.arrivals.iter().any(|(_, goes_on)| *goes_on);
-        let goes_on = goes_on && !has(Bug::ResetUnderSleeper);
+        let goes_on = volume.has_sleeper() && !has(Bug::ResetUnderSleeper);
         if volume.ended && volume.tuning.reset_on != ResetOn::Command && !goes_on {
             mark(Mark::ResetAtArrival);
             self.begin_reset(cx, id);
@@ -101,7 +96,7 @@ impl Core {
             return;
         }
         let ended = core::mem::take(&mut volume.ended);
-        for (request, _) in core::mem::take(&mut volume.arrivals) {
+        for request in volume.take_arrivals() {
             match ended {
                 // A checkpoint may say that it had ended; nobody goes on before another does not.
                 true => self.checkpoint.wait(Waiter::Leave(request)),
@@ -116,10 +111,10 @@ impl Core {
         let generation = self.generation_next;
         self.generation_next = Generation(generation.0 + 1);
         // A write of which a part lies in what goes cannot be completed.
-        if self.volume(id).unfinished_sectors > 0 {
+        if self.volume(id).is_in_part() {
             self.give_up_unfinished(id);
             self.end_given_up(id);
-            let half = self.volume(id).waiting.pop_front();
+            let half = self.volume(id).take_first_waiting();
             let half = half.expect("a write that has begun waits first");
             cx.out.reply(half.request, Err(Refusal::Io));
         }
@@ -129,16 +124,12 @@ impl Core {
             volume.policy == Policy::Ephemeral && volume.destage.is_none(),
             "only overlays are reset, and none that is being committed"
         );
-        assert!(volume.generation < generation, "a generation is given once");
-        volume.ready = false;
+        volume.close();
         volume.ended = false;
         volume.image.overlay_misfits = false;
         volume.image.under = volume.image.seen.kept();
-        volume.generation = generation;
-        volume.base_generation = generation;
-        volume.first_serial = volume.serial_next;
-        volume.state = State::Clean;
-        volume.reason = None;
+        volume.begin_anew(generation);
+        volume.recover();
         volume.overlay.since = None;
         let old = core::mem::replace(&mut volume.quota_owner, quota_owner);
         let epochs = core::mem::take(&mut volume.epochs);

@@ -5,11 +5,11 @@
 //! serial is given is never held. Deliberately absent: how long a delay is
 //! ([`Flow`](crate::flow::Flow)).
 
-use super::share::Pool;
 use super::{Core, Timer};
 use crate::flow::Gauges;
 use crate::outbox::{Cx, Pending};
 use crate::types::{Policy, Time, VolumeId};
+use crate::volume::share::Pool;
 use crate::volume::{WaitKind, Waiting};
 use crate::window::READS_LINGER_NS;
 use alloc::vec::Vec;
@@ -29,7 +29,7 @@ impl Core {
     /// Counts a write that arrives at a ready volume, and says when it may be admitted.
     pub(super) fn pace(&mut self, cx: &mut Cx<'_>, id: VolumeId, blocks: u64) -> Time {
         let volume = self.volume(id);
-        if volume.policy != Policy::WriteBack || !volume.ready {
+        if volume.policy != Policy::WriteBack || !volume.is_ready() {
             return Time(0);
         }
         if volume.flow.arrives(cx.now, blocks) {
@@ -49,7 +49,7 @@ impl Core {
         let volume = self.volume(id);
         volume.flow.look(cx.now, &volume.tuning.flow, &gauges);
         if volume.flow.is_pressing() && !volume.is_destaging() {
-            self.start_destage_if_due(cx, id);
+            self.touch(id);
         }
     }
 
@@ -61,7 +61,7 @@ impl Core {
         let room = self.most(id, Pool::Log);
         let extents_room = self.most(id, Pool::Map);
         let limit = volume.dirty_limit_blocks();
-        let held: u64 = volume.waiting.iter().map(Waiting::blocks).sum();
+        let held: u64 = volume.waiting().map(Waiting::blocks).sum();
         let batch = volume.epochs.front().map_or(0, |epoch| epoch.charge);
         let moved = volume
             .destage
@@ -82,9 +82,9 @@ impl Core {
     /// When the first waiting request of a volume has its turn, if that is not now.
     pub(super) fn held_until(&mut self, now: Time, id: VolumeId) -> Option<Time> {
         let volume = self.volume(id);
-        let first = volume.waiting.front()?;
+        let first = volume.first_waiting()?;
         // A write that has begun is finished: all others wait for it.
-        if volume.unfinished_sectors > 0 {
+        if volume.is_in_part() {
             return None;
         }
         let at = match first.blocks() {
@@ -112,9 +112,9 @@ impl Core {
             return;
         }
         volume.flow.timer = None;
-        if !volume.waiting.is_empty() {
+        if volume.has_waiting() {
             self.look_at_flow(cx, id, 0);
-            self.enqueue(id);
+            self.touch(id);
         }
     }
 
@@ -126,21 +126,7 @@ impl Core {
             Pending::OriginRead { read, .. } => Some((self.reads.get(read).volume, 1)),
             Pending::Destage { volume, job } => Some((volume, self.job_blocks(volume, job))),
             Pending::Direct { call } => Some((self.direct_ios.get(call).volume(), 0)),
-            Pending::SwitchSync { volume }
-            | Pending::Resize { volume }
-            | Pending::Clock { volume }
-            | Pending::CutJournal { volume }
-            | Pending::Ledger { volume }
-            | Pending::LedgerSync { volume }
-            | Pending::DestageSync { volume }
-            | Pending::JournalTable { volume }
-            | Pending::Plan { volume, .. }
-            | Pending::Allocate { volume, .. }
-            | Pending::Replay { volume, .. }
-            | Pending::Stat { volume }
-            | Pending::LookAtImage { volume }
-            | Pending::Look { volume, .. } => Some((volume, 0)),
-            _ => None,
+            _ => pending.volume().map(|id| (id, 0)),
         }
     }
 
@@ -199,7 +185,7 @@ impl Core {
         let volume = self.volume(id);
         let depth = volume.tuning.origin_queue_depth.max(1) as usize;
         if volume
-            .guest_read_at
+            .guest_read_at()
             .is_none_or(|at| now.since(at) > READS_LINGER_NS)
         {
             return depth;

@@ -14,10 +14,8 @@
 //! ([`Planner`]), and the phases around it ([`super::destage`]).
 
 use super::Core;
-use super::batch::{Plan, Source, next_pieces, pieces_of, step_of_planner};
 use super::copied::CopyRead;
-use super::destage::Phase;
-use super::jobs::{Job, write_journal};
+use super::jobs::write_journal;
 use super::tables::{file_device, read_of};
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
@@ -30,6 +28,9 @@ use crate::origin::{Lies, Missing, Planned, Planner, TABLE_BYTES_MAX, When, Work
 use crate::outbox::{Cx, Pending, PlanIo, Timer};
 use crate::snapshot::State;
 use crate::types::{BLOCK_BYTES, Policy, SECTOR_BYTES, Span, VolumeId};
+use crate::volume::batch::{Plan, Source, next_pieces, pieces_of, step_of_planner};
+use crate::volume::destage::Phase;
+use crate::volume::jobs::Job;
 use alloc::vec::Vec;
 
 /// Steps of a plan in one turn of the engine.
@@ -65,7 +66,7 @@ impl Core {
     }
 
     /// Takes the plan of a destage as far as it goes without waiting.
-    pub(super) fn pump_plan(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+    pub(super) fn make_plan(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         assert!(
             !self.phase(id).applying,
             "a plan is made before it is applied"
@@ -186,16 +187,14 @@ impl Core {
         destage.retry_at = cx.now.plus_millis(DAMAGED_MS);
         let volume = self.volume(id);
         volume.counters.origin.errors += 1;
-        if volume.committing.is_some() {
+        if volume.is_committing() {
             return self.give_up_commit(cx, id, Refusal::Contradicts);
         }
-        if volume.state != State::Damaged {
-            volume.state = State::Stalled;
-            volume.reason = Some(CONTRADICTS);
+        if volume.state() != State::Damaged {
+            volume.stall_for(CONTRADICTS);
         }
         // Nothing tells when it will be repaired, so orders do not wait for that.
-        let waiters = core::mem::take(&mut volume.destage_waiters);
-        for (request, _) in waiters {
+        for request in volume.take_destage_orders() {
             cx.out.reply(request, Err(Refusal::Contradicts));
         }
         self.refuse_group(cx, id, Refusal::Contradicts);
@@ -289,13 +288,13 @@ impl Core {
 
     fn count_plan_read(&mut self, id: VolumeId, bytes: u64) {
         let volume = self.volume(id);
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         volume.counters.origin.reads += 1;
         volume.counters.origin.read_bytes += bytes;
     }
 
     pub(super) fn plan_table_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
-        self.volume(id).origin_in_flight -= 1;
+        self.volume(id).request_ends();
         let missing = self.plan(id).missing.take().expect("it was asked for");
         if ok {
             let mut bytes = alloc::vec![0; missing.bytes as usize];
@@ -312,9 +311,6 @@ impl Core {
             self.rest_after_failure(cx, id);
         }
         self.free_plan_pieces(id);
-        self.give_destage_turns(cx);
-        self.pump_destage(cx, id);
-        self.detach_progress(cx, id);
     }
 
     /// A request that only plans make has ended.
@@ -401,7 +397,7 @@ impl Core {
     /// which may be what cannot be read, each part is read by itself.
     pub(super) fn plan_read_done(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32, ok: bool) {
         let volume = self.volume(id);
-        volume.origin_in_flight -= 1;
+        volume.request_ends();
         volume.counters.origin.errors += u64::from(!ok);
         let it = self.phase(id).jobs.get(job);
         assert!(it.waits > 0, "what is there was waited for");
@@ -486,7 +482,6 @@ impl Core {
             self.rest_after_failure(cx, id);
         }
         self.end_job(cx, id, job);
-        self.detach_progress(cx, id);
     }
 
     /// A batch that failed, or was not sent, is put together again.
@@ -513,7 +508,7 @@ impl Core {
         assert!(at.is_multiple_of(SECTOR_BYTES) && bytes > 0);
         if when == When::Now {
             let volume = self.volume(id);
-            volume.origin_in_flight += 1;
+            volume.request_begins();
             volume.counters.origin.writes += 1;
             volume.counters.origin.write_bytes += bytes;
             let (purpose, device) = (Purpose::DestageWrite, Device::Origin(id));
@@ -549,7 +544,6 @@ impl Core {
                 true => self.plan_contradicted(cx, id),
                 false => self.begin_phase_again(cx.now, id),
             }
-            self.detach_progress(cx, id);
             return damaged;
         }
         let done = self.plan(id).is_at_end();

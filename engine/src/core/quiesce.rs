@@ -25,8 +25,7 @@
 //! told so. Deliberately absent: what the host does with the files meanwhile, and volumes that
 //! write past the log.
 
-use super::ledger::LedgerStep;
-use super::{Bypass, Core};
+use super::Core;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Refusal;
 use crate::format::ledger::Progress;
@@ -34,82 +33,14 @@ use crate::image::Image;
 use crate::origin::Map;
 use crate::outbox::{Cx, Timer};
 use crate::ram::Layer;
-use crate::snapshot::State;
-use crate::types::{Policy, RequestId, Serial, Time, VolumeId};
-use crate::volume::Volume;
+use crate::types::{RequestId, Time, VolumeId};
+use crate::volume::ledger::LedgerStep;
+use crate::volume::quiesce::Step;
+use crate::volume::{Bypass, Quiesce};
 use alloc::boxed::Box;
 
 /// Guests do not wait longer than this for requests to an image that has to be exchanged.
 const EMPTY_MS_MAX: u64 = 10_000;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    Drain,
-    Rest,
-    Announce,
-    Announced,
-    Empty { until: Time },
-    Exchanged,
-    Settle,
-}
-
-/// A rest of an image, or what comes before.
-#[derive(Clone, Copy, Debug)]
-pub struct Quiesce {
-    /// What the image has by then, of a volume that stands alone.
-    upto: Serial,
-    /// The last cut that the images of a group have by then.
-    cut: u64,
-    step: Step,
-    /// Who waits for the end of this step.
-    order: Option<RequestId>,
-}
-
-impl Volume {
-    /// Its image rests.
-    pub fn rests(&self) -> bool {
-        self.quiesce.is_some_and(|it| it.step != Step::Drain)
-    }
-
-    /// No request to its image begins.
-    pub fn holds_for_exchange(&self) -> bool {
-        let empties = |it: &Quiesce| matches!(it.step, Step::Empty { .. });
-        self.quiesce.as_ref().is_some_and(empties) || self.is_moving()
-    }
-
-    /// Another file takes the place of its image, or did so a moment ago.
-    pub fn is_exchanging(&self) -> bool {
-        let early = |it: &Quiesce| matches!(it.step, Step::Drain | Step::Rest);
-        self.quiesce.as_ref().is_some_and(|it| !early(it)) || self.is_moving()
-    }
-
-    /// Of a volume that stands alone: its image has all that was written before it was to rest.
-    fn is_drained(&self) -> bool {
-        self.quiesce.is_some_and(|it| self.destaged >= it.upto)
-    }
-
-    /// Why its image cannot be brought to rest.
-    fn quiesce_refusal(&self, failed: bool) -> Option<Refusal> {
-        match self.state {
-            _ if self.is_gone() => Some(Refusal::Gone),
-            _ if self.policy != Policy::WriteBack || self.read_only => Some(Refusal::Policy),
-            _ if self.switch.is_some() => Some(Refusal::Policy),
-            _ if self.resize.is_some() || self.quiesce.is_some() => Some(Refusal::Busy),
-            _ if self.image.rebase.is_some() => Some(Refusal::Busy),
-            _ if self.misfit().is_some() => Some(Refusal::Held),
-            State::Held => Some(Refusal::Held),
-            _ if failed || self.bypass != Bypass::None => Some(Refusal::CacheFailed),
-            _ => None,
-        }
-    }
-
-    /// Nothing of a destage is on its way, and nothing of its ledger.
-    fn is_still(&self) -> bool {
-        let ledger = self.ledger_writer.as_ref();
-        let written = ledger.is_some_and(|it| it.step.is_some());
-        self.ready && !self.is_destaging() && !written
-    }
-}
 
 impl Core {
     /// An administrator's order: the images of a volume and its group are to rest.
@@ -129,8 +60,8 @@ impl Core {
         for member in &members {
             let volume = self.volume(*member);
             let newest = volume.epochs.back().map(|epoch| epoch.last_serial);
-            let upto = newest.map_or(volume.destaged, |it| it.max(volume.destaged));
-            volume.destage_upto = volume.destage_upto.max(upto);
+            let upto = newest.map_or(volume.destaged(), |it| it.max(volume.destaged()));
+            volume.want(upto);
             assert!(volume.quiesce.is_none(), "one order at a time");
             volume.quiesce = Some(Quiesce {
                 upto,
@@ -140,12 +71,10 @@ impl Core {
             });
         }
         mark(Mark::Quiesced);
-        self.start_destage_if_due(cx, id);
         for member in members {
             self.read_bad_again(cx.now, member);
-            self.pump_destage(cx, member);
+            self.touch(member);
         }
-        self.quiesce_progress(cx, id);
     }
 
     /// Whether a volume or a member of its group has something that its image has not.
@@ -211,7 +140,6 @@ impl Core {
 
     /// Something of the volume has ended: goes on with its rest.
     pub(super) fn quiesce_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        self.rebase_progress(cx, id);
         let Some(step) = self.find(id).and_then(|it| it.quiesce).map(|it| it.step) else {
             return;
         };
@@ -237,7 +165,7 @@ impl Core {
         self.refuse_group(cx, id, Refusal::Busy);
         for member in members {
             let volume = self.volume(member);
-            for (order, _) in core::mem::take(&mut volume.destage_waiters) {
+            for order in volume.take_destage_orders() {
                 cx.out.reply(order, Err(Refusal::Busy));
             }
             let Some(quiesce) = volume.quiesce.as_mut() else {
@@ -284,8 +212,8 @@ impl Core {
             for member in self.members(id) {
                 let volume = self.volume(member);
                 volume.quiesce.take_if(|it| it.step == Step::Rest);
+                self.touch(member);
             }
-            self.start_destage_if_due(cx, id);
         }
         cx.out.reply(request, answer);
     }
@@ -354,9 +282,6 @@ impl Core {
             }
         }
         cx.out.reply(order, Ok(()));
-        self.start_destage_if_due(cx, id);
-        self.pump_bypass(cx, id);
-        self.detach_progress(cx, id);
     }
 
     /// The new file is there: the host wants to exchange what is open.
@@ -374,7 +299,6 @@ impl Core {
         };
         (quiesce.step, quiesce.order) = (Step::Empty { until }, Some(request));
         cx.out.timer(until, Timer::Housekeeping);
-        self.emptied(cx, id, until);
     }
 
     /// Nothing of the image is on its way, or something is for too long.
@@ -383,7 +307,7 @@ impl Core {
         let filling = self.fills.iter_mut().any(|fill| fill.origin() == Some(id));
         let stopping = self.stopping;
         let volume = self.volume(id);
-        let busy = filling || volume.origin_in_flight > 0 || volume.reads_in_flight > 0;
+        let busy = filling || volume.has_requests() || volume.has_reads();
         let busy = busy && !has(Bug::ExchangeUnderReads);
         let quiesce = volume.quiesce.as_mut().expect("checked by the caller");
         if busy && cx.now < until && !stopping {

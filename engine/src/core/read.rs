@@ -45,7 +45,7 @@ impl Core {
             cx.out.reply(request, Err(Refusal::OutOfRange));
             return;
         }
-        if volume.state == State::Held {
+        if volume.state() == State::Held {
             cx.out.reply(request, Err(Refusal::Held));
             return;
         }
@@ -68,7 +68,7 @@ impl Core {
         started: Time,
     ) {
         let volume = self.volume(id);
-        volume.reads_in_flight += 1;
+        volume.read_begins();
         let parts = volume.resolve(span);
         if volume.policy == Policy::Ephemeral && parts.iter().any(|(_, part)| part.is_some()) {
             volume.counters.overlay_hits += 1;
@@ -106,7 +106,7 @@ impl Core {
                 reads.ram_hits += 1;
             }
         }
-        self.read_progress(cx, read);
+        self.part_of_read_ended(cx, read);
     }
 
     /// A part that no epoch covers: through the tier, or past it.
@@ -121,7 +121,7 @@ impl Core {
     }
 
     /// One of the things a read waits for has ended.
-    pub(super) fn read_progress(&mut self, cx: &mut Cx<'_>, read: u32) {
+    pub(super) fn part_of_read_ended(&mut self, cx: &mut Cx<'_>, read: u32) {
         let op = self.reads.get(read);
         assert!(op.waits > 0, "a read that has ended waits for nothing");
         op.waits -= 1;
@@ -130,17 +130,12 @@ impl Core {
         }
         let op = self.reads.take(read);
         let volume = self.volume(op.volume);
-        assert!(
-            volume.reads_in_flight > 0 && volume.reads_held >= u32::from(op.held),
-            "a volume counts its reads"
-        );
-        volume.reads_in_flight -= 1;
-        volume.reads_held -= u32::from(op.held);
+        volume.read_ends(op.held);
         match op.goal {
             Goal::Guest { request, .. } => cx.out.reply(request, op.result),
             Goal::Table(table) => self.map_table_read(cx, (read, op.volume), table, op.result),
         }
-        self.detach_progress(cx, op.volume);
+        self.touch_if_awaited(op.volume);
     }
 
     /// Whose clean blocks a read takes.
@@ -259,7 +254,9 @@ impl Core {
         self.held_reads.push((read, part));
         let op = self.reads.get(read);
         let (id, first) = (op.volume, !core::mem::replace(&mut op.held, true));
-        self.volume(id).reads_held += u32::from(first);
+        if first {
+            self.volume(id).read_is_held();
+        }
     }
 
     pub(super) fn read_past_tier(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
@@ -304,7 +301,7 @@ impl Core {
             true => self.read_past_tier(cx, read, part),
             false => self.read_clean(cx, read, part),
         }
-        self.read_progress(cx, read);
+        self.part_of_read_ended(cx, read);
     }
 
     pub(super) fn origin_read_done(
@@ -318,7 +315,7 @@ impl Core {
         let op = self.reads.get(read);
         let (id, begun) = (op.volume, op.started);
         let volume = self.volume(id);
-        volume.origin_in_flight -= 1;
+        volume.request_ends();
         volume.counters.origin.latency.add_ns(cx.now.since(started));
         volume.origin_answered(cx.now, result);
         let again = volume.may_read_again(result);
@@ -329,6 +326,6 @@ impl Core {
             }
             self.reads.get(read).result = Err(Refusal::Io);
         }
-        self.read_progress(cx, read);
+        self.part_of_read_ended(cx, read);
     }
 }

@@ -21,9 +21,7 @@
 //! kill after it on the other one, for this host or another. Guests are served again when the
 //! ledger has been claimed once more. Deliberately absent: which parts differ, and opening files.
 
-use super::batch::Task;
-use super::ledger::LedgerStep;
-use super::{Bypass, Core};
+use super::Core;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Refusal;
 use crate::image::Image;
@@ -31,66 +29,11 @@ use crate::origin::{Errand, Map, Move};
 use crate::outbox::Cx;
 use crate::snapshot::State;
 use crate::types::{RequestId, SECTOR_BYTES, VolumeId};
-use crate::volume::Volume;
+use crate::volume::batch::Task;
+use crate::volume::ledger::LedgerStep;
+use crate::volume::rebase::Step;
+use crate::volume::{Bypass, Rebase};
 use alloc::boxed::Box;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    Wait,
-    Plan,
-    /// The plan is at the image.
-    Reached,
-    Moved,
-    Empty,
-    Exchanged,
-    Claim,
-}
-
-/// One that is under way.
-#[derive(Clone, Debug)]
-pub struct Rebase {
-    order: Move,
-    step: Step,
-    /// Who waits for the end of this step, and is refused then.
-    request: Option<RequestId>,
-    refusal: Option<Refusal>,
-}
-
-impl Rebase {
-    pub fn request(&self) -> Option<RequestId> {
-        self.request
-    }
-
-    fn moves(&self) -> bool {
-        self.order.onto.is_some()
-    }
-}
-
-impl Volume {
-    /// Its image moves to another file.
-    pub fn is_moving(&self) -> bool {
-        self.image.rebase.as_ref().is_some_and(Rebase::moves)
-    }
-
-    /// Its header names another file below it than the one that is open: the host has given a move
-    /// up.
-    pub(super) fn names_another(&self) -> bool {
-        let writer = self.ledger_writer.as_ref();
-        writer.is_some_and(|it| it.below_unsaid)
-    }
-
-    /// Its plan is not at the image yet, which stands where it stood.
-    pub(super) fn plans_move(&self) -> bool {
-        let early = |it: &Rebase| matches!(it.step, Step::Wait | Step::Plan | Step::Reached);
-        self.image.rebase.as_ref().is_some_and(early)
-    }
-
-    /// What is left of the plan before, for which the move waits, or what its own plan has decided,
-    /// goes to the image.
-    pub(super) fn applies_move(&self) -> bool {
-        self.plans_move() && self.ready && self.misfit().is_none()
-    }
-}
 
 impl Core {
     /// An administrator's order.
@@ -108,7 +51,7 @@ impl Core {
             volume.resize.is_some() || volume.quiesce.is_some() || volume.image.rebase.is_some();
         let size = volume.size_bytes / SECTOR_BYTES;
         let inside = order.own.iter().all(|it| it.end() <= size);
-        let refusal = match volume.state {
+        let refusal = match volume.state() {
             _ if volume.is_gone() => Some(Refusal::Gone),
             _ if volume.read_only || !volume.owns_image() || !plans => Some(Refusal::Policy),
             _ if !inside => Some(Refusal::OutOfRange),
@@ -129,18 +72,17 @@ impl Core {
             request: Some(request),
             refusal: None,
         });
-        self.rebase_progress(cx, id);
     }
 
     /// Goes on when nothing is in its way any more.
     pub(super) fn rebase_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         self.end_misfit_task(cx, id);
+        let rebase = self.find(id).and_then(|it| it.image.rebase.as_ref());
+        let Some(step) = rebase.map(|it| it.step) else {
+            return;
+        };
         let filling = self.fills.iter_mut().any(|fill| fill.origin() == Some(id));
-        let waits = self.find(id).is_some_and(|it| {
-            let rebase = it.image.rebase.as_ref();
-            rebase.is_some_and(|it| it.step == Step::Wait)
-        });
-        if waits {
+        if step == Step::Wait {
             // Another policy may have come first, or another image.
             let held = self.volume(id).misfit().is_some();
             let refusal = match self.plans(id) {
@@ -155,9 +97,9 @@ impl Core {
         let Some(volume) = self.find(id) else { return };
         let (destages, touched) = (
             volume.is_destaging(),
-            volume.origin_in_flight > 0 || volume.reads_in_flight > 0 || filling,
+            volume.has_requests() || volume.has_reads() || filling,
         );
-        let serves = volume.ready && volume.detaching.is_none();
+        let serves = volume.is_ready() && !volume.is_detaching();
         let writer = volume.ledger_writer.as_mut();
         let Some(rebase) = volume.image.rebase.as_mut().filter(|_| serves) else {
             return;
@@ -175,7 +117,7 @@ impl Core {
                 let early = onto.is_some() && has(Bug::MoveBeforeOwn);
                 let own = if early { &[][..] } else { own };
                 let task = Task::new(Errand::Own(onto), own);
-                self.start_task(cx, id, task);
+                self.start_task(id, task);
             }
             Step::Reached => {
                 let request = rebase.request.take().expect("it was ordered");
@@ -184,7 +126,7 @@ impl Core {
                     false => volume.image.rebase = None,
                 }
                 cx.out.reply(request, Ok(()));
-                self.start_destage_if_due(cx, id);
+                self.touch(id);
             }
             Step::Empty if !touched => {
                 let request = rebase.request.take();
@@ -232,7 +174,6 @@ impl Core {
             return cx.out.reply(request, Err(Refusal::Busy));
         };
         (rebase.step, rebase.request) = (Step::Empty, Some(request));
-        self.rebase_progress(cx, id);
     }
 
     /// The host has exchanged what is open: from now on the image is read through this map.
@@ -312,8 +253,5 @@ impl Core {
         cx.out
             .reply(rebase.request.expect("it was ordered"), answer);
         self.open_for_requests(cx, id);
-        self.start_destage_if_due(cx, id);
-        self.pump_bypass(cx, id);
-        self.detach_progress(cx, id);
     }
 }

@@ -29,342 +29,36 @@
 //! those before their volume is attached.
 
 use super::Core;
-use super::batch::Sources;
-use super::destage::Destage;
-use super::ledger::{APPLY_MS_MAX, LedgerStep};
 use super::replay_source::Brought;
-use super::resend::{Pause, RETRY_MS};
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Stat};
-use crate::format::journal::JournalEntry;
-use crate::format::ledger::{Ledger, Progress};
+use crate::format::ledger::Progress;
 use crate::format::record::EntryKind;
-use crate::memory::{Place, Slice};
+use crate::memory::Slice;
 use crate::outbox::{Cx, Pending, ReplayIo, Timer};
 use crate::settle::payload_bytes;
-use crate::slab::Slab;
 use crate::snapshot::State;
-use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Serial, Span, Time, VolumeId};
-use crate::volume::Volume;
-use alloc::collections::VecDeque;
+use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Serial, Time, VolumeId};
+use crate::volume::ledger::{APPLY_MS_MAX, LedgerStep};
+use crate::volume::replay::{Job, Step, Write};
+use crate::volume::resend::RETRY_MS;
 use alloc::vec::Vec;
 use core::ops::Range;
 
 /// Pieces of memory that one read of the journal fills: 1 MiB with chunks of 256 KiB.
 const READ_PIECES_MAX: usize = 4;
+
 /// Reads of the journal in flight.
 const READS_MAX: usize = 4;
+
 /// A journal that could not be read for so long is given up.
 const UNREADABLE_MS: u64 = 60_000;
+
 /// What no program but an administrator can put right is looked at again so much later.
 pub(super) const FOREIGN_MS: u64 = 10_000;
 
 const JOURNAL_DAMAGED: &str = "the journal beside the image cannot be read, and only it makes the \
                                image whole; restore it, and destage goes on";
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
-    Table,
-    Stat,
-    Begin,
-    Copy,
-    Sync,
-    Seen,
-    /// The ledger is told that the image has all of it.
-    Reached,
-    /// The guard is looked for, and cleared.
-    Header,
-    HeaderSync,
-    Last,
-    Finish,
-}
-
-/// Neighbouring entries that were read together.
-struct Job {
-    entries: Range<usize>,
-    /// Where each of them lies in memory.
-    places: Vec<Place>,
-    pieces: Vec<u32>,
-    reading: bool,
-    /// Of the log, not of the journal.
-    brought: bool,
-    /// Writes that have not ended, queued ones included.
-    writes: usize,
-}
-
-/// One request to the image, of neighbouring entries; without slices it zeroes.
-struct Write {
-    job: u32,
-    entries: Range<usize>,
-    span: Span,
-    kind: EntryKind,
-    slices: Vec<Slice>,
-}
-
-/// A journal on its way to the image.
-pub struct Replay {
-    pub(super) step: Step,
-    /// Header and table, as far as they were read.
-    pub(super) table: Vec<u8>,
-    /// The piece that the next part of the table is read to.
-    pub(super) table_piece: Option<u32>,
-    pub(super) entries: Vec<JournalEntry>,
-    pub(super) upto: Serial,
-    /// Entries before it are in a job, are written, or are in `again`.
-    cursor: usize,
-    again: Vec<Range<usize>>,
-    /// What need not be read from the journal.
-    pub(super) sources: Sources,
-    jobs: Slab<Job>,
-    /// Jobs whose read has not ended.
-    reads: usize,
-    writes: VecDeque<Write>,
-    /// Writes in flight.
-    sent: usize,
-    /// A request without a job is in flight.
-    pub(super) waiting: bool,
-    pub(super) damaged: bool,
-    /// The image did not fit meanwhile: all entries are written again.
-    rewrite: bool,
-    pub(super) pause: Pause,
-    /// A write that is good does not tell that the next sync will be.
-    sync_failed: bool,
-    pub(super) unreadable_since: Option<Time>,
-    apply_until: Time,
-    /// The image has a guard.
-    pub(super) guards: bool,
-    /// It is of a plan of this life, which knows what changes.
-    pub(super) plan: bool,
-    /// The same, of one that makes room for a larger disk.
-    pub(super) is_task: bool,
-    /// The image has all of it, and the ledger says so.
-    pub(super) reached: bool,
-    /// The first sector of the image, without the guard.
-    pub(super) header: Vec<u8>,
-    /// What was seen of the image last.
-    pub(super) stat: Option<Stat>,
-    pub(super) header_piece: Option<u32>,
-}
-
-impl Replay {
-    /// Of what a plan of this life has journaled.
-    pub fn of_plan(entries: Vec<JournalEntry>, upto: Serial, now: Time) -> Replay {
-        Replay {
-            entries,
-            apply_until: now.plus_millis(APPLY_MS_MAX / 3),
-            guards: true,
-            plan: true,
-            ..Replay::new(Step::Copy, upto)
-        }
-    }
-
-    /// Of nothing but the guard that an image may have.
-    pub fn of_guard() -> Replay {
-        Replay {
-            guards: true,
-            ..Replay::new(Step::Stat, Serial(0))
-        }
-    }
-
-    /// The same journal of an image that has a guard.
-    pub fn guarded(self) -> Replay {
-        Replay {
-            guards: true,
-            ..self
-        }
-    }
-
-    /// Of the journal that this ledger names.
-    pub fn of(ledger: &Ledger) -> Replay {
-        let Progress::Apply { upto, .. } = ledger.progress else {
-            unreachable!("only a pending journal is replayed");
-        };
-        Replay::new(Step::Table, upto)
-    }
-
-    fn new(step: Step, upto: Serial) -> Replay {
-        Replay {
-            step,
-            table: Vec::new(),
-            table_piece: None,
-            entries: Vec::new(),
-            upto,
-            cursor: 0,
-            again: Vec::new(),
-            sources: Sources::default(),
-            jobs: Slab::default(),
-            reads: 0,
-            writes: VecDeque::new(),
-            sent: 0,
-            waiting: false,
-            damaged: false,
-            rewrite: false,
-            pause: Pause::default(),
-            sync_failed: false,
-            unreadable_since: None,
-            apply_until: Time(0),
-            guards: false,
-            plan: false,
-            is_task: false,
-            reached: false,
-            header: Vec::new(),
-            stat: None,
-            header_piece: None,
-        }
-    }
-
-    /// The entries of a job, and where each is to lie in memory.
-    pub(super) fn places_of(&mut self, job: u32) -> Vec<(usize, Place)> {
-        let job = self.jobs.get(job);
-        job.entries
-            .clone()
-            .zip(job.places.iter().copied())
-            .collect()
-    }
-
-    /// Pieces of the destager's memory that it has.
-    pub fn pieces(&mut self) -> usize {
-        let held: usize = self.jobs.iter_mut().map(|job| job.pieces.len()).sum();
-        let single = [self.table_piece, self.header_piece];
-        held + single.iter().flatten().count()
-    }
-
-    /// Nothing of it is in flight.
-    pub fn rests(&self) -> bool {
-        let in_step = matches!(self.step, Step::Begin | Step::Reached | Step::Finish);
-        self.jobs.len() == 0 && !self.waiting && !in_step
-    }
-
-    /// Entries that are to be copied next.
-    fn next_entries(&self) -> Option<Range<usize>> {
-        let rest = self.cursor..self.entries.len();
-        let rest = Some(rest).filter(|rest| rest.start < rest.end);
-        self.again.last().cloned().or(rest)
-    }
-
-    /// Entries up to here are in a job.
-    fn advance(&mut self, upto: usize) {
-        match self.again.last_mut() {
-            Some(range) => {
-                assert!(range.start < upto && upto <= range.end, "it goes forward");
-                range.start = upto;
-                if range.start == range.end {
-                    self.again.pop();
-                }
-            }
-            None => {
-                assert!(self.cursor < upto && upto <= self.entries.len());
-                self.cursor = upto;
-            }
-        }
-    }
-
-    fn begin_again(&mut self, now: Time) {
-        assert_eq!(self.jobs.len(), 0, "no entry is on its way");
-        (self.step, self.cursor, self.rewrite) = (Step::Copy, 0, false);
-        self.again.clear();
-        self.pause.rest(now, RETRY_MS);
-    }
-
-    /// Entries whose write has failed or was not sent are read and written again.
-    fn writes_again(&mut self, entries: Range<usize>) {
-        assert!(
-            entries.start < entries.end && entries.end <= self.cursor,
-            "they were on their way before"
-        );
-        self.again.push(entries);
-    }
-
-    /// The requests that write what a job has read, as few as its entries make.
-    fn writes_of(&mut self, id: u32) -> VecDeque<Write> {
-        let job = self.jobs.get(id);
-        assert!(
-            job.entries.len() == job.places.len() && !job.reading,
-            "each entry was read to its place"
-        );
-        let mut writes: VecDeque<Write> = VecDeque::new();
-        for (at, place) in job.entries.clone().zip(&job.places) {
-            let (span, kind) = (self.entries[at].span, self.entries[at].kind);
-            let slice = Slice {
-                place: *place,
-                bytes: span.sectors * SECTOR_BYTES,
-            };
-            let last = writes.back_mut();
-            let Some(last) = last.filter(|last| last.span.end() == span.sector) else {
-                writes.push_back(Write {
-                    job: id,
-                    entries: at..at + 1,
-                    span,
-                    kind,
-                    slices: alloc::vec![slice],
-                });
-                continue;
-            };
-            last.entries.end = at + 1;
-            last.span.sectors += span.sectors;
-            let before = last.slices.last_mut().expect("a write of data has memory");
-            match before.place.plus(before.bytes) == *place {
-                true => before.bytes += slice.bytes,
-                false => last.slices.push(slice),
-            }
-        }
-        job.writes = writes.len();
-        writes
-    }
-}
-
-impl Volume {
-    /// Nothing is asked of its image: it does not fit; or a journal that a start has found is not
-    /// applied yet, so that its tables may be anything.
-    pub(super) fn is_unreadable(&self) -> bool {
-        let torn = |it: &Replay| it.guards && !it.plan && !it.reached && it.upto > Serial(0);
-        let torn = |it: &Replay| torn(it) && !has(Bug::ReadTornTables);
-        self.misfit().is_some() || self.replay.as_ref().is_some_and(torn)
-    }
-
-    /// Something of ours may be writing its image, or is about to.
-    pub fn is_destaging(&self) -> bool {
-        self.destage.is_some() || self.replay.is_some()
-    }
-
-    /// How many of the oldest epochs its pending journal has.
-    pub(super) fn journaled_epochs(&self) -> usize {
-        let upto = self.replay.as_ref().map_or(Serial(0), |replay| replay.upto);
-        self.epochs
-            .partition_point(|epoch| epoch.last_serial <= upto)
-    }
-
-    pub(super) fn replay(&mut self) -> &mut Replay {
-        self.replay.as_mut().expect("a replay is under way")
-    }
-
-    /// Gives up a destage of which nothing is in flight. The guard that its plan may have set is
-    /// cleared by itself.
-    pub(super) fn drop_destage(&mut self) -> Option<Destage> {
-        let destage = self.destage.take();
-        if destage.as_ref().is_some_and(|it| it.guarded) {
-            assert!(self.replay.is_none(), "a destage or a replay");
-            self.replay = Some(Replay::of_guard());
-        }
-        destage
-    }
-
-    /// What was copied to an image that misfits is written again when it fits.
-    pub(super) fn write_replay_again(&mut self) {
-        if let Some(replay) = &mut self.replay {
-            // Behind that a look comes before the end once more.
-            replay.rewrite |= replay.cursor > 0 && !replay.reached;
-        }
-    }
-
-    /// Gives up a replay whose image is another one, if nothing of it is in flight.
-    pub(super) fn abandon_replay(&mut self) {
-        let rests = self.replay.as_ref().is_some_and(Replay::rests);
-        if rests && self.misfit().is_some() {
-            self.replay = None;
-        }
-    }
-}
 
 impl Core {
     /// Drives the replay of a volume as far as it goes without waiting.
@@ -372,7 +66,7 @@ impl Core {
         loop {
             let Some(volume) = self.find(id) else { return };
             let serves = volume.serves() || volume.applies_commit() || volume.applies_move();
-            let begun = volume.unfinished_sectors > 0;
+            let begun = volume.is_in_part();
             let Some(replay) = &mut volume.replay else {
                 return;
             };
@@ -394,7 +88,7 @@ impl Core {
             }
             let goes_on = match replay.step {
                 Step::Table => self.read_replay_table(cx, id),
-                Step::Copy => self.pump_copies(cx, id),
+                Step::Copy => self.start_copies(cx, id),
                 Step::Stat | Step::Seen | Step::Last => self.order_replay(cx, id, Op::Stat),
                 Step::Sync => self.order_replay(cx, id, Op::sync_unless(Bug::SkipReplaySync)),
                 Step::HeaderSync => self.order_replay(cx, id, Op::Sync),
@@ -424,7 +118,7 @@ impl Core {
     }
 
     /// Sends writes, and reads what is to be written next.
-    fn pump_copies(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+    fn start_copies(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         loop {
             let depth = self.destage_depth(cx.now, id);
             let replay = self.volume(id).replay();
@@ -585,7 +279,7 @@ impl Core {
             .pop_front()
             .expect("checked by the caller");
         volume.replay().sent += 1;
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         volume.counters.origin.writes += 1;
         let pending = Pending::Replay {
             volume: id,
@@ -627,9 +321,7 @@ impl Core {
             ReplayIo::Header { writes } => self.header_done(cx, id, (ok, writes)),
         }
         // As many as have got memory before may do so again.
-        self.give_destage_memory(cx);
-        self.pump_replay(cx, id);
-        self.detach_progress(cx, id);
+        self.touched.places(1);
     }
 
     fn entries_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, at: u32, ok: bool) {
@@ -715,7 +407,7 @@ impl Core {
     ) {
         self.windows.done(cx.now, id, 1);
         let volume = self.volume(id);
-        volume.origin_in_flight -= 1;
+        volume.request_ends();
         volume.counters.origin.latency.add_ns(cx.now.since(started));
         let replay = volume.replay();
         assert!(replay.sent > 0 && replay.jobs.get(at).writes > 0);
@@ -723,8 +415,8 @@ impl Core {
         replay.jobs.get(at).writes -= 1;
         if result.is_ok() {
             replay.pause.end();
-            if volume.state == State::Stalled && !volume.replay().sync_failed {
-                (volume.state, volume.reason) = (State::Clean, None);
+            if volume.state() == State::Stalled && !volume.replay().sync_failed {
+                volume.recover();
             }
             self.turns.moved(cx.now, id);
         } else {
@@ -816,7 +508,7 @@ impl Core {
     }
 
     /// The ledger is written: entries may be.
-    pub(super) fn replay_begun(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    pub(super) fn replay_begun(&mut self, id: VolumeId) {
         let replay = self.volume(id).replay();
         assert!(replay.step == Step::Begin, "the ledger was written for it");
         if replay.cursor == 0 {
@@ -826,8 +518,6 @@ impl Core {
         if has(Bug::SkipReplay) {
             replay.cursor = replay.entries.len();
         }
-        self.pump_replay(cx, id);
-        self.detach_progress(cx, id);
     }
 
     /// The image after its last write. One that does not fit is written again when it does.
@@ -873,7 +563,7 @@ impl Core {
         );
         self.image_written(id, &replay);
         self.resume_behind_replay(cx, id);
-        self.retry_held_reads(cx);
+        self.touched.held_reads();
     }
 
     /// Goes on with what waited for a replay.
@@ -881,8 +571,8 @@ impl Core {
         let volume = self.volume(id);
         let ledger_writer = volume.ledger_writer.as_ref();
         let destaged = ledger_writer.map_or(Serial(0), |it| it.ledger.destaged);
-        volume.destaged = volume.destaged.max(destaged);
-        let upto = volume.destaged;
+        volume.reach(destaged);
+        let upto = volume.destaged();
         let epochs = volume.epochs.iter();
         let there = epochs.take_while(|epoch| epoch.last_serial <= upto).count();
         let epochs: Vec<_> = volume.epochs.drain(..there).collect();
@@ -900,7 +590,7 @@ impl Core {
             .expect("checked by the caller");
         let replay = volume.replay.take().expect("checked by the caller");
         assert!(
-            replay.rests() && replay.table_piece.is_none() && volume.unfinished_sectors == 0,
+            replay.rests() && replay.table_piece.is_none() && !volume.is_in_part(),
             "nothing of it is on its way"
         );
         let ledger_writer = volume
@@ -909,10 +599,10 @@ impl Core {
             .expect("its ledger names a journal");
         ledger_writer.ledger.progress = Progress::Cut(replay.upto);
         self.merge_epochs(&mut volume, 0, replay.upto);
-        volume.destage_upto = volume.destage_upto.max(replay.upto);
+        volume.want(replay.upto);
         self.volumes[id.0 as usize] = Some(volume);
         self.recount(id);
-        self.start_destage_if_due(cx, id);
+        self.touch(id);
     }
 }
 
@@ -932,15 +622,8 @@ impl Core {
         replay.again.clear();
         replay.pause.rest(now, FOREIGN_MS);
         volume.counters.origin.errors += 1;
-        volume.state = State::Stalled;
-        volume.reason = Some(JOURNAL_DAMAGED);
+        volume.stall_for(JOURNAL_DAMAGED);
         self.turns.rest(id);
-    }
-}
-
-impl Replay {
-    fn rests_finished(&self) -> bool {
-        self.step == Step::Finish && self.jobs.len() == 0 && !self.waiting
     }
 }
 

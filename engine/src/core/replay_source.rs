@@ -10,13 +10,13 @@
 //! Deliberately absent: journals that a start has found, whose log is another one.
 
 use super::Core;
-use super::batch::Source;
 use crate::event::Purpose;
 use crate::fetch::{Owner, Want};
 use crate::map::Content;
 use crate::memory::Place;
 use crate::outbox::Cx;
 use crate::types::{SECTOR_BYTES, VolumeId};
+use crate::volume::batch::Source;
 use alloc::vec::Vec;
 
 /// How far entries are in memory.
@@ -84,9 +84,8 @@ impl Core {
             true => self.entries_there(cx, id, job),
             false => self.entries_differ(id, job),
         }
-        self.give_destage_memory(cx);
-        self.pump_replay(cx, id);
-        self.detach_progress(cx, id);
+        self.touched.places(1);
+        self.touch(id);
     }
 
     /// What the log has of them is not what the journal has: that is read.

@@ -5,13 +5,14 @@
 //! of the entries ([`replay`](super::replay)).
 
 use super::Core;
-use super::replay::{Step, read_journal};
+use super::replay::read_journal;
 use crate::format::journal::{HEADER_BYTES, Journal, JournalEntry, payload_at};
 use crate::format::ledger::Progress;
 use crate::memory::Slice;
 use crate::outbox::{Cx, ReplayIo};
 use crate::settle::{check_table, payload_bytes};
 use crate::types::VolumeId;
+use crate::volume::replay::Step;
 
 impl Core {
     /// Reads the header, then the table, a piece at a time.

@@ -11,133 +11,16 @@
 //! left. Deliberately absent: syncs; after one that failed the whole phase is written again.
 
 use super::Core;
-use super::jobs::{JOB_PIECES_MAX, Job};
-use super::runs::next_run;
+use super::jobs::JOB_PIECES_MAX;
 use crate::fetch::Want;
 use crate::map::Content;
 use crate::outbox::{Cx, Timer};
 use crate::snapshot::State;
-use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Span, Time, VolumeId};
-use crate::volume::Volume;
-use alloc::collections::VecDeque;
+use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Span, VolumeId};
+use crate::volume::jobs::Job;
+use crate::volume::resend::Unsent;
+use crate::volume::runs::next_run;
 use alloc::vec::Vec;
-
-/// Pause before a phase that failed starts again, and longest one before a write is sent again.
-pub(super) const RETRY_MS: u64 = 500;
-/// Pause after the first round that fails.
-const FIRST_MS: u64 = 10;
-
-const _: () = assert!(FIRST_MS > 0 && FIRST_MS < RETRY_MS);
-
-/// Ranges of one write, each with its place behind `offset` in the journal. To the origin goes one.
-struct Unsent {
-    ranges: Vec<(Span, u64)>,
-    offset: u64,
-}
-
-/// A pause after a failure. It doubles with each round that fails, and ends with the first request
-/// that does not.
-#[derive(Default)]
-pub(super) struct Pause {
-    /// The last one; none since a request was good.
-    ms: u64,
-    until: Time,
-}
-
-impl Pause {
-    pub fn is_under_way(&self, now: Time) -> bool {
-        now < self.until
-    }
-
-    /// The last pause was the shortest: one round may fail at a storage that works.
-    pub fn is_first(&self) -> bool {
-        self.ms <= FIRST_MS
-    }
-
-    /// The last pause was the longest.
-    pub fn is_longest(&self) -> bool {
-        self.ms >= RETRY_MS
-    }
-
-    /// Begins the next one, and says when it ends; `None` if one is under way.
-    pub fn longer(&mut self, now: Time) -> Option<Time> {
-        if self.is_under_way(now) {
-            return None;
-        }
-        assert!(self.ms <= RETRY_MS);
-        self.ms = (self.ms * 2).clamp(FIRST_MS, RETRY_MS);
-        self.until = now.plus_millis(self.ms);
-        Some(self.until)
-    }
-
-    pub fn rest(&mut self, now: Time, ms: u64) {
-        self.until = now.plus_millis(ms);
-    }
-
-    /// The next one is as long as they get.
-    pub fn make_longest(&mut self) {
-        self.ms = RETRY_MS;
-    }
-
-    /// A request was good.
-    pub fn end(&mut self) {
-        self.ms = 0;
-    }
-}
-
-#[derive(Default)]
-pub(super) struct Resend {
-    /// No more than a queue of the origin holds, and what a journal has of it in pieces.
-    queue: VecDeque<Unsent>,
-    pause: Pause,
-    /// A write that is good does not tell that the next sync will be.
-    sync_failed: bool,
-}
-
-impl Resend {
-    pub fn is_empty(&self) -> bool {
-        self.queue.is_empty()
-    }
-
-    /// Nothing is sent before the pause is over.
-    pub fn is_resting(&self, now: Time) -> bool {
-        self.pause.is_under_way(now)
-    }
-
-    /// The last pause was the longest.
-    pub fn is_hopeless(&self) -> bool {
-        self.pause.is_longest()
-    }
-
-    pub fn clear(&mut self) {
-        self.queue.clear();
-    }
-
-    pub fn stays_stalled(&mut self) {
-        self.sync_failed = true;
-    }
-
-    pub fn synced(&mut self) {
-        self.sync_failed = false;
-    }
-}
-
-impl Volume {
-    /// Dirty data does not reach its origin.
-    pub(super) fn stall(&mut self, full: bool) {
-        if matches!(self.state, State::Damaged | State::Held) {
-            return;
-        }
-        self.state = State::Stalled;
-        self.reason = Some(match full {
-            true => {
-                "there is no space left for the data or its journal beside the image; make room \
-                 there, and destage goes on by itself"
-            }
-            false => "the origin answers with errors; destage is tried again",
-        });
-    }
-}
 
 impl Core {
     /// A write of a destage has failed: a pause, unless one has begun since it was sent.
@@ -164,8 +47,8 @@ impl Core {
         destage.resend.pause.end();
         let failed = destage.resend.sync_failed;
         let volume = self.volume(id);
-        if volume.state == State::Stalled && !failed {
-            (volume.state, volume.reason) = (State::Clean, None);
+        if volume.state() == State::Stalled && !failed {
+            volume.recover();
         }
     }
 

@@ -19,69 +19,17 @@
 //! the image has. Deliberately absent: what is lost when a volume becomes smaller; the host asks
 //! for that only when nobody is connected and nothing is dirty.
 
+use super::Core;
 use super::attach::BYTES_MAX;
 use super::checkpoint::Waiter;
-use super::ledger::LedgerStep;
-use super::{Bypass, Core};
 use crate::adversary::{Bug, has};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
 use crate::types::{BLOCK_SECTORS, RequestId, SECTOR_BYTES, Time, VolumeId};
-use crate::volume::Volume;
-
-/// A change of size that is under way.
-#[derive(Clone, Copy, Debug)]
-pub struct Resize {
-    request: RequestId,
-    pub(super) old_bytes: u64,
-    pub(super) new_bytes: u64,
-    pub(super) step: Step,
-    /// Of an image that allocates: it has room for the new size, or has given back all behind it.
-    pub(super) has_room: bool,
-    /// The disk is cut off from here on, and will be from there on.
-    pub(super) cut_end: u64,
-    pub(super) cut_next: u64,
-    /// Its header may say the new size.
-    pub(super) header_sent: bool,
-    pub(super) piece: Option<u32>,
-    pub(super) retry_at: Time,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
-    Wait,
-    /// A plan makes room, or the header is written again after a while.
-    Room,
-    HeaderRead,
-    HeaderWrite,
-    HeaderSync,
-    Set,
-    Name,
-}
-
-impl Resize {
-    /// Who has ordered it.
-    pub fn request(&self) -> RequestId {
-        self.request
-    }
-
-    /// The size to which the volume goes back if its image does not get the new one.
-    pub fn bytes_to_return_to(&self) -> u64 {
-        match self.step {
-            Step::Name => 0,
-            _ => self.old_bytes,
-        }
-    }
-}
-
-impl Volume {
-    /// No destage may begin.
-    pub fn holds_destage(&self) -> bool {
-        let changes = self.resize.is_some_and(|resize| resize.step != Step::Name);
-        self.image.rebase.is_some() || changes && !self.is_between_states()
-    }
-}
+use crate::volume::ledger::LedgerStep;
+use crate::volume::resize::Step;
+use crate::volume::{Bypass, Resize};
 
 impl Core {
     /// An administrator's order.
@@ -97,7 +45,7 @@ impl Core {
         let volume = self.volume(id);
         let shrinks = new_bytes < volume.size_bytes;
         let gone = volume.is_gone() || volume.resize.is_some() || volume.image.rebase.is_some();
-        let refusal = match volume.state {
+        let refusal = match volume.state() {
             _ if gone => Some(Refusal::Gone),
             _ if new_bytes == 0 || new_bytes > BYTES_MAX => Some(Refusal::OutOfRange),
             _ if !new_bytes.is_multiple_of(SECTOR_BYTES) => Some(Refusal::OutOfRange),
@@ -132,16 +80,19 @@ impl Core {
         if volume.is_between_states()
             && let Some(epoch) = volume.epochs.front()
         {
-            volume.destage_upto = volume.destage_upto.max(epoch.last_serial);
-            self.start_destage_if_due(cx, id);
+            let upto = epoch.last_serial;
+            volume.want(upto);
         }
-        self.resize_progress(cx, id);
     }
 
     /// Goes on when nothing is in its way any more.
     pub(super) fn resize_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
         let (serves, destages) = (volume.serves(), volume.is_destaging());
+        let touched = volume.has_requests()
+            || volume.has_reads()
+            || volume.writes_directly()
+            || volume.has_waiting();
         let waits = |it: &&mut Resize| matches!(it.step, Step::Wait | Step::Room);
         let Some(resize) = volume.resize.as_mut().filter(waits) else {
             return;
@@ -149,10 +100,6 @@ impl Core {
         let ledger_writer = volume.ledger_writer.as_ref();
         let writes = destages || ledger_writer.is_some_and(|it| it.step.is_some());
         let shrinks = resize.new_bytes < resize.old_bytes;
-        let touched = volume.origin_in_flight > 0
-            || volume.reads_in_flight > 0
-            || !volume.direct.is_empty()
-            || !volume.waiting.is_empty();
         if !serves || writes || (shrinks && touched) {
             return;
         }
@@ -162,7 +109,7 @@ impl Core {
         );
         let bytes = resize.new_bytes;
         if volume.map.is_some() {
-            return self.growth_progress(cx, id);
+            return self.grow_image(cx, id);
         }
         if let Some(writer) = volume.ledger_writer.as_mut()
             && writer.ledger.image.mtime_ns != 0
@@ -175,7 +122,7 @@ impl Core {
         if shrinks {
             volume.size_bytes = bytes;
         }
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         let (pending, device) = (Pending::Resize { volume: id }, Device::Origin(id));
         cx.order(pending, Purpose::GuestWrite, device, Op::Resize, 0, bytes);
     }
@@ -186,9 +133,9 @@ impl Core {
             return self.header_resized(cx, id, result);
         }
         let volume = self.volume(id);
-        volume.origin_in_flight -= 1;
+        volume.request_ends();
         match result {
-            Ok(()) => self.has_size(cx, id),
+            Ok(()) => self.has_size(id),
             Err(error) => {
                 volume.counters.origin.errors += 1;
                 let refusal = match error {
@@ -206,14 +153,14 @@ impl Core {
     }
 
     /// The image has its new size, durably.
-    pub(super) fn has_size(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    pub(super) fn has_size(&mut self, id: VolumeId) {
         let resize = self.resizing(id);
         assert!(resize.step != Step::Name, "a size is named once");
         resize.step = Step::Name;
         let resize = *resize;
         self.volume(id).size_bytes = resize.new_bytes;
         self.checkpoint.wait(Waiter::Resize(id));
-        self.forget_end(cx, id, &resize);
+        self.forget_end(id, &resize);
     }
 
     /// The image could not get the new size.
@@ -222,10 +169,10 @@ impl Core {
         let resize = volume.resize.take().expect("a change of size is under way");
         volume.size_bytes = resize.old_bytes;
         cx.out.reply(resize.request, Err(refusal));
-        self.forget_end(cx, id, &resize);
+        self.forget_end(id, &resize);
     }
 
-    fn forget_end(&mut self, cx: &mut Cx<'_>, id: VolumeId, resize: &Resize) {
+    fn forget_end(&mut self, id: VolumeId, resize: &Resize) {
         let end = resize.old_bytes.min(resize.new_bytes);
         let longest = resize.old_bytes.max(resize.new_bytes);
         // Whatever is behind the shorter end reads as zeroes, should it come back.
@@ -237,9 +184,7 @@ impl Core {
         let blocks = longest.div_ceil(SECTOR_BYTES * BLOCK_SECTORS) - first;
         assert!(first * BLOCK_SECTORS * SECTOR_BYTES <= longest);
         self.forget_blocks(layer, first, blocks);
-        self.start_destage_if_due(cx, id);
-        self.pump_switch(cx, id);
-        self.detach_progress(cx, id);
+        self.touch(id);
     }
 
     /// A checkpoint names the new size.
@@ -248,6 +193,7 @@ impl Core {
         if let Some(resize) = volume.resize.take() {
             assert!(resize.step == Step::Name, "its image has the new size");
             cx.out.reply(resize.request, Ok(()));
+            self.touch(id);
         }
     }
 }

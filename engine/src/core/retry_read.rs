@@ -8,53 +8,19 @@
 //! ([`bypass`](super::bypass)).
 
 use super::Core;
-use super::merge_damage::REREAD_MS;
 use crate::event::Purpose;
 use crate::fetch::{Owner, Want};
 use crate::outbox::Cx;
 use crate::snapshot::State;
 use crate::types::{BLOCK_SECTORS, LogAddr, Time, VolumeId};
 use crate::volume::Volume;
-use alloc::vec::Vec;
-
-/// Blocks that a volume remembers. Who reads another one tells again.
-const BLOCKS_MAX: usize = 64;
-
-/// What of a volume could not be read.
-#[derive(Default)]
-pub struct Unread {
-    blocks: Vec<LogAddr>,
-    look_at: Time,
-}
+use crate::volume::unread::REREAD_MS;
 
 /// A block is being read again.
 pub struct RetryRead {
     volume: VolumeId,
     block: LogAddr,
     piece: u32,
-}
-
-impl Unread {
-    pub(super) fn add(&mut self, now: Time, bad: impl Iterator<Item = LogAddr>) {
-        if self.blocks.is_empty() {
-            self.look_at = now.plus_millis(REREAD_MS);
-        }
-        for addr in bad {
-            let block = LogAddr(addr.0 / BLOCK_SECTORS * BLOCK_SECTORS);
-            if !self.blocks.contains(&block) && self.blocks.len() < BLOCKS_MAX {
-                self.blocks.push(block);
-            }
-            assert!(self.blocks.len() <= BLOCKS_MAX);
-        }
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.blocks.clear();
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.blocks.is_empty()
-    }
 }
 
 impl Core {
@@ -64,7 +30,7 @@ impl Core {
             return;
         }
         let due = |it: &&Volume| {
-            it.state == State::Damaged && !it.unread.is_empty() && cx.now >= it.unread.look_at
+            it.state() == State::Damaged && !it.unread.is_empty() && cx.now >= it.unread.look_at
         };
         let Some(volume) = self.volumes.iter().flatten().find(due) else {
             return;
@@ -122,9 +88,8 @@ impl Core {
     pub(super) fn forgive_if_read(&mut self, id: VolumeId) {
         let volume = self.volume(id);
         let met = volume.destage.as_ref().is_some_and(|it| it.met_damage());
-        if volume.state == State::Damaged && volume.unread.is_empty() && !met {
-            volume.state = State::Clean;
-            volume.reason = None;
+        if volume.state() == State::Damaged && volume.unread.is_empty() && !met {
+            volume.recover();
         }
     }
 }

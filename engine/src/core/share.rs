@@ -16,9 +16,11 @@ use super::Core;
 use crate::event::Share;
 use crate::types::{BLOCK_BYTES, Time, VolumeId};
 use crate::volume::Volume;
+use crate::volume::share::{Parts, Pool};
 
 /// Room that the heaviest of those who wait gets in one round.
 pub const QUANTUM_BYTES: u64 = 1 << 20;
+
 /// Room that nobody takes for so long is for who comes first.
 pub const PATIENCE_NS: u64 = 50_000_000;
 
@@ -26,40 +28,6 @@ const _: () = assert!(
     QUANTUM_BYTES >= crate::round_robin::WEIGHT_MAX as u64,
     "the lightest gets something"
 );
-
-/// What the parts are made of.
-#[derive(Clone, Copy)]
-pub enum Pool {
-    /// Blocks of the log.
-    Log,
-    /// Extents of the map.
-    Map,
-}
-
-/// An amount of each pool.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Parts {
-    log: u64,
-    map: u64,
-}
-
-impl Parts {
-    fn of(self, pool: Pool) -> u64 {
-        match pool {
-            Pool::Log => self.log,
-            Pool::Map => self.map,
-        }
-    }
-}
-
-/// What a volume has of the pools, as it was last counted.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Own {
-    /// Nobody can take it.
-    part: Parts,
-    /// Of that, what it does not use.
-    kept: Parts,
-}
 
 /// Of all volumes that may hold dirty data.
 #[derive(Clone, Copy, Default)]

@@ -2,14 +2,14 @@
 //!
 //! Always true: a snapshot changes nothing and holds nothing of the engine.
 
-use super::{Bypass, Core};
+use super::Core;
 use crate::event::Refusal;
 use crate::flow::Reason;
 use crate::layout::{self, Part};
 use crate::log::StreamKind;
 use crate::snapshot::{FlowSnapshot, OverlaySnapshot, Snapshot, State, VolumeSnapshot};
 use crate::types::{BLOCK_BYTES, Policy, Serial, Span, Time, VolumeId};
-use crate::volume::{Epoch, Volume};
+use crate::volume::{Bypass, Epoch, Volume};
 use alloc::vec::Vec;
 
 /// An origin that has not answered for so long is shown as stalled.
@@ -98,7 +98,7 @@ impl Core {
                     epochs
                         .into_iter()
                         .find(durable)
-                        .map_or(volume.destaged, |e| e.last_serial)
+                        .map_or(volume.destaged(), |e| e.last_serial)
                 }
             }
             _ => volume.acked(),
@@ -160,8 +160,8 @@ impl Core {
             state,
             reason: self.why(volume, reason),
             past_log: volume.bypass == Bypass::Bypassed,
-            orphan: !volume.attached,
-            ready: volume.ready,
+            orphan: !volume.is_attached(),
+            ready: volume.is_ready(),
             size_bytes: volume.size_bytes,
             dirty_bytes: volume.dirty_bytes(),
             dirty_writes: volume.epochs.iter().map(|epoch| epoch.writes).sum(),
@@ -171,12 +171,12 @@ impl Core {
             acked_serial: volume.acked(),
             durable_serial: self.durable_serial(volume),
             destaged_serial: if volume.policy == Policy::WriteBack {
-                volume.destaged
+                volume.destaged()
             } else {
                 Serial(0)
             },
-            generation: volume.generation,
-            waiting_requests: volume.waiting.len() as u64,
+            generation: volume.generation(),
+            waiting_requests: volume.waiting().len() as u64,
             flow: FlowSnapshot {
                 active: volume.flow.is_active(),
                 delay_ns: volume.flow.delay_ns(),
@@ -196,7 +196,7 @@ impl Core {
 
 /// How a volume is shown, and why.
 fn state_of(volume: &Volume, now: Time) -> (State, Option<&'static str>) {
-    let (state, reason) = (volume.shown_state(), volume.reason);
+    let (state, reason) = (volume.shown_state(), volume.reason());
     if !matches!(state, State::Clean | State::Dirty) {
         return (state, reason);
     }

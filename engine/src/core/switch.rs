@@ -27,107 +27,27 @@
 //! layer a new identity. Deliberately absent: ephemeral volumes, which owe their origin nothing
 //! and never change.
 
+use super::Core;
 use super::checkpoint::Waiter;
-use super::ledger::LedgerStep;
-use super::{Bypass, Core};
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
-use crate::types::{Policy, RequestId, Serial, Time, VolumeId};
-use crate::volume::Volume;
-use alloc::vec::Vec;
+use crate::types::{Policy, RequestId, VolumeId};
+use crate::volume::ledger::LedgerStep;
+use crate::volume::switch::Step;
+use crate::volume::{Bypass, Switch};
 
 /// Blocks (1 MiB) that are few enough to hold writes for while they are destaged; of a small log
 /// a small part.
 const LAST_BLOCKS_MAX: u64 = 256;
+
 const LAST_SHARE_OF_LOG: u64 = 64;
+
 /// An origin that could not be synced is tried again so much later.
 const REST_MS: u64 = 60_000;
 
 const _: () = assert!(LAST_BLOCKS_MAX > 0 && LAST_SHARE_OF_LOG > 1);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    Start,
-    Rest {
-        until: Time,
-    },
-    /// What is dirty up to here is being destaged; behind it so many blocks may become dirty.
-    Drain {
-        upto: Serial,
-        room: u64,
-    },
-    Last,
-    Release,
-    Table,
-    Quiet,
-    Sync,
-    Name,
-    /// A checkpoint names it; a change of size may still write the ledger.
-    Named,
-    Claim,
-}
-
-/// A change of policy under way.
-pub struct Switch {
-    pub wanted: Policy,
-    /// Those who ordered it.
-    pub waiters: Vec<RequestId>,
-    /// Asked for without an order too, and so not given up when it fails.
-    pub configured: bool,
-    step: Step,
-}
-
-impl Switch {
-    /// One that nobody has ordered.
-    pub fn towards(wanted: Policy) -> Switch {
-        Switch {
-            wanted,
-            waiters: Vec::new(),
-            configured: true,
-            step: Step::Start,
-        }
-    }
-}
-
-impl Volume {
-    /// New writes wait for the end of a switch; one that has begun is finished.
-    pub fn holds_writes(&self) -> bool {
-        let goes_on = |step| matches!(step, Step::Start | Step::Rest { .. } | Step::Drain { .. });
-        let held = |switch: &Switch| !goes_on(switch.step);
-        let switching = self.switch.as_ref().is_some_and(held);
-        self.unfinished_sectors == 0 && (switching || self.bypass.holds_writes())
-    }
-
-    /// Why a switch that nobody ordered is not at its end.
-    pub fn switch_reason(&self) -> Option<&'static str> {
-        let rests = |switch: &Switch| matches!(switch.step, Step::Rest { .. });
-        let rests = self.switch.as_ref().is_some_and(rests);
-        rests.then_some(
-            "the origin could not be synced, so write-back has to wait; it is tried each minute",
-        )
-    }
-
-    /// A switch is under way that a log which fails would keep waiting.
-    pub fn switch_waits_for_log(&self) -> bool {
-        let waits = |switch: &Switch| !matches!(switch.step, Step::Named | Step::Claim);
-        self.switch.as_ref().is_some_and(waits)
-    }
-
-    /// Whether a switch leaves room for so many more dirty blocks. While the origin does not take
-    /// them there is no end to wait for, and the volume's own limit counts alone.
-    pub fn has_switch_room(&self, blocks: u64) -> bool {
-        let Some(Step::Drain { upto, room }) = self.switch.as_ref().map(|switch| switch.step)
-        else {
-            return true;
-        };
-        let fresh = self.epochs.iter().filter(|epoch| epoch.last_serial > upto);
-        let fresh: u64 = fresh.map(|epoch| epoch.charge).sum();
-        let stuck = matches!(self.state, State::Stalled | State::Damaged);
-        stuck || fresh == 0 || fresh + blocks <= room
-    }
-}
 
 impl Core {
     /// An administrator's order.
@@ -142,8 +62,8 @@ impl Core {
         let failed = self.health.is_failed();
         let volume = self.volume(id);
         let ephemeral = wanted == Policy::Ephemeral || volume.policy == Policy::Ephemeral;
-        let refusal = match volume.state {
-            _ if volume.detaching.is_some() || !volume.attached => Some(Refusal::Gone),
+        let refusal = match volume.state() {
+            _ if volume.is_detaching() || !volume.is_attached() => Some(Refusal::Gone),
             _ if ephemeral && wanted != volume.policy => Some(Refusal::Policy),
             // A plan has its journal.
             _ if volume.map.is_some() && wanted == Policy::WriteBack && !journal_possible => {
@@ -176,13 +96,13 @@ impl Core {
             // Nothing has been given up yet.
             switch.step = Step::Start;
         }
-        self.pump_switch(cx, id);
     }
 
     /// The device is good again: what is write-back by its administrator's order becomes so.
     pub(super) fn switch_back(&mut self, id: VolumeId) {
         let switch = &mut self.volume(id).switch;
         switch.get_or_insert_with(|| Switch::towards(Policy::WriteBack));
+        self.touch(id);
     }
 
     /// Takes a switch as far as it goes without waiting.
@@ -210,33 +130,29 @@ impl Core {
             Step::Drain { upto, .. } => {
                 let done = volume.epochs.front().is_none_or(|e| e.last_serial > upto);
                 if done {
-                    self.next_round(cx, id);
-                } else {
-                    self.start_destage_if_due(cx, id);
+                    self.next_round(id);
                 }
                 done
             }
             Step::Last if volume.is_dirty() => {
-                let epoch = volume.epochs.back().expect("the volume is dirty");
-                volume.destage_upto = volume.destage_upto.max(epoch.last_serial);
-                self.start_destage_if_due(cx, id);
+                self.want_destage(id);
                 false
             }
             Step::Last => {
                 let writes = volume.is_destaging() || volume.replay.is_some();
-                let busy = writes || volume.unfinished_sectors > 0;
+                let busy = writes || volume.is_in_part();
                 !busy && self.release_ledger(cx, id)
             }
             // A sync of a switch that was given up says nothing of what was written since.
             Step::Quiet
-                if volume.direct.is_empty()
+                if !volume.writes_directly()
                     && volume.allocator.is_idle()
-                    && !volume.syncs.of_switch =>
+                    && !volume.syncs_for_switch() =>
             {
                 self.set_step(id, Step::Sync);
                 let volume = self.volume(id);
-                volume.syncs.of_switch = true;
-                volume.origin_in_flight += 1;
+                volume.sync_of_switch_begins();
+                volume.request_begins();
                 volume.counters.origin.syncs += 1;
                 let (pending, device) = (Pending::SwitchSync { volume: id }, Device::Origin(id));
                 let op = Op::sync_unless(Bug::SkipSwitchSync);
@@ -261,7 +177,7 @@ impl Core {
     fn start_switch(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         let volume = self.volume(id);
         assert!(
-            volume.detaching.is_none() && volume.attached,
+            !volume.is_detaching() && volume.is_attached(),
             "a volume that goes keeps its policy"
         );
         let wanted = volume.switch.as_ref().expect("it starts").wanted;
@@ -269,7 +185,7 @@ impl Core {
         if wanted == volume.policy {
             self.end_switch(cx, id, wanted);
         } else if owned {
-            self.next_round(cx, id);
+            self.next_round(id);
         } else if wanted == Policy::WriteBack && !volume.read_only {
             self.set_step(id, Step::Quiet);
         } else {
@@ -279,7 +195,7 @@ impl Core {
     }
 
     /// Begins to destage what is dirty now, or goes on to the end when that is little.
-    fn next_round(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    fn next_round(&mut self, id: VolumeId) {
         let few = LAST_BLOCKS_MAX.min(self.log.gauge().capacity / LAST_SHARE_OF_LOG);
         let volume = self.volume(id);
         let charge = volume.charge();
@@ -288,7 +204,8 @@ impl Core {
             return;
         };
         let (upto, open) = (epoch.last_serial, !epoch.sealed);
-        volume.destage_upto = volume.destage_upto.max(upto);
+        self.want_destage(id);
+        let volume = self.volume(id);
         // A write that has begun belongs to the epoch it began in.
         if has(Bug::SwitchInCut) {
             volume.epochs.back_mut().expect("just seen").sealed = true;
@@ -298,10 +215,7 @@ impl Core {
         mark(Mark::SwitchDrains);
         let room = (charge / 2).max(few);
         self.set_step(id, Step::Drain { upto, room });
-        if !self.volume(id).waiting.is_empty() {
-            self.enqueue(id);
-        }
-        self.start_destage_if_due(cx, id);
+        self.touch(id);
     }
 
     /// Everything is at the origin and synced: the ledger says so. False while it is busy.
@@ -362,7 +276,7 @@ impl Core {
             }
             _ => {}
         }
-        self.pump_switch(cx, id);
+        self.touch(id);
     }
 
     /// Takes the ledger, unless it is being written for something else.
@@ -388,22 +302,20 @@ impl Core {
             return false;
         }
         self.end_switch(cx, id, Policy::WriteBack);
-        self.pump_switch(cx, id);
         true
     }
 
     /// What went past the log is on stable media, or may be gone.
     pub(super) fn switch_synced(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
         let volume = self.volume(id);
-        assert!(volume.syncs.of_switch, "one sync of a switch at a time");
-        volume.syncs.of_switch = false;
-        volume.origin_in_flight -= 1;
+        volume.sync_of_switch_ends();
+        volume.request_ends();
         let step = volume.switch.as_ref().map(|switch| switch.step);
         let ours = step == Some(Step::Sync);
         if !ok {
             // The guest has to hear of it, and to write again what it had not flushed.
             volume.counters.origin.errors += 1;
-            volume.syncs.failed = true;
+            volume.sync_failed();
             volume.allocator.doubt();
             self.renew_layer(id);
         }
@@ -424,12 +336,7 @@ impl Core {
                 // A later order, which needs no sync.
                 switch.step = Step::Start;
             }
-            if !self.volume(id).waiting.is_empty() {
-                self.enqueue(id);
-            }
         }
-        self.pump_switch(cx, id);
-        self.detach_progress(cx, id);
     }
 
     /// From the next request on the volume has this policy.
@@ -438,10 +345,10 @@ impl Core {
         let before = volume.policy;
         assert!(!policy.is_direct() || !volume.is_dirty() || before == policy);
         assert!(
-            before == policy || volume.unfinished_sectors == 0,
+            before == policy || !volume.is_in_part(),
             "a policy changes between two writes"
         );
-        if before != policy && !volume.waiting.is_empty() {
+        if before != policy && volume.has_waiting() {
             mark(Mark::SwitchedUnderLoad);
         }
         volume.policy = policy;
@@ -456,14 +363,12 @@ impl Core {
             switch.step = Step::Start;
             volume.switch = Some(switch);
         }
-        if !volume.waiting.is_empty() {
-            self.enqueue(id);
-        }
         let renewed = policy == Policy::Uncached && before != policy;
         if renewed && !has(Bug::KeepLayer) {
             self.renew_layer(id);
         }
         self.checkpoint.wanted |= before != policy;
         self.count_writers();
+        self.touch(id);
     }
 }

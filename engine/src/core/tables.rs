@@ -139,10 +139,10 @@ impl Core {
         let span = Span::new(offset / SECTOR_BYTES, bytes / SECTOR_BYTES);
         let op = ReadOp::new(id, Goal::Table(table), span, cx.now);
         let read = self.reads.insert(op);
-        self.volume(id).reads_in_flight += 1;
+        self.volume(id).read_begins();
         self.tables.reads.push(read);
         self.read_clean(cx, read, span);
-        self.read_progress(cx, read);
+        self.part_of_read_ended(cx, read);
     }
 
     /// The read of a table has ended.
@@ -165,7 +165,7 @@ impl Core {
                 // Another volume asks for it itself.
                 Err(refusal) if op.volume == id => {
                     op.result = Err(refusal);
-                    self.read_progress(cx, behind.read);
+                    self.part_of_read_ended(cx, behind.read);
                 }
                 _ => self.tables.ready.push(behind),
             }
@@ -214,7 +214,7 @@ impl Core {
                     // Writes that go past the log may have begun meanwhile.
                     false => self.read_uncovered(cx, read, part),
                 }
-                self.read_progress(cx, read);
+                self.part_of_read_ended(cx, read);
             }
         }
     }
@@ -232,10 +232,10 @@ impl Core {
         let bytes: u64 = slices.iter().map(|slice| slice.bytes).sum();
         assert!(bytes > 0, "an extent has sectors");
         let volume = self.volume(id);
-        volume.origin_in_flight += 1;
+        volume.request_begins();
         volume.counters.origin.reads += 1;
         volume.counters.origin.read_bytes += bytes;
-        volume.guest_read_at = Some(cx.now);
+        volume.guest_reads(cx.now);
         let storage = volume.storage;
         self.windows.read_sent(cx.now, storage);
         cx.transfer(pending, Purpose::GuestRead, device, op, offset, slices);

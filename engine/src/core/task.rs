@@ -12,12 +12,12 @@
 //! ([`super::grow`], [`super::rebase`]).
 
 use super::Core;
-use super::batch::{Task, journal_room};
-use super::destage::{Destage, Phase};
 use crate::event::Refusal;
 use crate::outbox::Cx;
-use crate::snapshot::State;
 use crate::types::{Time, VolumeId};
+use crate::volume::Destage;
+use crate::volume::batch::{Task, journal_room};
+use crate::volume::destage::Phase;
 
 impl Destage {
     /// It has failed before the ledger said *apply*, and nothing of it is under way: one that an
@@ -38,7 +38,7 @@ impl Destage {
 }
 
 impl Core {
-    pub(super) fn start_task(&mut self, cx: &mut Cx<'_>, id: VolumeId, task: Task) {
+    pub(super) fn start_task(&mut self, id: VolumeId, task: Task) {
         let (piece_bytes, cluster_bytes) = (self.scratch.piece_bytes(), self.planned_cluster(id));
         let room = journal_room(&task.map, piece_bytes, cluster_bytes);
         let volume = self.volume(id);
@@ -46,10 +46,10 @@ impl Core {
         let writer = volume.ledger_writer.as_ref();
         let sequence = writer.map_or(0, |it| it.ledger.sequence);
         // It brings no write to the image.
-        let destage = Destage::new(Phase::Look, volume.destaged, sequence, room);
+        let destage = Destage::new(Phase::Look, volume.destaged(), sequence, room);
         let task = Some(task);
         volume.destage = Some(Destage { task, ..destage });
-        self.pump_destage(cx, id);
+        self.touch(id);
     }
 
     /// The plan is at the image.
@@ -74,7 +74,7 @@ impl Core {
             let in_step = matches!(it.phase, Phase::Prepare | Phase::Begin);
             it.task.is_some() && it.is_idle() && !it.waiting && !it.applying && !in_step
         });
-        if early && step.is_none() && volume.detaching.is_none() {
+        if early && step.is_none() && !volume.is_detaching() {
             self.refuse_task(cx, id, Refusal::Held);
         }
     }
@@ -94,9 +94,7 @@ impl Core {
         let upto = destage.upto;
         let volume = self.volume(id);
         volume.drop_destage();
-        if volume.state == State::Stalled {
-            (volume.state, volume.reason) = (State::Clean, None);
-        }
+        volume.recover_if_stalled();
         let as_it_is = volume.mark(upto);
         let resize = volume.resize.take();
         // The disk is as the file says.
@@ -106,7 +104,6 @@ impl Core {
             Some(resize) => cx.out.reply(resize.request(), Err(refusal)),
             None => self.refuse_rebase(cx, id, refusal),
         }
-        self.start_destage_if_due(cx, id);
-        self.pump_switch(cx, id);
+        self.touch(id);
     }
 }

@@ -6,7 +6,6 @@
 //! uncached and write-through volumes leave this way at [`direct`](super::direct).
 
 use super::Core;
-use super::share::Pool;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Refusal;
 use crate::format::record::EntryKind;
@@ -16,11 +15,11 @@ use crate::memory::{Area, Place};
 use crate::outbox::Cx;
 use crate::snapshot::State;
 use crate::types::{
-    BLOCK_BYTES, BLOCK_SECTORS, BufferId, ConnectionId, Policy, RequestId, SECTOR_BYTES, Serial,
-    Span, StreamSeq, Tag, Time, VolumeId,
+    BLOCK_BYTES, BLOCK_SECTORS, BufferId, ConnectionId, Policy, RequestId, SECTOR_BYTES, Span,
+    StreamSeq, Tag, Time, VolumeId,
 };
+use crate::volume::share::Pool;
 use crate::volume::{Volume, WaitKind, Waiting};
-use alloc::collections::VecDeque;
 
 /// Sectors of one zero entry; a longer discard is several.
 const ZERO_SECTORS_MAX: u64 = crate::map::EXTENT_SECTORS_MAX - 7;
@@ -120,7 +119,7 @@ impl Core {
             return;
         };
         volume.counters.flushes += 1;
-        if volume.state == State::Held {
+        if volume.state() == State::Held {
             cx.out.reply(request, Err(Refusal::Held));
             return;
         }
@@ -138,7 +137,7 @@ impl Core {
             cx.out.reply(request, Ok(()));
             return;
         }
-        if core::mem::take(&mut volume.syncs.failed) {
+        if volume.take_failed_sync() {
             cx.out.reply(request, Err(Refusal::Io));
             return;
         }
@@ -166,8 +165,8 @@ impl Core {
     ) -> bool {
         let refusal = match self.find(id) {
             None => Some(Refusal::Gone),
-            Some(volume) if volume.detaching.is_some() => Some(Refusal::Gone),
-            Some(volume) if volume.state == State::Held => Some(Refusal::Held),
+            Some(volume) if volume.is_detaching() => Some(Refusal::Gone),
+            Some(volume) if volume.state() == State::Held => Some(Refusal::Held),
             Some(volume) if volume.read_only => Some(Refusal::ReadOnly),
             Some(volume) => {
                 let outside = span.sectors == 0
@@ -186,7 +185,7 @@ impl Core {
         let blocks = waiting.blocks();
         waiting.due = self.pace(cx, id, blocks);
         let volume = self.volume(id);
-        let first = volume.waiting.is_empty() && volume.serves() && waiting.due <= cx.now;
+        let first = !volume.has_waiting() && volume.serves() && waiting.due <= cx.now;
         if first && self.advance(cx, id, &mut waiting) {
             self.volume(id).flow.admitted(cx.now, blocks);
         } else {
@@ -197,14 +196,14 @@ impl Core {
     /// Queues a request of a volume. Its owner may go; then it is forgotten.
     pub(super) fn wait(&mut self, cx: &mut Cx<'_>, id: VolumeId, waiting: Waiting) {
         let volume = self.volume(id);
-        let starts = volume.waiting.is_empty()
+        let starts = !volume.has_waiting()
             && volume.serves()
             && !volume.policy.is_direct()
             && waiting.due <= cx.now;
-        volume.waiting.push_back(waiting);
+        volume.add_waiting(waiting);
         if starts {
             self.log.want_sync();
-            self.start_destage_if_due(cx, id);
+            self.touch(id);
         }
         self.enqueue(id);
     }
@@ -218,37 +217,35 @@ impl Core {
             let Some(volume) = self.find(id) else {
                 continue;
             };
-            volume.queued = false;
+            volume.dequeued();
+            let mut goes_on = false;
             loop {
                 if let Some(at) = self.held_until(cx.now, id) {
                     self.wake_at(cx, id, at);
                     break;
                 }
-                let Some(mut waiting) = self.volume(id).waiting.pop_front() else {
+                let Some(mut waiting) = self.volume(id).take_first_waiting() else {
                     break;
                 };
                 let blocks = waiting.blocks();
                 if !self.volume(id).serves() || !self.advance(cx, id, &mut waiting) {
-                    self.volume(id).waiting.push_front(waiting);
+                    self.volume(id).put_back(waiting);
                     self.enqueue(id);
                     break;
                 }
                 self.volume(id).flow.admitted(cx.now, blocks);
+                goes_on = true;
             }
-            self.detach_progress(cx, id);
+            if goes_on {
+                self.touch_if_awaited(id);
+            }
         }
     }
 
     /// Reads and flushes that waited for the volume do not wait for the writes between them: those
     /// are not acknowledged yet.
     pub(super) fn start_readers(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let waiting = core::mem::take(&mut self.volume(id).waiting);
-        let changes = |waiting: &Waiting| {
-            matches!(waiting.kind, WaitKind::Write { .. } | WaitKind::Zero { .. })
-        };
-        let (writers, readers): (VecDeque<_>, VecDeque<_>) = waiting.into_iter().partition(changes);
-        self.volume(id).waiting = writers;
-        for mut reader in readers {
+        for mut reader in self.volume(id).take_readers() {
             self.advance(cx, id, &mut reader);
         }
     }
@@ -337,7 +334,7 @@ impl Core {
         source: Place,
         tag: Tag,
     ) -> Option<(u64, StreamSeq)> {
-        let begun = self.volume(id).unfinished_sectors;
+        let begun = self.volume(id).left_in_part();
         assert!(
             begun <= span.sectors,
             "what is left to stage is in the request"
@@ -370,7 +367,7 @@ impl Core {
             begun > 0,
         )?;
         let left = whole - staged.0;
-        self.volume(id).unfinished_sectors = left;
+        self.volume(id).set_left_in_part(left);
         match (begun > 0, left > 0) {
             (false, true) => {
                 mark(Mark::StagedInPart);
@@ -418,7 +415,9 @@ impl Core {
         let open = span.blocks() <= quarter
             && matches!(self.gate(now, id, span, EntryKind::Write), Gate::Open);
         let room = self.log.has_room(stream, span.blocks()) || has(Bug::BeginWithoutRoom);
-        self.volume(id).wants_room |= open && !room;
+        if open && !room {
+            self.volume(id).want_room();
+        }
         open && room
     }
 
@@ -449,25 +448,25 @@ impl Core {
     fn finish_serial(&mut self, id: VolumeId) {
         let volume = self.volume(id);
         assert!(
-            volume.unfinished_sectors == 0 || has(Bug::SerialForEachPiece),
+            !volume.is_in_part() || has(Bug::SerialForEachPiece),
             "all pieces of a write have one serial"
         );
-        volume.serial_next = Serial(volume.serial_next.0 + 1);
+        volume.give_serial();
         self.end_given_up(id);
     }
 
     /// The first waiting write will never be staged to its end. What is staged of it stays: it
     /// was never acknowledged, and its serial is not given again.
     pub(super) fn give_up_unfinished(&mut self, id: VolumeId) {
-        if self.volume(id).unfinished_sectors > 0 {
+        if self.volume(id).is_in_part() {
             assert!(
                 self.log.unfinished > 0,
                 "the log counts what is staged in part"
             );
-            self.volume(id).unfinished_sectors = 0;
+            self.volume(id).set_left_in_part(0);
             self.log.unfinished -= 1;
             self.finish_serial(id);
-            self.volume(id).given_up = true;
+            self.volume(id).give_up();
             self.log.given_up += 1;
         }
     }
@@ -475,7 +474,7 @@ impl Core {
     /// What such a write has replaced is not needed any more: a newer one is whole, so a recovery
     /// does not drop it; or it is at the origin; or the volume ends.
     pub(super) fn end_given_up(&mut self, id: VolumeId) {
-        if core::mem::take(&mut self.volume(id).given_up) {
+        if self.volume(id).take_given_up() {
             assert!(self.log.given_up > 0, "the log counts what stays in part");
             self.log.given_up -= 1;
         }
@@ -484,10 +483,7 @@ impl Core {
     /// An epoch ends before a write that would make it too large for one journal.
     fn seal_if_full(&mut self, id: VolumeId) {
         let volume = self.volume(id);
-        assert!(
-            volume.unfinished_sectors == 0,
-            "an epoch ends between two writes"
-        );
+        assert!(!volume.is_in_part(), "an epoch ends between two writes");
         let open = volume.epochs.back().filter(|epoch| !epoch.sealed);
         let full = open.is_some_and(|epoch| {
             let full = epoch.map.sectors() * SECTOR_BYTES >= EPOCH_BYTES_MAX;
@@ -515,8 +511,8 @@ impl Core {
         let volume = self.volumes[id.0 as usize]
             .as_mut()
             .expect("checked by the caller");
-        let (generation, serial) = (volume.generation, volume.serial_next);
-        assert!(serial > volume.destaged && !volume.policy.is_direct());
+        let (generation, serial) = (volume.generation(), volume.serial_next());
+        assert!(serial > volume.destaged() && !volume.policy.is_direct());
         let item = Item {
             volume: id,
             generation,
@@ -541,7 +537,7 @@ impl Core {
             volume.overlay.since = Some(cx.now);
         }
         let quota_owner = volume.quota_owner;
-        volume.wants_room = false;
+        volume.has_room();
         let epoch = volume.open_epoch(cx.now);
         assert_eq!(epoch.number, item.epoch, "the log names the epoch");
         assert!(epoch.last_serial <= serial, "serials only grow");
@@ -574,20 +570,13 @@ impl Core {
     /// Answers what of a connection that is gone owns nothing yet.
     pub(super) fn drop_waiting(&mut self, cx: &mut Cx<'_>, connection: ConnectionId) {
         for volume in self.volumes.iter_mut().flatten() {
-            let kept = usize::from(volume.unfinished_sectors > 0).min(volume.waiting.len());
-            let rest = volume.waiting.split_off(kept);
-            for waiting in rest {
-                if waiting.request.connection == connection {
-                    cx.out.reply(waiting.request, Err(Refusal::Gone));
-                } else {
-                    volume.waiting.push_back(waiting);
-                }
+            let gone = volume.take_waiting_of(connection);
+            if !gone.is_empty() {
+                self.touched.volume(volume.id);
             }
-            volume.wants_room &= !volume.waiting.is_empty();
-            assert!(
-                volume.unfinished_sectors == 0 || !volume.waiting.is_empty(),
-                "the rest of a write waits"
-            );
+            for waiting in gone {
+                cx.out.reply(waiting.request, Err(Refusal::Gone));
+            }
         }
     }
 
@@ -662,18 +651,18 @@ impl Core {
         let volume = self.volume(id);
         // A write that has begun has its room, and ends by itself; given up in the middle it would
         // hide what lies under it until a crash, and lose it then.
-        let begun = volume.unfinished_sectors > 0;
+        let begun = volume.is_in_part();
         let patient = begun || has(Bug::NeverAnswerFull);
         if volume.policy != Policy::Ephemeral || !volume.serves() || patient {
             return;
         }
         let limit = volume.tuning.overlay_timeout_ms;
-        while let Some(waiting) = self.volume(id).waiting.front().copied() {
+        while let Some(waiting) = self.volume(id).first_waiting().copied() {
             if cx.now < waiting.since.plus_millis(limit) {
                 return;
             }
             let volume = self.volume(id);
-            volume.waiting.pop_front();
+            volume.take_first_waiting();
             volume.overlay.full = true;
             volume.counters.overlay_refused += 1;
             mark(Mark::NoSpace);

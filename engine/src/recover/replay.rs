@@ -83,16 +83,10 @@ pub fn replay(checkpoint: &Checkpoint, accepted: &Accepted, geometry: Geometry) 
             .copied()
             .filter(|_| !has(Bug::ReuseSerials))
             .unwrap_or(0);
-        let next = volume
-            .serial_next
-            .0
-            .max(seen + 1)
-            .max(volume.destaged.0 + 1);
-        volume.serial_next = Serial(next);
-        volume.first_serial = volume.serial_next;
-        volume.generation = generation_next;
+        volume.go_on_behind(Serial(seen));
+        volume.set_generation(generation_next);
         if volume.policy == Policy::Ephemeral && !accepted.overlay_valid {
-            volume.base_generation = generation_next;
+            volume.void_older();
         }
     }
     if volumes.iter().flatten().next().is_some() {
@@ -113,7 +107,7 @@ pub fn taken(
     let holds = |(id, generation, _): &&(VolumeId, Generation, Tag)| {
         let volume = volumes.get(id.0 as usize).and_then(Option::as_ref);
         volume.is_some_and(|volume| {
-            *generation >= volume.base_generation && !volume.policy.is_direct()
+            *generation >= volume.base_generation() && !volume.policy.is_direct()
         })
     };
     let held = tags.iter().filter(holds);
@@ -125,12 +119,12 @@ pub fn taken(
 
 /// Whether an entry still speaks for its volume.
 fn counts(volume: &Volume, entry: &FooterEntry, overlay_valid: bool) -> bool {
-    let voided = entry.generation < volume.base_generation && !has(Bug::CountVoided);
+    let voided = entry.generation < volume.base_generation() && !has(Bug::CountVoided);
     if voided || entry.span.end() > volume.sectors() {
         return false;
     }
     match volume.policy {
-        Policy::WriteBack => entry.serial > volume.destaged,
+        Policy::WriteBack => entry.serial > volume.destaged(),
         Policy::Ephemeral => overlay_valid,
         Policy::Uncached | Policy::WriteThrough => false,
     }
@@ -147,7 +141,7 @@ fn take(volume: &mut Volume, mut found: &mut [Found]) {
         u64::MAX
     };
     // What is of one epoch, whatever its entries say.
-    let merged_upto = volume.merged_upto;
+    let merged_upto = volume.merged_upto();
     let merged = |found: &Found| !owes || found.serial <= merged_upto;
     while let Some(first) = found.first() {
         let (serial, number, is_merged) = (first.serial, first.epoch, merged(first));
@@ -368,7 +362,7 @@ mod tests {
     fn epochs_end_where_their_entries_say_and_an_overlay_has_one() {
         let lasts = |policy, merged_upto| {
             let mut volume = volume(0, policy, 1).expect("made");
-            volume.merged_upto = Serial(merged_upto);
+            volume.merge_upto(Serial(merged_upto));
             let numbers = [(1, 62), (2, 62), (4, 63), (7, 0), (8, 0), (9, 1)];
             let mut found: Vec<Found> = numbers
                 .map(|(serial, epoch)| Found {

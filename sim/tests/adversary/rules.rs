@@ -290,7 +290,7 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
     };
     let seeds = match bug {
         // One seed in some hundred notices it; the first ones take minutes.
-        Bug::LetGoForUnfinished => 195..201,
+        Bug::LetGoForUnfinished => 105..111,
         // It needs two pieces of one write in segments of which one dies.
         Bug::ElideAcrossRecords => 200..240,
         Bug::LetGoFirstChunk => 50..60,

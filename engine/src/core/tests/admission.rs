@@ -238,7 +238,7 @@ fn a_write_of_an_overlay_that_has_begun_is_not_out_of_space() {
     let (mut host, disk) = Host::of(overlay());
     host.hold(writes_log);
     let begun = host.write_sectors(disk, 0, 100 * BLOCK_SECTORS);
-    assert!(host.core.volume(disk).unfinished_sectors > 0);
+    assert!(host.core.volume(disk).left_in_part() > 0);
     host.pass(60_000);
     assert_eq!(host.answer(begun), None);
     host.hold(none);

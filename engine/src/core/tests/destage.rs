@@ -303,7 +303,11 @@ fn a_held_volume_whose_origin_fails_stays_held() {
     for state in [State::Held, State::Damaged] {
         let (mut host, disk) = Host::write_back();
         host.fill(disk, 0, 3);
-        host.core.volume(disk).state = state;
+        let volume = host.core.volume(disk);
+        match state {
+            State::Held => volume.hold(None),
+            _ => volume.damage("it was held for this"),
+        }
         host.fail(is_broken);
         host.destage(disk);
         host.pass(1_000);
@@ -334,7 +338,7 @@ fn a_write_is_destaged_as_a_whole() {
     let (mut host, disk) = Host::write_back();
     host.hold(|io| io.purpose == Purpose::Log);
     let begun = host.write_sectors(disk, 0, 100 * 8);
-    assert!(host.core.volume(disk).unfinished_sectors > 0);
+    assert!(host.core.volume(disk).left_in_part() > 0);
     let order = host.destage(disk);
     host.pass(1_000);
     assert!(!host.show(disk).destaging);
@@ -523,7 +527,7 @@ fn what_a_write_in_part_has_replaced_is_kept_until_the_origin_has_the_rest() {
     let (mut host, disk) = Host::write_back();
     host.hold(|io| io.purpose == Purpose::Log);
     let begun = host.write_sectors(disk, 0, 100 * 8);
-    assert!(host.core.volume(disk).unfinished_sectors > 0);
+    assert!(host.core.volume(disk).left_in_part() > 0);
     host.fail(|io| (io.purpose == Purpose::Log).then_some(IoError::Failed));
     host.hold(writes_origin);
     host.pass(11_000);

@@ -363,7 +363,7 @@ fn a_ledger_that_is_older_than_the_log_names_no_cut_that_was_reached() {
     host.order(Command::Park);
     host.pass(1_000);
     let mut host = host.killed();
-    let destaged = host.core.volume(disk).destaged;
+    let destaged = host.core.volume(disk).destaged();
     assert!(destaged > upto, "the checkpoint names both writes");
     host.disks.0.insert(Device::Ledger(disk), old);
     let disk = host.attach_again(with_mode(DestageMode::InPlace));

@@ -120,7 +120,9 @@ fn a_volume_that_goes_or_that_nobody_attached_is_not_switched() {
 
     let (mut host, disk) = Host::write_back();
     // As recovery knows a volume that no configuration names.
-    host.core.volume(disk).attached = false;
+    let volume = host.core.volume(disk);
+    volume.begin_suspend(order);
+    volume.let_go();
     let order = to_through(&mut host, disk);
     assert_eq!(host.answer(order), Some(Err(Refusal::Gone)));
 }
@@ -177,7 +179,8 @@ fn a_switch_that_nobody_ordered_is_tried_again_each_minute() {
         reason.is_some_and(|it| it.contains("each minute")),
         "{reason:?}"
     );
-    host.pass(59_999);
+    // It began with the event that followed, so a minute is over so much earlier.
+    host.pass(59_899);
     assert_eq!(host.count(syncs_origin), 0);
     host.pass(1);
     assert_eq!(host.count(syncs_origin), 1);
@@ -266,7 +269,7 @@ fn overlays_keep_their_policy_and_held_volumes_theirs() {
     }
     let (mut host, disk) = Host::write_back();
     host.fill(disk, 0, 3);
-    host.core.volume(disk).state = State::Held;
+    host.core.volume(disk).hold(None);
     let order = to_through(&mut host, disk);
     assert_eq!(host.answer(order), Some(Err(Refusal::Held)));
     assert_eq!(host.show(disk).dirty_bytes, 3 * 4096);
@@ -361,7 +364,7 @@ fn a_switch_cuts_no_write_that_has_begun() {
     let (mut host, disk) = Host::write_back();
     host.hold(|io| io.purpose == Purpose::Log);
     let begun = host.write_sectors(disk, 0, 100 * 8);
-    assert!(host.core.volume(disk).unfinished_sectors > 0);
+    assert!(host.core.volume(disk).left_in_part() > 0);
     let order = to_through(&mut host, disk);
     assert!(!host.core.volume(disk).epochs[0].sealed);
     host.hold(none);

@@ -122,10 +122,7 @@ fn a_write_that_has_begun_ends_though_its_connection_is_lost() {
     host.hold(writes_log);
     let begun = host.write_sectors(disk, 0, 100 * 8);
     let behind = host.write_sectors(disk, 8000, 8);
-    assert!(
-        host.core.volume(disk).unfinished_sectors > 0,
-        "slots are short"
-    );
+    assert!(host.core.volume(disk).left_in_part() > 0, "slots are short");
     let connection = ConnectionId(1);
     host.send(Event::Disconnect { connection });
     assert_eq!(host.answer(behind), Some(Err(Refusal::Gone)));
@@ -169,7 +166,7 @@ fn a_write_without_room_in_segments_asks_for_a_destage() {
         assert!(block < 200, "segments run out");
         block += 1;
     }
-    assert!(host.core.volume(disk).wants_room);
+    assert!(host.core.volume(disk).wants_room());
     assert!(host.core.is_room_scarce(disk));
     assert_eq!(host.show(disk).waiting_requests, 1);
 }
@@ -194,7 +191,7 @@ fn writes_and_discards_past_the_log_are_answered_by_the_origin() {
 #[test]
 fn a_held_volume_takes_no_write() {
     let (mut host, disk) = Host::write_back();
-    host.core.volume(disk).state = State::Held;
+    host.core.volume(disk).hold(None);
     let request = host.write_sectors(disk, 0, 8);
     assert_eq!(host.answer(request), Some(Err(Refusal::Held)));
     assert_eq!(host.show(disk).dirty_writes, 0);

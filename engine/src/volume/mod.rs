@@ -2,12 +2,54 @@
 //!
 //! Always true: serials are given in order and never twice; `epochs` are in order of serial, all
 //! but the last sealed; a waiting request owns nothing and has no serial. Deliberately absent:
-//! bytes and devices; see `engine::write` for the way of a write.
+//! bytes and devices; see `core::write` for the way of a write.
+//!
+//! The states of what a volume is about lie in files below: a destage, a replay, a switch, and so
+//! on, with what each decides by itself. What drives them is in `core`, which knows this folder and
+//! is not known here.
+
+pub(crate) mod allocation;
+pub(crate) mod batch;
+mod bypass;
+mod condition;
+pub(crate) mod destage;
+pub(crate) mod jobs;
+mod known;
+pub(crate) mod ledger;
+mod life;
+mod origin_use;
+pub(crate) mod pace;
+mod queue;
+pub(crate) mod quiesce;
+pub(crate) mod rebase;
+pub(crate) mod replay;
+pub(crate) mod resend;
+pub(crate) mod resize;
+pub(crate) mod runs;
+mod serials;
+pub(crate) mod share;
+pub(crate) mod switch;
+pub(crate) mod unread;
+
+pub use allocation::Allocator;
+pub use bypass::Bypass;
+pub use condition::Condition;
+pub use destage::Destage;
+pub use known::Known;
+pub use ledger::LedgerWriter;
+pub use life::{Life, Removal};
+pub use origin_use::OriginUse;
+pub use queue::{Queue, WaitKind, Waiting};
+pub use quiesce::Quiesce;
+pub use rebase::Rebase;
+pub use replay::Replay;
+pub use resize::Resize;
+pub use serials::Serials;
+pub use share::Own;
+pub use switch::Switch;
+pub use unread::Unread;
 
 use crate::adversary::{Bug, has};
-use crate::core::{
-    Allocator, Bypass, Destage, Known, LedgerWriter, Own, Quiesce, Replay, Resize, Switch, Unread,
-};
 use crate::event::{Admission, Device, IoError, ResetOn, Share, Tuning, VolumeSpec};
 use crate::flow::{Flow, FlowLimits};
 use crate::format::checkpoint::VolumeRecord;
@@ -16,27 +58,14 @@ use crate::log::QuotaOwner;
 use crate::map::{Content, ExtentMap};
 use crate::origin::MapId;
 use crate::ram::Layer;
-use crate::snapshot::{Counters, State};
+use crate::snapshot::Counters;
 use crate::types::{
-    BLOCK_BYTES, BufferId, DestageMode, EpochNumber, Generation, Policy, RequestId, SECTOR_BYTES,
-    Serial, Span, StreamSeq, Tag, Time, Uuid, VolumeId,
+    BLOCK_BYTES, DestageMode, EpochNumber, Generation, Policy, SECTOR_BYTES, Serial, Span,
+    StreamSeq, Time, Uuid, VolumeId,
 };
 use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::vec::Vec;
-
-/// An origin that failed a request of a guest is shown as failing for so long, unless it has
-/// carried one out since.
-const ORIGIN_FAILS_NS: u64 = 60_000_000_000;
-
-/// How far it is that the ledger of a volume that goes is removed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Removal {
-    No,
-    Ordered,
-    /// Or it could not be removed.
-    Done,
-}
 
 /// Dirty data between two serials.
 pub struct Epoch {
@@ -63,69 +92,6 @@ impl Epoch {
     }
 }
 
-/// A request that cannot be taken yet.
-#[derive(Clone, Copy, Debug)]
-pub struct Waiting {
-    pub request: RequestId,
-    pub kind: WaitKind,
-    pub since: Time,
-    /// Flow control holds it until then.
-    pub due: Time,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub enum WaitKind {
-    Read {
-        span: Span,
-        buffer: BufferId,
-    },
-    /// `offset` is how far into the buffer the remaining span starts.
-    Write {
-        span: Span,
-        buffer: BufferId,
-        offset: u64,
-        fua: bool,
-        tag: Tag,
-    },
-    Zero {
-        span: Span,
-        fua: bool,
-        allocate: bool,
-    },
-    Flush,
-}
-
-impl Waiting {
-    /// Of a request that has just come; nothing holds it but what it waits for.
-    pub fn new(request: RequestId, kind: WaitKind, now: Time) -> Waiting {
-        Waiting {
-            request,
-            kind,
-            since: now,
-            due: Time(0),
-        }
-    }
-
-    /// A write in part waits as a whole again.
-    pub fn rewind(&mut self) {
-        if let WaitKind::Write { span, offset, .. } = &mut self.kind {
-            let sectors = *offset / SECTOR_BYTES;
-            assert!(sectors <= span.sector, "a write began where its rest says");
-            *span = Span::new(span.sector - sectors, span.sectors + sectors);
-            *offset = 0;
-        }
-    }
-}
-
-/// Syncs of an origin that is written past the log.
-#[derive(Default)]
-pub struct Syncs {
-    /// A sync of the origin that no guest asked for has failed: the next flush says so.
-    pub failed: bool,
-    /// The sync before a switch to write-back is under way.
-    pub of_switch: bool,
-}
-
 /// Of an ephemeral volume.
 #[derive(Default)]
 pub struct Overlay {
@@ -138,6 +104,14 @@ pub struct Overlay {
 }
 
 pub struct Volume {
+    /// Whether it is there, and whether it goes.
+    life: Life,
+    /// What of it is on its way to its origin, and how that answers.
+    origin_use: OriginUse,
+    condition: Condition,
+    serials: Serials,
+    /// Requests that wait, and guests.
+    queue: Queue,
     pub id: VolumeId,
     pub name: String,
     pub origin: String,
@@ -162,61 +136,20 @@ pub struct Volume {
     /// The cut of its group to which new writes belong.
     pub cut: u64,
     pub tuning: Tuning,
-    pub generation: Generation,
-    pub base_generation: Generation,
-    pub first_serial: Serial,
-    pub serial_next: Serial,
-    pub destaged: Serial,
     pub epochs: VecDeque<Epoch>,
     /// Of the newest epoch that there was.
     pub epoch_number: EpochNumber,
-    /// See [`VolumeRecord::merged_upto`].
-    pub merged_upto: Serial,
-    pub waiting: VecDeque<Waiting>,
-    pub state: State,
-    pub reason: Option<&'static str>,
-    /// Requests are taken; before, they wait.
-    pub ready: bool,
-    /// A host has opened its origin; else only the log knows it.
-    pub attached: bool,
     pub ledger_writer: Option<LedgerWriter>,
     /// Of the ledger as it is on its medium; 0 while there is none.
     pub ledger_generation: Generation,
     pub destage: Option<Destage>,
     /// Its journal, which a run before has left.
     pub replay: Option<Replay>,
-    /// Destage at least to here, whatever the triggers say.
-    pub destage_upto: Serial,
-    pub destage_waiters: Vec<(RequestId, Serial)>,
-    pub detaching: Option<(RequestId, bool)>,
-    /// Of its ledger and its journal.
-    pub removal: Removal,
-    /// Requests to its origin in flight, and reads that are not answered.
-    pub origin_in_flight: u32,
-    pub reads_in_flight: u32,
-    /// Sectors of the first waiting write whose serial is given and which are not staged yet.
-    pub unfinished_sectors: u64,
-    /// Of the newest serial some entries are missing for good, so a recovery drops the others. What
-    /// they replace is kept until something newer speaks for the volume.
-    pub given_up: bool,
     pub unread: Unread,
     /// What it has of the log and of the map.
     pub own: Own,
-    /// Writes on their way to the origin past the log, by their call.
-    pub direct: Vec<(u32, Span)>,
     pub allocator: Allocator,
-    pub syncs: Syncs,
     pub flow: Flow,
-    /// When the last read of a guest went to the origin.
-    pub guest_read_at: Option<Time>,
-    /// Reads that its origin did not give and that are tried again.
-    pub reads_held: u32,
-    /// When the last request that a guest waited for failed at the origin; none after a good one.
-    pub origin_failed: Option<(Time, IoError)>,
-    /// Its first waiting write wants room that only a destage makes; not just a slot of the stage.
-    pub wants_room: bool,
-    /// In the queue of volumes whose first waiting request wants another try.
-    pub queued: bool,
     pub counters: Counters,
     /// Where its bytes lie in the files of its image; none = raw.
     pub map: Option<MapId>,
@@ -227,16 +160,10 @@ pub struct Volume {
     /// See [`VolumeRecord::stage_lost`] and [`VolumeRecord::damaged`].
     pub stage_lost: bool,
     pub log_damaged: bool,
-    /// Its overlay is becoming the content of its image.
-    pub committing: Option<RequestId>,
-    /// Its files are to be let go.
-    pub suspending: Option<RequestId>,
     /// It and its image get another size.
     pub resize: Option<Resize>,
     /// Its image rests, or is to.
     pub quiesce: Option<Quiesce>,
-    /// Guests that wait to be let in, and which of them have only slept.
-    pub arrivals: Vec<(RequestId, bool)>,
     /// For whom the log counts what an overlay holds.
     pub quota_owner: QuotaOwner,
     pub overlay: Overlay,
@@ -246,6 +173,11 @@ impl Volume {
     /// A volume as the log knows it, not attached yet.
     pub fn known(record: VolumeRecord) -> Volume {
         Volume {
+            life: Life::default(),
+            origin_use: OriginUse::default(),
+            condition: Condition::default(),
+            serials: Serials::of(&record),
+            queue: Queue::default(),
             id: record.id,
             name: record.name,
             origin: record.origin,
@@ -263,53 +195,24 @@ impl Volume {
             group: None,
             cut: 0,
             tuning: tuning_before_attach(record.destage_in_place),
-            generation: record.generation,
-            base_generation: record.base_generation,
-            first_serial: record.first_serial,
-            serial_next: record.serial_next,
-            destaged: record.destaged,
             epochs: VecDeque::new(),
             epoch_number: EpochNumber::default(),
-            merged_upto: record.merged_upto,
-            waiting: VecDeque::new(),
-            state: State::Clean,
-            reason: None,
-            ready: false,
-            attached: false,
             ledger_writer: None,
             ledger_generation: Generation(0),
             destage: None,
             replay: None,
-            destage_upto: Serial(0),
-            destage_waiters: Vec::new(),
-            detaching: None,
-            removal: Removal::No,
-            origin_in_flight: 0,
-            reads_in_flight: 0,
-            unfinished_sectors: 0,
-            given_up: false,
             unread: Unread::default(),
             own: Own::default(),
-            direct: Vec::new(),
             allocator: Allocator::default(),
-            syncs: Syncs::default(),
             flow: Flow::default(),
-            guest_read_at: None,
-            reads_held: 0,
-            origin_failed: None,
-            wants_room: false,
-            queued: false,
             counters: Counters::default(),
             map: None,
             zeroes_dearly: false,
             ended: record.ended,
             stage_lost: record.stage_lost,
             log_damaged: record.damaged,
-            committing: None,
-            suspending: None,
             resize: None,
             quiesce: None,
-            arrivals: Vec::new(),
             quota_owner: QuotaOwner::NONE,
             overlay: Overlay::default(),
         }
@@ -342,7 +245,6 @@ impl Volume {
 
     /// What its host says of it.
     pub fn take(&mut self, spec: &VolumeSpec) {
-        assert!(!self.attached, "a volume is attached once");
         self.name.clone_from(&spec.name);
         self.origin.clone_from(&spec.origin);
         self.size_bytes = spec.size_bytes;
@@ -350,23 +252,20 @@ impl Volume {
         self.journal_possible = spec.journal_possible;
         self.storage = spec.storage;
         self.tuning = spec.tuning;
-        self.attached = true;
+        self.has_come();
     }
 
     /// As the next checkpoint has it; `logged`: all that was acknowledged is durable in the log,
     /// and nothing more will be.
     pub fn record(&self, logged: bool) -> VolumeRecord {
-        assert!(
-            self.destaged < self.serial_next && self.first_serial <= self.serial_next,
-            "the next serial is above all that was given"
-        );
+        self.check_serials();
         // One that becomes smaller may stay as it was, and then has writes up to there.
         let returns = self.resize.map(|resize| resize.bytes_to_return_to());
         VolumeRecord {
             id: self.id,
             uuid: self.uuid,
-            generation: self.generation,
-            base_generation: self.base_generation,
+            generation: self.generation(),
+            base_generation: self.base_generation(),
             policy: self.logged_policy,
             destage_in_place: self.tuning.destage == DestageMode::InPlace,
             journal_possible: self.journal_possible,
@@ -374,10 +273,10 @@ impl Volume {
             staged: self.is_staged(logged),
             stage_lost: self.stage_lost,
             damaged: self.log_damaged,
-            first_serial: self.first_serial,
-            serial_next: self.serial_next,
-            destaged: self.destaged,
-            merged_upto: self.merged_upto,
+            first_serial: self.first_serial(),
+            serial_next: self.serial_next(),
+            destaged: self.destaged(),
+            merged_upto: self.merged_upto(),
             size_bytes: self.size_bytes.max(returns.unwrap_or(0)),
             under: self.image.under,
             name: self.name.clone(),
@@ -387,7 +286,7 @@ impl Volume {
 
     /// Whether the stage may hold what nothing else has; of overlays it says what of them counts.
     fn is_staged(&self, logged: bool) -> bool {
-        let serves = self.attached && !(logged && self.waiting.is_empty());
+        let serves = self.is_attached() && (!logged || self.has_waiting());
         match self.logged_policy {
             Policy::WriteBack => serves && !self.read_only,
             Policy::Ephemeral => serves || self.is_dirty(),
@@ -413,17 +312,13 @@ impl Volume {
         (Device::Origin(self.id), span.sector * SECTOR_BYTES)
     }
 
-    pub fn acked(&self) -> Serial {
-        Serial(self.serial_next.0 - 1)
-    }
-
     pub fn is_dirty(&self) -> bool {
         !self.epochs.is_empty()
     }
 
     /// The volume may hold dirty data in the log.
     pub fn takes_log(&self) -> bool {
-        self.is_dirty() || (self.attached && !self.read_only && !self.policy.is_direct())
+        self.is_dirty() || (self.is_attached() && !self.read_only && !self.policy.is_direct())
     }
 
     /// Dirty data that must reach the origin some day.
@@ -431,12 +326,12 @@ impl Volume {
         self.policy == Policy::WriteBack && self.is_dirty()
     }
 
-    /// It is not there for orders: not attached, on its way out, or being committed.
-    pub fn is_gone(&self) -> bool {
-        !self.attached
-            || self.detaching.is_some()
-            || self.suspending.is_some()
-            || self.committing.is_some()
+    /// An order, or requests that wait, may wait for the end of what is in flight.
+    pub fn is_awaited(&self) -> bool {
+        let orders = self.switch.is_some() || self.resize.is_some() || self.quiesce.is_some();
+        let image = self.image.rebase.is_some() || self.is_committing();
+        let goes = self.goes();
+        orders || image || goes || self.has_waiting()
     }
 
     /// Nobody else stands on its image.
@@ -447,7 +342,7 @@ impl Volume {
     /// A write was refused because the volume is full.
     pub fn hit_hard_limit(&mut self) {
         self.flow.hit_hard_limit();
-        self.wants_room = true;
+        self.want_room();
     }
 
     /// Its ledger could not be written; due again.
@@ -528,41 +423,10 @@ impl Volume {
         parts
     }
 
-    /// A request that a guest waits for has ended at the origin.
-    pub fn origin_answered(&mut self, now: Time, result: Result<(), IoError>) {
-        self.counters.origin.errors += u64::from(result.is_err());
-        self.origin_failed = result.err().map(|error| (now, error));
-    }
-
     /// Whether what could not be read may be there another time. While a journal is being applied a
     /// table may be half of one state and half of the other.
     pub fn may_read_again(&self, result: Result<(), IoError>) -> bool {
         result != Err(IoError::Damaged) || self.replay.is_some()
-    }
-
-    /// In what way guests wait for an origin that fails, or were just told that it does.
-    pub fn origin_fails(&self, now: Time) -> Option<&'static str> {
-        if self.reads_held > 0 {
-            return Some("the origin answers with errors; reads wait, and are tried again");
-        }
-        let (at, error) = self.origin_failed?;
-        (now.since(at) < ORIGIN_FAILS_NS).then_some(match error {
-            IoError::NoSpace => "there is no space left at the origin; writes end with that error",
-            IoError::Damaged => {
-                "a compressed cluster of the image cannot be unpacked; its reads end with an error"
-            }
-            IoError::Failed | IoError::Away => "the origin answers with errors",
-        })
-    }
-
-    /// The state that an administrator sees.
-    pub fn shown_state(&self) -> State {
-        match self.state {
-            _ if self.misfit().is_some() => State::Held,
-            State::Held | State::Damaged | State::Stalled => self.state,
-            _ if self.owes() => State::Dirty,
-            _ => State::Clean,
-        }
     }
 }
 
@@ -622,7 +486,7 @@ mod tests {
 
     const SECTORS: u64 = 500;
 
-    fn volume() -> Volume {
+    pub fn volume() -> Volume {
         Volume::known(VolumeRecord {
             id: VolumeId(1),
             uuid: Uuid([1; 16]),

@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 const ZERO_SECTORS_MAX: u64 = 1 << 21;
 
 /// Neighbouring extents that make one request.
-pub(super) struct Run {
+pub(crate) struct Run {
     pub span: Span,
     pub kind: EntryKind,
     /// Where its data lies in the log, and how many sectors of it.
@@ -39,14 +39,14 @@ impl Run {
 
 /// Upper bound of the entries of one journal: long zero extents are cut, and so is the run that
 /// fills a piece, each range of which begins with a block.
-pub(super) fn journal_entries_max(map: &ExtentMap, piece_bytes: u64) -> usize {
+pub(crate) fn journal_entries_max(map: &ExtentMap, piece_bytes: u64) -> usize {
     let zeroes = map.sectors() / ZERO_SECTORS_MAX;
     let padded = map.sectors() * SECTOR_BYTES + map.len() * BLOCK_BYTES;
     (map.len() + zeroes + padded / piece_bytes + 2) as usize
 }
 
 /// The next request from `cursor` on: neighbouring data up to `bytes_max`, or one zero range.
-pub(super) fn next_run(map: &ExtentMap, cursor: u64, bytes_max: u64) -> Option<Run> {
+pub(crate) fn next_run(map: &ExtentMap, cursor: u64, bytes_max: u64) -> Option<Run> {
     let mut pieces = map.pieces_from(cursor);
     let first = pieces.next()?;
     let skipped = cursor.saturating_sub(first.span.sector);

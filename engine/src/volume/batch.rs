@@ -3,7 +3,7 @@
 //! Always true: a batch says what it carries, so that it can be put together again after a
 //! failure; one to the file covers one range without a gap; a part of the journal begins with a
 //! sector, data with a block; no batch is longer than a piece of memory. Deliberately absent:
-//! reading and writing ([`super::planned`]).
+//! reading and writing (`core::planned`).
 
 use super::runs::journal_entries_max;
 use crate::adversary::{Bug, has};
@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 
 /// Where the bytes of a part come from.
 #[derive(Clone, Debug)]
-pub(super) enum Source {
+pub(crate) enum Source {
     Epoch(Span),
     File(Extent),
     Bytes(Vec<u8>),
@@ -24,7 +24,7 @@ pub(super) enum Source {
 
 /// Some bytes of a batch.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
+pub(crate) struct Part {
     /// Where they lie in the batch.
     pub at: u64,
     pub bytes: u64,
@@ -35,7 +35,7 @@ pub(super) struct Part {
 
 /// What one request carries.
 #[derive(Clone, Debug)]
-pub(super) struct Batch {
+pub(crate) struct Batch {
     pub when: When,
     /// Where it goes: a place of the file, or of the journal once it has one.
     pub at: Option<u64>,
@@ -135,7 +135,7 @@ const BYTES_MAX: u64 = 8 << 20;
 
 /// By their places in the journal, where the bytes of entries come from.
 #[derive(Default)]
-pub(super) struct Sources {
+pub(crate) struct Sources {
     by_place: BTreeMap<u64, Source>,
     bytes: u64,
 }
@@ -167,7 +167,7 @@ impl Sources {
 }
 
 /// A plan under way.
-pub(super) struct Plan {
+pub(crate) struct Plan {
     /// What lies before it is planned.
     pub cursor: u64,
     pub ended: bool,
@@ -249,7 +249,7 @@ impl Plan {
 }
 
 /// What a destage is for that is of no epoch.
-pub(super) struct Task {
+pub(crate) struct Task {
     pub errand: Errand,
     /// Its pieces.
     pub map: ExtentMap,
@@ -272,7 +272,7 @@ impl Task {
 }
 
 /// The bytes before the payload of a journal of this map.
-pub(super) fn journal_room(map: &ExtentMap, piece_bytes: u64, cluster_bytes: Option<u64>) -> u64 {
+pub(crate) fn journal_room(map: &ExtentMap, piece_bytes: u64, cluster_bytes: Option<u64>) -> u64 {
     journal::payload_at(match cluster_bytes {
         Some(bytes) => entries_max(map, piece_bytes, bytes),
         None => journal_entries_max(map, piece_bytes),
@@ -298,10 +298,10 @@ fn entries_max(map: &ExtentMap, piece_bytes: u64, cluster_bytes: u64) -> usize {
 }
 
 /// The pieces of one cluster, and where it ends.
-pub(super) type NextPieces = (Vec<Piece>, u64);
+pub(crate) type NextPieces = (Vec<Piece>, u64);
 
 /// The step of a plan for these pieces; where none are left, its end.
-pub(super) fn step_of_planner(
+pub(crate) fn step_of_planner(
     planner: &mut dyn Planner,
     next: Option<&NextPieces>,
 ) -> (Planned, Vec<Work>) {
@@ -319,7 +319,7 @@ pub(super) fn step_of_planner(
 
 /// What of these pieces, which come in order, lies in the first cluster from `cursor` on that has
 /// some, and where that cluster ends.
-pub(super) fn next_pieces(
+pub(crate) fn next_pieces(
     pieces: impl Iterator<Item = Piece>,
     cursor: u64,
     cluster: u64,
@@ -347,7 +347,7 @@ pub(super) fn next_pieces(
 }
 
 /// What an epoch has from `cursor` on.
-pub(super) fn pieces_of(map: &ExtentMap, cursor: u64) -> impl Iterator<Item = Piece> {
+pub(crate) fn pieces_of(map: &ExtentMap, cursor: u64) -> impl Iterator<Item = Piece> {
     map.pieces_from(cursor).map(|piece| Piece {
         span: piece.span,
         zero: !matches!(piece.content, Content::Data(_)),

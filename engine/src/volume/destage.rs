@@ -1,0 +1,189 @@
+//! A destage under way: what of an epoch, or of an order, goes to the image.
+//!
+//! Always true: the phases are gone through in the order that stands in `core::destage`; what is
+//! idle has no memory and nothing in flight.
+//! Deliberately absent: who drives it.
+
+use super::batch::{Plan, Task};
+use super::jobs::Job;
+use super::pace::Pace;
+use super::resend::Resend;
+use crate::adversary::{Bug, has};
+use crate::fetch::Want;
+use crate::format::journal::JournalEntry;
+use crate::slab::Slab;
+use crate::types::{Serial, Span, Time};
+use alloc::vec::Vec;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    WaitLog {
+        asked: bool,
+    },
+    /// Before a plan writes the image it is looked at, and the ledger says that it may.
+    Look,
+    Prepare,
+    Journal,
+    Table,
+    /// The header of the image says that only its journal makes it whole.
+    Guard,
+    /// What a plan wrote at once, and the guard.
+    ImageSync,
+    JournalSync,
+    /// All members of a group prepare their part of a cut before the first of them begins.
+    Gate,
+    Stat,
+    Begin,
+    Apply,
+    ApplySync,
+    /// All is there: whether that was the image is looked at once more.
+    Seen,
+    Finish,
+}
+
+/// A destage under way.
+pub struct Destage {
+    pub(crate) phase: Phase,
+    pub(crate) upto: Serial,
+    pub(crate) cursor: u64,
+    pub(crate) jobs: Slab<Job>,
+    /// Of the jobs, together: pieces of memory, and one for each that has none.
+    pub(crate) width: usize,
+    /// Something cannot be read: the phase starts again when no job is left.
+    pub(crate) failed: bool,
+    pub(crate) resend: Resend,
+    /// What cannot be read, and when that is tried again.
+    pub(crate) bad: Vec<Want>,
+    pub(crate) reread_at: Time,
+    /// An order wants it to be read at once, also where a request hangs when the order comes.
+    pub(crate) reread_asked: bool,
+    /// The ranges of the volume that it is of.
+    pub(crate) damaged: Vec<Span>,
+    /// Something failed for want of space.
+    pub(crate) full: bool,
+    pub(crate) retry_at: Time,
+    pub(crate) entries: Vec<JournalEntry>,
+    /// The same of a plan, kept until they are applied.
+    pub(crate) planned: Vec<JournalEntry>,
+    pub(crate) journal_at: u64,
+    pub(crate) journal_sequence: u64,
+    pub(crate) table: Vec<u8>,
+    pub(crate) table_at: usize,
+    /// The piece of the table that is being written.
+    pub(crate) table_sent: usize,
+    pub(crate) table_piece: Option<u32>,
+    /// A request without a job is in flight: a sync or a stat.
+    pub(crate) waiting: bool,
+    /// Jobs write the origin, also while the ledger is written again in between.
+    pub(crate) applying: bool,
+    pub(crate) apply_until: Time,
+    pub(crate) pace: Pace,
+    /// Of an image that allocates.
+    pub(crate) plan: Option<Plan>,
+    /// As the volume was set when it began: the ledger says *cut* while bytes of the disk are
+    /// written where they belong. A plan writes those at once, and its tables by a journal.
+    pub(crate) in_place: bool,
+    /// The image contradicts itself.
+    pub(crate) contradicted: bool,
+    /// The image may have a guard of this plan, or of one before it.
+    pub(crate) guarded: bool,
+    /// It is of no epoch.
+    pub(crate) task: Option<Task>,
+    /// Of the epoch, as [`Flow::moved`](crate::flow::Flow::moved) counts.
+    pub(crate) moved_halves: u64,
+}
+
+impl Destage {
+    pub fn moved_halves(&self) -> u64 {
+        self.moved_halves
+    }
+
+    /// The origin is being written.
+    pub fn applies(&self) -> bool {
+        self.applying
+    }
+
+    /// A plan writes the image, where nothing refers to.
+    pub fn is_planned(&self) -> bool {
+        self.plan.is_some()
+    }
+
+    /// Ranges of the volume that could not be read when that was tried last.
+    pub fn damaged(&self) -> &[Span] {
+        &self.damaged
+    }
+
+    /// Something of the epoch could not be read, and is looked for.
+    pub fn met_damage(&self) -> bool {
+        !self.bad.is_empty()
+    }
+
+    /// Nothing of it is in flight, and it has no memory.
+    pub(crate) fn is_idle(&self) -> bool {
+        let reads = self.table_piece.is_some() || self.table_pieces() > 0;
+        self.jobs.len() == 0 && self.width == 0 && !self.waiting && !reads
+    }
+
+    /// Pieces of memory that tables of a plan have.
+    pub(crate) fn table_pieces(&self) -> usize {
+        self.plan.as_ref().map_or(0, Plan::table_pieces)
+    }
+
+    /// Its jobs are all to be done, once more.
+    pub(crate) fn begin_jobs(&mut self) {
+        assert!(self.is_idle(), "no range is on its way twice");
+        self.failed = false;
+        self.resend.clear();
+        self.cursor = 0;
+        self.moved_halves = 0;
+    }
+
+    /// What the origin is to be written from is not complete and synced yet.
+    pub fn is_preparing(&self) -> bool {
+        match self.phase {
+            Phase::WaitLog { .. } | Phase::Look | Phase::Prepare => true,
+            Phase::Journal | Phase::Table | Phase::Guard | Phase::ImageSync => true,
+            Phase::JournalSync => !has(Bug::PassGateUnsynced),
+            _ => false,
+        }
+    }
+}
+
+impl Destage {
+    /// One that comes behind the ledger of this sequence, with so much room for its table.
+    pub(crate) fn new(phase: Phase, upto: Serial, sequence: u64, room: u64) -> Destage {
+        Destage {
+            phase,
+            upto,
+            cursor: 0,
+            jobs: Slab::default(),
+            width: 0,
+            failed: false,
+            resend: Resend::default(),
+            bad: Vec::new(),
+            reread_at: Time(0),
+            reread_asked: false,
+            damaged: Vec::new(),
+            full: false,
+            retry_at: Time(0),
+            entries: Vec::new(),
+            planned: Vec::new(),
+            journal_at: room,
+            journal_sequence: sequence + 1,
+            table: Vec::new(),
+            table_at: 0,
+            table_sent: 0,
+            table_piece: None,
+            waiting: false,
+            applying: false,
+            apply_until: Time(0),
+            pace: Pace::new(None, 0, 1),
+            plan: None,
+            in_place: false,
+            contradicted: false,
+            guarded: false,
+            task: None,
+            moved_halves: 0,
+        }
+    }
+}
