@@ -93,9 +93,13 @@ pub enum Command {
     /// Makes the overlay of a volume that was attached to be committed the content of its image;
     /// replied to when the image has it, synced, and the overlay is reset.
     Commit { volume: VolumeId },
-    /// Lets go of the files of an ephemeral volume without clients, and keeps what the log has of
-    /// it: it can be attached again. Replied to when nothing touches its origin any more.
+    /// Lets go of the files of a volume without clients, and keeps what the log has of it: it can
+    /// be attached again. Replied to when nothing touches its origin any more. Refused to a dirty
+    /// one that is not ephemeral; a clean one leaves a ledger that says so.
     Suspend { volume: VolumeId },
+    /// The same for a volume whose image is another host's from now on: nothing is written to it
+    /// any more, and guests are refused.
+    Depose { volume: VolumeId },
     /// Brings the images of a volume and of its group to rest, each with all that was written
     /// before: nothing writes them until [`Command::Resume`], and guests go on in the log. Replied
     /// to when they rest. Refused to a volume that is not write-back.

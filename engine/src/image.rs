@@ -95,6 +95,8 @@ pub enum Finding {
     OpenedElsewhere,
     /// It is the image of another moment.
     OtherMoment,
+    /// The cluster has given it to another host.
+    Deposed,
 }
 
 impl Image {
@@ -170,7 +172,8 @@ impl Finding {
             | Finding::Shrunk
             | Finding::BelowChanged
             | Finding::OpenedElsewhere
-            | Finding::OtherMoment => true,
+            | Finding::OtherMoment
+            | Finding::Deposed => true,
         }
     }
 
@@ -185,6 +188,7 @@ impl Finding {
             Finding::Shrunk => "has shrunk",
             Finding::Grown => "has grown",
             Finding::ChangedInPlace => "was written by another program",
+            Finding::Deposed => "was given to another host",
             Finding::BelowChanged => "stands on a file that was changed or replaced",
             Finding::OpenedElsewhere => "was opened by another program to write it",
             Finding::OtherMoment => {

@@ -55,6 +55,8 @@ pub enum State {
     Held,
     /// Some dirty blocks cannot be read any more.
     Damaged,
+    /// Served by another host, or by none. Only hosts of a cluster say so.
+    Away,
 }
 
 impl State {
@@ -65,6 +67,7 @@ impl State {
             State::Stalled => "stalled",
             State::Held => "held",
             State::Damaged => "damaged",
+            State::Away => "away",
         }
     }
 }

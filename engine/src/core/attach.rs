@@ -414,13 +414,17 @@ impl Core {
         self.touch(id);
     }
 
-    /// At an orderly stop the ledger of a clean volume that was in use says that nobody holds
-    /// anything of it.
+    /// At an orderly stop, and when its image goes to another host, the ledger of a clean volume
+    /// that was in use says that nobody holds anything of it.
     pub(super) fn release_if_clean(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let parks = self.parking.is_some();
-        let Some(volume) = self.find(id).filter(|volume| volume.is_ready() && parks) else {
+        let Some(volume) = self.find(id).filter(|volume| volume.is_ready()) else {
             return;
         };
+        let handed = volume.is_suspending() && volume.misfit().is_none();
+        if !parks && !handed {
+            return;
+        }
         let clean = !volume.is_dirty() && !volume.is_destaging() && !volume.has_waiting();
         let clean = clean && volume.replay.is_none() && volume.image.rebase.is_none();
         let Some(ledger_writer) = volume.ledger_writer.as_mut() else {

@@ -155,12 +155,11 @@ impl Core {
         self.open_for_requests(cx, id);
     }
 
-    /// Lets go of a volume's files and keeps what the log has of it.
+    /// Lets go of a volume's files and keeps what the log has of it. One that writes its image owes
+    /// it nothing by then, and its ledger says so.
     pub(super) fn suspend(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
         let volume = self.volume(id);
-        let misfits = volume.misfit().is_some();
-        let free = (volume.policy == Policy::Ephemeral || misfits)
-            && volume.is_attached()
+        let free = volume.is_attached()
             && !volume.is_detaching()
             && !volume.is_committing()
             && !volume.is_suspending();
@@ -168,7 +167,25 @@ impl Core {
             cx.out.reply(request, Err(Refusal::Gone));
             return;
         }
+        if volume.owes_when_suspended() {
+            cx.out.reply(request, Err(Refusal::Dirty));
+            return;
+        }
         volume.begin_suspend(request);
+    }
+
+    /// Whether a volume may be let go of as it is: the ledger of one that writes its image says
+    /// that it is clean, which `release_if_clean` writes.
+    fn said_clean(&mut self, id: VolumeId) -> bool {
+        let volume = self.volume(id);
+        if volume.policy == Policy::Ephemeral || volume.misfit().is_some() {
+            return volume.is_ready();
+        }
+        assert!(!volume.is_dirty(), "what is let go of owes nothing");
+        match &volume.ledger_writer {
+            Some(writer) => writer.step.is_none() && !writer.failed && !writer.ledger.dirty,
+            None => volume.is_ready(),
+        }
     }
 
     /// Goes on with that when nothing of the volume is in flight any more.
@@ -187,7 +204,15 @@ impl Core {
             || volume.has_reads()
             || volume.is_destaging()
             || step.is_some();
-        if !volume.is_suspending() || !volume.is_ready() || busy {
+        if !volume.is_suspending() || busy {
+            return;
+        }
+        if volume.owes_when_suspended() {
+            let request = volume.give_up_suspend();
+            cx.out.reply(request, Err(Refusal::Dirty));
+            return;
+        }
+        if !self.said_clean(id) {
             return;
         }
         self.give_up_unfinished(id);

@@ -169,9 +169,26 @@ impl Core {
         self.turns.rest(id);
     }
 
+    /// Another host has the image from now on, whatever is seen of it. Nothing is written to it,
+    /// and the volume is let go of; what is dirty stays in the log.
+    pub(super) fn depose(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
+        let volume = self.volume(id);
+        if volume.is_gone() {
+            cx.out.reply(request, Err(Refusal::Gone));
+            return;
+        }
+        self.hold_for_image(cx, id, Finding::Deposed);
+        let volume = self.volume(id);
+        assert!(volume.misfit() == Some(Finding::Deposed) || volume.image.overlay_misfits);
+        volume.begin_suspend(request);
+    }
+
     /// The image fits: what waited goes on.
     fn go_on_with_image(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
+        if volume.image.misfit == Some(Finding::Deposed) {
+            return;
+        }
         let before = volume.image.misfit.take();
         if before.is_none() || volume.misfit().is_some() || !volume.is_ready() {
             return;

@@ -476,6 +476,7 @@ impl Core {
             Command::Arrive { volume, goes_on } => self.arrive(cx, volume, request, goes_on),
             Command::Commit { volume } => self.commit(cx, volume, request),
             Command::Suspend { volume } => self.suspend(cx, volume, request),
+            Command::Depose { volume } => self.depose(cx, volume, request),
             Command::Quiesce { volume } => self.quiesce(cx, volume, request),
             Command::Resume { volume } => self.resume(cx, volume, request),
             Command::Announce { volume } => self.announce_exchange(cx, volume, request),
@@ -587,6 +588,7 @@ fn volume_of(command: &Command) -> Option<VolumeId> {
         | Command::Arrive { volume, .. }
         | Command::Commit { volume }
         | Command::Suspend { volume }
+        | Command::Depose { volume }
         | Command::Quiesce { volume }
         | Command::Resume { volume }
         | Command::Announce { volume }

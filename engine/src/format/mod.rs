@@ -39,6 +39,8 @@ pub enum Kind {
     FillRecord = 8,
     FillFooter = 9,
     InlineRecord = 10,
+    VaultRecord = 11,
+    Pointer = 12,
 }
 
 /// Why bytes are not what they should be.
@@ -143,7 +145,7 @@ fn check_prefix(bytes: &[u8], kind: Kind) -> Result<(), FormatError> {
 }
 
 /// A reserved area that must be zero.
-pub(crate) fn zeroes(bytes: &[u8]) -> Result<(), FormatError> {
+pub fn zeroes(bytes: &[u8]) -> Result<(), FormatError> {
     if bytes.iter().all(|&byte| byte == 0) {
         Ok(())
     } else {
@@ -151,12 +153,12 @@ pub(crate) fn zeroes(bytes: &[u8]) -> Result<(), FormatError> {
     }
 }
 
-pub(crate) fn uuid(bytes: [u8; 16]) -> Uuid {
+pub fn uuid(bytes: [u8; 16]) -> Uuid {
     Uuid(bytes)
 }
 
 /// A short text in a fixed field: one length byte pair outside, UTF-8 inside, zero padded.
-pub(crate) fn text(bytes: &[u8], len: u16) -> Result<alloc::string::String, FormatError> {
+pub fn text(bytes: &[u8], len: u16) -> Result<alloc::string::String, FormatError> {
     let len = usize::from(len);
     if len > bytes.len() {
         return Err(FormatError::Field("text length"));
@@ -168,7 +170,7 @@ pub(crate) fn text(bytes: &[u8], len: u16) -> Result<alloc::string::String, Form
 }
 
 /// Stores a text that was checked to fit.
-pub(crate) fn put_text(field: &mut [u8], text: &str) -> u16 {
+pub fn put_text(field: &mut [u8], text: &str) -> u16 {
     assert!(
         text.len() <= field.len(),
         "texts are checked before they reach the format"
@@ -178,6 +180,6 @@ pub(crate) fn put_text(field: &mut [u8], text: &str) -> u16 {
 }
 
 /// A zeroed block with room for a structure.
-pub(crate) fn block(bytes: usize) -> Vec<u8> {
+pub fn block(bytes: usize) -> Vec<u8> {
     alloc::vec![0; bytes]
 }

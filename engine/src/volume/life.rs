@@ -157,10 +157,20 @@ impl Volume {
         self.life.leaving = Leaving::Suspending(request);
     }
 
+    /// It stays: who has ordered otherwise.
+    pub fn give_up_suspend(&mut self) -> RequestId {
+        let request = self.suspend_order().expect("it was ordered");
+        match &mut self.life.leaving {
+            Leaving::Detaching { suspending, .. } => *suspending = None,
+            leaving => *leaving = Leaving::No,
+        }
+        request
+    }
+
     /// Its files are let go: only the log knows it from now on.
     pub fn let_go(&mut self) -> RequestId {
         let request = self.suspend_order().expect("it was ordered");
-        assert!(self.is_ready(), "what is under way has ended");
+        assert!(self.is_attached(), "what is let go of was there");
         match &mut self.life.leaving {
             Leaving::Detaching { suspending, .. } => *suspending = None,
             leaving => *leaving = Leaving::No,

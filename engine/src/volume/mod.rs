@@ -326,6 +326,11 @@ impl Volume {
         self.policy == Policy::WriteBack && self.is_dirty()
     }
 
+    /// It has data that its image is to have before it may be let go of.
+    pub fn owes_when_suspended(&self) -> bool {
+        self.policy != Policy::Ephemeral && self.misfit().is_none() && self.is_dirty()
+    }
+
     /// An order, or requests that wait, may wait for the end of what is in flight.
     pub fn is_awaited(&self) -> bool {
         let orders = self.switch.is_some() || self.resize.is_some() || self.quiesce.is_some();

@@ -32,6 +32,7 @@ fn at_the_origin(volume: &VolumeSnapshot) -> String {
 fn write_back(volume: &VolumeSnapshot) -> String {
     match volume.state {
         State::Held => return held(volume),
+        State::Away => return "nothing: it is not served here".into(),
         State::Damaged => {
             return format!(
                 "some dirty blocks of this volume cannot be read any more; if this host and its \

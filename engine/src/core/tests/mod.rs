@@ -12,6 +12,7 @@ mod checkpoint;
 mod commits;
 mod damage;
 mod destage;
+mod handed;
 mod images;
 mod jobs;
 mod lines;
