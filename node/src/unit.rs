@@ -1,0 +1,583 @@
+//! One unit as one host sees it: whether it may be served here, and the way there.
+//!
+//! ```text
+//! Away ─ wanted ─▶ Looking ─┬─ no host owns it, or this host did before ──▶ Preparing
+//!   ▲                       ├─ another host does and is heard ──▶ Asking ──▶ Looking
+//!   │                       └─ another host does and is silent ─▶ Proof ── proved ─▶ Preparing
+//!   │  Preparing ─ ledger of the new epoch is there ─▶ Remembering ─▶ Deciding ─▶ Owner
+//!   └── Deciding (record without owner) ◀─ Remembering ◀─ Draining ◀─ asked, and idle ── Owner
+//! ```
+//!
+//! Always true: a unit is served, and its origin written, only under a record that names this host,
+//! this cache and this boot. Such a record is made by a compare-and-swap (rule C7) on a record
+//! whose owner is gone: it has let go of the unit with everything at its origin, it is an earlier
+//! boot of this host, or there is proof that it writes no more (C9). The ledger of the new epoch is
+//! made and synced before the record that names it. A record that may have been linked is
+//! remembered durably before it is (C20), and while it is undecided nothing else is begun. What is
+//! seen of the vault without a compare-and-swap, and what another host says, moves no right. No
+//! clock gives a right (C19): times only begin another attempt.
+//!
+//! Deliberately absent: copies on other hosts. The owner is the only holder of what it has not
+//! destaged, so a unit whose owner is silent waits for it, or for an administrator.
+
+use crate::message::Body;
+use crate::record::{Epoch, Holder, Record};
+use crate::vault::Outcome;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use engine::types::Uuid;
+
+/// What the host tells a unit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The unit was named just now: what this host was the owner of it serves again.
+    Begin,
+    /// A client is here, or an administrator wants it.
+    Wanted(bool),
+    /// The newest record that is seen in the vault, or why none can be read.
+    Seen(Result<Option<Record>, String>),
+    /// The ledger of the epoch that was asked for is there and synced, or cannot be made.
+    Prepared(Result<(), String>),
+    /// What was to be remembered is durable.
+    Remembered,
+    /// How an attempt to make a record has ended.
+    Decided(Outcome),
+    /// A message of another host.
+    Heard { from: Uuid, body: Body },
+    /// There is a link to this host, or there is none any more.
+    Link { host: Uuid, up: bool },
+    /// The owner of this record writes no more: an administrator says so, or its fence.
+    Proved { number: u64 },
+    /// The end of [`Action::Drain`].
+    Drained(Drained),
+    /// The daemon ends: what no client uses here and owes nothing is let go of.
+    Leave,
+    /// About each second: what is waited for is asked for again.
+    Tick,
+}
+
+/// How an order to let go of a unit has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Drained {
+    /// No request to the origin is under way, and the ledger of the epoch tells the rest: that
+    /// everything is there, or which other host has some.
+    Done,
+    /// A client is here: it goes on.
+    Busy,
+    /// What is dirty cannot be brought to the origin: it goes on.
+    Failed,
+}
+
+/// What the host is to do. Each but `Send` is answered by one event, before another one of its
+/// kind.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Find the newest record, from this number on.
+    Look {
+        known: Option<Record>,
+    },
+    Send {
+        host: Uuid,
+        body: Body,
+    },
+    /// Make ledger and journal of an epoch as copies of those of the one before, and sync them.
+    Prepare {
+        of: Option<Epoch>,
+        epoch: Epoch,
+    },
+    /// Keep this over a restart in the place of what was remembered before.
+    Remember {
+        record: Record,
+        undecided: bool,
+    },
+    /// Make this record. `again`: it may have been linked before.
+    Decide {
+        record: Record,
+        again: bool,
+    },
+    /// Serve the unit with ledger and journal of this record.
+    Serve {
+        record: Record,
+    },
+    /// Bring everything to the origin and let go of it, unless clients are connected.
+    Drain,
+    /// Another host was given the unit: answer its requests with errors, write nothing.
+    Stop,
+}
+
+/// What is waited for, for people and for tests.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum State {
+    /// Not served here.
+    Away,
+    Looking,
+    /// The owner was asked to let go of it.
+    Asking {
+        host: Uuid,
+    },
+    /// The owner is silent: nothing shows that it writes no more.
+    Proof,
+    Preparing(Record),
+    Remembering(Record),
+    Deciding(Record),
+    Owner,
+    Draining,
+    /// A record cannot be read, or the vault has lost some that were there.
+    Held(String),
+}
+
+/// One unit on one host.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Unit {
+    cluster: Uuid,
+    unit: Uuid,
+    me: Holder,
+    /// The newest record that is known.
+    newest: Option<Record>,
+    /// What a run before may have linked.
+    doubt: Option<Record>,
+    state: State,
+    wanted: bool,
+    /// Owners with a link.
+    links: Vec<Uuid>,
+    proved: Option<u64>,
+    /// Who waits for this host to let go.
+    asked_by: Option<Uuid>,
+    /// What the owner has answered last.
+    answer: Option<String>,
+}
+
+/// Where nonces come from.
+pub trait Nonces {
+    fn fresh(&mut self) -> Uuid;
+}
+
+/// The surroundings of one event.
+pub struct Cx<'a> {
+    pub nonces: &'a mut dyn Nonces,
+    pub out: &'a mut Vec<Action>,
+}
+
+impl Unit {
+    /// `remembered`: the record of the last [`Action::Remember`], and whether it was undecided.
+    pub fn new(cluster: Uuid, unit: Uuid, me: Holder, remembered: Option<(Record, bool)>) -> Unit {
+        let (newest, doubt) = match remembered {
+            Some((record, true)) => (None, Some(record)),
+            Some((record, false)) => (Some(record), None),
+            None => (None, None),
+        };
+        Unit {
+            cluster,
+            unit,
+            me,
+            newest,
+            doubt,
+            state: State::Away,
+            wanted: false,
+            links: Vec::new(),
+            proved: None,
+            asked_by: None,
+            answer: None,
+        }
+    }
+
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    pub fn newest(&self) -> Option<&Record> {
+        self.newest.as_ref()
+    }
+
+    /// What the owner has said to the last request for the unit.
+    pub fn answer(&self) -> Option<&str> {
+        self.answer.as_deref()
+    }
+
+    pub fn is_wanted(&self) -> bool {
+        self.wanted
+    }
+
+    pub fn handle(&mut self, cx: &mut Cx<'_>, event: Event) {
+        match event {
+            Event::Begin => self.begin(cx),
+            Event::Wanted(wanted) => self.want(cx, wanted),
+            Event::Seen(seen) => self.seen(cx, seen),
+            Event::Prepared(made) => self.prepared(cx, made),
+            Event::Remembered => self.remembered(cx),
+            Event::Decided(outcome) => self.decided(cx, outcome),
+            Event::Heard { from, body } => self.heard(cx, from, body),
+            Event::Link { host, up } => self.link(cx, host, up),
+            Event::Proved { number } => self.prove(cx, number),
+            Event::Drained(done) => self.drained(cx, done),
+            Event::Leave => self.leave(cx),
+            Event::Tick => self.tick(cx),
+        }
+        self.check();
+    }
+
+    fn check(&self) {
+        if let State::Owner | State::Draining = self.state {
+            let newest = self.newest.as_ref().expect("an owner has a record");
+            assert!(self.names_me(newest), "an owner is named by its record");
+            assert!(
+                self.doubt.is_none(),
+                "an owner serves under a decided record"
+            );
+        }
+        if let State::Remembering(record) | State::Deciding(record) = &self.state {
+            let newest = self.newest.as_ref().map_or(0, |newest| newest.number);
+            assert!(record.number > newest, "a record follows what is known");
+        }
+    }
+
+    /// The record gives the unit to this run of this host, or to one before it under one boot.
+    fn names_me(&self, record: &Record) -> bool {
+        let owner = record.owner.as_ref();
+        owner.is_some_and(|owner| owner.is_same_host(&self.me) && owner.boot == self.me.boot)
+    }
+
+    /// By what is known the owner is this host, whichever run of it.
+    fn is_mine(&self) -> bool {
+        let owner = self.newest.as_ref().and_then(|it| it.owner.as_ref());
+        owner.is_some_and(|owner| owner.is_same_host(&self.me))
+    }
+
+    /// This host is to be the owner, if only to let go of the unit in order.
+    fn wants(&self) -> bool {
+        self.wanted || self.asked_by.is_some()
+    }
+
+    fn rests(&self) -> bool {
+        matches!(
+            self.state,
+            State::Away | State::Asking { .. } | State::Proof | State::Held(_)
+        )
+    }
+
+    fn begin(&mut self, cx: &mut Cx<'_>) {
+        if self.rests() {
+            self.look(cx);
+        }
+    }
+
+    fn want(&mut self, cx: &mut Cx<'_>, wanted: bool) {
+        self.wanted = wanted;
+        match (wanted, &self.state) {
+            (true, State::Away) => self.look(cx),
+            (false, State::Asking { .. } | State::Proof | State::Held(_)) => {
+                self.state = State::Away;
+                self.answer = None;
+            }
+            _ => {}
+        }
+    }
+
+    /// What may have been linked is decided first.
+    fn look(&mut self, cx: &mut Cx<'_>) {
+        assert!(self.rests(), "one thing at a time");
+        if let Some(record) = self.doubt.clone() {
+            self.state = State::Deciding(record.clone());
+            let again = true;
+            cx.out.push(Action::Decide { record, again });
+            return;
+        }
+        self.state = State::Looking;
+        let known = self.newest.clone();
+        cx.out.push(Action::Look { known });
+    }
+
+    fn seen(&mut self, cx: &mut Cx<'_>, seen: Result<Option<Record>, String>) {
+        let seen = match seen {
+            Ok(seen) => seen,
+            Err(why) if self.state == State::Looking => return self.hold(cx, why),
+            Err(_) => return,
+        };
+        if let Some(seen) = seen {
+            let known = self.newest.as_ref();
+            match known {
+                Some(known) if known.number > seen.number => {}
+                Some(known) if known.number == seen.number && known.nonce != seen.nonce => {
+                    return self.hold(cx, "its records were replaced by others".into());
+                }
+                _ => self.newest = Some(seen),
+            }
+        } else if self.newest.is_some() && self.state == State::Looking {
+            return self.hold(cx, "its records are not there any more".into());
+        }
+        match self.state {
+            State::Looking => self.choose(cx),
+            State::Owner | State::Draining => self.look_if_deposed(cx),
+            _ => {}
+        }
+    }
+
+    fn look_if_deposed(&mut self, cx: &mut Cx<'_>) {
+        let newest = self.newest.as_ref().expect("an owner has a record");
+        if !self.names_me(newest) {
+            self.state = State::Away;
+            cx.out.push(Action::Stop);
+        }
+    }
+
+    fn hold(&mut self, cx: &mut Cx<'_>, why: String) {
+        if let State::Owner | State::Draining = self.state {
+            cx.out.push(Action::Stop);
+        }
+        self.state = State::Held(why);
+    }
+
+    /// The next step to be the owner, from what is known of the vault.
+    fn choose(&mut self, cx: &mut Cx<'_>) {
+        assert!(self.state == State::Looking && self.doubt.is_none());
+        if !self.is_mine() {
+            // There is nothing to let go of here.
+            self.tell_who_asked(cx);
+        }
+        if !self.wants() && !self.is_mine() {
+            self.state = State::Away;
+            return;
+        }
+        let Some(newest) = self.newest.clone() else {
+            return self.prepare(cx);
+        };
+        if newest.removed {
+            return self.hold(cx, "was removed from its cluster".into());
+        }
+        match &newest.owner {
+            None => self.prepare(cx),
+            Some(_) if self.names_me(&newest) => self.serve(cx, newest),
+            // An earlier boot of this host: it is the only one that has the data.
+            Some(owner) if owner.is_same_host(&self.me) => self.prepare(cx),
+            Some(_) if self.proved == Some(newest.number) => self.prepare(cx),
+            Some(owner) if self.links.contains(&owner.host) => {
+                let (host, number) = (owner.host, newest.number);
+                self.state = State::Asking { host };
+                let body = Body::Take { number };
+                cx.out.push(Action::Send { host, body });
+            }
+            Some(_) => self.state = State::Proof,
+        }
+    }
+
+    fn serve(&mut self, cx: &mut Cx<'_>, record: Record) {
+        assert!(self.names_me(&record) && self.doubt.is_none());
+        self.state = State::Owner;
+        self.answer = None;
+        cx.out.push(Action::Serve { record });
+        if !self.wanted && self.asked_by.is_some() {
+            self.state = State::Draining;
+            cx.out.push(Action::Drain);
+        }
+    }
+
+    fn prepare(&mut self, cx: &mut Cx<'_>) {
+        let of = self.newest.as_ref().map(|newest| newest.epoch);
+        let epoch = Epoch {
+            number: of.map_or(0, |of| of.number) + 1,
+            nonce: cx.nonces.fresh(),
+        };
+        let record = self.next_record(cx, Some(self.me.clone()), epoch);
+        self.state = State::Preparing(record);
+        let of = of.filter(|of| of.number > 0);
+        cx.out.push(Action::Prepare { of, epoch });
+    }
+
+    fn next_record(&self, cx: &mut Cx<'_>, owner: Option<Holder>, epoch: Epoch) -> Record {
+        let newest = self.newest.as_ref();
+        Record {
+            cluster: self.cluster,
+            unit: self.unit,
+            number: newest.map_or(0, |newest| newest.number) + 1,
+            nonce: cx.nonces.fresh(),
+            before: newest.map_or(Uuid([0; 16]), |newest| newest.nonce),
+            owner,
+            epoch,
+            removed: false,
+            loss_accepted: false,
+        }
+    }
+
+    fn prepared(&mut self, cx: &mut Cx<'_>, made: Result<(), String>) {
+        let State::Preparing(record) = self.state.clone() else {
+            return;
+        };
+        match made {
+            Ok(()) => self.remember(cx, record),
+            Err(why) => self.hold(cx, why),
+        }
+    }
+
+    fn remember(&mut self, cx: &mut Cx<'_>, record: Record) {
+        self.state = State::Remembering(record.clone());
+        let undecided = true;
+        cx.out.push(Action::Remember { record, undecided });
+    }
+
+    fn remembered(&mut self, cx: &mut Cx<'_>) {
+        let State::Remembering(record) = self.state.clone() else {
+            return;
+        };
+        self.doubt = Some(record.clone());
+        self.state = State::Deciding(record.clone());
+        let again = false;
+        cx.out.push(Action::Decide { record, again });
+    }
+
+    fn decided(&mut self, cx: &mut Cx<'_>, outcome: Outcome) {
+        let State::Deciding(record) = self.state.clone() else {
+            return;
+        };
+        self.state = State::Away;
+        match outcome {
+            Outcome::Won(won) => {
+                assert_eq!(won, record, "what was won is what was made");
+                self.take_decision(cx, won);
+            }
+            Outcome::Lost(other) => self.take_decision(cx, other),
+            Outcome::Unwritten => {
+                self.doubt = None;
+                self.hold(cx, "its record cannot be written into the vault".into());
+            }
+            // Undecided for as long as the name cannot be read.
+            Outcome::Damaged(why) => self.hold(cx, why),
+        }
+        self.tell_who_asked(cx);
+    }
+
+    /// What was in doubt is not any more; `record` is what its number has.
+    fn take_decision(&mut self, cx: &mut Cx<'_>, record: Record) {
+        self.doubt = None;
+        self.newest = Some(record.clone());
+        let (serves, undecided) = (self.names_me(&record), false);
+        cx.out.push(Action::Remember {
+            record: record.clone(),
+            undecided,
+        });
+        match serves && record.owner.as_ref() == Some(&self.me) {
+            true => self.serve(cx, record),
+            _ if self.wants() || self.is_mine() => self.look(cx),
+            _ => {}
+        }
+    }
+
+    /// Who has waited may look again.
+    fn tell_who_asked(&mut self, cx: &mut Cx<'_>) {
+        let number = self.newest.as_ref().map_or(0, |newest| newest.number);
+        if !self.is_mine()
+            && let Some(host) = self.asked_by.take()
+        {
+            let body = Body::Newer { number };
+            cx.out.push(Action::Send { host, body });
+        }
+    }
+
+    fn heard(&mut self, cx: &mut Cx<'_>, from: Uuid, body: Body) {
+        match body {
+            Body::Take { number } => self.asked(cx, from, number),
+            Body::Denied { why } => {
+                if self.state == (State::Asking { host: from }) {
+                    self.answer = Some(why);
+                }
+            }
+            Body::Draining { .. } => {
+                if self.state == (State::Asking { host: from }) {
+                    self.answer = None;
+                }
+            }
+            Body::Newer { .. } | Body::NotMine { .. } => {
+                let asked = self.state == (State::Asking { host: from });
+                if asked || self.state == State::Away {
+                    self.look(cx);
+                } else if let State::Owner | State::Draining = self.state {
+                    let known = self.newest.clone();
+                    cx.out.push(Action::Look { known });
+                }
+            }
+        }
+    }
+
+    /// Another host has a client for the unit.
+    fn asked(&mut self, cx: &mut Cx<'_>, from: Uuid, number: u64) {
+        let known = self.newest.as_ref().map_or(0, |newest| newest.number);
+        let knows = known >= number && !self.is_mine();
+        if knows && self.rests() {
+            let number = known;
+            let body = Body::NotMine { number };
+            cx.out.push(Action::Send { host: from, body });
+            return;
+        }
+        self.asked_by = Some(from);
+        let body = Body::Draining { bytes: 0 };
+        cx.out.push(Action::Send { host: from, body });
+        if self.state == State::Owner {
+            self.state = State::Draining;
+            cx.out.push(Action::Drain);
+        } else if self.rests() {
+            self.look(cx);
+        }
+    }
+
+    fn link(&mut self, cx: &mut Cx<'_>, host: Uuid, up: bool) {
+        self.links.retain(|link| *link != host);
+        if up {
+            self.links.push(host);
+            self.links.sort();
+        }
+        match self.state {
+            State::Proof if up => self.look(cx),
+            // It may not know yet that another host was given the unit.
+            State::Owner | State::Draining if up => {
+                let number = self.newest.as_ref().map_or(0, |newest| newest.number);
+                let body = Body::Newer { number };
+                cx.out.push(Action::Send { host, body });
+            }
+            State::Asking { host: asked } if asked == host && !up => self.look(cx),
+            _ => {}
+        }
+    }
+
+    fn prove(&mut self, cx: &mut Cx<'_>, number: u64) {
+        self.proved = Some(number);
+        if let State::Proof | State::Asking { .. } = self.state {
+            self.look(cx);
+        }
+    }
+
+    fn drained(&mut self, cx: &mut Cx<'_>, done: Drained) {
+        if self.state != State::Draining {
+            return;
+        }
+        if let Drained::Busy | Drained::Failed = done {
+            self.state = State::Owner;
+            if let Some(host) = self.asked_by.take() {
+                let name = &self.me.name;
+                let why = match done {
+                    Drained::Busy => format!("a client on {name} uses it"),
+                    _ => format!("{name} cannot destage it; see `tenuto status -x` there"),
+                };
+                let body = Body::Denied { why };
+                cx.out.push(Action::Send { host, body });
+            }
+            return;
+        }
+        let newest = self.newest.as_ref().expect("an owner has a record");
+        let record = self.next_record(cx, None, newest.epoch);
+        self.remember(cx, record);
+    }
+
+    fn leave(&mut self, cx: &mut Cx<'_>) {
+        self.wanted = false;
+        if self.state == State::Owner {
+            self.state = State::Draining;
+            cx.out.push(Action::Drain);
+        }
+    }
+
+    fn tick(&mut self, cx: &mut Cx<'_>) {
+        if self.rests() && (self.wants() || self.is_mine() || self.doubt.is_some()) {
+            self.look(cx);
+        }
+    }
+}
