@@ -9,6 +9,7 @@
 pub mod epochs;
 pub mod fill;
 pub mod format;
+pub mod frame;
 pub mod nbd;
 pub mod nbd_client;
 pub mod places;
@@ -26,7 +27,7 @@ pub mod vhost_user;
 pub type Target = fn(&[u8]) -> bool;
 
 /// Every target under the name of its binary and its corpus.
-pub const TARGETS: [(&str, Target); 34] = [
+pub const TARGETS: [(&str, Target); 35] = [
     ("nbd_session", nbd::session),
     ("nbd_client", nbd_client::session),
     ("qmp", qmp::lines),
@@ -61,4 +62,5 @@ pub const TARGETS: [(&str, Target); 34] = [
     ("image_plan", qcow2::plans),
     ("image_epochs", epochs::epochs),
     ("image_inflate", qcow2::compressed),
+    ("frame", frame::frame),
 ];

@@ -176,4 +176,5 @@ targets! {
     plans_survive_any_tables: "image_plan",
     epochs_leave_images_right: "image_epochs",
     compressed_clusters_survive_any_bytes: "image_inflate",
+    frames_between_hosts: "frame",
 }

@@ -30,7 +30,7 @@ use crate::target::Target;
 use engine::engine::Report;
 use engine::event::{Admission, Device, ResetOn, Share};
 use engine::flow::FlowLimits;
-use engine::types::{DestageMode, Policy};
+use engine::types::{DestageMode, Policy, Uuid};
 pub use held::{Held, Hold, Why};
 use images::Looks;
 use lookout::Lookout;
@@ -247,6 +247,7 @@ pub struct Daemon {
     stage: Mutex<Stage>,
     /// As long as the shard has it open.
     cache: Weak<Target>,
+    cache_id: Uuid,
     lookout: Lookout,
 }
 
@@ -260,11 +261,8 @@ impl Daemon {
         let opened = open::open(&settings)?;
         let recovery = begun.elapsed();
         let orphans = open::orphans(&opened.parts.engine, &settings);
-        let ledgers = Ledgers::new(
-            &settings.state_dir,
-            opened.parts.engine.cache(),
-            settings.images.clone(),
-        );
+        let cache_id = opened.parts.engine.cache();
+        let ledgers = Ledgers::new(&settings.state_dir, cache_id, settings.images.clone());
         let cache = opened.parts.files.share(Device::Cache);
         let cache = Arc::downgrade(&cache.expect("it was just opened"));
         let started = crate::shard::start(opened.parts);
@@ -291,6 +289,7 @@ impl Daemon {
             thread: Mutex::new(Some(thread)),
             stage: Mutex::new(opened.stage),
             cache,
+            cache_id,
             lookout: Lookout::default(),
         };
         match daemon.open_to_clients(settings, orphans) {
@@ -354,6 +353,16 @@ impl Daemon {
     /// The guests that are watched, by volume.
     pub fn watched(&self) -> std::collections::BTreeMap<String, Watched> {
         self.watches.shown()
+    }
+
+    /// Identity of the cache device.
+    pub fn cache_id(&self) -> Uuid {
+        self.cache_id
+    }
+
+    /// The boot that this host is in.
+    pub fn boot(&self) -> Uuid {
+        host::boot()
     }
 
     /// What recovery found at start.

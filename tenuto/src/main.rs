@@ -8,7 +8,7 @@ mod man;
 mod usage;
 
 use clap::{Parser, Subcommand};
-use host::cli::{Common, Context, later, report};
+use host::cli::{Common, Context, report};
 use host::error::Result;
 use host::sys;
 use std::process::ExitCode;
@@ -43,8 +43,6 @@ enum Command {
     },
     #[command(flatten)]
     Lab(Box<lab::cli::Command>),
-    #[command(flatten)]
-    Later(later::Command),
 }
 
 /// Parses the arguments, does what they say, prints what there is to print.
@@ -77,6 +75,5 @@ fn run(cli: Cli) -> Result<()> {
         Command::Man(command) => man::run(&context, &command),
         Command::Completions { shell } => completions::run(shell),
         Command::Lab(command) => lab::cli::run(&context, *command),
-        Command::Later(command) => Err(command.refuse()),
     }
 }

@@ -51,6 +51,10 @@ const CRATES: &[(&str, &[&str])] = &[
         "image",
         &["core", "alloc", "rules", "thiserror", "zerocopy"],
     ),
+    (
+        "node",
+        &["core", "alloc", "engine", "thiserror", "zerocopy"],
+    ),
     ("workload", &["core", "std", "crc_fast"]),
     (
         "sim",
@@ -83,6 +87,10 @@ const STRANGERS: &[(&str, &[&str])] = &[
     ("host/src/daemon", &["admin"]),
     ("host/src/admin", &["shard", "frontend"]),
     ("host/src/config", &["admin", "shard", "frontend"]),
+    (
+        "host/src/cluster",
+        &["admin", "shard", "frontend", "daemon"],
+    ),
     ("lab/src/bench", &["demo"]),
     ("lab/src/demo", &["bench"]),
     ("lab/src/replay", &["bench", "demo"]),
@@ -99,6 +107,7 @@ const CLOCKS_AND_THREADS: &[&str] = &[
     "host/src/daemon",
     "host/src/admin",
     "host/src/cli",
+    "host/src/cluster",
     "host/src/frontend/vhost_user/connection.rs",
     "host/src/frontend/vhost_user/turn.rs",
     "host/src/lock.rs",
@@ -427,7 +436,7 @@ fn crates_name_only_what_they_may() {
 
 #[test]
 fn the_pure_crates_have_no_std_and_no_unsafe_code() {
-    for name in ["rules", "engine", "vring", "image"] {
+    for name in ["rules", "engine", "vring", "image", "node"] {
         let path = root().join(name).join("src/lib.rs");
         let text = std::fs::read_to_string(path).expect("a pure crate");
         assert!(text.contains("#![no_std]") && text.contains("#![forbid(unsafe_code)]"));

@@ -71,10 +71,12 @@ pub enum Kind {
     CacheDevice,
     /// A file or socket of the daemon that was removed under it.
     Files,
+    /// A link to another host of the cluster.
+    Peer,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 18] = [
+    pub const ALL: [Kind; 19] = [
         Kind::Start,
         Kind::Stop,
         Kind::Recovery,
@@ -93,6 +95,7 @@ impl Kind {
         Kind::Checksum,
         Kind::CacheDevice,
         Kind::Files,
+        Kind::Peer,
     ];
 
     pub const fn name(self) -> &'static str {
@@ -115,6 +118,7 @@ impl Kind {
             Kind::Checksum => "checksum",
             Kind::CacheDevice => "cache_device",
             Kind::Files => "files",
+            Kind::Peer => "peer",
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use super::View;
 use super::promise::promise;
+use crate::cluster::PeerView;
 use crate::config::units::human_bytes;
 use crate::latency::{self, Distribution, Kind};
 use engine::snapshot::{CacheState, State, VolumeSnapshot};
@@ -51,7 +52,7 @@ pub fn status(view: &View) -> Value {
         },
         "ram": ram(view),
         "volumes": volumes(view),
-        "peers": [],
+        "peers": view.peers.iter().map(super::cluster::peer).collect::<Vec<Value>>(),
         "uptime_seconds": view.uptime.as_secs(),
         "version": env!("CARGO_PKG_VERSION"),
         "drained": view.drained,
@@ -388,10 +389,25 @@ fn socket(view: &View, volume: &VolumeSnapshot, kind: &str) -> Option<String> {
     is_there.then(|| path.display().to_string())
 }
 
+fn link_troubles(view: &View) -> Vec<String> {
+    if view.has_no_links {
+        let line = "the cluster has no links from this host; see the log of its start";
+        return vec![line.into()];
+    }
+    let down = view.peers.iter().filter(|peer| peer.state == "down");
+    let line = |peer: &PeerView| {
+        let name = &peer.member.name;
+        let why = peer.trouble.as_deref().unwrap_or("no link was made yet");
+        format!("host {name} is down: {why}")
+    };
+    down.map(line).collect()
+}
+
 /// What `status -x` prints: one line for everything that is not as it should be.
 pub fn troubles(view: &View) -> Vec<String> {
     let look = &view.look;
     let mut lines: Vec<String> = look.recovery.damage.clone();
+    lines.extend(link_troubles(view));
     for volume in view.shown() {
         let name = &volume.name;
         if let Some(held) = view.look.held(name) {

@@ -9,6 +9,7 @@
 mod changes;
 pub mod client;
 mod clone;
+mod cluster;
 pub mod drain;
 pub mod events;
 pub mod held;
@@ -31,6 +32,7 @@ mod tests;
 mod values;
 mod web;
 
+use crate::cluster::{Links, PeerView};
 use crate::config::{self, Config, Volume, check, keys, parse, state, units};
 use crate::daemon::{Below, Merged, Noticed, VolumeSettings, Watched, Why};
 use crate::error::{Error, Kind, Result};
@@ -44,7 +46,7 @@ use events::Notice;
 pub use held::Held;
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 pub use values::values_from_json;
 
@@ -144,6 +146,10 @@ pub struct View {
     /// Volumes as configured; those of the engine that are not here are orphans.
     pub volumes: Vec<Volume>,
     pub drained: bool,
+    /// Other hosts of the cluster.
+    pub peers: Vec<PeerView>,
+    /// It is in a cluster, and its links could not be started.
+    pub has_no_links: bool,
     /// Where in `volumes` each is: every document asks for each volume several times.
     places: HashMap<String, usize>,
 }
@@ -200,6 +206,7 @@ pub struct Admin {
     pub socket_look: tokio::sync::Notify,
     pub history: history::History,
     pub recordings: record::Recordings,
+    links: OnceLock<Arc<Links>>,
 }
 
 #[derive(Clone)]
@@ -228,6 +235,7 @@ impl Admin {
             socket_look: tokio::sync::Notify::new(),
             history: history::History::default(),
             recordings: record::Recordings::default(),
+            links: OnceLock::new(),
         }
     }
 
@@ -250,6 +258,7 @@ impl Admin {
     fn look(&self) -> Result<Look> {
         let mut look = self.machine.look()?;
         held::show(&mut look);
+        look.counters.extend(self.link_counters());
         Ok(look)
     }
 
@@ -269,6 +278,8 @@ impl Admin {
             uptime: self.started.elapsed(),
             volumes: known.volumes.clone(),
             drained: known.drained,
+            peers: self.peer_views(),
+            has_no_links: known.config.cluster.is_some() && self.links.get().is_none(),
         })
     }
 

@@ -5,7 +5,8 @@
 //! from the file loses no data and no client. A line of the outcome says what became of each.
 
 use super::{Admin, Known, Look, Outcome, find};
-use crate::config::{Config, Volume, check, keys, state, units};
+use crate::config::cluster::CLUSTER;
+use crate::config::{Cluster, Config, Volume, check, keys, state, units};
 use crate::error::Result;
 use engine::types::Policy;
 
@@ -156,7 +157,11 @@ fn changed_sections(old: &Config, new: &Config) -> Vec<String> {
         ("[listen]", changed(keys::LISTEN, &old.listen, &new.listen)),
         ("[images]", changed(keys::IMAGES, &old.images, &new.images)),
     ];
-    let changed = sections.into_iter().filter(|(_, keys)| !keys.is_empty());
+    let none = Cluster::default();
+    let of = |config: &Config| config.cluster.clone().unwrap_or(none.clone());
+    let cluster = changed(CLUSTER, &of(old), &of(new));
+    let sections = sections.into_iter().chain([("[cluster]", cluster)]);
+    let changed = sections.filter(|(_, keys)| !keys.is_empty());
     changed
         .map(|(section, keys)| {
             let keys = keys.join(", ");

@@ -222,6 +222,10 @@ fn routes() -> Vec<Route> {
             post(drain).delete(undo_drain),
         ),
         ("/v1/cache/scrub", &["post"], post(scrub)),
+        ("/v1/peers", &["get"], get(list_peers)),
+        ("/v1/cluster/token", &["post"], post(cluster_token)),
+        ("/v1/cluster/check", &["post"], post(cluster_check)),
+        ("/v1/cluster/leave", &["post"], post(cluster_leave)),
         (
             "/v1/volumes",
             &["get", "post"],
@@ -268,6 +272,7 @@ fn readable(admin: Arc<Admin>) -> Router {
         .route("/v1/status", get(show_status))
         .route("/v1/volumes", get(list_volumes))
         .route("/v1/volumes/{name}", get(show_volume))
+        .route("/v1/peers", get(list_peers))
         .route("/v1/history", get(history))
         .route("/v1/events", get(follow_events))
         .route("/metrics", get(show_metrics))
@@ -418,6 +423,22 @@ async fn remove_volume(
         Ok(object!({ "name": name, "removed": true, "notes": outcome.notes }))
     })
     .await
+}
+
+async fn list_peers(State(admin): App) -> Response {
+    run(move || Ok(admin.peers())).await
+}
+
+async fn cluster_token(State(admin): App) -> Response {
+    run(move || told(&admin, "cluster token", None, || admin.token())).await
+}
+
+async fn cluster_check(State(admin): App) -> Response {
+    run(move || admin.check_cluster()).await
+}
+
+async fn cluster_leave(State(admin): App) -> Response {
+    run(move || told(&admin, "cluster leave", None, || admin.leave())).await
 }
 
 async fn reload(State(admin): App) -> Response {

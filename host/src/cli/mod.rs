@@ -9,6 +9,7 @@
 pub mod arguments;
 mod attach;
 mod cache;
+mod cluster;
 mod config;
 mod drain;
 mod events;
@@ -20,6 +21,7 @@ mod map;
 mod offline;
 mod origin;
 pub mod output;
+mod peer;
 pub mod progress;
 mod recover;
 mod relayout;
@@ -108,6 +110,12 @@ pub enum Command {
     /// Look at a qcow2 or raw image: what it is, whether it is right, what is where
     #[command(subcommand)]
     Image(image::Command),
+    /// Make, join, check and leave a cluster of hosts
+    #[command(subcommand)]
+    Cluster(cluster::Command),
+    /// Show the other hosts of the cluster
+    #[command(subcommand)]
+    Peer(peer::Command),
     /// Destage everything and write through from then on, to take this host away
     Drain(drain::Drain),
     /// Apply a changed configuration file, and say what needs a restart
@@ -141,6 +149,8 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Recover(command) => recover::run(context, &command),
         Command::Origin(command) => origin::run(context, command),
         Command::Image(command) => image::run(context, command),
+        Command::Cluster(command) => cluster::run(context, command),
+        Command::Peer(command) => peer::run(context, &command),
         Command::Drain(command) => drain::run(context, &command),
         Command::Reload => reload::run(context),
         Command::Version => version(context),

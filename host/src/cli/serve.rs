@@ -9,16 +9,18 @@ use super::log::{self, Style};
 use super::supervisor::Supervisor;
 use super::{Context, cache};
 use crate::admin::Admin;
-use crate::admin::events::Notice;
+use crate::admin::events::{Kind as EventKind, Notice, Severity};
 use crate::admin::held::Retries;
 use crate::admin::server::{self, Server};
+use crate::cluster::{LinkEvent, Links, Settings as LinkSettings};
 use crate::config::{Config, LogFormat, Volume, check, state};
 use crate::daemon::Daemon;
 use crate::error::{Error, Result, cause};
 use crate::shard;
 use clap::Args;
+use std::collections::BTreeMap;
 use std::io::Write;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -75,6 +77,7 @@ fn serve(config: Config, command: &Serve, style: Style) -> Result<()> {
     let listen = config.listen.clone();
     let live = Box::new(Live::new(daemon.clone()));
     let shard = daemon.handle().clone();
+    let link_settings = link_settings(&config, &daemon);
     let admin = Arc::new(Admin::new(config, volumes, live));
     let server = match Server::start(admin.clone(), &socket, group.as_deref(), &listen) {
         Ok(server) => server,
@@ -100,6 +103,7 @@ fn serve(config: Config, command: &Serve, style: Style) -> Result<()> {
     if admin.is_drained() {
         admin.drain_again();
     }
+    let links = link_settings.and_then(|settings| start_links(settings, &admin));
     let retries = Retries::start(admin.clone());
     say_ready(&supervisor, &admin, style);
     runtime.block_on(signals.until_the_end(&supervisor, &admin));
@@ -107,6 +111,7 @@ fn serve(config: Config, command: &Serve, style: Style) -> Result<()> {
     drop(retries);
     tracing::info!("stopping; dirty data stays in the cache");
     server.stop();
+    links.iter().for_each(|links| links.stop());
     daemon.stop().map_err(|error| {
         let left = match daemon.is_cache_gone() {
             true => "what has not reached its origin is lost with the cache file",
@@ -129,6 +134,65 @@ fn start_daemon(config: &Config, volumes: &[Volume], strict: bool) -> Result<Arc
     };
     let _ = daemon.stop();
     Err(Error::refused(held.hold.reason).about(held.settings.name))
+}
+
+/// What the links of this host need; `None` where it is in no cluster.
+fn link_settings(config: &Config, daemon: &Daemon) -> Option<LinkSettings> {
+    let cluster = config.cluster.as_ref()?;
+    Some(LinkSettings {
+        state_dir: config.host.state_dir.clone(),
+        host_name: config.host.name.clone(),
+        listen: cluster.listen.clone(),
+        domain: cluster.domain.clone(),
+        vault: cluster.vault.show(),
+        boot: daemon.boot(),
+        cache: daemon.cache_id(),
+    })
+}
+
+/// Starts the links. Volumes are served without them: a host that is cut off has its own disks.
+fn start_links(settings: LinkSettings, admin: &Arc<Admin>) -> Option<Arc<Links>> {
+    let told = Arc::new(OnceLock::<Weak<Links>>::new());
+    let (events, known) = (admin.events.clone(), told.clone());
+    let on = move |event| {
+        let links = known.get().and_then(Weak::upgrade);
+        if let Some(notice) = link_notice(&event, links.as_deref()) {
+            events.tell(notice);
+        }
+    };
+    match Links::start(settings, Box::new(on)) {
+        Ok(links) => {
+            let links = Arc::new(links);
+            let _ = told.set(Arc::downgrade(&links));
+            admin.set_links(links.clone());
+            Some(links)
+        }
+        Err(error) => {
+            let words = format!("cluster: there are no links to other hosts: {error}");
+            tracing::error!("{words}");
+            let notice = Notice::host(Severity::Error, EventKind::Peer, words);
+            admin.events.tell(notice);
+            None
+        }
+    }
+}
+
+/// What an administrator is told of a link.
+fn link_notice(event: &LinkEvent, links: Option<&Links>) -> Option<Notice> {
+    let (host, severity, state) = match event {
+        LinkEvent::Up { host, .. } => (*host, Severity::Info, "up"),
+        LinkEvent::Down { host } => (*host, Severity::Warning, "down"),
+        LinkEvent::Unit { .. } => return None,
+    };
+    let hosts = links.map_or_else(Vec::new, Links::hosts).into_iter();
+    let names: BTreeMap<_, _> = hosts.map(|member| (member.id, member.name)).collect();
+    let name = names
+        .get(&host)
+        .cloned()
+        .unwrap_or_else(|| host.to_string());
+    let words = format!("host {name}: its link is {state}");
+    tracing::info!("{words}");
+    Some(Notice::host(severity, EventKind::Peer, words))
 }
 
 /// How lines look: as asked on the command line, else as the file says.

@@ -2,6 +2,7 @@
 //!
 //! Always true: it is made of the same table that reads the keys, so none can be missing.
 
+use super::cluster::CLUSTER;
 use super::keys::{self, Key};
 use super::{Config, Source, Sources};
 
@@ -48,6 +49,9 @@ pub fn explain(config: &Config) -> Vec<Row> {
         &config.images,
         &config.images.sources,
     );
+    if let Some(cluster) = &config.cluster {
+        section(&mut rows, "[cluster]", CLUSTER, cluster, &cluster.sources);
+    }
     section(
         &mut rows,
         "[defaults]",

@@ -811,11 +811,11 @@ fn show_address(address: Option<SocketAddr>) -> String {
 }
 
 /// As TOML writes it, so that what is shown can be copied into the file.
-fn quote(text: &str) -> String {
+pub(super) fn quote(text: &str) -> String {
     toml::Value::String(text.into()).to_string()
 }
 
-fn quote_path(path: &Path) -> String {
+pub(super) fn quote_path(path: &Path) -> String {
     quote(&path.display().to_string())
 }
 

@@ -5,6 +5,7 @@
 //! Deliberately absent: looking at the disk, which is [`check`]; the text, which is [`parse`].
 
 pub mod check;
+pub mod cluster;
 pub mod explain;
 pub mod keys;
 pub mod parse;
@@ -16,6 +17,7 @@ pub mod token;
 pub mod units;
 mod values;
 
+pub use cluster::{Cluster, Vault};
 pub use values::Value;
 
 use crate::daemon::{Exports, ImagePlaces, Settings, VolumeSettings};
@@ -194,6 +196,8 @@ pub struct Config {
     pub cache: Cache,
     pub listen: Listen,
     pub images: Images,
+    /// `None` = this host is in no cluster.
+    pub cluster: Option<Cluster>,
     /// A volume with only the `[defaults]` in it; its name and origin are empty.
     pub defaults: Volume,
     pub volumes: Vec<Volume>,

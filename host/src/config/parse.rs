@@ -4,6 +4,7 @@
 //! one that stands first is reported, because people read from the top. `[defaults]` count for
 //! every volume wherever they stand. Deliberately absent: looking at what paths name.
 
+use super::cluster::{self, Cluster};
 use super::keys::{self, Key};
 use super::values::{Value, one_of};
 use super::{Config, ConfigError, Images, Listen, Source, Sources, Volume, Wrong};
@@ -140,6 +141,7 @@ impl Parser<'_> {
             cache: keys::default_cache(),
             listen: Listen::default(),
             images: Images::default(),
+            cluster: None,
             defaults: keys::default_volume(),
             volumes: Vec::new(),
         };
@@ -185,6 +187,7 @@ impl Parser<'_> {
             );
             config.images.sources = std::mem::take(&mut sources);
         }
+        config.cluster = self.cluster(document);
         if let Some(table) = self.table(document, "defaults") {
             self.defaults(table, &mut config.defaults);
         }
@@ -193,14 +196,25 @@ impl Parser<'_> {
         config
     }
 
+    fn cluster(&mut self, document: &DeTable<'_>) -> Option<Cluster> {
+        let table = self.table(document, "cluster")?;
+        let (mut cluster, mut sources) = (Cluster::default(), Sources::new());
+        let keys = cluster::CLUSTER;
+        self.section(table, keys, &mut cluster, &mut sources, &Source::Line);
+        cluster.sources = sources;
+        if let Some(key) = cluster::missing(&cluster) {
+            let (name, _) = document.get_key_value("cluster")?;
+            let line = self.line(name.span().start);
+            let right = "write it, or leave the section to `tenuto cluster init` and `join`";
+            self.error(Some(line), key, Wrong::new("is missing", right));
+        }
+        Some(cluster)
+    }
+
     fn other_sections(&mut self, document: &DeTable<'_>) {
         for (name, _) in document.iter() {
             let line = self.line(name.span().start);
             match name.get_ref().as_ref() {
-                "cluster" => {
-                    let wrong = Wrong::later("clusters are", "leave the section out");
-                    self.error(Some(line), "cluster", wrong);
-                }
                 known if SECTIONS.contains(&known) => {}
                 unknown => {
                     let wrong = Wrong::new("unknown section", suggestion(unknown, &SECTIONS));

@@ -217,8 +217,9 @@ fn wrong_sections_are_answered_at_their_own_lines() {
             "t.toml:1: hots: unknown section; did you mean \"host\"?",
         ),
         (
-            "\n[cluster]\npeers = []\n",
-            "t.toml:2: cluster: clusters are not in this version; leave the section out",
+            "\n[cluster]\nname = \"c\"\n",
+            "t.toml:2: listen: is missing; write it, or leave the section to `tenuto cluster init` \
+             and `join`",
         ),
         (
             "[cache]\nsize = \"64GB\"\n",

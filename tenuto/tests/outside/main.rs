@@ -9,6 +9,7 @@ mod agents;
 mod bench;
 mod cli;
 mod clients;
+mod cluster_links;
 mod commit;
 mod common;
 mod corruption;

@@ -94,7 +94,7 @@ fn check(document: &Value, schema: &Value, value: &Value, place: &str, wrong: &m
 }
 
 /// Asks, and holds the reply against what the document has for this path.
-fn held(rig: &Rig, document: &Value, method: &str, path: &str, of: &str, body: &str) -> Value {
+pub fn held(rig: &Rig, document: &Value, method: &str, path: &str, of: &str, body: &str) -> Value {
     let (status, reply) = ask(rig, method, path, body);
     let responses = &document["paths"][of][method.to_lowercase()]["responses"];
     let mut response = &responses[status.to_string()];
@@ -173,6 +173,11 @@ fn replies_of_a_live_daemon_are_what_the_document_of_the_interface_says() {
     let events = held("GET", "/v1/events?wait=0", "/v1/events", "");
     assert!(events["events"].as_array().is_some_and(|all| all.len() > 5));
     held("GET", "/v1/events?wait=99", "/v1/events", "");
+    held("GET", "/v1/peers", "/v1/peers", "");
+    for order in ["token", "check", "leave"] {
+        let path = format!("/v1/cluster/{order}");
+        held("POST", &path, &path, "");
+    }
     held("GET", "/v1/trace", "/v1/trace", "");
     held("GET", "/v1/trace?volume=nobody", "/v1/trace", "");
     held("DELETE", "/v1/trace/7", "/v1/trace/{number}", "");

@@ -1,0 +1,178 @@
+//! The target for frames between hosts: each is built well or taken raw, damaged, repaired, parsed.
+//!
+//! Invariants: parsing returns and never panics; what was parsed is written again as a frame that
+//! reads the same; no header asks for more than a frame may hold.
+
+use crate::source::Source;
+use engine::format::checksum;
+use engine::types::{Time, Uuid};
+use node::frame::{
+    ADDRESSES_MAX, BODY_BYTES_MAX, Frame, HEADER_BYTES, Header, Hello, Host, Join, MAGIC, Ping,
+    Pong, Question, SECRET_BYTES, Welcome,
+};
+use node::peers::{Link, State};
+
+const TEXT: usize = 32;
+
+pub fn frame(input: &[u8]) -> bool {
+    let source = &mut Source::new(input);
+    let agreed = 1 + source.u16() % 3;
+    let choice = source.byte();
+    let mut bytes = if choice & 1 == 0 {
+        built(source).encode(agreed)
+    } else {
+        let mut raw = source.take(1024).to_vec();
+        raw.resize(raw.len().max(HEADER_BYTES), 0);
+        stamp(&mut raw, agreed);
+        raw
+    };
+    if choice & 2 == 0 {
+        source.damage(&mut bytes);
+    }
+    if choice & 12 != 0 {
+        repair(&mut bytes);
+    }
+    let Some((header, body)) = bytes.split_first_chunk() else {
+        return false;
+    };
+    let Ok(header) = Header::parse(header, agreed) else {
+        return false;
+    };
+    assert!(header.body_bytes <= BODY_BYTES_MAX);
+    let Ok(parsed) = Frame::parse(&header, body) else {
+        return false;
+    };
+    link(&parsed, source.u64());
+    let again = parsed.encode(agreed);
+    let (header, body) = again.split_first_chunk().expect("a frame has a header");
+    let header = Header::parse(header, agreed).expect("our own header");
+    assert_eq!(Frame::parse(&header, body), Ok(parsed));
+    true
+}
+
+/// What a host says never breaks the state of its link.
+fn link(frame: &Frame, time: u64) {
+    let mut link = Link::new(Time(0));
+    link.tick(Time(0), 0);
+    link.connected(Time(0), 1);
+    link.tick(Time(0), 0);
+    link.heard(Time(time));
+    if let Frame::Pong(pong) = frame {
+        link.pong(Time(time), pong, time);
+    }
+    link.tick(Time(time), time);
+    assert_ne!(link.state(), State::Down);
+}
+
+fn stamp(bytes: &mut [u8], agreed: u16) {
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..10].copy_from_slice(&agreed.to_le_bytes());
+    bytes[10] %= 12;
+    bytes[11] = 0;
+    bytes[20..24].fill(0);
+    bytes[28..HEADER_BYTES].fill(0);
+}
+
+/// Lengths and checksums of what is there.
+fn repair(bytes: &mut [u8]) {
+    if bytes.len() < HEADER_BYTES {
+        return;
+    }
+    let (header, body) = bytes.split_at_mut(HEADER_BYTES);
+    header[16..20].copy_from_slice(&(body.len() as u32).to_le_bytes());
+    header[24..28].copy_from_slice(&checksum(&[body]).to_le_bytes());
+    header[12..16].fill(0);
+    let sum = checksum(&[header]);
+    header[12..16].copy_from_slice(&sum.to_le_bytes());
+}
+
+fn addresses(source: &mut Source) -> Vec<String> {
+    (0..source.below(ADDRESSES_MAX + 1))
+        .map(|_| text(source))
+        .collect()
+}
+
+/// A text as hosts write them: one line.
+fn text(source: &mut Source) -> String {
+    source
+        .text(TEXT)
+        .chars()
+        .filter(|letter| !letter.is_control())
+        .collect()
+}
+
+fn hosts(source: &mut Source) -> Vec<Host> {
+    let host = |source: &mut Source| Host {
+        id: Uuid(source.bytes16()),
+        revision: source.u64(),
+        left: source.flag(),
+        name: text(source),
+        domain: text(source),
+        addresses: addresses(source),
+    };
+    (0..source.below(4)).map(|_| host(source)).collect()
+}
+
+fn built(source: &mut Source) -> Frame {
+    let number = source.u64();
+    match source.byte() % 10 {
+        0 => {
+            let version_min = source.u16() % 4;
+            Frame::Hello(Hello {
+                version_min,
+                version_max: version_min + source.u16() % 4,
+                features: number,
+                cluster: Uuid(source.bytes16()),
+                host: Uuid(source.bytes16()),
+                boot: Uuid(source.bytes16()),
+                session: Uuid(source.bytes16()),
+                cache: Uuid(source.bytes16()),
+                name: text(source),
+                domain: text(source),
+                addresses: addresses(source),
+                program: text(source),
+            })
+        }
+        1 => Frame::Ping(Ping {
+            number,
+            wall_ms: source.u64(),
+        }),
+        2 => Frame::Pong(Pong {
+            number: number % 3,
+            wall_ms: source.u64(),
+        }),
+        3 => Frame::Hosts(hosts(source)),
+        4 => Frame::Unit(source.take(512).to_vec()),
+        5 => Frame::Refused { why: text(source) },
+        6 => {
+            let mut secret = [0; SECRET_BYTES];
+            secret.copy_from_slice(&source.bytes16());
+            Frame::Join(Join {
+                secret,
+                host: Uuid(source.bytes16()),
+                name: text(source),
+                domain: text(source),
+                addresses: addresses(source),
+                public_key: source.take(65).to_vec(),
+            })
+        }
+        7 => Frame::Welcome(Welcome {
+            cluster: Uuid(source.bytes16()),
+            name: text(source),
+            vault: text(source),
+            certificate: source.take(64).to_vec(),
+            ca_key: source.take(64).to_vec(),
+            hosts: hosts(source),
+        }),
+        8 => Frame::Ask {
+            number,
+            question: source.pick(&[Question::Reach, Question::Drill]),
+            text: text(source),
+        },
+        _ => Frame::Answer {
+            number,
+            ok: source.flag(),
+            text: text(source),
+        },
+    }
+}
