@@ -20,6 +20,7 @@ pub mod rings;
 pub mod source;
 pub mod text;
 pub mod trace;
+pub mod vault;
 pub mod vhost_user;
 
 /// The body of a target. Says whether the input got behind all checks: a target whose inputs
@@ -27,7 +28,7 @@ pub mod vhost_user;
 pub type Target = fn(&[u8]) -> bool;
 
 /// Every target under the name of its binary and its corpus.
-pub const TARGETS: [(&str, Target); 35] = [
+pub const TARGETS: [(&str, Target); 36] = [
     ("nbd_session", nbd::session),
     ("nbd_client", nbd_client::session),
     ("qmp", qmp::lines),
@@ -63,4 +64,5 @@ pub const TARGETS: [(&str, Target); 35] = [
     ("image_epochs", epochs::epochs),
     ("image_inflate", qcow2::compressed),
     ("frame", frame::frame),
+    ("vault", vault::vault),
 ];

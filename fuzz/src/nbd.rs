@@ -312,6 +312,7 @@ impl Server {
                 self.send(&farewell, 0);
                 self.closed = Some(reason);
             }
+            Step::Await { name } => panic!("{name} is not away"),
             Step::Request(request) => {
                 self.judge(&request);
                 self.writing = matches!(request.command, Command::Write { .. });

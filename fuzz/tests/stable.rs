@@ -177,4 +177,5 @@ targets! {
     epochs_leave_images_right: "image_epochs",
     compressed_clusters_survive_any_bytes: "image_inflate",
     frames_between_hosts: "frame",
+    records_of_a_vault_and_messages: "vault",
 }

@@ -7,6 +7,7 @@
 //! are already checked.
 
 mod ahead;
+mod cluster;
 mod commit;
 mod held;
 mod host;
@@ -14,6 +15,7 @@ mod identity;
 mod images;
 mod lookout;
 mod open;
+mod places;
 mod rebase;
 mod resize;
 mod rings;
@@ -23,10 +25,11 @@ mod volumes;
 mod watch;
 
 use crate::fault::FileId;
-use crate::origin::Format;
+use crate::origin::{Format, Place};
 use crate::shard::control::{CommandError, Handle, ListenerScope, Stopped};
 use crate::stage::Stage;
 use crate::target::Target;
+use crate::unit::Units;
 use engine::engine::Report;
 use engine::event::{Admission, Device, ResetOn, Share};
 use engine::flow::FlowLimits;
@@ -35,17 +38,19 @@ pub use held::{Held, Hold, Why};
 use images::Looks;
 use lookout::Lookout;
 pub use lookout::Noticed;
+use node::record::Epoch;
+pub use places::ImagePlaces;
+use places::Ledgers;
 pub use rebase::{Below, Merged};
 pub use rings::FrontEndCounters;
 use rings::FrontEnds;
 use sockets::Sockets;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-pub use volumes::ImagePlaces;
-use volumes::{Ledgers, Table};
+use volumes::Table;
 pub use watch::Watched;
 use watch::Watches;
 
@@ -74,6 +79,8 @@ pub struct Settings {
     /// Where files below images may lie.
     pub images: ImagePlaces,
     pub volumes: Vec<VolumeSettings>,
+    /// The hosts of a cluster decide which of them serves a volume.
+    pub clustered: bool,
     /// Destage dirty data of volumes that nobody names.
     pub adopt_orphans: bool,
     /// An image that cannot be opened ends the start; else its volume is held and tried again.
@@ -122,6 +129,19 @@ pub struct VolumeSettings {
     /// Delays requests to the origin and to what lies beside it like a storage network, which
     /// all volumes with equal settings share; used by `demo` and `bench`.
     pub san: Option<SanSettings>,
+    /// Whose ledger and journal it has, of a clustered volume that is served here.
+    pub epoch: Option<Epoch>,
+}
+
+impl VolumeSettings {
+    /// Whether the hosts of a cluster decide which of them serves it: all that are written, on
+    /// files. What is only read, and overlays, are each host's own.
+    pub fn is_clustered(&self) -> bool {
+        let file = matches!(Place::parse(&self.origin), Ok(Place::File(_)));
+        let device = std::fs::metadata(&self.origin).is_ok_and(|meta| !meta.is_file());
+        let written = !self.read_only && self.policy != Policy::Ephemeral;
+        written && file && !device
+    }
 }
 
 /// The sockets at which guests find a volume.
@@ -237,6 +257,7 @@ pub struct Daemon {
     volumes: Mutex<Table>,
     /// A name may be changed again.
     unclaimed: Condvar,
+    clustered: bool,
     state_dir: PathBuf,
     ledgers: Ledgers,
     watches: Watches,
@@ -249,6 +270,8 @@ pub struct Daemon {
     cache: Weak<Target>,
     cache_id: Uuid,
     lookout: Lookout,
+    /// Of the cluster that it is in.
+    units: OnceLock<Units>,
 }
 
 impl Daemon {
@@ -282,6 +305,7 @@ impl Daemon {
             sockets,
             volumes: Mutex::new(Table::default()),
             unclaimed: Condvar::new(),
+            clustered: settings.clustered,
             state_dir: settings.state_dir.clone(),
             ledgers,
             watches: Watches::default(),
@@ -291,6 +315,7 @@ impl Daemon {
             cache,
             cache_id,
             lookout: Lookout::default(),
+            units: OnceLock::new(),
         };
         match daemon.open_to_clients(settings, orphans) {
             Ok(()) => Ok(daemon),
@@ -311,7 +336,13 @@ impl Daemon {
         for volume in &settings.volumes {
             self.table().name_in_group(volume);
         }
-        ahead::in_order(&settings.volumes, &self.ledgers, |volume, opened| {
+        let decided = |it: &&VolumeSettings| settings.clustered && it.is_clustered();
+        for volume in settings.volumes.iter().filter(decided) {
+            self.name_away(volume.clone())?;
+        }
+        let own = settings.volumes.iter().filter(|it| !decided(it));
+        let own: Vec<VolumeSettings> = own.cloned().collect();
+        ahead::in_order(&own, &self.ledgers, |volume, opened| {
             match self.volume_join(volume.clone(), opened) {
                 Ok(()) => Ok(()),
                 Err(VolumeError::Held(hold)) => Ok(self.hold(volume, *hold)?),
@@ -377,6 +408,7 @@ impl Daemon {
 
     /// Orderly end: everything acknowledged is in the log, sockets are gone. Dirty data stays.
     pub fn stop(&self) -> Result<(), CommandError> {
+        self.leave_cluster();
         self.sockets.remove_all();
         self.save_from_removed_cache();
         let parked = self.handle.stop();

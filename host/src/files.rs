@@ -456,6 +456,7 @@ mod tests {
             quiet: std::time::Duration::ZERO,
             create,
             keeps_end: false,
+            epoch: None,
         };
         let mut files = Files::without_cache();
         let open = open(&request, &mut Patience::none()).expect("opened");

@@ -7,7 +7,7 @@
 use crate::error::{Error, Kind, Result, cause};
 use crate::origin::nbd::client::Client;
 use crate::origin::nbd::uri;
-use crate::origin::{Place, beside};
+use crate::origin::{Place, beside, pointer};
 use crate::target::Target;
 use engine::format::FormatError;
 use engine::format::journal::{self, Journal};
@@ -127,6 +127,16 @@ fn locate(image: &Path, place: Option<&Path>) -> Result<(u64, PathBuf, PathBuf)>
             beside::beside(&real, beside::JOURNAL),
         ),
     };
+    // In a cluster each owner has its own.
+    if let Some(pointer) = pointer::read(&ledger) {
+        let epoch = pointer::epoch(&pointer, &ledger);
+        let epoch = epoch.map_err(|fault| Error::failed(fault.message))?;
+        let of = |path: &Path| match epoch {
+            Some(epoch) => PathBuf::from(beside::of_epoch(&path.display().to_string(), epoch)),
+            None => beside::beside(path, "-0"),
+        };
+        return Ok((bytes, of(&ledger), of(&journal)));
+    }
     Ok((bytes, ledger, journal))
 }
 

@@ -31,3 +31,6 @@ pub mod signature;
 pub mod stage;
 pub mod sys;
 pub mod target;
+pub mod unit;
+pub mod vault;
+pub mod waiting;

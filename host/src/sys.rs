@@ -8,7 +8,7 @@ use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
 use std::net::TcpStream;
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -515,4 +515,23 @@ pub fn end_with_parent(command: &mut std::process::Command) {
             }
         });
     }
+}
+
+/// Whether the other end of a socket has closed it. Never waits.
+pub fn has_hung_up(socket: &impl AsFd) -> bool {
+    let mut poll = libc::pollfd {
+        fd: socket.as_fd().as_raw_fd(),
+        events: libc::POLLRDHUP,
+        revents: 0,
+    };
+    // SAFETY: one entry, which lives over the call.
+    let ready = unsafe { libc::poll(&mut poll, 1, 0) };
+    ready == 1 && poll.revents & (libc::POLLHUP | libc::POLLRDHUP | libc::POLLERR) != 0
+}
+
+/// How long this kernel runs.
+pub fn uptime() -> Duration {
+    let text = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
+    let seconds = text.split(' ').next().and_then(|text| text.parse().ok());
+    Duration::try_from_secs_f64(seconds.unwrap_or(0.0)).unwrap_or_default()
 }

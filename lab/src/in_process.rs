@@ -122,6 +122,7 @@ pub fn settings(
         host_name: host_name.into(),
         group: None,
         nbd_tcp: None,
+        clustered: false,
         adopt_orphans: true,
         strict: true,
         images: ImagePlaces {
@@ -217,6 +218,7 @@ pub fn volume(name: &str, origin: PathBuf, policy: Policy) -> VolumeSettings {
         qmp: None,
         exports: Exports::NBD,
         san: None,
+        epoch: None,
     }
 }
 

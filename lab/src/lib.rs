@@ -7,11 +7,11 @@
 
 pub mod bench;
 pub mod cli;
-mod client;
+pub mod client;
 pub mod demo;
-mod in_process;
+pub mod in_process;
 mod machine;
-mod place;
+pub mod place;
 mod plot;
 mod qemu;
 pub mod replay;

@@ -108,6 +108,8 @@ const CLOCKS_AND_THREADS: &[&str] = &[
     "host/src/admin",
     "host/src/cli",
     "host/src/cluster",
+    "host/src/unit",
+    "host/src/vault.rs",
     "host/src/frontend/vhost_user/connection.rs",
     "host/src/frontend/vhost_user/turn.rs",
     "host/src/lock.rs",

@@ -51,7 +51,7 @@ pub(super) fn show(look: &mut Look) {
         match volumes.iter_mut().find(|volume| volume.name == held.name) {
             // The log knows it: its dirty data is counted there.
             Some(volume) => {
-                volume.state = State::Held;
+                volume.state = held.state();
                 (volume.orphan, volume.ready) = (false, true);
             }
             None => volumes.push(held.snapshot(VolumeId(u32::MAX - at as u32))),
@@ -83,7 +83,7 @@ impl Held {
             group_waits: false,
             group_in_place: false,
             never_aged: false,
-            state: State::Held,
+            state: self.state(),
             reason: None,
             damaged: Vec::new(),
             past_log: false,
@@ -110,6 +110,13 @@ impl Held {
         }
     }
 
+    fn state(&self) -> State {
+        match self.why {
+            Why::Away => State::Away,
+            _ => State::Held,
+        }
+    }
+
     /// The reason without the name.
     pub fn words(&self) -> &str {
         let prefix = format!("volume {}: ", self.name);
@@ -119,6 +126,7 @@ impl Held {
     pub fn way_out(&self) -> String {
         let name = &self.name;
         match self.why {
+            Why::Away => "a client that connects here waits until it may be served".into(),
             Why::Unopened => "it is tried again every few seconds, and by `tenuto reload`".into(),
             Why::Damaged => "put it right, then run `tenuto reload`".into(),
             Why::StageLost => format!(
@@ -248,6 +256,9 @@ impl Admin {
 
     /// Tries again to attach a volume that was held.
     pub(super) fn retry(&self, volume: &Volume, held: &Held) -> String {
+        if held.why == Why::Away {
+            return held.reason.clone();
+        }
         if held.running {
             return format!(
                 "volume {}: held; its image is looked at again, and it goes on if that fits",

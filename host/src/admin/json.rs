@@ -8,9 +8,10 @@ use super::promise::promise;
 use crate::cluster::PeerView;
 use crate::config::units::human_bytes;
 use crate::latency::{self, Distribution, Kind};
+use crate::unit::Shown;
 use engine::snapshot::{CacheState, State, VolumeSnapshot};
 use engine::types::{BLOCK_BYTES, DestageMode, Policy, SECTOR_BYTES};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// The document of `tenuto status --json`.
 pub fn status(view: &View) -> Value {
@@ -147,13 +148,50 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
     if let Some(held) = held {
         document["effective_reason"] = json!(held.reason);
         document["dirty_bytes"] = json!(held.known_bytes(volume));
-        document["promise"] = json!("stopped, so that nothing more is lost; see `held`");
+        document["promise"] = match volume.state {
+            State::Away => Value::Null,
+            _ => json!("stopped, so that nothing more is lost; see `held`"),
+        };
+    }
+    if let (Value::Object(document), Some(unit)) =
+        (&mut document, view.look.units.get(&volume.name))
+    {
+        document.extend(clustered(unit));
     }
     let counters = counters(view, volume);
     if let (Value::Object(document), Value::Object(counters)) = (&mut document, counters) {
         document.extend(counters);
     }
     document
+}
+
+/// What is known of a clustered volume.
+fn clustered(unit: &Shown) -> Map<String, Value> {
+    let epoch = (unit.epoch > 0).then_some(unit.epoch);
+    let document = json!({
+        "owner": unit.owner,
+        "term": unit.term,
+        "unit": unit.unit.map(|unit| unit.to_string()),
+        "ownership": unit.state,
+        "ownership_reason": unit.reason,
+        "replication": {
+            "wanted": 0,
+            "real": 0,
+            "members": [],
+            "learner": null,
+            "reason": null,
+        },
+        "drain": {
+            "holder": unit.owner,
+            "epoch": epoch,
+            "proof": unit.proof,
+        },
+        "depends_on": [],
+    });
+    match document {
+        Value::Object(document) => document,
+        _ => Map::new(),
+    }
 }
 
 /// What is known of an image that is not raw; null for a raw one.
@@ -410,6 +448,12 @@ pub fn troubles(view: &View) -> Vec<String> {
     lines.extend(link_troubles(view));
     for volume in view.shown() {
         let name = &volume.name;
+        if volume.state == State::Away {
+            let unit = view.look.units.get(name).filter(|unit| unit.is_wrong());
+            let reason = unit.and_then(|unit| unit.reason.as_deref());
+            lines.extend(reason.map(|reason| format!("volume {name} is away: {reason}")));
+            continue;
+        }
         if let Some(held) = view.look.held(name) {
             lines.push(format!("volume {name} is held: {}", held.line(volume)));
             continue;

@@ -39,6 +39,7 @@ use crate::error::{Error, Kind, Result};
 use crate::latency::Latency;
 use crate::origin::clone::CloneOf;
 use crate::origin::mapped::ImageShown;
+use crate::unit::Shown;
 use engine::chart::Spot;
 use engine::snapshot::{Snapshot, State, VolumeSnapshot};
 use engine::types::{Policy, VolumeId};
@@ -99,6 +100,10 @@ pub trait Machine: Send + Sync + 'static {
     fn look_around(&self) {}
     /// Lays what the log has of a held volume over the image that is there.
     fn overwrite(&self, name: &str) -> Result<()>;
+    /// Takes a clustered volume from an owner that can write no more.
+    fn take_over_fenced(&self, name: &str) -> Result<()> {
+        Err(Error::usage(format!("volume {name}: is not clustered")).about(name))
+    }
     /// Looks whether images are still those that their volumes know. Returns at once.
     fn look_at_images(&self);
 }
@@ -118,6 +123,8 @@ pub struct Look {
     pub watched: BTreeMap<String, Watched>,
     /// Files and sockets of the daemon that were removed under it.
     pub noticed: Noticed,
+    /// Volumes of which the hosts of a cluster decide who serves them.
+    pub units: BTreeMap<String, Shown>,
     pub recovery: Recovery,
     /// Counters of the host side: name, meaning, value.
     pub counters: Vec<(&'static str, &'static str, u64)>,
@@ -498,6 +505,14 @@ impl Admin {
             .about(name));
         }
         Ok(snapshot.id)
+    }
+
+    /// Goes on with a clustered volume without its owner, which an administrator says to be fenced.
+    pub fn take_over_fenced(&self, name: &str, _again: Option<&str>) -> Result<Outcome> {
+        let _order = self.order();
+        find(&self.look()?, name)?;
+        self.machine.take_over_fenced(name)?;
+        Ok(Outcome::default())
     }
 
     /// Throws the overlay of an ephemeral volume away.

@@ -467,6 +467,8 @@ struct Waiting {
     wait: bool,
     discard_dirty: Option<String>,
     overwrite: Option<String>,
+    #[serde(default)]
+    fenced: bool,
 }
 
 async fn volume_verb(
@@ -481,8 +483,10 @@ async fn volume_verb(
         "reset" => |admin, name, _| admin.reset(name),
         "accept-loss" => Admin::accept_loss,
         "takeover" if waiting.overwrite.is_some() => Admin::overwrite,
+        "takeover" if waiting.fenced => Admin::take_over_fenced,
         "takeover" => {
-            let error = Error::later("volume takeover without overwrite is").about(name);
+            let what = "volume takeover without overwrite or fenced is";
+            let error = Error::later(what).about(name);
             return reply(Err::<Value, _>(error));
         }
         "commit" => |admin, name, _| admin.commit(name),

@@ -105,6 +105,7 @@ impl Machine for Fake {
             held: Vec::new(),
             watched: BTreeMap::new(),
             noticed: Default::default(),
+            units: Default::default(),
             recovery: Recovery {
                 ms: 3,
                 tail_bytes_discarded: 0,

@@ -24,6 +24,12 @@ use workload::trace::{NameId, Record};
 pub struct Live(Arc<Daemon>);
 
 impl Live {
+    fn refuse_clustered(&self, name: &str, what: &str) -> Result<()> {
+        self.0
+            .refuse_clustered(name, what)
+            .map_err(|error| volume_error(name, error))
+    }
+
     /// What nobody named at the start is detached as soon as its dirty data is at its origin.
     pub fn new(daemon: Arc<Daemon>) -> Live {
         for name in daemon.orphans() {
@@ -70,6 +76,7 @@ impl Machine for Live {
             engine: snapshot.engine,
             watched: self.0.watched(),
             noticed: self.0.noticed(),
+            units: self.0.units_shown(),
             images: self.0.images(),
             held: self.0.held().into_iter().map(held).chain(misfits).collect(),
             recovery: Recovery {
@@ -127,6 +134,12 @@ impl Machine for Live {
         self.0.try_held()
     }
 
+    fn take_over_fenced(&self, name: &str) -> Result<()> {
+        self.0
+            .take_over_fenced(name)
+            .map_err(|error| volume_error(name, error))
+    }
+
     fn overwrite(&self, name: &str) -> Result<()> {
         self.0
             .overwrite(name)
@@ -163,16 +176,19 @@ impl Machine for Live {
     }
 
     fn rebase(&self, name: &str, below: &Below, changes: bool) -> Result<u64> {
+        self.refuse_clustered(name, "a rebase")?;
         let rebased = self.0.volume_rebase(name, below, changes);
         rebased.map_err(|error| volume_error(name, error))
     }
 
     fn merge(&self, name: &str, remove: bool) -> Result<Merged> {
+        self.refuse_clustered(name, "a merge")?;
         let merged = self.0.volume_merge(name, remove);
         merged.map_err(|error| volume_error(name, error))
     }
 
     fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
+        self.refuse_clustered(name, "another size")?;
         let resized = self.0.volume_resize(name, size_bytes);
         resized.map_err(|error| volume_error(name, error))
     }
@@ -188,6 +204,7 @@ impl Machine for Live {
     }
 
     fn snapshot(&self, name: &str, snapshot: &str, plain: bool) -> Result<Vec<PathBuf>> {
+        self.refuse_clustered(name, "a snapshot")?;
         let taken = self.0.volume_snapshot(name, snapshot, plain);
         taken.map_err(|error| volume_error(name, error))
     }

@@ -10,6 +10,7 @@ pub mod arguments;
 mod attach;
 mod cache;
 mod cluster;
+mod clustered;
 mod config;
 mod drain;
 mod events;

@@ -295,6 +295,7 @@ pub fn replay(context: &Context, image: &Path, journal: Option<&Path>) -> Result
         quiet: DEFAULT_QUIET,
         create: false,
         keeps_end: false,
+        epoch: None,
     };
     let mut progress = tell;
     let opened = file::open(&request, &mut patience(&mut progress)).map_err(from_fault)?;
@@ -360,6 +361,7 @@ pub fn destage_all(
         run_dir: run_dir.clone(),
         stage_dir: places.stage_dir.clone(),
         state_dir: places.state_dir.clone(),
+        clustered: false,
         cache_path: cache.to_path_buf(),
         ram_bytes: RECOVER_RAM_BYTES,
         stage_bytes: RECOVER_RAM_BYTES,
@@ -465,5 +467,6 @@ fn settings_of(volume: &VolumeSnapshot, places: &Places) -> VolumeSettings {
         qmp: None,
         exports: Exports::NONE,
         san: None,
+        epoch: None,
     }
 }

@@ -7,14 +7,15 @@
 use super::live::{Live, start_error};
 use super::log::{self, Style};
 use super::supervisor::Supervisor;
-use super::{Context, cache};
+use super::{Context, cache, clustered};
 use crate::admin::Admin;
 use crate::admin::events::{Kind as EventKind, Notice, Severity};
 use crate::admin::held::Retries;
 use crate::admin::server::{self, Server};
 use crate::cluster::{LinkEvent, Links, Settings as LinkSettings};
-use crate::config::{Config, LogFormat, Volume, check, state};
-use crate::daemon::Daemon;
+use crate::config::cluster::Cluster;
+use crate::config::{self, Config, LogFormat, Volume, check, state};
+use crate::daemon::{Daemon, Why};
 use crate::error::{Error, Result, cause};
 use crate::shard;
 use clap::Args;
@@ -77,7 +78,7 @@ fn serve(config: Config, command: &Serve, style: Style) -> Result<()> {
     let listen = config.listen.clone();
     let live = Box::new(Live::new(daemon.clone()));
     let shard = daemon.handle().clone();
-    let link_settings = link_settings(&config, &daemon);
+    let (host, cluster) = (config.host.clone(), config.cluster.clone());
     let admin = Arc::new(Admin::new(config, volumes, live));
     let server = match Server::start(admin.clone(), &socket, group.as_deref(), &listen) {
         Ok(server) => server,
@@ -103,7 +104,7 @@ fn serve(config: Config, command: &Serve, style: Style) -> Result<()> {
     if admin.is_drained() {
         admin.drain_again();
     }
-    let links = link_settings.and_then(|settings| start_links(settings, &admin));
+    let links = cluster.and_then(|cluster| start_cluster(&host, &cluster, &admin, &daemon));
     let retries = Retries::start(admin.clone());
     say_ready(&supervisor, &admin, style);
     runtime.block_on(signals.until_the_end(&supervisor, &admin));
@@ -128,7 +129,10 @@ fn start_daemon(config: &Config, volumes: &[Volume], strict: bool) -> Result<Arc
     let mut settings = config.settings(volumes);
     settings.strict = strict;
     let daemon = Arc::new(Daemon::start(settings).map_err(start_error)?);
-    let held = daemon.held().into_iter().find(|_| strict);
+    let held = daemon.held().into_iter();
+    let held = held
+        .filter(|held| held.hold.why != Why::Away)
+        .find(|_| strict);
     let Some(held) = held else {
         return Ok(daemon);
     };
@@ -136,28 +140,50 @@ fn start_daemon(config: &Config, volumes: &[Volume], strict: bool) -> Result<Arc
     Err(Error::refused(held.hold.reason).about(held.settings.name))
 }
 
-/// What the links of this host need; `None` where it is in no cluster.
-fn link_settings(config: &Config, daemon: &Daemon) -> Option<LinkSettings> {
-    let cluster = config.cluster.as_ref()?;
-    Some(LinkSettings {
-        state_dir: config.host.state_dir.clone(),
-        host_name: config.host.name.clone(),
+/// Starts the links of this host, and lets its cluster decide about volumes; the links, if any.
+fn start_cluster(
+    host: &config::Host,
+    cluster: &Cluster,
+    admin: &Arc<Admin>,
+    daemon: &Arc<Daemon>,
+) -> Option<Arc<Links>> {
+    let settings = LinkSettings {
+        state_dir: host.state_dir.clone(),
+        host_name: host.name.clone(),
         listen: cluster.listen.clone(),
         domain: cluster.domain.clone(),
         vault: cluster.vault.show(),
         boot: daemon.boot(),
         cache: daemon.cache_id(),
-    })
+    };
+    let links = start_links(settings, admin, daemon);
+    let with = clustered::Joining {
+        cluster,
+        state_dir: &host.state_dir,
+        host_name: &host.name,
+    };
+    if let Err(error) = clustered::join(&with, daemon, links.clone()) {
+        tracing::error!("{error}; volumes of the cluster are not served");
+    }
+    links
 }
 
 /// Starts the links. Volumes are served without them: a host that is cut off has its own disks.
-fn start_links(settings: LinkSettings, admin: &Arc<Admin>) -> Option<Arc<Links>> {
+fn start_links(
+    settings: LinkSettings,
+    admin: &Arc<Admin>,
+    daemon: &Arc<Daemon>,
+) -> Option<Arc<Links>> {
     let told = Arc::new(OnceLock::<Weak<Links>>::new());
     let (events, known) = (admin.events.clone(), told.clone());
+    let serves = Arc::downgrade(daemon);
     let on = move |event| {
         let links = known.get().and_then(Weak::upgrade);
         if let Some(notice) = link_notice(&event, links.as_deref()) {
             events.tell(notice);
+        }
+        if let Some(daemon) = serves.upgrade() {
+            clustered::hear(&daemon, event);
         }
     };
     match Links::start(settings, Box::new(on)) {

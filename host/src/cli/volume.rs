@@ -2,7 +2,6 @@
 
 use super::Context;
 use super::attach::{self, Disk};
-use super::later::not_yet;
 use super::output::{self, Output};
 use super::progress::{self, Pending, Progress, Work};
 use crate::admin::client::{Client, PATIENT, PROMPT};
@@ -132,6 +131,9 @@ pub struct Takeover {
     #[arg(long, value_name = "NAME", require_equals = true, num_args = 0..=1)]
     #[arg(default_missing_value = "")]
     overwrite: Option<String>,
+    /// The owner of the clustered volume can write no more: it is off, or cut from the storage
+    #[arg(long, conflicts_with = "overwrite")]
+    fenced: bool,
 }
 
 #[derive(Debug, Args)]
@@ -603,8 +605,13 @@ fn accept_loss(context: &Context, command: &Remove) -> Result<()> {
 
 fn takeover(context: &Context, command: &Takeover) -> Result<()> {
     let name = &command.name;
+    if command.fenced {
+        let path = url(name, "/takeover?fenced=true")?;
+        let reply = context.client()?.post(&path, None, PATIENT)?;
+        return done(context, &reply, &format!("volume {name}: is served here"));
+    }
     let Some(again) = &command.overwrite else {
-        return Err(not_yet("volume takeover without --overwrite"));
+        return Err(Error::later("volume takeover without --overwrite or --fenced is").about(name));
     };
     if !again.is_empty() {
         check_name(again).map_err(|_| Error::no_volume(again))?;

@@ -183,11 +183,12 @@ pub fn client(of: &Credentials<'_>) -> Result<Arc<ClientConfig>> {
     build().map_err(unfit)
 }
 
+/// Set when the certificate of an authority was found.
+pub type FoundAuthority = Arc<OnceLock<Vec<u8>>>;
+
 /// To call the host that has issued a token: its authority is known by the fingerprint. Gives the
 /// authority's certificate once connected.
-pub fn pinned(
-    fingerprint: [u8; FINGERPRINT_BYTES],
-) -> Result<(Arc<ClientConfig>, Arc<OnceLock<Vec<u8>>>)> {
+pub fn pinned(fingerprint: [u8; FINGERPRINT_BYTES]) -> Result<(Arc<ClientConfig>, FoundAuthority)> {
     let found = Arc::new(OnceLock::new());
     let verifier = Pinned {
         fingerprint,

@@ -184,6 +184,7 @@ impl Volume {
             qmp: self.qmp.clone(),
             exports: self.exports,
             san: None,
+            epoch: None,
         }
     }
 }
@@ -245,6 +246,7 @@ impl Config {
             host_name: self.host.name.clone(),
             group: self.socket_group(),
             nbd_tcp: self.listen.nbd,
+            clustered: self.cluster.is_some(),
             adopt_orphans: true,
             strict: false,
             images: self.image_places(volumes),

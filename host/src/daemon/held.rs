@@ -29,6 +29,8 @@ pub enum Why {
     Image,
     /// Its image is not the one that its overlay lies on.
     Overlay,
+    /// Another host of the cluster serves it, or none does.
+    Away,
 }
 
 /// Why a volume must not be served.
@@ -194,7 +196,7 @@ impl Daemon {
     }
 
     /// Drops what the log has of a volume that is not attached.
-    fn drop_logged(&self, name: &str) -> Result<(), VolumeError> {
+    pub(super) fn drop_logged(&self, name: &str) -> Result<(), VolumeError> {
         let known = self.handle.snapshot()?.engine.volumes;
         let known = known.iter().find(|volume| volume.name == *name);
         let Some(volume) = known.filter(|volume| volume.orphan).map(|known| known.id) else {
@@ -218,7 +220,7 @@ impl Daemon {
             .as_ref()
             .is_some_and(|held| held.hold.why == Why::StageLost);
         let settings = match held {
-            Some(held) if matches!(held.hold.why, Why::Damaged | Why::Unopened) => {
+            Some(held) if matches!(held.hold.why, Why::Damaged | Why::Unopened | Why::Away) => {
                 let hold = Box::new(held.hold);
                 return Err(VolumeError::Held(hold));
             }
@@ -243,6 +245,9 @@ impl Daemon {
             false => "from its last destaged state",
         };
         tracing::warn!(volume = %name, "volume {name}: goes on {from}");
+        if let Some(units) = self.units() {
+            units.served(name);
+        }
         Ok(())
     }
 

@@ -196,5 +196,6 @@ fn orphan(volume: VolumeSnapshot) -> VolumeSettings {
         qmp: None,
         exports: super::Exports::NONE,
         san: None,
+        epoch: None,
     }
 }

@@ -15,6 +15,8 @@ use crate::peer::Peer;
 use crate::shard::control::{Greeter, Handle};
 use crate::shard::guest::kept::Kept;
 use crate::shard::guest::side::{Comer, GuestSide};
+use crate::sys;
+use crate::waiting::{Ticket, Waiting};
 use engine::types::{Policy, SECTOR_BYTES, VolumeId};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -31,6 +33,8 @@ const FRONT_ENDS_MAX: usize = 4096;
 const DRAIN_WAIT: Duration = Duration::from_secs(10);
 /// How long connections may take to end when nobody serves their rings any more.
 const STOP_WAIT: Duration = Duration::from_secs(2);
+/// Front ends that wait for a volume which is served on another host.
+const AWAITING_MAX: usize = 64;
 /// Discards and zeroes of one request, and of one of its ranges.
 const RANGES_MAX: u16 = 32;
 const RANGE_SECTORS_MAX: u32 = 1 << 22;
@@ -51,6 +55,13 @@ pub(super) struct FrontEnds {
     connections: Connections,
     /// By the name of the volume; the shard looks here, so nothing waits under this lock.
     offers: Arc<Mutex<BTreeMap<String, Offer>>>,
+    away: Arc<Mutex<BTreeMap<String, Away>>>,
+}
+
+/// A volume that is served on another host, and who has come for it.
+struct Away {
+    waiting: Waiting,
+    came: Vec<(OwnedFd, Ticket)>,
 }
 
 impl Default for FrontEnds {
@@ -58,6 +69,7 @@ impl Default for FrontEnds {
         FrontEnds {
             connections: Connections::new(FRONT_ENDS_MAX),
             offers: Arc::default(),
+            away: Arc::default(),
         }
     }
 }
@@ -65,6 +77,31 @@ impl Default for FrontEnds {
 impl FrontEnds {
     fn offers(&self) -> MutexGuard<'_, BTreeMap<String, Offer>> {
         self.offers.lock().expect("no holder of this lock panics")
+    }
+
+    fn away(&self) -> MutexGuard<'_, BTreeMap<String, Away>> {
+        self.away.lock().expect("no holder of this lock panics")
+    }
+
+    /// Lets those who come from now on wait.
+    pub fn set_away(&self, name: &str, waiting: Waiting) {
+        let came = Vec::new();
+        self.away().insert(name.to_owned(), Away { waiting, came });
+        self.withdraw(name);
+    }
+
+    /// No front end waits for this volume any more; those that did.
+    pub fn end_away(&self, name: &str) -> Vec<OwnedFd> {
+        let away = self.away().remove(name);
+        let came = away.into_iter().flat_map(|away| away.came);
+        came.map(|(socket, _)| socket).collect()
+    }
+
+    /// Forgets those who have gone while they waited.
+    pub fn forget_gone(&self, name: &str) {
+        if let Some(away) = self.away().get_mut(name) {
+            away.came.retain(|(socket, _)| !sys::has_hung_up(socket));
+        }
     }
 
     /// Serves those who come from now on.
@@ -108,11 +145,20 @@ impl FrontEnds {
     /// Takes whoever comes to the socket of this volume.
     pub fn greeter(&self, handle: &Handle, state_dir: &Path, name: &str) -> Greeter {
         let (handle, connections) = (handle.clone(), self.connections.clone());
-        let (offers, name) = (self.offers.clone(), name.to_owned());
+        let (offers, away) = (self.offers.clone(), self.away.clone());
+        let name = name.to_owned();
         let state_dir = state_dir.to_owned();
         Arc::new(move |socket: OwnedFd| {
             let known = offers.lock().expect("no holder of this lock panics");
             let Some(offer) = known.get(&name).cloned() else {
+                let mut away = away.lock().expect("no holder of this lock panics");
+                if let Some(away) = away
+                    .get_mut(&name)
+                    .filter(|it| it.came.len() < AWAITING_MAX)
+                {
+                    away.came.push((socket, away.waiting.enter()));
+                    return;
+                }
                 tracing::debug!(
                     volume = %name,
                     "volume {name}: a front end comes, and it is not served"

@@ -5,6 +5,7 @@
 //! ledger has been read; a volume that did not join leaves nothing behind.
 
 use super::held::{Held, Hold, refused};
+use super::places::Ledgers;
 use super::{Daemon, Exports, StartError, VolumeError, VolumeSettings, host, identity, open};
 use crate::config::share;
 use crate::fault::{Fault, FileId, Kind};
@@ -17,15 +18,14 @@ use crate::shard::control::{
     Attach, AttachError, CommandError, CommandReply, Export, ListenerScope,
 };
 use crate::shard::guest::kept;
+use crate::waiting::Waiting;
 use engine::engine::{OpenError, Otherwise, Settled, inspect_origin};
 use engine::event::{Command, Device, Tuning, VolumeSpec};
 use engine::origin::Map;
 use engine::types::{DestageMode, Policy, Uuid, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::MutexGuard;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How long a change of a held volume waits for a try under way.
@@ -36,6 +36,8 @@ const TRY_WAIT: Duration = Duration::from_secs(30);
 pub(super) struct Table {
     pub(super) entries: BTreeMap<String, Entry>,
     pub(super) held: BTreeMap<String, Held>,
+    /// Clustered volumes, and the clients that wait for each.
+    pub(super) away: BTreeMap<String, Waiting>,
     changing: BTreeSet<String>,
     /// The volumes that were named with each group, attached or not.
     groups: BTreeMap<String, BTreeSet<String>>,
@@ -184,6 +186,9 @@ impl Daemon {
     /// Opens the origin, finishes a pending journal, joins the volume and its socket. Waits for
     /// the last writes of a dead owner, and for as long as the origin takes.
     pub fn volume_add(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
+        if self.clustered && settings.is_clustered() {
+            return self.add_away(settings);
+        }
         self.volume_join(settings, None)
     }
 
@@ -193,6 +198,9 @@ impl Daemon {
         &self,
         settings: VolumeSettings,
     ) -> Result<Option<Hold>, VolumeError> {
+        if self.clustered && settings.is_clustered() {
+            return self.add_away(settings).map(|()| None);
+        }
         let Err(error) = self.volume_join(settings.clone(), None) else {
             return Ok(None);
         };
@@ -244,6 +252,9 @@ impl Daemon {
             return Err(error);
         }
         let watched = self.watch(&entry);
+        if let Some(units) = self.units().filter(|_| entry.settings.epoch.is_some()) {
+            units.served(&claim.name);
+        }
         let mut table = self.table();
         table.held.remove(&claim.name);
         table.entries.insert(claim.name.clone(), entry);
@@ -285,6 +296,9 @@ impl Daemon {
     /// A volume that nobody names any more: it is shown to nobody, and stays until
     /// [`Daemon::settle_orphan`]. Refused while clients are connected.
     pub fn volume_orphan(&self, name: &str) -> Result<(), VolumeError> {
+        if self.remove_unit(name, false)? {
+            return Ok(());
+        }
         let claim = self.claim(name)?;
         let name = &claim.name;
         let mut entry = self.known(name)?;
@@ -550,7 +564,12 @@ impl Daemon {
         let exports = (entry.settings.exports, settings.exports);
         // The policy takes a while; `volume_switch` changes it.
         let policy = entry.settings.policy;
-        entry.settings = VolumeSettings { policy, ..settings };
+        let epoch = entry.settings.epoch;
+        entry.settings = VolumeSettings {
+            policy,
+            epoch,
+            ..settings
+        };
         let shown = self.show(&entry, exports.0, exports.1);
         if shown.is_err() {
             entry.settings.exports = exports.0;
@@ -646,6 +665,9 @@ impl Daemon {
     /// Forgets a volume; refused while clients are connected, and while it is dirty unless
     /// `discard_dirty`.
     pub fn volume_remove(&self, name: &str, discard_dirty: bool) -> Result<(), VolumeError> {
+        if self.remove_unit(name, discard_dirty)? {
+            return Ok(());
+        }
         let _claim = self.claim(name)?;
         let held = self.table().held.get(name).cloned();
         if let Some(held) = held {
@@ -671,61 +693,6 @@ impl Daemon {
         let mut table = self.table();
         table.leave_group(name);
         table.entries.remove(name);
-        Ok(())
-    }
-}
-
-/// The directory of ledgers that lie beside no origin; made when the first volume may need it.
-pub(super) struct Ledgers {
-    place: PathBuf,
-    /// Of the log that may have what their journals have.
-    cache: Uuid,
-    /// It is there, and will be after a power loss.
-    made: AtomicBool,
-    pub images: ImagePlaces,
-}
-
-/// Where files below images may lie.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ImagePlaces {
-    /// Directories that an administrator has named.
-    pub named: Vec<PathBuf>,
-    /// Without those: the directories of all origins of the configuration.
-    pub of_origins: Vec<PathBuf>,
-}
-
-impl ImagePlaces {
-    /// Those for an image at this path, also for one that is not made yet.
-    pub fn allow(&self, origin: &Path) -> Vec<PathBuf> {
-        if !self.named.is_empty() {
-            return self.named.clone();
-        }
-        let own = match origin.canonicalize() {
-            Ok(path) => path.parent().map(Path::to_path_buf),
-            Err(_) => origin.parent().and_then(|place| place.canonicalize().ok()),
-        };
-        self.of_origins.iter().cloned().chain(own).collect()
-    }
-}
-
-impl Ledgers {
-    pub fn new(state_dir: &Path, cache: Uuid, images: ImagePlaces) -> Ledgers {
-        Ledgers {
-            images,
-            place: state_dir.join("ledgers"),
-            cache,
-            made: AtomicBool::new(false),
-        }
-    }
-
-    fn make(&self) -> std::io::Result<()> {
-        if self.made.load(Ordering::Acquire) && self.place.is_dir() {
-            return Ok(());
-        }
-        let mut builder = std::fs::DirBuilder::new();
-        builder.recursive(true).mode(0o700).create(&self.place)?;
-        crate::cachedev::sync_directory(&self.place)?;
-        self.made.store(true, Ordering::Release);
         Ok(())
     }
 }
@@ -793,6 +760,7 @@ fn open_origin(
         quiet: settings.origin_quiet,
         create: false,
         keeps_end: joining.commit,
+        epoch: settings.epoch,
     };
     let mut progress = |waiting: &str| tracing::info!("{waiting}");
     let mut patience = Patience {

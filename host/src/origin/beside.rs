@@ -5,6 +5,7 @@
 //! into a directory is refused. Deliberately absent: what lies in the files.
 
 use crate::fault::{Fault, Kind};
+use node::record::Epoch;
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -12,12 +13,24 @@ use std::path::{Path, PathBuf};
 
 pub const LEDGER: &str = ".tenuto";
 pub const JOURNAL: &str = ".tenuto-journal";
+/// Records of a unit whose vault is beside its image.
+pub const RECORDS: &str = ".tenuto.d";
 /// What a snapshot is about to put in the place of the image.
 pub const NEW: &str = ".tenuto-new";
 /// Exists while a daemon may write an origin that has no fence.
 pub const WRITER: &str = ".tenuto-writer";
 /// Longest name that a directory takes.
 const NAME_BYTES_MAX: usize = 255;
+
+/// What ledger and journal of one epoch of a clustered volume are called.
+pub fn of_epoch(ending: &str, epoch: Epoch) -> String {
+    let nonce: String = epoch.nonce.0[..4].iter().map(hex).collect();
+    format!("{ending}-{}-{nonce}", epoch.number)
+}
+
+fn hex(byte: &u8) -> String {
+    format!("{byte:02x}")
+}
 
 /// The path of a file beside an image.
 pub fn beside(image: &Path, ending: &str) -> PathBuf {
@@ -38,7 +51,7 @@ pub fn in_place(place: &Path, identity: &Path, ending: &str) -> Result<PathBuf, 
             _ => write!(name, "%{byte:02X}").expect("a string takes everything"),
         }
     }
-    if name.len() + WRITER.len().max(JOURNAL.len()) > NAME_BYTES_MAX {
+    if name.len() + WRITER.len().max(JOURNAL.len()).max(ending.len()) > NAME_BYTES_MAX {
         return Err(Fault::new(
             Kind::Invalid,
             format!(

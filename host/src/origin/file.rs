@@ -12,6 +12,7 @@ use crate::origin::beside::{self, in_place};
 use crate::origin::leaks;
 use crate::origin::mapped::{self, Mapped};
 use crate::origin::nbd::open::{Leavings, NbdOrigin};
+use crate::origin::pointer;
 use crate::origin::san::Params;
 use crate::origin::successor;
 use crate::origin::written;
@@ -24,6 +25,7 @@ use engine::event::{IoError, Stat};
 use engine::format::ledger::{Ledger, Progress};
 use engine::origin::FileIndex;
 use engine::types::SECTOR_BYTES;
+use node::record::Epoch;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -63,6 +65,8 @@ pub struct Request {
     pub create: bool,
     /// A qcow2 file is as long as before, also where it ends in the middle of a cluster.
     pub keeps_end: bool,
+    /// Of a clustered volume, whose ledger and journal are those of one epoch.
+    pub epoch: Option<Epoch>,
 }
 
 impl Request {
@@ -160,6 +164,20 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fa
     let path = path.map_err(|error| Fault::io(&name, "open it", error))?;
     let device = fs::metadata(&path).is_ok_and(|meta| meta.file_type().is_block_device());
     let (ledger_path, journal_path) = side_paths(request, &path, device)?;
+    let (ledger_path, journal_path) = match of_cluster(request, &path, ledger_path.as_deref())? {
+        Some(epoch) => {
+            let epoch = Some(epoch);
+            side_paths(
+                &Request {
+                    epoch,
+                    ..request.clone()
+                },
+                &path,
+                device,
+            )?
+        }
+        None => (ledger_path, journal_path),
+    };
     if let (Access::Read, Some(ledger)) = (request.access, &ledger_path) {
         // Before any file is opened that a guest may have named.
         refuse_guess(request, written::read_ledger(ledger).as_ref(), || {
@@ -194,6 +212,22 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fa
     volume.check_ledger(request, ledger.as_ref())?;
     volume.keep_end(request, ledger.as_ref())?;
     Ok(volume)
+}
+
+/// The epoch of an image of a cluster, for one who was not asked to serve it, and reads.
+fn of_cluster(
+    request: &Request,
+    path: &Path,
+    ledger: Option<&Path>,
+) -> Result<Option<Epoch>, Fault> {
+    let pointer = ledger.filter(|_| request.epoch.is_none());
+    let Some((pointer, ledger)) = pointer.and_then(|it| Some((pointer::read(it)?, it))) else {
+        return Ok(None);
+    };
+    match request.access {
+        Access::Read => pointer::epoch(&pointer, ledger),
+        Access::Write | Access::Bytes => Err(pointer::refuse(path)),
+    }
 }
 
 /// A journal is pending.
@@ -668,17 +702,22 @@ type SidePaths = (Option<PathBuf>, Option<PathBuf>);
 fn side_paths(request: &Request, path: &Path, device: bool) -> Result<SidePaths, Fault> {
     // A device has its stable name in the configuration, not in what that resolves to.
     let identity = if device { request.path.as_path() } else { path };
+    let names = match request.epoch {
+        Some(epoch) => [beside::LEDGER, beside::JOURNAL].map(|it| beside::of_epoch(it, epoch)),
+        None => [beside::LEDGER, beside::JOURNAL].map(str::to_owned),
+    };
+    let [ledger, journal] = &names;
     let places = (&request.journal_place, &request.ledger_place);
     Ok(match places {
         (Some(place), _) => (
-            Some(in_place(place, identity, beside::LEDGER)?),
-            Some(in_place(place, identity, beside::JOURNAL)?),
+            Some(in_place(place, identity, ledger)?),
+            Some(in_place(place, identity, journal)?),
         ),
-        (None, Some(place)) if device => (Some(in_place(place, identity, beside::LEDGER)?), None),
+        (None, Some(place)) if device => (Some(in_place(place, identity, ledger)?), None),
         (None, None) if device => (None, None),
         (None, _) => (
-            Some(beside::beside(path, beside::LEDGER)),
-            Some(beside::beside(path, beside::JOURNAL)),
+            Some(beside::beside(path, ledger)),
+            Some(beside::beside(path, journal)),
         ),
     })
 }

@@ -24,6 +24,7 @@ fn request(path: &Path, access: Access) -> Request {
         quiet: std::time::Duration::ZERO,
         create: false,
         keeps_end: false,
+        epoch: None,
     }
 }
 
@@ -479,6 +480,7 @@ fn an_image_that_is_opened_to_be_committed_is_what_it_was() {
     let request = |access| Request {
         allow: vec![dir.path().to_owned()],
         keeps_end: true,
+        epoch: None,
         ..request(&path, access)
     };
     let none = &mut Patience::none();

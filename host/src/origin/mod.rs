@@ -13,6 +13,7 @@ pub mod inflate;
 pub mod leaks;
 pub mod mapped;
 pub mod nbd;
+pub mod pointer;
 pub mod reopen;
 pub mod san;
 pub mod successor;

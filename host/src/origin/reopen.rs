@@ -203,6 +203,7 @@ mod tests {
             quiet: Duration::ZERO,
             create: true,
             keeps_end: false,
+            epoch: None,
         };
         let mut files = freed(|| file::open(&request, &mut Patience::none()));
         let below = files.open_below(&request, false, &mut Patience::none());

@@ -5,7 +5,7 @@
 //! go only after the engine has said that nothing touches them any more.
 
 use super::control::{
-    Answer, Attach, Exchange, Export, HostCounters, HostSnapshot, Request, VolumeClients,
+    Answer, Attach, Exchange, ExportAs, HostCounters, HostSnapshot, Request, VolumeClients,
 };
 use super::{Alarm, Decide, Shard, Volume};
 use crate::buffer::POOL_BYTES_DEFAULT;
@@ -128,16 +128,8 @@ impl<E: Decide> Shard<E> {
                 self.unlisten(|other| *other == scope);
                 let _ = answer.send(());
             }
-            Request::ExportSet(name, export, answer) => {
-                self.set_export(&name, export);
-                let _ = answer.send(());
-            }
-            Request::ExportHold(name, answer) => {
-                self.exports.hold(&name);
-                let _ = answer.send(());
-            }
-            Request::ExportRemove(name, answer) => {
-                self.exports.remove(&name);
+            Request::Export(name, shown, answer) => {
+                self.show_export(&name, shown);
                 let _ = answer.send(());
             }
             Request::Clients(volume, answer) => {
@@ -200,6 +192,7 @@ impl<E: Decide> Shard<E> {
         }
         for (name, export) in exports {
             self.exports.set(&name, export, volume.policy);
+            self.wake_awaiting(&name);
         }
         self.recordings.attached(id, &volume.name);
         self.volumes.insert(id, volume);
@@ -208,10 +201,18 @@ impl<E: Decide> Shard<E> {
         Ok(())
     }
 
-    fn set_export(&mut self, name: &str, export: Export) {
-        if let Some(volume) = self.volumes.get(&export.volume) {
-            self.exports.set(name, export, volume.policy);
+    fn show_export(&mut self, name: &str, shown: ExportAs) {
+        match shown {
+            ExportAs::Set(export) => {
+                if let Some(volume) = self.volumes.get(&export.volume) {
+                    self.exports.set(name, export, volume.policy);
+                }
+            }
+            ExportAs::Held => self.exports.hold(name),
+            ExportAs::Away(waiting) => self.exports.set_away(name, waiting),
+            ExportAs::Nothing => self.exports.remove(name),
         }
+        self.wake_awaiting(name);
     }
 
     /// Lets a volume go after the engine has.
@@ -238,7 +239,12 @@ impl<E: Decide> Shard<E> {
         match waiter.expect("a command is replied to once") {
             Waiter::Handle(command, answer) => {
                 match (command, result) {
-                    (Command::Detach { volume, .. } | Command::Suspend { volume }, Ok(())) => {
+                    (
+                        Command::Detach { volume, .. }
+                        | Command::Suspend { volume }
+                        | Command::Depose { volume },
+                        Ok(()),
+                    ) => {
                         return answer_after(self.forget(volume), answer);
                     }
                     (Command::Detach { volume, .. }, Err(_)) => {

@@ -15,10 +15,12 @@
 use super::request::Task;
 use super::writer::Seen;
 use super::{Alarm, Decide, Shard, tag, timer};
+use crate::frontend::nbd::Exports as _;
 use crate::frontend::nbd::{self, Request, Session, Step};
 use crate::latency::Kind;
 use crate::peer::Peer;
 use crate::ring::{self, Completed, Part, Span};
+use crate::waiting::Ticket;
 use engine::event::Event;
 use engine::memory::{Area, Place};
 use engine::types::{BufferId, ConnectionId, Time, VolumeId};
@@ -108,6 +110,8 @@ pub(super) struct Conn {
     taking: Option<Taking>,
     /// What it will hear when it is let in; nothing of it is read until then.
     pub arriving: Option<Vec<u8>>,
+    /// The export that it waits for.
+    awaits: Option<(String, Ticket)>,
     /// A request that waits for buffers.
     held_back: Option<Request>,
     pub tasks: Vec<Option<Task>>,
@@ -201,6 +205,7 @@ impl<E: Decide> Shard<E> {
             hung_up: false,
             taking: None,
             arriving: None,
+            awaits: None,
             held_back: None,
             tasks: Vec::new(),
             tasks_live: 0,
@@ -264,6 +269,10 @@ impl<E: Decide> Shard<E> {
                 }
             } else if conn.is_full() {
                 break;
+            } else if conn.awaits.is_some() {
+                if !self.await_over(slot, conn) || !self.parse(slot, conn) {
+                    break;
+                }
             } else if conn.start == conn.end {
                 return self.receive(slot, conn);
             } else if !self.parse(slot, conn) {
@@ -274,6 +283,26 @@ impl<E: Decide> Shard<E> {
         if conn.life == Life::Open && conn.hung_up && !conn.receiving {
             self.kill(slot, conn);
         }
+    }
+
+    /// Whether what a connection waits for is decided. Its handshake is timed again then.
+    fn await_over(&mut self, slot: u32, conn: &mut Conn) -> bool {
+        let name = conn.awaits.as_ref().map(|(name, _)| name.as_str());
+        if name.is_some_and(|name| self.exports.is_away(name)) {
+            return false;
+        }
+        conn.awaits = None;
+        let deadline = self.now.plus_millis(HANDSHAKE_MILLIS_MAX);
+        conn.deadline = Some(self.timers.set(deadline, Alarm::Handshake(slot)));
+        true
+    }
+
+    /// Those who wait for this export hear what has become of it.
+    pub(super) fn wake_awaiting(&mut self, name: &str) {
+        let awaits = |conn: &Conn| conn.awaits.as_ref().is_some_and(|(it, _)| it == name);
+        let all = self.conns.iter().filter(|(_, conn)| awaits(conn));
+        let slots: Vec<u32> = all.map(|(slot, _)| slot).collect();
+        self.to_drive.extend(slots);
     }
 
     /// Feeds the session once. False if it takes no more requests for now.
@@ -310,6 +339,13 @@ impl<E: Decide> Shard<E> {
                 self.come_in(slot, conn, reply);
             }
             Some(Step::Request(request)) => self.begin(slot, conn, request),
+            Some(Step::Await { name }) => {
+                let ticket = self.exports.await_export(&name);
+                conn.awaits = ticket.map(|ticket| (name, ticket));
+                if let Some(key) = conn.deadline.take() {
+                    self.timers.cancel(key);
+                }
+            }
             Some(Step::Close { reason, farewell }) => {
                 if !reason.is_orderly() {
                     self.counters.protocol_errors += 1;

@@ -14,6 +14,7 @@ use crate::origin::mapped::Mapped;
 use crate::peer::Peer;
 use crate::ring::Waker;
 use crate::target::Target;
+use crate::waiting::Waiting;
 use engine::chart::{Cursor, Page};
 use engine::engine::{OpenError, Settled};
 use engine::event::{Command, Refusal, VolumeSpec};
@@ -68,6 +69,14 @@ pub enum ListenerScope {
 
 /// Who takes the clients of a socket that the shard only listens at.
 pub type Greeter = Arc<dyn Fn(OwnedFd) + Send + Sync>;
+
+/// What clients find under the name of an export.
+pub(super) enum ExportAs {
+    Set(Export),
+    Held,
+    Away(Waiting),
+    Nothing,
+}
 
 /// A volume under the name that clients ask for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -191,9 +200,7 @@ pub(super) enum Request<S> {
     Listen(OwnedFd, ListenerScope, Answer<()>),
     HandOn(OwnedFd, ListenerScope, Greeter, Answer<()>),
     Unlisten(ListenerScope, Answer<()>),
-    ExportSet(String, Export, Answer<()>),
-    ExportHold(String, Answer<()>),
-    ExportRemove(String, Answer<()>),
+    Export(String, ExportAs, Answer<()>),
     Clients(VolumeId, Answer<u64>),
     Disconnect(VolumeId, Answer<()>),
     GuestOpen(Box<GuestOpen>, Answer<Result<u32, DataError>>),
@@ -370,16 +377,21 @@ impl<S> Handle<S> {
 
     /// Shows a volume to clients under this name, or changes how it is shown to new ones.
     pub fn export_set(&self, name: &str, export: Export) -> Result<(), Stopped> {
-        self.ask(|answer| Request::ExportSet(name.to_owned(), export, answer))
+        self.ask(|answer| Request::Export(name.to_owned(), ExportAs::Set(export), answer))
     }
 
     /// Refuses clients that ask for this name, until it is set or removed.
     pub fn export_hold(&self, name: &str) -> Result<(), Stopped> {
-        self.ask(|answer| Request::ExportHold(name.to_owned(), answer))
+        self.ask(|answer| Request::Export(name.to_owned(), ExportAs::Held, answer))
+    }
+
+    /// Lets clients that ask for this name wait, until it is set, held, or removed.
+    pub fn export_away(&self, name: &str, waiting: Waiting) -> Result<(), Stopped> {
+        self.ask(|answer| Request::Export(name.to_owned(), ExportAs::Away(waiting), answer))
     }
 
     pub fn export_remove(&self, name: &str) -> Result<(), Stopped> {
-        self.ask(|answer| Request::ExportRemove(name.to_owned(), answer))
+        self.ask(|answer| Request::Export(name.to_owned(), ExportAs::Nothing, answer))
     }
 
     /// Connections that have opened an export of this volume.

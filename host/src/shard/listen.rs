@@ -9,6 +9,7 @@ use super::{Alarm, Decide, Shard, tag};
 use crate::error::cause;
 use crate::frontend::nbd;
 use crate::ring;
+use crate::waiting::{Ticket, Waiting};
 use engine::types::{Policy, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -30,6 +31,8 @@ pub(super) struct ExportTable {
     exports: BTreeMap<String, (Export, nbd::Export)>,
     /// Names whose volumes are held.
     held: BTreeSet<String>,
+    /// Names whose volumes are served on another host, and who counts their clients.
+    away: BTreeMap<String, Waiting>,
 }
 
 impl ExportTable {
@@ -47,15 +50,29 @@ impl ExportTable {
         };
         self.exports.insert(name.to_owned(), (export, shown));
         self.held.remove(name);
+        self.away.remove(name);
     }
 
     pub fn hold(&mut self, name: &str) {
         self.held.insert(name.to_owned());
+        self.away.remove(name);
+    }
+
+    /// Who asks for this name waits, until it is set, held, or removed.
+    pub fn set_away(&mut self, name: &str, waiting: Waiting) {
+        self.remove(name);
+        self.away.insert(name.to_owned(), waiting);
+    }
+
+    /// Counts a client that waits for this name.
+    pub fn await_export(&self, name: &str) -> Option<Ticket> {
+        self.away.get(name).map(Waiting::enter)
     }
 
     pub fn remove(&mut self, name: &str) {
         self.exports.remove(name);
         self.held.remove(name);
+        self.away.remove(name);
     }
 
     /// Shows the exports of a volume as its new policy has them, to clients that come from now on.
@@ -100,6 +117,10 @@ impl ExportTable {
 }
 
 impl nbd::Exports for ExportTable {
+    fn is_away(&self, name: &str) -> bool {
+        self.away.contains_key(name)
+    }
+
     fn is_held(&self, name: &str) -> bool {
         self.held.contains(name)
     }

@@ -257,6 +257,7 @@ fn house(name: &str, san: Option<Params>) -> House {
         quiet: std::time::Duration::ZERO,
         create: false,
         keeps_end: false,
+        epoch: None,
     };
     let mut files = file::open(&request, &mut Patience::none()).expect("opens");
     files.san = san;

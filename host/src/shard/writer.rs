@@ -42,6 +42,10 @@ impl Exports for Seen<'_> {
         self.exports.is_held(name)
     }
 
+    fn is_away(&self, name: &str) -> bool {
+        self.exports.is_away(name)
+    }
+
     fn find(&self, name: &str) -> Option<nbd::Export> {
         let export = self.exports.find(name)?;
         let Some(writer) = self.writer(name) else {

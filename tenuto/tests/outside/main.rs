@@ -10,6 +10,7 @@ mod bench;
 mod cli;
 mod clients;
 mod cluster_links;
+mod cluster_units;
 mod commit;
 mod common;
 mod corruption;

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const CRATES: &[(&str, usize, usize)] = &[
     ("engine", 0, 20),
     ("vring", 0, 10),
-    ("node", 0, 6),
+    ("node", 0, 9),
     ("workload", 0, 1),
     ("sim", 14, 0),
     ("host", 26, 1),

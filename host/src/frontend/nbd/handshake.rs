@@ -20,6 +20,8 @@ pub struct Handshake {
     /// Name of the export for which the client has selected `base:allocation`.
     allocation_of: Option<String>,
     options_seen: u32,
+    /// An option about an export that comes later.
+    deferred: Option<(u32, Vec<u8>)>,
 }
 
 /// What the next bytes are.
@@ -72,6 +74,7 @@ impl Handshake {
             structured: false,
             allocation_of: None,
             options_seen: 0,
+            deferred: None,
         }
     }
 
@@ -86,6 +89,9 @@ impl Handshake {
             exports,
             only: config.only.as_deref(),
         };
+        if let Some((option, body)) = self.deferred.take() {
+            return (0, Some(self.option(&view, option, &body)));
+        }
         let mut used = 0;
         while used < input.len() {
             let (taken, message) = self.gather(&input[used..]);
@@ -194,8 +200,12 @@ impl Handshake {
         None
     }
 
-    /// Answers a complete option.
+    /// Answers a complete option, unless it is about an export that comes later.
     fn option(&mut self, view: &View, option: u32, body: &[u8]) -> Step {
+        if let Some(name) = view.awaited(option, body) {
+            self.deferred = Some((option, body.to_vec()));
+            return Step::Await { name };
+        }
         let result = match option {
             option::EXPORT_NAME => return self.export_name(view, body),
             option::ABORT => return abort(),
@@ -314,16 +324,32 @@ impl Handshake {
 const OPTION_TOO_LONG: &str = "the option is longer than a name and 4096 bytes";
 
 impl View<'_> {
-    fn find(&self, name: &[u8]) -> Result<Export, Refused> {
+    /// The export that an option is about, if it comes later.
+    fn awaited(&self, option: u32, body: &[u8]) -> Option<String> {
+        let name = match option {
+            option::EXPORT_NAME => body,
+            option::INFO | option::GO => parse_info(body)?.0,
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => parse_queries(body)?.0,
+            _ => return None,
+        };
+        let name = self.named(name).ok()?;
+        self.exports.is_away(name).then(|| name.to_owned())
+    }
+
+    fn named<'a>(&'a self, name: &'a [u8]) -> Result<&'a str, Refused> {
         if name.len() > proto::STRING_BYTES_MAX {
             return Err(NAME_TOO_LONG);
         }
         let name = std::str::from_utf8(name).map_err(|_| NAME_NOT_TEXT)?;
-        let name = match self.only {
-            Some(only) if name.is_empty() || name == only => only,
-            None if !name.is_empty() => name,
-            _ => return Err(UNKNOWN_EXPORT),
-        };
+        match self.only {
+            Some(only) if name.is_empty() || name == only => Ok(only),
+            None if !name.is_empty() => Ok(name),
+            _ => Err(UNKNOWN_EXPORT),
+        }
+    }
+
+    fn find(&self, name: &[u8]) -> Result<Export, Refused> {
+        let name = self.named(name)?;
         let found = self.exports.find(name);
         found.ok_or_else(|| match self.exports.is_held(name) {
             true => HELD_EXPORT,

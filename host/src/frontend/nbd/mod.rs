@@ -78,6 +78,10 @@ pub trait Exports {
     fn is_held(&self, _name: &str) -> bool {
         false
     }
+    /// Whether its volume is served on another host: who asks for it waits.
+    fn is_away(&self, _name: &str) -> bool {
+        false
+    }
 }
 
 /// A fixed list; enough where volumes do not change, and for tests.
@@ -101,6 +105,10 @@ pub enum Step {
         reply: Vec<u8>,
     },
     Request(Request),
+    /// The export comes later: feed the session again then, also with nothing.
+    Await {
+        name: String,
+    },
     /// Send `farewell`, and close. After [`Closing::Disconnect`] answer what is in flight first.
     Close {
         reason: Closing,

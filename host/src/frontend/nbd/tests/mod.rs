@@ -142,6 +142,7 @@ impl Caller {
                 self.sent.extend(farewell);
                 self.closed = Some(reason);
             }
+            Step::Await { name } => panic!("{name} is not away"),
         }
     }
 

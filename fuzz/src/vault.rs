@@ -1,0 +1,142 @@
+//! The target for what hosts of a cluster leave and say about volumes: records, pointers, messages.
+//!
+//! Invariants: parsing returns and never panics; what was parsed is written again as bytes that
+//! read the same; a look and an attempt to make a record end, or ask for one more call, whatever
+//! they are answered.
+
+use crate::repair;
+use crate::source::Source;
+use engine::format::Kind;
+use engine::types::Uuid;
+use node::message::{Body, Message};
+use node::record::{Epoch, Holder, Pointer, RECORD_BYTES, Record};
+use node::vault::{Answer, Cas, Look, Step};
+
+const CALLS_MAX: usize = 64;
+
+pub fn vault(input: &[u8]) -> bool {
+    let source = &mut Source::new(input);
+    let choice = source.byte();
+    if choice & 1 == 0 {
+        return message(source, choice & 2 == 0);
+    }
+    let kind = match choice & 2 == 0 {
+        true => Kind::VaultRecord,
+        false => Kind::Pointer,
+    };
+    let mut bytes = match (choice & 4 == 0, kind) {
+        (true, Kind::VaultRecord) => record(source).encode(),
+        (true, _) => pointer(source).encode(),
+        (false, _) => source.take(RECORD_BYTES).to_vec(),
+    };
+    if choice & 8 == 0 {
+        source.damage(&mut bytes);
+    }
+    if choice & 16 == 0 {
+        bytes.resize(RECORD_BYTES, 0);
+        repair::stamp(&mut bytes, kind);
+        repair::seal(&mut bytes, RECORD_BYTES);
+    }
+    machines(source, &bytes);
+    match kind {
+        Kind::VaultRecord => Record::parse(&bytes).is_ok_and(|parsed| {
+            assert_eq!(Record::parse(&parsed.encode()), Ok(parsed));
+            true
+        }),
+        _ => Pointer::parse(&bytes).is_ok_and(|parsed| {
+            assert_eq!(Pointer::parse(&parsed.encode()), Ok(parsed));
+            true
+        }),
+    }
+}
+
+fn holder(source: &mut Source<'_>) -> Holder {
+    Holder {
+        host: Uuid(source.bytes16()),
+        cache: Uuid(source.bytes16()),
+        boot: Uuid(source.bytes16()),
+        session: Uuid(source.bytes16()),
+        name: source.text(16),
+    }
+}
+
+fn record(source: &mut Source<'_>) -> Record {
+    Record {
+        cluster: Uuid(source.bytes16()),
+        unit: Uuid(source.bytes16()),
+        number: source.number().max(1),
+        nonce: Uuid(source.bytes16()),
+        before: Uuid(source.bytes16()),
+        owner: source.flag().then(|| holder(source)),
+        epoch: Epoch {
+            number: source.number(),
+            nonce: Uuid(source.bytes16()),
+        },
+        removed: source.flag(),
+        loss_accepted: source.flag(),
+    }
+}
+
+fn pointer(source: &mut Source<'_>) -> Pointer {
+    Pointer {
+        cluster: Uuid(source.bytes16()),
+        unit: Uuid(source.bytes16()),
+        inode: source.number(),
+        vault: source.text(64),
+    }
+}
+
+fn message(source: &mut Source<'_>, built: bool) -> bool {
+    let body = match source.byte() % 5 {
+        0 => Body::Take {
+            number: source.u64(),
+        },
+        1 => Body::Denied {
+            why: source.text(64),
+        },
+        2 => Body::Draining {
+            bytes: source.u64(),
+        },
+        3 => Body::Newer {
+            number: source.u64(),
+        },
+        _ => Body::NotMine {
+            number: source.u64(),
+        },
+    };
+    let unit = Uuid(source.bytes16());
+    let mut bytes = match built {
+        true => Message { unit, body }.encode(),
+        false => source.take(1024).to_vec(),
+    };
+    source.damage(&mut bytes);
+    Message::parse(&bytes).is_ok_and(|parsed| {
+        assert_eq!(Message::parse(&parsed.encode()), Ok(parsed));
+        true
+    })
+}
+
+/// Answers of a vault, in any order, some of them with these bytes.
+fn machines(source: &mut Source<'_>, bytes: &[u8]) {
+    let unit = Uuid(source.bytes16());
+    let mut look = Look::new(unit, None);
+    let mut cas = Cas::new(record(source));
+    for _ in 0..CALLS_MAX {
+        if source.is_empty() {
+            return;
+        }
+        let answer = match source.byte() % 6 {
+            0 => Answer::Done,
+            1 => Answer::Bytes(bytes.to_vec()),
+            2 => Answer::Names(vec![source.text(64), source.text(64)]),
+            3 => Answer::Absent,
+            _ => Answer::Failed,
+        };
+        if let Step::End(_) = look.answer(answer.clone()) {
+            look = Look::new(unit, None);
+        }
+        if let Step::End(_) = cas.answer(answer) {
+            cas = Cas::again(record(source));
+        }
+    }
+}

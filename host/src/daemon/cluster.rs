@@ -1,0 +1,310 @@
+//! Clustered volumes as the daemon has them: away, served here, or let go of.
+//!
+//! Always true: a clustered volume has no file open and no lock taken unless its unit has said that
+//! it may be served, and by which epoch; while it is away clients that come for it wait. It is let
+//! go of only with no client connected. Deliberately absent: whether it may be served; see
+//! [`crate::unit`].
+
+use super::held::{Hold, Why};
+
+use super::{Daemon, VolumeError, VolumeSettings};
+use crate::shard::control::CommandError;
+use crate::shard::guest::kept;
+use crate::unit::sides::Membership;
+use crate::unit::{Named, Post, Shown, Units, Volumes};
+use crate::waiting::Waiting;
+use engine::event::{Command, Refusal};
+use node::record::Epoch;
+use node::unit::Drained;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// How long an orderly stop waits for records of units that are let go of.
+const LEAVE_WAIT: Duration = Duration::from_secs(10);
+
+fn named(settings: &VolumeSettings) -> Named {
+    Named {
+        name: settings.name.clone(),
+        origin: settings.origin.clone(),
+        journal_place: settings.journal_dir.clone(),
+        quiet: settings.origin_quiet,
+    }
+}
+
+/// What units have done with volumes.
+struct ByUnits(Weak<Daemon>);
+
+impl Daemon {
+    /// From now on the hosts of the cluster decide. Volumes that are away ask for nothing before.
+    pub fn join_cluster(
+        self: &Arc<Daemon>,
+        member: Membership,
+        post: Arc<dyn Post>,
+    ) -> std::io::Result<()> {
+        let volumes = Arc::new(ByUnits(Arc::downgrade(self)));
+        let units = Units::start(member, self.state_dir.clone(), volumes, post)?;
+        let waiting: Vec<_> = self.table().away.clone().into_iter().collect();
+        for (name, count) in waiting {
+            let held = self.table().held.get(&name).cloned();
+            if let Some(held) = held {
+                units.add(named(&held.settings), count);
+            }
+        }
+        let set = self.units.set(units);
+        assert!(set.is_ok(), "a daemon joins one cluster, once");
+        Ok(())
+    }
+
+    /// What cannot be done with a clustered volume yet.
+    pub fn refuse_clustered(&self, name: &str, what: &str) -> Result<(), VolumeError> {
+        match self.table().away.contains_key(name) {
+            false => Ok(()),
+            true => Err(VolumeError::Settings(format!(
+                "volume {name}: {what} of a clustered volume is not in this version; its image can \
+                 be changed by `qemu-img` while no host serves it"
+            ))),
+        }
+    }
+
+    pub fn units(&self) -> Option<&Units> {
+        self.units.get()
+    }
+
+    /// What is known of clustered volumes.
+    pub fn units_shown(&self) -> BTreeMap<String, Shown> {
+        self.units().map(Units::shown).unwrap_or_default()
+    }
+
+    /// Names a volume that is served when its unit says so.
+    pub(super) fn name_away(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
+        let name = settings.name.clone();
+        if !settings.group.is_empty() {
+            return Err(VolumeError::Settings(format!(
+                "volume {name}: group: not in this version of a clustered volume; leave it away"
+            )));
+        }
+        let waiting = Waiting::default();
+        self.table().away.insert(name.clone(), waiting.clone());
+        self.go_away(&settings, &waiting)?;
+        self.listen(&name, settings.exports)?;
+        if let Some(units) = self.units() {
+            units.add(named(&settings), waiting);
+        }
+        Ok(())
+    }
+
+    /// The same for one that is added while the daemon runs.
+    pub(super) fn add_away(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
+        let claim = self.claim(&settings.name)?;
+        let known = {
+            let table = self.table();
+            table.entries.contains_key(&claim.name) || table.held.contains_key(&claim.name)
+        };
+        match known {
+            true => Err(VolumeError::Exists(settings.name)),
+            false => self.name_away(settings),
+        }
+    }
+
+    /// Lets clients of a volume wait.
+    fn go_away(&self, settings: &VolumeSettings, waiting: &Waiting) -> Result<(), VolumeError> {
+        let name = &settings.name;
+        let mut settings = settings.clone();
+        settings.epoch = None;
+        let hold = Hold::because(Why::Away, format!("volume {name}: is served elsewhere"));
+        let held = super::Held { settings, hold };
+        self.table().held.insert(name.clone(), held);
+        self.front_ends.set_away(name, waiting.clone());
+        Ok(self.handle.export_away(name, waiting.clone())?)
+    }
+
+    /// Serves a volume with the ledger of this epoch, or holds it.
+    fn serve_unit(&self, name: &str, epoch: Epoch) -> Result<(), VolumeError> {
+        let claim = self.claim(name)?;
+        let held = self.table().held.get(name).cloned();
+        let held = held.ok_or_else(|| VolumeError::Unknown(name.to_owned()))?;
+        let mut settings = held.settings;
+        settings.epoch = Some(epoch);
+        if let Some(held) = self.table().held.get_mut(name) {
+            held.settings = settings.clone();
+            // Not tried again by itself before this try has ended.
+            held.hold.why = Why::Away;
+        }
+        let joined = self.join_claimed(&claim, settings, None);
+        if joined.is_err() {
+            self.handle.export_hold(name)?;
+        }
+        self.greet_those_who_waited(name);
+        joined
+    }
+
+    /// Front ends that came while it was away are served, or closed.
+    fn greet_those_who_waited(&self, name: &str) {
+        let came = self.front_ends.end_away(name);
+        let greeter = self.front_ends.greeter(&self.handle, &self.state_dir, name);
+        came.into_iter().for_each(|socket| greeter(socket));
+    }
+
+    /// Brings everything of a volume to its origin and lets go of it.
+    fn let_go_of_unit(&self, name: &str, at_rest: bool) -> Result<Drained, VolumeError> {
+        loop {
+            let claim = self.claim(name)?;
+            let Some(entry) = self.entry(name) else {
+                return self.away_again(name).map(|()| Drained::Done);
+            };
+            drop(claim);
+            let volume = entry.id;
+            if !at_rest {
+                self.command(name, Command::Destage { volume })?;
+            }
+            let claim = self.claim(name)?;
+            let entry = self.known(name)?;
+            match self.hold_alone(&entry) {
+                Err(VolumeError::Busy { .. }) => return Ok(Drained::Busy),
+                held => held?,
+            }
+            match self.handle.command(Command::Suspend { volume }) {
+                Ok(()) => {}
+                Err(CommandError::Refused(Refusal::Dirty)) => {
+                    self.show_again(&entry)?;
+                    if at_rest {
+                        return Ok(Drained::Busy);
+                    }
+                    continue;
+                }
+                Err(error) => {
+                    self.show_again(&entry)?;
+                    let name = name.to_owned();
+                    return Err(VolumeError::Command { name, error });
+                }
+            }
+            kept::forget(&self.state_dir, name);
+            self.watches.end(name, &self.handle, &self.state_dir);
+            self.table().entries.remove(&claim.name);
+            self.go_away(&entry.settings, &self.counted(name))?;
+            return Ok(Drained::Done);
+        }
+    }
+
+    fn counted(&self, name: &str) -> Waiting {
+        self.table().away.get(name).cloned().unwrap_or_default()
+    }
+
+    /// One that could not be served is another host's.
+    fn away_again(&self, name: &str) -> Result<(), VolumeError> {
+        let held = self.table().held.get(name).cloned();
+        let held = held.ok_or_else(|| VolumeError::Unknown(name.to_owned()))?;
+        self.go_away(&held.settings, &self.counted(name))
+    }
+
+    /// Another host was given the volume: its clients hear errors, and what it had stays in the
+    /// log.
+    fn depose_unit(&self, name: &str, owner: &str) -> Result<(), VolumeError> {
+        let _claim = self.claim(name)?;
+        let Some(entry) = self.entry(name) else {
+            return self.away_again(name);
+        };
+        tracing::error!(volume = %name, "volume {name}: {owner} was given it; it is let go of");
+        self.refuse_clients(name)?;
+        self.front_ends.disconnect(name);
+        let volume = entry.id;
+        self.command(name, Command::Depose { volume })?;
+        self.handle.disconnect(volume)?;
+        self.watches.end(name, &self.handle, &self.state_dir);
+        self.table().entries.remove(name);
+        self.go_away(&entry.settings, &self.counted(name))
+    }
+
+    /// Goes on without the owner of a volume, which can write no more. What that loses has to be
+    /// accepted afterwards.
+    pub fn take_over_fenced(&self, name: &str) -> Result<(), VolumeError> {
+        let none = || VolumeError::Settings(format!("volume {name}: is not clustered"));
+        let units = self.units().ok_or_else(none)?;
+        units.take_over(name).map_err(VolumeError::Refused)
+    }
+
+    /// Lets go of a clustered volume that is not named any more.
+    pub(super) fn remove_unit(&self, name: &str, discard: bool) -> Result<bool, VolumeError> {
+        let Some(units) = self
+            .units()
+            .filter(|_| self.table().away.contains_key(name))
+        else {
+            return Ok(false);
+        };
+        units
+            .remove(name)
+            .map_err(|why| VolumeError::Refused(format!("volume {name}: {why}")))?;
+        let _claim = self.claim(name)?;
+        if discard {
+            // What another host was given without it.
+            self.drop_logged(name)?;
+        }
+        self.forget_clients(name)?;
+        self.front_ends.end_away(name);
+        self.hide(name)?;
+        let mut table = self.table();
+        table.held.remove(name);
+        table.away.remove(name);
+        Ok(true)
+    }
+
+    /// Before the end of the daemon: what rests is let go of, so that other hosts need not ask.
+    pub(super) fn leave_cluster(&self) {
+        if let Some(units) = self.units() {
+            units.leave(LEAVE_WAIT);
+        }
+    }
+}
+
+impl Volumes for ByUnits {
+    fn serve(&self, name: &str, epoch: Epoch) -> Result<(), String> {
+        let stopped = || "the daemon is stopping".to_owned();
+        let daemon = self.0.upgrade().ok_or_else(stopped)?;
+        let served = daemon.serve_unit(name, epoch);
+        served.map_err(|error| error.to_string())
+    }
+
+    fn let_go(&self, name: &str, at_rest: bool) -> Drained {
+        let Some(daemon) = self.0.upgrade() else {
+            return Drained::Busy;
+        };
+        daemon
+            .let_go_of_unit(name, at_rest)
+            .unwrap_or_else(|error| {
+                tracing::warn!(volume = %name, "{error}; it is not let go of");
+                Drained::Failed
+            })
+    }
+
+    fn depose(&self, name: &str, owner: &str) {
+        if let Some(daemon) = self.0.upgrade()
+            && let Err(error) = daemon.depose_unit(name, owner)
+        {
+            tracing::error!(volume = %name, "{error}");
+        }
+    }
+
+    fn explain(&self, name: &str, reason: String) {
+        let Some(daemon) = self.0.upgrade() else {
+            return;
+        };
+        tracing::info!(volume = %name, "volume {name}: {reason}");
+        let mut table = daemon.table();
+        if let Some(held) = table.held.get_mut(name)
+            && held.hold.why == Why::Away
+        {
+            held.hold.reason = format!("volume {name}: {reason}");
+        }
+    }
+
+    fn forget_gone(&self, name: &str) {
+        if let Some(daemon) = self.0.upgrade() {
+            daemon.front_ends.forget_gone(name);
+        }
+    }
+
+    fn dirty_bytes(&self, _name: &str) -> u64 {
+        0
+    }
+}

@@ -1,0 +1,294 @@
+//! What units order, done on threads that may wait.
+//!
+//! Always true: at most [`WORKERS`] calls into vaults are under way, and for each volume one that
+//! touches it. Deliberately absent: what is ordered.
+
+use super::{Action, Entry, Event, Input, Job, Manager, Shown, State, locked};
+use engine::types::Uuid;
+use node::message::{Body, Message};
+
+use node::vault::{Cas, Look};
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+/// A vault that hangs holds up what wants it, so there are some more than a disk needs.
+const WORKERS: usize = 16;
+
+type Work = Box<dyn FnOnce(&AtomicBool) + Send>;
+
+/// Threads that call into vaults. What waits for one is at most one call of each unit.
+pub(super) struct Workers {
+    queue: Arc<(Mutex<VecDeque<Work>>, Condvar)>,
+}
+
+impl Workers {
+    pub fn start(ends: Arc<AtomicBool>) -> io::Result<Workers> {
+        let queue: Arc<(Mutex<VecDeque<Work>>, Condvar)> = Arc::default();
+        for _ in 0..WORKERS {
+            let (queue, ends) = (queue.clone(), ends.clone());
+            let thread = std::thread::Builder::new().name("vault".into());
+            thread.spawn(move || {
+                loop {
+                    let (waiting, came) = &*queue;
+                    let taken = came.wait_while(locked(waiting), |it| it.is_empty());
+                    let work = taken.ok().and_then(|mut it| it.pop_front());
+                    if let Some(work) = work {
+                        work(&ends);
+                    }
+                }
+            })?;
+        }
+        Ok(Workers { queue })
+    }
+
+    pub fn run(&self, work: impl FnOnce(&AtomicBool) + Send + 'static) {
+        let (waiting, came) = &*self.queue;
+        locked(waiting).push_back(Box::new(work));
+        came.notify_one();
+    }
+}
+
+impl Manager {
+    pub(super) fn order(&mut self, name: &str, action: Action) {
+        let inputs = self.inputs.clone();
+        let entry = self.entries.get_mut(name).expect("it has ordered this");
+        let unit = entry.unit.as_ref().expect("it has ordered this").0;
+        let (sides, records) = entry.place.clone().expect("found with its unit");
+        let owned = name.to_owned();
+        let tell = move |event| drop(inputs.send(Input::Of(owned, event)));
+        match action {
+            Action::Look { known } => self.workers.run(move |_| {
+                let seen = records.look(Look::new(unit, known));
+                tell(Event::Seen(seen));
+            }),
+            Action::Send { host, body } => {
+                let body = match body {
+                    Body::Draining { .. } => {
+                        let bytes = self.volumes.dirty_bytes(name);
+                        Body::Draining { bytes }
+                    }
+                    body => body,
+                };
+                // One that does not arrive is asked for again.
+                self.post.send(host, Message { unit, body }.encode());
+            }
+            Action::Prepare { of, epoch } => {
+                let quiet = entry.settings.quiet;
+                self.workers.run(move |ends| {
+                    wait_for_quiet(quiet, ends);
+                    tell(Event::Prepared(sides.prepare(of, epoch)));
+                });
+            }
+            Action::Remember { record, undecided } => {
+                let memory = self.memory.clone();
+                if !undecided {
+                    memory.write(unit, &record, false, &|| true);
+                    return;
+                }
+                self.workers.run(move |ends| {
+                    let ends = || ends.load(Ordering::Acquire);
+                    if memory.write(unit, &record, true, &ends) {
+                        tell(Event::Remembered);
+                    }
+                });
+            }
+            Action::Decide { record, again } => self.workers.run(move |ends| {
+                let cas = match again {
+                    true => Cas::again(record),
+                    false => Cas::new(record),
+                };
+                let decided = records.decide(cas, &|| ends.load(Ordering::Acquire));
+                if let Some(outcome) = decided {
+                    tell(Event::Decided(outcome));
+                }
+            }),
+            Action::Serve { record } => self.queue(name, Job::Serve(record)),
+            Action::Drain => self.queue(name, Job::LetGo),
+            Action::Stop => {
+                let owner = self.owner(name);
+                self.queue(
+                    name,
+                    Job::Depose(owner.unwrap_or_else(|| "another host".into())),
+                );
+            }
+        }
+    }
+
+    fn queue(&mut self, name: &str, job: Job) {
+        let entry = self.entries.get_mut(name).expect("it has ordered this");
+        entry.jobs.push_back(job);
+        if !entry.busy {
+            self.next_job(name);
+        }
+    }
+
+    fn next_job(&mut self, name: &str) {
+        let entry = self.entries.get_mut(name).expect("just seen");
+        let Some(job) = entry.jobs.pop_front() else {
+            return;
+        };
+        entry.busy = true;
+        let (sides, _) = entry.place.clone().expect("found with its unit");
+        let at_rest = entry.leaving && entry.remover.is_none();
+        let (inputs, volumes) = (self.inputs.clone(), self.volumes.clone());
+        let owned = name.to_owned();
+        let work = move || {
+            match job {
+                Job::Serve(record) => {
+                    let served = volumes.serve(&owned, record.epoch);
+                    if served.is_ok() {
+                        sides.remove_before(record.epoch);
+                    }
+                    let _ = inputs.send(Input::Served(owned.clone(), served));
+                }
+                Job::LetGo => {
+                    let drained = volumes.let_go(&owned, at_rest);
+                    let _ = inputs.send(Input::Of(owned.clone(), Event::Drained(drained)));
+                }
+                Job::Depose(owner) => volumes.depose(&owned, &owner),
+            }
+            let _ = inputs.send(Input::Done(owned));
+        };
+        let thread = std::thread::Builder::new().name("unit".into());
+        if let Err(error) = thread.spawn(work) {
+            tracing::error!(volume = %name, "volume {name}: no thread can be started: {error}");
+        }
+    }
+
+    pub(super) fn done(&mut self, name: &str) {
+        let Some(entry) = self.entries.get_mut(name) else {
+            return;
+        };
+        entry.busy = false;
+        self.next_job(name);
+        self.end_if_removed(name);
+    }
+
+    /// How the volume has begun to be served here.
+    pub(super) fn served(&mut self, name: &str, served: Result<(), String>) {
+        let Some(entry) = self.entries.get_mut(name) else {
+            return;
+        };
+        entry.held = served.clone().err();
+        entry.owes = false;
+        if let Some(taker) = entry.taker.take() {
+            let _ = taker.send(served);
+        }
+        self.show(name);
+    }
+
+    /// A volume that is to be forgotten is, once nothing of it is under way.
+    fn end_if_removed(&mut self, name: &str) {
+        let Some(entry) = self.entries.get_mut(name) else {
+            return;
+        };
+        let state = entry.unit.as_ref().map(|(_, unit)| unit.state().clone());
+        let ended = match state {
+            Some(State::Owner) if !entry.busy => Some(Err("clients are connected".to_owned())),
+            Some(State::Away) if !entry.busy => Some(Ok(())),
+            _ => None,
+        };
+        if let Some(ended) = ended
+            && let Some(remover) = entry.remover.take()
+        {
+            entry.leaving = false;
+            if ended.is_ok() {
+                self.forget(name);
+            }
+            let _ = remover.send(ended);
+        }
+    }
+
+    pub(super) fn owner(&self, name: &str) -> Option<String> {
+        let unit = self.entries.get(name)?.unit.as_ref()?;
+        let owner = unit.1.newest()?.owner.as_ref()?;
+        Some(owner.name.clone())
+    }
+
+    fn host(&self, host: Uuid) -> String {
+        self.post.name(host).unwrap_or_else(|| host.to_string())
+    }
+
+    /// Sets what is shown of a unit, and why its volume is not served.
+    pub(super) fn show(&mut self, name: &str) {
+        let Some(entry) = self.entries.get(name) else {
+            return;
+        };
+        let shown = self.describe(name, entry);
+        let before = locked(&self.shown).insert(name.to_owned(), shown.clone());
+        if before.as_ref() != Some(&shown)
+            && !shown.here
+            && let Some(reason) = &shown.reason
+        {
+            self.volumes.explain(name, reason.clone());
+        }
+        self.end_if_removed(name);
+    }
+
+    fn describe(&self, name: &str, entry: &Entry) -> Shown {
+        let Some((id, unit)) = &entry.unit else {
+            return Shown {
+                state: "held",
+                reason: entry.problem.clone(),
+                ..Shown::default()
+            };
+        };
+        let owner = self.owner(name);
+        let silent = owner.as_deref().unwrap_or("its owner");
+        let (state, reason) = match unit.state() {
+            State::Away => (
+                "away",
+                Some(match &owner {
+                    Some(owner) => format!("is served by {owner}"),
+                    None => "is served when a client comes".into(),
+                }),
+            ),
+            State::Looking => ("looking", None),
+            State::Asking { host } => {
+                let host = self.host(*host);
+                let says = match unit.answer() {
+                    Some(why) => why.to_owned(),
+                    None => format!("{host} was asked for it, and destages first"),
+                };
+                ("asking", Some(says))
+            }
+            State::Proof => (
+                "waiting-for-proof",
+                Some(format!(
+                    "{silent} does not answer, and has what it has not destaged; start it, or when \
+                     it can write no more run `tenuto volume takeover {name} --fenced`"
+                )),
+            ),
+            State::Preparing(_) | State::Remembering(_) => ("taking", None),
+            State::Deciding(record) if record.owner.is_some() => ("taking", None),
+            State::Deciding(_) | State::Draining => ("releasing", None),
+            State::Owner => ("owner", entry.held.clone()),
+            State::Held(why) => ("held", Some(why.clone())),
+        };
+        let newest = unit.newest();
+        Shown {
+            unit: Some(*id),
+            term: newest.map_or(0, |newest| newest.number),
+            epoch: newest.map_or(0, |newest| newest.epoch.number),
+            owner,
+            here: matches!(unit.state(), State::Owner | State::Draining),
+            state,
+            reason,
+            proof: entry.proof,
+        }
+    }
+}
+
+/// A storage may still work on what the kernel of before had under way (C9).
+fn wait_for_quiet(quiet: Duration, ends: &AtomicBool) {
+    loop {
+        let up = crate::sys::uptime();
+        if up >= quiet || ends.load(Ordering::Acquire) {
+            return;
+        }
+        std::thread::sleep((quiet - up).min(Duration::from_millis(100)));
+    }
+}

@@ -1,0 +1,560 @@
+//! The clustered volumes of this host: which of them it owns, and what it does to own one.
+//!
+//! Owns one thread, which feeds the machine of each unit ([`node::unit`]) with what has happened,
+//! and threads that may wait, which do what the machines order. Always true: of one unit one order
+//! that touches its volume is under way at a time, in the order in which they were given; a record
+//! that may be linked is remembered in the state directory before it is. Deliberately absent: what
+//! may be done, which the machines decide; how a volume is served, which the daemon does; and how
+//! hosts are reached.
+
+pub mod sides;
+
+mod jobs;
+mod remember;
+
+use crate::vault::Directory;
+use crate::waiting::Waiting;
+use engine::types::Uuid;
+use node::message::{Body, Message};
+use node::record::{Epoch, Record};
+use node::unit::{Action, Cx, Drained, Event, Nonces, State, Unit};
+use node::vault::Outcome;
+use sides::{Membership, Sides};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How often clients that wait are looked for.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How often what is waited for is asked for again.
+const TICK_EVERY: Duration = Duration::from_secs(1);
+/// Events that wait for the thread; a sender of more of them waits.
+const EVENTS_MAX: usize = 1024;
+
+/// A volume, as far as its unit has to know it.
+#[derive(Clone, Debug)]
+pub struct Named {
+    pub name: String,
+    pub origin: PathBuf,
+    /// Of ledgers and journals, if not beside the origin.
+    pub journal_place: Option<PathBuf>,
+    /// How long the storage may still work on what a kernel that is gone had under way.
+    pub quiet: Duration,
+}
+
+/// What the daemon does with a volume by order of its unit. Each call may take long.
+pub trait Volumes: Send + Sync {
+    /// Serves it with ledger and journal of this epoch, or holds it; why it is held.
+    fn serve(&self, name: &str, epoch: Epoch) -> Result<(), String>;
+    /// Lets go of it with everything at its origin, unless clients are connected. `at_rest`: only
+    /// if that is so already.
+    fn let_go(&self, name: &str, at_rest: bool) -> Drained;
+    /// Lets go of it at once: its origin is another host's.
+    fn depose(&self, name: &str, owner: &str);
+    /// Why it is not served.
+    fn explain(&self, name: &str, reason: String);
+    /// Counts clients anew that wait for it.
+    fn forget_gone(&self, name: &str);
+    /// Bytes that have not reached its origin.
+    fn dirty_bytes(&self, name: &str) -> u64;
+}
+
+/// How messages reach other hosts. False: there is no link.
+pub trait Post: Send + Sync {
+    fn send(&self, host: Uuid, body: Vec<u8>) -> bool;
+    /// What an administrator calls it.
+    fn name(&self, host: Uuid) -> Option<String>;
+}
+
+/// What is shown of a unit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shown {
+    pub unit: Option<Uuid>,
+    pub term: u64,
+    pub epoch: u64,
+    pub owner: Option<String>,
+    /// The owner is this host, and serves.
+    pub here: bool,
+    /// `away`, `looking`, `asking`, `waiting-for-proof`, `taking`, `owner`, `releasing`, `held`.
+    pub state: &'static str,
+    pub reason: Option<String>,
+    /// Of the owner whose right was taken: why it writes no more.
+    pub proof: Option<&'static str>,
+}
+
+impl Shown {
+    /// An administrator has to do something before the volume can be served here.
+    pub fn is_wrong(&self) -> bool {
+        matches!(self.state, "waiting-for-proof" | "held")
+    }
+}
+
+enum Input {
+    Add(Box<Named>, Waiting),
+    Found(String, Result<(Sides, Uuid, Directory), String>),
+    Of(String, Event),
+    /// Another host was given what this one has the dirty data of.
+    Owed(String),
+    Served(String, Result<(), String>),
+    Done(String),
+    Heard(Uuid, Vec<u8>),
+    Link(Uuid, bool),
+    TakeOver(String, SyncSender<Result<(), String>>),
+    /// Lets go of a volume for good, and forgets it.
+    Remove(String, SyncSender<Result<(), String>>),
+    /// Lets go of all that rests.
+    Leave(SyncSender<()>),
+}
+
+/// An order that touches the volume itself.
+enum Job {
+    Serve(Record),
+    LetGo,
+    Depose(String),
+}
+
+struct Entry {
+    settings: Named,
+    waiting: Waiting,
+    place: Option<(Sides, Directory)>,
+    unit: Option<(Uuid, Unit)>,
+    problem: Option<String>,
+    found_at: Instant,
+    jobs: VecDeque<Job>,
+    busy: bool,
+    wanted: bool,
+    /// Who waits for the volume to be taken over.
+    taker: Option<SyncSender<Result<(), String>>>,
+    remover: Option<SyncSender<Result<(), String>>>,
+    leaving: bool,
+    /// It has dirty data that goes to the origin when the owner lets go.
+    owes: bool,
+    proof: Option<&'static str>,
+    /// Why it is held although this host owns it.
+    held: Option<String>,
+}
+
+/// The units of a daemon.
+pub struct Units {
+    inputs: SyncSender<Input>,
+    shown: Arc<Mutex<BTreeMap<String, Shown>>>,
+    ends: Arc<AtomicBool>,
+}
+
+struct Random;
+
+impl Nonces for Random {
+    fn fresh(&mut self) -> Uuid {
+        fresh()
+    }
+}
+
+fn fresh() -> Uuid {
+    Uuid(uuid::Uuid::new_v4().into_bytes())
+}
+
+impl Units {
+    pub fn start(
+        member: Membership,
+        state_dir: PathBuf,
+        volumes: Arc<dyn Volumes>,
+        post: Arc<dyn Post>,
+    ) -> std::io::Result<Units> {
+        let (inputs, events) = sync_channel(EVENTS_MAX);
+        let shown = Arc::default();
+        let ends = Arc::new(AtomicBool::new(false));
+        let manager = Manager {
+            member,
+            memory: remember::Memory::open(&state_dir)?,
+            volumes,
+            post,
+            inputs: inputs.clone(),
+            workers: jobs::Workers::start(ends.clone())?,
+            entries: BTreeMap::new(),
+            links: BTreeSet::new(),
+            shown: Arc::clone(&shown),
+        };
+        let thread = std::thread::Builder::new().name("units".into());
+        let ending = ends.clone();
+        thread.spawn(move || manager.run(&events, &ending))?;
+        Ok(Units {
+            inputs,
+            shown,
+            ends,
+        })
+    }
+
+    fn put(&self, input: Input) {
+        // The thread ends with the process only.
+        let _ = self.inputs.send(input);
+    }
+
+    /// A volume that is served here when a client comes for it.
+    pub fn add(&self, settings: Named, waiting: Waiting) {
+        self.put(Input::Add(Box::new(settings), waiting));
+    }
+
+    pub fn link(&self, host: Uuid, up: bool) {
+        self.put(Input::Link(host, up));
+    }
+
+    pub fn heard(&self, host: Uuid, body: Vec<u8>) {
+        self.put(Input::Heard(host, body));
+    }
+
+    /// Goes on without the owner, which an administrator says to write no more.
+    pub fn take_over(&self, name: &str) -> Result<(), String> {
+        self.ask(|answer| Input::TakeOver(name.to_owned(), answer))
+    }
+
+    /// A volume that was held is served now.
+    pub fn served(&self, name: &str) {
+        self.put(Input::Served(name.to_owned(), Ok(())));
+    }
+
+    /// Lets go of a volume that is not named any more.
+    pub fn remove(&self, name: &str) -> Result<(), String> {
+        self.ask(|answer| Input::Remove(name.to_owned(), answer))
+    }
+
+    fn ask(
+        &self,
+        input: impl FnOnce(SyncSender<Result<(), String>>) -> Input,
+    ) -> Result<(), String> {
+        let (answer, result) = sync_channel(1);
+        self.put(input(answer));
+        let stopped = |_| Err("the daemon is stopping".into());
+        result.recv().unwrap_or_else(stopped)
+    }
+
+    /// Lets go of what no client uses and owes nothing, so that another host need not ask.
+    pub fn leave(&self, patience: Duration) {
+        let (answer, result) = sync_channel(1);
+        self.put(Input::Leave(answer));
+        let _ = result.recv_timeout(patience);
+        self.ends.store(true, Ordering::Release);
+    }
+
+    pub fn shown(&self) -> BTreeMap<String, Shown> {
+        locked(&self.shown).clone()
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Manager {
+    member: Membership,
+    memory: remember::Memory,
+    volumes: Arc<dyn Volumes>,
+    post: Arc<dyn Post>,
+    inputs: SyncSender<Input>,
+    workers: jobs::Workers,
+    entries: BTreeMap<String, Entry>,
+    links: BTreeSet<Uuid>,
+    /// Held to copy or to set plain data.
+    shown: Arc<Mutex<BTreeMap<String, Shown>>>,
+}
+
+impl Manager {
+    fn run(mut self, events: &Receiver<Input>, ends: &AtomicBool) {
+        let mut ticked = Instant::now();
+        let mut leavers = Vec::new();
+        while !ends.load(Ordering::Acquire) {
+            match events.recv_timeout(LOOK_EVERY) {
+                Ok(Input::Leave(answer)) => {
+                    leavers.push(answer);
+                    self.leave();
+                }
+                Ok(input) => self.take(input),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            self.look_for_clients();
+            if ticked.elapsed() >= TICK_EVERY {
+                ticked = Instant::now();
+                self.tick();
+            }
+            if !leavers.is_empty() && self.entries.values().all(Entry::has_left) {
+                for answer in leavers.drain(..) {
+                    let _ = answer.send(());
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::Add(settings, waiting) => self.add(*settings, waiting),
+            Input::Found(name, found) => self.found(&name, found),
+            Input::Of(name, event) => self.event(&name, event),
+            Input::Owed(name) => {
+                if let Some(entry) = self.entries.get_mut(&name) {
+                    entry.owes = true;
+                }
+            }
+            Input::Served(name, served) => self.served(&name, served),
+            Input::Done(name) => self.done(&name),
+            Input::Heard(host, body) => self.heard(host, &body),
+            Input::Link(host, up) => self.link(host, up),
+            Input::TakeOver(name, answer) => self.take_over(&name, answer),
+            Input::Remove(name, answer) => self.remove(&name, answer),
+            Input::Leave(_) => unreachable!("taken by the caller"),
+        }
+    }
+
+    fn add(&mut self, settings: Named, waiting: Waiting) {
+        let name = settings.name.clone();
+        let entry = Entry {
+            settings,
+            waiting,
+            place: None,
+            unit: None,
+            problem: None,
+            found_at: Instant::now(),
+            jobs: VecDeque::new(),
+            busy: false,
+            wanted: false,
+            taker: None,
+            remover: None,
+            leaving: false,
+            owes: false,
+            proof: None,
+            held: None,
+        };
+        self.entries.insert(name.clone(), entry);
+        self.find(&name);
+    }
+
+    /// Looks which unit the image is, or makes it one.
+    fn find(&mut self, name: &str) {
+        let Some(entry) = self.entries.get_mut(name) else {
+            return;
+        };
+        entry.found_at = Instant::now();
+        let (settings, member) = (entry.settings.clone(), self.member.clone());
+        let (inputs, name) = (self.inputs.clone(), name.to_owned());
+        self.workers.run(move |_| {
+            let sides = Sides::of(&settings.origin, settings.journal_place.as_deref());
+            let found = sides.and_then(|sides| {
+                let found = sides.find(&member, &fresh)?;
+                Ok((sides, found.unit, found.records))
+            });
+            let _ = inputs.send(Input::Found(name, found));
+        });
+    }
+
+    fn found(&mut self, name: &str, found: Result<(Sides, Uuid, Directory), String>) {
+        let Some(entry) = self.entries.get_mut(name) else {
+            return;
+        };
+        match found {
+            Ok((sides, unit, records)) => {
+                let remembered = match self.memory.read(unit) {
+                    Ok(remembered) => remembered,
+                    Err(why) => return self.found(name, Err(why)),
+                };
+                let (cluster, me) = (self.member.cluster, self.member.me.clone());
+                let machine = Unit::new(cluster, unit, me, remembered);
+                entry.place = Some((sides, records));
+                entry.unit = Some((unit, machine));
+                entry.problem = None;
+                for host in self.links.clone() {
+                    self.event(name, Event::Link { host, up: true });
+                }
+                self.event(name, Event::Begin);
+            }
+            Err(why) => {
+                if entry.problem.as_ref() != Some(&why) {
+                    tracing::warn!(volume = %name, "volume {name}: {why}");
+                }
+                entry.problem = Some(why);
+                self.show(name);
+            }
+        }
+    }
+
+    /// Feeds one unit, and does what it orders.
+    fn event(&mut self, name: &str, event: Event) {
+        let Some(entry) = self.entries.get_mut(name) else {
+            return;
+        };
+        let Some((_, unit)) = &mut entry.unit else {
+            return;
+        };
+        if let (Event::Seen(Ok(Some(seen))), Some((sides, _))) = (&event, entry.place.clone())
+            && !seen
+                .owner
+                .as_ref()
+                .is_some_and(|it| it.is_same_host(&self.member.me))
+        {
+            let (cache, epoch) = (self.member.me.cache, seen.epoch);
+            let (inputs, name) = (self.inputs.clone(), name.to_owned());
+            self.workers.run(move |_| {
+                if sides.owes_to(cache, epoch) {
+                    let _ = inputs.send(Input::Owed(name));
+                }
+            });
+        }
+        let lost = match &event {
+            Event::Decided(Outcome::Lost(_) | Outcome::Unwritten) => match unit.state() {
+                State::Deciding(record) if record.owner.is_some() => Some(record.epoch),
+                _ => None,
+            },
+            _ => None,
+        };
+        // So that others show who has it.
+        let won = match &event {
+            Event::Decided(Outcome::Won(record)) => {
+                let (unit, number) = (record.unit, record.number);
+                let body = Body::Newer { number };
+                Some(Message { unit, body }.encode())
+            }
+            _ => None,
+        };
+        let mut out = Vec::new();
+        let mut cx = Cx {
+            nonces: &mut Random,
+            out: &mut out,
+        };
+        unit.handle(&mut cx, event);
+        if let (Some(epoch), Some((sides, _))) = (lost, entry.place.clone()) {
+            self.workers.run(move |_| sides.remove(epoch));
+        }
+        if let Some(body) = won {
+            for host in self.links.clone() {
+                self.post.send(host, body.clone());
+            }
+        }
+        for action in out {
+            self.order(name, action);
+        }
+        self.show(name);
+    }
+
+    fn heard(&mut self, from: Uuid, body: &[u8]) {
+        let Ok(Message { unit, body }) = Message::parse(body) else {
+            tracing::warn!("a host sends what is no message about a volume");
+            return;
+        };
+        let of = |entry: &Entry| entry.unit.as_ref().is_some_and(|(id, _)| *id == unit);
+        let found = self.entries.iter().find(|(_, entry)| of(entry));
+        match found.map(|(name, _)| name.clone()) {
+            Some(name) => self.event(&name, Event::Heard { from, body }),
+            None => tracing::debug!("a host asks for a volume that this host does not know"),
+        }
+    }
+
+    fn link(&mut self, host: Uuid, up: bool) {
+        match up {
+            true => self.links.insert(host),
+            false => self.links.remove(&host),
+        };
+        for name in self.names() {
+            self.event(&name, Event::Link { host, up });
+        }
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.entries.keys().cloned().collect()
+    }
+
+    fn look_for_clients(&mut self) {
+        for name in self.names() {
+            let entry = self.entries.get_mut(&name).expect("just listed");
+            let wanted = entry.waiting.count() > 0 || entry.taker.is_some() || entry.owes;
+            if entry.wanted != wanted && entry.unit.is_some() && !entry.leaving {
+                entry.wanted = wanted;
+                self.event(&name, Event::Wanted(wanted));
+            }
+        }
+    }
+
+    fn tick(&mut self) {
+        for name in self.names() {
+            self.volumes.forget_gone(&name);
+            let entry = &self.entries[&name];
+            if entry.unit.is_none() && entry.found_at.elapsed() >= TICK_EVERY {
+                self.find(&name);
+            }
+            if !entry_leaves(&self.entries, &name) {
+                self.event(&name, Event::Tick);
+            }
+        }
+    }
+
+    fn take_over(&mut self, name: &str, answer: SyncSender<Result<(), String>>) {
+        let Some(entry) = self.entries.get_mut(name) else {
+            let _ = answer.send(Err(format!("volume {name}: is not clustered")));
+            return;
+        };
+        let newest = entry.unit.as_ref().and_then(|(_, unit)| unit.newest());
+        let Some(record) = newest.filter(|record| record.owner.is_some()) else {
+            let why = "has no owner; a client that connects is served";
+            let _ = answer.send(Err(format!("volume {name}: {why}")));
+            return;
+        };
+        let number = record.number;
+        if self.is_here(name) {
+            let _ = answer.send(Err(format!("volume {name}: is served here already")));
+            return;
+        }
+        let entry = self.entries.get_mut(name).expect("just seen");
+        entry.taker = Some(answer);
+        entry.proof = Some("fenced by an administrator");
+        self.event(name, Event::Proved { number });
+    }
+
+    fn is_here(&self, name: &str) -> bool {
+        let unit = self.entries.get(name).and_then(|it| it.unit.as_ref());
+        unit.is_some_and(|(_, unit)| matches!(unit.state(), State::Owner | State::Draining))
+    }
+
+    fn remove(&mut self, name: &str, answer: SyncSender<Result<(), String>>) {
+        let here = self.is_here(name);
+        match self.entries.get_mut(name) {
+            Some(entry) if here => {
+                entry.remover = Some(answer);
+                entry.leaving = true;
+                self.event(name, Event::Leave);
+            }
+            _ => {
+                self.forget(name);
+                let _ = answer.send(Ok(()));
+            }
+        }
+    }
+
+    fn forget(&mut self, name: &str) {
+        self.entries.remove(name);
+        locked(&self.shown).remove(name);
+    }
+
+    fn leave(&mut self) {
+        for name in self.names() {
+            let entry = self.entries.get_mut(&name).expect("just listed");
+            entry.leaving = true;
+            self.event(&name, Event::Leave);
+        }
+    }
+}
+
+fn entry_leaves(entries: &BTreeMap<String, Entry>, name: &str) -> bool {
+    entries.get(name).is_none_or(|entry| entry.leaving)
+}
+
+impl Entry {
+    /// An orderly end need not wait for it.
+    fn has_left(&self) -> bool {
+        let state = self.unit.as_ref().map(|(_, unit)| unit.state());
+        let busy = matches!(
+            state,
+            Some(State::Draining | State::Remembering(_) | State::Deciding(_))
+        );
+        !busy && !self.busy
+    }
+}
