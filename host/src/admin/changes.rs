@@ -278,6 +278,9 @@ impl Difference<'_> {
         let (before, now, volume) = (self.before, self.now, self.volume);
         if before.trouble != now.trouble {
             match (before.trouble, now.trouble) {
+                (_, Some(State::Away)) => {
+                    say(Severity::Info, Kind::State, format!("is away: {}", self.why()));
+                }
                 (_, Some(state)) => {
                     let words = format!("is {}: {}", state.name(), self.why());
                     say(Severity::Error, Kind::State, words);

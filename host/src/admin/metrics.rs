@@ -213,7 +213,7 @@ const VOLUME_METRICS: &[Metric] = &[
         "healthy",
         "gauge",
         "1 unless stalled, held or damaged.",
-        |v| u64::from(matches!(v.state, State::Clean | State::Dirty)),
+        |v| u64::from(matches!(v.state, State::Clean | State::Dirty | State::Away)),
     ),
     (
         "stalled",
