@@ -90,6 +90,7 @@ impl House {
             cluster: CLUSTER,
             name: "c1".into(),
             vault: Vault::Beside,
+            fence: None,
             me: Holder {
                 host: id(1, self.host),
                 cache: id(2, self.host),

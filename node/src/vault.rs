@@ -228,14 +228,15 @@ pub struct Look {
 }
 
 impl Look {
-    /// From a record that is known.
+    /// From a record that is known, which is read again: a vault that was put back to an earlier
+    /// state has it no more.
     pub fn new(unit: Uuid, known: Option<Record>) -> Look {
-        let number = known.as_ref().map_or(0, |known| known.number + 1);
+        let number = known.map_or(0, |known| known.number);
         Look {
             unit,
-            newest: known,
+            newest: None,
             number,
-            listed: 0,
+            listed: number,
         }
     }
 

@@ -54,6 +54,7 @@ pub(super) fn join(
             Vault::Beside => sides::Vault::Beside,
             Vault::Directory(path) => sides::Vault::Directory(path.clone()),
         },
+        fence: with.cluster.fence.clone(),
         me: Holder {
             host: identity.host,
             cache: daemon.cache_id(),

@@ -6,6 +6,7 @@
 //! [`crate::unit`].
 
 use super::held::{Hold, Why};
+use super::volumes::Claim;
 
 use super::{Daemon, VolumeError, VolumeSettings};
 use crate::shard::control::CommandError;
@@ -18,10 +19,13 @@ use node::record::Epoch;
 use node::unit::Drained;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long an orderly stop waits for records of units that are let go of.
 const LEAVE_WAIT: Duration = Duration::from_secs(10);
+/// How long a unit waits for another change of its volume, and how often it looks.
+const CLAIM_WAIT: Duration = Duration::from_secs(600);
+const CLAIM_AGAIN: Duration = Duration::from_millis(20);
 
 fn named(settings: &VolumeSettings) -> Named {
     Named {
@@ -119,9 +123,22 @@ impl Daemon {
         Ok(self.handle.export_away(name, waiting.clone())?)
     }
 
+    /// The right to change a name, however long others need it. A unit orders once.
+    fn claim_in_turn(&self, name: &str) -> Result<Claim<'_>, VolumeError> {
+        let begun = Instant::now();
+        loop {
+            match self.claim(name) {
+                Err(VolumeError::Changing(_)) if begun.elapsed() < CLAIM_WAIT => {
+                    std::thread::sleep(CLAIM_AGAIN);
+                }
+                claim => return claim,
+            }
+        }
+    }
+
     /// Serves a volume with the ledger of this epoch, or holds it.
     fn serve_unit(&self, name: &str, epoch: Epoch) -> Result<(), VolumeError> {
-        let claim = self.claim(name)?;
+        let claim = self.claim_in_turn(name)?;
         let held = self.table().held.get(name).cloned();
         let held = held.ok_or_else(|| VolumeError::Unknown(name.to_owned()))?;
         let mut settings = held.settings;
@@ -149,7 +166,7 @@ impl Daemon {
     /// Brings everything of a volume to its origin and lets go of it.
     fn let_go_of_unit(&self, name: &str, at_rest: bool) -> Result<Drained, VolumeError> {
         loop {
-            let claim = self.claim(name)?;
+            let claim = self.claim_in_turn(name)?;
             let Some(entry) = self.entry(name) else {
                 return self.away_again(name).map(|()| Drained::Done);
             };
@@ -158,7 +175,7 @@ impl Daemon {
             if !at_rest {
                 self.command(name, Command::Destage { volume })?;
             }
-            let claim = self.claim(name)?;
+            let claim = self.claim_in_turn(name)?;
             let entry = self.known(name)?;
             match self.hold_alone(&entry) {
                 Err(VolumeError::Busy { .. }) => return Ok(Drained::Busy),
@@ -201,7 +218,7 @@ impl Daemon {
     /// Another host was given the volume: its clients hear errors, and what it had stays in the
     /// log.
     fn depose_unit(&self, name: &str, owner: &str) -> Result<(), VolumeError> {
-        let _claim = self.claim(name)?;
+        let _claim = self.claim_in_turn(name)?;
         let Some(entry) = self.entry(name) else {
             return self.away_again(name);
         };

@@ -226,6 +226,22 @@ impl Manager {
             self.volumes.explain(name, reason.clone());
         }
         self.end_if_removed(name);
+        self.end_takeover(name);
+    }
+
+    /// An administrator who takes a volume over need not wait for what does not go on.
+    fn end_takeover(&mut self, name: &str) {
+        let Some(entry) = self.entries.get_mut(name) else {
+            return;
+        };
+        let state = entry.unit.as_ref().map(|(_, unit)| unit.state());
+        let Some(State::Held(why)) = state else {
+            return;
+        };
+        let why = why.clone();
+        if let Some(taker) = entry.taker.take() {
+            let _ = taker.send(Err(format!("volume {name}: {why}")));
+        }
     }
 
     fn describe(&self, name: &str, entry: &Entry) -> Shown {
@@ -255,13 +271,15 @@ impl Manager {
                 };
                 ("asking", Some(says))
             }
-            State::Proof => (
-                "waiting-for-proof",
-                Some(format!(
-                    "{silent} does not answer, and has what it has not destaged; start it, or when \
-                     it can write no more run `tenuto volume takeover {name} --fenced`"
-                )),
-            ),
+            State::Proof => {
+                let tried = entry.fencing.trouble.as_deref();
+                let tried = tried.map_or(String::new(), |it| format!(" ({it})"));
+                let words = format!(
+                    "{silent} does not answer, and has what it has not destaged{tried}; start it, \
+                     or when it can write no more run `tenuto volume takeover {name} --fenced`"
+                );
+                ("waiting-for-proof", Some(words))
+            }
             State::Preparing(_) | State::Remembering(_) => ("taking", None),
             State::Deciding(record) if record.owner.is_some() => ("taking", None),
             State::Deciding(_) | State::Draining => ("releasing", None),

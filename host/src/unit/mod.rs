@@ -9,6 +9,7 @@
 
 pub mod sides;
 
+mod fence;
 mod jobs;
 mod remember;
 
@@ -98,6 +99,7 @@ enum Input {
     Of(String, Event),
     /// Another host was given what this one has the dirty data of.
     Owed(String),
+    Fenced(String, Result<(), String>),
     Served(String, Result<(), String>),
     Done(String),
     Heard(Uuid, Vec<u8>),
@@ -133,6 +135,7 @@ struct Entry {
     /// It has dirty data that goes to the origin when the owner lets go.
     owes: bool,
     proof: Option<&'static str>,
+    fencing: fence::Fencing,
     /// Why it is held although this host owns it.
     held: Option<String>,
 }
@@ -297,6 +300,7 @@ impl Manager {
                     entry.owes = true;
                 }
             }
+            Input::Fenced(name, fenced) => self.fenced(&name, fenced),
             Input::Served(name, served) => self.served(&name, served),
             Input::Done(name) => self.done(&name),
             Input::Heard(host, body) => self.heard(host, &body),
@@ -324,6 +328,7 @@ impl Manager {
             leaving: false,
             owes: false,
             proof: None,
+            fencing: fence::Fencing::default(),
             held: None,
         };
         self.entries.insert(name.clone(), entry);
@@ -445,7 +450,13 @@ impl Manager {
         let found = self.entries.iter().find(|(_, entry)| of(entry));
         match found.map(|(name, _)| name.clone()) {
             Some(name) => self.event(&name, Event::Heard { from, body }),
-            None => tracing::debug!("a host asks for a volume that this host does not know"),
+            None if matches!(body, Body::Take { .. }) => {
+                let name = &self.member.me.name;
+                let why = format!("{name} does not name this volume; name it there again");
+                let body = Body::Denied { why };
+                self.post.send(from, Message { unit, body }.encode());
+            }
+            None => {}
         }
     }
 
@@ -475,6 +486,8 @@ impl Manager {
     }
 
     fn tick(&mut self) {
+        // Before what is waited for is looked at again.
+        self.fence();
         for name in self.names() {
             self.volumes.forget_gone(&name);
             let entry = &self.entries[&name];

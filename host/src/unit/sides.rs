@@ -51,6 +51,9 @@ pub struct Membership {
     /// For people.
     pub name: String,
     pub vault: Vault,
+    /// A program that is called with the name of a host, and ends with 0 when that host can write
+    /// no more.
+    pub fence: Option<PathBuf>,
     pub me: Holder,
 }
 
@@ -305,6 +308,18 @@ impl Sides {
         let ledger = self.of_epoch(epoch).ok();
         let ledger = ledger.and_then(|(ledger, _)| written::read_ledger(&ledger));
         ledger.is_some_and(|ledger| ledger.dirty && ledger.cache == cache)
+    }
+
+    /// Whether another host could go on only without what the owner of this epoch may have. What
+    /// cannot be read says so too.
+    pub fn owes(&self, epoch: Epoch) -> bool {
+        let Ok((path, _)) = self.of_epoch(epoch) else {
+            return true;
+        };
+        match written::read_ledger(&path) {
+            Some(ledger) => ledger.dirty,
+            None => !is_blank(&path),
+        }
     }
 
     /// Removes ledger and journal of an epoch that no record names, or whose successor is in use.

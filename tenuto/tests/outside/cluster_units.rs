@@ -497,3 +497,50 @@ fn a_front_end_of_vhost_user_waits_until_the_volume_is_here() {
     guest.leave();
     hosts.iter_mut().for_each(|host| drop(host.stop()));
 }
+
+/// Fails when: a program that says no is taken for one that says yes.
+#[test]
+fn a_fence_program_lets_another_host_go_on_where_nothing_is_lost() {
+    let shared = Shared::new();
+    let image = shared.raw();
+    let (program, told) = (shared.path("fence"), shared.path("told"));
+    let script = |code: u32| {
+        let text = format!("#!/bin/sh\necho $1 >> {}\nexit {code}\n", told.display());
+        std::fs::write(&program, text).expect("a program");
+        run("chmod", &["755", &program.display().to_string()]);
+    };
+    script(1);
+    let mut hosts = pair(&image, "raw", "", "beside");
+    let [one, two] = &mut hosts;
+    two.stop();
+    two.rig.forget_volumes();
+    one.stop();
+    one.rig.forget_volumes();
+    for host in [&mut *one, &mut *two] {
+        host.rig.volume("disk", &image, "write-through", "");
+        host.rig.section(&format!("fence = \"{}\"\n", program.display()));
+        host.rig.write_config();
+        host.start();
+    }
+    see_each_other(&hosts);
+    let [one, two] = &mut hosts;
+    let mut client = one.client();
+    client.write(0, &Model::stamp(1));
+    client.flush();
+    one.kill();
+    let asks = two.client_later();
+    wait_until("the program was called", PATIENCE, || told.exists());
+    wait_until("it is told that it failed", PATIENCE, || {
+        let reason = two.show()["ownership_reason"].clone();
+        reason.as_str().is_some_and(|it| it.contains("fence program"))
+    });
+    assert!(!asks.is_finished(), "a host that may write is waited for");
+    script(0);
+    let mut client = asks.join().expect("no panic").expect("served");
+    assert_eq!(client.read(0, BLOCK as usize), Model::stamp(1));
+    let said = std::fs::read_to_string(&told).expect("what it was told");
+    assert!(said.lines().all(|it| it == "host-a"), "{said}");
+    assert_eq!(two.show()["drain"]["proof"], "fenced by its program");
+    drop(client);
+    two.stop();
+}

@@ -1,0 +1,121 @@
+//! The fence program of an administrator: it makes sure that a host can write no more.
+//!
+//! Always true: it is called for a silent owner that has nothing dirty by the ledger of its epoch,
+//! because only then can another host go on without loss; with the owner's name as its one
+//! argument; and not twice at a time for one volume. Its success is proof (C9) for the record that
+//! was the newest when it was called. Deliberately absent: what the program does.
+
+use super::{Entry, Event, Input, Manager, State};
+use node::record::Record;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A link that is down for a moment is no reason to fence a host.
+const SILENCE_MIN: Duration = Duration::from_secs(5);
+/// Between two calls for one volume.
+const AGAIN: Duration = Duration::from_secs(30);
+/// A program that takes longer is ended.
+const PATIENCE: Duration = Duration::from_secs(120);
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What became of the program, of one volume.
+#[derive(Debug, Default)]
+pub(super) struct Fencing {
+    /// Since when the owner is silent.
+    silent: Option<Instant>,
+    called: Option<Instant>,
+    running: bool,
+    pub trouble: Option<String>,
+}
+
+impl Entry {
+    /// The record whose owner is to be fenced now.
+    fn to_fence(&mut self) -> Option<Record> {
+        let (_, unit) = self.unit.as_ref()?;
+        if *unit.state() != State::Proof {
+            // Another look is under way each second.
+            if !matches!(unit.state(), State::Looking) {
+                self.fencing = Fencing::default();
+            }
+            return None;
+        }
+        let record = unit.newest().cloned()?;
+        let fencing = &mut self.fencing;
+        let silent = fencing.silent.get_or_insert_with(Instant::now).elapsed();
+        let lately = fencing.called.is_some_and(|it| it.elapsed() < AGAIN);
+        (silent >= SILENCE_MIN && !lately && !fencing.running).then_some(record)
+    }
+}
+
+impl Manager {
+    /// Calls the program for owners that are silent.
+    pub(super) fn fence(&mut self) {
+        let Some(program) = self.member.fence.clone() else {
+            return;
+        };
+        for (name, entry) in &mut self.entries {
+            let Some(record) = entry.to_fence() else {
+                continue;
+            };
+            let Some((sides, _)) = entry.place.clone() else {
+                continue;
+            };
+            let fencing = &mut entry.fencing;
+            (fencing.called, fencing.running) = (Some(Instant::now()), true);
+            let (name, inputs, program) = (name.clone(), self.inputs.clone(), program.clone());
+            self.workers.run(move |_| {
+                let owner = record.owner.map(|it| it.name).unwrap_or_default();
+                let fenced = match sides.owes(record.epoch) {
+                    true => Err("it may have dirty data, so it is not fenced".to_owned()),
+                    false => call(&program, &owner),
+                };
+                if fenced.is_ok() {
+                    tracing::warn!(volume = %name, "volume {name}: {owner} is fenced");
+                }
+                let proved = fenced.is_ok().then_some(record.number);
+                let _ = inputs.send(Input::Fenced(name.clone(), fenced));
+                if let Some(number) = proved {
+                    let _ = inputs.send(Input::Of(name, Event::Proved { number }));
+                }
+            });
+        }
+    }
+
+    pub(super) fn fenced(&mut self, name: &str, fenced: Result<(), String>) {
+        let Some(entry) = self.entries.get_mut(name) else {
+            return;
+        };
+        entry.fencing.running = false;
+        if fenced.is_ok() {
+            entry.proof = Some("fenced by its program");
+        }
+        entry.fencing.trouble = fenced.err();
+        self.show(name);
+    }
+}
+
+/// Runs the program; why its host may still write.
+fn call(program: &Path, owner: &str) -> Result<(), String> {
+    let shown = program.display();
+    let mut command = Command::new(program);
+    command.arg(owner).stdin(Stdio::null());
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command
+        .spawn()
+        .map_err(|error| format!("the fence program {shown} cannot be run: {error}"))?;
+    let begun = Instant::now();
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) if status.success() => return Ok(()),
+            Ok(Some(status)) => return Err(format!("the fence program {shown}: {status}")),
+            Ok(None) if begun.elapsed() < PATIENCE => std::thread::sleep(LOOK),
+            _ => {
+                // It may be at work: what it says is not waited for.
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(format!("the fence program {shown} does not end"));
+            }
+        }
+    }
+}
