@@ -138,7 +138,9 @@ impl VolumeSettings {
     /// files. What is only read, and overlays, are each host's own.
     pub fn is_clustered(&self) -> bool {
         let file = matches!(Place::parse(&self.origin), Ok(Place::File(_)));
-        let device = std::fs::metadata(&self.origin).is_ok_and(|meta| !meta.is_file());
+        // A device that is not there yet is one all the same.
+        let device = std::fs::metadata(&self.origin)
+            .map_or(self.origin.starts_with("/dev"), |meta| !meta.is_file());
         let written = !self.read_only && self.policy != Policy::Ephemeral;
         written && file && !device
     }

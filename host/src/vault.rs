@@ -26,11 +26,12 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Makes it if it is not there.
+    /// Makes it if it is not there; what it lies in has to be there. A storage that is not mounted
+    /// must not look like a new one.
     pub fn make(path: &Path) -> io::Result<Directory> {
         if !path.is_dir() {
             let mut builder = fs::DirBuilder::new();
-            builder.recursive(true).mode(0o700).create(path)?;
+            builder.mode(0o700).create(path)?;
             crate::cachedev::sync_directory(path)?;
         }
         Ok(Directory {

@@ -190,6 +190,15 @@ impl Unit {
         self.newest.as_ref()
     }
 
+    /// A record names this host, or may come to do so: others would ask it for the unit.
+    pub fn may_own(&self) -> bool {
+        let under_way = matches!(
+            self.state,
+            State::Preparing(_) | State::Remembering(_) | State::Deciding(_)
+        );
+        under_way || self.doubt.is_some() || self.is_mine()
+    }
+
     /// What the owner has said to the last request for the unit.
     pub fn answer(&self) -> Option<&str> {
         self.answer.as_deref()
@@ -289,6 +298,10 @@ impl Unit {
     }
 
     fn seen(&mut self, cx: &mut Cx<'_>, seen: Result<Option<Record>, String>) {
+        // What is on its way decides; a look of before says nothing then.
+        if let State::Preparing(_) | State::Remembering(_) | State::Deciding(_) = self.state {
+            return;
+        }
         let seen = match seen {
             Ok(seen) => seen,
             Err(why) if self.state == State::Looking => return self.hold(cx, why),

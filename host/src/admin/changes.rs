@@ -279,7 +279,11 @@ impl Difference<'_> {
         if before.trouble != now.trouble {
             match (before.trouble, now.trouble) {
                 (_, Some(State::Away)) => {
-                    say(Severity::Info, Kind::State, format!("is away: {}", self.why()));
+                    say(
+                        Severity::Info,
+                        Kind::State,
+                        format!("is away: {}", self.why()),
+                    );
                 }
                 (_, Some(state)) => {
                     let words = format!("is {}: {}", state.name(), self.why());

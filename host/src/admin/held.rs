@@ -257,7 +257,10 @@ impl Admin {
     /// Tries again to attach a volume that was held.
     pub(super) fn retry(&self, volume: &Volume, held: &Held) -> String {
         if held.why == Why::Away {
-            return held.reason.clone();
+            return match self.machine.change_away(volume.settings()) {
+                Ok(()) => held.reason.clone(),
+                Err(error) => error.to_string(),
+            };
         }
         if held.running {
             return format!(

@@ -100,6 +100,10 @@ pub trait Machine: Send + Sync + 'static {
     fn look_around(&self) {}
     /// Lays what the log has of a held volume over the image that is there.
     fn overwrite(&self, name: &str) -> Result<()>;
+    /// Other settings for a volume that another host serves.
+    fn change_away(&self, _settings: VolumeSettings) -> Result<()> {
+        Ok(())
+    }
     /// Takes a clustered volume from an owner that can write no more.
     fn take_over_fenced(&self, name: &str) -> Result<()> {
         Err(Error::usage(format!("volume {name}: is not clustered")).about(name))
@@ -509,7 +513,6 @@ impl Admin {
 
     /// Goes on with a clustered volume without its owner, which an administrator says to be fenced.
     pub fn take_over_fenced(&self, name: &str, _again: Option<&str>) -> Result<Outcome> {
-        let _order = self.order();
         find(&self.look()?, name)?;
         self.machine.take_over_fenced(name)?;
         Ok(Outcome::default())

@@ -54,7 +54,8 @@ pub(super) fn join(
             Vault::Beside => sides::Vault::Beside,
             Vault::Directory(path) => sides::Vault::Directory(path.clone()),
         },
-        fence: with.cluster.fence.clone(),
+        // Not in this version: no test has driven it yet.
+        fence: None,
         me: Holder {
             host: identity.host,
             cache: daemon.cache_id(),

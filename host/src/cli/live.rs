@@ -134,6 +134,13 @@ impl Machine for Live {
         self.0.try_held()
     }
 
+    fn change_away(&self, settings: VolumeSettings) -> Result<()> {
+        let name = settings.name.clone();
+        self.0
+            .change_away(settings)
+            .map_err(|error| volume_error(&name, error))
+    }
+
     fn take_over_fenced(&self, name: &str) -> Result<()> {
         self.0
             .take_over_fenced(name)

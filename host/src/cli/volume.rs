@@ -611,7 +611,9 @@ fn takeover(context: &Context, command: &Takeover) -> Result<()> {
         return done(context, &reply, &format!("volume {name}: is served here"));
     }
     let Some(again) = &command.overwrite else {
-        return Err(Error::later("volume takeover without --overwrite or --fenced is").about(name));
+        return Err(Error::later(
+            "`tenuto volume takeover without --overwrite` is",
+        ));
     };
     if !again.is_empty() {
         check_name(again).map_err(|_| Error::no_volume(again))?;

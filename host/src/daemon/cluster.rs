@@ -6,7 +6,7 @@
 //! [`crate::unit`].
 
 use super::held::{Hold, Why};
-use super::volumes::Claim;
+use super::volumes::{Claim, Entry};
 
 use super::{Daemon, VolumeError, VolumeSettings};
 use crate::shard::control::CommandError;
@@ -86,6 +86,11 @@ impl Daemon {
         if !settings.group.is_empty() {
             return Err(VolumeError::Settings(format!(
                 "volume {name}: group: not in this version of a clustered volume; leave it away"
+            )));
+        }
+        if settings.journal_dir.is_some() {
+            return Err(VolumeError::Settings(format!(
+                "volume {name}: journal: not in this version of a clustered volume; leave it away"
             )));
         }
         let waiting = Waiting::default();
@@ -177,21 +182,21 @@ impl Daemon {
             }
             let claim = self.claim_in_turn(name)?;
             let entry = self.known(name)?;
-            match self.hold_alone(&entry) {
-                Err(VolumeError::Busy { .. }) => return Ok(Drained::Busy),
-                held => held?,
+            if self.is_in_use(&entry)? {
+                self.show_to_waiting(&entry)?;
+                return Ok(Drained::Busy);
             }
             match self.handle.command(Command::Suspend { volume }) {
                 Ok(()) => {}
                 Err(CommandError::Refused(Refusal::Dirty)) => {
-                    self.show_again(&entry)?;
+                    self.show_to_waiting(&entry)?;
                     if at_rest {
                         return Ok(Drained::Busy);
                     }
                     continue;
                 }
                 Err(error) => {
-                    self.show_again(&entry)?;
+                    self.show_to_waiting(&entry)?;
                     let name = name.to_owned();
                     return Err(VolumeError::Command { name, error });
                 }
@@ -202,6 +207,54 @@ impl Daemon {
             self.go_away(&entry.settings, &self.counted(name))?;
             return Ok(Drained::Done);
         }
+    }
+
+    /// Lets clients that come from now on wait, and tells whether some are there, or a backup reads
+    /// the image.
+    fn is_in_use(&self, entry: &Entry) -> Result<bool, VolumeError> {
+        let name = &entry.settings.name;
+        let waiting = self.counted(name);
+        self.front_ends.set_away(name, waiting.clone());
+        self.handle.export_away(name, waiting)?;
+        let volumes = self.handle.snapshot()?.engine.volumes;
+        let rests = volumes.iter().any(|it| it.id == entry.id && it.rests);
+        Ok(rests || self.clients(entry)? > 0)
+    }
+
+    /// It is not let go of: those who have come meanwhile are let in.
+    fn show_to_waiting(&self, entry: &Entry) -> Result<(), VolumeError> {
+        self.show_again(entry)?;
+        self.greet_those_who_waited(&entry.settings.name);
+        Ok(())
+    }
+
+    /// Whether the unit of a volume says that this host serves it, where it has one.
+    pub(super) fn may_serve(&self, settings: &VolumeSettings) -> bool {
+        let shown = || self.units_shown().remove(&settings.name);
+        settings.epoch.is_none() || shown().is_some_and(|unit| unit.here)
+    }
+
+    /// Other settings for a volume that is away, in effect when it is served next.
+    pub fn change_away(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
+        let claim = self.claim(&settings.name)?;
+        let name = &claim.name;
+        let mut table = self.table();
+        let away = table
+            .held
+            .get_mut(name)
+            .filter(|it| it.hold.why == Why::Away);
+        let Some(held) = away else {
+            return Ok(());
+        };
+        let old = std::mem::replace(&mut held.settings, settings.clone());
+        drop(table);
+        let moved = old.origin != settings.origin || old.origin_quiet != settings.origin_quiet;
+        if let Some(units) = self.units().filter(|_| moved) {
+            let refused = |why| VolumeError::Refused(format!("volume {name}: {why}"));
+            units.remove(name).map_err(refused)?;
+            units.add(named(&settings), self.counted(name));
+        }
+        Ok(())
     }
 
     fn counted(&self, name: &str) -> Waiting {

@@ -159,6 +159,7 @@ impl Daemon {
     fn try_one(&self, name: &str) -> Result<bool, VolumeError> {
         let claim = self.claim(name)?;
         let held = self.table().held.get(name).cloned();
+        let held = held.filter(|held| self.may_serve(&held.settings));
         match held.filter(|held| held.hold.why == Why::Unopened) {
             Some(held) => self
                 .join_claimed(&claim, held.settings, None)

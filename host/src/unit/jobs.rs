@@ -125,12 +125,11 @@ impl Manager {
         }
     }
 
-    fn next_job(&mut self, name: &str) {
+    pub(super) fn next_job(&mut self, name: &str) {
         let entry = self.entries.get_mut(name).expect("just seen");
-        let Some(job) = entry.jobs.pop_front() else {
+        let Some(job) = entry.jobs.front().cloned().filter(|_| !entry.busy) else {
             return;
         };
-        entry.busy = true;
         let (sides, _) = entry.place.clone().expect("found with its unit");
         let at_rest = entry.leaving && entry.remover.is_none();
         let (inputs, volumes) = (self.inputs.clone(), self.volumes.clone());
@@ -153,8 +152,15 @@ impl Manager {
             let _ = inputs.send(Input::Done(owned));
         };
         let thread = std::thread::Builder::new().name("unit".into());
-        if let Err(error) = thread.spawn(work) {
-            tracing::error!(volume = %name, "volume {name}: no thread can be started: {error}");
+        match thread.spawn(work) {
+            Ok(_) => {
+                entry.busy = true;
+                entry.jobs.pop_front();
+            }
+            // It is tried again each second.
+            Err(error) => {
+                tracing::error!(volume = %name, "volume {name}: no thread can be started: {error}");
+            }
         }
     }
 
@@ -189,6 +195,7 @@ impl Manager {
         let ended = match state {
             Some(State::Owner) if !entry.busy => Some(Err("clients are connected".to_owned())),
             Some(State::Away) if !entry.busy => Some(Ok(())),
+            Some(State::Held(why)) if !entry.busy => Some(Err(why)),
             _ => None,
         };
         if let Some(ended) = ended

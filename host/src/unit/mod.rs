@@ -32,6 +32,8 @@ use std::time::{Duration, Instant};
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How often what is waited for is asked for again.
 const TICK_EVERY: Duration = Duration::from_secs(1);
+/// How long an administrator waits for a volume to be taken over or let go of.
+const ASK_PATIENCE: Duration = Duration::from_secs(60);
 /// Events that wait for the thread; a sender of more of them waits.
 const EVENTS_MAX: usize = 1024;
 
@@ -107,11 +109,14 @@ enum Input {
     TakeOver(String, SyncSender<Result<(), String>>),
     /// Lets go of a volume for good, and forgets it.
     Remove(String, SyncSender<Result<(), String>>),
+    /// An administrator waits no more.
+    GiveUp(String),
     /// Lets go of all that rests.
     Leave(SyncSender<()>),
 }
 
 /// An order that touches the volume itself.
+#[derive(Clone)]
 enum Job {
     Serve(Record),
     LetGo,
@@ -125,6 +130,8 @@ struct Entry {
     unit: Option<(Uuid, Unit)>,
     problem: Option<String>,
     found_at: Instant,
+    /// Its image is looked at.
+    finding: bool,
     jobs: VecDeque<Job>,
     busy: bool,
     wanted: bool,
@@ -210,7 +217,7 @@ impl Units {
 
     /// Goes on without the owner, which an administrator says to write no more.
     pub fn take_over(&self, name: &str) -> Result<(), String> {
-        self.ask(|answer| Input::TakeOver(name.to_owned(), answer))
+        self.ask(name, |answer| Input::TakeOver(name.to_owned(), answer))
     }
 
     /// A volume that was held is served now.
@@ -220,17 +227,29 @@ impl Units {
 
     /// Lets go of a volume that is not named any more.
     pub fn remove(&self, name: &str) -> Result<(), String> {
-        self.ask(|answer| Input::Remove(name.to_owned(), answer))
+        self.ask(name, |answer| Input::Remove(name.to_owned(), answer))
     }
 
+    /// Others wait for what an administrator waits for, so that ends.
     fn ask(
         &self,
+        name: &str,
         input: impl FnOnce(SyncSender<Result<(), String>>) -> Input,
     ) -> Result<(), String> {
         let (answer, result) = sync_channel(1);
         self.put(input(answer));
-        let stopped = |_| Err("the daemon is stopping".into());
-        result.recv().unwrap_or_else(stopped)
+        match result.recv_timeout(ASK_PATIENCE) {
+            Ok(result) => result,
+            Err(RecvTimeoutError::Disconnected) => Err("the daemon is stopping".into()),
+            Err(RecvTimeoutError::Timeout) => {
+                self.put(Input::GiveUp(name.to_owned()));
+                let shown = self.shown().remove(name).unwrap_or_default();
+                let reason = shown.reason.unwrap_or_else(|| shown.state.to_owned());
+                Err(format!(
+                    "volume {name}: {reason}; nothing is changed, try again"
+                ))
+            }
+        }
     }
 
     /// Lets go of what no client uses and owes nothing, so that another host need not ask.
@@ -307,6 +326,7 @@ impl Manager {
             Input::Link(host, up) => self.link(host, up),
             Input::TakeOver(name, answer) => self.take_over(&name, answer),
             Input::Remove(name, answer) => self.remove(&name, answer),
+            Input::GiveUp(name) => self.give_up(&name),
             Input::Leave(_) => unreachable!("taken by the caller"),
         }
     }
@@ -320,6 +340,7 @@ impl Manager {
             unit: None,
             problem: None,
             found_at: Instant::now(),
+            finding: false,
             jobs: VecDeque::new(),
             busy: false,
             wanted: false,
@@ -340,6 +361,9 @@ impl Manager {
         let Some(entry) = self.entries.get_mut(name) else {
             return;
         };
+        if core::mem::replace(&mut entry.finding, true) {
+            return;
+        }
         entry.found_at = Instant::now();
         let (settings, member) = (entry.settings.clone(), self.member.clone());
         let (inputs, name) = (self.inputs.clone(), name.to_owned());
@@ -357,7 +381,9 @@ impl Manager {
         let Some(entry) = self.entries.get_mut(name) else {
             return;
         };
+        entry.finding = false;
         match found {
+            Ok(_) if entry.unit.is_some() => {}
             Ok((sides, unit, records)) => {
                 let remembered = match self.memory.read(unit) {
                     Ok(remembered) => remembered,
@@ -435,10 +461,11 @@ impl Manager {
                 self.post.send(host, body.clone());
             }
         }
+        // Who is ordered to do something may look what it is for.
+        self.show(name);
         for action in out {
             self.order(name, action);
         }
-        self.show(name);
     }
 
     fn heard(&mut self, from: Uuid, body: &[u8]) {
@@ -490,6 +517,7 @@ impl Manager {
         self.fence();
         for name in self.names() {
             self.volumes.forget_gone(&name);
+            self.next_job(&name);
             let entry = &self.entries[&name];
             if entry.unit.is_none() && entry.found_at.elapsed() >= TICK_EVERY {
                 self.find(&name);
@@ -522,6 +550,15 @@ impl Manager {
         self.event(name, Event::Proved { number });
     }
 
+    fn give_up(&mut self, name: &str) {
+        let Some(entry) = self.entries.get_mut(name) else {
+            return;
+        };
+        (entry.taker, entry.remover, entry.leaving) = (None, None, false);
+        // What was said of the owner is not said any more.
+        self.event(name, Event::Proved { number: 0 });
+    }
+
     fn is_here(&self, name: &str) -> bool {
         let unit = self.entries.get(name).and_then(|it| it.unit.as_ref());
         unit.is_some_and(|(_, unit)| matches!(unit.state(), State::Owner | State::Draining))
@@ -534,6 +571,10 @@ impl Manager {
                 entry.remover = Some(answer);
                 entry.leaving = true;
                 self.event(name, Event::Leave);
+            }
+            Some(entry) if entry.may_own() => {
+                let why = "this host may own it, and cannot let go of it now; try again";
+                let _ = answer.send(Err(why.into()));
             }
             _ => {
                 self.forget(name);
@@ -561,6 +602,12 @@ fn entry_leaves(entries: &BTreeMap<String, Entry>, name: &str) -> bool {
 }
 
 impl Entry {
+    /// Others would ask this host for it.
+    fn may_own(&self) -> bool {
+        let unit = self.unit.as_ref();
+        unit.is_some_and(|(_, unit)| unit.may_own())
+    }
+
     /// An orderly end need not wait for it.
     fn has_left(&self) -> bool {
         let state = self.unit.as_ref().map(|(_, unit)| unit.state());

@@ -79,6 +79,13 @@ fn failed(path: &Path, what: &str, error: &io::Error) -> String {
 impl Sides {
     pub fn of(origin: &Path, place: Option<&Path>) -> Result<Sides, String> {
         let image = fs::canonicalize(origin).map_err(|error| failed(origin, "open it", &error))?;
+        let file = fs::metadata(&image).is_ok_and(|meta| meta.is_file());
+        if !file {
+            let name = image.display();
+            return Err(format!(
+                "{name}: is no file; start the daemon again to serve it alone"
+            ));
+        }
         Ok(Sides {
             image,
             place: place.map(Path::to_owned),
@@ -99,12 +106,30 @@ impl Sides {
         Ok((ledger, self.path(&beside::of_epoch(JOURNAL, epoch))?))
     }
 
-    fn records(&self, vault: &Vault, unit: Uuid) -> Result<Directory, String> {
-        let path = match vault {
+    fn records_path(&self, vault: &Vault, unit: Uuid) -> Result<PathBuf, String> {
+        Ok(match vault {
             Vault::Beside => self.path(beside::RECORDS)?,
             Vault::Directory(place) => place.join(format!("{}.d", hex(unit))),
-        };
+        })
+    }
+
+    fn records(&self, vault: &Vault, unit: Uuid) -> Result<Directory, String> {
+        let path = self.records_path(vault, unit)?;
         Directory::make(&path).map_err(|error| failed(&path, "make it", &error))
+    }
+
+    /// Those of a unit that was made before, which are never made anew.
+    fn old_records(&self, vault: &Vault, unit: Uuid) -> Result<Directory, String> {
+        let path = self.records_path(vault, unit)?;
+        match fs::metadata(&path) {
+            Ok(meta) if meta.is_dir() => Ok(Directory::open(&path)),
+            Ok(_) => Err(format!("{}: is no directory", path.display())),
+            Err(error) => Err(failed(
+                &path,
+                "read the records of the volume there",
+                &error,
+            )),
+        }
     }
 
     /// The unit of this image; it is made if there is none.
@@ -112,14 +137,15 @@ impl Sides {
         let path = self.path(LEDGER)?;
         for _ in 0..2 {
             if let Some(pointer) = self.pointer(&path, member)? {
-                let records = self.records(&member.vault, pointer.unit)?;
+                let records = self.old_records(&member.vault, pointer.unit)?;
                 let unit = pointer.unit;
                 return Ok(Found { unit, records });
             }
             match written::read_ledger(&path) {
                 Some(ledger) => self.take_over(&path, &ledger, member, fresh)?,
-                // One that was never written, or another host has just made the pointer.
-                None => self.put_pointer(&path, fresh(), member, fresh, is_blank(&path))?,
+                None if is_blank(&path) => self.replace_blank(&path, member, fresh)?,
+                // Or another host has just made it.
+                None => self.put_pointer(&path, fresh(), member, fresh, false)?,
             }
         }
         Err(failed(&path, "make it", &io::ErrorKind::NotFound.into()))
@@ -143,6 +169,15 @@ impl Sides {
                 path.display()
             ));
         }
+        let vault = member.vault.text();
+        if pointer.vault != vault {
+            return Err(format!(
+                "{}: the records of the volume are in the vault {:?}, and this host has {vault:?}; \
+                 all hosts have one vault",
+                path.display(),
+                pointer.vault
+            ));
+        }
         if pointer.inode != 0 && pointer.inode != self.inode()? {
             return Err(format!(
                 "{}: was made for another file than {}; if the image is a copy or was put back, \
@@ -153,6 +188,31 @@ impl Sides {
             ));
         }
         Ok(Some(pointer))
+    }
+
+    /// A ledger that was never written is replaced under the lock of the image, so that one of two
+    /// hosts does it.
+    fn replace_blank(
+        &self,
+        path: &Path,
+        member: &Membership,
+        fresh: &dyn Fn() -> Uuid,
+    ) -> Result<(), String> {
+        let _locked = self.lock()?;
+        match is_blank(path) {
+            true => self.put_pointer(path, fresh(), member, fresh, true),
+            false => Ok(()),
+        }
+    }
+
+    /// No daemon serves the image, and none begins meanwhile.
+    fn lock(&self) -> Result<File, String> {
+        let image = OpenOptions::new().read(true).write(true).open(&self.image);
+        let image = image.map_err(|error| failed(&self.image, "open it", &error))?;
+        let shown = self.image.display().to_string();
+        let locked = lock::acquire(&image, &shown, Mode::Exclusive, &mut Patience::none());
+        locked.map_err(|fault| fault.to_string())?;
+        Ok(image)
     }
 
     fn inode(&self) -> Result<u64, String> {
@@ -215,12 +275,7 @@ impl Sides {
                 "{name}: {owner} has dirty data of before the cluster; start it first"
             ));
         }
-        // No daemon serves the image, and none begins meanwhile.
-        let image = OpenOptions::new().read(true).write(true).open(&self.image);
-        let image = image.map_err(|error| failed(&self.image, "open it", &error))?;
-        let shown = self.image.display().to_string();
-        lock::acquire(&image, &shown, Mode::Exclusive, &mut Patience::none())
-            .map_err(|fault| fault.to_string())?;
+        let _locked = self.lock()?;
         if written::read_ledger(path).as_ref() != Some(ledger) {
             return Err(format!("{name}: is written by another program; try again"));
         }
