@@ -31,7 +31,7 @@ pub(super) struct Fencing {
 
 impl Entry {
     /// The record whose owner is to be fenced now.
-    fn to_fence(&mut self) -> Option<Record> {
+    fn silent_record(&mut self) -> Option<Record> {
         let (_, unit) = self.unit.as_ref()?;
         if *unit.state() != State::Proof {
             // Another look is under way each second.
@@ -55,7 +55,7 @@ impl Manager {
             return;
         };
         for (name, entry) in &mut self.entries {
-            let Some(record) = entry.to_fence() else {
+            let Some(record) = entry.silent_record() else {
                 continue;
             };
             let Some((sides, _)) = entry.place.clone() else {
