@@ -72,8 +72,6 @@ fn record(source: &mut Source<'_>) -> Record {
             number: source.number(),
             nonce: Uuid(source.bytes16()),
         },
-        removed: source.flag(),
-        loss_accepted: source.flag(),
     }
 }
 

@@ -22,10 +22,6 @@ pub const HOST_NAME_BYTES_MAX: usize = 64;
 /// Longest place of a vault.
 pub const VAULT_BYTES_MAX: usize = 1024;
 
-const FLAG_REMOVED: u64 = 1 << 0;
-const FLAG_LOSS_ACCEPTED: u64 = 1 << 1;
-const FLAGS_KNOWN: u64 = FLAG_REMOVED | FLAG_LOSS_ACCEPTED;
-
 /// One life of a daemon on one host.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Holder {
@@ -72,10 +68,6 @@ pub struct Record {
     /// Serves the unit and writes its origin. None: it was let go of with everything at its origin.
     pub owner: Option<Holder>,
     pub epoch: Epoch,
-    /// The last one: no host serves the unit any more.
-    pub removed: bool,
-    /// An administrator has gone on without what another host may still have.
-    pub loss_accepted: bool,
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -120,13 +112,6 @@ impl Record {
             .map_or(0, |owner| put_text(&mut name, &owner.name));
         let zero = Uuid([0; 16]);
         let id = |of: fn(&Holder) -> Uuid| self.owner.as_ref().map_or(zero, of).0;
-        let mut flags = 0;
-        if self.removed {
-            flags |= FLAG_REMOVED;
-        }
-        if self.loss_accepted {
-            flags |= FLAG_LOSS_ACCEPTED;
-        }
         let head = RecordBytes {
             prefix: Prefix::new(Kind::VaultRecord),
             incompatible: U64::new(0),
@@ -135,7 +120,7 @@ impl Record {
             number: U64::new(self.number),
             nonce: self.nonce.0,
             before: self.before.0,
-            flags: U64::new(flags),
+            flags: U64::new(0),
             epoch: U64::new(self.epoch.number),
             epoch_nonce: self.epoch.nonce.0,
             owners: U16::new(self.owner.is_some().into()),
@@ -166,7 +151,7 @@ impl Record {
         if head.incompatible.get() != 0 {
             return Err(FormatError::Incompatible(head.incompatible.get()));
         }
-        if head.flags.get() & !FLAGS_KNOWN != 0 {
+        if head.flags.get() != 0 {
             return Err(FormatError::Field("flags"));
         }
         if !(1..u64::MAX).contains(&head.number.get()) {
@@ -203,8 +188,6 @@ impl Record {
                 number: head.epoch.get(),
                 nonce: Uuid(head.epoch_nonce),
             },
-            removed: head.flags.get() & FLAG_REMOVED != 0,
-            loss_accepted: head.flags.get() & FLAG_LOSS_ACCEPTED != 0,
         })
     }
 }
@@ -299,8 +282,6 @@ mod tests {
                 number: 3,
                 nonce: Uuid([9; 16]),
             },
-            removed: false,
-            loss_accepted: true,
         }
     }
 
@@ -310,7 +291,6 @@ mod tests {
             record(),
             Record {
                 owner: None,
-                removed: true,
                 ..record()
             },
         ];

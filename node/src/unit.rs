@@ -127,6 +127,15 @@ pub enum State {
     Held(String),
 }
 
+/// What the owner of a unit says to a host that has a client for it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Answer {
+    /// Why it does not let go of it.
+    Denied(String),
+    /// It destages; so many bytes are left.
+    Draining { bytes: u64 },
+}
+
 /// One unit on one host.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Unit {
@@ -145,7 +154,7 @@ pub struct Unit {
     /// Who waits for this host to let go.
     asked_by: Option<Uuid>,
     /// What the owner has answered last.
-    answer: Option<String>,
+    answer: Option<Answer>,
 }
 
 /// Where nonces come from.
@@ -200,8 +209,8 @@ impl Unit {
     }
 
     /// What the owner has said to the last request for the unit.
-    pub fn answer(&self) -> Option<&str> {
-        self.answer.as_deref()
+    pub fn answer(&self) -> Option<&Answer> {
+        self.answer.as_ref()
     }
 
     pub fn is_wanted(&self) -> bool {
@@ -355,9 +364,6 @@ impl Unit {
         let Some(newest) = self.newest.clone() else {
             return self.prepare(cx);
         };
-        if newest.removed {
-            return self.hold(cx, "was removed from its cluster".into());
-        }
         match &newest.owner {
             None => self.prepare(cx),
             Some(_) if self.names_me(&newest) => self.serve(cx, newest),
@@ -407,8 +413,6 @@ impl Unit {
             before: newest.map_or(Uuid([0; 16]), |newest| newest.nonce),
             owner,
             epoch,
-            removed: false,
-            loss_accepted: false,
         }
     }
 
@@ -491,12 +495,12 @@ impl Unit {
             Body::Take { number } => self.asked(cx, from, number),
             Body::Denied { why } => {
                 if self.state == (State::Asking { host: from }) {
-                    self.answer = Some(why);
+                    self.answer = Some(Answer::Denied(why));
                 }
             }
-            Body::Draining { .. } => {
+            Body::Draining { bytes } => {
                 if self.state == (State::Asking { host: from }) {
-                    self.answer = None;
+                    self.answer = Some(Answer::Draining { bytes });
                 }
             }
             Body::Newer { .. } | Body::NotMine { .. } => {

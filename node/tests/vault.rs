@@ -9,22 +9,11 @@ use engine::types::Uuid;
 use node::record::{Epoch, Record};
 use node::vault::{Answer, Call, Cas, Look, Outcome, Step};
 use std::collections::BTreeMap;
+use workload::rng::Rng;
 
 const UNIT: Uuid = Uuid([9; 16]);
 const ROUNDS: u64 = 20_000;
 const STEPS_MAX: u32 = 10_000;
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        (self.0 >> 33) % end
-    }
-}
 
 /// The directory, and what is under way to it.
 #[derive(Default)]
@@ -44,7 +33,7 @@ impl Directory {
         free
     }
 
-    fn land(&mut self, random: &mut Random) {
+    fn land(&mut self, random: &mut Rng) {
         if !self.late.is_empty() {
             let at = random.below(self.late.len() as u64) as usize;
             let (_, to, bytes) = self.late.remove(at);
@@ -52,7 +41,7 @@ impl Directory {
         }
     }
 
-    fn call(&mut self, random: &mut Random, call: &Call) -> Answer {
+    fn call(&mut self, random: &mut Rng, call: &Call) -> Answer {
         let luck = if self.calm { 9 } else { random.below(10) };
         match call {
             Call::Write { .. } if luck == 0 => Answer::Failed,
@@ -120,8 +109,6 @@ fn record(number: u64, host: u8, nonce: u8) -> Record {
         before: Uuid::NIL,
         owner: None,
         epoch: Epoch::default(),
-        removed: false,
-        loss_accepted: false,
     }
 }
 
@@ -141,7 +128,7 @@ impl Host {
         }
     }
 
-    fn step(&mut self, directory: &mut Directory, random: &mut Random) {
+    fn step(&mut self, directory: &mut Directory, random: &mut Rng) {
         let answer = directory.call(random, &self.call);
         match self.cas.answer(answer) {
             Step::Call(call) | Step::Wait(call) => self.call = call,
@@ -154,7 +141,7 @@ impl Host {
 fn one_record_has_each_number_whatever_the_directory_says() {
     let (mut won, mut lost, mut unwritten, mut crashed) = (0, 0, 0, 0);
     for round in 0..ROUNDS {
-        let mut random = Random(round);
+        let mut random = Rng::new(round);
         let mut directory = Directory::default();
         let mut hosts: Vec<Host> = (0..3)
             .map(|it| Host::new(Cas::new(record(1, it, 0))))
@@ -211,7 +198,7 @@ fn one_record_has_each_number_whatever_the_directory_says() {
 #[test]
 fn a_look_is_late_at_most() {
     for round in 0..ROUNDS {
-        let mut random = Random(round);
+        let mut random = Rng::new(round);
         let mut directory = Directory::default();
         let last = 1 + random.below(5);
         for number in 1..=last {

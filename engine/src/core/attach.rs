@@ -415,7 +415,7 @@ impl Core {
     }
 
     /// At an orderly stop, and when its image goes to another host, the ledger of a clean volume
-    /// that was in use says that nobody holds anything of it.
+    /// that was in use says that no cache holds anything of it.
     pub(super) fn release_if_clean(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let parks = self.parking.is_some();
         let Some(volume) = self.find(id).filter(|volume| volume.is_ready()) else {

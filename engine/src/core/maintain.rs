@@ -185,7 +185,7 @@ impl Core {
         }
     }
 
-    /// A round of turns has begun, or somebody has left it: all in line try.
+    /// A round of turns has begun, or a volume has left it: all in line try.
     fn give_destage_turns(&mut self, cx: &mut Cx<'_>) {
         // Where memory is short, who gives some back calls the next.
         while self.scratch.may_take_destage_piece(0) && self.turns.take_opened() {

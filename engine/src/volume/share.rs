@@ -31,7 +31,7 @@ impl Parts {
 /// What a volume has of the pools, as it was last counted.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Own {
-    /// Nobody can take it.
+    /// No caller can take it.
     pub(crate) part: Parts,
     /// Of that, what it does not use.
     pub(crate) kept: Parts,

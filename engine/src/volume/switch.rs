@@ -41,7 +41,7 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// One that nobody has ordered.
+    /// One that was not ordered.
     pub fn towards(wanted: Policy) -> Switch {
         Switch {
             wanted,
@@ -61,7 +61,7 @@ impl Volume {
         !self.is_in_part() && (switching || self.bypass.holds_writes())
     }
 
-    /// Why a switch that nobody ordered is not at its end.
+    /// Why a switch that was not ordered is not at its end.
     pub fn switch_reason(&self) -> Option<&'static str> {
         let rests = |switch: &Switch| matches!(switch.step, Step::Rest { .. });
         let rests = self.switch.as_ref().is_some_and(rests);

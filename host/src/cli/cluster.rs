@@ -9,7 +9,7 @@ use crate::cluster::tokens::Token;
 use crate::cluster::{identity, join};
 use crate::config::cluster::{self, Cluster, Vault};
 use crate::config::{Config, Wrong};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, cause};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -88,6 +88,14 @@ fn init(context: &Context, command: &Init) -> Result<()> {
         domain: cluster::domain(&command.domain).map_err(usage("--domain"))?,
         ..Cluster::default()
     };
+    made.vault.make().map_err(|error| {
+        let right = "make the directory it lies in, or mount its storage";
+        Error::usage(format!(
+            "--vault: {}: {}; {right}",
+            made.vault.show(),
+            cause(&error)
+        ))
+    })?;
     let id = join::init(&config, &made)?;
     let document = json!({
         "cluster": made.name,

@@ -54,8 +54,7 @@ pub(super) fn join(
             Vault::Beside => sides::Vault::Beside,
             Vault::Directory(path) => sides::Vault::Directory(path.clone()),
         },
-        // Not in this version: no test has driven it yet.
-        fence: None,
+        fence: with.cluster.fence.clone(),
         me: Holder {
             host: identity.host,
             cache: daemon.cache_id(),

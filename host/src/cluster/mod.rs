@@ -232,10 +232,10 @@ impl Links {
         if let Some(owned) = self.shared.owned.get() {
             let names = owned();
             if let Some(first) = names.first() {
+                let names = names.join(", ");
                 let message = format!(
-                    "cluster: this host owns {} volumes, as {first}, which the others could not \
-                     take over; let them be owned elsewhere or remove them first",
-                    names.len()
+                    "cluster: this host owns {names}, which the others could not take over; let \
+                     them be owned elsewhere or remove them first"
                 );
                 return Err(Error::refused(message).about(first.clone()));
             }

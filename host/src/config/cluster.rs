@@ -26,6 +26,15 @@ pub enum Vault {
 }
 
 impl Vault {
+    /// Makes the directory of a new cluster; what it lies in has to be there, because a storage
+    /// that is not mounted must not look like a new one.
+    pub fn make(&self) -> std::io::Result<()> {
+        match self {
+            Vault::Directory(path) if !path.is_dir() => std::fs::create_dir(path),
+            Vault::Directory(_) | Vault::Beside => Ok(()),
+        }
+    }
+
     pub fn parse(text: &str) -> Result<Vault, Wrong> {
         let right = "write \"beside\" or \"dir:/PATH\"";
         if text.starts_with("etcd:") {

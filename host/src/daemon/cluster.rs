@@ -6,7 +6,7 @@
 //! [`crate::unit`].
 
 use super::held::{Hold, Why};
-use super::volumes::{Claim, Entry};
+use super::volumes::Entry;
 
 use super::{Daemon, VolumeError, VolumeSettings};
 use crate::shard::control::CommandError;
@@ -19,13 +19,10 @@ use node::record::Epoch;
 use node::unit::Drained;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long an orderly stop waits for records of units that are let go of.
 const LEAVE_WAIT: Duration = Duration::from_secs(10);
-/// How long a unit waits for another change of its volume, and how often it looks.
-const CLAIM_WAIT: Duration = Duration::from_secs(600);
-const CLAIM_AGAIN: Duration = Duration::from_millis(20);
 
 fn named(settings: &VolumeSettings) -> Named {
     Named {
@@ -126,19 +123,6 @@ impl Daemon {
         self.table().held.insert(name.clone(), held);
         self.front_ends.set_away(name, waiting.clone());
         Ok(self.handle.export_away(name, waiting.clone())?)
-    }
-
-    /// The right to change a name, however long others need it. A unit orders once.
-    fn claim_in_turn(&self, name: &str) -> Result<Claim<'_>, VolumeError> {
-        let begun = Instant::now();
-        loop {
-            match self.claim(name) {
-                Err(VolumeError::Changing(_)) if begun.elapsed() < CLAIM_WAIT => {
-                    std::thread::sleep(CLAIM_AGAIN);
-                }
-                claim => return claim,
-            }
-        }
     }
 
     /// Serves a volume with the ledger of this epoch, or holds it.
@@ -355,11 +339,14 @@ impl Volumes for ByUnits {
         }
     }
 
-    fn explain(&self, name: &str, reason: String) {
+    fn explain(&self, name: &str, reason: String, wrong: bool) {
         let Some(daemon) = self.0.upgrade() else {
             return;
         };
-        tracing::info!(volume = %name, "volume {name}: {reason}");
+        match wrong {
+            true => tracing::warn!(volume = %name, "volume {name}: {reason}"),
+            false => tracing::info!(volume = %name, "volume {name}: {reason}"),
+        }
         let mut table = daemon.table();
         if let Some(held) = table.held.get_mut(name)
             && held.hold.why == Why::Away
@@ -374,7 +361,10 @@ impl Volumes for ByUnits {
         }
     }
 
-    fn dirty_bytes(&self, _name: &str) -> u64 {
-        0
+    fn dirty_bytes(&self, name: &str) -> u64 {
+        let shown = self.0.upgrade().and_then(|it| it.handle.snapshot().ok());
+        let volumes = shown.map(|shown| shown.engine.volumes);
+        let found = volumes.into_iter().flatten().find(|it| it.name == name);
+        found.map_or(0, |volume| volume.dirty_bytes)
     }
 }

@@ -30,6 +30,8 @@ use std::time::Duration;
 
 /// How long a change of a held volume waits for a try under way.
 const TRY_WAIT: Duration = Duration::from_secs(30);
+/// How long what a unit has ordered waits for another change of its volume.
+const TURN_WAIT: Duration = Duration::from_secs(600);
 
 /// What is attached, by name, and which names are being changed.
 #[derive(Default)]
@@ -136,12 +138,28 @@ impl Daemon {
     }
 
     pub(super) fn claim(&self, name: &str) -> Result<Claim<'_>, VolumeError> {
-        let mut table = self.table();
-        // A held one is tried again by itself, which nobody has to know.
+        // A held one is tried again by itself, which no caller has to know.
         let tried =
             |table: &mut Table| table.held.contains_key(name) && table.changing.contains(name);
-        let wait = self.unclaimed.wait_timeout_while(table, TRY_WAIT, tried);
-        table = wait.expect("no holder of this lock panics").0;
+        self.claim_unless(name, TRY_WAIT, tried)
+    }
+
+    /// The same for a unit, which orders once: it waits for any other change of its volume.
+    pub(super) fn claim_in_turn(&self, name: &str) -> Result<Claim<'_>, VolumeError> {
+        self.claim_unless(name, TURN_WAIT, |table| table.changing.contains(name))
+    }
+
+    /// Waits so long while the table is not as it should be.
+    fn claim_unless(
+        &self,
+        name: &str,
+        patience: Duration,
+        waits: impl FnMut(&mut Table) -> bool,
+    ) -> Result<Claim<'_>, VolumeError> {
+        let wait = self
+            .unclaimed
+            .wait_timeout_while(self.table(), patience, waits);
+        let mut table = wait.expect("no holder of this lock panics").0;
         match table.changing.insert(name.to_owned()) {
             false => Err(VolumeError::Changing(name.to_owned())),
             true => Ok(Claim {

@@ -4,9 +4,11 @@
 //! touches it. Deliberately absent: what is ordered.
 
 use super::{Action, Entry, Event, Input, Job, Manager, Shown, State, locked};
+use crate::config::units::human_bytes;
 use engine::types::Uuid;
 use node::message::{Body, Message};
 
+use node::unit::Answer;
 use node::vault::{Cas, Look};
 use std::collections::VecDeque;
 use std::io;
@@ -230,7 +232,8 @@ impl Manager {
             && !shown.here
             && let Some(reason) = &shown.reason
         {
-            self.volumes.explain(name, reason.clone());
+            let wrong = shown.is_wrong();
+            self.volumes.explain(name, reason.clone(), wrong);
         }
         self.end_if_removed(name);
         self.end_takeover(name);
@@ -273,8 +276,12 @@ impl Manager {
             State::Asking { host } => {
                 let host = self.host(*host);
                 let says = match unit.answer() {
-                    Some(why) => why.to_owned(),
-                    None => format!("{host} was asked for it, and destages first"),
+                    Some(Answer::Denied(why)) => why.clone(),
+                    Some(Answer::Draining { bytes }) => {
+                        let left = human_bytes(*bytes);
+                        format!("{host} destages it first; {left} are left")
+                    }
+                    None => format!("{host} was asked for it"),
                 };
                 ("asking", Some(says))
             }

@@ -57,8 +57,8 @@ pub trait Volumes: Send + Sync {
     fn let_go(&self, name: &str, at_rest: bool) -> Drained;
     /// Lets go of it at once: its origin is another host's.
     fn depose(&self, name: &str, owner: &str);
-    /// Why it is not served.
-    fn explain(&self, name: &str, reason: String);
+    /// Why it is not served, and whether an administrator has to do something about it.
+    fn explain(&self, name: &str, reason: String, wrong: bool);
     /// Counts clients anew that wait for it.
     fn forget_gone(&self, name: &str);
     /// Bytes that have not reached its origin.
@@ -400,9 +400,6 @@ impl Manager {
                 self.event(name, Event::Begin);
             }
             Err(why) => {
-                if entry.problem.as_ref() != Some(&why) {
-                    tracing::warn!(volume = %name, "volume {name}: {why}");
-                }
                 entry.problem = Some(why);
                 self.show(name);
             }

@@ -13,6 +13,7 @@
 //! more; a ledger of before the cluster goes into the first epoch, and is replaced by the pointer
 //! last. Deliberately absent: who may do this.
 
+use crate::error::cause;
 use crate::lock::{self, Mode, Patience};
 use crate::origin::beside::{self, JOURNAL, LEDGER};
 use crate::origin::written;
@@ -73,7 +74,7 @@ pub struct Found {
 }
 
 fn failed(path: &Path, what: &str, error: &io::Error) -> String {
-    format!("{}: cannot {what}: {error}", path.display())
+    format!("{}: cannot {what}: {}", path.display(), cause(error))
 }
 
 impl Sides {
@@ -114,6 +115,14 @@ impl Sides {
     }
 
     fn records(&self, vault: &Vault, unit: Uuid) -> Result<Directory, String> {
+        if let Vault::Directory(place) = vault
+            && !place.is_dir()
+        {
+            let place = place.display();
+            return Err(format!(
+                "vault {place}: is no directory; mount its storage, or make it"
+            ));
+        }
         let path = self.records_path(vault, unit)?;
         Directory::make(&path).map_err(|error| failed(&path, "make it", &error))
     }
@@ -124,11 +133,10 @@ impl Sides {
         match fs::metadata(&path) {
             Ok(meta) if meta.is_dir() => Ok(Directory::open(&path)),
             Ok(_) => Err(format!("{}: is no directory", path.display())),
-            Err(error) => Err(failed(
-                &path,
-                "read the records of the volume there",
-                &error,
-            )),
+            Err(error) => {
+                let why = failed(&path, "read the records of the volume there", &error);
+                Err(format!("{why}; mount the storage of the vault"))
+            }
         }
     }
 
@@ -294,8 +302,6 @@ impl Sides {
             before: Uuid::NIL,
             owner: ledger.dirty.then(|| member.me.clone()),
             epoch,
-            removed: false,
-            loss_accepted: false,
         };
         let records = self.records(&member.vault, unit)?;
         match records.decide(Cas::new(record), &|| true) {

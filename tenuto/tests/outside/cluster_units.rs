@@ -10,7 +10,8 @@ use workload::rng::Rng;
 use crate::common::front_end::Polite;
 use crate::common::nbd::Client;
 use crate::common::{
-    Daemon, EXIT_FAILED, EXIT_REFUSED, PATIENCE, Rig, count, have, run, seed, text_of, wait_until,
+    Daemon, EXIT_FAILED, EXIT_REFUSED, EXIT_USAGE, PATIENCE, Rig, count, have, run, seed, text_of,
+    wait_until,
 };
 
 const BLOCK: u64 = 4096;
@@ -496,4 +497,102 @@ fn a_front_end_of_vhost_user_waits_until_the_volume_is_here() {
     assert_eq!(guest.read(0, BLOCK as usize), Model::stamp(1));
     guest.leave();
     hosts.iter_mut().for_each(|host| drop(host.stop()));
+}
+
+/// Fails when: a program that says no is taken for one that says yes.
+#[test]
+fn a_fence_program_lets_another_host_go_on_where_nothing_is_lost() {
+    let shared = Shared::new();
+    let image = shared.raw();
+    let (program, told) = (shared.path("fence"), shared.path("told"));
+    let script = |code: u32| {
+        let text = format!("#!/bin/sh\necho $1 >> {}\nexit {code}\n", told.display());
+        std::fs::write(&program, text).expect("a program");
+        run("chmod", &["755", &program.display().to_string()]);
+    };
+    script(1);
+    let mut hosts = pair(&image, "raw", "", "beside");
+    let [one, two] = &mut hosts;
+    two.stop();
+    two.rig.forget_volumes();
+    one.stop();
+    one.rig.forget_volumes();
+    for host in [&mut *one, &mut *two] {
+        host.rig.volume("disk", &image, "write-through", "");
+        host.rig
+            .section(&format!("fence = \"{}\"\n", program.display()));
+        host.rig.write_config();
+        host.start();
+    }
+    see_each_other(&hosts);
+    let [one, two] = &mut hosts;
+    let mut client = one.client();
+    client.write(0, &Model::stamp(1));
+    client.flush();
+    one.kill();
+    let asks = two.client_later();
+    wait_until("the program was called", PATIENCE, || told.exists());
+    wait_until("it is told that it failed", PATIENCE, || {
+        let reason = two.show()["ownership_reason"].clone();
+        reason
+            .as_str()
+            .is_some_and(|it| it.contains("fence program"))
+    });
+    assert!(!asks.is_finished(), "a host that may write is waited for");
+    script(0);
+    let mut client = asks.join().expect("no panic").expect("served");
+    assert_eq!(client.read(0, BLOCK as usize), Model::stamp(1));
+    let said = std::fs::read_to_string(&told).expect("what it was told");
+    assert!(said.lines().all(|it| it == "host-a"), "{said}");
+    assert_eq!(two.show()["drain"]["proof"], "fenced by its program");
+    drop(client);
+    two.stop();
+}
+
+/// Fails when: the records of a volume are made anew where they are not found.
+#[test]
+fn a_vault_that_is_not_there_is_waited_for_and_never_made_anew() {
+    let shared = Shared::new();
+    let image = shared.raw();
+    let (vault, away) = (shared.path("vault"), shared.path("away"));
+    let mut host = Host::new("host-a", &image, "raw", "");
+    let port = &free_ports()[0];
+    let init = |place: &Path| {
+        let vault = format!("dir:{}", place.display());
+        ["cluster", "init", "c1", "--listen", port, "--vault", &vault].map(str::to_owned)
+    };
+    let nowhere = init(&shared.path("nowhere/vault"));
+    let nowhere: Vec<&str> = nowhere.iter().map(String::as_str).collect();
+    let said = host.rig.refused(&nowhere, EXIT_USAGE);
+    assert!(said.contains("mount"), "{said}");
+    let made = init(&vault);
+    host.rig
+        .done(&made.iter().map(String::as_str).collect::<Vec<_>>());
+    host.keep_section();
+    host.start();
+    let mut client = host.client();
+    client.write(0, &Model::stamp(1));
+    client.flush();
+    drop(client);
+    host.stop();
+    std::fs::rename(&vault, &away).expect("it is not mounted");
+    for empty in [false, true] {
+        if empty {
+            std::fs::create_dir(&vault).expect("what it is mounted on");
+        }
+        host.start();
+        wait_until("it is told", PATIENCE, || {
+            let reason = host.show()["ownership_reason"].clone();
+            reason.as_str().is_some_and(|it| it.contains("mount"))
+        });
+        host.stop();
+    }
+    assert_eq!(std::fs::read_dir(&vault).expect("there").count(), 0);
+    std::fs::remove_dir(&vault).expect("nothing was made");
+    std::fs::rename(&away, &vault).expect("it is mounted");
+    host.start();
+    let mut client = host.client();
+    assert_eq!(client.read(0, BLOCK as usize), Model::stamp(1));
+    drop(client);
+    host.stop();
 }

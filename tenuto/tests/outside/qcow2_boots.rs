@@ -3,7 +3,7 @@
 //! Some of them are real guests, which read all files of their disk and write a few of their own;
 //! emulated ones are too slow to be a hundred. On the others clients ask what a guest has asked
 //! that booted before on a clone of a copy of the base: each request in its order, without pauses.
-//! Always true: all reads are judged; of the base each block is asked for once, whoever asks.
+//! Always true: all reads are judged; of the base each block is asked for once, by any of the guests.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -209,7 +209,7 @@ fn a_hundred_clones_of_one_base_boot_at_once_and_ask_it_for_each_block_once() {
     );
     assert!(made[made.len() / 4] < MADE_MAX, "{made:?}");
     assert!(read <= wanted + CLONES * TABLES_MAX, "{read} of {wanted}");
-    assert!(read >= FILES * FILE_BYTES, "somebody has to read it");
+    assert!(read >= FILES * FILE_BYTES, "the guests read all of it");
     assert!(0 < ram && ram <= TABLE_RAM_MAX, "{ram}");
 
     for name in [guests, players].map(|of| &of[0]) {

@@ -181,7 +181,7 @@ fn a_second_guest_on_a_gold_image_reads_nothing_from_the_origin() {
     let daemon = rig.serve();
     machine.run(&rig.uri("one"), "clean");
     let first = rig.show("one")["origin"]["reads"].as_u64().unwrap();
-    assert!(first > 0, "somebody has to read it");
+    assert!(first > 0, "the guests read all of it");
     machine.run(&rig.uri("two"), "clean");
     let shown = rig.show("two");
     assert!(shown["reads"]["requests"].as_u64().unwrap() > 0);

@@ -210,7 +210,7 @@ fn calls<'a>(line: &'a str, arguments: &'a str) -> impl Iterator<Item = &'a str>
     })
 }
 
-/// Nobody is woken by hand: what changes something touches its volume, and the two lists of
+/// No step is called by hand: what changes something touches its volume, and the two lists of
 /// `core::maintain` call each step. A step is what they give the context of an event to.
 #[test]
 fn steps_of_the_engine_are_called_by_its_lists_alone() {
