@@ -3,7 +3,8 @@
 //! Some of them are real guests, which read all files of their disk and write a few of their own;
 //! emulated ones are too slow to be a hundred. On the others clients ask what a guest has asked
 //! that booted before on a clone of a copy of the base: each request in its order, without pauses.
-//! Always true: all reads are judged; of the base each block is asked for once, by any of the guests.
+//! Always true: all reads are judged; of the base each block is asked for once, by any of the
+//! guests.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
