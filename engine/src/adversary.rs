@@ -14,6 +14,24 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 rules::list! {
     /// A rule that is broken, with the rule of the design before the colon.
     Bug {
+        /// C2: a flush is answered before the peers that count have what it covers.
+        AcknowledgeBeforePeers,
+        /// C8: a destage begins with writes that a peer lacks.
+        DestagePastPeers,
+        /// 13.1: a peer counts before it has what flushes were answered for.
+        CountForgettingFlushes,
+        /// C4: a peer counts before it has what a destage has begun with.
+        CountForgettingCuts,
+        /// C5: a replica is frozen, and what it says it has is not durable.
+        FreezeUnsynced,
+        /// 4: a delta counts before its last part is there.
+        CountPartialDelta,
+        /// 4: a delta that comes in parts goes into the epoch of those before it.
+        MergePartialDelta,
+        /// C6: what a replica has beyond its end counts for the next owner.
+        CountVoidSerials,
+        /// 4: the bytes of a batch are not compared with their checksums.
+        BelieveBatch,
         /// 5.2.5: the log takes its records for durable without a sync of the device.
         SkipLogSync,
         /// 5.2.4: a checkpoint counts without a sync of the device.
@@ -286,6 +304,18 @@ rules::list! {
 rules::list! {
     /// A way that is seldom gone.
     Mark {
+        /// A flush is durable here, and waits for a peer.
+        WaitedForPeer,
+        /// A destage waits until a peer has what it begins with.
+        DestageWaitedForPeer,
+        /// Too much is queued for a peer: it gets epochs again.
+        PeerFellBehind,
+        /// A peer gets an epoch as one delta.
+        SentEpoch,
+        /// What is left of a delta is dropped by its replica.
+        DroppedPartialDelta,
+        /// A replica becomes a volume of its host.
+        TookOver,
         /// What a write copies to its new cluster was in the read tier.
         CopiedFromTier,
         /// A read of more than what is copied has failed, and what is copied is read alone.

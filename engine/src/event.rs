@@ -6,13 +6,15 @@
 
 use crate::adversary::{Bug, has};
 use crate::flow::FlowLimits;
+use crate::format::record::EntryKind;
 use crate::image::{Image, Named};
-use crate::memory::Slice;
+use crate::memory::{Place, Slice};
 use crate::origin::Move;
 use crate::origin::{FileIndex, Packed};
 use crate::round_robin::WEIGHT_DEFAULT;
 use crate::types::{
-    BufferId, ConnectionId, DestageMode, IoId, Policy, RequestId, Tag, Uuid, VolumeId,
+    BufferId, ConnectionId, DestageMode, IoId, PeerId, Policy, RequestId, Serial, Span, Tag, Uuid,
+    VolumeId,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -66,6 +68,19 @@ pub enum Event {
         io: IoId,
         result: Result<(), IoError>,
         stat: Option<Stat>,
+    },
+    /// The owner of a volume sends this for the replica that is kept here. Replied to when all of
+    /// it is durable, with all batches before it.
+    Replicate {
+        volume: VolumeId,
+        request: RequestId,
+        batch: Batch,
+    },
+    /// A peer has the batch of this number, and all that were sent to it before, durably.
+    Replicated {
+        volume: VolumeId,
+        peer: PeerId,
+        number: u64,
     },
     /// The origin of a volume has no cheap way to zero: for lack of it so many zeroes were written.
     Zeroed { volume: VolumeId, bytes: u64 },
@@ -139,6 +154,33 @@ pub enum Command {
     /// [`Command::EndExchange`], and in between [`Command::Empty`] and its exchange. Refused while
     /// it is dirty.
     Rebase { volume: VolumeId, order: Move },
+    /// Keeps a replica of a volume that another host serves, a new one under an id that is free. One
+    /// that is there goes on where it ends: what is left of a delta is dropped. Durable before the
+    /// reply, with all that it has.
+    KeepReplica { volume: VolumeId, spec: ReplicaSpec },
+    /// The replica takes nothing more from its owner, and obeys this record of the cluster. Durable
+    /// before the reply, with all that it has.
+    Freeze { volume: VolumeId, term: u64 },
+    /// Makes a frozen replica a volume of this host, under this name; it can be attached after the
+    /// reply. Durable before that.
+    TakeOver { volume: VolumeId, name: String },
+    /// The owner of a volume gives it this lineage. Durable before the reply.
+    NameLineage { volume: VolumeId, lineage: Uuid },
+    /// Sends a peer every write that is dirty and behind `have`, and from then on each new one.
+    StartPeer {
+        volume: VolumeId,
+        peer: PeerId,
+        have: Serial,
+    },
+    /// From now on a flush needs the peer, and a destage as well; replied to when it has all that
+    /// any of them has relied on so far.
+    CountPeer { volume: VolumeId, peer: PeerId },
+    /// Nothing is sent to the peer any more. One that `counts` is needed all the same.
+    StopPeer {
+        volume: VolumeId,
+        peer: PeerId,
+        counts: bool,
+    },
     /// Looks whether the image of a volume is still the one that it knows, under its path. A volume
     /// whose image does not fit is held until it does; then the reply is [`Refusal::Held`].
     Look { volume: VolumeId },
@@ -245,6 +287,47 @@ pub struct VolumeSpec {
     pub tuning: Tuning,
 }
 
+/// The volume of another host that a replica is of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplicaSpec {
+    /// Of the replica: no volume of this host has it.
+    pub name: String,
+    pub origin: String,
+    pub uuid: Uuid,
+    pub size_bytes: u64,
+    pub lineage: Uuid,
+    pub term: u64,
+    /// The origin has all writes up to here.
+    pub destaged: Serial,
+}
+
+/// Writes of a volume on their way to a replica: a delta, or a part of one. A delta is what all
+/// writes between two serials leave behind; a replica counts it as a whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// Of the last write of the delta.
+    pub upto: Serial,
+    /// It is the first part of the delta, and the last one; most are both.
+    pub begins: bool,
+    pub ends: bool,
+    /// The delta is the first of an epoch.
+    pub begins_epoch: bool,
+    /// The origin has all writes up to here.
+    pub destaged: Serial,
+    /// In ascending order, none over another.
+    pub parts: Vec<BatchPart>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchPart {
+    pub span: Span,
+    pub kind: EntryKind,
+    /// Where the bytes of a write lie, while the host looks at the action, or until the reply.
+    pub source: Option<Place>,
+    /// CRC-32C of these bytes.
+    pub sum: u32,
+}
+
 /// What an [`Action::Io`] acts on. The host maps each to one open file description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Device {
@@ -336,6 +419,8 @@ pub enum Purpose {
     JournalApply,
     DestageWrite,
     Ledger,
+    /// Dirty data on its way to a peer.
+    Replicate,
 }
 
 /// Something the host must do.
@@ -346,6 +431,14 @@ pub enum Action {
     Reply {
         request: RequestId,
         result: Result<(), Refusal>,
+    },
+    /// Goes to a peer, behind all that was sent to it before. The bytes are to be taken before the
+    /// next event is applied.
+    Send {
+        volume: VolumeId,
+        peer: PeerId,
+        number: u64,
+        batch: Batch,
     },
 }
 

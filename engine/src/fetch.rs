@@ -14,7 +14,9 @@ use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending};
 use crate::scratch::Scratch;
 use crate::slab::Slab;
-use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, LogAddr, SECTOR_BYTES, SegmentIndex, VolumeId};
+use crate::types::{
+    BLOCK_BYTES, BLOCK_SECTORS, LogAddr, PeerId, SECTOR_BYTES, SegmentIndex, VolumeId,
+};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
@@ -29,6 +31,7 @@ pub enum Owner {
     Read(u32),
     Destage { volume: VolumeId, job: u32 },
     Replay { volume: VolumeId, job: u32 },
+    Peer { volume: VolumeId, peer: PeerId },
     Evacuate,
     RetryRead,
     Scrub,

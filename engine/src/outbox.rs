@@ -244,6 +244,11 @@ impl Outbox {
         self.actions.push_back(Action::Reply { request, result });
     }
 
+    /// Something that is neither a reply nor a request to a device.
+    pub fn act(&mut self, action: Action) {
+        self.actions.push_back(action);
+    }
+
     /// Requests to devices that have not ended.
     pub fn in_flight(&self) -> usize {
         self.in_flight

@@ -44,6 +44,14 @@ impl Scratch {
         self.pieces_free.pop()
     }
 
+    /// As `take_piece`, while those who make room have enough.
+    pub fn take_spare_piece(&mut self) -> Option<u32> {
+        match self.pieces_free.len() > PIECES_KEPT {
+            true => self.pieces_free.pop(),
+            false => None,
+        }
+    }
+
     /// As `take_piece`, within the share of the destager.
     pub fn take_destage_piece(&mut self, held: usize) -> Option<u32> {
         if !self.may_take_destage_piece(held) {

@@ -4,7 +4,7 @@
 
 use crate::event::Share;
 use crate::image::Finding;
-use crate::types::{DestageMode, Generation, Policy, Serial, Span, Uuid, VolumeId};
+use crate::types::{DestageMode, Generation, PeerId, Policy, Serial, Span, Uuid, VolumeId};
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -240,8 +240,43 @@ pub struct VolumeSnapshot {
     /// Blocks with such tables that the cache device holds as clean data; shared likewise, and by
     /// volumes that stand on one of its files.
     pub table_blocks: Option<u64>,
+    /// Of the owner that gives its serials; nil where it never had peers.
+    pub lineage: Uuid,
+    /// The newest write that the start of this daemon has found.
+    pub recovered_serial: Serial,
+    /// None of a volume of this host.
+    pub replica: Option<ReplicaSnapshot>,
+    pub peers: Vec<PeerSnapshot>,
     /// Of a volume that writes such an image.
     pub written: Option<WrittenSnapshot>,
+}
+
+/// What is told of a peer that a volume is replicated to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerSnapshot {
+    pub peer: PeerId,
+    /// A flush needs it.
+    pub counts: bool,
+    /// Nothing is sent to it.
+    pub stopped: bool,
+    /// It gets writes as they come; else it is behind.
+    pub live: bool,
+    /// It has all writes up to here, durably; and gets them up to here.
+    pub durable: Serial,
+    pub sent: Serial,
+}
+
+/// A replica that this host keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplicaSnapshot {
+    /// It takes nothing from its owner any more.
+    pub frozen: bool,
+    /// The newest record of the cluster that it obeys.
+    pub term: u64,
+    /// It has all writes up to here.
+    pub end: Serial,
+    /// No write behind this one has come, be it in part.
+    pub seen: Serial,
 }
 
 /// An image that allocates, as its header and its ledger are.

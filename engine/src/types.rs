@@ -101,6 +101,10 @@ impl Tag {
 }
 
 number!(
+    /// Another host that keeps a replica of a volume, by a number of the host's own.
+    PeerId(u32)
+);
+number!(
     /// One input or output operation that the engine has asked for.
     IoId(u64)
 );

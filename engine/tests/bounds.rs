@@ -51,6 +51,7 @@ fn volume(id: u32, policy: Policy, flag: u32) -> VolumeRecord {
         serial_next: Serial(30),
         destaged: Serial(20),
         merged_upto: Serial(0),
+        standing: Default::default(),
         size_bytes: 1 << 30,
         name: "n".repeat(checkpoint::NAME_BYTES_MAX),
         origin: "o".repeat(checkpoint::ORIGIN_BYTES_MAX),

@@ -82,6 +82,7 @@ fn volume(id: u32, policy: Policy) -> VolumeRecord {
         serial_next: Serial(1_234_567_890_123),
         destaged: Serial(999),
         merged_upto: Serial(0),
+        standing: Default::default(),
         size_bytes: 64 << 30,
         name: format!("desk-00{id}"),
         origin: "/mnt/nfs/vms/schöner-desk.img".into(),

@@ -93,6 +93,7 @@ fn volume() -> VolumeRecord {
         serial_next: Serial(120),
         destaged: Serial(119),
         merged_upto: Serial(0),
+        standing: Default::default(),
         size_bytes: 1 << 30,
         name: "disk".into(),
         origin: "/images/disk.raw".into(),

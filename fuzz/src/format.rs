@@ -7,7 +7,7 @@ use crate::repair;
 use crate::source::Source;
 use engine::format::Kind;
 use engine::format::checkpoint::{
-    Checkpoint, NAME_BYTES_MAX, ORIGIN_BYTES_MAX, SegmentRecord, VolumeRecord,
+    Checkpoint, NAME_BYTES_MAX, ORIGIN_BYTES_MAX, Role, SegmentRecord, Standing, VolumeRecord,
 };
 use engine::format::footer::{self, Footer, FooterEntry};
 use engine::format::journal::{self, Journal, JournalEntry};
@@ -165,6 +165,16 @@ fn volume(source: &mut Source) -> VolumeRecord {
         serial_next: Serial(source.number()),
         destaged: Serial(source.number()),
         merged_upto: Serial(source.number()),
+        standing: Standing {
+            role: match source.below(3) {
+                0 => Role::Own,
+                1 => Role::Replica,
+                _ => Role::Frozen,
+            },
+            lineage: source.uuid(),
+            term: source.number(),
+            void: (Serial(source.number()), Serial(source.number())),
+        },
         size_bytes: source.number(),
         name: source.text(NAME_BYTES_MAX),
         origin: source.text(ORIGIN_BYTES_MAX),

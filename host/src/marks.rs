@@ -74,6 +74,7 @@ impl Phase {
             | Purpose::GuestWrite
             | Purpose::Prepare
             | Purpose::Fill
+            | Purpose::Replicate
             | Purpose::Scrub
             | Purpose::LineRead => None,
         }

@@ -21,6 +21,7 @@ pub mod memory;
 mod moves;
 pub mod oracle;
 pub mod plan;
+pub mod pair;
 mod planned;
 pub mod qcow2;
 mod replaced;

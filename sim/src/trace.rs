@@ -546,6 +546,9 @@ impl Trace {
             }
             Event::Admin { request, .. } => self.add(&[8, u64::from(request.number)]),
             Event::Tick => self.add(&[9]),
+            Event::Replicate { .. } | Event::Replicated { .. } => {
+                unreachable!("there are no peers")
+            }
         }
     }
 
@@ -577,6 +580,7 @@ impl Trace {
                     result,
                 ]);
             }
+            Action::Send { .. } => unreachable!("there are no peers"),
         }
     }
 }

@@ -371,6 +371,7 @@ impl World {
             match action {
                 Action::Io(io) => self.start_io(io)?,
                 Action::Reply { request, result } => self.reply(request, result)?,
+                Action::Send { .. } => unreachable!("there are no peers"),
             }
             if self.struck {
                 return Ok(());

@@ -33,6 +33,7 @@ use crate::volume::{Bypass, Known, LedgerWriter, Removal, Replay, Switch, Volume
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
+use alloc::vec::Vec;
 
 /// No record of the log can name more of a volume.
 pub(super) const BYTES_MAX: u64 = MAX_SECTOR * SECTOR_BYTES;
@@ -478,6 +479,11 @@ impl Core {
         for request in orders.chain(arrivals) {
             cx.out.reply(request, Err(Refusal::Gone));
         }
+        let batches: Vec<RequestId> = self.volume(id).take_batches().collect();
+        for request in batches {
+            cx.out.reply(request, Err(Refusal::Gone));
+        }
+        self.stop_peers(cx, id);
         self.forget_quiesce(cx, id);
         self.leave_group(cx, id);
     }
@@ -504,6 +510,7 @@ impl Core {
             .ledger_writer
             .as_ref()
             .is_some_and(|ledger_writer| ledger_writer.step.is_some());
+        let ledger_busy = ledger_busy || volume.has_batches();
         let busy = volume.is_destaging()
             || volume.has_requests()
             || volume.has_reads()
@@ -599,6 +606,8 @@ impl Core {
         assert!(volume.group.is_none(), "it has left its group");
         // What has come since it was told to go, or could not be brought to its end.
         self.checkpoint.forget(Waiter::Resize(id));
+        assert!(volume.replication.is_empty() || self.replicating.iter().all(|it| *it != id));
+        let settling = volume.take_settling();
         let orders = volume.take_destage_orders();
         let waiting = volume.take_waiting().into_iter();
         let waiting = waiting.map(|waiting| waiting.request);
@@ -606,6 +615,7 @@ impl Core {
         let suspend = volume.suspend_order();
         let rebase = volume.image.rebase.and_then(|it| it.request());
         let others = others.into_iter().chain(suspend).chain(rebase);
+        let others = others.chain(settling);
         for gone in waiting.chain(orders).chain(others) {
             cx.out.reply(gone, Err(Refusal::Gone));
         }

@@ -159,7 +159,9 @@ impl Core {
     fn enter_bypass(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
         let here = volume.is_attached() && volume.is_ready() && !volume.is_detaching();
-        if !here || volume.read_only || volume.policy == Policy::Ephemeral {
+        // What goes past the log has no replica, so a volume that relies on peers waits.
+        let waits = volume.relies_on_peers();
+        if !here || waits || volume.read_only || volume.policy == Policy::Ephemeral {
             return;
         }
         self.abort_switch(cx, id);

@@ -32,6 +32,8 @@ pub enum Waiter {
     Leave(RequestId),
     Commit(VolumeId),
     Detach(RequestId),
+    /// What other hosts have to know of the volume.
+    Replica(RequestId),
     Park(RequestId),
     /// The table names the volume by the policy that it is changing to.
     Switch(VolumeId),
@@ -298,7 +300,10 @@ impl Core {
                 Waiter::Resize(volume) => self.resize_named(cx, volume),
                 Waiter::Commit(volume) => self.commit_reset(cx, volume),
                 Waiter::Renew(volume) => self.open_for_requests(cx, volume),
-                Waiter::Leave(request) | Waiter::Detach(request) | Waiter::Park(request) => {
+                Waiter::Leave(request)
+                | Waiter::Detach(request)
+                | Waiter::Replica(request)
+                | Waiter::Park(request) => {
                     cx.out.reply(request, Ok(()));
                 }
             }

@@ -217,6 +217,7 @@ impl Core {
         }
         self.give_up_unfinished(id);
         self.end_given_up(id);
+        self.stop_peers(cx, id);
         self.forget_quiesce(cx, id);
         let volume = self.volume(id);
         volume.ledger_writer = None;

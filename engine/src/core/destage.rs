@@ -281,14 +281,21 @@ impl Core {
         let seq = epoch.expect("an epoch is being destaged").last_seq;
         // A log that fails never gets there, and what it has lost by then no recovery misses: the
         // ledger will be ahead of it.
+        let upto = self.phase(id).upto;
+        if !self.volume(id).is_replicated(upto) && !has(Bug::DestagePastPeers) {
+            // Whoever takes over from a peer would find the image ahead of what that has.
+            mark(Mark::DestageWaitedForPeer);
+            return false;
+        }
         let ready = self.log.durable >= seq || has(Bug::DestagePastDurable);
         if !ready && !self.health.is_failed() {
             if !asked {
                 self.phase(id).phase = Phase::WaitLog { asked: true };
-                self.log.wait_durable(cx, seq, Waiter::Destage(id));
+                self.log.wait_durable(cx, seq, Waiter::Volume(id));
             }
             return false;
         }
+        self.volume(id).begin_with(upto);
         let plans = self.plans(id);
         let destage = self.phase(id);
         destage.phase = match destage.in_place {

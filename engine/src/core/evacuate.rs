@@ -94,6 +94,7 @@ impl Core {
         let Some(piece) = self.scratch.take_piece() else {
             return;
         };
+        self.drop_queues();
         let place = self.scratch.piece(piece);
         let addr = self.log.footer_at(segment);
         self.log.pin(addr);

@@ -53,6 +53,7 @@ impl Core {
             }
             let all = self.touched.take_waiting_requests();
             self.retry_waiting(cx, if all { usize::MAX } else { TURNS_PER_EVENT });
+            self.pump_inboxes(cx);
             self.pump_allocations(cx);
             self.log.pump_writes(cx);
             self.log.pump_space(cx, &mut self.scratch);
@@ -70,6 +71,7 @@ impl Core {
             }
             rounds -= 1;
         }
+        self.pump_peers(cx);
         // What is in flight may never end; then its age is to be known.
         let waits = cx.out.in_flight() > 0;
         if !cx.out.keeps_house() && (waits || self.has_chores()) {
@@ -120,6 +122,7 @@ impl Core {
         self.begin_commit(cx, id);
         self.suspend_progress(cx, id);
         self.release_if_clean(cx, id);
+        self.replica_progress(cx, id);
         self.detach_progress(cx, id);
         self.give_turn_back(id);
         self.enqueue_if_waiting(id);
@@ -209,6 +212,7 @@ impl Core {
             || !self.held_reads.is_empty()
             || !self.deferred_free.is_empty()
             || !self.queue.is_empty()
+            || !self.inboxes.is_empty()
             || !self.allocating.is_empty()
             || self.evacuation.is_some()
             || self.volumes.iter().flatten().any(|v| {

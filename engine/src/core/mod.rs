@@ -38,6 +38,8 @@ mod rebase;
 mod replay;
 mod replay_source;
 mod replay_table;
+mod replica;
+mod replication;
 mod resend;
 mod resize;
 mod retry_read;
@@ -112,6 +114,10 @@ pub struct Core {
     /// Volumes whose first waiting request wants another try, in turn.
     queue: VecDeque<VolumeId>,
     groups: Vec<group::Group>,
+    /// Volumes with peers.
+    replicating: Vec<VolumeId>,
+    /// Replicas with batches that wait, in turn.
+    inboxes: VecDeque<VolumeId>,
     /// Whose destage may write its origin, and who waits for that or for memory.
     turns: RoundRobin,
     /// What the destages on one storage may have there beside the reads of guests.
@@ -171,6 +177,8 @@ impl Core {
             touched: touched::Touched::default(),
             queue: VecDeque::new(),
             groups: Vec::new(),
+            replicating: Vec::new(),
+            inboxes: VecDeque::new(),
             turns: RoundRobin::new(QUANTUM_BYTES, PATIENCE_NS),
             windows: Windows::default(),
             checkpoint,
@@ -264,6 +272,16 @@ impl Core {
             Event::Disconnect { connection } => {
                 self.drop_waiting(cx, connection);
             }
+            Event::Replicate {
+                volume,
+                request,
+                batch,
+            } => self.replicate(cx, volume, request, batch),
+            Event::Replicated {
+                volume,
+                peer,
+                number,
+            } => self.replicated(cx, volume, peer, number),
             Event::Zeroed { volume, bytes } => self.zeroed(volume, bytes),
             Event::Done { io, result, stat } => self.done(cx, io, result, stat),
             Event::Admin { request, command } => self.command(cx, request, command),
@@ -317,10 +335,16 @@ impl Core {
         }
         assert_eq!(unfinished, self.log.unfinished);
         assert_eq!(given_up, self.log.given_up);
+        let queued = self
+            .volumes
+            .iter()
+            .flatten()
+            .map(|it| it.replication.extents());
+        let queued: u64 = queued.sum();
         let dropped: u64 = self.deferred_free.iter().map(ExtentMap::len).sum();
         assert_eq!(
             self.dirty_extents,
-            extents + dropped + self.checkpoint.extents(),
+            extents + queued + dropped + self.checkpoint.extents(),
             "each extent is counted once"
         );
         assert!(self.scratch.destage_pieces() <= self.all_held_pieces());
@@ -427,8 +451,12 @@ impl Core {
     /// A record that somebody waited for is on stable media.
     fn durable(&mut self, cx: &mut Cx<'_>, waiter: Waiter) {
         match waiter {
-            Waiter::Guest { request, .. } => cx.out.reply(request, Ok(())),
-            Waiter::Destage(volume) => self.touch(volume),
+            Waiter::Guest {
+                volume,
+                request,
+                upto,
+            } => self.durable_here(cx, volume, request, upto),
+            Waiter::Volume(volume) => self.touch(volume),
             // An orderly stop looks by itself.
             Waiter::Park => {}
         }
@@ -451,6 +479,7 @@ impl Core {
             Owner::Replay { volume, job } => {
                 self.entries_fetched(cx, volume, job, !fetched.is_damaged());
             }
+            Owner::Peer { volume, peer } => self.batch_fetched(cx, (volume, peer), &fetched),
             Owner::Evacuate => self.evacuation_fetched(cx, fetched.is_damaged()),
             Owner::RetryRead => self.read_retried(cx.now, !fetched.is_damaged()),
             Owner::Scrub => self.scrub_fetched(cx, &fetched.bad),
@@ -483,6 +512,28 @@ impl Core {
             Command::Empty { volume } => self.empty_for_exchange(cx, volume, request),
             Command::EndExchange { volume } => self.end_exchange(cx, volume, request),
             Command::Rebase { volume, order } => self.rebase(cx, volume, request, order),
+            Command::KeepReplica { volume, spec } => {
+                self.keep_replica(cx, volume, request, &spec);
+            }
+            Command::Freeze { volume, term } => self.freeze(cx, volume, request, term),
+            Command::TakeOver { volume, name } => {
+                self.take_over_replica(cx, volume, request, name);
+            }
+            Command::NameLineage { volume, lineage } => {
+                self.name_lineage(volume, request, lineage);
+            }
+            Command::StartPeer { volume, peer, have } => {
+                self.start_peer(cx, volume, request, (peer, have));
+            }
+            Command::CountPeer { volume, peer } => self.count_peer(cx, volume, request, peer),
+            Command::StopPeer {
+                volume,
+                peer,
+                counts,
+            } => {
+                self.stop_peer(cx, volume, peer, counts);
+                cx.out.reply(request, Ok(()));
+            }
             Command::Resize { volume, size_bytes } => {
                 self.resize(cx, volume, request, size_bytes);
             }
@@ -581,6 +632,8 @@ impl Core {
 fn volume_of(command: &Command) -> Option<VolumeId> {
     match *command {
         Command::Park | Command::Scrub | Command::CacheGone { .. } => None,
+        // It may not be there yet.
+        Command::KeepReplica { .. } => None,
         Command::Destage { volume }
         | Command::Look { volume }
         | Command::Reset { volume }
@@ -594,6 +647,12 @@ fn volume_of(command: &Command) -> Option<VolumeId> {
         | Command::Announce { volume }
         | Command::Empty { volume }
         | Command::EndExchange { volume }
+        | Command::Freeze { volume, .. }
+        | Command::TakeOver { volume, .. }
+        | Command::NameLineage { volume, .. }
+        | Command::StartPeer { volume, .. }
+        | Command::CountPeer { volume, .. }
+        | Command::StopPeer { volume, .. }
         | Command::Tune { volume, .. }
         | Command::Resize { volume, .. }
         | Command::Rebase { volume, .. }

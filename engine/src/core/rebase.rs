@@ -57,7 +57,7 @@ impl Core {
             _ if !inside => Some(Refusal::OutOfRange),
             _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
-            _ if busy || volume.switch.is_some() => Some(Refusal::Busy),
+            _ if busy || volume.switch.is_some() || volume.has_peers() => Some(Refusal::Busy),
             _ if failed || volume.bypass != Bypass::None => Some(Refusal::CacheFailed),
             _ if volume.is_dirty() || volume.is_between_states() => Some(Refusal::Dirty),
             _ => None,

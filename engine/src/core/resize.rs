@@ -56,7 +56,7 @@ impl Core {
             _ if growth.is_some() => growth,
             _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
-            _ if volume.quiesce.is_some() => Some(Refusal::Busy),
+            _ if volume.quiesce.is_some() || volume.has_peers() => Some(Refusal::Busy),
             _ if failed || volume.bypass != Bypass::None => Some(Refusal::CacheFailed),
             _ if shrinks && volume.is_dirty() && !has(Bug::ShrinkDirty) => Some(Refusal::Dirty),
             _ => None,

@@ -73,6 +73,7 @@ impl Core {
             State::Held => Some(Refusal::Held),
             _ if failed && wanted == Policy::WriteBack => Some(Refusal::CacheFailed),
             _ if volume.bypass.holds_writes() => Some(Refusal::CacheFailed),
+            _ if volume.has_peers() && wanted != volume.policy => Some(Refusal::Busy),
             _ if volume.quiesce.is_some() && wanted != volume.policy => Some(Refusal::Busy),
             _ => None,
         };

@@ -27,7 +27,7 @@ const ZERO_SECTORS_MAX: u64 = crate::map::EXTENT_SECTORS_MAX - 7;
 const EPOCH_BYTES_MAX: u64 = 1 << 30;
 
 /// What the next piece of a waiting request would need.
-enum Gate {
+pub(super) enum Gate {
     Open,
     /// Wait: for destage, evacuation, a sync, a slot.
     Shut,
@@ -529,6 +529,18 @@ impl Core {
             Policy::Ephemeral => StreamKind::Overlay,
             _ => StreamKind::Writes,
         };
+        self.append_item(cx, (id, stream), item, source, begun)
+    }
+
+    /// Appends the start of an item, and maps it; `begun`: it is not the first of its write.
+    pub(super) fn append_item(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (id, stream): (VolumeId, StreamKind),
+        item: Item,
+        source: Option<Place>,
+        begun: bool,
+    ) -> Option<(u64, StreamSeq)> {
         let appended = self.log.append(cx, stream, item, source, false)?;
         let volume = self.volumes[id.0 as usize]
             .as_mut()
@@ -540,8 +552,8 @@ impl Core {
         volume.has_room();
         let epoch = volume.open_epoch(cx.now);
         assert_eq!(epoch.number, item.epoch, "the log names the epoch");
-        assert!(epoch.last_serial <= serial, "serials only grow");
-        epoch.last_serial = serial;
+        assert!(epoch.last_serial <= item.serial, "serials only grow");
+        epoch.last_serial = item.serial;
         epoch.last_seq = appended.seq;
         epoch.writes += u64::from(!begun);
         let (before, extents) = (epoch.map.sectors(), epoch.map.len());
@@ -560,7 +572,11 @@ impl Core {
         if source.is_some() {
             volume.counters.ssd_write_bytes += appended.span.blocks() * BLOCK_BYTES;
         }
+        let replicates = !volume.replication.is_empty();
         self.dirty_extents = self.dirty_extents.strict_add_signed(grown);
+        if replicates {
+            self.queue_for_peers(id, piece, item.epoch, begun);
+        }
         self.recount(id);
         let blocks = appended.span.blocks();
         self.spend_admission(cx.now, id, if source.is_some() { blocks } else { 1 });
@@ -583,7 +599,7 @@ impl Core {
     /// Whether a volume may take this much more of the log and of the map. Each volume that
     /// writes has a share of both that nobody can take from it, see [`share`](super::share). So a
     /// volume that cannot destage stops itself and nobody else.
-    fn gate(&mut self, now: Time, id: VolumeId, span: Span, kind: EntryKind) -> Gate {
+    pub(super) fn gate(&mut self, now: Time, id: VolumeId, span: Span, kind: EntryKind) -> Gate {
         let chunk_blocks = u64::from(self.log.geometry.chunk_blocks);
         let blocks = match kind {
             EntryKind::Write => span.blocks(),
@@ -634,14 +650,22 @@ impl Core {
         }
     }
 
-    /// Answers when the log is durable up to `seq`.
-    fn acknowledge(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId, seq: StreamSeq) {
+    /// Answers when the log is durable up to `seq`, and peers that count have all that was written.
+    pub(super) fn acknowledge(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        seq: StreamSeq,
+    ) {
+        let upto = self.volume(id).acked();
         let waiter = Waiter::Guest {
             volume: id,
             request,
+            upto,
         };
         if self.log.wait_durable(cx, seq, waiter) {
-            cx.out.reply(request, Ok(()));
+            self.durable_here(cx, id, request, upto);
         }
     }
 

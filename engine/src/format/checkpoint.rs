@@ -16,7 +16,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Longest name of a volume and longest place of an origin that the table can hold.
 pub const NAME_BYTES_MAX: usize = 128;
-pub const ORIGIN_BYTES_MAX: usize = 768;
+pub const ORIGIN_BYTES_MAX: usize = 736;
 const HEADER_BYTES: usize = 4096;
 const VOLUME_BYTES: usize = 1024;
 const SEGMENT_BYTES: usize = 32;
@@ -67,12 +67,17 @@ pub struct VolumeBytes {
     pub origin_bytes: U16,
     pub name: [u8; NAME_BYTES_MAX],
     pub origin: [u8; ORIGIN_BYTES_MAX],
+    pub lineage: [u8; 16],
+    pub term: U64,
+    pub void_above: U64,
     pub under_inode: U64,
     pub under_birth_ns: U64,
     pub under_bytes: U64,
     pub under_mtime_ns: U64,
     pub merged_upto: U64,
-    pub reserved: [u8; 20],
+    pub void_below: U64,
+    pub role: U16,
+    pub reserved: [u8; 10],
 }
 
 const _: () = assert!(size_of::<VolumeBytes>() == VOLUME_BYTES);
@@ -93,6 +98,37 @@ const _: () = assert!(
     VOLUME_BYTES.is_multiple_of(SEGMENT_BYTES),
     "entries are aligned"
 );
+
+/// Whose writes the log has under the id of a volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// Those of guests on this host.
+    #[default]
+    Own,
+    /// Those of another host, which sends them.
+    Replica,
+    /// The same, and nothing more of that host is taken.
+    Frozen,
+}
+
+/// What the hosts of a cluster have to know of a volume that has replicas, or is one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    pub role: Role,
+    /// Of the owner that gave the serials: another one after each start of its daemon.
+    pub lineage: Uuid,
+    /// The newest record of the cluster that a replica obeys.
+    pub term: u64,
+    /// Serials above the first and below the second are void: an owner before this one gave them,
+    /// and no flush relied on them.
+    pub void: (Serial, Serial),
+}
+
+impl Standing {
+    pub fn is_void(&self, serial: Serial) -> bool {
+        self.void.0 < serial && serial < self.void.1
+    }
+}
 
 /// A volume as the log knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,6 +159,7 @@ pub struct VolumeRecord {
     /// Entries up to this serial are one epoch, whatever they say: epochs were merged, and what
     /// one of them replaced in another is not kept.
     pub merged_upto: Serial,
+    pub standing: Standing,
     pub size_bytes: u64,
     /// The image that an overlay lies on; unknown for all others.
     pub under: Image,
@@ -199,6 +236,23 @@ fn policy_of(code: u16) -> Result<Policy, FormatError> {
         3 => Ok(Policy::Ephemeral),
         4 => Ok(Policy::WriteThrough),
         _ => Err(FormatError::Field("policy")),
+    }
+}
+
+fn role_code(role: Role) -> u16 {
+    match role {
+        Role::Own => 0,
+        Role::Replica => 1,
+        Role::Frozen => 2,
+    }
+}
+
+fn role_of(code: u16) -> Result<Role, FormatError> {
+    match code {
+        0 => Ok(Role::Own),
+        1 => Ok(Role::Replica),
+        2 => Ok(Role::Frozen),
+        _ => Err(FormatError::Field("role")),
     }
 }
 
@@ -364,7 +418,12 @@ fn encode_volume(volume: &VolumeRecord) -> VolumeBytes {
         under_bytes: U64::new(volume.under.size_bytes),
         under_mtime_ns: U64::new(volume.under.mtime_ns),
         merged_upto: U64::new(volume.merged_upto.0),
-        reserved: [0; 20],
+        lineage: volume.standing.lineage.0,
+        term: U64::new(volume.standing.term),
+        void_above: U64::new(volume.standing.void.0.0),
+        void_below: U64::new(volume.standing.void.1.0),
+        role: U16::new(role_code(volume.standing.role)),
+        reserved: [0; 10],
     }
 }
 
@@ -394,6 +453,15 @@ fn parse_volume(bytes: &[u8]) -> Result<VolumeRecord, FormatError> {
         serial_next: Serial(record.serial_next.get()),
         destaged: Serial(record.destaged.get()),
         merged_upto: Serial(record.merged_upto.get()),
+        standing: Standing {
+            role: role_of(record.role.get())?,
+            lineage: uuid(record.lineage),
+            term: record.term.get(),
+            void: (
+                Serial(record.void_above.get()),
+                Serial(record.void_below.get()),
+            ),
+        },
         size_bytes: record.size_bytes.get(),
         under: Image {
             device: 0,

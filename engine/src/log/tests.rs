@@ -128,6 +128,7 @@ fn wait(model: &mut Model, seq: StreamSeq) {
     let guest = Waiter::Guest {
         volume: VolumeId(1),
         request,
+        upto: Serial(0),
     };
     let is_durable = with_cx!(model, |log, cx, scratch| log.wait_durable(cx, seq, guest));
     assert!(!is_durable);

@@ -12,7 +12,8 @@ use crate::format::stage;
 use crate::memory::{Area, Place, Slice};
 use crate::outbox::{Cx, Pending, Timer};
 use crate::types::{
-    BLOCK_BYTES, BLOCK_SECTORS, RequestId, SegmentIndex, SlotIndex, StreamSeq, Time, VolumeId,
+    BLOCK_BYTES, BLOCK_SECTORS, RequestId, SegmentIndex, Serial, SlotIndex, StreamSeq, Time,
+    VolumeId,
 };
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -42,9 +43,11 @@ pub enum Waiter {
     Guest {
         volume: VolumeId,
         request: RequestId,
+        /// What was written by then.
+        upto: Serial,
     },
-    /// The destager of a volume.
-    Destage(VolumeId),
+    /// The destager of a volume, or a replica whose host is to be told what it has.
+    Volume(VolumeId),
     /// An orderly stop.
     Park,
 }
@@ -125,7 +128,9 @@ impl Log {
     pub fn take_guests(&mut self, of: VolumeId) -> Vec<RequestId> {
         let mut taken = Vec::new();
         self.write.waiters.retain(|(_, waiter)| match *waiter {
-            Waiter::Guest { volume, request } if volume == of => {
+            Waiter::Guest {
+                volume, request, ..
+            } if volume == of => {
                 taken.push(request);
                 false
             }

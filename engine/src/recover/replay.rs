@@ -83,6 +83,7 @@ pub fn replay(checkpoint: &Checkpoint, accepted: &Accepted, geometry: Geometry) 
             .copied()
             .filter(|_| !has(Bug::ReuseSerials))
             .unwrap_or(0);
+        volume.has_recovered();
         volume.go_on_behind(Serial(seen));
         volume.set_generation(generation_next);
         if volume.policy == Policy::Ephemeral && !accepted.overlay_valid {
@@ -120,6 +121,7 @@ pub fn taken(
 /// Whether an entry still speaks for its volume.
 fn counts(volume: &Volume, entry: &FooterEntry, overlay_valid: bool) -> bool {
     let voided = entry.generation < volume.base_generation() && !has(Bug::CountVoided);
+    let voided = voided || volume.standing().is_void(entry.serial);
     if voided || entry.span.end() > volume.sectors() {
         return false;
     }
@@ -252,6 +254,7 @@ mod tests {
             serial_next: Serial(1),
             destaged: Serial(0),
             merged_upto: Serial(0),
+            standing: Default::default(),
             size_bytes: 1 << 20,
             name: "disk".into(),
             origin: "/disk.img".into(),

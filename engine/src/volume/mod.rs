@@ -23,6 +23,8 @@ mod queue;
 pub(crate) mod quiesce;
 pub(crate) mod rebase;
 pub(crate) mod replay;
+pub(crate) mod replica;
+pub(crate) mod replication;
 pub(crate) mod resend;
 pub(crate) mod resize;
 pub(crate) mod runs;
@@ -43,6 +45,8 @@ pub use queue::{Queue, WaitKind, Waiting};
 pub use quiesce::Quiesce;
 pub use rebase::Rebase;
 pub use replay::Replay;
+pub use replica::Replica;
+pub use replication::Replication;
 pub use resize::Resize;
 pub use serials::Serials;
 pub use share::Own;
@@ -50,7 +54,7 @@ pub use switch::Switch;
 pub use unread::Unread;
 
 use crate::adversary::{Bug, has};
-use crate::event::{Admission, Device, IoError, ResetOn, Share, Tuning, VolumeSpec};
+use crate::event::{Admission, Device, IoError, ReplicaSpec, ResetOn, Share, Tuning, VolumeSpec};
 use crate::flow::{Flow, FlowLimits};
 use crate::format::checkpoint::VolumeRecord;
 use crate::image::Image;
@@ -110,6 +114,10 @@ pub struct Volume {
     origin_use: OriginUse,
     condition: Condition,
     serials: Serials,
+    /// What it is to other hosts, and what it has of another's volume.
+    replica: Replica,
+    /// Peers that it is replicated to.
+    pub replication: Replication,
     /// Requests that wait, and guests.
     queue: Queue,
     pub id: VolumeId,
@@ -177,6 +185,8 @@ impl Volume {
             origin_use: OriginUse::default(),
             condition: Condition::default(),
             serials: Serials::of(&record),
+            replica: Replica::of(record.standing),
+            replication: Replication::default(),
             queue: Queue::default(),
             id: record.id,
             name: record.name,
@@ -236,11 +246,40 @@ impl Volume {
             serial_next: Serial(1),
             destaged: Serial(0),
             merged_upto: Serial(0),
+            standing: Default::default(),
             size_bytes: spec.size_bytes,
             under: Image::default(),
             name: spec.name.clone(),
             origin: spec.origin.clone(),
         })
+    }
+
+    /// A replica of another host's volume, of which nothing is here.
+    pub fn replica(id: VolumeId, spec: &ReplicaSpec) -> Volume {
+        let mut volume = Volume::known(VolumeRecord {
+            id,
+            uuid: spec.uuid,
+            generation: Generation(1),
+            base_generation: Generation(1),
+            policy: Policy::WriteBack,
+            destage_in_place: false,
+            journal_possible: true,
+            ended: false,
+            staged: false,
+            stage_lost: false,
+            damaged: false,
+            first_serial: Serial(1),
+            serial_next: Serial(1),
+            destaged: Serial(0),
+            merged_upto: Serial(0),
+            standing: Default::default(),
+            size_bytes: spec.size_bytes,
+            under: Image::default(),
+            name: spec.name.clone(),
+            origin: spec.origin.clone(),
+        });
+        volume.begin_replica(spec);
+        volume
     }
 
     /// What its host says of it.
@@ -277,6 +316,7 @@ impl Volume {
             serial_next: self.serial_next(),
             destaged: self.destaged(),
             merged_upto: self.merged_upto(),
+            standing: self.standing(),
             size_bytes: self.size_bytes.max(returns.unwrap_or(0)),
             under: self.image.under,
             name: self.name.clone(),
@@ -508,6 +548,7 @@ mod tests {
             serial_next: Serial(1),
             destaged: Serial(0),
             merged_upto: Serial(0),
+            standing: Default::default(),
             size_bytes: SECTORS * SECTOR_BYTES,
             name: String::from("disk"),
             origin: String::from("/disk.img"),

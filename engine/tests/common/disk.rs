@@ -218,6 +218,7 @@ pub fn volume() -> VolumeRecord {
         serial_next: Serial(1),
         destaged: Serial(0),
         merged_upto: Serial(0),
+        standing: Default::default(),
         size_bytes: 1 << 30,
         name: "disk".into(),
         origin: "/disk.img".into(),

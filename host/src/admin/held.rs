@@ -106,6 +106,10 @@ impl Held {
             overlay: None,
             map_bytes: None,
             table_blocks: None,
+            lineage: Uuid::NIL,
+            recovered_serial: Serial(0),
+            replica: None,
+            peers: Vec::new(),
             written: None,
         }
     }

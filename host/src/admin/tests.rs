@@ -286,6 +286,10 @@ fn snapshot(id: VolumeId, settings: &VolumeSettings) -> VolumeSnapshot {
         overlay: None,
         map_bytes: None,
         table_blocks: None,
+        lineage: Uuid::NIL,
+        recovered_serial: Serial(0),
+        replica: None,
+        peers: Vec::new(),
         written: None,
     }
 }

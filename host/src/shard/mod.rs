@@ -597,6 +597,7 @@ impl<E: Decide> Shard<E> {
                 Action::Io(_) if self.is_parked() => {}
                 Action::Io(io) => self.start_io(io),
                 Action::Reply { request, result } => self.replies.push_back((request, result)),
+                Action::Send { .. } => unreachable!("no peer was started"),
             }
         }
     }

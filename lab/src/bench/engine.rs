@@ -226,6 +226,7 @@ impl Host {
                         ..
                     } => return Err(BenchError::Refused(self.writes, refusal)),
                     Action::Reply { .. } => {}
+                    Action::Send { .. } => unreachable!("there are no peers"),
                 }
             }
             let Some(io) = self.done.pop_front() else {

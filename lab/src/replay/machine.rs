@@ -360,6 +360,7 @@ impl Machine {
             match action {
                 Action::Io(io) => self.begin(io),
                 Action::Reply { request, result } => self.reply(request, result),
+                Action::Send { .. } => unreachable!("there are no peers"),
             }
         }
     }

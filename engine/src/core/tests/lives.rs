@@ -213,7 +213,7 @@ fn a_start_finds_the_newest_checkpoint_however_long_it_is() {
             Policy::WriteThrough,
             &format!("disk {n} {}", "n".repeat(100)),
         );
-        long.origin = String::from("o").repeat(700 + n);
+        long.origin = String::from("o").repeat(690 + n);
         disks.push(host.attach(long));
     }
     host.core.checkpoint.wanted = true;
@@ -236,7 +236,7 @@ fn a_start_finds_the_newest_checkpoint_however_long_it_is() {
         assert!(host.core.checkpoint.sequence >= sequence);
         for (n, disk) in disks.iter().enumerate() {
             let found = host.show(*disk);
-            assert_eq!(found.origin.len(), 700 + n);
+            assert_eq!(found.origin.len(), 690 + n);
             let policy = if n == 39 {
                 Policy::Uncached
             } else {

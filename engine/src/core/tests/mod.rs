@@ -22,6 +22,7 @@ mod planned;
 mod quiesce;
 mod rebase;
 mod replay;
+mod replica;
 mod resize;
 mod switch;
 mod write;
@@ -42,7 +43,7 @@ use crate::types::{
     BLOCK_SECTORS, BufferId, ConnectionId, DestageMode, Geometry, Policy, RequestId, Tag, Time,
     Uuid, VolumeId,
 };
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -118,6 +119,8 @@ struct Host {
     fails: fn(&Io) -> Option<IoError>,
     /// What a look at an image finds.
     stat: Stat,
+    /// Batches that wait for a test to carry them.
+    sent: VecDeque<replica::Sent>,
 }
 
 fn config() -> Config {
@@ -225,6 +228,7 @@ impl Host {
             holds: none,
             fails: fine,
             stat: STAT,
+            sent: VecDeque::new(),
         }
     }
 
@@ -310,6 +314,15 @@ impl Host {
                 Action::Reply { request, result } => {
                     let before = self.answers.insert(request.number, result);
                     assert_eq!(before, None, "one answer for each request");
+                }
+                Action::Send {
+                    peer,
+                    number,
+                    batch,
+                    ..
+                } => {
+                    let sent = replica::Sent::of(&self.memory, peer, number, batch);
+                    self.sent.push_back(sent);
                 }
                 Action::Io(io) => {
                     self.asked.push(io.clone());

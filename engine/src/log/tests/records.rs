@@ -477,6 +477,7 @@ fn guest(volume: u32, number: u32) -> Waiter {
             connection: ConnectionId(1),
             number,
         },
+        upto: Serial(0),
     }
 }
 
@@ -486,7 +487,7 @@ fn the_guests_of_one_volume_are_taken_out_of_those_who_wait_and_nobody_else() {
     let seq = put(&mut model, Writes, 1).seq;
     let all = [
         guest(1, 1),
-        Waiter::Destage(VolumeId(1)),
+        Waiter::Volume(VolumeId(1)),
         guest(2, 2),
         guest(1, 3),
         Waiter::Park,

@@ -1,0 +1,299 @@
+//! The way of a batch into the log of a host that keeps a replica.
+//!
+//! Always true: a batch is refused as a whole, or staged as a whole, in the order in which it came;
+//! it is acknowledged when the log has it, durably, with all before it. Its entries go into the
+//! ordinary stream of writes, so that one sync covers them and those of this host's guests. A
+//! batch that has begun is staged to its end, whatever is ordered meanwhile. What waits for room
+//! owns nothing.
+//! Deliberately absent: what is said of it to other hosts, and who may freeze it.
+
+use super::Core;
+use super::checkpoint::Waiter as OfCheckpoint;
+use super::write::Gate;
+use crate::adversary::{Bug, Mark, has, mark};
+use crate::event::{Batch, Refusal, ReplicaSpec};
+use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
+use crate::format::record::EntryKind;
+use crate::log::{Item, StreamKind, Waiter};
+use crate::outbox::Cx;
+use crate::types::{
+    BLOCK_SECTORS, RequestId, SECTOR_BYTES, Serial, Span, StreamSeq, Tag, VolumeId,
+};
+use crate::volume::Volume;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+/// Blocks of the log that a batch needs besides those of its bytes.
+const HEADERS: u64 = 4;
+
+impl Core {
+    pub(super) fn keep_replica(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        spec: &ReplicaSpec,
+    ) {
+        let known = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
+        let kept = match known {
+            None => self.make_replica(id, spec),
+            Some(it) if it.uuid != spec.uuid || it.size_bytes != spec.size_bytes => {
+                Err(Refusal::Busy)
+            }
+            Some(_) => match self.volume(id).reopen_replica(spec) {
+                true => Ok(()),
+                false => Err(Refusal::Gone),
+            },
+        };
+        if let Err(refusal) = kept {
+            cx.out.reply(request, Err(refusal));
+            return;
+        }
+        if !self.volume(id).has_begun_batch() {
+            self.drop_old(id, spec.destaged);
+        }
+        self.settle_replica(cx, id, request);
+    }
+
+    fn make_replica(&mut self, id: VolumeId, spec: &ReplicaSpec) -> Result<(), Refusal> {
+        let fits = spec.name.len() <= NAME_BYTES_MAX && spec.origin.len() <= ORIGIN_BYTES_MAX;
+        let sized = spec.size_bytes > 0 && spec.size_bytes.is_multiple_of(SECTOR_BYTES);
+        let sized = sized && spec.size_bytes <= super::attach::BYTES_MAX;
+        if !fits || !sized || id.0 >= self.superblock.volumes_max {
+            return Err(Refusal::OutOfRange);
+        }
+        let mut volume = Volume::replica(id, spec);
+        volume.set_generation(self.generation_next);
+        volume.void_older();
+        self.generation_next = crate::types::Generation(volume.generation().0 + 1);
+        while self.volumes.len() <= id.0 as usize {
+            self.volumes.push(None);
+        }
+        self.volumes[id.0 as usize] = Some(volume);
+        self.count_writers();
+        Ok(())
+    }
+
+    pub(super) fn freeze(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId, term: u64) {
+        if !self.volume(id).freeze(term) {
+            cx.out.reply(request, Err(Refusal::Gone));
+            return;
+        }
+        self.settle_replica(cx, id, request);
+    }
+
+    /// The order is replied to when nothing of the replica is under way, and all of it is durable.
+    fn settle_replica(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
+        let gone: Vec<RequestId> = self.volume(id).take_batches().collect();
+        for batch in gone {
+            cx.out.reply(batch, Err(Refusal::Gone));
+        }
+        self.volume(id).settle(request);
+        self.touch(id);
+    }
+
+    /// Goes on with that.
+    pub(super) fn replica_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let Some(volume) = self.find(id).filter(|it| it.is_settling()) else {
+            return;
+        };
+        if volume.has_batches() {
+            return;
+        }
+        self.drop_partial(id);
+        let volume = self.volume(id);
+        let newest = volume.epochs.back().map_or(StreamSeq(0), |it| it.last_seq);
+        let waiter = Waiter::Volume(id);
+        if has(Bug::FreezeUnsynced) || self.log.wait_durable(cx, newest, waiter) {
+            let request = self.volume(id).take_settling().expect("just seen");
+            self.checkpoint.wait(OfCheckpoint::Replica(request));
+        }
+    }
+
+    fn drop_partial(&mut self, id: VolumeId) {
+        if let Some(map) = self.volume(id).drop_partial() {
+            mark(Mark::DroppedPartialDelta);
+            self.free_later(map);
+            self.recount(id);
+        }
+    }
+
+    /// What the origin has is not needed here any more.
+    fn drop_old(&mut self, id: VolumeId, destaged: Serial) {
+        for map in self.volume(id).replica_destaged(destaged) {
+            self.free_later(map);
+        }
+        self.recount(id);
+    }
+
+    pub(super) fn take_over_replica(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        name: String,
+    ) {
+        let taken = self.volumes.iter().flatten().any(|it| it.name == name);
+        let volume = self.volume(id);
+        let frozen = volume.standing().role == crate::format::checkpoint::Role::Frozen;
+        if taken || !frozen || volume.is_settling() || name.len() > NAME_BYTES_MAX {
+            cx.out.reply(request, Err(Refusal::Busy));
+            return;
+        }
+        mark(Mark::TookOver);
+        volume.own_replica();
+        volume.name = name;
+        self.checkpoint.wait(OfCheckpoint::Replica(request));
+    }
+
+    /// A batch has come. It is looked at before anything of it counts.
+    pub(super) fn replicate(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        batch: Batch,
+    ) {
+        let checked = match self.find(id) {
+            None => Err(Refusal::Gone),
+            Some(volume) => volume.check_batch(&batch),
+        };
+        let whole = |part: &crate::event::BatchPart| match (part.kind, part.source) {
+            (EntryKind::Write, Some(place)) => {
+                let sum = cx.memory.checksum(place, part.span.sectors * SECTOR_BYTES);
+                sum == part.sum || has(Bug::BelieveBatch)
+            }
+            (EntryKind::Zero { .. }, None) => true,
+            _ => false,
+        };
+        let checked = checked.and_then(|()| match batch.parts.iter().all(whole) {
+            true => Ok(()),
+            false => Err(Refusal::Io),
+        });
+        if let Err(refusal) = checked {
+            cx.out.reply(request, Err(refusal));
+            return;
+        }
+        self.volume(id).add_batch(request, batch);
+        if !self.inboxes.contains(&id) {
+            self.inboxes.push_back(id);
+        }
+    }
+
+    /// Stages what has come, for each replica as far as there is room.
+    pub(super) fn pump_inboxes(&mut self, cx: &mut Cx<'_>) {
+        for _ in 0..self.inboxes.len() {
+            let Some(id) = self.inboxes.pop_front() else {
+                return;
+            };
+            while self.take_batch(cx, id) {}
+            if self.find(id).is_some_and(|it| it.has_batches()) {
+                self.inboxes.push_back(id);
+            }
+        }
+    }
+
+    /// Takes the first batch of a replica. False if there is none, or it has to wait.
+    fn take_batch(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+        let Some(volume) = self.find(id) else {
+            return false;
+        };
+        let Some(incoming) = volume.first_batch() else {
+            return false;
+        };
+        if !incoming.begun {
+            let (batch, request) = (incoming.batch.clone(), incoming.request);
+            if !volume.follows(&batch) {
+                volume.end_refused();
+                cx.out.reply(request, Err(Refusal::OutOfRange));
+                return true;
+            }
+            if !self.has_room_for(cx, id, &batch) {
+                return false;
+            }
+            self.begin_batch(id, &batch);
+        }
+        let resumed = self.volume(id).first_batch().expect("just seen");
+        let resumed = resumed.parts_done > 0 || resumed.sectors_done > 0;
+        if !self.stage_batch(cx, id) {
+            let begun = self.volume(id).first_batch().expect("just seen");
+            if !resumed && (begun.parts_done > 0 || begun.sectors_done > 0) {
+                self.log.unfinished += 1;
+            }
+            return false;
+        }
+        if resumed {
+            self.log.unfinished -= 1;
+        }
+        let incoming = self.volume(id).end_batch();
+        let newest = self.volume(id).epochs.back();
+        let newest = newest.map_or(StreamSeq(0), |it| it.last_seq);
+        self.acknowledge(cx, id, incoming.request, newest);
+        self.touch(id);
+        true
+    }
+
+    /// Whether the log has room for all of a batch.
+    fn has_room_for(&mut self, cx: &Cx<'_>, id: VolumeId, batch: &Batch) -> bool {
+        let data = |part: &&crate::event::BatchPart| part.source.is_some();
+        let bytes: u64 = batch
+            .parts
+            .iter()
+            .filter(data)
+            .map(|it| it.span.blocks())
+            .sum();
+        let blocks = bytes + HEADERS;
+        if batch.parts.is_empty() {
+            return true;
+        }
+        let span = Span::new(0, blocks * BLOCK_SECTORS);
+        let open = matches!(self.gate(cx.now, id, span, EntryKind::Write), Gate::Open);
+        open && self.log.has_room(StreamKind::Writes, blocks)
+    }
+
+    fn begin_batch(&mut self, id: VolumeId, batch: &Batch) {
+        self.drop_old(id, batch.destaged);
+        if batch.begins && !batch.parts.is_empty() {
+            self.drop_partial(id);
+        }
+        if self.volume(id).begin_batch() && self.volume(id).is_dirty() {
+            self.seal(id);
+        }
+    }
+
+    /// Stages the rest of the first batch. False if the stage has no room now; it empties by
+    /// itself.
+    fn stage_batch(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
+        loop {
+            let volume = self.volume(id);
+            let (generation, epoch) = (volume.generation(), volume.next_epoch());
+            let incoming = volume.first_batch().expect("it has begun");
+            let Some(part) = incoming.batch.parts.get(incoming.parts_done).copied() else {
+                return true;
+            };
+            let last = incoming.parts_done + 1 == incoming.batch.parts.len();
+            let (done, begun) = (incoming.sectors_done, incoming.parts_done > 0);
+            let item = Item {
+                volume: id,
+                generation,
+                serial: incoming.batch.upto,
+                span: Span::new(part.span.sector + done, part.span.sectors - done),
+                kind: part.kind,
+                more: !(last && incoming.batch.ends),
+                epoch,
+                tag: Tag::NONE,
+            };
+            let source = part.source.map(|it| it.plus(done * SECTOR_BYTES));
+            let staged = self.append_item(cx, (id, StreamKind::Writes), item, source, begun);
+            let Some((taken, _)) = staged else {
+                return false;
+            };
+            let incoming = self.volume(id).first_batch().expect("it has begun");
+            incoming.sectors_done += taken;
+            if incoming.sectors_done == part.span.sectors {
+                incoming.parts_done += 1;
+                incoming.sectors_done = 0;
+            }
+        }
+    }
+}

@@ -1,0 +1,534 @@
+//! Replication: what guests write goes to peers as well.
+//!
+//! Always true: a flush is answered when the log of this host and each peer that counts have what
+//! it covers, and a destage begins with nothing that one of them lacks; so any of them can go on
+//! alone. What is sent names bytes of the stage, or of memory that is held until the batch is
+//! acknowledged; the stage is not changed any more in the event that sends them, because sending is
+//! its last step. What is queued keeps its places in the log alive; an evacuation drops the queues
+//! first, so that none of them names what has moved.
+//! Deliberately absent: links and hosts, and when a peer is given up; that is the host's.
+
+use super::Core;
+use crate::adversary::{Mark, mark};
+use crate::event::{Action, Batch, BatchPart, Purpose, Refusal};
+use crate::fetch::{Fetched, Owner, Want};
+use crate::format::record::EntryKind;
+use crate::log::QuotaOwner;
+use crate::map::{Content, ExtentMap, Piece};
+use crate::memory::Place;
+use crate::outbox::Cx;
+use crate::types::{
+    BLOCK_BYTES, BLOCK_SECTORS, EpochNumber, PeerId, Policy, RequestId, SECTOR_BYTES, Serial, Span,
+    Uuid, VolumeId,
+};
+use crate::volume::replication::{Cursor, Delta};
+use alloc::vec::Vec;
+
+/// Parts of one batch.
+pub const PARTS_MAX: usize = 64;
+
+/// What a batch carries, before its bytes are looked for.
+struct Gathered {
+    pieces: Vec<Piece>,
+    /// Where the delta goes on.
+    next: Option<u64>,
+}
+
+/// The first pieces of a map from a sector on, as many as one batch takes.
+fn gather(map: &ExtentMap, from: u64, blocks_max: u64) -> Gathered {
+    let (mut pieces, mut blocks) = (Vec::new(), 0);
+    for piece in map.pieces_from(from) {
+        let skipped = from.saturating_sub(piece.span.sector);
+        let span = Span::new(piece.span.sector + skipped, piece.span.sectors - skipped);
+        let content = piece.content.advance(skipped);
+        let room = blocks_max - blocks;
+        if pieces.len() == PARTS_MAX || room == 0 {
+            let next = Some(span.sector);
+            return Gathered { pieces, next };
+        }
+        let fits = match content {
+            Content::Data(_) => room * BLOCK_SECTORS - span.sector % BLOCK_SECTORS,
+            Content::Zero { .. } => span.sectors,
+        };
+        let taken = Span::new(span.sector, span.sectors.min(fits));
+        if matches!(content, Content::Data(_)) {
+            blocks += taken.blocks();
+        }
+        pieces.push(Piece {
+            span: taken,
+            content,
+        });
+        if taken.sectors < span.sectors {
+            let next = Some(taken.end());
+            return Gathered { pieces, next };
+        }
+    }
+    Gathered { pieces, next: None }
+}
+
+impl Core {
+    pub(super) fn name_lineage(&mut self, id: VolumeId, request: RequestId, lineage: Uuid) {
+        self.volume(id).name_lineage(lineage);
+        self.checkpoint
+            .wait(super::checkpoint::Waiter::Replica(request));
+    }
+
+    pub(super) fn start_peer(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        (peer, have): (PeerId, Serial),
+    ) {
+        let volume = self.volume(id);
+        let replicates = volume.policy == Policy::WriteBack && !volume.read_only;
+        let alone = volume.group.is_none() && volume.switch.is_none() && volume.resize.is_none();
+        let started = volume
+            .replication
+            .find(peer)
+            .is_some_and(|it| !it.is_stopped());
+        let refusal = if volume.is_gone() || volume.is_replica() {
+            Some(Refusal::Gone)
+        } else if !replicates || !alone {
+            Some(Refusal::Policy)
+        } else if started {
+            Some(Refusal::Busy)
+        } else {
+            (have > volume.acked()).then_some(Refusal::OutOfRange)
+        };
+        if refusal.is_none() {
+            volume.start_peer(peer, have);
+            if !self.replicating.contains(&id) {
+                self.replicating.push(id);
+            }
+        }
+        cx.out.reply(request, refusal.map_or(Ok(()), Err));
+    }
+
+    pub(super) fn count_peer(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        peer: PeerId,
+    ) {
+        if !self.volume(id).count_peer(peer, request) {
+            cx.out.reply(request, Err(Refusal::Gone));
+        }
+        self.peers_have_more(cx, id);
+    }
+
+    pub(super) fn stop_peer(&mut self, cx: &mut Cx<'_>, id: VolumeId, peer: PeerId, counts: bool) {
+        let Some(stopped) = self.volume(id).stop_peer(peer, counts) else {
+            if counts {
+                self.volume(id).need_peer(peer);
+                self.replicating.push(id);
+            }
+            return;
+        };
+        for delta in stopped.deltas {
+            self.free_later(delta.map);
+        }
+        for piece in stopped.pieces {
+            self.scratch.free_piece(piece);
+        }
+        if let Some(request) = stopped.counting {
+            cx.out.reply(request, Err(Refusal::Gone));
+        }
+        self.peers_have_more(cx, id);
+    }
+
+    /// The volume goes, or its host lets go of it.
+    pub(super) fn stop_peers(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        for request in self.volume(id).take_waiting_for_peers() {
+            cx.out.reply(request, Err(Refusal::Gone));
+        }
+        for peer in self.volume(id).replication.ids() {
+            self.stop_peer(cx, id, peer, false);
+        }
+        self.replicating.retain(|it| *it != id);
+    }
+
+    pub(super) fn replicated(&mut self, cx: &mut Cx<'_>, id: VolumeId, peer: PeerId, number: u64) {
+        let Some(volume) = self.find(id) else { return };
+        for piece in volume.peer_has(peer, number) {
+            self.scratch.free_piece(piece);
+        }
+        self.peers_have_more(cx, id);
+    }
+
+    /// A peer has more, or is not relied on any more: who waited for that may go on.
+    fn peers_have_more(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        for (upto, request) in self.volume(id).take_replicated() {
+            self.volume(id).promise(upto);
+            cx.out.reply(request, Ok(()));
+        }
+        for request in self.volume(id).take_counted() {
+            cx.out.reply(request, Ok(()));
+        }
+        self.touch(id);
+    }
+
+    /// What a guest waits for is durable here: it is answered when it is at the peers as well.
+    pub(super) fn durable_here(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        upto: Serial,
+    ) {
+        let Some(volume) = self.find(id) else {
+            cx.out.reply(request, Err(Refusal::Gone));
+            return;
+        };
+        if volume.is_replicated(upto) {
+            volume.promise(upto);
+            cx.out.reply(request, Ok(()));
+        } else {
+            mark(Mark::WaitedForPeer);
+            volume.wait_for_peers(upto, request);
+        }
+    }
+
+    /// A piece of a write was staged; `begun`: not its first one.
+    pub(super) fn queue_for_peers(
+        &mut self,
+        id: VolumeId,
+        piece: Piece,
+        epoch: EpochNumber,
+        begun: bool,
+    ) {
+        let full_sectors = self.scratch.piece_bytes() / SECTOR_BYTES / 2;
+        let volume = self.volumes[id.0 as usize]
+            .as_mut()
+            .expect("checked by the caller");
+        let acked = volume.acked();
+        let mut dropped = Vec::new();
+        for peer in volume.replication.peers() {
+            if !peer.takes_new() {
+                continue;
+            }
+            let queue = peer.queue();
+            let open = queue.back_mut().filter(|delta| delta.upto.is_none());
+            let goes_on = open.is_some_and(|delta| {
+                let full = !begun && delta.map.sectors() >= full_sectors;
+                let goes_on = delta.epoch == epoch && !full;
+                if !goes_on {
+                    delta.upto = Some(acked);
+                }
+                goes_on
+            });
+            if !goes_on {
+                queue.push_back(Delta {
+                    map: ExtentMap::new(),
+                    epoch,
+                    upto: None,
+                });
+            }
+            let map = &mut queue.back_mut().expect("one was just pushed").map;
+            let (before, log) = (map.len() as i64, &mut self.log);
+            map.insert(piece, &mut |change| {
+                log.account(QuotaOwner::NONE, change);
+            });
+            let grown = map.len() as i64 - before;
+            self.dirty_extents = self.dirty_extents.strict_add_signed(grown);
+            peer.count_queued(piece.span.sectors);
+            if peer.is_overfull() {
+                mark(Mark::PeerFellBehind);
+                dropped.extend(peer.drop_queue());
+            }
+        }
+        dropped
+            .into_iter()
+            .for_each(|delta| self.free_later(delta.map));
+    }
+
+    /// What is queued for peers is not any more: they get it from the epochs.
+    pub(super) fn drop_queues(&mut self) {
+        for id in self.replicating.clone() {
+            let mut dropped = Vec::new();
+            for peer in self.volume(id).replication.peers() {
+                dropped.extend(peer.drop_queue());
+            }
+            dropped
+                .into_iter()
+                .for_each(|delta| self.free_later(delta.map));
+        }
+    }
+
+    /// Sends what peers have not. The last step of an event.
+    pub(super) fn pump_peers(&mut self, cx: &mut Cx<'_>) {
+        for at in 0..self.replicating.len() {
+            let id = self.replicating[at];
+            for peer in self.volume(id).replication.ids() {
+                while self.send_next(cx, id, peer) {}
+            }
+        }
+    }
+
+    /// Sends one batch. False if there is nothing to send, or it has to wait.
+    fn send_next(&mut self, cx: &mut Cx<'_>, id: VolumeId, peer: PeerId) -> bool {
+        let may = |it: &&mut crate::volume::replication::Peer| it.may_send();
+        if self.volume(id).replication.find(peer).filter(may).is_none() {
+            return false;
+        }
+        let Some((cursor, gathered)) = self.next_delta(id, peer) else {
+            return self.tell_destaged(cx, id, peer);
+        };
+        let staged = |piece: &Piece| match piece.content {
+            Content::Data(addr) => self.log.staged(addr).is_some(),
+            Content::Zero { .. } => true,
+        };
+        let here = gathered.pieces.iter().all(staged);
+        let piece = match here {
+            true => None,
+            false if self.peer(id, peer).holds_piece() => return false,
+            false => match self.scratch.take_spare_piece() {
+                Some(piece) => Some(piece),
+                None => return false,
+            },
+        };
+        let batch = self.make_batch(cx, id, peer, (cursor, &gathered), piece);
+        match piece {
+            None => self.send(cx, id, peer, batch, None),
+            Some(piece) => self.read_batch(cx, (id, peer), (piece, batch), &gathered),
+        }
+        true
+    }
+
+    fn peer(&mut self, id: VolumeId, peer: PeerId) -> &mut crate::volume::replication::Peer {
+        let found = self.volume(id).replication.find(peer);
+        found.expect("checked by the caller")
+    }
+
+    /// What a peer gets next. Ends rounds, and begins them.
+    fn next_delta(&mut self, id: VolumeId, peer_id: PeerId) -> Option<(Cursor, Gathered)> {
+        let blocks_max = self.scratch.piece_bytes() / BLOCK_BYTES;
+        loop {
+            let peer = self.peer(id, peer_id);
+            let (sent, cursor) = (peer.sent(), peer.cursor());
+            let Some(upto) = peer.catches_up_to() else {
+                return self.next_queued(id, peer_id, blocks_max);
+            };
+            let epochs = &self.volume(id).epochs;
+            let next = epochs
+                .iter()
+                .find(|it| it.last_serial > sent && it.last_serial <= upto);
+            if let Some(epoch) = next {
+                assert!(epoch.sealed, "what a round sends is not written any more");
+                let goes_on = cursor.filter(|it| it.upto == epoch.last_serial);
+                let from = goes_on.map_or(0, |it| it.from);
+                let gathered = gather(&epoch.map, from, blocks_max);
+                let cursor = Cursor {
+                    upto: epoch.last_serial,
+                    epoch: epoch.number,
+                    from,
+                };
+                mark(Mark::SentEpoch);
+                return Some((cursor, gathered));
+            }
+            if self.peer(id, peer_id).end_round() {
+                continue;
+            }
+            let volume = self.volume(id);
+            if volume.is_in_part() {
+                return None;
+            }
+            let upto = volume.acked();
+            if volume.epochs.back().is_some_and(|epoch| !epoch.sealed) {
+                self.seal(id);
+            }
+            self.peer(id, peer_id).begin_round(upto);
+        }
+    }
+
+    /// The first delta of a peer's queue. One that is open is closed for it, between two writes.
+    fn next_queued(
+        &mut self,
+        id: VolumeId,
+        peer_id: PeerId,
+        blocks_max: u64,
+    ) -> Option<(Cursor, Gathered)> {
+        let waited = self.log.guests_wait();
+        let volume = self.volume(id);
+        let (acked, in_part) = (volume.acked(), volume.is_in_part());
+        let waited = waited || volume.peers_are_waited_for();
+        let peer = self.peer(id, peer_id);
+        let goes = peer.is_idle() || peer.is_eager() || waited;
+        let from = peer.cursor().map_or(0, |it| it.from);
+        let front = peer.queue().front_mut()?;
+        if front.upto.is_none() && (in_part || !goes) {
+            return None;
+        }
+        let upto = *front.upto.get_or_insert(acked);
+        let gathered = gather(&front.map, from, blocks_max);
+        let cursor = Cursor {
+            upto,
+            epoch: front.epoch,
+            from,
+        };
+        Some((cursor, gathered))
+    }
+
+    /// The batch of what was gathered, and where its peer goes on behind it.
+    fn make_batch(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        peer_id: PeerId,
+        (cursor, gathered): (Cursor, &Gathered),
+        piece: Option<u32>,
+    ) -> Batch {
+        let mut parts = Vec::new();
+        let mut at = piece.map(|piece| self.scratch.piece(piece));
+        for piece in &gathered.pieces {
+            let (kind, source) = match (piece.content, &mut at) {
+                (Content::Zero { allocate, .. }, _) => (EntryKind::Zero { allocate }, None),
+                (Content::Data(_), Some(at)) => {
+                    let phase = piece.span.sector % BLOCK_SECTORS;
+                    let place = at.plus(phase * SECTOR_BYTES);
+                    *at = at.plus(piece.span.blocks() * BLOCK_BYTES);
+                    (EntryKind::Write, Some(place))
+                }
+                (Content::Data(addr), None) => (EntryKind::Write, self.log.staged(addr)),
+            };
+            let bytes = piece.span.sectors * SECTOR_BYTES;
+            let sum = |place: Place| cx.memory.checksum(place, bytes);
+            parts.push(BatchPart {
+                span: piece.span,
+                kind,
+                source,
+                sum: source.filter(|_| at.is_none()).map_or(0, sum),
+            });
+        }
+        let destaged = self.volume(id).destaged();
+        let catches_up = self.peer(id, peer_id).catches_up_to().is_some();
+        let peer = self.peer(id, peer_id);
+        let begins = cursor.from == 0;
+        let begins_epoch = begins && peer.begins(cursor.epoch);
+        peer.set_cursor(gathered.next.map(|from| Cursor { from, ..cursor }));
+        if gathered.next.is_none() && !catches_up {
+            let sent = peer.take_front();
+            self.free_later(sent.map);
+        }
+        Batch {
+            upto: cursor.upto,
+            begins,
+            ends: gathered.next.is_none(),
+            begins_epoch,
+            destaged: destaged.min(cursor.upto),
+            parts,
+        }
+    }
+
+    /// Brings the bytes of a batch together that the stage has no more.
+    fn read_batch(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (id, peer): (VolumeId, PeerId),
+        (piece, batch): (u32, Batch),
+        gathered: &Gathered,
+    ) {
+        let places = batch.parts.iter().map(|part| part.source);
+        let wants: Vec<Want> = gathered
+            .pieces
+            .iter()
+            .zip(places)
+            .filter_map(|(piece, place)| match (piece.content, place) {
+                (Content::Data(addr), Some(to)) => Some(Want {
+                    addr,
+                    sectors: piece.span.sectors,
+                    to,
+                }),
+                _ => None,
+            })
+            .collect();
+        self.peer(id, peer).begin_reading(piece, batch);
+        let owner = Owner::Peer { volume: id, peer };
+        let parts = (&mut self.log, &mut self.scratch);
+        if !self
+            .fetches
+            .start(cx, parts, owner, Purpose::Replicate, &wants)
+        {
+            self.batch_is_read(cx, id, peer, true);
+        }
+    }
+
+    pub(super) fn batch_fetched(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (id, peer): (VolumeId, PeerId),
+        fetched: &Fetched,
+    ) {
+        if fetched.is_damaged() {
+            let bad = fetched.bad.iter().map(|want| want.addr);
+            self.mark_damaged(cx.now, id, bad);
+        }
+        self.volume(id).counters.ssd_read_bytes += fetched.ssd_bytes;
+        self.batch_is_read(cx, id, peer, !fetched.is_damaged());
+    }
+
+    /// The bytes of a batch are there, or cannot be read. What this host has lost of a volume it
+    /// cannot give to a peer, which stays where it is.
+    fn batch_is_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, peer: PeerId, good: bool) {
+        let reading = self.peer(id, peer).take_reading().expect("it was read");
+        match reading.batch {
+            Some(mut batch) if good => {
+                for part in &mut batch.parts {
+                    let bytes = part.span.sectors * SECTOR_BYTES;
+                    let sum = |place| cx.memory.checksum(place, bytes);
+                    part.sum = part.source.map_or(0, sum);
+                }
+                self.send(cx, id, peer, batch, Some(reading.piece));
+            }
+            batch => {
+                self.scratch.free_piece(reading.piece);
+                let counts = self.peer(id, peer).counts();
+                if batch.is_some() {
+                    self.stop_peer(cx, id, peer, counts);
+                }
+                self.volume(id).replication.forget_gone();
+            }
+        }
+    }
+
+    fn send(
+        &mut self,
+        cx: &mut Cx<'_>,
+        volume: VolumeId,
+        peer: PeerId,
+        batch: Batch,
+        piece: Option<u32>,
+    ) {
+        let number = self.volume(volume).replication.next_number();
+        let (delta, destaged) = ((batch.upto, batch.ends), batch.destaged);
+        let counted = self.peer(volume, peer);
+        counted.leaves(number, delta, destaged, piece);
+        cx.out.act(Action::Send {
+            volume,
+            peer,
+            number,
+            batch,
+        });
+    }
+
+    /// A peer that has all may let go of what the origin has. True if it was told so.
+    fn tell_destaged(&mut self, cx: &mut Cx<'_>, id: VolumeId, peer: PeerId) -> bool {
+        let destaged = self.volume(id).destaged();
+        let it = self.peer(id, peer);
+        let upto = it.sent();
+        let destaged = destaged.min(upto);
+        if !it.is_untold(destaged) || !it.is_idle() {
+            return false;
+        }
+        let batch = Batch {
+            upto,
+            begins: true,
+            ends: true,
+            destaged,
+            ..Batch::default()
+        };
+        self.send(cx, id, peer, batch, None);
+        true
+    }
+}

@@ -1,0 +1,400 @@
+//! Two hosts: one serves a volume, the other one keeps a replica of it.
+//!
+//! Always true: a batch that left is carried when a test says so, in order, with the bytes that it
+//! had when it left; all else of the two hosts is apart.
+
+use super::{Host, none, spec, writes_origin};
+use crate::event::{Batch, Command, Device, Event, Io, Op, Refusal, ReplicaSpec};
+use crate::map::Content;
+use crate::memory::model::Bytes;
+use crate::memory::{Area, Memory, Place};
+use crate::types::{BLOCK_SECTORS, BufferId, PeerId, Policy, RequestId, SECTOR_BYTES, Serial};
+use crate::types::{Span, Uuid, VolumeId};
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
+
+const PEER: PeerId = PeerId(7);
+
+/// A batch on its way.
+pub struct Sent {
+    peer: PeerId,
+    number: u64,
+    batch: Batch,
+    bytes: Vec<u8>,
+}
+
+impl Sent {
+    pub fn of(memory: &Bytes, peer: PeerId, number: u64, mut batch: Batch) -> Sent {
+        let mut bytes = Vec::new();
+        for part in &mut batch.parts {
+            let Some(place) = &mut part.source else {
+                continue;
+            };
+            let at = bytes.len() as u64;
+            bytes.extend(memory.get(*place, part.span.sectors * SECTOR_BYTES));
+            *place = Place::new(Area::Buffer(BufferId(0)), at);
+        }
+        Sent {
+            peer,
+            number,
+            batch,
+            bytes,
+        }
+    }
+}
+
+struct Pair {
+    owner: Host,
+    disk: VolumeId,
+    member: Host,
+    replica: VolumeId,
+}
+
+fn replica_spec(destaged: Serial) -> ReplicaSpec {
+    ReplicaSpec {
+        name: String::from("disk@1"),
+        origin: String::from("/images/disk.raw"),
+        uuid: Uuid([7; 16]),
+        size_bytes: 64 << 20,
+        lineage: Uuid([5; 16]),
+        term: 3,
+        destaged,
+    }
+}
+
+impl Pair {
+    /// The replica is new, and its peer gets what is dirty.
+    fn new() -> Pair {
+        let (owner, disk) = Host::write_back();
+        let mut member = Host::new();
+        let replica = member.core.place("disk@1");
+        let mut pair = Pair {
+            owner,
+            disk,
+            member,
+            replica,
+        };
+        pair.open();
+        pair
+    }
+
+    fn have(&self) -> Serial {
+        let shown = self.member.show(self.replica);
+        shown.replica.expect("it is one").end
+    }
+
+    /// The owner comes to the replica, and sends what it lacks.
+    fn open(&mut self) {
+        let spec = replica_spec(self.owner.show(self.disk).destaged_serial);
+        let volume = self.replica;
+        let kept = self.member.order(Command::KeepReplica { volume, spec });
+        self.member.pass(100);
+        assert_eq!(self.member.answer(kept), Some(Ok(())));
+        let (volume, peer, have) = (self.disk, PEER, self.have());
+        let start = self.owner.order(Command::StartPeer { volume, peer, have });
+        assert_eq!(self.owner.answer(start), Some(Ok(())));
+    }
+
+    fn count(&mut self) -> RequestId {
+        let (volume, peer) = (self.disk, PEER);
+        self.owner.order(Command::CountPeer { volume, peer })
+    }
+
+    fn stop(&mut self, counts: bool) {
+        let (volume, peer) = (self.disk, PEER);
+        self.owner.order(Command::StopPeer {
+            volume,
+            peer,
+            counts,
+        });
+        self.owner.sent.clear();
+    }
+
+    /// One batch comes to the replica. What it says of it.
+    fn carry(&mut self) -> Option<Option<Result<(), Refusal>>> {
+        let sent = self.owner.sent.pop_front()?;
+        assert_eq!(sent.peer, PEER);
+        let request = self.member.request();
+        let place = Place::new(Area::Buffer(BufferId(0)), 0);
+        let before = self.member.memory.buffer.clone();
+        self.member.memory.store(place, &sent.bytes);
+        self.member.send(Event::Replicate {
+            volume: self.replica,
+            request,
+            batch: sent.batch,
+        });
+        self.member.pass(20);
+        self.member.memory.buffer = before;
+        let answer = self.member.answer(request);
+        if answer == Some(Ok(())) {
+            let (volume, peer, number) = (self.disk, PEER, sent.number);
+            self.owner.send(Event::Replicated {
+                volume,
+                peer,
+                number,
+            });
+        }
+        Some(answer)
+    }
+
+    fn carry_all(&mut self) -> usize {
+        let mut carried = 0;
+        loop {
+            match self.carry() {
+                Some(answer) => assert_eq!(answer, Some(Ok(())), "batch {carried}"),
+                None => return carried,
+            }
+            carried += 1;
+        }
+    }
+
+    /// Freezes the replica, and makes it a volume of its host.
+    fn take_over(&mut self) {
+        let volume = self.replica;
+        let frozen = self.member.order(Command::Freeze { volume, term: 4 });
+        self.member.pass(100);
+        assert_eq!(self.member.answer(frozen), Some(Ok(())));
+        let name = String::from("disk");
+        let owned = self.member.order(Command::TakeOver { volume, name });
+        self.member.pass(100);
+        assert_eq!(self.member.answer(owned), Some(Ok(())));
+        // Both see the image and what lies beside it; the ledger speaks of a cache, and these two
+        // have one name.
+        for (there, here) in [
+            (Device::Origin(self.disk), Device::Origin(volume)),
+            (Device::Ledger(self.disk), Device::Ledger(volume)),
+            (Device::Journal(self.disk), Device::Journal(volume)),
+        ] {
+            let bytes = self.owner.disks.0.get(&there).cloned();
+            self.member.disks.0.insert(here, bytes.unwrap_or_default());
+        }
+        let found = self.member.attach_again(spec(Policy::WriteBack, "disk"));
+        assert_eq!(found, volume);
+        self.member.pass(100);
+    }
+
+    fn same(&mut self, block: u64, blocks: u64) {
+        let there = self.owner.read(self.disk, block, blocks);
+        assert!(there.is_some());
+        assert_eq!(self.member.read(self.replica, block, blocks), there);
+    }
+}
+
+impl Host {
+    /// Writes one block of these bytes.
+    fn write_bytes(&mut self, volume: VolumeId, block: u64, byte: u8) {
+        let before = self.memory.buffer.clone();
+        self.memory.buffer[..4096].fill(byte);
+        assert!(self.write(volume, block, 1));
+        self.memory.buffer = before;
+    }
+}
+
+fn syncs_cache(io: &Io) -> bool {
+    io.op == Op::Sync && io.device == Device::Cache
+}
+
+#[test]
+fn a_flush_waits_for_a_peer_that_counts_and_its_replica_can_be_served() {
+    let mut pair = Pair::new();
+    let disk = pair.disk;
+    pair.owner.write_bytes(disk, 3, 0xa1);
+    let alone = pair.owner.flush(disk);
+    pair.owner.pass(50);
+    assert_eq!(pair.owner.answer(alone), Some(Ok(())), "nobody counts yet");
+    let counted = pair.count();
+    assert_eq!(pair.owner.answer(counted), None, "it lacks that write");
+    assert!(pair.carry_all() > 0);
+    assert_eq!(pair.owner.answer(counted), Some(Ok(())));
+
+    pair.owner.write_bytes(disk, 4, 0xa2);
+    pair.owner.write_bytes(disk, 3, 0xa3);
+    pair.owner.zero(disk, 9, 2);
+    let flush = pair.owner.flush(disk);
+    pair.owner.pass(50);
+    assert_eq!(pair.owner.answer(flush), None, "the peer has nothing of it");
+    assert!(pair.carry_all() > 0);
+    assert_eq!(pair.owner.answer(flush), Some(Ok(())));
+    pair.take_over();
+    pair.same(0, 16);
+}
+
+#[test]
+fn a_peer_acknowledges_only_what_is_durable() {
+    let mut pair = Pair::new();
+    pair.owner.write_bytes(pair.disk, 3, 0xa1);
+    pair.member.hold(syncs_cache);
+    assert_eq!(pair.carry(), Some(None));
+    pair.member.hold(none);
+    assert_eq!(pair.have(), Serial(1));
+}
+
+#[test]
+fn a_destage_begins_with_nothing_that_a_peer_lacks() {
+    let mut pair = Pair::new();
+    let counted = pair.count();
+    assert_eq!(pair.owner.answer(counted), Some(Ok(())));
+    pair.owner.write_bytes(pair.disk, 3, 0xa1);
+    let destaged = pair.owner.destage(pair.disk);
+    pair.owner.pass(500);
+    assert_eq!(pair.owner.count(writes_origin), 0);
+    pair.carry_all();
+    pair.owner.pass(500);
+    assert_eq!(pair.owner.answer(destaged), Some(Ok(())));
+    assert!(pair.owner.count(writes_origin) > 0);
+    // The replica hears of it, and lets go.
+    pair.carry_all();
+    assert!(!pair.member.core.volume(pair.replica).is_dirty());
+    assert_eq!(pair.have(), Serial(1));
+}
+
+#[test]
+fn a_peer_that_was_away_gets_the_rest_and_one_that_fell_behind_gets_epochs() {
+    let mut pair = Pair::new();
+    pair.count();
+    pair.carry_all();
+    let disk = pair.disk;
+    pair.owner.fill(disk, 0, 20);
+    pair.carry_all();
+    pair.stop(true);
+    pair.owner.fill(disk, 10, 60);
+    let flush = pair.owner.flush(disk);
+    pair.owner.pass(50);
+    assert_eq!(pair.owner.answer(flush), None, "it counts, wherever it is");
+    pair.open();
+    pair.owner.fill(disk, 100, 5);
+    pair.carry_all();
+    assert_eq!(pair.owner.answer(flush), Some(Ok(())));
+    pair.take_over();
+    pair.same(0, 110);
+}
+
+#[test]
+fn a_peer_that_is_given_up_is_not_waited_for() {
+    let mut pair = Pair::new();
+    pair.count();
+    pair.carry_all();
+    pair.owner.write_bytes(pair.disk, 3, 0xa1);
+    let flush = pair.owner.flush(pair.disk);
+    pair.owner.pass(50);
+    assert_eq!(pair.owner.answer(flush), None);
+    pair.stop(false);
+    assert_eq!(pair.owner.answer(flush), Some(Ok(())));
+    assert!(pair.owner.show(pair.disk).peers.is_empty());
+}
+
+/// A delta of several batches, of which some have come.
+fn part_of_an_epoch() -> Pair {
+    let (mut owner, disk) = Host::write_back();
+    owner.fill(disk, 0, 40);
+    let mut member = Host::new();
+    let replica = member.core.place("disk@1");
+    let mut pair = Pair {
+        owner,
+        disk,
+        member,
+        replica,
+    };
+    pair.open();
+    assert_eq!(pair.carry(), Some(Some(Ok(()))));
+    pair
+}
+
+#[test]
+fn a_replica_counts_a_delta_as_a_whole_also_over_a_loss_of_power() {
+    let mut pair = part_of_an_epoch();
+    assert_eq!(pair.have(), Serial(0), "parts are missing");
+    pair.member.lose_power();
+    assert_eq!(pair.have(), Serial(0));
+    assert!(!pair.member.core.volume(pair.replica).is_dirty());
+    pair.stop(false);
+    pair.open();
+    pair.carry_all();
+    assert_eq!(pair.have(), Serial(40));
+    pair.member.lose_power();
+    assert_eq!(pair.have(), Serial(40));
+    pair.take_over();
+    pair.same(0, 40);
+}
+
+#[test]
+fn what_is_left_of_a_delta_never_counts_for_the_next_owner() {
+    let mut pair = part_of_an_epoch();
+    pair.take_over();
+    assert_eq!(pair.member.read(pair.replica, 0, 1), Some(vec![0; 4096]));
+    pair.member.write_bytes(pair.replica, 50, 0xb1);
+    assert!(pair.member.show(pair.replica).acked_serial >= Serial(1 << 32));
+    let flush = pair.member.flush(pair.replica);
+    pair.member.pass(50);
+    assert_eq!(pair.member.answer(flush), Some(Ok(())));
+    pair.member.lose_power();
+    let volume = pair.member.core.volume(pair.replica);
+    let parts = volume.resolve(Span::new(0, 40 * BLOCK_SECTORS));
+    assert!(parts.iter().all(|(_, content)| content.is_none()));
+    let kept = volume.resolve(Span::new(50 * BLOCK_SECTORS, BLOCK_SECTORS));
+    assert!(matches!(kept[..], [(_, Some(Content::Data(_)))]));
+}
+
+#[test]
+fn a_frozen_replica_takes_nothing_and_obeys_no_older_record() {
+    let mut pair = Pair::new();
+    pair.owner.write_bytes(pair.disk, 3, 0xa1);
+    let volume = pair.replica;
+    let frozen = pair.member.order(Command::Freeze { volume, term: 9 });
+    pair.member.pass(100);
+    assert_eq!(pair.member.answer(frozen), Some(Ok(())));
+    assert_eq!(pair.carry(), Some(Some(Err(Refusal::Gone))));
+    let older = pair.member.order(Command::Freeze { volume, term: 8 });
+    assert_eq!(pair.member.answer(older), Some(Err(Refusal::Gone)));
+    let spec = replica_spec(Serial(0));
+    let kept = pair.member.order(Command::KeepReplica { volume, spec });
+    assert_eq!(pair.member.answer(kept), Some(Err(Refusal::Gone)));
+    pair.member.lose_power();
+    let shown = pair.member.show(volume).replica.expect("it is one");
+    assert!(shown.frozen && shown.term == 9);
+}
+
+#[test]
+fn a_batch_that_was_changed_on_its_way_is_refused_as_a_whole() {
+    let mut pair = Pair::new();
+    pair.owner.fill(pair.disk, 0, 3);
+    let mut sent = core::mem::take(&mut pair.owner.sent);
+    sent[0].bytes[17] ^= 1;
+    pair.owner.sent = sent;
+    assert_eq!(pair.carry(), Some(Some(Err(Refusal::Io))));
+    assert!(!pair.member.core.volume(pair.replica).is_dirty());
+}
+
+#[test]
+fn bytes_of_a_stranger_are_refused_and_do_no_harm() {
+    let mut pair = Pair::new();
+    pair.owner.fill(pair.disk, 0, 3);
+    let whole = pair.owner.sent.front().expect("it left").batch.clone();
+    let changes: [fn(&mut Batch); 7] = [
+        |it| it.parts[0].span.sector = u64::MAX,
+        |it| it.parts[0].span.sectors = 0,
+        |it| it.parts[0].source = None,
+        |it| it.parts.push(it.parts[0]),
+        |it| it.upto = Serial(u64::MAX),
+        |it| it.destaged = Serial(it.upto.0 + 1),
+        |it| it.begins = false,
+    ];
+    for change in changes {
+        let mut batch = whole.clone();
+        change(&mut batch);
+        let bytes = pair.owner.sent.front().expect("it left").bytes.clone();
+        let (peer, number) = (PEER, 1);
+        pair.owner.sent.push_front(Sent {
+            peer,
+            number,
+            batch,
+            bytes,
+        });
+        assert!(matches!(pair.carry(), Some(Some(Err(_)))));
+    }
+    assert!(!pair.member.core.volume(pair.replica).is_dirty());
+    pair.carry_all();
+    pair.take_over();
+    pair.same(0, 3);
+}

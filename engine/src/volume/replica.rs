@@ -1,0 +1,412 @@
+//! What the log has of a volume that another host serves.
+//!
+//! ```text
+//! Own ◀──────────── TakeOver ────────────┐
+//!        none ─KeepReplica─▶ Replica ─Freeze─▶ Frozen
+//! ```
+//!
+//! The owner sends deltas in order: what all writes between two serials leave behind. Most come in
+//! one batch. One of several is an epoch of its own while it is not whole, so that nothing of what
+//! was there before is replaced by it.
+//!
+//! Always true: the replica has every write above `destaged` and up to `end`, and counts nothing
+//! beyond; every entry of a delta has the serial of its last write, so that a recovery takes it as
+//! a whole or leaves it out; no serial above all that was seen is taken for older ones. A replica
+//! keeps its lineage and its end over a restart: only an owner begins a new one.
+//! Deliberately absent: what may be acknowledged, which the host decides by the records of the
+//! cluster; and the way of a batch into the log (`core::replica`).
+
+use super::Volume;
+use crate::adversary::{Bug, has};
+use crate::event::{Batch, Refusal, ReplicaSpec};
+use crate::format::checkpoint::{Role, Standing};
+use crate::map::ExtentMap;
+use crate::snapshot::ReplicaSnapshot;
+use crate::types::{RequestId, Serial, Uuid};
+use alloc::collections::VecDeque;
+
+/// Serials of two owners are at least so far apart that none is given twice.
+const FORK_SERIALS: u64 = 1 << 32;
+
+/// A batch that has come.
+pub struct Incoming {
+    pub request: RequestId,
+    pub batch: Batch,
+    /// Parts that are staged, and sectors of the next one.
+    pub parts_done: usize,
+    pub sectors_done: u64,
+    pub begun: bool,
+}
+
+/// A delta of which parts have come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Partial {
+    upto: Serial,
+    /// The next part begins here or behind.
+    from: u64,
+}
+
+#[derive(Default)]
+pub struct Replica {
+    standing: Standing,
+    end: Serial,
+    /// What the recovery of this life has found, in order and without a gap.
+    recovered: Serial,
+    partial: Option<Partial>,
+    inbox: VecDeque<Incoming>,
+    /// Who waits until all that is here is durable.
+    settling: Option<RequestId>,
+}
+
+impl Replica {
+    pub(super) fn of(standing: Standing) -> Replica {
+        Replica {
+            standing,
+            ..Replica::default()
+        }
+    }
+}
+
+impl Volume {
+    pub fn standing(&self) -> Standing {
+        self.replica.standing
+    }
+
+    /// Another host gives its serials.
+    pub fn is_replica(&self) -> bool {
+        self.replica.standing.role != Role::Own
+    }
+
+    pub fn replica_snapshot(&self) -> Option<ReplicaSnapshot> {
+        self.is_replica().then(|| ReplicaSnapshot {
+            frozen: self.replica.standing.role == Role::Frozen,
+            term: self.replica.standing.term,
+            end: self.replica.end,
+            seen: self.acked(),
+        })
+    }
+
+    /// What a recovery has found is whole up to its newest entry.
+    pub fn has_recovered(&mut self) {
+        let newest = self.epochs.back().map(|epoch| epoch.last_serial);
+        let newest = newest.unwrap_or_default().max(self.destaged());
+        (self.replica.end, self.replica.recovered) = (newest, newest);
+        assert!(self.replica.partial.is_none() && self.replica.inbox.is_empty());
+    }
+
+    /// The newest write of lives before this one that is not lost. A replica that has seen one
+    /// behind it has what this host has lost.
+    pub fn recovered_upto(&self) -> Serial {
+        self.replica.recovered
+    }
+
+    /// A new replica, of which nothing is here.
+    pub fn begin_replica(&mut self, spec: &ReplicaSpec) {
+        assert!(self.epochs.is_empty(), "a new replica is empty");
+        self.reach(spec.destaged);
+        self.go_on_behind(spec.destaged);
+        self.replica.end = spec.destaged;
+        self.replica.standing = Standing {
+            role: Role::Replica,
+            lineage: spec.lineage,
+            term: spec.term,
+            ..Standing::default()
+        };
+    }
+
+    /// The owner has come back to it. False if the replica obeys somebody else by now.
+    pub fn reopen_replica(&mut self, spec: &ReplicaSpec) -> bool {
+        let standing = &mut self.replica.standing;
+        let obeys = standing.role == Role::Replica && standing.term <= spec.term;
+        if obeys && self.replica.settling.is_none() {
+            (standing.lineage, standing.term) = (spec.lineage, spec.term);
+            return true;
+        }
+        false
+    }
+
+    /// Nothing of its owner is taken any more. False if it obeys a newer record.
+    pub fn freeze(&mut self, term: u64) -> bool {
+        let standing = &mut self.replica.standing;
+        let obeys = standing.role != Role::Own && standing.term <= term;
+        if obeys && self.replica.settling.is_none() {
+            (standing.role, standing.term) = (Role::Frozen, term);
+            return true;
+        }
+        false
+    }
+
+    /// The serials of this host begin above all that the owner before may have given. What of those
+    /// is beyond the end of the replica never counts.
+    pub fn own_replica(&mut self) {
+        let seen = self.acked();
+        assert!(
+            self.replica.standing.role == Role::Frozen && self.replica.partial.is_none(),
+            "what is taken over is frozen, and whole"
+        );
+        assert!(self.replica.end <= seen && self.replica.inbox.is_empty());
+        let first = (seen.0 / FORK_SERIALS + 1) * FORK_SERIALS;
+        self.skip_to(Serial(first - 1));
+        self.replica.standing = Standing {
+            role: Role::Own,
+            term: self.replica.standing.term,
+            lineage: Uuid::NIL,
+            void: match has(Bug::CountVoidSerials) {
+                true => (Serial(0), Serial(0)),
+                false => (self.replica.end, Serial(first)),
+            },
+        };
+    }
+
+    pub fn name_lineage(&mut self, lineage: Uuid) {
+        assert!(
+            !self.is_replica(),
+            "the lineage of a replica is its owner's"
+        );
+        self.replica.standing.lineage = lineage;
+    }
+
+    /// Whether a batch may come next, as far as it says so itself; the bytes of another host are
+    /// believed in nothing.
+    pub fn check_batch(&self, batch: &Batch) -> Result<(), Refusal> {
+        if self.replica.standing.role != Role::Replica || self.replica.settling.is_some() {
+            return Err(Refusal::Gone);
+        }
+        let mut from = 0;
+        for part in &batch.parts {
+            let span = part.span;
+            let ends = span.sector.checked_add(span.sectors);
+            if span.sectors == 0 || span.sector < from || ends.is_none_or(|it| it > self.sectors())
+            {
+                return Err(Refusal::OutOfRange);
+            }
+            from = span.end();
+        }
+        match batch.destaged <= batch.upto && batch.upto.0 < u64::MAX {
+            true => Ok(()),
+            false => Err(Refusal::OutOfRange),
+        }
+    }
+
+    /// Whether the batch goes on where the one before it has ended.
+    pub fn follows(&self, batch: &Batch) -> bool {
+        let Some(first) = batch.parts.first() else {
+            return batch.ends;
+        };
+        if batch.begins {
+            let counted = self.replica.end.max(batch.destaged);
+            return batch.upto >= self.acked() && batch.upto > counted;
+        }
+        let partial = self.replica.partial;
+        let partial = partial.filter(|it| it.upto == batch.upto && it.upto > batch.destaged);
+        partial.is_some_and(|it| first.span.sector >= it.from)
+    }
+
+    pub fn add_batch(&mut self, request: RequestId, batch: Batch) {
+        self.replica.inbox.push_back(Incoming {
+            request,
+            batch,
+            parts_done: 0,
+            sectors_done: 0,
+            begun: false,
+        });
+    }
+
+    pub fn first_batch(&mut self) -> Option<&mut Incoming> {
+        self.replica.inbox.front_mut()
+    }
+
+    /// The first batch begins. Whether an epoch ends before it, because it is of a new one, or
+    /// because a crash may leave it in part.
+    pub fn begin_batch(&mut self) -> bool {
+        let incoming = self.replica.inbox.front_mut().expect("a batch has come");
+        assert!(!incoming.begun, "a batch begins once");
+        incoming.begun = true;
+        let batch = &incoming.batch;
+        let alone = batch.begins_epoch || !batch.ends && !has(Bug::MergePartialDelta);
+        let (upto, brings) = (batch.upto, !batch.parts.is_empty());
+        let begins = batch.begins && brings;
+        if brings {
+            self.skip_to(upto);
+        }
+        assert!(
+            !begins || self.replica.partial.is_none(),
+            "what is left of a delta goes before the next begins"
+        );
+        begins && alone
+    }
+
+    /// The first batch does not follow those before it.
+    pub fn end_refused(&mut self) {
+        let incoming = self.replica.inbox.pop_front();
+        assert!(incoming.is_some_and(|it| !it.begun), "it has not begun");
+    }
+
+    /// The first batch is staged as a whole.
+    pub fn end_batch(&mut self) -> Incoming {
+        let incoming = self.replica.inbox.pop_front().expect("a batch has come");
+        let batch = &incoming.batch;
+        assert!(incoming.begun && incoming.parts_done == batch.parts.len());
+        if let Some(last) = batch.parts.last() {
+            let partial = Partial {
+                upto: batch.upto,
+                from: last.span.end(),
+            };
+            self.replica.partial = (!batch.ends).then_some(partial);
+        }
+        if batch.ends && !batch.parts.is_empty() || has(Bug::CountPartialDelta) {
+            self.replica.end = self.replica.end.max(batch.upto);
+        }
+        incoming
+    }
+
+    /// A batch is staged in part.
+    pub fn has_begun_batch(&self) -> bool {
+        self.replica.inbox.front().is_some_and(|it| it.begun)
+    }
+
+    pub fn has_batches(&self) -> bool {
+        !self.replica.inbox.is_empty()
+    }
+
+    /// All batches but one that has begun.
+    pub fn take_batches(&mut self) -> impl Iterator<Item = RequestId> + use<> {
+        let begun = usize::from(self.has_begun_batch());
+        let gone = self.replica.inbox.split_off(begun);
+        gone.into_iter().map(|incoming| incoming.request)
+    }
+
+    /// The origin has all writes up to here: what of the replica is older goes.
+    pub fn replica_destaged(&mut self, upto: Serial) -> VecDeque<ExtentMap> {
+        let mut gone = VecDeque::new();
+        self.reach(upto);
+        self.skip_to(upto);
+        self.replica.end = self.replica.end.max(upto);
+        while self.epochs.front().is_some_and(|it| it.last_serial <= upto) {
+            let epoch = self.epochs.pop_front().expect("just seen");
+            gone.push_back(epoch.map);
+        }
+        self.replica.partial = self.replica.partial.filter(|it| it.upto > upto);
+        gone
+    }
+
+    /// What is left of a delta whose rest does not come.
+    pub fn drop_partial(&mut self) -> Option<ExtentMap> {
+        let partial = self.replica.partial.take()?;
+        let epoch = self.epochs.pop_back().expect("its parts are dirty");
+        assert!(
+            epoch.last_serial == partial.upto && !epoch.sealed,
+            "a delta that is not whole is an epoch of its own"
+        );
+        Some(epoch.map)
+    }
+
+    /// Somebody waits until all that is here is durable.
+    pub fn settle(&mut self, request: RequestId) {
+        let before = self.replica.settling.replace(request);
+        assert!(before.is_none(), "one order at a time");
+    }
+
+    pub fn is_settling(&self) -> bool {
+        self.replica.settling.is_some()
+    }
+
+    pub fn take_settling(&mut self) -> Option<RequestId> {
+        self.replica.settling.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::volume;
+    use super::*;
+    use crate::event::BatchPart;
+    use crate::format::record::EntryKind;
+    use crate::types::{ConnectionId, Span, Time};
+    use alloc::string::String;
+    use alloc::vec;
+
+    fn spec() -> ReplicaSpec {
+        ReplicaSpec {
+            name: String::from("disk@1"),
+            origin: String::from("/disk.img"),
+            uuid: Uuid([1; 16]),
+            size_bytes: 1 << 20,
+            lineage: Uuid([5; 16]),
+            term: 3,
+            destaged: Serial(10),
+        }
+    }
+
+    fn batch(upto: u64, sector: u64, begins: bool, ends: bool) -> Batch {
+        let part = BatchPart {
+            span: Span::new(sector, 8),
+            kind: EntryKind::Zero { allocate: false },
+            source: None,
+            sum: 0,
+        };
+        Batch {
+            upto: Serial(upto),
+            begins,
+            ends,
+            begins_epoch: false,
+            destaged: Serial(10),
+            parts: vec![part],
+        }
+    }
+
+    fn take(volume: &mut Volume, batch: Batch) {
+        assert!(volume.check_batch(&batch).is_ok() && volume.follows(&batch));
+        let request = RequestId {
+            connection: ConnectionId(1),
+            number: 1,
+        };
+        let upto = batch.upto;
+        volume.add_batch(request, batch);
+        if volume.begin_batch()
+            && let Some(epoch) = volume.epochs.back_mut()
+        {
+            epoch.sealed = true;
+        }
+        volume.open_epoch(Time(1)).last_serial = upto;
+        volume.first_batch().expect("it has come").parts_done = 1;
+        volume.end_batch();
+    }
+
+    #[test]
+    fn a_delta_counts_when_its_last_part_is_there() {
+        let mut volume = volume();
+        volume.begin_replica(&spec());
+        take(&mut volume, batch(12, 0, true, true));
+        assert_eq!(volume.replica.end, Serial(12));
+        take(&mut volume, batch(20, 0, true, false));
+        assert_eq!(volume.replica.end, Serial(12), "a part is missing");
+        assert!(
+            !volume.follows(&batch(20, 0, false, true)),
+            "that was before"
+        );
+        assert!(
+            !volume.follows(&batch(21, 8, false, true)),
+            "that is of another"
+        );
+        take(&mut volume, batch(20, 8, false, true));
+        assert_eq!((volume.replica.end, volume.epochs.len()), (Serial(20), 2));
+        assert!(!volume.follows(&batch(20, 8, false, true)), "it is there");
+    }
+
+    #[test]
+    fn what_is_left_of_a_delta_goes_and_its_serials_are_not_given_again() {
+        let mut volume = volume();
+        volume.begin_replica(&spec());
+        take(&mut volume, batch(12, 0, true, true));
+        take(&mut volume, batch(20, 0, true, false));
+        assert!(volume.freeze(4) && !volume.freeze(3), "a record is newer");
+        assert!(volume.check_batch(&batch(20, 8, false, true)).is_err());
+        assert!(volume.drop_partial().is_some() && volume.epochs.len() == 1);
+        volume.own_replica();
+        let standing = volume.standing();
+        assert_eq!(standing.void, (Serial(12), Serial(1 << 32)));
+        assert!(standing.is_void(Serial(20)) && !standing.is_void(Serial(12)));
+        assert_eq!(volume.serial_next(), Serial(1 << 32));
+    }
+}

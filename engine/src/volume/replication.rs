@@ -1,0 +1,523 @@
+//! The peers of a volume: what each of them has of its writes, and who waits for that.
+//!
+//! ```text
+//! peer:  Stopped ─StartPeer─▶ CatchingUp ─all epochs to here are sent─▶ Live
+//!           ▲                     ▲  └────────── too much is queued ─────┘
+//!           └───── StopPeer ──────┴──────────────────────────────────────┘
+//! ```
+//!
+//! A peer gets the history in order. While it is behind it gets epochs, each as one delta, read
+//! from their maps; from the moment on when it is about to have them all, what guests write is
+//! queued as deltas of its own, which it gets next. Where too much is queued, all of that is dropped,
+//! because the epochs have it.
+//!
+//! Always true: what is `sent` is sent as a whole, and nothing behind it; a queued delta is of one
+//! epoch, and all but the last one are closed; what a reply or a destage has relied on is at each
+//! peer that counts; a peer that counts has all of that from the moment on when the order to count
+//! it is replied to. Deliberately absent: which peers count, which the host decides by the records
+//! of the cluster; bytes and their places (`core::replication`).
+
+use super::Volume;
+use crate::adversary::{Bug, has};
+use crate::event::Batch;
+use crate::map::ExtentMap;
+use crate::snapshot::PeerSnapshot;
+use crate::types::{EpochNumber, PeerId, RequestId, SECTOR_BYTES, Serial};
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+/// Batches on their way to one peer.
+const IN_FLIGHT_MAX: usize = 8;
+/// So much is queued for a peer at most; what is beyond is in the epochs.
+const QUEUED_BYTES_MAX: u64 = 16 << 20;
+/// With so much queued, a batch does not wait until the one before it is acknowledged.
+const EAGER_BYTES: u64 = 64 << 10;
+
+/// What guests have written since the delta before it.
+pub struct Delta {
+    pub map: ExtentMap,
+    pub epoch: EpochNumber,
+    /// Of its last write, once nothing more goes into it.
+    pub upto: Option<Serial>,
+}
+
+/// What is being sent, and from where it goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cursor {
+    pub upto: Serial,
+    pub epoch: EpochNumber,
+    pub from: u64,
+}
+
+/// A batch that is not acknowledged.
+struct Flight {
+    number: u64,
+    upto: Serial,
+    ends: bool,
+    piece: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Stopped,
+    /// Epochs up to `upto` are to be sent; `dropped`: what came behind them was queued, and is not
+    /// any more.
+    CatchingUp {
+        upto: Serial,
+        dropped: bool,
+    },
+    Live,
+}
+
+pub struct Peer {
+    pub id: PeerId,
+    counts: bool,
+    /// Who waits until it has all that was relied on.
+    counting: Option<RequestId>,
+    mode: Mode,
+    durable: Serial,
+    sent: Serial,
+    told_destaged: Serial,
+    /// Of the delta sent last.
+    epoch: Option<EpochNumber>,
+    cursor: Option<Cursor>,
+    queue: VecDeque<Delta>,
+    queued_sectors: u64,
+    in_flight: VecDeque<Flight>,
+    /// A batch is being read from the device.
+    reading: Option<Reading>,
+}
+
+/// A batch whose bytes come from the device.
+pub struct Reading {
+    pub piece: u32,
+    /// None if the peer was stopped meanwhile.
+    pub batch: Option<Batch>,
+}
+
+#[derive(Default)]
+pub struct Replication {
+    peers: Vec<Peer>,
+    /// The newest serial that a reply to a guest has promised to be durable.
+    promised: Serial,
+    /// The newest serial that a destage has begun with.
+    begun: Serial,
+    waiting: VecDeque<(Serial, RequestId)>,
+    /// Of the batch that left last; never given again.
+    number: u64,
+}
+
+impl Peer {
+    fn stopped(id: PeerId) -> Peer {
+        Peer {
+            id,
+            counts: false,
+            counting: None,
+            mode: Mode::Stopped,
+            durable: Serial(0),
+            sent: Serial(0),
+            told_destaged: Serial(0),
+            epoch: None,
+            cursor: None,
+            queue: VecDeque::new(),
+            queued_sectors: 0,
+            in_flight: VecDeque::new(),
+            reading: None,
+        }
+    }
+
+    pub fn is_stopped(&self) -> bool {
+        self.mode == Mode::Stopped
+    }
+
+    /// New writes are queued for it.
+    pub fn takes_new(&self) -> bool {
+        match self.mode {
+            Mode::Stopped => false,
+            Mode::CatchingUp { dropped, .. } => !dropped,
+            Mode::Live => true,
+        }
+    }
+
+    /// One more batch may go.
+    pub fn may_send(&self) -> bool {
+        !self.is_stopped() && self.reading.is_none() && self.in_flight.len() < IN_FLIGHT_MAX
+    }
+
+    /// Nothing of it is on its way.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
+    pub fn sent(&self) -> Serial {
+        self.sent
+    }
+
+    pub fn counts(&self) -> bool {
+        self.counts
+    }
+
+    pub fn cursor(&self) -> Option<Cursor> {
+        self.cursor
+    }
+
+    /// The serial up to which epochs are sent to it; none while it gets deltas.
+    pub fn catches_up_to(&self) -> Option<Serial> {
+        match self.mode {
+            Mode::CatchingUp { upto, .. } => Some(upto),
+            Mode::Stopped | Mode::Live => None,
+        }
+    }
+
+    /// All epochs up to here are to be sent, and what is written from now on is queued.
+    pub fn begin_round(&mut self, upto: Serial) {
+        assert!(self.queue.is_empty(), "what was queued before was dropped");
+        self.mode = Mode::CatchingUp {
+            upto,
+            dropped: false,
+        };
+    }
+
+    /// It has all epochs of this round. True if it goes on with what was queued.
+    pub fn end_round(&mut self) -> bool {
+        let Mode::CatchingUp { upto, dropped } = self.mode else {
+            unreachable!("only a peer that is behind has rounds");
+        };
+        self.cursor = None;
+        self.sent = self.sent.max(upto);
+        if !dropped {
+            self.mode = Mode::Live;
+        }
+        !dropped
+    }
+
+    /// Sends on from here.
+    pub fn set_cursor(&mut self, cursor: Option<Cursor>) {
+        self.cursor = cursor;
+    }
+
+    /// What of a new write was queued.
+    pub fn queue(&mut self) -> &mut VecDeque<Delta> {
+        &mut self.queue
+    }
+
+    pub fn count_queued(&mut self, sectors: u64) {
+        self.queued_sectors += sectors;
+    }
+
+    pub fn is_overfull(&self) -> bool {
+        self.queued_sectors * SECTOR_BYTES > QUEUED_BYTES_MAX
+    }
+
+    /// The queue is worth a batch, though one is on its way.
+    pub fn is_eager(&self) -> bool {
+        self.queued_sectors * SECTOR_BYTES >= EAGER_BYTES || self.queue.len() > 1
+    }
+
+    /// Drops what is queued: it is in the epochs. What of it was sent in part is sent again.
+    pub fn drop_queue(&mut self) -> VecDeque<Delta> {
+        self.queued_sectors = 0;
+        match self.mode {
+            Mode::Stopped => {}
+            Mode::CatchingUp { upto, .. } => {
+                self.mode = Mode::CatchingUp {
+                    upto,
+                    dropped: true,
+                };
+            }
+            Mode::Live => {
+                self.cursor = None;
+                self.mode = Mode::CatchingUp {
+                    upto: self.sent,
+                    dropped: true,
+                };
+            }
+        }
+        core::mem::take(&mut self.queue)
+    }
+
+    /// The first delta of the queue is sent as a whole.
+    pub fn take_front(&mut self) -> Delta {
+        let delta = self.queue.pop_front().expect("it was sent");
+        let sectors = delta.map.sectors();
+        assert!(delta.upto.is_some(), "what is sent is closed");
+        self.queued_sectors = self.queued_sectors.saturating_sub(sectors);
+        if self.queue.is_empty() {
+            self.queued_sectors = 0;
+        }
+        delta
+    }
+
+    /// Whether a delta of this epoch is the first of it.
+    pub fn begins(&mut self, epoch: EpochNumber) -> bool {
+        self.epoch.replace(epoch) != Some(epoch)
+    }
+
+    /// A batch of this delta leaves, with the serial up to which the origin has all.
+    pub fn leaves(
+        &mut self,
+        number: u64,
+        (upto, ends): (Serial, bool),
+        destaged: Serial,
+        piece: Option<u32>,
+    ) {
+        assert!(
+            self.in_flight.len() < IN_FLIGHT_MAX,
+            "a batch has its place"
+        );
+        self.told_destaged = destaged;
+        if ends {
+            self.sent = self.sent.max(upto);
+        }
+        self.in_flight.push_back(Flight {
+            number,
+            upto,
+            ends,
+            piece,
+        });
+    }
+
+    /// The origin has more than the peer was told.
+    pub fn is_untold(&self, destaged: Serial) -> bool {
+        self.told_destaged < destaged && self.cursor.is_none()
+    }
+
+    /// A batch that has its bytes from the device holds memory until it is acknowledged.
+    pub fn holds_piece(&self) -> bool {
+        self.in_flight.iter().any(|flight| flight.piece.is_some())
+    }
+
+    pub fn begin_reading(&mut self, piece: u32, batch: Batch) {
+        assert!(self.reading.is_none(), "one batch is read at a time");
+        let batch = Some(batch);
+        self.reading = Some(Reading { piece, batch });
+    }
+
+    pub fn take_reading(&mut self) -> Option<Reading> {
+        self.reading.take()
+    }
+}
+
+impl Replication {
+    pub fn is_empty(&self) -> bool {
+        self.peers.is_empty()
+    }
+
+    pub fn peers(&mut self) -> &mut Vec<Peer> {
+        &mut self.peers
+    }
+
+    pub fn ids(&self) -> Vec<PeerId> {
+        self.peers.iter().map(|peer| peer.id).collect()
+    }
+
+    /// Extents of all queues.
+    #[cfg(feature = "adversary")]
+    pub fn extents(&self) -> u64 {
+        let queued = self.peers.iter().flat_map(|peer| &peer.queue);
+        queued.map(|delta| delta.map.len()).sum()
+    }
+
+    pub fn next_number(&mut self) -> u64 {
+        self.number += 1;
+        self.number
+    }
+
+    /// A batch that was read for a stopped peer has gone; so may the peer.
+    pub fn forget_gone(&mut self) {
+        let gone = |peer: &Peer| peer.is_stopped() && !peer.counts && peer.reading.is_none();
+        self.peers.retain(|peer| !gone(peer));
+    }
+
+    pub fn shown(&self) -> Vec<PeerSnapshot> {
+        let shown = self.peers.iter().map(|peer| PeerSnapshot {
+            peer: peer.id,
+            counts: peer.counts,
+            stopped: peer.is_stopped(),
+            live: peer.mode == Mode::Live,
+            durable: peer.durable,
+            sent: peer.sent,
+        });
+        shown.collect()
+    }
+
+    pub fn find(&mut self, id: PeerId) -> Option<&mut Peer> {
+        self.peers.iter_mut().find(|peer| peer.id == id)
+    }
+}
+
+impl Volume {
+    /// Whether what was written up to here is at each peer that counts.
+    pub fn is_replicated(&self, upto: Serial) -> bool {
+        let peers = &self.replication.peers;
+        let there = |peer: &Peer| !peer.counts || peer.durable >= upto;
+        upto <= self.destaged() || peers.iter().all(there) || has(Bug::AcknowledgeBeforePeers)
+    }
+
+    /// What is written is sent to others, so that it stays as it is described to them.
+    pub fn has_peers(&self) -> bool {
+        !self.replication.is_empty()
+    }
+
+    /// Some peer counts, so that nothing may be written but by the log.
+    pub fn relies_on_peers(&self) -> bool {
+        self.replication.peers.iter().any(|peer| peer.counts)
+    }
+
+    /// A reply promises that writes up to here are durable.
+    pub fn promise(&mut self, upto: Serial) {
+        self.replication.promised = self.replication.promised.max(upto);
+    }
+
+    /// A destage begins with writes up to here.
+    pub fn begin_with(&mut self, upto: Serial) {
+        self.replication.begun = self.replication.begun.max(upto);
+    }
+
+    /// What replies and destages have relied on.
+    pub fn relied_on(&self) -> Serial {
+        let Replication {
+            promised, begun, ..
+        } = self.replication;
+        match (
+            has(Bug::CountForgettingFlushes),
+            has(Bug::CountForgettingCuts),
+        ) {
+            (true, _) => begun,
+            (_, true) => promised,
+            _ => promised.max(begun),
+        }
+    }
+
+    /// A request waits until its writes are at each peer that counts.
+    pub fn wait_for_peers(&mut self, upto: Serial, request: RequestId) {
+        let waiting = &mut self.replication.waiting;
+        let last = waiting.back().map_or(Serial(0), |(serial, _)| *serial);
+        // Who asks for less waits a little longer.
+        waiting.push_back((upto.max(last), request));
+    }
+
+    pub fn peers_are_waited_for(&self) -> bool {
+        !self.replication.waiting.is_empty()
+    }
+
+    /// Who waits for peers no longer, and what that promises.
+    pub fn take_replicated(&mut self) -> Vec<(Serial, RequestId)> {
+        let mut done = Vec::new();
+        while let Some((upto, request)) = self.replication.waiting.front().copied() {
+            if !self.is_replicated(upto) {
+                break;
+            }
+            self.replication.waiting.pop_front();
+            done.push((upto, request));
+        }
+        done
+    }
+
+    /// All who wait for peers.
+    pub fn take_waiting_for_peers(&mut self) -> impl Iterator<Item = RequestId> + use<> {
+        let waiting = core::mem::take(&mut self.replication.waiting);
+        waiting.into_iter().map(|(_, request)| request)
+    }
+
+    /// A peer that has writes up to here gets the rest.
+    pub fn start_peer(&mut self, id: PeerId, have: Serial) {
+        let peers = &mut self.replication.peers;
+        let at = peers.iter().position(|peer| peer.id == id);
+        let at = at.unwrap_or_else(|| {
+            peers.push(Peer::stopped(id));
+            peers.len() - 1
+        });
+        let peer = &mut peers[at];
+        assert!(
+            peer.is_stopped() && peer.queue.is_empty() && peer.in_flight.is_empty(),
+            "a peer is started once"
+        );
+        (peer.durable, peer.sent) = (have, have);
+        (peer.told_destaged, peer.epoch, peer.cursor) = (Serial(0), None, None);
+        peer.mode = Mode::CatchingUp {
+            upto: have,
+            dropped: true,
+        };
+    }
+
+    /// From now on it is relied on. False if it is not there.
+    pub fn count_peer(&mut self, id: PeerId, request: RequestId) -> bool {
+        let Some(peer) = self.replication.find(id) else {
+            return false;
+        };
+        if peer.counting.is_some() {
+            return false;
+        }
+        peer.counts = true;
+        peer.counting = Some(request);
+        true
+    }
+
+    /// Who waits for a peer that has all by now that was relied on.
+    pub fn take_counted(&mut self) -> Vec<RequestId> {
+        let (relied_on, destaged) = (self.relied_on(), self.destaged());
+        let peers = self.replication.peers.iter_mut();
+        let whole = |peer: &&mut Peer| peer.durable >= relied_on || relied_on <= destaged;
+        peers
+            .filter(whole)
+            .filter_map(|peer| peer.counting.take())
+            .collect()
+    }
+
+    /// A peer that is needed, and cannot be sent to at present.
+    pub fn need_peer(&mut self, id: PeerId) {
+        let peers = &mut self.replication.peers;
+        if peers.iter().all(|peer| peer.id != id) {
+            peers.push(Peer {
+                counts: true,
+                ..Peer::stopped(id)
+            });
+        }
+    }
+
+    /// Nothing is sent to it any more. What is given back: deltas, pieces of memory, and who waited
+    /// for it to count.
+    pub fn stop_peer(&mut self, id: PeerId, counts: bool) -> Option<Stopped> {
+        let peer = self.replication.find(id)?;
+        let deltas = peer.drop_queue();
+        let flights = core::mem::take(&mut peer.in_flight);
+        let stopped = Stopped {
+            deltas,
+            pieces: flights.into_iter().filter_map(|it| it.piece).collect(),
+            counting: peer.counting.take(),
+        };
+        (peer.mode, peer.cursor) = (Mode::Stopped, None);
+        peer.counts = counts;
+        if let Some(reading) = &mut peer.reading {
+            reading.batch = None;
+        }
+        self.replication.forget_gone();
+        Some(stopped)
+    }
+
+    /// A peer has this batch, and all before it, durably. The pieces of memory that are free by
+    /// that.
+    pub fn peer_has(&mut self, id: PeerId, number: u64) -> Vec<u32> {
+        let mut pieces = Vec::new();
+        let Some(peer) = self.replication.find(id) else {
+            return pieces;
+        };
+        while peer.in_flight.front().is_some_and(|it| it.number <= number) {
+            let flight = peer.in_flight.pop_front().expect("just seen");
+            pieces.extend(flight.piece);
+            if flight.ends {
+                peer.durable = peer.durable.max(flight.upto);
+            }
+        }
+        assert!(peer.durable <= peer.sent, "a peer has what was sent to it");
+        pieces
+    }
+}
+
+/// What a peer had.
+pub struct Stopped {
+    pub deltas: VecDeque<Delta>,
+    pub pieces: Vec<u32>,
+    pub counting: Option<RequestId>,
+}

@@ -1,0 +1,595 @@
+//! Two hosts: one serves a volume and sends its writes, the other one keeps a replica.
+//!
+//! Owns one run: a guest with writes, zeroes and flushes, a link that breaks, daemons that are
+//! killed and hosts that lose power on both sides, a peer that is given up and counted again; and
+//! at the end the owner dies, and the replica is taken over. The records of the cluster are a flag
+//! here: whether the peer is a member, which the pair changes as the rules for sets say.
+//!
+//! Always true: both engines are the product's own; nothing depends on anything but the seed. What
+//! is judged: a guest finds all that a flush has promised, as the disk was after some number of
+//! writes; after a kill, all that was acknowledged; and the next owner the same of flushes.
+//! Deliberately absent: real records, and more than one peer.
+
+mod machine;
+mod model;
+
+use crate::devices::Origin;
+use crate::disk::Disk;
+use crate::rng::Rng;
+use engine::event::{
+    Admission, Command, Event, Refusal, ReplicaSpec, ResetOn, Share, Tuning, VolumeSpec,
+};
+use engine::flow::FlowLimits;
+use engine::types::{DestageMode, PeerId, Policy, RequestId, Tag, Uuid, VolumeId};
+use machine::{Machine, Sent};
+use model::{Model, SECTORS};
+use std::collections::{BTreeMap, VecDeque};
+
+const PEER: PeerId = PeerId(1);
+
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    pub seed: u64,
+    pub steps: u32,
+}
+
+impl Options {
+    pub fn from_seed(seed: u64) -> Options {
+        Options { seed, steps: 1_500 }
+    }
+}
+
+/// What happened. A run in which something never does proves nothing about it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counters {
+    pub writes: u64,
+    pub flushes: u64,
+    pub batches: u64,
+    pub broken_links: u64,
+    pub resumed: u64,
+    pub restarted: u64,
+    pub owner_crashes: u64,
+    pub peer_crashes: u64,
+    pub given_up: u64,
+    pub counted: u64,
+    pub taken_over: u64,
+    /// Of these: with flushes that the peer had to have.
+    pub with_flushes: u64,
+    pub destages: u64,
+}
+
+impl Counters {
+    pub fn add(&mut self, other: &Counters) {
+        self.writes += other.writes;
+        self.flushes += other.flushes;
+        self.batches += other.batches;
+        self.broken_links += other.broken_links;
+        self.resumed += other.resumed;
+        self.restarted += other.restarted;
+        self.owner_crashes += other.owner_crashes;
+        self.peer_crashes += other.peer_crashes;
+        self.given_up += other.given_up;
+        self.counted += other.counted;
+        self.taken_over += other.taken_over;
+        self.with_flushes += other.with_flushes;
+        self.destages += other.destages;
+    }
+}
+
+/// A request of the guest.
+#[derive(Clone, Copy)]
+enum Asked {
+    Write { change: usize, fua: bool },
+    Flush { covers: usize },
+}
+
+/// A batch that the peer has not answered yet.
+struct Coming {
+    request: RequestId,
+    number: u64,
+    buffer: engine::types::BufferId,
+}
+
+struct Pair {
+    rng: Rng,
+    owner: Machine,
+    peer: Machine,
+    disk: VolumeId,
+    replica: Option<VolumeId>,
+    /// Names of replicas are used once.
+    copies: u32,
+    lineage: u8,
+    linked: bool,
+    /// The record names the peer.
+    member: bool,
+    counting: Option<RequestId>,
+    wire: VecDeque<Sent>,
+    coming: Vec<Coming>,
+    acks: VecDeque<u64>,
+    asked: BTreeMap<RequestId, (Asked, Option<engine::types::BufferId>)>,
+    model: Model,
+    counters: Counters,
+    tuning: Tuning,
+}
+
+/// One run. The error is what was noticed, and in which step.
+pub fn run(options: &Options) -> Result<Counters, String> {
+    let mut pair = Pair::new(options.seed)?;
+    for step in 0..options.steps {
+        pair.step().map_err(|what| format!("step {step}: {what}"))?;
+    }
+    pair.take_over()
+        .map_err(|what| format!("the takeover: {what}"))?;
+    Ok(pair.counters)
+}
+
+fn tuning(rng: &mut Rng) -> Tuning {
+    Tuning {
+        write_cache: rng.chance(800),
+        destage_after_ms: Some(rng.pick(&[5, 50, 2_000, 600_000])),
+        destage: rng.pick(&[DestageMode::Atomic, DestageMode::Atomic, DestageMode::InPlace]),
+        dirty_limit_bytes: rng.pick(&[256 << 10, 1 << 30]),
+        flow: FlowLimits::default(),
+        origin_queue_depth: 8,
+        admission: Admission::Reuse,
+        overlay_timeout_ms: 30_000,
+        overlay_ram_bytes: 1 << 20,
+        reset_on: ResetOn::Command,
+        origin_timeout_ms: None,
+        share: Share::default(),
+        group_members: 0,
+    }
+}
+
+impl Pair {
+    fn new(seed: u64) -> Result<Pair, String> {
+        let mut rng = Rng::new(seed);
+        let (mut owner, peer) = (Machine::new(&mut rng)?, Machine::new(&mut rng)?);
+        let mut image = Disk::new(vec![0; SECTORS as usize * 512]);
+        image.served = true;
+        owner.devices.origins.push(Origin {
+            image,
+            inode: 5,
+            ..Origin::default()
+        });
+        let tuning = tuning(&mut rng);
+        let mut pair = Pair {
+            rng,
+            owner,
+            peer,
+            disk: VolumeId(0),
+            replica: None,
+            copies: 0,
+            lineage: 1,
+            linked: false,
+            member: false,
+            counting: None,
+            wire: VecDeque::new(),
+            coming: Vec::new(),
+            acks: VecDeque::new(),
+            asked: BTreeMap::new(),
+            model: Model::new(),
+            counters: Counters::default(),
+            tuning,
+        };
+        pair.disk = attach(&mut pair.owner, tuning)?;
+        pair.name_lineage()?;
+        Ok(pair)
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        match self.rng.below(1000) {
+            0..=199 => self.write(),
+            200..=239 => self.flush(),
+            240..=499 => drop(self.owner.complete()),
+            500..=699 => drop(self.peer.complete()),
+            700..=799 => self.carry()?,
+            800..=859 => self.acknowledge(),
+            860..=929 => {
+                let nanos = self.rng.pick(&[10_000, 1_000_000, 7_000_000, 150_000_000]);
+                self.owner.pass(nanos);
+                self.peer.pass(nanos);
+            }
+            930..=949 if !self.linked => self.link()?,
+            950..=959 if self.linked && !self.member && self.counting.is_none() => self.count(),
+            960..=964 if self.linked => self.cut()?,
+            965..=967 if self.member || self.counting.is_some() => self.give_up()?,
+            968..=970 => self.crash_owner()?,
+            971..=973 => self.crash_peer()?,
+            974..=979 => {
+                let volume = self.disk;
+                let request = self.owner.request();
+                let command = Command::Destage { volume };
+                self.owner.apply(Event::Admin { request, command });
+                self.counters.destages += 1;
+            }
+            _ => {}
+        }
+        self.reap()
+    }
+
+    fn write(&mut self) {
+        if self.asked.len() > 12 {
+            return;
+        }
+        let sectors = match self.rng.below(10) {
+            0 => self.rng.range(1, 9),
+            1 => self.rng.range(1, 300),
+            _ => 8 * self.rng.range(1, 5),
+        };
+        let sector = match self.rng.chance(600) {
+            true => 8 * self.rng.below((SECTORS - sectors) / 8 + 1),
+            false => self.rng.below(SECTORS - sectors + 1),
+        };
+        let (zero, fua) = (self.rng.chance(80), self.rng.chance(60));
+        let (change, of) = self.model.write(sector, sectors, zero);
+        let (volume, request) = (self.disk, self.owner.request());
+        let mut buffer = None;
+        let event = match zero {
+            true => Event::WriteZeroes {
+                volume,
+                request,
+                sector,
+                sectors,
+                fua,
+                allocate: false,
+            },
+            false => {
+                let bytes = of.stamp.to_le_bytes().repeat(64 * sectors as usize);
+                let payload = self.owner.memory.buffer_add(bytes);
+                buffer = Some(payload);
+                Event::Write {
+                    volume,
+                    request,
+                    sector,
+                    sectors,
+                    buffer: payload,
+                    fua,
+                    tag: Tag::NONE,
+                }
+            }
+        };
+        let fua = fua || !self.tuning.write_cache;
+        let asked = Asked::Write { change, fua };
+        self.asked.insert(request, (asked, buffer));
+        self.counters.writes += 1;
+        self.owner.apply(event);
+    }
+
+    fn flush(&mut self) {
+        let covers = self.model.acked();
+        let (volume, request) = (self.disk, self.owner.request());
+        self.asked.insert(request, (Asked::Flush { covers }, None));
+        self.owner.apply(Event::Flush { volume, request });
+    }
+
+    /// A batch comes to the peer.
+    fn carry(&mut self) -> Result<(), String> {
+        self.wire.extend(self.owner.sent.drain(..));
+        let Some(sent) = self.wire.pop_front().filter(|_| self.linked) else {
+            return Ok(());
+        };
+        let volume = self.replica.ok_or("a link without a replica")?;
+        let buffer = self.peer.memory.buffer_add(sent.bytes);
+        let mut batch = sent.batch;
+        for place in batch.parts.iter_mut().filter_map(|it| it.source.as_mut()) {
+            place.area = engine::memory::Area::Buffer(buffer);
+        }
+        let (request, number) = (self.peer.request(), sent.number);
+        self.coming.push(Coming {
+            request,
+            number,
+            buffer,
+        });
+        self.counters.batches += 1;
+        self.peer.apply(Event::Replicate {
+            volume,
+            request,
+            batch,
+        });
+        Ok(())
+    }
+
+    fn acknowledge(&mut self) {
+        if let Some(number) = self.acks.pop_front() {
+            let (volume, peer) = (self.disk, PEER);
+            self.owner.apply(Event::Replicated {
+                volume,
+                peer,
+                number,
+            });
+        }
+    }
+
+    /// What has been answered.
+    fn reap(&mut self) -> Result<(), String> {
+        let requests: Vec<RequestId> = self.asked.keys().copied().collect();
+        for request in requests {
+            let Some(answer) = self.owner.answer(request) else {
+                continue;
+            };
+            let (asked, buffer) = self.asked.remove(&request).expect("just listed");
+            if let Some(buffer) = buffer {
+                self.owner.memory.buffer_remove(buffer);
+            }
+            answer.map_err(|refusal| format!("a guest is refused: {refusal}"))?;
+            match asked {
+                Asked::Write { change, fua } => {
+                    self.model.ack(change);
+                    if fua {
+                        self.model.promise(change + 1);
+                    }
+                }
+                Asked::Flush { covers } => {
+                    self.model.promise(covers);
+                    self.counters.flushes += 1;
+                }
+            }
+        }
+        while let Some(first) = self.coming.first() {
+            let Some(answer) = self.peer.answer(first.request) else {
+                break;
+            };
+            let coming = self.coming.remove(0);
+            self.peer.memory.buffer_remove(coming.buffer);
+            match answer {
+                Ok(()) => self.acks.push_back(coming.number),
+                // Of a link before this one.
+                Err(Refusal::Gone) => {}
+                Err(refusal) => return Err(format!("a good batch is refused: {refusal}")),
+            }
+        }
+        if let Some(request) = self.counting
+            && let Some(answer) = self.owner.answer(request)
+        {
+            self.counting = None;
+            // The record follows: from now on the peer may take over.
+            self.member = answer.is_ok();
+            self.counters.counted += u64::from(self.member);
+        }
+        Ok(())
+    }
+
+    fn name_lineage(&mut self) -> Result<(), String> {
+        let lineage = Uuid([self.lineage; 16]);
+        let volume = self.disk;
+        expect(self.owner.order(Command::NameLineage { volume, lineage }))
+    }
+
+    /// The owner comes to the peer: the replica goes on where it ends if all that it has seen is of
+    /// the owner's history, else a new one begins.
+    fn link(&mut self) -> Result<(), String> {
+        let shown = self.owner.show(self.disk).ok_or("no volume")?;
+        let found = self.replica.and_then(|id| self.peer.show(id));
+        let goes_on = found.as_ref().is_some_and(|it| {
+            let seen = it.replica.expect("it is one").seen;
+            let before = Uuid([self.lineage - 1; 16]);
+            let same = it.lineage == shown.lineage;
+            same || it.lineage == before && seen <= shown.recovered_serial
+        });
+        if let Some(old) = self.replica.filter(|_| !goes_on) {
+            if self.member || self.counting.is_some() {
+                // It counts by what it had; first the record is changed.
+                self.give_up()?;
+            }
+            let (volume, discard_dirty) = (old, true);
+            let detached = self.peer.order(Command::Detach {
+                volume,
+                discard_dirty,
+            });
+            expect(detached)?;
+            self.replica = None;
+            self.counters.restarted += 1;
+        } else {
+            self.counters.resumed += u64::from(goes_on);
+        }
+        if self.replica.is_none() {
+            self.copies += 1;
+        }
+        let name = format!("disk@{}", self.copies);
+        let volume = self.peer.engine().place(&name);
+        let spec = ReplicaSpec {
+            name,
+            origin: "/images/disk.raw".to_owned(),
+            uuid: shown.uuid,
+            size_bytes: shown.size_bytes,
+            lineage: shown.lineage,
+            term: 1,
+            destaged: shown.destaged_serial,
+        };
+        expect(self.peer.order(Command::KeepReplica { volume, spec }))?;
+        self.reap()?;
+        self.replica = Some(volume);
+        let have = self.peer.show(volume).and_then(|it| it.replica);
+        let (have, volume, peer) = (have.ok_or("no replica")?.end, self.disk, PEER);
+        self.owner.sent.clear();
+        self.wire.clear();
+        self.acks.clear();
+        expect(self.owner.order(Command::StartPeer { volume, peer, have }))?;
+        self.linked = true;
+        Ok(())
+    }
+
+    fn count(&mut self) {
+        let (volume, peer, request) = (self.disk, PEER, self.owner.request());
+        self.counting = Some(request);
+        let command = Command::CountPeer { volume, peer };
+        self.owner.apply(Event::Admin { request, command });
+    }
+
+    /// What is on the link is lost.
+    fn cut(&mut self) -> Result<(), String> {
+        let counts = self.member || self.counting.is_some();
+        self.break_link();
+        let (volume, peer) = (self.disk, PEER);
+        expect(self.owner.order(Command::StopPeer {
+            volume,
+            peer,
+            counts,
+        }))?;
+        // A peer that did not count yet is as one that never was.
+        if let Some(request) = self.counting.take() {
+            self.owner.answer(request);
+            let counts = self.member;
+            expect(self.owner.order(Command::StopPeer {
+                volume,
+                peer,
+                counts,
+            }))?;
+        }
+        self.counters.broken_links += 1;
+        Ok(())
+    }
+
+    fn break_link(&mut self) {
+        self.linked = false;
+        self.wire.clear();
+        self.owner.sent.clear();
+        self.acks.clear();
+    }
+
+    /// The record is changed first: the peer may not take over any more.
+    fn give_up(&mut self) -> Result<(), String> {
+        self.member = false;
+        self.break_link();
+        let (volume, peer, counts) = (self.disk, PEER, false);
+        expect(self.owner.order(Command::StopPeer {
+            volume,
+            peer,
+            counts,
+        }))?;
+        if let Some(request) = self.counting.take() {
+            self.owner.answer(request);
+        }
+        self.counters.given_up += 1;
+        Ok(())
+    }
+
+    fn crash_peer(&mut self) -> Result<(), String> {
+        if self.linked {
+            self.cut()?;
+        }
+        let power = self.rng.chance(600);
+        self.coming.clear();
+        self.peer.crash(power)?;
+        self.counters.peer_crashes += 1;
+        Ok(())
+    }
+
+    /// The owner dies and comes back. Its guest starts again, and finds what it must.
+    fn crash_owner(&mut self) -> Result<(), String> {
+        self.break_link();
+        let power = self.rng.chance(600);
+        let least = match power {
+            true => self.model.promised(),
+            false => self.model.acked(),
+        };
+        self.asked.clear();
+        self.counting = None;
+        self.owner.crash(power)?;
+        self.disk = attach(&mut self.owner, self.tuning)?;
+        self.lineage += 1;
+        self.name_lineage()?;
+        if self.member {
+            let (volume, peer, counts) = (self.disk, PEER, true);
+            expect(self.owner.order(Command::StopPeer {
+                volume,
+                peer,
+                counts,
+            }))?;
+        }
+        let found = self.owner.read(self.disk, SECTORS)?;
+        self.model.judge(&found, least)?;
+        self.counters.owner_crashes += 1;
+        Ok(())
+    }
+
+    /// The owner dies for good. A replica that the record names is taken over; else the owner comes
+    /// back once more.
+    fn take_over(&mut self) -> Result<(), String> {
+        if !self.member {
+            return self.crash_owner();
+        }
+        self.break_link();
+        let promised = self.model.promised();
+        self.owner.crash(true)?;
+        self.coming.clear();
+        if self.rng.chance(400) {
+            self.peer.crash(true)?;
+        }
+        let volume = self.replica.ok_or("a member without a replica")?;
+        expect(self.peer.order(Command::Freeze { volume, term: 2 }))?;
+        if self.rng.chance(400) {
+            self.peer.crash(true)?;
+        }
+        let name = "disk".to_owned();
+        expect(self.peer.order(Command::TakeOver { volume, name }))?;
+        if self.rng.chance(400) {
+            self.peer.crash(true)?;
+        }
+        // The storage is one for both, and the old owner writes no more.
+        self.peer.devices.origins = std::mem::take(&mut self.owner.devices.origins);
+        std::mem::swap(&mut self.owner, &mut self.peer);
+        self.disk = attach(&mut self.owner, self.tuning)?;
+        self.judge_alone(promised)?;
+        self.counters.taken_over += 1;
+        self.counters.with_flushes += u64::from(promised > 0);
+        Ok(())
+    }
+
+    /// The next owner goes on by itself, through losses of power.
+    fn judge_alone(&mut self, mut least: usize) -> Result<(), String> {
+        (self.replica, self.member) = (None, false);
+        self.asked.clear();
+        for _ in 0..3 {
+            let found = self.owner.read(self.disk, SECTORS)?;
+            self.model.judge(&found, least)?;
+            for _ in 0..200 {
+                match self.rng.below(10) {
+                    0..=2 => self.write(),
+                    3 => self.flush(),
+                    4..=7 => drop(self.owner.complete()),
+                    _ => self.owner.pass(3_000_000),
+                }
+                self.reap()?;
+            }
+            least = self.model.promised();
+            self.asked.clear();
+            self.owner.crash(true)?;
+            self.disk = attach(&mut self.owner, self.tuning)?;
+        }
+        let found = self.owner.read(self.disk, SECTORS)?;
+        self.model.judge(&found, least).map(drop)
+    }
+}
+
+/// The order was carried out.
+fn expect(answer: Result<Result<(), Refusal>, String>) -> Result<(), String> {
+    answer?.map_err(|refusal| format!("an order is refused: {refusal}"))
+}
+
+/// Opens the disk on its image.
+fn attach(machine: &mut Machine, tuning: Tuning) -> Result<VolumeId, String> {
+    let id = machine.engine().place("disk");
+    machine.devices.places.insert(id, 0);
+    let settled = machine.settle(id)?;
+    let spec = VolumeSpec {
+        name: "disk".to_owned(),
+        origin: "/images/disk.raw".to_owned(),
+        new_uuid: Uuid([7; 16]),
+        policy: Policy::WriteBack,
+        size_bytes: SECTORS * 512,
+        read_only: false,
+        base_layer: None,
+        journal_possible: true,
+        commit: false,
+        storage: 0,
+        group: String::new(),
+        tuning,
+    };
+    let now = engine::types::Time(machine.now);
+    let attached = machine.engine().attach(now, id, spec, settled);
+    attached.map_err(|error| format!("not attached: {error}"))?;
+    machine.apply(Event::Tick);
+    Ok(id)
+}
