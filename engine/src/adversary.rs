@@ -14,23 +14,29 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 rules::list! {
     /// A rule that is broken, with the rule of the design before the colon.
     Bug {
-        /// C2: a flush is answered before the peers that count have what it covers.
+        /// 8: a flush is answered before the peers that count have what it covers.
         AcknowledgeBeforePeers,
-        /// C8: a destage begins with writes that a peer lacks.
+        /// 8: a destage begins with writes that a peer lacks.
         DestagePastPeers,
-        /// 13.1: a peer counts before it has what flushes were answered for.
+        /// 8: a peer counts before it has what flushes were answered for.
         CountForgettingFlushes,
-        /// C4: a peer counts before it has what a destage has begun with.
+        /// 8: a peer counts before it has what a destage has begun with.
         CountForgettingCuts,
-        /// C5: a replica is frozen, and what it says it has is not durable.
+        /// 8: a replica is frozen, and what it says it has is not durable.
         FreezeUnsynced,
-        /// 4: a delta counts before its last part is there.
+        /// 8: a delta counts before its last part is there.
         CountPartialDelta,
-        /// 4: a delta that comes in parts goes into the epoch of those before it.
+        /// 8: a recovery leaves out only the last of the deltas that a replica has in part.
+        CountOlderPartialDelta,
+        /// 8: a delta that comes in parts goes into the epoch of those before it.
         MergePartialDelta,
-        /// C6: what a replica has beyond its end counts for the next owner.
+        /// 8: what a replica has beyond its end counts for the next owner.
         CountVoidSerials,
-        /// 4: the bytes of a batch are not compared with their checksums.
+        /// 8: a delta is taken that does not begin where the replica ends.
+        SkipGapCheck,
+        /// 8: batches behind one that was refused are taken.
+        GoOnBehindRefused,
+        /// 8: the bytes of a batch are not compared with their checksums.
         BelieveBatch,
         /// 5.2.5: the log takes its records for durable without a sync of the device.
         SkipLogSync,

@@ -305,6 +305,8 @@ pub struct ReplicaSpec {
 /// writes between two serials leave behind; a replica counts it as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
+    /// The delta has all that was written behind this serial; of one that begins.
+    pub after: Serial,
     /// Of the last write of the delta.
     pub upto: Serial,
     /// It is the first part of the delta, and the last one; most are both.

@@ -59,8 +59,10 @@ fn on_the_cache_device() -> Vec<Layout> {
         layout!(
             "Checkpoint volume", checkpoint::VolumeBytes,
             uuid, id, generation, base_generation, policy, flags, first_serial, serial_next,
-            destaged, size_bytes, name_bytes, origin_bytes, name, origin, under_inode,
-            under_birth_ns, under_bytes, under_mtime_ns, merged_upto, reserved
+            destaged, size_bytes, name_bytes, origin_bytes, name, origin, lineage, term,
+            void_above, under_inode,
+            under_birth_ns, under_bytes, under_mtime_ns, merged_upto, void_below, role,
+            reserved
         ),
         layout!(
             "Checkpoint segment", checkpoint::SegmentBytes,

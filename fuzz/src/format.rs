@@ -166,10 +166,11 @@ fn volume(source: &mut Source) -> VolumeRecord {
         destaged: Serial(source.number()),
         merged_upto: Serial(source.number()),
         standing: Standing {
-            role: match source.below(3) {
+            role: match source.below(4) {
                 0 => Role::Own,
                 1 => Role::Replica,
-                _ => Role::Frozen,
+                2 => Role::Frozen,
+                _ => Role::Taken,
             },
             lineage: source.uuid(),
             term: source.number(),

@@ -51,6 +51,10 @@ const NUMBERS: &[(&str, &str)] = &[
         "7",
         "an image that allocates is what it was until its journal counts, and says so meanwhile",
     ),
+    (
+        "8",
+        "what a flush promised is at each peer that counts, and nothing else counts there",
+    ),
 ];
 
 const HEAD: &str = "# Rules that tests break

@@ -731,6 +731,8 @@ fn check_dirty(
              volume {}",
             ledger.volume
         )),
+        // Records of the cluster say whose it is.
+        Some(_) if volume.is_taken_over() => Ok(()),
         // The last one that was written in this life, before the volume let go of its image: a
         // recovery would have given it another generation.
         Some(ledger)

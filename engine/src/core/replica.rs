@@ -172,11 +172,20 @@ impl Core {
         });
         if let Err(refusal) = checked {
             cx.out.reply(request, Err(refusal));
+            self.break_replica(cx, id);
             return;
         }
         self.volume(id).add_batch(request, batch);
         if !self.inboxes.contains(&id) {
             self.inboxes.push_back(id);
+        }
+    }
+
+    /// Nothing behind a batch that was refused is taken: it would leave a gap.
+    fn break_replica(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+        let Some(volume) = self.find(id) else { return };
+        for request in volume.break_replica() {
+            cx.out.reply(request, Err(Refusal::Gone));
         }
     }
 
@@ -206,6 +215,7 @@ impl Core {
             if !volume.follows(&batch) {
                 volume.end_refused();
                 cx.out.reply(request, Err(Refusal::OutOfRange));
+                self.break_replica(cx, id);
                 return true;
             }
             if !self.has_room_for(cx, id, &batch) {

@@ -273,6 +273,9 @@ impl Core {
             return false;
         }
         let Some((cursor, gathered)) = self.next_delta(id, peer) else {
+            if self.peer(id, peer).has_all_that_was_sent() {
+                self.peers_have_more(cx, id);
+            }
             return self.tell_destaged(cx, id, peer);
         };
         let staged = |piece: &Piece| match piece.content {
@@ -405,6 +408,7 @@ impl Core {
         let catches_up = self.peer(id, peer_id).catches_up_to().is_some();
         let peer = self.peer(id, peer_id);
         let begins = cursor.from == 0;
+        let after = peer.given();
         let begins_epoch = begins && peer.begins(cursor.epoch);
         peer.set_cursor(gathered.next.map(|from| Cursor { from, ..cursor }));
         if gathered.next.is_none() && !catches_up {
@@ -412,11 +416,13 @@ impl Core {
             self.free_later(sent.map);
         }
         Batch {
+            after,
             upto: cursor.upto,
             begins,
             ends: gathered.next.is_none(),
             begins_epoch,
-            destaged: destaged.min(cursor.upto),
+            // What the origin has of the delta itself is told with a later one.
+            destaged: destaged.min(Serial(cursor.upto.0 - 1)),
             parts,
         }
     }
@@ -501,8 +507,12 @@ impl Core {
         piece: Option<u32>,
     ) {
         let number = self.volume(volume).replication.next_number();
-        let (delta, destaged) = ((batch.upto, batch.ends), batch.destaged);
+        let destaged = batch.destaged;
         let counted = self.peer(volume, peer);
+        let delta = match batch.parts.is_empty() {
+            true => (counted.given(), true),
+            false => (batch.upto, batch.ends),
+        };
         counted.leaves(number, delta, destaged, piece);
         cx.out.act(Action::Send {
             volume,

@@ -550,7 +550,7 @@ impl Core {
         }
         let quota_owner = volume.quota_owner;
         volume.has_room();
-        let epoch = volume.open_epoch(cx.now);
+        let epoch = volume.open_epoch(cx.now, item.serial);
         assert_eq!(epoch.number, item.epoch, "the log names the epoch");
         assert!(epoch.last_serial <= item.serial, "serials only grow");
         epoch.last_serial = item.serial;

@@ -109,6 +109,8 @@ pub enum Role {
     Replica,
     /// The same, and nothing more of that host is taken.
     Frozen,
+    /// Those of an owner before this host, which has taken over and was not attached since.
+    Taken,
 }
 
 /// What the hosts of a cluster have to know of a volume that has replicas, or is one.
@@ -244,6 +246,7 @@ fn role_code(role: Role) -> u16 {
         Role::Own => 0,
         Role::Replica => 1,
         Role::Frozen => 2,
+        Role::Taken => 3,
     }
 }
 
@@ -252,6 +255,7 @@ fn role_of(code: u16) -> Result<Role, FormatError> {
         0 => Ok(Role::Own),
         1 => Ok(Role::Replica),
         2 => Ok(Role::Frozen),
+        3 => Ok(Role::Taken),
         _ => Err(FormatError::Field("role")),
     }
 }

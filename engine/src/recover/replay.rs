@@ -148,8 +148,10 @@ fn take(volume: &mut Volume, mut found: &mut [Found]) {
     while let Some(first) = found.first() {
         let (serial, number, is_merged) = (first.serial, first.epoch, merged(first));
         let ended = volume.epochs.back().is_none_or(|epoch| {
-            let full = epoch.map.sectors() >= full_sectors && epoch.last_serial != serial;
-            !is_merged && (full || epoch.number != number)
+            // A delta that a replica got twice, once in part, has one serial and two numbers.
+            let other = epoch.last_serial != serial;
+            let full = epoch.map.sectors() >= full_sectors;
+            !is_merged && other && (full || epoch.number != number)
         });
         if ended {
             if let Some(epoch) = volume.epochs.back_mut() {

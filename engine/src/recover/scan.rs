@@ -9,7 +9,7 @@
 use super::{CACHE, note};
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Device;
-use crate::format::checkpoint::{Checkpoint, SegmentRecord};
+use crate::format::checkpoint::{Checkpoint, Role, SegmentRecord, VolumeRecord};
 use crate::format::fill::{FillFooter, FillRecord, Life};
 use crate::format::footer::{self, Footer, FooterEntry};
 use crate::format::record::{self, Record, STREAM_FILL};
@@ -786,6 +786,9 @@ impl Scan<'_> {
     /// serials are given one after the other. What is not whole is taken out of the footers, so
     /// that nobody finds it later, when it is not the last write any more.
     ///
+    /// A replica may have parts of several deltas behind its last whole one, each of which its owner
+    /// began to send and did not end: none of them counts.
+    ///
     /// Not out of a footer that alone says what counts, which a loss of power could tear while it
     /// is written over. The recovery that made it has found all of its writes whole: one of which
     /// pieces are missing now was destaged since, and those lay in segments that are used again.
@@ -794,6 +797,11 @@ impl Scan<'_> {
             return;
         }
         let mut last: BTreeMap<u32, (u64, bool)> = BTreeMap::new();
+        // Of replicas, the newest serial that is whole.
+        let mut ends: BTreeMap<u32, u64> = BTreeMap::new();
+        let replica = |it: &&VolumeRecord| matches!(it.standing.role, Role::Replica | Role::Frozen);
+        let replicas = self.checkpoint.volumes.iter().filter(replica);
+        ends.extend(replicas.map(|it| (it.id.0, it.destaged.0)));
         let volumes = self.checkpoint.volumes.iter();
         let bases: BTreeMap<_, _> = volumes.map(|it| (it.id, it.base_generation)).collect();
         let segments = &mut self.accepted.segments;
@@ -807,10 +815,17 @@ impl Scan<'_> {
                 (*serial, *whole) = (entry.serial.0, false);
             }
             *whole |= entry.serial.0 == *serial && !entry.more;
+            if let Some(end) = ends.get_mut(&entry.volume.0).filter(|_| !entry.more) {
+                *end = entry.serial.0.max(*end);
+            }
+        }
+        if has(Bug::CountOlderPartialDelta) {
+            ends.clear();
         }
         let unfinished = |entry: &FooterEntry| {
-            last.get(&entry.volume.0)
-                .is_some_and(|last| *last == (entry.serial.0, false))
+            let (id, serial) = (entry.volume.0, entry.serial.0);
+            let behind_end = ends.get(&id).is_some_and(|end| serial > *end);
+            behind_end || last.get(&id).is_some_and(|last| *last == (serial, false))
         };
         for segment in segments {
             let alone = segment.settled && segment.footered && !has(Bug::WriteOverSettled);

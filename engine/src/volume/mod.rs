@@ -291,6 +291,7 @@ impl Volume {
         self.journal_possible = spec.journal_possible;
         self.storage = spec.storage;
         self.tuning = spec.tuning;
+        self.owns_serials();
         self.has_come();
     }
 
@@ -432,8 +433,8 @@ impl Volume {
         }
     }
 
-    /// The epoch that takes the next write.
-    pub fn open_epoch(&mut self, now: Time) -> &mut Epoch {
+    /// The epoch that takes the next write, which has this serial.
+    pub fn open_epoch(&mut self, now: Time, serial: Serial) -> &mut Epoch {
         if self.epochs.back().is_none_or(|epoch| epoch.sealed) {
             let last = self.epochs.back().filter(|_| self.group.is_some());
             assert!(
@@ -450,7 +451,7 @@ impl Volume {
                 map: ExtentMap::new(),
                 number: self.epoch_number,
                 cut: self.cut,
-                last_serial: self.acked(),
+                last_serial: serial,
                 last_seq: StreamSeq(0),
                 writes: 0,
                 opened: now,
@@ -587,7 +588,7 @@ mod tests {
                         },
                         _ => Content::Data(header),
                     };
-                    let epoch = volume.open_epoch(Time(step));
+                    let epoch = volume.open_epoch(Time(step), Serial(0));
                     epoch.map.insert(Piece { span, content }, &mut |_| {});
                     if core::mem::take(&mut sealed) || reference.is_empty() {
                         reference.push_back(alloc::vec![None; SECTORS as usize]);

@@ -24,6 +24,7 @@ use crate::map::ExtentMap;
 use crate::snapshot::ReplicaSnapshot;
 use crate::types::{RequestId, Serial, Uuid};
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
 /// Serials of two owners are at least so far apart that none is given twice.
 const FORK_SERIALS: u64 = 1 << 32;
@@ -50,10 +51,14 @@ struct Partial {
 pub struct Replica {
     standing: Standing,
     end: Serial,
+    /// The newest serial that this life has put into the log, or found there.
+    staged: Serial,
     /// What the recovery of this life has found, in order and without a gap.
     recovered: Serial,
     partial: Option<Partial>,
     inbox: VecDeque<Incoming>,
+    /// A batch was refused: none behind it is taken before the owner comes anew.
+    broken: bool,
     /// Who waits until all that is here is durable.
     settling: Option<RequestId>,
 }
@@ -72,9 +77,20 @@ impl Volume {
         self.replica.standing
     }
 
+    /// The ledger that its host finds was begun by an owner before it.
+    pub fn is_taken_over(&self) -> bool {
+        self.replica.standing.role == Role::Taken
+    }
+
+    /// It is served here: its ledger is its own.
+    pub(super) fn owns_serials(&mut self) {
+        assert!(!self.is_replica(), "a replica is not attached");
+        self.replica.standing.role = Role::Own;
+    }
+
     /// Another host gives its serials.
     pub fn is_replica(&self) -> bool {
-        self.replica.standing.role != Role::Own
+        matches!(self.replica.standing.role, Role::Replica | Role::Frozen)
     }
 
     pub fn replica_snapshot(&self) -> Option<ReplicaSnapshot> {
@@ -91,6 +107,9 @@ impl Volume {
         let newest = self.epochs.back().map(|epoch| epoch.last_serial);
         let newest = newest.unwrap_or_default().max(self.destaged());
         (self.replica.end, self.replica.recovered) = (newest, newest);
+        self.replica.staged = newest;
+        // A guest that starts again reads it, and takes it for durable.
+        self.promise(newest);
         assert!(self.replica.partial.is_none() && self.replica.inbox.is_empty());
     }
 
@@ -120,6 +139,7 @@ impl Volume {
         let obeys = standing.role == Role::Replica && standing.term <= spec.term;
         if obeys && self.replica.settling.is_none() {
             (standing.lineage, standing.term) = (spec.lineage, spec.term);
+            self.replica.broken = false;
             return true;
         }
         false
@@ -128,8 +148,8 @@ impl Volume {
     /// Nothing of its owner is taken any more. False if it obeys a newer record.
     pub fn freeze(&mut self, term: u64) -> bool {
         let standing = &mut self.replica.standing;
-        let obeys = standing.role != Role::Own && standing.term <= term;
-        if obeys && self.replica.settling.is_none() {
+        let obeys = matches!(standing.role, Role::Replica | Role::Frozen);
+        if obeys && standing.term <= term && self.replica.settling.is_none() {
             (standing.role, standing.term) = (Role::Frozen, term);
             return true;
         }
@@ -148,7 +168,7 @@ impl Volume {
         let first = (seen.0 / FORK_SERIALS + 1) * FORK_SERIALS;
         self.skip_to(Serial(first - 1));
         self.replica.standing = Standing {
-            role: Role::Own,
+            role: Role::Taken,
             term: self.replica.standing.term,
             lineage: Uuid::NIL,
             void: match has(Bug::CountVoidSerials) {
@@ -169,7 +189,8 @@ impl Volume {
     /// Whether a batch may come next, as far as it says so itself; the bytes of another host are
     /// believed in nothing.
     pub fn check_batch(&self, batch: &Batch) -> Result<(), Refusal> {
-        if self.replica.standing.role != Role::Replica || self.replica.settling.is_some() {
+        let settles = self.replica.settling.is_some();
+        if self.replica.standing.role != Role::Replica || settles || self.replica.broken {
             return Err(Refusal::Gone);
         }
         let mut from = 0;
@@ -195,11 +216,22 @@ impl Volume {
         };
         if batch.begins {
             let counted = self.replica.end.max(batch.destaged);
-            return batch.upto >= self.acked() && batch.upto > counted;
+            let no_gap = batch.after <= counted || has(Bug::SkipGapCheck);
+            return no_gap && batch.upto >= self.replica.staged && batch.upto > counted;
         }
         let partial = self.replica.partial;
         let partial = partial.filter(|it| it.upto == batch.upto && it.upto > batch.destaged);
         partial.is_some_and(|it| first.span.sector >= it.from)
+    }
+
+    /// A batch was refused; those that have come behind it are, too.
+    pub fn break_replica(&mut self) -> impl Iterator<Item = RequestId> + use<> {
+        self.replica.broken = !has(Bug::GoOnBehindRefused);
+        let gone = match self.replica.broken {
+            true => self.take_batches().collect(),
+            false => Vec::new(),
+        };
+        gone.into_iter()
     }
 
     pub fn add_batch(&mut self, request: RequestId, batch: Batch) {
@@ -228,6 +260,7 @@ impl Volume {
         let begins = batch.begins && brings;
         if brings {
             self.skip_to(upto);
+            self.replica.staged = self.replica.staged.max(upto);
         }
         assert!(
             !begins || self.replica.partial.is_none(),
@@ -346,6 +379,7 @@ mod tests {
             sum: 0,
         };
         Batch {
+            after: Serial(10),
             upto: Serial(upto),
             begins,
             ends,
@@ -368,7 +402,7 @@ mod tests {
         {
             epoch.sealed = true;
         }
-        volume.open_epoch(Time(1)).last_serial = upto;
+        volume.open_epoch(Time(1), upto).last_serial = upto;
         volume.first_batch().expect("it has come").parts_done = 1;
         volume.end_batch();
     }

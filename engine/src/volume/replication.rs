@@ -76,7 +76,10 @@ pub struct Peer {
     counting: Option<RequestId>,
     mode: Mode,
     durable: Serial,
+    /// There is nothing up to here that it still has to get.
     sent: Serial,
+    /// Of the newest delta that left as a whole.
+    given: Serial,
     told_destaged: Serial,
     /// Of the delta sent last.
     epoch: Option<EpochNumber>,
@@ -116,6 +119,7 @@ impl Peer {
             mode: Mode::Stopped,
             durable: Serial(0),
             sent: Serial(0),
+            given: Serial(0),
             told_destaged: Serial(0),
             epoch: None,
             cursor: None,
@@ -151,6 +155,11 @@ impl Peer {
 
     pub fn sent(&self) -> Serial {
         self.sent
+    }
+
+    /// What it has when all that is on its way has come.
+    pub fn given(&self) -> Serial {
+        self.given
     }
 
     pub fn counts(&self) -> bool {
@@ -268,6 +277,7 @@ impl Peer {
         self.told_destaged = destaged;
         if ends {
             self.sent = self.sent.max(upto);
+            self.given = self.given.max(upto);
         }
         self.in_flight.push_back(Flight {
             number,
@@ -275,6 +285,16 @@ impl Peer {
             ends,
             piece,
         });
+    }
+
+    /// It has all that left, so that it lacks nothing up to there. True if that is news.
+    pub fn has_all_that_was_sent(&mut self) -> bool {
+        let all = !self.is_stopped() && self.in_flight.is_empty() && self.cursor.is_none();
+        let more = all && self.durable < self.sent && self.reading.is_none();
+        if more {
+            self.durable = self.sent;
+        }
+        more
     }
 
     /// The origin has more than the peer was told.
@@ -433,7 +453,7 @@ impl Volume {
             peer.is_stopped() && peer.queue.is_empty() && peer.in_flight.is_empty(),
             "a peer is started once"
         );
-        (peer.durable, peer.sent) = (have, have);
+        (peer.durable, peer.sent, peer.given) = (have, have, have);
         (peer.told_destaged, peer.epoch, peer.cursor) = (Serial(0), None, None);
         peer.mode = Mode::CatchingUp {
             upto: have,

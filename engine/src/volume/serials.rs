@@ -200,7 +200,7 @@ mod tests {
         };
         let given: Vec<Serial> = (0..3).map(|_| volume.give_serial()).collect();
         assert_eq!(given, [Serial(1), Serial(2), Serial(3)]);
-        volume.open_epoch(crate::types::Time(1)).last_serial = Serial(3);
+        volume.open_epoch(crate::types::Time(1), Serial(3));
         volume.order_destage(request(1), Serial(1));
         volume.order_destage(request(3), Serial(3));
         assert!(volume.is_commanded() && !volume.want(Serial(2)));

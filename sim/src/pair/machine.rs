@@ -161,11 +161,6 @@ impl Machine {
         self.answers.remove(&request.number)
     }
 
-    /// Of a request that is asked for more than once.
-    pub fn is_answered(&self, request: RequestId) -> Option<Result<(), Refusal>> {
-        self.answers.get(&request.number).copied()
-    }
-
     pub fn apply(&mut self, event: Event) {
         self.engine.apply(Time(self.now), event, &mut self.memory);
         while let Some(action) = self.engine.poll_action() {
@@ -215,10 +210,6 @@ impl Machine {
             io,
         };
         self.flights.insert(flight.io.id, flight);
-    }
-
-    pub fn is_idle(&self) -> bool {
-        self.flights.is_empty()
     }
 
     /// Some request to a device ends. False if there is none.
@@ -283,9 +274,7 @@ impl Machine {
 
     /// All of a disk of so many sectors.
     pub fn read(&mut self, volume: VolumeId, sectors: u64) -> Result<Vec<u8>, String> {
-        let buffer = self
-            .memory
-            .buffer_add(vec![0xee; (sectors * 512) as usize]);
+        let buffer = self.memory.buffer_add(vec![0xee; (sectors * 512) as usize]);
         let request = self.request();
         self.apply(Event::Read {
             volume,

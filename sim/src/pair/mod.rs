@@ -24,8 +24,11 @@ use engine::types::{DestageMode, PeerId, Policy, RequestId, Tag, Uuid, VolumeId}
 use machine::{Machine, Sent};
 use model::{Model, SECTORS};
 use std::collections::{BTreeMap, VecDeque};
+use std::panic::catch_unwind;
 
 const PEER: PeerId = PeerId(1);
+/// Rounds in which a peer gets what was recovered.
+const BRING_UP_MAX: u32 = 20_000;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -56,6 +59,7 @@ pub struct Counters {
     /// Of these: with flushes that the peer had to have.
     pub with_flushes: u64,
     pub destages: u64,
+    pub spoiled: u64,
 }
 
 impl Counters {
@@ -73,6 +77,7 @@ impl Counters {
         self.taken_over += other.taken_over;
         self.with_flushes += other.with_flushes;
         self.destages += other.destages;
+        self.spoiled += other.spoiled;
     }
 }
 
@@ -88,6 +93,8 @@ struct Coming {
     request: RequestId,
     number: u64,
     buffer: engine::types::BufferId,
+    /// A bit of it was changed on its way.
+    spoiled: bool,
 }
 
 struct Pair {
@@ -110,10 +117,21 @@ struct Pair {
     model: Model,
     counters: Counters,
     tuning: Tuning,
+    /// How many of the possible flushes there are, in a thousand.
+    flushes: u64,
 }
 
-/// One run. The error is what was noticed, and in which step.
+/// One run. The error is what was noticed, and in which step; an assert of the engine is one.
 pub fn run(options: &Options) -> Result<Counters, String> {
+    let driven = catch_unwind(|| drive(options));
+    driven.unwrap_or_else(|payload| {
+        let words = payload.downcast_ref::<String>().cloned();
+        let words = words.or_else(|| payload.downcast_ref::<&str>().map(|it| (*it).to_owned()));
+        Err(words.unwrap_or_else(|| "a panic without words".to_owned()))
+    })
+}
+
+fn drive(options: &Options) -> Result<Counters, String> {
     let mut pair = Pair::new(options.seed)?;
     for step in 0..options.steps {
         pair.step().map_err(|what| format!("step {step}: {what}"))?;
@@ -127,7 +145,11 @@ fn tuning(rng: &mut Rng) -> Tuning {
     Tuning {
         write_cache: rng.chance(800),
         destage_after_ms: Some(rng.pick(&[5, 50, 2_000, 600_000])),
-        destage: rng.pick(&[DestageMode::Atomic, DestageMode::Atomic, DestageMode::InPlace]),
+        destage: rng.pick(&[
+            DestageMode::Atomic,
+            DestageMode::Atomic,
+            DestageMode::InPlace,
+        ]),
         dirty_limit_bytes: rng.pick(&[256 << 10, 1 << 30]),
         flow: FlowLimits::default(),
         origin_queue_depth: 8,
@@ -153,6 +175,7 @@ impl Pair {
             ..Origin::default()
         });
         let tuning = tuning(&mut rng);
+        let flushes = rng.pick(&[20, 300, 1000]);
         let mut pair = Pair {
             rng,
             owner,
@@ -171,6 +194,7 @@ impl Pair {
             model: Model::new(),
             counters: Counters::default(),
             tuning,
+            flushes,
         };
         pair.disk = attach(&mut pair.owner, tuning)?;
         pair.name_lineage()?;
@@ -180,23 +204,23 @@ impl Pair {
     fn step(&mut self) -> Result<(), String> {
         match self.rng.below(1000) {
             0..=199 => self.write(),
-            200..=239 => self.flush(),
+            200..=239 if self.rng.chance(self.flushes) => self.flush(),
             240..=499 => drop(self.owner.complete()),
             500..=699 => drop(self.peer.complete()),
             700..=799 => self.carry()?,
             800..=859 => self.acknowledge(),
-            860..=929 => {
+            860..=909 => {
                 let nanos = self.rng.pick(&[10_000, 1_000_000, 7_000_000, 150_000_000]);
                 self.owner.pass(nanos);
                 self.peer.pass(nanos);
             }
-            930..=949 if !self.linked => self.link()?,
-            950..=959 if self.linked && !self.member && self.counting.is_none() => self.count(),
-            960..=964 if self.linked => self.cut()?,
-            965..=967 if self.member || self.counting.is_some() => self.give_up()?,
-            968..=970 => self.crash_owner()?,
-            971..=973 => self.crash_peer()?,
-            974..=979 => {
+            910..=949 if !self.linked => self.link()?,
+            950..=969 if self.linked && !self.member && self.counting.is_none() => self.count(),
+            970..=973 if self.linked => self.cut()?,
+            974..=975 if self.member || self.counting.is_some() => self.give_up()?,
+            976..=977 => self.crash_owner()?,
+            978..=979 => self.crash_peer()?,
+            980..=989 => {
                 let volume = self.disk;
                 let request = self.owner.request();
                 let command = Command::Destage { volume };
@@ -270,7 +294,13 @@ impl Pair {
             return Ok(());
         };
         let volume = self.replica.ok_or("a link without a replica")?;
-        let buffer = self.peer.memory.buffer_add(sent.bytes);
+        let mut bytes = sent.bytes;
+        let spoiled = !bytes.is_empty() && self.rng.chance(5);
+        if spoiled {
+            crate::devices::flip(&mut bytes, &mut self.rng);
+            self.counters.spoiled += 1;
+        }
+        let buffer = self.peer.memory.buffer_add(bytes);
         let mut batch = sent.batch;
         for place in batch.parts.iter_mut().filter_map(|it| it.source.as_mut()) {
             place.area = engine::memory::Area::Buffer(buffer);
@@ -280,6 +310,7 @@ impl Pair {
             request,
             number,
             buffer,
+            spoiled,
         });
         self.counters.batches += 1;
         self.peer.apply(Event::Replicate {
@@ -333,6 +364,15 @@ impl Pair {
             let coming = self.coming.remove(0);
             self.peer.memory.buffer_remove(coming.buffer);
             match answer {
+                Ok(()) if coming.spoiled => {
+                    return Err("a batch that was changed on its way is taken".to_owned());
+                }
+                Err(Refusal::Io) if coming.spoiled => {
+                    if self.linked {
+                        self.cut()?;
+                    }
+                    return Ok(());
+                }
                 Ok(()) => self.acks.push_back(coming.number),
                 // Of a link before this one.
                 Err(Refusal::Gone) => {}
@@ -498,15 +538,50 @@ impl Pair {
                 counts,
             }))?;
         }
-        let found = self.owner.read(self.disk, SECTORS)?;
-        self.model.judge(&found, least)?;
         self.counters.owner_crashes += 1;
-        Ok(())
+        if self.member {
+            self.bring_up()?;
+        }
+        let found = self.owner.read(self.disk, SECTORS)?;
+        self.model.judge(&found, least).map(drop)
+    }
+
+    /// Before a guest sees what the owner has recovered, the peer has it as well, or is given up.
+    fn bring_up(&mut self) -> Result<(), String> {
+        if self.rng.chance(300) {
+            return self.give_up();
+        }
+        self.link()?;
+        if !self.member {
+            return Ok(());
+        }
+        self.count();
+        for _ in 0..BRING_UP_MAX {
+            match (self.counting, self.linked) {
+                (None, true) => return Ok(()),
+                (None, false) => return self.give_up(),
+                _ => {}
+            }
+            self.carry()?;
+            self.acknowledge();
+            self.owner.complete();
+            self.peer.complete();
+            self.owner.pass(100_000);
+            self.peer.pass(100_000);
+            self.reap()?;
+        }
+        Err("a peer never has what was recovered".to_owned())
     }
 
     /// The owner dies for good. A replica that the record names is taken over; else the owner comes
     /// back once more.
     fn take_over(&mut self) -> Result<(), String> {
+        if !self.member {
+            return self.crash_owner();
+        }
+        if self.rng.chance(500) {
+            self.last_moments()?;
+        }
         if !self.member {
             return self.crash_owner();
         }
@@ -534,6 +609,30 @@ impl Pair {
         self.judge_alone(promised)?;
         self.counters.taken_over += 1;
         self.counters.with_flushes += u64::from(promised > 0);
+        Ok(())
+    }
+
+    /// The peer was away, and gets some of what it lacks.
+    fn last_moments(&mut self) -> Result<(), String> {
+        if self.linked {
+            self.cut()?;
+        }
+        for _ in 0..60 {
+            self.write();
+            self.owner.complete();
+            self.owner.pass(100_000);
+            self.reap()?;
+        }
+        self.link()?;
+        for _ in 0..self.rng.below(4) {
+            self.carry()?;
+            for _ in 0..40 {
+                self.peer.complete();
+                self.peer.pass(100_000);
+            }
+            self.acknowledge();
+            self.reap()?;
+        }
         Ok(())
     }
 

@@ -17,7 +17,7 @@ use sim::scenario::{
     resizes, rests,
 };
 use sim::swarm::Case;
-use sim::{Options, Sabotage, rings, run};
+use sim::{Options, Sabotage, pair, rings, run};
 
 /// Runs that lie beside each other to say whether any write was held.
 const HELD_SEEDS: u64 = 4;
@@ -114,13 +114,16 @@ gates! {
     /// Write-through volumes on qcow2 files that allocate, of short requests, whose origins fail
     /// again and again.
     DirectTops,
+    /// A volume with a replica on another host, over breaks of the link, kills and losses of power on
+    /// both sides, up to a takeover.
+    Pairs,
 }
 
 use Gate::{
     BadCheckpoints, CleanBlocks, Commits, DirectTops, Dying, EarlyDestages, Group, Grows,
-    HeldWrites, LargeWrites, LastCopies, LostWrites, Moves, NoSums, OwnBlocks, Resizes, Rests,
-    Rings, Scenario, Seeds, ShortLives, ShortReads, ShortSwitches, SmallLog, SmallOverlay, Swarm,
-    Switches, Tops, Troubled, WriteThrough,
+    HeldWrites, LargeWrites, LastCopies, LostWrites, Moves, NoSums, OwnBlocks, Pairs, Resizes,
+    Rests, Rings, Scenario, Seeds, ShortLives, ShortReads, ShortSwitches, SmallLog, SmallOverlay,
+    Swarm, Switches, Tops, Troubled, WriteThrough,
 };
 
 /// A plan with all that write bent towards a life past the log.
@@ -327,7 +330,7 @@ fn dying(plan: &mut Plan) {
 impl Gate {
     pub fn options(self, seed: u64) -> Options {
         match self {
-            Seeds | HeldWrites | Rings => Options::from_seed(seed),
+            Seeds | HeldWrites | Rings | Pairs => Options::from_seed(seed),
             LostWrites => Options {
                 sabotage: Some(Sabotage::LostLogWrite),
                 ..Options::from_seed(seed)
@@ -383,6 +386,9 @@ impl Gate {
         }
         if self == Rings {
             return rings::run(&rings::Options::from_seed(seed)).map(|_| ());
+        }
+        if self == Pairs {
+            return pair::run(&pair::Options::from_seed(seed)).map(|_| ());
         }
         let outcome = run(&Options {
             verbose: number("TENUTO_SIM_VERBOSE").is_some(),

@@ -206,6 +206,18 @@ impl Rule {
 /// The gate of each rule, and the seeds within which it notices.
 fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
     let gate = match bug {
+        Bug::AcknowledgeBeforePeers
+        | Bug::DestagePastPeers
+        | Bug::CountForgettingFlushes
+        | Bug::CountForgettingCuts
+        | Bug::FreezeUnsynced
+        | Bug::CountPartialDelta
+        | Bug::CountOlderPartialDelta
+        | Bug::MergePartialDelta
+        | Bug::CountVoidSerials
+        | Bug::GoOnBehindRefused
+        | Bug::SkipGapCheck
+        | Bug::BelieveBatch => Pairs,
         Bug::SkipSwitchSync | Bug::KeepLayer => Switches,
         Bug::ElideAcrossRecords => Swarm,
         Bug::SkipDirectSync

@@ -25,6 +25,14 @@ pub struct Sent {
 }
 
 impl Sent {
+    fn again(&self) -> Sent {
+        Sent {
+            batch: self.batch.clone(),
+            bytes: self.bytes.clone(),
+            ..*self
+        }
+    }
+
     pub fn of(memory: &Bytes, peer: PeerId, number: u64, mut batch: Batch) -> Sent {
         let mut bytes = Vec::new();
         for part in &mut batch.parts {
@@ -392,6 +400,12 @@ fn bytes_of_a_stranger_are_refused_and_do_no_harm() {
             bytes,
         });
         assert!(matches!(pair.carry(), Some(Some(Err(_)))));
+        // Nothing is taken behind it, until the owner comes anew.
+        let whole = pair.owner.sent.front().expect("it left").again();
+        pair.owner.sent.push_front(whole);
+        assert_eq!(pair.carry(), Some(Some(Err(Refusal::Gone))));
+        pair.stop(true);
+        pair.open();
     }
     assert!(!pair.member.core.volume(pair.replica).is_dirty());
     pair.carry_all();
