@@ -109,7 +109,7 @@ const CLOCKS_AND_THREADS: &[&str] = &[
     "host/src/cli",
     "host/src/cluster",
     "host/src/unit",
-    "host/src/vault.rs",
+    "host/src/vault",
     "host/src/frontend/vhost_user/connection.rs",
     "host/src/frontend/vhost_user/turn.rs",
     "host/src/lock.rs",

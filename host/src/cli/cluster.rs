@@ -7,9 +7,10 @@ use super::{Context, output};
 use crate::admin::client::PATIENT;
 use crate::cluster::tokens::Token;
 use crate::cluster::{identity, join};
-use crate::config::cluster::{self, Cluster, Vault};
+use crate::config::cluster::{self, Cluster};
 use crate::config::{Config, Wrong};
-use crate::error::{Error, Kind, Result, cause};
+use crate::error::{Error, Kind, Result};
+use crate::vault::{self, Vault};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -35,7 +36,7 @@ pub struct Init {
     /// Where other hosts reach this one, as in 10.0.0.1:7440; several are separated by commas
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', required = true)]
     listen: Vec<String>,
-    /// Where records of owners lie: beside each image, or dir:PATH on shared storage
+    /// Where records of owners lie: beside each image, dir:PATH on shared storage, etcd://HOST:PORT
     #[arg(long, value_name = "VAULT", default_value = "beside")]
     vault: String,
     /// Fault domain of this host, as a rack
@@ -84,18 +85,14 @@ fn init(context: &Context, command: &Init) -> Result<()> {
     let made = Cluster {
         name: cluster::cluster_name(&command.name).map_err(usage("name"))?,
         listen: listen(&command.listen)?,
-        vault: Vault::parse(&command.vault).map_err(usage("--vault"))?,
+        vault: Vault::parse(&command.vault)
+            .map_err(Wrong::from)
+            .map_err(usage("--vault"))?,
         domain: cluster::domain(&command.domain).map_err(usage("--domain"))?,
         ..Cluster::default()
     };
-    made.vault.make().map_err(|error| {
-        let right = "make the directory it lies in, or mount its storage";
-        Error::usage(format!(
-            "--vault: {}: {}; {right}",
-            made.vault.show(),
-            cause(&error)
-        ))
-    })?;
+    vault::begin(&made.vault)
+        .map_err(|why| Error::usage(format!("--vault: {}: {why}", made.vault.show())))?;
     let id = join::init(&config, &made)?;
     let document = json!({
         "cluster": made.name,
@@ -180,25 +177,26 @@ fn leave(context: &Context) -> Result<()> {
         None => json!({ "told": [], "not_told": [] }),
     };
     join::forget(&config)?;
-    context.output().confirmation(&told, || {
-        let names = |key: &str| {
-            let names = told[key].as_array().map_or(&[][..], Vec::as_slice);
-            names
-                .iter()
-                .filter_map(Value::as_str)
-                .collect::<Vec<_>>()
-                .join(", ")
-        };
-        let mut text = format!("host {}: is no member any more\n", config.host.name);
-        if !names("told").is_empty() {
-            text.push_str(&format!("told: {}\n", names("told")));
-        }
-        if !names("not_told").is_empty() {
-            let line = "they hear it from the other members";
-            text.push_str(&format!("not told: {}; {line}\n", names("not_told")));
-        }
-        text
-    })
+    context
+        .output()
+        .confirmation(&told, || text_of_left(&config.host.name, &told))
+}
+
+fn text_of_left(host: &str, told: &Value) -> String {
+    let names = |key: &str| {
+        let names = told[key].as_array().map_or(&[][..], Vec::as_slice);
+        let names: Vec<&str> = names.iter().filter_map(Value::as_str).collect();
+        names.join(", ")
+    };
+    let mut text = format!("host {host}: is no member any more\n");
+    if !names("told").is_empty() {
+        text.push_str(&format!("told: {}\n", names("told")));
+    }
+    if !names("not_told").is_empty() {
+        let line = "they hear it from the other members";
+        text.push_str(&format!("not told: {}; {line}\n", names("not_told")));
+    }
+    text
 }
 
 fn tell_others(context: &Context) -> Result<Value> {

@@ -4,11 +4,11 @@
 //! are no links: then the vault alone tells who owns what. Deliberately absent: links and units.
 
 use crate::cluster::{LinkEvent, Links, identity};
-use crate::config::cluster::{Cluster, Vault};
+use crate::config::Cluster;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result, cause};
 use crate::unit::Post;
-use crate::unit::sides::{self, Membership};
+use crate::unit::sides::Membership;
 use engine::types::Uuid;
 use node::record::{HOST_NAME_BYTES_MAX, Holder};
 use std::path::Path;
@@ -50,10 +50,7 @@ pub(super) fn join(
     let member = Membership {
         cluster: identity.cluster,
         name: with.cluster.name.clone(),
-        vault: match &with.cluster.vault {
-            Vault::Beside => sides::Vault::Beside,
-            Vault::Directory(path) => sides::Vault::Directory(path.clone()),
-        },
+        vault: with.cluster.vault.clone(),
         fence: with.cluster.fence.clone(),
         me: Holder {
             host: identity.host,

@@ -4,10 +4,10 @@
 //! what was tried, and a wrong one what would be right. Deliberately absent: anything that a check
 //! cannot know, as whether an NFS server keeps what it has acknowledged.
 
-use super::drill::Drill;
+use super::drill::{Drill, Place};
 use super::{Links, PeerView, connection};
-use crate::config::Vault;
 use crate::error::{Error, Result, cause};
+use crate::vault::{Drills, Vault, is_known};
 use node::frame::Question;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -47,8 +47,13 @@ impl Links {
             found.push(finding("link", &self.own().name, true, text));
         }
         match &asked.vault {
-            Vault::Directory(directory) => self.check_vault(directory, &peers, &mut found),
             Vault::Beside => found.extend(asked.origins.iter().map(|it| check_directory(it))),
+            vault => {
+                if let Vault::Etcd(etcd) = vault {
+                    found.extend(check_members(&Drills::new(etcd)));
+                }
+                self.check_vault(vault, &peers, &mut found);
+            }
         }
         found.push(check_fence(asked.fence.as_deref()));
         found.push(proof(asked.fence.is_some()));
@@ -94,27 +99,35 @@ impl Links {
         Ok(())
     }
 
-    fn check_vault(&self, directory: &Path, peers: &[PeerView], found: &mut Vec<Finding>) {
-        let shown = directory.display().to_string();
-        let drill = match Drill::begin(directory) {
+    fn check_vault(&self, vault: &Vault, peers: &[PeerView], found: &mut Vec<Finding>) {
+        let Some(place) = Place::of(vault) else {
+            return;
+        };
+        let (shown, good, right) = match vault {
+            Vault::Directory(path) => (
+                path.display().to_string(),
+                "can be written, and links decide",
+                "name a shared directory that this daemon may write, on a file system with hard \
+                 links",
+            ),
+            other => (
+                other.show(),
+                "can be written, and the first one decides",
+                "most members of the etcd must run, and this daemon may write below /tenuto/",
+            ),
+        };
+        let drill = match Drill::begin(place) {
             Ok(drill) => drill,
             Err(why) => {
-                let right = "name a shared directory that this daemon may write, on a file system \
-                             with hard links";
                 found.push(finding("vault", &shown, false, format!("{why}; {right}")));
                 return;
             }
         };
-        found.push(finding(
-            "vault",
-            &shown,
-            true,
-            "can be written, and links decide",
-        ));
+        found.push(finding("vault", &shown, true, good));
         for peer in peers.iter().filter(|peer| peer.state != "down") {
             let answer = self.ask(peer.member.id, Question::Drill, drill.question());
             let (ok, why) = answer.unwrap_or((false, "it does not answer".into()));
-            let good = "finds the link of this host, and cannot replace it";
+            let good = "finds the name that this host has made, and cannot replace it";
             found.push(reached("link drill", &peer.member.name, ok, &why, good));
         }
     }
@@ -162,10 +175,29 @@ fn check_clock(peer: &PeerView) -> Option<Finding> {
     Some(finding("clock", &peer.member.name, ok, text))
 }
 
+/// Members of an etcd that are down take away from those that may fail.
+fn check_members(drills: &Drills) -> Vec<Finding> {
+    let members = drills.versions().into_iter();
+    let check = |(endpoint, version): (String, std::result::Result<String, String>)| match version {
+        Ok(version) if is_known(&version) => {
+            finding("vault member", &endpoint, true, format!("etcd {version}"))
+        }
+        Ok(version) => {
+            let text = format!("etcd {version}; 3.4 or a newer one is needed");
+            finding("vault member", &endpoint, false, text)
+        }
+        Err(why) => {
+            let right = "start it, or name another member in the vault of [cluster]";
+            finding("vault member", &endpoint, false, format!("{why}; {right}"))
+        }
+    };
+    members.map(check).collect()
+}
+
 /// Where records lie beside images, each host tries for itself.
 fn check_directory(directory: &Path) -> Finding {
     let shown = directory.display().to_string();
-    match Drill::begin(directory) {
+    match Drill::begin(Place::Directory(directory.to_owned())) {
         Ok(_) => finding("vault", &shown, true, "can be written, and links decide"),
         Err(why) => {
             let right = "use a vault in a shared directory instead";

@@ -9,12 +9,12 @@ use super::drill;
 use super::shared::{Admitted, Refused, Shared};
 use super::wire::{self, Ended};
 use crate::error::cause;
+use crate::vault::Vault;
 use engine::types::Uuid;
 use node::frame::{Frame, HELLO_VERSION, Hello, Question};
 use rustls::pki_types::CertificateDer;
 use rustls::{ClientConfig, ServerConfig};
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -426,8 +426,11 @@ async fn answer(shared: Arc<Shared>, host: Uuid, number: u64, question: Question
         Question::Reach => reach(&shared, host).await,
         Question::Drill => {
             let vault = shared.settings.vault.clone();
-            let try_it = move || match vault.strip_prefix("dir:") {
-                Some(directory) => drill::second(Path::new(directory), &text),
+            let place = Vault::parse(&vault)
+                .ok()
+                .and_then(|it| drill::Place::of(&it));
+            let try_it = move || match place {
+                Some(place) => drill::second(&place, &text),
                 None => (false, "has another vault in its configuration".into()),
             };
             let tried = tokio::task::spawn_blocking(try_it).await;

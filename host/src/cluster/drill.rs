@@ -1,11 +1,13 @@
-//! The link drill: whether two hosts can decide by `link(2)` in a directory which of them is first.
+//! The link drill: whether two hosts can decide in a vault which of them is first, by `link(2)` in
+//! a directory, or by a transaction of etcd.
 //!
 //! Always true: content decides, never the answer of a call, which a network file system may get
-//! wrong; files of a drill are removed after it. Deliberately absent: records of owners, which are
-//! made in the same way.
+//! wrong; what a drill has made is removed after it. Deliberately absent: records of owners, which
+//! are made in the same way.
 
 use super::member::{fresh_id, hex};
 use crate::error::cause;
+use crate::vault::{Drills, Vault};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -13,25 +15,57 @@ use std::path::{Path, PathBuf};
 /// What a name of a drill begins with.
 const START: &str = ".tenuto-drill-";
 
-/// The file of a first host, which waits for a second one.
+/// Where names are made.
+pub enum Place {
+    Directory(PathBuf),
+    Etcd(Drills),
+}
+
+impl Place {
+    /// That of a vault that all volumes share.
+    pub fn of(vault: &Vault) -> Option<Place> {
+        match vault {
+            Vault::Beside => None,
+            Vault::Directory(path) => Some(Place::Directory(path.clone())),
+            Vault::Etcd(etcd) => Some(Place::Etcd(Drills::new(etcd))),
+        }
+    }
+
+    /// Makes a name, whatever the call answers; gives the content that the name has then.
+    fn make(&self, name: &str, content: &str) -> Result<String, String> {
+        match self {
+            Place::Directory(path) => link(path, name, content)
+                .map_err(|error| format!("a file cannot be linked there: {}", cause(&error))),
+            Place::Etcd(drills) => drills.make(name, content),
+        }
+    }
+
+    fn remove(&self, name: &str) {
+        match self {
+            Place::Directory(path) => drop(fs::remove_file(path.join(name))),
+            Place::Etcd(drills) => drills.remove(name),
+        }
+    }
+}
+
+/// The name of a first host, which waits for a second one.
 pub struct Drill {
-    directory: PathBuf,
+    place: Place,
     name: String,
     content: String,
 }
 
 impl Drill {
-    /// Links a name to a file of its own. An error says why records cannot lie in this directory.
-    pub fn begin(directory: &Path) -> Result<Drill, String> {
+    /// Makes a name with content of its own. An error says why records cannot lie in this place.
+    pub fn begin(place: Place) -> Result<Drill, String> {
         let drill = Drill {
-            directory: directory.to_path_buf(),
+            place,
             name: format!("{START}{}", hex(&fresh_id().0)),
             content: hex(&fresh_id().0),
         };
-        match link(&drill.directory, &drill.name, &drill.content) {
-            Ok(found) if found == drill.content => Ok(drill),
-            Ok(_) => Err("a new name has the content of another file".into()),
-            Err(error) => Err(format!("a file cannot be linked there: {}", cause(&error))),
+        match drill.place.make(&drill.name, &drill.content)? {
+            found if found == drill.content => Ok(drill),
+            _ => Err("a new name has the content of another one".into()),
         }
     }
 
@@ -43,12 +77,12 @@ impl Drill {
 
 impl Drop for Drill {
     fn drop(&mut self) {
-        let _ = fs::remove_file(self.directory.join(&self.name));
+        self.place.remove(&self.name);
     }
 }
 
-/// The second host: links the same name, and has to find the content of the first.
-pub fn second(directory: &Path, question: &str) -> (bool, String) {
+/// The second host: makes the same name, and has to find the content of the first.
+pub fn second(place: &Place, question: &str) -> (bool, String) {
     let Some((name, content)) = question.split_once(' ') else {
         return (false, "does not know this drill".into());
     };
@@ -58,21 +92,15 @@ pub fn second(directory: &Path, question: &str) -> (bool, String) {
         return (false, "does not know this drill".into());
     }
     let own = hex(&fresh_id().0);
-    let shown = directory.display();
-    match link(directory, name, &own) {
+    match place.make(name, &own) {
         Ok(found) if found == content => (true, String::new()),
         Ok(found) if found == own => {
-            let _ = fs::remove_file(directory.join(name));
-            (
-                false,
-                format!("has another {shown}, or a name there can be taken twice"),
-            )
+            place.remove(name);
+            let why = "has another vault at this place, or a name there can be taken twice";
+            (false, why.into())
         }
-        Ok(_) => (false, format!("reads something else in {shown}")),
-        Err(error) => (
-            false,
-            format!("cannot link a file in {shown}: {}", cause(&error)),
-        ),
+        Ok(_) => (false, "reads something else in the vault".into()),
+        Err(why) => (false, why),
     }
 }
 
@@ -101,20 +129,25 @@ fn link(directory: &Path, name: &str, content: &str) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tempfile::TempDir;
+
+    fn of(place: &TempDir) -> Place {
+        Place::Directory(place.path().into())
+    }
 
     #[test]
     fn the_second_host_finds_the_name_of_the_first() {
         let place = tempfile::tempdir().expect("a directory");
-        let drill = Drill::begin(place.path()).expect("possible");
+        let drill = Drill::begin(of(&place)).expect("possible");
         assert_eq!(
-            second(place.path(), &drill.question()),
+            second(&of(&place), &drill.question()),
             (true, String::new())
         );
         // A name that has something else is another storage, or one that lies.
         fs::write(place.path().join(&drill.name), "else").expect("written");
-        assert!(!second(place.path(), &drill.question()).0);
+        assert!(!second(&of(&place), &drill.question()).0);
         let elsewhere = tempfile::tempdir().expect("a directory");
-        assert!(!second(elsewhere.path(), &drill.question()).0);
+        assert!(!second(&of(&elsewhere), &drill.question()).0);
         drop(drill);
         for place in [&place, &elsewhere] {
             assert_eq!(fs::read_dir(place.path()).expect("listed").count(), 0);
@@ -131,8 +164,8 @@ mod tests {
             ".tenuto-drill-../x y",
             ".tenuto-drill-a ../y",
         ] {
-            assert!(!second(place.path(), question).0, "{question}");
+            assert!(!second(&of(&place), question).0, "{question}");
         }
-        assert!(Drill::begin(&place.path().join("missing")).is_err());
+        assert!(Drill::begin(Place::Directory(place.path().join("missing"))).is_err());
     }
 }

@@ -13,6 +13,7 @@ use super::wire;
 use crate::config::cluster::{self, Cluster};
 use crate::config::{Config, parse};
 use crate::error::{Error, Kind, Result, cause};
+use crate::vault::Vault;
 use engine::types::Uuid;
 use node::frame::{Frame, HELLO_VERSION, Join, Welcome};
 use std::fs::{self, File};
@@ -76,7 +77,7 @@ pub fn join(
     };
     let (welcome, certificate) = ask(token, join)?;
     joined.name = cluster::cluster_name(&welcome.name).map_err(strange)?;
-    joined.vault = cluster::Vault::parse(&welcome.vault).map_err(strange)?;
+    joined.vault = Vault::parse(&welcome.vault).map_err(|unfit| strange(unfit.into()))?;
     let identity = Identity {
         cluster: welcome.cluster,
         host,

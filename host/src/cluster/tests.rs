@@ -2,9 +2,10 @@
 
 use super::tokens::Token;
 use super::{LinkEvent, Links, Settings, join};
+use crate::config::Config;
 use crate::config::cluster::Cluster;
-use crate::config::{Config, Vault};
 use crate::error::Kind;
+use crate::vault::Vault;
 use engine::types::Uuid;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::mpsc::{Receiver, channel};

@@ -8,6 +8,7 @@
 use super::keys::{Key, check_name, quote, quote_path};
 use super::values::Value;
 use super::{Sources, Wrong};
+use crate::vault::{RIGHT, Unfit, Vault};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
@@ -16,44 +17,11 @@ pub const PORT: u16 = 7440;
 pub const LISTEN_MAX: usize = 4;
 const DOMAIN_BYTES_MAX: usize = 63;
 
-/// Where the records of a cluster lie.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Vault {
-    /// Beside each image.
-    #[default]
-    Beside,
-    Directory(PathBuf),
-}
-
-impl Vault {
-    /// Makes the directory of a new cluster; what it lies in has to be there, because a storage
-    /// that is not mounted must not look like a new one.
-    pub fn make(&self) -> std::io::Result<()> {
-        match self {
-            Vault::Directory(path) if !path.is_dir() => std::fs::create_dir(path),
-            Vault::Directory(_) | Vault::Beside => Ok(()),
-        }
-    }
-
-    pub fn parse(text: &str) -> Result<Vault, Wrong> {
-        let right = "write \"beside\" or \"dir:/PATH\"";
-        if text.starts_with("etcd:") {
-            return Err(Wrong::later("etcd vaults are", right));
-        }
-        match text.strip_prefix("dir:") {
-            Some(path) if path.starts_with('/') && !path.contains(char::is_control) => {
-                Ok(Vault::Directory(path.into()))
-            }
-            None if text == "beside" => Ok(Vault::Beside),
-            _ => Err(Wrong::new(format!("{text:?} is no vault"), right)),
-        }
-    }
-
-    /// As it is written.
-    pub fn show(&self) -> String {
-        match self {
-            Vault::Beside => "beside".into(),
-            Vault::Directory(path) => format!("dir:{}", path.display()),
+impl From<Unfit> for Wrong {
+    fn from(unfit: Unfit) -> Wrong {
+        match unfit.later {
+            true => Wrong::later(unfit.what, unfit.right),
+            false => Wrong::new(unfit.what, unfit.right),
         }
     }
 }
@@ -98,9 +66,9 @@ pub const CLUSTER: &[Key<Cluster>] = &[
     Key {
         name: "vault",
         default: "beside",
-        meaning: "where records of owners lie: beside each image, or in a shared directory",
+        meaning: "where records of owners lie: beside each image, in a shared directory, in etcd",
         set: |cluster, value| {
-            cluster.vault = Vault::parse(value.text("write \"beside\" or \"dir:/PATH\"")?)?;
+            cluster.vault = Vault::parse(value.text(RIGHT)?)?;
             Ok(())
         },
         show: |cluster| quote(&cluster.vault.show()),
@@ -309,7 +277,7 @@ mod tests {
             ),
             ("name = \"c\"\nlisten = \"::1\"\nvault = \"dir:x\"", "vault"),
             (
-                "name = \"c\"\nlisten = \"::1\"\nvault = \"etcd://h:1\"",
+                "name = \"c\"\nlisten = \"::1\"\nvault = \"etcd://h\"",
                 "vault",
             ),
             (

@@ -17,7 +17,7 @@ pub mod token;
 pub mod units;
 mod values;
 
-pub use cluster::{Cluster, Vault};
+pub use cluster::Cluster;
 pub use values::Value;
 
 use crate::daemon::{Exports, ImagePlaces, Settings, VolumeSettings};

@@ -4,14 +4,13 @@
 //! newest epoch that is seen, as by any other ledger. Deliberately absent: who may write it.
 
 use crate::fault::{Fault, Kind};
-use crate::vault::Directory;
-
+use crate::vault::{Records, Vault};
 use node::record::{Epoch, Pointer, RECORD_BYTES};
-use node::vault::{Look, hex};
+use node::vault::Look;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The pointer that lies where a ledger would.
 pub fn read(ledger: &Path) -> Option<Pointer> {
@@ -37,19 +36,13 @@ pub fn refuse(image: &Path) -> Fault {
 
 /// The epoch whose ledger tells of the image now; none where no host has owned it yet.
 pub fn epoch(pointer: &Pointer, ledger: &Path) -> Result<Option<Epoch>, Fault> {
-    let records = records(pointer, ledger);
-    let seen = Directory::open(&records).look(Look::new(pointer.unit, None));
-    let seen = seen.map_err(|why| Fault::new(Kind::Io, why))?;
+    let failed = |why: String| Fault::new(Kind::Io, why);
+    let vault = Vault::parse(&pointer.vault).map_err(|wrong| failed(wrong.what))?;
+    let mut beside = OsString::from(ledger);
+    beside.push(".d");
+    let records = Records::of(&vault, pointer.cluster, pointer.unit, beside.into());
+    let seen = records
+        .look(Look::new(pointer.unit, None))
+        .map_err(failed)?;
     Ok(seen.map(|record| record.epoch))
-}
-
-fn records(pointer: &Pointer, ledger: &Path) -> PathBuf {
-    match pointer.vault.strip_prefix("dir:") {
-        Some(place) => Path::new(place).join(format!("{}.d", hex(pointer.unit))),
-        None => {
-            let mut name = OsString::from(ledger);
-            name.push(".d");
-            PathBuf::from(name)
-        }
-    }
 }

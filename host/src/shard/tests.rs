@@ -171,7 +171,7 @@ impl Decide for PassThrough {
                 self.reply(request, result.map_err(|_| Refusal::Io));
             }
             Event::Admin { request, .. } => self.reply(request, Ok(())),
-            Event::Tick => {}
+            Event::Replicate { .. } | Event::Replicated { .. } | Event::Tick => {}
         }
     }
 

@@ -13,7 +13,7 @@ mod fence;
 mod jobs;
 mod remember;
 
-use crate::vault::Directory;
+use crate::vault::Records;
 use crate::waiting::Waiting;
 use engine::types::Uuid;
 use node::message::{Body, Message};
@@ -97,7 +97,7 @@ impl Shown {
 
 enum Input {
     Add(Box<Named>, Waiting),
-    Found(String, Result<(Sides, Uuid, Directory), String>),
+    Found(String, Result<(Sides, Uuid, Records), String>),
     Of(String, Event),
     /// Another host was given what this one has the dirty data of.
     Owed(String),
@@ -126,7 +126,7 @@ enum Job {
 struct Entry {
     settings: Named,
     waiting: Waiting,
-    place: Option<(Sides, Directory)>,
+    place: Option<(Sides, Records)>,
     unit: Option<(Uuid, Unit)>,
     problem: Option<String>,
     found_at: Instant,
@@ -377,7 +377,7 @@ impl Manager {
         });
     }
 
-    fn found(&mut self, name: &str, found: Result<(Sides, Uuid, Directory), String>) {
+    fn found(&mut self, name: &str, found: Result<(Sides, Uuid, Records), String>) {
         let Some(entry) = self.entries.get_mut(name) else {
             return;
         };

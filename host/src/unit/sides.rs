@@ -17,7 +17,7 @@ use crate::error::cause;
 use crate::lock::{self, Mode, Patience};
 use crate::origin::beside::{self, JOURNAL, LEDGER};
 use crate::origin::written;
-use crate::vault::Directory;
+use crate::vault::{Records, Vault};
 use engine::format::ledger::{Ledger, Progress};
 use engine::types::Uuid;
 use node::record::{Epoch, Holder, Pointer, RECORD_BYTES, Record};
@@ -26,24 +26,6 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-
-/// Where records lie.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Vault {
-    /// In a directory beside each image.
-    Beside,
-    /// In a directory of its own for each unit, in this one.
-    Directory(PathBuf),
-}
-
-impl Vault {
-    fn text(&self) -> String {
-        match self {
-            Vault::Beside => "beside".into(),
-            Vault::Directory(path) => format!("dir:{}", path.display()),
-        }
-    }
-}
 
 /// What a host is in its cluster.
 #[derive(Clone, Debug)]
@@ -70,7 +52,7 @@ pub struct Sides {
 /// A unit that was found or made.
 pub struct Found {
     pub unit: Uuid,
-    pub records: Directory,
+    pub records: Records,
 }
 
 fn failed(path: &Path, what: &str, error: &io::Error) -> String {
@@ -107,37 +89,10 @@ impl Sides {
         Ok((ledger, self.path(&beside::of_epoch(JOURNAL, epoch))?))
     }
 
-    fn records_path(&self, vault: &Vault, unit: Uuid) -> Result<PathBuf, String> {
-        Ok(match vault {
-            Vault::Beside => self.path(beside::RECORDS)?,
-            Vault::Directory(place) => place.join(format!("{}.d", hex(unit))),
-        })
-    }
-
-    fn records(&self, vault: &Vault, unit: Uuid) -> Result<Directory, String> {
-        if let Vault::Directory(place) = vault
-            && !place.is_dir()
-        {
-            let place = place.display();
-            return Err(format!(
-                "vault {place}: is no directory; mount its storage, or make it"
-            ));
-        }
-        let path = self.records_path(vault, unit)?;
-        Directory::make(&path).map_err(|error| failed(&path, "make it", &error))
-    }
-
-    /// Those of a unit that was made before, which are never made anew.
-    fn old_records(&self, vault: &Vault, unit: Uuid) -> Result<Directory, String> {
-        let path = self.records_path(vault, unit)?;
-        match fs::metadata(&path) {
-            Ok(meta) if meta.is_dir() => Ok(Directory::open(&path)),
-            Ok(_) => Err(format!("{}: is no directory", path.display())),
-            Err(error) => {
-                let why = failed(&path, "read the records of the volume there", &error);
-                Err(format!("{why}; mount the storage of the vault"))
-            }
-        }
+    /// Where the records of a unit are, which may not have been made.
+    fn records(&self, member: &Membership, unit: Uuid) -> Result<Records, String> {
+        let beside = self.path(beside::RECORDS)?;
+        Ok(Records::of(&member.vault, member.cluster, unit, beside))
     }
 
     /// The unit of this image; it is made if there is none.
@@ -145,8 +100,9 @@ impl Sides {
         let path = self.path(LEDGER)?;
         for _ in 0..2 {
             if let Some(pointer) = self.pointer(&path, member)? {
-                let records = self.old_records(&member.vault, pointer.unit)?;
                 let unit = pointer.unit;
+                let records = self.records(member, unit)?;
+                records.find()?;
                 return Ok(Found { unit, records });
             }
             match written::read_ledger(&path) {
@@ -177,8 +133,8 @@ impl Sides {
                 path.display()
             ));
         }
-        let vault = member.vault.text();
-        if pointer.vault != vault {
+        if !member.vault.is_as(&pointer.vault) {
+            let vault = member.vault.show();
             return Err(format!(
                 "{}: the records of the volume are in the vault {:?}, and this host has {vault:?}; \
                  all hosts have one vault",
@@ -238,12 +194,12 @@ impl Sides {
         fresh: &dyn Fn() -> Uuid,
         replace: bool,
     ) -> Result<(), String> {
-        self.records(&member.vault, unit)?;
+        self.records(member, unit)?.make()?;
         let pointer = Pointer {
             cluster: member.cluster,
             unit,
             inode: self.inode()?,
-            vault: member.vault.text(),
+            vault: member.vault.show(),
         };
         let ours = self.path(&format!("{LEDGER}-new-{}", hex(fresh())))?;
         let made = self.write(&ours, &pointer.encode()).and_then(|()| {
@@ -303,11 +259,12 @@ impl Sides {
             owner: ledger.dirty.then(|| member.me.clone()),
             epoch,
         };
-        let records = self.records(&member.vault, unit)?;
+        let records = self.records(member, unit)?;
+        records.make()?;
         match records.decide(Cas::new(record), &|| true) {
             Some(Outcome::Won(_)) => {}
             _ => {
-                let place = records.path().display();
+                let place = records.show();
                 return Err(format!(
                     "{place}: the first record cannot be made; try again"
                 ));

@@ -91,15 +91,17 @@ impl Host {
     }
 }
 
-/// Addresses of loopback that are of this test alone: a free port of 127.0.0.1 may be taken for
+/// An address of loopback that is of this test alone: a free port of 127.0.0.1 may be taken for
 /// another connection before it is listened at.
-fn addresses() -> Vec<String> {
+pub(crate) fn loopback() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let [_, _, high, low] = std::process::id().to_be_bytes();
-    let address = |_| {
-        let host = 1 + NEXT.fetch_add(1, Ordering::Relaxed) % 250;
-        format!("127.{high}.{low}.{host}:7440")
-    };
+    let host = 1 + NEXT.fetch_add(1, Ordering::Relaxed) % 250;
+    format!("127.{high}.{low}.{host}")
+}
+
+fn addresses() -> Vec<String> {
+    let address = |_| format!("{}:7440", loopback());
     NAMES.iter().map(address).collect()
 }
 

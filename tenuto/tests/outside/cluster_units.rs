@@ -14,23 +14,23 @@ use crate::common::{
     wait_until,
 };
 
-const BLOCK: u64 = 4096;
+pub(crate) const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 1024;
-const BYTES: u64 = BLOCKS * BLOCK;
+pub(crate) const BYTES: u64 = BLOCKS * BLOCK;
 
 /// A directory that all hosts have.
-struct Shared(tempfile::TempDir);
+pub(crate) struct Shared(tempfile::TempDir);
 
 impl Shared {
-    fn new() -> Shared {
+    pub fn new() -> Shared {
         Shared(tempfile::tempdir().expect("a directory"))
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    fn raw(&self) -> PathBuf {
+    pub fn raw(&self) -> PathBuf {
         let path = self.path("disk.img");
         let file = std::fs::File::create(&path).expect("an image");
         file.set_len(BYTES).expect("its size");
@@ -38,7 +38,7 @@ impl Shared {
     }
 
     /// What lies beside the image.
-    fn beside(&self) -> Vec<String> {
+    pub fn beside(&self) -> Vec<String> {
         let names = std::fs::read_dir(self.0.path()).expect("a directory");
         let names = names.map(|it| it.expect("an entry").file_name());
         let mut names: Vec<String> = names.map(|it| it.to_string_lossy().into_owned()).collect();
@@ -47,14 +47,14 @@ impl Shared {
     }
 }
 
-struct Host {
-    rig: Rig,
+pub(crate) struct Host {
+    pub rig: Rig,
     daemon: Option<Daemon>,
 }
 
 impl Host {
     /// Not in a cluster yet.
-    fn new(name: &str, image: &Path, format: &str, lines: &str) -> Host {
+    pub fn new(name: &str, image: &Path, format: &str, lines: &str) -> Host {
         let mut rig = Rig::new();
         rig.host_name(name);
         rig.volume_of("disk", (image, format), "write-back", lines);
@@ -63,40 +63,40 @@ impl Host {
     }
 
     /// Keeps the section that a command has written.
-    fn keep_section(&mut self) {
+    pub fn keep_section(&mut self) {
         let text = std::fs::read_to_string(self.rig.config_path()).expect("read");
         let at = text.find("[cluster]").expect("a section");
         let section = text[at..].split("\n[[volume]]").next().expect("a part");
         self.rig.section(section);
     }
 
-    fn start(&mut self) {
+    pub fn start(&mut self) {
         self.daemon = Some(self.rig.serve());
     }
 
-    fn kill(&mut self) {
+    pub fn kill(&mut self) {
         self.daemon.take().expect("it runs").kill();
     }
 
-    fn stop(&mut self) -> String {
+    pub fn stop(&mut self) -> String {
         self.daemon.take().expect("it runs").stop()
     }
 
-    fn client(&self) -> Client {
+    pub fn client(&self) -> Client {
         self.rig.connect("disk")
     }
 
     /// A client that may have to wait.
-    fn client_later(&self) -> thread::JoinHandle<std::io::Result<Client>> {
+    pub fn client_later(&self) -> thread::JoinHandle<std::io::Result<Client>> {
         let socket = self.rig.socket("disk");
         thread::spawn(move || Client::connect(&socket, ""))
     }
 
-    fn show(&self) -> Value {
+    pub fn show(&self) -> Value {
         self.rig.show("disk")
     }
 
-    fn waits_for(&self, key: &str, value: &str) {
+    pub fn waits_for(&self, key: &str, value: &str) {
         wait_until(&format!("{key} is {value}"), PATIENCE, || {
             self.show()[key] == value
         });
@@ -104,7 +104,7 @@ impl Host {
 }
 
 /// Two hosts of a cluster that see each other.
-fn pair(image: &Path, format: &str, lines: &str, vault: &str) -> [Host; 2] {
+pub(crate) fn pair(image: &Path, format: &str, lines: &str, vault: &str) -> [Host; 2] {
     let mut hosts = [
         Host::new("host-a", image, format, lines),
         Host::new("host-b", image, format, lines),
@@ -125,7 +125,7 @@ fn pair(image: &Path, format: &str, lines: &str, vault: &str) -> [Host; 2] {
     hosts
 }
 
-fn see_each_other(hosts: &[Host; 2]) {
+pub(crate) fn see_each_other(hosts: &[Host; 2]) {
     for host in hosts {
         wait_until("the other host is up", PATIENCE, || {
             host.rig.json(&["peer", "ls"])["peers"][0]["state"] == "up"
@@ -133,7 +133,7 @@ fn see_each_other(hosts: &[Host; 2]) {
     }
 }
 
-fn free_ports() -> [String; 2] {
+pub(crate) fn free_ports() -> [String; 2] {
     let bind = || std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let taken = [bind(), bind()];
     taken.map(|it| it.local_addr().expect("an address").to_string())
@@ -147,24 +147,24 @@ struct Block {
 }
 
 /// The disk as its clients know it.
-struct Model {
+pub(crate) struct Model {
     blocks: Vec<Block>,
     next: u64,
 }
 
 impl Model {
-    fn new() -> Model {
+    pub fn new() -> Model {
         Model {
             blocks: vec![Block::default(); BLOCKS as usize],
             next: 1,
         }
     }
 
-    fn stamp(value: u64) -> Vec<u8> {
+    pub fn stamp(value: u64) -> Vec<u8> {
         value.to_le_bytes().repeat(BLOCK as usize / 8)
     }
 
-    fn write(&mut self, client: &mut Client, random: &mut Rng, writes: u64) {
+    pub fn write(&mut self, client: &mut Client, random: &mut Rng, writes: u64) {
         for _ in 0..writes {
             let at = random.below(BLOCKS);
             client.write(at * BLOCK, &Model::stamp(self.next));
@@ -173,7 +173,7 @@ impl Model {
         }
     }
 
-    fn flush(&mut self, client: &mut Client) {
+    pub fn flush(&mut self, client: &mut Client) {
         client.flush();
         for block in &mut self.blocks {
             if let Some(last) = block.later.last() {
@@ -183,8 +183,16 @@ impl Model {
         }
     }
 
+    /// What was flushed is the content of a file.
+    pub fn is_in(&self, path: &Path) {
+        let bytes = std::fs::read(path).expect("the content");
+        for (at, found) in bytes.chunks(BLOCK as usize).enumerate() {
+            assert_eq!(found, Model::stamp(self.blocks[at].flushed), "block {at}");
+        }
+    }
+
     /// All of it is as it may be; what is seen is what is there from now on.
-    fn check(&mut self, client: &mut Client, when: &str) {
+    pub fn check(&mut self, client: &mut Client, when: &str) {
         let bytes = client.read(0, BYTES as usize);
         for (at, found) in bytes.chunks(BLOCK as usize).enumerate() {
             let value = u64::from_le_bytes(found[..8].try_into().expect("eight"));
@@ -203,7 +211,7 @@ impl Model {
 
 /// Rounds on one host and the other, with daemons killed while a client writes, while a volume is
 /// asked for, and while it is brought to the origin.
-fn moves(image: &Path, format: &str, vault: &str) -> Model {
+pub(crate) fn moves(image: &Path, format: &str, vault: &str) -> Model {
     let mut hosts = pair(image, format, "destage-after = \"never\"", vault);
     let mut random = Rng::new(seed(7));
     let (mut model, mut at) = (Model::new(), 0);
@@ -275,10 +283,7 @@ fn a_raw_volume_is_where_its_client_is_over_kills() {
     let shared = Shared::new();
     let image = shared.raw();
     let model = moves(&image, "raw", "beside");
-    let bytes = std::fs::read(&image).expect("the image");
-    for (at, found) in bytes.chunks(BLOCK as usize).enumerate() {
-        assert_eq!(found, Model::stamp(model.blocks[at].flushed), "block {at}");
-    }
+    model.is_in(&image);
     // Of all epochs but the last nothing is left.
     let beside = shared.beside();
     let left = beside
@@ -310,10 +315,7 @@ fn a_qcow2_volume_is_where_its_client_is_over_kills() {
     run("qemu-img", &["check", "-q", &path]);
     let raw = shared.path("raw").display().to_string();
     run("qemu-img", &["convert", "-O", "raw", &path, &raw]);
-    let bytes = std::fs::read(&raw).expect("the content");
-    for (at, found) in bytes.chunks(BLOCK as usize).enumerate() {
-        assert_eq!(found, Model::stamp(model.blocks[at].flushed), "block {at}");
-    }
+    model.is_in(Path::new(&raw));
 }
 
 /// Fails when: a host whose link is down is taken for one that writes no more.
