@@ -12,7 +12,7 @@ use std::fmt;
 pub enum Kind {
     /// It was tried and did not work.
     Failed,
-    /// The named volume, image or device is not there.
+    /// The named volume, image, device or host is not there.
     NotFound,
     /// Wrong arguments.
     Usage,

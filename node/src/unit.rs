@@ -455,7 +455,9 @@ impl Unit {
             Outcome::Lost(other) => self.take_decision(cx, other),
             Outcome::Unwritten => {
                 self.doubt = None;
-                self.hold(cx, "its record cannot be written into the vault".into());
+                let why = "its record cannot be written into the vault; make room there, and see \
+                           that this host reaches it and may write it";
+                self.hold(cx, why.into());
             }
             // Undecided for as long as the name cannot be read.
             Outcome::Damaged(why) => self.hold(cx, why),

@@ -1,4 +1,4 @@
-//! The cluster as administrators see it: other hosts, tokens, checks, and leaving.
+//! The cluster as administrators see it: other hosts, tokens, checks, leaving and forgetting.
 //!
 //! Always true: a daemon without a cluster shows no peers and refuses the rest by name.
 //! Deliberately absent: making and joining a cluster, which are done before a daemon knows of it.
@@ -100,6 +100,11 @@ impl Admin {
             return Ok(json!({ "told": [], "not_told": [] }));
         };
         let left = links.leave()?;
+        Ok(json!({ "told": left.told, "not_told": left.not_told }))
+    }
+
+    pub fn forget_host(&self, name: &str) -> Result<Value> {
+        let left = self.links()?.forget(name)?;
         Ok(json!({ "told": left.told, "not_told": left.not_told }))
     }
 

@@ -223,6 +223,7 @@ fn routes() -> Vec<Route> {
         ),
         ("/v1/cache/scrub", &["post"], post(scrub)),
         ("/v1/peers", &["get"], get(list_peers)),
+        ("/v1/peers/{name}", &["delete"], delete(forget_host)),
         ("/v1/cluster/token", &["post"], post(cluster_token)),
         ("/v1/cluster/check", &["post"], post(cluster_check)),
         ("/v1/cluster/leave", &["post"], post(cluster_leave)),
@@ -439,6 +440,14 @@ async fn cluster_check(State(admin): App) -> Response {
 
 async fn cluster_leave(State(admin): App) -> Response {
     run(move || told(&admin, "cluster leave", None, || admin.leave())).await
+}
+
+async fn forget_host(State(admin): App, UrlPath(name): UrlPath<String>) -> Response {
+    run(move || {
+        let what = format!("cluster forget {name}");
+        told(&admin, &what, None, || admin.forget_host(&name))
+    })
+    .await
 }
 
 async fn reload(State(admin): App) -> Response {

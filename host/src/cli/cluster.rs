@@ -1,7 +1,7 @@
-//! `tenuto cluster`: making a cluster, joining, checking and leaving it.
+//! `tenuto cluster`: making a cluster, joining, checking and leaving it, and forgetting hosts.
 //!
 //! Always true: `init` and `join` change this host's files only, and say that the daemon reads them
-//! when it starts; `token`, `check` and `leave` ask the running daemon.
+//! when it starts; `token`, `check`, `leave` and `forget` ask the running daemon.
 
 use super::{Context, output};
 use crate::admin::client::PATIENT;
@@ -27,6 +27,8 @@ pub enum Command {
     Check,
     /// Take this host out of its cluster
     Leave,
+    /// Take a host that is gone for good off the list of members
+    Forget(Forget),
 }
 
 #[derive(Debug, Args)]
@@ -42,6 +44,12 @@ pub struct Init {
     /// Fault domain of this host, as a rack
     #[arg(long, value_name = "DOMAIN", default_value = "")]
     domain: String,
+}
+
+#[derive(Debug, Args)]
+pub struct Forget {
+    /// Name of the host, as `tenuto peer ls` shows it
+    host: String,
 }
 
 #[derive(Debug, Args)]
@@ -63,6 +71,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Join(command) => join_cluster(context, &command),
         Command::Check => check(context),
         Command::Leave => leave(context),
+        Command::Forget(command) => forget(context, &command.host),
     }
 }
 
@@ -197,6 +206,14 @@ fn text_of_left(host: &str, told: &Value) -> String {
         text.push_str(&format!("not told: {}; {line}\n", names("not_told")));
     }
     text
+}
+
+fn forget(context: &Context, host: &str) -> Result<()> {
+    let client = context.client()?;
+    let told = client.delete(&format!("/v1/peers/{host}"), PATIENT)?;
+    context
+        .output()
+        .confirmation(&told, || text_of_left(host, &told))
 }
 
 fn tell_others(context: &Context) -> Result<Value> {

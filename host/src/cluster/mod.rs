@@ -23,7 +23,7 @@ mod wire;
 pub use member::Member;
 pub use shared::{LinkEvent, Listener, Owned, Settings};
 
-use crate::error::{Error, Result, cause};
+use crate::error::{Error, Kind, Result, cause};
 use connection::Tls;
 use engine::types::Uuid;
 use node::frame::{BODY_BYTES_MAX, Frame, Question};
@@ -278,6 +278,37 @@ impl Links {
             }
         }
         Ok(leaving)
+    }
+
+    /// Takes a host that is gone for good off the list of members, and tells the others. What it
+    /// owns stays its own: that it is forgotten says nothing about what it writes.
+    pub fn forget(&self, name: &str) -> Result<Leaving> {
+        self.refuse_left()?;
+        let peers = self.peers();
+        let (found, others): (Vec<_>, Vec<_>) =
+            peers.into_iter().partition(|peer| peer.member.name == name);
+        let Some(gone) = found.first() else {
+            let message = format!("host {name}: is no other member; `tenuto peer ls` lists them");
+            return Err(Error::new(Kind::NotFound, message).about(name));
+        };
+        if gone.state != "down" {
+            let message = format!(
+                "host {name}: its link is {}, so it is not gone; run `tenuto cluster leave` there",
+                gone.state
+            );
+            return Err(Error::refused(message).about(name));
+        }
+        self.shared.state().hosts.leave(gone.member.id);
+        self.shared.save()?;
+        self.shared.tell_hosts();
+        self.shared.follow_hosts();
+        let (told, not_told): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|peer| peer.state != "down");
+        let names = |list: Vec<PeerView>| list.into_iter().map(|peer| peer.member.name).collect();
+        Ok(Leaving {
+            told: names(told),
+            not_told: names(not_told),
+        })
     }
 
     /// Asks a host to try something; `None` if it does not answer.

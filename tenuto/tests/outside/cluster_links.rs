@@ -369,6 +369,50 @@ fn a_host_that_leaves_is_forgotten_on_both_sides() {
         .refused(&["cluster", "token"], EXIT_UNREACHABLE);
 }
 
+/// Fails when: a host that was forgotten is let in again with its old certificate.
+#[test]
+fn a_host_that_is_gone_for_good_is_forgotten_and_refused_afterwards() {
+    let mut hosts = cluster("beside");
+    let said = hosts[0]
+        .rig
+        .refused(&["cluster", "forget", "host-c"], EXIT_REFUSED);
+    assert!(said.contains("cluster leave"), "it runs: {said}");
+    let said = hosts[0]
+        .rig
+        .refused(&["cluster", "forget", "host-x"], EXIT_FAILED);
+    assert!(said.contains("peer ls"), "{said}");
+    hosts[2].daemon.take().expect("it runs").kill();
+    hosts[0].sees(&[("host-b", "up"), ("host-c", "down")]);
+    let (_, document) = openapi::ask(&hosts[0].rig, "GET", "/openapi.json", "");
+    let (path, order) = ("/v1/peers/host-c", "/v1/peers/{name}");
+    openapi::held(&hosts[0].rig, &document, "DELETE", path, order, "");
+    hosts[0].sees(&[("host-b", "up")]);
+    hosts[1].sees(&[("host-a", "up")]);
+    hosts[0].has_compared_clocks();
+    hosts[0].rig.done(&["cluster", "check"]);
+    // It comes back, and is a stranger, also to a host that was started anew.
+    hosts[1].stop();
+    hosts[1].start();
+    hosts[1].sees(&[("host-a", "up")]);
+    let count = |host: &Host| host.rig.metric("cluster_refused_hosts_total");
+    let before = [count(&hosts[0]), count(&hosts[1])];
+    hosts[2].start();
+    wait_until("both refuse it", PATIENCE, || {
+        count(&hosts[0]) > before[0] && count(&hosts[1]) > before[1]
+    });
+    hosts[2].sees(&[("host-a", "down"), ("host-b", "down")]);
+    hosts[0].sees(&[("host-b", "up")]);
+    // Its name is free, and it may join anew.
+    hosts[2].rig.done(&["cluster", "leave"]);
+    hosts[2].stop();
+    hosts[2].join(&hosts[1].token(), "");
+    hosts[2].start();
+    hosts[0].sees(&[("host-b", "up"), ("host-c", "up")]);
+    for host in &mut hosts {
+        host.stop();
+    }
+}
+
 #[test]
 fn a_check_tries_links_ports_vault_and_fence() {
     let shared = tempfile::tempdir().expect("a directory");
