@@ -309,8 +309,9 @@ pub struct Batch {
     pub after: Serial,
     /// Of the last write of the delta.
     pub upto: Serial,
-    /// It is the first part of the delta, and the last one; most are both.
-    pub begins: bool,
+    /// Which part of the delta it is, from 0 on.
+    pub part: u32,
+    /// It is the last one; most are the first as well.
     pub ends: bool,
     /// The delta is the first of an epoch.
     pub begins_epoch: bool,

@@ -263,7 +263,7 @@ impl Core {
 
     fn begin_batch(&mut self, id: VolumeId, batch: &Batch) {
         self.drop_old(id, batch.destaged);
-        if batch.begins && !batch.parts.is_empty() {
+        if batch.part == 0 && !batch.parts.is_empty() {
             self.drop_partial(id);
         }
         if self.volume(id).begin_batch() && self.volume(id).is_dirty() {

@@ -320,13 +320,13 @@ impl Core {
             if let Some(epoch) = next {
                 assert!(epoch.sealed, "what a round sends is not written any more");
                 let goes_on = cursor.filter(|it| it.upto == epoch.last_serial);
-                let from = goes_on.map_or(0, |it| it.from);
-                let gathered = gather(&epoch.map, from, blocks_max);
-                let cursor = Cursor {
+                let cursor = goes_on.unwrap_or(Cursor {
                     upto: epoch.last_serial,
                     epoch: epoch.number,
-                    from,
-                };
+                    part: 0,
+                    from: 0,
+                });
+                let gathered = gather(&epoch.map, cursor.from, blocks_max);
                 mark(Mark::SentEpoch);
                 return Some((cursor, gathered));
             }
@@ -358,18 +358,19 @@ impl Core {
         let waited = waited || volume.peers_are_waited_for();
         let peer = self.peer(id, peer_id);
         let goes = peer.is_idle() || peer.is_eager() || waited;
-        let from = peer.cursor().map_or(0, |it| it.from);
+        let cursor = peer.cursor();
         let front = peer.queue().front_mut()?;
         if front.upto.is_none() && (in_part || !goes) {
             return None;
         }
         let upto = *front.upto.get_or_insert(acked);
-        let gathered = gather(&front.map, from, blocks_max);
-        let cursor = Cursor {
+        let cursor = cursor.unwrap_or(Cursor {
             upto,
             epoch: front.epoch,
-            from,
-        };
+            part: 0,
+            from: 0,
+        });
+        let gathered = gather(&front.map, cursor.from, blocks_max);
         Some((cursor, gathered))
     }
 
@@ -407,10 +408,14 @@ impl Core {
         let destaged = self.volume(id).destaged();
         let catches_up = self.peer(id, peer_id).catches_up_to().is_some();
         let peer = self.peer(id, peer_id);
-        let begins = cursor.from == 0;
+        let begins = cursor.part == 0;
         let after = peer.given();
         let begins_epoch = begins && peer.begins(cursor.epoch);
-        peer.set_cursor(gathered.next.map(|from| Cursor { from, ..cursor }));
+        peer.set_cursor(gathered.next.map(|from| Cursor {
+            from,
+            part: cursor.part + 1,
+            ..cursor
+        }));
         if gathered.next.is_none() && !catches_up {
             let sent = peer.take_front();
             self.free_later(sent.map);
@@ -418,7 +423,7 @@ impl Core {
         Batch {
             after,
             upto: cursor.upto,
-            begins,
+            part: cursor.part,
             ends: gathered.next.is_none(),
             begins_epoch,
             // What the origin has of the delta itself is told with a later one.
@@ -533,7 +538,6 @@ impl Core {
         }
         let batch = Batch {
             upto,
-            begins: true,
             ends: true,
             destaged,
             ..Batch::default()

@@ -46,6 +46,7 @@ pub struct Delta {
 pub struct Cursor {
     pub upto: Serial,
     pub epoch: EpochNumber,
+    pub part: u32,
     pub from: u64,
 }
 

@@ -386,7 +386,7 @@ fn bytes_of_a_stranger_are_refused_and_do_no_harm() {
         |it| it.parts.push(it.parts[0]),
         |it| it.upto = Serial(u64::MAX),
         |it| it.destaged = Serial(it.upto.0 + 1),
-        |it| it.begins = false,
+        |it| it.part = 1,
     ];
     for change in changes {
         let mut batch = whole.clone();
