@@ -245,6 +245,11 @@ impl Core {
             )));
         }
         let attached = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
+        if attached.is_some_and(Volume::is_replica) {
+            return Err(OpenError::Refused(format!(
+                "volume {name} is kept here for another host, which serves it"
+            )));
+        }
         if attached.is_some_and(|volume| volume.is_attached()) {
             return Err(OpenError::Refused(format!(
                 "volume {name} is already attached"
